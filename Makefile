@@ -1,0 +1,48 @@
+# Everything a contributor or CI runs. `make demo` and `make test` set up the environment themselves.
+PYTHON ?= python3
+VENV   ?= .venv
+BIN    := $(VENV)/bin
+PIP    := $(BIN)/pip --disable-pip-version-check
+
+.PHONY: install demo test test-slow check bench clean
+.DEFAULT_GOAL := help
+
+help:
+	@echo "make install    create $(VENV) with everything (pinned by constraints.txt)"
+	@echo "make demo       the main job on embedded data, ends with a table and a picture"
+	@echo "make test       the test suite (under 10 minutes on 2 cores)"
+	@echo "make test-slow  the long checks"
+	@echo "make check      lint, format, types, spelling"
+	@echo "make bench      measure the operators, write benchmarks/results/*.json"
+
+# The stamp holds what the environment was made from, so a changed pin or kernel reinstalls.
+STAMP := $(VENV)/.installed
+$(STAMP): pyproject.toml setup.py constraints.txt $(wildcard src/tost/ops/csrc/*)
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(PIP) install --quiet --constraint constraints.txt torch
+	$(PIP) install --quiet --constraint constraints.txt --editable '.[dev]'
+	$(BIN)/tost info
+	@touch $@
+
+install: $(STAMP)
+
+demo: $(STAMP)
+	$(BIN)/python examples/operator_tour.py --out demo
+
+test: $(STAMP)
+	$(BIN)/python -m pytest
+
+test-slow: $(STAMP)
+	$(BIN)/python -m pytest -m slow
+
+check: $(STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/codespell
+
+bench: $(STAMP)
+	$(BIN)/tost bench ops --out benchmarks/results
+
+clean:
+	rm -rf build demo site .pytest_cache .mypy_cache .ruff_cache .hypothesis

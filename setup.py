@@ -1,0 +1,96 @@
+"""Builds the native CPU kernel: one C++ source compiled once per instruction set, linked into one library.
+
+Everything else about the package is in pyproject.toml. The library has a plain C interface and is loaded with ctypes,
+so neither torch nor Python headers are needed. When it cannot be built the installation still succeeds: the reason is
+kept in ``_native_build_error.txt`` beside the package, where ``tost info`` finds it, and the PyTorch path is used.
+"""
+
+from __future__ import annotations
+
+import platform
+import sys
+from pathlib import Path
+
+from setuptools import Extension, setup
+from setuptools.command.build_ext import build_ext
+
+CSRC = Path("src/tost/ops/csrc")
+BASE_FLAGS = ["-std=c++17", "-O3", "-g0", "-fPIC", "-fvisibility=hidden", "-fno-math-errno", "-fno-trapping-math"]
+# Instruction sets of the kernel, best first. The loader picks the first one that the processor has.
+X86_TARGETS = {
+    "avx512": ["-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mfma", "-mprefer-vector-width=512"],
+    "avx2": ["-mavx2", "-mfma"],
+}
+
+
+class BuildNative(build_ext):
+    """Compiles the kernel per instruction set and never fails the installation."""
+
+    def get_export_symbols(self, ext: Extension) -> list[str]:
+        """No ``PyInit_*``: this is a plain shared library, not a Python module."""
+        return []
+
+    def build_extension(self, ext: Extension) -> None:
+        """Build the library, or record why it could not be built."""
+        target = Path(self.get_ext_fullpath(ext.name))
+        note = target.parent / "_native_build_error.txt"
+        target.parent.mkdir(parents=True, exist_ok=True)
+        note.unlink(missing_ok=True)
+        try:
+            self._build(target)
+        except Exception as error:  # any compiler trouble only costs speed
+            target.unlink(missing_ok=True)
+            note.write_text(f"{type(error).__name__}: {error}\n")
+            print(
+                f"tost: the native CPU kernel was not built ({error}).\n"
+                "tost: everything works, but TSSA on a CPU runs on the slower PyTorch path.\n"
+                "tost: install a C++17 compiler (for example `apt install g++`) and reinstall to get it.",
+                file=sys.stderr,
+            )
+
+    def _build(self, target: Path) -> None:
+        openmp = self._openmp_flags()
+        is_x86 = platform.machine().lower() in {"x86_64", "amd64"}
+        targets: dict[str, list[str]] = {}
+        objects: list[str] = []
+        for name, flags in {**(X86_TARGETS if is_x86 else {}), "baseline": []}.items():
+            macros = [("TOST_ISA", name)]
+            try:
+                objects += self._compile("kernel.cpp", name, macros, [*BASE_FLAGS, *openmp, *flags])
+            except Exception as error:
+                if name == "baseline":
+                    raise
+                print(f"tost: this compiler cannot build for {name}, leaving it out ({error})", file=sys.stderr)
+                continue
+            targets[name] = flags
+        macros = [(f"TOST_HAVE_{name.upper()}", "1") for name in targets]
+        objects += self._compile("library.cpp", "library", macros, [*BASE_FLAGS, *openmp])
+        self.compiler.link_shared_object(objects, str(target), extra_postargs=openmp, target_lang="c++")
+
+    def _compile(self, source: str, folder: str, macros: list[tuple[str, str]], flags: list[str]) -> list[str]:
+        output = str(Path(self.build_temp) / folder)
+        compiled: list[str] = self.compiler.compile(
+            [str(CSRC / source)], output_dir=output, macros=macros, extra_postargs=flags, depends=_headers()
+        )
+        return compiled
+
+    def _openmp_flags(self) -> list[str]:
+        probe = Path(self.build_temp) / "openmp_probe.cpp"
+        probe.parent.mkdir(parents=True, exist_ok=True)
+        probe.write_text("#include <omp.h>\nint main() { return omp_get_max_threads() < 1; }\n")
+        try:
+            self.compiler.compile([str(probe)], output_dir=str(probe.parent), extra_postargs=["-fopenmp"])
+        except Exception as error:
+            print(f"tost: no OpenMP, the native kernel will use one thread ({error})", file=sys.stderr)
+            return []
+        return ["-fopenmp"]
+
+
+def _headers() -> list[str]:
+    return [str(path) for path in sorted(CSRC.glob("*.h"))]
+
+
+setup(
+    ext_modules=[Extension("tost.ops._kernels", [str(CSRC / "kernel.cpp"), str(CSRC / "library.cpp")])],
+    cmdclass={"build_ext": BuildNative},
+)

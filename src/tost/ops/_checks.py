@@ -1,0 +1,117 @@
+"""Input checks of the public functions. Each error says what was given, what is needed and what to do."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from tost.ops._numerics import statistics_dtype
+from tost.ops.state import TSSAState
+
+__all__ = ["check_bias", "check_mask", "check_state", "check_temperature", "check_tokens", "refuse_autograd"]
+
+# Tokens are always [B, N, H, D]: batch, tokens, heads, head width.
+
+
+def check_tokens(w: Tensor) -> None:
+    """Refuse anything but a floating point tensor of rank 4 with at least one head and one feature."""
+    if w.dim() != 4:
+        raise ValueError(
+            f"w has shape {tuple(w.shape)}; TSSA needs projected tokens [B, N, H, D]. "
+            "Split the width into heads first, for example with w.unflatten(-1, (num_heads, head_dim))."
+        )
+    if not w.is_floating_point():
+        raise ValueError(f"w has dtype {w.dtype}; TSSA needs float16, bfloat16, float32 or float64. Use w.float().")
+    if w.shape[2] == 0 or w.shape[3] == 0:
+        raise ValueError(f"w has shape {tuple(w.shape)} with no heads or no features; H and D must be at least 1.")
+
+
+def check_temperature(temperature: Tensor, w: Tensor) -> None:
+    """Refuse a temperature that is not one floating point number per head on the device of `w`."""
+    if temperature.shape != (w.shape[2],):
+        raise ValueError(
+            f"temperature has shape {tuple(temperature.shape)}, but w has {w.shape[2]} heads; "
+            f"it needs shape [{w.shape[2]}], one number per head. Use .flatten() on a column or .expand() on a scalar."
+        )
+    if not temperature.is_floating_point():
+        raise ValueError(f"temperature has dtype {temperature.dtype}; it must be a floating point tensor.")
+    _check_device("temperature", temperature, w)
+
+
+def check_mask(mask: Tensor | None, w: Tensor) -> None:
+    """Refuse a mask that is not boolean, or not ``[B, N]``, or on another device than `w`."""
+    if mask is None:
+        return
+    if mask.dtype != torch.bool:
+        raise ValueError(
+            f"mask has dtype {mask.dtype}; it must be torch.bool with True for real tokens. Use mask.bool()."
+        )
+    if mask.shape != w.shape[:2]:
+        raise ValueError(
+            f"mask has shape {tuple(mask.shape)}, but w has {w.shape[0]} sequences of {w.shape[1]} tokens; "
+            f"it needs shape {tuple(w.shape[:2])}, one entry per token."
+        )
+    _check_device("mask", mask, w)
+
+
+def check_state(state: TSSAState | None, w: Tensor) -> None:
+    """Refuse a state made for another batch size, head count, head width, device or precision."""
+    if state is None:
+        return
+    B, _, H, D = w.shape
+    needed = {"squares": (B, H, D), "weighted_squares": (B, H, D), "mass": (B, H), "position": (B,)}
+    for name, shape in needed.items():
+        value: Tensor = getattr(state, name)
+        if value.shape != shape:
+            raise ValueError(
+                f"state.{name} has shape {tuple(value.shape)}, but w with shape {tuple(w.shape)} needs {shape}. "
+                f"Pass the state that came from the same batch, or start with TSSAState.empty({B}, {H}, {D})."
+            )
+        _check_device(f"state.{name}", value, w)
+    dtype = statistics_dtype(w.dtype)
+    if state.squares.dtype != dtype:
+        raise ValueError(
+            f"state has dtype {state.squares.dtype}, but {w.dtype} tokens are summed in {dtype}. "
+            f"Use state.to(dtype={dtype})."
+        )
+
+
+def check_bias(bias: Tensor | None, w: Tensor, mask: Tensor | None, state: TSSAState | None) -> None:
+    """Refuse a bias that is not ``[H, L]`` or that ends before the last token's position."""
+    if bias is None:
+        return
+    B, N, H, _ = w.shape
+    if bias.dim() != 2 or bias.shape[0] != H or not bias.is_floating_point():
+        raise ValueError(
+            f"bias has shape {tuple(bias.shape)} and dtype {bias.dtype}, but w has {H} heads; it needs a floating "
+            f"point tensor [{H}, L] with L at least the number of tokens."
+        )
+    _check_device("bias", bias, w)
+    length = bias.shape[1]
+    if mask is None and state is None:
+        needed = N
+    elif torch.compiler.is_compiling() or w.device.type != "cpu" or B == 0:
+        # The positions are data: looking at them would break the graph, or wait for the device.
+        return
+    else:
+        tokens = torch.full((B,), N) if mask is None else mask.sum(dim=1)
+        needed = int((tokens if state is None else tokens + state.position).max())
+    if needed > length:
+        raise ValueError(
+            f"bias covers {length} positions, but the sequence reaches position {needed}. "
+            "Use a longer bias, a shorter sequence, or bias=None."
+        )
+
+
+def refuse_autograd(name: str, *tensors: Tensor | None) -> None:
+    """Refuse to overwrite values that autograd needs; `name` is the in-place function that was called."""
+    if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors):
+        raise RuntimeError(
+            f"`{name}` overwrites its input, but autograd needs it for the backward pass. "
+            f"Use `{name.rstrip('_')}`, or call it under torch.no_grad()."
+        )
+
+
+def _check_device(name: str, tensor: Tensor, w: Tensor) -> None:
+    if tensor.device != w.device:
+        raise ValueError(f"{name} is on {tensor.device}, but w is on {w.device}. Move it with .to({str(w.device)!r}).")

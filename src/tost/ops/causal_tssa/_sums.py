@@ -1,0 +1,56 @@
+"""What the implementations of causal TSSA exchange: the three sums, and the bias of every token.
+
+Positions are settled before an implementation is called, so none of them has to know about padding on the left,
+continued sequences or the length of the bias table.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from tost.ops._numerics import statistics_dtype
+
+__all__ = ["Sums", "bias_of_tokens", "empty_sums"]
+
+
+class Sums(NamedTuple):
+    """The three sums of `TSSAState`, without the position."""
+
+    squares: Tensor
+    weighted_squares: Tensor
+    mass: Tensor
+
+
+def empty_sums(w: Tensor) -> Sums:
+    """Return the sums before the first token of w [B, N, H, D]."""
+    B, _, H, D = w.shape
+    zeros = w.new_zeros((B, H, D), dtype=statistics_dtype(w.dtype))
+    return Sums(zeros, zeros.clone(), zeros.new_zeros((B, H)))
+
+
+def bias_of_tokens(bias: Tensor, num_tokens: int, mask: Tensor | None, position: Tensor | None) -> Tensor:
+    """Look up the bias of every token in a table [H, L].
+
+    Args:
+        bias: The table, indexed by head and position.
+        num_tokens: N.
+        mask: Real tokens [B, N]; padding does not advance the position.
+        position: Tokens seen before, [B]; None for a sequence that starts here.
+
+    Returns:
+        ``[B, N, H]``, or ``[1, N, H]`` where all sequences are alike.
+    """
+    if mask is None and position is None:
+        return bias[:, :num_tokens].t().unsqueeze(0)
+    if mask is None:
+        index = torch.arange(num_tokens, device=bias.device).unsqueeze(0)
+    else:
+        index = mask.cumsum(dim=1) - 1
+    if position is not None:
+        index = index + position.unsqueeze(1)
+    if mask is not None:
+        index = index.where(mask, 0)
+    return bias.t()[index]

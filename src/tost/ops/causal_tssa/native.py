@@ -1,0 +1,192 @@
+"""Causal TSSA by the native CPU kernel, registered as torch operators.
+
+``torch.ops.tost.causal_tssa`` returns y, the sums after the last token, and what its backward pass needs. Shapes: w, y
+[B, N, H, D], temperature [H], bias [B or 1, N, H], mask [B, N], pi [B, N, H], squares, weighted [B, H, D], mass [B, H],
+starts [B, chunks, 2HD + H]; all but w, y and dy in the statistics' dtype.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tost.ops import _native
+from tost.ops._numerics import statistics_dtype
+from tost.ops.causal_tssa._sums import Sums
+
+__all__ = ["causal_tssa_native", "causal_tssa_native_"]
+
+
+def causal_tssa_native(
+    w: Tensor, temperature: Tensor, bias: Tensor | None, mask: Tensor | None, before: Sums | None
+) -> tuple[Tensor, Sums]:
+    """Return y [B, N, H, D] in the dtype of w, and the sums after the last token."""
+    temperature = temperature.to(statistics_dtype(w.dtype))
+    y, squares, weighted, mass, *_ = _causal_tssa(w, temperature, bias, mask, *(before or (None, None, None)))
+    return y, Sums(squares, weighted, mass)
+
+
+def causal_tssa_native_(
+    w: Tensor, temperature: Tensor, bias: Tensor | None, mask: Tensor | None, before: Sums | None
+) -> tuple[Tensor, Sums]:
+    """Overwrite w with y, and return it with the sums after the last token."""
+    temperature = temperature.to(statistics_dtype(w.dtype))
+    return w, Sums(*_causal_tssa_inplace(w, temperature, bias, mask, *(before or (None, None, None))))
+
+
+def _outputs(w: Tensor) -> tuple[Tensor, ...]:
+    """Return unfilled squares, weighted, mass, pi and starts."""
+    B, N, H, D = w.shape
+    chunks = (N + _native.CAUSAL_CHUNK - 1) // _native.CAUSAL_CHUNK
+    shapes = ((B, H, D), (B, H, D), (B, H), (B, N, H), (B, chunks, 2 * H * D + H))
+    return tuple(torch.empty(shape, dtype=statistics_dtype(w.dtype), device=w.device) for shape in shapes)
+
+
+def _dense(*tensors: Tensor | None) -> list[Tensor | None]:
+    return [None if x is None else x.contiguous() for x in tensors]
+
+
+def _bias_stride(bias: Tensor | None) -> int:
+    """Numbers from one sequence's bias to the next; 0 where all sequences share one."""
+    return 0 if bias is None or bias.shape[0] == 1 else bias.shape[1] * bias.shape[2]
+
+
+def _run_forward(
+    w: Tensor, temperature: Tensor, bias: Tensor | None, mask: Tensor | None, before: list[Tensor | None], y: Tensor
+) -> tuple[Tensor, ...]:
+    inputs = _dense(temperature, bias, mask, *before)
+    squares, weighted, mass, pi, starts = outputs = _outputs(w)
+    first = [_native.address(x) for x in (w, *inputs[:2])]
+    rest = [_native.address(x) for x in (*inputs[2:], y, pi, starts, squares, weighted, mass)]
+    call = _native.CausalForward(
+        torch.get_num_threads(), _native.shape_of(w), *first, _bias_stride(bias), *rest
+    )
+    _native.run("tost_causal_tssa_forward", w.dtype, call)
+    return outputs
+
+
+@torch.library.custom_op("tost::causal_tssa", mutates_args=(), device_types="cpu")
+def _causal_tssa(
+    w: Tensor,
+    temperature: Tensor,
+    bias: Tensor | None,
+    mask: Tensor | None,
+    squares: Tensor | None,
+    weighted: Tensor | None,
+    mass: Tensor | None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    y = torch.empty(w.shape, dtype=w.dtype, device=w.device)
+    outputs = _run_forward(w.contiguous(), temperature, bias, mask, [squares, weighted, mass], y)
+    return (y, *outputs)  # type: ignore[return-value]
+
+
+@_causal_tssa.register_fake
+def _causal_tssa_fake(
+    w: Tensor,
+    temperature: Tensor,
+    bias: Tensor | None,
+    mask: Tensor | None,
+    squares: Tensor | None,
+    weighted: Tensor | None,
+    mass: Tensor | None,
+) -> tuple[Tensor, ...]:
+    return (torch.empty(w.shape, dtype=w.dtype, device=w.device), *_outputs(w))
+
+
+@torch.library.custom_op("tost::causal_tssa_", mutates_args=("w",), device_types="cpu")
+def _causal_tssa_inplace(
+    w: Tensor,
+    temperature: Tensor,
+    bias: Tensor | None,
+    mask: Tensor | None,
+    squares: Tensor | None,
+    weighted: Tensor | None,
+    mass: Tensor | None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    y = w.contiguous()
+    after = _run_forward(y, temperature, bias, mask, [squares, weighted, mass], y)[:3]
+    if y is not w:
+        w.copy_(y)
+    return after  # type: ignore[return-value]
+
+
+@_causal_tssa_inplace.register_fake
+def _causal_tssa_inplace_fake(
+    w: Tensor,
+    temperature: Tensor,
+    bias: Tensor | None,
+    mask: Tensor | None,
+    squares: Tensor | None,
+    weighted: Tensor | None,
+    mass: Tensor | None,
+) -> tuple[Tensor, ...]:
+    return _outputs(w)[:3]
+
+
+@torch.library.custom_op("tost::causal_tssa_backward", mutates_args=(), device_types="cpu")
+def _causal_tssa_backward(
+    dy: Tensor,
+    dsquares: Tensor | None,
+    dweighted: Tensor | None,
+    dmass: Tensor | None,
+    w: Tensor,
+    temperature: Tensor,
+    bias: Tensor | None,
+    mask: Tensor | None,
+    pi: Tensor,
+    starts: Tensor,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    outputs = _gradients(w, temperature)
+    inputs = _dense(w, dy, temperature, bias, mask, pi, starts, dsquares, dweighted, dmass)
+    first, rest = ([_native.address(x) for x in part] for part in (inputs[:4], (*inputs[4:], *outputs)))
+    call = _native.CausalBackward(torch.get_num_threads(), _native.shape_of(w), *first, _bias_stride(bias), *rest)
+    _native.run("tost_causal_tssa_backward", w.dtype, call)
+    return outputs  # type: ignore[return-value]
+
+
+@_causal_tssa_backward.register_fake
+def _causal_tssa_backward_fake(
+    dy: Tensor,
+    dsquares: Tensor | None,
+    dweighted: Tensor | None,
+    dmass: Tensor | None,
+    w: Tensor,
+    temperature: Tensor,
+    bias: Tensor | None,
+    mask: Tensor | None,
+    pi: Tensor,
+    starts: Tensor,
+) -> tuple[Tensor, ...]:
+    return _gradients(w, temperature)
+
+
+def _gradients(w: Tensor, temperature: Tensor) -> tuple[Tensor, ...]:
+    """Return unfilled dw, dtemperature, denergy [B, N, H], and the gradients of the three sums before."""
+    B, N, H, D = w.shape
+    dw = torch.empty(w.shape, dtype=w.dtype, device=w.device)
+    shapes = ((H,), (B, N, H), (B, H, D), (B, H, D), (B, H))
+    return (dw, *(torch.empty(shape, dtype=temperature.dtype, device=w.device) for shape in shapes))
+
+
+def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    w, temperature, bias, mask, *before = inputs
+    ctx.set_materialize_grads(False)
+    ctx.has_sums_before = before[0] is not None
+    ctx.save_for_backward(w, temperature, bias, mask, *output[4:])
+
+
+def _backward(ctx: Any, dy: Tensor | None, *dsums: Tensor | None) -> tuple[Tensor | None, ...]:
+    if dy is None and all(x is None for x in dsums[:3]):
+        return (None,) * 7
+    w, temperature, bias, mask, pi, starts = ctx.saved_tensors
+    dy = torch.zeros_like(w) if dy is None else dy.to(w.dtype)
+    dw, dtemperature, denergy, *dbefore = _causal_tssa_backward(
+        dy, *dsums[:3], w, temperature, bias, mask, pi, starts
+    )
+    dbias = None if bias is None else (w.shape[-1] * denergy).sum_to_size(bias.shape)
+    return (dw, dtemperature, dbias, None, *(dbefore if ctx.has_sums_before else (None, None, None)))
+
+
+_causal_tssa.register_autograd(_backward, setup_context=_setup_context)

@@ -1,0 +1,93 @@
+// The plain C interface: picks the instruction set once and forwards calls to it.
+#include "library.h"
+
+#include <cstring>
+
+#ifdef _OPENMP
+#include <omp.h>
+#endif
+
+#define TOST_API extern "C" __attribute__((visibility("default")))
+
+namespace tost {
+namespace {
+
+bool processor_has(const char* name) {
+#if defined(__x86_64__)
+  __builtin_cpu_init();
+  if (std::strcmp(name, "avx512") == 0)
+    return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+           __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("fma");
+  if (std::strcmp(name, "avx2") == 0) return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+#endif
+  return std::strcmp(name, "baseline") == 0;
+}
+
+const Kernels* const compiled[] = {
+#ifdef TOST_HAVE_AVX512
+    &kernels_avx512,
+#endif
+#ifdef TOST_HAVE_AVX2
+    &kernels_avx2,
+#endif
+    &kernels_baseline,
+};
+
+const Kernels* best() {
+  for (const Kernels* candidate : compiled)
+    if (processor_has(candidate->name)) return candidate;
+  return &kernels_baseline;
+}
+
+const Kernels* active = best();
+
+}  // namespace
+}  // namespace tost
+
+// Name of the i-th compiled instruction set, best first, or null past the end.
+TOST_API const char* tost_compiled_isa(int32_t i) {
+  const int32_t count = sizeof tost::compiled / sizeof *tost::compiled;
+  return i >= 0 && i < count ? tost::compiled[i]->name : nullptr;
+}
+
+TOST_API const char* tost_active_isa() { return tost::active->name; }
+
+// Makes `name` (or "auto") the active instruction set. Returns 0, 1 if it was not compiled, 2 if the processor lacks it.
+TOST_API int32_t tost_select_isa(const char* name) {
+  if (std::strcmp(name, "auto") == 0) {
+    tost::active = tost::best();
+    return 0;
+  }
+  for (const tost::Kernels* candidate : tost::compiled) {
+    if (std::strcmp(candidate->name, name) != 0) continue;
+    if (!tost::processor_has(name)) return 2;
+    tost::active = candidate;
+    return 0;
+  }
+  return 1;
+}
+
+TOST_API const char* tost_compiler() { return __VERSION__; }
+
+TOST_API int32_t tost_has_openmp() {
+#ifdef _OPENMP
+  return 1;
+#else
+  return 0;
+#endif
+}
+
+TOST_API int64_t tost_causal_chunk() { return tost::kCausalChunk; }
+
+TOST_API int32_t tost_tssa_forward(int32_t type, const tost::Forward* call) {
+  return tost::active->forward(type, *call);
+}
+TOST_API int32_t tost_tssa_backward(int32_t type, const tost::Backward* call) {
+  return tost::active->backward(type, *call);
+}
+TOST_API int32_t tost_causal_tssa_forward(int32_t type, const tost::CausalForward* call) {
+  return tost::active->causal_forward(type, *call);
+}
+TOST_API int32_t tost_causal_tssa_backward(int32_t type, const tost::CausalBackward* call) {
+  return tost::active->causal_backward(type, *call);
+}

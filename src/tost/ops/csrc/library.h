@@ -1,0 +1,72 @@
+// The calls that Python makes, and the table through which one instruction set offers them.
+//
+// Layout: w, y, dy, dw are [B, N, H, D] contiguous in the tensor's type; pi, denergy are [B, N, H] and sums are
+// [B, H, D] or [B, H], all in the type of the statistics (float, or double for double tensors). mask is [B, N] bytes,
+// non-zero for a real token, or null. A call returns 0, or 1 when memory for its partial sums could not be had.
+#pragma once
+
+#include <cstdint>
+
+namespace tost {
+
+enum Type : int32_t { kFloat = 0, kDouble = 1, kBfloat16 = 2, kHalf = 3 };
+
+// Tokens per unit of parallel work. They do not depend on the number of threads, so neither does any result.
+constexpr int64_t kChunk = 128;
+constexpr int64_t kCausalChunk = 64;
+
+struct Shape {
+  int64_t B, N, H, D;
+};
+
+struct Forward {
+  int32_t threads, normalize;
+  Shape shape;
+  const void *w, *temperature;
+  const uint8_t* mask;
+  void *y, *pi, *squares, *weighted, *mass;
+};
+
+struct Backward {
+  int32_t threads, normalize;
+  Shape shape;
+  const void *w, *dy, *temperature;
+  const uint8_t* mask;
+  const void *pi, *squares, *weighted, *mass;
+  void *dw, *dtemperature;
+};
+
+// bias holds [N, H] numbers per batch entry, bias_stride apart (0 to share them), or is null. starts receives the three
+// sums before every chunk, [B, chunks, 2HD + H]: what the backward pass needs to replay a chunk.
+struct CausalForward {
+  int32_t threads;
+  Shape shape;
+  const void *w, *temperature, *bias;
+  int64_t bias_stride;
+  const uint8_t* mask;
+  const void *squares_in, *weighted_in, *mass_in;  // null for an empty state
+  void *y, *pi, *starts, *squares, *weighted, *mass;
+};
+
+struct CausalBackward {
+  int32_t threads;
+  Shape shape;
+  const void *w, *dy, *temperature, *bias;
+  int64_t bias_stride;
+  const uint8_t* mask;
+  const void *pi, *starts;
+  const void *dsquares, *dweighted, *dmass;  // gradients of the returned sums, null for zeros
+  void *dw, *dtemperature, *denergy, *dsquares_in, *dweighted_in, *dmass_in;
+};
+
+struct Kernels {
+  const char* name;
+  int (*forward)(int32_t type, const Forward&);
+  int (*backward)(int32_t type, const Backward&);
+  int (*causal_forward)(int32_t type, const CausalForward&);
+  int (*causal_backward)(int32_t type, const CausalBackward&);
+};
+
+extern const Kernels kernels_avx512, kernels_avx2, kernels_baseline;
+
+}  // namespace tost

@@ -1,0 +1,274 @@
+// Non-causal TSSA. Symbols, one batch entry, token n, head h, feature d:
+//
+//   s[h,d] = sum_n w^2            q = 1 / max(s, 1e-24)      (q = 1 without normalisation)
+//   e[n,h] = sum_d w^2 q          pi = softmax_h(t e)
+//   A[h,d] = sum_n pi w^2         M[h] = sum_n pi            m = M + 1e-8
+//   g[h,d] = 1 / (1 + A / m) = m / (m + A)                   y = -pi w g
+//
+// Forward: three passes over w (s; pi, A, M; y). Backward: three passes over w and dy. Each pass is parallel over batch
+// and chunks of tokens.
+#pragma once
+
+#include "common.h"
+
+namespace {
+
+constexpr double kSquareFloor = 1e-24, kMassFloor = 1e-8;
+
+// logits[k, h] = t[h] * sum_d w^2 q for the real rows of a chunk.
+template <class T, class S>
+inline void energies(const T* w, const Rows& rows, int64_t H, int64_t D, const S* q, S* out) {
+  for (int k = 0; k < rows.count; ++k) {
+    const T* row = w + rows.index[k] * H * D;
+    for (int64_t h = 0; h < H; ++h) {
+      S sum = 0;
+#pragma omp simd reduction(+ : sum)
+      for (int64_t d = 0; d < D; ++d) {
+        const S x = load(row[h * D + d]);
+        sum += x * x * q[h * D + d];
+      }
+      out[k * H + h] = sum;
+    }
+  }
+}
+
+// A += pi w^2 over the real rows; weight[k, h] holds pi.
+template <class T, class S>
+inline void add_weighted_squares(const T* w, const Rows& rows, int64_t H, int64_t D, const S* weight, S* out) {
+  for (int k = 0; k < rows.count; ++k) {
+    const T* row = w + rows.index[k] * H * D;
+    for (int64_t h = 0; h < H; ++h) {
+      const S p = weight[k * H + h];
+#pragma omp simd
+      for (int64_t d = 0; d < D; ++d) {
+        const S x = load(row[h * D + d]);
+        out[h * D + d] += p * (x * x);
+      }
+    }
+  }
+}
+
+template <class S>
+inline S inverse_square_sum(S s) {
+  return S(1) / (s > S(kSquareFloor) ? s : S(kSquareFloor));
+}
+
+template <class T>
+int tssa_forward(const tost::Forward& call) {
+  using S = compute_t<T>;
+  const int64_t B = call.shape.B, N = call.shape.N, H = call.shape.H, D = call.shape.D, HD = H * D;
+  const int64_t chunks = (N + tost::kChunk - 1) / tost::kChunk, items = B * chunks;
+  const auto w = static_cast<const T*>(call.w);
+  const auto t = static_cast<const S*>(call.temperature);
+  const auto y = static_cast<T*>(call.y);  // may be w itself
+  const auto pi = static_cast<S*>(call.pi), squares = static_cast<S*>(call.squares);
+  const auto weighted = static_cast<S*>(call.weighted), mass = static_cast<S*>(call.mass);
+  const int threads = useful_threads(call.threads, items, B * N * HD);
+
+  Buffer<double> parts(items * HD), mass_parts(items * H);
+  Buffer<S> scale(B * HD), scratch(threads * (HD + tost::kChunk * H));
+  if (parts.failed() || mass_parts.failed() || scale.failed() || scratch.failed()) return 1;
+
+#pragma omp parallel num_threads(threads) if (threads > 1)
+  {
+    S* const sum = scratch + thread_index() * (HD + tost::kChunk * H);
+    S* const row_pi = sum + HD;
+
+    if (call.normalize) {
+#pragma omp for schedule(static)
+      for (int64_t item = 0; item < items; ++item) {
+        const int64_t b = item / chunks, first = item % chunks * tost::kChunk;
+        const Rows rows(call.mask, b, N, first, tost::kChunk);
+        fill_zero(sum, HD);
+        add_squares(w + (b * N + first) * HD, rows, HD, sum);
+        widen(sum, HD, parts + item * HD);
+      }
+      total_over_chunks(parts + 0, B, chunks, HD, squares);
+    } else {
+#pragma omp for schedule(static)
+      for (int64_t j = 0; j < B * HD; ++j) squares[j] = 0;
+    }
+#pragma omp for schedule(static)
+    for (int64_t j = 0; j < B * HD; ++j) scale[j] = call.normalize ? inverse_square_sum(squares[j]) : S(1);
+
+#pragma omp for schedule(static)
+    for (int64_t item = 0; item < items; ++item) {
+      const int64_t b = item / chunks, first = item % chunks * tost::kChunk;
+      const Rows rows(call.mask, b, N, first, tost::kChunk);
+      const T* chunk = w + (b * N + first) * HD;
+      S* const out = pi + (b * N + first) * H;
+      energies(chunk, rows, H, D, scale + b * HD, row_pi);
+      for (int64_t h = 0; h < H; ++h) mass_parts[item * H + h] = 0;
+      for_each_masked(rows, [&](int n) { fill_zero(out + n * H, H); });
+      for (int k = 0; k < rows.count; ++k) {
+        S* const p = row_pi + k * H;
+        for (int64_t h = 0; h < H; ++h) p[h] *= t[h];
+        softmax(p, H);
+        for (int64_t h = 0; h < H; ++h) {
+          out[rows.index[k] * H + h] = p[h];
+          mass_parts[item * H + h] += p[h];
+        }
+      }
+      fill_zero(sum, HD);
+      add_weighted_squares(chunk, rows, H, D, row_pi, sum);
+      widen(sum, HD, parts + item * HD);
+    }
+    total_over_chunks(parts + 0, B, chunks, HD, weighted);
+    total_over_chunks(mass_parts + 0, B, chunks, H, mass);
+#pragma omp for schedule(static)
+    for (int64_t i = 0; i < B * H; ++i) {
+      const S m = mass[i] + S(kMassFloor);
+      for (int64_t d = 0; d < D; ++d) scale[i * D + d] = m / (m + weighted[i * D + d]);
+    }
+
+#pragma omp for schedule(static)
+    for (int64_t item = 0; item < items; ++item) {
+      const int64_t b = item / chunks, first = item % chunks * tost::kChunk;
+      const Rows rows(call.mask, b, N, first, tost::kChunk);
+      const S* const g = scale + b * HD;
+      for_each_masked(rows, [&](int n) { fill_zero(y + (b * N + first + n) * HD, HD); });
+      for (int k = 0; k < rows.count; ++k) {
+        const int64_t n = b * N + first + rows.index[k];
+        for (int64_t h = 0; h < H; ++h) {
+          const S p = -pi[n * H + h];
+          const int64_t at = n * HD + h * D;
+#pragma omp simd
+          for (int64_t d = 0; d < D; ++d) y[at + d] = store<T>(p * load(w[at + d]) * g[h * D + d]);
+        }
+      }
+    }
+  }
+  return 0;
+}
+
+// With o = dy:
+//   dA = g^2 sum_n(o pi w) / m        dM = -sum_d dA A / m
+//   dpi = sum_d w (w dA - o g) + dM   dl = softmax backward      de = t dl      dt = sum_n dl e
+//   ds = -q^2 sum_n w^2 de            dw = -o pi g + 2 w (pi dA + q de + ds)
+template <class T>
+int tssa_backward(const tost::Backward& call) {
+  using S = compute_t<T>;
+  const int64_t B = call.shape.B, N = call.shape.N, H = call.shape.H, D = call.shape.D, HD = H * D;
+  const int64_t chunks = (N + tost::kChunk - 1) / tost::kChunk, items = B * chunks;
+  const auto w = static_cast<const T*>(call.w), o = static_cast<const T*>(call.dy);
+  const auto t = static_cast<const S*>(call.temperature), pi = static_cast<const S*>(call.pi);
+  const auto squares = static_cast<const S*>(call.squares), weighted = static_cast<const S*>(call.weighted);
+  const auto mass = static_cast<const S*>(call.mass);
+  const auto dw = static_cast<T*>(call.dw);
+  const auto dt = static_cast<S*>(call.dtemperature);
+  const int threads = useful_threads(call.threads, items, B * N * HD);
+
+  Buffer<double> parts(items * HD), dt_parts(items * H);
+  Buffer<S> q(B * HD), g(B * HD), dA(B * HD), dM(B * H), ds(B * HD), de(B * N * H);
+  Buffer<S> scratch(threads * (HD + 2 * H));
+  if (parts.failed() || dt_parts.failed() || q.failed() || g.failed() || dA.failed() || dM.failed() || ds.failed() ||
+      de.failed() || scratch.failed())
+    return 1;
+
+#pragma omp parallel num_threads(threads) if (threads > 1)
+  {
+    S* const sum = scratch + thread_index() * (HD + 2 * H);
+    S* const dpi = sum + HD;
+    S* const energy = dpi + H;
+
+#pragma omp for schedule(static)
+    for (int64_t item = 0; item < items; ++item) {
+      const int64_t b = item / chunks, first = item % chunks * tost::kChunk;
+      const Rows rows(call.mask, b, N, first, tost::kChunk);
+      fill_zero(sum, HD);
+      for (int k = 0; k < rows.count; ++k) {
+        const int64_t n = b * N + first + rows.index[k];
+        for (int64_t h = 0; h < H; ++h) {
+          const S p = pi[n * H + h];
+          const int64_t at = n * HD + h * D;
+#pragma omp simd
+          for (int64_t d = 0; d < D; ++d) sum[h * D + d] += p * (S(load(o[at + d])) * load(w[at + d]));
+        }
+      }
+      widen(sum, HD, parts + item * HD);
+    }
+    total_over_chunks(parts + 0, B, chunks, HD, dA + 0);
+#pragma omp for schedule(static)
+    for (int64_t i = 0; i < B * H; ++i) {
+      const S m = mass[i] + S(kMassFloor);
+      S dm = 0;
+      for (int64_t j = i * D; j < (i + 1) * D; ++j) {
+        q[j] = call.normalize ? inverse_square_sum(squares[j]) : S(1);
+        g[j] = m / (m + weighted[j]);
+        dA[j] = g[j] * g[j] * dA[j] / m;
+        dm -= dA[j] * weighted[j] / m;
+      }
+      dM[i] = dm;
+    }
+
+#pragma omp for schedule(static)
+    for (int64_t item = 0; item < items; ++item) {
+      const int64_t b = item / chunks, first = item % chunks * tost::kChunk;
+      const Rows rows(call.mask, b, N, first, tost::kChunk);
+      const S *const qb = q + b * HD, *const gb = g + b * HD, *const dAb = dA + b * HD, *const dMb = dM + b * H;
+      fill_zero(sum, HD);
+      for (int64_t h = 0; h < H; ++h) dt_parts[item * H + h] = 0;
+      for (int k = 0; k < rows.count; ++k) {
+        const int64_t n = b * N + first + rows.index[k];
+        for (int64_t h = 0; h < H; ++h) {
+          const int64_t at = n * HD + h * D;
+          S slope = 0, e = 0;
+#pragma omp simd reduction(+ : slope, e)
+          for (int64_t d = 0; d < D; ++d) {
+            const S x = load(w[at + d]), xx = x * x;
+            slope += xx * dAb[h * D + d] - x * load(o[at + d]) * gb[h * D + d];
+            e += xx * qb[h * D + d];
+          }
+          dpi[h] = slope + dMb[h];
+          energy[h] = e;
+        }
+        softmax_backward(dpi, pi + n * H, H);
+        for (int64_t h = 0; h < H; ++h) {
+          dt_parts[item * H + h] += dpi[h] * energy[h];
+          const S slope = t[h] * dpi[h];
+          de[n * H + h] = slope;
+          const int64_t at = n * HD + h * D;
+#pragma omp simd
+          for (int64_t d = 0; d < D; ++d) sum[h * D + d] += slope * (S(load(w[at + d])) * load(w[at + d]));
+        }
+      }
+      widen(sum, HD, parts + item * HD);
+    }
+    total_over_chunks(parts + 0, B, chunks, HD, ds + 0);
+#pragma omp for schedule(static)
+    for (int64_t j = 0; j < B * HD; ++j) {
+      const bool flows = call.normalize && squares[j] > S(kSquareFloor);
+      ds[j] = flows ? -q[j] * q[j] * ds[j] : S(0);
+    }
+
+#pragma omp for schedule(static)
+    for (int64_t item = 0; item < items; ++item) {
+      const int64_t b = item / chunks, first = item % chunks * tost::kChunk;
+      const Rows rows(call.mask, b, N, first, tost::kChunk);
+      const S *const qb = q + b * HD, *const gb = g + b * HD, *const dAb = dA + b * HD, *const dsb = ds + b * HD;
+      for_each_masked(rows, [&](int n) { fill_zero(dw + (b * N + first + n) * HD, HD); });
+      for (int k = 0; k < rows.count; ++k) {
+        const int64_t n = b * N + first + rows.index[k];
+        for (int64_t h = 0; h < H; ++h) {
+          const S p = pi[n * H + h], slope = de[n * H + h];
+          const int64_t at = n * HD + h * D;
+#pragma omp simd
+          for (int64_t d = 0; d < D; ++d) {
+            const int64_t j = h * D + d;
+            const S through_sums = p * dAb[j] + slope * qb[j] + dsb[j];
+            dw[at + d] = store<T>(S(2) * load(w[at + d]) * through_sums - p * load(o[at + d]) * gb[j]);
+          }
+        }
+      }
+    }
+#pragma omp for schedule(static)
+    for (int64_t h = 0; h < H; ++h) {
+      double total = 0;
+      for (int64_t item = 0; item < items; ++item) total += dt_parts[item * H + h];
+      dt[h] = S(total);
+    }
+  }
+  return 0;
+}
+
+}  // namespace

@@ -1,0 +1,85 @@
+"""The recurrent state of causal TSSA: three running sums and a count of tokens."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+__all__ = ["TSSAState"]
+
+
+class TSSAState(NamedTuple):
+    """Everything that causal TSSA remembers of the tokens it has seen: ``H(2D+1)`` numbers per sequence.
+
+    The size does not depend on how many tokens were seen. A state is a tuple of tensors and never changed in place;
+    gradients flow through it, so a sequence may be processed in pieces and still be differentiated as a whole.
+
+    Attributes:
+        squares: ``sum_n w_n^2``, shape ``[B, H, D]``.
+        weighted_squares: ``sum_n pi_n w_n^2``, shape ``[B, H, D]``.
+        mass: ``sum_n pi_n``, shape ``[B, H]``.
+        position: Number of tokens seen, padding not counted, shape ``[B]``, int64.
+
+    Example:
+        >>> import torch, tost
+        >>> state = tost.TSSAState.empty(batch_size=2, num_heads=3, head_dim=4)
+        >>> y, state = tost.causal_tssa_with_state(torch.randn(2, 5, 3, 4), torch.ones(3), state=state)
+        >>> state.position.tolist()
+        [5, 5]
+    """
+
+    squares: Tensor
+    weighted_squares: Tensor
+    mass: Tensor
+    position: Tensor
+
+    @classmethod
+    def empty(
+        cls,
+        batch_size: int,
+        num_heads: int,
+        head_dim: int,
+        *,
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | str | None = None,
+    ) -> TSSAState:
+        """Return the state before the first token: all zeros.
+
+        Args:
+            batch_size: Number of sequences, B.
+            num_heads: Number of heads, H.
+            head_dim: Width of a head, D.
+            dtype: float32, or float64 for float64 tokens.
+            device: Where the tokens will be.
+        """
+        wide = torch.zeros(batch_size, num_heads, head_dim, dtype=dtype, device=device)
+        return cls(
+            squares=wide,
+            weighted_squares=wide.clone(),
+            mass=torch.zeros(batch_size, num_heads, dtype=dtype, device=device),
+            position=torch.zeros(batch_size, dtype=torch.int64, device=device),
+        )
+
+    def merge(self, other: TSSAState) -> TSSAState:
+        """Return the state that has seen the tokens of both: the sums add.
+
+        `other` must hold memberships that were found in the context of `self` (or of a common prefix), as when a
+        sequence is spread over machines: the sums of a later piece depend on the ``squares`` before it.
+        """
+        return TSSAState(
+            self.squares + other.squares,
+            self.weighted_squares + other.weighted_squares,
+            self.mass + other.mass,
+            self.position + other.position,
+        )
+
+    def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> TSSAState:
+        """Return the state on another device or with sums of another dtype; the position stays an integer."""
+        sums = (self.squares, self.weighted_squares, self.mass)
+        return TSSAState(*(x.to(device=device, dtype=dtype) for x in sums), self.position.to(device=device))
+
+    def detach(self) -> TSSAState:
+        """Return the state cut off from the graph that made it, as truncated back-propagation wants."""
+        return TSSAState(*(x.detach() for x in self))

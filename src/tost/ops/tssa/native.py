@@ -1,0 +1,129 @@
+"""Non-causal TSSA by the native CPU kernel, registered as torch operators.
+
+``torch.ops.tost.tssa`` returns y together with what its backward pass needs. Shapes: w, y [B, N, H, D], temperature [H],
+mask [B, N], pi [B, N, H], squares, weighted [B, H, D], mass [B, H]; all but w, y and dy in the statistics' dtype.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tost.ops import _native
+from tost.ops._numerics import statistics_dtype
+
+__all__ = ["tssa_native", "tssa_native_"]
+
+
+def tssa_native(w: Tensor, temperature: Tensor, mask: Tensor | None, normalize: bool) -> Tensor:
+    """Return y [B, N, H, D] in the dtype of w."""
+    y, *_ = _tssa(w, temperature.to(statistics_dtype(w.dtype)), mask, normalize)
+    return y
+
+
+def tssa_native_(w: Tensor, temperature: Tensor, mask: Tensor | None, normalize: bool) -> Tensor:
+    """Overwrite w with y, and return it."""
+    _tssa_inplace(w, temperature.to(statistics_dtype(w.dtype)), mask, normalize)
+    return w
+
+
+def _outputs(w: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return unfilled pi, squares, weighted and mass."""
+    B, N, H, D = w.shape
+    dtype = statistics_dtype(w.dtype)
+    shapes = ((B, N, H), (B, H, D), (B, H, D), (B, H))
+    pi, squares, weighted, mass = (torch.empty(shape, dtype=dtype, device=w.device) for shape in shapes)
+    return pi, squares, weighted, mass
+
+
+def _run_forward(
+    w: Tensor, temperature: Tensor, mask: Tensor | None, normalize: bool, y: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    temperature, mask = temperature.contiguous(), None if mask is None else mask.contiguous()
+    outputs = _outputs(w)
+    tensors = (w, temperature, mask, y, *outputs)
+    call = _native.Forward(
+        torch.get_num_threads(), normalize, _native.shape_of(w), *(_native.address(x) for x in tensors)
+    )
+    _native.run("tost_tssa_forward", w.dtype, call)
+    return outputs
+
+
+@torch.library.custom_op("tost::tssa", mutates_args=(), device_types="cpu")
+def _tssa(
+    w: Tensor, temperature: Tensor, mask: Tensor | None, normalize: bool
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    y = torch.empty(w.shape, dtype=w.dtype, device=w.device)
+    return (y, *_run_forward(w.contiguous(), temperature, mask, normalize, y))
+
+
+@_tssa.register_fake
+def _tssa_fake(
+    w: Tensor, temperature: Tensor, mask: Tensor | None, normalize: bool
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    return (torch.empty(w.shape, dtype=w.dtype, device=w.device), *_outputs(w))
+
+
+@torch.library.custom_op("tost::tssa_", mutates_args=("w",), device_types="cpu")
+def _tssa_inplace(w: Tensor, temperature: Tensor, mask: Tensor | None, normalize: bool) -> None:
+    y = w.contiguous()
+    _run_forward(y, temperature, mask, normalize, y)
+    if y is not w:
+        w.copy_(y)
+
+
+@torch.library.custom_op("tost::tssa_backward", mutates_args=(), device_types="cpu")
+def _tssa_backward(
+    dy: Tensor,
+    w: Tensor,
+    temperature: Tensor,
+    mask: Tensor | None,
+    normalize: bool,
+    pi: Tensor,
+    squares: Tensor,
+    weighted: Tensor,
+    mass: Tensor,
+) -> tuple[Tensor, Tensor]:
+    w, dy, temperature = w.contiguous(), dy.contiguous(), temperature.contiguous()
+    mask = None if mask is None else mask.contiguous()
+    dw, dtemperature = torch.empty_like(w), torch.empty_like(temperature)
+    tensors = (w, dy, temperature, mask, pi, squares, weighted, mass, dw, dtemperature)
+    call = _native.Backward(
+        torch.get_num_threads(), normalize, _native.shape_of(w), *(_native.address(x) for x in tensors)
+    )
+    _native.run("tost_tssa_backward", w.dtype, call)
+    return dw, dtemperature
+
+
+@_tssa_backward.register_fake
+def _tssa_backward_fake(
+    dy: Tensor,
+    w: Tensor,
+    temperature: Tensor,
+    mask: Tensor | None,
+    normalize: bool,
+    pi: Tensor,
+    squares: Tensor,
+    weighted: Tensor,
+    mass: Tensor,
+) -> tuple[Tensor, Tensor]:
+    return torch.empty(w.shape, dtype=w.dtype, device=w.device), torch.empty_like(temperature)
+
+
+def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    w, temperature, mask, ctx.normalize = inputs
+    ctx.set_materialize_grads(False)
+    ctx.save_for_backward(w, temperature, mask, *output[1:])
+
+
+def _backward(ctx: Any, dy: Tensor | None, *_: Tensor | None) -> tuple[Tensor | None, Tensor | None, None, None]:
+    if dy is None:
+        return None, None, None, None
+    w, temperature, mask, *saved = ctx.saved_tensors
+    dw, dtemperature = _tssa_backward(dy.to(w.dtype), w, temperature, mask, ctx.normalize, *saved)
+    return dw, dtemperature, None, None
+
+
+_tssa.register_autograd(_backward, setup_context=_setup_context)
