@@ -238,7 +238,7 @@ int tssa_backward(const tost::Backward& call) {
 #pragma omp for schedule(static)
     for (int64_t j = 0; j < B * HD; ++j) {
       const bool flows = call.normalize && squares[j] > S(kSquareFloor);
-      ds[j] = flows ? -q[j] * q[j] * ds[j] : S(0);
+      ds[j] = flows ? -q[j] * (q[j] * ds[j]) : S(0);  // q * q may leave the range of float
     }
 
 #pragma omp for schedule(static)

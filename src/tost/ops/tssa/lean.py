@@ -72,8 +72,9 @@ class _LeanTSSA(torch.autograd.Function):
         else:
             inverse = 1 / squares.clamp_min(SQUARE_FLOOR)
             energy = (square * inverse).sum(dim=-1)
-            d_squares = -inverse.square() * (square * d_energy.unsqueeze(-1)).sum(dim=1, keepdim=True)
-            d_squares = d_squares * (squares > SQUARE_FLOOR)
+            # Multiplied one by one: the square of the inverse may leave float32.
+            d_squares = -inverse * (inverse * (square * d_energy.unsqueeze(-1)).sum(dim=1, keepdim=True))
+            d_squares = d_squares.where(squares > SQUARE_FLOOR, 0)
             through_sums = through_sums + inverse * d_energy.unsqueeze(-1) + d_squares
         dw = 2 * v * through_sums - weight * o * gain
         d_temperature = (d_logit * energy).sum(dim=(0, 1))

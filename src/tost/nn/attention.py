@@ -1,0 +1,289 @@
+"""TSSA as an attention module: a projection into heads, the operator, a projection back.
+
+Shapes: x [B, N, C] (batch, tokens, width), w [B, N, H, D] with C = H * D, mask [B, N].
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from tost.ops import TSSAState, causal_tssa_, causal_tssa_with_state, tssa, tssa_
+
+__all__ = ["CausalTSSAttention", "PaperForm", "TSSAttention"]
+
+
+@dataclass(frozen=True)
+class PaperForm:
+    """The attention of the paper's equations, where it differs from the authors' code.
+
+    The code frees what the equations tie: a second weight matrix in place of ``U``, and with it the step size; one
+    temperature per head; no coding precision. With ``eps = sqrt(C)`` (so ``C / eps^2 = 1``) and orthonormal heads the
+    module's output is minus `step_size` times the gradient of the variational compression objective.
+
+    Attributes:
+        step_size: tau. The output is multiplied by ``tau / n`` (``tau / j`` at position j of a causal sequence), n
+            counting the real tokens. None leaves it out.
+        eps: Coding precision; the operator becomes ``D = c / (1 + c * moment)`` with ``c = C / eps^2``. None means c = 1.
+        tied: Project back with the transpose of the first projection's weight.
+        shared_temperature: One temperature ``1 / (2 eta)`` for all heads.
+    """
+
+    step_size: float | None = 1.0
+    eps: float | None = None
+    tied: bool = True
+    shared_temperature: bool = True
+
+
+class _ProjectedAttention(nn.Module):
+    """What both forms share: the two projections, the temperature, and the scales of the paper's form."""
+
+    def __init__(
+        self,
+        embed_dim: int,
+        num_heads: int,
+        in_bias: bool,
+        out_bias: bool,
+        out_drop: float,
+        paper: PaperForm | None,
+        backend: str,
+        device: torch.device | str | None,
+        dtype: torch.dtype | None,
+    ) -> None:
+        super().__init__()
+        if num_heads < 1 or embed_dim % num_heads:
+            raise ValueError(
+                f"embed_dim ({embed_dim}) must be divisible by num_heads ({num_heads}): "
+                "every head takes an equal share of the width. Change one of the two."
+            )
+        free = PaperForm(step_size=None, tied=False, shared_temperature=False)
+        self.embed_dim, self.num_heads, self.head_dim = embed_dim, num_heads, embed_dim // num_heads
+        self.form = free if paper is None else paper
+        self.backend = backend
+        self.proj_in = nn.Linear(embed_dim, embed_dim, bias=in_bias, device=device, dtype=dtype)
+        temperatures = 1 if self.form.shared_temperature else num_heads
+        self.temperature = nn.Parameter(torch.ones(temperatures, device=device, dtype=dtype))
+        if self.form.tied:
+            self.proj_out = None
+            self.out_bias = nn.Parameter(torch.zeros(embed_dim, device=device, dtype=dtype)) if out_bias else None
+        else:
+            self.proj_out = nn.Linear(embed_dim, embed_dim, bias=out_bias, device=device, dtype=dtype)
+        self.out_drop = nn.Dropout(out_drop)
+
+    def extra_repr(self) -> str:
+        """Show the sizes in ``print(module)``."""
+        return f"embed_dim={self.embed_dim}, num_heads={self.num_heads}, backend={self.backend!r}"
+
+    def _tokens(self, x: Tensor) -> Tensor:
+        if x.dim() != 3 or x.shape[-1] != self.embed_dim:
+            raise ValueError(f"x has shape {tuple(x.shape)}; this module needs [B, N, {self.embed_dim}].")
+        w = self.proj_in(x).unflatten(-1, (self.num_heads, self.head_dim))
+        return w if self.form.eps is None else w * self._scale()
+
+    def _scale(self) -> float:
+        """sqrt(c): scaling the tokens by it before the operator and again after it puts c into D."""
+        return 1.0 if self.form.eps is None else math.sqrt(self.embed_dim) / self.form.eps
+
+    def _may_overwrite(self, w: Tensor) -> bool:
+        """Tell whether w is ours alone and nobody will look at it again."""
+        recorded = torch.is_grad_enabled() and (w.requires_grad or self.temperature.requires_grad)
+        seen = type(self.proj_in) is not nn.Linear or len(self.proj_in._forward_hooks) > 0
+        return not (recorded or seen or torch.compiler.is_compiling())
+
+    def _project_out(self, y: Tensor, count: Tensor | int | None) -> Tensor:
+        """Apply step size, output projection and dropout; count is the number of tokens behind each statistic."""
+        scale: Tensor | float = self._scale()
+        if self.form.step_size is not None and count is not None:
+            scale = scale * self.form.step_size / count
+        flat = y.flatten(2)
+        if not (isinstance(scale, float) and scale == 1.0):
+            flat = (flat * scale).to(flat.dtype)
+        if self.proj_out is not None:
+            flat = self.proj_out(flat)
+        else:
+            flat = F.linear(flat, self.proj_in.weight.t(), self.out_bias)
+        out: Tensor = self.out_drop(flat)
+        return out
+
+
+class TSSAttention(_ProjectedAttention):
+    """Token Statistics Self-Attention: a drop-in for a non-causal attention module, in linear time.
+
+    ``y = proj_out(tssa(proj_in(x)))``; see `tost.tssa` for the operator. The defaults are the authors' vision code.
+
+    Args:
+        embed_dim: Width of the tokens, C.
+        num_heads: Number of heads (groups), H; divides C.
+        in_bias: Bias of the first projection.
+        out_bias: Bias of the second projection.
+        gain_drop: Dropout on ``D = 1 / (1 + moment)``, one decision per sequence, head and feature.
+        out_drop: Dropout on the output.
+        normalize: Normalise each feature over the tokens before memberships are taken; False is the ablation.
+        paper: Use the paper's equations where they differ from the code; see `PaperForm`.
+        backend: Implementation of the operator, see `tost.tssa`.
+        device: Where the parameters live.
+        dtype: Type of the parameters.
+
+    Raises:
+        ValueError: `num_heads` does not divide `embed_dim`.
+
+    Example:
+        >>> import torch, tost
+        >>> attention = tost.TSSAttention(embed_dim=384, num_heads=8)
+        >>> attention(torch.randn(2, 196, 384)).shape
+        torch.Size([2, 196, 384])
+    """
+
+    def __init__(
+        self,
+        embed_dim: int,
+        num_heads: int,
+        *,
+        in_bias: bool = True,
+        out_bias: bool = True,
+        gain_drop: float = 0.0,
+        out_drop: float = 0.0,
+        normalize: bool = True,
+        paper: PaperForm | None = None,
+        backend: str = "auto",
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__(embed_dim, num_heads, in_bias, out_bias, out_drop, paper, backend, device, dtype)
+        self.gain_drop = gain_drop
+        self.normalize = normalize
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Mix the tokens x [B, N, C].
+
+        Args:
+            x: Tokens, ``[B, N, C]``.
+            mask: Real tokens, bool ``[B, N]``; the others neither count nor get more than the output bias.
+
+        Returns:
+            ``[B, N, C]``.
+        """
+        w = self._tokens(x)
+        temperature = self.temperature.expand(self.num_heads)
+        if not self.normalize:
+            temperature = temperature / self._scale() ** 2
+        run = tssa_ if self._may_overwrite(w) else tssa
+        y = run(w, temperature, mask=mask, normalize=self.normalize, backend=self.backend)
+        if self.training and self.gain_drop > 0:
+            # y is proportional to D, so dropping entries of D drops whole features of a head.
+            y = y * F.dropout(y.new_ones(y.shape[0], 1, *y.shape[2:]), self.gain_drop)
+        count = x.shape[1] if mask is None else mask.sum(dim=1).clamp_min(1)[:, None, None]
+        return self._project_out(y, count)
+
+
+class CausalTSSAttention(_ProjectedAttention):
+    """Causal TSSA: a drop-in for a causal attention module that streams from a constant-size state.
+
+    ``y = proj_out(causal_tssa(proj_in(x)))``; see `tost.causal_tssa` for the operator. The defaults are the authors'
+    language code.
+
+    Args:
+        embed_dim: Width of the tokens, C.
+        num_heads: Number of heads (groups), H; divides C.
+        max_length: Longest sequence that the position bias covers. Without a position bias there is no limit.
+        in_bias: Bias of the first projection.
+        out_bias: Bias of the second projection.
+        position_bias: ``"feature"`` adds the learned bias to each of the D features of a head, as the authors' code
+            and listing do (its effect is ``D * b``); ``"head"`` adds it once, as the paper's equation does; None has
+            no such bias.
+        gain_drop: Dropout on ``D = 1 / (1 + moment)``, one decision per token, head and feature.
+        out_drop: Dropout on the output.
+        paper: Use the paper's equations where they differ from the code; see `PaperForm`.
+        backend: Implementation of the operator, see `tost.causal_tssa`.
+        device: Where the parameters live.
+        dtype: Type of the parameters.
+
+    Raises:
+        ValueError: `num_heads` does not divide `embed_dim`, or `position_bias` is not one of the three.
+
+    Example:
+        >>> import torch, tost
+        >>> attention = tost.CausalTSSAttention(embed_dim=64, num_heads=4, max_length=128)
+        >>> first, state = attention.forward_with_state(torch.randn(1, 100, 64))
+        >>> second, state = attention.forward_with_state(torch.randn(1, 1, 64), state)
+        >>> second.shape, state.position.tolist()
+        (torch.Size([1, 1, 64]), [101])
+    """
+
+    def __init__(
+        self,
+        embed_dim: int,
+        num_heads: int,
+        max_length: int,
+        *,
+        in_bias: bool = False,
+        out_bias: bool = False,
+        position_bias: Literal["feature", "head"] | None = "feature",
+        gain_drop: float = 0.0,
+        out_drop: float = 0.0,
+        paper: PaperForm | None = None,
+        backend: str = "auto",
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__(embed_dim, num_heads, in_bias, out_bias, out_drop, paper, backend, device, dtype)
+        if position_bias not in ("feature", "head", None):
+            raise ValueError(f"position_bias={position_bias!r} is not known; it takes 'feature', 'head' or None.")
+        self.max_length = max_length
+        self.gain_drop = gain_drop
+        self.position_bias_form = position_bias
+        self.position_bias = (
+            None
+            if position_bias is None
+            else nn.Parameter(torch.zeros(num_heads, max_length, device=device, dtype=dtype))
+        )
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Mix the tokens x [B, N, C], each with those before it.
+
+        Args:
+            x: Tokens, ``[B, N, C]``.
+            mask: Real tokens, bool ``[B, N]``, padding on either side.
+
+        Returns:
+            ``[B, N, C]``.
+        """
+        return self.forward_with_state(x, mask=mask)[0]
+
+    def forward_with_state(
+        self, x: Tensor, state: TSSAState | None = None, mask: Tensor | None = None
+    ) -> tuple[Tensor, TSSAState]:
+        """Continue sequences of which `state` has seen the beginning.
+
+        Args:
+            x: The next tokens, ``[B, N, C]``.
+            state: The state returned with the tokens before; None at the start.
+            mask: Real tokens, bool ``[B, N]``.
+
+        Returns:
+            ``[B, N, C]`` and the state after these tokens.
+        """
+        w = self._tokens(x)
+        bias = self.position_bias
+        if bias is not None and self.position_bias_form == "head":
+            bias = bias / self.head_dim
+        run = causal_tssa_ if self._may_overwrite(w) else causal_tssa_with_state
+        temperature = self.temperature.expand(self.num_heads)
+        y, after = run(w, temperature, bias, mask=mask, state=state, backend=self.backend)
+        if self.training and self.gain_drop > 0:
+            y = F.dropout(y, self.gain_drop)  # y is proportional to D, entry by entry
+        count = None if self.form.step_size is None else self._count(x, state, mask)
+        return self._project_out(y, count), after
+
+    @staticmethod
+    def _count(x: Tensor, state: TSSAState | None, mask: Tensor | None) -> Tensor:
+        """Return j, the number of real tokens up to and including each one, [B or 1, N, 1]."""
+        ones = torch.ones(1, x.shape[1], dtype=torch.int64, device=x.device) if mask is None else mask
+        count = ones.cumsum(dim=1).clamp_min(1)
+        count = count if state is None else count + state.position.unsqueeze(1)
+        return count.unsqueeze(-1)

@@ -1,0 +1,118 @@
+"""Inputs for the operators and a way to run one backend on them, shared by the tests of this folder."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+import tost
+from tost.ops._numerics import statistics_dtype
+from tost.testing import assert_close
+
+# Single entries, odd widths, one head, more than one chunk of the kernel, a last chunk of one token.
+SHAPES = [(1, 1, 1, 1), (2, 63, 3, 5), (3, 130, 2, 33), (1, 257, 8, 64), (2, 129, 1, 7), (5, 2, 4, 3)]
+BACKENDS = [name for name, status in tost.available_backends("tssa").items() if status == "ready"]
+FAST_BACKENDS = [name for name in BACKENDS if name != "reference"]
+# Bound on the relative rms of an output against the reference in float64 on the same rounded inputs.
+BOUNDS = {torch.float64: 1e-11, torch.float32: 2e-5, torch.bfloat16: 1e-2, torch.float16: 2e-3}
+
+
+def shape_id(shape: tuple[int, ...]) -> str:
+    return "x".join(map(str, shape))
+
+
+def dtype_id(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+@dataclass(frozen=True)
+class Case:
+    """Arguments of a call and a cotangent for each of its outputs."""
+
+    w: Tensor
+    temperature: Tensor
+    dy: Tensor
+    mask: Tensor | None = None
+    normalize: bool = True
+    bias: Tensor | None = None
+    state: tost.TSSAState | None = None
+    dstate: tuple[Tensor, Tensor, Tensor] | None = None
+
+    def double(self) -> Case:
+        """The same numbers, rounded as they are, in float64."""
+
+        def up(x):
+            return None if x is None else x.double()
+
+        state = None if self.state is None else self.state.to(dtype=torch.float64)
+        dstate = None if self.dstate is None else tuple(map(up, self.dstate))
+        return replace(
+            self,
+            w=up(self.w),
+            temperature=up(self.temperature),
+            dy=up(self.dy),
+            bias=up(self.bias),
+            state=state,
+            dstate=dstate,
+        )
+
+
+def make_case(shape, dtype, *, masked=False, normalize=True, bias=False, state=False, seed=0) -> Case:
+    g = torch.Generator().manual_seed(seed)
+    B, N, H, D = shape
+
+    def randn(*size):
+        return torch.randn(size, generator=g)
+
+    def rand(*size):
+        return torch.rand(size, generator=g)
+
+    sums = statistics_dtype(dtype)
+    before = (3 * rand(B, H, D), rand(B, H, D), 3 * rand(B, H))
+    position = torch.randint(0, 4, (B,), generator=g)
+    return Case(
+        w=randn(B, N, H, D).to(dtype),
+        # Both signs. Un-normalised energies are as large as D, so their temperature is small.
+        temperature=(randn(H) * (3.0 if normalize else 0.2)).to(sums),
+        dy=randn(B, N, H, D).to(dtype),
+        mask=rand(B, N) > 0.3 if masked else None,
+        normalize=normalize,
+        bias=(0.3 * randn(H, N + 4)).to(sums) if bias else None,
+        state=tost.TSSAState(*(x.to(sums) for x in before), position) if state else None,
+        dstate=(randn(B, H, D).to(sums), randn(B, H, D).to(sums), randn(B, H).to(sums)),
+    )
+
+
+def run_tssa(case: Case, backend: str) -> dict[str, Tensor]:
+    """Output and gradients of ``tost.tssa``."""
+    w, t = case.w.detach().requires_grad_(), case.temperature.detach().requires_grad_()
+    y = tost.tssa(w, t, mask=case.mask, normalize=case.normalize, backend=backend)
+    dw, dt = torch.autograd.grad(y, (w, t), case.dy)
+    return {"y": y, "dw": dw, "dtemperature": dt}
+
+
+def run_causal(case: Case, backend: str) -> dict[str, Tensor]:
+    """Outputs and gradients of ``tost.causal_tssa_with_state``, those of the state included."""
+    inputs = {"w": case.w, "temperature": case.temperature}
+    if case.bias is not None:
+        inputs["bias"] = case.bias
+    if case.state is not None:
+        inputs |= {name: getattr(case.state, name) for name in ("squares", "weighted_squares", "mass")}
+    inputs = {name: x.detach().requires_grad_() for name, x in inputs.items()}
+    state = None
+    if case.state is not None:
+        sums = (inputs[name] for name in ("squares", "weighted_squares", "mass"))
+        state = tost.TSSAState(*sums, case.state.position)
+    y, after = tost.causal_tssa_with_state(
+        inputs["w"], inputs["temperature"], inputs.get("bias"), mask=case.mask, state=state, backend=backend
+    )
+    gradients = torch.autograd.grad((y, *after[:3]), tuple(inputs.values()), (case.dy, *case.dstate))
+    return {"y": y, **after._asdict(), **{f"d{name}": x for name, x in zip(inputs, gradients, strict=True)}}
+
+
+def assert_all_close(actual: dict[str, Tensor], expected: dict[str, Tensor], bound: float) -> None:
+    assert actual.keys() == expected.keys()
+    for name in expected:
+        assert_close(name, actual[name], expected[name], bound)

@@ -1,0 +1,225 @@
+"""The operators as torch sees them: registered ops, compile, autocast, layouts, dtypes, memory, edge sizes."""
+
+import pytest
+import torch
+
+import tost
+from tests.ops.cases import BACKENDS, FAST_BACKENDS, make_case, run_causal, run_tssa
+from tost.testing import assert_close
+
+backends = pytest.mark.parametrize("backend", BACKENDS)
+fast_backends = pytest.mark.parametrize("backend", FAST_BACKENDS)
+LOW = [torch.float16, torch.bfloat16]
+
+
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("grad", [False, True])
+def test_native_ops_pass_opcheck(masked, grad):
+    case = make_case((2, 70, 3, 5), torch.float32, masked=masked, bias=True, state=True)
+    w, t = case.w.requires_grad_(grad), case.temperature.requires_grad_(grad)
+    torch.library.opcheck(torch.ops.tost.tssa.default, (w, t, case.mask, True))
+    bias = torch.randn(1, 70, 3, requires_grad=grad)
+    sums = case.state[:3] if masked else (None, None, None)
+    torch.library.opcheck(torch.ops.tost.causal_tssa.default, (w, t, bias, case.mask, *sums))
+
+
+def test_native_backward_and_inplace_ops_pass_opcheck():
+    case = make_case((2, 70, 3, 5), torch.float32, masked=True)
+    y, *saved = torch.ops.tost.tssa(case.w, case.temperature, case.mask, True)
+    torch.library.opcheck(
+        torch.ops.tost.tssa_backward.default, (case.dy, case.w, case.temperature, case.mask, True, *saved)
+    )
+    *_, pi, starts = torch.ops.tost.causal_tssa(case.w, case.temperature, None, case.mask, None, None, None)
+    torch.library.opcheck(
+        torch.ops.tost.causal_tssa_backward.default,
+        (case.dy, *case.dstate, case.w, case.temperature, None, case.mask, pi, starts),
+    )
+    arguments = (case.w.clone(), case.temperature, case.mask)
+    torch.library.opcheck(torch.ops.tost.tssa_.default, (*arguments, True))
+    torch.library.opcheck(torch.ops.tost.causal_tssa_.default, (arguments[0], case.temperature, None, case.mask, None, None, None))
+
+
+@fast_backends
+def test_compile_sees_no_graph_break(backend):
+    case = make_case((2, 33, 3, 5), torch.float32, masked=True, bias=True, state=True)
+
+    @torch.compile(fullgraph=True)
+    def step(w, t, bias, squares, weighted, mass, position):
+        state = tost.TSSAState(squares, weighted, mass, position)
+        y = tost.tssa(w, t, mask=case.mask, backend=backend)
+        z, after = tost.causal_tssa_with_state(w, t, bias, mask=case.mask, state=state, backend=backend)
+        return y + z, after
+
+    w, t, bias = (x.clone().requires_grad_() for x in (case.w, case.temperature, case.bias))
+    out, after = step(w, t, bias, *case.state)
+    compiled = torch.autograd.grad((out, *after[:3]), (w, t, bias), (case.dy, *case.dstate))
+    plain, state = tost.causal_tssa_with_state(w, t, bias, mask=case.mask, state=case.state, backend=backend)
+    plain = plain + tost.tssa(w, t, mask=case.mask, backend=backend)
+    eager = torch.autograd.grad((plain, *state[:3]), (w, t, bias), (case.dy, *case.dstate))
+    assert_close("y", out, plain, 1e-6)
+    assert torch.equal(after.position, state.position)
+    for name, a, b in zip(("dw", "dtemperature", "dbias"), compiled, eager, strict=True):
+        assert_close(name, a, b, 1e-5)
+
+
+@backends
+@pytest.mark.parametrize("size", [(0, 5, 2, 3), (2, 0, 2, 3), (0, 0, 1, 1), (1, 1, 1, 1)], ids=str)
+def test_empty_batches_and_sequences(backend, size):
+    case = make_case(size, torch.float32, masked=True, bias=True, state=True)
+    for name, value in run_causal(case, backend).items():
+        assert torch.isfinite(value).all(), name
+    for name, value in run_tssa(case, backend).items():
+        assert torch.isfinite(value).all(), name
+    _, state = tost.causal_tssa_with_state(case.w, case.temperature, state=case.state, backend=backend)
+    if size[1] == 0:
+        assert torch.equal(state.squares, case.state.squares)
+
+
+@backends
+def test_layout_does_not_matter(backend):
+    case = make_case((2, 9, 3, 4), torch.float32, bias=True)
+    head_first = case.w.transpose(1, 2).contiguous().transpose(1, 2)
+    strided = torch.stack((case.w, case.w), dim=-1)[..., 0]
+    strided_temperature = case.temperature.repeat_interleave(2)[::2]
+    expanded = case.w[:1].expand(2, 9, 3, 4)
+    for run in (tost.tssa, tost.causal_tssa):
+        y = run(case.w, case.temperature, backend=backend)
+        assert_close("head first", run(head_first, case.temperature, backend=backend), y, 1e-6)
+        assert_close("strided", run(strided, strided_temperature, backend=backend), y, 1e-6)
+        same = run(expanded.contiguous(), case.temperature, backend=backend)
+        assert_close("expanded", run(expanded, case.temperature, backend=backend), same, 1e-6)
+
+
+@backends
+def test_gradient_reaches_transposed_and_expanded_inputs(backend):
+    case = make_case((2, 9, 3, 4), torch.float64)
+    heads_first = case.w.transpose(1, 2).contiguous().requires_grad_()
+    one = case.w[:1].clone().requires_grad_()
+    for run in (tost.tssa, tost.causal_tssa):
+        w = case.w.clone().requires_grad_()
+        (expected,) = torch.autograd.grad(run(w, case.temperature, backend=backend), w, case.dy)
+        out = run(heads_first.transpose(1, 2), case.temperature, backend=backend)
+        (actual,) = torch.autograd.grad(out, heads_first, case.dy)
+        assert_close("transposed", actual.transpose(1, 2), expected, 1e-12)
+        out = run(one.expand(2, -1, -1, -1), case.temperature, backend=backend)
+        (both,) = torch.autograd.grad(out, one, case.dy)
+        parts = [torch.autograd.grad(run(one, case.temperature, backend=backend), one, dy[None])[0] for dy in case.dy]
+        assert_close("expanded", both, sum(parts), 1e-12)
+
+
+@backends
+@pytest.mark.parametrize("dtype", LOW, ids=str)
+@pytest.mark.parametrize("scale", [0.0, 1e-4, 1.0, 300.0])
+def test_half_precision_has_no_nan_where_the_statistics_would_leave_its_range(backend, dtype, scale):
+    w = (scale * torch.randn(1, 65, 2, 8, generator=torch.Generator().manual_seed(0))).to(dtype).requires_grad_()
+    t = torch.ones(2, requires_grad=True)
+    for y in (tost.tssa(w, t, backend=backend), tost.causal_tssa(w, t, backend=backend)):
+        assert y.dtype == dtype
+        dw, dt = torch.autograd.grad(y.float().sum(), (w, t))
+        assert torch.isfinite(y).all()
+        assert torch.isfinite(dw).all()
+        assert torch.isfinite(dt).all()
+
+
+@backends
+def test_zero_tokens_give_zero(backend):
+    w, t = torch.zeros(1, 4, 2, 3), torch.ones(2)
+    assert not tost.tssa(w, t, backend=backend).any()
+    assert not tost.causal_tssa(w, t, backend=backend).any()
+    nothing = torch.zeros(1, 4, dtype=torch.bool)
+    assert not tost.tssa(torch.ones(1, 4, 2, 3), t, mask=nothing, backend=backend).any()
+
+
+@backends
+def test_autocast_keeps_statistics_in_float32(backend):
+    torch.manual_seed(0)
+    linear, t = torch.nn.Linear(12, 12), torch.ones(3, requires_grad=True)
+    x = torch.randn(2, 50, 12)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        w = linear(x).unflatten(-1, (3, 4))
+        y, state = tost.causal_tssa_with_state(w, t, backend=backend)
+    assert y.dtype == torch.bfloat16
+    assert state.squares.dtype == torch.float32
+    y.sum().backward()
+    assert t.grad.dtype == torch.float32
+    assert linear.weight.grad.dtype == torch.float32
+
+
+@fast_backends
+@pytest.mark.parametrize("causal", [False, True], ids=["tssa", "causal"])
+def test_backward_keeps_little_more_than_w(backend, causal):
+    B, N, H, D = 1, 2048, 8, 48
+    w = torch.randn(B, N, H, D, requires_grad=True)
+    kept: dict[int, int] = {}
+
+    def pack(x):
+        kept[x.untyped_storage().data_ptr()] = x.untyped_storage().nbytes()
+        return x
+
+    run = tost.causal_tssa if causal else tost.tssa
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
+        run(w, torch.ones(H, requires_grad=True), backend=backend)
+    assert 0 < sum(kept.values()) <= 1.1 * w.nbytes + 3 * N * H * 4
+
+
+@backends
+def test_inplace_form_returns_the_same_numbers_in_the_same_memory(backend):
+    case = make_case((2, 70, 3, 5), torch.float32, masked=True, bias=True, state=True)
+    expected = tost.tssa(case.w, case.temperature, mask=case.mask, backend=backend)
+    for w in (case.w.clone(), case.w.transpose(1, 2).contiguous().transpose(1, 2)):
+        address = w.data_ptr()
+        y = tost.ops.tssa_(w, case.temperature, mask=case.mask, backend=backend)
+        assert y is w
+        assert y.data_ptr() == address
+        assert_close("y", y, expected, 1e-6)
+    arguments = {"mask": case.mask, "state": case.state, "backend": backend}
+    z, after = tost.causal_tssa_with_state(case.w, case.temperature, case.bias, **arguments)
+    w = case.w.clone()
+    y, state = tost.ops.causal_tssa_(w, case.temperature, case.bias, **arguments)
+    assert y is w
+    assert_close("y", y, z, 1e-6)
+    assert all(torch.allclose(a, b) for a, b in zip(state, after, strict=True))
+
+
+@pytest.mark.parametrize("run", [tost.ops.tssa_, tost.ops.causal_tssa_])
+def test_inplace_form_refuses_autograd(run):
+    w = torch.randn(1, 4, 2, 3)
+    with pytest.raises(RuntimeError, match=r"overwrites its input.*torch\.no_grad"):
+        run(w, torch.ones(2, requires_grad=True))
+    with torch.no_grad():
+        run(w, torch.ones(2, requires_grad=True))
+
+
+@fast_backends
+def test_second_derivatives_are_refused_not_wrong(backend):
+    w = torch.randn(1, 4, 2, 3, dtype=torch.float64, requires_grad=True)
+    t = torch.ones(2, dtype=torch.float64)
+    (dw,) = torch.autograd.grad(tost.tssa(w, t, backend=backend).square().sum(), w, create_graph=True)
+    with pytest.raises(RuntimeError):
+        torch.autograd.grad(dw.sum(), w)
+    assert torch.autograd.gradgradcheck(lambda w: tost.tssa(w, t, backend="reference"), (w,))
+
+
+@backends
+def test_operators_run_on_the_meta_device(backend):
+    w, t = torch.empty(2, 5, 3, 4, device="meta"), torch.empty(3, device="meta")
+    if backend == "native":
+        with pytest.raises(tost.errors.BackendError, match="needs a CPU tensor, got meta"):
+            tost.tssa(w, t, backend=backend)
+    else:
+        assert tost.tssa(w, t, backend=backend).shape == w.shape
+        assert tost.causal_tssa_with_state(w, t, backend=backend)[1].mass.shape == (2, 3)
+
+
+def test_state_moves_merges_and_detaches():
+    case = make_case((2, 6, 2, 3), torch.float32, state=True)
+    w = case.w.requires_grad_()
+    _, state = tost.causal_tssa_with_state(w, case.temperature, state=case.state)
+    assert state.squares.requires_grad
+    assert not any(x.requires_grad for x in state.detach())
+    wide = state.to(dtype=torch.float64)
+    assert wide.mass.dtype == torch.float64
+    assert wide.position.dtype == torch.int64
+    empty = tost.TSSAState.empty(2, 2, 3)
+    assert all(torch.equal(a, b) for a, b in zip(state.merge(empty), state, strict=True))
+    assert state.merge(state).position.tolist() == (2 * state.position).tolist()
