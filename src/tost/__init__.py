@@ -17,16 +17,9 @@ except PackageNotFoundError:  # a source tree on the path, not installed
 if TYPE_CHECKING:
     from tost import nn, objective, ops
     from tost.nn import CausalTSSAttention, TSSAttention
-    from tost.ops import (
-        TSSAState,
-        available_backends,
-        causal_membership,
-        causal_tssa,
-        causal_tssa_step,
-        causal_tssa_with_state,
-        membership,
-        tssa,
-    )
+    from tost.ops import TSSAState, available_backends
+    from tost.ops.causal_tssa import causal_membership, causal_tssa, causal_tssa_step, causal_tssa_with_state
+    from tost.ops.tssa import membership, tssa
 
 __all__ = [
     "CausalTSSAttention",

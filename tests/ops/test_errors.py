@@ -78,7 +78,9 @@ def test_step_refuses_a_sequence():
 
 
 def test_unknown_backend_is_refused_with_a_suggestion():
-    with pytest.raises(BackendError, match=r"`tssa` has no backend 'natve'; it has auto, native, torch, reference.*'native'"):
+    with pytest.raises(
+        BackendError, match=r"`tssa` has no backend 'natve'; it has auto, native, torch, reference.*'native'"
+    ):
         tost.tssa(W, T, backend="natve")
     with pytest.raises(ValueError, match="there is no operator 'attention'; the operators are causal_tssa, tssa"):
         tost.available_backends("attention")
@@ -130,6 +132,12 @@ def test_environment_variables_are_strict_and_work():
     assert "TOST_BACKEND='cuda' is not understood; it takes one of: auto, native, torch, reference" in bad.stderr
     bad = run_python("import tost; tost.tssa", TOST_NATIVE_ISA="mmx")
     assert "TOST_NATIVE_ISA='mmx' is not understood" in bad.stderr
-    code = "import torch, tost; from tost.ops._dispatch import select; print(select('tssa', 'auto', torch.ones(1,1,1,1)).name)"
+    code = (
+        "import torch\nfrom tost.ops._dispatch import select\n"
+        "print(select('tssa', 'auto', torch.ones(1, 1, 1, 1)).name)"
+    )
     assert run_python(code, TOST_BACKEND="reference").stdout.strip() == "reference"
-    assert run_python("import tost; print(tost.ops.native_info()['isa'])", TOST_NATIVE_ISA="baseline").stdout.strip() == "baseline"
+    assert (
+        run_python("import tost; print(tost.ops.native_info()['isa'])", TOST_NATIVE_ISA="baseline").stdout.strip()
+        == "baseline"
+    )

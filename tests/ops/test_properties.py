@@ -145,12 +145,17 @@ def test_memberships_are_the_ones_the_operator_uses(backend, size, seed):
     moment = (pi.unsqueeze(-1) * w.square()).sum(1) / (pi.sum(1) + 1e-8).unsqueeze(-1)
     assert_close("y", tost.tssa(w, t, backend=backend), -pi.unsqueeze(-1) * w / (1 + moment.unsqueeze(1)), BOUND)
     pi = tost.causal_membership(w, t, bias)
-    assert_close("first token ignores its input", pi[:, 0], (t * size[3] * (1 + bias[:, 0])).softmax(0).expand_as(pi[:, 0]), BOUND)
+    assert_close(
+        "first token ignores its input",
+        pi[:, 0],
+        (t * size[3] * (1 + bias[:, 0])).softmax(0).expand_as(pi[:, 0]),
+        BOUND,
+    )
 
 
 @backends
 def test_operator_is_minus_n_times_the_gradient_of_the_variational_objective(backend):
-    """An independent derivation: autograd of the objective, with orthonormal heads, W = U and memberships held fixed."""
+    """An independent derivation: autograd of the objective, orthonormal heads, W = U, memberships held fixed."""
     g = torch.Generator().manual_seed(0)
     n, d, K = 50, 24, 4
     u = torch.linalg.qr(torch.randn(d, d, dtype=torch.float64, generator=g)).Q.reshape(d, K, d // K).transpose(0, 1)

@@ -25,7 +25,7 @@ def test_native_ops_pass_opcheck(masked, grad):
 
 def test_native_backward_and_inplace_ops_pass_opcheck():
     case = make_case((2, 70, 3, 5), torch.float32, masked=True)
-    y, *saved = torch.ops.tost.tssa(case.w, case.temperature, case.mask, True)
+    _, *saved = torch.ops.tost.tssa(case.w, case.temperature, case.mask, True)
     torch.library.opcheck(
         torch.ops.tost.tssa_backward.default, (case.dy, case.w, case.temperature, case.mask, True, *saved)
     )
@@ -36,7 +36,9 @@ def test_native_backward_and_inplace_ops_pass_opcheck():
     )
     arguments = (case.w.clone(), case.temperature, case.mask)
     torch.library.opcheck(torch.ops.tost.tssa_.default, (*arguments, True))
-    torch.library.opcheck(torch.ops.tost.causal_tssa_.default, (arguments[0], case.temperature, None, case.mask, None, None, None))
+    torch.library.opcheck(
+        torch.ops.tost.causal_tssa_.default, (arguments[0], case.temperature, None, case.mask, None, None, None)
+    )
 
 
 @fast_backends

@@ -29,7 +29,7 @@ class PaperForm:
     Attributes:
         step_size: tau. The output is multiplied by ``tau / n`` (``tau / j`` at position j of a causal sequence), n
             counting the real tokens. None leaves it out.
-        eps: Coding precision; the operator becomes ``D = c / (1 + c * moment)`` with ``c = C / eps^2``. None means c = 1.
+        eps: Coding precision; the operator becomes ``D = c / (1 + c * moment)``, ``c = C / eps^2``. None means c = 1.
         tied: Project back with the transpose of the first projection's weight.
         shared_temperature: One temperature ``1 / (2 eta)`` for all heads.
     """
@@ -82,7 +82,7 @@ class _ProjectedAttention(nn.Module):
     def _tokens(self, x: Tensor) -> Tensor:
         if x.dim() != 3 or x.shape[-1] != self.embed_dim:
             raise ValueError(f"x has shape {tuple(x.shape)}; this module needs [B, N, {self.embed_dim}].")
-        w = self.proj_in(x).unflatten(-1, (self.num_heads, self.head_dim))
+        w: Tensor = self.proj_in(x).unflatten(-1, (self.num_heads, self.head_dim))
         return w if self.form.eps is None else w * self._scale()
 
     def _scale(self) -> float:
@@ -99,6 +99,8 @@ class _ProjectedAttention(nn.Module):
         """Apply step size, output projection and dropout; count is the number of tokens behind each statistic."""
         scale: Tensor | float = self._scale()
         if self.form.step_size is not None and count is not None:
+            if isinstance(count, Tensor):  # half precision cannot count past 2048
+                count = count.to(torch.promote_types(y.dtype, torch.float32))
             scale = scale * self.form.step_size / count
         flat = y.flatten(2)
         if not (isinstance(scale, float) and scale == 1.0):
@@ -269,7 +271,7 @@ class CausalTSSAttention(_ProjectedAttention):
             ``[B, N, C]`` and the state after these tokens.
         """
         w = self._tokens(x)
-        bias = self.position_bias
+        bias: Tensor | None = self.position_bias
         if bias is not None and self.position_bias_form == "head":
             bias = bias / self.head_dim
         run = causal_tssa_ if self._may_overwrite(w) else causal_tssa_with_state

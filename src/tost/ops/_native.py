@@ -17,12 +17,14 @@ from tost import _env
 from tost.errors import ConfigError
 
 __all__ = [
+    "CAUSAL_CHUNK",
     "Backward",
     "CausalBackward",
     "CausalForward",
     "Forward",
     "Shape",
     "address",
+    "compiled_isas",
     "missing",
     "native_info",
     "run",
@@ -40,37 +42,63 @@ class Shape(ctypes.Structure):
     _fields_ = tuple((name, c_int64) for name in ("B", "N", "H", "D"))
 
 
-def _structure(name: str, numbers: list[str], pointers: list[str], stride_before: str | None = None) -> type:
-    """Make a structure: numbers (int32), the shape, then pointers, with bias_stride before one of them if named."""
-    fields: list[tuple[str, type]] = [(number, c_int32) for number in numbers] + [("shape", Shape)]
-    for pointer in pointers:
-        if pointer == stride_before:
-            fields.append(("bias_stride", c_int64))
-        fields.append((pointer, c_void_p))
-    return type(name, (ctypes.Structure,), {"_fields_": tuple(fields)})
+class _Call(ctypes.Structure):
+    """A call of the library: whole numbers, the shape, then addresses, null where an argument is absent."""
+
+    shape: Shape
 
 
-Forward = _structure(
-    "Forward", ["threads", "normalize"], "w temperature mask y pi squares weighted mass".split()
-)
-Backward = _structure(
-    "Backward", ["threads", "normalize"], "w dy temperature mask pi squares weighted mass dw dtemperature".split()
-)
-CausalForward = _structure(
-    "CausalForward",
-    ["threads"],
-    "w temperature bias mask squares_in weighted_in mass_in y pi starts squares weighted mass".split(),
-    stride_before="mask",
-)
-CausalBackward = _structure(
-    "CausalBackward",
-    ["threads"],
-    (
-        "w dy temperature bias mask pi starts dsquares dweighted dmass "
-        "dw dtemperature denergy dsquares_in dweighted_in dmass_in"
-    ).split(),
-    stride_before="mask",
-)
+def _pointers(names: str) -> list[tuple[str, type]]:
+    return [(name, c_void_p) for name in names.split()]
+
+
+class Forward(_Call):
+    """Non-causal forward pass."""
+
+    _fields_ = (
+        ("threads", c_int32),
+        ("normalize", c_int32),
+        ("shape", Shape),
+        *_pointers("w temperature mask y pi squares weighted mass"),
+    )
+
+
+class Backward(_Call):
+    """Non-causal backward pass."""
+
+    _fields_ = (
+        ("threads", c_int32),
+        ("normalize", c_int32),
+        ("shape", Shape),
+        *_pointers("w dy temperature mask pi squares weighted mass dw dtemperature"),
+    )
+
+
+class CausalForward(_Call):
+    """Causal forward pass."""
+
+    _fields_ = (
+        ("threads", c_int32),
+        ("shape", Shape),
+        *_pointers("w temperature bias"),
+        ("bias_stride", c_int64),
+        *_pointers("mask squares_in weighted_in mass_in y pi starts squares weighted mass"),
+    )
+
+
+class CausalBackward(_Call):
+    """Causal backward pass."""
+
+    _fields_ = (
+        ("threads", c_int32),
+        ("shape", Shape),
+        *_pointers("w dy temperature bias"),
+        ("bias_stride", c_int64),
+        *_pointers("mask pi starts dsquares dweighted dmass"),
+        *_pointers("dw dtemperature denergy dsquares_in dweighted_in dmass_in"),
+    )
+
+
 _CALLS = {
     "tost_tssa_forward": Forward,
     "tost_tssa_backward": Backward,
@@ -123,7 +151,7 @@ def compiled_isas() -> list[str]:
     """Return the instruction sets in the library, best first, whether this processor has them or not."""
     if _LIBRARY is None:
         return []
-    names = []
+    names: list[str] = []
     while (name := _LIBRARY.tost_compiled_isa(len(names))) is not None:
         names.append(name.decode())
     return names
@@ -166,7 +194,7 @@ def shape_of(w: Tensor) -> Shape:
     return Shape(*w.shape)
 
 
-def run(function: str, dtype: torch.dtype, call: ctypes.Structure) -> None:
+def run(function: str, dtype: torch.dtype, call: _Call) -> None:
     """Run one function of the library on tokens of `dtype`."""
     assert _LIBRARY is not None
     if getattr(_LIBRARY, function)(_TYPES[dtype], ctypes.byref(call)) != 0:

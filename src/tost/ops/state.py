@@ -77,8 +77,8 @@ class TSSAState(NamedTuple):
 
     def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> TSSAState:
         """Return the state on another device or with sums of another dtype; the position stays an integer."""
-        sums = (self.squares, self.weighted_squares, self.mass)
-        return TSSAState(*(x.to(device=device, dtype=dtype) for x in sums), self.position.to(device=device))
+        squares, weighted_squares, mass = (x.to(device=device, dtype=dtype) for x in self[:3])
+        return TSSAState(squares, weighted_squares, mass, self.position.to(device=device))
 
     def detach(self) -> TSSAState:
         """Return the state cut off from the graph that made it, as truncated back-propagation wants."""

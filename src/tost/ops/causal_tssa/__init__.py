@@ -219,9 +219,7 @@ def _run(
     return (w.copy_(y) if inplace else y), sums
 
 
-def _check(
-    w: Tensor, temperature: Tensor, bias: Tensor | None, mask: Tensor | None, state: TSSAState | None
-) -> None:
+def _check(w: Tensor, temperature: Tensor, bias: Tensor | None, mask: Tensor | None, state: TSSAState | None) -> None:
     check_tokens(w)
     check_temperature(temperature, w)
     check_mask(mask, w)

@@ -45,10 +45,7 @@ def bias_of_tokens(bias: Tensor, num_tokens: int, mask: Tensor | None, position:
     """
     if mask is None and position is None:
         return bias[:, :num_tokens].t().unsqueeze(0)
-    if mask is None:
-        index = torch.arange(num_tokens, device=bias.device).unsqueeze(0)
-    else:
-        index = mask.cumsum(dim=1) - 1
+    index = torch.arange(num_tokens, device=bias.device).unsqueeze(0) if mask is None else mask.cumsum(dim=1) - 1
     if position is not None:
         index = index + position.unsqueeze(1)
     if mask is not None:

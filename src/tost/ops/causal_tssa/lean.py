@@ -78,7 +78,7 @@ class _LeanCausalTSSA(torch.autograd.Function):
         return (y.to(w.dtype), *_after(v.square(), pi, before))
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
+    @once_differentiable
     def backward(
         ctx: Any, dy: Tensor, d_squares: Tensor, d_weighted: Tensor, d_mass: Tensor
     ) -> tuple[Tensor | None, ...]:

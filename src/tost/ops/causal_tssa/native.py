@@ -60,9 +60,7 @@ def _run_forward(
     squares, weighted, mass, pi, starts = outputs = _outputs(w)
     first = [_native.address(x) for x in (w, *inputs[:2])]
     rest = [_native.address(x) for x in (*inputs[2:], y, pi, starts, squares, weighted, mass)]
-    call = _native.CausalForward(
-        torch.get_num_threads(), _native.shape_of(w), *first, _bias_stride(bias), *rest
-    )
+    call = _native.CausalForward(torch.get_num_threads(), _native.shape_of(w), *first, _bias_stride(bias), *rest)
     _native.run("tost_causal_tssa_forward", w.dtype, call)
     return outputs
 
@@ -182,9 +180,7 @@ def _backward(ctx: Any, dy: Tensor | None, *dsums: Tensor | None) -> tuple[Tenso
         return (None,) * 7
     w, temperature, bias, mask, pi, starts = ctx.saved_tensors
     dy = torch.zeros_like(w) if dy is None else dy.to(w.dtype)
-    dw, dtemperature, denergy, *dbefore = _causal_tssa_backward(
-        dy, *dsums[:3], w, temperature, bias, mask, pi, starts
-    )
+    dw, dtemperature, denergy, *dbefore = _causal_tssa_backward(dy, *dsums[:3], w, temperature, bias, mask, pi, starts)
     dbias = None if bias is None else (w.shape[-1] * denergy).sum_to_size(bias.shape)
     return (dw, dtemperature, dbias, None, *(dbefore if ctx.has_sums_before else (None, None, None)))
 

@@ -52,7 +52,7 @@ class _LeanTSSA(torch.autograd.Function):
         return (-pi.unsqueeze(-1) * v * gain).to(w.dtype)
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
+    @once_differentiable
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, Tensor, None, None]:
         w, temperature, mask, pi, squares, gain, mass = ctx.saved_tensors
         v, o = zero_padding(w.to(pi.dtype), mask), zero_padding(dy.to(pi.dtype), mask)

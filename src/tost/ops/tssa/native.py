@@ -1,7 +1,7 @@
 """Non-causal TSSA by the native CPU kernel, registered as torch operators.
 
-``torch.ops.tost.tssa`` returns y together with what its backward pass needs. Shapes: w, y [B, N, H, D], temperature [H],
-mask [B, N], pi [B, N, H], squares, weighted [B, H, D], mass [B, H]; all but w, y and dy in the statistics' dtype.
+``torch.ops.tost.tssa`` returns y together with what its backward pass needs. Shapes: w, y [B, N, H, D], temperature
+[H], mask [B, N], pi [B, N, H], squares, weighted [B, H, D], mass [B, H]; all but w, y and dy in the statistics' dtype.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ __all__ = ["tssa_native", "tssa_native_"]
 
 def tssa_native(w: Tensor, temperature: Tensor, mask: Tensor | None, normalize: bool) -> Tensor:
     """Return y [B, N, H, D] in the dtype of w."""
-    y, *_ = _tssa(w, temperature.to(statistics_dtype(w.dtype)), mask, normalize)
-    return y
+    outputs: tuple[Tensor, ...] = _tssa(w, temperature.to(statistics_dtype(w.dtype)), mask, normalize)
+    return outputs[0]
 
 
 def tssa_native_(w: Tensor, temperature: Tensor, mask: Tensor | None, normalize: bool) -> Tensor:

@@ -1,0 +1,114 @@
+"""Where a measurement was made: without this a number cannot be compared with anything."""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import subprocess
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+import torch
+
+import tost
+from tost._env import VARIABLES
+from tost.ops import native_info
+
+__all__ = ["Environment", "cpu_model", "describe_environment", "source_revision"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Environment:
+    """Machine, software and moment of a measurement.
+
+    Attributes:
+        cpu: Model of the processor.
+        cores: Logical processors that this process may use.
+        threads: Threads that torch uses for one operation.
+        load: Average number of busy processes in the minute before, None where the system does not tell.
+        system: Operating system and architecture.
+        python: Version of Python.
+        torch: Version of torch.
+        tost: Version of this package.
+        revision: Git revision of this package, ending in ``-dirty`` when files differ from it; None outside a checkout.
+        native: What is known about the native kernel.
+        variables: Those of our environment variables that are set.
+        measured: When, in UTC.
+    """
+
+    cpu: str
+    cores: int
+    threads: int
+    load: float | None
+    system: str
+    python: str
+    torch: str
+    tost: str
+    revision: str | None
+    native: dict[str, str]
+    variables: dict[str, str]
+    measured: str
+
+    @property
+    def slug(self) -> str:
+        """Short name of the machine for file names."""
+        words = re.sub(r"[^a-z0-9]+", "-", self.cpu.lower()).strip("-")
+        return f"{words}-{self.threads}t"
+
+    @property
+    def month(self) -> str:
+        """Year and month of the measurement, ``yyyymm``."""
+        return self.measured[:7].replace("-", "")
+
+    @property
+    def summary(self) -> str:
+        """One line: processor, threads and versions."""
+        revision = f" ({self.revision})" if self.revision else ""
+        threads = "1 thread" if self.threads == 1 else f"{self.threads} threads"
+        return f"{self.cpu}, {threads} | torch {self.torch} | tost {self.tost}{revision}"
+
+
+def describe_environment() -> Environment:
+    """Return the environment of this process as it is now."""
+    return Environment(
+        cpu=cpu_model(),
+        cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
+        threads=torch.get_num_threads(),
+        load=round(os.getloadavg()[0], 2) if hasattr(os, "getloadavg") else None,
+        system=f"{platform.system()} {platform.machine()}",
+        python=platform.python_version(),
+        torch=torch.__version__,
+        tost=tost.__version__,
+        revision=source_revision(),
+        native=native_info(),
+        variables={variable.name: variable.get() for variable in VARIABLES if variable.name in os.environ},
+        measured=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+    )
+
+
+def cpu_model() -> str:
+    """Return the marketing name of the processor, or its architecture where the system does not tell."""
+    cpuinfo = Path("/proc/cpuinfo")
+    if cpuinfo.exists():
+        match = re.search(r"^model name\s*:\s*(.+)$", cpuinfo.read_text(), flags=re.MULTILINE)
+        if match:
+            return re.sub(r"\((?:R|TM)\)|\bCPU\b|@.*", "", match[1]).strip()
+    return platform.processor() or platform.machine()
+
+
+def source_revision() -> str | None:
+    """Return the git revision of the checkout that this package is imported from, None if it is not in one."""
+    root = Path(__file__).resolve().parents[3]
+    # An installed copy may lie inside somebody else's checkout, whose revision says nothing about this package.
+    if not (root / ".git").exists() or not (root / "src" / "tost").exists():
+        return None
+    command = ["git", "-C", str(root), "describe", "--always", "--dirty", "--abbrev=10"]
+    try:
+        # Without optional locks, describing a checkout cannot get in the way of whoever is working in it.
+        environment = {**os.environ, "GIT_OPTIONAL_LOCKS": "0"}
+        done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=10, env=environment)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.strip() or None

@@ -1,0 +1,176 @@
+"""Result files: JSON with every number, a Markdown page made from it. No number passes through a human hand."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from tost.bench.contenders import CONTENDERS
+from tost.bench.environment import Environment
+from tost.bench.gate import GateResult
+from tost.bench.ops import KeptRow, Measurements, Row
+from tost.bench.plot import draw
+from tost.bench.tables import Table, all_tables, growth
+from tost.bench.timing import Plan, Spread
+
+__all__ = ["OpsReport", "markdown", "write_atomically", "write_report"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class OpsReport:
+    """A measurement together with everything needed to judge it."""
+
+    theme: str
+    environment: Environment
+    gate: GateResult
+    plan: Plan
+    command: str
+    measurements: Measurements
+
+    @property
+    def stem(self) -> str:
+        """File name without its ending: theme, hardware and month."""
+        return f"{self.theme}_{self.environment.slug}_{self.environment.month}"
+
+    @property
+    def headline(self) -> str:
+        """One line: where this was measured, with which versions, behind which gate."""
+        return f"{self.environment.summary} | {self.gate.summary}"
+
+    def to_json(self) -> dict[str, object]:
+        """Return one object of plain types; times are in seconds."""
+        # A red gate must not leak a speed, not even into a file.
+        shown = self.measurements if self.gate.passed else Measurements()
+        return {
+            "theme": self.theme,
+            "complete": shown.complete,
+            "command": self.command,
+            "environment": asdict(self.environment),
+            "gate": self.gate.to_json(),
+            "plan": asdict(self.plan),
+            "contenders": {contender.name: contender.summary for contender in CONTENDERS},
+            "rows": [_row_to_json(row) for row in shown.rows],
+            "operator_kept_bytes": [_kept_to_json(row) for row in shown.kept],
+            "growth": [{**asdict(item), "factor": item.factor} for item in growth(shown.rows)],
+        }
+
+
+def markdown(report: OpsReport, *, plot: str | None = None) -> str:
+    """Return a report as a Markdown page.
+
+    Args:
+        report: The measurement.
+        plot: File name of its plot, shown above the tables.
+
+    Returns:
+        The text of the page.
+
+    Raises:
+        ValueError: The gate is red.
+    """
+    if not report.gate.passed:
+        raise ValueError(f"{report.gate.summary}; speeds are shown only behind a green gate.")
+    plan = report.plan
+    ending = "." if report.measurements.complete else ", interrupted before the end."
+    lines = [
+        "# Attention layers against their limit",
+        "",
+        report.headline,
+        "",
+        f"Made by `{report.command}` on {report.environment.measured[:10]}{ending}",
+        f"Each contender ran up to {plan.warmup} times untimed; then came at least {plan.repeats} rounds in which each",
+        "ran once, in shuffled order. A ratio compares two runs of one round. Medians, with quartiles in brackets.",
+        "",
+        *(f"- **{contender.name}**: {contender.summary}" for contender in CONTENDERS),
+    ]
+    if plot:
+        lines += ["", f"![Time relative to the limit by number of tokens]({plot})"]
+    for table in all_tables(report.measurements):
+        lines += ["", f"## {table.title}", "", *_markdown_table(table)]
+        if table.notes:
+            lines += ["", *(f"- {note}" for note in table.notes)]
+    return "\n".join(lines) + "\n"
+
+
+def write_report(report: OpsReport, folder: Path) -> list[Path]:
+    """Write the files of a report.
+
+    A measurement that is not complete goes to ``<stem>.partial.json`` and leaves the files of an earlier, complete one
+    alone. A complete one is written as JSON, Markdown and a plot, and its partial file is removed.
+
+    Args:
+        report: A measurement behind a green gate.
+        folder: Where to write; made if missing.
+
+    Returns:
+        The files written.
+
+    Raises:
+        ValueError: The gate is red.
+    """
+    text = json.dumps(report.to_json(), indent=2, allow_nan=False) + "\n"
+    partial = folder / f"{report.stem}.partial.json"
+    if not report.measurements.complete:
+        write_atomically(partial, text.encode())
+        return [partial]
+    contents = {
+        f"{report.stem}.json": text.encode(),
+        f"{report.stem}.md": markdown(report, plot=f"{report.stem}.svg").encode(),
+        f"{report.stem}.svg": draw(report.measurements.rows, caption=report.environment.summary),
+    }
+    for name, content in contents.items():
+        write_atomically(folder / name, content)
+    partial.unlink(missing_ok=True)
+    return [folder / name for name in contents]
+
+
+def write_atomically(path: Path, content: bytes) -> None:
+    """Write a file such that no reader sees half of it, and no crash leaves half of it.
+
+    Args:
+        path: File to write; missing folders are made.
+        content: What it will hold.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    # In a folder of its own the draft gets the permissions of any other file, which a temporary file would not.
+    with tempfile.TemporaryDirectory(dir=path.parent, prefix=".writing-") as folder:
+        draft = Path(folder) / path.name
+        draft.write_bytes(content)
+        draft.replace(path)
+
+
+def _row_to_json(row: Row) -> dict[str, object]:
+    warmup = row.warmup
+    return {
+        **asdict(row.case),
+        "contender": row.contender,
+        **_spread_to_json("seconds", row.seconds),
+        "repeats": row.seconds.count if row.seconds else 0,
+        **_spread_to_json("ratio_to_limit", row.ratio),
+        "ratio_of_medians": row.ratio_of_medians,
+        "warmup_runs": warmup.runs if warmup else 0,
+        "first_run_seconds": warmup.first_seconds if warmup else None,
+        "kept_bytes": row.kept,
+        "note": row.note,
+    }
+
+
+def _spread_to_json(name: str, spread: Spread | None) -> dict[str, float | None]:
+    return {
+        f"{name}_median": spread.median if spread else None,
+        f"{name}_lower_quartile": spread.lower if spread else None,
+        f"{name}_upper_quartile": spread.upper if spread else None,
+    }
+
+
+def _kept_to_json(row: KeptRow) -> dict[str, object]:
+    # What is kept does not depend on the pass, so the mode would only mislead.
+    case = {name: value for name, value in asdict(row.case).items() if name != "mode"}
+    return {**case, "implementation": row.implementation, "bytes": row.bytes, "input_bytes": row.input_bytes}
+
+
+def _markdown_table(table: Table) -> list[str]:
+    rule = ["---" if column < table.labels else "---:" for column in range(len(table.headers))]
+    return [f"| {' | '.join(cells)} |" for cells in (table.headers, rule, *table.rows)]

@@ -1,0 +1,61 @@
+"""The `tost` command.
+
+Each command lives in its own file and imports torch only when it runs, so that help and mistakes answer at once.
+`_build` holds the one list of commands.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated, NoReturn
+
+import typer
+
+import tost
+from tost.cli import _bench, _console, _info
+from tost.errors import ConfigError, TostError
+
+__all__ = ["main"]
+
+
+def main() -> NoReturn:
+    """Run the command line of this process and exit.
+
+    The exit code is 0 for done, 1 for a failure, 2 for a mistake in the command or its configuration, and 130 for an
+    interrupt.
+    """
+    try:
+        _build()(prog_name="tost")
+    except TostError as error:
+        _console.log(f"{type(error).__name__}: {error}")
+        sys.exit(2 if isinstance(error, ConfigError) else 1)
+    sys.exit(0)
+
+
+def _build() -> typer.Typer:
+    app = typer.Typer(
+        help="Token Statistics Transformers: attention from token statistics, in linear time.",
+        no_args_is_help=True,
+        add_completion=False,
+        pretty_exceptions_enable=False,
+        rich_markup_mode=None,  # boxes leave no room for the text, and help reads the same in a pipe
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+    app.callback()(_global_options)
+    app.command("info")(_info.info)
+    app.add_typer(_bench.app, name="bench")
+    return app
+
+
+def _global_options(
+    version: Annotated[
+        bool, typer.Option("--version", help="Show the version and exit.", callback=_show_version, is_eager=True)
+    ] = False,
+) -> None:
+    pass
+
+
+def _show_version(asked: bool) -> None:
+    if asked:
+        _console.show(f"tost {tost.__version__}")
+        raise typer.Exit

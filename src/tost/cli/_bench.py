@@ -1,0 +1,195 @@
+"""`tost bench`: measurements, shown only when the gate is green."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from tost.bench.cases import Case, Dtype, Mode, Op, select_cases
+from tost.cli import _console
+
+if TYPE_CHECKING:
+    from tost.bench.ops import Measurements
+    from tost.bench.report import OpsReport
+    from tost.bench.timing import Plan
+
+__all__ = ["app", "ops"]
+
+app = typer.Typer(help="Measure speed and memory, if all results are right.", no_args_is_help=True)
+
+_STANDARD = "as the standard shapes"
+
+
+@app.callback()
+def _bench() -> None:
+    # Typer would turn a group with a single command into that command.
+    pass
+
+
+@app.command()
+def ops(
+    op: Annotated[
+        list[Op] | None, typer.Option(metavar="|".join(Op), help="Operator; repeat for more.", show_default="all")
+    ] = None,
+    mode: Annotated[
+        list[Mode] | None, typer.Option(metavar="|".join(Mode), help="Pass; repeat for more.", show_default="both")
+    ] = None,
+    tokens: Annotated[
+        str | None, typer.Option(metavar="N,N,...", help="Sequence lengths.", show_default=_STANDARD)
+    ] = None,
+    width: Annotated[int | None, typer.Option(min=1, metavar="N", help="Model width.", show_default=_STANDARD)] = None,
+    heads: Annotated[int | None, typer.Option(min=1, metavar="N", help="Heads.", show_default=_STANDARD)] = None,
+    batch: Annotated[int | None, typer.Option(min=1, metavar="N", help="Sequences.", show_default=_STANDARD)] = None,
+    dtype: Annotated[Dtype, typer.Option(metavar="|".join(Dtype), help="Type of inputs and weights.")] = Dtype.FLOAT32,
+    repeats: Annotated[
+        int | None, typer.Option(min=3, metavar="N", help="Least timed runs.", show_default="30, with --quick 5")
+    ] = None,
+    threads: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="Threads per operation.", show_default="torch's own")
+    ] = None,
+    compiled: Annotated[
+        bool, typer.Option("--compile/--no-compile", help="Include torch.compile of the paper's formulation.")
+    ] = True,
+    quick: Annotated[bool, typer.Option("--quick", help="Few short sequences, few runs: a demonstration.")] = False,
+    out: Annotated[Path | None, typer.Option(metavar="DIR", help="Write JSON, Markdown and a plot here.")] = None,
+    json: Annotated[bool, typer.Option("--json", help="End with one line of JSON.")] = False,
+) -> None:
+    """Time our attention layers against their projections, the paper's code and others."""
+    from tost.bench.timing import Plan
+
+    cases = select_cases(
+        ops=op or tuple(Op),
+        modes=mode or tuple(Mode),
+        dtype=dtype,
+        tokens=_numbers(tokens) if tokens else None,
+        batch=batch,
+        width=width,
+        heads=heads,
+        quick=quick,
+    )
+    plan = Plan(repeats=5, case_seconds=0.0, contender_seconds=2.0) if quick else Plan()
+    if repeats:
+        plan = replace(plan, repeats=repeats)
+    try:
+        report = _pass_gate(cases, plan, threads=threads, out=out)
+        if report.gate.passed:
+            _measure(report, cases, compiled=compiled, out=out)
+    except KeyboardInterrupt:
+        _console.log("interrupted before anything was measured; nothing was kept")
+        raise typer.Exit(130) from None
+    _show(report, json=json)
+    _finish(report, cases, out=out)
+
+
+def _numbers(text: str) -> list[int]:
+    try:
+        return [int(part) for part in text.split(",")]
+    except ValueError:
+        raise typer.BadParameter(f"{text!r} is not a list of numbers; write for example --tokens 1024,4096.") from None
+
+
+def _command_line() -> str:
+    # Results are published; a folder of the machine they were made on is nobody's business.
+    arguments = [Path(part).name if Path(part).is_absolute() else part for part in sys.argv[1:]]
+    return shlex.join(["tost", *arguments])
+
+
+def _pass_gate(cases: Sequence[Case], plan: Plan, *, threads: int | None, out: Path | None) -> OpsReport:
+    """Check every implementation; return a report that has no measurement yet."""
+    import torch
+
+    from tost.bench.environment import describe_environment
+    from tost.bench.gate import run_gate
+    from tost.bench.ops import Measurements
+    from tost.bench.plot import require_matplotlib
+    from tost.bench.report import OpsReport
+
+    if out:
+        require_matplotlib()
+    if threads:
+        torch.set_num_threads(threads)
+    _console.log("gate: comparing every implementation with the reference")
+    return OpsReport(
+        # A selection must not replace the files of the standard measurement.
+        theme="ops" if cases == select_cases() else "ops-selection",
+        environment=describe_environment(),
+        gate=run_gate(list(dict.fromkeys(case.op for case in cases))),
+        plan=plan,
+        command=_command_line(),
+        measurements=Measurements(),
+    )
+
+
+def _measure(report: OpsReport, cases: Sequence[Case], *, compiled: bool, out: Path | None) -> None:
+    """Fill the report, and keep it on disk while it grows."""
+    from tost.bench.contenders import CONTENDERS
+    from tost.bench.ops import measure
+
+    _console.log(report.headline)
+    load, cores = report.environment.load, report.environment.cores
+    if load is not None and load > 0.5 * cores:
+        _console.log(f"warning: the machine is busy (load {load} on {cores} cores), so expect wide quartiles")
+    contenders = [contender for contender in CONTENDERS if compiled or not contender.compiled]
+    with _console.steps(len(cases)) as steps:
+        watcher = _Watcher(report, steps, out)
+        measure(cases, plan=report.plan, contenders=contenders, watcher=watcher, into=report.measurements)
+
+
+class _Watcher:
+    """Shows the progress of a measurement and writes down what is finished."""
+
+    def __init__(self, report: OpsReport, steps: _console.Steps, out: Path | None) -> None:
+        self._report = report
+        self._steps = steps
+        self._out = out
+
+    def started(self, case: Case) -> None:
+        self._steps.start(case.label)
+
+    def finished(self, case: Case, measurements: Measurements) -> None:
+        from tost.bench.contenders import LIMIT
+        from tost.bench.report import write_report
+
+        ratios = {row.contender: row.ratio for row in measurements.rows if row.case == case}
+        text = ", ".join(f"{name} {ratio.median:.2f}" for name, ratio in ratios.items() if ratio and name != LIMIT)
+        self._steps.finish(f"times the limit: {text}")
+        if self._out:
+            write_report(self._report, self._out)
+
+
+def _show(report: OpsReport, *, json: bool) -> None:
+    from tost.bench.tables import brief_tables
+
+    _console.show(f"machine  {report.headline}")
+    for check in report.gate.failures:
+        _console.show(f"  {check.message}")
+    _console.show()
+    for table in brief_tables(report.measurements):
+        _console.show_table(table.headers, table.rows, title=table.title, labels=table.labels)
+        for note in table.notes:
+            _console.log(note)
+    if json:
+        _console.show_json(report.to_json())
+
+
+def _finish(report: OpsReport, cases: Sequence[Case], *, out: Path | None) -> None:
+    """Write the files, say where they are, and exit with the code that fits."""
+    from tost.bench.report import write_report
+
+    if not report.gate.passed:
+        _console.log("the gate is red: an implementation is wrong, so no speed was measured")
+        raise typer.Exit(1)
+    paths = write_report(report, out) if out else []
+    for path in paths:
+        _console.log(f"wrote {path}")
+    if not report.measurements.complete:
+        done = len({row.case for row in report.measurements.rows})
+        where = f"in {paths[0]}" if paths else "above, but in no file (there was no --out)"
+        _console.log(f"interrupted: {done} of {len(cases)} cases are kept {where}")
+        raise typer.Exit(130)

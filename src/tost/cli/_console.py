@@ -1,0 +1,148 @@
+"""Output of the commands: results on stdout, everything else on stderr; rich on a terminal, plain text elsewhere.
+
+Colour follows ``NO_COLOR`` and the terminal, which is rich's own rule. Rich is imported only where something rich is
+drawn, because it would double the time of ``tost --help`` in a pipe.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from rich.progress import Progress, TaskID
+
+__all__ = ["Steps", "log", "show", "show_json", "show_table", "steps"]
+
+
+class Steps(Protocol):
+    """Progress of work that consists of a known number of steps."""
+
+    def start(self, name: str) -> None:
+        """A step begins."""
+
+    def finish(self, result: str) -> None:
+        """The step that began last is done; `result` sums it up in one line."""
+
+
+def show(text: str = "") -> None:
+    """Write a line of results to stdout."""
+    sys.stdout.write(f"{text}\n")
+    sys.stdout.flush()
+
+
+def show_json(content: dict[str, object]) -> None:
+    """Write an object as one line of JSON to stdout; the last thing a command with ``--json`` does."""
+    show(json.dumps(content, allow_nan=False))
+
+
+def log(text: str) -> None:
+    """Write a line about what is going on to stderr."""
+    sys.stderr.write(f"{text}\n")
+    sys.stderr.flush()
+
+
+def show_table(
+    headers: Sequence[str], rows: Sequence[Sequence[str]], *, title: str | None = None, labels: int | None = None
+) -> None:
+    """Write a table of text to stdout.
+
+    On a terminal it is drawn; in a pipe its cells are padded and separated by tabs, to be read by eye or by ``cut``. An
+    empty line follows.
+
+    Args:
+        headers: Column titles.
+        rows: Cells.
+        title: Line above the table.
+        labels: Number of columns on the left that hold words; the others hold numbers and are aligned to the right.
+            None for words only.
+    """
+    words = len(headers) if labels is None else labels
+    if sys.stdout.isatty():
+        _show_drawn_table(headers, rows, title=title, words=words)
+    else:
+        _show_plain_table(headers, rows, title=title, words=words)
+    show()
+
+
+@contextmanager
+def steps(total: int) -> Iterator[Steps]:
+    """Report progress on stderr: a live bar on a terminal, one line per finished step elsewhere.
+
+    Args:
+        total: Number of steps.
+
+    Yields:
+        The object to tell about the steps.
+    """
+    if not sys.stderr.isatty():
+        yield _PlainSteps(total)
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+    name = TextColumn("{task.description}", markup=False)
+    columns = (SpinnerColumn(), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), name)
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        yield _LiveSteps(progress, progress.add_task("", total=total))
+
+
+class _PlainSteps:
+    def __init__(self, total: int) -> None:
+        self._total = total
+        self._done = 0
+        self._name = ""
+
+    def start(self, name: str) -> None:
+        self._name = name
+
+    def finish(self, result: str) -> None:
+        self._done += 1
+        log(f"[{self._done}/{self._total}] {self._name}: {result}")
+
+
+class _LiveSteps:
+    def __init__(self, progress: Progress, task: TaskID) -> None:
+        self._progress = progress
+        self._task = task
+
+    def start(self, name: str) -> None:
+        self._progress.update(self._task, description=name)
+
+    def finish(self, result: str) -> None:
+        self._progress.update(self._task, advance=1)
+
+
+def _show_plain_table(headers: Sequence[str], rows: Sequence[Sequence[str]], *, title: str | None, words: int) -> None:
+    if title:
+        show(title)
+    lines = [list(headers), *(list(row) for row in rows)]
+    widths = [max(len(line[column]) for line in lines) for column in range(len(headers))]
+    for line in lines:
+        cells = [
+            cell.ljust(width) if column < words else cell.rjust(width)
+            for column, (cell, width) in enumerate(zip(line, widths, strict=True))
+        ]
+        show("\t".join(cells).rstrip())
+
+
+def _show_drawn_table(headers: Sequence[str], rows: Sequence[Sequence[str]], *, title: str | None, words: int) -> None:
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    # The title is printed apart: inside, it would be wrapped to the width of a narrow table.
+    console = Console(highlight=False)
+    if title:
+        console.print(Text(title, style="bold"))
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0))
+    for column, header in enumerate(headers):
+        table.add_column(header, justify="left" if column < words else "right", overflow="fold")
+    for row in rows:
+        # Text, not str: a reason may contain square brackets, which rich would take for markup.
+        table.add_row(*(Text(cell) for cell in row))
+    console.print(table)

@@ -1,0 +1,100 @@
+"""`tost info`: what is installed, what can run here, and why the rest cannot."""
+
+from __future__ import annotations
+
+import os
+import platform
+from importlib.metadata import PackageNotFoundError, version
+from typing import Annotated, TypedDict
+
+import typer
+
+from tost._env import VARIABLES, Variable
+from tost.bench.cases import Op
+from tost.cli import _console
+
+__all__ = ["collect", "info"]
+
+_PACKAGES = ("torch", "numpy", "timm", "torchvision", "transformers", "accelerate", "datasets", "matplotlib")
+
+
+class Information(TypedDict):
+    """Everything that `tost info` knows."""
+
+    versions: dict[str, str]
+    packages: dict[str, str | None]
+    devices: list[str]
+    threads: int
+    backends: dict[str, dict[str, str]]
+    native: dict[str, str]
+    variables: list[dict[str, str]]
+
+
+def info(
+    json: Annotated[bool, typer.Option("--json", help="End with one line of JSON.")] = False,
+) -> None:
+    """Show what is installed, what can run here and why not."""
+    found = collect()
+    versions = {**found["versions"], **{name: text or "not installed" for name, text in found["packages"].items()}}
+    _console.show_table(("package", "version"), list(versions.items()), title="Versions")
+    machine = [("devices", ", ".join(found["devices"])), ("threads", str(found["threads"]))]
+    _console.show_table(("machine", ""), machine)
+    backends = [(op, name, status) for op, statuses in found["backends"].items() for name, status in statuses.items()]
+    _console.show_table(("op", "backend", "status"), backends, title="Backends, fastest first")
+    if found["native"]:
+        _console.show_table(("native kernel", ""), list(found["native"].items()))
+    columns = ("name", "value", "source", "values", "help")
+    variables = [tuple(entry[column] for column in columns) for entry in found["variables"]]
+    _console.show_table(("variable", "value", "source", "takes", "meaning"), variables, title="Environment variables")
+    if json:
+        _console.show_json(dict(found))
+
+
+def collect() -> Information:
+    """Return what `tost info` shows.
+
+    Optional packages are looked up without being imported, so a broken one cannot break this command.
+    """
+    import torch
+
+    import tost
+    from tost.ops import native_info
+
+    return Information(
+        versions={"tost": tost.__version__, "python": platform.python_version()},
+        packages={name: _package_version(name) for name in _PACKAGES},
+        devices=_devices(),
+        threads=torch.get_num_threads(),
+        backends={op: dict(tost.available_backends(op)) for op in Op},
+        native=native_info(),
+        variables=[_describe_variable(variable) for variable in VARIABLES],
+    )
+
+
+def _package_version(name: str) -> str | None:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None
+
+
+def _devices() -> list[str]:
+    import torch
+
+    from tost.bench.environment import cpu_model
+
+    devices = [f"cpu ({cpu_model()})"]
+    devices += [f"cuda:{index} ({torch.cuda.get_device_name(index)})" for index in range(torch.cuda.device_count())]
+    if torch.backends.mps.is_available():
+        devices.append("mps")
+    return devices
+
+
+def _describe_variable(variable: Variable) -> dict[str, str]:
+    return {
+        "name": variable.name,
+        "value": variable.get(),
+        "source": "set" if variable.name in os.environ else "default",
+        "values": ", ".join(variable.values),
+        "help": variable.help,
+    }

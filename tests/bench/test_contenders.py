@@ -1,0 +1,62 @@
+"""The baselines must be what they claim to be, or the comparison is worth nothing."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tost.bench.cases import Case, Op
+from tost.bench.contenders import (
+    CONTENDERS,
+    CrossCovarianceAttention,
+    PaperAttention,
+    SoftmaxAttention,
+    our_layer,
+)
+from tost.testing import assert_close
+
+CASES = [Case(op=op, batch=2, tokens=9, width=12, heads=3) for op in Op]
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.op)
+@pytest.mark.parametrize("contender", CONTENDERS, ids=lambda contender: contender.name)
+def test_every_contender_is_a_layer(case, contender):
+    if case.op not in contender.ops:
+        pytest.skip(f"{contender.name} has no such form")
+    if contender.compiled:
+        pytest.skip("compiling takes too long here; its function is that of the eager form")
+    x = torch.randn(2, 9, 12, requires_grad=True)
+    layer = contender.build(case, our_layer(case, backend="auto"))
+    layer(x).sum().backward()
+    assert x.grad is not None
+    assert all(parameter.grad is not None for parameter in layer.parameters())
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.op)
+def test_paper_layer_computes_what_ours_does(case):
+    ours = our_layer(case, backend="reference").double()
+    paper = PaperAttention(case, ours.proj_in, ours.proj_out).double()
+    x = torch.randn(2, 9, 12, dtype=torch.float64)
+    assert_close("y", paper(x), ours(x), 1e-10)
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.op)
+def test_softmax_attention_weights_the_values(case):
+    layer = SoftmaxAttention(case).double()
+    x = torch.randn(2, 9, 12, dtype=torch.float64)
+    q, k, v = (part.unflatten(-1, (3, 4)) for part in layer.qkv(x).chunk(3, dim=-1))
+    scores = torch.einsum("bnhd,bmhd->bhnm", q, k) / 2.0
+    if case.causal:
+        scores = scores.masked_fill(torch.ones(9, 9).triu(1).bool(), float("-inf"))
+    y = torch.einsum("bhnm,bmhd->bnhd", scores.softmax(-1), v)
+    assert_close("y", layer(x), layer.proj_out(y.flatten(-2)), 1e-10)
+
+
+def test_cross_covariance_attention_mixes_features():
+    layer = CrossCovarianceAttention(CASES[0]).double()
+    x = torch.randn(2, 9, 12, dtype=torch.float64)
+    q, k, v = (part.unflatten(-1, (3, 4)) for part in layer.qkv(x).chunk(3, dim=-1))
+    q, k = q / q.norm(dim=1, keepdim=True), k / k.norm(dim=1, keepdim=True)
+    weights = torch.einsum("bnhd,bnhe->bhde", q, k).softmax(-1)
+    y = torch.einsum("bhde,bnhe->bnhd", weights, v)
+    assert_close("y", layer(x), layer.proj_out(y.flatten(-2)), 1e-10)

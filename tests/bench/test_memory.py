@@ -1,0 +1,30 @@
+from __future__ import annotations
+
+import torch
+
+from tost.bench.memory import kept_bytes
+
+
+def test_kept_bytes_of_known_functions():
+    x = torch.ones(1000, requires_grad=True)
+    assert kept_bytes(lambda: x.exp()) == 4000  # its result
+    assert kept_bytes(lambda: x.square()) == 4000  # its input
+    assert kept_bytes(lambda: x + 1) == 0
+    assert kept_bytes(lambda: x.exp().exp()) == 8000  # both results
+
+
+def test_kept_bytes_counts_a_storage_once_and_as_a_whole():
+    x = torch.ones(10, 100, requires_grad=True)
+    assert kept_bytes(lambda: x.square() + x.sin()) == 4000
+    assert kept_bytes(lambda: x[:, :1].square()) == 4000  # a view keeps all of x alive
+
+
+def test_kept_bytes_leaves_parameters_out():
+    layer, x = torch.nn.Linear(8, 16), torch.ones(5, 8, requires_grad=True)
+    assert kept_bytes(lambda: layer(x), excluding=layer.parameters()) == x.nbytes
+    assert kept_bytes(lambda: layer(x)) == x.nbytes + layer.weight.nbytes
+
+
+def test_kept_bytes_without_gradients_is_zero():
+    x = torch.ones(1000)
+    assert kept_bytes(lambda: x.exp()) == 0

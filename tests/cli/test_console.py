@@ -1,0 +1,77 @@
+from __future__ import annotations
+
+import json
+import re
+import sys
+
+import pytest
+
+from tost.cli import _console
+
+HEADERS = ("name", "ms")
+ROWS = [("tost", "1.05"), ("a longer name", "12.5")]
+
+
+def pretend_terminal(monkeypatch) -> None:
+    """Make stdout and stderr a terminal; not a fixture, because pytest replaces both between set-up and test."""
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "80")
+    for variable in ("NO_COLOR", "FORCE_COLOR", "TTY_COMPATIBLE"):
+        monkeypatch.delenv(variable, raising=False)
+
+
+def test_piped_table_is_aligned_and_tab_separated(capsys):
+    _console.show_table(HEADERS, ROWS, title="Times", labels=1)
+    lines = capsys.readouterr().out.splitlines()
+    assert lines == ["Times", "name         \t  ms", "tost         \t1.05", "a longer name\t12.5", ""]
+
+
+def test_terminal_table_is_drawn_in_colour(capsys, monkeypatch):
+    pretend_terminal(monkeypatch)
+    _console.show_table(HEADERS, [("kept [1]", "3")], title="Times", labels=1)
+    out = capsys.readouterr().out
+    assert "\x1b[1m" in out
+    assert "───" in out
+    assert "kept [1]" in out  # square brackets are text, not markup
+
+
+@pytest.mark.parametrize("no_color", [False, True])
+def test_no_color_is_respected(capsys, monkeypatch, no_color):
+    pretend_terminal(monkeypatch)
+    if no_color:
+        monkeypatch.setenv("NO_COLOR", "1")
+    with _console.steps(1) as steps:
+        steps.start("one")
+        steps.finish("done")
+    # Movements of the cursor and bold face remain; colours are 30 to 37 and 90 to 97.
+    coloured = re.search("\x1b\\[(?:[39][0-7]|38;.*?)m", capsys.readouterr().err) is not None
+    assert coloured != no_color
+
+
+def test_plain_progress_is_one_line_per_step(capsys):
+    with _console.steps(2) as steps:
+        for name in ("first", "second"):
+            steps.start(name)
+            steps.finish("fine")
+    captured = capsys.readouterr()
+    assert captured.err == "[1/2] first: fine\n[2/2] second: fine\n"
+    assert captured.out == ""
+
+
+def test_live_progress_leaves_stdout_alone(capsys, monkeypatch):
+    pretend_terminal(monkeypatch)
+    with _console.steps(2) as steps:
+        steps.start("first [not markup]")
+        steps.finish("fine")
+    assert capsys.readouterr().out == ""
+
+
+def test_json_is_one_line_of_legal_json(capsys):
+    _console.show_json({"text": "two\nlines", "value": 1.5})
+    out = capsys.readouterr().out
+    assert out.count("\n") == 1
+    assert json.loads(out) == {"text": "two\nlines", "value": 1.5}
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        _console.show_json({"value": float("nan")})

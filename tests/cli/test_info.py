@@ -1,0 +1,54 @@
+from __future__ import annotations
+
+import json
+
+import torch
+
+import tost
+from tost._env import VARIABLES
+from tost.cli import _info
+
+
+def test_info_ends_with_json(run):
+    outcome = run("info", "--json")
+    found = json.loads(outcome.out.splitlines()[-1])
+    assert outcome.code == 0
+    assert found["versions"]["tost"] == tost.__version__
+    assert found["packages"]["torch"] == torch.__version__
+    assert found["threads"] == torch.get_num_threads()
+    assert found["devices"][0].startswith("cpu")
+    for op in ("tssa", "causal_tssa"):
+        assert found["backends"][op] == tost.available_backends(op)
+    assert {entry["name"] for entry in found["variables"]} == {variable.name for variable in VARIABLES}
+
+
+def test_info_names_every_backend_and_variable(run):
+    out = run("info").out
+    assert "{" not in out
+    for word in ["native", "torch", "reference", "ready", *(variable.name for variable in VARIABLES)]:
+        assert word in out
+    for variable in VARIABLES:
+        assert variable.help in out
+
+
+def test_info_shows_the_reason_of_a_missing_backend(run, monkeypatch):
+    reason = "the native library was not built [no compiler]"
+    monkeypatch.setattr(tost, "available_backends", lambda op: {"native": reason, "reference": "ready"})
+    assert reason in run("info").out
+
+
+def test_info_shows_variables_that_are_set(monkeypatch):
+    monkeypatch.setenv("TOST_BACKEND", "torch")
+    entry = next(entry for entry in _info.collect()["variables"] if entry["name"] == "TOST_BACKEND")
+    assert (entry["value"], entry["source"]) == ("torch", "set")
+
+
+def test_info_reports_a_wrong_variable_as_a_mistake(run, monkeypatch):
+    monkeypatch.setenv("TOST_BACKEND", "fastest")
+    outcome = run("info")
+    assert outcome.code == 2
+    assert "TOST_BACKEND='fastest' is not understood" in outcome.err
+
+
+def test_optional_packages_are_looked_up_by_name_only():
+    assert _info._package_version("no-such-package-anywhere") is None

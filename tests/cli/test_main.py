@@ -1,0 +1,86 @@
+"""The command line as a whole: help, mistakes, exit codes."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+import tost
+from tost.cli import _info
+from tost.errors import BackendError, ConfigError
+
+HELP_PAGES = [[], ["--help"], ["--version"], ["info", "-h"], ["bench"], ["bench", "ops", "--help"], ["no-such-command"]]
+
+
+@pytest.mark.parametrize("arguments", HELP_PAGES, ids=" ".join)
+def test_help_and_mistakes_load_no_torch(arguments):
+    program = (
+        "import sys\n"
+        f"sys.argv = ['tost', *{arguments!r}]\n"
+        "from tost.cli import main\n"
+        "try:\n"
+        "    main()\n"
+        "except SystemExit:\n"
+        "    print('loaded:', sorted({'torch', 'numpy', 'rich', 'matplotlib'} & set(sys.modules)))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "loaded: []"
+
+
+def test_help_lists_every_command(run):
+    outcome = run("--help")
+    assert outcome.code == 0
+    assert [line.split()[0] for line in outcome.out.partition("Commands:")[2].strip().splitlines()] == ["info", "bench"]
+
+
+def test_version(run):
+    assert run("--version") == (0, f"tost {tost.__version__}\n", "")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "hint"),
+    [
+        (["inof"], "Did you mean 'info'?"),
+        (["bench", "opps"], "Did you mean 'ops'?"),
+        (["bench", "ops", "--token", "1"], "--tokens"),
+        (["bench", "ops", "--op", "tsa"], "'tssa', 'causal_tssa'"),
+        (["bench", "ops", "--tokens", "many"], "write for example --tokens 1024,4096"),
+        (["bench", "ops", "--repeats", "1"], "greater than or equal to 3"),
+        (["bench", "ops", "--width", "10", "--heads", "3"], "choose a width that is a multiple of the heads"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_mistakes_exit_2_and_say_what_to_do(run, arguments, hint):
+    outcome = run(*arguments)
+    assert outcome.code == 2
+    assert hint in outcome.err
+    assert "Traceback" not in outcome.err
+    assert outcome.out == ""
+
+
+@pytest.mark.parametrize(("error", "code"), [(BackendError("no backend"), 1), (ConfigError("bad value"), 2)])
+def test_our_errors_are_one_message_without_traceback(run, monkeypatch, error, code):
+    def fail():
+        raise error
+
+    monkeypatch.setattr(_info, "collect", fail)
+    assert run("info") == (code, "", f"{type(error).__name__}: {error}\n")
+
+
+def test_other_errors_are_bugs_and_keep_their_traceback(run, monkeypatch):
+    def fail():
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(_info, "collect", fail)
+    with pytest.raises(ZeroDivisionError):
+        run("info")
+
+
+def test_interrupt_exits_130(run, monkeypatch):
+    def interrupt():
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(_info, "collect", interrupt)
+    assert run("info").code == 130
