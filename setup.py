@@ -7,8 +7,10 @@ kept in ``_native_build_error.txt`` beside the package, where ``tost info`` find
 
 from __future__ import annotations
 
+import os
 import platform
 import sys
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 from setuptools import Extension, setup
@@ -51,21 +53,28 @@ class BuildNative(build_ext):
     def _build(self, target: Path) -> None:
         openmp = self._openmp_flags()
         is_x86 = platform.machine().lower() in {"x86_64", "amd64"}
-        targets: dict[str, list[str]] = {}
-        objects: list[str] = []
-        for name, flags in {**(X86_TARGETS if is_x86 else {}), "baseline": []}.items():
-            macros = [("TOST_ISA", name)]
-            try:
-                objects += self._compile("kernel.cpp", name, macros, [*BASE_FLAGS, *openmp, *flags])
-            except Exception as error:
-                if name == "baseline":
-                    raise
-                print(f"tost: this compiler cannot build for {name}, leaving it out ({error})", file=sys.stderr)
-                continue
-            targets[name] = flags
-        macros = [(f"TOST_HAVE_{name.upper()}", "1") for name in targets]
+        flags = {**(X86_TARGETS if is_x86 else {}), "baseline": []}
+        with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
+            jobs = {
+                name: pool.submit(
+                    self._compile, "kernel.cpp", name, [("TOST_ISA", name)], [*BASE_FLAGS, *openmp, *flags[name]]
+                )
+                for name in flags
+            }
+        built = [name for name in jobs if self._succeeded(name, jobs[name])]
+        objects = [path for name in built for path in jobs[name].result()]
+        macros = [(f"TOST_HAVE_{name.upper()}", "1") for name in built]
         objects += self._compile("library.cpp", "library", macros, [*BASE_FLAGS, *openmp])
         self.compiler.link_shared_object(objects, str(target), extra_postargs=openmp, target_lang="c++")
+
+    @staticmethod
+    def _succeeded(name: str, job: Future[list[str]]) -> bool:
+        error = job.exception()
+        if error is not None and name == "baseline":
+            raise error
+        if error is not None:
+            print(f"tost: this compiler cannot build for {name}, leaving it out ({error})", file=sys.stderr)
+        return error is None
 
     def _compile(self, source: str, folder: str, macros: list[tuple[str, str]], flags: list[str]) -> list[str]:
         output = str(Path(self.build_temp) / folder)

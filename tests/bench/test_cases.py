@@ -39,3 +39,9 @@ def test_quick_cases_are_short():
 def test_impossible_cases_are_refused(sizes, message):
     with pytest.raises(ConfigError, match=message):
         Case(**{"op": Op.TSSA, "batch": 1, "tokens": 4, "width": 8, "heads": 2, **sizes})
+
+
+@pytest.mark.parametrize("name", ["batch", "width", "heads"])
+def test_zero_is_refused_rather_than_taken_for_the_standard(name):
+    with pytest.raises(ConfigError, match=f"{name}=0 cannot be measured"):
+        select_cases(**{name: 0})

@@ -29,6 +29,7 @@ ENVIRONMENT = Environment(
     torch="2.9",
     tost="0.1",
     revision="abc123",
+    backends={"tssa": {"reference": "ready"}},
     native={"isa": "avx2"},
     variables={},
     measured="2026-05-17T10:00:00Z",

@@ -43,7 +43,7 @@ def test_version(run):
     ("arguments", "hint"),
     [
         (["inof"], "Did you mean 'info'?"),
-        (["bench", "opps"], "Did you mean 'ops'?"),
+        (["bench", "op"], "Did you mean 'ops'?"),
         (["bench", "ops", "--token", "1"], "--tokens"),
         (["bench", "ops", "--op", "tsa"], "'tssa', 'causal_tssa'"),
         (["bench", "ops", "--tokens", "many"], "write for example --tokens 1024,4096"),

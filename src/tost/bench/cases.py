@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from itertools import product
 
 from tost.errors import ConfigError
 
@@ -125,22 +126,10 @@ def select_cases(
     cases = []
     for op in ops:
         standard_width, standard_heads = _WIDTH_AND_HEADS[op]
-        shapes = (_QUICK_SHAPES if quick else _SHAPES)[op]
-        if tokens is not None:
-            shapes = tuple((1, count) for count in tokens)
-        if batch is not None:
-            shapes = tuple((batch, count) for _, count in shapes)
-        cases += [
-            Case(
-                op=op,
-                batch=rows,
-                tokens=count,
-                width=width or standard_width,
-                heads=heads or standard_heads,
-                dtype=dtype,
-                mode=mode,
-            )
-            for rows, count in shapes
-            for mode in modes
-        ]
+        C = standard_width if width is None else width
+        H = standard_heads if heads is None else heads
+        shapes = (_QUICK_SHAPES if quick else _SHAPES)[op] if tokens is None else [(1, count) for count in tokens]
+        for (standard_batch, N), mode in product(shapes, modes):
+            B = standard_batch if batch is None else batch
+            cases.append(Case(op=op, batch=B, tokens=N, width=C, heads=H, dtype=dtype, mode=mode))
     return list(dict.fromkeys(cases))

@@ -14,7 +14,7 @@ import torch
 
 import tost
 from tost._env import VARIABLES
-from tost.ops import native_info
+from tost.ops import available_backends, native_info, operators
 
 __all__ = ["Environment", "cpu_model", "describe_environment", "source_revision"]
 
@@ -33,6 +33,7 @@ class Environment:
         torch: Version of torch.
         tost: Version of this package.
         revision: Git revision of this package, ending in ``-dirty`` when files differ from it; None outside a checkout.
+        backends: By operator, every backend with "ready" or the reason it is not, fastest first.
         native: What is known about the native kernel.
         variables: Those of our environment variables that are set.
         measured: When, in UTC.
@@ -47,6 +48,7 @@ class Environment:
     torch: str
     tost: str
     revision: str | None
+    backends: dict[str, dict[str, str]]
     native: dict[str, str]
     variables: dict[str, str]
     measured: str
@@ -82,6 +84,7 @@ def describe_environment() -> Environment:
         torch=torch.__version__,
         tost=tost.__version__,
         revision=source_revision(),
+        backends={op: available_backends(op) for op in operators()},
         native=native_info(),
         variables={variable.name: variable.get() for variable in VARIABLES if variable.name in os.environ},
         measured=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),

@@ -70,16 +70,16 @@ def markdown(report: OpsReport, *, plot: str | None = None) -> str:
     Raises:
         ValueError: The gate is red.
     """
-    if not report.gate.passed:
-        raise ValueError(f"{report.gate.summary}; speeds are shown only behind a green gate.")
-    plan = report.plan
+    _require_green(report)
+    plan, environment = report.plan, report.environment
     ending = "." if report.measurements.complete else ", interrupted before the end."
+    load = "" if environment.load is None else f" (load average {environment.load:g} at the start)"
     lines = [
         "# Attention layers against their limit",
         "",
         report.headline,
         "",
-        f"Made by `{report.command}` on {report.environment.measured[:10]}{ending}",
+        f"Made by `{report.command}` on {environment.measured[:10]}{load}{ending}",
         f"Each contender ran up to {plan.warmup} times untimed; then came at least {plan.repeats} rounds in which each",
         "ran once, in shuffled order. A ratio compares two runs of one round. Medians, with quartiles in brackets.",
         "",
@@ -110,6 +110,7 @@ def write_report(report: OpsReport, folder: Path) -> list[Path]:
     Raises:
         ValueError: The gate is red.
     """
+    _require_green(report)
     text = json.dumps(report.to_json(), indent=2, allow_nan=False) + "\n"
     partial = folder / f"{report.stem}.partial.json"
     if not report.measurements.complete:
@@ -139,6 +140,11 @@ def write_atomically(path: Path, content: bytes) -> None:
         draft = Path(folder) / path.name
         draft.write_bytes(content)
         draft.replace(path)
+
+
+def _require_green(report: OpsReport) -> None:
+    if not report.gate.passed:
+        raise ValueError(f"{report.gate.summary}; speeds are shown only behind a green gate.")
 
 
 def _row_to_json(row: Row) -> dict[str, object]:

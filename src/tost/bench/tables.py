@@ -191,7 +191,7 @@ def _seconds_per_token(row: Row) -> float:
 
 def _milliseconds(seconds: float) -> str:
     value = 1000 * seconds
-    return f"{value:.0f}" if value >= 100 else f"{value:.3g}"
+    return f"{value:.0f}" if value >= 100 else f"{value:#.3g}"
 
 
 def _megabytes(count: int | None) -> str:

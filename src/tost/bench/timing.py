@@ -40,7 +40,7 @@ class Plan:
     warmup: int = 3
     case_seconds: float = 4.0
     contender_seconds: float = 20.0
-    skip_seconds: float = 10.0
+    skip_seconds: float = 20.0
     seed: int = 0
 
 

@@ -61,8 +61,6 @@ def ops(
     json: Annotated[bool, typer.Option("--json", help="End with one line of JSON.")] = False,
 ) -> None:
     """Time our attention layers against their projections, the paper's code and others."""
-    from tost.bench.timing import Plan
-
     cases = select_cases(
         ops=op or tuple(Op),
         modes=mode or tuple(Mode),
@@ -73,11 +71,8 @@ def ops(
         heads=heads,
         quick=quick,
     )
-    plan = Plan(repeats=5, case_seconds=0.0, contender_seconds=2.0) if quick else Plan()
-    if repeats:
-        plan = replace(plan, repeats=repeats)
     try:
-        report = _pass_gate(cases, plan, threads=threads, out=out)
+        report = _pass_gate(cases, _plan(quick=quick, repeats=repeats), threads=threads, out=out)
         if report.gate.passed:
             _measure(report, cases, compiled=compiled, out=out)
     except KeyboardInterrupt:
@@ -92,6 +87,13 @@ def _numbers(text: str) -> list[int]:
         return [int(part) for part in text.split(",")]
     except ValueError:
         raise typer.BadParameter(f"{text!r} is not a list of numbers; write for example --tokens 1024,4096.") from None
+
+
+def _plan(*, quick: bool, repeats: int | None) -> Plan:
+    from tost.bench.timing import Plan
+
+    plan = Plan(repeats=5, case_seconds=0.0, contender_seconds=2.0) if quick else Plan()
+    return plan if repeats is None else replace(plan, repeats=repeats)
 
 
 def _command_line() -> str:

@@ -10,7 +10,6 @@ from typing import Annotated, TypedDict
 import typer
 
 from tost._env import VARIABLES, Variable
-from tost.bench.cases import Op
 from tost.cli import _console
 
 __all__ = ["collect", "info"]
@@ -58,14 +57,14 @@ def collect() -> Information:
     import torch
 
     import tost
-    from tost.ops import native_info
+    from tost.ops import native_info, operators
 
     return Information(
         versions={"tost": tost.__version__, "python": platform.python_version()},
         packages={name: _package_version(name) for name in _PACKAGES},
         devices=_devices(),
         threads=torch.get_num_threads(),
-        backends={op: dict(tost.available_backends(op)) for op in Op},
+        backends={op: dict(tost.available_backends(op)) for op in operators()},
         native=native_info(),
         variables=[_describe_variable(variable) for variable in VARIABLES],
     )

@@ -35,10 +35,10 @@ inline S energy_shift(const Shape& s, const S* bias, int64_t bias_stride, const 
 }
 
 // energy[k, h] = sum_d w^2 / max(c, floor) along one head; run is D numbers of scratch.
-template <class T, class S>
+template <class T, int kWidth, class S>
 inline void causal_energies(const Shape& s, const T* w, const CausalChunk& chunk, int64_t h, const S* start, S* run,
                             S* energy) {
-  const int64_t D = s.D, HD = s.H * D;
+  const int64_t D = kWidth ? kWidth : s.D, HD = s.H * D;
   fill_zero(run, D);
   for (int k = 0; k < chunk.rows.count; ++k) {
     const T* row = w + chunk.token(s, k) * HD + h * D;
@@ -54,11 +54,11 @@ inline void causal_energies(const Shape& s, const T* w, const CausalChunk& chunk
   }
 }
 
-template <class T>
+template <class T, int kWidth>
 int causal_forward(const tost::CausalForward& call) {
   using S = compute_t<T>;
   const Shape s = call.shape;
-  const int64_t B = s.B, N = s.N, H = s.H, D = s.D, HD = H * D, stride = 2 * HD + H;
+  const int64_t B = s.B, N = s.N, H = s.H, D = kWidth ? kWidth : s.D, HD = H * D, stride = 2 * HD + H;
   const int64_t chunks = (N + tost::kCausalChunk - 1) / tost::kCausalChunk, items = B * chunks;
   const auto w = static_cast<const T*>(call.w);
   const auto t = static_cast<const S*>(call.temperature), bias = static_cast<const S*>(call.bias);
@@ -89,7 +89,7 @@ int causal_forward(const tost::CausalForward& call) {
     for (int64_t item = 0; item < items; ++item) {
       const CausalChunk chunk(s, call.mask, item, chunks);
       S* const out = pi + (chunk.b * N + chunk.first) * H;
-      for (int64_t h = 0; h < H; ++h) causal_energies(s, w, chunk, h, starts + item * stride + h * D, run, row_pi);
+      for (int64_t h = 0; h < H; ++h) causal_energies<T, kWidth>(s, w, chunk, h, starts + item * stride + h * D, run, row_pi);
       for (int64_t h = 0; h < H; ++h) mass_parts[item * H + h] = 0;
       for_each_masked(chunk.rows, [&](int n) { fill_zero(out + n * H, H); });
       for (int k = 0; k < chunk.rows.count; ++k) {
@@ -103,7 +103,7 @@ int causal_forward(const tost::CausalForward& call) {
         }
       }
       fill_zero(run, HD);
-      add_weighted_squares(w + (chunk.b * N + chunk.first) * HD, chunk.rows, H, D, row_pi, run);
+      add_weighted_squares<T, kWidth>(w + (chunk.b * N + chunk.first) * HD, chunk.rows, H, D, row_pi, run);
       widen(run, HD, parts + item * HD);
     }
     scan_over_chunks(parts + 0, B, chunks, HD, false, static_cast<const S*>(call.weighted_in), starts + HD, stride,
@@ -139,10 +139,10 @@ int causal_forward(const tost::CausalForward& call) {
 }
 
 // The sums A and M of one head for every real token of a chunk, replayed from the chunk's start into A [rows, D], m.
-template <class T, class S>
+template <class T, int kWidth, class S>
 inline void replay_weighted(const Shape& s, const T* w, const S* pi, const CausalChunk& chunk, int64_t h,
                             const S* start, S mass_start, S* run, S* A, S* m) {
-  const int64_t D = s.D;
+  const int64_t D = kWidth ? kWidth : s.D;
   S mass_run = 0;
   fill_zero(run, D);
   for (int k = 0; k < chunk.rows.count; ++k) {
@@ -159,10 +159,10 @@ inline void replay_weighted(const Shape& s, const T* w, const S* pi, const Causa
   }
 }
 
-template <class T, class S>
+template <class T, int kWidth, class S>
 inline void replay_squares(const Shape& s, const T* w, const CausalChunk& chunk, int64_t h, const S* start, S* run,
                            S* c) {
-  const int64_t D = s.D;
+  const int64_t D = kWidth ? kWidth : s.D;
   fill_zero(run, D);
   for (int k = 0; k < chunk.rows.count; ++k) {
     const int64_t at = (chunk.token(s, k) * s.H + h) * D;
@@ -180,11 +180,11 @@ inline void replay_squares(const Shape& s, const T* w, const CausalChunk& chunk,
 //   dpi = sum_d w (w Ā - o g) + M̄    dl = softmax backward       de = t dl      dt = sum dl e      dbias = D de
 //   u[n] = -w^2 de / c^2             c̄[n] = dc_out + sum u        dw = -o pi g + 2 w (pi Ā + de / c + c̄)
 // Pass 1 totals r per chunk, pass 2 finds de and the first part of dw and totals u, pass 3 adds the rest of dw.
-template <class T>
+template <class T, int kWidth>
 int causal_backward(const tost::CausalBackward& call) {
   using S = compute_t<T>;
   const Shape s = call.shape;
-  const int64_t B = s.B, N = s.N, H = s.H, D = s.D, HD = H * D, stride = 2 * HD + H;
+  const int64_t B = s.B, N = s.N, H = s.H, D = kWidth ? kWidth : s.D, HD = H * D, stride = 2 * HD + H;
   const int64_t chunks = (N + tost::kCausalChunk - 1) / tost::kCausalChunk, items = B * chunks;
   constexpr bool kExact = sizeof(T) == sizeof(S);  // dw can hold its own first part without rounding
   const auto w = static_cast<const T*>(call.w), o = static_cast<const T*>(call.dy);
@@ -252,7 +252,7 @@ int causal_backward(const tost::CausalBackward& call) {
       const CausalChunk chunk(s, call.mask, item, chunks);
       const int count = chunk.rows.count;
       for (int64_t h = 0; h < H; ++h) {
-        replay_weighted(s, w, pi, chunk, h, starts + item * stride + HD + h * D, starts[item * stride + 2 * HD + h],
+        replay_weighted<T, kWidth>(s, w, pi, chunk, h, starts + item * stride + HD + h * D, starts[item * stride + 2 * HD + h],
                         run, replay, m);
         const S* const later = tails + item * HD + h * D;
         const S mass_later = mass_tails[item * H + h];
@@ -315,7 +315,7 @@ int causal_backward(const tost::CausalBackward& call) {
       const CausalChunk chunk(s, call.mask, item, chunks);
       for_each_masked(chunk.rows, [&](int n) { fill_zero(dw + (chunk.b * N + chunk.first + n) * HD, HD); });
       for (int64_t h = 0; h < H; ++h) {
-        replay_squares(s, w, chunk, h, starts + item * stride + h * D, run, replay);
+        replay_squares<T, kWidth>(s, w, chunk, h, starts + item * stride + h * D, run, replay);
         const S* const later = tails + item * HD + h * D;
         fill_zero(tail, D);
         for (int k = chunk.rows.count - 1; k >= 0; --k) {

@@ -16,8 +16,9 @@ namespace {
 constexpr double kSquareFloor = 1e-24, kMassFloor = 1e-8;
 
 // logits[k, h] = t[h] * sum_d w^2 q for the real rows of a chunk.
-template <class T, class S>
-inline void energies(const T* w, const Rows& rows, int64_t H, int64_t D, const S* q, S* out) {
+template <class T, int kWidth, class S>
+inline void energies(const T* w, const Rows& rows, int64_t H, int64_t width, const S* q, S* out) {
+  const int64_t D = kWidth ? kWidth : width;
   for (int k = 0; k < rows.count; ++k) {
     const T* row = w + rows.index[k] * H * D;
     for (int64_t h = 0; h < H; ++h) {
@@ -33,8 +34,9 @@ inline void energies(const T* w, const Rows& rows, int64_t H, int64_t D, const S
 }
 
 // A += pi w^2 over the real rows; weight[k, h] holds pi.
-template <class T, class S>
-inline void add_weighted_squares(const T* w, const Rows& rows, int64_t H, int64_t D, const S* weight, S* out) {
+template <class T, int kWidth, class S>
+inline void add_weighted_squares(const T* w, const Rows& rows, int64_t H, int64_t width, const S* weight, S* out) {
+  const int64_t D = kWidth ? kWidth : width;
   for (int k = 0; k < rows.count; ++k) {
     const T* row = w + rows.index[k] * H * D;
     for (int64_t h = 0; h < H; ++h) {
@@ -53,10 +55,11 @@ inline S inverse_square_sum(S s) {
   return S(1) / (s > S(kSquareFloor) ? s : S(kSquareFloor));
 }
 
-template <class T>
+template <class T, int kWidth>
 int tssa_forward(const tost::Forward& call) {
   using S = compute_t<T>;
-  const int64_t B = call.shape.B, N = call.shape.N, H = call.shape.H, D = call.shape.D, HD = H * D;
+  const int64_t B = call.shape.B, N = call.shape.N, H = call.shape.H;
+  const int64_t D = kWidth ? kWidth : call.shape.D, HD = H * D;
   const int64_t chunks = (N + tost::kChunk - 1) / tost::kChunk, items = B * chunks;
   const auto w = static_cast<const T*>(call.w);
   const auto t = static_cast<const S*>(call.temperature);
@@ -97,7 +100,7 @@ int tssa_forward(const tost::Forward& call) {
       const Rows rows(call.mask, b, N, first, tost::kChunk);
       const T* chunk = w + (b * N + first) * HD;
       S* const out = pi + (b * N + first) * H;
-      energies(chunk, rows, H, D, scale + b * HD, row_pi);
+      energies<T, kWidth>(chunk, rows, H, D, scale + b * HD, row_pi);
       for (int64_t h = 0; h < H; ++h) mass_parts[item * H + h] = 0;
       for_each_masked(rows, [&](int n) { fill_zero(out + n * H, H); });
       for (int k = 0; k < rows.count; ++k) {
@@ -110,7 +113,7 @@ int tssa_forward(const tost::Forward& call) {
         }
       }
       fill_zero(sum, HD);
-      add_weighted_squares(chunk, rows, H, D, row_pi, sum);
+      add_weighted_squares<T, kWidth>(chunk, rows, H, D, row_pi, sum);
       widen(sum, HD, parts + item * HD);
     }
     total_over_chunks(parts + 0, B, chunks, HD, weighted);
@@ -145,10 +148,11 @@ int tssa_forward(const tost::Forward& call) {
 //   dA = g^2 sum_n(o pi w) / m        dM = -sum_d dA A / m
 //   dpi = sum_d w (w dA - o g) + dM   dl = softmax backward      de = t dl      dt = sum_n dl e
 //   ds = -q^2 sum_n w^2 de            dw = -o pi g + 2 w (pi dA + q de + ds)
-template <class T>
+template <class T, int kWidth>
 int tssa_backward(const tost::Backward& call) {
   using S = compute_t<T>;
-  const int64_t B = call.shape.B, N = call.shape.N, H = call.shape.H, D = call.shape.D, HD = H * D;
+  const int64_t B = call.shape.B, N = call.shape.N, H = call.shape.H;
+  const int64_t D = kWidth ? kWidth : call.shape.D, HD = H * D;
   const int64_t chunks = (N + tost::kChunk - 1) / tost::kChunk, items = B * chunks;
   const auto w = static_cast<const T*>(call.w), o = static_cast<const T*>(call.dy);
   const auto t = static_cast<const S*>(call.temperature), pi = static_cast<const S*>(call.pi);
