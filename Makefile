@@ -30,10 +30,10 @@ demo: $(STAMP)
 	$(BIN)/python examples/operator_tour.py --out demo
 
 test: $(STAMP)
-	$(BIN)/python -m pytest
+	OMP_WAIT_POLICY=passive $(BIN)/python -m pytest -n 2
 
 test-slow: $(STAMP)
-	$(BIN)/python -m pytest -m slow
+	OMP_WAIT_POLICY=passive $(BIN)/python -m pytest -m slow
 
 check: $(STAMP)
 	$(BIN)/ruff check .

@@ -18,6 +18,8 @@ from setuptools.command.build_ext import build_ext
 
 CSRC = Path("src/tost/ops/csrc")
 BASE_FLAGS = ["-std=c++17", "-O3", "-g0", "-fPIC", "-fvisibility=hidden", "-fno-math-errno", "-fno-trapping-math"]
+# Sums over a head's features may be added as a tree. Infinities and NaN keep their meaning.
+BASE_FLAGS += ["-fassociative-math", "-fno-signed-zeros"]
 # Instruction sets of the kernel, best first. The loader picks the first one that the processor has.
 X86_TARGETS = {
     "avx512": ["-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mfma", "-mprefer-vector-width=512"],

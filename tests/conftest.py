@@ -15,6 +15,7 @@ import hypothesis
 import numpy as np
 import pytest
 import torch
+import torch._dynamo.trace_rules
 
 TESTS = Path(__file__).parent
 # Folders whose subject writes into uninitialised memory.
@@ -136,6 +137,8 @@ def poisoned(allocate: Callable[..., torch.Tensor]) -> Callable[..., torch.Tenso
 @pytest.fixture
 def poisoned_empty() -> Iterator[None]:
     """Make a cell that an operator forgets to write come out as NaN, never as a lucky zero."""
+    # The compiler lists torch's functions once, on first use: it must find the originals, not the wrappers.
+    torch._dynamo.trace_rules.get_torch_obj_rule_map()
     with pytest.MonkeyPatch.context() as patch:
         for owner, name in ALLOCATORS:
             patch.setattr(owner, name, poisoned(getattr(owner, name)))

@@ -73,7 +73,7 @@ class _ProjectedAttention(nn.Module):
             self.out_bias = nn.Parameter(torch.zeros(embed_dim, device=device, dtype=dtype)) if out_bias else None
         else:
             self.proj_out = nn.Linear(embed_dim, embed_dim, bias=out_bias, device=device, dtype=dtype)
-        self.out_drop = nn.Dropout(out_drop)
+        self.out_drop = out_drop
 
     def extra_repr(self) -> str:
         """Show the sizes in ``print(module)``."""
@@ -82,12 +82,15 @@ class _ProjectedAttention(nn.Module):
     def _tokens(self, x: Tensor) -> Tensor:
         if x.dim() != 3 or x.shape[-1] != self.embed_dim:
             raise ValueError(f"x has shape {tuple(x.shape)}; this module needs [B, N, {self.embed_dim}].")
-        w: Tensor = self.proj_in(x).unflatten(-1, (self.num_heads, self.head_dim))
+        w: Tensor = self.proj_in(x).reshape(*x.shape[:2], self.num_heads, self.head_dim)
         return w if self.form.eps is None else w * self._scale()
 
     def _scale(self) -> float:
         """sqrt(c): scaling the tokens by it before the operator and again after it puts c into D."""
         return 1.0 if self.form.eps is None else math.sqrt(self.embed_dim) / self.form.eps
+
+    def _temperatures(self) -> Tensor:
+        return self.temperature.expand(self.num_heads) if self.form.shared_temperature else self.temperature
 
     def _may_overwrite(self, w: Tensor) -> bool:
         """Tell whether w is ours alone and nobody will look at it again."""
@@ -97,20 +100,19 @@ class _ProjectedAttention(nn.Module):
 
     def _project_out(self, y: Tensor, count: Tensor | int | None) -> Tensor:
         """Apply step size, output projection and dropout; count is the number of tokens behind each statistic."""
-        scale: Tensor | float = self._scale()
-        if self.form.step_size is not None and count is not None:
-            if isinstance(count, Tensor):  # half precision cannot count past 2048
-                count = count.to(torch.promote_types(y.dtype, torch.float32))
-            scale = scale * self.form.step_size / count
         flat = y.flatten(2)
-        if not (isinstance(scale, float) and scale == 1.0):
+        if self.form.step_size is not None or self.form.eps is not None:
+            scale: Tensor | float = self._scale()
+            if self.form.step_size is not None and count is not None:
+                if isinstance(count, Tensor):  # half precision cannot count past 2048
+                    count = count.to(torch.promote_types(y.dtype, torch.float32))
+                scale = scale * self.form.step_size / count
             flat = (flat * scale).to(flat.dtype)
         if self.proj_out is not None:
             flat = self.proj_out(flat)
         else:
             flat = F.linear(flat, self.proj_in.weight.t(), self.out_bias)
-        out: Tensor = self.out_drop(flat)
-        return out
+        return F.dropout(flat, self.out_drop) if self.training and self.out_drop > 0 else flat
 
 
 class TSSAttention(_ProjectedAttention):
@@ -171,7 +173,7 @@ class TSSAttention(_ProjectedAttention):
             ``[B, N, C]``.
         """
         w = self._tokens(x)
-        temperature = self.temperature.expand(self.num_heads)
+        temperature = self._temperatures()
         if not self.normalize:
             temperature = temperature / self._scale() ** 2
         run = tssa_ if self._may_overwrite(w) else tssa
@@ -275,8 +277,7 @@ class CausalTSSAttention(_ProjectedAttention):
         if bias is not None and self.position_bias_form == "head":
             bias = bias / self.head_dim
         run = causal_tssa_ if self._may_overwrite(w) else causal_tssa_with_state
-        temperature = self.temperature.expand(self.num_heads)
-        y, after = run(w, temperature, bias, mask=mask, state=state, backend=self.backend)
+        y, after = run(w, self._temperatures(), bias, mask=mask, state=state, backend=self.backend)
         if self.training and self.gain_drop > 0:
             y = F.dropout(y, self.gain_drop)  # y is proportional to D, entry by entry
         count = None if self.form.step_size is None else self._count(x, state, mask)

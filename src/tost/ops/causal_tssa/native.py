@@ -24,7 +24,9 @@ def causal_tssa_native(
 ) -> tuple[Tensor, Sums]:
     """Return y [B, N, H, D] in the dtype of w, and the sums after the last token."""
     temperature = temperature.to(statistics_dtype(w.dtype))
-    y, squares, weighted, mass, *_ = _causal_tssa(w, temperature, bias, mask, *(before or (None, None, None)))
+    y, squares, weighted, mass, *_ = torch.ops.tost.causal_tssa(
+        w, temperature, bias, mask, *(before or (None, None, None))
+    )
     return y, Sums(squares, weighted, mass)
 
 
@@ -33,15 +35,24 @@ def causal_tssa_native_(
 ) -> tuple[Tensor, Sums]:
     """Overwrite w with y, and return it with the sums after the last token."""
     temperature = temperature.to(statistics_dtype(w.dtype))
-    return w, Sums(*_causal_tssa_inplace(w, temperature, bias, mask, *(before or (None, None, None))))
+    return w, Sums(*torch.ops.tost.causal_tssa_(w, temperature, bias, mask, *(before or (None, None, None))))
 
 
-def _outputs(w: Tensor) -> tuple[Tensor, ...]:
-    """Return unfilled squares, weighted, mass, pi and starts."""
+def _unfilled(w: Tensor, *shapes: tuple[int, ...]) -> tuple[Tensor, ...]:
+    return tuple(torch.empty(shape, dtype=statistics_dtype(w.dtype), device=w.device) for shape in shapes)
+
+
+def _sums_after(w: Tensor) -> tuple[Tensor, ...]:
+    """Return unfilled squares, weighted and mass."""
+    B, _, H, D = w.shape
+    return _unfilled(w, (B, H, D), (B, H, D), (B, H))
+
+
+def _kept(w: Tensor) -> tuple[Tensor, ...]:
+    """Return unfilled pi and starts, which only the backward pass needs."""
     B, N, H, D = w.shape
     chunks = (N + _native.CAUSAL_CHUNK - 1) // _native.CAUSAL_CHUNK
-    shapes = ((B, H, D), (B, H, D), (B, H), (B, N, H), (B, chunks, 2 * H * D + H))
-    return tuple(torch.empty(shape, dtype=statistics_dtype(w.dtype), device=w.device) for shape in shapes)
+    return _unfilled(w, (B, N, H), (B, chunks, 2 * H * D + H))
 
 
 def _dense(*tensors: Tensor | None) -> list[Tensor | None]:
@@ -54,18 +65,36 @@ def _bias_stride(bias: Tensor | None) -> int:
 
 
 def _run_forward(
-    w: Tensor, temperature: Tensor, bias: Tensor | None, mask: Tensor | None, before: list[Tensor | None], y: Tensor
+    w: Tensor,
+    temperature: Tensor,
+    bias: Tensor | None,
+    mask: Tensor | None,
+    before: tuple[Tensor | None, ...],
+    y: Tensor,
+    kept: tuple[Tensor | None, ...],
 ) -> tuple[Tensor, ...]:
-    inputs = _dense(temperature, bias, mask, *before)
-    squares, weighted, mass, pi, starts = outputs = _outputs(w)
-    first = [_native.address(x) for x in (w, *inputs[:2])]
-    rest = [_native.address(x) for x in (*inputs[2:], y, pi, starts, squares, weighted, mass)]
+    """Fill y and `kept`, and return the sums after the last token."""
+    inputs, after = _dense(temperature, bias, mask, *before), _sums_after(w)
+    first = map(_native.address, (w, *inputs[:2]))
+    rest = map(_native.address, (*inputs[2:], y, *kept, *after))
     call = _native.CausalForward(torch.get_num_threads(), _native.shape_of(w), *first, _bias_stride(bias), *rest)
     _native.run("tost_causal_tssa_forward", w.dtype, call)
-    return outputs
+    return after
 
 
-@torch.library.custom_op("tost::causal_tssa", mutates_args=(), device_types="cpu")
+_ARGUMENTS = "Tensor temperature, Tensor? bias, Tensor? mask, Tensor? squares, Tensor? weighted, Tensor? mass"
+torch.library.define(
+    "tost::causal_tssa", f"(Tensor w, {_ARGUMENTS}) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)"
+)
+torch.library.define("tost::causal_tssa_", f"(Tensor(a!) w, {_ARGUMENTS}) -> (Tensor, Tensor, Tensor)")
+torch.library.define(
+    "tost::causal_tssa_backward",
+    "(Tensor dy, Tensor? dsquares, Tensor? dweighted, Tensor? dmass, Tensor w, Tensor temperature, Tensor? bias, "
+    "Tensor? mask, Tensor pi, Tensor starts) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
+)
+
+
+@torch.library.impl("tost::causal_tssa", "CPU")
 def _causal_tssa(
     w: Tensor,
     temperature: Tensor,
@@ -74,13 +103,13 @@ def _causal_tssa(
     squares: Tensor | None,
     weighted: Tensor | None,
     mass: Tensor | None,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    y = torch.empty(w.shape, dtype=w.dtype, device=w.device)
-    outputs = _run_forward(w.contiguous(), temperature, bias, mask, [squares, weighted, mass], y)
-    return (y, *outputs)  # type: ignore[return-value]
+) -> tuple[Tensor, ...]:
+    y, kept = torch.empty(w.shape, dtype=w.dtype, device=w.device), _kept(w)
+    after = _run_forward(w.contiguous(), temperature, bias, mask, (squares, weighted, mass), y, kept)
+    return (y, *after, *kept)
 
 
-@_causal_tssa.register_fake
+@torch.library.register_fake("tost::causal_tssa")  # type: ignore[untyped-decorator]
 def _causal_tssa_fake(
     w: Tensor,
     temperature: Tensor,
@@ -90,10 +119,10 @@ def _causal_tssa_fake(
     weighted: Tensor | None,
     mass: Tensor | None,
 ) -> tuple[Tensor, ...]:
-    return (torch.empty(w.shape, dtype=w.dtype, device=w.device), *_outputs(w))
+    return (torch.empty(w.shape, dtype=w.dtype, device=w.device), *_sums_after(w), *_kept(w))
 
 
-@torch.library.custom_op("tost::causal_tssa_", mutates_args=("w",), device_types="cpu")
+@torch.library.impl("tost::causal_tssa_", "CPU")
 def _causal_tssa_inplace(
     w: Tensor,
     temperature: Tensor,
@@ -102,15 +131,15 @@ def _causal_tssa_inplace(
     squares: Tensor | None,
     weighted: Tensor | None,
     mass: Tensor | None,
-) -> tuple[Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, ...]:
     y = w.contiguous()
-    after = _run_forward(y, temperature, bias, mask, [squares, weighted, mass], y)[:3]
+    after = _run_forward(y, temperature, bias, mask, (squares, weighted, mass), y, kept=(None, None))
     if y is not w:
         w.copy_(y)
-    return after  # type: ignore[return-value]
+    return after
 
 
-@_causal_tssa_inplace.register_fake
+@torch.library.register_fake("tost::causal_tssa_")  # type: ignore[untyped-decorator]
 def _causal_tssa_inplace_fake(
     w: Tensor,
     temperature: Tensor,
@@ -120,10 +149,10 @@ def _causal_tssa_inplace_fake(
     weighted: Tensor | None,
     mass: Tensor | None,
 ) -> tuple[Tensor, ...]:
-    return _outputs(w)[:3]
+    return _sums_after(w)
 
 
-@torch.library.custom_op("tost::causal_tssa_backward", mutates_args=(), device_types="cpu")
+@torch.library.impl("tost::causal_tssa_backward", "CPU")
 def _causal_tssa_backward(
     dy: Tensor,
     dsquares: Tensor | None,
@@ -135,16 +164,16 @@ def _causal_tssa_backward(
     mask: Tensor | None,
     pi: Tensor,
     starts: Tensor,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    outputs = _gradients(w, temperature)
+) -> tuple[Tensor, ...]:
+    outputs = _gradients(w)
     inputs = _dense(w, dy, temperature, bias, mask, pi, starts, dsquares, dweighted, dmass)
-    first, rest = ([_native.address(x) for x in part] for part in (inputs[:4], (*inputs[4:], *outputs)))
+    first, rest = (map(_native.address, part) for part in (inputs[:4], (*inputs[4:], *outputs)))
     call = _native.CausalBackward(torch.get_num_threads(), _native.shape_of(w), *first, _bias_stride(bias), *rest)
     _native.run("tost_causal_tssa_backward", w.dtype, call)
-    return outputs  # type: ignore[return-value]
+    return outputs
 
 
-@_causal_tssa_backward.register_fake
+@torch.library.register_fake("tost::causal_tssa_backward")  # type: ignore[untyped-decorator]
 def _causal_tssa_backward_fake(
     dy: Tensor,
     dsquares: Tensor | None,
@@ -157,15 +186,14 @@ def _causal_tssa_backward_fake(
     pi: Tensor,
     starts: Tensor,
 ) -> tuple[Tensor, ...]:
-    return _gradients(w, temperature)
+    return _gradients(w)
 
 
-def _gradients(w: Tensor, temperature: Tensor) -> tuple[Tensor, ...]:
+def _gradients(w: Tensor) -> tuple[Tensor, ...]:
     """Return unfilled dw, dtemperature, denergy [B, N, H], and the gradients of the three sums before."""
-    B, N, H, D = w.shape
+    B, N, H, _ = w.shape
     dw = torch.empty(w.shape, dtype=w.dtype, device=w.device)
-    shapes = ((H,), (B, N, H), (B, H, D), (B, H, D), (B, H))
-    return (dw, *(torch.empty(shape, dtype=temperature.dtype, device=w.device) for shape in shapes))
+    return (dw, *_unfilled(w, (H,), (B, N, H)), *_sums_after(w))
 
 
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
@@ -180,9 +208,11 @@ def _backward(ctx: Any, dy: Tensor | None, *dsums: Tensor | None) -> tuple[Tenso
         return (None,) * 7
     w, temperature, bias, mask, pi, starts = ctx.saved_tensors
     dy = torch.zeros_like(w) if dy is None else dy.to(w.dtype)
-    dw, dtemperature, denergy, *dbefore = _causal_tssa_backward(dy, *dsums[:3], w, temperature, bias, mask, pi, starts)
+    dw, dtemperature, denergy, *dbefore = torch.ops.tost.causal_tssa_backward(
+        dy, *dsums[:3], w, temperature, bias, mask, pi, starts
+    )
     dbias = None if bias is None else (w.shape[-1] * denergy).sum_to_size(bias.shape)
     return (dw, dtemperature, dbias, None, *(dbefore if ctx.has_sums_before else (None, None, None)))
 
 
-_causal_tssa.register_autograd(_backward, setup_context=_setup_context)
+torch.library.register_autograd("tost::causal_tssa", _backward, setup_context=_setup_context)

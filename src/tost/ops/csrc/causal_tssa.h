@@ -62,13 +62,15 @@ int causal_forward(const tost::CausalForward& call) {
   const int64_t chunks = (N + tost::kCausalChunk - 1) / tost::kCausalChunk, items = B * chunks;
   const auto w = static_cast<const T*>(call.w);
   const auto t = static_cast<const S*>(call.temperature), bias = static_cast<const S*>(call.bias);
-  const auto y = static_cast<T*>(call.y);  // may be w itself
-  const auto pi = static_cast<S*>(call.pi), starts = static_cast<S*>(call.starts);
+  const auto y = static_cast<T*>(call.y);
   const int threads = useful_threads(call.threads, items, B * N * HD);
 
   Buffer<double> parts(items * HD), mass_parts(items * H);
   Buffer<S> scratch(threads * (HD + tost::kCausalChunk * H));
-  if (parts.failed() || mass_parts.failed() || scratch.failed()) return 1;
+  Buffer<S> own(call.pi ? 0 : B * N * H + items * stride);
+  if (parts.failed() || mass_parts.failed() || scratch.failed() || own.failed()) return 1;
+  S* const pi = call.pi ? static_cast<S*>(call.pi) : own + 0;
+  S* const starts = call.pi ? static_cast<S*>(call.starts) : pi + B * N * H;
 
 #pragma omp parallel num_threads(threads) if (threads > 1)
   {
@@ -93,13 +95,16 @@ int causal_forward(const tost::CausalForward& call) {
       for (int64_t h = 0; h < H; ++h) mass_parts[item * H + h] = 0;
       for_each_masked(chunk.rows, [&](int n) { fill_zero(out + n * H, H); });
       for (int k = 0; k < chunk.rows.count; ++k) {
-        S* const p = row_pi + k * H;
-        for (int64_t h = 0; h < H; ++h)
-          p[h] = t[h] * (p[h] + energy_shift(s, bias, call.bias_stride, chunk, k, h));
-        softmax(p, H);
         for (int64_t h = 0; h < H; ++h) {
-          out[chunk.rows.index[k] * H + h] = p[h];
-          mass_parts[item * H + h] += p[h];
+          S& logit = row_pi[k * H + h];
+          logit = t[h] * (logit + energy_shift(s, bias, call.bias_stride, chunk, k, h));
+        }
+      }
+      softmax_rows(row_pi, chunk.rows.count, H);
+      for (int k = 0; k < chunk.rows.count; ++k) {
+        for (int64_t h = 0; h < H; ++h) {
+          out[chunk.rows.index[k] * H + h] = row_pi[k * H + h];
+          mass_parts[item * H + h] += row_pi[k * H + h];
         }
       }
       fill_zero(run, HD);

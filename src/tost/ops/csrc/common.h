@@ -78,19 +78,25 @@ inline void for_each_masked(const Rows& rows, Fill fill) {
   }
 }
 
+// Softmax over the H entries of every row of x [count, H], in place. One flat loop of exponentials fills the vector
+// registers, which a handful of heads would not.
 template <class S>
-inline void softmax(S* x, int64_t count) {
-  S largest = x[0];
-  for (int64_t i = 1; i < count; ++i) largest = x[i] > largest ? x[i] : largest;
-  S total = 0;
-#pragma omp simd reduction(+ : total)
-  for (int64_t i = 0; i < count; ++i) {
-    x[i] = exp_nonpositive(x[i] - largest);
-    total += x[i];
+inline void softmax_rows(S* x, int64_t count, int64_t H) {
+  for (int64_t k = 0; k < count; ++k) {
+    S* const row = x + k * H;
+    S largest = row[0];
+    for (int64_t h = 1; h < H; ++h) largest = row[h] > largest ? row[h] : largest;
+    for (int64_t h = 0; h < H; ++h) row[h] -= largest;
   }
-  const S scale = S(1) / total;
 #pragma omp simd
-  for (int64_t i = 0; i < count; ++i) x[i] *= scale;
+  for (int64_t i = 0; i < count * H; ++i) x[i] = exp_nonpositive(x[i]);
+  for (int64_t k = 0; k < count; ++k) {
+    S* const row = x + k * H;
+    S total = 0;
+    for (int64_t h = 0; h < H; ++h) total += row[h];
+    const S scale = S(1) / total;
+    for (int64_t h = 0; h < H; ++h) row[h] *= scale;
+  }
 }
 
 // dlogit[h] = pi[h] * (dpi[h] - sum_g pi[g] dpi[g]), in place.
@@ -103,23 +109,16 @@ inline void softmax_backward(S* dpi, const S* pi, int64_t count) {
   for (int64_t i = 0; i < count; ++i) dpi[i] = pi[i] * (dpi[i] - mean);
 }
 
-// out[j] += sum over the chunk's rows of w[n, j]^2. Four rows at a time keep the running sums in registers longer.
+// out[j] += sum over the chunk's rows of w[n, j]^2.
 template <class T, class S>
 inline void add_squares(const T* w, const Rows& rows, int64_t width, S* out) {
-  int k = 0;
-  for (; k + 4 <= rows.count; k += 4) {
-    const T *a = w + rows.index[k] * width, *b = w + rows.index[k + 1] * width, *c = w + rows.index[k + 2] * width,
-            *d = w + rows.index[k + 3] * width;
+  for (int k = 0; k < rows.count; ++k) {
+    const T* row = w + rows.index[k] * width;
 #pragma omp simd
     for (int64_t j = 0; j < width; ++j) {
-      const S x = load(a[j]), y = load(b[j]), z = load(c[j]), v = load(d[j]);
-      out[j] += (x * x + y * y) + (z * z + v * v);
+      const S x = load(row[j]);
+      out[j] += x * x;
     }
-  }
-  for (; k < rows.count; ++k) {
-    const T* a = w + rows.index[k] * width;
-#pragma omp simd
-    for (int64_t j = 0; j < width; ++j) out[j] += S(load(a[j])) * load(a[j]);
   }
 }
 

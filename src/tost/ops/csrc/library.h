@@ -19,6 +19,7 @@ struct Shape {
   int64_t B, N, H, D;
 };
 
+// y may be w itself. pi and the three sums may be null if the caller does not keep them.
 struct Forward {
   int32_t threads, normalize;
   Shape shape;
@@ -37,7 +38,8 @@ struct Backward {
 };
 
 // bias holds [N, H] numbers per batch entry, bias_stride apart (0 to share them), or is null. starts receives the three
-// sums before every chunk, [B, chunks, 2HD + H]: what the backward pass needs to replay a chunk.
+// sums before every chunk, [B, chunks, 2HD + H]: what the backward pass needs to replay a chunk. It and pi may be null if
+// the caller does not keep them, and y may be w itself.
 struct CausalForward {
   int32_t threads;
   Shape shape;

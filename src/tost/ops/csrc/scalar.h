@@ -88,10 +88,9 @@ inline half store<half>(float x) {
 // branch. Below -87 the result would be subnormal and is as good as 0 beside the maximum's 1.
 inline float exp_nonpositive(float x) {
   x = x < -87.0f ? -87.0f : x;
-  const float shifted = x * 1.44269504f + 12582912.0f;  // 1.5 * 2^23: the low bits now hold round(x / ln 2)
-  const float n = shifted - 12582912.0f;
-  float r = x - n * 0.693359375f;  // ln 2 in two parts, the first exact in 10 bits
-  r = r + n * 2.12194440e-4f;
+  const int32_t n = int32_t(x * 1.44269504f - 0.5f);  // x / ln 2, rounded to nearest as x <= 0
+  // In double the remainder needs no second part of ln 2, which reassociation could merge with the first.
+  const float r = float(double(x) - double(n) * 0.693147180559945309);
   float p = 1.9875691500e-4f;
   p = p * r + 1.3981999507e-3f;
   p = p * r + 8.3334519073e-3f;
@@ -99,7 +98,7 @@ inline float exp_nonpositive(float x) {
   p = p * r + 1.6666665459e-1f;
   p = p * r + 5.0000001201e-1f;
   p = p * r * r + r + 1.0f;
-  return p * as_float((as_bits(shifted) + 127u) << 23);
+  return p * as_float(uint32_t(n + 127) << 23);
 }
 inline double exp_nonpositive(double x) { return std::exp(x); }
 

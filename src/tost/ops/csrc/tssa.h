@@ -63,14 +63,18 @@ int tssa_forward(const tost::Forward& call) {
   const int64_t chunks = (N + tost::kChunk - 1) / tost::kChunk, items = B * chunks;
   const auto w = static_cast<const T*>(call.w);
   const auto t = static_cast<const S*>(call.temperature);
-  const auto y = static_cast<T*>(call.y);  // may be w itself
-  const auto pi = static_cast<S*>(call.pi), squares = static_cast<S*>(call.squares);
-  const auto weighted = static_cast<S*>(call.weighted), mass = static_cast<S*>(call.mass);
+  const auto y = static_cast<T*>(call.y);
   const int threads = useful_threads(call.threads, items, B * N * HD);
 
   Buffer<double> parts(items * HD), mass_parts(items * H);
   Buffer<S> scale(B * HD), scratch(threads * (HD + tost::kChunk * H));
-  if (parts.failed() || mass_parts.failed() || scale.failed() || scratch.failed()) return 1;
+  const bool keep = call.squares != nullptr;
+  Buffer<S> own(keep ? 0 : B * N * H + 2 * B * HD + B * H);
+  if (parts.failed() || mass_parts.failed() || scale.failed() || scratch.failed() || own.failed()) return 1;
+  S* const pi = keep ? static_cast<S*>(call.pi) : own + 0;
+  S* const squares = keep ? static_cast<S*>(call.squares) : pi + B * N * H;
+  S* const weighted = keep ? static_cast<S*>(call.weighted) : squares + B * HD;
+  S* const mass = keep ? static_cast<S*>(call.mass) : weighted + B * HD;
 
 #pragma omp parallel num_threads(threads) if (threads > 1)
   {
@@ -103,13 +107,13 @@ int tssa_forward(const tost::Forward& call) {
       energies<T, kWidth>(chunk, rows, H, D, scale + b * HD, row_pi);
       for (int64_t h = 0; h < H; ++h) mass_parts[item * H + h] = 0;
       for_each_masked(rows, [&](int n) { fill_zero(out + n * H, H); });
+      for (int k = 0; k < rows.count; ++k)
+        for (int64_t h = 0; h < H; ++h) row_pi[k * H + h] *= t[h];
+      softmax_rows(row_pi, rows.count, H);
       for (int k = 0; k < rows.count; ++k) {
-        S* const p = row_pi + k * H;
-        for (int64_t h = 0; h < H; ++h) p[h] *= t[h];
-        softmax(p, H);
         for (int64_t h = 0; h < H; ++h) {
-          out[rows.index[k] * H + h] = p[h];
-          mass_parts[item * H + h] += p[h];
+          out[rows.index[k] * H + h] = row_pi[k * H + h];
+          mass_parts[item * H + h] += row_pi[k * H + h];
         }
       }
       fill_zero(sum, HD);

@@ -19,13 +19,13 @@ __all__ = ["tssa_native", "tssa_native_"]
 
 def tssa_native(w: Tensor, temperature: Tensor, mask: Tensor | None, normalize: bool) -> Tensor:
     """Return y [B, N, H, D] in the dtype of w."""
-    outputs: tuple[Tensor, ...] = _tssa(w, temperature.to(statistics_dtype(w.dtype)), mask, normalize)
+    outputs: tuple[Tensor, ...] = torch.ops.tost.tssa(w, temperature.to(statistics_dtype(w.dtype)), mask, normalize)
     return outputs[0]
 
 
 def tssa_native_(w: Tensor, temperature: Tensor, mask: Tensor | None, normalize: bool) -> Tensor:
     """Overwrite w with y, and return it."""
-    _tssa_inplace(w, temperature.to(statistics_dtype(w.dtype)), mask, normalize)
+    torch.ops.tost.tssa_(w, temperature.to(statistics_dtype(w.dtype)), mask, normalize)
     return w
 
 
@@ -39,42 +39,55 @@ def _outputs(w: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 
 
 def _run_forward(
-    w: Tensor, temperature: Tensor, mask: Tensor | None, normalize: bool, y: Tensor
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    temperature, mask = temperature.contiguous(), None if mask is None else mask.contiguous()
-    outputs = _outputs(w)
-    tensors = (w, temperature, mask, y, *outputs)
-    call = _native.Forward(
-        torch.get_num_threads(), normalize, _native.shape_of(w), *(_native.address(x) for x in tensors)
-    )
+    w: Tensor, temperature: Tensor, mask: Tensor | None, normalize: bool, y: Tensor, kept: tuple[Tensor, ...]
+) -> None:
+    tensors = (w, temperature.contiguous(), None if mask is None else mask.contiguous(), y, *kept)
+    call = _native.Forward(torch.get_num_threads(), normalize, _native.shape_of(w), *map(_native.address, tensors))
     _native.run("tost_tssa_forward", w.dtype, call)
-    return outputs
 
 
-@torch.library.custom_op("tost::tssa", mutates_args=(), device_types="cpu")
+torch.library.define(
+    "tost::tssa",
+    "(Tensor w, Tensor temperature, Tensor? mask, bool normalize) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
+)
+torch.library.define("tost::tssa_", "(Tensor(a!) w, Tensor temperature, Tensor? mask, bool normalize) -> ()")
+torch.library.define(
+    "tost::tssa_backward",
+    "(Tensor dy, Tensor w, Tensor temperature, Tensor? mask, bool normalize, "
+    "Tensor pi, Tensor squares, Tensor weighted, Tensor mass) -> (Tensor, Tensor)",
+)
+
+
+@torch.library.impl("tost::tssa", "CPU")
 def _tssa(
     w: Tensor, temperature: Tensor, mask: Tensor | None, normalize: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    y = torch.empty(w.shape, dtype=w.dtype, device=w.device)
-    return (y, *_run_forward(w.contiguous(), temperature, mask, normalize, y))
+    y, kept = torch.empty(w.shape, dtype=w.dtype, device=w.device), _outputs(w)
+    _run_forward(w.contiguous(), temperature, mask, normalize, y, kept)
+    return (y, *kept)
 
 
-@_tssa.register_fake
+@torch.library.register_fake("tost::tssa")  # type: ignore[untyped-decorator]
 def _tssa_fake(
     w: Tensor, temperature: Tensor, mask: Tensor | None, normalize: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     return (torch.empty(w.shape, dtype=w.dtype, device=w.device), *_outputs(w))
 
 
-@torch.library.custom_op("tost::tssa_", mutates_args=("w",), device_types="cpu")
+@torch.library.impl("tost::tssa_", "CPU")
 def _tssa_inplace(w: Tensor, temperature: Tensor, mask: Tensor | None, normalize: bool) -> None:
     y = w.contiguous()
-    _run_forward(y, temperature, mask, normalize, y)
+    _run_forward(y, temperature, mask, normalize, y, kept=())
     if y is not w:
         w.copy_(y)
 
 
-@torch.library.custom_op("tost::tssa_backward", mutates_args=(), device_types="cpu")
+@torch.library.register_fake("tost::tssa_")  # type: ignore[untyped-decorator]
+def _tssa_inplace_fake(w: Tensor, temperature: Tensor, mask: Tensor | None, normalize: bool) -> None:
+    return None
+
+
+@torch.library.impl("tost::tssa_backward", "CPU")
 def _tssa_backward(
     dy: Tensor,
     w: Tensor,
@@ -90,14 +103,12 @@ def _tssa_backward(
     mask = None if mask is None else mask.contiguous()
     dw, dtemperature = torch.empty_like(w), torch.empty_like(temperature)
     tensors = (w, dy, temperature, mask, pi, squares, weighted, mass, dw, dtemperature)
-    call = _native.Backward(
-        torch.get_num_threads(), normalize, _native.shape_of(w), *(_native.address(x) for x in tensors)
-    )
+    call = _native.Backward(torch.get_num_threads(), normalize, _native.shape_of(w), *map(_native.address, tensors))
     _native.run("tost_tssa_backward", w.dtype, call)
     return dw, dtemperature
 
 
-@_tssa_backward.register_fake
+@torch.library.register_fake("tost::tssa_backward")  # type: ignore[untyped-decorator]
 def _tssa_backward_fake(
     dy: Tensor,
     w: Tensor,
@@ -122,8 +133,8 @@ def _backward(ctx: Any, dy: Tensor | None, *_: Tensor | None) -> tuple[Tensor | 
     if dy is None:
         return None, None, None, None
     w, temperature, mask, *saved = ctx.saved_tensors
-    dw, dtemperature = _tssa_backward(dy.to(w.dtype), w, temperature, mask, ctx.normalize, *saved)
+    dw, dtemperature = torch.ops.tost.tssa_backward(dy.to(w.dtype), w, temperature, mask, ctx.normalize, *saved)
     return dw, dtemperature, None, None
 
 
-_tssa.register_autograd(_backward, setup_context=_setup_context)
+torch.library.register_autograd("tost::tssa", _backward, setup_context=_setup_context)
