@@ -4,7 +4,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/pip --disable-pip-version-check
 
-.PHONY: install demo test test-slow check bench clean
+.PHONY: help install demo test test-slow check bench stress clean
 .DEFAULT_GOAL := help
 
 help:
@@ -14,6 +14,7 @@ help:
 	@echo "make test-slow  the long checks"
 	@echo "make check      lint, format, types, spelling"
 	@echo "make bench      measure the operators, write benchmarks/results/*.json"
+	@echo "make stress     kill a training run 40 times and check that nothing is lost"
 
 # The stamp holds what the environment was made from, so a changed pin or kernel reinstalls.
 STAMP := $(VENV)/.installed
@@ -43,6 +44,9 @@ check: $(STAMP)
 
 bench: $(STAMP)
 	$(BIN)/tost bench ops --out benchmarks/results
+
+stress: $(STAMP)
+	$(BIN)/python scripts/stress.py --kills 40
 
 clean:
 	rm -rf build demo site .pytest_cache .mypy_cache .ruff_cache .hypothesis

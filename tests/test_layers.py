@@ -21,7 +21,7 @@ SOURCE = Path(__file__).parents[1] / "src" / PACKAGE
 # The empty name is the package's front page, `tost` itself: whoever stands to its right may use it as a user would.
 LAYERS: tuple[tuple[str, ...], ...] = (
     ("errors",),
-    ("_env",),
+    ("_env", "_machine"),
     ("testing",),
     ("ops",),
     ("objective",),
@@ -40,7 +40,7 @@ RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
 # Where each third-party package may be imported, as patterns below `tost.`; a pattern covers its submodules.
 FROM_MODELS_ON = tuple(name for name, rank in RANK.items() if rank >= RANK["models"] and name not in ("", "cli"))
 THIRD_PARTY: dict[str, tuple[str, ...]] = {
-    "torch": tuple(name for name in RANK if name not in ("", "errors", "_env")),
+    "torch": tuple(name for name in RANK if name not in ("", "errors", "_env", "_machine")),
     "numpy": FROM_MODELS_ON,
     "safetensors": ("models", "train", "integrations"),
     "timm": ("models.vision", "data.images", "integrations"),
@@ -52,7 +52,8 @@ THIRD_PARTY: dict[str, tuple[str, ...]] = {
     "sklearn": ("data", "analysis"),
     "torchdata": ("data", "train"),
     "accelerate": ("train",),
-    "pydantic": ("train", "recipes"),
+    "pydantic": ("models", "data", "train", "recipes"),
+    "pydantic_core": ("models", "data", "train", "recipes"),
     "yaml": ("train", "recipes"),
     "psutil": ("train", "bench"),
     "matplotlib": ("analysis", "bench"),

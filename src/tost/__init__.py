@@ -15,7 +15,8 @@ except PackageNotFoundError:  # a source tree on the path, not installed
     __version__ = "0+unknown"
 
 if TYPE_CHECKING:
-    from tost import nn, objective, ops
+    from tost import models, nn, objective, ops
+    from tost.models import create_model, list_models
     from tost.nn import CausalTSSAttention, TSSAttention
     from tost.ops import TSSAState, available_backends
     from tost.ops.causal_tssa import causal_membership, causal_tssa, causal_tssa_step, causal_tssa_with_state
@@ -30,7 +31,10 @@ __all__ = [
     "causal_tssa",
     "causal_tssa_step",
     "causal_tssa_with_state",
+    "create_model",
+    "list_models",
     "membership",
+    "models",
     "nn",
     "objective",
     "ops",
@@ -46,6 +50,8 @@ _HOME = {
     "causal_tssa": "tost.ops",
     "causal_tssa_step": "tost.ops",
     "causal_tssa_with_state": "tost.ops",
+    "create_model": "tost.models",
+    "list_models": "tost.models",
     "membership": "tost.ops",
     "tssa": "tost.ops",
 }

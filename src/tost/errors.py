@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["BackendError", "ConfigError", "TostError"]
+__all__ = ["BackendError", "CheckpointError", "ConfigError", "StorageError", "TostError", "TrainingError"]
 
 
 class TostError(Exception):
@@ -15,3 +15,15 @@ class BackendError(TostError, RuntimeError):
 
 class ConfigError(TostError, ValueError):
     """A configuration or an environment variable is not usable as given."""
+
+
+class CheckpointError(TostError, ValueError):
+    """A checkpoint that was handed in cannot be read, or does not fit."""
+
+
+class StorageError(TostError, RuntimeError):
+    """Something cannot be written: the disk is full, or refuses."""
+
+
+class TrainingError(TostError, RuntimeError):
+    """Training cannot go on, for example because the loss is no longer a number."""

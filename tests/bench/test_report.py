@@ -7,8 +7,9 @@ import json
 
 import pytest
 
+from tost._machine import source_revision
 from tost.bench.cases import Case, Mode, Op
-from tost.bench.environment import Environment, describe_environment, source_revision
+from tost.bench.environment import Environment, describe_environment
 from tost.bench.gate import Check, GateResult
 from tost.bench.ops import KeptRow, Measurements, Row
 from tost.bench.plot import draw, require_matplotlib

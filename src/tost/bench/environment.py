@@ -5,18 +5,17 @@ from __future__ import annotations
 import os
 import platform
 import re
-import subprocess
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from pathlib import Path
 
 import torch
 
 import tost
 from tost._env import VARIABLES
+from tost._machine import cpu_model, source_revision
 from tost.ops import available_backends, native_info, operators
 
-__all__ = ["Environment", "cpu_model", "describe_environment", "source_revision"]
+__all__ = ["Environment", "describe_environment"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,29 +88,3 @@ def describe_environment() -> Environment:
         variables={variable.name: variable.get() for variable in VARIABLES if variable.name in os.environ},
         measured=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
     )
-
-
-def cpu_model() -> str:
-    """Return the marketing name of the processor, or its architecture where the system does not tell."""
-    cpuinfo = Path("/proc/cpuinfo")
-    if cpuinfo.exists():
-        match = re.search(r"^model name\s*:\s*(.+)$", cpuinfo.read_text(), flags=re.MULTILINE)
-        if match:
-            return re.sub(r"\((?:R|TM)\)|\bCPU\b|@.*", "", match[1]).strip()
-    return platform.processor() or platform.machine()
-
-
-def source_revision() -> str | None:
-    """Return the git revision of the checkout that this package is imported from, None if it is not in one."""
-    root = Path(__file__).resolve().parents[3]
-    # An installed copy may lie inside somebody else's checkout, whose revision says nothing about this package.
-    if not (root / ".git").exists() or not (root / "src" / "tost").exists():
-        return None
-    command = ["git", "-C", str(root), "describe", "--always", "--dirty", "--abbrev=10"]
-    try:
-        # Without optional locks, describing a checkout cannot get in the way of whoever is working in it.
-        environment = {**os.environ, "GIT_OPTIONAL_LOCKS": "0"}
-        done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=10, env=environment)
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return done.stdout.strip() or None

@@ -12,8 +12,8 @@ from typing import Annotated, NoReturn
 import typer
 
 import tost
-from tost.cli import _bench, _console, _info
-from tost.errors import ConfigError, TostError
+from tost.cli import _bench, _cat, _console, _cp, _eval, _info, _ls, _train, _validate
+from tost.errors import CheckpointError, ConfigError, TostError
 
 __all__ = ["main"]
 
@@ -28,7 +28,7 @@ def main() -> NoReturn:
         _build()(prog_name="tost")
     except TostError as error:
         _console.log(f"{type(error).__name__}: {error}")
-        sys.exit(2 if isinstance(error, ConfigError) else 1)
+        sys.exit(2 if isinstance(error, ConfigError | CheckpointError) else 1)
     sys.exit(0)
 
 
@@ -42,6 +42,12 @@ def _build() -> typer.Typer:
         context_settings={"help_option_names": ["-h", "--help"]},
     )
     app.callback()(_global_options)
+    app.command("ls")(_ls.ls)
+    app.command("cat")(_cat.cat)
+    app.command("cp")(_cp.cp)
+    app.command("validate")(_validate.validate)
+    app.command("train")(_train.train)
+    app.command("eval")(_eval.evaluate)
     app.command("info")(_info.info)
     app.add_typer(_bench.app, name="bench")
     return app

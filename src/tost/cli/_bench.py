@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from tost._machine import command_arguments
 from tost.bench.cases import Case, Dtype, Mode, Op, select_cases
 from tost.cli import _console
 
@@ -19,17 +19,11 @@ if TYPE_CHECKING:
     from tost.bench.report import OpsReport
     from tost.bench.timing import Plan
 
-__all__ = ["app", "ops"]
+__all__ = ["app", "ops", "train"]
 
 app = typer.Typer(help="Measure speed and memory, if all results are right.", no_args_is_help=True)
 
 _STANDARD = "as the standard shapes"
-
-
-@app.callback()
-def _bench() -> None:
-    # Typer would turn a group with a single command into that command.
-    pass
 
 
 @app.command()
@@ -97,9 +91,7 @@ def _plan(*, quick: bool, repeats: int | None) -> Plan:
 
 
 def _command_line() -> str:
-    # Results are published; a folder of the machine they were made on is nobody's business.
-    arguments = [Path(part).name if Path(part).is_absolute() else part for part in sys.argv[1:]]
-    return shlex.join(["tost", *arguments])
+    return shlex.join(["tost", *command_arguments()])
 
 
 def _pass_gate(cases: Sequence[Case], plan: Plan, *, threads: int | None, out: Path | None) -> OpsReport:
@@ -195,3 +187,37 @@ def _finish(report: OpsReport, cases: Sequence[Case], *, out: Path | None) -> No
         where = f"in {paths[0]}" if paths else "above, but in no file (there was no --out)"
         _console.log(f"interrupted: {done} of {len(cases)} cases are kept {where}")
         raise typer.Exit(130)
+
+
+@app.command()
+def train(
+    config: Annotated[str, typer.Argument(help="What to train meanwhile.")] = "demo/stdlib_bytes",
+    overrides: Annotated[list[str] | None, typer.Argument(help="Changes to it, such as train.batch_size=8.")] = None,
+    repeats: Annotated[int, typer.Option(min=3, metavar="N", help="Timed stretches of each side.")] = 7,
+    out: Annotated[Path | None, typer.Option(metavar="DIR", help="Write JSON here.")] = None,
+    json: Annotated[bool, typer.Option("--json", help="End with one line of JSON.")] = False,
+) -> None:
+    """Time the training engine against a bare loop that takes the same steps."""
+    from json import dumps
+
+    from tost.bench.report import write_atomically
+    from tost.bench.train import measure_overhead
+    from tost.recipes import load_config
+
+    standard = ["train.steps=40", "schedule.warmup_steps=5", "checkpoint.every=1000", "checkpoint.best_metric=null"]
+    standard += ["evaluate.every=0", "evaluate.batches=1", "log.every=1"]
+    settings = load_config(config, [*standard, *(overrides or [])])
+    report = measure_overhead(settings, repeats=repeats, command=_command_line(), report=_console.log)
+    rows = [
+        (name, f"{1e3 * value.median:.2f}", f"{1e3 * value.lower:.2f}-{1e3 * value.upper:.2f}")
+        for name, value in (("bare loop", report.bare), ("engine", report.engine))
+    ]
+    _console.show_table(("side", "ms per step", "quartiles"), rows, title=report.environment.summary, labels=1)
+    _console.show(f"engine / bare loop: {report.ratio.median:.3f} ({report.ratio.lower:.3f}-{report.ratio.upper:.3f})")
+    if out:
+        path = out / f"train_{report.environment.slug}_{report.environment.month}.json"
+        out.mkdir(parents=True, exist_ok=True)
+        write_atomically(path, (dumps(report.to_json(), indent=2) + "\n").encode())
+        _console.log(f"wrote {path}")
+    if json:
+        _console.show_json(report.to_json())

@@ -80,7 +80,7 @@ def _package_version(name: str) -> str | None:
 def _devices() -> list[str]:
     import torch
 
-    from tost.bench.environment import cpu_model
+    from tost._machine import cpu_model
 
     devices = [f"cpu ({cpu_model()})"]
     devices += [f"cuda:{index} ({torch.cuda.get_device_name(index)})" for index in range(torch.cuda.device_count())]

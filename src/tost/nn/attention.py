@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from tost import parallel
 from tost.ops import TSSAState, causal_tssa_, causal_tssa_with_state, tssa, tssa_
 
 __all__ = ["CausalTSSAttention", "PaperForm", "TSSAttention"]
@@ -176,12 +177,20 @@ class TSSAttention(_ProjectedAttention):
         temperature = self._temperatures()
         if not self.normalize:
             temperature = temperature / self._scale() ** 2
-        run = tssa_ if self._may_overwrite(w) else tssa
-        y = run(w, temperature, mask=mask, normalize=self.normalize, backend=self.backend)
+        context = parallel.active()
+        if context is None:
+            run = tssa_ if self._may_overwrite(w) else tssa
+            y = run(w, temperature, mask=mask, normalize=self.normalize, backend=self.backend)
+        else:
+            y = parallel.tssa(w, temperature, mask=mask, normalize=self.normalize, context=context)
         if self.training and self.gain_drop > 0:
             # y is proportional to D, so dropping entries of D drops whole features of a head.
-            y = y * F.dropout(y.new_ones(y.shape[0], 1, *y.shape[2:]), self.gain_drop)
-        count = x.shape[1] if mask is None else mask.sum(dim=1).clamp_min(1)[:, None, None]
+            kept = F.dropout(y.new_ones(y.shape[0], 1, *y.shape[2:]), self.gain_drop)
+            y = y * (kept if context is None else context.share(kept))
+        if context is not None and self.form.step_size is not None:
+            count: Tensor | int = context.total(x.shape[1], mask, device=x.device).clamp_min(1)[:, None, None]
+        else:
+            count = x.shape[1] if mask is None else mask.sum(dim=1).clamp_min(1)[:, None, None]
         return self._project_out(y, count)
 
 
@@ -276,8 +285,13 @@ class CausalTSSAttention(_ProjectedAttention):
         bias: Tensor | None = self.position_bias
         if bias is not None and self.position_bias_form == "head":
             bias = bias / self.head_dim
-        run = causal_tssa_ if self._may_overwrite(w) else causal_tssa_with_state
-        y, after = run(w, self._temperatures(), bias, mask=mask, state=state, backend=self.backend)
+        if parallel.active() is None:
+            run = causal_tssa_ if self._may_overwrite(w) else causal_tssa_with_state
+            y, after = run(w, self._temperatures(), bias, mask=mask, state=state, backend=self.backend)
+        else:
+            y, after = parallel.causal_tssa_with_state(
+                w, self._temperatures(), bias, mask=mask, state=state, backend=self.backend
+            )
         if self.training and self.gain_drop > 0:
             y = F.dropout(y, self.gain_drop)  # y is proportional to D, entry by entry
         count = None if self.form.step_size is None else self._count(x, state, mask)
@@ -289,4 +303,7 @@ class CausalTSSAttention(_ProjectedAttention):
         ones = torch.ones(1, x.shape[1], dtype=torch.int64, device=x.device) if mask is None else mask
         count = ones.cumsum(dim=1).clamp_min(1)
         count = count if state is None else count + state.position.unsqueeze(1)
+        context = parallel.active()
+        if context is not None:
+            count = count + context.offset(x.shape[1], mask, device=x.device).unsqueeze(1)
         return count.unsqueeze(-1)

@@ -1,0 +1,48 @@
+"""What machine this is and which revision of the source runs on it: facts that every measurement and run records."""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+__all__ = ["command_arguments", "cpu_model", "source_revision"]
+
+
+def cpu_model() -> str:
+    """Return the marketing name of the processor, or its architecture where the system does not tell."""
+    cpuinfo = Path("/proc/cpuinfo")
+    if cpuinfo.exists():
+        match = re.search(r"^model name\s*:\s*(.+)$", cpuinfo.read_text(), flags=re.MULTILINE)
+        if match:
+            return re.sub(r"\((?:R|TM)\)|\bCPU\b|@.*", "", match[1]).strip()
+    return platform.processor() or platform.machine()
+
+
+def source_revision() -> str | None:
+    """Return the git revision of the checkout that this package is imported from, None if it is not in one."""
+    root = Path(__file__).resolve().parents[2]
+    # An installed copy may lie inside somebody else's checkout, whose revision says nothing about this package.
+    if not (root / ".git").exists() or not (root / "src" / "tost").exists():
+        return None
+    command = ["git", "-C", str(root), "describe", "--always", "--dirty", "--abbrev=10"]
+    try:
+        # Without optional locks, describing a checkout cannot get in the way of whoever is working in it.
+        environment = {**os.environ, "GIT_OPTIONAL_LOCKS": "0"}
+        done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=10, env=environment)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.strip() or None
+
+
+def command_arguments() -> list[str]:
+    """Return the arguments of this process, absolute paths cut to their last part: results are published."""
+    return [_shortened(argument) for argument in sys.argv[1:]]
+
+
+def _shortened(argument: str) -> str:
+    key, equals, value = argument.rpartition("=")
+    return f"{key}{equals}{Path(value).name}" if Path(value).is_absolute() else argument

@@ -1,0 +1,39 @@
+"""`tost cp`: a copy of a configuration to edit. Loads no torch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from tost.cli import _console
+from tost.errors import ConfigError
+
+__all__ = ["cp"]
+
+
+def cp(
+    config: Annotated[str, typer.Argument(metavar="CONFIG", help="Built-in configuration or YAML file.")],
+    dest: Annotated[Path, typer.Argument(metavar="DEST", help="New file, or a folder to put it in.")],
+    force: Annotated[bool, typer.Option("--force", help="Replace a file that exists.")] = False,
+) -> None:
+    """Copy a configuration to a file of your own."""
+    from tost.recipes import find_config
+
+    source = find_config(config)
+    target = dest / source.name if dest.is_dir() else dest
+    if not target.parent.is_dir():
+        raise ConfigError(f"the folder {target.parent} does not exist; make it first, or give another destination")
+    try:
+        content = source.read_bytes()
+        if force and target.exists() and target.samefile(source):
+            raise ConfigError(f"{target} is the file to be copied; give another destination")
+        # Mode "x" makes looking and creating one step, so nothing that appears in between can be lost.
+        with target.open("wb" if force else "xb") as file:
+            file.write(content)
+    except FileExistsError:
+        raise ConfigError(f"{target} exists and was left as it is; add --force to replace it") from None
+    except OSError as error:
+        raise ConfigError(f"cannot copy {config} to {target}: {error.strerror} ({error.filename})") from None
+    _console.show(f"{target}  copied from {config}; edit it, then: tost train {target}")

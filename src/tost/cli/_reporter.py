@@ -1,0 +1,95 @@
+"""How a run shows itself: a live bar on a terminal, one greppable line per record elsewhere, or nothing."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+from tost.cli import _console
+
+if TYPE_CHECKING:
+    from rich.progress import Progress, TaskID
+
+    from tost.train.loop import Reporter
+    from tost.train.metrics import StepRecord
+
+__all__ = ["ProgressStyle", "is_first", "open_reporter"]
+
+
+class ProgressStyle(StrEnum):
+    """How a run shows what it does on stderr."""
+
+    auto = "auto"
+    live = "live"
+    plain = "plain"
+    none = "none"
+
+
+def is_first() -> bool:
+    """Whether this is the process that speaks."""
+    return os.environ.get("RANK", "0") == "0"
+
+
+@contextmanager
+def open_reporter(style: ProgressStyle, steps: int) -> Iterator[Reporter]:
+    """Return the reporter for a run of `steps` steps, for the duration of a ``with`` block."""
+    if style is ProgressStyle.none or not is_first():
+        yield _Silent()
+    elif style is ProgressStyle.plain or (style is ProgressStyle.auto and not sys.stderr.isatty()):
+        yield _Plain()
+    else:
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+        text = TextColumn("{task.description}", markup=False)
+        with Progress(BarColumn(), MofNCompleteColumn(), text, console=Console(stderr=True)) as progress:
+            yield _Live(progress, progress.add_task("starting", total=steps))
+
+
+def _line(metrics: Mapping[str, float]) -> str:
+    return " | ".join(f"{name} {value:.4f}" for name, value in metrics.items())
+
+
+class _Silent:
+    def message(self, text: str) -> None:
+        pass
+
+    def step(self, record: StepRecord) -> None:
+        pass
+
+    def evaluation(self, step: int, metrics: Mapping[str, float]) -> None:
+        pass
+
+
+class _Plain:
+    def message(self, text: str) -> None:
+        _console.log(text)
+
+    def step(self, record: StepRecord) -> None:
+        from tost.train.metrics import format_line
+
+        _console.log(format_line(record))
+
+    def evaluation(self, step: int, metrics: Mapping[str, float]) -> None:
+        _console.log(f"eval step {step} | {_line(metrics)}")
+
+
+class _Live:
+    def __init__(self, progress: Progress, task: TaskID) -> None:
+        self._progress, self._task = progress, task
+
+    def message(self, text: str) -> None:
+        self._progress.console.print(text, markup=False, highlight=False)
+
+    def step(self, record: StepRecord) -> None:
+        from tost.train.metrics import format_line
+
+        fields = format_line(record).partition(" | ")[2]
+        self._progress.update(self._task, completed=record.step, description=fields)
+
+    def evaluation(self, step: int, metrics: Mapping[str, float]) -> None:
+        self.message(f"eval step {step} | {_line(metrics)}")

@@ -1,0 +1,128 @@
+"""`tost train`: run a recipe, watch it, interrupt it, resume it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, cast
+
+import typer
+
+from tost.cli import _console
+from tost.cli._reporter import ProgressStyle, is_first, open_reporter
+
+if TYPE_CHECKING:
+    from tost.train.config import RunConfig
+
+__all__ = ["train"]
+
+INTERRUPTED = 130
+
+
+def train(
+    config: Annotated[str, typer.Argument(help="A built-in configuration (see `tost ls configs`) or a YAML file.")],
+    overrides: Annotated[list[str] | None, typer.Argument(help="Changes to it, such as train.steps=100.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Run folder. Default: runs/<configuration>.")] = None,
+    resume: Annotated[
+        str | None, typer.Option(help="auto: newest checkpoint of the run folder; or a checkpoint, or another run.")
+    ] = None,
+    nproc: Annotated[int, typer.Option(min=1, help="Processes to start on this machine.")] = 1,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Build everything, print its size, and stop.")] = False,
+    progress: Annotated[ProgressStyle, typer.Option(help="Live bar or plain lines; auto looks.")] = ProgressStyle.auto,
+    json: Annotated[bool, typer.Option("--json", help="End with one line of JSON.")] = False,
+) -> None:
+    """Train a recipe. Ctrl-C once saves and stops, twice stops at once."""
+    from tost.recipes import load_config
+
+    settings = load_config(config, overrides or [])
+    folder = out or Path("runs") / Path(config).with_suffix("").name
+    if dry_run:
+        _dry_run(settings)
+        return
+    if nproc > 1 and "LOCAL_RANK" not in os.environ:
+        raise typer.Exit(_launch(nproc, folder))
+    from tost.recipes import get_task
+    from tost.train.loop import fit
+
+    start = _find_start(folder, resume)
+    with open_reporter(progress, settings.train.steps) as reporter:
+        result = fit(settings, get_task(settings.recipe), folder, resume=start, reporter=reporter)
+    if is_first():
+        if json:
+            _console.show_json({"status": result.status, "step": result.step, "out": str(folder), **result.metrics})
+        else:
+            _console.show(str(folder))
+    if result.status == "interrupted":
+        raise typer.Exit(INTERRUPTED)
+
+
+def _find_start(folder: Path, resume: str | None) -> Path | None:
+    """Return the checkpoint to go on from, None for a new run; refuse to overwrite one."""
+    from tost.train.checkpoint import CheckpointStore, resolve_checkpoint
+    from tost.train.runfolder import RunFolder
+
+    run = RunFolder(folder)
+    if resume is None:
+        if is_first():
+            run.refuse_existing()
+        return None
+    if resume != "auto":
+        return resolve_checkpoint(Path(resume), _console.log)
+    found = CheckpointStore(run.checkpoints).newest(_console.log) if run.checkpoints.is_dir() else None
+    if found is None and is_first():
+        _console.log(f"no checkpoint in {folder} yet, starting from the beginning")
+    return found
+
+
+def _launch(nproc: int, folder: Path) -> int:
+    """Run this same command in `nproc` processes through torchrun; return its exit code."""
+    from tost.train.checkpoint import read_json
+
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={nproc}"]
+    # Behind the dashes nothing is an option of torchrun, which would take our --nproc for an abbreviation of its own.
+    command = [*launcher, "-m", "--", "tost.cli", *sys.argv[1:]]
+    # Each process takes its share of the cores; torchrun would give every one a single thread.
+    threads = str(max(1, (os.cpu_count() or 1) // nproc))
+    process = subprocess.Popen(command, env={"OMP_NUM_THREADS": threads, **os.environ})
+    while True:
+        try:
+            code = process.wait()
+            break
+        except KeyboardInterrupt:  # the workers got it too and are saving
+            continue
+    summary = folder / "summary.json"
+    if code != 0 and summary.exists() and read_json(summary)["status"] == "interrupted":
+        return INTERRUPTED
+    return code
+
+
+def _dry_run(config: RunConfig) -> None:
+    """Build the data and, without memory, the model; show what a run would cost."""
+    import torch
+
+    from tost.recipes import get_task
+    from tost.train.metrics import format_count
+
+    task = get_task(config.recipe)
+    bundle = task.build_data(config)
+    with torch.device("meta"):
+        model = task.build_model(config, bundle)
+    parameters = sum(p.numel() for p in model.parameters())
+    sample = {name: value.unsqueeze(0) for name, value in bundle.train[0].items()}
+    tokens = task.tokens(sample) * config.train.batch_size
+    flops = 3 * cast(Callable[[], float], model.flops_per_token)() * tokens
+    copies = 4 + (config.train.ema_decay is not None)  # weights, gradients, two moments, perhaps an average
+    rows = [
+        ("model", config.model.name),
+        ("parameters", f"{parameters:,}"),
+        ("training samples", f"{len(bundle.train):,}"),
+        ("steps", f"{config.train.steps:,}"),
+        ("tokens per step", f"{tokens:,}"),
+        ("arithmetic per step", f"{format_count(flops)}FLOP"),
+        ("arithmetic of the run", f"{format_count(flops * config.train.steps)}FLOP"),
+        ("memory for weights, gradients and optimiser", f"{copies * 4 * parameters / 1e6:.1f} MB"),
+    ]
+    _console.show_table(("dry run", ""), rows)

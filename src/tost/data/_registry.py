@@ -1,0 +1,85 @@
+"""Which data sets exist. This file imports no torch: the command line lists names before it knows what to do."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Literal
+
+from tost.errors import ConfigError
+
+__all__ = ["DataSpec", "Task", "did_you_mean", "find_data", "list_data"]
+
+Task = Literal["classification", "language_modeling"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataSpec:
+    """One data set.
+
+    Attributes:
+        name: What a configuration says under ``data.name``.
+        task: The recipe that can train on it.
+        description: One line for tables.
+        takes_path: True if ``data.path`` must say where the files are, False if there are no files to point to.
+    """
+
+    name: str
+    task: Task
+    description: str
+    takes_path: bool = False
+
+
+_SPECS = {
+    spec.name: spec
+    for spec in (
+        DataSpec(
+            name="digits",
+            task="classification",
+            description="handwritten digits of scikit-learn, 8 x 8 grey pixels as a sequence of 64; 10 classes",
+        ),
+        DataSpec(
+            name="listops",
+            task="classification",
+            description="nested list operations drawn from a seeded grammar; the class is the value, 0 to 9",
+        ),
+        DataSpec(
+            name="stdlib_bytes",
+            task="language_modeling",
+            description="bytes of the Python standard library's own source files, 256 symbols",
+        ),
+    )
+}
+
+
+def list_data(pattern: str = "*") -> list[str]:
+    """Return the names that match a shell pattern, sorted.
+
+    Args:
+        pattern: Such as ``"*bytes"``.
+
+    Returns:
+        Names that `find_data` knows.
+    """
+    return sorted(name for name in _SPECS if fnmatchcase(name, pattern))
+
+
+def find_data(name: str) -> DataSpec:
+    """Return the data set called `name`.
+
+    Raises:
+        ConfigError: There is none; the message lists those that exist.
+    """
+    if name not in _SPECS:
+        raise ConfigError(
+            f"unknown data set {name!r}; {did_you_mean(name, _SPECS)}the data sets are: {', '.join(list_data())}."
+        )
+    return _SPECS[name]
+
+
+def did_you_mean(given: str, known: Iterable[str]) -> str:
+    """Return ``"did you mean 'x'? "`` for a close name among the known ones, or nothing."""
+    close = difflib.get_close_matches(given, list(known), n=1)
+    return f"did you mean {close[0]!r}? " if close else ""

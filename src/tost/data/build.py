@@ -1,0 +1,37 @@
+"""From a configuration to data."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from tost.data.dataset import DataBundle
+from tost.data.digits import build_digits
+from tost.data.listops import build_listops
+from tost.data.options import DataOptions
+from tost.data.stdlib_bytes import build_stdlib_bytes
+
+__all__ = ["build_data"]
+
+_BUILDERS: dict[str, Callable[[Any, int], DataBundle]] = {
+    "digits": build_digits,
+    "listops": build_listops,
+    "stdlib_bytes": build_stdlib_bytes,
+}
+
+
+def build_data(options: DataOptions, seed: int) -> DataBundle:
+    """Return the training and the validation set of a configuration.
+
+    Args:
+        options: The ``data`` part of a configuration.
+        seed: Decides everything that is drawn at random when the data is made. The order of training is decided by
+            the seed of the loader.
+
+    Returns:
+        Both splits, and what is known about them.
+
+    Raises:
+        ConfigError: The options ask for data that cannot be made here.
+    """
+    return _BUILDERS[options.name](options.data_set_options(), seed)

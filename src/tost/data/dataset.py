@@ -1,0 +1,95 @@
+"""Map-style data sets whose samples are dictionaries of tensors, and the pair of splits that a recipe trains on.
+
+A sample has "inputs" and "targets", and "mask" (True on real tokens) where sequences are padded.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.utils.data
+from torch import Tensor
+
+from tost.data.options import DataInfo
+
+__all__ = ["Batch", "DataBundle", "Dataset", "Sample", "TensorDataset", "fingerprint"]
+
+Sample = dict[str, Tensor]
+Batch = dict[str, Tensor]
+
+
+class Dataset(torch.utils.data.Dataset[Sample]):
+    """Samples by number; a sample is the same whenever and wherever it is asked for.
+
+    A subclass says how many there are and gathers several at once. Batches then come out of one indexing operation,
+    and a batch of no samples keeps its shapes.
+    """
+
+    def __len__(self) -> int:
+        """Return the number of samples."""
+        raise NotImplementedError
+
+    def gather(self, indices: Tensor) -> Batch:
+        """Return samples as a batch.
+
+        Args:
+            indices: Which, int64 ``[B]``, each in ``[0, len)``.
+
+        Returns:
+            Tensors whose first axis is B.
+        """
+        raise NotImplementedError
+
+    def __getitem__(self, index: int) -> Sample:
+        # A plain `for sample in dataset` ends at this error.
+        if not 0 <= index < len(self):
+            raise IndexError(f"sample {index} does not exist; this data set has samples 0 to {len(self) - 1}.")
+        return {key: value[0] for key, value in self.gather(torch.tensor([index])).items()}
+
+    def __getitems__(self, indices: Sequence[int]) -> Batch:
+        # torch's loaders prefer this method when it exists.
+        return self.gather(torch.tensor(indices, dtype=torch.int64))
+
+
+class TensorDataset(Dataset):
+    """Samples held in memory, one row of every tensor each.
+
+    Args:
+        rows: Tensors with the same first axis. Those of type uint8 are a compact form of ids, given out as int64.
+    """
+
+    def __init__(self, rows: Mapping[str, Tensor]) -> None:
+        self.rows = dict(rows)
+
+    def __len__(self) -> int:
+        """Return the number of rows."""
+        return len(self.rows["targets"])
+
+    def gather(self, indices: Tensor) -> Batch:
+        """Return rows as a batch."""
+        return {key: _ids(value[indices]) for key, value in self.rows.items()}
+
+
+def _ids(tensor: Tensor) -> Tensor:
+    return tensor.long() if tensor.dtype == torch.uint8 else tensor
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataBundle:
+    """The two splits of a data set and what is known about it."""
+
+    train: Dataset
+    validation: Dataset
+    info: DataInfo
+
+
+def fingerprint(*parts: Tensor) -> str:
+    """Return the SHA-256 of tensors, their types and shapes, in hexadecimal."""
+    digest = hashlib.sha256()
+    for part in parts:
+        digest.update(f"{part.dtype} {tuple(part.shape)}\n".encode())
+        digest.update(part.contiguous().numpy().tobytes())
+    return digest.hexdigest()

@@ -1,0 +1,254 @@
+"""Loaders that remember their position, in numbers of samples that all processes together have consumed."""
+
+from __future__ import annotations
+
+import os
+import sys
+import warnings
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch.utils.data import default_collate
+from torchdata.stateful_dataloader import StatefulDataLoader
+
+from tost.data._random import mix
+from tost.data.dataset import Batch, Dataset, Sample
+from tost.data.samplers import GlobalOrder, ShardedBatchSampler
+
+__all__ = ["Loader", "make_evaluation_loader", "make_loader"]
+
+
+class Loader(StatefulDataLoader):  # type: ignore[misc] # torchdata ships no types
+    """One process's share of the batches, made by `make_loader`.
+
+    `state_dict` counts what the training loop has received, not what workers have prepared ahead, and it counts for all
+    processes together. Unlike the state of the class above it, it is the same on every process and fits a loader with
+    another number of workers or processes.
+
+    An infinite loader is one stream: every ``iter()`` goes on where the last one stopped. A finite loader starts from
+    the beginning with every ``iter()``, except for the first one after `load_state_dict` or `seek`.
+
+    The batches are this process's share already; handing the loader to ``Accelerator.prepare`` would split them again.
+
+    Args:
+        dataset: Map-style data set.
+        sampler: Which samples make up the batches.
+        workers: Processes that prepare batches ahead; 0 for none.
+    """
+
+    def __init__(self, dataset: Dataset, sampler: ShardedBatchSampler, *, workers: int) -> None:
+        with warnings.catch_warnings():
+            # torchdata 0.11 calls a function of torch that newer versions deprecate; nothing follows from it for users.
+            warnings.filterwarnings("ignore", message="'set_vital' is deprecated", category=UserWarning)
+            super().__init__(
+                dataset,
+                batch_sampler=sampler,
+                num_workers=workers,
+                collate_fn=_Collate(dataset),
+                worker_init_fn=_leave_process_group,
+                multiprocessing_context=_start_method() if workers else None,
+                # Without a generator of its own, starting to iterate would draw from the global one.
+                generator=torch.Generator().manual_seed(mix(sampler.order.seed)),
+                snapshot_every_n_steps=None,
+            )
+        self._shares = sampler
+        self._position = 0
+        self._sought = False
+
+    def check_worker_number_rationality(self) -> None:
+        """Accept any number of workers: batches do not depend on it, so it is for the user to choose."""
+
+    @property
+    def global_position(self) -> int:
+        """Samples consumed so far by all processes together."""
+        return self._position
+
+    def __iter__(self) -> Iterator[Batch]:
+        goes_on = self._sought or self._shares.infinite
+        finished = not self._shares.infinite and self._position >= self._shares.order.samples
+        start = self._position if goes_on and not finished else 0
+        self._sought = False
+        self._shares.start = self._position = start
+        try:
+            for step, batch in enumerate(super().__iter__(), start=1):
+                self._position = self._shares.after(start, steps=step)
+                yield batch
+        finally:
+            self._iterator = None  # the last reference: its workers end now and not when the loader goes
+
+    def seek(self, global_position: int) -> None:
+        """Let the next ``iter()`` start at a position.
+
+        Args:
+            global_position: Samples to leave out, counted over all processes. At the end of a finite loader the next
+                pass begins.
+
+        Raises:
+            ValueError: The position is negative, or behind the end of a finite loader.
+        """
+        last = self._shares.order.samples
+        if global_position < 0 or (global_position > last and not self._shares.infinite):
+            limit = "0 or more" if self._shares.infinite else f"from 0 to {last}, the number of samples"
+            raise ValueError(f"global position {global_position} cannot be reached; it must be {limit}.")
+        self._position, self._sought = global_position, True
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the position and what it counts in, as plain numbers; the same on every process."""
+        return {"global_position": self._position, **self._counts_in()}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Let the next ``iter()`` go on after the last batch that was consumed when the state was taken.
+
+        Args:
+            state_dict: What `state_dict` returned, on any process and with any numbers of workers and processes.
+
+        Raises:
+            ValueError: The state is of another data set or another order, or is no such state.
+        """
+        here = self._counts_in()
+        if not {"global_position", *here} <= set(state_dict):
+            raise ValueError(
+                f"this is not the state of a loader: got the keys {sorted(state_dict)}, "
+                f"need {sorted(['global_position', *here])}; pass what state_dict() returned."
+            )
+        saved = {key: state_dict[key] for key in here}
+        if saved != here:
+            raise ValueError(
+                f"the position was saved for {_in_words(saved)}, but this loader has {_in_words(here)}: the order of "
+                "samples is another one. Resume with the same data and seed, or start a new run."
+            )
+        self.seek(state_dict["global_position"])
+
+    def _counts_in(self) -> dict[str, Any]:
+        order = self._shares.order
+        return {"samples": order.samples, "seed": order.seed, "shuffle": order.shuffle}
+
+
+def make_loader(
+    dataset: Dataset,
+    *,
+    batch_size: int,
+    seed: int,
+    rank: int = 0,
+    world_size: int = 1,
+    workers: int = 0,
+    shuffle: bool = True,
+    infinite: bool = True,
+) -> Loader:
+    """Return the loader of one process.
+
+    All processes walk through one global order of samples, which depends on the data set's length and on `seed` only.
+    A step takes the next ``world_size * batch_size`` samples of it, each process a contiguous slice. So with a fixed
+    product the samples of a step are the same for any number of processes and workers.
+
+    Args:
+        dataset: Map-style data set. Its samples must not depend on random numbers of the worker that reads them.
+        batch_size: Samples per step of this process.
+        seed: Decides the order of samples in every epoch.
+        rank: This process, from 0.
+        world_size: Number of processes that share the samples.
+        workers: Processes that prepare batches ahead; 0 prepares them in this one.
+        shuffle: False keeps the order of the data set.
+        infinite: True goes on into the next epoch for ever, inside a batch too: no sample is left out and none comes
+            twice within an epoch. False makes one pass; see `make_evaluation_loader`.
+
+    Returns:
+        A loader of dictionaries of tensors ``[B, ...]``.
+
+    Raises:
+        ValueError: An argument is out of range, or there are no samples.
+
+    Example:
+        >>> from tost.data import DataOptions, build_data, make_loader
+        >>> bundle = build_data(DataOptions(name="digits"), seed=0)
+        >>> batch = next(iter(make_loader(bundle.train, batch_size=8, seed=0)))
+        >>> batch["inputs"].shape
+        torch.Size([8, 64, 1])
+    """
+    _check(len(dataset), batch_size, rank, world_size, workers)
+    order = GlobalOrder(len(dataset), seed=seed, shuffle=shuffle)
+    sampler = ShardedBatchSampler(order, batch_size=batch_size, rank=rank, world_size=world_size, infinite=infinite)
+    return Loader(dataset, sampler, workers=workers)
+
+
+def make_evaluation_loader(
+    dataset: Dataset, *, batch_size: int, rank: int = 0, world_size: int = 1, workers: int = 0
+) -> Loader:
+    """Return a loader that passes once over a data set, in its order, every sample on exactly one process.
+
+    Every process gets the same number of batches, so that models whose processes talk to each other can be evaluated
+    too. Only the last step is smaller; if it holds fewer samples than there are processes, some of them get a batch of
+    no samples with the usual shapes (``[0, ...]``). Sums over samples, added over processes, are therefore exact.
+
+    Args:
+        dataset: Map-style data set.
+        batch_size: Samples per step of this process.
+        rank: This process, from 0.
+        world_size: Number of processes that share the samples.
+        workers: Processes that prepare batches ahead; 0 prepares them in this one.
+
+    Returns:
+        A loader with a length.
+
+    Raises:
+        ValueError: An argument is out of range, or there are no samples.
+    """
+    return make_loader(
+        dataset,
+        batch_size=batch_size,
+        seed=0,
+        rank=rank,
+        world_size=world_size,
+        workers=workers,
+        shuffle=False,
+        infinite=False,
+    )
+
+
+def _check(samples: int, batch_size: int, rank: int, world_size: int, workers: int) -> None:
+    if samples < 1:
+        raise ValueError("the data set has no samples; a loader needs at least one.")
+    if batch_size < 1:
+        raise ValueError(f"batch_size={batch_size}: every process needs at least one sample per step; pass 1 or more.")
+    if world_size < 1 or not 0 <= rank < world_size:
+        raise ValueError(
+            f"rank={rank} of world_size={world_size} does not exist; ranks count from 0 to world_size - 1."
+        )
+    if workers < 0:
+        raise ValueError(f"workers={workers} is negative; pass 0 to prepare batches in this process, or a number.")
+
+
+def _in_words(counts: Mapping[str, Any]) -> str:
+    order = f"shuffled with seed {counts['seed']}" if counts["shuffle"] else "in order"
+    return f"{counts['samples']} samples {order}"
+
+
+class _Collate:
+    """Makes a batch of what the data set returned: one already if it gathers, a list of samples otherwise."""
+
+    def __init__(self, dataset: Dataset) -> None:
+        self.dataset = dataset
+
+    def __call__(self, samples: Batch | list[Sample]) -> Batch:
+        if isinstance(samples, dict):
+            return samples
+        if samples:
+            batch: Batch = default_collate(samples)
+            return batch
+        return {key: value.new_empty((0, *value.shape)) for key, value in self.dataset[0].items()}
+
+
+def _leave_process_group(worker: int) -> None:
+    # Ctrl-C and launchers signal the whole group. The training process finishes its step and saves, and needs its
+    # workers for that; they end with it, because each of them watches its parent.
+    if hasattr(os, "setsid"):
+        os.setsid()
+
+
+def _start_method() -> str | None:
+    # Forking shares the data without copying it, and workers run no parallel operations that could miss the parent's
+    # threads. From 3.12 on Python warns about it, and a server without threads does the forking.
+    if sys.platform != "linux":
+        return None
+    return "fork" if sys.version_info < (3, 12) else "forkserver"

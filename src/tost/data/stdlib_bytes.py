@@ -1,0 +1,170 @@
+"""The Python standard library's own sources as a corpus of bytes.
+
+Files are taken in the order of their paths, without tests and without what a build or an administrator puts there. The
+last tenth of the files is for validation.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import sysconfig
+from collections.abc import Iterable
+from fnmatch import fnmatchcase
+from functools import cache
+from pathlib import Path
+from platform import python_version
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from tost.data._random import mix, mix_array
+from tost.data.dataset import Batch, DataBundle, Dataset
+from tost.data.options import DataInfo, StdlibBytesOptions
+from tost.errors import ConfigError
+
+__all__ = ["ByteWindows", "Corpus", "build_stdlib_bytes", "decode", "read_corpus"]
+
+_SKIPPED_FOLDERS = ("test", "tests", "idlelib", "lib2to3", "site-packages", "dist-packages", "config-*", "__pycache__")
+_SKIPPED_FILES = ("_sysconfigdata*", "sitecustomize.py", "usercustomize.py")
+_VALIDATION_SHARE = 10  # one file in ten
+
+
+class Corpus(NamedTuple):
+    """Sources as text.
+
+    Attributes:
+        train: Bytes of the files for training, one after another, uint8 ``[n]``.
+        validation: The same of the files for validation.
+        files: How many files both have together.
+        fingerprint: SHA-256 of both, in hexadecimal.
+    """
+
+    train: Tensor
+    validation: Tensor
+    files: int
+    fingerprint: str
+
+
+@cache
+def read_corpus(folder: Path) -> Corpus:
+    """Return every ``*.py`` file below a folder as two pieces of bytes.
+
+    Args:
+        folder: Where to look. Paths are sorted below it, so that its own place does not matter.
+
+    Raises:
+        ConfigError: There are not enough files for two pieces.
+    """
+    contents = [content for source in _sources(folder) if (content := source.read_bytes())]
+    if len(contents) < 2:
+        raise ConfigError(
+            f"data set 'stdlib_bytes' reads the sources of the standard library, but {folder} holds {len(contents)} "
+            "of them; use a Python that is installed with its sources, or choose another data.name."
+        )
+    first_held_out = len(contents) - max(1, len(contents) // _VALIDATION_SHARE)
+    pieces = [b"".join(contents[:first_held_out]), b"".join(contents[first_held_out:])]
+    digest = hashlib.sha256()
+    for piece in pieces:
+        digest.update(f"{len(piece)}\n".encode())
+        digest.update(piece)
+    train, validation = (torch.from_numpy(np.frombuffer(bytearray(piece), dtype=np.uint8)) for piece in pieces)
+    return Corpus(train, validation, len(contents), digest.hexdigest())
+
+
+def _sources(folder: Path) -> list[Path]:
+    found: list[Path] = []
+    for place, folders, files in os.walk(folder):
+        folders[:] = [name for name in folders if not _matches(name, _SKIPPED_FOLDERS)]
+        found += [Path(place, name) for name in files if name.endswith(".py") and not _matches(name, _SKIPPED_FILES)]
+    return sorted(found, key=lambda path: path.relative_to(folder).as_posix())
+
+
+def _matches(name: str, patterns: Iterable[str]) -> bool:
+    return any(fnmatchcase(name, pattern) for pattern in patterns)
+
+
+class ByteWindows(Dataset):
+    """Windows of a piece of text.
+
+    Sample i: inputs, the `length` bytes from a start on; targets, the bytes that follow each of them. Both int64
+    ``[length]``. The starts are never stored, so that any number of windows takes no memory.
+
+    Args:
+        text: The bytes, uint8 ``[n]`` with n > length.
+        length: Bytes per window.
+        count: Number of windows; None for as many as lie side by side in the text.
+        seed: Decides the start of window i together with i, and nothing else does; None puts windows side by side.
+    """
+
+    def __init__(self, text: Tensor, length: int, *, count: int | None = None, seed: int | None = None) -> None:
+        side_by_side = (len(text) - 1) // length  # the last byte is only a target
+        self.text, self.length, self.seed = text, length, seed
+        self.count = side_by_side if count is None else count
+
+    def __len__(self) -> int:
+        """Return the number of windows."""
+        return self.count
+
+    def starts(self, indices: Tensor) -> Tensor:
+        """Return where windows start, int64 of the shape of `indices`."""
+        if self.seed is None:
+            return indices * self.length
+        drawn = mix_array(mix(self.seed), indices.numpy().astype(np.uint64))
+        return torch.from_numpy((drawn % np.uint64(len(self.text) - self.length)).astype(np.int64))
+
+    def gather(self, indices: Tensor) -> Batch:
+        """Return windows as a batch."""
+        every_place = self.text.unfold(0, self.length + 1, 1)  # a view, [n - length, length + 1]
+        window = every_place[self.starts(indices)].long()  # [B, length + 1]
+        return {"inputs": window[:, :-1].contiguous(), "targets": window[:, 1:].contiguous()}
+
+
+def build_stdlib_bytes(options: StdlibBytesOptions, seed: int) -> DataBundle:
+    """Return windows at random places for training, and side by side for validation.
+
+    Args:
+        options: Length and number of the windows.
+        seed: Decides where the training windows start.
+
+    Raises:
+        ConfigError: The sources are missing, or shorter than a window.
+    """
+    corpus = read_corpus(Path(sysconfig.get_path("stdlib")))
+    length, available = options.length, min(len(corpus.train), len(corpus.validation))
+    if length >= available:
+        raise ConfigError(
+            f"data.options.length={length} does not fit into the corpus, whose smaller part has {available} bytes; "
+            f"it can be at most {available - 1}."
+        )
+    info = DataInfo(
+        **vars(options.shape()),
+        name="stdlib_bytes",
+        fingerprint=corpus.fingerprint,
+        details={
+            "python": python_version(),
+            "files": corpus.files,
+            "train_bytes": len(corpus.train),
+            "validation_bytes": len(corpus.validation),
+        },
+    )
+    return DataBundle(
+        train=ByteWindows(corpus.train, length, count=options.windows, seed=seed),
+        validation=ByteWindows(corpus.validation, length),
+        info=info,
+    )
+
+
+def decode(ids: Tensor | Iterable[int]) -> str:
+    """Return bytes as text; what is not UTF-8, such as a letter cut in two, becomes a replacement character.
+
+    Args:
+        ids: Numbers from 0 to 255, ``[N]``.
+
+    Example:
+        >>> decode([100, 101, 102])
+        'def'
+    """
+    return bytes(ids.tolist() if isinstance(ids, Tensor) else ids).decode("utf-8", errors="replace")

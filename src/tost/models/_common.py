@@ -1,0 +1,46 @@
+"""What the models share: checks of what is fed to them, and the count of their parameters."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from tost.nn import LearnedPositions
+
+__all__ = ["check_ids", "check_mask", "count_parameters"]
+
+INTEGERS = (torch.int64, torch.int32)
+
+
+def check_ids(ids: Tensor, vocab_size: int) -> None:
+    """Refuse anything but token ids [B, N] within the vocabulary."""
+    if ids.dim() != 2 or ids.dtype not in INTEGERS:
+        raise ValueError(
+            f"ids have shape {tuple(ids.shape)} and dtype {ids.dtype}; this model needs token ids [B, N] of dtype "
+            "torch.int64. Use ids[None] for a single sequence, ids.long() for another dtype."
+        )
+    # Looking at the data would break a graph or wait for a device, which then refuses in its own words.
+    if torch.compiler.is_compiling() or ids.device.type != "cpu" or ids.numel() == 0:
+        return
+    low, high = (int(bound) for bound in ids.aminmax())
+    if low < 0 or high >= vocab_size:
+        raise ValueError(
+            f"ids reach from {low} to {high}, but this model has vocab_size={vocab_size}, so ids from 0 to "
+            f"{vocab_size - 1}. Use the tokenizer that the model was made for, or build it with a larger vocab_size."
+        )
+
+
+def check_mask(mask: Tensor | None, x: Tensor) -> None:
+    """Refuse a mask that is not boolean and one entry per token of x [B, N, ...]."""
+    if mask is not None and (mask.dtype != torch.bool or mask.shape != x.shape[:2]):
+        raise ValueError(
+            f"mask has shape {tuple(mask.shape)} and dtype {mask.dtype}, but there are {x.shape[0]} sequences of "
+            f"{x.shape[1]} tokens; it needs shape {tuple(x.shape[:2])} and dtype torch.bool, True for real tokens."
+        )
+
+
+def count_parameters(model: nn.Module, *, positions: bool) -> int:
+    """Count the trainable parameters of a model, each once, with or without its learned positions."""
+    tables = [module.weight for module in model.modules() if isinstance(module, LearnedPositions)]
+    skipped = set() if positions else set(map(id, tables))
+    return sum(p.numel() for p in model.parameters() if p.requires_grad and id(p) not in skipped)

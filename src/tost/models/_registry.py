@@ -1,0 +1,194 @@
+"""Names of models: what they stand for, and how one is made of them. Loads no torch until a model is built."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from difflib import get_close_matches
+from fnmatch import fnmatchcase
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from pydantic import ValidationError
+
+from tost.errors import ConfigError
+from tost.models.options import LanguageOptions, ModelOptions, SequenceClassifierOptions
+
+if TYPE_CHECKING:
+    from torch import nn
+
+__all__ = ["ModelSpec", "create_model", "list_models", "model_options", "model_spec"]
+
+
+@dataclass(frozen=True)
+class ModelSpec:
+    """A registered model.
+
+    Attributes:
+        name: What users call it.
+        family: Which options it takes: ``"language"`` or ``"classifier"``.
+        defaults: Its options, where they differ from those of the family.
+        description: One line for listings.
+        build: The class that is built, as ``"module:name"`` below ``tost.models``.
+    """
+
+    name: str
+    family: str
+    defaults: Mapping[str, Any]
+    description: str
+    build: str
+
+
+OPTIONS: dict[str, type[ModelOptions]] = {"language": LanguageOptions, "classifier": SequenceClassifierOptions}
+
+
+def _language(size: str, embed_dim: int, depth: int, num_heads: int, parameters: str) -> ModelSpec:
+    return ModelSpec(
+        name=f"tost_lm_{size}",
+        family="language",
+        defaults={"embed_dim": embed_dim, "depth": depth, "num_heads": num_heads},
+        description=f"causal language model, {parameters} parameters",
+        build="language:LanguageToST",
+    )
+
+
+def _classifier(name: str, description: str, defaults: Mapping[str, Any]) -> ModelSpec:
+    return ModelSpec(name, "classifier", defaults, description, "longrange:SequenceClassifier")
+
+
+_SPECS = (
+    _language("base", 768, 12, 12, "110M"),
+    _language("medium", 1024, 24, 16, "304M"),
+    _language("large", 1280, 36, 20, "655M"),
+    _classifier(
+        "lra_listops",
+        "Long-Range Arena: value of a nested list expression",
+        {
+            "input": "tokens",
+            "vocab_size": 16,  # 15 symbols and padding
+            "num_classes": 10,
+            "max_length": 2000,
+            "embed_dim": 512,
+            "depth": 6,
+            "num_heads": 8,
+            "dropout": 0.1,
+        },
+    ),
+    _classifier(
+        "lra_image",
+        "Long-Range Arena: grey CIFAR-10 images, pixel by pixel",
+        {
+            "input": "values",
+            "in_features": 1,
+            "num_classes": 10,
+            "max_length": 1024,
+            "embed_dim": 64,
+            "depth": 8,
+            "num_heads": 8,
+            "mlp_ratio": 2.0,
+        },
+    ),
+)
+_BY_NAME = {spec.name: spec for spec in _SPECS}
+
+
+def list_models(pattern: str = "*") -> list[str]:
+    """List the registered models.
+
+    Args:
+        pattern: Which ones, with the wildcards of a shell.
+
+    Returns:
+        Names in alphabetical order.
+
+    Example:
+        >>> import tost
+        >>> tost.list_models("tost_lm_*")
+        ['tost_lm_base', 'tost_lm_large', 'tost_lm_medium']
+    """
+    return sorted(name for name in _BY_NAME if fnmatchcase(name, pattern))
+
+
+def model_spec(name: str) -> ModelSpec:
+    """Return what is registered under a name.
+
+    Raises:
+        ConfigError: There is no such model; the message names the nearest.
+    """
+    if name not in _BY_NAME:
+        raise ConfigError(
+            f"there is no model {name!r}{_did_you_mean(name, _BY_NAME)} The models are: {', '.join(list_models())}."
+        )
+    return _BY_NAME[name]
+
+
+def model_options(name: str, overrides: Mapping[str, Any]) -> ModelOptions:
+    """Check the options of a model without building it, and without torch.
+
+    Args:
+        name: A registered model.
+        overrides: Options that replace the model's own.
+
+    Returns:
+        All options of the model, of the class that its family takes.
+
+    Raises:
+        ConfigError: There is no such model, or the options are not usable; every problem is in the message.
+    """
+    spec = model_spec(name)
+    given = {**spec.defaults, **overrides}
+    try:
+        return OPTIONS[spec.family].model_validate(given)
+    except ValidationError as error:
+        problems = _problems(OPTIONS[spec.family], given, error)
+        raise ConfigError("\n  ".join([f"model {name!r} cannot be built with these options:", *problems])) from None
+
+
+def create_model(name: str, **overrides: Any) -> nn.Module:
+    """Build a model with fresh weights.
+
+    Device and dtype are torch's defaults; ``with torch.device("meta"):`` builds a model of any size at once.
+
+    Args:
+        name: A registered model, see `list_models`.
+        **overrides: Options that replace the model's own; they are the fields of ``model.options``.
+
+    Returns:
+        The model. Its ``options`` are all the choices that made it.
+
+    Raises:
+        ConfigError: There is no such model, or the options are not usable; every problem is in the message.
+
+    Example:
+        >>> import torch, tost
+        >>> model = tost.create_model("tost_lm_base", embed_dim=64, depth=2, num_heads=4, vocab_size=256)
+        >>> model(torch.randint(256, (1, 10))).shape
+        torch.Size([1, 10, 256])
+    """
+    options = model_options(name, overrides)
+    module, _, factory = model_spec(name).build.partition(":")
+    model: nn.Module = getattr(import_module(f"tost.models.{module}"), factory)(options)
+    return model
+
+
+def _problems(options: type[ModelOptions], given: Mapping[str, Any], error: ValidationError) -> list[str]:
+    """Turn what pydantic found, and the conflicts it did not get to, into one line each."""
+    lines: list[str] = []
+    wrong: set[str] = set()
+    for found in error.errors():
+        key = ".".join(map(str, found["loc"]))
+        wrong.add(key.partition(".")[0])
+        if found["type"] == "extra_forbidden":
+            lines.append(f"{key}: unknown option{_did_you_mean(key, options.model_fields)}")
+        elif found["type"] == "missing":
+            lines.append(f"{key}: needs a value")
+        elif found["loc"]:
+            lines.append(f"{key}={found['input']!r}: {found['msg'][0].lower()}{found['msg'][1:]}")
+    # Conflicts are only looked for once every field is valid; do it for the valid ones, to tell all at once.
+    usable = {**{key: field.default for key, field in options.model_fields.items() if not field.is_required()}, **given}
+    return lines + options.conflicts({key: value for key, value in usable.items() if key not in wrong})
+
+
+def _did_you_mean(word: str, candidates: Iterable[str]) -> str:
+    near = get_close_matches(word, list(candidates), n=1)
+    return f"; did you mean {near[0]!r}?" if near else "."

@@ -1,0 +1,185 @@
+"""The causal language model of the paper: the layout of GPT-2 with TSSA in place of softmax attention.
+
+Shapes: ids [B, N] (batch, tokens), x [B, N, C] with width C, logits [B, N, V] with vocabulary V, mask [B, N].
+"""
+
+from __future__ import annotations
+
+import math
+from typing import cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from tost.models._common import check_ids, check_mask, count_parameters
+from tost.models.flops import token_flops
+from tost.models.options import LanguageOptions
+from tost.nn import MLP, CausalBlock, CausalTSSAttention, LearnedPositions, ModelState, run_blocks, token_positions
+
+__all__ = ["LanguageToST"]
+
+
+class LanguageToST(nn.Module):
+    """A causal language model with a state of constant size.
+
+    .. code-block:: text
+
+        x = tokens[ids] + positions
+        x = x + gamma1 * attention(norm1(x)),  x = x + gamma2 * mlp(norm2(x))        for every block
+        logits = norm(x) @ tokens^T
+
+    It is the authors' network: LayerScale on both branches, exact GELU, a bias per head and position in every
+    attention. Weights start as N(0, 0.02), those at the end of a residual branch as N(0, 0.02 / sqrt(2 depth)),
+    temperatures as 1, position biases as 0.
+
+    Args:
+        options: Sizes and choices, kept as ``model.options``.
+
+    Example:
+        >>> import torch, tost
+        >>> model = tost.create_model("tost_lm_base", embed_dim=64, depth=2, num_heads=4, vocab_size=256)
+        >>> logits, state = model.forward_with_state(torch.randint(256, (1, 10)))
+        >>> logits, state = model.forward_with_state(torch.randint(256, (1, 1)), state)
+        >>> logits.shape, state.position.tolist()
+        (torch.Size([1, 1, 256]), [11])
+    """
+
+    def __init__(self, options: LanguageOptions) -> None:
+        super().__init__()
+        self.options = options
+        C, V = options.embed_dim, options.vocab_size
+        self.tokens = nn.Embedding(V, C)
+        self.positions = LearnedPositions(options.max_length, C) if options.position == "learned" else None
+        self.blocks = nn.ModuleList(self._block() for _ in range(options.depth))
+        self.norm = nn.LayerNorm(C, bias=options.bias)
+        # A tied head is the embedding itself, not a second name for it: every weight is stored once.
+        self.head = None if options.tie_head else nn.Linear(C, V, bias=False)
+        self._initialise()
+
+    def forward(self, ids: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Predict the next token after every token.
+
+        Args:
+            ids: Tokens, int64 ``[B, N]``.
+            mask: Real tokens, bool ``[B, N]``, padding on either side. Positions count real tokens only. Padding may
+                hold any id and reaches no other token; its logits mean nothing.
+
+        Returns:
+            Logits, ``[B, N, V]``.
+
+        Raises:
+            ValueError: The input is not of this form, or longer than the model's positions.
+        """
+        x = self._embed(ids, None, mask)
+        return self.logits(run_blocks(self.blocks, x, mask, recompute=self.options.gradient_checkpointing))
+
+    def forward_with_state(
+        self, ids: Tensor, state: ModelState | None = None, mask: Tensor | None = None
+    ) -> tuple[Tensor, ModelState]:
+        """Continue sequences of which `state` has seen the beginning: a whole prompt, a piece, or one token.
+
+        Args:
+            ids: The next tokens, int64 ``[B, N]``.
+            state: The state returned with the tokens before; None at the start.
+            mask: Real tokens, bool ``[B, N]``, as in `forward`.
+
+        Returns:
+            Logits, ``[B, N, V]``, and the state after these tokens. Logits of pieces are those of the whole.
+
+        Raises:
+            ValueError: As in `forward`, or the state belongs to another batch or another model.
+        """
+        x, after = self.features_with_state(ids, state, mask)
+        return self.logits(x), after
+
+    def features_with_state(
+        self, ids: Tensor, state: ModelState | None = None, mask: Tensor | None = None
+    ) -> tuple[Tensor, ModelState]:
+        """Do as `forward_with_state` up to the last block; `logits` of the tokens that are wanted does the rest.
+
+        Args:
+            ids: The next tokens, int64 ``[B, N]``.
+            state: The state returned with the tokens before; None at the start.
+            mask: Real tokens, bool ``[B, N]``, as in `forward`.
+
+        Returns:
+            ``[B, N, C]`` and the state after these tokens.
+
+        Raises:
+            ValueError: As in `forward_with_state`.
+        """
+        if state is not None:
+            self._check_state(state, ids)
+        x = self._embed(ids, None if state is None else state.position, mask)
+        layers = []
+        for index, block in enumerate(self.blocks):
+            before = None if state is None else state.layers[index]
+            x, after = cast(CausalBlock, block).forward_with_state(x, before, mask)
+            layers.append(after)
+        return x, ModelState(tuple(layers))
+
+    def logits(self, x: Tensor) -> Tensor:
+        """Turn outputs of the last block, ``[..., C]``, into logits ``[..., V]``."""
+        return F.linear(self.norm(x), self.tokens.weight if self.head is None else self.head.weight)
+
+    def num_parameters(self, *, positions: bool = False) -> int:
+        """Count the trainable parameters, a tied head once.
+
+        Args:
+            positions: Count the learned positions too, which published sizes leave out.
+        """
+        return count_parameters(self, positions=positions)
+
+    def flops_per_token(self) -> int:
+        """Count the operations of a forward pass per token; see `tost.models.token_flops`."""
+        return token_flops(self.options).total
+
+    def _check_state(self, state: ModelState, ids: Tensor) -> None:
+        if len(state.layers) != len(self.blocks):
+            raise ValueError(
+                f"the state has {len(state.layers)} layers, but this model has {len(self.blocks)}; "
+                "pass the state that this model returned, or None at the start of a sequence."
+            )
+        if state.position.shape != ids.shape[:1]:
+            raise ValueError(
+                f"the state holds {state.position.numel()} sequences, but ids have shape {tuple(ids.shape)}; "
+                "pass the state that came from the same batch, or None at the start of a sequence."
+            )
+
+    def _embed(self, ids: Tensor, start: Tensor | None, mask: Tensor | None) -> Tensor:
+        check_mask(mask, ids)
+        if mask is not None:
+            ids = ids.where(mask, 0)
+        check_ids(ids, self.options.vocab_size)
+        x: Tensor = self.tokens(ids)
+        if self.positions is not None:
+            length = self.options.max_length
+            at = token_positions(ids.shape[1], mask=mask, start=start, max_length=length, device=ids.device)
+            x = x + self.positions(at)
+        return F.dropout(x, self.options.dropout) if self.training and self.options.dropout > 0 else x
+
+    def _block(self) -> CausalBlock:
+        o = self.options
+        attention = CausalTSSAttention(
+            o.embed_dim,
+            o.num_heads,
+            o.max_length,
+            in_bias=o.bias,
+            out_bias=o.bias,
+            position_bias="feature" if o.position == "learned" else None,
+            gain_drop=o.dropout,
+            out_drop=o.dropout,
+            backend=o.backend,
+        )
+        mlp = MLP(o.embed_dim, o.hidden_dim, bias=o.bias, drop=o.dropout)
+        return CausalBlock(attention, mlp, o.embed_dim, norm_bias=o.bias, layer_scale=o.layer_scale)
+
+    @torch.no_grad()
+    def _initialise(self) -> None:
+        for name, module in self.named_modules():
+            if isinstance(module, nn.Linear | nn.Embedding):
+                residual = name.endswith(".proj_out")
+                nn.init.normal_(module.weight, std=0.02 / math.sqrt(2 * self.options.depth) if residual else 0.02)
+            if isinstance(module, nn.Linear) and module.bias is not None:
+                nn.init.zeros_(module.bias)

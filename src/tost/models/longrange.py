@@ -1,0 +1,177 @@
+"""A classifier of sequences, of tokens or of numbers: the network behind the long-range tasks.
+
+Shapes: ids [B, N] or values [B, N, F] (batch, elements, numbers per element), x [B, N, C] with width C, logits [B, K]
+with K classes, mask [B, N].
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from tost.models._common import check_ids, check_mask, count_parameters
+from tost.models.flops import token_flops
+from tost.models.options import SequenceClassifierOptions
+from tost.nn import MLP, Block, LearnedPositions, SinusoidalPositions, TSSAttention, run_blocks, token_positions
+from tost.parallel import active
+
+__all__ = ["SequenceClassifier"]
+
+
+class SequenceClassifier(nn.Module):
+    """Blocks of non-causal TSSA, a pooled vector, and a head with one hidden layer.
+
+    The paper trains its long-range models in two code bases and describes neither input nor head. This is the reading
+    nearest to Mega's: embeddings scaled by sqrt(C), or an affine map of real-valued input; a head that goes through the
+    hidden width of the MLPs and a GELU to classes without a bias. With ``norm="post"`` the blocks normalise behind the
+    sums and the embedding is normalised first, as there; with ``norm="pre"`` they normalise inside the branches and
+    once at the end, as in Skyformer and in the other models of this package. Linear layers start Xavier-uniform.
+
+    A token receives from the others only what scales its own features, so the mean over the elements is the better
+    pooling; a class token is there for comparison.
+
+    Args:
+        options: Sizes and choices, kept as ``model.options``.
+
+    Example:
+        >>> import torch, tost
+        >>> model = tost.create_model("lra_image", depth=2)
+        >>> model(torch.rand(3, 100, 1)).shape
+        torch.Size([3, 10])
+    """
+
+    def __init__(self, options: SequenceClassifierOptions) -> None:
+        super().__init__()
+        self.options = options
+        C, hidden, post = options.embed_dim, options.hidden_dim, options.norm == "post"
+        self.embedding: nn.Embedding | nn.Linear
+        if options.input == "tokens":
+            self.embedding = nn.Embedding(options.vocab_size or 0, C)
+        else:
+            self.embedding = nn.Linear(options.in_features or 0, C)
+        self.positions = self._positions()
+        self.class_token = nn.Parameter(0.02 * torch.randn(C)) if options.pooling == "cls" else None
+        self.norm_in = nn.LayerNorm(C) if post else None
+        self.blocks = nn.ModuleList(self._block() for _ in range(options.depth))
+        self.norm_out = None if post else nn.LayerNorm(C)
+        self.head = nn.Sequential(nn.Linear(C, hidden), nn.GELU(), nn.Linear(hidden, options.num_classes, bias=False))
+        self._initialise()
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Classify sequences.
+
+        Args:
+            x: int64 ids ``[B, N]``, or floating point values ``[B, N, F]``, as ``options.input`` says.
+            mask: Real elements, bool ``[B, N]``, padding on either side. A padded sequence gives the logits of the
+                sequence without its padding, which may hold anything.
+
+        Returns:
+            Logits, ``[B, K]``.
+
+        Raises:
+            ValueError: The input is not of this form, or longer than ``options.max_length``.
+        """
+        logits: Tensor = self.head(self.features(x, mask))
+        return logits
+
+    def features(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Return the pooled vector of each sequence, ``[B, C]``; the arguments are those of `forward`."""
+        check_mask(mask, x)
+        tokens = self._embed(x, mask)
+        leads = self.class_token is not None and _first_rank()
+        if leads:
+            tokens = torch.cat((self._class_tokens(tokens), tokens), dim=1)
+            mask = None if mask is None else F.pad(mask, (1, 0), value=True)
+        if self.norm_in is not None:
+            tokens = self.norm_in(tokens)
+        if self.training and self.options.dropout > 0:
+            tokens = F.dropout(tokens, self.options.dropout)
+        tokens = run_blocks(self.blocks, tokens, mask, recompute=self.options.gradient_checkpointing)
+        if self.norm_out is not None:
+            tokens = self.norm_out(tokens)
+        return _mean(tokens, mask) if self.class_token is None else _first(tokens, leads)
+
+    def num_parameters(self, *, positions: bool = False) -> int:
+        """Count the trainable parameters.
+
+        Args:
+            positions: Count the learned positions too, which published sizes leave out.
+        """
+        return count_parameters(self, positions=positions)
+
+    def flops_per_token(self) -> int:
+        """Count the operations of a forward pass per element, without the head; see `tost.models.token_flops`."""
+        return token_flops(self.options).total
+
+    def _class_tokens(self, tokens: Tensor) -> Tensor:
+        assert self.class_token is not None
+        return self.class_token.to(tokens.dtype).expand(tokens.shape[0], 1, -1)
+
+    def _embed(self, x: Tensor, mask: Tensor | None) -> Tensor:
+        if isinstance(self.embedding, nn.Embedding):
+            ids = x if mask is None else x.where(mask, 0)
+            check_ids(ids, self.embedding.num_embeddings)
+            tokens: Tensor = self.embedding(ids) * math.sqrt(self.options.embed_dim)
+        else:
+            if x.dim() != 3 or x.shape[-1] != self.embedding.in_features or not x.is_floating_point():
+                raise ValueError(
+                    f"x has shape {tuple(x.shape)} and dtype {x.dtype}; this model needs floating point values "
+                    f"[B, N, {self.embedding.in_features}]. Use x[..., None] for one number per element."
+                )
+            tokens = self.embedding(x if mask is None else x.where(mask.unsqueeze(-1), 0))
+        length = self.options.max_length
+        at = token_positions(x.shape[1], mask=mask, max_length=length, device=x.device)
+        return tokens if self.positions is None else tokens + self.positions(at).to(tokens.dtype)
+
+    def _positions(self) -> LearnedPositions | SinusoidalPositions | None:
+        o = self.options
+        if o.position == "none":
+            return None
+        return (LearnedPositions if o.position == "learned" else SinusoidalPositions)(o.max_length, o.embed_dim)
+
+    def _block(self) -> Block:
+        o = self.options
+        attention = TSSAttention(o.embed_dim, o.num_heads, gain_drop=o.dropout, out_drop=o.dropout, backend=o.backend)
+        return Block(attention, MLP(o.embed_dim, o.hidden_dim, drop=o.dropout), o.embed_dim, norm=o.norm)
+
+    @torch.no_grad()
+    def _initialise(self) -> None:
+        for module in self.modules():
+            if isinstance(module, nn.Linear):
+                nn.init.xavier_uniform_(module.weight)
+                if module.bias is not None:
+                    nn.init.zeros_(module.bias)
+        if isinstance(self.embedding, nn.Embedding):
+            nn.init.normal_(self.embedding.weight, std=self.options.embed_dim**-0.5)
+        else:
+            # Mega's: without a bias a norm would leave nothing of a single number but its sign.
+            nn.init.normal_(self.embedding.weight, std=self.embedding.in_features**-0.5)
+            nn.init.normal_(self.embedding.bias, std=0.1)
+
+
+def _first_rank() -> bool:
+    """Tell whether the beginning of the sequence is here; elsewhere only where processes share a sequence."""
+    context = active()
+    return context is None or context.rank == 0
+
+
+def _first(x: Tensor, here: bool) -> Tensor:
+    """Return the first token of the sequence, [B, C], on every process that shares it."""
+    context = active()
+    # Where the token is not, zeros that depend on x: the backward pass has to meet the other processes there too.
+    first = x[:, : int(here)].sum(dim=1)
+    return first if context is None else context.sum(first)
+
+
+def _mean(x: Tensor, mask: Tensor | None) -> Tensor:
+    """Average the real tokens of x [B, N, C], those of all processes that share a sequence; none at all give zeros."""
+    context = active()
+    total = (x if mask is None else x.where(mask.unsqueeze(-1), 0)).sum(dim=1)
+    if context is None:
+        count = max(x.shape[1], 1) if mask is None else mask.sum(dim=1, keepdim=True).clamp_min(1)
+        return total / count
+    count = context.total(x.shape[1], mask, device=x.device).clamp_min(1)
+    return context.sum(total) / count.unsqueeze(1)

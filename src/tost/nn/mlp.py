@@ -1,0 +1,50 @@
+"""The feed-forward branch of a block.
+
+Shapes: x [B, N, C] (batch, tokens, width), hidden [B, N, M].
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+__all__ = ["MLP"]
+
+
+class MLP(nn.Module):
+    """Two linear layers with an exact GELU between them, applied to every token alone.
+
+    Args:
+        embed_dim: Width of the tokens, C.
+        hidden_dim: Width between the two layers, M.
+        bias: Biases of both layers.
+        drop: Dropout on the output.
+        device: Where the parameters live.
+        dtype: Type of the parameters.
+
+    Example:
+        >>> import torch, tost
+        >>> tost.nn.MLP(64, 256)(torch.randn(2, 10, 64)).shape
+        torch.Size([2, 10, 64])
+    """
+
+    def __init__(
+        self,
+        embed_dim: int,
+        hidden_dim: int,
+        *,
+        bias: bool = True,
+        drop: float = 0.0,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        self.proj_in = nn.Linear(embed_dim, hidden_dim, bias=bias, device=device, dtype=dtype)
+        self.proj_out = nn.Linear(hidden_dim, embed_dim, bias=bias, device=device, dtype=dtype)
+        self.drop = drop
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Transform the tokens x [B, N, C]; returns [B, N, C]."""
+        y: Tensor = self.proj_out(F.gelu(self.proj_in(x)))
+        return F.dropout(y, self.drop) if self.training and self.drop > 0 else y

@@ -1,0 +1,121 @@
+"""Collectives with derivatives. Every rank has its own loss, and the gradient is that of the sum of these losses.
+
+So a sum over all ranks has a sum over all ranks as its derivative, a sum over the ranks before has a sum over the ranks
+after, and what is handed to every rank collects the gradients of every rank. Each function here is linear, and its
+derivative is made of the same functions.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tost.ops._numerics import statistics_dtype
+from tost.parallel._channel import Channel, untraced
+from tost.parallel._chunks import accumulate, chunks, tokens_of
+
+__all__ = ["exclusive_sum", "join_pieces", "local_squares", "sum_over_ranks", "total_of"]
+
+
+@untraced
+def sum_over_ranks(x: Tensor, channel: Channel) -> Tensor:
+    """Return the sum of x over the ranks, added in float32 or better, in the dtype of x."""
+    if not x.is_floating_point():
+        return channel.all_reduce(x)
+    total: Tensor = _Sum.apply(x.to(statistics_dtype(x.dtype)), channel)  # type: ignore[no-untyped-call]
+    return total.to(x.dtype)
+
+
+def total_of(x: Tensor, everyone: Tensor, channel: Channel) -> Tensor:
+    """Return the sum over ranks of x, whose values `everyone` [size, ...] were gathered before: no exchange forward."""
+    total: Tensor = _Total.apply(x, everyone, channel)  # type: ignore[no-untyped-call]
+    return total
+
+
+def exclusive_sum(x: Tensor, everyone: Tensor, channel: Channel) -> Tensor:
+    """Return the sum of x over the ranks before this one; `everyone` [size, ...] was gathered before."""
+    before: Tensor = _ExclusiveSum.apply(x, everyone, channel, False)  # type: ignore[no-untyped-call]
+    return before
+
+
+@untraced
+def join_pieces(x: Tensor, channel: Channel, dim: int) -> Tensor:
+    """Return the pieces of all ranks joined along `dim`, on every rank; they may differ in length along it."""
+    whole: Tensor = _JoinPieces.apply(x, channel, dim)  # type: ignore[no-untyped-call]
+    return whole
+
+
+def local_squares(w: Tensor, mask: Tensor | None) -> Tensor:
+    """Return the sum of squares of this rank's real tokens, [B, H, D], keeping nothing but w for the derivative."""
+    squares: Tensor = _LocalSquares.apply(w, mask)  # type: ignore[no-untyped-call]
+    return squares
+
+
+def _add(parts: Tensor) -> Tensor:
+    """Add the parts [ranks, ...] in rank order, in float64, so that every rank that adds them gets the same bits."""
+    return parts.sum(dim=0, dtype=torch.float64).to(parts.dtype)
+
+
+class _Sum(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, channel: Channel) -> Tensor:
+        ctx.channel = channel
+        return channel.all_reduce(x)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        return _Sum.apply(grad, ctx.channel), None  # type: ignore[no-untyped-call]
+
+
+class _Total(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, everyone: Tensor, channel: Channel) -> Tensor:
+        ctx.channel = channel
+        return _add(everyone)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        return _Sum.apply(grad, ctx.channel), None, None  # type: ignore[no-untyped-call]
+
+
+class _ExclusiveSum(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, everyone: Tensor | None, channel: Channel, after: bool) -> Tensor:
+        ctx.channel, ctx.after = channel, after
+        if everyone is None:
+            (everyone,) = channel.gather(x)
+        return _add(everyone[channel.rank + 1 :] if after else everyone[: channel.rank])
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
+        return _ExclusiveSum.apply(grad, None, ctx.channel, not ctx.after), None, None, None  # type: ignore[no-untyped-call]
+
+
+class _JoinPieces(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, channel: Channel, dim: int) -> Tensor:
+        (gathered,) = channel.gather(torch.tensor([x.shape[dim]], device=x.device))
+        lengths: list[int] = gathered.flatten().tolist()
+        ctx.channel, ctx.dim, ctx.start, ctx.length = channel, dim, sum(lengths[: channel.rank]), x.shape[dim]
+        first = x.movedim(dim, 0)
+        padding = first.new_zeros(max(lengths) - x.shape[dim], *first.shape[1:])
+        (pieces,) = channel.gather(torch.cat((first, padding)))
+        return torch.cat([piece[:n] for piece, n in zip(pieces, lengths, strict=True)]).movedim(0, dim)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        return sum_over_ranks(grad, ctx.channel).narrow(ctx.dim, ctx.start, ctx.length), None, None
+
+
+class _LocalSquares(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, w: Tensor, mask: Tensor | None) -> Tensor:
+        ctx.save_for_backward(w, mask)
+        return accumulate(tokens_of(w, mask, rows).square().sum(dim=1) for rows in chunks(w))
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        w, mask = ctx.saved_tensors
+        return (tokens_of(w, mask, slice(None)) * (2 * grad).unsqueeze(1)).to(w.dtype), None

@@ -1,0 +1,244 @@
+"""A process group that shares one sequence: who holds which tokens, and which group is in force.
+
+Rank r holds a contiguous piece of the tokens, in rank order. Pieces may differ in length, and may be empty.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Self
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+from tost.parallel._autograd import join_pieces, sum_over_ranks
+from tost.parallel._channel import Channel
+
+__all__ = ["ContextParallel", "active", "make_mesh", "resolve"]
+
+# Not a context variable: the backward pass, which recomputes checkpointed layers, may run in another thread.
+_ENTERED: list[ContextParallel] = []
+
+
+class ContextParallel:
+    """The ranks that share one sequence, each with a contiguous piece of its tokens.
+
+    Inside ``with context:`` every attention module of ours works on the whole sequence, though it is given this rank's
+    tokens only. Keep the backward pass inside too where layers are checkpointed, as they run again there.
+
+    Gradients are those of the sum of the ranks' losses. A tensor that holds tokens gets its full gradient. A tensor
+    that every rank has a copy of, such as a parameter, gets on each rank that rank's part; the sum of the parts, which
+    data parallelism takes anyway, is its gradient. `mean_loss` gives a loss for which averaging does the same.
+
+    All ranks of the group must make the same calls in the same order, with the same batch size.
+
+    Args:
+        group: The process group; None for all processes.
+
+    Attributes:
+        rank: Number of this process in the group; it holds the rank-th piece.
+        size: Number of processes in the group.
+
+    Raises:
+        RuntimeError: torch.distributed has not been initialised.
+        ValueError: This process is not in the group.
+
+    Example:
+        >>> import tempfile, torch, torch.distributed as dist, tost
+        >>> from tost.parallel import ContextParallel
+        >>> dist.init_process_group("gloo", init_method=f"file://{tempfile.mktemp()}", rank=0, world_size=1)
+        >>> attention, x = tost.TSSAttention(8, 2), torch.randn(1, 10, 8)
+        >>> with ContextParallel() as context:
+        ...     y = context.unsplit(attention(context.split(x)))
+        >>> y.shape
+        torch.Size([1, 10, 8])
+        >>> dist.destroy_process_group()
+    """
+
+    def __init__(self, group: dist.ProcessGroup | None = None) -> None:
+        if not (dist.is_available() and dist.is_initialized()):
+            raise RuntimeError(
+                "context parallelism needs a process group, but torch.distributed is not initialised. "
+                "Start the processes with torchrun and call torch.distributed.init_process_group first."
+            )
+        group = dist.group.WORLD if group is None else group
+        if group is None or dist.get_rank(group) < 0:
+            raise ValueError(
+                f"process {dist.get_rank()} is not a member of the group it was given; "
+                "give each process the group that it belongs to, as ContextParallel.from_mesh does."
+            )
+        self.channel = Channel(group)
+        self.rank, self.size = self.channel.rank, self.channel.size
+
+    @classmethod
+    def from_mesh(cls, mesh: DeviceMesh, name: str = "context") -> Self:
+        """Return the context of this process in one dimension of a device mesh.
+
+        Args:
+            mesh: A mesh with named dimensions, such as that of `make_mesh`.
+            name: The dimension along which processes share a sequence.
+
+        Raises:
+            ValueError: The mesh has no dimension of that name.
+        """
+        names = mesh.mesh_dim_names or ()
+        if name not in names:
+            raise ValueError(
+                f"the device mesh has no dimension {name!r}; it has {', '.join(map(repr, names)) or 'unnamed ones'}. "
+                "Name one of them, or use make_mesh(data=..., context=...)."
+            )
+        return cls(mesh.get_group(name))
+
+    def __enter__(self) -> Self:
+        _ENTERED.append(self)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        _ENTERED.pop()
+
+    def __repr__(self) -> str:
+        return f"ContextParallel(rank={self.rank}, size={self.size})"
+
+    @property
+    def num_collectives(self) -> int:
+        """Collective calls that this rank has made so far."""
+        return self.channel.num_collectives
+
+    @property
+    def bytes_exchanged(self) -> int:
+        """Bytes that this rank has handed to collectives so far: its own contribution, before any copying to others."""
+        return self.channel.bytes_exchanged
+
+    def split_lengths(self, num_tokens: int) -> list[int]:
+        """Return the length of every rank's piece: as equal as can be, longer ones first."""
+        quotient, rest = divmod(num_tokens, self.size)
+        return [quotient + (rank < rest) for rank in range(self.size)]
+
+    def split(self, x: Tensor, dim: int = 1, *, lengths: Sequence[int] | None = None) -> Tensor:
+        """Return this rank's piece of `x`, which every rank holds in full. No exchange.
+
+        Args:
+            x: Anything with a dimension of tokens: ids, masks, tokens.
+            dim: The dimension of tokens.
+            lengths: Length of every rank's piece; None for `split_lengths`.
+
+        Returns:
+            A view of `x`. The gradient of `x` is, on each rank, that rank's part.
+
+        Raises:
+            ValueError: The lengths are not one per rank, or do not add up.
+        """
+        pieces = self.split_lengths(x.shape[dim]) if lengths is None else list(lengths)
+        if len(pieces) != self.size or min(pieces) < 0 or sum(pieces) != x.shape[dim]:
+            raise ValueError(
+                f"lengths={pieces} cannot cut {x.shape[dim]} tokens into {self.size} pieces; "
+                f"give one length per rank, {self.size} numbers that add up to {x.shape[dim]}, or leave it out."
+            )
+        return x.narrow(dim, sum(pieces[: self.rank]), pieces[self.rank])
+
+    def unsplit(self, x: Tensor, dim: int = 1) -> Tensor:
+        """Return the pieces of all ranks joined, on every rank: the inverse of `split`.
+
+        The exchange is of the size of the sequence. Models do not need it; looking at a result does.
+
+        Args:
+            x: This rank's piece, of any length along `dim`.
+            dim: The dimension of tokens.
+        """
+        return join_pieces(x, self.channel, dim % x.dim())
+
+    def sum(self, x: Tensor) -> Tensor:
+        """Return the sum of `x` over the ranks, on every rank, as a model needs that averages over its tokens."""
+        return sum_over_ranks(x, self.channel)
+
+    def share(self, x: Tensor) -> Tensor:
+        """Return the first rank's `x` on every rank, without a gradient: for random numbers that all must agree on."""
+        return self.channel.broadcast(x)
+
+    def offset(
+        self, num_tokens: int, mask: Tensor | None = None, *, device: torch.device | str | None = None
+    ) -> Tensor:
+        """Return how many real tokens of each sequence are on the ranks before: the position of the first one here.
+
+        Args:
+            num_tokens: Length of this rank's piece, padding included.
+            mask: Real tokens of this rank, bool ``[B, num_tokens]``; given on all ranks or on none.
+            device: Where the result is needed; that of the mask by default.
+
+        Returns:
+            int64, ``[B]``, or ``[1]`` without a mask.
+        """
+        (counts,) = self.channel.gather(_count(num_tokens, mask, device))
+        return counts[: self.rank].sum(dim=0)
+
+    def total(self, num_tokens: int, mask: Tensor | None = None, *, device: torch.device | str | None = None) -> Tensor:
+        """Return how many real tokens each shared sequence has on all ranks together; as `offset` otherwise."""
+        return self.channel.all_reduce(_count(num_tokens, mask, device))
+
+    def mean_loss(self, loss_sum: Tensor, num_tokens: Tensor | int) -> Tensor:
+        """Return this rank's share of a loss that is a mean over the tokens of the shared sequences.
+
+        The mean of the shares over the ranks is the mean over all tokens. So it is what each rank calls ``backward`` on
+        when gradients are averaged over all processes, as data parallelism does.
+
+        Args:
+            loss_sum: Sum of the loss over this rank's tokens, a scalar.
+            num_tokens: How many tokens were summed here.
+
+        Returns:
+            ``size * loss_sum / (number of tokens on all ranks)``.
+        """
+        count = torch.as_tensor(num_tokens, device=loss_sum.device)
+        return self.size * loss_sum / self.channel.all_reduce(count).clamp_min(1)
+
+
+def _count(num_tokens: int, mask: Tensor | None, device: torch.device | str | None) -> Tensor:
+    return torch.tensor([num_tokens], device=device) if mask is None else mask.sum(dim=1)
+
+
+def active() -> ContextParallel | None:
+    """Return the context whose ``with`` block is being run, the innermost one; None outside of any."""
+    return _ENTERED[-1] if _ENTERED else None
+
+
+def resolve(context: ContextParallel | None) -> ContextParallel:
+    """Return the given context, or the active one.
+
+    Raises:
+        RuntimeError: There is neither.
+    """
+    context = active() if context is None else context
+    if context is None:
+        raise RuntimeError(
+            "no context is active and none was given, so there is no group to share the sequence with. "
+            "Pass context=ContextParallel(...), call inside `with ContextParallel(...):`, or use tost.ops."
+        )
+    return context
+
+
+def make_mesh(*, data: int = 1, context: int = 1, device_type: str = "cpu") -> DeviceMesh:
+    """Arrange all processes as `data` groups of `context` ranks; neighbours share a sequence.
+
+    Args:
+        data: Number of groups that work on different sequences.
+        context: Number of ranks that share one sequence.
+        device_type: ``"cpu"`` or ``"cuda"``.
+
+    Returns:
+        A device mesh with the dimensions ``"data"`` and ``"context"``.
+
+    Raises:
+        ValueError: A size is below 1, or their product is not the number of processes.
+    """
+    world = dist.get_world_size() if dist.is_initialized() else data * context
+    if data < 1 or context < 1 or data * context != world:
+        raise ValueError(
+            f"data={data} times context={context} is {data * context}, but there are {world} processes; "
+            "both must be at least 1 and their product the number of processes. Change one, or start more processes."
+        )
+    return init_device_mesh(device_type, (data, context), mesh_dim_names=("data", "context"))

@@ -1,0 +1,48 @@
+"""Next-token prediction."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import torch.nn.functional as F
+from torch import nn
+
+from tost.data import DataBundle, build_data
+from tost.models import create_model
+from tost.train.config import RunConfig
+from tost.train.task import Batch, Outcome
+
+__all__ = ["LanguageModeling"]
+
+
+class LanguageModeling:
+    """Cross-entropy of the next token in nats; bits per token on the validation set."""
+
+    metric = "loss"
+
+    def build_data(self, config: RunConfig) -> DataBundle:
+        """Return the training and validation sets."""
+        return build_data(config.data, config.train.seed)
+
+    def build_model(self, config: RunConfig, bundle: DataBundle) -> nn.Module:
+        """Return the configured language model."""
+        return create_model(config.model.name, **config.model.options)
+
+    def terms(self, batch: Batch) -> int:
+        """Return the number of predicted tokens."""
+        return batch["targets"].numel()
+
+    def tokens(self, batch: Batch) -> int:
+        """Return the number of tokens read."""
+        return batch["inputs"].numel()
+
+    def outcome(self, model: nn.Module, batch: Batch) -> Outcome:
+        """Return the summed cross-entropy."""
+        logits = model(batch["inputs"])
+        return Outcome(F.cross_entropy(logits.flatten(0, 1).float(), batch["targets"].flatten(), reduction="sum"))
+
+    def metrics(self, sums: Mapping[str, float], terms: float) -> dict[str, float]:
+        """Return the mean loss in nats and in bits per token."""
+        loss = sums["loss"] / terms
+        return {"loss": loss, "bits_per_token": loss / math.log(2)}

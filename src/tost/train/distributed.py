@@ -1,0 +1,251 @@
+"""The processes of a run, on Accelerate: placement, precision, data parallel and sharded training, sums, trackers.
+
+Processes are laid out as ``data x context``: the ranks of one context group share the tokens of the same sequences,
+different groups take different sequences.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import resource
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+import torch.distributed as dist
+import torch.utils.deterministic as fill
+from accelerate import Accelerator
+from accelerate.state import AcceleratorState
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.tensor import DTensor
+
+from tost.errors import ConfigError
+from tost.ops import available_backends, operators
+from tost.parallel import ContextParallel, make_mesh
+from tost.train.config import RunConfig, TrainConfig
+
+__all__ = ["Processes"]
+
+_PRECISION = {"fp32": "no", "bf16": "bf16", "fp16": "fp16"}
+
+
+class Processes:
+    """This process among those of the run.
+
+    Args:
+        accelerator: Accelerate's view of the processes.
+        config: The run.
+
+    Raises:
+        ConfigError: The number of processes does not fit the batch size or the context size.
+    """
+
+    def __init__(self, accelerator: Accelerator, config: RunConfig) -> None:
+        self.accelerator = accelerator
+        self.size, self.rank = accelerator.num_processes, accelerator.process_index
+        self.device: torch.device = accelerator.device
+        context = config.parallel.context
+        if self.size % context:
+            raise ConfigError(
+                f"parallel.context={context} does not divide the {self.size} processes of this run; "
+                f"start a multiple of {context} processes, or set parallel.context=1."
+            )
+        self.data_size, self.data_rank = self.size // context, self.rank // context
+        share = self.data_size * config.train.accumulate
+        if config.train.batch_size % share:
+            raise ConfigError(
+                f"train.batch_size={config.train.batch_size} cannot be dealt evenly to {self.data_size} data parallel "
+                f"processes with train.accumulate={config.train.accumulate}; it must be a multiple of {share}."
+            )
+        self.sharded = config.parallel.strategy == "fsdp" and self.size > 1
+        self.sequence: ContextParallel | None = None
+        if context > 1:
+            mesh = make_mesh(data=self.data_size, context=context, device_type=self.device.type)
+            self.sequence = ContextParallel.from_mesh(mesh)
+
+    @classmethod
+    @contextmanager
+    def join(cls, config: RunConfig, folder: Path | None = None) -> Iterator[Processes]:
+        """Join the processes that a launcher started, or be the only one, for the duration of a ``with`` block.
+
+        Trackers, if the run has any, write to `folder`; without one there are none.
+        """
+        accelerator = Accelerator(
+            cpu=not torch.cuda.is_available(),
+            mixed_precision=_PRECISION[config.train.precision],
+            log_with=list(config.log.trackers) if config.log.trackers and folder else None,
+            project_dir=None if folder is None else str(folder),
+        )
+        before = torch.are_deterministic_algorithms_enabled(), fill.fill_uninitialized_memory  # type: ignore[attr-defined]
+        torch.use_deterministic_algorithms(config.train.deterministic)
+        # A debugging aid of that mode, which would write every new tensor twice.
+        fill.fill_uninitialized_memory = False  # type: ignore[attr-defined]
+        try:
+            yield cls(accelerator, config)
+        finally:
+            torch.use_deterministic_algorithms(before[0])
+            fill.fill_uninitialized_memory = before[1]  # type: ignore[attr-defined]
+            accelerator.end_training()
+            # Accelerate keeps its settings for the life of the process; another run may want others.
+            AcceleratorState._reset_state(reset_partial_state=True)
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this process writes files and speaks."""
+        return bool(self.rank == 0)
+
+    @property
+    def description(self) -> str:
+        """How many processes of which kind, for the log."""
+        device = f"{self.size} process{'es' if self.size > 1 else ''} on {self.device.type}"
+        return device if self.sequence is None else f"{device}, {self.sequence.size} sharing each sequence"
+
+    @staticmethod
+    def describe_backends() -> str:
+        """Which implementation each operator will use, and what is in the way of a faster one."""
+        lines = []
+        for op in operators():
+            statuses = available_backends(op)
+            chosen = next(name for name, status in statuses.items() if status == "ready")
+            refused = [f"{name} not: {status}" for name, status in statuses.items() if status != "ready"]
+            lines.append(" ".join([f"{op} by {chosen}", *(f"({text})" for text in refused)]))
+        return ", ".join(lines)
+
+    def seed(self, seed: int) -> None:
+        """Seed the generators: alike on every process, so that all build the same model."""
+        random.seed(seed)
+        torch.manual_seed(seed)
+
+    def prepare(
+        self, model: nn.Module, make_optimizer: Callable[[nn.Module], torch.optim.Optimizer]
+    ) -> tuple[nn.Module, torch.optim.Optimizer]:
+        """Place and wrap, or shard, the model, and make its optimiser."""
+        wrapped = self._shard(model.to(self.device)) if self.sharded else self.accelerator.prepare_model(model)
+        optimizer: torch.optim.Optimizer = self.accelerator.prepare_optimizer(make_optimizer(wrapped))
+        # From here on processes draw different random numbers, for example in dropout.
+        torch.manual_seed(torch.initial_seed() + self.rank)
+        return wrapped, optimizer
+
+    def _shard(self, model: nn.Module) -> nn.Module:
+        # Accelerate leaves its own sharding out on CPUs; torch's call is the same everywhere.
+        mesh = init_device_mesh(self.device.type, (self.size,))
+        for block in getattr(model, "blocks", []):
+            fully_shard(block, mesh=mesh)
+        fully_shard(model, mesh=mesh)
+        return model
+
+    def reshard(self, model: nn.Module) -> None:
+        """Let go of whole weights that a forward pass without a backward pass has left gathered."""
+        if self.sharded:
+            for module in model.modules():
+                if isinstance(module, FSDPModule):
+                    module.reshard()
+
+    def unwrap(self, model: nn.Module) -> nn.Module:
+        """Return the model inside its wrapper."""
+        unwrapped: nn.Module = self.accelerator.unwrap_model(model, keep_torch_compile=False)
+        return unwrapped
+
+    def place(self, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Move a batch to this process's device."""
+        return {name: value.to(self.device, non_blocking=True) for name, value in batch.items()}
+
+    @contextmanager
+    def context(self, batch: dict[str, Tensor]) -> Iterator[dict[str, Tensor]]:
+        """Set the arithmetic; where sequences are shared, give out this process's piece and tell the attention."""
+        with self.accelerator.autocast():
+            if self.sequence is None:
+                yield batch
+                return
+            with self.sequence:
+                yield {name: self.sequence.split(x) if x.dim() >= 2 else x for name, x in batch.items()}
+
+    @contextmanager
+    def synchronising(self, model: nn.Module, now: bool) -> Iterator[None]:
+        """Exchange gradients in the backward passes inside, or put it off to a later one."""
+        if self.sharded:
+            cast(FSDPModule, model).set_requires_gradient_sync(now)
+            yield
+        else:
+            with nullcontext() if now else self.accelerator.no_sync(model):
+                yield
+
+    def backward(self, loss: Tensor) -> None:
+        """Run the backward pass, scaled for fp16."""
+        self.accelerator.backward(loss)
+
+    def clip(self, model: nn.Module, config: TrainConfig) -> Tensor | None:
+        """Clip gradients as configured; return their norm if it was needed."""
+        if config.clip_value is None and config.clip_norm is None:
+            return None
+        self.accelerator.unscale_gradients()
+        if config.clip_value is not None:
+            nn.utils.clip_grad_value_(model.parameters(), config.clip_value)
+            return None
+        assert config.clip_norm is not None
+        norm = nn.utils.clip_grad_norm_(model.parameters(), config.clip_norm)
+        return norm.full_tensor() if isinstance(norm, DTensor) else norm
+
+    def total(self, value: float) -> float:
+        """Return the sum of a number over all processes."""
+        if self.size == 1:
+            return value
+        tensor = torch.tensor(value, dtype=torch.float64, device=self.device)
+        dist.all_reduce(tensor)
+        return tensor.item()
+
+    def any(self, flag: bool) -> bool:
+        """Tell whether the flag is set on any process."""
+        return flag if self.size == 1 else self.total(float(flag)) > 0
+
+    def wait(self) -> None:
+        """Wait for all processes."""
+        if self.size > 1:
+            dist.barrier()
+
+    def memory_bytes(self) -> int:
+        """Resident memory of this process now."""
+        try:
+            pages = int(Path("/proc/self/statm").read_text().split()[1])
+        except OSError:
+            return self.peak_memory_bytes()
+        return pages * os.sysconf("SC_PAGE_SIZE")
+
+    def peak_memory_bytes(self) -> int:
+        """Largest resident memory of this process so far."""
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        return peak if sys.platform == "darwin" else peak * 1024
+
+    def start_trackers(self, config: RunConfig) -> None:
+        """Start TensorBoard or W&B if the run asks for them; W&B stays offline unless it has a key."""
+        if not config.log.trackers:
+            return
+        if "wandb" in config.log.trackers and not os.environ.get("WANDB_API_KEY"):
+            os.environ.setdefault("WANDB_MODE", "offline")
+        self.accelerator.init_trackers("tost", config=_flat(config.model_dump(mode="json")))
+
+    def track(self, values: Mapping[str, float], step: int) -> None:
+        """Send values to the trackers."""
+        if self.accelerator.trackers:
+            self.accelerator.log(dict(values), step=step)
+
+    def end_trackers(self) -> None:
+        """Let the trackers write what they hold."""
+        for tracker in self.accelerator.trackers:
+            tracker.finish()
+
+
+def _flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for name, value in tree.items():
+        if isinstance(value, Mapping):
+            flat |= _flat(value, f"{prefix}{name}.")
+        else:
+            flat[f"{prefix}{name}"] = value if isinstance(value, int | float | str | bool) else str(value)
+    return flat

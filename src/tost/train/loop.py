@@ -1,0 +1,292 @@
+"""The training loop: evaluate, save, stop, step, log; in that order, on one process or many.
+
+Every optimiser step takes the same global batch whatever the number of processes, workers or micro-batches, and the
+loss is normalised by the number of terms in that global batch. So runs on different numbers of processes take the same
+steps, up to the rounding of sums.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from tost._machine import source_revision
+from tost.data import make_loader
+from tost.errors import TrainingError
+from tost.train.checkpoint import CheckpointStore
+from tost.train.config import RunConfig
+from tost.train.distributed import Processes
+from tost.train.ema import WeightAverage
+from tost.train.evaluate import evaluate
+from tost.train.metrics import Progress, StepRecord, measure_peak_flops
+from tost.train.optim import build_optimizer
+from tost.train.runfolder import RunFolder, describe_environment
+from tost.train.schedule import learning_rate
+from tost.train.snapshot import Parts, Snapshot, restore, save
+from tost.train.stopping import StopRequest
+from tost.train.task import Batch, Task
+
+__all__ = ["Reporter", "RunResult", "fit"]
+
+
+class Reporter(Protocol):
+    """Where a run tells what it does: a terminal, a log, or nothing."""
+
+    def message(self, text: str) -> None:
+        """Something worth a line happened."""
+
+    def step(self, record: StepRecord) -> None:
+        """An optimiser step was taken that is due to be logged."""
+
+    def evaluation(self, step: int, metrics: Mapping[str, float]) -> None:
+        """The validation set was measured."""
+
+
+@dataclass(frozen=True)
+class RunResult:
+    """How a run ended: ``"finished"`` or ``"interrupted"``, after how many steps, with which validation metrics."""
+
+    status: str
+    step: int
+    metrics: Mapping[str, float]
+
+
+def fit(config: RunConfig, task: Task, out: Path, *, resume: Path | None, reporter: Reporter) -> RunResult:
+    """Run a recipe until its last step or until it is asked to stop.
+
+    Args:
+        config: What to run.
+        task: How to build the model and what a batch costs.
+        out: The run folder.
+        resume: Checkpoint folder to go on from; None to start anew.
+        reporter: Where to tell what happens. Only the first process speaks.
+
+    Returns:
+        How the run ended.
+
+    Raises:
+        TrainingError: The loss is not a number any more. The last checkpoint is left as it is.
+        CheckpointError: `resume` does not fit this run.
+    """
+    with ExitStack() as stack:
+        processes = stack.enter_context(Processes.join(config, out))
+        run = _Run(config, task, out, processes, reporter)
+        run.start(resume)
+        stop = stack.enter_context(StopRequest())
+        return run.until_done(stop)
+
+
+class _Run:
+    """The moving parts of a run; `fit` wires them and `until_done` is the loop."""
+
+    def __init__(self, config: RunConfig, task: Task, out: Path, processes: Processes, reporter: Reporter) -> None:
+        self.config, self.task, self.processes, self.reporter = config, task, processes, reporter
+        self.folder = RunFolder(out)
+        self.store = CheckpointStore(self.folder.checkpoints, keep=config.checkpoint.keep)
+        self.began = time.perf_counter()
+        self.step = 0
+        self.metrics: dict[str, float] = {}
+        self.best: float | None = None
+
+        self.bundle = task.build_data(config)
+        processes.seed(config.train.seed)  # only now: a library that is imported for the data may draw numbers
+        self.model = task.build_model(config, self.bundle)
+        self.parameters = sum(p.numel() for p in self.model.parameters())
+        self.average = None
+        if config.train.compile:
+            self.model.compile()
+        self.wrapped, self.optimizer = processes.prepare(
+            self.model, lambda prepared: build_optimizer(prepared, config.optim)
+        )
+        if config.train.ema_decay is not None:
+            self.average = WeightAverage(processes.unwrap(self.wrapped), config.train.ema_decay)
+        self.loader = make_loader(
+            self.bundle.train,
+            batch_size=config.train.batch_size // (processes.data_size * config.train.accumulate),
+            seed=config.train.seed,
+            rank=processes.data_rank,
+            world_size=processes.data_size,
+            workers=config.data.workers,
+        )
+
+    def start(self, resume: Path | None) -> None:
+        """Restore a checkpoint or begin, write the folder's first files and say what runs."""
+        config, processes = self.config, self.processes
+        environment = describe_environment(processes.device, processes.size)
+        if resume is not None:
+            snapshot = restore(resume, self._parts())
+            self.step, self.metrics, self.best = snapshot.step, dict(snapshot.metrics), snapshot.best
+        if processes.is_first:
+            if resume is not None:
+                self.folder.forget_after(self.step)
+            self.folder.start(config, environment)
+        self.progress = self._measure_progress()
+        processes.start_trackers(config)
+        self._say(
+            f"{config.recipe}: {config.model.name}, {self.parameters:,} parameters, "
+            f"{config.train.steps - self.step} of {config.train.steps} steps to go"
+        )
+        backends = processes.describe_backends()
+        self._say(f"{processes.description}, {config.train.precision}; operators: {backends}")
+        if resume is not None:
+            self._say(f"resumed from {resume.name} at step {self.step}")
+
+    def until_done(self, stop: StopRequest) -> RunResult:
+        """Evaluate? Save? Stop? Then step and log, until the last step is done."""
+        config, steps = self.config, self.config.train.steps
+        batches = iter(self.loader)
+        fresh = True  # nothing to evaluate or save before the first step of this process
+        while True:
+            last = self.step >= steps
+            best = not fresh and (last or self._due(config.evaluate.every)) and self._evaluate()
+            interrupted = self.processes.any(stop.requested) and not last
+            if not fresh and (last or interrupted or best or self._due(config.checkpoint.every)):
+                self._save(best)
+            if last or interrupted:
+                return self._finish("interrupted" if interrupted else "finished")
+            record = self._step(batches)
+            fresh = False
+            if self.step % config.log.every == 0 or self.step in (1, steps):
+                self._log(record)
+
+    def _due(self, every: int | None) -> bool:
+        return bool(every) and self.step % every == 0  # type: ignore[operator]
+
+    def _step(self, batches: Iterator[Batch]) -> Callable[[], StepRecord]:
+        """Take one optimiser step; the returned function describes it, at the price of waiting for the device."""
+        config, processes = self.config, self.processes
+        lr = learning_rate(self.step, config=config.schedule, peak=config.optim.lr, total=config.train.steps)
+        for group in self.optimizer.param_groups:
+            group["lr"] = lr
+        micro = [processes.place(next(batches)) for _ in range(config.train.accumulate)]
+        terms = processes.total(sum(self.task.terms(batch) for batch in micro))
+        loss = torch.zeros((), device=processes.device)
+        self.wrapped.train()
+        for index, batch in enumerate(micro):
+            is_last = index == len(micro) - 1
+            with processes.synchronising(self.wrapped, is_last), processes.context(batch) as piece:
+                outcome = self.task.outcome(self.wrapped, piece)
+                # Data parallel training averages gradients over processes; the sum over all terms is wanted.
+                processes.backward(outcome.loss * (processes.size / terms))
+            loss += outcome.loss.detach()
+        value = processes.total(loss.item()) / terms
+        if not math.isfinite(value):
+            self._fail(value, lr)
+        norm = processes.clip(self.wrapped, config.train)
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        if self.average is not None:
+            self.average.update()
+        self.step += 1
+        self.progress.step_done()
+        return lambda: self._describe(value, lr, norm)
+
+    def _describe(self, loss: float, lr: float, norm: Tensor | None) -> StepRecord:
+        return StepRecord(
+            step=self.step,
+            steps=self.config.train.steps,
+            loss=loss,
+            lr=lr,
+            grad_norm=None if norm is None else float(norm),
+            tokens_per_second=self.progress.tokens_per_second,
+            seconds_per_step=self.progress.seconds_per_step,
+            mfu=self.progress.mfu,
+            memory_bytes=self.processes.memory_bytes(),
+            eta_seconds=self.progress.eta_seconds(self.step),
+        )
+
+    def _log(self, describe: Callable[[], StepRecord]) -> None:
+        record = describe()
+        if self.processes.is_first:
+            self.folder.record(record.as_json())
+            self.reporter.step(record)
+        self.processes.track({"loss": record.loss, "lr": record.lr}, self.step)
+
+    def _evaluate(self) -> bool:
+        """Measure the validation set; tell whether it is the best so far."""
+        with self.average.lent() if self.average is not None else nullcontext():
+            self.metrics = evaluate(self.wrapped, self.task, self.bundle.validation, self.config, self.processes)
+        if self.processes.is_first:
+            self.folder.record({"kind": "evaluation", "step": self.step, **self.metrics})
+            self.reporter.evaluation(self.step, self.metrics)
+        self.processes.track({f"validation/{name}": value for name, value in self.metrics.items()}, self.step)
+        self.progress.pause()
+        return self._is_best()
+
+    def _save(self, best: bool) -> None:
+        snapshot = Snapshot(step=self.step, metrics=self.metrics, best=self.best)
+        save(self.store, snapshot, self._parts(), best=best)
+        self.progress.pause()
+
+    def _parts(self) -> Parts:
+        return Parts(
+            self.wrapped, self.optimizer, self.average, self.loader, self.bundle.info.fingerprint, self.processes
+        )
+
+    def _is_best(self) -> bool:
+        name = self.config.checkpoint.best_metric
+        if name is None or name not in self.metrics:
+            return False
+        value = self.metrics[name]
+        sign = 1 if self.config.checkpoint.best_mode == "max" else -1
+        if self.best is not None and sign * value <= sign * self.best:
+            return False
+        self.best = value
+        return True
+
+    def _finish(self, status: str) -> RunResult:
+        if self.processes.is_first:
+            self.folder.summarise(self._summary(status))
+        self._say(f"{status} at step {self.step}; results in {self.folder.path}")
+        self.processes.end_trackers()
+        return RunResult(status, self.step, self.metrics)
+
+    def _fail(self, loss: float, lr: float) -> None:
+        kept = self.store.newest(lambda _: None) if self.processes.is_first else None
+        if self.processes.is_first:
+            self.folder.summarise(self._summary("failed"))
+        where = "no checkpoint was written yet" if kept is None else f"the last good state is {kept}"
+        raise TrainingError(
+            f"the loss is {loss} at step {self.step + 1} (learning rate {lr:.2e}); the step was not taken and {where}. "
+            "Resume with a lower optim.lr, with train.clip_norm, or in another train.precision."
+        )
+
+    def _summary(self, status: str) -> dict[str, Any]:
+        return {
+            "status": status,
+            "steps": self.step,
+            "final": self.metrics,
+            "best": self.best,
+            "parameters": self.parameters,
+            "seconds": round(time.perf_counter() - self.began, 1),
+            "peak_memory_bytes": self.processes.peak_memory_bytes(),
+            "revision": source_revision(),
+        }
+
+    def _measure_progress(self) -> Progress:
+        config = self.config
+        sample = {name: value.unsqueeze(0) for name, value in self.bundle.train[0].items()}
+        tokens = self.task.tokens(sample) * config.train.batch_size
+        flops = getattr(self.model, "flops_per_token", None)
+        peak = measure_peak_flops(self.processes.device, torch.float32) * self.processes.size
+        return Progress(
+            steps=config.train.steps,
+            tokens_per_step=tokens,
+            # The backward pass computes two products for each one of the forward pass.
+            flops_per_step=None if flops is None else 3.0 * flops() * tokens,
+            peak_flops=peak,
+        )
+
+    def _say(self, text: str) -> None:
+        if self.processes.is_first:
+            self.folder.path.mkdir(parents=True, exist_ok=True)
+            self.folder.log(text)
+            self.reporter.message(text)

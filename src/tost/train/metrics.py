@@ -1,0 +1,158 @@
+"""One object that turns step times into throughput, time left and utilisation, and the line that shows them."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+
+import torch
+
+__all__ = ["Progress", "StepRecord", "format_count", "format_duration", "format_line", "measure_peak_flops"]
+
+WINDOW = 50
+"""Steps over which throughput is averaged: long enough to be steady, short enough to follow a change."""
+
+
+@dataclass(frozen=True)
+class StepRecord:
+    """What is known after an optimiser step; one line of ``metrics.jsonl``.
+
+    Attributes:
+        step: Optimiser steps done so far.
+        steps: Optimiser steps of the whole run.
+        loss: Mean training loss of this step over the global batch.
+        lr: Learning rate that this step used.
+        grad_norm: Norm of the gradient before clipping; None where it was not computed.
+        tokens_per_second: Tokens of the global batch per second, averaged over the last steps.
+        seconds_per_step: The same window, per step.
+        mfu: Share of the measured peak of matrix multiplication that the model's own arithmetic reaches, in [0, 1].
+        memory_bytes: Resident memory of this process.
+        eta_seconds: Time left at the present speed.
+    """
+
+    step: int
+    steps: int
+    loss: float
+    lr: float
+    grad_norm: float | None
+    tokens_per_second: float
+    seconds_per_step: float
+    mfu: float | None
+    memory_bytes: int
+    eta_seconds: float
+
+    def as_json(self) -> dict[str, float | int | str | None]:
+        """Return the record as it is written to ``metrics.jsonl``."""
+        return {"kind": "step", **asdict(self)}
+
+
+class Progress:
+    """Throughput, time left and utilisation from the times at which steps end.
+
+    Args:
+        steps: Optimiser steps of the whole run.
+        tokens_per_step: Tokens in a global batch.
+        flops_per_step: Floating point operations of a step (forward and backward) over all processes; None if unknown.
+        peak_flops: What the processes together can reach, in operations per second; None if unknown.
+        clock: Monotonic seconds; replaced in tests.
+    """
+
+    def __init__(
+        self,
+        *,
+        steps: int,
+        tokens_per_step: int,
+        flops_per_step: float | None = None,
+        peak_flops: float | None = None,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self.steps = steps
+        self.tokens_per_step = tokens_per_step
+        self.flops_per_step = flops_per_step
+        self.peak_flops = peak_flops
+        self.clock = clock
+        self.ends: deque[float] = deque(maxlen=WINDOW + 1)
+        self.ends.append(clock())
+
+    def pause(self) -> None:
+        """Forget the past: what comes next (an evaluation, a checkpoint) is not part of a step's time."""
+        self.ends.clear()
+        self.ends.append(self.clock())
+
+    def step_done(self) -> None:
+        """Note that a step has just ended."""
+        self.ends.append(self.clock())
+
+    @property
+    def seconds_per_step(self) -> float:
+        """Mean time of a step over the window; 0 before the first."""
+        counted = len(self.ends) - 1
+        return (self.ends[-1] - self.ends[0]) / counted if counted > 0 else 0.0
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Tokens of the global batch per second."""
+        return self.tokens_per_step / self.seconds_per_step if self.seconds_per_step > 0 else 0.0
+
+    @property
+    def mfu(self) -> float | None:
+        """Model FLOPs utilisation: arithmetic of the model per second over the measured peak."""
+        if self.flops_per_step is None or self.peak_flops is None or self.seconds_per_step <= 0:
+            return None
+        return self.flops_per_step / self.seconds_per_step / self.peak_flops
+
+    def eta_seconds(self, step: int) -> float:
+        """Time left after `step` steps."""
+        return (self.steps - step) * self.seconds_per_step
+
+
+def measure_peak_flops(device: torch.device, dtype: torch.dtype, *, size: int = 768, repeats: int = 5) -> float:
+    """Return the operations per second of a square matrix product, the best of a few: the peak that MFU refers to."""
+    # Not random: a run may not draw numbers that its training does not.
+    a, b = (torch.full((size, size), 0.5, device=device, dtype=dtype) for _ in range(2))
+    best = float("inf")
+    for _ in range(repeats + 1):
+        start = time.perf_counter()
+        c = a @ b
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        best = min(best, time.perf_counter() - start)
+    del c
+    return 2 * size**3 / best
+
+
+def format_duration(seconds: float) -> str:
+    """Write a duration as ``41s``, ``12m04s`` or ``3h07m``."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole}s"
+    if whole < 3600:
+        return f"{whole // 60}m{whole % 60:02d}s"
+    return f"{whole // 3600}h{whole % 3600 // 60:02d}m"
+
+
+def format_count(value: float) -> str:
+    """Write a number with three digits and a unit: ``41.2k``, ``1.30M``."""
+    for limit, unit in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if value >= limit:
+            return f"{value / limit:.3g}{unit}"
+    return f"{value:.3g}"
+
+
+def format_line(record: StepRecord) -> str:
+    """Write a record as one line whose fields always come in the same order."""
+    width = len(str(record.steps))
+    norm = "-" if record.grad_norm is None else f"{record.grad_norm:.2f}"
+    fields = [
+        f"step {record.step:{width}d}/{record.steps}",
+        f"loss {record.loss:.4f}",
+        f"lr {record.lr:.2e}",
+        f"gnorm {norm}",
+        f"{format_count(record.tokens_per_second)} tok/s",
+        f"{record.seconds_per_step:.3g} s/step",
+        f"mem {record.memory_bytes / 1e9:.2f} GB",
+        f"eta {format_duration(record.eta_seconds)}",
+    ]
+    return " | ".join(fields)

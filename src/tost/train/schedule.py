@@ -1,0 +1,59 @@
+"""Learning rates as functions of the step, in the exact forms of the code bases that the paper's experiments use.
+
+Written as functions rather than as torch schedulers: the rate of a step can be computed without running the steps
+before it, so there is nothing to save or restore.
+"""
+
+from __future__ import annotations
+
+import math
+
+from tost.train.config import ScheduleConfig
+
+__all__ = ["learning_rate"]
+
+
+def learning_rate(step: int, *, config: ScheduleConfig, peak: float, total: int) -> float:
+    """Return the learning rate of a step.
+
+    Args:
+        step: Steps done before this one: 0 for the first.
+        config: The form and its numbers.
+        peak: The highest rate, reached at the end of the warm-up.
+        total: Steps of the whole run.
+
+    Returns:
+        The rate that step `step` uses.
+    """
+    t, warmup = step, config.warmup_steps
+    if config.name == "one_cycle":
+        return _one_cycle(t, warmup, peak, total)
+    if t < warmup:
+        return _warm_up(t, config, peak)
+    match config.name:
+        case "constant":
+            return peak
+        case "cosine":
+            progress = min(1.0, (t - warmup) / max(1, total - warmup))
+            return config.min_lr + 0.5 * (peak - config.min_lr) * (1 + math.cos(math.pi * progress))
+        case "linear":
+            progress = min(1.0, (t - warmup) / max(1, total - warmup))
+            return config.min_lr + (peak - config.min_lr) * (1 - progress)
+        case "inverse_sqrt":
+            return max(config.min_lr, peak * math.sqrt(max(1, warmup) / max(1, t)))
+    raise AssertionError(config.name)
+
+
+def _warm_up(t: int, config: ScheduleConfig, peak: float) -> float:
+    if config.warmup_first_step == "zero":  # fairseq, and the older nanoGPT: the first step is at the starting rate
+        return config.warmup_from + t * (peak - config.warmup_from) / config.warmup_steps
+    return peak * (t + 1) / (config.warmup_steps + 1)  # nanoGPT today: no step is lost at rate 0
+
+
+def _one_cycle(t: int, warmup: int, peak: float, total: int) -> float:
+    """Linear from peak / 25 up to the peak and down to peak / 250,000, with the ends that torch's OneCycleLR has."""
+    start, end = peak / 25, peak / 250_000
+    top, bottom = max(1, warmup - 1), max(1, total - 1)
+    if t <= top:
+        return start + (peak - start) * t / top
+    return peak + (end - peak) * min(1.0, (t - top) / max(1, bottom - top))

@@ -1,0 +1,69 @@
+from __future__ import annotations
+
+import json
+import sys
+
+import pytest
+
+from tost.data import list_data
+from tost.models import list_models
+from tost.ops import operators
+from tost.recipes import list_configs, list_recipes
+
+LISTS = {
+    "configs": list_configs(),
+    "recipes": list_recipes(),
+    "models": list_models(),
+    "data": list_data(),
+    "ops": sorted(operators()),
+}
+
+
+@pytest.mark.parametrize(("kind", "names"), LISTS.items())
+def test_ls_in_a_pipe_is_one_line_per_entry(run, kind, names):
+    outcome = run("ls", kind)
+    assert (outcome.code, outcome.err) == (0, "")
+    rows = [line.split("\t") for line in outcome.out.splitlines()]
+    assert [row[0] for row in rows] == names
+    assert len({len(row) for row in rows}) == 1
+    assert all(cell and cell == cell.strip() for row in rows for cell in row)
+
+
+@pytest.mark.parametrize(("kind", "names"), LISTS.items())
+def test_ls_ends_with_json(run, kind, names):
+    content = json.loads(run("ls", kind, "--json").out)
+    assert content["kind"] == kind
+    assert [entry["name"] for entry in content["entries"]] == names
+
+
+def test_ls_lists_configs_unless_told_otherwise(run):
+    assert run("ls") == run("ls", "configs")
+
+
+def test_ls_takes_a_pattern(run):
+    out = run("ls", "models", "tost_lm_*").out
+    assert [line.split("\t")[:2] for line in out.splitlines()] == [
+        [f"tost_lm_{size}", "language"] for size in ("base", "large", "medium")
+    ]
+
+
+def test_ls_draws_a_table_on_a_terminal(run, monkeypatch):
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    monkeypatch.setenv("TERM", "dumb")
+    monkeypatch.setenv("COLUMNS", "80")
+    out = run("ls", "data").out
+    assert "\t" not in out
+    assert out.splitlines()[0].split() == ["name", "recipe", "description"]
+    assert "───" in out
+
+
+def test_ls_without_a_match_says_so(run):
+    assert run("ls", "data", "z*") == (0, "", "no data match 'z*'; `tost ls data` lists all\n")
+    assert run("ls", "analyses") == (0, "", "there are no analyses yet\n")
+    assert json.loads(run("ls", "data", "z*", "--json").out)["entries"] == []
+
+
+def test_ls_refuses_what_it_does_not_know(run):
+    outcome = run("ls", "modelz")
+    assert outcome.code == 2
+    assert "'models'" in outcome.err

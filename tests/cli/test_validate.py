@@ -1,0 +1,71 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tost.recipes import list_configs, load_config
+from tost.train.config import config_hash
+
+
+@pytest.mark.parametrize("name", list_configs())
+def test_validate_says_ok(run, name):
+    outcome = run("validate", name, "train.seed=3")
+    assert (outcome.code, outcome.err) == (0, "")
+    assert outcome.out.startswith(f"ok  {name}: ")
+    assert outcome.out.endswith(f"hash {config_hash(load_config(name, ['train.seed=3']))}\n")
+
+
+def test_validate_lists_all_problems(run):
+    outcome = run("validate", "demo/digits", "lr=1", "train.steps=0", "model.num_heads=5", "train.accumulate=5")
+    assert (outcome.code, outcome.out) == (2, "")
+    heading, *lines = outcome.err.splitlines()
+    assert heading == "ConfigError: demo/digits cannot be used, 4 problems:"
+    assert [line.split()[0].rstrip(":") for line in lines] == ["train.steps", "lr", "model", "train.batch_size"]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("train: {steps: 1}\ntrain: {steps: 2}\n", "my.yaml:2: the key train is given twice, first on line 1"),
+        ("train:\n\tsteps: 1\n", "my.yaml:2: the line is indented with a tab"),
+        ("- a\n", "my.yaml:1: the file holds a list"),
+        (None, "my.yaml: there is no such file"),
+    ],
+)
+def test_validate_names_file_and_line(run, tmp_path, monkeypatch, content, message):
+    monkeypatch.chdir(tmp_path)
+    if content is not None:
+        Path("my.yaml").write_text(content)
+    outcome = run("validate", "my.yaml")
+    assert (outcome.code, outcome.out) == (2, "")
+    assert outcome.err.startswith(f"ConfigError: {message}")
+
+
+COMMANDS = [
+    ["ls", "configs"],
+    ["ls", "models", "--json"],
+    ["ls", "data"],
+    ["cat", "demo/digits"],
+    ["cat", "demo/stdlib_bytes", "nonsense"],
+    ["validate", "demo/listops"],
+    ["cp", "demo/digits", "copy.yaml"],
+    *([command, "--help"] for command in ("ls", "cat", "cp", "validate")),
+]
+
+
+@pytest.mark.parametrize("arguments", COMMANDS, ids=" ".join)
+def test_commands_on_configurations_load_no_torch(arguments, tmp_path):
+    program = (
+        "import sys\n"
+        f"sys.argv = ['tost', *{arguments!r}]\n"
+        "from tost.cli import main\n"
+        "try:\n"
+        "    main()\n"
+        "except SystemExit:\n"
+        "    print('loaded:', sorted({'torch', 'numpy', 'rich', 'sklearn', 'accelerate'} & set(sys.modules)))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=tmp_path)
+    assert done.stdout.splitlines()[-1] == "loaded: []"

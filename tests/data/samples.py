@@ -1,0 +1,62 @@
+"""Data sets whose samples say which they are, and helpers that read loaders of several processes."""
+
+from __future__ import annotations
+
+from itertools import chain, islice
+
+import torch
+import torch.utils.data
+
+from tost.data import Dataset, make_loader
+
+
+class Numbers(Dataset):
+    """Sample i is the number i; gathers batches at once, as our data sets do."""
+
+    def __init__(self, samples):
+        self.samples = samples
+
+    def __len__(self):
+        return self.samples
+
+    def gather(self, indices):
+        return {"inputs": indices.float().unsqueeze(1), "targets": indices}
+
+
+class PlainNumbers(torch.utils.data.Dataset):
+    """The same as a user might write it: one sample at a time."""
+
+    def __init__(self, samples):
+        self.samples = samples
+
+    def __len__(self):
+        return self.samples
+
+    def __getitem__(self, index):
+        return {"inputs": torch.tensor([float(index)]), "targets": torch.tensor(index)}
+
+
+def numbers_of(batch):
+    """The samples of a batch, after checking that its tensors belong together."""
+    assert batch["inputs"].shape == (len(batch["targets"]), 1)
+    assert torch.equal(batch["inputs"].squeeze(1).long(), batch["targets"])
+    return batch["targets"].tolist()
+
+
+def joined(lists):
+    return list(chain.from_iterable(lists))
+
+
+def step_by_step(loaders, steps=None):
+    """What all processes take together in each step, process after process."""
+    streams = [islice(iter(loader), steps) for loader in loaders]
+    return [joined(map(numbers_of, batches)) for batches in zip(*streams, strict=True)]
+
+
+def loaders(dataset, *, global_batch, world_size, **options):
+    """One loader per process, at a fixed global batch."""
+    batch_size = global_batch // world_size
+    return [
+        make_loader(dataset, batch_size=batch_size, rank=rank, world_size=world_size, **options)
+        for rank in range(world_size)
+    ]

@@ -1,0 +1,198 @@
+"""The sequence classifier: its equation, its two kinds of input, and padding that must not exist."""
+
+import itertools
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import tost
+from tests.models.tiny import example, make_tiny, padded, perturb
+from tost.models import model_options
+from tost.testing import assert_close
+
+NAMES = {"tokens": "lra_listops", "values": "lra_image"}
+CHOICES = list(
+    itertools.product(("tokens", "values"), ("mean", "cls"), ("sinusoidal", "learned", "none"), ("pre", "post"))
+)
+every_choice = pytest.mark.parametrize(("kind", "pooling", "position", "norm"), CHOICES)
+
+
+def make(kind="tokens", **overrides):
+    torch.manual_seed(0)
+    return perturb(make_tiny(NAMES[kind], **{"dropout": 0.0, **overrides}).double())
+
+
+def inputs(model, **sizes):
+    return example(model, dtype=torch.float64, **sizes)
+
+
+@every_choice
+def test_mask_equals_deletion(kind, pooling, position, norm):
+    model = make(kind, pooling=pooling, position=position, norm=norm)
+    x = inputs(model)
+    expected = model(x)
+    for before, after in ((0, 0), (3, 0), (0, 5), (2, 4)):
+        junk, mask = padded(x, before, after)
+        assert_close("logits", model(junk, mask), expected, 1e-10)
+
+
+@given(st.lists(st.integers(1, 12), min_size=1, max_size=4), st.booleans())
+@settings(max_examples=20)
+def test_rows_of_different_length_do_not_see_each_other(lengths, left):
+    model = make(norm="pre")
+    longest = max(lengths)
+    rows = [torch.randint(16, (1, n)) for n in lengths]
+    sides = [(longest - n, 0) if left else (0, longest - n) for n in lengths]
+    batch = torch.cat([F.pad(row, side, value=-7) for row, side in zip(rows, sides, strict=True)])
+    mask = torch.cat([F.pad(row >= 0, side, value=False) for row, side in zip(rows, sides, strict=True)])
+    expected = torch.cat([model(row) for row in rows])
+    assert_close("logits", model(batch, mask), expected, 1e-10)
+
+
+@pytest.mark.parametrize("kind", ["tokens", "values"])
+def test_padding_gets_no_gradient_and_gives_none(kind):
+    model = make(kind, position="learned")
+    x = inputs(model)
+    junk, mask = padded(x, 2, 2)
+    model(x).square().sum().backward()
+    expected = {name: parameter.grad.clone() for name, parameter in model.named_parameters()}
+    model.zero_grad()
+    model(junk, mask).square().sum().backward()
+    for name, parameter in model.named_parameters():
+        assert_close(name, parameter.grad, expected[name], 1e-10)
+
+
+@pytest.mark.parametrize("pooling", ["mean", "cls"])
+def test_a_sequence_of_padding_alone_is_finite(pooling):
+    model = make(pooling=pooling)
+    assert torch.isfinite(model(torch.zeros(2, 5, dtype=torch.int64), torch.zeros(2, 5, dtype=torch.bool))).all()
+
+
+def test_pre_norm_network_is_its_equation():
+    model = make("tokens", norm="pre", position="sinusoidal")
+    x = inputs(model)
+    tokens = model.embedding.weight[x] * math.sqrt(16) + model.positions(torch.arange(9)[None])
+    for block in model.blocks:
+        tokens = block(tokens)
+    pooled = model.norm_out(tokens).mean(dim=1)
+    hidden = F.gelu(F.linear(pooled, model.head[0].weight, model.head[0].bias))
+    assert model.norm_in is None
+    assert_close("logits", model(x), hidden @ model.head[2].weight.t(), 1e-12)
+
+
+def test_post_norm_network_is_its_equation():
+    model = make("values", norm="post", position="learned", pooling="cls")
+    x = inputs(model)
+    tokens = F.linear(x, model.embedding.weight, model.embedding.bias) + model.positions.weight[:9]
+    tokens = torch.cat((model.class_token.expand(2, 1, 16), tokens), dim=1)
+    tokens = model.norm_in(tokens)
+    for block in model.blocks:
+        tokens = block(tokens)
+    assert model.norm_out is None
+    assert {block.norm for block in model.blocks} == {"post"}
+    assert_close("logits", model(x), model.head(tokens[:, 0]), 1e-12)
+
+
+def test_positions_tell_orders_apart_and_none_does_not():
+    for position, alike in (("none", True), ("learned", False), ("sinusoidal", False)):
+        model = make(position=position)
+        x = inputs(model)
+        same = torch.allclose(model(x), model(x.flip(1)), rtol=1e-9, atol=1e-9)
+        assert same is alike, position
+
+
+@every_choice
+def test_every_parameter_gets_a_gradient_in_every_layout(kind, pooling, position, norm):
+    torch.manual_seed(0)
+    overrides = {"pooling": pooling, "position": position, "norm": norm, "dropout": 0.0, "max_length": 9}
+    model = make_tiny(NAMES[kind], **overrides)
+    F.cross_entropy(model(example(model)), torch.tensor([0, 2])).backward()
+    for name, parameter in model.named_parameters():
+        assert parameter.grad is not None, name
+        assert torch.isfinite(parameter.grad).all(), name
+        assert parameter.grad.abs().max() > 0, name
+
+
+def test_parameters_add_up():
+    for name, positions in (("lra_image", "learned"), ("lra_listops", "none")):
+        with torch.device("meta"):
+            model = tost.create_model(name, position=positions, pooling="cls")
+        o = model.options
+        C, M = o.embed_dim, o.hidden_dim
+        attention = 2 * (C * C + C) + o.num_heads
+        block = attention + 2 * C * M + M + C + 2 * 2 * C
+        embedding = 2 * C if name == "lra_image" else 16 * C
+        head = C * M + M + M * o.num_classes
+        assert model.num_parameters() == embedding + C + o.depth * block + 2 * C + head
+        table = 1024 * 64 if positions == "learned" else 0
+        assert model.num_parameters(positions=True) - model.num_parameters() == table
+
+
+def test_initial_tokens_have_the_scale_of_their_positions():
+    tokens = make_tiny("lra_listops", embed_dim=512, num_heads=8)
+    assert abs(tokens.embedding.weight.std() * math.sqrt(512) - 1) < 0.05
+    values = make_tiny("lra_image", embed_dim=512, num_heads=8, in_features=4)
+    assert abs(values.embedding.weight.std() - 0.5) < 0.05
+    assert abs(values.embedding.bias.std() - 0.1) < 0.02
+
+
+@pytest.mark.parametrize("kind", ["tokens", "values"])
+@pytest.mark.parametrize("position", ["sinusoidal", "learned", "none"])
+def test_sequences_end_at_max_length(kind, position):
+    model = make(kind, position=position)
+    assert model(inputs(model, length=24)).shape == (2, 3)
+    with pytest.raises(ValueError, match="reaches position 25, but this model has 24 positions"):
+        model(inputs(model, length=25))
+    junk, mask = padded(inputs(model, length=24), 3, 3)
+    assert model(junk, mask).shape == (2, 3)
+
+
+@pytest.mark.parametrize(
+    ("kind", "x", "message"),
+    [
+        ("tokens", torch.zeros(2, 5, 1), r"ids have shape \(2, 5, 1\) and dtype torch.float32"),
+        ("tokens", torch.full((2, 5), 16), r"ids reach from 16 to 16, but this model has vocab_size=16"),
+        (
+            "values",
+            torch.zeros(2, 5),
+            r"x has shape \(2, 5\).*needs floating point values \[B, N, 1\]. Use x\[..., None\]",
+        ),
+        ("values", torch.zeros(2, 5, 3), r"x has shape \(2, 5, 3\)"),
+        ("values", torch.zeros(2, 5, 1, dtype=torch.int64), r"dtype torch.int64; this model needs floating point"),
+    ],
+)
+def test_bad_input_is_refused(kind, x, message):
+    with pytest.raises(ValueError, match=message):
+        make(kind)(x)
+
+
+def test_bad_mask_is_refused():
+    with pytest.raises(ValueError, match=r"mask has shape \(2, 4\).*2 sequences of 5 tokens; it needs shape \(2, 5\)"):
+        make()(torch.zeros(2, 5, dtype=torch.int64), torch.ones(2, 4, dtype=torch.bool))
+
+
+def test_classifier_learns_a_task_that_needs_more_than_one_element():
+    """Which of two symbols occurs more often: chance is 1/2."""
+    torch.manual_seed(0)
+    model = make_tiny("lra_listops", num_classes=2, vocab_size=3, embed_dim=16, max_length=15, dropout=0.0)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    for _ in range(60):
+        x = torch.randint(1, 3, (64, 15))
+        loss = F.cross_entropy(model(x), (x == 1).sum(dim=1).gt(7).long())
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    x = torch.randint(1, 3, (500, 15))
+    accuracy = (model(x).argmax(-1) == (x == 1).sum(dim=1).gt(7)).float().mean()
+    assert accuracy > 0.9
+
+
+def test_defaults_are_the_papers():
+    listops, image = model_options("lra_listops", {}), model_options("lra_image", {})
+    assert (listops.depth, listops.embed_dim, listops.num_heads, listops.hidden_dim) == (6, 512, 8, 2048)
+    assert (image.depth, image.embed_dim, image.num_heads, image.hidden_dim) == (8, 64, 8, 128)
+    assert (listops.dropout, image.dropout) == (0.1, 0.0)

@@ -1,0 +1,152 @@
+"""Names and options of models: found without torch, refused with every reason at once."""
+
+import subprocess
+import sys
+
+import pytest
+from pydantic import ValidationError
+
+import tost
+from tost.errors import ConfigError
+from tost.models import LanguageOptions, SequenceClassifierOptions, model_options, model_spec
+
+SMALL = {"embed_dim": 16, "depth": 2, "num_heads": 4}
+
+
+def test_models_are_listed_by_pattern():
+    assert tost.list_models("tost_lm_*") == ["tost_lm_base", "tost_lm_large", "tost_lm_medium"]
+    assert tost.list_models("nothing*") == []
+    assert tost.list_models() == sorted(tost.list_models("*"))
+
+
+def test_registry_and_options_load_no_torch():
+    probe = (
+        "import sys, tost; tost.list_models(); from tost.models import model_options, token_flops; "
+        "token_flops(model_options('tost_lm_base', {'depth': 3})); print('torch' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["False"]
+
+
+def test_package_resolves_every_name():
+    for name in tost.models.__all__:
+        assert getattr(tost.models, name) is not None
+    assert set(tost.models.__all__) <= set(dir(tost.models))
+    with pytest.raises(AttributeError, match="no attribute 'VisionToST'"):
+        _ = tost.models.VisionToST
+
+
+@pytest.mark.parametrize(
+    ("name", "sizes"),
+    [("tost_lm_base", (768, 12, 12)), ("tost_lm_medium", (1024, 24, 16)), ("tost_lm_large", (1280, 36, 20))],
+)
+def test_language_models_have_the_sizes_of_the_paper(name, sizes):
+    options = model_options(name, {})
+    assert (options.embed_dim, options.depth, options.num_heads) == sizes
+    assert options == LanguageOptions(
+        embed_dim=sizes[0],
+        depth=sizes[1],
+        num_heads=sizes[2],
+        vocab_size=50304,
+        max_length=1024,
+        mlp_ratio=4.0,
+        layer_scale=1e-5,
+        bias=False,
+        dropout=0.0,
+        tie_head=True,
+        position="learned",
+    )
+
+
+def test_overrides_replace_the_defaults_and_nothing_else():
+    options = model_options("lra_listops", {"depth": 2})
+    assert (options.depth, options.embed_dim, options.hidden_dim, options.dropout) == (2, 512, 2048, 0.1)
+    assert model_options("lra_image", {}).hidden_dim == 128
+    assert model_spec("lra_image").family == "classifier"
+
+
+def test_unknown_model_is_refused_with_the_nearest_name():
+    with pytest.raises(
+        ConfigError, match=r"no model 'tost_lm_bse'; did you mean 'tost_lm_base'\? The models are: lra_"
+    ):
+        tost.create_model("tost_lm_bse")
+    with pytest.raises(ConfigError, match=r"no model 'qqq'\. The models are"):
+        model_options("qqq", {})
+
+
+def test_every_problem_is_told_at_once():
+    overrides = {"dept": 3, "num_heads": 0, "dropout": "much", "mlp_ratio": 0.3, "position": "rotary", "bias": 1}
+    with pytest.raises(ConfigError) as caught:
+        model_options("tost_lm_base", overrides)
+    lines = str(caught.value).splitlines()
+    assert lines[0] == "model 'tost_lm_base' cannot be built with these options:"
+    assert set(lines[1:]) == {
+        "  dept: unknown option; did you mean 'depth'?",
+        "  num_heads=0: input should be greater than or equal to 1",
+        "  dropout='much': input should be a valid number, unable to parse string as a number",
+        "  position='rotary': input should be 'learned' or 'none'",
+        "  bias=1: input should be a valid boolean",
+        "  mlp_ratio=0.3 times embed_dim=768 is 230.4, which is not a width; choose a ratio that gives a whole number",
+    }
+
+
+@pytest.mark.parametrize(
+    ("name", "overrides", "message"),
+    [
+        ("tost_lm_base", {"num_heads": 7}, "embed_dim=768 is not divisible by num_heads=7: every head .* change one"),
+        ("tost_lm_base", {"depth": True}, "depth=True: input should be a valid integer"),
+        ("tost_lm_base", {"depth": 2.0}, "depth=2.0: input should be a valid integer"),
+        ("tost_lm_base", {"zzz": 2}, r"zzz: unknown option\."),
+        ("tost_lm_base", {"layer_scale": 0}, "layer_scale=0: input should be greater than 0"),
+        ("tost_lm_base", {"dropout": 1.0}, "dropout=1.0: input should be less than 1"),
+        ("tost_lm_base", {"mlp_ratio": float("nan")}, "mlp_ratio=nan: input should be a finite number"),
+        ("tost_lm_base", {"mlp_ratio": 1e-9}, "is 7.68e-07, which is not a width"),
+        ("tost_lm_base", {"backend": "cuda"}, "backend='cuda': input should be 'auto', 'native', 'torch' or 'ref"),
+        ("tost_lm_base", {"depth": 0, "mlp_ratio": "4"}, "depth=0: input should be greater than or equal to 1$"),
+        ("lra_listops", {"input": "values"}, "input=values needs in_features; set it\n.*no use for vocab_size=16; set"),
+        ("lra_listops", {"vocab_size": None}, "input=tokens needs vocab_size; set it"),
+        (
+            "lra_image",
+            {"input": "tokens", "vocab_size": 5},
+            "input=tokens has no use for in_features=1; set it to null",
+        ),
+        (
+            "lra_image",
+            {"embed_dim": 3, "num_heads": 3},
+            "embed_dim=3 cannot hold the sines and cosines of position=sin",
+        ),
+        ("lra_image", {"num_classes": 1}, "num_classes=1: input should be greater than or equal to 2"),
+    ],
+)
+def test_impossible_options_are_refused(name, overrides, message):
+    with pytest.raises(ConfigError, match=message):
+        tost.create_model(name, **overrides)
+
+
+def test_impossible_options_may_become_possible_together():
+    overrides = {"input": "values", "vocab_size": None, "in_features": 2, "embed_dim": 3, "num_heads": 3}
+    assert model_options("lra_listops", {**overrides, "position": "none"}).in_features == 2
+
+
+def test_options_cannot_be_changed_and_are_checked_on_their_own_too():
+    options = LanguageOptions(**SMALL)
+    with pytest.raises(ValidationError, match="frozen"):
+        options.depth = 3
+    with pytest.raises(ValidationError, match="embed_dim=16 is not divisible by num_heads=5"):
+        LanguageOptions(**{**SMALL, "num_heads": 5})
+    with pytest.raises(ValidationError, match="num_classes"):
+        SequenceClassifierOptions(**SMALL, input="tokens", vocab_size=3, max_length=5)
+
+
+def test_missing_options_are_named():
+    from tost.models._registry import _problems
+
+    with pytest.raises(ValidationError) as caught:
+        LanguageOptions(depth=2, num_heads=2)
+    assert _problems(LanguageOptions, {"depth": 2, "num_heads": 2}, caught.value) == ["embed_dim: needs a value"]
+
+
+@pytest.mark.parametrize("options", [LanguageOptions, SequenceClassifierOptions])
+def test_every_option_is_described(options):
+    bare = [name for name, field in options.model_fields.items() if not field.description]
+    assert not bare

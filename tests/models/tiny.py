@@ -1,0 +1,42 @@
+"""Small models of every family, with weights that leave nothing out."""
+
+import torch
+
+import tost
+from tost.models import model_spec
+
+TINY = {
+    "language": {"embed_dim": 16, "depth": 2, "num_heads": 4, "vocab_size": 11, "max_length": 24},
+    "classifier": {"embed_dim": 16, "depth": 2, "num_heads": 4, "max_length": 24, "num_classes": 3},
+}
+
+
+def make_tiny(name, **overrides):
+    return tost.create_model(name, **{**TINY[model_spec(name).family], **overrides})
+
+
+def perturb(model, by=0.3):
+    """Move every parameter off its initial value: fresh layer scales would hide the branches of every block."""
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(by * torch.randn_like(parameter))
+    return model
+
+
+def example(model, batch=2, length=9, dtype=torch.float32):
+    """An input of the kind that a model takes."""
+    options = model.options
+    if getattr(options, "input", "tokens") == "values":
+        return torch.randn(batch, length, options.in_features, dtype=dtype)
+    return torch.randint(options.vocab_size, (batch, length))
+
+
+def padded(x, before, after):
+    """Rows of x with junk on both sides, and the mask that tells it apart."""
+    batch, length = x.shape[:2]
+    mask = torch.zeros(batch, before + length + after, dtype=torch.bool)
+    mask[:, before : before + length] = True
+    junk = torch.full((batch, mask.shape[1], *x.shape[2:]), -100 if not x.is_floating_point() else float("nan"))
+    junk = junk.to(x.dtype)
+    junk[mask] = x.flatten(0, 1)
+    return junk, mask

@@ -1,0 +1,192 @@
+"""Calls of the shared operators: the inputs, what one process gives, and what a rank contributes to the same."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+import tost
+from tost.ops._numerics import statistics_dtype
+from tost.parallel import ContextParallel, causal_tssa_with_state, tssa
+
+SUMS = ("squares", "weighted_squares", "mass")
+# What every rank has a copy of, so that its gradient is the sum over the ranks.
+REPLICATED = ("temperature", "bias", *SUMS)
+
+
+@dataclass(frozen=True)
+class Case:
+    """One call, described by few words so that every process can make the same numbers."""
+
+    lengths: tuple[int, ...]
+    causal: bool = True
+    dtype: torch.dtype = torch.float64
+    mask: Literal["none", "left", "right", "random", "all"] = "none"
+    bias: bool = False
+    state: bool = False
+    normalize: bool = True
+    backend: str = "auto"
+    shape: tuple[int, int, int] = (2, 3, 5)  # B, H, D
+    seed: int = 0
+
+    def __str__(self) -> str:
+        words = ["causal" if self.causal else "plain", str(self.dtype).removeprefix("torch."), self.mask]
+        words += [name for name in ("bias", "state") if getattr(self, name)]
+        words += [] if self.normalize else ["unnormalised"]
+        words += [] if self.backend == "auto" else [self.backend]
+        return "-".join((*words, "+".join(map(str, self.lengths))))
+
+
+def make_mask(kind: str, B: int, N: int, g: torch.Generator) -> Tensor | None:
+    index, real = torch.arange(N).expand(B, N), torch.randint(0, N + 1, (B, 1), generator=g)
+    masks = {
+        "none": None,
+        "left": index >= real,
+        "right": index < real,
+        "random": torch.rand(B, N, generator=g) > 0.4,
+        "all": torch.zeros(B, N, dtype=torch.bool),
+    }
+    return masks[kind]
+
+
+def make_inputs(case: Case) -> dict[str, Tensor | None]:
+    """The arguments of the whole sequence, and a cotangent for each of the results, rounded to the case's dtype."""
+    (B, H, D), N = case.shape, sum(case.lengths)
+    g, sums = torch.Generator().manual_seed(case.seed), statistics_dtype(case.dtype)
+
+    def randn(*size: int) -> Tensor:
+        return torch.randn(size, generator=g, dtype=torch.float64)
+
+    made = {
+        "w": randn(B, N, H, D).to(case.dtype),
+        "temperature": ((1.0 if case.normalize else 0.2) * randn(H)).to(sums),
+        "bias": (0.3 * randn(H, N + 4)).to(sums),
+        "squares": 3 * randn(B, H, D).abs().to(sums),
+        "weighted_squares": randn(B, H, D).abs().to(sums),
+        "mass": 3 * randn(B, H).abs().to(sums),
+        "position": torch.randint(0, 4, (B,), generator=g),
+        "dy": randn(B, N, H, D).to(case.dtype),
+        "d_squares": randn(B, H, D).to(sums),
+        "d_weighted_squares": randn(B, H, D).to(sums),
+        "d_mass": randn(B, H).to(sums),
+        "mask": make_mask(case.mask, B, N, g),
+    }
+    left_out = [*(() if case.bias else ("bias",)), *(() if case.state else (*SUMS, "position"))]
+    return {name: x for name, x in made.items() if name not in left_out}
+
+
+def differentiate(case: Case, inputs: dict[str, Tensor | None], context: ContextParallel | None) -> dict[str, Tensor]:
+    """Outputs and gradients of one call, over the ranks of `context` or, without one, in this process alone."""
+    names = [name for name in ("w", *REPLICATED) if inputs.get(name) is not None]
+    leaves = {name: inputs[name].detach().clone().requires_grad_() for name in names}
+    arguments = (leaves["w"], leaves["temperature"])
+    extra = {"context": context} if context is not None else {}
+    if not case.causal:
+        extra |= {} if context is not None else {"backend": case.backend}
+        run = tssa if context is not None else tost.tssa
+        outputs = {"y": run(*arguments, mask=inputs["mask"], normalize=case.normalize, **extra)}
+    else:
+        run = causal_tssa_with_state if context is not None else tost.causal_tssa_with_state
+        state = tost.TSSAState(*(leaves[name] for name in SUMS), inputs["position"]) if case.state else None
+        extra |= {"mask": inputs["mask"], "state": state, "backend": case.backend}
+        y, after = run(*arguments, leaves.get("bias"), **extra)
+        outputs = {"y": y, **after._asdict()}
+    # Every rank has the returned state; a loss on it that is shared out equally is the same loss as in one process.
+    share = 1 if context is None else 1 / context.size
+    cotangents = {"y": inputs["dy"], **{name: inputs[f"d_{name}"] * share for name in SUMS}}
+    used = [name for name in outputs if name in cotangents]
+    gradients = torch.autograd.grad(
+        [outputs[name] for name in used], list(leaves.values()), [cotangents[name] for name in used]
+    )
+    named = {f"d{name}": x for name, x in zip(names, gradients, strict=True)}
+    return {name: x.detach() for name, x in outputs.items()} | named
+
+
+def run_alone(case: Case) -> dict[str, Tensor]:
+    return differentiate(case, make_inputs(case), None)
+
+
+def run_exact(case: Case) -> dict[str, Tensor]:
+    """The same numbers in float64: what one process would give if it did not round."""
+    inputs = make_inputs(case).items()
+    exact = {name: x.double() if x is not None and x.is_floating_point() else x for name, x in inputs}
+    return differentiate(case, exact, None)
+
+
+def run_shared(case: Case, context: ContextParallel) -> dict[str, Tensor]:
+    """This rank's outputs and gradients: pieces of those of tokens, parts of those of what is replicated."""
+    inputs = make_inputs(case)
+    for name in ("w", "dy", "mask"):
+        if inputs.get(name) is not None:
+            inputs[name] = context.split(inputs[name], lengths=case.lengths)
+    return differentiate(case, inputs, context)
+
+
+def assemble(results: list[dict[str, Tensor]]) -> dict[str, Tensor]:
+    """The whole from the ranks: pieces joined, parts added, and the state, which must be the same everywhere."""
+    whole: dict[str, Tensor] = {}
+    for name in results[0]:
+        values = [result[name] for result in results]
+        if name in ("y", "dw"):
+            whole[name] = torch.cat(values, dim=1)
+        elif name.startswith("d"):
+            whole[name] = torch.stack(values).sum(dim=0)
+        else:
+            assert all(torch.equal(values[0], value) for value in values), f"{name} differs between ranks"
+            whole[name] = values[0]
+    return whole
+
+
+def lengths_for(size: int) -> list[tuple[int, ...]]:
+    """Pieces of more than one chunk of the kernel, of one token, and of none."""
+    return {
+        1: [(150,), (1,)],
+        2: [(75, 75), (149, 1), (0, 150), (70, 0)],
+        3: [(50, 50, 50), (1, 130, 3), (0, 70, 0), (70, 0, 67)],
+    }[size]
+
+
+def cases_for(size: int) -> list[Case]:
+    """Every kind of call for a group of `size`, in both precisions."""
+    cases: list[Case] = []
+    for dtype in (torch.float64, torch.float32):
+        for lengths in lengths_for(size):
+            for mask in ("none", "left", "right", "random", "all") if dtype is torch.float64 else ("random",):
+                cases += [
+                    Case(lengths, dtype=dtype, mask=mask, bias=True, state=True),
+                    Case(lengths, causal=False, dtype=dtype, mask=mask),
+                ]
+        cases += [
+            Case(lengths, dtype=dtype),
+            Case(lengths, dtype=dtype, backend="reference", bias=True, mask="random"),
+            Case(lengths, dtype=dtype, backend="torch", bias=True, state=True),
+            Case(lengths, causal=False, dtype=dtype, normalize=False, mask="random"),
+        ]
+    # More numbers than a chunk of the shared non-causal operator holds, and no sequence at all.
+    cases += [Case((900,) * size, causal=causal, shape=(1, 8, 32)) for causal in (True, False)]
+    cases += [Case((4,) * size, causal=causal, shape=(0, 2, 3)) for causal in (True, False)]
+    return cases
+
+
+def random_cases(size: int, count: int, seed: int) -> list[Case]:
+    """Calls at random: any cut, any mask, any of the options."""
+    pick = random.Random(seed)
+    return [
+        Case(
+            lengths=tuple(pick.choice((0, 1, 2, pick.randrange(3, 200))) for _ in range(size)),
+            causal=causal,
+            dtype=pick.choice((torch.float32, torch.float64)),
+            mask=pick.choice(("none", "left", "right", "random")),
+            bias=causal and pick.random() < 0.5,
+            state=causal and pick.random() < 0.5,
+            normalize=causal or pick.random() < 0.8,
+            shape=(pick.randrange(1, 4), pick.randrange(1, 5), pick.randrange(1, 9)),
+            seed=number,
+        )
+        for number in range(count)
+        for causal in [pick.random() < 0.6]
+    ]

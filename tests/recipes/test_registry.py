@@ -1,0 +1,104 @@
+"""Recipes and configurations by name."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tost import recipes
+from tost.errors import ConfigError
+from tost.recipes import find_config, find_recipe, get_task, list_configs, list_recipes, load_config
+
+SOURCE = Path(recipes.__file__).parent
+DEMOS = ["demo/digits", "demo/listops", "demo/stdlib_bytes"]
+
+
+def test_recipes_are_those_that_have_a_file():
+    files = sorted(path.stem for path in SOURCE.glob("*.py") if not path.stem.startswith("_"))
+    assert list_recipes() == files
+    assert list_recipes("lang*") == ["language_modeling"]
+
+
+@pytest.mark.parametrize("name", list_recipes())
+def test_recipes_can_be_carried_out(name):
+    task = get_task(name)
+    assert task.metric
+    assert find_recipe(name).description
+
+
+def test_unknown_recipes_get_a_suggestion():
+    with pytest.raises(ConfigError, match=r"there is no recipe klassification; did you mean classification\?"):
+        get_task("klassification")
+    with pytest.raises(ConfigError, match="The recipes are: classification, language_modeling"):
+        find_recipe("x")
+
+
+def test_configs_are_found_by_name_and_pattern():
+    assert set(DEMOS) <= set(list_configs())
+    assert list_configs("demo/*") == DEMOS
+    assert list_configs("nothing*") == []
+    for name in list_configs():
+        assert find_config(name).is_file()
+
+
+def test_files_work_like_names(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for file in ("my.yaml", "my.yml", "plain"):
+        Path(file).write_bytes(find_config("demo/digits").read_bytes())
+        assert find_config(file) == Path(file)
+        assert load_config(file) == load_config("demo/digits")
+        assert load_config(str(tmp_path / file)) == load_config("demo/digits")
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("demo/digitz", "demo/digitz: neither a built-in configuration nor a file; did you mean demo/digits?"),
+        ("digits", "did you mean demo/digits?"),
+        ("zzz", "`tost ls configs` lists the built-in ones"),
+        ("none.yaml", "none.yaml: there is no such file"),
+        (".", "is a folder; give the YAML file in it"),
+        ("../configs/demo/digits", "neither a built-in configuration nor a file"),
+    ],
+)
+def test_configs_that_do_not_exist(tmp_path, monkeypatch, name, message):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError) as error:
+        load_config(name)
+    assert message in str(error.value)
+
+
+def test_recipe_model_and_data_have_to_fit():
+    with pytest.raises(ConfigError) as error:
+        load_config("demo/digits", ["recipe=language_modeling"])
+    assert str(error.value).splitlines() == [
+        "demo/digits cannot be used, 2 problems:",
+        "  model.name (line 7): lra_image is a classifier model, but the recipe language_modeling trains: "
+        "tost_lm_base, tost_lm_large, tost_lm_medium",
+        "  data.name (line 8): digits is for the recipe classification, but this is language_modeling, "
+        "which takes: stdlib_bytes",
+    ]
+    with pytest.raises(
+        ConfigError, match=r"recipe \(command line\): there is no recipe langage_modeling; did you mean"
+    ):
+        load_config("demo/digits", ["recipe=langage_modeling"])
+
+
+def test_every_problem_of_an_unfitting_recipe_comes_at_once():
+    with pytest.raises(ConfigError, match="3 problems"):
+        load_config("demo/digits", ["recipe=language_modeling", "lr=1"])
+
+
+def test_registry_loads_no_torch():
+    probe = "import sys; from tost.recipes import *; list_configs(); list_recipes(); print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"
+
+
+def test_unknown_names_of_the_package_are_refused():
+    with pytest.raises(AttributeError, match="no_such_name"):
+        _ = recipes.no_such_name
+    assert set(recipes.__all__) <= set(dir(recipes))

@@ -1,0 +1,150 @@
+"""Whole runs: exact resumption, interruption, failure, and what a run leaves behind."""
+
+import json
+
+import pytest
+import torch
+
+from tests.train.runs import assert_same_run, command, records, run
+from tost.errors import CheckpointError, ConfigError, StorageError, TrainingError
+from tost.train import checkpoint
+from tost.train.runfolder import RunFolder
+
+EVERYTHING = ("train.ema_decay=0.9", "train.accumulate=2", "train.clip_norm=1.0")
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("config", ["demo/digits", "demo/listops"])
+def test_interrupted_and_resumed_equals_undisturbed(tmp_path, workers, config):
+    options = (*EVERYTHING, f"data.workers={workers}")
+    result, whole = run(tmp_path / "whole", *options, config=config)
+    assert result.status == "finished"
+    result, first = run(tmp_path / "cut", *options, config=config, stop_after=5)
+    assert (result.status, result.step) == ("interrupted", 5)
+    start = tmp_path / "cut" / "checkpoints" / "last"
+    result, second = run(tmp_path / "cut", *options, config=config, resume=start.resolve())
+    assert (result.status, result.step) == ("finished", 12)
+    assert {**first.losses, **second.losses} == whole.losses
+    assert_same_run(tmp_path / "whole", tmp_path / "cut")
+
+
+def test_resuming_an_older_checkpoint_takes_the_same_steps_again(tmp_path):
+    run(tmp_path / "whole")
+    run(tmp_path / "again", "checkpoint.keep=5")
+    run(tmp_path / "again", "checkpoint.keep=5", resume=tmp_path / "again" / "checkpoints" / "step-00000004")
+    assert [r["step"] for r in records(tmp_path / "again") if r["kind"] == "step"] == list(range(1, 13))
+    assert_same_run(tmp_path / "whole", tmp_path / "again")
+
+
+def test_language_model_trains_and_gets_better(tmp_path):
+    options = ("model.max_length=32", "data.options.length=32", "train.steps=40", "optim.lr=1e-2", "evaluate.every=40")
+    result, recorder = run(tmp_path / "run", *options, config="demo/stdlib_bytes")
+    assert recorder.losses[40] < recorder.losses[1] - 0.5
+    assert result.metrics["bits_per_token"] == pytest.approx(result.metrics["loss"] / 0.6931471805599453)
+
+
+def test_micro_batches_do_not_change_the_steps(tmp_path):
+    no_dropout = "model.dropout=0.0"
+    _, whole = run(tmp_path / "1", no_dropout)
+    _, parts = run(tmp_path / "4", no_dropout, "train.accumulate=4")
+    assert list(parts.losses.values()) == pytest.approx(list(whole.losses.values()), rel=1e-5)
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_half_precision_runs_and_resumes(tmp_path, precision):
+    run(tmp_path / "whole", f"train.precision={precision}")
+    run(tmp_path / "cut", f"train.precision={precision}", stop_after=6)
+    last = (tmp_path / "cut" / "checkpoints" / "last").resolve()
+    run(tmp_path / "cut", f"train.precision={precision}", resume=last)
+    assert_same_run(tmp_path / "whole", tmp_path / "cut")
+
+
+def test_run_folder_says_how_it_was_made(tmp_path):
+    out = tmp_path / "run"
+    options = ("checkpoint.best_metric=accuracy", "checkpoint.best_mode=max", "log.trackers=[tensorboard]")
+    result, recorder = run(out, *options)
+    names = {path.name for path in out.iterdir()}
+    assert {"config.yaml", "env.json", "metrics.jsonl", "summary.json", "log.txt", "checkpoints"} <= names
+    summary, environment = (json.loads((out / name).read_text()) for name in ("summary.json", "env.json"))
+    assert summary["status"] == "finished"
+    assert summary["steps"] == 12
+    assert summary["final"] == result.metrics
+    assert summary["best"] == max(metrics["accuracy"] for metrics in recorder.evaluations.values())
+    assert environment["versions"]["torch"] == torch.__version__
+    assert (out / "checkpoints" / "best" / "model.safetensors").exists()
+    assert any("operators:" in line and "native" in line for line in recorder.messages)
+    assert list(out.rglob("events.out.tfevents*"))
+
+
+def test_loss_that_is_not_a_number_stops_and_keeps_the_last_state(tmp_path):
+    out = tmp_path / "run"
+    with pytest.raises(TrainingError, match=r"the loss is (nan|inf) at step \d+ .*last good state is .*step-"):
+        run(out, "optim.lr=1e25", "checkpoint.every=1", "train.steps=60")
+    assert json.loads((out / "summary.json").read_text())["status"] == "failed"
+    assert checkpoint.CheckpointStore(out / "checkpoints").newest(pytest.fail) is not None
+
+
+def test_full_disk_is_an_error_and_loses_nothing(tmp_path, monkeypatch):
+    out, original, calls = tmp_path / "run", checkpoint.write_bytes, []
+
+    def fills_up(path, data):
+        calls.append(path)
+        if "step-00000008" in str(path):
+            raise OSError(28, "No space left on device")
+        original(path, data)
+
+    monkeypatch.setattr(checkpoint, "write_bytes", fills_up)
+    with pytest.raises(StorageError, match=r"cannot write the checkpoint of step 8.*No space left.*--resume auto"):
+        run(out)
+    monkeypatch.undo()
+    last = checkpoint.CheckpointStore(out / "checkpoints").newest(pytest.fail)
+    assert last.name == "step-00000006"
+    run(out, resume=last)
+    run(tmp_path / "whole")
+    assert_same_run(tmp_path / "whole", out)
+
+
+def test_checkpoint_of_another_model_is_refused(tmp_path):
+    run(tmp_path / "run")
+    last = (tmp_path / "run" / "checkpoints" / "last").resolve()
+    with pytest.raises(CheckpointError, match=r"belongs to another model: \d+ of \d+ tensors differ, for example"):
+        run(tmp_path / "run", "model.embed_dim=32", resume=last)
+    with pytest.raises(CheckpointError, match=r"was trained on other data: its fingerprint is .*same data set"):
+        run(tmp_path / "run", "data.name=listops", "model.name=lra_listops", resume=last)
+    with pytest.raises(CheckpointError, match=r"holds no moving average, but train\.ema_decay=0\.5"):
+        run(tmp_path / "run", "train.ema_decay=0.5", resume=last)
+
+
+def test_existing_folders_are_never_overwritten(tmp_path):
+    run(tmp_path / "run")
+    with pytest.raises(ConfigError, match=r"already holds a run.*--resume auto.*--out"):
+        RunFolder(tmp_path / "run").refuse_existing()
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "thesis.tex").touch()
+    with pytest.raises(ConfigError, match="is not empty and holds no run"):
+        RunFolder(tmp_path / "other").refuse_existing()
+
+
+def test_batch_that_cannot_be_dealt_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match=r"parallel\.context=2 does not divide the 1 processes"):
+        run(tmp_path / "run", "parallel.context=2")
+
+
+def test_command_line_round_trip(tmp_path):
+    """Train, be refused, resume, evaluate, hand in a pickle; in real processes."""
+    out = tmp_path / "run"
+    done = command(out, "--json")
+    assert done.returncode == 0, done.stderr
+    last = json.loads(done.stdout.splitlines()[-1])
+    assert last["status"] == "finished"
+    assert "step  1/12 | loss " in done.stderr
+    assert "\x1b" not in done.stderr
+    refused = command(out)
+    assert refused.returncode == 2
+    assert "already holds a run" in refused.stderr
+    pickle = tmp_path / "model.pt"
+    torch.save({"w": torch.zeros(1)}, pickle)
+    bad = command(tmp_path / "new", "--resume", str(pickle))
+    assert bad.returncode == 2
+    assert "a pickle is never opened" in bad.stderr
+    assert not (tmp_path / "new").exists()

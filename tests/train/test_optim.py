@@ -1,0 +1,48 @@
+"""Which parameters decay: matrices, and nothing else unless asked."""
+
+import pytest
+import torch
+
+import tost
+from tost.train.config import OptimConfig
+from tost.train.optim import build_optimizer, parameter_groups
+
+
+def model():
+    return torch.nn.Sequential(
+        torch.nn.Embedding(5, 8), tost.CausalTSSAttention(8, 2, 16, in_bias=True), torch.nn.LayerNorm(8)
+    )
+
+
+def names(module, groups, decay):
+    by_id = {id(p): name for name, p in module.named_parameters()}
+    return {by_id[id(p)] for group in groups if bool(group["weight_decay"]) == decay for p in group["params"]}
+
+
+def test_temperature_bias_and_vectors_do_not_decay():
+    module = model()
+    groups = parameter_groups(module, OptimConfig(lr=1e-3, weight_decay=0.1))
+    assert names(module, groups, True) == {"0.weight", "1.proj_in.weight", "1.proj_out.weight"}
+    assert "1.temperature" in names(module, groups, False)
+    assert "1.position_bias" in names(module, groups, False)
+    assert sum(len(group["params"]) for group in groups) == len(list(module.parameters()))
+
+
+def test_the_authors_vision_training_decays_them():
+    module = model()
+    groups = parameter_groups(module, OptimConfig(lr=1e-3, weight_decay=0.1, decay_statistics=True))
+    assert {"1.temperature", "1.position_bias"} <= names(module, groups, True)
+
+
+def test_frozen_parameters_are_left_out_and_no_group_is_empty():
+    module = torch.nn.LayerNorm(4)
+    module.bias.requires_grad_(False)
+    groups = parameter_groups(module, OptimConfig(lr=1e-3))
+    assert [len(group["params"]) for group in groups] == [1]
+
+
+def test_optimizer_is_adamw_with_the_given_numbers():
+    optimizer = build_optimizer(model(), OptimConfig(lr=3e-4, betas=(0.9, 0.95), eps=1e-6, weight_decay=0.1))
+    assert isinstance(optimizer, torch.optim.AdamW)
+    assert optimizer.defaults["betas"] == (0.9, 0.95)
+    assert optimizer.defaults["eps"] == pytest.approx(1e-6)

@@ -1,0 +1,111 @@
+"""Several real processes: the same steps as one, exact resumption, sharding, shared sequences."""
+
+import json
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from tests.train.runs import TINY, assert_same_run, command, records
+from tost.train.checkpoint import load_tensors
+
+NO_DROPOUT = ("model.dropout=0.0", "train.ema_decay=0.9", "train.accumulate=2", "train.clip_norm=1.0")
+
+
+def losses(out):
+    return [record["loss"] for record in records(out) if record["kind"] == "step"]
+
+
+def finished(done):
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
+def test_two_processes_take_the_steps_of_one(tmp_path):
+    finished(command(tmp_path / "1", *NO_DROPOUT))
+    finished(command(tmp_path / "2", *NO_DROPOUT, "--nproc", "2"))
+    assert losses(tmp_path / "2") == pytest.approx(losses(tmp_path / "1"), rel=1e-5)
+    summaries = [json.loads((tmp_path / name / "summary.json").read_text()) for name in "12"]
+    assert summaries[0]["final"]["accuracy"] == summaries[1]["final"]["accuracy"]
+
+
+def interrupt(out, *options, after, signals=1):
+    """Start a run, press Ctrl-C once or more after a step, and return the exit code and what it said."""
+    line = [sys.executable, "-m", "tost.cli", "train", "demo/digits", *TINY, *options, "--out", str(out)]
+    with subprocess.Popen(line, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as process:
+        for text in process.stderr:
+            if text.startswith("step ") and int(text[5:].partition("/")[0]) >= after:
+                break
+        for _ in range(signals):
+            process.send_signal(signal.SIGINT)
+            time.sleep(0.002)
+        rest = process.stderr.read()
+    return process.returncode, rest
+
+
+def interrupt_and_resume(out, *options):
+    code, rest = interrupt(out, *options, after=4)
+    assert code == 130, rest[-3000:]
+    assert json.loads((out / "summary.json").read_text())["status"] == "interrupted"
+    finished(command(out, *options, "--resume", "auto"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+def test_two_processes_resume_exactly(tmp_path, strategy):
+    options = (
+        "train.steps=40",
+        f"parallel.strategy={strategy}",
+        "train.ema_decay=0.9",
+        "data.workers=1",
+        "--nproc",
+        "2",
+    )
+    finished(command(tmp_path / "whole", *options))
+    interrupt_and_resume(tmp_path / "cut", *options)
+    assert_same_run(tmp_path / "whole", tmp_path / "cut", processes=2)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("config", ["demo/digits", "demo/stdlib_bytes"])
+@pytest.mark.parametrize("option", ["parallel.strategy=fsdp", "parallel.context=2"])
+def test_sharding_and_shared_sequences_take_the_same_steps(tmp_path, config, option):
+    short = ("model.max_length=32", "data.options.length=32") if config == "demo/stdlib_bytes" else ()
+    finished(command(tmp_path / "1", *NO_DROPOUT, *short, config=config))
+    finished(command(tmp_path / "2", *NO_DROPOUT, *short, option, "--nproc", "2", config=config))
+    assert losses(tmp_path / "2") == pytest.approx(losses(tmp_path / "1"), rel=1e-5)
+
+
+@pytest.mark.slow
+def test_a_run_goes_on_with_another_number_of_processes(tmp_path):
+    finished(command(tmp_path / "1", *NO_DROPOUT))
+    finished(command(tmp_path / "2", *NO_DROPOUT, "train.steps=12", "--nproc", "2"))
+    done = command(
+        tmp_path / "3",
+        *NO_DROPOUT,
+        "parallel.strategy=fsdp",
+        "--nproc",
+        "2",
+        "--resume",
+        str(tmp_path / "1" / "checkpoints" / "step-00000008"),
+    )
+    finished(done)
+    weights = [load_tensors(tmp_path / name / "checkpoints" / "last" / "model.safetensors") for name in "13"]
+    for name, tensor in weights[0].items():
+        assert tensor.allclose(weights[1][name], rtol=1e-4, atol=1e-6), name
+
+
+def test_ctrl_c_saves_and_exits_with_130(tmp_path):
+    code, rest = interrupt(tmp_path / "run", "train.steps=5000", after=3)
+    assert code == 130
+    assert "interrupted at step" in rest
+    assert "Traceback" not in rest
+    assert (tmp_path / "run" / "checkpoints" / "last" / "manifest.json").exists()
+
+
+def test_a_second_ctrl_c_stops_at_once(tmp_path):
+    code, rest = interrupt(tmp_path / "run", "train.steps=5000", "train.batch_size=512", after=1, signals=2)
+    assert code == 130
+    assert "Traceback" not in rest
+    assert not (tmp_path / "run" / "checkpoints" / "last").exists()

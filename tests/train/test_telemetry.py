@@ -1,0 +1,38 @@
+import torch
+from torch import nn
+
+import tost
+from tests.train.runs import run
+from tost import objective
+from tost.testing import assert_close
+from tost.train.telemetry import compression_by_layer, compression_of_tokens
+
+
+def test_measure_is_the_variational_objective_of_the_projected_tokens():
+    torch.manual_seed(0)
+    d, heads = 12, 3
+    z = torch.randn(2, 7, d, dtype=torch.float64)
+    u = torch.linalg.qr(torch.randn(d, d, dtype=torch.float64)).Q.reshape(d, heads, 4).transpose(0, 1)
+    w = torch.einsum("bnd,kdp->bnkp", z, u)
+    mask = torch.tensor([[True] * 7, [True] * 4 + [False] * 3])
+    pi = tost.membership(w, torch.ones(heads), mask=mask)
+    expected = objective.variational_compression(z, pi, u, eps=d**0.5, mask=mask)
+    assert_close("R_c_var", compression_of_tokens(w, pi), expected, 1e-7)
+
+
+def test_layers_are_found_in_order_and_hooks_are_gone():
+    torch.manual_seed(0)
+    model = nn.Sequential(tost.TSSAttention(8, 2), tost.CausalTSSAttention(8, 2, 16))
+    x = torch.randn(3, 5, 8)
+    found = compression_by_layer(model, lambda: model(x))
+    assert list(found) == ["compression/layer_00", "compression/layer_01"]
+    first = model[0].proj_in(x).unflatten(-1, (2, 4))
+    expected = compression_of_tokens(first, tost.membership(first, torch.ones(2))).mean().item()
+    assert found["compression/layer_00"] == expected
+    assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
+
+
+def test_a_run_logs_every_layer(tmp_path):
+    result, recorder = run(tmp_path / "run", "evaluate.telemetry=true", "model.depth=2")
+    assert {"compression/layer_00", "compression/layer_01"} <= result.metrics.keys()
+    assert set(recorder.evaluations) == {6, 12}
