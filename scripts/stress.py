@@ -22,7 +22,7 @@ from pathlib import Path
 
 RECIPE = [
     "demo/digits",
-    "train.steps=400",
+    "train.steps=800",
     "train.batch_size=16",
     "train.ema_decay=0.99",
     "checkpoint.every=5",

@@ -166,6 +166,7 @@ def cases_for(size: int) -> list[Case]:
             Case(lengths, dtype=dtype, backend="torch", bias=True, state=True),
             Case(lengths, causal=False, dtype=dtype, normalize=False, mask="random"),
         ]
+    cases += [Case(lengths, causal=causal, dtype=torch.bfloat16, mask="random") for causal in (True, False)]
     # More numbers than a chunk of the shared non-causal operator holds, and no sequence at all.
     cases += [Case((900,) * size, causal=causal, shape=(1, 8, 32)) for causal in (True, False)]
     cases += [Case((4,) * size, causal=causal, shape=(0, 2, 3)) for causal in (True, False)]

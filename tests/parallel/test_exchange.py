@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 
 import pytest
 import torch
@@ -17,6 +19,9 @@ from tost.parallel import ContextParallel, causal_tssa, tssa
 
 B, H, D = 2, 3, 8
 LENGTHS = (1_024, 65_536)
+DTYPES = (torch.float32, torch.float64, torch.bfloat16)
+Key = tuple[str, int, torch.dtype]  # operator, tokens of the whole sequence, dtype of the tokens
+Result = TypeVar("Result")
 # Everything in torch.distributed that moves tensors, and which argument is this rank's contribution.
 CONTRIBUTION = {"all_reduce": 0, "all_gather": 1, "broadcast": 0}
 OTHERS = (
@@ -62,45 +67,44 @@ def bytes_written() -> int:
     return int(dict(line.split(": ") for line in counters.read_text().splitlines())["wchar"])
 
 
-def count(context: ContextParallel, witness: Witness, run: Callable[[], object]) -> tuple[int, ...]:
-    before = context.bytes_exchanged, context.num_collectives, witness.bytes, witness.calls, bytes_written()
-    run()
-    after = context.bytes_exchanged, context.num_collectives, witness.bytes, witness.calls, bytes_written()
-    return tuple(b - a for a, b in zip(before, after, strict=True))
+def count(context: ContextParallel, witness: Witness, run: Callable[[], Result]) -> tuple[Result, tuple[int, ...]]:
+    """Run something; return its result and what it has added to each of the counts."""
+
+    def counts() -> tuple[int, ...]:
+        return context.bytes_exchanged, context.num_collectives, witness.bytes, witness.calls, bytes_written()
+
+    before = counts()
+    result = run()
+    return result, tuple(b - a for a, b in zip(before, counts(), strict=True))
 
 
-def operators() -> dict[str, Callable[[Tensor, Tensor], Tensor]]:
-    return {
-        "tssa": tssa,
-        "tssa unnormalised": lambda w, t: tssa(w, t, normalize=False),
-        "causal_tssa": causal_tssa,
-    }
+OPERATORS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "tssa": tssa,
+    "tssa unnormalised": lambda w, t: tssa(w, t, normalize=False),
+    "causal_tssa": causal_tssa,
+}
 
 
-def exchange() -> dict[tuple[str, int, torch.dtype], dict[str, tuple[int, ...]]]:
-    found = {}
-    with pytest.MonkeyPatch.context() as patch, ContextParallel() as context:
-        witness = Witness(patch)
-        for name, run in operators().items():
-            for dtype in (torch.float32, torch.float64, torch.bfloat16):
-                for num_tokens in LENGTHS:
-                    w = torch.randn(B, num_tokens // context.size, H, D).to(dtype).requires_grad_()
-                    t = torch.ones(H, requires_grad=True)
-                    results: list[Tensor] = []
-                    forward = count(context, witness, lambda: results.append(run(w, t)))
-                    loss = results[0].sum()
-                    found[name, num_tokens, dtype] = {
-                        "forward": forward,
-                        "backward": count(context, witness, loss.backward),
-                    }
-        found["layer"] = layer(context, witness)
-    return found
+def count_operator(context: ContextParallel, witness: Witness, key: Key) -> dict[str, tuple[int, ...]]:
+    name, num_tokens, dtype = key
+    w = torch.randn(B, num_tokens // context.size, H, D).to(dtype).requires_grad_()
+    t = torch.ones(H, requires_grad=True)
+    y, forward = count(context, witness, lambda: OPERATORS[name](w, t))
+    _, backward = count(context, witness, y.sum().backward)
+    return {"forward": forward, "backward": backward}
 
 
-def layer(context: ContextParallel, witness: Witness) -> tuple[int, ...]:
+def count_module(context: ContextParallel, witness: Witness) -> tuple[int, ...]:
     """A whole attention module, forward and backward."""
     module, x = tost.CausalTSSAttention(H * D, H, LENGTHS[0]), torch.randn(B, LENGTHS[0] // context.size, H * D)
-    return count(context, witness, lambda: module(x).sum().backward())
+    return count(context, witness, lambda: module(x).sum().backward())[1]
+
+
+def exchange() -> tuple[dict[Key, dict[str, tuple[int, ...]]], tuple[int, ...]]:
+    keys = itertools.product(OPERATORS, LENGTHS, DTYPES)
+    with pytest.MonkeyPatch.context() as patch, ContextParallel() as context:
+        witness = Witness(patch)
+        return {key: count_operator(context, witness, key) for key in keys}, count_module(context, witness)
 
 
 @pytest.fixture(scope="module", params=[2, 3], ids=lambda size: f"{size} ranks")
@@ -122,27 +126,26 @@ def expected(name: str, width: int) -> dict[str, tuple[int, int]]:
 
 
 def test_bytes_are_the_formula_at_any_length(ranks):
-    for rank in ranks:
-        for (name, _, dtype), passes in [(key, value) for key, value in rank.items() if key != "layer"]:
+    for operators, _ in ranks:
+        for (name, num_tokens, dtype), passes in operators.items():
             for which, wanted in expected(name, 8 if dtype == torch.float64 else 4).items():
-                ours, witnessed = passes[which][:2], passes[which][2:4]
-                assert ours == wanted, f"{name} {which} in {dtype}"
-                assert witnessed == wanted, f"{name} {which} in {dtype}, at torch.distributed"
+                case = f"{name} {which} with {num_tokens} tokens in {dtype}"
+                assert passes[which][:2] == wanted, case
+                assert passes[which][2:4] == wanted, f"{case}, at torch.distributed"
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs the counters of Linux")
 def test_bytes_on_the_sockets_do_not_depend_on_the_length(ranks):
     short, long = LENGTHS
-    for rank in ranks:
-        for name, num_tokens, dtype in [key for key in rank if key != "layer" and key[1] == short]:
-            for which in ("forward", "backward"):
-                written, payload = rank[name, num_tokens, dtype][which][4], rank[name, num_tokens, dtype][which][0]
-                assert written == rank[name, long, dtype][which][4], f"{name} {which} in {dtype}"
-                assert written >= payload, "the counter has missed the sockets"
+    for operators, _ in ranks:
+        for name, dtype, which in itertools.product(OPERATORS, DTYPES, ("forward", "backward")):
+            payload, *_, written = operators[name, short, dtype][which]
+            assert written == operators[name, long, dtype][which][-1], f"{name} {which} in {dtype}"
+            assert written >= payload, "the counter has missed the sockets"
 
 
 def test_an_attention_module_exchanges_nothing_else(ranks):
     wanted = expected("causal_tssa", 4)
-    bytes_, calls = (wanted["forward"][i] + wanted["backward"][i] for i in range(2))
-    for rank in ranks:
-        assert rank["layer"][:4] == (bytes_, calls, bytes_, calls)
+    payload, calls = (wanted["forward"][i] + wanted["backward"][i] for i in range(2))
+    for _, module in ranks:
+        assert module[:4] == (payload, calls, payload, calls)

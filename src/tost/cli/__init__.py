@@ -26,6 +26,9 @@ def main() -> NoReturn:
     """
     try:
         _build()(prog_name="tost")
+    except KeyboardInterrupt:
+        _console.log("stopped at once; what was saved before is intact")
+        sys.exit(130)
     except TostError as error:
         _console.log(f"{type(error).__name__}: {error}")
         sys.exit(2 if isinstance(error, ConfigError | CheckpointError) else 1)

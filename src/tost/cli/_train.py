@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
@@ -82,21 +84,29 @@ def _launch(nproc: int, folder: Path) -> int:
     from tost.train.checkpoint import read_json
 
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={nproc}"]
-    # Behind the dashes nothing is an option of torchrun, which would take our --nproc for an abbreviation of its own.
-    command = [*launcher, "-m", "--", "tost.cli", *sys.argv[1:]]
+    # Time to save before torchrun loses patience. Behind the dashes nothing is an option of torchrun, which would take
+    # our --nproc for an abbreviation of its own.
+    command = [*launcher, "--shutdown-timeout=600", "-m", "--", "tost.cli", *sys.argv[1:]]
     # Each process takes its share of the cores; torchrun would give every one a single thread.
     threads = str(max(1, (os.cpu_count() or 1) // nproc))
-    process = subprocess.Popen(command, env={"OMP_NUM_THREADS": threads, **os.environ})
-    while True:
-        try:
-            code = process.wait()
-            break
-        except KeyboardInterrupt:  # the workers got it too and are saving
-            continue
+    # A session of its own: Ctrl-C then reaches this process only, which passes it on once.
+    process = subprocess.Popen(command, env={"OMP_NUM_THREADS": threads, **os.environ}, start_new_session=True)
+    asked = False
+
+    def pass_on(number: int, frame: FrameType | None) -> None:
+        nonlocal asked
+        if asked and number == signal.SIGINT:
+            os.killpg(process.pid, signal.SIGKILL)
+        elif not asked:
+            process.terminate()
+        asked = True
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, pass_on)
+    code = process.wait()
     summary = folder / "summary.json"
-    if code != 0 and summary.exists() and read_json(summary)["status"] == "interrupted":
-        return INTERRUPTED
-    return code
+    stopped = summary.exists() and read_json(summary)["status"] == "interrupted"
+    return INTERRUPTED if asked or (code != 0 and stopped) else code
 
 
 def _dry_run(config: RunConfig) -> None:

@@ -153,18 +153,17 @@ class Processes:
         return unwrapped
 
     def place(self, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Move a batch to this process's device."""
-        return {name: value.to(self.device, non_blocking=True) for name, value in batch.items()}
+        """Move a batch to this process's device: its piece of every sequence, where sequences are shared."""
+        placed = {name: value.to(self.device, non_blocking=True) for name, value in batch.items()}
+        if self.sequence is None:
+            return placed
+        return {name: self.sequence.split(x) if x.dim() >= 2 else x for name, x in placed.items()}
 
     @contextmanager
-    def context(self, batch: dict[str, Tensor]) -> Iterator[dict[str, Tensor]]:
-        """Set the arithmetic; where sequences are shared, give out this process's piece and tell the attention."""
-        with self.accelerator.autocast():
-            if self.sequence is None:
-                yield batch
-                return
-            with self.sequence:
-                yield {name: self.sequence.split(x) if x.dim() >= 2 else x for name, x in batch.items()}
+    def context(self) -> Iterator[None]:
+        """Set the arithmetic and, where sequences are shared, let the attention know about the other processes."""
+        with self.accelerator.autocast(), nullcontext() if self.sequence is None else self.sequence:
+            yield
 
     @contextmanager
     def synchronising(self, model: nn.Module, now: bool) -> Iterator[None]:

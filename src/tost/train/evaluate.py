@@ -45,9 +45,9 @@ def evaluate(
     terms = 0.0
     for batch in islice(loader, config.evaluate.batches):
         placed = processes.place(batch)
-        with processes.context(placed) as piece:
-            outcome = task.outcome(model, piece)
-            terms += task.terms(piece)
+        with processes.context():
+            outcome = task.outcome(model, placed)
+        terms += task.terms(placed)
         sums["loss"] += outcome.loss.item()
         for name, value in outcome.sums.items():
             sums[name] = sums.get(name, 0.0) + float(value)
@@ -65,8 +65,8 @@ def _look_inside(
     batch = next(
         iter(make_evaluation_loader(dataset, batch_size=config.evaluate.batch_size or config.train.batch_size))
     )
-    placed = processes.place(batch)
-    return compression_by_layer(model, lambda: task.outcome(model, placed))
+    whole = {name: value.to(processes.device) for name, value in batch.items()}
+    return compression_by_layer(model, lambda: task.outcome(model, whole))
 
 
 def evaluate_checkpoint(

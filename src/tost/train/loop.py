@@ -172,8 +172,8 @@ class _Run:
         self.wrapped.train()
         for index, batch in enumerate(micro):
             is_last = index == len(micro) - 1
-            with processes.synchronising(self.wrapped, is_last), processes.context(batch) as piece:
-                outcome = self.task.outcome(self.wrapped, piece)
+            with processes.synchronising(self.wrapped, is_last), processes.context():
+                outcome = self.task.outcome(self.wrapped, batch)
                 # Data parallel training averages gradients over processes; the sum over all terms is wanted.
                 processes.backward(outcome.loss * (processes.size / terms))
             loss += outcome.loss.detach()

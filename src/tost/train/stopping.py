@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import signal
 import threading
+import time
 from types import FrameType, TracebackType
 
-__all__ = ["StopRequest"]
+__all__ = ["GRACE_SECONDS", "StopRequest"]
+
+GRACE_SECONDS = 0.5
+"""Signals that follow the first one so soon are the same wish: a launcher passes on what the terminal sent to all."""
 
 
 class StopRequest:
@@ -18,6 +22,7 @@ class StopRequest:
 
     def __init__(self) -> None:
         self.requested = False
+        self._since = 0.0
         self._previous: dict[int, object] = {}
 
     def __enter__(self) -> StopRequest:
@@ -33,6 +38,8 @@ class StopRequest:
             signal.signal(number, handler)  # type: ignore[arg-type]
 
     def _note(self, number: int, frame: FrameType | None) -> None:
-        if self.requested and number == signal.SIGINT:
+        now = time.monotonic()
+        if self.requested and number == signal.SIGINT and now - self._since > GRACE_SECONDS:
             raise KeyboardInterrupt
-        self.requested = True
+        if not self.requested:
+            self.requested, self._since = True, now
