@@ -99,6 +99,7 @@ def test_full_disk_is_an_error_and_loses_nothing(tmp_path, monkeypatch):
     monkeypatch.undo()
     last = checkpoint.CheckpointStore(out / "checkpoints").newest(pytest.fail)
     assert last.name == "step-00000006"
+    assert not list((out / "checkpoints").glob(".tmp-*"))
     run(out, resume=last)
     run(tmp_path / "whole")
     assert_same_run(tmp_path / "whole", out)

@@ -128,6 +128,10 @@ class CheckpointStore:
         temporary.mkdir(parents=True)
         return temporary
 
+    def discard(self, step: int) -> None:
+        """Remove what was written of a checkpoint that could not be finished."""
+        shutil.rmtree(self.begin(step), ignore_errors=True)
+
     def commit(self, step: int, *, best: bool = False) -> Path:
         """Turn the temporary folder into the checkpoint: manifest, rename, pointers, and remove the old ones."""
         temporary, final = self.begin(step), self.path(step)

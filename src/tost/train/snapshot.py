@@ -112,6 +112,8 @@ def save(store: CheckpointStore, snapshot: Snapshot, parts: Parts, *, best: bool
             store.commit(snapshot.step, best=best)
         processes.wait()
     except OSError as error:
+        if processes.is_first:
+            store.discard(snapshot.step)
         raise StorageError(
             f"cannot write the checkpoint of step {snapshot.step} to {store.folder}: {error}. "
             "The checkpoints before it are intact; make room and go on with `--resume auto`."
