@@ -139,6 +139,7 @@ def poisoned_empty() -> Iterator[None]:
     """Make a cell that an operator forgets to write come out as NaN, never as a lucky zero."""
     # The compiler lists torch's functions once, on first use: it must find the originals, not the wrappers.
     torch._dynamo.trace_rules.get_torch_obj_rule_map()
+    torch.utils._device._device_constructors()
     with pytest.MonkeyPatch.context() as patch:
         for owner, name in ALLOCATORS:
             patch.setattr(owner, name, poisoned(getattr(owner, name)))

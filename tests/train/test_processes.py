@@ -99,3 +99,11 @@ def test_ctrl_c_saves_and_exits_with_130(tmp_path):
     assert "interrupted at step" in rest
     assert "Traceback" not in rest
     assert (tmp_path / "run" / "checkpoints" / "last" / "manifest.json").exists()
+
+
+@pytest.mark.slow
+def test_class_token_and_shared_sequences_train_together(tmp_path):
+    """A parameter that only the first rank of a shared sequence uses must not stall the others."""
+    finished(command(tmp_path / "1", *NO_DROPOUT, "model.pooling=cls"))
+    finished(command(tmp_path / "2", *NO_DROPOUT, "model.pooling=cls", "parallel.context=2", "--nproc", "2"))
+    assert losses(tmp_path / "2") == pytest.approx(losses(tmp_path / "1"), rel=1e-5)

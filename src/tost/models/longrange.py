@@ -82,9 +82,10 @@ class SequenceClassifier(nn.Module):
         check_mask(mask, x)
         tokens = self._embed(x, mask)
         leads = self.class_token is not None and _first_rank()
-        if leads:
-            tokens = torch.cat((self._class_tokens(tokens), tokens), dim=1)
-            mask = None if mask is None else F.pad(mask, (1, 0), value=True)
+        if self.class_token is not None:
+            # The other ranks take none of them, but a parameter that is not used at all would stall data parallelism.
+            tokens = torch.cat((self._class_tokens(tokens)[:, : int(leads)], tokens), dim=1)
+            mask = F.pad(mask, (int(leads), 0), value=True) if mask is not None else None
         if self.norm_in is not None:
             tokens = self.norm_in(tokens)
         if self.training and self.options.dropout > 0:
