@@ -19,7 +19,7 @@ TINY = [
     "checkpoint.best_metric=null",
     "evaluate.every=0",
     "evaluate.batches=1",
-    "log.every=1",
+    "log.every=2",
 ]
 
 

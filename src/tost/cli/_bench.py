@@ -205,7 +205,7 @@ def train(
     from tost.recipes import load_config
 
     standard = ["train.steps=40", "schedule.warmup_steps=5", "checkpoint.every=1000", "checkpoint.best_metric=null"]
-    standard += ["evaluate.every=0", "evaluate.batches=1", "log.every=1"]
+    standard += ["evaluate.every=0", "evaluate.batches=1"]
     settings = load_config(config, [*standard, *(overrides or [])])
     report = measure_overhead(settings, repeats=repeats, command=_command_line(), report=_console.log)
     rows = [
