@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import platform
+import re
 import sys
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -44,7 +45,7 @@ class BuildNative(build_ext):
             self._build(target)
         except Exception as error:  # any compiler trouble only costs speed
             target.unlink(missing_ok=True)
-            note.write_text(f"{type(error).__name__}: {error}\n")
+            note.write_text(f"{_brief(error)}\n")
             print(
                 f"tost: the native CPU kernel was not built ({error}).\n"
                 "tost: everything works, but TSSA on a CPU runs on the slower PyTorch path.\n"
@@ -95,6 +96,14 @@ class BuildNative(build_ext):
             print(f"tost: no OpenMP, the native kernel will use one thread ({error})", file=sys.stderr)
             return []
         return ["-fopenmp"]
+
+
+def _brief(error: Exception) -> str:
+    """Return what went wrong in a few words; a failed compiler reports its whole command line."""
+    command = re.search(r"Command '\['([^']+)'.*?(exit status \d+|died .*)", str(error))
+    if command:
+        return f"{command[1]}: {command[2]}; `pip install -v .` shows why"
+    return f"{type(error).__name__}: {error}"
 
 
 def _headers() -> list[str]:

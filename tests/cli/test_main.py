@@ -36,6 +36,16 @@ def test_help_lists_every_command(run):
     assert listed == ["ls", "cat", "cp", "validate", "train", "eval", "info", "bench"]
 
 
+def test_missing_extra_is_named(tmp_path):
+    code = "import sys; sys.modules['torchdata'] = None; from tost.cli import main; main()"
+    command = [sys.executable, "-c", code, "train", "demo/digits", "--out", str(tmp_path / "run")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert "needs the package torchdata" in done.stderr
+    assert "pip install 'tost[train]'" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
 def test_version(run):
     assert run("--version") == (0, f"tost {tost.__version__}\n", "")
 

@@ -17,6 +17,19 @@ from tost.errors import CheckpointError, ConfigError, TostError
 
 __all__ = ["main"]
 
+# Packages that only some commands need, with the extra that installs them.
+_EXTRAS = {
+    "accelerate": "train",
+    "torchdata": "train",
+    "sklearn": "train",
+    "datasets": "train",
+    "matplotlib": "analysis",
+    "timm": "vision",
+    "torchvision": "vision",
+    "transformers": "language",
+    "tokenizers": "language",
+}
+
 
 def main() -> NoReturn:
     """Run the command line of this process and exit.
@@ -29,6 +42,13 @@ def main() -> NoReturn:
     except KeyboardInterrupt:
         _console.log("stopped at once; what was saved before is intact")
         sys.exit(130)
+    except ModuleNotFoundError as error:
+        package = (error.name or "").partition(".")[0]
+        if package not in _EXTRAS:
+            raise
+        extra = _EXTRAS[package]
+        _console.log(f"this needs the package {package}, which is not installed; run: pip install 'tost[{extra}]'")
+        sys.exit(1)
     except TostError as error:
         _console.log(f"{type(error).__name__}: {error}")
         sys.exit(2 if isinstance(error, ConfigError | CheckpointError) else 1)
