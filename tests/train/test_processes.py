@@ -22,8 +22,9 @@ def finished(done):
 
 
 def test_two_processes_take_the_steps_of_one(tmp_path):
-    finished(command(tmp_path / "1", *NO_DROPOUT))
-    finished(command(tmp_path / "2", *NO_DROPOUT, "--nproc", "2"))
+    finished(command(tmp_path / "1", *NO_DROPOUT, "train.steps=50"))
+    finished(command(tmp_path / "2", *NO_DROPOUT, "train.steps=50", "--nproc", "2"))
+    assert len(losses(tmp_path / "2")) == 50
     assert losses(tmp_path / "2") == pytest.approx(losses(tmp_path / "1"), rel=1e-5)
     summaries = [json.loads((tmp_path / name / "summary.json").read_text()) for name in "12"]
     assert summaries[0]["final"]["accuracy"] == summaries[1]["final"]["accuracy"]
@@ -42,7 +43,7 @@ def interrupt(out, *options, after):
 
 
 def interrupt_and_resume(out, *options):
-    code, rest = interrupt(out, *options, after=4)
+    code, rest = interrupt(out, *options, after=50)
     assert code == 130, rest[-3000:]
     assert json.loads((out / "summary.json").read_text())["status"] == "interrupted"
     finished(command(out, *options, "--resume", "auto"))
@@ -52,9 +53,10 @@ def interrupt_and_resume(out, *options):
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
 def test_two_processes_resume_exactly(tmp_path, strategy):
     options = (
-        "train.steps=40",
+        "train.steps=100",
         f"parallel.strategy={strategy}",
         "train.ema_decay=0.9",
+        "train.accumulate=2",
         "data.workers=1",
         "--nproc",
         "2",
