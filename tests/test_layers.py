@@ -21,7 +21,7 @@ SOURCE = Path(__file__).parents[1] / "src" / PACKAGE
 # The empty name is the package's front page, `tost` itself: whoever stands to its right may use it as a user would.
 LAYERS: tuple[tuple[str, ...], ...] = (
     ("errors",),
-    ("_env", "_machine"),
+    ("_env", "_machine", "_torchvision"),
     ("testing",),
     ("ops",),
     ("objective",),
@@ -43,8 +43,8 @@ THIRD_PARTY: dict[str, tuple[str, ...]] = {
     "torch": tuple(name for name in RANK if name not in ("", "errors", "_env", "_machine")),
     "numpy": FROM_MODELS_ON,
     "safetensors": ("models", "train", "integrations"),
-    "timm": ("models.vision", "data.images", "integrations"),
-    "torchvision": ("models.vision", "data.images", "integrations"),
+    "timm": ("models.vision*", "models.baselines*", "data.images*", "recipes", "bench", "integrations"),
+    "torchvision": ("_torchvision", "models.vision*", "data.images*", "integrations"),
     "PIL": ("data", "analysis"),
     "transformers": ("models.baselines*", "integrations"),
     "tokenizers": ("data", "integrations"),
