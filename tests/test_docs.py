@@ -164,6 +164,11 @@ def test_readme_numbers_are_generated():
     assert script.updated(text, script.newest_result()) == text, "run `python scripts/update_readme.py`"
 
 
+def test_results_page_is_generated():
+    script = load_script("update_results")
+    assert (ROOT / "docs" / "results.md").read_text() == script.generate(), "run `python scripts/update_results.py`"
+
+
 @pytest.fixture
 def result(tmp_path):
     """A stored measurement in the form that the benchmark program writes, with two contenders and one length."""

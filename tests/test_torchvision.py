@@ -7,8 +7,6 @@ import sys
 
 import pytest
 
-pytest.importorskip("timm")
-
 HEALTHY = """
 import sys, types
 import torch

@@ -16,11 +16,13 @@ except PackageNotFoundError:  # a source tree on the path, not installed
 
 if TYPE_CHECKING:
     from tost import models, nn, objective, ops
+    from tost.integrations.official import load_official
     from tost.models import create_model, list_models
     from tost.nn import CausalTSSAttention, TSSAttention
     from tost.ops import TSSAState, available_backends
     from tost.ops.causal_tssa import causal_membership, causal_tssa, causal_tssa_step, causal_tssa_with_state
     from tost.ops.tssa import membership, tssa
+    from tost.train.saved import load_model
 
 __all__ = [
     "CausalTSSAttention",
@@ -33,6 +35,8 @@ __all__ = [
     "causal_tssa_with_state",
     "create_model",
     "list_models",
+    "load_model",
+    "load_official",
     "membership",
     "models",
     "nn",
@@ -52,6 +56,8 @@ _HOME = {
     "causal_tssa_with_state": "tost.ops",
     "create_model": "tost.models",
     "list_models": "tost.models",
+    "load_model": "tost.train.saved",
+    "load_official": "tost.integrations.official",
     "membership": "tost.ops",
     "tssa": "tost.ops",
 }

@@ -33,9 +33,9 @@ def _repair() -> None:
             raise
     else:
         return
-    library = torch.library.Library("torchvision", "DEF")
+    library = torch.library.Library("torchvision", "DEF")  # type: ignore[no-untyped-call]
     for name in _OPERATORS:
-        library.define(f"{name}{_SCHEMA}")
+        library.define(f"{name}{_SCHEMA}")  # type: ignore[no-untyped-call]
     _libraries.append(library)
     import_module("torchvision")
 

@@ -32,8 +32,8 @@ def test_package_resolves_every_name():
     for name in tost.models.__all__:
         assert getattr(tost.models, name) is not None
     assert set(tost.models.__all__) <= set(dir(tost.models))
-    with pytest.raises(AttributeError, match="no attribute 'VisionToST'"):
-        _ = tost.models.VisionToST
+    with pytest.raises(AttributeError, match="no attribute 'NoToST'"):
+        _ = tost.models.NoToST
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,9 @@ from tost.models import model_spec
 TINY = {
     "language": {"embed_dim": 16, "depth": 2, "num_heads": 4, "vocab_size": 11, "max_length": 24},
     "classifier": {"embed_dim": 16, "depth": 2, "num_heads": 4, "max_length": 24, "num_classes": 3},
+    "vision": {"embed_dim": 16, "depth": 2, "num_heads": 4, "num_classes": 3},
+    "crate": {"embed_dim": 16, "depth": 2, "num_heads": 4, "num_classes": 3, "image_size": 32},
+    "vit": {"embed_dim": 16, "depth": 2, "num_heads": 4, "num_classes": 3, "image_size": 32},
 }
 
 
@@ -26,6 +29,8 @@ def perturb(model, by=0.3):
 def example(model, batch=2, length=9, dtype=torch.float32):
     """An input of the kind that a model takes."""
     options = model.options
+    if hasattr(options, "in_chans"):
+        return torch.randn(batch, options.in_chans, 32, 32, dtype=dtype)
     if getattr(options, "input", "tokens") == "values":
         return torch.randn(batch, length, options.in_features, dtype=dtype)
     return torch.randint(options.vocab_size, (batch, length))

@@ -32,7 +32,7 @@ def test_recipes_can_be_carried_out(name):
 def test_unknown_recipes_get_a_suggestion():
     with pytest.raises(ConfigError, match=r"there is no recipe klassification; did you mean classification\?"):
         get_task("klassification")
-    with pytest.raises(ConfigError, match="The recipes are: classification, language_modeling"):
+    with pytest.raises(ConfigError, match="The recipes are: classification, image_classification, language_modeling"):
         find_recipe("x")
 
 

@@ -12,7 +12,7 @@ from tost.bench.environment import Environment
 from tost.bench.gate import GateResult
 from tost.bench.ops import KeptRow, Measurements, Row
 from tost.bench.plot import draw
-from tost.bench.tables import Table, all_tables, growth
+from tost.bench.tables import all_tables, growth, markdown_table
 from tost.bench.timing import Plan, Spread
 
 __all__ = ["OpsReport", "markdown", "write_atomically", "write_report"]
@@ -88,7 +88,7 @@ def markdown(report: OpsReport, *, plot: str | None = None) -> str:
     if plot:
         lines += ["", f"![Time relative to the limit by number of tokens]({plot})"]
     for table in all_tables(report.measurements):
-        lines += ["", f"## {table.title}", "", *_markdown_table(table)]
+        lines += ["", f"## {table.title}", "", *markdown_table(table)]
         if table.notes:
             lines += ["", *(f"- {note}" for note in table.notes)]
     return "\n".join(lines) + "\n"
@@ -175,8 +175,3 @@ def _kept_to_json(row: KeptRow) -> dict[str, object]:
     # What is kept does not depend on the pass, so the mode would only mislead.
     case = {name: value for name, value in asdict(row.case).items() if name != "mode"}
     return {**case, "implementation": row.implementation, "bytes": row.bytes, "input_bytes": row.input_bytes}
-
-
-def _markdown_table(table: Table) -> list[str]:
-    rule = ["---" if column < table.labels else "---:" for column in range(len(table.headers))]
-    return [f"| {' | '.join(cells)} |" for cells in (table.headers, rule, *table.rows)]

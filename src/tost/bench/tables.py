@@ -11,7 +11,7 @@ from tost.bench.contenders import CONTENDERS, LIMIT
 from tost.bench.ops import KeptRow, Measurements, Row
 from tost.bench.timing import Spread
 
-__all__ = ["Growth", "Table", "all_tables", "brief_tables", "growth", "growth_table", "ratio_table"]
+__all__ = ["Growth", "Table", "all_tables", "brief_tables", "growth", "growth_table", "markdown_table", "ratio_table"]
 
 _GROWTH_FROM_TOKENS = 4096
 _MISSING = "-"
@@ -204,3 +204,9 @@ def _short(ratio: float) -> str:
 
 def _ratio(ratio: Spread) -> str:
     return f"{_short(ratio.median)} ({_short(ratio.lower)}-{_short(ratio.upper)})"
+
+
+def markdown_table(table: Table) -> list[str]:
+    """Return the lines of a table in Markdown, without its title and notes."""
+    rule = ["---" if column < table.labels else "---:" for column in range(len(table.headers))]
+    return [f"| {' | '.join(cells)} |" for cells in (table.headers, rule, *table.rows)]

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from tost.bench.report import OpsReport
     from tost.bench.timing import Plan
 
-__all__ = ["app", "ops", "train"]
+__all__ = ["app", "model", "ops", "train"]
 
 app = typer.Typer(help="Measure speed and memory, if all results are right.", no_args_is_help=True)
 
@@ -198,8 +198,6 @@ def train(
     json: Annotated[bool, typer.Option("--json", help="End with one line of JSON.")] = False,
 ) -> None:
     """Time the training engine against a bare loop that takes the same steps."""
-    from json import dumps
-
     from tost.bench.report import write_atomically
     from tost.bench.train import measure_overhead
     from tost.recipes import load_config
@@ -217,7 +215,75 @@ def train(
     if out:
         path = out / f"train_{report.environment.slug}_{report.environment.month}.json"
         out.mkdir(parents=True, exist_ok=True)
-        write_atomically(path, (dumps(report.to_json(), indent=2) + "\n").encode())
+        write_atomically(path, _pretty(report.to_json()).encode())
         _console.log(f"wrote {path}")
     if json:
         _console.show_json(report.to_json())
+
+
+@app.command()
+def model(
+    models: Annotated[
+        list[str] | None, typer.Argument(help="Registered image models; the first is compared with the others.")
+    ] = None,
+    size: Annotated[
+        str | None,
+        typer.Option(metavar="PX:B,...", help="Image sizes with images per batch.", show_default="224:8,512:2,1024:1"),
+    ] = None,
+    mode: Annotated[
+        list[Mode] | None, typer.Option(metavar="|".join(Mode), help="Pass; repeat for more.", show_default="both")
+    ] = None,
+    repeats: Annotated[int, typer.Option(min=3, metavar="N", help="Timed passes of each model.")] = 11,
+    memory: Annotated[bool, typer.Option(help="Measure peak memory too, in one process each.")] = True,
+    out: Annotated[Path | None, typer.Option(metavar="DIR", help="Write JSON and Markdown here.")] = None,
+    json: Annotated[bool, typer.Option("--json", help="End with one line of JSON.")] = False,
+) -> None:
+    """Time whole image models against each other, and measure their memory."""
+    from tost.bench.environment import describe_environment
+    from tost.bench.gate import GateResult, run_gate
+    from tost.bench.model_tables import model_markdown, model_tables
+    from tost.bench.models import STANDARD_MODELS, STANDARD_SIZES, ModelCase, ModelReport, check_model, measure_models
+    from tost.bench.report import write_atomically
+
+    names = models or list(STANDARD_MODELS)
+    sizes = _sizes(size) if size else STANDARD_SIZES
+    passes = [each is Mode.FWD_BWD for each in (mode or tuple(Mode))]
+    cases = [ModelCase(image_size=s, batch=b, training=t) for s, b in sizes.items() for t in passes]
+    _console.log("gate: comparing the operators, and the first model, with the reference")
+    gate = GateResult(checks=(*run_gate([Op.TSSA]).checks, *check_model(names[0])))
+    report = ModelReport(command=_command_line(), environment=describe_environment(), gate=gate)
+    if not gate.passed:
+        for check in gate.failures:
+            _console.show(f"  {check.message}")
+        _console.log("the gate is red: an implementation is wrong, so no speed was measured")
+        raise typer.Exit(1)
+    _console.log(f"{report.environment.summary} | {gate.summary}")
+    for rows in measure_models(names, cases, repeats=repeats, memory=memory, watch=_console.log):
+        report.rows += rows
+    for table in model_tables(report.rows):
+        _console.show_table(table.headers, table.rows, title=table.title, labels=table.labels)
+    if out:
+        out.mkdir(parents=True, exist_ok=True)
+        for path, text in (
+            (out / f"{report.stem}.json", _pretty(report.to_json())),
+            (out / f"{report.stem}.md", model_markdown(report)),
+        ):
+            write_atomically(path, text.encode())
+            _console.log(f"wrote {path}")
+    if json:
+        _console.show_json(report.to_json())
+
+
+def _sizes(text: str) -> dict[int, int]:
+    try:
+        return {int(px): int(batch) for px, _, batch in (part.partition(":") for part in text.split(","))}
+    except ValueError:
+        raise typer.BadParameter(
+            f"{text!r} is not a list of sizes with batches; write for example --size 224:8,512:2."
+        ) from None
+
+
+def _pretty(content: dict[str, object]) -> str:
+    from json import dumps
+
+    return dumps(content, indent=2) + "\n"

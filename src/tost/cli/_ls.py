@@ -22,6 +22,7 @@ class Kind(StrEnum):
 
     RECIPES = "recipes"
     CONFIGS = "configs"
+    SWEEPS = "sweeps"
     MODELS = "models"
     DATA = "data"
     OPS = "ops"
@@ -35,7 +36,7 @@ def ls(
     ] = "*",
     json: Annotated[bool, typer.Option("--json", help="Print one line of JSON instead.")] = False,
 ) -> None:
-    """List recipes, configurations, models, data sets or operators.
+    """List recipes, configurations, sweeps, models, data sets or operators.
 
     A table on a terminal; in a pipe one line per entry, its columns separated by tabs, the name first.
     """
@@ -65,6 +66,12 @@ def _configs(pattern: str) -> list[Entry]:
     return [{"name": name, "description": config_summary(name)} for name in list_configs(pattern)]
 
 
+def _sweeps(pattern: str) -> list[Entry]:
+    from tost.sweep import list_plans, plan_summary
+
+    return [{"name": name, "description": plan_summary(name)} for name in list_plans(pattern)]
+
+
 def _models(pattern: str) -> list[Entry]:
     from tost.models import list_models, model_spec
 
@@ -90,6 +97,7 @@ def _ops(pattern: str) -> list[Entry]:
 _LISTS: dict[Kind, Callable[[str], list[Entry]]] = {
     Kind.RECIPES: _recipes,
     Kind.CONFIGS: _configs,
+    Kind.SWEEPS: _sweeps,
     Kind.MODELS: _models,
     Kind.DATA: _data,
     Kind.OPS: _ops,

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Annotated, cast
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -121,16 +121,16 @@ def _dry_run(config: RunConfig) -> None:
     with torch.device("meta"):
         model = task.build_model(config, bundle)
     parameters = sum(p.numel() for p in model.parameters())
-    sample = {name: value.unsqueeze(0) for name, value in bundle.train[0].items()}
+    sample = {name: value.unsqueeze(0).to("meta") for name, value in bundle.train[0].items()}
     tokens = task.tokens(sample) * config.train.batch_size
-    flops = 3 * cast(Callable[[], float], model.flops_per_token)() * tokens
+    flops = 3 * (task.flops(model, sample) or math.nan) * config.train.batch_size
     copies = 4 + (config.train.ema_decay is not None)  # weights, gradients, two moments, perhaps an average
     rows = [
         ("model", config.model.name),
         ("parameters", f"{parameters:,}"),
         ("training samples", f"{len(bundle.train):,}"),
         ("steps", f"{config.train.steps:,}"),
-        ("tokens per step", f"{tokens:,}"),
+        (f"{'tokens' if task.unit == 'tok' else 'images'} per step", f"{tokens:,}"),
         ("arithmetic per step", f"{format_count(flops)}FLOP"),
         ("arithmetic of the run", f"{format_count(flops * config.train.steps)}FLOP"),
         ("memory for weights, gradients and optimiser", f"{copies * 4 * parameters / 1e6:.1f} MB"),

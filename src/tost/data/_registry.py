@@ -12,7 +12,7 @@ from tost.errors import ConfigError
 
 __all__ = ["DataSpec", "Task", "did_you_mean", "find_data", "list_data"]
 
-Task = Literal["classification", "language_modeling"]
+Task = Literal["classification", "image_classification", "language_modeling"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,6 +49,19 @@ _SPECS = {
             name="stdlib_bytes",
             task="language_modeling",
             description="bytes of the Python standard library's own source files, 256 symbols",
+        ),
+        *(
+            DataSpec(name=name, task="image_classification", description=description, takes_path=True)
+            for name, description in (
+                ("cifar10", "photographs of 32 x 32 pixels, 10 classes; parquet or the binary version"),
+                ("cifar100", "photographs of 32 x 32 pixels, 100 classes; parquet or the binary version"),
+                ("fashion_mnist", "clothes, 28 x 28 grey pixels, 10 classes; idx files, packed or not"),
+                ("flowers102", "Oxford flowers, 102 classes, in the official splits"),
+                ("image_folder", "any images, sorted into folders: <split>/<class>/<image>"),
+                ("image_parquet", "any images in parquet files with a column of images and one of labels"),
+                ("imagenet", "ImageNet-1k, 1000 classes; folders, tar files or parquet files; ReaL labels"),
+                ("pets", "Oxford-IIIT cats and dogs, 37 breeds, in the official splits"),
+            )
         ),
     )
 }

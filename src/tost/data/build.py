@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from tost.data.dataset import DataBundle
 from tost.data.digits import build_digits
+from tost.data.image_options import ImageOptions
 from tost.data.listops import build_listops
 from tost.data.options import DataOptions
 from tost.data.stdlib_bytes import build_stdlib_bytes
@@ -34,4 +36,9 @@ def build_data(options: DataOptions, seed: int) -> DataBundle:
     Raises:
         ConfigError: The options ask for data that cannot be made here.
     """
-    return _BUILDERS[options.name](options.data_set_options(), seed)
+    settings = options.data_set_options()
+    if isinstance(settings, ImageOptions):
+        from tost.data.images import build_images  # its packages are loaded by those who need them
+
+        return build_images(options.name, settings, Path(options.path or ""), seed)
+    return _BUILDERS[options.name](settings, seed)

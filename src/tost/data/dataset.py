@@ -26,7 +26,18 @@ class Dataset(torch.utils.data.Dataset[Sample]):
 
     A subclass says how many there are and gathers several at once. Batches then come out of one indexing operation,
     and a batch of no samples keeps its shapes.
+
+    A data set that draws something for each sample, such as the place of a crop, says so with `draws`. A loader then
+    asks for draw numbers ``round * n + sample``, n being the length, and every number means a draw of its own. What is
+    drawn must follow from that number and from the seed with which the data set was built, from nothing else.
+
+    Attributes:
+        draws: Whether `gather` takes draw numbers. A number below n, round 0, is a sample number as well.
+        repeats: How often in a row a loader gives each sample, in different draws.
     """
+
+    draws: bool = False
+    repeats: int = 1
 
     def __len__(self) -> int:
         """Return the number of samples."""
@@ -36,7 +47,7 @@ class Dataset(torch.utils.data.Dataset[Sample]):
         """Return samples as a batch.
 
         Args:
-            indices: Which, int64 ``[B]``, each in ``[0, len)``.
+            indices: Which, int64 ``[B]``, each in ``[0, len)``; any draw number from 0 on if the data set draws.
 
         Returns:
             Tensors whose first axis is B.

@@ -64,9 +64,14 @@ class Loader(StatefulDataLoader):  # type: ignore[misc] # torchdata ships no typ
         """Samples consumed so far by all processes together."""
         return self._position
 
+    @property
+    def samples_per_epoch(self) -> int:
+        """Samples, of all processes together, after which an epoch is over; repetitions count as samples."""
+        return self._shares.order.epoch
+
     def __iter__(self) -> Iterator[Batch]:
         goes_on = self._sought or self._shares.infinite
-        finished = not self._shares.infinite and self._position >= self._shares.order.samples
+        finished = not self._shares.infinite and self._position >= self._shares.order.epoch
         start = self._position if goes_on and not finished else 0
         self._sought = False
         self._shares.start = self._position = start
@@ -87,7 +92,7 @@ class Loader(StatefulDataLoader):  # type: ignore[misc] # torchdata ships no typ
         Raises:
             ValueError: The position is negative, or behind the end of a finite loader.
         """
-        last = self._shares.order.samples
+        last = self._shares.order.epoch
         if global_position < 0 or (global_position > last and not self._shares.infinite):
             limit = "0 or more" if self._shares.infinite else f"from 0 to {last}, the number of samples"
             raise ValueError(f"global position {global_position} cannot be reached; it must be {limit}.")
@@ -107,12 +112,13 @@ class Loader(StatefulDataLoader):  # type: ignore[misc] # torchdata ships no typ
             ValueError: The state is of another data set or another order, or is no such state.
         """
         here = self._counts_in()
-        if not {"global_position", *here} <= set(state_dict):
+        known = {"repeats": 1, **state_dict}  # states from before there were repetitions do not tell
+        if not {"global_position", *here} <= set(known):
             raise ValueError(
                 f"this is not the state of a loader: got the keys {sorted(state_dict)}, "
                 f"need {sorted(['global_position', *here])}; pass what state_dict() returned."
             )
-        saved = {key: state_dict[key] for key in here}
+        saved = {key: known[key] for key in here}
         if saved != here:
             raise ValueError(
                 f"the position was saved for {_in_words(saved)}, but this loader has {_in_words(here)}: the order of "
@@ -122,7 +128,7 @@ class Loader(StatefulDataLoader):  # type: ignore[misc] # torchdata ships no typ
 
     def _counts_in(self) -> dict[str, Any]:
         order = self._shares.order
-        return {"samples": order.samples, "seed": order.seed, "shuffle": order.shuffle}
+        return {"samples": order.samples, "seed": order.seed, "shuffle": order.shuffle, "repeats": order.repeats}
 
 
 def make_loader(
@@ -143,7 +149,8 @@ def make_loader(
     product the samples of a step are the same for any number of processes and workers.
 
     Args:
-        dataset: Map-style data set. Its samples must not depend on random numbers of the worker that reads them.
+        dataset: Map-style data set. Its samples must not depend on random numbers of the worker that reads them; if
+            its attribute `draws` is true, it is asked for draw numbers (see `Dataset`).
         batch_size: Samples per step of this process.
         seed: Decides the order of samples in every epoch.
         rank: This process, from 0.
@@ -167,7 +174,8 @@ def make_loader(
         torch.Size([8, 64, 1])
     """
     _check(len(dataset), batch_size, rank, world_size, workers)
-    order = GlobalOrder(len(dataset), seed=seed, shuffle=shuffle)
+    repeats, draws = getattr(dataset, "repeats", 1), getattr(dataset, "draws", False)
+    order = GlobalOrder(len(dataset), seed=seed, shuffle=shuffle, repeats=repeats, draws=draws)
     sampler = ShardedBatchSampler(order, batch_size=batch_size, rank=rank, world_size=world_size, infinite=infinite)
     return Loader(dataset, sampler, workers=workers)
 
@@ -221,7 +229,8 @@ def _check(samples: int, batch_size: int, rank: int, world_size: int, workers: i
 
 def _in_words(counts: Mapping[str, Any]) -> str:
     order = f"shuffled with seed {counts['seed']}" if counts["shuffle"] else "in order"
-    return f"{counts['samples']} samples {order}"
+    repeated = f", each {counts['repeats']} times in a row" if counts["repeats"] > 1 else ""
+    return f"{counts['samples']} samples {order}{repeated}"
 
 
 class _Collate:

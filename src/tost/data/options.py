@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any, Final, Literal
+from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator, model_validator
-from pydantic_core import ErrorDetails, InitErrorDetails, PydanticCustomError
+from pydantic_core import ErrorDetails, InitErrorDetails
 
-from tost.data._registry import Task, did_you_mean, find_data
+from tost.data._registry import did_you_mean, find_data
+from tost.data.image_options import IMAGE_OPTIONS
+from tost.data.shape import OURS, DataInfo, DataSetOptions, DataShape, problem
 from tost.errors import ConfigError
 
 __all__ = [
@@ -21,63 +22,6 @@ __all__ = [
     "ListOpsOptions",
     "StdlibBytesOptions",
 ]
-
-
-@dataclass(frozen=True, kw_only=True)
-class DataShape:
-    """What a model must fit.
-
-    Attributes:
-        task: ``"classification"`` or ``"language_modeling"``.
-        input: ``"tokens"`` for ids ``[N]``, ``"values"`` for numbers ``[N, F]``.
-        length: N, the number of positions of every sample, padding included.
-        vocab_size: Number of different ids; None for values.
-        in_features: F; None for tokens.
-        num_classes: Number of classes; None for language modelling.
-    """
-
-    task: Task
-    input: Literal["tokens", "values"]
-    length: int
-    vocab_size: int | None = None
-    in_features: int | None = None
-    num_classes: int | None = None
-
-    def model_options(self) -> dict[str, Any]:
-        """Return the options that a model of this task takes from its data."""
-        options: dict[str, Any] = {"max_length": self.length}
-        if self.task == "classification":
-            options |= {"input": self.input, "num_classes": self.num_classes}
-        if self.input == "tokens":
-            options |= {"vocab_size": self.vocab_size}
-        else:
-            options |= {"in_features": self.in_features}
-        return options
-
-
-@dataclass(frozen=True, kw_only=True)
-class DataInfo(DataShape):
-    """A data set that was built: its shape, and what identifies its content.
-
-    Attributes:
-        name: Its name in the registry.
-        fingerprint: SHA-256 of the content of both splits, in hexadecimal; the same wherever the data is the same.
-        details: Facts for the record of a run, such as the number of source files.
-    """
-
-    name: str
-    fingerprint: str
-    details: Mapping[str, int | str] = field(default_factory=dict)
-
-
-class DataSetOptions(BaseModel):
-    """What the options of every data set have in common: fixed once made, no unknown names, no conversions."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
-
-    def shape(self) -> DataShape:
-        """Return what a model must fit."""
-        raise NotImplementedError
 
 
 class DigitsOptions(DataSetOptions):
@@ -125,12 +69,12 @@ class ListOpsOptions(DataSetOptions):
             # Only up to what is needed for the comparison: the full number has as many digits as there are levels.
             longest = min(2 + self.max_args * longest, self.max_length)
         if self.min_length + 1 >= self.max_length:
-            raise _problem(
+            raise problem(
                 f"min_length={self.min_length} and max_length={self.max_length} leave no length in between; "
                 "raise max_length or lower min_length."
             )
         if longest <= self.min_length:
-            raise _problem(
+            raise problem(
                 f"max_depth={self.max_depth} and max_args={self.max_args} give expressions of at most {longest} "
                 f"tokens, but min_length={self.min_length} asks for more; raise max_depth or max_args, "
                 "or lower min_length."
@@ -142,11 +86,11 @@ class ListOpsOptions(DataSetOptions):
         return DataShape(task="classification", input="tokens", length=self.max_length, vocab_size=16, num_classes=10)
 
 
-_OURS: Final = "data_option"  # the kind of problem that is described in our own words
 _OPTIONS: dict[str, type[DataSetOptions]] = {
     "digits": DigitsOptions,
     "listops": ListOpsOptions,
     "stdlib_bytes": StdlibBytesOptions,
+    **IMAGE_OPTIONS,
 }
 
 
@@ -172,7 +116,7 @@ class DataOptions(BaseModel):
         try:
             find_data(name)
         except ConfigError as error:
-            raise _problem(str(error)) from error
+            raise problem(str(error)) from error
         return name
 
     @field_validator("path")
@@ -183,9 +127,9 @@ class DataOptions(BaseModel):
         name = info.data["name"]
         if find_data(name).takes_path:
             if path is None:
-                raise _problem(f"data set {name!r} is read from disk; set data.path to its folder or file.")
+                raise problem(f"data set {name!r} is read from disk; set data.path to its folder or file.")
         elif path is not None:
-            raise _problem(f"data set {name!r} reads no files, got path {path!r}; leave data.path out.")
+            raise problem(f"data set {name!r} reads no files, got path {path!r}; leave data.path out.")
         return path
 
     @field_validator("options")
@@ -209,7 +153,7 @@ def _validate(name: str, given: Mapping[str, Any]) -> DataSetOptions:
     schema = _OPTIONS[name]
     known = {key: value for key, value in given.items() if key in schema.model_fields}
     problems = [
-        InitErrorDetails(type=_problem(_unknown(name, key, list(schema.model_fields))), loc=(key,), input=given[key])
+        InitErrorDetails(type=problem(_unknown(name, key, list(schema.model_fields))), loc=(key,), input=given[key])
         for key in given
         if key not in known
     ]
@@ -224,15 +168,10 @@ def _validate(name: str, given: Mapping[str, Any]) -> DataSetOptions:
 
 def _again(found: ErrorDetails) -> InitErrorDetails:
     """Return a finding in the form in which it can be raised a second time, next to others."""
-    kind = _problem(found["msg"]) if found["type"] == _OURS else found["type"]
+    kind = problem(found["msg"]) if found["type"] == OURS else found["type"]
     return InitErrorDetails(type=kind, loc=found["loc"], input=found["input"], ctx=found.get("ctx", {}))
 
 
 def _unknown(name: str, key: str, fields: list[str]) -> str:
     takes = f"it takes: {', '.join(fields)}" if fields else "it takes none"
     return f"unknown option {key!r} of data set {name!r}; {did_you_mean(key, fields)}{takes}."
-
-
-def _problem(reason: str) -> PydanticCustomError:
-    # The reason is passed as a value, because braces in the message itself would be taken for placeholders.
-    return PydanticCustomError(_OURS, "{reason}", {"reason": reason})

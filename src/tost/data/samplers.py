@@ -3,6 +3,14 @@
 Position k of the order (k = 0, 1, 2, ...) is sample ``permutation(seed, epoch)[k mod n]`` of epoch ``k // n``. A step
 of W processes with b samples each takes the next ``W * b`` positions, process r the r-th of W contiguous slices. So the
 samples of a step, read process after process, do not depend on how many processes share them.
+
+Repeated augmentation changes two things. Every sample comes R times in a row, while an epoch has no more positions than
+before: about n of them, and so about n / R different samples. And process r takes every W-th position of a step from
+the r-th on, so that the versions of an image meet in one step but, with R processes or more, not on one process.
+
+For data sets that draw something for each sample, the order gives *draw numbers* instead: ``round * n + sample``, where
+a round is an epoch or, with repetitions, one repetition in it. So a draw number comes only once, and whatever is drawn
+from it is the same for any number of processes and workers, and after a resume.
 """
 
 from __future__ import annotations
@@ -15,7 +23,25 @@ from torch.utils.data import Sampler
 
 from tost.data._random import mix
 
-__all__ = ["GlobalOrder", "ShardedBatchSampler"]
+__all__ = ["GlobalOrder", "ShardedBatchSampler", "epoch_length"]
+
+# DeiT's rule: an epoch with repetitions is cut to a multiple of this.
+_ROUNDED_TO = 256
+
+
+def epoch_length(samples: int, repeats: int = 1) -> int:
+    """Return the number of positions that make up an epoch.
+
+    With repetitions it is the largest multiple of 256 up to `samples`, as in DeiT's sampler; below 256 samples, where
+    that would be nothing, it is `samples`.
+
+    Args:
+        samples: Different samples that there are.
+        repeats: How often each comes in a row.
+    """
+    if repeats == 1 or samples < _ROUNDED_TO:
+        return samples
+    return samples // _ROUNDED_TO * _ROUNDED_TO
 
 
 class GlobalOrder:
@@ -25,10 +51,16 @@ class GlobalOrder:
         samples: n, at least 1.
         seed: With the epoch it decides the permutation.
         shuffle: False gives ``0 .. n-1`` in every epoch.
+        repeats: R, how often each sample comes in a row.
+        draws: Give draw numbers instead of sample numbers.
+
+    Attributes:
+        epoch: Positions per epoch.
     """
 
-    def __init__(self, samples: int, *, seed: int, shuffle: bool) -> None:
-        self.samples, self.seed, self.shuffle = samples, seed, shuffle
+    def __init__(self, samples: int, *, seed: int, shuffle: bool, repeats: int = 1, draws: bool = False) -> None:
+        self.samples, self.seed, self.shuffle, self.repeats, self.draws = samples, seed, shuffle, repeats, draws
+        self.epoch = epoch_length(samples, repeats)
         self._epoch = -1
         self._permutation = torch.empty(0, dtype=torch.int64)
 
@@ -44,18 +76,25 @@ class GlobalOrder:
         return self._permutation
 
     def indices(self, start: int, stop: int) -> list[int]:
-        """Return the sample numbers at positions ``start .. stop - 1``, over as many epochs as they touch."""
+        """Return what is at positions ``start .. stop - 1``, over as many epochs as they touch."""
         found: list[int] = []
         while start < stop:
-            epoch, offset = divmod(start, self.samples)
-            end = min(self.samples, offset + stop - start)
-            found += self.permutation(epoch)[offset:end].tolist()
+            epoch, offset = divmod(start, self.epoch)
+            end = min(self.epoch, offset + stop - start)
+            found += self._within(epoch, offset, end)
             start += end - offset
         return found
 
+    def _within(self, epoch: int, start: int, stop: int) -> list[int]:
+        places = torch.arange(start, stop)
+        samples = self.permutation(epoch)[places // self.repeats]
+        if self.draws:
+            samples = samples + (epoch * self.repeats + places % self.repeats) * self.samples
+        return samples.tolist()
+
 
 class ShardedBatchSampler(Sampler[list[int]]):
-    """The batches of one process, as sample numbers, from `start` on.
+    """The batches of one process, as sample or draw numbers, from `start` on.
 
     An infinite sampler runs on into the next epoch inside a batch. A finite one ends after one epoch; its last step
     shares what is left as evenly as possible. Every process gets the same number of batches, so that they can meet in
@@ -79,18 +118,21 @@ class ShardedBatchSampler(Sampler[list[int]]):
 
     def __iter__(self) -> Iterator[list[int]]:
         begin = self.start
-        while self.infinite or begin < self.order.samples:
+        while self.infinite or begin < self.order.epoch:
             end = self.after(begin, steps=1)
-            first, last = ((end - begin) * rank // self.world_size for rank in (self.rank, self.rank + 1))
-            yield self.order.indices(begin + first, begin + last)
+            if self.order.repeats > 1:
+                yield self.order.indices(begin, end)[self.rank :: self.world_size]
+            else:
+                first, last = ((end - begin) * rank // self.world_size for rank in (self.rank, self.rank + 1))
+                yield self.order.indices(begin + first, begin + last)
             begin = end
 
     def after(self, position: int, *, steps: int) -> int:
         """Return the global position that follows a number of steps from `position`."""
         position += steps * self.global_batch
-        return position if self.infinite else min(position, self.order.samples)
+        return position if self.infinite else min(position, self.order.epoch)
 
     def __len__(self) -> int:
         if self.infinite:
             raise TypeError("an infinite loader has no length; take as many batches as there are steps.")
-        return -(-self.order.samples // self.global_batch)
+        return -(-self.order.epoch // self.global_batch)

@@ -42,5 +42,7 @@ def check_mask(mask: Tensor | None, x: Tensor) -> None:
 def count_parameters(model: nn.Module, *, positions: bool) -> int:
     """Count the trainable parameters of a model, each once, with or without its learned positions."""
     tables = [module.weight for module in model.modules() if isinstance(module, LearnedPositions)]
+    if isinstance(table := getattr(model, "pos_embed", None), nn.Parameter):  # timm's name, in image models
+        tables.append(table)
     skipped = set() if positions else set(map(id, tables))
     return sum(p.numel() for p in model.parameters() if p.requires_grad and id(p) not in skipped)

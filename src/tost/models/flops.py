@@ -1,4 +1,4 @@
-"""How much arithmetic a model does per token, from its options alone. Loads no torch.
+"""How much arithmetic a model does per token or per image, from its options alone. Loads no torch.
 
 Counted are the matrix products, with two operations per multiply-add, and every addition, multiplication, division,
 comparison and exponential of TSSA itself, which is linear in the tokens. Norms, activations, layer scales, residual
@@ -10,12 +10,13 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from tost.models.options import LanguageOptions, ModelOptions, SequenceClassifierOptions
+from tost.models.vision_options import CrateOptions, ImageOptions, VisionOptions, VitOptions
 
-__all__ = ["TokenFlops", "token_flops", "tssa_flops"]
+__all__ = ["TokenFlops", "image_flops", "token_flops", "tssa_flops"]
 
 
 class TokenFlops(NamedTuple):
-    """Floating point operations of a forward pass, per token.
+    """Floating point operations of a forward pass, per token or per image.
 
     Attributes:
         products: Spent in matrix products.
@@ -76,7 +77,70 @@ def token_flops(options: ModelOptions) -> TokenFlops:
     elif isinstance(options, SequenceClassifierOptions):
         outside, causal, bias = C * (options.in_features or 0), False, False
     else:
-        raise TypeError(f"cannot count the operations of {type(options).__name__}: it is no model of this package.")
+        raise TypeError(f"cannot count the operations of {type(options).__name__}: it is no model of tokens.")
     block = 2 * C * C + 2 * C * options.hidden_dim
     per_layer = tssa_flops(options.num_heads, C // options.num_heads, causal=causal, bias=bias)
     return TokenFlops(2 * (outside + options.depth * block), options.depth * per_layer)
+
+
+def image_flops(options: ImageOptions, height: int, width: int) -> TokenFlops:
+    """Count the operations of a forward pass for one image, class token and head included.
+
+    The Fourier positions of `VisionToST` are left out: they are computed once for all images of a batch.
+
+    Args:
+        options: Options of an image model of this package.
+        height: Height of the image in pixels.
+        width: Width of the image in pixels.
+
+    Returns:
+        The count, by kind.
+
+    Raises:
+        TypeError: The options belong to no image model of this package.
+
+    Example:
+        >>> from tost.models import image_flops, model_options
+        >>> image_flops(model_options("tost_small_patch16_224", {}), 224, 224).total
+        8137170176
+    """
+    C, P, heads = options.embed_dim, options.patch_size, options.num_heads
+    rows, columns = -(-height // P), -(-width // P)
+    N = rows * columns
+    head = C * options.num_classes
+    if isinstance(options, VisionOptions):
+        looked = 4 * C * C + 2 * C * options.hidden_dim + 2 * (N + 1) * C * heads
+        products = _stem(options, height, width) + N * options.depth * _block(options, N) + options.class_depth * looked
+        statistics = N * options.depth * tssa_flops(heads, C // heads, causal=False)
+        return TokenFlops(2 * (products + head), statistics if options.mixer == "tssa" else 0)
+    pixels, T = P * P * options.in_chans, N + 1
+    if isinstance(options, VitOptions):
+        block = 4 * C * C + 2 * T * C + 2 * C * options.hidden_dim
+    elif isinstance(options, CrateOptions):
+        block = 2 * C * C + 2 * T * C + 2 * C * C
+    else:
+        raise TypeError(f"cannot count the operations of {type(options).__name__}: it is no model of images.")
+    return TokenFlops(2 * (N * pixels * C + T * options.depth * block + head), 0)
+
+
+def _stem(options: VisionOptions, height: int, width: int) -> int:
+    """Count the products of the convolutions: 3 x 3, each halving the image and doubling the width."""
+    total, narrow, steps = 0, options.in_chans, options.patch_size.bit_length() - 1
+    for i in reversed(range(steps)):
+        height, width, wide = -(-height // 2), -(-width // 2), options.embed_dim >> i
+        total += 9 * narrow * wide * height * width
+        narrow = wide
+    return total
+
+
+def _block(options: VisionOptions, tokens: int) -> int:
+    """Count the products of a block per token."""
+    C = options.embed_dim
+    mixing = {
+        "tssa": 2 * C * C + (C * C if options.gate else 0),
+        "softmax": 4 * C * C + 2 * tokens * C,
+        "xca": 4 * C * C + 2 * C * C // options.num_heads,
+        "mssa": 2 * C * C + 2 * tokens * C,
+    }
+    feeding = 2 * C * C if options.feed_forward == "ista" else 2 * C * options.hidden_dim
+    return mixing[options.mixer] + feeding + options.local**2 * C

@@ -7,14 +7,18 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal, Self
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tost import parallel
+from tost.errors import BackendError
+from tost.nn._mixer import check_heads, check_width
+from tost.nn.extensions import Extensions
 from tost.ops import TSSAState, causal_tssa_, causal_tssa_with_state, tssa, tssa_
+from tost.ops._numerics import zero_padding
 
 __all__ = ["CausalTSSAttention", "PaperForm", "TSSAttention"]
 
@@ -57,11 +61,7 @@ class _ProjectedAttention(nn.Module):
         dtype: torch.dtype | None,
     ) -> None:
         super().__init__()
-        if num_heads < 1 or embed_dim % num_heads:
-            raise ValueError(
-                f"embed_dim ({embed_dim}) must be divisible by num_heads ({num_heads}): "
-                "every head takes an equal share of the width. Change one of the two."
-            )
+        check_heads(embed_dim, num_heads)
         free = PaperForm(step_size=None, tied=False, shared_temperature=False)
         self.embed_dim, self.num_heads, self.head_dim = embed_dim, num_heads, embed_dim // num_heads
         self.form = free if paper is None else paper
@@ -75,14 +75,31 @@ class _ProjectedAttention(nn.Module):
         else:
             self.proj_out = nn.Linear(embed_dim, embed_dim, bias=out_bias, device=device, dtype=dtype)
         self.out_drop = out_drop
+        self.extend(Extensions())
+
+    def extend(self, extensions: Extensions) -> Self:
+        """Set the options of ours. New parameters come with them, so do it before an optimiser collects them.
+
+        Args:
+            extensions: The options; those that were set before no longer hold.
+
+        Returns:
+            This module.
+        """
+        self.extensions = extensions
+        self.proj_gate: nn.Linear | None = None
+        if extensions.gate:
+            bias, like = self.proj_in.bias is not None, self.proj_in.weight
+            self.proj_gate = nn.Linear(self.embed_dim, self.embed_dim, bias, device=like.device, dtype=like.dtype)
+        return self
 
     def extra_repr(self) -> str:
         """Show the sizes in ``print(module)``."""
-        return f"embed_dim={self.embed_dim}, num_heads={self.num_heads}, backend={self.backend!r}"
+        added = "" if self.extensions == Extensions() else f", extensions={self.extensions}"
+        return f"embed_dim={self.embed_dim}, num_heads={self.num_heads}, backend={self.backend!r}{added}"
 
     def _tokens(self, x: Tensor) -> Tensor:
-        if x.dim() != 3 or x.shape[-1] != self.embed_dim:
-            raise ValueError(f"x has shape {tuple(x.shape)}; this module needs [B, N, {self.embed_dim}].")
+        check_width(x, self.embed_dim)
         w: Tensor = self.proj_in(x).reshape(*x.shape[:2], self.num_heads, self.head_dim)
         return w if self.form.eps is None else w * self._scale()
 
@@ -98,6 +115,23 @@ class _ProjectedAttention(nn.Module):
         recorded = torch.is_grad_enabled() and (w.requires_grad or self.temperature.requires_grad)
         seen = type(self.proj_in) is not nn.Linear or len(self.proj_in._forward_hooks) > 0
         return not (recorded or seen or torch.compiler.is_compiling())
+
+    def _operator_options(self) -> dict[str, Any]:
+        """Return the arguments that our extensions add to a call of the operator."""
+        if self.extensions.count_scaled and parallel.active() is not None:
+            raise BackendError(
+                "count_scaled=True cannot be used while sequences are shared between processes: the shared operators "
+                "do not scale energies by the count yet. Build the model with count_scaled=False, or run it without "
+                "context parallelism."
+            )
+        return {"count_scaled": True} if self.extensions.count_scaled else {}
+
+    def _gated(self, y: Tensor, x: Tensor, mask: Tensor | None) -> Tensor:
+        """Return y [B, N, H, D] times the gate that each token x [B, N, C] sets, if there is one."""
+        if self.proj_gate is None:
+            return y
+        gate = zero_padding(F.silu(self.proj_gate(x)), mask)  # 0 times whatever padding holds may not be 0
+        return y * gate.reshape(y.shape).to(y.dtype)
 
     def _project_out(self, y: Tensor, count: Tensor | int | None) -> Tensor:
         """Apply step size, output projection and dropout; count is the number of tokens behind each statistic."""
@@ -130,6 +164,7 @@ class TSSAttention(_ProjectedAttention):
         out_drop: Dropout on the output.
         normalize: Normalise each feature over the tokens before memberships are taken; False is the ablation.
         paper: Use the paper's equations where they differ from the code; see `PaperForm`.
+        extensions: Options of ours; see `Extensions`.
         backend: Implementation of the operator, see `tost.tssa`.
         device: Where the parameters live.
         dtype: Type of the parameters.
@@ -155,6 +190,7 @@ class TSSAttention(_ProjectedAttention):
         out_drop: float = 0.0,
         normalize: bool = True,
         paper: PaperForm | None = None,
+        extensions: Extensions | None = None,
         backend: str = "auto",
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
@@ -162,6 +198,8 @@ class TSSAttention(_ProjectedAttention):
         super().__init__(embed_dim, num_heads, in_bias, out_bias, out_drop, paper, backend, device, dtype)
         self.gain_drop = gain_drop
         self.normalize = normalize
+        if extensions is not None:
+            self.extend(extensions)
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         """Mix the tokens x [B, N, C].
@@ -177,10 +215,10 @@ class TSSAttention(_ProjectedAttention):
         temperature = self._temperatures()
         if not self.normalize:
             temperature = temperature / self._scale() ** 2
-        context = parallel.active()
+        context, options = parallel.active(), self._operator_options()
         if context is None:
             run = tssa_ if self._may_overwrite(w) else tssa
-            y = run(w, temperature, mask=mask, normalize=self.normalize, backend=self.backend)
+            y = run(w, temperature, mask=mask, normalize=self.normalize, backend=self.backend, **options)
         else:
             y = parallel.tssa(w, temperature, mask=mask, normalize=self.normalize, context=context)
         if self.training and self.gain_drop > 0:
@@ -191,14 +229,14 @@ class TSSAttention(_ProjectedAttention):
             count: Tensor | int = context.total(x.shape[1], mask, device=x.device).clamp_min(1)[:, None, None]
         else:
             count = x.shape[1] if mask is None else mask.sum(dim=1).clamp_min(1)[:, None, None]
-        return self._project_out(y, count)
+        return self._project_out(self._gated(y, x, mask), count)
 
 
 class CausalTSSAttention(_ProjectedAttention):
     """Causal TSSA: a drop-in for a causal attention module that streams from a constant-size state.
 
     ``y = proj_out(causal_tssa(proj_in(x)))``; see `tost.causal_tssa` for the operator. The defaults are the authors'
-    language code.
+    language code. Options of ours are added with ``attention.extend(Extensions(...))``.
 
     Args:
         embed_dim: Width of the tokens, C.
@@ -285,9 +323,10 @@ class CausalTSSAttention(_ProjectedAttention):
         bias: Tensor | None = self.position_bias
         if bias is not None and self.position_bias_form == "head":
             bias = bias / self.head_dim
+        options = self._operator_options()
         if parallel.active() is None:
             run = causal_tssa_ if self._may_overwrite(w) else causal_tssa_with_state
-            y, after = run(w, self._temperatures(), bias, mask=mask, state=state, backend=self.backend)
+            y, after = run(w, self._temperatures(), bias, mask=mask, state=state, backend=self.backend, **options)
         else:
             y, after = parallel.causal_tssa_with_state(
                 w, self._temperatures(), bias, mask=mask, state=state, backend=self.backend
@@ -295,7 +334,7 @@ class CausalTSSAttention(_ProjectedAttention):
         if self.training and self.gain_drop > 0:
             y = F.dropout(y, self.gain_drop)  # y is proportional to D, entry by entry
         count = None if self.form.step_size is None else self._count(x, state, mask)
-        return self._project_out(y, count), after
+        return self._project_out(self._gated(y, x, mask), count), after
 
     @staticmethod
     def _count(x: Tensor, state: TSSAState | None, mask: Tensor | None) -> Tensor:

@@ -1,4 +1,4 @@
-"""Residual blocks: a token mixer and an MLP, each with a norm, a residual connection and perhaps a layer scale.
+"""Residual blocks: a token mixer and a feed-forward, each with a norm, a residual connection and perhaps a layer scale.
 
 Shapes: x [B, N, C] (batch, tokens, width), mask [B, N].
 """
@@ -6,12 +6,13 @@ Shapes: x [B, N, C] (batch, tokens, width), mask [B, N].
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from tost import parallel
 from tost.nn.attention import CausalTSSAttention
 from tost.ops import TSSAState
 
@@ -26,18 +27,27 @@ class Block(nn.Module):
         pre:   x = x + gamma1 * attention(norm1(x)),  x = x + gamma2 * mlp(norm2(x))
         post:  x = norm1(x + gamma1 * attention(x)),  x = norm2(x + gamma2 * mlp(x))
 
+    A feed-forward whose class says ``residual = False``, as `ISTA` does, replaces the tokens: ``x = mlp(norm2(x))`` or
+    ``x = norm2(mlp(x))``, without layer scale and drop path.
+
     Args:
         attention: Mixes tokens; called as ``attention(x, mask)``, from ``[B, N, C]`` to ``[B, N, C]``.
         mlp: Transforms each token alone; called as ``mlp(x)``.
         embed_dim: Width of the tokens, C.
         norm: Where the LayerNorms stand: ``"pre"``, in front of the branches, or ``"post"``, behind the sums.
         norm_bias: Biases of the LayerNorms.
+        norm_eps: Added to the variance in the LayerNorms.
         layer_scale: Initial value of the learned vectors gamma1 and gamma2; None has none.
+        drop_path: Stochastic depth: the probability that a sequence skips a branch in training. Branches that are
+            kept are scaled by ``1 / (1 - drop_path)``, so that evaluation needs no correction.
+        local: Adds neighbours to what the attention sees, ``u + local(u, grid, mask)``, such as `GridMixer`; an option
+            of ours.
         device: Where the parameters live.
         dtype: Type of the parameters.
 
     Raises:
-        ValueError: `norm` is neither of the two.
+        ValueError: `norm` is neither of the two, `drop_path` is not a probability below 1, or a causal block is given a
+            local mixer.
 
     Example:
         >>> import torch, tost
@@ -45,6 +55,9 @@ class Block(nn.Module):
         >>> block(torch.randn(2, 10, 64)).shape
         torch.Size([2, 10, 64])
     """
+
+    takes_local: ClassVar[bool] = True
+    """Whether a token may see its neighbours on both sides."""
 
     gamma1: nn.Parameter | None
     gamma2: nn.Parameter | None
@@ -57,51 +70,76 @@ class Block(nn.Module):
         *,
         norm: Literal["pre", "post"] = "pre",
         norm_bias: bool = True,
+        norm_eps: float = 1e-5,
         layer_scale: float | None = None,
+        drop_path: float = 0.0,
+        local: nn.Module | None = None,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
         if norm not in ("pre", "post"):
             raise ValueError(f"norm={norm!r} is not known; it takes 'pre' or 'post'.")
-        self.norm = norm
-        self.norm1 = nn.LayerNorm(embed_dim, bias=norm_bias, device=device, dtype=dtype)
+        if local is not None and not self.takes_local:
+            raise ValueError("a causal block takes no local mixer: it would see the tokens that are still to come.")
+        if not 0 <= drop_path < 1:
+            raise ValueError(f"drop_path={drop_path} is not possible; it takes a probability from 0 to below 1.")
+        self.norm, self.drop_path = norm, drop_path
+        self.norm1 = nn.LayerNorm(embed_dim, eps=norm_eps, bias=norm_bias, device=device, dtype=dtype)
+        self.local = local
         self.attention = attention
-        self.norm2 = nn.LayerNorm(embed_dim, bias=norm_bias, device=device, dtype=dtype)
+        self.norm2 = nn.LayerNorm(embed_dim, eps=norm_eps, bias=norm_bias, device=device, dtype=dtype)
         self.mlp = mlp
-        for name in ("gamma1", "gamma2"):
-            gamma = None if layer_scale is None else torch.full((embed_dim,), layer_scale, device=device, dtype=dtype)
+        self.residual_mlp: bool = getattr(mlp, "residual", True)
+        for name, wanted in (("gamma1", True), ("gamma2", self.residual_mlp)):
+            scale = None if layer_scale is None or not wanted else layer_scale
+            gamma = None if scale is None else torch.full((embed_dim,), scale, device=device, dtype=dtype)
             self.register_parameter(name, None if gamma is None else nn.Parameter(gamma))
 
-    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+    def forward(self, x: Tensor, mask: Tensor | None = None, grid: tuple[int, int] | None = None) -> Tensor:
         """Transform the tokens x [B, N, C].
 
         Args:
             x: Tokens, ``[B, N, C]``.
             mask: Real tokens, bool ``[B, N]``.
+            grid: Rows and columns of the tokens; needed by a block with `local`, and by no other.
 
         Returns:
             ``[B, N, C]``. What comes out for padding means nothing and reaches no other token.
         """
-        return self._finish(x, self.attention(self._start(x), mask))
+        return self._finish(x, self.attention(self._start(x, mask, grid), mask))
 
     def extra_repr(self) -> str:
         """Show the layout in ``print(module)``."""
-        return f"norm={self.norm!r}, layer_scale={self.gamma1 is not None}"
+        return f"norm={self.norm!r}, layer_scale={self.gamma1 is not None}, drop_path={self.drop_path}"
 
-    def _start(self, x: Tensor) -> Tensor:
+    def _start(self, x: Tensor, mask: Tensor | None, grid: tuple[int, int] | None = None) -> Tensor:
         """Return what the attention sees of x."""
-        return self.norm1(x) if self.norm == "pre" else x
+        seen: Tensor = self.norm1(x) if self.norm == "pre" else x
+        return seen if self.local is None else seen + self.local(seen, grid, mask)
 
     def _finish(self, x: Tensor, mixed: Tensor) -> Tensor:
         """Do everything that follows the attention."""
-        x = self._add(x, mixed, self.gamma1, self.norm1)
+        x = self._add(x, mixed, self.gamma1)
+        x = x if self.norm == "pre" else self.norm1(x)
         fed = self.mlp(self.norm2(x) if self.norm == "pre" else x)
-        return self._add(x, fed, self.gamma2, self.norm2)
+        x = self._add(x, fed, self.gamma2) if self.residual_mlp else fed
+        return x if self.norm == "pre" else self.norm2(x)
 
-    def _add(self, x: Tensor, branch: Tensor, gamma: Tensor | None, norm: nn.Module) -> Tensor:
-        x = x + (branch if gamma is None else gamma * branch)
-        return x if self.norm == "pre" else norm(x)
+    def _add(self, x: Tensor, branch: Tensor, gamma: Tensor | None) -> Tensor:
+        """Return x plus the scaled branch; all scales are small and act in one pass over the tokens."""
+        if self.training and self.drop_path > 0:
+            kept = _keep_sequences(x, 1 - self.drop_path)
+            gamma = kept if gamma is None else gamma * kept
+        return x + branch if gamma is None else torch.addcmul(x, gamma, branch)
+
+
+def _keep_sequences(x: Tensor, probability: float) -> Tensor:
+    """Return ``1 / probability`` for sequences that keep a branch and 0 for the others, [B, 1, 1]."""
+    chances = torch.full((x.shape[0], 1, 1), probability, dtype=torch.float32, device=x.device)
+    kept = (chances.bernoulli() / probability).to(x.dtype)
+    context = parallel.active()
+    return kept if context is None else context.share(kept)  # the pieces of a sequence stay together
 
 
 class CausalBlock(Block):
@@ -113,7 +151,10 @@ class CausalBlock(Block):
         embed_dim: As in `Block`.
         norm: As in `Block`.
         norm_bias: As in `Block`.
+        norm_eps: As in `Block`.
         layer_scale: As in `Block`.
+        drop_path: As in `Block`.
+        local: Must be None, as a grid has neighbours on both sides.
         device: As in `Block`.
         dtype: As in `Block`.
 
@@ -129,6 +170,7 @@ class CausalBlock(Block):
         (torch.Size([1, 1, 64]), [101])
     """
 
+    takes_local: ClassVar[bool] = False
     attention: CausalTSSAttention
 
     def forward_with_state(
@@ -144,25 +186,35 @@ class CausalBlock(Block):
         Returns:
             ``[B, N, C]`` and the state after these tokens.
         """
-        mixed, after = self.attention.forward_with_state(self._start(x), state, mask)
+        mixed, after = self.attention.forward_with_state(self._start(x, mask), state, mask)
         return self._finish(x, mixed), after
 
 
 def run_blocks(
-    blocks: Iterable[nn.Module], x: Tensor, mask: Tensor | None = None, *, recompute: bool = False
+    blocks: Iterable[nn.Module],
+    x: Tensor,
+    mask: Tensor | None = None,
+    *,
+    grid: tuple[int, int] | None = None,
+    recompute: bool = False,
 ) -> Tensor:
     """Apply blocks one after the other.
 
     Args:
-        blocks: Modules called as ``block(x, mask)``.
+        blocks: Modules called as ``block(x, mask)``, or ``block(x, mask, grid)`` where there is a grid.
         x: Tokens, ``[B, N, C]``.
         mask: Real tokens, bool ``[B, N]``.
+        grid: Rows and columns of the tokens, for blocks with a local mixer.
         recompute: Keep only the input of each block for the backward pass and compute the rest again (gradient
             checkpointing): less memory, a third more work, the same gradients.
 
     Returns:
         ``[B, N, C]``.
     """
+    arguments = (mask,) if grid is None else (mask, grid)
     for block in blocks:
-        x = checkpoint(block, x, mask, use_reentrant=False) if recompute and torch.is_grad_enabled() else block(x, mask)
+        if recompute and torch.is_grad_enabled():
+            x = checkpoint(block, x, *arguments, use_reentrant=False)
+        else:
+            x = block(x, *arguments)
     return x

@@ -60,6 +60,7 @@ class Forward(_Call):
         ("normalize", c_int32),
         ("shape", Shape),
         *_pointers("w temperature mask y pi squares weighted mass"),
+        ("count_scaled", c_int32),
     )
 
 
@@ -71,6 +72,7 @@ class Backward(_Call):
         ("normalize", c_int32),
         ("shape", Shape),
         *_pointers("w dy temperature mask pi squares weighted mass dw dtemperature"),
+        ("count_scaled", c_int32),
     )
 
 
@@ -119,6 +121,8 @@ def _load() -> tuple[ctypes.CDLL | None, str]:
         library = ctypes.CDLL(str(path))
     except OSError as error:
         return None, f"the native library cannot be loaded ({error}); reinstall tost on this machine"
+    if not _matches(library):
+        return None, "the native library was built from other sources than this package; reinstall tost"
     for name, structure in _CALLS.items():
         getattr(library, name).argtypes = [c_int32, POINTER(structure)]
         getattr(library, name).restype = c_int32
@@ -126,6 +130,15 @@ def _load() -> tuple[ctypes.CDLL | None, str]:
         getattr(library, name).restype = c_char_p
     library.tost_causal_chunk.restype = c_int64
     return library, ""
+
+
+def _matches(library: ctypes.CDLL) -> bool:
+    """Tell whether the library reads calls as they are laid out here: an old one would misread their memory."""
+    if not hasattr(library, "tost_call_size"):
+        return False
+    library.tost_call_size.restype = c_int64
+    sizes = [ctypes.sizeof(structure) for structure in _CALLS.values()]
+    return sizes == [library.tost_call_size(i) for i in range(len(sizes))]
 
 
 _LIBRARY, _REASON = _load()

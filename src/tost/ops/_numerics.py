@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-__all__ = ["MASS_FLOOR", "PREFIX_FLOOR", "SQUARE_FLOOR", "statistics_dtype", "zero_padding"]
+__all__ = ["MASS_FLOOR", "PREFIX_FLOOR", "SQUARE_FLOOR", "num_tokens", "statistics_dtype", "zero_padding"]
 
 SQUARE_FLOOR = 1e-24
 """Smallest sum of squares over all tokens (the norm is floored at 1e-12)."""
@@ -25,6 +25,11 @@ MASS_FLOOR = 1e-8
 def statistics_dtype(dtype: torch.dtype) -> torch.dtype:
     """Return the dtype in which sums, memberships and states of `dtype` tokens are held."""
     return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+def num_tokens(w: Tensor, mask: Tensor | None) -> Tensor:
+    """Return the number of real tokens of every sequence of w [B, N, ...], int64 [B]."""
+    return torch.full(w.shape[:1], w.shape[1], device=w.device) if mask is None else mask.sum(dim=1)
 
 
 def zero_padding(x: Tensor, mask: Tensor | None) -> Tensor:

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from tost.ops._checks import check_mask, check_temperature, check_tokens
-from tost.ops._numerics import MASS_FLOOR, SQUARE_FLOOR, statistics_dtype, zero_padding
+from tost.ops._numerics import MASS_FLOOR, SQUARE_FLOOR, num_tokens, statistics_dtype, zero_padding
 from tost.parallel._channel import Channel, untraced
 from tost.parallel._chunks import accumulate, chunks, tokens_of
 from tost.parallel.context import ContextParallel, resolve
@@ -30,18 +30,21 @@ def tssa(
     *,
     mask: Tensor | None = None,
     normalize: bool = True,
+    count_scaled: bool = False,
     context: ContextParallel | None = None,
 ) -> Tensor:
     """Run `tost.tssa` on a sequence of which this rank holds a piece.
 
     Each rank hands out ``4 B H (2D+1)`` bytes forward and ``8 B H D`` backward (statistics in float32), in two
-    collectives each, whatever the length of the sequence; without normalisation it is one collective each.
+    collectives each, whatever the length of the sequence; without normalisation it is one collective each. Counting the
+    tokens takes one more forward, of ``8 B`` bytes.
 
     Args:
         w: This rank's projected tokens, ``[B, N, H, D]``; N may differ between ranks and may be 0.
         temperature: As in `tost.tssa`, the same on every rank.
         mask: Real tokens of this rank, bool ``[B, N]``.
         normalize: As in `tost.tssa`.
+        count_scaled: As in `tost.tssa`; the tokens of all ranks count.
         context: The ranks that share the sequence; None for the active context.
 
     Returns:
@@ -54,16 +57,25 @@ def tssa(
     check_tokens(w)
     check_temperature(temperature, w)
     check_mask(mask, w)
-    y: Tensor = _SharedTSSA.apply(w, temperature, mask, normalize, resolve(context).channel)  # type: ignore[no-untyped-call]
+    channel = resolve(context).channel
+    count = channel.all_reduce(num_tokens(w, mask)).to(statistics_dtype(w.dtype))[:, None] if count_scaled else None
+    y: Tensor = _SharedTSSA.apply(w, temperature, mask, normalize, count, channel)  # type: ignore[no-untyped-call]
     return y
 
 
 class _SharedTSSA(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, w: Tensor, temperature: Tensor, mask: Tensor | None, normalize: bool, channel: Channel
+        ctx: Any,
+        w: Tensor,
+        temperature: Tensor,
+        mask: Tensor | None,
+        normalize: bool,
+        count: Tensor | None,
+        channel: Channel,
     ) -> Tensor:
         cuts, squares = chunks(w), None
+        scale = _scale(temperature, count, w).unsqueeze(1)
         if normalize:
             squares = channel.all_reduce(accumulate(tokens_of(w, mask, rows).square().sum(dim=1) for rows in cuts))
         pi = torch.empty(w.shape[:3], dtype=statistics_dtype(w.dtype), device=w.device)
@@ -72,7 +84,7 @@ class _SharedTSSA(torch.autograd.Function):
             """Fill in the memberships of these tokens; return their weighted squares and mass, [B, H, D + 1]."""
             square = tokens_of(w, mask, rows).square()
             energy = square.sum(dim=-1) if squares is None else (square * _inverse(squares)).sum(dim=-1)
-            assigned = (temperature.to(pi.dtype) * energy).softmax(dim=-1)
+            assigned = (scale * energy).softmax(dim=-1)
             pi[:, rows] = zero_padding(assigned, None if mask is None else mask[:, rows])
             weight = pi[:, rows].unsqueeze(-1)
             return torch.cat(((weight * square).sum(dim=1), weight.sum(dim=1)), dim=-1)
@@ -84,14 +96,15 @@ class _SharedTSSA(torch.autograd.Function):
         for rows in cuts:
             y[:, rows] = tokens_of(w, mask, rows) * pi[:, rows].unsqueeze(-1) * -gain.unsqueeze(1)
         ctx.channel = channel
-        ctx.save_for_backward(w, temperature, mask, pi, squares, gain, mass)
+        ctx.save_for_backward(w, temperature, mask, count, pi, squares, gain, mass)
         return y
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
-        w, temperature, mask, pi, squares, gain, mass = ctx.saved_tensors
+        w, temperature, mask, count, pi, squares, gain, mass = ctx.saved_tensors
         cuts, weight, gains = chunks(w), pi.unsqueeze(-1), gain.unsqueeze(1)
+        scale = _scale(temperature, count, w)
 
         def reach(rows: slice) -> Tensor:
             v, o = tokens_of(w, mask, rows), tokens_of(dy, mask, rows)
@@ -112,28 +125,33 @@ class _SharedTSSA(torch.autograd.Function):
             return (v.square() * d_logit[:, rows].unsqueeze(-1)).sum(dim=1)
 
         slope = accumulate(map(descend, cuts))
-        inverse, d_squares = _through_squares(slope, temperature.to(pi.dtype), squares, ctx.channel)
-        d_energy = (temperature.to(pi.dtype) * d_logit).unsqueeze(-1)
+        inverse, d_squares = _through_squares(slope, scale, squares, ctx.channel)
+        d_energy = (scale.unsqueeze(1) * d_logit).unsqueeze(-1)
         dw = torch.empty(w.shape, dtype=w.dtype, device=w.device)
         for rows in cuts:
             v, o = tokens_of(w, mask, rows), tokens_of(dy, mask, rows)
             through_sums = weight[:, rows] * d_weighted + d_energy[:, rows] * inverse + d_squares
             dw[:, rows] = 2 * v * through_sums - weight[:, rows] * o * gains
-        d_temperature = (slope * inverse.squeeze(1)).sum(dim=(0, 2))
-        return dw, d_temperature.to(temperature.dtype), None, None, None
+        d_scale = (slope * inverse.squeeze(1)).sum(dim=-1)
+        d_temperature = (d_scale if count is None else d_scale * count).sum(dim=0)
+        return dw, d_temperature.to(temperature.dtype), None, None, None, None
+
+
+def _scale(temperature: Tensor, count: Tensor | None, w: Tensor) -> Tensor:
+    """Return what an energy is multiplied by to give a logit, [B or 1, H]; count is [B, 1] or None."""
+    temperature = temperature.to(statistics_dtype(w.dtype)).unsqueeze(0)
+    return temperature if count is None else temperature * count
 
 
 def _inverse(squares: Tensor) -> Tensor:
     return (1 / squares.clamp_min(SQUARE_FLOOR)).unsqueeze(1)
 
 
-def _through_squares(
-    slope: Tensor, temperature: Tensor, squares: Tensor | None, channel: Channel
-) -> tuple[Tensor, Tensor]:
+def _through_squares(slope: Tensor, scale: Tensor, squares: Tensor | None, channel: Channel) -> tuple[Tensor, Tensor]:
     """Return what a square contributes to the energy, and the gradient of the sums of squares, both [B, 1, H, D]."""
     if squares is None:
         return torch.ones_like(slope).unsqueeze(1), torch.zeros_like(slope).unsqueeze(1)
     inverse = _inverse(squares)
     # Multiplied one by one: the square of the inverse may leave float32.
-    d_squares = -inverse * (inverse * channel.all_reduce(temperature.unsqueeze(-1) * slope).unsqueeze(1))
+    d_squares = -inverse * (inverse * channel.all_reduce(scale.unsqueeze(-1) * slope).unsqueeze(1))
     return inverse, d_squares.where(squares.unsqueeze(1) > SQUARE_FLOOR, 0)

@@ -14,7 +14,7 @@ from tost.data import find_data, list_data
 from tost.errors import ConfigError
 from tost.models import list_models, model_spec
 from tost.train._rules import Rule
-from tost.train.config import RunConfig
+from tost.train.config import RegulariseConfig, RunConfig
 from tost.train.config import load_config as load_file
 
 if TYPE_CHECKING:
@@ -41,13 +41,13 @@ class RecipeSpec:
     Attributes:
         name: What a configuration says under ``recipe``; also the ``task`` of the data sets it trains on.
         description: One line for tables.
-        family: Family of the models that it trains.
+        families: Families of the models that it trains.
         build: The class that carries it out, as ``"module:name"`` below ``tost.recipes``.
     """
 
     name: str
     description: str
-    family: str
+    families: tuple[str, ...]
     build: str
 
 
@@ -57,13 +57,19 @@ _RECIPES = {
         RecipeSpec(
             name="classification",
             description="one label per sequence: images read pixel by pixel, or tokens with padding",
-            family="classifier",
+            families=("classifier",),
             build="classification:Classification",
+        ),
+        RecipeSpec(
+            name="image_classification",
+            description="one label per image, with label smoothing, Mixup and CutMix",
+            families=("vision", "crate", "vit"),
+            build="image_classification:ImageClassification",
         ),
         RecipeSpec(
             name="language_modeling",
             description="the next token of a text",
-            family="language",
+            families=("language",),
             build="language_modeling:LanguageModeling",
         ),
     )
@@ -173,10 +179,10 @@ def _known_recipe(name: str) -> str:
 def _trains_the_model(model: str, recipe: str) -> str:
     if recipe not in _RECIPES or model not in list_models():
         return ""  # reported where they are looked up
-    family, needed = model_spec(model).family, _RECIPES[recipe].family
-    if family == needed:
+    family, needed = model_spec(model).family, _RECIPES[recipe].families
+    if family in needed:
         return ""
-    fitting = [name for name in list_models() if model_spec(name).family == needed]
+    fitting = [name for name in list_models() if model_spec(name).family in needed]
     return f"{model} is a {family} model, but the recipe {recipe} trains: {', '.join(fitting)}"
 
 
@@ -187,8 +193,23 @@ def _trains_on_the_data(data: str, recipe: str) -> str:
     return f"{data} is for the recipe {find_data(data).task}, but this is {recipe}, which takes: {', '.join(fitting)}"
 
 
+def _regularises(section: RegulariseConfig, recipe: str) -> str:
+    changed = sorted(name for name, value in section if value != getattr(RegulariseConfig(), name))
+    if not changed or recipe == "image_classification" or recipe not in _RECIPES:
+        return ""
+    return f"{', '.join(changed)} given, but the recipe {recipe} does not regularise; leave the section out"
+
+
+def _keeps_images_whole(context: int, recipe: str) -> str:
+    if context == 1 or recipe != "image_classification":
+        return ""
+    return f"{context} processes cannot share an image; set it to 1, every process then takes images of its own"
+
+
 _RULES = (
     Rule(("recipe",), _known_recipe),
     Rule(("model.name", "recipe"), _trains_the_model),
     Rule(("data.name", "recipe"), _trains_on_the_data),
+    Rule(("regularise", "recipe"), _regularises),
+    Rule(("parallel.context", "recipe"), _keeps_images_whole),
 )

@@ -10,12 +10,12 @@ from torch import nn
 from tost.data import DataBundle, build_data
 from tost.models import create_model
 from tost.train.config import RunConfig
-from tost.train.task import Batch, Outcome
+from tost.train.task import Batch, Outcome, Task
 
 __all__ = ["Classification"]
 
 
-class Classification:
+class Classification(Task):
     """Cross-entropy over classes; accuracy on the validation set."""
 
     metric = "accuracy"

@@ -11,12 +11,12 @@ from torch import nn
 from tost.data import DataBundle, build_data
 from tost.models import create_model
 from tost.train.config import RunConfig
-from tost.train.task import Batch, Outcome
+from tost.train.task import Batch, Outcome, Task
 
 __all__ = ["LanguageModeling"]
 
 
-class LanguageModeling:
+class LanguageModeling(Task):
     """Cross-entropy of the next token in nats; bits per token on the validation set."""
 
     metric = "loss"

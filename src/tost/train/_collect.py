@@ -21,7 +21,7 @@ __all__ = ["collect", "data_option_class", "default_options", "model_option_clas
 
 Config = TypeVar("Config", bound=BaseModel)
 
-_SUPPLIED = ("input", "vocab_size", "in_features", "num_classes", "max_length")
+_SUPPLIED = ("input", "vocab_size", "in_features", "num_classes", "max_length", "in_chans", "image_size")
 """Options of models that a data set may decide."""
 
 

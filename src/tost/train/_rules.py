@@ -105,6 +105,56 @@ def _first_step_is_used(first: str, name: str) -> str:
     return f"{first} has no effect on the schedule one_cycle, whose warm-up has its own form; remove it"
 
 
+def _weights_are_given(source: str | None) -> str:
+    if source != "?":
+        return ""
+    return (
+        "missing; this configuration starts from trained weights: give a run, a checkpoint, a converted model or a "
+        ".safetensors file, or null to start from random ones"
+    )
+
+
+def _decay_has_a_start(start: str, name: str, warmup: int) -> str:
+    if start == "warmup":
+        return ""
+    if name not in ("cosine", "linear"):
+        return f"{start} has no effect on the schedule {name}; remove it, or choose cosine or linear"
+    return "" if warmup else f"{start} has no effect without schedule.warmup_steps; remove it"
+
+
+def _lag_is_used(lag: int, epoch: int) -> str:
+    if lag == 0 or epoch > 0:
+        return ""
+    return f"{lag} has no effect while schedule.epoch_steps is 0; set that to the number of steps of an epoch"
+
+
+def _statistics_decay_once(statistics: bool, everything: bool) -> str:
+    if not (statistics and everything):
+        return ""
+    return "true has no effect next to optim.decay_all, which decays every parameter; remove one of the two"
+
+
+def _mixing_is_used(prob: float, mixup: float, cutmix: float) -> str:
+    if prob == 1 or mixup > 0 or cutmix > 0:
+        return ""
+    return f"{prob} has no effect without regularise.mixup or regularise.cutmix; set one of them, or remove this"
+
+
+def _switching_is_used(prob: float, mixup: float, cutmix: float) -> str:
+    if prob == 0.5 or (mixup > 0 and cutmix > 0):
+        return ""
+    return f"{prob} has no effect unless regularise.mixup and regularise.cutmix are both set; remove it"
+
+
+def _pairs_are_mixed(batch_size: int, accumulate: int, mixup: float, cutmix: float) -> str:
+    if (mixup == 0 and cutmix == 0) or batch_size % accumulate or batch_size // accumulate % 2 == 0:
+        return ""
+    return (
+        f"{batch_size} in {accumulate} micro-batches is an odd number of images each; "
+        "Mixup and CutMix mix pairs, make it even"
+    )
+
+
 def _best_is_evaluated(metric: str | None, every: int) -> str:
     if metric is None or every > 0:
         return ""
@@ -145,9 +195,16 @@ def _knows_the_classes(count: int | None, data: DataOptions) -> str:
 
 def _is_long_enough(length: int | None, data: DataOptions, position: str | None) -> str:
     needed = data.shape().length
-    if length is None or length >= needed or position == "none":
+    if length is None or needed is None or length >= needed or position == "none":
         return ""
     return _misfit(length, data, f"has sequences of {needed}", "make it at least that, or let the data be shorter")
+
+
+def _takes_the_channels(count: int | None, data: DataOptions) -> str:
+    needed = getattr(data.shape(), "in_chans", None)
+    if count is None or needed is None or count == needed:
+        return ""
+    return _misfit(count, data, f"has images of {needed} channels", f"set it to {needed}")
 
 
 def _misfit(given: object, data: DataOptions, has: str, remedy: str) -> str:
@@ -164,11 +221,19 @@ RULES: tuple[Rule, ...] = (
     Rule(("schedule.warmup_from", "schedule.warmup_first_step", "schedule.name"), _start_is_used),
     Rule(("schedule.warmup_from", "optim.lr"), _start_is_below),
     Rule(("schedule.warmup_first_step", "schedule.name"), _first_step_is_used),
+    Rule(("train.init_from",), _weights_are_given),
+    Rule(("schedule.decay_from", "schedule.name", "schedule.warmup_steps"), _decay_has_a_start),
+    Rule(("schedule.lag", "schedule.epoch_steps"), _lag_is_used),
+    Rule(("optim.decay_statistics", "optim.decay_all"), _statistics_decay_once),
+    Rule(("regularise.mix_prob", "regularise.mixup", "regularise.cutmix"), _mixing_is_used),
+    Rule(("regularise.switch_prob", "regularise.mixup", "regularise.cutmix"), _switching_is_used),
+    Rule(("train.batch_size", "train.accumulate", "regularise.mixup", "regularise.cutmix"), _pairs_are_mixed),
     Rule(("checkpoint.best_metric", "evaluate.every"), _best_is_evaluated),
     Rule(("evaluate.telemetry", "evaluate.every"), _telemetry_is_evaluated),
     Rule(("model.input", "data"), _reads_the_kind),
     Rule(("model.vocab_size", "data"), _knows_the_vocabulary),
     Rule(("model.in_features", "data"), _takes_the_features),
     Rule(("model.num_classes", "data"), _knows_the_classes),
+    Rule(("model.in_chans", "data"), _takes_the_channels),
     Rule(("model.max_length", "data", "model.position"), _is_long_enough),
 )

@@ -28,6 +28,7 @@ __all__ = [
     "ModelConfig",
     "OptimConfig",
     "ParallelConfig",
+    "RegulariseConfig",
     "RunConfig",
     "ScheduleConfig",
     "TrainConfig",
@@ -51,6 +52,7 @@ _PositiveCount = Annotated[int, Field(ge=1), _NUMBER]
 _NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False), _NUMBER]
 _Positive = Annotated[float, Field(gt=0, allow_inf_nan=False), _NUMBER]
 _Fraction = Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False), _NUMBER]
+_Probability = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False), _NUMBER]
 _Seed = Annotated[int, Field(ge=0, lt=2**32), _NUMBER]
 
 
@@ -104,6 +106,11 @@ class TrainConfig(_Section):
     clip_value: _Positive | None = Field(
         default=None, description="largest magnitude of any entry of the gradient; null: no limit"
     )
+    init_from: str | None = Field(
+        default=None,
+        min_length=1,
+        description="weights to start from: a run, a checkpoint, a converted model, a .safetensors file; null: random",
+    )
     ema_decay: _Fraction | None = Field(
         default=None,
         description="share of itself that an average of the weights keeps per step; null: no average",
@@ -124,13 +131,18 @@ class OptimConfig(_Section):
     weight_decay: _NonNegative = Field(
         default=0.0, description="share of a weight removed per step and unit of learning rate; matrices only"
     )
+    decay_all: bool = Field(default=False, description="decay every parameter: biases, norms, scales, tokens too")
     decay_statistics: bool = Field(
         default=False, description="decay temperatures and position biases too, as the authors' vision training did"
     )
 
 
 class ScheduleConfig(_Section):
-    """The learning rate over time. Below, t counts the steps done, w is the warm-up, T the run."""
+    """The learning rate over time. Below, t counts the steps done, w is the warm-up.
+
+    `epoch_steps` and `lag` describe loops that set the rate once per epoch, before or after it: a step of epoch e then
+    has the rate that the schedule gives for the beginning of epoch ``max(0, e - lag)``.
+    """
 
     name: Literal["cosine", "linear", "inverse_sqrt", "one_cycle", "constant"] = Field(
         default="constant",
@@ -145,6 +157,32 @@ class ScheduleConfig(_Section):
     )
     warmup_from: _NonNegative = Field(default=0.0, description="learning rate at t = 0, where that counts as zero")
     min_lr: _NonNegative = Field(default=0.0, description="learning rate that cosine, linear and inverse_sqrt end at")
+    decay_from: Literal["warmup", "start"] = Field(
+        default="warmup",
+        description="where cosine and linear begin: where the warm-up ends, or at t = 0, hidden by it, as in timm",
+    )
+    epoch_steps: _Count = Field(
+        default=0, description="steps of an epoch, if the learning rate changes only between epochs; 0: at every step"
+    )
+    lag: _Count = Field(default=0, description="epochs by which the learning rate stays behind")
+
+
+class RegulariseConfig(_Section):
+    """What training does to images and labels against over-fitting; recipes for images know this section."""
+
+    label_smoothing: _Fraction = Field(
+        default=0.0, description="share of every target that is spread evenly over all classes, in training"
+    )
+    mixup: _NonNegative = Field(
+        default=0.0, description="alpha of the Beta distribution of Mixup's weights; 0: no Mixup"
+    )
+    cutmix: _NonNegative = Field(
+        default=0.0, description="alpha of the Beta distribution of the area that CutMix leaves; 0: no CutMix"
+    )
+    mix_prob: _Probability = Field(default=1.0, description="how often a batch is mixed at all")
+    switch_prob: _Probability = Field(
+        default=0.5, description="how often a batch that is mixed gets CutMix, where both are on"
+    )
 
 
 class CheckpointConfig(_Section):
@@ -169,6 +207,9 @@ class EvaluateConfig(_Section):
     )
     batch_size: _PositiveCount | None = Field(
         default=None, description="samples per validation batch and process; null: train.batch_size"
+    )
+    weights: Literal["average", "raw"] = Field(
+        default="average", description="what is measured during training; average: if train.ema_decay keeps one"
     )
     telemetry: bool = Field(default=False, description="log the compression term of the coding rate by layer as well")
 
@@ -200,6 +241,7 @@ class RunConfig(_Section):
     train: TrainConfig = Field(description="length, batch, arithmetic")
     optim: OptimConfig = Field(description="the optimiser")
     schedule: ScheduleConfig = Field(default=ScheduleConfig(), description="the learning rate over time")
+    regularise: RegulariseConfig = Field(default=RegulariseConfig(), description="smoothing and mixing of images")
     checkpoint: CheckpointConfig = Field(default=CheckpointConfig(), description="saving the state")
     evaluate: EvaluateConfig = Field(default=EvaluateConfig(), description="measuring on the validation set")
     log: LogConfig = Field(default=LogConfig(), description="log lines and trackers")

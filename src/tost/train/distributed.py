@@ -199,6 +199,13 @@ class Processes:
         dist.all_reduce(tensor)
         return tensor.item()
 
+    def total_of(self, table: Tensor) -> Tensor:
+        """Return the sum of a tensor over all processes."""
+        if self.size > 1:
+            table = table.clone()
+            dist.all_reduce(table)
+        return table
+
     def any(self, flag: bool) -> bool:
         """Tell whether the flag is set on any process."""
         return flag if self.size == 1 else self.total(float(flag)) > 0

@@ -2,28 +2,52 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import csv
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from tost.data import Dataset, make_evaluation_loader
-from tost.train.checkpoint import read_model_tensors
+from tost.errors import CheckpointError, ConfigError
+from tost.train.checkpoint import read_model_tensors, write_json
 from tost.train.config import RunConfig, load_config
 from tost.train.distributed import Processes
-from tost.train.task import Task
+from tost.train.start import load_start, load_weights
+from tost.train.task import Report, Task
 from tost.train.telemetry import compression_by_layer
 
-__all__ = ["evaluate", "evaluate_checkpoint"]
+__all__ = ["Evaluation", "Measurement", "evaluate", "evaluate_checkpoint", "evaluate_start", "measure"]
 
 
-@torch.no_grad()
+@dataclass(frozen=True)
+class Measurement:
+    """A model on a data set.
+
+    Attributes:
+        metrics: What the task makes of the sums.
+        counts: Tables that the task counted, whole: every sample is in them once.
+    """
+
+    metrics: dict[str, float]
+    counts: dict[str, Tensor]
+
+
 def evaluate(
     model: nn.Module, task: Task, dataset: Dataset, config: RunConfig, processes: Processes
 ) -> dict[str, float]:
-    """Return the metrics of a model on a data set.
+    """Return the metrics of a model on a data set; see `measure`."""
+    return measure(model, task, dataset, config, processes).metrics
+
+
+@torch.no_grad()
+def measure(model: nn.Module, task: Task, dataset: Dataset, config: RunConfig, processes: Processes) -> Measurement:
+    """Run a model over a data set.
 
     Args:
         model: The model, wrapped or not; its training mode is restored.
@@ -42,6 +66,7 @@ def evaluate(
     training = model.training
     model.eval()
     sums: dict[str, float] = {"loss": 0.0}
+    counts: dict[str, Tensor] = {}
     terms = 0.0
     for batch in islice(loader, config.evaluate.batches):
         placed = processes.place(batch)
@@ -51,11 +76,14 @@ def evaluate(
         sums["loss"] += outcome.loss.item()
         for name, value in outcome.sums.items():
             sums[name] = sums.get(name, 0.0) + float(value)
+        for name, table in outcome.counts.items():
+            counts[name] = counts[name] + table if name in counts else table
     layers = _look_inside(model, task, dataset, config, processes) if config.evaluate.telemetry else {}
     model.train(training)
     processes.reshard(model)
     totals = {name: processes.total(sums[name]) for name in sorted(sums)}
-    return {**task.metrics(totals, processes.total(terms)), **layers}
+    metrics = {**task.metrics(totals, processes.total(terms)), **layers}
+    return Measurement(metrics, {name: processes.total_of(counts[name]).cpu() for name in sorted(counts)})
 
 
 def _look_inside(
@@ -69,24 +97,87 @@ def _look_inside(
     return compression_by_layer(model, lambda: task.outcome(model, whole))
 
 
+@dataclass(frozen=True)
+class Evaluation:
+    """What is known about a model after its validation set was measured.
+
+    Attributes:
+        metrics: By name.
+        report: What the task has to say beyond them.
+        counts: The tables behind the report.
+        class_names: What rows and columns of these tables are called; empty if nobody says.
+    """
+
+    metrics: Mapping[str, float]
+    report: Report
+    counts: Mapping[str, Tensor]
+    class_names: tuple[str, ...]
+
+    def content(self) -> dict[str, Any]:
+        """Return metrics and report as plain data for JSON; a metric that is no number is null."""
+        finite = {name: value if math.isfinite(value) else None for name, value in self.metrics.items()}
+        return {**finite, **self.report.content}
+
+    def write(self, folder: Path) -> list[Path]:
+        """Write ``evaluation.json``, and each table as a file of comma-separated values; return the files."""
+        folder.mkdir(parents=True, exist_ok=True)
+        files = [folder / "evaluation.json"]
+        write_json(files[0], self.content())
+        for name, table in self.counts.items():
+            names = self.class_names or tuple(map(str, range(table.shape[-1])))
+            files.append(folder / f"{name}.csv")
+            with files[-1].open("w", newline="", encoding="utf-8") as file:
+                rows = csv.writer(file)
+                rows.writerow(("label", *names))
+                rows.writerows((row_name, *row) for row_name, row in zip(names, table.tolist(), strict=True))
+        return files
+
+
 def evaluate_checkpoint(
     checkpoint: Path, get_task: Callable[[str], Task], *, overrides: Sequence[str], ema: bool
-) -> dict[str, float]:
+) -> Evaluation:
     """Build the model of a run, load a checkpoint of it, and measure it on the validation set.
 
     Args:
         checkpoint: A checkpoint folder inside a run folder.
         get_task: Looks up a recipe's task by name.
         overrides: Changes to the run's configuration, as ``key=value``.
-        ema: Use the moving average of the weights.
+        ema: Use the moving average of the weights; what has none, such as the statistics of a batch norm, is taken as
+            it is.
 
     Raises:
         CheckpointError: The checkpoint cannot be read, or does not belong to the configuration beside it.
     """
-    config = load_config(str(checkpoint.parents[1] / "config.yaml"), overrides)
-    task = get_task(config.recipe)
+    path = checkpoint.parents[1] / "config.yaml"
+    if not path.is_file():
+        raise CheckpointError(
+            f"{checkpoint} does not lie in a run folder, so nobody can tell which data to measure it on; name a "
+            f"configuration instead: `tost eval CONFIG train.init_from={checkpoint}`."
+        )
+    config = load_config(str(path), overrides)
+    tensors = read_model_tensors(checkpoint)
+    if ema:
+        tensors |= read_model_tensors(checkpoint, ema=True)
+    return _evaluate(config, get_task(config.recipe), lambda model: load_weights(model, tensors, str(checkpoint)))
+
+
+def evaluate_start(config: RunConfig, task: Task) -> Evaluation:
+    """Measure the weights that a run would start from, ``train.init_from``, on its validation set.
+
+    Raises:
+        ConfigError: The configuration names no weights.
+        CheckpointError: They cannot be read, or belong to another model or another number of classes.
+    """
+    source = config.train.init_from
+    if source is None:
+        raise ConfigError("a configuration has no weights to measure; add train.init_from=PATH, or name a run.")
+    return _evaluate(config, task, lambda model: load_start(model, source, lambda line: None, new_head=False))
+
+
+def _evaluate(config: RunConfig, task: Task, load: Callable[[nn.Module], object]) -> Evaluation:
     with Processes.join(config) as processes:
         bundle = task.build_data(config)
         model = task.build_model(config, bundle)
-        model.load_state_dict(read_model_tensors(checkpoint, ema=ema), strict=not ema)
-        return evaluate(model.to(processes.device), task, bundle.validation, config, processes)
+        load(model)
+        found = measure(model.to(processes.device), task, bundle.validation, config, processes)
+    return Evaluation(found.metrics, task.report(found.counts, bundle.info), found.counts, bundle.info.class_names)

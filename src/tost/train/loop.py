@@ -20,6 +20,7 @@ from torch import Tensor
 
 from tost._machine import source_revision
 from tost.data import make_loader
+from tost.data._random import mix
 from tost.errors import TrainingError
 from tost.train.checkpoint import CheckpointStore
 from tost.train.config import RunConfig
@@ -31,6 +32,7 @@ from tost.train.optim import build_optimizer
 from tost.train.runfolder import RunFolder, describe_environment
 from tost.train.schedule import learning_rate
 from tost.train.snapshot import Parts, Snapshot, restore, save
+from tost.train.start import Start, load_start
 from tost.train.stopping import StopRequest
 from tost.train.task import Batch, Task
 
@@ -78,8 +80,8 @@ def fit(config: RunConfig, task: Task, out: Path, *, resume: Path | None, report
     """
     with ExitStack() as stack:
         processes = stack.enter_context(Processes.join(config, out))
-        run = _Run(config, task, out, processes, reporter)
-        run.start(resume)
+        run = _Run(config, task, out, processes, reporter, resume=resume)
+        run.start()
         stop = stack.enter_context(StopRequest())
         return run.until_done(stop)
 
@@ -87,8 +89,18 @@ def fit(config: RunConfig, task: Task, out: Path, *, resume: Path | None, report
 class _Run:
     """The moving parts of a run; `fit` wires them and `until_done` is the loop."""
 
-    def __init__(self, config: RunConfig, task: Task, out: Path, processes: Processes, reporter: Reporter) -> None:
+    def __init__(
+        self,
+        config: RunConfig,
+        task: Task,
+        out: Path,
+        processes: Processes,
+        reporter: Reporter,
+        *,
+        resume: Path | None = None,
+    ) -> None:
         self.config, self.task, self.processes, self.reporter = config, task, processes, reporter
+        self.resume = resume
         self.folder = RunFolder(out)
         self.store = CheckpointStore(self.folder.checkpoints, keep=config.checkpoint.keep)
         self.began = time.perf_counter()
@@ -99,7 +111,9 @@ class _Run:
         self.bundle = task.build_data(config)
         processes.seed(config.train.seed)  # only now: a library that is imported for the data may draw numbers
         self.model = task.build_model(config, self.bundle)
+        self.flops = task.flops(self.model, self._sample())
         self.parameters = sum(p.numel() for p in self.model.parameters())
+        self.origin = self._first_weights() if config.train.init_from and resume is None else None
         self.average = None
         if config.train.compile:
             self.model.compile()
@@ -117,9 +131,9 @@ class _Run:
             workers=config.data.workers,
         )
 
-    def start(self, resume: Path | None) -> None:
+    def start(self) -> None:
         """Restore a checkpoint or begin, write the folder's first files and say what runs."""
-        config, processes = self.config, self.processes
+        config, processes, resume = self.config, self.processes, self.resume
         environment = describe_environment(processes.device, processes.size)
         if resume is not None:
             snapshot = restore(resume, self._parts())
@@ -127,7 +141,7 @@ class _Run:
         if processes.is_first:
             if resume is not None:
                 self.folder.forget_after(self.step)
-            self.folder.start(config, environment)
+            self.folder.start(config, environment, self.origin)
         self.progress = self._measure_progress()
         processes.start_trackers(config)
         self._say(
@@ -136,8 +150,14 @@ class _Run:
         )
         backends = processes.describe_backends()
         self._say(f"{processes.description}, {config.train.precision}; operators: {backends}")
+        if self.origin is not None:
+            self._say(str(self.origin))
         if resume is not None:
             self._say(f"resumed from {resume.name} at step {self.step}")
+
+    def _first_weights(self) -> Start:
+        assert self.config.train.init_from is not None
+        return load_start(self.model, self.config.train.init_from, self.reporter.message)
 
     def until_done(self, stop: StopRequest) -> RunResult:
         """Evaluate? Save? Stop? Then step and log, until the last step is done."""
@@ -166,7 +186,7 @@ class _Run:
         lr = learning_rate(self.step, config=config.schedule, peak=config.optim.lr, total=config.train.steps)
         for group in self.optimizer.param_groups:
             group["lr"] = lr
-        micro = [processes.place(next(batches)) for _ in range(config.train.accumulate)]
+        micro = [self._batch(batches, part) for part in range(config.train.accumulate)]
         terms = processes.total(sum(self.task.terms(batch) for batch in micro))
         loss = torch.zeros((), device=processes.device)
         self.wrapped.train()
@@ -189,6 +209,11 @@ class _Run:
         self.progress.step_done()
         return lambda: self._describe(value, lr, norm)
 
+    def _batch(self, batches: Iterator[Batch], part: int) -> Batch:
+        """Return the next micro-batch as training sees it; what is drawn for it depends on its number only."""
+        seed = mix(self.config.train.seed, self.step, part, self.processes.data_rank)
+        return self.task.training_batch(self.processes.place(next(batches)), self.config, seed)
+
     def _describe(self, loss: float, lr: float, norm: Tensor | None) -> StepRecord:
         return StepRecord(
             step=self.step,
@@ -201,6 +226,7 @@ class _Run:
             mfu=self.progress.mfu,
             memory_bytes=self.processes.memory_bytes(),
             eta_seconds=self.progress.eta_seconds(self.step),
+            unit=self.task.unit,
         )
 
     def _log(self, describe: Callable[[], StepRecord]) -> None:
@@ -212,7 +238,8 @@ class _Run:
 
     def _evaluate(self) -> bool:
         """Measure the validation set; tell whether it is the best so far."""
-        with self.average.lent() if self.average is not None else nullcontext():
+        average = self.average if self.config.evaluate.weights == "average" else None
+        with nullcontext() if average is None else average.lent():
             self.metrics = evaluate(self.wrapped, self.task, self.bundle.validation, self.config, self.processes)
         if self.processes.is_first:
             self.folder.record({"kind": "evaluation", "step": self.step, **self.metrics})
@@ -273,17 +300,17 @@ class _Run:
 
     def _measure_progress(self) -> Progress:
         config = self.config
-        sample = {name: value.unsqueeze(0) for name, value in self.bundle.train[0].items()}
-        tokens = self.task.tokens(sample) * config.train.batch_size
-        flops = getattr(self.model, "flops_per_token", None)
         peak = measure_peak_flops(self.processes.device, torch.float32) * self.processes.size
         return Progress(
             steps=config.train.steps,
-            tokens_per_step=tokens,
+            tokens_per_step=self.task.tokens(self._sample()) * config.train.batch_size,
             # The backward pass computes two products for each one of the forward pass.
-            flops_per_step=None if flops is None else 3.0 * flops() * tokens,
+            flops_per_step=None if self.flops is None else 3.0 * self.flops * config.train.batch_size,
             peak_flops=peak,
         )
+
+    def _sample(self) -> Batch:
+        return {name: value.unsqueeze(0) for name, value in self.bundle.train[0].items()}
 
     def _say(self, text: str) -> None:
         if self.processes.is_first:

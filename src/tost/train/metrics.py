@@ -30,6 +30,7 @@ class StepRecord:
         mfu: Share of the measured peak of matrix multiplication that the model's own arithmetic reaches, in [0, 1].
         memory_bytes: Resident memory of this process.
         eta_seconds: Time left at the present speed.
+        unit: What is counted as tokens, in short: ``"tok"``, or ``"img"`` for images.
     """
 
     step: int
@@ -42,6 +43,7 @@ class StepRecord:
     mfu: float | None
     memory_bytes: int
     eta_seconds: float
+    unit: str = "tok"
 
     def as_json(self) -> dict[str, float | int | str | None]:
         """Return the record as it is written to ``metrics.jsonl``."""
@@ -150,7 +152,7 @@ def format_line(record: StepRecord) -> str:
         f"loss {record.loss:.4f}",
         f"lr {record.lr:.2e}",
         f"gnorm {norm}",
-        f"{format_count(record.tokens_per_second)} tok/s",
+        f"{format_count(record.tokens_per_second)} {record.unit}/s",
         f"{record.seconds_per_step:.3g} s/step",
         f"mem {record.memory_bytes / 1e9:.2f} GB",
         f"eta {format_duration(record.eta_seconds)}",

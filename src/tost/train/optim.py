@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
 from tost.train.config import OptimConfig
 
@@ -18,9 +20,10 @@ STATISTICS = ("temperature", "position_bias")
 def parameter_groups(model: nn.Module, config: OptimConfig) -> list[dict[str, Any]]:
     """Sort the trainable parameters of a model into those that decay and those that do not.
 
-    Matrices decay; vectors (biases, norms, layer scales) do not. The operator's temperatures and position biases do not
-    decay either, unless `decay_statistics` asks for the authors' vision training, where the optimiser never learned of
-    their exemption.
+    Matrices decay; vectors (biases, norms, layer scales) do not, nor does what the model's own ``no_weight_decay()``
+    names, such as a class token. The operator's temperatures and position biases do not decay either, unless
+    `decay_statistics` asks for the authors' vision training, where the optimiser never learned of their exemption.
+    `decay_all` lets everything decay, as plain ``AdamW(model.parameters())`` does.
 
     Args:
         model: The model.
@@ -31,13 +34,17 @@ def parameter_groups(model: nn.Module, config: OptimConfig) -> list[dict[str, An
     """
     decayed: list[nn.Parameter] = []
     spared: list[nn.Parameter] = []
-    for name, parameter in model.named_parameters():
+    inner = model.module if isinstance(model, DistributedDataParallel) else model
+    named: Callable[[], Iterable[str]] = getattr(inner, "no_weight_decay", tuple)
+    exempt = set(named())
+    for name, parameter in inner.named_parameters():
         if not parameter.requires_grad:
             continue
         if name.rpartition(".")[2] in STATISTICS:
-            (decayed if config.decay_statistics else spared).append(parameter)
+            decays = config.decay_statistics
         else:
-            (decayed if parameter.dim() >= 2 else spared).append(parameter)
+            decays = parameter.dim() >= 2 and name not in exempt
+        (decayed if decays or config.decay_all else spared).append(parameter)
     groups = [
         {"params": decayed, "weight_decay": config.weight_decay},
         {"params": spared, "weight_decay": 0.0},

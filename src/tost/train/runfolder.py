@@ -2,7 +2,7 @@
 
 ::
 
-    runs/<name>/  config.yaml  env.json  metrics.jsonl  summary.json  log.txt  checkpoints/
+    runs/<name>/  config.yaml  env.json  [start.json]  metrics.jsonl  summary.json  log.txt  checkpoints/
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import platform
 from collections.abc import Mapping
+from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from tost.errors import ConfigError
 from tost.ops import native_info
 from tost.train.checkpoint import write_bytes, write_json
 from tost.train.config import RunConfig, config_hash, dump_config
+from tost.train.start import Start
 
 __all__ = ["RunFolder", "describe_environment"]
 
@@ -53,11 +55,13 @@ class RunFolder:
         if self.path.exists() and any(self.path.iterdir()):
             raise ConfigError(f"{self.path} is not empty and holds no run; give an empty or new folder with `--out`.")
 
-    def start(self, config: RunConfig, environment: Mapping[str, Any]) -> None:
-        """Write down what was asked for and where it runs."""
+    def start(self, config: RunConfig, environment: Mapping[str, Any], origin: Start | None = None) -> None:
+        """Write down what was asked for, where it runs, and which weights it starts from, if not from random ones."""
         self.checkpoints.mkdir(parents=True, exist_ok=True)
         write_bytes(self.path / "config.yaml", dump_config(config).encode())
         write_json(self.path / "env.json", {**environment, "config_hash": config_hash(config)})
+        if origin is not None:
+            write_json(self.path / "start.json", asdict(origin))
 
     def forget_after(self, step: int) -> None:
         """Drop records of steps that a resumed run will take again."""

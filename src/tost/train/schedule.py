@@ -25,23 +25,30 @@ def learning_rate(step: int, *, config: ScheduleConfig, peak: float, total: int)
     Returns:
         The rate that step `step` uses.
     """
-    t, warmup = step, config.warmup_steps
+    t, warmup = _moment(step, config), config.warmup_steps
     if config.name == "one_cycle":
         return _one_cycle(t, warmup, peak, total)
     if t < warmup:
         return _warm_up(t, config, peak)
+    begin = warmup if config.decay_from == "warmup" else 0
+    progress = min(1.0, (t - begin) / max(1, total - begin))
     match config.name:
         case "constant":
             return peak
         case "cosine":
-            progress = min(1.0, (t - warmup) / max(1, total - warmup))
             return config.min_lr + 0.5 * (peak - config.min_lr) * (1 + math.cos(math.pi * progress))
         case "linear":
-            progress = min(1.0, (t - warmup) / max(1, total - warmup))
             return config.min_lr + (peak - config.min_lr) * (1 - progress)
         case "inverse_sqrt":
             return max(config.min_lr, peak * math.sqrt(max(1, warmup) / max(1, t)))
     raise AssertionError(config.name)
+
+
+def _moment(step: int, config: ScheduleConfig) -> int:
+    """Return the moment whose rate a step has: its own, or the beginning of an epoch."""
+    if config.epoch_steps == 0:
+        return step
+    return max(0, step // config.epoch_steps - config.lag) * config.epoch_steps
 
 
 def _warm_up(t: int, config: ScheduleConfig, peak: float) -> float:

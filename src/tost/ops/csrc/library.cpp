@@ -77,6 +77,13 @@ TOST_API int32_t tost_has_openmp() {
 #endif
 }
 
+// Sizes of the calls in the order of their functions below, 0 past the end: a caller built from other sources differs.
+TOST_API int64_t tost_call_size(int32_t i) {
+  const int64_t sizes[] = {sizeof(tost::Forward), sizeof(tost::Backward), sizeof(tost::CausalForward),
+                           sizeof(tost::CausalBackward)};
+  return i >= 0 && i < 4 ? sizes[i] : 0;
+}
+
 TOST_API int64_t tost_causal_chunk() { return tost::kCausalChunk; }
 
 TOST_API int32_t tost_tssa_forward(int32_t type, const tost::Forward* call) {

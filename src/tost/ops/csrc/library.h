@@ -19,13 +19,15 @@ struct Shape {
   int64_t B, N, H, D;
 };
 
-// y may be w itself. pi and the three sums may be null if the caller does not keep them.
+// y may be w itself. pi and the three sums may be null if the caller does not keep them. With count_scaled a sequence's
+// energies are multiplied by the number of its real tokens.
 struct Forward {
   int32_t threads, normalize;
   Shape shape;
   const void *w, *temperature;
   const uint8_t* mask;
   void *y, *pi, *squares, *weighted, *mass;
+  int32_t count_scaled;
 };
 
 struct Backward {
@@ -35,6 +37,7 @@ struct Backward {
   const uint8_t* mask;
   const void *pi, *squares, *weighted, *mass;
   void *dw, *dtemperature;
+  int32_t count_scaled;
 };
 
 // bias holds [N, H] numbers per batch entry, bias_stride apart (0 to share them), or is null. starts receives the three

@@ -1,6 +1,6 @@
 // Non-causal TSSA. Symbols, one batch entry, token n, head h, feature d:
 //
-//   s[h,d] = sum_n w^2            q = 1 / max(s, 1e-24)      (q = 1 without normalisation)
+//   s[h,d] = sum_n w^2            q = 1 / max(s, 1e-24)      (q = 1 without normalisation; times n if scaled by it)
 //   e[n,h] = sum_d w^2 q          pi = softmax_h(t e)
 //   A[h,d] = sum_n pi w^2         M[h] = sum_n pi            m = M + 1e-8
 //   g[h,d] = 1 / (1 + A / m) = m / (m + A)                   y = -pi w g
@@ -55,6 +55,16 @@ inline S inverse_square_sum(S s) {
   return S(1) / (s > S(kSquareFloor) ? s : S(kSquareFloor));
 }
 
+// What the energies of one sequence are multiplied by: the number of its real tokens, or 1.
+template <class S>
+inline S energy_scale(int32_t count_scaled, const uint8_t* mask, int64_t b, int64_t N) {
+  if (!count_scaled) return S(1);
+  if (mask == nullptr) return S(N);
+  int64_t count = 0;
+  for (int64_t n = 0; n < N; ++n) count += mask[b * N + n] != 0;
+  return S(count);
+}
+
 template <class T, int kWidth>
 int tssa_forward(const tost::Forward& call) {
   using S = compute_t<T>;
@@ -96,7 +106,11 @@ int tssa_forward(const tost::Forward& call) {
       for (int64_t j = 0; j < B * HD; ++j) squares[j] = 0;
     }
 #pragma omp for schedule(static)
-    for (int64_t j = 0; j < B * HD; ++j) scale[j] = call.normalize ? inverse_square_sum(squares[j]) : S(1);
+    for (int64_t b = 0; b < B; ++b) {
+      const S count = energy_scale<S>(call.count_scaled, call.mask, b, N);
+      for (int64_t j = b * HD; j < (b + 1) * HD; ++j)
+        scale[j] = count * (call.normalize ? inverse_square_sum(squares[j]) : S(1));
+    }
 
 #pragma omp for schedule(static)
     for (int64_t item = 0; item < items; ++item) {
@@ -151,7 +165,7 @@ int tssa_forward(const tost::Forward& call) {
 // With o = dy:
 //   dA = g^2 sum_n(o pi w) / m        dM = -sum_d dA A / m
 //   dpi = sum_d w (w dA - o g) + dM   dl = softmax backward      de = t dl      dt = sum_n dl e
-//   ds = -q^2 sum_n w^2 de            dw = -o pi g + 2 w (pi dA + q de + ds)
+//   ds = -q / s sum_n w^2 de          dw = -o pi g + 2 w (pi dA + q de + ds)
 template <class T, int kWidth>
 int tssa_backward(const tost::Backward& call) {
   using S = compute_t<T>;
@@ -198,10 +212,10 @@ int tssa_backward(const tost::Backward& call) {
     total_over_chunks(parts + 0, B, chunks, HD, dA + 0);
 #pragma omp for schedule(static)
     for (int64_t i = 0; i < B * H; ++i) {
-      const S m = mass[i] + S(kMassFloor);
+      const S m = mass[i] + S(kMassFloor), count = energy_scale<S>(call.count_scaled, call.mask, i / H, N);
       S dm = 0;
       for (int64_t j = i * D; j < (i + 1) * D; ++j) {
-        q[j] = call.normalize ? inverse_square_sum(squares[j]) : S(1);
+        q[j] = count * (call.normalize ? inverse_square_sum(squares[j]) : S(1));
         g[j] = m / (m + weighted[j]);
         dA[j] = g[j] * g[j] * dA[j] / m;
         dm -= dA[j] * weighted[j] / m;
@@ -246,7 +260,7 @@ int tssa_backward(const tost::Backward& call) {
 #pragma omp for schedule(static)
     for (int64_t j = 0; j < B * HD; ++j) {
       const bool flows = call.normalize && squares[j] > S(kSquareFloor);
-      ds[j] = flows ? -q[j] * (q[j] * ds[j]) : S(0);  // q * q may leave the range of float
+      ds[j] = flows ? -inverse_square_sum(squares[j]) * (q[j] * ds[j]) : S(0);  // q * q may leave the range of float
     }
 
 #pragma omp for schedule(static)

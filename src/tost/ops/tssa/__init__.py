@@ -20,6 +20,7 @@ def tssa(
     *,
     mask: Tensor | None = None,
     normalize: bool = True,
+    count_scaled: bool = False,
     backend: str = "auto",
 ) -> Tensor:
     r"""Token Statistics Self-Attention: every token is scaled by statistics of all tokens, without pairwise scores.
@@ -40,6 +41,8 @@ def tssa(
         temperature: Multiplier of each head's energy, ``[H]``, of any sign.
         mask: Real tokens, bool ``[B, N]``. Tokens with False do not exist for the others, and their output is 0.
         normalize: False uses ``energy = sum_d w^2``, the un-normalised form of the paper's equation 10.
+        count_scaled: Multiply the energy by n, the number of real tokens of the sequence (an option of ours).
+            Normalised energies sum to D over the tokens, so that memberships flatten as 1/n; scaled ones do not.
         backend: ``"auto"`` for the fastest that can run, or ``"native"``, ``"torch"``, ``"reference"``.
 
     Returns:
@@ -55,7 +58,7 @@ def tssa(
         torch.Size([2, 196, 8, 48])
     """
     _check(w, temperature, mask)
-    y: Tensor = select("tssa", backend, w).run(w, temperature, mask, normalize)
+    y: Tensor = select("tssa", backend, w).run(w, temperature, mask, normalize, count_scaled)
     return y
 
 
@@ -65,6 +68,7 @@ def tssa_(
     *,
     mask: Tensor | None = None,
     normalize: bool = True,
+    count_scaled: bool = False,
     backend: str = "auto",
 ) -> Tensor:
     """Run `tssa` in the memory of `w`: no second tensor of that size exists. For inference only.
@@ -74,6 +78,7 @@ def tssa_(
         temperature: As in `tssa`.
         mask: As in `tssa`.
         normalize: As in `tssa`.
+        count_scaled: As in `tssa`.
         backend: As in `tssa`.
 
     Returns:
@@ -88,12 +93,19 @@ def tssa_(
     refuse_autograd("tssa_", w, temperature)
     chosen = select("tssa", backend, w)
     if chosen.run_inplace is None:
-        return w.copy_(chosen.run(w, temperature, mask, normalize))
-    y: Tensor = chosen.run_inplace(w, temperature, mask, normalize)
+        return w.copy_(chosen.run(w, temperature, mask, normalize, count_scaled))
+    y: Tensor = chosen.run_inplace(w, temperature, mask, normalize, count_scaled)
     return y
 
 
-def membership(w: Tensor, temperature: Tensor, *, mask: Tensor | None = None, normalize: bool = True) -> Tensor:
+def membership(
+    w: Tensor,
+    temperature: Tensor,
+    *,
+    mask: Tensor | None = None,
+    normalize: bool = True,
+    count_scaled: bool = False,
+) -> Tensor:
     """Return the soft assignment of tokens to heads (groups) that `tssa` uses.
 
     Args:
@@ -101,6 +113,7 @@ def membership(w: Tensor, temperature: Tensor, *, mask: Tensor | None = None, no
         temperature: Multiplier of each head's energy, ``[H]``.
         mask: Real tokens, bool ``[B, N]``.
         normalize: As in `tssa`.
+        count_scaled: As in `tssa`.
 
     Returns:
         pi, ``[B, N, H]``, float32 or better. Rows of real tokens sum to 1, rows of padding are 0.
@@ -115,7 +128,7 @@ def membership(w: Tensor, temperature: Tensor, *, mask: Tensor | None = None, no
         True
     """
     _check(w, temperature, mask)
-    return membership_reference(w, temperature, mask, normalize)
+    return membership_reference(w, temperature, mask, normalize, count_scaled)
 
 
 def _check(w: Tensor, temperature: Tensor, mask: Tensor | None) -> None:

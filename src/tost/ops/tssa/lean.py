@@ -14,21 +14,22 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from tost.ops._numerics import MASS_FLOOR, SQUARE_FLOOR, statistics_dtype, zero_padding
+from tost.ops._numerics import MASS_FLOOR, SQUARE_FLOOR, num_tokens, statistics_dtype, zero_padding
 
 __all__ = ["tssa_lean"]
 
 
-def tssa_lean(w: Tensor, temperature: Tensor, mask: Tensor | None, normalize: bool) -> Tensor:
+def tssa_lean(w: Tensor, temperature: Tensor, mask: Tensor | None, normalize: bool, count_scaled: bool) -> Tensor:
     """Return y [B, N, H, D] in the dtype of w."""
-    y: Tensor = _LeanTSSA.apply(w, temperature, mask, normalize)  # type: ignore[no-untyped-call]
+    y: Tensor = _LeanTSSA.apply(w, temperature, mask, normalize, count_scaled)  # type: ignore[no-untyped-call]
     return y
 
 
 def _forward(
-    v: Tensor, temperature: Tensor, mask: Tensor | None, normalize: bool
+    v: Tensor, temperature: Tensor, mask: Tensor | None, normalize: bool, count_scaled: bool
 ) -> tuple[Tensor, Tensor | None, Tensor, Tensor]:
     """Return pi, the sums of squares (None without normalisation), the gain 1 / (1 + moment) and the floored mass."""
+    scale = _scale(v, temperature, mask, count_scaled)
     square = v.square()
     squares = None
     if normalize:
@@ -36,24 +37,33 @@ def _forward(
         energy = (square / squares.clamp_min(SQUARE_FLOOR)).sum(dim=-1)
     else:
         energy = square.sum(dim=-1)
-    pi = zero_padding((temperature * energy).softmax(dim=-1), mask)
+    pi = zero_padding((scale * energy).softmax(dim=-1), mask)
     mass = pi.sum(dim=1, keepdim=True) + MASS_FLOOR
     weighted = (pi.unsqueeze(-1) * square).sum(dim=1, keepdim=True)
     gain = 1 / (1 + weighted / mass.unsqueeze(-1))
     return pi, squares, gain, mass
 
 
+def _scale(v: Tensor, temperature: Tensor, mask: Tensor | None, count_scaled: bool) -> Tensor:
+    """Return what an energy is multiplied by to give a logit: the temperature, times n if scaled; [H] or [B, 1, H]."""
+    temperature = temperature.to(v.dtype)
+    return temperature * num_tokens(v, mask).to(v.dtype)[:, None, None] if count_scaled else temperature
+
+
 class _LeanTSSA(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, w: Tensor, temperature: Tensor, mask: Tensor | None, normalize: bool) -> Tensor:
+    def forward(
+        ctx: Any, w: Tensor, temperature: Tensor, mask: Tensor | None, normalize: bool, count_scaled: bool
+    ) -> Tensor:
         v = zero_padding(w.to(statistics_dtype(w.dtype)), mask)
-        pi, squares, gain, mass = _forward(v, temperature.to(v.dtype), mask, normalize)
+        pi, squares, gain, mass = _forward(v, temperature, mask, normalize, count_scaled)
+        ctx.count_scaled = count_scaled
         ctx.save_for_backward(w, temperature, mask, pi, squares, gain, mass)
         return (-pi.unsqueeze(-1) * v * gain).to(w.dtype)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, Tensor, None, None]:
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, Tensor, None, None, None]:
         w, temperature, mask, pi, squares, gain, mass = ctx.saved_tensors
         v, o = zero_padding(w.to(pi.dtype), mask), zero_padding(dy.to(pi.dtype), mask)
         square, weight = v.square(), pi.unsqueeze(-1)
@@ -63,7 +73,7 @@ class _LeanTSSA(torch.autograd.Function):
         d_mass = -(d_weighted * (1 / gain - 1)).sum(dim=-1)
         d_pi = (v * (v * d_weighted - o * gain)).sum(dim=-1) + d_mass
         d_logit = pi * (d_pi - (pi * d_pi).sum(dim=-1, keepdim=True))
-        d_energy = temperature.to(pi.dtype) * d_logit
+        d_energy = _scale(v, temperature, mask, ctx.count_scaled) * d_logit
 
         through_sums = weight * d_weighted
         if squares is None:
@@ -77,5 +87,7 @@ class _LeanTSSA(torch.autograd.Function):
             d_squares = d_squares.where(squares > SQUARE_FLOOR, 0)
             through_sums = through_sums + inverse * d_energy.unsqueeze(-1) + d_squares
         dw = 2 * v * through_sums - weight * o * gain
+        if ctx.count_scaled:
+            energy = energy * num_tokens(v, mask)[:, None, None]
         d_temperature = (d_logit * energy).sum(dim=(0, 1))
-        return dw.to(w.dtype), d_temperature.to(temperature.dtype), None, None
+        return dw.to(w.dtype), d_temperature.to(temperature.dtype), None, None, None

@@ -17,15 +17,16 @@ from tost.ops._numerics import statistics_dtype
 __all__ = ["tssa_native", "tssa_native_"]
 
 
-def tssa_native(w: Tensor, temperature: Tensor, mask: Tensor | None, normalize: bool) -> Tensor:
+def tssa_native(w: Tensor, temperature: Tensor, mask: Tensor | None, normalize: bool, count_scaled: bool) -> Tensor:
     """Return y [B, N, H, D] in the dtype of w."""
-    outputs: tuple[Tensor, ...] = torch.ops.tost.tssa(w, temperature.to(statistics_dtype(w.dtype)), mask, normalize)
+    temperature = temperature.to(statistics_dtype(w.dtype))
+    outputs: tuple[Tensor, ...] = torch.ops.tost.tssa(w, temperature, mask, normalize, count_scaled)
     return outputs[0]
 
 
-def tssa_native_(w: Tensor, temperature: Tensor, mask: Tensor | None, normalize: bool) -> Tensor:
+def tssa_native_(w: Tensor, temperature: Tensor, mask: Tensor | None, normalize: bool, count_scaled: bool) -> Tensor:
     """Overwrite w with y, and return it."""
-    torch.ops.tost.tssa_(w, temperature.to(statistics_dtype(w.dtype)), mask, normalize)
+    torch.ops.tost.tssa_(w, temperature.to(statistics_dtype(w.dtype)), mask, normalize, count_scaled)
     return w
 
 
@@ -39,51 +40,65 @@ def _outputs(w: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 
 
 def _run_forward(
-    w: Tensor, temperature: Tensor, mask: Tensor | None, normalize: bool, y: Tensor, kept: tuple[Tensor, ...]
+    w: Tensor,
+    temperature: Tensor,
+    mask: Tensor | None,
+    normalize: bool,
+    count_scaled: bool,
+    y: Tensor,
+    kept: tuple[Tensor, ...],
 ) -> None:
     tensors = (w, temperature.contiguous(), None if mask is None else mask.contiguous(), y, *kept)
     call = _native.Forward(torch.get_num_threads(), normalize, _native.shape_of(w), *map(_native.address, tensors))
+    call.count_scaled = count_scaled
     _native.run("tost_tssa_forward", w.dtype, call)
 
 
 torch.library.define(
     "tost::tssa",
-    "(Tensor w, Tensor temperature, Tensor? mask, bool normalize) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
+    "(Tensor w, Tensor temperature, Tensor? mask, bool normalize, bool count_scaled=False) "
+    "-> (Tensor, Tensor, Tensor, Tensor, Tensor)",
 )
-torch.library.define("tost::tssa_", "(Tensor(a!) w, Tensor temperature, Tensor? mask, bool normalize) -> ()")
+torch.library.define(
+    "tost::tssa_", "(Tensor(a!) w, Tensor temperature, Tensor? mask, bool normalize, bool count_scaled=False) -> ()"
+)
 torch.library.define(
     "tost::tssa_backward",
     "(Tensor dy, Tensor w, Tensor temperature, Tensor? mask, bool normalize, "
-    "Tensor pi, Tensor squares, Tensor weighted, Tensor mass) -> (Tensor, Tensor)",
+    "Tensor pi, Tensor squares, Tensor weighted, Tensor mass, bool count_scaled=False) -> (Tensor, Tensor)",
 )
 
 
 @torch.library.impl("tost::tssa", "CPU")
 def _tssa(
-    w: Tensor, temperature: Tensor, mask: Tensor | None, normalize: bool
+    w: Tensor, temperature: Tensor, mask: Tensor | None, normalize: bool, count_scaled: bool = False
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     y, kept = torch.empty(w.shape, dtype=w.dtype, device=w.device), _outputs(w)
-    _run_forward(w.contiguous(), temperature, mask, normalize, y, kept)
+    _run_forward(w.contiguous(), temperature, mask, normalize, count_scaled, y, kept)
     return (y, *kept)
 
 
 @torch.library.register_fake("tost::tssa")  # type: ignore[untyped-decorator]
 def _tssa_fake(
-    w: Tensor, temperature: Tensor, mask: Tensor | None, normalize: bool
+    w: Tensor, temperature: Tensor, mask: Tensor | None, normalize: bool, count_scaled: bool = False
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     return (torch.empty(w.shape, dtype=w.dtype, device=w.device), *_outputs(w))
 
 
 @torch.library.impl("tost::tssa_", "CPU")
-def _tssa_inplace(w: Tensor, temperature: Tensor, mask: Tensor | None, normalize: bool) -> None:
+def _tssa_inplace(
+    w: Tensor, temperature: Tensor, mask: Tensor | None, normalize: bool, count_scaled: bool = False
+) -> None:
     y = w.contiguous()
-    _run_forward(y, temperature, mask, normalize, y, kept=())
+    _run_forward(y, temperature, mask, normalize, count_scaled, y, kept=())
     if y is not w:
         w.copy_(y)
 
 
 @torch.library.register_fake("tost::tssa_")  # type: ignore[untyped-decorator]
-def _tssa_inplace_fake(w: Tensor, temperature: Tensor, mask: Tensor | None, normalize: bool) -> None:
+def _tssa_inplace_fake(
+    w: Tensor, temperature: Tensor, mask: Tensor | None, normalize: bool, count_scaled: bool = False
+) -> None:
     return None
 
 
@@ -98,12 +113,14 @@ def _tssa_backward(
     squares: Tensor,
     weighted: Tensor,
     mass: Tensor,
+    count_scaled: bool = False,
 ) -> tuple[Tensor, Tensor]:
     w, dy, temperature = w.contiguous(), dy.contiguous(), temperature.contiguous()
     mask = None if mask is None else mask.contiguous()
     dw, dtemperature = torch.empty_like(w), torch.empty_like(temperature)
     tensors = (w, dy, temperature, mask, pi, squares, weighted, mass, dw, dtemperature)
     call = _native.Backward(torch.get_num_threads(), normalize, _native.shape_of(w), *map(_native.address, tensors))
+    call.count_scaled = count_scaled
     _native.run("tost_tssa_backward", w.dtype, call)
     return dw, dtemperature
 
@@ -119,22 +136,25 @@ def _tssa_backward_fake(
     squares: Tensor,
     weighted: Tensor,
     mass: Tensor,
+    count_scaled: bool = False,
 ) -> tuple[Tensor, Tensor]:
     return torch.empty(w.shape, dtype=w.dtype, device=w.device), torch.empty_like(temperature)
 
 
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    w, temperature, mask, ctx.normalize = inputs
+    w, temperature, mask, ctx.normalize, ctx.count_scaled = inputs
     ctx.set_materialize_grads(False)
     ctx.save_for_backward(w, temperature, mask, *output[1:])
 
 
-def _backward(ctx: Any, dy: Tensor | None, *_: Tensor | None) -> tuple[Tensor | None, Tensor | None, None, None]:
+def _backward(ctx: Any, dy: Tensor | None, *_: Tensor | None) -> tuple[Tensor | None, ...]:
     if dy is None:
-        return None, None, None, None
+        return (None,) * 5
     w, temperature, mask, *saved = ctx.saved_tensors
-    dw, dtemperature = torch.ops.tost.tssa_backward(dy.to(w.dtype), w, temperature, mask, ctx.normalize, *saved)
-    return dw, dtemperature, None, None
+    dw, dtemperature = torch.ops.tost.tssa_backward(
+        dy.to(w.dtype), w, temperature, mask, ctx.normalize, *saved, ctx.count_scaled
+    )
+    return dw, dtemperature, None, None, None
 
 
 torch.library.register_autograd("tost::tssa", _backward, setup_context=_setup_context)

@@ -1,0 +1,69 @@
+"""Makes docs/results.md from the stored results of sweeps. No number is typed by hand.
+
+python scripts/update_results.py           rewrite docs/results.md
+python scripts/update_results.py --check   only say whether it is up to date; exit code 1 if not
+
+`tost sweep PLAN ... --store results/NAME.json` stores a sweep. Beside it, results/NAME.md may hold what is to be said
+about it; its numbers are placeholders such as {arm.metric.mean:.1f}, see `tost.sweep.fill`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from tost.errors import ConfigError
+from tost.sweep import page, read_results, section
+
+__all__ = ["generate", "main"]
+
+ROOT = Path(__file__).resolve().parents[1]
+RESULTS = ROOT / "results"
+PAGE = ROOT / "docs" / "results.md"
+
+
+def generate(folder: Path = RESULTS) -> str:
+    """Return the text of the page.
+
+    Args:
+        folder: Where the stored results are.
+
+    Raises:
+        SystemExit: A file cannot be used; the message names it.
+    """
+    sections = []
+    for path in sorted(folder.glob("*.json")):
+        commentary = path.with_suffix(".md")
+        try:
+            results = read_results(path)
+        except ConfigError as error:
+            raise SystemExit(str(error)) from None
+        if not results["complete"]:
+            raise SystemExit(f"{path} is of a sweep that is not finished; store it again with `tost sweep ... --store`")
+        try:
+            sections.append(section(results, commentary.read_text(encoding="utf-8") if commentary.exists() else ""))
+        except ConfigError as error:
+            raise SystemExit(f"{commentary}: {error}") from None
+    for path in sorted(folder.glob("*.md")):
+        if not path.with_suffix(".json").exists():
+            raise SystemExit(f"{path} is about a sweep whose results are not stored; there is no {path.stem}.json")
+    return page(sections)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the command line and return its exit code."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", action="store_true", help="change nothing")
+    options = parser.parse_args(arguments)
+    text = generate()
+    if PAGE.exists() and PAGE.read_text(encoding="utf-8") == text:
+        return 0
+    if not options.check:
+        PAGE.write_text(text, encoding="utf-8")
+    sys.stdout.write(f"{PAGE.relative_to(ROOT)} {'is out of date' if options.check else 'updated'}\n")
+    return int(options.check)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,155 @@
+"""`tost convert`: the authors' checkpoints into models of this package, and back."""
+
+from __future__ import annotations
+
+import os
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from tost.cli import _console
+from tost.errors import ConfigError, StorageError
+
+if TYPE_CHECKING:
+    from torch import nn
+
+__all__ = ["Form", "Weights", "convert"]
+
+
+class Form(StrEnum):
+    """Whose code reads the result."""
+
+    TOST = "tost"
+    OFFICIAL = "official"
+
+
+class Weights(StrEnum):
+    """Which weights of the source are taken."""
+
+    MODEL = "model"
+    EMA = "ema"
+
+
+def convert(
+    source: Annotated[
+        Path,
+        typer.Argument(
+            metavar="SOURCE", help="A checkpoint file of the authors, or a run, checkpoint or model folder."
+        ),
+    ],
+    out: Annotated[Path, typer.Option(help="What to write: a folder (tost) or a file such as model.pth (official).")],
+    overrides: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="KEY=VALUE", help="Options that a file does not tell, such as num_heads=6."),
+    ] = None,
+    to: Annotated[Form | None, typer.Option(help="Form to write. Default: the other one than that of SOURCE.")] = None,
+    weights: Annotated[Weights, typer.Option(help="ema: the moving average of the weights.")] = Weights.MODEL,
+    force: Annotated[bool, typer.Option("--force", help="Replace what is there.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="End with one line of JSON.")] = False,
+) -> None:
+    """Convert weights between the authors' code and this package.
+
+    Files are read without running anything in them, and every tensor is accounted for.
+    """
+    ours = source.is_dir()
+    form = to or (Form.OFFICIAL if ours else Form.TOST)
+    _check_target(source, out, form, force=force)
+    name, model = _read_folder(source, overrides, weights) if ours else _read_file(source, overrides, weights)
+    if form is Form.TOST:
+        from tost.train.saved import save_model
+
+        save_model(model, out, name=name, force=force)
+    else:
+        _save_official(model, out)
+    _report(source, out, form, name, model, json=json)
+
+
+def _check_target(source: Path, out: Path, form: Form, *, force: bool) -> None:
+    """Refuse a place that cannot be written, or where something would be lost, before any work is done."""
+    if out.exists() and source.exists() and out.samefile(source):
+        raise ConfigError(f"{out} is what is to be converted; give another place with --out")
+    if form is Form.TOST:
+        from tost.train.saved import refuse_existing
+
+        refuse_existing(out, force=force)
+        return
+    if not out.absolute().parent.is_dir():
+        raise ConfigError(f"the folder {out.parent} does not exist; make it first, or give another place with --out")
+    if out.is_dir():
+        raise ConfigError(f"{out} is a folder; an official checkpoint is a file, such as --out {out / 'model.pth'}")
+    if out.suffix == ".safetensors":
+        raise ConfigError(
+            f"the authors' code reads PyTorch files only; write for example --out {out.with_suffix('.pth')}"
+        )
+    if out.exists() and not force:
+        raise ConfigError(f"{out} exists and was left as it is; add --force to replace it")
+
+
+def _read_file(source: Path, overrides: list[str] | None, weights: Weights) -> tuple[str, nn.Module]:
+    from tost.integrations.official import load_official
+    from tost.train.saved import nearest_name
+
+    model = load_official(source, weights=weights.value, **_options(overrides or []))
+    return nearest_name(model.options), model  # type: ignore[arg-type]
+
+
+def _read_folder(source: Path, overrides: list[str] | None, weights: Weights) -> tuple[str, nn.Module]:
+    from tost.train.saved import build_saved, read_saved
+
+    if overrides:
+        raise ConfigError(f"{overrides[0]}: a folder of this package tells all options of its model; leave it out")
+    saved = read_saved(source, ema=weights is Weights.EMA, report=_console.log)
+    return saved.name, build_saved(saved, str(source))
+
+
+def _options(overrides: list[str]) -> dict[str, Any]:
+    from tost.train._yaml import parse_value
+
+    options: dict[str, Any] = {}
+    for text in overrides:
+        key, equals, value = text.partition("=")
+        if not equals or not key.isidentifier():
+            raise ConfigError(f"{text!r} is not an option of a model; write key=value, for example num_heads=8")
+        if key in options:
+            raise ConfigError(f"{key} is given twice; keep one of the two")
+        options[key] = parse_value(value)
+    return options
+
+
+def _save_official(model: nn.Module, out: Path) -> None:
+    import torch
+
+    from tost.integrations.official import to_official
+
+    content = {"model": to_official(model)}
+    temporary = out.with_name(f".{out.name}.{os.getpid()}.tmp")
+    try:
+        torch.save(content, temporary)
+        temporary.replace(out)
+    except (OSError, RuntimeError) as error:  # torch reports a full disk as the latter
+        raise StorageError(f"cannot write {out}: {error}") from error
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _report(source: Path, out: Path, form: Form, name: str, model: nn.Module, *, json: bool) -> None:
+    options: dict[str, Any] = model.options.model_dump(mode="json")  # type: ignore[union-attr,operator]
+    parameters = sum(p.numel() for p in model.parameters())
+    size = sum(file.stat().st_size for file in (out.iterdir() if out.is_dir() else [out]))
+    sizes = ("embed_dim", "depth", "num_heads", "mixer", "patch_size", "num_classes", "vocab_size", "max_length")
+    rows = [
+        ("source", str(source)),
+        ("model", name),
+        *((key, str(options[key])) for key in sizes if key in options),
+        ("parameters", f"{parameters:,}"),
+        (
+            "written",
+            f"{out}, {size / 1e6:.1f} MB, for {'the code of the authors' if form is Form.OFFICIAL else 'tost'}",
+        ),
+    ]
+    _console.show_table(("converted", ""), rows)
+    if json:
+        summary = {"source": str(source), "out": str(out), "form": form.value, "model": name, "options": options}
+        _console.show_json({**summary, "parameters": parameters, "bytes": size})

@@ -1,0 +1,223 @@
+"""`tost sweep`: carry out runs that belong together, and make one table of them. Loads no torch; the runs do."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from tost.cli import _console
+from tost.errors import ConfigError
+
+if TYPE_CHECKING:
+    from rich.progress import Progress, TaskID
+
+    from tost.sweep import Outcome, Run, Watcher
+
+__all__ = ["sweep"]
+
+FAILED = 1
+INTERRUPTED = 130
+
+
+def sweep(
+    plan: Annotated[str, typer.Argument(metavar="PLAN", help="Built-in plan (see `tost ls sweeps`) or YAML file.")],
+    overrides: Annotated[
+        list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Changes for all runs, such as data.path=DIR.")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(metavar="DIR", help="Folder.", show_default="runs/<plan>")] = None,
+    jobs: Annotated[int, typer.Option(min=1, metavar="N", help="Runs at a time.")] = 1,
+    threads: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="Threads per run.", show_default="an equal share")
+    ] = None,
+    only: Annotated[
+        str | None, typer.Option(metavar="PATTERN", help="Arms or runs to carry out, such as 'tost_*' or '*/seed0'.")
+    ] = None,
+    seeds: Annotated[
+        str | None, typer.Option(metavar="N,N,...", help="Seeds.", show_default="those of the plan")
+    ] = None,
+    start: Annotated[
+        Path | None,
+        typer.Option("--from", metavar="DIR", help="Sweep whose weights arms start from, if the plan asks."),
+    ] = None,
+    store: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Copy the results here once all runs are finished.")
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Check everything, list the runs, and stop.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="End with one line of JSON.")] = False,
+) -> None:
+    """Carry out runs that belong together; make one table.
+
+    Each run is a process of its own. Finished runs are not repeated and interrupted ones go on, so the same command
+    completes a sweep that was stopped. Ctrl-C once lets the runs save and stops, twice stops at once.
+    """
+    from tost import sweep as sweeps
+
+    changes = overrides or []
+    loaded = sweeps.load_plan(plan)
+    if seeds is not None:
+        loaded = loaded.model_copy(update={"seeds": _parse_seeds(seeds)})
+    folder = out or Path("runs") / Path(plan).stem
+    runs = sweeps.expand(loaded, changes, folder, name=plan, start=start)
+    sweeps.check_folders(runs)
+    waiting = sweeps.unfinished(runs, sweeps.select(runs, only) if only else runs)
+    if dry_run:
+        _list(runs, waiting, json=json)
+        return
+    outcomes, stopped = _carry_out(waiting, folder, jobs, threads) if waiting else ([], False)
+    results = sweeps.collect(plan, loaded, changes, runs)
+    sweeps.write_results(folder / "results.json", results)
+    _show(results, outcomes)
+    stored = store is None or _store(store, results)
+    if problem := sweeps.metric_problem(results):
+        raise ConfigError(problem)
+    if json:
+        _console.show_json(results)
+    else:
+        _console.show(str(folder / "results.json"))
+    if stopped:
+        raise typer.Exit(INTERRUPTED)
+    if not stored or any(outcome.reason for outcome in outcomes):
+        raise typer.Exit(FAILED)
+
+
+def _parse_seeds(text: str) -> list[int]:
+    try:
+        seeds = [int(part) for part in text.split(",")]
+    except ValueError:
+        seeds = []
+    if not seeds or len(set(seeds)) < len(seeds) or min(seeds) < 0:
+        raise typer.BadParameter(f"{text!r} is not a list of seeds, each once; write for example --seeds 0,1,2.")
+    return seeds
+
+
+def _list(runs: Sequence[Run], waiting: Sequence[Run], *, json: bool) -> None:
+    """Show what a sweep would do."""
+    from tost.sweep import state_of
+
+    names = {run.name for run in waiting}
+    todo = {"new": "start", "interrupted": "go on", "failed": "try again"}
+    rows = []
+    for run in runs:
+        state = state_of(run)
+        action = todo[state] if run.name in names else "-"
+        rows.append((run.name, str(state), action, f"tost {shlex.join(run.arguments)}"))
+    headers = ("run", "state", "would", "command")
+    _console.show_table(headers, rows)
+    if json:
+        _console.show_json({"runs": [dict(zip(headers, row, strict=True)) for row in rows]})
+
+
+def _carry_out(waiting: Sequence[Run], folder: Path, jobs: int, threads: int | None) -> tuple[list[Outcome], bool]:
+    """Carry out runs; return how they ended, and whether the user stopped them."""
+    from tost.sweep import claim, execute, start_process
+    from tost.train.stopping import StopRequest
+
+    if threads is None and jobs > 1:
+        threads = max(1, (os.cpu_count() or 1) // jobs)
+    with claim(folder) as lock, StopRequest() as stop, _open_watcher(len(waiting)) as watcher:
+        start = partial(start_process, threads=threads, keep_open=(lock,))
+        outcomes = execute(waiting, start, watcher, jobs=jobs, stopping=lambda: stop.requested)
+    return outcomes, stop.requested and any(outcome.reason for outcome in outcomes)
+
+
+def _show(results: Mapping[str, Any], outcomes: Sequence[Outcome]) -> None:
+    """Show the table and what it means; then, on stderr, what went wrong."""
+    from tost.sweep import State, statements, table, tail
+
+    made = table(results)
+    _console.show_table(made.headers, made.rows, title=results["plan"]["title"], labels=made.labels)
+    for statement in statements(results):
+        _console.show(statement)
+    for outcome in outcomes:
+        if outcome.reason and outcome.state is not State.new and outcome.reason != "interrupted":
+            _console.log(f"{outcome.run.name}: {outcome.reason}; the end of what it said:")
+            for line in tail(outcome.run):
+                _console.log(f"    {line}")
+
+
+def _store(path: Path, results: Mapping[str, Any]) -> bool:
+    """Keep the results of a sweep that is complete; tell whether they were kept."""
+    from tost.sweep import write_results
+
+    if not results["complete"]:
+        _console.log(f"not stored in {path}: some runs are not finished")
+        return False
+    write_results(path, dict(results))
+    _console.log(f"stored in {path}; `python scripts/update_results.py` shows it in the documentation")
+    return True
+
+
+@contextmanager
+def _open_watcher(total: int) -> Iterator[Watcher]:
+    """Show what happens on stderr: live bars on a terminal, lines elsewhere."""
+    if not sys.stderr.isatty():
+        yield _Plain(total)
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    name, text = (TextColumn(f"{{task.{field}}}", markup=False) for field in ("description", "fields[text]"))
+    columns = (name, BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), text)
+    with Progress(*columns, console=Console(stderr=True)) as progress:
+        yield _Live(total, progress)
+
+
+class _Plain:
+    """One line when a run starts and one when it ends."""
+
+    def __init__(self, total: int) -> None:
+        self._total = total
+        self._done = 0
+
+    def say(self, text: str) -> None:
+        _console.log(text)
+
+    def started(self, run: Run) -> None:
+        self.say(f"{run.name}: started, {run.settings.train.steps:,} steps; output in {run.folder / 'output.txt'}")
+
+    def ended(self, outcome: Outcome) -> None:
+        self._done += 1
+        told = outcome.reason or "finished"
+        time = f" after {outcome.seconds / 60:.1f} min" if outcome.seconds else ""  # it may never have been started
+        self.say(f"[{self._done}/{self._total}] {outcome.run.name}: {told}{time}")
+
+    def tick(self, running: Sequence[Run]) -> None:
+        pass
+
+
+class _Live(_Plain):
+    """A bar for the sweep and one for each run at work."""
+
+    def __init__(self, total: int, progress: Progress) -> None:
+        super().__init__(total)
+        self._progress = progress
+        self._all = progress.add_task("runs", total=total, text="")
+        self._bars: dict[str, TaskID] = {}
+
+    def say(self, text: str) -> None:
+        self._progress.console.print(text, markup=False, highlight=False)
+
+    def started(self, run: Run) -> None:
+        self._bars[run.name] = self._progress.add_task(run.name, total=run.settings.train.steps, text="starting")
+
+    def ended(self, outcome: Outcome) -> None:
+        super().ended(outcome)
+        self._progress.update(self._all, advance=1)
+        if outcome.run.name in self._bars:
+            self._progress.remove_task(self._bars.pop(outcome.run.name))
+
+    def tick(self, running: Sequence[Run]) -> None:
+        from tost.sweep import progress_of
+
+        for run in running:
+            if found := progress_of(run):
+                text = f"loss {found['loss']:.4f}, {found['eta_seconds'] / 60:.1f} min to go"
+                self._progress.update(self._bars[run.name], completed=found["step"], text=text)

@@ -1,0 +1,315 @@
+"""Options of the image data sets, checked without torch. `docs/image-data.md` explains them."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any, ClassVar, Literal, Self
+
+from pydantic import Field, PlainValidator, WithJsonSchema, model_validator
+
+from tost.data.shape import DataSetOptions, DataShape, problem
+from tost.errors import ConfigError
+
+__all__ = [
+    "IMAGENET_MEAN",
+    "IMAGENET_STD",
+    "IMAGE_OPTIONS",
+    "Cifar10Options",
+    "Cifar100Options",
+    "FashionMnistOptions",
+    "Flowers102Options",
+    "ImageFolderOptions",
+    "ImageNetOptions",
+    "ImageOptions",
+    "ImageParquetOptions",
+    "PetsOptions",
+]
+
+IMAGENET_MEAN, IMAGENET_STD = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]
+
+_LARGEST = 16_384  # pixels; a larger side is a slip of the finger
+_MAGNITUDES = 30  # torchvision's RandAugment knows the magnitudes 0 to 30
+_POLICY = re.compile(r"(rand|augmix)(-[a-z]+[0-9.]+)*|torchvision-rand-n(\d+)-m(\d+)|torchvision-trivial")
+
+
+def _size(value: Any) -> int | list[int]:
+    sides = value if isinstance(value, list | tuple) else [value]
+    whole = all(isinstance(side, int) and not isinstance(side, bool) and 1 <= side <= _LARGEST for side in sides)
+    if not whole or len(sides) != (2 if sides is value else 1):
+        raise problem(f"{value!r} given; needs a number of pixels from 1 to {_LARGEST}, or [height, width].")
+    return list(sides) if sides is value else sides[0]
+
+
+def _resize(value: Any) -> int | str:
+    if value in ("ratio", "squash"):
+        return str(value)
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= _LARGEST:
+        raise problem(f"{value!r} given; needs ratio, squash, or a number of pixels from 1 to {_LARGEST}.")
+    return value
+
+
+def _policy(value: Any) -> str | None:
+    if value is None:
+        return None
+    found = _POLICY.fullmatch(value) if isinstance(value, str) else None
+    if found is None or int(found[4] or 0) > _MAGNITUDES:
+        raise problem(
+            f"{value!r} given; needs null, a policy of timm such as rand-m9-mstd0.5-inc1, or one of torchvision: "
+            f"torchvision-trivial, or torchvision-rand-n2-m14 (n: operations, m: magnitude up to {_MAGNITUDES})."
+        )
+    return str(value)
+
+
+_PIXELS = {"type": "integer", "minimum": 1}
+_Size = Annotated[
+    int | list[int], PlainValidator(_size), WithJsonSchema({"anyOf": [_PIXELS, {"type": "array", "items": _PIXELS}]})
+]
+_Resize = Annotated[
+    int | str, PlainValidator(_resize), WithJsonSchema({"anyOf": [{"enum": ["ratio", "squash"]}, _PIXELS]})
+]
+_Policy = Annotated[
+    str | None, PlainValidator(_policy), WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "null"}]})
+]
+_Share = Annotated[float, Field(ge=0, le=1)]
+_Pair = Annotated[list[Annotated[float, Field(gt=0, allow_inf_nan=False)]], Field(min_length=2, max_length=2)]
+_PerChannel = Annotated[list[Annotated[float, Field(allow_inf_nan=False)]], Field(min_length=1, max_length=3)]
+
+_CROP = "training: pad shifts by up to `padding` pixels, resized takes a random part, none does as validation does"
+_EVAL_RESIZE = (
+    "validation: squash resizes both sides to image_size; a number resizes the shorter side to it before the centre "
+    "is cut out, ratio to 8/7 of image_size (256 for 224)"
+)
+
+
+class ImageOptions(DataSetOptions):
+    """What all image data sets understand; each has defaults of its own."""
+
+    known_classes: ClassVar[int | None] = None
+    """Number of classes where the data set fixes it."""
+
+    image_size: _Size = Field(default=224, description="size of the samples in pixels, or [height, width]")
+    channels: Literal[1, 3] = Field(default=3, description="3 for colour, grey images repeat theirs; 1 for grey")
+    train_split: str = Field(default="train", description="split to train on")
+    validation_split: str = Field(default="test", description="split to validate on")
+    hold_out: int = Field(
+        default=0, ge=0, description="validate on so many images of the training split, which then trains on the others"
+    )
+    limit: int | None = Field(default=None, ge=1, description="images per split, spread evenly over it; null: all")
+
+    crop: Literal["pad", "resized", "none"] = Field(default="resized", description=_CROP)
+    padding: int = Field(default=4, ge=0, description="largest shift of crop: pad, in pixels; black moves in")
+    crop_scale: _Pair = Field(default=[0.08, 1.0], description="share of the area that crop: resized takes")
+    crop_ratio: _Pair = Field(default=[0.75, 4 / 3], description="width / height of what crop: resized takes")
+    flip: _Share = Field(default=0.5, description="probability that a training image is mirrored")
+    auto_augment: _Policy = Field(
+        default=None, description="policy such as rand-m9-mstd0.5-inc1 (timm) or torchvision-rand-n2-m14; null: none"
+    )
+    color_jitter: float = Field(default=0.0, ge=0, le=1, description="strength of random brightness, contrast, colour")
+    erasing: _Share = Field(default=0.0, description="probability that a part of a training image is erased")
+    erasing_mode: Literal["const", "rand", "pixel"] = Field(
+        default="pixel", description="erase to black, to one random colour, or to noise per pixel"
+    )
+    erasing_count: int = Field(default=1, ge=1, description="most parts that are erased in one image")
+    repeats: int = Field(
+        default=1, ge=1, le=16, description="repeated augmentation: every image so often in a row, in other versions"
+    )
+
+    interpolation: Literal["bilinear", "bicubic"] = Field(default="bicubic", description="how images are resized")
+    eval_resize: _Resize = Field(default="squash", description=_EVAL_RESIZE)
+    mean: _PerChannel = Field(default=IMAGENET_MEAN, description="subtracted per channel, of pixels in [0, 1]")
+    std: _PerChannel = Field(default=IMAGENET_STD, description="then divided by, per channel")
+    on_bad_image: Literal["replace", "error"] = Field(
+        default="replace",
+        description="an image that cannot be read: train on its neighbour and validate on a blank one, or stop",
+    )
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if wrong := self._conflicts():
+            raise problem(" ".join(wrong))
+        return self
+
+    def _conflicts(self) -> list[str]:
+        found = []
+        if self.color_jitter and self.auto_augment:
+            found.append(
+                f"color_jitter={self.color_jitter} has no effect beside auto_augment={self.auto_augment}, which "
+                "changes colours itself; remove one of them."
+            )
+        if isinstance(self.eval_resize, int) and self.eval_resize < max(self.size):
+            found.append(
+                f"eval_resize={self.eval_resize} is smaller than image_size={self.image_size}, which is cut out of it; "
+                "make it at least as large, or use squash."
+            )
+        for key in ("crop_scale", "crop_ratio"):
+            low, high = getattr(self, key)
+            if low > high or (key == "crop_scale" and high > 1):
+                found.append(
+                    f"{key}={[low, high]} is no range; give [least, most], shares of the area being at most 1."
+                )
+        for key in ("mean", "std"):
+            if len(getattr(self, key)) not in (1, self.channels):
+                found.append(
+                    f"{key}={getattr(self, key)} does not fit channels={self.channels}; give one number, or one per "
+                    "channel."
+                )
+        if min(self.std) <= 0:
+            found.append(f"std={self.std} divides the pixels; every number must be above 0.")
+        if self.train_split == self.validation_split and not self.hold_out:
+            found.append(
+                f"train_split and validation_split are both {self.train_split!r}; to validate on a part of it that is "
+                "not trained on, set hold_out to a number of images."
+            )
+        return found
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """Height and width of the samples."""
+        height, width = self.image_size if isinstance(self.image_size, list) else [self.image_size] * 2
+        return height, width
+
+    def class_count(self) -> int:
+        """Return the number of classes.
+
+        Raises:
+            ConfigError: It is neither fixed nor given.
+        """
+        if self.known_classes is None:
+            raise NotImplementedError
+        return self.known_classes
+
+    def shape(self) -> DataShape:
+        """Images of one size."""
+        return DataShape(
+            task="image_classification",
+            input="image",
+            num_classes=self.class_count(),
+            in_chans=self.channels,
+            image_size=self.size,
+        )
+
+
+class Cifar10Options(ImageOptions):
+    """Options of ``cifar10``."""
+
+    known_classes = 10
+
+    image_size: _Size = Field(default=32, description="size of the samples in pixels, or [height, width]")
+    train_split: Literal["train", "test"] = Field(default="train", description="split to train on")
+    validation_split: Literal["train", "test"] = Field(default="test", description="split to validate on")
+    crop: Literal["pad", "resized", "none"] = Field(default="pad", description=_CROP)
+    mean: _PerChannel = Field(
+        default=[0.4914, 0.4822, 0.4465], description="subtracted per channel, of pixels in [0, 1]; of this set"
+    )
+    std: _PerChannel = Field(default=[0.2470, 0.2435, 0.2616], description="then divided by, per channel; of this set")
+
+
+class Cifar100Options(Cifar10Options):
+    """Options of ``cifar100``; its labels are the fine ones."""
+
+    known_classes = 100
+
+    mean: _PerChannel = Field(
+        default=[0.5071, 0.4866, 0.4409], description="subtracted per channel, of pixels in [0, 1]; of this set"
+    )
+    std: _PerChannel = Field(default=[0.2673, 0.2564, 0.2762], description="then divided by, per channel; of this set")
+
+
+class FashionMnistOptions(Cifar10Options):
+    """Options of ``fashion_mnist``."""
+
+    image_size: _Size = Field(default=28, description="size of the samples in pixels, or [height, width]")
+    channels: Literal[1, 3] = Field(default=1, description="1 for grey, as the images are; 3 repeats it")
+    padding: int = Field(default=2, ge=0, description="largest shift of crop: pad, in pixels; black moves in")
+    mean: _PerChannel = Field(default=[0.2860], description="subtracted, of pixels in [0, 1]; of this set")
+    std: _PerChannel = Field(default=[0.3530], description="then divided by; of this set")
+
+
+class Flowers102Options(ImageOptions):
+    """Options of ``flowers102``."""
+
+    known_classes = 102
+
+    train_split: Literal["train", "val", "trainval", "test"] = Field(default="train", description="split to train on")
+    validation_split: Literal["train", "val", "trainval", "test"] = Field(
+        default="test", description="split to validate on"
+    )
+
+
+class PetsOptions(ImageOptions):
+    """Options of ``pets``."""
+
+    known_classes = 37
+
+    train_split: Literal["trainval", "test"] = Field(default="trainval", description="split to train on")
+    validation_split: Literal["trainval", "test"] = Field(default="test", description="split to validate on")
+
+
+class _FoundOptions(ImageOptions):
+    """Options of data sets whose classes are not known before."""
+
+    num_classes: int | None = Field(
+        default=None, ge=2, description="number of classes; must be given, and is compared with the data"
+    )
+    in_memory: bool = Field(
+        default=False, description="read every image once, resized as for validation; needs crop: pad or none"
+    )
+
+    def class_count(self) -> int:
+        """Return the number of classes that was given."""
+        if self.num_classes is None:
+            raise ConfigError(
+                "data.options.num_classes is missing; the number of classes of this data set must be known before it "
+                "is read: set it to the number of class folders or of different labels."
+            )
+        return self.num_classes
+
+    def _conflicts(self) -> list[str]:
+        found = super()._conflicts()
+        if self.in_memory and (self.crop == "resized" or self.auto_augment or self.color_jitter or self.erasing):
+            found.append(
+                "in_memory=True keeps images of the final size, so crop: resized, auto_augment, color_jitter and "
+                "erasing cannot be applied to them; leave these out, with crop: pad or none, or in_memory."
+            )
+        return found
+
+
+class ImageFolderOptions(_FoundOptions):
+    """Options of ``image_folder``."""
+
+    validation_split: str = Field(default="val", description="split, that is sub-folder, to validate on")
+
+
+class ImageParquetOptions(_FoundOptions):
+    """Options of ``image_parquet``."""
+
+    image_column: str | None = Field(default=None, description="column of the images; null: image or img")
+    label_column: str | None = Field(
+        default=None, description="column of the labels; null: label, labels, fine_label or target"
+    )
+
+
+class ImageNetOptions(ImageOptions):
+    """Options of ``imagenet``."""
+
+    known_classes = 1000
+
+    validation_split: str = Field(default="val", description="split to validate on")
+    eval_resize: _Resize = Field(default="ratio", description=_EVAL_RESIZE)
+    real_labels: str | None = Field(
+        default=None,
+        description="reassessed validation labels (ReaL): path of real.json, or timm for the copy that timm holds",
+    )
+
+
+IMAGE_OPTIONS: dict[str, type[DataSetOptions]] = {
+    "cifar10": Cifar10Options,
+    "cifar100": Cifar100Options,
+    "fashion_mnist": FashionMnistOptions,
+    "flowers102": Flowers102Options,
+    "image_folder": ImageFolderOptions,
+    "image_parquet": ImageParquetOptions,
+    "imagenet": ImageNetOptions,
+    "pets": PetsOptions,
+}
+"""The classes by the names of their data sets."""

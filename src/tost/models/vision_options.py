@@ -1,0 +1,141 @@
+"""What can be chosen about an image model, checked before anything is built. Loads no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from tost.models.options import Count, ModelOptions, Switch
+
+__all__ = ["CrateOptions", "FixedSizeOptions", "ImageOptions", "VisionOptions", "VitOptions"]
+
+Rate = Annotated[float, Field(ge=0, lt=1)]
+
+
+class ImageOptions(ModelOptions):
+    """What every model of images lets one choose."""
+
+    patch_size: Count = Field(16, description="edge of the square of pixels behind a token, P")
+    in_chans: Count = Field(3, description="channels of an image")
+    num_classes: Annotated[int, Field(ge=0, strict=True)] = Field(
+        1000, description="number of classes, K; 0 has no head and gives the features"
+    )
+    global_pool: Literal["token", "avg", ""] = Field(
+        "token", description="what the head sees: the class token, the average of the patches, or (empty) every token"
+    )
+    head_dropout: Rate = Field(0.0, description="dropout in front of the head")
+    drop_path: Rate = Field(0.0, description="probability with which a residual branch is left out for an image")
+    drop_path_rule: Literal["constant", "linear"] = Field(
+        "constant", description="drop_path of the blocks: the same for all, or growing from 0 at the first to the last"
+    )
+
+    def drop_paths(self) -> list[float]:
+        """Return the drop path rate of each block."""
+        if self.drop_path_rule == "constant" or self.depth == 1:
+            return [self.drop_path] * self.depth
+        return [self.drop_path * i / (self.depth - 1) for i in range(self.depth)]
+
+
+class FixedSizeOptions(ImageOptions):
+    """What a model with learned positions lets one choose: it has to know how many there are."""
+
+    image_size: Count | tuple[Count, Count] = Field(224, description="size of the images, or (height, width)")
+
+    @property
+    def image_shape(self) -> tuple[int, int]:
+        """Height and width of the images."""
+        size = self.image_size
+        return (size, size) if isinstance(size, int) else size
+
+    @classmethod
+    def conflicts(cls, values: Mapping[str, Any]) -> list[str]:
+        """Say which options do not go together; see `ModelOptions.conflicts`."""
+        found = super().conflicts(values)
+        size, patch = values.get("image_size"), values.get("patch_size")
+        sides = (size,) if isinstance(size, int) else tuple(size or ())
+        if isinstance(patch, int) and any(isinstance(side, int) and side % patch for side in sides):
+            found.append(
+                f"image_size={size} is not made of whole patches of patch_size={patch}: "
+                "resize the images to multiples of the patch, or choose another patch_size"
+            )
+        if values.get("backend", "auto") != "auto":
+            found.append(f"backend={values['backend']} chooses an implementation of TSSA, which this model has not")
+        return found
+
+
+class VisionOptions(ImageOptions):
+    """Options of `VisionToST`."""
+
+    patch_size: Literal[2, 4, 8, 16] = Field(
+        16, description="edge of the square of pixels behind a token, P: one convolution of stride 2 per factor of 2"
+    )
+    mixer: Literal["tssa", "softmax", "xca", "mssa"] = Field(
+        "tssa",
+        description="how tokens meet: token statistics, softmax attention, cross-covariance attention (XCiT), "
+        "multi-head subspace attention (CRATE)",
+    )
+    feed_forward: Literal["mlp", "ista"] = Field(
+        "mlp", description="what follows it: an MLP with a residual connection, or a sparsifying step (CRATE)"
+    )
+    normalize: Switch = Field(True, description="normalise features over the tokens before memberships are taken")
+    layer_scale: float | None = Field(
+        1.0, gt=0, description="initial value of the vectors that scale each residual branch; null has none"
+    )
+    class_depth: Count = Field(2, description="number of class-attention blocks behind the others")
+    tokens_norm: Switch = Field(True, description="second norm of class attention for all tokens, not the class alone")
+    local: Annotated[int, Field(ge=0, strict=True)] = Field(
+        0, description="width of a depth-wise convolution over the tokens' grid in front of the mixer; 0 has none"
+    )
+    gate: Switch = Field(False, description="gate the output of TSSA by a projection of its input")
+    count_scaled: Switch = Field(False, description="multiply the energies of TSSA by the number of tokens")
+
+    @classmethod
+    def conflicts(cls, values: Mapping[str, Any]) -> list[str]:
+        """Say which options do not go together; see `ModelOptions.conflicts`."""
+        found = super().conflicts(values)
+        width, patch, local = (values.get(name) for name in ("embed_dim", "patch_size", "local"))
+        if isinstance(width, int) and patch in (2, 4, 8, 16) and width % (patch // 2):
+            found.append(
+                f"embed_dim={width} is not divisible by {patch // 2}: with patch_size={patch} the stem starts with "
+                f"1/{patch // 2} of the width and doubles it; change one of the two"
+            )
+        if isinstance(local, int) and local > 0 and local % 2 == 0:
+            found.append(f"local={local} has no middle: the convolution needs an odd width; use {local + 1}, or 0")
+        found += _only_for_tssa(values)
+        return found
+
+
+def _only_for_tssa(values: Mapping[str, Any]) -> list[str]:
+    """Say which options of TSSA are set for another mixer."""
+    mixer = values.get("mixer", "tssa")
+    if mixer == "tssa":
+        return []
+    defaults = {"normalize": True, "gate": False, "count_scaled": False, "backend": "auto"}
+    return [
+        f"{name}={values[name]} is about TSSA, but mixer={mixer}; use mixer=tssa, or leave {name}={default}"
+        for name, default in defaults.items()
+        if values.get(name, default) != default
+    ]
+
+
+class CrateOptions(FixedSizeOptions):
+    """Options of `CRATE`. `mlp_ratio` has no meaning here: the sparsifying step has no hidden width."""
+
+    step_size: float = Field(0.1, gt=0, description="step of the sparsifying block, eta")
+    threshold: float = Field(0.1, ge=0, description="what the sparsifying block charges for being non-zero, lambda")
+
+    @classmethod
+    def conflicts(cls, values: Mapping[str, Any]) -> list[str]:
+        """Say which options do not go together; see `ModelOptions.conflicts`."""
+        found = super().conflicts(values)
+        if values.get("mlp_ratio", 4.0) != 4.0:
+            found.append(f"mlp_ratio={values['mlp_ratio']} has no meaning for CRATE, which has no MLP; leave it out")
+        return found
+
+
+class VitOptions(FixedSizeOptions):
+    """Options of `ViT`, which is timm's VisionTransformer."""
+
+    drop_path_rule: Literal["linear"] = Field("linear", description="timm's drop path grows from 0 at the first block")

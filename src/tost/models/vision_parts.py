@@ -1,0 +1,117 @@
+"""The two ends of a vision model: the convolutions that make tokens, and the attention of the class token.
+
+Shapes: images [B, channels, height, width], tokens [B, N, C] (batch, tokens, width), class token [B, 1, C].
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import torch
+from torch import Tensor, nn
+
+import tost._torchvision  # noqa: F401  timm imports torchvision, which a CPU build of torch has to be prepared for
+
+# isort: split
+from timm.models.xcit import ClassAttentionBlock, conv3x3
+
+__all__ = ["ClassBlock", "ConvStem"]
+
+
+class ConvStem(nn.Module):
+    """The stem of XCiT: convolutions of stride 2 with batch norm, and GELUs between them.
+
+    There is one convolution per factor of two in the patch size; the width doubles from one to the next. With patches
+    of 8 and 16 pixels this is timm's ``ConvPatchEmbed``, with the same names of parameters; 2 and 4 continue it to
+    small images. Any image size will do: the grid of tokens is that of the image divided by the patch size, rounded up.
+
+    Args:
+        patch_size: 2, 4, 8 or 16.
+        in_chans: Channels of the images.
+        embed_dim: Width of the tokens, C.
+    """
+
+    def __init__(self, patch_size: int, in_chans: int, embed_dim: int) -> None:
+        super().__init__()
+        steps = patch_size.bit_length() - 1
+        widths = [in_chans, *(embed_dim >> i for i in reversed(range(steps)))]
+        layers: list[nn.Module] = []
+        for narrow, wide in pairwise(widths):
+            layers += [conv3x3(narrow, wide, 2), nn.GELU()]  # type: ignore[no-untyped-call]
+        self.patch_size = patch_size
+        self.proj = nn.Sequential(*layers[:-1])
+
+    def forward(self, images: Tensor) -> tuple[Tensor, tuple[int, int]]:
+        """Turn images into tokens.
+
+        Args:
+            images: ``[B, channels, height, width]``.
+
+        Returns:
+            Tokens ``[B, N, C]``, row by row, and their grid (rows, columns).
+        """
+        # With channels last in memory the result already is a matrix of tokens; otherwise it would be transposed here.
+        x: Tensor = self.proj(images.contiguous(memory_format=torch.channels_last))
+        return x.flatten(2).transpose(1, 2), (x.shape[2], x.shape[3])
+
+
+class ClassBlock(ClassAttentionBlock):
+    """timm's class-attention block of XCiT, with class token and patches apart.
+
+    The parameters and the result are timm's; the work is less. There is a single query, so keys and values need not be
+    computed: ``q . (W_k x) = (W_k^T q) . x`` asks each patch directly, and the values' matrix acts on the average of
+    the patches instead of on every patch. That leaves N * C * H products in place of N * C * C. Nothing is
+    concatenated, and the patches, which a classifier never sees behind its last block, are left out there.
+    """
+
+    def forward(  # type: ignore[override]
+        self, token: Tensor, patches: Tensor, keep_patches: bool = True
+    ) -> tuple[Tensor, Tensor | None]:
+        """Let the class token look at the patches.
+
+        Args:
+            token: Class token, ``[B, 1, C]``.
+            patches: ``[B, N, C]``.
+            keep_patches: Return what becomes of the patches, too.
+
+        Returns:
+            The class token and the patches, or None in their place. XCiT's blocks change the patches as well: they are
+            added their own norm, normalised again with `tokens_norm`, and doubled.
+        """
+        seen, normed = self.norm1(token), self.norm1(patches)
+        token = self.norm2(token + self.gamma1 * self._attend(seen, normed))
+        token = token + self.gamma2 * self.mlp(token)
+        if not keep_patches:
+            return token, None
+        patches = patches + self.gamma1 * normed
+        patches = self.norm2(patches) if self.tokens_norm else patches
+        return token, patches + patches
+
+    def weights(self, token: Tensor, patches: Tensor) -> Tensor:
+        """Return where the class token looks: ``[B, H, 1 + N]`` over itself and the patches, rows adding up to 1."""
+        return self._scores(self.norm1(token), self.norm1(patches)).softmax(dim=-1)
+
+    def _attend(self, token: Tensor, patches: Tensor) -> Tensor:
+        attn = self.attn
+        # Modules that were exchanged or are listened to have to be called: their weights may not be the whole story.
+        if any(type(part) is not nn.Linear or part._forward_hooks for part in (attn.k, attn.v)):
+            replaced: Tensor = attn(torch.cat((token, patches), dim=1))
+            return replaced
+        B, _, C = token.shape
+        H, D = attn.num_heads, C // attn.num_heads
+        weights = attn.attn_drop(self._scores(token, patches).softmax(dim=-1))
+        mean = weights[..., :1] * token + weights[..., 1:] @ patches
+        # Dropout changes the sum of the weights, and with it the share of the values' bias.
+        values = torch.einsum("bhc,hdc->bhd", mean, attn.v.weight.view(H, D, C))
+        values = values + weights.sum(dim=-1, keepdim=True) * attn.v.bias.view(H, D)
+        result: Tensor = attn.proj_drop(attn.proj(values.reshape(B, 1, C)))
+        return result
+
+    def _scores(self, token: Tensor, patches: Tensor) -> Tensor:
+        attn = self.attn
+        B, _, C = token.shape
+        H, D = attn.num_heads, C // attn.num_heads
+        query = attn.q(token).view(B, H, D) * attn.scale
+        asked = torch.einsum("bhd,hdc->bhc", query, attn.k.weight.view(H, D, C))
+        scores = torch.cat((asked @ token.transpose(1, 2), asked @ patches.transpose(1, 2)), dim=-1)
+        return scores + torch.einsum("bhd,hd->bh", query, attn.k.bias.view(H, D)).unsqueeze(-1)

@@ -1,0 +1,107 @@
+"""What the token mixers without statistics share: projections, padding, and the refusal to work on half a sequence.
+
+Shapes: x [B, N, C] (batch, tokens, width), parts [B, N, P, H, D] with C = H * D, mask [B, N].
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from tost import parallel
+from tost.errors import BackendError
+from tost.ops._checks import check_mask
+from tost.ops._numerics import zero_padding
+
+__all__ = ["ProjectedMixer", "check_heads", "check_width", "refuse_context"]
+
+
+def check_heads(embed_dim: int, num_heads: int) -> None:
+    """Refuse a width that cannot be split into that many heads."""
+    if num_heads < 1 or embed_dim % num_heads:
+        raise ValueError(
+            f"embed_dim ({embed_dim}) must be divisible by num_heads ({num_heads}): "
+            "every head takes an equal share of the width. Change one of the two."
+        )
+
+
+def check_width(x: Tensor, embed_dim: int) -> None:
+    """Refuse anything but tokens of the width that a module was made for."""
+    if x.dim() != 3 or x.shape[-1] != embed_dim:
+        raise ValueError(f"x has shape {tuple(x.shape)}; this module needs [B, N, {embed_dim}].")
+
+
+def refuse_context(what: str) -> None:
+    """Refuse to run where each rank holds a piece of the sequence: the result would be that of the piece alone."""
+    if parallel.active() is not None:
+        raise BackendError(
+            f"{what} needs whole sequences, but a ContextParallel context is active and each rank holds only a piece. "
+            "Use TSSA without it, or run this model without context parallelism."
+        )
+
+
+class ProjectedMixer(nn.Module):
+    """A projection into heads, a way of mixing tokens, a projection back; subclasses supply the middle."""
+
+    parts: ClassVar[int] = 3
+    """How many vectors of width C the first projection makes of a token."""
+
+    def __init__(
+        self,
+        embed_dim: int,
+        num_heads: int,
+        in_bias: bool,
+        out_bias: bool,
+        attn_drop: float,
+        out_drop: float,
+        device: torch.device | str | None,
+        dtype: torch.dtype | None,
+    ) -> None:
+        super().__init__()
+        check_heads(embed_dim, num_heads)
+        self.embed_dim, self.num_heads, self.head_dim = embed_dim, num_heads, embed_dim // num_heads
+        self.proj_in = nn.Linear(embed_dim, self.parts * embed_dim, bias=in_bias, device=device, dtype=dtype)
+        self.proj_out = nn.Linear(embed_dim, embed_dim, bias=out_bias, device=device, dtype=dtype)
+        self.attn_drop, self.out_drop = attn_drop, out_drop
+
+    def extra_repr(self) -> str:
+        """Show the sizes in ``print(module)``."""
+        return f"embed_dim={self.embed_dim}, num_heads={self.num_heads}"
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Mix the tokens x [B, N, C].
+
+        Args:
+            x: Tokens, ``[B, N, C]``.
+            mask: Real tokens, bool ``[B, N]``; the others neither count nor get more than the output bias.
+
+        Returns:
+            ``[B, N, C]``.
+
+        Raises:
+            ValueError: `x` or `mask` has the wrong shape or dtype.
+            BackendError: Context parallelism is active; this mixer needs whole sequences.
+        """
+        refuse_context(type(self).__name__)
+        check_width(x, self.embed_dim)
+        check_mask(mask, x)
+        projected = zero_padding(self.proj_in(x), mask)
+        y = self._mix(projected.reshape(*x.shape[:2], self.parts, self.num_heads, self.head_dim), mask)
+        out: Tensor = self.proj_out(zero_padding(y, mask).flatten(2))
+        return F.dropout(out, self.out_drop) if self.training and self.out_drop > 0 else out
+
+    def _mix(self, parts: Tensor, mask: Tensor | None) -> Tensor:
+        """Return [B, N, H, D] of parts [B, N, P, H, D]. Padding is zero on the way in; it is made so on the way out."""
+        raise NotImplementedError
+
+    def _attend(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
+        """Return softmax(q k^T / sqrt(D)) v over the real tokens; everything is [B, N, H, D]."""
+        if mask is not None:
+            # A sequence of padding only has nothing to attend to, and a softmax over nothing is not a number.
+            mask = (mask | ~mask.any(dim=1, keepdim=True))[:, None, None, :]
+        query, key, value = (part.transpose(1, 2) for part in (query, key, value))
+        drop = self.attn_drop if self.training else 0.0
+        return F.scaled_dot_product_attention(query, key, value, attn_mask=mask, dropout_p=drop).transpose(1, 2)

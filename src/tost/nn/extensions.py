@@ -1,0 +1,22 @@
+"""Options of ours for the TSSA modules. The authors have none of them, and all are off by default."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+__all__ = ["Extensions"]
+
+
+@dataclass(frozen=True)
+class Extensions:
+    """What we add to the authors' attention.
+
+    Attributes:
+        gate: Multiply the operator's output by ``silu(proj_gate(x))`` before the output projection. The operator only
+            shrinks a token's features, by factors that all tokens of a group share; the gate lets each token choose.
+        count_scaled: Multiply the energies by the number of real tokens behind them. They are shares that sum to D over
+            the tokens, so without it memberships flatten as sequences get longer, unless the temperature grows.
+    """
+
+    gate: bool = False
+    count_scaled: bool = False

@@ -1,0 +1,61 @@
+"""Multi-head subspace self-attention, the mixer of CRATE.
+
+Shapes: x [B, N, C] (batch, tokens, width), w [B, N, H, D] with C = H * D, mask [B, N].
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from tost.nn._mixer import ProjectedMixer
+
+__all__ = ["SubspaceAttention"]
+
+
+class SubspaceAttention(ProjectedMixer):
+    """MSSA: softmax attention in which one projection w serves as query, key and value.
+
+    ``y = proj_out(softmax(w w^T / sqrt(D)) w)`` in every head. It is TSSA's predecessor: the same single projection
+    into subspaces, but with scores between all pairs of tokens.
+
+    Args:
+        embed_dim: Width of the tokens, C.
+        num_heads: Number of heads (subspaces), H; divides C.
+        in_bias: Bias of the projection into the subspaces; CRATE has none.
+        out_bias: Bias of the output projection.
+        attn_drop: Dropout on the attention weights.
+        out_drop: Dropout on the output.
+        device: Where the parameters live.
+        dtype: Type of the parameters.
+
+    Raises:
+        ValueError: `num_heads` does not divide `embed_dim`.
+
+    Example:
+        >>> import torch, tost
+        >>> tost.nn.SubspaceAttention(64, 4)(torch.randn(2, 10, 64)).shape
+        torch.Size([2, 10, 64])
+    """
+
+    parts: ClassVar[int] = 1
+
+    def __init__(
+        self,
+        embed_dim: int,
+        num_heads: int,
+        *,
+        in_bias: bool = False,
+        out_bias: bool = True,
+        attn_drop: float = 0.0,
+        out_drop: float = 0.0,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__(embed_dim, num_heads, in_bias, out_bias, attn_drop, out_drop, device, dtype)
+
+    def _mix(self, parts: Tensor, mask: Tensor | None) -> Tensor:
+        w = parts.squeeze(2)
+        return self._attend(w, w, w, mask)

@@ -1,0 +1,170 @@
+"""Classification of images, with the regularisation that vision transformers are trained with."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import tost._torchvision  # noqa: F401 - timm imports torchvision, which this repairs on CPU builds of torch
+from tost.data import DataBundle, DataInfo, build_data
+from tost.errors import ConfigError
+from tost.models import create_model
+from tost.train.config import RegulariseConfig, RunConfig
+from tost.train.task import Batch, Outcome, Report, Table, Task
+
+__all__ = ["ImageClassification"]
+
+TOP = 5
+SHOWN = 10
+
+
+class ImageClassification(Task):
+    """Cross-entropy over classes, on smoothed or mixed targets in training; top-1 and top-5 on the validation set."""
+
+    metric = "accuracy"
+    unit = "img"
+
+    def build_data(self, config: RunConfig) -> DataBundle:
+        """Return the training and validation sets."""
+        return build_data(config.data, config.train.seed)
+
+    def build_model(self, config: RunConfig, bundle: DataBundle) -> nn.Module:
+        """Return the configured model."""
+        return create_model(config.model.name, **config.model.options)
+
+    def terms(self, batch: Batch) -> int:
+        """Return the number of images."""
+        return batch["targets"].shape[0]
+
+    def tokens(self, batch: Batch) -> int:
+        """Return the number of images: the unit in which progress is counted."""
+        return batch["inputs"].shape[0]
+
+    def flops(self, model: nn.Module, batch: Batch) -> float | None:
+        """Return the arithmetic of a forward pass over these images; None if the model does not say."""
+        per_image = getattr(model, "flops_per_image", None)
+        return None if per_image is None else per_image(*batch["inputs"].shape[-2:]) * self.tokens(batch)
+
+    def training_batch(self, batch: Batch, config: RunConfig, seed: int) -> Batch:
+        """Smooth labels and mix pairs of images as configured; targets then are probabilities ``[B, K]``."""
+        settings = config.regularise
+        classes = config.model.options["num_classes"]
+        if settings.mixup or settings.cutmix:
+            images, targets = _mix(batch["inputs"], batch["targets"], settings, classes, seed)
+            return {**batch, "inputs": images, "targets": targets}
+        if settings.label_smoothing:
+            even = settings.label_smoothing / classes
+            targets = F.one_hot(batch["targets"], classes) * (1 - settings.label_smoothing) + even
+            return {**batch, "targets": targets}
+        return batch
+
+    def outcome(self, model: nn.Module, batch: Batch) -> Outcome:
+        """Return the summed cross-entropy; on labels, how many images were right, and which class became which."""
+        logits = model(batch["inputs"]).float()
+        targets = batch["targets"]
+        loss = F.cross_entropy(logits, targets, reduction="sum")
+        if model.training:
+            return Outcome(loss)
+        guesses = logits.topk(min(TOP, logits.shape[1])).indices  # [B, 5], the best first
+        hits = guesses == targets.unsqueeze(1)
+        sums = {"correct": hits[:, 0].sum(), "correct_top": hits.any(dim=1).sum()}
+        if "real" in batch:
+            sums |= _reassessed(guesses[:, 0], batch["real"])
+        return Outcome(loss, sums, {"confusion": _confusion(targets, guesses[:, 0], logits.shape[1])})
+
+    def metrics(self, sums: Mapping[str, float], terms: float) -> dict[str, float]:
+        """Return the mean loss, and accuracies in [0, 1]: top-1, top-5 and, where samples have them, on ReaL labels."""
+        found = {
+            "loss": sums["loss"] / terms,
+            "accuracy": sums["correct"] / terms,
+            "accuracy_top5": sums["correct_top"] / terms,
+        }
+        if sums.get("real_images"):
+            found["accuracy_real"] = sums["real_correct"] / sums["real_images"]
+        return found
+
+    def report(self, counts: Mapping[str, Tensor], info: DataInfo) -> Report:
+        """Return accuracies by class and the confusions; the tables show the worst classes and commonest confusions."""
+        confusion = counts["confusion"]
+        names = info.class_names or tuple(map(str, range(len(confusion))))
+        classes = [
+            {
+                "class": label,
+                "name": names[label],
+                "samples": (samples := int(confusion[label].sum())),
+                "correct": (correct := int(confusion[label, label])),
+                "accuracy": correct / samples if samples else None,
+            }
+            for label in range(len(confusion))
+        ]
+        entries = [(*place, int(confusion[*place])) for place in confusion.nonzero().tolist()]
+        content = {"samples": int(confusion.sum()), "classes": classes, "confusion": entries}
+        return Report(content, (_worst_classes(classes), _confusions(entries, classes)))
+
+
+def _worst_classes(classes: Sequence[Mapping[str, Any]]) -> Table:
+    seen = sorted((row for row in classes if row["samples"]), key=lambda row: (row["accuracy"], row["class"]))
+    rows = [(row["name"], f"{row['accuracy']:.4f}", str(row["samples"])) for row in seen[:SHOWN]]
+    title = "all classes" if len(seen) <= SHOWN else f"the {SHOWN} worst of {len(seen)} classes"
+    return Table(f"{title}, worst first", ("class", "accuracy", "images"), rows, labels=1)
+
+
+def _confusions(entries: Sequence[tuple[int, int, int]], classes: Sequence[Mapping[str, Any]]) -> Table:
+    wrong = sorted((entry for entry in entries if entry[0] != entry[1]), key=lambda entry: (-entry[2], entry))
+    rows = [
+        (classes[label]["name"], classes[guess]["name"], str(count), f"{count / classes[label]['samples']:.4f}")
+        for label, guess, count in wrong[:SHOWN]
+    ]
+    return Table("commonest confusions", ("class", "taken for", "images", "share of the class"), rows, labels=2)
+
+
+def _mix(images: Tensor, labels: Tensor, settings: RegulariseConfig, classes: int, seed: int) -> tuple[Tensor, Tensor]:
+    """Mix each image with the one at the mirrored place of the batch, all with one weight, as DeiT and XCiT do."""
+    if len(images) % 2:
+        raise ConfigError(
+            f"Mixup and CutMix mix pairs, but a process has {len(images)} images per micro-batch; choose "
+            "train.batch_size, train.accumulate and the number of processes so that it is even."
+        )
+    from timm.data.mixup import Mixup
+
+    mixer = Mixup(  # type: ignore[no-untyped-call]
+        mixup_alpha=settings.mixup,
+        cutmix_alpha=settings.cutmix,
+        prob=settings.mix_prob,
+        switch_prob=settings.switch_prob,
+        label_smoothing=settings.label_smoothing,
+        num_classes=classes,
+    )
+    with _numpy_seeded(seed):
+        mixed: tuple[Tensor, Tensor] = mixer(images.clone(), labels)  # it would write into the loader's batch
+    return mixed
+
+
+@contextmanager
+def _numpy_seeded(seed: int) -> Iterator[None]:
+    """Let numpy's global generator, which timm draws from, start from a seed; afterwards it goes on as before."""
+    before = np.random.get_state()
+    np.random.seed([seed & 0xFFFFFFFF, seed >> 32])
+    try:
+        yield
+    finally:
+        np.random.set_state(before)
+
+
+def _confusion(targets: Tensor, guesses: Tensor, classes: int) -> Tensor:
+    """Count images by label (row) and guess (column): int64 ``[K, K]``."""
+    return torch.bincount(targets * classes + guesses, minlength=classes * classes).view(classes, classes)
+
+
+def _reassessed(guesses: Tensor, real: Tensor) -> dict[str, Tensor]:
+    """Score guesses ``[B]`` against sets of labels ``[B, M]``, padded with -1; images with no label do not count."""
+    return {
+        "real_correct": (guesses.unsqueeze(1) == real).any(dim=1).sum(),
+        "real_images": (real >= 0).any(dim=1).sum(),
+    }

@@ -1,0 +1,215 @@
+"""The plan of a sweep: its schema, the plans that come with the package, and how one is read. Loads no torch.
+
+::
+
+    title: What is compared, in one line.
+    config: small/cifar10             # what all arms start from
+    metric: top1                      # what the table shows
+    percent: true                     # a share in [0, 1] there, a percentage here
+    seeds: [0, 1]
+    set: [train.steps=2000]           # changes for all arms
+    source: where the reference values come from
+    arms:
+      tost: {}
+      vit: {set: [model.name=vit_mini], note: equal parameters, reference: 91.2}
+      tuned: {config: small/other, after: tost}
+"""
+
+from __future__ import annotations
+
+import re
+from difflib import get_close_matches
+from fnmatch import fnmatchcase
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from tost.errors import ConfigError
+from tost.train._problems import Key, Keys, Problem, config_error, keys_of, translate
+from tost.train._yaml import Document, read_document
+
+__all__ = ["Arm", "Plan", "find_plan", "list_plans", "load_plan", "plan_summary"]
+
+PLANS = Path(__file__).parent / "plans"
+
+# Arms name folders, and placeholders in text, whose parts are separated by dots.
+_ARM_NAME = r"[a-z][a-z0-9_]*"
+_Seed = Annotated[int, Field(ge=0, lt=2**32)]
+
+
+class _Part(BaseModel):
+    """Cannot be changed once made, knows every key that it accepts, and converts nothing."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+
+class Arm(_Part):
+    """One of the settings that a sweep compares.
+
+    Attributes:
+        config: Configuration of its runs; None: that of the plan.
+        set: ``key=value`` texts on top of those of the plan.
+        after: Arm whose weights it starts from, or ``PLAN/ARM`` for an arm of another sweep.
+        reference: Value of the metric that somebody reported for this setting.
+        note: What is special about it.
+    """
+
+    config: str | None = Field(default=None, min_length=1, description="configuration; null: that of the plan")
+    set: list[str] = Field(default=[], description="changes to it")
+    after: str | None = Field(
+        default=None,
+        pattern=rf"^([^/]+/)?{_ARM_NAME}$",
+        description="arm whose best checkpoint of the same seed the weights come from; PLAN/ARM: of another sweep",
+    )
+    reference: float | None = Field(default=None, allow_inf_nan=False, description="value reported elsewhere")
+    note: str = Field(default="", description="what is special about it")
+
+
+class Plan(_Part):
+    """Runs that belong together: every arm with every seed.
+
+    Attributes:
+        title: What is compared, in one line.
+        config: Configuration that the arms start from.
+        metric: Validation metric that the table shows.
+        mode: Whether the lowest or the highest value is best.
+        percent: Whether the metric is a share in [0, 1] that is shown as a percentage.
+        seeds: Seeds of the runs of every arm.
+        set: ``key=value`` texts for all arms.
+        source: Where the reference values come from.
+        arms: Settings by name.
+    """
+
+    title: str = Field(min_length=1, description="what is compared, in one line")
+    config: str = Field(min_length=1, description="configuration that the arms start from")
+    metric: str = Field(min_length=1, description="validation metric that the table shows")
+    mode: Literal["min", "max"] = Field(default="max", description="whether the lowest or the highest value is best")
+    percent: bool = Field(default=False, description="whether the metric is a share, to be shown as a percentage")
+    seeds: list[_Seed] = Field(default=[0], min_length=1, description="seeds of the runs of every arm")
+    set: list[str] = Field(default=[], description="changes for all arms")
+    source: str = Field(default="", description="where the reference values come from")
+    arms: dict[str, Arm] = Field(min_length=1, description="settings by name")
+
+    @property
+    def shown(self) -> float:
+        """What a value of the metric is multiplied by where it is shown."""
+        return 100.0 if self.percent else 1.0
+
+
+def list_plans(pattern: str = "*") -> list[str]:
+    """Return the names of the built-in plans that match a shell pattern, sorted."""
+    return sorted(path.stem for path in PLANS.glob("*.yaml") if fnmatchcase(path.stem, pattern))
+
+
+def find_plan(name: str) -> Path:
+    """Return the file of a plan.
+
+    Args:
+        name: A built-in name, or the path of a YAML file.
+
+    Raises:
+        ConfigError: There is neither such a name nor such a file.
+    """
+    path = Path(name)
+    if path.suffix in (".yaml", ".yml"):
+        if path.is_file():
+            return path
+        raise ConfigError(f"{name}: there is no such file; `tost ls sweeps` lists the built-in plans")
+    if name in list_plans():
+        return PLANS / f"{name}.yaml"
+    close = get_close_matches(name, list_plans(), n=1)
+    meant = f"did you mean {close[0]}? " if close else ""
+    raise ConfigError(
+        f"{name}: not a built-in plan; {meant}`tost ls sweeps` lists them, the path of your own ends in .yaml"
+    )
+
+
+def plan_summary(name: str) -> str:
+    """Return the title of a plan."""
+    return load_plan(name).title
+
+
+def load_plan(name: str) -> Plan:
+    """Read a plan, built in or not.
+
+    Args:
+        name: A built-in name, or the path of a YAML file.
+
+    Returns:
+        The plan. Its configurations and changes have not been looked at: `tost.sweep.expand` does that.
+
+    Raises:
+        ConfigError: It cannot be read, or something in it is wrong. All problems are listed, each with its key, its
+            line, what was given and what is needed.
+    """
+    document = read_document(find_plan(name))
+    plan, problems = None, []
+    try:
+        plan = Plan.model_validate(document.values)
+    except ValidationError as error:
+        problems += translate(error, _known_keys(document.values))
+    problems += _cross_check(document.values)
+    if problems or plan is None:
+        raise config_error(name, problems, partial(_origin, document=document))
+    return plan
+
+
+def _known_keys(values: dict[str, Any]) -> Keys:
+    """Return the keys of a plan, with those of each arm that it names."""
+    keys = keys_of(Plan)
+    arms = values.get("arms")
+    for name in arms if isinstance(arms, dict) else ():
+        keys[f"arms.{name}"] = Key(Plan, "arms")
+        keys |= keys_of(Arm, f"arms.{name}.")
+    return keys
+
+
+def _cross_check(values: dict[str, Any]) -> list[Problem]:
+    """Return what is wrong between keys, as far as these are of the right kind."""
+    arms = values.get("arms")
+    if not isinstance(arms, dict):
+        return []
+    known = {name: arm for name, arm in arms.items() if isinstance(arm, dict)}
+    problems = [problem for name in arms for problem in _check_name(name)]
+    problems += [problem for name, arm in known.items() for problem in _check_after(name, arm.get("after"), arms)]
+    if any("reference" in arm for arm in known.values()) and not values.get("source"):
+        problems.append(Problem("source", "missing; arms have a reference, so say where the values come from"))
+    seeds = values.get("seeds")
+    if isinstance(seeds, list) and len(set(map(str, seeds))) < len(seeds):
+        problems.append(Problem("seeds", f"{seeds} given; every seed once"))
+    return problems
+
+
+def _check_name(name: str) -> list[Problem]:
+    if re.fullmatch(_ARM_NAME, name):
+        return []
+    return [Problem(f"arms.{name}", "an arm is named with small letters, digits and _, a letter first")]
+
+
+def _check_after(name: str, after: Any, arms: dict[str, Any]) -> list[Problem]:
+    """Return what is wrong with the arm that `name` starts from."""
+    if not isinstance(after, str) or "/" in after:
+        return []
+    key = f"arms.{name}.after"
+    if after not in arms:
+        close = get_close_matches(after, arms, n=1)
+        meant = f"did you mean {close[0]}?" if close else f"the arms are: {', '.join(arms)}"
+        return [Problem(key, f"there is no arm {after} in this plan; {meant}")]
+    seen = [name]
+    while isinstance(after, str) and after in arms:
+        if after in seen:
+            return [Problem(key, f"{' after '.join([*seen, after])}: no arm could be the first; remove one of these")]
+        seen.append(after)
+        after = arms[after].get("after") if isinstance(arms[after], dict) else None
+    return []
+
+
+def _origin(key: str, *, document: Document) -> str:
+    """Say on which line a key stands; if it does not, where the section is that it would be in."""
+    while key:
+        if key in document.lines:
+            return f"line {document.lines[key]}"
+        key = key.rpartition(".")[0]
+    return ""

@@ -1,0 +1,252 @@
+"""From a plan to its runs: which settings each has, where it lives, and what is there of it already. Loads no torch."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+from tost.errors import ConfigError
+from tost.recipes import load_config
+from tost.sweep.plan import Arm, Plan
+from tost.train._yaml import write_value
+from tost.train.config import RunConfig
+
+__all__ = ["Run", "State", "check_folders", "expand", "read_record", "run_name", "select", "state_of", "unfinished"]
+
+OUTPUT = "output.txt"
+"""What a run's process says, beside the files that the run itself writes."""
+
+_SEED = "train.seed"
+_START = "train.init_from"
+_MOST_DIFFERENCES = 8
+
+
+class State(StrEnum):
+    """What a run's folder holds."""
+
+    new = "new"
+    interrupted = "interrupted"
+    failed = "failed"
+    finished = "finished"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """One arm with one seed.
+
+    Attributes:
+        arm: Name of the arm.
+        seed: Seed of weights, data order and dropout.
+        config: Configuration, as `tost train` takes it.
+        changes: All changes to it, the seed and the weights to start from included.
+        settings: What the two amount to.
+        folder: The run folder.
+        after: Name of the run of this sweep that it starts from; None if it does not depend on any.
+    """
+
+    arm: str
+    seed: int
+    config: str
+    changes: tuple[str, ...]
+    settings: RunConfig
+    folder: Path
+    after: str | None = None
+
+    @property
+    def name(self) -> str:
+        """``arm/seed0``, also the place of its folder."""
+        return run_name(self.arm, self.seed)
+
+    @property
+    def arguments(self) -> list[str]:
+        """What follows ``tost`` on the command line that carries it out, or goes on with it."""
+        return ["train", self.config, *self.changes, "--out", str(self.folder), "--resume", "auto"]
+
+
+def run_name(arm: str, seed: int) -> str:
+    """Return the name of the run of an arm with a seed."""
+    return f"{arm}/seed{seed}"
+
+
+def expand(plan: Plan, changes: Sequence[str], out: Path, *, name: str, start: Path | None = None) -> list[Run]:
+    """Return the runs of a plan, all arms with the first seed first.
+
+    Args:
+        plan: What to run.
+        changes: ``key=value`` texts for all arms; they win over those of the plan.
+        out: Folder of the sweep.
+        name: What to call the plan in messages.
+        start: Folder of the other sweep whose weights arms with ``after: PLAN/ARM`` start from.
+
+    Raises:
+        ConfigError: A configuration or a change is wrong, or the weights to start from are not there. All problems are
+            listed, each once, with the arms that have it.
+    """
+    found: dict[str, Run] = {}
+    problems: dict[str, list[str]] = {}
+    for seed in plan.seeds:
+        for arm in _in_order(plan):
+            try:
+                run = _make(plan, arm, seed, changes, out, start, found)
+                found[run.name] = run
+            except ConfigError as error:
+                arms = problems.setdefault(str(error), [])
+                arms += [arm] if arm not in arms else []
+    if problems:
+        texts = [f"\n  arm {', '.join(arms)}: " + text.replace("\n", "\n  ") for text, arms in problems.items()]
+        raise ConfigError(f"{name} cannot be run:" + "".join(texts))
+    return [found[run_name(arm, seed)] for seed in plan.seeds for arm in plan.arms]
+
+
+def _in_order(plan: Plan) -> list[str]:
+    """Return the arms such that each comes behind the one that it starts from."""
+
+    def depth(name: str) -> int:
+        after = plan.arms[name].after
+        return 0 if after is None or "/" in after else 1 + depth(after)
+
+    return sorted(plan.arms, key=depth)
+
+
+def _make(
+    plan: Plan, name: str, seed: int, changes: Sequence[str], out: Path, start: Path | None, made: Mapping[str, Run]
+) -> Run:
+    arm = plan.arms[name]
+    config = arm.config or plan.config
+    given = [*plan.set, *arm.set, *changes]
+    _refuse_reserved(given, arm)
+    after, checkpoint = _find_start(arm, seed, start, made)
+    everything = (*given, f"{_SEED}={seed}", *([f"{_START}={write_value(str(checkpoint))}"] if checkpoint else []))
+    try:
+        settings = load_config(config, everything)
+    except ConfigError as error:
+        # The changes may just as well come from the plan.
+        raise ConfigError(str(error).replace(" (command line)", " (changed)")) from None
+    folder = out / name / f"seed{seed}"
+    return Run(arm=name, seed=seed, config=config, changes=everything, settings=settings, folder=folder, after=after)
+
+
+def _refuse_reserved(changes: Sequence[str], arm: Arm) -> None:
+    keys = {change.partition("=")[0] for change in changes}
+    if _SEED in keys:
+        raise ConfigError(f"{_SEED} is set for every run by the sweep; write seeds: [...] in the plan, or give --seeds")
+    if _START in keys and arm.after:
+        raise ConfigError(f"{_START} is set by the sweep, because the arm starts after {arm.after}; remove one of them")
+
+
+def _find_start(arm: Arm, seed: int, start: Path | None, made: Mapping[str, Run]) -> tuple[str | None, Path | None]:
+    """Return the run that an arm starts from, if it is of this sweep, and the checkpoint."""
+    if arm.after is None:
+        return None, None
+    sweep, _, source = arm.after.rpartition("/")
+    name = run_name(source, seed)
+    if not sweep:
+        if name not in made:
+            raise ConfigError(f"it starts after {source}, which has problems")
+        run = made[name]
+        best = run.settings.checkpoint.best_metric is not None
+        return name, run.folder.absolute() / "checkpoints" / ("best" if best else "last")
+    if start is None:
+        raise ConfigError(f"it starts from the arm {source} of the sweep {sweep}; give the folder of that with --from")
+    checkpoints = start.absolute() / name / "checkpoints"
+    found = [checkpoints / link for link in ("best", "last") if (checkpoints / link).exists()]
+    if not found:
+        raise ConfigError(
+            f"it starts from {start / name}, where there is no checkpoint; run `tost sweep {sweep}` first"
+        )
+    return None, found[0]
+
+
+def select(runs: Sequence[Run], pattern: str) -> list[Run]:
+    """Return the runs whose arm or name matches a shell pattern.
+
+    Raises:
+        ConfigError: There are none; the message lists the arms.
+    """
+    chosen = [run for run in runs if fnmatchcase(run.arm, pattern) or fnmatchcase(run.name, pattern)]
+    if not chosen:
+        arms = ", ".join(dict.fromkeys(run.arm for run in runs))
+        raise ConfigError(f"no run matches {pattern!r}; give an arm or a run, such as {runs[0].name}. Arms: {arms}")
+    return chosen
+
+
+def unfinished(runs: Sequence[Run], chosen: Sequence[Run]) -> list[Run]:
+    """Return those of the chosen runs that are not finished.
+
+    Args:
+        runs: All runs of the sweep.
+        chosen: The runs to look at.
+
+    Raises:
+        ConfigError: One of them starts from a run that is neither finished nor chosen.
+    """
+    waiting = [run for run in chosen if state_of(run) is not State.finished]
+    names = {run.name for run in waiting}
+    sources = {run.name: run for run in runs}
+    for run in waiting:
+        if run.after is not None and run.after not in names and state_of(sources[run.after]) is not State.finished:
+            raise ConfigError(f"{run.name} starts from {run.after}, which is not finished; choose that as well")
+    return waiting
+
+
+def state_of(run: Run) -> State:
+    """Return how far a run has got, as its folder tells."""
+    if not (run.folder / "config.yaml").exists():
+        return State.new
+    status = read_record(run.folder / "summary.json").get("status")
+    return State(status) if status in (State.failed, State.finished) else State.interrupted
+
+
+def read_record(path: Path) -> dict[str, Any]:
+    """Return the content of a JSON file of a run; nothing if there is no readable one."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return content if isinstance(content, dict) else {}
+
+
+def check_folders(runs: Sequence[Run]) -> None:
+    """Make sure that what the folders hold already was made with the settings that are asked for now.
+
+    Raises:
+        ConfigError: It was not; the message says what differs.
+    """
+    problems = [f"\n  {run.folder}: {text}" for run in runs if (text := _difference(run))]
+    if problems:
+        raise ConfigError(
+            "runs with other settings are in the way:" + "".join(problems) + "\nGive another --out, or remove them."
+        )
+
+
+def _difference(run: Run) -> str:
+    path = run.folder / "config.yaml"
+    if not path.exists():
+        return ""
+    try:
+        # Read anew, not compared by the stored hash: a key that this version added has its default in both.
+        there = _flat(load_config(str(path)).model_dump(mode="json"))
+    except ConfigError as error:
+        return f"its config.yaml is not usable by this version: {error!s}".replace("\n", "\n    ")
+    here = _flat(run.settings.model_dump(mode="json"))
+    different = [
+        f"{key} is {write_value(there.get(key))} there and {write_value(here.get(key))} now"
+        for key in dict.fromkeys([*there, *here])
+        if there.get(key) != here.get(key)
+    ]
+    shown = different[:_MOST_DIFFERENCES]
+    more = f"; and {len(different) - len(shown)} more" if len(different) > len(shown) else ""
+    return "; ".join(shown) + more
+
+
+def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return nested dictionaries as one, by dotted key."""
+    flat: dict[str, Any] = {}
+    for key, value in values.items():
+        flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {prefix + key: value}
+    return flat

@@ -1,0 +1,201 @@
+"""What vision models ask of a block: layer scale, drop path, a local mixer, a feed-forward that replaces."""
+
+import pytest
+import torch
+from torch import nn
+
+import tost
+from tost.nn import (
+    ISTA,
+    MLP,
+    Block,
+    CausalBlock,
+    CrossCovarianceAttention,
+    GridMixer,
+    SoftmaxAttention,
+    SubspaceAttention,
+    run_blocks,
+)
+from tost.testing import assert_close
+
+B, GRID, C, H = 3, (2, 4), 12, 3
+N = GRID[0] * GRID[1]
+MIXERS = [tost.TSSAttention, SoftmaxAttention, CrossCovarianceAttention, SubspaceAttention]
+
+
+class Ones(nn.Module):
+    """A branch whose output is known."""
+
+    def forward(self, x, mask=None):
+        return torch.ones_like(x)
+
+
+def perturb(module):
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.add_(0.3 * torch.randn_like(parameter))
+    return module.double()
+
+
+def tokens(dtype=torch.float64):
+    return torch.randn(B, N, C, dtype=dtype)
+
+
+def make_block(mixer=tost.TSSAttention, mlp=None, local=True, **options):
+    local = GridMixer(C) if local else None
+    return perturb(Block(mixer(C, H), MLP(C, 2 * C) if mlp is None else mlp, C, local=local, **options))
+
+
+def naive(block, x):
+    """The block as the note in its docstring writes it, one operation at a time."""
+    pre = block.norm == "pre"
+    scale1, scale2 = (1 if gamma is None else gamma for gamma in (block.gamma1, block.gamma2))
+    u = block.norm1(x) if pre else x
+    if block.local is not None:
+        u = u + block.local(u, GRID)
+    x = x + scale1 * block.attention(u)
+    x = x if pre else block.norm1(x)
+    fed = block.mlp(block.norm2(x) if pre else x)
+    x = x + scale2 * fed if getattr(block.mlp, "residual", True) else fed
+    return x if pre else block.norm2(x)
+
+
+@pytest.mark.parametrize("norm", ["pre", "post"])
+@pytest.mark.parametrize("layer_scale", [None, 0.1])
+@pytest.mark.parametrize("feed_forward", [lambda: MLP(C, 2 * C), lambda: ISTA(C)], ids=["mlp", "ista"])
+def test_block_is_its_equation_with_every_gradient(norm, layer_scale, feed_forward):
+    block = make_block(mlp=feed_forward(), norm=norm, layer_scale=layer_scale)
+    x = tokens().requires_grad_()
+    actual, expected, cotangent = block(x, None, GRID), naive(block, x), torch.randn_like(x)
+    assert_close("y", actual, expected, 1e-14)
+    variables = (x, *block.parameters())
+    wanted = torch.autograd.grad(expected, variables, cotangent)
+    for got, want in zip(torch.autograd.grad(actual, variables, cotangent), wanted, strict=True):
+        assert want.abs().max() > 0
+        assert_close("gradient", got, want, 1e-12)
+
+
+@pytest.mark.parametrize("mixer", MIXERS)
+@pytest.mark.parametrize("feed_forward", [lambda: MLP(C, 2 * C), lambda: ISTA(C)], ids=["mlp", "ista"])
+def test_mixers_and_feed_forwards_combine(mixer, feed_forward):
+    block, x = make_block(mixer, feed_forward(), layer_scale=1.0, drop_path=0.2), tokens()
+    block(x, None, GRID).square().sum().backward()
+    assert all(parameter.grad is not None for parameter in block.parameters())
+    block.eval()
+    padded = torch.cat((x, torch.full_like(x[:, :4], 5.0)), dim=1)
+    mask = torch.arange(N + 4).expand(B, -1) < N
+    assert_close("y", block(padded, mask, (3, 4))[:, :N], block(x, None, GRID), 1e-12)
+
+
+def test_feed_forward_that_replaces_has_no_scale_and_no_residual():
+    block = Block(Ones(), ISTA(C), C, layer_scale=0.5)
+    assert block.gamma2 is None
+    assert "gamma2" not in block.state_dict()
+    x = tokens(torch.float32)
+    assert_close("y", block(x), block.mlp(block.norm2(x + 0.5)), 1e-6)
+
+
+def test_names_of_parameters_are_the_contract():
+    block = Block(tost.TSSAttention(C, H), MLP(C, C), C, layer_scale=1.0, local=GridMixer(C))
+    heads = {name.partition(".")[0] for name in block.state_dict()}
+    assert heads == {"norm1", "attention", "norm2", "mlp", "gamma1", "gamma2", "local"}
+    assert not any(name.startswith("local") for name in Block(Ones(), Ones(), C).state_dict())
+
+
+def test_norms_take_their_eps():
+    block = Block(Ones(), Ones(), C, norm_eps=1e-6)
+    assert block.norm1.eps == block.norm2.eps == 1e-6
+    assert Block(Ones(), Ones(), C).norm1.eps == 1e-5
+
+
+@pytest.mark.parametrize("layer_scale", [None, 0.5])
+def test_drop_path_drops_whole_sequences_and_keeps_the_mean(layer_scale):
+    drop, scale, many = 0.25, 1.0 if layer_scale is None else layer_scale, 8000
+    block = Block(Ones(), Ones(), 4, layer_scale=layer_scale, drop_path=drop)
+    added = block(torch.zeros(many, 2, 4)) * (1 - drop) / scale  # 0, 1 or 2 branches
+    count = added[:, 0, 0].round()
+    assert_close("whole sequences", added, count[:, None, None].expand_as(added), 1e-6)
+    # The branches are dropped independently of each other: a binomial distribution of two draws.
+    for branches, probability in ((0, drop**2), (1, 2 * drop * (1 - drop)), (2, (1 - drop) ** 2)):
+        share = (count == branches).float().mean().item()
+        assert abs(share - probability) < 5 * (probability * (1 - probability) / many) ** 0.5
+    assert abs(count.mean().item() / (1 - drop) - 2) < 0.05
+
+
+def test_drop_path_is_nothing_in_evaluation_and_nothing_at_zero():
+    x = tokens()
+    plain, dropping = make_block(local=False, layer_scale=0.1), make_block(local=False, layer_scale=0.1, drop_path=0.9)
+    dropping.load_state_dict(plain.state_dict())
+    assert not torch.equal(dropping(x), plain(x))
+    assert torch.equal(dropping.eval()(x), plain(x))
+    state = torch.get_rng_state()
+    plain(x)
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_dropped_sequences_send_no_gradient_into_the_branch():
+    block = Block(nn.Identity(), Ones(), C, drop_path=0.5)
+    block.attention = MLP(C, C)
+    block.attention.forward = lambda x, mask=None: MLP.forward(block.attention, x)
+    torch.manual_seed(0)
+    x = torch.randn(16, N, C, requires_grad=True)
+    (added,) = torch.autograd.grad(block(x).sum(), x)
+    dropped = (added == 1).flatten(1).all(dim=1)
+    assert 0 < dropped.sum() < 16
+
+
+def test_recomputation_draws_the_same_paths_and_passes_the_grid():
+    blocks = nn.ModuleList(make_block(layer_scale=0.3, drop_path=0.5) for _ in range(2))
+    x, gradients = tokens(), []
+    for recompute in (False, True):
+        torch.manual_seed(3)
+        run_blocks(blocks, x, grid=GRID, recompute=recompute).square().sum().backward()
+        gradients.append([parameter.grad.clone() for parameter in blocks.parameters()])
+        blocks.zero_grad()
+    assert all(torch.equal(a, b) for a, b in zip(*gradients, strict=True))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+def test_block_stays_in_its_dtype(dtype):
+    block = make_block(layer_scale=0.1, drop_path=0.3).to(dtype)
+    y = block(tokens(dtype), None, GRID)
+    assert y.dtype == dtype
+    y.float().sum().backward()
+    assert all(p.grad.dtype == dtype and p.grad.isfinite().all() for p in block.parameters())
+
+
+@pytest.mark.parametrize("layer_scale", [None, 0.1])
+def test_autocast_leaves_the_residual_stream_in_full_precision(layer_scale):
+    block, x = make_block(layer_scale=layer_scale, drop_path=0.3).float(), tokens(torch.float32)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        y = block(x, None, GRID)
+        exact = block.eval()(x, None, GRID)
+    assert y.dtype == torch.float32
+    y.sum().backward()
+    assert all(p.grad.dtype == torch.float32 for p in block.parameters())
+    assert_close("y", exact, naive(block, x), 3e-2)
+
+
+@pytest.mark.parametrize("feed_forward", [lambda: MLP(C, 2 * C), lambda: ISTA(C)], ids=["mlp", "ista"])
+def test_block_compiles_without_a_break(feed_forward):
+    block = make_block(mlp=feed_forward(), layer_scale=0.1, drop_path=0.3).float()
+    x = tokens(torch.float32)
+    compiled = torch.compile(block, fullgraph=True, backend="aot_eager")
+    compiled(x, None, GRID).sum().backward()
+    assert all(p.grad is not None for p in block.parameters())
+    block.eval()
+    assert_close("y", compiled(x, None, GRID), block(x, None, GRID), 1e-6)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: Block(Ones(), Ones(), C, drop_path=1.0), r"drop_path=1.0 is not possible; it takes a probability"),
+        (lambda: Block(Ones(), Ones(), C, drop_path=-0.1), r"drop_path=-0.1 is not possible"),
+        (lambda: CausalBlock(Ones(), Ones(), C, local=GridMixer(C)), "a causal block takes no local mixer"),
+        (lambda: make_block()(tokens()), r"grid=None does not hold the 8 tokens"),
+    ],
+)
+def test_bad_arguments_are_refused(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()

@@ -1,0 +1,130 @@
+"""Options of ours: the gate and count-scaled energies."""
+
+import inspect
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import tost
+from tost.nn import Extensions, PaperForm
+from tost.testing import assert_close
+
+B, N, C, H = 2, 15, 12, 3
+GATE = Extensions(gate=True)
+COUNT = Extensions(count_scaled=True)
+counts = pytest.mark.skipif(
+    not all("count_scaled" in inspect.signature(op).parameters for op in (tost.tssa, tost.causal_tssa_with_state)),
+    reason="the operators have no such option yet",
+)
+
+
+def perturb(module):
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.add_(0.3 * torch.randn_like(parameter))
+    return module
+
+
+def make(form, extensions, dtype=torch.float64, **options):
+    if form == "plain":
+        return perturb(tost.TSSAttention(C, H, extensions=extensions, dtype=dtype, **options))
+    return perturb(tost.CausalTSSAttention(C, H, 64, dtype=dtype, **options).extend(extensions))
+
+
+def tokens(dtype=torch.float64):
+    return torch.randn(B, N, C, dtype=dtype)
+
+
+FORMS = pytest.mark.parametrize("form", ["plain", "causal"])
+
+
+@FORMS
+def test_gate_multiplies_the_operators_output(form):
+    gated, x = make(form, GATE), tokens()
+    plain = make(form, Extensions())
+    assert plain.load_state_dict(gated.state_dict(), strict=False).unexpected_keys[0].startswith("proj_gate")
+    plain.proj_out = torch.nn.Identity()
+    gate = F.linear(x, gated.proj_gate.weight, gated.proj_gate.bias)
+    assert_close("y", gated(x), gated.proj_out(plain(x) * gate * gate.sigmoid()), 1e-13)
+
+
+@FORMS
+def test_gate_learns_and_follows_the_first_projection(form):
+    gated = make(form, GATE, torch.bfloat16, in_bias=True)
+    assert gated.proj_gate.weight.dtype == torch.bfloat16
+    gated(tokens(torch.bfloat16)).float().square().sum().backward()
+    assert all(parameter.grad.any() for parameter in gated.parameters())
+    assert make(form, GATE, in_bias=False).proj_gate.bias is None
+
+
+@FORMS
+@pytest.mark.parametrize("paper", [None, PaperForm(eps=0.5)])
+def test_gate_works_in_place_and_leaves_the_tokens_alone(form, paper):
+    gated, x = make(form, GATE, torch.float32, paper=paper), tokens(torch.float32)
+    kept = x.clone()
+    expected = gated(x)
+    with torch.no_grad():
+        assert_close("y", gated(x), expected, 1e-6)
+    assert torch.equal(x, kept)
+
+
+def test_gated_attention_streams():
+    gated, x = make("causal", GATE), tokens()
+    first, state = gated.forward_with_state(x[:, :6])
+    second, _ = gated.forward_with_state(x[:, 6:], state)
+    assert_close("y", torch.cat((first, second), dim=1), gated(x), 1e-13)
+
+
+@FORMS
+def test_without_extensions_nothing_is_added(form):
+    module = make(form, Extensions())
+    assert "proj_gate" not in {name.partition(".")[0] for name in module.state_dict()}
+    assert module.extend(GATE) is module
+    assert module.extensions == GATE
+    assert "extensions=Extensions(gate=True" in repr(module)
+    assert "proj_gate.weight" in module.state_dict()
+    assert "proj_gate.weight" not in module.extend(Extensions()).state_dict()
+
+
+@FORMS
+def test_gated_module_compiles_without_a_break(form):
+    gated, x = make(form, GATE, torch.float32), tokens(torch.float32)
+    assert_close("y", torch.compile(gated, fullgraph=True, backend="aot_eager")(x), gated(x), 1e-6)
+
+
+@counts
+@pytest.mark.parametrize("normalize", [True, False])
+def test_count_scaled_energies_are_temperatures_times_the_count(normalize):
+    scaled, x = make("plain", COUNT, normalize=normalize), tokens()
+    plain = tost.TSSAttention(C, H, normalize=normalize, dtype=torch.float64)
+    mask = torch.arange(N).expand(B, -1) < torch.tensor([[N], [4]])
+    for row, count in enumerate((N, 4)):
+        plain.load_state_dict(scaled.state_dict() | {"temperature": count * scaled.temperature.detach()})
+        assert_close("y", scaled(x, mask)[row, :count], plain(x[row : row + 1, :count])[0], 1e-12)
+    assert_close("whole", scaled(x, mask)[:1], scaled(x[:1]), 1e-12)
+
+
+@counts
+@FORMS
+def test_count_scaled_works_in_place_and_with_gradients(form):
+    scaled, x = make(form, COUNT, torch.float32), tokens(torch.float32)
+    expected = scaled(x)
+    with torch.no_grad():
+        assert_close("y", scaled(x), expected, 1e-5)
+    expected.square().sum().backward()
+    assert all(parameter.grad.any() for parameter in scaled.parameters())
+    assert not torch.allclose(expected, scaled.extend(Extensions())(x))
+
+
+@counts
+def test_count_scaled_causal_energy_is_the_temperature_times_the_position():
+    scaled, x = make("causal", COUNT, position_bias=None), tokens()
+    plain = tost.CausalTSSAttention(C, H, 64, position_bias=None, dtype=torch.float64)
+    w = scaled.proj_in(x).unflatten(-1, (H, -1))
+    energy = (w.square() / w.square().cumsum(1).clamp_min(1e-12)).sum(-1) * torch.arange(1, N + 1)[:, None]
+    pi = (scaled.temperature * energy).softmax(-1).unsqueeze(-1)
+    moment = (pi * w.square()).cumsum(1) / (pi.cumsum(1) + 1e-8)
+    assert_close("y", scaled(x), scaled.proj_out((-pi * w / (1 + moment)).flatten(2)), 1e-11)
+    plain.load_state_dict(scaled.state_dict())
+    assert_close("first token", scaled(x[:, :1]), plain(x[:, :1]), 1e-12)

@@ -1,0 +1,131 @@
+"""ISTA against its formula and the problem it is a step on; the local mixer against a convolution written out."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tost.nn import ISTA, GridMixer
+from tost.testing import assert_close
+
+B, N, C = 2, 7, 10
+
+
+def tokens(n=N, dtype=torch.float64):
+    return torch.randn(B, n, C, dtype=dtype)
+
+
+def test_ista_is_its_formula_with_every_gradient():
+    module, x = ISTA(C, step_size=0.3, threshold=0.2, dtype=torch.float64), tokens().requires_grad_()
+    D, eta, lam = module.dictionary, 0.3, 0.2
+    columns = x.mT  # [B, C, N]: tokens as columns, as the formula has them
+    inner = columns + eta * (D.T @ columns - D.T @ D @ columns) - eta * lam
+    expected = inner.clamp_min(0).mT
+    assert_close("y", module(x), expected, 1e-14)
+    cotangent = torch.randn_like(expected)
+    wanted = torch.autograd.grad(expected, (x, D), cotangent)
+    for got, want in zip(torch.autograd.grad(module(x), (x, D), cotangent), wanted, strict=True):
+        assert_close("gradient", got, want, 1e-13)
+
+
+@given(
+    step=st.floats(0.01, 1.0), threshold=st.floats(0.0, 1.0), seed=st.integers(0, 10), rows=st.sampled_from([1, 3, 8])
+)
+@settings(max_examples=25)
+def test_ista_is_a_proximal_step_on_the_lasso(step, threshold, seed, rows):
+    torch.manual_seed(seed)
+    module, x = ISTA(C, step_size=step, threshold=threshold, dtype=torch.float64), tokens(rows)
+    a = x.clone().requires_grad_()
+    smooth = (x - a @ module.dictionary.T).square().sum() / 2
+    (slope,) = torch.autograd.grad(smooth, a)
+    moved = x - step * slope
+    # The proximal operator of step * threshold * |a|_1 over a >= 0, from its definition as a minimum: on each entry
+    # (a - moved)^2 / 2 + step * threshold * a is convex, so no other a >= 0 may be better.
+    y = module(x)
+
+    def price(code):
+        return (code - moved).square() / 2 + step * threshold * code
+
+    assert (y >= 0).all()
+    for other in (y + 1e-3, (y - 1e-3).clamp_min(0), torch.zeros_like(y)):
+        assert (price(other) >= price(y) - 1e-12).all()
+
+
+def test_ista_lowers_the_objective_when_the_step_is_short_enough():
+    module = ISTA(C, threshold=0.1, dtype=torch.float64)
+    module.step_size = 1 / torch.linalg.matrix_norm(module.dictionary, 2).item() ** 2
+    x = tokens().abs()  # a feasible start: codes are not negative
+
+    def objective(code):
+        return (x - code @ module.dictionary.T).square().sum() / 2 + 0.1 * code.abs().sum()
+
+    assert objective(module(x)) < objective(x)
+
+
+def test_ista_starts_as_kaiming_and_gives_sparse_codes():
+    module = ISTA(400)
+    assert 0.95 < module.dictionary.abs().max() / (6 / 400) ** 0.5 <= 1
+    assert (module.step_size, module.threshold) == (0.1, 0.1)
+    y = module(torch.randn(1, 20, 400))
+    assert 0.3 < (y == 0).float().mean() < 0.8
+    assert not ISTA.residual
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+def test_both_run_in_every_dtype(dtype):
+    x = tokens(6, dtype)
+    for y in (ISTA(C, dtype=dtype)(x), GridMixer(C, dtype=dtype)(x, (2, 3))):
+        assert (y.shape, y.dtype) == (x.shape, dtype)
+        y.float().sum().backward()
+
+
+def convolved(x, weight, rows, columns):
+    """Sum over the window of each token, written out."""
+    reach, y = weight.shape[-1] // 2, torch.zeros_like(x)
+    for r in range(rows):
+        for c in range(columns):
+            for dr in range(-reach, reach + 1):
+                for dc in range(-reach, reach + 1):
+                    if 0 <= r + dr < rows and 0 <= c + dc < columns:
+                        kernel = weight[:, 0, dr + reach, dc + reach]
+                        y[:, r * columns + c] += kernel * x[:, (r + dr) * columns + c + dc]
+    return y
+
+
+@pytest.mark.parametrize("width", [1, 3, 5])
+@pytest.mark.parametrize("grid", [(1, 1), (1, 6), (4, 3), (5, 5)])
+def test_grid_mixer_is_a_depthwise_convolution(width, grid):
+    module, x = GridMixer(C, width=width, dtype=torch.float64), tokens(grid[0] * grid[1])
+    assert_close("y", module(x, grid), convolved(x, module.weight.detach(), *grid), 1e-13)
+
+
+def test_grid_mixer_treats_padding_as_beyond_the_edge():
+    module, x = GridMixer(C, dtype=torch.float64), tokens(12)
+    mask = torch.zeros(4, 3, dtype=torch.bool)
+    mask[:2, :2] = True
+    x[:, ~mask.flatten()] = float("nan")
+    y = module(x, (4, 3), mask.flatten().expand(B, -1))
+    assert_close("y", y[:, mask.flatten()], module(x[:, mask.flatten()], (2, 2)), 1e-13)
+
+
+def test_grid_mixer_starts_small_and_every_weight_learns():
+    module = GridMixer(256)
+    assert 0.018 < module.weight.std() < 0.022
+    module(torch.randn(1, 9, 256), (3, 3)).square().sum().backward()
+    assert module.weight.grad.all()
+    assert [name for name, _ in module.named_parameters()] == ["weight"]
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: GridMixer(C, width=4), "width=4 has no centre; use an odd number"),
+        (lambda: GridMixer(C, width=-1), "width=-1 has no centre"),
+        (lambda: GridMixer(C)(torch.zeros(1, 6, C), (2, 2)), r"grid=\(2, 2\) does not hold the 6 tokens"),
+        (lambda: GridMixer(C)(torch.zeros(1, 6, C), None), r"grid=None does not hold.*rows \* columns = N"),
+        (lambda: GridMixer(C)(torch.zeros(1, 6, C + 1), (2, 3)), r"needs \[B, N, 10\]"),
+    ],
+)
+def test_bad_arguments_are_refused(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()

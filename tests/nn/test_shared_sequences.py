@@ -1,0 +1,79 @@
+"""Blocks and options on sequences that two processes share: what works as in one process, and what is refused."""
+
+import pytest
+import torch
+
+import tost
+from tests.parallel.ranks import run_ranks
+from tost.errors import BackendError
+from tost.nn import (
+    MLP,
+    Block,
+    CrossCovarianceAttention,
+    Extensions,
+    GridMixer,
+    SoftmaxAttention,
+    SubspaceAttention,
+)
+from tost.parallel import ContextParallel
+from tost.testing import assert_close
+
+B, N, C, H = 32, 6, 8, 2
+
+
+def gated_block(**options):
+    torch.manual_seed(0)
+    attention = tost.TSSAttention(C, H, extensions=Extensions(gate=True))
+    return Block(attention, MLP(C, C), C, layer_scale=0.5, **options), torch.randn(B, N, C)
+
+
+def refusals():
+    """Everything that would quietly give the result of a piece."""
+    x, count = torch.zeros(1, N, C), Extensions(count_scaled=True)
+    return {
+        "softmax": lambda: SoftmaxAttention(C, H)(x),
+        "xca": lambda: CrossCovarianceAttention(C, H)(x),
+        "mssa": lambda: SubspaceAttention(C, H)(x),
+        "local": lambda: GridMixer(C)(x, (2, 3)),
+        "count": lambda: tost.TSSAttention(C, H, extensions=count)(x),
+        "causal count": lambda: tost.CausalTSSAttention(C, H, N).extend(count)(x),
+    }
+
+
+def run():
+    found = {}
+    with ContextParallel() as context:
+        block, x = gated_block(drop_path=0.5)
+        torch.manual_seed(10 + context.rank)  # each rank draws from its own generator
+        piece = context.split(x)
+        found["kept"] = block(piece) - piece
+        found["evaluated"] = block.eval()(piece)
+        for name, call in refusals().items():
+            try:
+                call()
+            except BackendError as error:
+                found[name] = str(error)
+    return {name: value.detach() if isinstance(value, torch.Tensor) else value for name, value in found.items()}
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory):
+    return run_ranks(2, tmp_path_factory.mktemp("shared"), run)
+
+
+def test_ranks_drop_the_branches_of_the_same_sequences(ranks):
+    # A branch is dropped in about half of the sequences, both in about a quarter: then nothing was added at all.
+    untouched = [(rank["kept"] == 0).flatten(1).all(dim=1) for rank in ranks]
+    assert torch.equal(*untouched)
+    assert 0 < untouched[0].sum() < B / 2
+
+
+def test_gated_block_equals_one_process(ranks):
+    block, x = gated_block()
+    assert_close("y", torch.cat([rank["evaluated"] for rank in ranks], dim=1), block.eval()(x), 1e-6)
+
+
+@pytest.mark.parametrize("name", ["softmax", "xca", "mssa", "local", "count", "causal count"])
+def test_what_needs_whole_sequences_is_refused(ranks, name):
+    expected = "count_scaled=True cannot be used" if "count" in name else "needs whole sequences"
+    assert all(expected in rank[name] and "context parallelism" in rank[name] for rank in ranks)
