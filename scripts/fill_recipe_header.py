@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 
 from tost.errors import ConfigError
 from tost.recipes import load_config
+from tost.train._yaml import write_value
 from tost.train.config import RunConfig
 
 __all__ = ["Run", "filled", "main", "read_run"]
@@ -77,12 +78,19 @@ def filled(text: str, config: RunConfig, runs: Sequence[Run]) -> str:
 
 
 def _flat(config: RunConfig) -> dict[str, str]:
-    """Return everything that the result may depend on by dotted key, the seed left out."""
+    """Return everything that the result may depend on by dotted key; seed and places on this machine are left out."""
     values = config.model_dump(mode="json")
     flat = {"recipe": repr(values.pop("recipe"))}
     flat |= {f"{section}.{key}": repr(value) for section, entries in values.items() for key, value in entries.items()}
-    del flat["train.seed"]
+    del flat["train.seed"], flat["data.path"]
+    flat["train.init_from"] = "random weights" if config.train.init_from is None else "trained weights"
     return flat
+
+
+def _places(config: RunConfig) -> list[str]:
+    """Return the overrides that say where a run found its data and its first weights: a file cannot know that."""
+    places = {"data.path": config.data.path, "train.init_from": config.train.init_from}
+    return [f"{key}={write_value(value)}" for key, value in places.items() if value is not None]
 
 
 def _cost(runs: Sequence[Run]) -> str:
@@ -114,7 +122,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("runs", type=Path, nargs="+", help="run folders, one per seed")
     options = parser.parse_args(arguments)
     runs = [read_run(folder) for folder in options.runs]
-    text = filled(options.config.read_text(), load_config(str(options.config)), runs)
+    text = filled(options.config.read_text(), load_config(str(options.config), _places(runs[0].config)), runs)
     options.config.write_text(text)
     sys.stdout.write("\n".join(text.splitlines()[:5]) + "\n")
     return 0

@@ -16,6 +16,7 @@ except PackageNotFoundError:  # a source tree on the path, not installed
 
 if TYPE_CHECKING:
     from tost import models, nn, objective, ops
+    from tost.generate import generate
     from tost.integrations.official import load_official
     from tost.models import create_model, list_models
     from tost.nn import CausalTSSAttention, TSSAttention
@@ -34,6 +35,7 @@ __all__ = [
     "causal_tssa_step",
     "causal_tssa_with_state",
     "create_model",
+    "generate",
     "list_models",
     "load_model",
     "load_official",

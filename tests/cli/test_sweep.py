@@ -93,6 +93,23 @@ def test_sweep_ends_with_a_table_and_a_file(run, here, started):
     assert "[4/4] wide/seed1: finished" in outcome.err
 
 
+def test_on_a_terminal_bars_move(run, here, started, monkeypatch):
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", "120")
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setattr(
+        "tost.sweep.progress_of", lambda run: {"step": 3, "loss": 1.25, "eta_seconds": 90.0}, raising=False
+    )
+    looks = iter([None, None, 0])
+    real = Stub.poll
+    monkeypatch.setattr(Stub, "poll", lambda self: real(self) if next(looks) == 0 else None)
+    outcome = run("sweep", "mine.yaml", "--out", "out", "--only", "thin/seed0")
+    assert outcome.code == 0
+    assert "[1/1] thin/seed0: finished" in outcome.err
+    assert "loss 1.2500, 1.5 min to go" in outcome.err
+    assert "thin" in outcome.out
+
+
 def test_finished_runs_are_not_repeated_and_json_is_the_last_line(run, here, started):
     run("sweep", "mine.yaml", "--out", "out", "--only", "thin")
     assert [name for name, _ in started] == ["thin/seed0", "thin/seed1"]
@@ -172,10 +189,10 @@ def test_seeds_can_be_given(run, here, started):
 
 
 def test_a_metric_that_no_run_has_is_a_mistake_of_the_plan(run, here, started):
-    Path("mine.yaml").write_text(PLAN.replace("metric: accuracy", "metric: acuracy"))
+    Path("mine.yaml").write_text(PLAN.replace("metric: accuracy", "metric: accuracyy"))
     outcome = run("sweep", "mine.yaml", "--out", "out")
     assert outcome.code == 2
-    assert "has no metric acuracy; it has: accuracy" in outcome.err
+    assert "has no metric accuracyy; it has: accuracy" in outcome.err
     assert Path("out/results.json").exists()
 
 

@@ -23,6 +23,16 @@ class Numbers(Dataset):
         return {"inputs": indices.float().unsqueeze(1), "targets": indices}
 
 
+class Draws(Numbers):
+    """The same for a data set that draws: sample i is the draw number."""
+
+    draws = True
+
+    def __init__(self, samples, repeats=1):
+        super().__init__(samples)
+        self.repeats = repeats
+
+
 class PlainNumbers(torch.utils.data.Dataset):
     """The same as a user might write it: one sample at a time."""
 

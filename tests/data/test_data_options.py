@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from pydantic import ValidationError
 
-from tost.data import DataOptions, DataShape, find_data
+from tost.data import DataOptions, DataShape, find_data, list_data
 from tost.data import _registry as registry
 from tost.data.options import DataSetOptions
 from tost.errors import ConfigError
@@ -32,13 +32,18 @@ def test_options_cannot_be_changed():
         DataOptions(name="digits").name = "listops"
 
 
+def all_subclasses(schema):
+    return [one for child in schema.__subclasses__() for one in (child, *all_subclasses(child))]
+
+
 def test_every_field_is_described():
-    for schema in (DataOptions, *DataSetOptions.__subclasses__()):
+    assert len(all_subclasses(DataSetOptions)) > len(list_data())
+    for schema in (DataOptions, *all_subclasses(DataSetOptions)):
         assert all(field.description for field in schema.model_fields.values()), schema
 
 
 def test_an_unknown_data_set_is_refused():
-    expected = "unknown data set 'digit'; did you mean 'digits'? the data sets are: digits, listops, stdlib_bytes."
+    expected = f"unknown data set 'digit'; did you mean 'digits'? the data sets are: {', '.join(list_data())}."
     assert messages(name="digit") == {"name": expected}
     with pytest.raises(ConfigError) as info:
         find_data("digit")
@@ -46,7 +51,7 @@ def test_an_unknown_data_set_is_refused():
 
 
 def test_a_name_like_no_other_gets_no_suggestion():
-    assert messages(name="qqq")["name"].startswith("unknown data set 'qqq'; the data sets are: digits")
+    assert messages(name="qqq")["name"].startswith("unknown data set 'qqq'; the data sets are: cifar10, ")
 
 
 def test_a_path_to_embedded_data_is_refused():
@@ -131,6 +136,16 @@ def test_the_shape_says_what_a_model_needs():
         "vocab_size": 16,
         "num_classes": 10,
         "max_length": 50,
+    }
+    assert DataOptions(name="fashion_mnist", path="x").shape().model_options() == {
+        "num_classes": 10,
+        "in_chans": 1,
+        "image_size": 28,
+    }
+    assert DataOptions(name="pets", path="x", options={"image_size": [96, 128]}).shape().model_options() == {
+        "num_classes": 37,
+        "in_chans": 3,
+        "image_size": (96, 128),
     }
     assert DataOptions(name="stdlib_bytes").shape().model_options() == {"vocab_size": 256, "max_length": 256}
 

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from tost.data import make_evaluation_loader, make_loader
 from tost.data._random import mix, mix_array
-from tost.data.samplers import GlobalOrder
+from tost.data.samplers import GlobalOrder, epoch_length
 
-from .samples import Numbers, PlainNumbers, joined, loaders, numbers_of, step_by_step
+from .samples import Draws, Numbers, PlainNumbers, joined, loaders, numbers_of, step_by_step
 
 WORLDS = st.sampled_from([1, 2, 3, 4, 6])
 
@@ -176,3 +176,58 @@ def test_bad_arguments_are_refused(change, message):
     dataset = options.pop("dataset")
     with pytest.raises(ValueError, match=message):
         make_loader(dataset, **options)
+
+
+@settings(max_examples=40)
+@given(runs(), st.integers(1, 12))
+def test_draw_numbers_name_the_epoch_and_the_sample(run, steps):
+    settings = {key: run[key] for key in ("global_batch", "seed", "shuffle")}
+    plain, drawn = (
+        joined(step_by_step(loaders(kind(run["samples"]), world_size=run["worlds"][0], **settings), steps))
+        for kind in (Numbers, Draws)
+    )
+    assert [draw % run["samples"] for draw in drawn] == plain
+    assert [draw // run["samples"] for draw in drawn] == [at // run["samples"] for at in range(len(drawn))]
+    assert len(set(drawn)) == len(drawn)
+
+
+@settings(max_examples=40)
+@given(runs(), st.integers(2, 4), st.integers(1, 12))
+def test_repetitions_come_in_a_row_and_are_dealt_in_turn(run, repeats, steps):
+    dataset = Draws(run["samples"], repeats)
+    settings = {key: run[key] for key in ("global_batch", "seed", "shuffle")}
+    (whole,) = ([step_by_step(loaders(dataset, world_size=1, **settings), steps)],)
+    order = joined(whole[0])
+    assert len(set(order)) == len(order), "every repetition is a draw of its own"
+    for at, draw in enumerate(order):
+        epoch, place = divmod(at, run["samples"])
+        round_number, sample = divmod(draw, run["samples"])
+        assert round_number == epoch * repeats + place % repeats
+        if place % repeats:
+            assert sample == order[at - 1] % run["samples"]
+    world = run["worlds"][1]
+    for rank, loader in enumerate(loaders(dataset, world_size=world, **settings)):
+        shares = [numbers_of(batch) for batch in take_steps(loader, steps)]
+        assert shares == [step[rank::world] for step in whole[0]]
+
+
+def take_steps(loader, steps):
+    stream = iter(loader)
+    return [next(stream) for _ in range(steps)]
+
+
+@pytest.mark.parametrize(
+    ("samples", "repeats", "expected"),
+    [(1_281_167, 3, 1_281_024), (1_281_167, 1, 1_281_167), (511, 3, 256), (256, 2, 256), (255, 3, 255), (1, 3, 1)],
+)
+def test_an_epoch_with_repetitions_is_about_as_long_as_one_without(samples, repeats, expected):
+    assert epoch_length(samples, repeats) == expected
+    assert make_loader(Draws(samples, repeats), batch_size=4, seed=0).samples_per_epoch == expected
+
+
+def test_an_epoch_with_repetitions_has_a_third_of_the_samples():
+    order = GlobalOrder(1000, seed=0, shuffle=True, repeats=3)
+    first, second = order.indices(0, 768), order.indices(768, 1536)
+    assert len(set(first)) == len(set(second)) == 256
+    assert first[:6] == [first[0]] * 3 + [first[3]] * 3
+    assert set(first) != set(second)

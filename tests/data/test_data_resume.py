@@ -138,6 +138,11 @@ OTHER_STATES = {
     ),
     "other seed": ({"seed": 4}, "saved for 8 samples shuffled with seed 4"),
     "other order": ({"shuffle": False}, "saved for 8 samples in order, but"),
+    "repeated": (
+        {"repeats": 3},
+        "saved for 8 samples shuffled with seed 3, each 3 times in a row, but this loader has 8 samples shuffled with "
+        "seed 3: the",
+    ),
     "negative": ({"global_position": -1}, "global position -1 cannot be reached; it must be 0 or more"),
 }
 
@@ -147,6 +152,14 @@ def test_a_state_of_something_else_is_refused(change, message):
     loader = make_loader(Numbers(8), batch_size=2, seed=3)
     with pytest.raises(ValueError, match=message):
         loader.load_state_dict(loader.state_dict() | change)
+
+
+def test_a_state_from_before_there_were_repetitions_is_understood():
+    loader = make_loader(Numbers(8), batch_size=2, seed=3)
+    state = loader.state_dict()
+    del state["repeats"]
+    loader.load_state_dict({**state, "global_position": 4})
+    assert loader.global_position == 4
 
 
 def test_what_is_no_state_is_refused():

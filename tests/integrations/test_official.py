@@ -177,7 +177,7 @@ def test_loading_copies_and_draws_no_random_numbers():
 
 
 def small_vision_state():
-    return vision_state(depth=1, class_depth=1)
+    return vision_state(depth=2, class_depth=1)
 
 
 def small_language_state():

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import tost
-from tests.models.tiny import example, make_tiny, perturb
+from tests.models.tiny import distinct, example, make_tiny, perturb
 from tost.models import model_options, model_spec
 
 # Trainable parameters as published: those of text models without learned positions, those of image models with them.
@@ -46,7 +46,8 @@ PARAMETERS = {
     "xcit_small_nolpi_patch16_224": 26_138_104,
 }
 
-every_model = pytest.mark.parametrize("name", tost.list_models())
+every_name = pytest.mark.parametrize("name", tost.list_models())
+every_model = pytest.mark.parametrize("name", distinct())
 
 
 def gradients_of(model, x):
@@ -118,7 +119,7 @@ def test_model_builds_and_runs_on_the_meta_device(name):
     assert model(example(model).to("meta")).is_meta
 
 
-@every_model
+@every_name
 def test_parameter_count_is_the_published_one(name):
     with torch.device("meta"):
         model = tost.create_model(name)

@@ -3,7 +3,7 @@
 import torch
 
 import tost
-from tost.models import model_spec
+from tost.models import model_options, model_spec
 
 TINY = {
     "language": {"embed_dim": 16, "depth": 2, "num_heads": 4, "vocab_size": 11, "max_length": 24},
@@ -16,6 +16,14 @@ TINY = {
 
 def make_tiny(name, **overrides):
     return tost.create_model(name, **{**TINY[model_spec(name).family], **overrides})
+
+
+def distinct():
+    """Names of models that are not the same once they are small."""
+    found = {}
+    for name in tost.list_models():
+        found.setdefault(model_options(name, TINY[model_spec(name).family]), name)
+    return sorted(found.values())
 
 
 def perturb(model, by=0.3):

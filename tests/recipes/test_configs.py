@@ -9,10 +9,16 @@ from pathlib import Path
 import pytest
 import torch
 
+import tost.recipes.image_classification as image_classification
+from tests.recipes.pictures import random_bundle
+from tests.train.runs import Recorder
 from tost import recipes
+from tost.errors import ConfigError
 from tost.models import create_model
-from tost.recipes import config_summary, list_configs, load_config
-from tost.train.config import dump_config
+from tost.recipes import config_summary, get_task, list_configs, load_config
+from tost.train.checkpoint import save_tensors
+from tost.train.config import RunConfig, dump_config
+from tost.train.loop import fit
 
 ROOT = Path(__file__).parents[2]
 FOLDER = Path(recipes.__file__).parent / "configs"
@@ -21,12 +27,38 @@ NAMES = [path.relative_to(FOLDER).with_suffix("").as_posix() for path in FILES]
 KEYS = ("model.name", "data.path", "train.steps", "train.seed", "train.batch_size", "checkpoint.every")
 HEADER = re.compile(
     r"# (?P<title>\S.*)\n"
-    r"#   run      tost train (?P<name>\S+)\n"
+    r"#   run      tost train (?P<name>\S+)(?P<given>( \S+=[A-Z]+)*)\n"
     r"#   cost     (?P<cost>.+)\n"
     r"#   expect   (?P<expect>.+)\n"
     r"#   checked  (?P<checked>.+)\n"
+    r"(#   note     \S.+\n(#            \S.+\n)*)?"
     r"recipe: "
 )
+SMALL = (
+    "model.embed_dim=32",
+    "model.depth=1",
+    "model.num_heads=2",
+    "data.options.image_size=32",
+    "data.options.eval_resize=squash",
+    "data.workers=0",
+    "train.steps=2",
+    "train.batch_size=4",
+    "train.precision=fp32",
+    "schedule.warmup_steps=1",
+    "evaluate.batch_size=8",
+)
+
+
+def header(name: str) -> re.Match[str]:
+    match = HEADER.match((FOLDER / f"{name}.yaml").read_text())
+    assert match, "the first lines are a title and run, cost, expect, checked; see CONTRIBUTING.md"
+    return match
+
+
+def load(name: str, *overrides: str) -> RunConfig:
+    """Load a configuration with what its header says must be given."""
+    needed = [word.partition("=")[0] for word in header(name)["given"].split()]
+    return load_config(name, [*(f"{key}=somewhere" for key in needed), *overrides])
 
 
 def test_the_list_is_what_the_folder_holds():
@@ -36,8 +68,7 @@ def test_the_list_is_what_the_folder_holds():
 
 @pytest.mark.parametrize("name", NAMES)
 def test_header_tells_the_story(name):
-    match = HEADER.match((FOLDER / f"{name}.yaml").read_text())
-    assert match, "the first lines are a title and run, cost, expect, checked; see CONTRIBUTING.md"
+    match = header(name)
     assert match["name"] == name
     assert match["title"] == config_summary(name)
     measured = [match[line] != "not measured yet" for line in ("cost", "expect", "checked")]
@@ -46,7 +77,7 @@ def test_header_tells_the_story(name):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_config_is_valid_and_complete(name):
-    config = load_config(name)
+    config = load(name)
     for key in KEYS:
         config.value(key)
     assert dump_config(config)
@@ -54,17 +85,83 @@ def test_config_is_valid_and_complete(name):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_model_builds_on_the_meta_device(name):
-    config = load_config(name)
+    config = load(name)
+    shape = config.data.shape()
+    size = {
+        "tokens": (2, shape.length),
+        "values": (2, shape.length, shape.in_features),
+        "image": (2, shape.in_chans, *(shape.image_size or ())),
+    }[shape.input]
     with torch.device("meta"):
         model = create_model(config.model.name, **config.model.options)
-        shape = config.data.shape()
-        size = (2, shape.length) if shape.input == "tokens" else (2, shape.length, shape.in_features)
-        kind = torch.int64 if shape.input == "tokens" else torch.float32
-        logits = model(torch.empty(size, dtype=kind))
+        logits = model(torch.empty(size, dtype=torch.int64 if shape.input == "tokens" else torch.float32))
     assert {parameter.device.type for parameter in model.parameters()} == {"meta"}
     classes = shape.num_classes or shape.vocab_size
     assert logits.shape[0] == 2
     assert logits.shape[-1] == classes
+
+
+def test_what_has_to_be_given_is_asked_for():
+    with pytest.raises(ConfigError) as error:
+        load_config("finetune/pets")
+    path, weights = str(error.value).splitlines()[1:]
+    assert re.match(r"  data\.path \(line \d+\): data set 'pets' is read from disk; set data\.path", path)
+    assert re.match(r"  train\.init_from \(line \d+\): missing; .* starts from trained weights", weights)
+    assert load("finetune/pets", "train.init_from=null").train.init_from is None
+
+
+IMAGES = [name for name in NAMES if not name.startswith("demo/") and load(name).recipe == "image_classification"]
+
+
+@pytest.mark.parametrize("name", IMAGES)
+def test_image_recipes_take_two_steps(name, tmp_path, monkeypatch):
+    config = load(name, *SMALL, *(["schedule.epoch_steps=1"] if load(name).schedule.epoch_steps else []))
+    monkeypatch.setattr(image_classification, "build_data", lambda data, seed: random_bundle(config))
+    if config.train.init_from:
+        weights = create_model(config.model.name, **{**config.model.options, "num_classes": 3}).state_dict()
+        save_tensors(tmp_path / "weights.safetensors", weights)
+        config = load(name, *SMALL, f"train.init_from={tmp_path / 'weights.safetensors'}")
+    recorder = Recorder()
+    result = fit(config, get_task(config.recipe), tmp_path / "run", resume=None, reporter=recorder)
+    assert (result.status, result.step) == ("finished", 2)
+    assert {"loss", "accuracy", "accuracy_top5"} <= set(result.metrics)
+    assert any("new: head.weight, head.bias" in line for line in recorder.messages) == bool(config.train.init_from)
+
+
+def test_imagenet_is_the_recipe_of_xcit():
+    names = [name for name in NAMES if name.startswith("imagenet/")]
+    drop_path = {name: load(name).model.options["drop_path"] for name in names}
+    assert drop_path == {
+        "imagenet/tost_medium": 0.15,
+        "imagenet/tost_small": 0.05,
+        "imagenet/tost_tiny": 0.0,
+        "imagenet/xcit_medium": 0.15,
+        "imagenet/xcit_small": 0.05,
+    }
+    rest = [load(name).model_dump(exclude={"model"}) for name in names]
+    assert all(one == rest[0] for one in rest), "the recipes differ in nothing but the model"
+    config = load(names[0])
+    assert config.optim.lr == 5e-4 * config.train.batch_size / 512
+    assert config.train.steps == 400 * config.schedule.epoch_steps
+    assert config.schedule.epoch_steps == 1_281_167 // config.train.batch_size
+
+
+def test_the_ablation_has_four_cells_that_differ_in_two_options():
+    cells = {name: load(name) for name in NAMES if name.startswith("ablation/")}
+    chosen = {(cell.model.options["feed_forward"], cell.model.options["normalize"]) for cell in cells.values()}
+    assert chosen == {(feed, norm) for feed in ("mlp", "ista") for norm in (True, False)}
+    plain = [load(name, "model.feed_forward=mlp", "model.normalize=true") for name in cells]
+    assert all(cell == plain[0] for cell in plain)
+
+
+@pytest.mark.parametrize(
+    ("name", "images"), {"cifar10": 50_000, "cifar100": 50_000, "flowers102": 1020, "pets": 3680}.items()
+)
+def test_fine_tuning_takes_200_epochs(name, images):
+    config = load(f"finetune/{name}")
+    assert config.schedule.epoch_steps == -(-images // config.train.batch_size)
+    assert config.train.steps == 200 * config.schedule.epoch_steps
+    assert config.data.shape().image_size == (224, 224)
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if name.startswith("demo/")])

@@ -87,6 +87,24 @@ def test_recipe_model_and_data_have_to_fit():
         load_config("demo/digits", ["recipe=langage_modeling"])
 
 
+def test_sections_of_other_recipes_are_not_ignored():
+    with pytest.raises(ConfigError, match=r"regularise \(command line\): label_smoothing, mixup given, but the recipe"):
+        load_config("demo/digits", ["regularise.mixup=0.8", "regularise.label_smoothing=0.1"])
+    assert load_config("demo/digits", ["regularise.mixup=0"])
+
+
+def test_images_are_not_shared_out():
+    with pytest.raises(ConfigError, match=r"parallel.context \(command line\): 2 processes cannot share an image"):
+        load_config("small/cifar10", ["data.path=x", "parallel.context=2"])
+
+
+def test_one_recipe_trains_several_families():
+    for name in ("tost_mini", "vit_mini", "crate_mini", "xcit_mini", "softmax_mini"):
+        assert load_config("small/cifar10", ["data.path=x", f"model.name={name}"]).model.name == name
+    with pytest.raises(ConfigError, match="lra_image is a classifier model, but the recipe image_class"):
+        load_config("small/cifar10", ["data.path=x", "model.name=lra_image"])
+
+
 def test_every_problem_of_an_unfitting_recipe_comes_at_once():
     with pytest.raises(ConfigError, match="3 problems"):
         load_config("demo/digits", ["recipe=language_modeling", "lr=1"])

@@ -18,7 +18,7 @@ def gathered(tmp_path, monkeypatch):
         plan = make_plan(**changes)
         runs = make_runs(plan, tmp_path)
         for run, accuracy in zip(runs, accuracies, strict=False):
-            leave(run, accuracy=accuracy, loss=2.0, parameters=parameters[list(plan.arms).index(run.arm)])
+            leave(run, accuracy=accuracy, loss=2 * accuracy, parameters=parameters[list(plan.arms).index(run.arm)])
         return collect("mine", plan, [], runs)
 
     return make
@@ -46,7 +46,7 @@ def test_a_single_seed_has_no_spread_and_a_missing_arm_no_numbers(gathered):
 def test_lowest_can_be_best_and_another_metric_has_only_its_last_value(gathered):
     made = table(gathered(metric="loss", mode="min", percent=False))
     assert made.headers[4] == "loss"
-    assert made.rows[0][4:] == ["2 ± 0", "2"]
+    assert made.rows[0][4:] == ["1.1 ± 0.1414", "1"]
 
 
 def test_reported_values_stand_beside_ours(gathered):
@@ -61,6 +61,8 @@ def test_statements_are_computed(gathered):
     said = statements(gathered())
     assert "Parameters of all arms: 1,000 (thin) to 1,020 (wide), 2.0% apart." in said
     assert "Every run takes 7 steps of 64 samples." in said
+    assert "The accuracy is that of the last step; best is that of the best evaluation of any seed" in said[-1]
+    assert statements(gathered(metric="loss"))[-1].endswith("best is that of the best seed.")
     assert "All arms have 5 parameters." in statements(gathered(parameters=(5, 5)))
     longer = gathered(arms={"thin": {"set": ["train.steps=14"]}, "wide": {}})
     assert "The arms differ in length: thin 14 steps of 64 samples; wide 7 steps of 64 samples." in statements(longer)
@@ -86,7 +88,7 @@ VALUES = {
     "{thin.accuracy.mean:.1f}": "55.0",
     "{thin.accuracy.std:.2f}": "7.07",
     "{wide.parameters:,}": "1,020",
-    "{thin.loss.min:.3f}": "2.000",
+    "{thin.loss.min:.3f}": "1.000",
     "{thin.best.max:.0f}": "61",
     "{wide.parameters / thin.parameters:.2f}": "1.02",
     "{thin.accuracy.mean - wide.accuracy.mean:+.1f}": "-20.0",
@@ -102,7 +104,7 @@ def test_fill_replaces_placeholders(gathered, text, filled):
 
 
 REFUSED = {
-    "{thn.accuracy.mean}": "no such number in the results; did you mean thin.accuracy.mean",
+    "{thinn.accuracy.mean}": "no such number in the results; did you mean thin.accuracy.mean",
     "{zzz}": "the names look like thin.parameters",
     "{}": "no such number",
     "{thin.reference}": "the results do not know it",

@@ -11,7 +11,7 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.sweep.samples import bare_run, mark
@@ -90,6 +90,7 @@ def sweeps(draw):
     return [(f"a{arm}", None if afters[arm] is None else f"a{afters[arm]}") for arm in order], codes, looks
 
 
+@settings(max_examples=60)
 @given(sweeps(), st.integers(1, 4))
 def test_everything_that_can_finish_does(sweep, jobs):
     arms, codes, looks = sweep

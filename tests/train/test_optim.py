@@ -46,3 +46,41 @@ def test_optimizer_is_adamw_with_the_given_numbers():
     assert isinstance(optimizer, torch.optim.AdamW)
     assert optimizer.defaults["betas"] == (0.9, 0.95)
     assert optimizer.defaults["eps"] == pytest.approx(1e-6)
+
+
+class Exempting(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.cls_token = torch.nn.Parameter(torch.zeros(1, 1, 4))
+        self.inner = torch.nn.Linear(4, 4)
+        self.inner.cls_token = torch.nn.Parameter(torch.zeros(1, 1, 4))
+        self.temperature = torch.nn.Parameter(torch.ones(2))
+
+    def no_weight_decay(self):
+        return {"cls_token", "temperature"}
+
+
+def test_the_model_can_exempt_parameters_by_their_full_name():
+    module = Exempting()
+    groups = parameter_groups(module, OptimConfig(lr=1e-3, weight_decay=0.1))
+    assert names(module, groups, True) == {"inner.weight", "inner.cls_token"}
+    groups = parameter_groups(module, OptimConfig(lr=1e-3, weight_decay=0.1, decay_statistics=True))
+    assert names(module, groups, True) == {"inner.weight", "inner.cls_token", "temperature"}
+
+
+def test_everything_can_decay():
+    module = Exempting()
+    (group,) = parameter_groups(module, OptimConfig(lr=1e-3, weight_decay=0.1, decay_all=True))
+    assert group["weight_decay"] == 0.1
+    assert len(group["params"]) == len(list(module.parameters()))
+
+
+def test_image_models_spare_tokens_positions_and_vectors():
+    for name in ("tost_mini", "vit_mini", "crate_mini"):
+        with torch.device("meta"):
+            module = tost.create_model(name, num_classes=10)
+        groups = parameter_groups(module, OptimConfig(lr=1e-3, weight_decay=0.1))
+        spared = names(module, groups, False)
+        assert "cls_token" in spared
+        assert {n for n, p in module.named_parameters() if p.dim() < 2} <= spared
+        assert "head.weight" in names(module, groups, True)

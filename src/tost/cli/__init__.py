@@ -12,7 +12,7 @@ from typing import Annotated, NoReturn
 import typer
 
 import tost
-from tost.cli import _bench, _cat, _console, _convert, _cp, _eval, _info, _ls, _sweep, _train, _validate
+from tost.cli import _bench, _cat, _console, _convert, _cp, _eval, _generate, _info, _ls, _sweep, _train, _validate
 from tost.errors import CheckpointError, ConfigError, TostError
 
 __all__ = ["main"]
@@ -72,6 +72,7 @@ def _build() -> typer.Typer:
     app.command("train")(_train.train)
     app.command("sweep")(_sweep.sweep)
     app.command("eval")(_eval.evaluate)
+    app.command("generate")(_generate.generate)
     app.command("convert")(_convert.convert)
     app.command("info")(_info.info)
     app.add_typer(_bench.app, name="bench")

@@ -18,6 +18,7 @@ __all__ = [
     "Cifar100Options",
     "FashionMnistOptions",
     "Flowers102Options",
+    "FoundOptions",
     "ImageFolderOptions",
     "ImageNetOptions",
     "ImageOptions",
@@ -245,7 +246,7 @@ class PetsOptions(ImageOptions):
     validation_split: Literal["trainval", "test"] = Field(default="test", description="split to validate on")
 
 
-class _FoundOptions(ImageOptions):
+class FoundOptions(ImageOptions):
     """Options of data sets whose classes are not known before."""
 
     num_classes: int | None = Field(
@@ -274,13 +275,13 @@ class _FoundOptions(ImageOptions):
         return found
 
 
-class ImageFolderOptions(_FoundOptions):
+class ImageFolderOptions(FoundOptions):
     """Options of ``image_folder``."""
 
     validation_split: str = Field(default="val", description="split, that is sub-folder, to validate on")
 
 
-class ImageParquetOptions(_FoundOptions):
+class ImageParquetOptions(FoundOptions):
     """Options of ``image_parquet``."""
 
     image_column: str | None = Field(default=None, description="column of the images; null: image or img")
@@ -300,6 +301,15 @@ class ImageNetOptions(ImageOptions):
         default=None,
         description="reassessed validation labels (ReaL): path of real.json, or timm for the copy that timm holds",
     )
+
+    def _conflicts(self) -> list[str]:
+        found = super()._conflicts()
+        if self.real_labels is not None and self.hold_out:
+            found.append(
+                f"real_labels={self.real_labels} belong to the validation images, but hold_out={self.hold_out} "
+                "validates on training images; remove one of them."
+            )
+        return found
 
 
 IMAGE_OPTIONS: dict[str, type[DataSetOptions]] = {

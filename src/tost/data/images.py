@@ -15,25 +15,29 @@ from torch import Tensor
 
 from tost.data._random import mix
 from tost.data.dataset import DataBundle, Dataset, fingerprint
-from tost.data.image_options import ImageOptions
+from tost.data.image_options import FoundOptions, ImageOptions
 from tost.data.images_dataset import PixelImages, StoredImages, is_vectorised
 from tost.data.images_formats import decode_images
 from tost.data.images_layout import open_cifar, open_fashion_mnist, open_image_folder, open_image_parquet
+from tost.data.images_oxford import open_flowers102, open_pets
 from tost.data.images_source import MemoryImages, Split, hash_lines
-from tost.data.images_transform import evaluation_transform
+from tost.data.images_transform import evaluation_transform, pixel_transform
 from tost.data.options import DataInfo
 from tost.errors import ConfigError
 
 __all__ = ["build_images"]
 
+_AT_ONCE = 64  # images that are read in one go
 _AUGMENTATION = 1  # keeps its random numbers apart from others of the same seed
 
 _OPENERS: dict[str, Callable[[Any, Path, str], Split]] = {
     "cifar10": open_cifar,
     "cifar100": open_cifar,
     "fashion_mnist": open_fashion_mnist,
+    "flowers102": open_flowers102,
     "image_folder": open_image_folder,
     "image_parquet": open_image_parquet,
+    "pets": open_pets,
 }
 
 
@@ -49,7 +53,7 @@ def build_images(name: str, options: ImageOptions, path: Path, seed: int) -> Dat
     Raises:
         ConfigError: The files are not what the data set consists of, or do not fit the options.
     """
-    opener = _OPENERS[name]
+    opener = _opener(name)
     train = opener(options, path, options.train_split)
     if options.hold_out:
         validation = train
@@ -73,9 +77,19 @@ def build_images(name: str, options: ImageOptions, path: Path, seed: int) -> Dat
     )
 
 
+def _opener(name: str) -> Callable[[Any, Path, str], Split]:
+    if name == "imagenet":
+        from tost.data.images_imagenet import open_imagenet  # loads timm, which takes seconds
+
+        return open_imagenet
+    return _OPENERS[name]
+
+
 def _dataset(split: Split, rows: Tensor, options: ImageOptions, *, seed: int | None) -> Dataset:
     if split.image_size and (seed is None or is_vectorised(options)):
         return PixelImages(_pixels(split, rows, options.channels), split.targets[rows], options, seed=seed)
+    if isinstance(options, FoundOptions) and options.in_memory:
+        return _read_all(split, rows, options, seed=seed)
     if seed is None:
         transform = evaluation_transform(options)
     else:
@@ -83,6 +97,16 @@ def _dataset(split: Split, rows: Tensor, options: ImageOptions, *, seed: int | N
 
         transform = training_transform(options)
     return StoredImages(split.source, rows, split.targets, options, transform, seed=seed, extra=dict(split.extra))
+
+
+def _read_all(split: Split, rows: Tensor, options: ImageOptions, *, seed: int | None) -> PixelImages:
+    """Return images of any size in memory, resized once; bad ones are replaced for good."""
+    reader = StoredImages(split.source, rows, split.targets, options, pixel_transform(options), seed=seed)
+    everything = torch.arange(len(rows))
+    parts = [reader.gather(everything[start : start + _AT_ONCE]) for start in range(0, len(rows), _AT_ONCE)]
+    pixels = torch.cat([part["inputs"].to(torch.uint8) for part in parts])
+    targets = torch.cat([part["targets"] for part in parts])
+    return PixelImages(pixels, targets, options.model_copy(update={"eval_resize": "squash"}), seed=seed)
 
 
 def _pixels(split: Split, rows: Tensor, channels: int) -> Tensor:
@@ -156,5 +180,5 @@ def _fingerprint(*splits: tuple[Split, Tensor]) -> str:
     lines = []
     for split, rows in splits:
         content = known.setdefault(id(split), split.source.fingerprint() if id(split) not in known else "")
-        lines += [content, fingerprint(split.targets, rows)]
+        lines += [content, fingerprint(split.targets, rows, *split.extra.values())]
     return hash_lines(lines)

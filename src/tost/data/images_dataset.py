@@ -14,7 +14,7 @@ from tost.data.dataset import Batch, Dataset
 from tost.data.image_options import ImageOptions
 from tost.data.images_read import BadImageError
 from tost.data.images_source import ImageSource
-from tost.data.images_transform import Transform, drawing_from, resized_size
+from tost.data.images_transform import Transform, drawing_from, resized_size, scale_and_shift
 
 __all__ = ["PixelImages", "StoredImages", "is_vectorised"]
 
@@ -44,8 +44,7 @@ class PixelImages(Dataset):
         self.pixels, self.targets, self.options, self.seed = pixels, targets, options, seed
         self.draws = seed is not None
         self.repeats = options.repeats if self.draws else 1
-        mean, std = (torch.tensor(numbers).view(-1, 1, 1) for numbers in (options.mean, options.std))
-        self._scale, self._shift = 1 / (255 * std), -mean / std
+        self._scale, self._shift = scale_and_shift(options)
 
     def __len__(self) -> int:
         """Return the number of images."""

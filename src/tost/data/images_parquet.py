@@ -93,10 +93,11 @@ def open_parquet(paths: Sequence[Path], *, image_column: str | None = None, labe
             for name in (image, label):
                 _column(other, path, name, (), "")
         values = pa.chunked_array(
-            [chunk for path in paths for chunk in pq.read_table(path, columns=[label]).column(label).chunks],
+            [chunk for path in paths for chunk in _read(path, label)],
             type=schema.field(label).type,
         )
         source = ParquetImages(paths, image)
+        source.load()  # once, here: workers that are forked later share it
     except (pa.ArrowInvalid, pa.ArrowTypeError, OSError) as error:
         raise ConfigError(f"the parquet files in {paths[0].parent} cannot be read: {error}") from error
     targets, names = _labels(values, label, paths[0])
@@ -140,6 +141,13 @@ def _names_in_metadata(schema: Any, label: str) -> tuple[str, ...]:
         return ()
 
 
+def _read(path: Path, column: str) -> list[Any]:
+    """Return a column, or with a dot a field of one, in pieces; nothing if it does not exist."""
+    with pq.ParquetFile(path) as file:
+        table = file.read(columns=[column])
+    return [chunk for found in table.columns for chunk in found.chunks]
+
+
 class ParquetImages(ImageSource):
     """The column of images of parquet files.
 
@@ -156,6 +164,7 @@ class ParquetImages(ImageSource):
         counts = [pq.read_metadata(path).num_rows for path in paths]
         self._ends = np.array(list(accumulate(counts)), dtype=np.int64)
         self._rows: Any = None
+        self._file_names: list[str] | None = None
 
     def __len__(self) -> int:
         """Return the number of rows."""
@@ -166,10 +175,17 @@ class ParquetImages(ImageSource):
         file = int(np.searchsorted(self._ends, row, side="right"))
         return f"{self.paths[file]}: row {row - int(self._ends[file - 1] if file else 0)}"
 
+    def file_name(self, row: int) -> str:
+        """Return the path that the structure of an image holds beside its bytes; empty if it has none."""
+        if self._file_names is None:
+            chunks = [chunk for path in self.paths for chunk in _read(path, f"{self.column}.path")]
+            values = [value for chunk in chunks for value in chunk.to_pylist()] or [None] * len(self)
+            self._file_names = [(value or {}).get("path") or "" for value in values]
+        return self._file_names[row]
+
     def read(self, row: int) -> bytes:
         """Return the encoded image of a row."""
-        if self._rows is None:
-            self._rows = self._load()
+        self.load()
         value = self._rows[row]
         value = value.as_py() if isinstance(value, pa.Scalar) else value[self.column]
         data = value.get("bytes") if isinstance(value, dict) else value
@@ -186,14 +202,14 @@ class ParquetImages(ImageSource):
             lines.append(f"{path.name}\t" + " ".join(f"{group.num_rows}:{group.total_byte_size}" for group in groups))
         return hash_lines(lines)
 
+    def load(self) -> None:
+        """Make the rows readable, if they are not yet."""
+        if self._rows is None:
+            self._rows = self._load()
+
     def _load(self) -> Any:
         if sum(path.stat().st_size for path in self.paths) <= _IN_MEMORY:
-            chunks = [
-                chunk
-                for path in self.paths
-                for chunk in pq.read_table(path, columns=[self.column]).column(self.column).chunks
-            ]
-            return pa.chunked_array(chunks)
+            return pa.chunked_array([chunk for path in self.paths for chunk in _read(path, self.column)])
         import datasets
 
         files = [str(path) for path in self.paths]
@@ -204,4 +220,4 @@ class ParquetImages(ImageSource):
 
     def __getstate__(self) -> dict[str, Any]:
         # A worker that is not forked loads the rows again, which is faster than receiving them through a pipe.
-        return self.__dict__ | {"_rows": None}
+        return self.__dict__ | {"_rows": None, "_file_names": None}

@@ -33,6 +33,10 @@ class ImageSource:
         """Return what to call an image in messages, such as its path."""
         raise NotImplementedError
 
+    def file_name(self, row: int) -> str:
+        """Return the name under which an image was published, as far as it is known."""
+        return self.name(row)
+
     def read(self, row: int) -> bytes:
         """Return the content of an image's file.
 
@@ -133,8 +137,13 @@ class FileImages(ImageSource):
 
     def fingerprint(self) -> str:
         """Return the SHA-256 of the listing: paths below the folder, and sizes."""
-        names = map(os.fsdecode, self._names)
-        return hash_lines(f"{name}\t{(self.root / name).stat().st_size}" for name in names)
+        return hash_lines(f"{name}\t{self._size(name)}" for name in map(os.fsdecode, self._names))
+
+    def _size(self, name: str) -> int:
+        try:
+            return (self.root / name).stat().st_size
+        except OSError:
+            return -1  # such as a link to nowhere, a bad image like others
 
 
 class TarImages(ImageSource):

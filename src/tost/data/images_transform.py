@@ -17,7 +17,17 @@ from torch import Tensor
 
 from tost.data.image_options import ImageOptions
 
-__all__ = ["Chain", "Fit", "Transform", "drawing_from", "evaluation_transform", "finish", "resized_size"]
+__all__ = [
+    "Chain",
+    "Fit",
+    "Transform",
+    "drawing_from",
+    "evaluation_transform",
+    "finish",
+    "pixel_transform",
+    "resized_size",
+    "scale_and_shift",
+]
 
 Transform = Callable[[Image.Image], Tensor]
 _RATIO = (8, 7)  # 256 for 224
@@ -108,16 +118,33 @@ class _Grey:
         return image.convert("L")
 
 
-class _Normalise:
-    """Makes a normalised tensor ``[C, height, width]`` of an image."""
-
-    def __init__(self, options: ImageOptions) -> None:
-        mean, std = (torch.tensor(numbers).view(-1, 1, 1) for numbers in (options.mean, options.std))
-        self.scale, self.shift = 1 / (255 * std), -mean / std
+class _Pixels:
+    """Makes a tensor ``[C, height, width]`` of an image, of values from 0 to 255."""
 
     def __call__(self, image: Image.Image) -> Tensor:
         pixels = torch.from_numpy(np.array(image))  # [height, width] or [height, width, 3]
-        return pixels.view(image.height, image.width, -1).permute(2, 0, 1).float().mul_(self.scale).add_(self.shift)
+        return pixels.view(image.height, image.width, -1).permute(2, 0, 1).float()
+
+
+class _Normalise:
+    """Brings values from 0 to 255 to the mean and the standard deviation that models expect."""
+
+    def __init__(self, options: ImageOptions) -> None:
+        self.scale, self.shift = scale_and_shift(options)
+
+    def __call__(self, pixels: Tensor) -> Tensor:
+        return pixels.mul_(self.scale).add_(self.shift)
+
+
+def scale_and_shift(options: ImageOptions) -> tuple[Tensor, Tensor]:
+    """Return what pixels from 0 to 255 are multiplied by, and what is added then, each float32 ``[1 or C, 1, 1]``."""
+    mean, std = (torch.tensor(numbers).view(-1, 1, 1) for numbers in (options.mean, options.std))
+    return 1 / (255 * std), -mean / std
+
+
+def pixel_transform(options: ImageOptions) -> Transform:
+    """Return the transform of validation images without normalisation: float32 of values from 0 to 255."""
+    return Chain(Fit(options), *finish(options)[:-1])
 
 
 def evaluation_transform(options: ImageOptions) -> Transform:
@@ -127,4 +154,4 @@ def evaluation_transform(options: ImageOptions) -> Transform:
 
 def finish(options: ImageOptions) -> list[Callable[..., object]]:
     """Return the steps from an image of the right size to a normalised tensor."""
-    return [*([_Grey()] if options.channels == 1 else []), _Normalise(options)]
+    return [*([_Grey()] if options.channels == 1 else []), _Pixels(), _Normalise(options)]

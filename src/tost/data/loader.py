@@ -15,6 +15,7 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 from tost.data._random import mix
 from tost.data.dataset import Batch, Dataset, Sample
 from tost.data.samplers import GlobalOrder, ShardedBatchSampler
+from tost.errors import TostError
 
 __all__ = ["Loader", "make_evaluation_loader", "make_loader"]
 
@@ -79,6 +80,8 @@ class Loader(StatefulDataLoader):  # type: ignore[misc] # torchdata ships no typ
             for step, batch in enumerate(super().__iter__(), start=1):
                 self._position = self._shares.after(start, steps=step)
                 yield batch
+        except TostError as error:
+            raise _in_own_words(error) from error
         finally:
             self._iterator = None  # the last reference: its workers end now and not when the loader goes
 
@@ -225,6 +228,13 @@ def _check(samples: int, batch_size: int, rank: int, world_size: int, workers: i
         )
     if workers < 0:
         raise ValueError(f"workers={workers} is negative; pass 0 to prepare batches in this process, or a number.")
+
+
+def _in_own_words(error: TostError) -> TostError:
+    """Return an error as it was raised; torch puts a worker's traceback in front of its message."""
+    kind = type(error)
+    _, _, message = str(error).rpartition(f"{kind.__module__}.{kind.__qualname__}: ")
+    return kind(message.rstrip("\n"))
 
 
 def _in_words(counts: Mapping[str, Any]) -> str:

@@ -86,6 +86,9 @@ def prefill(
     Returns:
         The state after these tokens; for N = 0 the one that was given.
 
+    Raises:
+        ConfigError: The model is not one, or `chunk_size` is not positive.
+
     Example:
         >>> import torch, tost
         >>> from tost.generate import decode_step, prefill
@@ -95,8 +98,10 @@ def prefill(
         >>> logits.shape, state.position.tolist()
         (torch.Size([1, 256]), [101])
     """
+    if chunk_size < 1:
+        raise ConfigError(f"chunk_size={chunk_size} reads nothing; it needs at least 1, such as {CHUNK_SIZE}.")
     run = getattr(model, "features_with_state", None) or check_causal(model).forward_with_state
-    with torch.no_grad():
+    with torch.no_grad(), evaluating(model):
         for begin in range(0, ids.shape[1], chunk_size):
             piece = slice(begin, begin + chunk_size)
             _, state = run(ids[:, piece], state, None if mask is None else mask[:, piece])
@@ -114,7 +119,7 @@ def decode_step(model: nn.Module, tokens: Tensor, state: State | None) -> tuple[
     Returns:
         Logits of the token after it, ``[B, V]``, and the state.
     """
-    with torch.no_grad():
+    with torch.no_grad(), evaluating(model):
         logits, after = check_causal(model).forward_with_state(tokens.unsqueeze(1), state)
     return logits[:, -1], after
 
@@ -134,7 +139,7 @@ def evaluating(model: nn.Module) -> Iterator[None]:
 
 def select_rows(state: State, rows: Tensor) -> State:
     """Return the state of some rows, in the order of `rows`, int64 ``[R]``; a row may be taken several times."""
-    return pytree.tree_map(lambda x: x.index_select(0, rows), state)
+    return pytree.tree_map_only(Tensor, lambda x: x.index_select(0, rows), state)
 
 
 def join_rows(states: Sequence[State]) -> State:
@@ -144,15 +149,20 @@ def join_rows(states: Sequence[State]) -> State:
         ConfigError: They are not of one shape, as those of a model whose state grows with the text.
     """
     leaves, specs = zip(*map(pytree.tree_flatten, states), strict=True)
-    columns = list(zip(*leaves, strict=True))
-    if any(len({part.shape[1:] for part in column}) > 1 for column in columns):
+    return pytree.tree_unflatten([_join(*column) for column in zip(*leaves, strict=True)], specs[0])
+
+
+def _join(*parts: Any) -> Any:
+    if not isinstance(parts[0], Tensor):
+        return parts[0]
+    if len({part.shape[1:] for part in parts}) > 1:
         raise ConfigError(
             "the rows ended after different numbers of tokens, and this model's state grows with them, so they do not "
             "fit into one batch; generate these rows one by one."
         )
-    return pytree.tree_unflatten([torch.cat(column) for column in columns], specs[0])
+    return torch.cat(parts)
 
 
 def state_bytes(state: State) -> int:
     """Return the memory that a state takes, in bytes."""
-    return sum(x.numel() * x.element_size() for x in pytree.tree_leaves(state))
+    return sum(x.numel() * x.element_size() for x in pytree.tree_leaves(state) if isinstance(x, Tensor))

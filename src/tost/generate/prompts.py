@@ -69,8 +69,8 @@ def align_prompts(
         )
     if mask is not None and (mask.dtype != torch.bool or mask.shape != ids.shape):
         raise ConfigError(
-            f"mask has shape {tuple(mask.shape)} and dtype {mask.dtype}, but ids have shape {tuple(ids.shape)}; it needs "
-            "the same shape and dtype torch.bool, True for real tokens."
+            f"mask has shape {tuple(mask.shape)} and dtype {mask.dtype}, but ids have shape {tuple(ids.shape)}; it "
+            "needs the same shape and dtype torch.bool, True for real tokens."
         )
     ids = ids.to(device=device, dtype=torch.int64)
     mask = None if mask is None else mask.to(device=device)
@@ -96,8 +96,10 @@ def _from_rows(rows: Sequence[Tensor], mask: Tensor | None) -> tuple[Tensor, Ten
         raise ConfigError("a list of prompts needs no mask; leave it out, or pad the prompts to one tensor [B, N].")
     for index, row in enumerate(rows):
         if not isinstance(row, Tensor) or row.dim() != 1 or row.dtype not in _INTEGERS:
-            form = f"shape {tuple(row.shape)} and dtype {row.dtype}" if isinstance(row, Tensor) else f"type {type(row)}"
-            raise ConfigError(f"prompt {index} has {form}; a list of prompts holds tensors [N] of dtype torch.int64.")
+            found = f"a {type(row).__name__}"
+            if isinstance(row, Tensor):
+                found = f"of shape {tuple(row.shape)} and dtype {row.dtype}"
+            raise ConfigError(f"prompt {index} is {found}; a list of prompts holds tensors [N] of dtype torch.int64.")
     longest = max((len(row) for row in rows), default=0)
     device = rows[0].device if rows else None
     ids = torch.zeros(len(rows), longest, dtype=torch.int64, device=device)

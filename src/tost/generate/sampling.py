@@ -6,7 +6,7 @@ Shapes: logits [B, V] (batch, vocabulary), seen [B, V], ids [B].
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from numbers import Integral
 
@@ -50,15 +50,15 @@ class Sampling:
     def __post_init__(self) -> None:
         problems: list[str] = []
         if not (_is_number(self.temperature) and 0 <= self.temperature < math.inf):
-            problems.append(f"temperature={self.temperature!r}: needs a number of at least 0; 0 is greedy, 1 is neutral")
+            problems.append(f"temperature={self.temperature!r}: needs a number of at least 0, where 0 is greedy")
         if self.top_k is not None and not (_is_integer(self.top_k) and self.top_k >= 1):
             problems.append(f"top_k={self.top_k!r}: needs a whole number of at least 1, or None for all tokens")
         if self.top_p is not None and not (_is_number(self.top_p) and 0 < self.top_p <= 1):
             problems.append(f"top_p={self.top_p!r}: needs a number above 0 and at most 1, or None for all tokens")
         if not (_is_number(self.repetition_penalty) and 0 < self.repetition_penalty < math.inf):
             problems.append(f"repetition_penalty={self.repetition_penalty!r}: needs a number above 0; 1 is neutral")
-        if isinstance(self.stop_tokens, str) or not all(map(_is_integer, self.stop_tokens)):
-            problems.append(f"stop_tokens={self.stop_tokens!r}: needs a sequence of token ids")
+        if not (isinstance(self.stop_tokens, Iterable) and all(map(_is_integer, self.stop_tokens))):
+            problems.append(f"stop_tokens={self.stop_tokens!r}: needs a sequence of token ids, such as [0]")
         if problems:
             raise ConfigError("\n  ".join(["these sampling options cannot be used:", *problems]))
         object.__setattr__(self, "stop_tokens", tuple(int(token) for token in self.stop_tokens))
@@ -72,9 +72,9 @@ class Sampling:
 def penalize(logits: Tensor, seen: Tensor, penalty: float) -> Tensor:
     """Move the logits of tokens that came before by a factor.
 
-    A positive logit is divided by `penalty`, a negative one multiplied: above 1 both make the token less likely. This is
-    the rule of CTRL (Keskar et al. 2019). It asks whether a token came, not how often, so it needs one bit per entry of
-    the vocabulary, however long the text is.
+    A positive logit is divided by `penalty`, a negative one multiplied: above 1 both make the token less likely. This
+    is the rule of CTRL (Keskar et al. 2019). It asks whether a token came, not how often, so that it takes one bit per
+    entry of the vocabulary, however long the text is.
 
     Args:
         logits: ``[B, V]``.
@@ -152,8 +152,8 @@ def prepare(logits: Tensor, seen: Tensor, sampling: Sampling) -> Tensor:
     peak = logits.amax(dim=-1, keepdim=True)
     if not bool(peak.isfinite().all()):
         raise ConfigError(
-            f"the model's logits reach {peak.flatten().tolist()}, so no token can be chosen; its weights are damaged, or "
-            "its arithmetic overflows: check the checkpoint, or use float32."
+            f"the model's logits reach {peak.flatten().tolist()}, so no token can be chosen; its weights are damaged, "
+            "or its arithmetic overflows: check the checkpoint, or use float32."
         )
     logits = logits - peak  # a small temperature then reaches minus infinity, never infinity
     if sampling.greedy:
@@ -171,14 +171,14 @@ def draw_noise(
 ) -> Tensor:
     """Draw what a step needs: for each row and token a number that follows the Gumbel distribution.
 
-    Adding it to logits and taking the largest draws from their softmax. Compared with looking up a uniform number in
-    the cumulated probabilities this costs more numbers, but a logit that is off by rounding changes the outcome only if
-    it changes the probability of the token that was drawn: the same seed gives the same text however the prompt was cut.
+    Adding it to logits and taking the largest draws from their softmax. A rounding error of size e in the logits then
+    changes the outcome with a probability of about e. Looking up one uniform number in the cumulated probabilities is
+    far more delicate if the vocabulary is large, and the same seed should give the same text however a prompt is cut.
 
     Args:
         batch_size: B.
         vocab_size: V.
-        generator: One for all rows; or one per row, so that a row does not depend on the others; or None for torch's own.
+        generator: One for all rows; or one per row, so that no row depends on the others; or None for torch's own.
 
     Returns:
         float32 ``[B, V]`` on the device of the generator.

@@ -86,8 +86,8 @@ class _ByteDecoder:
 class TextStream:
     """Text as it is generated, up to a stop text.
 
-    What comes out never has to be taken back: characters that are not complete and the beginnings of stop texts are held
-    until it is clear what they become.
+    What comes out never has to be taken back: characters that are not complete and the beginnings of stop texts are
+    held until it is clear what they become.
 
     Args:
         decoder: Turns tokens into text.

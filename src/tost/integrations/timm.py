@@ -2,8 +2,8 @@
 
 Every image model of this package is registered under its own name, but for the vision transformers, which timm has
 already. They take what timm passes to a model (``num_classes``, ``in_chans``, ``img_size``, ``global_pool``,
-``drop_rate``, ``drop_path_rate``, ``proj_drop_rate``, ``features_only``, ``out_indices``, ``device``, ``dtype``) and the
-options of this package. There are no weights to download: ``pretrained=True`` is refused by timm, and the authors'
+``drop_rate``, ``drop_path_rate``, ``proj_drop_rate``, ``features_only``, ``out_indices``, ``device``, ``dtype``), and
+the options of this package. There are no weights to download, so that timm refuses ``pretrained=True``; the authors'
 checkpoints are read by `tost.load_official`.
 
 timm's optimisers ask a model which parameters not to decay, and spare vectors. The temperatures of TSSA are vectors in

@@ -76,8 +76,10 @@ def token_flops(options: ModelOptions) -> TokenFlops:
         outside, causal, bias = C * options.vocab_size, True, options.position == "learned"
     elif isinstance(options, SequenceClassifierOptions):
         outside, causal, bias = C * (options.in_features or 0), False, False
+    elif isinstance(options, ImageOptions):
+        raise TypeError("the operations of an image model are counted per image; use image_flops.")
     else:
-        raise TypeError(f"cannot count the operations of {type(options).__name__}: it is no model of tokens.")
+        raise TypeError(f"cannot count the operations of {type(options).__name__}: it is no model of this package.")
     block = 2 * C * C + 2 * C * options.hidden_dim
     per_layer = tssa_flops(options.num_heads, C // options.num_heads, causal=causal, bias=bias)
     return TokenFlops(2 * (outside + options.depth * block), options.depth * per_layer)
@@ -102,14 +104,14 @@ def image_flops(options: ImageOptions, height: int, width: int) -> TokenFlops:
     Example:
         >>> from tost.models import image_flops, model_options
         >>> image_flops(model_options("tost_small_patch16_224", {}), 224, 224).total
-        8137170176
+        7769213568
     """
     C, P, heads = options.embed_dim, options.patch_size, options.num_heads
     rows, columns = -(-height // P), -(-width // P)
     N = rows * columns
     head = C * options.num_classes
     if isinstance(options, VisionOptions):
-        looked = 4 * C * C + 2 * C * options.hidden_dim + 2 * (N + 1) * C * heads
+        looked = 4 * C * C + 2 * C * options.hidden_dim + (2 * N + 1) * C * heads
         products = _stem(options, height, width) + N * options.depth * _block(options, N) + options.class_depth * looked
         statistics = N * options.depth * tssa_flops(heads, C // heads, causal=False)
         return TokenFlops(2 * (products + head), statistics if options.mixer == "tssa" else 0)
@@ -119,7 +121,9 @@ def image_flops(options: ImageOptions, height: int, width: int) -> TokenFlops:
     elif isinstance(options, CrateOptions):
         block = 2 * C * C + 2 * T * C + 2 * C * C
     else:
-        raise TypeError(f"cannot count the operations of {type(options).__name__}: it is no model of images.")
+        raise TypeError(
+            f"cannot count the operations of {type(options).__name__}: it is no image model of this package."
+        )
     return TokenFlops(2 * (N * pixels * C + T * options.depth * block + head), 0)
 
 

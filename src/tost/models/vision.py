@@ -120,7 +120,8 @@ class VisionToST(ImageModel):
 
     def _look(self, patches: Tensor, *, keep_patches: bool) -> tuple[Tensor, Tensor]:
         """Run the class blocks; without `keep_patches` the patches that come back are of no use."""
-        token = self.cls_token.to(patches.dtype).expand(patches.shape[0], -1, -1)
+        # A copy, as torch's own counters and hooks take a view of a parameter for a parameter.
+        token = self.cls_token.to(patches.dtype).repeat(patches.shape[0], 1, 1)
         for i, block in enumerate(self.cls_attn_blocks, 1):
             keep = keep_patches or i < len(self.cls_attn_blocks)
             token, changed = self._call(block, token, patches, keep)

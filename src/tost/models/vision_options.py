@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from tost.models.options import Count, ModelOptions, Switch
 
@@ -42,6 +42,12 @@ class FixedSizeOptions(ImageOptions):
     """What a model with learned positions lets one choose: it has to know how many there are."""
 
     image_size: Count | tuple[Count, Count] = Field(224, description="size of the images, or (height, width)")
+
+    @field_validator("image_size")
+    @classmethod
+    def _one_number(cls, size: int | tuple[int, int]) -> int | tuple[int, int]:
+        """Write squares in one way, so that equal models have equal options."""
+        return size[0] if isinstance(size, tuple) and size[0] == size[1] else size
 
     @property
     def image_shape(self) -> tuple[int, int]:

@@ -113,5 +113,7 @@ class ClassBlock(ClassAttentionBlock):
         H, D = attn.num_heads, C // attn.num_heads
         query = attn.q(token).view(B, H, D) * attn.scale
         asked = torch.einsum("bhd,hdc->bhc", query, attn.k.weight.view(H, D, C))
-        scores = torch.cat((asked @ token.transpose(1, 2), asked @ patches.transpose(1, 2)), dim=-1)
-        return scores + torch.einsum("bhd,hd->bh", query, attn.k.bias.view(H, D)).unsqueeze(-1)
+        scores: Tensor = torch.cat((asked @ token.transpose(1, 2), asked @ patches.transpose(1, 2)), dim=-1)
+        # The keys' bias moves all scores of a head alike. It changes nothing, but it is a parameter with a gradient.
+        same: Tensor = (query * attn.k.bias.view(H, D)).sum(dim=-1, keepdim=True)
+        return scores + same

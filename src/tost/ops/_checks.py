@@ -8,7 +8,15 @@ from torch import Tensor
 from tost.ops._numerics import statistics_dtype
 from tost.ops.state import TSSAState
 
-__all__ = ["check_bias", "check_mask", "check_state", "check_temperature", "check_tokens", "refuse_autograd"]
+__all__ = [
+    "check_bias",
+    "check_decay",
+    "check_mask",
+    "check_state",
+    "check_temperature",
+    "check_tokens",
+    "refuse_autograd",
+]
 
 # Tokens are always [B, N, H, D]: batch, tokens, heads, head width.
 
@@ -100,6 +108,28 @@ def check_bias(bias: Tensor | None, w: Tensor, mask: Tensor | None, state: TSSAS
         raise ValueError(
             f"bias covers {length} positions, but the sequence reaches position {needed}. "
             "Use a longer bias, a shorter sequence, or bias=None."
+        )
+
+
+def check_decay(decay: Tensor | None, w: Tensor) -> None:
+    """Refuse a decay that is not one number in (0, 1] per head on the device of `w`."""
+    if decay is None:
+        return
+    H = w.shape[2]
+    if decay.shape != (H,) or not decay.is_floating_point():
+        raise ValueError(
+            f"decay has shape {tuple(decay.shape)} and dtype {decay.dtype}, but w has {H} heads; it needs a floating "
+            f"point tensor [{H}], one number per head. Use .flatten() on a column or .expand() on a scalar."
+        )
+    _check_device("decay", decay, w)
+    # The values are data, as the positions are above.
+    if torch.compiler.is_compiling() or decay.device.type != "cpu":
+        return
+    smallest, largest = (x.item() for x in decay.detach().aminmax())
+    if not (smallest > 0 and largest <= 1):
+        raise ValueError(
+            f"decay lies in [{smallest:.6g}, {largest:.6g}]; each head must keep a share in (0, 1] of its sums when a "
+            "token comes, 1 to forget nothing. Learn it as torch.sigmoid of a free parameter."
         )
 
 

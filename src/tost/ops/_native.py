@@ -85,6 +85,9 @@ class CausalForward(_Call):
         *_pointers("w temperature bias"),
         ("bias_stride", c_int64),
         *_pointers("mask squares_in weighted_in mass_in y pi starts squares weighted mass"),
+        *_pointers("scale"),
+        ("scale_stride", c_int64),
+        *_pointers("decay"),
     )
 
 
@@ -98,6 +101,9 @@ class CausalBackward(_Call):
         ("bias_stride", c_int64),
         *_pointers("mask pi starts dsquares dweighted dmass"),
         *_pointers("dw dtemperature denergy dsquares_in dweighted_in dmass_in"),
+        *_pointers("scale"),
+        ("scale_stride", c_int64),
+        *_pointers("decay dscale ddecay"),
     )
 
 

@@ -14,7 +14,8 @@ class TSSAState(NamedTuple):
     """Everything that causal TSSA remembers of the tokens it has seen: ``H(2D+1)`` numbers per sequence.
 
     The size does not depend on how many tokens were seen. A state is a tuple of tensors and never changed in place;
-    gradients flow through it, so a sequence may be processed in pieces and still be differentiated as a whole.
+    gradients flow through it, so a sequence may be processed in pieces and still be differentiated as a whole. With
+    forgetting (``decay=``) every token in the sums has faded by ``decay`` for each token after it.
 
     Attributes:
         squares: ``sum_n w_n^2``, shape ``[B, H, D]``.
@@ -62,18 +63,23 @@ class TSSAState(NamedTuple):
             position=torch.zeros(batch_size, dtype=torch.int64, device=device),
         )
 
-    def merge(self, other: TSSAState) -> TSSAState:
-        """Return the state that has seen the tokens of both: the sums add.
+    def merge(self, other: TSSAState, decay: Tensor | None = None) -> TSSAState:
+        """Return the state that has seen the tokens of both: the sums add, after those of `self` have faded.
 
         `other` must hold memberships that were found in the context of `self` (or of a common prefix), as when a
         sequence is spread over machines: the sums of a later piece depend on the ``squares`` before it.
+
+        Args:
+            other: The state of the tokens that follow those of `self`.
+            decay: The forgetting per head that both were made with, ``[H]``: the sums of `self` are multiplied by
+                ``decay ** other.position``. None for none.
         """
-        return TSSAState(
-            self.squares + other.squares,
-            self.weighted_squares + other.weighted_squares,
-            self.mass + other.mass,
-            self.position + other.position,
-        )
+        sums: tuple[Tensor, ...] = self[:3]
+        if decay is not None:
+            faded = decay.to(self.mass.dtype) ** other.position.unsqueeze(-1)
+            sums = (self.squares * faded.unsqueeze(-1), self.weighted_squares * faded.unsqueeze(-1), self.mass * faded)
+        squares, weighted_squares, mass = (mine + theirs for mine, theirs in zip(sums, other[:3], strict=True))
+        return TSSAState(squares, weighted_squares, mass, self.position + other.position)
 
     def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> TSSAState:
         """Return the state on another device or with sums of another dtype; the position stays an integer."""

@@ -93,17 +93,20 @@ class ImageClassification(Task):
         """Return accuracies by class and the confusions; the tables show the worst classes and commonest confusions."""
         confusion = counts["confusion"]
         names = info.class_names or tuple(map(str, range(len(confusion))))
+        totals, right = confusion.sum(dim=1).tolist(), confusion.diagonal().tolist()
         classes = [
             {
                 "class": label,
-                "name": names[label],
-                "samples": (samples := int(confusion[label].sum())),
-                "correct": (correct := int(confusion[label, label])),
+                "name": name,
+                "samples": samples,
+                "correct": correct,
                 "accuracy": correct / samples if samples else None,
             }
-            for label in range(len(confusion))
+            for label, (name, samples, correct) in enumerate(zip(names, totals, right, strict=True))
         ]
-        entries = [(*place, int(confusion[*place])) for place in confusion.nonzero().tolist()]
+        labels, guesses = confusion.nonzero(as_tuple=True)
+        found = (labels, guesses, confusion[labels, guesses])
+        entries = list(zip(*(column.tolist() for column in found), strict=True))
         content = {"samples": int(confusion.sum()), "classes": classes, "confusion": entries}
         return Report(content, (_worst_classes(classes), _confusions(entries, classes)))
 

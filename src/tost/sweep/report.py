@@ -27,9 +27,9 @@ $ tost sweep vision_cifar10 data.path=DATA --out runs/cifar10 --store results/vi
 $ python scripts/update_results.py
 ```
 
-The same command goes on where an interrupted sweep stopped, and leaves alone what is finished. What is said about a sweep
-stands in `results/NAME.md` beside its `results/NAME.json`, with placeholders such as `{arm.metric.mean:.1f}` for the
-numbers. "±" is the sample standard deviation over the seeds.
+The same command goes on where an interrupted sweep stopped, and leaves alone what is finished. What is said about a
+sweep stands in `results/NAME.md` beside its `results/NAME.json`, with placeholders such as `{arm.metric.mean:.1f}` for
+the numbers. "±" is the sample standard deviation over the seeds.
 """
 EMPTY = "No results are stored yet."
 
@@ -91,10 +91,9 @@ def statements(results: Mapping[str, Any]) -> list[str]:
         said.append(_compare_parameters({name: found["parameters"] for name, found in done.items()}, scope))
         said.append(_compare_steps(done, scope))
     if done:
-        said.append(
-            f"{plan.metric} is that of the last step; best is the best evaluation of any seed"
-            + (", whenever it was." if any(_has_best(found, plan) for found in done.values()) else ".")
-        )
+        at_any_step = any(_has_best(found, plan) for found in done.values())
+        best = "evaluation of any seed, chosen on the data that it is measured on" if at_any_step else "seed"
+        said.append(f"The {plan.metric} is that of the last step; best is that of the best {best}.")
     if any(arm.reference is not None for arm in plan.arms.values()):
         said.append(f"Reported: {plan.source.removesuffix('.')}.")
     return said
@@ -140,8 +139,8 @@ def _compare_parameters(counts: Mapping[str, int | None], scope: str) -> str:
     least, most = min(known, key=known.__getitem__), max(known, key=known.__getitem__)
     if known[least] == known[most]:
         return f"All{scope} arms have {known[most]:,} parameters."
-    apart = known[most] / known[least] - 1
-    return f"Parameters of{scope or ' all'} arms: {known[least]:,} ({least}) to {known[most]:,} ({most}), {apart:.1%} apart."
+    bounds = " to ".join(f"{known[name]:,} ({name})" for name in (least, most))
+    return f"Parameters of{scope or ' all'} arms: {bounds}, {known[most] / known[least] - 1:.1%} apart."
 
 
 def _compare_steps(arms: Mapping[str, Mapping[str, Any]], scope: str) -> str:

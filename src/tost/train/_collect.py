@@ -43,7 +43,8 @@ def collect(schema: type[Config], path: Path, overrides: Sequence[str], *, name:
     values = document.values
     problems, overridden = _apply(overrides, values)
     keys = _known_keys(schema, values)
-    model_problems = _check_model(values, keys)
+    data, found = _read_data(values)
+    model_problems = found + _check_model(values, keys, data)
     config = None
     try:
         config = schema.model_validate(values, context={"skip_rules": True})
@@ -142,7 +143,19 @@ def _known_keys(schema: type[BaseModel], values: Mapping[str, Any]) -> Keys:
     return keys
 
 
-def _check_model(values: Mapping[str, Any], keys: Keys) -> list[Problem]:
+def _read_data(values: Mapping[str, Any]) -> tuple[DataOptions | None, list[Problem]]:
+    """Return the data, None if something is wrong with it, and what it must be told for its samples to have a shape."""
+    try:
+        data = DataOptions.model_validate(values.get("data"))
+        data.shape()
+    except ValidationError:
+        return None, []  # reported with the other keys
+    except ConfigError as error:
+        return None, [Problem("data.options", str(error))]
+    return data, []
+
+
+def _check_model(values: Mapping[str, Any], keys: Keys, data: DataOptions | None) -> list[Problem]:
     """Return what is wrong with the name and the options of the model."""
     name = _dig(values, "model.name")
     if not isinstance(name, str):
@@ -152,10 +165,6 @@ def _check_model(values: Mapping[str, Any], keys: Keys) -> list[Problem]:
     except ConfigError as error:
         return [Problem("model.name", str(error))]
     given = {key: value for key, value in values["model"].items() if key != "name"}
-    try:
-        data = DataOptions.model_validate(values.get("data"))
-    except ValidationError:
-        data = None
     full = {**(default_options(name, data) if data else model_options(name, {}).model_dump()), **given}
     try:
         schema.model_validate(full)

@@ -201,10 +201,17 @@ def _is_long_enough(length: int | None, data: DataOptions, position: str | None)
 
 
 def _takes_the_channels(count: int | None, data: DataOptions) -> str:
-    needed = getattr(data.shape(), "in_chans", None)
+    needed = data.shape().in_chans
     if count is None or needed is None or count == needed:
         return ""
     return _misfit(count, data, f"has images of {needed} channels", f"set it to {needed}")
+
+
+def _takes_the_size(size: int | Sequence[int] | None, data: DataOptions) -> str:
+    needed = data.shape().image_size
+    if size is None or needed is None or ((size, size) if isinstance(size, int) else tuple(size)) == needed:
+        return ""
+    return _misfit(size, data, f"has images of {needed[0]} x {needed[1]} pixels", "let the two agree")
 
 
 def _misfit(given: object, data: DataOptions, has: str, remedy: str) -> str:
@@ -235,5 +242,6 @@ RULES: tuple[Rule, ...] = (
     Rule(("model.in_features", "data"), _takes_the_features),
     Rule(("model.num_classes", "data"), _knows_the_classes),
     Rule(("model.in_chans", "data"), _takes_the_channels),
+    Rule(("model.image_size", "data"), _takes_the_size),
     Rule(("model.max_length", "data", "model.position"), _is_long_enough),
 )

@@ -28,6 +28,7 @@ from torch.distributed.tensor import DTensor
 from tost.errors import ConfigError
 from tost.ops import available_backends, operators
 from tost.parallel import ContextParallel, make_mesh
+from tost.train.batchnorm import share_batch_norms
 from tost.train.config import RunConfig, TrainConfig
 
 __all__ = ["Processes"]
@@ -125,7 +126,9 @@ class Processes:
     def prepare(
         self, model: nn.Module, make_optimizer: Callable[[nn.Module], torch.optim.Optimizer]
     ) -> tuple[nn.Module, torch.optim.Optimizer]:
-        """Place and wrap, or shard, the model, and make its optimiser."""
+        """Place and wrap, or shard, the model, and make its optimiser; batch norms then see the batches of all."""
+        if self.size > 1:
+            model = share_batch_norms(model, self.device)
         wrapped = self._shard(model.to(self.device)) if self.sharded else self.accelerator.prepare_model(model)
         optimizer: torch.optim.Optimizer = self.accelerator.prepare_optimizer(make_optimizer(wrapped))
         # From here on processes draw different random numbers, for example in dropout.

@@ -20,6 +20,7 @@ from tost.errors import CheckpointError, ConfigError, StorageError
 from tost.models import create_model, list_models, model_spec
 from tost.models._registry import OPTIONS
 from tost.models.options import ModelOptions
+from tost.train._yaml import read_document
 from tost.train.checkpoint import (
     MANIFEST,
     _digest,
@@ -30,7 +31,6 @@ from tost.train.checkpoint import (
     save_tensors,
     write_json,
 )
-from tost.train.config import load_config
 
 __all__ = [
     "SavedModel",
@@ -235,8 +235,8 @@ def _description(checkpoint: Path) -> tuple[str, dict[str, Any]]:
             f"{checkpoint} does not lie in a run folder (there is no {config}), so nobody can tell which model it is; "
             "give the run folder, or a model folder made by `tost convert`"
         )
-    try:
-        model = load_config(config).model
-    except ConfigError as error:
-        raise CheckpointError(f"the run of {checkpoint} cannot be built by this version: {error}") from error
-    return model.name, model.options
+    # A finished configuration holds every option. The rest of it is left alone: the data may not be here any more.
+    model = read_document(config).values.get("model")
+    if not isinstance(model, dict) or "name" not in model:
+        raise CheckpointError(f"{config} names no model; it needs a key model with a name")
+    return model["name"], {key: value for key, value in model.items() if key != "name"}

@@ -19,7 +19,7 @@ HEAD = "head."
 
 WEIGHTS = "model.safetensors"
 PICKLES = (".pth", ".pt", ".t7", ".bin", ".ckpt", ".pkl")
-SHOWN = 8
+SHOWN = 40
 
 
 @dataclass(frozen=True)

@@ -4,14 +4,21 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from tost.ops import _native
-from tost.ops._checks import check_bias, check_mask, check_state, check_temperature, check_tokens, refuse_autograd
+from tost.ops._checks import (
+    check_bias,
+    check_decay,
+    check_mask,
+    check_state,
+    check_temperature,
+    check_tokens,
+    refuse_autograd,
+)
 from tost.ops._dispatch import Backend, register, select
-from tost.ops._numerics import statistics_dtype
-from tost.ops.causal_tssa._sums import Sums, bias_of_tokens
+from tost.ops._numerics import num_tokens, statistics_dtype
+from tost.ops.causal_tssa._sums import Sums, bias_of_tokens, count_of_tokens
 from tost.ops.causal_tssa.lean import causal_tssa_lean
 from tost.ops.causal_tssa.native import causal_tssa_native, causal_tssa_native_
 from tost.ops.causal_tssa.reference import causal_membership_reference, causal_tssa_reference
@@ -26,6 +33,8 @@ def causal_tssa(
     bias: Tensor | None = None,
     *,
     mask: Tensor | None = None,
+    count_scaled: bool = False,
+    decay: Tensor | None = None,
     backend: str = "auto",
 ) -> Tensor:
     r"""Causal TSSA: token n is scaled by statistics of the tokens up to and including n.
@@ -39,7 +48,7 @@ def causal_tssa(
 
     The bias is added to every feature's share, as in the authors' code, so its effect on the energy is ``D * bias``.
     For the paper's equation, where it is added once, pass ``bias / D``. Time is ``O(N H D)``; sums are held in float32,
-    or in float64 for float64 tokens. Gradients reach `w`, `temperature` and `bias` once.
+    or in float64 for float64 tokens. Gradients reach `w`, `temperature`, `bias` and `decay` once.
 
     Args:
         w: Projected tokens, ``[B, N, H, D]``.
@@ -47,6 +56,11 @@ def causal_tssa(
         bias: Learned bias by head and position, ``[H, L]`` with ``L >= N``.
         mask: Real tokens, bool ``[B, N]``, with padding anywhere. Padding does not exist for the other tokens and
             does not advance their position; its output is 0.
+        count_scaled: Multiply the share of the energy, not the bias, by the number of real tokens up to and including
+            n (an option of ours): shares fall as 1/n, and with them the differences between memberships.
+        decay: Forgetting, ``[H]`` in (0, 1] (an option of ours): before a token is added, each of the three sums of
+            head h is multiplied by ``decay[h]``, so that statistics follow about the last ``1 / (1 - decay)`` tokens.
+            1 forgets nothing. The count of `count_scaled` forgets too: ``1 + decay + decay^2 + ...``, n terms.
         backend: ``"auto"`` for the fastest that can run, or ``"native"``, ``"torch"``, ``"reference"``.
 
     Returns:
@@ -63,7 +77,7 @@ def causal_tssa(
         >>> bool(torch.equal(y[:, :7], tost.causal_tssa(w[:, :7], torch.ones(2))))
         True
     """
-    y, _ = _run(w, temperature, bias, mask, None, backend)
+    y, _ = _run(w, temperature, bias, mask, None, count_scaled, decay, backend)
     return y
 
 
@@ -74,6 +88,8 @@ def causal_tssa_with_state(
     *,
     mask: Tensor | None = None,
     state: TSSAState | None = None,
+    count_scaled: bool = False,
+    decay: Tensor | None = None,
     backend: str = "auto",
 ) -> tuple[Tensor, TSSAState]:
     """Run `causal_tssa` on the continuation of a sequence: state in, state out.
@@ -87,6 +103,8 @@ def causal_tssa_with_state(
         bias: As in `causal_tssa`; indexed by the position in the whole sequence.
         mask: As in `causal_tssa`.
         state: What the tokens before left behind; None at the start of a sequence.
+        count_scaled: As in `causal_tssa`.
+        decay: As in `causal_tssa`, the same for all pieces of a sequence.
         backend: As in `causal_tssa`.
 
     Returns:
@@ -104,7 +122,7 @@ def causal_tssa_with_state(
         >>> bool(torch.allclose(torch.cat((first, second), 1), tost.causal_tssa(w, t), atol=1e-6))
         True
     """
-    y, sums = _run(w, temperature, bias, mask, state, backend)
+    y, sums = _run(w, temperature, bias, mask, state, count_scaled, decay, backend)
     return y, TSSAState(*sums, _position_after(w, mask, state))
 
 
@@ -114,6 +132,8 @@ def causal_tssa_step(
     bias: Tensor | None = None,
     *,
     state: TSSAState | None = None,
+    count_scaled: bool = False,
+    decay: Tensor | None = None,
     backend: str = "auto",
 ) -> tuple[Tensor, TSSAState]:
     """Advance every sequence by one token, at a cost that does not depend on how many came before.
@@ -123,6 +143,8 @@ def causal_tssa_step(
         temperature: As in `causal_tssa`.
         bias: As in `causal_tssa`.
         state: What the tokens before left behind; None for the first token.
+        count_scaled: As in `causal_tssa`.
+        decay: As in `causal_tssa`.
         backend: As in `causal_tssa`.
 
     Returns:
@@ -137,7 +159,9 @@ def causal_tssa_step(
             f"w has shape {tuple(w.shape)}; a step takes one token per sequence, [B, H, D]. "
             "For several tokens at once use causal_tssa_with_state."
         )
-    y, state = causal_tssa_with_state(w.unsqueeze(1), temperature, bias, state=state, backend=backend)
+    y, state = causal_tssa_with_state(
+        w.unsqueeze(1), temperature, bias, state=state, count_scaled=count_scaled, decay=decay, backend=backend
+    )
     return y.squeeze(1), state
 
 
@@ -148,6 +172,8 @@ def causal_tssa_(
     *,
     mask: Tensor | None = None,
     state: TSSAState | None = None,
+    count_scaled: bool = False,
+    decay: Tensor | None = None,
     backend: str = "auto",
 ) -> tuple[Tensor, TSSAState]:
     """Run `causal_tssa_with_state` in the memory of `w`. For inference only.
@@ -158,6 +184,8 @@ def causal_tssa_(
         bias: As in `causal_tssa`.
         mask: As in `causal_tssa`.
         state: As in `causal_tssa_with_state`.
+        count_scaled: As in `causal_tssa`.
+        decay: As in `causal_tssa`.
         backend: As in `causal_tssa`.
 
     Returns:
@@ -168,8 +196,8 @@ def causal_tssa_(
         RuntimeError: Autograd would need the values that are overwritten.
         BackendError: As in `causal_tssa`.
     """
-    refuse_autograd("causal_tssa_", w, temperature, bias, *(state or ()))
-    y, sums = _run(w, temperature, bias, mask, state, backend, inplace=True)
+    refuse_autograd("causal_tssa_", w, temperature, bias, decay, *(state or ()))
+    y, sums = _run(w, temperature, bias, mask, state, count_scaled, decay, backend, inplace=True)
     return y, TSSAState(*sums, _position_after(w, mask, state))
 
 
@@ -180,6 +208,8 @@ def causal_membership(
     *,
     mask: Tensor | None = None,
     state: TSSAState | None = None,
+    count_scaled: bool = False,
+    decay: Tensor | None = None,
 ) -> Tensor:
     """Return the soft assignment of tokens to heads (groups) that `causal_tssa` uses.
 
@@ -189,6 +219,8 @@ def causal_membership(
         bias: As in `causal_tssa`.
         mask: As in `causal_tssa`.
         state: As in `causal_tssa_with_state`.
+        count_scaled: As in `causal_tssa`.
+        decay: As in `causal_tssa`.
 
     Returns:
         pi, ``[B, N, H]``, float32 or better. Rows of real tokens sum to 1, rows of padding are 0.
@@ -196,8 +228,8 @@ def causal_membership(
     Raises:
         ValueError: As in `causal_tssa_with_state`.
     """
-    _check(w, temperature, bias, mask, state)
-    return causal_membership_reference(w, temperature, _bias_of_tokens(w, bias, mask, state), mask, _sums(state))
+    _check(w, temperature, bias, mask, state, decay)
+    return causal_membership_reference(*_arguments(w, temperature, bias, mask, state, count_scaled, decay))
 
 
 def _run(
@@ -206,12 +238,14 @@ def _run(
     bias: Tensor | None,
     mask: Tensor | None,
     state: TSSAState | None,
+    count_scaled: bool,
+    decay: Tensor | None,
     backend: str,
     inplace: bool = False,
 ) -> tuple[Tensor, Sums]:
-    _check(w, temperature, bias, mask, state)
+    _check(w, temperature, bias, mask, state, decay)
     chosen = select("causal_tssa", backend, w)
-    arguments: tuple[Any, ...] = (w, temperature, _bias_of_tokens(w, bias, mask, state), mask, _sums(state))
+    arguments = _arguments(w, temperature, bias, mask, state, count_scaled, decay)
     if inplace and chosen.run_inplace is not None:
         result: tuple[Tensor, Sums] = chosen.run_inplace(*arguments)
         return result
@@ -219,27 +253,47 @@ def _run(
     return (w.copy_(y) if inplace else y), sums
 
 
-def _check(w: Tensor, temperature: Tensor, bias: Tensor | None, mask: Tensor | None, state: TSSAState | None) -> None:
+def _arguments(
+    w: Tensor,
+    temperature: Tensor,
+    bias: Tensor | None,
+    mask: Tensor | None,
+    state: TSSAState | None,
+    count_scaled: bool,
+    decay: Tensor | None,
+) -> tuple[Any, ...]:
+    """Return what every implementation takes: the bias and the scale of each token instead of tables and positions."""
+    position = None if state is None else state.position
+    if bias is not None:
+        bias = bias_of_tokens(bias.to(statistics_dtype(w.dtype)), w.shape[1], mask, position)
+    if decay is not None:
+        decay = decay.to(statistics_dtype(w.dtype))
+    scale = count_of_tokens(w, mask, position, decay) if count_scaled else None
+    return w, temperature, bias, mask, _sums(state), scale, decay
+
+
+def _check(
+    w: Tensor,
+    temperature: Tensor,
+    bias: Tensor | None,
+    mask: Tensor | None,
+    state: TSSAState | None,
+    decay: Tensor | None,
+) -> None:
     check_tokens(w)
     check_temperature(temperature, w)
     check_mask(mask, w)
     check_state(state, w)
     check_bias(bias, w, mask, state)
+    check_decay(decay, w)
 
 
 def _sums(state: TSSAState | None) -> Sums | None:
     return None if state is None else Sums(state.squares, state.weighted_squares, state.mass)
 
 
-def _bias_of_tokens(w: Tensor, bias: Tensor | None, mask: Tensor | None, state: TSSAState | None) -> Tensor | None:
-    if bias is None:
-        return None
-    table = bias.to(statistics_dtype(w.dtype))
-    return bias_of_tokens(table, w.shape[1], mask, None if state is None else state.position)
-
-
 def _position_after(w: Tensor, mask: Tensor | None, state: TSSAState | None) -> Tensor:
-    tokens = torch.full(w.shape[:1], w.shape[1], device=w.device) if mask is None else mask.sum(dim=1)
+    tokens = num_tokens(w, mask)
     return tokens if state is None else state.position + tokens
 
 

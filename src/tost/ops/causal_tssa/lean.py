@@ -3,58 +3,89 @@
 Only w, the memberships and the sums at both ends are kept for the backward pass; prefix sums are recomputed. The
 derivation is in ``ops/README.md``.
 
-Shapes: w, y [B, N, H, D], temperature [H], bias [B or 1, N, H], mask [B, N], pi [B, N, H].
+Shapes: w, y [B, N, H, D], temperature, decay [H], bias, scale [B or 1, N, H], mask [B, N], pi [B, N, H]; running sums
+[B, N, H, D], that of the mass [B, N, H, 1].
 """
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from tost.ops._numerics import MASS_FLOOR, PREFIX_FLOOR, statistics_dtype, zero_padding
+from tost.ops.causal_tssa._scan import decay_of_tokens, decayed_sums
 from tost.ops.causal_tssa._sums import Sums, empty_sums
 
 __all__ = ["causal_tssa_lean"]
 
 
 def causal_tssa_lean(
-    w: Tensor, temperature: Tensor, bias: Tensor | None, mask: Tensor | None, before: Sums | None
+    w: Tensor,
+    temperature: Tensor,
+    bias: Tensor | None,
+    mask: Tensor | None,
+    before: Sums | None,
+    scale: Tensor | None,
+    decay: Tensor | None,
 ) -> tuple[Tensor, Sums]:
     """Return y [B, N, H, D] in the dtype of w, and the sums after the last token."""
     before = empty_sums(w) if before is None else before
-    y, *sums = _LeanCausalTSSA.apply(w, temperature, bias, mask, *before)  # type: ignore[no-untyped-call]
+    y, *sums = _LeanCausalTSSA.apply(w, temperature, bias, mask, scale, decay, *before)  # type: ignore[no-untyped-call]
     return y, Sums(*sums)
 
 
-def _memberships(v: Tensor, temperature: Tensor, bias: Tensor | None, mask: Tensor | None, squares: Tensor) -> Tensor:
-    square = v.square()
-    energy = (square / (squares.unsqueeze(1) + square.cumsum(dim=1)).clamp_min(PREFIX_FLOOR)).sum(dim=-1)
-    if bias is not None:
-        energy = energy + v.shape[-1] * bias
-    return zero_padding((temperature.to(v.dtype) * energy).softmax(dim=-1), mask)
+class _Running(NamedTuple):
+    """One of the three sums, up to every token."""
+
+    upto: Tensor  # [B, N, H, F]
+    after: Tensor  # [B, H, F], after the last token
+    start: Tensor  # [B, H, F], before the first
 
 
-def _prefixes(square: Tensor, pi: Tensor, weighted: Tensor, mass: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the floored mass [B, N, H, 1] and the weighted squares [B, N, H, D] up to every token."""
-    mass = mass.unsqueeze(1) + pi.cumsum(dim=1) + MASS_FLOOR
-    weighted = weighted.unsqueeze(1) + (pi.unsqueeze(-1) * square).cumsum(dim=1)
-    return mass.unsqueeze(-1), weighted
+def _running(x: Tensor, start: Tensor, factors: Tensor | None) -> _Running:
+    if factors is None:
+        return _Running(start.unsqueeze(1) + x.cumsum(dim=1), start + x.sum(dim=1), start)
+    upto = decayed_sums(x, factors, start)
+    return _Running(upto, upto[:, -1] if x.shape[1] else start, start)
 
 
-def _after(square: Tensor, pi: Tensor, before: Sums) -> Sums:
-    return Sums(
-        before.squares + square.sum(dim=1),
-        before.weighted_squares + (pi.unsqueeze(-1) * square).sum(dim=1),
-        before.mass + pi.sum(dim=1),
-    )
+class _Reach(NamedTuple):
+    """Gradient of one of the three sums."""
+
+    upto: Tensor  # [B, N, H, F]
+    start: Tensor  # [B, H, F]
 
 
-def _suffix_sum(x: Tensor) -> Tensor:
-    # Reversing costs a copy; subtracting a prefix sum from the total would cancel digits at the end.
-    return x.flip(1).cumsum(dim=1).flip(1)
+def _reach(direct: Tensor, after: Tensor, factors: Tensor | None) -> _Reach:
+    """A sum up to n reaches every output from n on: add up the `direct` gradients from n on, and that of the end."""
+    if factors is None:
+        # Reversing costs a copy; subtracting a prefix sum from the total would cancel digits at the end.
+        suffix = direct.flip(1).cumsum(dim=1).flip(1)
+        return _Reach(after.unsqueeze(1) + suffix, after + direct.sum(dim=1))
+    if direct.shape[1] == 0:
+        return _Reach(direct, after)
+    # What token n hands to the one before it has faded by its own factor.
+    handed = decayed_sums((factors * direct).flip(1), factors.flip(1), after).flip(1)
+    return _Reach(direct + torch.cat((handed[:, 1:], after.unsqueeze(1)), dim=1), handed[:, 0])
+
+
+def _through_decay(reaches: Sequence[_Reach], sums: Sequence[_Running], mask: Tensor | None) -> Tensor:
+    """Return the gradient of the decay, [H]: that of each sum times the sum before the token, over the real tokens."""
+    terms = []
+    for reach, running in zip(reaches, sums, strict=True):
+        previous = torch.cat((running.start.unsqueeze(1), running.upto), dim=1)[:, :-1]
+        terms.append((reach.upto * previous).sum(dim=-1))
+    return zero_padding(torch.stack(terms).sum(dim=0), mask).sum(dim=(0, 1))
+
+
+def _energy(share: Tensor, bias: Tensor | None, scale: Tensor | None, width: int) -> Tensor:
+    """Return the energies [B, N, H] from the tokens' shares; the bias counts once per feature."""
+    energy = share if scale is None else share * scale
+    return energy if bias is None else energy + width * bias
 
 
 class _LeanCausalTSSA(torch.autograd.Function):
@@ -65,55 +96,62 @@ class _LeanCausalTSSA(torch.autograd.Function):
         temperature: Tensor,
         bias: Tensor | None,
         mask: Tensor | None,
-        squares: Tensor,
-        weighted_squares: Tensor,
-        mass: Tensor,
+        scale: Tensor | None,
+        decay: Tensor | None,
+        *before: Tensor,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        before = Sums(squares, weighted_squares, mass)
         v = zero_padding(w.to(statistics_dtype(w.dtype)), mask)
-        pi = _memberships(v, temperature, bias, mask, squares)
-        prefix_mass, prefix_weighted = _prefixes(v.square(), pi, weighted_squares, mass)
-        y = -pi.unsqueeze(-1) * v / (1 + prefix_weighted / prefix_mass)
-        ctx.save_for_backward(w, temperature, bias, mask, pi, *before)
-        return (y.to(w.dtype), *_after(v.square(), pi, before))
+        square, factors = v.square(), decay_of_tokens(decay, w.shape[1], mask)
+        prefix, squares, _ = _running(square, before[0], factors)
+        share = (square / prefix.clamp_min(PREFIX_FLOOR)).sum(dim=-1)
+        del prefix  # as large as w
+        energy = _energy(share, bias, scale, v.shape[-1])
+        pi = zero_padding((temperature.to(v.dtype) * energy).softmax(dim=-1), mask)
+        weight = pi.unsqueeze(-1)
+        weighted = _running(weight * square, before[1], factors)
+        mass = _running(weight, before[2].unsqueeze(-1), factors)
+        y = -weight * v / (1 + weighted.upto / (mass.upto + MASS_FLOOR))
+        ctx.save_for_backward(w, temperature, bias, mask, scale, decay, pi, *before)
+        return y.to(w.dtype), squares, weighted.after, mass.after.squeeze(-1)
 
     @staticmethod
     @once_differentiable
     def backward(
         ctx: Any, dy: Tensor, d_squares: Tensor, d_weighted: Tensor, d_mass: Tensor
     ) -> tuple[Tensor | None, ...]:
-        w, temperature, bias, mask, pi, squares, weighted_squares, mass = ctx.saved_tensors
+        w, temperature, bias, mask, scale, decay, pi, *before = ctx.saved_tensors
         v, o = zero_padding(w.to(pi.dtype), mask), zero_padding(dy.to(pi.dtype), mask)
-        square, weight = v.square(), pi.unsqueeze(-1)
-        prefix_mass, prefix_weighted = _prefixes(square, pi, weighted_squares, mass)
-        gain = prefix_mass / (prefix_mass + prefix_weighted)
+        square, weight, factors = v.square(), pi.unsqueeze(-1), decay_of_tokens(decay, w.shape[1], mask)
+        weighted = _running(weight * square, before[1], factors)
+        mass = _running(weight, before[2].unsqueeze(-1), factors)
+        floored = mass.upto + MASS_FLOOR
+        gain = floored / (floored + weighted.upto)
 
-        # A sum up to n reaches every output from n on, so its gradient is a sum over the tokens from n on.
-        reach = gain.square() * weight * o * v / prefix_mass
-        mass_reach = -(reach * prefix_weighted / prefix_mass).sum(dim=-1)
-        bar_weighted = d_weighted.unsqueeze(1) + _suffix_sum(reach)
-        bar_mass = d_mass.unsqueeze(1) + _suffix_sum(mass_reach)
-        d_pi = (v * (v * bar_weighted - o * gain)).sum(dim=-1) + bar_mass
+        direct = gain.square() * weight * o * v / floored
+        to_mass = -(direct * weighted.upto / floored).sum(dim=-1, keepdim=True)
+        bar_weighted, bar_mass = _reach(direct, d_weighted, factors), _reach(to_mass, d_mass.unsqueeze(-1), factors)
+        d_pi = (v * (v * bar_weighted.upto - o * gain)).sum(dim=-1) + bar_mass.upto.squeeze(-1)
         d_logit = pi * (d_pi - (pi * d_pi).sum(dim=-1, keepdim=True))
         d_energy = temperature.to(pi.dtype) * d_logit
 
-        prefix = squares.unsqueeze(1) + square.cumsum(dim=1)
-        inverse = 1 / prefix.clamp_min(PREFIX_FLOOR)
-        square_reach = -d_energy.unsqueeze(-1) * square * inverse.square() * (prefix > PREFIX_FLOOR)
-        bar_squares = d_squares.unsqueeze(1) + _suffix_sum(square_reach)
-        dw = 2 * v * (weight * bar_weighted + d_energy.unsqueeze(-1) * inverse + bar_squares) - weight * o * gain
+        squares = _running(square, before[0], factors)
+        inverse = 1 / squares.upto.clamp_min(PREFIX_FLOOR)
+        d_share = (d_energy if scale is None else d_energy * scale).unsqueeze(-1)
+        direct = -d_share * square * inverse.square() * (squares.upto > PREFIX_FLOOR)
+        bar_squares = _reach(direct, d_squares, factors)
+        dw = 2 * v * (weight * bar_weighted.upto + d_share * inverse + bar_squares.upto) - weight * o * gain
 
-        energy = (square * inverse).sum(dim=-1)
-        d_bias = None
-        if bias is not None:
-            energy = energy + v.shape[-1] * bias
-            d_bias = (v.shape[-1] * d_energy).sum_to_size(bias.shape)
+        share, d_decay = (square * inverse).sum(dim=-1), None
+        if decay is not None:
+            d_decay = _through_decay((bar_squares, bar_weighted, bar_mass), (squares, weighted, mass), mask)
         return (
             dw.to(w.dtype),
-            (d_logit * energy).sum(dim=(0, 1)).to(temperature.dtype),
-            d_bias,
+            (d_logit * _energy(share, bias, scale, v.shape[-1])).sum(dim=(0, 1)).to(temperature.dtype),
+            None if bias is None else (v.shape[-1] * d_energy).sum_to_size(bias.shape),
             None,
-            d_squares + square_reach.sum(dim=1),
-            d_weighted + reach.sum(dim=1),
-            d_mass + mass_reach.sum(dim=1),
+            None if scale is None else (d_energy * share).sum_to_size(scale.shape),
+            d_decay,
+            bar_squares.start,
+            bar_weighted.start,
+            bar_mass.start.squeeze(-1),
         )

@@ -1,8 +1,8 @@
 """Causal TSSA by the native CPU kernel, registered as torch operators.
 
 ``torch.ops.tost.causal_tssa`` returns y, the sums after the last token, and what its backward pass needs. Shapes: w, y
-[B, N, H, D], temperature [H], bias [B or 1, N, H], mask [B, N], pi [B, N, H], squares, weighted [B, H, D], mass [B, H],
-starts [B, chunks, 2HD + H]; all but w, y and dy in the statistics' dtype.
+[B, N, H, D], temperature, decay [H], bias, scale [B or 1, N, H], mask [B, N], pi [B, N, H], squares, weighted
+[B, H, D], mass [B, H], starts [B, chunks, 2HD + H]; all but w, y and dy in the statistics' dtype.
 """
 
 from __future__ import annotations
@@ -20,22 +20,35 @@ __all__ = ["causal_tssa_native", "causal_tssa_native_"]
 
 
 def causal_tssa_native(
-    w: Tensor, temperature: Tensor, bias: Tensor | None, mask: Tensor | None, before: Sums | None
+    w: Tensor,
+    temperature: Tensor,
+    bias: Tensor | None,
+    mask: Tensor | None,
+    before: Sums | None,
+    scale: Tensor | None,
+    decay: Tensor | None,
 ) -> tuple[Tensor, Sums]:
     """Return y [B, N, H, D] in the dtype of w, and the sums after the last token."""
     temperature = temperature.to(statistics_dtype(w.dtype))
     y, squares, weighted, mass, *_ = torch.ops.tost.causal_tssa(
-        w, temperature, bias, mask, *(before or (None, None, None))
+        w, temperature, bias, mask, *(before or (None, None, None)), scale, decay
     )
     return y, Sums(squares, weighted, mass)
 
 
 def causal_tssa_native_(
-    w: Tensor, temperature: Tensor, bias: Tensor | None, mask: Tensor | None, before: Sums | None
+    w: Tensor,
+    temperature: Tensor,
+    bias: Tensor | None,
+    mask: Tensor | None,
+    before: Sums | None,
+    scale: Tensor | None,
+    decay: Tensor | None,
 ) -> tuple[Tensor, Sums]:
     """Overwrite w with y, and return it with the sums after the last token."""
     temperature = temperature.to(statistics_dtype(w.dtype))
-    return w, Sums(*torch.ops.tost.causal_tssa_(w, temperature, bias, mask, *(before or (None, None, None))))
+    sums = torch.ops.tost.causal_tssa_(w, temperature, bias, mask, *(before or (None, None, None)), scale, decay)
+    return w, Sums(*sums)
 
 
 def _unfilled(w: Tensor, *shapes: tuple[int, ...]) -> tuple[Tensor, ...]:
@@ -59,9 +72,9 @@ def _dense(*tensors: Tensor | None) -> list[Tensor | None]:
     return [None if x is None else x.contiguous() for x in tensors]
 
 
-def _bias_stride(bias: Tensor | None) -> int:
-    """Numbers from one sequence's bias to the next; 0 where all sequences share one."""
-    return 0 if bias is None or bias.shape[0] == 1 else bias.shape[1] * bias.shape[2]
+def _stride(x: Tensor | None) -> int:
+    """Numbers from one sequence's bias or scale to the next; 0 where all sequences share one."""
+    return 0 if x is None or x.shape[0] == 1 else x.shape[1] * x.shape[2]
 
 
 def _run_forward(
@@ -70,19 +83,25 @@ def _run_forward(
     bias: Tensor | None,
     mask: Tensor | None,
     before: tuple[Tensor | None, ...],
+    options: tuple[Tensor | None, Tensor | None],
     y: Tensor,
     kept: tuple[Tensor | None, ...],
 ) -> tuple[Tensor, ...]:
-    """Fill y and `kept`, and return the sums after the last token."""
-    inputs, after = _dense(temperature, bias, mask, *before), _sums_after(w)
+    """Fill y and `kept`, and return the sums after the last token; `options` are the scale and the decay."""
+    inputs, after, dense_options = _dense(temperature, bias, mask, *before), _sums_after(w), _dense(*options)
     first = map(_native.address, (w, *inputs[:2]))
     rest = map(_native.address, (*inputs[2:], y, *kept, *after))
-    call = _native.CausalForward(torch.get_num_threads(), _native.shape_of(w), *first, _bias_stride(bias), *rest)
+    call = _native.CausalForward(torch.get_num_threads(), _native.shape_of(w), *first, _stride(bias), *rest)
+    call.scale, call.decay = map(_native.address, dense_options)
+    call.scale_stride = _stride(options[0])
     _native.run("tost_causal_tssa_forward", w.dtype, call)
     return after
 
 
-_ARGUMENTS = "Tensor temperature, Tensor? bias, Tensor? mask, Tensor? squares, Tensor? weighted, Tensor? mass"
+_ARGUMENTS = (
+    "Tensor temperature, Tensor? bias, Tensor? mask, Tensor? squares, Tensor? weighted, Tensor? mass, "
+    "Tensor? scale=None, Tensor? decay=None"
+)
 torch.library.define(
     "tost::causal_tssa", f"(Tensor w, {_ARGUMENTS}) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)"
 )
@@ -90,7 +109,8 @@ torch.library.define("tost::causal_tssa_", f"(Tensor(a!) w, {_ARGUMENTS}) -> (Te
 torch.library.define(
     "tost::causal_tssa_backward",
     "(Tensor dy, Tensor? dsquares, Tensor? dweighted, Tensor? dmass, Tensor w, Tensor temperature, Tensor? bias, "
-    "Tensor? mask, Tensor pi, Tensor starts) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
+    "Tensor? mask, Tensor pi, Tensor starts, Tensor? scale=None, Tensor? decay=None) "
+    "-> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
 )
 
 
@@ -103,9 +123,11 @@ def _causal_tssa(
     squares: Tensor | None,
     weighted: Tensor | None,
     mass: Tensor | None,
+    scale: Tensor | None = None,
+    decay: Tensor | None = None,
 ) -> tuple[Tensor, ...]:
     y, kept = torch.empty(w.shape, dtype=w.dtype, device=w.device), _kept(w)
-    after = _run_forward(w.contiguous(), temperature, bias, mask, (squares, weighted, mass), y, kept)
+    after = _run_forward(w.contiguous(), temperature, bias, mask, (squares, weighted, mass), (scale, decay), y, kept)
     return (y, *after, *kept)
 
 
@@ -118,6 +140,8 @@ def _causal_tssa_fake(
     squares: Tensor | None,
     weighted: Tensor | None,
     mass: Tensor | None,
+    scale: Tensor | None = None,
+    decay: Tensor | None = None,
 ) -> tuple[Tensor, ...]:
     return (torch.empty(w.shape, dtype=w.dtype, device=w.device), *_sums_after(w), *_kept(w))
 
@@ -131,9 +155,11 @@ def _causal_tssa_inplace(
     squares: Tensor | None,
     weighted: Tensor | None,
     mass: Tensor | None,
+    scale: Tensor | None = None,
+    decay: Tensor | None = None,
 ) -> tuple[Tensor, ...]:
     y = w.contiguous()
-    after = _run_forward(y, temperature, bias, mask, (squares, weighted, mass), y, kept=(None, None))
+    after = _run_forward(y, temperature, bias, mask, (squares, weighted, mass), (scale, decay), y, kept=(None, None))
     if y is not w:
         w.copy_(y)
     return after
@@ -148,6 +174,8 @@ def _causal_tssa_inplace_fake(
     squares: Tensor | None,
     weighted: Tensor | None,
     mass: Tensor | None,
+    scale: Tensor | None = None,
+    decay: Tensor | None = None,
 ) -> tuple[Tensor, ...]:
     return _sums_after(w)
 
@@ -164,11 +192,15 @@ def _causal_tssa_backward(
     mask: Tensor | None,
     pi: Tensor,
     starts: Tensor,
+    scale: Tensor | None = None,
+    decay: Tensor | None = None,
 ) -> tuple[Tensor, ...]:
-    outputs = _gradients(w)
+    outputs, dense_options = _gradients(w, scale, decay), _dense(scale, decay)
     inputs = _dense(w, dy, temperature, bias, mask, pi, starts, dsquares, dweighted, dmass)
-    first, rest = (map(_native.address, part) for part in (inputs[:4], (*inputs[4:], *outputs)))
-    call = _native.CausalBackward(torch.get_num_threads(), _native.shape_of(w), *first, _bias_stride(bias), *rest)
+    first, rest = (map(_native.address, part) for part in (inputs[:4], (*inputs[4:], *outputs[:6])))
+    call = _native.CausalBackward(torch.get_num_threads(), _native.shape_of(w), *first, _stride(bias), *rest)
+    call.scale, call.decay, call.dscale, call.ddecay = map(_native.address, (*dense_options, *outputs[6:]))
+    call.scale_stride = _stride(scale)
     _native.run("tost_causal_tssa_backward", w.dtype, call)
     return outputs
 
@@ -185,34 +217,47 @@ def _causal_tssa_backward_fake(
     mask: Tensor | None,
     pi: Tensor,
     starts: Tensor,
+    scale: Tensor | None = None,
+    decay: Tensor | None = None,
 ) -> tuple[Tensor, ...]:
-    return _gradients(w)
+    return _gradients(w, scale, decay)
 
 
-def _gradients(w: Tensor) -> tuple[Tensor, ...]:
-    """Return unfilled dw, dtemperature, denergy [B, N, H], and the gradients of the three sums before."""
+def _gradients(w: Tensor, scale: Tensor | None, decay: Tensor | None) -> tuple[Tensor, ...]:
+    """Return unfilled dw, dtemperature, denergy [B, N, H], the gradients of the sums before, dscale [B, N, H], ddecay.
+
+    The last two are empty where there is no scale, or no decay.
+    """
     B, N, H, _ = w.shape
     dw = torch.empty(w.shape, dtype=w.dtype, device=w.device)
-    return (dw, *_unfilled(w, (H,), (B, N, H)), *_sums_after(w))
+    options = _unfilled(w, (0,) if scale is None else (B, N, H), (0,) if decay is None else (H,))
+    return (dw, *_unfilled(w, (H,), (B, N, H)), *_sums_after(w), *options)
 
 
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    w, temperature, bias, mask, *before = inputs
+    w, temperature, bias, mask, squares, _, _, scale, decay = inputs
     ctx.set_materialize_grads(False)
-    ctx.has_sums_before = before[0] is not None
-    ctx.save_for_backward(w, temperature, bias, mask, *output[4:])
+    ctx.has_sums_before = squares is not None
+    ctx.save_for_backward(w, temperature, bias, mask, *output[4:], scale, decay)
 
 
 def _backward(ctx: Any, dy: Tensor | None, *dsums: Tensor | None) -> tuple[Tensor | None, ...]:
     if dy is None and all(x is None for x in dsums[:3]):
-        return (None,) * 7
-    w, temperature, bias, mask, pi, starts = ctx.saved_tensors
+        return (None,) * 9
+    w, temperature, bias, mask, pi, starts, scale, decay = ctx.saved_tensors
     dy = torch.zeros_like(w) if dy is None else dy.to(w.dtype)
-    dw, dtemperature, denergy, *dbefore = torch.ops.tost.causal_tssa_backward(
-        dy, *dsums[:3], w, temperature, bias, mask, pi, starts
+    dw, dtemperature, denergy, *dbefore, dscale, ddecay = torch.ops.tost.causal_tssa_backward(
+        dy, *dsums[:3], w, temperature, bias, mask, pi, starts, scale, decay
     )
-    dbias = None if bias is None else (w.shape[-1] * denergy).sum_to_size(bias.shape)
-    return (dw, dtemperature, dbias, None, *(dbefore if ctx.has_sums_before else (None, None, None)))
+    return (
+        dw,
+        dtemperature,
+        None if bias is None else (w.shape[-1] * denergy).sum_to_size(bias.shape),
+        None,
+        *(dbefore if ctx.has_sums_before else (None, None, None)),
+        None if scale is None else dscale.sum_to_size(scale.shape),
+        None if decay is None else ddecay,
+    )
 
 
 torch.library.register_autograd("tost::causal_tssa", _backward, setup_context=_setup_context)

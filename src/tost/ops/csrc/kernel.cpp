@@ -1,4 +1,5 @@
 // Compiled once per instruction set, with TOST_ISA set to its name; offers the operators for every storage type.
+#include "causal_backward.h"
 #include "causal_tssa.h"
 #include "tssa.h"
 

@@ -42,7 +42,9 @@ struct Backward {
 
 // bias holds [N, H] numbers per batch entry, bias_stride apart (0 to share them), or is null. starts receives the three
 // sums before every chunk, [B, chunks, 2HD + H]: what the backward pass needs to replay a chunk. It and pi may be null if
-// the caller does not keep them, and y may be w itself.
+// the caller does not keep them, and y may be w itself. scale multiplies the energies before the bias is added; it is laid
+// out like bias, with scale_stride, or null. decay is what a head's sums are multiplied by before a token is added, [H]
+// in (0, 1], or null for 1.
 struct CausalForward {
   int32_t threads;
   Shape shape;
@@ -51,8 +53,12 @@ struct CausalForward {
   const uint8_t* mask;
   const void *squares_in, *weighted_in, *mass_in;  // null for an empty state
   void *y, *pi, *starts, *squares, *weighted, *mass;
+  const void* scale;
+  int64_t scale_stride;
+  const void* decay;
 };
 
+// dscale [B, N, H] is filled if there is a scale, ddecay [H] if there is a decay.
 struct CausalBackward {
   int32_t threads;
   Shape shape;
@@ -62,6 +68,10 @@ struct CausalBackward {
   const void *pi, *starts;
   const void *dsquares, *dweighted, *dmass;  // gradients of the returned sums, null for zeros
   void *dw, *dtemperature, *denergy, *dsquares_in, *dweighted_in, *dmass_in;
+  const void* scale;
+  int64_t scale_stride;
+  const void* decay;
+  void *dscale, *ddecay;
 };
 
 struct Kernels {

@@ -1,0 +1,246 @@
+"""`tost generate`: continue a text, shown as it comes."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from enum import StrEnum
+from itertools import islice
+from pathlib import Path
+from time import perf_counter
+from typing import TYPE_CHECKING, Annotated, NamedTuple
+
+import typer
+
+from tost.cli import _console
+from tost.errors import CheckpointError, ConfigError
+
+if TYPE_CHECKING:
+    from torch import Generator, Tensor, nn
+
+    from tost.generate import Continuation, TextStream, Tokenizer, TokenStream
+
+__all__ = ["Precision", "generate"]
+
+INTERRUPTED = 130
+USUAL_LENGTH = 256
+# Control characters could recolour a terminal, or worse; their pictures cannot.
+_PICTURES = {code: 0x2400 + code for code in range(32) if chr(code) not in "\n\t"} | {0x7F: 0x2421}
+
+
+class Precision(StrEnum):
+    """Arithmetic of the model."""
+
+    FLOAT32 = "float32"
+    BFLOAT16 = "bfloat16"
+
+
+class _Outcome(NamedTuple):
+    """A text, and why it ended: length, positions, stop, interrupt or pipe."""
+
+    text: str
+    tokens: int
+    seconds: float
+    ended: str
+
+
+def generate(
+    source: Annotated[Path, typer.Argument(metavar="RUN|CKPT|MODEL", help="A run, checkpoint or model folder.")],
+    prompt: Annotated[str | None, typer.Option(help="Text to continue; - reads it from stdin.")] = None,
+    prompt_file: Annotated[Path | None, typer.Option(help="File with the text to continue.")] = None,
+    max_new_tokens: Annotated[
+        int | None, typer.Option(min=0, help=f"Tokens to generate. Default: {USUAL_LENGTH}, or what positions allow.")
+    ] = None,
+    temperature: Annotated[float, typer.Option(help="0: the likeliest token; 1: as the model has it.")] = 1.0,
+    top_k: Annotated[int | None, typer.Option(help="Draw from the k likeliest tokens.")] = None,
+    top_p: Annotated[float | None, typer.Option(help="Draw from the likeliest tokens of this probability.")] = None,
+    repetition_penalty: Annotated[float, typer.Option(help="Above 1: fewer tokens that came before.")] = 1.0,
+    seed: Annotated[
+        int | None, typer.Option(min=0, help="Repeats a text. Default: a new one, shown at the end.")
+    ] = None,
+    stop: Annotated[list[str] | None, typer.Option(help="Text that ends it, not shown; can be repeated.")] = None,
+    state: Annotated[Path | None, typer.Option(help="Go on with a text that was put aside.")] = None,
+    save_state: Annotated[Path | None, typer.Option(help="Put the text aside, to go on later.")] = None,
+    ema: Annotated[bool, typer.Option("--ema", help="Use the moving average of the weights.")] = False,
+    dtype: Annotated[Precision | None, typer.Option(help="Arithmetic. Default: that of the weights.")] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print one line of JSON instead of the text.")] = False,
+) -> None:
+    """Continue a text with a trained language model. Ctrl-C ends it and keeps what is there."""
+    text = _read_prompt(prompt, prompt_file, continues=state is not None)
+    _check_target(save_state)
+    from tost.generate import Sampling, TextStream, stream_tokens
+    from tost.generate import save_state as put_aside
+
+    # Mistakes in the options are found before the weights are read.
+    sampling = Sampling(temperature=temperature, top_k=top_k, top_p=top_p, repetition_penalty=repetition_penalty)
+    stops = _check_stops(stop or [])
+    model, tokenizer = _load(source, ema=ema, dtype=dtype)
+    before, generator, seed = _begin(model, state, seed)
+    ids = _encode(tokenizer, text)
+    started = perf_counter()
+    stream = stream_tokens(
+        model, ids, max_new_tokens=max_new_tokens, sampling=sampling, generator=generator, state=before
+    )
+    reading = perf_counter() - started
+    done = _run(stream, max_new_tokens, TextStream(tokenizer.decoder(), stops), _ignore if json else _write)
+    if save_state is not None:
+        put_aside(save_state, stream.continuation, model, generator=generator)
+    if json:
+        numbers = {"tokens": done.tokens, "seconds": done.seconds, "prompt_tokens": _count(ids), "seed": seed}
+        _console.show_json({"text": done.text, "ended": done.ended, **numbers, "prompt_seconds": reading})
+    elif done.ended != "pipe":
+        _summarise(done, _count(ids), reading, seed, stream)
+    if done.ended == "interrupt":
+        raise typer.Exit(INTERRUPTED)
+
+
+def _read_prompt(prompt: str | None, file: Path | None, *, continues: bool) -> str | None:
+    """Return the text to continue, its bytes as they are; None to go on without one."""
+    if prompt is not None and file is not None:
+        raise ConfigError("--prompt and --prompt-file are both given; keep one of the two")
+    if prompt is None and file is None and (continues or sys.stdin.isatty()):
+        if continues:
+            return None
+        raise ConfigError("there is nothing to continue; give --prompt TEXT, --prompt-file FILE, or text on stdin")
+    if file is not None:
+        try:
+            prompt = file.read_bytes().decode("utf-8", errors="surrogateescape")
+        except OSError as error:
+            raise ConfigError(f"cannot read the prompt from {file}: {error.strerror}") from error
+    elif prompt is None or prompt == "-":
+        prompt = sys.stdin.buffer.read().decode("utf-8", errors="surrogateescape")
+    if not prompt and not continues:
+        raise ConfigError("the prompt is empty; a text needs at least one character to begin with")
+    return prompt or None
+
+
+def _check_target(path: Path | None) -> None:
+    if path is not None and (path.is_dir() or not path.absolute().parent.is_dir()):
+        raise ConfigError(f"--save-state {path} cannot be written; give a file in a folder that exists")
+
+
+def _check_stops(stops: list[str]) -> list[str]:
+    if "" in stops:
+        raise ConfigError("--stop is empty, so that nothing could be generated; leave it out")
+    return stops
+
+
+def _load(source: Path, *, ema: bool, dtype: Precision | None) -> tuple[nn.Module, Tokenizer]:
+    """Return the model in a folder, and the tokenizer that it was trained with."""
+    import torch
+
+    from tost.train.saved import build_saved, read_saved
+
+    if not source.exists():
+        raise CheckpointError(f"there is no {source}; give a run folder, one of its checkpoints, or a model folder")
+    model = build_saved(read_saved(source, ema=ema, report=_console.log), str(source)).eval()
+    tokenizer = _tokenizer_of(model, source)
+    return (model if dtype is None else model.to(getattr(torch, dtype.value))), tokenizer
+
+
+def _tokenizer_of(model: nn.Module, source: Path) -> Tokenizer:
+    """Return the tokenizer of a language model.
+
+    Raises:
+        ConfigError: The model is something else, or its tokenizer is not known.
+    """
+    from tost.generate import ByteTokenizer
+    from tost.generate.decode import check_causal
+
+    bytes_, size = ByteTokenizer(), check_causal(model).options.vocab_size
+    if size != bytes_.vocab_size:
+        raise ConfigError(
+            f"the model in {source} has {size} ids, but the command line knows only bytes ({bytes_.vocab_size}); "
+            "call `tost.generate` from Python with the tokenizer that the model was trained with"
+        )
+    return bytes_
+
+
+def _begin(model: nn.Module, state: Path | None, seed: int | None) -> tuple[Continuation | None, Generator, int | None]:
+    """Return what came before, the source of randomness, and its seed if it starts here."""
+    import torch
+
+    from tost.generate import load_state
+
+    generator = torch.Generator()
+    before = None if state is None else load_state(state, model, generator=generator)
+    if seed is None and before is None:
+        seed = generator.seed() % 2**32  # short enough to type
+    if seed is not None:
+        generator.manual_seed(seed)
+    return before, generator, seed
+
+
+def _encode(tokenizer: Tokenizer, text: str | None) -> Tensor | None:
+    import torch
+
+    return None if text is None else torch.tensor([tokenizer.encode(text)])
+
+
+def _count(ids: Tensor | None) -> int:
+    return 0 if ids is None else ids.shape[1]
+
+
+def _run(stream: TokenStream, wanted: int | None, text: TextStream, show: Callable[[str], None]) -> _Outcome:
+    """Generate and show until something ends it."""
+    count, ended = wanted, "length"
+    if wanted is None:
+        room = stream.room
+        count, ended = (USUAL_LENGTH, "length") if room is None or room > USUAL_LENGTH else (room, "positions")
+    pieces: list[str] = []
+    tokens, started = 0, perf_counter()
+
+    def take(piece: str) -> None:
+        pieces.append(piece)
+        show(piece)
+
+    try:
+        for token in islice(stream, count):
+            tokens += 1
+            take(text.feed(token.tolist()))
+            if text.stopped:
+                ended = "stop"
+                break
+    except KeyboardInterrupt:
+        ended = "interrupt"
+    except BrokenPipeError:
+        ended = "pipe"
+    seconds = perf_counter() - started
+    try:
+        take(text.finish())
+        show("\n")
+    except BrokenPipeError:
+        ended = "pipe"
+        _abandon_output()
+    return _Outcome("".join(pieces), tokens, seconds, ended)
+
+
+def _write(text: str) -> None:
+    """Write to stdout at once, as UTF-8 whatever the locale is."""
+    if text:
+        safe = text.translate(_PICTURES) if sys.stdout.isatty() else text
+        sys.stdout.buffer.write(safe.encode())
+        sys.stdout.buffer.flush()
+
+
+def _ignore(text: str) -> None:
+    pass
+
+
+def _abandon_output() -> None:
+    """Nobody reads stdout any more; let what is still in its buffer go nowhere when the process ends."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _summarise(done: _Outcome, prompt_tokens: int, reading: float, seed: int | None, stream: TokenStream) -> None:
+    from tost.generate import state_bytes
+
+    rate = done.tokens / done.seconds if done.seconds > 0 else 0.0
+    parts = [f"{done.tokens} tokens in {done.seconds:.2f} s ({rate:.0f} tokens/s)"]
+    parts += [f"prompt of {prompt_tokens} tokens in {reading:.2f} s"] if prompt_tokens else []
+    parts += [f"state {state_bytes(stream.continuation.state) / 1000:.1f} kB"]
+    parts += [f"seed {seed}"] if seed is not None else []
+    reasons = {"positions": "no positions are left", "stop": "stop text", "interrupt": "interrupted"}
+    parts += [reasons[done.ended]] if done.ended in reasons else []
+    _console.log("; ".join(parts))

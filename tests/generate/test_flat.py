@@ -1,0 +1,138 @@
+"""The step without modules is the step of the model, or says why it is not."""
+
+import re
+
+import pytest
+import torch
+
+from tests.generate.models import make, prompts
+from tost import nn as tost_nn
+from tost.generate import decode_step, prefill
+from tost.generate.flat import FlatStep, why_not
+from tost.generate.step import make_step
+from tost.models import LanguageOptions
+from tost.testing import assert_close
+
+MODELS = {
+    "plain": {},
+    "endless": {"position": "none"},
+    "biases": {"bias": True},
+    "free head": {"tie_head": False},
+    "no layer scale": {"layer_scale": None},
+    "narrow": {"mlp_ratio": 0.5, "num_heads": 1},
+    "reference": {"backend": "reference"},
+}
+
+
+@pytest.mark.parametrize("options", MODELS.values(), ids=MODELS)
+@pytest.mark.parametrize(("dtype", "bound"), [(torch.float64, 1e-13), (torch.float32, 1e-5), (torch.bfloat16, 3e-2)])
+def test_flat_step_is_the_model(options, dtype, bound):
+    model = make(dtype, **options)
+    assert why_not(model) == []
+    ids = torch.stack(prompts(12, 12, 12))
+    with torch.no_grad():
+        before = prefill(model, ids[:, :-1])
+        found, after = FlatStep(model)(ids[:, -1], before)
+    expected, state = decode_step(model, ids[:, -1], before)
+    assert_close("logits", found, expected, bound)
+    assert after.position.tolist() == state.position.tolist() == [12] * 3
+    for layer, other in zip(after.layers, state.layers, strict=True):
+        assert_close("squares", layer.squares, other.squares, bound)
+        assert_close("weighted squares", layer.weighted_squares, other.weighted_squares, bound)
+        assert_close("mass", layer.mass, other.mass, bound)
+
+
+class Strange(torch.nn.Linear):
+    """A layer that somebody put in the place of another, as adapters are."""
+
+
+def replace_mlp(model):
+    model.blocks[1].mlp.proj_in = Strange(16, 64, bias=False)
+
+
+def add_parameter(model):
+    model.blocks[0].attention.register_parameter("mystery", torch.nn.Parameter(torch.zeros(1)))
+
+
+def gate(model):
+    model.blocks[0].attention.extend(tost_nn.Extensions(gate=True))
+
+
+def count_scaled(model):
+    model.blocks[0].attention.extend(tost_nn.Extensions(count_scaled=True))
+
+
+def hook(model):
+    model.blocks[0].norm1.register_forward_hook(lambda *args: None)
+
+
+def head_bias(model):
+    model.blocks[0].attention.position_bias_form = "head"
+
+
+def post_norm(model):
+    model.blocks[0].norm = "post"
+
+
+def paper(model):
+    model.blocks[0].attention.form = tost_nn.PaperForm()
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (replace_mlp, "modules of type Strange"),
+        (add_parameter, "parameters such as .*mystery"),
+        (gate, "parameters such as .*proj_gate"),
+        (count_scaled, "extensions"),
+        (hook, "hooks"),
+        (head_bias, "bias per head"),
+        (post_norm, "norms behind"),
+        (paper, "paper's form"),
+    ],
+)
+def test_what_is_not_written_out_is_left_to_the_model(change, reason):
+    model = make()
+    change(model)
+    assert re.search(reason, "; ".join(why_not(model)))
+
+
+def test_options_that_came_later_are_left_to_the_model():
+    class Later(LanguageOptions):
+        """Options of a newer version."""
+
+        forgetting: bool = False
+
+    model = make()
+    model.options = Later(**model.options.model_dump())
+    assert why_not(model) == []
+    model.options = model.options.model_copy(update={"forgetting": True})
+    assert why_not(model) == ["the options forgetting are set"]
+
+
+def test_autocast_and_shared_sequences_are_left_to_the_model(monkeypatch):
+    model = make(torch.float32)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert why_not(model) == ["autocast is on"]
+    monkeypatch.setattr("tost.parallel.active", object)
+    assert why_not(model) == ["sequences are shared between processes"]
+
+
+def test_any_model_with_a_state_can_be_stepped():
+    """A model of another kind, whose state is a nest of tensors."""
+
+    class Counter(torch.nn.Module):
+        options = LanguageOptions(embed_dim=4, depth=1, num_heads=1, vocab_size=7, position="none")
+
+        def __init__(self):
+            super().__init__()
+            self.weight = torch.nn.Parameter(torch.zeros(1))
+
+        def forward_with_state(self, ids, state=None, mask=None):
+            total = ids.sum(dim=1) + (0 if state is None else state["total"][0])
+            return torch.nn.functional.one_hot((total + 1) % 7, 7)[:, None].float(), {"total": (total,)}
+
+    step = make_step(Counter())
+    logits, state = step(torch.tensor([3]), None)
+    logits, state = step(torch.tensor([2]), state)
+    assert logits.argmax().item() == 6
