@@ -92,7 +92,8 @@ def test_only_existing_samples_can_be_asked_for(name):
 def test_options_are_read_without_torch():
     probe = (
         "import sys; from tost.data import DataOptions; "
-        "print(DataOptions(name='listops').shape().length, DataOptions(name='imagenet', path='x').shape().num_classes, 'torch' in sys.modules)"
+        "images = DataOptions(name='imagenet', path='x'); "
+        "print(DataOptions(name='listops').shape().length, images.shape().num_classes, 'torch' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["100", "1000", "False"]

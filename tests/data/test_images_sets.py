@@ -220,7 +220,7 @@ def test_grey_images_can_have_three_channels_and_colour_images_one(tmp_path):
     one = everything(build("fashion_mnist", tmp_path / "a", **files.PLAIN).validation)["inputs"]
     three = everything(build("fashion_mnist", tmp_path / "a", channels=3, **files.PLAIN).validation)["inputs"]
     assert torch.equal(three, one.expand(-1, 3, -1, -1))
-    for case in ("cifar10, parquet", "image_folder", "cifar10, one by one"):
+    for case in ("cifar10, parquet", "cifar10, binary", "image_folder", "cifar10, one by one"):
         grey = everything(build(case, tmp_path / case, channels=1, **files.PLAIN).validation)
         red, green, blue = files.colour(int(grey["targets"][0]), 0)
         assert grey["inputs"].shape[1] == 1

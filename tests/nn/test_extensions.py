@@ -1,7 +1,5 @@
 """Options of ours: the gate and count-scaled energies."""
 
-import inspect
-
 import pytest
 import torch
 import torch.nn.functional as F
@@ -13,10 +11,6 @@ from tost.testing import assert_close
 B, N, C, H = 2, 15, 12, 3
 GATE = Extensions(gate=True)
 COUNT = Extensions(count_scaled=True)
-causal_counts = pytest.mark.skipif(
-    "count_scaled" not in inspect.signature(tost.causal_tssa_with_state).parameters,
-    reason="the causal operator has no such option yet",
-)
 
 
 def perturb(module):
@@ -104,7 +98,7 @@ def test_count_scaled_energies_are_temperatures_times_the_count(normalize):
     assert_close("whole", scaled(x, mask)[:1], scaled(x[:1]), 1e-12)
 
 
-@pytest.mark.parametrize("form", ["plain", pytest.param("causal", marks=causal_counts)])
+@FORMS
 def test_count_scaled_works_in_place_and_with_gradients(form):
     scaled, x = make(form, COUNT, torch.float32), tokens(torch.float32)
     expected = scaled(x)
@@ -115,7 +109,6 @@ def test_count_scaled_works_in_place_and_with_gradients(form):
     assert not torch.allclose(expected, scaled.extend(Extensions())(x))
 
 
-@causal_counts
 def test_count_scaled_causal_energy_is_the_temperature_times_the_position():
     scaled, x = make("causal", COUNT, position_bias=None), tokens()
     plain = tost.CausalTSSAttention(C, H, 64, position_bias=None, dtype=torch.float64)

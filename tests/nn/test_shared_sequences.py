@@ -21,33 +21,37 @@ from tost.testing import assert_close
 B, N, C, H = 32, 6, 8, 2
 
 
-def gated_block(**options):
+def extended_block(**options):
     torch.manual_seed(0)
-    attention = tost.TSSAttention(C, H, extensions=Extensions(gate=True))
+    attention = tost.TSSAttention(C, H, extensions=Extensions(gate=True, count_scaled=True))
     return Block(attention, MLP(C, C), C, layer_scale=0.5, **options), torch.randn(B, N, C)
+
+
+def extended_causal_attention():
+    torch.manual_seed(1)
+    return tost.CausalTSSAttention(C, H, N).extend(Extensions(gate=True, count_scaled=True)).eval()
 
 
 def refusals():
     """Everything that would quietly give the result of a piece."""
-    x, count = torch.zeros(1, N, C), Extensions(count_scaled=True)
+    x = torch.zeros(1, N, C)
     return {
         "softmax": lambda: SoftmaxAttention(C, H)(x),
         "xca": lambda: CrossCovarianceAttention(C, H)(x),
         "mssa": lambda: SubspaceAttention(C, H)(x),
         "local": lambda: GridMixer(C)(x, (2, 3)),
-        "count": lambda: tost.TSSAttention(C, H, extensions=count)(x),
-        "causal count": lambda: tost.CausalTSSAttention(C, H, N).extend(count)(x),
     }
 
 
 def run():
     found = {}
     with ContextParallel() as context:
-        block, x = gated_block(drop_path=0.5)
+        block, x = extended_block(drop_path=0.5)
         torch.manual_seed(10 + context.rank)  # each rank draws from its own generator
         piece = context.split(x)
         found["kept"] = block(piece) - piece
         found["evaluated"] = block.eval()(piece)
+        found["causal"] = extended_causal_attention()(piece)
         for name, call in refusals().items():
             try:
                 call()
@@ -68,12 +72,12 @@ def test_ranks_drop_the_branches_of_the_same_sequences(ranks):
     assert 0 < untouched[0].sum() < B / 2
 
 
-def test_gated_block_equals_one_process(ranks):
-    block, x = gated_block()
+def test_extended_attention_equals_one_process(ranks):
+    block, x = extended_block()
     assert_close("y", torch.cat([rank["evaluated"] for rank in ranks], dim=1), block.eval()(x), 1e-6)
+    assert_close("causal y", torch.cat([rank["causal"] for rank in ranks], dim=1), extended_causal_attention()(x), 1e-6)
 
 
-@pytest.mark.parametrize("name", ["softmax", "xca", "mssa", "local", "count", "causal count"])
+@pytest.mark.parametrize("name", ["softmax", "xca", "mssa", "local"])
 def test_what_needs_whole_sequences_is_refused(ranks, name):
-    expected = "count_scaled=True cannot be used" if "count" in name else "needs whole sequences"
-    assert all(expected in rank[name] and "context parallelism" in rank[name] for rank in ranks)
+    assert all("needs whole sequences" in rank[name] and "context parallelism" in rank[name] for rank in ranks)

@@ -39,6 +39,8 @@ class Case:
     bias: Tensor | None = None
     state: tost.TSSAState | None = None
     dstate: tuple[Tensor, Tensor, Tensor] | None = None
+    count_scaled: bool = False
+    decay: Tensor | None = None
 
     def double(self) -> Case:
         """The same numbers, rounded as they are, in float64."""
@@ -54,12 +56,20 @@ class Case:
             temperature=up(self.temperature),
             dy=up(self.dy),
             bias=up(self.bias),
+            decay=up(self.decay),
             state=state,
             dstate=dstate,
         )
 
 
-def make_case(shape, dtype, *, masked=False, normalize=True, bias=False, state=False, seed=0) -> Case:
+def make_decay(H: int, dtype: torch.dtype) -> Tensor:
+    """Slow and fast forgetting, and one head that forgets nothing."""
+    return torch.tensor([0.9, 1.0, 0.5, 0.999, 1e-3])[torch.arange(H) % 5].to(dtype)
+
+
+def make_case(
+    shape, dtype, *, masked=False, normalize=True, bias=False, state=False, count_scaled=False, decay=False, seed=0
+) -> Case:
     g = torch.Generator().manual_seed(seed)
     B, N, H, D = shape
 
@@ -74,21 +84,24 @@ def make_case(shape, dtype, *, masked=False, normalize=True, bias=False, state=F
     position = torch.randint(0, 4, (B,), generator=g)
     return Case(
         w=randn(B, N, H, D).to(dtype),
-        # Both signs. Un-normalised energies are as large as D, so their temperature is small.
-        temperature=(randn(H) * (3.0 if normalize else 0.2)).to(sums),
+        # Both signs. Un-normalised energies are as large as D, and scaled ones as N, so their temperature is small.
+        temperature=(randn(H) * (3.0 if normalize else 0.2) / (max(N, 1) if count_scaled else 1)).to(sums),
         dy=randn(B, N, H, D).to(dtype),
         mask=rand(B, N) > 0.3 if masked else None,
         normalize=normalize,
         bias=(0.3 * randn(H, N + 4)).to(sums) if bias else None,
         state=tost.TSSAState(*(x.to(sums) for x in before), position) if state else None,
         dstate=(randn(B, H, D).to(sums), randn(B, H, D).to(sums), randn(B, H).to(sums)),
+        count_scaled=count_scaled,
+        decay=make_decay(H, sums) if decay else None,
     )
 
 
 def run_tssa(case: Case, backend: str) -> dict[str, Tensor]:
     """Output and gradients of ``tost.tssa``."""
     w, t = case.w.detach().requires_grad_(), case.temperature.detach().requires_grad_()
-    y = tost.tssa(w, t, mask=case.mask, normalize=case.normalize, backend=backend)
+    options = {"normalize": case.normalize, "count_scaled": case.count_scaled}
+    y = tost.tssa(w, t, mask=case.mask, backend=backend, **options)
     dw, dt = torch.autograd.grad(y, (w, t), case.dy)
     return {"y": y, "dw": dw, "dtemperature": dt}
 
@@ -96,8 +109,7 @@ def run_tssa(case: Case, backend: str) -> dict[str, Tensor]:
 def run_causal(case: Case, backend: str) -> dict[str, Tensor]:
     """Outputs and gradients of ``tost.causal_tssa_with_state``, those of the state included."""
     inputs = {"w": case.w, "temperature": case.temperature}
-    if case.bias is not None:
-        inputs["bias"] = case.bias
+    inputs |= {name: getattr(case, name) for name in ("bias", "decay") if getattr(case, name) is not None}
     if case.state is not None:
         inputs |= {name: getattr(case.state, name) for name in ("squares", "weighted_squares", "mass")}
     inputs = {name: x.detach().requires_grad_() for name, x in inputs.items()}
@@ -105,8 +117,9 @@ def run_causal(case: Case, backend: str) -> dict[str, Tensor]:
     if case.state is not None:
         sums = (inputs[name] for name in ("squares", "weighted_squares", "mass"))
         state = tost.TSSAState(*sums, case.state.position)
+    options = {"mask": case.mask, "state": state, "count_scaled": case.count_scaled, "decay": inputs.get("decay")}
     y, after = tost.causal_tssa_with_state(
-        inputs["w"], inputs["temperature"], inputs.get("bias"), mask=case.mask, state=state, backend=backend
+        inputs["w"], inputs["temperature"], inputs.get("bias"), backend=backend, **options
     )
     gradients = torch.autograd.grad((y, *after[:3]), tuple(inputs.values()), (case.dy, *case.dstate))
     return {"y": y, **after._asdict(), **{f"d{name}": x for name, x in zip(inputs, gradients, strict=True)}}

@@ -15,7 +15,7 @@ from tost.parallel import ContextParallel, causal_tssa_with_state, tssa
 
 SUMS = ("squares", "weighted_squares", "mass")
 # What every rank has a copy of, so that its gradient is the sum over the ranks.
-REPLICATED = ("temperature", "bias", *SUMS)
+REPLICATED = ("temperature", "bias", "decay", *SUMS)
 
 
 @dataclass(frozen=True)
@@ -29,13 +29,15 @@ class Case:
     bias: bool = False
     state: bool = False
     normalize: bool = True
+    count_scaled: bool = False
+    decay: bool = False
     backend: str = "auto"
     shape: tuple[int, int, int] = (2, 3, 5)  # B, H, D
     seed: int = 0
 
     def __str__(self) -> str:
         words = ["causal" if self.causal else "plain", str(self.dtype).removeprefix("torch."), self.mask]
-        words += [name for name in ("bias", "state") if getattr(self, name)]
+        words += [name for name in ("bias", "state", "count_scaled", "decay") if getattr(self, name)]
         words += [] if self.normalize else ["unnormalised"]
         words += [] if self.backend == "auto" else [self.backend]
         return "-".join((*words, "+".join(map(str, self.lengths))))
@@ -63,8 +65,10 @@ def make_inputs(case: Case) -> dict[str, Tensor | None]:
 
     made = {
         "w": randn(B, N, H, D).to(case.dtype),
-        "temperature": ((1.0 if case.normalize else 0.2) * randn(H)).to(sums),
+        # Energies that are scaled by the number of tokens need a temperature that is as small.
+        "temperature": ((1.0 if case.normalize else 0.2) / (max(N, 1) if case.count_scaled else 1) * randn(H)).to(sums),
         "bias": (0.3 * randn(H, N + 4)).to(sums),
+        "decay": torch.tensor([0.97, 1.0, 0.5, 0.9995])[torch.arange(H) % 4].to(sums),
         "squares": 3 * randn(B, H, D).abs().to(sums),
         "weighted_squares": randn(B, H, D).abs().to(sums),
         "mass": 3 * randn(B, H).abs().to(sums),
@@ -75,7 +79,8 @@ def make_inputs(case: Case) -> dict[str, Tensor | None]:
         "d_mass": randn(B, H).to(sums),
         "mask": make_mask(case.mask, B, N, g),
     }
-    left_out = [*(() if case.bias else ("bias",)), *(() if case.state else (*SUMS, "position"))]
+    left_out = [name for name in ("bias", "decay") if not getattr(case, name)]
+    left_out += [] if case.state else [*SUMS, "position"]
     return {name: x for name, x in made.items() if name not in left_out}
 
 
@@ -84,7 +89,7 @@ def differentiate(case: Case, inputs: dict[str, Tensor | None], context: Context
     names = [name for name in ("w", *REPLICATED) if inputs.get(name) is not None]
     leaves = {name: inputs[name].detach().clone().requires_grad_() for name in names}
     arguments = (leaves["w"], leaves["temperature"])
-    extra = {"context": context} if context is not None else {}
+    extra = {"count_scaled": case.count_scaled} | ({"context": context} if context is not None else {})
     if not case.causal:
         extra |= {} if context is not None else {"backend": case.backend}
         run = tssa if context is not None else tost.tssa
@@ -92,7 +97,7 @@ def differentiate(case: Case, inputs: dict[str, Tensor | None], context: Context
     else:
         run = causal_tssa_with_state if context is not None else tost.causal_tssa_with_state
         state = tost.TSSAState(*(leaves[name] for name in SUMS), inputs["position"]) if case.state else None
-        extra |= {"mask": inputs["mask"], "state": state, "backend": case.backend}
+        extra |= {"mask": inputs["mask"], "state": state, "backend": case.backend, "decay": leaves.get("decay")}
         y, after = run(*arguments, leaves.get("bias"), **extra)
         outputs = {"y": y, **after._asdict()}
     # Every rank has the returned state; a loss on it that is shared out equally is the same loss as in one process.
@@ -166,6 +171,14 @@ def cases_for(size: int) -> list[Case]:
             Case(lengths, dtype=dtype, backend="torch", bias=True, state=True),
             Case(lengths, causal=False, dtype=dtype, normalize=False, mask="random"),
         ]
+        for lengths in lengths_for(size):
+            cases += [
+                Case(lengths, dtype=dtype, mask="random", bias=True, state=True, count_scaled=True, decay=True),
+                Case(lengths, dtype=dtype, decay=True),
+                Case(lengths, dtype=dtype, mask="left", state=True, decay=True, backend="torch"),
+                Case(lengths, dtype=dtype, mask="random", state=True, count_scaled=True),
+                Case(lengths, causal=False, dtype=dtype, mask="random", count_scaled=True),
+            ]
     cases += [Case(lengths, causal=causal, dtype=torch.bfloat16, mask="random") for causal in (True, False)]
     # More numbers than a chunk of the shared non-causal operator holds, and no sequence at all.
     cases += [Case((900,) * size, causal=causal, shape=(1, 8, 32)) for causal in (True, False)]
@@ -185,6 +198,8 @@ def random_cases(size: int, count: int, seed: int) -> list[Case]:
             bias=causal and pick.random() < 0.5,
             state=causal and pick.random() < 0.5,
             normalize=causal or pick.random() < 0.8,
+            count_scaled=pick.random() < 0.3,
+            decay=causal and pick.random() < 0.5,
             shape=(pick.randrange(1, 4), pick.randrange(1, 5), pick.randrange(1, 9)),
             seed=number,
         )

@@ -104,7 +104,7 @@ def test_fill_replaces_placeholders(gathered, text, filled):
 
 
 REFUSED = {
-    "{thinn.accuracy.mean}": "no such number in the results; did you mean thin.accuracy.mean",
+    "{thiin.accuracy.mean}": "no such number in the results; did you mean thin.accuracy.mean",
     "{zzz}": "the names look like thin.parameters",
     "{}": "no such number",
     "{thin.reference}": "the results do not know it",

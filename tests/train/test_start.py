@@ -8,6 +8,7 @@ import torch
 import tost
 from tost.errors import CheckpointError
 from tost.train.checkpoint import save_tensors
+from tost.train.saved import save_model
 from tost.train.start import load_start, load_weights
 
 OPTIONS = {"embed_dim": 16, "depth": 1, "num_heads": 2, "class_depth": 1}
@@ -53,6 +54,17 @@ def test_a_folder_of_weights_works_like_its_file(saved):
     starts = [load_start(model, str(place), never) for model, place in zip(models, (path, path.parent), strict=True)]
     assert starts[0] == starts[1]
     assert torch.equal(models[0].cls_token, models[1].cls_token)
+
+
+def test_the_folder_of_a_model_works_too_and_damage_is_noticed(tmp_path):
+    source, model = image_model(), image_model()
+    save_model(source, tmp_path / "mine", name="tost_mini")
+    assert load_start(model, str(tmp_path / "mine"), never).fresh == ()
+    assert torch.equal(model.cls_token, source.cls_token)
+    weights = tmp_path / "mine" / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1] + b"x")
+    with pytest.raises(CheckpointError, match="is damaged"):
+        load_start(model, str(tmp_path / "mine"), never)
 
 
 @pytest.mark.parametrize("classes", [7, 0])

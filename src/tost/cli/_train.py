@@ -123,7 +123,8 @@ def _dry_run(config: RunConfig) -> None:
     parameters = sum(p.numel() for p in model.parameters())
     sample = {name: value.unsqueeze(0).to("meta") for name, value in bundle.train[0].items()}
     tokens = task.tokens(sample) * config.train.batch_size
-    flops = 3 * (task.flops(model, sample) or math.nan) * config.train.batch_size
+    flops = task.flops(model, sample)
+    work = math.nan if flops is None else 3 * flops * config.train.batch_size  # the backward pass is twice the forward
     copies = 4 + (config.train.ema_decay is not None)  # weights, gradients, two moments, perhaps an average
     rows = [
         ("model", config.model.name),
@@ -131,8 +132,8 @@ def _dry_run(config: RunConfig) -> None:
         ("training samples", f"{len(bundle.train):,}"),
         ("steps", f"{config.train.steps:,}"),
         (f"{'tokens' if task.unit == 'tok' else 'images'} per step", f"{tokens:,}"),
-        ("arithmetic per step", f"{format_count(flops)}FLOP"),
-        ("arithmetic of the run", f"{format_count(flops * config.train.steps)}FLOP"),
+        ("arithmetic per step", f"{format_count(work)}FLOP"),
+        ("arithmetic of the run", f"{format_count(work * config.train.steps)}FLOP"),
         ("memory for weights, gradients and optimiser", f"{copies * 4 * parameters / 1e6:.1f} MB"),
     ]
     _console.show_table(("dry run", ""), rows)

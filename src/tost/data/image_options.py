@@ -108,7 +108,7 @@ class ImageOptions(DataSetOptions):
     color_jitter: float = Field(default=0.0, ge=0, le=1, description="strength of random brightness, contrast, colour")
     erasing: _Share = Field(default=0.0, description="probability that a part of a training image is erased")
     erasing_mode: Literal["const", "rand", "pixel"] = Field(
-        default="pixel", description="erase to black, to one random colour, or to noise per pixel"
+        default="pixel", description="erase to the mean colour, to one random colour, or to noise per pixel"
     )
     erasing_count: int = Field(default=1, ge=1, description="most parts that are erased in one image")
     repeats: int = Field(

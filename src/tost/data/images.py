@@ -114,11 +114,18 @@ def _pixels(split: Split, rows: Tensor, channels: int) -> Tensor:
     assert split.image_size is not None
     if isinstance(split.source, MemoryImages):
         everything = len(rows) == len(split.source)  # then no second copy is made
-        return split.source.pixels if everything else split.source.pixels[rows]
+        pixels = split.source.pixels if everything else split.source.pixels[rows]
+        return _grey(pixels) if channels < pixels.shape[1] else pixels
     wanted = rows.tolist()
     encoded = [split.source.read(row) for row in wanted]
     names = [split.source.name(row) for row in wanted]
     return decode_images(encoded, names, split.image_size, channels=channels)
+
+
+def _grey(pixels: Tensor) -> Tensor:
+    """Return colour images in grey, with the weights and the rounding of Pillow."""
+    red, green, blue = pixels.to(torch.int32).unbind(1)
+    return ((19595 * red + 38470 * green + 7471 * blue + 0x8000) >> 16).to(torch.uint8).unsqueeze(1)
 
 
 def _hold_out(targets: Tensor, count: int, path: Path) -> tuple[Tensor, Tensor]:

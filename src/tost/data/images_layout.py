@@ -181,7 +181,7 @@ def open_image_folder(options: ImageOptions, path: Path, split: str) -> Split:
             return open_class_folders(path / name)
     raise ConfigError(
         f"{path} has no folder {split!r}, it has: {entries(path)}; data.path must point at the folder that holds "
-        f"<split>/<class>/<image>{_guess(path, split)}."
+        f"<split>/<class>/<image>{_guess(path, split)}"
     )
 
 
@@ -191,8 +191,8 @@ def _guess(path: Path, split: str) -> str:
         if (place / split).is_dir():
             return f"; did you mean {place}?"
     if any(_is_image(entry.name) for entry in path.iterdir()):
-        return "; this one holds images itself"
-    return ", or name the splits with data.options.train_split and validation_split"
+        return "; this one holds images itself."
+    return ", or name the splits with data.options.train_split and validation_split."
 
 
 def open_class_folders(folder: Path) -> Split:

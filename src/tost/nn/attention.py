@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, Literal, Self
+from typing import Literal, Self
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tost import parallel
-from tost.errors import BackendError
 from tost.nn._mixer import check_heads, check_width
 from tost.nn.extensions import Extensions
 from tost.ops import TSSAState, causal_tssa_, causal_tssa_with_state, tssa, tssa_
@@ -116,16 +115,6 @@ class _ProjectedAttention(nn.Module):
         seen = type(self.proj_in) is not nn.Linear or len(self.proj_in._forward_hooks) > 0
         return not (recorded or seen or torch.compiler.is_compiling())
 
-    def _operator_options(self) -> dict[str, Any]:
-        """Return the arguments that our extensions add to a call of the operator."""
-        if self.extensions.count_scaled and parallel.active() is not None:
-            raise BackendError(
-                "count_scaled=True cannot be used while sequences are shared between processes: the shared operators "
-                "do not scale energies by the count yet. Build the model with count_scaled=False, or run it without "
-                "context parallelism."
-            )
-        return {"count_scaled": True} if self.extensions.count_scaled else {}
-
     def _gated(self, y: Tensor, x: Tensor, mask: Tensor | None) -> Tensor:
         """Return y [B, N, H, D] times the gate that each token x [B, N, C] sets, if there is one."""
         if self.proj_gate is None:
@@ -215,12 +204,13 @@ class TSSAttention(_ProjectedAttention):
         temperature = self._temperatures()
         if not self.normalize:
             temperature = temperature / self._scale() ** 2
-        context, options = parallel.active(), self._operator_options()
+        context = parallel.active()
+        form = {"normalize": self.normalize, "count_scaled": self.extensions.count_scaled}
         if context is None:
             run = tssa_ if self._may_overwrite(w) else tssa
-            y = run(w, temperature, mask=mask, normalize=self.normalize, backend=self.backend, **options)
+            y = run(w, temperature, mask=mask, backend=self.backend, **form)
         else:
-            y = parallel.tssa(w, temperature, mask=mask, normalize=self.normalize, context=context)
+            y = parallel.tssa(w, temperature, mask=mask, context=context, **form)
         if self.training and self.gain_drop > 0:
             # y is proportional to D, so dropping entries of D drops whole features of a head.
             kept = F.dropout(y.new_ones(y.shape[0], 1, *y.shape[2:]), self.gain_drop)
@@ -323,14 +313,18 @@ class CausalTSSAttention(_ProjectedAttention):
         bias: Tensor | None = self.position_bias
         if bias is not None and self.position_bias_form == "head":
             bias = bias / self.head_dim
-        options = self._operator_options()
-        if parallel.active() is None:
-            run = causal_tssa_ if self._may_overwrite(w) else causal_tssa_with_state
-            y, after = run(w, self._temperatures(), bias, mask=mask, state=state, backend=self.backend, **options)
-        else:
-            y, after = parallel.causal_tssa_with_state(
-                w, self._temperatures(), bias, mask=mask, state=state, backend=self.backend
-            )
+        run = causal_tssa_ if self._may_overwrite(w) else causal_tssa_with_state
+        if parallel.active() is not None:
+            run = parallel.causal_tssa_with_state
+        y, after = run(
+            w,
+            self._temperatures(),
+            bias,
+            mask=mask,
+            state=state,
+            count_scaled=self.extensions.count_scaled,
+            backend=self.backend,
+        )
         if self.training and self.gain_drop > 0:
             y = F.dropout(y, self.gain_drop)  # y is proportional to D, entry by entry
         count = None if self.form.step_size is None else self._count(x, state, mask)

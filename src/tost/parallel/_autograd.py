@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from tost.ops._numerics import statistics_dtype
 from tost.parallel._channel import Channel, untraced
@@ -34,9 +35,15 @@ def total_of(x: Tensor, everyone: Tensor, channel: Channel) -> Tensor:
     return total
 
 
-def exclusive_sum(x: Tensor, everyone: Tensor, channel: Channel) -> Tensor:
-    """Return the sum of x over the ranks before this one; `everyone` [size, ...] was gathered before."""
-    before: Tensor = _ExclusiveSum.apply(x, everyone, channel, False)  # type: ignore[no-untyped-call]
+def exclusive_sum(x: Tensor, everyone: Tensor, channel: Channel, weights: Tensor | None = None) -> Tensor:
+    """Return the sum of x over the ranks before this one; `everyone` [size, ...] was gathered before.
+
+    With `weights` [size, size, ...] rank r adds ``weights[q, r]`` times what rank q has; they are 0 for q >= r.
+    """
+    if weights is None:
+        before: Tensor = _ExclusiveSum.apply(x, everyone, channel, False)  # type: ignore[no-untyped-call]
+    else:
+        before = _WeightedSum.apply(x, weights, everyone, channel)  # type: ignore[no-untyped-call]
     return before
 
 
@@ -47,9 +54,12 @@ def join_pieces(x: Tensor, channel: Channel, dim: int) -> Tensor:
     return whole
 
 
-def local_squares(w: Tensor, mask: Tensor | None) -> Tensor:
-    """Return the sum of squares of this rank's real tokens, [B, H, D], keeping nothing but w for the derivative."""
-    squares: Tensor = _LocalSquares.apply(w, mask)  # type: ignore[no-untyped-call]
+def local_squares(w: Tensor, mask: Tensor | None, decay: Tensor | None = None) -> Tensor:
+    """Return the sum of squares of this rank's real tokens, [B, H, D], keeping nothing but w for the derivative.
+
+    With a `decay` [H] each square has faded by it for every real token of this rank that comes after.
+    """
+    squares: Tensor = _LocalSquares.apply(w, mask, decay)  # type: ignore[no-untyped-call]
     return squares
 
 
@@ -93,6 +103,23 @@ class _ExclusiveSum(torch.autograd.Function):
         return _ExclusiveSum.apply(grad, None, ctx.channel, not ctx.after), None, None, None  # type: ignore[no-untyped-call]
 
 
+class _WeightedSum(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weights: Tensor, everyone: Tensor, channel: Channel) -> Tensor:
+        ctx.channel = channel
+        ctx.save_for_backward(weights, everyone)
+        return _add(weights[:, channel.rank] * everyone)
+
+    @staticmethod
+    @once_differentiable  # the gradient of the weights would need the derivative of what others have sent
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None, None]:
+        weights, everyone = ctx.saved_tensors
+        (grads,) = ctx.channel.gather(grad)
+        d_weights = torch.zeros_like(weights)
+        d_weights[:, ctx.channel.rank] = (grad * everyone).sum_to_size(weights[:, 0].shape)
+        return _add(weights[ctx.channel.rank] * grads), d_weights, None, None
+
+
 class _JoinPieces(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, channel: Channel, dim: int) -> Tensor:
@@ -111,11 +138,37 @@ class _JoinPieces(torch.autograd.Function):
 
 class _LocalSquares(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, w: Tensor, mask: Tensor | None) -> Tensor:
-        ctx.save_for_backward(w, mask)
-        return accumulate(tokens_of(w, mask, rows).square().sum(dim=1) for rows in chunks(w))
+    def forward(ctx: Any, w: Tensor, mask: Tensor | None, decay: Tensor | None) -> Tensor:
+        ctx.save_for_backward(w, mask, decay)
+        if decay is None:
+            return accumulate(tokens_of(w, mask, rows).square().sum(dim=1) for rows in chunks(w))
+        after = _tokens_after(w, mask)
+        return accumulate(
+            (tokens_of(w, mask, rows).square() * decay.unsqueeze(-1) ** after[:, rows]).sum(dim=1) for rows in chunks(w)
+        )
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        w, mask = ctx.saved_tensors
-        return (tokens_of(w, mask, slice(None)) * (2 * grad).unsqueeze(1)).to(w.dtype), None
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, Tensor | None]:
+        w, mask, decay = ctx.saved_tensors
+        if decay is None:
+            return (tokens_of(w, mask, slice(None)) * (2 * grad).unsqueeze(1)).to(w.dtype), None, None
+        after = _tokens_after(w, mask)
+        faded = decay.unsqueeze(-1) ** after * (2 * grad).unsqueeze(1)
+        slopes = (
+            (
+                tokens_of(w, mask, rows).square()
+                * (after[:, rows] * decay.unsqueeze(-1) ** (after[:, rows] - 1).clamp_min(0))
+            ).sum(dim=1)
+            for rows in chunks(w)
+        )
+        d_decay = (accumulate(slopes) * grad).sum(dim=(0, 2))
+        return (tokens_of(w, mask, slice(None)) * faded).to(w.dtype), None, d_decay
+
+
+def _tokens_after(w: Tensor, mask: Tensor | None) -> Tensor:
+    """Return how many real tokens of w [B, N, H, D] come after each one, int64 [B or 1, N, 1, 1]."""
+    if mask is None:
+        after = torch.arange(w.shape[1] - 1, -1, -1, device=w.device).unsqueeze(0)
+    else:
+        after = mask.sum(dim=1, keepdim=True) - mask.cumsum(dim=1)
+    return after[..., None, None]

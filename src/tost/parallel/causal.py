@@ -7,17 +7,22 @@
 The gradients take the same way back, with sums over the ranks after. Steps 2 and 3 are two runs of the operator: the
 first only for its sums. A run is cheap next to the projections around it, and as gradients flow through its state,
 nothing has to be derived again.
+
+With forgetting, the sums of a rank fade with every token of the ranks between it and where they are added. The number
+of tokens of every rank is known to all, so this costs no exchange.
 """
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from tost import ops
 from tost.ops import TSSAState
-from tost.ops._checks import check_bias, check_mask, check_state, check_temperature, check_tokens
-from tost.ops._numerics import statistics_dtype
+from tost.ops._checks import check_bias, check_decay, check_mask, check_state, check_temperature, check_tokens
+from tost.ops._numerics import num_tokens, statistics_dtype
 from tost.parallel._autograd import exclusive_sum, local_squares, total_of
 from tost.parallel._channel import Channel, untraced
 from tost.parallel.context import ContextParallel, resolve
@@ -31,6 +36,8 @@ def causal_tssa(
     bias: Tensor | None = None,
     *,
     mask: Tensor | None = None,
+    count_scaled: bool = False,
+    decay: Tensor | None = None,
     backend: str = "auto",
     context: ContextParallel | None = None,
 ) -> Tensor:
@@ -41,6 +48,8 @@ def causal_tssa(
         temperature: As in `tost.causal_tssa`, the same on every rank.
         bias: As in `tost.causal_tssa`, for the whole sequence, the same on every rank.
         mask: Real tokens of this rank, bool ``[B, N]``.
+        count_scaled: As in `tost.causal_tssa`; the tokens of the ranks before count.
+        decay: As in `tost.causal_tssa`, the same on every rank.
         backend: As in `tost.causal_tssa`.
         context: The ranks that share the sequence; None for the active context.
 
@@ -52,7 +61,9 @@ def causal_tssa(
         BackendError: As in `tost.causal_tssa`.
         RuntimeError: No context was given and none is active.
     """
-    return causal_tssa_with_state(w, temperature, bias, mask=mask, backend=backend, context=context)[0]
+    return causal_tssa_with_state(
+        w, temperature, bias, mask=mask, count_scaled=count_scaled, decay=decay, backend=backend, context=context
+    )[0]
 
 
 @untraced
@@ -63,6 +74,8 @@ def causal_tssa_with_state(
     *,
     mask: Tensor | None = None,
     state: TSSAState | None = None,
+    count_scaled: bool = False,
+    decay: Tensor | None = None,
     backend: str = "auto",
     context: ContextParallel | None = None,
 ) -> tuple[Tensor, TSSAState]:
@@ -78,6 +91,8 @@ def causal_tssa_with_state(
         bias: As in `causal_tssa`.
         mask: As in `causal_tssa`.
         state: The state before the whole shared sequence, the same on every rank; None at its start.
+        count_scaled: As in `causal_tssa`.
+        decay: As in `causal_tssa`.
         backend: As in `causal_tssa`.
         context: As in `causal_tssa`.
 
@@ -89,40 +104,70 @@ def causal_tssa_with_state(
         BackendError: As in `tost.causal_tssa`.
         RuntimeError: As in `causal_tssa`.
     """
-    _check(w, temperature, bias, mask, state)
+    _check(w, temperature, bias, mask, state, decay)
     channel = resolve(context).channel
-    return _run(w, temperature, bias, mask, _zeros(w) if state is None else state, backend, channel)
-
-
-def _run(
-    w: Tensor,
-    temperature: Tensor,
-    bias: Tensor | None,
-    mask: Tensor | None,
-    state: TSSAState,
-    backend: str,
-    channel: Channel,
-) -> tuple[Tensor, TSSAState]:
-    tokens = torch.full(w.shape[:1], w.shape[1], device=w.device) if mask is None else mask.sum(dim=1)
-    squares = local_squares(w, mask)
-    all_squares, all_tokens = channel.gather(squares, tokens)
-    end = state.position + all_tokens.sum(dim=0)
-    _check_length(bias, end)
+    state = _zeros(w) if state is None else state
+    decay = None if decay is None else decay.to(statistics_dtype(w.dtype))
 
     def run(before: TSSAState) -> tuple[Tensor, TSSAState]:
-        return ops.causal_tssa_with_state(w, temperature, bias, mask=mask, state=before, backend=backend)
+        return ops.causal_tssa_with_state(
+            w, temperature, bias, mask=mask, state=before, count_scaled=count_scaled, decay=decay, backend=backend
+        )
 
+    squares = local_squares(w, mask, decay)
+    all_squares, all_tokens = channel.gather(squares, num_tokens(w, mask))
+    end = state.position + all_tokens.sum(dim=0)
+    _check_length(bias, end)
+    fading = None if decay is None else _fading(decay, all_tokens)
     before = _zeros(w)._replace(
-        squares=state.squares + exclusive_sum(squares, all_squares, channel),
+        squares=_before(state.squares, squares, all_squares, channel, fading),
         position=state.position + all_tokens[: channel.rank].sum(dim=0),
     )
     sums = _joined(run(before)[1])
     (all_sums,) = channel.gather(sums)
-    prior = _joined(state) + exclusive_sum(sums, all_sums, channel)
+    prior = _before(_joined(state), sums, all_sums, channel, fading)
     y, _ = run(before._replace(weighted_squares=prior[..., :-1], mass=prior[..., -1]))
-    total = _joined(state) + total_of(sums, all_sums, channel)
-    total_squares = state.squares + total_of(squares, all_squares, channel)
+    total = _total(_joined(state), sums, all_sums, channel, fading)
+    total_squares = _total(state.squares, squares, all_squares, channel, fading)
     return y, TSSAState(total_squares, total[..., :-1], total[..., -1], end)
+
+
+class _Fading(NamedTuple):
+    """By how much sums have faded when they are added; the last three dimensions are [B, H, 1]."""
+
+    between: Tensor  # [size, size, ...]: those of rank q where rank r begins; 0 unless q comes before r
+    until_rank: Tensor  # [size, ...]: those of the state where rank r begins
+    from_rank: Tensor  # [size, ...]: those of rank q after the whole sequence
+    whole: Tensor  # those of the state after the whole sequence
+
+
+def _fading(decay: Tensor, all_tokens: Tensor) -> _Fading:
+    """Return how sums fade over ranks that hold `all_tokens` [size, B] real tokens."""
+    ends = all_tokens.cumsum(dim=0)
+    begins = ends - all_tokens
+    # Exponents are counts of tokens, and never negative: sums fade, they are not brought back by a division.
+    distance = (begins.unsqueeze(0) - ends.unsqueeze(1)).clamp_min(0)
+    before = torch.ones_like(distance[..., 0], dtype=torch.bool).triu(1)[..., None, None, None]
+
+    def faded(tokens: Tensor) -> Tensor:
+        return (decay ** tokens.unsqueeze(-1)).unsqueeze(-1)
+
+    return _Fading(faded(distance).where(before, 0), faded(begins), faded(ends[-1] - ends), faded(ends[-1]))
+
+
+def _before(start: Tensor, own: Tensor, everyone: Tensor, channel: Channel, fading: _Fading | None) -> Tensor:
+    """Return a sum where this rank begins: of the state and of the ranks before."""
+    if fading is None:
+        return start + exclusive_sum(own, everyone, channel)
+    return start * fading.until_rank[channel.rank] + exclusive_sum(own, everyone, channel, fading.between)
+
+
+def _total(start: Tensor, own: Tensor, everyone: Tensor, channel: Channel, fading: _Fading | None) -> Tensor:
+    """Return a sum after the whole sequence: of the state and of all ranks."""
+    if fading is None:
+        return start + total_of(own, everyone, channel)
+    faded, all_faded = own * fading.from_rank[channel.rank], everyone * fading.from_rank.detach()
+    return start * fading.whole + total_of(faded, all_faded, channel)
 
 
 def _zeros(w: Tensor) -> TSSAState:
@@ -135,11 +180,19 @@ def _joined(state: TSSAState) -> Tensor:
     return torch.cat((state.weighted_squares, state.mass.unsqueeze(-1)), dim=-1)
 
 
-def _check(w: Tensor, temperature: Tensor, bias: Tensor | None, mask: Tensor | None, state: TSSAState | None) -> None:
+def _check(
+    w: Tensor,
+    temperature: Tensor,
+    bias: Tensor | None,
+    mask: Tensor | None,
+    state: TSSAState | None,
+    decay: Tensor | None,
+) -> None:
     check_tokens(w)
     check_temperature(temperature, w)
     check_mask(mask, w)
     check_state(state, w)
+    check_decay(decay, w)
     # The form of the bias; its length is checked when the length of the whole sequence is known.
     check_bias(bias, w[:, :0], None, None)
 

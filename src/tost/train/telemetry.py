@@ -86,10 +86,11 @@ def _measure(
         w = output.reshape(*output.shape[:-1], attention.num_heads, attention.head_dim)
         mask = masks.get("mask")
         temperature = attention.temperature.expand(attention.num_heads)
+        scaled = attention.extensions.count_scaled
         if isinstance(attention, CausalTSSAttention):
-            pi = causal_membership(w, temperature, attention.position_bias, mask=mask)
+            pi = causal_membership(w, temperature, attention.position_bias, mask=mask, count_scaled=scaled)
         else:
-            pi = membership(w, temperature, mask=mask, normalize=attention.normalize)
+            pi = membership(w, temperature, mask=mask, normalize=attention.normalize, count_scaled=scaled)
         found.append(compression_of_tokens(w, pi).mean())
 
     return hook

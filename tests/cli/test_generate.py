@@ -1,0 +1,265 @@
+"""`tost generate`: text in, text out, in a terminal, a pipe or a program; mistakes in one line."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+
+import tost
+from tests.models.tiny import make_tiny, perturb
+from tost.cli import _generate
+from tost.generate import ByteTokenizer
+from tost.recipes import get_task, load_config
+from tost.train.loop import fit
+from tost.train.saved import save_model
+
+SIZES = {"embed_dim": 16, "depth": 1, "num_heads": 2}
+COMMAND = [sys.executable, "-m", "tost.cli", "generate"]
+ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive"}
+
+
+def save(folder, name="tost_lm_base", **options):
+    torch.manual_seed(0)
+    model = perturb(make_tiny(name, **{**SIZES, **options}))
+    save_model(model, folder)
+    return model.eval()
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    """Models of bytes: one without end, one of 64 positions."""
+    root = tmp_path_factory.mktemp("models")
+    save(root / "endless", vocab_size=256, position="none")
+    save(root / "short", vocab_size=256, max_length=64)
+    return root
+
+
+@pytest.fixture(scope="module")
+def endless(folders):
+    return str(folders / "endless")
+
+
+def continuation(folder, prompt, count, **options):
+    """The text by the function instead of the command."""
+    ids = torch.tensor([ByteTokenizer().encode(prompt)])
+    text = tost.generate(tost.load_model(folder), ids, max_new_tokens=count, **options)
+    return ByteTokenizer().decode(text[0, ids.shape[1] :].tolist())
+
+
+def piped(monkeypatch, data):
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(data)))
+
+
+def test_text_on_stdout_and_numbers_on_stderr(run, endless):
+    outcome = run("generate", endless, "--prompt", "def ", "--max-new-tokens", "20", "--seed", "3", "--top-k", "50")
+    generator = torch.Generator().manual_seed(3)
+    assert outcome.out == continuation(endless, "def ", 20, top_k=50, generator=generator) + "\n"
+    assert outcome.code == 0
+    assert outcome.err.startswith("20 tokens in ")
+    assert "tokens/s); prompt of 4 tokens in" in outcome.err
+    assert outcome.err.endswith("kB; seed 3\n")
+
+
+def test_a_run_and_its_checkpoints_will_do(run, tmp_path):
+    sizes = [f"model.{key}={value}" for key, value in SIZES.items()]
+    settings = load_config(
+        "demo/stdlib_bytes",
+        [*sizes, "train.steps=1", "train.batch_size=2", "data.options.length=32", "evaluate.every=0"],
+    )
+    fit(settings, get_task(settings.recipe), tmp_path / "run")
+    shown = set()
+    for source in (tmp_path / "run", tmp_path / "run" / "checkpoints" / "last"):
+        outcome = run("generate", str(source), "--prompt", "x", "--max-new-tokens", "8", "--temperature", "0")
+        assert outcome.code == 0, outcome.err
+        shown.add(outcome.out)
+    assert len(shown) == 1
+
+
+def test_seeds_repeat_a_text_and_a_new_one_is_shown(run, endless):
+    def text(*arguments):
+        return run("generate", endless, "--prompt", "a", "--max-new-tokens", "30", *arguments)
+
+    first, second = text(), text()
+    assert first.out != second.out
+    seed = first.err.rpartition("seed ")[2].strip()
+    assert text("--seed", seed).out == first.out
+
+
+@pytest.mark.parametrize("way", ["file", "pipe", "dash"])
+def test_the_prompt_comes_from_anywhere_with_its_bytes_as_they_are(run, endless, tmp_path, monkeypatch, way):
+    data = "gr\u00fc\u00dfe\n".encode() + b"\xff\xfe"
+    options = {"file": ["--prompt-file", str(tmp_path / "text")], "pipe": [], "dash": ["--prompt", "-"]}[way]
+    (tmp_path / "text").write_bytes(data)
+    piped(monkeypatch, data)
+    outcome = run("generate", endless, *options, "--max-new-tokens", "9", "--temperature", "0", "--json")
+    expected = continuation(endless, data.decode("utf-8", errors="surrogateescape"), 9, temperature=0)
+    assert json.loads(outcome.out)["text"] == expected
+    assert json.loads(outcome.out)["prompt_tokens"] == len(data)
+
+
+def test_json_is_one_line_with_everything(run, endless):
+    outcome = run("generate", endless, "--prompt", "abc", "--max-new-tokens", "5", "--seed", "1", "--json")
+    content = json.loads(outcome.out)
+    assert outcome.out.count("\n") == 1
+    assert outcome.err == ""
+    assert {"text", "ended", "tokens", "seconds", "prompt_tokens", "prompt_seconds", "seed"} == set(content)
+    assert (content["tokens"], content["prompt_tokens"], content["seed"], content["ended"]) == (5, 3, 1, "length")
+
+
+def test_a_stop_text_ends_it_and_is_not_shown(run, endless):
+    options = ["--prompt", "abc", "--max-new-tokens", "40", "--seed", "1", "--json"]
+    whole = json.loads(run("generate", endless, *options).out)["text"]
+    stop = whole[20:22]
+    content = json.loads(run("generate", endless, *options, "--stop", stop, "--stop", "not there").out)
+    assert content["text"] == whole.partition(stop)[0]
+    assert content["ended"] == "stop"
+    assert content["tokens"] < 40
+
+
+def test_a_text_is_put_aside_and_goes_on(run, endless, tmp_path):
+    file = str(tmp_path / "text.safetensors")
+    options = ["--temperature", "0.9", "--repetition-penalty", "1.2", "--json"]
+
+    def text(*arguments):
+        outcome = run("generate", endless, *options, *arguments)
+        assert outcome.code == 0, outcome.err
+        return json.loads(outcome.out)["text"]
+
+    # Letters of one byte, so that no cut falls into a character.
+    whole = text("--prompt", "once", "--max-new-tokens", "30", "--seed", "5").encode("utf-8", errors="replace")
+    first = text("--prompt", "once", "--max-new-tokens", "12", "--seed", "5", "--save-state", file)
+    second = text("--state", file, "--max-new-tokens", "18")
+    assert (first + second).replace("\ufffd", "") == whole.decode().replace("\ufffd", "")
+    assert text("--state", file, "--prompt", "!", "--max-new-tokens", "18") != second
+
+
+def test_default_length_ends_where_positions_end(run, folders):
+    outcome = run("generate", str(folders / "short"), "--prompt", "abcd", "--seed", "0")
+    assert outcome.code == 0
+    assert outcome.err.startswith("61 tokens in ")
+    assert outcome.err.endswith("no positions are left\n")
+
+
+def test_bfloat16_is_another_arithmetic(run, endless):
+    outcome = run("generate", endless, "--prompt", "ab", "--max-new-tokens", "5", "--dtype", "bfloat16", "--seed", "0")
+    assert outcome.code == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "hint"),
+    [
+        (["--prompt", ""], "the prompt is empty"),
+        (["--prompt", "a", "--prompt-file", "b"], "both given; keep one"),
+        (["--prompt-file", "missing.txt"], "cannot read the prompt from missing.txt: No such file"),
+        (["--prompt", "a", "--top-k", "0", "--top-p", "2"], "top_k=0"),
+        (["--prompt", "a", "--temperature", "nan"], "temperature=nan"),
+        (["--prompt", "a", "--stop", ""], "--stop is empty"),
+        (["--prompt", "a", "--max-new-tokens", "-1"], "not in the range"),
+        (["--prompt", "a", "--state", "missing"], "there is no file missing"),
+        (["--prompt", "a", "--save-state", "nowhere/file"], "--save-state nowhere/file cannot be written"),
+        (["--prompt", "a", "--ema"], "moving average"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_mistakes_exit_2_and_say_what_to_do(run, endless, arguments, hint):
+    outcome = run("generate", endless, *arguments)
+    assert outcome.code == 2
+    assert hint in outcome.err
+    assert "Traceback" not in outcome.err
+    assert outcome.out == ""
+
+
+def test_more_than_the_positions_is_refused_before_any_work(run, folders):
+    outcome = run("generate", str(folders / "short"), "--prompt", "abcd", "--max-new-tokens", "62")
+    assert outcome.code == 2
+    assert "max_length=64. Generate at most 61 more tokens" in outcome.err
+    assert outcome.out == ""
+
+
+def test_folders_without_a_language_model_of_bytes_are_refused(run, tmp_path, endless):
+    save(tmp_path / "classifier", "lra_listops", vocab_size=16)
+    save(tmp_path / "words", vocab_size=300)
+    for folder, hint in {
+        "missing": "there is no ",
+        ".": "holds no checkpoint",
+        "classifier": "SequenceClassifier cannot generate",
+        "words": "has 300 ids, but the command line knows only bytes (256)",
+    }.items():
+        outcome = run("generate", str(tmp_path / folder), "--prompt", "a")
+        assert outcome.code == 2, folder
+        assert hint in outcome.err
+        assert "Traceback" not in outcome.err
+
+
+def test_state_of_another_model_is_refused(run, folders, endless, tmp_path):
+    file = str(tmp_path / "text")
+    assert run("generate", endless, "--prompt", "a", "--max-new-tokens", "3", "--save-state", file).code == 0
+    outcome = run("generate", str(folders / "short"), "--state", file)
+    assert outcome.code == 2
+    assert "belongs to another model: max_length 24 instead of 64, position none instead of learned" in outcome.err
+
+
+def test_a_terminal_without_a_prompt_is_told_what_to_do(run, endless, monkeypatch):
+    monkeypatch.setattr(sys, "stdin", type("Terminal", (), {"isatty": lambda self: True})())
+    outcome = run("generate", endless)
+    assert outcome.code == 2
+    assert "give --prompt TEXT, --prompt-file FILE, or text on stdin" in outcome.err
+
+
+def test_an_interrupt_keeps_what_is_there(run, endless, tmp_path, monkeypatch):
+    original = _generate._write
+    shown = []
+
+    def interrupted(text):
+        original(text)
+        shown.append(text)
+        if sum(map(len, shown)) > 10:
+            monkeypatch.setattr(_generate, "_write", original)
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(_generate, "_write", interrupted)
+    file = tmp_path / "text"
+    outcome = run("generate", endless, "--prompt", "ab", "--seed", "0", "--save-state", str(file))
+    assert outcome.code == 130
+    assert outcome.out.startswith("".join(shown))
+    assert "interrupted" in outcome.err
+    assert "Traceback" not in outcome.err
+    assert run("generate", endless, "--state", str(file), "--max-new-tokens", "5").code == 0
+
+
+def test_control_characters_cannot_reach_a_terminal(capsys, monkeypatch):
+    _generate._write("\x1b[31m\n")
+    assert capsys.readouterr().out == "\x1b[31m\n"
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    _generate._write("\x1b[31m\ta\x7f\n")
+    assert capsys.readouterr().out == "\u241b[31m\ta\u2421\n"
+
+
+def test_a_broken_pipe_is_quiet(endless):
+    command = [*COMMAND, endless, "--prompt", "a", "--max-new-tokens", "100000", "--seed", "0"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=ENVIRONMENT) as process:
+        assert process.stdout.read(1)
+        process.stdout.close()
+        assert process.stderr.read() == b""
+        assert process.wait(timeout=60) == 0
+
+
+def test_ctrl_c_ends_a_text_that_arrives_as_it_is_made(endless):
+    command = [*COMMAND, endless, "--prompt", "a", "--max-new-tokens", "1000000", "--seed", "0"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=ENVIRONMENT) as process:
+        shown = process.stdout.read(1)  # it does not wait for the end
+        time.sleep(0.2)
+        process.send_signal(signal.SIGINT)
+        rest, errors = process.communicate(timeout=60)
+    assert process.returncode == 130
+    (shown + rest).decode("utf-8")  # valid, to the last byte
+    assert errors.decode().rstrip().endswith("interrupted")
+    assert b"Traceback" not in errors
