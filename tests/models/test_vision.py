@@ -212,6 +212,48 @@ def test_stem_is_the_one_of_timm(patch):
     torch.testing.assert_close(tokens, expected, rtol=1e-5, atol=1e-5)
 
 
+def pass_through(stem, images):
+    """Gradients and state after a step, and the bytes that were kept for the backward pass."""
+    kept = {}
+
+    def keep(tensor):
+        kept[tensor.data_ptr()] = tensor
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        tokens = stem(images)[0]
+    tokens.square().sum().backward()
+    results = [tokens.detach(), *(p.grad for p in stem.parameters()), *stem.buffers()]
+    return results, sum(tensor.numel() * tensor.element_size() for tensor in kept.values())
+
+
+@pytest.mark.parametrize("patch", [2, 4, 16])
+@pytest.mark.parametrize("momentum", [0.1, None])
+def test_stem_recomputes_instead_of_keeping(patch, momentum, monkeypatch):
+    torch.manual_seed(0)
+    lean = ConvStem(patch, 3, 32).train()
+    for norm in lean.modules():
+        if isinstance(norm, nn.BatchNorm2d):
+            norm.momentum = momentum
+    plain = copy.deepcopy(lean)
+    monkeypatch.setattr(plain, "_may_recompute", lambda: False)
+    images = torch.randn(2, 3, 64, 64)
+    for _ in range(2):  # running statistics of two steps
+        (found, kept), (expected, all_kept) = pass_through(lean, images), pass_through(plain, images)
+        assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+    assert kept == all_kept if patch == 2 else kept < 0.6 * all_kept
+    assert all(norm.momentum == momentum for norm in lean.modules() if isinstance(norm, nn.BatchNorm2d))
+
+
+def test_stem_leaves_other_norms_alone():
+    stem = ConvStem(16, 3, 32).train()
+    assert stem._may_recompute()
+    assert not ConvStem(16, 3, 32).eval()._may_recompute()
+    with torch.no_grad():
+        assert not stem._may_recompute()
+    assert not nn.SyncBatchNorm.convert_sync_batchnorm(stem)._may_recompute()
+
+
 class Known(nn.Module):
     """A dropout whose decision is known."""
 

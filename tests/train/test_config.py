@@ -23,13 +23,6 @@ data: {name: digits}
 train: {steps: 100, batch_size: 12}
 optim: {lr: 1e-3}
 """
-IMAGES = """\
-recipe: image_classification
-model: {name: tost_mini, depth: 1}
-data: {name: cifar10, path: somewhere}
-train: {steps: 100, batch_size: 12}
-optim: {lr: 1e-3}
-"""
 LANGUAGE = """\
 recipe: language_modeling
 model:
@@ -296,60 +289,6 @@ def test_vocabulary_and_length_of_a_language_model(problems, load):
         "make it at least that, or let the data be shorter, or leave it out to have it follow the data",
     ]
     assert load("model.max_length=31", "model.position=none", text=LANGUAGE).model.options["max_length"] == 31
-
-
-IMAGE_RULES_BROKEN = {
-    "probability without mixing": (
-        ["regularise.mix_prob=0.5"],
-        "regularise.mix_prob (command line): 0.5 has no effect without regularise.mixup or regularise.cutmix",
-    ),
-    "switching without both": (
-        ["regularise.mixup=1", "regularise.switch_prob=0.3"],
-        "regularise.switch_prob (command line): 0.3 has no effect unless regularise.mixup and regularise.cutmix",
-    ),
-    "odd": (
-        ["regularise.cutmix=1", "train.accumulate=4"],
-        "train.batch_size (line 4): 12 in 4 micro-batches is an odd number of images each",
-    ),
-    "channels": (
-        ["model.in_chans=1"],
-        "model.in_chans (command line): 1 does not fit the data: cifar10 has images of 3 channels; set it to 3",
-    ),
-    "size": (
-        ["model.name=vit_mini", "model.image_size=64"],
-        "model.image_size (command line): 64 does not fit the data: cifar10 has images of 32 x 32 pixels",
-    ),
-    "classes": (
-        ["model.num_classes=0"],
-        "model.num_classes (command line): 0 does not fit the data: cifar10 has 10 classes",
-    ),
-    "unknown classes": (
-        ["data.name=image_folder"],
-        "data.options (line 3): data.options.num_classes is missing",
-    ),
-    "probability": (
-        ["regularise.mix_prob=1.5"],
-        "regularise.mix_prob (command line): 1.5 given; needs a number >= 0 and <= 1",
-    ),
-    "typo": (
-        ["regularise.mixpu=1"],
-        "regularise.mixpu (command line): unknown key; did you mean regularise.mixup?",
-    ),
-}
-
-
-@pytest.mark.parametrize(("overrides", "message"), IMAGE_RULES_BROKEN.values(), ids=IMAGE_RULES_BROKEN.keys())
-def test_impossible_combinations_for_images(problems, overrides, message):
-    lines = problems(*overrides, text=IMAGES)
-    assert [line for line in lines if line.startswith(message)] == lines
-
-
-def test_image_options_follow_the_data(load):
-    options = load("data.name=fashion_mnist", "model.name=vit_mini", text=IMAGES).model.options
-    assert (options["in_chans"], options["num_classes"], options["image_size"]) == (1, 10, 28)
-    wide = load("data.options.image_size=[32, 64]", "model.name=vit_mini", text=IMAGES)
-    assert wide.model.options["image_size"] == [32, 64]
-    assert RunConfig.model_validate(wide.model_dump()) == wide
 
 
 POSSIBLE = [

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -96,10 +98,11 @@ def test_first_weights_come_from_another_run(tmp_path, run):
 
 def test_resuming_does_not_start_again(tmp_path, run):
     run(tmp_path / "first")
-    options = (f"train.init_from={tmp_path / 'first'}", *MIXED)
+    options = (f"train.init_from={tmp_path / 'first'}", "train.new_head=true", *MIXED)
     run(tmp_path / "whole", *options)
     run(tmp_path / "cut", *options, stop_after=5)
     started = (tmp_path / "cut" / "start.json").read_bytes()
+    assert json.loads(started)["fresh"] == ["head.weight", "head.bias"]
     (tmp_path / "first").rename(tmp_path / "gone")  # it is not even looked at
     _, recorder = run(tmp_path / "cut", *options, resume=last(tmp_path / "cut"))
     assert not any("started from" in line for line in recorder.messages)
@@ -148,6 +151,21 @@ def test_two_processes_take_the_steps_of_one(tmp_path, data, strategy):
     tensors = [load_tensors(last(tmp_path / name) / "model.safetensors") for name in "12"]
     for name, tensor in tensors[0].items():
         assert torch.allclose(tensor.double(), tensors[1][name].double(), atol=1e-4), name
+
+
+@pytest.mark.slow
+def test_two_processes_measure_what_one_measures(tmp_path, run):
+    run(tmp_path / "run", "train.steps=2")
+    found = []
+    for count in (1, 2):
+        launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={count}"]
+        line = [*launcher, "-m", "tost.cli", "eval", str(tmp_path / "run"), "evaluate.batch_size=7", "--json"]
+        done = subprocess.run(line, capture_output=True, text=True, timeout=240, check=False)
+        assert done.returncode == 0, done.stderr[-3000:]
+        found.append(json.loads(done.stdout.splitlines()[-1]))
+    assert found[1].pop("loss") == pytest.approx(found[0].pop("loss"), rel=1e-6)
+    assert found[1] == found[0]
+    assert found[0]["samples"] == 30
 
 
 def test_a_real_loader_feeds_the_task(data):

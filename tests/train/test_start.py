@@ -86,10 +86,19 @@ def test_a_model_without_a_head_starts_from_one_with_a_head(saved):
     assert torch.equal(model.norm.weight, source.norm.weight)
 
 
+def test_a_new_head_is_new_whatever_the_source_has(saved):
+    path, source = saved()
+    model = image_model()
+    before = model.head.weight.clone()
+    assert load_start(model, str(path), never, head="new").fresh == ("head.weight", "head.bias")
+    assert torch.equal(model.head.weight, before)
+    assert torch.equal(model.norm.weight, source.norm.weight)
+
+
 def test_where_the_head_must_fit_it_is_refused(saved):
     path, _ = saved(num_classes=7)
     with pytest.raises(CheckpointError, match=r"head\.weight: \(7, 16\) there, \(4, 16\) here"):
-        load_start(image_model(), str(path), never, new_head=False)
+        load_start(image_model(), str(path), never, head="same")
 
 
 @pytest.mark.parametrize(
@@ -120,7 +129,7 @@ def test_a_tensor_that_is_missing_is_named(saved):
     tensors = source.state_dict()
     del tensors["cls_token"]
     with pytest.raises(CheckpointError, match=r"cls_token: missing there, \(1, 1, 16\) here"):
-        load_weights(image_model(), tensors, "x", new_head=True)
+        load_weights(image_model(), tensors, "x", head="fit")
 
 
 @pytest.mark.parametrize("name", ["weights.pth", "checkpoint.pt", "net.t7"])
@@ -149,5 +158,5 @@ def test_places_without_weights_are_named(tmp_path):
 def test_heads_with_a_hidden_layer_keep_what_does_not_depend_on_the_classes():
     options = {"embed_dim": 16, "depth": 1, "num_heads": 2, "max_length": 8}
     source, model = (tost.create_model("lra_image", **options, num_classes=count) for count in (3, 5))
-    assert load_weights(model, source.state_dict(), "x", new_head=True) == ("head.2.weight",)
+    assert load_weights(model, source.state_dict(), "x", head="fit") == ("head.2.weight",)
     assert torch.equal(model.head[0].weight, source.head[0].weight)

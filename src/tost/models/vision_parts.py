@@ -5,10 +5,14 @@ Shapes: images [B, channels, height, width], tokens [B, N, C] (batch, tokens, wi
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 import tost._torchvision  # noqa: F401  timm imports torchvision, which a CPU build of torch has to be prepared for
 
@@ -24,6 +28,9 @@ class ConvStem(nn.Module):
     There is one convolution per factor of two in the patch size; the width doubles from one to the next. With patches
     of 8 and 16 pixels this is timm's ``ConvPatchEmbed``, with the same names of parameters; 2 and 4 continue it to
     small images. Any image size will do: the grid of tokens is that of the image divided by the patch size, rounded up.
+
+    In training, norms and GELUs are computed again in the backward pass. They are cheap, and their outputs would be the
+    largest tensors of the whole model: a fifth of all that is kept, for images of any size.
 
     Args:
         patch_size: 2, 4, 8 or 16.
@@ -51,8 +58,44 @@ class ConvStem(nn.Module):
             Tokens ``[B, N, C]``, row by row, and their grid (rows, columns).
         """
         # With channels last in memory the result already is a matrix of tokens; otherwise it would be transposed here.
-        x: Tensor = self.proj(images.contiguous(memory_format=torch.channels_last))
+        x = images.contiguous(memory_format=torch.channels_last)
+        x = self._forget_and_recompute(x) if self._may_recompute() else self.proj(x)
         return x.flatten(2).transpose(1, 2), (x.shape[2], x.shape[3])
+
+    def _may_recompute(self) -> bool:
+        # Norms over several processes would exchange their sums again; a compiler decides by itself what to keep.
+        plain = all(type(layer[1]) is nn.BatchNorm2d for layer in self._convolutions())
+        return self.training and torch.is_grad_enabled() and plain and not torch.compiler.is_compiling()
+
+    def _convolutions(self) -> list[nn.Sequential]:
+        return [layer for layer in self.proj if isinstance(layer, nn.Sequential)]
+
+    def _forget_and_recompute(self, x: Tensor) -> Tensor:
+        """Do what `proj` does, keeping only what the convolutions return."""
+        layers = self._convolutions()
+        x = layers[0][0](x)
+        for (_, norm), (conv, _) in pairwise(layers):
+            steps = nn.Sequential(norm, self.proj[1], conv)
+            quiet = partial(_first_time_only, norm)
+            x = checkpoint(steps, x, use_reentrant=False, preserve_rng_state=False, context_fn=quiet)
+        result: Tensor = layers[-1][1](x)
+        return result
+
+
+def _first_time_only(norm: nn.Module) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
+    """Return what surrounds the first pass and the second: a batch is to enter the running statistics once."""
+    assert isinstance(norm, nn.BatchNorm2d)
+    return nullcontext(), _not_counting(norm)
+
+
+@contextmanager
+def _not_counting(norm: nn.BatchNorm2d) -> Iterator[None]:
+    momentum, count = norm.momentum, norm.num_batches_tracked
+    norm.momentum, norm.num_batches_tracked = 0.0, None
+    try:
+        yield
+    finally:
+        norm.momentum, norm.num_batches_tracked = momentum, count
 
 
 class ClassBlock(ClassAttentionBlock):

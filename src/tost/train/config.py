@@ -111,6 +111,9 @@ class TrainConfig(_Section):
         min_length=1,
         description="weights to start from: a run, a checkpoint, a converted model, a .safetensors file; null: random",
     )
+    new_head: bool = Field(
+        default=False, description="start with a random head even if init_from has one of as many classes"
+    )
     ema_decay: _Fraction | None = Field(
         default=None,
         description="share of itself that an average of the weights keeps per step; null: no average",

@@ -171,7 +171,7 @@ def evaluate_start(config: RunConfig, task: Task) -> Evaluation:
     source = config.train.init_from
     if source is None:
         raise ConfigError("a configuration has no weights to measure; add train.init_from=PATH, or name a run.")
-    return _evaluate(config, task, lambda model: load_start(model, source, lambda line: None, new_head=False))
+    return _evaluate(config, task, lambda model: load_start(model, source, lambda line: None, head="same"))
 
 
 def _evaluate(config: RunConfig, task: Task, load: Callable[[nn.Module], object]) -> Evaluation:

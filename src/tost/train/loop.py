@@ -32,7 +32,7 @@ from tost.train.optim import build_optimizer
 from tost.train.runfolder import RunFolder, describe_environment
 from tost.train.schedule import learning_rate
 from tost.train.snapshot import Parts, Snapshot, restore, save
-from tost.train.start import Start, load_start
+from tost.train.start import Head, Start, load_start
 from tost.train.stopping import StopRequest
 from tost.train.task import Batch, Task
 
@@ -52,6 +52,17 @@ class Reporter(Protocol):
         """The validation set was measured."""
 
 
+class _Silence:
+    def message(self, text: str) -> None:
+        pass
+
+    def step(self, record: StepRecord) -> None:
+        pass
+
+    def evaluation(self, step: int, metrics: Mapping[str, float]) -> None:
+        pass
+
+
 @dataclass(frozen=True)
 class RunResult:
     """How a run ended: ``"finished"`` or ``"interrupted"``, after how many steps, with which validation metrics."""
@@ -61,7 +72,9 @@ class RunResult:
     metrics: Mapping[str, float]
 
 
-def fit(config: RunConfig, task: Task, out: Path, *, resume: Path | None, reporter: Reporter) -> RunResult:
+def fit(
+    config: RunConfig, task: Task, out: Path, *, resume: Path | None = None, reporter: Reporter | None = None
+) -> RunResult:
     """Run a recipe until its last step or until it is asked to stop.
 
     Args:
@@ -69,7 +82,7 @@ def fit(config: RunConfig, task: Task, out: Path, *, resume: Path | None, report
         task: How to build the model and what a batch costs.
         out: The run folder.
         resume: Checkpoint folder to go on from; None to start anew.
-        reporter: Where to tell what happens. Only the first process speaks.
+        reporter: Where to tell what happens; None: nowhere but in the run folder. Only the first process speaks.
 
     Returns:
         How the run ended.
@@ -80,7 +93,7 @@ def fit(config: RunConfig, task: Task, out: Path, *, resume: Path | None, report
     """
     with ExitStack() as stack:
         processes = stack.enter_context(Processes.join(config, out))
-        run = _Run(config, task, out, processes, reporter, resume=resume)
+        run = _Run(config, task, out, processes, reporter or _Silence(), resume=resume)
         run.start()
         stop = stack.enter_context(StopRequest())
         return run.until_done(stop)
@@ -156,8 +169,10 @@ class _Run:
             self._say(f"resumed from {resume.name} at step {self.step}")
 
     def _first_weights(self) -> Start:
-        assert self.config.train.init_from is not None
-        return load_start(self.model, self.config.train.init_from, self.reporter.message)
+        config = self.config.train
+        assert config.init_from is not None
+        head: Head = "new" if config.new_head else "fit"
+        return load_start(self.model, config.init_from, self.reporter.message, head=head)
 
     def until_done(self, stop: StopRequest) -> RunResult:
         """Evaluate? Save? Stop? Then step and log, until the last step is done."""

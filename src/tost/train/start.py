@@ -6,16 +6,20 @@ import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from torch import Tensor, nn
 
 from tost.errors import CheckpointError
 from tost.train.checkpoint import load_tensors, resolve_checkpoint
 
-__all__ = ["Start", "load_start", "load_weights"]
+__all__ = ["Head", "Start", "load_start", "load_weights"]
 
 HEAD = "head."
 """Where the tensors of a model's last layer are; the only ones that another number of classes changes."""
+
+Head = Literal["same", "fit", "new"]
+"""The head that a model gets: that of the source; a new one if the source has other classes; a new one."""
 
 WEIGHTS = "model.safetensors"
 PICKLES = (".pth", ".pt", ".t7", ".bin", ".ckpt", ".pkl")
@@ -30,7 +34,7 @@ class Start:
         path: The file.
         sha256: Its content, in hexadecimal.
         loaded: Number of tensors that were taken over.
-        fresh: Tensors that kept their random values: the head, where the number of classes differs.
+        fresh: Tensors that kept their random values: those of the head, if it is new.
     """
 
     path: str
@@ -43,30 +47,30 @@ class Start:
         return f"started from {self.path}: {self.loaded} tensors{fresh}"
 
 
-def load_start(model: nn.Module, source: str, report: Callable[[str], None], *, new_head: bool = True) -> Start:
+def load_start(model: nn.Module, source: str, report: Callable[[str], None], *, head: Head = "fit") -> Start:
     """Fill a model with weights for a run to start from.
 
-    Everything must fit, except for a head of another number of classes, which may keep its random values.
+    Everything must fit; a head that is new keeps its random values.
 
     Args:
         model: The model, whole and on the CPU.
         source: A run folder (its newest checkpoint), a checkpoint folder, the folder of a converted model, or a
             ``.safetensors`` file.
         report: Gets one line for each damaged checkpoint that is passed over.
-        new_head: Whether a head may differ.
+        head: Which head the model shall have; see `Head`.
 
     Raises:
         CheckpointError: There are no weights, or they belong to another model; the message lists what differs.
     """
     path = _find(Path(source), report)
-    fresh = load_weights(model, load_tensors(path), source, new_head=new_head)
+    fresh = load_weights(model, load_tensors(path), source, head=head)
     with path.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
     return Start(str(path), digest, len(model.state_dict()) - len(fresh), fresh)
 
 
 def load_weights(
-    model: nn.Module, tensors: Mapping[str, Tensor], source: str, *, new_head: bool = False
+    model: nn.Module, tensors: Mapping[str, Tensor], source: str, *, head: Head = "same"
 ) -> tuple[str, ...]:
     """Copy tensors into a model, all or none.
 
@@ -74,7 +78,7 @@ def load_weights(
         model: The model.
         tensors: By name.
         source: What to call them in messages.
-        new_head: Whether the head may keep its values where it is missing or of another number of classes.
+        head: Which head the model shall have; see `Head`.
 
     Returns:
         The names of the tensors that kept their values.
@@ -84,9 +88,9 @@ def load_weights(
     """
     here = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
     there = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
-    fresh = tuple(name for name in here if new_head and _other_classes(name, here[name], there.get(name)))
+    fresh = tuple(name for name in here if _stays(name, here[name], there.get(name), head))
     # A source without a head may belong to a model that has one, and the other way round.
-    spared = {*fresh, *(name for name in there if new_head and name.startswith(HEAD) and name not in here)}
+    spared = {*fresh, *(name for name in there if head != "same" and name.startswith(HEAD) and name not in here)}
     wrong = [name for name in {**here, **there} if here.get(name) != there.get(name) and name not in spared]
     if wrong:
         raise CheckpointError(_refusal(source, wrong, here, there))
@@ -117,9 +121,11 @@ def _find(path: Path, report: Callable[[str], None]) -> Path:
     )
 
 
-def _other_classes(name: str, here: tuple[int, ...], there: tuple[int, ...] | None) -> bool:
-    """Tell whether a tensor belongs to a head that differs in nothing but the number of classes, its first axis."""
-    return name.startswith(HEAD) and here != there and (there is None or here[1:] == there[1:])
+def _stays(name: str, here: tuple[int, ...], there: tuple[int, ...] | None, head: Head) -> bool:
+    """Tell whether a tensor keeps its values: in a head that is new, or of other classes, which are its first axis."""
+    if head == "same" or not name.startswith(HEAD):
+        return False
+    return head == "new" or there is None or (here != there and here[1:] == there[1:])
 
 
 def _refusal(
