@@ -216,6 +216,17 @@ def test_images_that_are_held_out_are_not_trained_on(tmp_path):
     assert files.recognise(everything(again.validation)["inputs"]) == held
 
 
+def test_data_without_splits(tmp_path):
+    files.write_folder(tmp_path, splits=("only",))
+    for at in range(2):
+        files.write_parquet(tmp_path / "tables" / f"part{at}.parquet", [0, 1, 2, 1])
+    for name, place, split, count in (("image_folder", "only", ".", 9), ("image_parquet", "tables", "*", 8)):
+        options = {"num_classes": 3, "hold_out": 3, "train_split": split, "image_size": 8}
+        bundle = build_data(DataOptions(name=name, path=str(tmp_path / place), options=options), 0)
+        assert (len(bundle.train), len(bundle.validation)) == (count - 3, 3)
+        assert set(everything(bundle.validation)["targets"].tolist()) == {0, 1, 2}
+
+
 def test_grey_images_can_have_three_channels_and_colour_images_one(tmp_path):
     one = everything(build("fashion_mnist", tmp_path / "a", **files.PLAIN).validation)["inputs"]
     three = everything(build("fashion_mnist", tmp_path / "a", channels=3, **files.PLAIN).validation)["inputs"]

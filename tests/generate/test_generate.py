@@ -159,6 +159,17 @@ def test_rows_end_at_their_stop_tokens():
         assert set(padded[index, 3 + length :].tolist()) == {done.continuation.last[index].item()}
 
 
+def test_a_row_draws_the_same_numbers_whenever_the_others_end():
+    rows = prompts(4, 4, 4, 4, seed=3)
+    free = generate_with_state(MODEL, rows, max_new_tokens=25, generator=seeded(1)).tokens
+    stopped = generate_with_state(
+        MODEL, rows, max_new_tokens=25, sampling=Sampling(stop_tokens=[2, 5]), generator=seeded(1)
+    )
+    assert len(set(stopped.lengths.tolist())) > 2
+    for index, length in enumerate(stopped.lengths.tolist()):
+        assert torch.equal(stopped.tokens[index, :length], free[index, :length])
+
+
 def test_rows_that_ended_at_different_times_go_on_together():
     rows = prompts(4, 9, 2, seed=3)
     stopping = Sampling(stop_tokens=[2, 5], temperature=0.8)

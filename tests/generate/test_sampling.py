@@ -114,6 +114,12 @@ def test_noise_reaches_the_tail_and_no_further():
     assert choose(logits, NEW.expand(1_000_000, 2), Sampling(), draw_noise(1_000_000, 2, None)).sum() <= 2
 
 
+@pytest.mark.parametrize("number", [0.0, 1 - 2**-24])
+def test_the_ends_of_the_lattice_are_ordinary_numbers(monkeypatch, number):
+    monkeypatch.setattr(torch, "rand", lambda *size, **kwargs: torch.full(size, number))
+    assert bool(draw_noise(2, 3, None).isfinite().all())
+
+
 @given(LOGITS)
 def test_greedy_is_the_first_of_the_likeliest(values):
     token = choose(row(values), NEW.expand(1, len(values)), Sampling(temperature=0), None)

@@ -49,6 +49,8 @@ MISTAKES = {
     "arms.A": ("  A: {}", "small letters"),
     "arms.a": ("  a:", "null given; needs keys"),
     "source": ("  a: {reference: 1.5}", "say where the values come from"),
+    "arms.a.seeds": ("  a: {seeds: [0, 3]}\nseeds: [0, 1]", "[3] given; an arm takes some of the plan's seeds, [0, 1]"),
+    "arms.b.seeds": ("  a: {seeds: [1]}\n  b: {after: a}\nseeds: [0, 1]", "[0] given, but a, which it starts from"),
     "seeds": ("  a: {}\nseeds: [1, 1]", "every seed once"),
     "seeds.0": ("  a: {}\nseeds: [-1]", ">= 0"),
     "mode": ("  a: {}\nmode: most", "needs one of min, max"),
@@ -92,7 +94,8 @@ def test_every_run_of_a_built_in_plan_is_valid(name, tmp_path):
         for seed in plan.seeds:
             (tmp_path / arm / f"seed{seed}" / "checkpoints" / "best").mkdir(parents=True)
     runs = expand(plan, ["data.path=somewhere"], tmp_path / "out", name=name, start=tmp_path)
-    assert len(runs) == len(plan.arms) * len(plan.seeds)
+    assert [run.seed for run in runs] == sorted(run.seed for run in runs)
+    assert all([run.seed for run in runs if run.arm == arm] == plan.seeds_of(arm) for arm in plan.arms)
     assert len(plan.seeds) >= 2, "one seed says nothing about the spread"
     assert {run.settings.checkpoint.best_metric for run in runs} == {plan.metric}
     assert {run.settings.checkpoint.best_mode for run in runs} == {plan.mode}

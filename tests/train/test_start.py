@@ -132,6 +132,13 @@ def test_a_tensor_that_is_missing_is_named(saved):
         load_weights(image_model(), tensors, "x", head="fit")
 
 
+def test_a_head_of_another_width_is_not_a_matter_of_classes(saved):
+    _, source = saved()
+    tensors = {**source.state_dict(), "head.weight": torch.zeros(7, 8)}
+    with pytest.raises(CheckpointError, match=r"head\.weight: \(7, 8\) there, \(4, 16\) here"):
+        load_weights(image_model(), tensors, "x", head="fit")
+
+
 @pytest.mark.parametrize("name", ["weights.pth", "checkpoint.pt", "net.t7"])
 def test_pickles_are_refused_unread(tmp_path, name):
     (tmp_path / name).write_bytes(b"whatever")

@@ -1,4 +1,4 @@
-"""Data that needs no download, and loaders that remember their position.
+"""Data sets, embedded or read from disk, and loaders that remember their position.
 
 Importing this package loads no torch: the names below are loaded on first use.
 """

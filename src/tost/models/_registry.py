@@ -50,14 +50,24 @@ OPTIONS: dict[str, type[ModelOptions]] = {
 BUILDERS = {"vision": "vision:VisionToST", "crate": "crate:CRATE", "vit": "baselines_vit:ViT"}
 
 
-def _language(size: str, embed_dim: int, depth: int, num_heads: int, parameters: str) -> ModelSpec:
-    return ModelSpec(
-        name=f"tost_lm_{size}",
-        family="language",
-        defaults={"embed_dim": embed_dim, "depth": depth, "num_heads": num_heads},
-        description=f"causal language model, {parameters} parameters",
-        build="language:LanguageToST",
-    )
+# What each kind of language model adds to the authors'. The last is ours, for quality at the same linear cost.
+_LANGUAGE: dict[str, tuple[str, dict[str, Any]]] = {
+    "tost_lm_{}": ("causal language model", {}),
+    "gpt2_{}": ("GPT-2: softmax attention in the same blocks", {"mixer": "softmax", "layer_scale": None}),
+    "tost_lm_{}_plus": (
+        "tost_lm with our options: convolution, gate, forgetting",
+        {"local": 4, "gate": True, "count_scaled": True, "forget": True},
+    ),
+}
+
+
+def _language(size: str, embed_dim: int, depth: int, num_heads: int, *parameters: str) -> list[ModelSpec]:
+    """Describe the language models of one size; `parameters` are their counts, in the order of the kinds."""
+    sizes = {"embed_dim": embed_dim, "depth": depth, "num_heads": num_heads}
+    return [
+        ModelSpec(name.format(size), "language", sizes | more, f"{what}, {count} parameters", "language:LanguageToST")
+        for (name, (what, more)), count in zip(_LANGUAGE.items(), parameters, strict=True)
+    ]
 
 
 def _classifier(name: str, description: str, defaults: Mapping[str, Any]) -> ModelSpec:
@@ -106,9 +116,9 @@ _IMAGE_SPECS = (
 
 _SPECS = (
     *_IMAGE_SPECS,
-    _language("base", 768, 12, 12, "110M"),
-    _language("medium", 1024, 24, 16, "304M"),
-    _language("large", 1280, 36, 20, "655M"),
+    *_language("base", 768, 12, 12, "110M", "124M", "117M"),
+    *_language("medium", 1024, 24, 16, "304M", "354M", "329M"),
+    *_language("large", 1280, 36, 20, "655M", "772M", "714M"),
     _classifier(
         "lra_listops",
         "Long-Range Arena: value of a nested list expression",
@@ -152,8 +162,8 @@ def list_models(pattern: str = "*") -> list[str]:
 
     Example:
         >>> import tost
-        >>> tost.list_models("tost_lm_*")
-        ['tost_lm_base', 'tost_lm_large', 'tost_lm_medium']
+        >>> tost.list_models("gpt2_*")
+        ['gpt2_base', 'gpt2_large', 'gpt2_medium']
     """
     return sorted(name for name in _BY_NAME if fnmatchcase(name, pattern))
 

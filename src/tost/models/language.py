@@ -1,4 +1,4 @@
-"""The causal language model of the paper: the layout of GPT-2 with TSSA in place of softmax attention.
+"""The causal language model of the paper: the layout of GPT-2 with TSSA in place of softmax attention, or with it.
 
 Shapes: ids [B, N] (batch, tokens), x [B, N, C] with width C, logits [B, N, V] with vocabulary V, mask [B, N].
 """
@@ -6,7 +6,7 @@ Shapes: ids [B, N] (batch, tokens), x [B, N, C] with width C, logits [B, N, V] w
 from __future__ import annotations
 
 import math
-from typing import cast
+from typing import Literal, cast
 
 import torch
 import torch.nn.functional as F
@@ -15,13 +15,29 @@ from torch import Tensor, nn
 from tost.models._common import check_ids, check_mask, count_parameters
 from tost.models.flops import token_flops
 from tost.models.options import LanguageOptions
-from tost.nn import MLP, CausalBlock, CausalTSSAttention, LearnedPositions, ModelState, run_blocks, token_positions
+from tost.nn import (
+    MLP,
+    CausalBlock,
+    CausalConvolution,
+    CausalSoftmaxAttention,
+    CausalTSSAttention,
+    Extensions,
+    LearnedPositions,
+    ModelState,
+    SinusoidalPositions,
+    linear_cross_entropy,
+    run_blocks,
+    token_positions,
+)
+from tost.parallel import active
 
 __all__ = ["LanguageToST"]
 
+INITIAL_STD = 0.02
+
 
 class LanguageToST(nn.Module):
-    """A causal language model with a state of constant size.
+    """A causal language model; with TSSA its state is of constant size.
 
     .. code-block:: text
 
@@ -31,7 +47,11 @@ class LanguageToST(nn.Module):
 
     It is the authors' network: LayerScale on both branches, exact GELU, a bias per head and position in every
     attention. Weights start as N(0, 0.02), those at the end of a residual branch as N(0, 0.02 / sqrt(2 depth)),
-    temperatures as 1, position biases as 0.
+    temperatures as 1, position biases as 0. With ``mixer="softmax"`` and without layer scale it is GPT-2. What we add
+    is off unless asked for: convolutions (`CausalConvolution`), a gate, count-scaled energies and forgetting
+    (`Extensions`). They keep everything else as it is: masks, states, pieces and sequences shared between processes.
+
+    Sinusoidal positions are scaled to the size of a fresh embedding, so that they do not drown the tokens.
 
     Args:
         options: Sizes and choices, kept as ``model.options``.
@@ -50,29 +70,73 @@ class LanguageToST(nn.Module):
         self.options = options
         C, V = options.embed_dim, options.vocab_size
         self.tokens = nn.Embedding(V, C)
-        self.positions = LearnedPositions(options.max_length, C) if options.position == "learned" else None
+        self.positions: LearnedPositions | SinusoidalPositions | None = None
+        if options.position != "none":
+            learned = options.position == "learned"
+            self.positions = LearnedPositions(options.max_length, C) if learned else SinusoidalPositions(None, C)
         self.blocks = nn.ModuleList(self._block() for _ in range(options.depth))
         self.norm = nn.LayerNorm(C, bias=options.bias)
         # A tied head is the embedding itself, not a second name for it: every weight is stored once.
         self.head = None if options.tie_head else nn.Linear(C, V, bias=False)
         self._initialise()
 
-    def forward(self, ids: Tensor, mask: Tensor | None = None) -> Tensor:
+    def forward(self, ids: Tensor, mask: Tensor | None = None, *, targets: Tensor | None = None) -> Tensor:
         """Predict the next token after every token.
 
         Args:
             ids: Tokens, int64 ``[B, N]``.
             mask: Real tokens, bool ``[B, N]``, padding on either side. Positions count real tokens only. Padding may
                 hold any id and reaches no other token; its logits mean nothing.
+            targets: Tokens to be predicted; then the result is ``loss(ids, targets, mask, reduction="sum")``, which
+                wrappers around the model, such as data parallelism, only reach through this function.
 
         Returns:
-            Logits, ``[B, N, V]``.
+            Logits, ``[B, N, V]``; with `targets` a scalar.
 
         Raises:
             ValueError: The input is not of this form, or longer than the model's positions.
         """
-        x = self._embed(ids, None, mask)
-        return self.logits(run_blocks(self.blocks, x, mask, recompute=self.options.gradient_checkpointing))
+        if targets is not None:
+            return self.loss(ids, targets, mask, reduction="sum")
+        return self.logits(self._features(ids, mask))
+
+    def loss(
+        self,
+        ids: Tensor,
+        targets: Tensor,
+        mask: Tensor | None = None,
+        *,
+        reduction: Literal["mean", "sum"] = "mean",
+        ignore_index: int = -100,
+    ) -> Tensor:
+        """Return the cross-entropy of the predictions in nats, without ever holding all logits.
+
+        Args:
+            ids: Tokens, int64 ``[B, N]``.
+            targets: The token after each of them, int64 ``[B, N]``.
+            mask: Real tokens, bool ``[B, N]``, as in `forward`; padding predicts nothing.
+            reduction: ``"mean"`` over the predicted tokens, or ``"sum"``. Where processes share a sequence, a mean is
+                this process's share of it; see `ContextParallel.mean_loss`.
+            ignore_index: A target that does not count.
+
+        Returns:
+            A scalar; see `tost.nn.linear_cross_entropy`.
+
+        Raises:
+            ValueError: As in `forward`, or the targets are not of this form.
+        """
+        if targets.shape != ids.shape:
+            raise ValueError(
+                f"targets have shape {tuple(targets.shape)}, but ids {tuple(ids.shape)}; there is one target per token."
+            )
+        x = self.norm(self._features(ids, mask))
+        if mask is not None:
+            targets = targets.where(mask, ignore_index)
+        context = active() if reduction == "mean" else None
+        loss = linear_cross_entropy(
+            x, self._head(), targets, ignore_index=ignore_index, reduction=reduction if context is None else "sum"
+        )
+        return loss if context is None else context.mean_loss(loss, (targets != ignore_index).sum())
 
     def forward_with_state(
         self, ids: Tensor, state: ModelState | None = None, mask: Tensor | None = None
@@ -121,7 +185,7 @@ class LanguageToST(nn.Module):
 
     def logits(self, x: Tensor) -> Tensor:
         """Turn outputs of the last block, ``[..., C]``, into logits ``[..., V]``."""
-        return F.linear(self.norm(x), self.tokens.weight if self.head is None else self.head.weight)
+        return F.linear(self.norm(x), self._head())
 
     def num_parameters(self, *, positions: bool = False) -> int:
         """Count the trainable parameters, a tied head once.
@@ -147,6 +211,13 @@ class LanguageToST(nn.Module):
                 "pass the state that came from the same batch, or None at the start of a sequence."
             )
 
+    def _head(self) -> Tensor:
+        return self.tokens.weight if self.head is None else self.head.weight
+
+    def _features(self, ids: Tensor, mask: Tensor | None) -> Tensor:
+        x = self._embed(ids, None, mask)
+        return run_blocks(self.blocks, x, mask, recompute=self.options.gradient_checkpointing)
+
     def _embed(self, ids: Tensor, start: Tensor | None, mask: Tensor | None) -> Tensor:
         check_mask(mask, ids)
         if mask is not None:
@@ -154,13 +225,41 @@ class LanguageToST(nn.Module):
         check_ids(ids, self.options.vocab_size)
         x: Tensor = self.tokens(ids)
         if self.positions is not None:
-            length = self.options.max_length
-            at = token_positions(ids.shape[1], mask=mask, start=start, max_length=length, device=ids.device)
-            x = x + self.positions(at)
+            x = x + self._position_vectors(ids.shape[1], start, mask, ids.device).to(x.dtype)
         return F.dropout(x, self.options.dropout) if self.training and self.options.dropout > 0 else x
+
+    def _position_vectors(
+        self, num_tokens: int, start: Tensor | None, mask: Tensor | None, device: torch.device
+    ) -> Tensor:
+        learned, length = isinstance(self.positions, LearnedPositions), self.options.max_length
+        limit = length if learned and self.options.beyond == "error" else None
+        at = token_positions(num_tokens, mask=mask, start=start, max_length=limit, device=device)
+        vectors: Tensor = cast(nn.Module, self.positions)(at.clamp_max(length - 1) if learned else at)
+        return vectors if learned else vectors * (INITIAL_STD * math.sqrt(2))
 
     def _block(self) -> CausalBlock:
         o = self.options
+        mlp = MLP(o.embed_dim, o.hidden_dim, bias=o.bias, drop=o.dropout, activation=o.activation)
+
+        def local(at: str) -> CausalConvolution | None:
+            return CausalConvolution(o.embed_dim, width=o.local) if o.local and o.local_at in (at, "both") else None
+
+        return CausalBlock(
+            self._attention(),
+            mlp,
+            o.embed_dim,
+            norm_bias=o.bias,
+            layer_scale=o.layer_scale,
+            local=local("attention"),
+            local_mlp=local("mlp"),
+        )
+
+    def _attention(self) -> CausalTSSAttention | CausalSoftmaxAttention:
+        o = self.options
+        if o.mixer == "softmax":
+            return CausalSoftmaxAttention(
+                o.embed_dim, o.num_heads, in_bias=o.bias, out_bias=o.bias, attn_drop=o.dropout, out_drop=o.dropout
+            )
         attention = CausalTSSAttention(
             o.embed_dim,
             o.num_heads,
@@ -172,14 +271,14 @@ class LanguageToST(nn.Module):
             out_drop=o.dropout,
             backend=o.backend,
         )
-        mlp = MLP(o.embed_dim, o.hidden_dim, bias=o.bias, drop=o.dropout)
-        return CausalBlock(attention, mlp, o.embed_dim, norm_bias=o.bias, layer_scale=o.layer_scale)
+        return attention.extend(Extensions(gate=o.gate, count_scaled=o.count_scaled, forget=o.forget, beyond=o.beyond))
 
     @torch.no_grad()
     def _initialise(self) -> None:
         for name, module in self.named_modules():
             if isinstance(module, nn.Linear | nn.Embedding):
                 residual = name.endswith(".proj_out")
-                nn.init.normal_(module.weight, std=0.02 / math.sqrt(2 * self.options.depth) if residual else 0.02)
+                scale = 1 / math.sqrt(2 * self.options.depth) if residual else 1.0
+                nn.init.normal_(module.weight, std=INITIAL_STD * scale)
             if isinstance(module, nn.Linear) and module.bias is not None:
                 nn.init.zeros_(module.bias)

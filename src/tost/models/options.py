@@ -71,7 +71,7 @@ class ModelOptions(BaseModel):
 
 
 class LanguageOptions(ModelOptions):
-    """Options of `LanguageToST`."""
+    """Options of `LanguageToST`. What is marked as ours is not in the authors' code, and off by default."""
 
     vocab_size: Count = Field(50_304, description="number of token ids, V; 50304 is GPT-2's 50257, padded")
     max_length: Count = Field(1024, description="longest sequence in tokens, for learned positions")
@@ -80,11 +80,61 @@ class LanguageOptions(ModelOptions):
     )
     bias: Switch = Field(False, description="biases of linear layers and norms")
     tie_head: Switch = Field(True, description="use the token embedding as the output layer too")
-    position: Literal["learned", "none"] = Field(
-        "learned",
-        description="learned: a vector per position at the input and a bias per head and position in each attention; "
-        "none: neither, and no limit on the length",
+    mixer: Literal["tssa", "softmax"] = Field(
+        "tssa", description="how tokens meet: token statistics, or softmax attention as in GPT-2"
     )
+    activation: Literal["gelu", "gelu_tanh"] = Field(
+        "gelu", description="activation of the MLPs: GELU, or the approximation of it that GPT-2 was trained with"
+    )
+    position: Literal["learned", "sinusoidal", "none"] = Field(
+        "learned",
+        description="learned: a vector per position at the input, and with TSSA a bias per head and position in each "
+        "attention; sinusoidal: fixed waves at the input; none: nothing. The last two have no limit on the length",
+    )
+    beyond: Literal["error", "hold"] = Field(
+        "error",
+        description="what becomes of tokens behind the last learned position: error refuses them, hold gives them all "
+        "the vector and the biases of the last one (ours)",
+    )
+    local: Annotated[int, Field(ge=0, strict=True)] = Field(
+        0,
+        description="width in tokens of a causal depth-wise convolution, the current one included; 0 has none (ours)",
+    )
+    local_at: Literal["attention", "mlp", "both"] = Field(
+        "attention", description="whose normed input that convolution is added to (ours)"
+    )
+    gate: Switch = Field(False, description="gate the output of TSSA by a projection of its input (ours)")
+    count_scaled: Switch = Field(
+        False, description="multiply the energies of TSSA by the number of tokens up to each one (ours)"
+    )
+    forget: Switch = Field(False, description="let the statistics of each head fade at a rate that is learned (ours)")
+
+    @classmethod
+    def conflicts(cls, values: Mapping[str, Any]) -> list[str]:
+        """Say which options do not go together; see `ModelOptions.conflicts`."""
+        found = super().conflicts(values)
+        if values.get("position") == "sinusoidal":
+            found += _waves_fit(values)
+        if values.get("beyond") == "hold" and values.get("position", "learned") != "learned":
+            found.append(
+                f"beyond=hold is about learned positions, but position={values['position']} has no last one; "
+                "leave beyond=error"
+            )
+        if values.get("local") == 1:
+            found.append("local=1 reaches no token but the last one itself; use 2 or more, or 0 for none")
+        if values.get("local") == 0 and values.get("local_at", "attention") != "attention":
+            found.append(
+                f"local_at={values['local_at']} places a convolution, but local=0 has none; set local, such as 4, or "
+                "leave local_at=attention"
+            )
+        defaults = {"gate": False, "count_scaled": False, "forget": False, "backend": "auto"}
+        if values.get("mixer") == "softmax":
+            found += [
+                f"{name}={values[name]} is about TSSA, but mixer=softmax; use mixer=tssa, or leave {name}={default}"
+                for name, default in defaults.items()
+                if values.get(name, default) != default
+            ]
+        return found
 
 
 class SequenceClassifierOptions(ModelOptions):
@@ -115,14 +165,18 @@ class SequenceClassifierOptions(ModelOptions):
                 found.append(f"input={kind} needs {needed}; set it")
             if values.get(other) is not None:
                 found.append(f"input={kind} has no use for {other}={values[other]}; set it to null")
-        if _numbers(values, "embed_dim") and values.get("position") == "sinusoidal":
-            width = values["embed_dim"]
-            if width < 4 or width % 2:
-                found.append(
-                    f"embed_dim={width} cannot hold the sines and cosines of position=sinusoidal; "
-                    "use an even width of at least 4 or another position"
-                )
-        return found
+        return found + (_waves_fit(values) if values.get("position") == "sinusoidal" else [])
+
+
+def _waves_fit(values: Mapping[str, Any]) -> list[str]:
+    """Say if the width cannot be split into sines and cosines."""
+    width = values.get("embed_dim")
+    if not isinstance(width, int) or (width >= 4 and width % 2 == 0):
+        return []
+    return [
+        f"embed_dim={width} cannot hold the sines and cosines of position=sinusoidal; "
+        "use an even width of at least 4 or another position"
+    ]
 
 
 def _numbers(values: Mapping[str, Any], *names: str) -> bool:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal, Self
+from typing import ClassVar, Literal, Self
 
 import torch
 import torch.nn.functional as F
@@ -16,8 +16,9 @@ from torch import Tensor, nn
 from tost import parallel
 from tost.nn._mixer import check_heads, check_width
 from tost.nn.extensions import Extensions
+from tost.nn.position import token_positions
 from tost.ops import TSSAState, causal_tssa_, causal_tssa_with_state, tssa, tssa_
-from tost.ops._numerics import zero_padding
+from tost.ops._numerics import statistics_dtype, zero_padding
 
 __all__ = ["CausalTSSAttention", "PaperForm", "TSSAttention"]
 
@@ -46,6 +47,8 @@ class PaperForm:
 
 class _ProjectedAttention(nn.Module):
     """What both forms share: the two projections, the temperature, and the scales of the paper's form."""
+
+    causal: ClassVar[bool] = False
 
     def __init__(
         self,
@@ -84,12 +87,23 @@ class _ProjectedAttention(nn.Module):
 
         Returns:
             This module.
+
+        Raises:
+            ValueError: An option is about the order of tokens, which only causal attention looks at.
         """
+        if not self.causal and (extensions.forget or extensions.beyond != "error"):
+            raise ValueError(
+                f"{extensions} asks for forgetting or for a rule about positions, but {type(self).__name__} does not "
+                "look at the order of its tokens. Leave these two out, or use CausalTSSAttention."
+            )
         self.extensions = extensions
         self.proj_gate: nn.Linear | None = None
         if extensions.gate:
             bias, like = self.proj_in.bias is not None, self.proj_in.weight
             self.proj_gate = nn.Linear(self.embed_dim, self.embed_dim, bias, device=like.device, dtype=like.dtype)
+        self.decay_logit: nn.Parameter | None = None
+        if extensions.forget:
+            self.decay_logit = nn.Parameter(self._initial_forgetting().to(self.temperature))
         return self
 
     def extra_repr(self) -> str:
@@ -109,9 +123,13 @@ class _ProjectedAttention(nn.Module):
     def _temperatures(self) -> Tensor:
         return self.temperature.expand(self.num_heads) if self.form.shared_temperature else self.temperature
 
-    def _may_overwrite(self, w: Tensor) -> bool:
-        """Tell whether w is ours alone and nobody will look at it again."""
-        recorded = torch.is_grad_enabled() and (w.requires_grad or self.temperature.requires_grad)
+    def _initial_forgetting(self) -> Tensor:
+        raise NotImplementedError
+
+    def _may_overwrite(self, w: Tensor, *others: Tensor | None) -> bool:
+        """Tell whether w is ours alone and nobody will look at it again; `others` go into the operator too."""
+        used = (w, self.temperature, *others)
+        recorded = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in used)
         seen = type(self.proj_in) is not nn.Linear or len(self.proj_in._forward_hooks) > 0
         return not (recorded or seen or torch.compiler.is_compiling())
 
@@ -256,6 +274,9 @@ class CausalTSSAttention(_ProjectedAttention):
         (torch.Size([1, 1, 64]), [101])
     """
 
+    causal: ClassVar[bool] = True
+    state_kind: ClassVar[type] = TSSAState
+
     def __init__(
         self,
         embed_dim: int,
@@ -309,11 +330,8 @@ class CausalTSSAttention(_ProjectedAttention):
         Returns:
             ``[B, N, C]`` and the state after these tokens.
         """
-        w = self._tokens(x)
-        bias: Tensor | None = self.position_bias
-        if bias is not None and self.position_bias_form == "head":
-            bias = bias / self.head_dim
-        run = causal_tssa_ if self._may_overwrite(w) else causal_tssa_with_state
+        w, bias, decay = self._tokens(x), self._bias(x, state, mask), self.decay()
+        run = causal_tssa_ if self._may_overwrite(w, bias, decay, *(state or ())) else causal_tssa_with_state
         if parallel.active() is not None:
             run = parallel.causal_tssa_with_state
         y, after = run(
@@ -323,12 +341,42 @@ class CausalTSSAttention(_ProjectedAttention):
             mask=mask,
             state=state,
             count_scaled=self.extensions.count_scaled,
+            decay=decay,
             backend=self.backend,
         )
         if self.training and self.gain_drop > 0:
             y = F.dropout(y, self.gain_drop)  # y is proportional to D, entry by entry
         count = None if self.form.step_size is None else self._count(x, state, mask)
         return self._project_out(self._gated(y, x, mask), count), after
+
+    def decay(self) -> Tensor | None:
+        """Return by how much each head's statistics fade with a token, ``[H]`` in (0, 1], float32 or better.
+
+        None without ``Extensions(forget=True)``. It is learned as ``sigmoid(decay_logit)``. At first half of a
+        statistic is forgotten after 16 tokens in the first head and after `max_length` in the last, with the others
+        between them at equal ratios.
+        """
+        if self.decay_logit is None:
+            return None
+        dtype = statistics_dtype(self.decay_logit.dtype)
+        return self.decay_logit.to(dtype).sigmoid().clamp_min(torch.finfo(dtype).tiny)
+
+    def _initial_forgetting(self) -> Tensor:
+        shortest, longest = math.log(min(16, self.max_length)), math.log(self.max_length)
+        half_lives = torch.linspace(shortest, longest, self.num_heads, dtype=torch.float64).exp()
+        # a = 2^(-1/t), and its logit log(a / (1 - a)) without the difference of nearly equal numbers.
+        return -torch.expm1(math.log(2) / half_lives).log()
+
+    def _bias(self, x: Tensor, state: TSSAState | None, mask: Tensor | None) -> Tensor | None:
+        """Return the position bias as the operator wants it: the table [H, L], or what each token gets of it."""
+        bias: Tensor | None = self.position_bias
+        if bias is not None and self.position_bias_form == "head":
+            bias = bias / self.head_dim
+        if bias is None or self.extensions.beyond == "error":
+            return bias
+        start = None if state is None else state.position
+        places = token_positions(x.shape[1], mask=mask, start=start, device=x.device)
+        return F.embedding(places.clamp_max(self.max_length - 1), bias.t())
 
     @staticmethod
     def _count(x: Tensor, state: TSSAState | None, mask: Tensor | None) -> Tensor:

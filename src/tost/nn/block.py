@@ -14,6 +14,9 @@ from torch.utils.checkpoint import checkpoint
 
 from tost import parallel
 from tost.nn.attention import CausalTSSAttention
+from tost.nn.causal_local import CausalConvolution
+from tost.nn.causal_softmax import CausalSoftmaxAttention
+from tost.nn.state import BlockState, KVState
 from tost.ops import TSSAState
 
 __all__ = ["Block", "CausalBlock", "run_blocks"]
@@ -47,7 +50,7 @@ class Block(nn.Module):
 
     Raises:
         ValueError: `norm` is neither of the two, `drop_path` is not a probability below 1, or a causal block is given a
-            local mixer.
+            local mixer that is not causal.
 
     Example:
         >>> import torch, tost
@@ -56,8 +59,8 @@ class Block(nn.Module):
         torch.Size([2, 10, 64])
     """
 
-    takes_local: ClassVar[bool] = True
-    """Whether a token may see its neighbours on both sides."""
+    local_kind: ClassVar[type[nn.Module]] = nn.Module
+    """What may be its local mixer."""
 
     gamma1: nn.Parameter | None
     gamma2: nn.Parameter | None
@@ -80,8 +83,11 @@ class Block(nn.Module):
         super().__init__()
         if norm not in ("pre", "post"):
             raise ValueError(f"norm={norm!r} is not known; it takes 'pre' or 'post'.")
-        if local is not None and not self.takes_local:
-            raise ValueError("a causal block takes no local mixer: it would see the tokens that are still to come.")
+        if local is not None and not isinstance(local, self.local_kind):
+            raise ValueError(
+                f"a causal block takes no local mixer of type {type(local).__name__}, which may see tokens that are "
+                "still to come; use CausalConvolution."
+            )
         if not 0 <= drop_path < 1:
             raise ValueError(f"drop_path={drop_path} is not possible; it takes a probability from 0 to below 1.")
         self.norm, self.drop_path = norm, drop_path
@@ -115,14 +121,27 @@ class Block(nn.Module):
 
     def _start(self, x: Tensor, mask: Tensor | None, grid: tuple[int, int] | None = None) -> Tensor:
         """Return what the attention sees of x."""
-        seen: Tensor = self.norm1(x) if self.norm == "pre" else x
+        seen = self._seen(x, self.norm1)
         return seen if self.local is None else seen + self.local(seen, grid, mask)
 
     def _finish(self, x: Tensor, mixed: Tensor) -> Tensor:
         """Do everything that follows the attention."""
+        x = self._mixed(x, mixed)
+        return self._fed(x, self._seen(x, self.norm2))
+
+    def _seen(self, x: Tensor, norm: nn.Module) -> Tensor:
+        """Return what a branch sees of x."""
+        seen: Tensor = norm(x) if self.norm == "pre" else x
+        return seen
+
+    def _mixed(self, x: Tensor, mixed: Tensor) -> Tensor:
+        """Return x after the branch of the attention, which gave `mixed`."""
         x = self._add(x, mixed, self.gamma1)
-        x = x if self.norm == "pre" else self.norm1(x)
-        fed = self.mlp(self.norm2(x) if self.norm == "pre" else x)
+        return x if self.norm == "pre" else self.norm1(x)
+
+    def _fed(self, x: Tensor, seen: Tensor) -> Tensor:
+        """Return x after the feed-forward, which sees `seen`."""
+        fed = self.mlp(seen)
         x = self._add(x, fed, self.gamma2) if self.residual_mlp else fed
         return x if self.norm == "pre" else self.norm2(x)
 
@@ -143,10 +162,10 @@ def _keep_sequences(x: Tensor, probability: float) -> Tensor:
 
 
 class CausalBlock(Block):
-    """A `Block` with causal TSSA, which can continue a sequence from a state.
+    """A `Block` with causal attention, which can continue a sequence from a state.
 
     Args:
-        attention: The causal attention.
+        attention: Causal attention with a state.
         mlp: As in `Block`.
         embed_dim: As in `Block`.
         norm: As in `Block`.
@@ -154,7 +173,9 @@ class CausalBlock(Block):
         norm_eps: As in `Block`.
         layer_scale: As in `Block`.
         drop_path: As in `Block`.
-        local: Must be None, as a grid has neighbours on both sides.
+        local: Adds the tokens just before each one to what the attention sees, ``u + local(u, mask)``; an option of
+            ours.
+        local_mlp: The same for the feed-forward.
         device: As in `Block`.
         dtype: As in `Block`.
 
@@ -170,12 +191,58 @@ class CausalBlock(Block):
         (torch.Size([1, 1, 64]), [101])
     """
 
-    takes_local: ClassVar[bool] = False
-    attention: CausalTSSAttention
+    local_kind: ClassVar[type[nn.Module]] = CausalConvolution
+    attention: CausalTSSAttention | CausalSoftmaxAttention
+    local: CausalConvolution | None
+
+    def __init__(
+        self,
+        attention: CausalTSSAttention | CausalSoftmaxAttention,
+        mlp: nn.Module,
+        embed_dim: int,
+        *,
+        norm: Literal["pre", "post"] = "pre",
+        norm_bias: bool = True,
+        norm_eps: float = 1e-5,
+        layer_scale: float | None = None,
+        drop_path: float = 0.0,
+        local: CausalConvolution | None = None,
+        local_mlp: CausalConvolution | None = None,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__(
+            attention,
+            mlp,
+            embed_dim,
+            norm=norm,
+            norm_bias=norm_bias,
+            norm_eps=norm_eps,
+            layer_scale=layer_scale,
+            drop_path=drop_path,
+            local=local,
+            device=device,
+            dtype=dtype,
+        )
+        self.local_mlp = local_mlp
+
+    def forward(self, x: Tensor, mask: Tensor | None = None, grid: tuple[int, int] | None = None) -> Tensor:
+        """Transform the tokens x [B, N, C], each in view of those before it.
+
+        Args:
+            x: Tokens, ``[B, N, C]``.
+            mask: Real tokens, bool ``[B, N]``.
+            grid: Of no use to a causal block.
+
+        Returns:
+            ``[B, N, C]``. What comes out for padding means nothing and reaches no other token.
+        """
+        x = self._mixed(x, self.attention(_with_local(self._seen(x, self.norm1), self.local, mask), mask))
+        return self._fed(x, _with_local(self._seen(x, self.norm2), self.local_mlp, mask))
 
     def forward_with_state(
-        self, x: Tensor, state: TSSAState | None = None, mask: Tensor | None = None
-    ) -> tuple[Tensor, TSSAState]:
+        self, x: Tensor, state: TSSAState | KVState | BlockState | None = None, mask: Tensor | None = None
+    ) -> tuple[Tensor, TSSAState | KVState | BlockState]:
         """Continue sequences of which `state` has seen the beginning.
 
         Args:
@@ -184,10 +251,50 @@ class CausalBlock(Block):
             mask: Real tokens, bool ``[B, N]``.
 
         Returns:
-            ``[B, N, C]`` and the state after these tokens.
+            ``[B, N, C]`` and the state after these tokens: that of the attention, in a `BlockState` if there are
+            convolutions.
+
+        Raises:
+            ValueError: The state came from another kind of block.
         """
-        mixed, after = self.attention.forward_with_state(self._start(x, mask), state, mask)
-        return self._finish(x, mixed), after
+        locals_ = [local for local in (self.local, self.local_mlp) if local is not None]
+        before, windows = self._parts(state, len(locals_))
+        after: list[Tensor] = []
+
+        def look(seen: Tensor, local: CausalConvolution | None) -> Tensor:
+            if local is None:
+                return seen
+            near, window = local.forward_with_state(seen, windows[len(after)] if windows else None, mask)
+            after.append(window)
+            return seen + near
+
+        mixed, remembered = self.attention.forward_with_state(
+            look(self._seen(x, self.norm1), self.local),
+            before,  # type: ignore[arg-type]
+            mask,
+        )
+        x = self._mixed(x, mixed)
+        x = self._fed(x, look(self._seen(x, self.norm2), self.local_mlp))
+        return x, BlockState(remembered, tuple(after)) if after else remembered
+
+    def _parts(
+        self, state: TSSAState | KVState | BlockState | None, num_windows: int
+    ) -> tuple[TSSAState | KVState | None, tuple[Tensor, ...]]:
+        """Return the state of the attention and the windows of the convolutions, if it is a state of such a block."""
+        if state is None:
+            return None, ()
+        mixer, windows = state if isinstance(state, BlockState) else (state, ())
+        if not isinstance(mixer, self.attention.state_kind) or len(windows) != num_windows:
+            raise ValueError(
+                f"the state is a {type(mixer).__name__} with {len(windows)} windows of convolutions, but this block "
+                f"has {type(self.attention).__name__} and {num_windows} of them; pass the state that the same model "
+                "returned, or None at the start of a sequence."
+            )
+        return mixer, windows
+
+
+def _with_local(seen: Tensor, local: CausalConvolution | None, mask: Tensor | None) -> Tensor:
+    return seen if local is None else seen + local(seen, mask)
 
 
 def run_blocks(

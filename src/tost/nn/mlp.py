@@ -5,6 +5,8 @@ Shapes: x [B, N, C] (batch, tokens, width), hidden [B, N, M].
 
 from __future__ import annotations
 
+from typing import Literal
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -13,15 +15,19 @@ __all__ = ["MLP"]
 
 
 class MLP(nn.Module):
-    """Two linear layers with an exact GELU between them, applied to every token alone.
+    """Two linear layers with a GELU between them, applied to every token alone.
 
     Args:
         embed_dim: Width of the tokens, C.
         hidden_dim: Width between the two layers, M.
         bias: Biases of both layers.
         drop: Dropout on the output.
+        activation: ``"gelu"``, the exact one, or ``"gelu_tanh"``, the approximation that GPT-2 was trained with.
         device: Where the parameters live.
         dtype: Type of the parameters.
+
+    Raises:
+        ValueError: `activation` is neither of the two.
 
     Example:
         >>> import torch, tost
@@ -36,15 +42,19 @@ class MLP(nn.Module):
         *,
         bias: bool = True,
         drop: float = 0.0,
+        activation: Literal["gelu", "gelu_tanh"] = "gelu",
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
+        if activation not in ("gelu", "gelu_tanh"):
+            raise ValueError(f"activation={activation!r} is not known; it takes 'gelu' or 'gelu_tanh'.")
         self.proj_in = nn.Linear(embed_dim, hidden_dim, bias=bias, device=device, dtype=dtype)
         self.proj_out = nn.Linear(hidden_dim, embed_dim, bias=bias, device=device, dtype=dtype)
-        self.drop = drop
+        self.drop, self.activation = drop, activation
 
     def forward(self, x: Tensor) -> Tensor:
         """Transform the tokens x [B, N, C]; returns [B, N, C]."""
-        y: Tensor = self.proj_out(F.gelu(self.proj_in(x)))
+        approximation = "none" if self.activation == "gelu" else "tanh"
+        y: Tensor = self.proj_out(F.gelu(self.proj_in(x), approximate=approximation))
         return F.dropout(y, self.drop) if self.training and self.drop > 0 else y

@@ -114,14 +114,14 @@ class SinusoidalPositions(nn.Module):
     is nothing to store: the waves are computed when they are needed, so a model made on the meta device misses nothing.
 
     Args:
-        max_length: Number of positions.
+        max_length: Number of positions; None for no limit.
         embed_dim: Width of the vectors, C; even and at least 4.
 
     Raises:
         ValueError: `embed_dim` cannot be split into sines and cosines.
     """
 
-    def __init__(self, max_length: int, embed_dim: int) -> None:
+    def __init__(self, max_length: int | None, embed_dim: int) -> None:
         super().__init__()
         if embed_dim < 4 or embed_dim % 2:
             raise ValueError(f"embed_dim={embed_dim} cannot hold sines and cosines; use an even number of at least 4.")
@@ -129,7 +129,7 @@ class SinusoidalPositions(nn.Module):
 
     def forward(self, positions: Tensor) -> Tensor:
         """Return the waves at positions [B, N], float32 [B, N, C]."""
-        if positions.shape[0] == 1:
+        if positions.shape[0] == 1 or self.max_length is None:
             return self._waves(positions)
         # Rows of a batch repeat the same few positions: look them up instead of taking B times as many sines.
         return F.embedding(positions, self._waves(torch.arange(self.max_length, device=positions.device)))

@@ -1,27 +1,66 @@
-"""What a causal model carries from one piece of a sequence to the next."""
+"""What a causal model carries from one piece of a sequence to the next.
+
+Every state here is a tuple of tensors, or of such tuples, with the batch as the first axis: whoever moves, selects or
+stores states needs to know no more than that. None is ever changed in place, and gradients flow through all of them.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.utils import _pytree as pytree
 
 from tost.ops import TSSAState
 
-__all__ = ["ModelState"]
+__all__ = ["BlockState", "KVState", "ModelState"]
+
+
+class KVState(NamedTuple):
+    """What causal softmax attention remembers: every token it has seen, so it grows with the sequence.
+
+    Attributes:
+        keys: ``[B, H, M, D]`` for M tokens, padding included.
+        values: ``[B, H, M, D]``.
+        real: Which of them are no padding, bool ``[B, M]``; ``[B, 0]`` as long as all are.
+        position: Number of tokens seen, padding not counted, int64 ``[B]``.
+    """
+
+    keys: Tensor
+    values: Tensor
+    real: Tensor
+    position: Tensor
+
+
+class BlockState(NamedTuple):
+    """The state of a block with causal convolutions.
+
+    Attributes:
+        mixer: The state of its attention.
+        windows: For each convolution the last tokens it has seen, ``[B, width - 1, C]``; zeros before the first.
+    """
+
+    mixer: TSSAState | KVState
+    windows: tuple[Tensor, ...]
+
+    @property
+    def position(self) -> Tensor:
+        """Number of tokens seen, padding not counted, int64 ``[B]``."""
+        return self.mixer.position
 
 
 class ModelState(NamedTuple):
-    """One `TSSAState` per layer: all that a causal model remembers, of a size that does not grow with the sequence.
+    """One state per layer: all that a causal model remembers.
 
-    Like its parts it is never changed in place, and gradients flow through it.
+    With TSSA its size does not depend on the length of the sequence, with or without convolutions.
 
     Attributes:
         layers: The states of the layers, from the first to the last; at least one.
     """
 
-    layers: tuple[TSSAState, ...]
+    layers: tuple[TSSAState | KVState | BlockState, ...]
 
     @property
     def position(self) -> Tensor:
@@ -29,9 +68,31 @@ class ModelState(NamedTuple):
         return self.layers[0].position
 
     def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> ModelState:
-        """Return the state on another device or with sums of another dtype."""
-        return ModelState(tuple(layer.to(device, dtype) for layer in self.layers))
+        """Return the state on another device or with numbers of another dtype; what counts stays an integer."""
+
+        def move(x: Tensor) -> Tensor:
+            return x.to(device=device, dtype=dtype if x.is_floating_point() else None)
+
+        return _map(move, self)
 
     def detach(self) -> ModelState:
         """Return the state cut off from the graph that made it, as truncated back-propagation wants."""
-        return ModelState(tuple(layer.detach() for layer in self.layers))
+        return _map(Tensor.detach, self)
+
+    def select(self, rows: Tensor | Sequence[int]) -> ModelState:
+        """Return the states of some sequences of the batch.
+
+        Args:
+            rows: Which, in the order wanted, int64 ``[R]``. One may be taken several times, as beams are.
+        """
+        index = torch.as_tensor(rows, dtype=torch.int64, device=self.position.device)
+        return _map(lambda x: x.index_select(0, index), self)
+
+    def bytes(self) -> int:
+        """Return the memory that the state takes."""
+        return sum(x.numel() * x.element_size() for x in pytree.tree_leaves(self))
+
+
+def _map(function: object, state: ModelState) -> ModelState:
+    mapped: ModelState = pytree.tree_map(function, state)  # type: ignore[arg-type]
+    return mapped

@@ -52,6 +52,7 @@ class Arm(_Part):
         config: Configuration of its runs; None: that of the plan.
         set: ``key=value`` texts on top of those of the plan.
         after: Arm whose weights it starts from, or ``PLAN/ARM`` for an arm of another sweep.
+        seeds: Those seeds of the plan that it is run with; None: all of them.
         reference: Value of the metric that somebody reported for this setting.
         note: What is special about it.
     """
@@ -63,6 +64,7 @@ class Arm(_Part):
         pattern=rf"^([^/]+/)?{_ARM_NAME}$",
         description="arm whose best checkpoint of the same seed the weights come from; PLAN/ARM: of another sweep",
     )
+    seeds: list[_Seed] | None = Field(default=None, min_length=1, description="some of the plan's seeds; null: all")
     reference: float | None = Field(default=None, allow_inf_nan=False, description="value reported elsewhere")
     note: str = Field(default="", description="what is special about it")
 
@@ -91,6 +93,11 @@ class Plan(_Part):
     set: list[str] = Field(default=[], description="changes for all arms")
     source: str = Field(default="", description="where the reference values come from")
     arms: dict[str, Arm] = Field(min_length=1, description="settings by name")
+
+    def seeds_of(self, arm: str) -> list[int]:
+        """Return the seeds that an arm is run with."""
+        chosen = self.arms[arm].seeds
+        return [seed for seed in self.seeds if chosen is None or seed in chosen]
 
     @property
     def shown(self) -> float:
@@ -176,7 +183,8 @@ def _cross_check(values: dict[str, Any]) -> list[Problem]:
     problems += [problem for name, arm in known.items() for problem in _check_after(name, arm.get("after"), arms)]
     if any("reference" in arm for arm in known.values()) and not values.get("source"):
         problems.append(Problem("source", "missing; arms have a reference, so say where the values come from"))
-    seeds = values.get("seeds")
+    seeds = values.get("seeds", [0])
+    problems += [problem for name, arm in known.items() for problem in _check_seeds(name, arm, known, seeds)]
     if isinstance(seeds, list) and len(set(map(str, seeds))) < len(seeds):
         problems.append(Problem("seeds", f"{seeds} given; every seed once"))
     return problems
@@ -186,6 +194,20 @@ def _check_name(name: str) -> list[Problem]:
     if re.fullmatch(_ARM_NAME, name):
         return []
     return [Problem(f"arms.{name}", "an arm is named with small letters, digits and _, a letter first")]
+
+
+def _check_seeds(name: str, arm: dict[str, Any], arms: dict[str, dict[str, Any]], seeds: Any) -> list[Problem]:
+    """Return what is wrong with the seeds that an arm chooses."""
+    wanted = arm.get("seeds", seeds)
+    if not isinstance(wanted, list) or not isinstance(seeds, list):
+        return []
+    if unknown := [seed for seed in wanted if seed not in seeds]:
+        return [Problem(f"arms.{name}.seeds", f"{unknown} given; an arm takes some of the plan's seeds, {seeds}")]
+    first = arms.get(arm.get("after") or "", {}).get("seeds", seeds)
+    if isinstance(first, list) and (missing := [seed for seed in wanted if seed not in first]):
+        text = f"{missing} given, but {arm['after']}, which it starts from, is not run with them; choose among {first}"
+        return [Problem(f"arms.{name}.seeds", text)]
+    return []
 
 
 def _check_after(name: str, after: Any, arms: dict[str, Any]) -> list[Problem]:

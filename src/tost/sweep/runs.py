@@ -91,6 +91,8 @@ def expand(plan: Plan, changes: Sequence[str], out: Path, *, name: str, start: P
     problems: dict[str, list[str]] = {}
     for seed in plan.seeds:
         for arm in _in_order(plan):
+            if seed not in plan.seeds_of(arm):
+                continue
             try:
                 run = _make(plan, arm, seed, changes, out, start, found)
                 found[run.name] = run
@@ -100,7 +102,7 @@ def expand(plan: Plan, changes: Sequence[str], out: Path, *, name: str, start: P
     if problems:
         texts = [f"\n  arm {', '.join(arms)}: " + text.replace("\n", "\n  ") for text, arms in problems.items()]
         raise ConfigError(f"{name} cannot be run:" + "".join(texts))
-    return [found[run_name(arm, seed)] for seed in plan.seeds for arm in plan.arms]
+    return [found[run_name(arm, seed)] for seed in plan.seeds for arm in plan.arms if seed in plan.seeds_of(arm)]
 
 
 def _in_order(plan: Plan) -> list[str]:

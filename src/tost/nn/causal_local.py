@@ -1,0 +1,191 @@
+"""A causal depth-wise convolution over the tokens. An option of ours: the authors' models have nothing like it.
+
+Shapes: x [B, N, C] (batch, tokens, width), mask [B, N], weight [C, K] with K taps, window [B, K - 1, C].
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+from tost import parallel
+from tost.nn._mixer import check_width
+from tost.ops._checks import check_mask
+from tost.ops._numerics import num_tokens, statistics_dtype, zero_padding
+from tost.parallel.window import last_tokens
+
+__all__ = ["CausalConvolution"]
+
+# Below this many tokens a convolution costs more to set up than to compute.
+_FEW = 8
+# Numbers in a chunk of the sum over tokens: a few of these stay in a cache.
+_CHUNK_NUMEL = 1 << 17
+
+
+class CausalConvolution(nn.Module):
+    """Mixes each token with the few before it, feature by feature, from a state of constant size.
+
+    Statistics of a prefix cannot tell the last tokens from the first; this can. A `CausalBlock` adds the result to what
+    a branch sees, so the identity is not part of the kernel. It starts as N(0, 0.02) and has no bias, which the
+    projection behind it may have. Only real tokens are neighbours of each other; before the first there is zero.
+
+    Args:
+        embed_dim: Width of the tokens, C.
+        width: Number of taps, K: the token itself and the K - 1 before it; at least 2.
+        device: Where the parameters live.
+        dtype: Type of the parameters.
+
+    Raises:
+        ValueError: `width` reaches no other token.
+
+    Example:
+        >>> import torch, tost
+        >>> local = tost.nn.CausalConvolution(64, width=4)
+        >>> first, window = local.forward_with_state(torch.randn(1, 100, 64))
+        >>> second, window = local.forward_with_state(torch.randn(1, 1, 64), window)
+        >>> second.shape, window.shape
+        (torch.Size([1, 1, 64]), torch.Size([1, 3, 64]))
+    """
+
+    def __init__(
+        self,
+        embed_dim: int,
+        *,
+        width: int = 4,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        if width < 2:
+            raise ValueError(f"width={width} reaches no other token; use at least 2, such as 4.")
+        self.embed_dim, self.width = embed_dim, width
+        self.weight = nn.Parameter(torch.empty(embed_dim, width, device=device, dtype=dtype))
+        nn.init.normal_(self.weight, std=0.02)
+
+    def extra_repr(self) -> str:
+        """Show the sizes in ``print(module)``."""
+        return f"embed_dim={self.embed_dim}, width={self.width}"
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Mix the tokens x [B, N, C], each with those just before it.
+
+        Args:
+            x: Tokens, ``[B, N, C]``.
+            mask: Real tokens, bool ``[B, N]``, padding anywhere.
+
+        Returns:
+            ``[B, N, C]``; 0 for padding.
+
+        Raises:
+            ValueError: `x` or `mask` has the wrong shape.
+        """
+        return self.forward_with_state(x, mask=mask)[0]
+
+    def forward_with_state(
+        self, x: Tensor, window: Tensor | None = None, mask: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Continue sequences whose last tokens are in `window`.
+
+        Args:
+            x: The next tokens, ``[B, N, C]``.
+            window: What was returned with the tokens before, ``[B, K - 1, C]``; None at the start.
+            mask: Real tokens, bool ``[B, N]``.
+
+        Returns:
+            ``[B, N, C]`` and the window after these tokens.
+
+        Raises:
+            ValueError: `x`, `mask` or `window` has the wrong shape.
+        """
+        check_width(x, self.embed_dim)
+        check_mask(mask, x)
+        before = self._window(x, window)
+        if mask is None:
+            return self._run(x, before, None)
+        # Real tokens come first and in order: then neighbours are neighbours, whatever lies between them.
+        order = (~mask).to(torch.uint8).argsort(dim=1, stable=True).unsqueeze(-1)
+        packed = zero_padding(x, mask).gather(1, order.expand_as(x))
+        y, after = self._run(packed, before, mask)
+        place = (mask.cumsum(dim=1) - 1).clamp_min(0).unsqueeze(-1)
+        return zero_padding(y.gather(1, place.expand_as(y)), mask), after
+
+    def _run(self, x: Tensor, before: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Convolve tokens of which the real ones come first."""
+        after = None
+        if (context := parallel.active()) is not None:
+            own = _last(torch.cat((torch.zeros_like(before), x), dim=1), self.width - 1, mask)
+            before, after = last_tokens(own, num_tokens(x, mask), before, context=context)
+        seen = torch.cat((before, x), dim=1)
+        return _convolve(seen, self.weight), _last(seen, self.width - 1, mask) if after is None else after
+
+    def _window(self, x: Tensor, window: Tensor | None) -> Tensor:
+        shape = (x.shape[0], self.width - 1, self.embed_dim)
+        if window is None:
+            return x.new_zeros(shape)
+        if window.shape != shape:
+            raise ValueError(
+                f"the window of the convolution has shape {tuple(window.shape)}, but x with shape {tuple(x.shape)} "
+                f"needs {shape}. Pass the state that came from the same batch and model, or None at the start."
+            )
+        return window.to(x.dtype)
+
+
+def _last(seen: Tensor, count: int, mask: Tensor | None) -> Tensor:
+    """Return the last `count` tokens of seen [B, count + N, C], whose real ones, counted by mask [B, N], come first."""
+    if mask is None:
+        return seen[:, seen.shape[1] - count :]
+    index = mask.sum(dim=1, keepdim=True) + torch.arange(count, device=seen.device)
+    return seen.gather(1, index.unsqueeze(-1).expand(-1, -1, seen.shape[2]))
+
+
+def _convolve(seen: Tensor, weight: Tensor) -> Tensor:
+    """Return the sums over taps ``y[n] = sum_k weight[:, k] * seen[n + k]``, [B, N, C], of seen [B, N + K - 1, C]."""
+    y: Tensor = _Convolution.apply(seen, weight.to(seen.dtype))  # type: ignore[no-untyped-call]
+    return y
+
+
+def _correlate(seen: Tensor, weight: Tensor) -> Tensor:
+    K = weight.shape[1]
+    N = seen.shape[1] - K + 1
+    if N >= _FEW and (seen.dtype != torch.float64 or seen.device.type != "cpu"):
+        # Tokens are an image of one row in channels-last layout: a view, and the layout that is fastest.
+        image = seen.unsqueeze(1).permute(0, 3, 1, 2)
+        y = F.conv2d(image, weight[:, None, None], groups=weight.shape[0]).permute(0, 2, 3, 1).squeeze(1)
+        return y.to(seen.dtype)  # autocast computes in less
+    wide, taps = (x.to(statistics_dtype(seen.dtype)) for x in (seen, weight))
+    y = wide[:, :N] * taps[:, 0]
+    for k in range(1, K):
+        y = torch.addcmul(y, wide[:, k : k + N], taps[:, k])
+    return y.to(seen.dtype)
+
+
+class _Convolution(torch.autograd.Function):
+    """torch's own derivative of such a convolution by its kernel takes ten times as long as all the rest."""
+
+    @staticmethod
+    def forward(ctx: Any, seen: Tensor, weight: Tensor) -> Tensor:
+        ctx.save_for_backward(seen, weight)
+        return _correlate(seen, weight)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None]:
+        seen, weight = ctx.saved_tensors
+        reach = weight.shape[1] - 1
+        d_seen = _correlate(F.pad(grad, (0, 0, reach, reach)), weight.flip(1)) if ctx.needs_input_grad[0] else None
+        return d_seen, _kernel_gradient(seen, grad, weight) if ctx.needs_input_grad[1] else None
+
+
+def _kernel_gradient(seen: Tensor, grad: Tensor, weight: Tensor) -> Tensor:
+    B, N, C = grad.shape
+    step = N if torch.compiler.is_compiling() or grad.device.type != "cpu" else max(1, _CHUNK_NUMEL // max(1, B * C))
+    total = torch.zeros(weight.shape[::-1], dtype=statistics_dtype(grad.dtype), device=grad.device)
+    for begin in range(0, N, max(1, step)):
+        piece = grad[:, begin : begin + step].to(total.dtype)
+        for k in range(weight.shape[1]):
+            total[k] += (piece * seen[:, begin + k : begin + k + piece.shape[1]]).sum(dim=(0, 1))
+    return total.t().to(weight.dtype)

@@ -1,0 +1,142 @@
+"""Causal softmax attention, the baseline of the language models: it streams too, from a state that grows.
+
+Shapes: x [B, N, C] (batch, tokens, width), queries [B, H, N, D], keys and values [B, H, M + N, D] with C = H * D and M
+tokens in the state, mask [B, N].
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from tost.nn._mixer import ProjectedMixer, check_width, refuse_context
+from tost.nn.state import KVState
+from tost.ops._checks import check_mask
+from tost.ops._numerics import num_tokens, zero_padding
+
+__all__ = ["CausalSoftmaxAttention"]
+
+
+class CausalSoftmaxAttention(ProjectedMixer):
+    """Scaled dot-product attention between each token and those up to it, as in GPT-2.
+
+    Args:
+        embed_dim: Width of the tokens, C.
+        num_heads: Number of heads, H; divides C.
+        in_bias: Bias of the projection to queries, keys and values.
+        out_bias: Bias of the output projection.
+        attn_drop: Dropout on the attention weights.
+        out_drop: Dropout on the output.
+        device: Where the parameters live.
+        dtype: Type of the parameters.
+
+    Raises:
+        ValueError: `num_heads` does not divide `embed_dim`.
+
+    Example:
+        >>> import torch, tost
+        >>> attention = tost.nn.CausalSoftmaxAttention(64, 4)
+        >>> first, state = attention.forward_with_state(torch.randn(1, 100, 64))
+        >>> second, state = attention.forward_with_state(torch.randn(1, 1, 64), state)
+        >>> second.shape, state.keys.shape
+        (torch.Size([1, 1, 64]), torch.Size([1, 4, 101, 16]))
+    """
+
+    state_kind: ClassVar[type] = KVState
+
+    def __init__(
+        self,
+        embed_dim: int,
+        num_heads: int,
+        *,
+        in_bias: bool = True,
+        out_bias: bool = True,
+        attn_drop: float = 0.0,
+        out_drop: float = 0.0,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__(embed_dim, num_heads, in_bias, out_bias, attn_drop, out_drop, device, dtype)
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Mix the tokens x [B, N, C], each with those before it.
+
+        Args:
+            x: Tokens, ``[B, N, C]``.
+            mask: Real tokens, bool ``[B, N]``, padding anywhere; it gets the output bias.
+
+        Returns:
+            ``[B, N, C]``.
+
+        Raises:
+            ValueError: `x` or `mask` has the wrong shape or dtype.
+            BackendError: Context parallelism is active; this mixer needs whole sequences.
+        """
+        return self.forward_with_state(x, mask=mask)[0]
+
+    def forward_with_state(
+        self, x: Tensor, state: KVState | None = None, mask: Tensor | None = None
+    ) -> tuple[Tensor, KVState]:
+        """Continue sequences of which `state` has seen the beginning.
+
+        Args:
+            x: The next tokens, ``[B, N, C]``.
+            state: The state returned with the tokens before; None at the start.
+            mask: Real tokens, bool ``[B, N]``.
+
+        Returns:
+            ``[B, N, C]`` and the state after these tokens.
+
+        Raises:
+            ValueError: As in `forward`, or the state belongs to another batch or another model.
+            BackendError: As in `forward`.
+        """
+        refuse_context(type(self).__name__)
+        check_width(x, self.embed_dim)
+        check_mask(mask, x)
+        parts = zero_padding(self.proj_in(x), mask).reshape(*x.shape[:2], 3, self.num_heads, self.head_dim)
+        query, key, value = (part.transpose(1, 2) for part in parts.unbind(2))
+        after = self._extend(state, key, value, mask)
+        rule, causal = _visible(after, x.shape[1])
+        drop = self.attn_drop if self.training else 0.0
+        y = F.scaled_dot_product_attention(
+            query, after.keys, after.values, attn_mask=rule, dropout_p=drop, is_causal=causal
+        )
+        out: Tensor = self.proj_out(zero_padding(y.transpose(1, 2), mask).flatten(2))
+        return (F.dropout(out, self.out_drop) if self.training and self.out_drop > 0 else out), after
+
+    def _extend(self, state: KVState | None, key: Tensor, value: Tensor, mask: Tensor | None) -> KVState:
+        """Return the state after tokens with these keys and values, [B, H, N, D]."""
+        tokens = num_tokens(key.transpose(1, 2), mask)
+        if state is None:
+            return KVState(key, value, key.new_zeros(len(key), 0, dtype=torch.bool) if mask is None else mask, tokens)
+        B, H, M, D = state.keys.shape
+        if (len(key), self.num_heads, self.head_dim) != (B, H, D):
+            raise ValueError(
+                f"the state has keys of shape {tuple(state.keys.shape)}, but {len(key)} sequences and this attention "
+                f"need [{len(key)}, {self.num_heads}, M, {self.head_dim}]. Pass the state that came from the same "
+                "batch and model, or None at the start."
+            )
+        real = state.real
+        if mask is not None or real.shape[1] > 0:
+            earlier = real if real.shape[1] == M else real.new_ones(B, M)
+            real = torch.cat((earlier, real.new_ones(B, key.shape[2]) if mask is None else mask), dim=1)
+        keys, values = (torch.cat((a.to(b.dtype), b), dim=2) for a, b in ((state.keys, key), (state.values, value)))
+        return KVState(keys, values, real, state.position + tokens)
+
+
+def _visible(state: KVState, num_queries: int) -> tuple[Tensor | None, bool]:
+    """Say which keys the last tokens may see: a rule [B or 1, 1, N, M + N] or None, and whether it is torch's own."""
+    total = state.keys.shape[2]
+    if state.real.shape[1] == 0 and (num_queries == total or num_queries == 1):
+        return None, num_queries > 1
+    key = torch.arange(total, device=state.keys.device)
+    query = key[total - num_queries :].unsqueeze(1)
+    rule = (key <= query).expand(1, 1, -1, -1)
+    if state.real.shape[1] > 0:
+        # Padding sees itself, or its softmax would be over nothing and not a number.
+        rule = rule & (state.real[:, None, None] | (key == query))
+    return rule, False
