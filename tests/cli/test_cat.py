@@ -4,20 +4,22 @@ from pathlib import Path
 
 import pytest
 
+from tests.recipes.given import given
 from tost.recipes import list_configs, load_config
 from tost.train.config import config_hash, dump_config
 
 
 @pytest.mark.parametrize("name", list_configs())
 def test_cat_output_is_the_same_configuration(run, tmp_path, name):
-    outcome = run("cat", name, "train.steps=5", "optim.lr=3e-4")
+    changes = [*given(name), "train.seed=5", "optim.lr=3e-3"]
+    outcome = run("cat", name, *changes)
     assert (outcome.code, outcome.err) == (0, "")
     path = tmp_path / "again.yaml"
     path.write_text(outcome.out)
     config = load_config(str(path))
-    assert config == load_config(name, ["train.steps=5", "optim.lr=3e-4"])
-    assert config.train.steps == 5
-    heading = f"# {name} train.steps=5 optim.lr=3e-4, resolved; hash {config_hash(config)}\n"
+    assert config == load_config(name, changes)
+    assert config.train.seed == 5
+    heading = f"# {name} {' '.join(changes)}, resolved; hash {config_hash(config)}\n"
     assert outcome.out == heading + dump_config(config)
 
 

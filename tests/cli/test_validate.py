@@ -6,16 +6,17 @@ from pathlib import Path
 
 import pytest
 
+from tests.recipes.given import given
 from tost.recipes import list_configs, load_config
 from tost.train.config import config_hash
 
 
 @pytest.mark.parametrize("name", list_configs())
 def test_validate_says_ok(run, name):
-    outcome = run("validate", name, "train.seed=3")
+    outcome = run("validate", name, *given(name), "train.seed=3")
     assert (outcome.code, outcome.err) == (0, "")
     assert outcome.out.startswith(f"ok  {name}: ")
-    assert outcome.out.endswith(f"hash {config_hash(load_config(name, ['train.seed=3']))}\n")
+    assert outcome.out.endswith(f"hash {config_hash(load_config(name, [*given(name), 'train.seed=3']))}\n")
 
 
 def test_validate_lists_all_problems(run):

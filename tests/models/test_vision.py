@@ -14,6 +14,7 @@ from timm.models.xcit import ClassAttentionBlock, ConvPatchEmbed
 
 import tost
 from tests.models.tiny import make_tiny, perturb
+from tost.errors import BackendError
 from tost.models.vision_parts import ClassBlock, ConvStem
 
 NAME = "tost_tiny_patch16_224"
@@ -133,6 +134,12 @@ def test_wrong_images_are_refused(shape, message):
 def test_integer_images_are_refused():
     with pytest.raises(ValueError, match=r"dtype torch\.uint8; this model needs floating point"):
         make_tiny(NAME)(torch.zeros(1, 3, 32, 32, dtype=torch.uint8))
+
+
+def test_pieces_of_images_are_refused(monkeypatch):
+    monkeypatch.setattr("tost.models.vision_base.active", object)
+    with pytest.raises(BackendError, match="image models need whole images, but a ContextParallel context is active"):
+        make_tiny(NAME)(torch.zeros(1, 3, 32, 32))
 
 
 PARTS = {

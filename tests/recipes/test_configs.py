@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import tost.recipes.image_classification as image_classification
+from tests.recipes.given import given
 from tests.recipes.pictures import random_bundle
 from tests.train.runs import Recorder
 from tost import recipes
@@ -27,7 +28,7 @@ NAMES = [path.relative_to(FOLDER).with_suffix("").as_posix() for path in FILES]
 KEYS = ("model.name", "data.path", "train.steps", "train.seed", "train.batch_size", "checkpoint.every")
 HEADER = re.compile(
     r"# (?P<title>\S.*)\n"
-    r"#   run      tost train (?P<name>\S+)(?P<given>( \S+=[A-Z]+)*)\n"
+    r"#   run      tost train (?P<name>\S+)( \S+=[A-Z]+)*\n"
     r"#   cost     (?P<cost>.+)\n"
     r"#   expect   (?P<expect>.+)\n"
     r"#   checked  (?P<checked>.+)\n"
@@ -57,8 +58,7 @@ def header(name: str) -> re.Match[str]:
 
 def load(name: str, *overrides: str) -> RunConfig:
     """Load a configuration with what its header says must be given."""
-    needed = [word.partition("=")[0] for word in header(name)["given"].split()]
-    return load_config(name, [*(f"{key}=somewhere" for key in needed), *overrides])
+    return load_config(name, [*given(name), *overrides])
 
 
 def test_the_list_is_what_the_folder_holds():

@@ -107,3 +107,26 @@ def test_a_header_without_its_lines_is_refused(script, recipe, make_run):
     recipe.write_text(recipe.read_text().replace("#   cost ", "#   price "))
     with pytest.raises(SystemExit, match="the header needs exactly one line"):
         script.main([str(recipe), str(make_run(0, 0.5))])
+
+
+def test_places_of_data_and_weights_do_not_matter_but_random_weights_do(script, tmp_path):
+    recipe = tmp_path / "mine.yaml"
+    text = find_config("small/imagenette").read_text()
+    recipe.write_text(re.sub(r"^#   (cost|expect|checked) .*$", r"#   \1  not measured yet", text, flags=re.MULTILINE))
+
+    def finished(seed: int, weights: str) -> str:
+        folder = tmp_path / f"run-{seed}"
+        folder.mkdir()
+        given = [f"train.seed={seed}", f"data.path=/machine-{seed}/images", f"train.init_from={weights}"]
+        config = load_config(str(recipe), given)
+        (folder / "config.yaml").write_text(dump_config(config))
+        summary = {"final": {"accuracy": 0.5}, "seconds": 60.0, "peak_memory_bytes": 1e9, "revision": "abc1234"}
+        (folder / "summary.json").write_text(json.dumps({**summary, "steps": config.train.steps}))
+        (folder / "env.json").write_text(json.dumps({"cpu": "A CPU", "threads": 1}))
+        return str(folder)
+
+    trained = [finished(seed, f"/machine-{seed}/run") for seed in (0, 1)]
+    assert script.main([str(recipe), *trained]) == 0
+    assert re.search(r"#   expect   accuracy 0\.5 \(0\.5 to 0\.5 over 2 seeds\)", recipe.read_text())
+    with pytest.raises(SystemExit, match=r"other settings than the file: train\.init_from"):
+        script.main([str(recipe), trained[0], finished(2, "null")])

@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 
 from tost import recipes
+from tost.data import find_data, list_data
 from tost.errors import ConfigError
+from tost.models import list_models, model_spec
 from tost.recipes import find_config, find_recipe, get_task, list_configs, list_recipes, load_config
 
 SOURCE = Path(recipes.__file__).parent
@@ -74,12 +76,13 @@ def test_configs_that_do_not_exist(tmp_path, monkeypatch, name, message):
 def test_recipe_model_and_data_have_to_fit():
     with pytest.raises(ConfigError) as error:
         load_config("demo/digits", ["recipe=language_modeling"])
+    models = ", ".join(name for name in list_models() if model_spec(name).family == "language")
+    data = ", ".join(name for name in list_data() if find_data(name).task == "language_modeling")
     assert str(error.value).splitlines() == [
         "demo/digits cannot be used, 2 problems:",
-        "  model.name (line 7): lra_image is a classifier model, but the recipe language_modeling trains: "
-        "tost_lm_base, tost_lm_large, tost_lm_medium",
+        f"  model.name (line 7): lra_image is a classifier model, but the recipe language_modeling trains: {models}",
         "  data.name (line 8): digits is for the recipe classification, but this is language_modeling, "
-        "which takes: stdlib_bytes",
+        f"which takes: {data}",
     ]
     with pytest.raises(
         ConfigError, match=r"recipe \(command line\): there is no recipe langage_modeling; did you mean"

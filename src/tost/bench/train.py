@@ -16,6 +16,7 @@ import torch
 from tost.bench.environment import Environment, describe_environment
 from tost.bench.timing import Spread, spread
 from tost.data import make_loader
+from tost.data._random import mix
 from tost.errors import TostError
 from tost.recipes import get_task
 from tost.train.config import RunConfig
@@ -130,7 +131,7 @@ def _bare(config: RunConfig) -> _Stopwatch:
     batches = iter(make_loader(bundle.train, batch_size=config.train.batch_size, seed=config.train.seed))
     model.train()
     for step in range(config.train.steps):
-        batch = next(batches)
+        batch = task.training_batch(next(batches), config, mix(config.train.seed, step, 0, 0))
         for group in optimizer.param_groups:
             group["lr"] = learning_rate(step, config=config.schedule, peak=config.optim.lr, total=config.train.steps)
         loss = task.outcome(model, batch).loss / task.terms(batch)

@@ -18,9 +18,11 @@ import tost._torchvision  # noqa: F401  timm imports torchvision, which a CPU bu
 # isort: split
 from timm.models._features import feature_take_indices
 
+from tost.errors import BackendError
 from tost.models._common import count_parameters
 from tost.models.flops import image_flops
 from tost.models.vision_options import ImageOptions
+from tost.parallel import active
 
 __all__ = ["ImageModel"]
 
@@ -79,6 +81,7 @@ class ImageModel(nn.Module):
 
         Raises:
             ValueError: The images are not of this form, or smaller than a patch.
+            BackendError: Context parallelism is active; images are not split.
         """
         return self.forward_head(self.forward_features(images))
 
@@ -235,6 +238,11 @@ class ImageModel(nn.Module):
 
     def _check(self, images: Tensor) -> None:
         o = self.options
+        if active() is not None:
+            raise BackendError(
+                "image models need whole images, but a ContextParallel context is active, in which each process holds "
+                "a piece of a sequence. Run this model outside of it; use data parallelism for more images."
+            )
         if images.dim() != 4 or images.shape[1] != o.in_chans or not images.is_floating_point():
             raise ValueError(
                 f"images have shape {tuple(images.shape)} and dtype {images.dtype}; this model needs floating point "
