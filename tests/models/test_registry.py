@@ -14,7 +14,8 @@ SMALL = {"embed_dim": 16, "depth": 2, "num_heads": 4}
 
 
 def test_models_are_listed_by_pattern():
-    assert tost.list_models("tost_lm_*") == ["tost_lm_base", "tost_lm_large", "tost_lm_medium"]
+    assert tost.list_models("tost_lm_??????") == ["tost_lm_medium"]
+    assert tost.list_models("gpt2_*") == ["gpt2_base", "gpt2_large", "gpt2_medium"]
     assert tost.list_models("nothing*") == []
     assert tost.list_models() == sorted(tost.list_models("*"))
 
@@ -84,7 +85,7 @@ def test_every_problem_is_told_at_once():
         "  dept: unknown option; did you mean 'depth'?",
         "  num_heads=0: input should be greater than or equal to 1",
         "  dropout='much': input should be a valid number, unable to parse string as a number",
-        "  position='rotary': input should be 'learned' or 'none'",
+        "  position='rotary': input should be 'learned', 'sinusoidal' or 'none'",
         "  bias=1: input should be a valid boolean",
         "  mlp_ratio=0.3 times embed_dim=768 is 230.4, which is not a width; choose a ratio that gives a whole number",
     }
