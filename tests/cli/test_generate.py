@@ -215,6 +215,14 @@ def test_a_terminal_without_a_prompt_is_told_what_to_do(run, endless, monkeypatc
     assert "give --prompt TEXT, --prompt-file FILE, or text on stdin" in outcome.err
 
 
+def test_help_and_missing_prompts_load_no_torch(tmp_path):
+    program = "import sys; from tost.cli import main\ntry: main()\nfinally: print('torch' in sys.modules)"
+    for arguments in (["--help"], [str(tmp_path), "--prompt", ""]):
+        command = [sys.executable, "-c", program, "generate", *arguments]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert done.stdout.splitlines()[-1] == "False"
+
+
 def test_an_interrupt_keeps_what_is_there(run, endless, tmp_path, monkeypatch):
     original, shown = _generate._write, []
 

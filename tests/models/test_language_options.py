@@ -6,11 +6,13 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
 
 import tost
 from tests.models.tiny import example, make_tiny, perturb
 from tost.errors import CheckpointError, ConfigError
-from tost.models import LanguageOptions, model_options
+from tost.models import LanguageOptions, model_options, token_flops
 from tost.nn import BlockState, Extensions
 from tost.testing import assert_close
 from tost.train.config import OptimConfig
@@ -282,3 +284,34 @@ def test_plus_is_the_same_at_every_size():
         added[size] = {k: v for k, v in dict(plus).items() if v != getattr(plain, k)}
         assert isinstance(plus, LanguageOptions)
     assert added["base"] == added["medium"] == added["large"] == PLUS
+
+
+def test_waves_are_of_the_size_of_fresh_embeddings_and_have_no_end():
+    model = make_tiny("tost_lm_base", position="sinusoidal", embed_dim=64, vocab_size=500)
+    zeros = torch.zeros(1, 300, dtype=torch.int64)
+    vectors = (model._embed(zeros, None, None) - model.tokens(zeros)).detach()
+    assert 0.9 < vectors.std() / model.tokens.weight.std() < 1.1
+    far = model._embed(zeros[:, :1], torch.tensor([123_456_789]), None)
+    assert torch.isfinite(far).all()
+    assert model.num_parameters() == model.num_parameters(positions=True)
+
+
+@pytest.mark.parametrize(
+    "options", [PLUS, {"local": 3, "local_at": "both"}, {"mixer": "softmax", "local": 2, "max_length": 16}], ids=str
+)
+def test_products_are_those_that_torch_counts(options):
+    model = make_tiny("tost_lm_base", **options)
+    with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter, torch.no_grad():
+        model(example(model, batch=3, length=16))
+    assert counter.get_total_flops() == 3 * 16 * token_flops(model.options).products
+
+
+def test_statistics_are_counted_with_what_is_added():
+    def per_head(**options):
+        return token_flops(model_options("tost_lm_base", options)).statistics / (12 * 12)
+
+    plain = per_head()
+    assert per_head(count_scaled=True) == plain + 1
+    assert per_head(forget=True) == plain + 2 * 64 + 1
+    assert per_head(position="sinusoidal") == plain - 2
+    assert per_head(mixer="softmax") == 0

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from tests.parallel.ranks import run_ranks
 from tost.nn import CausalConvolution
 from tost.parallel import ContextParallel
+from tost.parallel.window import last_tokens
 from tost.testing import assert_close
 
 B, C = 2, 6
@@ -174,6 +175,15 @@ def results(lengths, masked, context=None):
     return {"y": y.detach(), "last": last.detach(), "x": x.grad, "start": start.grad, "weight": local.weight.grad}
 
 
+def picked(lengths, context):
+    """What `last_tokens` finds for tokens that are numbers; where a rank has fewer than three there is junk."""
+    own = context.split(torch.arange(1.0, 10.0), 0, lengths=lengths)[-3:]
+    tail = torch.full((1, 3, 1), 99.0)
+    tail[0, 3 - len(own) :, 0] = own
+    start = torch.tensor([-2.0, -1.0, 0.0]).view(1, 3, 1)
+    return [window.flatten().tolist() for window in last_tokens(tail, torch.tensor([lengths[context.rank]]), start)]
+
+
 def shared():
     found = {}
     for lengths, masked in itertools.product(LENGTHS, (False, True)):
@@ -182,6 +192,7 @@ def shared():
             found[lengths, masked] = results(lengths, masked, context)
             exchanged = context.bytes_exchanged - before[0], context.num_collectives - before[1]
             found[lengths, masked]["exchanged"] = exchanged
+            found[lengths, masked]["picked"] = picked(lengths, context)
     return found
 
 
@@ -191,7 +202,9 @@ def test_shared_sequence_is_the_whole(tmp_path):
     for key in itertools.product(LENGTHS, (False, True)):
         expected = results(*key)
         assert_close("y", torch.cat([rank[key]["y"] for rank in ranks], dim=1), expected["y"], 1e-14)
-        for rank in ranks:
+        for number, rank in enumerate(ranks):
+            begin = sum(key[0][:number])
+            assert rank[key]["picked"] == [[begin - 2.0, begin - 1.0, float(begin)], [7.0, 8.0, 9.0]]
             assert torch.equal(rank[key]["last"], expected["last"])
             # Forward once, backward once for each result: nothing that depends on the length.
             assert rank[key]["exchanged"] == (3 * numbers + 8 * B, 3)

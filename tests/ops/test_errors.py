@@ -1,5 +1,6 @@
 """Bad input gets a clear error: what was given, what is needed, what to do."""
 
+import ctypes
 import os
 import subprocess
 import sys
@@ -109,6 +110,17 @@ def test_auto_without_native_warns_once_and_gives_the_same_result(without_native
         y = tost.tssa(W, T)
     assert torch.equal(tost.tssa(W, T), y)  # a second warning would be an error here
     assert torch.allclose(y, tost.tssa(W, T, backend="reference"), atol=1e-6)
+
+
+def test_a_library_from_other_sources_is_not_used(monkeypatch):
+    class Longer(_native.Forward):
+        _fields_ = (("added_later", ctypes.c_int64),)
+
+    assert _native._load()[1] == ""
+    monkeypatch.setitem(_native._CALLS, "tost_tssa_forward", Longer)
+    library, reason = _native._load()
+    assert library is None
+    assert reason == "the native library was built from other sources than this package; reinstall tost"
 
 
 def test_native_info_and_isa_selection(monkeypatch):

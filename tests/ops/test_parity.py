@@ -45,6 +45,41 @@ def test_causal_tssa_matches_reference(backend, shape, dtype, masked, bias, stat
     assert_all_close(run_causal(case, backend), run_causal(case.double(), "reference"), BOUNDS[dtype])
 
 
+# The reference forgets token by token, so it runs once for all backends, and on fewer shapes.
+option_shapes = pytest.mark.parametrize(
+    "shape", [(1, 1, 1, 1), (2, 67, 3, 5), (2, 130, 2, 33), (5, 2, 4, 3)], ids=shape_id
+)
+dtypes = pytest.mark.parametrize("dtype", BOUNDS, ids=dtype_id)
+
+
+@option_shapes
+@dtypes
+@pytest.mark.parametrize("normalize", [True, False])
+def test_count_scaled_tssa_matches_reference(shape, dtype, normalize):
+    case = make_case(shape, dtype, masked=normalize, normalize=normalize, count_scaled=True)
+    expected = run_tssa(case.double(), "reference")
+    for backend in FAST_BACKENDS:
+        assert_all_close(run_tssa(case, backend), expected, BOUNDS[dtype])
+
+
+@option_shapes
+@dtypes
+@pytest.mark.parametrize("flags", ["count_scaled", "decay", "masked bias state count_scaled decay"])
+def test_causal_tssa_with_options_matches_reference(shape, dtype, flags):
+    case = make_case(shape, dtype, **dict.fromkeys(flags.split(), True))
+    expected = run_causal(case.double(), "reference")
+    for backend in FAST_BACKENDS:
+        assert_all_close(run_causal(case, backend), expected, BOUNDS[dtype])
+
+
+@pytest.mark.parametrize("width", [32, 48, 64])
+def test_options_on_the_head_widths_that_the_kernel_is_compiled_for(width):
+    case = make_case((1, 70, 2, width), torch.float32, masked=True, state=True, count_scaled=True, decay=True)
+    assert_all_close(run_causal(case, "native"), run_causal(case.double(), "reference"), BOUNDS[torch.float32])
+    case = make_case((2, 140, 2, width), torch.float32, masked=True, count_scaled=True)
+    assert_all_close(run_tssa(case, "native"), run_tssa(case.double(), "reference"), BOUNDS[torch.float32])
+
+
 @pytest.mark.parametrize("isa", compiled_isas())
 @pytest.mark.parametrize("dtype", BOUNDS, ids=dtype_id)
 def test_native_kernels_agree_on_every_instruction_set(isa, dtype):

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import tost
-from tests.ops.cases import BACKENDS, FAST_BACKENDS, make_case, run_causal, run_tssa
+from tests.ops.cases import BACKENDS, FAST_BACKENDS, make_case, make_decay, run_causal, run_tssa
 from tost.testing import assert_close
 
 backends = pytest.mark.parametrize("backend", BACKENDS)
@@ -17,10 +17,12 @@ LOW = [torch.float16, torch.bfloat16]
 def test_native_ops_pass_opcheck(masked, grad):
     case = make_case((2, 70, 3, 5), torch.float32, masked=masked, bias=True, state=True)
     w, t = case.w.requires_grad_(grad), case.temperature.requires_grad_(grad)
-    torch.library.opcheck(torch.ops.tost.tssa.default, (w, t, case.mask, True))
+    torch.library.opcheck(torch.ops.tost.tssa.default, (w, t, case.mask, True, masked))
     bias = torch.randn(1, 70, 3, requires_grad=grad)
     sums = case.state[:3] if masked else (None, None, None)
-    torch.library.opcheck(torch.ops.tost.causal_tssa.default, (w, t, bias, case.mask, *sums))
+    scale, decay = torch.rand(1, 70, 3, requires_grad=grad), make_decay(3, torch.float32).requires_grad_(grad)
+    options = (scale, decay) if masked else (None, None)
+    torch.library.opcheck(torch.ops.tost.causal_tssa.default, (w, t, bias, case.mask, *sums, *options))
 
 
 def test_native_backward_and_inplace_ops_pass_opcheck():
@@ -29,15 +31,17 @@ def test_native_backward_and_inplace_ops_pass_opcheck():
     torch.library.opcheck(
         torch.ops.tost.tssa_backward.default, (case.dy, case.w, case.temperature, case.mask, True, *saved)
     )
-    *_, pi, starts = torch.ops.tost.causal_tssa(case.w, case.temperature, None, case.mask, None, None, None)
+    options = (torch.rand(2, 70, 3), make_decay(3, torch.float32))
+    *_, pi, starts = torch.ops.tost.causal_tssa(case.w, case.temperature, None, case.mask, None, None, None, *options)
     torch.library.opcheck(
         torch.ops.tost.causal_tssa_backward.default,
-        (case.dy, *case.dstate, case.w, case.temperature, None, case.mask, pi, starts),
+        (case.dy, *case.dstate, case.w, case.temperature, None, case.mask, pi, starts, *options),
     )
     arguments = (case.w.clone(), case.temperature, case.mask)
-    torch.library.opcheck(torch.ops.tost.tssa_.default, (*arguments, True))
+    torch.library.opcheck(torch.ops.tost.tssa_.default, (*arguments, True, True))
     torch.library.opcheck(
-        torch.ops.tost.causal_tssa_.default, (arguments[0], case.temperature, None, case.mask, None, None, None)
+        torch.ops.tost.causal_tssa_.default,
+        (arguments[0], case.temperature, None, case.mask, None, None, None, *options),
     )
 
 
@@ -148,7 +152,7 @@ def test_autocast_keeps_statistics_in_float32(backend):
 
 
 @fast_backends
-@pytest.mark.parametrize("causal", [False, True], ids=["tssa", "causal"])
+@pytest.mark.parametrize("causal", [False, True, "with options"], ids=["tssa", "causal", "with options"])
 def test_backward_keeps_little_more_than_w(backend, causal):
     B, N, H, D = 1, 2048, 8, 48
     w = torch.randn(B, N, H, D, requires_grad=True)
@@ -159,8 +163,10 @@ def test_backward_keeps_little_more_than_w(backend, causal):
         return x
 
     run = tost.causal_tssa if causal else tost.tssa
+    decay = torch.full((H,), 0.9, requires_grad=True)
+    options = {"count_scaled": True, "decay": decay} if causal == "with options" else {}
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
-        run(w, torch.ones(H, requires_grad=True), backend=backend)
+        run(w, torch.ones(H, requires_grad=True), backend=backend, **options)
     assert 0 < sum(kept.values()) <= 1.1 * w.nbytes + 3 * N * H * 4
 
 

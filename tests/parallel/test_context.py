@@ -200,6 +200,13 @@ def test_a_group_of_one_equals_no_group(alone):
         assert_close("causal", parallel.causal_tssa(w, t), tost.causal_tssa(w, t), 1e-14)
 
 
+def test_second_derivatives_of_what_forgets_are_refused_not_wrong(alone):
+    w, t = whole(0, 1, 4, 2, 3).requires_grad_(), torch.ones(2, dtype=torch.float64)
+    y = parallel.causal_tssa(w, t, decay=0.9 * t, backend="reference", context=alone)
+    with pytest.raises(RuntimeError, match=r"second derivatives through a decay .* shared by ranks\. Compute them in"):
+        torch.autograd.grad(y.square().sum(), w, create_graph=True)
+
+
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # the compiler looks at it
 def test_compiled_modules_break_the_graph_at_the_exchange_only(alone):
     for module in (tost.TSSAttention(8, 2), tost.CausalTSSAttention(8, 2, 16)):
@@ -223,6 +230,7 @@ def test_bad_tokens_are_refused_before_any_exchange(alone):
         (lambda: parallel.tssa(w, t[:1]), r"temperature has shape \(1,\)"),
         (lambda: parallel.tssa(w, t, mask=torch.ones(1, 3, dtype=torch.bool)), r"mask has shape \(1, 3\)"),
         (lambda: parallel.causal_tssa(w, t, torch.zeros(3, 9)), r"bias has shape \(3, 9\)"),
+        (lambda: parallel.causal_tssa(w, t, decay=2 * t), r"decay lies in \[2, 2\]"),
         (
             lambda: parallel.causal_tssa_with_state(w, t, state=tost.TSSAState.empty(2, 2, 3)),
             r"state.squares has shape \(2, 2, 3\)",

@@ -57,7 +57,7 @@ def generate(
     top_p: Annotated[float | None, typer.Option(help="Draw from the likeliest tokens of this probability.")] = None,
     repetition_penalty: Annotated[float, typer.Option(help="Above 1: fewer tokens that came before.")] = 1.0,
     seed: Annotated[
-        int | None, typer.Option(min=0, help="Repeats a text. Default: a new one, shown at the end.")
+        int | None, typer.Option(min=0, max=2**63 - 1, help="Repeats a text. Default: a new one, shown at the end.")
     ] = None,
     stop: Annotated[list[str] | None, typer.Option(help="Text that ends it, not shown; can be repeated.")] = None,
     state: Annotated[Path | None, typer.Option(help="Go on with a text that was put aside.")] = None,

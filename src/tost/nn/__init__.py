@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tost.nn.attention import CausalTSSAttention, PaperForm, TSSAttention
+from tost.nn.attention import CausalTSSAttention, TSSAttention
 from tost.nn.block import Block, CausalBlock, run_blocks
 from tost.nn.causal_local import CausalConvolution
 from tost.nn.causal_softmax import CausalSoftmaxAttention
@@ -12,6 +12,7 @@ from tost.nn.local import GridMixer
 from tost.nn.loss import linear_cross_entropy
 from tost.nn.mlp import MLP
 from tost.nn.mssa import SubspaceAttention
+from tost.nn.paper import PaperForm
 from tost.nn.position import LearnedPositions, SinusoidalPositions, token_positions
 from tost.nn.softmax import SoftmaxAttention
 from tost.nn.state import BlockState, KVState, ModelState

@@ -6,7 +6,6 @@ Shapes: x [B, N, C] (batch, tokens, width), w [B, N, H, D] with C = H * D, mask 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import ClassVar, Literal, Self
 
 import torch
@@ -16,33 +15,12 @@ from torch import Tensor, nn
 from tost import parallel
 from tost.nn._mixer import check_heads, check_width
 from tost.nn.extensions import Extensions
+from tost.nn.paper import PaperForm
 from tost.nn.position import token_positions
 from tost.ops import TSSAState, causal_tssa_, causal_tssa_with_state, tssa, tssa_
 from tost.ops._numerics import statistics_dtype, zero_padding
 
-__all__ = ["CausalTSSAttention", "PaperForm", "TSSAttention"]
-
-
-@dataclass(frozen=True)
-class PaperForm:
-    """The attention of the paper's equations, where it differs from the authors' code.
-
-    The code frees what the equations tie: a second weight matrix in place of ``U``, and with it the step size; one
-    temperature per head; no coding precision. With ``eps = sqrt(C)`` (so ``C / eps^2 = 1``) and orthonormal heads the
-    module's output is minus `step_size` times the gradient of the variational compression objective.
-
-    Attributes:
-        step_size: tau. The output is multiplied by ``tau / n`` (``tau / j`` at position j of a causal sequence), n
-            counting the real tokens. None leaves it out.
-        eps: Coding precision; the operator becomes ``D = c / (1 + c * moment)``, ``c = C / eps^2``. None means c = 1.
-        tied: Project back with the transpose of the first projection's weight.
-        shared_temperature: One temperature ``1 / (2 eta)`` for all heads.
-    """
-
-    step_size: float | None = 1.0
-    eps: float | None = None
-    tied: bool = True
-    shared_temperature: bool = True
+__all__ = ["CausalTSSAttention", "TSSAttention"]
 
 
 class _ProjectedAttention(nn.Module):
@@ -330,7 +308,7 @@ class CausalTSSAttention(_ProjectedAttention):
         Returns:
             ``[B, N, C]`` and the state after these tokens.
         """
-        w, bias, decay = self._tokens(x), self._bias(x, state, mask), self.decay()
+        w, bias, decay = self._tokens(x), self.bias_of(x, state, mask), self.decay()
         run = causal_tssa_ if self._may_overwrite(w, bias, decay, *(state or ())) else causal_tssa_with_state
         if parallel.active() is not None:
             run = parallel.causal_tssa_with_state
@@ -367,8 +345,17 @@ class CausalTSSAttention(_ProjectedAttention):
         # a = 2^(-1/t), and its logit log(a / (1 - a)) without the difference of nearly equal numbers.
         return -torch.expm1(math.log(2) / half_lives).log()
 
-    def _bias(self, x: Tensor, state: TSSAState | None, mask: Tensor | None) -> Tensor | None:
-        """Return the position bias as the operator wants it: the table [H, L], or what each token gets of it."""
+    def bias_of(self, x: Tensor, state: TSSAState | None = None, mask: Tensor | None = None) -> Tensor | None:
+        """Return the position bias as the operator takes it; None if there is none.
+
+        Args:
+            x: The next tokens, ``[B, N, ...]``.
+            state: As in `forward_with_state`.
+            mask: As in `forward_with_state`.
+
+        Returns:
+            The table ``[H, max_length]``, or where positions go beyond it what each token gets, ``[B or 1, N, H]``.
+        """
         bias: Tensor | None = self.position_bias
         if bias is not None and self.position_bias_form == "head":
             bias = bias / self.head_dim

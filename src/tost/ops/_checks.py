@@ -85,10 +85,18 @@ def check_state(state: TSSAState | None, w: Tensor) -> None:
 
 
 def check_bias(bias: Tensor | None, w: Tensor, mask: Tensor | None, state: TSSAState | None) -> None:
-    """Refuse a bias that is not ``[H, L]`` or that ends before the last token's position."""
+    """Refuse a bias that is neither each token's nor a table ``[H, L]``, or that ends before the last token."""
     if bias is None:
         return
     B, N, H, _ = w.shape
+    if bias.dim() == 3:
+        if bias.shape not in ((B, N, H), (1, N, H)) or not bias.is_floating_point():
+            raise ValueError(
+                f"bias has shape {tuple(bias.shape)} and dtype {bias.dtype}, but w has shape {tuple(w.shape)}; the "
+                f"bias of every token is a floating point tensor [{B}, {N}, {H}] or [1, {N}, {H}]."
+            )
+        _check_device("bias", bias, w)
+        return
     if bias.dim() != 2 or bias.shape[0] != H or not bias.is_floating_point():
         raise ValueError(
             f"bias has shape {tuple(bias.shape)} and dtype {bias.dtype}, but w has {H} heads; it needs a floating "

@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from tost.ops._numerics import statistics_dtype
 from tost.parallel._channel import Channel, untraced
@@ -111,8 +110,13 @@ class _WeightedSum(torch.autograd.Function):
         return _add(weights[:, channel.rank] * everyone)
 
     @staticmethod
-    @once_differentiable  # the gradient of the weights would need the derivative of what others have sent
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None, None]:
+        if torch.is_grad_enabled() and grad.requires_grad:
+            # The gradient of the weights would need the derivative of what other ranks have sent.
+            raise RuntimeError(
+                "second derivatives through a decay are not available on a sequence that is shared by ranks. "
+                "Compute them in one process with backend='reference', or use decay=None."
+            )
         weights, everyone = ctx.saved_tensors
         (grads,) = ctx.channel.gather(grad)
         d_weights = torch.zeros_like(weights)

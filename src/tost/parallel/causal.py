@@ -46,7 +46,8 @@ def causal_tssa(
     Args:
         w: This rank's projected tokens, ``[B, N, H, D]``; N may differ between ranks and may be 0.
         temperature: As in `tost.causal_tssa`, the same on every rank.
-        bias: As in `tost.causal_tssa`, for the whole sequence, the same on every rank.
+        bias: As in `tost.causal_tssa`: a table for the whole sequence, the same on every rank, or that of this rank's
+            tokens.
         mask: Real tokens of this rank, bool ``[B, N]``.
         count_scaled: As in `tost.causal_tssa`; the tokens of the ranks before count.
         decay: As in `tost.causal_tssa`, the same on every rank.
@@ -194,12 +195,12 @@ def _check(
     check_state(state, w)
     check_decay(decay, w)
     # The form of the bias; its length is checked when the length of the whole sequence is known.
-    check_bias(bias, w[:, :0], None, None)
+    check_bias(bias, w if bias is not None and bias.dim() == 3 else w[:, :0], None, None)
 
 
 def _check_length(bias: Tensor | None, position_after: Tensor) -> None:
     """Refuse a bias that ends too early on every rank at once: a rank that stopped alone would leave others waiting."""
-    if bias is None or position_after.device.type != "cpu" or position_after.numel() == 0:
+    if bias is None or bias.dim() == 3 or position_after.device.type != "cpu" or position_after.numel() == 0:
         return
     needed = int(position_after.max())
     if needed > bias.shape[1]:

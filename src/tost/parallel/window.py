@@ -66,7 +66,8 @@ def _choice(counts: Tensor, reach: int) -> Tensor:
     window_begins = torch.cat((ends - counts, ends[-1:]))
     gap = (window_begins.unsqueeze(0) - source_ends.unsqueeze(1))[..., None, None]
     distance = torch.arange(reach, 0, -1, device=counts.device)  # from the end of a source, from the begin of a piece
-    return (gap + distance == distance.unsqueeze(1)) & (distance <= available) & (gap >= 0)
+    # No token of a later rank gets through: it would have to be further from its end than that rank has tokens.
+    return (gap + distance == distance.unsqueeze(1)) & (distance <= available)
 
 
 class _Pick(torch.autograd.Function):

@@ -53,7 +53,8 @@ def causal_tssa(
     Args:
         w: Projected tokens, ``[B, N, H, D]``.
         temperature: Multiplier of each head's energy, ``[H]``, of any sign.
-        bias: Learned bias by head and position, ``[H, L]`` with ``L >= N``.
+        bias: Learned bias by head and position, ``[H, L]`` with ``L >= N``; or that of every token, ``[B, N, H]`` or
+            ``[1, N, H]``, for rules of one's own about positions.
         mask: Real tokens, bool ``[B, N]``, with padding anywhere. Padding does not exist for the other tokens and
             does not advance their position; its output is 0.
         count_scaled: Multiply the share of the energy, not the bias, by the number of real tokens up to and including
@@ -265,7 +266,8 @@ def _arguments(
     """Return what every implementation takes: the bias and the scale of each token instead of tables and positions."""
     position = None if state is None else state.position
     if bias is not None:
-        bias = bias_of_tokens(bias.to(statistics_dtype(w.dtype)), w.shape[1], mask, position)
+        bias = bias.to(statistics_dtype(w.dtype))
+        bias = bias if bias.dim() == 3 else bias_of_tokens(bias, w.shape[1], mask, position)
     if decay is not None:
         decay = decay.to(statistics_dtype(w.dtype))
     scale = count_of_tokens(w, mask, position, decay) if count_scaled else None

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from tost.ops._numerics import MASS_FLOOR, PREFIX_FLOOR, statistics_dtype, zero_padding
-from tost.ops.causal_tssa._scan import decay_of_tokens, decayed_sums
+from tost.ops.causal_tssa._scan import decayed_sums, real_tokens
 from tost.ops.causal_tssa._sums import Sums, empty_sums
 
 __all__ = ["causal_tssa_lean"]
@@ -46,11 +46,12 @@ class _Running(NamedTuple):
     start: Tensor  # [B, H, F], before the first
 
 
-def _running(x: Tensor, start: Tensor, factors: Tensor | None) -> _Running:
-    if factors is None:
+def _running(x: Tensor, start: Tensor, decay: Tensor | None, mask: Tensor | None) -> _Running:
+    if decay is None:
         return _Running(start.unsqueeze(1) + x.cumsum(dim=1), start + x.sum(dim=1), start)
-    upto = decayed_sums(x, factors, start)
-    return _Running(upto, upto[:, -1] if x.shape[1] else start, start)
+    upto = decayed_sums(x, decay, real_tokens(x, mask), start)
+    # Copied, so that a state that is kept does not keep the sums of every token.
+    return _Running(upto, upto[:, -1].clone() if x.shape[1] else start, start)
 
 
 class _Reach(NamedTuple):
@@ -60,16 +61,18 @@ class _Reach(NamedTuple):
     start: Tensor  # [B, H, F]
 
 
-def _reach(direct: Tensor, after: Tensor, factors: Tensor | None) -> _Reach:
+def _reach(direct: Tensor, after: Tensor, decay: Tensor | None, mask: Tensor | None) -> _Reach:
     """A sum up to n reaches every output from n on: add up the `direct` gradients from n on, and that of the end."""
-    if factors is None:
+    if decay is None:
         # Reversing costs a copy; subtracting a prefix sum from the total would cancel digits at the end.
         suffix = direct.flip(1).cumsum(dim=1).flip(1)
         return _Reach(after.unsqueeze(1) + suffix, after + direct.sum(dim=1))
     if direct.shape[1] == 0:
         return _Reach(direct, after)
-    # What token n hands to the one before it has faded by its own factor.
-    handed = decayed_sums((factors * direct).flip(1), factors.flip(1), after).flip(1)
+    # What a token hands to the one before it has faded by its own decay; padding hands on what it gets.
+    tokens = real_tokens(direct, mask)
+    faded = direct * decay.unsqueeze(-1)
+    handed = decayed_sums(faded.flip(1), decay, tokens.flip(1), after).flip(1)
     return _Reach(direct + torch.cat((handed[:, 1:], after.unsqueeze(1)), dim=1), handed[:, 0])
 
 
@@ -101,15 +104,15 @@ class _LeanCausalTSSA(torch.autograd.Function):
         *before: Tensor,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         v = zero_padding(w.to(statistics_dtype(w.dtype)), mask)
-        square, factors = v.square(), decay_of_tokens(decay, w.shape[1], mask)
-        prefix, squares, _ = _running(square, before[0], factors)
+        square = v.square()
+        prefix, squares, _ = _running(square, before[0], decay, mask)
         share = (square / prefix.clamp_min(PREFIX_FLOOR)).sum(dim=-1)
         del prefix  # as large as w
         energy = _energy(share, bias, scale, v.shape[-1])
         pi = zero_padding((temperature.to(v.dtype) * energy).softmax(dim=-1), mask)
         weight = pi.unsqueeze(-1)
-        weighted = _running(weight * square, before[1], factors)
-        mass = _running(weight, before[2].unsqueeze(-1), factors)
+        weighted = _running(weight * square, before[1], decay, mask)
+        mass = _running(weight, before[2].unsqueeze(-1), decay, mask)
         y = -weight * v / (1 + weighted.upto / (mass.upto + MASS_FLOOR))
         ctx.save_for_backward(w, temperature, bias, mask, scale, decay, pi, *before)
         return y.to(w.dtype), squares, weighted.after, mass.after.squeeze(-1)
@@ -121,24 +124,25 @@ class _LeanCausalTSSA(torch.autograd.Function):
     ) -> tuple[Tensor | None, ...]:
         w, temperature, bias, mask, scale, decay, pi, *before = ctx.saved_tensors
         v, o = zero_padding(w.to(pi.dtype), mask), zero_padding(dy.to(pi.dtype), mask)
-        square, weight, factors = v.square(), pi.unsqueeze(-1), decay_of_tokens(decay, w.shape[1], mask)
-        weighted = _running(weight * square, before[1], factors)
-        mass = _running(weight, before[2].unsqueeze(-1), factors)
+        square, weight = v.square(), pi.unsqueeze(-1)
+        weighted = _running(weight * square, before[1], decay, mask)
+        mass = _running(weight, before[2].unsqueeze(-1), decay, mask)
         floored = mass.upto + MASS_FLOOR
         gain = floored / (floored + weighted.upto)
 
         direct = gain.square() * weight * o * v / floored
         to_mass = -(direct * weighted.upto / floored).sum(dim=-1, keepdim=True)
-        bar_weighted, bar_mass = _reach(direct, d_weighted, factors), _reach(to_mass, d_mass.unsqueeze(-1), factors)
+        bar_weighted = _reach(direct, d_weighted, decay, mask)
+        bar_mass = _reach(to_mass, d_mass.unsqueeze(-1), decay, mask)
         d_pi = (v * (v * bar_weighted.upto - o * gain)).sum(dim=-1) + bar_mass.upto.squeeze(-1)
         d_logit = pi * (d_pi - (pi * d_pi).sum(dim=-1, keepdim=True))
         d_energy = temperature.to(pi.dtype) * d_logit
 
-        squares = _running(square, before[0], factors)
+        squares = _running(square, before[0], decay, mask)
         inverse = 1 / squares.upto.clamp_min(PREFIX_FLOOR)
         d_share = (d_energy if scale is None else d_energy * scale).unsqueeze(-1)
         direct = -d_share * square * inverse.square() * (squares.upto > PREFIX_FLOOR)
-        bar_squares = _reach(direct, d_squares, factors)
+        bar_squares = _reach(direct, d_squares, decay, mask)
         dw = 2 * v * (weight * bar_weighted.upto + d_share * inverse + bar_squares.upto) - weight * o * gain
 
         share, d_decay = (square * inverse).sum(dim=-1), None

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from tost.ops._numerics import MASS_FLOOR, PREFIX_FLOOR, statistics_dtype, zero_padding
-from tost.ops.causal_tssa._scan import decay_of_tokens
 from tost.ops.causal_tssa._sums import Sums, empty_sums
 
 __all__ = ["causal_membership_reference", "causal_tssa_reference"]
@@ -61,11 +60,11 @@ def causal_tssa_reference(
 
 def _running(x: Tensor, before: Tensor, decay: Tensor | None, mask: Tensor | None) -> tuple[Tensor, Tensor]:
     """Return the sums of x [B, N, H, F] up to every token, after those before [B, H, F], and after the last token."""
-    factors = decay_of_tokens(decay, x.shape[1], mask)
-    if factors is None:
+    if decay is None:
         return before.unsqueeze(1) + x.cumsum(dim=1), before + x.sum(dim=1)
     total, totals = before, []
     for n in range(x.shape[1]):
-        total = factors[:, n] * total + x[:, n]
+        factor = decay if mask is None else torch.where(mask[:, n, None], decay, 1)
+        total = factor.unsqueeze(-1) * total + x[:, n]
         totals.append(total)
     return torch.stack(totals, dim=1) if totals else x, total
