@@ -68,7 +68,7 @@ def in_pieces(model, ids, mask, edges):
 
 
 @given(option_sets(), masks, cuts)
-@settings(max_examples=60)
+@settings(max_examples=40)
 def test_pieces_and_single_tokens_are_the_whole(options, mask, edges):
     model = make(options)
     ids = example(model, length=LENGTH)
@@ -82,7 +82,7 @@ def test_pieces_and_single_tokens_are_the_whole(options, mask, edges):
 
 
 @given(option_sets(), masks.filter(lambda mask: mask is not None))
-@settings(max_examples=40)
+@settings(max_examples=30)
 def test_mask_equals_deletion(options, mask):
     model = make(options)
     ids = example(model, length=LENGTH)
@@ -157,6 +157,14 @@ def test_authors_format_has_no_place_for_them(options):
     name = next(key for key in options if key not in ("local_at",))
     with pytest.raises(CheckpointError, match=name):
         to_official(make(options))
+
+
+@pytest.mark.parametrize("options", [*OURS, {"mixer": "softmax"}, {"activation": "gelu_tanh"}], ids=str)
+def test_step_without_modules_leaves_them_to_the_model(options):
+    from tost.generate.flat import why_not
+
+    assert why_not(make({})) == []
+    assert why_not(make(options))
 
 
 def test_rows_of_a_state_are_selected_moved_and_measured():

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from tost import parallel
 from tost.models import LanguageToST
 from tost.nn import MLP, CausalBlock, CausalTSSAttention, Extensions, LearnedPositions, ModelState, PaperForm
-from tost.ops import causal_tssa_
+from tost.ops import TSSAState, causal_tssa_
 
 __all__ = ["FlatStep", "why_not"]
 
@@ -91,7 +91,7 @@ class _Layer(NamedTuple):
 
     @classmethod
     def of(cls, block: CausalBlock) -> _Layer:
-        attention, mlp = block.attention, cast(MLP, block.mlp)
+        attention, mlp = cast(CausalTSSAttention, block.attention), cast(MLP, block.mlp)
         return cls(
             _Affine.of(block.norm1),
             _Affine.of(attention.proj_in),
@@ -118,7 +118,7 @@ class FlatStep:
         options = model.options
         self._width, self._heads, self._backend = options.embed_dim, options.num_heads, options.backend
         self._tokens = model.tokens.weight
-        self._positions = None if model.positions is None else model.positions.weight
+        self._positions = None if model.positions is None else cast(LearnedPositions, model.positions).weight
         self._layers = [_Layer.of(cast(CausalBlock, block)) for block in model.blocks]
         self._norm, self._eps = _Affine.of(model.norm), model.norm.eps
         self._head = self._tokens if model.head is None else model.head.weight
@@ -134,7 +134,9 @@ class FlatStep:
         for layer, before in zip(self._layers, state.layers, strict=True):
             u = F.layer_norm(x, width, *layer.norm1, layer.eps[0])
             w = F.linear(u, *layer.attention_in).view(w_shape)
-            y, reached = causal_tssa_(w, layer.temperature, layer.position_bias, state=before, backend=self._backend)
+            y, reached = causal_tssa_(
+                w, layer.temperature, layer.position_bias, state=cast(TSSAState, before), backend=self._backend
+            )
             after.append(reached)
             x = _add(x, F.linear(y.view(x.shape), *layer.attention_out), layer.gamma1)
             u = F.layer_norm(x, width, *layer.norm2, layer.eps[1])
