@@ -138,7 +138,7 @@ def prepare(logits: Tensor, seen: Tensor, sampling: Sampling) -> Tensor:
     Args:
         logits: As the model gives them, ``[B, V]``.
         seen: Tokens that came before, bool ``[B, V]``.
-        sampling: The options; a temperature of 0 is left out here.
+        sampling: The options, with a temperature above 0.
 
     Returns:
         ``[B, V]``. The softmax of it are the probabilities; the largest entry of a row is 0.
@@ -146,24 +146,28 @@ def prepare(logits: Tensor, seen: Tensor, sampling: Sampling) -> Tensor:
     Raises:
         ConfigError: A row has no largest logit, because there is a NaN or an infinity in it.
     """
-    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
-    if sampling.repetition_penalty != 1:
-        logits = penalize(logits, seen, sampling.repetition_penalty)
-    peak = logits.amax(dim=-1, keepdim=True)
-    if not bool(peak.isfinite().all()):
-        raise ConfigError(
-            f"the model's logits reach {peak.flatten().tolist()}, so no token can be chosen; its weights are damaged, "
-            "or its arithmetic overflows: check the checkpoint, or use float32."
-        )
-    logits = logits - peak  # a small temperature then reaches minus infinity, never infinity
-    if sampling.greedy:
-        return logits
-    logits = logits / sampling.temperature
+    logits, peak, _ = _start(logits, seen, sampling)
+    # The largest is 0 then, so that a small temperature leads to minus infinity, never to infinity.
+    logits = (logits - peak.unsqueeze(-1)) / sampling.temperature
     if sampling.top_k is not None:
         logits = keep_top_k(logits, sampling.top_k)
     if sampling.top_p is not None:
         logits = keep_top_p(logits, sampling.top_p)
     return logits
+
+
+def _start(logits: Tensor, seen: Tensor, sampling: Sampling) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the penalised logits, the largest of each row, and where that is."""
+    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    if sampling.repetition_penalty != 1:
+        logits = penalize(logits, seen, sampling.repetition_penalty)
+    peak, place = logits.max(dim=-1)
+    if not bool(peak.isfinite().all()):
+        raise ConfigError(
+            f"the model's logits reach {peak.tolist()}, so no token can be chosen; its weights are damaged, or its "
+            "arithmetic overflows: check the checkpoint, or use float32."
+        )
+    return logits, peak, place
 
 
 def draw_noise(
@@ -205,10 +209,10 @@ def choose(logits: Tensor, seen: Tensor, sampling: Sampling, noise: Tensor | Non
     Raises:
         ConfigError: As in `prepare`.
     """
+    if noise is None:
+        return _start(logits, seen, sampling)[2]
     scores = prepare(logits, seen, sampling)
-    if noise is not None:
-        scores = scores + noise.to(scores)
-    return scores.argmax(dim=-1)
+    return (scores + noise.to(scores)).argmax(dim=-1)
 
 
 def _is_number(value: object) -> bool:
