@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 
 import pytest
 import torch
@@ -262,7 +263,9 @@ def test_a_broken_pipe_is_quiet(endless):
 
 def test_ctrl_c_ends_a_text_that_arrives_as_it_is_made(endless):
     command = [*COMMAND, endless, "--prompt", "a", "--max-new-tokens", "1000000", "--seed", "0"]
-    with subprocess.Popen(command, **PIPES) as process:
+    # A job in the background of a shell ignores the signal, and so would its children.
+    heeding = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
+    with subprocess.Popen(command, **PIPES, preexec_fn=heeding) as process:
         shown = process.stdout.read(1)  # it does not wait for the end
         time.sleep(0.2)
         process.send_signal(signal.SIGINT)

@@ -94,6 +94,11 @@ def test_padding_anywhere_is_deletion_in_one_piece_and_in_many(width, real, cuts
         assert torch.equal(last[row], kept[0])
 
 
+def test_fresh_kernel_mixes_as_much_as_there_is():
+    local, x = CausalConvolution(2000, width=4), torch.randn(1, 50, 2000)
+    assert 0.9 < local(x)[:, 3:].std() < 1.1
+
+
 def test_window_holds_the_last_tokens_behind_zeros():
     local, x = make(4), tokens(2)
     _, window = local.forward_with_state(x)

@@ -50,7 +50,7 @@ def test_networks_equal_one_process(ranks):
         assert actual.keys() == expected.keys()
         for name in expected:
             # One process rounds too: in float32 some of its own results are off by more than the bound.
-            bound = max(BOUNDS[call[-1]], 3 * relative_rms(expected[name], exact[name]))
+            bound = max(BOUNDS[call[-1]], 5 * relative_rms(expected[name], exact[name]))
             assert_close(f"{name} of {call}", actual[name], expected[name], bound)
 
 

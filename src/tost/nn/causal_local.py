@@ -30,8 +30,10 @@ class CausalConvolution(nn.Module):
     """Mixes each token with the few before it, feature by feature, from a state of constant size.
 
     Statistics of a prefix cannot tell the last tokens from the first; this can. A `CausalBlock` adds the result to what
-    a branch sees, so the identity is not part of the kernel. It starts as N(0, 0.02) and has no bias, which the
-    projection behind it may have. Only real tokens are neighbours of each other; before the first there is zero.
+    a branch sees, so the identity is not part of the kernel, and there is no bias, which the projection behind it may
+    have. Only real tokens are neighbours of each other; before the first there is zero. The kernel starts as
+    N(0, 1 / sqrt(K)), a mixture of the neighbours as large as the token: each feature looks elsewhere from the first
+    step on. Language models that started with small kernels learned more slowly.
 
     Args:
         embed_dim: Width of the tokens, C.
@@ -64,7 +66,7 @@ class CausalConvolution(nn.Module):
             raise ValueError(f"width={width} reaches no other token; use at least 2, such as 4.")
         self.embed_dim, self.width = embed_dim, width
         self.weight = nn.Parameter(torch.empty(embed_dim, width, device=device, dtype=dtype))
-        nn.init.normal_(self.weight, std=0.02)
+        nn.init.normal_(self.weight, std=width**-0.5)
 
     def extra_repr(self) -> str:
         """Show the sizes in ``print(module)``."""
