@@ -163,6 +163,8 @@ def why_not(w: Tensor) -> list[str]:
         reasons.append(f"needs a CPU tensor, got {w.device}")
     if w.dtype not in _TYPES:
         reasons.append(f"supports float32, float64, bfloat16 and float16, got {str(w.dtype).removeprefix('torch.')}")
+    if torch.compiler.is_exporting() and torch.onnx.is_in_onnx_export():
+        reasons.append("ONNX has no such operator")
     return reasons
 
 

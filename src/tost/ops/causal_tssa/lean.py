@@ -38,20 +38,19 @@ def causal_tssa_lean(
     return y, Sums(*sums)
 
 
-class _Running(NamedTuple):
-    """One of the three sums, up to every token."""
-
-    upto: Tensor  # [B, N, H, F]
-    after: Tensor  # [B, H, F], after the last token
-    start: Tensor  # [B, H, F], before the first
-
-
-def _running(x: Tensor, start: Tensor, decay: Tensor | None, mask: Tensor | None) -> _Running:
+def _running(x: Tensor, start: Tensor, decay: Tensor | None, mask: Tensor | None) -> Tensor:
+    """Return the sums of x [B, N, H, F] up to every token, after those at the start [B, H, F]."""
     if decay is None:
-        return _Running(start.unsqueeze(1) + x.cumsum(dim=1), start + x.sum(dim=1), start)
-    upto = decayed_sums(x, decay, real_tokens(x, mask), start)
+        return start.unsqueeze(1) + x.cumsum(dim=1)
+    return decayed_sums(x, decay, real_tokens(x, mask), start)
+
+
+def _last(x: Tensor, start: Tensor, running: Tensor, decay: Tensor | None) -> Tensor:
+    """Return the sums after the last token."""
+    if decay is None:
+        return start + x.sum(dim=1)
     # Copied, so that a state that is kept does not keep the sums of every token.
-    return _Running(upto, upto[:, -1].clone() if x.shape[1] else start, start)
+    return running[:, -1].clone() if x.shape[1] else start
 
 
 class _Reach(NamedTuple):
@@ -76,11 +75,13 @@ def _reach(direct: Tensor, after: Tensor, decay: Tensor | None, mask: Tensor | N
     return _Reach(direct + torch.cat((handed[:, 1:], after.unsqueeze(1)), dim=1), handed[:, 0])
 
 
-def _through_decay(reaches: Sequence[_Reach], sums: Sequence[_Running], mask: Tensor | None) -> Tensor:
+def _through_decay(
+    reaches: Sequence[_Reach], sums: Sequence[Tensor], starts: Sequence[Tensor], mask: Tensor | None
+) -> Tensor:
     """Return the gradient of the decay, [H]: that of each sum times the sum before the token, over the real tokens."""
     terms = []
-    for reach, running in zip(reaches, sums, strict=True):
-        previous = torch.cat((running.start.unsqueeze(1), running.upto), dim=1)[:, :-1]
+    for reach, running, start in zip(reaches, sums, starts, strict=True):
+        previous = torch.cat((start.unsqueeze(1), running), dim=1)[:, :-1]
         terms.append((reach.upto * previous).sum(dim=-1))
     return zero_padding(torch.stack(terms).sum(dim=0), mask).sum(dim=(0, 1))
 
@@ -104,18 +105,19 @@ class _LeanCausalTSSA(torch.autograd.Function):
         *before: Tensor,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         v = zero_padding(w.to(statistics_dtype(w.dtype)), mask)
-        square = v.square()
-        prefix, squares, _ = _running(square, before[0], decay, mask)
-        share = (square / prefix.clamp_min(PREFIX_FLOOR)).sum(dim=-1)
-        del prefix  # as large as w
+        square, starts = v.square(), (before[0], before[1], before[2].unsqueeze(-1))
+        running = _running(square, starts[0], decay, mask)
+        squares = _last(square, starts[0], running, decay)
+        share = (square / running.clamp_min(PREFIX_FLOOR)).sum(dim=-1)
+        del running  # as large as w
         energy = _energy(share, bias, scale, v.shape[-1])
         pi = zero_padding((temperature.to(v.dtype) * energy).softmax(dim=-1), mask)
         weight = pi.unsqueeze(-1)
-        weighted = _running(weight * square, before[1], decay, mask)
-        mass = _running(weight, before[2].unsqueeze(-1), decay, mask)
-        y = -weight * v / (1 + weighted.upto / (mass.upto + MASS_FLOOR))
+        weighted, mass = _running(weight * square, starts[1], decay, mask), _running(weight, starts[2], decay, mask)
+        y = -weight * v / (1 + weighted / (mass + MASS_FLOOR))
         ctx.save_for_backward(w, temperature, bias, mask, scale, decay, pi, *before)
-        return y.to(w.dtype), squares, weighted.after, mass.after.squeeze(-1)
+        weighted_squares = _last(weight * square, starts[1], weighted, decay)
+        return y.to(w.dtype), squares, weighted_squares, _last(weight, starts[2], mass, decay).squeeze(-1)
 
     @staticmethod
     @once_differentiable
@@ -124,30 +126,29 @@ class _LeanCausalTSSA(torch.autograd.Function):
     ) -> tuple[Tensor | None, ...]:
         w, temperature, bias, mask, scale, decay, pi, *before = ctx.saved_tensors
         v, o = zero_padding(w.to(pi.dtype), mask), zero_padding(dy.to(pi.dtype), mask)
-        square, weight = v.square(), pi.unsqueeze(-1)
-        weighted = _running(weight * square, before[1], decay, mask)
-        mass = _running(weight, before[2].unsqueeze(-1), decay, mask)
-        floored = mass.upto + MASS_FLOOR
-        gain = floored / (floored + weighted.upto)
+        square, weight, starts = v.square(), pi.unsqueeze(-1), (before[0], before[1], before[2].unsqueeze(-1))
+        weighted, mass = _running(weight * square, starts[1], decay, mask), _running(weight, starts[2], decay, mask)
+        floored = mass + MASS_FLOOR
+        gain = floored / (floored + weighted)
 
         direct = gain.square() * weight * o * v / floored
-        to_mass = -(direct * weighted.upto / floored).sum(dim=-1, keepdim=True)
+        to_mass = -(direct * weighted / floored).sum(dim=-1, keepdim=True)
         bar_weighted = _reach(direct, d_weighted, decay, mask)
         bar_mass = _reach(to_mass, d_mass.unsqueeze(-1), decay, mask)
         d_pi = (v * (v * bar_weighted.upto - o * gain)).sum(dim=-1) + bar_mass.upto.squeeze(-1)
         d_logit = pi * (d_pi - (pi * d_pi).sum(dim=-1, keepdim=True))
         d_energy = temperature.to(pi.dtype) * d_logit
 
-        squares = _running(square, before[0], decay, mask)
-        inverse = 1 / squares.upto.clamp_min(PREFIX_FLOOR)
+        squares = _running(square, starts[0], decay, mask)
+        inverse = 1 / squares.clamp_min(PREFIX_FLOOR)
         d_share = (d_energy if scale is None else d_energy * scale).unsqueeze(-1)
-        direct = -d_share * square * inverse.square() * (squares.upto > PREFIX_FLOOR)
+        direct = -d_share * square * inverse.square() * (squares > PREFIX_FLOOR)
         bar_squares = _reach(direct, d_squares, decay, mask)
         dw = 2 * v * (weight * bar_weighted.upto + d_share * inverse + bar_squares.upto) - weight * o * gain
 
         share, d_decay = (square * inverse).sum(dim=-1), None
         if decay is not None:
-            d_decay = _through_decay((bar_squares, bar_weighted, bar_mass), (squares, weighted, mass), mask)
+            d_decay = _through_decay((bar_squares, bar_weighted, bar_mass), (squares, weighted, mass), starts, mask)
         return (
             dw.to(w.dtype),
             (d_logit * _energy(share, bias, scale, v.shape[-1])).sum(dim=(0, 1)).to(temperature.dtype),
