@@ -56,7 +56,7 @@ def model_markdown(report: ModelReport) -> str:
         "",
         f"Made by `{report.command}` on {environment.measured[:10]}. The models took turns on the same images; a ratio",
         "compares two passes of one round. Medians, with quartiles in brackets. Peak memory is the growth of a fresh",
-        "process during its first pass, weights not included.",
+        "process during its first pass, weights not included, with a C library that returns freed memory at once.",
     ]
     for table in model_tables(report.rows):
         lines += ["", f"## {table.title}", "", *markdown_table(table)]
