@@ -27,7 +27,7 @@ INTERRUPTED = 130
 def train(
     config: Annotated[str, typer.Argument(help="A built-in configuration (see `tost ls configs`) or a YAML file.")],
     overrides: Annotated[list[str] | None, typer.Argument(help="Changes to it, such as train.steps=100.")] = None,
-    out: Annotated[Path | None, typer.Option(help="Run folder. Default: runs/<configuration>.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Run folder. Default: runs/<name of the configuration>.")] = None,
     resume: Annotated[
         str | None, typer.Option(help="auto: newest checkpoint of the run folder; or a checkpoint, or another run.")
     ] = None,
@@ -40,7 +40,7 @@ def train(
     from tost.recipes import load_config
 
     settings = load_config(config, overrides or [])
-    folder = out or Path("runs") / Path(config).with_suffix("").name
+    folder = out or Path("runs") / _name_of(config)
     if dry_run:
         _dry_run(settings)
         return
@@ -59,6 +59,12 @@ def train(
             _console.show(str(folder))
     if result.status == "interrupted":
         raise typer.Exit(INTERRUPTED)
+
+
+def _name_of(config: str) -> Path:
+    """Return the whole name of a built-in configuration, as small/cifar10 is not finetune/cifar10; the stem of a file."""
+    path = Path(config)
+    return Path(path.stem) if path.suffix else path
 
 
 def _find_start(folder: Path, resume: str | None) -> Path | None:

@@ -127,13 +127,7 @@ class LanguageOptions(ModelOptions):
                 f"local_at={values['local_at']} places a convolution, but local=0 has none; set local, such as 4, or "
                 "leave local_at=attention"
             )
-        defaults = {"gate": False, "count_scaled": False, "forget": False, "backend": "auto"}
-        if values.get("mixer") == "softmax":
-            found += [
-                f"{name}={values[name]} is about TSSA, but mixer=softmax; use mixer=tssa, or leave {name}={default}"
-                for name, default in defaults.items()
-                if values.get(name, default) != default
-            ]
+        found += only_for_tssa(values, {"gate": False, "count_scaled": False, "forget": False, "backend": "auto"})
         return found
 
 
@@ -166,6 +160,16 @@ class SequenceClassifierOptions(ModelOptions):
             if values.get(other) is not None:
                 found.append(f"input={kind} has no use for {other}={values[other]}; set it to null")
         return found + (_waves_fit(values) if values.get("position") == "sinusoidal" else [])
+
+
+def only_for_tssa(values: Mapping[str, Any], defaults: Mapping[str, Any]) -> list[str]:
+    """Say which options of TSSA, given with their defaults, are set for another mixer."""
+    mixer = values.get("mixer", "tssa")
+    return [
+        f"{name}={values[name]} is about TSSA, but mixer={mixer}; use mixer=tssa, or leave {name}={default}"
+        for name, default in defaults.items()
+        if mixer != "tssa" and values.get(name, default) != default
+    ]
 
 
 def _waves_fit(values: Mapping[str, Any]) -> list[str]:

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator
 
-from tost.models.options import Count, ModelOptions, Switch
+from tost.models.options import Count, ModelOptions, Switch, only_for_tssa
 
 __all__ = ["CrateOptions", "FixedSizeOptions", "ImageOptions", "VisionOptions", "VitOptions"]
 
@@ -109,21 +109,8 @@ class VisionOptions(ImageOptions):
             )
         if isinstance(local, int) and local > 0 and local % 2 == 0:
             found.append(f"local={local} has no middle: the convolution needs an odd width; use {local + 1}, or 0")
-        found += _only_for_tssa(values)
+        found += only_for_tssa(values, {"normalize": True, "gate": False, "count_scaled": False, "backend": "auto"})
         return found
-
-
-def _only_for_tssa(values: Mapping[str, Any]) -> list[str]:
-    """Say which options of TSSA are set for another mixer."""
-    mixer = values.get("mixer", "tssa")
-    if mixer == "tssa":
-        return []
-    defaults = {"normalize": True, "gate": False, "count_scaled": False, "backend": "auto"}
-    return [
-        f"{name}={values[name]} is about TSSA, but mixer={mixer}; use mixer=tssa, or leave {name}={default}"
-        for name, default in defaults.items()
-        if values.get(name, default) != default
-    ]
 
 
 class CrateOptions(FixedSizeOptions):
