@@ -62,7 +62,7 @@ def train(
 
 
 def _name_of(config: str) -> Path:
-    """Return the whole name of a built-in configuration, as small/cifar10 is not finetune/cifar10; the stem of a file."""
+    """Return the stem of a file, or the whole name of a built-in one: small/cifar10 is not finetune/cifar10."""
     path = Path(config)
     return Path(path.stem) if path.suffix else path
 
