@@ -19,7 +19,7 @@ from tost.train.config import OptimConfig
 from tost.train.optim import parameter_groups
 
 LENGTH = 12
-PLUS = {"local": 4, "gate": True, "count_scaled": True, "forget": True}
+PLUS = {"local": 4, "gate": True, "count_scaled": True, "forget": True, "layer_scale": None}
 OURS = [
     {"local": 4},
     {"local": 2, "local_at": "mlp"},

@@ -39,9 +39,10 @@ def example(model, batch=2, length=9, dtype=torch.float32):
     options = model.options
     if hasattr(options, "in_chans"):
         return torch.randn(batch, options.in_chans, 32, 32, dtype=dtype)
+    shape = (batch, 2, length) if getattr(options, "towers", 1) == 2 else (batch, length)
     if getattr(options, "input", "tokens") == "values":
-        return torch.randn(batch, length, options.in_features, dtype=dtype)
-    return torch.randint(options.vocab_size, (batch, length))
+        return torch.randn(*shape, options.in_features, dtype=dtype)
+    return torch.randint(options.vocab_size, shape)
 
 
 def padded(x, before, after):

@@ -288,7 +288,13 @@ def test_vocabulary_and_length_of_a_language_model(problems, load):
         "model.max_length (command line): 31 does not fit the data: stdlib_bytes has sequences of 32; "
         "make it at least that, or let the data be shorter, or leave it out to have it follow the data",
     ]
-    assert load("model.max_length=31", "model.position=none", text=LANGUAGE).model.options["max_length"] == 31
+    for rule in ("model.position=none", "model.position=sinusoidal", "model.beyond=hold"):
+        assert load("model.max_length=31", rule, text=LANGUAGE).model.options["max_length"] == 31
+
+
+def test_a_classifier_keeps_to_its_length_whatever_its_positions(problems):
+    (line,) = problems("model.max_length=63", "model.position=sinusoidal")
+    assert "63 does not fit the data: digits has sequences" in line
 
 
 POSSIBLE = [

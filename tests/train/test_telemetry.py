@@ -4,6 +4,7 @@ from torch import nn
 import tost
 from tests.train.runs import run
 from tost import objective
+from tost.nn import Extensions
 from tost.testing import assert_close
 from tost.train.telemetry import compression_by_layer, compression_of_tokens
 
@@ -36,3 +37,17 @@ def test_a_run_logs_every_layer(tmp_path):
     result, recorder = run(tmp_path / "run", "evaluate.telemetry=true", "model.depth=2")
     assert {"compression/layer_00", "compression/layer_01"} <= result.metrics.keys()
     assert set(recorder.evaluations) == {6, 12}
+
+
+def test_options_of_causal_attention_are_part_of_the_measure():
+    torch.manual_seed(0)
+    options = Extensions(count_scaled=True, forget=True, beyond="hold")
+    attention = tost.CausalTSSAttention(8, 2, 3, position_bias="head").extend(options)
+    nn.init.normal_(attention.position_bias)
+    x = torch.randn(3, 5, 8)
+    found = compression_by_layer(nn.Sequential(attention), lambda: attention(x))
+    w = attention.proj_in(x).unflatten(-1, (2, 4))
+    bias = attention.position_bias.t()[[0, 1, 2, 2, 2]] / 4
+    form = {"count_scaled": True, "decay": attention.decay()}
+    pi = tost.causal_membership(w, attention.temperature, bias.unsqueeze(0), **form)
+    assert found["compression/layer_00"] == compression_of_tokens(w, pi).mean().item()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,7 +15,21 @@ from tost.cli._reporter import is_first
 if TYPE_CHECKING:
     from tost.train.evaluate import Evaluation
 
-__all__ = ["evaluate"]
+__all__ = ["TextProtocol", "evaluate"]
+
+_NO_AVERAGE = "--ema takes the average that a run has kept; name the run, or leave it out."
+
+
+class TextProtocol(StrEnum):
+    """Names of `tost.train.evaluate_text.Protocol`, known without torch."""
+
+    blocks = "blocks"
+    sliding = "sliding"
+    authors = "authors"
+    stream = "stream"
+    last_word = "last-word"
+    last_word_authors = "last-word-authors"
+    choices = "choices"
 
 
 def evaluate(
@@ -26,13 +42,34 @@ def evaluate(
     ],
     overrides: Annotated[list[str] | None, typer.Argument(help="Changes, such as evaluate.batch_size=8.")] = None,
     ema: Annotated[bool, typer.Option("--ema", help="Use the moving average of the weights.")] = False,
+    protocol: Annotated[
+        TextProtocol | None,
+        typer.Option(
+            help="How a language model is measured on the validation text: blocks side by side, sliding windows, the "
+            "authors' random windows, one stream; last words of passages (LAMBADA), or choices (CBT)."
+        ),
+    ] = None,
+    length: Annotated[
+        int | None, typer.Option(min=1, help="Tokens of a window.", show_default="as trained, data.options.length")
+    ] = None,
+    stride: Annotated[
+        int | None, typer.Option(min=1, help="Tokens between sliding windows.", show_default="half a window")
+    ] = None,
+    windows: Annotated[
+        int | None, typer.Option(min=1, help="Windows that --protocol authors draws.", show_default="16000")
+    ] = None,
     out: Annotated[
         Path | None, typer.Option(help="Folder to write evaluation.json and the confusion matrix to.")
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="End with one line of JSON.")] = False,
 ) -> None:
     """Measure a trained model on its validation set."""
-    found = _measure(source, overrides or [], ema=ema)
+    if protocol is None:
+        _refuse_without_protocol(length=length, stride=stride, windows=windows)
+        found = _measure(source, overrides or [], ema=ema)
+    else:
+        numbers = {"length": length, "stride": stride, "windows": windows}
+        found = _measure_text(source, overrides or [], protocol, numbers, ema=ema)
     if not is_first():
         return
     _console.show_table(
@@ -53,10 +90,39 @@ def _measure(source: str, overrides: list[str], *, ema: bool) -> Evaluation:
     from tost.train.checkpoint import resolve_checkpoint
     from tost.train.evaluate import evaluate_checkpoint, evaluate_start
 
-    path = Path(source)
-    if path.exists() and path.suffix not in (".yaml", ".yml"):
-        return evaluate_checkpoint(resolve_checkpoint(path, _console.log), get_task, overrides=overrides, ema=ema)
+    if _is_saved(source):
+        checkpoint = resolve_checkpoint(Path(source), _console.log)
+        return evaluate_checkpoint(checkpoint, get_task, overrides=overrides, ema=ema)
     config = load_config(source, overrides)
     if ema:
-        raise ConfigError("--ema takes the average that a run has kept; name the run, or leave it out.")
+        raise ConfigError(_NO_AVERAGE)
     return evaluate_start(config, get_task(config.recipe))
+
+
+def _measure_text(
+    source: str, overrides: list[str], protocol: TextProtocol, numbers: Mapping[str, int | None], *, ema: bool
+) -> Evaluation:
+    from tost.errors import ConfigError
+    from tost.recipes import load_config
+    from tost.train.checkpoint import resolve_checkpoint
+    from tost.train.evaluate_text import Protocol, TextTest, evaluate_text_checkpoint, evaluate_text_start
+
+    test = TextTest(protocol=Protocol(protocol), **numbers)
+    if _is_saved(source):
+        checkpoint = resolve_checkpoint(Path(source), _console.log)
+        return evaluate_text_checkpoint(checkpoint, test, overrides=overrides, ema=ema)
+    if ema:
+        raise ConfigError(_NO_AVERAGE)
+    return evaluate_text_start(load_config(source, overrides), test)
+
+
+def _is_saved(source: str) -> bool:
+    path = Path(source)
+    return path.exists() and path.suffix not in (".yaml", ".yml")
+
+
+def _refuse_without_protocol(**numbers: int | None) -> None:
+    from tost.errors import ConfigError
+
+    if given := [f"--{name}" for name, value in numbers.items() if value is not None]:
+        raise ConfigError(f"{', '.join(given)} given without --protocol, which says how a text is measured; add it.")

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import ValidationError
 
 from tost.errors import ConfigError
+from tost.models.longrange_specs import LONG_RANGE
 from tost.models.options import LanguageOptions, ModelOptions, SequenceClassifierOptions
 from tost.models.vision_options import CrateOptions, VisionOptions, VitOptions
 
@@ -56,7 +57,7 @@ _LANGUAGE: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt2_{}": ("GPT-2: softmax attention in the same blocks", {"mixer": "softmax", "layer_scale": None}),
     "tost_lm_{}_plus": (
         "tost_lm with our options: convolution, gate, forgetting",
-        {"local": 4, "gate": True, "count_scaled": True, "forget": True},
+        {"local": 4, "gate": True, "count_scaled": True, "forget": True, "layer_scale": None},
     ),
 }
 
@@ -119,34 +120,7 @@ _SPECS = (
     *_language("base", 768, 12, 12, "110M", "124M", "117M"),
     *_language("medium", 1024, 24, 16, "304M", "354M", "329M"),
     *_language("large", 1280, 36, 20, "655M", "772M", "714M"),
-    _classifier(
-        "lra_listops",
-        "Long-Range Arena: value of a nested list expression",
-        {
-            "input": "tokens",
-            "vocab_size": 16,  # 15 symbols and padding
-            "num_classes": 10,
-            "max_length": 2000,
-            "embed_dim": 512,
-            "depth": 6,
-            "num_heads": 8,
-            "dropout": 0.1,
-        },
-    ),
-    _classifier(
-        "lra_image",
-        "Long-Range Arena: grey CIFAR-10 images, pixel by pixel",
-        {
-            "input": "values",
-            "in_features": 1,
-            "num_classes": 10,
-            "max_length": 1024,
-            "embed_dim": 64,
-            "depth": 8,
-            "num_heads": 8,
-            "mlp_ratio": 2.0,
-        },
-    ),
+    *(_classifier(*spec) for spec in LONG_RANGE),
 )
 _BY_NAME = {spec.name: spec for spec in _SPECS}
 

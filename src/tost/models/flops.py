@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from tost.models.longrange_flops import mixer_products
+from tost.models.mixer_options import TSSAOptions
 from tost.models.options import LanguageOptions, ModelOptions, SequenceClassifierOptions
 from tost.models.vision_options import CrateOptions, ImageOptions, VisionOptions, VitOptions
 
@@ -68,7 +70,8 @@ def token_flops(options: ModelOptions) -> TokenFlops:
     """Count the operations of a forward pass per token.
 
     A classifier's head runs once per sequence and its class token is one more token; neither is counted here. Softmax
-    attention is counted for sequences of `max_length` tokens, all pairs of them, as torch counts it too.
+    attention is counted for sequences of `max_length` tokens, all pairs of them, as torch counts it too; the other
+    mixers of long sequences are too.
 
     Args:
         options: Options of any model of this package.
@@ -88,14 +91,17 @@ def token_flops(options: ModelOptions) -> TokenFlops:
     if isinstance(options, LanguageOptions):
         return _language_flops(options)
     if isinstance(options, SequenceClassifierOptions):
-        outside = C * (options.in_features or 0)
-    elif isinstance(options, ImageOptions):
+        block = mixer_products(options) + (2 * C * options.hidden_dim if options.block == "mlp" else 0)
+        products = 2 * (C * (options.in_features or 0) + options.depth * block)
+        own = options.all_mixer_options()
+        if not isinstance(own, TSSAOptions):
+            return TokenFlops(products, 0)
+        heads = options.num_heads
+        per_layer = tssa_flops(heads, C // heads, causal=False, count_scaled=own.count_scaled)
+        return TokenFlops(products, options.depth * per_layer)
+    if isinstance(options, ImageOptions):
         raise TypeError("the operations of an image model are counted per image; use image_flops.")
-    else:
-        raise TypeError(f"cannot count the operations of {type(options).__name__}: it is no model of this package.")
-    block = 2 * C * C + 2 * C * options.hidden_dim
-    per_layer = tssa_flops(options.num_heads, C // options.num_heads, causal=False)
-    return TokenFlops(2 * (outside + options.depth * block), options.depth * per_layer)
+    raise TypeError(f"cannot count the operations of {type(options).__name__}: it is no model of this package.")
 
 
 def _language_flops(options: LanguageOptions) -> TokenFlops:

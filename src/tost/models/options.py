@@ -7,6 +7,8 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from tost.models.mixer_options import MIXERS, MixerOptions, mixer_options, mixer_problems
+
 __all__ = ["LanguageOptions", "ModelOptions", "SequenceClassifierOptions"]
 
 # Strict, because a lenient parser reads `true` as 1 layer and 11.0 as 11.
@@ -139,15 +141,53 @@ class SequenceClassifierOptions(ModelOptions):
     in_features: Count | None = Field(None, description="numbers per element, F; for input=values")
     num_classes: Annotated[int, Field(ge=2, strict=True)] = Field(description="number of classes, K")
     max_length: Count = Field(description="longest sequence in elements, padding not counted")
-    pooling: Literal["mean", "cls"] = Field(
-        "mean", description="mean: average of the real elements; cls: what becomes of a learned vector put in front"
+    towers: Literal[1, 2] = Field(1, description="sequences per sample; 2 are compared, after the same blocks")
+    pair: Literal["nli", "concat"] = Field(
+        "nli", description="what the head sees of two vectors u, v: u, v, u v, u - v side by side, or only u, v"
+    )
+    mixer: Literal[
+        "tssa", "softmax", "reformer", "bigbird", "linformer", "linear", "performer", "nystrom", "s4", "s4d"
+    ] = Field("tssa", description="how tokens meet: token statistics, or one of the mixers that it is compared with")
+    mixer_form: Literal["paper", "lra"] = Field(
+        "paper", description="whose defaults the mixer has: its paper's, or the official Long-Range Arena's"
+    )
+    mixer_options: dict[str, Any] = Field(
+        {}, description="options of the mixer, such as {rank: 64}; see tost.models.mixer_options"
+    )
+    mixer_bias: Switch = Field(True, description="biases of the mixer's projections, where it lets one choose")
+    attention_dropout: float | None = Field(
+        None, ge=0, lt=1, description="dropout on attention weights, or gains of TSSA; null: the same as dropout"
+    )
+    pooling: Literal["mean", "cls", "first", "mean_padded"] = Field(
+        "mean",
+        description="mean: average of the real elements; cls: what becomes of a learned vector put in front; first: "
+        "the first element; mean_padded: sum of the real elements divided by the length with padding, as in Skyformer",
     )
     position: Literal["sinusoidal", "learned", "none"] = Field(
         "sinusoidal", description="vectors added to tell positions apart: fixed waves, learned, or none"
     )
+    block: Literal["mlp", "mixer"] = Field(
+        "mlp", description="what a block is: a mixer and an MLP, or the mixer alone, as in S4"
+    )
     norm: Literal["pre", "post"] = Field(
         "pre", description="pre: norms inside the branches and a last one; post: norms behind the sums and a first one"
     )
+    norm_kind: Literal["layer", "batch"] = Field(
+        "layer", description="layer norms, or batch norms as in S4, which go with block=mixer"
+    )
+    head: Literal["mlp", "mlp_relu", "linear"] = Field(
+        "mlp",
+        description="mlp: a hidden layer as wide as that of the MLPs and a GELU, as in Mega; mlp_relu: a ReLU, and one "
+        "layer more behind pair=concat, as in the official code; linear: none",
+    )
+    tied: Switch = Field(False, description="all blocks share their weights, as Mega's ListOps models do")
+
+    def __hash__(self) -> int:
+        return hash(self.model_dump_json())
+
+    def all_mixer_options(self) -> MixerOptions:
+        """Return every option of the mixer, given or not."""
+        return mixer_options(self.mixer, self.mixer_form, self.mixer_options)
 
     @classmethod
     def conflicts(cls, values: Mapping[str, Any]) -> list[str]:
@@ -159,7 +199,14 @@ class SequenceClassifierOptions(ModelOptions):
                 found.append(f"input={kind} needs {needed}; set it")
             if values.get(other) is not None:
                 found.append(f"input={kind} has no use for {other}={values[other]}; set it to null")
-        return found + (_waves_fit(values) if values.get("position") == "sinusoidal" else [])
+        found += _waves_fit(values) if values.get("position") == "sinusoidal" else []
+        mixer, given = values.get("mixer", "tssa"), values.get("mixer_options", {})
+        if mixer in MIXERS and isinstance(given, Mapping):
+            found += mixer_problems(mixer, values.get("mixer_form", "paper"), given)
+        found += only_for_tssa(values, {"backend": "auto"})
+        if values.get("norm_kind") == "batch" and values.get("block") == "mlp":
+            found.append("norm_kind=batch goes with block=mixer; blocks with an MLP have layer norms")
+        return found
 
 
 def only_for_tssa(values: Mapping[str, Any], defaults: Mapping[str, Any]) -> list[str]:

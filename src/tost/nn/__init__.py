@@ -10,6 +10,7 @@ from tost.nn.extensions import Extensions
 from tost.nn.ista import ISTA
 from tost.nn.local import GridMixer
 from tost.nn.loss import linear_cross_entropy
+from tost.nn.mixers import S4, BigBird, LinearAttention, Linformer, NystromAttention, Performer, Reformer
 from tost.nn.mlp import MLP
 from tost.nn.mssa import SubspaceAttention
 from tost.nn.paper import PaperForm
@@ -21,6 +22,8 @@ from tost.nn.xca import CrossCovarianceAttention
 __all__ = [
     "ISTA",
     "MLP",
+    "S4",
+    "BigBird",
     "Block",
     "BlockState",
     "CausalBlock",
@@ -32,8 +35,13 @@ __all__ = [
     "GridMixer",
     "KVState",
     "LearnedPositions",
+    "LinearAttention",
+    "Linformer",
     "ModelState",
+    "NystromAttention",
     "PaperForm",
+    "Performer",
+    "Reformer",
     "SinusoidalPositions",
     "SoftmaxAttention",
     "SubspaceAttention",

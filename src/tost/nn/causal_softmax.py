@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from tost.nn._growing import append_tokens
 from tost.nn._mixer import ProjectedMixer, check_width, refuse_context
 from tost.nn.state import KVState
 from tost.ops._checks import check_mask
@@ -124,7 +125,7 @@ class CausalSoftmaxAttention(ProjectedMixer):
         if mask is not None or real.shape[1] > 0:
             earlier = real if real.shape[1] == M else real.new_ones(B, M)
             real = torch.cat((earlier, real.new_ones(B, key.shape[2]) if mask is None else mask), dim=1)
-        keys, values = (torch.cat((a.to(b.dtype), b), dim=2) for a, b in ((state.keys, key), (state.values, value)))
+        keys, values = append_tokens(state.keys, key), append_tokens(state.values, value)
         return KVState(keys, values, real, state.position + tokens)
 
 

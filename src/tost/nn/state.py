@@ -21,6 +21,9 @@ __all__ = ["BlockState", "KVState", "ModelState"]
 class KVState(NamedTuple):
     """What causal softmax attention remembers: every token it has seen, so it grows with the sequence.
 
+    Without gradients the keys and values of later states lie in one buffer, which has room for more: a token is added
+    without copying those before it.
+
     Attributes:
         keys: ``[B, H, M, D]`` for M tokens, padding included.
         values: ``[B, H, M, D]``.

@@ -34,7 +34,8 @@ class Classification(Task):
 
     def tokens(self, batch: Batch) -> int:
         """Return the number of positions, padding included, as the model computes them all."""
-        return batch["inputs"].shape[0] * batch["inputs"].shape[1]
+        inputs = batch["inputs"]
+        return inputs.numel() // (inputs.shape[-1] if inputs.is_floating_point() else 1)
 
     def outcome(self, model: nn.Module, batch: Batch) -> Outcome:
         """Return the summed cross-entropy and the number of samples that were right."""

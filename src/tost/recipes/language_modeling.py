@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 
 from torch import nn
@@ -10,13 +9,14 @@ from torch import nn
 from tost.data import DataBundle, build_data
 from tost.models import create_model
 from tost.train.config import RunConfig
+from tost.train.perplexity import Score
 from tost.train.task import Batch, Outcome, Task
 
 __all__ = ["LanguageModeling"]
 
 
 class LanguageModeling(Task):
-    """Cross-entropy of the next token in nats; bits per token on the validation set."""
+    """Cross-entropy of the next token in nats; perplexity and bits per token on the validation set as well."""
 
     metric = "loss"
 
@@ -41,6 +41,7 @@ class LanguageModeling(Task):
         return Outcome(model(batch["inputs"], targets=batch["targets"]))
 
     def metrics(self, sums: Mapping[str, float], terms: float) -> dict[str, float]:
-        """Return the mean loss in nats and in bits per token."""
-        loss = sums["loss"] / terms
-        return {"loss": loss, "bits_per_token": loss / math.log(2)}
+        """Return the mean loss per token in nats and in bits, and the perplexity."""
+        found = Score(sums["loss"], int(terms)).metrics()
+        del found["tokens"]
+        return found

@@ -193,9 +193,11 @@ def _knows_the_classes(count: int | None, data: DataOptions) -> str:
     return _misfit(count, data, f"has {needed} classes", "make it at least that")
 
 
-def _is_long_enough(length: int | None, data: DataOptions, position: str | None) -> str:
+def _is_long_enough(length: int | None, data: DataOptions, position: str | None, beyond: str | None) -> str:
     needed = data.shape().length
-    if length is None or needed is None or length >= needed or position == "none":
+    # Only language models run beyond their last position; a classifier keeps to its length whatever its positions are.
+    endless = data.shape().num_classes is None and (position in ("sinusoidal", "none") or beyond == "hold")
+    if length is None or needed is None or length >= needed or endless:
         return ""
     return _misfit(length, data, f"has sequences of {needed}", "make it at least that, or let the data be shorter")
 
@@ -243,5 +245,5 @@ RULES: tuple[Rule, ...] = (
     Rule(("model.num_classes", "data"), _knows_the_classes),
     Rule(("model.in_chans", "data"), _takes_the_channels),
     Rule(("model.image_size", "data"), _takes_the_size),
-    Rule(("model.max_length", "data", "model.position"), _is_long_enough),
+    Rule(("model.max_length", "data", "model.position", "model.beyond"), _is_long_enough),
 )

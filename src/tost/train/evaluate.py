@@ -22,7 +22,16 @@ from tost.train.start import load_start, load_weights
 from tost.train.task import Report, Task
 from tost.train.telemetry import compression_by_layer
 
-__all__ = ["Evaluation", "Measurement", "evaluate", "evaluate_checkpoint", "evaluate_start", "measure"]
+__all__ = [
+    "Evaluation",
+    "Measurement",
+    "evaluate",
+    "evaluate_checkpoint",
+    "evaluate_start",
+    "measure",
+    "read_checkpoint",
+    "read_start",
+]
 
 
 @dataclass(frozen=True)
@@ -148,6 +157,23 @@ def evaluate_checkpoint(
     Raises:
         CheckpointError: The checkpoint cannot be read, or does not belong to the configuration beside it.
     """
+    config, load = read_checkpoint(checkpoint, overrides=overrides, ema=ema)
+    return _evaluate(config, get_task(config.recipe), load)
+
+
+def read_checkpoint(
+    checkpoint: Path, *, overrides: Sequence[str], ema: bool
+) -> tuple[RunConfig, Callable[[nn.Module], object]]:
+    """Return the configuration of a run, and a function that fills its model with a checkpoint.
+
+    Args:
+        checkpoint: A checkpoint folder inside a run folder.
+        overrides: Changes to the run's configuration, as ``key=value``.
+        ema: Use the moving average of the weights, as in `evaluate_checkpoint`.
+
+    Raises:
+        CheckpointError: The checkpoint cannot be read, or lies by itself.
+    """
     path = checkpoint.parents[1] / "config.yaml"
     if not path.is_file():
         raise CheckpointError(
@@ -158,7 +184,7 @@ def evaluate_checkpoint(
     tensors = read_model_tensors(checkpoint)
     if ema:
         tensors |= read_model_tensors(checkpoint, ema=True)
-    return _evaluate(config, get_task(config.recipe), lambda model: load_weights(model, tensors, str(checkpoint)))
+    return config, lambda model: load_weights(model, tensors, str(checkpoint))
 
 
 def evaluate_start(config: RunConfig, task: Task) -> Evaluation:
@@ -168,10 +194,19 @@ def evaluate_start(config: RunConfig, task: Task) -> Evaluation:
         ConfigError: The configuration names no weights.
         CheckpointError: They cannot be read, or belong to another model or another number of classes.
     """
+    return _evaluate(config, task, read_start(config))
+
+
+def read_start(config: RunConfig) -> Callable[[nn.Module], object]:
+    """Return a function that fills a model with the weights that a run would start from.
+
+    Raises:
+        ConfigError: The configuration names none.
+    """
     source = config.train.init_from
     if source is None:
         raise ConfigError("a configuration has no weights to measure; add train.init_from=PATH, or name a run.")
-    return _evaluate(config, task, lambda model: load_start(model, source, lambda line: None, head="same"))
+    return lambda model: load_start(model, source, lambda line: None, head="same")
 
 
 def _evaluate(config: RunConfig, task: Task, load: Callable[[nn.Module], object]) -> Evaluation:

@@ -88,7 +88,8 @@ def _measure(
         temperature = attention.temperature.expand(attention.num_heads)
         scaled = attention.extensions.count_scaled
         if isinstance(attention, CausalTSSAttention):
-            pi = causal_membership(w, temperature, attention.position_bias, mask=mask, count_scaled=scaled)
+            bias, decay = attention.bias_of(w, mask=mask), attention.decay()
+            pi = causal_membership(w, temperature, bias, mask=mask, count_scaled=scaled, decay=decay)
         else:
             pi = membership(w, temperature, mask=mask, normalize=attention.normalize, count_scaled=scaled)
         found.append(compression_of_tokens(w, pi).mean())

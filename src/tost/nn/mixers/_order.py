@@ -1,0 +1,42 @@
+"""Padding for mixers to which the place of a token matters: the real tokens are moved together first.
+
+Shapes: x [B, N, ...] (batch, tokens), mask [B, N].
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+__all__ = ["real_first"]
+
+
+def real_first(mix: Callable[[Tensor, Tensor | None], Tensor], x: Tensor, mask: Tensor | None) -> Tensor:
+    """Return ``mix(x, mask)`` as if all padding stood behind the real tokens, with every result at its token's place.
+
+    A mixer that numbers, cuts or convolves its tokens then treats padding anywhere like padding at the end.
+
+    Args:
+        mix: From ``[B, N, ...]`` and a mask to ``[B, N, ...]``.
+        x: Tokens, ``[B, N, ...]``.
+        mask: Real tokens, bool ``[B, N]``.
+    """
+    if mask is None or _is_behind(mask):
+        return mix(x, mask)
+    order = (~mask).to(torch.uint8).argsort(dim=1, stable=True)
+    return _take(mix(_take(x, order), mask.gather(1, order)), order.argsort(dim=1))
+
+
+def _is_behind(mask: Tensor) -> bool:
+    """Tell whether all padding stands at the end, as it mostly does; False if that cannot be seen from here."""
+    # Looking at the data would break a graph, or wait for the device.
+    if torch.compiler.is_compiling() or mask.device.type != "cpu":
+        return False
+    return not bool((mask[:, 1:] > mask[:, :-1]).any())
+
+
+def _take(x: Tensor, order: Tensor) -> Tensor:
+    """Return the tokens of x [B, N, ...] in the order [B, N]."""
+    return x.gather(1, order.reshape(*order.shape, *(1,) * (x.dim() - 2)).expand_as(x))

@@ -1,0 +1,73 @@
+"""`tost eval --protocol`: language models on prepared text."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from tests.recipes.language_folders import train, write_passages, write_text
+from tost.cli._eval import TextProtocol
+from tost.train.evaluate_text import Protocol
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("eval_text")
+    write_passages(folder, ["the rose is red", "as sweet as you"])
+    train(folder, write_text(folder))
+    return folder
+
+
+def test_the_command_line_knows_every_protocol():
+    assert {name.name: name.value for name in TextProtocol} == {name.name: name.value for name in Protocol}
+
+
+def test_without_a_protocol_the_validation_set_is_measured_as_in_training(run, trained):
+    summary = json.loads((trained / "run" / "summary.json").read_text())
+    found = json.loads(run("eval", str(trained / "run"), "--json").out.splitlines()[-1])
+    assert found == pytest.approx(summary["final"])
+    assert set(found) == {"loss", "perplexity", "bits_per_token"}
+
+
+def test_protocols_and_their_numbers(run, trained):
+    outcome = run("eval", str(trained / "run"), "--protocol", "sliding", "--stride", "4", "--json")
+    assert outcome.code == 0, outcome.err
+    found = json.loads(outcome.out.splitlines()[-1])
+    assert found["protocol"] == "sliding"
+    assert {"loss", "perplexity", "bits_per_byte", "word_perplexity", "fingerprint", "split"} <= set(found)
+    assert "bits_per_byte" in outcome.out
+
+
+def test_other_texts_and_files(run, trained, tmp_path):
+    data = (f"data.path={trained / 'passages'}", "data.options.validation_split=test")
+    where = ("--out", str(tmp_path / "report"))
+    outcome = run("eval", str(trained / "run"), *data, "--protocol", "last-word", *where)
+    assert outcome.code == 0, outcome.err
+    assert outcome.out.splitlines()[-1] == str(tmp_path / "report" / "evaluation.json")
+    assert json.loads((tmp_path / "report" / "evaluation.json").read_text())["passages"] == 2
+
+
+REFUSED = {
+    "no protocol": (["--stride", "4"], "--stride given without --protocol"),
+    "not of this protocol": (["--protocol", "blocks", "--windows", "4"], "windows=4 has no effect"),
+    "unknown": (["--protocol", "guess"], "'guess' is not one of"),
+    "no limit": (["--protocol", "stream"], "max_length=16"),
+    "no such folder": (["data.path=nowhere", "--protocol", "blocks"], "nowhere"),
+}
+
+
+@pytest.mark.parametrize(("arguments", "message"), REFUSED.values(), ids=REFUSED.keys())
+def test_mistakes_are_explained(run, trained, arguments, message):
+    outcome = run("eval", str(trained / "run"), *arguments)
+    assert outcome.code == 2
+    assert message in " ".join(outcome.err.split())
+
+
+def test_configurations_need_weights_and_language_models(run, trained):
+    outcome = run("eval", "small/shakespeare", f"data.path={trained / 'verse'}", "--protocol", "blocks")
+    assert (outcome.code, "add train.init_from=PATH" in outcome.err) == (2, True)
+    outcome = run("eval", "demo/digits", "train.init_from=x", "--protocol", "blocks")
+    assert (outcome.code, "measures language models, but" in outcome.err) == (2, True)
+    outcome = run("eval", "small/shakespeare", "data.path=x", "--protocol", "blocks", "--ema")
+    assert (outcome.code, "--ema takes the average" in outcome.err) == (2, True)

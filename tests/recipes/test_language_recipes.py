@@ -1,0 +1,134 @@
+"""Language recipes: the paper's numbers, nanoGPT's setting, and plans whose arms can be compared."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from tests.recipes.language_folders import STEPS, TINY, write_text
+from tost.models import create_model
+from tost.recipes import get_task, list_configs, load_config
+from tost.sweep import expand, load_plan
+from tost.train.loop import fit
+from tost.train.optim import parameter_groups
+from tost.train.schedule import learning_rate
+
+OWT = list_configs("owt/*")
+PARAMETERS = {
+    "owt/gpt2_base": 123_587_328,
+    "owt/tost_base": 109_597_584,
+    "owt/tost_large": 655_136_720,
+    "owt/tost_medium": 303_662_464,
+}
+
+
+def load(name, *overrides):
+    return load_config(name, ["data.path=somewhere", *overrides])
+
+
+def build(config):
+    with torch.device("meta"):
+        return create_model(config.model.name, **config.model.options)
+
+
+def test_openwebtext_has_the_four_models():
+    assert list(PARAMETERS) == OWT
+    assert {name: build(load(name)).num_parameters() for name in OWT} == PARAMETERS
+
+
+@pytest.mark.parametrize("name", OWT)
+def test_openwebtext_is_the_paper_s_recipe(name):
+    config = load(name)
+    assert config.train.batch_size * config.data.shape().length == 491_520
+    assert config.train.batch_size * config.data.shape().length * config.train.steps == 294_912_000_000
+    rates = {
+        step: learning_rate(step, config=config.schedule, peak=config.optim.lr, total=config.train.steps)
+        for step in (0, 1000, 2000, 301_000, 600_000)
+    }
+    assert rates == pytest.approx({0: 0.0, 1000: 3e-4, 2000: 6e-4, 301_000: 3.3e-4, 600_000: 6e-5})
+    assert (config.optim.betas, config.train.clip_norm) == ((0.9, 0.95), 1.0)
+    micro = {"base": 60, "medium": 30, "large": 20}[name.rpartition("_")[2]]
+    assert config.train.batch_size == 8 * config.train.accumulate * micro, "micro-batches of the authors on 8 processes"
+
+
+def test_openwebtext_decays_as_the_released_configurations_do():
+    decay = {name: load(name).optim.weight_decay for name in OWT}
+    assert decay == {"owt/gpt2_base": 0.1, "owt/tost_base": 0.01, "owt/tost_large": 0.1, "owt/tost_medium": 0.1}
+    model = build(load("owt/tost_base"))
+    decayed, spared = parameter_groups(model, load("owt/tost_base").optim)
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    matrices = {names[id(parameter)] for parameter in decayed["params"]}
+    assert "tokens.weight" in matrices
+    assert any(name.startswith("blocks.0.") for name in matrices)
+    kinds = {names[id(parameter)].rpartition(".")[2] for parameter in spared["params"]}
+    assert {"temperature", "position_bias"} <= kinds
+    assert not any(name.endswith(("temperature", "position_bias")) for name in matrices)
+
+
+def test_openwebtext_recipes_differ_in_model_decay_and_micro_batches_only():
+    def rest(name):
+        config = load(name, "optim.weight_decay=0.1", "train.accumulate=1", "evaluate.batch_size=60")
+        return config.model_dump(exclude={"model"})
+
+    assert all(rest(name) == rest(OWT[0]) for name in OWT)
+
+
+def test_shakespeare_is_the_setting_of_nanogpt():
+    config = load("small/shakespeare")
+    assert (config.data.shape().length, config.data.shape().vocab_size, config.train.batch_size) == (64, 65, 12)
+    assert (config.train.steps, config.optim.lr, config.schedule.min_lr) == (2000, 1e-3, 1e-4)
+    assert (config.schedule.warmup_steps, config.optim.betas, config.optim.weight_decay) == (100, (0.9, 0.99), 0.1)
+    assert config.model.options["dropout"] == 0
+    assert config.evaluate.batches is None, "the whole validation part"
+    longer = load("small/shakespeare_256")
+    assert (longer.data.shape().length, longer.train.steps) == (256, 1000)
+    same = load("small/shakespeare", "data.options.length=256", "train.steps=1000", "checkpoint.every=1000")
+    assert longer.model_dump(exclude={"evaluate"}) == same.model_dump(exclude={"evaluate"})
+
+
+def parameters(plan, tmp_path):
+    """Parameters of every arm, learned positions included, as a run's summary counts them."""
+    runs = expand(load_plan(plan), ["data.path=somewhere"], tmp_path, name=plan)
+    return {run.arm: build(run.settings).num_parameters(positions=True) for run in runs}
+
+
+@pytest.mark.parametrize("plan", ["language_shakespeare", "language_shakespeare_256"])
+def test_no_variant_has_more_parameters_than_gpt(plan, tmp_path):
+    found = parameters(plan, tmp_path)
+    assert all(count <= found["gpt2"] for arm, count in found.items() if not arm.startswith("gpt2"))
+    assert load_plan(plan).mode == "min"
+    assert load_plan(plan).seeds_of("plus") == [0, 1, 2]
+    if plan == "language_shakespeare":
+        assert (found["gpt2"], found["tost"]) == (804_096, 675_088)
+
+
+def test_wikitext_arms_have_equal_parameters(tmp_path):
+    found = parameters("language_wikitext", tmp_path)
+    assert max(found.values()) / min(found.values()) < 1.01
+    assert found["plus"] <= found["gpt2"]
+    runs = expand(load_plan("language_wikitext"), ["data.path=somewhere"], tmp_path, name="language_wikitext")
+    assert len({(run.settings.train.steps, run.settings.train.batch_size) for run in runs}) == 1
+
+
+def test_options_are_tried_one_by_one(tmp_path):
+    plan = load_plan("language_options")
+    runs = {run.arm: run.settings.model.options for run in expand(plan, ["data.path=x"], tmp_path, name="options")}
+    chosen = ("local", "gate", "forget", "count_scaled")
+    assert {name: runs["local"][name] for name in chosen} == dict(zip(chosen, (4, False, False, False), strict=True))
+    for arm, option in {"gate": "gate", "forget": "forget", "count": "count_scaled"}.items():
+        assert {key for key in runs[arm] if runs[arm][key] != runs["local"][key]} == {option}
+    for arm in ("no_local", "width3", "width8", "at_mlp", "at_both", "no_position", "waves", "unscaled"):
+        assert len({key for key in runs[arm] if runs[arm][key] != runs["plus"][key]}) == 1, arm
+
+
+@pytest.mark.parametrize("name", ["small/shakespeare", "small/shakespeare_256", "small/wikitext2", "owt/tost_base"])
+def test_language_recipes_take_two_steps(name, tmp_path):
+    data = write_text(tmp_path)
+    config = load_config(
+        name, [f"data.path={data}", "data.options.vocab_size=null", *TINY, *STEPS, "train.precision=fp32"]
+    )
+    result = fit(config, get_task(config.recipe), tmp_path / "run")
+    assert (result.status, result.step) == ("finished", 2)
+    assert result.metrics["perplexity"] == pytest.approx(math.exp(result.metrics["loss"]))
