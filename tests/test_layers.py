@@ -31,7 +31,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("data", "generate", "analysis"),
     ("train",),
     ("recipes",),
-    ("sweep",),
+    ("sweep", "report"),
     ("",),
     ("bench", "integrations"),
     ("cli",),

@@ -33,7 +33,21 @@ def test_help_lists_every_command(run):
     outcome = run("--help")
     assert outcome.code == 0
     listed = [line.split()[0] for line in outcome.out.partition("Commands:")[2].strip().splitlines()]
-    assert listed == ["ls", "cat", "cp", "validate", "train", "sweep", "eval", "generate", "convert", "info", "bench"]
+    assert listed == [
+        "ls",
+        "cat",
+        "cp",
+        "validate",
+        "train",
+        "sweep",
+        "eval",
+        "generate",
+        "report",
+        "convert",
+        "info",
+        "bench",
+        "data",
+    ]
 
 
 def test_missing_extra_is_named(tmp_path):

@@ -8,9 +8,9 @@ import time
 import pytest
 import torch
 
-from tost.data import DataOptions, build_data
-from tost.data import listops as listops_module
-from tost.data.listops import PAD, SYMBOLS, ListOpsGenerator, build_listops
+from tost.data import DataOptions, build_data, lra_grammar
+from tost.data.listops import build_listops
+from tost.data.lra_grammar import PAD, SYMBOLS, ListOpsGenerator
 from tost.data.options import ListOpsOptions
 from tost.errors import ConfigError
 
@@ -109,7 +109,7 @@ def test_no_expression_occurs_twice_where_few_exist():
 
 
 def test_more_samples_than_expressions_are_refused(monkeypatch):
-    monkeypatch.setattr(listops_module, "_MAX_DRAWS", 5000)
+    monkeypatch.setattr(lra_grammar, "_MAX_DRAWS", 5000)
     few = ListOpsOptions(max_depth=2, max_args=2, min_length=3, max_length=5, train_count=400, validation_count=100)
     with pytest.raises(
         ConfigError, match=r"found only 400 different ListOps expressions .*'max_depth': 2.* ask for few"

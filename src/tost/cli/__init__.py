@@ -12,7 +12,22 @@ from typing import Annotated, NoReturn
 import typer
 
 import tost
-from tost.cli import _bench, _cat, _console, _convert, _cp, _eval, _generate, _info, _ls, _sweep, _train, _validate
+from tost.cli import (
+    _bench,
+    _cat,
+    _console,
+    _convert,
+    _cp,
+    _data,
+    _eval,
+    _generate,
+    _info,
+    _ls,
+    _report,
+    _sweep,
+    _train,
+    _validate,
+)
 from tost.errors import CheckpointError, ConfigError, TostError
 
 __all__ = ["main"]
@@ -76,9 +91,11 @@ def _build() -> typer.Typer:
     app.command("sweep")(_sweep.sweep)
     app.command("eval")(_eval.evaluate)
     app.command("generate")(_generate.generate)
+    app.command("report")(_report.report)
     app.command("convert")(_convert.convert)
     app.command("info")(_info.info)
     app.add_typer(_bench.app, name="bench")
+    app.add_typer(_data.app, name="data")
     return app
 
 

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from tost.data.loader import Loader, make_evaluation_loader, make_loader
     from tost.data.options import DataInfo, DataOptions, DataShape
     from tost.data.stdlib_bytes import decode
+    from tost.data.tokens import TokenFolder, TokenSplit, open_tokens, tokenizer_of
 
 __all__ = [
     "Batch",
@@ -26,12 +27,16 @@ __all__ = [
     "Dataset",
     "Loader",
     "Sample",
+    "TokenFolder",
+    "TokenSplit",
     "build_data",
     "decode",
     "find_data",
     "list_data",
     "make_evaluation_loader",
     "make_loader",
+    "open_tokens",
+    "tokenizer_of",
 ]
 
 _HOME = {
@@ -44,12 +49,16 @@ _HOME = {
     "Dataset": "dataset",
     "Loader": "loader",
     "Sample": "dataset",
+    "TokenFolder": "tokens",
+    "TokenSplit": "tokens",
     "build_data": "build",
     "decode": "stdlib_bytes",
     "find_data": "_registry",
     "list_data": "_registry",
     "make_evaluation_loader": "loader",
     "make_loader": "loader",
+    "open_tokens": "tokens",
+    "tokenizer_of": "tokens",
 }
 
 

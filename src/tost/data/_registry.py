@@ -50,6 +50,23 @@ _SPECS = {
             task="language_modeling",
             description="bytes of the Python standard library's own source files, 256 symbols",
         ),
+        DataSpec(
+            name="tokens",
+            task="language_modeling",
+            description="any text, as the folder of tokens that `tost data prepare` makes",
+            takes_path=True,
+        ),
+        *(
+            DataSpec(name=name, task="classification", description=description, takes_path=True)
+            for name, description in (
+                ("lra_image", "Long Range Arena: CIFAR-10 in grey, 1024 pixels as a sequence; 10 classes"),
+                ("lra_listops", "Long Range Arena: nested list operations of up to 2000 symbols; the value, 0 to 9"),
+                ("lra_pathfinder", "Long Range Arena: do two discs lie on one dashed curve? 1024 pixels; 2 classes"),
+                ("lra_pathx", "Long Range Arena: the same with 16,384 pixels (Path-X)"),
+                ("lra_retrieval", "Long Range Arena: are two papers related? bytes of both (AAN); 2 classes"),
+                ("lra_text", "Long Range Arena: bytes of reviews of films (IMDb), negative or positive"),
+            )
+        ),
         *(
             DataSpec(name=name, task="image_classification", description=description, takes_path=True)
             for name, description in (

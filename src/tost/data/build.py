@@ -10,8 +10,11 @@ from tost.data.dataset import DataBundle
 from tost.data.digits import build_digits
 from tost.data.image_options import ImageOptions
 from tost.data.listops import build_listops
+from tost.data.lra_options import LraOptions
 from tost.data.options import DataOptions
 from tost.data.stdlib_bytes import build_stdlib_bytes
+from tost.data.tokens_dataset import build_tokens
+from tost.data.tokens_options import TokensOptions
 
 __all__ = ["build_data"]
 
@@ -41,4 +44,10 @@ def build_data(options: DataOptions, seed: int) -> DataBundle:
         from tost.data.images import build_images  # its packages are loaded by those who need them
 
         return build_images(options.name, settings, Path(options.path or ""), seed)
+    if isinstance(settings, LraOptions):
+        from tost.data.lra import build_lra  # loads the readers of images
+
+        return build_lra(options.name, settings, options.path or "")
+    if isinstance(settings, TokensOptions):
+        return build_tokens(settings, Path(options.path or ""), seed)
     return _BUILDERS[options.name](settings, seed)

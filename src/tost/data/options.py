@@ -10,7 +10,9 @@ from pydantic_core import ErrorDetails, InitErrorDetails
 
 from tost.data._registry import did_you_mean, find_data
 from tost.data.image_options import IMAGE_OPTIONS
+from tost.data.lra_options import LRA_OPTIONS
 from tost.data.shape import OURS, DataInfo, DataSetOptions, DataShape, problem
+from tost.data.tokens_options import TokensOptions
 from tost.errors import ConfigError
 
 __all__ = [
@@ -90,7 +92,9 @@ _OPTIONS: dict[str, type[DataSetOptions]] = {
     "digits": DigitsOptions,
     "listops": ListOpsOptions,
     "stdlib_bytes": StdlibBytesOptions,
+    "tokens": TokensOptions,
     **IMAGE_OPTIONS,
+    **LRA_OPTIONS,
 }
 
 
@@ -145,7 +149,7 @@ class DataOptions(BaseModel):
 
     def shape(self) -> DataShape:
         """Return what a model must fit, without building the data."""
-        return self.data_set_options().shape()
+        return self.data_set_options().shape_of(self.path)
 
 
 def _validate(name: str, given: Mapping[str, Any]) -> DataSetOptions:

@@ -31,6 +31,7 @@ class DataShape:
         num_classes: Number of classes; None for language modelling.
         in_chans: Channels of an image; None if samples are no images.
         image_size: Height and width of an image; None if samples are no images.
+        towers: Sequences per sample, each of `length` positions; with 2, samples have an axis of two more: ``[2, N]``.
     """
 
     task: Task
@@ -41,6 +42,7 @@ class DataShape:
     num_classes: int | None = None
     in_chans: int | None = None
     image_size: tuple[int, int] | None = None
+    towers: int = 1
 
     def model_options(self) -> dict[str, Any]:
         """Return the options that a model of this task takes from its data."""
@@ -55,6 +57,8 @@ class DataShape:
             options |= {"vocab_size": self.vocab_size}
         else:
             options |= {"in_features": self.in_features}
+        if self.towers > 1:
+            options |= {"towers": self.towers}
         return options
 
 
@@ -84,6 +88,10 @@ class DataSetOptions(BaseModel):
     def shape(self) -> DataShape:
         """Return what a model must fit."""
         raise NotImplementedError
+
+    def shape_of(self, path: str | None) -> DataShape:
+        """Return what a model must fit if the data lies at `path`, which few data sets have to look at."""
+        return self.shape()
 
 
 def problem(reason: str) -> PydanticCustomError:

@@ -1,0 +1,158 @@
+"""`tost data`: make data sets, list those that can be made, and check what was made."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from time import monotonic
+from typing import Annotated
+
+import typer
+
+from tost.cli import _console
+from tost.errors import ConfigError
+
+__all__ = ["app"]
+
+INTERRUPTED = 130
+_SECONDS_BETWEEN_LINES = 10.0
+
+app = typer.Typer(help="Make data sets and check them.", no_args_is_help=True, rich_markup_mode=None)
+
+
+@app.command("prepare", context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+def prepare(
+    context: typer.Context,
+    name: Annotated[str, typer.Argument(metavar="NAME", help="What to make; `tost data ls` lists the names.")],
+    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Folder to write to, new or empty.")],
+    workers: Annotated[
+        int | None, typer.Option(min=1, help="Processes that share the work. Default: one for each processor.")
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print one line of JSON at the end.")] = False,
+) -> None:
+    """Make a data set. Options follow as key=value or --key value; `tost data ls NAME` explains them.
+
+    Stopped by Ctrl-C or otherwise, the same command goes on where it was; the files are the same in the end.
+    """
+    from tost.data.prepare import find_preparer
+    from tost.data.prepare import prepare as make
+
+    find_preparer(name)
+    given = _given(context.args)
+    try:
+        with _progress() as report:
+            facts = make(name, given, out, workers=workers or _processors(), report=report)
+    except KeyboardInterrupt:
+        _console.log(f"stopped; what is done is kept in {out}, and the same command goes on from there")
+        raise typer.Exit(INTERRUPTED) from None
+    if json:
+        _console.show_json({"out": str(out), **facts})
+    else:
+        _console.show(f"{out}: {_in_words(facts)}")
+
+
+@app.command("ls")
+def ls(
+    name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="Show the options of this one.")] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print one line of JSON instead.")] = False,
+) -> None:
+    """List what `tost data prepare` can make, or the options of one of them."""
+    from tost.data.prepare import PREPARERS, find_preparer, list_preparers
+
+    if name is None:
+        entries = [{"name": found, "summary": PREPARERS[found].summary} for found in list_preparers()]
+    else:
+        entries = [
+            {"option": key, "default": _default(field.get_default()), "meaning": field.description or ""}
+            for key, field in find_preparer(name).options.model_fields.items()
+        ]
+    if json:
+        _console.show_json({"entries": entries})
+    elif sys.stdout.isatty():
+        _console.show_table(list(entries[0]), [list(entry.values()) for entry in entries])
+    else:
+        for entry in entries:
+            _console.show("\t".join(entry.values()))
+
+
+@app.command("check")
+def check(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A folder that `tost data prepare` made.")],
+    json: Annotated[bool, typer.Option("--json", help="Print one line of JSON instead.")] = False,
+) -> None:
+    """Compare every file of a prepared folder with its checksum."""
+    from tost.data.prepare import check_folder
+
+    facts = check_folder(folder)
+    if json:
+        _console.show_json({"folder": str(folder), "ok": True, **facts})
+    else:
+        _console.show(f"{folder} is whole: {_in_words(facts)}")
+
+
+def _processors() -> int:
+    """Return the number of processors that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _given(arguments: Sequence[str]) -> dict[str, str]:
+    """Return options that were written as ``key=value``, ``--key=value`` or ``--key value``."""
+    given: dict[str, str] = {}
+    left = list(arguments)
+    while left:
+        text = left.pop(0)
+        key, equals, value = text.removeprefix("--").partition("=")
+        if not equals:
+            if not text.startswith("--") or not left or left[0].startswith("--"):
+                raise ConfigError(f"{text!r} is no option; write key=value or --key value.")
+            value = left.pop(0)
+        key = key.replace("-", "_")
+        if key in given:
+            raise ConfigError(f"option {key} is given twice: {given[key]!r} and {value!r}; keep one.")
+        given[key] = value
+    return given
+
+
+def _default(value: object) -> str:
+    if isinstance(value, tuple | list):
+        return ",".join(map(str, value))
+    return "" if value is None or repr(value) == "PydanticUndefined" else str(value)
+
+
+def _in_words(facts: dict[str, object]) -> str:
+    def show(value: object) -> str:
+        return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
+
+    return ", ".join(key if value is True else f"{key} {show(value)}" for key, value in facts.items())
+
+
+@contextmanager
+def _progress() -> Iterator[Callable[[int, int, str], None]]:
+    """Show progress on stderr: a bar on a terminal, now and then a line elsewhere."""
+    if not sys.stderr.isatty():
+        yield _plain_lines()
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    text = TextColumn("{task.description}", markup=False)
+    columns = (BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), text)
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task("", total=None)
+        yield lambda done, total, what: progress.update(task, completed=done, total=total, description=what)
+
+
+def _plain_lines() -> Callable[[int, int, str], None]:
+    last = ("", 0.0)
+
+    def report(done: int, total: int, what: str) -> None:
+        nonlocal last
+        step = what.partition(" ")[0]  # the same step may name one file after another
+        if step != last[0] or monotonic() - last[1] >= _SECONDS_BETWEEN_LINES:
+            last = (step, monotonic())
+            _console.log(f"{what}: {done} of {total}")
+
+    return report

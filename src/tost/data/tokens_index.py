@@ -1,0 +1,134 @@
+"""``index.json`` of a prepared folder: what is in it and how to tell that it is whole. No torch and no numpy here."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from tost.errors import ConfigError, StorageError
+
+__all__ = ["INDEX", "FileRecord", "Index", "ShardRecord", "SplitRecord", "TokenizerRecord", "read_index", "write_json"]
+
+INDEX = "index.json"
+
+# Names only, no paths: an index must not be able to point out of its folder.
+FileName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9._-]*$")]
+Count = Annotated[int, Field(ge=0)]
+
+
+class _Record(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+
+class FileRecord(_Record):
+    """A file of the folder, with its size in bytes and its SHA-256."""
+
+    file: FileName
+    size: Count
+    sha256: str
+
+
+class ShardRecord(_Record):
+    """A part of a split: its tokens one after another, and the lengths of its documents (uint64, little-endian)."""
+
+    tokens: Count
+    documents: Count
+    data: FileRecord
+    lengths: FileRecord
+
+
+class SplitRecord(_Record):
+    """One split.
+
+    Attributes:
+        tokens: Number of tokens, those that end documents included.
+        documents: Number of documents.
+        bytes: UTF-8 bytes of the text that was encoded.
+        source_bytes: The same before it was edited.
+        source_words: Words, separated by white space, before it was edited.
+        shards: Its files, in order.
+        answers: If documents are candidates for answers: which one of every `choices` documents is right.
+        choices: Number of candidates; 0 if documents are just documents.
+    """
+
+    tokens: Count
+    documents: Count
+    bytes: Count
+    source_bytes: Count
+    source_words: Count
+    shards: list[ShardRecord]
+    answers: list[int] = []
+    choices: Count = 0
+
+
+class TokenizerRecord(_Record):
+    """The tokenizer of a folder: enough to build it again, and to see whether a model was trained with another."""
+
+    kind: Literal["bytes", "chars", "tokenizers"]
+    name: str
+    vocab_size: Annotated[int, Field(ge=1)]
+    fingerprint: str
+    end_of_text: int | None
+    characters: str | None = None
+    file: FileRecord | None = None
+
+
+class Index(_Record):
+    """Everything that is known about a folder."""
+
+    format: Literal["tost-tokens"]
+    version: Literal[1]
+    name: str
+    fingerprint: str
+    dtype: Literal["uint8", "uint16", "uint32"]
+    tokenizer: TokenizerRecord
+    splits: dict[FileName, SplitRecord]
+    source: list[dict[str, Any]]
+    settings: dict[str, Any]
+
+
+def read_index(folder: Path) -> Index:
+    """Return the index of a folder.
+
+    Raises:
+        ConfigError: There is no such folder, or it was not prepared to the end.
+        StorageError: The index is damaged.
+    """
+    path = folder / INDEX
+    try:
+        return Index.model_validate_json(path.read_bytes())
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise ConfigError(_no_index(folder)) from error
+    except OSError as error:
+        raise StorageError(f"{path} cannot be read: {error.strerror}.") from error
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        place = ".".join(map(str, first["loc"])) or "the file"
+        raise StorageError(
+            f"{path} is damaged or was written by another version ({place}: {first['msg']}); prepare the data again."
+        ) from error
+
+
+def _no_index(folder: Path) -> str:
+    if not folder.exists():
+        return f"there is no folder {folder}; make it with `tost data prepare NAME --out {folder}`."
+    if (folder / "prepare.json").is_file():
+        return f"{folder} was not prepared to the end; give the same `tost data prepare` command again."
+    return f"{folder} holds no prepared tokens (no {INDEX}); make them with `tost data prepare NAME --out DIR`."
+
+
+def content_fingerprint(tokenizer: str, splits: dict[str, SplitRecord]) -> str:
+    """Return the SHA-256 of what makes up the content: the tokenizer and every shard."""
+    files = {name: [shard.model_dump() for shard in split.shards] for name, split in splits.items()}
+    return hashlib.sha256(json.dumps([tokenizer, files], sort_keys=True).encode()).hexdigest()
+
+
+def write_json(path: Path, content: Any) -> None:
+    """Write a file of JSON that is there as a whole or not at all."""
+    temporary = path.with_name(f"{path.name}.tmp")
+    temporary.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+    temporary.replace(path)
