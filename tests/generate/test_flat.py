@@ -1,45 +1,87 @@
-"""The step without modules is the step of the model, or says why it is not."""
+"""The step without modules, and the one in the native library, are the step of the model; or they say why not."""
 
+import itertools
 import re
+from dataclasses import dataclass
 
 import pytest
 import torch
+from torch.utils import _pytree as pytree
 
 from tests.generate.models import make, prompts
 from tost import nn as tost_nn
 from tost.generate import decode_step, prefill
 from tost.generate.flat import FlatStep, why_not
+from tost.generate.native import NativeStep, why_not_native
+from tost.generate.prompts import align_prompts
 from tost.generate.step import make_step
 from tost.models import LanguageOptions
 from tost.testing import assert_close
 
-MODELS = {
-    "plain": {},
+OPTIONS = {
     "endless": {"position": "none"},
+    "waves": {"position": "sinusoidal"},
+    "hold": {"beyond": "hold", "max_length": 6},
     "biases": {"bias": True},
     "free head": {"tie_head": False},
     "no layer scale": {"layer_scale": None},
     "narrow": {"mlp_ratio": 0.5, "num_heads": 1},
-    "reference": {"backend": "reference"},
+    "tanh": {"activation": "gelu_tanh"},
+    "convolution": {"local": 4},
+    "convolution before the mlp": {"local": 2, "local_at": "mlp"},
+    "both convolutions": {"local": 3, "local_at": "both"},
+    "gate": {"gate": True},
+    "count": {"count_scaled": True},
+    "forgetting": {"forget": True},
 }
+ALONE = {"plain": {}, "reference": {"backend": "reference"}, **OPTIONS}
 
 
-@pytest.mark.parametrize("options", MODELS.values(), ids=MODELS)
+def pairs():
+    """Two options at a time, where they go together."""
+    for (one, a), (other, b) in itertools.combinations(OPTIONS.items(), 2):
+        if not a.keys() & b.keys() and not {"position", "beyond"} <= {*a, *b}:
+            yield pytest.param({**a, **b}, id=f"{one}, {other}")
+
+
+def check_step(model, step, bound):
+    """Compare a step with the model's own, from the states of texts of different length."""
+    ids, mask = align_prompts(prompts(12, 5, 9), vocab_size=11)
+    before = prefill(model, ids[:, :-1], mask=mask[:, :-1])
+    with torch.no_grad():
+        found, after = step(ids[:, -1], before)
+    expected, state = decode_step(model, ids[:, -1], before)
+    assert_close("logits", found, expected, bound)
+    assert after.position.tolist() == state.position.tolist() == [12, 5, 9]
+    assert pytree.tree_structure(after) == pytree.tree_structure(state)
+    for one, other in zip(pytree.tree_leaves(after), pytree.tree_leaves(state), strict=True):
+        assert one.dtype == other.dtype
+        assert_close("state", one.double(), other.double(), bound)
+
+
+@pytest.mark.parametrize("options", ALONE.values(), ids=ALONE)
 @pytest.mark.parametrize(("dtype", "bound"), [(torch.float64, 1e-13), (torch.float32, 1e-5), (torch.bfloat16, 3e-2)])
 def test_flat_step_is_the_model(options, dtype, bound):
     model = make(dtype, **options)
     assert why_not(model) == []
-    ids = torch.stack(prompts(12, 12, 12))
-    with torch.no_grad():
-        before = prefill(model, ids[:, :-1])
-        found, after = FlatStep(model)(ids[:, -1], before)
-    expected, state = decode_step(model, ids[:, -1], before)
-    assert_close("logits", found, expected, bound)
-    assert after.position.tolist() == state.position.tolist() == [12] * 3
-    for layer, other in zip(after.layers, state.layers, strict=True):
-        assert_close("squares", layer.squares, other.squares, bound)
-        assert_close("weighted squares", layer.weighted_squares, other.weighted_squares, bound)
-        assert_close("mass", layer.mass, other.mass, bound)
+    check_step(model, FlatStep(model), bound)
+
+
+@pytest.mark.parametrize("options", ALONE.values(), ids=ALONE)
+def test_native_step_is_the_model(options):
+    model = make(torch.float32, **options)
+    if "backend" in options:
+        assert why_not_native(model) == ["its backend is reference"]
+    else:
+        assert why_not_native(model) == []
+        check_step(model, NativeStep(model), 1e-5)
+
+
+@pytest.mark.parametrize("options", list(pairs()))
+def test_options_go_together(options):
+    model = make(torch.float32, **options)
+    check_step(model, FlatStep(model), 1e-5)
+    check_step(model, NativeStep(model), 1e-5)
 
 
 class Strange(torch.nn.Linear):
@@ -54,12 +96,12 @@ def add_parameter(model):
     model.blocks[0].attention.register_parameter("mystery", torch.nn.Parameter(torch.zeros(1)))
 
 
-def gate(model):
-    model.blocks[0].attention.extend(tost_nn.Extensions(gate=True))
+def extend(model):
+    @dataclass(frozen=True)
+    class Later(tost_nn.Extensions):
+        new: bool = False
 
-
-def count_scaled(model):
-    model.blocks[0].attention.extend(tost_nn.Extensions(count_scaled=True))
+    model.blocks[0].attention.extensions = Later(new=True)
 
 
 def hook(model):
@@ -83,8 +125,7 @@ def paper(model):
     [
         (replace_mlp, "modules of type Strange"),
         (add_parameter, "parameters such as .*mystery"),
-        (gate, "parameters such as .*proj_gate"),
-        (count_scaled, "extensions"),
+        (extend, "extensions that came later"),
         (hook, "hooks"),
         (head_bias, "bias per head"),
         (post_norm, "norms behind"),

@@ -63,7 +63,8 @@ def check_causal(model: nn.Module) -> CausalModel:
 def context_limit(model: nn.Module) -> int | None:
     """Return the number of tokens after which a model has no more positions; None if it runs without end."""
     options = check_causal(model).options
-    return options.max_length if getattr(options, "position", "learned") == "learned" else None
+    ends = getattr(options, "position", "learned") == "learned" and getattr(options, "beyond", "error") == "error"
+    return options.max_length if ends else None
 
 
 def prefill(
@@ -108,19 +109,23 @@ def prefill(
     return state
 
 
-def decode_step(model: nn.Module, tokens: Tensor, state: State | None) -> tuple[Tensor, State]:
+def decode_step(
+    model: nn.Module, tokens: Tensor, state: State | None, *, mask: Tensor | None = None
+) -> tuple[Tensor, State]:
     """Advance every row by one token.
 
     Args:
         model: A causal language model.
         tokens: The next token of each row, int64 ``[B]``.
         state: What came before; None at the start. It is not changed.
+        mask: Rows that advance, bool ``[B]``; the others stay where they are. None for all.
 
     Returns:
-        Logits of the token after it, ``[B, V]``, and the state.
+        Logits of the token after it, ``[B, V]``, which mean nothing for rows that stay, and the state.
     """
+    real = None if mask is None else mask.unsqueeze(1)
     with torch.no_grad(), evaluating(model):
-        logits, after = check_causal(model).forward_with_state(tokens.unsqueeze(1), state)
+        logits, after = check_causal(model).forward_with_state(tokens.unsqueeze(1), state, real)
     return logits[:, -1], after
 
 

@@ -1,16 +1,18 @@
 """One token through a language model without the cost of its modules.
 
 A step reads every weight once and computes next to nothing, so what Python does between two matrices counts: calling a
-hundred modules takes as long as reading a fifth of the weights of a base model. This step is `LanguageToST` written
-out over a list of tensors. `why_not` says when a model has something that is not written out here; it then runs itself.
+hundred modules takes as long as reading a fifth of the weights of a base model. This step is `LanguageToST` with TSSA
+written out over a list of tensors. `why_not` says when a model has something that is not written out here; it then runs
+itself.
 
-Shapes: tokens [B], x [B, C] (batch, width), w [B, 1, H, D] with C = H * D.
+Shapes: tokens [B], x [B, C] (batch, width), w [B, 1, H, D] with C = H * D, window [B, K - 1, C] for K taps.
 """
 
 from __future__ import annotations
 
 import re
-from typing import NamedTuple, cast
+from dataclasses import fields
+from typing import Any, NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
@@ -18,25 +20,39 @@ from torch import Tensor, nn
 
 from tost import parallel
 from tost.models import LanguageToST
-from tost.nn import MLP, CausalBlock, CausalTSSAttention, Extensions, LearnedPositions, ModelState, PaperForm
+from tost.nn import (
+    MLP,
+    BlockState,
+    CausalBlock,
+    CausalConvolution,
+    CausalTSSAttention,
+    Extensions,
+    LearnedPositions,
+    ModelState,
+    PaperForm,
+    SinusoidalPositions,
+)
 from tost.ops import TSSAState, causal_tssa_
 
-__all__ = ["FlatStep", "why_not"]
+__all__ = ["Affine", "FlatStep", "Layer", "why_not"]
 
 _MODULES = (
-    *(LanguageToST, CausalBlock, CausalTSSAttention, MLP, LearnedPositions),
+    *(LanguageToST, CausalBlock, CausalTSSAttention, CausalConvolution, MLP, LearnedPositions),
+    SinusoidalPositions,
     *(nn.Embedding, nn.LayerNorm, nn.Linear, nn.ModuleList),
 )
 _PARAMETERS = re.compile(
     r"tokens\.weight|positions\.weight|head\.weight|norm\.(weight|bias)|blocks\.\d+\.("
-    r"gamma[12]|norm[12]\.(weight|bias)|(attention|mlp)\.proj_(in|out)\.(weight|bias)|"
-    r"attention\.(temperature|position_bias))"
+    r"gamma[12]|norm[12]\.(weight|bias)|(attention|mlp)\.proj_(in|out)\.(weight|bias)|local(_mlp)?\.weight|"
+    r"attention\.(temperature|position_bias|decay_logit|proj_gate\.weight|proj_gate\.bias))"
 )
 # Options that are seen in the modules and parameters, or that make no difference to a step.
 _OPTIONS = {
     *("embed_dim", "depth", "num_heads", "mlp_ratio", "vocab_size", "max_length", "layer_scale", "bias", "tie_head"),
-    *("position", "dropout", "gradient_checkpointing", "backend"),
+    *("mixer", "activation", "position", "beyond", "local", "local_at", "gate", "count_scaled", "forget"),
+    *("dropout", "gradient_checkpointing", "backend"),
 }
+_EXTENSIONS = {"gate", "count_scaled", "forget", "beyond"}
 
 
 def why_not(model: nn.Module) -> list[str]:
@@ -45,103 +61,162 @@ def why_not(model: nn.Module) -> list[str]:
         return [f"it has modules of type {', '.join(strangers)}"]
     model = cast(LanguageToST, model)
     blocks = [cast(CausalBlock, block) for block in model.blocks]
+    attentions = [cast(CausalTSSAttention, block.attention) for block in blocks]
     plain = PaperForm(step_size=None, tied=False, shared_temperature=False)
-    fields = type(model.options).model_fields
-    chosen = [name for name in fields if name not in _OPTIONS and getattr(model.options, name) != fields[name].default]
+    known = type(model.options).model_fields
+    chosen = [name for name in known if name not in _OPTIONS and getattr(model.options, name) != known[name].default]
     unknown = [name for name, _ in model.named_parameters() if not _PARAMETERS.fullmatch(name)]
     checks = {
         f"the options {', '.join(chosen)} are set": chosen,
         f"it has parameters such as {unknown[:1]}": unknown,
+        "an attention has extensions that came later": any(map(_extended, attentions)),
         "a module has hooks": any(m._forward_hooks or m._forward_pre_hooks for m in model.modules()),
         "a block has its norms behind the sums": any(block.norm != "pre" for block in blocks),
-        "an attention has the paper's form": any(block.attention.form != plain for block in blocks),
-        "an attention adds its bias per head": any(block.attention.position_bias_form == "head" for block in blocks),
-        "an attention has extensions": any(block.attention.extensions != Extensions() for block in blocks),
+        "an attention has the paper's form": any(attention.form != plain for attention in attentions),
+        "an attention adds its bias per head": any(attention.position_bias_form == "head" for attention in attentions),
         "sequences are shared between processes": parallel.active() is not None,
         "autocast is on": torch.is_autocast_enabled(model.tokens.weight.device.type),
     }
     return [reason for reason, found in checks.items() if found]
 
 
-class _Affine(NamedTuple):
+def _extended(attention: CausalTSSAttention) -> bool:
+    """Tell whether an attention has an extension that this step does not know."""
+    later = [field for field in fields(attention.extensions) if field.name not in _EXTENSIONS]
+    return any(getattr(attention.extensions, field.name) != field.default for field in later)
+
+
+class Affine(NamedTuple):
     """Weight and bias of a linear layer or a norm."""
 
     weight: Tensor
     bias: Tensor | None
 
     @classmethod
-    def of(cls, module: nn.Module) -> _Affine:
-        return cls(cast(Tensor, module.weight), cast("Tensor | None", module.bias))
+    def of(cls, module: nn.Module | None) -> Affine:
+        """Return those of a module that has both."""
+        return cls(cast(Tensor, cast(Any, module).weight), cast("Tensor | None", cast(Any, module).bias))
 
 
-class _Layer(NamedTuple):
+class Layer(NamedTuple):
     """The tensors of a block, in the order of their use."""
 
-    norm1: _Affine
-    attention_in: _Affine
+    norm1: Affine
+    local: Tensor | None
+    attention_in: Affine
     temperature: Tensor
     position_bias: Tensor | None
-    attention_out: _Affine
+    options: dict[str, Any]
+    gate: Affine | None
+    attention_out: Affine
     gamma1: Tensor | None
-    norm2: _Affine
-    mlp_in: _Affine
-    mlp_out: _Affine
+    norm2: Affine
+    local_mlp: Tensor | None
+    mlp_in: Affine
+    activation: str
+    mlp_out: Affine
     gamma2: Tensor | None
     eps: tuple[float, float]
 
     @classmethod
-    def of(cls, block: CausalBlock) -> _Layer:
+    def of(cls, block: CausalBlock) -> Layer:
+        """Return those of a block with causal TSSA and an MLP."""
         attention, mlp = cast(CausalTSSAttention, block.attention), cast(MLP, block.mlp)
+        bias, scaled = attention.position_bias, attention.extensions.count_scaled
         return cls(
-            _Affine.of(block.norm1),
-            _Affine.of(attention.proj_in),
+            Affine.of(block.norm1),
+            _taps(block.local),
+            Affine.of(attention.proj_in),
             attention.temperature,
-            attention.position_bias,
-            _Affine.of(cast(nn.Module, attention.proj_out)),
+            None if bias is None else bias.t(),
+            {"count_scaled": scaled, "decay": attention.decay(), "backend": attention.backend},
+            None if attention.proj_gate is None else Affine.of(attention.proj_gate),
+            Affine.of(attention.proj_out),
             block.gamma1,
-            _Affine.of(block.norm2),
-            _Affine.of(mlp.proj_in),
-            _Affine.of(mlp.proj_out),
+            Affine.of(block.norm2),
+            _taps(block.local_mlp),
+            Affine.of(mlp.proj_in),
+            "none" if mlp.activation == "gelu" else "tanh",
+            Affine.of(mlp.proj_out),
             block.gamma2,
             (block.norm1.eps, block.norm2.eps),
         )
 
 
 class FlatStep:
-    """`decode_step` of one model, for as long as its parameters stay the same tensors.
+    """`decode_step` of one model, for as long as its parameters stay what they are.
 
     Args:
         model: A model that `why_not` has nothing to say about.
     """
 
+    @torch.no_grad()
     def __init__(self, model: LanguageToST) -> None:
         options = model.options
-        self._width, self._heads, self._backend = options.embed_dim, options.num_heads, options.backend
+        self._width = (options.embed_dim,)
+        self._heads = (options.num_heads, options.embed_dim // options.num_heads)
+        self._last = options.max_length - 1
         self._tokens = model.tokens.weight
-        self._positions = None if model.positions is None else cast(LearnedPositions, model.positions).weight
-        self._layers = [_Layer.of(cast(CausalBlock, block)) for block in model.blocks]
-        self._norm, self._eps = _Affine.of(model.norm), model.norm.eps
+        self._positions, self._waves = None, None
+        if isinstance(model.positions, LearnedPositions):
+            self._positions = model.positions.weight
+        elif model.positions is not None:
+            self._waves = model._position_vectors
+        self._layers = [Layer.of(cast(CausalBlock, block)) for block in model.blocks]
+        self._norm, self._eps = Affine.of(model.norm), model.norm.eps
         self._head = self._tokens if model.head is None else model.head.weight
 
     def __call__(self, tokens: Tensor, state: ModelState) -> tuple[Tensor, ModelState]:
-        """Advance every row by one token; see `decode_step`. Ids and positions are not checked."""
-        width = (self._width,)
+        """Advance every row by one token; see `decode_step`.
+
+        Ids are not checked, and neither are positions: behind the last one it goes on as with ``beyond="hold"``.
+        """
         x = F.embedding(tokens, self._tokens)
+        place = state.position
         if self._positions is not None:
-            x = x + F.embedding(state.position, self._positions)
-        w_shape = (len(x), 1, self._heads, self._width // self._heads)
+            place = place.clamp_max(self._last)
+            x = x + F.embedding(place, self._positions)
+        if self._waves is not None:
+            x = x + self._waves(1, place, None, x.device).squeeze(1).to(x.dtype)
         after = []
         for layer, before in zip(self._layers, state.layers, strict=True):
-            u = F.layer_norm(x, width, *layer.norm1, layer.eps[0])
-            w = F.linear(u, *layer.attention_in).view(w_shape)
-            y, reached = causal_tssa_(
-                w, layer.temperature, layer.position_bias, state=cast(TSSAState, before), backend=self._backend
-            )
+            x, reached = self._block(layer, x, before, place.unsqueeze(1))
             after.append(reached)
-            x = _add(x, F.linear(y.view(x.shape), *layer.attention_out), layer.gamma1)
-            u = F.layer_norm(x, width, *layer.norm2, layer.eps[1])
-            x = _add(x, F.linear(F.gelu(F.linear(u, *layer.mlp_in)), *layer.mlp_out), layer.gamma2)
-        return F.linear(F.layer_norm(x, width, *self._norm, self._eps), self._head), ModelState(tuple(after))
+        logits = F.linear(F.layer_norm(x, self._width, *self._norm, self._eps), self._head)
+        return logits, ModelState(tuple(after))
+
+    def _block(self, layer: Layer, x: Tensor, before: Any, place: Tensor) -> tuple[Tensor, TSSAState | BlockState]:
+        mixer, windows = before if isinstance(before, BlockState) else (before, ())
+        kept: list[Tensor] = []
+        u = F.layer_norm(x, self._width, *layer.norm1, layer.eps[0])
+        if layer.local is not None:
+            u = _look(u, layer.local, windows, kept)
+        w = F.linear(u, *layer.attention_in).view(len(x), 1, *self._heads)
+        bias = None if layer.position_bias is None else F.embedding(place, layer.position_bias)
+        y, reached = causal_tssa_(w, layer.temperature, bias, state=cast(TSSAState, mixer), **layer.options)
+        y = y.view(x.shape)
+        if layer.gate is not None:
+            y = y * F.silu(F.linear(u, *layer.gate))
+        x = _add(x, F.linear(y, *layer.attention_out), layer.gamma1)
+        u = F.layer_norm(x, self._width, *layer.norm2, layer.eps[1])
+        if layer.local_mlp is not None:
+            u = _look(u, layer.local_mlp, windows, kept)
+        hidden = F.gelu(F.linear(u, *layer.mlp_in), approximate=layer.activation)
+        x = _add(x, F.linear(hidden, *layer.mlp_out), layer.gamma2)
+        return x, BlockState(reached, tuple(kept)) if kept else reached
+
+
+def _taps(local: CausalConvolution | None) -> Tensor | None:
+    """Return the kernel of a convolution as [K, C]."""
+    return None if local is None else local.weight.t()
+
+
+def _look(u: Tensor, taps: Tensor, windows: tuple[Tensor, ...], kept: list[Tensor]) -> Tensor:
+    """Return u [B, C] plus its convolution with the tokens before it; the next of the windows moves on into `kept`."""
+    seen = torch.cat((windows[len(kept)].to(u.dtype), u.unsqueeze(1)), dim=1)
+    kept.append(seen[:, 1:])
+    wide = torch.promote_types(u.dtype, torch.float32)
+    return u + (seen.to(wide) * taps.to(wide)).sum(dim=1).to(u.dtype)
 
 
 def _add(x: Tensor, branch: Tensor, gamma: Tensor | None) -> Tensor:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from tost.generate.decode import CHUNK_SIZE, State
+from tost.generate.native import Weights
 from tost.generate.sampling import Sampling
 from tost.generate.stream import ENDED, Continuation, Generators, stream_tokens
 
@@ -44,6 +45,7 @@ def generate(
     mask: Tensor | None = ...,
     state: Continuation | State | None = ...,
     chunk_size: int = ...,
+    weights: Weights = ...,
     on_token: Callable[[Tensor], object] | None = ...,
 ) -> Tensor: ...
 
@@ -63,6 +65,7 @@ def generate(
     mask: Tensor | None = ...,
     state: Continuation | State | None = ...,
     chunk_size: int = ...,
+    weights: Weights = ...,
     on_token: Callable[[Tensor], object] | None = ...,
 ) -> list[Tensor]: ...
 
@@ -81,6 +84,7 @@ def generate(
     mask: Tensor | None = None,
     state: Continuation | State | None = None,
     chunk_size: int = CHUNK_SIZE,
+    weights: Weights = "fp32",
     on_token: Callable[[Tensor], object] | None = None,
 ) -> Tensor | list[Tensor]:
     """Continue texts with a causal language model, at a cost per token that does not depend on their length.
@@ -102,6 +106,8 @@ def generate(
         mask: Real tokens of a tensor of prompts, bool ``[B, N]``; padding may stand anywhere.
         state: What came before the prompts: the ``continuation`` of an earlier generation, or a state of the model.
         chunk_size: Tokens of the prompts that are read at once; decides the memory, not the result.
+        weights: How matrices are stored while tokens are generated: ``"fp32"`` as they are, or rounded to ``"bf16"`` or
+            ``"int8"``, which takes less time per token and a copy of them. The prompts are read with the model's own.
         on_token: Called with every token as it comes, int64 ``[B]``, -1 for rows that have ended.
 
     Returns:
@@ -135,6 +141,7 @@ def generate(
         mask=mask,
         state=state,
         chunk_size=chunk_size,
+        weights=weights,
         on_token=on_token,
     )
     if isinstance(ids, Tensor):
@@ -154,6 +161,7 @@ def generate_with_state(
     mask: Tensor | None = None,
     state: Continuation | State | None = None,
     chunk_size: int = CHUNK_SIZE,
+    weights: Weights = "fp32",
     on_token: Callable[[Tensor], object] | None = None,
 ) -> Generation:
     """Do as `generate`, and return what is needed to go on.
@@ -169,6 +177,7 @@ def generate_with_state(
         mask: As in `generate`.
         state: As in `generate`.
         chunk_size: As in `generate`.
+        weights: As in `generate`.
         on_token: As in `generate`.
 
     Returns:
@@ -195,6 +204,7 @@ def generate_with_state(
         mask=mask,
         state=state,
         chunk_size=chunk_size,
+        weights=weights,
     )
     steps: list[Tensor] = []
     for tokens in stream:

@@ -1,7 +1,7 @@
 """Texts that are put aside: a continuation as a safetensors file, and back. Nothing in such a file is ever run.
 
 The file holds tensors and, as JSON in its header, which model they belong to. What the state looks like is not taken
-from the file but from the model, by letting it read one token.
+from the file but from the model, by letting it read a token or two.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from tost.errors import CheckpointError, StorageError
-from tost.generate.decode import State, check_causal, decode_step
+from tost.generate.decode import State, check_causal, context_limit, evaluating
 from tost.generate.stream import Continuation
 
 __all__ = ["load_state", "save_state"]
@@ -133,14 +133,41 @@ def _rebuild(tensors: Mapping[str, Tensor], model: nn.Module) -> State | None:
     count = sum(name.startswith("state.") for name in tensors)
     if count == 0:
         return None
-    device = next(model.parameters()).device
-    _, example = decode_step(model, torch.zeros(1, dtype=torch.int64, device=device), None)
     found = [tensors[f"state.{index}"] for index in range(count)]
-    forms = [[(leaf.dtype, leaf.shape[1:]) for leaf in leaves] for leaves in (found, _tensors(example))]
-    if forms[0] != forms[1] or any(len(leaf) != len(tensors["last"]) for leaf in found):
+    shorter, longer = (_example(model, tokens) for tokens in (1, 2))
+    if not _is_like(found, _tensors(shorter), _tensors(longer)) or {len(x) for x in found} != {len(tensors["last"])}:
         raise ValueError("its tensors are not those of this model's state")
     rest = iter(found)
-    return pytree.tree_map_only(Tensor, lambda _: next(rest), example)
+    state = pytree.tree_map_only(Tensor, lambda _: next(rest), shorter)
+    position = getattr(state, "position", None)
+    if position is not None and bool((position < 1).any()):
+        raise ValueError("a text has no token")
+    return state
+
+
+def _example(model: nn.Module, tokens: int) -> State:
+    """Return the state of a model after some tokens, in its most general form: as if there might be padding."""
+    limit = context_limit(model)
+    ids = torch.zeros(1, tokens if limit is None else min(tokens, limit), dtype=torch.int64)
+    ids = ids.to(next(model.parameters()).device)
+    with torch.no_grad(), evaluating(model):
+        return check_causal(model).forward_with_state(ids, None, torch.ones_like(ids, dtype=torch.bool))[1]
+
+
+def _is_like(found: Sequence[Tensor], shorter: Sequence[Tensor], longer: Sequence[Tensor]) -> bool:
+    """Tell whether tensors have the form of two examples; an axis along which these differ grows with the text."""
+    if len(found) != len(shorter):
+        return False
+    lengths: set[int] = set()
+    for leaf, one, two in zip(found, shorter, longer, strict=True):
+        if leaf.dtype != one.dtype or leaf.dim() != one.dim():
+            return False
+        for size, before, after in zip(leaf.shape[1:], one.shape[1:], two.shape[1:], strict=True):
+            if before == after and size != before:
+                return False
+            if before != after:
+                lengths.add(size)
+    return len(lengths - {0}) <= 1  # without padding there is no list of what is padding
 
 
 def _tensors(state: State | None) -> list[Tensor]:

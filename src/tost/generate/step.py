@@ -8,27 +8,43 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
+from tost.errors import ConfigError
 from tost.generate.decode import State, decode_step
 from tost.generate.flat import FlatStep, why_not
+from tost.generate.native import WEIGHTS, NativeStep, Weights, why_not_native
 from tost.models import LanguageToST
 
 __all__ = ["Step", "make_step"]
 
 Step = Callable[[Tensor, State | None], tuple[Tensor, State]]
 
+# Rows from which on torch's matrix products are faster than reading each matrix once for all vectors.
+_MANY = 32
 
-def make_step(model: nn.Module) -> Step:
+
+def make_step(model: nn.Module, weights: Weights = "fp32") -> Step:
     """Return a function that does what `decode_step` does for one model.
 
     Args:
-        model: A causal language model, whose parameters stay the same tensors for as long as the function is used.
+        model: A causal language model, whose parameters stay what they are for as long as the function is used.
+        weights: How the matrices are stored; see `tost.generate.native.pack_rows`. Anything but ``"fp32"`` takes the
+            native library.
+
+    Raises:
+        ConfigError: The weights cannot be stored like that, and why.
     """
+    reasons = why_not_native(model) if weights in WEIGHTS else [f"it takes one of {', '.join(WEIGHTS)}"]
+    if weights != "fp32" and reasons:
+        raise ConfigError(f"weights={weights!r} cannot be used: {'; '.join(reasons)}. Leave it out.")
+    native = None if reasons else NativeStep(cast(LanguageToST, model), weights)
     flat = None if why_not(model) else FlatStep(cast(LanguageToST, model))
 
     def step(tokens: Tensor, state: State | None) -> tuple[Tensor, State]:
         if flat is None or state is None:
             return decode_step(model, tokens, state)
         with torch.no_grad():
+            if native is not None and (weights != "fp32" or len(tokens) < _MANY) and native.fits(tokens, state):
+                return native(tokens, state)
             return flat(tokens, state)
 
     return step

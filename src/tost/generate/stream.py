@@ -22,6 +22,7 @@ from tost.generate.decode import (
     select_rows,
     state_bytes,
 )
+from tost.generate.native import Weights
 from tost.generate.prompts import Prompts, align_prompts
 from tost.generate.sampling import Sampling, choose, draw_noise
 from tost.generate.step import make_step
@@ -101,8 +102,9 @@ class TokenStream(Iterator[Tensor]):
         sampling: Sampling,
         generator: Generators | None,
         chunk_size: int,
+        weights: Weights,
     ) -> None:
-        self._step, self._sampling, self._generator = make_step(model), sampling, generator
+        self._step, self._sampling, self._generator = make_step(model, weights), sampling, generator
         self._limit = context_limit(model)
         (ids, mask), (state, seen) = prompts, before
         self._stops = torch.tensor(sampling.stop_tokens, dtype=torch.int64, device=ids.device)
@@ -199,6 +201,7 @@ def stream_tokens(
     mask: Tensor | None = None,
     state: Continuation | State | None = None,
     chunk_size: int = CHUNK_SIZE,
+    weights: Weights = "fp32",
 ) -> TokenStream:
     """Read prompts, and return an iterator over the tokens that follow.
 
@@ -211,6 +214,7 @@ def stream_tokens(
         mask: Real tokens of `ids`, as in `generate`.
         state: What came before, as in `generate`.
         chunk_size: Tokens of the prompt that are read at once.
+        weights: How matrices are stored, as in `generate`.
 
     Returns:
         The iterator. Its ``continuation`` is the state to go on from.
@@ -255,6 +259,7 @@ def stream_tokens(
         sampling=sampling,
         generator=generator,
         chunk_size=chunk_size,
+        weights=weights,
     )
 
 

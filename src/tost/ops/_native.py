@@ -25,6 +25,7 @@ __all__ = [
     "Shape",
     "address",
     "compiled_isas",
+    "library",
     "missing",
     "native_info",
     "run",
@@ -154,6 +155,12 @@ CAUSAL_CHUNK: int = _LIBRARY.tost_causal_chunk() if _LIBRARY is not None else 0
 def missing() -> list[str]:
     """Return why the native library cannot be used at all; an empty list when it can."""
     return [_REASON] if _LIBRARY is None else []
+
+
+def library() -> ctypes.CDLL:
+    """Return the library itself; look at `missing` first."""
+    assert _LIBRARY is not None
+    return _LIBRARY
 
 
 def why_not(w: Tensor) -> list[str]:

@@ -22,6 +22,14 @@ inline int thread_index() {
 #endif
 }
 
+inline int team_size() {
+#ifdef _OPENMP
+  return omp_get_num_threads();
+#else
+  return 1;
+#endif
+}
+
 // Forking threads costs more than this many elements of work.
 inline int useful_threads(int threads, int64_t items, int64_t elements) {
   constexpr int64_t kWorthAThread = 1 << 14;

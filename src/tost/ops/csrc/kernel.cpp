@@ -1,6 +1,7 @@
 // Compiled once per instruction set, with TOST_ISA set to its name; offers the operators for every storage type.
 #include "causal_backward.h"
 #include "causal_tssa.h"
+#include "step.h"
 #include "tssa.h"
 
 #define TOST_JOIN_(a, b) a##b
@@ -35,5 +36,5 @@ TOST_BY_TYPE(run_causal_backward, causal_backward, tost::CausalBackward)
 }  // namespace
 
 const tost::Kernels tost::TOST_JOIN(kernels_, TOST_ISA) = {
-    TOST_TEXT(TOST_ISA), run_forward, run_backward, run_causal_forward, run_causal_backward,
+    TOST_TEXT(TOST_ISA), run_forward, run_backward, run_causal_forward, run_causal_backward, run_language_step,
 };

@@ -9,7 +9,7 @@
 
 namespace tost {
 
-enum Type : int32_t { kFloat = 0, kDouble = 1, kBfloat16 = 2, kHalf = 3 };
+enum Type : int32_t { kFloat = 0, kDouble = 1, kBfloat16 = 2, kHalf = 3, kInt8 = 4 };
 
 // Tokens per unit of parallel work. They do not depend on the number of threads, so neither does any result.
 constexpr int64_t kChunk = 128;
@@ -74,12 +74,57 @@ struct CausalBackward {
   void *dscale, *ddecay;
 };
 
+// W [rows, columns], contiguous in the type that the call names; scale [rows] multiplies the rows, bias [rows] is added.
+// Both may be null.
+struct Matrix {
+  const void* weight;
+  const float *scale, *bias;
+  int64_t rows, columns;
+};
+
+struct Norm {
+  const float *weight, *bias;  // [C]; bias may be null
+  float eps;
+};
+
+// A causal convolution: taps [width, C], or null for none; the window is [B, width - 1, C], before and after the step.
+struct Local {
+  const float *taps, *window_in;
+  float* window;
+  int64_t width;
+};
+
+// A block. gate.weight, bias (a table [H, bias_length]), decay, gamma1 and gamma2 may be null. The sums are those of
+// CausalForward, before and after the step.
+struct StepLayer {
+  Norm norm1, norm2;
+  Local local, local_mlp;
+  Matrix in, gate, out, mlp_in, mlp_out;
+  const float *temperature, *bias, *decay, *gamma1, *gamma2;
+  const float *squares_in, *weighted_in, *mass_in;
+  float *squares, *weighted, *mass;
+  int32_t count_scaled, tanh;
+};
+
+// One token per sequence, x [B, C] after the embedding, overwritten, to logits [B, V]. position [B] counts the tokens
+// before it; place [B] is its column in the tables of biases.
+struct Step {
+  int32_t threads;
+  int64_t B, C, H, hidden, depth, bias_length;
+  const int64_t *position, *place;
+  const StepLayer* layers;
+  Norm norm;
+  Matrix head;
+  float *x, *logits;
+};
+
 struct Kernels {
   const char* name;
   int (*forward)(int32_t type, const Forward&);
   int (*backward)(int32_t type, const Backward&);
   int (*causal_forward)(int32_t type, const CausalForward&);
   int (*causal_backward)(int32_t type, const CausalBackward&);
+  int (*step)(int32_t type, const Step&);
 };
 
 extern const Kernels kernels_avx512, kernels_avx2, kernels_baseline;

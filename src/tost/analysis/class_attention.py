@@ -1,0 +1,318 @@
+"""Where the class token looks: attention maps in the manner of DINO, for ToST, XCiT, ViT and CRATE.
+
+Post-softmax weights of the class token's query over itself and the patches. The entry for itself is left out and the
+rest is not normalised again. Maps are enlarged by repeating patches and drawn from their own minimum to maximum.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+import tost._torchvision  # noqa: F401  timm imports torchvision, which a CPU build of torch has to be prepared for
+
+# isort: split
+from timm.layers.attention import Attention
+from timm.models.vision_transformer import VisionTransformer
+from timm.models.xcit import ClassAttentionBlock
+
+from tost.analysis.foreground import agreement, foreground_by_border
+from tost.analysis.memberships import SHOWN, to_display
+from tost.analysis.records import Batch, _at_rest, choose, run_batch
+from tost.analysis.result import entropy, plain
+from tost.errors import ConfigError
+from tost.models.crate import CRATE
+from tost.models.vision_parts import ClassBlock
+from tost.nn import Block, SubspaceAttention
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+__all__ = ["ClassAttentionMaps", "class_attention_layers", "class_attention_maps", "keep_mass"]
+
+MASS = 0.6
+
+
+class ClassAttentionLayer(NamedTuple):
+    """A module in which the class token looks at patches, and how its weights follow from what the module is given."""
+
+    name: str
+    module: nn.Module
+    weights: Callable[..., Tensor]
+    """From the module's arguments to ``[B, H, prefix + N]``."""
+    prefix: int
+    """Entries in front of the patches."""
+
+
+@dataclass(frozen=True)
+class ClassAttentionMaps:
+    """Where the class token looks.
+
+    Attributes:
+        layers: Numbers of the layers, from 0.
+        names: Their paths in the model.
+        depth: How many layers look from a class token.
+        maps: Weights on the patches of the first images, ``[S, L, H, rows, columns]``; with what the class token gives
+            to itself they add up to 1.
+        pixels: Those images in [0, 1], ``[S, 3, height, width]``.
+        itself: Mean weight of the class token on itself (and other tokens that are no patches), ``[L, H]``.
+        entropy: Mean entropy of the map as a distribution over patches, ``[L, H]``; 1 is uniform.
+        area: Agreement with the foreground, ``[L, H]``, as in `MembershipMaps`.
+        images: How many images were looked at.
+        compared: How many of them have a foreground to compare with.
+    """
+
+    name: ClassVar[str] = "class-attention"
+    layers: tuple[int, ...]
+    names: tuple[str, ...]
+    depth: int
+    maps: Tensor = field(repr=False)
+    pixels: Tensor = field(repr=False)
+    itself: Tensor
+    entropy: Tensor
+    area: Tensor
+    images: int
+    compared: int
+
+    def kept(self, mass: float = MASS) -> Tensor:
+        """Return the patches that hold the given share of each map, bool ``[S, L, H, rows, columns]``."""
+        return keep_mass(self.maps.flatten(3), mass).view(self.maps.shape)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return everything but the pixels as plain data."""
+        keys = ("layers", "names", "depth", "images", "compared", "itself", "entropy", "area", "maps")
+        return {**{key: plain(getattr(self, key)) for key in keys}, "summary": plain(self.summary())}
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Return one row per layer and head."""
+        return [
+            {
+                "layer": layer,
+                "name": self.names[i],
+                "head": head,
+                "weight_on_itself": self.itself[i, head].item(),
+                "entropy": self.entropy[i, head].item(),
+                "foreground_area": self.area[i, head].item(),
+            }
+            for i, layer in enumerate(self.layers)
+            for head in range(self.area.shape[1])
+        ]
+
+    def summary(self) -> dict[str, Any]:
+        """Return how concentrated the maps are, and which head looks most at the foreground."""
+        best = int(self.area.argmax())
+        layer, head = self.layers[best // self.area.shape[1]], best % self.area.shape[1]
+        low, high = self.entropy.min().item(), self.entropy.max().item()
+        return {
+            "images": self.images,
+            "entropy of the maps, least and most of a head (1 = uniform)": f"{low:.4f}, {high:.4f}",
+            f"foreground agreement: head {head} of layer {layer}, area under the curve (chance 0.5)": round(
+                self.area.max().item(), 4
+            ),
+        }
+
+    def figure(self) -> Figure:
+        """Draw a grid: images in rows, every head of the first of the layers in columns."""
+        from tost.analysis.figures.maps import draw_class_attention
+
+        return draw_class_attention(self)
+
+
+def keep_mass(weights: Tensor, mass: float) -> Tensor:
+    """Return the largest entries along the last axis that together hold a share of the sum, as DINO does.
+
+    Args:
+        weights: Not negative, ``[..., N]``.
+        mass: Share to keep, in (0, 1].
+
+    Returns:
+        bool ``[..., N]``.
+    """
+    order = weights.argsort(dim=-1)
+    ascending = weights.gather(-1, order)
+    share = ascending.cumsum(dim=-1) / ascending.sum(dim=-1, keepdim=True)
+    kept = torch.zeros_like(weights, dtype=torch.bool)
+    return kept.scatter(-1, order, share > 1 - mass)
+
+
+def class_attention_layers(model: nn.Module) -> list[ClassAttentionLayer]:
+    """Return the layers of a model in which a class token looks at patches, in order; none for other models."""
+    named = list(model.named_modules())
+    found = [
+        ClassAttentionLayer(
+            name, module, module.weights if isinstance(module, ClassBlock) else _of_class_block(module), 1
+        )
+        for name, module in named
+        if isinstance(module, ClassAttentionBlock)
+    ]
+    if found:
+        return found
+    if isinstance(model, VisionTransformer) and model.cls_token is not None:
+        return [
+            ClassAttentionLayer(name, module, _of_attention(module), model.num_prefix_tokens)
+            for name, module in named
+            if type(module) is Attention
+        ]
+    if isinstance(model, CRATE):
+        blocks = [(name, block.attention) for name, block in named if isinstance(block, Block)]
+        return [
+            ClassAttentionLayer(f"{name}.attention", mixer, _of_subspaces(mixer), 1)
+            for name, mixer in blocks
+            if isinstance(mixer, SubspaceAttention)
+        ]
+    return []
+
+
+def _of_class_block(block: ClassAttentionBlock) -> Callable[..., Tensor]:
+    def weights(x: Tensor) -> Tensor:
+        x, attn = block.norm1(x), block.attn
+        B, N, _ = x.shape
+        query = attn.q(x[:, 0]).view(B, attn.num_heads, 1, -1)
+        key = attn.k(x).view(B, N, attn.num_heads, -1).transpose(1, 2)
+        scores: Tensor = (query * attn.scale) @ key.mT
+        return scores.softmax(dim=-1).squeeze(2)
+
+    return weights
+
+
+def _of_attention(attention: Attention) -> Callable[..., Tensor]:
+    def weights(x: Tensor, *others: object, **named: object) -> Tensor:
+        B, N, _ = x.shape
+        query, key, _ = attention.qkv(x).view(B, N, 3, attention.num_heads, -1).permute(2, 0, 3, 1, 4)
+        query, key = attention.q_norm(query[:, :, :1]), attention.k_norm(key)
+        scores: Tensor = (query * attention.scale) @ key.mT
+        return scores.softmax(dim=-1).squeeze(2)
+
+    return weights
+
+
+def _of_subspaces(mixer: SubspaceAttention) -> Callable[..., Tensor]:
+    def weights(x: Tensor, *others: object, **named: object) -> Tensor:
+        w = mixer.proj_in(x).view(*x.shape[:2], mixer.num_heads, mixer.head_dim).transpose(1, 2)
+        scores: Tensor = w[:, :, :1] @ w.mT / math.sqrt(mixer.head_dim)
+        return scores.softmax(dim=-1).squeeze(2)
+
+    return weights
+
+
+@contextmanager
+def _looking(layers: Sequence[ClassAttentionLayer], found: list[Tensor]) -> Iterator[None]:
+    """Collect the weights of every layer that is called; leaves no hook behind."""
+
+    def hook(layer: ClassAttentionLayer) -> Callable[..., None]:
+        names = 2 if isinstance(layer.module, ClassBlock) else 1
+
+        def look(module: nn.Module, arguments: tuple[Any, ...]) -> None:
+            found.append(layer.weights(*arguments[:names]))
+
+        return look
+
+    handles = []
+    try:
+        for layer in layers:
+            handles.append(layer.module.register_forward_pre_hook(hook(layer)))
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _grid(model: nn.Module, images: Tensor, patches: int) -> tuple[int, int]:
+    """Return the rows and columns of the patches of these images."""
+    size = getattr(getattr(model, "options", None), "patch_size", None)
+    if size is None:
+        size = getattr(getattr(model, "patch_embed", None), "patch_size", None)
+    height, width = size if isinstance(size, tuple) else (size or 1, size or 1)
+    grid = (-(-images.shape[2] // height), -(-images.shape[3] // width))
+    if grid[0] * grid[1] != patches:
+        raise ConfigError(
+            f"{patches} patches do not form the grid {grid[0]} x {grid[1]} that images of {images.shape[2]} x "
+            f"{images.shape[3]} pixels should have in patches of {height} x {width}."
+        )
+    return grid
+
+
+def class_attention_maps(
+    model: nn.Module,
+    batches: Iterable[Batch],
+    *,
+    layers: Sequence[int] | None = None,
+    pixels: Tensor | None = None,
+    shown: int = SHOWN,
+) -> ClassAttentionMaps:
+    """Look where the class token of an image model looks.
+
+    Args:
+        model: A model with class-attention blocks (ToST, XCiT), timm's VisionTransformer or CRATE.
+        batches: Images, normalised as the model wants them.
+        layers: Which of the layers that look from a class token; None for the last but one, as in the paper.
+        pixels: The same images in [0, 1], to be drawn; None for the inputs, each stretched to [0, 1].
+        shown: Maps of so many images are kept. The numbers are over all.
+
+    Raises:
+        ConfigError: The model has no class token that looks at patches.
+
+    Example:
+        >>> import torch, tost, tost.analysis
+        >>> model = tost.create_model("vit_mini")
+        >>> tost.analysis.class_attention_maps(model, [torch.randn(4, 3, 32, 32)]).maps.shape
+        torch.Size([4, 1, 4, 8, 8])
+    """
+    every = class_attention_layers(model)
+    usual = [max(len(every) - 2, 0)] if layers is None else layers
+    chosen = choose(usual, len(every), "layers in which a class token looks at patches")
+    wanted = [every[index] for index in chosen]
+    maps, kept_pixels, sums = [], [], []
+    seen = compared = 0
+    found: list[Tensor] = []
+    with _at_rest(model), _looking(wanted, found):
+        for batch in batches:
+            images = batch if isinstance(batch, Tensor) else batch["inputs"]
+            found.clear()
+            run_batch(model, batch)
+            display = to_display(images) if pixels is None else pixels[seen : seen + len(images)]
+            itself = [weights[..., : layer.prefix].sum(-1) for weights, layer in zip(found, wanted, strict=True)]
+            parts = [weights[..., layer.prefix :] for weights, layer in zip(found, wanted, strict=True)]
+            grid = _grid(model, images, parts[0].shape[-1])
+            weights = torch.stack(parts, dim=1).cpu()  # [B, L, H, N]
+            numbers, usable = _numbers(weights, torch.stack(itself, dim=1).cpu(), foreground_by_border(display, grid))
+            sums.append(numbers)
+            compared += usable
+            room = max(shown - seen, 0)
+            maps.append(weights[:room].unflatten(-1, grid))  # type: ignore[no-untyped-call]
+            kept_pixels.append(display[:room].cpu())
+            seen += len(images)
+    if seen == 0:
+        raise ConfigError("there are no samples to look at; give at least one batch.")
+    itself_sum, entropy_sum, area_sum = torch.stack(sums).sum(dim=0)
+    return ClassAttentionMaps(
+        layers=tuple(chosen),
+        names=tuple(layer.name for layer in wanted),
+        depth=len(every),
+        maps=torch.cat(maps),
+        pixels=torch.cat(kept_pixels),
+        itself=itself_sum / seen,
+        entropy=entropy_sum / seen,
+        area=area_sum / max(compared, 1),
+        images=seen,
+        compared=compared,
+    )
+
+
+def _numbers(weights: Tensor, itself: Tensor, mask: Tensor) -> tuple[Tensor, int]:
+    """Return sums over the images of the weight on itself, the entropy and the area, [3, L, H], and how many count."""
+    share = weights.double() / weights.double().sum(dim=-1, keepdim=True).clamp_min(1e-30)
+    area = torch.zeros(weights.shape[1:3], dtype=torch.float64)
+    usable = 0
+    for maps, truth in zip(weights, mask.flatten(1), strict=True):
+        found = [agreement(heads, truth) for heads in maps]
+        if found[0] is not None:
+            area += torch.stack([pair[0] for pair in found if pair is not None])
+            usable += 1
+    return torch.stack((itself.double().sum(dim=0), entropy(share).sum(dim=0), area)), usable

@@ -1,0 +1,53 @@
+"""What the pictures share."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from matplotlib.colors import to_rgb
+from matplotlib.figure import Figure
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+__all__ = ["BAD", "PALETTE", "SEQUENTIAL", "colour", "depth_colour", "finish", "new_figure", "rgb"]
+
+# The Okabe-Ito palette, the darker ones first; more than eight heads repeat it.
+PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#F0E442")
+SEQUENTIAL = "cividis"
+BAD = "0.85"
+TITLE, LABEL, TICK = 12, 11, 10
+
+
+def colour(index: int) -> str:
+    """Return the colour of a head or a line."""
+    return PALETTE[index % len(PALETTE)]
+
+
+def rgb(index: int) -> tuple[float, float, float]:
+    """Return the same as three numbers in [0, 1]."""
+    red, green, blue = to_rgb(colour(index))
+    return red, green, blue
+
+
+def depth_colour(position: int, count: int) -> Any:
+    """Return a colour for one of several ordered lines, dark to light but never too light to see."""
+    from matplotlib import colormaps
+
+    return colormaps[SEQUENTIAL](0.0 if count < 2 else 0.9 * position / (count - 1))
+
+
+def new_figure(width: float, height: float) -> Figure:
+    """Return an empty figure, sizes in inches, which arranges its parts by itself."""
+    return Figure(figsize=(width, height), layout="constrained")
+
+
+def finish(axes: Axes, *, title: str = "", x: str = "", y: str = "") -> None:
+    """Label axes and take away what says nothing."""
+    axes.set_title(title, fontsize=TITLE)
+    axes.set_xlabel(x, fontsize=LABEL)
+    axes.set_ylabel(y, fontsize=LABEL)
+    axes.tick_params(labelsize=TICK)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(axis="y", color="0.92", zorder=0)
+    axes.set_axisbelow(True)

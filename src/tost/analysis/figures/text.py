@@ -1,0 +1,165 @@
+"""Pictures of texts: memberships along a text, and what the state remembers of it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+from matplotlib.patches import Patch, Rectangle
+from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
+
+from tost.analysis.figures._style import LABEL, TICK, TITLE, colour, depth_colour, finish, new_figure, rgb
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+    from tost.analysis.memberships import TextMemberships
+    from tost.analysis.memory import StateMemory
+
+__all__ = ["draw_memory", "draw_text_memberships"]
+
+WIDTH = 84
+MOST_ROWS = 9
+_PICTURES = {"\n": "↵", "\t": "→", "\r": "↵", " ": " "}
+_MARKERS = ("o", "s", "^", "D", "v", "P")
+
+
+def _layout(tokens: tuple[str, ...]) -> list[tuple[int, int, int, str]]:
+    """Return index, row, column and text of every token that fits, in rows of `WIDTH` characters."""
+    found, row, column = [], 0, 0
+    for index, token in enumerate(tokens):
+        text = "".join(_PICTURES.get(letter, letter if letter.isprintable() else "·") for letter in token) or "·"
+        if column + len(text) > WIDTH and column > 0:
+            row, column = row + 1, 0
+        if row >= MOST_ROWS:
+            break
+        found.append((index, row, column, text))
+        column += len(text)
+        if token.endswith("\n"):
+            row, column = row + 1, 0
+    return found
+
+
+def draw_text_memberships(result: TextMemberships) -> Figure:
+    """Draw the beginning of the text, each token in the colour of its largest head; first, middle and last layer.
+
+    The stronger a colour, the further the membership is from uniform, by the scale of each layer.
+    """
+    count = len(result.layers)
+    shown = sorted({0, count // 2, count - 1})
+    places = _layout(result.tokens)
+    rows = max(row for _, row, _, _ in places) + 1
+    figure = new_figure(12.6, len(shown) * (0.27 * rows + 0.5) + 0.9)
+    for axes, i in zip(figure.subplots(len(shown), 1, squeeze=False)[:, 0], shown, strict=True):
+        pi = result.pi[i]
+        heads = pi.argmax(dim=-1).tolist()
+        excess = pi.amax(dim=-1) - 1 / pi.shape[-1]
+        strength = (excess / excess.quantile(0.95).clamp_min(1e-12)).clamp(0, 1).tolist()
+        for index, row, column, text in places:
+            shade = 0.08 + 0.72 * strength[index]
+            face = tuple(1 - shade * (1 - part) for part in rgb(heads[index]))
+            axes.add_patch(Rectangle((column, row), len(text), 0.92, facecolor=face, edgecolor="none"))
+            for offset, letter in enumerate(text):
+                dark = sum(face) > 1.35
+                axes.text(
+                    column + offset + 0.5,
+                    row + 0.5,
+                    letter,
+                    ha="center",
+                    va="center",
+                    fontsize=10,
+                    family="DejaVu Sans Mono",
+                    color="black" if dark else "white",
+                )
+        axes.set_xlim(0, WIDTH)
+        axes.set_ylim(rows, 0)
+        axes.axis("off")
+        title = f"layer {result.layers[i]};  entropy {result.entropy[i]:.4f} (1 = uniform)"
+        axes.set_title(title, fontsize=LABEL, loc="left")
+    heads_shown = result.pi.shape[-1]
+    handles = [Patch(color=colour(head), label=f"head {head}") for head in range(heads_shown)]
+    figure.legend(handles=handles, loc="outside lower center", ncols=min(heads_shown, 8), frameon=False, fontsize=LABEL)
+    figure.suptitle("Which head each token belongs to most; strong colours: far from uniform", fontsize=TITLE)
+    return figure
+
+
+def draw_memory(result: StateMemory) -> Figure:
+    """Draw what the last tokens hold of the state, the fate of single tokens, and the half-lives of all heads."""
+    figure = new_figure(16.0, 4.8)
+    left, middle, right = figure.subplots(1, 3)
+    _draw_recent(left, result)
+    _draw_traces(middle, result)
+    _draw_half_lives(right, result)
+    figure.suptitle(
+        f"What the state remembers of {result.length} tokens ({'with' if result.forgets else 'without'} forgetting, "
+        f"{result.samples} texts)",
+        fontsize=TITLE,
+    )
+    return figure
+
+
+def _draw_recent(axes: Axes, result: StateMemory) -> None:
+    count = len(result.layers)
+    for i, layer in enumerate(result.layers):
+        for head in range(result.mass.shape[1]):
+            label = f"layer {layer}" if head == 0 and i in (0, count // 2, count - 1) else None
+            axes.plot(
+                result.recent, result.mass[i, head].numpy(), color=depth_colour(i, count), linewidth=1.2, label=label
+            )
+    equal = [count_ / result.length for count_ in result.recent]
+    axes.plot(result.recent, equal, color="0.45", linestyle=":", linewidth=2, label="all tokens alike")
+    axes.set_xscale("log", base=2)
+    finish(axes, title="share held by the last tokens, at the end", x="last tokens", y="share of the state's mass")
+    axes.set_ylim(0, 1.02)
+    axes.legend(frameon=False, fontsize=TICK)
+
+
+def _draw_traces(axes: Axes, result: StateMemory) -> None:
+    """Tokens in the head that forgets fastest and in the one that forgets slowest."""
+    order = result.half_life.flatten().argsort()
+    heads = result.mass.shape[1]
+    picked = [(int(order[0]), "-"), (int(order[-1]), "--")]
+    times = np.array(result.times)
+    for index, (mark, marker) in enumerate(zip(result.marks, _MARKERS, strict=False)):
+        for flat, line in picked:
+            i, head = divmod(flat, heads)
+            share = result.trace[i, head, index].numpy()
+            there = (times >= mark) & (share > 0)
+            name = f"token {mark}, head {head} of layer {result.layers[i]}"
+            axes.plot(
+                times[there],
+                share[there],
+                line,
+                color=colour(index),
+                marker=marker,
+                markersize=3.5,
+                linewidth=1.3,
+                label=name,
+            )
+    axes.set_yscale("log")
+    low = axes.get_ylim()[0]
+    axes.set_ylim(bottom=max(low, 1e-6), top=1.5)
+    finish(axes, title="what becomes of single tokens", x="position (tokens seen)", y="share of the state's mass")
+    axes.legend(frameon=False, fontsize=8.5)
+
+
+def _draw_half_lives(axes: Axes, result: StateMemory) -> None:
+    heads = result.mass.shape[1]
+    for head in range(heads):
+        axes.plot(
+            result.layers,
+            result.half_life[:, head].numpy(),
+            marker=_MARKERS[head % len(_MARKERS)],
+            color=colour(head),
+            linewidth=1,
+            markersize=5,
+            label=f"head {head}",
+        )
+    axes.axhline(result.length / 2, color="0.45", linestyle=":", linewidth=2, label="all tokens alike")
+    axes.set_yscale("log", base=2)
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axes.xaxis.set_major_locator(FixedLocator(list(result.layers)))
+    axes.yaxis.set_minor_locator(NullLocator())
+    finish(axes, title="half of the state is the last so many tokens", x="layer", y="tokens")
+    axes.legend(frameon=False, fontsize=8.5, ncols=2 if heads > 4 else 1)

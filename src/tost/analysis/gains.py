@@ -1,0 +1,144 @@
+"""The values of D: which directions of a head a layer keeps, and which it suppresses.
+
+TSSA scales direction d of head h by ``D[h, d] = 1 / (1 + moment[h, d])``, the same for all tokens: near 1 where the
+group has little energy, near 0 where it has much. The attention subtracts the scaled tokens (before the output
+projection), so a direction with D near 0 is kept, and one with D near 1 is suppressed, in proportion to membership.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from tost.analysis.records import AttentionLayer, Batch, LayerRecord, attention_layers, choose, observe
+from tost.analysis.result import plain
+from tost.nn import CausalTSSAttention
+from tost.ops._numerics import MASS_FLOOR, zero_padding
+from tost.ops.causal_tssa._scan import decayed_sums, real_tokens
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+__all__ = ["Gains", "gains_by_layer", "moments", "running_sums"]
+
+
+@dataclass(frozen=True)
+class Gains:
+    """D by layer, head and direction.
+
+    Attributes:
+        layers: Numbers of the layers.
+        mean: Mean of D over the samples, ``[L, H, D]``; in causal layers over the tokens of each sample, too.
+        deviation: Standard deviation of D from sample to sample, ``[L, H, D]``: how much it depends on the data.
+        samples: How many samples.
+    """
+
+    name: ClassVar[str] = "gains"
+    layers: tuple[int, ...]
+    mean: Tensor = field(repr=False)
+    deviation: Tensor = field(repr=False)
+    samples: int
+
+    def suppressed(self, threshold: float = 0.5) -> Tensor:
+        """Return the share of directions whose D is above a threshold, ``[L, H]``."""
+        return (self.mean > threshold).double().mean(dim=-1)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return everything as plain data."""
+        keys = ("layers", "mean", "deviation", "samples")
+        return {**{key: plain(getattr(self, key)) for key in keys}, "summary": plain(self.summary())}
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Return one row per layer, head and direction."""
+        return [
+            {"layer": layer, "head": head, "direction": direction, "gain": mean, "deviation": deviation}
+            for i, layer in enumerate(self.layers)
+            for head in range(self.mean.shape[1])
+            for direction, (mean, deviation) in enumerate(
+                zip(self.mean[i, head].tolist(), self.deviation[i, head].tolist(), strict=True)
+            )
+        ]
+
+    def summary(self) -> dict[str, Any]:
+        """Return the range of D and how much of it depends on the data."""
+        share = self.suppressed().mean(dim=1)
+        return {
+            "D, least and most of a direction": f"{self.mean.min().item():.4f}, {self.mean.max().item():.4f}",
+            "share of suppressed directions (D > 1/2), first and last layer": f"{share[0]:.3f}, {share[-1]:.3f}",
+            "standard deviation of D from sample to sample, mean": round(self.deviation.mean().item(), 4),
+        }
+
+    def figure(self) -> Figure:
+        """Draw D: directions sorted within each head, one panel per layer."""
+        from tost.analysis.figures.numbers import draw_gains
+
+        return draw_gains(self)
+
+
+def running_sums(layer: AttentionLayer, x: Tensor, mask: Tensor | None) -> Tensor:
+    """Return the sums of x ``[B, N, H, F]`` up to every token, as a causal layer keeps them, forgetting included."""
+    assert isinstance(layer.attention, CausalTSSAttention)
+    decay = layer.attention.decay()
+    if decay is None:
+        return x.cumsum(dim=1)
+    return decayed_sums(x, decay.to(x.dtype), real_tokens(x, mask), x.new_zeros(x.shape[0], *x.shape[2:]))
+
+
+def moments(layer: AttentionLayer, w: Tensor, pi: Tensor, mask: Tensor | None = None) -> Tensor:
+    """Return the second moments of the groups that a layer uses.
+
+    Args:
+        layer: The layer.
+        w: Projected tokens, ``[B, N, H, D]``.
+        pi: Their memberships, ``[B, N, H]``.
+        mask: Real tokens, bool ``[B, N]``.
+
+    Returns:
+        ``[B, 1, H, D]``, or in a causal layer those of every token, ``[B, N, H, D]``.
+    """
+    pi = pi.unsqueeze(-1)
+    weighted = pi * zero_padding(w.to(pi.dtype), mask).square()
+    if isinstance(layer.attention, CausalTSSAttention):
+        return running_sums(layer, weighted, mask) / (running_sums(layer, pi, mask) + MASS_FLOOR)
+    return weighted.sum(dim=1, keepdim=True) / (pi.sum(dim=1, keepdim=True) + MASS_FLOOR)
+
+
+def gains_by_layer(model: nn.Module, batches: Iterable[Batch], *, layers: Sequence[int] | None = None) -> Gains:
+    """Measure D in every TSSA layer.
+
+    Args:
+        model: Any model with TSSA layers.
+        batches: Samples.
+        layers: Which layers; None for all.
+
+    Raises:
+        ConfigError: The model has no TSSA layers.
+
+    Example:
+        >>> import torch, tost, tost.analysis
+        >>> model = tost.create_model("tost_mini")
+        >>> tost.analysis.gains_by_layer(model, [torch.randn(4, 3, 32, 32)]).mean.shape
+        torch.Size([6, 4, 16])
+    """
+    chosen = choose(layers, len(attention_layers(model)))
+    sums: dict[int, Tensor] = {}
+
+    def visit(record: LayerRecord) -> None:
+        w, mask = record.stream("tokens"), record.mask
+        gain = 1 / (1 + moments(record.layer, w, record.membership(), mask).double())  # [B, 1 or N, H, D]
+        if gain.shape[1] > 1 and mask is not None:
+            each = zero_padding(gain, mask).sum(dim=1) / mask.sum(dim=1).clamp_min(1)[:, None, None]
+        else:
+            each = gain.mean(dim=1)
+        both = torch.stack((each.sum(dim=0), each.square().sum(dim=0))).cpu()
+        index = record.layer.index
+        sums[index] = sums[index] + both if index in sums else both
+
+    samples = observe(model, batches, visit, layers=chosen)
+    total, squares = (torch.stack([sums[index][i] for index in chosen]) for i in (0, 1))
+    mean = total / samples
+    return Gains(tuple(chosen), mean, (squares / samples - mean.square()).clamp_min(0).sqrt(), samples)

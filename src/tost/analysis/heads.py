@@ -1,0 +1,316 @@
+"""How the heads are used, and what becomes of memberships as sequences get longer."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from tost.analysis.records import AttentionLayer, Batch, LayerRecord, attention_layers, choose, membership_of, observe
+from tost.analysis.result import entropy, plain
+from tost.errors import ConfigError
+from tost.nn import CausalTSSAttention
+from tost.ops import membership
+from tost.ops._numerics import zero_padding
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+__all__ = ["Flattening", "HeadUsage", "effective_rank", "head_usage", "membership_at_length", "membership_flattening"]
+
+FACTORS = (1 / 16, 1 / 4, 1.0, 4.0, 16.0, 64.0)
+
+
+@dataclass(frozen=True)
+class HeadUsage:
+    """What the heads of every layer do.
+
+    Attributes:
+        layers: Numbers of the layers.
+        usage: Share of all memberships that a head gets, ``[L, H]``; they add up to 1 over H.
+        hard: Share of the tokens whose largest membership is the head's, ``[L, H]``.
+        temperature: Learned multiplier of the head's energy, ``[L, H]``.
+        rank: Effective rank of the head's group, ``[L, H]``, from 1 to D: the exponential of the entropy of the
+            eigenvalues of ``sum_n pi[n] w_n w_n^T`` over all samples.
+        entropy: Mean entropy of a token's membership, ``[L]``; 1 is uniform.
+        head_dim: D.
+        samples: How many samples.
+    """
+
+    name: ClassVar[str] = "heads"
+    layers: tuple[int, ...]
+    usage: Tensor
+    hard: Tensor
+    temperature: Tensor
+    rank: Tensor
+    entropy: Tensor
+    head_dim: int
+    samples: int
+
+    def to_json(self) -> dict[str, Any]:
+        """Return everything as plain data."""
+        keys = ("layers", "usage", "hard", "temperature", "rank", "entropy", "head_dim", "samples")
+        return {**{key: plain(getattr(self, key)) for key in keys}, "summary": plain(self.summary())}
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Return one row per layer and head."""
+        return [
+            {
+                "layer": layer,
+                "head": head,
+                "usage": self.usage[i, head].item(),
+                "hard_share": self.hard[i, head].item(),
+                "temperature": self.temperature[i, head].item(),
+                "effective_rank": self.rank[i, head].item(),
+                "entropy_of_layer": self.entropy[i].item(),
+            }
+            for i, layer in enumerate(self.layers)
+            for head in range(self.usage.shape[1])
+        ]
+
+    def summary(self) -> dict[str, Any]:
+        """Return the extremes."""
+
+        def span(values: Tensor) -> str:
+            return f"{values.min().item():.4g}, {values.max().item():.4g}"
+
+        return {
+            "usage of a head, least and most": span(self.usage),
+            "temperature, least and most": span(self.temperature),
+            f"effective rank of a head's group (of {self.head_dim}), least and most": span(self.rank),
+            "entropy of memberships, least and most of a layer (1 = uniform)": span(self.entropy),
+        }
+
+    def figure(self) -> Figure:
+        """Draw usage, hard share, temperature and rank as tables of colours, and the entropy by layer."""
+        from tost.analysis.figures.numbers import draw_heads
+
+        return draw_heads(self)
+
+
+def effective_rank(moment: Tensor) -> Tensor:
+    """Return the exponential of the entropy of the eigenvalues' shares: d for the identity, 1 for one direction.
+
+    Args:
+        moment: Positive semi-definite, ``[..., d, d]``.
+
+    Returns:
+        ``[...]``; 0 for a matrix of zeros.
+    """
+    values: Tensor = torch.linalg.eigvalsh(moment.double()).clamp_min(0)
+    total = values.sum(dim=-1, keepdim=True)
+    share = values / total.where(total > 0, 1)
+    return torch.exp(-torch.special.xlogy(share, share).sum(dim=-1)) * (total.squeeze(-1) > 0)
+
+
+def head_usage(model: nn.Module, batches: Iterable[Batch], *, layers: Sequence[int] | None = None) -> HeadUsage:
+    """Measure how the heads of every TSSA layer are used.
+
+    Args:
+        model: Any model with TSSA layers.
+        batches: Samples. Every real token counts once.
+        layers: Which layers; None for all.
+
+    Raises:
+        ConfigError: The model has no TSSA layers.
+
+    Example:
+        >>> import torch, tost, tost.analysis
+        >>> model = tost.create_model("tost_mini")
+        >>> tost.analysis.head_usage(model, [torch.randn(4, 3, 32, 32)]).usage.sum(dim=1)
+        tensor([1., 1., 1., 1., 1., 1.], dtype=torch.float64)
+    """
+    every = attention_layers(model)
+    chosen = choose(layers, len(every))
+    vectors: dict[int, Tensor] = {}
+    matrices: dict[int, Tensor] = {}
+
+    def visit(record: LayerRecord) -> None:
+        pi = record.membership().double()
+        real = torch.ones(pi.shape[:2], dtype=torch.bool, device=pi.device) if record.mask is None else record.mask
+        w = zero_padding(record.stream("tokens").double(), record.mask)
+        hard = F.one_hot(pi.argmax(dim=-1), pi.shape[-1]) * real.unsqueeze(-1)
+        spread = entropy(pi)[real].sum()
+        numbers = torch.cat((pi.sum((0, 1)), hard.sum((0, 1)), spread[None], real.sum()[None])).cpu()
+        index = record.layer.index
+        moment = torch.einsum("bnh,bnhi,bnhj->hij", pi, w, w).cpu()
+        vectors[index] = vectors[index] + numbers if index in vectors else numbers
+        matrices[index] = matrices[index] + moment if index in matrices else moment
+
+    samples = observe(model, batches, visit, layers=chosen)
+    sums = torch.stack([vectors[index] for index in chosen])
+    tokens, heads = sums[:, -1:], every[chosen[0]].attention.num_heads
+    return HeadUsage(
+        tuple(chosen),
+        usage=sums[:, :heads] / tokens,
+        hard=sums[:, heads : 2 * heads] / tokens,
+        temperature=torch.stack([every[index].temperatures().double().cpu() for index in chosen]),
+        rank=effective_rank(torch.stack([matrices[index] for index in chosen])),
+        entropy=sums[:, -2] / tokens[:, 0],
+        head_dim=every[chosen[0]].attention.head_dim,
+        samples=samples,
+    )
+
+
+@dataclass(frozen=True)
+class Flattening:
+    """Memberships against the number of tokens.
+
+    Attributes:
+        causal: Whether length means the position in a sequence; otherwise it is the number of tokens of the whole.
+        layers: Numbers of the layers.
+        lengths: Numbers of tokens; in a causal model, the middle of a range of positions.
+        entropy: Mean entropy of a token's membership, ``[L, lengths]``; 1 is uniform.
+        deviation: Mean over tokens of the largest difference between a membership and 1/H, ``[L, lengths]``.
+        count_scaled: Whether the layers multiply their energies by the number of tokens.
+        samples: How many samples.
+    """
+
+    name: ClassVar[str] = "flattening"
+    causal: bool
+    layers: tuple[int, ...]
+    lengths: tuple[float, ...]
+    entropy: Tensor
+    deviation: Tensor
+    count_scaled: bool
+    samples: int
+
+    def to_json(self) -> dict[str, Any]:
+        """Return everything as plain data."""
+        keys = ("causal", "layers", "lengths", "entropy", "deviation", "count_scaled", "samples")
+        return {**{key: plain(getattr(self, key)) for key in keys}, "summary": plain(self.summary())}
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Return one row per layer and length."""
+        return [
+            {
+                "layer": layer,
+                "tokens": length,
+                "entropy": self.entropy[i, j].item(),
+                "deviation": self.deviation[i, j].item(),
+            }
+            for i, layer in enumerate(self.layers)
+            for j, length in enumerate(self.lengths)
+        ]
+
+    def summary(self) -> dict[str, Any]:
+        """Return how far memberships are from uniform at the shortest and at the longest."""
+        mean = self.deviation.mean(dim=0)
+        first, last = self.lengths[0], self.lengths[-1]
+        return {
+            f"largest |pi - 1/H| of a token, mean over layers, at {first:g} tokens": float(f"{mean[0].item():.3g}"),
+            f"the same at {last:g} tokens": float(f"{mean[-1].item():.3g}"),
+            "energies are multiplied by the number of tokens": "yes" if self.count_scaled else "no",
+        }
+
+    def figure(self) -> Figure:
+        """Draw the distance from uniform, and the entropy, over the number of tokens."""
+        from tost.analysis.figures.numbers import draw_flattening
+
+        return draw_flattening(self)
+
+
+def membership_at_length(layer: AttentionLayer, w: Tensor, factor: float) -> Tensor:
+    """Return the memberships of tokens in a non-causal layer if there were more or fewer of the same kind.
+
+    Args:
+        layer: A layer that is not causal.
+        w: Projected tokens, ``[B, N, H, D]``.
+        factor: Above 1: as if every token were there so many times, which divides normalised energies by it. Below 1:
+            only every so-and-so-many-th token is there.
+
+    Returns:
+        pi of those tokens, ``[B, n, H]``.
+    """
+    attention = layer.attention
+    if isinstance(attention, CausalTSSAttention):
+        raise ValueError("a causal layer has a length at every position; look at those.")
+    if factor <= 1:
+        count = max(1, round(factor * w.shape[1]))
+        return membership_of(layer, w[:, torch.linspace(0, w.shape[1] - 1, count).round().long()])
+    scaled = attention.extensions.count_scaled
+    if not attention.normalize or scaled:
+        return membership_of(layer, w)
+    return membership(w, layer.temperatures() / factor)
+
+
+def membership_flattening(
+    model: nn.Module,
+    batches: Iterable[Batch],
+    *,
+    layers: Sequence[int] | None = None,
+    factors: Sequence[float] = FACTORS,
+) -> Flattening:
+    """Measure how memberships flatten as sequences get longer.
+
+    Energies are shares: over the n tokens they sum to D, so that logits fall as ``temperature * D / n`` and memberships
+    tend to 1/H, unless the temperature grows or the energies are multiplied by the number of tokens
+    (``Extensions(count_scaled=True)``).
+
+    Args:
+        model: Any model with TSSA layers.
+        batches: Samples; without padding where layers are not causal.
+        layers: Which layers; None for all.
+        factors: Lengths for layers that are not causal, as multiples of the samples' own; see `membership_at_length`.
+            Causal layers are measured at their positions instead, in ranges from a power of two to the next.
+
+    Raises:
+        ConfigError: The model has no TSSA layers, or a layer that is not causal meets padding.
+
+    Example:
+        >>> import torch, tost, tost.analysis
+        >>> model = tost.create_model("tost_mini")
+        >>> tost.analysis.membership_flattening(model, [torch.randn(4, 3, 32, 32)]).lengths
+        (4.0, 16.0, 64.0, 256.0, 1024.0, 4096.0)
+    """
+    every = attention_layers(model)
+    chosen = choose(layers, len(every))
+    causal = isinstance(every[chosen[0]].attention, CausalTSSAttention)
+    sums: dict[int, Tensor] = {}
+    length = 0
+
+    def visit(record: LayerRecord) -> None:
+        nonlocal length
+        w = record.stream("tokens")
+        if causal:
+            numbers = _by_position(record.membership().double(), record.mask)
+        elif record.mask is not None and not record.mask.all():
+            raise ConfigError("flattening is measured on whole samples, but these are padded; leave padded ones out.")
+        else:
+            numbers = torch.stack([_sums(membership_at_length(record.layer, w, f).double()) for f in factors])
+        length = max(length, w.shape[1])
+        before, index = sums.get(record.layer.index), record.layer.index
+        if before is not None and len(before) != len(numbers):  # shorter samples reach fewer ranges
+            rows = max(len(before), len(numbers))
+            before, numbers = (F.pad(x, (0, 0, 0, rows - len(x))) for x in (before, numbers))
+        sums[index] = numbers if before is None else before + numbers
+
+    samples = observe(model, batches, visit, layers=chosen)
+    table = torch.stack([sums[index] for index in chosen])  # [L, lengths, 3]
+    if causal:
+        lengths = tuple(math.sqrt(2**i * min(2 ** (i + 1) - 1, length)) for i in range(table.shape[1]))
+    else:
+        lengths = tuple(float(max(1, round(factor * length))) for factor in factors)
+    scaled = any(every[index].attention.extensions.count_scaled for index in chosen)
+    means = table[..., :2] / table[..., 2:].clamp_min(1)
+    return Flattening(causal, tuple(chosen), lengths, means[..., 0], means[..., 1], scaled, samples)
+
+
+def _sums(pi: Tensor) -> Tensor:
+    """Return the sums over tokens pi [tokens, H] of the entropy and the deviation, and their number, [3]."""
+    flat = pi.flatten(0, -2)
+    deviation = (flat - 1 / flat.shape[-1]).abs().amax(dim=-1)
+    return torch.stack((entropy(flat).sum(), deviation.sum(), flat.new_tensor(len(flat)))).cpu()
+
+
+def _by_position(pi: Tensor, mask: Tensor | None) -> Tensor:
+    """Return those sums for positions 1, 2 to 3, 4 to 7 and so on, [ranges, 3]; padding does not count."""
+    real = torch.ones(pi.shape[:2], dtype=torch.bool, device=pi.device) if mask is None else mask
+    position = real.cumsum(dim=1)  # from 1
+    ranges = int(position.max()).bit_length()
+    return torch.stack([_sums(pi[real & (position >= 2**i) & (position < 2 ** (i + 1))]) for i in range(ranges)])

@@ -1,0 +1,271 @@
+"""Coding rates by layer: does each layer compress, as the theory says it should?
+
+A layer looks at the tokens Z of a residual stream as its attention does: x = norm(Z), w = U x, and pi the membership of
+w. With n_k the mass of group k and s_k its second moment in the layer's coordinates,
+
+    variational   R_c^var = 1/2 sum_k n_k/n sum_i log(1 + s_k[i])                 what TSSA takes a gradient step on
+    subspaces     1/2 sum_k n_k/n log det(I + sum_n pi[n,k] w_k w_k^T / n_k)      the log-determinant that it bounds
+    rate          R = 1/2 log det(I + d/(n eps^2) x^T x)                          all tokens as one group
+    compression   R_c = 1/2 sum_k n_k/n log det(I + d/(n_k eps^2) x^T diag(pi_k) x)     group by group
+    reduction     Delta R = R - R_c
+
+The scale d/eps^2 is part of the learned U in the first two; in the others eps = sqrt(d), that is ``log(1 + x)``, unless
+given. All are in nats, of one sequence or image. In causal layers pi is the causal membership, and the sums are those
+after the last token.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, get_args
+
+import torch
+from torch import Tensor, nn
+
+from tost.analysis.records import Batch, LayerRecord, Place, attention_layers, choose, observe
+from tost.analysis.result import plain
+from tost.errors import ConfigError
+from tost.objective import coding_rate, compression_rate, spectral_sum
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+__all__ = ["MEASURES", "CodingRates", "Falls", "Measure", "RateCurve", "coding_rate_by_layer", "rates_of_tokens"]
+
+Measure = Literal["variational", "subspaces", "rate", "compression", "reduction"]
+MEASURES: tuple[Measure, ...] = get_args(Measure)
+STREAMS: tuple[Place, ...] = ("input", "attention", "output")
+
+
+class Falls(NamedTuple):
+    """How often R_c^var falls, on average over the samples.
+
+    Attributes:
+        over_depth: From one layer to the next, behind the attention.
+        steps: How many such steps there are.
+        within: From in front of a layer's attention to behind it, measured with the layer's own subspaces.
+        layers: How many layers there are.
+    """
+
+    over_depth: int
+    steps: int
+    within: int
+    layers: int
+
+
+@dataclass(frozen=True)
+class RateCurve:
+    """Rates of samples, layer by layer.
+
+    Attributes:
+        source: Which model: ``"trained"``, ``"control"`` or what the caller said.
+        split: Which samples.
+        place: Where in the block: ``"input"``, ``"attention"`` or ``"output"``.
+        layers: Numbers of the layers.
+        values: By measure, ``[S, L]``: samples and layers, float64.
+    """
+
+    source: str
+    split: str
+    place: Place
+    layers: tuple[int, ...]
+    values: dict[Measure, Tensor] = field(repr=False)
+
+    def mean(self, measure: Measure = "variational") -> Tensor:
+        """Return the mean over the samples, ``[L]``."""
+        return self.values[measure].mean(dim=0)
+
+    def quartiles(self, measure: Measure = "variational") -> Tensor:
+        """Return lower quartile, median and upper quartile over the samples, ``[3, L]``."""
+        return self.values[measure].quantile(torch.tensor([0.25, 0.5, 0.75], dtype=torch.float64), dim=0)
+
+
+@dataclass(frozen=True)
+class CodingRates:
+    """Rates by layer, for any number of models, samples and places; ``a + b`` holds both.
+
+    Attributes:
+        curves: One for every model, split and place.
+    """
+
+    name: ClassVar[str] = "coding-rate"
+    curves: tuple[RateCurve, ...]
+
+    def __add__(self, other: CodingRates) -> CodingRates:
+        return CodingRates(self.curves + other.curves)
+
+    def curve(self, source: str, split: str, place: Place) -> RateCurve:
+        """Return one curve.
+
+        Raises:
+            ConfigError: There is no such curve.
+        """
+        for curve in self.curves:
+            if (curve.source, curve.split, curve.place) == (source, split, place):
+                return curve
+        have = ", ".join(f"{curve.source}/{curve.split}/{curve.place}" for curve in self.curves)
+        raise ConfigError(f"there is no curve {source}/{split}/{place}; there are {have}.")
+
+    def pairs(self) -> list[tuple[str, str]]:
+        """Return the models and splits that there are, in order."""
+        return list(dict.fromkeys((curve.source, curve.split) for curve in self.curves))
+
+    def falls(self, source: str, split: str) -> Falls:
+        """Count in how many layers R_c^var falls; needs the places input and attention."""
+        before, after = (self.curve(source, split, place).mean() for place in ("input", "attention"))
+        over_depth = int((after.diff() < 0).sum())
+        return Falls(over_depth, len(after) - 1, int((after < before).sum()), len(after))
+
+    def to_json(self) -> dict[str, Any]:
+        """Return means and quartiles of everything as plain data."""
+        return {
+            "unit": "nats",
+            "curves": [
+                {
+                    "source": curve.source,
+                    "split": curve.split,
+                    "place": curve.place,
+                    "layers": list(curve.layers),
+                    "samples": len(curve.values["variational"]),
+                    "measures": {
+                        measure: {"mean": plain(curve.mean(measure)), "quartiles": plain(curve.quartiles(measure))}
+                        for measure in MEASURES
+                    },
+                }
+                for curve in self.curves
+            ],
+            "summary": plain(self.summary()),
+        }
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Return one row per model, split, place, layer and measure."""
+        found = []
+        for curve in self.curves:
+            for measure in MEASURES:
+                mean, quartiles = curve.mean(measure).tolist(), curve.quartiles(measure).mT.tolist()
+                for layer, value, (lower, median, upper) in zip(curve.layers, mean, quartiles, strict=True):
+                    labels = {"source": curve.source, "split": curve.split, "place": curve.place, "layer": layer}
+                    spread = {"lower_quartile": lower, "median": median, "upper_quartile": upper}
+                    found.append({**labels, "measure": measure, "mean": value, **spread})
+        return found
+
+    def summary(self) -> dict[str, Any]:
+        """Return how often R_c^var falls, for every model and split."""
+        found: dict[str, Any] = {}
+        places = {curve.place for curve in self.curves}
+        if not {"input", "attention"} <= places:
+            return found
+        for source, split in self.pairs():
+            falls = self.falls(source, split)
+            mean = self.curve(source, split, "attention").mean().tolist()
+            key = f"{source}, {split}"
+            found[f"{key}: R_c^var falls from layer to layer"] = f"{falls.over_depth} of {falls.steps}"
+            found[f"{key}: R_c^var falls within the attention"] = f"{falls.within} of {falls.layers}"
+            found[f"{key}: R_c^var behind the first and the last attention"] = f"{mean[0]:.3f}, {mean[-1]:.3f}"
+        return found
+
+    def figure(self) -> Figure:
+        """Draw the compression figure: R_c^var by layer, and R, R_c and Delta R."""
+        from tost.analysis.figures.rates import draw_rates
+
+        return draw_rates(self)
+
+
+def rates_of_tokens(
+    x: Tensor, w: Tensor, pi: Tensor, *, eps: float | None = None, mask: Tensor | None = None
+) -> dict[Measure, Tensor]:
+    """Return the rates of tokens, as the module's head defines them.
+
+    Args:
+        x: Tokens as the attention sees them, ``[..., n, d]``.
+        w: The same in the coordinates of the heads, ``[..., n, K, p]``.
+        pi: Memberships, ``[..., n, K]``.
+        eps: Coding precision of rate and compression; None for ``sqrt(d)``.
+        mask: Real tokens, bool ``[..., n]``.
+
+    Returns:
+        By measure, ``[...]``, float64.
+    """
+    eps = math.sqrt(x.shape[-1]) if eps is None else eps
+    x, w, pi = x.double(), w.double(), pi.double()
+    if mask is not None:
+        w, pi = w.masked_fill(~mask[..., None, None], 0), pi.masked_fill(~mask[..., None], 0)
+    count = x.shape[-2] if mask is None else mask.sum(-1).clamp_min(1)[..., None]
+    mass = pi.sum(-2)  # [..., K]
+    weight = pi / mass.where(mass > 0, 1)[..., None, :]
+    groups = w.movedim(-2, -3)  # [..., K, n, p]
+    moments = (weight.mT[..., None] * groups).mT @ groups
+    share = mass / count
+    diagonal = torch.diagonal(moments, dim1=-2, dim2=-1)
+    rate = coding_rate(x, eps, mask=mask)
+    compression = compression_rate(x, pi, eps, mask=mask)
+    return {
+        "variational": 0.5 * (share * diagonal.log1p().sum(-1)).sum(-1),
+        "subspaces": 0.5 * (share * spectral_sum(moments)).sum(-1),
+        "rate": rate,
+        "compression": compression,
+        "reduction": rate - compression,
+    }
+
+
+def coding_rate_by_layer(
+    model: nn.Module,
+    batches: Iterable[Batch],
+    *,
+    layers: Sequence[int] | None = None,
+    split: str = "validation",
+    source: str = "trained",
+    eps: float | None = None,
+    places: Sequence[Place] = STREAMS,
+) -> CodingRates:
+    """Measure the coding rates of the residual stream in every TSSA layer.
+
+    Args:
+        model: A model of TSSA blocks, of this package, from timm or from transformers.
+        batches: Samples; see `tost.analysis.records.Batch`. Every sample counts once, whatever the batch size.
+        layers: Which layers; None for all.
+        split: What to call the samples.
+        source: What to call the model.
+        eps: Coding precision of R and R_c; None for ``sqrt(C)``.
+        places: Where in a block; ``"attention"`` is the paper's.
+
+    Returns:
+        One curve per place. Only five numbers per sample, layer and place are kept.
+
+    Raises:
+        ConfigError: The model has no TSSA blocks, or there are no samples.
+
+    Example:
+        >>> import torch, tost, tost.analysis
+        >>> model = tost.create_model("tost_mini")
+        >>> rates = tost.analysis.coding_rate_by_layer(model, [torch.randn(4, 3, 32, 32)])
+        >>> rates.curve("trained", "validation", "attention").mean().shape
+        torch.Size([6])
+    """
+    if unknown := set(places) - set(STREAMS):
+        raise ConfigError(f"there is no place {', '.join(sorted(unknown))}; choose from {', '.join(STREAMS)}.")
+    chosen = choose(layers, len(attention_layers(model)))
+    found: dict[tuple[Place, int, Measure], list[Tensor]] = {}
+
+    def visit(record: LayerRecord) -> None:
+        for place in places:
+            x, w = record.project(record.stream(place))
+            rates = rates_of_tokens(x, w, record.membership(w), eps=eps, mask=record.mask)
+            for measure, values in rates.items():
+                found.setdefault((place, record.layer.index, measure), []).append(values.cpu())
+
+    observe(model, batches, visit, layers=layers, what=places)
+    return CodingRates(
+        tuple(
+            RateCurve(
+                source,
+                split,
+                place,
+                tuple(chosen),
+                {m: torch.stack([torch.cat(found[place, i, m]) for i in chosen], dim=1) for m in MEASURES},
+            )
+            for place in places
+        )
+    )

@@ -1,0 +1,385 @@
+"""What goes on inside a model while it runs: tokens, memberships and the residual stream, layer by layer.
+
+Layers are found by class, so that it does not matter who built the model: this package, timm or transformers. Shapes:
+x [B, N, C] (batch, tokens, width), w [B, N, H, D] with C = H * D, pi [B, N, H], mask [B, N].
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Literal, get_args
+
+import torch
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+
+from tost.errors import ConfigError
+from tost.nn import Block, CausalTSSAttention, TSSAttention
+from tost.ops import causal_membership, membership
+
+__all__ = [
+    "AttentionLayer",
+    "Batch",
+    "LayerRecord",
+    "Place",
+    "attention_layers",
+    "capture",
+    "choose",
+    "membership_of",
+    "observe",
+    "run_batch",
+]
+
+Place = Literal["tokens", "input", "attention", "output"]
+"""What can be captured of a layer: the projected tokens, and the residual stream in front of the block, behind its
+attention and behind the block."""
+
+Batch = Tensor | Mapping[str, Any]
+"""A tensor for the model; ``{"inputs": x, "mask": m}``; or what a transformers model takes, ``{"input_ids": ids}``."""
+
+
+@dataclass(frozen=True)
+class AttentionLayer:
+    """A TSSA layer of a model.
+
+    Attributes:
+        index: Its number, from 0.
+        name: The path of the attention module in the model.
+        attention: The attention module.
+        block: The residual block around it; None if it stands in a network of someone else's.
+    """
+
+    index: int
+    name: str
+    attention: TSSAttention | CausalTSSAttention = field(repr=False)
+    block: Block | None = field(repr=False)
+
+    @property
+    def scale(self) -> float:
+        """Factor between the projection's output and the tokens that the operator sees; 1 but for a paper form."""
+        eps = self.attention.form.eps
+        return 1.0 if eps is None else math.sqrt(self.attention.embed_dim) / eps
+
+    def temperatures(self) -> Tensor:
+        """Return the multiplier of each head's energy, ``[H]``."""
+        return self.attention.temperature.detach().expand(self.attention.num_heads)
+
+    def subspaces(self) -> Tensor:
+        """Return the bases U_k: ``[H, C, D]``, the rows of the projection's weight by head, transposed."""
+        attention = self.attention
+        weight = attention.proj_in.weight.detach() * self.scale
+        return weight.view(attention.num_heads, attention.head_dim, attention.embed_dim).mT
+
+    def split(self, projected: Tensor) -> Tensor:
+        """Return the projection's output ``[B, N, C]`` as the operator sees it, ``[B, N, H, D]``."""
+        w = projected.reshape(*projected.shape[:-1], self.attention.num_heads, self.attention.head_dim)
+        return w if self.scale == 1.0 else w * self.scale
+
+
+@dataclass
+class LayerRecord:
+    """One layer in one forward pass; what was not asked for is None.
+
+    Attributes:
+        layer: Which layer.
+        mask: Real tokens, bool ``[B, N]``; None if all are.
+        grid: Rows and columns of the tokens, where the model has said.
+        tokens: Projected tokens w that went into the operator, ``[B, N, H, D]``.
+        input: The residual stream in front of the block, ``[B, N, C]``.
+        attention: The stream behind the attention's branch.
+        output: The stream behind the block.
+    """
+
+    layer: AttentionLayer
+    mask: Tensor | None = None
+    grid: tuple[int, int] | None = None
+    tokens: Tensor | None = None
+    input: Tensor | None = None
+    attention: Tensor | None = None
+    output: Tensor | None = None
+
+    def stream(self, place: Place) -> Tensor:
+        """Return what was captured at a place."""
+        found: Tensor | None = getattr(self, place)
+        if found is None:
+            raise ValueError(f"{place!r} was not captured; add it to `what`.")
+        return found
+
+    def membership(self, w: Tensor | None = None) -> Tensor:
+        """Return pi ``[B, N, H]`` of tokens w, by default of those that were captured; 0 for padding."""
+        return membership_of(self.layer, self.stream("tokens") if w is None else w, self.mask)
+
+    def project(self, z: Tensor) -> tuple[Tensor, Tensor]:
+        """Let the layer look at other tokens: return what its attention sees of z, ``[B, N, C]``, and w of that."""
+        block = self.layer.block
+        seen = z
+        if block is not None:
+            seen = block.norm1(z) if block.norm == "pre" else z
+            if block.local is not None:
+                arguments = (self.mask,) if block.attention.causal else (self.grid, self.mask)
+                seen = seen + block.local(seen, *arguments)
+        return seen, self.layer.split(self.layer.attention.proj_in(seen))
+
+
+def membership_of(layer: AttentionLayer, w: Tensor, mask: Tensor | None = None) -> Tensor:
+    """Return the memberships that a layer gives to tokens.
+
+    Args:
+        layer: The layer.
+        w: Projected tokens, ``[B, N, H, D]``.
+        mask: Real tokens, bool ``[B, N]``.
+
+    Returns:
+        pi, ``[B, N, H]``, float32 or better: what `tost.membership` or `tost.causal_membership` gives with the layer's
+        temperature, position bias and options.
+    """
+    attention, scaled = layer.attention, layer.attention.extensions.count_scaled
+    if isinstance(attention, CausalTSSAttention):
+        bias, decay = attention.bias_of(w, None, mask), attention.decay()
+        return causal_membership(w, layer.temperatures(), bias, mask=mask, count_scaled=scaled, decay=decay)
+    temperature = layer.temperatures() if attention.normalize else layer.temperatures() / layer.scale**2
+    return membership(w, temperature, mask=mask, normalize=attention.normalize, count_scaled=scaled)
+
+
+def attention_layers(model: nn.Module) -> list[AttentionLayer]:
+    """Return the TSSA layers of a model, in the order in which they stand in it; none for other models.
+
+    Args:
+        model: Any module that holds `TSSAttention` or `CausalTSSAttention`.
+
+    Example:
+        >>> import tost, tost.analysis
+        >>> model = tost.create_model("tost_mini")
+        >>> [layer.name for layer in tost.analysis.attention_layers(model)][:2]
+        ['blocks.0.attention', 'blocks.1.attention']
+    """
+    blocks = {id(block.attention): block for block in model.modules() if isinstance(block, Block)}
+    found = [(name, module) for name, module in model.named_modules() if isinstance(module, _TSSA)]
+    return [AttentionLayer(i, name, module, blocks.get(id(module))) for i, (name, module) in enumerate(found)]
+
+
+_TSSA = (TSSAttention, CausalTSSAttention)
+
+
+def choose(layers: Sequence[int] | None, count: int, what: str = "TSSA layers") -> list[int]:
+    """Return the numbers of the layers that a user means, ascending.
+
+    Args:
+        layers: Numbers from 0, or from -1 backwards; None for all.
+        count: How many there are.
+        what: What to call them in a message.
+
+    Raises:
+        ConfigError: There is no such layer, or there are none at all.
+    """
+    if count == 0:
+        raise ConfigError(f"this model has no {what}, so there is nothing to look at here.")
+    if layers is None:
+        return list(range(count))
+    wrong = [layer for layer in layers if not -count <= layer < count]
+    if wrong or not layers:
+        given = ", ".join(map(str, layers)) or "none"
+        raise ConfigError(f"layers {given} were asked for, but there are {count} {what}: 0 to {count - 1}.")
+    return sorted({layer % count for layer in layers})
+
+
+@contextmanager
+def capture(
+    model: nn.Module,
+    layers: Sequence[int] | None = None,
+    what: Iterable[Place] = ("tokens",),
+    *,
+    visit: Callable[[LayerRecord], None] | None = None,
+) -> Iterator[list[LayerRecord]]:
+    """Record what goes on in the TSSA layers of a model while it runs.
+
+    The model computes what it computes otherwise; the hooks are gone when the block is left, by whatever way. Without
+    `visit`, records stay in the list until it is cleared, so clear it after every batch. With `visit`, each record is
+    handed over as soon as its layer is through and then forgotten: memory for one layer, however deep the model.
+
+    Args:
+        model: Any model with TSSA layers.
+        layers: Which, by number; None for all.
+        what: What to record; everything but ``"tokens"`` needs the residual blocks of this package.
+        visit: Gets every record instead of the list.
+
+    Yields:
+        The records, in the order in which the layers ran.
+
+    Raises:
+        ConfigError: There are no such layers, or they do not stand in residual blocks.
+        ValueError: A layer was called with a state: memberships then depend on tokens that are not there.
+
+    Example:
+        >>> import torch, tost, tost.analysis
+        >>> model = tost.create_model("tost_mini").eval()
+        >>> with torch.no_grad(), tost.analysis.capture(model, layers=[-1]) as records:
+        ...     logits = model(torch.randn(2, 3, 32, 32))
+        >>> records[0].membership().shape
+        torch.Size([2, 64, 4])
+    """
+    wanted = frozenset(what)
+    if unknown := wanted - set(get_args(Place)):
+        raise ConfigError(f"{', '.join(sorted(unknown))} cannot be captured; what takes {', '.join(get_args(Place))}.")
+    found = attention_layers(model)
+    chosen = [found[index] for index in choose(layers, len(found))]
+    if wanted - {"tokens"} and any(layer.block is None for layer in chosen):
+        raise ConfigError(
+            "the residual stream can be captured in blocks of this package (tost.nn.Block) only, but some attention "
+            "stands elsewhere; capture 'tokens', which every TSSA layer has."
+        )
+    records: list[LayerRecord] = []
+    watchers = [_Watcher(layer, wanted, visit or records.append) for layer in chosen]
+    try:
+        for watcher in watchers:
+            watcher.attach()
+        yield records
+    finally:
+        for watcher in watchers:
+            watcher.detach()
+
+
+class _Watcher:
+    """The hooks of one layer. They fall silent while a record is looked at: looking may call the layer's modules."""
+
+    def __init__(self, layer: AttentionLayer, wanted: frozenset[Place], give: Callable[[LayerRecord], None]) -> None:
+        self.layer, self.wanted, self.give = layer, wanted, give
+        self.record = LayerRecord(layer)
+        self.handles: list[RemovableHandle] = []
+        self.called = self.busy = False
+
+    def attach(self) -> None:
+        attention, block = self.layer.attention, self.layer.block
+        add = self.handles.append
+        add(attention.register_forward_pre_hook(self._begin_attention, with_kwargs=True))
+        # A listener at the projection also keeps the operator from overwriting the tokens.
+        add(attention.proj_in.register_forward_hook(self._keep_tokens))
+        if block is None:
+            add(attention.register_forward_hook(self._end))
+            return
+        add(block.register_forward_pre_hook(self._begin_block, with_kwargs=True))
+        if block.norm == "pre":
+            add(block.norm2.register_forward_pre_hook(self._keep_attention_input))
+        else:
+            add(block.norm1.register_forward_hook(self._keep_attention_output))
+        add(block.register_forward_hook(self._end))
+
+    def detach(self) -> None:
+        for handle in self.handles:
+            handle.remove()
+
+    def _begin_block(self, module: nn.Module, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
+        if not self.busy:
+            given = dict(zip(("x", "mask", "grid"), arguments, strict=False)) | named
+            self.record = LayerRecord(self.layer, grid=given.get("grid"))
+            self._keep("input", given["x"])
+
+    def _begin_attention(self, module: nn.Module, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
+        if not self.busy:
+            if self.layer.block is None:
+                self.record = LayerRecord(self.layer)
+            self.called = True
+            self.record.mask = named.get("mask", arguments[1] if len(arguments) > 1 else None)
+
+    def _keep_tokens(self, module: nn.Module, arguments: tuple[Any, ...], output: Tensor) -> None:
+        if self.busy:
+            return
+        if not self.called:
+            raise ValueError(
+                f"{self.layer.name} was called through forward_with_state, so that its memberships may depend on "
+                "tokens that are not here. Call the model itself; for a transformers model pass use_cache=False."
+            )
+        if "tokens" in self.wanted:
+            self.record.tokens = self.layer.split(output)
+
+    def _keep_attention_input(self, module: nn.Module, arguments: tuple[Any, ...]) -> None:
+        self._keep("attention", arguments[0])
+
+    def _keep_attention_output(self, module: nn.Module, arguments: tuple[Any, ...], output: Tensor) -> None:
+        self._keep("attention", output)
+
+    def _keep(self, place: Place, value: Tensor) -> None:
+        if not self.busy and place in self.wanted:
+            setattr(self.record, place, value)
+
+    def _end(self, module: nn.Module, arguments: tuple[Any, ...], output: Tensor) -> None:
+        if self.busy:
+            return
+        self._keep("output", output)
+        record, self.record, self.called = self.record, LayerRecord(self.layer), False
+        self.busy = True
+        try:
+            self.give(record)
+        finally:
+            self.busy = False
+
+
+def run_batch(model: nn.Module, batch: Batch) -> Any:
+    """Run a model on a batch in whichever form it comes, and return what the model returns.
+
+    Args:
+        model: The model.
+        batch: See `Batch`; keys that a model has no use for, such as targets, are left out.
+
+    Raises:
+        ValueError: A batch has no input.
+    """
+    if isinstance(batch, Tensor):
+        return model(batch)
+    if "input_ids" in batch:
+        named = {key: batch[key] for key in ("input_ids", "attention_mask") if batch.get(key) is not None}
+        return model(**named, use_cache=False)
+    if "inputs" not in batch:
+        raise ValueError(f"a batch has the keys {', '.join(batch) or '(none)'}; needed is 'inputs' or 'input_ids'.")
+    mask = batch.get("mask")
+    return model(batch["inputs"]) if mask is None else model(batch["inputs"], mask=mask)
+
+
+@contextmanager
+def _at_rest(model: nn.Module) -> Iterator[None]:
+    """Evaluation mode without gradients; every module is put back into the mode it was in."""
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        for module, training in modes:
+            module.training = training
+
+
+def observe(
+    model: nn.Module,
+    batches: Iterable[Batch],
+    visit: Callable[[LayerRecord], None],
+    *,
+    layers: Sequence[int] | None = None,
+    what: Iterable[Place] = ("tokens",),
+) -> int:
+    """Run a model over batches and show every layer of every batch to a function.
+
+    Args:
+        model: Any model with TSSA layers; run in evaluation mode and put back.
+        batches: Any number of batches; one is held at a time.
+        visit: Gets the records.
+        layers: As in `capture`.
+        what: As in `capture`.
+
+    Returns:
+        The number of samples.
+
+    Raises:
+        ConfigError: As in `capture`, or there are no batches.
+    """
+    samples = 0
+    with _at_rest(model), capture(model, layers, what, visit=visit):
+        for batch in batches:
+            run_batch(model, batch)
+            first = batch if isinstance(batch, Tensor) else batch.get("inputs", batch.get("input_ids"))
+            samples += len(first)
+    if samples == 0:
+        raise ConfigError("there are no samples to look at; give at least one batch.")
+    return samples

@@ -1,0 +1,141 @@
+"""Are the learned subspaces of a layer apart from each other?"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from tost.analysis.records import attention_layers, choose
+from tost.analysis.result import plain
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+__all__ = ["SubspaceCoherence", "coherence_of", "subspace_coherence"]
+
+
+@dataclass(frozen=True)
+class SubspaceCoherence:
+    """Inner products of the directions of all heads, each of unit length: ``G = [U_1 ... U_K]^T [U_1 ... U_K]``.
+
+    Attributes:
+        layers: Numbers of the layers.
+        blocks: Mean of abs(G) in every block of heads, ``[L, K, K]``; in a diagonal block without the diagonal.
+        between: Mean of abs(G) over directions of different heads, ``[L]``.
+        within: Mean of abs(G) over different directions of the same head, ``[L]``.
+        mutual: Largest abs(G) of two directions of different heads, ``[L]``: the mutual coherence.
+        random: What `between` is for random directions of this width, ``sqrt(2 / (pi d))``.
+        sample: G of a few directions of every head, drawn at random, ``[L, K m, K m]``, for the picture.
+        directions: m, how many of every head.
+    """
+
+    name: ClassVar[str] = "subspaces"
+    layers: tuple[int, ...]
+    blocks: Tensor = field(repr=False)
+    between: Tensor
+    within: Tensor
+    mutual: Tensor
+    random: float
+    sample: Tensor = field(repr=False)
+    directions: int
+
+    def to_json(self) -> dict[str, Any]:
+        """Return everything as plain data."""
+        keys = ("layers", "blocks", "between", "within", "mutual", "random", "directions", "sample")
+        return {**{key: plain(getattr(self, key)) for key in keys}, "summary": plain(self.summary())}
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Return one row per layer."""
+        values = zip(self.layers, self.between.tolist(), self.within.tolist(), self.mutual.tolist(), strict=True)
+        return [
+            {"layer": layer, "between": between, "within": within, "mutual_coherence": mutual, "random": self.random}
+            for layer, between, within, mutual in values
+        ]
+
+    def summary(self) -> dict[str, Any]:
+        """Return how coherent directions of different heads are, beside random ones."""
+        return {
+            "mean |cosine| of directions of different heads, all layers": round(self.between.mean().item(), 4),
+            "the same for random directions": round(self.random, 4),
+            "mutual coherence, most of a layer": round(self.mutual.max().item(), 4),
+        }
+
+    def figure(self) -> Figure:
+        """Draw the inner products, one panel per layer."""
+        from tost.analysis.figures.numbers import draw_subspaces
+
+        return draw_subspaces(self)
+
+
+def coherence_of(u: Tensor) -> Tensor:
+    """Return the inner products of normalised directions.
+
+    Args:
+        u: Bases, ``[K, d, p]``.
+
+    Returns:
+        G, ``[K, p, K, p]``, float64.
+    """
+    K, _, p = u.shape
+    directions = F.normalize(u.double(), dim=1).movedim(1, 2).flatten(0, 1)  # [K p, d]
+    return (directions @ directions.mT).view(K, p, K, p)
+
+
+def subspace_coherence(
+    model: nn.Module, *, layers: Sequence[int] | None = None, directions: int = 4, seed: int = 0
+) -> SubspaceCoherence:
+    """Measure how coherent the subspaces of each layer are. Looks at the weights only.
+
+    Args:
+        model: Any model with TSSA layers.
+        layers: Which layers; None for all.
+        directions: How many directions of every head go into the picture, as in the paper.
+        seed: Decides which.
+
+    Raises:
+        ConfigError: The model has no TSSA layers.
+
+    Example:
+        >>> import tost, tost.analysis
+        >>> found = tost.analysis.subspace_coherence(tost.create_model("tost_mini"))
+        >>> found.blocks.shape, found.sample.shape
+        (torch.Size([6, 4, 4]), torch.Size([6, 16, 16]))
+    """
+    every = attention_layers(model)
+    chosen = choose(layers, len(every))
+    generator = torch.Generator().manual_seed(seed)
+    blocks, between, within, mutual, sample = [], [], [], [], []
+    for index in chosen:
+        gram = coherence_of(every[index].subspaces().cpu())
+        K, p = gram.shape[:2]
+        size = gram.abs().permute(0, 2, 1, 3)  # [K, K, p, p]
+        same = torch.eye(K, dtype=torch.bool)
+        means = size.mean((2, 3))
+        # The diagonal of a diagonal block is 1 by construction and says nothing.
+        own = (size.sum((2, 3)).diagonal() - p) / max(p * (p - 1), 1)
+        means[same] = own
+        blocks.append(means)
+        apart = means[~same] if K > 1 else torch.zeros(1, dtype=torch.float64)
+        between.append(apart.mean())
+        within.append(own.mean())
+        mutual.append(size[~same].max() if K > 1 else torch.zeros((), dtype=torch.float64))
+        count = min(directions, p)
+        picked = torch.stack([torch.randperm(p, generator=generator)[:count] + head * p for head in range(K)]).flatten()
+        sample.append(gram.view(K * p, K * p)[picked][:, picked])
+    width = every[chosen[0]].attention.embed_dim
+    return SubspaceCoherence(
+        tuple(chosen),
+        torch.stack(blocks),
+        torch.stack(between),
+        torch.stack(within),
+        torch.stack(mutual),
+        math.sqrt(2 / (math.pi * width)),
+        torch.stack(sample),
+        min(directions, every[chosen[0]].attention.head_dim),
+    )

@@ -1,0 +1,176 @@
+"""The state of a model inside the cache classes of transformers.
+
+A layer of such a cache holds the state of one block. With TSSA that is a fixed number of numbers per sequence, however
+long the text is; with softmax attention it grows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+import tost._torchvision  # noqa: F401  transformers may import torchvision, which a CPU build of torch has to be prepared for
+
+# isort: split
+from transformers.cache_utils import Cache, CacheLayerMixin, DynamicCache, LinearAttentionLayer
+
+from tost.nn import BlockState, KVState
+from tost.ops import TSSAState
+
+__all__ = ["StateLayer", "adopt", "read_states", "write_states"]
+
+LayerState = TSSAState | KVState | BlockState
+
+
+class StateLayer(LinearAttentionLayer, CacheLayerMixin):
+    """One layer of a cache: the state of one block, as the recurrent states of a linear attention layer.
+
+    A state is a nesting of tensors with the batch as the first axis; its tensors are ``recurrent_states``, in order.
+    Those of a fixed size keep their memory, so that a compiled step finds them where they were.
+
+    Args:
+        grows: The state becomes larger with the text, as that of softmax attention does.
+    """
+
+    is_croppable = False
+
+    def __init__(self, *, grows: bool = False) -> None:
+        LinearAttentionLayer.__init__(self, number_of_states=0)
+        CacheLayerMixin.__init__(self)  # type: ignore[no-untyped-call]
+        self.grows = grows
+        self.is_compileable = not grows
+        self.num_tokens = 0
+        self.form: Any = None
+        self.device: Any = None
+        self.dtype: Any = None
+
+    def read(self) -> LayerState | None:
+        """Return the state, or None before the first token."""
+        if not any(self.has_previous_state.values()):
+            return None
+        state: LayerState = _build(self.form, iter(self.recurrent_states.values()))
+        return state
+
+    def write(self, state: LayerState, num_tokens: int) -> None:
+        """Keep the state after `num_tokens` more tokens, padding included."""
+        leaves, self.form = _leaves(state), _form(state)
+        self.number_of_states = len(leaves)
+        self.num_tokens += num_tokens
+        for index, leaf in enumerate(leaves):
+            held = self.recurrent_states.get(index)
+            if held is None or self.grows or held.shape != leaf.shape or held.requires_grad or leaf.requires_grad:
+                self.recurrent_states[index] = leaf if self.grows or leaf.requires_grad else leaf.clone()
+            else:
+                held.copy_(leaf)
+            self.is_recurrent_states_initialized[index] = self.has_previous_state[index] = True
+            self.is_conv_states_initialized[index] = False
+        self.device, self.dtype = leaves[0].device, leaves[0].dtype
+
+    def get_seq_length(self) -> int:
+        """Return the number of tokens that went in, padding included."""
+        return self.num_tokens
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        """Return the length and the offset of a mask over all tokens."""
+        return self.num_tokens + query_length, 0
+
+    def reset(self) -> None:
+        """Forget everything."""
+        super().reset()
+        self.num_tokens = 0
+
+    def batch_select_indices(self, indices: Tensor) -> None:
+        """Keep the states of some sequences, in the order of `indices`."""
+        self.reorder_cache(cast(torch.LongTensor, indices))
+
+    def batch_repeat_interleave(self, repeats: int) -> None:
+        """Repeat every sequence."""
+        if (first := self.recurrent_states.get(0)) is not None:
+            self.batch_select_indices(torch.arange(len(first), device=self.device).repeat_interleave(repeats))
+
+    def crop(self, tokens_to_remove: int) -> None:
+        """Refuse to forget the last tokens: they are in the sums and cannot be told apart any more.
+
+        Raises:
+            ValueError: Always, but for 0 tokens.
+        """
+        if tokens_to_remove:
+            raise ValueError(
+                f"the state of a ToST cannot go back by {abs(tokens_to_remove)} tokens: it holds sums over all of "
+                "them. Keep a copy of the cache from before (copy.deepcopy), or read the text again."
+            )
+
+    def update(self, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        """Refuse keys and values.
+
+        Raises:
+            ValueError: Always.
+        """
+        raise ValueError("this cache layer holds the state of a ToST, not keys and values; use it with TostForCausalLM")
+
+
+# torch's own pytree would do, but its descriptions of a form cannot be copied without a warning.
+def _leaves(state: Any) -> list[Tensor]:
+    return [state] if isinstance(state, Tensor) else [leaf for part in state for leaf in _leaves(part)]
+
+
+def _form(state: Any) -> tuple[type, tuple[Any, ...]] | None:
+    """Describe how tuples are nested in each other; None is a tensor."""
+    return None if isinstance(state, Tensor) else (type(state), tuple(map(_form, state)))
+
+
+def _build(form: tuple[type, tuple[Any, ...]] | None, leaves: Iterator[Any]) -> Any:
+    if form is None:
+        return next(leaves)
+    kind, parts = form
+    built = [_build(part, leaves) for part in parts]
+    return tuple(built) if kind is tuple else kind(*built)
+
+
+def adopt(cache: Cache | None, depth: int, *, grows: bool) -> Cache:
+    """Return a cache whose layers hold our states: a new one, or the one given, if nothing else is in it.
+
+    Args:
+        cache: A cache of ours, one of any kind that was not used yet, or None.
+        depth: Number of blocks.
+        grows: As in `StateLayer`.
+
+    Raises:
+        ValueError: It was filled by another model, or is no cache.
+    """
+    if cache is None:
+        cache = DynamicCache()
+    if not isinstance(cache, Cache):
+        raise ValueError(f"past_key_values is a {type(cache).__name__}; it needs a Cache of transformers, or None.")
+    if len(cache.layers) == depth and all(isinstance(layer, StateLayer) for layer in cache.layers):
+        return cache
+    if any(map(_used, cache.layers)):
+        raise ValueError(
+            f"past_key_values holds {len(cache.layers)} layers of another model, but this one has {depth} layers; pass "
+            "what this model returned, an empty DynamicCache, or None."
+        )
+    cache.layers = [StateLayer(grows=grows) for _ in range(depth)]
+    cache.layer_class_to_replicate = None
+    return cache
+
+
+def _used(layer: Any) -> bool:
+    """Tell whether a cache layer of any kind holds something."""
+    if isinstance(layer, StateLayer):
+        return layer.num_tokens > 0
+    states = getattr(layer, "has_previous_state", {})
+    return any(states.values()) or (isinstance(layer, CacheLayerMixin) and bool(layer.get_seq_length()))
+
+
+def read_states(cache: Cache) -> list[LayerState | None]:
+    """Return the state of every block; all are None before the first token."""
+    return [cast(StateLayer, layer).read() for layer in cache.layers]
+
+
+def write_states(cache: Cache, states: list[LayerState], num_tokens: int) -> None:
+    """Keep the states of all blocks after `num_tokens` more tokens."""
+    for layer, state in zip(cache.layers, states, strict=True):
+        cast(StateLayer, layer).write(state, num_tokens)

@@ -1,0 +1,195 @@
+"""The options of a language model as a configuration of transformers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import fields
+from difflib import get_close_matches
+from typing import Any, ClassVar, Literal, cast
+
+import tost._torchvision  # noqa: F401  transformers may import torchvision, which a CPU build of torch has to be prepared for
+
+# isort: split
+from transformers import GenerationConfig, PreTrainedConfig
+
+from tost.errors import ConfigError
+from tost.models import LanguageOptions, model_options, model_spec
+
+__all__ = ["TostConfig"]
+
+RENAMED = {"max_length": "max_position_embeddings"}
+"""Options whose name transformers uses for something else: a generation of at most `max_length` tokens."""
+LEFT_OUT = {"gradient_checkpointing": "call model.gradient_checkpointing_enable()"}
+"""Options that transformers sets by other means: they are about training, not about the model."""
+_OPTIONS = {RENAMED.get(key, key): key for key in LanguageOptions.model_fields if key not in LEFT_OUT}
+_GENERATION = "it is about generation; set it in model.generation_config or give it to generate()"
+_HINTS = {
+    **dict.fromkeys(GenerationConfig._get_default_generation_params(), _GENERATION),
+    **{key: f"the number of positions is {name} here" for key, name in RENAMED.items()},
+    **LEFT_OUT,
+}
+# What the base class takes without declaring it.
+_TAKEN = {
+    *("name_or_path", "output_attentions", "attn_implementation", "experts_implementation"),
+    *("num_labels", "torch_dtype", "per_layer_config", "model_type"),
+}
+
+
+class TostConfig(PreTrainedConfig):  # type: ignore[no-untyped-call]
+    """The options of `tost.models.LanguageOptions`, one for one, under the same names.
+
+    Two differ. ``max_length`` is called ``max_position_embeddings``, because transformers keeps that name for
+    generation; ``gradient_checkpointing`` is left to ``model.gradient_checkpointing_enable()``. transformers' usual
+    names work too: ``hidden_size``, ``num_hidden_layers``, ``num_attention_heads``, ``tie_word_embeddings``. The
+    defaults are those of ``tost_lm_base``.
+
+    Values are checked by `LanguageOptions` when a configuration is made, when it is saved and when a model is built, so
+    a value that was changed in between is found too. A key that nobody knows is an error. In a file that was saved it
+    is kept, because other programs leave theirs there, unless it looks like an option with a slip in it.
+
+    Attributes:
+        use_cache: Return the state with the logits, as generation needs it.
+        bos_token_id: Id of the token that begins a text; None if there is none.
+        eos_token_id: Id of the token that ends a text, or several; None if there is none.
+        pad_token_id: Id of the token that fills up a batch; None if there is none.
+
+    Raises:
+        ConfigError: The options are not usable; the message lists every problem.
+
+    Example:
+        >>> from tost.integrations.transformers import TostConfig
+        >>> config = TostConfig(embed_dim=64, depth=2, num_heads=4, vocab_size=256)
+        >>> config.num_hidden_layers, config.options().depth
+        (2, 2)
+    """
+
+    model_type: ClassVar[str] = "tost"
+    keys_to_ignore_at_inference: ClassVar[list[str]] = ["past_key_values"]
+    attribute_map: ClassVar[dict[str, str]] = {
+        "hidden_size": "embed_dim",
+        "num_hidden_layers": "depth",
+        "num_attention_heads": "num_heads",
+        "tie_word_embeddings": "tie_head",
+    }
+
+    embed_dim: int = 768
+    depth: int = 12
+    num_heads: int = 12
+    mlp_ratio: float = 4.0
+    dropout: float = 0.0
+    backend: Literal["auto", "native", "torch", "reference"] = "auto"
+    vocab_size: int = 50_304
+    max_position_embeddings: int = 1024
+    layer_scale: float | None = 1e-5
+    bias: bool = False
+    tie_head: bool = True
+    mixer: Literal["tssa", "softmax"] = "tssa"
+    activation: Literal["gelu", "gelu_tanh"] = "gelu"
+    position: Literal["learned", "sinusoidal", "none"] = "learned"
+    beyond: Literal["error", "hold"] = "error"
+    local: int = 0
+    local_at: Literal["attention", "mlp", "both"] = "attention"
+    gate: bool = False
+    count_scaled: bool = False
+    forget: bool = False
+
+    use_cache: bool = True
+    bos_token_id: int | None = None
+    eos_token_id: int | list[int] | None = None
+    pad_token_id: int | None = None
+
+    def __post_init__(self, **kwargs: Any) -> None:
+        """Take what is not a field, and check everything."""
+        problems = self._unknown(kwargs)
+        super().__post_init__(**kwargs)  # type: ignore[no-untyped-call]
+        self._check(problems)
+
+    @classmethod
+    def from_options(cls, options: LanguageOptions, **kwargs: Any) -> TostConfig:
+        """Return the configuration of a model with these options.
+
+        Args:
+            options: The options, such as ``model.options``.
+            **kwargs: What else a configuration takes, such as `eos_token_id`.
+        """
+        values = {RENAMED.get(key, key): value for key, value in options.model_dump().items() if key not in LEFT_OUT}
+        return cls(**values, **kwargs)
+
+    @classmethod
+    def from_name(cls, name: str, **overrides: Any) -> TostConfig:
+        """Return the configuration of a registered language model, such as ``tost_lm_base_plus``.
+
+        Args:
+            name: One of ``tost.list_models()``.
+            **overrides: Values that replace the model's own, under the names of this class.
+
+        Raises:
+            ConfigError: There is no such language model, or the values are not usable.
+        """
+        spec = model_spec(name)
+        if spec.family != "language":
+            raise ConfigError(
+                f"{name!r} is no language model but {spec.description!r}; use one that "
+                "`tost ls models '*lm*'` or `tost ls models 'gpt2*'` lists."
+            )
+        return cls(**{**{RENAMED.get(key, key): value for key, value in spec.defaults.items()}, **overrides})
+
+    def options(self) -> LanguageOptions:
+        """Return the options as `tost.models` takes them.
+
+        Raises:
+            ConfigError: They are not usable; the message lists every problem.
+        """
+        return self._check([])
+
+    def validate(self) -> None:
+        """Check all values, as transformers does before it saves.
+
+        Raises:
+            ConfigError: They are not usable; the message lists every problem.
+        """
+        super().validate()  # type: ignore[misc]  # a decorator puts it there
+        self.options()
+
+    @property
+    def layer_types(self) -> list[str]:
+        """What each layer remembers, in the words of transformers: linear attention has a state of constant size."""
+        return ["full_attention" if self.mixer == "softmax" else "linear_attention"] * self.depth
+
+    @property
+    def context_limit(self) -> int | None:
+        """Number of tokens after which there are no more positions; None if texts may be of any length."""
+        ends = self.position == "learned" and self.beyond == "error"
+        return self.max_position_embeddings if ends else None
+
+    def _check(self, problems: list[str]) -> LanguageOptions:
+        """Return the options if there are no problems, neither those that were found nor others."""
+        options = None
+        try:
+            options = model_options("tost_lm_base", {key: getattr(self, name) for name, key in _OPTIONS.items()})
+        except ConfigError as error:
+            problems = problems + [_renamed(line.strip()) for line in str(error).splitlines()[1:]]
+        if problems or options is None:
+            raise ConfigError("\n  ".join(["this TostConfig describes no model:", *problems]))
+        return cast(LanguageOptions, options)
+
+    def _unknown(self, given: Mapping[str, Any]) -> list[str]:
+        """Say which keys are neither options nor anything that transformers takes."""
+        saved = self.transformers_version is not None
+        known = {*(field.name for field in fields(self)), *self.attribute_map, *_TAKEN}
+        found = []
+        for key in given:
+            if key in known or key.startswith("_"):
+                continue
+            near = get_close_matches(key, _OPTIONS, n=1, cutoff=0.8 if saved else 0.6)
+            hint = f"did you mean {near[0]!r}?" if near else _HINTS.get(key, "remove it")
+            if near or not saved:
+                found.append(f"{key}: not an option of the model; {hint}")
+        return found
+
+
+def _renamed(line: str) -> str:
+    """Return what is said about an option under the name that it has here."""
+    for key, name in RENAMED.items():
+        line = line.replace(key, name)
+    return line

@@ -1,0 +1,129 @@
+"""What transformers passes to a model, checked and turned into what the models of this package take.
+
+Shapes: attention_mask [B, N] or [B, M + N] with M tokens in the cache, labels [B, N].
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+__all__ = ["check_embeddings", "check_prompt", "read_mask", "refuse_arguments", "shift_targets"]
+
+IGNORED = -100
+_HARMLESS = {"tokenizer", "assistant_tokenizer"}  # generate() passes them on to whoever looks for stop strings
+_HINTS = {
+    "position_ids": "positions are counted from the attention_mask, and sequences packed into one row are not "
+    "separated; pad them instead",
+    "output_attentions": "tokens meet in sums, so there are no weights between pairs of them; tost.causal_membership "
+    "tells the groups of tokens",
+    "token_type_ids": "tokens have no types; leave it out",
+    "cache_position": "the cache counts its tokens itself; leave it out",
+    "head_mask": "heads cannot be masked",
+}
+
+
+def refuse_arguments(given: Mapping[str, Any]) -> None:
+    """Refuse what would change the result if the model knew it.
+
+    Raises:
+        ValueError: Something is asked for that the model does not have.
+    """
+    asked = [key for key in given if given[key] is not None and given[key] is not False and key not in _HARMLESS]
+    if asked:
+        reasons = "; ".join(f"{key}: {_HINTS.get(key, 'not known')}" for key in asked)
+        raise ValueError(f"TostForCausalLM does not take these arguments. {reasons}.")
+
+
+def check_prompt(mask: Tensor | None) -> None:
+    """Refuse prompts whose last token is padding: what comes out there means nothing, so nothing can go on from it.
+
+    Raises:
+        ValueError: A row of the attention_mask ends with 0.
+    """
+    if mask is None or mask.dim() != 2 or not bool((mask[:, -1] == 0).any()):
+        return
+    rows = (mask[:, -1] == 0).nonzero().flatten().tolist()
+    raise ValueError(
+        f"the attention_mask says that row {rows[0]} ends with padding, but a text goes on from its last token; pad "
+        "prompts on the left (tokenizer.padding_side = 'left'), and give every row at least one token."
+    )
+
+
+def check_embeddings(x: Tensor | None, width: int) -> torch.Size:
+    """Return the shape [B, N] of vectors that replace the embeddings.
+
+    Raises:
+        ValueError: They have another shape than [B, N, width].
+    """
+    assert x is not None
+    if x.dim() != 3 or x.shape[-1] != width or not x.is_floating_point():
+        raise ValueError(
+            f"inputs_embeds has shape {tuple(x.shape)} and dtype {x.dtype}; this model needs vectors [B, N, {width}]."
+        )
+    return x.shape[:2]
+
+
+def read_mask(mask: Tensor | None, shape: torch.Size, past: int) -> Tensor | None:
+    """Return which of the tokens are real, bool [B, N]; None if all are, as far as can be seen.
+
+    Args:
+        mask: The attention_mask, 1 for real tokens and 0 for padding, for these tokens or for all up to them.
+        shape: ``[B, N]`` of the tokens.
+        past: Number of tokens before them, padding included.
+
+    Raises:
+        ValueError: It has another shape, or holds anything but 0 and 1.
+    """
+    if mask is None or len(shape) != 2:  # ids of another shape are refused by the model
+        return None
+    B, N = shape
+    if mask.dim() != 2 or mask.shape[0] != B or mask.shape[1] not in (N, past + N):
+        wanted = f"[{B}, {N}]" + (f" or [{B}, {past + N}]" if past else "")
+        raise ValueError(
+            f"attention_mask has shape {tuple(mask.shape)}, but there are {B} sequences of {N} tokens"
+            f"{f' after {past} others' if past else ''}; it needs shape {wanted}, 1 for real tokens and 0 for padding."
+        )
+    # Looking at the data would break a graph or wait for a device.
+    blind = torch.compiler.is_compiling() or mask.device.type != "cpu"
+    if not blind and mask.dtype != torch.bool and bool(((mask != 0) & (mask != 1)).any()):
+        raise ValueError(
+            f"attention_mask holds values from {mask.min().item():g} to {mask.max().item():g}; it takes 1 for real "
+            "tokens and 0 for padding. Numbers of packed sequences and masks that are added to scores are not taken."
+        )
+    real = mask[:, mask.shape[1] - N :] != 0
+    return None if not blind and bool(real.all()) else real
+
+
+def shift_targets(
+    labels: Tensor | None, shifted: Tensor | None, mask: Tensor | None, shape: torch.Size
+) -> Tensor | None:
+    """Return the token that each token has to predict, int64 [B, N], -100 where there is none.
+
+    Args:
+        labels: The tokens themselves, with -100 for those that are not to be predicted.
+        shifted: The tokens after them, in place of `labels`.
+        mask: Real tokens, bool ``[B, N]``; None if all are.
+        shape: ``[B, N]`` of the tokens.
+
+    Raises:
+        ValueError: There is not one label per token.
+    """
+    if labels is None and shifted is None:
+        return None
+    given = labels if shifted is None else shifted
+    if given is None or given.shape != shape:
+        raise ValueError(
+            f"labels have shape {tuple(given.shape) if given is not None else None}, but the tokens {tuple(shape)}; "
+            "there is one label per token, the token itself. The model shifts them."
+        )
+    if shifted is not None:
+        targets = shifted
+    else:
+        own = given if mask is None else given.where(mask, IGNORED)
+        targets = F.pad(own[:, 1:], (0, 1), value=IGNORED)
+    return targets if mask is None else targets.where(mask, IGNORED)

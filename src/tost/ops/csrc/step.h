@@ -1,0 +1,181 @@
+// One token of every sequence through a language model of ours, in one call. Everything is float but the matrices.
+//
+// A step reads every weight once and computes next to nothing, so what happens between two matrices counts. Threads
+// share the rows of each matrix and meet four times per layer. What is as short as a token (norms, convolutions, the
+// operator) each thread computes for itself, which is quicker than waiting for another one; the first thread writes the
+// new state. No result depends on the number of threads.
+#pragma once
+
+#include "causal_tssa.h"
+#include "matvec.h"
+
+namespace {
+
+using tost::Step;
+using tost::StepLayer;
+
+// Phi(x) = erfc(-x / sqrt 2) / 2 by formula 7.1.26 of Abramowitz and Stegun: within 1e-7, without a branch.
+inline float gelu(float x) {
+  const float z = std::fabs(x) * 0.70710678f, t = 1.0f / (1.0f + 0.3275911f * z);
+  float p = 1.061405429f;
+  p = p * t - 1.453152027f;
+  p = p * t + 1.421413741f;
+  p = p * t - 0.284496736f;
+  p = p * t + 0.254829592f;
+  const float tail = 0.5f * p * t * exp_nonpositive(-z * z);
+  return x * (x < 0 ? tail : 1.0f - tail);
+}
+
+inline float sigmoid(float x) {
+  const float e = exp_nonpositive(-std::fabs(x));
+  return (x < 0 ? e : 1.0f) / (1.0f + e);
+}
+
+// x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))) / 2, as (1 + tanh a) / 2 = sigmoid(2 a).
+inline float gelu_tanh(float x) { return x * sigmoid(1.59576912f * (x + 0.044715f * x * x * x)); }
+
+inline void layer_norm(const tost::Norm& norm, const float* x, int64_t C, float* out) {
+  float mean = 0, variance = 0;
+#pragma omp simd reduction(+ : mean)
+  for (int64_t c = 0; c < C; ++c) mean += x[c];
+  mean /= float(C);
+#pragma omp simd reduction(+ : variance)
+  for (int64_t c = 0; c < C; ++c) variance += (x[c] - mean) * (x[c] - mean);
+  const float scale = 1.0f / std::sqrt(variance / float(C) + norm.eps);
+  for (int64_t c = 0; c < C; ++c) {
+    const float y = (x[c] - mean) * scale * norm.weight[c];
+    out[c] = norm.bias ? y + norm.bias[c] : y;
+  }
+}
+
+// What a branch sees of x [B, C]: its norm, and if there is a convolution the tokens in the window. `keep` moves the
+// window on.
+inline void look(const Step& step, const tost::Norm& norm, const tost::Local& local, const float* x, bool keep,
+                 float* u) {
+  const int64_t C = step.C, before = local.width - 1;
+  for (int64_t b = 0; b < step.B; ++b) {
+    float* const own = u + b * C;
+    layer_norm(norm, x + b * C, C, own);
+    if (local.taps == nullptr) continue;
+    const float* const window = local.window_in + b * before * C;
+    if (keep) {
+      float* const moved = local.window + b * before * C;
+      std::memcpy(moved, window + C, sizeof(float) * (before - 1) * C);
+      std::memcpy(moved + (before - 1) * C, own, sizeof(float) * C);
+    }
+    for (int64_t c = 0; c < C; ++c) own[c] += local.taps[before * C + c] * own[c];
+    for (int64_t k = 0; k < before; ++k)
+      for (int64_t c = 0; c < C; ++c) own[c] += local.taps[k * C + c] * window[k * C + c];
+  }
+}
+
+// How many tokens stand behind the statistics of a head: t, or 1 + a + ... + a^(t-1).
+inline float count_of(float t, const float* decay, int64_t h) {
+  if (decay == nullptr || decay[h] == 1.0f) return t;
+  return std::expm1(t * std::log(decay[h])) / (decay[h] - 1.0f);
+}
+
+// Causal TSSA of one token w [C] of sequence b into y [C]; pi is H numbers of scratch. See causal_tssa.h.
+inline void mix(const Step& step, const StepLayer& layer, int64_t b, const float* w, bool keep, float* pi, float* y) {
+  const int64_t H = step.H, D = step.C / H;
+  for (int64_t h = 0; h < H; ++h) {
+    const float fade = layer.decay ? layer.decay[h] : 1.0f;
+    const float* const squares = layer.squares_in + (b * H + h) * D;
+    float energy = 0;
+#pragma omp simd reduction(+ : energy)
+    for (int64_t d = 0; d < D; ++d) {
+      const float xx = w[h * D + d] * w[h * D + d], c = fade * squares[d] + xx;
+      energy += xx / (c > float(kPrefixFloor) ? c : float(kPrefixFloor));
+    }
+    if (layer.count_scaled) energy *= count_of(float(step.position[b] + 1), layer.decay, h);
+    if (layer.bias) energy += float(D) * layer.bias[h * step.bias_length + step.place[b]];
+    pi[h] = layer.temperature[h] * energy;
+  }
+  softmax_rows(pi, 1, H);
+  for (int64_t h = 0; h < H; ++h) {
+    const float fade = layer.decay ? layer.decay[h] : 1.0f, p = pi[h];
+    const int64_t at = (b * H + h) * D;
+    const float mass = fade * layer.mass_in[b * H + h] + p;
+    const float inverse = 1.0f / (mass + float(kMassFloor));
+    for (int64_t d = 0; d < D; ++d) {
+      const float x = w[h * D + d];
+      const float moment = (fade * layer.weighted_in[at + d] + p * x * x) * inverse;
+      y[h * D + d] = -p * x / (1.0f + moment);
+    }
+    if (!keep) continue;
+    layer.mass[b * H + h] = mass;
+    for (int64_t d = 0; d < D; ++d) {
+      const float xx = w[h * D + d] * w[h * D + d];
+      layer.squares[at + d] = fade * layer.squares_in[at + d] + xx;
+      layer.weighted[at + d] = fade * layer.weighted_in[at + d] + p * xx;
+    }
+  }
+}
+
+inline void activate(float* x, int64_t count, bool tanh) {
+  if (tanh) {
+#pragma omp simd
+    for (int64_t i = 0; i < count; ++i) x[i] = gelu_tanh(x[i]);
+  } else {
+#pragma omp simd
+    for (int64_t i = 0; i < count; ++i) x[i] = gelu(x[i]);
+  }
+}
+
+template <class W>
+int language_step(const Step& step) {
+  const int64_t B = step.B, C = step.C, width = B * C, hidden = step.hidden;
+  const int threads = step.threads;
+  Buffer<float> shared(2 * width + B * hidden), own(threads * (2 * width + step.H));
+  if (shared.failed() || own.failed()) return 1;
+  float *const x = step.x, *const w = shared + 0, *const gate = shared + width, *const m = shared + 2 * width;
+
+#pragma omp parallel num_threads(threads)
+  {
+    const int me = thread_index(), team = team_size();
+    const bool first = me == 0;
+    float* const u = own + me * (2 * width + step.H);
+    float *const y = u + width, *const pi = y + width;
+    for (int64_t l = 0; l < step.depth; ++l) {
+      const StepLayer& layer = step.layers[l];
+      look(step, layer.norm1, layer.local, x, first, u);
+      multiply<W>(layer.in, u, B, me, team, [&](int64_t b, int64_t row, float value) { w[b * C + row] = value; });
+      if (layer.gate.weight)
+        multiply<W>(layer.gate, u, B, me, team,
+                    [&](int64_t b, int64_t row, float value) { gate[b * C + row] = value * sigmoid(value); });
+#pragma omp barrier
+      for (int64_t b = 0; b < B; ++b) mix(step, layer, b, w + b * C, first, pi, y + b * C);
+      if (layer.gate.weight)
+        for (int64_t i = 0; i < width; ++i) y[i] *= gate[i];
+      multiply<W>(layer.out, y, B, me, team, [&](int64_t b, int64_t row, float value) {
+        x[b * C + row] += layer.gamma1 ? layer.gamma1[row] * value : value;
+      });
+#pragma omp barrier
+      look(step, layer.norm2, layer.local_mlp, x, first, u);
+      multiply<W>(layer.mlp_in, u, B, me, team,
+                  [&](int64_t b, int64_t row, float value) { m[b * hidden + row] = value; });
+      const int64_t begin = hidden * me / team, end = hidden * (me + 1) / team;
+      for (int64_t b = 0; b < B; ++b) activate(m + b * hidden + begin, end - begin, layer.tanh);
+#pragma omp barrier
+      multiply<W>(layer.mlp_out, m, B, me, team, [&](int64_t b, int64_t row, float value) {
+        x[b * C + row] += layer.gamma2 ? layer.gamma2[row] * value : value;
+      });
+#pragma omp barrier
+    }
+    for (int64_t b = 0; b < B; ++b) layer_norm(step.norm, x + b * C, C, u + b * C);
+    multiply<W>(step.head, u, B, me, team,
+                [&](int64_t b, int64_t row, float value) { step.logits[b * step.head.rows + row] = value; });
+  }
+  return 0;
+}
+
+inline int run_language_step(int32_t type, const Step& step) {
+  switch (type) {
+    case tost::kFloat: return language_step<float>(step);
+    case tost::kBfloat16: return language_step<bfloat16>(step);
+    case tost::kInt8: return language_step<int8_t>(step);
+  }
+  return 2;
+}
+
+}  // namespace

@@ -1,0 +1,84 @@
+"""What `tost bench` wrote, read for the page. A speed without a green gate is not passed on."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tost.errors import ConfigError
+
+__all__ = ["BenchRecord", "read_bench"]
+
+_LARGEST = 64_000_000
+
+
+@dataclass(frozen=True)
+class BenchRecord:
+    """A measurement.
+
+    Attributes:
+        file: Where it was read.
+        theme: What was measured: ``ops``, ``model`` and so on.
+        command: What measured it.
+        environment: The machine.
+        gate: Whether the implementations were right, if that was checked.
+        rows: The numbers; empty if the gate is red.
+        complete: Whether it ran to its end.
+        contenders: What each competitor is.
+    """
+
+    file: Path
+    theme: str
+    command: str
+    environment: Mapping[str, Any]
+    gate: Mapping[str, Any]
+    rows: tuple[Mapping[str, Any], ...]
+    complete: bool
+    contenders: Mapping[str, Any]
+
+    @property
+    def passed(self) -> bool | None:
+        """Whether the gate is green; None if there was none."""
+        return bool(self.gate["passed"]) if "passed" in self.gate else None
+
+
+def read_bench(file: Path) -> BenchRecord:
+    """Read a JSON file of `tost bench`.
+
+    Raises:
+        ConfigError: It is not there, or is something else.
+    """
+    remedy = "give the JSON file that `tost bench ... --out DIR` wrote"
+    try:
+        if file.stat().st_size > _LARGEST:
+            raise ConfigError(f"{file} is larger than any measurement; {remedy}.")
+        content = json.loads(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"cannot read {file}: {error.strerror}; {remedy}.") from error
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"{file} is not JSON, or is damaged; {remedy}.") from error
+    if not isinstance(content, dict) or not isinstance(content.get("theme"), str):
+        raise ConfigError(f"{file} is not a measurement: it says no theme; {remedy}.")
+    gate = _mapping(content.get("gate"))
+    green = gate.get("passed", True) is True
+    return BenchRecord(
+        file=file,
+        theme=content["theme"],
+        command=str(content.get("command", "")),
+        environment=_mapping(content.get("environment")),
+        gate=gate,
+        rows=tuple(row for row in _list(content.get("rows")) if isinstance(row, dict)) if green else (),
+        complete=content.get("complete", True) is True,
+        contenders=_mapping(content.get("contenders")),
+    )
+
+
+def _mapping(value: object) -> Mapping[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def _list(value: object) -> Sequence[Any]:
+    return value if isinstance(value, list) else ()

@@ -1,0 +1,257 @@
+"""The page itself: what comes in which order, and the frame around it."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+from tost.report.bench import BenchRecord
+from tost.report.html import cut, definitions, details, image, note, number, preformatted, table, text
+from tost.report.runs import RunRecord
+from tost.report.sections_bench import measurement, speed_sentences
+from tost.report.sections_runs import curves, group_title, groups, judgement, results, trained
+from tost.report.style import STYLE
+
+if TYPE_CHECKING:
+    from tost.report.look import Finding, Insight
+    from tost.report.texts import Passage
+
+__all__ = ["Content", "render"]
+
+_MOST_ROWS = 40
+_MOST_CELL = 60
+_MOST_PASSAGE = 4000
+# The browser itself refuses whatever is not part of the page, should anything ever slip in.
+_POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
+
+
+@dataclass(frozen=True)
+class Content:
+    """Everything that is on the page.
+
+    Attributes:
+        runs: At least one run.
+        benchmarks: Measurements of speed.
+        insights: What was seen in the models.
+        passages: Generated text by run.
+        command: How the page was asked for.
+    """
+
+    runs: Sequence[RunRecord]
+    benchmarks: Sequence[BenchRecord] = ()
+    insights: Sequence[Insight] = ()
+    passages: Mapping[str, Sequence[Passage]] = field(default_factory=dict)
+    command: Sequence[str] = ("tost", "report")
+
+
+@dataclass
+class _Room:
+    """Bytes that are left for pictures."""
+
+    left: int
+
+    def take(self, size: int) -> bool:
+        if size > self.left:
+            return False
+        self.left -= size
+        return True
+
+
+def render(content: Content, *, largest: int = 10_000_000) -> str:
+    """Return the page as HTML.
+
+    Args:
+        content: What it shows.
+        largest: Bytes that it may have; pictures that do not fit are left out, with a note.
+    """
+    sections = {
+        "In short": _short(content),
+        "Results": _results(content),
+        "Curves": _curves(content),
+        "What was trained": "".join(trained(run) for run in content.runs),
+        "Generated text": _texts(content),
+        "Speed": "".join(measurement(record) for record in content.benchmarks),
+        "How to repeat it": _repeat(content),
+        "Where the numbers come from": _origin(content),
+    }
+    size = sum(len(body.encode()) for body in sections.values()) + len(STYLE)
+    inside = _inside(content, _Room(max(0, largest - size - 100_000)))
+    places = list(sections)
+    places.insert(places.index("Generated text"), "Looking inside")
+    bodies = {**sections, "Looking inside": inside}
+    shown = [(f"part-{i}", title, bodies[title]) for i, title in enumerate(places) if bodies[title]]
+    title = "Report on " + ", ".join(run.name for run in content.runs)
+    links = "".join(f'<li><a href="#{anchor}">{text(name)}</a></li>' for anchor, name, _ in shown)
+    main = "".join(f'<section id="{anchor}"><h2>{text(name)}</h2>{body}</section>' for anchor, name, body in shown)
+    return (
+        '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
+        f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1"><meta name="color-scheme" '
+        f'content="light dark"><title>{text(cut(title, 120))}</title><link rel="icon" href="data:,">'
+        f"<style>{STYLE}</style></head><body><header><h1>{text(cut(title, 200))}</h1>{_lead(content)}"
+        f'<nav aria-label="Parts of this page"><ul>{links}</ul></nav></header><main>{main}</main>'
+        f"<footer><p>{text(_closing(content))}</p></footer></body></html>\n"
+    )
+
+
+def _lead(content: Content) -> str:
+    return (
+        '<p class="lead">Token Statistics Transformers (ToST) replace the pairwise scores of softmax attention by a '
+        "few sums over the tokens. This page shows what was trained, how well it works beside other models, what its "
+        "layers do, and what it costs. It needs no network: everything is in this file.</p>"
+    )
+
+
+def _closing(content: Content) -> str:
+    moment = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
+    return f"Written on {moment} by: {shlex.join(content.command)}"
+
+
+def _short(content: Content) -> str:
+    sentences = [judgement(runs) for runs in groups(content.runs).values()]
+    for insight in content.insights:
+        sentences += [f"{insight.run}: {finding.verdict}" for finding in insight.findings if finding.verdict]
+    for record in content.benchmarks:
+        sentences += speed_sentences(record)
+    told = "".join(f"<li>{text(sentence)}</li>" for sentence in sentences if sentence)
+    open_runs = [run.name for run in content.runs if run.status != "finished"]
+    warning = (
+        note(f"Not finished: {', '.join(open_runs)}. The numbers are those so far.", "warning") if open_runs else ""
+    )
+    return warning + (f"<ul>{told}</ul>" if told else note("Nothing has been measured yet."))
+
+
+def _results(content: Content) -> str:
+    return "".join(results(runs) for runs in groups(content.runs).values())
+
+
+def _curves(content: Content) -> str:
+    parts = []
+    for subject, runs in groups(content.runs).items():
+        parts.append(f"<h3>{text(group_title(subject))}</h3>{curves(runs)}")
+    return "".join(parts)
+
+
+def _inside(content: Content, room: _Room) -> str:
+    parts = []
+    for insight in content.insights:
+        parts.append(f"<h3>{text(insight.run)}</h3>")
+        parts.append(f'<p class="lead">{text(insight.source)}</p>' if insight.source else "")
+        parts += [_finding(insight.run, finding, room) for finding in insight.findings]
+        parts += [note(remark) for remark in insight.notes]
+    return "".join(parts)
+
+
+def _finding(run: str, finding: Finding, room: _Room) -> str:
+    from tost.report.look import EXPLANATIONS
+
+    title, explanation = EXPLANATIONS.get(finding.name, (finding.name, ""))
+    parts = [f"<h4>{text(title)}</h4>", f"<p>{text(explanation)}</p>"]
+    if finding.verdict:
+        parts.append(f'<p class="verdict">{text(finding.verdict)}</p>')
+    summary = "; ".join(f"{key}: {value}" for key, value in finding.numbers.items())
+    if finding.picture and room.take(len(finding.picture) * 4 // 3):
+        drawn = image(finding.picture, finding.picture_kind, f"{title} {run}. {cut(summary, 600)}")
+        parts.append(f'<div class="picture">{drawn}</div>')
+    elif finding.picture:
+        parts.append(
+            note(f"The picture is left out, because the page would be too large; tost analyze {finding.name} draws it.")
+        )
+    if finding.numbers:
+        rows = [[key, value] for key, value in finding.numbers.items()]
+        parts.append(table(["what", "value"], rows, caption=f"{run}: {finding.name} in numbers"))
+    if finding.rows:
+        parts.append(_rows(run, finding))
+    return "".join(parts)
+
+
+def _rows(run: str, finding: Finding) -> str:
+    headers = [str(key) for key in finding.rows[0]]
+    rows = [[_cell(row.get(key)) for key in finding.rows[0]] for row in finding.rows[:_MOST_ROWS]]
+    more = len(finding.rows) - len(rows)
+    caption = f"{run}: {finding.name}" + (f", the first {len(rows)} of {len(finding.rows)} rows" if more else "")
+    return details(
+        f"All numbers ({len(finding.rows)} rows)" if not more else f"Numbers (first {len(rows)} rows)",
+        table(headers, rows, caption=caption),
+    )
+
+
+def _cell(value: object) -> str:
+    return value_text if (value_text := number(value)) != "–" else cut("–" if value is None else value, _MOST_CELL)  # noqa: RUF001
+
+
+def _texts(content: Content) -> str:
+    parts = []
+    for run, passages in content.passages.items():
+        parts.append(f"<h3>{text(run)}</h3>")
+        for passage in passages:
+            body = f"<b>{text(cut(passage.prompt, _MOST_PASSAGE))}</b>{text(cut(passage.text, _MOST_PASSAGE))}"
+            speed = f"{passage.tokens / passage.seconds:,.0f} tokens per second" if passage.seconds > 0 else ""
+            told = f"{passage.tokens} tokens at {speed}; {passage.settings}. The prompt is printed in bold."
+            parts.append(
+                f'<pre tabindex="0" role="region" aria-label="Text by {text(run)}">{body}</pre><p>{text(told)}</p>'
+            )
+    return "".join(parts)
+
+
+def _repeat(content: Content) -> str:
+    commands = [shlex.join(map(str, run.environment["command"])) for run in content.runs if _has_command(run)]
+    commands += [record.command for record in content.benchmarks if record.command]
+    commands.append(shlex.join(content.command))
+    parts = ["<h3>Commands</h3>", preformatted("\n".join(dict.fromkeys(commands)), "Commands"), "<h3>Environment</h3>"]
+    for run in content.runs:
+        parts.append(f"<h4>{text(run.name)}</h4>" if len(content.runs) > 1 else "")
+        parts.append(definitions(_environment(run)) if run.environment else note("The environment is not known."))
+    parts.append("<h3>Configuration</h3>")
+    for run in content.runs:
+        if run.config_text:
+            parts.append(
+                details(f"{run.name}: config.yaml", preformatted(run.config_text, f"Configuration of {run.name}"))
+            )
+    return "".join(parts)
+
+
+def _has_command(run: RunRecord) -> bool:
+    return isinstance(run.environment.get("command"), list)
+
+
+def _environment(run: RunRecord) -> dict[str, str]:
+    known = run.environment
+    versions = known.get("versions")
+    native = known.get("native")
+    return {
+        "processor": f"{known.get('cpu', 'unknown')}, {known.get('threads', '?')} threads, {known.get('device', '?')}",
+        "system": f"{known.get('platform', 'unknown')}, Python {known.get('python', '?')}",
+        "packages": ", ".join(f"{name} {value}" for name, value in versions.items())
+        if isinstance(versions, dict)
+        else "",
+        "native kernel": ", ".join(f"{key} {value}" for key, value in native.items())
+        if isinstance(native, dict)
+        else "",
+        "revision": str(known.get("revision") or "unknown"),
+        "configuration hash": str(known.get("config_hash", "unknown")),
+    }
+
+
+def _origin(content: Content) -> str:
+    rows = []
+    for run in content.runs:
+        rows += [
+            [run.name, "config.yaml", "what was trained"],
+            [run.name, "metrics.jsonl", f"curves: {len(run.steps):,} steps, {len(run.evaluations):,} evaluations"],
+            [run.name, "summary.json", "results, time, memory, parameters"],
+            [run.name, "env.json", "environment, command"],
+        ]
+    for insight in content.insights:
+        if insight.findings:
+            rows.append([insight.run, "checkpoints/", "analyses, computed when this page was written"])
+    rows += [[run, "checkpoints/", "generated text, written when this page was written"] for run in content.passages]
+    rows += [[record.theme, record.file.name, "speed"] for record in content.benchmarks]
+    told = (
+        "No number on this page is typed by hand. Each was read from these files, or computed from them by the command "
+        "at the end of the page."
+    )
+    return f"<p>{text(told)}</p>" + table(["of", "file", "what is from there"], rows, caption="Sources", labels=3)

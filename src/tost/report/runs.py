@@ -1,0 +1,239 @@
+"""What a run folder tells, read so that a missing or damaged file costs its part of the page and nothing else."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tost.errors import ConfigError
+from tost.train._yaml import read_document
+
+__all__ = ["RunRecord", "read_run", "read_runs"]
+
+PARTS = ("config.yaml", "env.json", "metrics.jsonl", "summary.json")
+LAYERS = "compression/layer_"
+"""What metrics are called that `evaluate.telemetry` adds, before the number of the layer."""
+_MOST_TEXT = 200_000
+
+
+@dataclass(frozen=True)
+class RunRecord:
+    """A run as its folder tells it; what could not be read is empty.
+
+    Attributes:
+        name: What to call it, different from that of every other run on the page.
+        folder: Its folder.
+        config: The configuration, nested.
+        config_text: The same as it stands in the file.
+        environment: Versions, machine and command.
+        summary: How it ended.
+        steps: Records of training steps.
+        evaluations: Records of the validation set.
+        problems: What is missing or damaged, in sentences.
+    """
+
+    name: str
+    folder: Path
+    config: Mapping[str, Any] = field(default_factory=dict)
+    config_text: str = ""
+    environment: Mapping[str, Any] = field(default_factory=dict)
+    summary: Mapping[str, Any] = field(default_factory=dict)
+    steps: tuple[Mapping[str, Any], ...] = ()
+    evaluations: tuple[Mapping[str, Any], ...] = ()
+    problems: tuple[str, ...] = ()
+
+    def setting(self, key: str, default: Any = None) -> Any:
+        """Return a value of the configuration by its dotted key."""
+        value: Any = self.config
+        for part in key.split("."):
+            if not isinstance(value, Mapping) or part not in value:
+                return default
+            value = value[part]
+        return default if value is None else value
+
+    @property
+    def recipe(self) -> str:
+        """The kind of training."""
+        return str(self.setting("recipe", "unknown"))
+
+    @property
+    def subject(self) -> tuple[str, str]:
+        """What runs must share to be compared: the kind of training and the data."""
+        return self.recipe, str(self.setting("data.name", "unknown"))
+
+    @property
+    def status(self) -> str:
+        """``finished``, ``failed`` or ``interrupted`` as the run itself said; else ``unfinished``."""
+        return str(self.summary.get("status", "unfinished"))
+
+    @property
+    def last_step(self) -> int | None:
+        """The last step of which there is a record."""
+        found = [int(record["step"]) for record in (*self.steps, *self.evaluations)]
+        return max(found, default=None)
+
+    @property
+    def final(self) -> dict[str, float]:
+        """Metrics of the last evaluation, without those of single layers."""
+        given = self.summary.get("final")
+        metrics = given if isinstance(given, Mapping) and given else (self.evaluations or ({},))[-1]
+        return {
+            str(name): float(value)
+            for name, value in metrics.items()
+            if _is_number(value) and name != "step" and not str(name).startswith(LAYERS)
+        }
+
+    @property
+    def metric(self) -> tuple[str, str]:
+        """The metric that the run is judged by, and whether ``max`` or ``min`` of it is best."""
+        if chosen := self.setting("checkpoint.best_metric"):
+            return str(chosen), str(self.setting("checkpoint.best_mode", "min"))
+        return ("accuracy", "max") if "accuracy" in self.final else ("loss", "min")
+
+    def curve(self, metric: str) -> list[tuple[float, float]]:
+        """Return the step and the value of a metric in every evaluation that has it."""
+        return _points(self.evaluations, metric)
+
+    def training_curve(self, metric: str = "loss") -> list[tuple[float, float]]:
+        """Return the step and the value of a metric of training."""
+        return _points(self.steps, metric)
+
+    def best(self, metric: str, mode: str) -> tuple[float, float] | None:
+        """Return step and value of the best evaluation."""
+        return min(self.curve(metric), key=lambda point: -point[1] if mode == "max" else point[1], default=None)
+
+
+def read_runs(folders: Sequence[Path]) -> list[RunRecord]:
+    """Read several run folders and give each a name of its own, as short as possible.
+
+    Raises:
+        ConfigError: A folder is not there or holds no run.
+    """
+    places = list(dict.fromkeys(folder.resolve() for folder in folders))
+    parts = [place.parts[1:] or ("run",) for place in places]
+    names = ["/".join(part[-1:]) for part in parts]
+    length = 1
+    while len(set(names)) < len(names) and length < max(map(len, parts)):
+        length += 1
+        names = ["/".join(part[-length:]) for part in parts]
+    return [read_run(place, name) for place, name in zip(places, names, strict=True)]
+
+
+def read_run(folder: Path, name: str | None = None) -> RunRecord:
+    """Read a run folder.
+
+    Args:
+        folder: Where it is.
+        name: What to call it; by default what its folder is called.
+
+    Raises:
+        ConfigError: There is no such folder, or nothing of a run is in it.
+    """
+    if not folder.is_dir():
+        raise ConfigError(f"there is no folder {folder}; give the folder of a run, as `tost train --out DIR` made it.")
+    if not any((folder / part).is_file() for part in PARTS):
+        raise ConfigError(f"{folder} holds no run: none of {', '.join(PARTS)} is in it; give the folder of a run.")
+    problems: list[str] = []
+    config_text = _text(folder / "config.yaml", problems)
+    records = _records(folder / "metrics.jsonl", problems)
+    summary = _object(folder / "summary.json", problems)
+    return RunRecord(
+        name=name or folder.resolve().name,
+        folder=folder,
+        config=_config(folder / "config.yaml", problems) if config_text else {},
+        config_text=config_text,
+        environment=_object(folder / "env.json", problems),
+        summary=summary,
+        steps=tuple(record for record in records if record.get("kind") == "step"),
+        evaluations=tuple(record for record in records if record.get("kind") == "evaluation"),
+        problems=tuple(problems),
+    )
+
+
+def _text(path: Path, problems: list[str]) -> str:
+    try:
+        text = path.read_text(encoding="utf-8", errors="replace")
+    except FileNotFoundError:
+        problems.append(f"{path.name} is missing" + _consequence(path.name))
+        return ""
+    except OSError as error:
+        problems.append(f"{path.name} cannot be read ({error.strerror})" + _consequence(path.name))
+        return ""
+    return text if len(text) <= _MOST_TEXT else text[:_MOST_TEXT] + "\n... (cut)"
+
+
+def _consequence(name: str) -> str:
+    return {
+        "config.yaml": ": what was trained is not known.",
+        "env.json": ": machine, versions and command are not known.",
+        "metrics.jsonl": ": there are no curves.",
+        "summary.json": ": the run has not ended yet, or was killed; the numbers are those of its last record.",
+    }.get(name, ".")
+
+
+def _config(path: Path, problems: list[str]) -> dict[str, Any]:
+    try:
+        return read_document(path).values
+    except ConfigError as error:
+        problems.append(f"{path.name} is damaged ({error}){_consequence(path.name)}")
+        return {}
+
+
+def _object(path: Path, problems: list[str]) -> dict[str, Any]:
+    before = len(problems)
+    text = _text(path, problems)
+    if len(problems) > before:
+        return {}
+    try:
+        content = json.loads(text)
+    except (ValueError, RecursionError):
+        content = None
+    if not isinstance(content, dict):
+        problems.append(f"{path.name} is damaged{_consequence(path.name)}")
+        return {}
+    return content
+
+
+def _records(path: Path, problems: list[str]) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = []
+    broken = 0
+    try:
+        with path.open(encoding="utf-8", errors="replace") as lines:
+            for line in lines:
+                if record := _record(line):
+                    found.append(record)
+                else:
+                    broken += bool(line.strip())
+    except FileNotFoundError:
+        problems.append(f"{path.name} is missing{_consequence(path.name)}")
+    except OSError as error:
+        problems.append(f"{path.name} cannot be read ({error.strerror}){_consequence(path.name)}")
+    if broken:
+        problems.append(f"{broken} of {broken + len(found)} lines of {path.name} are damaged and were left out.")
+    elif not found and path.is_file():
+        problems.append(f"{path.name} holds no records yet.")
+    return found
+
+
+def _record(line: str) -> dict[str, Any] | None:
+    try:
+        record = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    return record if isinstance(record, dict) and isinstance(record.get("step"), int) else None
+
+
+def _points(records: Iterable[Mapping[str, Any]], metric: str) -> list[tuple[float, float]]:
+    return [(float(r["step"]), float(r[metric])) for r in records if _is_number(r.get(metric))]
+
+
+def _is_number(value: object) -> bool:
+    # JSON has integers of any size; one that no float holds is no measurement.
+    try:
+        return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    except OverflowError:
+        return False

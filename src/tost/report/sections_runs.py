@@ -1,0 +1,232 @@
+"""The parts of the page that tell what was trained, how it went and what came out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from tost.data import find_data
+from tost.errors import ConfigError
+from tost.models import model_spec
+from tost.report.charts import Axis, Series, line_chart
+from tost.report.html import bytes_of, count, definitions, duration, note, number, share, table, text
+from tost.report.runs import LAYERS, RunRecord
+
+__all__ = ["curves", "group_title", "groups", "judgement", "metric_text", "results", "trained"]
+
+# What says the same as the loss in other units needs no chart of its own.
+_SAME_AS_LOSS = ("perplexity", "bits_per_token", "bits_per_byte", "loss_error", "tokens")
+_MOST_METRICS = 4
+_NAMES = {
+    "loss": "loss (nats)",
+    "accuracy": "accuracy",
+    "accuracy_top5": "accuracy, best five",
+    "accuracy_real": "accuracy, ReaL labels",
+    "bits_per_token": "bits per token",
+    "bits_per_byte": "bits per byte",
+}
+
+
+def groups(runs: Sequence[RunRecord]) -> dict[tuple[str, str], list[RunRecord]]:
+    """Return the runs by what they can be compared on: the task and the data."""
+    found: dict[tuple[str, str], list[RunRecord]] = {}
+    for run in runs:
+        found.setdefault(run.subject, []).append(run)
+    return found
+
+
+def group_title(subject: tuple[str, str]) -> str:
+    """Return what a group of runs is about, such as ``digits: classification``."""
+    recipe, data = subject
+    return f"{data}: {recipe.replace('_', ' ')}"
+
+
+def metric_text(name: str, value: object) -> str:
+    """Write the value of a metric."""
+    return share(value) if name.startswith("accuracy") else number(value)
+
+
+def judgement(runs: Sequence[RunRecord]) -> str:
+    """Say which of several runs ended best, in a sentence; nothing if there is nothing to compare."""
+    metric, mode = runs[0].metric
+    ended = [(run, run.final[metric]) for run in runs if metric in run.final]
+    if not ended:
+        return ""
+    ended.sort(key=lambda pair: -pair[1] if mode == "max" else pair[1])
+    told = ", ".join(f"{run.name} ({_model_name(run)}) {metric_text(metric, value)}" for run, value in ended)
+    best = "" if len(ended) == 1 else ", best first"
+    return f"{group_title(runs[0].subject)}: {_NAMES.get(metric, metric)} on the validation set{best}: {told}."
+
+
+def results(runs: Sequence[RunRecord]) -> str:
+    """Return the table of all runs of a group, side by side."""
+    metric, mode = runs[0].metric
+    others = [name for name in dict.fromkeys(name for run in runs for name in run.final) if name != metric][
+        :_MOST_METRICS
+    ]
+    headers = ["run", "model", "parameters", "steps", f"{metric}, at the end", f"{metric}, best"]
+    headers += [_NAMES.get(name, name) for name in others]
+    headers += ["time", "peak memory", "status"]
+    rows = []
+    for run in runs:
+        best = run.best(metric, mode)
+        shown = UNSEEN if best is None else f"{metric_text(metric, best[1])} (step {best[0]:,.0f})"
+        row = [run.name, _model_name(run), count(run.summary.get("parameters")), number(run.last_step)]
+        row += [metric_text(metric, run.final.get(metric)), shown]
+        row += [metric_text(name, run.final.get(name)) for name in others]
+        row += [duration(run.summary.get("seconds")), bytes_of(run.summary.get("peak_memory_bytes")), run.status]
+        rows.append(row)
+    ended = {place: run.final[metric] for place, run in enumerate(runs) if metric in run.final}
+    pick = (max if mode == "max" else min)(ended.values(), default=None)
+    best_rows = [place for place, value in ended.items() if value == pick] if len(ended) > 1 else []
+    caption = f"{group_title(runs[0].subject)}. Every row is one run with one seed; measured on the validation set."
+    return table(headers, rows, caption=caption, labels=2, best=best_rows)
+
+
+UNSEEN = "not measured"
+
+
+def trained(run: RunRecord) -> str:
+    """Return what a run trained, on what and how."""
+    parts = [f"<h3>{text(run.name)}</h3>", *(note(problem, "warning") for problem in run.problems)]
+    if run.status != "finished" and run.summary:
+        parts.append(note(f"This run is not finished: its status is {run.status}.", "warning"))
+    if not run.config:
+        return "".join(parts)
+    facts = {
+        "model": _model(run),
+        "parameters": count(run.summary.get("parameters")),
+        "data": _data(run),
+        "training": _training(run),
+        "optimiser": _optimiser(run),
+    }
+    return "".join([*parts, definitions(facts)])
+
+
+def _model_name(run: RunRecord) -> str:
+    name = str(run.setting("model.name", "unknown model"))
+    mixer = run.setting("model.mixer")
+    return f"{name}, {mixer}" if mixer not in (None, "tssa") else name
+
+
+def _model(run: RunRecord) -> str:
+    name = str(run.setting("model.name", "unknown"))
+    try:
+        described = f"{name}: {model_spec(name).description}. As built here: "
+    except ConfigError:
+        described = f"{name}: "
+    sizes = {
+        "embed_dim": "width",
+        "depth": "layers",
+        "num_heads": "heads",
+        "mixer": "token mixer",
+        "patch_size": "pixels per patch side",
+        "max_length": "longest sequence",
+    }
+    found = [(words, run.setting(f"model.{key}")) for key, words in sizes.items()]
+    return described + ", ".join(f"{words} {value}" for words, value in found if value is not None)
+
+
+def _data(run: RunRecord) -> str:
+    name = str(run.setting("data.name", "unknown"))
+    try:
+        described = f"{name}: {find_data(name).description}"
+    except ConfigError:
+        described = name
+    path = run.setting("data.path")
+    return described + (f"; from {path}" if path else "; embedded, nothing was downloaded")
+
+
+def _training(run: RunRecord) -> str:
+    steps, size = run.setting("train.steps"), run.setting("train.batch_size")
+    parts = [f"{number(steps)} steps of {number(size)} samples", f"precision {run.setting('train.precision', 'fp32')}"]
+    parts += [f"seed {run.setting('train.seed', 0)}"]
+    if speeds := [value for _, value in run.training_curve("tokens_per_second")]:
+        unit = {"img": "images"}.get(str(run.steps[-1].get("unit", "tok")), "tokens")
+        parts.append(f"{count(sorted(speeds)[len(speeds) // 2])} {unit} per second (median)")
+    return ", ".join(parts)
+
+
+def _optimiser(run: RunRecord) -> str:
+    keys: dict[str, Any] = {
+        "": run.setting("optim.name"),
+        "learning rate": run.setting("optim.lr"),
+        "schedule": run.setting("schedule.name"),
+        "warm-up steps": run.setting("schedule.warmup_steps"),
+        "weight decay": run.setting("optim.weight_decay"),
+        "gradient clipped at": run.setting("train.clip_norm"),
+        "label smoothing": run.setting("regularise.label_smoothing"),
+    }
+    return ", ".join(f"{words} {value}".strip() for words, value in keys.items() if value not in (None, 0, 0.0))
+
+
+def curves(runs: Sequence[RunRecord]) -> str:
+    """Return the charts of a group of runs: loss, the other metrics, and what the layers did while they learned."""
+    charts = [_loss_chart(runs)]
+    names = dict.fromkeys(key for run in runs for record in run.evaluations for key in record)
+    metrics = [key for key in names if run_has(runs, key) and key not in ("step", "loss", *_SAME_AS_LOSS)]
+    chosen = [key for key in metrics if not key.startswith(LAYERS)][:_MOST_METRICS]
+    charts += [_metric_chart(runs, name) for name in chosen]
+    charts += [_layers_chart(run) for run in runs]
+    shown = [chart for chart in charts if chart]
+    if not shown:
+        return note("There are no records of steps or evaluations yet, so there are no curves.")
+    return f'<div class="charts">{"".join(shown)}</div>'
+
+
+def run_has(runs: Sequence[RunRecord], metric: str) -> bool:
+    """Whether any run has measured a metric on the validation set."""
+    return any(run.curve(metric) for run in runs)
+
+
+def _loss_chart(runs: Sequence[RunRecord]) -> str:
+    lines = []
+    for look, run in enumerate(runs):
+        lines.append(Series(f"{run.name}, training", run.training_curve(), look, "thin"))
+        lines.append(Series(f"{run.name}, validation", run.curve("loss"), look))
+    values = [value for line in lines for _, value in line.points]
+    wide = bool(values) and min(values) > 0 and max(values) / min(values) > 20
+    remark = "Training: one batch per point" + (", averaged over stretches." if _is_long(runs) else ".")
+    return line_chart(
+        lines, title="Loss by step, lower is better", x=Axis("step"), y=Axis("loss (nats)", log=wide), note=remark
+    )
+
+
+def _is_long(runs: Sequence[RunRecord]) -> bool:
+    return any(len(run.steps) > 240 for run in runs)
+
+
+def _metric_chart(runs: Sequence[RunRecord], name: str) -> str:
+    lines = [Series(run.name, run.curve(name), look) for look, run in enumerate(runs)]
+    axis = Axis(_NAMES.get(name, name), write=share) if name.startswith("accuracy") else Axis(_NAMES.get(name, name))
+    title = f"{_NAMES.get(name, name)} on the validation set"
+    return line_chart(lines, title=title[0].upper() + title[1:], x=Axis("step"), y=axis)
+
+
+def _layers_chart(run: RunRecord) -> str:
+    """Draw the compression term by layer at the first, a middle and the last evaluation that has it."""
+    found = [record for record in run.evaluations if any(str(key).startswith(LAYERS) for key in record)]
+    if not found:
+        return ""
+    moments = dict.fromkeys([0, len(found) // 2, len(found) - 1])
+    lines = []
+    for look, moment in enumerate(moments):
+        record = found[moment]
+        points = [(_layer(key), value) for key, value in record.items() if _is_layer(key, value)]
+        lines.append(Series(f"step {record['step']}", sorted(points), look))
+    return line_chart(
+        lines,
+        title=f"{run.name}: compression term R_c^var by layer while it learned",
+        x=Axis("layer"),
+        y=Axis("R_c^var (nats)"),
+        note="In theory each layer lowers it: the lines should fall to the right.",
+    )
+
+
+def _is_layer(key: str, value: object) -> bool:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return key.startswith(LAYERS) and key[len(LAYERS) :].isdigit() and is_number
+
+
+def _layer(key: str) -> float:
+    return float(key[len(LAYERS) :])

@@ -1,0 +1,72 @@
+"""Text that a language model writes for the page. Loads torch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from time import perf_counter
+
+import torch
+
+from tost.generate import Sampling, context_limit, stream_tokens
+from tost.report.samples import Opened
+
+__all__ = ["Passage", "continue_prompts"]
+
+LENGTH = 300
+TEMPERATURE, TOP_K, SEED = 0.8, 40, 0
+
+
+@dataclass(frozen=True)
+class Passage:
+    """A prompt and what the model made of it.
+
+    Attributes:
+        prompt: What was given.
+        text: What came.
+        tokens: How many tokens came.
+        seconds: How long they took, the prompt included.
+        settings: How they were drawn, in words.
+    """
+
+    prompt: str
+    text: str
+    tokens: int
+    seconds: float
+    settings: str
+
+
+def continue_prompts(run: Opened, prompts: Sequence[str], *, length: int = LENGTH) -> list[Passage]:
+    """Let the model of a run continue texts.
+
+    Args:
+        run: A run of language modelling.
+        prompts: Texts to continue; if there are none, the beginning of its validation text.
+        length: Tokens to generate, at most; fewer if the model has fewer positions.
+
+    Raises:
+        ConfigError: The model does not generate, or a prompt cannot be written with its tokens.
+    """
+    tokenizer = run.tokenizer
+    if tokenizer is None:
+        return []
+    given = list(prompts)
+    if not given and run.samples.text is not None:
+        given = [tokenizer.decode(run.samples.text[0][0, :48].tolist())]
+    return [_continue(run, prompt, length) for prompt in given]
+
+
+def _continue(run: Opened, prompt: str, length: int) -> Passage:
+    tokenizer = run.tokenizer
+    assert tokenizer is not None
+    ids = torch.tensor([tokenizer.encode(prompt)])
+    limit = context_limit(run.model)
+    count = length if limit is None else max(0, min(length, limit - ids.shape[1]))
+    generator = torch.Generator().manual_seed(SEED)
+    began = perf_counter()
+    sampling = Sampling(temperature=TEMPERATURE, top_k=min(TOP_K, tokenizer.vocab_size))
+    stream = stream_tokens(run.model, ids, max_new_tokens=count, sampling=sampling, generator=generator)
+    tokens = [int(token) for token in stream]
+    seconds = perf_counter() - began
+    settings = f"temperature {TEMPERATURE}, the {TOP_K} likeliest tokens, seed {SEED}"
+    return Passage(prompt, tokenizer.decode(tokens), len(tokens), seconds, settings)

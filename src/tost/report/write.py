@@ -1,0 +1,121 @@
+"""From run folders to the file of the page."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tost.errors import ConfigError, StorageError, TostError
+from tost.report.bench import read_bench
+from tost.report.page import Content, render
+from tost.report.runs import RunRecord, read_runs
+
+if TYPE_CHECKING:
+    from tost.report.look import Insight
+    from tost.report.texts import Passage
+
+__all__ = ["LARGEST", "Request", "write_report"]
+
+LARGEST = 10_000_000
+"""Bytes of a page, at most."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """What the page is to show.
+
+    Attributes:
+        runs: Run folders.
+        benchmarks: JSON files of `tost bench`.
+        analyses: Names of analyses; None for all that apply, empty for none.
+        prompts: Texts for language models to continue; empty for the beginning of their validation text.
+        command: How the page was asked for.
+    """
+
+    runs: tuple[Path, ...]
+    benchmarks: tuple[Path, ...] = ()
+    analyses: tuple[str, ...] | None = None
+    prompts: tuple[str, ...] = ()
+    command: tuple[str, ...] = field(default=("tost", "report"))
+
+
+def write_report(request: Request, out: Path, report: Callable[[str], None] | None = None) -> Path:
+    """Write one HTML page about runs.
+
+    Args:
+        request: What to show.
+        out: File to write; replaced whole if it is there.
+        report: Told about progress.
+
+    Returns:
+        The file.
+
+    Raises:
+        ConfigError: A run folder, a measurement or an analysis is not there, or the file cannot be named so.
+        StorageError: The file cannot be written.
+    """
+    say = report or (lambda line: None)
+    _check_names(request)
+    if out.is_dir() or not out.name.endswith((".html", ".htm")):
+        raise ConfigError(f"--out {out} is not the name of a page; give a file such as report.html.")
+    runs = read_runs(request.runs)
+    benchmarks = [read_bench(file) for file in request.benchmarks]
+    insights: list[Insight] = []
+    passages: dict[str, list[Passage]] = {}
+    for run in runs:
+        for problem in run.problems:
+            say(f"{run.name}: {problem}")
+        insight, texts = _look(run, request, say)
+        insights += [insight] if insight else []
+        passages |= {run.name: texts} if texts else {}
+    content = Content(runs=runs, benchmarks=benchmarks, insights=insights, passages=passages, command=request.command)
+    page = render(content, largest=LARGEST).encode("utf-8")
+    _write(out, page)
+    say(f"{len(page) / 1e6:.2f} MB")
+    return out
+
+
+def _check_names(request: Request) -> None:
+    """Find a wrong name before anything is read."""
+    from tost.analysis import find_analysis
+
+    for name in request.analyses or ():
+        find_analysis(name)
+
+
+def _look(run: RunRecord, request: Request, say: Callable[[str], None]) -> tuple[Insight | None, list[Passage]]:
+    """Open a run's model once, for analyses and for text; what fails is said on the page."""
+    writes = run.recipe == "language_modeling"
+    if request.analyses == () and not writes:
+        return None, []
+    from tost.report.look import Insight, look_into
+    from tost.report.samples import open_run
+    from tost.report.texts import continue_prompts
+
+    try:
+        opened = open_run(run.folder, report=say)
+    except (TostError, OSError) as error:
+        return Insight(run.name, notes=(f"The model could not be looked into: {error}",)), []
+    insight = None if request.analyses == () else look_into(run.name, opened, request.analyses, say)
+    try:
+        return insight, continue_prompts(opened, request.prompts) if writes else []
+    except TostError as error:
+        note = f"No text was generated: {error}"
+        known = insight or Insight(run.name)
+        return Insight(known.run, known.source, known.findings, (*known.notes, note)), []
+
+
+def _write(out: Path, page: bytes) -> None:
+    """Write the page whole or not at all."""
+    temporary = out.with_name(f".{out.name}.tmp")
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        temporary.write_bytes(page)
+        temporary.replace(out)
+    except OSError as error:
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        raise StorageError(f"cannot write {out}: {error.strerror or error}; give another --out.") from error
