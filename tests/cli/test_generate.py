@@ -193,7 +193,7 @@ def test_folders_without_a_language_model_of_bytes_are_refused(run, tmp_path, en
         "missing": "there is no ",
         ".": "holds no checkpoint",
         "classifier": "SequenceClassifier cannot generate",
-        "words": "has 300 ids, but the command line knows only bytes (256)",
+        "words": "has 300 ids, but there is no tokenizer beside it, and bytes have 256",
     }.items():
         outcome = run("generate", str(tmp_path / folder), "--prompt", "a")
         assert outcome.code == 2, folder

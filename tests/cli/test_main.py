@@ -42,6 +42,7 @@ def test_help_lists_every_command(run):
         "sweep",
         "eval",
         "generate",
+        "analyze",
         "report",
         "convert",
         "info",

@@ -70,6 +70,14 @@ def test_options_reach_the_mixer(mixer):
     )
 
 
+def test_options_of_another_mixer_are_refused_until_they_are_cleared():
+    with pytest.raises(ConfigError, match=r"mixer=linear has no such option; .* clear them with mixer_options=null"):
+        model_options("lra_text_s4", {"mixer": "linear"})
+    cleared = model_options("lra_text_s4", {"mixer": "linear", "mixer_options": None})
+    assert cleared == model_options("lra_text_s4", {"mixer": "linear", "mixer_options": {}})
+    assert hash(cleared) == hash(model_options("lra_text_s4", {"mixer": "linear", "mixer_options": {}}))
+
+
 def test_official_form_is_the_official_codes():
     official = {mixer: model_options("lra_text_official", {"mixer": mixer}).all_mixer_options() for mixer in MIXERS}
     assert (official["linformer"].rank, official["linformer"].share) == (16, "kv")
@@ -89,7 +97,7 @@ def test_official_form_is_the_official_codes():
 @pytest.mark.parametrize("pair", ["nli", "concat"])
 @pytest.mark.parametrize("head", ["mlp", "mlp_relu", "linear"])
 def test_two_towers_are_one_network_and_a_comparison(pair, head):
-    model = make("lra_retrieval", pair=pair, head=head).eval()
+    model = make("lra_retrieval", pair=pair, head_kind=head).eval()
     x = example(model)
     u, v = (model.features(x[:, i]) for i in (0, 1))
     seen = torch.cat((u, v, u * v, u - v), dim=1) if pair == "nli" else torch.cat((u, v), dim=1)
@@ -274,7 +282,7 @@ def test_every_mixer_learns_a_task_that_needs_more_than_one_element(mixer):
 
 @pytest.mark.parametrize("mixer", ["softmax", "linear", "performer", "linformer"])
 def test_products_of_mixers_are_those_that_torch_counts(mixer):
-    model = make_tiny("lra_listops", mixer=mixer, mixer_options=SMALL.get(mixer, {}), head="linear").eval()
+    model = make_tiny("lra_listops", mixer=mixer, mixer_options=SMALL.get(mixer, {}), head_kind="linear").eval()
     o = model.options
     # The fused kernel of a CPU is not counted, the products that it fuses are.
     with FlopCounterMode(display=False) as counter, torch.no_grad(), sdpa_kernel(SDPBackend.MATH):

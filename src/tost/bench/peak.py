@@ -23,7 +23,7 @@ import torch
 from tost.errors import TostError
 from tost.models import create_model
 
-__all__ = ["Pass", "peak_bytes"]
+__all__ = ["Pass", "forget_peak", "peak_bytes", "peak_memory", "run_pass"]
 
 # For glibc: blocks from this size on are mapped one by one, and unmapped when they are freed. Others ignore it.
 _RETURN_AT_ONCE = {"MALLOC_MMAP_THRESHOLD_": str(128 * 1024)}
@@ -88,12 +88,12 @@ def _measure(what: Pass) -> int:
     model = create_model(what.model, **what.options).train(what.training)
     images = torch.rand(what.batch, what.in_chans, what.image_size, what.image_size)
     before: int = psutil.Process().memory_info().rss
-    _forget_peak()
+    forget_peak()
     run_pass(model, images, training=what.training)
-    return max(0, _peak() - before)
+    return max(0, peak_memory() - before)
 
 
-def _forget_peak() -> None:
+def forget_peak() -> None:
     """Make the peak start again from the present, where the system can: building the model must not count."""
     try:
         Path("/proc/self/clear_refs").write_text("5")
@@ -101,7 +101,8 @@ def _forget_peak() -> None:
         return
 
 
-def _peak() -> int:
+def peak_memory() -> int:
+    """Return the most memory that this process has used since `forget_peak`, in bytes."""
     try:
         status = Path("/proc/self/status").read_text()
     except OSError:

@@ -13,6 +13,7 @@ import typer
 
 import tost
 from tost.cli import (
+    _analyze,
     _bench,
     _cat,
     _console,
@@ -91,6 +92,7 @@ def _build() -> typer.Typer:
     app.command("sweep")(_sweep.sweep)
     app.command("eval")(_eval.evaluate)
     app.command("generate")(_generate.generate)
+    app.command("analyze")(_analyze.analyze)
     app.command("report")(_report.report)
     app.command("convert")(_convert.convert)
     app.command("info")(_info.info)

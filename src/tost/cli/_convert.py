@@ -58,9 +58,13 @@ def convert(
     _check_target(source, out, form, force=force)
     name, model = _read_folder(source, overrides, weights) if ours else _read_file(source, overrides, weights)
     if form is Form.TOST:
+        from tost.data.text_load import save_tokenizer
         from tost.train.saved import save_model
+        from tost.train.tokenizer import tokenizer_beside
 
         save_model(model, out, name=name, force=force)
+        if ours and (tokenizer := tokenizer_beside(source)) is not None:
+            save_tokenizer(tokenizer, out)
     else:
         _save_official(model, out)
     _report(source, out, form, name, model, json=json)

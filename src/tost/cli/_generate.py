@@ -147,14 +147,22 @@ def _tokenizer_of(model: nn.Module, source: Path) -> Tokenizer:
     """
     from tost.generate import ByteTokenizer
     from tost.generate.decode import check_causal
+    from tost.train.tokenizer import tokenizer_beside
 
-    bytes_, size = ByteTokenizer(), check_causal(model).options.vocab_size
-    if size != bytes_.vocab_size:
+    size = check_causal(model).options.vocab_size
+    if (found := tokenizer_beside(source)) is not None:
+        if found.vocab_size > size:
+            raise ConfigError(
+                f"the tokenizer beside {source} has {found.vocab_size} ids, but the model has {size}; it is not the one "
+                "that the model was trained with"
+            )
+        return found
+    if size != ByteTokenizer.vocab_size:
         raise ConfigError(
-            f"the model in {source} has {size} ids, but the command line knows only bytes ({bytes_.vocab_size}); "
-            "call `tost.generate` from Python with the tokenizer that the model was trained with"
+            f"the model in {source} has {size} ids, but there is no tokenizer beside it, and bytes have "
+            f"{ByteTokenizer.vocab_size}; call `tost.generate` from Python with the tokenizer that it was trained with"
         )
-    return bytes_
+    return ByteTokenizer()
 
 
 def _begin(model: nn.Module, state: Path | None, seed: int | None) -> tuple[Continuation | None, Generator, int | None]:

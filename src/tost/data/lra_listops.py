@@ -70,9 +70,9 @@ def _read(path: Path, *, brackets: bool) -> tuple[NDArray[np.uint8], NDArray[np.
     with path.open("rb") as file:
         header = file.readline().rstrip(b"\r\n").split(b"\t")
         if header != [b"Source", b"Target"]:
-            shown = header[0][:_SHOWN].decode("utf-8", errors="replace")
             raise ConfigError(
-                f"{path} begins with {len(header)} columns, {shown!r}; it must begin with the line Source<tab>Target."
+                f"{path} begins with {len(header)} columns, {_shown(header[0])!r}; it must begin with the line "
+                "Source<tab>Target."
             )
         for number, line in enumerate(file, start=2):
             expression, value = _parse(line.rstrip(b"\r\n"), f"{path}, line {number}")
@@ -87,13 +87,17 @@ def _read(path: Path, *, brackets: bool) -> tuple[NDArray[np.uint8], NDArray[np.
     return np.frombuffer(ids, dtype=np.uint8), np.array(ends, dtype=np.int64), torch.tensor(targets)
 
 
+def _shown(data: bytes) -> str:
+    return data[:_SHOWN].decode("utf-8", errors="replace")
+
+
 def _parse(line: bytes, where: str) -> tuple[bytes, int]:
     columns = line.split(b"\t")
     if len(columns) != 2:
         raise ConfigError(f"{where} has {len(columns)} columns; it must have two, an expression and its value.")
     source, target = columns
     if len(target) != 1 or not target.isdigit():
-        raise ConfigError(f"{where} has the value {target[:_SHOWN]!r}; it must be a digit, 0 to 9.")
+        raise ConfigError(f"{where} has the value {_shown(target)!r}; it must be a digit, 0 to 9.")
     for name, code in _OPERATORS.items():
         source = source.replace(name, code)
     expression = source.translate(_IDS, b"() ")
@@ -101,7 +105,7 @@ def _parse(line: bytes, where: str) -> tuple[bytes, int]:
     symbols = len(expression) + source.count(b"(") + source.count(b")")
     if not expression or _BAD in expression or words != symbols:
         raise ConfigError(
-            f"{where} is no ListOps expression: {columns[0][:_SHOWN]!r}; the symbols are {', '.join(SYMBOLS[1:])} and "
+            f"{where} is no ListOps expression: {_shown(columns[0])!r}; the symbols are {', '.join(SYMBOLS[1:])} and "
             "parentheses, with one space between them."
         )
     return expression, int(target)

@@ -187,7 +187,7 @@ def _read_hub(path: str, split: str) -> tuple[Tensor, Tensor]:
 
 def _to_grey(colour: Tensor, weights: str) -> Tensor:
     """Turn uint8 ``[n, 3, height, width]`` into uint8 ``[n, pixels]``, a part at a time: numbers take more room."""
-    return torch.cat([_part_to_grey(part, weights).flatten(1) for part in colour.split(_AT_ONCE)])
+    return torch.cat([_part_to_grey(part, weights).flatten(1) for part in torch.split(colour, _AT_ONCE)])
 
 
 def _part_to_grey(colour: Tensor, weights: str) -> Tensor:

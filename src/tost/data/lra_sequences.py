@@ -96,7 +96,8 @@ class Alphabet:
 
     def encode(self, text: str) -> NDArray[np.uint16]:
         """Return the ids of a text."""
-        return self._ids[np.frombuffer(text.encode("utf-32-le", errors="surrogatepass"), dtype="<u4")]
+        codes = np.frombuffer(text.encode("utf-32-le", errors="surrogatepass"), dtype="<u4")
+        return np.asarray(self._ids[codes])
 
 
 def count_characters(texts: Iterable[str]) -> Counter[str]:

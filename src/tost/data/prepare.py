@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, get_origin
 from pydantic import BaseModel, ValidationError
 
 from tost.data._registry import did_you_mean
+from tost.data.digits_images import DigitImagesOptions
 from tost.data.lra_prepare_options import LRA_GENERATED
 from tost.data.text_options import NAMED_TEXT, TextOptions
 from tost.errors import ConfigError, StorageError
@@ -58,6 +59,12 @@ PREPARERS: dict[str, Preparer] = {
         ),
         *(Preparer(name, named.summary, named.options, _RUN_TEXT, _CHECK_TEXT) for name, named in NAMED_TEXT.items()),
         *(Preparer(*generated) for generated in LRA_GENERATED),
+        Preparer(
+            "digits",
+            "handwritten digits of scikit-learn as a folder of images",
+            DigitImagesOptions,
+            "tost.data.digits_images:write_digits",
+        ),
     )
 }
 """Every preparer by name."""

@@ -174,9 +174,9 @@ class SequenceClassifier(nn.Module):
     def _head(self) -> nn.Module:
         o = self.options
         width = o.embed_dim * (1 if o.towers == 1 else 4 if o.pair == "nli" else 2)
-        if o.head == "linear":
+        if o.head_kind == "linear":
             return nn.Linear(width, o.num_classes)
-        if o.head == "mlp":
+        if o.head_kind == "mlp":
             hidden = (nn.Linear(width, o.hidden_dim), nn.GELU())
             return nn.Sequential(*hidden, nn.Linear(o.hidden_dim, o.num_classes, bias=False))
         layers: list[nn.Module] = [nn.Linear(width, o.hidden_dim), nn.ReLU()]

@@ -42,7 +42,7 @@ def _blocks(
     return {**sizes, "dropout": dropout, **more}
 
 
-_PATHS = _blocks(2, 64, 2, 2.0, 0.1, position="learned", head="mlp_relu")
+_PATHS = _blocks(2, 64, 2, 2.0, 0.1, position="learned", head_kind="mlp_relu")
 _PAPER: dict[str, Mapping[str, Any]] = {
     "listops": _tokens(16, 2000, 10) | _blocks(6, 512, 8, 4.0, 0.1),  # 15 symbols and padding
     "text": _tokens(258, 4001, 2) | _blocks(4, 256, 4, 4.0, 0.1),  # bytes, padding, end
@@ -52,7 +52,7 @@ _PAPER: dict[str, Mapping[str, Any]] = {
     "pathx": _tokens(256, 16_384, 2) | _PATHS,
 }
 
-_LRA = {"mixer_form": "lra", "mixer_bias": False, "head": "mlp_relu"}
+_LRA = {"mixer_form": "lra", "mixer_bias": False, "head_kind": "mlp_relu"}
 _OFFICIAL: dict[str, Mapping[str, Any]] = {
     "listops": _tokens(17, 2000, 10) | _blocks(4, 512, 8, 2.0, 0.1, pooling="cls"),
     "text": _tokens(257, 1000, 2) | _blocks(4, 256, 4, 4.0, 0.1, pooling="cls"),
@@ -64,7 +64,14 @@ _OFFICIAL: dict[str, Mapping[str, Any]] = {
     "pathx": _tokens(256, 16_384, 2) | _blocks(1, 32, 2, 1.0, 0.1, position="learned"),
 }
 
-_SSM = {"mixer": "s4", "block": "mixer", "norm_kind": "batch", "position": "none", "head": "linear", "mlp_ratio": 1.0}
+_SSM = {
+    "mixer": "s4",
+    "block": "mixer",
+    "norm_kind": "batch",
+    "position": "none",
+    "head_kind": "linear",
+    "mlp_ratio": 1.0,
+}
 
 
 def _s4(embed_dim: int, groups: int, state_size: int, norm: str, **more: Any) -> dict[str, Any]:
@@ -75,7 +82,7 @@ def _s4(embed_dim: int, groups: int, state_size: int, norm: str, **more: Any) ->
 _S4: dict[str, Mapping[str, Any]] = {
     "listops": _tokens(18, 2048, 10) | _s4(256, 1, 4, "post"),
     "text": _tokens(135, 4096, 2) | _s4(256, 1, 4, "pre"),
-    "retrieval": _tokens(135, 4000, 2, towers=2, pair="nli") | _s4(256, 1, 4, "pre") | {"head": "mlp"},
+    "retrieval": _tokens(135, 4000, 2, towers=2, pair="nli") | _s4(256, 1, 4, "pre") | {"head_kind": "mlp"},
     "image": _values(1024, 10) | _s4(512, 1, 64, "post", dropout=0.1, mixer_options={"tied_drop": True}),
     "pathfinder": _values(1024, 2) | _s4(256, 256, 64, "pre"),
     "pathx": _values(16_384, 2) | _s4(256, 256, 64, "pre", mixer_options={"step_min": 1e-4}),

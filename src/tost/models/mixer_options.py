@@ -153,7 +153,7 @@ def mixer_problems(mixer: str, form: str, given: Mapping[str, Any]) -> list[str]
                 meant = f"did you mean {near[0]!r}?" if near else f"it has: {', '.join(known) or 'none'}"
                 found.append(
                     f"mixer_options.{name}: mixer={mixer} has no such option; {meant} If the options belong to another "
-                    "mixer, set mixer_options={} first"
+                    "mixer, clear them with mixer_options=null"
                 )
             else:
                 found.append(f"mixer_options.{name}={entry['input']!r}: {entry['msg'][0].lower()}{entry['msg'][1:]}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from tost.models.mixer_options import MIXERS, MixerOptions, mixer_options, mixer_problems
 
@@ -151,8 +151,8 @@ class SequenceClassifierOptions(ModelOptions):
     mixer_form: Literal["paper", "lra"] = Field(
         "paper", description="whose defaults the mixer has: its paper's, or the official Long-Range Arena's"
     )
-    mixer_options: dict[str, Any] = Field(
-        {}, description="options of the mixer, such as {rank: 64}; see tost.models.mixer_options"
+    mixer_options: Annotated[dict[str, Any], BeforeValidator(lambda given: {} if given is None else given)] = Field(
+        {}, description="options of the mixer, such as {rank: 64}; see tost.models.mixer_options; null: none"
     )
     mixer_bias: Switch = Field(True, description="biases of the mixer's projections, where it lets one choose")
     attention_dropout: float | None = Field(
@@ -175,7 +175,7 @@ class SequenceClassifierOptions(ModelOptions):
     norm_kind: Literal["layer", "batch"] = Field(
         "layer", description="layer norms, or batch norms as in S4, which go with block=mixer"
     )
-    head: Literal["mlp", "mlp_relu", "linear"] = Field(
+    head_kind: Literal["mlp", "mlp_relu", "linear"] = Field(
         "mlp",
         description="mlp: a hidden layer as wide as that of the MLPs and a GELU, as in Mega; mlp_relu: a ReLU, and one "
         "layer more behind pair=concat, as in the official code; linear: none",

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 
 from torch import nn
 
 from tost.data import DataBundle, build_data
+from tost.data.text_load import save_tokenizer
+from tost.data.tokens import tokenizer_of
 from tost.models import create_model
 from tost.train.config import RunConfig
 from tost.train.perplexity import Score
@@ -27,6 +30,10 @@ class LanguageModeling(Task):
     def build_model(self, config: RunConfig, bundle: DataBundle) -> nn.Module:
         """Return the configured language model."""
         return create_model(config.model.name, **config.model.options)
+
+    def keep(self, config: RunConfig, folder: Path) -> None:
+        """Write the tokenizer: a language model speaks in its ids."""
+        save_tokenizer(tokenizer_of(config.data), folder)
 
     def terms(self, batch: Batch) -> int:
         """Return the number of predicted tokens."""

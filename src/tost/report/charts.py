@@ -16,7 +16,7 @@ COLOURS = 6
 """Different looks of lines; the style sheet has as many colours, and each has a marker of its own."""
 
 WIDTH, HEIGHT = 460, 290
-LEFT, RIGHT, TOP, BOTTOM = 62, 14, 14, 46
+LEFT, RIGHT, TOP, BOTTOM = 58, 22, 30, 46
 _MOST_POINTS = 240
 _MARKERS = (
     '<circle cx="{x}" cy="{y}" r="3.5"/>',
@@ -108,7 +108,7 @@ def _fit(points: Sequence[tuple[float, float]], x: Axis, y: Axis) -> list[tuple[
 
 
 class _Scale:
-    """From values to places on the page."""
+    """From values to places on the page; `tight` leaves no room at the ends."""
 
     def __init__(self, values: Sequence[float], axis: Axis, start: float, end: float, *, tight: bool = False) -> None:
         self.axis, self.start, self.end = axis, start, end
@@ -116,7 +116,8 @@ class _Scale:
         room = (high - low) or abs(low) * 0.1 or 1.0
         margin = 0.0 if tight and high > low else 0.06 * room
         self.low, self.high = low - margin, high + margin
-        self.values = sorted(set(values))
+        # Where only a few places were measured, these are the numbers that a reader looks for.
+        self.places = sorted(set(values)) if tight and len(set(values)) <= 6 else []
 
     def _to(self, value: float) -> float:
         return math.log10(value) if self.axis.log else value
@@ -127,16 +128,16 @@ class _Scale:
     def ticks(self) -> list[float]:
         if not self.axis.log:
             return _even_ticks(self.low, self.high)
-        if len(self.values) <= 6:
-            return self.values
+        if self.places:
+            return self.places
         decades = range(math.floor(self.low), math.ceil(self.high) + 1)
         steps = (1,) if self.high - self.low > 2.5 else (1, 3) if self.high - self.low > 1.2 else (1, 2, 5)
         found = [step * 10.0**decade for decade in decades for step in steps]
         inside = [value for value in found if self.low <= math.log10(value) <= self.high]
-        return inside if len(inside) >= 2 else [self.values[0], self.values[-1]]
+        return inside if len(inside) >= 2 else [10**self.low, 10**self.high]
 
 
-def _even_ticks(low: float, high: float, wanted: int = 5) -> list[float]:
+def _even_ticks(low: float, high: float, wanted: int = 6) -> list[float]:
     rough = (high - low) / wanted
     power = 10.0 ** math.floor(math.log10(rough)) if rough > 0 else 1.0
     step = next((power * factor for factor in (1, 2, 2.5, 5) if power * factor >= rough), power * 10)
@@ -159,10 +160,9 @@ def _grid(across: _Scale, up: _Scale) -> list[str]:
             parts.append(f'<text class="middle" x="{place:.1f}" y="{HEIGHT - BOTTOM + 18}">{written}</text>')
             last = place
     parts.append(f'<path class="axis" d="M{LEFT} {TOP}V{HEIGHT - BOTTOM}H{WIDTH - RIGHT}"/>')
-    middle = (TOP + HEIGHT - BOTTOM) / 2
-    parts.append(f'<text class="middle" x="{(LEFT + WIDTH - RIGHT) / 2}" y="{HEIGHT - 8}">{text(across.axis.label)}')
-    parts.append(f'</text><text class="middle" transform="translate(12 {middle}) rotate(-90)">{text(up.axis.label)}')
-    parts.append("</text>")
+    middle = (LEFT + WIDTH - RIGHT) / 2
+    parts.append(f'<text class="middle" x="{middle}" y="{HEIGHT - 8}">{text(across.axis.label)}</text>')
+    parts.append(f'<text x="2" y="14">{text(up.axis.label)}</text>')
     return parts
 
 

@@ -48,8 +48,9 @@ EXPLANATIONS: dict[str, tuple[str, str]] = {
     ),
     "gains": (
         "What does a layer keep, and what does it suppress?",
-        "The operator multiplies each direction of a group by D = 1 / (1 + second moment) and takes that away: a value "
-        "near 1 marks a direction in which the group has little spread, a value near 0 one in which it has much.",
+        "From each direction of a group the operator takes away the share D = 1 / (1 + second moment). A value near 1 "
+        "means that the direction is suppressed, because the group has little spread in it; a value near 0 that it is "
+        "kept.",
     ),
     "heads": (
         "Are all heads used?",
@@ -186,8 +187,8 @@ def verdict_on_rates(rates: CodingRates) -> str:
     most = trained.steps > 0 and 2 * trained.over_depth > trained.steps
     sentence = (
         f"Trained: R_c^var {'falls' if most else 'does not fall over most layers: it falls'} in "
-        f"{trained.over_depth} of {trained.steps} steps from one layer to the next, and in {trained.within} of {trained.layers} layers from in "
-        f"front of the attention to behind it ({split} samples)."
+        f"{trained.over_depth} of {trained.steps} steps from one layer to the next, and in {trained.within} of "
+        f"{trained.layers} layers from in front of the attention to behind it ({split} samples)."
     )
     curve = rates.curve("trained", split, "attention")
     rises = [

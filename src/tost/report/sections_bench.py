@@ -44,18 +44,19 @@ def speed_sentences(record: BenchRecord) -> list[str]:
     """Say how much longer softmax attention takes at the longest length that both were measured at."""
     if record.passed is not True or not _is_ops(record):
         return []
-    found = []
+    longest: dict[str, tuple[int, str]] = {}
     for shape, rows in _by_shape(record).items():
         times = _times(rows)
         shared = sorted(set(times.get("tost", {})) & set(times.get("sdpa", {})))
         if shape[1] != "fwd" or not shared:
             continue
         ours, theirs = times["tost"][shared[-1]], times["sdpa"][shared[-1]]
-        found.append(
+        sentence = (
             f"{_OPS.get(shape[0], shape[0])}, width {shape[3]}, {shared[-1]:,} tokens: a ToST layer takes "
             f"{duration(ours)}, a layer of softmax attention {duration(theirs)}, {theirs / ours:.1f} times as long."
         )
-    return found
+        longest[shape[0]] = max(longest.get(shape[0], (0, "")), (shared[-1], sentence))
+    return [sentence for _, sentence in longest.values()]
 
 
 def _facts(record: BenchRecord) -> dict[str, str]:
@@ -121,7 +122,7 @@ def _layers(record: BenchRecord) -> str:
         title = f"{_OPS.get(op, op)}: {_MODES.get(mode, mode)} (width {width}, {heads} heads, batch {batch}, {dtype})"
         order = [name for name in _LABELS if name in times] + [name for name in times if name not in _LABELS]
         shown = [name for name in order if name in ("tost", "sdpa", "xca", "paper eager", "limit")] or order
-        lines = [Series(_label(name), sorted(times[name].items()), list(order).index(name)) for name in shown]
+        lines = [Series(_label(name), sorted(times[name].items()), look) for look, name in enumerate(shown)]
         if any(len(line.points) > 1 for line in lines):
             across, up = Axis("tokens", log=True), Axis("time per layer", log=True, write=duration)
             charts.append(line_chart(lines, title=title, x=across, y=up))
@@ -136,12 +137,15 @@ def _label(name: str) -> str:
 
 def _table(title: str, order: Sequence[str], times: Mapping[str, Mapping[int, float]]) -> str:
     lengths = sorted({tokens for found in times.values() for tokens in found})
-    headers = ["tokens", *map(_label, order), "softmax / ToST"]
+    first = [name for name in ("tost", "sdpa") if name in order]
+    others = [name for name in order if name not in first]
+    headers = ["tokens", *map(_label, first), "softmax / ToST", *map(_label, others)]
     rows = []
     for tokens in lengths:
         ours, theirs = (times.get(name, {}).get(tokens) for name in ("tost", "sdpa"))
         ratio = f"{theirs / ours:.1f}x" if ours and theirs else UNKNOWN
-        rows.append([f"{tokens:,}", *(duration(times[name].get(tokens)) for name in order), ratio])
+        cells = {name: duration(times[name].get(tokens)) for name in order}
+        rows.append([f"{tokens:,}", *(cells[name] for name in first), ratio, *(cells[name] for name in others)])
     return table(headers, rows, caption=f"{title}. Median time of one layer.")
 
 

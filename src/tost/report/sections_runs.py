@@ -17,6 +17,7 @@ __all__ = ["curves", "group_title", "groups", "judgement", "metric_text", "resul
 # What says the same as the loss in other units needs no chart of its own.
 _SAME_AS_LOSS = ("perplexity", "bits_per_token", "bits_per_byte", "loss_error", "tokens")
 _MOST_METRICS = 4
+UNSEEN = "not measured"
 _NAMES = {
     "loss": "loss (nats)",
     "accuracy": "accuracy",
@@ -81,9 +82,6 @@ def results(runs: Sequence[RunRecord]) -> str:
     best_rows = [place for place, value in ended.items() if value == pick] if len(ended) > 1 else []
     caption = f"{group_title(runs[0].subject)}. Every row is one run with one seed; measured on the validation set."
     return table(headers, rows, caption=caption, labels=2, best=best_rows)
-
-
-UNSEEN = "not measured"
 
 
 def trained(run: RunRecord) -> str:
@@ -198,9 +196,13 @@ def _is_long(runs: Sequence[RunRecord]) -> bool:
 
 def _metric_chart(runs: Sequence[RunRecord], name: str) -> str:
     lines = [Series(run.name, run.curve(name), look) for look, run in enumerate(runs)]
-    axis = Axis(_NAMES.get(name, name), write=share) if name.startswith("accuracy") else Axis(_NAMES.get(name, name))
+    axis = Axis(_NAMES.get(name, name), write=_percent) if name.startswith("accuracy") else Axis(_NAMES.get(name, name))
     title = f"{_NAMES.get(name, name)} on the validation set"
     return line_chart(lines, title=title[0].upper() + title[1:], x=Axis("step"), y=axis)
+
+
+def _percent(value: float) -> str:
+    return f"{100 * value:.4g} %"
 
 
 def _layers_chart(run: RunRecord) -> str:

@@ -32,13 +32,15 @@ caption { text-align: left; color: var(--soft); padding: 0 0 .35rem; font-size: 
 th, td { text-align: left; padding: .3rem .9rem .3rem 0; border-bottom: 1px solid var(--line); vertical-align: top; }
 tbody th { font-weight: 600; }
 thead th { color: var(--soft); font-weight: 600; vertical-align: bottom; }
-.n { text-align: right; font-variant-numeric: tabular-nums; white-space: nowrap; padding: .3rem 0 .3rem 1.1rem; }
+.n { text-align: right; font-variant-numeric: tabular-nums; padding: .3rem 0 .3rem 1.1rem; }
+td.n { white-space: nowrap; }
 tr.best > * { background: var(--best); }
 dl { display: grid; grid-template-columns: minmax(8rem, max-content) 1fr; gap: .2rem 1rem; margin: .5rem 0; }
 dt { color: var(--soft); }
 dd { margin: 0; overflow-wrap: anywhere; }
 pre { background: var(--panel); border: 1px solid var(--line); border-radius: .3rem; padding: .7rem .8rem;
-  margin: .5rem 0; overflow-x: auto; white-space: pre-wrap; overflow-wrap: anywhere; font-size: .85rem; line-height: 1.45; }
+  margin: .5rem 0; overflow-x: auto; white-space: pre-wrap; overflow-wrap: anywhere; font-size: .85rem;
+  line-height: 1.45; }
 pre b { color: var(--accent); }
 code, pre { font-family: ui-monospace, SFMono-Regular, Menlo, Consolas, "DejaVu Sans Mono", monospace; }
 details { margin: .5rem 0; }

@@ -16,15 +16,16 @@ from typing import Any, NamedTuple
 from torch import nn
 
 from tost.data import DataOptions, build_data
-from tost.data.tokens import TokenSplit, cbt_questions, check_tokenizer, lambada_pairs, open_tokens, tokenizer_of
+from tost.data.tokens import TokenSplit, cbt_questions, check_tokenizer, lambada_pairs, open_tokens
 from tost.errors import ConfigError, StorageError
 from tost.models import create_model, model_spec
-from tost.train.config import RunConfig, load_config
+from tost.train.config import RunConfig
 from tost.train.distributed import Processes
 from tost.train.evaluate import Evaluation, read_checkpoint, read_start
 from tost.train.last_word import Passage, score_choices, score_last_words, score_last_words_by_generation
 from tost.train.perplexity import Text, score_random, score_stream, score_windows
 from tost.train.task import Report
+from tost.train.tokenizer import tokenizer_beside
 
 __all__ = ["Protocol", "TextTest", "evaluate_text", "evaluate_text_checkpoint", "evaluate_text_start"]
 
@@ -105,8 +106,9 @@ def evaluate_text_checkpoint(checkpoint: Path, test: TextTest, *, overrides: Seq
         ConfigError: The text was prepared with another tokenizer than the training data, or cannot be measured so.
     """
     config, load = read_checkpoint(checkpoint, overrides=overrides, ema=ema)
-    own = load_config(str(checkpoint.parents[1] / "config.yaml")).data
-    return _evaluate(config, load, test, tokenizer=_tokenizer_fingerprint(own), model=str(checkpoint))
+    tokenizer = tokenizer_beside(checkpoint)
+    known = None if tokenizer is None else tokenizer.fingerprint
+    return _evaluate(config, load, test, tokenizer=known, model=str(checkpoint))
 
 
 def evaluate_text_start(config: RunConfig, test: TextTest) -> Evaluation:
@@ -242,11 +244,3 @@ def _described(corpus: _Corpus) -> Mapping[str, Any]:
         "split": corpus.split.name,
         "fingerprint": corpus.split.folder.fingerprint,
     }
-
-
-def _tokenizer_fingerprint(data: DataOptions) -> str | None:
-    """Return the fingerprint of the tokenizer of a run's own data; None if the data is not there any more."""
-    try:
-        return tokenizer_of(data).fingerprint
-    except (ConfigError, StorageError):
-        return None

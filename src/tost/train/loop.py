@@ -155,6 +155,7 @@ class _Run:
             if resume is not None:
                 self.folder.forget_after(self.step)
             self.folder.start(config, environment, self.origin)
+            self.task.keep(config, self.folder.path)
         self.progress = self._measure_progress()
         processes.start_trackers(config)
         self._say(

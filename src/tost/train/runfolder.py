@@ -3,6 +3,7 @@
 ::
 
     runs/<name>/  config.yaml  env.json  [start.json]  metrics.jsonl  summary.json  log.txt  checkpoints/
+                  [tokenizer_record.json  tokenizer.json]
 """
 
 from __future__ import annotations

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor, nn
@@ -76,6 +77,14 @@ class Task(Protocol):
     def build_model(self, config: RunConfig, bundle: DataBundle) -> nn.Module:
         """Return the model for that data, on the current default device."""
         ...
+
+    def keep(self, config: RunConfig, folder: Path) -> None:
+        """Write into the run folder what the model is of no use without; nothing unless a task says otherwise.
+
+        Args:
+            config: The run.
+            folder: Its folder; only the first process writes.
+        """
 
     def terms(self, batch: Batch) -> int:
         """Return over how many terms the loss of this batch is averaged."""

@@ -119,12 +119,18 @@ inline void rows_times(const tost::Matrix& m, const float* x, int64_t B, int64_t
   }
 }
 
-// The share of thread `index` of `threads`: a run of rows, so that every thread reads memory from front to back. With
-// several vectors two rows go together, which halves how often the vectors are read; with one that would only disturb.
+// Where the share of thread `index` of `threads` begins: each gets a run of rows and reads memory from front to back.
+// With several vectors two rows go together, which halves how often the vectors are read; with one that would only
+// disturb. Which rows go together does not depend on the number of threads.
+inline int64_t first_row(int64_t rows, int64_t B, int index, int threads) {
+  if (index == threads) return rows;
+  return B == 1 ? rows * index / threads : rows / 2 * index / threads * 2;
+}
+
 template <class W, class Take>
 inline void multiply(const tost::Matrix& m, const float* x, int64_t B, int index, int threads, Take take) {
-  const int64_t first = m.rows * index / threads, last = m.rows * (index + 1) / threads;
-  const int64_t even = B > 1 ? first + (last - first) / 2 * 2 : first;
+  const int64_t first = first_row(m.rows, B, index, threads), last = first_row(m.rows, B, index + 1, threads);
+  const int64_t even = B == 1 ? first : first + (last - first) / 2 * 2;
   rows_times<W, 2>(m, x, B, first, even, take);
   rows_times<W, 1>(m, x, B, even, last, take);
 }

@@ -1,0 +1,149 @@
+"""`tost analyze`: look inside a trained model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from tost.analysis._registry import ALL, ANALYSES, find_analysis
+from tost.cli import _console
+from tost.cli._analyze_data import gather_samples
+from tost.errors import CheckpointError, ConfigError
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from tost.analysis import Result, Samples
+
+__all__ = ["analyze"]
+
+
+def analyze(
+    source: Annotated[Path, typer.Argument(metavar="RUN|CKPT|MODEL", help="A run, checkpoint or model folder.")],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Which analysis, or all that apply; listed above.")],
+    out: Annotated[
+        Path | None, typer.Option(help="Folder to write to.", show_default="analysis, in the run folder")
+    ] = None,
+    layers: Annotated[
+        str | None, typer.Option(help="Layers by number, such as 0,4,-1.", show_default="all, or what is usual")
+    ] = None,
+    samples: Annotated[int, typer.Option(min=1, help="Samples of each split.")] = 64,
+    batch_size: Annotated[int, typer.Option(min=1, help="Samples at once; decides memory, not results.")] = 16,
+    images: Annotated[
+        list[Path] | None, typer.Option(help="Image file or folder to take instead of the run's; can be repeated.")
+    ] = None,
+    text: Annotated[Path | None, typer.Option(help="Text file to take instead of the run's.")] = None,
+    control: Annotated[
+        bool, typer.Option("--control/--no-control", help="Measure an untrained model beside it (coding-rate).")
+    ] = True,
+    seed: Annotated[int, typer.Option(min=0, help="Weights of the untrained model.")] = 0,
+    ema: Annotated[bool, typer.Option("--ema", help="Use the moving average of the weights.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="End with one line of JSON.")] = False,
+) -> None:
+    """Look inside a trained model; the list of analyses is added below."""
+    if name != ALL:
+        find_analysis(name)  # a mistake is found before anything is loaded
+    chosen = _numbers(layers)
+    model, config_file, home = _load(source, ema=ema)
+    from tost.analysis import analyse, applicable, control_of
+
+    names = applicable(model) if name == ALL else [name]
+    needs_data = any(ANALYSES[each].data for each in names)
+    gathered = _gather(model, config_file, images or [], text, samples, batch_size, wanted=needs_data)
+    fresh = control_of(model, seed=seed) if control and "coding-rate" in names else None
+    folder = out or home / "analysis"
+    found: dict[str, dict[str, Any]] = {}
+    skipped: dict[str, str] = {}
+    with _console.steps(len(names)) as progress:
+        for each in names:
+            progress.start(each)
+            try:
+                result = analyse(each, model, gathered, layers=chosen, control=fresh)
+            except ConfigError as error:
+                if name != ALL:
+                    raise
+                skipped[each] = str(error)
+                progress.finish(f"left out: {error}")
+                continue
+            files = _write(result, folder, by_layer=chosen is not None)
+            found[each] = {"summary": result.summary(), "files": [str(file) for file in files]}
+            progress.finish(f"{len(files)} files")
+    _show(found, folder)
+    if json:
+        _console.show_json({"out": str(folder), "results": found, "skipped": skipped})
+
+
+analyze.__doc__ = "\n".join(
+    [
+        "Look inside a trained model: numbers on the screen; pictures (PNG, SVG) and data (JSON, CSV) in a folder.",
+        "",
+        "\b",
+        "Analyses:",
+        *(f"  {analysis.name:<17} {analysis.summary}" for analysis in ANALYSES.values()),
+        f"  {ALL:<17} all that apply to the model",
+    ]
+)
+
+
+def _numbers(layers: str | None) -> list[int] | None:
+    if layers is None:
+        return None
+    try:
+        return [int(number) for number in layers.split(",")]
+    except ValueError:
+        raise ConfigError(f"--layers {layers} are no numbers; write for example --layers 0,4,-1") from None
+
+
+def _load(source: Path, *, ema: bool) -> tuple[nn.Module, Path | None, Path]:
+    """Return the model, the configuration of its run if there is one, and the folder that it belongs to."""
+    from tost.train.checkpoint import resolve_checkpoint
+    from tost.train.saved import build_saved, read_saved
+
+    if not source.exists():
+        raise CheckpointError(f"there is no {source}; give a run folder, one of its checkpoints, or a model folder")
+    model = build_saved(read_saved(source, ema=ema, report=_console.log), str(source)).eval()
+    checkpoint = resolve_checkpoint(source, lambda line: None)
+    config = checkpoint.parents[1] / "config.yaml"
+    is_run = config.is_file() and not (checkpoint / "model.json").is_file()
+    home = source if (source / "checkpoints").is_dir() else checkpoint.parents[1] if is_run else Path()
+    return model, config if is_run else None, home
+
+
+def _gather(
+    model: nn.Module,
+    config_file: Path | None,
+    images: list[Path],
+    text: Path | None,
+    count: int,
+    batch_size: int,
+    *,
+    wanted: bool,
+) -> Samples:
+    from tost.analysis import Samples
+
+    if not wanted:
+        return Samples()
+    if config_file is None and not images and text is None:
+        raise ConfigError(
+            "a model folder does not say which data it was trained on; add --images FOLDER or --text FILE, or name a "
+            "run folder."
+        )
+    return gather_samples(model, config_file, images=images, text=text, count=count, batch_size=batch_size)
+
+
+def _write(result: Result, folder: Path, *, by_layer: bool) -> list[Path]:
+    """Write a result; maps of chosen layers get a picture each."""
+    from tost.analysis import MembershipMaps, save
+
+    if isinstance(result, MembershipMaps) and by_layer:
+        parts = [(result.at(layer), f"{result.name}-layer{layer:02d}") for layer in result.layers]
+        return [file for part, stem in parts for file in save(part, folder, stem)]
+    return save(result, folder)
+
+
+def _show(found: dict[str, dict[str, Any]], folder: Path) -> None:
+    rows = [(name, key, str(value)) for name, part in found.items() for key, value in part["summary"].items()]
+    _console.show_table(("analysis", "what", "value"), rows, labels=2)
+    _console.show(str(folder))

@@ -1,0 +1,38 @@
+"""The tokenizer that belongs to a trained model: it lies beside the weights, so that they are of use without the data."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tost.data.text_load import read_tokenizer
+from tost.data.text_tokenizer import DataTokenizer
+from tost.data.tokens import tokenizer_of
+from tost.errors import ConfigError, StorageError
+from tost.train.config import load_config
+
+__all__ = ["tokenizer_beside"]
+
+
+def tokenizer_beside(path: Path) -> DataTokenizer | None:
+    """Return the tokenizer of what was trained.
+
+    Args:
+        path: A run folder, one of its checkpoints, or a model folder.
+
+    Returns:
+        The one that was written there; for a run without one, that of its data if this is still in its place. None if
+        there is neither.
+
+    Raises:
+        ConfigError: There is one, but it is damaged.
+    """
+    run = path.resolve()
+    if run.parent.name == "checkpoints":
+        run = run.parents[1]
+    found = read_tokenizer(run)
+    if found is not None or not (run / "config.yaml").is_file():
+        return found
+    try:
+        return tokenizer_of(load_config(str(run / "config.yaml")).data)
+    except (ConfigError, StorageError):
+        return None
