@@ -153,8 +153,8 @@ def _tokenizer_of(model: nn.Module, source: Path) -> Tokenizer:
     if (found := tokenizer_beside(source)) is not None:
         if found.vocab_size > size:
             raise ConfigError(
-                f"the tokenizer beside {source} has {found.vocab_size} ids, but the model has {size}; it is not the one "
-                "that the model was trained with"
+                f"the tokenizer beside {source} has {found.vocab_size} ids, but the model has {size}; it is not the "
+                "one that the model was trained with"
             )
         return found
     if size != ByteTokenizer.vocab_size:

@@ -17,7 +17,7 @@ from torch import nn
 
 from tost.data import DataOptions, build_data
 from tost.data.tokens import TokenSplit, cbt_questions, check_tokenizer, lambada_pairs, open_tokens
-from tost.errors import ConfigError, StorageError
+from tost.errors import ConfigError
 from tost.models import create_model, model_spec
 from tost.train.config import RunConfig
 from tost.train.distributed import Processes

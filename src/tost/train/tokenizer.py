@@ -1,4 +1,4 @@
-"""The tokenizer that belongs to a trained model: it lies beside the weights, so that they are of use without the data."""
+"""The tokenizer of a trained model. It lies beside the weights, so that they are of use without the data."""
 
 from __future__ import annotations
 
