@@ -111,5 +111,5 @@ def test_bad_options_are_refused(name, given, message):
 
 
 def test_they_are_read_from_disk():
-    with pytest.raises(ValidationError, match="'lra_pathx' is read from disk; set data.path"):
+    with pytest.raises(ValidationError, match=r"'lra_pathx' is read from disk; set data\.path"):
         DataOptions(name="lra_pathx")

@@ -1,6 +1,7 @@
 """The forward pass under transformers' conventions: masks, labels, caches, hidden states, compilation, bad input."""
 
 import copy
+import weakref
 from itertools import pairwise
 
 import pytest
@@ -166,6 +167,20 @@ def test_hidden_states(kind):
         x.retain_grad()
     model.model.logits(hidden[1]).sum().backward()
     assert hidden[0].grad is not None
+
+
+@torch.no_grad()
+def test_nothing_is_kept_of_a_block_that_is_done():
+    model, seen = make("plus", depth=3), []
+
+    def look(block, arguments):
+        assert all(reference() is None for reference in seen)
+        seen.append(weakref.ref(arguments[0]))
+
+    for block in model.model.blocks:
+        block.register_forward_pre_hook(look)
+    model(tokens(1, 9), use_cache=False)
+    assert len(seen) == 3
 
 
 def test_logits_of_some_tokens_only():

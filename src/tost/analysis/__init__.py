@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from tost.analysis.records import AttentionLayer, LayerRecord, attention_layers, capture, membership_of, observe
     from tost.analysis.result import Result, image_bytes, save
     from tost.analysis.subspaces import SubspaceCoherence, subspace_coherence
-    from tost.analysis.suite import Samples, analyse, applicable, control_of, why_not
+    from tost.analysis.suite import Samples, analyse, applicable, control_of, require, why_not
 
 _HOME = {
     "ALL": "_registry",
@@ -57,6 +57,7 @@ _HOME = {
     "membership_of": "records",
     "observe": "records",
     "rates_of_tokens": "rates",
+    "require": "suite",
     "save": "result",
     "state_memory": "memory",
     "subspace_coherence": "subspaces",
@@ -98,6 +99,7 @@ __all__ = [
     "membership_of",
     "observe",
     "rates_of_tokens",
+    "require",
     "save",
     "state_memory",
     "subspace_coherence",

@@ -23,7 +23,7 @@ from timm.models.vision_transformer import VisionTransformer
 from timm.models.xcit import ClassAttentionBlock
 
 from tost.analysis.foreground import agreement, foreground_by_border
-from tost.analysis.memberships import SHOWN, to_display
+from tost.analysis.memberships import SHOWN, display_of
 from tost.analysis.records import Batch, _at_rest, choose, run_batch
 from tost.analysis.result import entropy, plain
 from tost.errors import ConfigError
@@ -252,7 +252,7 @@ def class_attention_maps(
         model: A model with class-attention blocks (ToST, XCiT), timm's VisionTransformer or CRATE.
         batches: Images, normalised as the model wants them.
         layers: Which of the layers that look from a class token; None for the last but one, as in the paper.
-        pixels: The same images in [0, 1], to be drawn; None for the inputs, each stretched to [0, 1].
+        pixels: The same images in [0, 1], to be drawn; None as in `membership_maps`.
         shown: Maps of so many images are kept. The numbers are over all.
 
     Raises:
@@ -276,7 +276,7 @@ def class_attention_maps(
             images = batch if isinstance(batch, Tensor) else batch["inputs"]
             found.clear()
             run_batch(model, batch)
-            display = to_display(images) if pixels is None else pixels[seen : seen + len(images)]
+            display = display_of(batch, images, pixels, seen)
             itself = [weights[..., : layer.prefix].sum(-1) for weights, layer in zip(found, wanted, strict=True)]
             parts = [weights[..., layer.prefix :] for weights, layer in zip(found, wanted, strict=True)]
             grid = _grid(model, images, parts[0].shape[-1])

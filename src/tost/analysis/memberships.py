@@ -18,7 +18,14 @@ from tost.errors import ConfigError
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["MembershipMaps", "TextMemberships", "membership_maps", "text_memberships", "to_display"]
+__all__ = [
+    "MembershipMaps",
+    "TextMemberships",
+    "display_of",
+    "membership_maps",
+    "text_memberships",
+    "to_display",
+]
 
 SHOWN = 6
 
@@ -28,6 +35,14 @@ def to_display(images: Tensor) -> Tensor:
     low, high = (images.flatten(1).aminmax(dim=1)[i].view(-1, 1, 1, 1) for i in (0, 1))
     scaled = (images - low) / (high - low).clamp_min(1e-12)
     return scaled.expand(-1, 3, -1, -1) if images.shape[1] == 1 else scaled[:, :3]
+
+
+def display_of(batch: Batch, images: Tensor, pixels: Tensor | None, position: int) -> Tensor:
+    """Return the images of a batch as they are drawn: given for all, given with the batch, or made of the inputs."""
+    if pixels is not None:
+        return pixels[position : position + len(images)]
+    given = None if isinstance(batch, Tensor) else batch.get("pixels")
+    return to_display(images) if given is None else given
 
 
 @dataclass(frozen=True)
@@ -141,7 +156,7 @@ def membership_maps(
         batches: Images, normalised as the model wants them.
         layers: Which layers; None for all.
         pixels: The same images in [0, 1], ``[S, 3, height, width]``, to be drawn and to find the foreground in; None
-            for the inputs, each stretched to [0, 1].
+            for what a batch has as ``"pixels"``, or for the inputs, each stretched to [0, 1].
         foreground: Which patches are foreground, bool ``[S, rows, columns]``; None for an estimate, see
             `tost.analysis.foreground.foreground_by_border`.
         shown: Maps of so many images are kept. The numbers are over all.
@@ -180,8 +195,7 @@ class _Collector:
             images = batch if isinstance(batch, Tensor) else batch.get("inputs")
             if not isinstance(images, Tensor) or images.dim() != 4:
                 raise ConfigError("membership maps need images [B, channels, height, width]; use text_memberships.")
-            here = slice(self.position, self.position + len(images))
-            self.images = to_display(images) if self.given_pixels is None else self.given_pixels[here]
+            self.images = display_of(batch, images, self.given_pixels, self.position)
             self.mask = None
             yield batch
             self.position += len(images)

@@ -26,7 +26,7 @@ from tost.nn import CausalTSSAttention
 if TYPE_CHECKING:
     from tost.analysis.class_attention import ClassAttentionMaps
 
-__all__ = ["Samples", "analyse", "applicable", "control_of", "why_not"]
+__all__ = ["Samples", "analyse", "applicable", "control_of", "require", "why_not"]
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,8 @@ class Samples:
     Attributes:
         train: Batches of training samples; None if there are none.
         validation: Batches of validation samples; None if there are none.
-        pixels: The validation images in [0, 1], ``[S, 3, height, width]``, to be drawn; None to draw the inputs.
+        pixels: The validation images in [0, 1], ``[S, 3, height, width]``, to be drawn; None if batches have them as
+            ``"pixels"``, or to draw the inputs.
         text: A text as ids ``[1, N]`` and as one string per token; None if there is none.
     """
 
@@ -84,6 +85,19 @@ def why_not(model: nn.Module, name: str) -> str | None:
     if analysis.needs == "blocks" and any(layer.block is None for layer in layers):
         return "the attention does not stand in residual blocks of this package"
     return None
+
+
+def require(model: nn.Module, name: str) -> Analysis:
+    """Return an analysis that applies to a model.
+
+    Raises:
+        ConfigError: There is no such analysis, or it does not apply; the message names those that do.
+    """
+    reason = why_not(model, name)
+    if reason is not None:
+        others = ", ".join(applicable(model)) or "none"
+        raise ConfigError(f"{name} does not apply to {type(model).__name__}: {reason}. These do: {others}.")
+    return ANALYSES[name]
 
 
 def _is_image_model(model: nn.Module) -> bool:
@@ -143,12 +157,7 @@ def analyse(
     Raises:
         ConfigError: There is no such analysis, it does not apply to this model, or it lacks samples.
     """
-    analysis = find_analysis(name)
-    reason = why_not(model, name)
-    if reason is not None:
-        raise ConfigError(
-            f"{name} does not apply to {type(model).__name__}: {reason}. These do: {', '.join(applicable(model))}."
-        )
+    analysis = require(model, name)
     result: Result = _RUN[analysis.name](analysis, model, samples, layers, control)
     return result
 

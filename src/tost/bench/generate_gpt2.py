@@ -57,13 +57,10 @@ class HuggingFaceGPT2(nn.Module):
         with torch.inference_mode():
             return cast(Any, self.model).transformer(ids, use_cache=True).past_key_values
 
-    def step(self, tokens: Tensor, cache: Any) -> Tensor:
-        """Return the logits after one token per row, ``[B]``, and leave the cache as it was."""
-        length = cache.get_seq_length()
+    def step(self, tokens: Tensor, cache: Any) -> tuple[Tensor, Any]:
+        """Return the logits after one token per row, ``[B]``, and the cache, which has grown by it."""
         with torch.inference_mode():
-            logits: Tensor = self.model(tokens.unsqueeze(1), past_key_values=cache, use_cache=True).logits
-        cache.crop(length)
-        return logits
+            return self.model(tokens.unsqueeze(1), past_key_values=cache, use_cache=True).logits, cache
 
     def loss(self, ids: Tensor) -> Tensor:
         """Return the loss as transformers computes it: all logits at once."""

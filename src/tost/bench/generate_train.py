@@ -7,6 +7,7 @@ another one. A process does nothing else, so that its memory is that of one mode
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -18,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from tost.bench.generate_gpt2 import HuggingFaceGPT2
-from tost.bench.peak import forget_peak, peak_memory
+from tost.bench.peak import RETURN_AT_ONCE, forget_peak, peak_memory
 from tost.errors import TostError
 from tost.models import create_model
 
@@ -68,6 +69,7 @@ def run_in_process(step: TrainStep) -> Outcome:
         capture_output=True,
         text=True,
         check=False,
+        env=os.environ | RETURN_AT_ONCE,
     )
     if done.returncode:
         last = done.stderr.strip().splitlines()[-1:] or ["it said nothing; it may have run out of memory"]

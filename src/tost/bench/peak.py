@@ -23,10 +23,10 @@ import torch
 from tost.errors import TostError
 from tost.models import create_model
 
-__all__ = ["Pass", "forget_peak", "peak_bytes", "peak_memory", "run_pass"]
+__all__ = ["RETURN_AT_ONCE", "Pass", "forget_peak", "peak_bytes", "peak_memory", "run_pass"]
 
 # For glibc: blocks from this size on are mapped one by one, and unmapped when they are freed. Others ignore it.
-_RETURN_AT_ONCE = {"MALLOC_MMAP_THRESHOLD_": str(128 * 1024)}
+RETURN_AT_ONCE = {"MALLOC_MMAP_THRESHOLD_": str(128 * 1024)}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,7 +64,7 @@ def peak_bytes(what: Pass) -> int:
         capture_output=True,
         text=True,
         check=False,
-        env=os.environ | _RETURN_AT_ONCE,
+        env=os.environ | RETURN_AT_ONCE,
     )
     if done.returncode:
         last = done.stderr.strip().splitlines()[-1:] or ["it said nothing"]

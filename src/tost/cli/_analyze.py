@@ -47,9 +47,13 @@ def analyze(
         find_analysis(name)  # a mistake is found before anything is loaded
     chosen = _numbers(layers)
     model, config_file, home = _load(source, ema=ema)
-    from tost.analysis import analyse, applicable, control_of
+    from tost.analysis import analyse, applicable, control_of, require
 
-    names = applicable(model) if name == ALL else [name]
+    names = applicable(model) if name == ALL else [require(model, name).name]
+    if not names:
+        raise ConfigError(
+            f"no analysis applies to {type(model).__name__}: it has neither TSSA layers nor a class token"
+        )
     needs_data = any(ANALYSES[each].data for each in names)
     gathered = _gather(model, config_file, images or [], text, samples, batch_size, wanted=needs_data)
     fresh = control_of(model, seed=seed) if control and "coding-rate" in names else None

@@ -61,17 +61,22 @@ def gather_samples(
 class _Batches:
     """Batches of a data set that can be gone through again and again; one is held at a time."""
 
-    def __init__(self, dataset: Dataset, count: int, batch_size: int) -> None:
+    def __init__(self, dataset: Dataset, count: int, batch_size: int, options: object) -> None:
         import torch
 
         count = min(count, len(dataset))
         # Spread over the set: files are often sorted by class.
         self.indices = torch.linspace(0, len(dataset) - 1, count).round().long()
-        self.dataset, self.batch_size = dataset, batch_size
+        self.dataset, self.batch_size, self.options = dataset, batch_size, options
 
     def __iter__(self) -> Iterator[dict[str, Tensor]]:
+        from tost.data.image_options import ImageOptions
+
         for chosen in _pieces(self.indices, self.batch_size):
-            yield self.dataset.gather(chosen)
+            batch = self.dataset.gather(chosen)
+            if isinstance(self.options, ImageOptions):
+                batch = {**batch, "pixels": _pixels(batch["inputs"], self.options)}
+            yield batch
 
 
 def _pieces(rows: Tensor, size: int) -> list[Tensor]:
@@ -97,11 +102,10 @@ def _from_run(file: Path, count: int, batch_size: int) -> Samples:
 
     config = _load_config(file)
     bundle = build_data(config.data, config.train.seed)
-    train, validation = (_Batches(split, count, batch_size) for split in (bundle.train, bundle.validation))
     options = config.data.data_set_options()
+    train, validation = (_Batches(split, count, batch_size, options) for split in (bundle.train, bundle.validation))
     if isinstance(options, ImageOptions):
-        pixels = torch.cat([_pixels(batch["inputs"], options) for batch in validation])
-        return Samples(train=train, validation=validation, pixels=pixels)
+        return Samples(train=train, validation=validation)
     first = bundle.validation.gather(torch.tensor([0]))
     ids, mask = first["inputs"], first.get("mask")
     if ids.is_floating_point() or ids.dim() != 2:

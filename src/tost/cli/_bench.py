@@ -12,14 +12,16 @@ import typer
 
 from tost._machine import command_arguments
 from tost.bench.cases import Case, Dtype, Mode, Op, select_cases
+from tost.bench.generate_cases import Part, Scale
 from tost.cli import _console
 
 if TYPE_CHECKING:
+    from tost.bench.gate import GateResult
     from tost.bench.ops import Measurements
     from tost.bench.report import OpsReport
     from tost.bench.timing import Plan
 
-__all__ = ["app", "model", "ops", "train"]
+__all__ = ["app", "generate", "model", "ops", "train"]
 
 app = typer.Typer(help="Measure speed and memory, if all results are right.", no_args_is_help=True)
 
@@ -126,9 +128,7 @@ def _measure(report: OpsReport, cases: Sequence[Case], *, compiled: bool, out: P
     from tost.bench.ops import measure
 
     _console.log(report.headline)
-    load, cores = report.environment.load, report.environment.cores
-    if load is not None and load > 0.5 * cores:
-        _console.log(f"warning: the machine is busy (load {load} on {cores} cores), so expect wide quartiles")
+    _warn_if_busy(report.environment.load, report.environment.cores)
     contenders = [contender for contender in CONTENDERS if compiled or not contender.compiled]
     with _console.steps(len(cases)) as steps:
         watcher = _Watcher(report, steps, out)
@@ -243,7 +243,6 @@ def model(
     from tost.bench.gate import GateResult, run_gate
     from tost.bench.model_tables import model_markdown, model_tables
     from tost.bench.models import STANDARD_MODELS, STANDARD_SIZES, ModelCase, ModelReport, check_model, measure_models
-    from tost.bench.report import write_atomically
 
     names = models or list(STANDARD_MODELS)
     sizes = _sizes(size) if size else STANDARD_SIZES
@@ -252,26 +251,85 @@ def model(
     _console.log("gate: comparing the operators, and the first model, with the reference")
     gate = GateResult(checks=(*run_gate([Op.TSSA]).checks, *check_model(names[0])))
     report = ModelReport(command=_command_line(), environment=describe_environment(), gate=gate)
-    if not gate.passed:
-        for check in gate.failures:
-            _console.show(f"  {check.message}")
-        _console.log("the gate is red: an implementation is wrong, so no speed was measured")
-        raise typer.Exit(1)
+    _require_green(gate)
     _console.log(f"{report.environment.summary} | {gate.summary}")
     for rows in measure_models(names, cases, repeats=repeats, memory=memory, watch=_console.log):
         report.rows += rows
     for table in model_tables(report.rows):
         _console.show_table(table.headers, table.rows, title=table.title, labels=table.labels)
     if out:
-        out.mkdir(parents=True, exist_ok=True)
-        for path, text in (
-            (out / f"{report.stem}.json", _pretty(report.to_json())),
-            (out / f"{report.stem}.md", model_markdown(report)),
-        ):
-            write_atomically(path, text.encode())
-            _console.log(f"wrote {path}")
+        _write_pages(out, report.stem, report.to_json(), model_markdown(report))
     if json:
         _console.show_json(report.to_json())
+
+
+@app.command()
+def generate(
+    part: Annotated[
+        list[Part] | None, typer.Option(metavar="|".join(Part), help="What; repeat for more.", show_default="all")
+    ] = None,
+    repeats: Annotated[
+        int | None, typer.Option(min=3, metavar="N", help="Timed tokens of each.", show_default="40, with --quick 5")
+    ] = None,
+    rounds: Annotated[int, typer.Option(min=1, metavar="N", help="Timed prompts and training steps of each.")] = 1,
+    threads: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="Threads per operation.", show_default="torch's own")
+    ] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="Two layers, short texts: a demonstration.")] = False,
+    out: Annotated[Path | None, typer.Option(metavar="DIR", help="Write JSON and Markdown here.")] = None,
+    json: Annotated[bool, typer.Option("--json", help="End with one line of JSON.")] = False,
+) -> None:
+    """Time language models: a token by context, batches, prompts, training steps, beside GPT-2."""
+    import torch
+
+    from tost.bench.environment import describe_environment
+    from tost.bench.gate import GateResult, run_gate
+    from tost.bench.generate import GenerateReport, check_generation, measure_generation
+    from tost.bench.generate_tables import generate_markdown, generate_tables
+
+    if threads:
+        torch.set_num_threads(threads)
+    scale = replace(Scale.quick() if quick else Scale(), rounds=rounds)
+    scale = scale if repeats is None else replace(scale, repeats=repeats)
+    _console.log("gate: comparing operators, prompts and tokens with the reference")
+    gate = GateResult(checks=(*run_gate([Op.CAUSAL_TSSA]).checks, *check_generation()))
+    report = GenerateReport(command=_command_line(), environment=describe_environment(), gate=gate, scale=scale)
+    _require_green(gate)
+    _console.log(f"{report.environment.summary} | {gate.summary}")
+    _warn_if_busy(report.environment.load, report.environment.cores)
+    for rows in measure_generation(part or tuple(Part), scale, watch=_console.log):
+        report.rows += rows
+    for table in generate_tables(report.rows):
+        _console.show_table(table.headers, table.rows, title=table.title, labels=table.labels)
+        for note in table.notes:
+            _console.log(note)
+    if out:
+        _write_pages(out, report.stem, report.to_json(), generate_markdown(report))
+    if json:
+        _console.show_json(report.to_json())
+
+
+def _require_green(gate: GateResult) -> None:
+    if gate.passed:
+        return
+    for check in gate.failures:
+        _console.show(f"  {check.message}")
+    _console.log("the gate is red: an implementation is wrong, so no speed was measured")
+    raise typer.Exit(1)
+
+
+def _warn_if_busy(load: float | None, cores: int) -> None:
+    if load is not None and load > 0.5 * cores:
+        _console.log(f"warning: the machine is busy (load {load} on {cores} cores), so expect wide quartiles")
+
+
+def _write_pages(out: Path, stem: str, content: dict[str, object], page: str) -> None:
+    from tost.bench.report import write_atomically
+
+    out.mkdir(parents=True, exist_ok=True)
+    for path, text in ((out / f"{stem}.json", _pretty(content)), (out / f"{stem}.md", page)):
+        write_atomically(path, text.encode())
+        _console.log(f"wrote {path}")
 
 
 def _sizes(text: str) -> dict[int, int]:

@@ -71,9 +71,8 @@ def _index(path: Path) -> _Pairs:
                 )
             label, first_name, second_name, first, second = columns
             if label not in _LABELS:
-                raise ConfigError(
-                    f"{path}, line {number} has the label {label[:20].decode('utf-8', errors='replace')!r}; it must be 0.0 or 1.0."
-                )
+                shown = label[:20].decode("utf-8", errors="replace")
+                raise ConfigError(f"{path}, line {number} has the label {shown!r}; it must be 0.0 or 1.0.")
             begin = place + len(label) + len(first_name) + len(second_name) + 3
             middle = begin + len(first) + 1
             spans.append(((begin, begin + len(first)), (middle, middle + len(second))))

@@ -31,7 +31,8 @@ _COLLISION = 459  # 1.8 in units of 1/255: two dashes that occupy a pixel that m
 _FREE = 76  # up to 0.3: a pixel counts as free for a first dash
 _FULL_SHARE = 0.01  # with fewer free pixels than this no more short curves are begun
 _BLIND_PICKS = 48  # places that are tried before all are looked at
-_CELLS = 6_000_000  # bytes of occupied space that trials may take at once: what fits into a cache
+_CELLS = 6_000_000  # bytes of occupied space that trials may take at once: about what fits into a cache
+_TRIALS = 40  # trials for each image that is missing, or fewer where they take too much room
 
 
 class Uniform:
@@ -161,11 +162,11 @@ def lay_curves(
         The shapes that dashes are numbered by, the two long curves, and the short ones.
     """
     shapes = make_shapes(settings, margin)
-    at_once = max(256, _CELLS // settings.size**2)
+    most = max(256, _CELLS // settings.size**2)
     fields: list[_Field] = []
     long: list[Curves] = []
-    while sum(len(field.cells) for field in fields) < images:
-        field, curves = _try_pairs(settings, shapes, at_once, uniform)
+    while (missing := images - sum(len(field.cells) for field in fields)) > 0:
+        field, curves = _try_pairs(settings, shapes, min(most, _TRIALS * missing + _TRIALS), uniform)
         fields.append(field)
         long.append(curves)
     field = _Field(settings, shapes, 0)
@@ -192,6 +193,8 @@ def _try_pairs(settings: PathfinderSettings, shapes: Shapes, trials: int, unifor
             rows = _extend(field, rows, tips[curve], uniform)
             anchors[rows, curve, number] = tips[curve].anchors[rows]
             dashes[rows, curve, number] = tips[curve].dashes[rows]
+    # Both curves can end in one pixel, as their last dashes do not see each other; then any label would be right.
+    rows = rows[(tips[0].anchors[rows] != tips[1].anchors[rows]).any(axis=1)]
     # As in the original, of the two last dashes only that of the second curve is kept free of short curves.
     field.occupy(rows, tips[1].anchors[rows], tips[1].dashes[rows])
     return field.take(rows), Curves(anchors[rows], dashes[rows])

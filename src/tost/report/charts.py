@@ -18,6 +18,7 @@ COLOURS = 6
 WIDTH, HEIGHT = 460, 290
 LEFT, RIGHT, TOP, BOTTOM = 58, 22, 30, 46
 _MOST_POINTS = 240
+_LEAST = 1e-300  # what is smaller has no place on a logarithmic axis
 _MARKERS = (
     '<circle cx="{x}" cy="{y}" r="3.5"/>',
     '<rect x="{x}" y="{y}" width="6.4" height="6.4" transform="translate(-3.2 -3.2)"/>',
@@ -102,7 +103,7 @@ def _fit(points: Sequence[tuple[float, float]], x: Axis, y: Axis) -> list[tuple[
     kept = [
         (a, b)
         for a, b in points
-        if math.isfinite(a) and math.isfinite(b) and (a > 0 or not x.log) and (b > 0 or not y.log)
+        if math.isfinite(a) and math.isfinite(b) and (a > _LEAST or not x.log) and (b > _LEAST or not y.log)
     ]
     return thinned(kept)
 
@@ -130,7 +131,8 @@ class _Scale:
             return _even_ticks(self.low, self.high)
         if self.places:
             return self.places
-        decades = range(math.floor(self.low), math.ceil(self.high) + 1)
+        stride = max(1, math.ceil((self.high - self.low) / 6))
+        decades = range(math.floor(self.low), math.ceil(self.high) + 1, stride)
         steps = (1,) if self.high - self.low > 2.5 else (1, 3) if self.high - self.low > 1.2 else (1, 2, 5)
         found = [step * 10.0**decade for decade in decades for step in steps]
         inside = [value for value in found if self.low <= math.log10(value) <= self.high]

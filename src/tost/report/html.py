@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import html
-import math
 import re
 from collections.abc import Mapping, Sequence
 
@@ -42,45 +41,53 @@ def cut(value: object, most: int) -> str:
 
 def number(value: object, digits: int = 4) -> str:
     """Write a number with so many significant digits; a dash for anything else."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
+    found = _real(value)
+    if found is None:
         return UNKNOWN
-    if isinstance(value, int):
-        return f"{value:,}" if abs(value) < 10**15 else f"{value:.{digits}g}" if abs(value) < 10**300 else UNKNOWN
-    return f"{value:.{digits}g}" if math.isfinite(value) else UNKNOWN
+    return f"{value:,}" if isinstance(value, int) and abs(found) < 1e15 else f"{found:.{digits}g}"
 
 
 def share(value: object) -> str:
     """Write a share of 1 in per cent."""
-    is_share = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-    return f"{100 * value:.1f} %" if is_share else UNKNOWN  # type: ignore[operator]
+    found = _real(value)
+    return UNKNOWN if found is None else f"{100 * found:.1f} %"
 
 
 def count(value: object) -> str:
     """Write a large whole number: 12,345, or 1.23 million."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+    found = _real(value)
+    if found is None:
         return UNKNOWN
-    return f"{value / 1e6:.2f} million" if value >= 1e6 else f"{value:,.0f}"
+    return f"{found / 1e6:.2f} million" if found >= 1e6 else f"{found:,.0f}"
 
 
 def bytes_of(value: object) -> str:
     """Write an amount of memory."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+    found = _real(value)
+    if found is None:
         return UNKNOWN
-    return f"{value / 1e9:.2f} GB" if value >= 1e9 else f"{value / 1e6:.1f} MB"
+    return f"{found / 1e9:.2f} GB" if found >= 1e9 else f"{found / 1e6:.1f} MB"
 
 
 def duration(value: object) -> str:
     """Write seconds: 950 µs, 8.1 ms, 41 s, 12 min 4 s."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+    found = _real(value)
+    if found is None or found < 0:
         return UNKNOWN
-    if value < 1e-3:
-        return f"{1e6 * value:.3g} µs"
-    if value < 1:
-        return f"{1e3 * value:.3g} ms"
-    whole = round(value)
+    if found < 1:
+        return f"{1e6 * found:.3g} µs" if found < 1e-3 else f"{1e3 * found:.3g} ms"
+    whole = round(found)
     if whole < 60:
-        return f"{value:.3g} s"
+        return f"{found:.3g} s"
     return f"{whole // 60} min {whole % 60} s" if whole < 3600 else f"{whole // 3600} h {whole % 3600 // 60} min"
+
+
+def _real(value: object) -> float | None:
+    """Return a number that somebody may have measured; None for everything else."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    # Beyond that even writing it in another unit overflows.
+    return float(value) if -1e300 < value < 1e300 else None
 
 
 def table(

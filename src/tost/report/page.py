@@ -202,9 +202,7 @@ def _repeat(content: Content) -> str:
     commands += [record.command for record in content.benchmarks if record.command]
     commands.append(shlex.join(content.command))
     parts = ["<h3>Commands</h3>", preformatted("\n".join(dict.fromkeys(commands)), "Commands"), "<h3>Environment</h3>"]
-    for run in content.runs:
-        parts.append(f"<h4>{text(run.name)}</h4>" if len(content.runs) > 1 else "")
-        parts.append(definitions(_environment(run)) if run.environment else note("The environment is not known."))
+    parts += _environments(content.runs)
     parts.append("<h3>Configuration</h3>")
     for run in content.runs:
         if run.config_text:
@@ -212,6 +210,19 @@ def _repeat(content: Content) -> str:
                 details(f"{run.name}: config.yaml", preformatted(run.config_text, f"Configuration of {run.name}"))
             )
     return "".join(parts)
+
+
+def _environments(runs: Sequence[RunRecord]) -> list[str]:
+    """Return each environment once, with the runs that had it."""
+    found: dict[tuple[tuple[str, str], ...], list[str]] = {}
+    for run in runs:
+        key = tuple(_environment(run).items()) if run.environment else ()
+        found.setdefault(key, []).append(run.name)
+    parts = []
+    for facts, names in found.items():
+        parts.append(f"<h4>{text(', '.join(names))}</h4>" if len(runs) > 1 else "")
+        parts.append(definitions(dict(facts)) if facts else note("The environment is not known."))
+    return parts
 
 
 def _has_command(run: RunRecord) -> bool:
@@ -232,7 +243,6 @@ def _environment(run: RunRecord) -> dict[str, str]:
         if isinstance(native, dict)
         else "",
         "revision": str(known.get("revision") or "unknown"),
-        "configuration hash": str(known.get("config_hash", "unknown")),
     }
 
 

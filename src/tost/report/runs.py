@@ -34,6 +34,7 @@ class RunRecord:
         steps: Records of training steps.
         evaluations: Records of the validation set.
         problems: What is missing or damaged, in sentences.
+        resumed: Whether it was interrupted and went on; its summary then tells the time since.
     """
 
     name: str
@@ -45,6 +46,7 @@ class RunRecord:
     steps: tuple[Mapping[str, Any], ...] = ()
     evaluations: tuple[Mapping[str, Any], ...] = ()
     problems: tuple[str, ...] = ()
+    resumed: bool = False
 
     def setting(self, key: str, default: Any = None) -> Any:
         """Return a value of the configuration by its dotted key."""
@@ -140,18 +142,27 @@ def read_run(folder: Path, name: str | None = None) -> RunRecord:
     problems: list[str] = []
     config_text = _text(folder / "config.yaml", problems)
     records = _records(folder / "metrics.jsonl", problems)
-    summary = _object(folder / "summary.json", problems)
+    summary = _object(folder / "summary.json", "status", problems)
     return RunRecord(
         name=name or folder.resolve().name,
         folder=folder,
-        config=_config(folder / "config.yaml", problems) if config_text else {},
+        config=_config(folder / "config.yaml", problems) if (folder / "config.yaml").is_file() else {},
         config_text=config_text,
-        environment=_object(folder / "env.json", problems),
+        environment=_object(folder / "env.json", "command", problems),
         summary=summary,
         steps=tuple(record for record in records if record.get("kind") == "step"),
         evaluations=tuple(record for record in records if record.get("kind") == "evaluation"),
         problems=tuple(problems),
+        resumed=_was_resumed(folder / "log.txt"),
     )
+
+
+def _was_resumed(log: Path) -> bool:
+    try:
+        with log.open(encoding="utf-8", errors="replace") as lines:
+            return any(line.startswith("resumed from") for line in lines)
+    except OSError:
+        return False
 
 
 def _text(path: Path, problems: list[str]) -> str:
@@ -177,13 +188,16 @@ def _consequence(name: str) -> str:
 
 def _config(path: Path, problems: list[str]) -> dict[str, Any]:
     try:
-        return read_document(path).values
+        values = read_document(path).values
     except ConfigError as error:
         problems.append(f"{path.name} is damaged ({error}){_consequence(path.name)}")
         return {}
+    if not isinstance(values.get("model"), dict):
+        problems.append(f"{path.name} names no model{_consequence(path.name)}")
+    return values
 
 
-def _object(path: Path, problems: list[str]) -> dict[str, Any]:
+def _object(path: Path, key: str, problems: list[str]) -> dict[str, Any]:
     before = len(problems)
     text = _text(path, problems)
     if len(problems) > before:
@@ -192,7 +206,7 @@ def _object(path: Path, problems: list[str]) -> dict[str, Any]:
         content = json.loads(text)
     except (ValueError, RecursionError):
         content = None
-    if not isinstance(content, dict):
+    if not isinstance(content, dict) or key not in content:
         problems.append(f"{path.name} is damaged{_consequence(path.name)}")
         return {}
     return content

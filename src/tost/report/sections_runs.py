@@ -75,13 +75,18 @@ def results(runs: Sequence[RunRecord]) -> str:
         row = [run.name, _model_name(run), count(run.summary.get("parameters")), number(run.last_step)]
         row += [metric_text(metric, run.final.get(metric)), shown]
         row += [metric_text(name, run.final.get(name)) for name in others]
-        row += [duration(run.summary.get("seconds")), bytes_of(run.summary.get("peak_memory_bytes")), run.status]
+        row += [_time(run), bytes_of(run.summary.get("peak_memory_bytes")), run.status]
         rows.append(row)
     ended = {place: run.final[metric] for place, run in enumerate(runs) if metric in run.final}
     pick = (max if mode == "max" else min)(ended.values(), default=None)
     best_rows = [place for place, value in ended.items() if value == pick] if len(ended) > 1 else []
     caption = f"{group_title(runs[0].subject)}. Every row is one run with one seed; measured on the validation set."
     return table(headers, rows, caption=caption, labels=2, best=best_rows)
+
+
+def _time(run: RunRecord) -> str:
+    seconds = duration(run.summary.get("seconds"))
+    return f"{seconds} since it was resumed" if run.resumed else seconds
 
 
 def trained(run: RunRecord) -> str:

@@ -131,24 +131,24 @@ def draw_flattening(result: Flattening) -> Figure:
     """Draw the distance from uniform on two log axes, and the entropy, over the number of tokens."""
     figure = new_figure(11.0, 4.4)
     left, right = figure.subplots(1, 2)
-    x = "position (tokens seen)" if result.causal else "tokens in the sequence"
+    unit = "position (tokens seen)" if result.causal else "tokens in the sequence"
     count = len(result.layers)
     for i, layer in enumerate(result.layers):
         style = {"color": depth_colour(i, count), "marker": "o", "markersize": 4}
         label = f"layer {layer}" if i in (0, count // 2, count - 1) else None
         left.plot(result.lengths, result.deviation[i].clamp_min(1e-12).numpy(), label=label, **style)
         right.plot(result.lengths, result.entropy[i].numpy(), **style)
-    start = result.deviation[:, 0].max().item()
-    reference = [start * result.lengths[0] / length for length in result.lengths]
-    left.plot(result.lengths, reference, color="0.5", linestyle=":", label="falls as 1/tokens")
+    peak = int(result.deviation.mean(dim=0).argmax())  # the first token of a causal layer is a case of its own
+    reference = [result.deviation[:, peak].max().item() * result.lengths[peak] / x for x in result.lengths[peak:]]
+    left.plot(result.lengths[peak:], reference, color="0.5", linestyle=":", label="falls as 1/tokens")
     left.set_yscale("log")
     for axes in (left, right):
         axes.set_xscale("log", base=2)
         ticks = [2**i for i in range(0, 40, 2) if result.lengths[0] <= 2**i <= result.lengths[-1]]
         axes.set_xticks(ticks, [f"{tick:,}" for tick in ticks])
         axes.xaxis.set_minor_locator(NullLocator())
-    finish(left, title="distance from uniform", x=x, y="largest |π - 1/H| of a token, mean")
-    finish(right, title="entropy (1 = uniform)", x=x, y="entropy of a token's membership, mean")
+    finish(left, title="distance from uniform", x=unit, y="largest |π - 1/H| of a token, mean")
+    finish(right, title="entropy (1 = uniform)", x=unit, y="entropy of a token's membership, mean")
     right.ticklabel_format(axis="y", useOffset=False)
     left.legend(frameon=False, fontsize=TICK)
     scaled = "energies times the number of tokens" if result.count_scaled else "normalised energies"

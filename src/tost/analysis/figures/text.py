@@ -6,13 +6,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 from matplotlib.patches import Patch, Rectangle
-from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
+from matplotlib.ticker import FixedLocator, FuncFormatter
 
 from tost.analysis.figures._style import LABEL, TICK, TITLE, colour, depth_colour, finish, new_figure, rgb
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+    from torch import Tensor
 
     from tost.analysis.memberships import TextMemberships
     from tost.analysis.memory import StateMemory
@@ -50,7 +51,8 @@ def draw_text_memberships(result: TextMemberships) -> Figure:
     shown = sorted({0, count // 2, count - 1})
     places = _layout(result.tokens)
     rows = max(row for _, row, _, _ in places) + 1
-    figure = new_figure(12.6, len(shown) * (0.27 * rows + 0.5) + 0.9)
+    width = max(48, *(column + len(text) for _, _, column, text in places))
+    figure = new_figure(0.15 * width, len(shown) * (0.27 * rows + 0.5) + 0.9)
     for axes, i in zip(figure.subplots(len(shown), 1, squeeze=False)[:, 0], shown, strict=True):
         pi = result.pi[i]
         heads = pi.argmax(dim=-1).tolist()
@@ -72,7 +74,7 @@ def draw_text_memberships(result: TextMemberships) -> Figure:
                     family="DejaVu Sans Mono",
                     color="black" if dark else "white",
                 )
-        axes.set_xlim(0, WIDTH)
+        axes.set_xlim(0, width)
         axes.set_ylim(rows, 0)
         axes.axis("off")
         title = f"layer {result.layers[i]};  entropy {result.entropy[i]:.4f} (1 = uniform)"
@@ -86,11 +88,12 @@ def draw_text_memberships(result: TextMemberships) -> Figure:
 
 def draw_memory(result: StateMemory) -> Figure:
     """Draw what the last tokens hold of the state, the fate of single tokens, and the half-lives of all heads."""
-    figure = new_figure(16.0, 4.8)
-    left, middle, right = figure.subplots(1, 3)
-    _draw_recent(left, result)
-    _draw_traces(middle, result)
-    _draw_half_lives(right, result)
+    figure = new_figure(11.2, 8.8)
+    grid = figure.subplots(2, 2)
+    _draw_recent(grid[0, 0], result, result.mass, "mass")
+    _draw_recent(grid[0, 1], result, result.squares, "weighted squares")
+    _draw_traces(grid[1, 0], result)
+    _draw_half_lives(grid[1, 1], result)
     figure.suptitle(
         f"What the state remembers of {result.length} tokens ({'with' if result.forgets else 'without'} forgetting, "
         f"{result.samples} texts)",
@@ -99,18 +102,19 @@ def draw_memory(result: StateMemory) -> Figure:
     return figure
 
 
-def _draw_recent(axes: Axes, result: StateMemory) -> None:
+def _draw_recent(axes: Axes, result: StateMemory, shares: Tensor, what: str) -> None:
     count = len(result.layers)
     for i, layer in enumerate(result.layers):
-        for head in range(result.mass.shape[1]):
+        for head in range(shares.shape[1]):
             label = f"layer {layer}" if head == 0 and i in (0, count // 2, count - 1) else None
-            axes.plot(
-                result.recent, result.mass[i, head].numpy(), color=depth_colour(i, count), linewidth=1.2, label=label
-            )
+            axes.plot(result.recent, shares[i, head].numpy(), color=depth_colour(i, count), linewidth=1.2, label=label)
     equal = [count_ / result.length for count_ in result.recent]
     axes.plot(result.recent, equal, color="0.45", linestyle=":", linewidth=2, label="all tokens alike")
     axes.set_xscale("log", base=2)
-    finish(axes, title="share held by the last tokens, at the end", x="last tokens", y="share of the state's mass")
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
+    finish(
+        axes, title=f"{what}: share of the last tokens, at the end", x="last tokens", y=f"share of the state's {what}"
+    )
     axes.set_ylim(0, 1.02)
     axes.legend(frameon=False, fontsize=TICK)
 
@@ -157,9 +161,7 @@ def _draw_half_lives(axes: Axes, result: StateMemory) -> None:
             label=f"head {head}",
         )
     axes.axhline(result.length / 2, color="0.45", linestyle=":", linewidth=2, label="all tokens alike")
-    axes.set_yscale("log", base=2)
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     axes.xaxis.set_major_locator(FixedLocator(list(result.layers)))
-    axes.yaxis.set_minor_locator(NullLocator())
+    axes.set_ylim(bottom=0)
     finish(axes, title="half of the state is the last so many tokens", x="layer", y="tokens")
     axes.legend(frameon=False, fontsize=8.5, ncols=2 if heads > 4 else 1)

@@ -171,7 +171,8 @@ class TostForCausalLM(PreTrainedModel, GenerationMixin):  # type: ignore[no-unty
         if use_cache or past_key_values is not None:
             cache = adopt(past_key_values, self.config.depth, grows=self.config.mixer == "softmax")
         mask = read_mask(attention_mask, shape, 0 if cache is None else cache.get_seq_length())
-        x, hidden = self._run(input_ids, inputs_embeds, mask, cache)
+        hidden: list[Tensor] | None = [] if hidden_wanted else None
+        x = self._run(input_ids, inputs_embeds, mask, cache, hidden)
         loss = None
         targets = shift_targets(labels, shift_labels, mask, shape)
         if targets is not None:
@@ -182,7 +183,7 @@ class TostForCausalLM(PreTrainedModel, GenerationMixin):  # type: ignore[no-unty
             "loss": loss,
             "logits": None if skip_logits else self._logits(x, logits_to_keep),
             "past_key_values": cache if use_cache else None,
-            "hidden_states": (*hidden, x) if hidden_wanted else None,
+            "hidden_states": None if hidden is None else (*hidden, x),
         }
         return CausalLMOutputWithPast(**found)
 
@@ -230,9 +231,14 @@ class TostForCausalLM(PreTrainedModel, GenerationMixin):  # type: ignore[no-unty
         return shape
 
     def _run(
-        self, ids: Tensor | None, embeddings: Tensor | None, mask: Tensor | None, cache: Cache | None
-    ) -> tuple[Tensor, list[Tensor]]:
-        """Return the tokens after the last norm, and what went into each block."""
+        self,
+        ids: Tensor | None,
+        embeddings: Tensor | None,
+        mask: Tensor | None,
+        cache: Cache | None,
+        hidden: list[Tensor] | None,
+    ) -> Tensor:
+        """Return the tokens after the last norm, and add what goes into each block to `hidden`."""
         before = [None] * self.config.depth if cache is None else read_states(cache)
         start = None if before[0] is None else before[0].position
         rows = len(cast(Tensor, embeddings if ids is None else ids))
@@ -242,10 +248,11 @@ class TostForCausalLM(PreTrainedModel, GenerationMixin):  # type: ignore[no-unty
                 "batch, or None at the start of a text."
             )
         x = self._embed(ids, embeddings, start, mask)
-        seen, after = [], []
+        after = []
         recompute = self.gradient_checkpointing and self.training
         for block, state in zip(self.model.blocks, before, strict=True):
-            seen.append(x)
+            if hidden is not None:
+                hidden.append(x)
             if cache is not None:
                 x, state = cast(CausalBlock, block).forward_with_state(x, state, mask)
                 after.append(state)
@@ -253,7 +260,8 @@ class TostForCausalLM(PreTrainedModel, GenerationMixin):  # type: ignore[no-unty
                 x = self._gradient_checkpointing_func(block.__call__, x, mask) if recompute else block(x, mask)
         if cache is not None:
             write_states(cache, after, x.shape[1])
-        return self.model.norm(x), seen
+        normed: Tensor = self.model.norm(x)
+        return normed
 
     def _embed(
         self, ids: Tensor | None, embeddings: Tensor | None, start: Tensor | None, mask: Tensor | None

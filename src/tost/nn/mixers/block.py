@@ -20,7 +20,8 @@ class TokenBatchNorm(nn.Module):
     """Batch norm over all real tokens of all sequences of a batch.
 
     In training, mean and variance are those of the batch; averages of both are kept for evaluation. Padding has no part
-    in them. Each process of a run takes those of its own sequences.
+    in them. Each process of a run takes those of its own sequences. Where a block is computed again in the backward
+    pass (gradient checkpointing) the averages meet each batch twice.
 
     Args:
         embed_dim: Width of the tokens, C.

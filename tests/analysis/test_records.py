@@ -1,0 +1,193 @@
+"""Capturing: the model computes the same, what is captured is right, and nothing stays behind."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+import tost
+import tost.analysis as analysis
+from tests.models.tiny import example, make_tiny, perturb
+from tost.analysis.gains import moments
+from tost.analysis.records import choose, run_batch
+from tost.errors import ConfigError
+from tost.nn import Block, PaperForm
+
+KINDS = {
+    "vision": ("tost_mini", {}),
+    "ablation": ("tost_mini", {"normalize": False}),
+    "vision options": ("tost_mini", {"gate": True, "count_scaled": True, "local": 3}),
+    "language": ("tost_lm_base", {}),
+    "language options": ("tost_lm_base_plus", {}),
+    "no positions": ("tost_lm_base", {"position": "none"}),
+    "classifier": ("lra_listops", {}),
+    "post norm": ("lra_listops", {"norm": "post"}),
+}
+PLACES = ("tokens", "input", "attention", "output")
+
+
+@pytest.fixture(params=KINDS, ids=list(KINDS))
+def model(request):
+    name, options = KINDS[request.param]
+    return perturb(make_tiny(name, **options)).eval()
+
+
+def hooks(model):
+    stores = ("_forward_hooks", "_forward_pre_hooks", "_forward_hooks_with_kwargs", "_backward_hooks")
+    return sum(len(getattr(module, store)) for module in model.modules() for store in stores)
+
+
+@torch.no_grad()
+def test_results_do_not_change_and_hooks_are_gone(model):
+    x = example(model)
+    before = model(x)
+    with analysis.capture(model, what=PLACES) as records:
+        assert torch.equal(model(x), before)
+        assert hooks(model) > 0
+    assert hooks(model) == 0
+    assert [record.layer.index for record in records] == [0, 1]
+    assert all(getattr(record, place) is not None for record in records for place in PLACES)
+
+
+@torch.no_grad()
+def test_hooks_are_gone_after_an_exception(model):
+    def fail(record):
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError), analysis.capture(model, visit=fail):
+        model(example(model))
+    assert hooks(model) == 0
+    with pytest.raises(ZeroDivisionError):
+        analysis.observe(model.train(), [example(model)], fail)
+    assert hooks(model) == 0
+    assert model.training
+
+
+@torch.no_grad()
+def test_membership_and_tokens_are_those_of_the_operator(model):
+    with analysis.capture(model) as records:
+        model(example(model))
+    for record in records:
+        attention, w = record.layer.attention, record.tokens
+        scaled = attention.extensions.count_scaled
+        pi = record.membership()
+        if attention.causal:
+            options = {"count_scaled": scaled, "decay": attention.decay()}
+            expected = tost.causal_membership(w, attention.temperature, attention.position_bias, **options)
+            y = tost.causal_tssa(w, attention.temperature, attention.position_bias, **options)
+        else:
+            options = {"count_scaled": scaled, "normalize": attention.normalize}
+            expected = tost.membership(w, attention.temperature, **options)
+            y = tost.tssa(w, attention.temperature, **options)
+        assert torch.equal(pi, expected)
+        torch.testing.assert_close(pi.sum(-1), torch.ones(pi.shape[:2]))
+        moment = moments(record.layer, w, pi)
+        torch.testing.assert_close(y, -pi.unsqueeze(-1) * w / (1 + moment))
+
+
+@torch.no_grad()
+def test_stream_is_that_of_the_blocks(model):
+    with analysis.capture(model, what=PLACES) as records:
+        model(example(model))
+    first, second = records
+    torch.testing.assert_close(first.output, second.input)
+    for record in records:
+        seen, w = record.project(record.input)
+        torch.testing.assert_close(w, record.tokens)
+        mixed = record.layer.attention(seen, record.mask)
+        torch.testing.assert_close(record.layer.block._mixed(record.input, mixed), record.attention)
+
+
+@torch.no_grad()
+def test_padding_is_known(model):
+    if hasattr(model.options, "in_chans"):
+        pytest.skip("images have no padding")
+    x = example(model, length=6)
+    mask = torch.tensor([[True] * 6, [True] * 4 + [False] * 2])
+    with analysis.capture(model) as records:
+        run_batch(model, {"inputs": x, "mask": mask, "targets": x})
+    for record in records:
+        assert torch.equal(record.mask, mask)
+        assert not record.membership()[~mask].any()
+
+
+@torch.no_grad()
+def test_visited_records_are_not_kept(model):
+    seen = []
+    with analysis.capture(model, layers=[-1], visit=lambda record: seen.append(record.layer.index)) as records:
+        model(example(model))
+    assert seen == [1]
+    assert records == []
+
+
+class Foreign(nn.Module):
+    """Someone's model that has our attention and nothing else of ours."""
+
+    def __init__(self, form):
+        super().__init__()
+        self.mixer = perturb(tost.TSSAttention(8, 2, paper=form))
+
+    def forward(self, x):
+        return x + self.mixer(x)
+
+
+@pytest.mark.parametrize("form", [None, PaperForm(eps=0.5)], ids=["free", "paper"])
+@torch.no_grad()
+def test_attention_in_a_foreign_model(form):
+    model, x = Foreign(form).eval(), torch.randn(2, 5, 8)
+    with analysis.capture(model) as records:
+        y = model(x) - x
+    (record,) = records
+    torch.testing.assert_close(record.tokens, model.mixer._tokens(x))
+    assert record.layer.block is None
+    attention = model.mixer
+    mixed = tost.tssa(record.tokens, record.layer.temperatures())
+    torch.testing.assert_close(attention._project_out(mixed, 5), y)
+    u = record.layer.subspaces()
+    projected = torch.einsum("bnc,hcd->bnhd", x, u) + record.layer.scale * attention.proj_in.bias.view(2, 4)
+    torch.testing.assert_close(projected, record.tokens)
+    with pytest.raises(ConfigError, match="residual"), analysis.capture(model, what=["input"]):
+        pass
+    assert "coding-rate" not in analysis.applicable(model)
+
+
+@torch.no_grad()
+def test_state_is_refused():
+    model = make_tiny("tost_lm_base").eval()
+    with analysis.capture(model), pytest.raises(ValueError, match="use_cache=False"):
+        model.forward_with_state(example(model))
+    assert hooks(model) == 0
+
+
+def test_timm_and_transformers_models():
+    import timm
+
+    import tost.integrations.timm  # noqa: F401
+    from tests.integrations.transformers_models import left_padded, make, tokens
+
+    model = timm.create_model("tost_mini", num_classes=3)
+    rates = analysis.coding_rate_by_layer(model, [torch.randn(2, 3, 32, 32)])
+    assert len(rates.curves) == 3
+    theirs = make("plus")
+    ids, mask = left_padded([tokens(9), tokens(6, seed=1)])
+    found = analysis.head_usage(theirs, [{"input_ids": ids, "attention_mask": mask}])
+    ours = analysis.head_usage(theirs.model, [{"inputs": ids, "mask": mask.bool()}])
+    torch.testing.assert_close(found.usage, ours.usage)
+    assert analysis.applicable(theirs) == analysis.applicable(theirs.model)
+
+
+def test_mistakes_are_named():
+    model = make_tiny("tost_mini")
+    with pytest.raises(ConfigError, match="0 to 1"), analysis.capture(model, layers=[2]):
+        pass
+    with pytest.raises(ConfigError, match="what takes tokens"), analysis.capture(model, what=["everything"]):
+        pass
+    with pytest.raises(ConfigError, match="no TSSA layers"), analysis.capture(nn.Linear(2, 2)):
+        pass
+    with pytest.raises(ConfigError, match="no samples"):
+        analysis.head_usage(model, [])
+    with pytest.raises(ValueError, match="'inputs'"):
+        run_batch(model, {"targets": torch.zeros(1)})
+    assert choose([-1, 0, 0], 4) == [0, 3]
+    assert any(isinstance(module, Block) for module in model.modules())
