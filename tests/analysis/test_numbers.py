@@ -202,7 +202,7 @@ def test_state_forgets_as_its_decay_says():
     expected = torch.tensor([(1 - 0.8**k) / (1 - 0.8**20) for k in found.recent], dtype=torch.float64)
     torch.testing.assert_close(found.mass, expected.expand(2, 4, -1), rtol=0, atol=1e-6)
     torch.testing.assert_close(found.decay_half_life, torch.full((2, 4), math.log(0.5) / math.log(0.8)).double())
-    assert found.half_life.unique().tolist() == [3]  # 1 - 0.8^3 = 0.488, of 0.988
+    assert found.half_life.unique().tolist() == [4]  # three hold 0.494
     mark, time = found.marks[1], found.times[-1]
     share = 0.8 ** (time - mark) / sum(0.8**k for k in range(time + 1))
     assert found.trace[0, 0, 1, -1].item() == pytest.approx(share, rel=1e-5)

@@ -14,7 +14,7 @@ def make(dtype=torch.float64, **overrides):
 
 
 def endless(dtype=torch.float64, **overrides):
-    return make(dtype, position="none", **overrides)
+    return make(dtype, **{"position": "none", **overrides})
 
 
 def prompts(*lengths, seed=0):

@@ -64,6 +64,37 @@ def test_a_text_of_one_token_has_no_state_yet(file):
     assert load_state(file, MODEL).state is None
 
 
+@pytest.mark.parametrize("lengths", [(5, 5), (5, 9)], ids=["no padding", "padding"])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"mixer": "softmax", "layer_scale": None},
+        {"mixer": "softmax", "layer_scale": None, "local": 3, "local_at": "both"},
+        {"local": 3, "gate": True, "forget": True, "count_scaled": True, "position": "none"},
+    ],
+    ids=["softmax", "softmax with convolutions", "plus"],
+)
+def test_states_of_every_kind_come_back(file, options, lengths):
+    model = make(torch.float32, **options)
+    greedy = {"sampling": Sampling(temperature=0)}
+    whole = generate_with_state(model, prompts(*lengths), max_new_tokens=9, **greedy)
+    first = generate_with_state(model, prompts(*lengths), max_new_tokens=4, **greedy)
+    save_state(file, first.continuation, model)
+    second = generate_with_state(model, None, max_new_tokens=5, state=load_state(file, model), **greedy)
+    assert torch.equal(torch.cat((first.tokens, second.tokens), dim=1), whole.tokens)
+
+
+def test_a_state_that_grows_is_checked_too(file):
+    model = make(torch.float32, mixer="softmax", layer_scale=None)
+    save_state(file, generate_with_state(model, prompts(5), max_new_tokens=3).continuation, model)
+    keys = load_file(file)["state.0"]
+    assert keys.shape == (1, 4, 7, 4)
+    for wrong in (keys[:, :, :5], keys[:, :3], keys[..., :3], keys.double(), keys[0]):
+        rewrite(file, {"state.0": wrong.contiguous()})
+        with pytest.raises(CheckpointError, match="not those of this model's state"):
+            load_state(file, model)
+
+
 def test_the_file_is_as_small_as_the_state_and_does_not_grow(file, done):
     model, sizes = endless(torch.float32), set()
     for count in (10, 200):
@@ -151,6 +182,7 @@ def test_a_truncated_file_is_refused(file, done):
         ({"seen": torch.zeros(1, 2, dtype=torch.uint8)}, {}, "not one per text"),
         ({"state.0": torch.zeros(2, 3)}, {}, "not those of this model's state"),
         ({"state.9": torch.zeros(2)}, {}, "does not hold the state of a text"),
+        ({"state.3": torch.zeros(2, dtype=torch.int64)}, {}, "a text has no token"),
         ({"generator": torch.zeros(3, dtype=torch.uint8)}, {}, "does not hold the state of a text"),
     ],
 )

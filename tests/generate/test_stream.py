@@ -2,8 +2,8 @@
 
 import gc
 import itertools
-import tracemalloc
 
+import psutil
 import pytest
 import torch
 from torch.utils import _pytree as pytree
@@ -23,6 +23,12 @@ def alive():
     return len(gc.get_objects()), len(tensors), sum(x.numel() * x.element_size() for x in tensors)
 
 
+def resident():
+    """Memory of this process, in bytes."""
+    gc.collect()
+    return psutil.Process().memory_info().rss
+
+
 def test_nothing_that_is_kept_grows_with_the_text():
     stream = stream_tokens(endless(torch.float32), prompts(3, 5), generator=seeded())
     found = []
@@ -36,24 +42,39 @@ def test_nothing_that_is_kept_grows_with_the_text():
     assert stream.continuation.state.position.tolist() == [302, 304]
 
 
-@pytest.mark.slow
-def test_a_very_long_text_takes_no_memory_and_stays_exact():
-    model, count = endless(torch.float32), 30_000
+def check_long_text(model, count):
+    """Generate `count` tokens; nothing may pile up, and the end must be that of a fresh pass over the text."""
     stream = stream_tokens(model, prompts(3), generator=seeded())
-    text = torch.empty(3 + count, dtype=torch.int32)  # kept by the test, not by the stream
+    text = torch.empty(3 + count, dtype=torch.uint8)  # kept by the test, not by the stream
     text[:3] = prompts(3)[0]
-    tracemalloc.start()
-    used = []
-    for place, token in enumerate(itertools.islice(stream, count), 3):
+    for token in itertools.islice(stream, 1000):
+        text[stream.continuation.state.position.item() + 1] = token.item()
+    objects, size, memory = alive(), stream.continuation.bytes(), resident()
+    for place, token in enumerate(itertools.islice(stream, count - 1000), 1003):
         text[place] = token.item()
-        if place % 10_000 == 0:
-            used.append(tracemalloc.get_traced_memory()[0])
-    tracemalloc.stop()
-    assert used[-1] - used[0] < 20_000
+    assert stream.continuation.bytes() == size
+    assert resident() - memory < 20e6
+    found = alive()
+    assert found[1:] == objects[1:]
+    assert found[0] - objects[0] < 50
     logits, _ = decode_step(model, stream.continuation.last, stream.continuation.state)
     fresh = prefill(model, text[None, :-1].long(), chunk_size=1000)
     expected, _ = decode_step(model, text[-1:].long(), fresh)
+    assert stream.continuation.state.position.tolist() == [3 + count - 1]
     assert_close("logits", logits, expected, 1e-4)
+
+
+PLUS = {"local": 4, "gate": True, "count_scaled": True, "forget": True}
+
+
+@pytest.mark.parametrize("options", [{}, PLUS, {"position": "sinusoidal"}], ids=["plain", "plus", "waves"])
+def test_a_long_text_takes_no_memory_and_stays_exact(options):
+    check_long_text(endless(torch.float32, **options), 5000)
+
+
+@pytest.mark.slow
+def test_a_million_tokens_take_no_memory_and_stay_exact():
+    check_long_text(endless(torch.float32), 1_000_000)
 
 
 def test_state_of_any_length_has_the_same_size():

@@ -92,6 +92,8 @@ def test_hippo_matrix_comes_back_from_its_parts(state_size):
     a = torch.where(i[:, None] > i, -roots[:, None] * roots, 0.0) - (i + 1).diag()
     eigenvalues, b, p = (torch.cat((x, x.conj())) for x in hippo_legs(state_size))
     assert (eigenvalues.imag[: state_size // 2] < 0).all()
+    assert b.imag.abs().max() < 1e-12
+    assert b.real.min() > 0
     assert_close("decay", eigenvalues.real, torch.full_like(i, -0.5), 1e-12)
     # Systems are equal if they answer alike: (z - A)^-1 B, seen through B, at a few z.
     for z in (0.3 + 1j, 2.0 + 0j, 10j):

@@ -206,8 +206,8 @@ def test_thinning_keeps_the_mean(points, most):
 def test_pictures_that_do_not_fit_are_left_out(two):
     big = Finding("heads", {"a": "1"}, picture=b"p" * 400_000)
     content = Content(runs=read_runs(two), insights=[Insight("tost", findings=(big, big, big))])
-    page = render(content, largest=1_200_000)
-    assert len(page.encode()) < 1_200_000
+    page = render(content, largest=1_000_000)
+    assert len(page.encode()) < 1_000_000
     assert page.count("data:image/png") == 1
     assert page.count("The picture is left out") == 2
     assert complaints(page) == []

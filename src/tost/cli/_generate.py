@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from tost.generate import Continuation, TextStream, Tokenizer, TokenStream
 
-__all__ = ["Precision", "generate"]
+__all__ = ["Precision", "Storage", "generate"]
 
 INTERRUPTED = 130
 USUAL_LENGTH = 256
@@ -34,6 +34,14 @@ class Precision(StrEnum):
 
     FLOAT32 = "float32"
     BFLOAT16 = "bfloat16"
+
+
+class Storage(StrEnum):
+    """How matrices are stored while tokens are generated."""
+
+    FP32 = "fp32"
+    BF16 = "bf16"
+    INT8 = "int8"
 
 
 class _Outcome(NamedTuple):
@@ -64,6 +72,7 @@ def generate(
     save_state: Annotated[Path | None, typer.Option(help="Put the text aside, to go on later.")] = None,
     ema: Annotated[bool, typer.Option("--ema", help="Use the moving average of the weights.")] = False,
     dtype: Annotated[Precision | None, typer.Option(help="Arithmetic. Default: that of the weights.")] = None,
+    weights: Annotated[Storage, typer.Option(help="Fewer bits: rounded, and faster.")] = Storage.FP32,
     json: Annotated[bool, typer.Option("--json", help="Print one line of JSON instead of the text.")] = False,
 ) -> None:
     """Continue a text with a trained language model. Ctrl-C ends it and keeps what is there."""
@@ -80,7 +89,13 @@ def generate(
     ids = _encode(tokenizer, text)
     started = perf_counter()
     stream = stream_tokens(
-        model, ids, max_new_tokens=max_new_tokens, sampling=sampling, generator=generator, state=before
+        model,
+        ids,
+        max_new_tokens=max_new_tokens,
+        sampling=sampling,
+        generator=generator,
+        state=before,
+        weights=weights.value,
     )
     reading = perf_counter() - started
     done = _run(stream, max_new_tokens, TextStream(tokenizer.decoder(), stops), _ignore if json else _write)

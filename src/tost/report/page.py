@@ -24,6 +24,7 @@ __all__ = ["Content", "render"]
 _MOST_ROWS = 40
 _MOST_CELL = 60
 _MOST_PASSAGE = 4000
+_FRAME = 20_000  # bytes for what stands around the parts, and for the words about pictures
 # The browser itself refuses whatever is not part of the page, should anything ever slip in.
 _POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
 
@@ -77,8 +78,8 @@ def render(content: Content, *, largest: int = 10_000_000) -> str:
         "How to repeat it": _repeat(content),
         "Where the numbers come from": _origin(content),
     }
-    size = sum(len(body.encode()) for body in sections.values()) + len(STYLE)
-    inside = _inside(content, _Room(max(0, largest - size - 100_000)))
+    bare = [*sections.values(), _inside(content, _Room(0)), STYLE]
+    inside = _inside(content, _Room(largest - sum(len(part.encode()) for part in bare) - _FRAME))
     places = list(sections)
     places.insert(places.index("Generated text"), "Looking inside")
     bodies = {**sections, "Looking inside": inside}

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from tost.errors import ConfigError
+from tost.report.html import cut
 from tost.train._yaml import read_document
 
 __all__ = ["RunRecord", "read_run", "read_runs"]
@@ -17,7 +18,8 @@ __all__ = ["RunRecord", "read_run", "read_runs"]
 PARTS = ("config.yaml", "env.json", "metrics.jsonl", "summary.json")
 LAYERS = "compression/layer_"
 """What metrics are called that `evaluate.telemetry` adds, before the number of the layer."""
-_MOST_TEXT = 200_000
+_MOST_TEXT = 30_000
+_OF_STEPS = ("kind", "step", "loss", "tokens_per_second", "unit")
 
 
 @dataclass(frozen=True)
@@ -147,7 +149,7 @@ def read_run(folder: Path, name: str | None = None) -> RunRecord:
         name=name or folder.resolve().name,
         folder=folder,
         config=_config(folder / "config.yaml", problems) if (folder / "config.yaml").is_file() else {},
-        config_text=config_text,
+        config_text=cut(config_text, _MOST_TEXT),
         environment=_object(folder / "env.json", "command", problems),
         summary=summary,
         steps=tuple(record for record in records if record.get("kind") == "step"),
@@ -174,7 +176,7 @@ def _text(path: Path, problems: list[str]) -> str:
     except OSError as error:
         problems.append(f"{path.name} cannot be read ({error.strerror})" + _consequence(path.name))
         return ""
-    return text if len(text) <= _MOST_TEXT else text[:_MOST_TEXT] + "\n... (cut)"
+    return text
 
 
 def _consequence(name: str) -> str:
@@ -238,7 +240,10 @@ def _record(line: str) -> dict[str, Any] | None:
         record = json.loads(line)
     except (ValueError, RecursionError):
         return None
-    return record if isinstance(record, dict) and isinstance(record.get("step"), int) else None
+    if not isinstance(record, dict) or not isinstance(record.get("step"), int):
+        return None
+    # A long run has many steps, and only this of them is shown.
+    return {key: record[key] for key in _OF_STEPS if key in record} if record.get("kind") == "step" else record
 
 
 def _points(records: Iterable[Mapping[str, Any]], metric: str) -> list[tuple[float, float]]:

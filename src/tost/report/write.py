@@ -73,6 +73,8 @@ def write_report(request: Request, out: Path, report: Callable[[str], None] | No
         passages |= {run.name: texts} if texts else {}
     content = Content(runs=runs, benchmarks=benchmarks, insights=insights, passages=passages, command=request.command)
     page = render(content, largest=LARGEST).encode("utf-8")
+    if len(page) > LARGEST:
+        raise ConfigError(f"a page about {len(runs)} runs would have {len(page) / 1e6:.0f} MB; give fewer runs.")
     _write(out, page)
     say(f"{len(page) / 1e6:.2f} MB")
     return out

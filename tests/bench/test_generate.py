@@ -1,0 +1,135 @@
+"""Language models at work: a real measurement of tiny ones, the tables made of it, and the gate in front of it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+
+from tost import create_model
+from tost.bench import generate as bench
+from tost.bench.environment import describe_environment
+from tost.bench.gate import Check, GateResult
+from tost.bench.generate import GenerateReport, check_generation, measure_generation
+from tost.bench.generate_cases import Part, Scale
+from tost.bench.generate_gpt2 import HuggingFaceGPT2, is_installed
+from tost.bench.generate_tables import generate_markdown, generate_tables
+from tost.bench.generate_train import CONTENDERS, TrainStep, run_in_process, take_step
+from tost.errors import TostError
+
+GREEN = GateResult(checks=(Check(name="logits", error=0.0, bound=1e-5),))
+RED = GateResult(checks=(Check(name="logits", error=1.0, bound=1e-5),))
+SCALE = replace(
+    Scale.quick(), contexts=(8, 16), baseline_contexts=(16,), prompt=16, train_tokens=(32,), depth=1, vocab_size=1024
+)
+needs_transformers = pytest.mark.skipif(not is_installed(), reason="transformers is not installed")
+
+
+@pytest.fixture(scope="module")
+def rows():
+    """Everything but training, which takes a process each; that part gets times from this process."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(bench, "run_in_process", take_step)
+        found = [row for some in measure_generation(tuple(Part), SCALE, watch=lambda _: None) for row in some]
+    return found
+
+
+def report(rows, gate=GREEN):
+    return GenerateReport(
+        command="tost bench generate", environment=describe_environment(), gate=gate, scale=SCALE, rows=rows
+    )
+
+
+def test_every_part_is_measured(rows):
+    assert [row.part for row in rows] == sorted((row.part for row in rows), key=list(Part).index)
+    decoded = {(row.contender, row.tokens) for row in rows if row.part is Part.DECODE}
+    limits = (bench.TORCH_LIMIT, bench.OUR_LIMIT)
+    assert {(name, context) for name in ("tost_lm_base", *limits) for context in (8, 16)} <= decoded
+    assert ("gpt2_base", 16) in decoded
+    assert ("gpt2_base", 8) not in decoded
+    assert {(row.weights, row.batch) for row in rows if row.part is Part.BATCH} == {
+        (weights, batch) for weights in ("fp32", "bf16", "int8") for batch in (1, 8)
+    }
+    assert all(row.seconds.median > 0 for row in rows)
+    own = [row for row in rows if row.part is Part.DECODE and row.contender == "tost_lm_base"]
+    assert all({*limits} <= row.ratios.keys() for row in own)
+    # H (2D + 1) numbers of 4 bytes, and the position.
+    assert {row.state_bytes for row in own} == {4 * 12 * (2 * 64 + 1) + 8}
+
+
+def test_tables_show_each_row_once(rows):
+    tables = generate_tables(rows)
+    assert sum(len(table.rows) for table in tables) == len(rows)
+    assert all(len(cells) == len(table.headers) for table in tables for cells in table.rows)
+    page = generate_markdown(report(rows))
+    assert all(row.contender in page for row in rows)
+    assert "a token at context 16 takes" in page
+    stored = json.loads(json.dumps(report(rows).to_json(), allow_nan=False))
+    assert len(stored["rows"]) == len(rows)
+    assert stored["scale"]["prompt"] == 16
+
+
+def test_a_demonstration_has_files_of_its_own(rows):
+    assert report(rows).stem.startswith("generate-quick_")
+    assert replace(report(rows), scale=Scale()).stem.startswith("generate_")
+
+
+def test_a_red_gate_leaks_no_speed(rows):
+    assert report(rows, RED).to_json()["rows"] == []
+    with pytest.raises(ValueError, match="green gate"):
+        generate_markdown(report(rows, RED))
+
+
+def test_gate_compares_steps_with_the_reference(monkeypatch):
+    checks = check_generation()
+    assert all(check.passed for check in checks)
+    assert {check.name for check in checks} >= {"tost_lm_base step", "tost_lm_base_plus step", "gpt2_base step"}
+    original = bench.make_step
+    monkeypatch.setattr(bench, "make_step", lambda model: lambda tokens, state: original(model)(tokens * 0, state))
+    assert [check.name for check in check_generation() if not check.passed] == [
+        f"{name} step" for name in ("tost_lm_base", "tost_lm_base_plus", "gpt2_base")
+    ]
+
+
+def test_limits_read_every_matrix_once():
+    model = create_model("tost_lm_base", embed_dim=16, num_heads=2, depth=2, vocab_size=11, max_length=8)
+    matrices = [m.weight for m in model.modules() if isinstance(m, nn.Linear)]
+    assert len(matrices) == 8
+    limits = bench._limits(model)
+    assert set(limits) == {bench.TORCH_LIMIT, bench.OUR_LIMIT}
+    called = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(bench.F, "linear", lambda x, w: called.append(w.numel()))
+        limits[bench.TORCH_LIMIT]()
+    assert sum(called) == sum(m.numel() for m in matrices) + model.tokens.weight.numel()
+    limits[bench.OUR_LIMIT]()
+
+
+@needs_transformers
+def test_gpt2_reads_prompts_and_steps_as_it_does_whole():
+    torch.manual_seed(0)
+    gpt2 = HuggingFaceGPT2(max_length=16, depth=1, vocab_size=64).eval()
+    ids = torch.randint(64, (1, 10))
+    cache = gpt2.prefill(ids[:, :-1])
+    logits, cache = gpt2.step(ids[:, -1], cache)
+    with torch.no_grad():
+        assert torch.allclose(logits[:, -1], gpt2.model(ids).logits[:, -1], atol=1e-4)
+        assert torch.allclose(gpt2.loss(ids), gpt2.chunked_loss(ids), atol=1e-5)
+
+
+@needs_transformers
+def test_training_steps_differ_in_memory_for_their_logits():
+    sizes = {"tokens": 64, "depth": 1, "vocab_size": 50_000, "threads": 1}
+    whole, chunked = (run_in_process(TrainStep(contender=name, **sizes)) for name in CONTENDERS[1:])
+    assert whole.loss == pytest.approx(chunked.loss, rel=1e-5)
+    assert whole.peak_bytes > 0
+    assert chunked.peak_bytes > 0
+    assert whole.seconds > 0
+
+
+def test_a_failing_process_is_reported_with_its_last_words():
+    with pytest.raises(TostError, match="a training step of tost_lm_base failed with code 1: .*depth"):
+        run_in_process(TrainStep(contender="tost_lm_base", tokens=8, depth=0, threads=1))

@@ -1,0 +1,143 @@
+"""Looking into the model of a run: the right weights, the right samples, the right words."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tests.report.reading import Reading, complaints
+from tests.train.runs import run
+from tost.analysis import CodingRates, RateCurve
+from tost.analysis.rates import MEASURES
+from tost.errors import CheckpointError
+from tost.report import Request, continue_prompts, look_into, write_report
+from tost.report.look import EXPLANATIONS, verdict_on_rates
+from tost.report.samples import open_run
+
+BYTES = ("data.options.length=48", "train.steps=2", "evaluate.batches=1", "checkpoint.every=1", "evaluate.every=2")
+
+
+@pytest.fixture(scope="module")
+def digits(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("digits") / "run"
+    run(folder, "train.steps=2", "model.depth=2", "evaluate.every=2", "checkpoint.every=1")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("text") / "run"
+    run(folder, *BYTES, "model.depth=2", config="demo/stdlib_bytes")
+    return folder
+
+
+def test_open_run_takes_the_newest_weights_and_the_first_samples(digits):
+    opened = open_run(digits, count=20)
+    assert opened.checkpoint.name == "step-00000002"
+    assert not opened.model.training
+    train, validation = (list(batches) for batches in (opened.samples.train, opened.samples.validation))
+    assert [len(batch["inputs"]) for batch in validation] == [16, 16]
+    assert opened.count == 32
+    assert not torch.equal(train[0]["inputs"], validation[0]["inputs"])
+    assert opened.samples.text is None
+    assert opened.samples.pixels is None
+
+
+def test_open_run_writes_text_token_by_token(text):
+    opened = open_run(text, count=4)
+    ids, tokens = opened.samples.text
+    assert ids.shape == (1, 48)
+    assert len(tokens) == 48
+    written = "".join(tokens)
+    decoded = bytes(ids[0].tolist()).decode(errors="replace")
+    assert written == decoded.replace("\n", "⏎").replace("\t", "⇥")
+
+
+def test_a_damaged_newest_checkpoint_is_passed_over(digits, tmp_path):
+    import shutil
+
+    copy = tmp_path / "run"
+    shutil.copytree(digits, copy, symlinks=True)
+    (copy / "checkpoints" / "step-00000002" / "model.safetensors").write_bytes(b"broken")
+    said: list[str] = []
+    assert open_run(copy, count=4, report=said.append).checkpoint.name == "step-00000001"
+    assert said
+    shutil.rmtree(copy / "checkpoints")
+    with pytest.raises(CheckpointError):
+        open_run(copy)
+
+
+def test_look_into_explains_what_it_finds(digits):
+    said: list[str] = []
+    insight = look_into("mine", open_run(digits, count=8), ["coding-rate", "class-attention", "heads"], said.append)
+    assert [finding.name for finding in insight.findings] == ["coding-rate", "heads"]
+    assert insight.notes == ("class-attention: left out, because it looks at images, and the model does not.",)
+    assert all(finding.name in EXPLANATIONS and finding.picture for finding in insight.findings)
+    assert "Untrained control:" in insight.findings[0].verdict
+    assert len(said) == 2
+
+
+def test_every_analysis_has_an_explanation():
+    from tost.analysis import ANALYSES
+
+    assert set(EXPLANATIONS) == set(ANALYSES)
+
+
+def rates(source: str, before: list[float], after: list[float], split: str = "validation") -> CodingRates:
+    places = {"input": before, "attention": after}
+    return CodingRates(
+        tuple(
+            RateCurve(
+                source,
+                split,
+                place,
+                tuple(range(len(values))),
+                {measure: torch.tensor([values], dtype=torch.float64) for measure in MEASURES},
+            )
+            for place, values in places.items()
+        )
+    )
+
+
+def test_verdict_counts_falls_and_names_rises():
+    trained = rates("trained", [9, 9, 9, 0], [4.0, 3.0, 3.5, 1.0])
+    said = verdict_on_rates(trained + rates("control", [0, 0, 0, 0], [1.0, 2.0, 3.0, 4.0]))
+    assert "falls in 2 of 3 steps" in said
+    assert "in 3 of 4 layers" in said
+    assert "It rises from layer 1 to 2." in said
+    assert "Untrained control: 0 of 3 steps and 0 of 4 layers." in said
+    assert "not fall" not in said
+
+
+def test_verdict_says_so_when_the_rate_does_not_fall():
+    said = verdict_on_rates(rates("trained", [1, 1, 1], [1.0, 2.0, 3.0]))
+    assert "does not fall over most layers: it falls in 0 of 2 steps" in said
+    assert "It rises from layer 0 to 1, 1 to 2." in said
+
+
+def test_text_is_generated_the_same_every_time(text):
+    opened = open_run(text, count=2)
+    first, again = (continue_prompts(opened, ["def "], length=20)[0] for _ in range(2))
+    assert first.text == again.text
+    assert first.tokens == 20
+    assert continue_prompts(opened, [], length=1)[0].prompt == bytes(opened.samples.text[0][0].tolist()).decode()
+
+
+def test_generation_ends_where_the_positions_do(text):
+    (passage,) = continue_prompts(open_run(text, count=2), ["x" * 40], length=300)
+    assert passage.tokens == 8, "48 positions, 40 of them taken by the prompt"
+
+
+def test_page_of_real_runs(digits, text, tmp_path):
+    out = tmp_path / "page.html"
+    said: list[str] = []
+    request = Request(runs=(digits, text), analyses=("coding-rate", "text-memberships"), prompts=("import ",))
+    write_report(request, out, said.append)
+    page = out.read_text(encoding="utf-8")
+    assert complaints(page) == []
+    told = Reading(page).text
+    assert "R_c^var" in told
+    assert "import" in told
+    assert "tokens per second" in told
+    assert page.count("<img ") == 3
+    assert len(page) < 10_000_000
