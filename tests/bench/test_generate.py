@@ -33,8 +33,7 @@ def rows():
     """Everything but training, which takes a process each; that part gets times from this process."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(bench, "run_in_process", take_step)
-        found = [row for some in measure_generation(tuple(Part), SCALE, watch=lambda _: None) for row in some]
-    return found
+        return [row for some in measure_generation(tuple(Part), SCALE, watch=lambda _: None) for row in some]
 
 
 def report(rows, gate=GREEN):
@@ -131,5 +130,5 @@ def test_training_steps_differ_in_memory_for_their_logits():
 
 
 def test_a_failing_process_is_reported_with_its_last_words():
-    with pytest.raises(TostError, match="a training step of tost_lm_base failed with code 1: .*depth"):
+    with pytest.raises(TostError, match=r"a training step of tost_lm_base failed with code 1: .*depth"):
         run_in_process(TrainStep(contender="tost_lm_base", tokens=8, depth=0, threads=1))

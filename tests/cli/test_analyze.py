@@ -110,6 +110,9 @@ def test_all_leaves_out_what_it_cannot_do(run, language, tmp_path, monkeypatch):
     out = ["--out", str(tmp_path / "out"), "--json"]
     found = content(run("analyze", str(language), "all", "--text", str(tmp_path / "text.txt"), *out))
     assert list(found["results"]) == ["subspaces", "heads"]
+    found = content(run("analyze", str(language), "all", "--text", str(tmp_path / "text.txt"), "--layers", "3", *out))
+    assert found["results"] == {}
+    assert "there are 1 TSSA layers" in found["skipped"]["heads"]
 
 
 MISTAKES = {

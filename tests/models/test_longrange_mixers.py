@@ -70,6 +70,14 @@ def test_options_reach_the_mixer(mixer):
     )
 
 
+@pytest.mark.parametrize("mixer", ["linformer", "s4"])
+def test_class_token_fits_in_front_of_the_longest_sequence(mixer):
+    model = make(mixer=mixer, pooling="cls")
+    assert model(example(model, length=24)).shape == (2, 3)
+    with pytest.raises(ValueError, match="reaches position 25"):
+        model(example(model, length=25))
+
+
 def test_options_of_another_mixer_are_refused_until_they_are_cleared():
     with pytest.raises(ConfigError, match=r"mixer=linear has no such option; .* clear them with mixer_options=null"):
         model_options("lra_text_s4", {"mixer": "linear"})

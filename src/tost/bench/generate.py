@@ -42,6 +42,7 @@ __all__ = [
 
 OURS, BASELINE, HUGGING_FACE = "tost_lm_base", "gpt2_base", "transformers GPT-2"
 TORCH_LIMIT, OUR_LIMIT = "weights alone, torch", "weights alone, ours"
+_SHORT = 64  # tokens of prompts whose length does not matter
 _BOUND = 10 * BOUNDS[torch.float32]  # a whole network loses a digit more than one operator
 
 
@@ -157,7 +158,8 @@ class _Bench:
 
     def __init__(self, scale: Scale, watch: Callable[[str], None]) -> None:
         self._scale, self._watch = scale, watch
-        self._longest = max(*scale.contexts, *scale.baseline_contexts, scale.prompt) + scale.repeats + 16
+        longest = max(*scale.contexts, *scale.baseline_contexts, scale.prompt, _SHORT)
+        self._longest = longest + scale.repeats + 16  # every timed token makes the text longer
         self._models: dict[str, Any] = {}
         self._states: dict[tuple[str, int], State] = {}
 
@@ -198,7 +200,7 @@ class _Bench:
         names, tokens = (OURS, *self._baselines()), self._scale.prompt
         self._watch(f"prefill: {tokens} tokens, batch 1")
         for name in names:
-            self._read(name, 64)
+            self._read(name, _SHORT)
 
         def run(name: str) -> Trial:
             def read() -> None:
@@ -234,14 +236,22 @@ class _Bench:
         calls: dict[tuple[Weights, int], Callable[[], object]] = {}
         kinds: list[Weights] = ["fp32"] if why_not_native(model) else list(WEIGHTS)
         for batch in self._scale.batches:
-            state = self._read(OURS, 64, batch)
+            state = self._read(OURS, _SHORT, batch)
             for kind in kinds:
                 calls[kind, batch] = _Text(make_step(model, kind), state, batch)
-        self._watch(f"batch: {', '.join(map(str, self._scale.batches))} texts at a time, context 64")
+        self._watch(f"batch: {', '.join(map(str, self._scale.batches))} texts at a time, context {_SHORT}")
         names = {f"{kind} {batch}": call for (kind, batch), call in calls.items()}
         rounds = _time(names, self._scale.repeats)
         yield [
-            _row(Part.BATCH, OURS, 64, rounds, (f"fp32 {self._scale.batches[0]}",), key=f"{kind} {batch}", batch=batch)
+            _row(
+                Part.BATCH,
+                OURS,
+                _SHORT,
+                rounds,
+                (f"fp32 {self._scale.batches[0]}",),
+                key=f"{kind} {batch}",
+                batch=batch,
+            )
             for kind, batch in calls
         ]
 

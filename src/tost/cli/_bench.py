@@ -14,6 +14,7 @@ from tost._machine import command_arguments
 from tost.bench.cases import Case, Dtype, Mode, Op, select_cases
 from tost.bench.generate_cases import Part, Scale
 from tost.cli import _console
+from tost.cli._bench_lra import lra
 
 if TYPE_CHECKING:
     from tost.bench.gate import GateResult
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 __all__ = ["app", "generate", "model", "ops", "train"]
 
 app = typer.Typer(help="Measure speed and memory, if all results are right.", no_args_is_help=True)
+app.command()(lra)
 
 _STANDARD = "as the standard shapes"
 

@@ -34,7 +34,7 @@ from tost.nn import (
 )
 from tost.ops import TSSAState, causal_tssa_
 
-__all__ = ["Affine", "FlatStep", "Layer", "why_not"]
+__all__ = ["Affine", "FlatStep", "Layer", "StateForm", "why_not"]
 
 _MODULES = (
     *(LanguageToST, CausalBlock, CausalTSSAttention, CausalConvolution, MLP, LearnedPositions),
@@ -141,6 +141,41 @@ class Layer(NamedTuple):
             block.gamma2,
             (block.norm1.eps, block.norm2.eps),
         )
+
+
+class StateForm:
+    """What the states of a model look like. A step takes them on trust, and the native one would read other memory.
+
+    Args:
+        model: A model that `why_not` has nothing to say about.
+    """
+
+    def __init__(self, model: LanguageToST) -> None:
+        options = model.options
+        self._heads = (options.num_heads, options.embed_dim // options.num_heads)
+        self._dtype = torch.promote_types(model.tokens.weight.dtype, torch.float32)
+        blocks = [cast(CausalBlock, block) for block in model.blocks]
+        locals_ = [[local for local in (block.local, block.local_mlp) if local is not None] for block in blocks]
+        self._windows = [[(local.width - 1, local.embed_dim) for local in each] for each in locals_]
+
+    def fits(self, tokens: Tensor, state: Any) -> bool:
+        """Tell whether a state is one of the model, for tokens ``[B]``."""
+        if not isinstance(state, ModelState) or len(state.layers) != len(self._windows):
+            return False
+        rows = tokens.shape
+        wide = torch.Size((*rows, *self._heads))
+        for layer, expected in zip(state.layers, self._windows, strict=True):
+            mixer, windows = layer if isinstance(layer, BlockState) else (layer, ())
+            if not isinstance(mixer, TSSAState) or len(windows) != len(expected):
+                return False
+            squares, weighted, mass, position = mixer
+            if not (squares.shape == weighted.shape == wide and mass.shape == wide[:2] and position.shape == rows):
+                return False
+            if not squares.dtype == weighted.dtype == mass.dtype == self._dtype:
+                return False
+            if any(window.shape != (*rows, *shape) for window, shape in zip(windows, expected, strict=True)):
+                return False
+        return True
 
 
 class FlatStep:

@@ -79,6 +79,8 @@ def round_weights(model: nn.Module, weights: Weights) -> None:
 class NativeStep:
     """`decode_step` of one model, for as long as its parameters stay what they are.
 
+    It takes any state on trust: see `StateForm`.
+
     Args:
         model: A model that `why_not_native` has nothing to say about.
         weights: How matrices are stored; see `pack_rows`. Anything but ``"fp32"`` is a copy.
@@ -112,21 +114,6 @@ class NativeStep:
         head = self._tokens if model.head is None else model.head.weight
         self._step.head = self._matrix(Affine(head, None))
         self._size = len(head)
-
-    def fits(self, tokens: Tensor, state: ModelState) -> bool:
-        """Tell whether a state is one of this model, for these tokens ``[B]``: the library would not notice."""
-        if len(state.layers) != len(self._layers):
-            return False
-        wide, windows = (len(tokens), *self._shape), self._windows(len(tokens))
-        for layer, shapes in zip(state.layers, windows, strict=True):
-            mixer, kept = layer if isinstance(layer, BlockState) else (layer, ())
-            if not isinstance(mixer, TSSAState) or [window.shape for window in kept] != shapes:
-                return False
-            if not (mixer.squares.shape == mixer.weighted_squares.shape == wide and mixer.mass.shape == wide[:2]):
-                return False
-            if any(x.dtype != torch.float32 for x in (*mixer[:3], *kept)) or mixer.position.shape != wide[:1]:
-                return False
-        return True
 
     def __call__(self, tokens: Tensor, state: ModelState) -> tuple[Tensor, ModelState]:
         """Advance every row by one token; see `decode_step`.

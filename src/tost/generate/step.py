@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from tost.errors import ConfigError
 from tost.generate.decode import State, decode_step
-from tost.generate.flat import FlatStep, why_not
+from tost.generate.flat import FlatStep, StateForm, why_not
 from tost.generate.native import WEIGHTS, NativeStep, Weights, why_not_native
 from tost.models import LanguageToST
 
@@ -36,14 +36,16 @@ def make_step(model: nn.Module, weights: Weights = "fp32") -> Step:
     reasons = why_not_native(model) if weights in WEIGHTS else [f"it takes one of {', '.join(WEIGHTS)}"]
     if weights != "fp32" and reasons:
         raise ConfigError(f"weights={weights!r} cannot be used: {'; '.join(reasons)}. Leave it out.")
-    native = None if reasons else NativeStep(cast(LanguageToST, model), weights)
-    flat = None if why_not(model) else FlatStep(cast(LanguageToST, model))
+    if why_not(model):
+        return lambda tokens, state: decode_step(model, tokens, state)
+    ours = cast(LanguageToST, model)
+    native, flat, form = None if reasons else NativeStep(ours, weights), FlatStep(ours), StateForm(ours)
 
     def step(tokens: Tensor, state: State | None) -> tuple[Tensor, State]:
-        if flat is None or state is None:
+        if not form.fits(tokens, state):  # there is none yet, or the model has something to say about it
             return decode_step(model, tokens, state)
         with torch.no_grad():
-            if native is not None and (weights != "fp32" or len(tokens) < _MANY) and native.fits(tokens, state):
+            if native is not None and (weights != "fp32" or len(tokens) < _MANY):
                 return native(tokens, state)
             return flat(tokens, state)
 

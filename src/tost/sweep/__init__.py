@@ -6,8 +6,9 @@ their folders is gathered (`results.py`) and shown (`report.py`).
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from tost._lazy import lazy
 
 if TYPE_CHECKING:
     from tost.sweep.plan import Arm, Plan, find_plan, list_plans, load_plan, plan_summary
@@ -49,23 +50,13 @@ __all__ = [
     "write_results",
 ]
 
-_HOME = {
-    "runner": ("Outcome", "Watcher", "claim", "execute", "progress_of", "start_process", "tail"),
-    "plan": ("Arm", "Plan", "find_plan", "list_plans", "load_plan", "plan_summary"),
-    "report": ("Table", "fill", "page", "section", "statements", "table"),
-    "results": ("collect", "metric_problem", "read_results", "write_results"),
-    "runs": ("Run", "State", "check_folders", "expand", "select", "state_of", "unfinished"),
-}
-
-
-def __getattr__(name: str) -> Any:
-    for module, names in _HOME.items():
-        if name in names:
-            value = getattr(import_module(f"tost.sweep.{module}"), name)
-            globals()[name] = value
-            return value
-    raise AttributeError(f"module 'tost.sweep' has no attribute {name!r}")
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+__getattr__, __dir__ = lazy(
+    __name__,
+    {
+        "plan": ("Arm", "Plan", "find_plan", "list_plans", "load_plan", "plan_summary"),
+        "report": ("Table", "fill", "page", "section", "statements", "table"),
+        "results": ("collect", "metric_problem", "read_results", "write_results"),
+        "runner": ("Outcome", "Watcher", "claim", "execute", "progress_of", "start_process", "tail"),
+        "runs": ("Run", "State", "check_folders", "expand", "select", "state_of", "unfinished"),
+    },
+)
