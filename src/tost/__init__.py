@@ -15,7 +15,7 @@ except PackageNotFoundError:  # a source tree on the path, not installed
     __version__ = "0+unknown"
 
 if TYPE_CHECKING:
-    from tost import models, nn, objective, ops
+    from tost import analysis, models, nn, objective, ops
     from tost.generate import generate
     from tost.integrations.official import load_official
     from tost.models import create_model, list_models
@@ -29,6 +29,7 @@ __all__ = [
     "CausalTSSAttention",
     "TSSAState",
     "TSSAttention",
+    "analysis",
     "available_backends",
     "causal_membership",
     "causal_tssa",

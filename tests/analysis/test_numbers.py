@@ -176,6 +176,8 @@ def test_coherence():
     found = analysis.subspace_coherence(model)
     assert found.between[0].item() == pytest.approx(0, abs=1e-6)
     assert found.mutual[0].item() == pytest.approx(0, abs=1e-6)
+    assert found.within[0].item() == pytest.approx(0, abs=1e-6)
+    assert found.blocks[0].abs().max().item() == pytest.approx(0, abs=1e-6)
     assert found.mutual[1].item() > found.between[1].item() > 0
     assert found.random == pytest.approx(math.sqrt(2 / (math.pi * 16)))
     torch.testing.assert_close(found.sample.diagonal(dim1=1, dim2=2), torch.ones(2, 16, dtype=torch.float64))

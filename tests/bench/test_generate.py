@@ -120,6 +120,7 @@ def test_gpt2_reads_prompts_and_steps_as_it_does_whole():
 
 
 @needs_transformers
+@pytest.mark.slow
 def test_training_steps_differ_in_memory_for_their_logits():
     sizes = {"tokens": 64, "depth": 1, "vocab_size": 50_000, "threads": 1}
     whole, chunked = (run_in_process(TrainStep(contender=name, **sizes)) for name in CONTENDERS[1:])

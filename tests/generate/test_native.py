@@ -12,6 +12,7 @@ import tost
 from tests.generate.models import make, prompts, seeded
 from tost.errors import ConfigError
 from tost.generate import decode_step, prefill
+from tost.generate.flat import StateForm
 from tost.generate.native import NativeStep, pack_rows, round_weights, why_not_native
 from tost.generate.step import make_step
 from tost.ops import _step as library
@@ -27,7 +28,7 @@ def step_both(model, count, weights="fp32", length=6):
     ids = torch.stack(prompts(*[length] * count))
     before = prefill(model, ids[:, :-1])
     step = NativeStep(model, weights)
-    assert step.fits(ids[:, -1], before)
+    assert StateForm(model).fits(ids[:, -1], before)
     with torch.no_grad():
         return step(ids[:, -1], before), decode_step(model, ids[:, -1], before)
 
@@ -127,16 +128,17 @@ def test_an_old_library_is_left_alone(monkeypatch):
 
 def test_a_state_of_another_model_never_reaches_the_library():
     model = make(torch.float32, **PLUS)
-    step, tokens = NativeStep(model), torch.tensor([1, 2])
+    form, tokens = StateForm(model), torch.tensor([1, 2])
     ids = torch.ones(2, 3, dtype=torch.int64)
     state = prefill(model, ids)
-    assert step.fits(tokens, state)
-    assert not step.fits(tokens[:1], state)
-    assert not step.fits(tokens, state.to(dtype=torch.float64))
+    assert form.fits(tokens, state)
+    assert not form.fits(tokens, None)
+    assert not form.fits(tokens[:1], state)
+    assert not form.fits(tokens, state.to(dtype=torch.float64))
     for other in ({"depth": 1}, {"num_heads": 2}, {"embed_dim": 32}, {"local": 3}, {"local": 0}, {"local_at": "both"}):
         strange = prefill(make(torch.float32, **{**PLUS, **other}), ids)
-        assert not step.fits(tokens, strange)
-        with pytest.raises((ValueError, RuntimeError)):
+        assert not form.fits(tokens, strange)
+        with pytest.raises(ValueError, match=r"state|window"):
             make_step(model)(tokens, strange)
 
 

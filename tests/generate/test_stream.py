@@ -47,8 +47,8 @@ def check_long_text(model, count):
     stream = stream_tokens(model, prompts(3), generator=seeded())
     text = torch.empty(3 + count, dtype=torch.uint8)  # kept by the test, not by the stream
     text[:3] = prompts(3)[0]
-    for token in itertools.islice(stream, 1000):
-        text[stream.continuation.state.position.item() + 1] = token.item()
+    for place, token in enumerate(itertools.islice(stream, 1000), 3):
+        text[place] = token.item()
     objects, size, memory = alive(), stream.continuation.bytes(), resident()
     for place, token in enumerate(itertools.islice(stream, count - 1000), 1003):
         text[place] = token.item()

@@ -31,13 +31,13 @@ def text(tmp_path_factory):
     return folder
 
 
-def test_open_run_takes_the_newest_weights_and_the_first_samples(digits):
+def test_open_run_takes_the_newest_weights_and_samples_of_both_splits(digits):
     opened = open_run(digits, count=20)
     assert opened.checkpoint.name == "step-00000002"
     assert not opened.model.training
     train, validation = (list(batches) for batches in (opened.samples.train, opened.samples.validation))
-    assert [len(batch["inputs"]) for batch in validation] == [16, 16]
-    assert opened.count == 32
+    assert [len(batch["inputs"]) for batch in validation] == [16, 4]
+    assert len({row.tobytes() for batch in validation for row in batch["inputs"].numpy()}) == 20
     assert not torch.equal(train[0]["inputs"], validation[0]["inputs"])
     assert opened.samples.text is None
     assert opened.samples.pixels is None
@@ -48,9 +48,7 @@ def test_open_run_writes_text_token_by_token(text):
     ids, tokens = opened.samples.text
     assert ids.shape == (1, 48)
     assert len(tokens) == 48
-    written = "".join(tokens)
-    decoded = bytes(ids[0].tolist()).decode(errors="replace")
-    assert written == decoded.replace("\n", "⏎").replace("\t", "⇥")
+    assert "".join(tokens) == bytes(ids[0].tolist()).decode(errors="replace")
 
 
 def test_a_damaged_newest_checkpoint_is_passed_over(digits, tmp_path):

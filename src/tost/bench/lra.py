@@ -245,7 +245,7 @@ def measure_lra(
 def _timed_rows(scale: LraScale, case: LraCase, expected: Mapping[str, float], clock: Clock) -> list[LraRow]:
     taking_part = [name for name in scale.mixers if expected[name] <= scale.skip_seconds]
     built = {name: _build(scale, case, name) for name in taking_part}
-    rounds = _rounds({name: trial for name, (trial, _) in built.items()}, scale, clock) if built else []
+    rounds = _rounds({name: trial for name, (trial, _) in built.items()}, case, scale, clock) if built else []
     rows = []
     for name in scale.mixers:
         if name in built:
@@ -259,9 +259,11 @@ def _timed_rows(scale: LraScale, case: LraCase, expected: Mapping[str, float], c
     return rows
 
 
-def _rounds(trials: Mapping[str, Trial], scale: LraScale, clock: Clock) -> list[Round]:
+def _rounds(trials: Mapping[str, Trial], case: LraCase, scale: LraScale, clock: Clock) -> list[Round]:
     estimates = {name: warm_up(trial, runs=2, clock=clock).estimate_seconds for name, trial in trials.items()}
-    plan = Plan(repeats=scale.repeats, case_seconds=0.0, contender_seconds=scale.mixer_seconds)
+    # A mixer alone takes milliseconds, so that more runs cost nothing and are needed.
+    case_seconds = 0.0 if case.work is Work.STEP else scale.mixer_seconds / 2
+    plan = Plan(repeats=scale.repeats, case_seconds=case_seconds, contender_seconds=scale.mixer_seconds)
     repeats = plan_repeats(estimates, always={scale.mixers[0]}, plan=plan)
     return interleave(trials, repeats=repeats, clock=clock)
 

@@ -100,9 +100,12 @@ def _draw_panel(axes: Axes, title: str, rows: Sequence[LraRow], value: Callable[
     lengths = sorted({row.case.tokens for row in rows})
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
+    low, high = axes.get_ylim()
+    ticks = [tick for power in range(-6, 9) for tick in (10.0**power, 2 * 10.0**power, 5 * 10.0**power)]
+    shown = [tick for tick in ticks if low <= tick <= high]
+    axes.set_yticks(shown, [f"{tick:,g}" for tick in shown])
     axes.minorticks_off()
     axes.set_xticks(lengths, [f"{count:,}" for count in lengths], rotation=30 if len(lengths) > 4 else 0)
-    axes.yaxis.set_major_formatter(lambda number, _: f"{number:g}")
     axes.set_title(title, fontsize=10)
     axes.grid(axis="y", color="0.9")
     axes.spines[["top", "right"]].set_visible(False)

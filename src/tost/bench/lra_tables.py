@@ -14,11 +14,10 @@ from tost.bench.tables import Table, markdown_table
 __all__ = ["lra_findings", "lra_markdown", "lra_tables", "write_lra"]
 
 _MISSING = "-"
-_FOUR = 4096
 
 
 def lra_tables(rows: Sequence[LraRow]) -> list[Table]:
-    """Return a table per quantity, one row per mixer and one column per length; then Path-X. Empty ones are left out."""
+    """Return a table per quantity, one row per mixer, one column per length; then Path-X. Empty ones are left out."""
     steps = [row for row in rows if row.case.work is Work.STEP]
     built = [
         _by_length("Training steps per second in the same encoder", steps, _steps_per_second),
@@ -41,27 +40,23 @@ def lra_findings(rows: Sequence[LraRow]) -> list[str]:
         (Work.FWD, "Mixer alone, forward"),
         (Work.FWD_BWD, "Mixer alone, forward and backward"),
     ):
-        parts = []
-        for tokens, group in _lengths([row for row in rows if row.case.work is work]).items():
-            others = [(row.ratio.median, row.mixer) for row in group[1:] if row.ratio]
-            if others:
-                factor, name = min(others)
-                parts.append(f"{factor:.2f}x at {tokens:,} ({name})")
-        if parts:
-            said.append(f"{what}: {rows[0].mixer} against the next fastest: {', '.join(parts)}.")
-    parts = []
-    for tokens, group in _lengths([row for row in rows if row.case.work is Work.STEP]).items():
-        known = (
-            [(row.peak_bytes / group[0].peak_bytes, row.mixer) for row in group[1:] if row.peak_bytes]
-            if (group[0].peak_bytes)
-            else []
-        )
-        if known:
-            factor, name = min(known)
-            parts.append(f"{factor:.2f}x at {tokens:,} ({name})")
-    if parts:
-        said.append(f"Peak memory: the next smallest over {rows[0].mixer}: {', '.join(parts)}.")
+        if parts := _against_next(rows, work, lambda row: row.seconds.median if row.seconds else None):
+            said.append(f"{what}: time of the next fastest over that of {rows[0].mixer}: {', '.join(parts)}.")
+    if parts := _against_next(rows, Work.STEP, lambda row: row.peak_bytes):
+        said.append(f"Peak memory of the next smallest over that of {rows[0].mixer}: {', '.join(parts)}.")
     return said
+
+
+def _against_next(rows: Sequence[LraRow], work: Work, value: Callable[[LraRow], float | None]) -> list[str]:
+    """Return by length the least value of the other mixers over that of the first."""
+    parts = []
+    for tokens, group in _lengths([row for row in rows if row.case.work is work]).items():
+        own = value(group[0])
+        others = [(number, row.mixer) for row in group[1:] if (number := value(row))]
+        if own and others:
+            least, name = min(others)
+            parts.append(f"{least / own:.2f}x at {tokens:,} tokens ({name})")
+    return parts
 
 
 def lra_markdown(report: LraReport, *, plot: str | None = None) -> str:
@@ -76,17 +71,19 @@ def lra_markdown(report: LraReport, *, plot: str | None = None) -> str:
     """
     _require_green(report)
     environment, scale = report.environment, report.scale
+    load = "" if environment.load is None else f" (load average {environment.load:g} at the start)"
     lines = [
         "# Long-range mixers in one encoder",
         "",
         f"{environment.summary} | {report.gate.summary}",
         "",
-        f"Made by `{report.command}` on {environment.measured[:10]}. The encoder of the Text task (4 blocks, width 256,",
-        "4 heads, MLPs of 1024, no dropout), batch 1, full sequences. A step is forward, backward and AdamW. The mixers",
-        f"took turns, {scale.repeats} rounds, fewer for slow ones; a ratio compares two runs of one round. Medians, with",
-        "quartiles in brackets. Peak memory is the growth of a fresh process during its first step: what is kept for the",
-        "backward pass, gradients and AdamW's moments, but not the weights; its C library returns freed memory at once.",
-        f"The mixers have the defaults of their papers (`--form {scale.form}`); S4 and S4D have 4 states, as for this task.",
+        f"Made by `{report.command}` on {environment.measured[:10]}{load}. The encoder of the Text task: 4 blocks of",
+        "width 256 with 4 heads and MLPs of 1024, no dropout, batch 1, full sequences. A step is forward, backward and",
+        f"AdamW. The mixers took turns, {scale.repeats} rounds of steps, fewer for slow ones; a ratio compares two runs",
+        "of one round. Medians, with quartiles in brackets. Peak memory is the growth of a fresh process during its",
+        "first step: what is kept for the backward pass, gradients and AdamW's moments, but not the weights; its C",
+        "library returns freed memory at once.",
+        f"The mixers are those of `--form {scale.form}`; S4 and S4D have 4 states, their setting for this task.",
     ]
     if plot:
         lines += ["", f"![Steps per second, memory and time of the mixers by number of tokens]({plot})"]

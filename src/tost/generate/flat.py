@@ -26,7 +26,6 @@ from tost.nn import (
     CausalBlock,
     CausalConvolution,
     CausalTSSAttention,
-    Extensions,
     LearnedPositions,
     ModelState,
     PaperForm,

@@ -120,7 +120,7 @@ class NativeStep:
 
         Positions are not checked: behind the last one it goes on as with ``beyond="hold"``.
         """
-        step, count, depth = self._step, len(tokens), len(self._layers)
+        step, count, depth = self._step, tokens.shape[0], len(self._layers)
         position, place = state.position.contiguous(), state.position.clamp_max(self._last)
         x = F.embedding(tokens, self._tokens)
         if self._positions is not None:

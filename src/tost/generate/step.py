@@ -42,10 +42,10 @@ def make_step(model: nn.Module, weights: Weights = "fp32") -> Step:
     native, flat, form = None if reasons else NativeStep(ours, weights), FlatStep(ours), StateForm(ours)
 
     def step(tokens: Tensor, state: State | None) -> tuple[Tensor, State]:
-        if not form.fits(tokens, state):  # there is none yet, or the model has something to say about it
+        if state is None or not form.fits(tokens, state):  # the model has something to say about a strange one
             return decode_step(model, tokens, state)
         with torch.no_grad():
-            if native is not None and (weights != "fp32" or len(tokens) < _MANY):
+            if native is not None and (weights != "fp32" or tokens.shape[0] < _MANY):
                 return native(tokens, state)
             return flat(tokens, state)
 

@@ -130,7 +130,7 @@ class TokenStream(Iterator[Tensor]):
         noise = None
         if not self._sampling.greedy:
             # One draw for every row, ended or not: a row's numbers do not depend on when the others end.
-            noise = self._active(draw_noise(len(now.last), logits.shape[-1], self._generator))
+            noise = self._active(draw_noise(now.last.shape[0], logits.shape[-1], self._generator))
         tokens = choose(logits, self._active(now.seen), self._sampling, noise)
         result = torch.full_like(now.last, ENDED)
         result[now.rows] = tokens
@@ -162,7 +162,7 @@ class TokenStream(Iterator[Tensor]):
     def _active(self, x: Tensor) -> Tensor:
         """Return the rows of x [B, ...] that have not ended."""
         rows = self._now.rows
-        return x if len(rows) == len(x) else x[rows.to(x.device)]
+        return x if rows.shape[0] == x.shape[0] else x[rows.to(x.device)]
 
     def _after(self, tokens: Tensor, state: State) -> _Moment:
         """Return where the stream stands after a step; rows that end leave the batch, and no longer cost anything."""

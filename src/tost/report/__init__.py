@@ -6,14 +6,16 @@ and everything is set as HTML that needs nothing but itself (`page.py` and the f
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from tost._lazy import lazy
 
 if TYPE_CHECKING:
     from tost.report.bench import BenchRecord, read_bench
     from tost.report.look import Finding, Insight, look_into
     from tost.report.page import Content, render
     from tost.report.runs import RunRecord, read_run, read_runs
+    from tost.report.samples import Opened, open_run
     from tost.report.texts import Passage, continue_prompts
     from tost.report.write import Request, write_report
 
@@ -22,11 +24,13 @@ __all__ = [
     "Content",
     "Finding",
     "Insight",
+    "Opened",
     "Passage",
     "Request",
     "RunRecord",
     "continue_prompts",
     "look_into",
+    "open_run",
     "read_bench",
     "read_run",
     "read_runs",
@@ -34,24 +38,15 @@ __all__ = [
     "write_report",
 ]
 
-_HOME = {
-    "bench": ("BenchRecord", "read_bench"),
-    "look": ("Finding", "Insight", "look_into"),
-    "page": ("Content", "render"),
-    "runs": ("RunRecord", "read_run", "read_runs"),
-    "texts": ("Passage", "continue_prompts"),
-    "write": ("Request", "write_report"),
-}
-
-
-def __getattr__(name: str) -> Any:
-    for module, names in _HOME.items():
-        if name in names:
-            value = getattr(import_module(f"tost.report.{module}"), name)
-            globals()[name] = value
-            return value
-    raise AttributeError(f"module 'tost.report' has no attribute {name!r}")
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+__getattr__, __dir__ = lazy(
+    __name__,
+    {
+        "bench": ("BenchRecord", "read_bench"),
+        "look": ("Finding", "Insight", "look_into"),
+        "page": ("Content", "render"),
+        "runs": ("RunRecord", "read_run", "read_runs"),
+        "samples": ("Opened", "open_run"),
+        "texts": ("Passage", "continue_prompts"),
+        "write": ("Request", "write_report"),
+    },
+)

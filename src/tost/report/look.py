@@ -139,8 +139,8 @@ def look_into(
             notes.append(f"{analysis}: could not be done: {error}")
             say(f"{name}: {notes[-1]}")
     source = (
-        f"Looked at: the weights of {run.checkpoint.name} and the first {run.count} samples of the validation set "
-        "(and as many of the training set where both are compared)."
+        f"Looked at: the weights of {run.checkpoint.name}, with up to {run.count} samples of the validation set (and "
+        "as many of the training set where both are compared), spread over the set."
     )
     return Insight(name, source, tuple(findings), tuple(notes))
 

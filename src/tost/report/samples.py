@@ -1,38 +1,35 @@
-"""A run's model and a few of its samples: what is needed to look into it. Loads torch."""
+"""A run's model and some of its samples: what is needed to look into it. Loads torch."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
 from tost.analysis import Samples
-from tost.data import Dataset, make_evaluation_loader, tokenizer_of
+from tost.data import Dataset, build_data
 from tost.data.image_options import ImageOptions
-from tost.recipes import get_task, load_config
+from tost.data.text_tokenizer import DataTokenizer
+from tost.recipes import load_config
 from tost.train.checkpoint import resolve_checkpoint
 from tost.train.config import RunConfig
 from tost.train.saved import build_saved, read_saved
+from tost.train.tokenizer import tokenizer_beside
 
-if TYPE_CHECKING:
-    from tost.data.text_tokenizer import DataTokenizer
-
-__all__ = ["Opened", "open_run"]
+__all__ = ["Batches", "Opened", "open_run", "pixels_of", "plain_config", "samples_of", "strings_of"]
 
 SAMPLES = 64
 """Samples of each split that are looked at, unless they are long."""
 TOKENS = 16_384
 """Tokens of each split that are looked at, at most."""
-TEXT = 200
-"""Tokens of the text whose memberships are shown."""
+TEXT_TOKENS = 512
+"""Tokens of the text whose memberships are shown, at most."""
 _BATCH = 16
-# What a control character or half a letter is drawn as.
-_VISIBLE = {"\n": "⏎", "\t": "⇥", "\r": "␍"}
+# The training images as they are: what augmentation does to them is no property of the model.
+_PLAIN = ("crop=none", "flip=0.0", "auto_augment=null", "color_jitter=0.0", "erasing=0.0", "repeats=1")
 
 
 @dataclass(frozen=True)
@@ -43,23 +40,80 @@ class Opened:
         model: Its newest model, in evaluation mode.
         samples: What to look at.
         checkpoint: Where the weights are from.
-        config: Its settings.
-        tokenizer: What its ids mean; None for other things than text.
-        count: How many samples of the validation set there are in `samples`.
+        tokenizer: What its ids mean; None for other things than text, or if nobody knows.
+        count: How many samples of each split there are in `samples`, at most.
     """
 
     model: nn.Module
     samples: Samples
     checkpoint: Path
-    config: RunConfig
     tokenizer: DataTokenizer | None
     count: int
+
+
+class Batches:
+    """Some samples of a data set, in batches that can be gone through again and again; one is held at a time.
+
+    Args:
+        dataset: The samples.
+        count: How many, spread over the set, because files are often sorted by class.
+        batch_size: How many at once.
+        options: What is known about images; their batches have ``"pixels"`` too, to be drawn.
+    """
+
+    def __init__(self, dataset: Dataset, count: int, batch_size: int, options: object = None) -> None:
+        self.indices = torch.linspace(0, len(dataset) - 1, min(count, len(dataset))).round().long()
+        self.dataset, self.batch_size, self.options = dataset, batch_size, options
+
+    def __iter__(self) -> Iterator[dict[str, Tensor]]:
+        for start in range(0, len(self.indices), self.batch_size):
+            batch = self.dataset.gather(self.indices[start : start + self.batch_size])
+            if isinstance(self.options, ImageOptions):
+                batch = {**batch, "pixels": pixels_of(batch["inputs"], self.options)}
+            yield batch
+
+
+def plain_config(file: Path) -> RunConfig:
+    """Read the configuration of a run, with images as they are: not cropped, mirrored or recoloured for training.
+
+    Raises:
+        ConfigError: It cannot be used here.
+    """
+    config = load_config(str(file))
+    if not isinstance(config.data.data_set_options(), ImageOptions):
+        return config
+    return load_config(str(file), [f"data.options.{change}" for change in _PLAIN])
+
+
+def samples_of(
+    config: RunConfig, tokenizer: DataTokenizer | None, *, count: int = SAMPLES, batch_size: int = _BATCH
+) -> Samples:
+    """Return samples of both splits of a run's data, and a text of it if it has any.
+
+    Args:
+        config: The run's configuration, best as `plain_config` reads it.
+        tokenizer: How ids are written.
+        count: How many samples of each split.
+        batch_size: How many at once.
+
+    Raises:
+        ConfigError: The data is not there any more.
+    """
+    bundle = build_data(config.data, config.train.seed)
+    options = config.data.data_set_options()
+    train, validation = (Batches(split, count, batch_size, options) for split in (bundle.train, bundle.validation))
+    first = bundle.validation.gather(torch.tensor([0]))
+    ids, mask = first["inputs"], first.get("mask")
+    if ids.is_floating_point() or ids.dim() != 2:
+        return Samples(train=train, validation=validation)
+    ids = (ids if mask is None else ids[mask][None])[:, :TEXT_TOKENS]
+    return Samples(train=train, validation=validation, text=(ids, strings_of(ids[0].tolist(), tokenizer)))
 
 
 def open_run(
     folder: Path, *, count: int = SAMPLES, ema: bool = False, report: Callable[[str], None] | None = None
 ) -> Opened:
-    """Read the newest model of a run, and the first samples of its data.
+    """Read the newest model of a run, and samples of its data.
 
     Args:
         folder: The run folder, or one of its checkpoints.
@@ -73,46 +127,21 @@ def open_run(
     """
     checkpoint = resolve_checkpoint(folder, report or (lambda line: None))
     model = build_saved(read_saved(checkpoint, ema=ema), str(folder)).eval()
-    config = load_config(str(checkpoint.parents[1] / "config.yaml"))
-    bundle = get_task(config.recipe).build_data(config)
-    train, validation = (_batches(dataset, count) for dataset in (bundle.train, bundle.validation))
-    tokenizer = _tokenizer(config)
-    text = None if tokenizer is None or not validation else _text(validation[0]["inputs"], tokenizer)
-    samples = Samples(train=train, validation=validation, pixels=_pixels(validation, config), text=text)
-    return Opened(model, samples, checkpoint, config, tokenizer, sum(len(batch["inputs"]) for batch in validation))
+    config = plain_config(checkpoint.parents[1] / "config.yaml")
+    tokenizer = tokenizer_beside(checkpoint) if config.recipe == "language_modeling" else None
+    length = config.data.data_set_options().shape_of(config.data.path).length
+    fitting = count if length is None else max(1, min(count, TOKENS // length))
+    return Opened(model, samples_of(config, tokenizer, count=fitting), checkpoint, tokenizer, fitting)
 
 
-def _batches(dataset: Dataset, count: int) -> list[dict[str, Tensor]]:
-    """Return the first samples in small batches, so that the memory for looking at them stays small."""
-    first = dataset[0]["inputs"]
-    positions = first.numel() if not first.is_floating_point() else first[..., 0].numel()
-    fitting = min(count, len(dataset), max(1, TOKENS // max(1, positions)))
-    size = min(fitting, _BATCH)
-    batches = islice(make_evaluation_loader(dataset, batch_size=size), -(-fitting // size))
-    return [{key: value for key, value in batch.items() if key in ("inputs", "mask")} for batch in batches]
+def pixels_of(images: Tensor, options: ImageOptions) -> Tensor:
+    """Return normalised images as colours in [0, 1], ``[S, 3, height, width]``."""
+    mean, std = (torch.tensor(numbers).view(-1, 1, 1) for numbers in (options.mean, options.std))
+    return (images * std + mean).clamp(0, 1).expand(-1, 3, -1, -1)
 
 
-def _pixels(batches: list[dict[str, Tensor]], config: RunConfig) -> Tensor | None:
-    """Return images as they look: before the data set took their mean and divided by their deviation."""
-    options = config.data.data_set_options()
-    if not isinstance(options, ImageOptions) or not batches:
-        return None
-    images = torch.cat([batch["inputs"] for batch in batches])
-    mean, std = (torch.tensor(values).view(1, -1, 1, 1) for values in (options.mean, options.std))
-    shown = (images * std + mean).clamp(0, 1)
-    return shown.expand(-1, 3, -1, -1) if shown.shape[1] == 1 else shown
-
-
-def _tokenizer(config: RunConfig) -> DataTokenizer | None:
-    return tokenizer_of(config.data) if config.recipe == "language_modeling" else None
-
-
-def _text(inputs: Tensor, tokenizer: DataTokenizer) -> tuple[Tensor, list[str]]:
-    ids = inputs[:1, :TEXT]
-    return ids, [_written(tokenizer.decode([token])) for token in ids[0].tolist()]
-
-
-def _written(token: str) -> str:
-    return "".join(
-        _VISIBLE.get(letter, letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}") for letter in token
-    )
+def strings_of(ids: list[int], tokenizer: DataTokenizer | None) -> list[str]:
+    """Return how to write each token; the ids themselves where there is no text behind them."""
+    if tokenizer is None:
+        return [f"{number} " for number in ids]
+    return [tokenizer.decode([number]) for number in ids]

@@ -14,6 +14,7 @@ from tost.report.samples import Opened
 __all__ = ["Passage", "continue_prompts"]
 
 LENGTH = 300
+_BEGINNING = 48  # tokens of the validation text that are continued if nobody gives a prompt
 TEMPERATURE, TOP_K, SEED = 0.8, 40, 0
 
 
@@ -52,7 +53,7 @@ def continue_prompts(run: Opened, prompts: Sequence[str], *, length: int = LENGT
         return []
     given = list(prompts)
     if not given and run.samples.text is not None:
-        given = [tokenizer.decode(run.samples.text[0][0, :48].tolist())]
+        given = [tokenizer.decode(run.samples.text[0][0, :_BEGINNING].tolist())]
     return [_continue(run, prompt, length) for prompt in given]
 
 

@@ -13,6 +13,8 @@
       tost: {}
       vit: {set: [model.name=vit_mini], note: equal parameters, reference: 91.2}
       tuned: {config: small/other, after: tost}
+    levels: {majority: 17.0}          # what is reached without learning, for comparison; needs a source too
+    tasks: {text: {chance: 50}}       # arms are named TASK_SETTING, such as text_tost: one table over tasks
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ from tost.errors import ConfigError
 from tost.train._problems import Key, Keys, Problem, config_error, keys_of, translate
 from tost.train._yaml import Document, read_document
 
-__all__ = ["Arm", "Plan", "find_plan", "list_plans", "load_plan", "plan_summary"]
+__all__ = ["Arm", "Plan", "TaskColumn", "find_plan", "list_plans", "load_plan", "plan_summary"]
 
 PLANS = Path(__file__).parent / "plans"
 
@@ -69,6 +71,18 @@ class Arm(_Part):
     note: str = Field(default="", description="what is special about it")
 
 
+class TaskColumn(_Part):
+    """One of the tasks of a plan that compares settings over several tasks.
+
+    Attributes:
+        chance: What guessing reaches, as the metric is shown.
+        extra: Whether averages are taken without it, and again with it; without a result it then counts at chance.
+    """
+
+    chance: float = Field(allow_inf_nan=False, description="what guessing reaches, as the metric is shown")
+    extra: bool = Field(default=False, description="average without this task, and again with it")
+
+
 class Plan(_Part):
     """Runs that belong together: every arm with every seed.
 
@@ -80,7 +94,9 @@ class Plan(_Part):
         percent: Whether the metric is a share in [0, 1] that is shown as a percentage.
         seeds: Seeds of the runs of every arm.
         set: ``key=value`` texts for all arms.
-        source: Where the reference values come from.
+        source: Where the reference values and the levels come from.
+        levels: Values of the metric, as it is shown, that need no training, such as that of guessing, by name.
+        tasks: Tasks by name, if arms are settings on several tasks; arms are then named ``TASK_SETTING``.
         arms: Settings by name.
     """
 
@@ -91,13 +107,22 @@ class Plan(_Part):
     percent: bool = Field(default=False, description="whether the metric is a share, to be shown as a percentage")
     seeds: list[_Seed] = Field(default=[0], min_length=1, description="seeds of the runs of every arm")
     set: list[str] = Field(default=[], description="changes for all arms")
-    source: str = Field(default="", description="where the reference values come from")
+    source: str = Field(default="", description="where the reference values and the levels come from")
+    levels: dict[str, Annotated[float, Field(allow_inf_nan=False)]] = Field(
+        default={}, description="values that need no training, as the metric is shown, by name"
+    )
+    tasks: dict[str, TaskColumn] = Field(default={}, description="tasks by name; arms are then named TASK_SETTING")
     arms: dict[str, Arm] = Field(min_length=1, description="settings by name")
 
     def seeds_of(self, arm: str) -> list[int]:
         """Return the seeds that an arm is run with."""
         chosen = self.arms[arm].seeds
         return [seed for seed in self.seeds if chosen is None or seed in chosen]
+
+    def task_of(self, arm: str) -> tuple[str, str]:
+        """Return the task and the setting that the name of an arm tells; the task is empty if the plan has none."""
+        task = max((name for name in self.tasks if arm.startswith(f"{name}_")), key=len, default="")
+        return task, arm.removeprefix(f"{task}_") if task else arm
 
     @property
     def shown(self) -> float:
@@ -170,6 +195,11 @@ def _known_keys(values: dict[str, Any]) -> Keys:
     for name in arms if isinstance(arms, dict) else ():
         keys[f"arms.{name}"] = Key(Plan, "arms")
         keys |= keys_of(Arm, f"arms.{name}.")
+    for section in ("levels", "tasks"):
+        found = values.get(section)
+        for name in found if isinstance(found, dict) else ():
+            keys[f"{section}.{name}"] = Key(Plan, section)
+            keys |= keys_of(TaskColumn, f"tasks.{name}.") if section == "tasks" else {}
     return keys
 
 
@@ -179,10 +209,13 @@ def _cross_check(values: dict[str, Any]) -> list[Problem]:
     if not isinstance(arms, dict):
         return []
     known = {name: arm for name, arm in arms.items() if isinstance(arm, dict)}
-    problems = [problem for name in arms for problem in _check_name(name)]
+    problems = [problem for name in arms for problem in (*_check_name(name), *_check_task(name, values.get("tasks")))]
     problems += [problem for name, arm in known.items() for problem in _check_after(name, arm.get("after"), arms)]
-    if any("reference" in arm for arm in known.values()) and not values.get("source"):
-        problems.append(Problem("source", "missing; arms have a reference, so say where the values come from"))
+    given = [
+        word for word, there in (("a reference", _has_reference(known)), ("levels", values.get("levels"))) if there
+    ]
+    if given and not values.get("source"):
+        problems.append(Problem("source", f"missing; there is {given[0]}, so say where the values come from"))
     seeds = values.get("seeds", [0])
     problems += [problem for name, arm in known.items() for problem in _check_seeds(name, arm, known, seeds)]
     if isinstance(seeds, list) and len(set(map(str, seeds))) < len(seeds):
@@ -194,6 +227,17 @@ def _check_name(name: str) -> list[Problem]:
     if re.fullmatch(_ARM_NAME, name):
         return []
     return [Problem(f"arms.{name}", "an arm is named with small letters, digits and _, a letter first")]
+
+
+def _has_reference(arms: dict[str, dict[str, Any]]) -> bool:
+    return any("reference" in arm for arm in arms.values())
+
+
+def _check_task(name: str, tasks: Any) -> list[Problem]:
+    """Return what is wrong with the name of an arm where there are tasks."""
+    if not isinstance(tasks, dict) or not tasks or any(name.startswith(f"{task}_") for task in tasks):
+        return []
+    return [Problem(f"arms.{name}", f"an arm is named TASK_SETTING, and the tasks are: {', '.join(tasks)}")]
 
 
 def _check_seeds(name: str, arm: dict[str, Any], arms: dict[str, dict[str, Any]], seeds: Any) -> list[Problem]:

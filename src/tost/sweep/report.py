@@ -12,6 +12,7 @@ from typing import Any
 
 from tost.errors import ConfigError
 from tost.sweep.plan import Plan
+from tost.sweep.tasks import task_headers, task_rows, task_statement
 
 __all__ = ["Table", "fill", "page", "section", "statements", "table"]
 
@@ -54,12 +55,14 @@ class Table:
 
 
 def table(results: Mapping[str, Any]) -> Table:
-    """Return the table of a sweep: one row per arm.
+    """Return the table of a sweep: one row per arm; over several tasks, one row per setting and one column per task.
 
     Args:
         results: What `tost.sweep.collect` gathered.
     """
     plan = _plan(results)
+    if plan.tasks:
+        return Table(task_headers(plan), task_rows(results, plan))
     has_reference = any(arm.reference is not None for arm in plan.arms.values())
     metric = plan.metric + (" %" if plan.percent else "")
     headers = ["arm", "parameters", "steps", "seeds", metric, "best", *(["reported"] if has_reference else [])]
@@ -86,15 +89,20 @@ def statements(results: Mapping[str, Any]) -> list[str]:
     if missing:
         said.append(f"Not finished: {', '.join(missing)}.")
     done = {name: found for name, found in results["arms"].items() if found["seeds"]}
-    if len(done) > 1:
+    if len(done) > 1 and not plan.tasks:
         scope = "" if len(done) == len(plan.arms) else " finished"
         said.append(_compare_parameters({name: found["parameters"] for name, found in done.items()}, scope))
         said.append(_compare_steps(done, scope))
-    if done:
+    if plan.tasks:
+        said += [f"The {plan.metric} is that of the last step.", *filter(None, [task_statement(plan)])]
+    elif done:
         at_any_step = any(_has_best(found, plan) for found in done.values())
         best = "evaluation of any seed, chosen on the data that it is measured on" if at_any_step else "seed"
         said.append(f"The {plan.metric} is that of the last step; best is that of the best {best}.")
-    if any(arm.reference is not None for arm in plan.arms.values()):
+    if plan.levels:
+        levels = ", ".join(f"{name.replace('_', ' ')} {value:g}" for name, value in plan.levels.items())
+        said.append(f"Without learning: {levels}.")
+    if plan.levels or any(arm.reference is not None for arm in plan.arms.values()):
         said.append(f"Reported: {plan.source.removesuffix('.')}.")
     return said
 
@@ -206,7 +214,7 @@ def fill(text: str, results: Mapping[str, Any]) -> str:
 
     A placeholder is ``{arm.metric.mean:.1f}``: a name, and how Python formats the number. After an arm come
     ``parameters``, ``steps``, ``samples``, ``seconds``, ``reference``, or a metric (or ``best``) and ``mean``, ``std``,
-    ``min`` or ``max``. Two names may be joined by ``+ - * /`` with spaces around it, as in
+    ``min`` or ``max``; ``levels.NAME`` is a level of the plan. Two names may be joined by ``+ - * /`` with spaces around it, as in
     ``{tost.top1.mean - vit.top1.mean:+.1f}``. Double braces stand for braces.
 
     Args:
@@ -245,6 +253,7 @@ def _refuse_typed_numbers(text: str) -> None:
 def _values(results: Mapping[str, Any]) -> Iterator[tuple[str, float | None]]:
     """Yield every number that a text may name, as it is shown."""
     plan = _plan(results)
+    yield from ((f"levels.{name}", value) for name, value in plan.levels.items())
     for name, found in results["arms"].items():
         for key in ("parameters", "steps", "samples", "seconds"):
             yield f"{name}.{key}", found[key]

@@ -78,7 +78,8 @@ def expand(plan: Plan, changes: Sequence[str], out: Path, *, name: str, start: P
 
     Args:
         plan: What to run.
-        changes: ``key=value`` texts for all arms; they win over those of the plan.
+        changes: ``key=value`` texts for all arms, or ``PATTERN:key=value`` for those whose name matches a shell
+            pattern; they win over those of the plan.
         out: Folder of the sweep.
         name: What to call the plan in messages.
         start: Folder of the other sweep whose weights arms with ``after: PLAN/ARM`` start from.
@@ -87,6 +88,7 @@ def expand(plan: Plan, changes: Sequence[str], out: Path, *, name: str, start: P
         ConfigError: A configuration or a change is wrong, or the weights to start from are not there. All problems are
             listed, each once, with the arms that have it.
     """
+    _refuse_unmatched(plan, changes)
     found: dict[str, Run] = {}
     problems: dict[str, list[str]] = {}
     for seed in plan.seeds:
@@ -120,7 +122,7 @@ def _make(
 ) -> Run:
     arm = plan.arms[name]
     config = arm.config or plan.config
-    given = [*plan.set, *arm.set, *changes]
+    given = [*plan.set, *arm.set, *(text for pattern, text in map(_addressed, changes) if fnmatchcase(name, pattern))]
     _refuse_reserved(given, arm)
     after, checkpoint = _find_start(arm, seed, start, made)
     everything = (*given, f"{_SEED}={seed}", *([f"{_START}={write_value(str(checkpoint))}"] if checkpoint else []))
@@ -131,6 +133,21 @@ def _make(
         raise ConfigError(str(error).replace(" (command line)", " (changed)")) from None
     folder = out / name / f"seed{seed}"
     return Run(arm=name, seed=seed, config=config, changes=everything, settings=settings, folder=folder, after=after)
+
+
+def _addressed(change: str) -> tuple[str, str]:
+    """Return the pattern of the arms that a change is for, and the change itself."""
+    pattern, colon, key = change.partition("=")[0].rpartition(":")
+    return (pattern, change.removeprefix(f"{pattern}:")) if colon else ("*", change)
+
+
+def _refuse_unmatched(plan: Plan, changes: Sequence[str]) -> None:
+    for change in changes:
+        pattern, text = _addressed(change)
+        if not any(fnmatchcase(name, pattern) for name in plan.arms):
+            raise ConfigError(
+                f"{change}: no arm matches {pattern}, so {text} is for nobody; arms: {', '.join(plan.arms)}"
+            )
 
 
 def _refuse_reserved(changes: Sequence[str], arm: Arm) -> None:

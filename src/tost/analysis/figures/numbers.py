@@ -140,7 +140,8 @@ def draw_flattening(result: Flattening) -> Figure:
         right.plot(result.lengths, result.entropy[i].numpy(), **style)
     peak = int(result.deviation.mean(dim=0).argmax())  # the first token of a causal layer is a case of its own
     reference = [result.deviation[:, peak].max().item() * result.lengths[peak] / x for x in result.lengths[peak:]]
-    left.plot(result.lengths[peak:], reference, color="0.5", linestyle=":", label="falls as 1/tokens")
+    if len(reference) > 1:
+        left.plot(result.lengths[peak:], reference, color="0.5", linestyle=":", label="falls as 1/tokens")
     left.set_yscale("log")
     for axes in (left, right):
         axes.set_xscale("log", base=2)
