@@ -17,7 +17,9 @@ from tost.data.prepare import prepare
 from tost.errors import ConfigError
 
 SMALL = {"max_depth": 4, "max_args": 4, "min_length": 8, "max_length": 60}
-LABELS = (16.8, 9.3, 7.3, 8.2, 8.9, 8.8, 7.7, 7.5, 8.5, 17.0)  # percent, measured on the original generator
+MEASURED = (16.8, 9.3, 7.3, 8.2, 8.9, 8.8, 7.7, 7.5, 8.5, 17.0)  # percent, on 20,000 trees of the original
+# The same in theory: the joint distribution of length and value follows level by level from convolutions.
+EXACT = (16.958, 9.040, 7.728, 8.287, 8.961, 8.638, 7.662, 7.173, 8.734, 16.819)
 VALUES = {
     "[MIN": min,
     "[MAX": max,
@@ -167,8 +169,10 @@ def check_statistics(rows, tolerance, length_tolerance):
     assert abs(statistics.mean(lengths) / 1037 - 1) < length_tolerance
     assert abs(statistics.median(lengths) / 956 - 1) < length_tolerance
     counts = Counter(target for _, target in rows)
-    for label, percent in enumerate(LABELS):
+    for label, percent in enumerate(EXACT):
         assert abs(100 * counts[label] / len(rows) - percent) < tolerance
+        # Shares of 20,000 trees are uncertain by 0.2 to 0.3 themselves.
+        assert abs(100 * counts[label] / len(rows) - MEASURED[label]) < tolerance + 0.4
 
 
 def test_a_few_full_expressions_have_the_statistics_of_the_original(tmp_path):
@@ -185,7 +189,7 @@ def test_the_full_set_has_the_statistics_of_the_original(tmp_path):
     assert [len(splits[split]) for split in splits] == [96_000, 2_000, 2_000]
     rows = [row for split in splits.values() for row in split]
     assert len({source for source, _ in rows}) == 100_000
-    check_statistics(rows, tolerance=0.5, length_tolerance=0.01)
+    check_statistics(rows, tolerance=0.35, length_tolerance=0.005)
     first = {"[MIN": 0, "[MAX": 9, "[MED": 4}
     right = sum(target == first.get(source.lstrip("( ").split(" ", 1)[0], 0) for source, target in rows)
     assert abs(right / 1000 - 36.3) < 1.0, "the level that reading the first operator alone reaches, in percent"

@@ -119,7 +119,7 @@ def test_options_are_tried_one_by_one(tmp_path):
     assert {name: runs["local"][name] for name in chosen} == dict(zip(chosen, (4, False, False, False), strict=True))
     for arm, option in {"gate": "gate", "forget": "forget", "count": "count_scaled"}.items():
         assert {key for key in runs[arm] if runs[arm][key] != runs["local"][key]} == {option}
-    for arm in ("no_local", "width3", "width8", "at_mlp", "at_both", "no_position", "waves", "unscaled"):
+    for arm in ("no_local", "width3", "width8", "at_mlp", "at_both", "no_position", "waves", "scaled"):
         assert len({key for key in runs[arm] if runs[arm][key] != runs["plus"][key]}) == 1, arm
 
 

@@ -71,7 +71,7 @@ def test_look_into_explains_what_it_finds(digits):
     assert [finding.name for finding in insight.findings] == ["coding-rate", "heads"]
     assert insight.notes == ("class-attention: left out, because it looks at images, and the model does not.",)
     assert all(finding.name in EXPLANATIONS and finding.picture for finding in insight.findings)
-    assert "Untrained control:" in insight.findings[0].verdict
+    assert "In an untrained model" in insight.findings[0].verdict
     assert len(said) == 2
 
 
@@ -103,7 +103,7 @@ def test_verdict_counts_falls_and_names_rises():
     assert "falls in 2 of 3 steps" in said
     assert "in 3 of 4 layers" in said
     assert "It rises from layer 1 to 2." in said
-    assert "Untrained control: 0 of 3 steps and 0 of 4 layers." in said
+    assert "In an untrained model of the same form: 0 of 3 steps and 0 of 4 layers." in said
     assert "not fall" not in said
 
 

@@ -60,6 +60,7 @@ class GenerateRow:
         ratios: Time of this contender over that of others, by their name, from pairs in one round.
         peak_bytes: Growth of memory during a training step.
         state_bytes: Memory of the state, per text.
+        loss: Mean loss per token in nats, in the part quality; there are no times then.
     """
 
     part: Part
@@ -71,6 +72,7 @@ class GenerateRow:
     ratios: dict[str, Spread] = field(default_factory=dict)
     peak_bytes: int | None = None
     state_bytes: int | None = None
+    loss: float | None = None
 
 
 @dataclass(kw_only=True)
@@ -133,7 +135,7 @@ def measure_generation(
     """Measure part after part.
 
     Args:
-        parts: What to measure.
+        parts: What to measure; the part quality is about trained models, see `measure_quality`.
         scale: How much of it.
         watch: Gets a line when something starts.
 
@@ -148,7 +150,7 @@ def measure_generation(
         Part.TRAIN: bench.train,
     }
     for part in Part:  # prompts that were timed are not read again
-        if part in parts:
+        if part in parts and part in measures:
             yield from measures[part]()
         gc.collect()
 

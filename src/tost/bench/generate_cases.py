@@ -15,6 +15,7 @@ class Part(StrEnum):
     DECODE = "decode"
     BATCH = "batch"
     TRAIN = "train"
+    QUALITY = "quality"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,6 +17,7 @@ _MISSING = "-"
 def generate_tables(rows: Sequence[GenerateRow]) -> list[Table]:
     """Return one table per part that was measured."""
     builders = {Part.DECODE: _decode, Part.BATCH: _batch, Part.PREFILL: _prefill, Part.TRAIN: _train}
+    builders |= {Part.QUALITY: _quality}
     return [build(chosen) for part, build in builders.items() if (chosen := [row for row in rows if row.part is part])]
 
 
@@ -137,6 +138,16 @@ def _train(rows: Sequence[GenerateRow]) -> Table:
             for row in rows
         ),
         labels=2,
+    )
+
+
+def _quality(rows: Sequence[GenerateRow]) -> Table:
+    exact = rows[0].loss or 0.0
+    return Table(
+        title=f"What fewer bits cost: loss of {rows[0].contender} on {rows[0].tokens:,} tokens",
+        headers=("weights", "loss, nats/token", "difference"),
+        rows=tuple((row.weights, f"{row.loss:.4f}", f"{(row.loss or 0.0) - exact:+.5f}") for row in rows),
+        labels=1,
     )
 
 

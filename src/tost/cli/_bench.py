@@ -277,6 +277,10 @@ def generate(
     threads: Annotated[
         int | None, typer.Option(min=1, metavar="N", help="Threads per operation.", show_default="torch's own")
     ] = None,
+    source: Annotated[
+        Path | None, typer.Option(metavar="RUN|MODEL", help="A trained model, for the part quality.")
+    ] = None,
+    text: Annotated[Path | None, typer.Option(metavar="FILE", help="A text that it has not seen.")] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Two layers, short texts: a demonstration.")] = False,
     out: Annotated[Path | None, typer.Option(metavar="DIR", help="Write JSON and Markdown here.")] = None,
     json: Annotated[bool, typer.Option("--json", help="End with one line of JSON.")] = False,
@@ -287,8 +291,11 @@ def generate(
     from tost.bench.environment import describe_environment
     from tost.bench.gate import GateResult, run_gate
     from tost.bench.generate import GenerateReport, check_generation, measure_generation
+    from tost.bench.generate_quality import measure_quality
     from tost.bench.generate_tables import generate_markdown, generate_tables
 
+    if (source is None) != (text is None) or (part == [Part.QUALITY] and source is None):
+        raise typer.BadParameter("the part quality takes a trained model and a text: --source RUN --text FILE.")
     if threads:
         torch.set_num_threads(threads)
     scale = replace(Scale.quick() if quick else Scale(), rounds=rounds)
@@ -301,6 +308,9 @@ def generate(
     _warn_if_busy(report.environment.load, report.environment.cores)
     for rows in measure_generation(part or tuple(Part), scale, watch=_console.log):
         report.rows += rows
+    if source is not None and text is not None and Part.QUALITY in (part or tuple(Part)):
+        _console.log(f"quality: the loss of {source} on {text}")
+        report.rows += measure_quality(source, text, tokens=1 << 16)
     for table in generate_tables(report.rows):
         _console.show_table(table.headers, table.rows, title=table.title, labels=table.labels)
         for note in table.notes:

@@ -66,14 +66,18 @@ def round_weights(model: nn.Module, weights: Weights) -> None:
     """Round the matrices of a model in place, to what a step with such weights computes with; for measuring the loss.
 
     Args:
-        model: A causal language model that `why_not` has nothing to say about. Its embedding is its output layer if the
-            two are tied, and is rounded too.
+        model: A causal language model of ours. An output layer that is tied to the embedding becomes one of its own:
+            tokens are looked up as they are.
         weights: As in `pack_rows`.
     """
+    ours = cast(LanguageToST, model)
+    if ours.head is None:
+        ours.head = nn.Linear(*reversed(ours.tokens.weight.shape), bias=False).to(ours.tokens.weight)
+        ours.head.weight.copy_(ours.tokens.weight)
     for module in model.modules():
-        if isinstance(module, nn.Linear) or module is getattr(model, "tokens", None):
-            packed, scale = pack_rows(cast(Tensor, module.weight), weights)
-            cast(Tensor, module.weight).copy_(packed if scale is None else packed * scale.unsqueeze(1))
+        if isinstance(module, nn.Linear):
+            packed, scale = pack_rows(module.weight, weights)
+            module.weight.copy_(packed if scale is None else packed * scale.unsqueeze(1))
 
 
 class NativeStep:

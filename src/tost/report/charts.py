@@ -54,11 +54,13 @@ class Axis:
     Attributes:
         label: Its name and unit.
         log: Whether equal factors are equally far apart.
+        whole: Whether there is nothing between whole numbers.
         write: How its numbers are written.
     """
 
     label: str
     log: bool = False
+    whole: bool = False
     write: Callable[[float], str] = lambda value: f"{value:,.6g}"
 
 
@@ -128,7 +130,7 @@ class _Scale:
 
     def ticks(self) -> list[float]:
         if not self.axis.log:
-            return _even_ticks(self.low, self.high)
+            return _even_ticks(self.low, self.high, whole=self.axis.whole)
         if self.places:
             return self.places
         stride = max(1, math.ceil((self.high - self.low) / 6))
@@ -139,10 +141,11 @@ class _Scale:
         return inside if len(inside) >= 2 else [10**self.low, 10**self.high]
 
 
-def _even_ticks(low: float, high: float, wanted: int = 6) -> list[float]:
+def _even_ticks(low: float, high: float, *, whole: bool = False, wanted: int = 6) -> list[float]:
     rough = (high - low) / wanted
     power = 10.0 ** math.floor(math.log10(rough)) if rough > 0 else 1.0
     step = next((power * factor for factor in (1, 2, 2.5, 5) if power * factor >= rough), power * 10)
+    step = max(1.0, math.ceil(step)) if whole else step
     first = math.ceil(low / step - 1e-9)
     found = [(first + i) * step for i in range(wanted * 2 + 2)]
     return [0.0 if abs(value) < step * 1e-9 else value for value in found if value <= high + step * 1e-9]

@@ -186,7 +186,7 @@ def verdict_on_rates(rates: CodingRates) -> str:
     trained = rates.falls("trained", split)
     most = trained.steps > 0 and 2 * trained.over_depth > trained.steps
     sentence = (
-        f"Trained: R_c^var {'falls' if most else 'does not fall over most layers: it falls'} in "
+        f"The compression measure R_c^var {'falls' if most else 'does not fall over most layers: it falls'} in "
         f"{trained.over_depth} of {trained.steps} steps from one layer to the next, and in {trained.within} of "
         f"{trained.layers} layers from in front of the attention to behind it ({split} samples)."
     )
@@ -199,7 +199,7 @@ def verdict_on_rates(rates: CodingRates) -> str:
     if ("control", split) in pairs:
         control = rates.falls("control", split)
         sentence += (
-            f" Untrained control: {control.over_depth} of {control.steps} steps and {control.within} of "
+            f" In an untrained model of the same form: {control.over_depth} of {control.steps} steps and {control.within} of "
             f"{control.layers} layers."
         )
     return sentence

@@ -66,8 +66,9 @@ class RunRecord:
 
     @property
     def subject(self) -> tuple[str, str]:
-        """What runs must share to be compared: the kind of training and the data."""
-        return self.recipe, str(self.setting("data.name", "unknown"))
+        """What runs must share to be compared: the kind of training and the data, by the name of its folder if any."""
+        path = self.setting("data.path")
+        return self.recipe, Path(str(path)).name if path else str(self.setting("data.name", "unknown"))
 
     @property
     def status(self) -> str:

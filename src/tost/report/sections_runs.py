@@ -14,8 +14,8 @@ from tost.report.runs import LAYERS, RunRecord
 
 __all__ = ["curves", "group_title", "groups", "judgement", "metric_text", "results", "trained"]
 
-# What says the same as the loss in other units needs no chart of its own.
-_SAME_AS_LOSS = ("perplexity", "bits_per_token", "bits_per_byte", "loss_error", "tokens")
+# The loss has a chart of its own, which tells as much as the same in other units.
+_NO_CHART = ("step", "loss", "perplexity", "bits_per_token", "bits_per_byte", "loss_error", "tokens", "accuracy_top5")
 _MOST_METRICS = 4
 UNSEEN = "not measured"
 _NAMES = {
@@ -79,7 +79,7 @@ def results(runs: Sequence[RunRecord]) -> str:
         rows.append(row)
     ended = {place: run.final[metric] for place, run in enumerate(runs) if metric in run.final}
     pick = (max if mode == "max" else min)(ended.values(), default=None)
-    best_rows = [place for place, value in ended.items() if value == pick] if len(ended) > 1 else []
+    best_rows = [place for place, value in ended.items() if value == pick] if len(set(ended.values())) > 1 else []
     caption = f"{group_title(runs[0].subject)}. Every row is one run with one seed; measured on the validation set."
     return table(headers, rows, caption=caption, labels=2, best=best_rows)
 
@@ -167,7 +167,7 @@ def curves(runs: Sequence[RunRecord]) -> str:
     """Return the charts of a group of runs: loss, the other metrics, and what the layers did while they learned."""
     charts = [_loss_chart(runs)]
     names = dict.fromkeys(key for run in runs for record in run.evaluations for key in record)
-    metrics = [key for key in names if run_has(runs, key) and key not in ("step", "loss", *_SAME_AS_LOSS)]
+    metrics = [key for key in names if run_has(runs, key) and key not in _NO_CHART]
     chosen = [key for key in metrics if not key.startswith(LAYERS)][:_MOST_METRICS]
     charts += [_metric_chart(runs, name) for name in chosen]
     charts += [_layers_chart(run) for run in runs]
@@ -191,7 +191,7 @@ def _loss_chart(runs: Sequence[RunRecord]) -> str:
     wide = bool(values) and min(values) > 0 and max(values) / min(values) > 20
     remark = "Training: one batch per point" + (", averaged over stretches." if _is_long(runs) else ".")
     return line_chart(
-        lines, title="Loss by step, lower is better", x=Axis("step"), y=Axis("loss (nats)", log=wide), note=remark
+        lines, title="Loss by step, lower is better", x=Axis("step", whole=True), y=Axis("loss (nats)", log=wide), note=remark
     )
 
 
@@ -203,7 +203,7 @@ def _metric_chart(runs: Sequence[RunRecord], name: str) -> str:
     lines = [Series(run.name, run.curve(name), look) for look, run in enumerate(runs)]
     axis = Axis(_NAMES.get(name, name), write=_percent) if name.startswith("accuracy") else Axis(_NAMES.get(name, name))
     title = f"{_NAMES.get(name, name)} on the validation set"
-    return line_chart(lines, title=title[0].upper() + title[1:], x=Axis("step"), y=axis)
+    return line_chart(lines, title=title[0].upper() + title[1:], x=Axis("step", whole=True), y=axis)
 
 
 def _percent(value: float) -> str:
@@ -224,7 +224,7 @@ def _layers_chart(run: RunRecord) -> str:
     return line_chart(
         lines,
         title=f"{run.name}: compression term R_c^var by layer while it learned",
-        x=Axis("layer"),
+        x=Axis("layer", whole=True),
         y=Axis("R_c^var (nats)"),
         note="In theory each layer lowers it: the lines should fall to the right.",
     )

@@ -30,7 +30,7 @@ nav ul { list-style: none; padding: 0; margin: .75rem 0 0; display: flex; flex-w
 table { border-collapse: collapse; font-size: .93rem; min-width: 50%; }
 caption { text-align: left; color: var(--soft); padding: 0 0 .35rem; font-size: .93rem; }
 th, td { text-align: left; padding: .3rem .9rem .3rem 0; border-bottom: 1px solid var(--line); vertical-align: top; }
-tbody th { font-weight: 600; }
+tbody th { font-weight: 600; min-width: 8rem; }
 thead th { color: var(--soft); font-weight: 600; vertical-align: bottom; }
 .n { text-align: right; font-variant-numeric: tabular-nums; padding: .3rem 0 .3rem 1.1rem; }
 td.n { white-space: nowrap; }

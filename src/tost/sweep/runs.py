@@ -137,7 +137,7 @@ def _make(
 
 def _addressed(change: str) -> tuple[str, str]:
     """Return the pattern of the arms that a change is for, and the change itself."""
-    pattern, colon, key = change.partition("=")[0].rpartition(":")
+    pattern, colon, _ = change.partition("=")[0].rpartition(":")
     return (pattern, change.removeprefix(f"{pattern}:")) if colon else ("*", change)
 
 

@@ -72,8 +72,8 @@ def task_statement(plan: Plan) -> str:
     core = len(plan.tasks) - len(extra)
     levels = ", ".join(f"{name} at {chance:g}" for name, chance in extra.items())
     return (
-        f"The mean of {core} leaves out {', '.join(extra)}; the mean of {len(plan.tasks)} counts it, and where there is "
-        f"no result counts it at chance ({levels}). Published averages are of either kind."
+        f"The mean of {core} leaves out {', '.join(extra)}; the mean of {len(plan.tasks)} counts it, and where there "
+        f"is no result counts it at chance ({levels}). Published averages are of either kind."
     )
 
 
