@@ -16,9 +16,11 @@ from tost.bench.gate import Check, GateResult
 from tost.bench.generate import GenerateReport, check_generation, measure_generation
 from tost.bench.generate_cases import Part, Scale
 from tost.bench.generate_gpt2 import HuggingFaceGPT2, is_installed
+from tost.bench.generate_quality import loss_of_text, measure_quality
 from tost.bench.generate_tables import generate_markdown, generate_tables
 from tost.bench.generate_train import CONTENDERS, TrainStep, run_in_process, take_step
-from tost.errors import TostError
+from tost.errors import ConfigError, TostError
+from tost.train.saved import save_model
 
 GREEN = GateResult(checks=(Check(name="logits", error=0.0, bound=1e-5),))
 RED = GateResult(checks=(Check(name="logits", error=1.0, bound=1e-5),))
@@ -52,7 +54,7 @@ def test_every_part_is_measured(rows):
     assert {(row.weights, row.batch) for row in rows if row.part is Part.BATCH} == {
         (weights, batch) for weights in ("fp32", "bf16", "int8") for batch in (1, 8)
     }
-    assert all(row.seconds.median > 0 for row in rows)
+    assert all(row.median > 0 for row in rows)
     own = [row for row in rows if row.part is Part.DECODE and row.contender == "tost_lm_base"]
     assert all({*limits} <= row.ratios.keys() for row in own)
     # H (2D + 1) numbers of 4 bytes, and the position.
@@ -69,6 +71,30 @@ def test_tables_show_each_row_once(rows):
     stored = json.loads(json.dumps(report(rows).to_json(), allow_nan=False))
     assert len(stored["rows"]) == len(rows)
     assert stored["scale"]["prompt"] == 16
+
+
+def test_fewer_bits_cost_a_little_loss(tmp_path):
+    torch.manual_seed(0)
+    model = create_model("tost_lm_base", embed_dim=32, num_heads=2, depth=1, vocab_size=256, max_length=16)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.3 * torch.randn_like(parameter))
+    save_model(model, tmp_path / "model")
+    (tmp_path / "text").write_bytes(bytes(range(256)) * 2)
+    rows = measure_quality(tmp_path / "model", tmp_path / "text", tokens=100)
+    exact, half, quarter = (row.loss for row in rows)
+    ids = torch.tensor([list(range(101))])
+    assert exact == pytest.approx(loss_of_text(model, ids))
+    pieces = [ids[:, i : i + 17] for i in range(0, 100, 16)]
+    by_hand = sum(model.loss(p[:, :-1], p[:, 1:], reduction="sum").item() for p in pieces) / 100
+    assert exact == pytest.approx(by_hand)
+    assert 0 < abs(half - exact) < 0.02
+    assert 0 < abs(quarter - exact) < 0.1
+    (table,) = generate_tables(rows)
+    assert [cells[0] for cells in table.rows] == ["fp32", "bf16", "int8"]
+    (tmp_path / "text").write_bytes(b"a")
+    with pytest.raises(ConfigError, match="has 1 tokens; a loss needs at least 2"):
+        measure_quality(tmp_path / "model", tmp_path / "text", tokens=100)
 
 
 def test_a_demonstration_has_files_of_its_own(rows):

@@ -5,7 +5,7 @@ import torch
 
 import tost
 from tost.train.config import OptimConfig
-from tost.train.optim import build_optimizer, parameter_groups
+from tost.train.optim import build_optimizer, parameter_groups, set_rate
 
 
 def model():
@@ -84,3 +84,18 @@ def test_image_models_spare_tokens_positions_and_vectors():
         assert "cls_token" in spared
         assert {n for n, p in module.named_parameters() if p.dim() < 2} <= spared
         assert "head.weight" in names(module, groups, True)
+
+
+def test_what_learns_slowly_has_its_own_rate_only_if_one_is_given():
+    module = tost.create_model("lra_image_s4", embed_dim=16, depth=1, max_length=16)
+    kernels = {id(p) for name, p in module.named_parameters() if name in module.slow_parameters()}
+    assert kernels
+    plain = parameter_groups(module, OptimConfig(lr=1e-2, weight_decay=0.1))
+    assert all("scale" not in group for group in plain)
+    optimizer = build_optimizer(module, OptimConfig(lr=1e-2, weight_decay=0.1, slow_lr=1e-3))
+    set_rate(optimizer, 5e-3)
+    for group in optimizer.param_groups:
+        slow = {id(p) in kernels for p in group["params"]}
+        assert len(slow) == 1
+        assert group["lr"] == pytest.approx(5e-4 if slow.pop() else 5e-3)
+    assert sum(len(group["params"]) for group in optimizer.param_groups) == len(list(module.parameters()))

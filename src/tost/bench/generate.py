@@ -8,6 +8,7 @@ tokens are those of a pass over the whole text by the reference operators in flo
 from __future__ import annotations
 
 import gc
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, cast
@@ -60,7 +61,7 @@ class GenerateRow:
         ratios: Time of this contender over that of others, by their name, from pairs in one round.
         peak_bytes: Growth of memory during a training step.
         state_bytes: Memory of the state, per text.
-        loss: Mean loss per token in nats, in the part quality; there are no times then.
+        loss: Mean loss per token in nats, in the part quality, which has no times.
     """
 
     part: Part
@@ -68,11 +69,16 @@ class GenerateRow:
     tokens: int
     batch: int = 1
     weights: Weights = "fp32"
-    seconds: Spread
+    seconds: Spread | None = None
     ratios: dict[str, Spread] = field(default_factory=dict)
     peak_bytes: int | None = None
     state_bytes: int | None = None
     loss: float | None = None
+
+    @property
+    def median(self) -> float:
+        """The median of the times; not a number if there are none."""
+        return math.nan if self.seconds is None else self.seconds.median
 
 
 @dataclass(kw_only=True)

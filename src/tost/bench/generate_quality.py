@@ -8,7 +8,6 @@ import torch
 
 from tost.bench.generate import GenerateRow
 from tost.bench.generate_cases import Part
-from tost.bench.timing import spread
 from tost.errors import ConfigError
 from tost.generate import ByteTokenizer
 from tost.generate.decode import check_causal
@@ -46,7 +45,7 @@ def measure_quality(source: Path, text: Path, *, tokens: int) -> list[GenerateRo
         round_weights(rounded, weights)
         loss = loss_of_text(rounded, ids)  # type: ignore[arg-type]
         case = {"part": Part.QUALITY, "contender": source.name, "tokens": ids.shape[1] - 1}
-        rows.append(GenerateRow(**case, weights=weights, seconds=spread([0.0]), loss=loss))  # type: ignore[arg-type]
+        rows.append(GenerateRow(**case, weights=weights, loss=loss))  # type: ignore[arg-type]
     return rows
 
 

@@ -50,7 +50,7 @@ def _decode(rows: Sequence[GenerateRow]) -> Table:
     ours = [row for row in rows if row.contender == OURS]
     notes = []
     if len(ours) > 1:
-        growth = ours[-1].seconds.median / ours[0].seconds.median
+        growth = ours[-1].median / ours[0].median
         notes.append(f"{OURS}: a token at context {ours[-1].tokens} takes {growth:.3f} of the time at {ours[0].tokens}")
     return Table(
         title="A token, by context (batch 1)",
@@ -59,7 +59,7 @@ def _decode(rows: Sequence[GenerateRow]) -> Table:
             (
                 f"{row.tokens:,}",
                 row.contender,
-                f"{1e3 * row.seconds.median:.2f}",
+                f"{1e3 * row.median:.2f}",
                 _ratio(row, TORCH_LIMIT),
                 _ratio(row, OUR_LIMIT),
                 _ratio(row, OURS),
@@ -74,7 +74,7 @@ def _decode(rows: Sequence[GenerateRow]) -> Table:
 
 def _batch(rows: Sequence[GenerateRow]) -> Table:
     first = rows[0]
-    base = first.batch / first.seconds.median
+    base = first.batch / first.median
     return Table(
         title=f"Several texts at a time, and matrices in fewer bits ({OURS})",
         headers=("weights", "texts", "ms/step", "tokens/s", f"tokens/s / {first.weights}, {first.batch}"),
@@ -82,9 +82,9 @@ def _batch(rows: Sequence[GenerateRow]) -> Table:
             (
                 row.weights,
                 str(row.batch),
-                f"{1e3 * row.seconds.median:.2f}",
-                f"{row.batch / row.seconds.median:.1f}",
-                f"{row.batch / row.seconds.median / base:.2f}",
+                f"{1e3 * row.median:.2f}",
+                f"{row.batch / row.median:.1f}",
+                f"{row.batch / row.median / base:.2f}",
             )
             for row in rows
         ),
@@ -100,8 +100,8 @@ def _prefill(rows: Sequence[GenerateRow]) -> Table:
             (
                 f"{row.tokens:,}",
                 row.contender,
-                f"{row.seconds.median:.2f}",
-                f"{row.tokens / row.seconds.median:.0f}",
+                f"{row.median:.2f}",
+                f"{row.tokens / row.median:.0f}",
                 _ratio(row, OURS),
             )
             for row in rows
@@ -130,7 +130,7 @@ def _train(rows: Sequence[GenerateRow]) -> Table:
             (
                 f"{row.tokens:,}",
                 row.contender,
-                f"{row.seconds.median:.2f}",
+                f"{row.median:.2f}",
                 *(_ratio(row, other) for other in others),
                 _MISSING if row.peak_bytes is None else f"{row.peak_bytes / 1e6:.0f}",
                 *(memory(row, other) for other in others),

@@ -69,7 +69,7 @@ def make_pictures(settings: PathfinderSettings, count: int, seed: int) -> Pictur
 def _markers(targets: Curves, labels: NDArray[np.int16], uniform: Uniform) -> NDArray[np.int16]:
     """Choose a curve for the disc at a first end; the disc at a last end lies on the same curve, or on the other."""
     first = uniform.below(2, len(labels))
-    last = np.where(labels == 0, first, 1 - first)
+    last = np.where(labels == 1, first, 1 - first)
     rows = np.arange(len(labels))
     return np.stack((targets.anchors[rows, first, 0], targets.anchors[rows, last, -1]), axis=1).astype(np.int16)
 

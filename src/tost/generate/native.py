@@ -72,7 +72,8 @@ def round_weights(model: nn.Module, weights: Weights) -> None:
     """
     ours = cast(LanguageToST, model)
     if ours.head is None:
-        ours.head = nn.Linear(*reversed(ours.tokens.weight.shape), bias=False).to(ours.tokens.weight)
+        size, width = ours.tokens.weight.shape
+        ours.head = nn.Linear(width, size, bias=False).to(ours.tokens.weight)
         ours.head.weight.copy_(ours.tokens.weight)
     for module in model.modules():
         if isinstance(module, nn.Linear):

@@ -129,7 +129,11 @@ class SequenceClassifier(nn.Module):
         return token_flops(self.options).total
 
     def no_weight_decay(self) -> set[str]:
-        """Name the parameters that are not to decay: steps and state matrices of S4."""
+        """Name the parameters that are not to decay: those of `slow_parameters`."""
+        return self.slow_parameters()
+
+    def slow_parameters(self) -> set[str]:
+        """Name the parameters that learn at a rate of their own, ``optim.slow_lr``: steps and state matrices of S4."""
         layers = [(name, module) for name, module in self.named_modules() if isinstance(module, S4)]
         kernels = {f"{name}.{parameter}" for name, module in layers for parameter in module.kernel_parameters}
         return kernels & {name for name, _ in self.named_parameters()}

@@ -191,7 +191,11 @@ def _loss_chart(runs: Sequence[RunRecord]) -> str:
     wide = bool(values) and min(values) > 0 and max(values) / min(values) > 20
     remark = "Training: one batch per point" + (", averaged over stretches." if _is_long(runs) else ".")
     return line_chart(
-        lines, title="Loss by step, lower is better", x=Axis("step", whole=True), y=Axis("loss (nats)", log=wide), note=remark
+        lines,
+        title="Loss by step, lower is better",
+        x=Axis("step", whole=True),
+        y=Axis("loss (nats)", log=wide),
+        note=remark,
     )
 
 

@@ -214,8 +214,8 @@ def fill(text: str, results: Mapping[str, Any]) -> str:
 
     A placeholder is ``{arm.metric.mean:.1f}``: a name, and how Python formats the number. After an arm come
     ``parameters``, ``steps``, ``samples``, ``seconds``, ``reference``, or a metric (or ``best``) and ``mean``, ``std``,
-    ``min`` or ``max``; ``levels.NAME`` is a level of the plan. Two names may be joined by ``+ - * /`` with spaces around
-    it, as in ``{tost.top1.mean - vit.top1.mean:+.1f}``. Double braces stand for braces.
+    ``min`` or ``max``; ``levels.NAME`` is a level of the plan. Two names may be joined by ``+ - * /`` with spaces
+    around it, as in ``{tost.top1.mean - vit.top1.mean:+.1f}``. Double braces stand for braces.
 
     Args:
         text: Markdown.

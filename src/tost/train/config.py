@@ -127,6 +127,9 @@ class OptimConfig(_Section):
 
     name: Literal["adamw"] = Field(default="adamw", description="Adam with decoupled weight decay")
     lr: _Positive = Field(description="learning rate at the peak of the schedule")
+    slow_lr: _Positive | None = Field(
+        default=None, description="the same for what a model says learns slowly, the state matrices of S4; null: lr"
+    )
     betas: tuple[_Fraction, _Fraction] = Field(
         default=(0.9, 0.999), description="decay per step of the gradient's first and second moment"
     )

@@ -28,7 +28,7 @@ from tost.train.distributed import Processes
 from tost.train.ema import WeightAverage
 from tost.train.evaluate import evaluate
 from tost.train.metrics import Progress, StepRecord, measure_peak_flops
-from tost.train.optim import build_optimizer
+from tost.train.optim import build_optimizer, set_rate
 from tost.train.runfolder import RunFolder, describe_environment
 from tost.train.schedule import learning_rate
 from tost.train.snapshot import Parts, Snapshot, restore, save
@@ -200,8 +200,7 @@ class _Run:
         """Take one optimiser step; the returned function describes it, at the price of waiting for the device."""
         config, processes = self.config, self.processes
         lr = learning_rate(self.step, config=config.schedule, peak=config.optim.lr, total=config.train.steps)
-        for group in self.optimizer.param_groups:
-            group["lr"] = lr
+        set_rate(self.optimizer, lr)
         micro = [self._batch(batches, part) for part in range(config.train.accumulate)]
         terms = processes.total(sum(self.task.terms(batch) for batch in micro))
         loss = torch.zeros((), device=processes.device)

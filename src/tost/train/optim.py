@@ -11,7 +11,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from tost.train.config import OptimConfig
 
-__all__ = ["build_optimizer", "parameter_groups"]
+__all__ = ["build_optimizer", "parameter_groups", "set_rate"]
 
 STATISTICS = ("temperature", "position_bias")
 """Parameters of the operator itself. They set the scale of memberships; decaying them flattens every head alike."""
@@ -25,18 +25,20 @@ def parameter_groups(model: nn.Module, config: OptimConfig) -> list[dict[str, An
     `decay_statistics` asks for the authors' vision training, where the optimiser never learned of their exemption.
     `decay_all` lets everything decay, as plain ``AdamW(model.parameters())`` does.
 
+    With `slow_lr` set, what the model names in ``slow_parameters()`` has groups of its own. Their ``"scale"`` is the factor
+    between their learning rate and that of the schedule.
+
     Args:
         model: The model.
         config: Learning rate and decay.
 
     Returns:
-        One or two groups for a torch optimiser, parameters in the order of the model.
+        One to four groups for a torch optimiser, parameters in the order of the model.
     """
-    decayed: list[nn.Parameter] = []
-    spared: list[nn.Parameter] = []
+    found: dict[tuple[bool, bool], list[nn.Parameter]] = {}
     inner = model.module if isinstance(model, DistributedDataParallel) else model
-    named: Callable[[], Iterable[str]] = getattr(inner, "no_weight_decay", tuple)
-    exempt = set(named())
+    exempt = _named_by(inner, "no_weight_decay")
+    slow = _named_by(inner, "slow_parameters") if config.slow_lr is not None else set()
     for name, parameter in inner.named_parameters():
         if not parameter.requires_grad:
             continue
@@ -44,12 +46,25 @@ def parameter_groups(model: nn.Module, config: OptimConfig) -> list[dict[str, An
             decays = config.decay_statistics
         else:
             decays = parameter.dim() >= 2 and name not in exempt
-        (decayed if decays or config.decay_all else spared).append(parameter)
-    groups = [
-        {"params": decayed, "weight_decay": config.weight_decay},
-        {"params": spared, "weight_decay": 0.0},
-    ]
-    return [group for group in groups if group["params"]]
+        found.setdefault((name in slow, decays or config.decay_all), []).append(parameter)
+    groups: list[dict[str, Any]] = []
+    for is_slow, decays in ((False, True), (False, False), (True, True), (True, False)):
+        if parameters := found.get((is_slow, decays)):
+            groups.append({"params": parameters, "weight_decay": config.weight_decay if decays else 0.0})
+            if is_slow and config.slow_lr is not None:
+                groups[-1]["scale"] = config.slow_lr / config.lr
+    return groups
+
+
+def set_rate(optimizer: torch.optim.Optimizer, lr: float) -> None:
+    """Give every group its learning rate, where `lr` is that of the schedule."""
+    for group in optimizer.param_groups:
+        group["lr"] = lr * group.get("scale", 1.0)
+
+
+def _named_by(model: nn.Module, method: str) -> set[str]:
+    named: Callable[[], Iterable[str]] = getattr(model, method, tuple)
+    return set(named())
 
 
 def build_optimizer(model: nn.Module, config: OptimConfig) -> torch.optim.Optimizer:
