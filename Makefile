@@ -9,7 +9,7 @@ PIP    := $(BIN)/pip --disable-pip-version-check
 
 help:
 	@echo "make install    create $(VENV) with everything (pinned by constraints.txt)"
-	@echo "make demo       the main job on embedded data, ends with a table and a picture"
+	@echo "make demo       train, generate, measure, look inside; ends with the path of a page (under 10 minutes)"
 	@echo "make test       the test suite (under 10 minutes on 2 cores)"
 	@echo "make test-slow  the long checks"
 	@echo "make check      lint, format, types, spelling"
@@ -28,7 +28,7 @@ $(STAMP): pyproject.toml setup.py constraints.txt $(wildcard src/tost/ops/csrc/*
 install: $(STAMP)
 
 demo: $(STAMP)
-	$(BIN)/python examples/operator_tour.py --out demo
+	@$(BIN)/python scripts/demo.py --out demo
 
 test: $(STAMP)
 	OMP_WAIT_POLICY=passive $(BIN)/python -m pytest -n 2

@@ -88,7 +88,7 @@ def test_model_builds_on_the_meta_device(name):
     config = load(name)
     shape = config.data.shape()
     size = {
-        "tokens": (2, shape.length),
+        "tokens": (2, *[shape.towers] * (shape.towers > 1), shape.length),
         "values": (2, shape.length, shape.in_features),
         "image": (2, shape.in_chans, *(shape.image_size or ())),
     }[shape.input]

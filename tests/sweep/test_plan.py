@@ -100,7 +100,7 @@ def test_every_run_of_a_built_in_plan_is_valid(name, tmp_path):
     assert {run.settings.checkpoint.best_metric for run in runs} == {plan.metric}
     assert {run.settings.checkpoint.best_mode for run in runs} == {plan.mode}
     lengths = {(run.settings.train.steps, run.settings.train.batch_size) for run in runs}
-    assert len(lengths) == 1, "arms that are compared take equal steps"
+    assert len(lengths) == 1 or plan.tasks, "arms that are compared take equal steps"
 
 
 def test_the_ablation_is_the_four_cells_of_the_paper():

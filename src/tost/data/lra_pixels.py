@@ -221,7 +221,7 @@ def build_lra_pathfinder(name: str, options: LraPathfinderOptions, path: Path) -
 def _read_metadata(folder: Path) -> tuple[list[str], list[int], int]:
     """Return the images below a folder in the order of the metadata, their labels, and how many files are empty."""
     place = folder / "metadata"
-    files = sorted((file for file in place.glob("*.npy") if file.stem.isdigit()), key=lambda file: file.stem)
+    files = sorted((file for file in place.glob("*.npy") if file.stem.isdigit()), key=lambda file: int(file.stem))
     if not files:
         raise ConfigError(f"{place} holds no metadata; files called 0.npy, 1.npy and so on are needed.")
     sizes: dict[str, dict[str, int]] = {}

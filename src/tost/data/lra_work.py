@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import multiprocessing
-import os
 import signal
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
@@ -62,7 +61,7 @@ def _ignore_interrupts() -> None:
 def written_at_once(path: Path) -> Iterator[BinaryIO]:
     """Open a file that has its name only once it is complete."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    temporary = path.with_name(f"{path.name}.tmp")  # one that a killed process left behind is written over
     try:
         with temporary.open("wb") as file:
             yield file

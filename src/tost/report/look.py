@@ -199,7 +199,7 @@ def verdict_on_rates(rates: CodingRates) -> str:
     if ("control", split) in pairs:
         control = rates.falls("control", split)
         sentence += (
-            f" In an untrained model of the same form: {control.over_depth} of {control.steps} steps and {control.within} of "
-            f"{control.layers} layers."
+            f" In an untrained model of the same form: {control.over_depth} of {control.steps} steps and "
+            f"{control.within} of {control.layers} layers."
         )
     return sentence

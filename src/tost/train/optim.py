@@ -25,8 +25,8 @@ def parameter_groups(model: nn.Module, config: OptimConfig) -> list[dict[str, An
     `decay_statistics` asks for the authors' vision training, where the optimiser never learned of their exemption.
     `decay_all` lets everything decay, as plain ``AdamW(model.parameters())`` does.
 
-    With `slow_lr` set, what the model names in ``slow_parameters()`` has groups of its own. Their ``"scale"`` is the factor
-    between their learning rate and that of the schedule.
+    With `slow_lr` set, what the model names in ``slow_parameters()`` has groups of its own. Their ``"scale"`` is the
+    factor between their learning rate and that of the schedule.
 
     Args:
         model: The model.
