@@ -51,7 +51,7 @@ def stages(out: Path, *, tiny: bool = False) -> list[Stage]:
     """
     digits = str(out / "data" / "digits")
     runs = {name: out / "runs" / name for name in ("digits-tost", "digits-vit", "bytes-tost")}
-    images = ("train", "demo/digit_images", f"data.path={digits}", *(TINY_IMAGES if tiny else ()))
+    images = ("train", "small/digits", f"data.path={digits}", *(TINY_IMAGES if tiny else ()))
     text = ("train", "small/stdlib_bytes", "train.steps=300", "schedule.warmup_steps=30", "evaluate.every=60")
     text += ("evaluate.batches=20", "evaluate.telemetry=true", "checkpoint.every=60", "log.every=10")
     text += (*TINY_BYTES, *TINY_MODEL, "schedule.warmup_steps=2") if tiny else ()
