@@ -5,11 +5,13 @@ from __future__ import annotations
 import io
 import json
 import os
+import pickle
 import signal
 import subprocess
 import sys
 import time
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -153,6 +155,38 @@ def test_default_length_ends_where_positions_end(run, folders):
 def test_bfloat16_is_another_arithmetic(run, endless):
     outcome = run("generate", endless, "--prompt", "ab", "--max-new-tokens", "5", "--dtype", "bfloat16", "--seed", "0")
     assert outcome.code == 0
+
+
+@pytest.mark.parametrize("weights", ["fp32", "bf16", "int8"])
+def test_weights_in_fewer_bits(run, endless, weights):
+    outcome = run("generate", endless, "--prompt", "ab", "--max-new-tokens", "5", "--weights", weights, "--seed", "0")
+    assert outcome.code == 0
+    assert outcome.err.startswith("5 tokens in ")
+
+
+def test_weights_and_arithmetic_do_not_go_together(run, endless):
+    outcome = run("generate", endless, "--prompt", "ab", "--dtype", "bfloat16", "--weights", "int8")
+    assert outcome.code == 2
+    assert "weights='int8' cannot be used: its parameters are not all float32" in outcome.err
+
+
+def test_a_tokenizer_of_another_model_is_refused(run, endless, monkeypatch):
+    monkeypatch.setattr("tost.train.tokenizer.tokenizer_beside", lambda path: SimpleNamespace(vocab_size=50_257))
+    outcome = run("generate", endless, "--prompt", "ab")
+    assert outcome.code == 2
+    assert "has 50257 ids, but the model has 256; it is not the one that the model was trained with" in outcome.err
+
+
+def test_a_malicious_state_is_never_opened(run, endless, tmp_path):
+    class Bomb:
+        def __reduce__(self):
+            return (os.mkdir, (str(tmp_path / "exploded"),))
+
+    (tmp_path / "state").write_bytes(pickle.dumps(Bomb()))
+    outcome = run("generate", endless, "--state", str(tmp_path / "state"))
+    assert outcome.code == 2
+    assert "a pickle is never opened" in outcome.err
+    assert not (tmp_path / "exploded").exists()
 
 
 @pytest.mark.parametrize(
