@@ -50,10 +50,10 @@ def stages(out: Path, *, tiny: bool = False) -> list[Stage]:
         tiny: Take a few steps only.
     """
     digits = str(out / "data" / "digits")
-    runs = {name: out / "runs" / name for name in ("digits-tost", "digits-vit", "bytes-tost")}
+    runs = {name: out / "runs" / name for name in ("digits-tost", "digits-softmax", "digits-vit", "bytes-tost")}
     images = ("train", "small/digits", f"data.path={digits}", *(TINY_IMAGES if tiny else ()))
-    text = ("train", "small/stdlib_bytes", "train.steps=300", "schedule.warmup_steps=30", "evaluate.every=60")
-    text += ("evaluate.batches=20", "evaluate.telemetry=true", "checkpoint.every=60", "log.every=10")
+    text = ("train", "small/stdlib_bytes", "train.steps=280", "schedule.warmup_steps=30", "evaluate.every=70")
+    text += ("evaluate.batches=8", "evaluate.telemetry=true", "checkpoint.every=70", "log.every=10")
     text += (*TINY_BYTES, *TINY_MODEL, "schedule.warmup_steps=2") if tiny else ()
     lengths = "64,128" if tiny else "256,1024,4096"
     bench = ("bench", "ops", "--mode", "fwd", "--tokens", lengths, "--repeats", "5", "--quick", "--no-compile")
@@ -64,7 +64,12 @@ def stages(out: Path, *, tiny: bool = False) -> list[Stage]:
         Stage("handwritten digits as images", ("data", "prepare", "digits", "--out", digits)),
         Stage("train ToST on the digits", _training(images, runs["digits-tost"]), runs["digits-tost"]),
         Stage(
-            "train a vision transformer of the same size beside it",
+            "the same network and size with softmax attention",
+            _training((*images, "model.name=softmax_mini"), runs["digits-softmax"]),
+            runs["digits-softmax"],
+        ),
+        Stage(
+            "a plain vision transformer (ViT) of the same size",
             _training((*images, "model.name=vit_mini"), runs["digits-vit"]),
             runs["digits-vit"],
         ),

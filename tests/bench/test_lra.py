@@ -10,11 +10,12 @@ import pytest
 import torch
 
 from tost.bench import lra as bench_lra
+from tost.bench import timing
 from tost.bench.environment import describe_environment
 from tost.bench.gate import Check, GateResult
 from tost.bench.lra import LraCase, LraReport, LraRow, LraScale, Work, check_encoder, expected_seconds, measure_lra
 from tost.bench.lra_plot import draw_lra
-from tost.bench.lra_step import LraStep, Trainer, Usage, run_in_process
+from tost.bench.lra_step import LraStep, Trainer, Usage, run_in_process, take_step
 from tost.bench.lra_tables import lra_findings, lra_markdown, lra_tables, write_lra
 from tost.bench.timing import Trial, spread
 from tost.errors import ConfigError, TostError
@@ -52,7 +53,17 @@ class FakeClock:
 def clock(monkeypatch):
     clock = FakeClock()
     monkeypatch.setattr(bench_lra, "_build", clock.build)
+    monkeypatch.setattr(timing.gc, "collect", lambda: 0)  # nothing is built, so there is nothing to tidy away
     return clock
+
+
+@pytest.fixture(scope="module")
+def measured():
+    with pytest.MonkeyPatch.context() as patch:
+        clock = FakeClock()
+        patch.setattr(bench_lra, "_build", clock.build)
+        patch.setattr(timing.gc, "collect", lambda: 0)
+        return measure(TINY, clock)
 
 
 def use(step):
@@ -79,8 +90,8 @@ def test_expectations_by_hand():
     assert expected_seconds([(100, 1.0), (200, 64.0)], 400) == 256.0, "never more than quadratic"
 
 
-def test_every_mixer_in_every_case(clock):
-    rows = measure(TINY, clock)
+def test_every_mixer_in_every_case(measured):
+    rows = measured
     expected = [(work, n, m) for work in list(Work)[:3] for n in (16, 32) for m in TINY.mixers]
     expected += [(Work.PATHX, 16_384, m) for m in TINY.mixers]
     assert [(row.case.work, row.case.tokens, row.mixer) for row in rows] == expected
@@ -149,8 +160,8 @@ def test_findings_compare_with_the_next_best():
     ]
 
 
-def test_files(clock, tmp_path):
-    rows = measure(TINY, clock)
+def test_files(measured, tmp_path):
+    rows = measured
     paths = write_lra(report(rows), tmp_path)
     assert [path.suffix for path in paths] == [".json", ".md", ".svg", ".png"]
     assert all(path.name.startswith("lra-selection_") for path in paths)
@@ -166,12 +177,11 @@ def test_files(clock, tmp_path):
     assert report(rows, scale=LraScale(repeats=9)).stem.startswith("lra_")
 
 
-def test_a_red_gate_leaks_no_speed(clock):
-    rows = measure(TINY, clock)
-    assert report(rows, RED).to_json()["rows"] == []
+def test_a_red_gate_leaks_no_speed(measured):
+    assert report(measured, RED).to_json()["rows"] == []
     for told in (lra_markdown, lambda red: write_lra(red, None)):
         with pytest.raises(ValueError, match="green gate"):
-            told(report(rows, RED))
+            told(report(measured, RED))
 
 
 def test_gate_compares_the_encoder_with_the_reference(monkeypatch):
@@ -204,6 +214,15 @@ def test_a_step_changes_the_weights_and_leaves_no_gradients():
     assert all(parameter.grad is None for parameter in trainer.model.parameters())
 
 
+def test_a_step_tells_what_it_used():
+    step = LraStep(model="lra_text", options=TINY.options("tssa"), tokens=64, threads=torch.get_num_threads())
+    usage = take_step(step)
+    assert usage.seconds > 0
+    assert usage.process_bytes > usage.peak_bytes >= 0
+    assert usage.loss == pytest.approx(0.7, abs=0.6)
+
+
+@pytest.mark.slow
 def test_memory_of_a_step_grows_with_its_length():
     options = TINY.options("tssa")
     short, long = (

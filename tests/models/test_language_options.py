@@ -142,7 +142,7 @@ def test_loss_is_that_of_the_logits(options, mask):
 def test_options_are_off_by_default_and_change_the_network(options):
     if options == {"beyond": "hold"}:
         options = {**options, "max_length": 5}
-    model, plain = make(options), make({key: options[key] for key in options if key == "max_length"})
+    model, plain = make(options), make({key: options[key] for key in options if key in ("max_length", "layer_scale")})
     ids = example(plain, length=5)
     assert plain.options == model.options or set(model.state_dict()) >= set(plain.state_dict())
     model.load_state_dict(plain.state_dict(), strict=False)
@@ -157,14 +157,6 @@ def test_authors_format_has_no_place_for_them(options):
     name = next(key for key in options if key not in ("local_at",))
     with pytest.raises(CheckpointError, match=name):
         to_official(make(options))
-
-
-@pytest.mark.parametrize("options", [*OURS, {"mixer": "softmax"}, {"activation": "gelu_tanh"}], ids=str)
-def test_step_without_modules_leaves_them_to_the_model(options):
-    from tost.generate.flat import why_not
-
-    assert why_not(make({})) == []
-    assert why_not(make(options))
 
 
 def test_rows_of_a_state_are_selected_moved_and_measured():
@@ -255,7 +247,7 @@ def test_frozen_operator_still_learns_what_is_added():
 
 
 def test_matrices_decay_and_what_belongs_to_the_operator_does_not():
-    model = make({**PLUS, "local_at": "both", "bias": True})
+    model = make({**PLUS, "local_at": "both", "bias": True, "layer_scale": 1e-5})
     groups = parameter_groups(model, OptimConfig(lr=1e-3, weight_decay=0.1))
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     decayed, spared = ({names[id(parameter)] for parameter in group["params"]} for group in groups)

@@ -30,12 +30,12 @@ def test_stages_train_what_they_say(demo, tmp_path, tiny):
     stages = demo.stages(tmp_path, tiny=tiny)
     trainings = [stage for stage in stages if stage.command[0] == "train"]
     configs = [load_config(s.command[1], [word for word in s.command[2:] if "=" in word]) for s in trainings]
-    assert [config.model.name for config in configs] == ["tost_mini", "vit_mini", "tost_lm_base_plus"]
-    # The two models of images differ in nothing but the model.
-    assert configs[0].model_dump(exclude={"model"}) == configs[1].model_dump(exclude={"model"})
+    assert [config.model.name for config in configs] == ["tost_mini", "softmax_mini", "vit_mini", "tost_lm_base_plus"]
+    # The runs on images differ in nothing but the model.
+    assert all(c.model_dump(exclude={"model"}) == configs[0].model_dump(exclude={"model"}) for c in configs[1:3])
     assert all(stage.command[-2:] == ("--resume", "auto") and stage.run is not None for stage in trainings)
     assert stages[-1].command[0] == "report"
-    assert [Path(run) for run in stages[-1].command[1:4]] == [stage.run for stage in trainings]
+    assert [Path(run) for run in stages[-1].command[1:5]] == [stage.run for stage in trainings]
 
 
 def test_the_makefile_runs_it():
@@ -58,7 +58,7 @@ def test_demo_is_interrupted_goes_on_and_works_twice(tmp_path):
     command = [sys.executable, str(ROOT / "scripts" / "demo.py"), "--tiny", "--out", "demo"]
     process = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, text=True, start_new_session=True)
     lines = iter(process.stdout.readline, "")
-    next(line for line in lines if "train a vision transformer" in line)
+    next(line for line in lines if "a plain vision transformer" in line)
     time.sleep(3)
     subprocess.run(["kill", "-INT", f"-{process.pid}"], check=True)  # as Ctrl-C: everybody gets it
     rest = process.communicate(timeout=300)[0]
@@ -69,8 +69,8 @@ def test_demo_is_interrupted_goes_on_and_works_twice(tmp_path):
         done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=600)
         assert done.returncode == 0, done.stdout + done.stderr
         assert done.stdout.splitlines()[-1] == "demo/report.html"
-        assert len(re.findall(r"^=== \[\d/7\]", done.stdout, flags=re.MULTILINE)) == 7
-    assert done.stdout.count("already finished") == 3
+        assert len(re.findall(r"^=== \[\d/8\]", done.stdout, flags=re.MULTILINE)) == 8
+    assert done.stdout.count("already finished") == 4
     page = (tmp_path / "demo" / "report.html").read_text(encoding="utf-8")
     assert complaints(page) == []
     told = Reading(page).text

@@ -40,7 +40,7 @@ class Scale:
     train_tokens: tuple[int, ...] = (4096, 8192)
     batches: tuple[int, ...] = (1, 8)
     repeats: int = 40
-    rounds: int = 1
+    rounds: int = 2
     depth: int = 12
     vocab_size: int | None = None
 
@@ -53,6 +53,7 @@ class Scale:
             prompt=512,
             train_tokens=(256,),
             repeats=5,
+            rounds=1,
             depth=2,
             vocab_size=4096,
         )

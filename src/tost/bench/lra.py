@@ -7,7 +7,6 @@ take turns, and every ratio is formed within a turn. Memory is measured in one p
 
 from __future__ import annotations
 
-import gc
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -239,7 +238,6 @@ def measure_lra(
             if row.seconds:
                 known.setdefault((case.work, row.mixer), []).append((case.tokens, row.seconds.median))
         yield rows
-        gc.collect()
 
 
 def _timed_rows(scale: LraScale, case: LraCase, expected: Mapping[str, float], clock: Clock) -> list[LraRow]:

@@ -79,9 +79,9 @@ def lra_markdown(report: LraReport, *, plot: str | None = None) -> str:
         "",
         f"Made by `{report.command}` on {environment.measured[:10]}{load}. The encoder of the Text task: 4 blocks of",
         "width 256 with 4 heads and MLPs of 1024, no dropout, batch 1, full sequences. A step is forward, backward and",
-        f"AdamW. The mixers took turns, {scale.repeats} rounds of steps, fewer for slow ones; a ratio compares two runs",
-        "of one round. Medians, with quartiles in brackets. Peak memory is the growth of a fresh process during its",
-        "first step: what is kept for the backward pass, gradients and AdamW's moments, but not the weights; its C",
+        f"AdamW. The mixers took turns, {scale.repeats} rounds of steps, fewer for slow ones; a ratio compares two",
+        "runs of one round. Medians, with quartiles in brackets. Peak memory is the growth of a fresh process during",
+        "its first step: what is kept for the backward pass, gradients and AdamW's moments, but not the weights; its C",
         "library returns freed memory at once.",
         f"The mixers are those of `--form {scale.form}`; S4 and S4D have 4 states, their setting for this task.",
     ]

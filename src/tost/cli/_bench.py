@@ -273,7 +273,9 @@ def generate(
     repeats: Annotated[
         int | None, typer.Option(min=3, metavar="N", help="Timed tokens of each.", show_default="40, with --quick 5")
     ] = None,
-    rounds: Annotated[int, typer.Option(min=1, metavar="N", help="Timed prompts and training steps of each.")] = 1,
+    rounds: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="Timed prompts and steps.", show_default="2, with --quick 1")
+    ] = None,
     threads: Annotated[
         int | None, typer.Option(min=1, metavar="N", help="Threads per operation.", show_default="torch's own")
     ] = None,
@@ -298,8 +300,8 @@ def generate(
         raise typer.BadParameter("the part quality takes a trained model and a text: --source RUN --text FILE.")
     if threads:
         torch.set_num_threads(threads)
-    scale = replace(Scale.quick() if quick else Scale(), rounds=rounds)
-    scale = scale if repeats is None else replace(scale, repeats=repeats)
+    scale = Scale.quick() if quick else Scale()
+    scale = replace(scale, rounds=rounds or scale.rounds, repeats=repeats or scale.repeats)
     _console.log("gate: comparing operators, prompts and tokens with the reference")
     gate = GateResult(checks=(*run_gate([Op.CAUSAL_TSSA]).checks, *check_generation()))
     report = GenerateReport(command=_command_line(), environment=describe_environment(), gate=gate, scale=scale)
