@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.report.folders import write_bench, write_run
+from tests.report.folders import bench, write_bench, write_run
 from tests.report.reading import Reading, complaints
 from tost.errors import ConfigError, StorageError
 from tost.report import (
@@ -116,6 +116,15 @@ def test_unknown_kind_of_measurement_becomes_a_table(two, tmp_path):
     file = write_bench(tmp_path / "b.json", theme="model", rows=rows)
     told = Reading(page_of(two, benchmarks=[read_bench(file)])).text
     assert "tost_mini 8 250 ms 5.0 MB" in told
+
+
+def test_measurement_without_rows_is_one_row(two, tmp_path):
+    content = bench(theme="train", ratio={"median": 1.25, "lower": 1.0, "count": 7})
+    del content["rows"]
+    (tmp_path / "b.json").write_text(json.dumps(content))
+    told = Reading(page_of(two, benchmarks=[read_bench(tmp_path / "b.json")])).text
+    assert "ratio median 1.25" in told
+    assert "ratio count" not in told
 
 
 @pytest.mark.parametrize("content", ["", "[]", '{"rows": []}', "{" * 50_000, '{"theme": 3}'])

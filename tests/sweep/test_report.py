@@ -46,7 +46,7 @@ def test_a_single_seed_has_no_spread_and_a_missing_arm_no_numbers(gathered):
 def test_lowest_can_be_best_and_another_metric_has_only_its_last_value(gathered):
     made = table(gathered(metric="loss", mode="min", percent=False))
     assert made.headers[4] == "loss"
-    assert made.rows[0][4:] == ["1.1 ± 0.1414", "1"]
+    assert made.rows[0][4:] == ["1.100 ± 0.141", "1.000"]
 
 
 def test_reported_values_stand_beside_ours(gathered):

@@ -13,6 +13,7 @@ from tost.errors import ConfigError
 __all__ = ["BenchRecord", "read_bench"]
 
 _LARGEST = 64_000_000
+_ABOUT = ("theme", "command", "environment", "gate", "complete", "contenders", "plan")
 
 
 @dataclass(frozen=True)
@@ -70,10 +71,17 @@ def read_bench(file: Path) -> BenchRecord:
         command=str(content.get("command", "")),
         environment=_mapping(content.get("environment")),
         gate=gate,
-        rows=tuple(row for row in _list(content.get("rows")) if isinstance(row, dict)) if green else (),
+        rows=_rows(content) if green else (),
         complete=content.get("complete", True) is True,
         contenders=_mapping(content.get("contenders")),
     )
+
+
+def _rows(content: Mapping[str, Any]) -> tuple[Mapping[str, Any], ...]:
+    """Return the rows; what has none, such as the measurement of the training engine, is a row itself."""
+    if "rows" not in content:
+        return ({key: value for key, value in content.items() if key not in _ABOUT},)
+    return tuple(row for row in _list(content["rows"]) if isinstance(row, dict))
 
 
 def _mapping(value: object) -> Mapping[str, Any]:

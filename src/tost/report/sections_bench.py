@@ -24,6 +24,8 @@ _LABELS = {
 _OPS = {"tssa": "Attention that sees all tokens", "causal_tssa": "Attention that sees only what came before"}
 _MODES = {"fwd": "forward", "fwd+bwd": "forward and backward, as in training"}
 _MOST_ROWS, _MOST_COLUMNS = 80, 12
+# How far single measurements lie from their median is in the file.
+_SPREAD = (" lower", " upper", " count", "_lower_quartile", "_upper_quartile")
 
 Shape = tuple[str, str, int, int, int, str]
 
@@ -157,7 +159,8 @@ def _explain(record: BenchRecord) -> str:
 def _any_rows(record: BenchRecord) -> str:
     """Return rows of a kind that this page has no chart for, as they are."""
     flat = [_flat(row) for row in record.rows[:_MOST_ROWS]]
-    keys = list(dict.fromkeys(key for row in flat for key in row))[:_MOST_COLUMNS]
+    found = dict.fromkeys(key for row in flat for key in row if not key.endswith(_SPREAD))
+    keys = list(found)[:_MOST_COLUMNS]
     if not keys:
         return note("The file holds no rows.")
     rows = [[_cell(key, row.get(key)) for key in keys] for row in flat]

@@ -29,6 +29,7 @@ nav ul { list-style: none; padding: 0; margin: .75rem 0 0; display: flex; flex-w
 .scroll { overflow-x: auto; margin: .75rem 0; }
 table { border-collapse: collapse; font-size: .93rem; min-width: 50%; }
 caption { text-align: left; color: var(--soft); padding: 0 0 .35rem; font-size: .93rem; }
+caption span { display: inline-block; max-width: calc(100vw - 2.5rem); }
 th, td { text-align: left; padding: .3rem .9rem .3rem 0; border-bottom: 1px solid var(--line); vertical-align: top; }
 tbody th { font-weight: 600; min-width: 8rem; }
 thead th { color: var(--soft); font-weight: 600; vertical-align: bottom; }
@@ -73,5 +74,6 @@ footer { margin-top: 3rem; border-top: 2px solid var(--line); padding-top: .75re
     --s2: #00754f; --s3: #9b3fa0; --s4: #8a6100; --s5: #3d4650; }
   body { max-width: none; padding: 0; font-size: 10.5pt; } nav, details:not([open]) { display: none; }
   h2, h3, h4 { break-after: avoid; } figure, tr, .picture, dl { break-inside: avoid; } .scroll { overflow: visible; }
+  table { font-size: 8.5pt; } caption span { max-width: none; } .n { padding-left: .7rem; }
   pre { white-space: pre-wrap; } .charts { grid-template-columns: 1fr 1fr; } @page { margin: 16mm; } }
 """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -124,7 +125,7 @@ def _mean(found: Mapping[str, Any], plan: Plan) -> str:
     if spread is None:
         return _UNKNOWN
     text = _number(spread["mean"], plan)
-    return text if spread["std"] is None else f"{text} ± {_number(spread['std'], plan)}"
+    return text if spread["std"] is None else f"{text} ± {_number(spread['std'], plan, like=spread['mean'])}"
 
 
 def _best(found: Mapping[str, Any], plan: Plan) -> str:
@@ -136,8 +137,13 @@ def _has_best(found: Mapping[str, Any], plan: Plan) -> bool:
     return found["best"] is not None and found["best_metric"] == plan.metric
 
 
-def _number(value: float, plan: Plan) -> str:
-    return f"{value * plan.shown:.2f}" if plan.percent else f"{value:.4g}"
+def _number(value: float, plan: Plan, like: float | None = None) -> str:
+    """Return a value with the decimals that four digits of `like` take, or of the value itself."""
+    if plan.percent:
+        return f"{value * plan.shown:.2f}"
+    size = abs(value if like is None else like)
+    digits = 3 - math.floor(math.log10(size)) if 1e-6 < size < math.inf else 3
+    return f"{value:.{max(0, digits)}f}"
 
 
 def _compare_parameters(counts: Mapping[str, int | None], scope: str) -> str:
