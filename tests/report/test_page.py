@@ -20,6 +20,7 @@ from tost.report import (
     Passage,
     Request,
     RunRecord,
+    charts,
     read_bench,
     read_runs,
     render,
@@ -104,7 +105,9 @@ def test_unfinished_run_is_called_so(tmp_path):
 
 
 def test_red_gate_shows_no_speed(two, tmp_path):
-    page = page_of(two, benchmarks=[read_bench(write_bench(tmp_path / "b.json", passed=False))])
+    record = read_bench(write_bench(tmp_path / "b.json", passed=False))
+    assert record.rows == ()
+    page = page_of(two, benchmarks=[record])
     told = Reading(page).text
     assert "Gate: red" in told
     assert "12.5" not in told
@@ -192,7 +195,8 @@ def test_charts_stay_inside_their_frame(lines, log_x, log_y):
     assert not re.search(r"\bnan\b|\binf\b", drawn)
     for path in re.findall(r'class="line" d="M([^"]+)"', drawn):
         places = [tuple(map(float, pair.split())) for pair in path.split("L") if "H" not in pair]
-        assert all(0 <= x <= 460 and 0 <= y <= 290 for x, y in places)
+        assert all(charts.LEFT <= x <= charts.WIDTH - charts.RIGHT for x, _ in places)
+        assert all(charts.TOP <= y <= charts.HEIGHT - charts.BOTTOM for _, y in places)
 
 
 def test_higher_values_are_drawn_higher():

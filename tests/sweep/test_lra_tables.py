@@ -138,3 +138,13 @@ def test_levels_of_listops_are_those_of_the_generated_expressions():
         levels["root_operator"], abs=3.0
     )
     assert 100 * np.bincount(values).max() / count == pytest.approx(levels["majority"], abs=2.5)
+
+
+@pytest.mark.parametrize("task", ["listops", "image", "text"])
+def test_small_plans_compare_mixers_in_one_encoder(task, tmp_path):
+    plan = load_plan(f"lra_cpu_{task}")
+    assert list(plan.arms) == ["tssa", "softmax", "linear", "s4d"]
+    runs = expand(plan, ["data.path=somewhere"], tmp_path, name="mine")
+    same = ("embed_dim", "depth", "num_heads", "mlp_ratio", "pooling", "position", "dropout")
+    assert len({tuple(run.settings.model.options[name] for name in same) for run in runs}) == 1
+    assert {run.settings.model.options["mixer"] for run in runs} == set(plan.arms)
