@@ -43,7 +43,7 @@ def test_prepare_and_check(run, tmp_path, source):
         (["text", "source"], "'source' is no option; write key=value or --key value"),
         (["text", "--source"], "'--source' is no option"),
         (["text", "--source", "a", "source=b"], "option source is given twice: 'a' and 'b'"),
-        (["tekst", "source=a"], "did you mean 'text'?"),
+        (["textt", "source=a"], "did you mean 'text'?"),
         (["text", "source=nowhere"], "nowhere does not exist"),
         (["text", "source=a", "shards=3"], "has no option 'shards'; did you mean 'shard_bytes'?"),
     ],
