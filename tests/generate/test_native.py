@@ -15,8 +15,9 @@ from tost.generate import decode_step, prefill
 from tost.generate.flat import StateForm
 from tost.generate.native import NativeStep, pack_rows, round_weights, why_not_native
 from tost.generate.step import make_step
+from tost.nn import ModelState
+from tost.ops import TSSAState, select_isa
 from tost.ops import _step as library
-from tost.ops import select_isa
 from tost.ops._native import compiled_isas
 from tost.testing import assert_close
 
@@ -135,6 +136,39 @@ def test_a_state_of_another_model_never_reaches_the_library():
         assert not form.fits(tokens, strange)
         with pytest.raises(ValueError, match=r"state|window"):
             make_step(model)(tokens, strange)
+
+
+def test_small_contributions_to_a_large_sum_are_not_lost():
+    """Rounding to the nearest would leave such a sum where it is; on average it has to grow by what tokens add."""
+    model = make(torch.float32, position="none", depth=1)
+    step = NativeStep(model)
+    start = prefill(model, torch.tensor([[1, 2, 3]]))
+    (layer,) = start.layers
+    large = TSSAState(*(torch.full_like(x, 2.0**27) for x in layer[:3]), layer.position)
+    state = ModelState((large,))
+    with torch.no_grad():
+        for token in range(4000):
+            _, state = step(torch.tensor([token % 11]), state)
+    # From small sums, in float64, what these tokens add.
+    exact = make(torch.float64, position="none", depth=1)
+    zero = TSSAState(*(torch.full_like(x, 2.0**27, dtype=torch.float64) for x in layer[:3]), layer.position)
+    ids = torch.arange(4000)[None] % 11
+    expected = prefill(exact, ids, ModelState((zero,)))
+    for found, wanted, before in zip(state.layers[0][:3], expected.layers[0][:3], zero[:3], strict=True):
+        grown, truth = (found.double() - before).sum(), (wanted - before).sum()
+        assert truth > 0
+        assert 0.8 < grown / truth < 1.2
+        assert (wanted - before).max() / 4000 < 0.5 * 16  # half a digit of such a sum: each token alone would be lost
+
+
+def test_rows_do_not_depend_on_their_place():
+    model = make(torch.float32, **PLUS)
+    ids = torch.stack(prompts(6, 6, 6))
+    step, before = NativeStep(model), prefill(model, ids[:, :-1])
+    order = torch.tensor([2, 0, 1])
+    one, other = step(ids[:, -1], before), step(ids[order, -1], before.select(order))
+    assert torch.equal(one[0][order], other[0])
+    assert all(map(torch.equal, pytree.tree_leaves(one[1].select(order)), pytree.tree_leaves(other[1])))
 
 
 def test_what_came_before_is_not_changed():

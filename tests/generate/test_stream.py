@@ -12,6 +12,7 @@ from tests.generate.models import endless, make, prompts, seeded
 from tost.errors import ConfigError
 from tost.generate import Sampling, decode_step, generate_with_state, prefill, state_bytes, stream_tokens
 from tost.generate import stream as stream_module
+from tost.generate.native import why_not_native
 from tost.testing import assert_close
 
 
@@ -73,6 +74,7 @@ def test_a_long_text_takes_no_memory_and_stays_exact(options):
 
 
 @pytest.mark.slow
+@pytest.mark.skipif(bool(why_not_native(endless(torch.float32))), reason="only the native step rounds its sums fairly")
 def test_a_million_tokens_take_no_memory_and_stay_exact():
     check_long_text(endless(torch.float32), 1_000_000)
 
