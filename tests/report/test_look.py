@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tests.report.reading import Reading, complaints
 from tests.train.runs import run
@@ -12,7 +14,7 @@ from tost.analysis.rates import MEASURES
 from tost.errors import CheckpointError
 from tost.report import Request, continue_prompts, look_into, write_report
 from tost.report.look import EXPLANATIONS, verdict_on_rates
-from tost.report.samples import open_run
+from tost.report.samples import _leap, open_run
 
 BYTES = ("data.options.length=48", "train.steps=2", "evaluate.batches=1", "checkpoint.every=1", "evaluate.every=2")
 
@@ -41,6 +43,14 @@ def test_open_run_takes_the_newest_weights_and_samples_of_both_splits(digits):
     assert not torch.equal(train[0]["inputs"], validation[0]["inputs"])
     assert opened.samples.text is None
     assert opened.samples.pixels is None
+
+
+@given(st.integers(1, 300))
+def test_every_place_is_visited_once_in_leaps(count):
+    places = [i * _leap(count) % count for i in range(count)]
+    assert sorted(places) == list(range(count))
+    if count >= 20:
+        assert len({10 * place // count for place in places[:6]}) >= 4, "the first six are of several classes"
 
 
 def test_open_run_writes_text_token_by_token(text):

@@ -72,6 +72,13 @@ def test_the_best_run_is_marked(two):
     assert marked == ["tost"]
 
 
+def test_page_says_whether_the_comparison_is_fair(two):
+    assert "differ in nothing but the model" in page_of(two)
+    config = two[1] / "config.yaml"
+    config.write_text(config.read_text().replace("steps: 40", "steps: 80"))
+    assert "differ not only in the model but also in train.steps." in page_of(two)
+
+
 @pytest.mark.parametrize("name", ["metrics.jsonl", "summary.json", "env.json", "config.yaml"])
 @pytest.mark.parametrize("content", [None, "", "{", "[1, 2]\n", '{"step": "x"}\n', "\x00\xff garbage: [\n"])
 def test_missing_and_damaged_files_cost_their_part_only(tmp_path, name, content):

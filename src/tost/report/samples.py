@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from math import gcd
 from pathlib import Path
 
 import torch
@@ -56,13 +57,15 @@ class Batches:
 
     Args:
         dataset: The samples.
-        count: How many, spread over the set, because files are often sorted by class.
+        count: How many, spread over the set and taken in leaps, because files are often sorted by class and the first
+            few are drawn.
         batch_size: How many at once.
         options: What is known about images; their batches have ``"pixels"`` too, to be drawn.
     """
 
     def __init__(self, dataset: Dataset, count: int, batch_size: int, options: object = None) -> None:
-        self.indices = torch.linspace(0, len(dataset) - 1, min(count, len(dataset))).round().long()
+        spread = torch.linspace(0, len(dataset) - 1, min(count, len(dataset))).round().long()
+        self.indices = spread[torch.arange(len(spread)) * _leap(len(spread)) % len(spread)]
         self.dataset, self.batch_size, self.options = dataset, batch_size, options
 
     def __iter__(self) -> Iterator[dict[str, Tensor]]:
@@ -71,6 +74,11 @@ class Batches:
             if isinstance(self.options, ImageOptions):
                 batch = {**batch, "pixels": pixels_of(batch["inputs"], self.options)}
             yield batch
+
+
+def _leap(count: int) -> int:
+    """Return a step that visits all of `count` places, and spreads the first few of them: the golden section."""
+    return next(step for step in range(max(1, round(0.618 * count)), 2 * count + 1) if gcd(step, count) == 1)
 
 
 def plain_config(file: Path) -> RunConfig:

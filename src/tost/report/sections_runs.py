@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tost.data import find_data
@@ -16,7 +16,7 @@ __all__ = ["curves", "group_title", "groups", "judgement", "metric_text", "resul
 
 # The loss has a chart of its own, which tells as much as the same in other units.
 _NO_CHART = ("step", "loss", "perplexity", "bits_per_token", "bits_per_byte", "loss_error", "tokens", "accuracy_top5")
-_MOST_METRICS = 4
+_MOST_METRICS, _MOST_KEYS = 4, 12
 UNSEEN = "not measured"
 _NAMES = {
     "loss": "loss (nats)",
@@ -56,7 +56,9 @@ def judgement(runs: Sequence[RunRecord]) -> str:
     ended.sort(key=lambda pair: -pair[1] if mode == "max" else pair[1])
     told = ", ".join(f"{run.name} ({_model_name(run)}) {metric_text(metric, value)}" for run, value in ended)
     best = "" if len(ended) == 1 else ", best first"
-    return f"{group_title(runs[0].subject)}: {_NAMES.get(metric, metric)} on the validation set{best}: {told}."
+    steps = {run.last_step for run, _ in ended}
+    when = f" after {number(steps.pop())} steps" if len(steps) == 1 else ""
+    return f"{group_title(runs[0].subject)}: {_NAMES.get(metric, metric)} on the validation set{when}{best}: {told}."
 
 
 def results(runs: Sequence[RunRecord]) -> str:
@@ -67,7 +69,8 @@ def results(runs: Sequence[RunRecord]) -> str:
     ]
     headers = ["run", "model", "parameters", "steps", f"{metric}, at the end", f"{metric}, best"]
     headers += [_NAMES.get(name, name) for name in others]
-    headers += ["time", "peak memory", "status"]
+    open_ended = any(run.status != "finished" for run in runs)
+    headers += ["time", "peak memory", *(["status"] if open_ended else [])]
     rows = []
     for run in runs:
         best = run.best(metric, mode)
@@ -75,13 +78,35 @@ def results(runs: Sequence[RunRecord]) -> str:
         row = [run.name, _model_name(run), count(run.summary.get("parameters")), number(run.last_step)]
         row += [metric_text(metric, run.final.get(metric)), shown]
         row += [metric_text(name, run.final.get(name)) for name in others]
-        row += [_time(run), bytes_of(run.summary.get("peak_memory_bytes")), run.status]
+        row += [_time(run), bytes_of(run.summary.get("peak_memory_bytes"))]
+        row += [run.status] if open_ended else []
         rows.append(row)
     ended = {place: run.final[metric] for place, run in enumerate(runs) if metric in run.final}
     pick = (max if mode == "max" else min)(ended.values(), default=None)
     best_rows = [place for place, value in ended.items() if value == pick] if len(set(ended.values())) > 1 else []
     caption = f"{group_title(runs[0].subject)}. Every row is one run with one seed; measured on the validation set."
-    return table(headers, rows, caption=caption, labels=2, best=best_rows)
+    return table(headers, rows, caption=caption, labels=2, best=best_rows) + _fairness(runs)
+
+
+def _fairness(runs: Sequence[RunRecord]) -> str:
+    """Say in which settings runs that stand side by side differ."""
+    known = [_flat(run.config) for run in runs if run.config]
+    if len(known) < 2:
+        return ""
+    keys = dict.fromkeys(key for settings in known for key in settings)
+    different = [key for key in keys if any(settings.get(key) != known[0].get(key) for settings in known)]
+    recipe = [key for key in different if not key.startswith("model.")]
+    if not recipe:
+        return note("These runs differ in nothing but the model: data, steps, batches and recipe are the same.")
+    listed = ", ".join(recipe[:_MOST_KEYS]) + (" and more" if len(recipe) > _MOST_KEYS else "")
+    return note(f"These runs differ not only in the model but also in {listed}.")
+
+
+def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for key, value in values.items():
+        found |= _flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
+    return found
 
 
 def _time(run: RunRecord) -> str:
@@ -230,7 +255,7 @@ def _layers_chart(run: RunRecord) -> str:
         title=f"{run.name}: compression term R_c^var by layer while it learned",
         x=Axis("layer", whole=True),
         y=Axis("R_c^var (nats)"),
-        note="In theory each layer lowers it: the lines should fall to the right.",
+        note="Measured on the tokens that go into each attention. In theory the lines fall to the right.",
     )
 
 

@@ -75,9 +75,33 @@ inline float count_of(float t, const float* decay, int64_t h) {
   return std::expm1(t * std::log(decay[h])) / (decay[h] - 1.0f);
 }
 
-// Causal TSSA of one token w [C] of sequence b into y [C]; pi is H numbers of scratch. See causal_tssa.h.
-inline void mix(const Step& step, const StepLayer& layer, int64_t b, const float* w, bool keep, float* pi, float* y) {
-  const int64_t H = step.H, D = step.C / H;
+// Well mixed bits of a number: two rounds of multiply and shift.
+inline uint32_t scramble(uint32_t x) {
+  x = (x ^ (x >> 16)) * 0x7feb352du;
+  x = (x ^ (x >> 15)) * 0x846ca68bu;
+  return x ^ (x >> 16);
+}
+
+// x as a float: one of its two neighbours, the nearer one more often, such that the mean over `bits` is x.
+//
+// To the nearest would be wrong here. A sum over a long text is so much larger than what a token adds that small
+// contributions would always be rounded away, and after some ten million tokens all of them: the sum would stand still.
+inline float round_fairly(double x, uint32_t bits) {
+  constexpr uint64_t kBelow = (uint64_t(1) << 29) - 1;  // what a double has more than a float
+  uint64_t word;
+  std::memcpy(&word, &x, sizeof word);
+  word = (word + (bits & kBelow)) & ~kBelow;
+  std::memcpy(&x, &word, sizeof word);
+  return float(x);
+}
+
+// Causal TSSA of one token w [C] of sequence b into y [C]; pi is H numbers of scratch. See causal_tssa.h. What decides
+// the rounding of the new sums depends on the position, the layer and the place only: a text is the same in any batch.
+inline void mix(const Step& step, int64_t index, int64_t b, const float* w, bool keep, float* pi, float* y) {
+  const StepLayer& layer = step.layers[index];
+  const int64_t H = step.H, D = step.C / H, HD = step.C;
+  const uint32_t seed = scramble(uint32_t(step.position[b]) + scramble(uint32_t(index)));
+  const auto bits = [&](int64_t place) { return scramble(seed + uint32_t(place) * 0x9e3779b9u); };
   for (int64_t h = 0; h < H; ++h) {
     const float fade = layer.decay ? layer.decay[h] : 1.0f;
     const float* const squares = layer.squares_in + (b * H + h) * D;
@@ -103,11 +127,13 @@ inline void mix(const Step& step, const StepLayer& layer, int64_t b, const float
       y[h * D + d] = -p * x / (1.0f + moment);
     }
     if (!keep) continue;
-    layer.mass[b * H + h] = mass;
+    layer.mass[b * H + h] = round_fairly(double(fade) * layer.mass_in[b * H + h] + p, bits(2 * HD + h));
+#pragma omp simd
     for (int64_t d = 0; d < D; ++d) {
-      const float xx = w[h * D + d] * w[h * D + d];
-      layer.squares[at + d] = fade * layer.squares_in[at + d] + xx;
-      layer.weighted[at + d] = fade * layer.weighted_in[at + d] + p * xx;
+      const int64_t place = h * D + d;
+      const double xx = double(w[place]) * w[place];
+      layer.squares[at + d] = round_fairly(double(fade) * layer.squares_in[at + d] + xx, bits(place));
+      layer.weighted[at + d] = round_fairly(double(fade) * layer.weighted_in[at + d] + p * xx, bits(HD + place));
     }
   }
 }
@@ -144,7 +170,7 @@ int language_step(const Step& step) {
         multiply<W>(layer.gate, u, B, me, team,
                     [&](int64_t b, int64_t row, float value) { gate[b * C + row] = value * sigmoid(value); });
 #pragma omp barrier
-      for (int64_t b = 0; b < B; ++b) mix(step, layer, b, w + b * C, first, pi, y + b * C);
+      for (int64_t b = 0; b < B; ++b) mix(step, l, b, w + b * C, first, pi, y + b * C);
       if (layer.gate.weight)
         for (int64_t i = 0; i < width; ++i) y[i] *= gate[i];
       multiply<W>(layer.out, y, B, me, team, [&](int64_t b, int64_t row, float value) {
