@@ -138,13 +138,16 @@ inline void mix(const Step& step, int64_t index, int64_t b, const float* w, bool
   }
 }
 
+// In whole registers, also where the last is not full: a number alone might be rounded otherwise than one among others,
+// and how many are left over depends on the number of threads.
 inline void activate(float* x, int64_t count, bool tanh) {
-  if (tanh) {
+  for (int64_t i = 0; i < count; i += kLanes) {
+    const size_t bytes = sizeof(float) * std::min<int64_t>(kLanes, count - i);
+    float part[kLanes] = {};
+    std::memcpy(part, x + i, bytes);
 #pragma omp simd
-    for (int64_t i = 0; i < count; ++i) x[i] = gelu_tanh(x[i]);
-  } else {
-#pragma omp simd
-    for (int64_t i = 0; i < count; ++i) x[i] = gelu(x[i]);
+    for (int j = 0; j < kLanes; ++j) part[j] = tanh ? gelu_tanh(part[j]) : gelu(part[j]);
+    std::memcpy(x + i, part, bytes);
   }
 }
 
