@@ -52,8 +52,14 @@ def stages(out: Path, *, tiny: bool = False) -> list[Stage]:
     digits = str(out / "data" / "digits")
     runs = {name: out / "runs" / name for name in ("digits-tost", "digits-softmax", "digits-vit", "bytes-tost")}
     images = ("train", "small/digits", f"data.path={digits}", *(TINY_IMAGES if tiny else ()))
-    text = ("train", "small/stdlib_bytes", "train.steps=280", "schedule.warmup_steps=30", "evaluate.every=70")
-    text += ("evaluate.batches=8", "evaluate.telemetry=true", "checkpoint.every=70", "log.every=10")
+    text = ("train", "small/stdlib_bytes", "train.steps=240", "train.batch_size=12", "schedule.warmup_steps=30")
+    text += (
+        "evaluate.every=60",
+        "evaluate.batches=8",
+        "evaluate.telemetry=true",
+        "checkpoint.every=60",
+        "log.every=10",
+    )
     text += (*TINY_BYTES, *TINY_MODEL, "schedule.warmup_steps=2") if tiny else ()
     lengths = "64,128" if tiny else "256,1024,4096"
     bench = ("bench", "ops", "--mode", "fwd", "--tokens", lengths, "--repeats", "5", "--quick", "--no-compile")

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -60,7 +62,7 @@ def test_demo_is_interrupted_goes_on_and_works_twice(tmp_path):
     lines = iter(process.stdout.readline, "")
     next(line for line in lines if "a plain vision transformer" in line)
     time.sleep(3)
-    subprocess.run(["kill", "-INT", f"-{process.pid}"], check=True)  # as Ctrl-C: everybody gets it
+    os.killpg(process.pid, signal.SIGINT)  # as Ctrl-C: everybody gets it
     rest = process.communicate(timeout=300)[0]
     assert process.returncode == 130, rest
     assert "the same command goes on" in rest

@@ -33,7 +33,7 @@ caption span { display: inline-block; max-width: calc(100vw - 2.5rem); }
 th, td { text-align: left; padding: .3rem .9rem .3rem 0; border-bottom: 1px solid var(--line); vertical-align: top; }
 tbody th { font-weight: 600; min-width: 8rem; }
 thead th { color: var(--soft); font-weight: 600; vertical-align: bottom; }
-.n { text-align: right; min-width: 5rem; font-variant-numeric: tabular-nums; padding: .3rem 0 .3rem 1.1rem; }
+.n { text-align: right; min-width: 3.5rem; font-variant-numeric: tabular-nums; padding: .3rem 0 .3rem .9rem; }
 td.n { white-space: nowrap; }
 tr.best > * { background: var(--best); }
 dl { display: grid; grid-template-columns: minmax(8rem, max-content) 1fr; gap: .2rem 1rem; margin: .5rem 0; }
