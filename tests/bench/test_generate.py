@@ -48,7 +48,7 @@ def test_every_part_is_measured(rows):
     assert [row.part for row in rows] == sorted((row.part for row in rows), key=list(Part).index)
     decoded = {(row.contender, row.tokens) for row in rows if row.part is Part.DECODE}
     limits = (bench.TORCH_LIMIT, bench.OUR_LIMIT)
-    assert {(name, context) for name in ("tost_lm_base", *limits) for context in (8, 16)} <= decoded
+    assert {("tost_lm_base", 8), ("tost_lm_base", 16), *((name, 0) for name in limits)} <= decoded
     assert ("gpt2_base", 16) in decoded
     assert ("gpt2_base", 8) not in decoded
     assert {(row.weights, row.batch) for row in rows if row.part is Part.BATCH} == {
@@ -56,7 +56,8 @@ def test_every_part_is_measured(rows):
     }
     assert all(row.median > 0 for row in rows)
     own = [row for row in rows if row.part is Part.DECODE and row.contender == "tost_lm_base"]
-    assert all({*limits} <= row.ratios.keys() for row in own)
+    assert all({*limits, "tost_lm_base at 8"} <= row.ratios.keys() for row in own)
+    assert own[0].ratios["tost_lm_base at 8"].median == 1
     # H (2D + 1) numbers of 4 bytes, and the position.
     assert {row.state_bytes for row in own} == {4 * 12 * (2 * 64 + 1) + 8}
 
@@ -67,7 +68,7 @@ def test_tables_show_each_row_once(rows):
     assert all(len(cells) == len(table.headers) for table in tables for cells in table.rows)
     page = generate_markdown(report(rows))
     assert all(row.contender in page for row in rows)
-    assert "a token at context 16 takes" in page
+    assert "/ tost_lm_base, 8" in page
     stored = json.loads(json.dumps(report(rows).to_json(), allow_nan=False))
     assert len(stored["rows"]) == len(rows)
     assert stored["scale"]["prompt"] == 16

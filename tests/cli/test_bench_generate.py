@@ -32,7 +32,7 @@ def test_parts_are_measured_shown_and_written(run, small, tmp_path):
     assert json.loads(stored.read_text()) == shown
     (page,) = tmp_path.glob("generate-quick_*.md")
     assert "A token, by context" in page.read_text()
-    assert "takes" in done.err
+    assert "decode: contexts 8, 16, batch 1" in done.err
 
 
 def test_a_red_gate_stops_it(run, small, monkeypatch, tmp_path):

@@ -45,7 +45,8 @@ def test_any_batch_and_any_width(count, sizes, plus):
 
 
 def test_threads_change_nothing():
-    model, threads = make(torch.float32, **PLUS), torch.get_num_threads()
+    # Widths for which the shares of threads differ, with a rest that no block takes.
+    model, threads = make(torch.float32, embed_dim=36, vocab_size=75, **PLUS), torch.get_num_threads()
     ids = torch.stack(prompts(6, 6, 6))
     before, step = prefill(model, ids[:, :-1]), NativeStep(model)
     try:

@@ -11,7 +11,7 @@ import gc
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any, cast
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -54,7 +54,7 @@ class GenerateRow:
     Attributes:
         part: What was measured.
         contender: Who.
-        tokens: Context, length of the prompt, or of the text.
+        tokens: Context, length of the prompt, or of the text; 0 where there is none.
         batch: Texts at a time.
         weights: How matrices were stored.
         seconds: One token of every text, the prompt, or the training step.
@@ -220,20 +220,27 @@ class _Bench:
         yield [_row(Part.PREFILL, name, tokens, rounds, (OURS,)) for name in names]
 
     def decode(self) -> Iterator[list[GenerateRow]]:
-        for context in self._scale.contexts:
-            state = self._state(OURS, context)
-            size: dict[str, int | None] = {OURS: state_bytes(state)}
-            calls: dict[str, Callable[[], object]] = {OURS: _Text(make_step(self._model(OURS)), state)}
-            calls |= _limits(self._model(OURS))
-            if context in self._scale.baseline_contexts:
-                for name in self._baselines():
-                    calls[name], size[name] = self._baseline(name, context)
-            self._watch(f"decode: context {context}, batch 1")
-            rounds = _time(calls, self._scale.repeats)
-            limits = [name for name in (TORCH_LIMIT, OUR_LIMIT) if name in calls]
-            yield [_row(Part.DECODE, name, context, rounds, (*limits, OURS), size.get(name)) for name in calls]
+        scale = self._scale
+        cases = [(OURS, context) for context in scale.contexts]
+        cases += [(name, context) for context in scale.baseline_contexts for name in self._baselines()]
+        calls: dict[str, Callable[[], object]] = {}
+        sizes: dict[str, int | None] = {}
+        for name, context in cases:
+            key = _at(name, context)
+            calls[key], sizes[key] = self._text(name, context)
+        limits = _limits(self._model(OURS))
+        self._watch(f"decode: contexts {', '.join(map(str, scale.contexts))}, batch 1")
+        # All in the same rounds: contexts are compared with each other too.
+        rounds = _time(limits | calls, scale.repeats)
+        rows = [_row(Part.DECODE, name, 0, rounds, tuple(limits), key=name) for name in limits]
+        for name, context in cases:
+            others = (*limits, _at(OURS, context), _at(OURS, scale.contexts[0]))
+            key = _at(name, context)
+            rows.append(_row(Part.DECODE, name, context, rounds, others, sizes[key], key=key))
+        yield rows
 
-    def _baseline(self, name: str, context: int) -> tuple[Callable[[], object], int | None]:
+    def _text(self, name: str, context: int) -> tuple[Callable[[], object], int | None]:
+        """Return what adds a token to a text, and the size of its state."""
         model, state = self._model(name), self._state(name, context)
         if name == HUGGING_FACE:
             return _Text(model.step, state), None
@@ -250,20 +257,15 @@ class _Bench:
         self._watch(f"batch: {', '.join(map(str, self._scale.batches))} texts at a time, context {_SHORT}")
         names = {f"{kind} {batch}": call for (kind, batch), call in calls.items()}
         rounds = _time(names, self._scale.repeats)
+        first = (f"fp32 {self._scale.batches[0]}",)
         yield [
-            _row(
-                Part.BATCH,
-                OURS,
-                _SHORT,
-                rounds,
-                (f"fp32 {self._scale.batches[0]}",),
-                key=f"{kind} {batch}",
-                batch=batch,
-            )
+            _row(Part.BATCH, OURS, _SHORT, rounds, first, key=f"{kind} {batch}", batch=batch, weights=kind)
             for kind, batch in calls
         ]
 
     def train(self) -> Iterator[list[GenerateRow]]:
+        self._models.clear()  # what follows happens in other processes, which need the memory
+        self._states.clear()
         names = CONTENDERS if is_installed() else CONTENDERS[:1]
         for tokens in self._scale.train_tokens:
             rounds: list[Round] = []
@@ -292,6 +294,10 @@ class _Text:
         return logits
 
 
+def _at(name: str, context: int) -> str:
+    return f"{name} at {context}"
+
+
 def _create(name: str) -> Callable[..., nn.Module]:
     return lambda **sizes: create_model(name, **sizes)
 
@@ -306,16 +312,17 @@ def _row(
     *,
     key: str | None = None,
     batch: int = 1,
+    weights: Weights = "fp32",
     peak: int | None = None,
 ) -> GenerateRow:
+    """Make a row of the times that stand under `key` in the rounds; that is the name unless it has several."""
     own = name if key is None else key
-    weights = own.partition(" ")[0] if key else "fp32"
     return GenerateRow(
         part=part,
         contender=name,
         tokens=tokens,
         batch=batch,
-        weights=cast(Weights, weights),
+        weights=weights,
         seconds=spread([times[own] for times in rounds]),
         ratios={other: spread(ratios(rounds, own, other)) for other in others if other in rounds[0]},
         peak_bytes=peak,

@@ -50,6 +50,7 @@ class HuggingFaceGPT2(nn.Module):
         except ImportError as error:
             raise ConfigError(f"transformers cannot be imported ({error}); install tost[language].") from error
         sizes = {"n_positions": max_length, "n_layer": depth, "vocab_size": vocab_size}
+        sizes |= dict.fromkeys(("bos_token_id", "eos_token_id"), vocab_size - 1)
         self.model: nn.Module = build(config(resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, **sizes))
 
     def prefill(self, ids: Tensor) -> Any:

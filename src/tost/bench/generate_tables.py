@@ -47,28 +47,27 @@ def generate_markdown(report: GenerateReport) -> str:
 
 
 def _decode(rows: Sequence[GenerateRow]) -> Table:
-    ours = [row for row in rows if row.contender == OURS]
-    notes = []
-    if len(ours) > 1:
-        growth = ours[-1].median / ours[0].median
-        notes.append(f"{OURS}: a token at context {ours[-1].tokens} takes {growth:.3f} of the time at {ours[0].tokens}")
+    first = next(row.tokens for row in rows if row.contender == OURS)
     return Table(
         title="A token, by context (batch 1)",
-        headers=("context", "contender", "ms/token", "/ torch's limit", "/ our limit", f"/ {OURS}", "state kB"),
+        headers=(
+            *("context", "contender", "ms/token", "/ torch's limit", "/ our limit"),
+            *(f"/ {OURS}, same context", f"/ {OURS}, {first}", "state kB"),
+        ),
         rows=tuple(
             (
-                f"{row.tokens:,}",
+                f"{row.tokens:,}" if row.tokens else _MISSING,
                 row.contender,
                 f"{1e3 * row.median:.2f}",
                 _ratio(row, TORCH_LIMIT),
                 _ratio(row, OUR_LIMIT),
-                _ratio(row, OURS),
+                _ratio(row, f"{OURS} at {row.tokens}"),
+                _ratio(row, f"{OURS} at {first}"),
                 _MISSING if row.state_bytes is None else f"{row.state_bytes / 1e3:.1f}",
             )
             for row in rows
         ),
         labels=2,
-        notes=tuple(notes),
     )
 
 

@@ -74,13 +74,18 @@ template <class W, int kRows, int kBatch, int kParts>
 __attribute__((noinline)) void products(const W* rows, const float* x, int64_t columns, float* out) {
   Floats sums[kRows][kBatch][kParts];
 #pragma GCC unroll 16
-  for (int i = 0; i < kRows * kBatch * kParts; ++i) sums[i / (kBatch * kParts)][i / kParts % kBatch][i % kParts] = Floats{};
+  for (int i = 0; i < kRows * kBatch * kParts; ++i)
+    sums[i / (kBatch * kParts)][i / kParts % kBatch][i % kParts] = Floats{};
   int64_t c = 0;
   for (; c + kLanes * kParts <= columns; c += kLanes * kParts)
     for (int p = 0; p < kParts; ++p) {
       const int64_t at = c + kLanes * p;
       Floats weights[kRows];
-      for (int r = 0; r < kRows; ++r) weights[r] = load_vector(rows + r * columns + at);
+      for (int r = 0; r < kRows; ++r) {
+        weights[r] = load_vector(rows + r * columns + at);
+        // The processor foresees one row that is read to its end, but not that four more follow four.
+        if (kRows > 1) __builtin_prefetch(rows + (r + kRows) * columns + at);
+      }
       for (int b = 0; b < kBatch; ++b) {
         const Floats values = load_vector(x + b * columns + at);
         for (int r = 0; r < kRows; ++r) sums[r][b][p] += weights[r] * values;
@@ -97,11 +102,11 @@ __attribute__((noinline)) void products(const W* rows, const float* x, int64_t c
       out[i] += load(rows[i / kBatch * columns + c]) * x[i % kBatch * columns + c];
 }
 
-// Calls take(b, row, value) with every entry of x W^T + bias whose row is in [first, last).
+// Calls take(b, row, value) with every entry of x W^T + bias whose row is in [first, last), kRows rows at a time.
 template <class W, int kRows, class Take>
 inline void rows_times(const tost::Matrix& m, const float* x, int64_t B, int64_t first, int64_t last, Take take) {
   const auto weight = static_cast<const W*>(m.weight);
-  float out[kRows * 8];
+  float out[kRows * 4];
   for (int64_t row = first; row + kRows <= last; row += kRows) {
     const W* const rows = weight + row * m.columns;
     const auto finish = [&](int64_t b0, int count) {
@@ -111,27 +116,31 @@ inline void rows_times(const tost::Matrix& m, const float* x, int64_t B, int64_t
           take(b0 + b, row + r, m.bias ? scaled + m.bias[row + r] : scaled);
         }
     };
+    constexpr int kParts = kRows == 1 ? 4 : 1, kHalf = kRows == 1 ? 2 : 1;
     int64_t b = 0;
-    for (; b + 8 <= B; b += 8) products<W, kRows, 8, 1>(rows, x + b * m.columns, m.columns, out), finish(b, 8);
     for (; b + 4 <= B; b += 4) products<W, kRows, 4, 1>(rows, x + b * m.columns, m.columns, out), finish(b, 4);
-    for (; b + 2 <= B; b += 2) products<W, kRows, 2, 2>(rows, x + b * m.columns, m.columns, out), finish(b, 2);
-    for (; b < B; ++b) products<W, kRows, 1, 4>(rows, x + b * m.columns, m.columns, out), finish(b, 1);
+    for (; b + 2 <= B; b += 2) products<W, kRows, 2, kHalf>(rows, x + b * m.columns, m.columns, out), finish(b, 2);
+    for (; b < B; ++b) products<W, kRows, 1, kParts>(rows, x + b * m.columns, m.columns, out), finish(b, 1);
   }
 }
 
+// Where the vectors do not stay in the first cache beside a row, four rows go together: then a vector is read once for
+// all four. Otherwise that would only disturb the reading of the matrix, which takes all the time.
+inline int64_t rows_together(int64_t columns, int64_t B) { return B * columns > 4096 ? 4 : 1; }
+
 // Where the share of thread `index` of `threads` begins: each gets a run of rows and reads memory from front to back.
-// With several vectors two rows go together, which halves how often the vectors are read; with one that would only
-// disturb. Which rows go together does not depend on the number of threads.
-inline int64_t first_row(int64_t rows, int64_t B, int index, int threads) {
-  if (index == threads) return rows;
-  return B == 1 ? rows * index / threads : rows / 2 * index / threads * 2;
+// Shares consist of whole blocks. Which numbers meet in a register, and how they are rounded, is then the same for any
+// number of threads.
+inline int64_t first_row(int64_t rows, int index, int threads) {
+  constexpr int64_t kBlock = 16;
+  return index == threads ? rows : rows / kBlock * index / threads * kBlock;
 }
 
 template <class W, class Take>
 inline void multiply(const tost::Matrix& m, const float* x, int64_t B, int index, int threads, Take take) {
-  const int64_t first = first_row(m.rows, B, index, threads), last = first_row(m.rows, B, index + 1, threads);
-  const int64_t even = B == 1 ? first : first + (last - first) / 2 * 2;
-  rows_times<W, 2>(m, x, B, first, even, take);
+  const int64_t first = first_row(m.rows, index, threads), last = first_row(m.rows, index + 1, threads);
+  const int64_t even = rows_together(m.columns, B) == 1 ? first : first + (last - first) / 4 * 4;
+  rows_times<W, 4>(m, x, B, first, even, take);
   rows_times<W, 1>(m, x, B, even, last, take);
 }
 

@@ -183,7 +183,7 @@ int language_step(const Step& step) {
       look(step, layer.norm2, layer.local_mlp, x, first, u);
       multiply<W>(layer.mlp_in, u, B, me, team,
                   [&](int64_t b, int64_t row, float value) { m[b * hidden + row] = value; });
-      const int64_t begin = first_row(hidden, B, me, team), end = first_row(hidden, B, me + 1, team);
+      const int64_t begin = first_row(hidden, me, team), end = first_row(hidden, me + 1, team);
       for (int64_t b = 0; b < B; ++b) activate(m + b * hidden + begin, end - begin, layer.tanh);
 #pragma omp barrier
       multiply<W>(layer.mlp_out, m, B, me, team, [&](int64_t b, int64_t row, float value) {
