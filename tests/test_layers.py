@@ -21,7 +21,7 @@ SOURCE = Path(__file__).parents[1] / "src" / PACKAGE
 # The empty name is the package's front page, `tost` itself: whoever stands to its right may use it as a user would.
 LAYERS: tuple[tuple[str, ...], ...] = (
     ("errors",),
-    ("_env", "_lazy", "_machine", "_torchvision"),
+    ("_env", "_lazy", "_machine", "_tokenizer", "_torchvision"),
     ("testing",),
     ("ops",),
     ("objective",),
@@ -41,7 +41,7 @@ RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
 # Where each third-party package may be imported, as patterns below `tost.`; a pattern covers its submodules.
 FROM_MODELS_ON = tuple(name for name, rank in RANK.items() if rank >= RANK["models"] and name not in ("", "cli"))
 THIRD_PARTY: dict[str, tuple[str, ...]] = {
-    "torch": tuple(name for name in RANK if name not in ("", "errors", "_env", "_lazy", "_machine")),
+    "torch": tuple(name for name in RANK if name not in ("", "errors", "_env", "_lazy", "_machine", "_tokenizer")),
     "numpy": FROM_MODELS_ON,
     "safetensors": ("models", "generate", "train", "integrations"),
     "timm": (

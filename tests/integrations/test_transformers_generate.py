@@ -135,10 +135,10 @@ def test_a_text_goes_on_from_its_cache(kind):
     more_mask = torch.cat((mask, torch.ones(3, 9, dtype=torch.int64)), dim=1)
     options = {"attention_mask": more_mask, "max_new_tokens": 5, "do_sample": False}
     lengths = []
-    original = model._embed
-    model._embed = lambda ids, *rest: (lengths.append(ids.shape[1]), original(ids, *rest))[1]
+    original = model.model.embed
+    model.model.embed = lambda ids, *rest: (lengths.append(ids.shape[1]), original(ids, *rest))[1]
     more = model.generate(asked, past_key_values=cache, **options)
-    del model._embed
+    del model.model.embed
     assert lengths == [5, 1, 1, 1, 1]
     assert torch.equal(more, model.generate(asked, **options))
     # A copy branches off, and takes the new tokens alone as well.
@@ -178,7 +178,7 @@ def test_without_positions_a_text_has_no_end():
 
 def test_a_text_that_does_not_fit_is_refused_before_any_work():
     model = make("authors")
-    model.model.forward = model.model._embed = None  # nothing may be computed
+    model.model.forward = model.model.embed = None  # nothing may be computed
     with pytest.raises(
         ValueError, match=r"would take 49 positions, but the model has learned 48\. Generate 1 tokens less"
     ):

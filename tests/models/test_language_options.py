@@ -289,9 +289,9 @@ def test_plus_is_the_same_at_every_size():
 def test_waves_are_of_the_size_of_fresh_embeddings_and_have_no_end():
     model = make_tiny("tost_lm_base", position="sinusoidal", embed_dim=64, vocab_size=500)
     zeros = torch.zeros(1, 300, dtype=torch.int64)
-    vectors = (model._embed(zeros, None, None) - model.tokens(zeros)).detach()
+    vectors = (model.embed(zeros, None, None) - model.tokens(zeros)).detach()
     assert 0.9 < vectors.std() / model.tokens.weight.std() < 1.1
-    far = model._embed(zeros[:, :1], torch.tensor([123_456_789]), None)
+    far = model.embed(zeros[:, :1], torch.tensor([123_456_789]), None)
     assert torch.isfinite(far).all()
     assert model.num_parameters() == model.num_parameters(positions=True)
 

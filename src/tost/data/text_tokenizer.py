@@ -6,7 +6,6 @@ the special id. All of them can decode piece by piece, so that generation can us
 
 from __future__ import annotations
 
-import codecs
 import hashlib
 import json
 from collections.abc import Iterable, Sequence
@@ -16,6 +15,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from tost._tokenizer import ByteTokenizer, TokenDecoder, Tokenizer
 from tost.errors import ConfigError
 
 __all__ = ["TOKENIZER_FILE", "ByteText", "CharText", "DataTokenizer", "HubText"]
@@ -31,22 +31,8 @@ _PROBE = (
 )
 
 
-class _Decoder(Protocol):
-    def feed(self, ids: Iterable[int]) -> str: ...
-
-    def finish(self) -> str: ...
-
-
-class DataTokenizer(Protocol):
-    """What data needs to know about a vocabulary; it fits what generation asks for, too."""
-
-    @property
-    def name(self) -> str:
-        """What users call it."""
-
-    @property
-    def vocab_size(self) -> int:
-        """Number of ids."""
+class DataTokenizer(Tokenizer, Protocol):
+    """What data needs to know about a vocabulary, beyond what generation asks for."""
 
     @property
     def fingerprint(self) -> str:
@@ -56,17 +42,8 @@ class DataTokenizer(Protocol):
     def cuts(self) -> str:
         """Where a text can be cut without changing its ids: ``anywhere``, ``lines`` or ``nowhere``."""
 
-    def encode(self, text: str) -> list[int]:
-        """Return the ids of a text."""
-
     def encode_batch(self, texts: Sequence[str]) -> list[Ids]:
         """Return the ids of several texts, each ``[n]``."""
-
-    def decode(self, ids: Iterable[int]) -> str:
-        """Return the text of ids."""
-
-    def decoder(self) -> _Decoder:
-        """Return a decoder at the start of a text."""
 
     def record(self) -> dict[str, Any]:
         """Return what `from_record` builds it from, together with the file that `save` writes."""
@@ -75,16 +52,14 @@ class DataTokenizer(Protocol):
         """Write what does not fit into the record."""
 
 
-class ByteText:
+class ByteText(ByteTokenizer):
     """One id per byte of UTF-8, 0 to 255.
 
     Example:
-        >>> ByteText().encode("a\u00e9")
-        [97, 195, 169]
+        >>> ByteText().encode_batch(["a\u00e9"])
+        [array([ 97, 195, 169], dtype=uint8)]
     """
 
-    name = "bytes"
-    vocab_size = 256
     cuts = "anywhere"
 
     @property
@@ -92,21 +67,9 @@ class ByteText:
         """SHA-256 of its name."""
         return hashlib.sha256(b"bytes").hexdigest()
 
-    def encode(self, text: str) -> list[int]:
-        """Return the bytes of a text."""
-        return list(text.encode("utf-8", errors="surrogateescape"))
-
     def encode_batch(self, texts: Sequence[str]) -> list[Ids]:
         """Return the bytes of several texts."""
         return [np.frombuffer(text.encode("utf-8", errors="surrogateescape"), dtype=np.uint8) for text in texts]
-
-    def decode(self, ids: Iterable[int]) -> str:
-        """Return bytes as text, with replacement characters for what is not UTF-8."""
-        return bytes(ids).decode("utf-8", errors="replace")
-
-    def decoder(self) -> _Decoder:
-        """Return a decoder at the start of a text."""
-        return _ByteDecoder()
 
     def record(self) -> dict[str, Any]:
         """Return its kind; there is nothing else."""
@@ -114,17 +77,6 @@ class ByteText:
 
     def save(self, folder: Path) -> None:
         """Write nothing."""
-
-
-class _ByteDecoder:
-    def __init__(self) -> None:
-        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
-
-    def feed(self, ids: Iterable[int]) -> str:
-        return self._decoder.decode(bytes(ids))
-
-    def finish(self) -> str:
-        return self._decoder.decode(b"", final=True)
 
 
 class CharText:
@@ -186,7 +138,7 @@ class CharText:
         """Return the characters at places of the alphabet."""
         return "".join(self.characters[index] for index in ids)
 
-    def decoder(self) -> _Decoder:
+    def decoder(self) -> TokenDecoder:
         """Return a decoder at the start of a text."""
         return _CharDecoder(self)
 
@@ -264,7 +216,7 @@ class HubText:
         text: str = self._tokenizer.decode(list(ids), skip_special_tokens=False)
         return text
 
-    def decoder(self) -> _Decoder:
+    def decoder(self) -> TokenDecoder:
         """Return a decoder at the start of a text."""
         return _HubDecoder(self._tokenizer)
 

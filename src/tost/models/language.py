@@ -175,7 +175,7 @@ class LanguageToST(nn.Module):
         """
         if state is not None:
             self._check_state(state, ids)
-        x = self._embed(ids, None if state is None else state.position, mask)
+        x = self.embed(ids, None if state is None else state.position, mask)
         layers = []
         for index, block in enumerate(self.blocks):
             before = None if state is None else state.layers[index]
@@ -215,17 +215,27 @@ class LanguageToST(nn.Module):
         return self.tokens.weight if self.head is None else self.head.weight
 
     def _features(self, ids: Tensor, mask: Tensor | None) -> Tensor:
-        x = self._embed(ids, None, mask)
+        x = self.embed(ids, None, mask)
         return run_blocks(self.blocks, x, mask, recompute=self.options.gradient_checkpointing)
 
-    def _embed(self, ids: Tensor, start: Tensor | None, mask: Tensor | None) -> Tensor:
+    def embed(self, ids: Tensor, start: Tensor | None, mask: Tensor | None) -> Tensor:
+        """Return what enters the first block: vectors of the tokens plus those of their positions, ``[B, N, C]``.
+
+        Args:
+            ids: Token ids, ``[B, N]``.
+            start: Tokens that came before, ``[B]``; None for none.
+            mask: True where a token counts, ``[B, N]``; None if all do.
+        """
         check_mask(mask, ids)
         if mask is not None:
             ids = ids.where(mask, 0)
         check_ids(ids, self.options.vocab_size)
-        x: Tensor = self.tokens(ids)
+        return self.add_positions(self.tokens(ids), start, mask)
+
+    def add_positions(self, x: Tensor, start: Tensor | None, mask: Tensor | None) -> Tensor:
+        """Return vectors of tokens ``[B, N, C]`` with those of their positions, after dropout; see `embed`."""
         if self.positions is not None:
-            x = x + self._position_vectors(ids.shape[1], start, mask, ids.device).to(x.dtype)
+            x = x + self._position_vectors(x.shape[1], start, mask, x.device).to(x.dtype)
         return F.dropout(x, self.options.dropout) if self.training and self.options.dropout > 0 else x
 
     def _position_vectors(

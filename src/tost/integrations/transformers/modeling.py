@@ -247,7 +247,11 @@ class TostForCausalLM(PreTrainedModel, GenerationMixin):  # type: ignore[no-unty
                 f"past_key_values holds {len(start)} sequences, but the input {rows}; pass what came from the same "
                 "batch, or None at the start of a text."
             )
-        x = self._embed(ids, embeddings, start, mask)
+        x = (
+            self.model.embed(ids, start, mask)
+            if ids is not None
+            else self.model.add_positions(cast(Tensor, embeddings), start, mask)
+        )
         after = []
         recompute = self.gradient_checkpointing and self.training
         for block, state in zip(self.model.blocks, before, strict=True):
@@ -262,16 +266,6 @@ class TostForCausalLM(PreTrainedModel, GenerationMixin):  # type: ignore[no-unty
             write_states(cache, after, x.shape[1])
         normed: Tensor = self.model.norm(x)
         return normed
-
-    def _embed(
-        self, ids: Tensor | None, embeddings: Tensor | None, start: Tensor | None, mask: Tensor | None
-    ) -> Tensor:
-        if ids is not None:
-            return self.model._embed(ids, start, mask)
-        x = cast(Tensor, embeddings)
-        if self.model.positions is not None:
-            x = x + self.model._position_vectors(x.shape[1], start, mask, x.device).to(x.dtype)
-        return F.dropout(x, self.config.dropout) if self.training and self.config.dropout > 0 else x
 
     def _head(self) -> Tensor:
         return (self.model.tokens if self.model.head is None else self.model.head).weight
