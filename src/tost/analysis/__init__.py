@@ -5,8 +5,9 @@ Importing this package loads no torch: the names below are loaded on first use.
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from tost._lazy import lazy
 
 if TYPE_CHECKING:
     from tost.analysis._registry import ALL, ANALYSES, Analysis, find_analysis
@@ -22,48 +23,6 @@ if TYPE_CHECKING:
     from tost.analysis.subspaces import SubspaceCoherence, subspace_coherence
     from tost.analysis.suite import Samples, analyse, applicable, control_of, require, why_not
 
-_HOME = {
-    "ALL": "_registry",
-    "ANALYSES": "_registry",
-    "Analysis": "_registry",
-    "AttentionLayer": "records",
-    "ClassAttentionMaps": "class_attention",
-    "CodingRates": "rates",
-    "Flattening": "heads",
-    "Gains": "gains",
-    "HeadUsage": "heads",
-    "LayerRecord": "records",
-    "MembershipMaps": "memberships",
-    "RateCurve": "rates",
-    "Result": "result",
-    "Samples": "suite",
-    "StateMemory": "memory",
-    "SubspaceCoherence": "subspaces",
-    "TextMemberships": "memberships",
-    "analyse": "suite",
-    "applicable": "suite",
-    "attention_layers": "records",
-    "capture": "records",
-    "class_attention_maps": "class_attention",
-    "coding_rate_by_layer": "rates",
-    "control_of": "suite",
-    "find_analysis": "_registry",
-    "foreground_by_border": "foreground",
-    "gains_by_layer": "gains",
-    "head_usage": "heads",
-    "image_bytes": "result",
-    "membership_flattening": "heads",
-    "membership_maps": "memberships",
-    "membership_of": "records",
-    "observe": "records",
-    "rates_of_tokens": "rates",
-    "require": "suite",
-    "save": "result",
-    "state_memory": "memory",
-    "subspace_coherence": "subspaces",
-    "text_memberships": "memberships",
-    "why_not": "suite",
-}
 __all__ = [
     "ALL",
     "ANALYSES",
@@ -107,14 +66,20 @@ __all__ = [
     "why_not",
 ]
 
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOME:
-        raise AttributeError(f"module 'tost.analysis' has no attribute {name!r}")
-    value = getattr(import_module(f"tost.analysis.{_HOME[name]}"), name)
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+__getattr__, __dir__ = lazy(
+    __name__,
+    {
+        "_registry": ("ALL", "ANALYSES", "Analysis", "find_analysis"),
+        "class_attention": ("ClassAttentionMaps", "class_attention_maps"),
+        "foreground": ("foreground_by_border",),
+        "gains": ("Gains", "gains_by_layer"),
+        "heads": ("Flattening", "HeadUsage", "head_usage", "membership_flattening"),
+        "memberships": ("MembershipMaps", "TextMemberships", "membership_maps", "text_memberships"),
+        "memory": ("StateMemory", "state_memory"),
+        "rates": ("CodingRates", "RateCurve", "coding_rate_by_layer", "rates_of_tokens"),
+        "records": ("AttentionLayer", "LayerRecord", "attention_layers", "capture", "membership_of", "observe"),
+        "result": ("Result", "image_bytes", "save"),
+        "subspaces": ("SubspaceCoherence", "subspace_coherence"),
+        "suite": ("Samples", "analyse", "applicable", "control_of", "require", "why_not"),
+    },
+)

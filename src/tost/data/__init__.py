@@ -5,8 +5,9 @@ Importing this package loads no torch: the names below are loaded on first use.
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from tost._lazy import lazy
 
 if TYPE_CHECKING:
     from tost.data._registry import DataSpec, find_data, list_data
@@ -39,36 +40,15 @@ __all__ = [
     "tokenizer_of",
 ]
 
-_HOME = {
-    "Batch": "dataset",
-    "DataBundle": "dataset",
-    "DataInfo": "options",
-    "DataOptions": "options",
-    "DataShape": "options",
-    "DataSpec": "_registry",
-    "Dataset": "dataset",
-    "Loader": "loader",
-    "Sample": "dataset",
-    "TokenFolder": "tokens",
-    "TokenSplit": "tokens",
-    "build_data": "build",
-    "decode": "stdlib_bytes",
-    "find_data": "_registry",
-    "list_data": "_registry",
-    "make_evaluation_loader": "loader",
-    "make_loader": "loader",
-    "open_tokens": "tokens",
-    "tokenizer_of": "tokens",
-}
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOME:
-        raise AttributeError(f"module 'tost.data' has no attribute {name!r}")
-    value = getattr(import_module(f"tost.data.{_HOME[name]}"), name)
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+__getattr__, __dir__ = lazy(
+    __name__,
+    {
+        "_registry": ("DataSpec", "find_data", "list_data"),
+        "build": ("build_data",),
+        "dataset": ("Batch", "DataBundle", "Dataset", "Sample"),
+        "loader": ("Loader", "make_evaluation_loader", "make_loader"),
+        "options": ("DataInfo", "DataOptions", "DataShape"),
+        "stdlib_bytes": ("decode",),
+        "tokens": ("TokenFolder", "TokenSplit", "open_tokens", "tokenizer_of"),
+    },
+)

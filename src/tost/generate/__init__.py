@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import inspect
 import sys
-from importlib import import_module
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
+
+from tost._lazy import lazy
 
 if TYPE_CHECKING:
     from tost.generate.decode import context_limit, decode_step, prefill, state_bytes
@@ -41,38 +42,17 @@ __all__ = [
     "stream_tokens",
 ]
 
-_HOME = {
-    "ENDED": "stream",
-    "ByteTokenizer": "tokenizer",
-    "Continuation": "stream",
-    "Generation": "run",
-    "Sampling": "sampling",
-    "TextStream": "tokenizer",
-    "TokenDecoder": "tokenizer",
-    "TokenStream": "stream",
-    "Tokenizer": "tokenizer",
-    "context_limit": "decode",
-    "decode_step": "decode",
-    "generate": "run",
-    "generate_with_state": "run",
-    "load_state": "state_file",
-    "prefill": "decode",
-    "save_state": "state_file",
-    "state_bytes": "decode",
-    "stream_tokens": "stream",
-}
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOME:
-        raise AttributeError(f"module 'tost.generate' has no attribute {name!r}")
-    value = getattr(import_module(f"tost.generate.{_HOME[name]}"), name)
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+__getattr__, __dir__ = lazy(
+    __name__,
+    {
+        "decode": ("context_limit", "decode_step", "prefill", "state_bytes"),
+        "run": ("Generation", "generate", "generate_with_state"),
+        "sampling": ("Sampling",),
+        "state_file": ("load_state", "save_state"),
+        "stream": ("Continuation", "ENDED", "TokenStream", "stream_tokens"),
+        "tokenizer": ("ByteTokenizer", "TextStream", "TokenDecoder", "Tokenizer"),
+    },
+)
 
 
 class _Package(ModuleType):

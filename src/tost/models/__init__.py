@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from tost._lazy import lazy
 
 if TYPE_CHECKING:
     from tost.models._registry import ModelSpec, create_model, list_models, model_options, model_spec
@@ -37,35 +38,17 @@ __all__ = [
     "token_flops",
 ]
 
-_HOME = {
-    "CRATE": "crate",
-    "CrateOptions": "vision_options",
-    "LanguageOptions": "options",
-    "LanguageToST": "language",
-    "ModelSpec": "_registry",
-    "SequenceClassifier": "longrange",
-    "SequenceClassifierOptions": "options",
-    "TokenFlops": "flops",
-    "ViT": "baselines_vit",
-    "VisionOptions": "vision_options",
-    "VisionToST": "vision",
-    "VitOptions": "vision_options",
-    "create_model": "_registry",
-    "image_flops": "flops",
-    "list_models": "_registry",
-    "model_options": "_registry",
-    "model_spec": "_registry",
-    "token_flops": "flops",
-}
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOME:
-        raise AttributeError(f"module 'tost.models' has no attribute {name!r}")
-    value = getattr(import_module(f"tost.models.{_HOME[name]}"), name)
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+__getattr__, __dir__ = lazy(
+    __name__,
+    {
+        "_registry": ("ModelSpec", "create_model", "list_models", "model_options", "model_spec"),
+        "baselines_vit": ("ViT",),
+        "crate": ("CRATE",),
+        "flops": ("TokenFlops", "image_flops", "token_flops"),
+        "language": ("LanguageToST",),
+        "longrange": ("SequenceClassifier",),
+        "options": ("LanguageOptions", "SequenceClassifierOptions"),
+        "vision": ("VisionToST",),
+        "vision_options": ("CrateOptions", "VisionOptions", "VitOptions"),
+    },
+)
