@@ -4,7 +4,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/pip --disable-pip-version-check
 
-.PHONY: help install demo test test-slow check bench stress clean
+.PHONY: help install demo test test-slow check docs bench stress clean
 .DEFAULT_GOAL := help
 
 help:
@@ -13,6 +13,7 @@ help:
 	@echo "make test       the test suite (under 10 minutes on 2 cores)"
 	@echo "make test-slow  the long checks"
 	@echo "make check      lint, format, types, spelling"
+	@echo "make docs       the documentation, into site/; any warning is an error"
 	@echo "make bench      measure the operators, write benchmarks/results/*.json"
 	@echo "make stress     kill a training run 40 times and check that nothing is lost"
 
@@ -41,6 +42,11 @@ check: $(STAMP)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/codespell
+
+docs: $(STAMP)
+	$(BIN)/python scripts/update_paper_tables.py --check
+	$(BIN)/mkdocs build --quiet --strict
+	@echo site/index.html
 
 bench: $(STAMP)
 	$(BIN)/tost bench ops --out benchmarks/results

@@ -19,7 +19,7 @@ import pytest
 import yaml
 
 ROOT = Path(__file__).parents[1]
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
 EXECUTED = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 # Made by the benchmark program, so they may be missing for as long as no measurement is stored.
 GENERATED = {ROOT / "docs" / "img" / "speed.svg"}
@@ -167,6 +167,12 @@ def test_readme_numbers_are_generated():
 def test_results_page_is_generated():
     script = load_script("update_results")
     assert (ROOT / "docs" / "results.md").read_text() == script.generate(), "run `python scripts/update_results.py`"
+
+
+def test_page_of_the_papers_tables_is_generated():
+    script = load_script("update_paper_tables")
+    page = (ROOT / "docs" / "paper-tables.md").read_text()
+    assert page == script.generate(), "run `python scripts/update_paper_tables.py`"
 
 
 @pytest.fixture

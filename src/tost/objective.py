@@ -72,8 +72,7 @@ def _eigenvalues(m: Tensor) -> Tensor:
     finite = m.isfinite().all(-1).all(-1)[..., None]
     values: Tensor = torch.linalg.eigvalsh(m.masked_fill(~finite[..., None], 0))
     # Rounding makes zeros slightly negative. A plain clamp would also cut their derivative, f'(0), which pi needs.
-    values = values + (values.clamp_min(0) - values).detach()
-    return values.masked_fill(~finite, math.nan)
+    return (values + (values.clamp_min(0) - values).detach()).masked_fill(~finite, math.nan)
 
 
 def _logdet_one_plus(m: Tensor) -> Tensor:
@@ -85,9 +84,13 @@ def _logdet_one_plus(m: Tensor) -> Tensor:
 
 
 LOG = Concave("log", torch.log1p, lambda x: 1 / (1 + x), _logdet_one_plus)
+"""``log(1 + x)``: the coding rate itself, ``log det(I + M)``."""
 SQRT = Concave("sqrt", lambda x: x / (1 + (1 + x).sqrt()), lambda x: 0.5 * (1 + x).rsqrt())
+"""``sqrt(1 + x) - 1``."""
 RATIO = Concave("ratio", lambda x: x / (1 + x), lambda x: (1 + x) ** -2)
+"""``x / (1 + x)``, which is bounded."""
 EXP = Concave("exp", lambda x: -torch.expm1(-x), lambda x: torch.exp(-x))
+"""``1 - exp(-x)``, which is bounded."""
 
 
 def spectral_sum(m: Tensor, f: Concave = LOG) -> Tensor:
@@ -390,8 +393,7 @@ def _check(z: Tensor, pi: Tensor, eps: float, mask: Tensor | None, u: Tensor | N
             f"mask has shape {tuple(mask.shape)} and dtype {mask.dtype}; it must be bool, [..., {n}], one entry per "
             "token of z. Convert with mask.bool(), True for the tokens to keep."
         )
-    batches = {"z": z.shape[:-2], "pi": pi.shape[:-2]}
-    batches |= {} if mask is None else {"mask": mask.shape[:-1]}
+    batches = {"z": z.shape[:-2], "pi": pi.shape[:-2]} | ({} if mask is None else {"mask": mask.shape[:-1]})
     batches |= {} if u is None else {"u": u.shape[:-3]}
     if any(len({*sizes} - {1}) > 1 for sizes in zip_longest(*map(reversed, batches.values()), fillvalue=1)):
         given = ", ".join(f"{name} {tuple(shape)}" for name, shape in batches.items())

@@ -74,6 +74,7 @@ def test_a_long_text_takes_no_memory_and_stays_exact(options):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(3600)
 @pytest.mark.skipif(bool(why_not_native(endless(torch.float32))), reason="only the native step rounds its sums fairly")
 def test_a_million_tokens_take_no_memory_and_stay_exact():
     check_long_text(endless(torch.float32), 1_000_000)

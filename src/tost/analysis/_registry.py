@@ -10,6 +10,7 @@ from tost.errors import ConfigError
 __all__ = ["ALL", "ANALYSES", "Analysis", "find_analysis"]
 
 ALL = "all"
+"""Stands for every analysis that fits a model."""
 
 
 class Analysis(NamedTuple):
@@ -40,6 +41,7 @@ _LIST = (
     Analysis("state-memory", "what the state of a language model remembers over time", "causal", "samples"),
 )
 ANALYSES: dict[str, Analysis] = {analysis.name: analysis for analysis in _LIST}
+"""The analyses by their names."""
 
 
 def find_analysis(name: str) -> Analysis:

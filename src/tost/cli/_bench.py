@@ -14,6 +14,7 @@ from tost._machine import command_arguments
 from tost.bench.cases import Case, Dtype, Mode, Op, select_cases
 from tost.bench.generate_cases import Part, Scale
 from tost.cli import _console
+from tost.cli._bench_attention import attention
 from tost.cli._bench_lra import lra
 
 if TYPE_CHECKING:
@@ -26,6 +27,7 @@ __all__ = ["app", "generate", "model", "ops", "train"]
 
 app = typer.Typer(help="Measure speed and memory, if all results are right.", no_args_is_help=True)
 app.command()(lra)
+app.command()(attention)
 
 _STANDARD = "as the standard shapes"
 

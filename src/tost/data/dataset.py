@@ -18,7 +18,9 @@ from tost.data.options import DataInfo
 __all__ = ["Batch", "DataBundle", "Dataset", "Sample", "TensorDataset", "fingerprint"]
 
 Sample = dict[str, Tensor]
+"""One sample: "inputs", "targets", and "mask" where sequences are padded."""
 Batch = dict[str, Tensor]
+"""Samples with the batch as their first axis."""
 
 
 class Dataset(torch.utils.data.Dataset[Sample]):
