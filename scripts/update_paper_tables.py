@@ -79,6 +79,8 @@ def section(entry: Mapping[str, Any], results: Path = RESULTS, measurements: Pat
     parts.append("\n".join(["```shell", *entry["commands"], "```"]))
     parts += _small_experiments(entry, results)
     parts += _efficiency(entry, newest("ops", measurements), newest("attention", measurements))
+    steps = newest("generate", measurements) if "steps" in entry else None
+    parts += _steps(entry["steps"], steps) if steps else []
     return "\n\n".join(parts)
 
 
@@ -222,6 +224,21 @@ def _relative(figure: str, wanted: Mapping[str, Any], measured: Mapping[str, Any
         rows.append([f"`{figure}`: tost / {other}", *cells])
     headers = ["", *(f"{tokens}, {what}" for tokens in wanted["tokens"] for what in ("time", "memory"))]
     return [Table(headers, rows).markdown()]
+
+
+def _steps(wanted: Mapping[str, Any], measured: Mapping[str, Any]) -> list[str]:
+    """Return the training steps of whole models, relative to those of others."""
+    found = {(row["contender"], str(row["tokens"])): row for row in measured["rows"] if row["part"] == "train"}
+    rows = []
+    for other in wanted["others"]:
+        cells = []
+        for tokens in wanted["tokens"]:
+            ours, theirs = found[wanted["model"], tokens], found[other, tokens]
+            cells += [f"{ours['ratios'][other]['median']:.2f}", f"{ours['peak_bytes'] / theirs['peak_bytes']:.2f}"]
+        rows.append([f"{wanted['model']} / {other}", *cells])
+    said = f"**Measured here**, a training step (forward, loss, backward) of whole models, {_machine(measured)}:"
+    headers = ["", *(f"{tokens}, {what}" for tokens in wanted["tokens"] for what in ("time", "memory"))]
+    return [said, Table(headers, rows).markdown()]
 
 
 def _growth(wanted: Mapping[str, Any], measured: Mapping[str, Any]) -> list[str]:

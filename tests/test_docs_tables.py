@@ -89,3 +89,22 @@ def test_a_red_gate_is_not_shown(script, measured):
     path.write_text(json.dumps({**json.loads(path.read_text()), "gate": {"passed": False}}))
     assert script.newest("attention", measured) is None
     assert "500.0 ms" not in script.section(entry(script, "Figure 8"), measurements=measured)
+
+
+def test_training_steps_are_set_against_both_gpt2(script, tmp_path):
+    names = ("transformers GPT-2", "transformers GPT-2, our loss")
+    rows = [
+        {"part": "train", "contender": name, "tokens": tokens, "peak_bytes": peak, "ratios": ratios}
+        for tokens in (4096, 8192)
+        for name, peak, ratios in (
+            ("tost_lm_base", 3 * 10**9, {names[0]: {"median": 0.25}, names[1]: {"median": 0.75}}),
+            (names[0], 10 * 10**9, {}),
+            (names[1], 5 * 10**9, {}),
+        )
+    ]
+    place = {"cpu": "A CPU", "threads": 2, "measured": "2001-02-03T04:05:06Z"}
+    content = {"gate": {"passed": True}, "environment": place, "rows": rows}
+    (tmp_path / "generate_a-cpu_200102.json").write_text(json.dumps(content))
+    shown = script.section(entry(script, "Table 4, right"), measurements=tmp_path)
+    assert "| tost_lm_base / transformers GPT-2 | 0.25 | 0.30 | 0.25 | 0.30 |" in shown
+    assert "| tost_lm_base / transformers GPT-2, our loss | 0.75 | 0.60 | 0.75 | 0.60 |" in shown
