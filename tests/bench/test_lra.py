@@ -163,7 +163,7 @@ def test_findings_compare_with_the_next_best():
 def test_files(measured, tmp_path):
     rows = measured
     paths = write_lra(report(rows), tmp_path)
-    assert [path.suffix for path in paths] == [".json", ".md", ".svg", ".png"]
+    assert [path.suffix for path in paths] == [".json", ".md", ".svg"]
     assert all(path.name.startswith("lra-selection_") for path in paths)
     content = json.loads(paths[0].read_text())
     assert len(content["rows"]) == len(rows)

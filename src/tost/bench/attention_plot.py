@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import io
 import textwrap
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from tost.bench.attention import AttentionRow
 from tost.bench.attention_cases import PAPER_DEPTH, Figure
-from tost.bench.plot import require_matplotlib
+from tost.bench.plot import image_of, log_scales, require_matplotlib
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -28,7 +27,6 @@ _STYLE: dict[str, tuple[str, str, str, str]] = {
     "gpt2-textbook": ("GPT-2, textbook", "#0072B2", "s", "--"),
 }
 _AXES = {"tokens": "tokens n", "width": "model width d"}
-_WIDE_SCALE = 300  # a scale that spans more than this shows powers of ten only
 
 
 def figure_title(rows: Sequence[AttentionRow]) -> str:
@@ -72,16 +70,13 @@ def draw_attention(rows: Sequence[AttentionRow], *, caption: str, image_format: 
             title = figure_title(chosen)
             _draw_panel(line[0], f"{title}\ntime in ms", chosen, _milliseconds)
             _draw_bounds(line[0], chosen)
-            _draw_scales(line[0], chosen)
             _draw_panel(line[1], f"{title}\npeak memory in MB", chosen, _megabytes)
-            _draw_scales(line[1], chosen)
+            for axes in line:
+                log_scales(axes, sorted({row.point.position for row in chosen}))
         handles, labels = grid[0][0].get_legend_handles_labels()
         picture.legend(handles, labels, loc="outside upper center", ncols=min(6, len(labels)), frameon=False)
         picture.supxlabel("\n".join([_AXES[rows[0].point.figure.axis], *_remarks(rows), caption]), fontsize=9)
-        buffer = io.BytesIO()
-        metadata = {"Date": None} if image_format == "svg" else None
-        picture.savefig(buffer, format=image_format, metadata=metadata, dpi=120)
-    return buffer.getvalue()
+        return image_of(picture, image_format)
 
 
 def _remarks(rows: Sequence[AttentionRow]) -> list[str]:
@@ -141,17 +136,3 @@ def _draw_bounds(axes: Axes, rows: Sequence[AttentionRow]) -> None:
         sizes, numbers = zip(*points, strict=True)
         axes.plot(sizes, numbers, label=label, color=color, linestyle=":", linewidth=1.3, zorder=1)
         label = None
-
-
-def _draw_scales(axes: Axes, rows: Sequence[AttentionRow]) -> None:
-    sizes = sorted({row.point.position for row in rows})
-    axes.set_xscale("log", base=2)
-    axes.set_yscale("log")
-    low, high = axes.get_ylim()
-    steps = (1,) if high / low > _WIDE_SCALE else (1, 2, 5)
-    shown = [tick for power in range(-6, 9) for step in steps if low <= (tick := step * 10.0**power) <= high]
-    axes.set_yticks(shown, [f"{tick:,g}" for tick in shown])
-    axes.minorticks_off()
-    axes.set_xticks(sizes, [f"{size:,}" for size in sizes], rotation=30 if len(sizes) > 4 else 0)
-    axes.grid(axis="y", color="0.9")
-    axes.spines[["top", "right"]].set_visible(False)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -10,7 +9,7 @@ from pathlib import Path
 from tost.bench.attention import AttentionReport, AttentionRow, Pair
 from tost.bench.attention_cases import PAPER_TOKENS, SUMMARIES, Figure
 from tost.bench.attention_plot import draw_attention, figure_title
-from tost.bench.report import write_atomically
+from tost.bench.files import require_green, write_measurement
 from tost.bench.tables import Table, markdown_table
 
 __all__ = [
@@ -175,7 +174,7 @@ def attention_markdown(report: AttentionReport, *, pictures: dict[Figure, str] |
     Raises:
         ValueError: The gate is red.
     """
-    _require_green(report)
+    require_green(report.gate)
     environment, roof = report.environment, report.roofline
     load = "" if environment.load is None else f" (load average {environment.load:g} at the start)"
     lines = [
@@ -227,29 +226,17 @@ def write_attention(report: AttentionReport, folder: Path) -> list[Path]:
     Raises:
         ValueError: The gate is red.
     """
-    _require_green(report)
-    text = (json.dumps(report.to_json(), indent=2, allow_nan=False) + "\n").encode()
-    partial = folder / f"{report.stem}.partial.json"
-    if not report.complete:
-        write_atomically(partial, text)
-        return [partial]
-    pictures = {figure: f"{report.stem}_{figure}.svg" for figure in report.scale.shapes}
-    contents = {
-        f"{report.stem}.json": text,
-        f"{report.stem}.md": attention_markdown(report, pictures=pictures).encode(),
-    }
-    for figure, name in pictures.items():
-        rows = [row for row in report.rows if row.point.figure is figure]
-        contents[name] = draw_attention(rows, caption=report.machine)
-    for name, content in contents.items():
-        write_atomically(folder / name, content)
-    partial.unlink(missing_ok=True)
-    return [folder / name for name in contents]
 
+    def others() -> dict[str, str | bytes]:
+        names = {figure: f"_{figure}.svg" for figure in report.scale.shapes}
+        pictures = {figure: f"{report.stem}{name}" for figure, name in names.items()}
+        contents: dict[str, str | bytes] = {".md": attention_markdown(report, pictures=pictures)}
+        for figure, name in names.items():
+            rows = [row for row in report.rows if row.point.figure is figure]
+            contents[name] = draw_attention(rows, caption=report.machine)
+        return contents
 
-def _require_green(report: AttentionReport) -> None:
-    if not report.gate.passed:
-        raise ValueError(f"{report.gate.summary}; speeds are shown only behind a green gate.")
+    return write_measurement(report, folder, others)
 
 
 def _groups(rows: Sequence[AttentionRow]) -> dict[Key, list[AttentionRow]]:

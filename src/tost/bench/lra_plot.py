@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from tost.bench.lra import LraRow, Work
-from tost.bench.plot import require_matplotlib
+from tost.bench.plot import image_of, log_scales, require_matplotlib
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -76,9 +75,7 @@ def draw_lra(rows: Sequence[LraRow], *, caption: str, image_format: str = "svg")
         handles, labels = grid[0].get_legend_handles_labels()
         figure.legend(handles, labels, loc="outside upper center", ncols=5, frameon=False)
         figure.supxlabel(f"tokens\n{caption} | medians", fontsize=9)
-        buffer = io.BytesIO()
-        figure.savefig(buffer, format=image_format, metadata={"Date": None} if image_format == "svg" else None, dpi=120)
-    return buffer.getvalue()
+        return image_of(figure, image_format)
 
 
 def _draw_panel(axes: Axes, title: str, rows: Sequence[LraRow], value: Callable[[LraRow], float | None]) -> None:
@@ -97,15 +94,5 @@ def _draw_panel(axes: Axes, title: str, rows: Sequence[LraRow], value: Callable[
                 linewidth=2.8 if name == "tssa" else 1.4,
                 zorder=3 if name == "tssa" else 2,
             )
-    lengths = sorted({row.case.tokens for row in rows})
-    axes.set_xscale("log", base=2)
-    axes.set_yscale("log")
-    low, high = axes.get_ylim()
-    ticks = [tick for power in range(-6, 9) for tick in (10.0**power, 2 * 10.0**power, 5 * 10.0**power)]
-    shown = [tick for tick in ticks if low <= tick <= high]
-    axes.set_yticks(shown, [f"{tick:,g}" for tick in shown])
-    axes.minorticks_off()
-    axes.set_xticks(lengths, [f"{count:,}" for count in lengths], rotation=30 if len(lengths) > 4 else 0)
     axes.set_title(title, fontsize=10)
-    axes.grid(axis="y", color="0.9")
-    axes.spines[["top", "right"]].set_visible(False)
+    log_scales(axes, sorted({row.case.tokens for row in rows}))

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from tost.bench.files import require_green, write_measurement
 from tost.bench.lra import LraReport, LraRow, Work
 from tost.bench.lra_plot import draw_lra
-from tost.bench.report import write_atomically
 from tost.bench.tables import Table, markdown_table
 
 __all__ = ["lra_findings", "lra_markdown", "lra_tables", "write_lra"]
@@ -69,7 +68,7 @@ def lra_markdown(report: LraReport, *, plot: str | None = None) -> str:
     Raises:
         ValueError: The gate is red.
     """
-    _require_green(report)
+    require_green(report.gate)
     environment, scale = report.environment, report.scale
     load = "" if environment.load is None else f" (load average {environment.load:g} at the start)"
     lines = [
@@ -107,29 +106,14 @@ def write_lra(report: LraReport, folder: Path) -> list[Path]:
     Raises:
         ValueError: The gate is red.
     """
-    _require_green(report)
-    text = (json.dumps(report.to_json(), indent=2, allow_nan=False) + "\n").encode()
-    partial = folder / f"{report.stem}.partial.json"
-    if not report.complete:
-        write_atomically(partial, text)
-        return [partial]
-    caption = report.environment.summary
-    contents = {
-        ".json": text,
-        ".md": lra_markdown(report, plot=f"{report.stem}.svg").encode(),
-        ".svg": draw_lra(report.rows, caption=caption),
-        ".png": draw_lra(report.rows, caption=caption, image_format="png"),
-    }
-    paths = [folder / f"{report.stem}{ending}" for ending in contents]
-    for path, content in zip(paths, contents.values(), strict=True):
-        write_atomically(path, content)
-    partial.unlink(missing_ok=True)
-    return paths
-
-
-def _require_green(report: LraReport) -> None:
-    if not report.gate.passed:
-        raise ValueError(f"{report.gate.summary}; speeds are shown only behind a green gate.")
+    return write_measurement(
+        report,
+        folder,
+        lambda: {
+            ".md": lra_markdown(report, plot=f"{report.stem}.svg"),
+            ".svg": draw_lra(report.rows, caption=report.environment.summary),
+        },
+    )
 
 
 def _lengths(rows: Sequence[LraRow]) -> dict[int, list[LraRow]]:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["draw", "require_matplotlib"]
+__all__ = ["draw", "image_of", "log_scales", "require_matplotlib"]
 
 # Label, colour and marker by contender. The Okabe-Ito palette stays distinct for colour-blind readers, and the markers
 # carry the same information without colour.
@@ -32,6 +32,7 @@ _STYLE: dict[str, tuple[str, str, str]] = {
 _TIMED = ("tost", "sdpa")
 _OP_TITLES = {Op.TSSA: "TSSA", Op.CAUSAL_TSSA: "causal TSSA"}
 _MODE_TITLES = {Mode.FWD: "forward", Mode.FWD_BWD: "forward + backward"}
+_WIDE_SCALE = 300  # a scale that spans more than this shows powers of ten only
 _RATIO_TICKS = (0.5, 1, 1.5, 2, 3, 5, 10, 20, 50, 100, 200, 500)
 
 
@@ -79,9 +80,28 @@ def draw(rows: Sequence[Row], *, caption: str, image_format: str = "svg") -> byt
         _draw_legend(figure, grid)
         figure.supxlabel(f"tokens\n{caption} | medians and quartiles", fontsize=9)
         figure.supylabel("time relative to the layer's two projections", fontsize=10)
-        buffer = io.BytesIO()
-        figure.savefig(buffer, format=image_format, metadata={"Date": None} if image_format == "svg" else None, dpi=120)
+        return image_of(figure, image_format)
+
+
+def image_of(figure: Figure, image_format: str) -> bytes:
+    """Return a figure as the content of an image file, without the time of its making."""
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format=image_format, metadata={"Date": None} if image_format == "svg" else None, dpi=120)
     return buffer.getvalue()
+
+
+def log_scales(axes: Axes, sizes: Sequence[int]) -> None:
+    """Make both axes logarithmic, with the sizes below and plain numbers at the side."""
+    axes.set_xscale("log", base=2)
+    axes.set_yscale("log")
+    low, high = axes.get_ylim()
+    steps = (1,) if high / low > _WIDE_SCALE else (1, 2, 5)
+    shown = [tick for power in range(-6, 9) for step in steps if low <= (tick := step * 10.0**power) <= high]
+    axes.set_yticks(shown, [f"{tick:,g}" for tick in shown])
+    axes.minorticks_off()
+    axes.set_xticks(sizes, [f"{size:,}" for size in sizes], rotation=30 if len(sizes) > 4 else 0)
+    axes.grid(axis="y", color="0.9")
+    axes.spines[["top", "right"]].set_visible(False)
 
 
 def _draw_legend(figure: Figure, grid: Sequence[Axes]) -> None:

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import json
-import tempfile
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from tost.bench.contenders import CONTENDERS
 from tost.bench.environment import Environment
+from tost.bench.files import require_green, write_measurement
 from tost.bench.gate import GateResult
 from tost.bench.ops import KeptRow, Measurements, Row
 from tost.bench.plot import draw
 from tost.bench.tables import all_tables, growth, markdown_table
 from tost.bench.timing import Plan, Spread
 
-__all__ = ["OpsReport", "markdown", "write_atomically", "write_report"]
+__all__ = ["OpsReport", "markdown", "write_report"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,6 +37,11 @@ class OpsReport:
     def headline(self) -> str:
         """One line: where this was measured, with which versions, behind which gate."""
         return f"{self.environment.summary} | {self.gate.summary}"
+
+    @property
+    def complete(self) -> bool:
+        """Whether everything was measured."""
+        return self.measurements.complete
 
     def to_json(self) -> dict[str, object]:
         """Return one object of plain types; times are in seconds."""
@@ -70,7 +74,7 @@ def markdown(report: OpsReport, *, plot: str | None = None) -> str:
     Raises:
         ValueError: The gate is red.
     """
-    _require_green(report)
+    require_green(report.gate)
     plan, environment = report.plan, report.environment
     ending = "." if report.measurements.complete else ", interrupted before the end."
     load = "" if environment.load is None else f" (load average {environment.load:g} at the start)"
@@ -95,10 +99,7 @@ def markdown(report: OpsReport, *, plot: str | None = None) -> str:
 
 
 def write_report(report: OpsReport, folder: Path) -> list[Path]:
-    """Write the files of a report.
-
-    A measurement that is not complete goes to ``<stem>.partial.json`` and leaves the files of an earlier, complete one
-    alone. A complete one is written as JSON, Markdown and a plot, and its partial file is removed.
+    """Write the files of a report, as `write_measurement` does: JSON, Markdown and a plot.
 
     Args:
         report: A measurement behind a green gate.
@@ -110,41 +111,14 @@ def write_report(report: OpsReport, folder: Path) -> list[Path]:
     Raises:
         ValueError: The gate is red.
     """
-    _require_green(report)
-    text = json.dumps(report.to_json(), indent=2, allow_nan=False) + "\n"
-    partial = folder / f"{report.stem}.partial.json"
-    if not report.measurements.complete:
-        write_atomically(partial, text.encode())
-        return [partial]
-    contents = {
-        f"{report.stem}.json": text.encode(),
-        f"{report.stem}.md": markdown(report, plot=f"{report.stem}.svg").encode(),
-        f"{report.stem}.svg": draw(report.measurements.rows, caption=report.environment.summary),
-    }
-    for name, content in contents.items():
-        write_atomically(folder / name, content)
-    partial.unlink(missing_ok=True)
-    return [folder / name for name in contents]
-
-
-def write_atomically(path: Path, content: bytes) -> None:
-    """Write a file such that no reader sees half of it, and no crash leaves half of it.
-
-    Args:
-        path: File to write; missing folders are made.
-        content: What it will hold.
-    """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    # In a folder of its own the draft gets the permissions of any other file, which a temporary file would not.
-    with tempfile.TemporaryDirectory(dir=path.parent, prefix=".writing-") as folder:
-        draft = Path(folder) / path.name
-        draft.write_bytes(content)
-        draft.replace(path)
-
-
-def _require_green(report: OpsReport) -> None:
-    if not report.gate.passed:
-        raise ValueError(f"{report.gate.summary}; speeds are shown only behind a green gate.")
+    return write_measurement(
+        report,
+        folder,
+        lambda: {
+            ".md": markdown(report, plot=f"{report.stem}.svg"),
+            ".svg": draw(report.measurements.rows, caption=report.environment.summary),
+        },
+    )
 
 
 def _row_to_json(row: Row) -> dict[str, object]:

@@ -202,7 +202,7 @@ def train(
     json: Annotated[bool, typer.Option("--json", help="End with one line of JSON.")] = False,
 ) -> None:
     """Time the training engine against a bare loop that takes the same steps."""
-    from tost.bench.report import write_atomically
+    from tost.bench.files import write_atomically
     from tost.bench.train import measure_overhead
     from tost.recipes import load_config
 
@@ -340,7 +340,7 @@ def _warn_if_busy(load: float | None, cores: int) -> None:
 
 
 def _write_pages(out: Path, stem: str, content: dict[str, object], page: str) -> None:
-    from tost.bench.report import write_atomically
+    from tost.bench.files import write_atomically
 
     out.mkdir(parents=True, exist_ok=True)
     for path, text in ((out / f"{stem}.json", _pretty(content)), (out / f"{stem}.md", page)):
