@@ -146,7 +146,6 @@ def test_every_page_is_in_the_navigation():
 
 @pytest.fixture(scope="module")
 def griffe_extension():
-    pytest.importorskip("griffe")
     return load_script("docs_griffe")
 
 

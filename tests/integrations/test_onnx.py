@@ -1,13 +1,12 @@
 """ONNX files compute what the models compute, whatever the batch size."""
 
+import onnxruntime
 import pytest
 import torch
 
 import tost
 from tests.models.tiny import perturb
 from tost.integrations.onnx import export_onnx, plain_operators
-
-onnxruntime = pytest.importorskip("onnxruntime")
 
 
 @pytest.mark.parametrize(

@@ -168,11 +168,18 @@ def test_mixer_can_be_made_on_the_meta_device(name):
     assert module(torch.empty(2, 9, C, device="meta")).is_meta
 
 
-@pytest.mark.parametrize("name", [name for name in MIXERS if name not in ("tssa", "softmax")])
-@pytest.mark.parametrize("backend", ["eager", pytest.param("aot_eager", marks=pytest.mark.slow)])
+# In the fast tests one of two that share their code stands for both.
+_SIBLINGS = ("performer_relu", "reformer_lra", "s4d")
+COMPILED = [
+    pytest.param(name, backend, marks=[pytest.mark.slow] if backend == "aot_eager" or name in _SIBLINGS else [])
+    for name in MIXERS
+    if name not in ("tssa", "softmax")
+    for backend in ("eager", "aot_eager")
+]
+
+
+@pytest.mark.parametrize(("name", "backend"), COMPILED)
 def test_mixers_compile_without_a_break(name, backend):
-    if backend == "eager" and name in ("performer_relu", "reformer_lra", "s4d"):
-        pytest.skip("the slow tests have it; its code is that of its sibling")
     torch.compiler.reset()  # the code of a forward is compiled anew for every kind of mixer, up to a limit
     module, x = make(name, torch.float32), tokens(dtype=torch.float32)
     compiled = torch.compile(module, fullgraph=True, backend=backend)

@@ -175,7 +175,7 @@ class ImageOptions(DataSetOptions):
         Raises:
             ConfigError: It is neither fixed nor given.
         """
-        if self.known_classes is None:
+        if self.known_classes is None:  # those without a fixed number say how it is found
             raise NotImplementedError
         return self.known_classes
 

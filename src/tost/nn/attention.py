@@ -102,6 +102,7 @@ class _ProjectedAttention(nn.Module):
         return self.temperature.expand(self.num_heads) if self.form.shared_temperature else self.temperature
 
     def _initial_forgetting(self) -> Tensor:
+        """Return the rates ``[H]`` at which the statistics of each head fade at first; only causal layers have any."""
         raise NotImplementedError
 
     def _may_overwrite(self, w: Tensor, *others: Tensor | None) -> bool:
