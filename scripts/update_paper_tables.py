@@ -10,16 +10,15 @@ not stored is said to be missing.
 
 from __future__ import annotations
 
-import argparse
 import json
 import re
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 import yaml
+from page_file import ROOT, update_page
 
 import tost
 from tost.errors import ConfigError
@@ -29,7 +28,6 @@ from tost.sweep import Table, load_plan, read_results, table
 
 __all__ = ["entries", "generate", "main", "newest", "section"]
 
-ROOT = Path(__file__).resolve().parents[1]
 SOURCE = ROOT / "scripts" / "paper_tables.yaml"
 PAGE = ROOT / "docs" / "paper-tables.md"
 RESULTS = ROOT / "results"
@@ -312,16 +310,7 @@ def generate(results: Path = RESULTS, measurements: Path = MEASUREMENTS) -> str:
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the command line and return its exit code."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--check", action="store_true", help="change nothing")
-    options = parser.parse_args(arguments)
-    text = generate()
-    if PAGE.exists() and PAGE.read_text(encoding="utf-8") == text:
-        return 0
-    if not options.check:
-        PAGE.write_text(text, encoding="utf-8")
-    sys.stdout.write(f"{PAGE.relative_to(ROOT)} {'is out of date' if options.check else 'updated'}\n")
-    return int(options.check)
+    return update_page(PAGE, generate, __doc__, arguments)
 
 
 if __name__ == "__main__":

@@ -9,16 +9,15 @@ about it; its numbers are placeholders such as {arm.metric.mean:.1f}, see `tost.
 
 from __future__ import annotations
 
-import argparse
-import sys
 from pathlib import Path
+
+from page_file import ROOT, update_page
 
 from tost.errors import ConfigError
 from tost.sweep import page, read_results, section
 
 __all__ = ["generate", "main"]
 
-ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "results"
 PAGE = ROOT / "docs" / "results.md"
 
@@ -53,16 +52,7 @@ def generate(folder: Path = RESULTS) -> str:
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the command line and return its exit code."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--check", action="store_true", help="change nothing")
-    options = parser.parse_args(arguments)
-    text = generate()
-    if PAGE.exists() and PAGE.read_text(encoding="utf-8") == text:
-        return 0
-    if not options.check:
-        PAGE.write_text(text, encoding="utf-8")
-    sys.stdout.write(f"{PAGE.relative_to(ROOT)} {'is out of date' if options.check else 'updated'}\n")
-    return int(options.check)
+    return update_page(PAGE, generate, __doc__, arguments)
 
 
 if __name__ == "__main__":

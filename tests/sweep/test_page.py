@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 from pathlib import Path
 
 import pytest
 
 from tests.sweep.samples import leave, make_plan, make_runs
+from tests.test_docs import load_script
 from tost.sweep import collect, page, section, write_results
 
 ROOT = Path(__file__).parents[2]
@@ -16,10 +16,7 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture(scope="module")
 def script():
-    spec = importlib.util.spec_from_file_location("update_results", ROOT / "scripts" / "update_results.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load_script("update_results")
 
 
 @pytest.fixture

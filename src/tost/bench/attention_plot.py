@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from tost.bench.attention import AttentionRow
 from tost.bench.attention_cases import PAPER_DEPTH, Figure
-from tost.bench.plot import image_of, log_scales, require_matplotlib
+from tost.bench.plot import draw_line, image_of, log_scales, require_matplotlib
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -113,18 +113,7 @@ def _draw_panel(
     axes: Axes, title: str, rows: Sequence[AttentionRow], value: Callable[[AttentionRow], float | None]
 ) -> None:
     for name, points in _lines(rows, value).items():
-        label, color, marker, dashes = _STYLE[name]
-        axes.plot(
-            [size for size, _ in points],
-            [number for _, number in points],
-            label=label,
-            color=color,
-            marker=marker,
-            markersize=6,
-            linestyle=dashes,
-            linewidth=3.0 if name == "tost" else 1.7,
-            zorder=3 if name == "tost" else 2,
-        )
+        draw_line(axes, points, _STYLE[name], ours=name == "tost")
     axes.set_title(title, fontsize=11)
 
 

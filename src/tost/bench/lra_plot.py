@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from tost.bench.lra import LraRow, Work
-from tost.bench.plot import image_of, log_scales, require_matplotlib
+from tost.bench.plot import draw_line, image_of, log_scales, require_matplotlib
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -79,20 +79,9 @@ def draw_lra(rows: Sequence[LraRow], *, caption: str, image_format: str = "svg")
 
 
 def _draw_panel(axes: Axes, title: str, rows: Sequence[LraRow], value: Callable[[LraRow], float | None]) -> None:
-    for name, (label, color, marker, line) in _STYLE.items():
+    for name, style in _STYLE.items():
         known = [(row.case.tokens, value(row)) for row in rows if row.mixer == name]
-        points = sorted((tokens, number) for tokens, number in known if number is not None)
-        if points:
-            axes.plot(
-                [tokens for tokens, _ in points],
-                [number for _, number in points],
-                label=label,
-                color=color,
-                marker=marker,
-                markersize=5,
-                linestyle=line,
-                linewidth=2.8 if name == "tssa" else 1.4,
-                zorder=3 if name == "tssa" else 2,
-            )
+        if points := sorted((tokens, number) for tokens, number in known if number is not None):
+            draw_line(axes, points, style, ours=name == "tssa")
     axes.set_title(title, fontsize=10)
     log_scales(axes, sorted({row.case.tokens for row in rows}))

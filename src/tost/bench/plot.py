@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["draw", "image_of", "log_scales", "require_matplotlib"]
+__all__ = ["draw", "draw_line", "image_of", "log_scales", "require_matplotlib"]
 
 # Label, colour and marker by contender. The Okabe-Ito palette stays distinct for colour-blind readers, and the markers
 # carry the same information without colour.
@@ -88,6 +88,30 @@ def image_of(figure: Figure, image_format: str) -> bytes:
     buffer = io.BytesIO()
     figure.savefig(buffer, format=image_format, metadata={"Date": None} if image_format == "svg" else None, dpi=120)
     return buffer.getvalue()
+
+
+def draw_line(axes: Axes, points: Sequence[tuple[int, float]], style: tuple[str, str, str, str], *, ours: bool) -> None:
+    """Draw one contender, ours thick and in front.
+
+    Args:
+        axes: The panel.
+        points: Sizes and values, ascending.
+        style: Label, colour, marker and kind of line.
+        ours: Whether the others are compared with it.
+    """
+    label, color, marker, line = style
+    sizes, values = zip(*points, strict=True)
+    axes.plot(
+        sizes,
+        values,
+        label=label,
+        color=color,
+        marker=marker,
+        markersize=5,
+        linestyle=line,
+        linewidth=2.8 if ours else 1.5,
+        zorder=3 if ours else 2,
+    )
 
 
 def log_scales(axes: Axes, sizes: Sequence[int]) -> None:

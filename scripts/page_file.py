@@ -1,0 +1,36 @@
+"""What the scripts that generate a page of the documentation have in common."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+__all__ = ["ROOT", "update_page"]
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def update_page(page: Path, generate: Callable[[], str], about: str | None, arguments: list[str] | None) -> int:
+    """Rewrite a page if it is out of date, or with ``--check`` only say so.
+
+    Args:
+        page: The file.
+        generate: Makes its text.
+        about: Text of the help.
+        arguments: Command line; None for that of the process.
+
+    Returns:
+        The exit code: 1 if ``--check`` finds it out of date.
+    """
+    parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", action="store_true", help="change nothing")
+    options = parser.parse_args(arguments)
+    text = generate()
+    if page.exists() and page.read_text(encoding="utf-8") == text:
+        return 0
+    if not options.check:
+        page.write_text(text, encoding="utf-8")
+    sys.stdout.write(f"{page.relative_to(ROOT)} {'is out of date' if options.check else 'updated'}\n")
+    return int(options.check)
