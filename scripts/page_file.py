@@ -12,7 +12,9 @@ __all__ = ["ROOT", "update_page"]
 ROOT = Path(__file__).resolve().parents[1]
 
 
-def update_page(page: Path, generate: Callable[[], str], about: str | None, arguments: list[str] | None) -> int:
+def update_page(
+    page: Path, generate: Callable[[], str], about: str | None, arguments: list[str] | None, root: Path = ROOT
+) -> int:
     """Rewrite a page if it is out of date, or with ``--check`` only say so.
 
     Args:
@@ -20,6 +22,7 @@ def update_page(page: Path, generate: Callable[[], str], about: str | None, argu
         generate: Makes its text.
         about: Text of the help.
         arguments: Command line; None for that of the process.
+        root: Folder that its name is shown relative to.
 
     Returns:
         The exit code: 1 if ``--check`` finds it out of date.
@@ -32,5 +35,5 @@ def update_page(page: Path, generate: Callable[[], str], about: str | None, argu
         return 0
     if not options.check:
         page.write_text(text, encoding="utf-8")
-    sys.stdout.write(f"{page.relative_to(ROOT)} {'is out of date' if options.check else 'updated'}\n")
+    sys.stdout.write(f"{page.relative_to(root)} {'is out of date' if options.check else 'updated'}\n")
     return int(options.check)

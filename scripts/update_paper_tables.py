@@ -310,7 +310,7 @@ def generate(results: Path = RESULTS, measurements: Path = MEASUREMENTS) -> str:
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the command line and return its exit code."""
-    return update_page(PAGE, generate, __doc__, arguments)
+    return update_page(PAGE, generate, __doc__, arguments, ROOT)
 
 
 if __name__ == "__main__":

@@ -52,7 +52,7 @@ def generate(folder: Path = RESULTS) -> str:
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the command line and return its exit code."""
-    return update_page(PAGE, generate, __doc__, arguments)
+    return update_page(PAGE, generate, __doc__, arguments, ROOT)
 
 
 if __name__ == "__main__":
