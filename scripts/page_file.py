@@ -3,13 +3,30 @@
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
-__all__ = ["ROOT", "update_page"]
+__all__ = ["MEASUREMENTS", "ROOT", "newest", "update_page"]
 
 ROOT = Path(__file__).resolve().parents[1]
+MEASUREMENTS = ROOT / "benchmarks" / "results"
+
+
+def newest(theme: str, folder: Path = MEASUREMENTS) -> Path | None:
+    """Return the file of the latest complete measurement whose gate was green; None if there is none.
+
+    Args:
+        theme: What was measured, as in `tost bench THEME`.
+        folder: Where measurements are stored.
+    """
+    usable: dict[str, Path] = {}
+    for path in sorted(folder.glob(f"{theme}_*.json")):
+        result = json.loads(path.read_text())
+        if result.get("complete", True) and result["gate"]["passed"]:
+            usable[result["environment"]["measured"]] = path
+    return usable[max(usable)] if usable else None
 
 
 def update_page(

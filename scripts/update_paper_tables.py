@@ -12,13 +12,13 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 import yaml
-from page_file import ROOT, update_page
+from page_file import MEASUREMENTS, ROOT, newest, update_page
 
 import tost
 from tost.errors import ConfigError
@@ -26,12 +26,11 @@ from tost.models import model_options
 from tost.recipes import load_config
 from tost.sweep import Table, load_plan, read_results, table
 
-__all__ = ["entries", "generate", "main", "newest", "section"]
+__all__ = ["entries", "generate", "main", "measurement", "section"]
 
 SOURCE = ROOT / "scripts" / "paper_tables.yaml"
 PAGE = ROOT / "docs" / "paper-tables.md"
 RESULTS = ROOT / "results"
-MEASUREMENTS = ROOT / "benchmarks" / "results"
 INTRODUCTION = """# The paper's tables and ours
 
 Every table and figure of the paper that holds a result: its numbers, the commands that reproduce it, and what was
@@ -52,11 +51,10 @@ def entries() -> list[dict[str, Any]]:
     return found
 
 
-def newest(theme: str, folder: Path = MEASUREMENTS) -> dict[str, Any] | None:
-    """Return the latest stored measurement of a theme whose gate was green, or None."""
-    found = [json.loads(path.read_text()) for path in sorted(folder.glob(f"{theme}_*.json"))]
-    usable = [result for result in found if result.get("complete", True) and result["gate"]["passed"]]
-    return max(usable, key=lambda result: str(result["environment"]["measured"]), default=None)
+def measurement(theme: str, folder: Path = MEASUREMENTS) -> dict[str, Any] | None:
+    """Return what the newest measurement of a theme holds, or None."""
+    path = newest(theme, folder)
+    return None if path is None else json.loads(path.read_text())
 
 
 def section(entry: Mapping[str, Any], results: Path = RESULTS, measurements: Path = MEASUREMENTS) -> str:
@@ -76,8 +74,8 @@ def section(entry: Mapping[str, Any], results: Path = RESULTS, measurements: Pat
     parts += [entry[key].strip() for key in ("text", "note") if key in entry]
     parts.append("\n".join(["```shell", *entry["commands"], "```"]))
     parts += _small_experiments(entry, results)
-    parts += _efficiency(entry, newest("ops", measurements), newest("attention", measurements))
-    steps = newest("generate", measurements) if "steps" in entry else None
+    parts += _efficiency(entry, measurement("ops", measurements), measurement("attention", measurements))
+    steps = measurement("generate", measurements) if "steps" in entry else None
     parts += _steps(entry["steps"], steps) if steps else []
     return "\n\n".join(parts)
 
@@ -163,18 +161,17 @@ def _small_experiments(entry: Mapping[str, Any], folder: Path) -> list[str]:
 
 
 def _efficiency(entry: Mapping[str, Any], ops: Mapping[str, Any] | None, full: Mapping[str, Any] | None) -> list[str]:
-    """Return what was measured of a figure: all of it if that is stored, else the same layers at a few lengths."""
+    """Return what was measured of a figure or of growth; nothing if no measurement is stored."""
     if "growth" in entry:
         return _growth(entry["growth"], ops) if ops else []
-    if "figures" not in entry:
+    if "figures" not in entry or full is None:
         return []
-    link = "[Efficiency](efficiency.md) says how it is measured."
-    if full is None:
-        return [*(_speeds(entry["bench"], ops) if ops else []), link]
-    parts = [f"**Measured here**, {_machine(full)}. {link}"]
+    parts = [f"**Measured here**, {_machine(full)}. [Efficiency](efficiency.md) says how it is measured."]
+    if "relative" in entry:
+        return [*parts, *_relative(entry["figures"], entry["relative"], full)]
     for figure in entry["figures"]:
-        parts += _relative(figure, entry["relative"], full) if "relative" in entry else _figure(figure, full)
-    return parts
+        parts += _figure(figure, full)
+    return parts + (_in_turns(full) if "tokens" in entry["figures"] else [])
 
 
 def _points(figure: str, measured: Mapping[str, Any]) -> dict[int, dict[str, Mapping[str, Any]]]:
@@ -197,8 +194,19 @@ def _figure(figure: str, measured: Mapping[str, Any]) -> list[str]:
     over = "d" if len({row["tokens"] for found in points.values() for row in found.values()}) == 1 else "n"
     sizes = ", ".join(text for text in fixed if not text.startswith(over))
     rows = [[f"{place:,}", *(_time_and_memory(found.get(name)) for name in names)] for place, found in points.items()]
-    said = f"`{figure}`: {first['depth']} layers, {sizes}; milliseconds and megabytes beside the weights, over {over}."
+    layers = "one layer" if first["depth"] == 1 else f"{first['depth']} layers"
+    said = f"`{figure}`: {layers}, {sizes}; milliseconds and megabytes beside the weights, over {over}."
     return [said, Table([over, *names], rows).markdown()]
+
+
+def _in_turns(measured: Mapping[str, Any]) -> list[str]:
+    """Return the ratios of runs in turns, which do not depend on what else the machine did."""
+    return [
+        f"One layer in turns, {pair['tokens']:,} tokens, forward{' and backward' if pair['training'] else ''}: softmax "
+        f"attention on the fused kernel takes {pair['ratio']['median']:.1f} times as long as ToST (quartiles "
+        f"{pair['ratio']['lower']:.1f} to {pair['ratio']['upper']:.1f})."
+        for pair in measured["pairs"]
+    ]
 
 
 def _time_and_memory(row: Mapping[str, Any] | None) -> str:
@@ -208,20 +216,34 @@ def _time_and_memory(row: Mapping[str, Any] | None) -> str:
     return f"{1000 * row['seconds']['median']:,.1f} ms{memory}"
 
 
-def _relative(figure: str, wanted: Mapping[str, Any], measured: Mapping[str, Any]) -> list[str]:
+def _relative(figures: Sequence[str], wanted: Mapping[str, Any], measured: Mapping[str, Any]) -> list[str]:
+    """Return time and memory, weights included, relative to other contenders."""
     rows = []
-    points = _points(figure, measured)
-    for other in wanted["others"]:
-        cells = []
-        for tokens in wanted["tokens"]:
-            ours, theirs = (points.get(int(tokens), {}).get(name) for name in ("tost", other))
-            both = ours is not None and theirs is not None and ours["seconds"] and theirs["seconds"]
-            cells.append(f"{ours['seconds']['median'] / theirs['seconds']['median']:.2f}" if both else "not measured")
-            memory = both and ours["peak_bytes"] and theirs["peak_bytes"]
-            cells.append(f"{ours['peak_bytes'] / theirs['peak_bytes']:.2f}" if memory else "not measured")
-        rows.append([f"`{figure}`: tost / {other}", *cells])
+    for figure in figures:
+        points = _points(figure, measured)
+        for other in wanted["others"]:
+            cells = []
+            for tokens in wanted["tokens"]:
+                pair = [points.get(int(tokens), {}).get(name) for name in ("tost", other)]
+                cells += [_ratio(pair, value) for value in (_seconds, _all_bytes)]
+            rows.append([f"`{figure}`: tost / {other}", *cells])
     headers = ["", *(f"{tokens}, {what}" for tokens in wanted["tokens"] for what in ("time", "memory"))]
-    return [Table(headers, rows).markdown()]
+    return ["A forward pass; memory with the weights.", Table(headers, rows).markdown()]
+
+
+def _ratio(pair: Sequence[Mapping[str, Any] | None], value: Callable[[Mapping[str, Any]], float | None]) -> str:
+    ours, theirs = (None if row is None else value(row) for row in pair)
+    return f"{ours / theirs:.2f}" if ours and theirs else "not measured"
+
+
+def _seconds(row: Mapping[str, Any]) -> float | None:
+    found: float | None = row["seconds"] and row["seconds"]["median"]
+    return found
+
+
+def _all_bytes(row: Mapping[str, Any]) -> float | None:
+    peak: float | None = row["peak_bytes"]
+    return peak and peak + row["weight_bytes"]
 
 
 def _steps(wanted: Mapping[str, Any], measured: Mapping[str, Any]) -> list[str]:
@@ -248,28 +270,6 @@ def _growth(wanted: Mapping[str, Any], measured: Mapping[str, Any]) -> list[str]
                 rows.append([measured["contenders"][name], lengths, f"{found['factor']:.2f}"])
     headers = ["layer", "tokens", "time per token grows by a factor of"]
     return [f"**Measured here**, {_machine(measured)}:", Table(headers, rows, labels=2).markdown()]
-
-
-def _speeds(wanted: Mapping[str, Any], measured: Mapping[str, Any]) -> list[str]:
-    names, lengths = wanted["contenders"], wanted.get("tokens")
-    cells: dict[int, dict[str, float | None]] = {}
-    for row in measured["rows"]:
-        same = (row["op"], row["mode"], row["batch"], row["dtype"]) == (wanted["op"], wanted["mode"], 1, "float32")
-        if same and row["contender"] in names and (lengths is None or str(row["tokens"]) in lengths):
-            cells.setdefault(row["tokens"], {})[row["contender"]] = row["seconds_median"]
-    others = [name for name in names if name != "tost"]
-    headers = ["tokens", *(f"{name}, ms" for name in names), *(f"tost / {name}" for name in others)]
-    rows = []
-    for tokens, found in sorted(cells.items()):
-        times = [found.get(name) for name in names]
-        row = [f"{tokens:,}", *("not measured" if time is None else f"{1000 * time:.1f}" for time in times)]
-        rows.append([*row, *(_ratio(found.get("tost"), found.get(name)) for name in others)])
-    told = "; ".join(f"`{name}` is {measured['contenders'][name]}" for name in names)
-    return [f"**Measured here**, one layer, forward, {_machine(measured)}: {told}.", Table(headers, rows).markdown()]
-
-
-def _ratio(ours: float | None, other: float | None) -> str:
-    return "" if ours is None or other is None else f"{ours / other:.3f}"
 
 
 def _machine(measured: Mapping[str, Any]) -> str:

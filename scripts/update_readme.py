@@ -1,6 +1,8 @@
-"""Fills the README's table, and its plot, from the newest stored measurement. No number is typed by hand.
+"""Fills the README's table, and the plots of README and docs, from the newest stored measurements.
 
-python scripts/update_readme.py           rewrite README.md and docs/img/speed.svg
+No number is typed by hand.
+
+python scripts/update_readme.py           rewrite README.md and the plots in docs/img
 python scripts/update_readme.py --check   only say whether they are up to date; exit code 1 if not
 """
 
@@ -12,30 +14,26 @@ import sys
 from pathlib import Path
 from typing import Any
 
-__all__ = ["main", "newest_result", "render", "updated"]
+from page_file import MEASUREMENTS, ROOT, newest
 
-ROOT = Path(__file__).resolve().parents[1]
+__all__ = ["main", "render", "stored", "updated"]
+
 README = ROOT / "README.md"
-RESULTS = ROOT / "benchmarks" / "results"
-PLOT = ROOT / "docs" / "img" / "speed.svg"
+IMAGES = ROOT / "docs" / "img"
 START, END = "<!-- bench:start -->", "<!-- bench:end -->"
 LIMIT = "limit"
 
 
-def newest_result(folder: Path = RESULTS) -> Path:
-    """Return the file of the latest complete measurement of the operators whose gate was green.
+def stored(theme: str, folder: Path = MEASUREMENTS) -> Path:
+    """Return the newest measurement of a theme that can be shown.
 
     Raises:
         SystemExit: There is none.
     """
-    usable: dict[str, Path] = {}
-    for path in sorted(folder.glob("ops_*.json")):
-        result = json.loads(path.read_text())
-        if result["complete"] and result["gate"]["passed"]:
-            usable[result["environment"]["measured"]] = path
-    if not usable:
-        raise SystemExit(f"no complete measurement in {folder}; run `make bench` first")
-    return usable[max(usable)]
+    found = newest(theme, folder)
+    if found is None:
+        raise SystemExit(f"no complete measurement in {folder}; run `tost bench {theme} --out {folder}` first")
+    return found
 
 
 def render(result: dict[str, Any]) -> str:
@@ -84,17 +82,18 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true", help="change nothing")
     options = parser.parse_args(arguments)
-    result = newest_result()
-    wanted = {README: updated(README.read_text(), result)}
-    if (plot := result.with_suffix(".svg")).exists():
-        wanted[PLOT] = plot.read_text()
+    result, figures = stored("ops"), stored("attention")
+    wanted = {
+        README: updated(README.read_text(), result),
+        IMAGES / "speed.svg": result.with_suffix(".svg").read_text(),
+        IMAGES / "attention.svg": figures.with_name(f"{figures.stem}_tokens.svg").read_text(),
+    }
     stale = [path for path, text in wanted.items() if not path.exists() or path.read_text() != text]
     for path in stale:
         if not options.check:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(wanted[path])
-        verb = "is out of date with" if options.check else "updated from"
-        sys.stdout.write(f"{path.relative_to(ROOT)} {verb} {result.relative_to(ROOT)}\n")
+        sys.stdout.write(f"{path.relative_to(ROOT)} {'is out of date' if options.check else 'updated'}\n")
     return 1 if stale and options.check else 0
 
 

@@ -163,7 +163,7 @@ def load_script(name: str) -> ModuleType:
 def test_readme_numbers_are_generated():
     script = load_script("update_readme")
     text = (ROOT / "README.md").read_text()
-    assert script.updated(text, script.newest_result()) == text, "run `python scripts/update_readme.py`"
+    assert script.updated(text, script.stored("ops")) == text, "run `python scripts/update_readme.py`"
 
 
 def test_results_page_is_generated():
@@ -229,10 +229,10 @@ def test_update_readme_takes_the_newest_complete_green_result(result, tmp_path):
         machine = {**content["environment"], "measured": f"{year}-01-01T00:00:00Z"}
         newer = json.dumps({**content, **change, "environment": machine})
         (tmp_path / f"ops_a-cpu_{year}01.json").write_text(newer)
-    assert script.newest_result(tmp_path) == result
+    assert script.stored("ops", tmp_path) == result
     result.unlink()
-    with pytest.raises(SystemExit, match="make bench"):
-        script.newest_result(tmp_path)
+    with pytest.raises(SystemExit, match="tost bench ops"):
+        script.stored("ops", tmp_path)
 
 
 def test_example_ends_with_its_picture(tmp_path):

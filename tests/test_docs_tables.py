@@ -26,6 +26,7 @@ def entry(script, name):
 def attention_row(figure, contender, tokens, seconds, peak_bytes):
     sizes = {"tokens": tokens, "width": 768, "heads": 12, "depth": 12, "training": False}
     measured = {"seconds": None if seconds is None else {"median": seconds}, "peak_bytes": peak_bytes}
+    measured |= {"weight_bytes": None if seconds is None else 2 * 10**6}
     return {"figure": figure, "contender": contender, **sizes, **measured, "note": "" if seconds else "predicted 212 s"}
 
 
@@ -39,7 +40,8 @@ def measured(tmp_path):
         for name, values in {"tost": (0.5, 10**6), "gpt2-sdpa": (2.0, 4 * 10**6), "gpt2-textbook": (None, None)}.items()
     ]
     place = {"cpu": "A CPU", "threads": 2, "measured": "2001-02-03T04:05:06Z"}
-    content = {"complete": True, "gate": {"passed": True}, "environment": place, "rows": rows}
+    pairs = [{"tokens": 10_000, "training": True, "ratio": {"median": 8.0, "lower": 7.5, "upper": 8.25}}]
+    content = {"complete": True, "gate": {"passed": True}, "environment": place, "rows": rows, "pairs": pairs}
     (tmp_path / "attention_a-cpu_200102.json").write_text(json.dumps(content))
     return tmp_path
 
@@ -74,7 +76,7 @@ def test_stored_sweeps_are_shown_and_missing_ones_named(script, tmp_path):
 
 def test_measured_attention_is_set_against_the_papers_ratios(script, measured):
     shown = script.section(entry(script, "Table 4, right"), measurements=measured)
-    assert "| `base`: tost / gpt2-sdpa | 0.25 | 0.25 | 0.25 | 0.25 |" in shown
+    assert "| `base`: tost / gpt2-sdpa | 0.25 | 0.50 | 0.25 | 0.50 |" in shown
     assert "| `base`: tost / gpt2-textbook | not measured |" in shown
     assert "A CPU, 2 threads, 2001-02-03" in shown
 
@@ -84,10 +86,15 @@ def test_a_figure_shows_times_memory_and_why_something_is_missing(script, measur
     assert "| 4,096 | 500.0 ms, 1.0 MB | 2,000.0 ms, 4.0 MB | predicted 212 s |" in shown
 
 
+def test_ratios_of_runs_in_turns_are_shown(script, measured):
+    shown = script.section(entry(script, "Figures 1, 6 and 7"), measurements=measured)
+    assert "10,000 tokens, forward and backward: softmax attention on the fused kernel takes 8.0 times as long" in shown
+
+
 def test_a_red_gate_is_not_shown(script, measured):
     path = measured / "attention_a-cpu_200102.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), "gate": {"passed": False}}))
-    assert script.newest("attention", measured) is None
+    assert script.measurement("attention", measured) is None
     assert "500.0 ms" not in script.section(entry(script, "Figure 8"), measurements=measured)
 
 
