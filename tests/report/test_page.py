@@ -128,6 +128,37 @@ def test_unknown_kind_of_measurement_becomes_a_table(two, tmp_path):
     assert "tost_mini 8 250 ms 5.0 MB" in told
 
 
+def attention_row(contender, tokens, seconds, *, width=384, training=False, note=""):
+    sizes = {"tokens": tokens, "width": width, "heads": 8, "depth": 12}
+    timed = None if seconds is None else {"median": seconds, "lower": seconds, "upper": seconds, "count": 1}
+    peak = None if seconds is None else 1000 * tokens
+    said = {"figure": "tokens", "contender": contender, "training": training, "note": note}
+    return {**said, **sizes, "seconds": timed, "peak_bytes": peak}
+
+
+def test_efficiency_figures_are_drawn_and_summed_up(two, tmp_path):
+    rows = [attention_row("vit-sdpa", n, n * n / 1e6) for n in (1000, 4000, 8000)]
+    rows += [attention_row("tost", n, n / 1e4) for n in (1000, 4000, 8000)]
+    rows += [attention_row("vit-textbook", 1000, 2.0), attention_row("vit-textbook", 4000, None, note="predicted 99 s")]
+    rows += [attention_row("tost", 1000, 0.5, training=True)]
+    file = write_bench(tmp_path / "b.json", theme="attention", rows=rows)
+    page = page_of(two, benchmarks=[read_bench(file)])
+    told = Reading(page).text
+    assert complaints(page) == []
+    assert "12 attention layers, width 384, 8 heads, forward, 8,000 tokens: ToST takes 800 ms" in told
+    assert "80.0 times as long" in told
+    assert "4,000 400 ms, 4.0 MB 16 s, 4.0 MB predicted 99 s" in told
+    assert "forward and backward: time" in told
+    assert "forward: memory" in told
+
+
+@pytest.mark.parametrize("broken", [{}, {"tokens": None}, {"tokens": 10, "width": "x"}, {"seconds": 3}])
+def test_rows_of_efficiency_figures_that_make_no_sense_are_left_out(two, tmp_path, broken):
+    rows = [broken, {**attention_row("tost", 1000, 0.1), **broken, "peak_bytes": True}]
+    file = write_bench(tmp_path / "b.json", theme="attention", rows=rows)
+    assert complaints(page_of(two, benchmarks=[read_bench(file)])) == []
+
+
 def test_measurement_without_rows_is_one_row(two, tmp_path):
     content = bench(theme="train", ratio={"median": 1.25, "lower": 1.0, "count": 7})
     del content["rows"]
@@ -166,7 +197,12 @@ def test_nothing_that_comes_from_outside_is_obeyed(tmp_path):
         BenchRecord(
             tmp_path / "b", theme, NASTY, {"cpu": NASTY}, {"passed": True, "checks": NASTY}, rows, True, {NASTY: NASTY}
         )
-        for theme, rows in (("ops" + NASTY, tuple(timed)), (NASTY, ({NASTY: NASTY},)))
+        for theme, rows in (
+            ("ops" + NASTY, tuple(timed)),
+            ("attention", tuple({**attention_row(NASTY, n, 0.5, note=NASTY), "figure": NASTY} for n in (1, 2))),
+            ("attention", (attention_row("tost", 1, None, note=NASTY),)),
+            (NASTY, ({NASTY: NASTY},)),
+        )
     ]
     insight = Insight(NASTY, NASTY, (Finding(NASTY, {NASTY: NASTY}, [{NASTY: NASTY}], b"x", NASTY, NASTY),), (NASTY,))
     passage = Passage(NASTY, NASTY, 3, 1.0, NASTY)

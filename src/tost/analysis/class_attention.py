@@ -24,7 +24,7 @@ from timm.models.xcit import ClassAttentionBlock
 
 from tost.analysis.foreground import agreement, foreground_by_border
 from tost.analysis.memberships import SHOWN, display_of
-from tost.analysis.records import Batch, _at_rest, choose, run_batch
+from tost.analysis.records import Batch, at_rest, choose, run_batch
 from tost.analysis.result import entropy, plain
 from tost.errors import ConfigError
 from tost.models.crate import CRATE
@@ -271,7 +271,7 @@ def class_attention_maps(
     maps, kept_pixels, sums = [], [], []
     seen = compared = 0
     found: list[Tensor] = []
-    with _at_rest(model), _looking(wanted, found):
+    with at_rest(model), _looking(wanted, found):
         for batch in batches:
             images = batch if isinstance(batch, Tensor) else batch["inputs"]
             found.clear()

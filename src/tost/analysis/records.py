@@ -339,7 +339,7 @@ def run_batch(model: nn.Module, batch: Batch) -> Any:
 
 
 @contextmanager
-def _at_rest(model: nn.Module) -> Iterator[None]:
+def at_rest(model: nn.Module) -> Iterator[None]:
     """Evaluation mode without gradients; every module is put back into the mode it was in."""
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
@@ -375,7 +375,7 @@ def observe(
         ConfigError: As in `capture`, or there are no batches.
     """
     samples = 0
-    with _at_rest(model), capture(model, layers, what, visit=visit):
+    with at_rest(model), capture(model, layers, what, visit=visit):
         for batch in batches:
             run_batch(model, batch)
             first = batch if isinstance(batch, Tensor) else batch.get("inputs", batch.get("input_ids"))

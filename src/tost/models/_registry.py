@@ -111,7 +111,15 @@ _IMAGE_SPECS = (
     _image("tost_mini", "vision", "ToST for images of 28 to 64 pixels, 0.38M parameters", (64, 6, 4), **_MINI),
     _image("softmax_mini", "vision", "tost_mini with softmax attention", (64, 5, 4), mixer="softmax", **_MINI),
     _image("xcit_mini", "vision", "tost_mini with cross-covariance attention", (64, 5, 4), mixer="xca", **_MINI),
-    _image("vit_mini", "vit", "ViT as large as tost_mini", (64, 7, 4), mlp_ratio=4.25, image_size=32, **_MINI),
+    _image(
+        "vit_mini",
+        "vit",
+        "plain ViT as large as tost_mini, without its convolutions",
+        (64, 7, 4),
+        mlp_ratio=4.25,
+        image_size=32,
+        **_MINI,
+    ),
     _image("crate_mini", "crate", "CRATE as large as tost_mini", (140, 6, 4), image_size=32, **_MINI),
 )
 

@@ -9,6 +9,7 @@ from typing import Any
 from tost.report.bench import BenchRecord
 from tost.report.charts import Axis, Series, line_chart
 from tost.report.html import UNKNOWN, bytes_of, cut, definitions, details, duration, note, number, table, text
+from tost.report.sections_attention import attention_figures, attention_sentences
 
 __all__ = ["measurement", "speed_sentences"]
 
@@ -23,6 +24,7 @@ _LABELS = {
 }
 _OPS = {"tssa": "Attention that sees all tokens", "causal_tssa": "Attention that sees only what came before"}
 _MODES = {"fwd": "forward", "fwd+bwd": "forward and backward, as in training"}
+_ATTENTION = "attention"
 _MOST_ROWS, _MOST_COLUMNS = 80, 12
 # How far single measurements lie from their median is in the file.
 _SPREAD = (" lower", " upper", " count", "_lower_quartile", "_upper_quartile")
@@ -38,13 +40,22 @@ def measurement(record: BenchRecord) -> str:
             note("This measurement was interrupted before its end; what is missing was not measured.", "warning")
         )
     if record.passed is not False:
-        parts.append(_layers(record) if _is_ops(record) else _any_rows(record))
+        if _is_ops(record):
+            parts.append(_layers(record))
+        elif record.theme == _ATTENTION:
+            parts.append(attention_figures(record) + _explain(record))
+        else:
+            parts.append(_any_rows(record))
     return "".join(parts)
 
 
 def speed_sentences(record: BenchRecord) -> list[str]:
     """Say how much longer softmax attention takes at the longest length that both were measured at."""
-    if record.passed is not True or not _is_ops(record):
+    if record.passed is not True:
+        return []
+    if record.theme == _ATTENTION:
+        return attention_sentences(record)
+    if not _is_ops(record):
         return []
     longest: dict[str, tuple[int, str]] = {}
     for shape, rows in _by_shape(record).items():
