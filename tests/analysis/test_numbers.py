@@ -65,13 +65,43 @@ def test_rates_by_layer_are_those_of_the_stream():
             torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
 
 
-def test_falls_are_counted():
-    values = {measure: torch.zeros(1, 4, dtype=torch.float64) for measure in MEASURES}
+@pytest.fixture
+def two_places():
+    """Hand-made rates of two samples in four layers, in front of the attention and behind it."""
+    values = {measure: torch.zeros(2, 4, dtype=torch.float64) for measure in MEASURES}
     curves = []
     for place, numbers in {"input": [4.0, 3.0, 2.0, 2.0], "attention": [3.5, 3.2, 1.0, 1.5]}.items():
-        curve = {**values, "variational": torch.tensor([numbers], dtype=torch.float64)}
+        curve = {**values, "variational": torch.tensor([numbers, numbers], dtype=torch.float64)}
         curves.append(analysis.RateCurve("trained", "validation", place, (0, 1, 2, 3), curve))
-    result = analysis.CodingRates(tuple(curves))
+    curves[1].values["variational"][1, 0] = 5.5  # the second sample rises where the first falls
+    return analysis.CodingRates(tuple(curves))
+
+
+def test_change_within_a_block_is_taken_sample_by_sample(two_places):
+    assert two_places.steps() == [("input", "attention")]
+    change = two_places.change("trained", "validation", "input", "attention")
+    expected = torch.tensor([[-0.5, 0.2, -1.0, -0.5], [1.5, 0.2, -1.0, -0.5]], dtype=torch.float64)
+    torch.testing.assert_close(change.values["variational"], expected)
+    rows = [row for row in two_places.rows() if row["place"] == "attention - input" and row["measure"] == "variational"]
+    assert [row["mean"] for row in rows] == pytest.approx([0.5, 0.2, -1.0, -0.5])
+    stored = [curve for curve in two_places.to_json()["curves"] if curve["place"] == "attention - input"]
+    assert [curve["measures"]["variational"]["mean"] for curve in stored] == [pytest.approx([0.5, 0.2, -1.0, -0.5])]
+    with pytest.raises(ConfigError, match="trained/validation/output"):
+        two_places.change("trained", "validation", "attention", "output")
+
+
+@pytest.mark.parametrize("places", [("attention",), ("input", "attention"), ("input", "attention", "output")])
+def test_compression_figure_draws_what_there_is(places):
+    model = make_tiny("tost_mini").eval()
+    result = analysis.coding_rate_by_layer(model, [torch.randn(2, 3, 32, 32)], places=places)
+    titles = [axes.get_title() for axes in result.figure().axes if axes.get_visible()]
+    assert ("what the attention does to it (below 0: compresses)" in titles) == ("input" in places)
+    assert ("what the MLP does to it" in titles) == (len(places) == 3)
+
+
+def test_falls_are_counted(two_places):
+    two_places.curves[1].values["variational"][1, 0] = 3.5
+    result = two_places
     assert result.falls("trained", "validation") == (2, 3, 3, 4)
     summary = result.summary()
     assert summary["trained, validation: R_c^var falls from layer to layer"] == "2 of 3"

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, get_args
 
 import torch
@@ -37,6 +37,8 @@ __all__ = ["MEASURES", "CodingRates", "Falls", "Measure", "RateCurve", "coding_r
 Measure = Literal["variational", "subspaces", "rate", "compression", "reduction"]
 MEASURES: tuple[Measure, ...] = get_args(Measure)
 STREAMS: tuple[Place, ...] = ("input", "attention", "output")
+STEPS: tuple[tuple[Place, Place], ...] = (("input", "attention"), ("attention", "output"))
+"""What the two halves of a block do: the attention, and the MLP behind it."""
 
 
 class Falls(NamedTuple):
@@ -108,6 +110,20 @@ class CodingRates:
         have = ", ".join(f"{curve.source}/{curve.split}/{curve.place}" for curve in self.curves)
         raise ConfigError(f"there is no curve {source}/{split}/{place}; there are {have}.")
 
+    def change(self, source: str, split: str, before: Place, after: Place) -> RateCurve:
+        """Return by how much a layer changes the rates between two places, sample by sample, with its own subspaces.
+
+        Raises:
+            ConfigError: One of the places was not measured.
+        """
+        first, second = (self.curve(source, split, place) for place in (before, after))
+        return replace(second, values={measure: second.values[measure] - first.values[measure] for measure in MEASURES})
+
+    def steps(self) -> list[tuple[Place, Place]]:
+        """Return the steps within a block of which both ends were measured."""
+        places = {curve.place for curve in self.curves}
+        return [step for step in STEPS if places >= set(step)]
+
     def pairs(self) -> list[tuple[str, str]]:
         """Return the models and splits that there are, in order."""
         return list(dict.fromkeys((curve.source, curve.split) for curve in self.curves))
@@ -119,34 +135,40 @@ class CodingRates:
         return Falls(over_depth, len(after) - 1, int((after < before).sum()), len(after))
 
     def to_json(self) -> dict[str, Any]:
-        """Return means and quartiles of everything as plain data."""
-        return {
-            "unit": "nats",
-            "curves": [
-                {
-                    "source": curve.source,
-                    "split": curve.split,
-                    "place": curve.place,
-                    "layers": list(curve.layers),
-                    "samples": len(curve.values["variational"]),
-                    "measures": {
-                        measure: {"mean": plain(curve.mean(measure)), "quartiles": plain(curve.quartiles(measure))}
-                        for measure in MEASURES
-                    },
-                }
-                for curve in self.curves
-            ],
-            "summary": plain(self.summary()),
-        }
+        """Return means and quartiles of everything as plain data, changes within a block included."""
+        curves = [
+            {
+                "source": curve.source,
+                "split": curve.split,
+                "place": place,
+                "layers": list(curve.layers),
+                "samples": len(curve.values["variational"]),
+                "measures": {
+                    measure: {"mean": plain(curve.mean(measure)), "quartiles": plain(curve.quartiles(measure))}
+                    for measure in MEASURES
+                },
+            }
+            for place, curve in self._all()
+        ]
+        return {"unit": "nats", "curves": curves, "summary": plain(self.summary())}
+
+    def _all(self) -> list[tuple[str, RateCurve]]:
+        """Return every curve and then every change, each with the name of its place."""
+        changes = [
+            (f"{after} - {before}", self.change(source, split, before, after))
+            for source, split in self.pairs()
+            for before, after in self.steps()
+        ]
+        return [(curve.place, curve) for curve in self.curves] + changes
 
     def rows(self) -> list[dict[str, Any]]:
-        """Return one row per model, split, place, layer and measure."""
+        """Return one row per model, split, place or change, layer and measure."""
         found = []
-        for curve in self.curves:
+        for place, curve in self._all():
             for measure in MEASURES:
                 mean, quartiles = curve.mean(measure).tolist(), curve.quartiles(measure).mT.tolist()
                 for layer, value, (lower, median, upper) in zip(curve.layers, mean, quartiles, strict=True):
-                    labels = {"source": curve.source, "split": curve.split, "place": curve.place, "layer": layer}
+                    labels = {"source": curve.source, "split": curve.split, "place": place, "layer": layer}
                     spread = {"lower_quartile": lower, "median": median, "upper_quartile": upper}
                     found.append({**labels, "measure": measure, "mean": value, **spread})
         return found
@@ -167,7 +189,7 @@ class CodingRates:
         return found
 
     def figure(self) -> Figure:
-        """Draw the compression figure: R_c^var by layer, and R, R_c and Delta R."""
+        """Draw the compression figure: R_c^var by layer and its change in each layer, and R, R_c and Delta R."""
         from tost.analysis.figures.rates import draw_rates
 
         return draw_rates(self)

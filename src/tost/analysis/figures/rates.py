@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
 from tost.analysis.figures._style import LABEL, colour, finish, new_figure
@@ -21,26 +22,35 @@ _PLACES: dict[str, str] = {
     "output": "behind the block",
     "input": "in front of the attention",
 }
+_CHANGES: dict[tuple[str, str], str] = {
+    ("input", "attention"): "what the attention does to it (below 0: compresses)",
+    ("attention", "output"): "what the MLP does to it",
+}
 
 
 def draw_rates(result: CodingRates) -> Figure:
-    """Draw R_c^var behind the attention and behind the block, then R and R_c, and Delta R, behind the attention.
+    """Draw R_c^var behind the attention and behind the block, and by how much each half of a block changes it.
 
-    Lines are means, bands go from the lower to the upper quartile of the samples.
+    Below them R and R_c, and Delta R, behind the attention. Lines are means, bands go from the lower to the upper
+    quartile of the samples.
     """
     there = [place for place in _PLACES if any(curve.place == place for curve in result.curves)]
     shown: list[Place] = there[:2]  # type: ignore[assignment]
-    figure = new_figure(11.2, 8.6)
-    grid = figure.subplots(2, 2, squeeze=False)
+    steps = result.steps()
+    lines = 3 if steps else 2
+    figure = new_figure(11.2, 4.3 * lines)
+    grid = figure.subplots(lines, 2, squeeze=False)
     for axes, place in zip(grid[0], shown, strict=False):
         _draw_measure(axes, result, place, "variational")
         finish(axes, title=_PLACES[place], x="layer", y=r"$R_c^{\,\mathrm{var}}$ (nats)")
         axes.set_ylim(bottom=0)
     for axes in grid[0][len(shown) :]:
         axes.set_visible(False)
-    _draw_both(grid[1][0], result, shown[0])
-    _draw_measure(grid[1][1], result, shown[0], "reduction")
-    finish(grid[1][1], title=_PLACES[shown[0]], x="layer", y=r"$\Delta R = R - R_c$ (nats)")
+    for axes, step in zip_longest(grid[1] if steps else (), steps):
+        _draw_change(axes, result, step)
+    _draw_both(grid[-1][0], result, shown[0])
+    _draw_measure(grid[-1][1], result, shown[0], "reduction")
+    finish(grid[-1][1], title=_PLACES[shown[0]], x="layer", y=r"$\Delta R = R - R_c$ (nats)")
     handles, labels = grid[0][0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside upper center", ncols=3, frameon=False, fontsize=LABEL)
     samples = len(result.curves[0].values["variational"])
@@ -49,10 +59,23 @@ def draw_rates(result: CodingRates) -> Figure:
 
 
 def _draw_measure(axes: Axes, result: CodingRates, place: Place, measure: Measure) -> None:
-    for index, (source, split) in enumerate(result.pairs()):
+    _draw_pairs(axes, {pair: result.curve(*pair, place) for pair in result.pairs()}, measure)
+
+
+def _draw_change(axes: Axes, result: CodingRates, step: tuple[Place, Place] | None) -> None:
+    """By how much one half of every block changes R_c^var; below the line it compresses."""
+    if step is None:
+        axes.set_visible(False)
+        return
+    axes.axhline(0, color="0.2", linewidth=0.8)
+    _draw_pairs(axes, {pair: result.change(*pair, *step) for pair in result.pairs()}, "variational")
+    finish(axes, title=_CHANGES[step], x="layer", y=r"change of $R_c^{\,\mathrm{var}}$ (nats)")
+
+
+def _draw_pairs(axes: Axes, curves: dict[tuple[str, str], RateCurve], measure: Measure) -> None:
+    for index, ((source, split), curve) in enumerate(curves.items()):
         control = source == "control"
         style = {"color": "0.45" if control else colour(index), "linestyle": "--" if control else "-"}
-        curve = result.curve(source, split, place)
         _draw_line(axes, curve, measure, f"{source}, {split}", _MARKERS[index % len(_MARKERS)], style)
 
 
