@@ -136,12 +136,13 @@ def attention_row(contender, tokens, seconds, *, width=384, training=False, note
     return {**said, **sizes, "seconds": timed, "peak_bytes": peak}
 
 
-def test_efficiency_figures_are_drawn_and_summed_up(two, tmp_path):
+@pytest.mark.parametrize("theme", ["attention", "attention-quick", "attention-selection"])
+def test_efficiency_figures_are_drawn_and_summed_up(two, tmp_path, theme):
     rows = [attention_row("vit-sdpa", n, n * n / 1e6) for n in (1000, 4000, 8000)]
     rows += [attention_row("tost", n, n / 1e4) for n in (1000, 4000, 8000)]
     rows += [attention_row("vit-textbook", 1000, 2.0), attention_row("vit-textbook", 4000, None, note="predicted 99 s")]
     rows += [attention_row("tost", 1000, 0.5, training=True)]
-    file = write_bench(tmp_path / "b.json", theme="attention", rows=rows)
+    file = write_bench(tmp_path / "b.json", theme=theme, rows=rows)
     page = page_of(two, benchmarks=[read_bench(file)])
     told = Reading(page).text
     assert complaints(page) == []

@@ -24,7 +24,6 @@ _LABELS = {
 }
 _OPS = {"tssa": "Attention that sees all tokens", "causal_tssa": "Attention that sees only what came before"}
 _MODES = {"fwd": "forward", "fwd+bwd": "forward and backward, as in training"}
-_ATTENTION = "attention"
 _MOST_ROWS, _MOST_COLUMNS = 80, 12
 # How far single measurements lie from their median is in the file.
 _SPREAD = (" lower", " upper", " count", "_lower_quartile", "_upper_quartile")
@@ -42,7 +41,7 @@ def measurement(record: BenchRecord) -> str:
     if record.passed is not False:
         if _is_ops(record):
             parts.append(_layers(record))
-        elif record.theme == _ATTENTION:
+        elif _is_attention(record):
             parts.append(attention_figures(record) + _explain(record))
         else:
             parts.append(_any_rows(record))
@@ -53,7 +52,7 @@ def speed_sentences(record: BenchRecord) -> list[str]:
     """Say how much longer softmax attention takes at the longest length that both were measured at."""
     if record.passed is not True:
         return []
-    if record.theme == _ATTENTION:
+    if _is_attention(record):
         return attention_sentences(record)
     if not _is_ops(record):
         return []
@@ -101,6 +100,10 @@ def _gate(record: BenchRecord) -> str:
 
 def _is_ops(record: BenchRecord) -> bool:
     return record.theme.startswith("ops")
+
+
+def _is_attention(record: BenchRecord) -> bool:
+    return record.theme.startswith("attention")
 
 
 def _by_shape(record: BenchRecord) -> dict[Shape, list[Mapping[str, Any]]]:
