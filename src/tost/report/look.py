@@ -23,8 +23,9 @@ EXPLANATIONS: dict[str, tuple[str, str]] = {
     "coding-rate": (
         "Does each layer compress?",
         "In theory every attention layer takes one step downhill on R_c^var: the number of nats that it takes to store "
-        "the tokens, group by group. If training found what the theory says, the curve falls with depth. The untrained "
-        "model is the control: it shows what the same layers do to tokens before they have learned anything.",
+        "the tokens, group by group. If training found what the theory says, the curve falls with depth, and the step "
+        "within the attention is below 0. The untrained model is the control: it shows what the same layers do to "
+        "tokens before they have learned anything.",
     ),
     "membership-maps": (
         "Which group does each patch belong to?",
