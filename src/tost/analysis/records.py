@@ -25,6 +25,7 @@ __all__ = [
     "Batch",
     "LayerRecord",
     "Place",
+    "at_rest",
     "attention_layers",
     "capture",
     "choose",
