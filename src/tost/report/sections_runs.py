@@ -85,6 +85,7 @@ def results(runs: Sequence[RunRecord]) -> str:
     pick = (max if mode == "max" else min)(ended.values(), default=None)
     best_rows = [place for place, value in ended.items() if value == pick] if len(set(ended.values())) > 1 else []
     caption = f"{group_title(runs[0].subject)}. Every row is one run with one seed; measured on the validation set."
+    caption += " * Time since it was resumed." if any(run.resumed for run in runs) else ""
     return table(headers, rows, caption=caption, labels=2, best=best_rows) + _fairness(runs)
 
 
@@ -111,7 +112,7 @@ def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 def _time(run: RunRecord) -> str:
     seconds = duration(run.summary.get("seconds"))
-    return f"{seconds} since it was resumed" if run.resumed else seconds
+    return f"{seconds} *" if run.resumed else seconds
 
 
 def trained(run: RunRecord) -> str:
