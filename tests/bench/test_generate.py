@@ -15,7 +15,7 @@ from tost.bench.environment import describe_environment
 from tost.bench.gate import Check, GateResult
 from tost.bench.generate import GenerateReport, check_generation, measure_generation
 from tost.bench.generate_cases import Part, Scale
-from tost.bench.generate_gpt2 import HuggingFaceGPT2, is_installed
+from tost.bench.generate_gpt2 import HuggingFaceGPT2
 from tost.bench.generate_quality import loss_of_text, measure_quality
 from tost.bench.generate_tables import generate_markdown, generate_tables
 from tost.bench.generate_train import CONTENDERS, TrainStep, run_in_process, take_step
@@ -27,7 +27,6 @@ RED = GateResult(checks=(Check(name="logits", error=1.0, bound=1e-5),))
 SCALE = replace(
     Scale.quick(), contexts=(8, 16), baseline_contexts=(16,), prompt=16, train_tokens=(32,), depth=1, vocab_size=1024
 )
-needs_transformers = pytest.mark.skipif(not is_installed(), reason="transformers is not installed")
 
 
 @pytest.fixture(scope="module")
@@ -134,7 +133,6 @@ def test_limits_read_every_matrix_once():
     limits[bench.OUR_LIMIT]()
 
 
-@needs_transformers
 def test_gpt2_reads_prompts_and_steps_as_it_does_whole():
     torch.manual_seed(0)
     gpt2 = HuggingFaceGPT2(max_length=16, depth=1, vocab_size=64).eval()
@@ -146,7 +144,6 @@ def test_gpt2_reads_prompts_and_steps_as_it_does_whole():
         assert torch.allclose(gpt2.loss(ids), gpt2.chunked_loss(ids), atol=1e-5)
 
 
-@needs_transformers
 @pytest.mark.slow
 def test_training_steps_differ_in_memory_for_their_logits():
     sizes = {"tokens": 64, "depth": 1, "vocab_size": 50_000, "threads": 1}

@@ -18,6 +18,7 @@ __all__ = [
     "note",
     "number",
     "preformatted",
+    "real",
     "share",
     "table",
     "text",
@@ -41,7 +42,7 @@ def cut(value: object, most: int) -> str:
 
 def number(value: object, digits: int = 4) -> str:
     """Write a number with so many significant digits; a dash for anything else."""
-    found = _real(value)
+    found = real(value)
     if found is None:
         return UNKNOWN
     return f"{value:,}" if isinstance(value, int) and abs(found) < 1e15 else f"{found:.{digits}g}"
@@ -49,13 +50,13 @@ def number(value: object, digits: int = 4) -> str:
 
 def share(value: object) -> str:
     """Write a share of 1 in per cent."""
-    found = _real(value)
+    found = real(value)
     return UNKNOWN if found is None else f"{100 * found:.1f} %"
 
 
 def count(value: object) -> str:
     """Write a large whole number: 12,345, or 1.23 million."""
-    found = _real(value)
+    found = real(value)
     if found is None:
         return UNKNOWN
     return f"{found / 1e6:.2f} million" if found >= 1e6 else f"{found:,.0f}"
@@ -63,7 +64,7 @@ def count(value: object) -> str:
 
 def bytes_of(value: object) -> str:
     """Write an amount of memory."""
-    found = _real(value)
+    found = real(value)
     if found is None:
         return UNKNOWN
     return f"{found / 1e9:.2f} GB" if found >= 1e9 else f"{found / 1e6:.1f} MB"
@@ -71,7 +72,7 @@ def bytes_of(value: object) -> str:
 
 def duration(value: object) -> str:
     """Write seconds: 950 µs, 8.1 ms, 41 s, 12 min 4 s."""
-    found = _real(value)
+    found = real(value)
     if found is None or found < 0:
         return UNKNOWN
     if found < 1:
@@ -82,7 +83,7 @@ def duration(value: object) -> str:
     return f"{whole // 60} min {whole % 60} s" if whole < 3600 else f"{whole // 3600} h {whole % 3600 // 60} min"
 
 
-def _real(value: object) -> float | None:
+def real(value: object) -> float | None:
     """Return a number that somebody may have measured; None for everything else."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from tost.report.bench import BenchRecord
 from tost.report.charts import Axis, Series, line_chart
-from tost.report.html import UNKNOWN, bytes_of, cut, duration, table
+from tost.report.html import UNKNOWN, bytes_of, cut, duration, real, table
 
 __all__ = ["attention_figures", "attention_sentences"]
 
@@ -92,15 +92,8 @@ def _point(row: Mapping[str, Any]) -> _Point | None:
     except (KeyError, TypeError, ValueError, OverflowError):
         return None
     seconds = row.get("seconds")
-    median = _positive(seconds.get("median")) if isinstance(seconds, Mapping) else None
-    peak = _positive(row.get("peak_bytes"))
-    return _Point(str(row.get("contender")), sizes, median, peak, str(row.get("note") or ""))
-
-
-def _positive(value: object) -> float | None:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return None
-    return float(value) if 0 < value < 1e300 else None
+    median = real(seconds.get("median")) if isinstance(seconds, Mapping) else None
+    return _Point(str(row.get("contender")), sizes, median, real(row.get("peak_bytes")), str(row.get("note") or ""))
 
 
 def _title(figure: _Figure) -> str:

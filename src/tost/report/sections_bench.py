@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tost.report.bench import BenchRecord
 from tost.report.charts import Axis, Series, line_chart
-from tost.report.html import UNKNOWN, bytes_of, cut, definitions, details, duration, note, number, table, text
+from tost.report.html import UNKNOWN, bytes_of, cut, definitions, details, duration, note, number, real, table, text
 from tost.report.sections_attention import attention_figures, attention_sentences
 
 __all__ = ["measurement", "speed_sentences"]
@@ -124,9 +123,9 @@ def _times(rows: Sequence[Mapping[str, Any]]) -> dict[str, dict[int, float]]:
     """Return median seconds by contender and number of tokens."""
     found: dict[str, dict[int, float]] = {}
     for row in rows:
-        seconds = row.get("seconds_median")
-        if isinstance(seconds, int | float) and math.isfinite(seconds) and seconds > 0:
-            found.setdefault(str(row.get("contender")), {})[int(row["tokens"])] = float(seconds)
+        seconds = real(row.get("seconds_median"))
+        if seconds is not None and seconds > 0:
+            found.setdefault(str(row.get("contender")), {})[int(row["tokens"])] = seconds
     return found
 
 
