@@ -13,9 +13,9 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 import tost
-from tost.bench.cases import Case
-from tost.bench.contenders import SoftmaxAttention
-from tost.bench.timing import Trial, interleave, spread
+from tost.bench.harness.timing import Trial, interleave, spread
+from tost.bench.ops.cases import Case
+from tost.bench.ops.contenders import SoftmaxAttention
 
 WIDTH, HEADS = 384, 8
 

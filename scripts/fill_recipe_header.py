@@ -19,8 +19,8 @@ from typing import Any, NamedTuple
 
 from tost.errors import ConfigError
 from tost.recipes import load_config
-from tost.train._yaml import write_value
-from tost.train.config import RunConfig
+from tost.train.config.schema import RunConfig
+from tost.train.config.yaml import write_value
 
 __all__ = ["Run", "filled", "main", "read_run"]
 

@@ -197,6 +197,7 @@ def test_every_public_module_lists_its_names():
     for path in public_modules():
         body = ast.parse(path.read_text()).body
         targets = [target for node in body if isinstance(node, ast.Assign) for target in node.targets]
+        targets += [name for target in targets if isinstance(target, ast.Tuple) for name in target.elts]
         targets += [node.target for node in body if isinstance(node, ast.AnnAssign)]
         only_docstring = len(body) == 1 and isinstance(body[0], ast.Expr)
         if not only_docstring and "__all__" not in [getattr(target, "id", "") for target in targets]:

@@ -10,7 +10,10 @@ from dataclasses import dataclass
 
 from tost.errors import ConfigError
 
-__all__ = ["BACKEND", "NATIVE_ISA", "VARIABLES", "Variable"]
+__all__ = ["BACKEND", "NATIVE_ISA", "PLUGINS", "VARIABLES", "Variable"]
+
+PLUGINS = "TOST_PLUGINS"
+"""Packages whose code may be imported by name, separated by commas; see `tost._plugins`."""
 
 
 @dataclass(frozen=True)

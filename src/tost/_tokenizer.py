@@ -47,7 +47,7 @@ class ByteTokenizer:
     command line and from files opened with ``errors="surrogateescape"``.
 
     Example:
-        >>> from tost.generate import ByteTokenizer
+        >>> from tost.generation import ByteTokenizer
         >>> ByteTokenizer().encode("a\u00e9")
         [97, 195, 169]
         >>> ByteTokenizer().decode([97, 195, 169])

@@ -163,7 +163,7 @@ def test_timm_and_transformers_models():
     import timm
 
     import tost.integrations.timm  # noqa: F401
-    from tests.integrations.transformers_models import left_padded, make, tokens
+    from tests.integrations.transformers.models import left_padded, make, tokens
 
     model = timm.create_model("tost_mini", num_classes=3)
     rates = analysis.coding_rate_by_layer(model, [torch.randn(2, 3, 32, 32)])

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from tost.bench.cases import Case, Dtype, Mode, Op, select_cases
+from tost.bench.ops.cases import Case, Dtype, Mode, Op, select_cases
 from tost.errors import ConfigError
 
 

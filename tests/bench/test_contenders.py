@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tost.bench.cases import Case, Op
-from tost.bench.contenders import (
+from tost.bench.ops.cases import Case, Op
+from tost.bench.ops.contenders import (
     CONTENDERS,
     CrossCovarianceAttention,
     PaperAttention,

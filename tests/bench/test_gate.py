@@ -3,9 +3,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tost.bench import gate
-from tost.bench.cases import Op
-from tost.bench.gate import Candidate, Check, GateResult, run_gate
+from tost.bench.harness import gate
+from tost.bench.harness.gate import Candidate, Check, GateResult, run_gate
+from tost.bench.ops.cases import Op
 from tost.errors import BackendError
 from tost.ops.causal_tssa import causal_tssa
 from tost.ops.tssa import tssa

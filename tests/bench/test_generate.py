@@ -10,17 +10,17 @@ import torch
 from torch import nn
 
 from tost import create_model
-from tost.bench import generate as bench
-from tost.bench.environment import describe_environment
-from tost.bench.gate import Check, GateResult
-from tost.bench.generate import GenerateReport, check_generation, measure_generation
-from tost.bench.generate_cases import Part, Scale
-from tost.bench.generate_gpt2 import HuggingFaceGPT2
-from tost.bench.generate_quality import loss_of_text, measure_quality
-from tost.bench.generate_tables import generate_markdown, generate_tables
-from tost.bench.generate_train import CONTENDERS, TrainStep, run_in_process, take_step
+from tost.bench.generate import run as bench
+from tost.bench.generate.cases import Part, Scale
+from tost.bench.generate.gpt2 import HuggingFaceGPT2
+from tost.bench.generate.quality import loss_of_text, measure_quality
+from tost.bench.generate.run import GenerateReport, check_generation, measure_generation
+from tost.bench.generate.tables import generate_markdown, generate_tables
+from tost.bench.generate.train import CONTENDERS, TrainStep, run_in_process, take_step
+from tost.bench.harness.environment import describe_environment
+from tost.bench.harness.gate import Check, GateResult
 from tost.errors import ConfigError, TostError
-from tost.train.saved import save_model
+from tost.train.checkpoint.model import save_model
 
 GREEN = GateResult(checks=(Check(name="logits", error=0.0, bound=1e-5),))
 RED = GateResult(checks=(Check(name="logits", error=1.0, bound=1e-5),))

@@ -9,17 +9,17 @@ from itertools import count
 import pytest
 import torch
 
-from tost.bench import lra as bench_lra
-from tost.bench import timing
-from tost.bench.environment import describe_environment
-from tost.bench.gate import Check, GateResult
-from tost.bench.lra import LraCase, LraReport, LraRow, LraScale, Work, check_encoder, expected_seconds, measure_lra
-from tost.bench.lra_plot import draw_lra
-from tost.bench.lra_step import LraStep, Trainer, Usage, run_in_process, take_step
-from tost.bench.lra_tables import lra_findings, lra_markdown, lra_tables, write_lra
-from tost.bench.timing import Trial, spread
+from tost.bench.harness import timing
+from tost.bench.harness.environment import describe_environment
+from tost.bench.harness.gate import Check, GateResult
+from tost.bench.harness.timing import Trial, spread
+from tost.bench.lra import run as bench_lra
+from tost.bench.lra.plot import draw_lra
+from tost.bench.lra.run import LraCase, LraReport, LraRow, LraScale, Work, check_encoder, expected_seconds, measure_lra
+from tost.bench.lra.step import LraStep, Trainer, Usage, run_in_process, take_step
+from tost.bench.lra.tables import lra_findings, lra_markdown, lra_tables, write_lra
 from tost.errors import ConfigError, TostError
-from tost.models.mixer_options import MIXERS
+from tost.models.sequence.options import MIXERS
 
 GREEN = GateResult(checks=(Check(name="logits", error=0.0, bound=1e-5),))
 RED = GateResult(checks=(Check(name="logits", error=1.0, bound=1e-5),))

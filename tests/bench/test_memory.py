@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import torch
 
-from tost.bench.memory import kept_bytes
+from tost.bench.harness.memory import kept_bytes
 
 
 def test_kept_bytes_of_known_functions():

@@ -7,12 +7,12 @@ import json
 import pytest
 import torch
 
-from tost.bench import models as bench_models
-from tost.bench.environment import describe_environment
-from tost.bench.gate import Check, GateResult
-from tost.bench.model_tables import model_markdown, model_tables
-from tost.bench.models import ModelCase, ModelReport, check_model, measure_models
-from tost.bench.peak import Pass, peak_bytes
+from tost.bench.harness.environment import describe_environment
+from tost.bench.harness.gate import Check, GateResult
+from tost.bench.harness.peak import Pass, peak_bytes
+from tost.bench.model import run as bench_models
+from tost.bench.model.run import ModelCase, ModelReport, check_model, measure_models
+from tost.bench.model.tables import model_markdown, model_tables
 from tost.errors import TostError
 
 GREEN = GateResult(checks=(Check(name="logits", error=0.0, bound=1e-5),))

@@ -6,11 +6,11 @@ import pytest
 import torch
 from torch import nn
 
-from tost.bench import ops
-from tost.bench.cases import Case, Mode, Op
-from tost.bench.contenders import CONTENDERS, Contender
-from tost.bench.ops import Measurements, measure, measure_case, measure_kept
-from tost.bench.timing import Plan
+from tost.bench.harness.timing import Plan
+from tost.bench.ops import run as ops
+from tost.bench.ops.cases import Case, Mode, Op
+from tost.bench.ops.contenders import CONTENDERS, Contender
+from tost.bench.ops.run import Measurements, measure, measure_case, measure_kept
 
 PLAN = Plan(repeats=3, case_seconds=0.0)
 CASE = Case(op=Op.TSSA, batch=2, tokens=16, width=12, heads=3)

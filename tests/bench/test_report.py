@@ -8,15 +8,15 @@ import json
 import pytest
 
 from tost._machine import source_revision
-from tost.bench.cases import Case, Mode, Op
-from tost.bench.environment import Environment, describe_environment
-from tost.bench.files import write_atomically
-from tost.bench.gate import Check, GateResult
-from tost.bench.ops import KeptRow, Measurements, Row
-from tost.bench.plot import draw, require_matplotlib
-from tost.bench.report import OpsReport, markdown, write_report
-from tost.bench.tables import all_tables, brief_tables, growth, growth_table, ratio_table
-from tost.bench.timing import Plan, Spread, Warmup
+from tost.bench.harness.environment import Environment, describe_environment
+from tost.bench.harness.files import write_atomically
+from tost.bench.harness.gate import Check, GateResult
+from tost.bench.harness.timing import Plan, Spread, Warmup
+from tost.bench.ops.cases import Case, Mode, Op
+from tost.bench.ops.plot import draw, require_matplotlib
+from tost.bench.ops.report import OpsReport, markdown, write_report
+from tost.bench.ops.run import KeptRow, Measurements, Row
+from tost.bench.ops.tables import all_tables, brief_tables, growth, growth_table, ratio_table
 from tost.errors import ConfigError
 
 GREEN = GateResult(checks=(Check(name="y", error=0.0, bound=1.0),))

@@ -6,7 +6,7 @@ import gc
 
 import pytest
 
-from tost.bench.timing import Plan, Spread, Trial, interleave, plan_repeats, ratios, spread, warm_up
+from tost.bench.harness.timing import Plan, Spread, Trial, interleave, plan_repeats, ratios, spread, warm_up
 
 
 class FakeMachine:

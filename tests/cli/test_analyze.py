@@ -14,8 +14,8 @@ from tests.recipes.pictures import write_cifar10
 from tests.train.runs import Recorder
 from tost.analysis import ANALYSES
 from tost.recipes import get_task, load_config
+from tost.train.checkpoint.model import save_model
 from tost.train.loop import fit
-from tost.train.saved import save_model
 
 TINY = ("model.embed_dim=16", "model.depth=2", "model.num_heads=2")
 STEPS = ("train.steps=1", "train.batch_size=8", "schedule.warmup_steps=1", "evaluate.every=1")

@@ -9,10 +9,10 @@ import pytest
 import torch
 
 import tost
-from tests.integrations.official_networks import language_state, vision_state
-from tests.integrations.test_official import same
+from tests.integrations.official.networks import language_state, vision_state
+from tests.integrations.official.test_parity import same
 from tost.integrations.official import to_official
-from tost.train.saved import save_model
+from tost.train.checkpoint.model import save_model
 
 
 @pytest.fixture(autouse=True)

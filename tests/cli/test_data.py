@@ -11,7 +11,7 @@ import time
 
 import pytest
 
-from tests.data.text_samples import contents, make, write_jsonl
+from tests.data.text.samples import contents, make, write_jsonl
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ import pytest
 
 from tests.recipes.language_folders import train, write_passages, write_text
 from tost.cli._eval import TextProtocol
-from tost.train.evaluate_text import Protocol
+from tost.train.evaluate.text import Protocol
 
 
 @pytest.fixture(scope="module")

@@ -20,8 +20,8 @@ import tost
 from tests.models.tiny import make_tiny, perturb
 from tests.train.runs import run as train
 from tost.cli import _generate
-from tost.generate import ByteTokenizer
-from tost.train.saved import save_model
+from tost.generation import ByteTokenizer
+from tost.train.checkpoint.model import save_model
 
 SIZES = {"embed_dim": 16, "depth": 1, "num_heads": 2}
 COMMAND = [sys.executable, "-m", "tost.cli", "generate"]

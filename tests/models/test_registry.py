@@ -140,7 +140,7 @@ def test_options_cannot_be_changed_and_are_checked_on_their_own_too():
 
 
 def test_missing_options_are_named():
-    from tost.models._registry import _problems
+    from tost.models.registry import _problems
 
     with pytest.raises(ValidationError) as caught:
         LanguageOptions(depth=2, num_heads=2)

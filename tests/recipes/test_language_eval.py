@@ -12,9 +12,9 @@ from tests.recipes.language_folders import TINY, VERSE, train, write_passages, w
 from tost.data.prepare import prepare
 from tost.errors import ConfigError
 from tost.recipes import load_config
-from tost.train.evaluate_text import Protocol, TextTest, evaluate_text, evaluate_text_checkpoint, evaluate_text_start
-from tost.train.last_word import score_choices
-from tost.train.saved import load_model
+from tost.train.checkpoint.model import load_model
+from tost.train.evaluate.last_word import score_choices
+from tost.train.evaluate.text import Protocol, TextTest, evaluate_text, evaluate_text_checkpoint, evaluate_text_start
 
 PASSAGES = ["the rose is red", "the violet is blue and", "as sweet as you"]
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 from PIL import Image
 
-from tests.data.lra_files import write_listops, write_pairs, write_pathfinder
+from tests.data.lra.files import write_listops, write_pairs, write_pathfinder
 from tests.train.runs import Recorder
 from tost.recipes import get_task, load_config
 from tost.recipes.classification import Classification

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tests.sweep.samples import leave, make_plan, make_runs
-from tost.data.lra_grammar import SYMBOLS, ListOpsGenerator
+from tost.data.lra.grammar import SYMBOLS, ListOpsGenerator
 from tost.data.options import ListOpsOptions
 from tost.errors import ConfigError
 from tost.sweep import collect, expand, fill, load_plan, statements, table

@@ -7,7 +7,7 @@ import torch
 
 from tests.train.runs import assert_same_run, command, records, run
 from tost.errors import CheckpointError, ConfigError, StorageError, TrainingError
-from tost.train import checkpoint
+from tost.train.checkpoint import files as checkpoint
 from tost.train.runfolder import RunFolder
 
 EVERYTHING = ("train.ema_decay=0.9", "train.accumulate=2", "train.clip_norm=1.0")

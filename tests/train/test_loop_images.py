@@ -14,7 +14,7 @@ from tests.train.runs import Recorder, assert_same_run, command, records
 from tost.data import make_loader
 from tost.errors import CheckpointError
 from tost.recipes import get_task, load_config
-from tost.train.checkpoint import load_tensors
+from tost.train.checkpoint.files import load_tensors
 from tost.train.loop import fit
 
 TINY = (

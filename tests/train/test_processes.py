@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from tests.train.runs import TINY, assert_same_run, command, records
-from tost.train.checkpoint import load_tensors
+from tost.train.checkpoint.files import load_tensors
 
 NO_DROPOUT = ("model.dropout=0.0", "train.ema_decay=0.9", "train.accumulate=2", "train.clip_norm=1.0")
 

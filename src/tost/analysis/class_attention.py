@@ -27,8 +27,8 @@ from tost.analysis.memberships import SHOWN, display_of
 from tost.analysis.records import Batch, at_rest, choose, run_batch
 from tost.analysis.result import entropy, plain
 from tost.errors import ConfigError
-from tost.models.crate import CRATE
-from tost.models.vision_parts import ClassBlock
+from tost.models.vision.crate import CRATE
+from tost.models.vision.parts import ClassBlock
 from tost.nn import Block, SubspaceAttention
 
 if TYPE_CHECKING:

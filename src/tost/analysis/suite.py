@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from tost.analysis._registry import ANALYSES, Analysis, find_analysis
 from tost.analysis.gains import gains_by_layer
 from tost.analysis.heads import head_usage, membership_flattening
 from tost.analysis.memberships import membership_maps, text_memberships
 from tost.analysis.memory import state_memory
 from tost.analysis.rates import CodingRates, coding_rate_by_layer
 from tost.analysis.records import Batch, attention_layers
+from tost.analysis.registry import ANALYSES, Analysis, find_analysis
 from tost.analysis.result import Result
 from tost.analysis.subspaces import subspace_coherence
 from tost.errors import ConfigError

@@ -13,13 +13,13 @@ from pathlib import Path
 
 import torch
 
-from tost.bench.environment import Environment, describe_environment
-from tost.bench.timing import Spread, spread
+from tost.bench.harness.environment import Environment, describe_environment
+from tost.bench.harness.timing import Spread, spread
 from tost.data import make_loader
 from tost.data._random import mix
 from tost.errors import TostError
 from tost.recipes import get_task
-from tost.train.config import RunConfig
+from tost.train.config.schema import RunConfig
 from tost.train.loop import fit
 from tost.train.metrics import StepRecord
 from tost.train.optim import build_optimizer

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tost.analysis._registry import ALL, ANALYSES, find_analysis
+from tost.analysis.registry import ALL, ANALYSES, find_analysis
 from tost.cli import _console
 from tost.cli._analyze_data import gather_samples
 from tost.errors import CheckpointError, ConfigError
@@ -102,8 +102,8 @@ def _numbers(layers: str | None) -> list[int] | None:
 
 def _load(source: Path, *, ema: bool) -> tuple[nn.Module, Path | None, Path]:
     """Return the model, the configuration of its run if there is one, and the folder that it belongs to."""
-    from tost.train.checkpoint import resolve_checkpoint
-    from tost.train.saved import build_saved, read_saved
+    from tost.train.checkpoint.files import resolve_checkpoint
+    from tost.train.checkpoint.model import build_saved, read_saved
 
     if not source.exists():
         raise CheckpointError(f"there is no {source}; give a run folder, one of its checkpoints, or a model folder")

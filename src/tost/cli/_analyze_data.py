@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from tost.analysis import Samples
-    from tost.data.image_options import ImageOptions
+    from tost.data.images.options import ImageOptions
 
 __all__ = ["gather_samples"]
 
@@ -66,7 +66,7 @@ def _from_run(file: Path, count: int, batch_size: int) -> Samples:
 
 def _image_options(model: nn.Module, config_file: Path | None) -> ImageOptions:
     """Return size and normalisation of the run's images, or those of ImageNet in the size of the model."""
-    from tost.data.image_options import ImageFolderOptions, ImageOptions
+    from tost.data.images.options import ImageFolderOptions, ImageOptions
     from tost.report.samples import plain_config
 
     if config_file is not None:
@@ -88,8 +88,8 @@ def _from_images(
     import torch
 
     from tost.analysis import Samples
-    from tost.data.images_read import read_image
-    from tost.data.images_transform import evaluation_transform
+    from tost.data.images.decode import read_image
+    from tost.data.images.transform import evaluation_transform
     from tost.report.samples import pixels_of
 
     transform = evaluation_transform(options)
@@ -143,7 +143,7 @@ def _from_text(model: nn.Module, config_file: Path | None, file: Path, count: in
 
 
 def _bytes(size: int) -> Any:
-    from tost.generate import ByteTokenizer
+    from tost.generation import ByteTokenizer
 
     known = ByteTokenizer()
     if size != known.vocab_size:

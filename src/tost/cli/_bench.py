@@ -11,17 +11,17 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tost._machine import command_arguments
-from tost.bench.cases import Case, Dtype, Mode, Op, select_cases
-from tost.bench.generate_cases import Part, Scale
+from tost.bench.generate.cases import Part, Scale
+from tost.bench.ops.cases import Case, Dtype, Mode, Op, select_cases
 from tost.cli import _console
 from tost.cli._bench_attention import attention
 from tost.cli._bench_lra import lra
 
 if TYPE_CHECKING:
-    from tost.bench.gate import GateResult
-    from tost.bench.ops import Measurements
-    from tost.bench.report import OpsReport
-    from tost.bench.timing import Plan
+    from tost.bench.harness.gate import GateResult
+    from tost.bench.harness.timing import Plan
+    from tost.bench.ops.report import OpsReport
+    from tost.bench.ops.run import Measurements
 
 __all__ = ["app", "generate", "model", "ops", "train"]
 
@@ -90,7 +90,7 @@ def _numbers(text: str) -> list[int]:
 
 
 def _plan(*, quick: bool, repeats: int | None) -> Plan:
-    from tost.bench.timing import Plan
+    from tost.bench.harness.timing import Plan
 
     plan = Plan(repeats=5, case_seconds=0.0, contender_seconds=2.0) if quick else Plan()
     return plan if repeats is None else replace(plan, repeats=repeats)
@@ -104,11 +104,11 @@ def _pass_gate(cases: Sequence[Case], plan: Plan, *, threads: int | None, out: P
     """Check every implementation; return a report that has no measurement yet."""
     import torch
 
-    from tost.bench.environment import describe_environment
-    from tost.bench.gate import run_gate
-    from tost.bench.ops import Measurements
-    from tost.bench.plot import require_matplotlib
-    from tost.bench.report import OpsReport
+    from tost.bench.harness.environment import describe_environment
+    from tost.bench.harness.gate import run_gate
+    from tost.bench.ops.plot import require_matplotlib
+    from tost.bench.ops.report import OpsReport
+    from tost.bench.ops.run import Measurements
 
     if out:
         require_matplotlib()
@@ -128,8 +128,8 @@ def _pass_gate(cases: Sequence[Case], plan: Plan, *, threads: int | None, out: P
 
 def _measure(report: OpsReport, cases: Sequence[Case], *, compiled: bool, out: Path | None) -> None:
     """Fill the report, and keep it on disk while it grows."""
-    from tost.bench.contenders import CONTENDERS
-    from tost.bench.ops import measure
+    from tost.bench.ops.contenders import CONTENDERS
+    from tost.bench.ops.run import measure
 
     _console.log(report.headline)
     _warn_if_busy(report.environment.load, report.environment.cores)
@@ -151,8 +151,8 @@ class _Watcher:
         self._steps.start(case.label)
 
     def finished(self, case: Case, measurements: Measurements) -> None:
-        from tost.bench.contenders import LIMIT
-        from tost.bench.report import write_report
+        from tost.bench.ops.contenders import LIMIT
+        from tost.bench.ops.report import write_report
 
         ratios = {row.contender: row.ratio for row in measurements.rows if row.case == case}
         text = ", ".join(f"{name} {ratio.median:.2f}" for name, ratio in ratios.items() if ratio and name != LIMIT)
@@ -162,7 +162,7 @@ class _Watcher:
 
 
 def _show(report: OpsReport, *, json: bool) -> None:
-    from tost.bench.tables import brief_tables
+    from tost.bench.ops.tables import brief_tables
 
     _console.show(f"machine  {report.headline}")
     for check in report.gate.failures:
@@ -178,7 +178,7 @@ def _show(report: OpsReport, *, json: bool) -> None:
 
 def _finish(report: OpsReport, cases: Sequence[Case], *, out: Path | None) -> None:
     """Write the files, say where they are, and exit with the code that fits."""
-    from tost.bench.report import write_report
+    from tost.bench.ops.report import write_report
 
     if not report.gate.passed:
         _console.log("the gate is red: an implementation is wrong, so no speed was measured")
@@ -202,7 +202,7 @@ def train(
     json: Annotated[bool, typer.Option("--json", help="End with one line of JSON.")] = False,
 ) -> None:
     """Time the training engine against a bare loop that takes the same steps."""
-    from tost.bench.files import write_atomically
+    from tost.bench.harness.files import write_atomically
     from tost.bench.train import measure_overhead
     from tost.recipes import load_config
 
@@ -243,10 +243,17 @@ def model(
     json: Annotated[bool, typer.Option("--json", help="End with one line of JSON.")] = False,
 ) -> None:
     """Time whole image models against each other, and measure their memory."""
-    from tost.bench.environment import describe_environment
-    from tost.bench.gate import GateResult, run_gate
-    from tost.bench.model_tables import model_markdown, model_tables
-    from tost.bench.models import STANDARD_MODELS, STANDARD_SIZES, ModelCase, ModelReport, check_model, measure_models
+    from tost.bench.harness.environment import describe_environment
+    from tost.bench.harness.gate import GateResult, run_gate
+    from tost.bench.model.run import (
+        STANDARD_MODELS,
+        STANDARD_SIZES,
+        ModelCase,
+        ModelReport,
+        check_model,
+        measure_models,
+    )
+    from tost.bench.model.tables import model_markdown, model_tables
 
     names = models or list(STANDARD_MODELS)
     sizes = _sizes(size) if size else STANDARD_SIZES
@@ -292,11 +299,11 @@ def generate(
     """Time language models: a token by context, batches, prompts, training steps, beside GPT-2."""
     import torch
 
-    from tost.bench.environment import describe_environment
-    from tost.bench.gate import GateResult, run_gate
-    from tost.bench.generate import GenerateReport, check_generation, measure_generation
-    from tost.bench.generate_quality import measure_quality
-    from tost.bench.generate_tables import generate_markdown, generate_tables
+    from tost.bench.generate.quality import measure_quality
+    from tost.bench.generate.run import GenerateReport, check_generation, measure_generation
+    from tost.bench.generate.tables import generate_markdown, generate_tables
+    from tost.bench.harness.environment import describe_environment
+    from tost.bench.harness.gate import GateResult, run_gate
 
     if (source is None) != (text is None) or (part == [Part.QUALITY] and source is None):
         raise typer.BadParameter("the part quality takes a trained model and a text: --source RUN --text FILE.")
@@ -340,7 +347,7 @@ def _warn_if_busy(load: float | None, cores: int) -> None:
 
 
 def _write_pages(out: Path, stem: str, content: dict[str, object], page: str) -> None:
-    from tost.bench.files import write_atomically
+    from tost.bench.harness.files import write_atomically
 
     out.mkdir(parents=True, exist_ok=True)
     for path, text in ((out / f"{stem}.json", _pretty(content)), (out / f"{stem}.md", page)):

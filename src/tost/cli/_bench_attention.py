@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tost._machine import command_arguments
-from tost.bench.attention_cases import AttentionScale, Device, Figure
-from tost.bench.cases import Op
+from tost.bench.attention.cases import AttentionScale, Device, Figure
+from tost.bench.ops.cases import Op
 from tost.cli import _console
 
 if TYPE_CHECKING:
-    from tost.bench.attention import AttentionReport, AttentionRow
+    from tost.bench.attention.run import AttentionReport, AttentionRow
 
 __all__ = ["attention"]
 
@@ -48,9 +48,9 @@ def attention(
     """Time ToST, ViT, CRATE, XCiT and GPT-2 attention by size, with memory and roofline."""
     import torch
 
-    from tost.bench.attention import choose_device
-    from tost.bench.attention_tables import attention_findings, attention_tables
-    from tost.bench.plot import require_matplotlib
+    from tost.bench.attention.run import choose_device
+    from tost.bench.attention.tables import attention_findings, attention_tables
+    from tost.bench.ops.plot import require_matplotlib
 
     if out:
         require_matplotlib()
@@ -80,10 +80,10 @@ def attention(
 
 def _pass_gate(scale: AttentionScale, theme: str, accelerator: str | None) -> AttentionReport:
     """Check operators and layers; return a report that has no measurement yet."""
-    from tost.bench.attention import AttentionReport
-    from tost.bench.attention_layers import check_layers
-    from tost.bench.environment import describe_environment
-    from tost.bench.gate import GateResult, run_gate
+    from tost.bench.attention.layers import check_layers
+    from tost.bench.attention.run import AttentionReport
+    from tost.bench.harness.environment import describe_environment
+    from tost.bench.harness.gate import GateResult, run_gate
 
     _console.log("gate: comparing operators and layers with the reference")
     operators = run_gate(list(Op))
@@ -108,9 +108,9 @@ def _measure(report: AttentionReport, out: Path | None) -> None:
     """Fill the report, and keep it on disk while it grows; an interrupt ends the measurement."""
     import torch
 
-    from tost.bench.attention import measure_attention, measure_pairs
-    from tost.bench.attention_point import roofline_in_process
-    from tost.bench.attention_tables import write_attention
+    from tost.bench.attention.point import roofline_in_process
+    from tost.bench.attention.run import measure_attention, measure_pairs
+    from tost.bench.attention.tables import write_attention
 
     scale, started = report.scale, time.monotonic()
     try:
@@ -142,7 +142,7 @@ def _summary(row: AttentionRow) -> str:
 
 
 def _finish(report: AttentionReport, *, out: Path | None, json: bool) -> None:
-    from tost.bench.attention_tables import write_attention
+    from tost.bench.attention.tables import write_attention
 
     for path in write_attention(report, out) if out else ():
         _console.log(f"wrote {path}")

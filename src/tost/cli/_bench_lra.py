@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tost._machine import command_arguments
-from tost.bench.cases import Op
+from tost.bench.ops.cases import Op
 from tost.cli import _console
 
 if TYPE_CHECKING:
-    from tost.bench.lra import LraReport, LraScale
+    from tost.bench.lra.run import LraReport, LraScale
 
 __all__ = ["Form", "lra"]
 
@@ -54,9 +54,9 @@ def lra(
     """Time long-range mixers in the same encoder, and measure their memory."""
     import torch
 
-    from tost.bench.lra import LraScale
-    from tost.bench.lra_tables import lra_findings, lra_tables
-    from tost.bench.plot import require_matplotlib
+    from tost.bench.lra.run import LraScale
+    from tost.bench.lra.tables import lra_findings, lra_tables
+    from tost.bench.ops.plot import require_matplotlib
 
     standard = LraScale.quick() if quick else LraScale()
     scale = replace(
@@ -91,9 +91,9 @@ def _numbers(text: str) -> list[int]:
 
 def _measure(scale: LraScale) -> LraReport:
     """Pass the gate and measure; an interrupt ends the measurement and keeps the finished cases."""
-    from tost.bench.environment import describe_environment
-    from tost.bench.gate import GateResult, run_gate
-    from tost.bench.lra import LraReport, check_encoder, measure_lra
+    from tost.bench.harness.environment import describe_environment
+    from tost.bench.harness.gate import GateResult, run_gate
+    from tost.bench.lra.run import LraReport, check_encoder, measure_lra
 
     _console.log("gate: comparing the operator, and an encoder, with the reference")
     gate = GateResult(checks=(*run_gate([Op.TSSA]).checks, *check_encoder()))
@@ -122,7 +122,7 @@ def _measure(scale: LraScale) -> LraReport:
 
 
 def _finish(report: LraReport, *, out: Path | None, json: bool) -> None:
-    from tost.bench.lra_tables import write_lra
+    from tost.bench.lra.tables import write_lra
 
     for path in write_lra(report, out) if out else ():
         _console.log(f"wrote {path}")

@@ -58,8 +58,8 @@ def convert(
     _check_target(source, out, form, force=force)
     name, model = _read_folder(source, overrides, weights) if ours else _read_file(source, overrides, weights)
     if form is Form.TOST:
-        from tost.data.text_load import save_tokenizer
-        from tost.train.saved import save_model
+        from tost.data.text.vocabulary import save_tokenizer
+        from tost.train.checkpoint.model import save_model
         from tost.train.tokenizer import tokenizer_beside
 
         save_model(model, out, name=name, force=force)
@@ -75,7 +75,7 @@ def _check_target(source: Path, out: Path, form: Form, *, force: bool) -> None:
     if out.exists() and source.exists() and out.samefile(source):
         raise ConfigError(f"{out} is what is to be converted; give another place with --out")
     if form is Form.TOST:
-        from tost.train.saved import refuse_existing
+        from tost.train.checkpoint.model import refuse_existing
 
         refuse_existing(out, force=force)
         return
@@ -93,14 +93,14 @@ def _check_target(source: Path, out: Path, form: Form, *, force: bool) -> None:
 
 def _read_file(source: Path, overrides: list[str] | None, weights: Weights) -> tuple[str, nn.Module]:
     from tost.integrations.official import load_official
-    from tost.train.saved import nearest_name
+    from tost.train.checkpoint.model import nearest_name
 
     model = load_official(source, weights=weights.value, **_options(overrides or []))
     return nearest_name(model.options), model  # type: ignore[arg-type]
 
 
 def _read_folder(source: Path, overrides: list[str] | None, weights: Weights) -> tuple[str, nn.Module]:
-    from tost.train.saved import build_saved, read_saved
+    from tost.train.checkpoint.model import build_saved, read_saved
 
     if overrides:
         raise ConfigError(f"{overrides[0]}: a folder of this package tells all options of its model; leave it out")
@@ -109,7 +109,7 @@ def _read_folder(source: Path, overrides: list[str] | None, weights: Weights) ->
 
 
 def _options(overrides: list[str]) -> dict[str, Any]:
-    from tost.train._yaml import parse_value
+    from tost.train.config.yaml import parse_value
 
     options: dict[str, Any] = {}
     for text in overrides:

@@ -13,7 +13,7 @@ from tost.cli import _console
 from tost.cli._reporter import is_first
 
 if TYPE_CHECKING:
-    from tost.train.evaluate import Evaluation
+    from tost.train.evaluate.metrics import Evaluation
 
 __all__ = ["TextProtocol", "evaluate"]
 
@@ -21,7 +21,7 @@ _NO_AVERAGE = "--ema takes the average that a run has kept; name the run, or lea
 
 
 class TextProtocol(StrEnum):
-    """Names of `tost.train.evaluate_text.Protocol`, known without torch."""
+    """Names of `tost.train.evaluate.text.Protocol`, known without torch."""
 
     blocks = "blocks"
     sliding = "sliding"
@@ -87,8 +87,8 @@ def evaluate(
 def _measure(source: str, overrides: list[str], *, ema: bool) -> Evaluation:
     from tost.errors import ConfigError
     from tost.recipes import get_task, load_config
-    from tost.train.checkpoint import resolve_checkpoint
-    from tost.train.evaluate import evaluate_checkpoint, evaluate_start
+    from tost.train.checkpoint.files import resolve_checkpoint
+    from tost.train.evaluate.metrics import evaluate_checkpoint, evaluate_start
 
     if _is_saved(source):
         checkpoint = resolve_checkpoint(Path(source), _console.log)
@@ -104,8 +104,8 @@ def _measure_text(
 ) -> Evaluation:
     from tost.errors import ConfigError
     from tost.recipes import load_config
-    from tost.train.checkpoint import resolve_checkpoint
-    from tost.train.evaluate_text import Protocol, TextTest, evaluate_text_checkpoint, evaluate_text_start
+    from tost.train.checkpoint.files import resolve_checkpoint
+    from tost.train.evaluate.text import Protocol, TextTest, evaluate_text_checkpoint, evaluate_text_start
 
     test = TextTest(protocol=Protocol(protocol), **numbers)
     if _is_saved(source):

@@ -19,7 +19,7 @@ from tost.errors import CheckpointError, ConfigError
 if TYPE_CHECKING:
     from torch import Generator, Tensor, nn
 
-    from tost.generate import Continuation, TextStream, Tokenizer, TokenStream
+    from tost.generation import Continuation, TextStream, Tokenizer, TokenStream
 
 __all__ = ["Precision", "Storage", "generate"]
 
@@ -78,8 +78,8 @@ def generate(
     """Continue a text with a trained language model. Ctrl-C ends it and keeps what is there."""
     text = _read_prompt(prompt, prompt_file, continues=state is not None)
     _check_target(save_state)
-    from tost.generate import Sampling, TextStream, stream_tokens
-    from tost.generate import save_state as put_aside
+    from tost.generation import Sampling, TextStream, stream_tokens
+    from tost.generation import save_state as put_aside
 
     # Mistakes in the options are found before the weights are read.
     sampling = Sampling(temperature=temperature, top_k=top_k, top_p=top_p, repetition_penalty=repetition_penalty)
@@ -145,7 +145,7 @@ def _load(source: Path, *, ema: bool, dtype: Precision | None) -> tuple[nn.Modul
     """Return the model in a folder, and the tokenizer that it was trained with."""
     import torch
 
-    from tost.train.saved import build_saved, read_saved
+    from tost.train.checkpoint.model import build_saved, read_saved
 
     if not source.exists():
         raise CheckpointError(f"there is no {source}; give a run folder, one of its checkpoints, or a model folder")
@@ -160,8 +160,8 @@ def _tokenizer_of(model: nn.Module, source: Path) -> Tokenizer:
     Raises:
         ConfigError: The model is something else, or its tokenizer is not known.
     """
-    from tost.generate import ByteTokenizer
-    from tost.generate.decode import check_causal
+    from tost.generation import ByteTokenizer
+    from tost.generation.decode import check_causal
     from tost.train.tokenizer import tokenizer_beside
 
     size = check_causal(model).options.vocab_size
@@ -184,7 +184,7 @@ def _begin(model: nn.Module, state: Path | None, seed: int | None) -> tuple[Cont
     """Return what came before, the source of randomness, and its seed if it starts here."""
     import torch
 
-    from tost.generate import load_state
+    from tost.generation import load_state
 
     generator = torch.Generator()
     before = None if state is None else load_state(state, model, generator=generator)
@@ -257,7 +257,7 @@ def _abandon_output() -> None:
 
 
 def _summarise(done: _Outcome, prompt_tokens: int, reading: float, seed: int | None, stream: TokenStream) -> None:
-    from tost.generate import state_bytes
+    from tost.generation import state_bytes
 
     rate = done.tokens / done.seconds if done.seconds > 0 else 0.0
     parts = [f"{done.tokens} tokens in {done.seconds:.2f} s ({rate:.0f} tokens/s)"]

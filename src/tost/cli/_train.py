@@ -17,7 +17,7 @@ from tost.cli import _console
 from tost.cli._reporter import ProgressStyle, is_first, open_reporter
 
 if TYPE_CHECKING:
-    from tost.train.config import RunConfig
+    from tost.train.config.schema import RunConfig
 
 __all__ = ["train"]
 
@@ -69,7 +69,7 @@ def _name_of(config: str) -> Path:
 
 def _find_start(folder: Path, resume: str | None) -> Path | None:
     """Return the checkpoint to go on from, None for a new run; refuse to overwrite one."""
-    from tost.train.checkpoint import CheckpointStore, resolve_checkpoint
+    from tost.train.checkpoint.files import CheckpointStore, resolve_checkpoint
     from tost.train.runfolder import RunFolder
 
     run = RunFolder(folder)
@@ -87,7 +87,7 @@ def _find_start(folder: Path, resume: str | None) -> Path | None:
 
 def _launch(nproc: int, folder: Path) -> int:
     """Run this same command in `nproc` processes through torchrun; return its exit code."""
-    from tost.train.checkpoint import read_json
+    from tost.train.checkpoint.files import read_json
 
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={nproc}"]
     # Time to save before torchrun loses patience. Behind the dashes nothing is an option of torchrun, which would take

@@ -7,14 +7,14 @@ from pathlib import Path
 from typing import Any
 
 from tost.data.dataset import DataBundle
-from tost.data.digits import build_digits
-from tost.data.image_options import ImageOptions
-from tost.data.listops import build_listops
-from tost.data.lra_options import LraOptions
+from tost.data.images.options import ImageOptions
+from tost.data.lra.options import LraOptions
 from tost.data.options import DataOptions
-from tost.data.stdlib_bytes import build_stdlib_bytes
-from tost.data.tokens_dataset import build_tokens
-from tost.data.tokens_options import TokensOptions
+from tost.data.tokens.dataset import build_tokens
+from tost.data.tokens.options import TokensOptions
+from tost.data.toy.digits import build_digits
+from tost.data.toy.listops import build_listops
+from tost.data.toy.stdlib_bytes import build_stdlib_bytes
 
 __all__ = ["build_data"]
 
@@ -41,11 +41,11 @@ def build_data(options: DataOptions, seed: int) -> DataBundle:
     """
     settings = options.data_set_options()
     if isinstance(settings, ImageOptions):
-        from tost.data.images import build_images  # its packages are loaded by those who need them
+        from tost.data.images.build import build_images  # its packages are loaded by those who need them
 
         return build_images(options.name, settings, Path(options.path or ""), seed)
     if isinstance(settings, LraOptions):
-        from tost.data.lra import build_lra  # loads the readers of images
+        from tost.data.lra.build import build_lra  # loads the readers of images
 
         return build_lra(options.name, settings, options.path or "")
     if isinstance(settings, TokensOptions):

@@ -8,11 +8,11 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator, model_validator
 from pydantic_core import ErrorDetails, InitErrorDetails
 
-from tost.data._registry import did_you_mean, find_data
-from tost.data.image_options import IMAGE_OPTIONS
-from tost.data.lra_options import LRA_OPTIONS
+from tost.data.images.options import IMAGE_OPTIONS
+from tost.data.lra.options import LRA_OPTIONS
+from tost.data.registry import did_you_mean, find_data
 from tost.data.shape import OURS, DataInfo, DataSetOptions, DataShape, problem
-from tost.data.tokens_options import TokensOptions
+from tost.data.tokens.options import TokensOptions
 from tost.errors import ConfigError
 
 __all__ = [

@@ -13,10 +13,10 @@ from typing import Any, NamedTuple, get_origin
 
 from pydantic import BaseModel, ValidationError
 
-from tost.data._registry import did_you_mean
-from tost.data.digits_images import DigitImagesOptions
-from tost.data.lra_prepare_options import LRA_GENERATED
-from tost.data.text_options import NAMED_TEXT, TextOptions
+from tost.data.lra.generate.options import LRA_GENERATED
+from tost.data.registry import did_you_mean
+from tost.data.text.options import NAMED_TEXT, TextOptions
+from tost.data.toy.digit_files import DigitImagesOptions
 from tost.errors import ConfigError, StorageError
 
 __all__ = ["MARKER", "PREPARERS", "Preparer", "Report", "check_folder", "find_preparer", "list_preparers", "prepare"]
@@ -49,7 +49,7 @@ class Preparer(NamedTuple):
     check: str | None = None
 
 
-_RUN_TEXT, _CHECK_TEXT = "tost.data.text_prepare:prepare_text", "tost.data.tokens_check:check_tokens"
+_RUN_TEXT, _CHECK_TEXT = "tost.data.text.prepare:prepare_text", "tost.data.tokens.check:check_tokens"
 
 PREPARERS: dict[str, Preparer] = {
     preparer.name: preparer
@@ -63,7 +63,7 @@ PREPARERS: dict[str, Preparer] = {
             "digits",
             "handwritten digits of scikit-learn as a folder of images",
             DigitImagesOptions,
-            "tost.data.digits_images:write_digits",
+            "tost.data.toy.digit_files:write_digits",
         ),
     )
 }

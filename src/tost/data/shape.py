@@ -9,7 +9,7 @@ from typing import Any, Final, Literal
 from pydantic import BaseModel, ConfigDict
 from pydantic_core import PydanticCustomError
 
-from tost.data._registry import Task
+from tost.data.registry import Task
 
 __all__ = ["OURS", "DataInfo", "DataSetOptions", "DataShape", "problem"]
 

@@ -28,7 +28,7 @@ from timm.models import build_model_with_cfg, generate_default_cfgs, register_mo
 
 from tost.errors import ConfigError
 from tost.models import create_model, list_models, model_options, model_spec
-from tost.models.vision_options import FixedSizeOptions, ImageOptions
+from tost.models.vision.options import FixedSizeOptions, ImageOptions
 
 __all__ = ["default_cfgs"]
 

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from tost.models.longrange_flops import mixer_products
-from tost.models.mixer_options import TSSAOptions
 from tost.models.options import LanguageOptions, ModelOptions, SequenceClassifierOptions
-from tost.models.vision_options import CrateOptions, ImageOptions, VisionOptions, VitOptions
+from tost.models.sequence.flops import mixer_products
+from tost.models.sequence.options import TSSAOptions
+from tost.models.vision.options import CrateOptions, ImageOptions, VisionOptions, VitOptions
 
 __all__ = ["TokenFlops", "image_flops", "token_flops", "tssa_flops"]
 

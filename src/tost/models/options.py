@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
-from tost.models.mixer_options import MIXERS, MixerOptions, mixer_options, mixer_problems
+from tost.models.sequence.options import MIXERS, MixerOptions, mixer_options, mixer_problems
 
 __all__ = ["LanguageOptions", "ModelOptions", "SequenceClassifierOptions"]
 
@@ -152,7 +152,7 @@ class SequenceClassifierOptions(ModelOptions):
         "paper", description="whose defaults the mixer has: its paper's, or the official Long-Range Arena's"
     )
     mixer_options: Annotated[dict[str, Any], BeforeValidator(lambda given: {} if given is None else given)] = Field(
-        {}, description="options of the mixer, such as {rank: 64}; see tost.models.mixer_options; null: none"
+        {}, description="options of the mixer, such as {rank: 64}; see tost.models.sequence.options; null: none"
     )
     mixer_bias: Switch = Field(True, description="biases of the mixer's projections, where it lets one choose")
     attention_dropout: float | None = Field(

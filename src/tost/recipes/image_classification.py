@@ -15,7 +15,7 @@ import tost._torchvision  # noqa: F401 - timm imports torchvision, which this re
 from tost.data import DataBundle, DataInfo, build_data
 from tost.errors import ConfigError
 from tost.models import create_model
-from tost.train.config import RegulariseConfig, RunConfig
+from tost.train.config.schema import RegulariseConfig, RunConfig
 from tost.train.task import Batch, Outcome, Report, Table, Task
 
 __all__ = ["ImageClassification"]

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 from tost.report.bench import BenchRecord
 from tost.report.html import cut, definitions, details, image, note, number, preformatted, table, text
 from tost.report.runs import RunRecord
-from tost.report.sections_bench import measurement, speed_sentences
-from tost.report.sections_runs import curves, group_title, groups, judgement, results, trained
+from tost.report.sections.bench import measurement, speed_sentences
+from tost.report.sections.runs import curves, group_title, groups, judgement, results, trained
 from tost.report.style import STYLE
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from typing import Any
 
 from tost.errors import ConfigError
 from tost.report.html import cut
-from tost.train._yaml import read_document
+from tost.train.config.yaml import read_document
 
 __all__ = ["RunRecord", "read_run", "read_runs"]
 

@@ -8,7 +8,7 @@ from time import perf_counter
 
 import torch
 
-from tost.generate import Sampling, context_limit, stream_tokens
+from tost.generation import Sampling, context_limit, stream_tokens
 from tost.report.samples import Opened
 
 __all__ = ["Passage", "continue_prompts"]

@@ -29,8 +29,8 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from tost.errors import ConfigError
-from tost.train._problems import Key, Keys, Problem, config_error, keys_of, translate
-from tost.train._yaml import Document, read_document
+from tost.train.config.problems import Key, Keys, Problem, config_error, keys_of, translate
+from tost.train.config.yaml import Document, read_document
 
 __all__ = ["Arm", "Plan", "TaskColumn", "find_plan", "list_plans", "load_plan", "plan_summary"]
 

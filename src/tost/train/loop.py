@@ -22,17 +22,17 @@ from tost._machine import source_revision
 from tost.data import make_loader
 from tost.data._random import mix
 from tost.errors import TrainingError
-from tost.train.checkpoint import CheckpointStore
-from tost.train.config import RunConfig
+from tost.train.checkpoint.files import CheckpointStore
+from tost.train.checkpoint.initial import Head, Start, load_start
+from tost.train.checkpoint.snapshot import Parts, Snapshot, restore, save
+from tost.train.config.schema import RunConfig
 from tost.train.distributed import Processes
 from tost.train.ema import WeightAverage
-from tost.train.evaluate import evaluate
+from tost.train.evaluate.metrics import evaluate
 from tost.train.metrics import Progress, StepRecord, measure_peak_flops
 from tost.train.optim import build_optimizer, set_rate
 from tost.train.runfolder import RunFolder, describe_environment
 from tost.train.schedule import learning_rate
-from tost.train.snapshot import Parts, Snapshot, restore, save
-from tost.train.start import Head, Start, load_start
 from tost.train.stopping import StopRequest
 from tost.train.task import Batch, Task
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tost.data.text_load import read_tokenizer
-from tost.data.text_tokenizer import DataTokenizer
-from tost.data.tokens import tokenizer_of
+from tost.data.text.tokenizers import DataTokenizer
+from tost.data.text.vocabulary import read_tokenizer
+from tost.data.tokens.reader import tokenizer_of
 from tost.errors import ConfigError, StorageError
-from tost.train.config import load_config
+from tost.train.config.schema import load_config
 
 __all__ = ["tokenizer_beside"]
 

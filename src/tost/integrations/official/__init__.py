@@ -14,9 +14,9 @@ from tost.integrations.official._table import Layout, list_names, to_ours, to_th
 from tost.integrations.official.language import LanguageLayout
 from tost.integrations.official.vision import VisionLayout
 from tost.models import create_model, model_options
-from tost.models._registry import OPTIONS
 from tost.models.options import ModelOptions
-from tost.train.saved import nearest_model
+from tost.models.registry import OPTIONS
+from tost.train.checkpoint.model import nearest_model
 
 __all__ = ["load_official", "to_official"]
 

@@ -34,7 +34,7 @@ from tost.integrations.transformers.inputs import (
     shift_targets,
 )
 from tost.models import LanguageToST
-from tost.models.language import INITIAL_STD
+from tost.models.language.model import INITIAL_STD
 from tost.nn import CausalBlock, CausalConvolution, CausalTSSAttention, LearnedPositions, linear_cross_entropy
 
 __all__ = ["TostForCausalLM"]

@@ -1,0 +1,87 @@
+"""Files: atomic writes, hashes and bounded JSON. Loads no torch."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from tost.errors import TostError
+
+__all__ = ["atomic_path", "read_json", "sha256_of", "sync_folder", "write_atomic", "write_json"]
+
+MAX_JSON_BYTES = 64 * 2**20
+
+
+@contextmanager
+def atomic_path(path: Path, *, sync: bool = True) -> Iterator[Path]:
+    """Write a file so that readers see the old content or the new one, never a part of it.
+
+    Args:
+        path: File to write; missing folders are created.
+        sync: Flush the content to the disk before the file gets its name.
+
+    Yields:
+        A draft in the same file system. It replaces `path` when the block ends and is removed if the block raises.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    # Inside a folder of its own, the draft gets the permissions that any other new file gets.
+    with tempfile.TemporaryDirectory(dir=path.parent, prefix=".writing-", ignore_cleanup_errors=True) as folder:
+        draft = Path(folder) / path.name
+        yield draft
+        if sync:
+            with draft.open("rb") as file:
+                os.fsync(file.fileno())
+        draft.replace(path)
+
+
+def write_atomic(path: Path, content: bytes | str, *, sync: bool = True) -> None:
+    """Write a whole file; see `atomic_path`."""
+    with atomic_path(path, sync=sync) as draft:
+        draft.write_bytes(content.encode() if isinstance(content, str) else content)
+
+
+def write_json(path: Path, value: Any, *, sync: bool = True) -> None:
+    """Write a value as indented JSON with sorted keys; see `atomic_path`. NaN and infinity are refused."""
+    write_atomic(path, json.dumps(value, indent=2, sort_keys=True, allow_nan=False) + "\n", sync=sync)
+
+
+def read_json(path: Path, *, error: type[TostError] = TostError, max_bytes: int = MAX_JSON_BYTES) -> Any:
+    """Read a JSON file that may come from anywhere.
+
+    Args:
+        path: File to read.
+        error: What to raise.
+        max_bytes: Larger files are refused unread.
+
+    Raises:
+        TostError: Of the class `error`: the file is missing, too large, too deeply nested or not JSON.
+    """
+    try:
+        with path.open("rb") as file:
+            content = file.read(max_bytes + 1)
+        if len(content) > max_bytes:
+            raise error(f"{path} is larger than {max_bytes:,} bytes, which no such file is; it was not read")
+        return json.loads(content)
+    except (OSError, ValueError, RecursionError) as problem:
+        raise error(f"cannot read {path}: {problem}") from problem
+
+
+def sha256_of(path: Path) -> str:
+    """Return the SHA-256 of a file's content, in hexadecimal."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def sync_folder(path: Path) -> None:
+    """Flush a folder, so that the names in it survive a crash."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,148 @@
+"""Registries that other packages can extend, and the rule for which foreign code may be imported. Loads no torch.
+
+A name is found in this order: what tost itself or a decorator such as `tost.register_model` registered, entry points of
+installed packages (``tost.models``, ``tost.data``, ...), and ``package.module:object``. The last kind imports code by
+its name, so its package must be allowed first: by typing the name on the command line, with ``--plugin PACKAGE``, or in
+``TOST_PLUGINS``. A configuration file or a run folder from elsewhere cannot allow anything.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterable
+from fnmatch import fnmatchcase
+from importlib import import_module
+from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+from tost import _env
+from tost._text import did_you_mean
+from tost.errors import ConfigError
+
+__all__ = ["Registry", "allow", "is_foreign", "load_foreign"]
+
+Spec = TypeVar("Spec")
+
+
+def is_foreign(name: str) -> bool:
+    """Return whether a name has the form ``package.module:object``."""
+    module, colon, attribute = name.partition(":")
+    return bool(colon) and all(part.isidentifier() for part in (*module.split("."), *attribute.split(".")))
+
+
+def allow(*packages: str) -> None:
+    """Allow code of these packages to be imported by name, in this process and in those that it starts.
+
+    Importing a package may register models, data sets and so on; that happens when a registry is first asked.
+
+    Args:
+        packages: Importable names such as ``"my_package"``; what lies below each is allowed as well.
+    """
+    for package in packages:
+        if not all(part.isidentifier() for part in package.split(".")):
+            raise ConfigError(f"{package!r} is not the name of a package; give an importable name such as my_package.")
+    os.environ[_env.PLUGINS] = ",".join(dict.fromkeys([*_allowed(), *packages]))
+
+
+def load_foreign(name: str) -> Any:
+    """Import the object that ``package.module:object`` names.
+
+    Raises:
+        ConfigError: Its package is not allowed, or there is no such object.
+    """
+    module, _, attribute = name.partition(":")
+    if not any(f"{module}.".startswith(f"{package}.") for package in _allowed()):
+        package = module.partition(".")[0]
+        raise ConfigError(
+            f"{name!r} is code outside tost, and only you can allow it to run: type the name on the command line, add "
+            f"`--plugin {package}`, or set {_env.PLUGINS}={package}."
+        )
+    found = _import(module)
+    for part in attribute.split("."):
+        if not hasattr(found, part):
+            raise ConfigError(f"{name!r}: {module} has no {attribute!r}; {did_you_mean(part, vars(found))}")
+        found = getattr(found, part)
+    return found
+
+
+def _allowed() -> list[str]:
+    return [package for package in os.environ.get(_env.PLUGINS, "").split(",") if package]
+
+
+def _import(module: str) -> Any:
+    # A script's own folder is on the path, but that of `tost` is not the user's: look where they are.
+    here = str(Path.cwd())
+    if "" not in sys.path and here not in sys.path:
+        sys.path.insert(0, here)
+    try:
+        return import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{module}.".startswith(f"{error.name}."):
+            raise  # the module is there, and something that it imports is not
+        raise ConfigError(f"there is no module {module!r}; install its package or change to its folder.") from error
+
+
+class Registry(Generic[Spec]):
+    """Things of one kind by name.
+
+    Args:
+        kind: What they are called in messages, such as ``"model"``.
+        group: Entry point group, such as ``"tost.models"``.
+        adapt: Makes a spec from a name and the object that an entry point or ``package.module:object`` refers to.
+        specs: What tost itself registers, by name.
+    """
+
+    def __init__(
+        self, kind: str, group: str, adapt: Callable[[str, Any], Spec], specs: Iterable[tuple[str, Spec]] = ()
+    ) -> None:
+        self._kind, self._group, self._adapt = kind, group, adapt
+        self._specs = dict(specs)
+        self._entry_points: dict[str, EntryPoint] | None = None
+
+    def add(self, name: str, spec: Spec) -> None:
+        """Register a spec.
+
+        Raises:
+            ConfigError: The name is taken, or looks like ``package.module:object``.
+        """
+        if name in self._specs:
+            raise ConfigError(f"there is a {self._kind} {name!r} already; register it under another name.")
+        if not name or ":" in name or name != name.strip():
+            raise ConfigError(f"{name!r} cannot be the name of a {self._kind}; use letters, digits and underscores.")
+        self._specs[name] = spec
+
+    def names(self, pattern: str = "*") -> list[str]:
+        """Return the registered names that match a shell pattern, sorted. Entry points are listed, not loaded."""
+        known = {*self._specs, *self._found()}
+        return sorted(name for name in known if fnmatchcase(name, pattern))
+
+    def get(self, name: str) -> Spec:
+        """Return the spec of a name, loading an entry point or a foreign object if it is one.
+
+        Raises:
+            ConfigError: There is none; the message suggests a name and lists them all.
+        """
+        if name in self._specs:
+            return self._specs[name]
+        if is_foreign(name):
+            return self._specs.setdefault(name, self._adapt(name, load_foreign(name)))
+        if name in self._found():
+            found = self._found()[name].load()
+            # Importing the object may have registered it under this name, by a decorator.
+            return self._specs[name] if name in self._specs else self._specs.setdefault(name, self._adapt(name, found))
+        raise ConfigError(
+            f"there is no {self._kind} {name!r}; {did_you_mean(name, self.names())}"
+            f"{self._kind}s: {', '.join(self.names())}."
+        )
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._specs or name in self._found()
+
+    def _found(self) -> dict[str, EntryPoint]:
+        for package in _allowed():
+            _import(package)
+        if self._entry_points is None:
+            self._entry_points = {entry.name: entry for entry in entry_points(group=self._group)}
+        return self._entry_points

@@ -1,0 +1,1 @@
+"""Attention layers side by side: the efficiency figures of the paper."""

@@ -1,0 +1,1 @@
+"""Language models: decoding, prompts and training steps."""

@@ -1,0 +1,1 @@
+"""What all benchmarks share: gate, timing, memory, environment and result files."""

@@ -1,0 +1,1 @@
+"""Token mixers of the Long Range Arena side by side."""

@@ -1,0 +1,1 @@
+"""Whole image models side by side."""

@@ -1,0 +1,1 @@
+"""The operators against the matrix products they contain."""

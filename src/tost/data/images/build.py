@@ -1,0 +1,191 @@
+"""Image data sets: from a configuration to the two splits.
+
+Small images are decoded once into one tensor, and augmented a batch at a time. Others stay on disk and are decoded one
+by one, by the loader's workers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tost.data._random import mix
+from tost.data.dataset import DataBundle, Dataset, fingerprint
+from tost.data.images.dataset import PixelImages, StoredImages, is_vectorised
+from tost.data.images.options import FoundOptions, ImageOptions
+from tost.data.images.sources.arrays import decode_images
+from tost.data.images.sources.base import MemoryImages, Split, hash_lines
+from tost.data.images.sources.layouts import open_cifar, open_fashion_mnist, open_image_folder, open_image_parquet
+from tost.data.images.sources.oxford import open_flowers102, open_pets
+from tost.data.images.transform import evaluation_transform, pixel_transform
+from tost.data.options import DataInfo
+from tost.errors import ConfigError
+
+__all__ = ["build_images"]
+
+_AT_ONCE = 64  # images that are read in one go
+_AUGMENTATION = 1  # keeps its random numbers apart from others of the same seed
+
+_OPENERS: dict[str, Callable[[Any, Path, str], Split]] = {
+    "cifar10": open_cifar,
+    "cifar100": open_cifar,
+    "fashion_mnist": open_fashion_mnist,
+    "flowers102": open_flowers102,
+    "image_folder": open_image_folder,
+    "image_parquet": open_image_parquet,
+    "pets": open_pets,
+}
+
+
+def build_images(name: str, options: ImageOptions, path: Path, seed: int) -> DataBundle:
+    """Return an image data set: inputs float32 ``[C, height, width]``, normalised; targets int64 ``[]``.
+
+    Args:
+        name: Its name in the registry.
+        options: What to read, and how.
+        path: Where it lies.
+        seed: Decides the augmentation, together with the draw number.
+
+    Raises:
+        ConfigError: The files are not what the data set consists of, or do not fit the options.
+    """
+    opener = _opener(name)
+    train = opener(options, path, options.train_split)
+    if options.hold_out:
+        validation = train
+        rows, held_out = _hold_out(train.targets, options.hold_out, path)
+    else:
+        validation = opener(options, path, options.validation_split)
+        rows, held_out = (torch.arange(len(split.targets)) for split in (train, validation))
+    _check_classes(train, validation, options, path)
+    rows, held_out = _limit(rows, options.limit), _limit(held_out, options.limit)
+    info = DataInfo(
+        **vars(options.shape()),
+        name=name,
+        fingerprint=_fingerprint((train, rows), (validation, held_out)),
+        details={"layout": train.layout, "train_images": len(rows), "validation_images": len(held_out)},
+        class_names=train.class_names,
+    )
+    return DataBundle(
+        train=_dataset(train, rows, options, seed=mix(seed, _AUGMENTATION)),
+        validation=_dataset(validation, held_out, options, seed=None),
+        info=info,
+    )
+
+
+def _opener(name: str) -> Callable[[Any, Path, str], Split]:
+    if name == "imagenet":
+        from tost.data.images.sources.imagenet import open_imagenet  # loads timm, which takes seconds
+
+        return open_imagenet
+    return _OPENERS[name]
+
+
+def _dataset(split: Split, rows: Tensor, options: ImageOptions, *, seed: int | None) -> Dataset:
+    if split.image_size and (seed is None or is_vectorised(options)):
+        return PixelImages(_pixels(split, rows, options.channels), split.targets[rows], options, seed=seed)
+    if isinstance(options, FoundOptions) and options.in_memory:
+        return _read_all(split, rows, options, seed=seed)
+    if seed is None:
+        transform = evaluation_transform(options)
+    else:
+        from tost.data.images.augment import training_transform  # takes seconds to load
+
+        transform = training_transform(options)
+    return StoredImages(split.source, rows, split.targets, options, transform, seed=seed, extra=dict(split.extra))
+
+
+def _read_all(split: Split, rows: Tensor, options: ImageOptions, *, seed: int | None) -> PixelImages:
+    """Return images of any size in memory, resized once; bad ones are replaced for good."""
+    reader = StoredImages(split.source, rows, split.targets, options, pixel_transform(options), seed=seed)
+    everything = torch.arange(len(rows))
+    parts = [reader.gather(everything[start : start + _AT_ONCE]) for start in range(0, len(rows), _AT_ONCE)]
+    pixels = torch.cat([part["inputs"].to(torch.uint8) for part in parts])
+    targets = torch.cat([part["targets"] for part in parts])
+    return PixelImages(pixels, targets, options.model_copy(update={"eval_resize": "squash"}), seed=seed)
+
+
+def _pixels(split: Split, rows: Tensor, channels: int) -> Tensor:
+    """Return images of one size, decoded: uint8 ``[n, 1 or 3, height, width]``."""
+    assert split.image_size is not None
+    if isinstance(split.source, MemoryImages):
+        everything = len(rows) == len(split.source)  # then no second copy is made
+        pixels = split.source.pixels if everything else split.source.pixels[rows]
+        return _grey(pixels) if channels < pixels.shape[1] else pixels
+    wanted = rows.tolist()
+    encoded = [split.source.read(row) for row in wanted]
+    names = [split.source.name(row) for row in wanted]
+    return decode_images(encoded, names, split.image_size, channels=channels)
+
+
+def _grey(pixels: Tensor) -> Tensor:
+    """Return colour images in grey, with the weights and the rounding of Pillow."""
+    red, green, blue = pixels.to(torch.int32).unbind(1)
+    return ((19595 * red + 38470 * green + 7471 * blue + 0x8000) >> 16).to(torch.uint8).unsqueeze(1)
+
+
+def _hold_out(targets: Tensor, count: int, path: Path) -> tuple[Tensor, Tensor]:
+    """Split rows in two, the second of `count` rows and with every class in proportion; the same rows every time."""
+    if count >= len(targets):
+        raise ConfigError(
+            f"data.options.hold_out={count} leaves nothing to train on; the split in {path} has {len(targets)} images."
+        )
+    by_class = torch.argsort(targets, stable=True)
+    held = torch.zeros(len(targets), dtype=torch.bool)
+    held[by_class[_spread(len(targets), count)]] = True
+    rows = torch.arange(len(targets))
+    return rows[~held], rows[held]
+
+
+def _limit(rows: Tensor, limit: int | None) -> Tensor:
+    return rows if limit is None or limit >= len(rows) else rows[_spread(len(rows), limit)]
+
+
+def _spread(total: int, count: int) -> Tensor:
+    """Return `count` different numbers below `total`, evenly spaced."""
+    return torch.arange(count) * total // count
+
+
+def _check_classes(train: Split, validation: Split, options: ImageOptions, path: Path) -> None:
+    if train.class_names != validation.class_names:
+        only = [sorted(set(a) - set(b)) for a, b in ((train.class_names, validation.class_names),) * 1]
+        only.append(sorted(set(validation.class_names) - set(train.class_names)))
+        raise ConfigError(
+            f"the splits of {path} have different classes: {len(train.class_names)} in {options.train_split!r} "
+            f"(alone there: {_few(only[0])}), {len(validation.class_names)} in {options.validation_split!r} "
+            f"(alone there: {_few(only[1])})."
+        )
+    expected = options.class_count()
+    if train.class_names and len(train.class_names) != expected:
+        remedy = "correct data.options.num_classes" if options.known_classes is None else "this is another data set"
+        raise ConfigError(
+            f"{path} has {len(train.class_names)} classes ({_few(train.class_names)}), but {expected} are expected; "
+            f"{remedy}."
+        )
+    for split, name in ((train, options.train_split), (validation, options.validation_split)):
+        if not len(split.targets):
+            raise ConfigError(f"the split {name!r} of {path} has no images.")
+        low, high = int(split.targets.min()), int(split.targets.max())
+        if low < 0 or high >= expected:
+            raise ConfigError(
+                f"the split {name!r} of {path} has labels from {low} to {high}, but {expected} classes are numbered "
+                f"0 to {expected - 1}."
+            )
+
+
+def _few(names: Any) -> str:
+    shown = ", ".join(list(names)[:5]) or "none"
+    return f"{shown}, ..." if len(names) > 5 else shown
+
+
+def _fingerprint(*splits: tuple[Split, Tensor]) -> str:
+    known: dict[int, str] = {}
+    lines = []
+    for split, rows in splits:
+        content = known.setdefault(id(split), split.source.fingerprint() if id(split) not in known else "")
+        lines += [content, fingerprint(split.targets, rows, *split.extra.values())]
+    return hash_lines(lines)

@@ -1,0 +1,189 @@
+"""Image data sets as loaders take them: normalised tensors, and augmentation that follows from draw numbers."""
+
+from __future__ import annotations
+
+import logging
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from tost.data._random import mix, mix_array
+from tost.data.dataset import Batch, Dataset
+from tost.data.images.decode import BadImageError
+from tost.data.images.options import ImageOptions
+from tost.data.images.sources.base import ImageSource
+from tost.data.images.transform import Transform, drawing_from, resized_size, scale_and_shift
+
+__all__ = ["PixelImages", "StoredImages", "is_vectorised"]
+
+_log = logging.getLogger("tost.data")
+_SHOWN = 20  # bad images that are named one by one
+_IN_A_ROW = 16  # so many bad images side by side are no accident
+_TOLERATED = 100  # one image in so many may be bad
+_SHIFT, _FLIP = 0, 1  # what a random number is for
+
+
+def is_vectorised(options: ImageOptions) -> bool:
+    """Return whether `PixelImages` can do what the options ask for."""
+    return options.crop != "resized" and not (options.auto_augment or options.color_jitter or options.erasing)
+
+
+class PixelImages(Dataset):
+    """Images that are held in memory, a batch at a time: resized, shifted, mirrored and normalised as one tensor.
+
+    Args:
+        pixels: uint8 ``[N, 1 or 3, height, width]``.
+        targets: Labels, int64 ``[N]``.
+        options: Size, normalisation, and augmentation as far as `is_vectorised` allows.
+        seed: Decides what is drawn, together with the draw number; None for no augmentation.
+    """
+
+    def __init__(self, pixels: Tensor, targets: Tensor, options: ImageOptions, *, seed: int | None) -> None:
+        self.pixels, self.targets, self.options, self.seed = pixels, targets, options, seed
+        self.draws = seed is not None
+        self.repeats = options.repeats if self.draws else 1
+        self._scale, self._shift = scale_and_shift(options)
+
+    def __len__(self) -> int:
+        """Return the number of images."""
+        return len(self.targets)
+
+    def gather(self, indices: Tensor) -> Batch:
+        """Return images as a batch: inputs float32 ``[B, C, height, width]``, targets int64 ``[B]``."""
+        rows = indices % len(self) if self.draws else indices
+        images = self._to_size(self.pixels[rows])
+        if self.seed is not None:
+            images = self._augment(images, indices, self.seed)
+        inputs = images.expand(-1, self.options.channels, -1, -1).float().mul_(self._scale).add_(self._shift)
+        return {"inputs": inputs, "targets": self.targets[rows]}
+
+    def _to_size(self, images: Tensor) -> Tensor:
+        height, width = self.options.size
+        stored = (images.shape[-2], images.shape[-1])
+        wanted = resized_size(stored, self.options)
+        if stored != wanted and len(images):
+            images = F.interpolate(images, wanted, mode=self.options.interpolation, antialias=True)
+        top, left = (wanted[0] - height) // 2, (wanted[1] - width) // 2
+        return images[..., top : top + height, left : left + width].reshape(-1, images.shape[1], height, width)
+
+    def _augment(self, images: Tensor, draws: Tensor, seed: int) -> Tensor:
+        if self.options.crop == "pad" and (padding := self.options.padding):
+            images = _shift(images, padding, _random(seed, _SHIFT, draws))
+        mirrored = _uniform(_random(seed, _FLIP, draws)) < self.options.flip
+        return torch.where(mirrored.view(-1, 1, 1, 1), images.flip(-1), images)
+
+
+def _shift(images: Tensor, padding: int, random: Tensor) -> Tensor:
+    """Move each image by up to `padding` pixels in both directions; black moves in."""
+    height, width = images.shape[-2:]
+    places = 2 * padding + 1
+    down, right = random % places, random // places % places
+    padded = F.pad(images, [padding] * 4)
+    every_place = padded.unfold(2, height, 1).unfold(3, width, 1)  # a view, [B, C, places, places, height, width]
+    return every_place[torch.arange(len(images)), :, down, right]
+
+
+def _random(seed: int, purpose: int, draws: Tensor) -> Tensor:
+    """Return 48 random bits per draw, int64 ``[B]``."""
+    bits = mix_array(mix(seed, purpose), draws.numpy().astype(np.uint64)) >> np.uint64(16)
+    return torch.from_numpy(bits.astype(np.int64))
+
+
+def _uniform(random: Tensor) -> Tensor:
+    return random.double() / 2**48
+
+
+class StoredImages(Dataset):
+    """Images that stay where they are and are decoded one by one.
+
+    An image that cannot be read is replaced, unless `options` say otherwise. In training the next image that can be
+    read takes its place, with that one's label. In validation a blank image does, with the label of the bad one: the
+    number of images that are scored does not change. Each bad image is logged by every process that meets it. Reading
+    ends with an error if more than one image in a hundred is bad.
+
+    Args:
+        source: Encoded images.
+        rows: Which of them, int64 ``[n]``.
+        targets: Labels by row, int64 ``[len(source)]``.
+        options: Size, and what to do about bad images.
+        transform: From a decoded image to a tensor.
+        seed: Decides what is drawn, together with the draw number; None for validation.
+        extra: Further tensors by row, such as ``"real"``.
+    """
+
+    def __init__(
+        self,
+        source: ImageSource,
+        rows: Tensor,
+        targets: Tensor,
+        options: ImageOptions,
+        transform: Transform,
+        *,
+        seed: int | None,
+        extra: dict[str, Tensor] | None = None,
+    ) -> None:
+        self.source, self.rows, self.targets = source, rows, targets
+        self.options, self.transform, self.seed, self.extra = options, transform, seed, extra or {}
+        self.draws = seed is not None
+        self.repeats = options.repeats if self.draws else 1
+        self._bad: dict[int, str] = {}
+
+    def __len__(self) -> int:
+        """Return the number of images."""
+        return len(self.rows)
+
+    def gather(self, indices: Tensor) -> Batch:
+        """Return images as a batch: inputs float32 ``[B, C, height, width]``, targets int64 ``[B]``."""
+        shape = (self.options.channels, *self.options.size)
+        inputs = torch.empty(len(indices), *shape)
+        rows = torch.empty(len(indices), dtype=torch.int64)
+        for place, index in enumerate(indices.tolist()):
+            inputs[place], rows[place] = self._sample(index)
+        taken = {"targets": self.targets, **self.extra}
+        return {"inputs": inputs, **{key: values[rows] for key, values in taken.items()}}
+
+    def _sample(self, draw: int) -> tuple[Tensor, int]:
+        """Return an image and the row that it came from, which is that of its neighbour if it is bad."""
+        first = draw % len(self)
+        for step in range(min(_IN_A_ROW, len(self))):
+            row = int(self.rows[(first + step) % len(self)])
+            try:
+                return self._read(row, draw), row
+            except BadImageError as error:
+                self._note(row, error)
+                if self.seed is None:
+                    return torch.zeros(self.options.channels, *self.options.size), row
+        raise BadImageError(f"no image can be read any more; the last that failed:{self._list()}")
+
+    def _read(self, row: int, draw: int) -> Tensor:
+        image = self.source.image(row)
+        if self.seed is None:
+            return self.transform(image)
+        with drawing_from(mix(self.seed, draw)):
+            return self.transform(image)
+
+    def _note(self, row: int, error: BadImageError) -> None:
+        """Remember a bad image; say so the first time; give up if there are too many."""
+        text = str(error)
+        if self.options.on_bad_image == "error":
+            raise BadImageError(
+                f"{text}; repair or remove it, or set data.options.on_bad_image to replace to go on without it."
+            ) from error
+        if row in self._bad:
+            return
+        self._bad[row] = text
+        if len(self._bad) <= _SHOWN:
+            instead = "a blank image is scored" if self.seed is None else "its neighbour is taken"
+            last = "; further ones are not named" if len(self._bad) == _SHOWN else ""
+            _log.warning("%s; %s instead%s", text, instead, last)
+        if len(self._bad) > max(1, len(self) // _TOLERATED):
+            raise BadImageError(
+                f"{len(self._bad)} of {len(self)} images cannot be read, more than one in {_TOLERATED}; "
+                f"repair or remove them:{self._list()}"
+            ) from error
+
+    def _list(self) -> str:
+        shown = list(self._bad.values())[-_SHOWN:]
+        return "".join(f"\n  {text}" for text in shown)

@@ -1,0 +1,1 @@
+"""Sources of images: folders, tar files, parquet files and published archives."""

@@ -1,0 +1,121 @@
+"""Flowers-102 and Oxford-IIIT Pets, in the files and the splits in which Oxford publishes them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from tost.data.images.options import ImageOptions
+from tost.data.images.sources.base import FileImages, Split
+from tost.data.images.sources.layouts import check_folder, entries
+from tost.errors import ConfigError
+
+__all__ = ["open_flowers102", "open_pets", "read_matlab"]
+
+_FLOWER_SPLITS = {"train": ["trnid"], "val": ["valid"], "trainval": ["trnid", "valid"], "test": ["tstid"]}
+
+
+def open_flowers102(options: ImageOptions, path: Path, split: str) -> Split:
+    """Read ``setid.mat``, ``imagelabels.mat`` and ``jpg/``; sorted by number, as the official splits have it."""
+    expected = "the folder of jpg/, imagelabels.mat and setid.mat"
+    place = _below(path, "flowers-102", ("jpg", "imagelabels.mat", "setid.mat"), expected)
+    parts = read_matlab(place / "setid.mat", _FLOWER_SPLITS[split])
+    (labels,) = read_matlab(place / "imagelabels.mat", ["labels"])
+    numbers = np.sort(np.concatenate([part.astype(np.int64).ravel() for part in parts]))
+    labels = labels.astype(np.int64).ravel()
+    if len(numbers) and not 1 <= numbers[0] <= numbers[-1] <= len(labels):
+        raise ConfigError(
+            f"{place / 'setid.mat'} names images {numbers[0]} to {numbers[-1]}, but imagelabels.mat has "
+            f"{len(labels)} labels; the two files do not belong together."
+        )
+    names = [f"image_{number:05d}.jpg" for number in numbers.tolist()]
+    _check_present(place / "jpg", names)
+    return Split(
+        source=FileImages(place / "jpg", names),
+        targets=torch.from_numpy(labels[numbers - 1] - 1),
+        class_names=_flower_names(),
+        layout="official",
+    )
+
+
+def _flower_names() -> tuple[str, ...]:
+    import tost._torchvision  # noqa: F401  prepares a CPU build of torch for torchvision
+
+    # isort: split
+    from torchvision.datasets import Flowers102  # type: ignore[import-untyped]
+
+    return tuple(getattr(Flowers102, "classes", ()))  # older versions do not have them
+
+
+def open_pets(options: ImageOptions, path: Path, split: str) -> Split:
+    """Read ``annotations/trainval.txt`` or ``test.txt`` and ``images/``, in the order of the list."""
+    expected = "the folder of images/ and annotations/"
+    place = _below(path, "oxford-iiit-pet", ("images", f"annotations/{split}.txt"), expected)
+    file = place / "annotations" / f"{split}.txt"
+    names: list[str] = []
+    targets: list[int] = []
+    breeds: dict[int, str] = {}
+    for number, line in enumerate(file.read_text().splitlines(), 1):
+        words = line.split()
+        if not words or line.startswith("#"):
+            continue
+        if len(words) < 2 or not words[1].isdigit() or int(words[1]) < 1:
+            raise ConfigError(
+                f"{file}, line {number}: {line.strip()!r} is no entry of an image, such as 'Abyssinian_100 1 1 1'."
+            )
+        label = int(words[1]) - 1
+        names.append(f"{words[0]}.jpg")
+        targets.append(label)
+        breeds.setdefault(label, words[0].rpartition("_")[0].replace("_", " "))
+    _check_present(place / "images", names)
+    return Split(
+        source=FileImages(place / "images", names),
+        targets=torch.tensor(targets, dtype=torch.int64),
+        class_names=tuple(breeds[label] for label in sorted(breeds)),
+        layout="official",
+    )
+
+
+def _below(path: Path, usual: str, needed: Sequence[str], expected: str) -> Path:
+    """Return the folder that holds what is needed: the path itself, or the sub-folder that torchvision makes."""
+    check_folder(path, expected)
+    for place in (path, path / usual):
+        if all((place / name).exists() for name in needed):
+            return place
+    missing = [name for name in needed if not (path / name).exists()]
+    raise ConfigError(
+        f"{path} has no {' and no '.join(missing)}, it has: {entries(path)}; data.path must point at {expected}."
+    )
+
+
+def _check_present(folder: Path, names: Sequence[str]) -> None:
+    present = {entry.name for entry in folder.iterdir()}
+    missing = [name for name in names if name not in present]
+    if missing:
+        raise ConfigError(
+            f"{folder} lacks {len(missing)} of the {len(names)} images of the split, such as {missing[0]}; "
+            "the download is not complete."
+        )
+
+
+def read_matlab(path: Path, names: Sequence[str]) -> list[Any]:
+    """Return variables of a MATLAB file as arrays.
+
+    Args:
+        path: The file.
+        names: Of the variables.
+
+    Raises:
+        ConfigError: It is no such file, or a variable is missing.
+    """
+    from scipy.io import loadmat  # type: ignore[import-untyped]
+
+    try:
+        content = loadmat(path, variable_names=list(names), squeeze_me=True)
+        return [np.atleast_1d(content[name]) for name in names]
+    except Exception as error:  # a damaged file makes the reader fail in many ways
+        raise ConfigError(f"{path} cannot be read as a MATLAB file with {', '.join(names)}: {error}") from error

@@ -1,0 +1,1 @@
+"""Generators of Long Range Arena data."""

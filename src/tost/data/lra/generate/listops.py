@@ -1,0 +1,115 @@
+"""ListOps in the official layout: ``listops-1000/basic_train.tsv`` and so on, a header, then source and target.
+
+Every thousand examples are a file of their own until all are there. An example is decided by the seed, its split and
+its number. Should two be the same, which is rare, the later one is drawn again when the files are put together.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+from pathlib import Path
+from typing import NamedTuple
+
+from tost.data.lra.generate.options import ListOpsFiles
+from tost.data.lra.generate.work import do_all, written_at_once
+from tost.data.lra.grammar import SPLITS, ListOpsGenerator, listops_text
+from tost.data.options import ListOpsOptions
+from tost.data.prepare import Report
+
+__all__ = ["FOLDER", "HEADER", "prepare_listops"]
+
+FOLDER = "listops-1000"
+"""Folder in the official release; the number means nothing."""
+
+HEADER = "Source\tTarget\n"
+
+_PART = 1000  # examples of a unit of work
+
+
+class _Part(NamedTuple):
+    folder: Path
+    limits: ListOpsOptions
+    seed: int
+    split: str
+    first: int
+    size: int
+
+    @property
+    def path(self) -> Path:
+        return self.folder / "parts" / f"{self.split}-{self.first:08d}.tsv"
+
+
+def prepare_listops(options: ListOpsFiles, out: Path, *, workers: int, report: Report) -> dict[str, object]:
+    """Generate ListOps; see `tost.data.prepare.prepare`."""
+    folder, counts = out / FOLDER, options.counts()
+    parts = [
+        _Part(folder, options.limits(), options.seed, split, first, min(_PART, count - first))
+        for split, count in counts.items()
+        for first in range(0, count, _PART)
+    ]
+    files = [folder / f"basic_{split}.tsv" for split in counts]
+    facts: dict[str, object] = {**counts, "folder": str(folder)}
+    if not parts[0].path.parent.exists() and all(file.is_file() for file in files):
+        return {**facts, "already there": True}
+    missing = [part for part in parts if not part.path.is_file()]
+    finished = options.count - sum(part.size for part in missing)
+
+    def count(part: _Part) -> None:
+        nonlocal finished
+        finished += part.size
+        report(finished, options.count, "examples")
+
+    report(finished, options.count, "examples")
+    do_all(_write_part, missing, workers, count)
+    facts["fingerprint"] = _join(parts, counts, folder)[:12]
+    shutil.rmtree(parts[0].path.parent)
+    return facts
+
+
+def _write_part(part: _Part) -> None:
+    generator = ListOpsGenerator(part.limits, part.seed)
+    with written_at_once(part.path) as file:
+        for index in range(part.first, part.first + part.size):
+            file.write(_line(*generator.example(SPLITS[part.split], index, lambda tokens: False)))
+
+
+def _line(tokens: bytes, value: int) -> bytes:
+    return f"{listops_text(tokens)}\t{value}\n".encode("ascii")
+
+
+def _join(parts: list[_Part], counts: dict[str, int], folder: Path) -> str:
+    """Put the parts together, without the repetitions; return the SHA-256 of all."""
+    seen: set[bytes] = set()
+    digest = hashlib.sha256()
+    # The splits in the order of their numbers, so that the validation set does not depend on the size of the others.
+    for split in sorted(counts, key=SPLITS.__getitem__):
+        with written_at_once(folder / f"basic_{split}.tsv") as file:
+            file.write(HEADER.encode())
+            for part in parts:
+                if part.split != split:
+                    continue
+                with part.path.open("rb") as lines:
+                    for index, line in enumerate(lines, part.first):
+                        unique = _first_time(line, part, index, seen)
+                        file.write(unique)
+                        digest.update(unique)
+    return digest.hexdigest()
+
+
+def _first_time(line: bytes, part: _Part, index: int, seen: set[bytes]) -> bytes:
+    """Return a line that was not seen before: the one given, or the next that its own sequence of draws brings."""
+    if _key(line) in seen:
+        generator = ListOpsGenerator(part.limits, part.seed)
+        found = generator.example(SPLITS[part.split], index, lambda tokens: _text_key(tokens) in seen)
+        line = _line(*found)
+    seen.add(_key(line))
+    return line
+
+
+def _key(line: bytes) -> bytes:
+    return hashlib.blake2b(line.partition(b"\t")[0], digest_size=16).digest()
+
+
+def _text_key(tokens: bytes) -> bytes:
+    return _key(listops_text(tokens).encode("ascii"))

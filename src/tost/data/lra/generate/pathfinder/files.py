@@ -1,0 +1,137 @@
+"""Pathfinder images as files, in the official layout.
+
+``pathfinder32/curv_contour_length_14/`` holds ``imgs/<batch>/sample_<i>.png`` and ``metadata/<batch>.npy``, which is
+plain text in spite of its name. Beside them lies ``contours/<batch>.npz`` with the curves themselves, the fields of
+`tost.data.lra.generate.pathfinder.paint.Pictures` other than the pixels.
+
+A unit of work is a few hundred images with a seed of their own. A batch of a thousand has its metadata once it is done.
+"""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from tost.data._random import mix
+from tost.data.lra.generate.options import PathfinderFiles
+from tost.data.lra.generate.pathfinder.images import FOLDERS, PathfinderSettings, pathfinder_settings
+from tost.data.lra.generate.pathfinder.paint import make_pictures
+from tost.data.lra.generate.work import do_all, written_at_once
+from tost.data.prepare import Report
+
+__all__ = ["prepare_pathfinder"]
+
+_BATCH = 1000  # images of a folder, as in the release
+_UNIT = 250  # images that are made together; divides the above
+_RECORDS = ("labels", "margins", "markers", "targets", "distractors")
+
+
+class _Unit(NamedTuple):
+    folder: Path
+    settings: PathfinderSettings
+    seed: int
+    number: int
+    size: int
+
+    @property
+    def batch(self) -> int:
+        return self.number * _UNIT // _BATCH
+
+    @property
+    def first(self) -> int:
+        return self.number * _UNIT % _BATCH
+
+    @property
+    def record(self) -> Path:
+        return self.folder / "parts" / f"{self.number}.npz"
+
+
+def prepare_pathfinder(options: PathfinderFiles, out: Path, *, workers: int, report: Report) -> dict[str, object]:
+    """Generate Pathfinder images; see `tost.data.prepare.prepare`."""
+    settings = pathfinder_settings(options.resolution, options.difficulty)
+    folder = out / f"pathfinder{options.resolution}" / FOLDERS[options.difficulty]
+    seed = mix(options.seed, settings.size, settings.contour_length)
+    units = [
+        _Unit(folder, settings, mix(seed, first // _UNIT), first // _UNIT, min(_UNIT, options.count - first))
+        for first in range(0, options.count, _UNIT)
+    ]
+    batches: dict[int, list[_Unit]] = {}
+    for unit in units:
+        batches.setdefault(unit.batch, []).append(unit)
+    facts: dict[str, object] = {"images": options.count, "batches": len(batches), "folder": str(folder)}
+    missing = [unit for unit in units if not _metadata(unit).is_file()]
+    if not missing and not (folder / "parts").exists():
+        return {**facts, "already there": True}
+    missing = [unit for unit in missing if not unit.record.is_file()]
+    finished = options.count - sum(unit.size for unit in missing)
+
+    def count(unit: _Unit) -> None:
+        nonlocal finished
+        finished += unit.size
+        _finish_batch(batches[unit.batch])
+        report(finished, options.count, "images")
+
+    report(finished, options.count, "images")
+    do_all(_write_unit, missing, workers, count)
+    for batch in batches.values():  # those whose last unit was done before an interruption
+        _finish_batch(batch)
+    shutil.rmtree(folder / "parts", ignore_errors=True)
+    return facts
+
+
+def _metadata(unit: _Unit) -> Path:
+    return unit.folder / "metadata" / f"{unit.batch}.npy"
+
+
+def _write_unit(unit: _Unit) -> None:
+    made = make_pictures(unit.settings, unit.size, unit.seed)
+    images = unit.folder / "imgs" / str(unit.batch)
+    images.mkdir(parents=True, exist_ok=True)
+    for place, pixels in enumerate(made.pixels, unit.first):
+        Image.fromarray(pixels).save(images / f"sample_{place}.png")
+    with written_at_once(unit.record) as file:
+        np.savez(file, allow_pickle=False, **{key: getattr(made, key) for key in _RECORDS})
+
+
+def _finish_batch(units: list[_Unit]) -> None:
+    """Write the records of a batch if all its units are done and it has none yet."""
+    path = _metadata(units[0])
+    if path.is_file() or not all(unit.record.is_file() for unit in units):
+        return
+    records = [_read(unit.record) for unit in units]
+    whole = {key: np.concatenate([record[key] for record in records]) for key in _RECORDS}
+    with written_at_once(units[0].folder / "contours" / f"{units[0].batch}.npz") as file:
+        np.savez_compressed(file, allow_pickle=False, **whole)
+    with written_at_once(path) as file:
+        for number, (label, margin) in enumerate(zip(whole["labels"], whole["margins"], strict=True)):
+            file.write(_line(units[0], number, int(label), int(margin)))
+    for unit in units:
+        unit.record.unlink()
+
+
+def _read(path: Path) -> dict[str, NDArray[np.int16]]:
+    with np.load(path, allow_pickle=False) as file:
+        return {key: file[key] for key in _RECORDS}
+
+
+def _line(unit: _Unit, number: int, label: int, margin: int) -> bytes:
+    settings = unit.settings
+    fields = (
+        f"imgs/{unit.batch}",
+        f"sample_{number}.png",
+        number,
+        label,
+        settings.continuity,
+        settings.contour_length,
+        settings.distractor_length,
+        settings.dash_length,
+        settings.dash_thickness,
+        margin,
+        1,  # contrasts of a dash to choose from
+    )
+    return (" ".join(map(str, fields)) + "\n").encode()

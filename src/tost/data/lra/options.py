@@ -1,0 +1,259 @@
+"""Options of the Long Range Arena data sets, checked without torch. `docs/lra-data.md` explains them.
+
+Code bases read the same files differently. Every difference is an option; a preset names the choices of one code base
+and fills in what is not given. The defaults are our reading of the paper, which used Mega's code for all tasks but
+Pathfinder, and Skyformer's for that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal, Self
+
+from pydantic import Field, model_validator
+
+from tost.data.lra.generate.pathfinder.images import Difficulty
+from tost.data.shape import DataSetOptions, DataShape, problem
+
+__all__ = [
+    "LRA_OPTIONS",
+    "LraImageOptions",
+    "LraListOpsOptions",
+    "LraOptions",
+    "LraPathfinderOptions",
+    "LraPathxOptions",
+    "LraRetrievalOptions",
+    "LraTextOptions",
+    "PixelOptions",
+    "SequenceOptions",
+]
+
+_LONGEST = 1 << 20  # tokens; a longer sequence is a slip of the finger
+_LENGTH = "positions of a sample, the end symbol included; longer sequences are cut"
+_Number = Annotated[float, Field(allow_inf_nan=False)]
+Overrides = Mapping[str, Mapping[str, Any]]
+
+
+class LraOptions(DataSetOptions):
+    """What all tasks understand."""
+
+    presets: ClassVar[Overrides] = {}
+    """What each preset but `paper` changes."""
+
+    preset: Literal["paper", "official", "s4", "mega", "skyformer"] = Field(
+        default="paper", description="whose choices to follow in all options that are not given"
+    )
+    validation_split: Literal["val", "test"] = Field(default="val", description="split to validate on")
+    limit: int | None = Field(default=None, ge=1, description="samples per split, spread evenly over it; null: all")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _fill_in(cls, given: Any) -> Any:
+        if not isinstance(given, Mapping):
+            return given
+        return {**cls.presets.get(str(given.get("preset")), {}), **given}
+
+
+class SequenceOptions(LraOptions):
+    """What the tasks of symbols understand."""
+
+    length: int = Field(default=4001, ge=2, le=_LONGEST, description=_LENGTH)
+    eos: bool = Field(default=True, description="end every sequence with a symbol of its own")
+    keep: Literal["start", "end"] = Field(default="start", description="which part of a sequence that is too long")
+    padding: Literal["right", "left"] = Field(default="right", description="side on which short ones are filled up")
+
+
+class LraListOpsOptions(SequenceOptions):
+    """Options of ``lra_listops``."""
+
+    presets: ClassVar[Overrides] = {
+        "official": {"length": 2000, "eos": False},
+        "s4": {"length": 2048},
+        "skyformer": {"length": 2048, "eos": False, "brackets": False},
+    }
+
+    length: int = Field(default=2001, ge=2, le=_LONGEST, description=_LENGTH)
+    brackets: bool = Field(
+        default=True, description="keep the closing brackets, without which the task cannot be solved in general"
+    )
+
+    def shape(self) -> DataShape:
+        """15 symbols, one for padding, one for unknown ones as in the official code, and the end; 10 values."""
+        return DataShape(
+            task="classification",
+            input="tokens",
+            length=self.length,
+            vocab_size=17 + self.eos,
+            num_classes=10,
+        )
+
+
+class _LettersOptions(SequenceOptions):
+    unit: Literal["bytes", "chars"] = Field(default="bytes", description="what texts are cut into; bytes are of UTF-8")
+    min_frequency: int = Field(
+        default=1, ge=1, description="unit: chars: rarer ones in the training texts are one unknown symbol"
+    )
+    vocab_size: int | None = Field(
+        default=None,
+        ge=4,
+        description="unit: chars: number of ids, special ones included; it must suffice. null for bytes",
+    )
+
+    @model_validator(mode="after")
+    def _ids_are_known(self) -> Self:
+        if self.unit == "chars" and self.vocab_size is None:
+            raise problem(
+                "unit=chars needs vocab_size: the number of ids must be known before the texts are read; give an upper "
+                "limit, such as 256, and the data says if it is too low."
+            )
+        if self.unit == "bytes" and (self.vocab_size is not None or self.min_frequency != 1):
+            raise problem("vocab_size and min_frequency belong to unit=chars; leave them out for bytes.")
+        return self
+
+    def ids(self) -> int:
+        """Return the number of ids."""
+        return self.vocab_size or 257 + self.eos
+
+
+class LraTextOptions(_LettersOptions):
+    """Options of ``lra_text``."""
+
+    presets: ClassVar[Overrides] = {
+        "official": {"length": 1000, "eos": False},
+        "s4": {"length": 4096, "unit": "chars", "min_frequency": 15, "vocab_size": 136},
+        "skyformer": {"length": 4000, "eos": False},
+    }
+
+    hold_out: int = Field(
+        default=0, ge=0, description="split val: so many training reviews, not the test reviews; split_seed draws them"
+    )
+    split_seed: int = Field(default=42, description="decides which reviews are held out")
+
+    def shape(self) -> DataShape:
+        """Letters; negative or positive."""
+        return DataShape(
+            task="classification", input="tokens", length=self.length, vocab_size=self.ids(), num_classes=2
+        )
+
+
+class LraRetrievalOptions(_LettersOptions):
+    """Options of ``lra_retrieval``."""
+
+    presets: ClassVar[Overrides] = {
+        "official": {"length": 4000, "eos": False},
+        "s4": {"length": 4000, "unit": "chars", "vocab_size": 256},
+        "skyformer": {"length": 4000, "eos": False},
+    }
+
+    def shape(self) -> DataShape:
+        """Letters of two documents; related or not."""
+        return DataShape(
+            task="classification", input="tokens", length=self.length, vocab_size=self.ids(), num_classes=2, towers=2
+        )
+
+
+class PixelOptions(LraOptions):
+    """What the tasks of images understand."""
+
+    classes: ClassVar[int]
+
+    input: Literal["tokens", "values"] = Field(
+        default="values", description="a pixel as one of 256 ids, or as a number that is shifted and scaled"
+    )
+    mask_zero: bool = Field(default=False, description="mask pixels of value 0, as if they were padding")
+    mean: _Number = Field(default=0.5, description="input: values: subtracted, of pixels in [0, 1]")
+    std: Annotated[float, Field(gt=0, allow_inf_nan=False)] = Field(
+        default=0.5, description="input: values: then divided by"
+    )
+    split: Literal["order", "shuffled"] = Field(
+        default="shuffled", description="cut into splits as the files lie, or after shuffling by split_seed"
+    )
+    split_seed: int = Field(default=42, description="split: shuffled: decides the order")
+
+    @property
+    def side(self) -> int:
+        """Height and width of an image."""
+        raise NotImplementedError
+
+    def shape(self) -> DataShape:
+        """The pixels, row after row."""
+        tokens = self.input == "tokens"
+        return DataShape(
+            task="classification",
+            input=self.input,
+            length=self.side**2,
+            vocab_size=256 if tokens else None,
+            in_features=None if tokens else 1,
+            num_classes=self.classes,
+        )
+
+
+_AS_TOKENS = {"input": "tokens", "mask_zero": True}
+
+
+class LraImageOptions(PixelOptions):
+    """Options of ``lra_image``."""
+
+    classes = 10
+    presets: ClassVar[Overrides] = {
+        "official": {**_AS_TOKENS, "grey": "tensorflow", "split": "order"},
+        "s4": {"mean": 122.6 / 255, "std": 61 / 255},
+        "skyformer": {**_AS_TOKENS, "grey": "tensorflow", "split": "order"},
+    }
+
+    mean: _Number = Field(default=0.48, description="input: values: subtracted, of pixels in [0, 1]")
+    std: Annotated[float, Field(gt=0, allow_inf_nan=False)] = Field(
+        default=0.24, description="input: values: then divided by"
+    )
+    grey: Literal["pillow", "tensorflow"] = Field(
+        default="pillow", description="whose weights of red, green and blue, and whose rounding"
+    )
+    val_share: float = Field(default=0.1, gt=0, lt=1, description="share of the training images that is split val")
+
+    @property
+    def side(self) -> int:
+        """32 pixels."""
+        return 32
+
+
+class LraPathfinderOptions(PixelOptions):
+    """Options of ``lra_pathfinder``."""
+
+    classes = 2
+    presets: ClassVar[Overrides] = {
+        "official": {"split": "order"},
+        "s4": {"input": "values", "mask_zero": False, "mean": 0.0, "std": 1.0},
+        "mega": {"input": "values", "mask_zero": False},
+    }
+
+    resolution: Literal[32, 64, 128, 256] = Field(default=32, description="height and width of the images; 128: Path-X")
+    difficulty: Difficulty = Field(default="hard", description="which images; the benchmark has the hard ones")
+    input: Literal["tokens", "values"] = Field(
+        default="tokens", description="a pixel as one of 256 ids, or as a number that is shifted and scaled"
+    )
+    mask_zero: bool = Field(default=True, description="mask pixels of value 0, as if they were padding")
+    in_memory: bool | None = Field(
+        default=None, description="keep images once they are read; null: up to 512 MiB of them"
+    )
+
+    @property
+    def side(self) -> int:
+        """The resolution."""
+        return self.resolution
+
+
+class LraPathxOptions(LraPathfinderOptions):
+    """Options of ``lra_pathx``, which is ``lra_pathfinder`` at 128 x 128 pixels."""
+
+    resolution: Literal[32, 64, 128, 256] = Field(default=128, description="height and width of the images")
+
+
+LRA_OPTIONS: dict[str, type[DataSetOptions]] = {
+    "lra_image": LraImageOptions,
+    "lra_listops": LraListOpsOptions,
+    "lra_pathfinder": LraPathfinderOptions,
+    "lra_pathx": LraPathxOptions,
+    "lra_retrieval": LraRetrievalOptions,
+    "lra_text": LraTextOptions,
+}
+"""The classes by the names of their data sets."""

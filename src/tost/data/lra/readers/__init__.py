@@ -1,0 +1,1 @@
+"""Readers for the files of the official Long Range Arena release."""

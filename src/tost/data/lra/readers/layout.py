@@ -1,0 +1,74 @@
+"""Where the files of the official release lie, and what is common to reading them.
+
+The archive unpacks to a folder within a folder of the same name, ``lra_release/lra_release``. Some of its content lies
+in the outer folder once more; the inner copy is the right one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from tost.data.images.sources.layouts import entries
+from tost.errors import ConfigError
+
+__all__ = ["find_release", "limited", "shuffled", "thirds"]
+
+_RELEASE = "lra_release"
+
+
+def find_release(path: Path, folder: str, needed: Iterable[str]) -> Path:
+    """Return the folder that holds some files of the release.
+
+    Args:
+        path: That folder, or the release that holds it, or the folder that the release was unpacked to.
+        folder: Its name in the release.
+        needed: What must be in it.
+
+    Raises:
+        ConfigError: It is not there; the message says what was looked for and what was found.
+    """
+    needed = list(needed)
+    wanted = " and ".join(needed)
+    if not path.exists():
+        raise ConfigError(
+            f"data.path {path} does not exist; it must point at lra_release, or at its folder {folder} with {wanted}."
+        )
+    if not path.is_dir():
+        raise ConfigError(f"data.path {path} is a file; it must point at a folder: {folder} with {wanted}.")
+    # From the innermost out: where there are two copies, the inner one counts.
+    places = [path.joinpath(*[_RELEASE] * depth, folder) for depth in (2, 1, 0)]
+    for place in [*places, path]:
+        if all((place / name).exists() for name in needed):
+            return place
+    for place in places:
+        if place.is_dir():
+            missing = [name for name in needed if not (place / name).exists()]
+            raise ConfigError(f"{place} has no {' and no '.join(missing)}; it has: {entries(place)}.")
+    raise ConfigError(
+        f"{path} holds neither {folder} nor {wanted}, it has: {entries(path)}; point data.path at lra_release, or at "
+        f"its folder {folder}."
+    )
+
+
+def shuffled(count: int, seed: int) -> Tensor:
+    """Return the numbers below `count` in the order that torch's `random_split` takes with this seed."""
+    return torch.randperm(count, generator=torch.Generator().manual_seed(seed))
+
+
+def thirds(order: Tensor) -> dict[str, Tensor]:
+    """Cut rows into 80 % for training and 10 % each for validation and testing, the two rounded down."""
+    tenth = len(order) // 10
+    train = len(order) - 2 * tenth
+    return {"train": order[:train], "val": order[train : train + tenth], "test": order[train + tenth :]}
+
+
+def limited(rows: Tensor, limit: int | None) -> Tensor:
+    """Return at most `limit` rows, spread evenly."""
+    if limit is None or limit >= len(rows):
+        return rows
+    return rows[torch.from_numpy(np.arange(limit) * len(rows) // limit)]

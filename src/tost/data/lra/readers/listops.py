@@ -1,0 +1,111 @@
+"""Reading ListOps as it was released: ``basic_train.tsv`` and so on, a header, then source and target.
+
+Parentheses only repeat what brackets say, so they are left out. The ids of the symbols are fixed, see
+`tost.data.lra.grammar.SYMBOLS`; 16 stands for an unknown one, which does not occur, and 17 ends a sequence.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from tost.data.dataset import DataBundle, fingerprint
+from tost.data.lra.grammar import SYMBOLS
+from tost.data.lra.options import LraListOpsOptions
+from tost.data.lra.readers.layout import find_release, limited
+from tost.data.lra.sequences import Form, IdsInMemory, Sequences
+from tost.data.options import DataInfo
+from tost.errors import ConfigError
+
+__all__ = ["build_lra_listops"]
+
+_END = 17
+_CLOSE = SYMBOLS.index("]")
+_BAD = 255
+_OPERATORS = {name.encode(): bytes([0x80 + place]) for place, name in enumerate(SYMBOLS) if name.startswith("[")}
+_SHOWN = 40
+
+
+def _table() -> bytes:
+    ids = bytearray([_BAD] * 256)
+    for code in _OPERATORS.values():
+        ids[code[0]] = code[0] - 0x80
+    for place, name in enumerate(SYMBOLS):
+        if len(name) == 1:
+            ids[ord(name)] = place
+    ids[ord("X")] = _CLOSE  # as others write it after they took the brackets off
+    return bytes(ids)
+
+
+_IDS = _table()
+
+
+def build_lra_listops(options: LraListOpsOptions, path: Path) -> DataBundle:
+    """Return ListOps: inputs int64 ``[length]``, mask bool of the same shape, targets int64 ``[]``."""
+    names = {split: f"basic_{split}.tsv" for split in ("train", options.validation_split)}
+    folder = find_release(path, "listops-1000", names.values())
+    form = Form.of(options, _END)
+    sets, parts = [], []
+    for name in names.values():
+        ids, ends, targets = _read(folder / name, brackets=options.brackets)
+        rows = limited(torch.arange(len(targets)), options.limit)
+        sets.append(Sequences(IdsInMemory(ids, ends), rows, targets, form))
+        parts += [torch.from_numpy(ids), torch.from_numpy(ends), targets, rows]
+    info = DataInfo(
+        **vars(options.shape()),
+        name="lra_listops",
+        fingerprint=fingerprint(*parts),
+        details={"folder": str(folder), "train_samples": len(sets[0]), "validation_samples": len(sets[1])},
+    )
+    return DataBundle(train=sets[0], validation=sets[1], info=info)
+
+
+def _read(path: Path, *, brackets: bool) -> tuple[NDArray[np.uint8], NDArray[np.int64], Tensor]:
+    """Return the ids of all expressions, where each ends, and the values."""
+    ids, ends, targets, total = bytearray(), [], [], 0
+    with path.open("rb") as file:
+        header = file.readline().rstrip(b"\r\n").split(b"\t")
+        if header != [b"Source", b"Target"]:
+            raise ConfigError(
+                f"{path} begins with {len(header)} columns, {_shown(header[0])!r}; it must begin with the line "
+                "Source<tab>Target."
+            )
+        for number, line in enumerate(file, start=2):
+            expression, value = _parse(line.rstrip(b"\r\n"), f"{path}, line {number}")
+            if not brackets:
+                expression = expression.replace(bytes([_CLOSE]), b"")
+            ids += expression
+            total += len(expression)
+            ends.append(total)
+            targets.append(value)
+    if not targets:
+        raise ConfigError(f"{path} holds a header and nothing else; it is incomplete.")
+    return np.frombuffer(ids, dtype=np.uint8), np.array(ends, dtype=np.int64), torch.tensor(targets)
+
+
+def _shown(data: bytes) -> str:
+    return data[:_SHOWN].decode("utf-8", errors="replace")
+
+
+def _parse(line: bytes, where: str) -> tuple[bytes, int]:
+    columns = line.split(b"\t")
+    if len(columns) != 2:
+        raise ConfigError(f"{where} has {len(columns)} columns; it must have two, an expression and its value.")
+    source, target = columns
+    if len(target) != 1 or not target.isdigit():
+        raise ConfigError(f"{where} has the value {_shown(target)!r}; it must be a digit, 0 to 9.")
+    for name, code in _OPERATORS.items():
+        source = source.replace(name, code)
+    expression = source.translate(_IDS, b"() ")
+    words = source.count(b" ") + 1  # of one byte each by now, if they are what they should be
+    symbols = len(expression) + source.count(b"(") + source.count(b")")
+    if not expression or _BAD in expression or words != symbols:
+        raise ConfigError(
+            f"{where} is no ListOps expression: {_shown(columns[0])!r}; the symbols are {', '.join(SYMBOLS[1:])} and "
+            "parentheses, with one space between them."
+        )
+    return expression, int(target)

@@ -1,0 +1,280 @@
+"""Grey images as sequences of pixels, row after row: CIFAR-10, and Pathfinder as it was released."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from tost.data.dataset import Batch, DataBundle, Dataset, fingerprint
+from tost.data.images.decode import read_image
+from tost.data.images.options import Cifar10Options
+from tost.data.images.sources.arrays import decode_images
+from tost.data.images.sources.base import FileImages, MemoryImages, hash_lines
+from tost.data.images.sources.layouts import CIFAR10_NAMES, check_folder, open_cifar, open_image_folder
+from tost.data.lra.generate.pathfinder.images import FOLDERS
+from tost.data.lra.options import LraImageOptions, LraPathfinderOptions, PixelOptions
+from tost.data.lra.readers.layout import find_release, limited, shuffled, thirds
+from tost.data.lra.readers.text import HUB, load_hub
+from tost.data.options import DataInfo
+from tost.errors import ConfigError
+
+__all__ = ["PixelSequences", "PixelSource", "build_lra_image", "build_lra_pathfinder"]
+
+_IN_MEMORY = 1 << 29  # bytes of pixels that are kept unless the options say otherwise
+_AT_ONCE = 2048  # images that are turned grey together
+_NUMPY = b"\x93NUMPY"
+_FIELDS = 11  # of a line of metadata
+_LABEL = 3
+_HUB_COLUMNS = ("img", "image")
+
+
+class PixelSource:
+    """Images by row, uint8 ``[B, pixels]``."""
+
+    def fetch(self, rows: Tensor) -> Tensor:
+        """Return the pixels of images."""
+        raise NotImplementedError
+
+
+class PixelSequences(Dataset):
+    """Samples: inputs int64 ``[N]`` or float32 ``[N, 1]``, targets int64 ``[]``, and a mask if zeros are masked.
+
+    Args:
+        source: The images.
+        rows: Which of them, int64 ``[n]``.
+        targets: Labels by row of the source, int64.
+        options: What a pixel becomes.
+    """
+
+    def __init__(self, source: PixelSource, rows: Tensor, targets: Tensor, options: PixelOptions) -> None:
+        self.source, self.rows, self.targets, self.options = source, rows, targets, options
+
+    def __len__(self) -> int:
+        """Return the number of images."""
+        return len(self.rows)
+
+    def gather(self, indices: Tensor) -> Batch:
+        """Return images as a batch."""
+        rows = self.rows[indices]
+        pixels = self.source.fetch(rows)
+        if self.options.input == "tokens":
+            inputs = pixels.long()
+        else:
+            inputs = pixels.float().div_(255).sub_(self.options.mean).div_(self.options.std).unsqueeze(-1)
+        batch = {"inputs": inputs, "targets": self.targets[rows]}
+        return batch | {"mask": pixels != 0} if self.options.mask_zero else batch
+
+
+class _Held(PixelSource):
+    def __init__(self, pixels: Tensor) -> None:
+        self.pixels = pixels
+
+    def fetch(self, rows: Tensor) -> Tensor:
+        return self.pixels[rows]
+
+
+class _Files(PixelSource):
+    """Image files of one size, read when they are asked for, and kept if there is room."""
+
+    def __init__(self, files: FileImages, side: int, *, keep: bool) -> None:
+        self.files, self.side, self.keep = files, side, keep
+        self._kept: Tensor | None = None
+        self._known = torch.zeros(len(files), dtype=torch.bool)
+
+    def fetch(self, rows: Tensor) -> Tensor:
+        if not self.keep:
+            pixels = torch.empty(len(rows), self.side**2, dtype=torch.uint8)
+            for place, row in enumerate(rows.tolist()):
+                pixels[place] = self._read(row)
+            return pixels
+        if self._kept is None:  # memory that is not written to is not used yet
+            self._kept = torch.empty(len(self.files), self.side**2, dtype=torch.uint8)
+        for row in rows[~self._known[rows]].tolist():
+            self._kept[row] = self._read(row)
+            self._known[row] = True
+        return self._kept[rows]
+
+    def _read(self, row: int) -> Tensor:
+        name = self.files.name(row)
+        image = read_image(self.files.read(row), name, channels=1)
+        if image.size != (self.side, self.side):
+            raise ConfigError(
+                f"{name} has {image.height} x {image.width} pixels, but this data set has images of {self.side} x "
+                f"{self.side}."
+            )
+        return torch.from_numpy(np.array(image)).flatten()
+
+    def __getstate__(self) -> dict[str, Any]:
+        # A worker reads for itself: the pixels so far would take longer to send than to read.
+        return self.__dict__ | {"_kept": None, "_known": torch.zeros_like(self._known)}
+
+
+def build_lra_image(options: LraImageOptions, path: str) -> DataBundle:
+    """Return CIFAR-10 in grey, each image a sequence of 1024 pixels."""
+    pixels, targets = _read_cifar(path, "train", options.grey)
+    count = len(targets)
+    order = torch.arange(count) if options.split == "order" else shuffled(count, options.split_seed)
+    held = int(count * options.val_share)
+    rows, held_out = order[: count - held], order[count - held :]
+    train = PixelSequences(_Held(pixels), limited(rows, options.limit), targets, options)
+    if options.validation_split == "test":
+        pixels, targets = _read_cifar(path, "test", options.grey)
+        held_out = torch.arange(len(targets))
+    validation = PixelSequences(_Held(pixels), limited(held_out, options.limit), targets, options)
+    if not len(train) or not len(validation):
+        raise ConfigError(f"{path} holds {count} training images, too few to hold out a share of {options.val_share}.")
+    parts = [
+        part for split in (train, validation) for part in (split.source.fetch(split.rows), split.targets[split.rows])
+    ]
+    return _bundle("lra_image", train, validation, fingerprint(*parts), {}, CIFAR10_NAMES)
+
+
+def _bundle(
+    name: str,
+    train: PixelSequences,
+    validation: PixelSequences,
+    content: str,
+    details: dict[str, int | str],
+    class_names: tuple[str, ...] = (),
+) -> DataBundle:
+    info = DataInfo(
+        **vars(train.options.shape()),
+        name=name,
+        fingerprint=content,
+        details=details | {"train_samples": len(train), "validation_samples": len(validation)},
+        class_names=class_names,
+    )
+    return DataBundle(train=train, validation=validation, info=info)
+
+
+def _read_cifar(path: str, split: str, grey: str) -> tuple[Tensor, Tensor]:
+    """Return pixels uint8 ``[n, 1024]`` and labels int64 ``[n]``."""
+    if path.startswith(HUB):
+        colour, targets = _read_hub(path, split)
+    else:
+        folder = Path(path)
+        check_folder(folder, "the folder of CIFAR-10: parquet files, the binary version, or <split>/<class>/<image>")
+        is_folder = (folder / split).is_dir() and any(entry.is_dir() for entry in (folder / split).iterdir())
+        found = (open_image_folder if is_folder else open_cifar)(Cifar10Options(), folder, split)
+        targets = found.targets
+        if isinstance(found.source, MemoryImages):
+            colour = found.source.pixels
+        else:
+            rows = range(len(targets))
+            encoded, names = [found.source.read(row) for row in rows], [found.source.name(row) for row in rows]
+            colour = decode_images(encoded, names, (32, 32), channels=3)
+    if len(targets) and not 0 <= int(targets.min()) <= int(targets.max()) < len(CIFAR10_NAMES):
+        raise ConfigError(f"the split {split!r} of {path} has labels up to {int(targets.max())}; there are 10 classes.")
+    return _to_grey(colour, grey), targets
+
+
+def _read_hub(path: str, split: str) -> tuple[Tensor, Tensor]:
+    loaded = load_hub(path, split)
+    column = next((name for name in _HUB_COLUMNS if name in loaded.column_names), None)
+    if column is None or "label" not in loaded.column_names:
+        raise ConfigError(
+            f"{path} has the columns {', '.join(loaded.column_names)}; one of {' and '.join(_HUB_COLUMNS)} is needed, "
+            "and label."
+        )
+    images = np.stack([np.asarray(image.convert("RGB")) for image in loaded[column]])
+    return torch.from_numpy(images).permute(0, 3, 1, 2), torch.tensor(list(loaded["label"]))
+
+
+def _to_grey(colour: Tensor, weights: str) -> Tensor:
+    """Turn uint8 ``[n, 3, height, width]`` into uint8 ``[n, pixels]``, a part at a time: numbers take more room."""
+    return torch.cat([_part_to_grey(part, weights).flatten(1) for part in torch.split(colour, _AT_ONCE)])
+
+
+def _part_to_grey(colour: Tensor, weights: str) -> Tensor:
+    if weights == "pillow":
+        red, green, blue = colour.int().unbind(1)
+        return ((19595 * red + 38470 * green + 7471 * blue + 0x8000) >> 16).to(torch.uint8)
+    red, green, blue = colour.double().unbind(1)
+    return (0.2989 * red + 0.5870 * green + 0.1140 * blue).round_().to(torch.uint8)
+
+
+def build_lra_pathfinder(name: str, options: LraPathfinderOptions, path: Path) -> DataBundle:
+    """Return Pathfinder images, each a sequence of its pixels; the target is 1 if one curve joins the discs."""
+    level = FOLDERS[options.difficulty]
+    is_level = (path / "metadata").is_dir()
+    folder = path if is_level else find_release(path, f"pathfinder{options.side}", [level]) / level
+    names, labels, empty = _read_metadata(folder)
+    files, targets = FileImages(folder, names), torch.tensor(labels)
+    count = len(names)
+    order = torch.arange(count) if options.split == "order" else shuffled(count, options.split_seed)
+    splits = thirds(order)
+    chosen = [limited(splits[split], options.limit) for split in ("train", options.validation_split)]
+    if not all(len(rows) for rows in chosen):
+        raise ConfigError(f"{folder} holds {count} images, too few to be split into training, validation and testing.")
+    keep = options.in_memory if options.in_memory is not None else count * options.side**2 <= _IN_MEMORY
+    source = _Files(files, options.side, keep=keep)
+    train, validation = (PixelSequences(source, rows, targets, options) for rows in chosen)
+    content = hash_lines([files.fingerprint(), fingerprint(targets, *chosen)])
+    return _bundle(name, train, validation, content, {"folder": str(folder), "images": count, "empty": empty})
+
+
+def _read_metadata(folder: Path) -> tuple[list[str], list[int], int]:
+    """Return the images below a folder in the order of the metadata, their labels, and how many files are empty."""
+    place = folder / "metadata"
+    files = sorted((file for file in place.glob("*.npy") if file.stem.isdigit()), key=lambda file: int(file.stem))
+    if not files:
+        raise ConfigError(f"{place} holds no metadata; files called 0.npy, 1.npy and so on are needed.")
+    sizes: dict[str, dict[str, int]] = {}
+    names, labels, empty = [], [], 0
+    for file in files:
+        for number, fields in enumerate(_metadata_rows(file), start=1):
+            inside, image, label = _image_of(fields, f"{file}, line {number}")
+            if inside not in sizes:
+                sizes[inside] = _sizes(folder / inside, file)
+            size = sizes[inside].get(image)
+            if size is None:
+                raise ConfigError(f"{file} names {inside}/{image}, but {folder / inside / image} does not exist.")
+            if size == 0:
+                empty += 1
+                continue
+            names.append(f"{inside}/{image}")
+            labels.append(label)
+    return names, labels, empty
+
+
+def _sizes(folder: Path, metadata: Path) -> dict[str, int]:
+    if not folder.is_dir():
+        raise ConfigError(f"{metadata} names images in {folder}, which is no folder.")
+    with os.scandir(folder) as found:
+        return {entry.name: entry.stat().st_size for entry in found}
+
+
+def _image_of(fields: list[str], where: str) -> tuple[str, str, int]:
+    if len(fields) != _FIELDS:
+        raise ConfigError(
+            f"{where} has {len(fields)} fields; it must have {_FIELDS}, the folder, the file, a number and the label "
+            "being the first."
+        )
+    if fields[_LABEL] not in ("0", "1"):
+        raise ConfigError(f"{where} has the label {fields[_LABEL]!r}; it must be 0 or 1.")
+    return fields[0], fields[1], int(fields[_LABEL])
+
+
+def _metadata_rows(file: Path) -> list[list[str]]:
+    """Read metadata: text in the release, in spite of the name; arrays of texts from the public generator."""
+    data = file.read_bytes()
+    if not data.startswith(_NUMPY):
+        try:
+            return [line.split() for line in data.decode("utf-8").splitlines() if line.strip()]
+        except UnicodeDecodeError as error:
+            raise ConfigError(f"{file} is neither text nor an array: {error}.") from error
+    try:
+        rows = np.load(file, allow_pickle=False)
+    except ValueError as error:
+        raise ConfigError(
+            f"{file} cannot be read: {error}. An array of objects is a pickle, which can run any program, so it is not "
+            "read; save it as an array of texts."
+        ) from error
+    if rows.ndim != 2 or rows.dtype.kind not in "US":
+        raise ConfigError(f"{file} holds an array {rows.dtype} {rows.shape}; it must hold rows of texts.")
+    return [list(row) for row in rows.astype(str).tolist()]

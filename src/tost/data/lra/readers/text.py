@@ -1,0 +1,174 @@
+"""Reading reviews of films (IMDb), which the release does not hold: parquet files, published folders, or the hub."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import accumulate
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from tost.data.dataset import DataBundle, fingerprint
+from tost.data.images.sources.layouts import entries
+from tost.data.images.sources.parquet import columns_of, find_shards
+from tost.data.lra.options import LraTextOptions
+from tost.data.lra.readers.layout import limited, shuffled
+from tost.data.lra.sequences import BYTE_END, Alphabet, Form, IdsInMemory, Sequences, count_characters, make_alphabet
+from tost.data.options import DataInfo
+from tost.errors import ConfigError
+
+__all__ = ["HUB", "build_lra_text", "load_hub"]
+
+HUB = "hub:"
+"""What a path begins with that names a data set of the Hugging Face hub."""
+
+_EXPECTED = (
+    "the folder of train.parquet and test.parquet (columns text and label), or of train/neg, train/pos, test/neg and "
+    "test/pos with one review per .txt file; or be hub:NAME, such as hub:stanfordnlp/imdb"
+)
+_CLASSES = ("neg", "pos")
+
+
+class _Reviews(NamedTuple):
+    texts: list[str]
+    targets: Tensor
+    layout: str
+
+
+def build_lra_text(options: LraTextOptions, path: str) -> DataBundle:
+    """Return reviews: inputs int64 ``[length]``, mask bool of the same shape, targets int64 ``[]``, 1 if positive."""
+    train = _read(path, "train")
+    order = shuffled(len(train.targets), options.split_seed)
+    if options.hold_out >= len(order):
+        raise ConfigError(
+            f"data.options.hold_out={options.hold_out} leaves nothing to train on; {path} has {len(order)} training "
+            "reviews."
+        )
+    rows, held_out = order[options.hold_out :].sort().values, order[: options.hold_out].sort().values
+    if options.validation_split == "val" and options.hold_out:
+        validation = train
+    else:
+        validation = _read(path, "test")  # which doubles as the validation set in every code base
+        held_out = torch.arange(len(validation.targets))
+    alphabet = _alphabet(options, train, path)
+    form = Form.of(options, BYTE_END if alphabet is None else Alphabet.END)
+    sets, parts, cut = [], [], 0
+    for reviews, chosen in ((train, rows), (validation, held_out)):
+        source = _source(reviews.texts, alphabet)
+        chosen = limited(chosen, options.limit)
+        sets.append(Sequences(source, chosen, reviews.targets, form))
+        parts += [torch.from_numpy(source.ids), torch.from_numpy(source.ends), reviews.targets, chosen]
+        cut += int((np.diff(source.ends, prepend=0)[chosen.numpy()] > form.room).sum())
+    details: dict[str, int | str] = {"layout": train.layout, "cut": cut}
+    details |= {"train_samples": len(sets[0]), "validation_samples": len(sets[1])}
+    info = DataInfo(
+        **vars(options.shape()), name="lra_text", fingerprint=fingerprint(*parts), details=details, class_names=_CLASSES
+    )
+    return DataBundle(train=sets[0], validation=sets[1], info=info)
+
+
+def _source(texts: Sequence[str], alphabet: Alphabet | None) -> IdsInMemory:
+    if alphabet is None:
+        encoded = [text.encode("utf-8") for text in texts]
+        return IdsInMemory(np.frombuffer(bytearray().join(encoded), dtype=np.uint8), _ends(encoded), offset=1)
+    letters = [alphabet.encode(text) for text in texts]
+    return IdsInMemory(np.concatenate(letters), _ends(letters))
+
+
+def _ends(parts: Sequence[Any]) -> Any:
+    return np.array(list(accumulate(len(part) for part in parts)), dtype=np.int64)
+
+
+def _alphabet(options: LraTextOptions, train: _Reviews, path: str) -> Alphabet | None:
+    if options.unit == "bytes":
+        return None
+    return make_alphabet(
+        count_characters(train.texts),
+        min_frequency=options.min_frequency,
+        eos=options.eos,
+        limit=options.ids(),
+        where=path,
+    )
+
+
+def _read(path: str, split: str) -> _Reviews:
+    if path.startswith(HUB):
+        loaded = load_hub(path, split)
+        _check_columns(loaded.column_names, f"the split {split!r} of {path}")
+        return _checked(list(loaded["text"]), list(loaded["label"]), "hub", f"the split {split!r} of {path}")
+    folder = Path(path)
+    if not folder.is_dir():
+        found = "is a file" if folder.exists() else "does not exist"
+        raise ConfigError(f"data.path {folder} {found}; it must point at {_EXPECTED}.")
+    if shards := find_shards(folder, [split]):
+        return _read_parquet(shards, split, folder)
+    for place in (folder / split, folder / "aclImdb" / split):
+        if all((place / name).is_dir() for name in _CLASSES):
+            return _read_folders(place)
+    raise ConfigError(
+        f"{folder} holds no reviews of the split {split!r}, it has: {entries(folder)}; data.path must point at "
+        f"{_EXPECTED}."
+    )
+
+
+def load_hub(path: str, split: str) -> Any:
+    """Load one split of a data set of the hub, which `datasets` downloads once.
+
+    Raises:
+        ConfigError: It cannot be loaded.
+    """
+    import datasets
+
+    name = path.removeprefix(HUB)
+    try:
+        return datasets.load_dataset(name, split=split)
+    except Exception as error:  # of the network, of the hub, of the files: each library has its own
+        raise ConfigError(
+            f"the split {split!r} of {name!r} cannot be loaded from the hub: {error}; check the name and the "
+            "connection, or point data.path at a folder."
+        ) from error
+
+
+def _read_parquet(shards: Sequence[Path], split: str, folder: Path) -> _Reviews:
+    import pyarrow.parquet as pq  # type: ignore[import-untyped]
+
+    texts: list[Any] = []
+    labels: list[Any] = []
+    for shard in shards:
+        _check_columns(columns_of(shard), str(shard))
+        table = pq.read_table(shard, columns=["text", "label"])
+        texts += table["text"].to_pylist()
+        labels += table["label"].to_pylist()
+    return _checked(texts, labels, "parquet", f"the split {split!r} of {folder}")
+
+
+def _check_columns(columns: Sequence[str], where: str) -> None:
+    missing = [name for name in ("text", "label") if name not in columns]
+    if missing:
+        raise ConfigError(f"{where} has no column {' and no '.join(missing)}; its columns are: {', '.join(columns)}.")
+
+
+def _checked(texts: list[Any], labels: list[Any], layout: str, where: str) -> _Reviews:
+    if not texts:
+        raise ConfigError(f"{where} holds no reviews.")
+    wrong = next((label for label in labels if label not in (0, 1)), None)
+    if wrong is not None or None in labels:
+        raise ConfigError(f"{where} has the label {wrong!r}; labels are 0 (negative) and 1 (positive).")
+    if any(not isinstance(text, str) for text in texts):
+        raise ConfigError(f"{where} has reviews that are no text.")
+    return _Reviews(texts, torch.tensor(labels), layout)
+
+
+def _read_folders(folder: Path) -> _Reviews:
+    texts: list[str] = []
+    labels: list[int] = []
+    for label, name in enumerate(_CLASSES):
+        files = sorted((folder / name).glob("*.txt"))
+        if not files:
+            raise ConfigError(f"{folder / name} holds no .txt files, it has: {entries(folder / name)}.")
+        texts += [file.read_bytes().decode("utf-8", errors="replace") for file in files]
+        labels += [label] * len(files)
+    return _Reviews(texts, torch.tensor(labels), "folders")

@@ -1,0 +1,1 @@
+"""Text corpora: reading, tokenizing and preparing them."""

@@ -1,0 +1,249 @@
+"""What there is to read, which split it belongs to, and how it is cut into pieces; the source alone decides that."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from tost.data.text.files import Kind, Span, find_files, hub_span_rows, kind_of, plan_file, split_of_name
+from tost.data.text.options import HubSet, TextJob
+from tost.data.text.tokenizers import ByteText
+from tost.data.text.write import Cut, Piece, documents_of
+from tost.errors import ConfigError
+
+__all__ = ["Plan", "load_hub", "make_plan"]
+
+VALIDATION = "validation"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """Everything that preparing does, in order.
+
+    Attributes:
+        pieces: The pieces of every split.
+        cuts: What of each piece goes to the validation set, in the same order.
+        facts: The sources, for the index.
+        seen: What identifies the sources as they were found; a resumed run must find the same.
+        split: How the validation set was made, for the index.
+    """
+
+    pieces: list[Piece]
+    cuts: list[Cut]
+    facts: list[dict[str, Any]]
+    seen: list[Any]
+    split: dict[str, Any]
+
+    @property
+    def documents(self) -> int:
+        """Documents of all pieces together."""
+        return sum(piece.rows for piece in self.pieces)
+
+
+class _Source(NamedTuple):
+    path: Path
+    kind: Kind
+
+
+def load_hub(job: TextJob) -> dict[str, Any]:
+    """Return the splits of a job's hub data set; nothing if it reads files.
+
+    Raises:
+        ConfigError: It cannot be loaded.
+    """
+    if job.source is not None:
+        return {}
+    if job.hub is None:
+        raise ConfigError(f"{job.name} is read from files; give --source.")
+    found: dict[str, Any] = {}
+    for name, data in _load_hub_set(job.hub).items():
+        found.setdefault(split_of_name(Path(name), Path(name)) or "train", data)
+    return found
+
+
+def _load_hub_set(hub: HubSet) -> Mapping[str, Any]:
+    import datasets
+
+    try:
+        loaded = datasets.load_dataset(hub.name, hub.config, revision=hub.revision)
+    except Exception as error:  # connections, missing names and wrong configurations come as many kinds of errors
+        raise ConfigError(
+            f"{hub.name} cannot be loaded from the hub: {error}; give --source with a copy on disk."
+        ) from error
+    return dict(loaded)
+
+
+def make_plan(job: TextJob, hub: Mapping[str, Any], report: Callable[[int, int, str], None]) -> Plan:
+    """Find the sources of a job, count their documents and cut them into pieces.
+
+    Args:
+        job: What is to be done.
+        hub: Data sets of the hub by split.
+        report: Told about progress.
+
+    Raises:
+        ConfigError: A source is missing, cannot be read, or holds no documents.
+    """
+    root = Path(job.source or ".")
+    spans: dict[str, list[Span]] = {}
+    facts: list[dict[str, Any]] = []
+    seen: list[Any] = []
+    if hub:
+        for split in _choose(job, {split: [split] for split in hub}):
+            spans[split] = _hub_spans(split, hub[split], job)
+            facts.append({"hub": job.hub, "split": split, "rows": len(hub[split])})
+            seen.append([job.hub, split, len(hub[split]), getattr(hub[split], "_fingerprint", "")])
+    else:
+        sources = _choose(job, _group(job))
+        total = sum(map(len, sources.values()))
+        for split, found in sources.items():
+            spans[split] = []
+            for path, kind in found:
+                report(len(facts), total, f"looking at {path.name}")
+                spans[split] += plan_file(path, kind, job.shard_bytes)
+                known = path.stat()
+                name = path.relative_to(root).as_posix() if path.is_relative_to(root) and path != root else path.name
+                facts.append({"file": name, "split": split, "size": known.st_size})
+                seen.append([str(path), known.st_size, known.st_mtime_ns])
+    pieces = [piece for split in spans for piece in _pieces(split, spans[split], job)]
+    if not sum(piece.rows for piece in pieces):
+        raise ConfigError(f"{_what(job)} holds no documents; there is nothing to prepare.")
+    cuts, rule = _cut(job, pieces, hub, named=sorted(spans))
+    return Plan(pieces=pieces, cuts=cuts, facts=facts, seen=seen, split=rule)
+
+
+def _what(job: TextJob) -> str:
+    return f"the source {job.source}" if job.source else f"the hub data set {job.hub.name if job.hub else ''}"
+
+
+def _group(job: TextJob) -> dict[str, list[_Source]]:
+    """Return the files of a job by split; those whose names tell nothing are under an empty name."""
+    groups: dict[str, list[_Source]] = {}
+    for path in _files(job, str(job.source)):
+        split = split_of_name(path.path, Path(str(job.source))) or ""
+        groups.setdefault(split, []).append(path)
+    return groups
+
+
+def _files(job: TextJob, source: str) -> list[_Source]:
+    lines = job.documents == "line" and not job.joined
+    files = find_files(source, what="the source")
+    if job.choices and any(f"_{job.choices}_" in file.name for file in files):
+        files = [file for file in files if f"_{job.choices}_" in file.name]
+    return [_Source(file, kind_of(file, lines=lines) or ("lines" if lines else "text")) for file in files]
+
+
+def _choose(job: TextJob, groups: Mapping[str, list[Any]]) -> dict[str, list[Any]]:
+    """Return the sources of every split that is wanted."""
+    everything = [source for group in groups.values() for source in group]
+    named = {split: group for split, group in groups.items() if split}
+    if job.sources:
+        return {"train": everything} | {split: _files(job, source) for split, source in job.sources.items()}
+    if job.split in ("random", "tail"):
+        # Of a hub data set the training split is the corpus; files are one corpus whatever they are called.
+        return {"train": groups["train"] if groups.get("train") == ["train"] else sorted(everything)}
+    if job.split == "auto":
+        whole = "" in groups or "train" not in named or (len(named) < 2 and named["train"] != ["train"])
+        return {"train": sorted(everything)} if whole else _ordered(named)
+    if not named and len(job.splits) == 1:
+        return {job.splits[0]: everything}
+    wanted = {split: group for split, group in named.items() if not job.splits or split in job.splits}
+    if not wanted:
+        there = ", ".join(sorted(named)) or "none that its names tell"
+        need = " or ".join(job.splits or ("train", "validation", "test"))
+        raise ConfigError(
+            f"{_what(job)} has the splits: {there}; need {need}. Call files or folders by their split, such as "
+            "test.txt, or set splits to a single one."
+        )
+    return _ordered(wanted)
+
+
+def _ordered(groups: Mapping[str, list[Any]]) -> dict[str, list[Any]]:
+    return {split: groups[split] for split in ("train", VALIDATION, "test") if split in groups}
+
+
+def _hub_spans(split: str, data: Any, job: TextJob) -> list[Span]:
+    rows = len(data)
+    step = hub_span_rows(rows, int(data.data.nbytes), job.shard_bytes)
+    return [
+        Span(split, "hub", start, min(start + step, rows), min(start + step, rows) - start)
+        for start in range(0, rows, step)
+    ]
+
+
+def _pieces(split: str, spans: list[Span], job: TextJob) -> list[Piece]:
+    """Put spans together until a piece is large enough. A joined split is a single document, so a single piece."""
+    if job.joined:
+        return [Piece(0, split, _as_one_row(spans), 0)] if spans else []
+    size, number = 0, 0
+    numbered: list[tuple[int, Span]] = []
+    for span in spans:
+        if size >= job.shard_bytes:
+            size, number = 0, number + 1
+        numbered.append((number, span))
+        # A span of rows or row groups was made as large as a piece should be.
+        size += span.stop - span.start if span.kind in ("text", "lines", "jsonl") else job.shard_bytes
+    pieces: list[Piece] = []
+    first = 0
+    for key, group in groupby(numbered, key=lambda pair: pair[0]):
+        piece = Piece(key, split, tuple(span for _, span in group), first)
+        pieces.append(piece)
+        first += piece.rows
+    return pieces
+
+
+def _as_one_row(spans: list[Span]) -> tuple[Span, ...]:
+    return tuple(span._replace(rows=int(place == 0)) for place, span in enumerate(spans))
+
+
+def _cut(
+    job: TextJob, pieces: list[Piece], hub: Mapping[str, Any], *, named: list[str]
+) -> tuple[list[Cut], dict[str, Any]]:
+    """Decide which documents make up the validation set, if the source has none of its own."""
+    nothing = [Cut(np.empty(0, dtype=np.int64)) for _ in pieces]
+    if job.split == "named" or VALIDATION in named or job.validation == 0.0:
+        return nothing, {"rule": "named", "splits": named}
+    train = [piece for piece in pieces if piece.split == "train"]
+    count = sum(piece.rows for piece in train)
+    if count == 1 and job.split != "random":
+        return _cut_characters(job, pieces, hub)
+    held_out = math.ceil(job.validation * count)
+    if held_out >= count:
+        raise ConfigError(
+            f"validation={job.validation} of {count} document(s) leaves none for training; give more documents, a "
+            "smaller share, split=tail for a single text, or validation_source."
+        )
+    if job.split == "tail":
+        chosen = np.arange(count - held_out, count)
+    else:
+        # As `datasets` draws it in `train_test_split`, so that a known seed gives the known documents.
+        chosen = np.sort(np.random.default_rng(job.seed).permutation(count)[:held_out])
+    facts: dict[str, Any] = {"rule": "tail" if job.split == "tail" else "random", "validation": job.validation}
+    cuts = [
+        Cut(chosen[(chosen >= piece.first) & (chosen < piece.first + piece.rows)])
+        if piece.split == "train"
+        else nothing
+        for piece, nothing in zip(pieces, nothing, strict=True)
+    ]
+    return cuts, facts | ({"seed": job.seed} if facts["rule"] == "random" else {})
+
+
+def _cut_characters(job: TextJob, pieces: list[Piece], hub: Mapping[str, Any]) -> tuple[list[Cut], dict[str, Any]]:
+    cuts = []
+    for piece in pieces:
+        after = None
+        if piece.split == "train" and piece.rows:
+            # The only document; where its bytes are not text, one of them counts as a character.
+            probe = ByteText() if job.tokenizer == "bytes" else None
+            characters = sum(len(block) for block in next(documents_of(piece, job, probe, hub)).blocks)
+            after = int(characters * (1 - job.validation))
+            if not 0 < after < characters:
+                raise ConfigError(f"{_what(job)} has {characters} characters, too few to cut off a validation set.")
+        cuts.append(Cut(np.empty(0, dtype=np.int64), after))
+    return cuts, {"rule": "tail", "validation": job.validation, "of": "characters"}

@@ -1,0 +1,1 @@
+"""Folders of tokens written by `tost data prepare`."""

@@ -1,0 +1,105 @@
+"""Windows of a prepared folder as a data set."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from tost.data._random import mix, mix_array
+from tost.data.dataset import Batch, DataBundle, Dataset
+from tost.data.options import DataInfo
+from tost.data.tokens.options import TokensOptions
+from tost.data.tokens.reader import TokenArray, TokenFolder, open_tokens
+from tost.errors import ConfigError
+
+__all__ = ["TokenWindows", "build_tokens"]
+
+
+class TokenWindows(Dataset):
+    """Windows of a sequence of tokens.
+
+    Sample i: inputs, the `length` tokens from a start on; targets, the tokens that follow each of them. Both int64
+    ``[length]``. Windows at random places are drawn anew in every epoch: the draw number and the seed decide where
+    each of them starts, so that the same ones come after a resume and with any number of processes.
+
+    Args:
+        tokens: The tokens, more than `length` of them.
+        length: Tokens per window.
+        count: Number of windows at random places per epoch; None for as many as lie side by side.
+        seed: Decides where windows start; None puts them side by side.
+    """
+
+    def __init__(self, tokens: TokenArray, length: int, *, count: int | None = None, seed: int | None = None) -> None:
+        side_by_side = (len(tokens) - 1) // length  # the last token is only a target
+        self.tokens, self.length, self.seed = tokens, length, seed
+        self.draws = seed is not None
+        self.count = side_by_side if count is None or seed is None else count
+
+    def __len__(self) -> int:
+        """Return the number of windows per epoch."""
+        return self.count
+
+    def starts(self, indices: Tensor) -> Tensor:
+        """Return where windows start, int64 of the shape of `indices`."""
+        if self.seed is None:
+            return indices * self.length
+        drawn = mix_array(mix(self.seed), indices.numpy().astype(np.uint64))
+        return torch.from_numpy((drawn % np.uint64(len(self.tokens) - self.length)).astype(np.int64))
+
+    def gather(self, indices: Tensor) -> Batch:
+        """Return windows as a batch."""
+        window = torch.from_numpy(self.tokens.windows(self.starts(indices).numpy(), self.length + 1))
+        return {"inputs": window[:, :-1].contiguous(), "targets": window[:, 1:].contiguous()}
+
+
+def build_tokens(options: TokensOptions, path: Path, seed: int) -> DataBundle:
+    """Return windows for training, and windows side by side for validation.
+
+    Args:
+        options: Length, number and kind of the windows.
+        path: The prepared folder.
+        seed: Decides where windows at random places start.
+
+    Raises:
+        ConfigError: There is no such folder, a split is missing or shorter than a window, or `vocab_size` is too small.
+        StorageError: A file of the folder is damaged.
+    """
+    folder = open_tokens(path)
+    shape = options.shape_of(str(path))
+    if shape.vocab_size is not None and shape.vocab_size < folder.vocab_size:
+        raise ConfigError(
+            f"data.options.vocab_size={shape.vocab_size}, but {path} has {folder.vocab_size} different ids; make it at "
+            "least that, or null."
+        )
+    train, validation = (_tokens(folder, name, options) for name in (options.train_split, options.validation_split))
+    info = DataInfo(
+        **vars(shape),
+        name="tokens",
+        fingerprint=folder.fingerprint,
+        details={
+            "corpus": folder.name,
+            "tokenizer": folder.index.tokenizer.name,
+            "tokenizer_fingerprint": folder.tokenizer_fingerprint,
+            "train_tokens": len(train),
+            "validation_tokens": len(validation),
+        },
+    )
+    drawn = seed if options.mode == "windows" else None
+    return DataBundle(
+        train=TokenWindows(train, options.length, count=options.windows, seed=drawn),
+        validation=TokenWindows(validation, options.length),
+        info=info,
+    )
+
+
+def _tokens(folder: TokenFolder, name: str, options: TokensOptions) -> TokenArray:
+    tokens = folder.split(name).tokens
+    if len(tokens) <= options.length:
+        raise ConfigError(
+            f"split {name!r} of {folder.path} has {len(tokens)} tokens, too few for data.options.length="
+            f"{options.length}; it can be at most {len(tokens) - 1}."
+        )
+    return tokens

@@ -1,0 +1,381 @@
+"""Reading a folder of tokens that `tost data prepare` made, mapped into memory. No torch here."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple, overload
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tost.data.options import DataOptions
+from tost.data.text.tokenizers import ByteText, DataTokenizer
+from tost.data.text.vocabulary import from_record
+from tost.data.tokens.format import FileRecord, Index, ShardRecord, SplitRecord, read_index
+from tost.errors import ConfigError, StorageError
+
+__all__ = [
+    "REMEDY",
+    "CbtQuestion",
+    "LambadaPair",
+    "TokenArray",
+    "TokenFolder",
+    "TokenSplit",
+    "cbt_questions",
+    "check_size",
+    "check_tokenizer",
+    "lambada_pairs",
+    "open_tokens",
+    "tokenizer_of",
+]
+
+Ids = NDArray[np.int64]
+
+
+def open_tokens(path: str | Path) -> TokenFolder:
+    """Open a folder that `tost data prepare` made.
+
+    The sizes of its files are compared with the index; `tost data check` compares their content too.
+
+    Args:
+        path: The folder.
+
+    Raises:
+        ConfigError: There is none, or it holds something else.
+        StorageError: A file is missing or has another size than it should have.
+    """
+    folder = Path(path)
+    index = read_index(folder)
+    for split in index.splits.values():
+        for shard in split.shards:
+            for file in (shard.data, shard.lengths):
+                check_size(folder, file)
+    return TokenFolder(folder, index)
+
+
+def check_size(folder: Path, record: FileRecord) -> None:
+    """Compare the size of a file with what is recorded.
+
+    Raises:
+        StorageError: The file is missing, cut off, or too long.
+    """
+    path = folder / record.file
+    try:
+        size = path.stat().st_size
+    except OSError as error:
+        raise StorageError(f"{path} is missing ({error.strerror}); {REMEDY.format(folder=folder)}") from error
+    if size != record.size:
+        wrong = "cut off" if size < record.size else "too long"
+        raise StorageError(
+            f"{path} is {wrong}: it has {size} bytes and should have {record.size}; {REMEDY.format(folder=folder)}"
+        )
+
+
+REMEDY = "copy it again, or remove {folder} and give its `tost data prepare` command again."
+"""What to do about a damaged file."""
+
+
+class TokenFolder:
+    """A prepared folder; made by `open_tokens`.
+
+    Attributes:
+        path: Where it is.
+        index: Everything that is recorded about it.
+    """
+
+    def __init__(self, path: Path, index: Index) -> None:
+        self.path, self.index = path, index
+
+    @property
+    def name(self) -> str:
+        """Name of the corpus."""
+        return self.index.name
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of ids of its tokenizer."""
+        return self.index.tokenizer.vocab_size
+
+    @property
+    def fingerprint(self) -> str:
+        """SHA-256 that identifies the content, in hexadecimal."""
+        return self.index.fingerprint
+
+    @property
+    def tokenizer_fingerprint(self) -> str:
+        """The same for equal tokenizers, whatever files they come from."""
+        return self.index.tokenizer.fingerprint
+
+    @property
+    def end_of_text(self) -> int | None:
+        """Id that follows every document; None if none does."""
+        return self.index.tokenizer.end_of_text
+
+    @property
+    def splits(self) -> tuple[str, ...]:
+        """Names of the splits."""
+        return tuple(self.index.splits)
+
+    def split(self, name: str) -> TokenSplit:
+        """Return a split by name.
+
+        Raises:
+            ConfigError: There is none of that name.
+        """
+        if name not in self.index.splits:
+            raise ConfigError(f"{self.path} has no split {name!r}; it has: {', '.join(self.splits)}.")
+        return TokenSplit(self, name, self.index.splits[name])
+
+    def tokenizer(self) -> DataTokenizer:
+        """Return the tokenizer that the folder was prepared with.
+
+        Raises:
+            ConfigError: Its file cannot be read.
+            StorageError: Its file is another one than it was.
+        """
+        record = self.index.tokenizer
+        if record.file is not None:
+            check_size(self.path, record.file)
+        return from_record(record.model_dump(), self.path)
+
+
+class TokenSplit:
+    """One split of a folder; made by `TokenFolder.split`.
+
+    Attributes:
+        folder: The folder.
+        name: Its name.
+        record: What is recorded about it.
+        tokens: Its tokens, one document after another.
+    """
+
+    def __init__(self, folder: TokenFolder, name: str, record: SplitRecord) -> None:
+        self.folder, self.name, self.record = folder, name, record
+        self.tokens = TokenArray(folder.path, record.shards, folder.index.dtype)
+
+    @property
+    def num_tokens(self) -> int:
+        """Number of tokens, those that end documents included."""
+        return self.record.tokens
+
+    @property
+    def num_bytes(self) -> int:
+        """UTF-8 bytes of the text that was encoded."""
+        return self.record.bytes
+
+    @property
+    def source_bytes(self) -> int:
+        """UTF-8 bytes of the text before it was edited."""
+        return self.record.source_bytes
+
+    @property
+    def source_words(self) -> int:
+        """Words of the text before it was edited, separated by white space."""
+        return self.record.source_words
+
+    @cached_property
+    def documents(self) -> Ids:
+        """Where documents begin, and the end: int64 ``[documents + 1]``."""
+        parts = [np.fromfile(self.folder.path / shard.lengths.file, dtype="<u8") for shard in self.record.shards]
+        lengths = np.concatenate([np.zeros(1, dtype=np.uint64), *parts])
+        return np.cumsum(lengths).astype(np.int64)
+
+    def document(self, number: int) -> Ids:
+        """Return the tokens of one document, without the one that ends it: int64 ``[n]``."""
+        ids = self.tokens.window(int(self.documents[number]), int(self.documents[number + 1]))
+        return ids if self.folder.end_of_text is None else ids[:-1]
+
+
+class TokenArray:
+    """Tokens in several files, like one array. Files are mapped when they are needed.
+
+    Args:
+        folder: Where the files are.
+        shards: The files, in order.
+        dtype: How tokens are stored.
+    """
+
+    def __init__(self, folder: Path, shards: list[ShardRecord], dtype: str) -> None:
+        self._paths = [folder / shard.data.file for shard in shards]
+        self._starts = np.cumsum([0, *(shard.tokens for shard in shards)], dtype=np.int64)
+        self.dtype = np.dtype(dtype).newbyteorder("<")
+        self._maps: dict[int, NDArray[Any]] = {}
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Another process maps the files itself; a mapped array would be sent with all its content.
+        return {**self.__dict__, "_maps": {}}
+
+    def __len__(self) -> int:
+        return int(self._starts[-1])
+
+    @overload
+    def __getitem__(self, place: int) -> int: ...
+
+    @overload
+    def __getitem__(self, place: slice) -> NDArray[Any]: ...
+
+    def __getitem__(self, place: int | slice) -> int | NDArray[Any]:
+        if isinstance(place, slice):
+            start, stop, step = place.indices(len(self))
+            if step != 1:
+                raise ValueError(f"tokens are read side by side; take every {step}th from what is returned.")
+            return self._read(start, max(start, stop))
+        if not -len(self) <= place < len(self):
+            raise IndexError(f"token {place} does not exist; there are {len(self)}.")
+        place %= len(self)
+        return int(self._read(place, place + 1)[0])
+
+    def window(self, start: int, stop: int) -> Ids:
+        """Return the tokens from `start` to before `stop`, int64."""
+        return self[start:stop].astype(np.int64)
+
+    def windows(self, starts: Ids, length: int) -> Ids:
+        """Return several windows of the same length.
+
+        Args:
+            starts: Where they begin, int64 ``[B]``, each at most ``len(self) - length``.
+            length: Tokens of each.
+
+        Returns:
+            int64 ``[B, length]``.
+        """
+        found = np.empty((len(starts), length), dtype=np.int64)
+        for row, start in enumerate(starts.tolist()):
+            found[row] = self._read(start, start + length)
+        return found
+
+    def _read(self, start: int, stop: int) -> NDArray[Any]:
+        first = int(np.searchsorted(self._starts, start, side="right")) - 1
+        parts = []
+        while start < stop:
+            begin, end = int(self._starts[first]), int(self._starts[first + 1])
+            if end > begin:
+                parts.append(self._map(first)[start - begin : min(stop, end) - begin])
+            start, first = max(start, min(stop, end)), first + 1
+        if len(parts) == 1:
+            return parts[0]
+        return np.concatenate(parts) if parts else np.empty(0, dtype=self.dtype)
+
+    def _map(self, shard: int) -> NDArray[Any]:
+        if shard not in self._maps:
+            try:
+                self._maps[shard] = np.memmap(self._paths[shard], dtype=self.dtype, mode="r")
+            except (OSError, ValueError) as error:
+                raise StorageError(f"{self._paths[shard]} cannot be read: {error}") from error
+        return self._maps[shard]
+
+
+def check_tokenizer(expected: str | None, folder: TokenFolder, *, model: str = "the model") -> None:
+    """See that a model and a folder of tokens go together.
+
+    Args:
+        expected: Fingerprint of the tokenizer that the model was trained with; None if nobody knows.
+        folder: The tokens that it is to read.
+        model: What it is called in the message.
+
+    Raises:
+        ConfigError: They do not.
+    """
+    if expected is not None and expected != folder.tokenizer_fingerprint:
+        raise ConfigError(
+            f"{model} was trained with another tokenizer ({expected[:12]}) than {folder.path} was prepared with "
+            f"({folder.index.tokenizer.name}, {folder.tokenizer_fingerprint[:12]}): its ids mean other things. Prepare "
+            "the text with the tokenizer of the model's training data."
+        )
+
+
+def tokenizer_of(data: DataOptions) -> DataTokenizer:
+    """Return the tokenizer that the data of a configuration is made with.
+
+    Args:
+        data: The ``data`` part of a configuration, such as that of a run.
+
+    Raises:
+        ConfigError: The data is no text, or its folder is not there any more.
+        StorageError: The folder is damaged.
+    """
+    if data.name == "tokens":
+        return open_tokens(data.path or "").tokenizer()
+    if data.name == "stdlib_bytes":
+        return ByteText()
+    raise ConfigError(f"data set {data.name!r} has no tokenizer; it is no text.")
+
+
+class LambadaPair(NamedTuple):
+    """A passage: what is read, and the word that is to be guessed.
+
+    Attributes:
+        context: Ids of all before the last word, int64 ``[n]``.
+        word: Ids of the last word with the space in front of it, int64 ``[m]``.
+        text: The last word.
+    """
+
+    context: Ids
+    word: Ids
+    text: str
+
+
+def lambada_pairs(source: TokenSplit | TokenFolder | str | Path, split: str = "test") -> list[LambadaPair]:
+    """Return passages cut before their last word; any split whose documents are passages will do.
+
+    Args:
+        source: A split, or a folder.
+        split: Which split of a folder.
+
+    Raises:
+        ConfigError: A document has fewer than two words.
+    """
+    passages = _split_of(source, split)
+    tokenizer = passages.folder.tokenizer()
+    pairs: list[LambadaPair] = []
+    for number in range(passages.record.documents):
+        text = tokenizer.decode(passages.document(number).tolist()).rstrip()
+        context, _, word = text.rpartition(" ")
+        if not context.strip() or not word:
+            raise ConfigError(
+                f"document {number} of {passages.folder.path} is no passage with a last word: {text[:60]!r}."
+            )
+        whole, before = tokenizer.encode(text), tokenizer.encode(context)
+        # A tokenizer that looks beyond words may encode the whole differently; then the parts count.
+        rest = whole[len(before) :] if whole[: len(before)] == before else tokenizer.encode(f" {word}")
+        pairs.append(LambadaPair(np.array(before, dtype=np.int64), np.array(rest, dtype=np.int64), word))
+    return pairs
+
+
+class CbtQuestion(NamedTuple):
+    """A question with its candidates.
+
+    Attributes:
+        options: Ids of the whole passage with each candidate in its place, int64 ``[n]`` each.
+        answer: Which of them is right.
+    """
+
+    options: list[Ids]
+    answer: int
+
+
+def cbt_questions(source: TokenSplit | TokenFolder | str | Path, split: str = "test") -> list[CbtQuestion]:
+    """Return the questions of a folder that was prepared as ``cbt``.
+
+    Args:
+        source: A split, or a folder.
+        split: Which split of a folder.
+
+    Raises:
+        ConfigError: It holds no questions.
+    """
+    passages = _split_of(source, split)
+    choices = passages.record.choices
+    if not choices:
+        raise ConfigError(f"{passages.folder.path} holds {passages.folder.name}, no questions; prepare cbt.")
+    return [
+        CbtQuestion([passages.document(number * choices + choice) for choice in range(choices)], answer)
+        for number, answer in enumerate(passages.record.answers)
+    ]
+
+
+def _split_of(source: TokenSplit | TokenFolder | str | Path, split: str) -> TokenSplit:
+    if isinstance(source, TokenSplit):
+        return source
+    return (source if isinstance(source, TokenFolder) else open_tokens(source)).split(split)

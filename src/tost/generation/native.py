@@ -1,0 +1,211 @@
+"""One token through a language model in a single call of the native CPU library.
+
+It computes what `FlatStep` computes, in float32. Its matrices may be stored in fewer bits: then fewer bytes are read
+per token, which is what a step takes its time for, and every weight is rounded once. Sums, states and everything that
+is not a matrix stay float32.
+
+Shapes: tokens [B], x [B, C], logits [B, V]; states as in `tost.nn.state`.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from tost.errors import ConfigError
+from tost.generation.flat import Affine, Layer, why_not
+from tost.models import LanguageToST
+from tost.nn import BlockState, CausalBlock, LearnedPositions, ModelState
+from tost.ops import TSSAState
+from tost.ops import _step as library
+
+__all__ = ["WEIGHTS", "NativeStep", "Weights", "pack_rows", "round_weights", "why_not_native"]
+
+Weights = Literal["fp32", "bf16", "int8"]
+WEIGHTS: tuple[Weights, ...] = ("fp32", "bf16", "int8")
+
+
+def why_not_native(model: nn.Module) -> list[str]:
+    """Return what stands in the way of a `NativeStep` for a model; an empty list means that it computes the same."""
+    if found := why_not(model) or library.missing():
+        return found
+    parameters = list(model.parameters())
+    backend = cast(LanguageToST, model).options.backend
+    checks = {
+        "its parameters are not all float32": any(p.dtype != torch.float32 for p in parameters),
+        "it is not on a CPU": any(p.device.type != "cpu" for p in parameters),
+        f"its backend is {backend}": backend not in ("auto", "native"),
+    }
+    return [reason for reason, true in checks.items() if true]
+
+
+def pack_rows(weight: Tensor, weights: Weights) -> tuple[Tensor, Tensor | None]:
+    """Return a matrix ``[R, C]`` as a step stores it.
+
+    Args:
+        weight: float32 ``[R, C]``.
+        weights: ``"fp32"`` as it is; ``"bf16"`` with 8 bits of precision instead of 24; ``"int8"`` as whole numbers
+            from -127 to 127 times a scale per row, which is the row's largest entry over 127.
+
+    Returns:
+        The matrix, and for bytes the scale of every row, ``[R]``.
+    """
+    if weights == "fp32":
+        return weight.contiguous(), None
+    if weights == "bf16":
+        return weight.to(torch.bfloat16).contiguous(), None
+    scale = weight.abs().amax(dim=1).div_(127).clamp_min_(torch.finfo(torch.float32).tiny)
+    return (weight / scale.unsqueeze(1)).round_().to(torch.int8).contiguous(), scale
+
+
+@torch.no_grad()
+def round_weights(model: nn.Module, weights: Weights) -> None:
+    """Round the matrices of a model in place, to what a step with such weights computes with; for measuring the loss.
+
+    Args:
+        model: A causal language model of ours. An output layer that is tied to the embedding becomes one of its own:
+            tokens are looked up as they are.
+        weights: As in `pack_rows`.
+    """
+    ours = cast(LanguageToST, model)
+    if ours.head is None:
+        size, width = ours.tokens.weight.shape
+        ours.head = nn.Linear(width, size, bias=False).to(ours.tokens.weight)
+        ours.head.weight.copy_(ours.tokens.weight)
+    for module in model.modules():
+        if isinstance(module, nn.Linear):
+            packed, scale = pack_rows(module.weight, weights)
+            module.weight.copy_(packed if scale is None else packed * scale.unsqueeze(1))
+
+
+class NativeStep:
+    """`decode_step` of one model, for as long as its parameters stay what they are.
+
+    It takes any state on trust: see `StateForm`.
+
+    Args:
+        model: A model that `why_not_native` has nothing to say about.
+        weights: How matrices are stored; see `pack_rows`. Anything but ``"fp32"`` is a copy.
+
+    Raises:
+        ConfigError: There is no such way of storing them.
+    """
+
+    @torch.no_grad()
+    def __init__(self, model: LanguageToST, weights: Weights = "fp32") -> None:
+        if weights not in WEIGHTS:
+            raise ConfigError(f"weights={weights!r} is not known; it takes one of {', '.join(WEIGHTS)}.")
+        options = model.options
+        self._weights = weights
+        self._dtype = {"fp32": torch.float32, "bf16": torch.bfloat16, "int8": torch.int8}[weights]
+        self._alive: list[Tensor] = []  # the library only knows addresses
+        self._shape = (options.num_heads, options.embed_dim // options.num_heads)
+        self._tokens = model.tokens.weight.detach()
+        self._positions = model.positions.weight.detach() if isinstance(model.positions, LearnedPositions) else None
+        self._waves = model._position_vectors if self._positions is None and model.positions is not None else None
+        self._last = options.max_length - 1
+        layers = [Layer.of(cast(CausalBlock, block)) for block in model.blocks]
+        self._widths = [[len(taps) for taps in (layer.local, layer.local_mlp) if taps is not None] for layer in layers]
+        self._layers = (library.Layer * len(layers))(*map(self._layer, layers))
+        self._places = [
+            [place for place in (layer.local, layer.local_mlp) if place.taps is not None] for layer in self._layers
+        ]
+        self._step = library.Step(C=options.embed_dim, H=options.num_heads, hidden=options.hidden_dim)
+        self._step.depth, self._step.bias_length, self._step.layers = len(layers), options.max_length, self._layers
+        self._step.norm = self._norm(Affine.of(model.norm), model.norm.eps)
+        head = self._tokens if model.head is None else model.head.weight
+        self._step.head = self._matrix(Affine(head, None))
+        self._size = len(head)
+
+    def __call__(self, tokens: Tensor, state: ModelState) -> tuple[Tensor, ModelState]:
+        """Advance every row by one token; see `decode_step`.
+
+        Positions are not checked: behind the last one it goes on as with ``beyond="hold"``.
+        """
+        step, count, depth = self._step, tokens.shape[0], len(self._layers)
+        position, place = state.position.contiguous(), state.position.clamp_max(self._last)
+        x = F.embedding(tokens, self._tokens)
+        if self._positions is not None:
+            x = x + F.embedding(place, self._positions)
+        if self._waves is not None:
+            x = x + self._waves(1, position, None, x.device).squeeze(1)
+        sums, mass = x.new_empty(depth, 2, count, *self._shape), x.new_empty(depth, count, self._shape[0])
+        squares, weighted = (part.unbind(0) for part in sums.unbind(1))
+        masses, reached = mass.unbind(0), position + 1
+        windows = [[x.new_empty(shape) for shape in shapes] for shapes in self._windows(count)]
+        places = zip(state.layers, squares, weighted, masses, windows, range(depth), strict=True)
+        alive = [self._point(*each) for each in places]
+        logits = x.new_empty(count, self._size)
+        step.threads, step.B = torch.get_num_threads(), count
+        step.position, step.place = position.data_ptr(), place.data_ptr()
+        step.x, step.logits = x.data_ptr(), logits.data_ptr()
+        library.run_step(self._dtype, step)
+        del alive  # what the addresses point to had to stay until here
+        mixers = [TSSAState(*each, reached) for each in zip(squares, weighted, masses, strict=True)]
+        layers = [BlockState(m, tuple(w)) if w else m for m, w in zip(mixers, windows, strict=True)]
+        return logits, ModelState(tuple(layers))
+
+    def _windows(self, count: int) -> list[list[tuple[int, int, int]]]:
+        """Return the shapes of the windows of every layer."""
+        return [[(count, width - 1, self._tokens.shape[1]) for width in widths] for widths in self._widths]
+
+    def _point(
+        self,
+        before: TSSAState | BlockState,
+        squares: Tensor,
+        weighted: Tensor,
+        mass: Tensor,
+        windows: list[Tensor],
+        index: int,
+    ) -> list[Tensor]:
+        """Tell a layer where its state is, and where the next one goes; returns what must stay alive meanwhile."""
+        layer = self._layers[index]
+        mixer, kept = before if isinstance(before, BlockState) else (before, ())
+        given = [x.contiguous() for x in (*cast(TSSAState, mixer)[:3], *kept)]
+        layer.squares_in, layer.weighted_in, layer.mass_in = (x.data_ptr() for x in given[:3])
+        layer.squares, layer.weighted, layer.mass = squares.data_ptr(), weighted.data_ptr(), mass.data_ptr()
+        for local, window_in, window in zip(self._places[index], given[3:], windows, strict=True):
+            local.window_in, local.window = window_in.data_ptr(), window.data_ptr()
+        return given
+
+    def _layer(self, layer: Layer) -> library.Layer:
+        bias = None if layer.position_bias is None else layer.position_bias.t()
+        return library.Layer(
+            norm1=self._norm(layer.norm1, layer.eps[0]),
+            norm2=self._norm(layer.norm2, layer.eps[1]),
+            local=self._local(layer.local),
+            local_mlp=self._local(layer.local_mlp),
+            proj_in=self._matrix(layer.attention_in),
+            gate=library.matrix(None) if layer.gate is None else self._matrix(layer.gate),
+            proj_out=self._matrix(layer.attention_out),
+            mlp_in=self._matrix(layer.mlp_in),
+            mlp_out=self._matrix(layer.mlp_out),
+            temperature=self._keep(layer.temperature),
+            bias=self._keep(bias),
+            decay=self._keep(layer.options["decay"]),
+            gamma1=self._keep(layer.gamma1),
+            gamma2=self._keep(layer.gamma2),
+            count_scaled=layer.options["count_scaled"],
+            tanh=layer.activation == "tanh",
+        )
+
+    def _keep(self, tensor: Tensor | None) -> int | None:
+        """Return the address of a tensor, and keep it there."""
+        if tensor is None:
+            return None
+        self._alive.append(tensor.detach().contiguous())
+        return self._alive[-1].data_ptr()
+
+    def _norm(self, norm: Affine, eps: float) -> library.Norm:
+        return library.Norm(self._keep(norm.weight), self._keep(norm.bias), eps)
+
+    def _local(self, taps: Tensor | None) -> library.Local:
+        return library.Local(self._keep(taps), None, None, 1 if taps is None else len(taps))
+
+    def _matrix(self, affine: Affine) -> library.Matrix:
+        weight, scale = pack_rows(affine.weight.detach(), self._weights)
+        self._alive += [weight] if scale is None else [weight, scale]
+        return library.Matrix(weight.data_ptr(), self._keep(scale), self._keep(affine.bias), *weight.shape)

@@ -1,0 +1,52 @@
+"""Picks the fastest way to advance a model by one token."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+
+from tost.errors import ConfigError
+from tost.generation.decode import State, decode_step
+from tost.generation.flat import FlatStep, StateForm, why_not
+from tost.generation.native import WEIGHTS, NativeStep, Weights, why_not_native
+from tost.models import LanguageToST
+
+__all__ = ["Step", "make_step"]
+
+Step = Callable[[Tensor, State | None], tuple[Tensor, State]]
+
+# Rows from which on torch's matrix products are faster than reading each matrix once for all vectors.
+_MANY = 32
+
+
+def make_step(model: nn.Module, weights: Weights = "fp32") -> Step:
+    """Return a function that does what `decode_step` does for one model.
+
+    Args:
+        model: A causal language model, whose parameters stay what they are for as long as the function is used.
+        weights: How the matrices are stored; see `tost.generation.native.pack_rows`. Anything but ``"fp32"`` takes the
+            native library.
+
+    Raises:
+        ConfigError: The weights cannot be stored like that, and why.
+    """
+    reasons = why_not_native(model) if weights in WEIGHTS else [f"it takes one of {', '.join(WEIGHTS)}"]
+    if weights != "fp32" and reasons:
+        raise ConfigError(f"weights={weights!r} cannot be used: {'; '.join(reasons)}. Leave it out.")
+    if why_not(model):
+        return lambda tokens, state: decode_step(model, tokens, state)
+    ours = cast(LanguageToST, model)
+    native, flat, form = None if reasons else NativeStep(ours, weights), FlatStep(ours), StateForm(ours)
+
+    def step(tokens: Tensor, state: State | None) -> tuple[Tensor, State]:
+        if state is None or not form.fits(tokens, state):  # the model has something to say about a strange one
+            return decode_step(model, tokens, state)
+        with torch.no_grad():
+            if native is not None and (weights != "fp32" or tokens.shape[0] < _MANY):
+                return native(tokens, state)
+            return flat(tokens, state)
+
+    return step

@@ -1,0 +1,1 @@
+"""Sequence classifiers, the models of the Long Range Arena tasks."""

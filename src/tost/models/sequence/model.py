@@ -1,0 +1,250 @@
+"""A classifier of sequences, of tokens or of numbers, or of pairs of them: the network behind the long-range tasks.
+
+Shapes: ids [B, N] or values [B, N, F] (batch, elements, numbers per element), pairs [B, 2, N] or [B, 2, N, F],
+x [B, N, C] with width C, logits [B, K] with K classes, mask [B, N] or [B, 2, N].
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from tost.models._common import check_ids, check_mask, count_parameters
+from tost.models.flops import token_flops
+from tost.models.options import SequenceClassifierOptions
+from tost.models.sequence.mixers import build_mixer
+from tost.nn import MLP, S4, Block, LearnedPositions, SinusoidalPositions, run_blocks, token_positions
+from tost.nn._mixer import refuse_context
+from tost.nn.mixers import MixerBlock
+from tost.parallel import active
+
+__all__ = ["SequenceClassifier"]
+
+
+class SequenceClassifier(nn.Module):
+    """Blocks of non-causal TSSA, or of one of the mixers it is compared with, a pooled vector, and a head.
+
+    The paper trains its long-range models in two code bases and describes neither input nor head. This is the reading
+    nearest to Mega's: embeddings scaled by sqrt(C), or an affine map of real-valued input; a head that goes through the
+    hidden width of the MLPs and a GELU to classes without a bias. With ``norm="post"`` the blocks normalise behind the
+    sums and the embedding is normalised first, as there; with ``norm="pre"`` they normalise inside the branches and
+    once at the end, as in Skyformer and in the other models of this package. Linear layers start Xavier-uniform.
+
+    With TSSA a token receives from the others only what scales its own features, so the mean over the elements is the
+    better pooling; a class token is there for comparison.
+
+    With ``towers=2`` each sample is a pair of sequences. Both go through the same network, apart from each other, and
+    the head sees the two pooled vectors side by side, with their product and difference if ``pair="nli"``.
+
+    The layout of S4 is ``block="mixer"`` with ``norm_kind="batch"``: no MLPs, and batch norms.
+
+    Args:
+        options: Sizes and choices, kept as ``model.options``.
+
+    Example:
+        >>> import torch, tost
+        >>> model = tost.create_model("lra_image", depth=2)
+        >>> model(torch.rand(3, 100, 1)).shape
+        torch.Size([3, 10])
+    """
+
+    def __init__(self, options: SequenceClassifierOptions) -> None:
+        super().__init__()
+        self.options = options
+        C, post = options.embed_dim, options.norm == "post"
+        self.embedding: nn.Embedding | nn.Linear
+        if options.input == "tokens":
+            self.embedding = nn.Embedding(options.vocab_size or 0, C)
+        else:
+            self.embedding = nn.Linear(options.in_features or 0, C)
+        self.positions = self._positions()
+        self.class_token = nn.Parameter(0.02 * torch.randn(C)) if options.pooling == "cls" else None
+        # S4 normalises in its blocks only.
+        self.norm_in = nn.LayerNorm(C) if post and options.block == "mlp" else None
+        self.blocks = nn.ModuleList(self._block() for _ in range(1 if options.tied else options.depth))
+        self.norm_out = None if post or options.block == "mixer" else nn.LayerNorm(C)
+        self.head = self._head()
+        self._initialise()
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Classify sequences.
+
+        Args:
+            x: int64 ids ``[B, N]``, or floating point values ``[B, N, F]``, as ``options.input`` says; with two towers
+                ``[B, 2, N]`` or ``[B, 2, N, F]``.
+            mask: Real elements, bool ``[B, N]``, or ``[B, 2, N]`` with two towers; padding on either side. A padded
+                sequence gives the logits of the sequence without its padding, which may hold anything, as far as the
+                mixer allows; every one allows it for TSSA, and each class in `tost.nn` says so for the others.
+
+        Returns:
+            Logits, ``[B, K]``.
+
+        Raises:
+            ValueError: The input is not of this form, or longer than ``options.max_length``.
+        """
+        if self.options.towers == 2:
+            x, mask = _side_by_side(x, mask)
+        pooled = self.features(x, mask)
+        if self.options.towers == 2:
+            pooled = self._compared(*pooled.reshape(-1, 2, pooled.shape[-1]).unbind(1))
+        logits: Tensor = self.head(pooled)
+        return logits
+
+    def features(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Return the pooled vector of each sequence, ``[B, C]``; the arguments are those of one tower's `forward`."""
+        check_mask(mask, x)
+        tokens = self._embed(x, mask)
+        leads = self.class_token is not None and _first_rank()
+        if self.class_token is not None:
+            # The other ranks take none of them, but a parameter that is not used at all would stall data parallelism.
+            tokens = torch.cat((self._class_tokens(tokens)[:, : int(leads)], tokens), dim=1)
+            mask = F.pad(mask, (int(leads), 0), value=True) if mask is not None else None
+        if self.norm_in is not None:
+            tokens = self.norm_in(tokens)
+        if self.training and self.options.dropout > 0:
+            tokens = F.dropout(tokens, self.options.dropout)
+        blocks = list(self.blocks) * self.options.depth if self.options.tied else self.blocks
+        tokens = run_blocks(blocks, tokens, mask, recompute=self.options.gradient_checkpointing)
+        if self.norm_out is not None:
+            tokens = self.norm_out(tokens)
+        if self.class_token is not None:
+            return _first(tokens, leads)
+        if self.options.pooling == "first":
+            return _first_real(tokens, mask)
+        return _mean(tokens, mask, padded=self.options.pooling == "mean_padded")
+
+    def num_parameters(self, *, positions: bool = False) -> int:
+        """Count the trainable parameters.
+
+        Args:
+            positions: Count the learned positions too, which published sizes leave out.
+        """
+        return count_parameters(self, positions=positions)
+
+    def flops_per_token(self) -> int:
+        """Count the operations of a forward pass per element, without the head; see `tost.models.token_flops`."""
+        return token_flops(self.options).total
+
+    def no_weight_decay(self) -> set[str]:
+        """Name the parameters that are not to decay: those of `slow_parameters`."""
+        return self.slow_parameters()
+
+    def slow_parameters(self) -> set[str]:
+        """Name the parameters that learn at a rate of their own, ``optim.slow_lr``: steps and state matrices of S4."""
+        layers = [(name, module) for name, module in self.named_modules() if isinstance(module, S4)]
+        kernels = {f"{name}.{parameter}" for name, module in layers for parameter in module.kernel_parameters}
+        return kernels & {name for name, _ in self.named_parameters()}
+
+    def _compared(self, u: Tensor, v: Tensor) -> Tensor:
+        """Return what the head sees of two vectors [B, C]."""
+        return torch.cat((u, v, u * v, u - v) if self.options.pair == "nli" else (u, v), dim=-1)
+
+    def _class_tokens(self, tokens: Tensor) -> Tensor:
+        assert self.class_token is not None
+        return self.class_token.to(tokens.dtype).expand(tokens.shape[0], 1, -1)
+
+    def _embed(self, x: Tensor, mask: Tensor | None) -> Tensor:
+        if isinstance(self.embedding, nn.Embedding):
+            ids = x if mask is None else x.where(mask, 0)
+            check_ids(ids, self.embedding.num_embeddings)
+            tokens: Tensor = self.embedding(ids) * math.sqrt(self.options.embed_dim)
+        else:
+            if x.dim() != 3 or x.shape[-1] != self.embedding.in_features or not x.is_floating_point():
+                raise ValueError(
+                    f"x has shape {tuple(x.shape)} and dtype {x.dtype}; this model needs floating point values "
+                    f"[B, N, {self.embedding.in_features}]. Use x[..., None] for one number per element."
+                )
+            tokens = self.embedding(x if mask is None else x.where(mask.unsqueeze(-1), 0))
+        length = self.options.max_length
+        at = token_positions(x.shape[1], mask=mask, max_length=length, device=x.device)
+        return tokens if self.positions is None else tokens + self.positions(at).to(tokens.dtype)
+
+    def _positions(self) -> LearnedPositions | SinusoidalPositions | None:
+        o = self.options
+        if o.position == "none":
+            return None
+        return (LearnedPositions if o.position == "learned" else SinusoidalPositions)(o.max_length, o.embed_dim)
+
+    def _block(self) -> nn.Module:
+        o = self.options
+        mixer = build_mixer(o)
+        if o.block == "mixer":
+            return MixerBlock(mixer, o.embed_dim, norm=o.norm, norm_kind=o.norm_kind)
+        return Block(mixer, MLP(o.embed_dim, o.hidden_dim, drop=o.dropout), o.embed_dim, norm=o.norm)
+
+    def _head(self) -> nn.Module:
+        o = self.options
+        width = o.embed_dim * (1 if o.towers == 1 else 4 if o.pair == "nli" else 2)
+        if o.head_kind == "linear":
+            return nn.Linear(width, o.num_classes)
+        if o.head_kind == "mlp":
+            hidden = (nn.Linear(width, o.hidden_dim), nn.GELU())
+            return nn.Sequential(*hidden, nn.Linear(o.hidden_dim, o.num_classes, bias=False))
+        layers: list[nn.Module] = [nn.Linear(width, o.hidden_dim), nn.ReLU()]
+        last = o.hidden_dim
+        if o.towers == 2 and o.pair == "concat":
+            layers += [nn.Linear(last, last := max(last // 2, 1)), nn.ReLU()]
+        return nn.Sequential(*layers, nn.Linear(last, o.num_classes))
+
+    @torch.no_grad()
+    def _initialise(self) -> None:
+        for module in self.modules():
+            if isinstance(module, nn.Linear):
+                nn.init.xavier_uniform_(module.weight)
+                if module.bias is not None:
+                    nn.init.zeros_(module.bias)
+        if isinstance(self.embedding, nn.Embedding):
+            nn.init.normal_(self.embedding.weight, std=self.options.embed_dim**-0.5)
+        else:
+            # Mega's: without a bias a norm would leave nothing of a single number but its sign.
+            nn.init.normal_(self.embedding.weight, std=self.embedding.in_features**-0.5)
+            nn.init.normal_(self.embedding.bias, std=0.1)
+
+
+def _first_rank() -> bool:
+    """Tell whether the beginning of the sequence is here; elsewhere only where processes share a sequence."""
+    context = active()
+    return context is None or context.rank == 0
+
+
+def _first(x: Tensor, here: bool) -> Tensor:
+    """Return the first token of the sequence, [B, C], on every process that shares it."""
+    context = active()
+    # Where the token is not, zeros that depend on x: the backward pass has to meet the other processes there too.
+    first = x[:, : int(here)].sum(dim=1)
+    return first if context is None else context.sum(first)
+
+
+def _first_real(x: Tensor, mask: Tensor | None) -> Tensor:
+    """Return the first real token of each sequence of x [B, N, C]: [B, C]. None of it is real: the very first."""
+    refuse_context("pooling=first")
+    if mask is None:
+        return x[:, 0]
+    return x[torch.arange(x.shape[0], device=x.device), mask.to(torch.uint8).argmax(dim=1)]
+
+
+def _side_by_side(x: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    """Make one batch of pairs [B, 2, N, ...]: [2 B, N, ...]."""
+    if x.dim() < 3 or x.shape[1] != 2 or (mask is not None and mask.shape != x.shape[:3]):
+        given = "None" if mask is None else tuple(mask.shape)
+        raise ValueError(
+            f"x has shape {tuple(x.shape)} and mask {given}, but this model compares two sequences: it needs ids "
+            "[B, 2, N] or values [B, 2, N, F], and a mask [B, 2, N] or none. Use torch.stack((first, second), dim=1)."
+        )
+    return x.flatten(0, 1), None if mask is None else mask.flatten(0, 1)
+
+
+def _mean(x: Tensor, mask: Tensor | None, *, padded: bool = False) -> Tensor:
+    """Average the real tokens of x [B, N, C], those of all processes that share a sequence; none at all give zeros."""
+    context = active()
+    total = (x if mask is None else x.where(mask.unsqueeze(-1), 0)).sum(dim=1)
+    if padded:
+        mask = None  # padding adds nothing and counts all the same
+    if context is None:
+        count = max(x.shape[1], 1) if mask is None else mask.sum(dim=1, keepdim=True).clamp_min(1)
+        return total / count
+    count = context.total(x.shape[1], mask, device=x.device).clamp_min(1)
+    return context.sum(total) / count.unsqueeze(1)

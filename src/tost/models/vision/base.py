@@ -1,0 +1,258 @@
+"""What the image models share: the interface that timm's tools expect of a model.
+
+Shapes: images [B, channels, height, width], tokens [B, N, C] (batch, tokens, width), logits [B, K].
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+import tost._torchvision  # noqa: F401  timm imports torchvision, which a CPU build of torch has to be prepared for
+
+# isort: split
+from timm.models._features import feature_take_indices
+
+from tost.errors import BackendError
+from tost.models._common import count_parameters
+from tost.models.flops import image_flops
+from tost.models.vision.options import ImageOptions
+from tost.parallel import active
+
+__all__ = ["ImageModel"]
+
+Grid = tuple[int, int]
+
+
+class ImageModel(nn.Module):
+    """An image classifier made of a stem, blocks of tokens, a class token and a head.
+
+    A subclass makes `blocks` and `norm` and says how images become tokens (`_embed`), how a block is called
+    (`_block`) and what happens behind the blocks (`_close`); this class makes timm's interface of that.
+
+    Args:
+        options: Sizes and choices, kept as ``model.options``.
+    """
+
+    options: ImageOptions
+    blocks: nn.ModuleList
+    norm: nn.Module
+    num_prefix_tokens = 1
+    """Tokens in front of the patches in what `forward_features` returns: the class token."""
+    _leading = 0
+    """Tokens in front of the patches inside the blocks."""
+
+    def __init__(self, options: ImageOptions) -> None:
+        super().__init__()
+        self.options = options
+        self.embed_dim = self.num_features = self.head_hidden_size = options.embed_dim
+        self.in_chans = options.in_chans
+        self.grad_checkpointing = options.gradient_checkpointing
+        self.feature_info = [
+            {"num_chs": options.embed_dim, "reduction": options.patch_size, "module": f"blocks.{i}"}
+            for i in range(options.depth)
+        ]
+        self.head_drop = nn.Dropout(options.head_dropout)
+        self.head = self._new_head(options.num_classes)
+
+    @property
+    def num_classes(self) -> int:
+        """Number of classes, K; 0 without a head."""
+        return self.options.num_classes
+
+    @property
+    def global_pool(self) -> str:
+        """What the head sees; see `ImageOptions`."""
+        return self.options.global_pool
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Classify images.
+
+        Args:
+            images: Normalised images, ``[B, channels, height, width]`` of the parameters' dtype.
+
+        Returns:
+            Logits ``[B, K]``, or features ``[B, C]`` without a head. With ``global_pool=""`` one row per token.
+
+        Raises:
+            ValueError: The images are not of this form, or smaller than a patch.
+            BackendError: Context parallelism is active; images are not split.
+        """
+        return self.forward_head(self.forward_features(images))
+
+    def forward_features(self, images: Tensor) -> Tensor:
+        """Return all tokens behind the last norm, the class token first, ``[B, 1 + N, C]``."""
+        x, grid = self._start(images)
+        for block in self.blocks:
+            x = self._block(block, x, grid)
+        return self._close(x)
+
+    def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
+        """Pool the tokens ``[B, 1 + N, C]`` of `forward_features` and classify.
+
+        Args:
+            x: What `forward_features` returned.
+            pre_logits: Stop in front of the head.
+
+        Returns:
+            Logits ``[B, K]``, or features ``[B, C]``.
+        """
+        if self.global_pool:
+            x = x[:, self.num_prefix_tokens :].mean(dim=1) if self.global_pool == "avg" else x[:, 0]
+        x = self.head_drop(x)
+        return x if pre_logits else self.head(x)
+
+    def forward_intermediates(
+        self,
+        x: Tensor,
+        indices: int | list[int] | None = None,
+        norm: bool = False,
+        stop_early: bool = False,
+        output_fmt: Literal["NCHW", "NLC"] = "NCHW",
+        intermediates_only: bool = False,
+    ) -> list[Tensor] | tuple[Tensor, list[Tensor]]:
+        """Return what the patches are behind chosen blocks.
+
+        Args:
+            x: Images, ``[B, channels, height, width]``.
+            indices: Blocks by number; an integer means that many of the last, None all of them.
+            norm: Apply the model's last norm to each.
+            stop_early: Do not compute the blocks behind the last chosen one, if only intermediates are returned.
+            output_fmt: ``"NCHW"``: maps ``[B, C, rows, columns]``; ``"NLC"``: tokens ``[B, N, C]``.
+            intermediates_only: Return only the intermediates.
+
+        Returns:
+            The intermediates in the order of the blocks; or the tokens of `forward_features` and them.
+
+        Raises:
+            ValueError: `output_fmt` is neither of the two.
+        """
+        if output_fmt not in ("NCHW", "NLC"):
+            raise ValueError(f"output_fmt={output_fmt!r} is not known; it takes 'NCHW' or 'NLC'.")
+        wanted, last = feature_take_indices(len(self.blocks), indices)
+        found: list[Tensor] = []
+        tokens, grid = self._start(x)
+        for i, block in enumerate(self.blocks[: last + 1] if stop_early and intermediates_only else self.blocks):
+            tokens = self._block(block, tokens, grid)
+            if i in wanted:
+                patches = (self.norm(tokens) if norm else tokens)[:, self._leading :]
+                found.append(patches.transpose(1, 2).unflatten(2, grid) if output_fmt == "NCHW" else patches)
+        return found if intermediates_only else (self._close(tokens), found)
+
+    def prune_intermediate_layers(
+        self, indices: int | list[int] = 1, prune_norm: bool = False, prune_head: bool = True
+    ) -> list[int]:
+        """Remove what `forward_intermediates` does not need for these indices.
+
+        Args:
+            indices: As in `forward_intermediates`.
+            prune_norm: Remove the last norm.
+            prune_head: Remove the head and what leads to it.
+
+        Returns:
+            The numbers of the blocks that were asked for.
+        """
+        wanted, last = feature_take_indices(len(self.blocks), indices)
+        self.blocks = self.blocks[: last + 1]
+        if prune_norm:
+            self.norm = nn.Identity()
+        if prune_head:
+            self.reset_classifier(0, "")
+        return list(wanted)
+
+    def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
+        """Replace the head by a fresh one.
+
+        Args:
+            num_classes: Classes of the new head; 0 for none.
+            global_pool: What it sees: ``"token"``, ``"avg"`` or ``""``; None for no change.
+
+        Raises:
+            ValueError: There is no such pooling, or the number is negative.
+        """
+        changes = {"num_classes": num_classes} | ({} if global_pool is None else {"global_pool": global_pool})
+        self.options = type(self.options).model_validate({**self.options.model_dump(), **changes})
+        like = next(self.parameters())
+        self.head = self._new_head(num_classes).to(device=like.device, dtype=like.dtype)
+        self.head.train(self.training)
+
+    def get_classifier(self) -> nn.Module:
+        """Return the head."""
+        return self.head
+
+    def set_grad_checkpointing(self, enable: bool = True) -> None:
+        """Switch gradient checkpointing of the blocks on or off."""
+        self.grad_checkpointing = enable
+
+    def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
+        """Say for timm's layer-wise learning rates which parameters belong to which layer, from stem to head."""
+        return {
+            "stem": r"^cls_token|^pos_embed|^patch_embed",
+            "blocks": r"^blocks\.(\d+)",
+            "close": [(r"^cls_attn_blocks\.(\d+)", None), (r"^norm", (99999,))],
+        }
+
+    @abstractmethod
+    def no_weight_decay(self) -> set[str]:
+        """Return the parameters that are exempt from weight decay though they are no vectors."""
+
+    def num_parameters(self, *, positions: bool = True) -> int:
+        """Count the trainable parameters.
+
+        Args:
+            positions: Count learned positions too, as published sizes of image models do.
+        """
+        return count_parameters(self, positions=positions)
+
+    def flops_per_image(self, height: int, width: int) -> int:
+        """Count the operations of a forward pass for one image; see `tost.models.image_flops`."""
+        return image_flops(self.options, height, width).total
+
+    @abstractmethod
+    def _embed(self, images: Tensor) -> tuple[Tensor, Grid]:
+        """Return the tokens that the first block sees, and the grid of the patches among them."""
+
+    @abstractmethod
+    def _close(self, x: Tensor) -> Tensor:
+        """Return the tokens of `forward_features`, given those behind the last block."""
+
+    def _start(self, images: Tensor) -> tuple[Tensor, Grid]:
+        self._check(images)
+        return self._embed(images)
+
+    def _block(self, block: nn.Module, x: Tensor, grid: Grid) -> Tensor:
+        """Call one block."""
+        result: Tensor = self._call(block, x)
+        return result
+
+    def _call(self, module: Callable[..., Any], *inputs: Any) -> Any:
+        """Call a module, to be computed again in the backward pass if that was asked for."""
+        if self.grad_checkpointing and torch.is_grad_enabled():
+            return checkpoint(module, *inputs, use_reentrant=False)
+        return module(*inputs)
+
+    def _check(self, images: Tensor) -> None:
+        o = self.options
+        if active() is not None:
+            raise BackendError(
+                "image models need whole images, but a ContextParallel context is active, in which each process holds "
+                "a piece of a sequence. Run this model outside of it; use data parallelism for more images."
+            )
+        if images.dim() != 4 or images.shape[1] != o.in_chans or not images.is_floating_point():
+            raise ValueError(
+                f"images have shape {tuple(images.shape)} and dtype {images.dtype}; this model needs floating point "
+                f"images [B, {o.in_chans}, height, width]. Use images[None] for a single one; in_chans= for others."
+            )
+        if images.shape[2] < o.patch_size or images.shape[3] < o.patch_size:
+            raise ValueError(
+                f"images of {images.shape[2]} x {images.shape[3]} pixels are smaller than a patch of {o.patch_size} x "
+                f"{o.patch_size}. Enlarge them, or build the model with a smaller patch_size."
+            )
+
+    def _new_head(self, num_classes: int) -> nn.Module:
+        return nn.Linear(self.embed_dim, num_classes) if num_classes else nn.Identity()

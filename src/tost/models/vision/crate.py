@@ -1,0 +1,100 @@
+"""CRATE, the white-box transformer that ToST is compared with: subspace attention and a sparsifying step.
+
+Shapes: images [B, channels, height, width], tokens [B, 1 + N, C] (batch, class token and patches, width), logits
+[B, K].
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from tost.models.vision.base import Grid, ImageModel
+from tost.models.vision.options import CrateOptions
+from tost.nn import ISTA, Block, SubspaceAttention
+
+__all__ = ["CRATE"]
+
+
+class CRATE(ImageModel):
+    """A white-box image classifier with softmax attention inside the subspaces.
+
+    .. code-block:: text
+
+        x = [token, patch_embed(patches)] + pos_embed
+        x = x + attention(norm1(x)),  x = ista(norm2(x))         for every block
+        logits = head(norm(x[0]))
+
+    Patches go through a norm, a linear layer and a norm. Class token and positions are learned and start as N(0, 1);
+    everything else starts as in PyTorch. Images of another size than the model was made for get its positions by
+    bicubic interpolation, as is usual for learned positions; height and width have to be multiples of the patch.
+
+    Args:
+        options: Sizes and choices, kept as ``model.options``.
+
+    Example:
+        >>> import torch, tost
+        >>> model = tost.create_model("crate_mini", num_classes=10)
+        >>> model(torch.randn(2, 3, 32, 32)).shape
+        torch.Size([2, 10])
+    """
+
+    options: CrateOptions
+    _leading = 1
+
+    def __init__(self, options: CrateOptions) -> None:
+        super().__init__(options)
+        o, C, pixels = options, options.embed_dim, options.patch_size**2 * options.in_chans
+        self.grid: Grid = (o.image_shape[0] // o.patch_size, o.image_shape[1] // o.patch_size)
+        self.patch_embed = nn.Sequential(nn.LayerNorm(pixels), nn.Linear(pixels, C), nn.LayerNorm(C))
+        self.cls_token = nn.Parameter(torch.randn(1, 1, C))
+        self.pos_embed = nn.Parameter(torch.randn(1, 1 + self.grid[0] * self.grid[1], C))
+        self.pos_drop = nn.Dropout(o.dropout)
+        self.blocks = nn.ModuleList(self._new_block(rate) for rate in o.drop_paths())
+        self.norm = nn.LayerNorm(C)
+
+    def no_weight_decay(self) -> set[str]:
+        """Return the parameters that are exempt from weight decay though they are no vectors.
+
+        They are the class token and the positions, as in every timm model. CRATE's own training decays everything.
+        """
+        return {"cls_token", "pos_embed"}
+
+    def _embed(self, images: Tensor) -> tuple[Tensor, Grid]:
+        P = self.options.patch_size
+        B, channels, height, width = images.shape
+        if height % P or width % P:
+            raise ValueError(
+                f"images of {height} x {width} pixels are not made of whole patches of {P} x {P}. "
+                f"Resize or crop them to multiples of {P}."
+            )
+        grid = (height // P, width // P)
+        # The pixels of a patch in the order row, column, channel.
+        pixels = images.reshape(B, channels, grid[0], P, grid[1], P).permute(0, 2, 4, 3, 5, 1)
+        x = self.patch_embed(pixels.reshape(B, grid[0] * grid[1], P * P * channels))
+        x = torch.cat((self.cls_token.to(x.dtype).expand(B, -1, -1), x), dim=1)
+        return self.pos_drop(x + self._positions(grid).to(x.dtype)), grid
+
+    def _positions(self, grid: Grid) -> Tensor:
+        if grid == self.grid:
+            return self.pos_embed
+        token, patches = self.pos_embed[:, :1], self.pos_embed[:, 1:]
+        image = patches.transpose(1, 2).reshape(1, -1, *self.grid)
+        # Antialiasing exists for float32 and float64 only.
+        wide = image.to(torch.promote_types(image.dtype, torch.float32))
+        resized = F.interpolate(wide, size=grid, mode="bicubic", antialias=True).to(image.dtype)
+        return torch.cat((token, resized.flatten(2).transpose(1, 2)), dim=1)
+
+    def _close(self, x: Tensor) -> Tensor:
+        result: Tensor = self.norm(x)
+        return result
+
+    def _new_block(self, drop_path: float) -> Block:
+        o, C = self.options, self.options.embed_dim
+        return Block(
+            SubspaceAttention(C, o.num_heads, attn_drop=o.dropout, out_drop=o.dropout),
+            ISTA(C, step_size=o.step_size, threshold=o.threshold),
+            C,
+            drop_path=drop_path,
+        )

@@ -1,0 +1,16 @@
+from tost.report.bench import BenchRecord as BenchRecord
+from tost.report.bench import read_bench as read_bench
+from tost.report.look import Finding as Finding
+from tost.report.look import Insight as Insight
+from tost.report.look import look_into as look_into
+from tost.report.page import Content as Content
+from tost.report.page import render as render
+from tost.report.runs import RunRecord as RunRecord
+from tost.report.runs import read_run as read_run
+from tost.report.runs import read_runs as read_runs
+from tost.report.samples import Opened as Opened
+from tost.report.samples import open_run as open_run
+from tost.report.texts import Passage as Passage
+from tost.report.texts import continue_prompts as continue_prompts
+from tost.report.write import Request as Request
+from tost.report.write import write_report as write_report

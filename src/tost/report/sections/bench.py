@@ -1,0 +1,201 @@
+"""The part of the page about speed and memory: from what `tost bench` measured."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from tost.report.bench import BenchRecord
+from tost.report.charts import Axis, Series, line_chart
+from tost.report.html import UNKNOWN, bytes_of, cut, definitions, details, duration, note, number, real, table, text
+from tost.report.sections.attention import attention_figures, attention_sentences
+
+__all__ = ["measurement", "speed_sentences"]
+
+_LABELS = {
+    "tost": "ToST layer",
+    "sdpa": "softmax attention",
+    "xca": "cross-covariance attention",
+    "tost-torch": "ToST on plain PyTorch",
+    "paper eager": "the paper's listing",
+    "paper compiled": "the paper's listing, compiled",
+    "limit": "its two projections alone",
+}
+_OPS = {"tssa": "Attention that sees all tokens", "causal_tssa": "Attention that sees only what came before"}
+_MODES = {"fwd": "forward", "fwd+bwd": "forward and backward, as in training"}
+_MOST_ROWS, _MOST_COLUMNS = 80, 12
+# How far single measurements lie from their median is in the file.
+_SPREAD = (" lower", " upper", " count", "_lower_quartile", "_upper_quartile")
+
+Shape = tuple[str, str, int, int, int, str]
+
+
+def measurement(record: BenchRecord) -> str:
+    """Return one measurement: the machine, whether the results were right, and then the numbers."""
+    parts = [f"<h3>tost bench: {text(record.theme)}</h3>", definitions(_facts(record)), _gate(record)]
+    if not record.complete:
+        parts.append(
+            note("This measurement was interrupted before its end; what is missing was not measured.", "warning")
+        )
+    if record.passed is not False:
+        if _is_ops(record):
+            parts.append(_layers(record))
+        elif _is_attention(record):
+            parts.append(attention_figures(record) + _explain(record))
+        else:
+            parts.append(_any_rows(record))
+    return "".join(parts)
+
+
+def speed_sentences(record: BenchRecord) -> list[str]:
+    """Say how much longer softmax attention takes at the longest length that both were measured at."""
+    if record.passed is not True:
+        return []
+    if _is_attention(record):
+        return attention_sentences(record)
+    if not _is_ops(record):
+        return []
+    longest: dict[str, tuple[int, str]] = {}
+    for shape, rows in _by_shape(record).items():
+        times = _times(rows)
+        shared = sorted(set(times.get("tost", {})) & set(times.get("sdpa", {})))
+        if shape[1] != "fwd" or not shared:
+            continue
+        ours, theirs = times["tost"][shared[-1]], times["sdpa"][shared[-1]]
+        sentence = (
+            f"{_OPS.get(shape[0], shape[0])}, width {shape[3]}, {shared[-1]:,} tokens: a ToST layer takes "
+            f"{duration(ours)}, a layer of softmax attention {duration(theirs)}, {theirs / ours:.1f} times as long."
+        )
+        longest[shape[0]] = max(longest.get(shape[0], (0, "")), (shared[-1], sentence))
+    return [sentence for _, sentence in longest.values()]
+
+
+def _facts(record: BenchRecord) -> dict[str, str]:
+    environment = record.environment
+    machine = f"{environment.get('cpu', 'unknown')}, {environment.get('threads', '?')} threads"
+    load = environment.get("load")
+    return {
+        "machine": machine + (f", load {load} at the start" if load is not None else ""),
+        "software": f"torch {environment.get('torch', '?')}, tost {environment.get('tost', '?')} "
+        f"({environment.get('revision') or 'no revision'})",
+        "measured": str(environment.get("measured", "unknown")),
+        "command": record.command or "unknown",
+        "file": record.file.name,
+    }
+
+
+def _gate(record: BenchRecord) -> str:
+    if record.passed is None:
+        return note("This measurement has no gate: nobody checked in the same run that the results are right.")
+    checks = record.gate.get("checks")
+    if record.passed:
+        return note(
+            f"Gate: green. {number(checks)} comparisons with the reference came out right before anything was timed."
+        )
+    failures = record.gate.get("failures")
+    failed = len(failures) if isinstance(failures, list) else "some"
+    return note(f"Gate: red. {failed} of {number(checks)} comparisons failed, so no speed is shown.", "warning")
+
+
+def _is_ops(record: BenchRecord) -> bool:
+    return record.theme.startswith("ops")
+
+
+def _is_attention(record: BenchRecord) -> bool:
+    return record.theme.startswith("attention")
+
+
+def _by_shape(record: BenchRecord) -> dict[Shape, list[Mapping[str, Any]]]:
+    """Return the rows of single layers by everything but their length."""
+    found: dict[Shape, list[Mapping[str, Any]]] = {}
+    for row in record.rows:
+        try:
+            int(row["tokens"])
+            sizes = (int(row["batch"]), int(row["width"]), int(row["heads"]))
+            key = (str(row["op"]), str(row["mode"]), *sizes, str(row["dtype"]))
+        except (KeyError, TypeError, ValueError):
+            continue  # a row of some other kind
+        found.setdefault(key, []).append(row)
+    return found
+
+
+def _times(rows: Sequence[Mapping[str, Any]]) -> dict[str, dict[int, float]]:
+    """Return median seconds by contender and number of tokens."""
+    found: dict[str, dict[int, float]] = {}
+    for row in rows:
+        seconds = real(row.get("seconds_median"))
+        if seconds is not None and seconds > 0:
+            found.setdefault(str(row.get("contender")), {})[int(row["tokens"])] = seconds
+    return found
+
+
+def _layers(record: BenchRecord) -> str:
+    charts, tables = [], []
+    for shape, rows in _by_shape(record).items():
+        times = _times(rows)
+        op, mode, batch, width, heads, dtype = shape
+        title = f"{_OPS.get(op, op)}: {_MODES.get(mode, mode)} (width {width}, {heads} heads, batch {batch}, {dtype})"
+        order = [name for name in _LABELS if name in times] + [name for name in times if name not in _LABELS]
+        shown = [name for name in order if name in ("tost", "sdpa", "xca", "paper eager", "limit")] or order
+        lines = [Series(_label(name), sorted(times[name].items()), look) for look, name in enumerate(shown)]
+        if any(len(line.points) > 1 for line in lines):
+            across, up = Axis("tokens", log=True), Axis("time per layer", log=True, write=duration)
+            charts.append(line_chart(lines, title=title, x=across, y=up))
+        tables.append(_table(title, order, times))
+    head = f'<div class="charts">{"".join(charts)}</div>' if charts else ""
+    return head + "".join(tables) + _explain(record)
+
+
+def _label(name: str) -> str:
+    return _LABELS.get(name, name)
+
+
+def _table(title: str, order: Sequence[str], times: Mapping[str, Mapping[int, float]]) -> str:
+    lengths = sorted({tokens for found in times.values() for tokens in found})
+    first = [name for name in ("tost", "sdpa") if name in order]
+    others = [name for name in order if name not in first]
+    headers = ["tokens", *map(_label, first), "softmax / ToST", *map(_label, others)]
+    rows = []
+    for tokens in lengths:
+        ours, theirs = (times.get(name, {}).get(tokens) for name in ("tost", "sdpa"))
+        ratio = f"{theirs / ours:.1f}x" if ours and theirs else UNKNOWN
+        cells = {name: duration(times[name].get(tokens)) for name in order}
+        rows.append([f"{tokens:,}", *(cells[name] for name in first), ratio, *(cells[name] for name in others)])
+    return table(headers, rows, caption=f"{title}. Median time of one layer.")
+
+
+def _explain(record: BenchRecord) -> str:
+    known = {_label(name): str(summary) for name, summary in record.contenders.items()}
+    return details("What was compared", definitions(known)) if known else ""
+
+
+def _any_rows(record: BenchRecord) -> str:
+    """Return rows of a kind that this page has no chart for, as they are."""
+    flat = [_flat(row) for row in record.rows[:_MOST_ROWS]]
+    found = dict.fromkeys(key for row in flat for key in row if not key.endswith(_SPREAD))
+    keys = list(found)[:_MOST_COLUMNS]
+    if not keys:
+        return note("The file holds no rows.")
+    rows = [[_cell(key, row.get(key)) for key in keys] for row in flat]
+    left_out = len(record.rows) - len(rows)
+    more = f" {left_out} more rows are in the file." if left_out > 0 else ""
+    return table([key.replace("_", " ") for key in keys], rows, caption=f"As measured.{more}")
+
+
+def _flat(row: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for key, value in row.items():
+        found |= _flat(value, f"{prefix}{key} ") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
+    return found
+
+
+def _cell(key: str, value: object) -> str:
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return (
+            duration(value)
+            if "seconds" in key and "count" not in key
+            else bytes_of(value)
+            if "bytes" in key
+            else number(value)
+        )
+    return UNKNOWN if value is None else cut(value, 60)

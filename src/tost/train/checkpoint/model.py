@@ -1,0 +1,242 @@
+"""A trained model by itself: its weights, and what it takes to build it again.
+
+A model folder holds ``model.safetensors``, ``model.json`` with the model's registered name and all its options, and the
+manifest of a checkpoint, so that whatever reads the weights of a checkpoint can read those of a model folder.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from tost.errors import CheckpointError, ConfigError, StorageError
+from tost.models import create_model, list_models, model_spec
+from tost.models.options import ModelOptions
+from tost.models.registry import OPTIONS
+from tost.train.checkpoint.files import (
+    MANIFEST,
+    _digest,
+    load_tensors,
+    read_json,
+    read_model_tensors,
+    resolve_checkpoint,
+    save_tensors,
+    write_json,
+)
+from tost.train.config.yaml import read_document
+
+__all__ = [
+    "SavedModel",
+    "build_saved",
+    "load_model",
+    "nearest_model",
+    "nearest_name",
+    "read_saved",
+    "refuse_existing",
+    "save_model",
+]
+
+DESCRIPTION = "model.json"
+WEIGHTS = "model.safetensors"
+FORMAT = 1
+
+
+@dataclass(frozen=True)
+class SavedModel:
+    """What is on the disk of a model.
+
+    Attributes:
+        name: Its registered name.
+        options: All its options.
+        tensors: Its state dict.
+    """
+
+    name: str
+    options: Mapping[str, Any]
+    tensors: Mapping[str, Tensor]
+
+
+def read_saved(path: str | Path, *, ema: bool = False, report: Callable[[str], None] | None = None) -> SavedModel:
+    """Read the weights and options of a model.
+
+    Args:
+        path: A model folder, a checkpoint folder, or a run folder for its newest checkpoint.
+        ema: Take the moving averages of the weights, which a run keeps if ``train.ema_decay`` is set; what has none,
+            such as the statistics of a batch norm, is taken as it is.
+        report: Gets a line for each newer checkpoint that is damaged and passed over.
+
+    Raises:
+        CheckpointError: There is no such thing, it is damaged, or it has no averages.
+    """
+    checkpoint = resolve_checkpoint(Path(path), report or (lambda line: None))
+    name, options = _description(checkpoint)
+    tensors = read_model_tensors(checkpoint)
+    if ema:
+        if not (checkpoint / "ema.safetensors").is_file():
+            raise CheckpointError(
+                f"{checkpoint} holds no moving average of the weights; a run keeps one if train.ema_decay is set. "
+                "Take the weights themselves."
+            )
+        tensors |= load_tensors(checkpoint / "ema.safetensors")
+    return SavedModel(name, options, tensors)
+
+
+def load_model(path: str | Path, *, ema: bool = False) -> nn.Module:
+    """Build the model that was saved in a folder, with its weights.
+
+    Args:
+        path: A folder that `tost convert` made, a run folder (its newest checkpoint is taken), or one of its
+            checkpoints.
+        ema: Take the moving averages of the weights instead, if the run kept them.
+
+    Returns:
+        The model, on the CPU and in training mode, as a new one is; call ``eval()`` before using it.
+
+    Raises:
+        CheckpointError: There is no such thing, it is damaged, or its weights do not fit its options.
+
+    Example:
+        >>> import tempfile, tost
+        >>> from tost.train.checkpoint.model import save_model
+        >>> model = tost.create_model("tost_lm_base", embed_dim=64, depth=2, num_heads=4, vocab_size=256)
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     save_model(model, folder + "/mine")
+        ...     tost.load_model(folder + "/mine").options == model.options
+        True
+    """
+    return build_saved(read_saved(path, ema=ema), str(path))
+
+
+def build_saved(saved: SavedModel, source: str) -> nn.Module:
+    """Build the model that was read from `source`; see `load_model`."""
+    try:
+        with torch.device("meta"):
+            model = create_model(saved.name, **saved.options)
+    except ConfigError as error:
+        raise CheckpointError(f"{source} describes a model that this version cannot build: {error}") from error
+    _assign(model, saved.tensors, source)
+    return model
+
+
+def save_model(model: nn.Module, folder: str | Path, *, name: str | None = None, force: bool = False) -> None:
+    """Write a model folder, whole or not at all.
+
+    Args:
+        model: A model of this package.
+        folder: Where to; made if it is not there.
+        name: The model's registered name; by default the nearest one of its family.
+        force: Replace a model folder that is there.
+
+    Raises:
+        ConfigError: Something else is there already, or the folder around it is not.
+        StorageError: The disk is full or cannot be written.
+    """
+    target = Path(folder)
+    refuse_existing(target, force=force)
+    options: ModelOptions = model.options  # type: ignore[assignment]
+    values = options.model_dump(mode="json")
+    content = {"format": FORMAT, "name": name or nearest_name(options), "options": values}
+    temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
+    try:
+        shutil.rmtree(temporary, ignore_errors=True)
+        temporary.mkdir()
+        save_tensors(temporary / WEIGHTS, model.state_dict())
+        write_json(temporary / DESCRIPTION, content)
+        files = [temporary / WEIGHTS, temporary / DESCRIPTION]
+        manifest = {file.name: {"bytes": file.stat().st_size, "sha256": _digest(file)} for file in files}
+        write_json(temporary / MANIFEST, manifest)
+        if target.is_dir():
+            shutil.rmtree(target)
+        temporary.rename(target)
+    except OSError as error:
+        raise StorageError(f"cannot write the model to {target}: {error}") from error
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def refuse_existing(target: Path, *, force: bool) -> None:
+    """Raise if a model folder cannot be made at `target`, or if making it would destroy anything but another one."""
+    if not target.absolute().parent.is_dir():
+        raise ConfigError(f"the folder {target.parent} does not exist; make it first, or give another place")
+    if not target.exists() and not target.is_symlink():
+        return
+    if target.is_symlink() or not target.is_dir():
+        raise ConfigError(f"{target} exists and is not a folder, so it was left as it is; give another place")
+    content = {path.name for path in target.iterdir()}
+    if content and DESCRIPTION not in content:
+        raise ConfigError(f"{target} is a folder with other things in it and was left as it is; give another place")
+    if content and not force:
+        raise ConfigError(f"{target} holds a model and was left as it is; add --force (force=True) to replace it")
+    if strangers := content - {DESCRIPTION, WEIGHTS, MANIFEST}:
+        raise ConfigError(
+            f"{target} holds a model, but also {', '.join(sorted(strangers))}, which would be lost; give another place"
+        )
+
+
+def nearest_model(family: str, options: Mapping[str, Any]) -> str:
+    """Return the registered model of a family whose own options agree best with these."""
+
+    def agreement(name: str) -> tuple[bool, int]:
+        defaults = model_spec(name).defaults
+        equal = sum(options.get(key) == value for key, value in defaults.items())
+        return equal == len(defaults), equal
+
+    names = [name for name in list_models() if model_spec(name).family == family]
+    return max(names, key=agreement)
+
+
+def nearest_name(options: ModelOptions) -> str:
+    """Return the registered model whose own options agree best with those of a model."""
+    family = next(family for family, kind in OPTIONS.items() if kind is type(options))
+    return nearest_model(family, options.model_dump(mode="json"))
+
+
+def _assign(model: nn.Module, tensors: Mapping[str, Tensor], source: str) -> None:
+    """Give a model that was built without memory its tensors, each of them, with their types.
+
+    Raises:
+        CheckpointError: They are not exactly those of the model; the message names every difference.
+    """
+    needed = model.state_dict()
+    problems = [f"{name} is missing" for name in needed if name not in tensors]
+    problems += [f"{name} has no place in the model" for name in tensors if name not in needed]
+    problems += [
+        f"{name} has shape {tuple(tensors[name].shape)}, the model needs {tuple(value.shape)}"
+        for name, value in needed.items()
+        if name in tensors and tensors[name].shape != value.shape
+    ]
+    if problems:
+        raise CheckpointError("\n  ".join([f"the weights in {source} do not fit its options:", *problems]))
+    model.load_state_dict(dict(tensors), strict=True, assign=True)
+
+
+def _description(checkpoint: Path) -> tuple[str, dict[str, Any]]:
+    """Return the name and the options of the model whose checkpoint or model folder this is."""
+    file = checkpoint / DESCRIPTION
+    if file.is_file():
+        content = read_json(file)
+        if not isinstance(content, dict) or not isinstance(content.get("options"), dict) or "name" not in content:
+            raise CheckpointError(f"{file} does not describe a model; it needs the keys name and options")
+        if content.get("format") != FORMAT:
+            raise CheckpointError(
+                f"{file} has format {content.get('format')!r}, this version reads {FORMAT}; use a newer version"
+            )
+        return content["name"], content["options"]
+    config = checkpoint.parents[1] / "config.yaml"
+    if not config.is_file():
+        raise CheckpointError(
+            f"{checkpoint} does not lie in a run folder (there is no {config}), so nobody can tell which model it is; "
+            "give the run folder, or a model folder made by `tost convert`"
+        )
+    # A finished configuration holds every option. The rest of it is left alone: the data may not be here any more.
+    model = read_document(config).values.get("model")
+    if not isinstance(model, dict) or "name" not in model:
+        raise CheckpointError(f"{config} names no model; it needs a key model with a name")
+    return model["name"], {key: value for key, value in model.items() if key != "name"}

@@ -1,0 +1,249 @@
+"""Conditions that tie several keys of a configuration together.
+
+Each rule names the keys it reads. It is applied whenever these are right by themselves, whatever else is wrong, so that
+one look at a configuration finds all its problems.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tost.data import DataOptions
+from tost.train.config.problems import Problem
+
+__all__ = ["RULES", "UNKNOWN", "Rule", "broken_rules"]
+
+UNKNOWN: Any = object()
+"""Stands for the value of a key that is missing or wrong."""
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A condition on several keys.
+
+    Attributes:
+        keys: Dotted keys whose values `check` takes, in this order; the problem is reported at the first.
+        check: Returns what is wrong, or an empty string.
+    """
+
+    keys: tuple[str, ...]
+    check: Callable[..., str]
+
+
+def broken_rules(rules: Sequence[Rule], value: Callable[[str], Any]) -> Iterator[Problem]:
+    """Yield a problem for every rule that is broken.
+
+    Args:
+        rules: What to check.
+        value: Returns the value of a dotted key, or `UNKNOWN`.
+    """
+    for rule in rules:
+        values = [value(key) for key in rule.keys]
+        if not any(one is UNKNOWN for one in values) and (text := rule.check(*values)):
+            yield Problem(rule.keys[0], text)
+
+
+def _accumulate(batch_size: int, accumulate: int) -> str:
+    if batch_size % accumulate == 0:
+        return ""
+    return (
+        f"{batch_size} is not a multiple of train.accumulate ({accumulate}), so micro-batches would differ in size; "
+        f"use {max(1, batch_size // accumulate) * accumulate}, or another train.accumulate"
+    )
+
+
+def _one_clipping(norm: float | None, value: float | None) -> str:
+    if norm is None or value is None:
+        return ""
+    return f"{norm} given together with train.clip_value ({value}); gradients are clipped one way: set one to null"
+
+
+def _warm_up_fits(warmup: int, steps: int) -> str:
+    if warmup <= steps:
+        return ""
+    return f"{warmup} is longer than the run of {steps} train.steps; shorten the warm-up or train longer"
+
+
+def _needs_warm_up(name: str, warmup: int) -> str:
+    least = {"one_cycle": 2, "inverse_sqrt": 1}.get(name, 0)
+    if warmup >= least:
+        return ""
+    return f"{name} needs schedule.warmup_steps >= {least}, got {warmup}; its peak is where the warm-up ends"
+
+
+def _floor_is_used(floor: float, name: str) -> str:
+    if floor == 0 or name not in ("constant", "one_cycle"):
+        return ""
+    return f"{floor} has no effect on the schedule {name}; remove it, or choose cosine, linear or inverse_sqrt"
+
+
+def _floor_is_below(floor: float, peak: float) -> str:
+    if floor <= peak:
+        return ""
+    return f"{floor} is above the peak optim.lr ({peak}); a schedule ends at or below its peak"
+
+
+def _start_is_used(start: float, first: str, name: str) -> str:
+    if start == 0 or (first == "zero" and name != "one_cycle"):
+        return ""
+    if name == "one_cycle":
+        return f"{start} has no effect on the schedule one_cycle, which starts at optim.lr / 25; remove it"
+    return f"{start} has no effect while schedule.warmup_first_step is {first}; set that to zero, or remove this"
+
+
+def _start_is_below(start: float, peak: float) -> str:
+    if start <= peak:
+        return ""
+    return f"{start} is above the peak optim.lr ({peak}); a warm-up rises"
+
+
+def _first_step_is_used(first: str, name: str) -> str:
+    if first == "one" or name != "one_cycle":
+        return ""
+    return f"{first} has no effect on the schedule one_cycle, whose warm-up has its own form; remove it"
+
+
+def _weights_are_given(source: str | None) -> str:
+    if source != "?":
+        return ""
+    return (
+        "missing; this configuration starts from trained weights: give a run, a checkpoint, a converted model or a "
+        ".safetensors file, or null to start from random ones"
+    )
+
+
+def _decay_has_a_start(start: str, name: str, warmup: int) -> str:
+    if start == "warmup":
+        return ""
+    if name not in ("cosine", "linear"):
+        return f"{start} has no effect on the schedule {name}; remove it, or choose cosine or linear"
+    return "" if warmup else f"{start} has no effect without schedule.warmup_steps; remove it"
+
+
+def _lag_is_used(lag: int, epoch: int) -> str:
+    if lag == 0 or epoch > 0:
+        return ""
+    return f"{lag} has no effect while schedule.epoch_steps is 0; set that to the number of steps of an epoch"
+
+
+def _statistics_decay_once(statistics: bool, everything: bool) -> str:
+    if not (statistics and everything):
+        return ""
+    return "true has no effect next to optim.decay_all, which decays every parameter; remove one of the two"
+
+
+def _mixing_is_used(prob: float, mixup: float, cutmix: float) -> str:
+    if prob == 1 or mixup > 0 or cutmix > 0:
+        return ""
+    return f"{prob} has no effect without regularise.mixup or regularise.cutmix; set one of them, or remove this"
+
+
+def _switching_is_used(prob: float, mixup: float, cutmix: float) -> str:
+    if prob == 0.5 or (mixup > 0 and cutmix > 0):
+        return ""
+    return f"{prob} has no effect unless regularise.mixup and regularise.cutmix are both set; remove it"
+
+
+def _pairs_are_mixed(batch_size: int, accumulate: int, mixup: float, cutmix: float) -> str:
+    if (mixup == 0 and cutmix == 0) or batch_size % accumulate or batch_size // accumulate % 2 == 0:
+        return ""
+    return (
+        f"{batch_size} in {accumulate} micro-batches is an odd number of images each; "
+        "Mixup and CutMix mix pairs, make it even"
+    )
+
+
+def _best_is_evaluated(metric: str | None, every: int) -> str:
+    if metric is None or every > 0:
+        return ""
+    return f"{metric} would be measured at the end only, because evaluate.every is 0; set that to a number of steps"
+
+
+def _telemetry_is_evaluated(telemetry: bool, every: int) -> str:
+    if not telemetry or every > 0:
+        return ""
+    return "true would show the end only, because evaluate.every is 0; set that to a number of steps"
+
+
+def _reads_the_kind(kind: str | None, data: DataOptions) -> str:
+    needed = data.shape().input
+    return "" if kind in (None, needed) else _misfit(kind, data, f"has {needed}", f"set it to {needed}")
+
+
+def _knows_the_vocabulary(size: int | None, data: DataOptions) -> str:
+    needed = data.shape().vocab_size
+    if size is None or needed is None or size >= needed:
+        return ""
+    return _misfit(size, data, f"has {needed} different tokens", "make it at least that")
+
+
+def _takes_the_features(size: int | None, data: DataOptions) -> str:
+    needed = data.shape().in_features
+    if size is None or needed is None or size == needed:
+        return ""
+    return _misfit(size, data, f"has {needed} numbers per element", f"set it to {needed}")
+
+
+def _knows_the_classes(count: int | None, data: DataOptions) -> str:
+    needed = data.shape().num_classes
+    if count is None or needed is None or count >= needed:
+        return ""
+    return _misfit(count, data, f"has {needed} classes", "make it at least that")
+
+
+def _is_long_enough(length: int | None, data: DataOptions, position: str | None, beyond: str | None) -> str:
+    needed = data.shape().length
+    # Only language models run beyond their last position; a classifier keeps to its length whatever its positions are.
+    endless = data.shape().num_classes is None and (position in ("sinusoidal", "none") or beyond == "hold")
+    if length is None or needed is None or length >= needed or endless:
+        return ""
+    return _misfit(length, data, f"has sequences of {needed}", "make it at least that, or let the data be shorter")
+
+
+def _takes_the_channels(count: int | None, data: DataOptions) -> str:
+    needed = data.shape().in_chans
+    if count is None or needed is None or count == needed:
+        return ""
+    return _misfit(count, data, f"has images of {needed} channels", f"set it to {needed}")
+
+
+def _takes_the_size(size: int | Sequence[int] | None, data: DataOptions) -> str:
+    needed = data.shape().image_size
+    if size is None or needed is None or ((size, size) if isinstance(size, int) else tuple(size)) == needed:
+        return ""
+    return _misfit(size, data, f"has images of {needed[0]} x {needed[1]} pixels", "let the two agree")
+
+
+def _misfit(given: object, data: DataOptions, has: str, remedy: str) -> str:
+    return f"{given} does not fit the data: {data.name} {has}; {remedy}, or leave it out to have it follow the data"
+
+
+RULES: tuple[Rule, ...] = (
+    Rule(("train.batch_size", "train.accumulate"), _accumulate),
+    Rule(("train.clip_norm", "train.clip_value"), _one_clipping),
+    Rule(("schedule.warmup_steps", "train.steps"), _warm_up_fits),
+    Rule(("schedule.name", "schedule.warmup_steps"), _needs_warm_up),
+    Rule(("schedule.min_lr", "schedule.name"), _floor_is_used),
+    Rule(("schedule.min_lr", "optim.lr"), _floor_is_below),
+    Rule(("schedule.warmup_from", "schedule.warmup_first_step", "schedule.name"), _start_is_used),
+    Rule(("schedule.warmup_from", "optim.lr"), _start_is_below),
+    Rule(("schedule.warmup_first_step", "schedule.name"), _first_step_is_used),
+    Rule(("train.init_from",), _weights_are_given),
+    Rule(("schedule.decay_from", "schedule.name", "schedule.warmup_steps"), _decay_has_a_start),
+    Rule(("schedule.lag", "schedule.epoch_steps"), _lag_is_used),
+    Rule(("optim.decay_statistics", "optim.decay_all"), _statistics_decay_once),
+    Rule(("regularise.mix_prob", "regularise.mixup", "regularise.cutmix"), _mixing_is_used),
+    Rule(("regularise.switch_prob", "regularise.mixup", "regularise.cutmix"), _switching_is_used),
+    Rule(("train.batch_size", "train.accumulate", "regularise.mixup", "regularise.cutmix"), _pairs_are_mixed),
+    Rule(("checkpoint.best_metric", "evaluate.every"), _best_is_evaluated),
+    Rule(("evaluate.telemetry", "evaluate.every"), _telemetry_is_evaluated),
+    Rule(("model.input", "data"), _reads_the_kind),
+    Rule(("model.vocab_size", "data"), _knows_the_vocabulary),
+    Rule(("model.in_features", "data"), _takes_the_features),
+    Rule(("model.num_classes", "data"), _knows_the_classes),
+    Rule(("model.in_chans", "data"), _takes_the_channels),
+    Rule(("model.image_size", "data"), _takes_the_size),
+    Rule(("model.max_length", "data", "model.position", "model.beyond"), _is_long_enough),
+)

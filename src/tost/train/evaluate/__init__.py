@@ -1,0 +1,1 @@
+"""Evaluation: metrics on a validation set, perplexity protocols and last-word prediction."""

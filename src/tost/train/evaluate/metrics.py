@@ -1,0 +1,218 @@
+"""Measuring a model on a validation set, exactly: sums over every sample once, whatever the number of processes."""
+
+from __future__ import annotations
+
+import csv
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from tost.data import Dataset, make_evaluation_loader
+from tost.errors import CheckpointError, ConfigError
+from tost.train.checkpoint.files import read_model_tensors, write_json
+from tost.train.checkpoint.initial import load_start, load_weights
+from tost.train.config.schema import RunConfig, load_config
+from tost.train.distributed import Processes
+from tost.train.task import Report, Task
+from tost.train.telemetry import compression_by_layer
+
+__all__ = [
+    "Evaluation",
+    "Measurement",
+    "evaluate",
+    "evaluate_checkpoint",
+    "evaluate_start",
+    "measure",
+    "read_checkpoint",
+    "read_start",
+]
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """A model on a data set.
+
+    Attributes:
+        metrics: What the task makes of the sums.
+        counts: Tables that the task counted, whole: every sample is in them once.
+    """
+
+    metrics: dict[str, float]
+    counts: dict[str, Tensor]
+
+
+def evaluate(
+    model: nn.Module, task: Task, dataset: Dataset, config: RunConfig, processes: Processes
+) -> dict[str, float]:
+    """Return the metrics of a model on a data set; see `measure`."""
+    return measure(model, task, dataset, config, processes).metrics
+
+
+@torch.no_grad()
+def measure(model: nn.Module, task: Task, dataset: Dataset, config: RunConfig, processes: Processes) -> Measurement:
+    """Run a model over a data set.
+
+    Args:
+        model: The model, wrapped or not; its training mode is restored.
+        task: What a batch costs.
+        dataset: The samples.
+        config: ``evaluate.batches`` limits how many batches each process takes.
+        processes: Those that share the work.
+    """
+    loader = make_evaluation_loader(
+        dataset,
+        batch_size=config.evaluate.batch_size or config.train.batch_size,
+        rank=processes.data_rank,
+        world_size=processes.data_size,
+        workers=config.data.workers,
+    )
+    training = model.training
+    model.eval()
+    sums: dict[str, float] = {"loss": 0.0}
+    counts: dict[str, Tensor] = {}
+    terms = 0.0
+    for batch in islice(loader, config.evaluate.batches):
+        placed = processes.place(batch)
+        with processes.context():
+            outcome = task.outcome(model, placed)
+        terms += task.terms(placed)
+        sums["loss"] += outcome.loss.item()
+        for name, value in outcome.sums.items():
+            sums[name] = sums.get(name, 0.0) + float(value)
+        for name, table in outcome.counts.items():
+            counts[name] = counts[name] + table if name in counts else table
+    layers = _look_inside(model, task, dataset, config, processes) if config.evaluate.telemetry else {}
+    model.train(training)
+    processes.reshard(model)
+    totals = {name: processes.total(sums[name]) for name in sorted(sums)}
+    metrics = {**task.metrics(totals, processes.total(terms)), **layers}
+    return Measurement(metrics, {name: processes.total_of(counts[name]).cpu() for name in sorted(counts)})
+
+
+def _look_inside(
+    model: nn.Module, task: Task, dataset: Dataset, config: RunConfig, processes: Processes
+) -> dict[str, float]:
+    """Return the compression term by layer on the first validation batch, which every process runs whole."""
+    batch = next(
+        iter(make_evaluation_loader(dataset, batch_size=config.evaluate.batch_size or config.train.batch_size))
+    )
+    whole = {name: value.to(processes.device) for name, value in batch.items()}
+    return compression_by_layer(model, lambda: task.outcome(model, whole))
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """What is known about a model after its validation set was measured.
+
+    Attributes:
+        metrics: By name.
+        report: What the task has to say beyond them.
+        counts: The tables behind the report.
+        class_names: What rows and columns of these tables are called; empty if nobody says.
+    """
+
+    metrics: Mapping[str, float]
+    report: Report
+    counts: Mapping[str, Tensor]
+    class_names: tuple[str, ...]
+
+    def content(self) -> dict[str, Any]:
+        """Return metrics and report as plain data for JSON; a metric that is no number is null."""
+        finite = {name: value if math.isfinite(value) else None for name, value in self.metrics.items()}
+        return {**finite, **self.report.content}
+
+    def write(self, folder: Path) -> list[Path]:
+        """Write ``evaluation.json``, and each table as a file of comma-separated values; return the files."""
+        folder.mkdir(parents=True, exist_ok=True)
+        files = [folder / "evaluation.json"]
+        write_json(files[0], self.content())
+        for name, table in self.counts.items():
+            names = self.class_names or tuple(map(str, range(table.shape[-1])))
+            files.append(folder / f"{name}.csv")
+            with files[-1].open("w", newline="", encoding="utf-8") as file:
+                rows = csv.writer(file)
+                rows.writerow(("label", *names))
+                rows.writerows((row_name, *row) for row_name, row in zip(names, table.tolist(), strict=True))
+        return files
+
+
+def evaluate_checkpoint(
+    checkpoint: Path, get_task: Callable[[str], Task], *, overrides: Sequence[str], ema: bool
+) -> Evaluation:
+    """Build the model of a run, load a checkpoint of it, and measure it on the validation set.
+
+    Args:
+        checkpoint: A checkpoint folder inside a run folder.
+        get_task: Looks up a recipe's task by name.
+        overrides: Changes to the run's configuration, as ``key=value``.
+        ema: Use the moving average of the weights; what has none, such as the statistics of a batch norm, is taken as
+            it is.
+
+    Raises:
+        CheckpointError: The checkpoint cannot be read, or does not belong to the configuration beside it.
+    """
+    config, load = read_checkpoint(checkpoint, overrides=overrides, ema=ema)
+    return _evaluate(config, get_task(config.recipe), load)
+
+
+def read_checkpoint(
+    checkpoint: Path, *, overrides: Sequence[str], ema: bool
+) -> tuple[RunConfig, Callable[[nn.Module], object]]:
+    """Return the configuration of a run, and a function that fills its model with a checkpoint.
+
+    Args:
+        checkpoint: A checkpoint folder inside a run folder.
+        overrides: Changes to the run's configuration, as ``key=value``.
+        ema: Use the moving average of the weights, as in `evaluate_checkpoint`.
+
+    Raises:
+        CheckpointError: The checkpoint cannot be read, or lies by itself.
+    """
+    path = checkpoint.parents[1] / "config.yaml"
+    if not path.is_file():
+        raise CheckpointError(
+            f"{checkpoint} does not lie in a run folder, so nobody can tell which data to measure it on; name a "
+            f"configuration instead: `tost eval CONFIG train.init_from={checkpoint}`."
+        )
+    config = load_config(str(path), overrides)
+    tensors = read_model_tensors(checkpoint)
+    if ema:
+        tensors |= read_model_tensors(checkpoint, ema=True)
+    return config, lambda model: load_weights(model, tensors, str(checkpoint))
+
+
+def evaluate_start(config: RunConfig, task: Task) -> Evaluation:
+    """Measure the weights that a run would start from, ``train.init_from``, on its validation set.
+
+    Raises:
+        ConfigError: The configuration names no weights.
+        CheckpointError: They cannot be read, or belong to another model or another number of classes.
+    """
+    return _evaluate(config, task, read_start(config))
+
+
+def read_start(config: RunConfig) -> Callable[[nn.Module], object]:
+    """Return a function that fills a model with the weights that a run would start from.
+
+    Raises:
+        ConfigError: The configuration names none.
+    """
+    source = config.train.init_from
+    if source is None:
+        raise ConfigError("a configuration has no weights to measure; add train.init_from=PATH, or name a run.")
+    return lambda model: load_start(model, source, lambda line: None, head="same")
+
+
+def _evaluate(config: RunConfig, task: Task, load: Callable[[nn.Module], object]) -> Evaluation:
+    with Processes.join(config) as processes:
+        bundle = task.build_data(config)
+        model = task.build_model(config, bundle)
+        load(model)
+        found = measure(model.to(processes.device), task, bundle.validation, config, processes)
+    return Evaluation(found.metrics, task.report(found.counts, bundle.info), found.counts, bundle.info.class_names)

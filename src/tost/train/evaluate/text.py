@@ -1,0 +1,246 @@
+"""Language models on texts that they were not trained on, or on their own validation set, by a protocol of choice.
+
+A text is a split of a folder that `tost data prepare` made (``data.name=tokens``), or the embedded bytes. The split is
+``data.options.validation_split``; the training split is not looked at, so a corpus without one will do.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from torch import nn
+
+from tost.data import DataOptions, build_data
+from tost.data.tokens.reader import TokenSplit, cbt_questions, check_tokenizer, lambada_pairs, open_tokens
+from tost.errors import ConfigError
+from tost.models import create_model, model_spec
+from tost.train.config.schema import RunConfig
+from tost.train.distributed import Processes
+from tost.train.evaluate.last_word import Passage, score_choices, score_last_words, score_last_words_by_generation
+from tost.train.evaluate.metrics import Evaluation, read_checkpoint, read_start
+from tost.train.evaluate.perplexity import Text, score_random, score_stream, score_windows
+from tost.train.task import Report
+from tost.train.tokenizer import tokenizer_beside
+
+__all__ = ["Protocol", "TextTest", "evaluate_text", "evaluate_text_checkpoint", "evaluate_text_start"]
+
+AUTHORS_WINDOWS = 16_000
+
+
+class Protocol(StrEnum):
+    """How a language model is measured."""
+
+    blocks = "blocks"
+    sliding = "sliding"
+    authors = "authors"
+    stream = "stream"
+    last_word = "last-word"
+    last_word_authors = "last-word-authors"
+    choices = "choices"
+
+
+_TAKES = {
+    "length": (Protocol.blocks, Protocol.sliding, Protocol.authors),
+    "stride": (Protocol.sliding,),
+    "windows": (Protocol.authors,),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextTest:
+    """What is measured.
+
+    Attributes:
+        protocol: How.
+        length: Tokens of a window; None for the length that the configuration trains with.
+        stride: Tokens between sliding windows; None for half a window.
+        windows: Windows that the authors' protocol draws; None for 16,000 as there, 1,000 batches of 16.
+
+    Raises:
+        ConfigError: An option is given that the protocol does not have.
+    """
+
+    protocol: Protocol
+    length: int | None = None
+    stride: int | None = None
+    windows: int | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse what would have no effect."""
+        for name, protocols in _TAKES.items():
+            value = getattr(self, name)
+            if value is not None and self.protocol not in protocols:
+                raise ConfigError(
+                    f"{name}={value} has no effect on the protocol {self.protocol}; it belongs to "
+                    f"{', '.join(protocols)}."
+                )
+            if value is not None and value < 1:
+                raise ConfigError(f"{name}={value} cannot be used; it needs at least 1.")
+
+
+class _Corpus(NamedTuple):
+    """A text, and how long it is in units that do not depend on a tokenizer; None if nobody says."""
+
+    text: Text
+    bytes: int | None
+    words: int | None
+    split: TokenSplit | None
+
+
+def evaluate_text_checkpoint(checkpoint: Path, test: TextTest, *, overrides: Sequence[str], ema: bool) -> Evaluation:
+    """Measure a checkpoint of a run.
+
+    Args:
+        checkpoint: A checkpoint folder inside a run folder.
+        test: What to measure.
+        overrides: Changes to the run's configuration, such as ``data.path=DIR``.
+        ema: Use the moving average of the weights.
+
+    Raises:
+        CheckpointError: The checkpoint cannot be read, or does not belong to the configuration beside it.
+        ConfigError: The text was prepared with another tokenizer than the training data, or cannot be measured so.
+    """
+    config, load = read_checkpoint(checkpoint, overrides=overrides, ema=ema)
+    tokenizer = tokenizer_beside(checkpoint)
+    known = None if tokenizer is None else tokenizer.fingerprint
+    return _evaluate(config, load, test, tokenizer=known, model=str(checkpoint))
+
+
+def evaluate_text_start(config: RunConfig, test: TextTest) -> Evaluation:
+    """Measure the weights that a run would start from, ``train.init_from``.
+
+    Args:
+        config: The run. Which tokenizer the weights belong to is not known, so only the number of ids is compared.
+        test: What to measure.
+
+    Raises:
+        ConfigError: The configuration names no weights, or the text cannot be measured so.
+        CheckpointError: The weights cannot be read, or belong to another model.
+    """
+    return _evaluate(config, read_start(config), test, tokenizer=None, model=str(config.train.init_from))
+
+
+def _evaluate(
+    config: RunConfig, load: Callable[[nn.Module], object], test: TextTest, *, tokenizer: str | None, model: str
+) -> Evaluation:
+    if model_spec(config.model.name).family != "language":
+        raise ConfigError(
+            f"the protocol {test.protocol} measures language models, but {config.model.name} is none; leave --protocol "
+            "out."
+        )
+    corpus = _open(config.data)
+    if corpus.split is not None:
+        check_tokenizer(tokenizer, corpus.split.folder, model=model)
+    with Processes.join(config) as processes:
+        if processes.size > 1:
+            raise ConfigError(f"{processes.size} processes cannot share this measurement; start one.")
+        network = create_model(config.model.name, **config.model.options)
+        load(network)
+        with processes.context():
+            return evaluate_text(network.to(processes.device), config, test)
+
+
+def evaluate_text(model: nn.Module, config: RunConfig, test: TextTest) -> Evaluation:
+    """Measure a model on the text of a configuration.
+
+    Args:
+        model: A causal language model.
+        config: ``data`` says which text, ``evaluate.batch_size`` how much of it is read at once.
+        test: What to measure.
+
+    Returns:
+        Metrics: ``loss`` per token in nats, ``perplexity``, ``bits_per_token``; ``bits_per_byte`` and
+        ``word_perplexity``, which do not depend on the tokenizer. Or accuracies of last words or of choices.
+
+    Raises:
+        ConfigError: The data is no text, has ids that the model does not know, or cannot be measured so.
+    """
+    corpus = _open(config.data)
+    _check_vocabulary(model, corpus)
+    batch = config.evaluate.batch_size or config.train.batch_size
+    match test.protocol:
+        case Protocol.last_word | Protocol.last_word_authors | Protocol.choices:
+            metrics = _answers(model, _documents(corpus, test), test.protocol, batch)
+        case _:
+            metrics = _losses(model, corpus, config, test, batch)
+    return Evaluation(metrics, Report({"protocol": str(test.protocol), **_described(corpus)}), {}, ())
+
+
+def _losses(model: nn.Module, corpus: _Corpus, config: RunConfig, test: TextTest, batch: int) -> dict[str, float]:
+    length = test.length or config.data.shape().length or 1
+    match test.protocol:
+        case Protocol.stream:
+            score = score_stream(model, corpus.text)
+        case Protocol.authors:
+            batches = math.ceil((test.windows or AUTHORS_WINDOWS) / batch)
+            score = score_random(
+                model, corpus.text, length=length, batches=batches, batch_size=batch, seed=config.train.seed
+            )
+        case _:
+            stride = (test.stride or max(1, length // 2)) if test.protocol is Protocol.sliding else length
+            score = score_windows(model, corpus.text, length=length, stride=stride, batch_size=batch)
+    tokens = len(corpus.text)
+    found = score.metrics(None if not corpus.bytes else corpus.bytes / tokens)
+    if corpus.words:
+        nats = score.loss * tokens / corpus.words
+        found["word_perplexity"] = math.exp(nats) if nats < 700 else math.inf
+    return found
+
+
+def _answers(model: nn.Module, split: TokenSplit, protocol: Protocol, batch: int) -> dict[str, float]:
+    if protocol is Protocol.choices:
+        questions = [([option.tolist() for option in options], answer) for options, answer in cbt_questions(split)]
+        return score_choices(model, questions, before=split.folder.end_of_text)
+    if protocol is Protocol.last_word:
+        pairs = lambada_pairs(split)
+        passages = [Passage(pair.context.tolist(), pair.word.tolist()) for pair in pairs]
+        return score_last_words(model, passages, batch_size=batch).metrics()
+    tokenizer = split.folder.tokenizer()
+    texts = [tokenizer.decode(split.document(number).tolist()) for number in range(len(split.documents) - 1)]
+    found = score_last_words_by_generation(model, texts, tokenizer.encode, tokenizer.decode, batch_size=batch)
+    return found.metrics()
+
+
+def _open(data: DataOptions) -> _Corpus:
+    if data.name == "tokens":
+        split = open_tokens(data.path or "").split(data.options["validation_split"])
+        return _Corpus(split.tokens, split.source_bytes, split.source_words, split)
+    if data.name == "stdlib_bytes":
+        text = build_data(data, seed=0).validation.text  # type: ignore[attr-defined]
+        return _Corpus(text, len(text), None, None)
+    raise ConfigError(f"data set {data.name!r} is no text; a protocol for texts measures tokens or stdlib_bytes.")
+
+
+def _documents(corpus: _Corpus, test: TextTest) -> TokenSplit:
+    if corpus.split is None:
+        raise ConfigError(
+            f"the protocol {test.protocol} needs passages, which are the documents of a prepared folder; set "
+            "data.name=tokens and data.path."
+        )
+    return corpus.split
+
+
+def _check_vocabulary(model: nn.Module, corpus: _Corpus) -> None:
+    known: Any = model.options
+    size = 256 if corpus.split is None else corpus.split.folder.vocab_size
+    if size > known.vocab_size:
+        where = "the text" if corpus.split is None else str(corpus.split.folder.path)
+        raise ConfigError(
+            f"{where} has {size} different ids, but the model knows {known.vocab_size}; prepare the text with the "
+            "tokenizer of the model's training data."
+        )
+
+
+def _described(corpus: _Corpus) -> Mapping[str, Any]:
+    if corpus.split is None:
+        return {"data": "stdlib_bytes"}
+    return {
+        "data": corpus.split.folder.name,
+        "split": corpus.split.name,
+        "fingerprint": corpus.split.folder.fingerprint,
+    }

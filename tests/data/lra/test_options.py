@@ -1,0 +1,115 @@
+"""Options and presets of the Long Range Arena data sets, without any data."""
+
+from __future__ import annotations
+
+import pytest
+from pydantic import ValidationError
+
+from tost.data import DataOptions
+from tost.data.lra.options import LRA_OPTIONS
+
+PRESETS = ("paper", "official", "s4", "mega", "skyformer")
+# length, number of ids or None for values, zeros masked or None where there are no pixels
+SHAPES = {
+    ("lra_listops", "paper"): (2001, 18, None),
+    ("lra_listops", "official"): (2000, 17, None),
+    ("lra_listops", "s4"): (2048, 18, None),
+    ("lra_listops", "mega"): (2001, 18, None),
+    ("lra_listops", "skyformer"): (2048, 17, None),
+    ("lra_text", "paper"): (4001, 258, None),
+    ("lra_text", "official"): (1000, 257, None),
+    ("lra_text", "s4"): (4096, 136, None),
+    ("lra_text", "mega"): (4001, 258, None),
+    ("lra_text", "skyformer"): (4000, 257, None),
+    ("lra_retrieval", "paper"): (4001, 258, None),
+    ("lra_retrieval", "official"): (4000, 257, None),
+    ("lra_retrieval", "s4"): (4000, 256, None),
+    ("lra_retrieval", "mega"): (4001, 258, None),
+    ("lra_retrieval", "skyformer"): (4000, 257, None),
+    ("lra_image", "paper"): (1024, None, False),
+    ("lra_image", "official"): (1024, 256, True),
+    ("lra_image", "s4"): (1024, None, False),
+    ("lra_image", "mega"): (1024, None, False),
+    ("lra_image", "skyformer"): (1024, 256, True),
+    ("lra_pathfinder", "paper"): (1024, 256, True),
+    ("lra_pathfinder", "official"): (1024, 256, True),
+    ("lra_pathfinder", "s4"): (1024, None, False),
+    ("lra_pathfinder", "mega"): (1024, None, False),
+    ("lra_pathfinder", "skyformer"): (1024, 256, True),
+    ("lra_pathx", "paper"): (16384, 256, True),
+    ("lra_pathx", "official"): (16384, 256, True),
+    ("lra_pathx", "s4"): (16384, None, False),
+    ("lra_pathx", "mega"): (16384, None, False),
+    ("lra_pathx", "skyformer"): (16384, 256, True),
+}
+
+
+def options(name, **given):
+    return DataOptions(name=name, path="somewhere", options=given)
+
+
+def test_every_preset_of_every_task_is_tested_here():
+    assert set(SHAPES) == {(name, preset) for name in LRA_OPTIONS for preset in PRESETS}
+
+
+@pytest.mark.parametrize(("name", "preset"), SHAPES)
+def test_presets_have_the_shapes_of_the_code_bases(name, preset):
+    length, ids, masked = SHAPES[name, preset]
+    found = options(name, preset=preset)
+    shape = found.shape()
+    assert (shape.length, shape.vocab_size, shape.in_features) == (length, ids, None if ids else 1)
+    assert shape.input == ("tokens" if ids else "values")
+    assert shape.num_classes == {"lra_listops": 10, "lra_image": 10}.get(name, 2)
+    assert found.options.get("mask_zero") == masked
+
+
+def test_normalisations_of_the_code_bases():
+    def scale(name, preset):
+        found = options(name, preset=preset).options
+        return found["mean"], found["std"]
+
+    assert scale("lra_image", "paper") == (0.48, 0.24)
+    assert scale("lra_image", "s4") == (122.6 / 255, 61 / 255)
+    assert scale("lra_pathfinder", "mega") == (0.5, 0.5)
+    assert scale("lra_pathfinder", "s4") == (0.0, 1.0)
+
+
+def test_splits_of_the_code_bases():
+    assert options("lra_image").options["split"] == options("lra_pathfinder").options["split"] == "shuffled"
+    assert options("lra_image").options["split_seed"] == 42
+    for name in ("lra_image", "lra_pathfinder"):
+        assert options(name, preset="official").options["split"] == "order"
+
+
+@pytest.mark.parametrize("name", LRA_OPTIONS)
+def test_completed_options_stay_what_they_are(name):
+    for preset in PRESETS:
+        once = options(name, preset=preset).options
+        assert options(name, **once).options == once
+
+
+def test_what_is_given_wins_over_the_preset():
+    found = options("lra_text", preset="official", length=77).options
+    assert (found["length"], found["eos"]) == (77, False)
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "message"),
+    [
+        ("lra_text", {"preset": "bert"}, "Input should be 'paper', 'official', 's4', 'mega' or 'skyformer'"),
+        ("lra_text", {"unit": "chars"}, "unit=chars needs vocab_size"),
+        ("lra_text", {"vocab_size": 300}, "belong to unit=chars"),
+        ("lra_text", {"length_": 3}, "unknown option 'length_' of data set 'lra_text'; did you mean 'length'?"),
+        ("lra_listops", {"length": 1}, "greater than or equal to 2"),
+        ("lra_image", {"std": 0.0}, "greater than 0"),
+        ("lra_pathfinder", {"resolution": 48}, "Input should be 32, 64, 128 or 256"),
+    ],
+)
+def test_bad_options_are_refused(name, given, message):
+    with pytest.raises(ValidationError, match=message.replace("(", r"\(").replace("?", r"\?")):
+        options(name, **given)
+
+
+def test_they_are_read_from_disk():
+    with pytest.raises(ValidationError, match=r"'lra_pathx' is read from disk; set data\.path"):
+        DataOptions(name="lra_pathx")

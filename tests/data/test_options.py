@@ -1,0 +1,155 @@
+"""Options of the data sets: complete, strict, and all problems at once."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from pydantic import ValidationError
+
+from tost.data import DataOptions, DataShape, find_data, list_data, registry
+from tost.data.options import DataSetOptions
+from tost.errors import ConfigError
+
+
+def messages(**given):
+    """The problems of a configuration, by their place."""
+    with pytest.raises(ValidationError) as info:
+        DataOptions(**given)
+    return {".".join(map(str, problem["loc"])): problem["msg"] for problem in info.value.errors()}
+
+
+def test_defaults_are_filled_in():
+    options = DataOptions(name="stdlib_bytes", options={"length": 64})
+    assert options.options == {"length": 64, "windows": None}
+    assert (options.path, options.workers) == (None, 0)
+    assert DataOptions(**options.model_dump()) == options
+
+
+def test_options_cannot_be_changed():
+    with pytest.raises(ValidationError, match="frozen"):
+        DataOptions(name="digits").name = "listops"
+
+
+def all_subclasses(schema):
+    return [one for child in schema.__subclasses__() for one in (child, *all_subclasses(child))]
+
+
+def test_every_field_is_described():
+    assert len(all_subclasses(DataSetOptions)) > len(list_data())
+    for schema in (DataOptions, *all_subclasses(DataSetOptions)):
+        assert all(field.description for field in schema.model_fields.values()), schema
+
+
+def test_an_unknown_data_set_is_refused():
+    expected = f"unknown data set 'digit'; did you mean 'digits'? the data sets are: {', '.join(list_data())}."
+    assert messages(name="digit") == {"name": expected}
+    with pytest.raises(ConfigError) as info:
+        find_data("digit")
+    assert str(info.value) == expected
+
+
+def test_a_name_like_no_other_gets_no_suggestion():
+    assert messages(name="qqq")["name"].startswith("unknown data set 'qqq'; the data sets are: cifar10, ")
+
+
+def test_a_path_to_embedded_data_is_refused():
+    assert messages(name="digits", path="/data")["path"] == (
+        "data set 'digits' reads no files, got path '/data'; leave data.path out."
+    )
+
+
+def test_a_missing_path_is_refused(monkeypatch):
+    monkeypatch.setitem(registry._SPECS, "digits", replace(find_data("digits"), takes_path=True))
+    assert messages(name="digits")["path"] == (
+        "data set 'digits' is read from disk; set data.path to its folder or file."
+    )
+    assert DataOptions(name="digits", path="/data").path == "/data"
+
+
+def test_all_problems_are_reported_at_once():
+    found = messages(
+        name="listops", path="x", workers=-1, options={"max_dept": 3, "min_length": "ten", "max_args": 1, "brace{": 0}
+    )
+    assert set(found) == {
+        "path",
+        "workers",
+        "options.max_dept",
+        "options.min_length",
+        "options.max_args",
+        "options.brace{",
+    }
+    assert found["options.max_dept"].startswith(
+        "unknown option 'max_dept' of data set 'listops'; did you mean 'max_depth'? it takes: max_depth, max_args, "
+    )
+    assert "valid integer" in found["options.min_length"]
+    assert "greater than or equal to 2" in found["options.max_args"]
+    assert "greater than or equal to 0" in found["workers"]
+    assert found["options.brace{"].startswith("unknown option 'brace{' of")
+
+
+def test_findings_keep_their_kind():
+    # Whoever puts findings into other words relies on pydantic's names for them.
+    with pytest.raises(ValidationError) as info:
+        DataOptions(name="listops", options={"max_args": 1, "min_length": "ten"})
+    assert [(found["type"], found.get("ctx") or None) for found in info.value.errors()] == [
+        ("greater_than_equal", {"ge": 2}),
+        ("int_type", None),
+    ]
+
+
+def test_a_data_set_without_options_says_so():
+    assert messages(name="digits", options={"size": 3})["options.size"] == (
+        "unknown option 'size' of data set 'digits'; it takes none."
+    )
+
+
+@pytest.mark.parametrize("value", [True, "64", 64.0, 0, None])
+def test_types_are_not_converted(value):
+    assert "options.length" in messages(name="stdlib_bytes", options={"length": value})
+
+
+IMPOSSIBLE = {
+    "no length": ({"min_length": 90, "max_length": 91}, "min_length=90 and max_length=91 leave no length in between"),
+    "too shallow": (
+        {"max_depth": 3, "max_args": 2},
+        "max_depth=3 and max_args=2 give expressions of at most 10 tokens, but min_length=10 asks for more",
+    ),
+}
+
+
+@pytest.mark.parametrize(("options", "message"), IMPOSSIBLE.values(), ids=IMPOSSIBLE.keys())
+def test_impossible_expressions_are_refused(options, message):
+    assert messages(name="listops", options=options)["options"].startswith(message)
+
+
+def test_the_shape_says_what_a_model_needs():
+    assert DataOptions(name="digits").shape().model_options() == {
+        "input": "values",
+        "in_features": 1,
+        "num_classes": 10,
+        "max_length": 64,
+    }
+    assert DataOptions(name="listops", options={"max_length": 50}).shape().model_options() == {
+        "input": "tokens",
+        "vocab_size": 16,
+        "num_classes": 10,
+        "max_length": 50,
+    }
+    assert DataOptions(name="fashion_mnist", path="x").shape().model_options() == {
+        "num_classes": 10,
+        "in_chans": 1,
+        "image_size": 28,
+    }
+    assert DataOptions(name="pets", path="x", options={"image_size": [96, 128]}).shape().model_options() == {
+        "num_classes": 37,
+        "in_chans": 3,
+        "image_size": (96, 128),
+    }
+    assert DataOptions(name="stdlib_bytes").shape().model_options() == {"vocab_size": 256, "max_length": 256}
+
+
+def test_data_sets_must_say_their_shape():
+    with pytest.raises(NotImplementedError):
+        DataSetOptions().shape()
+    assert DataShape(task="language_modeling", input="tokens", length=3, vocab_size=2).num_classes is None

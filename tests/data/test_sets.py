@@ -1,0 +1,241 @@
+"""What holds for every embedded data set of the registry, and what is particular to the embedded ones."""
+
+from __future__ import annotations
+
+import pickle
+import subprocess
+import sys
+import sysconfig
+
+import pytest
+import torch
+
+from tost.data import DataOptions, build_data, decode, find_data, list_data, make_loader
+from tost.data.toy.stdlib_bytes import ByteWindows, read_corpus
+from tost.errors import ConfigError
+
+SMALL = {
+    "digits": {},
+    "listops": {"train_count": 60, "validation_count": 30},
+    "stdlib_bytes": {"length": 32, "windows": 60},
+}
+
+
+def build(name, seed=0, **options):
+    return build_data(DataOptions(name=name, options=SMALL[name] | options), seed)
+
+
+def same(first, second):
+    return first.keys() == second.keys() and all(torch.equal(first[key], second[key]) for key in first)
+
+
+def test_every_data_set_is_tested_here():
+    assert [name for name in list_data() if not find_data(name).takes_path] == sorted(SMALL)
+    assert list_data("*bytes") == ["stdlib_bytes"]
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_samples_are_as_announced(name):
+    options = DataOptions(name=name, options=SMALL[name])
+    bundle = build_data(options, 0)
+    shape = options.shape()
+    assert bundle.info.model_options() == shape.model_options()
+    assert bundle.info.name == name
+    for dataset in (bundle.train, bundle.validation):
+        sample = dataset[len(dataset) - 1]
+        is_tokens = shape.input == "tokens"
+        assert sample["inputs"].shape == ((shape.length,) if is_tokens else (shape.length, shape.in_features))
+        assert sample["inputs"].dtype == (torch.int64 if is_tokens else torch.float32)
+        whole = dataset.gather(torch.arange(len(dataset)))
+        if is_tokens:
+            assert whole["inputs"].min() >= 0
+            assert whole["inputs"].max() < shape.vocab_size
+        assert whole["targets"].dtype == torch.int64
+        classes = shape.num_classes or shape.vocab_size
+        assert whole["targets"].min() >= 0
+        assert whole["targets"].max() < classes
+        assert same({key: value[-1] for key, value in whole.items()}, sample)
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_the_same_seed_gives_the_same_data(name):
+    first, second = build(name, seed=7), build(name, seed=7)
+    assert first.info == second.info
+    assert len(first.info.fingerprint) == 64
+    for index in (0, 11, len(first.train) - 1):
+        assert same(first.train[index], second.train[index])
+    assert same(first.validation[3], second.validation[3])
+
+
+@pytest.mark.parametrize(("name", "start"), [("digits", "2096c0be8230f551"), ("listops", "4d37c56f3b5b2257")])
+def test_the_data_is_what_it_was(name, start):
+    # Published results name the data by seed and options: neither split nor draws may change under them.
+    assert build(name).info.fingerprint.startswith(start)
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_data_sets_can_be_sent_to_workers(name):
+    train = build(name).train
+    assert same(pickle.loads(pickle.dumps(train))[5], train[5])
+    plain, loaded = (next(iter(make_loader(train, batch_size=4, seed=0, workers=workers))) for workers in (0, 1))
+    assert same(plain, loaded)
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_only_existing_samples_can_be_asked_for(name):
+    validation = build(name).validation
+    for index in (-1, len(validation)):
+        with pytest.raises(IndexError, match=f"sample {index} does not exist; this data set has samples 0 to"):
+            validation[index]
+
+
+def test_options_are_read_without_torch():
+    probe = (
+        "import sys; from tost.data import DataOptions; "
+        "images = DataOptions(name='imagenet', path='x'); "
+        "print(DataOptions(name='listops').shape().length, images.shape().num_classes, 'torch' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["100", "1000", "False"]
+
+
+def test_unknown_names_of_the_package_are_refused():
+    import tost.data
+
+    with pytest.raises(AttributeError, match=r"module 'tost\.data' has no attribute 'lodaer'"):
+        _ = tost.data.lodaer
+    assert "make_loader" in dir(tost.data)
+    assert all(getattr(tost.data, name) is not None for name in tost.data.__all__)
+
+
+def test_digits_are_split_once_and_evenly():
+    from sklearn.datasets import load_digits
+
+    bundle = build("digits")
+    assert (len(bundle.train), len(bundle.validation)) == (1437, 360)
+    rows = [dataset.gather(torch.arange(len(dataset))) for dataset in (bundle.train, bundle.validation)]
+    images, labels = load_digits(return_X_y=True)
+    both = torch.cat([part["inputs"] for part in rows]).squeeze(-1) * 16
+    assert sorted(map(tuple, both.tolist())) == sorted(map(tuple, images.tolist()))
+    assert sorted(torch.cat([part["targets"] for part in rows]).tolist()) == sorted(labels.tolist())
+    assert both.min() == 0
+    assert both.max() == 16
+    train, validation = (torch.bincount(part["targets"], minlength=10) for part in rows)
+    assert ((validation - (train + validation) / 5).abs() <= 1).all()
+    label_of = {tuple(image): label for image, label in zip(images.tolist(), labels.tolist(), strict=True)}
+    for part in rows:
+        for image, label in zip(part["inputs"].squeeze(-1).tolist(), part["targets"].tolist(), strict=True):
+            assert label_of[tuple(16 * value for value in image)] == label
+
+
+def test_the_split_of_the_digits_does_not_depend_on_the_seed():
+    assert build("digits", seed=0).info == build("digits", seed=1).info
+
+
+def test_digits_without_scikit_learn_say_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
+    with pytest.raises(ConfigError, match=r"'digits' is read from scikit-learn, .*run `pip install 'tost\[train\]'`"):
+        build("digits")
+
+
+@pytest.fixture
+def library(tmp_path):
+    """A standard library of twelve small files and some that do not count."""
+    for number in range(10):
+        (tmp_path / f"module{number}.py").write_bytes(bytes([97 + number]) * 10)
+    for path in ("package/__init__.py", "xml/last.py"):
+        (tmp_path / path).parent.mkdir(exist_ok=True)
+        (tmp_path / path).write_bytes(path[:1].encode() * 10)
+    for path in (
+        "test/test_x.py",
+        "unittest/test/x.py",
+        "json/tests/x.py",
+        "idlelib/x.py",
+        "lib2to3/x.py",
+        "site-packages/torch/x.py",
+        "config-3.11-x86_64-linux-gnu/python-config.py",
+        "_sysconfigdata__linux_x86_64-linux-gnu.py",
+        "sitecustomize.py",
+        "notes.txt",
+    ):
+        (tmp_path / path).parent.mkdir(exist_ok=True, parents=True)
+        (tmp_path / path).write_bytes(b"!" * 10)
+    (tmp_path / "empty.py").touch()
+    return tmp_path
+
+
+def test_the_corpus_is_the_sorted_sources(library):
+    corpus = read_corpus(library)
+    assert decode(corpus.train) == "".join(letter * 10 for letter in "abcdefghijp")
+    assert decode(corpus.validation) == "x" * 10
+    assert corpus.files == 12
+
+
+def test_the_corpus_is_identified_by_its_content(library, tmp_path_factory):
+    elsewhere = tmp_path_factory.mktemp("other") / "lib"
+    library.rename(elsewhere)
+    moved = read_corpus(elsewhere).fingerprint
+    (elsewhere / "module3.py").write_bytes(b"dddddddddD")
+    read_corpus.cache_clear()
+    assert read_corpus(elsewhere).fingerprint != moved
+
+
+def test_a_missing_library_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(sysconfig, "get_path", lambda name: str(tmp_path))
+    with pytest.raises(ConfigError, match=r"reads the sources of the standard library, but .* holds 0 of them; use a"):
+        build("stdlib_bytes")
+
+
+def test_a_window_longer_than_the_corpus_is_refused(library, monkeypatch):
+    monkeypatch.setattr(sysconfig, "get_path", lambda name: str(library))
+    with pytest.raises(
+        ConfigError, match=r"data\.options\.length=10 does not fit .* has 10 bytes; it can be at most 9"
+    ):
+        build("stdlib_bytes", length=10)
+    assert len(build("stdlib_bytes", length=9).validation) == 1
+
+
+def test_the_real_corpus_is_python():
+    bundle = build("stdlib_bytes")
+    details = bundle.info.details
+    assert details["files"] > 300
+    assert 2e6 < details["train_bytes"] < 5e7
+    assert 0.02 < details["validation_bytes"] / details["train_bytes"] < 0.5
+    text = decode(bundle.validation.gather(torch.arange(len(bundle.validation)))["inputs"].flatten())
+    assert text.count("def ") > 500
+    assert text.count("\ufffd") / len(text) < 0.01
+
+
+def test_windows_predict_the_next_byte():
+    text = torch.arange(200, dtype=torch.uint8)
+    windows = ByteWindows(text, 16, count=5000, seed=3).gather(torch.arange(5000))
+    assert torch.equal(windows["targets"], windows["inputs"] + 1)
+    assert torch.equal(windows["inputs"][:, 1:], windows["targets"][:, :-1])
+    starts = windows["inputs"][:, 0]
+    assert set(starts.tolist()) == set(range(200 - 16)), "every place can be drawn, and none that does not fit"
+
+
+def test_windows_depend_on_seed_and_number_only():
+    text = torch.randint(256, (10_000,), dtype=torch.uint8)
+    many, few, other = (ByteWindows(text, 8, count=count, seed=seed) for count, seed in ((2**40, 1), (50, 1), (50, 2)))
+    assert same(many.gather(torch.arange(50)), few.gather(torch.arange(50)))
+    assert same(many[17], few[17])
+    assert not same(few.gather(torch.arange(50)), other.gather(torch.arange(50)))
+    assert many[2**40 - 1]["inputs"].shape == (8,)
+
+
+@pytest.mark.parametrize(("size", "count"), [(33, 2), (34, 2), (48, 2), (49, 3), (17, 1)])
+def test_validation_windows_lie_side_by_side(size, count):
+    windows = ByteWindows(torch.arange(size, dtype=torch.uint8), 16)
+    assert len(windows) == count
+    assert windows.gather(torch.arange(count))["inputs"].flatten().tolist() == list(range(16 * count))
+
+
+def test_the_default_number_of_windows_fills_the_corpus():
+    bundle = build("stdlib_bytes", windows=None)
+    assert len(bundle.train) == (bundle.info.details["train_bytes"] - 1) // 32
+
+
+def test_decode_survives_half_letters():
+    assert decode(torch.tensor([0x68, 0xC3, 0xA9])) == "hé"
+    assert decode([0x68, 0xC3]) == "h\ufffd"

@@ -1,0 +1,204 @@
+"""Preparing text: the same tokens from every format, for any number of workers, and after an interruption."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import numpy as np
+import pytest
+
+from tests.data.text.samples import (
+    DOCUMENTS,
+    all_tokens,
+    contents,
+    make,
+    texts,
+    write_jsonl,
+    write_parquet,
+    write_text_files,
+    write_tokenizer,
+)
+from tost.data.prepare import PREPARERS, check_folder, prepare
+from tost.data.text import files as text_files
+from tost.data.text import plan as text_plan
+from tost.data.text import write as text_write
+from tost.errors import ConfigError
+
+
+@pytest.fixture
+def source(tmp_path):
+    return write_jsonl(tmp_path / "source.jsonl")
+
+
+def load_from_memory(monkeypatch, **splits):
+    """Let the hub be a few documents in memory."""
+    import datasets
+
+    columns = {name: {"text": found} if isinstance(found, list) else found for name, found in splits.items()}
+    asked = []
+
+    def load(hub):
+        asked.append(hub)
+        return {name: datasets.Dataset.from_dict(found) for name, found in columns.items()}
+
+    monkeypatch.setattr(text_plan, "_load_hub_set", load)
+    return asked
+
+
+@pytest.mark.parametrize("tokenizer", ["bytes", "chars", "bpe"])
+def test_every_format_gives_the_same_tokens(tmp_path, monkeypatch, tokenizer):
+    options = {
+        "tokenizer": str(write_tokenizer(tmp_path / "bpe")) if tokenizer == "bpe" else tokenizer,
+        "validation": 0.2,
+    }
+    load_from_memory(monkeypatch, train=DOCUMENTS)
+    sources = {
+        "txt": write_text_files(tmp_path / "files"),
+        "jsonl": write_jsonl(tmp_path / "a.jsonl"),
+        "gz": write_jsonl(tmp_path / "b.jsonl.gz"),
+        "parquet": write_parquet(tmp_path / "c.parquet"),
+        "folder": write_parquet(tmp_path / "d" / "e" / "f.parquet").parents[1],
+        "hub": "hub:some/name",
+    }
+    made = {kind: make(tmp_path / "out" / kind, source=str(source), **options) for kind, source in sources.items()}
+    expected = made["txt"]
+    assert sorted(texts(expected) + texts(expected, "validation")) == sorted(DOCUMENTS)
+    for folder in made.values():
+        assert folder.fingerprint == expected.fingerprint
+        for split in ("train", "validation"):
+            assert all_tokens(folder, split) == all_tokens(expected, split)
+            assert folder.split(split).num_bytes == sum(len(text.encode()) for text in texts(expected, split))
+            assert folder.split(split).source_words == sum(len(text.split()) for text in texts(expected, split))
+
+
+def test_split_is_that_of_the_datasets_library(tmp_path, source):
+    from datasets import Dataset
+
+    folder = make(tmp_path / "out", source=str(source), validation=0.13, seed=2357)
+    parts = Dataset.from_dict({"text": DOCUMENTS}).train_test_split(test_size=0.13, seed=2357)
+    assert sorted(texts(folder, "validation")) == sorted(parts["test"]["text"])
+    assert len(texts(folder, "validation")) == math.ceil(0.13 * len(DOCUMENTS))
+    assert texts(folder) == [text for text in DOCUMENTS if text in set(parts["train"]["text"])]
+
+
+def test_end_of_text_follows_every_document(tmp_path, source):
+    tokenizer = str(write_tokenizer(tmp_path / "bpe"))
+    folder = make(tmp_path / "out", source=str(source), tokenizer=tokenizer, validation=0)
+    split = folder.split("train")
+    assert folder.splits == ("train",)
+    assert folder.end_of_text == 0
+    ends = split.documents[1:] - 1
+    assert np.flatnonzero(np.asarray(split.tokens[:]) == folder.end_of_text).tolist() == ends.tolist()
+    without = make(tmp_path / "none", source=str(source), tokenizer=tokenizer, validation=0, end_of_text="none")
+    assert len(without.split("train").tokens) == split.num_tokens - len(DOCUMENTS)
+    assert texts(without) == texts(folder) == DOCUMENTS
+
+
+def test_workers_and_shards_do_not_change_the_tokens(tmp_path, source):
+    one = make(tmp_path / "one", source=str(source), shard_bytes=300)
+    two = make(tmp_path / "two", source=str(source), shard_bytes=300, workers=2)
+    whole = make(tmp_path / "whole", source=str(source))
+    assert len(one.index.splits["train"].shards) > 3
+    assert contents(one.path) == contents(two.path)
+    for split in ("train", "validation"):
+        assert all_tokens(whole, split) == all_tokens(one, split)
+        assert np.array_equal(whole.split(split).documents, one.split(split).documents)
+
+
+@pytest.mark.parametrize("tokenizer", ["bytes", "bpe"])
+def test_a_long_text_is_read_in_pieces(tmp_path, monkeypatch, tokenizer):
+    chosen = str(write_tokenizer(tmp_path / "bpe")) if tokenizer == "bpe" else tokenizer
+    text = "\n".join(DOCUMENTS)
+    (tmp_path / "a.txt").write_text(text, encoding="utf-8", newline="")
+    whole = make(tmp_path / "whole", source=str(tmp_path / "a.txt"), tokenizer=chosen, validation=0.3)
+    monkeypatch.setattr(text_files, "_BLOCK", 7)
+    monkeypatch.setattr(text_write, "_CHUNK", 20)
+    monkeypatch.setattr(text_write, "_BATCH", 50)
+    pieces = make(tmp_path / "pieces", source=str(tmp_path / "a.txt"), tokenizer=chosen, validation=0.3)
+    assert contents(whole.path) == contents(pieces.path)
+    place = int(len(text) * 0.7)
+    for split, part in (("train", text[:place]), ("validation", text[place:])):
+        assert texts(pieces, split) == [part]
+        assert pieces.split(split).source_words == len(part.split())
+        assert pieces.split(split).num_bytes == pieces.split(split).source_bytes == len(part.encode())
+
+
+@pytest.mark.parametrize("tokenizer", ["bytes", "chars"])
+def test_interrupted_anywhere_it_ends_with_the_same_bytes(tmp_path, source, tokenizer):
+    options = {"source": str(source), "shard_bytes": 300, "tokenizer": tokenizer}
+    calls = []
+    expected = contents(make(tmp_path / "whole", report=lambda *call: calls.append(call), **options).path)
+    assert calls[-1][0] == calls[-1][1] == len(DOCUMENTS)
+    for stop in range(1, len(calls) + 1):
+        left = iter(range(stop))
+
+        def report(*call, left=left):
+            if next(left, None) is None:
+                raise KeyboardInterrupt
+
+        out = tmp_path / f"stopped{stop}"
+        try:
+            prepare("text", options, out, report=report)
+        except KeyboardInterrupt:
+            assert not (out / "index.json").exists()
+            assert not list(out.glob("*.tmp")), "a file that is not complete was left behind"
+        make(out, **options)
+        assert contents(out) == expected
+
+
+def test_what_was_done_is_not_done_again(tmp_path, source, monkeypatch):
+    options = {"source": str(source), "shard_bytes": 300}
+    with pytest.raises(KeyboardInterrupt):
+        prepare("text", options, tmp_path / "out", report=interrupt_after(6))
+    done = {path: path.stat().st_mtime_ns for path in (tmp_path / "out").glob("train-*")}
+    lost = min(done)
+    lost.write_bytes(lost.read_bytes()[:-1])  # as a machine that lost power might leave it
+    make(tmp_path / "out", **options)
+    assert len(done) > 2
+    assert {path for path in done if path.stat().st_mtime_ns != done[path]} == {lost, lost.with_suffix(".lengths")}
+    check_folder(tmp_path / "out")
+
+
+def interrupt_after(count):
+    left = iter(range(count))
+
+    def report(*call):
+        if next(left, None) is None:
+            raise KeyboardInterrupt
+
+    return report
+
+
+def test_a_source_that_changed_meanwhile_is_refused(tmp_path, source):
+    options = {"source": str(source), "shard_bytes": 300}
+    with pytest.raises(KeyboardInterrupt):
+        prepare("text", options, tmp_path / "out", report=interrupt_after(4))
+    write_jsonl(source, [*DOCUMENTS, "one more"])
+    with pytest.raises(ConfigError, match="the source is not what it was"):
+        prepare("text", options, tmp_path / "out")
+
+
+def test_once_more_is_nothing(tmp_path, source):
+    make(tmp_path / "out", source=str(source))
+    before = contents(tmp_path / "out")
+    facts = prepare("text", {"source": str(source)}, tmp_path / "out")
+    assert facts["already there"] is True
+    assert contents(tmp_path / "out") == before
+
+
+def test_index_says_everything(tmp_path, source):
+    folder = make(tmp_path / "out", source=str(source))
+    index = json.loads((folder.path / "index.json").read_text(encoding="utf-8"))
+    assert index["format"] == "tost-tokens"
+    assert index["dtype"] == "uint8"
+    assert index["source"] == [{"file": "source.jsonl", "split": "train", "size": source.stat().st_size}]
+    assert index["settings"]["split"] == {"rule": "random", "validation": 0.01, "seed": 0}
+    assert str(tmp_path) not in json.dumps(index)
+
+
+def test_every_option_is_described():
+    for preparer in PREPARERS.values():
+        assert preparer.summary
+        assert all(field.description for field in preparer.options.model_fields.values()), preparer.name
+        assert preparer.options.model_config["extra"] == "forbid"

@@ -1,0 +1,159 @@
+"""Tokenizers for data: what they encode they decode, and cutting a text changes nothing."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.data.text.samples import DOCUMENTS, write_pairs, write_tokenizer
+from tost.data.text.tokenizers import ByteText, CharText, HubText
+from tost.data.text.vocabulary import (
+    RECORD,
+    cut_text,
+    find_end_of_text,
+    from_record,
+    load_tokenizer,
+    read_tokenizer,
+    save_tokenizer,
+    token_dtype,
+)
+from tost.errors import ConfigError
+
+# Dense in what GPT-2's rule is sensitive to.
+PROSE = st.text(st.sampled_from(" \n\t\rab.'s1!\u00a0\u3000\u00e9"), max_size=60)
+
+
+@pytest.fixture(scope="module")
+def pairs(tmp_path_factory):
+    return load_tokenizer(str(write_pairs(tmp_path_factory.mktemp("pairs"))))
+
+
+@pytest.fixture(scope="module")
+def single(tmp_path_factory):
+    return load_tokenizer(str(write_tokenizer(tmp_path_factory.mktemp("single"))))
+
+
+def test_two_forms_of_files_are_one_tokenizer(pairs, single):
+    assert isinstance(pairs, HubText)
+    assert pairs.fingerprint == single.fingerprint
+    assert [pairs.encode(text) for text in DOCUMENTS] == [single.encode(text) for text in DOCUMENTS]
+
+
+def test_another_merge_is_another_tokenizer(tmp_path, single):
+    content = json.loads((write_tokenizer(tmp_path) / "tokenizer.json").read_text(encoding="utf-8"))
+    content["model"]["merges"] = content["model"]["merges"][:-1]
+    (tmp_path / "tokenizer.json").write_text(json.dumps(content), encoding="utf-8")
+    assert load_tokenizer(str(tmp_path)).fingerprint != single.fingerprint
+
+
+def test_special_tokens_in_text_are_words(single, pairs):
+    text = "before <|endoftext|> after"
+    end = find_end_of_text(single, "auto")
+    for tokenizer in (single, pairs):
+        ids = tokenizer.encode(text)
+        assert end not in ids
+        assert end not in tokenizer.encode_batch([text])[0]
+        assert tokenizer.decode(ids) == text
+
+
+@given(text=st.text(max_size=80))
+def test_decoding_undoes_encoding(single, text):
+    tokenizers = [ByteText(), single, *([CharText("".join(sorted(set(text))))] if text else [])]
+    for tokenizer in tokenizers:
+        text = text.encode("utf-8", errors="ignore").decode()
+        ids = tokenizer.encode(text)
+        assert tokenizer.decode(ids) == text
+        assert tokenizer.encode_batch(["", text])[1].tolist() == ids
+        assert all(0 <= token < tokenizer.vocab_size for token in ids)
+        decoder = tokenizer.decoder()
+        assert "".join([*(decoder.feed([token]) for token in ids), decoder.finish()]) == text
+
+
+@pytest.mark.parametrize("kind", ["bytes", "chars", "single", "pairs"])
+@given(text=PROSE, block=st.integers(1, 9), size=st.integers(1, 12))
+def test_cut_text_has_the_ids_of_the_whole(request, kind, text, block, size):
+    known = {"bytes": ByteText(), "chars": CharText("".join(sorted(set("\0" + text))))}
+    tokenizer = known[kind] if kind in known else request.getfixturevalue(kind)
+    blocks = [text[start : start + block] for start in range(0, len(text), block)]
+    parts = list(cut_text(blocks, tokenizer, size))
+    assert "".join(parts) == text
+    together = np.concatenate([np.empty(0, dtype=np.int64), *tokenizer.encode_batch(parts)])
+    assert together.tolist() == tokenizer.encode(text)
+
+
+def test_long_text_is_cut_between_lines(single):
+    text = "One line.\nAnother line.\n" * 50
+    assert max(map(len, cut_text([text], single, 100))) <= 100
+
+
+def test_a_tokenizer_of_unknown_rules_is_not_cut(tmp_path):
+    content = json.loads((write_tokenizer(tmp_path) / "tokenizer.json").read_text(encoding="utf-8"))
+    content["normalizer"] = {"type": "Lowercase"}
+    (tmp_path / "tokenizer.json").write_text(json.dumps(content), encoding="utf-8")
+    tokenizer = load_tokenizer(str(tmp_path / "tokenizer.json"))
+    assert list(cut_text(["a\nb\n" * 50], tokenizer, 10)) == ["a\nb\n" * 50]
+
+
+def test_record_and_file_build_it_again(tmp_path, single):
+    for tokenizer in (ByteText(), CharText("abc"), single):
+        tokenizer.save(tmp_path)
+        again = from_record(json.loads(json.dumps(tokenizer.record())), tmp_path)
+        assert (again.name, again.fingerprint, again.vocab_size) == (
+            tokenizer.name,
+            tokenizer.fingerprint,
+            tokenizer.vocab_size,
+        )
+
+
+def test_a_tokenizer_travels_with_a_run(tmp_path, single):
+    assert read_tokenizer(tmp_path) is None
+    for tokenizer in (ByteText(), CharText("abc"), single):
+        save_tokenizer(tokenizer, tmp_path)
+        assert read_tokenizer(tmp_path).fingerprint == tokenizer.fingerprint
+    content = json.loads((tmp_path / "tokenizer.json").read_text(encoding="utf-8"))
+    content["model"]["merges"].pop()
+    (tmp_path / "tokenizer.json").write_text(json.dumps(content), encoding="utf-8")
+    with pytest.raises(ConfigError, match="is not the one that was written there"):
+        read_tokenizer(tmp_path)
+    (tmp_path / RECORD).write_text("[]", encoding="utf-8")
+    with pytest.raises(ConfigError, match="cannot be read as a tokenizer"):
+        read_tokenizer(tmp_path)
+
+
+def test_end_of_text(single):
+    assert single.id_of("<|endoftext|>") == find_end_of_text(single, "auto")
+    assert find_end_of_text(single, "none") is None
+    assert find_end_of_text(ByteText(), "auto") is None
+    assert find_end_of_text(ByteText(), "\n") == 10
+    with pytest.raises(ConfigError, match="no token 'nowhere'"):
+        find_end_of_text(single, "nowhere")
+    with pytest.raises(ConfigError, match="2 ids"):
+        find_end_of_text(ByteText(), "ab")
+
+
+def test_types():
+    assert [str(token_dtype(size)) for size in (256, 257, 65536, 65537)] == ["uint8", "uint16", "uint16", "uint32"]
+
+
+def test_mistakes(tmp_path):
+    with pytest.raises(ConfigError, match="there is no tokenizer 'nonsense'"):
+        load_tokenizer("nonsense")
+    (tmp_path / "tokenizer.json").write_text("{}", encoding="utf-8")
+    with pytest.raises(ConfigError, match=r"tokenizer\.json cannot be read"):
+        load_tokenizer(str(tmp_path))
+    with pytest.raises(ConfigError, match="'z' is not in the alphabet"):
+        CharText("abc").encode("az")
+    with pytest.raises(ConfigError, match="once"):
+        CharText("ba")
+
+
+def test_preparing_loads_no_torch():
+    program = "import sys, tost.data.text.prepare, tost.data.tokens.check; print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"

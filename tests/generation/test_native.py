@@ -1,0 +1,181 @@
+"""The native step in any batch, width, thread count and instruction set; matrices that are stored in fewer bits."""
+
+import copy
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.utils import _pytree as pytree
+
+import tost
+from tests.generation.models import make, prompts, seeded
+from tost.errors import ConfigError
+from tost.generation import decode_step, prefill
+from tost.generation.flat import StateForm
+from tost.generation.native import NativeStep, pack_rows, round_weights, why_not_native
+from tost.generation.step import make_step
+from tost.nn import ModelState
+from tost.ops import TSSAState, select_isa
+from tost.ops import _step as library
+from tost.ops._native import compiled_isas
+from tost.testing import assert_close
+
+PLUS = {"local": 4, "gate": True, "count_scaled": True, "forget": True, "position": "none"}
+
+
+def step_both(model, count, weights="fp32", length=6):
+    """Return what the native step and the model give for a batch."""
+    ids = torch.stack(prompts(*[length] * count))
+    before = prefill(model, ids[:, :-1])
+    step = NativeStep(model, weights)
+    assert StateForm(model).fits(ids[:, -1], before)
+    with torch.no_grad():
+        return step(ids[:, -1], before), decode_step(model, ids[:, -1], before)
+
+
+@given(st.integers(1, 19), st.sampled_from([(4, 1), (12, 3), (20, 4), (36, 2), (72, 4), (132, 1)]), st.booleans())
+@settings(max_examples=20, deadline=None)
+def test_any_batch_and_any_width(count, sizes, plus):
+    model = make(torch.float32, embed_dim=sizes[0], num_heads=sizes[1], depth=1, **(PLUS if plus else {}))
+    (found, after), (expected, state) = step_both(model, count)
+    assert_close("logits", found, expected, 1e-5)
+    for one, other in zip(pytree.tree_leaves(after), pytree.tree_leaves(state), strict=True):
+        assert_close("state", one.double(), other.double(), 1e-5)
+
+
+def test_threads_change_nothing():
+    # Widths for which the shares of threads differ, with a rest that no block takes.
+    model, threads = make(torch.float32, embed_dim=36, vocab_size=75, **PLUS), torch.get_num_threads()
+    ids = torch.stack(prompts(6, 6, 6))
+    before, step = prefill(model, ids[:, :-1]), NativeStep(model)
+    try:
+        results = []
+        for count in (1, 2, 3, 5):
+            torch.set_num_threads(count)
+            results.append(pytree.tree_leaves(step(ids[:, -1], before)))
+    finally:
+        torch.set_num_threads(threads)
+    for other in results[1:]:
+        assert all(map(torch.equal, results[0], other))
+
+
+@pytest.mark.parametrize("isa", compiled_isas())
+@pytest.mark.parametrize("weights", ["fp32", "bf16", "int8"])
+def test_every_instruction_set(isa, weights):
+    try:
+        select_isa(isa)
+    except ConfigError as error:
+        pytest.skip(str(error))
+    try:
+        model = make(torch.float32, embed_dim=72, **PLUS)
+        rounded = copy.deepcopy(model)
+        round_weights(rounded, weights)
+        (found, _), _ = step_both(model, 3, weights)
+        ids = torch.stack(prompts(6, 6, 6))
+        before = prefill(model, ids[:, :-1])  # the prompt is read with the weights as they are
+        assert_close("logits", found, decode_step(rounded, ids[:, -1], before)[0], 1e-5)
+    finally:
+        select_isa("auto")
+
+
+@given(st.integers(1, 5), st.integers(1, 40), st.integers(0, 1000))
+@settings(max_examples=30)
+def test_packing_rounds_to_the_nearest(rows, columns, seed):
+    weight = torch.randn(rows, columns, generator=seeded(seed)) * torch.rand(rows, 1, generator=seeded(seed)).exp()
+    assert torch.equal(pack_rows(weight, "fp32")[0], weight)
+    assert torch.equal(pack_rows(weight, "bf16")[0], weight.bfloat16())
+    packed, scale = pack_rows(weight, "int8")
+    assert ((packed * scale[:, None] - weight).abs() <= 0.5001 * scale[:, None]).all()
+    assert (packed.abs().amax(dim=1) == 127).all()
+
+
+def test_a_row_of_zeros_can_be_packed():
+    packed, scale = pack_rows(torch.zeros(2, 3), "int8")
+    assert not packed.any()
+    assert scale.isfinite().all()
+
+
+@pytest.mark.parametrize(("weights", "bound"), [("bf16", 2e-2), ("int8", 5e-2)])
+def test_a_text_with_rounded_weights(weights, bound):
+    model, ids = make(torch.float32), torch.stack(prompts(9, 9))
+    (found, _), (expected, _) = step_both(model, 2, weights)
+    assert 0 < (found - expected).norm() / expected.norm() < bound
+    text = tost.generate(model, ids, max_new_tokens=8, temperature=0, weights=weights)
+    assert text.shape == (2, 17)
+
+
+def test_weights_that_cannot_be_had_are_refused():
+    with pytest.raises(ConfigError, match="weights='int8' cannot be used: its parameters are not all float32"):
+        tost.generate(make(torch.float64), torch.tensor([[1]]), max_new_tokens=1, weights="int8")
+    with pytest.raises(ConfigError, match="weights='int4' cannot be used: it takes one of fp32, bf16, int8"):
+        tost.generate(make(torch.float32), torch.tensor([[1]]), max_new_tokens=1, weights="int4")
+    with pytest.raises(ConfigError, match="it has modules of type CausalSoftmaxAttention"):
+        make_step(make(torch.float32, mixer="softmax", layer_scale=None), "bf16")
+
+
+def test_an_old_library_is_left_alone(monkeypatch):
+    model = make(torch.float32)
+    monkeypatch.setattr(library.ctypes, "sizeof", lambda kind: 1)
+    assert why_not_native(model) == [
+        "the native library was built from older sources than this package; reinstall tost"
+    ]
+    assert make_step(model)(torch.tensor([1]), prefill(model, torch.tensor([[1, 2]])))[0].shape == (1, 11)
+
+
+def test_a_state_of_another_model_never_reaches_the_library():
+    model = make(torch.float32, **PLUS)
+    form, tokens = StateForm(model), torch.tensor([1, 2])
+    ids = torch.ones(2, 3, dtype=torch.int64)
+    state = prefill(model, ids)
+    assert form.fits(tokens, state)
+    assert not form.fits(tokens, None)
+    assert not form.fits(tokens[:1], state)
+    assert not form.fits(tokens, state.to(dtype=torch.float64))
+    for other in ({"depth": 1}, {"num_heads": 2}, {"embed_dim": 32}, {"local": 3}, {"local": 0}, {"local_at": "both"}):
+        strange = prefill(make(torch.float32, **{**PLUS, **other}), ids)
+        assert not form.fits(tokens, strange)
+        with pytest.raises(ValueError, match=r"state|window"):
+            make_step(model)(tokens, strange)
+
+
+def test_small_contributions_to_a_large_sum_are_not_lost():
+    """Rounding to the nearest would leave such a sum where it is; on average it has to grow by what tokens add."""
+    model = make(torch.float32, position="none", depth=1)
+    step = NativeStep(model)
+    start = prefill(model, torch.tensor([[1, 2, 3]]))
+    (layer,) = start.layers
+    large = TSSAState(*(torch.full_like(x, 2.0**27) for x in layer[:3]), layer.position)
+    state = ModelState((large,))
+    with torch.no_grad():
+        for token in range(4000):
+            _, state = step(torch.tensor([token % 11]), state)
+    # From small sums, in float64, what these tokens add.
+    exact = copy.deepcopy(model).double()
+    zero = TSSAState(*(torch.full_like(x, 2.0**27, dtype=torch.float64) for x in layer[:3]), layer.position)
+    ids = torch.arange(4000)[None] % 11
+    expected = prefill(exact, ids, ModelState((zero,)))
+    for found, wanted, before in zip(state.layers[0][:3], expected.layers[0][:3], zero[:3], strict=True):
+        grown, truth = (found.double() - before).sum(), (wanted - before).sum()
+        assert truth > 0
+        assert 0.8 < grown / truth < 1.2
+        assert (wanted - before).max() / 4000 < 0.5 * 16  # half a digit of such a sum: each token alone would be lost
+
+
+def test_rows_do_not_depend_on_their_place():
+    model = make(torch.float32, **PLUS)
+    ids = torch.stack(prompts(6, 6, 6))
+    step, before = NativeStep(model), prefill(model, ids[:, :-1])
+    order = torch.tensor([2, 0, 1])
+    one, other = step(ids[:, -1], before), step(ids[order, -1], before.select(order))
+    assert_close("logits", one[0][order], other[0], 1e-6)
+    for a, b in zip(pytree.tree_leaves(one[1].select(order)), pytree.tree_leaves(other[1]), strict=True):
+        assert_close("state", a.double(), b.double(), 1e-6)
+
+
+def test_what_came_before_is_not_changed():
+    model = make(torch.float32, **PLUS)
+    state = prefill(model, torch.ones(2, 3, dtype=torch.int64))
+    copies = [x.clone() for x in pytree.tree_leaves(state)]
+    NativeStep(model)(torch.tensor([1, 2]), state)
+    assert all(map(torch.equal, pytree.tree_leaves(state), copies))

@@ -1,0 +1,333 @@
+"""What transformers' own tests ask of a model, asked of ours: configuration, files, fresh weights, embeddings."""
+
+import copy
+import importlib
+import json
+import subprocess
+import sys
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import nn
+
+import tost.integrations.transformers
+
+# isort: split
+from transformers import AutoConfig, AutoModelForCausalLM, GPT2LMHeadModel
+
+import tost
+from tests.integrations.transformers.models import KINDS, TINY, make, tokens
+from tost.errors import ConfigError
+from tost.integrations.official import to_official
+from tost.integrations.transformers import TostConfig, TostForCausalLM
+from tost.models import LanguageOptions
+from tost.train.checkpoint.model import save_model
+
+every_kind = pytest.mark.parametrize("kind", KINDS)
+OURS = {"embed_dim": 32, "depth": 2, "num_heads": 4, "vocab_size": 61, "max_length": 48}
+
+
+def equal(a: nn.Module, b: nn.Module) -> bool:
+    ours, theirs = a.state_dict(), b.state_dict()
+    return list(ours) == list(theirs) and all(torch.equal(ours[key], theirs[key]) for key in ours)
+
+
+# Configuration
+
+
+@every_kind
+def test_a_config_is_the_options_one_for_one(kind):
+    config = TostConfig(**{**TINY, **KINDS[kind]})
+    options = config.options()
+    assert isinstance(options, LanguageOptions)
+    again = TostConfig.from_options(options, pad_token_id=0)
+    assert again.to_dict() == config.to_dict()
+    fields = set(LanguageOptions.model_fields) - {"gradient_checkpointing", "max_length"}
+    assert {key: getattr(config, key) for key in fields} == {key: getattr(options, key) for key in fields}
+    assert config.max_position_embeddings == options.max_length
+
+
+def test_defaults_are_those_of_the_base_model():
+    assert TostConfig().options() == tost.models.model_options("tost_lm_base", {})
+    for name in ("tost_lm_medium_plus", "gpt2_large"):
+        assert TostConfig.from_name(name).options() == tost.models.model_options(name, {})
+    with pytest.raises(ConfigError, match="no language model"):
+        TostConfig.from_name("tost_mini")
+
+
+@every_kind
+def test_a_config_survives_a_file(kind, tmp_path):
+    config = TostConfig(**{**TINY, **KINDS[kind]}, eos_token_id=[3, 4], bos_token_id=2)
+    config.save_pretrained(tmp_path)
+    assert json.loads((tmp_path / "config.json").read_text())["model_type"] == "tost"
+    for again in (TostConfig.from_pretrained(tmp_path), AutoConfig.from_pretrained(tmp_path), copy.deepcopy(config)):
+        assert type(again) is TostConfig
+        assert {**again.to_dict(), "_name_or_path": ""} == config.to_dict()
+    config.to_json_file(tmp_path / "file.json")
+    assert TostConfig.from_json_file(tmp_path / "file.json").to_dict() == config.to_dict()
+
+
+def test_the_names_that_transformers_uses_everywhere():
+    config = TostConfig(
+        hidden_size=64,
+        num_hidden_layers=3,
+        num_attention_heads=2,
+        tie_word_embeddings=False,
+        num_labels=5,
+        dtype="bfloat16",
+    )
+    assert (config.embed_dim, config.depth, config.num_heads, config.tie_head) == (64, 3, 2, False)
+    assert (config.hidden_size, config.num_hidden_layers, config.num_attention_heads) == (64, 3, 2)
+    assert config.num_labels == 5
+    assert config.dtype is torch.bfloat16
+    assert config.get_text_config() is config
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"embed_dim": 30}, "embed_dim=30 is not divisible by num_heads=12"),
+        ({"max_position_embeddings": 0}, "max_position_embeddings=0: input should be greater"),
+        ({"mixer": "softmax", "gate": True}, "gate=True is about TSSA"),
+        ({"beyond": "hold", "position": "none"}, "leave beyond=error"),
+        ({"dropout": "much"}, "dropout='much': input should be a valid number"),
+        ({"depth": True}, "depth=True: input should be a valid integer"),
+        ({"embed_dmi": 30}, "embed_dmi: not an option of the model; did you mean 'embed_dim'"),
+        ({"max_length": 30}, "max_length: not an option of the model; the number of positions is max_position_emb"),
+        ({"gradient_checkpointing": True}, "gradient_checkpointing_enable"),
+        ({"temperature": 0.5}, "temperature: .* about generation"),
+        ({"n_layer": 3, "depth": 0}, "(?s)n_layer: not an option.*depth=0"),
+    ],
+)
+def test_a_config_that_describes_no_model_is_refused(given, message):
+    with pytest.raises(ConfigError, match=message):
+        TostConfig(**given)
+
+
+def test_values_that_are_changed_later_are_checked_too(tmp_path):
+    config = TostConfig(**TINY)
+    config.num_heads = 5
+    for use in (config.options, lambda: TostForCausalLM(config), lambda: config.save_pretrained(tmp_path)):
+        with pytest.raises(ConfigError, match="num_heads=5"):
+            use()
+    TostConfig(**TINY).save_pretrained(tmp_path)
+    with pytest.raises(ConfigError, match="num_heads=7"):
+        TostForCausalLM(AutoConfig.from_pretrained(tmp_path, num_heads=7))
+
+
+def test_keys_of_other_programs_in_a_file_are_kept_but_slips_are_not(tmp_path):
+    TostConfig(**TINY).save_pretrained(tmp_path)
+    file = tmp_path / "config.json"
+    content = json.loads(file.read_text())
+    file.write_text(json.dumps({**content, "made_by_x": 1}))
+    assert TostConfig.from_pretrained(tmp_path).made_by_x == 1
+    file.write_text(json.dumps({**content, "embed_dims": 64}))
+    with pytest.raises(ConfigError, match="did you mean 'embed_dim'"):
+        TostConfig.from_pretrained(tmp_path)
+
+
+def test_the_import_registers_and_may_be_repeated():
+    importlib.reload(tost.integrations.transformers)
+    config = AutoConfig.for_model("tost", **TINY)
+    assert type(config) is TostConfig
+    assert type(AutoModelForCausalLM.from_config(config)) is TostForCausalLM
+
+
+@pytest.mark.slow
+def test_the_package_itself_loads_no_transformers():
+    code = (
+        "import warnings; warnings.simplefilter('error')\n"
+        "import sys, tost\n"
+        "assert 'transformers' not in sys.modules\n"
+        "import tost.integrations.transformers as ours\n"
+        "from transformers import AutoConfig, AutoModelForCausalLM\n"
+        "config = AutoConfig.for_model('tost', embed_dim=8, depth=1, num_heads=2, vocab_size=5)\n"
+        "assert type(AutoModelForCausalLM.from_config(config)) is ours.TostForCausalLM\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+
+
+# Files
+
+
+@every_kind
+def test_a_model_survives_files(kind, tmp_path):
+    model, ids = make(kind), tokens(2, 7)
+    model.save_pretrained(tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} == {"config.json", "generation_config.json", "model.safetensors"}
+    again, report = AutoModelForCausalLM.from_pretrained(tmp_path, output_loading_info=True)
+    assert not any(report.values())
+    assert type(again) is TostForCausalLM
+    assert not again.training
+    assert equal(again, model)
+    assert torch.equal(again(ids).logits, model(ids).logits)
+    assert again.model.options == model.model.options
+
+
+def test_a_tied_head_is_stored_once(tmp_path):
+    tied, free = make("authors"), make("authors", tie_head=False)
+    tied.save_pretrained(tmp_path / "tied")
+    free.save_pretrained(tmp_path / "free")
+    stored = load_file(tmp_path / "tied/model.safetensors")
+    extra = set(load_file(tmp_path / "free/model.safetensors")) - set(stored)
+    assert extra == {"model.head.weight"}
+    assert tied.get_output_embeddings() is None
+    assert isinstance(free.get_output_embeddings(), nn.Linear)
+    assert TostForCausalLM.from_pretrained(tmp_path / "free")(tokens(1, 3)).logits.shape == (1, 3, 61)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
+def test_from_pretrained_with_a_dtype(dtype, tmp_path):
+    make("plus").save_pretrained(tmp_path / "wide")
+    model = TostForCausalLM.from_pretrained(tmp_path / "wide", dtype=dtype)
+    assert {parameter.dtype for parameter in model.parameters()} == {dtype}
+    out = model(tokens(2, 5))
+    assert out.logits.dtype == dtype
+    assert out.logits.isfinite().all()
+    # Sums over many tokens stay in float32 or better.
+    assert out.past_key_values.layers[0].read().mixer.squares.dtype == (
+        torch.float64 if dtype == torch.float64 else torch.float32
+    )
+    model.save_pretrained(tmp_path / "narrow")
+    assert TostForCausalLM.from_pretrained(tmp_path / "narrow").dtype == dtype
+
+
+def test_missing_weights_are_initialised_as_those_of_a_new_model(tmp_path):
+    torch.manual_seed(0)
+    config = TostConfig(**{**TINY, **KINDS["plus"], "embed_dim": 128, "layer_scale": 0.5})
+    model, new = TostForCausalLM(config), tost.models.LanguageToST(config.options())
+    model.save_pretrained(tmp_path)
+    kept = {"model.norm.weight": model.state_dict()["model.norm.weight"].fill_(7.0)}
+    save_file(kept, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    loaded, report = TostForCausalLM.from_pretrained(tmp_path, output_loading_info=True)
+    assert report["missing_keys"] == set(model.state_dict()) - set(kept)
+    assert torch.equal(loaded.model.norm.weight, kept["model.norm.weight"])
+    for built in (loaded.model, model.model):
+        for key, weight in built.state_dict().items():
+            if key == "norm.weight":
+                continue
+            fresh = new.state_dict()[key]
+            if fresh.std() < 1e-9 or key.endswith("decay_logit"):
+                assert torch.equal(weight, fresh), key
+            else:
+                assert abs(weight.mean()) < 0.2 * fresh.std(), key
+                assert abs(weight.std() / fresh.std() - 1) < 0.2, key
+                assert not torch.equal(weight, fresh), key
+
+
+def test_weights_of_another_shape_are_refused(tmp_path):
+    make("authors").save_pretrained(tmp_path)
+    with pytest.raises(RuntimeError, match=r"(?i)mismatch"):
+        TostForCausalLM.from_pretrained(tmp_path, vocab_size=70)
+
+
+# Our own checkpoints, and the authors'
+
+
+@every_kind
+def test_a_model_of_ours_is_wrapped_and_not_copied(kind):
+    config = TostConfig(**{**TINY, **KINDS[kind]})
+    ours = tost.models.LanguageToST(config.options()).double()
+    model = TostForCausalLM.from_tost(ours, pad_token_id=0)
+    assert model.model is ours
+    assert model.training is ours.training is True
+    assert model.config.dtype == torch.float64
+    assert {**model.config.to_dict(), "dtype": None} == {**config.to_dict(), "dtype": None}
+    ids = tokens(2, 5)
+    assert torch.equal(model.eval()(ids).logits, ours(ids))
+    assert not any(parameter.is_meta for parameter in model.parameters())
+
+
+def test_from_the_authors_through_ours_to_transformers_and_back(tmp_path):
+    source = tost.create_model("tost_lm_base", **OURS)
+    torch.save(
+        {"model": {f"_orig_mod.{key}": value for key, value in to_official(source).items()}}, tmp_path / "ckpt.pt"
+    )
+    model = TostForCausalLM.from_tost(tost.load_official(tmp_path / "ckpt.pt"))
+    model.save_pretrained(tmp_path / "theirs")
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "theirs")
+    save_model(loaded.model, tmp_path / "ours")
+    again = tost.load_model(tmp_path / "ours")
+    assert equal(again, source)
+    assert all(torch.equal(value, to_official(source)[key]) for key, value in to_official(again).items())
+    assert loaded.model.options == source.options
+
+
+def test_a_bare_state_dict_of_ours_beside_a_config_is_read(tmp_path):
+    model = make("plus")
+    model.config.save_pretrained(tmp_path)
+    save_file(model.model.state_dict(), tmp_path / "model.safetensors", metadata={"format": "pt"})
+    assert equal(TostForCausalLM.from_pretrained(tmp_path), model)
+
+
+def test_other_models_are_not_wrapped():
+    with pytest.raises(ConfigError, match="no causal language model of this package"):
+        TostForCausalLM.from_tost(nn.Linear(2, 2))
+
+
+def test_a_gpt2_of_ours_counts_as_many_parameters_as_that_of_transformers():
+    sizes = {"n_embd": 32, "n_layer": 2, "n_head": 4, "vocab_size": 61, "n_positions": 48}
+    theirs = GPT2LMHeadModel(AutoConfig.for_model("gpt2", **sizes))
+    assert make("gpt2").num_parameters() == theirs.num_parameters()
+
+
+# Embeddings and flags
+
+
+@pytest.mark.parametrize("tie_head", [True, False])
+def test_the_vocabulary_can_be_resized(tie_head):
+    model, ids = make("plus", tie_head=tie_head), tokens(2, 5)
+    before = model(ids).logits
+    model.resize_token_embeddings(70, mean_resizing=False)
+    assert torch.allclose(model(ids).logits[..., :61], before, atol=1e-5)
+    assert model(torch.full((1, 2), 69)).logits.shape == (1, 2, 70)
+    assert model.config.vocab_size == model.model.options.vocab_size == model.vocab_size == 70
+    model.resize_token_embeddings(10)
+    with pytest.raises(ValueError, match="vocab_size=10"):
+        model(torch.full((1, 2), 10))
+    model.resize_token_embeddings(11, pad_to_multiple_of=8)
+    assert model.config.vocab_size == 16
+    assert model.generate(torch.ones(1, 2, dtype=torch.int64), max_new_tokens=3, do_sample=False).shape == (1, 5)
+
+
+def test_a_resized_model_survives_files(tmp_path):
+    model = make("authors")
+    model.resize_token_embeddings(70)
+    model.save_pretrained(tmp_path)
+    assert equal(TostForCausalLM.from_pretrained(tmp_path), model)
+
+
+def test_embeddings_can_be_replaced():
+    tied, free = make("authors"), make("authors", tie_head=False)
+    tied.set_input_embeddings(nn.Embedding(61, 32))
+    assert tied.get_input_embeddings() is tied.model.tokens
+    head = nn.Linear(32, 61, bias=False)
+    free.set_output_embeddings(head)
+    assert free.model.head is head
+    with pytest.raises(ConfigError, match="tie_head"):
+        tied.set_output_embeddings(head)
+    with pytest.raises(NotImplementedError):
+        make("authors").resize_position_embeddings(3)
+
+
+def test_what_the_model_says_it_supports_is_true():
+    assert TostForCausalLM.can_generate()
+    assert TostForCausalLM._is_stateful
+    assert not TostForCausalLM._supports_sdpa
+    assert not TostForCausalLM._supports_flash_attn
+    assert not TostForCausalLM._supports_flex_attn
+    for wanted in ("sdpa", "flash_attention_2", "flex_attention"):
+        with pytest.raises((ValueError, ImportError)):
+            TostForCausalLM._from_config(TostConfig(**TINY), attn_implementation=wanted)
+    assert TostForCausalLM._from_config(TostConfig(**TINY), attn_implementation="eager").training
+    names = {type(module).__name__ for module in make("authors").modules()}
+    assert TostForCausalLM._no_split_modules <= names
+
+
+@every_kind
+def test_parameters_are_those_of_the_network(kind):
+    model = make(kind)
+    assert model.num_parameters() == sum(parameter.numel() for parameter in model.model.parameters())
+    assert {f"model.{key}" for key in model.model.state_dict()} == set(model.state_dict())
+    assert model.base_model is model.model

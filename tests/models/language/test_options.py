@@ -1,0 +1,317 @@
+"""Every combination of the language models' options keeps what the plain model promises."""
+
+import itertools
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
+
+import tost
+from tests.models.tiny import example, make_tiny, perturb
+from tost.errors import CheckpointError, ConfigError
+from tost.models import LanguageOptions, model_options, token_flops
+from tost.nn import BlockState, Extensions
+from tost.testing import assert_close
+from tost.train.config.schema import OptimConfig
+from tost.train.optim import parameter_groups
+
+LENGTH = 12
+PLUS = {"local": 4, "gate": True, "count_scaled": True, "forget": True, "layer_scale": None}
+OURS = [
+    {"local": 4},
+    {"local": 2, "local_at": "mlp"},
+    {"local": 3, "local_at": "both"},
+    {"gate": True},
+    {"count_scaled": True},
+    {"forget": True},
+    {"beyond": "hold"},
+]
+
+
+def make(options, **more):
+    torch.manual_seed(0)
+    return perturb(make_tiny("tost_lm_base", **{**options, **more}).double())
+
+
+@st.composite
+def option_sets(draw):
+    """A valid choice of everything that decides how tokens meet."""
+    softmax = draw(st.integers(0, 3)) == 0
+    options = {"local": draw(st.sampled_from((0, 2, 4))), "bias": draw(st.booleans())}
+    if options["local"]:
+        options["local_at"] = draw(st.sampled_from(("attention", "mlp", "both")))
+    options["position"] = draw(st.sampled_from(("learned", "sinusoidal", "none")))
+    if options["position"] == "learned" and draw(st.booleans()):
+        options |= {"beyond": "hold", "max_length": draw(st.sampled_from((1, 5, 24)))}
+    if softmax:
+        return {**options, "mixer": "softmax", "layer_scale": None, "activation": "gelu_tanh"}
+    return options | {name: draw(st.booleans()) for name in ("gate", "count_scaled", "forget")}
+
+
+cuts = st.lists(st.integers(0, LENGTH), max_size=4).map(lambda found: [0, *sorted(found), LENGTH])
+masks = st.none() | st.lists(st.lists(st.booleans(), min_size=LENGTH, max_size=LENGTH), min_size=2, max_size=2).map(
+    torch.tensor
+)
+
+
+def in_pieces(model, ids, mask, edges):
+    state, pieces, sizes = None, [], set()
+    for begin, end in itertools.pairwise(edges):
+        part = None if mask is None else mask[:, begin:end]
+        logits, state = model.forward_with_state(ids[:, begin:end], state, part)
+        pieces.append(logits)
+        sizes.add(state.bytes())
+    return torch.cat(pieces, dim=1), state, sizes
+
+
+@given(option_sets(), masks, cuts)
+@settings(max_examples=40)
+def test_pieces_and_single_tokens_are_the_whole(options, mask, edges):
+    model = make(options)
+    ids = example(model, length=LENGTH)
+    real = torch.ones_like(ids, dtype=torch.bool) if mask is None else mask
+    expected = model(ids, mask)
+    for way in (edges, range(LENGTH + 1)):
+        logits, state, sizes = in_pieces(model, ids, mask, way)
+        assert_close("logits", logits[real], expected[real], 1e-10)
+        assert state.position.tolist() == real.sum(dim=1).tolist()
+        assert len(sizes) == 1 or options.get("mixer") == "softmax", "the state has grown"
+
+
+@given(option_sets(), masks.filter(lambda mask: mask is not None))
+@settings(max_examples=30)
+def test_mask_equals_deletion(options, mask):
+    model = make(options)
+    ids = example(model, length=LENGTH)
+    junk = ids.where(mask, -100)
+    logits, state = model.forward_with_state(junk, mask=mask)
+    following, _ = model.forward_with_state(ids[:, :1], state)
+    for row in range(2):
+        kept = ids[row, mask[row]][None]
+        alone = model(torch.cat((kept, ids[row : row + 1, :1]), dim=1))[0]
+        assert_close("tokens", logits[row, mask[row]], alone[:-1], 1e-10)
+        assert_close("next", following[row, 0], alone[-1], 1e-10)
+
+
+@given(option_sets(), st.integers(1, LENGTH - 1))
+@settings(max_examples=25)
+def test_later_tokens_change_nothing_before_them(options, cut):
+    model = make(options)
+    ids = example(model, length=LENGTH)
+    other = ids.clone()
+    other[:, cut:] = (other[:, cut:] + 1) % model.options.vocab_size
+    assert_close("before", model(other)[:, :cut], model(ids)[:, :cut], 1e-13)
+    assert not torch.allclose(model(other)[:, cut], model(ids)[:, cut])
+
+
+@given(option_sets(), masks)
+@settings(max_examples=25)
+def test_gradients_reach_everything_and_are_the_same_in_pieces_and_recomputed(options, mask):
+    found = []
+    for recompute, edges in ((False, None), (True, None), (False, (0, 3, 4, LENGTH))):
+        model = make(options, gradient_checkpointing=recompute)
+        ids = example(model, length=LENGTH)
+        real = torch.ones_like(ids, dtype=torch.bool) if mask is None else mask
+        logits = model(ids, mask) if edges is None else in_pieces(model, ids, mask, edges)[0]
+        logits[real].square().sum().backward()
+        found.append({name: parameter.grad for name, parameter in model.named_parameters()})
+    for name, gradient in found[0].items():
+        assert gradient is not None, name
+        assert mask is not None or gradient.any(), f"{name} has no effect"
+        assert torch.equal(gradient, found[1][name]), name
+        assert_close(name, found[2][name], gradient, 1e-9)
+
+
+@given(option_sets(), masks)
+@settings(max_examples=15)
+def test_loss_is_that_of_the_logits(options, mask):
+    model = make(options)
+    ids, targets = example(model, length=LENGTH), example(model, length=LENGTH)
+    real = torch.ones_like(ids, dtype=torch.bool) if mask is None else mask
+    logits = model(ids, mask)[real]
+    expected = torch.nn.functional.cross_entropy(logits, targets[real], reduction="sum")
+    junk = targets.where(real, -5)
+    assert_close("sum", model(ids, mask, targets=junk), expected, 1e-11)
+    assert_close("mean", model.loss(ids, junk, mask), expected / max(1, int(real.sum())), 1e-11)
+
+
+@pytest.mark.parametrize("options", [{}, *OURS, PLUS], ids=str)
+def test_options_are_off_by_default_and_change_the_network(options):
+    if options == {"beyond": "hold"}:
+        options = {**options, "max_length": 5}
+    model, plain = make(options), make({key: options[key] for key in options if key in ("max_length", "layer_scale")})
+    ids = example(plain, length=5)
+    assert plain.options == model.options or set(model.state_dict()) >= set(plain.state_dict())
+    model.load_state_dict(plain.state_dict(), strict=False)
+    same = {} if options.get("beyond") else options
+    assert torch.allclose(model(ids), plain(ids)) is (not same)
+
+
+@pytest.mark.parametrize("options", [*OURS, {"mixer": "softmax"}, {"activation": "gelu_tanh"}], ids=str)
+def test_authors_format_has_no_place_for_them(options):
+    from tost.integrations.official import to_official
+
+    name = next(key for key in options if key not in ("local_at",))
+    with pytest.raises(CheckpointError, match=name):
+        to_official(make(options))
+
+
+def test_rows_of_a_state_are_selected_moved_and_measured():
+    model = make(PLUS)
+    ids = example(model, batch=3, length=7)
+    _, state = model.forward_with_state(ids)
+    assert isinstance(state.layers[0], BlockState)
+    beams = state.select([2, 0, 2])
+    token = torch.tensor([[1], [2], [3]])
+    logits, _ = model.forward_with_state(token, beams)
+    for row, source in enumerate((2, 0, 2)):
+        alone = model(torch.cat((ids[source], token[row]))[None])
+        assert_close("beam", logits[row], alone[0, -1:], 1e-10)
+    # Per layer and sequence: two sums of squares, masses, three tokens of the window, and a position.
+    assert state.bytes() == 2 * 3 * 8 * (2 * 16 + 4 + 3 * 16 + 1)
+    assert state.to(dtype=torch.float32).bytes() == 2 * 3 * (4 * (2 * 16 + 4 + 3 * 16) + 8)
+    assert state.layers[0].windows[0].requires_grad
+    assert not state.detach().layers[0].windows[0].requires_grad
+    assert state.to("meta").position.is_meta
+
+
+def test_state_of_a_model_with_other_options_is_refused():
+    ids = torch.zeros(1, 3, dtype=torch.int64)
+    _, state = make({}).forward_with_state(ids)
+    with pytest.raises(ValueError, match=r"with 0 windows of convolutions, but this block has .* and 1 of them"):
+        make({"local": 4}).forward_with_state(ids, state)
+    _, state = make({"local": 3}).forward_with_state(ids)
+    with pytest.raises(ValueError, match=r"shape \(1, 2, 16\), but x with shape \(1, 3, 16\) needs \(1, 3, 16\)"):
+        make({"local": 4}).forward_with_state(ids, state)
+
+
+@pytest.mark.parametrize("mixer", ["tssa", "softmax"])
+def test_held_positions_go_on_with_the_last_one(mixer):
+    model = make({"beyond": "hold", "mixer": mixer}, max_length=6)
+    longer = make({"mixer": mixer}, max_length=30)
+    table = model.state_dict()
+    for name, tensor in table.items():
+        if name == "positions.weight":
+            table[name] = torch.cat((tensor, tensor[-1:].expand(24, -1)))
+        elif name.endswith("position_bias"):
+            table[name] = torch.cat((tensor, tensor[:, -1:].expand(-1, 24)), dim=1)
+    longer.load_state_dict(table)
+    ids = example(model, length=30)
+    assert_close("logits", model(ids), longer(ids), 1e-12)
+    state = None
+    for token in ids.split(1, dim=1):
+        logits, state = model.forward_with_state(token, state)
+    assert_close("last", logits, longer(ids)[:, -1:], 1e-10)
+    with pytest.raises(ValueError, match="reaches position 30, but this model has 6 positions"):
+        make({"mixer": mixer}, max_length=6)(ids)
+
+
+def test_fresh_heads_forget_at_different_rates_and_none_at_once():
+    model = tost.create_model("tost_lm_base_plus", embed_dim=48, depth=1, num_heads=6, vocab_size=9, max_length=512)
+    decay = model.blocks[0].attention.decay()
+    half_lives = (torch.tensor(0.5).log() / decay.log()).tolist()
+    assert half_lives == pytest.approx([16, 32, 64, 128, 256, 512], rel=1e-4)
+    assert decay.dtype == torch.float32
+    assert model.double().blocks[0].attention.decay().dtype == torch.float64
+    assert model.bfloat16().blocks[0].attention.decay().dtype == torch.float32
+
+
+def test_what_was_long_ago_is_forgotten():
+    model = make({"forget": True, "position": "none"}, depth=1)
+    with torch.no_grad():
+        model.blocks[0].attention.decay_logit.fill_(-1.0)
+    ids = example(model, length=40)
+    other = ids.clone()
+    other[:, :2] = (other[:, :2] + 1) % 11
+    change = (model(other) - model(ids)).norm(dim=-1).mean(dim=0)
+    assert change[3] > 1e-3
+    assert change[-1] < 1e-12
+
+
+def test_attention_without_an_order_takes_no_rules_about_it():
+    for options in ({"forget": True}, {"beyond": "hold"}):
+        with pytest.raises(ValueError, match="TSSAttention does not look at the order of its tokens"):
+            tost.TSSAttention(8, 2, extensions=Extensions(**options))
+
+
+def test_frozen_operator_still_learns_what_is_added():
+    attention = tost.CausalTSSAttention(8, 2, 16).extend(Extensions(forget=True)).requires_grad_(False)
+    for name in ("decay_logit", "position_bias"):
+        parameter = getattr(attention, name).requires_grad_()
+        attention(torch.randn(2, 9, 8)).square().sum().backward()
+        assert parameter.grad.any(), name
+        parameter.requires_grad_(False)
+
+
+def test_matrices_decay_and_what_belongs_to_the_operator_does_not():
+    model = make({**PLUS, "local_at": "both", "bias": True, "layer_scale": 1e-5})
+    groups = parameter_groups(model, OptimConfig(lr=1e-3, weight_decay=0.1))
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    decayed, spared = ({names[id(parameter)] for parameter in group["params"]} for group in groups)
+    kinds = {"weight", "bias", "gamma1", "gamma2", "temperature", "position_bias", "decay_logit"}
+    assert {name.rpartition(".")[2] for name in names.values()} == kinds
+    block = ("attention.proj_in", "attention.proj_out", "attention.proj_gate", "mlp.proj_in", "mlp.proj_out")
+    expected = {f"blocks.{i}.{name}.weight" for i in range(2) for name in (*block, "local", "local_mlp")}
+    assert decayed == expected | {"tokens.weight", "positions.weight"}
+    assert spared == set(names.values()) - decayed
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"local": 1}, "local=1 reaches no token but the last one itself; use 2 or more, or 0"),
+        ({"local": -1}, "local=-1: input should be greater than or equal to 0"),
+        ({"local_at": "mlp"}, "local_at=mlp places a convolution, but local=0 has none; set local"),
+        ({"position": "none", "beyond": "hold"}, "beyond=hold is about learned positions, but position=none has no"),
+        ({"mixer": "softmax", "gate": True, "forget": True}, "gate=True is about TSSA.*\n.*forget=True is about TSSA"),
+        ({"mixer": "softmax", "backend": "torch"}, "backend=torch is about TSSA, but mixer=softmax"),
+        ({"position": "sinusoidal", "embed_dim": 3, "num_heads": 3}, "embed_dim=3 cannot hold the sines and cosines"),
+        ({"beyond": "wrap"}, "beyond='wrap': input should be 'error' or 'hold'"),
+    ],
+)
+def test_options_that_contradict_each_other_are_refused(options, message):
+    with pytest.raises(ConfigError, match=message):
+        model_options("tost_lm_base", options)
+
+
+def test_plus_is_the_same_at_every_size():
+    added = {}
+    for size in ("base", "medium", "large"):
+        plain, plus = (model_options(f"tost_lm_{size}{end}", {}) for end in ("", "_plus"))
+        added[size] = {k: v for k, v in dict(plus).items() if v != getattr(plain, k)}
+        assert isinstance(plus, LanguageOptions)
+    assert added["base"] == added["medium"] == added["large"] == PLUS
+
+
+def test_waves_are_of_the_size_of_fresh_embeddings_and_have_no_end():
+    model = make_tiny("tost_lm_base", position="sinusoidal", embed_dim=64, vocab_size=500)
+    zeros = torch.zeros(1, 300, dtype=torch.int64)
+    vectors = (model.embed(zeros, None, None) - model.tokens(zeros)).detach()
+    assert 0.9 < vectors.std() / model.tokens.weight.std() < 1.1
+    far = model.embed(zeros[:, :1], torch.tensor([123_456_789]), None)
+    assert torch.isfinite(far).all()
+    assert model.num_parameters() == model.num_parameters(positions=True)
+
+
+@pytest.mark.parametrize(
+    "options", [PLUS, {"local": 3, "local_at": "both"}, {"mixer": "softmax", "local": 2, "max_length": 16}], ids=str
+)
+def test_products_are_those_that_torch_counts(options):
+    model = make_tiny("tost_lm_base", **options)
+    with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter, torch.no_grad():
+        model(example(model, batch=3, length=16))
+    assert counter.get_total_flops() == 3 * 16 * token_flops(model.options).products
+
+
+def test_statistics_are_counted_with_what_is_added():
+    def per_head(**options):
+        return token_flops(model_options("tost_lm_base", options)).statistics / (12 * 12)
+
+    plain = per_head()
+    assert per_head(count_scaled=True) == plain + 1
+    assert per_head(forget=True) == plain + 2 * 64 + 1
+    assert per_head(position="sinusoidal") == plain - 2
+    assert per_head(mixer="softmax") == 0

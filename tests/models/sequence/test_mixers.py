@@ -1,0 +1,300 @@
+"""The long-range classifier with every mixer, in pairs, and in the layouts of the other code bases."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
+
+import tost
+from tests.models.tiny import example, make_tiny, padded, perturb
+from tost.errors import ConfigError
+from tost.models import model_options, token_flops
+from tost.models.sequence.options import MIXERS
+from tost.models.sequence.specs import LONG_RANGE
+from tost.nn import S4, Performer, Reformer
+from tost.nn.mixers import MixerBlock, TokenBatchNorm
+from tost.testing import assert_close
+
+TASKS = ("listops", "text", "retrieval", "image", "pathfinder", "pathx")
+# Small enough that a sequence of 9 needs more than one block, chunk or landmark.
+SMALL = {
+    "reformer": {"chunk_size": 4, "num_buckets": 4},
+    "bigbird": {"block_size": 2, "num_random": 1},
+    "linformer": {"rank": 4},
+    "nystrom": {"num_landmarks": 3, "conv_width": 3},
+    "s4": {"state_size": 4},
+    "s4d": {"state_size": 4},
+}
+
+
+def make(name="lra_listops", mixer="tssa", **overrides):
+    torch.manual_seed(0)
+    options = {"mixer": mixer, "mixer_options": SMALL.get(mixer, {}), "dropout": 0.0, **overrides}
+    return perturb(make_tiny(name, **options).double())
+
+
+@pytest.mark.parametrize("mixer", MIXERS)
+@pytest.mark.parametrize("pooling", ["mean", "cls", "first"])
+def test_mask_equals_deletion_with_every_mixer(mixer, pooling):
+    model = make(mixer=mixer, pooling=pooling).eval()
+    x = example(model)
+    expected = model(x)
+    for before, after in ((0, 5), (2, 4)):
+        junk, mask = padded(x, before, after)
+        assert_close("logits", model(junk, mask), expected, 1e-9)
+
+
+@pytest.mark.parametrize("mixer", MIXERS)
+@pytest.mark.parametrize("block", ["mlp", "mixer"])
+def test_every_parameter_gets_a_gradient_with_every_mixer(mixer, block):
+    norm_kind = "batch" if block == "mixer" else "layer"
+    model = make_tiny("lra_listops", mixer=mixer, mixer_options=SMALL.get(mixer, {}), block=block, norm_kind=norm_kind)
+    F.cross_entropy(model(example(model, length=24)), torch.tensor([0, 2])).backward()
+    for name, parameter in model.named_parameters():
+        assert parameter.grad is not None, name
+        assert parameter.grad.isfinite().all(), name
+        assert parameter.grad.abs().max() > 0, name
+
+
+@pytest.mark.parametrize("mixer", MIXERS)
+def test_options_reach_the_mixer(mixer):
+    model = make_tiny("lra_listops", mixer=mixer, mixer_options=SMALL.get(mixer, {}))
+    attention = model.blocks[0].attention
+    for name, value in SMALL.get(mixer, {}).items():
+        held = attention.kernel.pairs * 2 if name == "state_size" else getattr(attention, name)
+        assert held == value
+    assert (mixer == "tssa") == (token_flops(model.options).statistics > 0)
+    assert (
+        type(model)(model.options).options == model.options == model_options("lra_listops", model.options.model_dump())
+    )
+
+
+@pytest.mark.parametrize("mixer", ["linformer", "s4"])
+def test_class_token_fits_in_front_of_the_longest_sequence(mixer):
+    model = make(mixer=mixer, pooling="cls")
+    assert model(example(model, length=24)).shape == (2, 3)
+    with pytest.raises(ValueError, match="reaches position 25"):
+        model(example(model, length=25))
+
+
+def test_options_of_another_mixer_are_refused_until_they_are_cleared():
+    with pytest.raises(ConfigError, match=r"mixer=linear has no such option; .* clear them with mixer_options=null"):
+        model_options("lra_text_s4", {"mixer": "linear"})
+    cleared = model_options("lra_text_s4", {"mixer": "linear", "mixer_options": None})
+    assert cleared == model_options("lra_text_s4", {"mixer": "linear", "mixer_options": {}})
+    assert hash(cleared) == hash(model_options("lra_text_s4", {"mixer": "linear", "mixer_options": {}}))
+
+
+def test_official_form_is_the_official_codes():
+    official = {mixer: model_options("lra_text_official", {"mixer": mixer}).all_mixer_options() for mixer in MIXERS}
+    assert (official["linformer"].rank, official["linformer"].share) == (16, "kv")
+    assert (official["reformer"].num_hashes, official["reformer"].form) == (1, "lra")
+    assert official["performer"].kernel == "relu"
+    assert official["bigbird"].random_length == 1024
+    given = model_options("lra_text_official", {"mixer": "linformer", "mixer_options": {"rank": 8}})
+    assert (given.all_mixer_options().rank, given.all_mixer_options().share) == (8, "kv")
+    tiny = make_tiny("lra_text_official", mixer="performer").blocks[0].attention
+    assert isinstance(tiny, Performer)
+    assert tiny.kernel == "relu"
+    assert tiny.proj_in.bias is None
+    assert make_tiny("lra_text", mixer="performer").blocks[0].attention.kernel == "softmax"
+    assert isinstance(make_tiny("lra_text", mixer="reformer").blocks[0].attention, Reformer)
+
+
+@pytest.mark.parametrize("pair", ["nli", "concat"])
+@pytest.mark.parametrize("head", ["mlp", "mlp_relu", "linear"])
+def test_two_towers_are_one_network_and_a_comparison(pair, head):
+    model = make("lra_retrieval", pair=pair, head_kind=head).eval()
+    x = example(model)
+    u, v = (model.features(x[:, i]) for i in (0, 1))
+    seen = torch.cat((u, v, u * v, u - v), dim=1) if pair == "nli" else torch.cat((u, v), dim=1)
+    assert_close("logits", model(x), model.head(seen), 1e-12)
+    assert not torch.allclose(model(x), model(x.flip(1)))
+    layers = [layer for layer in model.head.modules() if isinstance(layer, torch.nn.Linear)]
+    expected = {"mlp": 2, "linear": 1, "mlp_relu": 3 if pair == "concat" else 2}[head]
+    assert len(layers) == expected
+    assert layers[0].in_features == seen.shape[1]
+
+
+def test_towers_are_padded_each_for_itself():
+    model = make("lra_retrieval")
+    first, second = (torch.randint(1, 258, (2, n)) for n in (5, 9))
+    x = torch.stack((F.pad(first, (0, 4), value=7), second), dim=1)
+    mask = torch.stack((torch.arange(9) < 5, torch.ones(9, dtype=torch.bool))).expand(2, 2, 9)
+    u, v = model.features(first), model.features(second)
+    assert_close("logits", model(x, mask), model.head(torch.cat((u, v), dim=1)), 1e-10)
+
+
+def test_pairs_of_values_are_taken_too():
+    model = make_tiny("lra_image", towers=2)
+    assert model(torch.randn(3, 2, 9, 1)).shape == (3, 3)
+
+
+@pytest.mark.parametrize("shape", [(2, 9), (2, 3, 9), (9,)])
+def test_what_is_no_pair_is_refused(shape):
+    with pytest.raises(ValueError, match=r"this model compares two sequences: it needs ids \[B, 2, N\]"):
+        make("lra_retrieval")(torch.zeros(shape, dtype=torch.int64))
+
+
+def test_poolings_are_what_they_are_called():
+    x = torch.randint(1, 16, (2, 9))
+    mask = torch.tensor([[True] * 6 + [False] * 3, [False] * 2 + [True] * 7])
+    mean, padded_mean, first = (make(pooling=pooling) for pooling in ("mean", "mean_padded", "first"))
+    share = mask.sum(dim=1, keepdim=True).double() / 9
+    assert_close("mean_padded", padded_mean.features(x, mask), mean.features(x, mask) * share, 1e-12)
+    assert_close("mean_padded", padded_mean.features(x), mean.features(x), 1e-12)
+    tokens = []
+    first.norm_out.register_forward_hook(lambda *inputs: tokens.append(inputs[-1]))
+    assert torch.equal(first.features(x, mask), torch.stack((tokens[0][0, 0], tokens[0][1, 2])))
+    assert torch.equal(first.features(x), tokens[1][:, 0])
+
+
+def test_tied_blocks_are_one_block_many_times():
+    model, plain = make(tied=True, depth=3), make(depth=3)
+    assert len(model.blocks) == 1
+    state = model.state_dict()
+    for key, value in list(state.items()):
+        if key.startswith("blocks.0"):
+            state |= {key.replace("blocks.0", f"blocks.{i}"): value for i in (1, 2)}
+    plain.load_state_dict(state)
+    x = example(model)
+    assert_close("logits", model(x), plain(x), 1e-13)
+
+
+@pytest.mark.parametrize("norm", ["pre", "post"])
+def test_layout_of_s4_is_its_equation(norm):
+    model = make("lra_image_s4", "s4", norm=norm, num_heads=1)
+    x = example(model, dtype=torch.float64)
+    tokens = model.embedding(x)
+    for block in model.blocks:
+        assert isinstance(block, MixerBlock)
+        assert isinstance(block.norm1, TokenBatchNorm)
+        if norm == "pre":
+            tokens = tokens + block.attention(block.norm1(tokens))
+        else:
+            tokens = block.norm1(tokens + block.attention(tokens))
+    assert model.norm_in is None
+    assert model.norm_out is None
+    assert_close("logits", model(x), model.head(tokens.mean(dim=1)), 1e-12)
+
+
+def test_batch_norm_is_that_of_torch_and_leaves_padding_out():
+    ours, theirs = (perturb(norm(5).double()) for norm in (TokenBatchNorm, torch.nn.BatchNorm1d))
+    theirs.load_state_dict({**ours.state_dict(), "num_batches_tracked": torch.tensor(0)})
+    x, mask = torch.randn(3, 7, 5, dtype=torch.float64), torch.rand(3, 7) < 0.6
+    junk = torch.where(mask.unsqueeze(-1), x, float("nan"))
+    for _ in range(2):
+        assert_close("padded", ours(junk, mask)[mask], theirs(x[mask]), 1e-12)
+        assert_close("plain", ours(x), theirs(x.mT).mT, 1e-12)
+    for key, value in ours.state_dict().items():
+        assert_close(key, value, theirs.state_dict()[key], 1e-12)
+    ours.eval(), theirs.eval()
+    assert_close("evaluation", ours(x), theirs(x.mT).mT, 1e-12)
+    alone = TokenBatchNorm(5)
+    assert alone(torch.randn(2, 3, 5), torch.zeros(2, 3, dtype=torch.bool)).isfinite().all()
+    assert alone(torch.randn(1, 1, 5)).isfinite().all()
+    assert alone.running_var.isfinite().all()
+
+
+def test_steps_and_state_matrices_do_not_decay():
+    model = make_tiny("lra_text_s4", mixer_options={"state_size": 4}, num_heads=2)
+    names = model.no_weight_decay()
+    assert len(names) == 2 * 5
+    assert names < {name for name, _ in model.named_parameters()}
+    assert {name.rpartition(".")[2] for name in names} == {"log_step", "log_decay", "frequency", "b", "p"}
+    assert make_tiny("lra_text").no_weight_decay() == set()
+
+
+def test_dropout_of_attention_can_differ():
+    model = make_tiny("lra_image_official", mixer="softmax")
+    assert model.blocks[0].attention.attn_drop == 0.2
+    assert model.blocks[0].attention.out_drop == 0.3
+    assert make_tiny("lra_text", mixer="softmax").blocks[0].attention.attn_drop == 0.1
+    assert make_tiny("lra_image_s4").blocks[0].attention.drop == 0.1
+    assert make_tiny("lra_image_s4").blocks[0].attention.tied_drop
+
+
+def test_every_task_has_three_settings():
+    assert {name for name, _, _ in LONG_RANGE} == {f"lra_{t}{s}" for t in TASKS for s in ("", "_official", "_s4")}
+    assert tost.list_models("lra_*") == sorted(name for name, _, _ in LONG_RANGE)
+
+
+def test_sizes_are_the_papers():
+    table = {
+        "listops": (6, 512, 8, 2048, 0.1),
+        "text": (4, 256, 4, 1024, 0.1),
+        "retrieval": (6, 128, 4, 512, 0.1),
+        "image": (8, 64, 8, 128, 0.0),
+        "pathfinder": (2, 64, 2, 128, 0.1),
+    }
+    for task, sizes in table.items():
+        o = model_options(f"lra_{task}", {})
+        assert (o.depth, o.embed_dim, o.num_heads, o.hidden_dim, o.dropout) == sizes
+        assert o.mixer == "tssa"
+    official = {"listops": (4, 512, 8, 1024), "text": (4, 256, 4, 1024), "retrieval": (4, 128, 4, 512)}
+    for task, sizes in official.items():
+        o = model_options(f"lra_{task}_official", {})
+        assert (o.depth, o.embed_dim, o.num_heads, o.hidden_dim) == sizes
+    states = {"listops": 4, "text": 4, "retrieval": 4, "image": 64, "pathfinder": 64, "pathx": 64}
+    for task, size in states.items():
+        o = model_options(f"lra_{task}_s4", {})
+        assert (o.depth, o.mixer, o.all_mixer_options().state_size, o.block) == (6, "s4", size, "mixer")
+    assert isinstance(make_tiny("lra_pathx_s4").blocks[0].attention, S4)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        ({"mixer": "linformr"}, "mixer='linformr': input should be 'tssa', "),
+        (
+            {"mixer": "linformer", "mixer_options": {"rnk": 4}},
+            "mixer_options.rnk: mixer=linformer has no such option; ",
+        ),
+        ({"mixer": "linformer", "mixer_options": {"rnk": 4}}, "did you mean 'rank'"),
+        ({"mixer": "linear", "mixer_options": {"rank": 4}}, "it has: none"),
+        ({"mixer": "linformer", "mixer_options": {"rank": 0}}, "mixer_options.rank=0: input should be greater than or"),
+        ({"mixer": "nystrom", "mixer_options": {"conv_width": 4}}, "conv_width=4 has no centre"),
+        ({"mixer": "s4", "mixer_options": {"step_min": 0.2}}, "step_min=0.2 is above step_max=0.1"),
+        ({"mixer": "linear", "backend": "torch"}, "backend=torch is about TSSA, but mixer=linear"),
+        ({"norm_kind": "batch"}, "norm_kind=batch goes with block=mixer"),
+        ({"mixer_options": 3}, "mixer_options=3: input should be a valid dictionary"),
+        ({"towers": 3}, "towers=3: input should be 1 or 2"),
+    ],
+)
+def test_impossible_options_are_refused(overrides, message):
+    with pytest.raises(ConfigError, match=message):
+        model_options("lra_text", overrides)
+
+
+QUICK = ("tssa", "linear", "s4")
+
+
+@pytest.mark.parametrize(
+    "mixer", [*QUICK, *(pytest.param(name, marks=pytest.mark.slow) for name in MIXERS if name not in QUICK)]
+)
+def test_every_mixer_learns_a_task_that_needs_more_than_one_element(mixer):
+    """Which of two symbols occurs more often: chance is 1/2."""
+    torch.manual_seed(0)
+    sizes = {"num_classes": 2, "vocab_size": 3, "max_length": 15, "dropout": 0.0, "depth": 1, "embed_dim": 16}
+    model = make_tiny("lra_listops", mixer=mixer, mixer_options=SMALL.get(mixer, {}), **sizes)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=5e-3)
+    for _ in range(25):
+        x = torch.randint(1, 3, (64, 15))
+        loss = F.cross_entropy(model(x), (x == 1).sum(dim=1).gt(7).long())
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    x = torch.randint(1, 3, (500, 15))
+    assert (model(x).argmax(-1) == (x == 1).sum(dim=1).gt(7)).float().mean() > 0.8
+
+
+@pytest.mark.parametrize("mixer", ["softmax", "linear", "performer", "linformer"])
+def test_products_of_mixers_are_those_that_torch_counts(mixer):
+    model = make_tiny("lra_listops", mixer=mixer, mixer_options=SMALL.get(mixer, {}), head_kind="linear").eval()
+    o = model.options
+    # The fused kernel of a CPU is not counted, the products that it fuses are.
+    with FlopCounterMode(display=False) as counter, torch.no_grad(), sdpa_kernel(SDPBackend.MATH):
+        model(example(model, batch=3, length=o.max_length))
+    head = 3 * 2 * o.embed_dim * o.num_classes
+    assert counter.get_total_flops() == 3 * o.max_length * token_flops(o).products + head

@@ -1,0 +1,115 @@
+"""Options of image models: what goes together, and how much arithmetic it takes."""
+
+import pytest
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
+
+import tost
+from tests.models.tiny import make_tiny
+from tost.errors import ConfigError
+from tost.models import image_flops, model_options, token_flops
+from tost.models.flops import tssa_flops
+from tost.models.vision.options import FixedSizeOptions, ImageOptions, VisionOptions
+
+
+@pytest.mark.parametrize(
+    ("name", "overrides", "message"),
+    [
+        ("tost_mini", {"patch_size": 6}, "patch_size=6: input should be 2, 4, 8 or 16"),
+        ("tost_mini", {"patch_size": "8"}, "patch_size='8': input should be 2, 4, 8 or 16"),
+        ("tost_mini", {"mixer": "conv"}, "mixer='conv': input should be 'tssa', 'softmax', 'xca' or 'mssa'"),
+        ("tost_mini", {"num_classes": -1}, "num_classes=-1: input should be greater than or equal to 0"),
+        ("tost_mini", {"drop_path": 1.0}, "drop_path=1.0: input should be less than 1"),
+        ("tost_mini", {"global_pool": "max"}, "global_pool='max': input should be 'token', 'avg' or ''"),
+        ("tost_mini", {"layer_scale": 0.0}, "layer_scale=0.0: input should be greater than 0"),
+        ("tost_mini", {"class_depth": 0}, "class_depth=0: input should be greater than or equal to 1"),
+        ("tost_mini", {"image_size": 32}, "image_size: unknown option"),
+        ("tost_mini", {"local": 4}, "local=4 has no middle: the convolution needs an odd width; use 5, or 0"),
+        ("tost_mini", {"local": -1}, "local=-1: input should be greater than or equal to 0"),
+        ("softmax_mini", {"gate": True}, "gate=True is about TSSA, but mixer=softmax; use mixer=tssa, or leave gate=F"),
+        ("xcit_mini", {"count_scaled": True}, "count_scaled=True is about TSSA, but mixer=xca"),
+        ("tost_mini", {"mixer": "mssa", "normalize": False}, "normalize=False is about TSSA, but mixer=mssa"),
+        ("softmax_mini", {"backend": "torch"}, "backend=torch is about TSSA, but mixer=softmax"),
+        (
+            "tost_tiny_patch16_224",
+            {"embed_dim": 36},
+            "embed_dim=36 is not divisible by 8: with patch_size=16 the stem starts with 1/8 of the width",
+        ),
+        ("crate_mini", {"image_size": 30}, "image_size=30 is not made of whole patches of patch_size=4: resize"),
+        ("vit_mini", {"image_size": (32, 30)}, r"image_size=\(32, 30\) is not made of whole patches of patch_size=4"),
+        ("crate_mini", {"mlp_ratio": 2.0}, "mlp_ratio=2.0 has no meaning for CRATE, which has no MLP"),
+        ("vit_mini", {"backend": "native"}, "backend=native chooses an implementation of TSSA, which this model has n"),
+        ("vit_mini", {"drop_path_rule": "constant"}, "drop_path_rule='constant': input should be 'linear'"),
+        ("vit_mini", {"mixer": "tssa"}, "mixer: unknown option"),
+    ],
+)
+def test_unusable_options_are_refused(name, overrides, message):
+    with pytest.raises(ConfigError, match=message):
+        model_options(name, overrides)
+
+
+def test_every_conflict_is_told_at_once():
+    with pytest.raises(ConfigError) as caught:
+        model_options("tost_mini", {"mixer": "softmax", "gate": True, "local": 2, "embed_dim": 66, "patch_size": 8})
+    text = str(caught.value)
+    assert all(word in text for word in ("gate=True", "local=2", "divisible by num_heads=4", "divisible by 4"))
+
+
+def test_image_size_is_one_number_or_two():
+    assert model_options("vit_mini", {"image_size": 64}).image_shape == (64, 64)
+    assert model_options("crate_mini", {"image_size": [28, 32]}).image_shape == (28, 32)
+    assert model_options("vit_mini", {"image_size": [64, 64]}) == model_options("vit_mini", {"image_size": 64})
+
+
+def test_small_models_are_of_equal_size():
+    with torch.device("meta"):
+        minis = [tost.create_model(name) for name in tost.list_models("*_mini")]
+    sizes = [model.num_parameters() for model in minis]
+    assert len(sizes) == 5
+    assert max(sizes) < 1.02 * min(sizes)
+
+
+def counted(model, images):
+    # The fused attention of a CPU is not counted; its steps are.
+    with FlopCounterMode(display=False) as counter, torch.no_grad(), sdpa_kernel(SDPBackend.MATH):
+        model.eval()(images)
+    return counter.get_total_flops()
+
+
+@pytest.mark.parametrize(
+    ("name", "overrides"),
+    [
+        ("tost_tiny_patch16_224", {}),
+        ("tost_mini", {"mlp_ratio": 2.5, "class_depth": 3, "in_chans": 1}),
+        ("tost_mini", {"gate": True, "local": 3}),
+        ("tost_mini", {"feed_forward": "ista", "num_classes": 0}),
+        ("softmax_mini", {}),
+        ("xcit_mini", {}),
+        ("tost_mini", {"mixer": "mssa"}),
+        ("crate_mini", {}),
+        ("vit_mini", {}),
+    ],
+)
+def test_products_are_those_that_torch_counts(name, overrides):
+    model = make_tiny(name, **overrides)
+    o = model.options
+    height, width = o.image_shape if isinstance(o, FixedSizeOptions) else (35, 20)
+    tokens = -(-height // o.patch_size) * -(-width // o.patch_size)
+    positions = 2 * 64 * o.embed_dim * tokens if isinstance(o, VisionOptions) else 0  # once for all images
+    images = torch.randn(3, o.in_chans, height, width)
+    assert counted(model, images) == 3 * image_flops(o, height, width).products + positions
+    assert model.flops_per_image(height, width) == sum(image_flops(o, height, width))
+
+
+def test_statistics_are_counted_once_per_patch_and_layer():
+    small = model_options("tost_small_patch16_224", {})
+    assert image_flops(small, 224, 224).statistics == 196 * 12 * tssa_flops(8, 48, causal=False)
+    assert image_flops(model_options("softmax_mini", {}), 32, 32).statistics == 0
+
+
+def test_counts_of_other_models_are_refused():
+    with pytest.raises(TypeError, match="counted per image; use image_flops"):
+        token_flops(model_options("tost_mini", {}))
+    with pytest.raises(TypeError, match="cannot count the operations of ImageOptions: it is no image model"):
+        image_flops(ImageOptions(embed_dim=4, depth=1, num_heads=1), 32, 32)

@@ -1,0 +1,176 @@
+"""Checkpoints are whole or absent, damage is noticed, and nothing is ever unpickled."""
+
+import json
+import pickle
+import random
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from tost.errors import CheckpointError
+from tost.train.checkpoint import files as checkpoint
+from tost.train.checkpoint.files import (
+    CheckpointStore,
+    load_tensors,
+    pack_rng,
+    resolve_checkpoint,
+    restore_rng,
+    save_tensors,
+)
+
+
+@pytest.fixture
+def store(tmp_path):
+    folder = tmp_path / "checkpoints"
+    folder.mkdir()
+    return CheckpointStore(folder, keep=2)
+
+
+def write(store, step, best=False):
+    folder = store.prepare(step)
+    save_tensors(folder / "model.safetensors", {"w": torch.full((3,), float(step))})
+    checkpoint.write_json(folder / "state.json", {"step": step})
+    return store.commit(step, best=best)
+
+
+def steps_in(store):
+    return sorted(int(path.name.removeprefix("step-")) for path in store.folder.glob("step-*"))
+
+
+def test_newest_checkpoints_and_the_best_are_kept(store):
+    for step in (10, 20, 30, 40):
+        write(store, step, best=step == 10)
+    assert steps_in(store) == [10, 30, 40]
+    assert (store.folder / "last").resolve() == store.path(40)
+    assert (store.folder / "best").resolve() == store.path(10)
+    write(store, 50, best=True)
+    assert steps_in(store) == [40, 50]
+
+
+def test_writing_the_same_step_again_replaces_it(store):
+    write(store, 10)
+    write(store, 10)
+    assert store.newest(pytest.fail) == store.path(10)
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda folder: (folder / "model.safetensors").write_bytes(b"x"), "model.safetensors has 1 bytes instead of"),
+        (lambda folder: (folder / "state.json").unlink(), "state.json is missing"),
+        (lambda folder: (folder / "manifest.json").unlink(), "no manifest.json"),
+        (lambda folder: (folder / "manifest.json").write_text("{"), "manifest.json cannot be read"),
+        (lambda folder: (folder / "manifest.json").write_text("[1]"), "manifest.json cannot be read"),
+    ],
+)
+def test_damaged_checkpoint_is_passed_over_with_one_line(store, damage, message):
+    write(store, 10)
+    damage(write(store, 20))
+    lines = []
+    assert store.newest(lines.append) == store.path(10)
+    assert len(lines) == 1
+    assert "step-00000020 is damaged" in lines[0]
+    assert message in lines[0]
+
+
+def test_a_single_flipped_bit_is_noticed(store):
+    path = write(store, 10) / "model.safetensors"
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+    lines = []
+    assert store.newest(lines.append) is None
+    assert "model.safetensors does not match its hash" in lines[0]
+    with pytest.raises(CheckpointError, match=r"is damaged: model\.safetensors does not match its hash"):
+        resolve_checkpoint(store.path(10), lines.append)
+
+
+def test_unfinished_checkpoint_is_invisible_and_swept_away(store):
+    write(store, 10)
+    folder = store.prepare(20)
+    (folder / "model.safetensors").write_bytes(b"half")
+    assert store.newest(pytest.fail) == store.path(10)
+    write(store, 30)
+    assert not folder.exists()
+
+
+def test_failure_while_writing_leaves_the_others_alone(store, monkeypatch):
+    write(store, 10)
+    folder = store.prepare(20)
+
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(checkpoint.os, "fsync", full)
+    with pytest.raises(OSError, match="No space left"):
+        save_tensors(folder / "model.safetensors", {"w": torch.zeros(3)})
+    monkeypatch.undo()
+    assert store.newest(pytest.fail) == store.path(10)
+
+
+class Payload:
+    """A pickle that would create a file when it is read."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return (open, (str(self.path), "w"))
+
+
+@pytest.mark.parametrize("writer", ["pickle", "torch"])
+def test_a_malicious_pickle_is_refused_and_not_executed(tmp_path, writer):
+    victim, bait = tmp_path / "executed", tmp_path / "model.safetensors"
+    if writer == "pickle":
+        bait.write_bytes(pickle.dumps(Payload(victim)))
+    else:
+        torch.save(Payload(victim), bait)
+    with pytest.raises(CheckpointError, match=r"is a pickle or PyTorch archive.*never opened"):
+        load_tensors(bait)
+    assert not victim.exists()
+
+
+def test_other_bad_files_are_named(tmp_path):
+    with pytest.raises(CheckpointError, match="there is no file"):
+        load_tensors(tmp_path / "absent.safetensors")
+    text = tmp_path / "text.safetensors"
+    text.write_text("hello world, this is not a tensor")
+    with pytest.raises(CheckpointError, match="not a safetensors file"):
+        load_tensors(text)
+    with pytest.raises(CheckpointError, match="is a file; a checkpoint is a folder"):
+        resolve_checkpoint(text, pytest.fail)
+    with pytest.raises(CheckpointError, match="holds no checkpoint"):
+        resolve_checkpoint(tmp_path, pytest.fail)
+    with pytest.raises(CheckpointError, match="cannot read"):
+        checkpoint.read_json(text)
+
+
+def test_tied_and_strided_tensors_are_stored(tmp_path):
+    weight = torch.randn(4, 3)
+    save_tensors(tmp_path / "x.safetensors", {"a": weight, "b": weight, "c": weight.t(), "d": torch.zeros(0)})
+    loaded = load_tensors(tmp_path / "x.safetensors")
+    assert torch.equal(loaded["a"], weight)
+    assert torch.equal(loaded["b"], weight)
+    assert torch.equal(loaded["c"], weight.t())
+    assert loaded["d"].numel() == 0
+
+
+def test_run_folder_stands_for_its_newest_checkpoint(store):
+    write(store, 10)
+    assert resolve_checkpoint(store.folder.parent, pytest.fail) == store.path(10)
+    assert resolve_checkpoint(store.folder / "last", pytest.fail) == store.path(10)
+
+
+def test_random_state_survives_json():
+    packed = json.loads(json.dumps(pack_rng()))
+    expected = (random.random(), torch.rand(3))
+    random.random()
+    restore_rng(packed)
+    assert random.random() == expected[0]
+    assert torch.equal(torch.rand(3), expected[1])
+
+
+def test_foreign_safetensors_load(tmp_path):
+    save_file({"x": torch.ones(2, dtype=torch.bfloat16)}, tmp_path / "x.safetensors")
+    assert load_tensors(tmp_path / "x.safetensors")["x"].dtype == torch.bfloat16
