@@ -25,7 +25,7 @@ def did_you_mean(word: str, known: Iterable[str], *, cutoff: float = 0.6) -> str
 
 
 def count(number: int, noun: str, plural: str = "") -> str:
-    """Return a number with its noun: ``count(2, "thread")`` is ``"2 threads"``, ``count(1, "thread")`` ``"1 thread"``."""
+    """Return a number with its noun, such as ``"1 thread"`` or ``"2 threads"``."""
     return f"{number:,} {noun if number == 1 else plural or f'{noun}s'}"
 
 
