@@ -6,8 +6,9 @@ either: an exchange ends a graph, and what lies between two exchanges is compile
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import torch
 import torch.distributed as dist
@@ -19,9 +20,17 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
 def untraced(function: _Function) -> _Function:
-    """Keep ``torch.compile`` out of a function that talks to other processes."""
-    outside: _Function = torch.compiler.disable(function)  # type: ignore[no-untyped-call]
-    return outside
+    """Exclude a function that exchanges data with other processes from ``torch.compile``."""
+    disabled: list[Callable[..., Any]] = []
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        # On the first call and not at import: the decorator loads the compiler, which takes seconds.
+        if not disabled:
+            disabled.append(torch.compiler.disable(function))  # type: ignore[no-untyped-call]
+        return disabled[0](*args, **kwargs)
+
+    return cast(_Function, call)
 
 
 class Channel:
