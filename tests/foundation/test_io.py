@@ -1,0 +1,72 @@
+from __future__ import annotations
+
+import json
+import stat
+
+import pytest
+
+from tost._io import atomic_path, read_json, sha256_of, write_atomic, write_json
+from tost.errors import CheckpointError, TostError
+
+
+def test_write_creates_folders_and_leaves_no_draft(tmp_path):
+    path = tmp_path / "a" / "b" / "file.txt"
+    write_atomic(path, "first")
+    write_atomic(path, b"second")
+    assert path.read_bytes() == b"second"
+    assert [entry.name for entry in path.parent.iterdir()] == ["file.txt"]
+
+
+def test_failed_write_keeps_the_old_content_and_leaves_no_draft(tmp_path):
+    path = tmp_path / "file.txt"
+    write_atomic(path, "old")
+    with pytest.raises(RuntimeError, match="half way"), atomic_path(path) as draft:
+        draft.write_text("ne")
+        raise RuntimeError("half way")
+    assert path.read_text() == "old"
+    assert [entry.name for entry in tmp_path.iterdir()] == ["file.txt"]
+
+
+def test_permissions_are_those_of_any_new_file(tmp_path):
+    (tmp_path / "plain").write_text("x")
+    write_atomic(tmp_path / "atomic", "x")
+    modes = {stat.S_IMODE((tmp_path / name).stat().st_mode) for name in ("plain", "atomic")}
+    assert len(modes) == 1
+
+
+def test_json_round_trip_is_sorted_and_refuses_nan(tmp_path):
+    path = tmp_path / "x.json"
+    write_json(path, {"b": 1, "a": [None, "é"]})
+    assert read_json(path) == {"a": [None, "é"], "b": 1}
+    assert path.read_text().index('"a"') < path.read_text().index('"b"')
+    with pytest.raises(ValueError, match="JSON"):
+        write_json(path, float("nan"))
+    assert read_json(path)["b"] == 1
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"{", "cannot read"),
+        (b"\xff\xfe\x00", "cannot read"),
+        (b"[" * 200_000, "cannot read"),
+        (b'"' + b"x" * 2000 + b'"', "larger than 1,000 bytes"),
+    ],
+    ids=["cut short", "not text", "deep", "large"],
+)
+def test_unusable_json_is_an_error_of_the_given_class(tmp_path, content, message):
+    path = tmp_path / "x.json"
+    path.write_bytes(content)
+    limit = 1000 if "larger" in message else 10**6
+    with pytest.raises(CheckpointError, match=message):
+        read_json(path, error=CheckpointError, max_bytes=limit)
+
+
+def test_missing_json_is_an_error(tmp_path):
+    with pytest.raises(TostError, match="cannot read"):
+        read_json(tmp_path / "none.json")
+
+
+def test_hash_is_that_of_the_content(tmp_path):
+    write_atomic(tmp_path / "x", json.dumps([1]))
+    assert sha256_of(tmp_path / "x") == "080a9ed428559ef602668b4c00f114f1a11c3f6b02a435f0bdc154578e4d7f22"

@@ -1,0 +1,38 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import tost
+from tost._lazy import load
+
+LAZY = sorted(Path(tost.__file__).parent.rglob("__init__.pyi"))
+
+
+def package_of(stub: Path) -> str:
+    return ".".join(["tost", *stub.parent.relative_to(Path(tost.__file__).parent).parts])
+
+
+@pytest.mark.parametrize("package", [package_of(stub) for stub in LAZY])
+def test_every_listed_name_can_be_loaded(package):
+    module = __import__(package, fromlist=["x"])
+    assert module.__all__ == sorted(module.__all__)
+    for name in module.__all__:
+        assert getattr(module, name) is not None
+    assert set(module.__all__) <= set(dir(module))
+    with pytest.raises(AttributeError, match=f"module '{package}' has no attribute 'no_such_name'"):
+        _ = module.no_such_name
+
+
+def test_lazy_packages_load_no_torch():
+    packages = ", ".join(package_of(stub) for stub in LAZY)
+    probe = f"import sys; import {packages}; print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"
+
+
+def test_load_imports_by_string():
+    assert load("tost.errors:ConfigError") is tost.errors.ConfigError
