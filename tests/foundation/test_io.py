@@ -20,9 +20,14 @@ def test_write_creates_folders_and_leaves_no_draft(tmp_path):
 def test_failed_write_keeps_the_old_content_and_leaves_no_draft(tmp_path):
     path = tmp_path / "file.txt"
     write_atomic(path, "old")
-    with pytest.raises(RuntimeError, match="half way"), atomic_path(path) as draft:
-        draft.write_text("ne")
-        raise RuntimeError("half way")
+
+    def write_half() -> None:
+        with atomic_path(path) as draft:
+            draft.write_text("ne")
+            raise RuntimeError("half way")
+
+    with pytest.raises(RuntimeError, match="half way"):
+        write_half()
     assert path.read_text() == "old"
     assert [entry.name for entry in tmp_path.iterdir()] == ["file.txt"]
 
