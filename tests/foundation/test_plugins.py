@@ -43,9 +43,7 @@ def test_entry_points_are_listed_without_being_loaded(package):
 
 
 def test_unknown_names_get_a_suggestion(package):
-    with pytest.raises(
-        ConfigError, match=r"no thing 'thin'; did you mean 'thing'\? things: built_in, thing\."
-    ):
+    with pytest.raises(ConfigError, match=r"no thing 'thin'; did you mean 'thing'\? things: built_in, thing\."):
         make().get("thin")
 
 
