@@ -15,6 +15,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 from setuptools import Extension, setup
+from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_ext import build_ext
 
 CSRC = Path("src/tost/ops/csrc")
@@ -34,6 +35,10 @@ class BuildNative(build_ext):
     def get_export_symbols(self, ext: Extension) -> list[str]:
         """No ``PyInit_*``: this is a plain shared library, not a Python module."""
         return []
+
+    def get_ext_filename(self, fullname: str) -> str:
+        """No CPython tag: the same file serves every Python version. ``tost.ops._native`` looks for this name."""
+        return f"{fullname.replace('.', os.sep)}.so"
 
     def build_extension(self, ext: Extension) -> None:
         """Build the library, or record why it could not be built."""
@@ -98,6 +103,14 @@ class BuildNative(build_ext):
         return ["-fopenmp"]
 
 
+class PlatformWheel(bdist_wheel):
+    """Tags the wheel ``py3-none-<platform>``: the library depends on the platform, not on the Python version."""
+
+    def get_tag(self) -> tuple[str, str, str]:
+        """Return the wheel's Python, ABI and platform tags."""
+        return "py3", "none", super().get_tag()[2]
+
+
 def _brief(error: Exception) -> str:
     """Return what went wrong in a few words; a failed compiler reports its whole command line."""
     command = re.search(r"Command '\['([^']+)'.*?(exit status \d+|died .*)", str(error))
@@ -112,5 +125,5 @@ def _headers() -> list[str]:
 
 setup(
     ext_modules=[Extension("tost.ops._kernels", [str(CSRC / "kernel.cpp"), str(CSRC / "library.cpp")])],
-    cmdclass={"build_ext": BuildNative},
+    cmdclass={"build_ext": BuildNative, "bdist_wheel": PlatformWheel},
 )

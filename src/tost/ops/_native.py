@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import ctypes
 from ctypes import POINTER, c_char_p, c_int32, c_int64, c_void_p
-from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 
 import torch
@@ -119,9 +118,8 @@ _CALLS = {
 def _load() -> tuple[ctypes.CDLL | None, str]:
     folder = Path(__file__).parent
     note = folder / "_native_build_error.txt"
-    candidates = [folder / f"_kernels{suffix}" for suffix in EXTENSION_SUFFIXES]
-    path = next((candidate for candidate in candidates if candidate.exists()), None)
-    if path is None:
+    path = folder / "_kernels.so"
+    if not path.exists():
         cause = note.read_text().strip() if note.exists() else "the package was not built from its own setup.py"
         return None, f"the native library was not built ({cause}); reinstall tost with a C++17 compiler"
     try:
