@@ -18,7 +18,7 @@ from tost.data.images.augment import training_transform
 from tost.data.images.dataset import PixelImages
 from tost.data.images.transform import drawing_from, evaluation_transform, resized_size
 
-from . import image_files as files
+from . import files
 
 POLICIES = {
     "pixels": {"crop": "pad", "image_size": 32},

@@ -12,7 +12,7 @@ import torch
 from tost.data import DataOptions, build_data, make_evaluation_loader, make_loader
 from tost.data.images.decode import BadImageError
 
-from . import image_files as files
+from . import files
 
 STILL = {"flip": 0.0, "crop": "none", "image_size": 8, "num_classes": 3, **files.PLAIN}
 

@@ -11,7 +11,7 @@ from PIL import Image
 from tost.data.images.decode import BadImageError, read_image
 from tost.errors import StorageError
 
-from .image_files import encoded
+from .files import encoded
 
 RAMP = np.linspace(0, 255, 6 * 5, dtype=np.uint8).reshape(6, 5)
 COLOURS = np.stack([RAMP, RAMP[::-1], np.full_like(RAMP, 77)], axis=-1)

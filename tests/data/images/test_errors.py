@@ -8,7 +8,7 @@ from pydantic import ValidationError
 from tost.data import DataOptions, build_data
 from tost.errors import ConfigError
 
-from . import image_files as files
+from . import files
 
 
 def build(name, path, **options):

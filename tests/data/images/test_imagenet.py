@@ -16,7 +16,7 @@ from tost.data.images.sources import imagenet as images_imagenet
 from tost.data.images.sources.imagenet import imagenet_classes
 from tost.errors import ConfigError
 
-from . import image_files as files
+from . import files
 
 CLASSES = ("n01440764", "n02102040", "n03888257")
 NAMES = ("tench", "springer", "parachute")

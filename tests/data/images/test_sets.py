@@ -10,7 +10,7 @@ import torch
 
 from tost.data import DataOptions, build_data, find_data, list_data, make_loader
 
-from . import image_files as files
+from . import files
 
 WEBP = {"form": "WEBP"}
 
