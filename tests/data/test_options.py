@@ -8,7 +8,7 @@ import pytest
 from pydantic import ValidationError
 
 from tost.data import DataOptions, DataShape, find_data, list_data, registry
-from tost.data.options import DataSetOptions
+from tost.data.spec import DataSetOptions
 from tost.errors import ConfigError
 
 
@@ -42,7 +42,7 @@ def test_every_field_is_described():
 
 
 def test_an_unknown_data_set_is_refused():
-    expected = f"unknown data set 'digit'; did you mean 'digits'? the data sets are: {', '.join(list_data())}."
+    expected = f"there is no data set 'digit'; did you mean 'digits'? data sets: {', '.join(list_data())}."
     assert messages(name="digit") == {"name": expected}
     with pytest.raises(ConfigError) as info:
         find_data("digit")
@@ -50,7 +50,7 @@ def test_an_unknown_data_set_is_refused():
 
 
 def test_a_name_like_no_other_gets_no_suggestion():
-    assert messages(name="qqq")["name"].startswith("unknown data set 'qqq'; the data sets are: cifar10, ")
+    assert messages(name="qqq")["name"].startswith("there is no data set 'qqq'; data sets: cifar10, ")
 
 
 def test_a_path_to_embedded_data_is_refused():
@@ -60,7 +60,7 @@ def test_a_path_to_embedded_data_is_refused():
 
 
 def test_a_missing_path_is_refused(monkeypatch):
-    monkeypatch.setitem(registry._SPECS, "digits", replace(find_data("digits"), takes_path=True))
+    monkeypatch.setitem(registry.DATA_SETS._specs, "digits", replace(find_data("digits"), takes_path=True))
     assert messages(name="digits")["path"] == (
         "data set 'digits' is read from disk; set data.path to its folder or file."
     )

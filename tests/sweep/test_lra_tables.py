@@ -9,7 +9,7 @@ import pytest
 
 from tests.sweep.samples import leave, make_plan, make_runs
 from tost.data.lra.grammar import SYMBOLS, ListOpsGenerator
-from tost.data.options import ListOpsOptions
+from tost.data.toy.options import ListOpsOptions
 from tost.errors import ConfigError
 from tost.sweep import collect, expand, fill, load_plan, statements, table
 from tost.sweep.tasks import averages

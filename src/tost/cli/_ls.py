@@ -83,7 +83,7 @@ def _data(pattern: str) -> list[Entry]:
     from tost.data import find_data, list_data
 
     specs = [find_data(name) for name in list_data(pattern)]
-    return [{"name": spec.name, "recipe": spec.task, "description": spec.description} for spec in specs]
+    return [{"name": spec.name, "recipe": spec.task or "any", "description": spec.description} for spec in specs]
 
 
 def _ops(pattern: str) -> list[Entry]:

@@ -6,12 +6,13 @@ from tost.data.dataset import Sample as Sample
 from tost.data.loader import Loader as Loader
 from tost.data.loader import make_evaluation_loader as make_evaluation_loader
 from tost.data.loader import make_loader as make_loader
-from tost.data.options import DataInfo as DataInfo
 from tost.data.options import DataOptions as DataOptions
-from tost.data.options import DataShape as DataShape
-from tost.data.registry import DataSpec as DataSpec
 from tost.data.registry import find_data as find_data
 from tost.data.registry import list_data as list_data
+from tost.data.registry import register_data as register_data
+from tost.data.spec import DataInfo as DataInfo
+from tost.data.spec import DataShape as DataShape
+from tost.data.spec import DataSpec as DataSpec
 from tost.data.tokens.reader import TokenFolder as TokenFolder
 from tost.data.tokens.reader import TokenSplit as TokenSplit
 from tost.data.tokens.reader import open_tokens as open_tokens

@@ -2,27 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from pathlib import Path
+import hashlib
+import json
+from dataclasses import replace
 from typing import Any
 
+from torch import Tensor
+
 from tost.data.dataset import DataBundle
-from tost.data.images.options import ImageOptions
-from tost.data.lra.options import LraOptions
 from tost.data.options import DataOptions
-from tost.data.tokens.dataset import build_tokens
-from tost.data.tokens.options import TokensOptions
-from tost.data.toy.digits import build_digits
-from tost.data.toy.listops import build_listops
-from tost.data.toy.stdlib_bytes import build_stdlib_bytes
+from tost.data.registry import find_data
+from tost.data.spec import DataInfo
+from tost.errors import ConfigError
 
 __all__ = ["build_data"]
-
-_BUILDERS: dict[str, Callable[[Any, int], DataBundle]] = {
-    "digits": build_digits,
-    "listops": build_listops,
-    "stdlib_bytes": build_stdlib_bytes,
-}
 
 
 def build_data(options: DataOptions, seed: int) -> DataBundle:
@@ -37,17 +30,46 @@ def build_data(options: DataOptions, seed: int) -> DataBundle:
         Both splits, and what is known about them.
 
     Raises:
-        ConfigError: The options ask for data that cannot be made here.
+        ConfigError: The options ask for data that cannot be made here, or the function that was registered for it
+            returns something else than data.
     """
-    settings = options.data_set_options()
-    if isinstance(settings, ImageOptions):
-        from tost.data.images.build import build_images  # its packages are loaded by those who need them
+    spec = find_data(options.name)
+    bundle = _bundle(options.name, spec.make(options.data_set_options(), options.path, seed))
+    shape = options.shape()
+    known = vars(shape) if shape.input is not None else {}
+    info = replace(bundle.info, name=options.name, **known)
+    if not info.fingerprint:
+        info = replace(info, fingerprint=_fingerprint(options, bundle))
+    return replace(bundle, info=info)
 
-        return build_images(options.name, settings, Path(options.path or ""), seed)
-    if isinstance(settings, LraOptions):
-        from tost.data.lra.build import build_lra  # loads the readers of images
 
-        return build_lra(options.name, settings, options.path or "")
-    if isinstance(settings, TokensOptions):
-        return build_tokens(settings, Path(options.path or ""), seed)
-    return _BUILDERS[options.name](settings, seed)
+def _bundle(name: str, built: Any) -> DataBundle:
+    """Return what a builder returned as a bundle, once it is seen to be one."""
+    if isinstance(built, DataBundle):
+        return built
+    if not isinstance(built, tuple | list) or len(built) != 2:
+        raise ConfigError(
+            f"the function of data set {name!r} returned {type(built).__name__}; it must return a training and a "
+            "validation set, as a pair or as a DataBundle."
+        )
+    for split, dataset in zip(("training", "validation"), built, strict=True):
+        if not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
+            raise ConfigError(
+                f"the {split} set of data set {name!r} is a {type(dataset).__name__}; it must be a map-style data set, "
+                "with __len__ and __getitem__."
+            )
+        sample = dataset[0] if len(dataset) else {}
+        if not isinstance(sample, dict) or not all(isinstance(value, Tensor) for value in sample.values()):
+            raise ConfigError(
+                f"a sample of the {split} set of data set {name!r} is a {type(sample).__name__}; it must be a "
+                'dictionary of tensors, such as {"inputs": ..., "targets": ...}.'
+            )
+    train, validation = built
+    return DataBundle(train=train, validation=validation, info=DataInfo())
+
+
+def _fingerprint(options: DataOptions, bundle: DataBundle) -> str:
+    """Return what identifies data that has no fingerprint of its own: its name and options, and how much there is."""
+    counts = [len(bundle.train), len(bundle.validation)]
+    content = json.dumps([options.name, options.model_dump(mode="json")["options"], counts], sort_keys=True)
+    return hashlib.sha256(content.encode()).hexdigest()

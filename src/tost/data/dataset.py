@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 import torch.utils.data
 from torch import Tensor
 
-from tost.data.options import DataInfo
+from tost.data.spec import DataInfo
 
 __all__ = ["Batch", "DataBundle", "Dataset", "Sample", "TensorDataset", "fingerprint"]
 
@@ -92,11 +92,17 @@ def _ids(tensor: Tensor) -> Tensor:
 
 @dataclass(frozen=True, kw_only=True)
 class DataBundle:
-    """The two splits of a data set and what is known about it."""
+    """The two splits of a data set and what is known about it.
+
+    Attributes:
+        train: Samples to train on, in any map-style data set whose samples are dictionaries of tensors.
+        validation: Samples to evaluate.
+        info: Facts about both; what is left out is filled in by `build_data`.
+    """
 
     train: Dataset
     validation: Dataset
-    info: DataInfo
+    info: DataInfo = field(default_factory=DataInfo)
 
 
 def fingerprint(*parts: Tensor) -> str:

@@ -1,101 +1,22 @@
-"""Options of the data sets, checked without torch, and what they say about the shape of the samples."""
+"""The ``data`` part of a configuration, checked without torch."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
 from pydantic_core import ErrorDetails, InitErrorDetails
+from pydantic_core.core_schema import ErrorType
 
-from tost.data.images.options import IMAGE_OPTIONS
-from tost.data.lra.options import LRA_OPTIONS
-from tost.data.registry import did_you_mean, find_data
-from tost.data.shape import OURS, DataInfo, DataSetOptions, DataShape, problem
-from tost.data.tokens.options import TokensOptions
+from tost._text import did_you_mean
+from tost.data.registry import find_data
+from tost.data.spec import DataShape, problem
 from tost.errors import ConfigError
 
-__all__ = [
-    "DataInfo",
-    "DataOptions",
-    "DataSetOptions",
-    "DataShape",
-    "DigitsOptions",
-    "ListOpsOptions",
-    "StdlibBytesOptions",
-]
+__all__ = ["DataOptions"]
 
-
-class DigitsOptions(DataSetOptions):
-    """Options of ``digits``: there are none."""
-
-    def shape(self) -> DataShape:
-        """64 pixels of one value each."""
-        return DataShape(task="classification", input="values", length=64, in_features=1, num_classes=10)
-
-
-class StdlibBytesOptions(DataSetOptions):
-    """Options of ``stdlib_bytes``."""
-
-    length: int = Field(default=256, ge=1, description="bytes that the model reads at once; the targets are one later")
-    windows: int | None = Field(
-        default=None,
-        ge=1,
-        description="training samples per epoch, each a window at a random place; "
-        "null takes as many as fit side by side into the training part",
-    )
-
-    def shape(self) -> DataShape:
-        """Bytes, read `length` at a time."""
-        return DataShape(task="language_modeling", input="tokens", length=self.length, vocab_size=256)
-
-
-class ListOpsOptions(DataSetOptions):
-    """Options of ``listops``. Lengths count operators, digits and closing brackets, not parentheses."""
-
-    max_depth: int = Field(
-        default=4, ge=2, le=64, description="levels of an expression, the digits at the bottom included"
-    )
-    max_args: int = Field(default=5, ge=2, description="most arguments of one operator; the fewest are 2")
-    min_length: int = Field(default=10, ge=1, description="expressions are longer than this, in tokens")
-    max_length: int = Field(
-        default=100, ge=5, description="expressions are shorter than this, in tokens; samples are padded to it"
-    )
-    train_count: int = Field(default=20_000, ge=1, description="training samples")
-    validation_count: int = Field(default=2_000, ge=1, description="validation samples; none is in the training set")
-
-    @model_validator(mode="after")
-    def _some_expression_fits(self) -> ListOpsOptions:
-        longest = 1
-        for _ in range(self.max_depth - 1):
-            # Only up to what is needed for the comparison: the full number has as many digits as there are levels.
-            longest = min(2 + self.max_args * longest, self.max_length)
-        if self.min_length + 1 >= self.max_length:
-            raise problem(
-                f"min_length={self.min_length} and max_length={self.max_length} leave no length in between; "
-                "raise max_length or lower min_length."
-            )
-        if longest <= self.min_length:
-            raise problem(
-                f"max_depth={self.max_depth} and max_args={self.max_args} give expressions of at most {longest} "
-                f"tokens, but min_length={self.min_length} asks for more; raise max_depth or max_args, "
-                "or lower min_length."
-            )
-        return self
-
-    def shape(self) -> DataShape:
-        """15 symbols and the padding, 10 values."""
-        return DataShape(task="classification", input="tokens", length=self.max_length, vocab_size=16, num_classes=10)
-
-
-_OPTIONS: dict[str, type[DataSetOptions]] = {
-    "digits": DigitsOptions,
-    "listops": ListOpsOptions,
-    "stdlib_bytes": StdlibBytesOptions,
-    "tokens": TokensOptions,
-    **IMAGE_OPTIONS,
-    **LRA_OPTIONS,
-}
+_KINDS = frozenset(get_args(ErrorType))
 
 
 class DataOptions(BaseModel):
@@ -143,26 +64,32 @@ class DataOptions(BaseModel):
             return options
         return _validate(info.data["name"], options).model_dump()
 
-    def data_set_options(self) -> DataSetOptions:
-        """Return `options` as the data set's own class."""
-        return _OPTIONS[self.name].model_validate(self.options)
+    def data_set_options(self) -> BaseModel:
+        """Return `options` as an object of the data set's own class."""
+        return find_data(self.name).options.model_validate(self.options)
 
     def shape(self) -> DataShape:
-        """Return what a model must fit, without building the data."""
-        return self.data_set_options().shape_of(self.path)
+        """Return what a model must fit, without building the data; all None if the data set does not state it."""
+        return find_data(self.name).shape_of(self.data_set_options(), self.path)
 
 
-def _validate(name: str, given: Mapping[str, Any]) -> DataSetOptions:
+def _validate(name: str, given: Mapping[str, Any]) -> BaseModel:
     """Check the options of one data set; every problem is reported, unknown names with a suggestion."""
-    schema = _OPTIONS[name]
-    known = {key: value for key, value in given.items() if key in schema.model_fields}
+    schema = find_data(name).options
+    fields = list(schema.model_fields)
+    takes_any = schema.model_config.get("extra") == "allow"
+    unknown = [] if takes_any else [key for key in given if key not in fields]
+    takes = f"it takes: {', '.join(fields)}" if fields else "it takes none"
     problems = [
-        InitErrorDetails(type=problem(_unknown(name, key, list(schema.model_fields))), loc=(key,), input=given[key])
-        for key in given
-        if key not in known
+        InitErrorDetails(
+            type=problem(f"unknown option {key!r} of data set {name!r}; {did_you_mean(key, fields)}{takes}."),
+            loc=(key,),
+            input=given[key],
+        )
+        for key in unknown
     ]
     try:
-        options = schema.model_validate(known)
+        options = schema.model_validate({key: value for key, value in given.items() if key not in unknown})
     except ValidationError as error:
         problems += [_again(found) for found in error.errors(include_url=False)]
     if problems:
@@ -172,10 +99,5 @@ def _validate(name: str, given: Mapping[str, Any]) -> DataSetOptions:
 
 def _again(found: ErrorDetails) -> InitErrorDetails:
     """Return a finding in the form in which it can be raised a second time, next to others."""
-    kind = problem(found["msg"]) if found["type"] == OURS else found["type"]
+    kind = found["type"] if found["type"] in _KINDS else problem(found["msg"])
     return InitErrorDetails(type=kind, loc=found["loc"], input=found["input"], ctx=found.get("ctx", {}))
-
-
-def _unknown(name: str, key: str, fields: list[str]) -> str:
-    takes = f"it takes: {', '.join(fields)}" if fields else "it takes none"
-    return f"unknown option {key!r} of data set {name!r}; {did_you_mean(key, fields)}{takes}."

@@ -13,8 +13,8 @@ from typing import Any, NamedTuple, get_origin
 
 from pydantic import BaseModel, ValidationError
 
+from tost._text import did_you_mean
 from tost.data.lra.generate.options import LRA_GENERATED
-from tost.data.registry import did_you_mean
 from tost.data.text.options import NAMED_TEXT, TextOptions
 from tost.data.toy.digit_files import DigitImagesOptions
 from tost.errors import ConfigError, StorageError

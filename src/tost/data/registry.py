@@ -1,115 +1,131 @@
-"""Which data sets exist. This file imports no torch: the command line lists names before it knows what to do."""
+"""Registry of data sets, open to other packages. Loads no torch.
+
+tost's own data sets are registered beside their options: in the tuple ``SPECS`` of each ``options.py`` below.
+"""
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Iterable
-from dataclasses import dataclass
-from fnmatch import fnmatchcase
-from typing import Literal
+import inspect
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, TypeVar
 
+from pydantic import BaseModel
+
+from tost._options import options_of_signature
+from tost._plugins import Registry
+from tost.data.images.options import SPECS as IMAGES
+from tost.data.lra.options import SPECS as LONG_RANGE_ARENA
+from tost.data.spec import DataShape, DataSpec
+from tost.data.tokens.options import SPECS as TOKENS
+from tost.data.toy.options import SPECS as TOY
 from tost.errors import ConfigError
 
-__all__ = ["DataSpec", "Task", "did_you_mean", "find_data", "list_data"]
+__all__ = ["DATA_SETS", "find_data", "list_data", "register_data"]
 
-Task = Literal["classification", "image_classification", "language_modeling"]
+Builder = TypeVar("Builder", bound=Callable[..., Any])
+
+_SPEC = "__tost_data__"
+"""Attribute of a decorated function that holds its spec."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class DataSpec:
-    """One data set.
+def register_data(
+    name: str,
+    *,
+    task: str | None = None,
+    options: type[BaseModel] | None = None,
+    shape: DataShape | Callable[[Any], DataShape] | None = None,
+    takes_path: bool = False,
+    description: str = "",
+) -> Callable[[Builder], Builder]:
+    """Register a function that builds a data set, so that ``data.name`` in a configuration can refer to it.
 
-    Attributes:
-        name: What a configuration says under ``data.name``.
-        task: The recipe that can train on it.
-        description: One line for tables.
-        takes_path: True if ``data.path`` must say where the files are, False if there are no files to point to.
+    The function returns its training and its validation set, as a pair or as a `DataBundle`. Each is a map-style data
+    set of torch, with a length, whose samples are dictionaries of tensors. A sample must depend on its number only, not
+    on random numbers drawn when it is read; see `Dataset` for sets that augment.
+
+    Args:
+        name: Value of ``data.name``.
+        task: Task that can train on it, such as ``"classification"``; None for any.
+        options: Pydantic class of its options; the function gets the validated object as its first argument. If None,
+            the annotated arguments of the function are the options, and it gets them by keyword.
+        shape: Shape of the samples, or a function that returns it for given options; the options of the model follow
+            from it. If None, the configuration has to give them.
+        takes_path: Whether the data is read from ``data.path``, which is then required and passed as ``path``, a text.
+        description: One line for ``tost ls data``; by default the first line of the docstring.
+
+    Returns:
+        A decorator that returns the function unchanged. If the function has an argument ``seed``, the seed of the run
+        is passed to it.
+
+    Raises:
+        ConfigError: The name is taken or cannot be a name.
+
+    Example:
+        >>> import torch
+        >>> from tost.data import DataShape, register_data
+        >>> @register_data("ramps", task="classification", shape=DataShape(input="values", length=8, num_classes=2))
+        ... def ramps(count: int = 100):
+        ...     '''Rising and falling lines.'''
+        ...     line = torch.linspace(0, 1, 8).unsqueeze(1)
+        ...     up, down = ({"inputs": x, "targets": torch.tensor(y)} for x, y in ((line, 1), (1 - line, 0)))
+        ...     return [up, down] * count, [up, down]
     """
 
-    name: str
-    task: Task
-    description: str
-    takes_path: bool = False
+    def register(function: Builder) -> Builder:
+        spec = _spec(
+            name, function, task=task, options=options, shape=shape, takes_path=takes_path, description=description
+        )
+        DATA_SETS.add(name, spec)
+        setattr(function, _SPEC, spec)
+        return function
 
-
-_SPECS = {
-    spec.name: spec
-    for spec in (
-        DataSpec(
-            name="digits",
-            task="classification",
-            description="handwritten digits of scikit-learn, 8 x 8 grey pixels as a sequence of 64; 10 classes",
-        ),
-        DataSpec(
-            name="listops",
-            task="classification",
-            description="nested list operations drawn from a seeded grammar; the class is the value, 0 to 9",
-        ),
-        DataSpec(
-            name="stdlib_bytes",
-            task="language_modeling",
-            description="bytes of the Python standard library's own source files, 256 symbols",
-        ),
-        DataSpec(
-            name="tokens",
-            task="language_modeling",
-            description="any text, as the folder of tokens that `tost data prepare` makes",
-            takes_path=True,
-        ),
-        *(
-            DataSpec(name=name, task="classification", description=description, takes_path=True)
-            for name, description in (
-                ("lra_image", "Long Range Arena: CIFAR-10 in grey, 1024 pixels as a sequence; 10 classes"),
-                ("lra_listops", "Long Range Arena: nested list operations of up to 2000 symbols; the value, 0 to 9"),
-                ("lra_pathfinder", "Long Range Arena: do two discs lie on one dashed curve? 1024 pixels; 2 classes"),
-                ("lra_pathx", "Long Range Arena: the same with 16,384 pixels (Path-X)"),
-                ("lra_retrieval", "Long Range Arena: are two papers related? bytes of both (AAN); 2 classes"),
-                ("lra_text", "Long Range Arena: bytes of reviews of films (IMDb), negative or positive"),
-            )
-        ),
-        *(
-            DataSpec(name=name, task="image_classification", description=description, takes_path=True)
-            for name, description in (
-                ("cifar10", "photographs of 32 x 32 pixels, 10 classes; parquet or the binary version"),
-                ("cifar100", "photographs of 32 x 32 pixels, 100 classes; parquet or the binary version"),
-                ("fashion_mnist", "clothes, 28 x 28 grey pixels, 10 classes; idx files, packed or not"),
-                ("flowers102", "Oxford flowers, 102 classes, in the official splits"),
-                ("image_folder", "any images, sorted into folders: <split>/<class>/<image>"),
-                ("image_parquet", "any images in parquet files with a column of images and one of labels"),
-                ("imagenet", "ImageNet-1k, 1000 classes; folders, tar files or parquet files; ReaL labels"),
-                ("pets", "Oxford-IIIT cats and dogs, 37 breeds, in the official splits"),
-            )
-        ),
-    )
-}
+    return register
 
 
 def list_data(pattern: str = "*") -> list[str]:
-    """Return the names that match a shell pattern, sorted.
+    """Return the names of the data sets that match a shell pattern, sorted.
 
     Args:
         pattern: Such as ``"*bytes"``.
-
-    Returns:
-        Names that `find_data` knows.
     """
-    return sorted(name for name in _SPECS if fnmatchcase(name, pattern))
+    return DATA_SETS.names(pattern)
 
 
 def find_data(name: str) -> DataSpec:
     """Return the data set called `name`.
 
+    Args:
+        name: A registered name, the name of an entry point in the group ``tost.data``, or ``package.module:function``,
+            whose package must be allowed.
+
     Raises:
-        ConfigError: There is none; the message lists those that exist.
+        ConfigError: There is none; the message lists those that exist. Or it is code that is not allowed to run.
     """
-    if name not in _SPECS:
+    return DATA_SETS.get(name)
+
+
+def _spec(
+    name: str, function: Callable[..., Any], *, options: type[BaseModel] | None, takes_path: bool, **settings: Any
+) -> DataSpec:
+    schema = options or options_of_signature(function, skip=("seed", "path") if takes_path else ("seed",))
+    settings["description"] = settings.get("description") or (inspect.getdoc(function) or "").partition("\n")[0]
+    return DataSpec(
+        name=name, options=schema, build=function, takes_path=takes_path, as_keywords=options is None, **settings
+    )
+
+
+def _adapt(name: str, found: Any) -> DataSpec:
+    """Return the spec of an object that was imported by its name; a plain function may take ``path``."""
+    if isinstance(spec := getattr(found, _SPEC, found), DataSpec):
+        return replace(spec, name=name)
+    if not callable(found):
         raise ConfigError(
-            f"unknown data set {name!r}; {did_you_mean(name, _SPECS)}the data sets are: {', '.join(list_data())}."
+            f"{name!r} is a {type(found).__name__}; a data set is a function that returns its two splits."
         )
-    return _SPECS[name]
+    return _spec(name, found, options=None, takes_path="path" in inspect.signature(found).parameters)
 
 
-def did_you_mean(given: str, known: Iterable[str]) -> str:
-    """Return ``"did you mean 'x'? "`` for a close name among the known ones, or nothing."""
-    close = difflib.get_close_matches(given, list(known), n=1)
-    return f"did you mean {close[0]!r}? " if close else ""
+DATA_SETS: Registry[DataSpec] = Registry(
+    "data set", "tost.data", _adapt, ((spec.name, spec) for spec in (*TOY, *TOKENS, *LONG_RANGE_ARENA, *IMAGES))
+)

@@ -187,9 +187,9 @@ def _trains_the_model(model: str, recipe: str) -> str:
 
 
 def _trains_on_the_data(data: str, recipe: str) -> str:
-    if recipe not in _RECIPES or find_data(data).task == recipe:
+    if recipe not in _RECIPES or find_data(data).task in (None, recipe):
         return ""
-    fitting = [name for name in list_data() if find_data(name).task == recipe]
+    fitting = [name for name in list_data() if find_data(name).task in (None, recipe)]
     return f"{data} is for the recipe {find_data(data).task}, but this is {recipe}, which takes: {', '.join(fitting)}"
 
 

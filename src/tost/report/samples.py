@@ -137,7 +137,7 @@ def open_run(
     model = build_saved(read_saved(checkpoint, ema=ema), str(folder)).eval()
     config = plain_config(checkpoint.parents[1] / "config.yaml")
     tokenizer = tokenizer_beside(checkpoint) if config.recipe == "language_modeling" else None
-    length = config.data.data_set_options().shape_of(config.data.path).length
+    length = config.data.shape().length
     fitting = count if length is None else max(1, min(count, TOKENS // length))
     return Opened(model, samples_of(config, tokenizer, count=fitting), checkpoint, tokenizer, fitting)
 

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from tost.data import DataOptions, build_data
 from tost.data.lra.grammar import SYMBOLS, ListOpsGenerator, listops_text
-from tost.data.options import ListOpsOptions
 from tost.data.prepare import prepare
 from tost.data.toy.listops import build_listops
+from tost.data.toy.options import ListOpsOptions
 from tost.errors import ConfigError
 
 SMALL = {"max_depth": 4, "max_args": 4, "min_length": 8, "max_length": 60}

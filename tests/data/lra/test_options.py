@@ -6,8 +6,9 @@ import pytest
 from pydantic import ValidationError
 
 from tost.data import DataOptions
-from tost.data.lra.options import LRA_OPTIONS
+from tost.data.lra.options import SPECS
 
+NAMES = [spec.name for spec in SPECS]
 PRESETS = ("paper", "official", "s4", "mega", "skyformer")
 # length, number of ids or None for values, zeros masked or None where there are no pixels
 SHAPES = {
@@ -49,7 +50,7 @@ def options(name, **given):
 
 
 def test_every_preset_of_every_task_is_tested_here():
-    assert set(SHAPES) == {(name, preset) for name in LRA_OPTIONS for preset in PRESETS}
+    assert set(SHAPES) == {(name, preset) for name in NAMES for preset in PRESETS}
 
 
 @pytest.mark.parametrize(("name", "preset"), SHAPES)
@@ -81,7 +82,7 @@ def test_splits_of_the_code_bases():
         assert options(name, preset="official").options["split"] == "order"
 
 
-@pytest.mark.parametrize("name", LRA_OPTIONS)
+@pytest.mark.parametrize("name", NAMES)
 def test_completed_options_stay_what_they_are(name):
     for preset in PRESETS:
         once = options(name, preset=preset).options

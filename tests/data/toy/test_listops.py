@@ -10,8 +10,8 @@ import torch
 from tost.data import DataOptions, build_data
 from tost.data.lra import grammar as lra_grammar
 from tost.data.lra.grammar import PAD, SYMBOLS, ListOpsGenerator
-from tost.data.options import ListOpsOptions
 from tost.data.toy.listops import build_listops
+from tost.data.toy.options import ListOpsOptions
 from tost.errors import ConfigError
 
 VALUE = {

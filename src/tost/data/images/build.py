@@ -13,16 +13,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tost._lazy import load
 from tost.data._random import mix
 from tost.data.dataset import DataBundle, Dataset, fingerprint
 from tost.data.images.dataset import PixelImages, StoredImages, is_vectorised
 from tost.data.images.options import FoundOptions, ImageOptions
 from tost.data.images.sources.arrays import decode_images
 from tost.data.images.sources.base import MemoryImages, Split, hash_lines
-from tost.data.images.sources.layouts import open_cifar, open_fashion_mnist, open_image_folder, open_image_parquet
-from tost.data.images.sources.oxford import open_flowers102, open_pets
 from tost.data.images.transform import evaluation_transform, pixel_transform
-from tost.data.options import DataInfo
+from tost.data.spec import DataInfo
 from tost.errors import ConfigError
 
 __all__ = ["build_images"]
@@ -30,22 +29,11 @@ __all__ = ["build_images"]
 _AT_ONCE = 64  # images that are read in one go
 _AUGMENTATION = 1  # keeps its random numbers apart from others of the same seed
 
-_OPENERS: dict[str, Callable[[Any, Path, str], Split]] = {
-    "cifar10": open_cifar,
-    "cifar100": open_cifar,
-    "fashion_mnist": open_fashion_mnist,
-    "flowers102": open_flowers102,
-    "image_folder": open_image_folder,
-    "image_parquet": open_image_parquet,
-    "pets": open_pets,
-}
 
-
-def build_images(name: str, options: ImageOptions, path: Path, seed: int) -> DataBundle:
+def build_images(options: ImageOptions, path: str, seed: int) -> DataBundle:
     """Return an image data set: inputs float32 ``[C, height, width]``, normalised; targets int64 ``[]``.
 
     Args:
-        name: Its name in the registry.
         options: What to read, and how.
         path: Where it lies.
         seed: Decides the augmentation, together with the draw number.
@@ -53,19 +41,18 @@ def build_images(name: str, options: ImageOptions, path: Path, seed: int) -> Dat
     Raises:
         ConfigError: The files are not what the data set consists of, or do not fit the options.
     """
-    opener = _opener(name)
-    train = opener(options, path, options.train_split)
+    open_split: Callable[[ImageOptions, Path, str], Split] = load(f"tost.data.images.sources.{options.opener}")
+    root = Path(path)
+    train = open_split(options, root, options.train_split)
     if options.hold_out:
         validation = train
-        rows, held_out = _hold_out(train.targets, options.hold_out, path)
+        rows, held_out = _hold_out(train.targets, options.hold_out, root)
     else:
-        validation = opener(options, path, options.validation_split)
+        validation = open_split(options, root, options.validation_split)
         rows, held_out = (torch.arange(len(split.targets)) for split in (train, validation))
-    _check_classes(train, validation, options, path)
+    _check_classes(train, validation, options, root)
     rows, held_out = _limit(rows, options.limit), _limit(held_out, options.limit)
     info = DataInfo(
-        **vars(options.shape()),
-        name=name,
         fingerprint=_fingerprint((train, rows), (validation, held_out)),
         details={"layout": train.layout, "train_images": len(rows), "validation_images": len(held_out)},
         class_names=train.class_names,
@@ -75,14 +62,6 @@ def build_images(name: str, options: ImageOptions, path: Path, seed: int) -> Dat
         validation=_dataset(validation, held_out, options, seed=None),
         info=info,
     )
-
-
-def _opener(name: str) -> Callable[[Any, Path, str], Split]:
-    if name == "imagenet":
-        from tost.data.images.sources.imagenet import open_imagenet  # loads timm, which takes seconds
-
-        return open_imagenet
-    return _OPENERS[name]
 
 
 def _dataset(split: Split, rows: Tensor, options: ImageOptions, *, seed: int | None) -> Dataset:

@@ -7,13 +7,13 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, PlainValidator, WithJsonSchema, model_validator
 
-from tost.data.shape import DataSetOptions, DataShape, problem
+from tost.data.spec import DataSetOptions, DataShape, DataSpec, problem
 from tost.errors import ConfigError
 
 __all__ = [
     "IMAGENET_MEAN",
     "IMAGENET_STD",
-    "IMAGE_OPTIONS",
+    "SPECS",
     "Cifar10Options",
     "Cifar100Options",
     "FashionMnistOptions",
@@ -85,6 +85,8 @@ _EVAL_RESIZE = (
 class ImageOptions(DataSetOptions):
     """What all image data sets understand; each has defaults of its own."""
 
+    opener: ClassVar[str]
+    """Function that opens a split, as ``"module:function"`` below ``tost.data.images.sources``."""
     known_classes: ClassVar[int | None] = None
     """Number of classes where the data set fixes it."""
 
@@ -193,6 +195,7 @@ class ImageOptions(DataSetOptions):
 class Cifar10Options(ImageOptions):
     """Options of ``cifar10``."""
 
+    opener = "layouts:open_cifar"
     known_classes = 10
 
     image_size: _Size = Field(default=32, description="size of the samples in pixels, or [height, width]")
@@ -219,6 +222,7 @@ class Cifar100Options(Cifar10Options):
 class FashionMnistOptions(Cifar10Options):
     """Options of ``fashion_mnist``."""
 
+    opener = "layouts:open_fashion_mnist"
     image_size: _Size = Field(default=28, description="size of the samples in pixels, or [height, width]")
     channels: Literal[1, 3] = Field(default=1, description="1 for grey, as the images are; 3 repeats it")
     padding: int = Field(default=2, ge=0, description="largest shift of crop: pad, in pixels; black moves in")
@@ -229,6 +233,7 @@ class FashionMnistOptions(Cifar10Options):
 class Flowers102Options(ImageOptions):
     """Options of ``flowers102``."""
 
+    opener = "oxford:open_flowers102"
     known_classes = 102
 
     train_split: Literal["train", "val", "trainval", "test"] = Field(default="train", description="split to train on")
@@ -240,6 +245,7 @@ class Flowers102Options(ImageOptions):
 class PetsOptions(ImageOptions):
     """Options of ``pets``."""
 
+    opener = "oxford:open_pets"
     known_classes = 37
 
     train_split: Literal["trainval", "test"] = Field(default="trainval", description="split to train on")
@@ -278,12 +284,14 @@ class FoundOptions(ImageOptions):
 class ImageFolderOptions(FoundOptions):
     """Options of ``image_folder``."""
 
+    opener = "layouts:open_image_folder"
     validation_split: str = Field(default="val", description="split, that is sub-folder, to validate on")
 
 
 class ImageParquetOptions(FoundOptions):
     """Options of ``image_parquet``."""
 
+    opener = "layouts:open_image_parquet"
     image_column: str | None = Field(default=None, description="column of the images; null: image or img")
     label_column: str | None = Field(
         default=None, description="column of the labels; null: label, labels, fine_label or target"
@@ -293,6 +301,7 @@ class ImageParquetOptions(FoundOptions):
 class ImageNetOptions(ImageOptions):
     """Options of ``imagenet``."""
 
+    opener = "imagenet:open_imagenet"
     known_classes = 1000
 
     validation_split: str = Field(default="val", description="split to validate on")
@@ -312,14 +321,28 @@ class ImageNetOptions(ImageOptions):
         return found
 
 
-IMAGE_OPTIONS: dict[str, type[DataSetOptions]] = {
-    "cifar10": Cifar10Options,
-    "cifar100": Cifar100Options,
-    "fashion_mnist": FashionMnistOptions,
-    "flowers102": Flowers102Options,
-    "image_folder": ImageFolderOptions,
-    "image_parquet": ImageParquetOptions,
-    "imagenet": ImageNetOptions,
-    "pets": PetsOptions,
-}
-"""The classes by the names of their data sets."""
+SPECS = tuple(
+    DataSpec(
+        name=name,
+        task="image_classification",
+        description=description,
+        options=options,
+        build="tost.data.images.build:build_images",
+        takes_path=True,
+    )
+    for name, options, description in (
+        ("cifar10", Cifar10Options, "photographs of 32 x 32 pixels, 10 classes; parquet or the binary version"),
+        ("cifar100", Cifar100Options, "photographs of 32 x 32 pixels, 100 classes; parquet or the binary version"),
+        ("fashion_mnist", FashionMnistOptions, "clothes, 28 x 28 grey pixels, 10 classes; idx files, packed or not"),
+        ("flowers102", Flowers102Options, "Oxford flowers, 102 classes, in the official splits"),
+        ("image_folder", ImageFolderOptions, "any images, sorted into folders: <split>/<class>/<image>"),
+        (
+            "image_parquet",
+            ImageParquetOptions,
+            "any images in parquet files with a column of images and one of labels",
+        ),
+        ("imagenet", ImageNetOptions, "ImageNet-1k, 1000 classes; folders, tar files or parquet files; ReaL labels"),
+        ("pets", PetsOptions, "Oxford-IIIT cats and dogs, 37 breeds, in the official splits"),
+    )
+)
+"""The data sets of this folder."""

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tost.data._random import mix
-from tost.data.options import ListOpsOptions
+from tost.data.toy.options import ListOpsOptions
 from tost.errors import ConfigError
 
 __all__ = ["PAD", "SPLITS", "SYMBOLS", "ListOpsGenerator", "listops_text"]

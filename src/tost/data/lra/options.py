@@ -13,10 +13,10 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from pydantic import Field, model_validator
 
 from tost.data.lra.generate.pathfinder.images import Difficulty
-from tost.data.shape import DataSetOptions, DataShape, problem
+from tost.data.spec import DataSetOptions, DataShape, DataSpec, problem
 
 __all__ = [
-    "LRA_OPTIONS",
+    "SPECS",
     "LraImageOptions",
     "LraListOpsOptions",
     "LraOptions",
@@ -248,12 +248,43 @@ class LraPathxOptions(LraPathfinderOptions):
     resolution: Literal[32, 64, 128, 256] = Field(default=128, description="height and width of the images")
 
 
-LRA_OPTIONS: dict[str, type[DataSetOptions]] = {
-    "lra_image": LraImageOptions,
-    "lra_listops": LraListOpsOptions,
-    "lra_pathfinder": LraPathfinderOptions,
-    "lra_pathx": LraPathxOptions,
-    "lra_retrieval": LraRetrievalOptions,
-    "lra_text": LraTextOptions,
-}
-"""The classes by the names of their data sets."""
+def _spec(name: str, description: str, options: type[LraOptions], build: str) -> DataSpec:
+    return DataSpec(
+        name=name,
+        task="classification",
+        description=f"Long Range Arena: {description}",
+        options=options,
+        build=f"tost.data.lra.readers.{build}",
+        takes_path=True,
+    )
+
+
+SPECS = (
+    _spec(
+        "lra_image",
+        "CIFAR-10 in grey, 1024 pixels as a sequence; 10 classes",
+        LraImageOptions,
+        "pixels:build_lra_image",
+    ),
+    _spec(
+        "lra_listops",
+        "nested list operations of up to 2000 symbols; the value, 0 to 9",
+        LraListOpsOptions,
+        "listops:build_lra_listops",
+    ),
+    _spec(
+        "lra_pathfinder",
+        "do two discs lie on one dashed curve? 1024 pixels; 2 classes",
+        LraPathfinderOptions,
+        "pixels:build_lra_pathfinder",
+    ),
+    _spec("lra_pathx", "the same with 16,384 pixels (Path-X)", LraPathxOptions, "pixels:build_lra_pathfinder"),
+    _spec(
+        "lra_retrieval",
+        "are two papers related? bytes of both (AAN); 2 classes",
+        LraRetrievalOptions,
+        "retrieval:build_lra_retrieval",
+    ),
+    _spec("lra_text", "bytes of reviews of films (IMDb), negative or positive", LraTextOptions, "text:build_lra_text"),
+)
+"""The data sets of this folder."""

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import torch
 from torch import Tensor
 
 from tost.data._random import mix, mix_array
 from tost.data.dataset import Batch, DataBundle, Dataset
-from tost.data.options import DataInfo
+from tost.data.spec import DataInfo
 from tost.data.tokens.options import TokensOptions
 from tost.data.tokens.reader import TokenArray, TokenFolder, open_tokens
 from tost.errors import ConfigError
@@ -55,7 +53,7 @@ class TokenWindows(Dataset):
         return {"inputs": window[:, :-1].contiguous(), "targets": window[:, 1:].contiguous()}
 
 
-def build_tokens(options: TokensOptions, path: Path, seed: int) -> DataBundle:
+def build_tokens(options: TokensOptions, path: str, seed: int) -> DataBundle:
     """Return windows for training, and windows side by side for validation.
 
     Args:
@@ -68,7 +66,7 @@ def build_tokens(options: TokensOptions, path: Path, seed: int) -> DataBundle:
         StorageError: A file of the folder is damaged.
     """
     folder = open_tokens(path)
-    shape = options.shape_of(str(path))
+    shape = options.shape_of(path)
     if shape.vocab_size is not None and shape.vocab_size < folder.vocab_size:
         raise ConfigError(
             f"data.options.vocab_size={shape.vocab_size}, but {path} has {folder.vocab_size} different ids; make it at "
@@ -76,8 +74,6 @@ def build_tokens(options: TokensOptions, path: Path, seed: int) -> DataBundle:
         )
     train, validation = (_tokens(folder, name, options) for name in (options.train_split, options.validation_split))
     info = DataInfo(
-        **vars(shape),
-        name="tokens",
         fingerprint=folder.fingerprint,
         details={
             "corpus": folder.name,

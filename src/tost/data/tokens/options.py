@@ -7,11 +7,11 @@ from typing import Literal
 
 from pydantic import Field
 
-from tost.data.shape import DataSetOptions, DataShape
+from tost.data.spec import DataSetOptions, DataShape, DataSpec
 from tost.data.tokens.format import read_index
 from tost.errors import ConfigError
 
-__all__ = ["TokensOptions"]
+__all__ = ["SPECS", "TokensOptions"]
 
 
 class TokensOptions(DataSetOptions):
@@ -63,3 +63,16 @@ class TokensOptions(DataSetOptions):
                 raise ConfigError("the number of ids follows from the prepared folder; set data.path, or vocab_size.")
             size = read_index(Path(path)).tokenizer.vocab_size
         return DataShape(task="language_modeling", input="tokens", length=self.length, vocab_size=size)
+
+
+SPECS = (
+    DataSpec(
+        name="tokens",
+        task="language_modeling",
+        description="any text, as the folder of tokens that `tost data prepare` makes",
+        options=TokensOptions,
+        build="tost.data.tokens.dataset:build_tokens",
+        takes_path=True,
+    ),
+)
+"""The data sets of this folder."""

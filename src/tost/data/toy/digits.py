@@ -6,7 +6,8 @@ import numpy as np
 import torch
 
 from tost.data.dataset import DataBundle, TensorDataset, fingerprint
-from tost.data.options import DataInfo, DigitsOptions
+from tost.data.spec import DataInfo
+from tost.data.toy.options import DigitsOptions
 from tost.errors import ConfigError
 
 __all__ = ["build_digits"]
@@ -16,14 +17,13 @@ _EVERY = 5
 _BRIGHTEST = 16.0
 
 
-def build_digits(options: DigitsOptions, seed: int) -> DataBundle:
+def build_digits(options: DigitsOptions) -> DataBundle:
     """Return the digits: inputs float32 ``[64, 1]`` in [0, 1], row after row; targets int64 ``[]``.
 
     The split, 1,437 images for training and 360 for validation, is fixed and stratified by class.
 
     Args:
         options: No option exists.
-        seed: Not used, as nothing is drawn at random.
 
     Raises:
         ConfigError: scikit-learn is not installed.
@@ -45,7 +45,5 @@ def build_digits(options: DigitsOptions, seed: int) -> DataBundle:
         TensorDataset({"inputs": inputs[chosen], "targets": targets[chosen]})
         for chosen in (~is_validation, is_validation)
     )
-    info = DataInfo(
-        **vars(options.shape()), name="digits", fingerprint=fingerprint(*train.rows.values(), *validation.rows.values())
-    )
+    info = DataInfo(fingerprint=fingerprint(*train.rows.values(), *validation.rows.values()))
     return DataBundle(train=train, validation=validation, info=info)

@@ -1,6 +1,6 @@
 """Small ListOps, generated in memory: nested operations on digits, whose value is the class.
 
-The grammar is in `lra_grammar`, which also writes the files of the full task.
+The grammar is in `tost.data.lra.grammar`, which also writes the files of the full task.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ from torch import Tensor
 
 from tost.data.dataset import DataBundle, TensorDataset, fingerprint
 from tost.data.lra.grammar import PAD, SPLITS, ListOpsGenerator
-from tost.data.options import DataInfo, ListOpsOptions
+from tost.data.spec import DataInfo
+from tost.data.toy.options import ListOpsOptions
 
 __all__ = ["build_listops"]
 
@@ -32,9 +33,7 @@ def build_listops(options: ListOpsOptions, seed: int) -> DataBundle:
     generator = ListOpsGenerator(options, seed)
     validation = _rows(*generator.split(SPLITS["val"], options.validation_count))
     train = _rows(*generator.split(SPLITS["train"], options.train_count))
-    info = DataInfo(
-        **vars(options.shape()), name="listops", fingerprint=fingerprint(*train.values(), *validation.values())
-    )
+    info = DataInfo(fingerprint=fingerprint(*train.values(), *validation.values()))
     return DataBundle(train=TensorDataset(train), validation=TensorDataset(validation), info=info)
 
 

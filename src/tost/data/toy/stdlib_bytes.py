@@ -22,7 +22,8 @@ from torch import Tensor
 
 from tost.data._random import mix, mix_array
 from tost.data.dataset import Batch, DataBundle, Dataset
-from tost.data.options import DataInfo, StdlibBytesOptions
+from tost.data.spec import DataInfo
+from tost.data.toy.options import StdlibBytesOptions
 from tost.errors import ConfigError
 
 __all__ = ["ByteWindows", "Corpus", "build_stdlib_bytes", "decode", "read_corpus"]
@@ -140,8 +141,6 @@ def build_stdlib_bytes(options: StdlibBytesOptions, seed: int) -> DataBundle:
             f"it can be at most {available - 1}."
         )
     info = DataInfo(
-        **vars(options.shape()),
-        name="stdlib_bytes",
         fingerprint=corpus.fingerprint,
         details={
             "python": python_version(),

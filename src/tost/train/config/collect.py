@@ -73,8 +73,7 @@ def data_option_class(name: str) -> type[BaseModel]:
     Raises:
         ConfigError: There is no such data set.
     """
-    path = "somewhere" if find_data(name).takes_path else None
-    return type(DataOptions(name=name, path=path).data_set_options())
+    return find_data(name).options
 
 
 def default_options(name: str, data: DataOptions) -> dict[str, Any]:

@@ -169,7 +169,9 @@ def _telemetry_is_evaluated(telemetry: bool, every: int) -> str:
 
 def _reads_the_kind(kind: str | None, data: DataOptions) -> str:
     needed = data.shape().input
-    return "" if kind in (None, needed) else _misfit(kind, data, f"has {needed}", f"set it to {needed}")
+    if kind is None or needed is None or kind == needed:
+        return ""
+    return _misfit(kind, data, f"has {needed}", f"set it to {needed}")
 
 
 def _knows_the_vocabulary(size: int | None, data: DataOptions) -> str:

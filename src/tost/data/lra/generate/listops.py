@@ -14,8 +14,8 @@ from typing import NamedTuple
 from tost.data.lra.generate.options import ListOpsFiles
 from tost.data.lra.generate.work import do_all, written_at_once
 from tost.data.lra.grammar import SPLITS, ListOpsGenerator, listops_text
-from tost.data.options import ListOpsOptions
 from tost.data.prepare import Report
+from tost.data.toy.options import ListOpsOptions
 
 __all__ = ["FOLDER", "HEADER", "prepare_listops"]
 

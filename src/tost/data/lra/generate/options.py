@@ -7,7 +7,7 @@ from typing import ClassVar, Final, NamedTuple
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from tost.data.lra.generate.pathfinder.images import Difficulty
-from tost.data.options import ListOpsOptions
+from tost.data.toy.options import ListOpsOptions
 
 __all__ = [
     "LRA_GENERATED",

@@ -18,7 +18,7 @@ from tost.data.lra.grammar import SYMBOLS
 from tost.data.lra.options import LraListOpsOptions
 from tost.data.lra.readers.layout import find_release, limited
 from tost.data.lra.sequences import Form, IdsInMemory, Sequences
-from tost.data.options import DataInfo
+from tost.data.spec import DataInfo
 from tost.errors import ConfigError
 
 __all__ = ["build_lra_listops"]
@@ -44,10 +44,10 @@ def _table() -> bytes:
 _IDS = _table()
 
 
-def build_lra_listops(options: LraListOpsOptions, path: Path) -> DataBundle:
+def build_lra_listops(options: LraListOpsOptions, path: str) -> DataBundle:
     """Return ListOps: inputs int64 ``[length]``, mask bool of the same shape, targets int64 ``[]``."""
     names = {split: f"basic_{split}.tsv" for split in ("train", options.validation_split)}
-    folder = find_release(path, "listops-1000", names.values())
+    folder = find_release(Path(path), "listops-1000", names.values())
     form = Form.of(options, _END)
     sets, parts = [], []
     for name in names.values():
@@ -56,8 +56,6 @@ def build_lra_listops(options: LraListOpsOptions, path: Path) -> DataBundle:
         sets.append(Sequences(IdsInMemory(ids, ends), rows, targets, form))
         parts += [torch.from_numpy(ids), torch.from_numpy(ends), targets, rows]
     info = DataInfo(
-        **vars(options.shape()),
-        name="lra_listops",
         fingerprint=fingerprint(*parts),
         details={"folder": str(folder), "train_samples": len(sets[0]), "validation_samples": len(sets[1])},
     )

@@ -20,7 +20,7 @@ from tost.data.lra.generate.pathfinder.images import FOLDERS
 from tost.data.lra.options import LraImageOptions, LraPathfinderOptions, PixelOptions
 from tost.data.lra.readers.layout import find_release, limited, shuffled, thirds
 from tost.data.lra.readers.text import HUB, load_hub
-from tost.data.options import DataInfo
+from tost.data.spec import DataInfo
 from tost.errors import ConfigError
 
 __all__ = ["PixelSequences", "PixelSource", "build_lra_image", "build_lra_pathfinder"]
@@ -131,11 +131,10 @@ def build_lra_image(options: LraImageOptions, path: str) -> DataBundle:
     parts = [
         part for split in (train, validation) for part in (split.source.fetch(split.rows), split.targets[split.rows])
     ]
-    return _bundle("lra_image", train, validation, fingerprint(*parts), {}, CIFAR10_NAMES)
+    return _bundle(train, validation, fingerprint(*parts), {}, CIFAR10_NAMES)
 
 
 def _bundle(
-    name: str,
     train: PixelSequences,
     validation: PixelSequences,
     content: str,
@@ -143,8 +142,6 @@ def _bundle(
     class_names: tuple[str, ...] = (),
 ) -> DataBundle:
     info = DataInfo(
-        **vars(train.options.shape()),
-        name=name,
         fingerprint=content,
         details=details | {"train_samples": len(train), "validation_samples": len(validation)},
         class_names=class_names,
@@ -198,11 +195,12 @@ def _part_to_grey(colour: Tensor, weights: str) -> Tensor:
     return (0.2989 * red + 0.5870 * green + 0.1140 * blue).round_().to(torch.uint8)
 
 
-def build_lra_pathfinder(name: str, options: LraPathfinderOptions, path: Path) -> DataBundle:
+def build_lra_pathfinder(options: LraPathfinderOptions, path: str) -> DataBundle:
     """Return Pathfinder images, each a sequence of its pixels; the target is 1 if one curve joins the discs."""
     level = FOLDERS[options.difficulty]
-    is_level = (path / "metadata").is_dir()
-    folder = path if is_level else find_release(path, f"pathfinder{options.side}", [level]) / level
+    root = Path(path)
+    is_level = (root / "metadata").is_dir()
+    folder = root if is_level else find_release(root, f"pathfinder{options.side}", [level]) / level
     names, labels, empty = _read_metadata(folder)
     files, targets = FileImages(folder, names), torch.tensor(labels)
     count = len(names)
@@ -215,7 +213,7 @@ def build_lra_pathfinder(name: str, options: LraPathfinderOptions, path: Path) -
     source = _Files(files, options.side, keep=keep)
     train, validation = (PixelSequences(source, rows, targets, options) for rows in chosen)
     content = hash_lines([files.fingerprint(), fingerprint(targets, *chosen)])
-    return _bundle(name, train, validation, content, {"folder": str(folder), "images": count, "empty": empty})
+    return _bundle(train, validation, content, {"folder": str(folder), "images": count, "empty": empty})
 
 
 def _read_metadata(folder: Path) -> tuple[list[str], list[int], int]:

@@ -19,7 +19,7 @@ from tost.data.dataset import DataBundle, fingerprint
 from tost.data.lra.options import LraRetrievalOptions
 from tost.data.lra.readers.layout import find_release, limited
 from tost.data.lra.sequences import BYTE_END, Alphabet, BytesInFile, Form, Sequences, count_characters, make_alphabet
-from tost.data.options import DataInfo
+from tost.data.spec import DataInfo
 from tost.errors import ConfigError
 
 __all__ = ["build_lra_retrieval"]
@@ -35,10 +35,10 @@ class _Pairs(NamedTuple):
     targets: Tensor
 
 
-def build_lra_retrieval(options: LraRetrievalOptions, path: Path) -> DataBundle:
+def build_lra_retrieval(options: LraRetrievalOptions, path: str) -> DataBundle:
     """Return pairs: inputs int64 ``[2, length]``, mask bool of the same shape, targets int64 ``[]``."""
     names = [_FILES["train"], _FILES[options.validation_split]]
-    folder = find_release(path, "tsv_data", names)
+    folder = find_release(Path(path), "tsv_data", names)
     train, validation = (_index(folder / name) for name in names)
     alphabet = _alphabet(options, train)
     form = Form.of(options, BYTE_END if alphabet is None else Alphabet.END)
@@ -49,8 +49,6 @@ def build_lra_retrieval(options: LraRetrievalOptions, path: Path) -> DataBundle:
         sets.append(Sequences(source, rows, pairs.targets, form, towers=2))
         parts += [torch.from_numpy(pairs.spans), pairs.targets, rows]
     info = DataInfo(
-        **vars(options.shape()),
-        name="lra_retrieval",
         fingerprint=fingerprint(*parts),
         details={"folder": str(folder), "train_samples": len(sets[0]), "validation_samples": len(sets[1])},
     )

@@ -17,7 +17,7 @@ from tost.data.images.sources.parquet import columns_of, find_shards
 from tost.data.lra.options import LraTextOptions
 from tost.data.lra.readers.layout import limited, shuffled
 from tost.data.lra.sequences import BYTE_END, Alphabet, Form, IdsInMemory, Sequences, count_characters, make_alphabet
-from tost.data.options import DataInfo
+from tost.data.spec import DataInfo
 from tost.errors import ConfigError
 
 __all__ = ["HUB", "build_lra_text", "load_hub"]
@@ -64,9 +64,7 @@ def build_lra_text(options: LraTextOptions, path: str) -> DataBundle:
         cut += int((np.diff(source.ends, prepend=0)[chosen.numpy()] > form.room).sum())
     details: dict[str, int | str] = {"layout": train.layout, "cut": cut}
     details |= {"train_samples": len(sets[0]), "validation_samples": len(sets[1])}
-    info = DataInfo(
-        **vars(options.shape()), name="lra_text", fingerprint=fingerprint(*parts), details=details, class_names=_CLASSES
-    )
+    info = DataInfo(fingerprint=fingerprint(*parts), details=details, class_names=_CLASSES)
     return DataBundle(train=sets[0], validation=sets[1], info=info)
 
 

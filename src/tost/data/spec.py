@@ -1,0 +1,144 @@
+"""What a data set is registered with: its options, its builder and the shape of its samples. Loads no torch."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict
+from pydantic_core import PydanticCustomError
+
+from tost._lazy import load
+
+__all__ = ["DataInfo", "DataSetOptions", "DataShape", "DataSpec", "problem"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataShape:
+    """What a model must fit. None stands for what does not apply, or is not known before the data is built.
+
+    Attributes:
+        task: Task of the samples, such as ``"classification"``.
+        input: ``"tokens"`` for ids ``[N]``, ``"values"`` for numbers ``[N, F]``, ``"image"`` for
+            ``[channels, height, width]``.
+        length: N, the number of positions of every sample, padding included.
+        vocab_size: Number of different ids.
+        in_features: F, numbers per position.
+        num_classes: Number of classes.
+        in_chans: Channels of an image.
+        image_size: Height and width of an image.
+        towers: Sequences per sample, each of `length` positions; with 2, samples have an axis of two more: ``[2, N]``.
+    """
+
+    task: str | None = None
+    input: Literal["tokens", "values", "image"] | None = None
+    length: int | None = None
+    vocab_size: int | None = None
+    in_features: int | None = None
+    num_classes: int | None = None
+    in_chans: int | None = None
+    image_size: tuple[int, int] | None = None
+    towers: int = 1
+
+    def model_options(self) -> dict[str, Any]:
+        """Return the options that a model takes from its data; none if the shape is not known."""
+        size = self.image_size
+        is_choice = self.input != "image" and self.task != "language_modeling"  # other models read one kind only
+        options = {
+            "input": self.input if is_choice else None,
+            "vocab_size": self.vocab_size,
+            "in_features": self.in_features,
+            "num_classes": self.num_classes,
+            "max_length": self.length,
+            "in_chans": self.in_chans,
+            "image_size": size[0] if size and size[0] == size[1] else size,
+            "towers": self.towers if self.towers > 1 else None,
+        }
+        return {key: value for key, value in options.items() if value is not None}
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataInfo(DataShape):
+    """What is known about a data set that was built: its shape, and what identifies its content.
+
+    Builders fill in what they find in the data; `build_data` adds the name and the shape.
+
+    Attributes:
+        name: Its name in the registry.
+        fingerprint: SHA-256 of the content of both splits, in hexadecimal; the same wherever the data is the same.
+            Large sets of files are identified by their listing instead: names and sizes.
+        details: Facts for the record of a run, such as the number of source files.
+        class_names: Names of the classes, in the order of the labels; empty if they are not known.
+    """
+
+    name: str = ""
+    fingerprint: str = ""
+    details: Mapping[str, int | str] = field(default_factory=dict)
+    class_names: tuple[str, ...] = ()
+
+
+class DataSetOptions(BaseModel):
+    """Base of the options of tost's own data sets: frozen, no unknown names, no conversions."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    def shape(self) -> DataShape:
+        """Return what a model must fit."""
+        raise NotImplementedError
+
+    def shape_of(self, path: str | None) -> DataShape:
+        """Return what a model must fit if the data is at `path`, which few data sets have to read."""
+        return self.shape()
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataSpec:
+    """A registered data set.
+
+    Attributes:
+        name: Value of ``data.name`` in a configuration.
+        task: Task that trains on it; None for any.
+        description: One line for tables.
+        options: Class of its options.
+        build: Function that returns the data, or ``"module:function"``, which is loaded when it is called.
+        takes_path: Whether ``data.path`` must be set, because the data is read from there.
+        as_keywords: Pass the options to `build` as keyword arguments, not as one object.
+        shape: Shape of the samples, or a function that returns it for given options. None for `DataSetOptions`, which
+            have a method for it, and for data whose shape is not known before it is built.
+    """
+
+    name: str
+    task: str | None = None
+    description: str = ""
+    options: type[BaseModel]
+    build: str | Callable[..., Any]
+    takes_path: bool = False
+    as_keywords: bool = False
+    shape: DataShape | Callable[[Any], DataShape] | None = None
+
+    def shape_of(self, options: BaseModel, path: str | None) -> DataShape:
+        """Return what a model must fit; every field is None if that is not known."""
+        if self.shape is None:
+            return options.shape_of(path) if isinstance(options, DataSetOptions) else DataShape(task=self.task)
+        shape = self.shape if isinstance(self.shape, DataShape) else self.shape(options)
+        return replace(shape, task=shape.task or self.task)
+
+    def make(self, options: BaseModel, path: str | None, seed: int) -> Any:
+        """Call `build` with the options, and with ``path`` and ``seed`` if it takes them."""
+        build = load(self.build) if isinstance(self.build, str) else self.build
+        settings: dict[str, Any] = {"path": path} if self.takes_path else {}
+        if "seed" in inspect.signature(build).parameters:
+            settings["seed"] = seed
+        return build(**dict(options), **settings) if self.as_keywords else build(options, **settings)
+
+
+def problem(reason: str) -> PydanticCustomError:
+    """Return an error for a validator of options to raise, whose message is `reason` alone.
+
+    Args:
+        reason: What was given, what is needed, what to do.
+    """
+    # The reason is passed as a value, because braces in the message itself would be taken for placeholders.
+    return PydanticCustomError("data_option", "{reason}", {"reason": reason})
