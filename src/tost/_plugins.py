@@ -115,7 +115,7 @@ class Registry(Generic[Spec]):
 
     def names(self, pattern: str = "*") -> list[str]:
         """Return the registered names that match a shell pattern, sorted. Entry points are listed, not loaded."""
-        known = {*self._specs, *self._found()}
+        known = {*self._found(), *self._specs}  # in this order: looking for entry points may register names
         return sorted(name for name in known if fnmatchcase(name, pattern))
 
     def get(self, name: str) -> Spec:
@@ -128,17 +128,20 @@ class Registry(Generic[Spec]):
             return self._specs[name]
         if is_foreign(name):
             return self._specs.setdefault(name, self._adapt(name, load_foreign(name)))
-        if name in self._found():
-            found = self._found()[name].load()
-            # Importing the object may have registered it under this name, by a decorator.
-            return self._specs[name] if name in self._specs else self._specs.setdefault(name, self._adapt(name, found))
+        entry = self._found().get(name)
+        found = entry.load() if entry else None
+        # Importing an allowed package or the object itself may have registered this name, by a decorator.
+        if name in self._specs:
+            return self._specs[name]
+        if entry:
+            return self._specs.setdefault(name, self._adapt(name, found))
         raise ConfigError(
             f"there is no {self._kind} {name!r}; {did_you_mean(name, self.names())}"
             f"{self._kind}s: {', '.join(self.names())}."
         )
 
     def __contains__(self, name: str) -> bool:
-        return name in self._specs or name in self._found()
+        return name in self._found() or name in self._specs
 
     def _found(self) -> dict[str, EntryPoint]:
         for package in _allowed():

@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from torch import Tensor
+from torch.utils.data import IterableDataset
 
 from tost.data.dataset import DataBundle
 from tost.data.options import DataOptions
@@ -53,7 +54,8 @@ def _bundle(name: str, built: Any) -> DataBundle:
             "validation set, as a pair or as a DataBundle."
         )
     for split, dataset in zip(("training", "validation"), built, strict=True):
-        if not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
+        is_indexed = hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")
+        if not is_indexed or isinstance(dataset, IterableDataset):
             raise ConfigError(
                 f"the {split} set of data set {name!r} is a {type(dataset).__name__}; it must be a map-style data set, "
                 "with __len__ and __getitem__."

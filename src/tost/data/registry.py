@@ -121,7 +121,7 @@ def _adapt(name: str, found: Any) -> DataSpec:
         return replace(spec, name=name)
     if not callable(found):
         raise ConfigError(
-            f"{name!r} is a {type(found).__name__}; a data set is a function that returns its two splits."
+            f"{name!r} is a {type(found).__name__}, but a data set is a function that returns its two splits."
         )
     return _spec(name, found, options=None, takes_path="path" in inspect.signature(found).parameters)
 

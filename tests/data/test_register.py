@@ -1,0 +1,289 @@
+"""Data sets that other packages register: by a decorator, an entry point or the name of a function."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from pydantic import BaseModel, Field, ValidationError, field_validator
+
+import tost
+from tost._plugins import allow
+from tost.data import DataBundle, DataInfo, DataOptions, DataShape, build_data, find_data, list_data, make_loader
+from tost.data.registry import DATA_SETS
+from tost.errors import ConfigError
+
+
+@pytest.fixture(autouse=True)
+def registry(monkeypatch):
+    """The registry as it is without what a test adds."""
+    monkeypatch.setattr(DATA_SETS, "_specs", dict(DATA_SETS._specs))
+    monkeypatch.setattr(DATA_SETS, "_entry_points", None)
+
+
+class Series(torch.utils.data.Dataset):
+    """Sample i: a window of ones and zeros, and the class i % 2; a plain data set of torch."""
+
+    def __init__(self, count, length=4):
+        self.count, self.length = count, length
+
+    def __len__(self):
+        return self.count
+
+    def __getitem__(self, index):
+        return {"inputs": torch.full((self.length, 1), float(index)), "targets": torch.tensor(index % 2)}
+
+
+class SeriesOptions(BaseModel):
+    """Unknown names are ignored by the class itself, as pydantic does by default."""
+
+    horizon: int = Field(default=4, ge=1)
+    root: Path = Path("here")
+
+    @field_validator("horizon")
+    @classmethod
+    def _even(cls, value):
+        if value % 2:
+            raise ValueError("must be even")
+        return value
+
+
+SHAPE = DataShape(input="values", length=4, in_features=1, num_classes=2)
+
+
+def messages(**given):
+    with pytest.raises(ValidationError) as info:
+        DataOptions(**given)
+    return {".".join(map(str, problem["loc"])): problem["msg"] for problem in info.value.errors()}
+
+
+def test_a_function_is_registered_by_its_signature():
+    @tost.register_data("series", task="classification", shape=SHAPE)
+    def series(count: int, length: int = 4, *, seed: int):
+        """Windows of a series.
+
+        More words.
+        """
+        return Series(count + seed, length), Series(2, length)
+
+    assert "series" in list_data("ser*")
+    assert (find_data("series").description, find_data("series").task) == ("Windows of a series.", "classification")
+    options = DataOptions(name="series", options={"count": 10})
+    assert options.options == {"count": 10, "length": 4}
+    bundle = build_data(options, seed=3)
+    assert (len(bundle.train), len(bundle.validation)) == (13, 2)
+    assert bundle.info.name == "series"
+    assert bundle.info.task == "classification"
+    assert (
+        bundle.info.model_options()
+        == options.shape().model_options()
+        == {
+            "input": "values",
+            "in_features": 1,
+            "num_classes": 2,
+            "max_length": 4,
+        }
+    )
+
+
+def test_a_class_of_options_is_passed_as_an_object():
+    seen = []
+
+    @tost.register_data(
+        "series", options=SeriesOptions, shape=lambda o: DataShape(input="values", length=o.horizon), takes_path=True
+    )
+    def series(options, path):
+        seen.append((options, path))
+        return Series(8, options.horizon), Series(2, options.horizon)
+
+    options = DataOptions(name="series", path="folder", options={"horizon": 6})
+    assert options.shape().length == 6
+    assert DataOptions(**options.model_dump()) == options
+    build_data(options, seed=0)
+    assert seen == [(SeriesOptions(horizon=6), "folder")]
+    assert "set data.path" in messages(name="series")["path"]
+
+
+@pytest.mark.parametrize("schema", [None, SeriesOptions], ids=["signature", "class"])
+def test_options_are_checked_and_typos_are_named(schema):
+    @tost.register_data("series", options=schema)
+    def series(horizon: int = 4):
+        return Series(8), Series(2)
+
+    found = messages(name="series", options={"horizn": 8, "horizon": "far"})
+    assert "did you mean 'horizon'? it takes: horizon" in found["options.horizn"]
+    assert "valid integer" in found["options.horizon"]
+    assert "there is no data set 'serie'; did you mean 'series'?" in messages(name="serie")["name"]
+
+
+def test_errors_of_foreign_validators_stand_beside_ours():
+    tost.register_data("series", options=SeriesOptions)(lambda options: (Series(8), Series(2)))
+    found = messages(name="series", options={"horizon": 5, "x": 1})
+    assert found["options.horizon"] == "Value error, must be even"
+    assert found["options.x"].startswith("unknown option 'x' of data set 'series'")
+
+
+def test_missing_options_are_named():
+    @tost.register_data("series")
+    def series(count: int):
+        return Series(count), Series(2)
+
+    assert messages(name="series") == {"options.count": "Field required"}
+
+
+def test_keywords_take_any_option():
+    @tost.register_data("series")
+    def series(**more: int):
+        return Series(more["count"]), Series(2)
+
+    assert len(build_data(DataOptions(name="series", options={"count": 5}), 0).train) == 5
+
+
+@pytest.mark.parametrize("name", ["digits", "imagenet", "series"])
+def test_names_are_taken_once(name):
+    tost.register_data("series")(lambda: (Series(8), Series(2)))
+    with pytest.raises(ConfigError, match=f"there is a data set '{name}' already"):
+        tost.register_data(name)(lambda: (Series(8), Series(2)))
+
+
+def test_without_a_shape_nothing_is_demanded():
+    tost.register_data("series", task="mine")(lambda: (Series(8), Series(2)))
+    options = DataOptions(name="series")
+    assert options.shape() == DataShape(task="mine")
+    assert options.shape().model_options() == {}
+    assert build_data(options, 0).info.model_options() == {}
+
+
+def test_a_bundle_keeps_what_it_knows():
+    @tost.register_data("series")
+    def series():
+        known = DataInfo(**vars(SHAPE), fingerprint="ab" * 32, details={"rows": 8}, class_names=("even", "odd"))
+        return DataBundle(train=Series(8), validation=Series(2), info=known)
+
+    info = build_data(DataOptions(name="series"), 0).info
+    assert (info.name, info.fingerprint, info.details, info.class_names) == (
+        "series",
+        "ab" * 32,
+        {"rows": 8},
+        ("even", "odd"),
+    )
+    assert info.num_classes == 2
+
+
+def test_the_fingerprint_follows_from_options_and_lengths():
+    @tost.register_data("series")
+    def series(count: int = 8, scale: float = 1.0):
+        return Series(count), Series(2)
+
+    def found(**options):
+        return build_data(DataOptions(name="series", options=options), 0).info.fingerprint
+
+    assert found() == found(count=8)
+    assert len({found(), found(count=9), found(scale=2.0)}) == 3
+    assert len(found()) == 64
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_loaders_give_batches_and_resume(workers):
+    tost.register_data("series")(lambda: (Series(10), Series(2)))
+    train = build_data(DataOptions(name="series"), 0).train
+    batches = iter(make_loader(train, batch_size=4, seed=1))
+    first, second, third = (next(batches) for _ in range(3))
+    assert first["inputs"].shape == (4, 4, 1)
+    resumed = make_loader(train, batch_size=4, seed=1, workers=workers)
+    resumed.seek(4)
+    again = iter(resumed)
+    for expected in (second, third):
+        found = next(again)
+        assert all(torch.equal(found[key], expected[key]) for key in expected)
+
+
+class Stream(torch.utils.data.IterableDataset):
+    """Has no samples by number."""
+
+    def __iter__(self):
+        yield {}
+
+    def __len__(self):
+        return 1
+
+
+WRONG = {
+    "none": (None, "returned NoneType; it must return a training and a validation set"),
+    "three": ((Series(2),) * 3, "returned tuple; it must return a training and a validation set"),
+    "stream": ((Series(2), Stream()), "the validation set of data set 'series' is a Stream; it must be a map-style"),
+    "pairs": (([(1, 2)], [(1, 2)]), "a sample of the training set of data set 'series' is a tuple; it must be a dict"),
+    "numbers": (([{"inputs": 1}], Series(2)), "a sample of the training set of data set 'series' is a dict"),
+}
+
+
+@pytest.mark.parametrize(("returned", "message"), WRONG.values(), ids=WRONG.keys())
+def test_what_is_no_data_is_refused(returned, message):
+    tost.register_data("series")(lambda: returned)
+    with pytest.raises(ConfigError, match=message):
+        build_data(DataOptions(name="series"), 0)
+
+
+@pytest.fixture
+def package(tmp_path, monkeypatch):
+    """An installed package with entry points, one of them for a decorated function."""
+    (tmp_path / "outside_data.py").write_text(
+        "import torch, tost\n"
+        "from tost.data import DataShape\n"
+        "SAMPLE = {'inputs': torch.zeros(3, 1), 'targets': torch.tensor(0)}\n"
+        "def plain(count: int = 4):\n"
+        "    '''Zeros.'''\n"
+        "    return [SAMPLE] * count, [SAMPLE]\n"
+        "def from_disk(path: str):\n"
+        "    return [SAMPLE] * len(path), [SAMPLE]\n"
+        "@tost.register_data('decorated', task='classification', shape=DataShape(input='values', length=3))\n"
+        "def decorated(count: int = 4):\n"
+        "    return [SAMPLE] * count, [SAMPLE]\n"
+        "THING = 3\n"
+    )
+    info = tmp_path / "outside_data-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: outside_data\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(
+        "[tost.data]\nzeros = outside_data:plain\n"
+        "decorated = outside_data:decorated\nrenamed = outside_data:decorated\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    yield "outside_data"
+    sys.modules.pop("outside_data", None)
+
+
+def test_entry_points_are_found(package):
+    assert {"zeros", "decorated", "renamed"} <= set(list_data())
+    assert package not in sys.modules, "names are listed without loading anything"
+    assert find_data("zeros").description == "Zeros."
+    assert find_data("decorated").task == find_data("renamed").task == "classification"
+    assert DataOptions(name="renamed").shape().length == 3
+    bundle = build_data(DataOptions(name="zeros", options={"count": 6}), 0)
+    assert (len(bundle.train), bundle.info.name) == (6, "zeros")
+    assert "did you mean 'count'?" in messages(name="zeros", options={"coun": 1})["options.coun"]
+
+
+def test_code_is_not_imported_by_its_name_alone(package):
+    found = messages(name="outside_data:plain")["name"]
+    assert "is code outside tost, and only you can allow it to run" in found
+    assert "--plugin outside_data" in found
+    assert package not in sys.modules
+
+
+def test_allowed_functions_are_called_by_their_name(package):
+    allow(package)
+    assert len(build_data(DataOptions(name="outside_data:plain", options={"count": 7}), 0).train) == 7
+    assert len(build_data(DataOptions(name="outside_data:from_disk", path="xyz"), 0).train) == 3
+    assert DataOptions(name="outside_data:decorated").shape().length == 3
+    assert find_data("outside_data:decorated").name == "outside_data:decorated"
+    assert "outside_data has no 'plan'; did you mean 'plain'?" in messages(name="outside_data:plan")["name"]
+    assert "'outside_data:THING' is a int, but" in messages(name="outside_data:THING")["name"]
+
+
+def test_allowed_packages_register_when_a_name_is_looked_up(package, monkeypatch):
+    monkeypatch.setattr(DATA_SETS, "_entry_points", {})
+    allow(package)
+    assert find_data("decorated").task == "classification"
