@@ -17,10 +17,10 @@ from pathlib import Path
 from statistics import mean, median
 from typing import Any, NamedTuple
 
+from tost._yaml import write_value
 from tost.errors import ConfigError
 from tost.recipes import load_config
-from tost.train.config.schema import RunConfig
-from tost.train.config.yaml import write_value
+from tost.train.config import RunConfig
 
 __all__ = ["Run", "filled", "main", "read_run"]
 

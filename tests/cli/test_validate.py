@@ -8,7 +8,7 @@ import pytest
 
 from tests.recipes.given import given
 from tost.recipes import list_configs, load_config
-from tost.train.config.schema import config_hash
+from tost.train.config import config_hash
 
 
 @pytest.mark.parametrize("name", list_configs())

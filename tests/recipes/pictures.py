@@ -9,7 +9,7 @@ import torch
 
 from tost.data import DataBundle, DataInfo
 from tost.data.dataset import TensorDataset
-from tost.train.config.schema import RunConfig
+from tost.train.config import RunConfig
 
 CLASSES = 10
 

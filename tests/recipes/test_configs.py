@@ -18,7 +18,7 @@ from tost.errors import ConfigError
 from tost.models import create_model
 from tost.recipes import config_summary, get_task, list_configs, load_config
 from tost.train.checkpoint.files import save_tensors
-from tost.train.config.schema import RunConfig, dump_config
+from tost.train.config import RunConfig, dump_config
 from tost.train.loop import fit
 
 ROOT = Path(__file__).parents[2]

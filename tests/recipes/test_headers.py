@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tost.recipes import find_config, load_config
-from tost.train.config.schema import dump_config
+from tost.train.config import dump_config
 
 ROOT = Path(__file__).parents[2]
 DAY = 981_158_400  # 2001-02-03, noon at UTC is still this day

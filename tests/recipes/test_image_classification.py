@@ -27,8 +27,8 @@ def batch(count: int = 8, **more: torch.Tensor) -> dict[str, torch.Tensor]:
     }
 
 
-def config(*regularise: str):
-    overrides = ["data.path=somewhere", "regularise.label_smoothing=0", *(f"regularise.{key}" for key in regularise)]
+def config(*regularize: str):
+    overrides = ["data.path=somewhere", "regularize.label_smoothing=0", *(f"regularize.{key}" for key in regularize)]
     return load_config("small/cifar10", overrides)
 
 
@@ -73,7 +73,7 @@ MIXES = {
 def test_mixing_is_timm_s_from_a_seed_of_its_own(options):
     from timm.data.mixup import Mixup
 
-    given, settings = batch(), config(*options).regularise
+    given, settings = batch(), config(*options).regularize
     images = given["inputs"].clone()
     timm = Mixup(
         settings.mixup,

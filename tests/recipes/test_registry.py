@@ -91,9 +91,9 @@ def test_recipe_model_and_data_have_to_fit():
 
 
 def test_sections_of_other_recipes_are_not_ignored():
-    with pytest.raises(ConfigError, match=r"regularise \(command line\): label_smoothing, mixup given, but the recipe"):
-        load_config("demo/digits", ["regularise.mixup=0.8", "regularise.label_smoothing=0.1"])
-    assert load_config("demo/digits", ["regularise.mixup=0"])
+    with pytest.raises(ConfigError, match=r"regularize \(command line\): label_smoothing, mixup given, but the recipe"):
+        load_config("demo/digits", ["regularize.mixup=0.8", "regularize.label_smoothing=0.1"])
+    assert load_config("demo/digits", ["regularize.mixup=0"])
 
 
 def test_images_are_not_shared_out():

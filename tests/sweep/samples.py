@@ -9,7 +9,7 @@ from pathlib import Path
 
 from tost.recipes import load_config
 from tost.sweep import Plan, Run, expand
-from tost.train.config.schema import RunConfig, config_hash, dump_config
+from tost.train.config import RunConfig, config_hash, dump_config
 
 DAY = 981_158_400  # 2001-02-03 at UTC
 PLAN = {

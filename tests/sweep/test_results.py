@@ -14,7 +14,7 @@ from tests.sweep.samples import leave, make_plan, make_runs
 from tost.errors import ConfigError
 from tost.sweep import collect, metric_problem, read_results, write_results
 from tost.sweep.results import _spread
-from tost.train.config.schema import config_hash
+from tost.train.config import config_hash
 
 
 @pytest.fixture

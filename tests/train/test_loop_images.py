@@ -29,7 +29,7 @@ TINY = (
     "evaluate.batch_size=16",
     "log.every=1",
 )
-MIXED = ("regularise.mixup=0.8", "regularise.cutmix=1.0", "train.accumulate=2", "train.ema_decay=0.9")
+MIXED = ("regularize.mixup=0.8", "regularize.cutmix=1.0", "train.accumulate=2", "train.ema_decay=0.9")
 
 
 @pytest.fixture(scope="module")

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import tost
-from tost.train.config.schema import OptimConfig
+from tost.train.config import OptimConfig
 from tost.train.optim import build_optimizer, parameter_groups, set_rate
 
 

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from tost.train.config.schema import ScheduleConfig
+from tost.train.config import ScheduleConfig
 from tost.train.schedule import learning_rate
 
 

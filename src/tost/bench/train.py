@@ -19,7 +19,7 @@ from tost.data import make_loader
 from tost.data._random import mix
 from tost.errors import TostError
 from tost.recipes import get_task
-from tost.train.config.schema import RunConfig
+from tost.train.config import RunConfig
 from tost.train.loop import fit
 from tost.train.metrics import StepRecord
 from tost.train.optim import build_optimizer

@@ -20,7 +20,7 @@ def cat(
 ) -> None:
     """Show a configuration, complete and explained."""
     from tost.recipes import load_config
-    from tost.train.config.schema import config_hash, dump_config
+    from tost.train.config import config_hash, dump_config
 
     changes = overrides or []
     settings = load_config(config, changes)

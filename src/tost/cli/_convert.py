@@ -109,7 +109,7 @@ def _read_folder(source: Path, overrides: list[str] | None, weights: Weights) ->
 
 
 def _options(overrides: list[str]) -> dict[str, Any]:
-    from tost.train.config.yaml import parse_value
+    from tost._yaml import parse_value
 
     options: dict[str, Any] = {}
     for text in overrides:

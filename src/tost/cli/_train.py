@@ -17,7 +17,7 @@ from tost.cli import _console
 from tost.cli._reporter import ProgressStyle, is_first, open_reporter
 
 if TYPE_CHECKING:
-    from tost.train.config.schema import RunConfig
+    from tost.train.config import RunConfig
 
 __all__ = ["train"]
 

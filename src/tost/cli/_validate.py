@@ -19,7 +19,7 @@ def validate(
 ) -> None:
     """Check a configuration; list all problems, exit 2 if any."""
     from tost.recipes import load_config
-    from tost.train.config.schema import config_hash
+    from tost.train.config import config_hash
 
     settings = load_config(config, overrides or [])
     _console.show(

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import BeforeValidator, Field
 
+from tost._options import Options
 from tost.models.sequence.options import MIXERS, MixerOptions, mixer_options, mixer_problems
 
 __all__ = ["LanguageOptions", "ModelOptions", "SequenceClassifierOptions"]
@@ -16,10 +17,8 @@ Count = Annotated[int, Field(ge=1, strict=True)]
 Switch = Annotated[bool, Field(strict=True)]
 
 
-class ModelOptions(BaseModel):
+class ModelOptions(Options):
     """What every model of this package lets one choose."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     embed_dim: Count = Field(description="width of the tokens, C")
     depth: Count = Field(description="number of blocks, L")
@@ -64,12 +63,6 @@ class ModelOptions(BaseModel):
                     "which is not a width; choose a ratio that gives a whole number"
                 )
         return found
-
-    @model_validator(mode="after")
-    def _agree(self) -> Self:
-        if found := self.conflicts(dict(self)):
-            raise ValueError("; ".join(found))
-        return self
 
 
 class LanguageOptions(ModelOptions):

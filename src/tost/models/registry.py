@@ -9,8 +9,7 @@ from fnmatch import fnmatchcase
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from pydantic import ValidationError
-
+from tost._options import check_options, options_error
 from tost.errors import ConfigError
 from tost.models.options import LanguageOptions, ModelOptions, SequenceClassifierOptions
 from tost.models.sequence.specs import LONG_RANGE
@@ -180,12 +179,10 @@ def model_options(name: str, overrides: Mapping[str, Any]) -> ModelOptions:
         ConfigError: There is no such model, or the options are not usable; every problem is in the message.
     """
     spec = model_spec(name)
-    given = {**spec.defaults, **overrides}
-    try:
-        return OPTIONS[spec.family].model_validate(given)
-    except ValidationError as error:
-        problems = _problems(OPTIONS[spec.family], given, error)
-        raise ConfigError("\n  ".join([f"model {name!r} cannot be built with these options:", *problems])) from None
+    options, problems = check_options(OPTIONS[spec.family], {**spec.defaults, **overrides})
+    if options is None:
+        raise options_error(f"model {name!r} cannot be built with these options", problems)
+    return options
 
 
 def create_model(name: str, **overrides: Any) -> nn.Module:
@@ -213,24 +210,6 @@ def create_model(name: str, **overrides: Any) -> nn.Module:
     module, _, factory = model_spec(name).build.partition(":")
     model: nn.Module = getattr(import_module(f"tost.models.{module}"), factory)(options)
     return model
-
-
-def _problems(options: type[ModelOptions], given: Mapping[str, Any], error: ValidationError) -> list[str]:
-    """Turn what pydantic found, and the conflicts it did not get to, into one line each."""
-    lines: list[str] = []
-    wrong: set[str] = set()
-    for found in error.errors():
-        key = ".".join(map(str, found["loc"]))
-        wrong.add(key.partition(".")[0])
-        if found["type"] == "extra_forbidden":
-            lines.append(f"{key}: unknown option{_did_you_mean(key, options.model_fields)}")
-        elif found["type"] == "missing":
-            lines.append(f"{key}: needs a value")
-        elif found["loc"]:
-            lines.append(f"{key}={found['input']!r}: {found['msg'][0].lower()}{found['msg'][1:]}")
-    # Conflicts are only looked for once every field is valid; do it for the valid ones, to tell all at once.
-    usable = {**{key: field.default for key, field in options.model_fields.items() if not field.is_required()}, **given}
-    return lines + options.conflicts({key: value for key, value in usable.items() if key not in wrong})
 
 
 def _did_you_mean(word: str, candidates: Iterable[str]) -> str:

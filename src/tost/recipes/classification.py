@@ -9,7 +9,7 @@ from torch import nn
 
 from tost.data import DataBundle, build_data
 from tost.models import create_model
-from tost.train.config.schema import RunConfig
+from tost.train.config import RunConfig
 from tost.train.task import Batch, Outcome, Task
 
 __all__ = ["Classification"]

@@ -15,7 +15,7 @@ import tost._torchvision  # noqa: F401 - timm imports torchvision, which this re
 from tost.data import DataBundle, DataInfo, build_data
 from tost.errors import ConfigError
 from tost.models import create_model
-from tost.train.config.schema import RegulariseConfig, RunConfig
+from tost.train.config import RegularizeConfig, RunConfig
 from tost.train.task import Batch, Outcome, Report, Table, Task
 
 __all__ = ["ImageClassification"]
@@ -53,7 +53,7 @@ class ImageClassification(Task):
 
     def training_batch(self, batch: Batch, config: RunConfig, seed: int) -> Batch:
         """Smooth labels and mix pairs of images as configured; targets then are probabilities ``[B, K]``."""
-        settings = config.regularise
+        settings = config.regularize
         classes = config.model.options["num_classes"]
         if settings.mixup or settings.cutmix:
             images, targets = _mix(batch["inputs"], batch["targets"], settings, classes, seed)
@@ -127,7 +127,7 @@ def _confusions(entries: Sequence[tuple[int, int, int]], classes: Sequence[Mappi
     return Table("commonest confusions", ("class", "taken for", "images", "share of the class"), rows, labels=2)
 
 
-def _mix(images: Tensor, labels: Tensor, settings: RegulariseConfig, classes: int, seed: int) -> tuple[Tensor, Tensor]:
+def _mix(images: Tensor, labels: Tensor, settings: RegularizeConfig, classes: int, seed: int) -> tuple[Tensor, Tensor]:
     """Mix each image with the one at the mirrored place of the batch, all with one weight, as DeiT and XCiT do."""
     if len(images) % 2:
         raise ConfigError(

@@ -11,7 +11,7 @@ from tost.data import DataBundle, build_data
 from tost.data.text.vocabulary import save_tokenizer
 from tost.data.tokens.reader import tokenizer_of
 from tost.models import create_model
-from tost.train.config.schema import RunConfig
+from tost.train.config import RunConfig
 from tost.train.evaluate.perplexity import Score
 from tost.train.task import Batch, Outcome, Task
 

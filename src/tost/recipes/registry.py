@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 from tost.data import find_data, list_data
 from tost.errors import ConfigError
 from tost.models import list_models, model_spec
+from tost.train.config import RegularizeConfig, RunConfig
+from tost.train.config import load_config as load_file
 from tost.train.config.rules import Rule
-from tost.train.config.schema import RegulariseConfig, RunConfig
-from tost.train.config.schema import load_config as load_file
 
 if TYPE_CHECKING:
     from tost.train.task import Task
@@ -193,11 +193,11 @@ def _trains_on_the_data(data: str, recipe: str) -> str:
     return f"{data} is for the recipe {find_data(data).task}, but this is {recipe}, which takes: {', '.join(fitting)}"
 
 
-def _regularises(section: RegulariseConfig, recipe: str) -> str:
-    changed = sorted(name for name, value in section if value != getattr(RegulariseConfig(), name))
+def _regularizes(section: RegularizeConfig, recipe: str) -> str:
+    changed = sorted(name for name, value in section if value != getattr(RegularizeConfig(), name))
     if not changed or recipe == "image_classification" or recipe not in _RECIPES:
         return ""
-    return f"{', '.join(changed)} given, but the recipe {recipe} does not regularise; leave the section out"
+    return f"{', '.join(changed)} given, but the recipe {recipe} does not regularize; leave the section out"
 
 
 def _keeps_images_whole(context: int, recipe: str) -> str:
@@ -210,6 +210,6 @@ _RULES = (
     Rule(("recipe",), _known_recipe),
     Rule(("model.name", "recipe"), _trains_the_model),
     Rule(("data.name", "recipe"), _trains_on_the_data),
-    Rule(("regularise", "recipe"), _regularises),
+    Rule(("regularize", "recipe"), _regularizes),
     Rule(("parallel.context", "recipe"), _keeps_images_whole),
 )

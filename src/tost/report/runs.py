@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tost._yaml import read_document
 from tost.errors import ConfigError
 from tost.report.html import cut
-from tost.train.config.yaml import read_document
 
 __all__ = ["RunRecord", "read_run", "read_runs"]
 

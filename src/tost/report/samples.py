@@ -17,7 +17,7 @@ from tost.data.text.tokenizers import DataTokenizer
 from tost.recipes import load_config
 from tost.train.checkpoint.files import resolve_checkpoint
 from tost.train.checkpoint.model import build_saved, read_saved
-from tost.train.config.schema import RunConfig
+from tost.train.config import RunConfig
 from tost.train.tokenizer import tokenizer_beside
 
 __all__ = ["Batches", "Opened", "open_run", "pixels_of", "plain_config", "samples_of", "strings_of"]

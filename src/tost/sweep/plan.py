@@ -28,9 +28,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from tost._options import Key, Keys, Problem, keys_of, options_error, translate
+from tost._yaml import Document, read_document
 from tost.errors import ConfigError
-from tost.train.config.problems import Key, Keys, Problem, config_error, keys_of, translate
-from tost.train.config.yaml import Document, read_document
 
 __all__ = ["Arm", "Plan", "TaskColumn", "find_plan", "list_plans", "load_plan", "plan_summary"]
 
@@ -184,7 +184,7 @@ def load_plan(name: str) -> Plan:
         problems += translate(error, _known_keys(document.values))
     problems += _cross_check(document.values)
     if problems or plan is None:
-        raise config_error(name, problems, partial(_origin, document=document))
+        raise options_error(f"{name} cannot be used", problems, partial(_origin, document=document))
     return plan
 
 

@@ -28,7 +28,7 @@ from tost._machine import command_arguments
 from tost.errors import ConfigError
 from tost.sweep.plan import Plan
 from tost.sweep.runs import Run, State, read_record, state_of
-from tost.train.config.schema import config_hash
+from tost.train.config import config_hash
 
 __all__ = ["collect", "metric_problem", "read_results", "write_results"]
 

@@ -10,11 +10,11 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
+from tost._yaml import write_value
 from tost.errors import ConfigError
 from tost.recipes import load_config
 from tost.sweep.plan import Arm, Plan
-from tost.train.config.schema import RunConfig
-from tost.train.config.yaml import write_value
+from tost.train.config import RunConfig
 
 __all__ = ["Run", "State", "check_folders", "expand", "read_record", "run_name", "select", "state_of", "unfinished"]
 

@@ -29,7 +29,7 @@ from tost.errors import ConfigError
 from tost.ops import available_backends, operators
 from tost.parallel import ContextParallel, make_mesh
 from tost.train.batchnorm import share_batch_norms
-from tost.train.config.schema import RunConfig, TrainConfig
+from tost.train.config import RunConfig, TrainConfig
 
 __all__ = ["Processes"]
 

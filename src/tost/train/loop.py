@@ -25,7 +25,7 @@ from tost.errors import TrainingError
 from tost.train.checkpoint.files import CheckpointStore
 from tost.train.checkpoint.initial import Head, Start, load_start
 from tost.train.checkpoint.snapshot import Parts, Snapshot, restore, save
-from tost.train.config.schema import RunConfig
+from tost.train.config import RunConfig
 from tost.train.distributed import Processes
 from tost.train.ema import WeightAverage
 from tost.train.evaluate.metrics import evaluate

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from tost.train.config.schema import OptimConfig
+from tost.train.config import OptimConfig
 
 __all__ = ["build_optimizer", "parameter_groups", "set_rate"]
 

@@ -23,7 +23,7 @@ from tost.errors import ConfigError
 from tost.ops import native_info
 from tost.train.checkpoint.files import write_bytes, write_json
 from tost.train.checkpoint.initial import Start
-from tost.train.config.schema import RunConfig, config_hash, dump_config
+from tost.train.config import RunConfig, config_hash, dump_config
 
 __all__ = ["RunFolder", "describe_environment"]
 

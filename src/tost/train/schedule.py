@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 
-from tost.train.config.schema import ScheduleConfig
+from tost.train.config import ScheduleConfig
 
 __all__ = ["learning_rate"]
 

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, Protocol
 from torch import Tensor, nn
 
 from tost.data import DataBundle, DataInfo
-from tost.train.config.schema import RunConfig
+from tost.train.config import RunConfig
 
 __all__ = ["Batch", "Outcome", "Report", "Table", "Task"]
 

@@ -8,7 +8,7 @@ from tost.data.text.tokenizers import DataTokenizer
 from tost.data.text.vocabulary import read_tokenizer
 from tost.data.tokens.reader import tokenizer_of
 from tost.errors import ConfigError, StorageError
-from tost.train.config.schema import load_config
+from tost.train.config import load_config
 
 __all__ = ["tokenizer_beside"]
 

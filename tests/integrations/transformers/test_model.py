@@ -88,16 +88,16 @@ def test_the_names_that_transformers_uses_everywhere():
     ("given", "message"),
     [
         ({"embed_dim": 30}, "embed_dim=30 is not divisible by num_heads=12"),
-        ({"max_position_embeddings": 0}, "max_position_embeddings=0: input should be greater"),
+        ({"max_position_embeddings": 0}, "max_position_embeddings: 0 given; needs a whole number >= 1"),
         ({"mixer": "softmax", "gate": True}, "gate=True is about TSSA"),
         ({"beyond": "hold", "position": "none"}, "leave beyond=error"),
-        ({"dropout": "much"}, "dropout='much': input should be a valid number"),
-        ({"depth": True}, "depth=True: input should be a valid integer"),
+        ({"dropout": "much"}, "dropout: much given; needs a number >= 0 and < 1"),
+        ({"depth": True}, "depth: true given; needs a whole number >= 1"),
         ({"embed_dmi": 30}, "embed_dmi: not an option of the model; did you mean 'embed_dim'"),
         ({"max_length": 30}, "max_length: not an option of the model; the number of positions is max_position_emb"),
         ({"gradient_checkpointing": True}, "gradient_checkpointing_enable"),
         ({"temperature": 0.5}, "temperature: .* about generation"),
-        ({"n_layer": 3, "depth": 0}, "(?s)n_layer: not an option.*depth=0"),
+        ({"n_layer": 3, "depth": 0}, "(?s)n_layer: not an option.*depth: 0 given"),
     ],
 )
 def test_a_config_that_describes_no_model_is_refused(given, message):

@@ -15,7 +15,7 @@ from tost.errors import CheckpointError, ConfigError
 from tost.models import LanguageOptions, model_options, token_flops
 from tost.nn import BlockState, Extensions
 from tost.testing import assert_close
-from tost.train.config.schema import OptimConfig
+from tost.train.config import OptimConfig
 from tost.train.optim import parameter_groups
 
 LENGTH = 12
@@ -263,13 +263,13 @@ def test_matrices_decay_and_what_belongs_to_the_operator_does_not():
     ("options", "message"),
     [
         ({"local": 1}, "local=1 reaches no token but the last one itself; use 2 or more, or 0"),
-        ({"local": -1}, "local=-1: input should be greater than or equal to 0"),
+        ({"local": -1}, "local: -1 given; needs a whole number >= 0"),
         ({"local_at": "mlp"}, "local_at=mlp places a convolution, but local=0 has none; set local"),
         ({"position": "none", "beyond": "hold"}, "beyond=hold is about learned positions, but position=none has no"),
         ({"mixer": "softmax", "gate": True, "forget": True}, "gate=True is about TSSA.*\n.*forget=True is about TSSA"),
         ({"mixer": "softmax", "backend": "torch"}, "backend=torch is about TSSA, but mixer=softmax"),
         ({"position": "sinusoidal", "embed_dim": 3, "num_heads": 3}, "embed_dim=3 cannot hold the sines and cosines"),
-        ({"beyond": "wrap"}, "beyond='wrap': input should be 'error' or 'hold'"),
+        ({"beyond": "wrap"}, "beyond: wrap given; needs one of error, hold"),
     ],
 )
 def test_options_that_contradict_each_other_are_refused(options, message):

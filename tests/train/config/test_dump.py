@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tost.data import DataOptions
-from tost.train.config.schema import (
+from tost.train.config import (
     CheckpointConfig,
     EvaluateConfig,
     LogConfig,

@@ -6,11 +6,11 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from tost._options import keys_of
+from tost._yaml import write_value
 from tost.errors import ConfigError
 from tost.recipes import find_config, list_configs, load_config
-from tost.train.config.problems import keys_of
-from tost.train.config.schema import RunConfig, dump_config
-from tost.train.config.yaml import write_value
+from tost.train.config import RunConfig, dump_config
 
 KEYS = [*keys_of(RunConfig), "model.depth", "model.vocab_size", "data.options.length", "data.options.max_depth", "x.y"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tost.errors import ConfigError
-from tost.train.config.schema import RunConfig, load_config
+from tost.train.config import RunConfig, load_config
 
 IMAGES = """\
 recipe: image_classification
@@ -25,15 +25,15 @@ def load(tmp_path):
 
 IMAGE_RULES_BROKEN = {
     "probability without mixing": (
-        ["regularise.mix_prob=0.5"],
-        "regularise.mix_prob (command line): 0.5 has no effect without regularise.mixup or regularise.cutmix",
+        ["regularize.mix_prob=0.5"],
+        "regularize.mix_prob (command line): 0.5 has no effect without regularize.mixup or regularize.cutmix",
     ),
     "switching without both": (
-        ["regularise.mixup=1", "regularise.switch_prob=0.3"],
-        "regularise.switch_prob (command line): 0.3 has no effect unless regularise.mixup and regularise.cutmix",
+        ["regularize.mixup=1", "regularize.switch_prob=0.3"],
+        "regularize.switch_prob (command line): 0.3 has no effect unless regularize.mixup and regularize.cutmix",
     ),
     "odd": (
-        ["regularise.cutmix=1", "train.accumulate=4"],
+        ["regularize.cutmix=1", "train.accumulate=4"],
         "train.batch_size (line 4): 12 in 4 micro-batches is an odd number of images each",
     ),
     "channels": (
@@ -53,12 +53,12 @@ IMAGE_RULES_BROKEN = {
         "data.options (line 3): data.options.num_classes is missing",
     ),
     "probability": (
-        ["regularise.mix_prob=1.5"],
-        "regularise.mix_prob (command line): 1.5 given; needs a number >= 0 and <= 1",
+        ["regularize.mix_prob=1.5"],
+        "regularize.mix_prob (command line): 1.5 given; needs a number >= 0 and <= 1",
     ),
     "typo": (
-        ["regularise.mixpu=1"],
-        "regularise.mixpu (command line): unknown key; did you mean regularise.mixup?",
+        ["regularize.mixpu=1"],
+        "regularize.mixpu (command line): unknown key; did you mean regularize.mixup?",
     ),
 }
 

@@ -12,9 +12,9 @@ from pydantic import BaseModel, ValidationError
 from tost.data import list_data
 from tost.errors import ConfigError
 from tost.models import list_models
-from tost.train.config.collect import data_option_class, model_option_class
+from tost.train.config import RunConfig, TrainConfig, config_hash, load_config
 from tost.train.config.rules import RULES
-from tost.train.config.schema import RunConfig, TrainConfig, config_hash, load_config
+from tost.train.config.schema import data_option_class, model_option_class
 
 CLASSIFIER = """\
 recipe: classification
@@ -387,7 +387,7 @@ def test_reading_a_configuration_loads_no_torch(tmp_path):
     path.write_text(LANGUAGE)
     probe = (
         "import sys, tost.train, tost.recipes\n"
-        "from tost.train.config.schema import dump_config, load_config\n"
+        "from tost.train.config import dump_config, load_config\n"
         f"dump_config(load_config({str(path)!r}))\n"
         "print(*(set(sys.modules) & {'torch', 'numpy', 'sklearn', 'accelerate'}))"
     )

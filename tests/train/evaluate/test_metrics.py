@@ -73,7 +73,7 @@ def test_tables_hold_every_sample_once(bundle, size):
 @pytest.fixture
 def checkpoint(tmp_path, bundle):
     """A run folder with one checkpoint whose average is the negated weights."""
-    from tost.train.config.schema import dump_config
+    from tost.train.config import dump_config
 
     torch.manual_seed(0)
     model = TASK.build_model(config(), bundle)

@@ -184,7 +184,7 @@ def _optimiser(run: RunRecord) -> str:
         "warm-up steps": run.setting("schedule.warmup_steps"),
         "weight decay": run.setting("optim.weight_decay"),
         "gradient clipped at": run.setting("train.clip_norm"),
-        "label smoothing": run.setting("regularise.label_smoothing"),
+        "label smoothing": run.setting("regularize.label_smoothing"),
     }
     return ", ".join(f"{words} {value}".strip() for words, value in keys.items() if value not in (None, 0, 0.0))
 

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from tost._yaml import read_document
 from tost.errors import CheckpointError, ConfigError, StorageError
 from tost.models import create_model, list_models, model_spec
 from tost.models.options import ModelOptions
@@ -30,7 +31,6 @@ from tost.train.checkpoint.files import (
     save_tensors,
     write_json,
 )
-from tost.train.config.yaml import read_document
 
 __all__ = [
     "SavedModel",

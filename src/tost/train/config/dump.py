@@ -9,16 +9,44 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from tost.train.config.yaml import write_value
+from tost._yaml import write_value
+from tost.data import DataOptions
+from tost.train.config.schema import ModelConfig, RunConfig, data_option_class, default_options, model_option_class
 
-__all__ = ["Row", "render", "section_rows"]
+__all__ = ["dump_config"]
 
 _WIDTH = 120
 _WIDEST_ENTRY = 36  # longer entries do not push all the comments to the right
 
 
+def dump_config(config: RunConfig, *, comments: bool = True) -> str:
+    """Return a configuration as YAML that loads to the same configuration again.
+
+    Args:
+        config: What to write.
+        comments: Whether each key is followed by what it means, its unit and its default.
+    """
+    rows: list[_Row] = []
+    for name, field in RunConfig.model_fields.items():
+        section = getattr(config, name)
+        if not isinstance(section, BaseModel):
+            rows.append(_Row(0, name, section, f"{field.description}; required"))
+            continue
+        rows.append(_Row(0, name, None, field.description or "", is_section=True))
+        values = section.model_dump(mode="json")
+        options = values.pop("options", {})
+        rows += _section_rows(type(section), values, depth=1)
+        if isinstance(section, ModelConfig):
+            defaults = default_options(section.name, config.data)
+            rows += _section_rows(model_option_class(section.name), values, depth=1, defaults=defaults)
+        elif isinstance(section, DataOptions):
+            rows.append(_Row(1, "options", {}, "options of this data set", is_section=bool(options)))
+            rows += _section_rows(data_option_class(section.name), options, depth=2)
+    return _render(rows, comments=comments)
+
+
 @dataclass(frozen=True)
-class Row:
+class _Row:
     """One key of a YAML file.
 
     Attributes:
@@ -41,9 +69,9 @@ class Row:
         return f"{'  ' * self.depth}{self.key}:" + ("" if self.is_section else f" {write_value(self.value)}")
 
 
-def section_rows(
+def _section_rows(
     schema: type[BaseModel], values: Mapping[str, Any], *, depth: int, defaults: Mapping[str, Any] | None = None
-) -> Iterator[Row]:
+) -> Iterator[_Row]:
     """Yield a row for each field of a schema that has a value.
 
     Args:
@@ -61,10 +89,10 @@ def section_rows(
         else:
             default = field.get_default(call_default_factory=True) if defaults is None else defaults[name]
             comment += f"; default {write_value(list(default) if isinstance(default, tuple) else default)}"
-        yield Row(depth, name, values[name], comment)
+        yield _Row(depth, name, values[name], comment)
 
 
-def render(rows: Iterable[Row], *, comments: bool) -> str:
+def _render(rows: Iterable[_Row], *, comments: bool) -> str:
     """Return rows as the text of a YAML file."""
     listed = list(rows)
     column = 2 + max(len(row.entry) for row in listed if len(row.entry) <= _WIDEST_ENTRY)

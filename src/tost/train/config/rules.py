@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from tost._options import Problem
 from tost.data import DataOptions
-from tost.train.config.problems import Problem
 
 __all__ = ["RULES", "UNKNOWN", "Rule", "broken_rules"]
 
@@ -137,13 +137,13 @@ def _statistics_decay_once(statistics: bool, everything: bool) -> str:
 def _mixing_is_used(prob: float, mixup: float, cutmix: float) -> str:
     if prob == 1 or mixup > 0 or cutmix > 0:
         return ""
-    return f"{prob} has no effect without regularise.mixup or regularise.cutmix; set one of them, or remove this"
+    return f"{prob} has no effect without regularize.mixup or regularize.cutmix; set one of them, or remove this"
 
 
 def _switching_is_used(prob: float, mixup: float, cutmix: float) -> str:
     if prob == 0.5 or (mixup > 0 and cutmix > 0):
         return ""
-    return f"{prob} has no effect unless regularise.mixup and regularise.cutmix are both set; remove it"
+    return f"{prob} has no effect unless regularize.mixup and regularize.cutmix are both set; remove it"
 
 
 def _pairs_are_mixed(batch_size: int, accumulate: int, mixup: float, cutmix: float) -> str:
@@ -167,32 +167,23 @@ def _telemetry_is_evaluated(telemetry: bool, every: int) -> str:
     return "true would show the end only, because evaluate.every is 0; set that to a number of steps"
 
 
-def _reads_the_kind(kind: str | None, data: DataOptions) -> str:
-    needed = data.shape().input
-    if kind is None or needed is None or kind == needed:
-        return ""
-    return _misfit(kind, data, f"has {needed}", f"set it to {needed}")
+def _fits(option: str, has: str, remedy: str = "set it to {}", *, at_least: bool = False) -> Rule:
+    """Return the rule that an option of the model fits the data.
 
+    Args:
+        option: Its name, which is also that of the attribute of the data's shape.
+        has: What the data has, with a place for the value.
+        remedy: What to do about it.
+        at_least: Whether a larger value fits too.
+    """
 
-def _knows_the_vocabulary(size: int | None, data: DataOptions) -> str:
-    needed = data.shape().vocab_size
-    if size is None or needed is None or size >= needed:
-        return ""
-    return _misfit(size, data, f"has {needed} different tokens", "make it at least that")
+    def check(given: Any, data: DataOptions) -> str:
+        needed = getattr(data.shape(), option)
+        if given is None or needed is None or given == needed or (at_least and given >= needed):
+            return ""
+        return _misfit(given, data, has.format(needed), remedy.format(needed))
 
-
-def _takes_the_features(size: int | None, data: DataOptions) -> str:
-    needed = data.shape().in_features
-    if size is None or needed is None or size == needed:
-        return ""
-    return _misfit(size, data, f"has {needed} numbers per element", f"set it to {needed}")
-
-
-def _knows_the_classes(count: int | None, data: DataOptions) -> str:
-    needed = data.shape().num_classes
-    if count is None or needed is None or count >= needed:
-        return ""
-    return _misfit(count, data, f"has {needed} classes", "make it at least that")
+    return Rule((f"model.{option}", "data"), check)
 
 
 def _is_long_enough(length: int | None, data: DataOptions, position: str | None, beyond: str | None) -> str:
@@ -202,13 +193,6 @@ def _is_long_enough(length: int | None, data: DataOptions, position: str | None,
     if length is None or needed is None or length >= needed or endless:
         return ""
     return _misfit(length, data, f"has sequences of {needed}", "make it at least that, or let the data be shorter")
-
-
-def _takes_the_channels(count: int | None, data: DataOptions) -> str:
-    needed = data.shape().in_chans
-    if count is None or needed is None or count == needed:
-        return ""
-    return _misfit(count, data, f"has images of {needed} channels", f"set it to {needed}")
 
 
 def _takes_the_size(size: int | Sequence[int] | None, data: DataOptions) -> str:
@@ -236,16 +220,16 @@ RULES: tuple[Rule, ...] = (
     Rule(("schedule.decay_from", "schedule.name", "schedule.warmup_steps"), _decay_has_a_start),
     Rule(("schedule.lag", "schedule.epoch_steps"), _lag_is_used),
     Rule(("optim.decay_statistics", "optim.decay_all"), _statistics_decay_once),
-    Rule(("regularise.mix_prob", "regularise.mixup", "regularise.cutmix"), _mixing_is_used),
-    Rule(("regularise.switch_prob", "regularise.mixup", "regularise.cutmix"), _switching_is_used),
-    Rule(("train.batch_size", "train.accumulate", "regularise.mixup", "regularise.cutmix"), _pairs_are_mixed),
+    Rule(("regularize.mix_prob", "regularize.mixup", "regularize.cutmix"), _mixing_is_used),
+    Rule(("regularize.switch_prob", "regularize.mixup", "regularize.cutmix"), _switching_is_used),
+    Rule(("train.batch_size", "train.accumulate", "regularize.mixup", "regularize.cutmix"), _pairs_are_mixed),
     Rule(("checkpoint.best_metric", "evaluate.every"), _best_is_evaluated),
     Rule(("evaluate.telemetry", "evaluate.every"), _telemetry_is_evaluated),
-    Rule(("model.input", "data"), _reads_the_kind),
-    Rule(("model.vocab_size", "data"), _knows_the_vocabulary),
-    Rule(("model.in_features", "data"), _takes_the_features),
-    Rule(("model.num_classes", "data"), _knows_the_classes),
-    Rule(("model.in_chans", "data"), _takes_the_channels),
+    _fits("input", "has {}"),
+    _fits("vocab_size", "has {} different tokens", "make it at least that", at_least=True),
+    _fits("in_features", "has {} numbers per element"),
+    _fits("num_classes", "has {} classes", "make it at least that", at_least=True),
+    _fits("in_chans", "has images of {} channels"),
     Rule(("model.image_size", "data"), _takes_the_size),
     Rule(("model.max_length", "data", "model.position", "model.beyond"), _is_long_enough),
 )

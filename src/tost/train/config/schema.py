@@ -1,25 +1,21 @@
-"""The configuration of a run: its schema, and how it is read, written and fingerprinted.
-
-A run is described by one YAML file and, on top of it, ``key=value`` overrides. The classes here say which keys exist,
-what they mean and in which unit; nothing of this imports torch, so that a mistake is found at once.
-"""
+"""The schema of a run's configuration: which keys exist, what they mean and in which unit. Loads no torch."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, model_serializer, model_validator
 from pydantic_core import PydanticCustomError
 
-from tost.data import DataOptions
-from tost.models import model_options
-from tost.train.config.collect import collect, data_option_class, default_options, model_option_class
-from tost.train.config.dump import Row, render, section_rows
-from tost.train.config.rules import RULES, Rule, broken_rules
+from tost._options import check_options, options_error
+from tost.data import DataOptions, find_data
+from tost.models import model_spec
+from tost.models.options import ModelOptions
+from tost.models.registry import OPTIONS
+from tost.train.config.rules import RULES, broken_rules
 
 __all__ = [
     "CheckpointConfig",
@@ -28,13 +24,14 @@ __all__ = [
     "ModelConfig",
     "OptimConfig",
     "ParallelConfig",
-    "RegulariseConfig",
+    "RegularizeConfig",
     "RunConfig",
     "ScheduleConfig",
     "TrainConfig",
     "config_hash",
-    "dump_config",
-    "load_config",
+    "data_option_class",
+    "default_options",
+    "model_option_class",
 ]
 
 
@@ -173,7 +170,7 @@ class ScheduleConfig(_Section):
     lag: _Count = Field(default=0, description="epochs by which the learning rate stays behind")
 
 
-class RegulariseConfig(_Section):
+class RegularizeConfig(_Section):
     """What training does to images and labels against over-fitting; recipes for images know this section."""
 
     label_smoothing: _Fraction = Field(
@@ -247,7 +244,7 @@ class RunConfig(_Section):
     train: TrainConfig = Field(description="length, batch, arithmetic")
     optim: OptimConfig = Field(description="the optimiser")
     schedule: ScheduleConfig = Field(default=ScheduleConfig(), description="the learning rate over time")
-    regularise: RegulariseConfig = Field(default=RegulariseConfig(), description="smoothing and mixing of images")
+    regularize: RegularizeConfig = Field(default=RegularizeConfig(), description="smoothing and mixing of images")
     checkpoint: CheckpointConfig = Field(default=CheckpointConfig(), description="saving the state")
     evaluate: EvaluateConfig = Field(default=EvaluateConfig(), description="measuring on the validation set")
     log: LogConfig = Field(default=LogConfig(), description="log lines and trackers")
@@ -255,9 +252,12 @@ class RunConfig(_Section):
 
     @model_validator(mode="after")
     def _complete(self, info: ValidationInfo) -> Self:
-        name, data = self.model.name, self.data
-        options = model_options(name, {**default_options(name, data), **self.model.options}).model_dump(mode="json")
-        object.__setattr__(self, "model", ModelConfig(name=name, options=options))
+        name = self.model.name
+        given = default_options(name, self.data) | self.model.options
+        options, wrong = check_options(model_option_class(name), given)
+        if options is None:
+            raise options_error(f"model {name!r} cannot be built with these options", wrong)
+        object.__setattr__(self, "model", ModelConfig(name=name, options=options.model_dump(mode="json")))
         if not (info.context or {}).get("skip_rules") and (problems := list(broken_rules(RULES, self.value))):
             raise ValueError("; ".join(f"{problem.key}: {problem.text}" for problem in problems))
         return self
@@ -270,56 +270,43 @@ class RunConfig(_Section):
         return getattr(getattr(self, section), name) if name else getattr(self, section)
 
 
-def load_config(
-    path: str | Path, overrides: Sequence[str] = (), *, name: str = "", rules: Sequence[Rule] = ()
-) -> RunConfig:
-    """Read the configuration of a run from a file.
-
-    `tost.recipes.load_config` takes the names of built-in configurations as well.
-
-    Args:
-        path: YAML file.
-        overrides: ``key=value`` texts that are applied in order; keys are dotted, values are YAML scalars or lists.
-        name: What to call the configuration in messages; the path if empty.
-        rules: Conditions to check besides those that hold for every run.
-
-    Returns:
-        The configuration, complete: defaults and all options of the model are filled in.
-
-    Raises:
-        ConfigError: The file cannot be read, or something in it or in the overrides is wrong. All problems are listed,
-            each with its dotted key, where it was set, what was given and what is needed.
-    """
-    return collect(RunConfig, Path(path), overrides, name=name or str(path), rules=(*RULES, *rules))
-
-
-def dump_config(config: RunConfig, *, comments: bool = True) -> str:
-    """Return a configuration as YAML that loads to the same configuration again.
-
-    Args:
-        config: What to write.
-        comments: Whether each key is followed by what it means, its unit and its default.
-    """
-    rows: list[Row] = []
-    for name, field in RunConfig.model_fields.items():
-        section = getattr(config, name)
-        if not isinstance(section, BaseModel):
-            rows.append(Row(0, name, section, f"{field.description}; required"))
-            continue
-        rows.append(Row(0, name, None, field.description or "", is_section=True))
-        values = section.model_dump(mode="json")
-        options = values.pop("options", {})
-        rows += section_rows(type(section), values, depth=1)
-        if isinstance(section, ModelConfig):
-            defaults = default_options(section.name, config.data)
-            rows += section_rows(model_option_class(section.name), values, depth=1, defaults=defaults)
-        elif isinstance(section, DataOptions):
-            rows.append(Row(1, "options", {}, "options of this data set", is_section=bool(options)))
-            rows += section_rows(data_option_class(section.name), options, depth=2)
-    return render(rows, comments=comments)
-
-
 def config_hash(config: RunConfig) -> str:
     """Return a fingerprint of 12 hexadecimal digits; equal for two configurations whose values are all equal."""
     text = json.dumps(config.model_dump(mode="json"), sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+def model_option_class(name: str) -> type[ModelOptions]:
+    """Return the class of a model's options.
+
+    Raises:
+        ConfigError: There is no such model.
+    """
+    return OPTIONS[model_spec(name).family]
+
+
+def data_option_class(name: str) -> type[BaseModel]:
+    """Return the class of a data set's options.
+
+    Raises:
+        ConfigError: There is no such data set.
+    """
+    return find_data(name).options
+
+
+def default_options(name: str, data: DataOptions | None) -> dict[str, Any]:
+    """Return the options that a model has if none is given: what the data demands, else what is registered.
+
+    Args:
+        name: Registered model.
+        data: The data; None if it is not known.
+
+    Raises:
+        ConfigError: There is no such model.
+    """
+    fields = model_option_class(name).model_fields
+    registered = {
+        key: field.get_default(call_default_factory=True) for key, field in fields.items() if not field.is_required()
+    }
+    demanded = data.shape().model_options() if data else {}
+    return registered | dict(model_spec(name).defaults) | {key: demanded[key] for key in demanded if key in fields}

@@ -17,7 +17,7 @@ from tost.data import Dataset, make_evaluation_loader
 from tost.errors import CheckpointError, ConfigError
 from tost.train.checkpoint.files import read_model_tensors, write_json
 from tost.train.checkpoint.initial import load_start, load_weights
-from tost.train.config.schema import RunConfig, load_config
+from tost.train.config import RunConfig, load_config
 from tost.train.distributed import Processes
 from tost.train.task import Report, Task
 from tost.train.telemetry import compression_by_layer

@@ -19,7 +19,7 @@ from tost.data import DataOptions, build_data
 from tost.data.tokens.reader import TokenSplit, cbt_questions, check_tokenizer, lambada_pairs, open_tokens
 from tost.errors import ConfigError
 from tost.models import create_model, model_spec
-from tost.train.config.schema import RunConfig
+from tost.train.config import RunConfig
 from tost.train.distributed import Processes
 from tost.train.evaluate.last_word import Passage, score_choices, score_last_words, score_last_words_by_generation
 from tost.train.evaluate.metrics import Evaluation, read_checkpoint, read_start

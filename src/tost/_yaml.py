@@ -16,7 +16,7 @@ import yaml
 
 from tost.errors import ConfigError
 
-__all__ = ["Document", "parse_value", "read_document", "write_value"]
+__all__ = ["Document", "parse_value", "read_document", "show_value", "write_value"]
 
 # Bounded, because Python refuses to read numbers of thousands of digits; a longer one is an infinite float.
 _INT = re.compile(r"[-+]?[0-9][0-9_]{0,300}")
@@ -137,6 +137,15 @@ def write_value(value: Any) -> str:
     """Return a value as YAML on one line, such that reading it gives the value back."""
     text = yaml.dump(value, Dumper=_Dumper, default_flow_style=True, width=inf, allow_unicode=True, sort_keys=False)
     return text.removesuffix("\n").removesuffix("...").removesuffix("\n")
+
+
+def show_value(value: Any, *, longest: int = 60) -> str:
+    """Return a value as a message shows it: as YAML, or as Python writes it if YAML cannot; cut where it gets long."""
+    try:
+        text = write_value(value)
+    except yaml.YAMLError:
+        text = repr(value)
+    return text if len(text) <= longest else f"{text[:longest]}..."
 
 
 def _compose(text: str, *, place: str) -> yaml.Node | None:

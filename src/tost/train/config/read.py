@@ -1,90 +1,56 @@
-"""Gathering of a configuration from a file and overrides, together with everything that is wrong with it."""
+"""Reading of a configuration: a file, overrides, and everything that is wrong with the two."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any
 
-from pydantic import BaseModel, TypeAdapter, ValidationError
+from pydantic import TypeAdapter, ValidationError
 
-from tost.data import DataOptions, find_data
+from tost._options import Keys, Problem, check_options, keys_of, options_error, translate
+from tost._yaml import parse_value, read_document
+from tost.data import DataOptions
 from tost.errors import ConfigError
-from tost.models import model_options
-from tost.models.options import ModelOptions
-from tost.train.config.problems import Keys, Problem, config_error, keys_of, translate
-from tost.train.config.rules import UNKNOWN, Rule, broken_rules
-from tost.train.config.yaml import parse_value, read_document
+from tost.train.config.rules import RULES, UNKNOWN, Rule, broken_rules
+from tost.train.config.schema import RunConfig, data_option_class, default_options, model_option_class
 
-__all__ = ["collect", "data_option_class", "default_options", "model_option_class"]
-
-Config = TypeVar("Config", bound=BaseModel)
-
-_SUPPLIED = ("input", "vocab_size", "in_features", "num_classes", "max_length", "in_chans", "image_size")
-"""Options of models that a data set may decide."""
+__all__ = ["load_config"]
 
 
-def collect(schema: type[Config], path: Path, overrides: Sequence[str], *, name: str, rules: Sequence[Rule]) -> Config:
-    """Read a file, apply overrides, validate.
+def load_config(
+    path: str | Path, overrides: Sequence[str] = (), *, name: str = "", rules: Sequence[Rule] = ()
+) -> RunConfig:
+    """Read the configuration of a run from a file.
+
+    `tost.recipes.load_config` takes the names of built-in configurations as well.
 
     Args:
-        schema: Class of the configuration. It has sections ``model`` and ``data``, and leaves rules between keys alone
-            when the validation context says ``skip_rules``.
         path: YAML file.
-        overrides: ``key=value`` texts.
-        name: What to call the configuration in messages.
-        rules: Conditions between keys.
+        overrides: ``key=value`` texts that are applied in order; keys are dotted, values are YAML scalars or lists.
+        name: What to call the configuration in messages; the path if empty.
+        rules: Conditions to check besides those that hold for every run.
+
+    Returns:
+        The configuration, complete: defaults and all options of the model are filled in.
 
     Raises:
-        ConfigError: With all problems.
+        ConfigError: The file cannot be read, or something in it or in the overrides is wrong. All problems are listed,
+            each with its dotted key, where it was set, what was given and what is needed.
     """
-    document = read_document(path)
+    document = read_document(Path(path))
     values = document.values
     problems, overridden = _apply(overrides, values)
-    keys = _known_keys(schema, values)
-    data, found = _read_data(values)
-    model_problems = found + _check_model(values, keys, data)
-    config = None
     try:
-        config = schema.model_validate(values, context={"skip_rules": True})
+        config = RunConfig.model_validate(values, context={"skip_rules": True})
+        problems += broken_rules((*RULES, *rules), config.value)
     except ValidationError as error:
-        # A problem that has no key comes from completing the model, which was looked at in detail.
-        problems += [problem for problem in translate(error, keys) if problem.key or not model_problems]
-    problems += model_problems
-    problems += broken_rules(rules, _Values(values, keys, [problem.key for problem in problems]))
-    if problems or config is None:
-        raise config_error(name, problems, partial(_origin, overridden=overridden, lines=document.lines))
+        problems += _find_problems(values, error, (*RULES, *rules))
+    if problems:
+        origin = partial(_origin, overridden=overridden, lines=document.lines)
+        raise options_error(f"{name or path} cannot be used", problems, origin)
     return config
-
-
-def model_option_class(name: str) -> type[ModelOptions]:
-    """Return the class that knows the options of a model.
-
-    Raises:
-        ConfigError: There is no such model.
-    """
-    return type(model_options(name, {}))
-
-
-def data_option_class(name: str) -> type[BaseModel]:
-    """Return the class that knows the options of a data set.
-
-    Raises:
-        ConfigError: There is no such data set.
-    """
-    return find_data(name).options
-
-
-def default_options(name: str, data: DataOptions) -> dict[str, Any]:
-    """Return the options that a model has if none is given: what the data demands, else what is registered.
-
-    Raises:
-        ConfigError: There is no such model.
-    """
-    registered = model_options(name, {}).model_dump(mode="json")
-    demanded = data.shape().model_options()
-    return registered | {key: value for key, value in demanded.items() if key in registered}
 
 
 def _apply(overrides: Sequence[str], values: dict[str, Any]) -> tuple[list[Problem], set[str]]:
@@ -113,7 +79,7 @@ def _apply(overrides: Sequence[str], values: dict[str, Any]) -> tuple[list[Probl
 
 
 def _origin(key: str, *, overridden: set[str], lines: Mapping[str, int]) -> str:
-    """Say where a key was set; if it was not, where the section is that it would be in."""
+    """Return where a key was set; if it was not, where the section is that it would be in."""
     while key:
         if key in overridden:
             return "command line"
@@ -125,9 +91,19 @@ def _origin(key: str, *, overridden: set[str], lines: Mapping[str, int]) -> str:
     return ""
 
 
-def _known_keys(schema: type[BaseModel], values: Mapping[str, Any]) -> Keys:
+def _find_problems(values: Mapping[str, Any], error: ValidationError, rules: Sequence[Rule]) -> list[Problem]:
+    """Return everything that is wrong with values that validation refused."""
+    keys = _known_keys(values)
+    data, model_problems = _read_data(values)
+    model_problems += _check_model(values, keys, data)
+    # A problem that has no key comes from completing the model, which is looked at in detail here.
+    problems = [problem for problem in translate(error, keys) if problem.key or not model_problems] + model_problems
+    return problems + list(broken_rules(rules, _Values(values, keys, [problem.key for problem in problems])))
+
+
+def _known_keys(values: Mapping[str, Any]) -> Keys:
     """Return the keys of a configuration, those of its model and of its data set included."""
-    keys = keys_of(schema)
+    keys = keys_of(RunConfig)
     del keys["model.options"]
     for section, prefix, find in (
         ("model", "model.", model_option_class),
@@ -138,12 +114,12 @@ def _known_keys(schema: type[BaseModel], values: Mapping[str, Any]) -> Keys:
             try:
                 keys |= keys_of(find(name), prefix)
             except ConfigError:
-                continue  # a wrong name is reported by those who look at it
+                continue  # a wrong name is reported with the section
     return keys
 
 
 def _read_data(values: Mapping[str, Any]) -> tuple[DataOptions | None, list[Problem]]:
-    """Return the data, None if something is wrong with it, and what it must be told for its samples to have a shape."""
+    """Return the data, None if something is wrong with it, and what is missing for its samples to have a shape."""
     try:
         data = DataOptions.model_validate(values.get("data"))
         data.shape()
@@ -164,17 +140,15 @@ def _check_model(values: Mapping[str, Any], keys: Keys, data: DataOptions | None
     except ConfigError as error:
         return [Problem("model.name", str(error))]
     given = {key: value for key, value in values["model"].items() if key != "name"}
-    full = {**(default_options(name, data) if data else model_options(name, {}).model_dump()), **given}
-    try:
-        schema.model_validate(full)
-    except ValidationError as error:
-        found = [problem for problem in translate(error, keys, prefix="model.") if problem.key != "model"]
-        wrong = {problem.key.split(".")[1] for problem in found}
-        if data is None:  # what it would have supplied is not known
-            wrong |= set(_SUPPLIED)
-        usable = {key: value for key, value in full.items() if key not in wrong}
-        return found + [Problem("model", text) for text in schema.conflicts(usable)]
-    return []
+    full = default_options(name, data) | given
+    # Without the data, nothing is known about the options that it decides.
+    missing = () if data else {*SUPPLIED, *(key for key in schema.model_fields if key not in full)}
+    _, found = check_options(schema, full, prefix="model.", keys=keys, unknown=missing)
+    return [problem for problem in found if problem.key.removeprefix("model.") not in {*missing} - {*given}]
+
+
+SUPPLIED = ("input", "vocab_size", "in_features", "num_classes", "max_length", "in_chans", "image_size")
+"""Options of models that a data set may decide."""
 
 
 class _Values:

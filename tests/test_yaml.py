@@ -9,8 +9,8 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tost._yaml import parse_value, read_document, write_value
 from tost.errors import ConfigError
-from tost.train.config.yaml import parse_value, read_document, write_value
 
 VALUES = {
     "1e-3": 1e-3,
