@@ -11,7 +11,8 @@ import pytest
 import torch
 
 from tost.data import DataOptions, build_data, decode, find_data, list_data, make_loader
-from tost.data.toy.stdlib_bytes import ByteWindows, read_corpus
+from tost.data.tokens.dataset import TokenWindows
+from tost.data.toy.stdlib_bytes import ByteArray, read_corpus
 from tost.errors import ConfigError
 
 SMALL = {
@@ -208,7 +209,7 @@ def test_the_real_corpus_is_python():
 
 def test_windows_predict_the_next_byte():
     text = torch.arange(200, dtype=torch.uint8)
-    windows = ByteWindows(text, 16, count=5000, seed=3).gather(torch.arange(5000))
+    windows = TokenWindows(ByteArray(text), 16, count=5000, seed=3).gather(torch.arange(5000))
     assert torch.equal(windows["targets"], windows["inputs"] + 1)
     assert torch.equal(windows["inputs"][:, 1:], windows["targets"][:, :-1])
     starts = windows["inputs"][:, 0]
@@ -217,7 +218,9 @@ def test_windows_predict_the_next_byte():
 
 def test_windows_depend_on_seed_and_number_only():
     text = torch.randint(256, (10_000,), dtype=torch.uint8)
-    many, few, other = (ByteWindows(text, 8, count=count, seed=seed) for count, seed in ((2**40, 1), (50, 1), (50, 2)))
+    many, few, other = (
+        TokenWindows(ByteArray(text), 8, count=count, seed=seed) for count, seed in ((2**40, 1), (50, 1), (50, 2))
+    )
     assert same(many.gather(torch.arange(50)), few.gather(torch.arange(50)))
     assert same(many[17], few[17])
     assert not same(few.gather(torch.arange(50)), other.gather(torch.arange(50)))
@@ -226,9 +229,17 @@ def test_windows_depend_on_seed_and_number_only():
 
 @pytest.mark.parametrize(("size", "count"), [(33, 2), (34, 2), (48, 2), (49, 3), (17, 1)])
 def test_validation_windows_lie_side_by_side(size, count):
-    windows = ByteWindows(torch.arange(size, dtype=torch.uint8), 16)
+    windows = TokenWindows(ByteArray(torch.arange(size, dtype=torch.uint8)), 16)
     assert len(windows) == count
     assert windows.gather(torch.arange(count))["inputs"].flatten().tolist() == list(range(16 * count))
+
+
+def test_windows_are_drawn_anew_in_every_epoch():
+    train = build("stdlib_bytes").train
+    epochs = iter(make_loader(train, batch_size=len(train), seed=0))
+    first, second = (set(map(tuple, next(epochs)["inputs"].tolist())) for _ in range(2))
+    assert len(first) == len(train)
+    assert not first & second
 
 
 def test_the_default_number_of_windows_fills_the_corpus():

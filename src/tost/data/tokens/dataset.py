@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Protocol
+
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from tost.data._random import mix, mix_array
@@ -13,7 +16,17 @@ from tost.data.tokens.options import TokensOptions
 from tost.data.tokens.reader import TokenArray, TokenFolder, open_tokens
 from tost.errors import ConfigError
 
-__all__ = ["TokenWindows", "build_tokens"]
+__all__ = ["TokenSource", "TokenWindows", "build_tokens"]
+
+
+class TokenSource(Protocol):
+    """A sequence of tokens from which windows are read, such as `TokenArray`."""
+
+    def __len__(self) -> int: ...
+
+    def windows(self, starts: NDArray[np.int64], length: int) -> NDArray[np.int64]:
+        """Return the `length` tokens from each start on, int64 ``[B, length]``."""
+        ...
 
 
 class TokenWindows(Dataset):
@@ -30,7 +43,7 @@ class TokenWindows(Dataset):
         seed: Decides where windows start; None puts them side by side.
     """
 
-    def __init__(self, tokens: TokenArray, length: int, *, count: int | None = None, seed: int | None = None) -> None:
+    def __init__(self, tokens: TokenSource, length: int, *, count: int | None = None, seed: int | None = None) -> None:
         side_by_side = (len(tokens) - 1) // length  # the last token is only a target
         self.tokens, self.length, self.seed = tokens, length, seed
         self.draws = seed is not None

@@ -24,7 +24,7 @@ class StdlibBytesOptions(DataSetOptions):
     windows: int | None = Field(
         default=None,
         ge=1,
-        description="training samples per epoch, each a window at a random place; "
+        description="training samples per epoch, windows at random places that are new in every epoch; "
         "null takes as many as fit side by side into the training part",
     )
 

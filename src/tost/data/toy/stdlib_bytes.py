@@ -18,15 +18,17 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+from numpy.lib.stride_tricks import sliding_window_view
+from numpy.typing import NDArray
 from torch import Tensor
 
-from tost.data._random import mix, mix_array
-from tost.data.dataset import Batch, DataBundle, Dataset
+from tost.data.dataset import DataBundle
 from tost.data.spec import DataInfo
+from tost.data.tokens.dataset import TokenWindows
 from tost.data.toy.options import StdlibBytesOptions
 from tost.errors import ConfigError
 
-__all__ = ["ByteWindows", "Corpus", "build_stdlib_bytes", "decode", "read_corpus"]
+__all__ = ["ByteArray", "Corpus", "build_stdlib_bytes", "decode", "read_corpus"]
 
 _SKIPPED_FOLDERS = ("test", "tests", "idlelib", "lib2to3", "site-packages", "dist-packages", "config-*", "__pycache__")
 _SKIPPED_FILES = ("_sysconfigdata*", "sitecustomize.py", "usercustomize.py")
@@ -87,40 +89,22 @@ def _matches(name: str, patterns: Iterable[str]) -> bool:
     return any(fnmatchcase(name, pattern) for pattern in patterns)
 
 
-class ByteWindows(Dataset):
-    """Windows of a piece of text.
-
-    Sample i: inputs, the `length` bytes from a start on; targets, the bytes that follow each of them. Both int64
-    ``[length]``. The starts are never stored, so that any number of windows takes no memory.
+class ByteArray:
+    """Bytes in memory as a source of `TokenWindows`.
 
     Args:
-        text: The bytes, uint8 ``[n]`` with n > length.
-        length: Bytes per window.
-        count: Number of windows; None for as many as lie side by side in the text.
-        seed: Decides the start of window i together with i, and nothing else does; None puts windows side by side.
+        text: The bytes, uint8 ``[n]``.
     """
 
-    def __init__(self, text: Tensor, length: int, *, count: int | None = None, seed: int | None = None) -> None:
-        side_by_side = (len(text) - 1) // length  # the last byte is only a target
-        self.text, self.length, self.seed = text, length, seed
-        self.count = side_by_side if count is None else count
+    def __init__(self, text: Tensor) -> None:
+        self.text = text
 
     def __len__(self) -> int:
-        """Return the number of windows."""
-        return self.count
+        return len(self.text)
 
-    def starts(self, indices: Tensor) -> Tensor:
-        """Return where windows start, int64 of the shape of `indices`."""
-        if self.seed is None:
-            return indices * self.length
-        drawn = mix_array(mix(self.seed), indices.numpy().astype(np.uint64))
-        return torch.from_numpy((drawn % np.uint64(len(self.text) - self.length)).astype(np.int64))
-
-    def gather(self, indices: Tensor) -> Batch:
-        """Return windows as a batch."""
-        every_place = self.text.unfold(0, self.length + 1, 1)  # a view, [n - length, length + 1]
-        window = every_place[self.starts(indices)].long()  # [B, length + 1]
-        return {"inputs": window[:, :-1].contiguous(), "targets": window[:, 1:].contiguous()}
+    def windows(self, starts: NDArray[np.int64], length: int) -> NDArray[np.int64]:
+        """Return windows of the same length, int64 ``[B, length]``."""
+        return sliding_window_view(self.text.numpy(), length)[starts].astype(np.int64)
 
 
 def build_stdlib_bytes(options: StdlibBytesOptions, seed: int) -> DataBundle:
@@ -150,8 +134,8 @@ def build_stdlib_bytes(options: StdlibBytesOptions, seed: int) -> DataBundle:
         },
     )
     return DataBundle(
-        train=ByteWindows(corpus.train, length, count=options.windows, seed=seed),
-        validation=ByteWindows(corpus.validation, length),
+        train=TokenWindows(ByteArray(corpus.train), length, count=options.windows, seed=seed),
+        validation=TokenWindows(ByteArray(corpus.validation), length),
         info=info,
     )
 
