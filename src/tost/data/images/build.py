@@ -17,9 +17,10 @@ from tost._lazy import load
 from tost.data._random import mix
 from tost.data.dataset import DataBundle, Dataset, fingerprint
 from tost.data.images.dataset import PixelImages, StoredImages, is_vectorised
+from tost.data.images.decode import decode_images
 from tost.data.images.options import FoundOptions, ImageOptions
-from tost.data.images.sources.arrays import decode_images
-from tost.data.images.sources.base import MemoryImages, Split, hash_lines
+from tost.data.images.sources.arrays import MemoryImages
+from tost.data.images.sources.base import Split, hash_lines
 from tost.data.images.transform import evaluation_transform, pixel_transform
 from tost.data.spec import DataInfo
 from tost.errors import ConfigError

@@ -195,7 +195,7 @@ class ImageOptions(DataSetOptions):
 class Cifar10Options(ImageOptions):
     """Options of ``cifar10``."""
 
-    opener = "layouts:open_cifar"
+    opener = "arrays:open_cifar"
     known_classes = 10
 
     image_size: _Size = Field(default=32, description="size of the samples in pixels, or [height, width]")
@@ -222,7 +222,7 @@ class Cifar100Options(Cifar10Options):
 class FashionMnistOptions(Cifar10Options):
     """Options of ``fashion_mnist``."""
 
-    opener = "layouts:open_fashion_mnist"
+    opener = "arrays:open_fashion_mnist"
     image_size: _Size = Field(default=28, description="size of the samples in pixels, or [height, width]")
     channels: Literal[1, 3] = Field(default=1, description="1 for grey, as the images are; 3 repeats it")
     padding: int = Field(default=2, ge=0, description="largest shift of crop: pad, in pixels; black moves in")
@@ -284,14 +284,14 @@ class FoundOptions(ImageOptions):
 class ImageFolderOptions(FoundOptions):
     """Options of ``image_folder``."""
 
-    opener = "layouts:open_image_folder"
+    opener = "folders:open_image_folder"
     validation_split: str = Field(default="val", description="split, that is sub-folder, to validate on")
 
 
 class ImageParquetOptions(FoundOptions):
     """Options of ``image_parquet``."""
 
-    opener = "layouts:open_image_parquet"
+    opener = "parquet:open_image_parquet"
     image_column: str | None = Field(default=None, description="column of the images; null: image or img")
     label_column: str | None = Field(
         default=None, description="column of the labels; null: label, labels, fine_label or target"

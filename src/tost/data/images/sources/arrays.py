@@ -1,49 +1,99 @@
-"""Small data sets in their published files, decoded at once: idx (Fashion-MNIST), CIFAR's binary version, parquet."""
+"""Small data sets in their published files, read into memory: Fashion-MNIST (idx) and CIFAR (binary, or parquet)."""
 
 from __future__ import annotations
 
 import gzip
 import zlib
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import torch
+from PIL import Image
 from torch import Tensor
 
-from tost.data.images.decode import read_image
+from tost.data.dataset import fingerprint
+from tost.data.images.options import ImageOptions
+from tost.data.images.sources.base import ImageSource, Split, check_folder, entries
+from tost.data.images.sources.parquet import columns_of, find_shards, open_parquet
 from tost.errors import ConfigError
 
-__all__ = ["Decoded", "decode_images", "read_cifar_binary", "read_idx"]
+__all__ = ["CIFAR10_NAMES", "MemoryImages", "open_cifar", "open_fashion_mnist"]
 
-
-class Decoded(NamedTuple):
-    """Images in memory: pixels uint8 ``[n, 1 or 3, height, width]`` and targets int64 ``[n]``."""
-
-    pixels: Tensor
-    targets: Tensor
-
-
+CIFAR10_NAMES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
+_FASHION_NAMES = (
+    *("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat"),
+    *("Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot"),
+)
 _IDX_BYTES = 0x08  # the type code of unsigned bytes
-_AT_ONCE = 256  # images that a thread decodes before it asks for more
 _GZIP = b"\x1f\x8b"
+_CIFAR_FILES = {
+    10: {"train": [f"data_batch_{number}.bin" for number in range(1, 6)], "test": ["test_batch.bin"]},
+    100: {"train": ["train.bin"], "test": ["test.bin"]},
+}
+_CIFAR_PICKLES = {10: ("data_batch_1", "cifar-10-batches-py"), 100: ("meta", "cifar-100-python")}
 
 
-def read_idx(path: Path, dims: int) -> Tensor:
-    """Return the content of an idx file of unsigned bytes.
+class MemoryImages(ImageSource):
+    """Images in memory.
 
     Args:
-        path: The file, compressed with gzip or not, which its content tells.
-        dims: Number of dimensions that it must have.
-
-    Returns:
-        A uint8 tensor of the shape that the file states.
-
-    Raises:
-        ConfigError: The file is something else, or incomplete.
+        pixels: uint8 ``[N, 1 or 3, height, width]``.
+        title: What to call them in messages.
     """
+
+    def __init__(self, pixels: Tensor, title: str) -> None:
+        self.pixels, self.title = pixels, title
+
+    def __len__(self) -> int:
+        """Return the number of images."""
+        return len(self.pixels)
+
+    def name(self, row: int) -> str:
+        """Return the number of an image."""
+        return f"image {row} of {self.title}"
+
+    def image(self, row: int) -> Image.Image:
+        """Return an image, of mode ``RGB``."""
+        return Image.fromarray(self.pixels[row].expand(3, -1, -1).permute(1, 2, 0).numpy())
+
+    def fingerprint(self) -> str:
+        """Return the SHA-256 of the pixels."""
+        return fingerprint(self.pixels)
+
+
+def open_fashion_mnist(options: ImageOptions, path: Path, split: str) -> Split:
+    """Read ``train-*`` or ``t10k-*`` idx files, compressed or not."""
+    expected = "the folder of train-images-idx3-ubyte, train-labels-idx1-ubyte and the t10k files, with .gz or without"
+    check_folder(path, expected)
+    start = {"train": "train", "test": "t10k"}[split]
+    images = _read_idx(_idx_file(path, f"{start}-images-idx3-ubyte", expected), 3)
+    labels = _read_idx(_idx_file(path, f"{start}-labels-idx1-ubyte", expected), 1)
+    if len(images) != len(labels):
+        raise ConfigError(f"{path} holds {len(images)} images but {len(labels)} labels of the split {split!r}.")
+    return Split(
+        source=MemoryImages(images.unsqueeze(1), f"the split {split!r} in {path}"),
+        targets=labels.long(),
+        class_names=_FASHION_NAMES,
+        layout="idx",
+        image_size=(images.shape[1], images.shape[2]),
+    )
+
+
+def _idx_file(path: Path, name: str, expected: str) -> Path:
+    dotted = name.replace("-idx", ".idx")  # some copies have a dot before the number of dimensions
+    for place in (path, path / "FashionMNIST" / "raw", path / "raw"):
+        for file in (name, f"{name}.gz", dotted, f"{dotted}.gz"):
+            if (place / file).is_file():
+                return place / file
+    raise ConfigError(
+        f"{path} has no {name} or {name}.gz, it has: {entries(path)}; data.path must point at {expected}."
+    )
+
+
+def _read_idx(path: Path, dims: int) -> Tensor:
+    """Return the unsigned bytes of an idx file, compressed or not, which must have `dims` dimensions."""
     data = path.read_bytes()
     if data.startswith(_GZIP):
         try:
@@ -51,10 +101,11 @@ def read_idx(path: Path, dims: int) -> Tensor:
         except (OSError, EOFError, zlib.error) as error:
             raise ConfigError(f"{path} cannot be unpacked, it is damaged or incomplete: {error}.") from error
     start = 4 + 4 * dims
-    if len(data) < start or data[:2] != b"\0\0" or data[2] != _IDX_BYTES or data[3] != dims:
+    expected = bytes([0, 0, _IDX_BYTES, dims])
+    if len(data) < start or not data.startswith(expected):
         raise ConfigError(
             f"{path} is not an idx file of bytes with {dims} dimensions: it starts with {data[:4].hex()}, "
-            f"expected {bytes([0, 0, _IDX_BYTES, dims]).hex()}."
+            f"expected {expected.hex()}."
         )
     shape = np.frombuffer(data, dtype=">u4", count=dims, offset=4).astype(np.int64)
     if len(data) != start + int(shape.prod()):
@@ -66,16 +117,42 @@ def read_idx(path: Path, dims: int) -> Tensor:
     return torch.from_numpy(values.copy())
 
 
-def read_cifar_binary(paths: Sequence[Path], label_bytes: int) -> Decoded:
-    """Return images of CIFAR's binary version: records of labels and 3 x 32 x 32 bytes.
+def open_cifar(options: ImageOptions, path: Path, split: str) -> Split:
+    """Read parquet files as on the hub, or the binary version."""
+    classes = options.class_count()
+    files = _CIFAR_FILES[classes][split]
+    expected = f"the folder of {split}.parquet (or {split}-*.parquet), or of the binary version ({', '.join(files)})"
+    check_folder(path, expected)
+    names = CIFAR10_NAMES if classes == 10 else ()
+    if shards := find_shards(path, [split]):
+        has_fine = classes == 100 and "fine_label" in columns_of(shards[0])
+        found = open_parquet(shards, label_column="fine_label" if has_fine else None)
+        return replace(found, class_names=found.class_names or names, image_size=(32, 32))
+    for place in (path, path / f"cifar-{classes}-batches-bin", path / f"cifar-{classes}-binary"):
+        present = [place / name for name in files if (place / name).is_file()]
+        if len(present) == len(files):
+            pixels, targets = _read_cifar(present, label_bytes=1 if classes == 10 else 2)
+            named = place / "fine_label_names.txt"
+            return Split(
+                source=MemoryImages(pixels, f"the split {split!r} in {place}"),
+                targets=targets,
+                class_names=names or (tuple(named.read_text().split()) if named.is_file() else ()),
+                layout="binary",
+                image_size=(32, 32),
+            )
+        if present:
+            raise ConfigError(f"{place} holds only {len(present)} of {', '.join(files)}; the others are missing.")
+    if any((path / name).exists() for name in _CIFAR_PICKLES[classes]):
+        raise ConfigError(
+            f"{path} holds the Python version of CIFAR-{classes}, whose files are pickles: reading them can run any "
+            f"program, so they are not read. Use parquet files (hub: uoft-cs/cifar{classes}) or the binary version "
+            f"({', '.join(files)}) instead."
+        )
+    raise ConfigError(f"{path} holds no CIFAR-{classes}, it has: {entries(path)}; data.path must point at {expected}.")
 
-    Args:
-        paths: The files, in order.
-        label_bytes: Labels in front of each image; the last one counts (CIFAR-100: coarse, then fine).
 
-    Raises:
-        ConfigError: A file is no whole number of records.
-    """
+def _read_cifar(paths: Sequence[Path], label_bytes: int) -> tuple[Tensor, Tensor]:
+    """Return images and labels of the binary version: records of labels, of which the last counts, and pixels."""
     record = label_bytes + 3 * 32 * 32
     parts = []
     for path in paths:
@@ -87,37 +164,5 @@ def read_cifar_binary(paths: Sequence[Path], label_bytes: int) -> Decoded:
             )
         parts.append(data.reshape(-1, record))
     records = torch.from_numpy(np.concatenate(parts))
-    return Decoded(
-        records[:, label_bytes:].reshape(-1, 3, 32, 32).contiguous(), records[:, label_bytes - 1].to(torch.int64)
-    )
-
-
-def decode_images(encoded: Sequence[bytes], names: Sequence[str], size: tuple[int, int], *, channels: int) -> Tensor:
-    """Decode images of one size into one tensor, uint8 ``[n, channels, height, width]``.
-
-    Args:
-        encoded: Contents of image files.
-        names: What to call each in messages.
-        size: Height and width that each must have.
-        channels: 1 or 3.
-
-    Raises:
-        BadImageError: An image cannot be read.
-        ConfigError: An image has another size.
-    """
-    pixels = np.empty((len(encoded), *size, channels), dtype=np.uint8)
-
-    def decode(start: int) -> None:
-        for place in range(start, min(start + _AT_ONCE, len(encoded))):
-            image = read_image(encoded[place], names[place], channels=channels)
-            if (image.height, image.width) != size:
-                raise ConfigError(
-                    f"{names[place]} has {image.height} x {image.width} pixels, but this data set has images of "
-                    f"{size[0]} x {size[1]}."
-                )
-            pixels[place] = np.asarray(image).reshape(*size, channels)
-
-    with ThreadPoolExecutor() as threads:  # decoders let other threads run
-        for _ in threads.map(decode, range(0, len(encoded), _AT_ONCE)):
-            pass
-    return torch.from_numpy(pixels).permute(0, 3, 1, 2).contiguous()
+    pixels = records[:, label_bytes:].reshape(-1, 3, 32, 32).contiguous()
+    return pixels, records[:, label_bytes - 1].to(torch.int64)

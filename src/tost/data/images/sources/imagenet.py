@@ -21,8 +21,8 @@ from timm.data.imagenet_info import ImageNetInfo
 from timm.data.real_labels import RealLabelsImagenet
 
 from tost.data.images.options import ImageNetOptions
-from tost.data.images.sources.base import FileImages, ImageSource, Split
-from tost.data.images.sources.layouts import SYNONYMS, check_folder, entries, image_files, open_class_folders
+from tost.data.images.sources.base import ImageSource, Split, check_folder, entries, split_names
+from tost.data.images.sources.folders import FileImages, image_files, open_class_folders
 from tost.data.images.sources.oxford import read_matlab
 from tost.data.images.sources.parquet import find_shards, open_parquet
 from tost.data.images.sources.tar import index_tar, tar_source
@@ -51,7 +51,7 @@ def imagenet_classes() -> tuple[tuple[str, ...], tuple[str, ...]]:
 def open_imagenet(options: ImageNetOptions, path: Path, split: str) -> Split:
     """Read ImageNet-1k from whatever the folder holds; on the validation split, with ReaL labels if asked for."""
     check_folder(path, _EXPECTED)
-    found = _open(path, SYNONYMS.get(split, (split,)), split)
+    found = _open(path, split_names(split), split)
     if options.real_labels is not None and split == options.validation_split:
         return replace(found, extra={"real": real_labels(options.real_labels, found.source)})
     return found

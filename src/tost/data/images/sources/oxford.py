@@ -10,8 +10,8 @@ import numpy as np
 import torch
 
 from tost.data.images.options import ImageOptions
-from tost.data.images.sources.base import FileImages, Split
-from tost.data.images.sources.layouts import check_folder, entries
+from tost.data.images.sources.base import Split, check_folder, entries
+from tost.data.images.sources.folders import FileImages
 from tost.errors import ConfigError
 
 __all__ = ["open_flowers102", "open_pets", "read_matlab"]

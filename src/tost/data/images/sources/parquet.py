@@ -15,10 +15,11 @@ import pyarrow.parquet as pq  # type: ignore[import-untyped]
 import torch
 from torch import Tensor
 
-from tost.data.images.sources.base import ImageSource, Split, hash_lines
+from tost.data.images.options import ImageParquetOptions
+from tost.data.images.sources.base import ImageSource, Split, check_folder, entries, hash_lines, split_names
 from tost.errors import ConfigError
 
-__all__ = ["ParquetImages", "columns_of", "find_shards", "open_parquet"]
+__all__ = ["ParquetImages", "columns_of", "find_shards", "open_image_parquet", "open_parquet"]
 
 _IMAGE_COLUMNS = ("image", "img")
 _LABEL_COLUMNS = ("label", "labels", "fine_label", "target")
@@ -69,6 +70,27 @@ def _check_complete(paths: Sequence[Path]) -> None:
             f"{paths[0].parent} holds {len(paths)} of {count} parquet files of a split; missing are the numbers "
             f"{', '.join(map(str, missing[:10]))}{' and more' if len(missing) > 10 else ''}."
         )
+
+
+def open_image_parquet(options: ImageParquetOptions, path: Path, split: str) -> Split:
+    """Read any parquet files."""
+    if path.is_file():
+        if not options.hold_out:
+            raise ConfigError(
+                f"data.path {path} is one file; to validate on a part of it, set data.options.hold_out to a number of "
+                "images, or point at a folder with a file for each split."
+            )
+        shards = [path]
+    else:
+        expected = f"the folder of {split}.parquet, {split}-*.parquet or {split}/*.parquet"
+        check_folder(path, expected)
+        shards = find_shards(path, split_names(split))
+        if not shards:
+            raise ConfigError(
+                f"{path} has no parquet files of the split {split!r}, it has: {entries(path)}; data.path must point at "
+                f"{expected}, or name the splits with data.options.train_split and validation_split."
+            )
+    return open_parquet(shards, image_column=options.image_column, label_column=options.label_column)
 
 
 def open_parquet(paths: Sequence[Path], *, image_column: str | None = None, label_column: str | None = None) -> Split:

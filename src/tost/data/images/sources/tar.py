@@ -1,4 +1,4 @@
-"""An index of the images in tar files, so that they can be read at their places without unpacking anything."""
+"""Images in tar files, which are indexed once and read at their places, without unpacking."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ import os
 import tarfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path, PurePosixPath
-from typing import IO, NamedTuple
+from typing import IO, Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
-from tost.data.images.sources.base import TarImages
-from tost.data.images.sources.layouts import SUFFIXES
+from tost.data.images.sources.base import ImageSource, hash_lines, is_image, pack_names
 from tost.errors import ConfigError
 
-__all__ = ["Member", "index_tar", "tar_source"]
+__all__ = ["Member", "TarImages", "index_tar", "tar_source"]
 
 _LABEL_SUFFIX = ".cls"  # a file with the number of the class, beside its image
 
@@ -24,11 +24,11 @@ class Member(NamedTuple):
 
     Attributes:
         file: Number of the tar file.
-        name: Path of the image in it; in a tar file inside a tar file, behind the inner one's name.
+        name: Path of the image in it; in a tar file inside a tar file, after the inner one's name.
         folder: What it is sorted into: the folder or the inner tar file; empty if neither.
         start: Where its content starts, in bytes from the beginning of the outer file.
         size: In bytes.
-        label: Number of its class, if a ``.cls`` file beside it tells.
+        label: Number of its class, if there is a ``.cls`` file beside it.
     """
 
     file: int
@@ -37,6 +37,49 @@ class Member(NamedTuple):
     start: int
     size: int
     label: int | None
+
+
+class TarImages(ImageSource):
+    """Members of tar files, read at their places without unpacking.
+
+    Args:
+        paths: The tar files.
+        names: Names of the members.
+        places: For each member the number of its file, where its content starts, and its size, int64 ``[N, 3]``.
+    """
+
+    def __init__(self, paths: Sequence[Path], names: Sequence[str], places: NDArray[np.int64]) -> None:
+        self.paths, self.places = list(paths), places
+        self._names = pack_names(names)
+        self._open: dict[int, int] = {}
+
+    def __len__(self) -> int:
+        """Return the number of members."""
+        return len(self._names)
+
+    def name(self, row: int) -> str:
+        """Return the path of the tar file with the name of the member."""
+        return f"{self.paths[int(self.places[row, 0])]}:{os.fsdecode(self._names[row])}"
+
+    def read(self, row: int) -> bytes:
+        """Return the content of a member."""
+        file, start, size = map(int, self.places[row])
+        if file not in self._open:
+            self._open[file] = os.open(self.paths[file], os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))
+        # Reading at a place, not from a position, so that forked workers can share an open file.
+        return os.pread(self._open[file], size, start)
+
+    def fingerprint(self) -> str:
+        """Return the SHA-256 of the listing: names of the members, and sizes."""
+        names = map(os.fsdecode, self._names)
+        return hash_lines(f"{name}\t{size}" for name, size in zip(names, self.places[:, 2], strict=True))
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_open": {}}
+
+    def __del__(self) -> None:
+        for handle in self.__dict__.get("_open", {}).values():
+            os.close(handle)
 
 
 def index_tar(paths: Sequence[Path]) -> list[Member]:
@@ -80,7 +123,7 @@ def _members(stream: IO[bytes], number: int, outer: str) -> Iterator[Member]:
             elif path.suffix == _LABEL_SUFFIX:
                 stream.seek(entry.offset_data)
                 labels[str(path.with_suffix(""))] = int(stream.read(entry.size))
-            elif path.suffix.lower() in SUFFIXES:
+            elif is_image(path.name):
                 images.append((str(path), entry.offset_data, entry.size))
         # The reader takes any end for the end, also that of a download that broke off.
         stream.seek(archive.offset)

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tost.data.images.sources.layouts import entries
+from tost.data.images.sources.base import entries
 from tost.errors import ConfigError
 
 __all__ = ["find_release", "limited", "shuffled", "thirds"]

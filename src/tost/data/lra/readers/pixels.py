@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 
 from tost.data.dataset import Batch, DataBundle, Dataset, fingerprint
-from tost.data.images.decode import read_image
+from tost.data.images.decode import decode_images, read_image
 from tost.data.images.options import Cifar10Options
-from tost.data.images.sources.arrays import decode_images
-from tost.data.images.sources.base import FileImages, MemoryImages, hash_lines
-from tost.data.images.sources.layouts import CIFAR10_NAMES, check_folder, open_cifar, open_image_folder
+from tost.data.images.sources.arrays import CIFAR10_NAMES, MemoryImages, open_cifar
+from tost.data.images.sources.base import check_folder, hash_lines
+from tost.data.images.sources.folders import FileImages, open_image_folder
 from tost.data.lra.generate.pathfinder.images import FOLDERS
 from tost.data.lra.options import LraImageOptions, LraPathfinderOptions, PixelOptions
 from tost.data.lra.readers.layout import find_release, limited, shuffled, thirds

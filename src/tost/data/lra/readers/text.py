@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from tost.data.dataset import DataBundle, fingerprint
-from tost.data.images.sources.layouts import entries
+from tost.data.images.sources.base import entries
 from tost.data.images.sources.parquet import columns_of, find_shards
 from tost.data.lra.options import LraTextOptions
 from tost.data.lra.readers.layout import limited, shuffled
