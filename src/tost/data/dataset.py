@@ -15,7 +15,7 @@ from torch import Tensor
 
 from tost.data.spec import DataInfo
 
-__all__ = ["Batch", "DataBundle", "Dataset", "Sample", "TensorDataset", "fingerprint"]
+__all__ = ["Batch", "DataBundle", "Dataset", "Sample", "TensorDataset", "fingerprint", "spread"]
 
 Sample = dict[str, Tensor]
 """One sample: "inputs", "targets", and "mask" where sequences are padded."""
@@ -103,6 +103,11 @@ class DataBundle:
     train: Dataset
     validation: Dataset
     info: DataInfo = field(default_factory=DataInfo)
+
+
+def spread(rows: Tensor, count: int | None) -> Tensor:
+    """Return `count` of the rows, evenly spaced; all of them if there are no more, or if it is None."""
+    return rows if count is None or count >= len(rows) else rows[torch.arange(count) * len(rows) // count]
 
 
 def fingerprint(*parts: Tensor) -> str:

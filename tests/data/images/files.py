@@ -39,7 +39,7 @@ def jpeg(label, number, size=(12, 10)):
 
 
 def recognise(inputs):
-    """Red and green of images that were normalised with `PLAIN`, as (label mod 12, number)."""
+    """Red and green of images that were normalized with `PLAIN`, as (label mod 12, number)."""
     means = inputs.mean(dim=(-2, -1)) * 255
     return [tuple(((channel - 10) / 20).round().int().tolist()) for channel in means[:, :2]]
 

@@ -238,7 +238,7 @@ def test_grey_images_can_have_three_channels_and_colour_images_one(tmp_path):
         assert grey["inputs"][0].mean() * 255 == pytest.approx(0.299 * red + 0.587 * green + 0.114 * blue, abs=2)
 
 
-def test_normalisation_is_per_channel(tmp_path):
+def test_normalization_is_per_channel(tmp_path):
     plain = everything(build("image_folder", tmp_path, **files.PLAIN).validation)["inputs"]
     mean, std = [0.1, 0.2, 0.3], [0.5, 0.25, 0.125]
     other = everything(build("image_folder", tmp_path, mean=mean, std=std).validation)["inputs"]

@@ -30,7 +30,7 @@ def training_transform(options: ImageOptions) -> Transform:
     """Return the transform of training images; it draws at random, so call it inside `drawing_from`.
 
     Args:
-        options: Crop, mirroring, policy, erasing, size and normalisation.
+        options: Crop, mirroring, policy, erasing, size and normalization.
 
     Returns:
         From a decoded image of mode ``RGB`` to float32 ``[C, height, width]``.

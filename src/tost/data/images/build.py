@@ -6,18 +6,17 @@ by one, by the loader's workers.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from tost._lazy import load
 from tost.data._random import mix
-from tost.data.dataset import DataBundle, Dataset, fingerprint
-from tost.data.images.dataset import PixelImages, StoredImages, is_vectorised
-from tost.data.images.decode import decode_images
+from tost.data.dataset import DataBundle, Dataset, fingerprint, spread
+from tost.data.images.dataset import PixelImages, StoredImages, is_vectorized
+from tost.data.images.decode import decode_images, to_grey
 from tost.data.images.options import FoundOptions, ImageOptions
 from tost.data.images.sources.arrays import MemoryImages
 from tost.data.images.sources.base import Split, hash_lines
@@ -32,7 +31,7 @@ _AUGMENTATION = 1  # keeps its random numbers apart from others of the same seed
 
 
 def build_images(options: ImageOptions, path: str, seed: int) -> DataBundle:
-    """Return an image data set: inputs float32 ``[C, height, width]``, normalised; targets int64 ``[]``.
+    """Return an image data set: inputs float32 ``[C, height, width]``, normalized; targets int64 ``[]``.
 
     Args:
         options: What to read, and how.
@@ -52,9 +51,17 @@ def build_images(options: ImageOptions, path: str, seed: int) -> DataBundle:
         validation = open_split(options, root, options.validation_split)
         rows, held_out = (torch.arange(len(split.targets)) for split in (train, validation))
     _check_classes(train, validation, options, root)
-    rows, held_out = _limit(rows, options.limit), _limit(held_out, options.limit)
+    rows, held_out = spread(rows, options.limit), spread(held_out, options.limit)
+    content = train.source.fingerprint()
     info = DataInfo(
-        fingerprint=_fingerprint((train, rows), (validation, held_out)),
+        fingerprint=hash_lines(
+            [
+                content,
+                fingerprint(train.targets, rows, *train.extra.values()),
+                content if validation is train else validation.source.fingerprint(),
+                fingerprint(validation.targets, held_out, *validation.extra.values()),
+            ]
+        ),
         details={"layout": train.layout, "train_images": len(rows), "validation_images": len(held_out)},
         class_names=train.class_names,
     )
@@ -66,7 +73,7 @@ def build_images(options: ImageOptions, path: str, seed: int) -> DataBundle:
 
 
 def _dataset(split: Split, rows: Tensor, options: ImageOptions, *, seed: int | None) -> Dataset:
-    if split.image_size and (seed is None or is_vectorised(options)):
+    if split.image_size and (seed is None or is_vectorized(options)):
         return PixelImages(_pixels(split, rows, options.channels), split.targets[rows], options, seed=seed)
     if isinstance(options, FoundOptions) and options.in_memory:
         return _read_all(split, rows, options, seed=seed)
@@ -95,17 +102,11 @@ def _pixels(split: Split, rows: Tensor, channels: int) -> Tensor:
     if isinstance(split.source, MemoryImages):
         everything = len(rows) == len(split.source)  # then no second copy is made
         pixels = split.source.pixels if everything else split.source.pixels[rows]
-        return _grey(pixels) if channels < pixels.shape[1] else pixels
+        return to_grey(pixels) if channels < pixels.shape[1] else pixels
     wanted = rows.tolist()
     encoded = [split.source.read(row) for row in wanted]
     names = [split.source.name(row) for row in wanted]
     return decode_images(encoded, names, split.image_size, channels=channels)
-
-
-def _grey(pixels: Tensor) -> Tensor:
-    """Return colour images in grey, with the weights and the rounding of Pillow."""
-    red, green, blue = pixels.to(torch.int32).unbind(1)
-    return ((19595 * red + 38470 * green + 7471 * blue + 0x8000) >> 16).to(torch.uint8).unsqueeze(1)
 
 
 def _hold_out(targets: Tensor, count: int, path: Path) -> tuple[Tensor, Tensor]:
@@ -116,28 +117,18 @@ def _hold_out(targets: Tensor, count: int, path: Path) -> tuple[Tensor, Tensor]:
         )
     by_class = torch.argsort(targets, stable=True)
     held = torch.zeros(len(targets), dtype=torch.bool)
-    held[by_class[_spread(len(targets), count)]] = True
+    held[spread(by_class, count)] = True
     rows = torch.arange(len(targets))
     return rows[~held], rows[held]
 
 
-def _limit(rows: Tensor, limit: int | None) -> Tensor:
-    return rows if limit is None or limit >= len(rows) else rows[_spread(len(rows), limit)]
-
-
-def _spread(total: int, count: int) -> Tensor:
-    """Return `count` different numbers below `total`, evenly spaced."""
-    return torch.arange(count) * total // count
-
-
 def _check_classes(train: Split, validation: Split, options: ImageOptions, path: Path) -> None:
     if train.class_names != validation.class_names:
-        only = [sorted(set(a) - set(b)) for a, b in ((train.class_names, validation.class_names),) * 1]
-        only.append(sorted(set(validation.class_names) - set(train.class_names)))
+        first, second = set(train.class_names), set(validation.class_names)
         raise ConfigError(
             f"the splits of {path} have different classes: {len(train.class_names)} in {options.train_split!r} "
-            f"(alone there: {_few(only[0])}), {len(validation.class_names)} in {options.validation_split!r} "
-            f"(alone there: {_few(only[1])})."
+            f"(alone there: {_few(sorted(first - second))}), {len(validation.class_names)} in "
+            f"{options.validation_split!r} (alone there: {_few(sorted(second - first))})."
         )
     expected = options.class_count()
     if train.class_names and len(train.class_names) != expected:
@@ -157,15 +148,6 @@ def _check_classes(train: Split, validation: Split, options: ImageOptions, path:
             )
 
 
-def _few(names: Any) -> str:
-    shown = ", ".join(list(names)[:5]) or "none"
+def _few(names: Sequence[str]) -> str:
+    shown = ", ".join(names[:5]) or "none"
     return f"{shown}, ..." if len(names) > 5 else shown
-
-
-def _fingerprint(*splits: tuple[Split, Tensor]) -> str:
-    known: dict[int, str] = {}
-    lines = []
-    for split, rows in splits:
-        content = known.setdefault(id(split), split.source.fingerprint() if id(split) not in known else "")
-        lines += [content, fingerprint(split.targets, rows, *split.extra.values())]
-    return hash_lines(lines)

@@ -1,4 +1,4 @@
-"""Image data sets as loaders take them: normalised tensors, and augmentation that follows from draw numbers."""
+"""Image data sets as loaders take them: normalized tensors, and augmentation that follows from draw numbers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tost.data.images.options import ImageOptions
 from tost.data.images.sources.base import ImageSource
 from tost.data.images.transform import Transform, drawing_from, resized_size, scale_and_shift
 
-__all__ = ["PixelImages", "StoredImages", "is_vectorised"]
+__all__ = ["PixelImages", "StoredImages", "is_vectorized"]
 
 _log = logging.getLogger("tost.data")
 _SHOWN = 20  # bad images that are named one by one
@@ -25,18 +25,18 @@ _TOLERATED = 100  # one image in so many may be bad
 _SHIFT, _FLIP = 0, 1  # what a random number is for
 
 
-def is_vectorised(options: ImageOptions) -> bool:
+def is_vectorized(options: ImageOptions) -> bool:
     """Return whether `PixelImages` can do what the options ask for."""
     return options.crop != "resized" and not (options.auto_augment or options.color_jitter or options.erasing)
 
 
 class PixelImages(Dataset):
-    """Images that are held in memory, a batch at a time: resized, shifted, mirrored and normalised as one tensor.
+    """Images that are held in memory, a batch at a time: resized, shifted, mirrored and normalized as one tensor.
 
     Args:
         pixels: uint8 ``[N, 1 or 3, height, width]``.
         targets: Labels, int64 ``[N]``.
-        options: Size, normalisation, and augmentation as far as `is_vectorised` allows.
+        options: Size, normalization, and augmentation as far as `is_vectorized` allows.
         seed: Decides what is drawn, together with the draw number; None for no augmentation.
     """
 

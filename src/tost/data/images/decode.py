@@ -17,7 +17,7 @@ from torch import Tensor
 
 from tost.errors import ConfigError, StorageError
 
-__all__ = ["BadImageError", "decode_images", "read_image"]
+__all__ = ["BadImageError", "decode_images", "read_image", "to_grey"]
 
 _WHITE = (255, 255, 255, 255)
 _AT_ONCE = 256  # images that a thread decodes before it asks for more
@@ -79,6 +79,19 @@ def _to_rgb(image: Image.Image) -> Image.Image:
 def _without_object(reason: str) -> str:
     # Pillow shows the object in memory that held the bytes, which tells a reader nothing.
     return "unknown format" if reason.startswith("cannot identify image file") else reason
+
+
+def to_grey(pixels: Tensor) -> Tensor:
+    """Return colour images in grey, with the weights and the rounding of Pillow.
+
+    Args:
+        pixels: uint8 ``[N, 3, height, width]``.
+
+    Returns:
+        uint8 ``[N, 1, height, width]``.
+    """
+    red, green, blue = pixels.to(torch.int32).unbind(1)
+    return ((19595 * red + 38470 * green + 7471 * blue + 0x8000) >> 16).to(torch.uint8).unsqueeze(1)
 
 
 def decode_images(encoded: Sequence[bytes], names: Sequence[str], size: tuple[int, int], *, channels: int) -> Tensor:

@@ -1,4 +1,4 @@
-"""From a decoded image to a normalised tensor.
+"""From a decoded image to a normalized tensor.
 
 Transforms of other packages draw from the global generators of Python, numpy and torch. `drawing_from` lends them
 generators that start from a given seed, and gives the global ones back as they were.
@@ -126,7 +126,7 @@ class _Pixels:
         return pixels.view(image.height, image.width, -1).permute(2, 0, 1).float()
 
 
-class _Normalise:
+class _Normalize:
     """Brings values from 0 to 255 to the mean and the standard deviation that models expect."""
 
     def __init__(self, options: ImageOptions) -> None:
@@ -143,15 +143,15 @@ def scale_and_shift(options: ImageOptions) -> tuple[Tensor, Tensor]:
 
 
 def pixel_transform(options: ImageOptions) -> Transform:
-    """Return the transform of validation images without normalisation: float32 of values from 0 to 255."""
+    """Return the transform of validation images without normalization: float32 of values from 0 to 255."""
     return Chain(Fit(options), *finish(options)[:-1])
 
 
 def evaluation_transform(options: ImageOptions) -> Transform:
-    """Return the transform of validation images: resize, cut out the centre, normalise."""
+    """Return the transform of validation images: resize, cut out the centre, normalize."""
     return Chain(Fit(options), *finish(options))
 
 
 def finish(options: ImageOptions) -> list[Callable[..., object]]:
-    """Return the steps from an image of the right size to a normalised tensor."""
-    return [*([_Grey()] if options.channels == 1 else []), _Pixels(), _Normalise(options)]
+    """Return the steps from an image of the right size to a normalized tensor."""
+    return [*([_Grey()] if options.channels == 1 else []), _Pixels(), _Normalize(options)]
