@@ -14,6 +14,7 @@ from tost._plugins import allow
 from tost.data import DataBundle, DataInfo, DataOptions, DataShape, build_data, find_data, list_data, make_loader
 from tost.data.registry import DATA_SETS
 from tost.errors import ConfigError
+from tost.recipes import load_config
 
 
 @pytest.fixture(autouse=True)
@@ -154,6 +155,34 @@ def test_without_a_shape_nothing_is_demanded():
     assert options.shape() == DataShape(task="mine")
     assert options.shape().model_options() == {}
     assert build_data(options, 0).info.model_options() == {}
+
+
+def test_a_configuration_follows_the_shape():
+    tost.register_data("series", task="classification", shape=SHAPE)(lambda: (Series(8), Series(2)))
+    config = load_config("demo/digits", ["data.name=series"])
+    assert {key: config.model.options[key] for key in ("input", "in_features", "num_classes", "max_length")} == {
+        "input": "values",
+        "in_features": 1,
+        "num_classes": 2,
+        "max_length": 4,
+    }
+    with pytest.raises(ConfigError, match=r"model\.in_features .*: 3 does not fit the data: series has 1 number"):
+        load_config("demo/digits", ["data.name=series", "model.in_features=3"])
+    with pytest.raises(ConfigError, match=r"data\.options\.size .*: unknown key"):
+        load_config("demo/digits", ["data.name=series", "data.options.size=3"])
+
+
+def test_a_configuration_without_a_shape_gives_the_options_of_the_model():
+    tost.register_data("series")(lambda: (Series(8), Series(2)))
+    given = {"input": "values", "in_features": 3, "num_classes": 2, "max_length": 4}
+    config = load_config("demo/digits", ["data.name=series", *(f"model.{key}={value}" for key, value in given.items())])
+    assert {key: config.model.options[key] for key in given} == given
+
+
+def test_a_data_set_for_another_task_is_refused():
+    tost.register_data("series", task="mine")(lambda: (Series(8), Series(2)))
+    with pytest.raises(ConfigError, match="data\\.name .*series is for the .* mine, but this is classification"):
+        load_config("demo/digits", ["data.name=series"])
 
 
 def test_a_bundle_keeps_what_it_knows():

@@ -9,6 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationIn
 from pydantic_core import ErrorDetails, InitErrorDetails
 from pydantic_core.core_schema import ErrorType
 
+from tost._options import Options
 from tost._text import did_you_mean
 from tost.data.registry import find_data
 from tost.data.spec import DataShape, problem
@@ -19,10 +20,10 @@ __all__ = ["DataOptions"]
 _KINDS = frozenset(get_args(ErrorType))
 
 
-class DataOptions(BaseModel):
+class DataOptions(Options):
     """The ``data`` part of a configuration."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+    model_config = ConfigDict(strict=True)
 
     name: str = Field(description="data set; `tost ls data` shows them")
     path: str | None = Field(

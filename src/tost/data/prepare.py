@@ -16,7 +16,7 @@ from pydantic import BaseModel, ValidationError
 from tost._text import did_you_mean
 from tost.data.lra.generate.options import LRA_GENERATED
 from tost.data.text.options import NAMED_TEXT, TextOptions
-from tost.data.toy.digit_files import DigitImagesOptions
+from tost.data.toy.options import DigitsOptions
 from tost.errors import ConfigError, StorageError
 
 __all__ = ["MARKER", "PREPARERS", "Preparer", "Report", "check_folder", "find_preparer", "list_preparers", "prepare"]
@@ -62,8 +62,8 @@ PREPARERS: dict[str, Preparer] = {
         Preparer(
             "digits",
             "handwritten digits of scikit-learn as a folder of images",
-            DigitImagesOptions,
-            "tost.data.toy.digit_files:write_digits",
+            DigitsOptions,
+            "tost.data.toy.digits:write_digits",
         ),
     )
 }

@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict
 from pydantic_core import PydanticCustomError
 
 from tost._lazy import load
+from tost._options import Options
 
 __all__ = ["DataInfo", "DataSetOptions", "DataShape", "DataSpec", "problem"]
 
@@ -79,10 +80,10 @@ class DataInfo(DataShape):
     class_names: tuple[str, ...] = ()
 
 
-class DataSetOptions(BaseModel):
-    """Base of the options of tost's own data sets: frozen, no unknown names, no conversions."""
+class DataSetOptions(Options):
+    """Base of the options of tost's own data sets, which convert no types."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+    model_config = ConfigDict(strict=True)
 
     def shape(self) -> DataShape:
         """Return what a model must fit."""

@@ -17,7 +17,7 @@ from tost.data._random import mix
 from tost.data.dataset import DataBundle, Dataset, fingerprint, spread
 from tost.data.images.dataset import PixelImages, StoredImages, is_vectorized
 from tost.data.images.decode import decode_images, to_grey
-from tost.data.images.options import FoundOptions, ImageOptions
+from tost.data.images.options import CustomImageOptions, ImageOptions
 from tost.data.images.sources.arrays import MemoryImages
 from tost.data.images.sources.base import Split, hash_lines
 from tost.data.images.transform import evaluation_transform, pixel_transform
@@ -75,7 +75,7 @@ def build_images(options: ImageOptions, path: str, seed: int) -> DataBundle:
 def _dataset(split: Split, rows: Tensor, options: ImageOptions, *, seed: int | None) -> Dataset:
     if split.image_size and (seed is None or is_vectorized(options)):
         return PixelImages(_pixels(split, rows, options.channels), split.targets[rows], options, seed=seed)
-    if isinstance(options, FoundOptions) and options.in_memory:
+    if isinstance(options, CustomImageOptions) and options.in_memory:
         return _read_all(split, rows, options, seed=seed)
     if seed is None:
         transform = evaluation_transform(options)

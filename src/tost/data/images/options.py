@@ -16,9 +16,9 @@ __all__ = [
     "SPECS",
     "Cifar10Options",
     "Cifar100Options",
+    "CustomImageOptions",
     "FashionMnistOptions",
     "Flowers102Options",
-    "FoundOptions",
     "ImageFolderOptions",
     "ImageNetOptions",
     "ImageOptions",
@@ -29,7 +29,7 @@ __all__ = [
 IMAGENET_MEAN, IMAGENET_STD = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]
 
 _LARGEST = 16_384  # pixels; a larger side is a slip of the finger
-_MAGNITUDES = 30  # torchvision's RandAugment knows the magnitudes 0 to 30
+_MAGNITUDES = 30  # of torchvision's RandAugment, from 0 to 30
 _POLICY = re.compile(r"(rand|augmix)(-[a-z]+[0-9.]+)*|torchvision-rand-n(\d+)-m(\d+)|torchvision-trivial")
 
 
@@ -72,10 +72,13 @@ _Policy = Annotated[
     str | None, PlainValidator(_policy), WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "null"}]})
 ]
 _Share = Annotated[float, Field(ge=0, le=1)]
-_Pair = Annotated[list[Annotated[float, Field(gt=0, allow_inf_nan=False)]], Field(min_length=2, max_length=2)]
-_PerChannel = Annotated[list[Annotated[float, Field(allow_inf_nan=False)]], Field(min_length=1, max_length=3)]
+_Pair = Annotated[list[Annotated[float, Field(gt=0)]], Field(min_length=2, max_length=2)]
+_PerChannel = Annotated[list[float], Field(min_length=1, max_length=3)]
 
 _CROP = "training: pad shifts by up to `padding` pixels, resized takes a random part, none does as validation does"
+_MEAN = "subtracted from pixels in [0, 1], per channel; by default the mean of the data set, or of ImageNet"
+_STD = "then divided by, per channel; by default the standard deviation"
+_SIZE = "size of the samples in pixels, or [height, width]"
 _EVAL_RESIZE = (
     "validation: squash resizes both sides to image_size; a number resizes the shorter side to it before the centre "
     "is cut out, ratio to 8/7 of image_size (256 for 224)"
@@ -90,7 +93,7 @@ class ImageOptions(DataSetOptions):
     known_classes: ClassVar[int | None] = None
     """Number of classes where the data set fixes it."""
 
-    image_size: _Size = Field(default=224, description="size of the samples in pixels, or [height, width]")
+    image_size: _Size = Field(default=224, description=_SIZE)
     channels: Literal[1, 3] = Field(default=3, description="3 for colour, grey images repeat theirs; 1 for grey")
     train_split: str = Field(default="train", description="split to train on")
     validation_split: str = Field(default="test", description="split to validate on")
@@ -119,8 +122,8 @@ class ImageOptions(DataSetOptions):
 
     interpolation: Literal["bilinear", "bicubic"] = Field(default="bicubic", description="how images are resized")
     eval_resize: _Resize = Field(default="squash", description=_EVAL_RESIZE)
-    mean: _PerChannel = Field(default=IMAGENET_MEAN, description="subtracted per channel, of pixels in [0, 1]")
-    std: _PerChannel = Field(default=IMAGENET_STD, description="then divided by, per channel")
+    mean: _PerChannel = Field(default=IMAGENET_MEAN, description=_MEAN)
+    std: _PerChannel = Field(default=IMAGENET_STD, description=_STD)
     on_bad_image: Literal["replace", "error"] = Field(
         default="replace",
         description="an image that cannot be read: train on its neighbour and validate on a blank one, or stop",
@@ -198,14 +201,12 @@ class Cifar10Options(ImageOptions):
     opener = "arrays:open_cifar"
     known_classes = 10
 
-    image_size: _Size = Field(default=32, description="size of the samples in pixels, or [height, width]")
+    image_size: _Size = Field(default=32, description=_SIZE)
     train_split: Literal["train", "test"] = Field(default="train", description="split to train on")
     validation_split: Literal["train", "test"] = Field(default="test", description="split to validate on")
     crop: Literal["pad", "resized", "none"] = Field(default="pad", description=_CROP)
-    mean: _PerChannel = Field(
-        default=[0.4914, 0.4822, 0.4465], description="subtracted per channel, of pixels in [0, 1]; of this set"
-    )
-    std: _PerChannel = Field(default=[0.2470, 0.2435, 0.2616], description="then divided by, per channel; of this set")
+    mean: _PerChannel = Field(default=[0.4914, 0.4822, 0.4465], description=_MEAN)
+    std: _PerChannel = Field(default=[0.2470, 0.2435, 0.2616], description=_STD)
 
 
 class Cifar100Options(Cifar10Options):
@@ -213,21 +214,19 @@ class Cifar100Options(Cifar10Options):
 
     known_classes = 100
 
-    mean: _PerChannel = Field(
-        default=[0.5071, 0.4866, 0.4409], description="subtracted per channel, of pixels in [0, 1]; of this set"
-    )
-    std: _PerChannel = Field(default=[0.2673, 0.2564, 0.2762], description="then divided by, per channel; of this set")
+    mean: _PerChannel = Field(default=[0.5071, 0.4866, 0.4409], description=_MEAN)
+    std: _PerChannel = Field(default=[0.2673, 0.2564, 0.2762], description=_STD)
 
 
 class FashionMnistOptions(Cifar10Options):
     """Options of ``fashion_mnist``."""
 
     opener = "arrays:open_fashion_mnist"
-    image_size: _Size = Field(default=28, description="size of the samples in pixels, or [height, width]")
+    image_size: _Size = Field(default=28, description=_SIZE)
     channels: Literal[1, 3] = Field(default=1, description="1 for grey, as the images are; 3 repeats it")
     padding: int = Field(default=2, ge=0, description="largest shift of crop: pad, in pixels; black moves in")
-    mean: _PerChannel = Field(default=[0.2860], description="subtracted, of pixels in [0, 1]; of this set")
-    std: _PerChannel = Field(default=[0.3530], description="then divided by; of this set")
+    mean: _PerChannel = Field(default=[0.2860], description=_MEAN)
+    std: _PerChannel = Field(default=[0.3530], description=_STD)
 
 
 class Flowers102Options(ImageOptions):
@@ -252,7 +251,7 @@ class PetsOptions(ImageOptions):
     validation_split: Literal["trainval", "test"] = Field(default="test", description="split to validate on")
 
 
-class FoundOptions(ImageOptions):
+class CustomImageOptions(ImageOptions):
     """Options of data sets whose classes are not known before."""
 
     num_classes: int | None = Field(
@@ -281,14 +280,14 @@ class FoundOptions(ImageOptions):
         return found
 
 
-class ImageFolderOptions(FoundOptions):
+class ImageFolderOptions(CustomImageOptions):
     """Options of ``image_folder``."""
 
     opener = "folders:open_image_folder"
     validation_split: str = Field(default="val", description="split, that is sub-folder, to validate on")
 
 
-class ImageParquetOptions(FoundOptions):
+class ImageParquetOptions(CustomImageOptions):
     """Options of ``image_parquet``."""
 
     opener = "parquet:open_image_parquet"
