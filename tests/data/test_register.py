@@ -181,7 +181,7 @@ def test_a_configuration_without_a_shape_gives_the_options_of_the_model():
 
 def test_a_data_set_for_another_task_is_refused():
     tost.register_data("series", task="mine")(lambda: (Series(8), Series(2)))
-    with pytest.raises(ConfigError, match="data\\.name .*series is for the .* mine, but this is classification"):
+    with pytest.raises(ConfigError, match=r"data\.name .*series is for the .* mine, but this is classification"):
         load_config("demo/digits", ["data.name=series"])
 
 
