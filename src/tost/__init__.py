@@ -3,13 +3,21 @@
 Public names are loaded on first use, so that ``import tost`` and the command line's help stay instant.
 """
 
-from importlib.metadata import PackageNotFoundError, version
+from typing import Any
 
 from tost._lazy import attach
 
-try:
-    __version__ = version("tost")
-except PackageNotFoundError:  # a source tree on the path, not installed
-    __version__ = "0+unknown"
+_load_name, __dir__, __all__ = attach(__name__)
 
-__getattr__, __dir__, __all__ = attach(__name__)
+
+def __getattr__(name: str) -> Any:
+    return _find_version() if name == "__version__" else _load_name(name)
+
+
+def _find_version() -> str:
+    from importlib.metadata import PackageNotFoundError, version  # slow to import, and rarely needed
+
+    try:
+        return version("tost")
+    except PackageNotFoundError:  # a source tree on the path, not installed
+        return "0+unknown"

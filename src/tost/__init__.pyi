@@ -3,6 +3,7 @@ from tost import models as models
 from tost import nn as nn
 from tost import objective as objective
 from tost import ops as ops
+from tost.analysis.registry import register_analysis as register_analysis
 from tost.data.registry import register_data as register_data
 from tost.generation import generate as generate
 from tost.integrations.official import load_official as load_official

@@ -13,15 +13,17 @@ import sys
 from collections.abc import Callable, Iterable
 from fnmatch import fnmatchcase
 from importlib import import_module
-from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from tost import _env
 from tost._text import did_you_mean
 from tost.errors import ConfigError
 
-__all__ = ["Registry", "allow", "is_foreign", "load_foreign"]
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
+
+__all__ = ["Registry", "allow", "allow_typed", "is_foreign", "load_foreign"]
 
 Spec = TypeVar("Spec")
 
@@ -44,6 +46,11 @@ def allow(*packages: str) -> None:
         if not all(part.isidentifier() for part in package.split(".")):
             raise ConfigError(f"{package!r} is not the name of a package; give an importable name such as my_package.")
     os.environ[_env.PLUGINS] = ",".join(dict.fromkeys([*_allowed(), *packages]))
+
+
+def allow_typed(*names: str) -> None:
+    """Allow the packages of those names that have the form ``package.module:object``, because a user typed them."""
+    allow(*(name.partition(":")[0].partition(".")[0] for name in names if is_foreign(name)))
 
 
 def load_foreign(name: str) -> Any:
@@ -92,12 +99,20 @@ class Registry(Generic[Spec]):
         group: Entry point group, such as ``"tost.models"``.
         adapt: Makes a spec from a name and the object that an entry point or ``package.module:object`` refers to.
         specs: What tost itself registers, by name.
+        plural: Of `kind`, if it is not formed with an s.
     """
 
     def __init__(
-        self, kind: str, group: str, adapt: Callable[[str, Any], Spec], specs: Iterable[tuple[str, Spec]] = ()
+        self,
+        kind: str,
+        group: str,
+        adapt: Callable[[str, Any], Spec],
+        specs: Iterable[tuple[str, Spec]] = (),
+        *,
+        plural: str = "",
     ) -> None:
         self._kind, self._group, self._adapt = kind, group, adapt
+        self._plural = plural or f"{kind}s"
         self._specs = dict(specs)
         self._entry_points: dict[str, EntryPoint] | None = None
 
@@ -108,9 +123,9 @@ class Registry(Generic[Spec]):
             ConfigError: The name is taken, or looks like ``package.module:object``.
         """
         if name in self._specs:
-            raise ConfigError(f"there is a {self._kind} {name!r} already; register it under another name.")
+            raise ConfigError(f"the {self._kind} {name!r} exists already; register yours under another name.")
         if not name or ":" in name or name != name.strip():
-            raise ConfigError(f"{name!r} cannot be the name of a {self._kind}; use letters, digits and underscores.")
+            raise ConfigError(f"no {self._kind} can have the name {name!r}; use letters, digits and underscores.")
         self._specs[name] = spec
 
     def names(self, pattern: str = "*") -> list[str]:
@@ -137,8 +152,12 @@ class Registry(Generic[Spec]):
             return self._specs.setdefault(name, self._adapt(name, found))
         raise ConfigError(
             f"there is no {self._kind} {name!r}; {did_you_mean(name, self.names())}"
-            f"{self._kind}s: {', '.join(self.names())}."
+            f"{self._plural}: {', '.join(self.names())}."
         )
+
+    def peek(self, name: str) -> Spec | None:
+        """Return the spec of a name if that needs no import; None for what is announced by an entry point only."""
+        return self._specs.get(name)
 
     def __contains__(self, name: str) -> bool:
         return name in self._found() or name in self._specs
@@ -147,5 +166,7 @@ class Registry(Generic[Spec]):
         for package in _allowed():
             _import(package)
         if self._entry_points is None:
+            from importlib.metadata import entry_points  # takes as long as all the rest of the command line's help
+
             self._entry_points = {entry.name: entry for entry in entry_points(group=self._group)}
         return self._entry_points

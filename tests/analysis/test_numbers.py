@@ -147,8 +147,8 @@ def test_batches_of_1_and_64_agree(model, names):
     model = perturb(make_tiny(model)).double()
     x = torch.randn(64, 3, 8, 12).double() if names is IMAGES else torch.randint(11, (64, 12))
     for name in names:
-        together = analysis.analyse(name, model, analysis.Samples(validation=[x]))
-        apart = analysis.analyse(name, model, analysis.Samples(validation=list(x.split(1))))
+        together = analysis.analyze(name, model, analysis.Samples(validation=[x]))
+        apart = analysis.analyze(name, model, analysis.Samples(validation=list(x.split(1))))
         found, expected = (json.loads(json.dumps(result.to_json())) for result in (apart, together))
         for content in (found, expected):
             content.pop("summary")

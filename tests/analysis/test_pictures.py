@@ -164,7 +164,7 @@ def test_every_analysis_is_drawn_and_becomes_data(name):
     model = perturb(make_tiny(name, depth=1))
     samples, control = samples_of(model), analysis.control_of(model)
     for each in analysis.applicable(model):
-        result = analysis.analyse(each, model, samples, control=control)
+        result = analysis.analyze(each, model, samples, control=control)
         assert result.name == each
         picture = io.BytesIO()
         result.figure().savefig(picture, dpi=20)
@@ -198,16 +198,16 @@ def test_what_applies_and_what_does_not():
     language = make_tiny("tost_lm_base")
     assert "state-memory" in analysis.applicable(language)
     with pytest.raises(ConfigError, match=r"class-attention does not apply to LanguageToST.*These do: coding-rate"):
-        analysis.analyse("class-attention", language, analysis.Samples())
+        analysis.analyze("class-attention", language, analysis.Samples())
     assert analysis.applicable(make_tiny("vit_mini")) == ["class-attention"]
     assert analysis.applicable(make_tiny("xcit_mini")) == ["class-attention"]
     assert analysis.applicable(make_tiny("gpt2_base")) == []
     assert "state-memory" not in analysis.applicable(make_tiny("lra_listops"))
     assert "text-memberships" not in analysis.applicable(make_tiny("lra_image"))
     with pytest.raises(ConfigError, match="did you mean 'coding-rate'"):
-        analysis.analyse("codingrate", language, analysis.Samples())
+        analysis.analyze("codingrate", language, analysis.Samples())
     with pytest.raises(ConfigError, match="there are none"):
-        analysis.analyse("heads", language, analysis.Samples())
+        analysis.analyze("heads", language, analysis.Samples())
 
 
 def test_control_is_a_fresh_model_of_the_same_options():
@@ -219,7 +219,7 @@ def test_control_is_a_fresh_model_of_the_same_options():
     torch.manual_seed(3)
     expected = tost.create_model("tost_mini", **model.options.model_dump())
     torch.testing.assert_close(control.state_dict(), expected.state_dict())
-    rates = analysis.analyse("coding-rate", model, samples_of(model), control=control)
+    rates = analysis.analyze("coding-rate", model, samples_of(model), control=control)
     assert rates.pairs() == [("trained", "train"), ("trained", "validation"), ("control", "validation")]
     with pytest.raises(ConfigError, match="does not say how it was built"):
         analysis.control_of(torch.nn.Linear(1, 1))

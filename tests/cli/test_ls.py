@@ -5,6 +5,7 @@ import sys
 
 import pytest
 
+from tost.cli import _ls
 from tost.data import list_data
 from tost.models import list_models
 from tost.ops import operators
@@ -57,9 +58,10 @@ def test_ls_draws_a_table_on_a_terminal(run, monkeypatch):
     assert "───" in out
 
 
-def test_ls_without_a_match_says_so(run):
+def test_ls_without_a_match_says_so(run, monkeypatch):
     assert run("ls", "data", "z*") == (0, "", "no data match 'z*'; `tost ls data` lists all\n")
-    assert run("ls", "analyses") == (0, "", "there are no analyses yet\n")
+    monkeypatch.setitem(_ls._LISTS, _ls.Kind.OPS, lambda pattern: [])
+    assert run("ls", "ops") == (0, "", "there are no ops yet\n")
     assert json.loads(run("ls", "data", "z*", "--json").out)["entries"] == []
 
 
@@ -67,3 +69,9 @@ def test_ls_refuses_what_it_does_not_know(run):
     outcome = run("ls", "modelz")
     assert outcome.code == 2
     assert "'models'" in outcome.err
+
+
+def test_ls_lists_the_analyses(run):
+    names = [line.split("\t")[0] for line in run("ls", "analyses").out.splitlines()]
+    assert names[:2] == ["coding-rate", "membership-maps"]
+    assert run("ls", "analyses", "heads").out.startswith("heads\tusage, temperature")

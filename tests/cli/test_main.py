@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 
@@ -49,6 +50,28 @@ def test_help_lists_every_command(run):
         "bench",
         "data",
     ]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--plugin", "my_package", "ls", "ops"],
+        ["ls", "--plugin=my_package", "ops"],
+        ["ls", "ops", "--plugin", "my_package"],
+    ],
+    ids=["before", "between", "behind"],
+)
+def test_plugins_are_allowed_wherever_the_option_stands(run, monkeypatch, arguments):
+    monkeypatch.setattr("tost.cli._ls._LISTS", {"ops": lambda pattern: [{"name": os.environ["TOST_PLUGINS"]}]})
+    monkeypatch.setenv("TOST_PLUGINS", "other")
+    assert run(*arguments) == (0, "other,my_package\n", "")
+
+
+def test_a_plugin_must_be_a_package(run):
+    outcome = run("ls", "ops", "--plugin", "./file.py")
+    assert outcome.code == 2
+    assert "'./file.py' is not the name of a package" in outcome.err
+    assert run("ls", "--plugin").code == 2
 
 
 def test_missing_extra_is_named(tmp_path):

@@ -9,11 +9,10 @@ from hypothesis import strategies as st
 
 from tests.report.reading import Reading, complaints
 from tests.train.runs import run
-from tost.analysis import CodingRates, RateCurve
+from tost.analysis import CodingRates, RateCurve, find_analysis, list_analyses
 from tost.analysis.rates import MEASURES
 from tost.errors import CheckpointError
 from tost.report import Request, continue_prompts, look_into, write_report
-from tost.report.look import EXPLANATIONS, verdict_on_rates
 from tost.report.samples import _leap, open_run
 
 BYTES = ("data.options.length=48", "train.steps=2", "evaluate.batches=1", "checkpoint.every=1", "evaluate.every=2")
@@ -42,7 +41,6 @@ def test_open_run_takes_the_newest_weights_and_samples_of_both_splits(digits):
     assert len({row.tobytes() for batch in validation for row in batch["inputs"].numpy()}) == 20
     assert not torch.equal(train[0]["inputs"], validation[0]["inputs"])
     assert opened.samples.text is None
-    assert opened.samples.pixels is None
 
 
 @given(st.integers(1, 300))
@@ -80,15 +78,14 @@ def test_look_into_explains_what_it_finds(digits):
     insight = look_into("mine", open_run(digits, count=8), ["coding-rate", "class-attention", "heads"], said.append)
     assert [finding.name for finding in insight.findings] == ["coding-rate", "heads"]
     assert insight.notes == ("class-attention: left out, because it looks at images, and the model does not.",)
-    assert all(finding.name in EXPLANATIONS and finding.picture for finding in insight.findings)
+    assert all(find_analysis(finding.name).explanation and finding.picture for finding in insight.findings)
     assert "In an untrained model" in insight.findings[0].verdict
     assert len(said) == 2
 
 
 def test_every_analysis_has_an_explanation():
-    from tost.analysis import ANALYSES
-
-    assert set(EXPLANATIONS) == set(ANALYSES)
+    specs = [find_analysis(name) for name in list_analyses()]
+    assert all(spec.title.endswith("?") and spec.explanation for spec in specs)
 
 
 def rates(source: str, before: list[float], after: list[float], split: str = "validation") -> CodingRates:
@@ -109,7 +106,7 @@ def rates(source: str, before: list[float], after: list[float], split: str = "va
 
 def test_verdict_counts_falls_and_names_rises():
     trained = rates("trained", [9, 9, 9, 0], [4.0, 3.0, 3.5, 1.0])
-    said = verdict_on_rates(trained + rates("control", [0, 0, 0, 0], [1.0, 2.0, 3.0, 4.0]))
+    said = (trained + rates("control", [0, 0, 0, 0], [1.0, 2.0, 3.0, 4.0])).verdict()
     assert "falls in 2 of 3 steps" in said
     assert "in 3 of 4 layers" in said
     assert "It rises from layer 1 to 2." in said
@@ -118,7 +115,7 @@ def test_verdict_counts_falls_and_names_rises():
 
 
 def test_verdict_says_so_when_the_rate_does_not_fall():
-    said = verdict_on_rates(rates("trained", [1, 1, 1], [1.0, 2.0, 3.0]))
+    said = rates("trained", [1, 1, 1], [1.0, 2.0, 3.0]).verdict()
     assert "does not fall over most layers: it falls in 0 of 2 steps" in said
     assert "It rises from layer 0 to 1, 1 to 2." in said
 

@@ -1,4 +1,4 @@
-"""Look inside: what the layers of a model do, as numbers and as pictures.
+"""Measure and draw what the layers of a model do.
 
 Importing this package loads no torch: the names below are loaded on first use.
 """

@@ -1,4 +1,4 @@
-"""Where the class token looks: attention maps in the manner of DINO, for ToST, XCiT, ViT and CRATE.
+"""Class attention: where the class token looks, as in DINO, for ToST, XCiT, ViT and CRATE.
 
 Post-softmax weights of the class token's query over itself and the patches. The entry for itself is left out and the
 rest is not normalised again. Maps are enlarged by repeating patches and drawn from their own minimum to maximum.
@@ -22,10 +22,9 @@ from timm.layers.attention import Attention
 from timm.models.vision_transformer import VisionTransformer
 from timm.models.xcit import ClassAttentionBlock
 
-from tost.analysis.foreground import agreement, foreground_by_border
-from tost.analysis.memberships import SHOWN, display_of
+from tost.analysis.maps import SHOWN, collect_maps
 from tost.analysis.records import Batch, at_rest, choose, run_batch
-from tost.analysis.result import entropy, plain
+from tost.analysis.result import Result, entropy, grid_rows, span
 from tost.errors import ConfigError
 from tost.models.vision.crate import CRATE
 from tost.models.vision.parts import ClassBlock
@@ -51,7 +50,7 @@ class ClassAttentionLayer(NamedTuple):
 
 
 @dataclass(frozen=True)
-class ClassAttentionMaps:
+class ClassAttentionMaps(Result):
     """Where the class token looks.
 
     Attributes:
@@ -69,6 +68,8 @@ class ClassAttentionMaps:
     """
 
     name: ClassVar[str] = "class-attention"
+    not_stored: ClassVar[tuple[str, ...]] = ("pixels",)
+    is_photographic: ClassVar[bool] = True
     layers: tuple[int, ...]
     names: tuple[str, ...]
     depth: int
@@ -84,34 +85,20 @@ class ClassAttentionMaps:
         """Return the patches that hold the given share of each map, bool ``[S, L, H, rows, columns]``."""
         return keep_mass(self.maps.flatten(3), mass).view(self.maps.shape)
 
-    def to_json(self) -> dict[str, Any]:
-        """Return everything but the pixels as plain data."""
-        keys = ("layers", "names", "depth", "images", "compared", "itself", "entropy", "area", "maps")
-        return {**{key: plain(getattr(self, key)) for key in keys}, "summary": plain(self.summary())}
-
     def rows(self) -> list[dict[str, Any]]:
         """Return one row per layer and head."""
-        return [
-            {
-                "layer": layer,
-                "name": self.names[i],
-                "head": head,
-                "weight_on_itself": self.itself[i, head].item(),
-                "entropy": self.entropy[i, head].item(),
-                "foreground_area": self.area[i, head].item(),
-            }
-            for i, layer in enumerate(self.layers)
-            for head in range(self.area.shape[1])
-        ]
+        values = {"weight_on_itself": self.itself, "entropy": self.entropy, "foreground_area": self.area}
+        rows = grid_rows({"layer": self.layers, "head": range(self.area.shape[1])}, values)
+        names = dict(zip(self.layers, self.names, strict=True))
+        return [{"layer": row["layer"], "name": names[row["layer"]], **row} for row in rows]
 
     def summary(self) -> dict[str, Any]:
         """Return how concentrated the maps are, and which head looks most at the foreground."""
         best = int(self.area.argmax())
         layer, head = self.layers[best // self.area.shape[1]], best % self.area.shape[1]
-        low, high = self.entropy.min().item(), self.entropy.max().item()
         return {
             "images": self.images,
-            "entropy of the maps, least and most of a head (1 = uniform)": f"{low:.4f}, {high:.4f}",
+            "entropy of the maps, least and most of a head (1 = uniform)": span(self.entropy),
             f"foreground agreement: head {head} of layer {layer}, area under the curve (chance 0.5)": round(
                 self.area.max().item(), 4
             ),
@@ -268,51 +255,31 @@ def class_attention_maps(
     usual = [max(len(every) - 2, 0)] if layers is None else layers
     chosen = choose(usual, len(every), "layers in which a class token looks at patches")
     wanted = [every[index] for index in chosen]
-    maps, kept_pixels, sums = [], [], []
-    seen = compared = 0
     found: list[Tensor] = []
+    sums: list[Tensor] = []
+
+    def look(batch: Batch, images: Tensor) -> Tensor:
+        found.clear()
+        run_batch(model, batch)
+        looked = list(zip(found, wanted, strict=True))
+        own = torch.stack([weights[..., : layer.prefix].sum(-1) for weights, layer in looked], dim=1).cpu()
+        maps = torch.stack([weights[..., layer.prefix :] for weights, layer in looked], dim=1).cpu()  # [B, L, H, N]
+        share = maps.double() / maps.double().sum(dim=-1, keepdim=True).clamp_min(1e-30)
+        sums.append(torch.stack((own.double(), entropy(share))).sum(dim=1))
+        return maps.unflatten(-1, _grid(model, images, maps.shape[-1]))  # type: ignore[no-untyped-call, no-any-return]
+
     with at_rest(model), _looking(wanted, found):
-        for batch in batches:
-            images = batch if isinstance(batch, Tensor) else batch["inputs"]
-            found.clear()
-            run_batch(model, batch)
-            display = display_of(batch, images, pixels, seen)
-            itself = [weights[..., : layer.prefix].sum(-1) for weights, layer in zip(found, wanted, strict=True)]
-            parts = [weights[..., layer.prefix :] for weights, layer in zip(found, wanted, strict=True)]
-            grid = _grid(model, images, parts[0].shape[-1])
-            weights = torch.stack(parts, dim=1).cpu()  # [B, L, H, N]
-            numbers, usable = _numbers(weights, torch.stack(itself, dim=1).cpu(), foreground_by_border(display, grid))
-            sums.append(numbers)
-            compared += usable
-            room = max(shown - seen, 0)
-            maps.append(weights[:room].unflatten(-1, grid))  # type: ignore[no-untyped-call]
-            kept_pixels.append(display[:room].cpu())
-            seen += len(images)
-    if seen == 0:
-        raise ConfigError("there are no samples to look at; give at least one batch.")
-    itself_sum, entropy_sum, area_sum = torch.stack(sums).sum(dim=0)
+        seen = collect_maps(batches, look, pixels=pixels, shown=shown)
+    itself, spread = torch.stack(sums).sum(dim=0) / seen.images
     return ClassAttentionMaps(
         layers=tuple(chosen),
         names=tuple(layer.name for layer in wanted),
         depth=len(every),
-        maps=torch.cat(maps),
-        pixels=torch.cat(kept_pixels),
-        itself=itself_sum / seen,
-        entropy=entropy_sum / seen,
-        area=area_sum / max(compared, 1),
-        images=seen,
-        compared=compared,
+        maps=seen.maps,
+        pixels=seen.pixels,
+        itself=itself,
+        entropy=spread,
+        area=seen.area,
+        images=seen.images,
+        compared=seen.compared,
     )
-
-
-def _numbers(weights: Tensor, itself: Tensor, mask: Tensor) -> tuple[Tensor, int]:
-    """Return sums over the images of the weight on itself, the entropy and the area, [3, L, H], and how many count."""
-    share = weights.double() / weights.double().sum(dim=-1, keepdim=True).clamp_min(1e-30)
-    area = torch.zeros(weights.shape[1:3], dtype=torch.float64)
-    usable = 0
-    for maps, truth in zip(weights, mask.flatten(1), strict=True):
-        found = [agreement(heads, truth) for heads in maps]
-        if found[0] is not None:
-            area += torch.stack([pair[0] for pair in found if pair is not None])
-            usable += 1
-    return torch.stack((itself.double().sum(dim=0), entropy(share).sum(dim=0), area)), usable

@@ -1,4 +1,4 @@
-"""The values of D: which directions of a head a layer keeps, and which it suppresses.
+"""Gains D: which directions of a head a layer keeps, and which it suppresses.
 
 TSSA scales direction d of head h by ``D[h, d] = 1 / (1 + moment[h, d])``, the same for all tokens: near 1 where the
 group has little energy, near 0 where it has much. The attention subtracts the scaled tokens (before the output
@@ -11,11 +11,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
-import torch
 from torch import Tensor, nn
 
-from tost.analysis.records import AttentionLayer, Batch, LayerRecord, attention_layers, choose, observe
-from tost.analysis.result import plain
+from tost.analysis.records import AttentionLayer, Batch, LayerRecord, sum_by_layer
+from tost.analysis.result import Result, grid_rows, span
 from tost.nn import CausalTSSAttention
 from tost.ops._numerics import MASS_FLOOR, zero_padding
 from tost.ops.causal_tssa._scan import decayed_sums, real_tokens
@@ -27,7 +26,7 @@ __all__ = ["Gains", "gains_by_layer", "moments", "running_sums"]
 
 
 @dataclass(frozen=True)
-class Gains:
+class Gains(Result):
     """D by layer, head and direction.
 
     Attributes:
@@ -47,27 +46,17 @@ class Gains:
         """Return the share of directions whose D is above a threshold, ``[L, H]``."""
         return (self.mean > threshold).double().mean(dim=-1)
 
-    def to_json(self) -> dict[str, Any]:
-        """Return everything as plain data."""
-        keys = ("layers", "mean", "deviation", "samples")
-        return {**{key: plain(getattr(self, key)) for key in keys}, "summary": plain(self.summary())}
-
     def rows(self) -> list[dict[str, Any]]:
         """Return one row per layer, head and direction."""
-        return [
-            {"layer": layer, "head": head, "direction": direction, "gain": mean, "deviation": deviation}
-            for i, layer in enumerate(self.layers)
-            for head in range(self.mean.shape[1])
-            for direction, (mean, deviation) in enumerate(
-                zip(self.mean[i, head].tolist(), self.deviation[i, head].tolist(), strict=True)
-            )
-        ]
+        heads, directions = map(range, self.mean.shape[1:])
+        axes = {"layer": self.layers, "head": heads, "direction": directions}
+        return grid_rows(axes, {"gain": self.mean, "deviation": self.deviation})
 
     def summary(self) -> dict[str, Any]:
         """Return the range of D and how much of it depends on the data."""
         share = self.suppressed().mean(dim=1)
         return {
-            "D, least and most of a direction": f"{self.mean.min().item():.4f}, {self.mean.max().item():.4f}",
+            "D, least and most of a direction": span(self.mean),
             "share of suppressed directions (D > 1/2), first and last layer": f"{share[0]:.3f}, {share[-1]:.3f}",
             "standard deviation of D from sample to sample, mean": round(self.deviation.mean().item(), 4),
         }
@@ -124,21 +113,16 @@ def gains_by_layer(model: nn.Module, batches: Iterable[Batch], *, layers: Sequen
         >>> tost.analysis.gains_by_layer(model, [torch.randn(4, 3, 32, 32)]).mean.shape
         torch.Size([6, 4, 16])
     """
-    chosen = choose(layers, len(attention_layers(model)))
-    sums: dict[int, Tensor] = {}
 
-    def visit(record: LayerRecord) -> None:
+    def measure(record: LayerRecord) -> tuple[Tensor, Tensor]:
         w, mask = record.stream("tokens"), record.mask
         gain = 1 / (1 + moments(record.layer, w, record.membership(), mask).double())  # [B, 1 or N, H, D]
         if gain.shape[1] > 1 and mask is not None:
             each = zero_padding(gain, mask).sum(dim=1) / mask.sum(dim=1).clamp_min(1)[:, None, None]
         else:
             each = gain.mean(dim=1)
-        both = torch.stack((each.sum(dim=0), each.square().sum(dim=0))).cpu()
-        index = record.layer.index
-        sums[index] = sums[index] + both if index in sums else both
+        return each.sum(dim=0), each.square().sum(dim=0)
 
-    samples = observe(model, batches, visit, layers=chosen)
-    total, squares = (torch.stack([sums[index][i] for index in chosen]) for i in (0, 1))
-    mean = total / samples
-    return Gains(tuple(chosen), mean, (squares / samples - mean.square()).clamp_min(0).sqrt(), samples)
+    found = sum_by_layer(model, batches, measure, layers=layers)
+    mean, square = (total / found.samples for total in found.sums)
+    return Gains(found.indices, mean, (square - mean.square()).clamp_min(0).sqrt(), found.samples)

@@ -1,4 +1,4 @@
-"""How the heads are used, and what becomes of memberships as sequences get longer."""
+"""Head usage, and how memberships flatten as sequences get longer."""
 
 from __future__ import annotations
 
@@ -11,8 +11,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tost.analysis.records import AttentionLayer, Batch, LayerRecord, attention_layers, choose, membership_of, observe
-from tost.analysis.result import entropy, plain
+from tost.analysis.records import (
+    AttentionLayer,
+    Batch,
+    LayerRecord,
+    attention_layers,
+    choose,
+    membership_of,
+    sum_by_layer,
+)
+from tost.analysis.result import Result, entropy, grid_rows, span
 from tost.errors import ConfigError
 from tost.nn import CausalTSSAttention
 from tost.ops import membership
@@ -24,10 +32,11 @@ if TYPE_CHECKING:
 __all__ = ["Flattening", "HeadUsage", "effective_rank", "head_usage", "membership_at_length", "membership_flattening"]
 
 FACTORS = (1 / 16, 1 / 4, 1.0, 4.0, 16.0, 64.0)
+MOST_RANGES = 64
 
 
 @dataclass(frozen=True)
-class HeadUsage:
+class HeadUsage(Result):
     """What the heads of every layer do.
 
     Attributes:
@@ -52,38 +61,24 @@ class HeadUsage:
     head_dim: int
     samples: int
 
-    def to_json(self) -> dict[str, Any]:
-        """Return everything as plain data."""
-        keys = ("layers", "usage", "hard", "temperature", "rank", "entropy", "head_dim", "samples")
-        return {**{key: plain(getattr(self, key)) for key in keys}, "summary": plain(self.summary())}
-
     def rows(self) -> list[dict[str, Any]]:
         """Return one row per layer and head."""
-        return [
-            {
-                "layer": layer,
-                "head": head,
-                "usage": self.usage[i, head].item(),
-                "hard_share": self.hard[i, head].item(),
-                "temperature": self.temperature[i, head].item(),
-                "effective_rank": self.rank[i, head].item(),
-                "entropy_of_layer": self.entropy[i].item(),
-            }
-            for i, layer in enumerate(self.layers)
-            for head in range(self.usage.shape[1])
-        ]
+        values = {
+            "usage": self.usage,
+            "hard_share": self.hard,
+            "temperature": self.temperature,
+            "effective_rank": self.rank,
+            "entropy_of_layer": self.entropy,
+        }
+        return grid_rows({"layer": self.layers, "head": range(self.usage.shape[1])}, values)
 
     def summary(self) -> dict[str, Any]:
         """Return the extremes."""
-
-        def span(values: Tensor) -> str:
-            return f"{values.min().item():.4g}, {values.max().item():.4g}"
-
         return {
-            "usage of a head, least and most": span(self.usage),
-            "temperature, least and most": span(self.temperature),
-            f"effective rank of a head's group (of {self.head_dim}), least and most": span(self.rank),
-            "entropy of memberships, least and most of a layer (1 = uniform)": span(self.entropy),
+            "usage of a head, least and most": span(self.usage, ".4g"),
+            "temperature, least and most": span(self.temperature, ".4g"),
+            f"effective rank of a head's group (of {self.head_dim}), least and most": span(self.rank, ".4g"),
+            "entropy of memberships, least and most of a layer (1 = uniform)": span(self.entropy, ".4g"),
         }
 
     def figure(self) -> Figure:
@@ -125,40 +120,31 @@ def head_usage(model: nn.Module, batches: Iterable[Batch], *, layers: Sequence[i
         >>> tost.analysis.head_usage(model, [torch.randn(4, 3, 32, 32)]).usage.sum(dim=1)
         tensor([1., 1., 1., 1., 1., 1.], dtype=torch.float64)
     """
-    every = attention_layers(model)
-    chosen = choose(layers, len(every))
-    vectors: dict[int, Tensor] = {}
-    matrices: dict[int, Tensor] = {}
 
-    def visit(record: LayerRecord) -> None:
+    def measure(record: LayerRecord) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
         pi = record.membership().double()
         real = torch.ones(pi.shape[:2], dtype=torch.bool, device=pi.device) if record.mask is None else record.mask
         w = zero_padding(record.stream("tokens").double(), record.mask)
         hard = F.one_hot(pi.argmax(dim=-1), pi.shape[-1]) * real.unsqueeze(-1)
-        spread = entropy(pi)[real].sum()
-        numbers = torch.cat((pi.sum((0, 1)), hard.sum((0, 1)), spread[None], real.sum()[None])).cpu()
-        index = record.layer.index
-        moment = torch.einsum("bnh,bnhi,bnhj->hij", pi, w, w).cpu()
-        vectors[index] = vectors[index] + numbers if index in vectors else numbers
-        matrices[index] = matrices[index] + moment if index in matrices else moment
+        moment = torch.einsum("bnh,bnhi,bnhj->hij", pi, w, w)
+        return pi.sum((0, 1)), hard.sum((0, 1)), entropy(pi)[real].sum(), real.sum(), moment
 
-    samples = observe(model, batches, visit, layers=chosen)
-    sums = torch.stack([vectors[index] for index in chosen])
-    tokens, heads = sums[:, -1:], every[chosen[0]].attention.num_heads
+    found = sum_by_layer(model, batches, measure, layers=layers)
+    usage, hard, spread, tokens, moment = found.sums
     return HeadUsage(
-        tuple(chosen),
-        usage=sums[:, :heads] / tokens,
-        hard=sums[:, heads : 2 * heads] / tokens,
-        temperature=torch.stack([every[index].temperatures().double().cpu() for index in chosen]),
-        rank=effective_rank(torch.stack([matrices[index] for index in chosen])),
-        entropy=sums[:, -2] / tokens[:, 0],
-        head_dim=every[chosen[0]].attention.head_dim,
-        samples=samples,
+        found.indices,
+        usage=usage / tokens[:, None],
+        hard=hard.double() / tokens[:, None],
+        temperature=torch.stack([layer.temperatures().double().cpu() for layer in found.layers]),
+        rank=effective_rank(moment),
+        entropy=spread / tokens,
+        head_dim=found.layers[0].attention.head_dim,
+        samples=found.samples,
     )
 
 
 @dataclass(frozen=True)
-class Flattening:
+class Flattening(Result):
     """Memberships against the number of tokens.
 
     Attributes:
@@ -180,23 +166,10 @@ class Flattening:
     count_scaled: bool
     samples: int
 
-    def to_json(self) -> dict[str, Any]:
-        """Return everything as plain data."""
-        keys = ("causal", "layers", "lengths", "entropy", "deviation", "count_scaled", "samples")
-        return {**{key: plain(getattr(self, key)) for key in keys}, "summary": plain(self.summary())}
-
     def rows(self) -> list[dict[str, Any]]:
         """Return one row per layer and length."""
-        return [
-            {
-                "layer": layer,
-                "tokens": length,
-                "entropy": self.entropy[i, j].item(),
-                "deviation": self.deviation[i, j].item(),
-            }
-            for i, layer in enumerate(self.layers)
-            for j, length in enumerate(self.lengths)
-        ]
+        axes = {"layer": self.layers, "tokens": self.lengths}
+        return grid_rows(axes, {"entropy": self.entropy, "deviation": self.deviation})
 
     def summary(self) -> dict[str, Any]:
         """Return how far memberships are from uniform at the shortest and at the longest."""
@@ -269,36 +242,30 @@ def membership_flattening(
         (4.0, 16.0, 64.0, 256.0, 1024.0, 4096.0)
     """
     every = attention_layers(model)
-    chosen = choose(layers, len(every))
-    causal = isinstance(every[chosen[0]].attention, CausalTSSAttention)
-    sums: dict[int, Tensor] = {}
+    causal = isinstance(every[choose(layers, len(every))[0]].attention, CausalTSSAttention)
     length = 0
 
-    def visit(record: LayerRecord) -> None:
+    def measure(record: LayerRecord) -> tuple[Tensor]:
         nonlocal length
         w = record.stream("tokens")
+        length = max(length, w.shape[1])
         if causal:
             numbers = _by_position(record.membership().double(), record.mask)
-        elif record.mask is not None and not record.mask.all():
+            return (F.pad(numbers, (0, 0, 0, MOST_RANGES - len(numbers))),)
+        if record.mask is not None and not record.mask.all():
             raise ConfigError("flattening is measured on whole samples, but these are padded; leave padded ones out.")
-        else:
-            numbers = torch.stack([_sums(membership_at_length(record.layer, w, f).double()) for f in factors])
-        length = max(length, w.shape[1])
-        before, index = sums.get(record.layer.index), record.layer.index
-        if before is not None and len(before) != len(numbers):  # shorter samples reach fewer ranges
-            rows = max(len(before), len(numbers))
-            before, numbers = (F.pad(x, (0, 0, 0, rows - len(x))) for x in (before, numbers))
-        sums[index] = numbers if before is None else before + numbers
+        return (torch.stack([_sums(membership_at_length(record.layer, w, f).double()) for f in factors]),)
 
-    samples = observe(model, batches, visit, layers=chosen)
-    table = torch.stack([sums[index] for index in chosen])  # [L, lengths, 3]
+    found = sum_by_layer(model, batches, measure, layers=layers)
+    (table,) = found.sums  # [L, lengths, 3]
+    table = table[:, table[0, :, 2] > 0]  # causal: as far as the longest sample reaches
     if causal:
         lengths = tuple(math.sqrt(2**i * min(2 ** (i + 1) - 1, length)) for i in range(table.shape[1]))
     else:
         lengths = tuple(float(max(1, round(factor * length))) for factor in factors)
-    scaled = any(every[index].attention.extensions.count_scaled for index in chosen)
-    means = table[..., :2] / table[..., 2:].clamp_min(1)
-    return Flattening(causal, tuple(chosen), lengths, means[..., 0], means[..., 1], scaled, samples)
+    scaled = any(layer.attention.extensions.count_scaled for layer in found.layers)
+    means = table[..., :2] / table[..., 2:]
+    return Flattening(causal, found.indices, lengths, means[..., 0], means[..., 1], scaled, found.samples)
 
 
 def _sums(pi: Tensor) -> Tensor:

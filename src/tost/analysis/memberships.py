@@ -10,43 +10,21 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from tost.analysis.foreground import agreement, foreground_by_border
-from tost.analysis.records import Batch, LayerRecord, attention_layers, choose, observe
-from tost.analysis.result import entropy, plain
+from tost.analysis.maps import SHOWN, collect_maps
+from tost.analysis.records import Batch, LayerRecord, at_rest, attention_layers, capture, choose, observe, run_batch
+from tost.analysis.result import Result, entropy, grid_rows, span
 from tost.errors import ConfigError
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = [
-    "MembershipMaps",
-    "TextMemberships",
-    "display_of",
-    "membership_maps",
-    "text_memberships",
-    "to_display",
-]
+    from tost.analysis.run import Samples
 
-SHOWN = 6
-
-
-def to_display(images: Tensor) -> Tensor:
-    """Return images ``[S, channels, height, width]`` of any range as colours in [0, 1], each by its own range."""
-    low, high = (images.flatten(1).aminmax(dim=1)[i].view(-1, 1, 1, 1) for i in (0, 1))
-    scaled = (images - low) / (high - low).clamp_min(1e-12)
-    return scaled.expand(-1, 3, -1, -1) if images.shape[1] == 1 else scaled[:, :3]
-
-
-def display_of(batch: Batch, images: Tensor, pixels: Tensor | None, position: int) -> Tensor:
-    """Return the images of a batch as they are drawn: given for all, given with the batch, or made of the inputs."""
-    if pixels is not None:
-        return pixels[position : position + len(images)]
-    given = None if isinstance(batch, Tensor) else batch.get("pixels")
-    return to_display(images) if given is None else given
+__all__ = ["MembershipMaps", "TextMemberships", "membership_maps", "memberships_of_text", "text_memberships"]
 
 
 @dataclass(frozen=True)
-class MembershipMaps:
+class MembershipMaps(Result):
     """Memberships of image patches.
 
     Attributes:
@@ -65,6 +43,8 @@ class MembershipMaps:
     """
 
     name: ClassVar[str] = "membership-maps"
+    not_stored: ClassVar[tuple[str, ...]] = ("pixels",)
+    is_photographic: ClassVar[bool] = True
     layers: tuple[int, ...]
     depth: int
     maps: Tensor = field(repr=False)
@@ -95,33 +75,17 @@ class MembershipMaps:
         values = zip(self.layers, heads, self.area.tolist(), self.overlap.tolist(), strict=True)
         return [(layer, head, area[head], overlap[head]) for layer, head, area, overlap in values]
 
-    def to_json(self) -> dict[str, Any]:
-        """Return everything but the pixels as plain data."""
-        keys = ("layers", "depth", "images", "compared", "entropy", "area", "overlap", "maps", "foreground")
-        return {**{key: plain(getattr(self, key)) for key in keys}, "summary": plain(self.summary())}
-
     def rows(self) -> list[dict[str, Any]]:
         """Return one row per layer and head."""
-        return [
-            {
-                "layer": layer,
-                "head": head,
-                "entropy": self.entropy[i].item(),
-                "foreground_area": self.area[i, head].item(),
-                "foreground_overlap": self.overlap[i, head].item(),
-            }
-            for i, layer in enumerate(self.layers)
-            for head in range(self.area.shape[1])
-        ]
+        values = {"entropy": self.entropy, "foreground_area": self.area, "foreground_overlap": self.overlap}
+        return grid_rows({"layer": self.layers, "head": range(self.area.shape[1])}, values)
 
     def summary(self) -> dict[str, Any]:
         """Return the entropy and the head that is most like the foreground."""
         layer, head, area, overlap = max(self.best_heads(), key=lambda best: best[2])
         return {
             "images": self.images,
-            "entropy of memberships, least and most of a layer (1 = uniform)": (
-                f"{self.entropy.min().item():.4f}, {self.entropy.max().item():.4f}"
-            ),
+            "entropy of memberships, least and most of a layer (1 = uniform)": span(self.entropy),
             f"foreground agreement: head {head} of layer {layer}, area under the curve (chance 0.5)": round(area, 4),
             f"foreground agreement: head {head} of layer {layer}, overlap (IoU)": round(overlap, 4),
         }
@@ -130,14 +94,9 @@ class MembershipMaps:
         """Draw a grid: images in rows; the image, its hard clusters and every head in columns; one layer."""
         from tost.analysis.figures.maps import draw_memberships
 
-        shown = self.layers[0] if len(self.layers) == 1 else _usual_layer(self)
-        return draw_memberships(self.at(shown))
-
-
-def _usual_layer(result: MembershipMaps) -> int:
-    """Return the layer at three quarters of the depth, where the paper's pictures come from, or the nearest."""
-    wanted = round(0.75 * (result.depth - 1))
-    return min(result.layers, key=lambda layer: abs(layer - wanted))
+        # At three quarters of the depth, where the paper's pictures come from, or as near as there is one.
+        wanted = round(0.75 * (self.depth - 1))
+        return draw_memberships(self.at(min(self.layers, key=lambda layer: abs(layer - wanted))))
 
 
 def membership_maps(
@@ -170,86 +129,35 @@ def membership_maps(
         >>> tost.analysis.membership_maps(model, [torch.randn(4, 3, 32, 32)]).maps.shape
         torch.Size([4, 6, 4, 8, 8])
     """
-    chosen = choose(layers, len(attention_layers(model)))
-    collector = _Collector(chosen, pixels, foreground, shown)
-    images = observe(model, collector.watch(batches), collector.visit, layers=chosen)
-    return collector.result(len(attention_layers(model)), images)
+    depth = len(attention_layers(model))
+    chosen = choose(layers, depth)
+    spread = torch.zeros(len(chosen), dtype=torch.float64)
+    found: dict[int, Tensor] = {}
 
-
-class _Collector:
-    """Sums of the numbers over all images, and the maps of the first."""
-
-    def __init__(self, chosen: list[int], pixels: Tensor | None, foreground: Tensor | None, shown: int) -> None:
-        self.chosen, self.given_pixels, self.given_foreground, self.shown = chosen, pixels, foreground, shown
-        self.position = 0
-        self.images = torch.empty(0)
-        self.maps: dict[int, list[Tensor]] = {index: [] for index in chosen}
-        self.sums: dict[int, list[Tensor]] = {index: [] for index in chosen}
-        self.pixels: list[Tensor] = []
-        self.foreground: list[Tensor] = []
-        self.mask: Tensor | None = None
-        self.compared = 0
-
-    def watch(self, batches: Iterable[Batch]) -> Iterable[Batch]:
-        for batch in batches:
-            images = batch if isinstance(batch, Tensor) else batch.get("inputs")
-            if not isinstance(images, Tensor) or images.dim() != 4:
-                raise ConfigError("membership maps need images [B, channels, height, width]; use text_memberships.")
-            self.images = display_of(batch, images, self.given_pixels, self.position)
-            self.mask = None
-            yield batch
-            self.position += len(images)
-
-    def visit(self, record: LayerRecord) -> None:
+    def visit(record: LayerRecord) -> None:
         pi = record.membership()
-        rows, columns = record.grid or _square(pi.shape[1])
-        maps = pi.mT.unflatten(2, (rows, columns)).cpu()  # type: ignore[no-untyped-call]
-        if self.mask is None:
-            self._find_foreground(rows, columns)
-        assert self.mask is not None
-        index = record.layer.index
-        self.sums[index].append(_numbers(maps, self.mask))
-        if self.position < self.shown:
-            self.maps[index].append(maps[: self.shown - self.position].clone())
+        found[record.layer.index] = pi.mT.unflatten(2, record.grid or _square(pi.shape[1])).cpu()  # type: ignore[no-untyped-call]
 
-    def _find_foreground(self, rows: int, columns: int) -> None:
-        if self.given_foreground is None:
-            self.mask = foreground_by_border(self.images, (rows, columns))
-        else:
-            self.mask = self.given_foreground[self.position : self.position + len(self.images)]
-        flat = self.mask.flatten(1)
-        self.compared += int((flat.any(dim=1) & ~flat.all(dim=1)).sum())
-        if self.position < self.shown:
-            self.pixels.append(self.images[: self.shown - self.position].cpu())
-            self.foreground.append(self.mask[: self.shown - self.position].cpu())
+    def look(batch: Batch, images: Tensor) -> Tensor:
+        run_batch(model, batch)
+        maps = torch.stack([found[index] for index in chosen], dim=1)
+        spread.add_(entropy(maps.double(), dim=2).flatten(2).mean(dim=2).sum(dim=0))
+        return maps
 
-    def result(self, depth: int, images: int) -> MembershipMaps:
-        totals = torch.stack([torch.stack(self.sums[index]).sum(dim=0) for index in self.chosen])  # [L, 1 + 2 H]
-        heads = (totals.shape[1] - 1) // 2
-        compared = max(self.compared, 1)
-        return MembershipMaps(
-            layers=tuple(self.chosen),
-            depth=depth,
-            maps=torch.stack([torch.cat(self.maps[index]) for index in self.chosen], dim=1),
-            pixels=torch.cat(self.pixels),
-            foreground=torch.cat(self.foreground),
-            entropy=totals[:, 0] / images,
-            area=totals[:, 1 : 1 + heads] / compared,
-            overlap=totals[:, 1 + heads :] / compared,
-            images=images,
-            compared=self.compared,
-        )
-
-
-def _numbers(maps: Tensor, mask: Tensor) -> Tensor:
-    """Return sums over the images: of the mean entropy, and of area and overlap of every head, [1 + 2 H]."""
-    total = torch.zeros(1 + 2 * maps.shape[1], dtype=torch.float64)
-    total[0] = entropy(maps.double(), dim=1).flatten(1).mean(dim=1).sum()
-    for pi, truth in zip(maps, mask, strict=True):
-        found = agreement(pi.flatten(1), truth.flatten())
-        if found is not None:
-            total[1:] += torch.cat(found)
-    return total
+    with at_rest(model), capture(model, chosen, visit=visit):
+        seen = collect_maps(batches, look, pixels=pixels, foreground=foreground, shown=shown)
+    return MembershipMaps(
+        layers=tuple(chosen),
+        depth=depth,
+        maps=seen.maps,
+        pixels=seen.pixels,
+        foreground=seen.foreground,
+        entropy=spread / seen.images,
+        area=seen.area,
+        overlap=seen.overlap,
+        images=seen.images,
+        compared=seen.compared,
+    )
 
 
 def _square(tokens: int) -> tuple[int, int]:
@@ -260,7 +168,7 @@ def _square(tokens: int) -> tuple[int, int]:
 
 
 @dataclass(frozen=True)
-class TextMemberships:
+class TextMemberships(Result):
     """Memberships along a text.
 
     Attributes:
@@ -271,15 +179,11 @@ class TextMemberships:
     """
 
     name: ClassVar[str] = "text-memberships"
+    is_photographic: ClassVar[bool] = True
     layers: tuple[int, ...]
     tokens: tuple[str, ...] = field(repr=False)
     pi: Tensor = field(repr=False)
     entropy: Tensor
-
-    def to_json(self) -> dict[str, Any]:
-        """Return everything as plain data."""
-        keys = ("layers", "tokens", "pi", "entropy")
-        return {**{key: plain(getattr(self, key)) for key in keys}, "summary": plain(self.summary())}
 
     def rows(self) -> list[dict[str, Any]]:
         """Return one row per layer and token, with a column for each head."""
@@ -293,10 +197,9 @@ class TextMemberships:
 
     def summary(self) -> dict[str, Any]:
         """Return the entropy of the memberships."""
-        low, high = self.entropy.min().item(), self.entropy.max().item()
         return {
             "tokens": len(self.tokens),
-            "entropy of memberships, least and most of a layer (1 = uniform)": f"{low:.4f}, {high:.4f}",
+            "entropy of memberships, least and most of a layer (1 = uniform)": span(self.entropy),
         }
 
     def figure(self) -> Figure:
@@ -342,3 +245,11 @@ def text_memberships(
     observe(model, [ids], visit, layers=chosen)
     pi = torch.stack([found[index] for index in chosen])
     return TextMemberships(tuple(chosen), tuple(tokens), pi, entropy(pi.double()).mean(dim=1))
+
+
+def memberships_of_text(model: nn.Module, samples: Samples, *, layers: Sequence[int] | None = None) -> TextMemberships:
+    """Look at the memberships along the text of some samples; see `text_memberships`."""
+    if samples.text is None:
+        raise ConfigError("text-memberships looks at a text, but there is none; give one.")
+    ids, tokens = samples.text
+    return text_memberships(model, ids, tokens, layers=layers)

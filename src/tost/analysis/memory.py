@@ -1,4 +1,4 @@
-"""What the state of a causal model remembers: how much of its sums each token makes up as later tokens come."""
+"""State memory: how much of a causal layer's state each token makes up as later tokens arrive."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from tost.analysis.gains import running_sums
-from tost.analysis.records import Batch, LayerRecord, attention_layers, choose, observe
-from tost.analysis.result import plain
+from tost.analysis.records import Batch, LayerRecord, attention_layers, choose, sum_by_layer
+from tost.analysis.result import Result, grid_rows, span
 from tost.errors import ConfigError
 from tost.nn import CausalTSSAttention
 
@@ -27,7 +27,7 @@ RECENT = 64
 
 
 @dataclass(frozen=True)
-class StateMemory:
+class StateMemory(Result):
     """How long tokens stay in the state.
 
     The state of a head is three sums over tokens; token m adds ``pi_m`` to the mass and ``pi_m w_m^2`` to the weighted
@@ -66,22 +66,10 @@ class StateMemory:
         """Whether any layer forgets."""
         return bool(torch.isfinite(self.decay_half_life).any())
 
-    def to_json(self) -> dict[str, Any]:
-        """Return everything as plain data; a half-life that is infinite is None."""
-        keys = ("layers", "length", "recent", "mass", "squares", "marks", "times", "trace", "half_life", "samples")
-        half_lives = {"decay_half_life": plain(self.decay_half_life)}
-        return {**{key: plain(getattr(self, key)) for key in keys}, **half_lives, "summary": plain(self.summary())}
-
     def rows(self) -> list[dict[str, Any]]:
         """Return one row per layer, head and number of last tokens."""
-        return [
-            {"layer": layer, "head": head, "last_tokens": count, "share_of_mass": mass, "share_of_squares": squares}
-            for i, layer in enumerate(self.layers)
-            for head in range(self.mass.shape[1])
-            for count, mass, squares in zip(
-                self.recent, self.mass[i, head].tolist(), self.squares[i, head].tolist(), strict=True
-            )
-        ]
+        axes = {"layer": self.layers, "head": range(self.mass.shape[1]), "last_tokens": self.recent}
+        return grid_rows(axes, {"share_of_mass": self.mass, "share_of_squares": self.squares})
 
     def summary(self) -> dict[str, Any]:
         """Return how far back the state reaches."""
@@ -89,9 +77,7 @@ class StateMemory:
         found = {"tokens of a text": self.length, "half of a state is the last so many tokens": f"{low:g} to {high:g}"}
         if self.forgets:
             finite = self.decay_half_life[torch.isfinite(self.decay_half_life)]
-            found["half-life of forgetting, least and most of a head, tokens"] = (
-                f"{finite.min().item():.4g}, {finite.max().item():.4g}"
-            )
+            found["half-life of forgetting, least and most of a head, tokens"] = span(finite, ".4g")
         return found
 
     def figure(self) -> Figure:
@@ -119,32 +105,28 @@ def state_memory(model: nn.Module, batches: Iterable[Batch], *, layers: Sequence
         torch.Size([2, 4])
     """
     every = attention_layers(model)
-    chosen = choose(layers, len(every))
-    if not isinstance(every[chosen[0]].attention, CausalTSSAttention):
+    if not isinstance(every[choose(layers, len(every))[0]].attention, CausalTSSAttention):
         raise ConfigError("only causal TSSA layers have a state that remembers; this model's look at whole sequences.")
-    sums: dict[int, tuple[Tensor, ...]] = {}
+    lengths: set[int] = set()
 
-    def visit(record: LayerRecord) -> None:
+    def measure(record: LayerRecord) -> list[Tensor]:
         if record.mask is not None and not record.mask.all():
             raise ConfigError("the memory of a state is measured on whole texts, but these are padded; cut them.")
-        parts, index = _shares(record), record.layer.index
-        before = sums.get(index)
-        if before is not None and before[0].shape != parts[0].shape:
-            raise ConfigError(
-                f"texts of {before[0].shape[-1]} and of {parts[0].shape[-1]} tokens are compared by age; cut them to "
-                "one length."
-            )
-        sums[index] = parts if before is None else tuple(a + b for a, b in zip(before, parts, strict=True))
+        lengths.add(record.stream("tokens").shape[1])
+        if len(lengths) > 1:
+            given = " and of ".join(map(str, sorted(lengths)))
+            raise ConfigError(f"texts of {given} tokens are compared by age; cut them to one length.")
+        return _shares(record)
 
-    samples = observe(model, batches, visit, layers=chosen)
-    mass, squares, trace = (torch.stack([sums[index][i] for index in chosen]) / samples for i in range(3))
+    found = sum_by_layer(model, batches, measure, layers=layers)
+    mass, squares, trace = (total / found.samples for total in found.sums)
     length = mass.shape[-1]
     mass, squares = mass.cumsum(dim=-1), squares.cumsum(dim=-1)
     last = torch.linspace(0, math.log(length), RECENT, dtype=torch.float64).exp().round().long()
     kept = sorted(set(last.tolist()))
     marks, times = _points(length)
     return StateMemory(
-        layers=tuple(chosen),
+        layers=found.indices,
         length=length,
         recent=tuple(kept),
         mass=mass[..., torch.tensor(kept) - 1],
@@ -153,8 +135,8 @@ def state_memory(model: nn.Module, batches: Iterable[Batch], *, layers: Sequence
         times=times,
         trace=trace,
         half_life=(mass < 0.5 - 1e-9).sum(dim=-1) + 1,
-        decay_half_life=torch.stack([_decay_half_life(every[index].attention) for index in chosen]),
-        samples=samples,
+        decay_half_life=torch.stack([_decay_half_life(layer.attention) for layer in found.layers]),
+        samples=found.samples,
     )
 
 
@@ -165,7 +147,7 @@ def _points(length: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
     return marks, tuple(sorted(set(times)))
 
 
-def _shares(record: LayerRecord) -> tuple[Tensor, ...]:
+def _shares(record: LayerRecord) -> list[Tensor]:
     """Return sums over the samples of the shares: of mass and squares by age, [H, N], and of single tokens."""
     pi = record.membership().double()  # [B, N, H]
     w = record.stream("tokens").double()
@@ -185,7 +167,7 @@ def _shares(record: LayerRecord) -> tuple[Tensor, ...]:
     faded = torch.exp(since.clamp_min(0)[..., None] * log) * (since >= 0)[..., None]
     share = pi.cpu()[:, marks, None] * faded / total[:, None, times]
     found.append(share.sum(dim=0).movedim(-1, 0))
-    return tuple(found)
+    return found
 
 
 def _decay_half_life(attention: nn.Module) -> Tensor:

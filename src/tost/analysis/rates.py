@@ -1,4 +1,4 @@
-"""Coding rates by layer: does each layer compress, as the theory says it should?
+"""Coding rates by layer: does each layer compress, as the theory predicts?
 
 A layer looks at the tokens Z of a residual stream as its attention does: x = norm(Z), w = U x, and pi the membership of
 w. With n_k the mass of group k and s_k its second moment in the layer's coordinates,
@@ -19,20 +19,34 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import reduce
+from itertools import pairwise
+from operator import add
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor, nn
 
 from tost.analysis.records import Batch, LayerRecord, Place, attention_layers, choose, observe
-from tost.analysis.result import plain
+from tost.analysis.result import Result, plain
 from tost.errors import ConfigError
 from tost.objective import coding_rate, compression_rate, spectral_sum
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["MEASURES", "CodingRates", "Falls", "Measure", "RateCurve", "coding_rate_by_layer", "rates_of_tokens"]
+    from tost.analysis.run import Samples
+
+__all__ = [
+    "MEASURES",
+    "CodingRates",
+    "Falls",
+    "Measure",
+    "RateCurve",
+    "coding_rate_by_layer",
+    "coding_rates",
+    "rates_of_tokens",
+]
 
 Measure = Literal["variational", "subspaces", "rate", "compression", "reduction"]
 MEASURES: tuple[Measure, ...] = get_args(Measure)
@@ -85,7 +99,7 @@ class RateCurve:
 
 
 @dataclass(frozen=True)
-class CodingRates:
+class CodingRates(Result):
     """Rates by layer, for any number of models, samples and places; ``a + b`` holds both.
 
     Attributes:
@@ -187,6 +201,34 @@ class CodingRates:
             found[f"{key}: R_c^var falls within the attention"] = f"{falls.within} of {falls.layers}"
             found[f"{key}: R_c^var behind the first and the last attention"] = f"{mean[0]:.3f}, {mean[-1]:.3f}"
         return found
+
+    def verdict(self) -> str:
+        """Return in how many layers R_c^var falls, in the trained model and in the control, and where it rises.
+
+        Empty if there are no samples of a trained model.
+        """
+        split = next((split for source, split in reversed(self.pairs()) if source == "trained"), None)
+        if split is None:
+            return ""
+        trained = self.falls("trained", split)
+        most = trained.steps > 0 and 2 * trained.over_depth > trained.steps
+        sentence = (
+            f"The compression measure R_c^var {'falls' if most else 'does not fall over most layers: it falls'} in "
+            f"{trained.over_depth} of {trained.steps} steps from one layer to the next, and in {trained.within} of "
+            f"{trained.layers} layers from in front of the attention to behind it ({split} samples)."
+        )
+        curve = self.curve("trained", split, "attention")
+        rising = (curve.mean().diff() >= 0).tolist()
+        rises = [f"{a} to {b}" for (a, b), up in zip(pairwise(curve.layers), rising, strict=True) if up]
+        if rises:
+            sentence += f" It rises from layer {', '.join(rises)}."
+        if ("control", split) in self.pairs():
+            control = self.falls("control", split)
+            sentence += (
+                f" In an untrained model of the same form: {control.over_depth} of {control.steps} steps and "
+                f"{control.within} of {control.layers} layers."
+            )
+        return sentence
 
     def figure(self) -> Figure:
         """Draw the compression figure: R_c^var by layer and its change in each layer, and R, R_c and Delta R."""
@@ -291,3 +333,27 @@ def coding_rate_by_layer(
             for place in places
         )
     )
+
+
+def coding_rates(
+    model: nn.Module, samples: Samples, *, layers: Sequence[int] | None = None, control: nn.Module | None = None
+) -> CodingRates:
+    """Measure the coding rates of both splits, and of an untrained model on one of them.
+
+    Args:
+        model: A model of TSSA blocks.
+        samples: Training samples, validation samples or both.
+        layers: Numbers of the layers; None for all.
+        control: An untrained model of the same form; None for no comparison.
+
+    Raises:
+        ConfigError: The model has no TSSA blocks, or there are no samples.
+    """
+    iter(samples)  # raises if there are none
+    splits = {"train": samples.train, "validation": samples.validation}
+    given = {split: batches for split, batches in splits.items() if batches is not None}
+    found = [coding_rate_by_layer(model, batches, layers=layers, split=split) for split, batches in given.items()]
+    if control is not None:
+        split = "validation" if "validation" in given else "train"
+        found.append(coding_rate_by_layer(control, samples, layers=layers, split=split, source="control"))
+    return reduce(add, found)

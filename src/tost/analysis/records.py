@@ -1,6 +1,6 @@
-"""What goes on inside a model while it runs: tokens, memberships and the residual stream, layer by layer.
+"""Capture tokens, memberships and the residual stream of each layer while a model runs.
 
-Layers are found by class, so that it does not matter who built the model: this package, timm or transformers. Shapes:
+Layers are found by class, so that models of this package, of timm and of transformers all work. Shapes:
 x [B, N, C] (batch, tokens, width), w [B, N, H, D] with C = H * D, pi [B, N, H], mask [B, N].
 """
 
@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Literal, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor, nn
@@ -24,6 +24,7 @@ __all__ = [
     "AttentionLayer",
     "Batch",
     "LayerRecord",
+    "LayerSums",
     "Place",
     "at_rest",
     "attention_layers",
@@ -32,11 +33,12 @@ __all__ = [
     "membership_of",
     "observe",
     "run_batch",
+    "sum_by_layer",
 ]
 
 Place = Literal["tokens", "input", "attention", "output"]
-"""What can be captured of a layer: the projected tokens, and the residual stream in front of the block, behind its
-attention and behind the block."""
+"""What can be captured of a layer: the projected tokens, and the residual stream before the block, after its attention
+and after the block."""
 
 Batch = Tensor | Mapping[str, Any]
 """A tensor for the model; ``{"inputs": x, "mask": m}``; or what a transformers model takes, ``{"input_ids": ids}``."""
@@ -384,3 +386,56 @@ def observe(
     if samples == 0:
         raise ConfigError("there are no samples to look at; give at least one batch.")
     return samples
+
+
+class LayerSums(NamedTuple):
+    """Sums over samples, by layer.
+
+    Attributes:
+        layers: The layers, L of them.
+        sums: What was added up, each ``[L, ...]``, on the CPU.
+        samples: Number of samples.
+    """
+
+    layers: list[AttentionLayer]
+    sums: list[Tensor]
+    samples: int
+
+    @property
+    def indices(self) -> tuple[int, ...]:
+        """Numbers of the layers."""
+        return tuple(layer.index for layer in self.layers)
+
+
+def sum_by_layer(
+    model: nn.Module,
+    batches: Iterable[Batch],
+    measure: Callable[[LayerRecord], Sequence[Tensor]],
+    *,
+    layers: Sequence[int] | None = None,
+) -> LayerSums:
+    """Run a model over batches and add up what a function measures in each layer.
+
+    Args:
+        model: Any model with TSSA layers; run in evaluation mode and put back.
+        batches: Any number of batches; one is held at a time.
+        measure: Returns tensors of one batch in one layer, of the same shapes for every batch.
+        layers: Numbers of the layers; None for all.
+
+    Raises:
+        ConfigError: There are no such layers, or no batches.
+    """
+    every = attention_layers(model)
+    chosen = choose(layers, len(every))
+    totals: dict[int, list[Tensor]] = {}
+
+    def visit(record: LayerRecord) -> None:
+        found = [tensor.cpu() for tensor in measure(record)]
+        before = totals.get(record.layer.index)
+        totals[record.layer.index] = found if before is None else [a + b for a, b in zip(before, found, strict=True)]
+
+    samples = observe(model, batches, visit, layers=chosen)
+    by_layer = [totals[index] for index in chosen]
+    return LayerSums(
+        [every[index] for index in chosen], [torch.stack(sums) for sums in zip(*by_layer, strict=True)], samples
+    )

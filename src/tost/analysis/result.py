@@ -1,4 +1,4 @@
-"""What every analysis returns: typed data that turns into JSON, a table, a few numbers and a picture."""
+"""Results of analyses: numbers that can be printed, stored and drawn."""
 
 from __future__ import annotations
 
@@ -7,43 +7,81 @@ import io
 import json
 import math
 from collections.abc import Mapping, Sequence
+from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor
 
+from tost._io import write_atomic
 from tost.errors import StorageError
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["Result", "entropy", "image_bytes", "plain", "save"]
+__all__ = ["Result", "entropy", "grid_rows", "image_bytes", "plain", "save", "span"]
 
 DPI = 130
 
 
-class Result(Protocol):
-    """The result of an analysis: a frozen dataclass. Drawing is apart from computing and loads matplotlib only then."""
+class Result:
+    """Base class of the results of analyses, usually frozen dataclasses of numbers and tensors.
+
+    A subclass sets `name` and defines `summary`; the rest has defaults. Drawing is separate from computing, so that
+    matplotlib is loaded only when a picture is wanted.
+    """
 
     name: ClassVar[str]
-    """What the analysis is called on the command line."""
+    """Name of the analysis; also the name of the files that `save` writes."""
 
-    def to_json(self) -> dict[str, Any]:
-        """Return everything as plain data: numbers that are not finite are None."""
-        ...
+    not_stored: ClassVar[tuple[str, ...]] = ()
+    """Attributes that `to_json` leaves out."""
 
-    def rows(self) -> list[dict[str, Any]]:
-        """Return the numbers as a flat table, one dictionary per row, all with the same keys."""
-        ...
+    is_photographic: ClassVar[bool] = False
+    """Whether pictures are better stored as pixels than as lines."""
 
     def summary(self) -> dict[str, Any]:
         """Return the few numbers that are worth printing, each with a name that explains it."""
-        ...
+        raise NotImplementedError(f"{type(self).__name__} defines no summary()")
 
-    def figure(self) -> Figure:
-        """Draw it."""
-        ...
+    def verdict(self) -> str:
+        """Return the conclusion in a sentence or two; empty if that is left to the reader."""
+        return ""
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Return the numbers as a flat table, one dictionary per row, all with the same keys."""
+        return [self.summary()]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return all attributes and the summary as plain data: numbers that are not finite are None."""
+        stored = {name: plain(value) for name, value in vars(self).items() if name not in self.not_stored}
+        return {**stored, "summary": plain(self.summary())}
+
+    def figure(self) -> Figure | None:
+        """Draw it; None if there is no picture."""
+        return None
+
+
+def grid_rows(axes: Mapping[str, Sequence[Any]], values: Mapping[str, Tensor]) -> list[dict[str, Any]]:
+    """Return tensors over a grid, such as layers by heads, as a flat table with one row per cell.
+
+    Args:
+        axes: Names of the axes with the labels along them; the last one varies fastest.
+        values: Tensors by column, indexed by all axes or by the first ones.
+    """
+    names = list(axes)
+    places = product(*(range(len(labels)) for labels in axes.values()))
+    return [
+        {name: axes[name][i] for name, i in zip(names, place, strict=True)}
+        | {column: tensor[place[: tensor.dim()]].item() for column, tensor in values.items()}
+        for place in places
+    ]
+
+
+def span(values: Tensor, form: str = ".4f") -> str:
+    """Write the least and the most of some numbers."""
+    return f"{values.min().item():{form}}, {values.max().item():{form}}"
 
 
 def plain(value: Any) -> Any:
@@ -79,12 +117,14 @@ def image_bytes(result: Result, image_format: str = "png") -> bytes:
         image_format: Any format that matplotlib writes, such as ``"png"`` or ``"svg"``.
 
     Returns:
-        As SVG, the same bytes for the same result.
+        As SVG, the same bytes for the same result. Empty if the result has no picture.
     """
     import matplotlib
 
     with matplotlib.rc_context({"svg.hashsalt": "tost", "svg.fonttype": "path"}):
         figure = result.figure()
+        if figure is None:
+            return b""
         buffer = io.BytesIO()
         metadata = {"Date": None} if image_format == "svg" else None
         figure.savefig(buffer, format=image_format, dpi=DPI, metadata=metadata)
@@ -96,32 +136,31 @@ def save(result: Result, folder: str | Path, stem: str | None = None) -> list[Pa
 
     Args:
         result: What an analysis returned.
-        folder: Where to; made if it is not there.
+        folder: Where to write; created if it does not exist.
         stem: Name of the files without their endings; by default the name of the analysis.
 
     Returns:
-        The files: ``.png``, ``.svg``, ``.json`` and ``.csv``.
+        The files: ``.png``, ``.svg``, ``.json`` and ``.csv``; no pictures if the result has none.
 
     Raises:
         StorageError: They cannot be written.
     """
-    target, stem = Path(folder), stem or result.name
-    table = io.StringIO()
+    stem = stem or result.name
     rows = result.rows()
+    table = io.StringIO()
     writer = csv.DictWriter(table, fieldnames=list(rows[0]) if rows else ["empty"], lineterminator="\n")
     writer.writeheader()
     writer.writerows(rows)
-    contents = {
+    contents: dict[str, bytes | str] = {
         "png": image_bytes(result, "png"),
         "svg": image_bytes(result, "svg"),
-        "json": (json.dumps({"analysis": result.name, **result.to_json()}, allow_nan=False) + "\n").encode(),
-        "csv": table.getvalue().encode(),
+        "json": json.dumps({"analysis": result.name, **result.to_json()}, allow_nan=False) + "\n",
+        "csv": table.getvalue(),
     }
-    files = [target / f"{stem}.{ending}" for ending in contents]
+    files = {Path(folder) / f"{stem}.{ending}": content for ending, content in contents.items() if content}
     try:
-        target.mkdir(parents=True, exist_ok=True)
-        for file, content in zip(files, contents.values(), strict=True):
-            file.write_bytes(content)
+        for file, content in files.items():
+            write_atomic(file, content, sync=False)
     except OSError as error:
-        raise StorageError(f"cannot write {stem} to {target}: {error.strerror or error}") from error
-    return files
+        raise StorageError(f"cannot write {stem} to {folder}: {error.strerror or error}") from error
+    return list(files)

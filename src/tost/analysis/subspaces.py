@@ -1,4 +1,4 @@
-"""Are the learned subspaces of a layer apart from each other?"""
+"""Subspace coherence: how much the learned subspaces of a layer's heads overlap."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tost.analysis.records import attention_layers, choose
-from tost.analysis.result import plain
+from tost.analysis.result import Result, grid_rows
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -21,7 +21,7 @@ __all__ = ["SubspaceCoherence", "coherence_of", "subspace_coherence"]
 
 
 @dataclass(frozen=True)
-class SubspaceCoherence:
+class SubspaceCoherence(Result):
     """Inner products of the directions of all heads, each of unit length: ``G = [U_1 ... U_K]^T [U_1 ... U_K]``.
 
     Attributes:
@@ -36,6 +36,7 @@ class SubspaceCoherence:
     """
 
     name: ClassVar[str] = "subspaces"
+    is_photographic: ClassVar[bool] = True
     layers: tuple[int, ...]
     blocks: Tensor = field(repr=False)
     between: Tensor
@@ -45,18 +46,11 @@ class SubspaceCoherence:
     sample: Tensor = field(repr=False)
     directions: int
 
-    def to_json(self) -> dict[str, Any]:
-        """Return everything as plain data."""
-        keys = ("layers", "blocks", "between", "within", "mutual", "random", "directions", "sample")
-        return {**{key: plain(getattr(self, key)) for key in keys}, "summary": plain(self.summary())}
-
     def rows(self) -> list[dict[str, Any]]:
         """Return one row per layer."""
-        values = zip(self.layers, self.between.tolist(), self.within.tolist(), self.mutual.tolist(), strict=True)
-        return [
-            {"layer": layer, "between": between, "within": within, "mutual_coherence": mutual, "random": self.random}
-            for layer, between, within, mutual in values
-        ]
+        random = torch.full_like(self.between, self.random)
+        values = {"between": self.between, "within": self.within, "mutual_coherence": self.mutual, "random": random}
+        return grid_rows({"layer": self.layers}, values)
 
     def summary(self) -> dict[str, Any]:
         """Return how coherent directions of different heads are, beside random ones."""
@@ -88,12 +82,18 @@ def coherence_of(u: Tensor) -> Tensor:
 
 
 def subspace_coherence(
-    model: nn.Module, *, layers: Sequence[int] | None = None, directions: int = 4, seed: int = 0
+    model: nn.Module,
+    samples: object = None,
+    *,
+    layers: Sequence[int] | None = None,
+    directions: int = 4,
+    seed: int = 0,
 ) -> SubspaceCoherence:
     """Measure how coherent the subspaces of each layer are. Looks at the weights only.
 
     Args:
         model: Any model with TSSA layers.
+        samples: Not used, like the samples of any analysis of the weights.
         layers: Which layers; None for all.
         directions: How many directions of every head go into the picture, as in the paper.
         seed: Decides which.

@@ -1,37 +1,41 @@
 """The `tost` command.
 
-Each command lives in its own file and imports torch only when it runs, so that help and mistakes answer at once.
-`_build` holds the one list of commands.
+Each command lives in its own file, is listed in `COMMANDS`, and is imported when it is called, so that help and
+mistakes answer at once.
 """
 
 from __future__ import annotations
 
 import sys
-from typing import Annotated, NoReturn
+from typing import Annotated, Any, NoReturn
 
 import typer
+from typer.core import TyperGroup
 
 import tost
-from tost.cli import (
-    _analyze,
-    _bench,
-    _cat,
-    _console,
-    _convert,
-    _cp,
-    _data,
-    _eval,
-    _generate,
-    _info,
-    _ls,
-    _report,
-    _sweep,
-    _train,
-    _validate,
-)
+from tost._lazy import load
+from tost.cli import _console
 from tost.errors import CheckpointError, ConfigError, TostError
 
-__all__ = ["main"]
+__all__ = ["COMMANDS", "main"]
+
+COMMANDS = {
+    "ls": ("tost.cli._ls:ls", "List configurations, models, data sets and more."),
+    "cat": ("tost.cli._cat:cat", "Show a configuration, complete and explained."),
+    "cp": ("tost.cli._cp:cp", "Copy a configuration to a file of your own."),
+    "validate": ("tost.cli._validate:validate", "Check a configuration; list all problems, exit 2 if any."),
+    "train": ("tost.cli._train:train", "Train a recipe."),
+    "sweep": ("tost.cli._sweep:sweep", "Train several settings and compare them in one table."),
+    "eval": ("tost.cli._eval:evaluate", "Measure a trained model on its validation set."),
+    "generate": ("tost.cli._generate:generate", "Continue a text with a trained language model."),
+    "analyze": ("tost.cli._analyze:analyze", "Measure and draw what the layers of a trained model do."),
+    "report": ("tost.cli._report:report", "Write one HTML page about runs."),
+    "convert": ("tost.cli._convert:convert", "Convert weights between the authors' code and this package."),
+    "info": ("tost.cli._info:info", "Show what is installed, what can run here and why not."),
+    "bench": ("tost.cli._bench:app", "Measure speed and memory, if all results are right."),
+    "data": ("tost.cli._data:app", "Make data sets and check them."),
+}
+"""By name: where the command is, and what it does. A function is one command, a typer application may be several."""
 
 # Packages that only some commands need, with the extra that installs them.
 _EXTRAS = {
@@ -57,7 +61,7 @@ def main() -> NoReturn:
     interrupt.
     """
     try:
-        _build()(prog_name="tost")
+        _build()(_plugins_first(sys.argv[1:]), prog_name="tost")
     except KeyboardInterrupt:
         _console.log("stopped at once; what was saved before is intact")
         sys.exit(130)
@@ -74,8 +78,35 @@ def main() -> NoReturn:
     sys.exit(0)
 
 
+class _Commands(TyperGroup):
+    """Imports a command when it is called; the list of commands in the help needs none of them."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        self.commands = dict.fromkeys(COMMANDS)  # type: ignore[assignment]  # names to suggest for a mistyped one
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        if cmd_name not in COMMANDS:
+            return None
+        found = load(COMMANDS[cmd_name][0])
+        app = typer.Typer(add_completion=False, rich_markup_mode=None)
+        if isinstance(found, typer.Typer):
+            app.add_typer(found, name=cmd_name)
+        else:
+            app.command(cmd_name)(found)
+        return typer.main.get_group(app).commands[cmd_name]
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, summary) for name, (_, summary) in COMMANDS.items()])
+
+
 def _build() -> typer.Typer:
     app = typer.Typer(
+        cls=_Commands,
         help="Token Statistics Transformers: attention from token statistics, in linear time.",
         no_args_is_help=True,
         add_completion=False,
@@ -84,29 +115,39 @@ def _build() -> typer.Typer:
         context_settings={"help_option_names": ["-h", "--help"]},
     )
     app.callback()(_global_options)
-    app.command("ls")(_ls.ls)
-    app.command("cat")(_cat.cat)
-    app.command("cp")(_cp.cp)
-    app.command("validate")(_validate.validate)
-    app.command("train")(_train.train)
-    app.command("sweep")(_sweep.sweep)
-    app.command("eval")(_eval.evaluate)
-    app.command("generate")(_generate.generate)
-    app.command("analyze")(_analyze.analyze)
-    app.command("report")(_report.report)
-    app.command("convert")(_convert.convert)
-    app.command("info")(_info.info)
-    app.add_typer(_bench.app, name="bench")
-    app.add_typer(_data.app, name="data")
     return app
+
+
+def _plugins_first(arguments: list[str]) -> list[str]:
+    """Return the arguments with every ``--plugin PACKAGE`` in front, where global options belong."""
+    plugins, others = [], []
+    remaining = iter(arguments)
+    for argument in remaining:
+        if argument == "--":
+            others += [argument, *remaining]
+        elif argument == "--plugin":
+            plugins += [argument, *([package] if (package := next(remaining, None)) is not None else [])]
+        else:
+            (plugins if argument.startswith("--plugin=") else others).append(argument)
+    return plugins + others
 
 
 def _global_options(
     version: Annotated[
         bool, typer.Option("--version", help="Show the version and exit.", callback=_show_version, is_eager=True)
     ] = False,
+    plugin: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="PACKAGE",
+            help="Allow code of a package to be imported by name; can be repeated, and stand behind the command.",
+        ),
+    ] = None,
 ) -> None:
-    pass
+    if plugin:
+        from tost._plugins import allow
+
+        allow(*plugin)
 
 
 def _show_version(asked: bool) -> None:

@@ -1,4 +1,4 @@
-"""`tost analyze`: look inside a trained model."""
+"""`tost analyze`: measure and draw what the layers of a trained model do."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tost.analysis.registry import ALL, ANALYSES, find_analysis
+from tost._plugins import allow_typed
+from tost.analysis.registry import ALL, describe_analyses, find_analysis
 from tost.cli import _console
 from tost.cli._analyze_data import gather_samples
 from tost.errors import CheckpointError, ConfigError
@@ -43,20 +44,25 @@ def analyze(
     json: Annotated[bool, typer.Option("--json", help="End with one line of JSON.")] = False,
 ) -> None:
     """Look inside a trained model; the list of analyses is added below."""
+    allow_typed(name)
     if name != ALL:
         find_analysis(name)  # a mistake is found before anything is loaded
     chosen = _numbers(layers)
     model, config_file, home = _load(source, ema=ema)
-    from tost.analysis import analyse, applicable, control_of, require
+    from tost.analysis import analyze as run_analysis
+    from tost.analysis import applicable, control_of, require
 
-    names = applicable(model) if name == ALL else [require(model, name).name]
+    if name != ALL:
+        require(model, name)
+    names = applicable(model) if name == ALL else [name]
     if not names:
         raise ConfigError(
             f"no analysis applies to {type(model).__name__}: it has neither TSSA layers nor a class token"
         )
-    needs_data = any(ANALYSES[each].data for each in names)
+    needs_data = any(find_analysis(each).data for each in names)
     gathered = _gather(model, config_file, images or [], text, samples, batch_size, wanted=needs_data)
-    fresh = control_of(model, seed=seed) if control and "coding-rate" in names else None
+    compares = control and any(find_analysis(each).accepts("control") for each in names)
+    fresh = control_of(model, seed=seed) if compares else None
     folder = out or home / "analysis"
     found: dict[str, dict[str, Any]] = {}
     skipped: dict[str, str] = {}
@@ -64,7 +70,7 @@ def analyze(
         for each in names:
             progress.start(each)
             try:
-                result = analyse(each, model, gathered, layers=chosen, control=fresh)
+                result = run_analysis(each, model, gathered, layers=chosen, control=fresh)
             except ConfigError as error:
                 if name != ALL:
                     raise
@@ -85,7 +91,7 @@ analyze.__doc__ = "\n".join(
         "",
         "\b",
         "Analyses:",
-        *(f"  {analysis.name:<17} {analysis.summary}" for analysis in ANALYSES.values()),
+        *(f"  {name:<17} {summary}" for name, summary in describe_analyses()),
         f"  {ALL:<17} all that apply to the model",
     ]
 )

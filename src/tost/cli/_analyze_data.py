@@ -96,8 +96,8 @@ def _from_images(
     files = _files(paths)
     chosen = [files[round(i * (len(files) - 1) / max(count - 1, 1))] for i in range(min(count, len(files)))]
     loaded = [transform(read_image(file.read_bytes(), str(file), channels=options.channels)) for file in chosen]
-    inputs = torch.stack(loaded)
-    return Samples(validation=_pieces(inputs, batch_size), pixels=pixels_of(inputs, options))
+    batches = _pieces(torch.stack(loaded), batch_size)
+    return Samples(validation=[{"inputs": inputs, "pixels": pixels_of(inputs, options)} for inputs in batches])
 
 
 def _files(paths: Sequence[Path]) -> list[Path]:

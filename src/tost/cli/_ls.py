@@ -36,7 +36,7 @@ def ls(
     ] = "*",
     json: Annotated[bool, typer.Option("--json", help="Print one line of JSON instead.")] = False,
 ) -> None:
-    """List recipes, configurations, sweeps, models, data sets or operators.
+    """List recipes, configurations, sweeps, models, data sets, operators or analyses.
 
     A table on a terminal; in a pipe one line per entry, its columns separated by tabs, the name first.
     """
@@ -94,6 +94,12 @@ def _ops(pattern: str) -> list[Entry]:
     return [{"name": name, "backends": ", ".join(ready[name])} for name in names]
 
 
+def _analyses(pattern: str) -> list[Entry]:
+    from tost.analysis.registry import describe_analyses
+
+    return [{"name": name, "description": summary} for name, summary in describe_analyses(pattern)]
+
+
 _LISTS: dict[Kind, Callable[[str], list[Entry]]] = {
     Kind.RECIPES: _recipes,
     Kind.CONFIGS: _configs,
@@ -101,5 +107,5 @@ _LISTS: dict[Kind, Callable[[str], list[Entry]]] = {
     Kind.MODELS: _models,
     Kind.DATA: _data,
     Kind.OPS: _ops,
-    Kind.ANALYSES: lambda pattern: [],
+    Kind.ANALYSES: _analyses,
 }

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from tost._machine import command_arguments
+from tost._plugins import allow_typed
 from tost.cli import _console
 from tost.errors import ConfigError
 
@@ -56,4 +57,5 @@ def _names(text: str) -> tuple[str, ...] | None:
         return ()
     if not names or {"all", "none"} & set(names):
         raise ConfigError(f"--analyses {text!r} is not clear; give names with commas between them, or all, or none.")
+    allow_typed(*names)
     return names

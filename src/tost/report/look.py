@@ -8,68 +8,14 @@ from typing import Any
 
 from torch import nn
 
-from tost.analysis import CodingRates, Result, analyse, applicable, control_of, image_bytes, why_not
+from tost.analysis import Result, analyze, applicable, control_of, image_bytes, unsupported_reason
 from tost.errors import TostError
 from tost.report.html import number
 from tost.report.samples import Opened
 
-__all__ = ["EXPLANATIONS", "Finding", "Insight", "look_into", "verdict_on_rates"]
+__all__ = ["Finding", "Insight", "look_into"]
 
-# Maps are pixels anyway; as SVG they would be larger and no sharper.
-_PIXELS = ("membership-maps", "class-attention", "text-memberships", "subspaces")
 _MOST_SVG = 400_000
-
-EXPLANATIONS: dict[str, tuple[str, str]] = {
-    "coding-rate": (
-        "Does each layer compress?",
-        "In theory every attention layer takes one step downhill on R_c^var: the number of nats that it takes to store "
-        "the tokens, group by group. If training found what the theory says, the curve falls with depth, and the step "
-        "within the attention is below 0. The untrained model is the control: it shows what the same layers do to "
-        "tokens before they have learned anything.",
-    ),
-    "membership-maps": (
-        "Which group does each patch belong to?",
-        "A ToST layer sorts its tokens softly into groups, one per head, and treats each group by itself. The maps "
-        "show how strongly each patch of an image belongs to each group, and which group has most of it.",
-    ),
-    "text-memberships": (
-        "Which group does each token belong to?",
-        "A ToST layer sorts its tokens softly into groups, one per head, and treats each group by itself. Here every "
-        "token of a text from the validation set has the colour of the group that has most of it.",
-    ),
-    "class-attention": (
-        "Where does the class token look?",
-        "The answer is read off one extra token that gathers what the patches say. The maps show how much it takes "
-        "from each patch: bright patches decide.",
-    ),
-    "subspaces": (
-        "Do the heads look at different things?",
-        "Every head projects the tokens onto a subspace of its own. The blocks show how much two subspaces overlap: 0 "
-        "means that they have nothing in common, as the theory would have it, and 1 that they share a direction.",
-    ),
-    "gains": (
-        "What does a layer keep, and what does it suppress?",
-        "From each direction of a group the operator takes away the share D = 1 / (1 + second moment). A value near 1 "
-        "means that the direction is suppressed, because the group has little spread in it; a value near 0 that it is "
-        "kept.",
-    ),
-    "heads": (
-        "Are all heads used?",
-        "The share of all tokens that each head has, how sharp its choice is (temperature), how many directions its "
-        "tokens really fill (effective rank), and how undecided memberships are (entropy; 1 is a coin toss).",
-    ),
-    "flattening": (
-        "What happens to the groups when sequences get longer?",
-        "Memberships come from each token's share of the sum over all tokens, and that share shrinks as tokens are "
-        "added. The curves show how far memberships go flat, that is towards the same share for every head.",
-    ),
-    "state-memory": (
-        "What does the state remember?",
-        "While it reads, a causal ToST keeps only three sums per head, however long the text is. The curves show how "
-        "much weight tokens of the past have in them, and how fast the sums settle.",
-    ),
-}
-"""By analysis: a question as its title, and what the answer means."""
 
 
 @dataclass(frozen=True)
@@ -129,12 +75,12 @@ def look_into(
     notes: list[str] = []
     control = _control(run.model)
     for analysis in applicable(run.model) if wanted is None else wanted:
-        if reason := why_not(run.model, analysis):
+        if reason := unsupported_reason(run.model, analysis):
             notes.append(f"{analysis}: left out, because {reason}.")
             continue
         try:
-            found = analyse(analysis, run.model, run.samples, control=control)
-            findings.append(_finding(found))
+            found = analyze(analysis, run.model, run.samples, control=control)
+            findings.append(_finding(analysis, found))
             say(f"{name}: {analysis}: {_short(findings[-1])}")
         except (TostError, ValueError) as error:
             notes.append(f"{analysis}: could not be done: {error}")
@@ -153,54 +99,17 @@ def _control(model: nn.Module) -> nn.Module | None:
         return None
 
 
-def _finding(result: Result) -> Finding:
-    verdict = verdict_on_rates(result) if isinstance(result, CodingRates) else ""
-    content, kind = _draw(result)
+def _finding(name: str, result: Result) -> Finding:
+    kind, content = "png", b""
+    if not result.is_photographic:
+        kind, content = "svg+xml", image_bytes(result, "svg")
+    if not content or len(content) > _MOST_SVG:
+        kind, content = "png", image_bytes(result, "png")
     numbers = {key: value if isinstance(value, str) else number(value) for key, value in result.summary().items()}
-    return Finding(result.name, numbers, result.rows(), content, kind, verdict)
-
-
-def _draw(result: Result) -> tuple[bytes, str]:
-    if result.name not in _PIXELS:
-        content = image_bytes(result, "svg")
-        if len(content) <= _MOST_SVG:
-            return content, "svg+xml"
-    return image_bytes(result, "png"), "png"
+    return Finding(name, numbers, result.rows(), content, kind, result.verdict())
 
 
 def _short(finding: Finding) -> str:
     if finding.verdict:
         return finding.verdict
     return "; ".join(f"{key} {value}" for key, value in list(finding.numbers.items())[:2])
-
-
-def verdict_on_rates(rates: CodingRates) -> str:
-    """Say in how many layers R_c^var falls, on the trained model and on the control, and where it does not.
-
-    Args:
-        rates: A result that has validation or training samples of a trained model.
-    """
-    pairs = rates.pairs()
-    split = next((split for source, split in reversed(pairs) if source == "trained"), None)
-    if split is None:
-        return ""
-    trained = rates.falls("trained", split)
-    most = trained.steps > 0 and 2 * trained.over_depth > trained.steps
-    sentence = (
-        f"The compression measure R_c^var {'falls' if most else 'does not fall over most layers: it falls'} in "
-        f"{trained.over_depth} of {trained.steps} steps from one layer to the next, and in {trained.within} of "
-        f"{trained.layers} layers from in front of the attention to behind it ({split} samples)."
-    )
-    curve = rates.curve("trained", split, "attention")
-    rises = [
-        f"{a} to {b}" for a, b, up in zip(curve.layers, curve.layers[1:], curve.mean().diff() >= 0, strict=False) if up
-    ]
-    if rises:
-        sentence += f" It rises from layer {', '.join(rises)}."
-    if ("control", split) in pairs:
-        control = rates.falls("control", split)
-        sentence += (
-            f" In an untrained model of the same form: {control.over_depth} of {control.steps} steps and "
-            f"{control.within} of {control.layers} layers."
-        )
-    return sentence
