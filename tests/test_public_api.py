@@ -58,7 +58,7 @@ POSITIONAL = {
 HEAVY = ("timm", "transformers", "matplotlib", "accelerate", "datasets", "torchvision", "sklearn", "typer", "rich")
 
 FUNCTION_LINES_P95 = 50
-FILE_LINES = 400
+FILE_LINES = 700
 KERNEL_LINES = 600
 CONSTRUCTOR_ARGUMENTS = 12
 UNANCHORED_NOTE = re.compile(r"\b(TODO|FIXME|XXX|HACK)\b(?!\((#\d+|v\d+\.\d+)\))")

@@ -50,9 +50,9 @@ def test_unknown_needs_and_data_are_refused(options, message):
 
 def test_a_name_is_taken_once():
     register()
-    with pytest.raises(ConfigError, match="the analysis 'mine' exists already"):
+    with pytest.raises(ConfigError, match="there is an analysis 'mine' already"):
         register()
-    with pytest.raises(ConfigError, match="'heads' exists already"):
+    with pytest.raises(ConfigError, match="'heads' already"):
         tost.register_analysis("heads")(lambda model, samples: None)
 
 
