@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import nn
 
-from tost.analysis import Result, analyze, applicable, control_of, image_bytes, unsupported_reason
+from tost.analysis import Result, analyze, applicable, control_of, find_analysis, image_bytes, unsupported_reason
 from tost.errors import TostError
 from tost.report.html import number
 from tost.report.samples import Opened
@@ -28,7 +28,9 @@ class Finding:
         rows: The table behind it.
         picture: Content of an image file; empty if it could not be drawn.
         picture_kind: ``png`` or ``svg+xml``.
-        verdict: What it comes to, in a sentence; empty if that is for the reader to say.
+        verdict: The conclusion in a sentence; empty if it is left to the reader.
+        title: The question that the analysis answers; empty for its name.
+        explanation: How to read the answer.
     """
 
     name: str
@@ -37,6 +39,8 @@ class Finding:
     picture: bytes = field(default=b"", repr=False)
     picture_kind: str = "png"
     verdict: str = ""
+    title: str = ""
+    explanation: str = ""
 
 
 @dataclass(frozen=True)
@@ -106,7 +110,9 @@ def _finding(name: str, result: Result) -> Finding:
     if not content or len(content) > _MOST_SVG:
         kind, content = "png", image_bytes(result, "png")
     numbers = {key: value if isinstance(value, str) else number(value) for key, value in result.summary().items()}
-    return Finding(name, numbers, result.rows(), content, kind, result.verdict())
+    analysis = find_analysis(name)
+    title = analysis.title or analysis.summary
+    return Finding(name, numbers, result.rows(), content, kind, result.verdict(), title, analysis.explanation)
 
 
 def _short(finding: Finding) -> str:

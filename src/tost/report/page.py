@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
-from tost.analysis.registry import find_analysis
 from tost.report.bench import BenchRecord
 from tost.report.html import cut, definitions, details, image, note, number, preformatted, table, text
 from tost.report.runs import RunRecord
@@ -148,9 +147,8 @@ def _inside(content: Content, room: _Room) -> str:
 
 
 def _finding(run: str, finding: Finding, room: _Room) -> str:
-    analysis = find_analysis(finding.name)
-    title = analysis.title or analysis.summary or analysis.name
-    parts = [f"<h4>{text(title)}</h4>", f"<p>{text(analysis.explanation)}</p>"]
+    title = finding.title or finding.name
+    parts = [f"<h4>{text(title)}</h4>", f"<p>{text(finding.explanation)}</p>"]
     if finding.verdict:
         parts.append(f'<p class="verdict">{text(finding.verdict)}</p>')
     summary = "; ".join(f"{key}: {value}" for key, value in finding.numbers.items())
