@@ -1,4 +1,4 @@
-"""Fills the README's table, and the plots of README and docs, from the newest stored measurements.
+"""Fills the README's table and result, and the plots of README and docs, from the newest stored measurements.
 
 No number is typed by hand.
 
@@ -11,17 +11,35 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from page_file import MEASUREMENTS, ROOT, newest
 
-__all__ = ["main", "render", "stored", "updated"]
+from tost.sweep import fill, read_results
+
+__all__ = ["main", "render_result", "render_speed", "stored", "updated"]
 
 README = ROOT / "README.md"
 IMAGES = ROOT / "docs" / "img"
-START, END = "<!-- bench:start -->", "<!-- bench:end -->"
-LIMIT = "limit"
+SWEEP = ROOT / "results" / "language_shakespeare.json"
+# Four rows of the stored measurement are enough for a first impression: operator and number of tokens.
+SPEED_ROWS = (("tssa", 1024), ("tssa", 10_240), ("tssa", 65_536), ("causal_tssa", 8192))
+SPEED_COLUMNS = {
+    "tost": "tost",
+    "paper compiled": "paper's listing, compiled",
+    "sdpa": "softmax attention",
+    "limit": "matrix products alone",
+}
+RESULT = """\
+| network | parameters | validation loss |
+| --- | ---: | ---: |
+| GPT-2 | {gpt2.parameters:,} | {gpt2.loss.mean:.3f} |
+| ToST as in the paper | {tost.parameters:,} | {tost.loss.mean:.3f} |
+| GPT-2 with a short convolution | {gpt2_local.parameters:,} | {gpt2_local.loss.mean:.3f} |
+| ToST with the same convolution | {tost_local.parameters:,} | {tost_local.loss.mean:.3f} |
+| ... and a gate, forgetting, count-scaled energies (`plus`) | {plus.parameters:,} | {plus.loss.mean:.3f} |"""
 
 
 def stored(theme: str, folder: Path = MEASUREMENTS) -> Path:
@@ -36,45 +54,60 @@ def stored(theme: str, folder: Path = MEASUREMENTS) -> Path:
     return found
 
 
-def render(result: dict[str, Any]) -> str:
-    """Return the Markdown that stands between the markers: one table and the conditions it was measured under."""
-    rows = [row for row in result["rows"] if row["dtype"] == "float32" and row["contender"] != LIMIT]
-    contenders = [name for name in result["contenders"] if any(row["contender"] == name for row in rows)]
-    cases: dict[tuple[object, ...], dict[str, str]] = {}
-    for row in rows:
-        size = f"{row['tokens']:,}" if row["batch"] == 1 else f"{row['batch']} x {row['tokens']:,}"
-        case = (f"`{row['op']}`", row["mode"], f"{row['width']} / {row['heads']}", size)
-        ratio = row["ratio_to_limit_median"]
-        cases.setdefault(case, {})[row["contender"]] = "skipped" if ratio is None else f"{ratio:.2f}"
-    headers = ["operator", "pass", "width / heads", "tokens", *contenders]
-    lines = [headers, ["---"] * 3 + ["---:"] * (len(headers) - 3)]
-    lines += [[*map(str, case), *(cells.get(name, "") for name in contenders)] for case, cells in cases.items()]
-    environment = result["environment"]
+def render_speed(measured: Mapping[str, Any]) -> str:
+    """Return a table of milliseconds, and the conditions under which they were measured."""
+    milliseconds: dict[tuple[str, int], dict[str, str]] = {case: {} for case in SPEED_ROWS}
+    sizes: dict[tuple[str, int], str] = {}
+    for row in measured["rows"]:
+        case, seconds = (row["op"], row["tokens"]), row["seconds_median"]
+        if row["dtype"] == "float32" and row["mode"] == "fwd+bwd" and row["batch"] == 1 and case in milliseconds:
+            sizes[case] = f"{row['width']} / {row['heads']}"
+            milliseconds[case][row["contender"]] = "skipped" if seconds is None else _three_digits(1000 * seconds)
+    lines = [["operator", "width / heads", "tokens", *SPEED_COLUMNS.values()]]
+    lines += [["---", "---"] + ["---:"] * (1 + len(SPEED_COLUMNS))]
+    lines += [
+        [f"`{case[0]}`", sizes[case], f"{case[1]:,}", *(cells.get(name, "") for name in SPEED_COLUMNS)]
+        for case, cells in milliseconds.items()
+        if cells
+    ]
+    place = measured["environment"]
     return "\n".join(
         [
-            "Time of one attention layer, as a multiple of the time of the two linear projections inside it:",
-            "",
             *(f"| {' | '.join(cells)} |" for cells in lines),
             "",
-            "; ".join(f"**{name}**: {result['contenders'][name]}" for name in contenders) + ".",
-            "",
-            f"*{environment['cpu']}, {environment['threads']} threads, torch {environment['torch']}, "
-            f"tost {environment['tost']}, {environment['measured'][:10]}.*",
+            f"*{place['cpu']}, {place['threads']} threads, torch {place['torch']}, tost {place['tost']}, "
+            f"{place['measured'][:10]}.*",
         ]
     )
 
 
-def updated(readme: str, result: Path) -> str:
-    """Return the text of the README with the block between the markers made anew from the file `result`.
+def _three_digits(number: float) -> str:
+    return f"{number:.1f}" if number < 100 else f"{number:,.0f}"
+
+
+def render_result(results: Mapping[str, Any]) -> str:
+    """Return a table of validation losses of a stored sweep."""
+    return fill(RESULT, results)
+
+
+def updated(readme: str, blocks: Mapping[str, str]) -> str:
+    """Return the text of the README with the text between each pair of markers made anew.
+
+    Args:
+        readme: Old text. ``<!-- NAME:start -->`` and ``<!-- NAME:end -->`` enclose each block.
+        blocks: New text of the blocks, by name.
 
     Raises:
-        SystemExit: The markers are missing, repeated or in the wrong order.
+        SystemExit: Markers are missing, repeated or in the wrong order.
     """
-    before, start, rest = readme.partition(START)
-    _, end, after = rest.partition(END)
-    if not start or not end or START in after or END in before + after:
-        raise SystemExit(f"README.md needs exactly one {START} and, below it, one {END}")
-    return f"{before}{START}\n{render(json.loads(result.read_text()))}\n{END}{after}"
+    for name, text in blocks.items():
+        first, last = f"<!-- {name}:start -->", f"<!-- {name}:end -->"
+        before, start, rest = readme.partition(first)
+        _, end, after = rest.partition(last)
+        if not start or not end or first in after or last in before + after:
+            raise SystemExit(f"README.md needs exactly one {first} and, below it, one {last}")
+        readme = f"{before}{first}\n{text}\n{last}{after}"
+    return readme
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -82,10 +115,11 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true", help="change nothing")
     options = parser.parse_args(arguments)
-    result, figures = stored("ops"), stored("attention")
+    speed, figures = stored("ops"), stored("attention")
+    blocks = {"bench": render_speed(json.loads(speed.read_text())), "result": render_result(read_results(SWEEP))}
     wanted = {
-        README: updated(README.read_text(), result),
-        IMAGES / "speed.svg": result.with_suffix(".svg").read_text(),
+        README: updated(README.read_text(), blocks),
+        IMAGES / "speed.svg": speed.with_suffix(".svg").read_text(),
         IMAGES / "attention.svg": figures.with_name(f"{figures.stem}_tokens.svg").read_text(),
     }
     stale = [path for path, text in wanted.items() if not path.exists() or path.read_text() != text]

@@ -177,8 +177,8 @@ def test_page_of_the_papers_tables_is_generated():
 
 @pytest.fixture
 def result(tmp_path):
-    """A stored measurement in the form that the benchmark program writes, with two contenders and one length."""
-    case = {"op": "tssa", "mode": "fwd", "batch": 1, "tokens": 4096, "width": 384, "heads": 8, "dtype": "float32"}
+    """A stored measurement in the form that the benchmark program writes, with a few contenders and lengths."""
+    case = {"op": "tssa", "mode": "fwd+bwd", "batch": 1, "tokens": 1024, "width": 384, "heads": 8, "dtype": "float32"}
     content = {
         "complete": True,
         "gate": {"passed": True},
@@ -189,11 +189,14 @@ def result(tmp_path):
             "tost": "0.0",
             "measured": "2001-02-03T04:05:06Z",
         },
-        "contenders": {"limit": "the projections", "tost": "ours", "sdpa": "softmax attention"},
         "rows": [
-            {**case, "contender": "limit", "ratio_to_limit_median": 1.0},
-            {**case, "contender": "tost", "ratio_to_limit_median": 1.0625},
-            {**case, "contender": "sdpa", "ratio_to_limit_median": None},
+            {**case, "contender": "limit", "seconds_median": 0.01},
+            {**case, "contender": "tost", "seconds_median": 0.0106},
+            {**case, "contender": "sdpa", "seconds_median": None},
+            {**case, "contender": "xca", "seconds_median": 0.03},
+            {**case, "contender": "tost", "mode": "fwd", "seconds_median": 0.004},
+            {**case, "contender": "tost", "tokens": 4096, "seconds_median": 0.05},
+            {**case, "contender": "tost", "tokens": 65_536, "seconds_median": 1.2345},
         ],
     }
     path = tmp_path / "ops_a-cpu_200102.json"
@@ -201,23 +204,29 @@ def result(tmp_path):
     return path
 
 
-def test_update_readme_fills_the_block_and_nothing_else(result):
+def test_speed_is_shown_in_milliseconds_and_only_where_it_is_wanted(result):
+    shown = load_script("update_readme").render_speed(json.loads(result.read_text()))
+    assert "| `tssa` | 384 / 8 | 1,024 | 10.6 |  | skipped | 10.0 |" in shown
+    assert "| `tssa` | 384 / 8 | 65,536 | 1,234 |  |  |  |" in shown
+    assert "4,096" not in shown
+    assert "A CPU, 2 threads, torch 9.9, tost 0.0, 2001-02-03." in shown
+
+
+def test_update_readme_fills_its_blocks_and_nothing_else():
     script = load_script("update_readme")
-    before = f"above\n{script.START}\nold\n{script.END}\nbelow\n"
-    after = script.updated(before, result)
-    assert after.startswith(f"above\n{script.START}\n")
-    assert after.endswith(f"\n{script.END}\nbelow\n")
-    assert "| `tssa` | fwd | 384 / 8 | 4,096 | 1.06 | skipped |" in after
-    assert "A CPU, 2 threads, torch 9.9, tost 0.0, 2001-02-03." in after
-    assert "old" not in after
-    assert script.updated(after, result) == after
+    before = "above\n<!-- a:start -->\nold\n<!-- a:end -->\nbetween\n<!-- b:start -->\n<!-- b:end -->\nbelow\n"
+    after = script.updated(before, {"a": "new", "b": "text"})
+    assert after == (
+        "above\n<!-- a:start -->\nnew\n<!-- a:end -->\nbetween\n<!-- b:start -->\ntext\n<!-- b:end -->\nbelow\n"
+    )
+    assert script.updated(after, {"a": "new", "b": "text"}) == after
 
 
 @pytest.mark.parametrize("broken", ["no markers", "{END} {START}", "{START} {END} {START} {END}"])
-def test_update_readme_refuses_a_page_without_its_block(result, broken):
-    script = load_script("update_readme")
+def test_update_readme_refuses_a_page_without_its_block(broken):
+    page = broken.format(START="<!-- a:start -->", END="<!-- a:end -->")
     with pytest.raises(SystemExit, match="exactly one"):
-        script.updated(broken.format(START=script.START, END=script.END), result)
+        load_script("update_readme").updated(page, {"a": "text"})
 
 
 def test_update_readme_takes_the_newest_complete_green_result(result, tmp_path):
@@ -233,9 +242,33 @@ def test_update_readme_takes_the_newest_complete_green_result(result, tmp_path):
         script.stored("ops", tmp_path)
 
 
-def test_example_ends_with_its_picture(tmp_path):
-    command = [sys.executable, ROOT / "examples" / "operator_tour.py", "--out", tmp_path, "--lengths", "64", "256"]
+def test_readme_is_short():
+    assert len((ROOT / "README.md").read_text().splitlines()) < 150
+
+
+# Arguments that keep each example short, and what its last line has to be.
+EXAMPLES = {
+    "swap_attention": (["--tokens", "128"], r"    128 tokens, token statistics: [\d.]+ s"),
+    "train_on_tensors": (["--steps", "20"], r"accuracy on new series: (0\.[5-9]\d|1\.00) .*"),
+    "stream_text": (["--piece", "500"], r"continuation: b.+"),
+    "look_inside": (["--steps", "2"], r"pictures.membership-maps\.png"),
+}
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_example_runs(name, tmp_path):
+    arguments, last = EXAMPLES[name]
+    command = [sys.executable, ROOT / "examples" / f"{name}.py", *arguments]
     done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=tmp_path)
-    last = done.stdout.splitlines()[-1]
-    assert last.startswith("picture: ")
-    assert Path(last.removeprefix("picture: ")).stat().st_size > 10_000
+    assert re.fullmatch(last, done.stdout.splitlines()[-1]), done.stdout
+
+
+def test_examples_are_short_and_use_public_names_only():
+    paths = sorted((ROOT / "examples").glob("*.py"))
+    assert [path.stem for path in paths] == sorted(EXAMPLES)
+    for path in paths:
+        text = path.read_text()
+        assert len(text.splitlines()) < 60, path
+        names = re.findall(r"^(?:from|import) (tost[\w.]*)", text, flags=re.MULTILINE)
+        assert set(names) <= {"tost", "tost.data", "tost.nn", "tost.train"}, path
+        assert not re.search(r"\b(tost|analysis|model)(\.\w+)*\._\w", text), path
