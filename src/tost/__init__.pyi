@@ -9,6 +9,8 @@ from tost.generation import generate as generate
 from tost.integrations.official import load_official as load_official
 from tost.models import create_model as create_model
 from tost.models import list_models as list_models
+from tost.models import register_mixer as register_mixer
+from tost.models import register_model as register_model
 from tost.nn import CausalTSSAttention as CausalTSSAttention
 from tost.nn import TSSAttention as TSSAttention
 from tost.ops import TSSAState as TSSAState

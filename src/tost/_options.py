@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import cache
-from typing import Any, Self, TypeVar, get_args, get_type_hints
+from typing import Annotated, Any, Self, TypeVar, get_args, get_type_hints
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model, model_validator
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
@@ -23,10 +23,12 @@ from tost._yaml import show_value, write_value
 from tost.errors import ConfigError
 
 __all__ = [
+    "Count",
     "Key",
     "Keys",
     "Options",
     "Problem",
+    "Switch",
     "check_options",
     "keys_of",
     "needs",
@@ -37,6 +39,9 @@ __all__ = [
 ]
 
 Schema = TypeVar("Schema", bound=BaseModel)
+# Strict, because a lenient parser reads `true` as 1 layer and 11.0 as 11.
+Count = Annotated[int, Field(ge=1, strict=True)]
+Switch = Annotated[bool, Field(strict=True)]
 
 _MOST_SUGGESTIONS = 50  # finding similar words is slow
 # Findings of pydantic itself; everything else was raised by a validator, in words of its own.

@@ -163,6 +163,15 @@ class Registry(Generic[Spec]):
         """Return the spec of a name if that needs no import; None for what is announced by an entry point only."""
         return self._specs.get(name)
 
+    def loaded(self) -> list[Spec]:
+        """Return all specs that are registered or have been loaded."""
+        return list(self._specs.values())
+
+    def origin(self, name: str) -> str:
+        """Return the package that provides a name by an entry point; empty for what is registered otherwise."""
+        entry = None if name in self._specs else self._found().get(name)
+        return "" if entry is None else entry.module.partition(".")[0]
+
     def __contains__(self, name: str) -> bool:
         return name in self._found() or name in self._specs
 

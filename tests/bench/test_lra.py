@@ -15,11 +15,20 @@ from tost.bench.harness.gate import Check, GateResult
 from tost.bench.harness.timing import Trial, spread
 from tost.bench.lra import run as bench_lra
 from tost.bench.lra.plot import draw_lra
-from tost.bench.lra.run import LraCase, LraReport, LraRow, LraScale, Work, check_encoder, expected_seconds, measure_lra
+from tost.bench.lra.run import (
+    MIXERS,
+    LraCase,
+    LraReport,
+    LraRow,
+    LraScale,
+    Work,
+    check_encoder,
+    expected_seconds,
+    measure_lra,
+)
 from tost.bench.lra.step import LraStep, Trainer, Usage, run_in_process, take_step
 from tost.bench.lra.tables import lra_findings, lra_markdown, lra_tables, write_lra
 from tost.errors import ConfigError, TostError
-from tost.models.sequence.options import MIXERS
 
 GREEN = GateResult(checks=(Check(name="logits", error=0.0, bound=1e-5),))
 RED = GateResult(checks=(Check(name="logits", error=1.0, bound=1e-5),))

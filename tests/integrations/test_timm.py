@@ -17,10 +17,10 @@ from timm.utils import ModelEmaV3
 
 import tost
 from tost.errors import ConfigError
-from tost.models import model_spec
+from tost.models import CrateOptions, VisionOptions, model_spec
 
 TINY = {"embed_dim": 32, "depth": 3, "num_heads": 4}
-NAMES = sorted(name for name in tost.list_models() if model_spec(name).family in ("vision", "crate"))
+NAMES = sorted(name for name in tost.list_models() if model_spec(name).options in (VisionOptions, CrateOptions))
 KINDS = ["tost_tiny_patch16_224", "tost_medium_patch8_224", "tost_mini", "xcit_mini", "softmax_mini", "crate_mini"]
 every_kind = pytest.mark.parametrize("name", KINDS)
 

@@ -6,7 +6,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from tests.models.tiny import example, make_tiny
 from tost.models import LanguageOptions, model_options, token_flops
-from tost.models.flops import tssa_flops
+from tost.models.mixers import tssa_flops
 from tost.models.options import ModelOptions
 
 

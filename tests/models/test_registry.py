@@ -64,15 +64,13 @@ def test_overrides_replace_the_defaults_and_nothing_else():
     options = model_options("lra_listops", {"depth": 2})
     assert (options.depth, options.embed_dim, options.hidden_dim, options.dropout) == (2, 512, 2048, 0.1)
     assert model_options("lra_image", {}).hidden_dim == 128
-    assert model_spec("lra_image").family == "classifier"
+    assert model_spec("lra_image").tasks == ("classification",)
 
 
 def test_unknown_model_is_refused_with_the_nearest_name():
-    with pytest.raises(
-        ConfigError, match=r"no model 'tost_lm_bse'; did you mean 'tost_lm_base'\? The models are: \w+, "
-    ):
+    with pytest.raises(ConfigError, match=r"no model 'tost_lm_bse'; did you mean 'tost_lm_base'\? models: \w+, "):
         tost.create_model("tost_lm_bse")
-    with pytest.raises(ConfigError, match=r"no model 'qqq'\. The models are"):
+    with pytest.raises(ConfigError, match=r"no model 'qqq'; models: "):
         model_options("qqq", {})
 
 

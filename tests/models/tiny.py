@@ -3,26 +3,34 @@
 import torch
 
 import tost
-from tost.models import model_options, model_spec
+from tost.models import (
+    CrateOptions,
+    LanguageOptions,
+    SequenceClassifierOptions,
+    VisionOptions,
+    VitOptions,
+    model_options,
+    model_spec,
+)
 
 TINY = {
-    "language": {"embed_dim": 16, "depth": 2, "num_heads": 4, "vocab_size": 11, "max_length": 24},
-    "classifier": {"embed_dim": 16, "depth": 2, "num_heads": 4, "max_length": 24, "num_classes": 3},
-    "vision": {"embed_dim": 16, "depth": 2, "num_heads": 4, "num_classes": 3},
-    "crate": {"embed_dim": 16, "depth": 2, "num_heads": 4, "num_classes": 3, "image_size": 32},
-    "vit": {"embed_dim": 16, "depth": 2, "num_heads": 4, "num_classes": 3, "image_size": 32},
+    LanguageOptions: {"embed_dim": 16, "depth": 2, "num_heads": 4, "vocab_size": 11, "max_length": 24},
+    SequenceClassifierOptions: {"embed_dim": 16, "depth": 2, "num_heads": 4, "max_length": 24, "num_classes": 3},
+    VisionOptions: {"embed_dim": 16, "depth": 2, "num_heads": 4, "num_classes": 3},
+    CrateOptions: {"embed_dim": 16, "depth": 2, "num_heads": 4, "num_classes": 3, "image_size": 32},
+    VitOptions: {"embed_dim": 16, "depth": 2, "num_heads": 4, "num_classes": 3, "image_size": 32},
 }
 
 
 def make_tiny(name, **overrides):
-    return tost.create_model(name, **{**TINY[model_spec(name).family], **overrides})
+    return tost.create_model(name, **{**TINY[model_spec(name).options], **overrides})
 
 
 def distinct():
     """Names of models that are not the same once they are small."""
     found = {}
     for name in tost.list_models():
-        found.setdefault(model_options(name, TINY[model_spec(name).family]), name)
+        found.setdefault(model_options(name, TINY[model_spec(name).options]), name)
     return sorted(found.values())
 
 

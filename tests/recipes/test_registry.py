@@ -11,7 +11,7 @@ import pytest
 from tost import recipes
 from tost.data import find_data, list_data
 from tost.errors import ConfigError
-from tost.models import list_models, model_spec
+from tost.models import list_models
 from tost.recipes import find_config, find_recipe, get_task, list_configs, list_recipes, load_config
 
 SOURCE = Path(recipes.__file__).parent
@@ -76,11 +76,12 @@ def test_configs_that_do_not_exist(tmp_path, monkeypatch, name, message):
 def test_recipe_model_and_data_have_to_fit():
     with pytest.raises(ConfigError) as error:
         load_config("demo/digits", ["recipe=language_modeling"])
-    models = ", ".join(name for name in list_models() if model_spec(name).family == "language")
+    models = ", ".join(list_models(task="language_modeling"))
     data = ", ".join(name for name in list_data() if find_data(name).task == "language_modeling")
     assert str(error.value).splitlines() == [
         "demo/digits cannot be used, 2 problems:",
-        f"  model.name (line 7): lra_image is a classifier model, but the recipe language_modeling trains: {models}",
+        "  model.name (line 7): lra_image is a model for classification, but the recipe language_modeling trains: "
+        f"{models}",
         "  data.name (line 8): digits is for the recipe classification, but this is language_modeling, "
         f"which takes: {data}",
     ]

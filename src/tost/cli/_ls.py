@@ -24,6 +24,7 @@ class Kind(StrEnum):
     CONFIGS = "configs"
     SWEEPS = "sweeps"
     MODELS = "models"
+    MIXERS = "mixers"
     DATA = "data"
     OPS = "ops"
     ANALYSES = "analyses"
@@ -36,7 +37,7 @@ def ls(
     ] = "*",
     json: Annotated[bool, typer.Option("--json", help="Print one line of JSON instead.")] = False,
 ) -> None:
-    """List recipes, configurations, sweeps, models, data sets, operators or analyses.
+    """List recipes, configurations, sweeps, models, mixers, data sets, operators or analyses.
 
     A table on a terminal; in a pipe one line per entry, its columns separated by tabs, the name first.
     """
@@ -73,10 +74,15 @@ def _sweeps(pattern: str) -> list[Entry]:
 
 
 def _models(pattern: str) -> list[Entry]:
-    from tost.models import list_models, model_spec
+    from tost.models.registry import describe_model, list_models
 
-    specs = [model_spec(name) for name in list_models(pattern)]
-    return [{"name": spec.name, "family": spec.family, "description": spec.description} for spec in specs]
+    return list(map(describe_model, list_models(pattern)))
+
+
+def _mixers(pattern: str) -> list[Entry]:
+    from tost.models.mixers import describe_mixer, list_mixers
+
+    return list(map(describe_mixer, list_mixers(pattern)))
 
 
 def _data(pattern: str) -> list[Entry]:
@@ -105,6 +111,7 @@ _LISTS: dict[Kind, Callable[[str], list[Entry]]] = {
     Kind.CONFIGS: _configs,
     Kind.SWEEPS: _sweeps,
     Kind.MODELS: _models,
+    Kind.MIXERS: _mixers,
     Kind.DATA: _data,
     Kind.OPS: _ops,
     Kind.ANALYSES: _analyses,

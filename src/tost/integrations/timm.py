@@ -27,7 +27,8 @@ from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 from timm.models import build_model_with_cfg, generate_default_cfgs, register_model
 
 from tost.errors import ConfigError
-from tost.models import create_model, list_models, model_options, model_spec
+from tost.models import CrateOptions, VisionOptions, create_model, model_options, model_spec
+from tost.models.registry import loaded_models
 from tost.models.vision.options import FixedSizeOptions, ImageOptions
 
 __all__ = ["default_cfgs"]
@@ -35,7 +36,7 @@ __all__ = ["default_cfgs"]
 RENAMED = {"drop_rate": "head_dropout", "drop_path_rate": "drop_path", "proj_drop_rate": "dropout"}
 """timm's names of options, and ours. Our dropout acts on positions and attention weights, too."""
 
-_NAMES = [name for name in list_models() if model_spec(name).family in ("vision", "crate")]
+_NAMES = [spec.name for spec in loaded_models() if spec.options in (VisionOptions, CrateOptions)]
 
 
 def _describe(name: str) -> dict[str, Any]:

@@ -1,13 +1,18 @@
-"""What the models share: checks of what is fed to them, and the count of their parameters."""
+"""What the models share: checks of their inputs, construction of their mixers, the count of their parameters."""
 
 from __future__ import annotations
+
+import inspect
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from tost.models.mixers import MixerOptions
+from tost.models.options import MixedOptions
 from tost.nn import LearnedPositions
 
-__all__ = ["check_ids", "check_mask", "count_parameters"]
+__all__ = ["build_mixer", "check_ids", "check_mask", "count_parameters"]
 
 INTEGERS = (torch.int64, torch.int32)
 
@@ -37,6 +42,34 @@ def check_mask(mask: Tensor | None, x: Tensor) -> None:
             f"mask has shape {tuple(mask.shape)} and dtype {mask.dtype}, but there are {x.shape[0]} sequences of "
             f"{x.shape[1]} tokens; it needs shape {tuple(x.shape[:2])} and dtype torch.bool, True for real tokens."
         )
+
+
+def build_mixer(options: MixedOptions, *, drop: float | None = None, **chosen: Any) -> nn.Module:
+    """Build the mixer of a block.
+
+    Args:
+        options: Options of the model.
+        drop: Dropout on attention weights; None for that of the model.
+        **chosen: Further arguments, for mixers whose constructor names them.
+
+    Returns:
+        A module that is called as ``mixer(x, mask)``.
+    """
+    factory, own = options.mixer_spec().factory(), options.all_mixer_options()
+    inner = options.dropout if drop is None else drop
+    offered: dict[str, Any] = {
+        "attn_drop": inner,
+        "gain_drop": inner,
+        "out_drop": options.dropout,
+        "drop": options.dropout,
+    }
+    offered |= {"backend": options.backend, **chosen}
+    named = inspect.signature(factory).parameters
+    arguments = own.arguments() if isinstance(own, MixerOptions) else dict(own)
+    taken = {name: value for name, value in offered.items() if name in named}
+    later = None if "extensions" in named else arguments.pop("extensions", None)
+    mixer: Any = factory(options.embed_dim, options.num_heads, **taken, **arguments)
+    return mixer if later is None else mixer.extend(later)  # type: ignore[no-any-return]
 
 
 def count_parameters(model: nn.Module, *, positions: bool) -> int:

@@ -1,4 +1,4 @@
-"""How much arithmetic a model does per token or per image, from its options alone. Loads no torch.
+"""The arithmetic of a model per token or per image, from its options alone. Loads no torch.
 
 Counted are the matrix products, with two operations per multiply-add, and every addition, multiplication, division,
 comparison and exponential of TSSA itself, which is linear in the tokens. Norms, activations, layer scales, residual
@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from tost.models.options import LanguageOptions, ModelOptions, SequenceClassifierOptions
-from tost.models.sequence.flops import mixer_products
-from tost.models.sequence.options import TSSAOptions
+from tost.models.language.options import LanguageOptions
+from tost.models.mixers import MixerSizes
+from tost.models.options import MixedOptions, ModelOptions
+from tost.models.sequence.options import SequenceClassifierOptions
 from tost.models.vision.options import CrateOptions, ImageOptions, VisionOptions, VitOptions
 
-__all__ = ["TokenFlops", "image_flops", "token_flops", "tssa_flops"]
+__all__ = ["TokenFlops", "image_flops", "token_flops"]
 
 
 class TokenFlops(NamedTuple):
@@ -32,38 +33,6 @@ class TokenFlops(NamedTuple):
     def total(self) -> int:
         """All of them."""
         return self.products + self.statistics
-
-
-def tssa_flops(
-    num_heads: int,
-    head_dim: int,
-    *,
-    causal: bool,
-    bias: bool = False,
-    count_scaled: bool = False,
-    forget: bool = False,
-) -> int:
-    """Count the operations of TSSA on one token.
-
-    Each of the H * D features takes 8: square it and add it to the sum, divide it by the sum and add it to the energy,
-    weigh it by the membership and add it to the second sum, scale the token by membership and gain. Each head takes 7:
-    temperature, the five of a softmax, the sum of memberships. The causal form has a moment per token, not per
-    sequence, which is 2 more per feature: divide by the mass, add 1. A position bias takes 2 more per head, energies
-    scaled by a count take 1, and forgetting one for each number in the three sums, 2 per feature and 1 per head.
-
-    Args:
-        num_heads: H.
-        head_dim: D.
-        causal: The causal form.
-        bias: With a position bias.
-        count_scaled: With energies that are multiplied by a count.
-        forget: With sums that fade.
-
-    Returns:
-        Operations per token, whatever the length of the sequence.
-    """
-    per_feature = (10 if causal else 8) + 2 * forget
-    return num_heads * (head_dim * per_feature + 7 + 2 * bias + count_scaled + forget)
 
 
 def token_flops(options: ModelOptions) -> TokenFlops:
@@ -89,35 +58,27 @@ def token_flops(options: ModelOptions) -> TokenFlops:
     """
     C = options.embed_dim
     if isinstance(options, LanguageOptions):
-        return _language_flops(options)
-    if isinstance(options, SequenceClassifierOptions):
-        block = mixer_products(options) + (2 * C * options.hidden_dim if options.block == "mlp" else 0)
-        products = 2 * (C * (options.in_features or 0) + options.depth * block)
-        own = options.all_mixer_options()
-        if not isinstance(own, TSSAOptions):
-            return TokenFlops(products, 0)
-        heads = options.num_heads
-        per_layer = tssa_flops(heads, C // heads, causal=False, count_scaled=own.count_scaled)
-        return TokenFlops(products, options.depth * per_layer)
-    if isinstance(options, ImageOptions):
+        mixing, statistics = _mixing(options, options.max_length, position_bias=options.position == "learned")
+        near = options.local * C * (2 if options.local_at == "both" else 1)
+        block, ends = mixing + 2 * C * options.hidden_dim + near, C * options.vocab_size
+    elif isinstance(options, SequenceClassifierOptions):
+        mixing, statistics = _mixing(options, options.max_length)
+        block = mixing + (2 * C * options.hidden_dim if options.block == "mlp" else 0)
+        ends = C * (options.in_features or 0)
+    elif isinstance(options, ImageOptions):
         raise TypeError("the operations of an image model are counted per image; use image_flops.")
-    raise TypeError(f"cannot count the operations of {type(options).__name__}: it is no model of this package.")
+    else:
+        raise TypeError(f"cannot count the operations of {type(options).__name__}: it is no model of this package.")
+    return TokenFlops(2 * (ends + options.depth * block), options.depth * statistics)
 
 
-def _language_flops(options: LanguageOptions) -> TokenFlops:
-    C, H, tssa = options.embed_dim, options.num_heads, options.mixer == "tssa"
-    mixing = (3 if options.gate else 2) * C * C if tssa else 4 * C * C + 2 * C * options.max_length
-    near = options.local * C * (2 if options.local_at == "both" else 1)
-    block = mixing + 2 * C * options.hidden_dim + near
-    statistics = tssa_flops(
-        H,
-        C // H,
-        causal=True,
-        bias=options.position == "learned",
-        count_scaled=options.count_scaled,
-        forget=options.forget,
-    )
-    return TokenFlops(2 * (C * options.vocab_size + options.depth * block), options.depth * statistics if tssa else 0)
+def _mixing(options: MixedOptions, num_tokens: int, *, position_bias: bool = False) -> tuple[int, int]:
+    """Return the multiply-adds of the mixer per token, and its operations besides."""
+    spec, own = options.mixer_spec(), options.all_mixer_options()
+    sizes = MixerSizes(options.embed_dim, options.num_heads, num_tokens, position_bias)
+    if spec.products is None:
+        raise TypeError(f"cannot count the operations of mixer {spec.name!r}: it was registered without `products`.")
+    return spec.products(sizes, own), spec.statistics(sizes, own)
 
 
 def image_flops(options: ImageOptions, height: int, width: int) -> TokenFlops:
@@ -147,9 +108,11 @@ def image_flops(options: ImageOptions, height: int, width: int) -> TokenFlops:
     head = C * options.num_classes
     if isinstance(options, VisionOptions):
         looked = 4 * C * C + 2 * C * options.hidden_dim + (2 * N + 1) * C * heads
-        products = _stem(options, height, width) + N * options.depth * _block(options, N) + options.class_depth * looked
-        statistics = N * options.depth * tssa_flops(heads, C // heads, causal=False)
-        return TokenFlops(2 * (products + head), statistics if options.mixer == "tssa" else 0)
+        mixing, statistics = _mixing(options, N)
+        feeding = 2 * C * C if options.feed_forward == "ista" else 2 * C * options.hidden_dim
+        block = mixing + feeding + options.local**2 * C
+        products = _stem(options, height, width) + N * options.depth * block + options.class_depth * looked
+        return TokenFlops(2 * (products + head), N * options.depth * statistics)
     pixels, T = P * P * options.in_chans, N + 1
     if isinstance(options, VitOptions):
         block = 4 * C * C + 2 * T * C + 2 * C * options.hidden_dim
@@ -170,16 +133,3 @@ def _stem(options: VisionOptions, height: int, width: int) -> int:
         total += 9 * narrow * wide * height * width
         narrow = wide
     return total
-
-
-def _block(options: VisionOptions, tokens: int) -> int:
-    """Count the products of a block per token."""
-    C = options.embed_dim
-    mixing = {
-        "tssa": 2 * C * C + (C * C if options.gate else 0),
-        "softmax": 4 * C * C + 2 * tokens * C,
-        "xca": 4 * C * C + 2 * C * C // options.num_heads,
-        "mssa": 2 * C * C + 2 * tokens * C,
-    }
-    feeding = 2 * C * C if options.feed_forward == "ista" else 2 * C * options.hidden_dim
-    return mixing[options.mixer] + feeding + options.local**2 * C

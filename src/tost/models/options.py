@@ -1,24 +1,21 @@
-"""What can be chosen about a model, checked before anything is built. Loads no torch."""
+"""Options that models share, checked before anything is built. Loads no torch."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import BaseModel, BeforeValidator, Field, field_validator
 
-from tost._options import Options
-from tost.models.sequence.options import MIXERS, MixerOptions, mixer_options, mixer_problems
+from tost._options import Count, Options, Switch
+from tost.errors import ConfigError
+from tost.models.mixers import MixerSpec, Place, find_mixer, list_mixers, mixer_problems
 
-__all__ = ["LanguageOptions", "ModelOptions", "SequenceClassifierOptions"]
-
-# Strict, because a lenient parser reads `true` as 1 layer and 11.0 as 11.
-Count = Annotated[int, Field(ge=1, strict=True)]
-Switch = Annotated[bool, Field(strict=True)]
+__all__ = ["MixedOptions", "ModelOptions", "waves_fit"]
 
 
 class ModelOptions(Options):
-    """What every model of this package lets one choose."""
+    """Options of every model in this package."""
 
     embed_dim: Count = Field(description="width of the tokens, C")
     depth: Count = Field(description="number of blocks, L")
@@ -34,6 +31,9 @@ class ModelOptions(Options):
         "auto", description="implementation of the operator"
     )
 
+    def __hash__(self) -> int:
+        return hash(self.model_dump_json())
+
     @property
     def hidden_dim(self) -> int:
         """Hidden width of the MLPs, M."""
@@ -41,7 +41,7 @@ class ModelOptions(Options):
 
     @classmethod
     def conflicts(cls, values: Mapping[str, Any]) -> list[str]:
-        """Say which options do not go together.
+        """Return which options do not go together.
 
         Args:
             values: Options, each valid by itself. Those that are not are left out, and so is what involves them.
@@ -65,155 +65,77 @@ class ModelOptions(Options):
         return found
 
 
-class LanguageOptions(ModelOptions):
-    """Options of `LanguageToST`. What is marked as ours is not in the authors' code, and off by default."""
+class MixedOptions(ModelOptions):
+    """Options of a model whose token mixer can be chosen.
 
-    vocab_size: Count = Field(50_304, description="number of token ids, V; 50304 is GPT-2's 50257, padded")
-    max_length: Count = Field(1024, description="longest sequence in tokens, for learned positions")
-    layer_scale: float | None = Field(
-        1e-5, gt=0, description="initial value of the vectors that scale each residual branch; null has none"
-    )
-    bias: Switch = Field(False, description="biases of linear layers and norms")
-    tie_head: Switch = Field(True, description="use the token embedding as the output layer too")
-    mixer: Literal["tssa", "softmax"] = Field(
-        "tssa", description="how tokens meet: token statistics, or softmax attention as in GPT-2"
-    )
-    activation: Literal["gelu", "gelu_tanh"] = Field(
-        "gelu", description="activation of the MLPs: GELU, or the approximation of it that GPT-2 was trained with"
-    )
-    position: Literal["learned", "sinusoidal", "none"] = Field(
-        "learned",
-        description="learned: a vector per position at the input, and with TSSA a bias per head and position in each "
-        "attention; sinusoidal: fixed waves at the input; none: nothing. The last two have no limit on the length",
-    )
-    beyond: Literal["error", "hold"] = Field(
-        "error",
-        description="what becomes of tokens behind the last learned position: error refuses them, hold gives them all "
-        "the vector and the biases of the last one (ours)",
-    )
-    local: Annotated[int, Field(ge=0, strict=True)] = Field(
-        0,
-        description="width in tokens of a causal depth-wise convolution, the current one included; 0 has none (ours)",
-    )
-    local_at: Literal["attention", "mlp", "both"] = Field(
-        "attention", description="whose normed input that convolution is added to (ours)"
-    )
-    gate: Switch = Field(False, description="gate the output of TSSA by a projection of its input (ours)")
-    count_scaled: Switch = Field(
-        False, description="multiply the energies of TSSA by the number of tokens up to each one (ours)"
-    )
-    forget: Switch = Field(False, description="let the statistics of each head fade at a rate that is learned (ours)")
+    A model may have options of TSSA as options of its own; the other mixers have theirs in `mixer_options`.
+    """
 
-    @classmethod
-    def conflicts(cls, values: Mapping[str, Any]) -> list[str]:
-        """Say which options do not go together; see `ModelOptions.conflicts`."""
-        found = super().conflicts(values)
-        if values.get("position") == "sinusoidal":
-            found += _waves_fit(values)
-        if values.get("beyond") == "hold" and values.get("position", "learned") != "learned":
-            found.append(
-                f"beyond=hold is about learned positions, but position={values['position']} has no last one; "
-                "leave beyond=error"
-            )
-        if values.get("local") == 1:
-            found.append("local=1 reaches no token but the last one itself; use 2 or more, or 0 for none")
-        if values.get("local") == 0 and values.get("local_at", "attention") != "attention":
-            found.append(
-                f"local_at={values['local_at']} places a convolution, but local=0 has none; set local, such as 4, or "
-                "leave local_at=attention"
-            )
-        found += only_for_tssa(values, {"gate": False, "count_scaled": False, "forget": False, "backend": "auto"})
-        return found
+    place: ClassVar[Place]
+    """The kind of models that the mixer has to fit."""
+    for_all_mixers: ClassVar[frozenset[str]] = frozenset()
+    """Those of the options of TSSA that make a difference with other mixers too."""
 
-
-class SequenceClassifierOptions(ModelOptions):
-    """Options of `SequenceClassifier`."""
-
-    input: Literal["tokens", "values"] = Field(description="what a sequence is made of: ids, or vectors of numbers")
-    vocab_size: Count | None = Field(None, description="number of token ids, padding included; for input=tokens")
-    in_features: Count | None = Field(None, description="numbers per element, F; for input=values")
-    num_classes: Annotated[int, Field(ge=2, strict=True)] = Field(description="number of classes, K")
-    max_length: Count = Field(description="longest sequence in elements, padding not counted")
-    towers: Literal[1, 2] = Field(1, description="sequences per sample; 2 are compared, after the same blocks")
-    pair: Literal["nli", "concat"] = Field(
-        "nli", description="what the head sees of two vectors u, v: u, v, u v, u - v side by side, or only u, v"
-    )
-    mixer: Literal[
-        "tssa", "softmax", "reformer", "bigbird", "linformer", "linear", "performer", "nystrom", "s4", "s4d"
-    ] = Field("tssa", description="how tokens meet: token statistics, or one of the mixers that it is compared with")
-    mixer_form: Literal["paper", "lra"] = Field(
-        "paper", description="whose defaults the mixer has: its paper's, or the official Long-Range Arena's"
+    mixer: str = Field(
+        "tssa",
+        description="how tokens meet: tssa, token statistics, or one of the mixers that `tost ls mixers` lists",
+        json_schema_extra=lambda schema: schema.update(enum=[*list_mixers()]),
     )
     mixer_options: Annotated[dict[str, Any], BeforeValidator(lambda given: {} if given is None else given)] = Field(
-        {}, description="options of the mixer, such as {rank: 64}; see tost.models.sequence.options; null: none"
+        {}, description="options of the mixer, such as {rank: 64}; null: none"
     )
-    mixer_bias: Switch = Field(True, description="biases of the mixer's projections, where it lets one choose")
-    attention_dropout: float | None = Field(
-        None, ge=0, lt=1, description="dropout on attention weights, or gains of TSSA; null: the same as dropout"
-    )
-    pooling: Literal["mean", "cls", "first", "mean_padded"] = Field(
-        "mean",
-        description="mean: average of the real elements; cls: what becomes of a learned vector put in front; first: "
-        "the first element; mean_padded: sum of the real elements divided by the length with padding, as in Skyformer",
-    )
-    position: Literal["sinusoidal", "learned", "none"] = Field(
-        "sinusoidal", description="vectors added to tell positions apart: fixed waves, learned, or none"
-    )
-    block: Literal["mlp", "mixer"] = Field(
-        "mlp", description="what a block is: a mixer and an MLP, or the mixer alone, as in S4"
-    )
-    norm: Literal["pre", "post"] = Field(
-        "pre", description="pre: norms inside the branches and a last one; post: norms behind the sums and a first one"
-    )
-    norm_kind: Literal["layer", "batch"] = Field(
-        "layer", description="layer norms, or batch norms as in S4, which go with block=mixer"
-    )
-    head_kind: Literal["mlp", "mlp_relu", "linear"] = Field(
-        "mlp",
-        description="mlp: a hidden layer as wide as that of the MLPs and a GELU, as in Mega; mlp_relu: a ReLU, and one "
-        "layer more behind pair=concat, as in the official code; linear: none",
-    )
-    tied: Switch = Field(False, description="all blocks share their weights, as Mega's ListOps models do")
 
-    def __hash__(self) -> int:
-        return hash(self.model_dump_json())
+    def mixer_spec(self) -> MixerSpec:
+        """Return the registered mixer, in the form for this kind of models."""
+        return find_mixer(self.mixer, self.place)
 
-    def all_mixer_options(self) -> MixerOptions:
+    def all_mixer_options(self) -> BaseModel:
         """Return every option of the mixer, given or not."""
-        return mixer_options(self.mixer, self.mixer_form, self.mixer_options)
+        own = {name: getattr(self, name) for name in self._tssa_options() if self.mixer == "tssa"}
+        official = getattr(self, "mixer_form", "paper") == "lra"
+        return self.mixer_spec().validate({**own, **self.mixer_options}, official=official)
+
+    @classmethod
+    def _tssa_options(cls) -> list[str]:
+        return [name for name in find_mixer("tssa", cls.place).options.model_fields if name in cls.model_fields]
+
+    @field_validator("mixer")
+    @classmethod
+    def _is_registered(cls, mixer: str) -> str:
+        try:
+            find_mixer(mixer, cls.place)
+        except ConfigError as error:
+            raise ValueError(str(error)) from None
+        return mixer
 
     @classmethod
     def conflicts(cls, values: Mapping[str, Any]) -> list[str]:
-        """Say which options do not go together; see `ModelOptions.conflicts`."""
+        """Return which options do not go together; see `ModelOptions.conflicts`."""
         found = super().conflicts(values)
-        if kind := values.get("input"):
-            needed, other = ("vocab_size", "in_features") if kind == "tokens" else ("in_features", "vocab_size")
-            if values.get(needed, 0) is None:
-                found.append(f"input={kind} needs {needed}; set it")
-            if values.get(other) is not None:
-                found.append(f"input={kind} has no use for {other}={values[other]}; set it to null")
-        found += _waves_fit(values) if values.get("position") == "sinusoidal" else []
-        mixer, given = values.get("mixer", "tssa"), values.get("mixer_options", {})
-        if mixer in MIXERS and isinstance(given, Mapping):
-            found += mixer_problems(mixer, values.get("mixer_form", "paper"), given)
-        found += only_for_tssa(values, {"backend": "auto"})
-        if values.get("norm_kind") == "batch" and values.get("block") == "mlp":
-            found.append("norm_kind=batch goes with block=mixer; blocks with an MLP have layer norms")
+        mixer, given, own = values.get("mixer", "tssa"), values.get("mixer_options"), cls._tssa_options()
+        if mixer == "tssa" and given and own:
+            found.append(f"mixer_options={given}: with mixer=tssa, set options of the model: {', '.join(own)}")
+        elif isinstance(mixer, str) and isinstance(given, Mapping):
+            found += cls._mixer_problems(mixer, values)
+        for name in (*own, "backend"):
+            default = cls.model_fields[name].default
+            if mixer != "tssa" and name not in cls.for_all_mixers and values.get(name, default) != default:
+                found.append(
+                    f"{name}={values[name]} is about TSSA, but mixer={mixer}; use mixer=tssa, or leave {name}={default}"
+                )
         return found
 
-
-def only_for_tssa(values: Mapping[str, Any], defaults: Mapping[str, Any]) -> list[str]:
-    """Say which options of TSSA, given with their defaults, are set for another mixer."""
-    mixer = values.get("mixer", "tssa")
-    return [
-        f"{name}={values[name]} is about TSSA, but mixer={mixer}; use mixer=tssa, or leave {name}={default}"
-        for name, default in defaults.items()
-        if mixer != "tssa" and values.get(name, default) != default
-    ]
+    @classmethod
+    def _mixer_problems(cls, mixer: str, values: Mapping[str, Any]) -> list[str]:
+        try:
+            spec = find_mixer(mixer, cls.place)
+        except ConfigError:
+            return []  # reported with the mixer itself
+        return mixer_problems(spec, values["mixer_options"], official=values.get("mixer_form") == "lra")
 
 
-def _waves_fit(values: Mapping[str, Any]) -> list[str]:
-    """Say if the width cannot be split into sines and cosines."""
+def waves_fit(values: Mapping[str, Any]) -> list[str]:
+    """Return the problem, if any, of a width that cannot be split into sines and cosines."""
     width = values.get("embed_dim")
     if not isinstance(width, int) or (width >= 4 and width % 2 == 0):
         return []
@@ -224,5 +146,5 @@ def _waves_fit(values: Mapping[str, Any]) -> list[str]:
 
 
 def _numbers(values: Mapping[str, Any], *names: str) -> bool:
-    """Tell whether all these options are there and have been read; a number in quotes has not yet."""
+    """Return whether all these options are given and are numbers; one in quotes has not been parsed yet."""
     return all(isinstance(values.get(name), int | float) for name in names)

@@ -1,145 +1,96 @@
-"""Names of models: what they stand for, and how one is made of them. Loads no torch until a model is built."""
+"""Models by name: registration, options, construction. Loads no torch until a model is built."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from difflib import get_close_matches
-from fnmatch import fnmatchcase
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from tost._options import check_options, options_error
+from pydantic import BaseModel
+
+from tost._options import check_options, options_error, options_of_signature
+from tost._plugins import Registry
 from tost.errors import ConfigError
-from tost.models.options import LanguageOptions, ModelOptions, SequenceClassifierOptions
-from tost.models.sequence.specs import LONG_RANGE
-from tost.models.vision.options import CrateOptions, VisionOptions, VitOptions
+from tost.models.interface import note_options
+from tost.models.language.specs import LANGUAGE_MODELS
+from tost.models.sequence.specs import SEQUENCE_MODELS
+from tost.models.spec import ModelSpec
+from tost.models.vision.specs import IMAGE_MODELS
 
 if TYPE_CHECKING:
     from torch import nn
 
-__all__ = ["ModelSpec", "create_model", "list_models", "model_options", "model_spec"]
+__all__ = [
+    "ModelSpec",
+    "create_model",
+    "describe_model",
+    "list_models",
+    "loaded_models",
+    "model_options",
+    "model_spec",
+    "register_model",
+]
+
+Factory = TypeVar("Factory", bound=Callable[..., Any])
 
 
-@dataclass(frozen=True)
-class ModelSpec:
-    """A registered model.
+def register_model(
+    name: str,
+    *,
+    tasks: Sequence[str] | None = None,
+    options: type[BaseModel] | None = None,
+    defaults: Mapping[str, Any] | None = None,
+    description: str = "",
+) -> Callable[[Factory], Factory]:
+    """Make a model available by name, to `create_model`, in configurations and on the command line.
 
-    Attributes:
+    It is any ``torch.nn.Module`` with the interface of its tasks; see `tost.models.interface`.
+
+    Args:
         name: What users call it.
-        family: Which options it takes: ``"language"``, ``"classifier"``, ``"vision"``, ``"crate"`` or ``"vit"``.
-        defaults: Its options, where they differ from those of the family.
+        tasks: The tasks that it can be trained for, such as ``("classification",)``; None for any.
+        options: Pydantic class of its options. The class or function is then called with one object of it. By default
+            the options are its arguments, checked by their annotations and passed by keyword.
+        defaults: Options that differ from the defaults of the class or of the arguments.
         description: One line for listings.
-        build: The class that is built, as ``"module:name"`` below ``tost.models``.
+
+    Returns:
+        A decorator that registers a class or function and returns it as it is.
+
+    Raises:
+        ConfigError: The name is taken or cannot be a name.
+
+    Example:
+        >>> import torch, tost
+        >>> @tost.register_model("mean_of_pixels", tasks=("image_classification",))
+        ... class MeanOfPixels(torch.nn.Module):
+        ...     def __init__(self, num_classes: int, in_chans: int = 3) -> None:
+        ...         super().__init__()
+        ...         self.head = torch.nn.Linear(in_chans, num_classes)
+        ...
+        ...     def forward(self, images):
+        ...         return self.head(images.mean(dim=(2, 3)))
+        >>> tost.create_model("mean_of_pixels", num_classes=10)(torch.rand(2, 3, 8, 8)).shape
+        torch.Size([2, 10])
     """
+    if isinstance(tasks, str):
+        raise ConfigError(f"tasks of model {name!r} are {tasks!r}; give a tuple, such as ({tasks!r},).")
 
-    name: str
-    family: str
-    defaults: Mapping[str, Any]
-    description: str
-    build: str
+    def register(found: Factory) -> Factory:
+        spec = _adapt(name, found) if options is None else ModelSpec(name=name, build=found, options=options)
+        fitting = None if tasks is None else tuple(tasks)
+        _MODELS.add(name, replace(spec, tasks=fitting, defaults=dict(defaults or {}), description=description))
+        return found
 
-
-OPTIONS: dict[str, type[ModelOptions]] = {
-    "language": LanguageOptions,
-    "classifier": SequenceClassifierOptions,
-    "vision": VisionOptions,
-    "crate": CrateOptions,
-    "vit": VitOptions,
-}
-_LANGUAGE_MODEL = "language.model:LanguageToST"
-BUILDERS = {"vision": "vision.model:VisionToST", "crate": "vision.crate:CRATE", "vit": "vision.vit:ViT"}
+    return register
 
 
-# What each kind of language model adds to the authors'. The last is ours, for quality at the same linear cost.
-_LANGUAGE: dict[str, tuple[str, dict[str, Any]]] = {
-    "tost_lm_{}": ("causal language model", {}),
-    "gpt2_{}": ("GPT-2: softmax attention in the same blocks", {"mixer": "softmax", "layer_scale": None}),
-    "tost_lm_{}_plus": (
-        "tost_lm with our options: convolution, gate, forgetting",
-        {"local": 4, "gate": True, "count_scaled": True, "forget": True, "layer_scale": None},
-    ),
-}
-
-
-def _language(size: str, embed_dim: int, depth: int, num_heads: int, *parameters: str) -> list[ModelSpec]:
-    """Describe the language models of one size; `parameters` are their counts, in the order of the kinds."""
-    sizes = {"embed_dim": embed_dim, "depth": depth, "num_heads": num_heads}
-    return [
-        ModelSpec(
-            name.format(size), "language", sizes | more, f"{what}, {count} parameters", "language.model:LanguageToST"
-        )
-        for (name, (what, more)), count in zip(_LANGUAGE.items(), parameters, strict=True)
-    ]
-
-
-def _classifier(name: str, description: str, defaults: Mapping[str, Any]) -> ModelSpec:
-    return ModelSpec(name, "classifier", defaults, description, "sequence.model:SequenceClassifier")
-
-
-def _image(name: str, family: str, description: str, sizes: tuple[int, int, int], **more: Any) -> ModelSpec:
-    defaults = dict(zip(("embed_dim", "depth", "num_heads"), sizes, strict=True)) | more
-    return ModelSpec(name, family, defaults, description, BUILDERS[family])
-
-
-def _vision(name: str, description: str, sizes: tuple[int, int, int], **more: Any) -> list[ModelSpec]:
-    """Describe a model of the paper in both patch sizes; the deep ones start with small layer scales."""
-    scale = 1.0 if sizes[1] <= 12 else 1e-5
-    return [
-        _image(f"{name}_patch{patch}_224", "vision", description, sizes, patch_size=patch, layer_scale=scale, **more)
-        for patch in (16, 8)
-    ]
-
-
-_MINI = {"patch_size": 4, "num_classes": 10}
-_IMAGE_SPECS = (
-    *_vision("tost_tiny", "image classifier, 5.8M parameters", (192, 12, 4)),
-    *_vision("tost_small", "image classifier, 22.6M parameters", (384, 12, 8)),
-    *_vision("tost_medium", "image classifier, 71.5M parameters", (512, 24, 8)),
-    *_vision("tost_tiny_24", "image classifier, 24 layers, 10.2M parameters", (192, 24, 4)),
-    *_vision("tost_small_24", "image classifier, 24 layers, 40.3M parameters", (384, 24, 8)),
-    *_vision("tost_large", "image classifier, 24 layers, 160M parameters", (768, 24, 16)),
-    _vision("xcit_small_nolpi", "XCiT without local interaction, 26.1M parameters", (384, 12, 8), mixer="xca")[0],
-    _vision("xcit_medium_nolpi", "XCiT without local interaction, 84.1M parameters", (512, 24, 8), mixer="xca")[0],
-    _image("crate_tiny_patch16_224", "crate", "white-box image classifier, 6.1M parameters", (384, 12, 6)),
-    _image("crate_small_patch16_224", "crate", "white-box image classifier, 13.1M parameters", (576, 12, 12)),
-    _image("crate_base_patch16_224", "crate", "white-box image classifier, 22.8M parameters", (768, 12, 12)),
-    _image("crate_large_patch16_224", "crate", "white-box image classifier, 77.6M parameters", (1024, 24, 16)),
-    _image("vit_small_patch16_224", "vit", "timm's vision transformer, 22.1M parameters", (384, 12, 6)),
-    _image("vit_base_patch16_224", "vit", "timm's vision transformer, 86.6M parameters", (768, 12, 12)),
-    _image("deit_small_patch16_224", "vit", "the same network as vit_small, under DeiT's name", (384, 12, 6)),
-    _image("deit_base_patch16_224", "vit", "the same network as vit_base, under DeiT's name", (768, 12, 12)),
-    # Small images on a CPU: 0.38M parameters each, within 2 % of each other, for 10 classes of 32 x 32 pixels.
-    _image("tost_mini", "vision", "ToST for images of 28 to 64 pixels, 0.38M parameters", (64, 6, 4), **_MINI),
-    _image("softmax_mini", "vision", "tost_mini with softmax attention", (64, 5, 4), mixer="softmax", **_MINI),
-    _image("xcit_mini", "vision", "tost_mini with cross-covariance attention", (64, 5, 4), mixer="xca", **_MINI),
-    _image(
-        "vit_mini",
-        "vit",
-        "plain ViT as large as tost_mini, without its convolutions",
-        (64, 7, 4),
-        mlp_ratio=4.25,
-        image_size=32,
-        **_MINI,
-    ),
-    _image("crate_mini", "crate", "CRATE as large as tost_mini", (140, 6, 4), image_size=32, **_MINI),
-)
-
-_SPECS = (
-    *_IMAGE_SPECS,
-    *_language("base", 768, 12, 12, "110M", "124M", "117M"),
-    *_language("medium", 1024, 24, 16, "304M", "354M", "329M"),
-    *_language("large", 1280, 36, 20, "655M", "772M", "714M"),
-    *(_classifier(*spec) for spec in LONG_RANGE),
-)
-_BY_NAME = {spec.name: spec for spec in _SPECS}
-
-
-def list_models(pattern: str = "*") -> list[str]:
+def list_models(pattern: str = "*", *, task: str | None = None) -> list[str]:
     """List the registered models.
 
     Args:
         pattern: Which ones, with the wildcards of a shell.
+        task: Only those known to be for this task. Models of other packages that have not been loaded are left out.
 
     Returns:
         Names in alphabetical order.
@@ -149,23 +100,36 @@ def list_models(pattern: str = "*") -> list[str]:
         >>> tost.list_models("gpt2_*")
         ['gpt2_base', 'gpt2_large', 'gpt2_medium']
     """
-    return sorted(name for name in _BY_NAME if fnmatchcase(name, pattern))
+    names = _MODELS.names(pattern)
+    if task is None:
+        return names
+    known = {name: spec for name in names if (spec := _MODELS.peek(name)) is not None}
+    return [name for name, spec in known.items() if spec.tasks is None or task in spec.tasks]
+
+
+def loaded_models() -> list[ModelSpec]:
+    """Return all registered models, without those of other packages that have not been loaded."""
+    return _MODELS.loaded()
+
+
+def describe_model(name: str) -> dict[str, str]:
+    """Return the line of a model in listings, without loading models of other packages."""
+    spec = _MODELS.peek(name)
+    if spec is None:
+        return {"name": name, "tasks": "", "description": f"from the package {_MODELS.origin(name)}"}
+    return {"name": name, "tasks": ", ".join(spec.tasks or ("any",)), "description": spec.description}
 
 
 def model_spec(name: str) -> ModelSpec:
     """Return what is registered under a name.
 
     Raises:
-        ConfigError: There is no such model; the message names the nearest.
+        ConfigError: There is no such model; the message suggests one.
     """
-    if name not in _BY_NAME:
-        raise ConfigError(
-            f"there is no model {name!r}{_did_you_mean(name, _BY_NAME)} The models are: {', '.join(list_models())}."
-        )
-    return _BY_NAME[name]
+    return _MODELS.get(name)
 
 
-def model_options(name: str, overrides: Mapping[str, Any]) -> ModelOptions:
+def model_options(name: str, overrides: Mapping[str, Any]) -> BaseModel:
     """Check the options of a model without building it, and without torch.
 
     Args:
@@ -173,13 +137,13 @@ def model_options(name: str, overrides: Mapping[str, Any]) -> ModelOptions:
         overrides: Options that replace the model's own.
 
     Returns:
-        All options of the model, of the class that its family takes.
+        All options of the model.
 
     Raises:
         ConfigError: There is no such model, or the options are not usable; every problem is in the message.
     """
     spec = model_spec(name)
-    options, problems = check_options(OPTIONS[spec.family], {**spec.defaults, **overrides})
+    options, problems = check_options(spec.options, {**spec.defaults, **overrides})
     if options is None:
         raise options_error(f"model {name!r} cannot be built with these options", problems)
     return options
@@ -207,11 +171,21 @@ def create_model(name: str, **overrides: Any) -> nn.Module:
         torch.Size([1, 10, 256])
     """
     options = model_options(name, overrides)
-    module, _, factory = model_spec(name).build.partition(":")
-    model: nn.Module = getattr(import_module(f"tost.models.{module}"), factory)(options)
+    model = model_spec(name).create(options)
+    note_options(model, options)
     return model
 
 
-def _did_you_mean(word: str, candidates: Iterable[str]) -> str:
-    near = get_close_matches(word, list(candidates), n=1)
-    return f"; did you mean {near[0]!r}?" if near else "."
+def _adapt(name: str, found: Any) -> ModelSpec:
+    """Make a spec of the class or function that an entry point or ``package.module:Class`` refers to."""
+    for spec in _MODELS.loaded():
+        if spec.build is found:  # registered under another name
+            return replace(spec, name=name)
+    if not callable(found):
+        raise ConfigError(f"model {name!r} refers to {found!r}, which is neither a class nor a function.")
+    return ModelSpec(name=name, build=found, options=options_of_signature(found), by_keyword=True)
+
+
+_MODELS: Registry[ModelSpec] = Registry(
+    "model", "tost.models", _adapt, ((spec.name, spec) for spec in (*IMAGE_MODELS, *LANGUAGE_MODELS, *SEQUENCE_MODELS))
+)

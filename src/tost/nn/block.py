@@ -6,16 +6,15 @@ Shapes: x [B, N, C] (batch, tokens, width), mask [B, N].
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from tost import parallel
-from tost.nn.attention import CausalTSSAttention
+from tost.errors import ConfigError
 from tost.nn.causal_local import CausalConvolution
-from tost.nn.causal_softmax import CausalSoftmaxAttention
 from tost.nn.state import BlockState, KVState
 from tost.ops import TSSAState
 
@@ -165,7 +164,7 @@ class CausalBlock(Block):
     """A `Block` with causal attention, which can continue a sequence from a state.
 
     Args:
-        attention: Causal attention with a state.
+        attention: Causal attention; see `forward_with_state` for what it needs to continue a sequence.
         mlp: As in `Block`.
         embed_dim: As in `Block`.
         norm: As in `Block`.
@@ -192,12 +191,11 @@ class CausalBlock(Block):
     """
 
     local_kind: ClassVar[type[nn.Module]] = CausalConvolution
-    attention: CausalTSSAttention | CausalSoftmaxAttention
     local: CausalConvolution | None
 
     def __init__(
         self,
-        attention: CausalTSSAttention | CausalSoftmaxAttention,
+        attention: nn.Module,
         mlp: nn.Module,
         embed_dim: int,
         *,
@@ -255,8 +253,15 @@ class CausalBlock(Block):
             convolutions.
 
         Raises:
+            ConfigError: The attention has no method ``forward_with_state``.
             ValueError: The state came from another kind of block.
         """
+        attention: Any = self.attention
+        if not hasattr(attention, "forward_with_state"):
+            raise ConfigError(
+                f"{type(attention).__name__} has no forward_with_state, so this model cannot continue a sequence or "
+                "generate; use it on whole sequences, or choose another mixer."
+            )
         locals_ = [local for local in (self.local, self.local_mlp) if local is not None]
         before, windows = self._parts(state, len(locals_))
         after: list[Tensor] = []
@@ -268,11 +273,7 @@ class CausalBlock(Block):
             after.append(window)
             return seen + near
 
-        mixed, remembered = self.attention.forward_with_state(
-            look(self._seen(x, self.norm1), self.local),
-            before,  # type: ignore[arg-type]
-            mask,
-        )
+        mixed, remembered = attention.forward_with_state(look(self._seen(x, self.norm1), self.local), before, mask)
         x = self._mixed(x, mixed)
         x = self._fed(x, look(self._seen(x, self.norm2), self.local_mlp))
         return x, BlockState(remembered, tuple(after)) if after else remembered
@@ -284,7 +285,8 @@ class CausalBlock(Block):
         if state is None:
             return None, ()
         mixer, windows = state if isinstance(state, BlockState) else (state, ())
-        if not isinstance(mixer, self.attention.state_kind) or len(windows) != num_windows:
+        kind: Any = self.attention.state_kind
+        if not isinstance(mixer, kind) or len(windows) != num_windows:
             raise ValueError(
                 f"the state is a {type(mixer).__name__} with {len(windows)} windows of convolutions, but this block "
                 f"has {type(self.attention).__name__} and {num_windows} of them; pass the state that the same model "

@@ -41,13 +41,11 @@ class RecipeSpec:
     Attributes:
         name: What a configuration says under ``recipe``; also the ``task`` of the data sets it trains on.
         description: One line for tables.
-        families: Families of the models that it trains.
         build: The class that carries it out, as ``"module:name"`` below ``tost.recipes``.
     """
 
     name: str
     description: str
-    families: tuple[str, ...]
     build: str
 
 
@@ -57,19 +55,16 @@ _RECIPES = {
         RecipeSpec(
             name="classification",
             description="one label per sequence: images read pixel by pixel, or tokens with padding",
-            families=("classifier",),
             build="classification:Classification",
         ),
         RecipeSpec(
             name="image_classification",
             description="one label per image, with label smoothing, Mixup and CutMix",
-            families=("vision", "crate", "vit"),
             build="image_classification:ImageClassification",
         ),
         RecipeSpec(
             name="language_modeling",
             description="the next token of a text",
-            families=("language",),
             build="language_modeling:LanguageModeling",
         ),
     )
@@ -177,13 +172,14 @@ def _known_recipe(name: str) -> str:
 
 
 def _trains_the_model(model: str, recipe: str) -> str:
-    if recipe not in _RECIPES or model not in list_models():
-        return ""  # reported where they are looked up
-    family, needed = model_spec(model).family, _RECIPES[recipe].families
-    if family in needed:
+    try:
+        tasks = model_spec(model).tasks
+    except ConfigError:
+        return ""  # reported where it is looked up
+    if recipe not in _RECIPES or tasks is None or recipe in tasks:
         return ""
-    fitting = [name for name in list_models() if model_spec(name).family in needed]
-    return f"{model} is a {family} model, but the recipe {recipe} trains: {', '.join(fitting)}"
+    fitting = ", ".join(list_models(task=recipe))
+    return f"{model} is a model for {', '.join(tasks)}, but the recipe {recipe} trains: {fitting}"
 
 
 def _trains_on_the_data(data: str, recipe: str) -> str:

@@ -30,7 +30,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tost.bench.attention.cases import Point
-from tost.models.flops import tssa_flops
+from tost.models.mixers import tssa_flops
 
 __all__ = ["Cost", "layer_cost", "point_cost"]
 

@@ -34,9 +34,9 @@ from tost.bench.harness.timing import (
 from tost.bench.lra.step import LraStep, Trainer, Usage, run_in_process
 from tost.errors import ConfigError
 from tost.models import create_model, model_options
-from tost.models.options import SequenceClassifierOptions
-from tost.models.sequence.mixers import build_mixer
-from tost.models.sequence.options import MIXERS
+from tost.models.mixers import list_mixers
+from tost.models.sequence.model import sequence_mixer
+from tost.models.sequence.options import SequenceClassifierOptions
 from tost.testing import relative_rms
 
 __all__ = ["LraCase", "LraReport", "LraRow", "LraScale", "Work", "check_encoder", "expected_seconds", "measure_lra"]
@@ -44,6 +44,8 @@ __all__ = ["LraCase", "LraReport", "LraRow", "LraScale", "Work", "check_encoder"
 ENCODER = "lra_text"
 PATHX, PATHX_TOKENS, PATHX_BATCH = "lra_pathx", 16_384, 2
 SUBJECT, BASELINE = "tssa", "softmax"
+_LONG = ("reformer", "bigbird", "linformer", "linear", "performer", "nystrom", "s4", "s4d")
+MIXERS = (SUBJECT, BASELINE, *_LONG)
 _STATES = {"state_size": 4}  # S4's own setting for this task; it is 64 elsewhere, and slower
 _BOUND = 10 * BOUNDS[torch.float32]  # a whole network loses a digit more than one operator
 
@@ -91,7 +93,7 @@ class LraScale:
     """
 
     lengths: tuple[int, ...] = (1024, 2048, 3072, 4096, 16_384)
-    mixers: tuple[str, ...] = tuple(MIXERS)
+    mixers: tuple[str, ...] = MIXERS
     form: str = "paper"
     repeats: int = 7
     mixer_seconds: float = 10.0
@@ -102,7 +104,7 @@ class LraScale:
     sizes: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if unknown := [name for name in self.mixers if name not in MIXERS]:
+        if unknown := [name for name in self.mixers if name not in list_mixers(place="sequence")]:
             raise ConfigError(f"{', '.join(unknown)}: not a mixer; the mixers are: {', '.join(MIXERS)}.")
         if not self.lengths or min(self.lengths) < 1 or list(self.lengths) != sorted(set(self.lengths)):
             raise ConfigError(f"lengths {list(self.lengths)} given; positive ones are needed, in ascending order.")
@@ -296,7 +298,7 @@ def _build(scale: LraScale, case: LraCase, name: str) -> tuple[Trial, int]:
     options = model_options(ENCODER, {"dropout": 0.0, "max_length": case.tokens, **scale.options(name)})
     assert isinstance(options, SequenceClassifierOptions)
     torch.manual_seed(0)
-    mixer = build_mixer(options).train()
+    mixer = sequence_mixer(options).train()
     x = torch.randn(case.batch, case.tokens, options.embed_dim)
     return _mixer_trial(mixer, x, training=case.work is Work.FWD_BWD), _count(mixer)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +15,6 @@ from tost.integrations.official.language import LanguageLayout
 from tost.integrations.official.vision import VisionLayout
 from tost.models import create_model, model_options
 from tost.models.options import ModelOptions
-from tost.models.registry import OPTIONS
 from tost.train.checkpoint.model import nearest_model
 
 __all__ = ["load_official", "to_official"]
@@ -74,7 +73,7 @@ def load_official(
         raise CheckpointError(
             f"the overrides ask for parameters that the authors' models do not have: {list_names(sorted(extra))}"
         )
-    model.load_state_dict(to_ours(pairs, state, model, f"{layout.family} models"), strict=True, assign=True)
+    model.load_state_dict(to_ours(pairs, state, model, f"{layout.kind} models"), strict=True, assign=True)
     return model
 
 
@@ -94,7 +93,7 @@ def to_official(model: nn.Module) -> dict[str, Tensor]:
         CheckpointError: The model has options that the authors' code lacks, or is of another kind.
     """
     options = getattr(model, "options", None)
-    layout = next((layout for layout in _LAYOUTS if type(options) is OPTIONS[layout.family]), None)
+    layout = next((layout for layout in _LAYOUTS if type(options) is layout.options), None)
     if layout is None or not isinstance(options, ModelOptions):
         raise CheckpointError(
             f"the authors have no model like {type(model).__name__}; vision models (VisionToST) and language models "
@@ -124,11 +123,11 @@ def _find_layout(state: Mapping[str, Tensor]) -> Layout:
 
 def _decide(layout: Layout, state: Mapping[str, Tensor], overrides: Mapping[str, Any]) -> tuple[str, ModelOptions]:
     """Return all options of the model, and the registered name that is nearest to it."""
-    fields = OPTIONS[layout.family].model_fields
+    fields = layout.options.model_fields
     told = layout.told(state)
     defaults = {name: field.default for name, field in fields.items() if not field.is_required()}
     found = {**defaults, **layout.assumed(state), **told}
-    name = nearest_model(layout.family, found)
+    name = nearest_model(layout.options, found)
     wrong = [
         f"{key}={overrides[key]} (the file: {told[key]})" for key in told if overrides.get(key, told[key]) != told[key]
     ]
@@ -140,7 +139,7 @@ def _decide(layout: Layout, state: Mapping[str, Tensor], overrides: Mapping[str,
             "after it is loaded if need be"
         )
     try:
-        return name, model_options(name, {**found, **overrides})
+        return name, cast(ModelOptions, model_options(name, {**found, **overrides}))
     except ConfigError as error:
         if overrides:
             raise

@@ -51,8 +51,10 @@ class Pair:
 class Layout(ABC):
     """How the authors store one kind of model."""
 
-    family: ClassVar[str]
-    """The family of our models that it corresponds to."""
+    kind: ClassVar[str]
+    """What these models are called in messages."""
+    options: ClassVar[type[ModelOptions]]
+    """Options of our models that it corresponds to."""
 
     @abstractmethod
     def likeness(self, state: State) -> int:

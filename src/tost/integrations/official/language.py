@@ -38,7 +38,8 @@ HARMLESS = ("dropout", "gradient_checkpointing", "backend")
 class LanguageLayout(Layout):
     """Names and shapes of ``model_TSSA.py``."""
 
-    family = "language"
+    kind = "language"
+    options = LanguageOptions
 
     def likeness(self, state: State) -> int:
         """Count the names of nanoGPT's layout."""

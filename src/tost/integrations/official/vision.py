@@ -43,7 +43,8 @@ MIXERS = {"tssa": ("to_out.0", "temp", 1), "xca": ("proj", "temperature", 2), "s
 class VisionLayout(Layout):
     """Names and shapes of ``tost.py``: the models ``tost_cab_*``, ``xcit_cab_*`` and ``vit_cab_*``."""
 
-    family = "vision"
+    kind = "vision"
+    options = VisionOptions
 
     def likeness(self, state: State) -> int:
         """Count the names of XCiT's layout."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import fields
+from dataclasses import field, fields
 from difflib import get_close_matches
 from typing import Any, ClassVar, Literal, cast
 
@@ -83,7 +83,8 @@ class TostConfig(PreTrainedConfig):  # type: ignore[no-untyped-call]
     layer_scale: float | None = 1e-5
     bias: bool = False
     tie_head: bool = True
-    mixer: Literal["tssa", "softmax"] = "tssa"
+    mixer: str = "tssa"
+    mixer_options: dict[str, Any] = field(default_factory=dict)
     activation: Literal["gelu", "gelu_tanh"] = "gelu"
     position: Literal["learned", "sinusoidal", "none"] = "learned"
     beyond: Literal["error", "hold"] = "error"
@@ -127,7 +128,7 @@ class TostConfig(PreTrainedConfig):  # type: ignore[no-untyped-call]
             ConfigError: There is no such language model, or the values are not usable.
         """
         spec = model_spec(name)
-        if spec.family != "language":
+        if spec.options is not LanguageOptions:
             raise ConfigError(
                 f"{name!r} is no language model but {spec.description!r}; use one that "
                 "`tost ls models '*lm*'` or `tost ls models 'gpt2*'` lists."

@@ -12,16 +12,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tost.models._common import check_ids, check_mask, count_parameters
+from tost.models._common import build_mixer, check_ids, check_mask, count_parameters
 from tost.models.flops import token_flops
-from tost.models.options import LanguageOptions
+from tost.models.language.options import LanguageOptions
 from tost.nn import (
     MLP,
     CausalBlock,
     CausalConvolution,
-    CausalSoftmaxAttention,
-    CausalTSSAttention,
-    Extensions,
     LearnedPositions,
     ModelState,
     SinusoidalPositions,
@@ -264,24 +261,10 @@ class LanguageToST(nn.Module):
             local_mlp=local("mlp"),
         )
 
-    def _attention(self) -> CausalTSSAttention | CausalSoftmaxAttention:
+    def _attention(self) -> nn.Module:
         o = self.options
-        if o.mixer == "softmax":
-            return CausalSoftmaxAttention(
-                o.embed_dim, o.num_heads, in_bias=o.bias, out_bias=o.bias, attn_drop=o.dropout, out_drop=o.dropout
-            )
-        attention = CausalTSSAttention(
-            o.embed_dim,
-            o.num_heads,
-            o.max_length,
-            in_bias=o.bias,
-            out_bias=o.bias,
-            position_bias="feature" if o.position == "learned" else None,
-            gain_drop=o.dropout,
-            out_drop=o.dropout,
-            backend=o.backend,
-        )
-        return attention.extend(Extensions(gate=o.gate, count_scaled=o.count_scaled, forget=o.forget, beyond=o.beyond))
+        position_bias = "feature" if o.position == "learned" else None
+        return build_mixer(o, in_bias=o.bias, out_bias=o.bias, max_length=o.max_length, position_bias=position_bias)
 
     @torch.no_grad()
     def _initialise(self) -> None:

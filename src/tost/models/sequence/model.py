@@ -12,16 +12,23 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tost.models._common import check_ids, check_mask, count_parameters
+from tost.models._common import build_mixer, check_ids, check_mask, count_parameters
 from tost.models.flops import token_flops
-from tost.models.options import SequenceClassifierOptions
-from tost.models.sequence.mixers import build_mixer
+from tost.models.sequence.options import SequenceClassifierOptions
 from tost.nn import MLP, S4, Block, LearnedPositions, SinusoidalPositions, run_blocks, token_positions
 from tost.nn._mixer import refuse_context
 from tost.nn.mixers import MixerBlock
 from tost.parallel import active
 
-__all__ = ["SequenceClassifier"]
+__all__ = ["SequenceClassifier", "sequence_mixer"]
+
+
+def sequence_mixer(options: SequenceClassifierOptions) -> nn.Module:
+    """Return a fresh mixer of the blocks of a `SequenceClassifier`; it is called as ``mixer(x, mask)``."""
+    o = options
+    # A class token is one more than the sequence has.
+    length = o.max_length + (o.pooling == "cls")
+    return build_mixer(o, drop=o.attention_dropout, in_bias=o.mixer_bias, out_bias=o.mixer_bias, max_length=length)
 
 
 class SequenceClassifier(nn.Module):
@@ -170,7 +177,7 @@ class SequenceClassifier(nn.Module):
 
     def _block(self) -> nn.Module:
         o = self.options
-        mixer = build_mixer(o)
+        mixer = sequence_mixer(o)
         if o.block == "mixer":
             return MixerBlock(mixer, o.embed_dim, norm=o.norm, norm_kind=o.norm_kind)
         return Block(mixer, MLP(o.embed_dim, o.hidden_dim, drop=o.dropout), o.embed_dim, norm=o.norm)

@@ -14,7 +14,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-__all__ = ["LONG_RANGE"]
+from tost.models.sequence.options import SequenceClassifierOptions
+from tost.models.spec import ModelSpec
+
+__all__ = ["SEQUENCE_MODELS"]
 
 _TASKS = {
     "listops": "value of a nested list expression",
@@ -88,8 +91,15 @@ _S4: dict[str, Mapping[str, Any]] = {
     "pathx": _values(16_384, 2) | _s4(256, 256, 64, "pre", mixer_options={"step_min": 1e-4}),
 }
 
-LONG_RANGE: tuple[tuple[str, str, Mapping[str, Any]], ...] = tuple(
-    (f"lra_{task}{suffix}", f"Long-Range Arena{whose}: {_TASKS[task]}", {**common, **options[task]})
+SEQUENCE_MODELS = tuple(
+    ModelSpec(
+        name=f"lra_{task}{suffix}",
+        build="tost.models.sequence.model:SequenceClassifier",
+        options=SequenceClassifierOptions,
+        tasks=("classification",),
+        defaults={**common, **options[task]},
+        description=f"Long-Range Arena{whose}: {_TASKS[task]}",
+    )
     for task in _TASKS
     for suffix, whose, common, options in (
         ("", "", {}, _PAPER),
@@ -97,4 +107,3 @@ LONG_RANGE: tuple[tuple[str, str, Mapping[str, Any]], ...] = tuple(
         ("_s4", ", sizes of S4", _SSM, _S4),
     )
 )
-"""Name, description and options of every long-range model."""

@@ -15,20 +15,11 @@ import tost._torchvision  # noqa: F401  timm imports torchvision, which a CPU bu
 # isort: split
 from timm.models.xcit import PositionalEncodingFourier
 
+from tost.models._common import build_mixer
 from tost.models.vision.base import Grid, ImageModel
 from tost.models.vision.options import VisionOptions
 from tost.models.vision.parts import ClassBlock, ConvStem
-from tost.nn import (
-    ISTA,
-    MLP,
-    Block,
-    CrossCovarianceAttention,
-    Extensions,
-    GridMixer,
-    SoftmaxAttention,
-    SubspaceAttention,
-    TSSAttention,
-)
+from tost.nn import ISTA, MLP, Block, GridMixer
 
 __all__ = ["VisionToST"]
 
@@ -131,7 +122,7 @@ class VisionToST(ImageModel):
     def _new_block(self, drop_path: float) -> Block:
         o, C = self.options, self.options.embed_dim
         return Block(
-            self._new_mixer(),
+            build_mixer(o),
             ISTA(C) if o.feed_forward == "ista" else MLP(C, o.hidden_dim, drop=o.dropout),
             C,
             norm_eps=NORM_EPS,
@@ -139,21 +130,6 @@ class VisionToST(ImageModel):
             drop_path=drop_path,
             local=GridMixer(C, width=o.local) if o.local else None,
         )
-
-    def _new_mixer(self) -> nn.Module:
-        o, C, H = self.options, self.options.embed_dim, self.options.num_heads
-        if o.mixer == "tssa":
-            return TSSAttention(
-                C,
-                H,
-                gain_drop=o.dropout,
-                out_drop=o.dropout,
-                normalize=o.normalize,
-                extensions=Extensions(gate=o.gate, count_scaled=o.count_scaled),
-                backend=o.backend,
-            )
-        mixers = {"softmax": SoftmaxAttention, "xca": CrossCovarianceAttention, "mssa": SubspaceAttention}
-        return mixers[o.mixer](C, H, attn_drop=o.dropout, out_drop=o.dropout)
 
     def _new_class_block(self) -> ClassBlock:
         o = self.options

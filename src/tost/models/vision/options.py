@@ -1,13 +1,15 @@
-"""What can be chosen about an image model, checked before anything is built. Loads no torch."""
+"""Options of the image models. Loads no torch."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, field_validator
 
-from tost.models.options import Count, ModelOptions, Switch, only_for_tssa
+from tost._options import Count, Switch
+from tost.models.mixers import Place
+from tost.models.options import MixedOptions, ModelOptions
 
 __all__ = ["CrateOptions", "FixedSizeOptions", "ImageOptions", "VisionOptions", "VitOptions"]
 
@@ -15,7 +17,7 @@ Rate = Annotated[float, Field(ge=0, lt=1)]
 
 
 class ImageOptions(ModelOptions):
-    """What every model of images lets one choose."""
+    """Options of every image model."""
 
     patch_size: Count = Field(16, description="edge of the square of pixels behind a token, P")
     in_chans: Count = Field(3, description="channels of an image")
@@ -39,7 +41,7 @@ class ImageOptions(ModelOptions):
 
 
 class FixedSizeOptions(ImageOptions):
-    """What a model with learned positions lets one choose: it has to know how many there are."""
+    """Options of an image model with learned positions, whose number follows from the size of the images."""
 
     image_size: Count | tuple[Count, Count] = Field(224, description="size of the images, or (height, width)")
 
@@ -57,7 +59,7 @@ class FixedSizeOptions(ImageOptions):
 
     @classmethod
     def conflicts(cls, values: Mapping[str, Any]) -> list[str]:
-        """Say which options do not go together; see `ModelOptions.conflicts`."""
+        """Return which options do not go together; see `ModelOptions.conflicts`."""
         found = super().conflicts(values)
         size, patch = values.get("image_size"), values.get("patch_size")
         sides = (size,) if isinstance(size, int) else tuple(size or ())
@@ -71,21 +73,18 @@ class FixedSizeOptions(ImageOptions):
         return found
 
 
-class VisionOptions(ImageOptions):
+class VisionOptions(ImageOptions, MixedOptions):
     """Options of `VisionToST`."""
+
+    place: ClassVar[Place] = "vision"
 
     patch_size: Literal[2, 4, 8, 16] = Field(
         16, description="edge of the square of pixels behind a token, P: one convolution of stride 2 per factor of 2"
     )
-    mixer: Literal["tssa", "softmax", "xca", "mssa"] = Field(
-        "tssa",
-        description="how tokens meet: token statistics, softmax attention, cross-covariance attention (XCiT), "
-        "multi-head subspace attention (CRATE)",
-    )
     feed_forward: Literal["mlp", "ista"] = Field(
         "mlp", description="what follows it: an MLP with a residual connection, or a sparsifying step (CRATE)"
     )
-    normalize: Switch = Field(True, description="normalise features over the tokens before memberships are taken")
+    normalize: Switch = Field(True, description="normalize features over the tokens before memberships are taken")
     layer_scale: float | None = Field(
         1.0, gt=0, description="initial value of the vectors that scale each residual branch; null has none"
     )
@@ -99,7 +98,7 @@ class VisionOptions(ImageOptions):
 
     @classmethod
     def conflicts(cls, values: Mapping[str, Any]) -> list[str]:
-        """Say which options do not go together; see `ModelOptions.conflicts`."""
+        """Return which options do not go together; see `ModelOptions.conflicts`."""
         found = super().conflicts(values)
         width, patch, local = (values.get(name) for name in ("embed_dim", "patch_size", "local"))
         if isinstance(width, int) and patch in (2, 4, 8, 16) and width % (patch // 2):
@@ -109,7 +108,6 @@ class VisionOptions(ImageOptions):
             )
         if isinstance(local, int) and local > 0 and local % 2 == 0:
             found.append(f"local={local} has no middle: the convolution needs an odd width; use {local + 1}, or 0")
-        found += only_for_tssa(values, {"normalize": True, "gate": False, "count_scaled": False, "backend": "auto"})
         return found
 
 
@@ -121,7 +119,7 @@ class CrateOptions(FixedSizeOptions):
 
     @classmethod
     def conflicts(cls, values: Mapping[str, Any]) -> list[str]:
-        """Say which options do not go together; see `ModelOptions.conflicts`."""
+        """Return which options do not go together; see `ModelOptions.conflicts`."""
         found = super().conflicts(values)
         if values.get("mlp_ratio", 4.0) != 4.0:
             found.append(f"mlp_ratio={values['mlp_ratio']} has no meaning for CRATE, which has no MLP; leave it out")

@@ -14,13 +14,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from pydantic import BaseModel
 from torch import Tensor, nn
 
 from tost._yaml import read_document
 from tost.errors import CheckpointError, ConfigError, StorageError
-from tost.models import create_model, list_models, model_spec
-from tost.models.options import ModelOptions
-from tost.models.registry import OPTIONS
+from tost.models import create_model, model_spec
+from tost.models.interface import model_options_of
+from tost.models.registry import loaded_models
 from tost.train.checkpoint.files import (
     MANIFEST,
     _digest,
@@ -131,7 +132,7 @@ def save_model(model: nn.Module, folder: str | Path, *, name: str | None = None,
     Args:
         model: A model of this package.
         folder: Where to; made if it is not there.
-        name: The model's registered name; by default the nearest one of its family.
+        name: The model's registered name; by default the nearest one with these options.
         force: Replace a model folder that is there.
 
     Raises:
@@ -140,7 +141,12 @@ def save_model(model: nn.Module, folder: str | Path, *, name: str | None = None,
     """
     target = Path(folder)
     refuse_existing(target, force=force)
-    options: ModelOptions = model.options  # type: ignore[assignment]
+    options = model_options_of(model)
+    if options is None:
+        raise ConfigError(
+            f"{type(model).__name__} has no options to build it again with; make it with tost.create_model, or give it "
+            "an attribute `options`."
+        )
     values = options.model_dump(mode="json")
     content = {"format": FORMAT, "name": name or nearest_name(options), "options": values}
     temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
@@ -180,22 +186,21 @@ def refuse_existing(target: Path, *, force: bool) -> None:
         )
 
 
-def nearest_model(family: str, options: Mapping[str, Any]) -> str:
-    """Return the registered model of a family whose own options agree best with these."""
+def nearest_model(kind: type[BaseModel], options: Mapping[str, Any]) -> str:
+    """Return the registered model with this class of options whose defaults agree best with `options`."""
 
     def agreement(name: str) -> tuple[bool, int]:
         defaults = model_spec(name).defaults
         equal = sum(options.get(key) == value for key, value in defaults.items())
         return equal == len(defaults), equal
 
-    names = [name for name in list_models() if model_spec(name).family == family]
+    names = [spec.name for spec in loaded_models() if spec.options is kind]
     return max(names, key=agreement)
 
 
-def nearest_name(options: ModelOptions) -> str:
-    """Return the registered model whose own options agree best with those of a model."""
-    family = next(family for family, kind in OPTIONS.items() if kind is type(options))
-    return nearest_model(family, options.model_dump(mode="json"))
+def nearest_name(options: BaseModel) -> str:
+    """Return the registered model whose defaults agree best with the options of a model."""
+    return nearest_model(type(options), options.model_dump(mode="json"))
 
 
 def _assign(model: nn.Module, tensors: Mapping[str, Tensor], source: str) -> None:

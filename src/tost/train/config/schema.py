@@ -13,8 +13,6 @@ from pydantic_core import PydanticCustomError
 from tost._options import check_options, options_error
 from tost.data import DataOptions, find_data
 from tost.models import model_spec
-from tost.models.options import ModelOptions
-from tost.models.registry import OPTIONS
 from tost.train.config.rules import RULES, broken_rules
 
 __all__ = [
@@ -276,13 +274,13 @@ def config_hash(config: RunConfig) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
-def model_option_class(name: str) -> type[ModelOptions]:
+def model_option_class(name: str) -> type[BaseModel]:
     """Return the class of a model's options.
 
     Raises:
         ConfigError: There is no such model.
     """
-    return OPTIONS[model_spec(name).family]
+    return model_spec(name).options
 
 
 def data_option_class(name: str) -> type[BaseModel]:

@@ -128,7 +128,7 @@ def evaluate_text_start(config: RunConfig, test: TextTest) -> Evaluation:
 def _evaluate(
     config: RunConfig, load: Callable[[nn.Module], object], test: TextTest, *, tokenizer: str | None, model: str
 ) -> Evaluation:
-    if model_spec(config.model.name).family != "language":
+    if "language_modeling" not in (model_spec(config.model.name).tasks or ("language_modeling",)):
         raise ConfigError(
             f"the protocol {test.protocol} measures language models, but {config.model.name} is none; leave --protocol "
             "out."

@@ -1,0 +1,74 @@
+"""Options of the language models. Loads no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import Field
+
+from tost._options import Count, Switch
+from tost.models.mixers import Place
+from tost.models.options import MixedOptions, waves_fit
+
+__all__ = ["LanguageOptions"]
+
+
+class LanguageOptions(MixedOptions):
+    """Options of `LanguageToST`. What is marked as ours is not in the authors' code, and off by default."""
+
+    place: ClassVar[Place] = "language"
+    for_all_mixers: ClassVar[frozenset[str]] = frozenset({"beyond"})
+
+    vocab_size: Count = Field(50_304, description="number of token ids, V; 50304 is GPT-2's 50257, padded")
+    max_length: Count = Field(1024, description="longest sequence in tokens, for learned positions")
+    layer_scale: float | None = Field(
+        1e-5, gt=0, description="initial value of the vectors that scale each residual branch; null has none"
+    )
+    bias: Switch = Field(False, description="biases of linear layers and norms")
+    tie_head: Switch = Field(True, description="use the token embedding as the output layer too")
+    activation: Literal["gelu", "gelu_tanh"] = Field(
+        "gelu", description="activation of the MLPs: GELU, or the approximation of it that GPT-2 was trained with"
+    )
+    position: Literal["learned", "sinusoidal", "none"] = Field(
+        "learned",
+        description="learned: a vector per position at the input, and with TSSA a bias per head and position in each "
+        "attention; sinusoidal: fixed waves at the input; none: nothing. The last two have no limit on the length",
+    )
+    beyond: Literal["error", "hold"] = Field(
+        "error",
+        description="what becomes of tokens behind the last learned position: error refuses them, hold gives them all "
+        "the vector and the biases of the last one (ours)",
+    )
+    local: Annotated[int, Field(ge=0, strict=True)] = Field(
+        0,
+        description="width in tokens of a causal depth-wise convolution, the current one included; 0 has none (ours)",
+    )
+    local_at: Literal["attention", "mlp", "both"] = Field(
+        "attention", description="whose normed input that convolution is added to (ours)"
+    )
+    gate: Switch = Field(False, description="gate the output of TSSA by a projection of its input (ours)")
+    count_scaled: Switch = Field(
+        False, description="multiply the energies of TSSA by the number of tokens up to each one (ours)"
+    )
+    forget: Switch = Field(False, description="let the statistics of each head fade at a rate that is learned (ours)")
+
+    @classmethod
+    def conflicts(cls, values: Mapping[str, Any]) -> list[str]:
+        """Return which options do not go together; see `ModelOptions.conflicts`."""
+        found = super().conflicts(values)
+        if values.get("position") == "sinusoidal":
+            found += waves_fit(values)
+        if values.get("beyond") == "hold" and values.get("position", "learned") != "learned":
+            found.append(
+                f"beyond=hold is about learned positions, but position={values['position']} has no last one; "
+                "leave beyond=error"
+            )
+        if values.get("local") == 1:
+            found.append("local=1 reaches no token but the last one itself; use 2 or more, or 0 for none")
+        if values.get("local") == 0 and values.get("local_at", "attention") != "attention":
+            found.append(
+                f"local_at={values['local_at']} places a convolution, but local=0 has none; set local, such as 4, or "
+                "leave local_at=attention"
+            )
+        return found

@@ -1,0 +1,43 @@
+"""The registered language models. Loads no torch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tost.models.language.options import LanguageOptions
+from tost.models.spec import ModelSpec
+
+__all__ = ["LANGUAGE_MODELS"]
+
+# What each kind of language model changes. The last has extensions to the paper, for quality at the same linear cost.
+_KINDS: dict[str, tuple[str, dict[str, Any]]] = {
+    "tost_lm_{}": ("causal language model", {}),
+    "gpt2_{}": ("GPT-2: softmax attention in the same blocks", {"mixer": "softmax", "layer_scale": None}),
+    "tost_lm_{}_plus": (
+        "tost_lm with extensions: convolution, gate, forgetting",
+        {"local": 4, "gate": True, "count_scaled": True, "forget": True, "layer_scale": None},
+    ),
+}
+
+
+def _specs(size: str, embed_dim: int, depth: int, num_heads: int, *parameters: str) -> list[ModelSpec]:
+    """Describe the language models of one size; `parameters` are their counts, in the order of the kinds."""
+    sizes = {"embed_dim": embed_dim, "depth": depth, "num_heads": num_heads}
+    return [
+        ModelSpec(
+            name=name.format(size),
+            build="tost.models.language.model:LanguageToST",
+            options=LanguageOptions,
+            tasks=("language_modeling",),
+            defaults=sizes | more,
+            description=f"{what}, {count} parameters",
+        )
+        for (name, (what, more)), count in zip(_KINDS.items(), parameters, strict=True)
+    ]
+
+
+LANGUAGE_MODELS = (
+    *_specs("base", 768, 12, 12, "110M", "124M", "117M"),
+    *_specs("medium", 1024, 24, 16, "304M", "354M", "329M"),
+    *_specs("large", 1280, 36, 20, "655M", "772M", "714M"),
+)

@@ -1,0 +1,327 @@
+"""The mixers of this package: name, class, options, arithmetic. A new one is an entry here. Loads no torch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from tost._options import Count, Switch
+from tost.models.mixers.registry import MixerOptions, MixerSizes, MixerSpec, add
+
+__all__ = ["tssa_flops"]
+
+
+def tssa_flops(
+    num_heads: int,
+    head_dim: int,
+    *,
+    causal: bool,
+    bias: bool = False,
+    count_scaled: bool = False,
+    forget: bool = False,
+) -> int:
+    """Count the operations of TSSA on one token.
+
+    Each of the H * D features takes 8: square it and add it to the sum, divide it by the sum and add it to the energy,
+    weigh it by the membership and add it to the second sum, scale the token by membership and gain. Each head takes 7:
+    temperature, the five of a softmax, the sum of memberships. The causal form has a moment per token, not per
+    sequence, which is 2 more per feature: divide by the mass, add 1. A position bias takes 2 more per head, energies
+    scaled by a count take 1, and forgetting one for each number in the three sums, 2 per feature and 1 per head.
+
+    Args:
+        num_heads: H.
+        head_dim: D.
+        causal: The causal form.
+        bias: With a position bias.
+        count_scaled: With energies that are multiplied by a count.
+        forget: With sums that fade.
+
+    Returns:
+        Operations per token, whatever the length of the sequence.
+    """
+    per_feature = (10 if causal else 8) + 2 * forget
+    return num_heads * (head_dim * per_feature + 7 + 2 * bias + count_scaled + forget)
+
+
+class TSSAOptions(MixerOptions):
+    """Options of token statistics self-attention."""
+
+    normalize: Switch = Field(True, description="normalize features over the tokens before memberships are taken")
+    gate: Switch = Field(False, description="gate the output by a projection of the input (extension)")
+    count_scaled: Switch = Field(False, description="multiply the energies by the number of tokens (extension)")
+
+    def arguments(self) -> dict[str, Any]:
+        """Return the keyword arguments of `TSSAttention`."""
+        from tost.nn import Extensions
+
+        return {
+            "normalize": self.normalize,
+            "extensions": Extensions(gate=self.gate, count_scaled=self.count_scaled),
+        }
+
+
+class CausalTSSAOptions(MixerOptions):
+    """Options of causal token statistics self-attention, all of them extensions; see `LanguageOptions`."""
+
+    gate: Switch = False
+    count_scaled: Switch = False
+    forget: Switch = False
+    beyond: Literal["error", "hold"] = "error"
+
+    def arguments(self) -> dict[str, Any]:
+        """Return the keyword arguments of `CausalTSSAttention`."""
+        from tost.nn import Extensions
+
+        return {"extensions": Extensions(**dict(self))}
+
+
+def _tssa_products(sizes: MixerSizes, own: TSSAOptions | CausalTSSAOptions) -> int:
+    return (3 if own.gate else 2) * sizes.embed_dim**2
+
+
+def _tssa_statistics(sizes: MixerSizes, own: TSSAOptions) -> int:
+    C, H = sizes.embed_dim, sizes.num_heads
+    return tssa_flops(H, C // H, causal=False, count_scaled=own.count_scaled)
+
+
+def _causal_tssa_statistics(sizes: MixerSizes, own: CausalTSSAOptions) -> int:
+    C, H, _, bias = sizes
+    return tssa_flops(H, C // H, causal=True, bias=bias, count_scaled=own.count_scaled, forget=own.forget)
+
+
+def _softmax_products(sizes: MixerSizes, own: MixerOptions) -> int:
+    return 4 * sizes.embed_dim**2 + 2 * sizes.num_tokens * sizes.embed_dim
+
+
+class ReformerOptions(MixerOptions):
+    """Options of LSH attention."""
+
+    num_hashes: Count = Field(2, description="rounds of hashing")
+    chunk_size: Count = Field(64, description="sorted tokens that are attended to together; not for form=lra")
+    num_buckets: Annotated[int, Field(ge=2, le=1024, multiple_of=2, strict=True)] | None = Field(
+        None, description="buckets, an even number; null: the power of two up to twice the number of chunks"
+    )
+    form: Literal["paper", "lra"] = Field("paper", description="lra: ten chunks, as in the official code")
+    redraw: Switch = Field(False, description="take new hashes in each forward pass in training")
+
+
+def _reformer_products(sizes: MixerSizes, own: ReformerOptions) -> int:
+    """Fewer projections, hashes, and two chunks that every token sees."""
+    C, _, N, _ = sizes
+    if own.form == "lra":
+        projections, chunk, buckets = 2 * C * C, N // 10 + 1, 10
+    else:
+        projections, chunk, buckets = 3 * C * C, own.chunk_size, max(2 * N // own.chunk_size, 2)
+    return projections + own.num_hashes * C * ((own.num_buckets or buckets) // 2 + 4 * chunk)
+
+
+class BigBirdOptions(MixerOptions):
+    """Options of block-sparse attention."""
+
+    block_size: Count = Field(64, description="tokens per block")
+    num_random: Annotated[int, Field(ge=0, strict=True)] = Field(3, description="random blocks that a block attends to")
+    random_length: Count | None = Field(None, description="draw them from the first so many tokens only; null: all")
+
+
+def _bigbird_products(sizes: MixerSizes, own: BigBirdOptions) -> int:
+    """Five blocks, the random ones, and two that attend to all."""
+    C = sizes.embed_dim
+    return 4 * C * C + 2 * own.block_size * (7 + own.num_random) * C
+
+
+class LinformerOptions(MixerOptions):
+    """Options of attention to learned mixtures."""
+
+    rank: Count = Field(256, description="number of mixtures")
+    share: Literal["kv", "heads", "none"] = Field(
+        "heads", description="what shares a matrix: keys, values and heads (kv), the heads, or none"
+    )
+
+
+class PerformerOptions(MixerOptions):
+    """Options of attention by random features."""
+
+    num_features: Count | None = Field(None, description="random features; null: D ln D for heads of width D")
+    kernel: Literal["softmax", "relu"] = Field("softmax", description="what the features stand for")
+    redraw: Switch = Field(False, description="take new features in each forward pass in training")
+
+
+def _linear_products(sizes: MixerSizes, own: MixerOptions) -> int:
+    C, H, _, _ = sizes
+    return 4 * C * C + C + 2 * C * C // H
+
+
+def _performer_products(sizes: MixerSizes, own: PerformerOptions) -> int:
+    if own.kernel == "relu":
+        return _linear_products(sizes, own)
+    C, H, _, _ = sizes
+    features = own.num_features or max(1, int(C // H * math.log(C // H)))
+    return 4 * C * C + features * (4 * C + H)
+
+
+class NystromOptions(MixerOptions):
+    """Options of attention through landmarks."""
+
+    num_landmarks: Count = Field(64, description="landmarks")
+    conv_width: Annotated[int, Field(ge=0, strict=True)] = Field(
+        33, description="width of a convolution of the values, odd; 0 has none"
+    )
+    iterations: Count = Field(6, description="steps of the pseudo-inverse")
+
+    @classmethod
+    def conflicts(cls, values: Mapping[str, Any]) -> list[str]:
+        """Return which options exclude each other; see `Options.conflicts`."""
+        width = values.get("conv_width", 0)
+        return (
+            [] if width == 0 or width % 2 else [f"conv_width={width} has no centre; use an odd number, or 0 for none"]
+        )
+
+
+def _nystrom_products(sizes: MixerSizes, own: NystromOptions) -> int:
+    C, H, N, _ = sizes
+    M, near = own.num_landmarks, own.conv_width * C
+    if M >= N:
+        return _softmax_products(sizes, own) + near
+    inverse = 4 * own.iterations * H * M**3 + 2 * M * M * C
+    return 4 * C * C + 4 * M * C + near + inverse // N
+
+
+class S4Options(MixerOptions):
+    """Options of the state space layers."""
+
+    state_size: Annotated[int, Field(ge=2, multiple_of=2, strict=True)] = Field(
+        64, description="states per channel, counted with their conjugates"
+    )
+    bidirectional: Switch = Field(True, description="a second kernel that runs backwards")
+    step_min: float = Field(1e-3, gt=0, description="smallest initial step")
+    step_max: float = Field(1e-1, gt=0, description="largest initial step")
+    tied_drop: Switch = Field(False, description="dropout decides once for all tokens of a sequence and feature")
+
+    @classmethod
+    def conflicts(cls, values: Mapping[str, Any]) -> list[str]:
+        """Return which options exclude each other; see `Options.conflicts`."""
+        low, high = values.get("step_min", 0.0), values.get("step_max", 1.0)
+        return [f"step_min={low} is above step_max={high}; exchange them"] if low > high else []
+
+    def arguments(self) -> dict[str, Any]:
+        """Return the keyword arguments of `S4`."""
+        own = dict(self)
+        step, init = (own.pop("step_min"), own.pop("step_max")), own.pop("init", None)
+        return {**own, "kernel": "s4" if init is None else f"s4d-{init}", "step": step}
+
+
+class S4DOptions(S4Options):
+    """Options of the diagonal state space layers."""
+
+    init: Literal["legs", "lin"] = Field("legs", description="initial eigenvalues: HiPPO-LegS, or evenly spaced")
+
+
+# The arithmetic of mixers whose work per token depends on the length is that of sequences of N tokens. The Fourier
+# transforms and kernels of S4 are left out. The official benchmark's Performer on ListOps has other options still.
+add(
+    MixerSpec(
+        name="tssa",
+        build="tost.nn:TSSAttention",
+        options=TSSAOptions,
+        description="token statistics self-attention, linear in the tokens",
+        products=_tssa_products,
+        statistics=_tssa_statistics,
+        causal=MixerSpec(
+            name="tssa",
+            build="tost.nn:CausalTSSAttention",
+            options=CausalTSSAOptions,
+            places=("language",),
+            products=_tssa_products,
+            statistics=_causal_tssa_statistics,
+        ),
+    ),
+    MixerSpec(
+        name="softmax",
+        build="tost.nn:SoftmaxAttention",
+        description="softmax attention between all pairs of tokens",
+        products=_softmax_products,
+        causal=MixerSpec(
+            name="softmax",
+            build="tost.nn:CausalSoftmaxAttention",
+            places=("language",),
+            products=_softmax_products,
+        ),
+    ),
+    MixerSpec(
+        name="xca",
+        build="tost.nn:CrossCovarianceAttention",
+        description="cross-covariance attention, between features (XCiT)",
+        products=lambda sizes, own: 4 * sizes.embed_dim**2 + 2 * sizes.embed_dim**2 // sizes.num_heads,
+    ),
+    MixerSpec(
+        name="mssa",
+        build="tost.nn:SubspaceAttention",
+        description="multi-head subspace self-attention (CRATE)",
+        products=lambda sizes, own: 2 * sizes.embed_dim**2 + 2 * sizes.num_tokens * sizes.embed_dim,
+    ),
+    MixerSpec(
+        name="reformer",
+        build="tost.nn:Reformer",
+        options=ReformerOptions,
+        description="softmax attention within buckets of hashes",
+        products=_reformer_products,
+        official={"num_hashes": 1, "form": "lra"},
+    ),
+    MixerSpec(
+        name="bigbird",
+        build="tost.nn:BigBird",
+        options=BigBirdOptions,
+        description="softmax attention to global, neighbouring and random blocks",
+        products=_bigbird_products,
+        official={"random_length": 1024},
+    ),
+    MixerSpec(
+        name="linformer",
+        build="tost.nn:Linformer",
+        options=LinformerOptions,
+        places=("sequence",),
+        description="softmax attention to learned mixtures of the tokens",
+        products=lambda sizes, own: 4 * sizes.embed_dim**2 + 4 * own.rank * sizes.embed_dim,
+        official={"rank": 16, "share": "kv"},
+    ),
+    MixerSpec(
+        name="linear",
+        build="tost.nn:LinearAttention",
+        description="attention by products of features (Linear Transformer)",
+        products=_linear_products,
+    ),
+    MixerSpec(
+        name="performer",
+        build="tost.nn:Performer",
+        options=PerformerOptions,
+        description="softmax attention estimated by random features",
+        products=_performer_products,
+        official={"kernel": "relu"},
+    ),
+    MixerSpec(
+        name="nystrom",
+        build="tost.nn:NystromAttention",
+        options=NystromOptions,
+        description="softmax attention through landmarks",
+        products=_nystrom_products,
+        official={"conv_width": 35},
+    ),
+    MixerSpec(
+        name="s4",
+        build="tost.nn:S4",
+        options=S4Options,
+        places=("sequence",),
+        description="state space layer with a diagonal plus low-rank matrix",
+        products=lambda sizes, own: 2 * sizes.embed_dim**2,
+    ),
+    MixerSpec(
+        name="s4d",
+        build="tost.nn:S4",
+        options=S4DOptions,
+        description="state space layer with a diagonal matrix",
+        products=lambda sizes, own: 2 * sizes.embed_dim**2,
+    ),
+)
