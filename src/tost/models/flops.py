@@ -50,6 +50,7 @@ def token_flops(options: ModelOptions) -> TokenFlops:
 
     Raises:
         TypeError: The options belong to no model of this package.
+        NotImplementedError: The arithmetic of the mixer is not known.
 
     Example:
         >>> from tost.models import model_options, token_flops
@@ -77,7 +78,9 @@ def _mixing(options: MixedOptions, num_tokens: int, *, position_bias: bool = Fal
     spec, own = options.mixer_spec(), options.all_mixer_options()
     sizes = MixerSizes(options.embed_dim, options.num_heads, num_tokens, position_bias)
     if spec.products is None:
-        raise TypeError(f"cannot count the operations of mixer {spec.name!r}: it was registered without `products`.")
+        raise NotImplementedError(
+            f"cannot count the operations of mixer {spec.name!r}: it was registered without `products`."
+        )
     return spec.products(sizes, own), spec.statistics(sizes, own)
 
 

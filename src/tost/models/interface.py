@@ -41,13 +41,18 @@ def model_options_of(model: nn.Module) -> BaseModel | None:
 
 def flops_per_token(model: nn.Module) -> int | None:
     """Return the operations of a forward pass per token, from ``model.flops_per_token()``; None if unknown."""
-    count = getattr(model, "flops_per_token", None)
-    found: int | None = count() if callable(count) else None
-    return found
+    return _counted(model, "flops_per_token")
 
 
 def flops_per_image(model: nn.Module, height: int, width: int) -> int | None:
     """Return the operations of a forward pass for an image, from ``model.flops_per_image``; None if unknown."""
-    count = getattr(model, "flops_per_image", None)
-    found: int | None = count(height, width) if callable(count) else None
+    return _counted(model, "flops_per_image", height, width)
+
+
+def _counted(model: nn.Module, method: str, *arguments: int) -> int | None:
+    count = getattr(model, method, None)
+    try:
+        found: int | None = count(*arguments) if callable(count) else None
+    except NotImplementedError:
+        return None
     return found

@@ -39,7 +39,8 @@ class Classification(Task):
 
     def outcome(self, model: nn.Module, batch: Batch) -> Outcome:
         """Return the summed cross-entropy and the number of samples that were right."""
-        logits = model(batch["inputs"], mask=batch.get("mask"))
+        padding = {"mask": batch["mask"]} if batch.get("mask") is not None else {}
+        logits = model(batch["inputs"], **padding)
         loss = F.cross_entropy(logits.float(), batch["targets"], reduction="sum")
         return Outcome(loss, {"correct": (logits.argmax(dim=-1) == batch["targets"]).sum()})
 

@@ -15,6 +15,7 @@ import tost._torchvision  # noqa: F401 - timm imports torchvision, which this re
 from tost.data import DataBundle, DataInfo, build_data
 from tost.errors import ConfigError
 from tost.models import create_model
+from tost.models.interface import flops_per_image
 from tost.train.config import RegularizeConfig, RunConfig
 from tost.train.task import Batch, Outcome, Report, Table, Task
 
@@ -48,13 +49,13 @@ class ImageClassification(Task):
 
     def flops(self, model: nn.Module, batch: Batch) -> float | None:
         """Return the arithmetic of a forward pass over these images; None if the model does not say."""
-        per_image = getattr(model, "flops_per_image", None)
-        return None if per_image is None else per_image(*batch["inputs"].shape[-2:]) * self.tokens(batch)
+        per_image = flops_per_image(model, *batch["inputs"].shape[-2:])
+        return None if per_image is None else per_image * self.tokens(batch)
 
     def training_batch(self, batch: Batch, config: RunConfig, seed: int) -> Batch:
         """Smooth labels and mix pairs of images as configured; targets then are probabilities ``[B, K]``."""
         settings = config.regularize
-        classes = config.model.options["num_classes"]
+        classes = int(config.model.options.get("num_classes") or config.data.shape().num_classes or 0)
         if settings.mixup or settings.cutmix:
             images, targets = _mix(batch["inputs"], batch["targets"], settings, classes, seed)
             return {**batch, "inputs": images, "targets": targets}

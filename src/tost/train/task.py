@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, Protocol
 from torch import Tensor, nn
 
 from tost.data import DataBundle, DataInfo
+from tost.models.interface import flops_per_token
 from tost.train.config import RunConfig
 
 __all__ = ["Batch", "Outcome", "Report", "Table", "Task"]
@@ -96,8 +97,8 @@ class Task(Protocol):
 
     def flops(self, model: nn.Module, batch: Batch) -> float | None:
         """Return the arithmetic of a forward pass over this batch; None if the model does not say."""
-        per_token = getattr(model, "flops_per_token", None)
-        return None if per_token is None else per_token() * self.tokens(batch)
+        per_token = flops_per_token(model)
+        return None if per_token is None else per_token * self.tokens(batch)
 
     def training_batch(self, batch: Batch, config: RunConfig, seed: int) -> Batch:
         """Return a batch as training sees it; it stays as it is unless a task says otherwise.

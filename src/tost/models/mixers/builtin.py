@@ -175,9 +175,8 @@ class NystromOptions(MixerOptions):
     def conflicts(cls, values: Mapping[str, Any]) -> list[str]:
         """Return which options exclude each other; see `Options.conflicts`."""
         width = values.get("conv_width", 0)
-        return (
-            [] if width == 0 or width % 2 else [f"conv_width={width} has no centre; use an odd number, or 0 for none"]
-        )
+        has_centre = width == 0 or width % 2 == 1
+        return [] if has_centre else [f"conv_width={width} has no centre; use an odd number, or 0 for none"]
 
 
 def _nystrom_products(sizes: MixerSizes, own: NystromOptions) -> int:

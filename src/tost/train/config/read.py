@@ -41,7 +41,10 @@ def load_config(
     """
     document = read_document(Path(path))
     values = document.values
+    written = _dig(values, "model.name")
     problems, overridden = _apply(overrides, values)
+    if _dig(values, "model.name") != written:
+        _drop_options_of_another_model(values, overridden)
     try:
         config = RunConfig.model_validate(values, context={"skip_rules": True})
         problems += broken_rules((*RULES, *rules), config.value)
@@ -76,6 +79,16 @@ def _apply(overrides: Sequence[str], values: dict[str, Any]) -> tuple[list[Probl
         except ConfigError as error:
             problems.append(Problem(key, str(error)))
     return problems, done
+
+
+def _drop_options_of_another_model(values: dict[str, Any], overridden: set[str]) -> None:
+    """Leave out what a file sets for its own model, where the model of the command line has no such option."""
+    try:
+        known = model_option_class(values["model"]["name"]).model_fields
+    except ConfigError:
+        return  # reported where the name is looked up
+    for key in [key for key in values["model"] if key not in ("name", *known) and f"model.{key}" not in overridden]:
+        del values["model"][key]
 
 
 def _origin(key: str, *, overridden: set[str], lines: Mapping[str, int]) -> str:
