@@ -233,8 +233,8 @@ def test_arguments_of_timm_reach_the_options():
     ("kwargs", "message"),
     [
         ({"img_size": 2}, "img_size=2 is smaller than a patch of 4 x 4 pixels; use larger images, or"),
-        ({"drop_pathrate": 0.1}, "drop_pathrate: unknown option; did you mean 'drop_path'?"),
-        ({"attn_drop_rate": 0.1}, "attn_drop_rate: unknown option"),
+        ({"drop_pathrate": 0.1}, "drop_pathrate: unknown key; did you mean drop_path?"),
+        ({"attn_drop_rate": 0.1}, "attn_drop_rate: unknown key"),
         ({"num_heads": 5}, "embed_dim=32 is not divisible by num_heads=5"),
     ],
 )

@@ -102,10 +102,10 @@ def test_images_are_not_shared_out():
         load_config("small/cifar10", ["data.path=x", "parallel.context=2"])
 
 
-def test_one_recipe_trains_several_families():
+def test_one_recipe_trains_several_networks():
     for name in ("tost_mini", "vit_mini", "crate_mini", "xcit_mini", "softmax_mini"):
         assert load_config("small/cifar10", ["data.path=x", f"model.name={name}"]).model.name == name
-    with pytest.raises(ConfigError, match="lra_image is a classifier model, but the recipe image_class"):
+    with pytest.raises(ConfigError, match="lra_image is a model for classification, but the recipe image_class"):
         load_config("small/cifar10", ["data.path=x", "model.name=lra_image"])
 
 

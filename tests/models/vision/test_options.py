@@ -9,7 +9,7 @@ import tost
 from tests.models.tiny import make_tiny
 from tost.errors import ConfigError
 from tost.models import image_flops, model_options, token_flops
-from tost.models.flops import tssa_flops
+from tost.models.mixers import tssa_flops
 from tost.models.vision.options import FixedSizeOptions, ImageOptions, VisionOptions
 
 

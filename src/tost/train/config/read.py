@@ -43,8 +43,8 @@ def load_config(
     values = document.values
     written = _dig(values, "model.name")
     problems, overridden = _apply(overrides, values)
-    if _dig(values, "model.name") != written:
-        _drop_options_of_another_model(values, overridden)
+    if isinstance(chosen := _dig(values, "model.name"), str) and chosen != written:
+        _drop_options_of_another_model(chosen, values["model"], overridden)
     try:
         config = RunConfig.model_validate(values, context={"skip_rules": True})
         problems += broken_rules((*RULES, *rules), config.value)
@@ -81,14 +81,14 @@ def _apply(overrides: Sequence[str], values: dict[str, Any]) -> tuple[list[Probl
     return problems, done
 
 
-def _drop_options_of_another_model(values: dict[str, Any], overridden: set[str]) -> None:
+def _drop_options_of_another_model(name: str, options: dict[str, Any], overridden: set[str]) -> None:
     """Leave out what a file sets for its own model, where the model of the command line has no such option."""
     try:
-        known = model_option_class(values["model"]["name"]).model_fields
+        known = model_option_class(name).model_fields
     except ConfigError:
         return  # reported where the name is looked up
-    for key in [key for key in values["model"] if key not in ("name", *known) and f"model.{key}" not in overridden]:
-        del values["model"][key]
+    for key in [key for key in options if key not in ("name", *known) and f"model.{key}" not in overridden]:
+        del options[key]
 
 
 def _origin(key: str, *, overridden: set[str], lines: Mapping[str, int]) -> str:
