@@ -254,7 +254,7 @@ def test_contradictions_are_refused(make, asked, message):
 def test_impossible_options_are_configuration_errors():
     with pytest.raises(ConfigError, match="did you mean drop_path"):
         tost.load_official(vision_state(), drop_paths=0.1)
-    with pytest.raises(ConfigError, match="drop_path=2"):
+    with pytest.raises(ConfigError, match="drop_path: 2 given"):
         tost.load_official(vision_state(), drop_path=2)
 
 
