@@ -24,13 +24,13 @@ Batch = dict[str, Tensor]
 
 
 class Dataset(torch.utils.data.Dataset[Sample]):
-    """Samples by number; a sample is the same whenever and wherever it is asked for.
+    """Base of tost's data sets: samples by number, gathered a batch at a time.
 
-    A subclass says how many there are and gathers several at once. Batches then come out of one indexing operation,
-    and a batch of no samples keeps its shapes.
+    A subclass implements `__len__` and `gather`. A sample depends on its number only, whenever and wherever it is read.
+    A batch comes from one indexing operation, and a batch of no samples keeps its shapes.
 
-    A data set that draws something for each sample, such as the place of a crop, says so with `draws`. A loader then
-    asks for draw numbers ``round * n + sample``, n being the length, and every number means a draw of its own. What is
+    A data set that draws something at random for each sample, such as the place of a crop, sets `draws`. The loader
+    then passes draw numbers ``round * n + sample``, n being the length, and every number means another draw. What is
     drawn must follow from that number and from the seed with which the data set was built, from nothing else.
 
     Attributes:

@@ -24,7 +24,7 @@ class Loader(StatefulDataLoader):  # type: ignore[misc] # torchdata ships no typ
     """One process's share of the batches, made by `make_loader`.
 
     `state_dict` counts what the training loop has received, not what workers have prepared ahead, and it counts for all
-    processes together. Unlike the state of the class above it, it is the same on every process and fits a loader with
+    processes together. Unlike the state of the base class, it is the same on every process and fits a loader with
     another number of workers or processes.
 
     An infinite loader is one stream: every ``iter()`` goes on where the last one stopped. A finite loader starts from
@@ -40,7 +40,7 @@ class Loader(StatefulDataLoader):  # type: ignore[misc] # torchdata ships no typ
 
     def __init__(self, dataset: Dataset, sampler: ShardedBatchSampler, *, workers: int) -> None:
         with warnings.catch_warnings():
-            # torchdata 0.11 calls a function of torch that newer versions deprecate; nothing follows from it for users.
+            # torchdata 0.11 calls a function of torch that newer versions deprecate; users are not affected.
             warnings.filterwarnings("ignore", message="'set_vital' is deprecated", category=UserWarning)
             super().__init__(
                 dataset,
@@ -81,7 +81,7 @@ class Loader(StatefulDataLoader):  # type: ignore[misc] # torchdata ships no typ
                 self._position = self._shares.after(start, steps=step)
                 yield batch
         except TostError as error:
-            raise _in_own_words(error) from error
+            raise _original(error) from error
         finally:
             self._iterator = None  # the last reference: its workers end now and not when the loader goes
 
@@ -93,7 +93,7 @@ class Loader(StatefulDataLoader):  # type: ignore[misc] # torchdata ships no typ
                 pass begins.
 
         Raises:
-            ValueError: The position is negative, or behind the end of a finite loader.
+            ValueError: The position is negative, or beyond the end of a finite loader.
         """
         last = self._shares.order.epoch
         if global_position < 0 or (global_position > last and not self._shares.infinite):
@@ -103,7 +103,7 @@ class Loader(StatefulDataLoader):  # type: ignore[misc] # torchdata ships no typ
 
     def state_dict(self) -> dict[str, Any]:
         """Return the position and what it counts in, as plain numbers; the same on every process."""
-        return {"global_position": self._position, **self._counts_in()}
+        return {"global_position": self._position, **self._order()}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Let the next ``iter()`` go on after the last batch that was consumed when the state was taken.
@@ -114,8 +114,8 @@ class Loader(StatefulDataLoader):  # type: ignore[misc] # torchdata ships no typ
         Raises:
             ValueError: The state is of another data set or another order, or is no such state.
         """
-        here = self._counts_in()
-        known = {"repeats": 1, **state_dict}  # states from before there were repetitions do not tell
+        here = self._order()
+        known = {"repeats": 1, **state_dict}  # states from before there were repetitions lack it
         if not {"global_position", *here} <= set(known):
             raise ValueError(
                 f"this is not the state of a loader: got the keys {sorted(state_dict)}, "
@@ -124,12 +124,12 @@ class Loader(StatefulDataLoader):  # type: ignore[misc] # torchdata ships no typ
         saved = {key: known[key] for key in here}
         if saved != here:
             raise ValueError(
-                f"the position was saved for {_in_words(saved)}, but this loader has {_in_words(here)}: the order of "
+                f"the position was saved for {_describe(saved)}, but this loader has {_describe(here)}: the order of "
                 "samples is another one. Resume with the same data and seed, or start a new run."
             )
         self.seek(state_dict["global_position"])
 
-    def _counts_in(self) -> dict[str, Any]:
+    def _order(self) -> dict[str, Any]:
         order = self._shares.order
         return {"samples": order.samples, "seed": order.seed, "shuffle": order.shuffle, "repeats": order.repeats}
 
@@ -153,7 +153,7 @@ def make_loader(
 
     Args:
         dataset: Map-style data set. Its samples must not depend on random numbers of the worker that reads them; if
-            its attribute `draws` is true, it is asked for draw numbers (see `Dataset`).
+            its attribute `draws` is true, it gets draw numbers (see `Dataset`).
         batch_size: Samples per step of this process.
         seed: Decides the order of samples in every epoch.
         rank: This process, from 0.
@@ -230,14 +230,14 @@ def _check(samples: int, batch_size: int, rank: int, world_size: int, workers: i
         raise ValueError(f"workers={workers} is negative; pass 0 to prepare batches in this process, or a number.")
 
 
-def _in_own_words(error: TostError) -> TostError:
+def _original(error: TostError) -> TostError:
     """Return an error as it was raised; torch puts a worker's traceback in front of its message."""
     kind = type(error)
     _, _, message = str(error).rpartition(f"{kind.__module__}.{kind.__qualname__}: ")
     return kind(message.rstrip("\n"))
 
 
-def _in_words(counts: Mapping[str, Any]) -> str:
+def _describe(counts: Mapping[str, Any]) -> str:
     order = f"shuffled with seed {counts['seed']}" if counts["shuffle"] else "in order"
     repeated = f", each {counts['repeats']} times in a row" if counts["repeats"] > 1 else ""
     return f"{counts['samples']} samples {order}{repeated}"

@@ -219,7 +219,7 @@ def test_the_strongest_policy_works_with_every_pillow():
 
 
 def test_an_unknown_policy_is_refused(cifar):
-    with pytest.raises(ValueError, match=r"auto_augment='rand-q7' is no policy that timm knows"):
+    with pytest.raises(ValueError, match=r"auto_augment='rand-q7' is not a policy of timm"):
         train_set(cifar, auto_augment="rand-q7")
 
 

@@ -247,7 +247,10 @@ WRONG = {
         without_a_class,
         "1 are missing .such as n02102040., 1 are unknown .such as n99999999.; for other",
     ),
-    "no labels": (without_labels, "not sorted into classes, and no file tells their labels; add one of LOC_val_sol"),
+    "no labels": (
+        without_labels,
+        "not sorted into classes, and there is no file with their labels; add one of LOC_val_sol",
+    ),
     "too few labels": (with_other_labels, "5 images have no label, such as ILSVRC2012_val_00000002"),
     "damaged labels": (with_damaged_labels, "val.txt is not the label file that its name promises"),
     "cut": (cut_tar, "val.tar cannot be read as a tar file: .*; it must be complete, and not compressed"),

@@ -17,7 +17,7 @@ from timm.data.transforms_factory import create_transform
 from torchvision import transforms  # type: ignore[import-untyped]
 
 from tost.data.images.options import ImageOptions
-from tost.data.images.transform import Chain, Fit, Transform, finish
+from tost.data.images.transform import Chain, Fit, ToTensor, Transform
 from tost.errors import ConfigError
 
 __all__ = ["training_transform"]
@@ -36,7 +36,7 @@ def training_transform(options: ImageOptions) -> Transform:
         From a decoded image of mode ``RGB`` to float32 ``[C, height, width]``.
 
     Raises:
-        ConfigError: timm does not know the policy.
+        ConfigError: The policy does not exist.
     """
     crop_and_flip, policy = _stages(options)
     steps: list[Step] = [crop_and_flip]
@@ -45,7 +45,7 @@ def training_transform(options: ImageOptions) -> Transform:
         if options.crop == "pad":
             steps.append(transforms.RandomCrop(options.size, padding=options.padding))
         steps.append(transforms.RandomHorizontalFlip(options.flip))
-    steps += [policy, *finish(options)]
+    steps += [policy, ToTensor(options)]
     if options.erasing:
         erase: Any = RandomErasing
         steps.append(erase(options.erasing, mode=options.erasing_mode, max_count=options.erasing_count, device="cpu"))
@@ -72,7 +72,7 @@ def _stages(options: ImageOptions) -> tuple[Step, Step]:
         )
     except (AssertionError, ValueError, KeyError) as error:
         raise ConfigError(
-            f"data.options.auto_augment={name!r} is no policy that timm knows ({error or 'a part is unknown'}); "
+            f"data.options.auto_augment={name!r} is not a policy of timm ({error or 'a part is unknown'}); "
             "write for example rand-m9-mstd0.5-inc1."
         ) from error
     _keep_no_bits(policy)

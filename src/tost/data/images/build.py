@@ -15,12 +15,12 @@ from torch import Tensor
 from tost._lazy import load
 from tost.data._random import mix
 from tost.data.dataset import DataBundle, Dataset, fingerprint, spread
-from tost.data.images.dataset import PixelImages, StoredImages, is_vectorized
+from tost.data.images.dataset import PixelImages, StoredImages
 from tost.data.images.decode import decode_images, to_grey
 from tost.data.images.options import CustomImageOptions, ImageOptions
 from tost.data.images.sources.arrays import MemoryImages
 from tost.data.images.sources.base import Split, hash_lines
-from tost.data.images.transform import evaluation_transform, pixel_transform
+from tost.data.images.transform import evaluation_transform
 from tost.data.spec import DataInfo
 from tost.errors import ConfigError
 
@@ -35,7 +35,7 @@ def build_images(options: ImageOptions, path: str, seed: int) -> DataBundle:
 
     Args:
         options: What to read, and how.
-        path: Where it lies.
+        path: Its folder or file.
         seed: Decides the augmentation, together with the draw number.
 
     Raises:
@@ -73,7 +73,7 @@ def build_images(options: ImageOptions, path: str, seed: int) -> DataBundle:
 
 
 def _dataset(split: Split, rows: Tensor, options: ImageOptions, *, seed: int | None) -> Dataset:
-    if split.image_size and (seed is None or is_vectorized(options)):
+    if split.image_size and (seed is None or options.is_vectorized):
         return PixelImages(_pixels(split, rows, options.channels), split.targets[rows], options, seed=seed)
     if isinstance(options, CustomImageOptions) and options.in_memory:
         return _read_all(split, rows, options, seed=seed)
@@ -88,7 +88,8 @@ def _dataset(split: Split, rows: Tensor, options: ImageOptions, *, seed: int | N
 
 def _read_all(split: Split, rows: Tensor, options: ImageOptions, *, seed: int | None) -> PixelImages:
     """Return images of any size in memory, resized once; bad ones are replaced for good."""
-    reader = StoredImages(split.source, rows, split.targets, options, pixel_transform(options), seed=seed)
+    transform = evaluation_transform(options, normalize=False)
+    reader = StoredImages(split.source, rows, split.targets, options, transform, seed=seed)
     everything = torch.arange(len(rows))
     parts = [reader.gather(everything[start : start + _AT_ONCE]) for start in range(0, len(rows), _AT_ONCE)]
     pixels = torch.cat([part["inputs"].to(torch.uint8) for part in parts])

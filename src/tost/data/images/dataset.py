@@ -1,4 +1,4 @@
-"""Image data sets as loaders take them: normalized tensors, and augmentation that follows from draw numbers."""
+"""Image data sets for loaders: normalized tensors, with augmentation that follows from draw numbers."""
 
 from __future__ import annotations
 
@@ -16,18 +16,13 @@ from tost.data.images.options import ImageOptions
 from tost.data.images.sources.base import ImageSource
 from tost.data.images.transform import Transform, drawing_from, resized_size, scale_and_shift
 
-__all__ = ["PixelImages", "StoredImages", "is_vectorized"]
+__all__ = ["PixelImages", "StoredImages"]
 
 _log = logging.getLogger("tost.data")
 _SHOWN = 20  # bad images that are named one by one
-_IN_A_ROW = 16  # so many bad images side by side are no accident
-_TOLERATED = 100  # one image in so many may be bad
+_IN_A_ROW = 16  # this many bad images side by side are no accident
+_TOLERATED = 100  # one image in this many may be bad
 _SHIFT, _FLIP = 0, 1  # what a random number is for
-
-
-def is_vectorized(options: ImageOptions) -> bool:
-    """Return whether `PixelImages` can do what the options ask for."""
-    return options.crop != "resized" and not (options.auto_augment or options.color_jitter or options.erasing)
 
 
 class PixelImages(Dataset):
@@ -36,7 +31,7 @@ class PixelImages(Dataset):
     Args:
         pixels: uint8 ``[N, 1 or 3, height, width]``.
         targets: Labels, int64 ``[N]``.
-        options: Size, normalization, and augmentation as far as `is_vectorized` allows.
+        options: Size, normalization, and augmentation, of which only shifts and mirroring are applied.
         seed: Decides what is drawn, together with the draw number; None for no augmentation.
     """
 

@@ -1,6 +1,6 @@
 """From the bytes of an image file to pixels.
 
-Every kind of image becomes RGB, or grey where that is asked for, with 8 bits per channel. Transparent parts become
+Every kind of image becomes RGB, or grey on request, with 8 bits per channel. Transparent parts become
 white. 16-bit grey keeps its upper byte. An orientation in EXIF data is not applied, as is the convention of ImageNet.
 """
 
@@ -31,7 +31,7 @@ def read_image(data: bytes, name: str, *, channels: int = 3) -> Image.Image:
     """Decode an image.
 
     Args:
-        data: Content of an image file, in any format that Pillow knows.
+        data: Content of an image file, in any format that Pillow reads.
         name: What to call the image in messages.
         channels: 3 for RGB, 1 for grey.
 
@@ -77,7 +77,7 @@ def _to_rgb(image: Image.Image) -> Image.Image:
 
 
 def _without_object(reason: str) -> str:
-    # Pillow shows the object in memory that held the bytes, which tells a reader nothing.
+    # Pillow shows the object in memory that held the bytes, which means nothing to a reader.
     return "unknown format" if reason.startswith("cannot identify image file") else reason
 
 

@@ -86,7 +86,7 @@ _EVAL_RESIZE = (
 
 
 class ImageOptions(DataSetOptions):
-    """What all image data sets understand; each has defaults of its own."""
+    """Options that all image data sets have; each has defaults of its own."""
 
     opener: ClassVar[str]
     """Function that opens a split, as ``"module:function"`` below ``tost.data.images.sources``."""
@@ -174,13 +174,18 @@ class ImageOptions(DataSetOptions):
         height, width = self.image_size if isinstance(self.image_size, list) else [self.image_size] * 2
         return height, width
 
+    @property
+    def is_vectorized(self) -> bool:
+        """Whether training images can be augmented a batch at a time: they are shifted and mirrored at most."""
+        return self.crop != "resized" and not (self.auto_augment or self.color_jitter or self.erasing)
+
     def class_count(self) -> int:
         """Return the number of classes.
 
         Raises:
             ConfigError: It is neither fixed nor given.
         """
-        if self.known_classes is None:  # those without a fixed number say how it is found
+        if self.known_classes is None:  # subclasses without a fixed number take it from their options
             raise NotImplementedError
         return self.known_classes
 
@@ -252,7 +257,7 @@ class PetsOptions(ImageOptions):
 
 
 class CustomImageOptions(ImageOptions):
-    """Options of data sets whose classes are not known before."""
+    """Options of data sets of the user, whose classes are not known beforehand."""
 
     num_classes: int | None = Field(
         default=None, ge=2, description="number of classes; must be given, and is compared with the data"
@@ -272,7 +277,7 @@ class CustomImageOptions(ImageOptions):
 
     def _conflicts(self) -> list[str]:
         found = super()._conflicts()
-        if self.in_memory and (self.crop == "resized" or self.auto_augment or self.color_jitter or self.erasing):
+        if self.in_memory and not self.is_vectorized:
             found.append(
                 "in_memory=True keeps images of the final size, so crop: resized, auto_augment, color_jitter and "
                 "erasing cannot be applied to them; leave these out, with crop: pad or none, or in_memory."

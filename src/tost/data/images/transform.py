@@ -1,7 +1,7 @@
 """From a decoded image to a normalized tensor.
 
-Transforms of other packages draw from the global generators of Python, numpy and torch. `drawing_from` lends them
-generators that start from a given seed, and gives the global ones back as they were.
+Transforms of other packages draw from the global generators of Python, numpy and torch. `drawing_from` seeds these
+for a while and restores them afterwards.
 """
 
 from __future__ import annotations
@@ -20,11 +20,10 @@ from tost.data.images.options import ImageOptions
 __all__ = [
     "Chain",
     "Fit",
+    "ToTensor",
     "Transform",
     "drawing_from",
     "evaluation_transform",
-    "finish",
-    "pixel_transform",
     "resized_size",
     "scale_and_shift",
 ]
@@ -111,29 +110,26 @@ class Fit:
         return image if (rows, columns) == (height, width) else image.crop((left, top, left + width, top + height))
 
 
-class _Grey:
-    """Takes the colour out at the end, because the policies want three channels."""
+class ToTensor:
+    """Makes a tensor ``[C, height, width]`` of an image, float32.
 
-    def __call__(self, image: Image.Image) -> Image.Image:
-        return image.convert("L")
+    Args:
+        options: Channels, mean and standard deviation.
+        normalize: False keeps values from 0 to 255.
+    """
 
-
-class _Pixels:
-    """Makes a tensor ``[C, height, width]`` of an image, of values from 0 to 255."""
+    def __init__(self, options: ImageOptions, *, normalize: bool = True) -> None:
+        self.is_grey = options.channels == 1
+        self.normalization = scale_and_shift(options) if normalize else None
 
     def __call__(self, image: Image.Image) -> Tensor:
-        pixels = torch.from_numpy(np.array(image))  # [height, width] or [height, width, 3]
-        return pixels.view(image.height, image.width, -1).permute(2, 0, 1).float()
-
-
-class _Normalize:
-    """Brings values from 0 to 255 to the mean and the standard deviation that models expect."""
-
-    def __init__(self, options: ImageOptions) -> None:
-        self.scale, self.shift = scale_and_shift(options)
-
-    def __call__(self, pixels: Tensor) -> Tensor:
-        return pixels.mul_(self.scale).add_(self.shift)
+        """Return the tensor of an image of mode ``RGB``; colour goes last, because policies want three channels."""
+        pixels = torch.from_numpy(np.array(image.convert("L") if self.is_grey else image))
+        values = pixels.view(image.height, image.width, -1).permute(2, 0, 1).float()
+        if self.normalization is None:
+            return values
+        scale, shift = self.normalization
+        return values.mul_(scale).add_(shift)
 
 
 def scale_and_shift(options: ImageOptions) -> tuple[Tensor, Tensor]:
@@ -142,16 +138,11 @@ def scale_and_shift(options: ImageOptions) -> tuple[Tensor, Tensor]:
     return 1 / (255 * std), -mean / std
 
 
-def pixel_transform(options: ImageOptions) -> Transform:
-    """Return the transform of validation images without normalization: float32 of values from 0 to 255."""
-    return Chain(Fit(options), *finish(options)[:-1])
+def evaluation_transform(options: ImageOptions, *, normalize: bool = True) -> Transform:
+    """Return the transform of validation images: resize, cut out the centre, normalize.
 
-
-def evaluation_transform(options: ImageOptions) -> Transform:
-    """Return the transform of validation images: resize, cut out the centre, normalize."""
-    return Chain(Fit(options), *finish(options))
-
-
-def finish(options: ImageOptions) -> list[Callable[..., object]]:
-    """Return the steps from an image of the right size to a normalized tensor."""
-    return [*([_Grey()] if options.channels == 1 else []), _Pixels(), _Normalize(options)]
+    Args:
+        options: Sizes, interpolation and normalization.
+        normalize: False keeps values from 0 to 255.
+    """
+    return Chain(Fit(options), ToTensor(options, normalize=normalize))

@@ -51,16 +51,15 @@ def imagenet_classes() -> tuple[tuple[str, ...], tuple[str, ...]]:
 def open_imagenet(options: ImageNetOptions, path: Path, split: str) -> Split:
     """Read ImageNet-1k from whatever the folder holds; on the validation split, with ReaL labels if asked for."""
     check_folder(path, _EXPECTED)
-    found = _open(path, split_names(split), split)
+    found = replace(_open(path, split_names(split), split), class_names=imagenet_classes()[1])
     if options.real_labels is not None and split == options.validation_split:
         return replace(found, extra={"real": real_labels(options.real_labels, found.source)})
     return found
 
 
 def _open(path: Path, names: Sequence[str], split: str) -> Split:
-    _, classes = imagenet_classes()
     if shards := find_shards(path, names):
-        return replace(open_parquet(shards), class_names=classes)
+        return open_parquet(shards)
     for name in names:
         if (path / name).is_dir() and not any((path / name).glob("*.tar")):
             return _open_folder(path, path / name)
@@ -73,12 +72,11 @@ def _open_folder(path: Path, folder: Path) -> Split:
     if any(entry.is_dir() for entry in folder.iterdir()):
         found = open_class_folders(folder)
         labels = _numbered(found.class_names, folder)
-        targets = torch.tensor([labels[name] for name in found.class_names])[found.targets]
-        return replace(found, targets=targets, class_names=imagenet_classes()[1])
+        return replace(found, targets=torch.tensor([labels[name] for name in found.class_names])[found.targets])
     files = image_files(folder)
     if not files:
         raise ConfigError(f"{folder} holds no images, it has: {entries(folder)}; expected {_EXPECTED}.")
-    return _flat(path, FileImages(folder, files), files, "folder")
+    return Split(source=FileImages(folder, files), targets=_targets_of(files, path), layout="folder")
 
 
 def _find_tars(path: Path, names: Sequence[str]) -> list[Path]:
@@ -96,16 +94,15 @@ def _open_tars(path: Path, tars: Sequence[Path]) -> Split:
     members = index_tar(tars)
     if not members:
         raise ConfigError(f"{', '.join(map(str, tars[:3]))}: no images are in it.")
-    source = tar_source(tars, members)
+    folders = sorted({one.folder for one in members})
     if all(one.label is not None for one in members):
         targets = torch.tensor([one.label for one in members])
-        return Split(source=source, targets=targets, class_names=imagenet_classes()[1], layout="tar")
-    folders = sorted({one.folder for one in members})
-    if len(folders) == 1:  # all in one place: not sorted into classes
-        return _flat(path, source, [one.name for one in members], "tar")
-    labels = _numbered(folders, tars[0])
-    targets = torch.tensor([labels[one.folder] for one in members])
-    return Split(source=source, targets=targets, class_names=imagenet_classes()[1], layout="tar")
+    elif len(folders) == 1:  # all in one place: not sorted into classes
+        targets = _targets_of([one.name for one in members], path)
+    else:
+        labels = _numbered(folders, tars[0])
+        targets = torch.tensor([labels[one.folder] for one in members])
+    return Split(source=tar_source(tars, members), targets=targets, layout="tar")
 
 
 def _numbered(found: Sequence[str], place: Path) -> Mapping[str, int]:
@@ -125,15 +122,14 @@ def _such(names: Sequence[str]) -> str:
     return f" (such as {names[0]})" if names else ""
 
 
-def _flat(path: Path, source: ImageSource, names: Sequence[str], layout: str) -> Split:
-    """Label images that are not sorted into classes, as the published validation files are."""
+def _targets_of(names: Sequence[str], path: Path) -> Tensor:
+    """Return the labels of images that are not sorted into classes, as the published validation files are."""
     labels = _labels_by_image(path)
     stems = [PurePosixPath(name).name.partition(".")[0] for name in names]
     unknown = [stem for stem in stems if stem not in labels]
     if unknown:
         raise ConfigError(f"{len(unknown)} images have no label, such as {unknown[0]}; see the label files in {path}.")
-    targets = torch.tensor([labels[stem] for stem in stems])
-    return Split(source=source, targets=targets, class_names=imagenet_classes()[1], layout=layout)
+    return torch.tensor([labels[stem] for stem in stems])
 
 
 def _labels_by_image(path: Path) -> Mapping[str, int]:
@@ -142,8 +138,8 @@ def _labels_by_image(path: Path) -> Mapping[str, int]:
     file = next((path / name for name in _LABEL_FILES if (path / name).is_file()), None)
     if file is None:
         raise ConfigError(
-            f"the validation images in {path} are not sorted into classes, and no file tells their labels; add one of "
-            f"{', '.join(_LABEL_FILES)}, or sort the images into a folder per class."
+            f"the validation images in {path} are not sorted into classes, and there is no file with their labels; "
+            f"add one of {', '.join(_LABEL_FILES)}, or sort the images into a folder per class."
         )
     try:
         if file.suffix == ".csv":
@@ -165,7 +161,7 @@ def real_labels(file: str, source: ImageSource) -> Tensor:
     Args:
         file: Path of ``real.json``: a list of labels for each of the 50,000 images, in the order of their numbers.
             ``"timm"`` takes the copy that timm holds.
-        source: The images. Their file names tell their numbers.
+        source: The images. Their numbers are in their file names.
 
     Returns:
         The labels of each image, padded with -1, int64 ``[N, M]``. Images that show none of the classes have none.
