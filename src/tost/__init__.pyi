@@ -21,6 +21,7 @@ from tost.ops.causal_tssa import causal_tssa_step as causal_tssa_step
 from tost.ops.causal_tssa import causal_tssa_with_state as causal_tssa_with_state
 from tost.ops.tssa import membership as membership
 from tost.ops.tssa import tssa as tssa
+from tost.recipes.registry import register_task as register_task
 from tost.train.checkpoint.model import load_model as load_model
 
 __version__: str

@@ -160,7 +160,7 @@ class Registry(Generic[Spec]):
         )
 
     def peek(self, name: str) -> Spec | None:
-        """Return the spec of a name if that needs no import; None for what is announced by an entry point only."""
+        """Return the spec of a name if that takes no import; None for entry points that have not been loaded."""
         return self._specs.get(name)
 
     def loaded(self) -> list[Spec]:

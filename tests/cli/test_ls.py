@@ -9,11 +9,11 @@ from tost.cli import _ls
 from tost.data import list_data
 from tost.models import list_models
 from tost.ops import operators
-from tost.recipes import list_configs, list_recipes
+from tost.recipes import list_configs, list_tasks
 
 LISTS = {
     "configs": list_configs(),
-    "recipes": list_recipes(),
+    "tasks": list_tasks(),
     "models": list_models(),
     "data": list_data(),
     "ops": sorted(operators()),

@@ -45,7 +45,7 @@ class Fixed(nn.Module):
 
 
 def loss_on(prepared, logits):
-    return TASK.outcome(Fixed(logits).train(), prepared).loss
+    return TASK.compute(Fixed(logits).train(), prepared).loss
 
 
 def test_without_options_training_sees_the_batch_as_it_is():
@@ -114,7 +114,7 @@ def test_odd_numbers_of_images_cannot_be_mixed():
 
 
 def evaluated(logits, given):
-    outcome = TASK.outcome(Fixed(logits).eval(), given)
+    outcome = TASK.compute(Fixed(logits).eval(), given)
     sums = {"loss": outcome.loss.item(), **{name: value.item() for name, value in outcome.sums.items()}}
     return TASK.metrics(sums, TASK.terms(given)), outcome.counts
 
@@ -136,7 +136,7 @@ def test_metrics_are_those_counted_one_by_one():
 
 
 def test_training_counts_nothing():
-    outcome = TASK.outcome(Fixed(torch.randn(8, K)).train(), batch())
+    outcome = TASK.compute(Fixed(torch.randn(8, K)).train(), batch())
     assert (dict(outcome.sums), dict(outcome.counts)) == ({}, {})
 
 
@@ -150,7 +150,7 @@ def test_reassessed_labels_are_sets_and_empty_ones_do_not_count():
 
 
 def test_a_process_without_images_adds_nothing():
-    outcome = TASK.outcome(Fixed(torch.empty(0, K)).eval(), batch(0))
+    outcome = TASK.compute(Fixed(torch.empty(0, K)).eval(), batch(0))
     assert outcome.loss.item() == 0
     assert all(value.sum() == 0 for value in (*outcome.sums.values(), *outcome.counts.values()))
     assert outcome.counts["confusion"].shape == (K, K)
@@ -170,7 +170,7 @@ def info(names=()):
 def test_report_orders_classes_and_confusions():
     confusion = torch.zeros(3, 3, dtype=torch.int64)
     confusion[0, 0], confusion[0, 1], confusion[1, 1], confusion[1, 2] = 6, 2, 1, 3
-    report = TASK.report({"confusion": confusion}, info(("cat", "dog", "none")))
+    report = TASK.details({"confusion": confusion}, info(("cat", "dog", "none")))
     assert report.content["samples"] == 12
     assert report.content["classes"][0] == {"class": 0, "name": "cat", "samples": 8, "correct": 6, "accuracy": 0.75}
     assert report.content["classes"][2] == {"class": 2, "name": "none", "samples": 0, "correct": 0, "accuracy": None}
@@ -182,7 +182,7 @@ def test_report_orders_classes_and_confusions():
 
 def test_report_of_many_classes_stays_short():
     confusion = torch.ones(1000, 1000, dtype=torch.int64)
-    report = TASK.report({"confusion": confusion}, info())
+    report = TASK.details({"confusion": confusion}, info())
     assert [len(table.rows) for table in report.tables] == [10, 10]
     assert report.tables[0].title == "the 10 worst of 1000 classes, worst first"
     assert len(report.content["confusion"]) == 1000 * 1000

@@ -12,7 +12,7 @@ from tost import recipes
 from tost.data import find_data, list_data
 from tost.errors import ConfigError
 from tost.models import list_models
-from tost.recipes import find_config, find_recipe, get_task, list_configs, list_recipes, load_config
+from tost.recipes import find_config, get_task, list_configs, list_tasks, load_config, task_spec
 
 SOURCE = Path(recipes.__file__).parent
 DEMOS = ["demo/digits", "demo/listops", "demo/stdlib_bytes"]
@@ -20,22 +20,22 @@ DEMOS = ["demo/digits", "demo/listops", "demo/stdlib_bytes"]
 
 def test_recipes_are_those_that_have_a_file():
     files = sorted(path.stem for path in SOURCE.glob("*.py") if path.stem not in ("__init__", "registry"))
-    assert list_recipes() == files
-    assert list_recipes("lang*") == ["language_modeling"]
+    assert list_tasks() == files
+    assert list_tasks("lang*") == ["language_modeling"]
 
 
-@pytest.mark.parametrize("name", list_recipes())
+@pytest.mark.parametrize("name", list_tasks())
 def test_recipes_can_be_carried_out(name):
     task = get_task(name)
     assert task.metric
-    assert find_recipe(name).description
+    assert task_spec(name).description
 
 
 def test_unknown_recipes_get_a_suggestion():
-    with pytest.raises(ConfigError, match=r"there is no recipe klassification; did you mean classification\?"):
+    with pytest.raises(ConfigError, match=r"there is no task 'klassification'; did you mean 'classification'\?"):
         get_task("klassification")
-    with pytest.raises(ConfigError, match="The recipes are: classification, image_classification, language_modeling"):
-        find_recipe("x")
+    with pytest.raises(ConfigError, match="tasks: classification, image_classification, language_modeling"):
+        task_spec("x")
 
 
 def test_configs_are_found_by_name_and_pattern():
@@ -86,7 +86,7 @@ def test_recipe_model_and_data_have_to_fit():
         f"which takes: {data}",
     ]
     with pytest.raises(
-        ConfigError, match=r"recipe \(command line\): there is no recipe langage_modeling; did you mean"
+        ConfigError, match=r"recipe \(command line\): there is no task 'langage_modeling'; did you mean"
     ):
         load_config("demo/digits", ["recipe=langage_modeling"])
 
@@ -115,7 +115,7 @@ def test_every_problem_of_an_unfitting_recipe_comes_at_once():
 
 
 def test_registry_loads_no_torch():
-    probe = "import sys; from tost.recipes import *; list_configs(); list_recipes(); print('torch' in sys.modules)"
+    probe = "import sys; from tost.recipes import *; list_configs(); list_tasks(); print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"
 

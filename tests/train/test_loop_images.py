@@ -177,6 +177,6 @@ def test_a_real_loader_feeds_the_task(data):
     assert mixed["inputs"].shape == (4, 3, 32, 32)
     assert mixed["targets"].shape == (4, 10)
     model = task.build_model(config, bundle)
-    loss = task.outcome(model, mixed).loss
+    loss = task.compute(model, mixed).loss
     loss.backward()
     assert all(parameter.grad is not None for parameter in model.parameters())

@@ -134,7 +134,7 @@ def _bare(config: RunConfig) -> _Stopwatch:
         batch = task.training_batch(next(batches), config, mix(config.train.seed, step, 0, 0))
         for group in optimizer.param_groups:
             group["lr"] = learning_rate(step, config=config.schedule, peak=config.optim.lr, total=config.train.steps)
-        loss = task.outcome(model, batch).loss / task.terms(batch)
+        loss = task.compute(model, batch).loss / task.terms(batch)
         loss.backward()  # type: ignore[no-untyped-call]
         if config.train.clip_norm is not None:
             torch.nn.utils.clip_grad_norm_(model.parameters(), config.train.clip_norm)

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import shlex
-from typing import Annotated
-
-import typer
 
 from tost.cli import _console
+from tost.cli._arguments import Config, Overrides, Plugins
 
 __all__ = ["cat"]
 
 
 def cat(
-    config: Annotated[str, typer.Argument(metavar="CONFIG", help="Built-in configuration or YAML file.")],
-    overrides: Annotated[
-        list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Changes, such as train.steps=100.")
-    ] = None,
+    config: Config,
+    overrides: Overrides = None,
+    plugin: Plugins = None,
 ) -> None:
     """Show a configuration, complete and explained."""
     from tost.recipes import load_config

@@ -8,13 +8,14 @@ from typing import Annotated
 import typer
 
 from tost.cli import _console
+from tost.cli._arguments import Config
 from tost.errors import ConfigError
 
 __all__ = ["cp"]
 
 
 def cp(
-    config: Annotated[str, typer.Argument(metavar="CONFIG", help="Built-in configuration or YAML file.")],
+    config: Config,
     dest: Annotated[Path, typer.Argument(metavar="DEST", help="New file, or a folder to put it in.")],
     force: Annotated[bool, typer.Option("--force", help="Replace a file that exists.")] = False,
 ) -> None:

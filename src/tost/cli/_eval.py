@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tost.cli import _console
+from tost.cli._arguments import Overrides, Plugins
 from tost.cli._reporter import is_first
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ def evaluate(
             help="A run folder, one of its checkpoints, or a configuration whose train.init_from names the weights.",
         ),
     ],
-    overrides: Annotated[list[str] | None, typer.Argument(help="Changes, such as evaluate.batch_size=8.")] = None,
+    overrides: Overrides = None,
     ema: Annotated[bool, typer.Option("--ema", help="Use the moving average of the weights.")] = False,
     protocol: Annotated[
         TextProtocol | None,
@@ -61,6 +62,7 @@ def evaluate(
     out: Annotated[
         Path | None, typer.Option(help="Folder to write evaluation.json and the confusion matrix to.")
     ] = None,
+    plugin: Plugins = None,
     json: Annotated[bool, typer.Option("--json", help="End with one line of JSON.")] = False,
 ) -> None:
     """Measure a trained model on its validation set."""
@@ -75,7 +77,7 @@ def evaluate(
     _console.show_table(
         ("metric", "value"), [(name, f"{value:.6g}") for name, value in found.metrics.items()], labels=1
     )
-    for table in found.report.tables:
+    for table in found.details.tables:
         _console.show_table(table.headers, table.rows, title=table.title, labels=table.labels)
     if out is not None:
         for file in found.write(out):

@@ -6,11 +6,15 @@ import sys
 from collections.abc import Callable
 from enum import StrEnum
 from fnmatch import fnmatchcase
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from tost.cli import _console
+from tost.cli._arguments import Plugins
+
+if TYPE_CHECKING:
+    from tost._plugins import Registry
 
 __all__ = ["Kind", "ls"]
 
@@ -20,7 +24,7 @@ Entry = dict[str, str]
 class Kind(StrEnum):
     """What can be listed."""
 
-    RECIPES = "recipes"
+    TASKS = "tasks"
     CONFIGS = "configs"
     SWEEPS = "sweeps"
     MODELS = "models"
@@ -35,9 +39,10 @@ def ls(
     pattern: Annotated[
         str, typer.Argument(metavar="PATTERN", help="Which names, with the wildcards of a shell, such as 'demo/*'.")
     ] = "*",
+    plugin: Plugins = None,
     json: Annotated[bool, typer.Option("--json", help="Print one line of JSON instead.")] = False,
 ) -> None:
-    """List recipes, configurations, sweeps, models, mixers, data sets, operators or analyses.
+    """List tasks, configurations, sweeps, models, mixers, data sets, operators or analyses.
 
     A table on a terminal; in a pipe one line per entry, its columns separated by tabs, the name first.
     """
@@ -55,10 +60,10 @@ def ls(
             _console.show("\t".join(entry.values()))
 
 
-def _recipes(pattern: str) -> list[Entry]:
-    from tost.recipes import find_recipe, list_recipes
+def _tasks(pattern: str) -> list[Entry]:
+    from tost.recipes.registry import TASKS
 
-    return [{"name": name, "description": find_recipe(name).description} for name in list_recipes(pattern)]
+    return _registered(TASKS, pattern, lambda spec: {"description": spec.description})
 
 
 def _configs(pattern: str) -> list[Entry]:
@@ -86,10 +91,18 @@ def _mixers(pattern: str) -> list[Entry]:
 
 
 def _data(pattern: str) -> list[Entry]:
-    from tost.data import find_data, list_data
+    from tost.data.registry import DATA_SETS
 
-    specs = [find_data(name) for name in list_data(pattern)]
-    return [{"name": spec.name, "recipe": spec.task or "any", "description": spec.description} for spec in specs]
+    return _registered(DATA_SETS, pattern, lambda spec: {"recipe": spec.task or "any", "description": spec.description})
+
+
+def _registered(registry: Registry[Any], pattern: str, columns: Callable[[Any], Entry]) -> list[Entry]:
+    """List a registry without importing the packages of entry points: these show their package only."""
+    names = registry.names(pattern)
+    known = {name: columns(spec) for name in names if (spec := registry.peek(name)) is not None}
+    blank = dict.fromkeys(next(iter(known.values()), {"description": ""}), "-")
+    foreign = {name: {**blank, "description": f"from {registry.origin(name)}"} for name in names if name not in known}
+    return [{"name": name, **known.get(name, foreign.get(name, {}))} for name in names]
 
 
 def _ops(pattern: str) -> list[Entry]:
@@ -107,7 +120,7 @@ def _analyses(pattern: str) -> list[Entry]:
 
 
 _LISTS: dict[Kind, Callable[[str], list[Entry]]] = {
-    Kind.RECIPES: _recipes,
+    Kind.TASKS: _tasks,
     Kind.CONFIGS: _configs,
     Kind.SWEEPS: _sweeps,
     Kind.MODELS: _models,

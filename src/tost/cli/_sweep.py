@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tost.cli import _console
+from tost.cli._arguments import Overrides, Plugins
 from tost.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -29,9 +30,7 @@ INTERRUPTED = 130
 
 def sweep(
     plan: Annotated[str, typer.Argument(metavar="PLAN", help="Built-in plan (see `tost ls sweeps`) or YAML file.")],
-    overrides: Annotated[
-        list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Changes for all runs, such as data.path=DIR.")
-    ] = None,
+    overrides: Overrides = None,
     out: Annotated[Path | None, typer.Option(metavar="DIR", help="Folder.", show_default="runs/<plan>")] = None,
     jobs: Annotated[int, typer.Option(min=1, metavar="N", help="Runs at a time.")] = 1,
     threads: Annotated[
@@ -51,6 +50,7 @@ def sweep(
         Path | None, typer.Option(metavar="FILE", help="Copy the results here once all runs are finished.")
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Check everything, list the runs, and stop.")] = False,
+    plugin: Plugins = None,
     json: Annotated[bool, typer.Option("--json", help="End with one line of JSON.")] = False,
 ) -> None:
     """Carry out runs that belong together; make one table.

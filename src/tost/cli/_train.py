@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tost.cli import _console
+from tost.cli._arguments import Config, Overrides, Plugins
 from tost.cli._reporter import ProgressStyle, is_first, open_reporter
 
 if TYPE_CHECKING:
@@ -25,8 +26,8 @@ INTERRUPTED = 130
 
 
 def train(
-    config: Annotated[str, typer.Argument(help="A built-in configuration (see `tost ls configs`) or a YAML file.")],
-    overrides: Annotated[list[str] | None, typer.Argument(help="Changes to it, such as train.steps=100.")] = None,
+    config: Config,
+    overrides: Overrides = None,
     out: Annotated[Path | None, typer.Option(help="Run folder. Default: runs/<name of the configuration>.")] = None,
     resume: Annotated[
         str | None, typer.Option(help="auto: newest checkpoint of the run folder; or a checkpoint, or another run.")
@@ -34,6 +35,7 @@ def train(
     nproc: Annotated[int, typer.Option(min=1, help="Processes to start on this machine.")] = 1,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Build everything, print its size, and stop.")] = False,
     progress: Annotated[ProgressStyle, typer.Option(help="Live bar or plain lines; auto looks.")] = ProgressStyle.auto,
+    plugin: Plugins = None,
     json: Annotated[bool, typer.Option("--json", help="End with one line of JSON.")] = False,
 ) -> None:
     """Train a recipe. Ctrl-C once saves and stops, twice stops at once."""

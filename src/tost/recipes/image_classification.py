@@ -12,12 +12,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import tost._torchvision  # noqa: F401 - timm imports torchvision, which this repairs on CPU builds of torch
-from tost.data import DataBundle, DataInfo, build_data
+from tost._text import Table
+from tost.data import DataInfo
 from tost.errors import ConfigError
-from tost.models import create_model
 from tost.models.interface import flops_per_image
 from tost.train.config import RegularizeConfig, RunConfig
-from tost.train.task import Batch, Outcome, Report, Table, Task
+from tost.train.task import Batch, BatchResult, Details, Task
 
 __all__ = ["ImageClassification"]
 
@@ -30,18 +30,6 @@ class ImageClassification(Task):
 
     metric = "accuracy"
     unit = "img"
-
-    def build_data(self, config: RunConfig) -> DataBundle:
-        """Return the training and validation sets."""
-        return build_data(config.data, config.train.seed)
-
-    def build_model(self, config: RunConfig, bundle: DataBundle) -> nn.Module:
-        """Return the configured model."""
-        return create_model(config.model.name, **config.model.options)
-
-    def terms(self, batch: Batch) -> int:
-        """Return the number of images."""
-        return batch["targets"].shape[0]
 
     def tokens(self, batch: Batch) -> int:
         """Return the number of images: the unit in which progress is counted."""
@@ -65,19 +53,19 @@ class ImageClassification(Task):
             return {**batch, "targets": targets}
         return batch
 
-    def outcome(self, model: nn.Module, batch: Batch) -> Outcome:
+    def compute(self, model: nn.Module, batch: Batch) -> BatchResult:
         """Return the summed cross-entropy; on labels, how many images were right, and which class became which."""
         logits = model(batch["inputs"]).float()
         targets = batch["targets"]
         loss = F.cross_entropy(logits, targets, reduction="sum")
         if model.training:
-            return Outcome(loss)
+            return BatchResult(loss)
         guesses = logits.topk(min(TOP, logits.shape[1])).indices  # [B, 5], the best first
         hits = guesses == targets.unsqueeze(1)
         sums = {"correct": hits[:, 0].sum(), "correct_top": hits.any(dim=1).sum()}
         if "real" in batch:
             sums |= _reassessed(guesses[:, 0], batch["real"])
-        return Outcome(loss, sums, {"confusion": _confusion(targets, guesses[:, 0], logits.shape[1])})
+        return BatchResult(loss, sums, {"confusion": _confusion(targets, guesses[:, 0], logits.shape[1])})
 
     def metrics(self, sums: Mapping[str, float], terms: float) -> dict[str, float]:
         """Return the mean loss, and accuracies in [0, 1]: top-1, top-5 and, where samples have them, on ReaL labels."""
@@ -90,7 +78,7 @@ class ImageClassification(Task):
             found["accuracy_real"] = sums["real_correct"] / sums["real_images"]
         return found
 
-    def report(self, counts: Mapping[str, Tensor], info: DataInfo) -> Report:
+    def details(self, counts: Mapping[str, Tensor], info: DataInfo) -> Details:
         """Return accuracies by class and the confusions; the tables show the worst classes and commonest confusions."""
         confusion = counts["confusion"]
         names = info.class_names or tuple(map(str, range(len(confusion))))
@@ -109,23 +97,24 @@ class ImageClassification(Task):
         found = (labels, guesses, confusion[labels, guesses])
         entries = list(zip(*(column.tolist() for column in found), strict=True))
         content = {"samples": int(confusion.sum()), "classes": classes, "confusion": entries}
-        return Report(content, (_worst_classes(classes), _confusions(entries, classes)))
+        return Details(content, (_worst_classes(classes), _confusions(entries, classes)))
 
 
 def _worst_classes(classes: Sequence[Mapping[str, Any]]) -> Table:
     seen = sorted((row for row in classes if row["samples"]), key=lambda row: (row["accuracy"], row["class"]))
-    rows = [(row["name"], f"{row['accuracy']:.4f}", str(row["samples"])) for row in seen[:SHOWN]]
+    rows = tuple((row["name"], f"{row['accuracy']:.4f}", str(row["samples"])) for row in seen[:SHOWN])
     title = "all classes" if len(seen) <= SHOWN else f"the {SHOWN} worst of {len(seen)} classes"
-    return Table(f"{title}, worst first", ("class", "accuracy", "images"), rows, labels=1)
+    return Table(title=f"{title}, worst first", headers=("class", "accuracy", "images"), rows=rows)
 
 
 def _confusions(entries: Sequence[tuple[int, int, int]], classes: Sequence[Mapping[str, Any]]) -> Table:
     wrong = sorted((entry for entry in entries if entry[0] != entry[1]), key=lambda entry: (-entry[2], entry))
-    rows = [
+    rows = tuple(
         (classes[label]["name"], classes[guess]["name"], str(count), f"{count / classes[label]['samples']:.4f}")
         for label, guess, count in wrong[:SHOWN]
-    ]
-    return Table("commonest confusions", ("class", "taken for", "images", "share of the class"), rows, labels=2)
+    )
+    headers = ("class", "taken for", "images", "share of the class")
+    return Table(title="commonest confusions", headers=headers, rows=rows, labels=2)
 
 
 def _mix(images: Tensor, labels: Tensor, settings: RegularizeConfig, classes: int, seed: int) -> tuple[Tensor, Tensor]:

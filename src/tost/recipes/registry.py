@@ -1,16 +1,19 @@
-"""Which recipes and configurations exist, and how a configuration is found by its name. Loads no torch."""
+"""Tasks and built-in configurations by name. Loads no torch until a task is created."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import inspect
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
-from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from tost.data import find_data, list_data
+from tost._lazy import load
+from tost._plugins import Registry
+from tost.data import find_data
+from tost.data.registry import DATA_SETS
 from tost.errors import ConfigError
 from tost.models import list_models, model_spec
 from tost.train.config import RegularizeConfig, RunConfig
@@ -21,81 +24,150 @@ if TYPE_CHECKING:
     from tost.train.task import Task
 
 __all__ = [
-    "RecipeSpec",
+    "TaskSpec",
     "config_summary",
     "find_config",
-    "find_recipe",
     "get_task",
     "list_configs",
-    "list_recipes",
+    "list_tasks",
     "load_config",
+    "register_task",
+    "task_spec",
 ]
 
 CONFIGS = Path(__file__).parent / "configs"
 
+TaskClass = TypeVar("TaskClass", bound="type[Task]")
+
 
 @dataclass(frozen=True, kw_only=True)
-class RecipeSpec:
-    """A kind of training.
+class TaskSpec:
+    """A registered task.
 
     Attributes:
-        name: What a configuration says under ``recipe``; also the ``task`` of the data sets it trains on.
+        name: Value of ``recipe`` in a configuration.
+        build: Its class, or ``"module:Class"``, which is loaded when a task is created.
         description: One line for tables.
-        build: The class that carries it out, as ``"module:name"`` below ``tost.recipes``.
+        bases: Tasks whose classes its class derives from; it trains their models and takes their data too.
+        regularizes: Whether it reads the section ``regularize`` of a configuration.
     """
 
     name: str
-    description: str
-    build: str
+    build: str | type[Task]
+    description: str = ""
+    bases: tuple[str, ...] = ()
+    regularizes: bool = True
+
+    def create(self) -> Task:
+        """Return a new task; loads torch."""
+        task: Task = load(self.build)() if isinstance(self.build, str) else self.build()
+        return task
 
 
-_RECIPES = {
-    spec.name: spec
-    for spec in (
-        RecipeSpec(
-            name="classification",
-            description="one label per sequence: images read pixel by pixel, or tokens with padding",
-            build="classification:Classification",
-        ),
-        RecipeSpec(
-            name="image_classification",
-            description="one label per image, with label smoothing, Mixup and CutMix",
-            build="image_classification:ImageClassification",
-        ),
-        RecipeSpec(
-            name="language_modeling",
-            description="the next token of a text",
-            build="language_modeling:LanguageModeling",
-        ),
-    )
-}
+def register_task(name: str, *, description: str = "") -> Callable[[TaskClass], TaskClass]:
+    """Register a class of tasks, so that ``recipe`` in a configuration can refer to it.
 
+    Args:
+        name: Value of ``recipe``. Models and data sets that are not for all tasks name it in their registration.
+        description: One line for ``tost ls tasks``; by default the first line of the docstring.
 
-def list_recipes(pattern: str = "*") -> list[str]:
-    """Return the names of the recipes that match a shell pattern, sorted."""
-    return sorted(name for name in _RECIPES if fnmatchcase(name, pattern))
-
-
-def find_recipe(name: str) -> RecipeSpec:
-    """Return the recipe called `name`.
+    Returns:
+        A decorator that returns the class unchanged. The class derives from `tost.train.Task` and is called without
+        arguments. If it derives from the class of another task, such as `tost.recipes.classification.Classification`,
+        it trains the models of that task and takes its data too.
 
     Raises:
-        ConfigError: There is none; the message lists those that exist.
+        ConfigError: The name is taken or cannot be a name, or the class is no task.
+
+    Example:
+        >>> import tost
+        >>> from tost.train import BatchResult, Task
+        >>> @tost.register_task("forecasting")
+        ... class Forecasting(Task):
+        ...     '''Squared error of real numbers.'''
+        ...     def compute(self, model, batch):
+        ...         error = model(batch["inputs"]) - batch["targets"]
+        ...         return BatchResult(error.square().mean(dim=-1).sum())
     """
-    if problem := _known_recipe(name):
-        raise ConfigError(problem)
-    return _RECIPES[name]
+
+    def register(found: TaskClass) -> TaskClass:
+        TASKS.add(name, _adapt(name, found, description))
+        return found
+
+    return register
+
+
+def list_tasks(pattern: str = "*") -> list[str]:
+    """Return the names of the tasks that match a shell pattern, sorted."""
+    return TASKS.names(pattern)
+
+
+def task_spec(name: str) -> TaskSpec:
+    """Return the task called `name`.
+
+    Args:
+        name: A registered name, the name of an entry point in the group ``tost.tasks``, or ``package.module:Class``,
+            whose package must be allowed.
+
+    Raises:
+        ConfigError: There is none; the message lists those that exist. Or it is code that is not allowed to run.
+    """
+    return TASKS.get(name)
 
 
 def get_task(name: str) -> Task:
-    """Return the object that carries out a recipe; loads torch.
+    """Return a new task by name; loads torch.
 
     Raises:
-        ConfigError: There is no such recipe.
+        ConfigError: There is no such task, see `task_spec`.
     """
-    module, _, factory = find_recipe(name).build.partition(":")
-    task: Task = getattr(import_module(f"tost.recipes.{module}"), factory)()
-    return task
+    return task_spec(name).create()
+
+
+def _adapt(name: str, found: Any, description: str = "") -> TaskSpec:
+    """Make the spec of a class."""
+    from tost.train.task import Task  # whoever has a class of tasks has loaded torch
+
+    if not (inspect.isclass(found) and issubclass(found, Task)):
+        raise ConfigError(f"{name!r} refers to {found!r}, but a task is a class that derives from tost.train.Task.")
+    if missing := sorted(found.__abstractmethods__):
+        raise ConfigError(f"{found.__name__} is no task yet; it lacks: {', '.join(missing)}.")
+    classes = {f"{cls.__module__}:{cls.__qualname__}" for cls in found.__mro__} | set(found.__mro__)
+    return TaskSpec(
+        name=name,
+        build=found,
+        description=description or (inspect.getdoc(found) or "").partition("\n")[0],
+        bases=tuple(spec.name for spec in TASKS.loaded() if spec.build in classes),
+    )
+
+
+TASKS: Registry[TaskSpec] = Registry(
+    "task",
+    "tost.tasks",
+    _adapt,
+    (
+        (spec.name, spec)
+        for spec in (
+            TaskSpec(
+                name="classification",
+                build="tost.recipes.classification:Classification",
+                description="one label per sequence: images read pixel by pixel, or tokens with padding",
+                regularizes=False,
+            ),
+            TaskSpec(
+                name="image_classification",
+                build="tost.recipes.image_classification:ImageClassification",
+                description="one label per image, with label smoothing, Mixup and CutMix",
+            ),
+            TaskSpec(
+                name="language_modeling",
+                build="tost.recipes.language_modeling:LanguageModeling",
+                description="the next token of a text",
+                regularizes=False,
+            ),
+        )
+    ),
+)
 
 
 def list_configs(pattern: str = "*") -> list[str]:
@@ -163,35 +235,37 @@ def load_config(name: str, overrides: Sequence[str] = ()) -> RunConfig:
     return load_file(find_config(name), overrides, name=name, rules=_RULES)
 
 
-def _known_recipe(name: str) -> str:
-    if name in _RECIPES:
-        return ""
-    close = get_close_matches(name, _RECIPES, n=1)
-    meant = f"did you mean {close[0]}? " if close else ""
-    return f"there is no recipe {name}; {meant}The recipes are: {', '.join(list_recipes())}"
+def _is_task(name: str) -> str:
+    try:
+        task_spec(name)
+    except ConfigError as error:
+        return str(error)
+    return ""
+
+
+def _kinds(recipe: str) -> set[str]:
+    return {recipe, *task_spec(recipe).bases}
 
 
 def _trains_the_model(model: str, recipe: str) -> str:
-    try:
-        tasks = model_spec(model).tasks
-    except ConfigError:
-        return ""  # reported where it is looked up
-    if recipe not in _RECIPES or tasks is None or recipe in tasks:
+    tasks = model_spec(model).tasks
+    if tasks is None or set(tasks) & _kinds(recipe):
         return ""
     fitting = ", ".join(list_models(task=recipe))
     return f"{model} is a model for {', '.join(tasks)}, but the recipe {recipe} trains: {fitting}"
 
 
 def _trains_on_the_data(data: str, recipe: str) -> str:
-    if recipe not in _RECIPES or find_data(data).task in (None, recipe):
+    needed = find_data(data).task
+    if needed is None or needed in _kinds(recipe):
         return ""
-    fitting = [name for name in list_data() if find_data(name).task in (None, recipe)]
-    return f"{data} is for the recipe {find_data(data).task}, but this is {recipe}, which takes: {', '.join(fitting)}"
+    fitting = sorted(spec.name for spec in DATA_SETS.loaded() if spec.task in (None, recipe))
+    return f"{data} is for the recipe {needed}, but this is {recipe}, which takes: {', '.join(fitting)}"
 
 
 def _regularizes(section: RegularizeConfig, recipe: str) -> str:
     changed = sorted(name for name, value in section if value != getattr(RegularizeConfig(), name))
-    if not changed or recipe == "image_classification" or recipe not in _RECIPES:
+    if not changed or task_spec(recipe).regularizes:
         return ""
     return f"{', '.join(changed)} given, but the recipe {recipe} does not regularize; leave the section out"
 
@@ -203,7 +277,7 @@ def _keeps_images_whole(context: int, recipe: str) -> str:
 
 
 _RULES = (
-    Rule(("recipe",), _known_recipe),
+    Rule(("recipe",), _is_task),
     Rule(("model.name", "recipe"), _trains_the_model),
     Rule(("data.name", "recipe"), _trains_on_the_data),
     Rule(("regularize", "recipe"), _regularizes),

@@ -4,5 +4,6 @@ from tost.train.config import dump_config as dump_config
 from tost.train.config import load_config as load_config
 from tost.train.loop import RunResult as RunResult
 from tost.train.loop import fit as fit
-from tost.train.task import Outcome as Outcome
+from tost.train.task import BatchResult as BatchResult
+from tost.train.task import Details as Details
 from tost.train.task import Task as Task

@@ -155,7 +155,7 @@ class _Run:
             if resume is not None:
                 self.folder.forget_after(self.step)
             self.folder.start(config, environment, self.origin)
-            self.task.keep(config, self.folder.path)
+            self.task.save_artifacts(config, self.folder.path)
         self.progress = self._measure_progress()
         processes.start_trackers(config)
         self._say(
@@ -208,7 +208,7 @@ class _Run:
         for index, batch in enumerate(micro):
             is_last = index == len(micro) - 1
             with processes.synchronising(self.wrapped, is_last), processes.context():
-                outcome = self.task.outcome(self.wrapped, batch)
+                outcome = self.task.compute(self.wrapped, batch)
                 # Data parallel training averages gradients over processes; the sum over all terms is wanted.
                 processes.backward(outcome.loss * (processes.size / terms))
             loss += outcome.loss.detach()

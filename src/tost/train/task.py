@@ -1,31 +1,32 @@
-"""What the loop asks of a task: how to build the model, what a batch costs, how sums become metrics."""
+"""Tasks: what is learned from a batch, and how sums over a validation set become metrics."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any
 
 from torch import Tensor, nn
 
-from tost.data import DataBundle, DataInfo
+from tost._text import Table
+from tost.data import Batch, DataBundle, DataInfo, build_data
+from tost.models import create_model
 from tost.models.interface import flops_per_token
 from tost.train.config import RunConfig
 
-__all__ = ["Batch", "Outcome", "Report", "Table", "Task"]
-
-Batch = dict[str, Tensor]
+__all__ = ["Batch", "BatchResult", "Details", "Task"]
 
 
 @dataclass(frozen=True)
-class Outcome:
+class BatchResult:
     """The result of a model on a batch, as sums: they add over micro-batches, processes and evaluation batches.
 
     Attributes:
         loss: Sum of the loss over the batch's terms (samples or tokens), differentiable.
         sums: Further sums over the batch, for metrics; single numbers.
-        counts: Tables of any shape that add likewise, for a detailed report.
+        counts: Tables of any shape that add likewise, for details.
     """
 
     loss: Tensor
@@ -33,54 +34,51 @@ class Outcome:
     counts: Mapping[str, Tensor] = field(default_factory=dict)
 
 
-class Table(NamedTuple):
-    """Part of a report that is shown as a table.
-
-    Attributes:
-        title: Line above it.
-        headers: Column titles.
-        rows: Cells as text.
-        labels: Number of columns on the left that hold words; the others hold numbers.
-    """
-
-    title: str
-    headers: tuple[str, ...]
-    rows: Sequence[tuple[str, ...]]
-    labels: int
-
-
 @dataclass(frozen=True)
-class Report:
-    """What there is to say about a model beyond its metrics.
+class Details:
+    """Results of an evaluation beyond its metrics.
 
     Attributes:
-        content: All of it, as plain data for JSON.
-        tables: The part that people look at.
+        content: All of them, as plain data for JSON.
+        tables: The part to show.
     """
 
     content: Mapping[str, Any] = field(default_factory=dict)
     tables: Sequence[Table] = ()
 
 
-class Task(Protocol):
-    """One kind of training, such as classification or language modelling."""
+class Task(ABC):
+    """A kind of training, such as classification or language modelling.
 
-    metric: str
-    """The validation metric that a recipe of this task is judged by."""
+    A subclass needs `compute` only. The other methods have defaults for samples with ``"inputs"`` and ``"targets"``.
 
+    Attributes:
+        metric: Validation metric that the task is judged by.
+        unit: Short name of what `tokens` counts, for throughput.
+    """
+
+    metric: str = "loss"
     unit: str = "tok"
-    """What `tokens` counts, in short."""
+
+    @abstractmethod
+    def compute(self, model: nn.Module, batch: Batch) -> BatchResult:
+        """Run the model on a batch and return the summed loss; further sums are for metrics.
+
+        Args:
+            model: The model, in training or evaluation mode.
+            batch: Samples, on the device of the model; in training as `training_batch` returns them.
+        """
 
     def build_data(self, config: RunConfig) -> DataBundle:
-        """Return the training and validation sets."""
-        ...
+        """Return the training and validation sets: those that the configuration names."""
+        return build_data(config.data, config.train.seed)
 
     def build_model(self, config: RunConfig, bundle: DataBundle) -> nn.Module:
-        """Return the model for that data, on the current default device."""
-        ...
+        """Return the model for that data, on the current default device: the one that the configuration names."""
+        return create_model(config.model.name, **config.model.options)
 
-    def keep(self, config: RunConfig, folder: Path) -> None:
-        """Write into the run folder what the model is of no use without; nothing unless a task says otherwise.
+    def save_artifacts(self, config: RunConfig, folder: Path) -> None:  # noqa: B027 - optional
+        """Write artifacts that are needed at inference, such as a tokenizer, into the run folder; none by default.
 
         Args:
             config: The run.
@@ -88,41 +86,46 @@ class Task(Protocol):
         """
 
     def terms(self, batch: Batch) -> int:
-        """Return over how many terms the loss of this batch is averaged."""
-        ...
+        """Return the number of terms that the loss of this batch is averaged over; by default that of samples."""
+        return batch["targets"].shape[0]
 
     def tokens(self, batch: Batch) -> int:
-        """Return how many tokens, or images, the model reads for this batch."""
-        ...
+        """Return how many tokens the model reads for this batch; by default all positions, padding included.
+
+        Inputs are ids ``[B, ..., N]``, or vectors of numbers ``[B, ..., N, F]``.
+        """
+        inputs = batch["inputs"]
+        return inputs.numel() // (inputs.shape[-1] if inputs.is_floating_point() else 1)
 
     def flops(self, model: nn.Module, batch: Batch) -> float | None:
-        """Return the arithmetic of a forward pass over this batch; None if the model does not say."""
+        """Return the arithmetic of a forward pass over this batch; None if the model has no ``flops_per_token()``."""
         per_token = flops_per_token(model)
         return None if per_token is None else per_token * self.tokens(batch)
 
     def training_batch(self, batch: Batch, config: RunConfig, seed: int) -> Batch:
-        """Return a batch as training sees it; it stays as it is unless a task says otherwise.
+        """Return a batch for training, with augmentation if the task has any; by default the batch itself.
 
         Args:
             batch: Samples, on their device; not to be changed in place.
             config: The run.
-            seed: 64 bits for whatever is drawn at random, another number for every batch of the run.
+            seed: 64 bits for random choices, another number for every batch of the run.
         """
         return batch
 
-    def outcome(self, model: nn.Module, batch: Batch) -> Outcome:
-        """Run the model on a batch."""
-        ...
-
     def metrics(self, sums: Mapping[str, float], terms: float) -> dict[str, float]:
-        """Turn sums over a validation set, "loss" among them, into metrics."""
-        ...
-
-    def report(self, counts: Mapping[str, Tensor], info: DataInfo) -> Report:
-        """Turn the tables that were counted over a validation set into a report; empty unless a task says otherwise.
+        """Turn sums over a validation set into metrics; by default the mean of each.
 
         Args:
-            counts: What `outcome` counted, added up over the set.
+            sums: ``"loss"`` and the other sums of `compute`.
+            terms: Number of terms in the set.
+        """
+        return {name: value / terms for name, value in sums.items()}
+
+    def details(self, counts: Mapping[str, Tensor], info: DataInfo) -> Details:
+        """Turn tables that were counted over a validation set into details; none by default.
+
+        Args:
+            counts: Tables of `compute`, added up over the set.
             info: The data.
         """
-        return Report()
+        return Details()

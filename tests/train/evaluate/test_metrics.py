@@ -15,7 +15,7 @@ from tost.errors import CheckpointError, ConfigError
 from tost.recipes import get_task, load_config
 from tost.train.checkpoint.files import save_tensors
 from tost.train.evaluate.metrics import Evaluation, evaluate_checkpoint, evaluate_start, measure
-from tost.train.task import Report
+from tost.train.task import Details
 
 TINY = ("model.embed_dim=16", "model.depth=1", "model.num_heads=2", "evaluate.batch_size=4")
 TASK = get_task("image_classification")
@@ -135,7 +135,7 @@ def test_weights_without_a_run_are_measured_by_a_configuration(checkpoint, bundl
 def test_files_hold_everything(tmp_path):
     confusion = torch.tensor([[3, 1], [0, 2]])
     metrics = {"loss": float("nan"), "accuracy": 0.5}
-    found = Evaluation(metrics, Report({"samples": 6}), {"confusion": confusion}, ("a, b", "c"))
+    found = Evaluation(metrics, Details({"samples": 6}), {"confusion": confusion}, ("a, b", "c"))
     files = found.write(tmp_path / "new" / "folder")
     assert [file.name for file in files] == ["evaluation.json", "confusion.csv"]
     assert json.loads(files[0].read_text()) == {"loss": None, "accuracy": 0.5, "samples": 6}

@@ -7,11 +7,13 @@ one look at a configuration finds all its problems.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 from tost._options import Problem
 from tost.data import DataOptions
+from tost.errors import ConfigError
 
 __all__ = ["RULES", "UNKNOWN", "Rule", "broken_rules"]
 
@@ -41,8 +43,9 @@ def broken_rules(rules: Sequence[Rule], value: Callable[[str], Any]) -> Iterator
     """
     for rule in rules:
         values = [value(key) for key in rule.keys]
-        if not any(one is UNKNOWN for one in values) and (text := rule.check(*values)):
-            yield Problem(rule.keys[0], text)
+        with suppress(ConfigError):  # a name that does not exist, which is reported by itself
+            if not any(one is UNKNOWN for one in values) and (text := rule.check(*values)):
+                yield Problem(rule.keys[0], text)
 
 
 def _accumulate(batch_size: int, accumulate: int) -> str:

@@ -236,7 +236,7 @@ class ParallelConfig(_Section):
 class RunConfig(_Section):
     """Everything that defines a run."""
 
-    recipe: str = Field(min_length=1, description="kind of training; `tost ls recipes` lists them")
+    recipe: str = Field(min_length=1, description="task to train; `tost ls tasks` lists them")
     model: ModelConfig = Field(description="the model")
     data: DataOptions = Field(description="the data set")
     train: TrainConfig = Field(description="length, batch, arithmetic")

@@ -19,7 +19,7 @@ from tost.train.checkpoint.files import read_model_tensors, write_json
 from tost.train.checkpoint.initial import load_start, load_weights
 from tost.train.config import RunConfig, load_config
 from tost.train.distributed import Processes
-from tost.train.task import Report, Task
+from tost.train.task import Details, Task
 from tost.train.telemetry import compression_by_layer
 
 __all__ = [
@@ -80,7 +80,7 @@ def measure(model: nn.Module, task: Task, dataset: Dataset, config: RunConfig, p
     for batch in islice(loader, config.evaluate.batches):
         placed = processes.place(batch)
         with processes.context():
-            outcome = task.outcome(model, placed)
+            outcome = task.compute(model, placed)
         terms += task.terms(placed)
         sums["loss"] += outcome.loss.item()
         for name, value in outcome.sums.items():
@@ -103,7 +103,7 @@ def _look_inside(
         iter(make_evaluation_loader(dataset, batch_size=config.evaluate.batch_size or config.train.batch_size))
     )
     whole = {name: value.to(processes.device) for name, value in batch.items()}
-    return compression_by_layer(model, lambda: task.outcome(model, whole))
+    return compression_by_layer(model, lambda: task.compute(model, whole))
 
 
 @dataclass(frozen=True)
@@ -118,14 +118,14 @@ class Evaluation:
     """
 
     metrics: Mapping[str, float]
-    report: Report
+    details: Details
     counts: Mapping[str, Tensor]
     class_names: tuple[str, ...]
 
     def content(self) -> dict[str, Any]:
         """Return metrics and report as plain data for JSON; a metric that is no number is null."""
         finite = {name: value if math.isfinite(value) else None for name, value in self.metrics.items()}
-        return {**finite, **self.report.content}
+        return {**finite, **self.details.content}
 
     def write(self, folder: Path) -> list[Path]:
         """Write ``evaluation.json``, and each table as a file of comma-separated values; return the files."""
@@ -215,4 +215,4 @@ def _evaluate(config: RunConfig, task: Task, load: Callable[[nn.Module], object]
         model = task.build_model(config, bundle)
         load(model)
         found = measure(model.to(processes.device), task, bundle.validation, config, processes)
-    return Evaluation(found.metrics, task.report(found.counts, bundle.info), found.counts, bundle.info.class_names)
+    return Evaluation(found.metrics, task.details(found.counts, bundle.info), found.counts, bundle.info.class_names)

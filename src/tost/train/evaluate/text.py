@@ -24,7 +24,7 @@ from tost.train.distributed import Processes
 from tost.train.evaluate.last_word import Passage, score_choices, score_last_words, score_last_words_by_generation
 from tost.train.evaluate.metrics import Evaluation, read_checkpoint, read_start
 from tost.train.evaluate.perplexity import Text, score_random, score_stream, score_windows
-from tost.train.task import Report
+from tost.train.task import Details
 from tost.train.tokenizer import tokenizer_beside
 
 __all__ = ["Protocol", "TextTest", "evaluate_text", "evaluate_text_checkpoint", "evaluate_text_start"]
@@ -168,7 +168,7 @@ def evaluate_text(model: nn.Module, config: RunConfig, test: TextTest) -> Evalua
             metrics = _answers(model, _documents(corpus, test), test.protocol, batch)
         case _:
             metrics = _losses(model, corpus, config, test, batch)
-    return Evaluation(metrics, Report({"protocol": str(test.protocol), **_described(corpus)}), {}, ())
+    return Evaluation(metrics, Details({"protocol": str(test.protocol), **_described(corpus)}), {}, ())
 
 
 def _losses(model: nn.Module, corpus: _Corpus, config: RunConfig, test: TextTest, batch: int) -> dict[str, float]:
