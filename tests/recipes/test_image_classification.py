@@ -177,7 +177,7 @@ def test_report_orders_classes_and_confusions():
     assert report.content["confusion"] == [(0, 0, 6), (0, 1, 2), (1, 1, 1), (1, 2, 3)]
     worst, confusions = report.tables
     assert [row[0] for row in worst.rows] == ["dog", "cat"]
-    assert confusions.rows == [("dog", "none", "3", "0.7500"), ("cat", "dog", "2", "0.2500")]
+    assert confusions.rows == (("dog", "none", "3", "0.7500"), ("cat", "dog", "2", "0.2500"))
 
 
 def test_report_of_many_classes_stays_short():
