@@ -11,7 +11,6 @@ from tost._plugins import allow_typed
 from tost.analysis.registry import ALL, describe_analyses, find_analysis
 from tost.cli import _console
 from tost.cli._analyze_data import gather_samples
-from tost.cli._arguments import Plugins
 from tost.errors import CheckpointError, ConfigError
 
 if TYPE_CHECKING:
@@ -42,7 +41,6 @@ def analyze(
     ] = True,
     seed: Annotated[int, typer.Option(min=0, help="Weights of the untrained model.")] = 0,
     ema: Annotated[bool, typer.Option("--ema", help="Use the moving average of the weights.")] = False,
-    plugin: Plugins = None,
     json: Annotated[bool, typer.Option("--json", help="End with one line of JSON.")] = False,
 ) -> None:
     """Look inside a trained model; the list of analyses is added below."""

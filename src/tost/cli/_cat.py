@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 
 from tost.cli import _console
-from tost.cli._arguments import Config, Overrides, Plugins
+from tost.cli._arguments import Config, Overrides
 
 __all__ = ["cat"]
 
@@ -13,7 +13,6 @@ __all__ = ["cat"]
 def cat(
     config: Config,
     overrides: Overrides = None,
-    plugin: Plugins = None,
 ) -> None:
     """Show a configuration, complete and explained."""
     from tost.recipes import load_config

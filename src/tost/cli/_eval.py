@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tost.cli import _console
-from tost.cli._arguments import Overrides, Plugins
+from tost.cli._arguments import Overrides
 from tost.cli._reporter import is_first
 
 if TYPE_CHECKING:
@@ -62,7 +62,6 @@ def evaluate(
     out: Annotated[
         Path | None, typer.Option(help="Folder to write evaluation.json and the confusion matrix to.")
     ] = None,
-    plugin: Plugins = None,
     json: Annotated[bool, typer.Option("--json", help="End with one line of JSON.")] = False,
 ) -> None:
     """Measure a trained model on its validation set."""

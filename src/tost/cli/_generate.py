@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 import typer
 
 from tost.cli import _console
-from tost.cli._arguments import Plugins
 from tost.errors import CheckpointError, ConfigError
 
 if TYPE_CHECKING:
@@ -74,7 +73,6 @@ def generate(
     ema: Annotated[bool, typer.Option("--ema", help="Use the moving average of the weights.")] = False,
     dtype: Annotated[Precision | None, typer.Option(help="Arithmetic. Default: that of the weights.")] = None,
     weights: Annotated[Storage, typer.Option(help="Fewer bits: rounded, and faster.")] = Storage.FP32,
-    plugin: Plugins = None,
     json: Annotated[bool, typer.Option("--json", help="Print one line of JSON instead of the text.")] = False,
 ) -> None:
     """Continue a text with a trained language model. Ctrl-C ends it and keeps what is there."""

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tost.cli import _console
-from tost.cli._arguments import Plugins
 
 if TYPE_CHECKING:
     from tost._plugins import Registry
@@ -39,7 +38,6 @@ def ls(
     pattern: Annotated[
         str, typer.Argument(metavar="PATTERN", help="Which names, with the wildcards of a shell, such as 'demo/*'.")
     ] = "*",
-    plugin: Plugins = None,
     json: Annotated[bool, typer.Option("--json", help="Print one line of JSON instead.")] = False,
 ) -> None:
     """List tasks, configurations, sweeps, models, mixers, data sets, operators or analyses.

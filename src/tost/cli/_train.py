@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tost.cli import _console
-from tost.cli._arguments import Config, Overrides, Plugins
+from tost.cli._arguments import Config, Overrides
 from tost.cli._reporter import ProgressStyle, is_first, open_reporter
 
 if TYPE_CHECKING:
@@ -35,7 +35,6 @@ def train(
     nproc: Annotated[int, typer.Option(min=1, help="Processes to start on this machine.")] = 1,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Build everything, print its size, and stop.")] = False,
     progress: Annotated[ProgressStyle, typer.Option(help="Live bar or plain lines; auto looks.")] = ProgressStyle.auto,
-    plugin: Plugins = None,
     json: Annotated[bool, typer.Option("--json", help="End with one line of JSON.")] = False,
 ) -> None:
     """Train a recipe. Ctrl-C once saves and stops, twice stops at once."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tost.cli import _console
-from tost.cli._arguments import Config, Overrides, Plugins
+from tost.cli._arguments import Config, Overrides
 
 __all__ = ["validate"]
 
@@ -11,7 +11,6 @@ __all__ = ["validate"]
 def validate(
     config: Config,
     overrides: Overrides = None,
-    plugin: Plugins = None,
 ) -> None:
     """Check a configuration; list all problems, exit 2 if any."""
     from tost.recipes import load_config
