@@ -53,7 +53,7 @@ def config(*overrides):
 def bundle(monkeypatch) -> DataBundle:
     """Random images in place of the data that the configuration names."""
     made = random_bundle(config(), validation=23)
-    monkeypatch.setattr("tost.recipes.image_classification.build_data", lambda data, seed: made)
+    monkeypatch.setattr("tost.train.task.build_data", lambda data, seed: made)
     return made
 
 
