@@ -6,7 +6,21 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 
-__all__ = ["Table", "closest", "count", "did_you_mean"]
+__all__ = [
+    "UNKNOWN",
+    "Table",
+    "byte_size",
+    "closest",
+    "count",
+    "did_you_mean",
+    "duration",
+    "number",
+    "percent",
+    "real",
+    "rounded",
+]
+
+UNKNOWN = "–"  # noqa: RUF001 - a dash in a cell, not a minus
 
 
 def closest(word: str, known: Iterable[str], *, cutoff: float = 0.6) -> str | None:
@@ -29,6 +43,57 @@ def count(number: int, noun: str, plural: str = "") -> str:
     return f"{number:,} {noun if number == 1 else plural or f'{noun}s'}"
 
 
+def real(value: object) -> float | None:
+    """Return a measured number as a float; None for everything else, such as text, booleans, infinity and NaN."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    # Beyond that even writing it in another unit overflows.
+    return float(value) if -1e300 < value < 1e300 else None
+
+
+def number(value: object, digits: int = 4) -> str:
+    """Write an integer in full and another number with so many significant digits; a dash for anything else."""
+    found = real(value)
+    if found is None:
+        return UNKNOWN
+    return f"{value:,}" if isinstance(value, int) and abs(found) < 1e15 else f"{found:.{digits}g}"
+
+
+def rounded(value: object) -> str:
+    """Write a large whole number: ``12,345`` or ``1.23 million``."""
+    found = real(value)
+    if found is None:
+        return UNKNOWN
+    return f"{found / 1e6:.2f} million" if found >= 1e6 else f"{found:,.0f}"
+
+
+def percent(value: object) -> str:
+    """Write a share of 1 in per cent: ``93.8 %``."""
+    found = real(value)
+    return UNKNOWN if found is None else f"{100 * found:.1f} %"
+
+
+def byte_size(value: object) -> str:
+    """Write an amount of memory: ``12.3 MB`` or ``1.25 GB``."""
+    found = real(value)
+    if found is None:
+        return UNKNOWN
+    return f"{found / 1e9:.2f} GB" if found >= 1e9 else f"{found / 1e6:.1f} MB"
+
+
+def duration(seconds: object) -> str:
+    """Write a time: ``950 µs``, ``8.1 ms``, ``41 s``, ``12 min 4 s`` or ``3 h 20 min``."""
+    found = real(seconds)
+    if found is None or found < 0:
+        return UNKNOWN
+    if found < 1:
+        return f"{1e6 * found:.3g} µs" if found < 1e-3 else f"{1e3 * found:.3g} ms"
+    whole = round(found)
+    if whole < 60:
+        return f"{found:.3g} s"
+    return f"{whole // 60} min {whole % 60} s" if whole < 3600 else f"{whole // 3600} h {whole % 3600 // 60} min"
+
+
 @dataclass(frozen=True, kw_only=True)
 class Table:
     """A table of text.
@@ -41,8 +106,8 @@ class Table:
         notes: Lines below the table.
     """
 
-    headers: tuple[str, ...]
-    rows: tuple[tuple[str, ...], ...]
+    headers: Sequence[str]
+    rows: Sequence[Sequence[str]]
     title: str = ""
     labels: int = 1
     notes: tuple[str, ...] = ()

@@ -7,6 +7,7 @@ every key remembers its line, and scalars follow YAML 1.2, so that ``1e-3`` is a
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import inf
 from pathlib import Path
@@ -16,7 +17,7 @@ import yaml
 
 from tost.errors import ConfigError
 
-__all__ = ["Document", "parse_value", "read_document", "show_value", "write_value"]
+__all__ = ["Document", "flatten", "parse_value", "read_document", "show_value", "write_value"]
 
 # Bounded, because Python refuses to read numbers of thousands of digits; a longer one is an infinite float.
 _INT = re.compile(r"[-+]?[0-9][0-9_]{0,300}")
@@ -137,6 +138,15 @@ def write_value(value: Any) -> str:
     """Return a value as YAML on one line, such that reading it gives the value back."""
     text = yaml.dump(value, Dumper=_Dumper, default_flow_style=True, width=inf, allow_unicode=True, sort_keys=False)
     return text.removesuffix("\n").removesuffix("...").removesuffix("\n")
+
+
+def flatten(values: Mapping[str, Any], separator: str = ".", prefix: str = "") -> dict[str, Any]:
+    """Return nested mappings as one dictionary, keys joined by the separator."""
+    flat: dict[str, Any] = {}
+    for key, value in values.items():
+        name = f"{prefix}{key}"
+        flat |= flatten(value, separator, f"{name}{separator}") if isinstance(value, Mapping) else {name: value}
+    return flat
 
 
 def show_value(value: Any, *, longest: int = 60) -> str:

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from tests.report.folders import bench, write_bench, write_run
 from tests.report.reading import Reading, complaints
+from tost._text import duration, number
 from tost.errors import ConfigError, StorageError
 from tost.report import (
     BenchRecord,
@@ -27,7 +28,7 @@ from tost.report import (
     write_report,
 )
 from tost.report.charts import Axis, Series, line_chart, thinned
-from tost.report.html import bytes_of, count, duration, number, share, text
+from tost.report.html import text
 
 NASTY = "</pre></td><script>alert(1)</script>\"' onmouseover=x <img src=x onerror=y> &lt; \u202e \x00 javascript:"
 
@@ -225,7 +226,7 @@ def test_text_is_inert_and_keeps_what_can_be_shown(value):
 
 @given(st.floats() | st.integers() | st.none() | st.booleans() | st.text(max_size=5))
 def test_numbers_are_written_whatever_they_are(value):
-    for write in (number, duration, share, count, bytes_of):
+    for write in (number, duration, percent, rounded, byte_size):
         assert not re.search("nan|inf", write(value), flags=re.IGNORECASE)
 
 

@@ -12,7 +12,7 @@ from tost.data.lra.grammar import SYMBOLS, ListOpsGenerator
 from tost.data.toy.options import ListOpsOptions
 from tost.errors import ConfigError
 from tost.sweep import collect, expand, fill, load_plan, statements, table
-from tost.sweep.tasks import averages
+from tost.sweep.summary import averages
 
 MIXERS = ("tssa", "softmax", "reformer", "bigbird", "linformer", "linear", "performer", "nystrom", "s4")
 TASKS = {"a": {"chance": 10}, "b": {"chance": 20}, "x": {"chance": 50, "extra": True}}

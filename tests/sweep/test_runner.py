@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from tests.sweep.samples import bare_run, mark
 from tost.errors import ConfigError
-from tost.sweep import Outcome, Run, State, claim, execute, progress_of, start_process, tail
+from tost.sweep import Run, RunOutcome, State, claim, execute, progress_of, start_process, tail
 from tost.sweep.runner import POLL_SECONDS
 
 
@@ -73,7 +73,7 @@ class World:
         self.ticks += 1
         self.most = max(self.most, len(running))
 
-    def execute(self, runs: list[Run], **options) -> dict[str, Outcome]:
+    def execute(self, runs: list[Run], **options) -> dict[str, RunOutcome]:
         outcomes = execute(runs, self.start, self, poll_seconds=0.0, **options)
         assert len(outcomes) == len(runs)
         return {outcome.run.name: outcome for outcome in outcomes}

@@ -12,10 +12,12 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Protocol
 
+from tost._text import Table
+
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
 
-__all__ = ["Steps", "log", "show", "show_json", "show_table", "steps"]
+__all__ = ["Steps", "log", "print_table", "show", "show_json", "show_table", "steps"]
 
 
 class Steps(Protocol):
@@ -48,10 +50,7 @@ def log(text: str) -> None:
 def show_table(
     headers: Sequence[str], rows: Sequence[Sequence[str]], *, title: str | None = None, labels: int | None = None
 ) -> None:
-    """Write a table of text to stdout.
-
-    On a terminal it is drawn; in a pipe its cells are padded and separated by tabs, to be read by eye or by ``cut``. An
-    empty line follows.
+    """Write a table of text to stdout; see `print_table`.
 
     Args:
         headers: Column titles.
@@ -60,11 +59,19 @@ def show_table(
         labels: Number of columns on the left that hold words; the others hold numbers and are aligned to the right.
             None for words only.
     """
-    words = len(headers) if labels is None else labels
+    print_table(Table(headers=headers, rows=rows, title=title or "", labels=len(headers) if labels is None else labels))
+
+
+def print_table(table: Table) -> None:
+    """Write a table with its title to stdout, and an empty line after it.
+
+    On a terminal it is drawn; in a pipe its cells are padded and separated by tabs, to be read by eye or by ``cut``.
+    """
     if sys.stdout.isatty():
-        _show_drawn_table(headers, rows, title=title, words=words)
+        _draw_table(table)
     else:
-        _show_plain_table(headers, rows, title=title, words=words)
+        for line in [*filter(None, [table.title]), *table.plain()]:
+            show(line)
     show()
 
 
@@ -116,33 +123,20 @@ class _LiveSteps:
         self._progress.update(self._task, advance=1)
 
 
-def _show_plain_table(headers: Sequence[str], rows: Sequence[Sequence[str]], *, title: str | None, words: int) -> None:
-    if title:
-        show(title)
-    lines = [list(headers), *(list(row) for row in rows)]
-    widths = [max(len(line[column]) for line in lines) for column in range(len(headers))]
-    for line in lines:
-        cells = [
-            cell.ljust(width) if column < words else cell.rjust(width)
-            for column, (cell, width) in enumerate(zip(line, widths, strict=True))
-        ]
-        show("\t".join(cells).rstrip())
-
-
-def _show_drawn_table(headers: Sequence[str], rows: Sequence[Sequence[str]], *, title: str | None, words: int) -> None:
+def _draw_table(table: Table) -> None:
     from rich import box
+    from rich import table as rich_table
     from rich.console import Console
-    from rich.table import Table
     from rich.text import Text
 
     # The title is printed apart: inside, it would be wrapped to the width of a narrow table.
     console = Console(highlight=False)
-    if title:
-        console.print(Text(title, style="bold"))
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0))
-    for column, header in enumerate(headers):
-        table.add_column(header, justify="left" if column < words else "right", overflow="fold")
-    for row in rows:
+    if table.title:
+        console.print(Text(table.title, style="bold"))
+    drawn = rich_table.Table(box=box.SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0))
+    for column, header in enumerate(table.headers):
+        drawn.add_column(header, justify="left" if column < table.labels else "right", overflow="fold")
+    for row in table.rows:
         # Text, not str: a reason may contain square brackets, which rich would take for markup.
-        table.add_row(*(Text(cell) for cell in row))
-    console.print(table)
+        drawn.add_row(*(Text(cell) for cell in row))
+    console.print(drawn)

@@ -44,7 +44,7 @@ class Storage(StrEnum):
     INT8 = "int8"
 
 
-class _Outcome(NamedTuple):
+class _Generated(NamedTuple):
     """A text, and why it ended: length, positions, stop, interrupt or pipe."""
 
     text: str
@@ -105,7 +105,7 @@ def generate(
         numbers = {"tokens": done.tokens, "seconds": done.seconds, "prompt_tokens": _count(ids), "seed": seed}
         _console.show_json({"text": done.text, "ended": done.ended, **numbers, "prompt_seconds": reading})
     elif done.ended != "pipe":
-        _summarise(done, _count(ids), reading, seed, stream)
+        _summarize(done, _count(ids), reading, seed, stream)
     if done.ended == "interrupt":
         raise typer.Exit(INTERRUPTED)
 
@@ -205,7 +205,7 @@ def _count(ids: Tensor | None) -> int:
     return 0 if ids is None else ids.shape[1]
 
 
-def _run(stream: TokenStream, wanted: int | None, text: TextStream, show: Callable[[str], None]) -> _Outcome:
+def _run(stream: TokenStream, wanted: int | None, text: TextStream, show: Callable[[str], None]) -> _Generated:
     """Generate and show until something ends it."""
     count, ended = wanted, "length"
     if wanted is None:
@@ -236,7 +236,7 @@ def _run(stream: TokenStream, wanted: int | None, text: TextStream, show: Callab
     except BrokenPipeError:
         ended = "pipe"
         _abandon_output()
-    return _Outcome("".join(pieces), tokens, seconds, ended)
+    return _Generated("".join(pieces), tokens, seconds, ended)
 
 
 def _write(text: str) -> None:
@@ -256,7 +256,7 @@ def _abandon_output() -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def _summarise(done: _Outcome, prompt_tokens: int, reading: float, seed: int | None, stream: TokenStream) -> None:
+def _summarize(done: _Generated, prompt_tokens: int, reading: float, seed: int | None, stream: TokenStream) -> None:
     from tost.generation import state_bytes
 
     rate = done.tokens / done.seconds if done.seconds > 0 else 0.0

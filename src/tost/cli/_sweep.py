@@ -20,7 +20,7 @@ from tost.errors import ConfigError
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
 
-    from tost.sweep import Outcome, Run, Watcher
+    from tost.sweep import Run, RunOutcome, Watcher
 
 __all__ = ["sweep"]
 
@@ -114,7 +114,7 @@ def _list(runs: Sequence[Run], waiting: Sequence[Run], *, json: bool) -> None:
         _console.show_json({"runs": [dict(zip(headers, row, strict=True)) for row in rows]})
 
 
-def _carry_out(waiting: Sequence[Run], folder: Path, jobs: int, threads: int | None) -> tuple[list[Outcome], bool]:
+def _carry_out(waiting: Sequence[Run], folder: Path, jobs: int, threads: int | None) -> tuple[list[RunOutcome], bool]:
     """Carry out runs; return how they ended, and whether the user stopped them."""
     from tost.sweep import claim, execute, start_process
     from tost.train.stopping import StopRequest
@@ -127,12 +127,11 @@ def _carry_out(waiting: Sequence[Run], folder: Path, jobs: int, threads: int | N
     return outcomes, stop.requested and any(outcome.reason for outcome in outcomes)
 
 
-def _show(results: Mapping[str, Any], outcomes: Sequence[Outcome]) -> None:
+def _show(results: Mapping[str, Any], outcomes: Sequence[RunOutcome]) -> None:
     """Show the table and what it means; then, on stderr, what went wrong."""
     from tost.sweep import State, statements, table, tail
 
-    made = table(results)
-    _console.show_table(made.headers, made.rows, title=results["plan"]["title"], labels=made.labels)
+    _console.print_table(table(results))
     for statement in statements(results):
         _console.show(statement)
     for outcome in outcomes:
@@ -182,7 +181,7 @@ class _Plain:
     def started(self, run: Run) -> None:
         self.say(f"{run.name}: started, {run.settings.train.steps:,} steps; output in {run.folder / 'output.txt'}")
 
-    def ended(self, outcome: Outcome) -> None:
+    def ended(self, outcome: RunOutcome) -> None:
         self._done += 1
         told = outcome.reason or "finished"
         time = f" after {outcome.seconds / 60:.1f} min" if outcome.seconds else ""  # it may never have been started
@@ -207,7 +206,7 @@ class _Live(_Plain):
     def started(self, run: Run) -> None:
         self._bars[run.name] = self._progress.add_task(run.name, total=run.settings.train.steps, text="starting")
 
-    def ended(self, outcome: Outcome) -> None:
+    def ended(self, outcome: RunOutcome) -> None:
         super().ended(outcome)
         self._progress.update(self._all, advance=1)
         if outcome.run.name in self._bars:

@@ -1,18 +1,17 @@
-"""What `tost bench` wrote, read for the page. A speed without a green gate is not passed on."""
+"""Read the results of `tost bench` for the page. Without a passed gate there are no numbers."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tost._io import read_json
 from tost.errors import ConfigError
 
 __all__ = ["BenchRecord", "read_bench"]
 
-_LARGEST = 64_000_000
 _ABOUT = ("theme", "command", "environment", "gate", "complete", "contenders", "plan")
 
 
@@ -54,15 +53,11 @@ def read_bench(file: Path) -> BenchRecord:
     """
     remedy = "give the JSON file that `tost bench ... --out DIR` wrote"
     try:
-        if file.stat().st_size > _LARGEST:
-            raise ConfigError(f"{file} is larger than any measurement; {remedy}.")
-        content = json.loads(file.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigError(f"cannot read {file}: {error.strerror}; {remedy}.") from error
-    except (ValueError, RecursionError) as error:
-        raise ConfigError(f"{file} is not JSON, or is damaged; {remedy}.") from error
+        content = read_json(file, error=ConfigError)
+    except ConfigError as error:
+        raise ConfigError(f"{error}; {remedy}.") from error
     if not isinstance(content, dict) or not isinstance(content.get("theme"), str):
-        raise ConfigError(f"{file} is not a measurement: it says no theme; {remedy}.")
+        raise ConfigError(f"{file} is not a measurement: it has no theme; {remedy}.")
     gate = _mapping(content.get("gate"))
     green = gate.get("passed", True) is True
     return BenchRecord(

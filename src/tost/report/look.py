@@ -8,9 +8,9 @@ from typing import Any
 
 from torch import nn
 
+from tost._text import number
 from tost.analysis import Result, analyze, applicable, control_of, find_analysis, image_bytes, unsupported_reason
 from tost.errors import TostError
-from tost.report.html import number
 from tost.report.samples import Opened
 
 __all__ = ["Finding", "Insight", "look_into"]

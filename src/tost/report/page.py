@@ -8,8 +8,9 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
+from tost._text import number
 from tost.report.bench import BenchRecord
-from tost.report.html import cut, definitions, details, image, note, number, preformatted, table, text
+from tost.report.html import cut, definitions, details, image, note, preformatted, table, text
 from tost.report.runs import RunRecord
 from tost.report.sections.bench import measurement, speed_sentences
 from tost.report.sections.runs import curves, group_title, groups, judgement, results, trained

@@ -1,4 +1,4 @@
-"""What a run folder tells, read so that a missing or damaged file costs its part of the page and nothing else."""
+"""Read run folders for the page. A missing or damaged file costs its part of the page and nothing else."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from tost._yaml import read_document
 from tost.errors import ConfigError
 from tost.report.html import cut
+from tost.train.history import was_resumed
 
 __all__ = ["RunRecord", "read_run", "read_runs"]
 
@@ -24,7 +25,7 @@ _OF_STEPS = ("kind", "step", "loss", "tokens_per_second", "unit")
 
 @dataclass(frozen=True)
 class RunRecord:
-    """A run as its folder tells it; what could not be read is empty.
+    """What a run folder holds; what could not be read is empty.
 
     Attributes:
         name: What to call it, different from that of every other run on the page.
@@ -142,109 +143,107 @@ def read_run(folder: Path, name: str | None = None) -> RunRecord:
         raise ConfigError(f"there is no folder {folder}; give the folder of a run, as `tost train --out DIR` made it.")
     if not any((folder / part).is_file() for part in PARTS):
         raise ConfigError(f"{folder} holds no run: none of {', '.join(PARTS)} is in it; give the folder of a run.")
-    problems: list[str] = []
-    config_text = _text(folder / "config.yaml", problems)
-    records = _records(folder / "metrics.jsonl", problems)
-    summary = _object(folder / "summary.json", "status", problems)
+    reader = _Reader(folder)
+    config, config_text = reader.config()
+    records = reader.records()
     return RunRecord(
         name=name or folder.resolve().name,
         folder=folder,
-        config=_config(folder / "config.yaml", problems) if (folder / "config.yaml").is_file() else {},
+        config=config,
         config_text=cut(config_text, _MOST_TEXT),
-        environment=_object(folder / "env.json", "command", problems),
-        summary=summary,
+        summary=reader.object("summary.json", "status"),
+        environment=reader.object("env.json", "command"),
         steps=tuple(record for record in records if record.get("kind") == "step"),
         evaluations=tuple(record for record in records if record.get("kind") == "evaluation"),
-        problems=tuple(problems),
-        resumed=_was_resumed(folder / "log.txt"),
+        problems=tuple(reader.problems),
+        resumed=was_resumed(folder),
     )
 
 
-def _was_resumed(log: Path) -> bool:
-    try:
-        with log.open(encoding="utf-8", errors="replace") as lines:
-            return any(line.startswith("resumed from") for line in lines)
-    except OSError:
-        return False
+_CONSEQUENCES = {
+    "config.yaml": "what was trained is not known.",
+    "env.json": "machine, versions and command are not known.",
+    "metrics.jsonl": "there are no curves.",
+    "summary.json": "the run has not ended yet, or was killed; the numbers are those of its last record.",
+}
 
 
-def _text(path: Path, problems: list[str]) -> str:
-    try:
-        text = path.read_text(encoding="utf-8", errors="replace")
-    except FileNotFoundError:
-        problems.append(f"{path.name} is missing" + _consequence(path.name))
-        return ""
-    except OSError as error:
-        problems.append(f"{path.name} cannot be read ({error.strerror})" + _consequence(path.name))
-        return ""
-    return text
+class _Reader:
+    """Reads the files of a run folder, and notes what is missing or damaged."""
 
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.problems: list[str] = []
 
-def _consequence(name: str) -> str:
-    return {
-        "config.yaml": ": what was trained is not known.",
-        "env.json": ": machine, versions and command are not known.",
-        "metrics.jsonl": ": there are no curves.",
-        "summary.json": ": the run has not ended yet, or was killed; the numbers are those of its last record.",
-    }.get(name, ".")
+    def complain(self, name: str, problem: str) -> None:
+        self.problems.append(f"{name} {problem}: {_CONSEQUENCES[name]}")
 
+    def open(self, name: str) -> TextIO | None:
+        try:
+            return (self.folder / name).open(encoding="utf-8", errors="replace")
+        except FileNotFoundError:
+            self.complain(name, "is missing")
+        except OSError as error:
+            self.complain(name, f"cannot be read ({error.strerror})")
+        return None
 
-def _config(path: Path, problems: list[str]) -> dict[str, Any]:
-    try:
-        values = read_document(path).values
-    except ConfigError as error:
-        problems.append(f"{path.name} is damaged ({error}){_consequence(path.name)}")
-        return {}
-    if not isinstance(values.get("model"), dict):
-        problems.append(f"{path.name} names no model{_consequence(path.name)}")
-    return values
+    def text(self, name: str) -> str | None:
+        if (file := self.open(name)) is None:
+            return None
+        with file:
+            return file.read()
 
+    def config(self) -> tuple[dict[str, Any], str]:
+        """Return the configuration, and the same as it stands in the file."""
+        text = self.text("config.yaml")
+        if text is None:
+            return {}, ""
+        try:
+            values = read_document(self.folder / "config.yaml").values
+        except ConfigError as error:
+            self.complain("config.yaml", f"is damaged ({error})")
+            return {}, text
+        if not isinstance(values.get("model"), dict):
+            self.complain("config.yaml", "names no model")
+        return values, text
 
-def _object(path: Path, key: str, problems: list[str]) -> dict[str, Any]:
-    before = len(problems)
-    text = _text(path, problems)
-    if len(problems) > before:
-        return {}
-    try:
-        content = json.loads(text)
-    except (ValueError, RecursionError):
-        content = None
-    if not isinstance(content, dict) or key not in content:
-        problems.append(f"{path.name} is damaged{_consequence(path.name)}")
-        return {}
-    return content
+    def object(self, name: str, key: str) -> dict[str, Any]:
+        """Return the content of a JSON file that has a key."""
+        if (text := self.text(name)) is None:
+            return {}
+        content = _parsed(text)
+        if not isinstance(content, dict) or key not in content:
+            self.complain(name, "is damaged")
+            return {}
+        return content
 
-
-def _records(path: Path, problems: list[str]) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = []
-    broken = 0
-    try:
-        with path.open(encoding="utf-8", errors="replace") as lines:
-            for line in lines:
-                if record := _record(line):
-                    found.append(record)
+    def records(self) -> list[dict[str, Any]]:
+        """Return the lines of ``metrics.jsonl``; of steps, which are many, only what is shown."""
+        if (file := self.open("metrics.jsonl")) is None:
+            return []
+        found, broken = [], 0
+        with file:
+            for line in filter(str.strip, file):
+                record = _parsed(line)
+                if not isinstance(record, dict) or not isinstance(record.get("step"), int):
+                    broken += 1
+                elif record.get("kind") == "step":
+                    found.append({key: record[key] for key in _OF_STEPS if key in record})
                 else:
-                    broken += bool(line.strip())
-    except FileNotFoundError:
-        problems.append(f"{path.name} is missing{_consequence(path.name)}")
-    except OSError as error:
-        problems.append(f"{path.name} cannot be read ({error.strerror}){_consequence(path.name)}")
-    if broken:
-        problems.append(f"{broken} of {broken + len(found)} lines of {path.name} are damaged and were left out.")
-    elif not found and path.is_file():
-        problems.append(f"{path.name} holds no records yet.")
-    return found
+                    found.append(record)
+        if broken:
+            total = broken + len(found)
+            self.problems.append(f"{broken} of {total} lines of metrics.jsonl are damaged and were left out.")
+        elif not found:
+            self.problems.append("metrics.jsonl holds no records yet.")
+        return found
 
 
-def _record(line: str) -> dict[str, Any] | None:
+def _parsed(text: str) -> Any:
     try:
-        record = json.loads(line)
+        return json.loads(text)
     except (ValueError, RecursionError):
         return None
-    if not isinstance(record, dict) or not isinstance(record.get("step"), int):
-        return None
-    # A long run has many steps, and only this of them is shown.
-    return {key: record[key] for key in _OF_STEPS if key in record} if record.get("kind") == "step" else record
 
 
 def _points(records: Iterable[Mapping[str, Any]], metric: str) -> list[tuple[float, float]]:

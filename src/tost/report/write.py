@@ -1,13 +1,13 @@
-"""From run folders to the file of the page."""
+"""Write the report page about run folders."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tost._io import write_atomic
 from tost.errors import ConfigError, StorageError, TostError
 from tost.report.bench import read_bench
 from tost.report.page import Content, render
@@ -75,7 +75,10 @@ def write_report(request: Request, out: Path, report: Callable[[str], None] | No
     page = render(content, largest=LARGEST).encode("utf-8")
     if len(page) > LARGEST:
         raise ConfigError(f"a page about {len(runs)} runs would have {len(page) / 1e6:.0f} MB; give fewer runs.")
-    _write(out, page)
+    try:
+        write_atomic(out, page)
+    except OSError as error:
+        raise StorageError(f"cannot write {out}: {error.strerror or error}; give another --out.") from error
     say(f"{len(page) / 1e6:.2f} MB")
     return out
 
@@ -108,16 +111,3 @@ def _look(run: RunRecord, request: Request, say: Callable[[str], None]) -> tuple
         note = f"No text was generated: {error}"
         known = insight or Insight(run.name)
         return Insight(known.run, known.source, known.findings, (*known.notes, note)), []
-
-
-def _write(out: Path, page: bytes) -> None:
-    """Write the page whole or not at all."""
-    temporary = out.with_name(f".{out.name}.tmp")
-    try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        temporary.write_bytes(page)
-        temporary.replace(out)
-    except OSError as error:
-        with suppress(OSError):
-            temporary.unlink(missing_ok=True)
-        raise StorageError(f"cannot write {out}: {error.strerror or error}; give another --out.") from error

@@ -4,17 +4,11 @@ from tost.sweep.plan import find_plan as find_plan
 from tost.sweep.plan import list_plans as list_plans
 from tost.sweep.plan import load_plan as load_plan
 from tost.sweep.plan import plan_summary as plan_summary
-from tost.sweep.report import Table as Table
-from tost.sweep.report import fill as fill
-from tost.sweep.report import page as page
-from tost.sweep.report import section as section
-from tost.sweep.report import statements as statements
-from tost.sweep.report import table as table
 from tost.sweep.results import collect as collect
 from tost.sweep.results import metric_problem as metric_problem
 from tost.sweep.results import read_results as read_results
 from tost.sweep.results import write_results as write_results
-from tost.sweep.runner import Outcome as Outcome
+from tost.sweep.runner import RunOutcome as RunOutcome
 from tost.sweep.runner import Watcher as Watcher
 from tost.sweep.runner import claim as claim
 from tost.sweep.runner import execute as execute
@@ -28,3 +22,8 @@ from tost.sweep.runs import expand as expand
 from tost.sweep.runs import select as select
 from tost.sweep.runs import state_of as state_of
 from tost.sweep.runs import unfinished as unfinished
+from tost.sweep.summary import fill as fill
+from tost.sweep.summary import page as page
+from tost.sweep.summary import section as section
+from tost.sweep.summary import statements as statements
+from tost.sweep.summary import table as table

@@ -1,4 +1,4 @@
-"""What came out of a sweep, gathered from the run folders: one JSON file with every number. Loads no torch.
+"""Results of a sweep, gathered from its run folders into one JSON file. Loads no torch.
 
 ::
 
@@ -24,11 +24,13 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
+from tost._io import write_atomic
 from tost._machine import command_arguments
 from tost.errors import ConfigError
 from tost.sweep.plan import Plan
-from tost.sweep.runs import Run, State, read_record, state_of
+from tost.sweep.runs import Run, State, state_of
 from tost.train.config import config_hash
+from tost.train.history import read_record, was_resumed
 
 __all__ = ["collect", "metric_problem", "read_results", "write_results"]
 
@@ -87,21 +89,13 @@ def _record(run: Run) -> dict[str, Any]:
         "best": _finite(summary.get("best")),
         "best_metric": run.settings.checkpoint.best_metric,
         "seconds": summary.get("seconds"),
-        "resumed": _was_resumed(run),
+        "resumed": was_resumed(run.folder),
         "peak_memory_bytes": summary.get("peak_memory_bytes"),
         "revision": summary.get("revision"),
         "start": {key: start[key] for key in ("sha256", "loaded", "fresh")} if start else None,
         "machine": _machine(environment),
         "finished": _time(run.folder / "summary.json") if summary else None,
     }
-
-
-def _was_resumed(run: Run) -> bool:
-    """Whether the run's time is that of its last part only."""
-    try:
-        return "\nresumed from " in (run.folder / "log.txt").read_text(encoding="utf-8")
-    except OSError:
-        return False
 
 
 def _time(path: Path) -> str:
@@ -170,11 +164,8 @@ def metric_problem(results: Results) -> str:
 
 
 def write_results(path: Path, results: Results) -> None:
-    """Write results so that a reader sees the old file or the new one, never half of it."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    draft = path.with_name(f".{path.name}.tmp")
-    draft.write_text(json.dumps(results, indent=1, allow_nan=False) + "\n", encoding="utf-8")
-    draft.replace(path)
+    """Write results so that a reader sees the old file or the new one, never a part of it."""
+    write_atomic(path, json.dumps(results, indent=1, allow_nan=False) + "\n")
 
 
 def read_results(path: Path) -> Results:

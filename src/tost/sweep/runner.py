@@ -17,7 +17,7 @@ from typing import Protocol
 from tost.errors import ConfigError
 from tost.sweep.runs import OUTPUT, Run, State, state_of
 
-__all__ = ["Outcome", "Process", "Watcher", "claim", "execute", "progress_of", "start_process", "tail"]
+__all__ = ["Process", "RunOutcome", "Watcher", "claim", "execute", "progress_of", "start_process", "tail"]
 
 POLL_SECONDS = 0.2
 INTERRUPTED = 130
@@ -47,7 +47,7 @@ class Watcher(Protocol):
     def started(self, run: Run) -> None:
         """A process was started, for the first time or to go on."""
 
-    def ended(self, outcome: Outcome) -> None:
+    def ended(self, outcome: RunOutcome) -> None:
         """A run finished, failed, was interrupted, or could not be started."""
 
     def tick(self, running: Sequence[Run]) -> None:
@@ -55,7 +55,7 @@ class Watcher(Protocol):
 
 
 @dataclass(frozen=True)
-class Outcome:
+class RunOutcome:
     """How a run ended.
 
     Attributes:
@@ -79,7 +79,7 @@ def execute(
     jobs: int = 1,
     stopping: Callable[[], bool] = lambda: False,
     poll_seconds: float = POLL_SECONDS,
-) -> list[Outcome]:
+) -> list[RunOutcome]:
     """Carry out runs, in their order as far as dependencies and `jobs` allow.
 
     Once `stopping` says so, nothing new is started, every process is asked once, with SIGINT, to save and end, and is
@@ -105,10 +105,10 @@ class _Execution:
     def __init__(self, runs: Sequence[Run], start: Callable[[Run], Process], watcher: Watcher, *, jobs: int) -> None:
         self._waiting = list(runs)
         self._working: dict[str, tuple[Run, Process, float]] = {}
-        self._outcomes: list[Outcome] = []
+        self._outcomes: list[RunOutcome] = []
         self._start, self._watcher, self._jobs = start, watcher, jobs
 
-    def until_done(self, stopping: Callable[[], bool], poll_seconds: float) -> list[Outcome]:
+    def until_done(self, stopping: Callable[[], bool], poll_seconds: float) -> list[RunOutcome]:
         asked = False
         try:
             while True:
@@ -128,7 +128,7 @@ class _Execution:
                 process.kill()
                 process.wait()
         for run in self._waiting:
-            self._end(Outcome(run, state_of(run), reason="stopped before its turn"))
+            self._end(RunOutcome(run, state_of(run), reason="stopped before its turn"))
         return self._outcomes
 
     def _start_ready(self) -> None:
@@ -136,7 +136,7 @@ class _Execution:
         while dropped := [run for run in self._waiting if self._source_failed(run)]:
             for run in dropped:
                 self._waiting.remove(run)
-                self._end(Outcome(run, state_of(run), reason=f"{run.after}, which it starts from, did not finish"))
+                self._end(RunOutcome(run, state_of(run), reason=f"{run.after}, which it starts from, did not finish"))
         for run in list(self._waiting):
             unfinished = {*self._working, *(other.name for other in self._waiting)}
             if len(self._working) < self._jobs and run.after not in unfinished:
@@ -156,10 +156,10 @@ class _Execution:
             state, reason = state_of(run), ""
             if state is not State.finished:
                 reason = "interrupted" if asked or code == INTERRUPTED else _describe_exit(code)
-            self._end(Outcome(run, state, time.monotonic() - began, reason))
+            self._end(RunOutcome(run, state, time.monotonic() - began, reason))
         return bool(ended)
 
-    def _end(self, outcome: Outcome) -> None:
+    def _end(self, outcome: RunOutcome) -> None:
         self._outcomes.append(outcome)
         self._watcher.ended(outcome)
 

@@ -1,25 +1,24 @@
-"""From a plan to its runs: which settings each has, where it lives, and what is there of it already. Loads no torch."""
+"""Runs of a plan: their settings, folders and states. Loads no torch."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any
 
-from tost._yaml import write_value
+from tost._yaml import flatten, write_value
 from tost.errors import ConfigError
 from tost.recipes import load_config
 from tost.sweep.plan import Arm, Plan
 from tost.train.config import RunConfig
+from tost.train.history import read_record
 
-__all__ = ["Run", "State", "check_folders", "expand", "read_record", "run_name", "select", "state_of", "unfinished"]
+__all__ = ["Run", "State", "check_folders", "expand", "run_name", "select", "state_of", "unfinished"]
 
 OUTPUT = "output.txt"
-"""What a run's process says, beside the files that the run itself writes."""
+"""Output of a run's process, beside the files that the run itself writes."""
 
 _SEED = "train.seed"
 _START = "train.init_from"
@@ -221,15 +220,6 @@ def state_of(run: Run) -> State:
     return State(status) if status in (State.failed, State.finished) else State.interrupted
 
 
-def read_record(path: Path) -> dict[str, Any]:
-    """Return the content of a JSON file of a run; nothing if there is no readable one."""
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return content if isinstance(content, dict) else {}
-
-
 def check_folders(runs: Sequence[Run]) -> None:
     """Make sure that what the folders hold already was made with the settings that are asked for now.
 
@@ -249,10 +239,10 @@ def _difference(run: Run) -> str:
         return ""
     try:
         # Read anew, not compared by the stored hash: a key that this version added has its default in both.
-        there = _flat(load_config(str(path)).model_dump(mode="json"))
+        there = flatten(load_config(str(path)).model_dump(mode="json"))
     except ConfigError as error:
         return f"its config.yaml is not usable by this version: {error!s}".replace("\n", "\n    ")
-    here = _flat(run.settings.model_dump(mode="json"))
+    here = flatten(run.settings.model_dump(mode="json"))
     different = [
         f"{key} is {write_value(there.get(key))} there and {write_value(here.get(key))} now"
         for key in dict.fromkeys([*there, *here])
@@ -261,11 +251,3 @@ def _difference(run: Run) -> str:
     shown = different[:_MOST_DIFFERENCES]
     more = f"; and {len(different) - len(shown)} more" if len(different) > len(shown) else ""
     return "; ".join(shown) + more
-
-
-def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Return nested dictionaries as one, by dotted key."""
-    flat: dict[str, Any] = {}
-    for key, value in values.items():
-        flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {prefix + key: value}
-    return flat

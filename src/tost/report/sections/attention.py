@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from tost._text import UNKNOWN, byte_size, duration, real
 from tost.report.bench import BenchRecord
 from tost.report.charts import Axis, Series, line_chart
-from tost.report.html import UNKNOWN, bytes_of, cut, duration, real, table
+from tost.report.html import cut, table
 
 __all__ = ["attention_figures", "attention_sentences"]
 
@@ -138,7 +139,7 @@ def _table(figure: _Figure, title: str) -> str:
     for point in figure.points:
         written = cut(point.note, 60) or UNKNOWN
         if point.seconds is not None:
-            written = f"{duration(point.seconds)}, {bytes_of(point.peak_bytes)}"
+            written = f"{duration(point.seconds)}, {byte_size(point.peak_bytes)}"
         cells.setdefault(point.sizes[figure.axis], {})[point.contender] = written
     rows = [[f"{place:,}", *(found.get(name, UNKNOWN) for name in names)] for place, found in cells.items()]
     headers = [_AXES[figure.axis], *(_LABELS.get(name, name) for name in names)]

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from tost._text import UNKNOWN, byte_size, duration, number, real
+from tost._yaml import flatten
 from tost.report.bench import BenchRecord
 from tost.report.charts import Axis, Series, line_chart
-from tost.report.html import UNKNOWN, bytes_of, cut, definitions, details, duration, note, number, real, table, text
+from tost.report.html import cut, definitions, details, note, table, text
 from tost.report.sections.attention import attention_figures, attention_sentences
 
 __all__ = ["measurement", "speed_sentences"]
@@ -171,7 +173,7 @@ def _explain(record: BenchRecord) -> str:
 
 def _any_rows(record: BenchRecord) -> str:
     """Return rows of a kind that this page has no chart for, as they are."""
-    flat = [_flat(row) for row in record.rows[:_MOST_ROWS]]
+    flat = [flatten(row, " ") for row in record.rows[:_MOST_ROWS]]
     found = dict.fromkeys(key for row in flat for key in row if not key.endswith(_SPREAD))
     keys = list(found)[:_MOST_COLUMNS]
     if not keys:
@@ -182,19 +184,12 @@ def _any_rows(record: BenchRecord) -> str:
     return table([key.replace("_", " ") for key in keys], rows, caption=f"As measured.{more}")
 
 
-def _flat(row: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for key, value in row.items():
-        found |= _flat(value, f"{prefix}{key} ") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
-    return found
-
-
 def _cell(key: str, value: object) -> str:
     if isinstance(value, int | float) and not isinstance(value, bool):
         return (
             duration(value)
             if "seconds" in key and "count" not in key
-            else bytes_of(value)
+            else byte_size(value)
             if "bytes" in key
             else number(value)
         )

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
+from tost._text import byte_size, duration, number, percent, rounded
+from tost._yaml import flatten
 from tost.data import find_data
 from tost.errors import ConfigError
 from tost.models import model_spec
 from tost.report.charts import Axis, Series, line_chart
-from tost.report.html import bytes_of, count, definitions, duration, note, number, share, table, text
+from tost.report.html import definitions, note, table, text
 from tost.report.runs import LAYERS, RunRecord
 
 __all__ = ["curves", "group_title", "groups", "judgement", "metric_text", "results", "trained"]
@@ -44,7 +46,7 @@ def group_title(subject: tuple[str, str]) -> str:
 
 def metric_text(name: str, value: object) -> str:
     """Write the value of a metric."""
-    return share(value) if name.startswith("accuracy") else number(value)
+    return percent(value) if name.startswith("accuracy") else number(value)
 
 
 def judgement(runs: Sequence[RunRecord]) -> str:
@@ -75,10 +77,10 @@ def results(runs: Sequence[RunRecord]) -> str:
     for run in runs:
         best = run.best(metric, mode)
         shown = UNSEEN if best is None else f"{metric_text(metric, best[1])} (step {best[0]:,.0f})"
-        row = [run.name, _model_name(run), count(run.summary.get("parameters")), number(run.last_step)]
+        row = [run.name, _model_name(run), rounded(run.summary.get("parameters")), number(run.last_step)]
         row += [metric_text(metric, run.final.get(metric)), shown]
         row += [metric_text(name, run.final.get(name)) for name in others]
-        row += [_time(run), bytes_of(run.summary.get("peak_memory_bytes"))]
+        row += [_time(run), byte_size(run.summary.get("peak_memory_bytes"))]
         row += [run.status] if open_ended else []
         rows.append(row)
     ended = {place: run.final[metric] for place, run in enumerate(runs) if metric in run.final}
@@ -91,7 +93,7 @@ def results(runs: Sequence[RunRecord]) -> str:
 
 def _fairness(runs: Sequence[RunRecord]) -> str:
     """Say in which settings runs that stand side by side differ."""
-    known = [_flat(run.config) for run in runs if run.config]
+    known = [flatten(run.config) for run in runs if run.config]
     if len(known) < 2:
         return ""
     keys = dict.fromkeys(key for settings in known for key in settings)
@@ -101,13 +103,6 @@ def _fairness(runs: Sequence[RunRecord]) -> str:
         return note("These runs differ in nothing but the model: data, steps, batches and recipe are the same.")
     listed = ", ".join(recipe[:_MOST_KEYS]) + (" and more" if len(recipe) > _MOST_KEYS else "")
     return note(f"These runs differ not only in the model but also in {listed}.")
-
-
-def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for key, value in values.items():
-        found |= _flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
-    return found
 
 
 def _time(run: RunRecord) -> str:
@@ -124,7 +119,7 @@ def trained(run: RunRecord) -> str:
         return "".join(parts)
     facts = {
         "model": _model(run),
-        "parameters": count(run.summary.get("parameters")),
+        "parameters": rounded(run.summary.get("parameters")),
         "data": _data(run),
         "training": _training(run),
         "optimiser": _optimiser(run),
@@ -172,7 +167,7 @@ def _training(run: RunRecord) -> str:
     parts += [f"seed {run.setting('train.seed', 0)}"]
     if speeds := [value for _, value in run.training_curve("tokens_per_second")]:
         unit = {"img": "images"}.get(str(run.steps[-1].get("unit", "tok")), "tokens")
-        parts.append(f"{count(sorted(speeds)[len(speeds) // 2])} {unit} per second (median)")
+        parts.append(f"{rounded(sorted(speeds)[len(speeds) // 2])} {unit} per second (median)")
     return ", ".join(parts)
 
 

@@ -1,4 +1,4 @@
-"""How the results of a sweep are told: a table, sentences that are computed, and text with numbers filled in."""
+"""Summarize a sweep: a table, statements computed from the results, and commentary with numbers filled in."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ import math
 import re
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from difflib import get_close_matches
+from functools import partial
 from operator import add, mul, sub, truediv
+from statistics import fmean
 from typing import Any
 
+from tost._text import Table, closest, count
 from tost.errors import ConfigError
 from tost.sweep.plan import Plan
-from tost.sweep.tasks import task_headers, task_rows, task_statement
 
-__all__ = ["Table", "fill", "page", "section", "statements", "table"]
+__all__ = ["averages", "fill", "page", "section", "statements", "table"]
 
 INTRODUCTION = """# Results
 
@@ -41,20 +41,6 @@ _PLACEHOLDER = re.compile(r"\{\{|\}\}|\{([^{}]*)\}")
 _HAND_TYPED = re.compile(r"\d+\.\d+|\d+(?:\.\d+)? ?%")
 
 
-@dataclass(frozen=True)
-class Table:
-    """Headers, rows of text, and how many columns on the left hold words."""
-
-    headers: list[str]
-    rows: list[list[str]]
-    labels: int = 1
-
-    def markdown(self) -> str:
-        """Return the table in Markdown."""
-        rule = ["---" if column < self.labels else "---:" for column in range(len(self.headers))]
-        return "\n".join(f"| {' | '.join(cells)} |" for cells in (self.headers, rule, *self.rows))
-
-
 def table(results: Mapping[str, Any]) -> Table:
     """Return the table of a sweep: one row per arm; over several tasks, one row per setting and one column per task.
 
@@ -63,7 +49,7 @@ def table(results: Mapping[str, Any]) -> Table:
     """
     plan = _plan(results)
     if plan.tasks:
-        return Table(task_headers(plan), task_rows(results, plan))
+        return _task_table(results, plan)
     has_reference = any(arm.reference is not None for arm in plan.arms.values())
     metric = plan.metric + (" %" if plan.percent else "")
     headers = ["arm", "parameters", "steps", "seeds", metric, "best", *(["reported"] if has_reference else [])]
@@ -75,7 +61,73 @@ def table(results: Mapping[str, Any]) -> Table:
         if has_reference:
             row.append(_UNKNOWN if arm.reference is None else f"{arm.reference:g}")
         rows.append(row)
-    return Table(headers, rows)
+    return Table(headers=headers, rows=rows, title=plan.title)
+
+
+def averages(values: Mapping[str, float | None], plan: Plan) -> tuple[float | None, float | None]:
+    """Return two averages over tasks.
+
+    Published tables of the Long-Range Arena mix two averages: over five tasks, and over six with a failed Path-X
+    counted at chance. Both are shown, for what was measured and for what was reported.
+
+    Args:
+        values: What was reached, by task, as it is shown; None for a task without a result.
+        plan: Plan with the tasks, which of them are extra, and what guessing reaches.
+
+    Returns:
+        The mean over the tasks that are not extra, and the mean over all with an extra task that has no result counted
+        at chance. None where a task that is not extra has no result.
+    """
+    core = [values.get(name) for name, task in plan.tasks.items() if not task.extra]
+    known = [value for value in core if value is not None]
+    if not core or len(known) < len(core):
+        return None, None
+    extra = [(values.get(name), task.chance) for name, task in plan.tasks.items() if task.extra]
+    return fmean(known), fmean([*known, *(chance if value is None else value for value, chance in extra)])
+
+
+def _task_table(results: Mapping[str, Any], plan: Plan) -> Table:
+    """Return a row per setting, below it one with what was reported for it, if anything; averages on the right."""
+    core = sum(not task.extra for task in plan.tasks.values())
+    sizes = dict.fromkeys([core, len(plan.tasks)])
+    rows = []
+    for setting in dict.fromkeys(plan.task_of(arm)[1] for arm in plan.arms):
+        arms = {task: f"{task}_{setting}" for task in plan.tasks if f"{task}_{setting}" in plan.arms}
+        found = {task: results["arms"][arm]["metrics"].get(plan.metric) for task, arm in arms.items()}
+        means = {task: spread["mean"] * plan.shown for task, spread in found.items() if spread}
+        reported = {task: plan.arms[arm].reference for task, arm in arms.items()}
+        cells = [_spread(found.get(task), partial(_two_decimals, scale=plan.shown)) for task in plan.tasks]
+        rows.append([setting, *cells, *map(_two_decimals, averages(means, plan)[: len(sizes)])])
+        if any(value is not None for value in reported.values()):
+            numbers = [*(reported.get(task) for task in plan.tasks), *averages(reported, plan)[: len(sizes)]]
+            rows.append([f"{setting}, reported", *map(_two_decimals, numbers)])
+    headers = ["setting", *plan.tasks, *(f"mean of {size}" for size in sizes)]
+    return Table(headers=headers, rows=rows, title=plan.title)
+
+
+def _two_decimals(value: float | None, scale: float = 1.0) -> str:
+    return _UNKNOWN if value is None else f"{value * scale:.2f}"
+
+
+def _spread(spread: Mapping[str, float | None] | None, write: Callable[[float], str]) -> str:
+    """Write mean and standard deviation, if there are any."""
+    if spread is None or spread["mean"] is None:
+        return _UNKNOWN
+    text = write(spread["mean"])
+    return text if spread["std"] is None else f"{text} ± {write(spread['std'])}"
+
+
+def _task_statement(plan: Plan) -> str:
+    """Explain the two averages; empty if they are one."""
+    extra = {name: task.chance for name, task in plan.tasks.items() if task.extra}
+    if not extra:
+        return ""
+    core = len(plan.tasks) - len(extra)
+    levels = ", ".join(f"{name} at {chance:g}" for name, chance in extra.items())
+    return (
+        f"The mean of {core} leaves out {', '.join(extra)}; the mean of {len(plan.tasks)} counts it, and where there "
+        f"is no result counts it at chance ({levels}). Published averages are of either kind."
+    )
 
 
 def statements(results: Mapping[str, Any]) -> list[str]:
@@ -95,7 +147,7 @@ def statements(results: Mapping[str, Any]) -> list[str]:
         said.append(_compare_parameters({name: found["parameters"] for name, found in done.items()}, scope))
         said.append(_compare_steps(done, scope))
     if plan.tasks:
-        said += [f"The {plan.metric} is that of the last step.", *filter(None, [task_statement(plan)])]
+        said += [f"The {plan.metric} is that of the last step.", *filter(None, [_task_statement(plan)])]
     elif done:
         at_any_step = any(_has_best(found, plan) for found in done.values())
         best = "evaluation of any seed, chosen on the data that it is measured on" if at_any_step else "seed"
@@ -122,10 +174,7 @@ def _count(value: int | None) -> str:
 
 def _mean(found: Mapping[str, Any], plan: Plan) -> str:
     spread = found["metrics"].get(plan.metric)
-    if spread is None:
-        return _UNKNOWN
-    text = _number(spread["mean"], plan)
-    return text if spread["std"] is None else f"{text} ± {_number(spread['std'], plan, like=spread['mean'])}"
+    return _spread(spread, partial(_number, plan=plan, like=spread["mean"] if spread else None))
 
 
 def _best(found: Mapping[str, Any], plan: Plan) -> str:
@@ -211,8 +260,7 @@ def _provenance(results: Mapping[str, Any]) -> str:
 
 
 def _machine(machine: Mapping[str, Any]) -> str:
-    threads = "1 thread" if machine["threads"] == 1 else f"{machine['threads']} threads"
-    return f"{machine['cpu']}, {threads}, torch {machine['torch']}, tost {machine['tost']}"
+    return f"{machine['cpu']}, {count(machine['threads'], 'thread')}, torch {machine['torch']}, tost {machine['tost']}"
 
 
 def fill(text: str, results: Mapping[str, Any]) -> str:
@@ -287,8 +335,8 @@ def _evaluate(expression: str, values: Mapping[str, float | None]) -> float:
 
 def _look_up(name: str, values: Mapping[str, float | None]) -> float:
     if name not in values:
-        close = get_close_matches(name, values, n=1)
-        meant = f"did you mean {close[0]}?" if close else f"the names look like {next(iter(values))}"
+        close = closest(name, values)
+        meant = f"did you mean {close}?" if close else f"the names look like {next(iter(values))}"
         raise ConfigError(f"{{{name}}}: there is no such number in the results; {meant}")
     value = values[name]
     if value is None:
