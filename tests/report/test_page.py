@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from tests.report.folders import bench, write_bench, write_run
 from tests.report.reading import Reading, complaints
-from tost._text import duration, number
+from tost._text import byte_size, duration, number, percent, rounded
 from tost.errors import ConfigError, StorageError
 from tost.report import (
     BenchRecord,
