@@ -1,18 +1,21 @@
 """What is measured about attention layers side by side: the paper's four figures, whole base models, one layer alone.
 
-This file imports no torch, because the command line reads the names from it before it knows what to do.
+Loads no torch: the command line is made from it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from itertools import product
+from typing import Annotated
 
+from tost.bench.harness.benchmark import Benchmark, Option
 from tost.errors import ConfigError
 
 __all__ = [
+    "BENCHMARK",
     "CAUSAL_CONTENDERS",
     "CONTENDERS",
     "PAPER_DEPTH",
@@ -68,7 +71,7 @@ class Figure(StrEnum):
 
     @property
     def contenders(self) -> tuple[str, ...]:
-        """Who is in it; the first is compared with the others."""
+        """The contenders in it; the first is compared with the others."""
         return CAUSAL_CONTENDERS if self in (Figure.CAUSAL, Figure.BASE) else CONTENDERS
 
 
@@ -163,26 +166,39 @@ class Shape:
     passes: tuple[bool, ...] = (False,)
     vocab_size: int = 50_304
 
+    def point(self, figure: Figure, contender: str, *, tokens: int, width: int, training: bool) -> Point:
+        """Return one contender at one of the sizes."""
+        return Point(
+            figure=figure,
+            contender=contender,
+            tokens=tokens,
+            width=width,
+            heads=self.heads,
+            depth=self.depth,
+            training=training,
+            vocab_size=self.vocab_size,
+        )
 
-_LENGTHS = (1024, 2048, 4096, PAPER_TOKENS, 16_384)
+
+_STANDARD_SHAPES = {
+    Figure.ALONE: Shape(
+        tokens=(1024, 4096, PAPER_TOKENS, 16_384), widths=(384,), heads=8, depth=1, passes=(False, True)
+    ),
+    Figure.TOKENS: Shape(tokens=(1024, 2048, 4096, PAPER_TOKENS, 16_384), widths=(384,), heads=8),
+    Figure.WIDTH: Shape(tokens=(4096,), widths=(96, 192, 384, 768, 1536), heads=8),
+    # Twelve layers of this width take minutes on a CPU and show the same: layers follow one another.
+    Figure.LARGE: Shape(tokens=(512, 1024, 2048, 4096, 8192), widths=(4096,), heads=32, depth=1),
+    Figure.CAUSAL: Shape(tokens=(1024, 2048, 4096, 8192, 16_384), widths=(768,), heads=12),
+    Figure.BASE: Shape(tokens=(2048, 4096, 8192), widths=(768,), heads=12),
+}
 
 
-def _standard_shapes() -> dict[Figure, Shape]:
-    return {
-        Figure.ALONE: Shape(
-            tokens=(1024, 4096, PAPER_TOKENS, 16_384),
-            widths=(384,),
-            heads=8,
-            depth=1,
-            passes=(False, True),
-        ),
-        Figure.TOKENS: Shape(tokens=_LENGTHS, widths=(384,), heads=8),
-        Figure.WIDTH: Shape(tokens=(4096,), widths=(96, 192, 384, 768, 1536), heads=8),
-        # Twelve layers of this width take minutes on a CPU and tell the same: layers follow one another.
-        Figure.LARGE: Shape(tokens=(512, 1024, 2048, 4096, 8192), widths=(4096,), heads=32, depth=1),
-        Figure.CAUSAL: Shape(tokens=(1024, 2048, 4096, 8192, 16_384), widths=(768,), heads=12),
-        Figure.BASE: Shape(tokens=(2048, 4096, 8192), widths=(768,), heads=12),
-    }
+def _bytes(gigabytes: float) -> int:
+    return int(1e9 * gigabytes)
+
+
+def _seconds(minutes: float) -> float:
+    return 60 * minutes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -190,39 +206,58 @@ class AttentionScale:
     """How much is measured, and for how long.
 
     Attributes:
+        figure: Figures to measure.
+        device: ``cpu`` or ``cuda``; ``auto`` until it is chosen.
+        limit_seconds: A point whose single pass is expected to take longer is left out, with a note.
+        limit_bytes: The same for the memory that it is expected to need; None for three quarters of what is free.
+        total_seconds: After this long what is left is left out, with a note.
         shapes: Figures with their sizes, in the order in which they are measured.
         pass_seconds: Passes are repeated for about this long; one that takes longer by itself is timed once.
         least_repeats: Timed passes, at least, of those that are repeated.
         most_repeats: Timed passes, at most.
         rounds: Pairs of runs of ToST and softmax attention in the figure `alone`; 0 for none.
-        limit_seconds: A point whose single pass is expected to take longer is left out, and says so.
-        limit_bytes: The same for the memory that it is expected to need; None for three quarters of what is free.
-        total_seconds: After this long what is left is left out, and says so.
-        device: ``cpu`` or ``cuda``.
     """
 
-    shapes: Mapping[Figure, Shape] = field(default_factory=_standard_shapes)
+    figure: Annotated[tuple[Figure, ...], Option("Figure; repeat for more.", default="all", stored=False)] = tuple(
+        Figure
+    )
+    device: Annotated[Device, Option("Where; auto takes a GPU if there is one.", selects=False)] = Device.AUTO
+    limit_seconds: Annotated[float, Option("Leave out slower passes.", metavar="S", least=0, selects=False)] = 60.0
+    limit_bytes: Annotated[
+        int | None,
+        Option(
+            "Leave out what needs more.",
+            metavar="GB",
+            flag="limit-gb",
+            reads=float,
+            convert=_bytes,
+            least=0,
+            default="3/4 of what is free",
+            selects=False,
+        ),
+    ] = None
+    total_seconds: Annotated[
+        float,
+        Option(
+            "Start nothing after this long.",
+            metavar="M",
+            flag="minutes",
+            reads=float,
+            convert=_seconds,
+            least=0,
+            default="26",
+            selects=False,
+        ),
+    ] = 26 * 60.0
+    shapes: Mapping[Figure, Shape] = field(default_factory=lambda: dict(_STANDARD_SHAPES))
     pass_seconds: float = 2.0
     least_repeats: int = 3
     most_repeats: int = 50
     rounds: int = 5
-    limit_seconds: float = 60.0
-    limit_bytes: int | None = None
-    total_seconds: float = 26 * 60.0
-    device: str = "cpu"
 
     @classmethod
-    def standard(cls, device: str = "cpu") -> AttentionScale:
-        """Return the scale of the published figures; where there is a GPU the wide layers come twelve deep too."""
-        shapes = _standard_shapes()
-        if device == "cuda":
-            wide = shapes[Figure.LARGE]
-            shapes[Figure.LARGE] = Shape(tokens=wide.tokens, widths=wide.widths, heads=wide.heads)
-        return cls(shapes=shapes, device=device)
-
-    @classmethod
-    def quick(cls, device: str = "cpu") -> AttentionScale:
-        """Return a scale for a demonstration: the same figures with short sequences, few layers and few runs."""
+    def quick(cls) -> AttentionScale:
+        """Short sequences, few runs: a demonstration."""
         lengths = (256, 512)
         shapes = {
             Figure.ALONE: Shape(tokens=lengths[-1:], widths=(64,), heads=4, depth=1, passes=(False, True)),
@@ -232,29 +267,30 @@ class AttentionScale:
             Figure.CAUSAL: Shape(tokens=lengths, widths=(64,), heads=4, depth=2),
             Figure.BASE: Shape(tokens=lengths[-1:], widths=(64,), heads=4, depth=2, vocab_size=256),
         }
-        return cls(shapes=shapes, pass_seconds=0.1, most_repeats=5, rounds=3, device=device)
+        return cls(shapes=shapes, pass_seconds=0.1, most_repeats=5, rounds=3)
 
-    def only(self, figures: Sequence[Figure]) -> dict[Figure, Shape]:
-        """Return the sizes of some of the figures, in the usual order."""
-        return {figure: shape for figure, shape in self.shapes.items() if figure in figures}
+    def on(self, device: str) -> AttentionScale:
+        """Return what is measured on a device: the chosen figures, and on a GPU the wide layers twelve deep too."""
+        shapes = {figure: shape for figure, shape in self.shapes.items() if figure in self.figure}
+        if device == "cuda" and shapes.get(Figure.LARGE) == _STANDARD_SHAPES[Figure.LARGE]:
+            shapes[Figure.LARGE] = replace(shapes[Figure.LARGE], depth=PAPER_DEPTH)
+        return replace(self, device=Device(device), shapes=shapes)
 
     @property
     def points(self) -> list[Point]:
         """Everything to be measured, in order: within a figure short ones first, all contenders of a size together."""
-        found = []
-        for figure, shape in self.shapes.items():
-            for training, N, C in product(shape.passes, shape.tokens, shape.widths):
-                found += [
-                    Point(
-                        figure=figure,
-                        contender=name,
-                        tokens=N,
-                        width=C,
-                        heads=shape.heads,
-                        depth=shape.depth,
-                        training=training,
-                        vocab_size=shape.vocab_size,
-                    )
-                    for name in figure.contenders
-                ]
-        return found
+        return [
+            shape.point(figure, name, tokens=N, width=C, training=training)
+            for figure, shape in self.shapes.items()
+            for training, N, C in product(shape.passes, shape.tokens, shape.widths)
+            for name in figure.contenders
+        ]
+
+
+BENCHMARK = Benchmark(
+    name="attention",
+    help="Time ToST, ViT, CRATE, XCiT and GPT-2 attention by size, with memory and roofline.",
+    scale=AttentionScale,
+    measurement="tost.bench.attention.tables:AttentionMeasurement",
+    files="JSON, Markdown and plots",
+)

@@ -1,93 +1,78 @@
 """Attention layers side by side, one process per point: time and memory, beside what the layers cost on paper.
 
-The first four figures are the paper's: attention layers alone, forward, batch 1. Two are ours: whole base models, for
-the paper's table of relative cost, and one layer alone in both passes. What would take too long or too much memory is
-left out before it is tried, and its row says what was expected.
+The first four figures are the paper's: attention layers alone, forward, batch 1. Two are additional: whole base models,
+for the paper's table of relative cost, and one layer alone in both passes. What would take too long or too much memory
+is left out before it is tried, and its row has what was expected.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
-import psutil
 import torch
 
-from tost.bench.attention.cases import CONTENDERS, PAPER_TOKENS, SUMMARIES, AttentionScale, Figure, Point
+from tost.bench.attention.cases import CONTENDERS, PAPER_TOKENS, AttentionScale, Figure, Point
 from tost.bench.attention.cost import Cost, point_cost
-from tost.bench.attention.point import Job, Outcome, Roofline, Work, run_job
-from tost.bench.harness.environment import Environment
-from tost.bench.harness.gate import GateResult
-from tost.bench.harness.timing import Clock, Spread, Trial, interleave, ratios, spread, warm_up
-from tost.errors import ConfigError, TostError
+from tost.bench.attention.layers import build_layers
+from tost.bench.harness.device import free_bytes, wait_for
+from tost.bench.harness.memory import keep_freed_memory, kept_bytes, watch_peak
+from tost.bench.harness.passes import layer_trial
+from tost.bench.harness.timing import Clock, Spread, Trial, interleave, ratios, spread, spread_of, timed, warm_up
+from tost.bench.harness.worker import run_in_process
+from tost.errors import TostError
 
 __all__ = [
-    "AttentionReport",
+    "AttentionResults",
     "AttentionRow",
+    "Job",
+    "Machine",
     "Pair",
-    "choose_device",
-    "free_bytes",
+    "PointUsage",
+    "Roofline",
+    "Work",
     "measure_attention",
     "measure_pairs",
+    "measure_point",
+    "measure_roofline",
+    "point_in_process",
+    "roofline_in_process",
 ]
 
 _START_SECONDS = 30.0  # a process may take this long to load and to build its layers
 _PAIRED = CONTENDERS[:2]
-
-
-class RunJob(Protocol):
-    """Measures a point elsewhere."""
-
-    def __call__(self, job: Job, *, timeout: float) -> Outcome:
-        """See `tost.bench.attention.point.run_job`."""
+_SHORT = 16  # tokens of the pass that comes first, to load what is loaded on first use
 
 
 @dataclass(frozen=True, kw_only=True)
-class AttentionRow:
+class AttentionRow(Point):
     """One contender at one size.
 
     Attributes:
-        point: What was to be measured.
-        cost: Operations and bytes on paper.
-        bound_seconds: The least time that the machine's peaks allow for them.
+        flops: Operations on paper.
+        product_flops: Those in matrix products.
+        bytes_moved: Bytes that go to and from main memory on paper.
+        roofline_seconds: The least time that the machine's peaks allow for them.
         seconds: One pass; None if it was left out or failed.
+        times_roofline: Measured time over the least; 1 would be the machine's peak.
         peak_bytes: By how much the memory of a fresh process grew during its first pass.
         kept_bytes: What the forward pass keeps for the backward pass; None without one.
         weight_bytes: Size of the parameters.
         note: Why something is missing, with what was expected.
     """
 
-    point: Point
-    cost: Cost
-    bound_seconds: float
+    flops: int
+    product_flops: int
+    bytes_moved: int
+    roofline_seconds: float
     seconds: Spread | None = None
+    times_roofline: float | None = None
     peak_bytes: int | None = None
     kept_bytes: int | None = None
     weight_bytes: int | None = None
     note: str = ""
-
-    @property
-    def distance(self) -> float | None:
-        """Measured time over the bound; 1 would be the machine's peak."""
-        return self.seconds.median / self.bound_seconds if self.seconds else None
-
-    def to_json(self) -> dict[str, object]:
-        """Return one flat object of plain types."""
-        return {
-            **asdict(self.point),
-            "flops": self.cost.flops,
-            "product_flops": self.cost.products,
-            "bytes_moved": self.cost.moved,
-            "roofline_seconds": self.bound_seconds,
-            "seconds": asdict(self.seconds) if self.seconds else None,
-            "times_roofline": self.distance,
-            "peak_bytes": self.peak_bytes,
-            "kept_bytes": self.kept_bytes,
-            "weight_bytes": self.weight_bytes,
-            "note": self.note,
-        }
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,77 +92,162 @@ class Pair:
     ratio: Spread
 
 
+@dataclass(frozen=True, kw_only=True)
+class Roofline:
+    """The best that this machine does: operations per second in a matrix product, bytes per second in a copy."""
+
+    flops_per_second: float
+    bytes_per_second: float
+
+    def bound(self, cost: Cost) -> float:
+        """Return the seconds that nothing can beat: ``max(operations / rate, bytes / bandwidth)``.
+
+        Data that a cache still holds need not be moved, so that short sequences may come below the second.
+        """
+        return max(cost.flops / self.flops_per_second, cost.moved / self.bytes_per_second)
+
+
 @dataclass(kw_only=True)
-class AttentionReport:
-    """A measurement together with everything needed to judge it."""
+class AttentionResults:
+    """Everything measured so far."""
 
-    command: str
-    environment: Environment
-    gate: GateResult
-    scale: AttentionScale
-    theme: str = "attention"
-    accelerator: str | None = None
-    roofline: Roofline | None = None
-    rows: list[AttentionRow] = field(default_factory=list)
-    pairs: list[Pair] = field(default_factory=list)
-    complete: bool = False
     elapsed_seconds: float = 0.0
-
-    @property
-    def stem(self) -> str:
-        """File name without its ending: theme, hardware and month."""
-        machine = self.environment.slug if self.accelerator is None else self.accelerator.lower().replace(" ", "-")
-        return f"{self.theme}_{machine}_{self.environment.month}"
-
-    @property
-    def machine(self) -> str:
-        """One line: hardware and versions."""
-        return self.environment.summary + (f" | {self.accelerator}" if self.accelerator else "")
-
-    def to_json(self) -> dict[str, object]:
-        """Return one object of plain types; times are in seconds. Behind a red gate there are no times."""
-        green = self.gate.passed
-        shapes = {figure.value: asdict(shape) for figure, shape in self.scale.shapes.items()}
-        return {
-            "theme": self.theme,
-            "complete": self.complete,
-            "command": self.command,
-            "elapsed_seconds": round(self.elapsed_seconds, 1),
-            "environment": asdict(self.environment),
-            "accelerator": self.accelerator,
-            "gate": self.gate.to_json(),
-            "scale": {**asdict(replace(self.scale, shapes={})), "shapes": shapes},
-            "contenders": SUMMARIES,
-            "roofline": asdict(self.roofline) if self.roofline and green else None,
-            "pairs": [asdict(pair) for pair in self.pairs] if green else [],
-            "rows": [row.to_json() for row in self.rows] if green else [],
-        }
+    roofline: Roofline | None = None
+    pairs: list[Pair] = field(default_factory=list)
+    rows: list[AttentionRow] = field(default_factory=list)
 
 
-def choose_device(wanted: str) -> tuple[str, str | None]:
-    """Return the device to use, and the name of the GPU if it is one.
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """A point, and how to measure it; `AttentionScale` explains the other fields."""
+
+    point: Point
+    device: str = "cpu"
+    pass_seconds: float = 2.0
+    least_repeats: int = 3
+    most_repeats: int = 50
+
+
+@dataclass(frozen=True, kw_only=True)
+class PointUsage:
+    """What a point took.
+
+    Attributes:
+        seconds: Timed passes.
+        peak_bytes: By how much memory grew at most during a pass. Weights and input exist before, gradients do not.
+        kept_bytes: What the forward pass keeps for the backward pass; None without one.
+        weight_bytes: Size of the parameters.
+    """
+
+    seconds: tuple[float, ...]
+    peak_bytes: int
+    kept_bytes: int | None
+    weight_bytes: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Machine:
+    """What to measure a device with: square matrices of `size` rows, and a copy that fits into no cache."""
+
+    device: str = "cpu"
+    size: int = 2048
+    megabytes: int = 256
+
+
+class Work:
+    """The layers of a point, with their input.
 
     Args:
-        wanted: ``auto``, ``cpu`` or ``cuda``.
+        point: What to build.
+        device: Where.
+
+    Attributes:
+        trial: One pass, ready to be timed.
+    """
+
+    def __init__(self, point: Point, device: str = "cpu") -> None:
+        torch.manual_seed(0)
+        self.layers = build_layers(point).to(device).train(point.training)
+        if point.whole:
+            self.x = torch.randint(point.vocab_size, (1, point.tokens), device=device)
+        else:
+            self.x = torch.randn(1, point.tokens, point.width, device=device).requires_grad_(point.training)
+        cotangent = torch.randn_like(self.x) if point.training else None
+        self.training = point.training
+        self.trial = layer_trial(self.layers, self.x, cotangent, wait=wait_for(device))
+
+    def run_short(self) -> None:
+        """Take a pass on the first few tokens."""
+        with torch.set_grad_enabled(self.training):
+            short = self.layers(self.x[:, :_SHORT])
+            if self.training:
+                short.sum().backward()
+        self.trial.reset()
+
+    def kept(self) -> int | None:
+        """Return the bytes that a forward pass keeps for its backward pass; the input counts, parameters do not."""
+        if not self.training:
+            return None
+        return kept_bytes(lambda: self.layers(self.x), excluding=self.layers.parameters())
+
+
+def measure_point(job: Job) -> PointUsage:
+    """Measure a point in this process.
+
+    The first pass shows the memory, with a C library that returns freed blocks at once. A slow one is also the timed
+    one. Otherwise the library keeps freed blocks from then on, as it would by itself, and passes are repeated.
+    """
+    work = Work(job.point, job.device)
+    work.run_short()
+    kept = work.kept()
+    with watch_peak(job.device) as peak:
+        first = timed(work.trial)
+    seconds = [first]
+    if first <= job.pass_seconds:
+        keep_freed_memory()
+        timed(work.trial)
+        wanted = int(job.pass_seconds / max(first, 1e-9))
+        repeats = min(max(wanted, job.least_repeats), job.most_repeats)
+        seconds = [timed(work.trial) for _ in range(repeats)]
+    weights = sum(parameter.nbytes for parameter in work.layers.parameters())
+    return PointUsage(seconds=tuple(seconds), peak_bytes=peak.growth, kept_bytes=kept, weight_bytes=weights)
+
+
+def point_in_process(job: Job, *, timeout: float, limit_bytes: int | None = None) -> PointUsage:
+    """Measure a point in a fresh process; see `run_in_process`."""
+    label, device = job.point.label, job.device
+    return run_in_process(measure_point, job, label=label, timeout=timeout, device=device, limit_bytes=limit_bytes)
+
+
+def measure_roofline(machine: Machine) -> Roofline:
+    """Measure the machine: the best of several matrix products, and of several copies, in float32."""
+    size, device = machine.size, machine.device
+    left, right, result = (torch.randn(size, size, device=device) for _ in range(3))
+    source, target = (torch.ones(machine.megabytes << 18, device=device) for _ in range(2))
+
+    def best(call: Callable[[], object]) -> float:
+        return min(timed(Trial(call, wait=wait_for(device))) for _ in range(12))
+
+    product, copy = best(lambda: torch.mm(left, right, out=result)), best(lambda: target.copy_(source))
+    return Roofline(flops_per_second=2 * size**3 / product, bytes_per_second=2 * source.nbytes / copy)
+
+
+def roofline_in_process(device: str) -> Roofline:
+    """Measure the machine in a fresh process.
 
     Raises:
-        ConfigError: There is no GPU, but one was asked for.
+        TostError: It failed.
     """
-    present = torch.cuda.is_available()
-    if wanted == "cuda" and not present:
-        raise ConfigError("--device cuda was given, but torch finds no CUDA device here; use --device cpu or auto.")
-    if wanted == "cpu" or not present:
-        return "cpu", None
-    return "cuda", torch.cuda.get_device_name()
+    # A GPU needs larger matrices to show what it can do.
+    machine = Machine(device=device, size=8192 if device == "cuda" else 2048)
+    return run_in_process(measure_roofline, machine, label="measuring the machine", timeout=120.0)
 
 
-def free_bytes(device: str) -> int:
-    """Return the memory that is free now."""
-    if device == "cuda":
-        free: int = torch.cuda.mem_get_info()[0]
-        return free
-    available: int = psutil.virtual_memory().available
-    return available
+class InProcess(Protocol):
+    """Measures a point in another process; see `point_in_process`."""
+
+    def __call__(self, job: Job, *, timeout: float, limit_bytes: int | None = None) -> PointUsage:
+        """Return what the point took."""
 
 
 def measure_attention(
@@ -185,7 +255,7 @@ def measure_attention(
     roofline: Roofline,
     *,
     watch: Callable[[str], None],
-    in_process: RunJob = run_job,
+    in_process: InProcess = point_in_process,
     clock: Clock = time.perf_counter,
 ) -> Iterator[AttentionRow]:
     """Measure one point after the other.
@@ -193,7 +263,7 @@ def measure_attention(
     Args:
         scale: What to measure, and for how long.
         roofline: The machine's peaks.
-        watch: Gets a line when a point starts.
+        watch: Called with a line when a point starts.
         in_process: Measures a point in a process of its own.
         clock: Source of seconds.
 
@@ -206,14 +276,32 @@ def measure_attention(
     for point in scale.points:
         watch(point.label)
         cost = point_cost(point)
-        row = AttentionRow(point=point, cost=cost, bound_seconds=roofline.bound(cost))
+        row = AttentionRow(
+            **vars(point),
+            flops=cost.flops,
+            product_flops=cost.products,
+            bytes_moved=cost.moved,
+            roofline_seconds=roofline.bound(cost),
+        )
         # A contender goes on at the rate of its last point; the first of a line has only the machine's peaks to go by.
         rate = rates.get(point.series)
-        expected = cost.flops / rate if rate else row.bound_seconds
+        expected = cost.flops / rate if rate else row.roofline_seconds
         if note := _refusal(scale, cost, expected, limit_bytes, clock() - started):
             yield replace(row, note=note)
             continue
-        row = _measured(row, scale, limit_bytes, expected, in_process)
+        job = Job(
+            point=point,
+            device=scale.device,
+            pass_seconds=scale.pass_seconds,
+            least_repeats=scale.least_repeats,
+            most_repeats=scale.most_repeats,
+        )
+        timeout = _START_SECONDS + 3 * scale.limit_seconds
+        try:
+            row = _with_usage(row, in_process(job, timeout=timeout, limit_bytes=limit_bytes))
+        except TostError as error:
+            reason = str(error).removeprefix(f"{point.label}: ")
+            row = replace(row, note=f"{reason} (predicted {_seconds(expected)})")
         if row.seconds:
             rates[point.series] = cost.flops / row.seconds.median
         yield row
@@ -230,28 +318,15 @@ def _refusal(scale: AttentionScale, cost: Cost, expected: float, limit_bytes: in
     return ""
 
 
-def _measured(
-    row: AttentionRow, scale: AttentionScale, limit_bytes: int, expected: float, in_process: RunJob
-) -> AttentionRow:
-    job = Job(
-        point=row.point,
-        threads=torch.get_num_threads(),
-        device=scale.device,
-        pass_seconds=scale.pass_seconds,
-        least_repeats=scale.least_repeats,
-        most_repeats=scale.most_repeats,
-        limit_bytes=limit_bytes,
-    )
-    try:
-        outcome = in_process(job, timeout=_START_SECONDS + 3 * scale.limit_seconds)
-    except TostError as error:
-        return replace(row, note=f"{str(error).removeprefix(f'{row.point.label}: ')} (predicted {_seconds(expected)})")
+def _with_usage(row: AttentionRow, usage: PointUsage) -> AttentionRow:
+    seconds = spread(usage.seconds)
     return replace(
         row,
-        seconds=spread(outcome.seconds),
-        peak_bytes=outcome.peak_bytes,
-        kept_bytes=outcome.kept_bytes,
-        weight_bytes=outcome.weight_bytes,
+        seconds=seconds,
+        times_roofline=seconds.median / row.roofline_seconds,
+        peak_bytes=usage.peak_bytes,
+        kept_bytes=usage.kept_bytes,
+        weight_bytes=usage.weight_bytes,
     )
 
 
@@ -264,11 +339,12 @@ def measure_pairs(
 ) -> Iterator[Pair]:
     """Time one layer of ToST and of softmax attention in turns, at the length that the paper speaks of.
 
-    Processes that run one after the other may meet different weather; here a ratio compares two runs of one round.
+    Processes that run one after the other may find the machine differently busy; here a ratio compares two runs of one
+    round.
 
     Args:
         scale: Gives the sizes of the figure `alone`; without it nothing is measured.
-        watch: Gets a line when a pair starts.
+        watch: Called with a line when a pair starts.
         clock: Source of seconds.
 
     Yields:
@@ -282,35 +358,14 @@ def measure_pairs(
         watch(f"{' and '.join(_PAIRED)} in turns, N={tokens}{', training step' * training}")
         trials = {}
         for name in _PAIRED:
-            point = Point(
-                figure=Figure.ALONE,
-                contender=name,
-                tokens=tokens,
-                width=shape.widths[-1],
-                heads=shape.heads,
-                depth=1,
-                training=training,
-            )
-            work = Work(point, scale.device)
-            trials[name] = Trial(_waiting(work, scale.device), work.reset)
+            point = shape.point(Figure.ALONE, name, tokens=tokens, width=shape.widths[-1], training=training)
+            trials[name] = Work(point, scale.device).trial
             warm_up(trials[name], runs=1, clock=clock)
         # The short one runs more often: a single run of milliseconds says little.
         rounds = interleave(trials, repeats={_PAIRED[0]: 5 * scale.rounds, _PAIRED[1]: scale.rounds}, clock=clock)
         yield Pair(
             tokens=tokens,
             training=training,
-            seconds={name: spread([times[name] for times in rounds if name in times]) for name in _PAIRED},
+            seconds={name: spread_of(rounds, name) for name in _PAIRED},
             ratio=spread(ratios(rounds, _PAIRED[1], _PAIRED[0])),
         )
-
-
-def _waiting(work: Work, device: str) -> Callable[[], object]:
-    if device != "cuda":
-        return work.run
-
-    def run() -> object:
-        result = work.run()
-        torch.cuda.synchronize()
-        return result
-
-    return run

@@ -1,29 +1,39 @@
-"""Tables, sentences and files about attention layers side by side. All of it is computed from the rows."""
+"""Tables, sentences and pictures of attention layers side by side. All of it is computed from the rows."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from pathlib import Path
+import textwrap
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
-from tost.bench.attention.cases import PAPER_TOKENS, SUMMARIES, Figure
-from tost.bench.attention.plot import draw_attention, figure_title
-from tost.bench.attention.run import AttentionReport, AttentionRow, Pair
-from tost.bench.harness.files import require_green, write_measurement
-from tost.bench.ops.tables import Table, markdown_table
+from tost._text import Table, count
+from tost.bench.attention import run
+from tost.bench.attention.cases import PAPER_DEPTH, PAPER_TOKENS, SUMMARIES, AttentionScale, Figure
+from tost.bench.attention.layers import check_layers
+from tost.bench.attention.run import AttentionResults, AttentionRow, measure_attention, measure_pairs
+from tost.bench.harness.device import choose_device
+from tost.bench.harness.gate import Check
+from tost.bench.harness.measurement import Measurement, page
+from tost.bench.harness.plot import Line, Panel, Style, draw
+from tost.bench.harness.report import Report
+from tost.bench.harness.table import MISSING, cell, grouped, pivot, short, with_quartiles, without_empty
+from tost.bench.ops.cases import Op
 
 __all__ = [
+    "AttentionMeasurement",
     "attention_findings",
-    "attention_markdown",
+    "attention_page",
+    "attention_pictures",
     "attention_tables",
     "detail_table",
+    "figure_title",
     "growth_table",
     "relative_table",
-    "write_attention",
 ]
 
-_MISSING = "-"
-# What we ask of one layer at the paper's length: softmax attention on the fused kernel takes this many times as long,
+# The goals for one layer at the paper's length: softmax attention on the fused kernel takes this many times as long,
 # and the textbook's form this many times the memory.
 _TIMES_FASTER, _TIMES_SMALLER = 30, 100
 # What the paper reports from its GPU: at its length over ViT, and of whole base models relative to GPT-2.
@@ -37,47 +47,118 @@ _PAPER_COMPLEXITY = {
     "crate": ("p n^2", "n^2"),
     "xcit": ("p^2 n", "p^2"),
 }
-Key = tuple[Figure, bool]
+_STYLES = {
+    "tost": Style("ToST", "#D55E00", "o"),
+    "vit-sdpa": Style("ViT, fused kernel", "#000000", "D"),
+    "vit-textbook": Style("ViT, textbook", "#0072B2", "s", "--"),
+    "crate": Style("CRATE", "#CC79A7", "^", "-."),
+    "xcit": Style("XCiT", "#009E73", "P"),
+    "gpt2-sdpa": Style("GPT-2, fused kernel", "#000000", "D"),
+    "gpt2-textbook": Style("GPT-2, textbook", "#0072B2", "s", "--"),
+}
+_AXES = {"tokens": "tokens n", "width": "model width d"}
+_INTRODUCTION = """\
+Measured in {minutes:.1f} minutes. Batch 1, float32, one process per row. Peak memory is the growth of a fresh process
+during its first pass, without weights and input. Times are medians with quartiles in brackets; a pass that takes longer
+than {pass_seconds:g} s is timed once. Rows that were left out have what was predicted, from their operations and the
+rate of the point before."""
+_ROOFLINE = """\
+The roofline is max(operations / {flops:.0f} GFLOP/s, bytes / {bytes:.1f} GB/s), both measured in this run: a matrix
+product and a copy."""
 Value = Callable[[AttentionRow], float | None]
 
 
-def attention_tables(rows: Sequence[AttentionRow]) -> list[Table]:
+def _milliseconds(row: AttentionRow) -> float | None:
+    return 1e3 * row.seconds.median if row.seconds else None
+
+
+def _peak(row: AttentionRow) -> float | None:
+    return row.peak_bytes
+
+
+def _peak_megabytes(row: AttentionRow) -> float | None:
+    return row.peak_bytes / 1e6 if row.peak_bytes else None
+
+
+def _peak_and_weights(row: AttentionRow) -> float | None:
+    return None if row.peak_bytes is None or row.weight_bytes is None else row.peak_bytes + row.weight_bytes
+
+
+def _pass(training: bool) -> str:
+    return "forward and backward" if training else "forward"
+
+
+def figure_title(rows: Sequence[AttentionRow]) -> str:
+    """Return what the rows of one figure and pass have in common, in a few words."""
+    row = rows[0]
+    layers = count(row.depth, "causal attention layer" if row.figure is Figure.CAUSAL else "attention layer")
+    if row.whole:
+        layers = f"Whole models of {row.depth} layers"
+    elif row.figure.published and row.depth != PAPER_DEPTH:
+        layers += f" ({PAPER_DEPTH} in the paper)"
+    size = f"n={row.tokens:,}" if row.figure.axis == "width" else f"d={row.width:,}"
+    return f"{layers}, {size}, K={row.heads}, {_pass(row.training)}"
+
+
+def attention_tables(results: AttentionResults) -> list[Table]:
     """Return what fits on a terminal: per figure the time and the memory by size, one row per contender."""
     tables = []
-    for key, group in _groups(rows).items():
-        title = figure_title(group)
-        tables.append(_by_size(f"{title}, ms", group, _time_cell, notes=True))
-        tables.append(_by_size(f"{title}, peak memory in MB", group, _memory_cell))
-        if key[1]:
-            tables.append(_by_size(f"{title}, MB kept for the backward pass", group, _kept_cell))
-    return [table for table in tables if any(cell != _MISSING for row in table.rows for cell in row[1:])]
+    for (_, training), rows in _figures(results.rows).items():
+        title, notes = figure_title(rows), [f"{row.label}: {row.note}" for row in rows if row.note]
+        tables.append(_by_size(f"{title}, ms", rows, _time_cell, notes))
+        tables.append(_by_size(f"{title}, peak memory in MB", rows, lambda row: _megabytes(row.peak_bytes)))
+        if training:
+            tables.append(_kept_table(f"{title}, MB kept for the backward pass", rows))
+    return without_empty(tables)
+
+
+def _figures(rows: Sequence[AttentionRow]) -> dict[tuple[Figure, bool], list[AttentionRow]]:
+    return grouped(rows, lambda row: (row.figure, row.training))
+
+
+def _by_size(
+    title: str, rows: Sequence[AttentionRow], text: Callable[[AttentionRow], str], notes: Sequence[str] = ()
+) -> Table:
+    cells = [((row.contender,), f"{row.position:,}", text(row)) for row in rows]
+    return pivot(title, ["contender"], cells, notes=notes)
+
+
+def _kept_table(title: str, rows: Sequence[AttentionRow]) -> Table:
+    return _by_size(title, rows, lambda row: _megabytes(row.kept_bytes))
+
+
+def _time_cell(row: AttentionRow) -> str:
+    return row.note.partition(" (")[0] if row.note else short(_milliseconds(row))
+
+
+def _megabytes(number: int | None) -> str:
+    return cell(number, ",.0f" if number is not None and number >= 1e8 else ".1f", scale=1e-6)
 
 
 def detail_table(rows: Sequence[AttentionRow]) -> Table:
     """Return every number of one figure and pass: measured beside what it costs on paper."""
-    axis = rows[0].point.figure.axis
-    ours = {row.point.position: row for row in rows if row.point.contender == "tost"}
-    measured = (axis, "contender", "depth", "ms", "passes", "/ tost", "peak MB", "/ tost", "weights MB")
+    ours = {row.position: row for row in rows if row.contender == "tost"}
     lines = []
     for row in rows:
-        base = ours.get(row.point.position)
+        base = ours.get(row.position)
         lines.append(
             (
-                f"{row.point.position:,}",
-                row.point.contender,
-                str(row.point.depth),
-                row.note or _spread_cell(row),
-                str(row.seconds.count) if row.seconds else _MISSING,
-                _quotient(row, base, _seconds_of),
-                _memory_cell(row),
-                _quotient(row, base, _peak_of),
+                f"{row.position:,}",
+                row.contender,
+                str(row.depth),
+                row.note or with_quartiles(row.seconds, lambda seconds: short(1e3 * seconds)),
+                str(row.seconds.count) if row.seconds else MISSING,
+                _quotient(row, base, _milliseconds),
+                _megabytes(row.peak_bytes),
+                _quotient(row, base, _peak),
                 _megabytes(row.weight_bytes),
-                _short(row.cost.flops / 1e9),
-                _short(row.cost.moved / 1e9),
-                _milliseconds(row.bound_seconds),
-                _MISSING if row.distance is None else f"{row.distance:.2f}",
+                short(row.flops / 1e9),
+                short(row.bytes_moved / 1e9),
+                short(1e3 * row.roofline_seconds),
+                cell(row.times_roofline, ".2f"),
             )
         )
+    measured = (rows[0].figure.axis, "contender", "depth", "ms", "passes", "/ tost", "peak MB", "/ tost", "weights MB")
     headers = (*measured, "GFLOP", "GB moved", "roofline ms", "ms / roofline")
     return Table(title=figure_title(rows), headers=headers, rows=tuple(lines), labels=2)
 
@@ -89,238 +170,214 @@ def growth_table(rows: Sequence[AttentionRow]) -> Table:
     with n and with the square of d; they hide the exponents of short sequences.
     """
     lines = []
-    for name, (time, memory) in _PAPER_COMPLEXITY.items():
+    for name, (time_of_head, memory_of_head) in _PAPER_COMPLEXITY.items():
         slopes = []
         for figure in (Figure.TOKENS, Figure.WIDTH):
-            line = [row for row in rows if row.point.figure is figure and row.point.contender == name]
-            slopes += [_slope(line, _seconds_of), _slope(line, _peak_of)]
-        if slopes != [_MISSING] * 4:
-            lines.append((name, f"O({time})", f"O({memory})", *slopes))
+            line = [row for row in rows if row.figure is figure and row.contender == name]
+            slopes += [_slope(line, _milliseconds), _slope(line, _peak)]
+        if slopes != [MISSING] * 4:
+            lines.append((name, f"O({time_of_head})", f"O({memory_of_head})", *slopes))
     paper = ("contender", "time of a head", "memory of a head")
     headers = (*paper, "time ~ n^", "memory ~ n^", "time ~ d^", "memory ~ d^")
     return Table(title="Growth, between the two largest sizes measured", headers=headers, rows=tuple(lines), labels=3)
 
 
+def _slope(rows: Sequence[AttentionRow], value: Value) -> str:
+    points = sorted((row.position, number) for row in rows if (number := value(row)))
+    if len(points) < 2:
+        return MISSING
+    (start, low), (end, high) = points[-2:]
+    return f"{math.log(high / low) / math.log(end / start):.2f}"
+
+
 def relative_table(rows: Sequence[AttentionRow]) -> Table:
     """Return the paper's table of base models: time and memory relative to GPT-2, weights included in memory."""
     lines = []
-    base = {(row.point.contender, row.point.tokens): row for row in rows if row.point.figure is Figure.BASE}
+    base = {(row.contender, row.tokens): row for row in rows if row.figure is Figure.BASE}
     for tokens in sorted({tokens for _, tokens in base}):
         for other in ("gpt2-sdpa", "gpt2-textbook"):
             ours, theirs = base["tost", tokens], base.get((other, tokens))
-            time, memory = (_quotient(ours, theirs, value) for value in (_seconds_of, _total_of))
-            reported = _PAPER_RELATIVE.get(tokens)
-            paper = tuple(f"{number:.2f}" for number in reported) if reported else (_MISSING, _MISSING)
-            lines.append((f"{tokens:,}", other, time, memory, *paper))
+            measured = [_quotient(ours, theirs, value) for value in (_milliseconds, _peak_and_weights)]
+            paper = [cell(number, ".2f") for number in _PAPER_RELATIVE.get(tokens, (None, None))]
+            lines.append((f"{tokens:,}", other, *measured, *paper))
     headers = ("tokens", "ToST base over", "time", "memory", "paper: time", "paper: memory")
     return Table(title="Whole base models, relative to GPT-2", headers=headers, rows=tuple(lines), labels=2)
-
-
-def attention_findings(rows: Sequence[AttentionRow], pairs: Sequence[Pair] = ()) -> list[str]:
-    """Say by how much ToST is ahead, where something was asked for whether that was reached, and what the paper has."""
-    said = []
-    for pair in pairs:
-        said.append(
-            f"One layer, {pair.tokens:,} tokens, {_pass(pair.training)}: softmax attention on the fused kernel takes "
-            f"{pair.ratio.median:.1f} ({pair.ratio.lower:.1f}-{pair.ratio.upper:.1f}) times as long as ToST, in turns"
-            + _asked(pair.ratio.median, _TIMES_FASTER, pair.tokens)
-        )
-    said += [sentence for training in (False, True) for sentence in _memory_findings(rows, training)]
-    at = [row for row in rows if row.point.figure is Figure.TOKENS and row.point.tokens == PAPER_TOKENS]
-    if at:
-        by_name = {row.point.contender: row for row in at}
-        parts = [
-            f"{name} takes {_quotient(by_name.get(name), by_name.get('tost'), _seconds_of)} times the time and "
-            f"{_quotient(by_name.get(name), by_name.get('tost'), _peak_of)} times the memory of ToST"
-            for name in ("vit-sdpa", "vit-textbook")
-        ]
-        said.append(f"{figure_title(at)}, {PAPER_TOKENS:,} tokens: {'; '.join(parts)}. The paper has {_PAPER_AHEAD}.")
-    return said
-
-
-def _memory_findings(rows: Sequence[AttentionRow], training: bool) -> list[str]:
-    alone = [row for row in rows if row.point.figure is Figure.ALONE and row.point.training is training]
-    lengths = sorted({row.point.tokens for row in alone})
-    if not lengths:
-        return []
-    tokens = PAPER_TOKENS if PAPER_TOKENS in lengths else lengths[-1]
-    found = {row.point.contender: row for row in alone if row.point.tokens == tokens}
-    ours, theirs = found.get("tost"), found.get("vit-textbook")
-    if ours is None or theirs is None:
-        return []
-    start = f"One layer, {tokens:,} tokens, {_pass(training)}: "
-    if not ours.peak_bytes or not theirs.peak_bytes:
-        return [f"{start}memory was not compared: {theirs.note or ours.note or 'too little to be seen'}."]
-    ratio = theirs.peak_bytes / ours.peak_bytes
-    text = f"{start}the textbook's attention takes {ratio:.0f} times the peak memory of ToST"
-    kept = _quotient(theirs, ours, lambda row: row.kept_bytes)
-    more = "" if kept == _MISSING else f" It keeps {kept} times the bytes for the backward pass, the input counted."
-    return [text + _asked(ratio, _TIMES_SMALLER, tokens) + more]
-
-
-def _asked(ratio: float, target: int, tokens: int) -> str:
-    if tokens != PAPER_TOKENS:
-        return "."
-    return f"; at least {target} was asked for: {'reached' if ratio >= target else 'NOT reached'}."
-
-
-def attention_markdown(report: AttentionReport, *, pictures: dict[Figure, str] | None = None) -> str:
-    """Return a report as a Markdown page.
-
-    Args:
-        report: The measurement.
-        pictures: File names of its pictures, by figure.
-
-    Raises:
-        ValueError: The gate is red.
-    """
-    require_green(report.gate)
-    environment, roof = report.environment, report.roofline
-    load = "" if environment.load is None else f" (load average {environment.load:g} at the start)"
-    lines = [
-        "# Attention layers side by side",
-        "",
-        f"{report.machine} | {report.gate.summary}",
-        "",
-        f"Made by `{report.command}` on {environment.measured[:10]}{load},",
-        f"in {report.elapsed_seconds / 60:.1f} minutes.",
-        "Batch 1, float32, one process per row. Peak memory is the growth of a fresh process during its first pass,",
-        "without weights and input. Times are medians with quartiles in brackets; a pass that takes longer than",
-        f"{report.scale.pass_seconds:g} s is timed once. Rows that were left out say what was predicted, from their",
-        "operations and the rate of the point before.",
-    ]
-    if roof:
-        lines += [
-            f"The roofline is max(operations / {roof.flops_per_second / 1e9:.0f} GFLOP/s, bytes /",
-            f"{roof.bytes_per_second / 1e9:.1f} GB/s), both measured in this run: a matrix product and a copy.",
-        ]
-    lines += ["", *(f"- {sentence}" for sentence in attention_findings(report.rows, report.pairs)), ""]
-    present = dict.fromkeys(row.point.contender for row in report.rows)
-    lines += [f"- **{name}**: {SUMMARIES[name]}" for name in present]
-    shown: set[Figure] = set()
-    for (figure, training), group in _groups(report.rows).items():
-        table = detail_table(group)
-        lines += ["", f"## {table.title}", ""]
-        if pictures and figure in pictures and figure not in shown:
-            lines += [f"![Time and memory, {table.title}]({pictures[figure]})", ""]
-        shown.add(figure)
-        lines += markdown_table(table)
-        if training:
-            kept = _by_size(f"{table.title}: MB kept for the backward pass, the input counted", group, _kept_cell)
-            lines += ["", f"### {kept.title}", "", *markdown_table(kept)]
-    for table in (growth_table(report.rows), relative_table(report.rows)):
-        lines += ["", f"## {table.title}", "", *markdown_table(table)] if table.rows else []
-    return "\n".join(lines) + "\n"
-
-
-def write_attention(report: AttentionReport, folder: Path) -> list[Path]:
-    """Write the files of a report: JSON, Markdown and a picture per figure; unfinished, ``<stem>.partial.json``.
-
-    Args:
-        report: A measurement behind a green gate.
-        folder: Where to write; made if missing.
-
-    Returns:
-        The files written.
-
-    Raises:
-        ValueError: The gate is red.
-    """
-
-    def others() -> dict[str, str | bytes]:
-        names = {figure: f"_{figure}.svg" for figure in report.scale.shapes}
-        pictures = {figure: f"{report.stem}{name}" for figure, name in names.items()}
-        contents: dict[str, str | bytes] = {".md": attention_markdown(report, pictures=pictures)}
-        for figure, name in names.items():
-            rows = [row for row in report.rows if row.point.figure is figure]
-            contents[name] = draw_attention(rows, caption=report.machine)
-        return contents
-
-    return write_measurement(report, folder, others)
-
-
-def _groups(rows: Sequence[AttentionRow]) -> dict[Key, list[AttentionRow]]:
-    groups: dict[Key, list[AttentionRow]] = {}
-    for row in rows:
-        groups.setdefault((row.point.figure, row.point.training), []).append(row)
-    return groups
-
-
-def _by_size(
-    title: str, rows: Sequence[AttentionRow], cell: Callable[[AttentionRow], str], *, notes: bool = False
-) -> Table:
-    sizes = sorted({row.point.position for row in rows})
-    cells = {(row.point.contender, row.point.position): cell(row) for row in rows}
-    names = dict.fromkeys(row.point.contender for row in rows)
-    return Table(
-        title=title,
-        headers=("contender", *(f"{size:,}" for size in sizes)),
-        rows=tuple((name, *(cells.get((name, size), _MISSING) for size in sizes)) for name in names),
-        labels=1,
-        notes=tuple(f"{row.point.label}: {row.note}" for row in rows if row.note) if notes else (),
-    )
-
-
-def _slope(rows: Sequence[AttentionRow], value: Value) -> str:
-    points = sorted((row.point.position, number) for row in rows if (number := value(row)))
-    if len(points) < 2:
-        return _MISSING
-    (start, low), (end, high) = points[-2:]
-    return f"{math.log(high / low) / math.log(end / start):.2f}"
 
 
 def _quotient(row: AttentionRow | None, base: AttentionRow | None, value: Value) -> str:
     above, below = (None if each is None else value(each) for each in (row, base))
     if not above or not below:
-        return _MISSING
+        return MISSING
     ratio = above / below
     return f"{ratio:.0f}" if ratio >= 100 else f"{ratio:.1f}" if ratio >= 10 else f"{ratio:.2f}"
 
 
-def _pass(training: bool) -> str:
-    return "forward and backward" if training else "forward"
+def attention_findings(results: AttentionResults) -> list[str]:
+    """Return by how much ToST is ahead, whether the goals are reached, and what the paper reports."""
+    sentences = [
+        f"One layer, {pair.tokens:,} tokens, {_pass(pair.training)}: softmax attention on the fused kernel takes "
+        f"{pair.ratio.median:.1f} ({pair.ratio.lower:.1f}-{pair.ratio.upper:.1f}) times as long as ToST, in turns"
+        + _goal(pair.ratio.median, _TIMES_FASTER, pair.tokens)
+        for pair in results.pairs
+    ]
+    for (figure, _), rows in _figures(results.rows).items():
+        if figure is Figure.ALONE:
+            sentences += _memory_findings(rows)
+    at = [row for row in results.rows if row.figure is Figure.TOKENS and row.tokens == PAPER_TOKENS]
+    if at:
+        by_name = {row.contender: row for row in at}
+        parts = [
+            f"{name} takes {_quotient(by_name.get(name), by_name.get('tost'), _milliseconds)} times the time and "
+            f"{_quotient(by_name.get(name), by_name.get('tost'), _peak)} times the memory of ToST"
+            for name in ("vit-sdpa", "vit-textbook")
+        ]
+        sentences.append(
+            f"{figure_title(at)}, {PAPER_TOKENS:,} tokens: {'; '.join(parts)}. The paper has {_PAPER_AHEAD}."
+        )
+    return sentences
 
 
-def _seconds_of(row: AttentionRow) -> float | None:
-    return row.seconds.median if row.seconds else None
+def _memory_findings(rows: Sequence[AttentionRow]) -> list[str]:
+    lengths = {row.tokens for row in rows}
+    tokens = PAPER_TOKENS if PAPER_TOKENS in lengths else max(lengths)
+    found = {row.contender: row for row in rows if row.tokens == tokens}
+    ours, theirs = found.get("tost"), found.get("vit-textbook")
+    if ours is None or theirs is None:
+        return []
+    start = f"One layer, {tokens:,} tokens, {_pass(ours.training)}: "
+    if not ours.peak_bytes or not theirs.peak_bytes:
+        return [f"{start}memory was not compared: {theirs.note or ours.note or 'too little to be seen'}."]
+    ratio = theirs.peak_bytes / ours.peak_bytes
+    text = f"{start}the textbook's attention takes {ratio:.0f} times the peak memory of ToST"
+    kept = _quotient(theirs, ours, lambda row: row.kept_bytes)
+    more = "" if kept == MISSING else f" It keeps {kept} times the bytes for the backward pass, the input counted."
+    return [text + _goal(ratio, _TIMES_SMALLER, tokens) + more]
 
 
-def _peak_of(row: AttentionRow) -> float | None:
-    return row.peak_bytes
+def _goal(ratio: float, goal: int, tokens: int) -> str:
+    if tokens != PAPER_TOKENS:
+        return "."
+    return f"; the goal of at least {goal} is {'reached' if ratio >= goal else 'NOT reached'}."
 
 
-def _total_of(row: AttentionRow) -> float | None:
-    return None if row.peak_bytes is None or row.weight_bytes is None else row.peak_bytes + row.weight_bytes
+def attention_page(report: Report[AttentionResults]) -> str:
+    """Return a report as a Markdown page.
+
+    Raises:
+        ValueError: The gate is red.
+    """
+    results, pass_seconds = report.results, report.about["scale"]["pass_seconds"]
+    parts: list[Any] = [_INTRODUCTION.format(minutes=results.elapsed_seconds / 60, pass_seconds=pass_seconds)]
+    if roof := results.roofline:
+        parts.append(_ROOFLINE.format(flops=roof.flops_per_second / 1e9, bytes=roof.bytes_per_second / 1e9))
+    parts.append(attention_findings(results))
+    parts.append([f"**{name}**: {SUMMARIES[name]}" for name in dict.fromkeys(row.contender for row in results.rows)])
+    shown: set[Figure] = set()
+    for (figure, training), rows in _figures(results.rows).items():
+        table = detail_table(rows)
+        if figure not in shown:
+            parts.append(f"![Time and memory, {table.title}]({report.stem}_{figure}.svg)")
+        shown.add(figure)
+        parts.append(table)
+        if training:
+            parts.append(_kept_table(f"{table.title}: MB kept for the backward pass, the input counted", rows))
+    return page(
+        "Attention layers side by side", report, *parts, growth_table(results.rows), relative_table(results.rows)
+    )
 
 
-def _time_cell(row: AttentionRow) -> str:
-    return row.note.partition(" (")[0] if row.note else _milliseconds(_seconds_of(row))
+def attention_pictures(report: Report[AttentionResults]) -> dict[str, bytes]:
+    """Draw each figure: a line of panels per pass, time with its roofline on the left and peak memory on the right."""
+    figures = grouped(report.results.rows, lambda row: row.figure)
+    return {f"_{figure}.svg": _picture(rows, report.machine) for figure, rows in figures.items()}
 
 
-def _spread_cell(row: AttentionRow) -> str:
-    if row.seconds is None or row.seconds.count == 1:
-        return _milliseconds(_seconds_of(row))
-    low, high = _milliseconds(row.seconds.lower), _milliseconds(row.seconds.upper)
-    return f"{_milliseconds(row.seconds.median)} ({low}-{high})"
+def _picture(rows: Sequence[AttentionRow], machine: str) -> bytes:
+    panels = []
+    for chosen in _figures(rows).values():
+        title, sizes = figure_title(chosen), sorted({row.position for row in chosen})
+        lines = _lines(chosen, _milliseconds) + _bounds(chosen)
+        panels.append(Panel(title=f"{title}\ntime in ms", lines=lines, sizes=sizes))
+        lines = _lines(chosen, _peak_megabytes)
+        panels.append(Panel(title=f"{title}\npeak memory in MB", lines=lines, sizes=sizes))
+    absent = [
+        f"{_STYLES[row.contender].label} at {row.position:,}{' with backward' * row.training}, {row.note}"
+        for row in rows
+        if row.note
+    ]
+    remarks = textwrap.wrap(f"not measured: {'; '.join(absent)}", 150) if absent else []
+    return draw(panels, below=[_AXES[rows[0].figure.axis], *remarks, machine])
 
 
-def _memory_cell(row: AttentionRow) -> str:
-    return _megabytes(row.peak_bytes)
+def _lines(rows: Sequence[AttentionRow], value: Value) -> list[Line]:
+    lines = []
+    for name, style in _STYLES.items():
+        points = [(row.position, number) for row in rows if row.contender == name and (number := value(row))]
+        lines += [Line(style=style, points=sorted(points), bold=name == "tost")] if points else []
+    return lines
 
 
-def _kept_cell(row: AttentionRow) -> str:
-    return _megabytes(row.kept_bytes)
+def _bounds(rows: Sequence[AttentionRow]) -> list[Line]:
+    """Return the least time that the machine allows, below each line: the gap is the distance to the roofline."""
+    measured = grouped((row for row in rows if row.seconds), lambda row: row.contender)
+    return [
+        Line(
+            style=Style("roofline of each", _STYLES[name].color, dashes=":"),
+            points=sorted((row.position, 1e3 * row.roofline_seconds) for row in line),
+            thin=True,
+        )
+        for name, line in measured.items()
+    ]
 
 
-def _milliseconds(seconds: float | None) -> str:
-    if seconds is None:
-        return _MISSING
-    return _short(1e3 * seconds)
+class AttentionMeasurement(Measurement[AttentionScale, AttentionResults]):
+    """The benchmark `tost bench attention`."""
+
+    results = AttentionResults
+    operators = tuple(Op)
+    checked = "operators and layers with the reference"
+    draws = True
+
+    tables = staticmethod(attention_tables)
+    findings = staticmethod(attention_findings)
+    page = staticmethod(attention_page)
+    pictures = staticmethod(attention_pictures)
+
+    def __init__(self, scale: AttentionScale) -> None:
+        device, self.accelerator = choose_device(scale.device)
+        super().__init__(scale.on(device))
+
+    def check(self) -> list[Check]:
+        """Compare the baselines with their definitions."""
+        return check_layers()
+
+    def about(self) -> dict[str, Any]:
+        """Return the scale and what each contender is."""
+        return {**super().about(), "contenders": SUMMARIES}
+
+    @property
+    def steps(self) -> int:
+        """The roofline, the pairs in turns, and one step per point."""
+        return 2 + len(self.scale.points)
+
+    def measure(self, results: AttentionResults, watch: Callable[[str], None]) -> Iterator[str]:
+        """Measure the machine, then ToST and softmax attention in turns, then all points."""
+        started = time.monotonic()
+        watch("this machine")
+        roof = results.roofline = run.roofline_in_process(self.scale.device)
+        speeds = f"{roof.flops_per_second / 1e9:.0f} GFLOP/s in a matrix product"
+        yield f"{speeds}, {roof.bytes_per_second / 1e9:.1f} GB/s in a copy"
+        watch("tost and vit-sdpa in turns")
+        for pair in measure_pairs(self.scale, watch=watch):
+            results.pairs.append(pair)
+        yield ", ".join(f"{_pass(pair.training)} {pair.ratio.median:.1f}" for pair in results.pairs) or "left out"
+        for row in measure_attention(self.scale, roof, watch=watch):
+            results.rows.append(row)
+            results.elapsed_seconds = round(time.monotonic() - started, 1)
+            yield _summary(row)
 
 
-def _short(value: float) -> str:
-    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
-
-
-def _megabytes(count: int | None) -> str:
-    return _MISSING if count is None else f"{count / 1e6:,.0f}" if count >= 1e8 else f"{count / 1e6:.1f}"
+def _summary(row: AttentionRow) -> str:
+    if row.seconds is None or row.peak_bytes is None:
+        return f"left out: {row.note}"
+    return f"{1e3 * row.seconds.median:.4g} ms, {row.peak_bytes / 1e6:.0f} MB, {row.times_roofline:.2f} x roofline"

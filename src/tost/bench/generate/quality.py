@@ -44,8 +44,8 @@ def measure_quality(source: Path, text: Path, *, tokens: int) -> list[GenerateRo
         rounded = load_model(source).eval()
         round_weights(rounded, weights)
         loss = loss_of_text(rounded, ids)  # type: ignore[arg-type]
-        case = {"part": Part.QUALITY, "contender": source.name, "tokens": ids.shape[1] - 1}
-        rows.append(GenerateRow(**case, weights=weights, loss=loss))  # type: ignore[arg-type]
+        tokens = ids.shape[1] - 1
+        rows.append(GenerateRow(part=Part.QUALITY, contender=source.name, tokens=tokens, weights=weights, loss=loss))
     return rows
 
 

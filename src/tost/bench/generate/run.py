@@ -10,19 +10,19 @@ from __future__ import annotations
 import gc
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tost.bench.generate.cases import Part, Scale
+from tost.bench.generate.cases import GenerateScale, Part
 from tost.bench.generate.gpt2 import HuggingFaceGPT2, is_installed
-from tost.bench.generate.train import CONTENDERS, TrainStep, run_in_process
-from tost.bench.harness.environment import Environment
-from tost.bench.harness.gate import BOUNDS, Check, GateResult
-from tost.bench.harness.timing import Round, Spread, Trial, interleave, ratios, spread, warm_up
+from tost.bench.harness.gate import NETWORK_BOUND, Check
+from tost.bench.harness.memory import watch_peak
+from tost.bench.harness.timing import Round, Spread, Trial, interleave, ratios, spread, spread_of, timed, warm_up
+from tost.bench.harness.worker import run_in_process
 from tost.generation import decode_step, prefill
 from tost.generation.decode import State, state_bytes
 from tost.generation.native import WEIGHTS, Weights, why_not_native
@@ -35,16 +35,21 @@ __all__ = [
     "OURS",
     "OUR_LIMIT",
     "TORCH_LIMIT",
-    "GenerateReport",
+    "TRAINED",
+    "GenerateResults",
     "GenerateRow",
+    "StepUsage",
+    "TrainStep",
     "check_generation",
     "measure_generation",
+    "take_step",
 ]
 
 OURS, BASELINE, HUGGING_FACE = "tost_lm_base", "gpt2_base", "transformers GPT-2"
 TORCH_LIMIT, OUR_LIMIT = "weights alone, torch", "weights alone, ours"
+TRAINED = (OURS, HUGGING_FACE, f"{HUGGING_FACE}, our loss")
 _SHORT = 64  # tokens of prompts whose length does not matter
-_BOUND = 10 * BOUNDS[torch.float32]  # a whole network loses a digit more than one operator
+_FIRST = 16  # tokens of the training step that comes first, to load what is loaded on first use
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,31 +87,74 @@ class GenerateRow:
 
 
 @dataclass(kw_only=True)
-class GenerateReport:
-    """A measurement together with everything needed to judge it."""
+class GenerateResults:
+    """Everything measured so far."""
 
-    command: str
-    environment: Environment
-    gate: GateResult
-    scale: Scale
     rows: list[GenerateRow] = field(default_factory=list)
 
-    @property
-    def stem(self) -> str:
-        """File name without its ending: theme, hardware and month. A demonstration does not replace a measurement."""
-        theme = "generate" if self.scale.depth == Scale().depth else "generate-quick"
-        return f"{theme}_{self.environment.slug}_{self.environment.month}"
 
-    def to_json(self) -> dict[str, object]:
-        """Return one object of plain types; times are in seconds. Behind a red gate there are no times."""
-        return {
-            "theme": "generate",
-            "command": self.command,
-            "environment": asdict(self.environment),
-            "gate": self.gate.to_json(),
-            "scale": asdict(self.scale),
-            "rows": [asdict(row) for row in self.rows] if self.gate.passed else [],
-        }
+@dataclass(frozen=True, kw_only=True)
+class TrainStep:
+    """One step: forward, loss and backward, batch 1.
+
+    Attributes:
+        contender: One of `TRAINED`.
+        tokens: Length of the text.
+        depth: Layers.
+        vocab_size: Ids; None for the model's own.
+    """
+
+    contender: str
+    tokens: int
+    depth: int = 12
+    vocab_size: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepUsage:
+    """What a step took: seconds, and by how many bytes memory grew at most. Weights exist before, gradients do not."""
+
+    seconds: float
+    peak_bytes: int
+    loss: float
+
+
+def take_step(step: TrainStep) -> StepUsage:
+    """Take a step in this process."""
+    torch.manual_seed(0)
+    model, loss = _build(step)
+    # Ids below any vocabulary in use; what they are makes no difference.
+    ids = torch.randint(1000 if step.vocab_size is None else step.vocab_size, (1, step.tokens))
+    loss(ids[:, :_FIRST]).backward()  # type: ignore[no-untyped-call]
+    model.zero_grad(set_to_none=True)
+    losses: list[Tensor] = []
+
+    def run() -> None:
+        losses.append(loss(ids))
+        losses[0].backward()  # type: ignore[no-untyped-call]
+
+    with watch_peak() as peak:
+        seconds = timed(Trial(run))
+    return StepUsage(seconds=seconds, peak_bytes=peak.growth, loss=losses[0].item())
+
+
+def step_in_process(step: TrainStep) -> StepUsage:
+    """Take a step in a fresh process.
+
+    Raises:
+        TostError: The process failed.
+    """
+    return run_in_process(take_step, step, label=f"a training step of {step.contender}")
+
+
+def _build(step: TrainStep) -> tuple[nn.Module, Callable[[Tensor], Tensor]]:
+    sizes = {} if step.vocab_size is None else {"vocab_size": step.vocab_size}
+    if step.contender == OURS:
+        model = create_model(OURS, depth=step.depth, max_length=step.tokens, **sizes)
+        return model, lambda ids: model.loss(ids[:, :-1], ids[:, 1:])  # type: ignore[operator]
+    gpt2 = HuggingFaceGPT2(max_length=step.tokens, depth=step.depth, **sizes)
+    gpt2.train()
+    return gpt2, gpt2.chunked_loss if step.contender.endswith("our loss") else gpt2.loss
 
 
 def check_generation() -> list[Check]:
@@ -129,21 +177,18 @@ def check_generation() -> list[Check]:
             found = {"step": make_step(model)(ids[:, -1], state)[0]}
             found["model's own step"] = decode_step(model, ids[:, -1], state)[0]
         checks += [
-            Check(name=f"{name} {what}", error=relative_rms(value, expected), bound=_BOUND)
+            Check(name=f"{name} {what}", error=relative_rms(value, expected), bound=NETWORK_BOUND)
             for what, value in found.items()
         ]
     return checks
 
 
-def measure_generation(
-    parts: Sequence[Part], scale: Scale, *, watch: Callable[[str], None]
-) -> Iterator[list[GenerateRow]]:
+def measure_generation(scale: GenerateScale, *, watch: Callable[[str], None]) -> Iterator[list[GenerateRow]]:
     """Measure part after part.
 
     Args:
-        parts: What to measure; the part quality is about trained models, see `measure_quality`.
-        scale: How much of it.
-        watch: Gets a line when something starts.
+        scale: What to measure; the part quality is about trained models, see `measure_quality`.
+        watch: Called with a line when something starts.
 
     Yields:
         The rows of a case.
@@ -155,16 +200,16 @@ def measure_generation(
         Part.BATCH: bench.batch,
         Part.TRAIN: bench.train,
     }
-    for part in Part:  # prompts that were timed are not read again
-        if part in parts and part in measures:
-            yield from measures[part]()
+    for part, measure in measures.items():  # prompts that were timed are not read again
+        if part in scale.part:
+            yield from measure()
         gc.collect()
 
 
 class _Bench:
     """Holds the models, and the states after the prompts that were read."""
 
-    def __init__(self, scale: Scale, watch: Callable[[str], None]) -> None:
+    def __init__(self, scale: GenerateScale, watch: Callable[[str], None]) -> None:
         self._scale, self._watch = scale, watch
         longest = max(*scale.contexts, *scale.baseline_contexts, scale.prompt, _SHORT)
         self._longest = longest + scale.repeats + 16  # every timed token makes the text longer
@@ -176,7 +221,8 @@ class _Bench:
             torch.manual_seed(0)
             sizes: dict[str, Any] = {"depth": self._scale.depth, "max_length": self._longest}
             sizes |= {} if self._scale.vocab_size is None else {"vocab_size": self._scale.vocab_size}
-            self._models[name] = (HuggingFaceGPT2 if name == HUGGING_FACE else _create(name))(**sizes).eval()
+            model = HuggingFaceGPT2(**sizes) if name == HUGGING_FACE else create_model(name, **sizes)
+            self._models[name] = model.eval()
         return self._models[name]
 
     def _baselines(self) -> tuple[str, ...]:
@@ -214,7 +260,7 @@ class _Bench:
             def read() -> None:
                 self._states[name, tokens] = self._read(name, tokens)
 
-            return Trial(read, lambda: None)
+            return Trial(read)
 
         rounds = interleave({name: run(name) for name in names}, repeats=dict.fromkeys(names, self._scale.rounds))
         yield [_row(Part.PREFILL, name, tokens, rounds, (OURS,)) for name in names]
@@ -232,11 +278,11 @@ class _Bench:
         self._watch(f"decode: contexts {', '.join(map(str, scale.contexts))}, batch 1")
         # All in the same rounds: contexts are compared with each other too.
         rounds = _time(limits | calls, scale.repeats)
-        rows = [_row(Part.DECODE, name, 0, rounds, tuple(limits), key=name) for name in limits]
+        rows = [_row(Part.DECODE, name, 0, rounds, tuple(limits)) for name in limits]
         for name, context in cases:
             others = (*limits, _at(OURS, context), _at(OURS, scale.contexts[0]))
             key = _at(name, context)
-            rows.append(_row(Part.DECODE, name, context, rounds, others, sizes[key], key=key))
+            rows.append(_row(Part.DECODE, name, context, rounds, others, key=key, state_bytes=sizes[key]))
         yield rows
 
     def _text(self, name: str, context: int) -> tuple[Callable[[], object], int | None]:
@@ -266,7 +312,7 @@ class _Bench:
     def train(self) -> Iterator[list[GenerateRow]]:
         self._models.clear()  # what follows happens in other processes, which need the memory
         self._states.clear()
-        names = CONTENDERS if is_installed() else CONTENDERS[:1]
+        names = TRAINED if is_installed() else TRAINED[:1]
         for tokens in self._scale.train_tokens:
             rounds: list[Round] = []
             peaks: dict[str, int] = {}
@@ -274,13 +320,13 @@ class _Bench:
                 rounds.append({})
                 for name in names:
                     self._watch(f"train: a step of {name} on {tokens} tokens")
-                    sizes = {"depth": self._scale.depth, "vocab_size": self._scale.vocab_size}
-                    done = run_in_process(
-                        TrainStep(contender=name, tokens=tokens, threads=torch.get_num_threads(), **sizes)  # type: ignore[arg-type]
+                    step = TrainStep(
+                        contender=name, tokens=tokens, depth=self._scale.depth, vocab_size=self._scale.vocab_size
                     )
+                    done = step_in_process(step)
                     rounds[-1][name] = done.seconds
                     peaks[name] = max(done.peak_bytes, peaks.get(name, 0))
-            yield [_row(Part.TRAIN, name, tokens, rounds, names[1:], peak=peaks[name]) for name in names]
+            yield [_row(Part.TRAIN, name, tokens, rounds, names[1:], peak_bytes=peaks[name]) for name in names]
 
 
 class _Text:
@@ -298,40 +344,23 @@ def _at(name: str, context: int) -> str:
     return f"{name} at {context}"
 
 
-def _create(name: str) -> Callable[..., nn.Module]:
-    return lambda **sizes: create_model(name, **sizes)
-
-
 def _row(
-    part: Part,
-    name: str,
-    tokens: int,
-    rounds: Sequence[Round],
-    others: Sequence[str],
-    size: int | None = None,
-    *,
-    key: str | None = None,
-    batch: int = 1,
-    weights: Weights = "fp32",
-    peak: int | None = None,
+    part: Part, name: str, tokens: int, rounds: Sequence[Round], others: Sequence[str], *, key: str = "", **more: Any
 ) -> GenerateRow:
     """Make a row of the times that stand under `key` in the rounds; that is the name unless it has several."""
-    own = name if key is None else key
+    own = key or name
     return GenerateRow(
         part=part,
         contender=name,
         tokens=tokens,
-        batch=batch,
-        weights=weights,
-        seconds=spread([times[own] for times in rounds]),
+        seconds=spread_of(rounds, own),
         ratios={other: spread(ratios(rounds, own, other)) for other in others if other in rounds[0]},
-        peak_bytes=peak,
-        state_bytes=size,
+        **more,
     )
 
 
 def _time(calls: Mapping[str, Callable[[], object]], repeats: int) -> list[Round]:
-    trials = {name: Trial(call, lambda: None) for name, call in calls.items()}
+    trials = {name: Trial(call) for name, call in calls.items()}
     with torch.no_grad():
         for trial in trials.values():
             warm_up(trial, runs=3)

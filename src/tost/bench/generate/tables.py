@@ -2,48 +2,50 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 
-from tost.bench.generate.cases import Part
-from tost.bench.generate.run import OUR_LIMIT, OURS, TORCH_LIMIT, GenerateReport, GenerateRow
-from tost.bench.harness.timing import Spread
-from tost.bench.ops.tables import Table, markdown_table
+from tost._text import Table
+from tost.bench.generate.cases import GenerateScale, Part
+from tost.bench.generate.quality import measure_quality
+from tost.bench.generate.run import (
+    OUR_LIMIT,
+    OURS,
+    TORCH_LIMIT,
+    GenerateResults,
+    GenerateRow,
+    check_generation,
+    measure_generation,
+)
+from tost.bench.harness.gate import Check
+from tost.bench.harness.measurement import Measurement, page
+from tost.bench.harness.report import Report
+from tost.bench.harness.table import MISSING, cell, grouped, with_quartiles
+from tost.bench.ops.cases import Op
 
-__all__ = ["generate_markdown", "generate_tables"]
+__all__ = ["GenerateMeasurement", "generate_page", "generate_tables"]
 
-_MISSING = "-"
+_QUALITY_TOKENS = 1 << 16
+_INTRODUCTION = """\
+Contenders took turns; a ratio compares two times of one round. Medians, with quartiles in brackets. All models have the
+base size, fresh weights and float32 arithmetic. Peak memory is the growth of a fresh process during the step, weights
+not included."""
 
 
-def generate_tables(rows: Sequence[GenerateRow]) -> list[Table]:
+def generate_tables(results: GenerateResults) -> list[Table]:
     """Return one table per part that was measured."""
     builders = {Part.DECODE: _decode, Part.BATCH: _batch, Part.PREFILL: _prefill, Part.TRAIN: _train}
     builders |= {Part.QUALITY: _quality}
-    return [build(chosen) for part, build in builders.items() if (chosen := [row for row in rows if row.part is part])]
+    by_part = grouped(results.rows, lambda row: row.part)
+    return [build(by_part[part]) for part, build in builders.items() if part in by_part]
 
 
-def generate_markdown(report: GenerateReport) -> str:
+def generate_page(report: Report[GenerateResults]) -> str:
     """Return a report as a Markdown page.
 
     Raises:
         ValueError: The gate is red.
     """
-    if not report.gate.passed:
-        raise ValueError(f"{report.gate.summary}; speeds are shown only behind a green gate.")
-    environment = report.environment
-    lines = [
-        "# Language models at work",
-        "",
-        f"{environment.summary} | {report.gate.summary}",
-        "",
-        f"Made by `{report.command}` on {environment.measured[:10]}. Contenders took turns; a ratio compares two times",
-        "of one round. Medians, with quartiles in brackets. All models have the base size, fresh weights and float32",
-        "arithmetic. Peak memory is the growth of a fresh process during the step, weights not included.",
-    ]
-    for table in generate_tables(report.rows):
-        lines += ["", f"## {table.title}", "", *markdown_table(table)]
-        if table.notes:
-            lines += ["", *(f"- {note}" for note in table.notes)]
-    return "\n".join(lines) + "\n"
+    return page("Language models at work", report, _INTRODUCTION, *generate_tables(report.results))
 
 
 def _decode(rows: Sequence[GenerateRow]) -> Table:
@@ -56,14 +58,14 @@ def _decode(rows: Sequence[GenerateRow]) -> Table:
         ),
         rows=tuple(
             (
-                f"{row.tokens:,}" if row.tokens else _MISSING,
+                f"{row.tokens:,}" if row.tokens else MISSING,
                 row.contender,
                 f"{1e3 * row.median:.2f}",
                 _ratio(row, TORCH_LIMIT),
                 _ratio(row, OUR_LIMIT),
                 _ratio(row, f"{OURS} at {row.tokens}"),
                 _ratio(row, f"{OURS} at {first}"),
-                _MISSING if row.state_bytes is None else f"{row.state_bytes / 1e3:.1f}",
+                cell(row.state_bytes, ".1f", scale=1e-3),
             )
             for row in rows
         ),
@@ -115,7 +117,7 @@ def _train(rows: Sequence[GenerateRow]) -> Table:
 
     def memory(row: GenerateRow, other: str) -> str:
         mine, theirs = row.peak_bytes, peaks.get((row.tokens, other))
-        return f"{mine / theirs:.2f}" if mine and theirs else _MISSING
+        return f"{mine / theirs:.2f}" if mine and theirs else MISSING
 
     return Table(
         title="Forward, loss and backward on one text (batch 1)",
@@ -131,7 +133,7 @@ def _train(rows: Sequence[GenerateRow]) -> Table:
                 row.contender,
                 f"{row.median:.2f}",
                 *(_ratio(row, other) for other in others),
-                _MISSING if row.peak_bytes is None else f"{row.peak_bytes / 1e6:.0f}",
+                cell(row.peak_bytes, ".0f", scale=1e-6),
                 *(memory(row, other) for other in others),
             )
             for row in rows
@@ -151,10 +153,37 @@ def _quality(rows: Sequence[GenerateRow]) -> Table:
 
 
 def _ratio(row: GenerateRow, other: str) -> str:
-    return _with_quartiles(row.ratios[other]) if other in row.ratios else _MISSING
+    return with_quartiles(row.ratios.get(other))
 
 
-def _with_quartiles(value: Spread) -> str:
-    if value.count == 1:
-        return f"{value.median:.2f}"
-    return f"{value.median:.2f} ({value.lower:.2f}-{value.upper:.2f})"
+class GenerateMeasurement(Measurement[GenerateScale, GenerateResults]):
+    """The benchmark `tost bench generate`."""
+
+    results = GenerateResults
+    operators = (Op.CAUSAL_TSSA,)
+    checked = "operators, prompts and tokens with the reference"
+
+    tables = staticmethod(generate_tables)
+    page = staticmethod(generate_page)
+
+    def check(self) -> list[Check]:
+        """Compare prompts and tokens with the reference."""
+        return check_generation()
+
+    @property
+    def steps(self) -> int:
+        """One step per part; two lengths of training are two steps."""
+        counts = {Part.TRAIN: len(self.scale.train_tokens), Part.QUALITY: int(self.scale.source is not None)}
+        return sum(counts.get(part, 1) for part in self.scale.part)
+
+    def measure(self, results: GenerateResults, watch: Callable[[str], None]) -> Iterator[str]:
+        """Measure all parts."""
+        for rows in measure_generation(self.scale, watch=watch):
+            results.rows += rows
+            yield ", ".join(f"{row.contender} {row.median:.3g} s" for row in rows)
+        source, text = self.scale.source, self.scale.text
+        if source is not None and text is not None and Part.QUALITY in self.scale.part:
+            watch(f"quality: the loss of {source} on {text}")
+            rows = measure_quality(source, text, tokens=_QUALITY_TOKENS)
+            results.rows += rows
+            yield ", ".join(f"{row.weights} {row.loss:.4f}" for row in rows)

@@ -6,12 +6,14 @@ masks. Output and every gradient are compared with the reference in float64 on t
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from tost.bench.ops.cases import Op
 from tost.bench.ops.contenders import paper_causal_tssa, paper_tssa
@@ -21,13 +23,28 @@ from tost.ops.causal_tssa import causal_tssa, causal_tssa_
 from tost.ops.tssa import tssa, tssa_
 from tost.testing import relative_rms
 
-__all__ = ["BOUNDS", "SHAPES", "Call", "Candidate", "Check", "GateResult", "Inputs", "candidates", "run_gate"]
+__all__ = [
+    "BOUNDS",
+    "NETWORK_BOUND",
+    "SHAPES",
+    "Call",
+    "Candidate",
+    "Check",
+    "GateResult",
+    "Inputs",
+    "candidates",
+    "compare_networks",
+    "run_gate",
+]
 
 SHAPES = ((1, 1, 1, 1), (2, 63, 3, 5), (1, 257, 8, 64), (2, 130, 12, 64))
 """``[B, N, H, D]`` of the checks: the smallest, odd sizes, and the head shapes of the paper's models."""
 
 BOUNDS = {torch.float64: 1e-10, torch.float32: 1e-5, torch.bfloat16: 2e-2}
 """Largest relative rms error by dtype."""
+
+NETWORK_BOUND = 10 * BOUNDS[torch.float32]
+"""The same for whole networks, which lose a digit more than one operator."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,6 +150,42 @@ class GateResult:
             "declined": self.declined,
             "bounds": {str(dtype).removeprefix("torch."): bound for dtype, bound in BOUNDS.items()},
         }
+
+    @classmethod
+    def from_json(cls, content: Mapping[str, Any] | None) -> GateResult:
+        """Return what a result file holds: of checks that passed only their number is stored.
+
+        Args:
+            content: What `to_json` made. The first files of `tost bench train` have none, because a run whose losses
+                differed wrote no file.
+        """
+        failures = [] if content is None else content["failures"]
+        passed = 1 if content is None else content["checks"] - len(failures)
+        checks = [Check(name=message, error=math.nan, bound=0.0) for message in failures]
+        return cls(
+            checks=(*checks, *[Check(name="passed", error=0.0, bound=0.0)] * passed),
+            declined={} if content is None else content["declined"],
+        )
+
+
+def compare_networks(name: str, run: Callable[[str, torch.dtype], tuple[nn.Module, Tensor]]) -> list[Check]:
+    """Compare a network on its fastest operators with the same weights on the reference operators in float64.
+
+    Args:
+        name: Stands in front of the names of the checks.
+        run: From a backend and a dtype to the network, with gradients, and its output.
+    """
+    found = []
+    for backend, dtype in (("auto", torch.float32), ("reference", torch.float64)):
+        torch.manual_seed(0)
+        model, output = run(backend, dtype)
+        # As one vector, because some gradients are zero up to rounding: a key's bias does not change a softmax.
+        gradients = [parameter.grad.flatten() for parameter in model.parameters() if parameter.grad is not None]
+        found.append({"logits": output.detach(), "gradients": torch.cat(gradients)})
+    fast, slow = found
+    return [
+        Check(name=f"{name} {what}", error=relative_rms(fast[what], slow[what]), bound=NETWORK_BOUND) for what in fast
+    ]
 
 
 def candidates(op: Op) -> dict[str, Candidate]:

@@ -15,12 +15,30 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-__all__ = ["Plan", "Round", "Spread", "Trial", "Warmup", "interleave", "plan_repeats", "ratios", "spread", "warm_up"]
+__all__ = [
+    "Plan",
+    "Round",
+    "Spread",
+    "Trial",
+    "Warmup",
+    "interleave",
+    "no_wait",
+    "plan_repeats",
+    "ratios",
+    "spread",
+    "spread_of",
+    "timed",
+    "warm_up",
+]
 
 Round = dict[str, float]
 """Seconds by contender; a contender that sat this round out is absent."""
 
 Clock = Callable[[], float]
+
+
+def no_wait() -> None:
+    """Wait for nothing."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,10 +64,17 @@ class Plan:
 
 @dataclass(frozen=True)
 class Trial:
-    """One contender, ready to be timed: `run` under the clock, `reset` after the clock has stopped."""
+    """One contender, ready to be timed.
+
+    Attributes:
+        run: What is timed.
+        reset: Tidies up after the clock has stopped.
+        wait: Waits for the device, before and after the run.
+    """
 
     run: Callable[[], object]
-    reset: Callable[[], None]
+    reset: Callable[[], None] = no_wait
+    wait: Callable[[], None] = no_wait
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,6 +104,24 @@ def spread(values: Sequence[float]) -> Spread:
     return Spread(median=median, lower=lower, upper=upper, count=len(values))
 
 
+def spread_of(rounds: Sequence[Round], name: str) -> Spread:
+    """Return the median and the quartiles of a contender's times."""
+    return spread([seconds[name] for seconds in rounds if name in seconds])
+
+
+def timed(trial: Trial, clock: Clock = time.perf_counter) -> float:
+    """Return the seconds of one run."""
+    trial.wait()
+    start = clock()
+    # The result must outlive the second reading of the clock: giving its memory back is no part of the computation.
+    result = trial.run()
+    trial.wait()
+    seconds = clock() - start
+    del result
+    trial.reset()
+    return seconds
+
+
 def warm_up(trial: Trial, *, runs: int, clock: Clock = time.perf_counter) -> Warmup:
     """Run a contender a few times and estimate what one run costs.
 
@@ -95,7 +138,7 @@ def warm_up(trial: Trial, *, runs: int, clock: Clock = time.perf_counter) -> War
     """
     seconds: list[float] = []
     while len(seconds) < runs and not (len(seconds) > 1 and seconds[-1] > 1.0):
-        seconds.append(_timed(trial, clock))
+        seconds.append(timed(trial, clock))
     return Warmup(runs=len(seconds), first_seconds=seconds[0], estimate_seconds=min(seconds[1:] or seconds))
 
 
@@ -143,7 +186,7 @@ def interleave(
         for index in range(total):
             names = [name for name in trials if _takes_part(index, repeats[name], total)]
             order.shuffle(names)
-            rounds.append({name: _timed(trials[name], clock) for name in names})
+            rounds.append({name: timed(trials[name], clock) for name in names})
     return rounds
 
 
@@ -154,16 +197,6 @@ def ratios(rounds: Sequence[Round], name: str, base: str) -> list[float]:
 
 def _takes_part(index: int, repeats: int, total: int) -> bool:
     return (index + 1) * repeats // total > index * repeats // total
-
-
-def _timed(trial: Trial, clock: Clock) -> float:
-    start = clock()
-    # The result must outlive the second reading of the clock: giving its memory back is no part of the computation.
-    result = trial.run()
-    seconds = clock() - start
-    del result
-    trial.reset()
-    return seconds
 
 
 @contextmanager

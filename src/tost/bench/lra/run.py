@@ -10,121 +10,51 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
-from enum import StrEnum
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tost.bench.harness.environment import Environment
-from tost.bench.harness.gate import BOUNDS, Check, GateResult
+from tost.bench.harness.gate import Check, compare_networks
+from tost.bench.harness.memory import watch_peak
+from tost.bench.harness.passes import layer_trial
 from tost.bench.harness.timing import (
     Clock,
     Plan,
-    Round,
     Spread,
     Trial,
     interleave,
     plan_repeats,
     ratios,
     spread,
+    spread_of,
+    timed,
     warm_up,
 )
-from tost.bench.lra.step import LraStep, Trainer, Usage, run_in_process
-from tost.errors import ConfigError
+from tost.bench.harness.worker import run_in_process
+from tost.bench.lra.cases import LraCase, LraScale, Work
 from tost.models import create_model, model_options
-from tost.models.mixers import list_mixers
 from tost.models.sequence.model import sequence_mixer
 from tost.models.sequence.options import SequenceClassifierOptions
-from tost.testing import relative_rms
 
-__all__ = ["LraCase", "LraReport", "LraRow", "LraScale", "Work", "check_encoder", "expected_seconds", "measure_lra"]
+__all__ = [
+    "ENCODER",
+    "LraResults",
+    "LraRow",
+    "LraStep",
+    "Trainer",
+    "Usage",
+    "check_encoder",
+    "expected_seconds",
+    "measure_lra",
+    "take_step",
+]
 
 ENCODER = "lra_text"
-PATHX, PATHX_TOKENS, PATHX_BATCH = "lra_pathx", 16_384, 2
-SUBJECT, BASELINE = "tssa", "softmax"
-_LONG = ("reformer", "bigbird", "linformer", "linear", "performer", "nystrom", "s4", "s4d")
-MIXERS = (SUBJECT, BASELINE, *_LONG)
-_STATES = {"state_size": 4}  # S4's own setting for this task; it is 64 elsewhere, and slower
-_BOUND = 10 * BOUNDS[torch.float32]  # a whole network loses a digit more than one operator
-
-Watch = Callable[[str], None]
-
-
-class Work(StrEnum):
-    """What is timed: a training step of the encoder, the mixer alone in either pass, a step of the Path-X model."""
-
-    STEP = "step"
-    FWD = "mixer fwd"
-    FWD_BWD = "mixer fwd+bwd"
-    PATHX = "path-x step"
-
-
-@dataclass(frozen=True, kw_only=True)
-class LraCase:
-    """One kind of work on sequences of one length."""
-
-    work: Work
-    tokens: int
-    batch: int = 1
-
-    @property
-    def label(self) -> str:
-        """A few words for progress."""
-        return f"{self.work}, {self.batch} x {self.tokens:,} tokens"
-
-
-@dataclass(frozen=True, kw_only=True)
-class LraScale:
-    """How much is measured.
-
-    Attributes:
-        lengths: Sequence lengths, ascending.
-        mixers: Names of mixers; the first is compared with the others.
-        form: Whose defaults the mixers have, see the option ``mixer_form`` of the long-range models.
-        repeats: Timed runs of each mixer, if they are short.
-        mixer_seconds: Time after which a mixer has had enough, but for the first and not before three runs.
-        skip_seconds: A mixer whose single run is expected to take longer is left out.
-        memory_seconds: The same for the one step whose memory is measured.
-        memory: Whether memory is measured.
-        pathx: Whether a step of the Path-X model is measured, for the first mixer and softmax attention.
-        sizes: Options of the encoder that replace the task's.
-    """
-
-    lengths: tuple[int, ...] = (1024, 2048, 3072, 4096, 16_384)
-    mixers: tuple[str, ...] = MIXERS
-    form: str = "paper"
-    repeats: int = 7
-    mixer_seconds: float = 10.0
-    skip_seconds: float = 20.0
-    memory_seconds: float = 120.0
-    memory: bool = True
-    pathx: bool = True
-    sizes: Mapping[str, Any] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        if unknown := [name for name in self.mixers if name not in list_mixers(place="sequence")]:
-            raise ConfigError(f"{', '.join(unknown)}: not a mixer; the mixers are: {', '.join(MIXERS)}.")
-        if not self.lengths or min(self.lengths) < 1 or list(self.lengths) != sorted(set(self.lengths)):
-            raise ConfigError(f"lengths {list(self.lengths)} given; positive ones are needed, in ascending order.")
-
-    @classmethod
-    def quick(cls) -> LraScale:
-        """Return a scale for a demonstration: short sequences, few runs."""
-        return cls(lengths=(256, 1024), repeats=3, mixer_seconds=1.0, pathx=False)
-
-    @property
-    def cases(self) -> list[LraCase]:
-        """Everything to be measured, in order."""
-        works = [Work.STEP, Work.FWD, Work.FWD_BWD]
-        cases = [LraCase(work=work, tokens=tokens) for work in works for tokens in self.lengths]
-        return cases + [LraCase(work=Work.PATHX, tokens=PATHX_TOKENS, batch=PATHX_BATCH)] * self.pathx
-
-    def options(self, mixer: str) -> dict[str, Any]:
-        """Return the options of the encoder with a mixer."""
-        own = {"mixer_options": _STATES} if mixer in ("s4", "s4d") else {}
-        return {"mixer": mixer, "mixer_form": self.form, **own, **self.sizes}
+PATHX, BASELINE = "lra_pathx", "softmax"
+_SHORT = 16  # tokens of the pass that comes first, to load what is loaded on first use
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -153,55 +83,114 @@ class LraRow:
 
 
 @dataclass(kw_only=True)
-class LraReport:
-    """A measurement together with everything needed to judge it."""
+class LraResults:
+    """Everything measured so far."""
 
-    command: str
-    environment: Environment
-    gate: GateResult
-    scale: LraScale
     rows: list[LraRow] = field(default_factory=list)
-    complete: bool = False
 
-    @property
-    def stem(self) -> str:
-        """File name without its ending. A selection does not replace the standard measurement."""
-        standard = LraScale(repeats=self.scale.repeats)
-        theme = "lra" if self.scale == standard else "lra-selection"
-        return f"{theme}_{self.environment.slug}_{self.environment.month}"
 
-    def to_json(self) -> dict[str, object]:
-        """Return one object of plain types; times are in seconds. Behind a red gate there are no times."""
-        return {
-            "theme": "lra",
-            "complete": self.complete,
-            "command": self.command,
-            "environment": asdict(self.environment),
-            "gate": self.gate.to_json(),
-            "scale": asdict(self.scale),
-            "encoder": model_options(ENCODER, dict(self.scale.sizes)).model_dump(mode="json"),
-            "rows": [asdict(row) for row in self.rows] if self.gate.passed else [],
-        }
+@dataclass(frozen=True, kw_only=True)
+class LraStep:
+    """One step: forward, cross-entropy, backward and AdamW, on random tokens without padding.
+
+    Attributes:
+        model: Registered model of token sequences.
+        options: Options that replace the model's own.
+        tokens: Length of the sequences, N.
+        batch: Sequences, B.
+    """
+
+    model: str
+    options: dict[str, Any] = field(default_factory=dict)
+    tokens: int
+    batch: int = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Usage:
+    """What a step took.
+
+    Attributes:
+        seconds: Its time; it is the first of its length.
+        peak_bytes: By how much memory grew at most. Weights exist before; gradients and AdamW's moments do not.
+        process_bytes: The most memory that the whole process had during the step.
+        loss: Cross-entropy.
+    """
+
+    seconds: float
+    peak_bytes: int
+    process_bytes: int
+    loss: float
+
+
+class Trainer:
+    """A model with its optimizer and one batch.
+
+    Args:
+        step: What to train.
+    """
+
+    def __init__(self, step: LraStep) -> None:
+        torch.manual_seed(0)
+        options = {"dropout": 0.0, "max_length": step.tokens, **step.options}
+        chosen: Any = model_options(step.model, options)
+        self.model = create_model(step.model, **options).train()
+        # Steps too small to change anything: all repetitions do the same work.
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-6, fused=True)
+        self.ids = torch.randint(chosen.vocab_size, (step.batch, step.tokens))
+        self.targets = torch.randint(chosen.num_classes, (step.batch,))
+        self.last_loss = math.nan
+
+    def loss(self, tokens: int | None = None) -> Tensor:
+        """Return the cross-entropy of the batch, or of the first `tokens` of each sequence."""
+        logits: Tensor = self.model(self.ids[:, :tokens])
+        return F.cross_entropy(logits, self.targets)
+
+    def step(self) -> float:
+        """Take a step and return its loss."""
+        loss = self.loss()
+        loss.backward()  # type: ignore[no-untyped-call]
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        self.last_loss = loss.item()
+        return self.last_loss
+
+
+def take_step(step: LraStep) -> Usage:
+    """Take a step in this process."""
+    trainer = Trainer(step)
+    trainer.loss(_SHORT).backward()  # type: ignore[no-untyped-call]
+    trainer.optimizer.zero_grad(set_to_none=True)
+    with watch_peak() as peak:
+        seconds = timed(Trial(trainer.step))
+    return Usage(seconds=seconds, peak_bytes=peak.growth, process_bytes=peak.process, loss=trainer.last_loss)
+
+
+def step_in_process(step: LraStep) -> Usage:
+    """Take a step in a fresh process.
+
+    Raises:
+        TostError: The process failed.
+    """
+    return run_in_process(take_step, step, label=f"a training step of {step.model} {step.options}")
 
 
 def check_encoder() -> list[Check]:
     """Compare logits and gradients of an encoder with TSSA with those of the reference operator, in float64."""
     sizes = {"embed_dim": 64, "depth": 2, "max_length": 130, "dropout": 0.0}
-    found: list[dict[str, Tensor]] = []
-    for backend, dtype in (("auto", torch.float32), ("reference", torch.float64)):
-        torch.manual_seed(0)
+
+    def run(backend: str, dtype: torch.dtype) -> tuple[nn.Module, Tensor]:
         model = create_model(ENCODER, **sizes, backend=backend).to(dtype)
         ids = torch.randint(258, (2, 130), generator=torch.Generator().manual_seed(1))
         logits = model(ids, mask=torch.arange(130) < torch.tensor([[130], [71]]))
         logits.logsumexp(dim=-1).sum().backward()
-        gradients = [p.grad.flatten() for p in model.parameters() if p.grad is not None]
-        found.append({"logits": logits.detach(), "gradients": torch.cat(gradients)})
-    fast, slow = found
-    return [Check(name=f"{ENCODER} {what}", error=relative_rms(fast[what], slow[what]), bound=_BOUND) for what in fast]
+        return model, logits
+
+    return compare_networks(ENCODER, run)
 
 
 def expected_seconds(known: Sequence[tuple[int, float]], tokens: int) -> float:
-    """Say what a run may take, from shorter ones.
+    """Predict the time of a run from shorter ones.
 
     Args:
         known: Lengths and seconds, ascending.
@@ -222,16 +211,16 @@ def expected_seconds(known: Sequence[tuple[int, float]], tokens: int) -> float:
 def measure_lra(
     scale: LraScale,
     *,
-    watch: Watch,
-    in_process: Callable[[LraStep], Usage] = run_in_process,
+    watch: Callable[[str], None],
+    in_process: Callable[[LraStep], Usage] = step_in_process,
     clock: Clock = time.perf_counter,
 ) -> Iterator[list[LraRow]]:
     """Measure mixers, one case after the other.
 
     Args:
         scale: What to measure, and for how long.
-        watch: Gets a line when a case starts.
-        in_process: Takes a step elsewhere and tells what it used.
+        watch: Called with a line when a case starts.
+        in_process: Takes a step in another process.
         clock: Source of seconds.
 
     Yields:
@@ -241,12 +230,17 @@ def measure_lra(
     for case in scale.cases:
         watch(case.label)
         if case.work is Work.PATHX:
-            yield _measure_pathx(scale, case, in_process)
+            yield [_pathx_row(scale, case, name, in_process) for name in dict.fromkeys((scale.mixers[0], BASELINE))]
             continue
         expected = {name: expected_seconds(known.get((case.work, name), []), case.tokens) for name in scale.mixers}
         rows = _timed_rows(scale, case, expected, clock)
         if case.work is Work.STEP and scale.memory:
-            rows = [_with_memory(row, scale, expected[row.mixer], in_process) for row in rows]
+            rows = [
+                row
+                if expected[row.mixer] > scale.memory_seconds
+                else _with_memory(row, in_process(_step(scale, case, row.mixer)))
+                for row in rows
+            ]
         for row in rows:
             if row.seconds:
                 known.setdefault((case.work, row.mixer), []).append((case.tokens, row.seconds.median))
@@ -254,102 +248,64 @@ def measure_lra(
 
 
 def _timed_rows(scale: LraScale, case: LraCase, expected: Mapping[str, float], clock: Clock) -> list[LraRow]:
-    taking_part = [name for name in scale.mixers if expected[name] <= scale.skip_seconds]
-    built = {name: _build(scale, case, name) for name in taking_part}
-    rounds = _rounds({name: trial for name, (trial, _) in built.items()}, case, scale, clock) if built else []
-    rows = []
-    for name in scale.mixers:
-        if name in built:
-            rows.append(_row(name, case, built[name][1], rounds, scale))
-        else:
-            note = (
-                f"{case.label}: {name} not timed, about {expected[name]:.0f} s per run expected from shorter ones, "
-                f"more than the {scale.skip_seconds:.0f} s allowed"
-            )
-            rows.append(LraRow(mixer=name, case=case, note=note))
-    return rows
-
-
-def _rounds(trials: Mapping[str, Trial], case: LraCase, scale: LraScale, clock: Clock) -> list[Round]:
+    """Time the mixers that are fast enough, taking turns."""
+    built = {name: _build(scale, case, name) for name in scale.mixers if expected[name] <= scale.skip_seconds}
+    trials = {name: trial for name, (trial, _) in built.items()}
     estimates = {name: warm_up(trial, runs=2, clock=clock).estimate_seconds for name, trial in trials.items()}
     # A mixer alone takes milliseconds, so that more runs cost nothing and are needed.
     case_seconds = 0.0 if case.work is Work.STEP else scale.mixer_seconds / 2
     plan = Plan(repeats=scale.repeats, case_seconds=case_seconds, contender_seconds=scale.mixer_seconds)
     repeats = plan_repeats(estimates, always={scale.mixers[0]}, plan=plan)
-    return interleave(trials, repeats=repeats, clock=clock)
-
-
-def _row(name: str, case: LraCase, parameters: int, rounds: Sequence[Round], scale: LraScale) -> LraRow:
-    compared = ratios(rounds, name, scale.mixers[0])
-    return LraRow(
-        mixer=name,
-        case=case,
-        parameters=parameters,
-        seconds=spread([times[name] for times in rounds if name in times]),
-        ratio=spread(compared) if compared else None,
-    )
+    rounds = interleave(trials, repeats=repeats, clock=clock) if trials else []
+    rows = []
+    for name in scale.mixers:
+        if name in built:
+            compared = ratios(rounds, name, scale.mixers[0])
+            row = LraRow(
+                mixer=name,
+                case=case,
+                parameters=built[name][1],
+                seconds=spread_of(rounds, name),
+                ratio=spread(compared) if compared else None,
+            )
+        else:
+            note = (
+                f"{case.label}: {name} not timed, about {expected[name]:.0f} s per run expected from shorter ones, "
+                f"more than the {scale.skip_seconds:.0f} s allowed"
+            )
+            row = LraRow(mixer=name, case=case, note=note)
+        rows.append(row)
+    return rows
 
 
 def _build(scale: LraScale, case: LraCase, name: str) -> tuple[Trial, int]:
     """Return what is to be timed, and its number of parameters."""
     if case.work is Work.STEP:
         trainer = Trainer(_step(scale, case, name))
-        return Trial(trainer.step, lambda: None), _count(trainer.model)
+        return Trial(trainer.step), _count(trainer.model)
     options = model_options(ENCODER, {"dropout": 0.0, "max_length": case.tokens, **scale.options(name)})
     assert isinstance(options, SequenceClassifierOptions)
     torch.manual_seed(0)
     mixer = sequence_mixer(options).train()
     x = torch.randn(case.batch, case.tokens, options.embed_dim)
-    return _mixer_trial(mixer, x, training=case.work is Work.FWD_BWD), _count(mixer)
-
-
-def _mixer_trial(mixer: nn.Module, x: Tensor, *, training: bool) -> Trial:
     cotangent = torch.randn_like(x)
-    x.requires_grad_(training)
-
-    def forward() -> Tensor:
-        with torch.no_grad():
-            y: Tensor = mixer(x)
-        return y
-
-    def forward_and_backward() -> Tensor:
-        y: Tensor = mixer(x)
-        torch.autograd.backward(y, cotangent)
-        return y
-
-    def reset() -> None:
-        for tensor in (x, *mixer.parameters()):
-            tensor.grad = None
-
-    return Trial(forward_and_backward if training else forward, reset)
+    if case.work is Work.FWD:
+        return layer_trial(mixer, x, None), _count(mixer)
+    return layer_trial(mixer, x.requires_grad_(), cotangent), _count(mixer)
 
 
 def _step(scale: LraScale, case: LraCase, name: str) -> LraStep:
-    options, threads = scale.options(name), torch.get_num_threads()
-    return LraStep(model=ENCODER, options=options, tokens=case.tokens, batch=case.batch, threads=threads)
+    return LraStep(model=ENCODER, options=scale.options(name), tokens=case.tokens, batch=case.batch)
 
 
-def _with_memory(row: LraRow, scale: LraScale, expected: float, in_process: Callable[[LraStep], Usage]) -> LraRow:
-    if expected > scale.memory_seconds:
-        return row
-    usage = in_process(_step(scale, row.case, row.mixer))
-    return _replace_memory(row, usage)
+def _with_memory(row: LraRow, usage: Usage) -> LraRow:
+    return replace(row, peak_bytes=usage.peak_bytes, process_bytes=usage.process_bytes)
 
 
-def _replace_memory(row: LraRow, usage: Usage) -> LraRow:
-    return LraRow(**{**vars(row), "peak_bytes": usage.peak_bytes, "process_bytes": usage.process_bytes})
-
-
-def _measure_pathx(scale: LraScale, case: LraCase, in_process: Callable[[LraStep], Usage]) -> list[LraRow]:
-    rows = []
-    for name in dict.fromkeys((scale.mixers[0], BASELINE)):
-        own = {"mixer": name, "mixer_form": scale.form}
-        usage = in_process(
-            LraStep(model=PATHX, options=own, tokens=case.tokens, batch=case.batch, threads=torch.get_num_threads())
-        )
-        row = LraRow(mixer=name, case=case, seconds=spread([usage.seconds]))
-        rows.append(_replace_memory(row, usage))
-    return rows
+def _pathx_row(scale: LraScale, case: LraCase, name: str, in_process: Callable[[LraStep], Usage]) -> LraRow:
+    options = {"mixer": name, "mixer_form": scale.form.value}
+    usage = in_process(LraStep(model=PATHX, options=options, tokens=case.tokens, batch=case.batch))
+    return _with_memory(LraRow(mixer=name, case=case, seconds=spread([usage.seconds])), usage)
 
 
 def _count(module: nn.Module) -> int:

@@ -1,55 +1,126 @@
-"""Tables, sentences and files of a comparison of mixers. All of it is computed from the rows."""
+"""Tables, sentences and the picture of a comparison of mixers. All of it is computed from the rows."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from pathlib import Path
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
-from tost.bench.harness.files import require_green, write_measurement
-from tost.bench.lra.plot import draw_lra
-from tost.bench.lra.run import LraReport, LraRow, Work
-from tost.bench.ops.tables import Table, markdown_table
+from tost._text import Table
+from tost.bench.harness.gate import Check
+from tost.bench.harness.measurement import Measurement, page
+from tost.bench.harness.plot import Line, Panel, Style, draw
+from tost.bench.harness.report import Report
+from tost.bench.harness.table import cell, grouped, pivot, with_quartiles, without_empty
+from tost.bench.lra.cases import LraScale, Work
+from tost.bench.lra.run import ENCODER, LraResults, LraRow, check_encoder, measure_lra
+from tost.bench.ops.cases import Op
+from tost.models import model_options
 
-__all__ = ["lra_findings", "lra_markdown", "lra_tables", "write_lra"]
+__all__ = ["LraMeasurement", "lra_findings", "lra_page", "lra_pictures", "lra_tables"]
 
-_MISSING = "-"
+Value = Callable[[LraRow], float | None]
+
+# It has eight colours, so relatives share one and differ in their lines.
+_STYLES = {
+    "tssa": Style("TSSA", "#D55E00", "o"),
+    "softmax": Style("softmax", "#000000", "D"),
+    "reformer": Style("Reformer", "#999999", "X", "--"),
+    "bigbird": Style("BigBird", "#999999", "P"),
+    "linformer": Style("Linformer", "#E69F00", "s"),
+    "linear": Style("Linear Transformer", "#0072B2", "^"),
+    "performer": Style("Performer", "#56B4E9", "v"),
+    "nystrom": Style("Nystromformer", "#CC79A7", "<"),
+    "s4": Style("S4", "#009E73", ">"),
+    "s4d": Style("S4D", "#009E73", "*", "--"),
+}
+_INTRODUCTION = """\
+The encoder of the Text task: 4 blocks of width 256 with 4 heads and MLPs of 1024, no dropout, batch 1, full sequences.
+A step is forward, backward and AdamW. The mixers took turns, {repeats} rounds of steps, fewer for slow ones; a ratio
+compares two runs of one round. Medians, with quartiles in brackets. Peak memory is the growth of a fresh process during
+its first step: what is kept for the backward pass, gradients and AdamW's moments, but not the weights; its C library
+returns freed memory at once. The mixers are those of `--form {form}`; S4 and S4D have 4 states, their setting for this
+task."""
 
 
-def lra_tables(rows: Sequence[LraRow]) -> list[Table]:
+def _seconds(row: LraRow) -> float | None:
+    return row.seconds.median if row.seconds else None
+
+
+def _milliseconds(row: LraRow) -> float | None:
+    return 1e3 * row.seconds.median if row.seconds else None
+
+
+def _steps_per_second(row: LraRow) -> float | None:
+    return 1 / row.seconds.median if row.seconds else None
+
+
+def _megabytes(row: LraRow) -> float | None:
+    return row.peak_bytes / 1e6 if row.peak_bytes else None
+
+
+def lra_tables(results: LraResults) -> list[Table]:
     """Return a table per quantity, one row per mixer, one column per length; then Path-X. Empty ones are left out."""
-    steps = [row for row in rows if row.case.work is Work.STEP]
+    by_work = grouped(results.rows, lambda row: row.case.work)
+    steps = by_work.get(Work.STEP, [])
     built = [
-        _by_length("Training steps per second in the same encoder", steps, _steps_per_second),
-        _by_length("Time of a step over that of the first mixer", steps, _ratio),
-        _by_length("Peak memory of a step, MB", steps, _megabytes),
+        _by_length("Training steps per second in the same encoder", steps, _steps_per_second, ".3g", notes=True),
+        _ratios("Time of a step over that of the first mixer", steps),
+        _by_length("Peak memory of a step, MB", steps, _megabytes, ".0f"),
     ]
     for work, name in ((Work.FWD, "forward"), (Work.FWD_BWD, "forward and backward")):
-        alone = [row for row in rows if row.case.work is work]
-        built.append(_by_length(f"Mixer alone with its projections, {name}, ms", alone, _milliseconds))
-        built.append(_by_length(f"Mixer alone, {name}, over the first mixer", alone, _ratio))
-    built.append(_pathx(rows))
-    return [table for table in built if any(cell != _MISSING for row in table.rows for cell in row[1:])]
+        alone, title = by_work.get(work, []), f"Mixer alone with its projections, {name}, ms"
+        built.append(_by_length(title, alone, _milliseconds, ".1f", notes=True))
+        built.append(_ratios(f"Mixer alone, {name}, over the first mixer", alone))
+    return without_empty([*built, _pathx(by_work.get(Work.PATHX, []))])
 
 
-def lra_findings(rows: Sequence[LraRow]) -> list[str]:
-    """Say how far the first mixer is ahead of the next one, or behind it, at every length."""
-    said = []
+def _by_length(title: str, rows: Sequence[LraRow], value: Value, form: str, *, notes: bool = False) -> Table:
+    cells = [((row.mixer,), f"{row.case.tokens:,}", cell(value(row), form)) for row in rows]
+    return pivot(title, ["mixer"], cells, notes=[row.note for row in rows if row.note] if notes else ())
+
+
+def _ratios(title: str, rows: Sequence[LraRow]) -> Table:
+    return pivot(title, ["mixer"], [((row.mixer,), f"{row.case.tokens:,}", with_quartiles(row.ratio)) for row in rows])
+
+
+def _pathx(rows: Sequence[LraRow]) -> Table:
+    sizes = "".join(f": {row.case.batch} x {row.case.tokens:,} tokens" for row in rows[:1])
+    return Table(
+        title=f"A training step of the Path-X model{sizes}",
+        headers=("mixer", "seconds", "peak MB", "whole process MB"),
+        rows=tuple(
+            (
+                row.mixer,
+                cell(_seconds(row), ".2f"),
+                cell(_megabytes(row), ".0f"),
+                cell(row.process_bytes, ".0f", scale=1e-6),
+            )
+            for row in rows
+        ),
+        notes=("one step each, the first of a fresh process",),
+    )
+
+
+def lra_findings(results: LraResults) -> list[str]:
+    """Return how far the first mixer is ahead of the next one, or behind it, at every length."""
+    sentences, rows = [], results.rows
     for work, what in (
         (Work.STEP, "Training steps"),
         (Work.FWD, "Mixer alone, forward"),
         (Work.FWD_BWD, "Mixer alone, forward and backward"),
     ):
-        if parts := _against_next(rows, work, lambda row: row.seconds.median if row.seconds else None):
-            said.append(f"{what}: time of the next fastest over that of {rows[0].mixer}: {', '.join(parts)}.")
-    if parts := _against_next(rows, Work.STEP, lambda row: row.peak_bytes):
-        said.append(f"Peak memory of the next smallest over that of {rows[0].mixer}: {', '.join(parts)}.")
-    return said
+        if parts := _against_next(rows, work, _seconds):
+            sentences.append(f"{what}: time of the next fastest over that of {rows[0].mixer}: {', '.join(parts)}.")
+    if parts := _against_next(rows, Work.STEP, _megabytes):
+        sentences.append(f"Peak memory of the next smallest over that of {rows[0].mixer}: {', '.join(parts)}.")
+    return sentences
 
 
-def _against_next(rows: Sequence[LraRow], work: Work, value: Callable[[LraRow], float | None]) -> list[str]:
+def _against_next(rows: Sequence[LraRow], work: Work, value: Value) -> list[str]:
     """Return by length the least value of the other mixers over that of the first."""
     parts = []
-    for tokens, group in _lengths([row for row in rows if row.case.work is work]).items():
+    chosen = [row for row in rows if row.case.work is work]
+    for tokens, group in grouped(chosen, lambda row: row.case.tokens).items():
         own = value(group[0])
         others = [(number, row.mixer) for row in group[1:] if (number := value(row))]
         if own and others:
@@ -58,117 +129,72 @@ def _against_next(rows: Sequence[LraRow], work: Work, value: Callable[[LraRow], 
     return parts
 
 
-def lra_markdown(report: LraReport, *, plot: str | None = None) -> str:
+def lra_page(report: Report[LraResults]) -> str:
     """Return a report as a Markdown page.
 
-    Args:
-        report: The measurement.
-        plot: File name of its plot, shown above the tables.
-
     Raises:
         ValueError: The gate is red.
     """
-    require_green(report.gate)
-    environment, scale = report.environment, report.scale
-    load = "" if environment.load is None else f" (load average {environment.load:g} at the start)"
-    lines = [
-        "# Long-range mixers in one encoder",
-        "",
-        f"{environment.summary} | {report.gate.summary}",
-        "",
-        f"Made by `{report.command}` on {environment.measured[:10]}{load}. The encoder of the Text task: 4 blocks of",
-        "width 256 with 4 heads and MLPs of 1024, no dropout, batch 1, full sequences. A step is forward, backward and",
-        f"AdamW. The mixers took turns, {scale.repeats} rounds of steps, fewer for slow ones; a ratio compares two",
-        "runs of one round. Medians, with quartiles in brackets. Peak memory is the growth of a fresh process during",
-        "its first step: what is kept for the backward pass, gradients and AdamW's moments, but not the weights; its C",
-        "library returns freed memory at once.",
-        f"The mixers are those of `--form {scale.form}`; S4 and S4D have 4 states, their setting for this task.",
-    ]
-    if plot:
-        lines += ["", f"![Steps per second, memory and time of the mixers by number of tokens]({plot})"]
-    lines += ["", *(f"- {sentence}" for sentence in lra_findings(report.rows))]
-    for table in lra_tables(report.rows):
-        lines += ["", f"## {table.title}", "", *markdown_table(table)]
-        lines += ["", *(f"- {note}" for note in table.notes)] if table.notes else []
-    return "\n".join(lines) + "\n"
-
-
-def write_lra(report: LraReport, folder: Path) -> list[Path]:
-    """Write the files of a report: JSON, Markdown and a plot; of one that is not complete, ``<stem>.partial.json``.
-
-    Args:
-        report: A measurement behind a green gate.
-        folder: Where to write; made if missing.
-
-    Returns:
-        The files written.
-
-    Raises:
-        ValueError: The gate is red.
-    """
-    return write_measurement(
+    return page(
+        "Long-range mixers in one encoder",
         report,
-        folder,
-        lambda: {
-            ".md": lra_markdown(report, plot=f"{report.stem}.svg"),
-            ".svg": draw_lra(report.rows, caption=report.environment.summary),
-        },
+        _INTRODUCTION.format(**report.about["scale"]),
+        f"![Steps per second, memory and time of the mixers by number of tokens]({report.stem}.svg)",
+        lra_findings(report.results),
+        *lra_tables(report.results),
     )
 
 
-def _lengths(rows: Sequence[LraRow]) -> dict[int, list[LraRow]]:
-    found: dict[int, list[LraRow]] = {}
-    for row in rows:
-        found.setdefault(row.case.tokens, []).append(row)
-    return found
+def lra_pictures(report: Report[LraResults]) -> dict[str, bytes]:
+    """Draw steps per second, memory and each mixer alone by number of tokens."""
+    rows = report.results.rows
+    panels = [
+        _panel("training steps per second", rows, Work.STEP, _steps_per_second),
+        _panel("peak memory of a step, MB", rows, Work.STEP, _megabytes),
+        _panel("mixer alone, forward, ms", rows, Work.FWD, _milliseconds),
+        _panel("mixer alone, forward and backward, ms", rows, Work.FWD_BWD, _milliseconds),
+    ]
+    return {".svg": draw(panels, below=["tokens", f"{report.machine} | medians"], legend_columns=5)}
 
 
-def _by_length(title: str, rows: Sequence[LraRow], cell: Callable[[LraRow], str]) -> Table:
-    lengths = sorted(_lengths(rows))
-    cells = {(row.mixer, row.case.tokens): cell(row) for row in rows}
-    names = dict.fromkeys(row.mixer for row in rows)
-    return Table(
-        title=title,
-        headers=("mixer", *(f"{tokens:,}" for tokens in lengths)),
-        rows=tuple((name, *(cells.get((name, tokens), _MISSING) for tokens in lengths)) for name in names),
-        labels=1,
-        notes=tuple(row.note for row in rows if row.note) if cell in (_steps_per_second, _milliseconds) else (),
-    )
+def _panel(title: str, rows: Sequence[LraRow], work: Work, value: Value) -> Panel:
+    chosen = [row for row in rows if row.case.work is work]
+    lines = []
+    for name, style in _STYLES.items():
+        points = [(row.case.tokens, number) for row in chosen if row.mixer == name and (number := value(row))]
+        lines += [Line(style=style, points=sorted(points), bold=name == "tssa")] if points else []
+    return Panel(title=title, lines=lines, sizes=sorted({row.case.tokens for row in chosen}))
 
 
-def _pathx(rows: Sequence[LraRow]) -> Table:
-    chosen = [row for row in rows if row.case.work is Work.PATHX]
-    sizes = "".join(f": {row.case.batch} x {row.case.tokens:,} tokens" for row in chosen[:1])
-    return Table(
-        title=f"A training step of the Path-X model{sizes}",
-        headers=("mixer", "seconds", "peak MB", "whole process MB"),
-        rows=tuple(
-            (
-                row.mixer,
-                _MISSING if row.seconds is None else f"{row.seconds.median:.2f}",
-                _megabytes(row),
-                _MISSING if row.process_bytes is None else f"{row.process_bytes / 1e6:.0f}",
-            )
-            for row in chosen
-        ),
-        labels=1,
-        notes=("one step each, the first of a fresh process",) if chosen else (),
-    )
+class LraMeasurement(Measurement[LraScale, LraResults]):
+    """The benchmark `tost bench lra`."""
 
+    results = LraResults
+    operators = (Op.TSSA,)
+    checked = "the operator and an encoder with the reference"
+    draws = True
 
-def _steps_per_second(row: LraRow) -> str:
-    return _MISSING if row.seconds is None else f"{1 / row.seconds.median:.3g}"
+    def check(self) -> list[Check]:
+        """Compare an encoder with the reference."""
+        return check_encoder()
 
+    def about(self) -> dict[str, Any]:
+        """Return the scale and the encoder."""
+        encoder = model_options(ENCODER, dict(self.scale.sizes)).model_dump(mode="json")
+        return {**super().about(), "encoder": encoder}
 
-def _milliseconds(row: LraRow) -> str:
-    return _MISSING if row.seconds is None else f"{1e3 * row.seconds.median:.1f}"
+    @property
+    def steps(self) -> int:
+        """One step per case."""
+        return len(self.scale.cases)
 
+    def measure(self, results: LraResults, watch: Callable[[str], None]) -> Iterator[str]:
+        """Measure all cases; see `measure_lra`."""
+        for rows in measure_lra(self.scale, watch=watch):
+            results.rows += rows
+            yield ", ".join(f"{row.mixer} {row.seconds.median:.3g} s" for row in rows if row.seconds)
 
-def _megabytes(row: LraRow) -> str:
-    return _MISSING if row.peak_bytes is None else f"{row.peak_bytes / 1e6:.0f}"
-
-
-def _ratio(row: LraRow) -> str:
-    if row.ratio is None:
-        return _MISSING
-    return f"{row.ratio.median:.2f} ({row.ratio.lower:.2f}-{row.ratio.upper:.2f})"
+    tables = staticmethod(lra_tables)
+    findings = staticmethod(lra_findings)
+    page = staticmethod(lra_page)
+    pictures = staticmethod(lra_pictures)

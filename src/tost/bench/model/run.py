@@ -7,42 +7,22 @@ that the subject computes with its fast operators what it computes with the refe
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from tost.bench.harness.environment import Environment
-from tost.bench.harness.gate import BOUNDS, Check, GateResult
-from tost.bench.harness.peak import Pass, peak_bytes, run_pass
-from tost.bench.harness.timing import Spread, Trial, interleave, ratios, spread, warm_up
+from tost.bench.harness.gate import Check, compare_networks
+from tost.bench.harness.memory import watch_peak
+from tost.bench.harness.timing import Spread, Trial, interleave, ratios, spread, spread_of, warm_up
+from tost.bench.harness.worker import run_in_process
+from tost.bench.model.cases import ModelCase, ModelScale
 from tost.models import create_model, model_options
-from tost.testing import relative_rms
 
-__all__ = ["STANDARD_MODELS", "STANDARD_SIZES", "ModelCase", "ModelReport", "ModelRow", "check_model", "measure_models"]
-
-STANDARD_MODELS = ("tost_small_patch16_224", "vit_small_patch16_224", "xcit_small_nolpi_patch16_224")
-STANDARD_SIZES = {224: 8, 512: 2, 1024: 1}
-"""Images in a batch by their size: a step then takes about a second on two cores."""
-
-_SIDES = (("auto", torch.float32), ("reference", torch.float64))
-_BOUND = 10 * BOUNDS[torch.float32]  # a whole network loses a digit more than one operator
-
-
-@dataclass(frozen=True, kw_only=True)
-class ModelCase:
-    """Images of one size, and whether the backward pass is included."""
-
-    image_size: int
-    batch: int
-    training: bool
-
-    @property
-    def label(self) -> str:
-        """A few words for tables."""
-        return f"{self.batch} x {self.image_size} px, {'training' if self.training else 'inference'}"
+__all__ = ["ModelResults", "ModelRow", "Pass", "check_model", "measure_models", "peak_bytes", "run_pass"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,29 +47,58 @@ class ModelRow:
 
 
 @dataclass(kw_only=True)
-class ModelReport:
-    """A measurement together with everything needed to judge it."""
+class ModelResults:
+    """Everything measured so far."""
 
-    command: str
-    environment: Environment
-    gate: GateResult
     rows: list[ModelRow] = field(default_factory=list)
 
-    @property
-    def stem(self) -> str:
-        """File name without its ending: theme, hardware and month."""
-        return f"model_{self.environment.slug}_{self.environment.month}"
 
-    def to_json(self) -> dict[str, object]:
-        """Return one object of plain types; times are in seconds. Behind a red gate there are no times."""
-        rows = [asdict(row) for row in self.rows] if self.gate.passed else []
-        return {
-            "theme": "model",
-            "command": self.command,
-            "environment": asdict(self.environment),
-            "gate": self.gate.to_json(),
-            "rows": rows,
-        }
+@dataclass(frozen=True, kw_only=True)
+class Pass:
+    """One pass of a registered model; `options` replace the model's own."""
+
+    model: str
+    options: dict[str, Any] = field(default_factory=dict)
+    case: ModelCase
+
+    def build(self) -> nn.Module:
+        """Return the model."""
+        torch.manual_seed(0)
+        return create_model(self.model, **self.options).train(self.case.training)
+
+
+def _images(case: ModelCase) -> Tensor:
+    generator = torch.Generator().manual_seed(0)
+    return torch.rand(case.batch, 3, case.image_size, case.image_size, generator=generator)
+
+
+def peak_bytes(what: Pass) -> int:
+    """Return by how much the memory of a fresh process grows, at most, during a pass.
+
+    Weights and images exist before; gradients do not, so they count.
+
+    Raises:
+        TostError: The process failed.
+    """
+    return run_in_process(_peak_here, what, label=f"measuring the memory of {what.model}")
+
+
+def _peak_here(what: Pass) -> int:
+    model, images = what.build(), _images(what.case)
+    with watch_peak() as peak:
+        run_pass(model, images, training=what.case.training)
+    return peak.growth
+
+
+def run_pass(model: nn.Module, images: Tensor, *, training: bool) -> Tensor:
+    """Run a model once; in training its gradients are filled."""
+    if not training:
+        with torch.inference_mode():
+            logits: Tensor = model(images)
+        return logits
+    logits = model(images)
+    logits.logsumexp(dim=-1).mean().backward()  # type: ignore[no-untyped-call]
+    return logits
 
 
 def check_model(name: str) -> list[Check]:
@@ -98,86 +107,59 @@ def check_model(name: str) -> list[Check]:
     Args:
         name: A registered model. One whose operators have no implementations to choose from has nothing to compare.
     """
-    options = model_options(name, {})
-    if getattr(options, "mixer", None) != "tssa":
+    if getattr(model_options(name, {}), "mixer", None) != "tssa":
         return []
-    fast, slow = (_results(name, backend, dtype) for backend, dtype in _SIDES)
-    return [
-        Check(name=f"{name} {what}", error=relative_rms(fast[what], slow[what]), bound=_BOUND)
-        for what in ("logits", "gradients")
-    ]
+
+    def run(backend: str, dtype: torch.dtype) -> tuple[nn.Module, Tensor]:
+        model = create_model(name, backend=backend).to(dtype).train()
+        images = torch.rand(2, 3, 64, 96, generator=torch.Generator().manual_seed(1)).to(dtype)
+        return model, run_pass(model, images, training=True)
+
+    return compare_networks(name, run)
 
 
-def _results(name: str, backend: str, dtype: torch.dtype) -> dict[str, torch.Tensor]:
-    torch.manual_seed(0)
-    model = create_model(name, backend=backend).to(dtype).train()
-    images = torch.rand(2, 3, 64, 96, generator=torch.Generator().manual_seed(1)).to(dtype)
-    logits = run_pass(model, images, training=True)
-    # As one vector, because some gradients are zero up to rounding: a key's bias does not change a softmax.
-    gradients = [parameter.grad.flatten() for parameter in model.parameters() if parameter.grad is not None]
-    return {"logits": logits.detach(), "gradients": torch.cat(gradients)}
-
-
-def measure_models(
-    names: Sequence[str],
-    cases: Sequence[ModelCase],
-    *,
-    repeats: int,
-    memory: bool,
-    watch: Callable[[str], None],
-) -> Iterator[list[ModelRow]]:
+def measure_models(scale: ModelScale, *, watch: Callable[[str], None]) -> Iterator[list[ModelRow]]:
     """Measure models, one case after the other.
 
     Args:
-        names: Registered models; the first is the subject.
-        cases: What to measure.
-        repeats: Timed passes of each.
-        memory: Whether to measure peak memory too, in one process per model and case.
-        watch: Gets a line when something starts.
+        scale: What to measure.
+        watch: Called with a line when a case starts.
 
     Yields:
-        The rows of a case, in the order of `names`.
+        The rows of a case, in the order of `scale.models`.
     """
-    for case in cases:
+    for case in scale.cases:
         watch(case.label)
-        yield list(_measure_case(names, case, repeats=repeats, memory=memory))
+        yield _measure_case(scale, case)
         gc.collect()
 
 
-def _measure_case(names: Sequence[str], case: ModelCase, *, repeats: int, memory: bool) -> Iterator[ModelRow]:
-    options = {name: _options(name, case.image_size) for name in names}
-    peaks = {name: _peak(name, options[name], case) if memory else None for name in names}
-    torch.manual_seed(0)
-    images = torch.rand(case.batch, 3, case.image_size, case.image_size)
-    models = {name: create_model(name, **options[name]).train(case.training) for name in names}
-    trials = {name: _trial(model, images, case) for name, model in models.items()}
+def _measure_case(scale: ModelScale, case: ModelCase) -> list[ModelRow]:
+    passes = {name: Pass(model=name, options=_options(name, case.image_size), case=case) for name in scale.models}
+    peaks = {name: peak_bytes(each) if scale.memory else None for name, each in passes.items()}
+    images, models = _images(case), {name: each.build() for name, each in passes.items()}
+    trials = {
+        name: Trial(
+            partial(run_pass, model, images, training=case.training), partial(model.zero_grad, set_to_none=True)
+        )
+        for name, model in models.items()
+    }
     for trial in trials.values():
         warm_up(trial, runs=2)
-    rounds = interleave(trials, repeats=dict.fromkeys(names, repeats))
-    for name in names:
-        yield ModelRow(
+    rounds = interleave(trials, repeats=dict.fromkeys(trials, scale.repeats))
+    return [
+        ModelRow(
             model=name,
-            parameters=sum(p.numel() for p in models[name].parameters() if p.requires_grad),
+            parameters=sum(p.numel() for p in model.parameters() if p.requires_grad),
             case=case,
-            seconds=spread([times[name] for times in rounds]),
-            ratio=spread(ratios(rounds, name, names[0])),
+            seconds=spread_of(rounds, name),
+            ratio=spread(ratios(rounds, name, scale.models[0])),
             peak_bytes=peaks[name],
         )
+        for name, model in models.items()
+    ]
 
 
 def _options(name: str, image_size: int) -> dict[str, Any]:
-    """Return what has to be said about the size of the images: to models with learned positions."""
+    """Return the size of the images for models with learned positions, which need it."""
     return {"image_size": image_size} if "image_size" in type(model_options(name, {})).model_fields else {}
-
-
-def _peak(name: str, options: Mapping[str, Any], case: ModelCase) -> int:
-    return peak_bytes(
-        Pass(model=name, options=dict(options), batch=case.batch, image_size=case.image_size, training=case.training)
-    )
-
-
-def _trial(model: nn.Module, images: torch.Tensor, case: ModelCase) -> Trial:
-    def reset() -> None:
-        model.zero_grad(set_to_none=True)
-
-    return Trial(lambda: run_pass(model, images, training=case.training), reset)

@@ -1,67 +1,80 @@
-"""Tables and the Markdown page of a comparison of whole models."""
+"""Tables and the page of a comparison of whole models."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator
 
-from tost.bench.harness.timing import Spread
-from tost.bench.model.run import ModelReport, ModelRow
-from tost.bench.ops.tables import Table, markdown_table
+from tost._text import Table
+from tost.bench.harness.gate import Check
+from tost.bench.harness.measurement import Measurement, page
+from tost.bench.harness.report import Report
+from tost.bench.harness.table import cell, with_quartiles
+from tost.bench.model.cases import ModelScale
+from tost.bench.model.run import ModelResults, check_model, measure_models
+from tost.bench.ops.cases import Op
 
-__all__ = ["model_markdown", "model_tables"]
+__all__ = ["ModelMeasurement", "model_page", "model_tables"]
+
+_INTRODUCTION = """\
+The models took turns on the same images; a ratio compares two passes of one round. Medians, with quartiles in brackets.
+Peak memory is the growth of a fresh process during its first pass, weights not included, with a C library that returns
+freed memory at once."""
 
 
-def model_tables(rows: Sequence[ModelRow]) -> list[Table]:
+def model_tables(results: ModelResults) -> list[Table]:
     """Return one table per pass: images per second, how much slower than the first model, peak memory."""
     tables = []
-    for training in (False, True):
-        chosen = [row for row in rows if row.case.training is training]
+    for training, what in ((False, "Inference"), (True, "Training step without optimizer")):
+        chosen = [row for row in results.rows if row.case.training is training]
         if not chosen:
             continue
         subject = chosen[0].model
-        tables.append(
-            Table(
-                title=f"{'Training step without optimiser' if training else 'Inference'}: {subject} against others",
-                headers=("images", "model", "parameters", "images/s", f"time / {subject}", "peak MB"),
-                rows=tuple(
-                    (
-                        f"{row.case.batch} x {row.case.image_size} px",
-                        row.model,
-                        f"{row.parameters:,}",
-                        f"{row.case.batch / row.seconds.median:.2f}",
-                        _with_quartiles(row.ratio),
-                        "-" if row.peak_bytes is None else f"{row.peak_bytes / 1e6:.0f}",
-                    )
-                    for row in chosen
-                ),
-                labels=2,
+        lines = [
+            (
+                f"{row.case.batch} x {row.case.image_size} px",
+                row.model,
+                f"{row.parameters:,}",
+                f"{row.case.batch / row.seconds.median:.2f}",
+                with_quartiles(row.ratio),
+                cell(row.peak_bytes, ".0f", scale=1e-6),
             )
-        )
+            for row in chosen
+        ]
+        headers = ("images", "model", "parameters", "images/s", f"time / {subject}", "peak MB")
+        tables.append(Table(title=f"{what}: {subject} against others", headers=headers, rows=tuple(lines), labels=2))
     return tables
 
 
-def model_markdown(report: ModelReport) -> str:
+def model_page(report: Report[ModelResults]) -> str:
     """Return a report as a Markdown page.
 
     Raises:
         ValueError: The gate is red.
     """
-    if not report.gate.passed:
-        raise ValueError(f"{report.gate.summary}; speeds are shown only behind a green gate.")
-    environment = report.environment
-    lines = [
-        "# Whole image models against each other",
-        "",
-        f"{environment.summary} | {report.gate.summary}",
-        "",
-        f"Made by `{report.command}` on {environment.measured[:10]}. The models took turns on the same images; a ratio",
-        "compares two passes of one round. Medians, with quartiles in brackets. Peak memory is the growth of a fresh",
-        "process during its first pass, weights not included, with a C library that returns freed memory at once.",
-    ]
-    for table in model_tables(report.rows):
-        lines += ["", f"## {table.title}", "", *markdown_table(table)]
-    return "\n".join(lines) + "\n"
+    return page("Whole image models against each other", report, _INTRODUCTION, *model_tables(report.results))
 
 
-def _with_quartiles(value: Spread) -> str:
-    return f"{value.median:.2f} ({value.lower:.2f}-{value.upper:.2f})"
+class ModelMeasurement(Measurement[ModelScale, ModelResults]):
+    """The benchmark `tost bench model`."""
+
+    results = ModelResults
+    operators = (Op.TSSA,)
+    checked = "the operators and the first model with the reference"
+
+    tables = staticmethod(model_tables)
+    page = staticmethod(model_page)
+
+    def check(self) -> list[Check]:
+        """Compare the first model with the reference."""
+        return check_model(self.scale.models[0])
+
+    @property
+    def steps(self) -> int:
+        """One step per case."""
+        return len(self.scale.cases)
+
+    def measure(self, results: ModelResults, watch: Callable[[str], None]) -> Iterator[str]:
+        """Measure all cases."""
+        for rows in measure_models(self.scale, watch=watch):
+            results.rows += rows
+            yield ", ".join(f"{row.model} {row.seconds.median:.3g} s" for row in rows)

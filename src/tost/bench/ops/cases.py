@@ -1,18 +1,22 @@
 """What is measured: one operator at one shape, in one dtype, forward or forward and backward.
 
-This file imports no torch, because the command line reads the legal names from it before it knows what to do.
+Loads no torch: the command line is made from it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import StrEnum
 from itertools import product
+from typing import Annotated
 
+from tost.bench.harness.benchmark import Benchmark, Option
+from tost.bench.harness.timing import Plan
 from tost.errors import ConfigError
 
-__all__ = ["Case", "Dtype", "Mode", "Op", "select_cases"]
+__all__ = ["BENCHMARK", "Case", "Dtype", "Mode", "Op", "OpsScale"]
+
+_STANDARD = "as the standard shapes"
 
 
 class Op(StrEnum):
@@ -88,48 +92,75 @@ class Case:
         """One line for progress reports and error messages."""
         return f"{self.op} {self.mode} {self.batch}x{self.tokens} d={self.width} H={self.heads} {self.dtype}"
 
-    @property
-    def shape(self) -> Case:
-        """The same case without its mode: what a memory figure depends on."""
-        return replace(self, mode=Mode.FWD)
 
+@dataclass(frozen=True, kw_only=True)
+class OpsScale:
+    """How much is measured, and for how long.
 
-def select_cases(
-    *,
-    ops: Sequence[Op] = tuple(Op),
-    modes: Sequence[Mode] = tuple(Mode),
-    dtype: Dtype = Dtype.FLOAT32,
-    tokens: Sequence[int] | None = None,
-    batch: int | None = None,
-    width: int | None = None,
-    heads: int | None = None,
-    quick: bool = False,
-) -> list[Case]:
-    """Return the cases that a command asks for, short ones first within each operator.
-
-    Args:
-        ops: Operators to measure.
-        modes: Passes to measure.
-        dtype: Type of inputs and weights.
+    Attributes:
+        op: Operators to measure.
+        mode: Passes to measure.
         tokens: Sequence lengths; None takes the standard shapes.
-        batch: Sequences per batch; None takes the standard shapes' batch, or 1 when `tokens` is given.
         width: Model width; None takes the operator's standard width.
         heads: Number of heads; None takes the operator's standard number.
-        quick: Take a small set of standard shapes, for a demonstration.
-
-    Returns:
-        Every combination, without repetition.
+        batch: Sequences per batch; None takes the standard shapes' batch, or 1 when `tokens` is given.
+        dtype: Type of inputs and weights.
+        repeats: See `Plan`.
+        compile: Whether the paper's formulation is also measured with torch.compile.
+        short: Take a small set of standard shapes, for a demonstration.
+        case_seconds: See `Plan`.
+        contender_seconds: See `Plan`.
 
     Raises:
         ConfigError: A size is not positive, or a width does not divide into its heads.
     """
-    cases = []
-    for op in ops:
-        standard_width, standard_heads = _WIDTH_AND_HEADS[op]
-        C = standard_width if width is None else width
-        H = standard_heads if heads is None else heads
-        shapes = (_QUICK_SHAPES if quick else _SHAPES)[op] if tokens is None else [(1, count) for count in tokens]
-        for (standard_batch, N), mode in product(shapes, modes):
-            B = standard_batch if batch is None else batch
-            cases.append(Case(op=op, batch=B, tokens=N, width=C, heads=H, dtype=dtype, mode=mode))
-    return list(dict.fromkeys(cases))
+
+    op: Annotated[tuple[Op, ...], Option("Operator; repeat for more.", default="all")] = tuple(Op)
+    mode: Annotated[tuple[Mode, ...], Option("Pass; repeat for more.", default="both")] = tuple(Mode)
+    tokens: Annotated[tuple[int, ...] | None, Option("Sequence lengths.", metavar="N,N,...", default=_STANDARD)] = None
+    width: Annotated[int | None, Option("Model width.", metavar="N", least=1, default=_STANDARD)] = None
+    heads: Annotated[int | None, Option("Heads.", metavar="N", least=1, default=_STANDARD)] = None
+    batch: Annotated[int | None, Option("Sequences.", metavar="N", least=1, default=_STANDARD)] = None
+    dtype: Annotated[Dtype, Option("Type of inputs and weights.")] = Dtype.FLOAT32
+    repeats: Annotated[int, Option("Least timed runs.", metavar="N", least=3, selects=False)] = 30
+    compile: Annotated[bool, Option("Include torch.compile of the paper's formulation.", selects=False)] = True
+    short: bool = False
+    case_seconds: float = 4.0
+    contender_seconds: float = 20.0
+
+    def __post_init__(self) -> None:
+        _ = self.cases  # impossible sizes are refused at once
+
+    @classmethod
+    def quick(cls) -> OpsScale:
+        """Few short sequences, few runs: a demonstration."""
+        return cls(short=True, repeats=5, case_seconds=0.0, contender_seconds=2.0)
+
+    @property
+    def plan(self) -> Plan:
+        """How long to measure."""
+        return Plan(repeats=self.repeats, case_seconds=self.case_seconds, contender_seconds=self.contender_seconds)
+
+    @property
+    def cases(self) -> list[Case]:
+        """Every combination without repetition, short ones first within each operator."""
+        found = []
+        for op in self.op:
+            standard_width, standard_heads = _WIDTH_AND_HEADS[op]
+            C = standard_width if self.width is None else self.width
+            H = standard_heads if self.heads is None else self.heads
+            standard = (_QUICK_SHAPES if self.short else _SHAPES)[op]
+            shapes = standard if self.tokens is None else [(1, tokens) for tokens in self.tokens]
+            for (standard_batch, N), mode in product(shapes, self.mode):
+                B = standard_batch if self.batch is None else self.batch
+                found.append(Case(op=op, batch=B, tokens=N, width=C, heads=H, dtype=self.dtype, mode=mode))
+        return list(dict.fromkeys(found))
+
+
+BENCHMARK = Benchmark(
+    name="ops",
+    help="Time our attention layers against their projections, the paper's code and others.",
+    scale=OpsScale,
+    measurement="tost.bench.ops.tables:OpsMeasurement",
+    files="JSON, Markdown and a plot",
+)

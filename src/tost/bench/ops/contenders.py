@@ -1,4 +1,4 @@
-"""Who is measured: our layers, the limit they cannot beat, the paper's formulation, and two other token mixers.
+"""The contenders: our layers, the limit they cannot beat, the paper's formulation, and two other token mixers.
 
 All contenders map ``[B, N, C]`` to ``[B, N, C]``. Our layers, the paper's and the limit use the same two projections
 and differ only in what happens between them.
@@ -16,15 +16,19 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tost.bench.ops.cases import Case, Op
-from tost.nn import CausalTSSAttention, TSSAttention
+from tost.nn import (
+    CausalSoftmaxAttention,
+    CausalTSSAttention,
+    CrossCovarianceAttention,
+    SoftmaxAttention,
+    TSSAttention,
+)
 
 __all__ = [
     "CONTENDERS",
     "LIMIT",
     "Contender",
-    "CrossCovarianceAttention",
     "PaperAttention",
-    "SoftmaxAttention",
     "our_layer",
     "paper_causal_tssa",
     "paper_tssa",
@@ -124,53 +128,6 @@ class PaperAttention(nn.Module):
         return y
 
 
-class SoftmaxAttention(nn.Module):
-    """Multi-head softmax attention on PyTorch's fused kernel.
-
-    Args:
-        case: Gives the width, the heads and whether it is causal.
-    """
-
-    def __init__(self, case: Case) -> None:
-        super().__init__()
-        self.num_heads, self.causal = case.heads, case.causal
-        self.qkv = nn.Linear(case.width, 3 * case.width)
-        self.proj_out = nn.Linear(case.width, case.width)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Map ``[B, N, C]`` to ``[B, N, C]``."""
-        qkv_3BHND = self.qkv(x).unflatten(-1, (3, self.num_heads, -1)).permute(2, 0, 3, 1, 4)
-        q, k, v = qkv_3BHND.unbind(0)
-        y_BHND = F.scaled_dot_product_attention(q, k, v, is_causal=self.causal)
-        y: Tensor = self.proj_out(y_BHND.transpose(1, 2).flatten(-2))
-        return y
-
-
-class CrossCovarianceAttention(nn.Module):
-    """The token mixer of XCiT: softmax attention among the features of a head, so linear in the tokens.
-
-    Args:
-        case: Gives the width and the heads; it cannot be causal, for every feature sees all tokens.
-    """
-
-    def __init__(self, case: Case) -> None:
-        super().__init__()
-        self.num_heads = case.heads
-        self.qkv = nn.Linear(case.width, 3 * case.width)
-        self.proj_out = nn.Linear(case.width, case.width)
-        self.temperature = nn.Parameter(torch.ones(case.heads, 1, 1))
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Map ``[B, N, C]`` to ``[B, N, C]``."""
-        qkv_3BHDN = self.qkv(x).unflatten(-1, (3, self.num_heads, -1)).permute(2, 0, 3, 4, 1)
-        q, k, v = qkv_3BHDN.unbind(0)
-        q, k = F.normalize(q, dim=-1), F.normalize(k, dim=-1)
-        scores_BHDD = (q @ k.transpose(-2, -1)) * self.temperature
-        y_BHDN = scores_BHDD.softmax(dim=-1) @ v
-        y: Tensor = self.proj_out(y_BHDN.permute(0, 3, 1, 2).flatten(-2))
-        return y
-
-
 def our_layer(case: Case, *, backend: str) -> nn.Module:
     """Return our attention layer for a case, on one backend."""
     if case.causal:
@@ -196,6 +153,10 @@ def _paper(case: Case, ours: nn.Module) -> nn.Module:
     return PaperAttention(case, ours.get_submodule("proj_in"), ours.get_submodule("proj_out"))
 
 
+def _softmax(case: Case, ours: nn.Module) -> nn.Module:
+    return (CausalSoftmaxAttention if case.causal else SoftmaxAttention)(case.width, case.heads)
+
+
 def _paper_compiled(case: Case, ours: nn.Module) -> nn.Module:
     layer = _paper(case, ours)
     # One graph per case with its sizes fixed: the best that the compiler can do, and no recompilation in a round.
@@ -213,13 +174,13 @@ CONTENDERS = (
     Contender(
         name="sdpa",
         summary="softmax attention on PyTorch's fused kernel",
-        build=lambda case, ours: SoftmaxAttention(case),
+        build=_softmax,
         quadratic=True,
     ),
     Contender(
         name="xca",
         summary="cross-covariance attention of XCiT",
-        build=lambda case, ours: CrossCovarianceAttention(case),
+        build=lambda case, ours: CrossCovarianceAttention(case.width, case.heads),
         ops=(Op.TSSA,),
     ),
 )

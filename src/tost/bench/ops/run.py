@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, fields, replace
 from functools import partial
-from typing import Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from tost.bench.harness.gate import Inputs, candidates
 from tost.bench.harness.memory import kept_bytes
+from tost.bench.harness.passes import layer_trial
 from tost.bench.harness.timing import (
     Plan,
     Round,
@@ -23,102 +24,141 @@ from tost.bench.harness.timing import (
     plan_repeats,
     ratios,
     spread,
+    spread_of,
     warm_up,
 )
-from tost.bench.ops.cases import Case, Mode
+from tost.bench.ops.cases import Case, Dtype, Mode, Op
 from tost.bench.ops.contenders import CONTENDERS, LIMIT, Contender, our_layer
 from tost.errors import BackendError
 
-__all__ = ["KeptRow", "Measurements", "Row", "Watcher", "measure", "measure_case", "measure_kept"]
+__all__ = ["Growth", "KeptRow", "OpsResults", "Row", "growth", "measure_case", "measure_kept"]
 
 # A quadratic contender is first run at this length, and the square of the factor to the real one is its estimate.
 _PROBE_TOKENS = 2048
+_GROWTH_FROM_TOKENS = 4096
 
 
 @dataclass(frozen=True, kw_only=True)
-class Row:
+class Row(Case):
     """One contender in one case.
 
     Attributes:
-        case: What was measured.
-        contender: Name of the contender.
-        seconds: One run; None if it was skipped.
-        ratio: Time relative to the limit, from pairs of runs in one round.
+        contender: Its name.
+        seconds_median: Time of one run; None if it was skipped. The quartiles follow.
+        repeats: Timed runs.
+        ratio_to_limit_median: Time relative to the limit, from pairs of runs in one round. The quartiles follow.
         ratio_of_medians: The same from the medians of all runs.
-        warmup: The untimed runs before.
-        kept: Bytes kept for backward, parameters not counted; only in forward and backward cases.
-        note: Why it was skipped or ran less often; empty if there is nothing to say.
+        warmup_runs: Untimed runs before.
+        first_run_seconds: Time of the first of them.
+        kept_bytes: Bytes kept for backward, parameters not counted; only in forward and backward cases.
+        note: Why it was skipped or ran less often; may be empty.
     """
 
-    case: Case
     contender: str
-    seconds: Spread | None = None
-    ratio: Spread | None = None
+    seconds_median: float | None = None
+    seconds_lower_quartile: float | None = None
+    seconds_upper_quartile: float | None = None
+    repeats: int = 0
+    ratio_to_limit_median: float | None = None
+    ratio_to_limit_lower_quartile: float | None = None
+    ratio_to_limit_upper_quartile: float | None = None
     ratio_of_medians: float | None = None
-    warmup: Warmup | None = None
-    kept: int | None = None
+    warmup_runs: int = 0
+    first_run_seconds: float | None = None
+    kept_bytes: int | None = None
     note: str = ""
+
+    @property
+    def case(self) -> Case:
+        """What was measured."""
+        return Case(**{each.name: getattr(self, each.name) for each in fields(Case)})
+
+    @property
+    def seconds(self) -> Spread | None:
+        """Time of one run."""
+        return self._spread("seconds")
+
+    @property
+    def ratio(self) -> Spread | None:
+        """Time relative to the limit."""
+        return self._spread("ratio_to_limit")
+
+    def _spread(self, name: str) -> Spread | None:
+        median, lower, upper = (
+            getattr(self, f"{name}_{part}") for part in ("median", "lower_quartile", "upper_quartile")
+        )
+        return None if median is None else Spread(median=median, lower=lower, upper=upper, count=self.repeats)
 
 
 @dataclass(frozen=True, kw_only=True)
 class KeptRow:
     """Bytes that one implementation of an operator, without its projections, keeps for the backward pass."""
 
-    case: Case
+    op: Op
+    batch: int
+    tokens: int
+    width: int
+    heads: int
+    dtype: Dtype
     implementation: str
     bytes: int
     input_bytes: int
 
 
+@dataclass(frozen=True, kw_only=True)
+class Growth:
+    """Time per token of one contender at two lengths; a factor of 1 is linear cost."""
+
+    op: Op
+    mode: Mode
+    contender: str
+    from_tokens: int
+    to_tokens: int
+    from_seconds_per_token: float
+    to_seconds_per_token: float
+    factor: float
+
+
 @dataclass(kw_only=True)
-class Measurements:
-    """Everything measured so far; `complete` turns true at the end."""
+class OpsResults:
+    """Everything measured so far."""
 
     rows: list[Row] = field(default_factory=list)
-    kept: list[KeptRow] = field(default_factory=list)
-    complete: bool = False
+    operator_kept_bytes: list[KeptRow] = field(default_factory=list)
+    growth: list[Growth] = field(default_factory=list)
 
 
-class Watcher(Protocol):
-    """Told about progress by `measure`."""
-
-    def started(self, case: Case) -> None:
-        """A case is about to be measured."""
-
-    def finished(self, case: Case, measurements: Measurements) -> None:
-        """A case is done; `measurements` includes it."""
-
-
-def measure(
-    cases: Sequence[Case],
-    *,
-    plan: Plan,
-    watcher: Watcher,
-    into: Measurements,
-    contenders: Sequence[Contender] = CONTENDERS,
-) -> None:
-    """Measure all cases.
-
-    An interrupt (Ctrl-C) ends the measurement, not the program: the finished cases stay, marked as incomplete.
+def growth(rows: Iterable[Row]) -> list[Growth]:
+    """Compare the time per token at the longest length with that at 4,096 tokens (or the shortest length measured).
 
     Args:
-        cases: What to measure, in this order.
-        plan: How long to measure.
-        watcher: Told when a case starts and ends.
-        into: Receives the rows of each case as soon as it is finished.
-        contenders: Whom to measure; the limit must be among them.
+        rows: Rows of a measurement; only single sequences are used.
+
+    Returns:
+        One entry per operator, pass and contender that was measured at two lengths or more.
     """
-    try:
-        for case in cases:
-            watcher.started(case)
-            rows = measure_case(case, plan=plan, contenders=contenders)
-            kept = measure_kept(case, seed=plan.seed) if case.mode is Mode.FWD_BWD else []
-            into.rows += rows
-            into.kept += kept
-            watcher.finished(case, into)
-        into.complete = True
-    except KeyboardInterrupt:
-        return
+    groups: dict[tuple[object, ...], dict[int, float]] = {}
+    for row in rows:
+        if row.batch == 1 and row.seconds_median is not None:
+            key = (row.op, row.mode, row.contender, row.width, row.heads, row.dtype)
+            groups.setdefault(key, {})[row.tokens] = row.seconds_median / row.tokens
+    found = []
+    for (op, mode, contender, *_), per_token in groups.items():
+        start = _GROWTH_FROM_TOKENS if _GROWTH_FROM_TOKENS in per_token else min(per_token)
+        end = max(per_token)
+        if start < end:
+            named: dict[str, Any] = {"op": op, "mode": mode, "contender": contender}
+            found.append(
+                Growth(
+                    **named,
+                    from_tokens=start,
+                    to_tokens=end,
+                    from_seconds_per_token=per_token[start],
+                    to_seconds_per_token=per_token[end],
+                    factor=per_token[end] / per_token[start],
+                )
+            )
+    return found
 
 
 def measure_case(case: Case, *, plan: Plan, contenders: Sequence[Contender] = CONTENDERS) -> list[Row]:
@@ -127,7 +167,7 @@ def measure_case(case: Case, *, plan: Plan, contenders: Sequence[Contender] = CO
     Args:
         case: What to measure.
         plan: How long to measure.
-        contenders: Whom to measure; those that do not fit the operator are left out.
+        contenders: Whom to measure, the limit among them; those that do not fit the operator are left out.
 
     Returns:
         One row per contender, in the order given; a skipped one has no times but a note.
@@ -141,9 +181,9 @@ def measure_case(case: Case, *, plan: Plan, contenders: Sequence[Contender] = CO
     trials = {name: entrant.trial for name, entrant in entrants.items()}
     rounds = interleave(trials, repeats=repeats, seed=plan.seed)
     rows = [
-        _row(case, entrants[contender.name], rounds, x)
+        _row(case, contender.name, entrants[contender.name], rounds, x)
         if contender.name in entrants
-        else Row(case=case, contender=contender.name, note=refusals[contender.name])
+        else Row(**vars(case), contender=contender.name, note=refusals[contender.name])
         for contender in fitting
     ]
     # The next case may need the memory of this one's layers and graphs.
@@ -162,22 +202,23 @@ def measure_kept(case: Case, *, seed: int = 0) -> list[KeptRow]:
     Returns:
         One row per ready backend and one for the paper's formulation.
     """
-    dtype = getattr(torch, case.dtype)
     generator = torch.Generator().manual_seed(seed)
     inputs = Inputs(
         w=torch.randn(case.batch, case.tokens, case.heads, case.head_width, generator=generator),
         temperature=torch.ones(case.heads),
         bias=torch.zeros(case.heads, case.tokens) if case.causal else None,
         mask=None,
-    ).leaves(dtype)
+    ).leaves(getattr(torch, case.dtype))
     parameters = [tensor for tensor in (inputs.temperature, inputs.bias) if tensor is not None]
+    # What is kept does not depend on the pass, so the mode would only mislead.
+    shape = {name: value for name, value in vars(case).items() if name != "mode"}
     rows = []
     for name, candidate in candidates(case.op).items():
         try:
             kept = kept_bytes(partial(candidate.call, inputs), excluding=parameters)
         except BackendError:
             continue  # a backend may be ready and yet not take this dtype; the gate lists what it declines
-        rows.append(KeptRow(case=case.shape, implementation=name, bytes=kept, input_bytes=inputs.w.nbytes))
+        rows.append(KeptRow(**shape, implementation=name, bytes=kept, input_bytes=inputs.w.nbytes))
     return rows
 
 
@@ -185,14 +226,13 @@ def measure_kept(case: Case, *, seed: int = 0) -> list[KeptRow]:
 class _Entrant:
     """A contender that is built, warm and ready to be timed."""
 
-    name: str
     layer: nn.Module
     trial: Trial
     warmup: Warmup
 
 
 def _line_up(
-    contenders: Sequence[Contender], case: Case, x: Tensor, cotangent: Tensor, plan: Plan
+    contenders: Sequence[Contender], case: Case, x: Tensor, cotangent: Tensor | None, plan: Plan
 ) -> tuple[dict[str, _Entrant], dict[str, str]]:
     """Return the contenders that can be timed, and for the others the reason why not."""
     ours = _prepare(our_layer(case, backend="auto"), case)
@@ -203,62 +243,56 @@ def _line_up(
             refusals[contender.name] = reason
             continue
         layer = _prepare(contender.build(case, ours), case)
-        trial = _trial(layer, x, cotangent, case)
+        trial = layer_trial(layer, x, cotangent)
         try:
             warmup = warm_up(trial, runs=plan.warmup)
         except RuntimeError as error:
             if not contender.compiled:
                 raise
-            refusals[contender.name] = f"could not run: {_first_line(error)}"
+            first_line = (str(error).strip().splitlines() or [""])[0]
+            refusals[contender.name] = f"could not run: {type(error).__name__}: {first_line}".rstrip(": ")
             continue
-        entrants[contender.name] = _Entrant(name=contender.name, layer=layer, trial=trial, warmup=warmup)
+        entrants[contender.name] = _Entrant(layer=layer, trial=trial, warmup=warmup)
     return entrants, refusals
 
 
-def _row(case: Case, entrant: _Entrant, rounds: Sequence[Round], x: Tensor) -> Row:
-    seconds = spread([times[entrant.name] for times in rounds if entrant.name in times])
-    limit = spread([times[LIMIT] for times in rounds])
+def _row(case: Case, name: str, entrant: _Entrant, rounds: Sequence[Round], x: Tensor) -> Row:
+    seconds, limit = spread_of(rounds, name), spread_of(rounds, LIMIT)
+    layer, kept = entrant.layer, None
+    if case.mode is Mode.FWD_BWD:
+        kept = kept_bytes(partial(layer, x), excluding=layer.parameters())
     return Row(
-        case=case,
-        contender=entrant.name,
-        seconds=seconds,
-        ratio=spread(ratios(rounds, entrant.name, LIMIT)),
+        **vars(case),
+        contender=name,
+        **_flat("seconds", seconds),
+        repeats=seconds.count,
+        **_flat("ratio_to_limit", spread(ratios(rounds, name, LIMIT))),
         ratio_of_medians=seconds.median / limit.median,
-        warmup=entrant.warmup,
-        kept=_kept_by_layer(entrant.layer, x) if case.mode is Mode.FWD_BWD else None,
+        warmup_runs=entrant.warmup.runs,
+        first_run_seconds=entrant.warmup.first_seconds,
+        kept_bytes=kept,
         note=f"slow, so timed in only {seconds.count} of {limit.count} rounds" if seconds.count < limit.count else "",
     )
 
 
-def _inputs(case: Case, seed: int) -> tuple[Tensor, Tensor]:
-    """Return the tokens and the gradient that arrives at the output."""
+def _flat(name: str, value: Spread) -> dict[str, Any]:
+    return {
+        f"{name}_median": value.median,
+        f"{name}_lower_quartile": value.lower,
+        f"{name}_upper_quartile": value.upper,
+    }
+
+
+def _inputs(case: Case, seed: int) -> tuple[Tensor, Tensor | None]:
+    """Return the tokens, and the gradient that arrives at the output if there is a backward pass."""
     generator = torch.Generator().manual_seed(seed)
-    shape = (case.batch, case.tokens, case.width)
-    dtype = getattr(torch, case.dtype)
+    shape, dtype = (case.batch, case.tokens, case.width), getattr(torch, case.dtype)
     x, cotangent = (torch.randn(shape, generator=generator).to(dtype) for _ in range(2))
-    return x.requires_grad_(case.mode is Mode.FWD_BWD), cotangent
+    return (x, None) if case.mode is Mode.FWD else (x.requires_grad_(), cotangent)
 
 
 def _prepare(layer: nn.Module, case: Case) -> nn.Module:
     return layer.to(getattr(torch, case.dtype)).train()
-
-
-def _trial(layer: nn.Module, x: Tensor, cotangent: Tensor, case: Case) -> Trial:
-    def forward() -> Tensor:
-        with torch.no_grad():
-            y: Tensor = layer(x)
-        return y
-
-    def forward_and_backward() -> Tensor:
-        y: Tensor = layer(x)
-        torch.autograd.backward(y, cotangent)
-        return y
-
-    def reset() -> None:
-        for tensor in (x, *layer.parameters()):
-            tensor.grad = None
-
-    return Trial(forward if case.mode is Mode.FWD else forward_and_backward, reset)
 
 
 def _too_slow(contender: Contender, case: Case, plan: Plan) -> str:
@@ -266,9 +300,8 @@ def _too_slow(contender: Contender, case: Case, plan: Plan) -> str:
     if not contender.quadratic or case.tokens <= _PROBE_TOKENS:
         return ""
     probe = replace(case, tokens=_PROBE_TOKENS)
-    x, cotangent = _inputs(probe, plan.seed)
     layer = _prepare(contender.build(probe, nn.Identity()), probe)
-    measured = warm_up(_trial(layer, x, cotangent, probe), runs=2).estimate_seconds
+    measured = warm_up(layer_trial(layer, *_inputs(probe, plan.seed)), runs=2).estimate_seconds
     estimate = measured * (case.tokens / probe.tokens) ** 2
     if estimate <= plan.skip_seconds:
         return ""
@@ -276,16 +309,3 @@ def _too_slow(contender: Contender, case: Case, plan: Plan) -> str:
         f"skipped: about {estimate:.0f} s per run expected from {probe.tokens} tokens, "
         f"more than the {plan.skip_seconds:.0f} s allowed"
     )
-
-
-def _kept_by_layer(layer: nn.Module, x: Tensor) -> int:
-    def forward() -> Tensor:
-        y: Tensor = layer(x)
-        return y
-
-    return kept_bytes(forward, excluding=layer.parameters())
-
-
-def _first_line(error: Exception) -> str:
-    lines = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {lines[0] if lines else ''}".rstrip(": ")

@@ -1,192 +1,103 @@
-"""Tables of text made from measurements; the terminal and the Markdown report show the same ones."""
+"""Tables, the page and the picture of the attention layers. All of it is computed from the rows."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass, replace
-from typing import TypeVar
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
-from tost.bench.harness.timing import Spread
-from tost.bench.ops.cases import Case, Mode, Op
+from tost._text import Table
+from tost.bench.harness.measurement import Measurement, page
+from tost.bench.harness.plot import Line, Panel, Style, draw
+from tost.bench.harness.report import Report, plain
+from tost.bench.harness.table import MISSING, cell, grouped, pivot, with_quartiles
+from tost.bench.ops.cases import Mode, Op, OpsScale
 from tost.bench.ops.contenders import CONTENDERS, LIMIT
-from tost.bench.ops.run import KeptRow, Measurements, Row
+from tost.bench.ops.run import Growth, KeptRow, OpsResults, Row, growth, measure_case, measure_kept
 
-__all__ = ["Growth", "Table", "all_tables", "brief_tables", "growth", "growth_table", "markdown_table", "ratio_table"]
+__all__ = ["OpsMeasurement", "all_tables", "brief_tables", "growth_table", "ops_page", "ops_pictures", "ratio_table"]
 
-_GROWTH_FROM_TOKENS = 4096
-_MISSING = "-"
-_AnyRow = TypeVar("_AnyRow", Row, KeptRow)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Table:
-    """A titled table of text; the first `labels` columns say what a row is about, the others hold numbers."""
-
-    title: str
-    headers: tuple[str, ...]
-    rows: tuple[tuple[str, ...], ...]
-    labels: int
-    notes: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, kw_only=True)
-class Growth:
-    """Time per token of one contender at two lengths."""
-
-    op: Op
-    mode: Mode
-    contender: str
-    from_tokens: int
-    to_tokens: int
-    from_seconds_per_token: float
-    to_seconds_per_token: float
-
-    @property
-    def factor(self) -> float:
-        """1 for linear cost; the ratio of the lengths for quadratic cost."""
-        return self.to_seconds_per_token / self.from_seconds_per_token
+_NAMES = [contender.name for contender in CONTENDERS]
+_STYLES = {
+    "tost": Style("tost", "#D55E00", "o"),
+    "tost-torch": Style("tost, plain PyTorch", "#E69F00", "s"),
+    "paper eager": Style("paper's listing", "#0072B2", "^"),
+    "paper compiled": Style("paper's listing, compiled", "#56B4E9", "v"),
+    "xca": Style("cross-covariance (XCA)", "#009E73", "P"),
+    "sdpa": Style("softmax attention (SDPA)", "#000000", "D"),
+}
+# Their last points are labelled with the time itself, so that the reader sees how long the ratios last.
+_TIMED = ("tost", "sdpa")
+_OP_TITLES = {Op.TSSA: "TSSA", Op.CAUSAL_TSSA: "causal TSSA"}
+_MODE_TITLES = {Mode.FWD: "forward", Mode.FWD_BWD: "forward + backward"}
+_RATIO_TICKS = (0.5, 1, 1.5, 2, 3, 5, 10, 20, 50, 100, 200, 500)
+_INTRODUCTION = """\
+Each contender ran up to {warmup} times untimed; then came at least {repeats} rounds in which each ran once, in shuffled
+order. A ratio compares two runs of one round. Medians, with quartiles in brackets."""
 
 
-def brief_tables(measurements: Measurements) -> list[Table]:
+def brief_tables(results: OpsResults) -> list[Table]:
     """Return what fits on a terminal: ratios, memory of the operators, growth. Empty tables are left out."""
-    built = [ratio_table(measurements.rows), _operator_memory_table(measurements.kept), growth_table(measurements.rows)]
+    built = [ratio_table(results.rows), _operator_memory(results.operator_kept_bytes), growth_table(results.growth)]
     return [table for table in built if table.rows]
 
 
-def all_tables(measurements: Measurements) -> list[Table]:
+def all_tables(results: OpsResults) -> list[Table]:
     """Return every table of a report. Empty ones are left out."""
+    with_memory = [row for row in results.rows if row.kept_bytes is not None]
+    memory_title, time_title = "Megabytes kept for the backward pass by the layer", "Milliseconds of one run"
     built = [
-        ratio_table(measurements.rows),
-        growth_table(measurements.rows),
-        _operator_memory_table(measurements.kept),
-        _layer_memory_table(measurements.rows),
-        _time_table(measurements.rows),
+        ratio_table(results.rows),
+        growth_table(results.growth),
+        _operator_memory(results.operator_kept_bytes),
+        _by_case(memory_title, with_memory, lambda row: cell(row.kept_bytes, ".1f", scale=1e-6)),
+        _by_case(time_title, results.rows, lambda row: with_quartiles(row.seconds, _milliseconds)),
     ]
     return [table for table in built if table.rows]
-
-
-def growth(rows: Iterable[Row]) -> list[Growth]:
-    """Compare the time per token at the longest length with that at 4,096 tokens (or the shortest length measured).
-
-    Args:
-        rows: Rows of a measurement; only single sequences are used.
-
-    Returns:
-        One entry per operator, pass and contender that was measured at two lengths or more.
-    """
-    groups: dict[tuple[object, ...], dict[int, Row]] = {}
-    for row in rows:
-        case = row.case
-        if case.batch == 1 and row.seconds is not None:
-            key = (case.op, case.mode, case.width, case.heads, case.dtype, row.contender)
-            groups.setdefault(key, {})[case.tokens] = row
-    found = []
-    for by_tokens in groups.values():
-        start = _GROWTH_FROM_TOKENS if _GROWTH_FROM_TOKENS in by_tokens else min(by_tokens)
-        end = max(by_tokens)
-        if start < end:
-            case = by_tokens[end].case
-            found.append(
-                Growth(
-                    op=case.op,
-                    mode=case.mode,
-                    contender=by_tokens[end].contender,
-                    from_tokens=start,
-                    to_tokens=end,
-                    from_seconds_per_token=_seconds_per_token(by_tokens[start]),
-                    to_seconds_per_token=_seconds_per_token(by_tokens[end]),
-                )
-            )
-    return found
 
 
 def ratio_table(rows: Sequence[Row]) -> Table:
     """Return the main table: the limit in milliseconds, every contender as a multiple of it."""
 
-    def cell(row: Row) -> str:
+    def ratio(row: Row) -> str:
         if row.ratio is None or row.seconds is None:
-            return _MISSING
+            return MISSING
         if row.contender == LIMIT:
             return f"{_milliseconds(row.seconds.median)} ms"
-        return _ratio(row.ratio) if row.contender == "tost" else _short(row.ratio.median)
+        return with_quartiles(row.ratio, _short) if row.contender == "tost" else _short(row.ratio.median)
 
-    notes = tuple(f"{row.case.label}, {row.contender}: {row.note}" for row in rows if row.note)
-    return replace(_case_table("Time relative to the limit", rows, cell), notes=notes)
+    notes = [f"{row.label}, {row.contender}: {row.note}" for row in rows if row.note]
+    return _by_case("Time relative to the limit", rows, ratio, notes)
 
 
-def growth_table(rows: Iterable[Row]) -> Table:
+def growth_table(found: Sequence[Growth]) -> Table:
     """Return how the time per token grows with the length, one column per contender."""
-    found = growth(rows)
-    names = _present({item.contender for item in found})
-    groups: dict[tuple[str, ...], dict[str, str]] = {}
-    for item in found:
-        key = (item.op, item.mode, f"{item.from_tokens} to {item.to_tokens}")
-        groups.setdefault(key, {})[item.contender] = _short(item.factor)
-    return Table(
-        title="Growth of the time per token (1 is linear cost)",
-        headers=("op", "pass", "tokens", *names),
-        rows=tuple((*key, *(cells.get(name, _MISSING) for name in names)) for key, cells in groups.items()),
-        labels=3,
+    return pivot(
+        "Growth of the time per token (1 is linear cost)",
+        ["op", "pass", "tokens"],
+        [
+            ((item.op, item.mode, f"{item.from_tokens} to {item.to_tokens}"), item.contender, _short(item.factor))
+            for item in found
+        ],
+        columns=_NAMES,
     )
 
 
-def _time_table(rows: Sequence[Row]) -> Table:
-    def cell(row: Row) -> str:
-        if row.seconds is None:
-            return _MISSING
-        seconds = row.seconds
-        low, high = _milliseconds(seconds.lower), _milliseconds(seconds.upper)
-        return f"{_milliseconds(seconds.median)} ({low}-{high})"
-
-    return _case_table("Milliseconds of one run", rows, cell)
-
-
-def _layer_memory_table(rows: Sequence[Row]) -> Table:
-    kept = [row for row in rows if row.kept is not None]
-    return _case_table("Megabytes kept for the backward pass by the layer", kept, lambda row: _megabytes(row.kept))
-
-
-def _operator_memory_table(rows: Sequence[KeptRow]) -> Table:
-    names = tuple(dict.fromkeys(row.implementation for row in rows))
-    lines = []
-    for case, group in _by_case(rows).items():
-        cells = {row.implementation: f"{_megabytes(row.bytes)} ({row.bytes / row.input_bytes:.1f}x)" for row in group}
-        label = (case.op, f"{case.width}/{case.heads}", f"{case.batch}x{case.tokens}")
-        lines.append((*label, _megabytes(group[0].input_bytes), *(cells.get(name, _MISSING) for name in names)))
-    return Table(
-        title="Megabytes kept for the backward pass by the operator alone (times its input)",
-        headers=("op", "d/H", "tokens", "input", *names),
-        rows=tuple(lines),
-        labels=3,
-    )
-
-
-def _case_table(title: str, rows: Sequence[Row], cell: Callable[[Row], str]) -> Table:
-    """Lay out one line per case and one column per contender that appears."""
-    names = _present({row.contender for row in rows})
-    lines = []
-    for case, group in _by_case(rows).items():
-        cells = {row.contender: cell(row) for row in group}
-        label = (case.op, f"{case.width}/{case.heads}", case.mode, f"{case.batch}x{case.tokens}")
-        lines.append((*label, *(cells.get(name, _MISSING) for name in names)))
-    return Table(title=title, headers=("op", "d/H", "pass", "tokens", *names), rows=tuple(lines), labels=4)
-
-
-def _present(names: Collection[str]) -> tuple[str, ...]:
-    """Return the given contenders in their usual order."""
-    return tuple(contender.name for contender in CONTENDERS if contender.name in names)
-
-
-def _by_case(rows: Iterable[_AnyRow]) -> dict[Case, list[_AnyRow]]:
-    groups: dict[Case, list[_AnyRow]] = {}
+def _operator_memory(rows: Sequence[KeptRow]) -> Table:
+    cells = []
     for row in rows:
-        groups.setdefault(row.case, []).append(row)
-    return groups
+        shape = (row.op, f"{row.width}/{row.heads}", f"{row.batch}x{row.tokens}", f"{row.input_bytes / 1e6:.1f}")
+        cells.append((shape, row.implementation, f"{row.bytes / 1e6:.1f} ({row.bytes / row.input_bytes:.1f}x)"))
+    title = "Megabytes kept for the backward pass by the operator alone (times its input)"
+    return pivot(title, ["op", "d/H", "tokens", "input"], cells, labels=3)
 
 
-def _seconds_per_token(row: Row) -> float:
-    assert row.seconds is not None
-    return row.seconds.median / row.case.tokens
+def _by_case(title: str, rows: Sequence[Row], text: Callable[[Row], str], notes: Sequence[str] = ()) -> Table:
+    """Lay out one line per case and one column per contender that appears."""
+    cells = [
+        ((row.op, f"{row.width}/{row.heads}", row.mode, f"{row.batch}x{row.tokens}"), row.contender, text(row))
+        for row in rows
+    ]
+    return pivot(title, ["op", "d/H", "pass", "tokens"], cells, columns=_NAMES, notes=notes)
 
 
 def _milliseconds(seconds: float) -> str:
@@ -194,19 +105,98 @@ def _milliseconds(seconds: float) -> str:
     return f"{value:.0f}" if value >= 100 else f"{value:#.3g}"
 
 
-def _megabytes(count: int | None) -> str:
-    return _MISSING if count is None else f"{count / 1e6:.1f}"
-
-
 def _short(ratio: float) -> str:
     return f"{ratio:.1f}" if ratio >= 10 else f"{ratio:.2f}"
 
 
-def _ratio(ratio: Spread) -> str:
-    return f"{_short(ratio.median)} ({_short(ratio.lower)}-{_short(ratio.upper)})"
+def ops_page(report: Report[OpsResults]) -> str:
+    """Return a report as a Markdown page.
+
+    Raises:
+        ValueError: The gate is red.
+    """
+    return page(
+        "Attention layers against their limit",
+        report,
+        _INTRODUCTION.format(**report.about["plan"]),
+        [f"**{name}**: {summary}" for name, summary in report.about["contenders"].items()],
+        f"![Time relative to the limit by number of tokens]({report.stem}.svg)",
+        *all_tables(report.results),
+    )
 
 
-def markdown_table(table: Table) -> list[str]:
-    """Return the lines of a table in Markdown, without its title and notes."""
-    rule = ["---" if column < table.labels else "---:" for column in range(len(table.headers))]
-    return [f"| {' | '.join(cells)} |" for cells in (table.headers, rule, *table.rows)]
+def ops_pictures(report: Report[OpsResults]) -> dict[str, bytes]:
+    """Draw the time of single sequences relative to the limit by number of tokens, one panel per operator and pass."""
+    shown = [row for row in report.results.rows if row.batch == 1 and row.ratio]
+    panels = [
+        Panel(
+            title=title,
+            lines=[
+                _line(name, line) for name, line in grouped(rows, lambda row: row.contender).items() if name != LIMIT
+            ],
+            sizes=sorted({row.tokens for row in rows}),
+            level="the two projections alone",
+            ticks=_RATIO_TICKS,
+            unit="x",
+        )
+        for title, rows in grouped(shown, _panel_title).items()
+    ]
+    below = ["tokens", f"{report.machine} | medians and quartiles"]
+    return {".svg": draw(panels, below=below, beside="time relative to the layer's two projections")}
+
+
+def _panel_title(row: Row) -> str:
+    return f"{_OP_TITLES[row.op]}, {_MODE_TITLES[row.mode]} (d={row.width}, H={row.heads}, {row.dtype})"
+
+
+def _line(name: str, rows: Sequence[Row]) -> Line:
+    found = sorted((row.tokens, row.ratio, row.seconds_median or 0.0) for row in rows if row.ratio)
+    seconds = found[-1][2]
+    end = f"{seconds:.2g} s" if seconds >= 1 else f"{1000 * seconds:.3g} ms"
+    return Line(
+        style=_STYLES[name],
+        points=[(tokens, ratio.median) for tokens, ratio, _ in found],
+        quartiles=[(ratio.lower, ratio.upper) for _, ratio, _ in found],
+        bold=name == "tost",
+        end=end if name in _TIMED else "",
+    )
+
+
+class OpsMeasurement(Measurement[OpsScale, OpsResults]):
+    """The benchmark `tost bench ops`."""
+
+    results = OpsResults
+    checked = "every implementation with the reference"
+    draws = True
+
+    tables = staticmethod(brief_tables)
+    page = staticmethod(ops_page)
+    pictures = staticmethod(ops_pictures)
+
+    def __init__(self, scale: OpsScale) -> None:
+        super().__init__(scale)
+        self.operators = scale.op
+
+    def about(self) -> dict[str, Any]:
+        """Return the plan and what each contender is."""
+        contenders = {contender.name: contender.summary for contender in CONTENDERS}
+        return {"plan": plain(self.scale.plan), "contenders": contenders}
+
+    @property
+    def steps(self) -> int:
+        """One step per case."""
+        return len(self.scale.cases)
+
+    def measure(self, results: OpsResults, watch: Callable[[str], None]) -> Iterator[str]:
+        """Measure all cases."""
+        plan = self.scale.plan
+        contenders = [contender for contender in CONTENDERS if self.scale.compile or not contender.compiled]
+        for case in self.scale.cases:
+            watch(case.label)
+            rows = measure_case(case, plan=plan, contenders=contenders)
+            kept = measure_kept(case, seed=plan.seed) if case.mode is Mode.FWD_BWD else []
+            results.rows += rows
+            results.operator_kept_bytes += kept
+            results.growth = growth(results.rows)
+            shown = [f"{row.contender} {row.ratio.median:.2f}" for row in rows if row.ratio and row.contender != LIMIT]
+            yield f"times the limit: {', '.join(shown)}"

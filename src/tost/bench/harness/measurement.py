@@ -1,0 +1,152 @@
+"""What a benchmark has to provide besides its description: a gate, numbers, tables, a page and pictures."""
+
+from __future__ import annotations
+
+import shlex
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, ClassVar, Generic, TypeVar
+
+from tost._machine import command_arguments
+from tost._text import Table
+from tost.bench.harness import gate
+from tost.bench.harness.benchmark import options_of
+from tost.bench.harness.environment import describe_environment
+from tost.bench.harness.gate import Check, GateResult
+from tost.bench.harness.plot import require_matplotlib
+from tost.bench.harness.report import Report, plain
+from tost.bench.ops.cases import Op
+
+__all__ = ["Measurement", "page"]
+
+Scale = TypeVar("Scale")
+Results = TypeVar("Results")
+
+
+class Measurement(ABC, Generic[Scale, Results]):
+    """The code of a benchmark. `gate` to `measure` are called in the order in which they stand here.
+
+    Args:
+        scale: What to measure, and how long.
+
+    Attributes:
+        results: Dataclass of the numbers; all its fields have defaults.
+        operators: Operators that the gate compares with their reference.
+        checked: What the gate compares, for the progress line.
+        draws: Whether there are pictures, which need matplotlib.
+        accelerator: The GPU that is measured, if any.
+    """
+
+    results: ClassVar[type]
+    operators: tuple[Op, ...] = ()
+    checked: ClassVar[str]
+    draws: ClassVar[bool] = False
+    accelerator: str | None = None
+
+    def __init__(self, scale: Scale) -> None:
+        self.scale = scale
+
+    def check(self) -> list[Check]:
+        """Return the checks that this benchmark needs besides those of the operators."""
+        return []
+
+    def about(self) -> dict[str, Any]:
+        """Return what the result files hold about the conditions; by default the scale."""
+        hidden = {name for name, (_, option) in options_of(type(self.scale)).items() if not option.stored}
+        return {"scale": {name: value for name, value in plain(self.scale).items() if name not in hidden}}
+
+    @property
+    @abstractmethod
+    def steps(self) -> int:
+        """How often `measure` yields."""
+
+    @abstractmethod
+    def measure(self, results: Results, watch: Callable[[str], None]) -> Iterator[str]:
+        """Measure one case after the other.
+
+        Args:
+            results: Receives the numbers.
+            watch: Called with a line when something starts.
+
+        Yields:
+            One line about each case, as soon as its numbers are in `results`.
+        """
+
+    @staticmethod
+    @abstractmethod
+    def tables(results: Any) -> list[Table]:
+        """Return what is shown on a terminal."""
+
+    @staticmethod
+    def findings(results: Any) -> list[str]:
+        """Return what the numbers mean, in sentences."""
+        return []
+
+    @staticmethod
+    @abstractmethod
+    def page(report: Any) -> str:
+        """Return the Markdown page of a report."""
+
+    @staticmethod
+    def pictures(report: Any) -> dict[str, bytes]:
+        """Return the image files of a report, by the rest of their names after the stem."""
+        return {}
+
+    def open_report(self, theme: str) -> Report[Results]:
+        """Pass the gate; returns a report that has no numbers yet."""
+        operators = gate.run_gate(self.operators) if self.operators else GateResult(checks=())
+        return Report(
+            theme=theme,
+            command=shlex.join(["tost", *command_arguments()]),
+            environment=describe_environment(),
+            gate=GateResult(checks=(*operators.checks, *self.check()), declined=operators.declined),
+            results=self.results(),
+            about=self.about(),
+            accelerator=self.accelerator,
+        )
+
+    @classmethod
+    def write(cls, report: Report[Results], folder: Path) -> list[Path]:
+        """Write the files of a report; see `Report.write`."""
+        return report.write(folder, lambda: {".md": cls.page(report), **cls.pictures(report)})
+
+    @classmethod
+    def require_drawing(cls) -> None:
+        """Fail early, before anything is measured, if pictures could not be drawn later.
+
+        Raises:
+            ConfigError: matplotlib is needed and not installed.
+        """
+        if cls.draws:
+            require_matplotlib()
+
+
+def page(title: str, report: Report[Any], *parts: str | Table | Sequence[str]) -> str:
+    """Return a Markdown page.
+
+    Args:
+        title: Its heading.
+        report: Where the numbers come from.
+        *parts: What follows the line about the machine: paragraphs, lists of sentences, and tables, each below its
+            title. What is empty is left out.
+
+    Raises:
+        ValueError: The gate is red.
+    """
+    report.require_green()
+    environment = report.environment
+    load = "" if environment.load is None else f" (load average {environment.load:g} at the start)"
+    ending = "" if report.complete else ", interrupted before the end"
+    blocks = [
+        f"# {title}",
+        report.headline,
+        f"Made by `{report.command}` on {environment.measured[:10]}{load}{ending}.",
+    ]
+    for part in parts:
+        if isinstance(part, Table):
+            blocks += [f"## {part.title}", part.markdown()] if part.rows else []
+            part = part.notes
+        if part:
+            blocks.append(part if isinstance(part, str) else "\n".join(f"- {sentence}" for sentence in part))
+    return "\n\n".join(blocks) + "\n"

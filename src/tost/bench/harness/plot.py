@@ -1,0 +1,192 @@
+"""Pictures of measurements: lines by size on logarithmic axes, one panel per quantity.
+
+Colours are those of the Okabe-Ito palette, which stay distinct for colour-blind readers; markers and dashes carry the
+same information without colour.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import io
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from tost.errors import ConfigError
+
+if TYPE_CHECKING:
+    from matplotlib.artist import Artist
+    from matplotlib.axes import Axes
+
+__all__ = ["Line", "Panel", "Style", "draw", "require_matplotlib"]
+
+_WIDE_SCALE = 300  # a scale that spans more than this shows powers of ten only
+
+
+@dataclass(frozen=True)
+class Style:
+    """How a contender is drawn."""
+
+    label: str
+    color: str
+    marker: str = ""
+    dashes: str = "-"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Line:
+    """One contender in one panel.
+
+    Attributes:
+        style: How it is drawn.
+        points: Sizes and values, ascending.
+        quartiles: Lower and upper ends of error bars, if any.
+        bold: Thick and in front, for the subject of the comparison.
+        thin: Without markers and behind the others.
+        end: Text at the last point.
+    """
+
+    style: Style
+    points: Sequence[tuple[int, float]]
+    quartiles: Sequence[tuple[float, float]] = ()
+    bold: bool = False
+    thin: bool = False
+    end: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Panel:
+    """One pair of axes.
+
+    Attributes:
+        title: Line above it.
+        lines: What is drawn.
+        sizes: Ticks of the horizontal axis.
+        level: Label of a dashed line at 1; empty for none.
+        ticks: Where the vertical axis may have ticks; empty for 1, 2 and 5 in every decade.
+        unit: Stands after the numbers of the vertical axis.
+    """
+
+    title: str
+    lines: Sequence[Line]
+    sizes: Sequence[int]
+    level: str = ""
+    ticks: Sequence[float] = field(default_factory=tuple)
+    unit: str = ""
+
+
+def require_matplotlib() -> None:
+    """Fail early, before anything is measured, if the plot cannot be drawn later.
+
+    Raises:
+        ConfigError: matplotlib is not installed.
+    """
+    if importlib.util.find_spec("matplotlib") is None:
+        raise ConfigError(
+            "writing a report draws a plot, which needs matplotlib, and it is not installed; "
+            "run `pip install 'tost[analysis]'`, or leave out --out and use --json."
+        )
+
+
+def draw(
+    panels: Sequence[Panel],
+    *,
+    below: Sequence[str],
+    beside: str = "",
+    legend_columns: int = 4,
+    image_format: str = "svg",
+) -> bytes:
+    """Draw panels in two columns with one legend.
+
+    Args:
+        panels: What to draw.
+        below: Lines below the picture: the horizontal axis, remarks, the machine.
+        beside: Label of all vertical axes.
+        legend_columns: Labels side by side.
+        image_format: Any format that matplotlib writes, such as ``svg`` or ``png``.
+
+    Returns:
+        The content of the image file; as ``svg``, the same bytes for the same panels.
+
+    Raises:
+        ConfigError: matplotlib is not installed.
+    """
+    require_matplotlib()
+    import matplotlib
+    from matplotlib.figure import Figure
+
+    columns = min(2, max(1, len(panels)))
+    rows = max(1, -(-len(panels) // columns))
+    with matplotlib.rc_context({"svg.hashsalt": "tost", "font.size": 10}):
+        figure = Figure(figsize=(5.0 * columns, 3.4 * rows + 1.0), layout="constrained")
+        grid = list(figure.subplots(rows, columns, squeeze=False).flat)
+        handles: dict[str, Artist] = {}
+        for axes, panel in zip(grid, panels, strict=False):
+            _draw_panel(axes, panel)
+            handles = dict(zip(*reversed(axes.get_legend_handles_labels()), strict=True)) | handles
+        for axes in grid[len(panels) :]:
+            axes.set_visible(False)
+        figure.legend(
+            list(handles.values()), list(handles), loc="outside upper center", ncols=legend_columns, frameon=False
+        )
+        figure.supxlabel("\n".join(below), fontsize=9)
+        figure.supylabel(beside, fontsize=10)
+        # The time of its making would make every file different.
+        buffer, metadata = io.BytesIO(), {"Date": None} if image_format == "svg" else None
+        figure.savefig(buffer, format=image_format, metadata=metadata, dpi=120)
+    return buffer.getvalue()
+
+
+def _draw_panel(axes: Axes, panel: Panel) -> None:
+    if panel.level:
+        axes.axhline(1, color="0.45", linestyle="--", linewidth=1.2, label=panel.level)
+    for line in panel.lines:
+        _draw_line(axes, line)
+    axes.set_title(panel.title, fontsize=10)
+    axes.set_xscale("log", base=2)
+    axes.set_yscale("log")
+    if any(line.end for line in panel.lines):
+        axes.margins(x=0.12)  # room for the texts at the ends
+    low, high = axes.get_ylim()
+    steps = (1,) if high / low > _WIDE_SCALE else (1, 2, 5)
+    ticks = panel.ticks or [step * 10.0**power for power in range(-6, 9) for step in steps]
+    shown = [tick for tick in ticks if low <= tick <= high]
+    axes.set_yticks(shown, [f"{tick:,g}{panel.unit}" for tick in shown])
+    axes.minorticks_off()
+    axes.set_xticks(panel.sizes, [f"{size:,}" for size in panel.sizes], rotation=30 if len(panel.sizes) > 4 else 0)
+    axes.grid(axis="y", color="0.9")
+    axes.spines[["top", "right"]].set_visible(False)
+
+
+def _draw_line(axes: Axes, line: Line) -> None:
+    style = line.style
+    sizes, values = zip(*line.points, strict=True)
+    axes.errorbar(
+        sizes,
+        values,
+        yerr=[
+            [value - lower for value, (lower, _) in zip(values, line.quartiles, strict=True)],
+            [upper - value for value, (_, upper) in zip(values, line.quartiles, strict=True)],
+        ]
+        if line.quartiles
+        else None,
+        label=style.label,
+        color=style.color,
+        marker="" if line.thin else style.marker,
+        markersize=5,
+        capsize=2,
+        linestyle=style.dashes,
+        linewidth=2.6 if line.bold else 1.3 if line.thin else 1.5,
+        zorder=3 if line.bold else 1 if line.thin else 2,
+    )
+    if line.end:
+        axes.annotate(
+            line.end,
+            line.points[-1],
+            xytext=(8, 0),
+            textcoords="offset points",
+            va="center",
+            fontsize=9,
+            color=style.color,
+            bbox={"facecolor": "white", "edgecolor": "none", "pad": 1},  # a dashed line must not strike the text out
+        )
