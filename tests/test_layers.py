@@ -64,7 +64,7 @@ THIRD_PARTY: dict[str, tuple[str, ...]] = {
     "sklearn": ("data", "analysis"),
     "torchdata": ("data", "train"),
     "accelerate": ("train",),
-    "pydantic": ("_options", "models", "data", "train", "recipes", "sweep"),
+    "pydantic": ("_options", "models", "data", "train", "recipes", "sweep", "bench"),
     "pydantic_core": ("_options", "models", "data", "train", "recipes"),
     "yaml": ("_yaml",),
     "psutil": ("train", "bench"),

@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
-import json
-from dataclasses import asdict, replace
+from dataclasses import replace
 
 import pytest
-import torch
 
-from tost.bench.attention import point as attention_point
+from tost.bench.attention import run as attention_run
 from tost.bench.attention.cases import CONTENDERS, AttentionScale, Figure, Point
 from tost.bench.attention.cost import Cost
-from tost.bench.attention.point import Job, Roofline, Work, measure_point, measure_roofline, run_job
+from tost.bench.attention.run import Job, Machine, Roofline, Work, measure_point, measure_roofline, point_in_process
 from tost.errors import TostError
 
 SMALL = Point(figure=Figure.ALONE, contender="tost", tokens=64, width=16, heads=2, depth=1)
-JOB = Job(point=SMALL, threads=1, pass_seconds=0.01, most_repeats=4)
+JOB = Job(point=SMALL, pass_seconds=0.01, most_repeats=4)
 
 
 def test_a_fresh_process_measures_a_point():
     # Large enough for its memory to be seen beside what a process needs anyway.
     point = replace(SMALL, contender="vit-textbook", tokens=1024, width=64, heads=4)
-    outcome = run_job(replace(JOB, point=point), timeout=600.0)
+    outcome = point_in_process(replace(JOB, point=point), timeout=600.0)
     scores = 4 * 1024**2 * 4
     assert len(outcome.seconds) in (1, 3, 4)
     assert min(outcome.seconds) > 0
@@ -32,39 +30,20 @@ def test_a_fresh_process_measures_a_point():
 
 def test_failures_of_a_process_are_told_in_a_few_words():
     # More scores than the limit allows, though the forecast was not asked.
-    greedy = replace(JOB, point=replace(SMALL, contender="vit-textbook", tokens=8192), limit_bytes=50_000_000)
+    greedy = replace(JOB, point=replace(SMALL, contender="vit-textbook", tokens=8192))
     with pytest.raises(TostError, match=r"N=8192 d=16 K=2 1 layer: out of memory$"):
-        run_job(greedy, timeout=600.0)
+        point_in_process(greedy, timeout=600.0, limit_bytes=50_000_000)
 
 
 def test_a_process_that_takes_too_long_is_ended():
     with pytest.raises(TostError, match=r"1 layer: ended after 0 s$"):
-        run_job(JOB, timeout=0.01)
-
-
-@pytest.mark.parametrize(
-    ("code", "words", "reason"),
-    [
-        (-9, "", "ended by the system, as when memory runs out"),
-        (1, "Traceback\ntorch.OutOfMemoryError: CUDA out of memory. Tried", "out of memory"),
-        (1, "Traceback\nMemoryError", "out of memory"),
-        (3, "", "failed with code 3: it said nothing"),
-        (1, "Traceback\nKeyError: 'x'\n", "failed with code 1: KeyError: 'x'"),
-    ],
-)
-def test_reasons(code, words, reason):
-    assert attention_point._reason(code, words) == reason
-
-
-def test_jobs_survive_the_way_to_the_process():
-    job = replace(JOB, limit_bytes=5)
-    assert Job.from_json(json.loads(json.dumps(asdict(job)))) == job
+        point_in_process(JOB, timeout=0.01)
 
 
 @pytest.mark.parametrize("training", [False, True])
 @pytest.mark.parametrize("contender", CONTENDERS)
 def test_every_contender_can_be_measured(contender, training, monkeypatch):
-    monkeypatch.setattr(attention_point, "keep_freed_memory", lambda: None)
+    monkeypatch.setattr(attention_run, "keep_freed_memory", lambda: None)
     outcome = measure_point(replace(JOB, point=replace(SMALL, contender=contender, training=training)))
     assert (outcome.kept_bytes is None) is not training
     assert outcome.peak_bytes >= 0
@@ -72,7 +51,7 @@ def test_every_contender_can_be_measured(contender, training, monkeypatch):
 
 
 def test_whole_models_can_be_measured(monkeypatch):
-    monkeypatch.setattr(attention_point, "keep_freed_memory", lambda: None)
+    monkeypatch.setattr(attention_run, "keep_freed_memory", lambda: None)
     sizes = {"tokens": 32, "width": 16, "heads": 2, "depth": 2, "vocab_size": 64}
     for name in Figure.BASE.contenders:
         outcome = measure_point(replace(JOB, point=Point(figure=Figure.BASE, contender=name, **sizes)))
@@ -80,9 +59,9 @@ def test_whole_models_can_be_measured(monkeypatch):
 
 
 def test_slow_passes_are_timed_once_and_fast_ones_often(monkeypatch):
-    monkeypatch.setattr(attention_point, "keep_freed_memory", lambda: None)
+    monkeypatch.setattr(attention_run, "keep_freed_memory", lambda: None)
     times = iter([3.0])
-    monkeypatch.setattr(attention_point, "_timed", lambda work, device: next(times))
+    monkeypatch.setattr(attention_run, "timed", lambda trial: next(times))
     assert measure_point(replace(JOB, pass_seconds=2.0)).seconds == (3.0,)
     times = iter([0.5, 9.0, 0.4, 0.41, 0.42, 0.43])
     assert measure_point(replace(JOB, pass_seconds=2.0)).seconds == (0.4, 0.41, 0.42, 0.43)
@@ -92,10 +71,10 @@ def test_slow_passes_are_timed_once_and_fast_ones_often(monkeypatch):
 
 def test_a_step_leaves_no_gradient_behind():
     work = Work(replace(SMALL, training=True))
-    work.run()
+    work.trial.run()
     assert work.x.grad is not None
     assert all(parameter.grad is not None for parameter in work.layers.parameters())
-    work.reset()
+    work.trial.reset()
     assert work.x.grad is None
     assert all(parameter.grad is None for parameter in work.layers.parameters())
 
@@ -116,14 +95,9 @@ def test_the_roofline_takes_the_larger_of_both_bounds():
 
 
 def test_the_machine_has_peaks():
-    roof = measure_roofline(threads=1, size=64, megabytes=1)
+    roof = measure_roofline(Machine(size=64, megabytes=1))
     assert roof.flops_per_second > 1e6
     assert roof.bytes_per_second > 1e6
-
-
-def test_freed_memory_is_kept_where_the_library_can():
-    attention_point.keep_freed_memory()  # whatever the C library is
-    assert torch.ones(10).sum() == 10
 
 
 def test_quick_is_small():

@@ -21,9 +21,10 @@ from tost.bench.attention.cases import (
 )
 from tost.bench.attention.cost import layer_cost, point_cost
 from tost.bench.attention.layers import TextbookAttention, build_layer, build_layers, check_layers
-from tost.bench.attention.point import Outcome, Roofline
-from tost.bench.attention.run import AttentionRow, choose_device, free_bytes, measure_attention, measure_pairs
+from tost.bench.attention.run import PointUsage, Roofline, measure_attention, measure_pairs
 from tost.bench.harness import timing
+from tost.bench.harness.device import choose_device, free_bytes
+from tost.bench.harness.report import plain
 from tost.errors import ConfigError, TostError
 from tost.models import model_options, token_flops
 
@@ -34,10 +35,10 @@ TINY = AttentionScale(
 point = partial(Point, figure=Figure.TOKENS, contender="tost", tokens=1000, width=384, heads=8, depth=12)
 
 
-def at_half_the_peak(job, *, timeout):
+def at_half_the_peak(job, *, timeout, limit_bytes):
     """Every point takes twice its operations over the machine's rate."""
     seconds = 2 * point_cost(job.point).flops / ROOF.flops_per_second
-    return Outcome(seconds=(seconds, seconds), peak_bytes=job.point.tokens, kept_bytes=None, weight_bytes=7)
+    return PointUsage(seconds=(seconds, seconds), peak_bytes=job.point.tokens, kept_bytes=None, weight_bytes=7)
 
 
 def measure(scale, in_process=at_half_the_peak, clock=lambda: 0.0):
@@ -45,7 +46,7 @@ def measure(scale, in_process=at_half_the_peak, clock=lambda: 0.0):
 
 
 def test_the_papers_figures():
-    shapes = AttentionScale.standard().shapes
+    shapes = AttentionScale().shapes
     assert set(shapes) == set(Figure)
     tokens, width, large, causal = (shapes[figure] for figure in list(Figure)[:4])
     assert (tokens.heads, tokens.widths, tokens.depth, max(tokens.tokens)) == (8, (384,), 12, 16_384)
@@ -55,12 +56,12 @@ def test_the_papers_figures():
     assert PAPER_TOKENS in tokens.tokens
     assert PAPER_TOKENS in shapes[Figure.ALONE].tokens
     assert shapes[Figure.ALONE].passes == (False, True)
-    assert AttentionScale.standard("cuda").shapes[Figure.LARGE].depth == 12
+    assert AttentionScale().on("cuda").shapes[Figure.LARGE].depth == 12
     assert next(iter(shapes)) is Figure.ALONE, "what is asked for comes before the time can run out"
 
 
 def test_points_are_complete_and_in_order():
-    points = AttentionScale.standard().points
+    points = AttentionScale().points
     assert len(points) == len(set(points))
     assert {p.contender for p in points} == set(SUMMARIES)
     for figure in Figure:
@@ -186,50 +187,49 @@ def test_values_do_not_fade_from_layer_to_layer():
 
 def test_rows_have_measured_and_counted_numbers():
     rows = measure(TINY)
-    assert [(row.point.tokens, row.point.contender) for row in rows] == [
-        (n, c) for n in (16, 32, 64) for c in CONTENDERS
-    ]
-    row = rows[0]
-    assert row.bound_seconds == max(row.cost.flops / 1e9, row.cost.moved / 1e8)
+    assert [(row.tokens, row.contender) for row in rows] == [(n, c) for n in (16, 32, 64) for c in CONTENDERS]
+    row, cost = rows[0], point_cost(TINY.points[0])
+    assert (row.flops, row.product_flops, row.bytes_moved) == (cost.flops, cost.products, cost.moved)
+    assert row.roofline_seconds == max(cost.flops / 1e9, cost.moved / 1e8)
     assert row.seconds.count == 2
-    assert row.distance == pytest.approx(row.seconds.median / row.bound_seconds)
-    content = row.to_json()
-    assert (content["contender"], content["flops"], content["peak_bytes"]) == ("tost", row.cost.flops, 16)
-    assert content["times_roofline"] == row.distance
+    assert row.times_roofline == pytest.approx(row.seconds.median / row.roofline_seconds)
+    content = plain(row)
+    assert (content["contender"], content["flops"], content["peak_bytes"]) == ("tost", row.flops, 16)
+    assert content["times_roofline"] == row.times_roofline
 
 
 def test_what_would_take_too_long_says_what_was_predicted():
     last = point_cost(replace(TINY.points[-4], contender="vit-sdpa")).flops * 2 / 1e9
     asked = []
 
-    def watched(job, *, timeout):
+    def watched(job, *, timeout, limit_bytes):
         asked.append((job.point.contender, job.point.tokens))
-        return at_half_the_peak(job, timeout=timeout)
+        return at_half_the_peak(job, timeout=timeout, limit_bytes=limit_bytes)
 
     rows = measure(replace(TINY, limit_seconds=0.99 * last), watched)
     left_out = [row for row in rows if row.note]
-    assert [(row.point.contender, row.point.tokens) for row in left_out] == [("vit-sdpa", 64), ("vit-textbook", 64)]
+    assert [(row.contender, row.tokens) for row in left_out] == [("vit-sdpa", 64), ("vit-textbook", 64)]
     assert all(row.seconds is None and row.peak_bytes is None for row in left_out)
-    assert not {(row.point.contender, row.point.tokens) for row in left_out} & set(asked)
+    assert not {(row.contender, row.tokens) for row in left_out} & set(asked)
     slow = measure(replace(TINY, limit_seconds=0.0))
     assert {row.note for row in slow} == {"predicted 0 s"}
 
 
 def test_prediction_takes_the_rate_of_the_point_before():
-    def slower(job, *, timeout):
+    def slower(job, *, timeout, limit_bytes):
         seconds = 212.0 * point_cost(job.point).flops / point_cost(replace(job.point, tokens=64)).flops
-        return Outcome(seconds=(seconds,), peak_bytes=1, kept_bytes=None, weight_bytes=1)
+        return PointUsage(seconds=(seconds,), peak_bytes=1, kept_bytes=None, weight_bytes=1)
 
     rows = measure(replace(TINY, limit_seconds=200.0), slower)
-    assert {row.note for row in rows if row.point.tokens == 64} == {"predicted 212 s"}
-    assert not any(row.note for row in rows if row.point.tokens < 64)
+    assert {row.note for row in rows if row.tokens == 64} == {"predicted 212 s"}
+    assert not any(row.note for row in rows if row.tokens < 64)
 
 
 def test_what_would_need_too_much_memory_is_not_tried():
     rows = measure(replace(TINY, limit_bytes=60_000))
-    notes = {(row.point.contender, row.point.tokens): row.note for row in rows if row.note}
+    notes = {(row.contender, row.tokens): row.note for row in rows if row.note}
     assert notes == {("vit-textbook", 64): "predicted 0.0 GB"}
-    standard = {p: point_cost(p) for p in AttentionScale.standard().points}
+    standard = {p: point_cost(p) for p in AttentionScale().points}
     needed = {
         p.contender: cost.held for p, cost in standard.items() if p.figure is Figure.TOKENS and p.tokens == 16_384
     }
@@ -245,13 +245,13 @@ def test_the_whole_has_a_limit_too():
 
 
 def test_failures_are_rows():
-    def fails(job, *, timeout):
+    def fails(job, *, timeout, limit_bytes):
         if job.point.contender == "vit-textbook":
             raise TostError(f"{job.point.label}: out of memory")
-        return at_half_the_peak(job, timeout=timeout)
+        return at_half_the_peak(job, timeout=timeout, limit_bytes=limit_bytes)
 
     rows = measure(TINY, fails)
-    notes = [row.note for row in rows if row.point.contender == "vit-textbook"]
+    notes = [row.note for row in rows if row.contender == "vit-textbook"]
     assert all(note.startswith("out of memory (predicted ") for note in notes)
     assert len(notes) == 3
     assert sum(1 for row in rows if row.seconds) == 12
@@ -265,26 +265,27 @@ class FakeWork:
     def __init__(self, point, device="cpu"):
         self.seconds = {"tost": 0.1, "vit-sdpa": 4.0}[point.contender] * (3 if point.training else 1)
 
+    @property
+    def trial(self):
+        return timing.Trial(self.run)
+
     def run(self):
         FakeWork.now += self.seconds
-
-    def reset(self):
-        """Nothing to drop."""
 
 
 def test_pairs_take_turns(monkeypatch):
     monkeypatch.setattr(bench_attention, "Work", FakeWork)
     monkeypatch.setattr(timing.gc, "collect", lambda: 0)  # nothing is built, so there is nothing to tidy away
-    scale = AttentionScale.standard()
+    scale = AttentionScale()
     forward, step = measure_pairs(scale, watch=lambda _: None, clock=lambda: FakeWork.now)
     assert (forward.tokens, forward.training, step.training) == (PAPER_TOKENS, False, True)
     assert forward.ratio.median == pytest.approx(40)
     assert (forward.seconds["tost"].count, forward.seconds["vit-sdpa"].count) == (25, 5)
-    without = replace(scale, shapes=scale.only([Figure.TOKENS]))
+    without = replace(scale, figure=(Figure.TOKENS,)).on("cpu")
     assert list(measure_pairs(without, watch=lambda _: None)) == []
 
 
 def test_a_row_without_a_time_has_no_distance():
-    empty = AttentionRow(point=point(), cost=point_cost(point()), bound_seconds=1.0, note="predicted 99 s")
-    assert empty.distance is None
-    assert empty.to_json()["seconds"] is None
+    (row, *_) = measure(replace(TINY, limit_seconds=0.0))
+    assert row.times_roofline is None
+    assert plain(row)["seconds"] is None

@@ -7,26 +7,23 @@ from dataclasses import replace
 
 import pytest
 
-from tost.bench.attention.cases import CONTENDERS, PAPER_TOKENS, AttentionScale, Figure, Point, Shape
+from tests.bench.reports import RED, report
+from tost.bench.attention.cases import BENCHMARK, CONTENDERS, PAPER_TOKENS, AttentionScale, Figure, Point, Shape
 from tost.bench.attention.cost import point_cost
-from tost.bench.attention.plot import draw_attention, figure_title
-from tost.bench.attention.point import Roofline
-from tost.bench.attention.run import AttentionReport, AttentionRow, Pair
+from tost.bench.attention.run import AttentionResults, AttentionRow, Pair, Roofline
 from tost.bench.attention.tables import (
+    AttentionMeasurement,
     attention_findings,
-    attention_markdown,
+    attention_page,
+    attention_pictures,
     attention_tables,
     detail_table,
+    figure_title,
     growth_table,
     relative_table,
-    write_attention,
 )
-from tost.bench.harness.environment import describe_environment
-from tost.bench.harness.gate import Check, GateResult
 from tost.bench.harness.timing import spread
 
-GREEN = GateResult(checks=(Check(name="y", error=0.0, bound=1e-5),))
-RED = GateResult(checks=(Check(name="y", error=1.0, bound=1e-5),))
 SCALE = AttentionScale(shapes={Figure.TOKENS: Shape(tokens=(4096, PAPER_TOKENS), widths=(384,), heads=8)})
 
 
@@ -34,8 +31,18 @@ def row(contender, tokens, seconds, peak, *, figure=Figure.TOKENS, training=Fals
     point = Point(figure=figure, contender=contender, tokens=tokens, width=width, heads=8, depth=12, training=training)
     cost = point_cost(point)
     times = spread([seconds]) if seconds else None
+    bound = cost.flops / 1e11
     return AttentionRow(
-        point=point, cost=cost, bound_seconds=cost.flops / 1e11, seconds=times, peak_bytes=peak, note=note, **more
+        **vars(point),
+        flops=cost.flops,
+        product_flops=cost.products,
+        bytes_moved=cost.moved,
+        roofline_seconds=bound,
+        seconds=times,
+        times_roofline=seconds / bound if seconds else None,
+        peak_bytes=peak,
+        note=note,
+        **more,
     )
 
 
@@ -49,16 +56,14 @@ ROWS = [
 ]
 
 
-def report(gate=GREEN, **changes):
-    values = {"rows": list(ROWS), "complete": True, "scale": SCALE, **changes}
+def attention_report(rows=ROWS, **changes):
     roof = Roofline(flops_per_second=1e11, bytes_per_second=1e10)
-    return AttentionReport(
-        command="tost bench attention", environment=describe_environment(), gate=gate, roofline=roof, **values
-    )
+    about = AttentionMeasurement(SCALE).about()
+    return report("attention", AttentionResults(roofline=roof, rows=list(rows)), about=about, **changes)
 
 
 def test_brief_tables_show_time_and_memory_and_what_is_missing():
-    times, memory = attention_tables(ROWS)
+    times, memory = attention_tables(AttentionResults(rows=ROWS))
     assert times.headers == ("contender", "4,096", "10,000")
     assert times.rows[0] == ("tost", "200", "500")
     assert times.rows[2] == ("vit-textbook", "4,000", "predicted 212 s")
@@ -74,9 +79,8 @@ def test_details_stand_beside_the_cost_on_paper():
     fused = table.rows[4]
     assert fused[5] == "24.0"
     assert fused[7] == "2.00"
-    cost = ROWS[4].cost
-    assert fused[9:11] == (f"{cost.flops / 1e9:,.0f}", f"{cost.moved / 1e9:.3g}")
-    assert fused[12] == f"{12.0 / (cost.flops / 1e11):.2f}"
+    assert fused[9:11] == (f"{ROWS[4].flops / 1e9:,.0f}", f"{ROWS[4].bytes_moved / 1e9:.3g}")
+    assert fused[12] == f"{12.0 / (ROWS[4].flops / 1e11):.2f}"
     assert all(len(line) == len(table.headers) for line in table.rows)
 
 
@@ -102,7 +106,7 @@ def test_whole_models_stand_beside_the_papers_table():
     table = relative_table(rows)
     assert table.rows[0] == ("4,096", "gpt2-sdpa", "0.60", "0.50", "0.60", "0.41")
     assert table.rows[1][:4] == ("4,096", "gpt2-textbook", "-", "-")
-    other = [replace(each, point=replace(each.point, tokens=2048)) for each in rows]
+    other = [replace(each, tokens=2048) for each in rows]
     assert relative_table(other).rows[0][4:] == ("-", "-")
 
 
@@ -119,49 +123,50 @@ def test_findings_say_whether_the_goals_are_reached():
         Pair(tokens=PAPER_TOKENS, training=step, seconds=times, ratio=spread([r]))
         for step, r in ((False, 30.0), (True, 29.9))
     ]
-    said = attention_findings(rows, pairs)
-    assert said[0].endswith("30.0 (30.0-30.0) times as long as ToST, in turns; at least 30 was asked for: reached.")
-    assert said[1].endswith("at least 30 was asked for: NOT reached.")
+    said = attention_findings(AttentionResults(rows=rows, pairs=pairs))
+    assert said[0].endswith("30.0 (30.0-30.0) times as long as ToST, in turns; the goal of at least 30 is reached.")
+    assert said[1].endswith("the goal of at least 30 is NOT reached.")
     assert "forward: the textbook's attention takes 200 times the peak memory of ToST" in said[2]
-    assert said[2].endswith("at least 100 was asked for: reached.")
+    assert said[2].endswith("the goal of at least 100 is reached.")
     assert "takes 99 times" in said[3]
     assert "NOT reached. It keeps 71.0 times the bytes" in said[3]
     missing = [rows[0], replace(rows[1], peak_bytes=None, note="predicted 30.0 GB")]
-    assert attention_findings(missing)[0].endswith("memory was not compared: predicted 30.0 GB.")
-    short = [replace(each, point=replace(each.point, tokens=512)) for each in rows[:2]]
-    assert "asked" not in attention_findings(short)[0]
+    assert attention_findings(AttentionResults(rows=missing))[0].endswith("memory was not compared: predicted 30.0 GB.")
+    short = [replace(each, tokens=512) for each in rows[:2]]
+    assert "goal" not in attention_findings(AttentionResults(rows=short))[0]
 
 
 def test_findings_quote_the_paper_at_its_length():
-    (sentence,) = attention_findings(ROWS)
+    (sentence,) = attention_findings(AttentionResults(rows=ROWS))
     assert "vit-sdpa takes 24.0 times the time and 2.00 times the memory of ToST" in sentence
     assert "vit-textbook takes - times the time" in sentence
     assert "The paper has about 10 times" in sentence
-    assert attention_findings(ROWS[:3]) == []
+    assert attention_findings(AttentionResults(rows=ROWS[:3])) == []
 
 
 def test_the_page_has_everything_and_nothing_behind_a_red_gate():
-    page = attention_markdown(report(), pictures={Figure.TOKENS: "a.svg"})
-    assert page.count("a.svg") == 1
+    page = attention_page(attention_report())
+    assert page.count("_tokens.svg") == 1
     assert "predicted 212 s" in page
     assert "100 GFLOP/s" in page
     assert "10.0 GB/s" in page
     assert "ms / roofline" in page
     assert "## Growth" in page
     step = row("tost", 4096, 1.0, 5, figure=Figure.ALONE, training=True, kept_bytes=46_400_000)
-    assert "| tost | 46.4 |" in attention_markdown(report(rows=[step]))
+    assert "| tost | 46.4 |" in attention_page(attention_report([step]))
+    red = attention_report(gate=RED)
     with pytest.raises(ValueError, match="green gate"):
-        attention_markdown(report(gate=RED))
+        attention_page(red)
     with pytest.raises(ValueError, match="green gate"):
-        write_attention(report(gate=RED), None)
-    hidden = report(gate=RED).to_json()
+        AttentionMeasurement.write(red, None)
+    hidden = red.to_json()
     assert (hidden["rows"], hidden["pairs"], hidden["roofline"]) == ([], [], None)
 
 
 def test_files(tmp_path):
-    (partial,) = write_attention(report(complete=False), tmp_path)
+    (partial,) = AttentionMeasurement.write(attention_report(complete=False), tmp_path)
     assert partial.name.endswith(".partial.json")
-    paths = write_attention(report(), tmp_path)
+    paths = AttentionMeasurement.write(attention_report(), tmp_path)
     assert [path.suffix for path in paths] == [".json", ".md", ".svg"]
     assert not partial.exists()
     content = json.loads(paths[0].read_text())
@@ -170,21 +175,19 @@ def test_files(tmp_path):
     assert content["contenders"]["tost"]
     assert paths[2].name in paths[1].read_text()
     assert "<svg" in paths[2].read_text()
-    gpu = report(accelerator="NVIDIA H800")
-    assert gpu.stem.startswith("attention_nvidia-h800_")
-    assert "NVIDIA H800" in gpu.machine
+    assert BENCHMARK.theme(AttentionScale(limit_seconds=9)) == "attention"
+    assert BENCHMARK.theme(AttentionScale(figure=(Figure.BASE,))) == "attention-selection"
 
 
 def test_pictures_are_reproducible_and_name_what_is_missing():
-    drawn = draw_attention(ROWS, caption="A CPU")
-    assert drawn == draw_attention(ROWS, caption="A CPU")
-    assert draw_attention(ROWS, caption="A CPU", image_format="png").startswith(b"\x89PNG")
-    one = [row(name, 4096, 1.0, None, figure=Figure.WIDTH) for name in CONTENDERS]
-    assert draw_attention(one, caption="")
-    both = [row("tost", 4096, 1.0, 5, figure=Figure.ALONE, training=step) for step in (False, True)]
-    assert draw_attention(both, caption="")
-    none = [replace(each, seconds=None, peak_bytes=None, note="predicted 99 s") for each in ROWS]
-    assert draw_attention(none, caption="")
+    def pictures(rows):
+        return attention_pictures(attention_report(rows))
+
+    assert pictures(ROWS) == pictures(ROWS)
+    assert b"not measured: ViT, textbook at 10,000" in pictures(ROWS)["_tokens.svg"]
+    assert pictures([row(name, 4096, 1.0, None, figure=Figure.WIDTH) for name in CONTENDERS])
+    assert pictures([row("tost", 4096, 1.0, 5, figure=Figure.ALONE, training=step) for step in (False, True)])
+    assert pictures([replace(each, seconds=None, peak_bytes=None, note="predicted 99 s") for each in ROWS])
 
 
 def test_titles():
@@ -193,7 +196,7 @@ def test_titles():
     assert figure_title([wide]) == "12 attention layers, n=4,096, K=8, forward"
     causal = row("tost", 4096, 1.0, 1, figure=Figure.CAUSAL)
     assert figure_title([causal]) == "12 causal attention layers, d=384, K=8, forward"
-    shallow = replace(causal, point=replace(causal.point, depth=1))
+    shallow = replace(causal, depth=1)
     assert figure_title([shallow]) == "1 causal attention layer (12 in the paper), d=384, K=8, forward"
     whole = row("tost", 4096, 1.0, 1, figure=Figure.BASE)
     assert figure_title([whole]) == "Whole models of 12 layers, d=384, K=8, forward"

@@ -6,10 +6,9 @@ import json
 
 import pytest
 
-from tost.bench.attention import point as attention_point
 from tost.bench.attention import run as attention
 from tost.bench.attention.cases import CONTENDERS, AttentionScale, Figure, Shape
-from tost.bench.attention.point import Roofline, measure_point
+from tost.bench.attention.run import Roofline, measure_point
 from tost.bench.harness import gate
 from tost.bench.harness.gate import Check, GateResult
 from tost.errors import TostError
@@ -27,12 +26,11 @@ def small(monkeypatch):
         Figure.TOKENS: Shape(tokens=(16, 32), widths=(8,), heads=2, depth=2),
     }
     tiny = AttentionScale(shapes=shapes, pass_seconds=0.001, most_repeats=3, rounds=1)
-    monkeypatch.setattr(AttentionScale, "quick", classmethod(lambda cls, device: tiny))
+    monkeypatch.setattr(AttentionScale, "quick", classmethod(lambda cls: tiny))
     roof = Roofline(flops_per_second=1e11, bytes_per_second=1e10)
-    monkeypatch.setattr(attention_point, "roofline_in_process", lambda *, device, threads: roof)
-    monkeypatch.setattr(attention_point, "_limit_memory", lambda job: None)
-    monkeypatch.setattr(attention_point, "keep_freed_memory", lambda: None)
-    replace_runner(monkeypatch, lambda job, *, timeout: measure_point(job))
+    monkeypatch.setattr(attention, "roofline_in_process", lambda device: roof)
+    monkeypatch.setattr(attention, "keep_freed_memory", lambda: None)
+    replace_runner(monkeypatch, lambda job, *, timeout, limit_bytes: measure_point(job))
 
 
 def replace_runner(monkeypatch, runner):
@@ -67,7 +65,7 @@ def test_one_figure(run, small):
 
 
 def test_what_fails_or_takes_too_long_is_shown(run, small, monkeypatch):
-    def fails(job, *, timeout):
+    def fails(job, *, timeout, limit_bytes):
         raise TostError(f"{job.point.label}: out of memory")
 
     replace_runner(monkeypatch, fails)
@@ -92,7 +90,7 @@ def test_a_red_gate_stops_it(run, small, monkeypatch, tmp_path):
 
 
 def test_an_interrupt_keeps_what_is_finished(run, small, monkeypatch, tmp_path):
-    def stops(job, *, timeout):
+    def stops(job, *, timeout, limit_bytes):
         if job.point.figure is Figure.TOKENS:
             assert len(list(tmp_path.glob("*.partial.json"))) == 1, "it is on disk before the end"
             raise KeyboardInterrupt

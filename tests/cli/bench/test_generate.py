@@ -8,7 +8,8 @@ from dataclasses import replace
 import pytest
 
 from tost.bench.generate import run as generate
-from tost.bench.generate.cases import Scale
+from tost.bench.generate import tables as generate_tables
+from tost.bench.generate.cases import GenerateScale
 from tost.bench.harness import gate
 from tost.bench.harness.gate import Check, GateResult
 
@@ -17,8 +18,8 @@ from tost.bench.harness.gate import Check, GateResult
 def small(monkeypatch):
     """No operators to check, tiny models."""
     monkeypatch.setattr(gate, "run_gate", lambda ops: GateResult(checks=()))
-    tiny = replace(Scale.quick(), contexts=(8, 16), baseline_contexts=(), prompt=16, depth=1, repeats=3)
-    monkeypatch.setattr(Scale, "quick", classmethod(lambda cls: tiny))
+    tiny = replace(GenerateScale.quick(), contexts=(8, 16), baseline_contexts=(), prompt=16, depth=1, repeats=3)
+    monkeypatch.setattr(GenerateScale, "quick", classmethod(lambda cls: tiny))
     monkeypatch.setattr(generate, "is_installed", lambda: False)
 
 
@@ -38,7 +39,7 @@ def test_parts_are_measured_shown_and_written(run, small, tmp_path):
 
 def test_a_red_gate_stops_it(run, small, monkeypatch, tmp_path):
     wrong = Check(name="tost_lm_base step", error=1.0, bound=1e-4)
-    monkeypatch.setattr(generate, "check_generation", lambda: [wrong])
+    monkeypatch.setattr(generate_tables, "check_generation", lambda: [wrong])
     done = run("bench", "generate", "--quick", "--out", str(tmp_path))
     assert done.code == 1
     assert "tost_lm_base step: relative rms 1" in done.out

@@ -6,7 +6,7 @@ import pytest
 
 from tost.bench.harness import gate
 from tost.bench.harness.gate import Check, GateResult
-from tost.bench.ops import run as ops
+from tost.bench.ops import tables as ops
 
 TINY = ["bench", "ops", "--tokens", "16,32", "--width", "16", "--heads", "2", "--repeats", "3"]
 TINY += ["--threads", "1", "--no-compile", "--quick"]
@@ -38,10 +38,10 @@ def test_bench_ops_end_to_end(run, tmp_path):
         assert row["seconds_lower_quartile"] <= row["seconds_median"] <= row["seconds_upper_quartile"]
         assert (row["kept_bytes"] is None) == (row["mode"] == "fwd")
         assert row["contender"] != "limit" or row["ratio_to_limit_median"] == 1
-    stem = f"ops-selection_{content['environment']['cpu'].lower().replace(' ', '-')}-1t"
+    stem = f"ops-quick_{content['environment']['cpu'].lower().replace(' ', '-')}-1t"
     names = sorted(path.name for path in out.iterdir())
     assert [name.rpartition(".")[2] for name in names] == ["json", "md", "svg"]
-    assert all(name.startswith(stem[:14]) for name in names)
+    assert all(name.startswith(stem[:10]) for name in names)
     assert json.loads((out / names[0]).read_text()) == content
     assert str(tmp_path) not in (out / names[0]).read_text()  # no folder of this machine in a published file
 

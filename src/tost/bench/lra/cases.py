@@ -10,9 +10,9 @@ from typing import Annotated, Any
 from tost.bench.harness.benchmark import Benchmark, Option, numbers
 from tost.errors import ConfigError
 
-__all__ = ["BENCHMARK", "Form", "LraCase", "LraScale", "Work"]
+__all__ = ["BENCHMARK", "MIXERS", "Form", "LraCase", "LraScale", "Work"]
 
-STANDARD_MIXERS = (
+MIXERS = (
     *("tssa", "softmax", "reformer", "bigbird", "linformer"),
     *("linear", "performer", "nystrom", "s4", "s4d"),
 )
@@ -80,7 +80,7 @@ class LraScale:
     mixers: Annotated[
         tuple[str, ...],
         Option("Mixers; the first is compared with the others.", metavar="NAME,...", default="all"),
-    ] = STANDARD_MIXERS
+    ] = MIXERS
     form: Annotated[Form, Option("Mixers as in their papers, or as in the official code.")] = Form.PAPER
     repeats: Annotated[int, Option("Timed runs of each.", metavar="N", least=3, selects=False)] = 7
     mixer_seconds: float = 10.0
@@ -91,12 +91,11 @@ class LraScale:
     sizes: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if not set(self.mixers) <= set(STANDARD_MIXERS):
+        if not set(self.mixers) <= set(MIXERS):
             from tost.models.mixers import list_mixers
 
-            known = list_mixers(place="sequence")
-            if unknown := [name for name in self.mixers if name not in known]:
-                raise ConfigError(f"{', '.join(unknown)}: not a mixer; the mixers are: {', '.join(known)}.")
+            if unknown := [name for name in self.mixers if name not in list_mixers(place="sequence")]:
+                raise ConfigError(f"{', '.join(unknown)}: not a mixer; the mixers are: {', '.join(MIXERS)}.")
         if not self.lengths or min(self.lengths) < 1 or list(self.lengths) != sorted(set(self.lengths)):
             raise ConfigError(f"lengths {list(self.lengths)} given; positive ones are needed, in ascending order.")
 

@@ -9,29 +9,26 @@ from itertools import count
 import pytest
 import torch
 
+from tests.bench.reports import RED, report
 from tost.bench.harness import timing
-from tost.bench.harness.environment import describe_environment
-from tost.bench.harness.gate import Check, GateResult
 from tost.bench.harness.timing import Trial, spread
 from tost.bench.lra import run as bench_lra
-from tost.bench.lra.plot import draw_lra
+from tost.bench.lra.cases import BENCHMARK, MIXERS, LraCase, LraScale, Work
 from tost.bench.lra.run import (
-    MIXERS,
-    LraCase,
-    LraReport,
+    LraResults,
     LraRow,
-    LraScale,
-    Work,
+    LraStep,
+    Trainer,
+    Usage,
     check_encoder,
     expected_seconds,
     measure_lra,
+    step_in_process,
+    take_step,
 )
-from tost.bench.lra.step import LraStep, Trainer, Usage, run_in_process, take_step
-from tost.bench.lra.tables import lra_findings, lra_markdown, lra_tables, write_lra
+from tost.bench.lra.tables import LraMeasurement, lra_findings, lra_page, lra_pictures, lra_tables
 from tost.errors import ConfigError, TostError
 
-GREEN = GateResult(checks=(Check(name="logits", error=0.0, bound=1e-5),))
-RED = GateResult(checks=(Check(name="logits", error=1.0, bound=1e-5),))
 TINY = LraScale(
     lengths=(16, 32),
     mixers=("tssa", "softmax"),
@@ -55,7 +52,7 @@ class FakeClock:
         def run():
             self.now += seconds
 
-        return Trial(run, lambda: None), 1000
+        return Trial(run), 1000
 
 
 @pytest.fixture
@@ -85,9 +82,8 @@ def measure(scale, clock, in_process=use):
     ]
 
 
-def report(rows, gate=GREEN, **changes):
-    values = {"complete": True, "scale": TINY, "rows": list(rows), **changes}
-    return LraReport(command="tost bench lra", environment=describe_environment(), gate=gate, **values)
+def lra_report(rows, **changes):
+    return report("lra", LraResults(rows=list(rows)), about=LraMeasurement(TINY).about(), **changes)
 
 
 def test_expectations_by_hand():
@@ -130,7 +126,7 @@ def test_what_would_take_too_long_is_left_out_and_says_so(clock):
     assert skipped.peak_bytes == 64, "one step is affordable"
     stricter = measure(replace(scale, memory_seconds=0.35), clock)
     assert next(row for row in stricter if row.note).peak_bytes is None
-    first = lra_tables(rows)[0]
+    first = lra_tables(LraResults(rows=rows))[0]
     assert first.rows[1][3] == "-"
     assert first.notes == (skipped.note,)
 
@@ -140,7 +136,7 @@ def test_what_is_measured_is_checked_first():
         LraScale(mixers=("tssa", "sofmax"))
     with pytest.raises(ConfigError, match="ascending"):
         LraScale(lengths=(32, 16))
-    assert LraScale().mixers == tuple(MIXERS)
+    assert LraScale().mixers == MIXERS
     assert len(LraScale().cases) == 16
 
 
@@ -157,40 +153,41 @@ def test_findings_compare_with_the_next_best():
         row("tssa", Work.FWD, 4096, 0.1, base=0.1),
         row("linear", Work.FWD, 4096, 0.2, base=0.1),
     ]
-    assert lra_findings(rows) == [
+    assert lra_findings(LraResults(rows=rows)) == [
         "Training steps: time of the next fastest over that of tssa: 1.25x at 4,096 tokens (s4d).",
         "Mixer alone, forward: time of the next fastest over that of tssa: 2.00x at 4,096 tokens (linear).",
         "Peak memory of the next smallest over that of tssa: 1.20x at 4,096 tokens (s4d).",
     ]
-    assert lra_tables(rows)[0].rows == (("tssa", "1"), ("linear", "0.769"), ("s4d", "0.8"))
+    assert lra_tables(LraResults(rows=rows))[0].rows == (("tssa", "1"), ("linear", "0.769"), ("s4d", "0.8"))
     behind = [row("tssa", Work.STEP, 64, 2.0), row("linear", Work.STEP, 64, 1.0)]
-    assert lra_findings(behind) == [
+    assert lra_findings(LraResults(rows=behind)) == [
         "Training steps: time of the next fastest over that of tssa: 0.50x at 64 tokens (linear)."
     ]
 
 
 def test_files(measured, tmp_path):
     rows = measured
-    paths = write_lra(report(rows), tmp_path)
+    paths = LraMeasurement.write(lra_report(rows), tmp_path)
     assert [path.suffix for path in paths] == [".json", ".md", ".svg"]
-    assert all(path.name.startswith("lra-selection_") for path in paths)
     content = json.loads(paths[0].read_text())
     assert len(content["rows"]) == len(rows)
     assert content["encoder"]["embed_dim"] == 16
     page = paths[1].read_text()
-    assert all(f"## {table.title}" in page for table in lra_tables(rows))
+    assert all(f"## {table.title}" in page for table in lra_tables(LraResults(rows=rows)))
     assert f"({paths[2].name})" in page
-    assert paths[2].read_bytes() == draw_lra(rows, caption=describe_environment().summary)
-    (partial,) = write_lra(report(rows, complete=False), tmp_path / "other")
+    assert paths[2].read_bytes() == lra_pictures(lra_report(rows))[".svg"]
+    (partial,) = LraMeasurement.write(lra_report(rows, complete=False), tmp_path / "other")
     assert partial.name.endswith(".partial.json")
-    assert report(rows, scale=LraScale(repeats=9)).stem.startswith("lra_")
+    assert BENCHMARK.theme(TINY) == "lra-selection"
+    assert BENCHMARK.theme(LraScale(repeats=9)) == "lra"
 
 
 def test_a_red_gate_leaks_no_speed(measured):
-    assert report(measured, RED).to_json()["rows"] == []
-    for told in (lra_markdown, lambda red: write_lra(red, None)):
+    red = lra_report(measured, gate=RED)
+    assert red.to_json()["rows"] == []
+    for shown in (lra_page, lambda report: LraMeasurement.write(report, None)):
         with pytest.raises(ValueError, match="green gate"):
-            told(report(measured, RED))
+            shown(red)
 
 
 def test_gate_compares_the_encoder_with_the_reference(monkeypatch):
@@ -209,14 +206,14 @@ def test_gate_compares_the_encoder_with_the_reference(monkeypatch):
 
 
 def test_real_work_of_every_mixer():
-    scale = replace(TINY, mixers=tuple(MIXERS), lengths=(20,), memory=False, pathx=False, mixer_seconds=0.01)
+    scale = replace(TINY, mixers=MIXERS, lengths=(20,), memory=False, pathx=False, mixer_seconds=0.01)
     rows = [row for rows in measure_lra(scale, watch=lambda _: None) for row in rows]
     assert [row.mixer for row in rows] == [*MIXERS] * 3
     assert all(row.seconds.median > 0 and row.parameters for row in rows)
 
 
 def test_a_step_changes_the_weights_and_leaves_no_gradients():
-    trainer = Trainer(LraStep(model="lra_text", options=TINY.options("tssa"), tokens=16, batch=2, threads=1))
+    trainer = Trainer(LraStep(model="lra_text", options=TINY.options("tssa"), tokens=16, batch=2))
     before = trainer.model.embedding.weight.clone()
     assert trainer.step() > 0
     assert not torch.equal(before, trainer.model.embedding.weight)
@@ -224,7 +221,7 @@ def test_a_step_changes_the_weights_and_leaves_no_gradients():
 
 
 def test_a_step_tells_what_it_used():
-    step = LraStep(model="lra_text", options=TINY.options("tssa"), tokens=64, threads=torch.get_num_threads())
+    step = LraStep(model="lra_text", options=TINY.options("tssa"), tokens=64)
     usage = take_step(step)
     assert usage.seconds > 0
     assert usage.process_bytes > usage.peak_bytes >= 0
@@ -235,9 +232,9 @@ def test_a_step_tells_what_it_used():
 def test_memory_of_a_step_grows_with_its_length():
     options = TINY.options("tssa")
     short, long = (
-        run_in_process(LraStep(model="lra_text", options=options, tokens=tokens, threads=1)) for tokens in (64, 40_000)
+        step_in_process(LraStep(model="lra_text", options=options, tokens=tokens)) for tokens in (64, 40_000)
     )
     assert long.peak_bytes > short.peak_bytes + 5e6
     assert long.process_bytes > long.peak_bytes
-    with pytest.raises(TostError, match=r"lra_text .*'mixer': 'tsa'.* failed with code 1: "):
-        run_in_process(LraStep(model="lra_text", options={"mixer": "tsa"}, tokens=8, threads=1))
+    with pytest.raises(TostError, match=r"lra_text .*'mixer': 'tsa'.*: failed with code 1: "):
+        step_in_process(LraStep(model="lra_text", options={"mixer": "tsa"}, tokens=8))

@@ -6,13 +6,7 @@ import pytest
 import torch
 
 from tost.bench.ops.cases import Case, Op
-from tost.bench.ops.contenders import (
-    CONTENDERS,
-    CrossCovarianceAttention,
-    PaperAttention,
-    SoftmaxAttention,
-    our_layer,
-)
+from tost.bench.ops.contenders import CONTENDERS, PaperAttention, our_layer
 from tost.testing import assert_close
 
 CASES = [Case(op=op, batch=2, tokens=9, width=12, heads=3) for op in Op]
@@ -40,11 +34,16 @@ def test_paper_layer_computes_what_ours_does(case):
     assert_close("y", paper(x), ours(x), 1e-10)
 
 
+def build(name, case):
+    (contender,) = [contender for contender in CONTENDERS if contender.name == name]
+    return contender.build(case, our_layer(case, backend="auto")).double()
+
+
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.op)
 def test_softmax_attention_weights_the_values(case):
-    layer = SoftmaxAttention(case).double()
+    layer = build("sdpa", case)
     x = torch.randn(2, 9, 12, dtype=torch.float64)
-    q, k, v = (part.unflatten(-1, (3, 4)) for part in layer.qkv(x).chunk(3, dim=-1))
+    q, k, v = (part.unflatten(-1, (3, 4)) for part in layer.proj_in(x).chunk(3, dim=-1))
     scores = torch.einsum("bnhd,bmhd->bhnm", q, k) / 2.0
     if case.causal:
         scores = scores.masked_fill(torch.ones(9, 9).triu(1).bool(), float("-inf"))
@@ -53,9 +52,9 @@ def test_softmax_attention_weights_the_values(case):
 
 
 def test_cross_covariance_attention_mixes_features():
-    layer = CrossCovarianceAttention(CASES[0]).double()
+    layer = build("xca", CASES[0])
     x = torch.randn(2, 9, 12, dtype=torch.float64)
-    q, k, v = (part.unflatten(-1, (3, 4)) for part in layer.qkv(x).chunk(3, dim=-1))
+    q, k, v = (part.unflatten(-1, (3, 4)) for part in layer.proj_in(x).chunk(3, dim=-1))
     q, k = q / q.norm(dim=1, keepdim=True), k / k.norm(dim=1, keepdim=True)
     weights = torch.einsum("bnhd,bnhe->bhde", q, k).softmax(-1)
     y = torch.einsum("bhde,bnhe->bnhd", weights, v)

@@ -2,40 +2,26 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 
 import pytest
 
-from tost._machine import source_revision
-from tost.bench.harness.environment import Environment, describe_environment
-from tost.bench.harness.files import write_atomically
-from tost.bench.harness.gate import Check, GateResult
-from tost.bench.harness.timing import Plan, Spread, Warmup
+from tests.bench.reports import RED, report
+from tost.bench.harness.report import plain
+from tost.bench.harness.timing import Plan, Spread
 from tost.bench.ops.cases import Case, Mode, Op
-from tost.bench.ops.plot import draw, require_matplotlib
-from tost.bench.ops.report import OpsReport, markdown, write_report
-from tost.bench.ops.run import KeptRow, Measurements, Row
-from tost.bench.ops.tables import all_tables, brief_tables, growth, growth_table, ratio_table
-from tost.errors import ConfigError
-
-GREEN = GateResult(checks=(Check(name="y", error=0.0, bound=1.0),))
-RED = GateResult(checks=(Check(name="y", error=2.0, bound=1.0),))
-ENVIRONMENT = Environment(
-    cpu="Example 9000 (8-core)",
-    cores=8,
-    threads=4,
-    load=0.1,
-    system="Linux x86_64",
-    python="3.11",
-    torch="2.9",
-    tost="0.1",
-    revision="abc123",
-    backends={"tssa": {"reference": "ready"}},
-    native={"isa": "avx2"},
-    variables={},
-    measured="2026-05-17T10:00:00Z",
+from tost.bench.ops.run import KeptRow, OpsResults, Row, _flat, growth
+from tost.bench.ops.tables import (
+    OpsMeasurement,
+    all_tables,
+    brief_tables,
+    growth_table,
+    ops_page,
+    ops_pictures,
+    ratio_table,
 )
+
+ABOUT = {"plan": plain(Plan()), "contenders": {"limit": "the projections", "tost": "our layer"}}
 
 
 def around(value: float) -> Spread:
@@ -45,13 +31,15 @@ def around(value: float) -> Spread:
 def row(tokens: int, contender: str, ratio: float, *, mode: Mode = Mode.FWD, batch: int = 1) -> Row:
     limit_seconds = 1e-5 * tokens
     return Row(
-        case=Case(op=Op.TSSA, batch=batch, tokens=tokens, width=384, heads=8, mode=mode),
+        **vars(Case(op=Op.TSSA, batch=batch, tokens=tokens, width=384, heads=8, mode=mode)),
         contender=contender,
-        seconds=around(limit_seconds * ratio),
-        ratio=around(ratio),
+        **_flat("seconds", around(limit_seconds * ratio)),
+        repeats=30,
+        **_flat("ratio_to_limit", around(ratio)),
         ratio_of_medians=ratio,
-        warmup=Warmup(runs=3, first_seconds=1.0, estimate_seconds=0.1),
-        kept=1_000_000 if mode is Mode.FWD_BWD else None,
+        warmup_runs=3,
+        first_run_seconds=1.0,
+        kept_bytes=1_000_000 if mode is Mode.FWD_BWD else None,
     )
 
 
@@ -63,21 +51,15 @@ def measurements():
         if tokens < 65536:
             rows.append(row(tokens, "sdpa", sdpa))
         else:
-            rows.append(Row(case=rows[-1].case, contender="sdpa", note="skipped: about 250 s per run"))
+            rows.append(Row(**vars(rows[-1].case), contender="sdpa", note="skipped: about 250 s per run"))
     rows += [row(196, name, 1.2, mode=Mode.FWD_BWD, batch=8) for name in ("limit", "tost")]
-    kept = [KeptRow(case=rows[0].case, implementation="native", bytes=1_700_000, input_bytes=1_600_000)]
-    return Measurements(rows=rows, kept=kept, complete=True)
+    shape = {name: value for name, value in vars(rows[0].case).items() if name != "mode"}
+    kept = [KeptRow(**shape, implementation="native", bytes=1_700_000, input_bytes=1_600_000)]
+    return OpsResults(rows=rows, operator_kept_bytes=kept, growth=growth(rows))
 
 
-def report(measurements: Measurements, gate: GateResult = GREEN) -> OpsReport:
-    return OpsReport(
-        theme="ops",
-        environment=ENVIRONMENT,
-        gate=gate,
-        plan=Plan(),
-        command="tost bench ops",
-        measurements=measurements,
-    )
+def ops_report(results: OpsResults, **changes):
+    return report("ops", results, about=ABOUT, **changes)
 
 
 def test_ratio_table(measurements):
@@ -94,18 +76,18 @@ def test_growth_compares_the_time_per_token(measurements):
     assert "sdpa" not in factors  # it was not measured beyond 4,096
     short = [item for item in growth([row(256, "sdpa", 1.0), row(1024, "sdpa", 4.0)]) if item.contender == "sdpa"]
     assert short[0].factor == pytest.approx(4.0)
-    assert growth_table(measurements.rows).rows == (("tssa", "fwd", "4096 to 65536", "1.00", "1.00"),)
+    assert growth_table(measurements.growth).rows == (("tssa", "fwd", "4096 to 65536", "1.00", "1.00"),)
 
 
 def test_tables_of_nothing_are_left_out(measurements):
-    assert all_tables(Measurements()) == brief_tables(Measurements()) == []
+    assert all_tables(OpsResults()) == brief_tables(OpsResults()) == []
     assert len(all_tables(measurements)) == 5
     for table in all_tables(measurements):
         assert all(len(cells) == len(table.headers) for cells in table.rows)
 
 
 def test_json_holds_every_number_and_where_it_comes_from(measurements):
-    content = json.loads(json.dumps(report(measurements).to_json(), allow_nan=False))
+    content = json.loads(json.dumps(ops_report(measurements).to_json(), allow_nan=False))
     assert content["environment"]["revision"] == "abc123"
     assert content["command"] == "tost bench ops"
     assert content["gate"]["passed"]
@@ -121,30 +103,30 @@ def test_json_holds_every_number_and_where_it_comes_from(measurements):
 
 
 def test_a_red_gate_leaks_no_speed(measurements, tmp_path):
-    red = report(measurements, RED)
+    red = ops_report(measurements, gate=RED)
     content = red.to_json()
     assert content["rows"] == content["growth"] == content["operator_kept_bytes"] == []
     assert not content["complete"]
     with pytest.raises(ValueError, match="only behind a green gate"):
-        markdown(red)
+        ops_page(red)
     with pytest.raises(ValueError, match="only behind a green gate"):
-        write_report(red, tmp_path)
+        OpsMeasurement.write(red, tmp_path)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_markdown_page(measurements):
-    page = markdown(report(measurements), plot="plot.svg")
+    page = ops_page(ops_report(measurements))
     assert "Example 9000 (8-core), 4 threads | torch 2.9 | tost 0.1 (abc123) | gate: 1 checks passed" in page
-    assert "![Time relative to the limit by number of tokens](plot.svg)" in page
+    assert "![Time relative to the limit by number of tokens](ops_example-9000-8-core-4t_202605.svg)" in page
     assert "| tssa | 384/8 | fwd | 1x1024 | 10.2 ms | 1.05 (0.95-1.16) | 6.00 |" in page
     assert "skipped: about 250 s" in page
     assert "interrupted" not in page
-    measurements.complete = False
-    assert "interrupted before the end" in markdown(report(measurements))
+    assert "- **tost**: our layer" in page
+    assert "interrupted before the end" in ops_page(ops_report(measurements, complete=False))
 
 
 def test_files_of_a_complete_report(measurements, tmp_path):
-    paths = write_report(report(measurements), tmp_path / "new" / "folder")
+    paths = OpsMeasurement.write(ops_report(measurements), tmp_path / "new" / "folder")
     stem = "ops_example-9000-8-core-4t_202605"
     assert [path.name for path in paths] == [f"{stem}.json", f"{stem}.md", f"{stem}.svg"]
     assert sorted(path.name for path in paths[0].parent.iterdir()) == [path.name for path in paths]
@@ -154,52 +136,22 @@ def test_files_of_a_complete_report(measurements, tmp_path):
 
 
 def test_partial_report_leaves_a_complete_one_alone(measurements, tmp_path):
-    complete = write_report(report(measurements), tmp_path)
+    complete = OpsMeasurement.write(ops_report(measurements), tmp_path)
     before = [path.read_bytes() for path in complete]
-    (partial,) = write_report(report(Measurements(rows=measurements.rows[:3])), tmp_path)
+    (partial,) = OpsMeasurement.write(ops_report(OpsResults(rows=measurements.rows[:3]), complete=False), tmp_path)
     assert partial.name.endswith(".partial.json")
     assert not json.loads(partial.read_text())["complete"]
     assert [path.read_bytes() for path in complete] == before
-    write_report(report(measurements), tmp_path)
+    OpsMeasurement.write(ops_report(measurements), tmp_path)
     assert not partial.exists()
 
 
-def test_a_failed_write_leaves_the_old_file(tmp_path, monkeypatch):
-    path = tmp_path / "results.json"
-    write_atomically(path, b"old")
-
-    def fail(self, target):
-        raise OSError("disk full")
-
-    monkeypatch.setattr("pathlib.Path.replace", fail)
-    with pytest.raises(OSError, match="disk full"):
-        write_atomically(path, b"new")
-    assert path.read_bytes() == b"old"
-    assert list(tmp_path.iterdir()) == [path]
-
-
 def test_plot_is_reproducible_and_names_the_machine(measurements):
-    image = draw(measurements.rows, caption="a machine")
-    assert image == draw(measurements.rows, caption="a machine")
-    assert image != draw(measurements.rows, caption="another machine")
-    assert draw(measurements.rows, caption="", image_format="png").startswith(b"\x89PNG")
+    image = ops_pictures(ops_report(measurements))
+    assert image == ops_pictures(ops_report(measurements))
+    assert image != ops_pictures(ops_report(measurements, accelerator="another machine"))
 
 
 def test_plot_of_batches_only_is_empty_but_legal(measurements):
-    batches = [entry for entry in measurements.rows if entry.case.batch > 1]
-    assert draw(batches, caption="").startswith(b"<?xml")
-
-
-def test_missing_matplotlib_is_said_before_measuring(monkeypatch):
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(ConfigError, match=r"pip install 'tost\[analysis\]'"):
-        require_matplotlib()
-
-
-def test_environment_describes_this_process():
-    here = describe_environment()
-    assert here.cpu
-    assert here.slug.endswith(f"-{here.threads}t")
-    assert here.slug.replace("-", "").isalnum()
-    assert len(here.month) == 6
-    assert source_revision() is None or source_revision().strip()
+    batches = OpsResults(rows=[entry for entry in measurements.rows if entry.batch > 1])
+    assert ops_pictures(ops_report(batches))[".svg"].startswith(b"<?xml")

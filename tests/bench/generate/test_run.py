@@ -9,23 +9,33 @@ import pytest
 import torch
 from torch import nn
 
+from tests.bench.reports import RED, report
 from tost import create_model
 from tost.bench.generate import run as bench
-from tost.bench.generate.cases import Part, Scale
+from tost.bench.generate.cases import BENCHMARK, GenerateScale, Part
 from tost.bench.generate.gpt2 import HuggingFaceGPT2
 from tost.bench.generate.quality import loss_of_text, measure_quality
-from tost.bench.generate.run import GenerateReport, check_generation, measure_generation
-from tost.bench.generate.tables import generate_markdown, generate_tables
-from tost.bench.generate.train import CONTENDERS, TrainStep, run_in_process, take_step
-from tost.bench.harness.environment import describe_environment
-from tost.bench.harness.gate import Check, GateResult
+from tost.bench.generate.run import (
+    TRAINED,
+    GenerateResults,
+    TrainStep,
+    check_generation,
+    measure_generation,
+    step_in_process,
+    take_step,
+)
+from tost.bench.generate.tables import GenerateMeasurement, generate_page, generate_tables
 from tost.errors import ConfigError, TostError
 from tost.train.checkpoint.model import save_model
 
-GREEN = GateResult(checks=(Check(name="logits", error=0.0, bound=1e-5),))
-RED = GateResult(checks=(Check(name="logits", error=1.0, bound=1e-5),))
 SCALE = replace(
-    Scale.quick(), contexts=(8, 16), baseline_contexts=(16,), prompt=16, train_tokens=(32,), depth=1, vocab_size=1024
+    GenerateScale.quick(),
+    contexts=(8, 16),
+    baseline_contexts=(16,),
+    prompt=16,
+    train_tokens=(32,),
+    depth=1,
+    vocab_size=1024,
 )
 
 
@@ -33,14 +43,13 @@ SCALE = replace(
 def rows():
     """Everything but training, which takes a process each; that part gets times from this process."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(bench, "run_in_process", take_step)
-        return [row for some in measure_generation(tuple(Part), SCALE, watch=lambda _: None) for row in some]
+        patch.setattr(bench, "step_in_process", take_step)
+        return [row for some in measure_generation(SCALE, watch=lambda _: None) for row in some]
 
 
-def report(rows, gate=GREEN):
-    return GenerateReport(
-        command="tost bench generate", environment=describe_environment(), gate=gate, scale=SCALE, rows=rows
-    )
+def generate_report(rows, **changes):
+    about = GenerateMeasurement(SCALE).about()
+    return report("generate", GenerateResults(rows=rows), about=about, **changes)
 
 
 def test_every_part_is_measured(rows):
@@ -62,15 +71,16 @@ def test_every_part_is_measured(rows):
 
 
 def test_tables_show_each_row_once(rows):
-    tables = generate_tables(rows)
+    tables = generate_tables(GenerateResults(rows=rows))
     assert sum(len(table.rows) for table in tables) == len(rows)
     assert all(len(cells) == len(table.headers) for table in tables for cells in table.rows)
-    page = generate_markdown(report(rows))
+    page = generate_page(generate_report(rows))
     assert all(row.contender in page for row in rows)
     assert "/ tost_lm_base, 8" in page
-    stored = json.loads(json.dumps(report(rows).to_json(), allow_nan=False))
+    stored = json.loads(json.dumps(generate_report(rows).to_json(), allow_nan=False))
     assert len(stored["rows"]) == len(rows)
     assert stored["scale"]["prompt"] == 16
+    assert not {"part", "source", "text"} & set(stored["scale"]), "no path of this machine"
 
 
 def test_fewer_bits_cost_a_little_loss(tmp_path):
@@ -90,22 +100,23 @@ def test_fewer_bits_cost_a_little_loss(tmp_path):
     assert exact == pytest.approx(by_hand)
     assert 0 < abs(half - exact) < 0.02
     assert 0 < abs(quarter - exact) < 0.1
-    (table,) = generate_tables(rows)
+    (table,) = generate_tables(GenerateResults(rows=rows))
     assert [cells[0] for cells in table.rows] == ["fp32", "bf16", "int8"]
     (tmp_path / "text").write_bytes(b"a")
     with pytest.raises(ConfigError, match="has 1 tokens; a loss needs at least 2"):
         measure_quality(tmp_path / "model", tmp_path / "text", tokens=100)
 
 
-def test_a_demonstration_has_files_of_its_own(rows):
-    assert report(rows).stem.startswith("generate-quick_")
-    assert replace(report(rows), scale=Scale()).stem.startswith("generate_")
+def test_a_demonstration_or_a_part_has_files_of_its_own():
+    assert BENCHMARK.theme(GenerateScale.quick(), quick=True) == "generate-quick"
+    assert BENCHMARK.theme(GenerateScale(part=(Part.TRAIN,))) == "generate-selection"
+    assert BENCHMARK.theme(GenerateScale(repeats=9)) == "generate"
 
 
 def test_a_red_gate_leaks_no_speed(rows):
-    assert report(rows, RED).to_json()["rows"] == []
+    assert generate_report(rows, gate=RED).to_json()["rows"] == []
     with pytest.raises(ValueError, match="green gate"):
-        generate_markdown(report(rows, RED))
+        generate_page(generate_report(rows, gate=RED))
 
 
 def test_gate_compares_steps_with_the_reference(monkeypatch):
@@ -146,8 +157,8 @@ def test_gpt2_reads_prompts_and_steps_as_it_does_whole():
 
 @pytest.mark.slow
 def test_training_steps_differ_in_memory_for_their_logits():
-    sizes = {"tokens": 64, "depth": 1, "vocab_size": 50_000, "threads": 1}
-    whole, chunked = (run_in_process(TrainStep(contender=name, **sizes)) for name in CONTENDERS[1:])
+    sizes = {"tokens": 64, "depth": 1, "vocab_size": 50_000}
+    whole, chunked = (step_in_process(TrainStep(contender=name, **sizes)) for name in TRAINED[1:])
     assert whole.loss == pytest.approx(chunked.loss, rel=1e-5)
     assert whole.peak_bytes > 0
     assert chunked.peak_bytes > 0
@@ -155,5 +166,5 @@ def test_training_steps_differ_in_memory_for_their_logits():
 
 
 def test_a_failing_process_is_reported_with_its_last_words():
-    with pytest.raises(TostError, match=r"a training step of tost_lm_base failed with code 1: .*depth"):
-        run_in_process(TrainStep(contender="tost_lm_base", tokens=8, depth=0, threads=1))
+    with pytest.raises(TostError, match=r"a training step of tost_lm_base: failed with code 1: .*depth"):
+        step_in_process(TrainStep(contender="tost_lm_base", tokens=8, depth=0))

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import torch
 
-from tost.bench.harness.memory import kept_bytes
+from tost.bench.harness.memory import keep_freed_memory, kept_bytes, watch_peak
 
 
 def test_kept_bytes_of_known_functions():
@@ -28,3 +28,14 @@ def test_kept_bytes_leaves_parameters_out():
 def test_kept_bytes_without_gradients_is_zero():
     x = torch.ones(1000)
     assert kept_bytes(lambda: x.exp()) == 0
+
+
+def test_freed_memory_is_kept_where_the_library_can():
+    keep_freed_memory()  # whatever the C library is
+    assert torch.ones(10).sum() == 10
+
+
+def test_the_peak_of_a_block_is_at_least_what_it_holds():
+    with watch_peak() as peak:
+        held = torch.ones(25 << 20)
+    assert held.nbytes * 0.9 < peak.growth < peak.process
