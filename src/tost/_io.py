@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,9 +14,20 @@ from typing import Any
 
 from tost.errors import TostError
 
-__all__ = ["atomic_path", "read_json", "sha256_of", "sync_folder", "write_atomic", "write_json"]
+__all__ = [
+    "DRAFT_PREFIX",
+    "atomic_path",
+    "read_json",
+    "remove_drafts",
+    "sha256_of",
+    "sync_folder",
+    "write_atomic",
+    "write_json",
+]
 
 MAX_JSON_BYTES = 64 * 2**20
+DRAFT_PREFIX = ".writing-"
+"""Start of the names of the folders that hold files while they are written."""
 
 
 @contextmanager
@@ -31,13 +43,19 @@ def atomic_path(path: Path, *, sync: bool = True) -> Iterator[Path]:
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     # Inside a folder of its own, the draft gets the permissions that any other new file gets.
-    with tempfile.TemporaryDirectory(dir=path.parent, prefix=".writing-", ignore_cleanup_errors=True) as folder:
+    with tempfile.TemporaryDirectory(dir=path.parent, prefix=DRAFT_PREFIX, ignore_cleanup_errors=True) as folder:
         draft = Path(folder) / path.name
         yield draft
         if sync:
             with draft.open("rb") as file:
                 os.fsync(file.fileno())
         draft.replace(path)
+
+
+def remove_drafts(folder: Path) -> None:
+    """Remove the drafts that a killed process left in a folder and below it. No other process may be writing there."""
+    for draft in list(folder.rglob(f"{DRAFT_PREFIX}*")):
+        shutil.rmtree(draft)
 
 
 def write_atomic(path: Path, content: bytes | str, *, sync: bool = True) -> None:
@@ -51,13 +69,16 @@ def write_json(path: Path, value: Any, *, sync: bool = True) -> None:
     write_atomic(path, json.dumps(value, indent=2, sort_keys=True, allow_nan=False) + "\n", sync=sync)
 
 
-def read_json(path: Path, *, error: type[TostError] = TostError, max_bytes: int = MAX_JSON_BYTES) -> Any:
+def read_json(
+    path: Path, *, error: type[TostError] = TostError, max_bytes: int = MAX_JSON_BYTES, hint: str = ""
+) -> Any:
     """Read a JSON file that may come from anywhere.
 
     Args:
         path: File to read.
         error: What to raise.
         max_bytes: Larger files are refused unread.
+        hint: What to do about a file that cannot be read; the end of the message.
 
     Raises:
         TostError: Of the class `error`: the file is missing, too large, too deeply nested or not JSON.
@@ -69,7 +90,7 @@ def read_json(path: Path, *, error: type[TostError] = TostError, max_bytes: int 
             raise error(f"{path} is larger than {max_bytes:,} bytes, which no such file is; it was not read")
         return json.loads(content)
     except (OSError, ValueError, RecursionError) as problem:
-        raise error(f"cannot read {path}: {problem}") from problem
+        raise error(f"cannot read {path}: {problem}{hint and f'; {hint}'}") from problem
 
 
 def sha256_of(path: Path) -> str:

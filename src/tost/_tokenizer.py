@@ -1,10 +1,12 @@
-"""What a vocabulary is to data and to generation, and the one that needs no file: bytes. Loads no torch."""
+"""Tokenizer protocols, and the byte tokenizer, which needs no files. Loads no torch."""
 
 from __future__ import annotations
 
 import codecs
-from collections.abc import Iterable
-from typing import Protocol
+import hashlib
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any, Protocol
 
 __all__ = ["ByteTokenizer", "TokenDecoder", "Tokenizer"]
 
@@ -13,18 +15,18 @@ class TokenDecoder(Protocol):
     """Turns tokens into text as they come."""
 
     def feed(self, ids: Iterable[int]) -> str:
-        """Return the text that is certain after these tokens; a character that is not complete is held back."""
+        """Return the text that is certain after these tokens; an incomplete character is held back."""
 
     def finish(self) -> str:
         """Return what was held back, with a replacement character for what never became complete."""
 
 
 class Tokenizer(Protocol):
-    """What generation needs to know about a vocabulary."""
+    """Tokenizer for generation."""
 
     @property
     def name(self) -> str:
-        """What users call it."""
+        """Name to show to users."""
 
     @property
     def vocab_size(self) -> int:
@@ -56,10 +58,18 @@ class ByteTokenizer:
 
     name = "bytes"
     vocab_size = 256
+    cuts = "anywhere"
+    fingerprint = hashlib.sha256(b"bytes").hexdigest()
 
     def encode(self, text: str) -> list[int]:
         """Return the bytes of a text."""
         return list(text.encode("utf-8", errors="surrogateescape"))
+
+    def encode_batch(self, texts: Sequence[str]) -> list[Any]:
+        """Return the bytes of several texts, each a numpy array uint8 ``[n]``."""
+        import numpy as np  # generation needs no arrays
+
+        return [np.frombuffer(text.encode("utf-8", errors="surrogateescape"), dtype=np.uint8) for text in texts]
 
     def decode(self, ids: Iterable[int]) -> str:
         """Return bytes as text, with replacement characters for what is not UTF-8."""
@@ -68,6 +78,13 @@ class ByteTokenizer:
     def decoder(self) -> TokenDecoder:
         """Return a decoder at the start of a text."""
         return _ByteDecoder()
+
+    def record(self) -> dict[str, Any]:
+        """Return its kind, which is all there is to save."""
+        return {"kind": "bytes"}
+
+    def save(self, folder: Path) -> None:
+        """Write nothing."""
 
 
 class _ByteDecoder:

@@ -171,7 +171,7 @@ def test_weights_and_arithmetic_do_not_go_together(run, endless):
 
 
 def test_a_tokenizer_of_another_model_is_refused(run, endless, monkeypatch):
-    monkeypatch.setattr("tost.train.tokenizer.tokenizer_beside", lambda path: SimpleNamespace(vocab_size=50_257))
+    monkeypatch.setattr("tost.train.tokenizer.find_tokenizer", lambda path: SimpleNamespace(vocab_size=50_257))
     outcome = run("generate", endless, "--prompt", "ab")
     assert outcome.code == 2
     assert "has 50257 ids, but the model has 256; it is not the one that the model was trained with" in outcome.err

@@ -8,7 +8,7 @@ import shutil
 import pytest
 
 from tests.recipes.language_folders import train, write_text
-from tost.train.tokenizer import tokenizer_beside
+from tost.train.tokenizer import find_tokenizer
 
 
 @pytest.fixture
@@ -51,9 +51,9 @@ def test_a_damaged_tokenizer_is_named(run, trained):
 def test_old_runs_use_the_tokenizer_of_their_data(tmp_path):
     data = write_text(tmp_path, tokenizer="chars")
     run = train(tmp_path, data, "data.options.vocab_size=null")
-    known = tokenizer_beside(run)
+    known = find_tokenizer(run)
     (run / "tokenizer_record.json").unlink()
     assert known is not None
-    assert tokenizer_beside(run).fingerprint == known.fingerprint
+    assert find_tokenizer(run).fingerprint == known.fingerprint
     shutil.rmtree(data)
-    assert tokenizer_beside(run) is None
+    assert find_tokenizer(run) is None

@@ -5,7 +5,7 @@ import stat
 
 import pytest
 
-from tost._io import atomic_path, read_json, sha256_of, write_atomic, write_json
+from tost._io import DRAFT_PREFIX, atomic_path, read_json, remove_drafts, sha256_of, write_atomic, write_json
 from tost.errors import CheckpointError, TostError
 
 
@@ -75,3 +75,20 @@ def test_missing_json_is_an_error(tmp_path):
 def test_hash_is_that_of_the_content(tmp_path):
     write_atomic(tmp_path / "x", json.dumps([1]))
     assert sha256_of(tmp_path / "x") == "080a9ed428559ef602668b4c00f114f1a11c3f6b02a435f0bdc154578e4d7f22"
+
+
+def test_drafts_of_a_killed_process_are_removed_and_nothing_else(tmp_path):
+    left = tmp_path / "below" / f"{DRAFT_PREFIX}abc"
+    left.mkdir(parents=True)
+    (left / "file.txt").write_text("ha")
+    write_atomic(tmp_path / "below" / "file.txt", "whole")
+    remove_drafts(tmp_path)
+    assert sorted(entry.relative_to(tmp_path).as_posix() for entry in tmp_path.rglob("*")) == [
+        "below",
+        "below/file.txt",
+    ]
+
+
+def test_hint_ends_the_message(tmp_path):
+    with pytest.raises(TostError, match=r"No such file.*; write it again"):
+        read_json(tmp_path / "none.json", hint="write it again")

@@ -59,9 +59,9 @@ def _pieces(rows: Tensor, size: int) -> list[Tensor]:
 
 def _from_run(file: Path, count: int, batch_size: int) -> Samples:
     from tost.report.samples import plain_config, samples_of
-    from tost.train.tokenizer import tokenizer_beside
+    from tost.train.tokenizer import find_tokenizer
 
-    return samples_of(plain_config(file), tokenizer_beside(file.parent), count=count, batch_size=batch_size)
+    return samples_of(plain_config(file), find_tokenizer(file.parent), count=count, batch_size=batch_size)
 
 
 def _image_options(model: nn.Module, config_file: Path | None) -> ImageOptions:
@@ -119,13 +119,13 @@ def _from_text(model: nn.Module, config_file: Path | None, file: Path, count: in
 
     from tost.analysis import Samples
     from tost.report.samples import TEXT_TOKENS, strings_of
-    from tost.train.tokenizer import tokenizer_beside
+    from tost.train.tokenizer import find_tokenizer
 
     options = getattr(model, "options", None)
     size = getattr(options, "vocab_size", None)
     if size is None:
         raise ConfigError(f"--text shows a text to the model, but a {type(model).__name__} does not read tokens.")
-    tokenizer = None if config_file is None else tokenizer_beside(config_file.parent)
+    tokenizer = None if config_file is None else find_tokenizer(config_file.parent)
     if tokenizer is None:
         tokenizer = _bytes(size)
     try:

@@ -58,12 +58,12 @@ def convert(
     _check_target(source, out, form, force=force)
     name, model = _read_folder(source, overrides, weights) if ours else _read_file(source, overrides, weights)
     if form is Form.TOST:
-        from tost.data.text.vocabulary import save_tokenizer
+        from tost.data.text.tokenizers import save_tokenizer
         from tost.train.checkpoint.model import save_model
-        from tost.train.tokenizer import tokenizer_beside
+        from tost.train.tokenizer import find_tokenizer
 
         save_model(model, out, name=name, force=force)
-        if ours and (tokenizer := tokenizer_beside(source)) is not None:
+        if ours and (tokenizer := find_tokenizer(source)) is not None:
             save_tokenizer(tokenizer, out)
     else:
         _save_official(model, out)

@@ -60,14 +60,14 @@ def ls(
     json: Annotated[bool, typer.Option("--json", help="Print one line of JSON instead.")] = False,
 ) -> None:
     """List what `tost data prepare` can make, or the options of one of them."""
-    from tost.data.prepare import PREPARERS, find_preparer, list_preparers
+    from tost.data.prepare import find_preparer, list_preparers
 
     if name is None:
-        entries = [{"name": found, "summary": PREPARERS[found].summary} for found in list_preparers()]
+        entries = [{"name": found, "summary": find_preparer(found).summary} for found in list_preparers()]
     else:
         entries = [
             {"option": key, "default": _default(field.get_default()), "meaning": field.description or ""}
-            for key, field in find_preparer(name).options.model_fields.items()
+            for key, field in find_preparer(name).model_fields.items()
         ]
     if json:
         _console.show_json({"entries": entries})

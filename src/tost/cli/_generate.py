@@ -162,10 +162,10 @@ def _tokenizer_of(model: nn.Module, source: Path) -> Tokenizer:
     """
     from tost.generation import ByteTokenizer
     from tost.generation.decode import check_causal
-    from tost.train.tokenizer import tokenizer_beside
+    from tost.train.tokenizer import find_tokenizer
 
     size = check_causal(model).options.vocab_size
-    if (found := tokenizer_beside(source)) is not None:
+    if (found := find_tokenizer(source)) is not None:
         if found.vocab_size > size:
             raise ConfigError(
                 f"the tokenizer beside {source} has {found.vocab_size} ids, but the model has {size}; it is not the "

@@ -1,92 +1,78 @@
-"""Making data sets: which ones `tost data prepare` knows, and the folder that each is written to.
+"""Preparing data sets: writing the files that a data set is read from, as `tost data prepare` does.
 
-This file imports no torch and no numpy: the command line lists the names before it knows what to do.
+This file imports no torch and no numpy, because the command line lists the names before it runs anything.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
-from importlib import import_module
+from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple, get_origin
+from typing import Any, ClassVar, get_origin
 
-from pydantic import BaseModel, ValidationError
-
+from tost._io import DRAFT_PREFIX, read_json, remove_drafts, write_json
+from tost._lazy import load
+from tost._options import Options, check_options, options_error
 from tost._text import did_you_mean
-from tost.data.lra.generate.options import LRA_GENERATED
-from tost.data.text.options import NAMED_TEXT, TextOptions
-from tost.data.toy.options import DigitsOptions
 from tost.errors import ConfigError, StorageError
 
-__all__ = ["MARKER", "PREPARERS", "Preparer", "Report", "check_folder", "find_preparer", "list_preparers", "prepare"]
+__all__ = ["MARKER", "PrepareOptions", "Report", "check_folder", "find_preparer", "list_preparers", "prepare"]
 
 MARKER = "prepare.json"
-"""File in every prepared folder that says what was asked for, so that the same command can continue."""
+"""File in every prepared folder that holds its name and options, so that the same command can continue."""
+
 
 Report = Callable[[int, int, str], None]
-"""Called with what is done, what there is to do, and what it is, in words."""
+"""Called with the number of items done, their total number, and what they are."""
 
 
-class Preparer(NamedTuple):
-    """One way to make a data set.
+class PrepareOptions(Options):
+    """Options of one data set that can be prepared; the class describes the data set completely.
 
     Attributes:
-        name: What the command is called with.
+        name: Name on the command line.
         summary: One line for tables.
-        options: Its options, a pydantic model that forbids unknown names and describes every field.
         run: ``"module:function"``, loaded when it runs. The function takes ``(options, out, *, workers, report)`` and
             returns facts for the last line. Called again with the same arguments after it was stopped, it continues
-            and ends with the same bytes; it says so if everything is there already.
+            and ends with the same bytes; the fact ``"already there"`` means that there was nothing left to do.
         check: ``"module:function"`` that takes the folder and returns facts, or raises `StorageError` if a file is
-            damaged; None if nothing can be checked.
+            damaged; None if there is no check.
     """
 
-    name: str
-    summary: str
-    options: type[BaseModel]
-    run: str
-    check: str | None = None
+    name: ClassVar[str]
+    summary: ClassVar[str]
+    run: ClassVar[str]
+    check: ClassVar[str | None] = None
 
 
-_RUN_TEXT, _CHECK_TEXT = "tost.data.text.prepare:prepare_text", "tost.data.tokens.check:check_tokens"
+@cache
+def _preparers() -> dict[str, type[PrepareOptions]]:
+    from tost.data.lra.generate.options import GENERATED
+    from tost.data.text.corpora import CORPORA
+    from tost.data.toy.options import DigitFilesOptions
 
-PREPARERS: dict[str, Preparer] = {
-    preparer.name: preparer
-    for preparer in (
-        Preparer(
-            "text", "any text, jsonl or parquet files, or a data set of the hub", TextOptions, _RUN_TEXT, _CHECK_TEXT
-        ),
-        *(Preparer(name, named.summary, named.options, _RUN_TEXT, _CHECK_TEXT) for name, named in NAMED_TEXT.items()),
-        *(Preparer(*generated) for generated in LRA_GENERATED),
-        Preparer(
-            "digits",
-            "handwritten digits of scikit-learn as a folder of images",
-            DigitsOptions,
-            "tost.data.toy.digits:write_digits",
-        ),
-    )
-}
-"""Every preparer by name."""
+    known: list[type[PrepareOptions]] = [*CORPORA, *GENERATED, DigitFilesOptions]
+    return {preparer.name: preparer for preparer in known}
 
 
 def list_preparers() -> list[str]:
-    """Return the names that `prepare` knows, sorted."""
-    return sorted(PREPARERS)
+    """Return the names that `prepare` takes, sorted."""
+    return sorted(_preparers())
 
 
-def find_preparer(name: str) -> Preparer:
-    """Return the preparer called `name`.
+def find_preparer(name: str) -> type[PrepareOptions]:
+    """Return the options of the data set called `name`.
 
     Raises:
         ConfigError: There is none; the message lists those that exist.
     """
-    if name not in PREPARERS:
+    known = _preparers()
+    if name not in known:
         raise ConfigError(
-            f"there is no data set {name!r} to prepare; {did_you_mean(name, PREPARERS)}"
+            f"there is no data set {name!r} to prepare; {did_you_mean(name, known)}"
             f"there are: {', '.join(list_preparers())}."
         )
-    return PREPARERS[name]
+    return known[name]
 
 
 def prepare(
@@ -99,21 +85,19 @@ def prepare(
         given: Its options; text is converted where another type is needed.
         out: Folder to write to: new, empty, or of an earlier call with the same name and options.
         workers: Processes that share the work. The files do not depend on it.
-        report: Told about progress.
+        report: Receives the progress.
 
     Returns:
         Facts about what was made.
 
     Raises:
         ConfigError: The name, an option or the folder cannot be used, or the source is not what it should be.
-        StorageError: Something cannot be read or written.
+        StorageError: A file cannot be read or written.
     """
-    preparer = find_preparer(name)
-    options = _options(preparer, given)
-    _claim(out, name, options)
-    run = _load(preparer.run)
+    options = _validate(find_preparer(name), given)
+    _claim(out, options)
     try:
-        facts: dict[str, object] = run(options, out, workers=workers, report=report or _silent)
+        facts: dict[str, object] = load(options.run)(options, out, workers=workers, report=report or _silent)
     except ConfigError:
         _release(out)
         raise
@@ -126,13 +110,13 @@ def prepare(
 
 
 def check_folder(out: Path) -> dict[str, object]:
-    """Check the files of a prepared folder against what was recorded about them.
+    """Check the files of a prepared folder against its records.
 
     Args:
         out: A folder that `prepare` wrote.
 
     Returns:
-        Facts about what is in it.
+        Facts about its content.
 
     Raises:
         ConfigError: It is no such folder.
@@ -144,7 +128,7 @@ def check_folder(out: Path) -> dict[str, object]:
     preparer = find_preparer(str(marker.get("name")))
     if preparer.check is None:
         raise ConfigError(f"{out} holds {preparer.name}, for which there is no check.")
-    facts: dict[str, object] = _load(preparer.check)(out)
+    facts: dict[str, object] = load(preparer.check)(out)
     return facts
 
 
@@ -152,26 +136,18 @@ def _silent(done: int, total: int, what: str) -> None:
     pass
 
 
-def _load(place: str) -> Callable[..., Any]:
-    module, _, function = place.partition(":")
-    found: Callable[..., Any] = getattr(import_module(module), function)
-    return found
-
-
-def _options(preparer: Preparer, given: Mapping[str, Any]) -> BaseModel:
-    fields = preparer.options.model_fields
+def _validate(preparer: type[PrepareOptions], given: Mapping[str, Any]) -> PrepareOptions:
+    fields = preparer.model_fields
     for key in given:
         if key not in fields:
             raise ConfigError(
                 f"{preparer.name} has no option {key!r}; {did_you_mean(key, fields)}it takes: {', '.join(fields)}."
             )
     values = {key: _listed(value, fields[key].annotation) for key, value in given.items()}
-    try:
-        return preparer.options.model_validate(values)
-    except ValidationError as error:
-        found = [(".".join(map(str, item["loc"])), item) for item in error.errors(include_url=False)]
-        lines = [f"{place}={item['input']!r}: {item['msg']}" if place else item["msg"] for place, item in found]
-        raise ConfigError(f"options of {preparer.name}: {'; '.join(lines)}") from error
+    options, problems = check_options(preparer, values)
+    if options is None:
+        raise options_error(f"the options of {preparer.name} cannot be used", problems)
+    return options
 
 
 def _listed(value: Any, annotation: Any) -> Any:
@@ -181,23 +157,21 @@ def _listed(value: Any, annotation: Any) -> Any:
     return value
 
 
-def _claim(out: Path, name: str, options: BaseModel) -> None:
-    """Make the folder ours, or see that it is already and for the same purpose."""
+def _claim(out: Path, options: PrepareOptions) -> None:
+    """Create the folder, or check that an earlier call with the same options did."""
     if out.exists() and not out.is_dir():
         raise ConfigError(f"--out {out} is a file; give a folder.")
-    asked = {"name": name, "options": options.model_dump(mode="json")}
+    asked = {"name": options.name, "options": options.model_dump(mode="json")}
     marker = _read_marker(out) if out.is_dir() else None
     if marker is None:
-        there = sorted(entry.name for entry in out.iterdir()) if out.is_dir() else []
-        # A temporary file is all that is left if the very first write was interrupted.
-        if there and there != [f"{MARKER}.tmp"]:
+        # The draft of the marker is all that is left if the very first write was interrupted.
+        names = sorted(entry.name for entry in out.iterdir()) if out.is_dir() else []
+        there = [name for name in names if not name.startswith(DRAFT_PREFIX)]
+        if there:
             some = ", ".join(there[:3]) + (", ..." if len(there) > 3 else "")
             raise ConfigError(f"{out} holds something else ({some}); give a folder that is new or empty.")
         try:
-            out.mkdir(parents=True, exist_ok=True)
-            temporary = out / f"{MARKER}.tmp"
-            temporary.write_text(json.dumps(asked, indent=1) + "\n", encoding="utf-8")
-            temporary.replace(out / MARKER)
+            write_json(out / MARKER, asked)
         except OSError as error:
             raise StorageError(f"cannot write to {out}: {error.strerror}; give another --out.") from error
     elif marker != asked:
@@ -205,25 +179,22 @@ def _claim(out: Path, name: str, options: BaseModel) -> None:
             f"{out} was begun with other settings ({_difference(marker, asked)}); "
             "give the settings of then, or another --out."
         )
+    remove_drafts(out)
 
 
 def _release(out: Path) -> None:
-    """Give a folder back in which nothing was done, so that a mistake in the options can be mended in place."""
+    """Empty a folder in which nothing was done, so that a mistake in the options can be corrected in place."""
     if [entry.name for entry in out.iterdir()] == [MARKER]:
         (out / MARKER).unlink()
 
 
 def _read_marker(out: Path) -> dict[str, Any] | None:
-    try:
-        marker = json.loads((out / MARKER).read_text(encoding="utf-8"))
-    except (FileNotFoundError, NotADirectoryError):
+    if not (out / MARKER).is_file():
         return None
-    except (OSError, ValueError) as error:
-        raise StorageError(
-            f"{out / MARKER} cannot be read: {error}; remove the folder and prepare it again."
-        ) from error
+    again = "remove the folder and prepare it again."
+    marker = read_json(out / MARKER, error=StorageError, hint=again)
     if not isinstance(marker, dict):
-        raise StorageError(f"{out / MARKER} holds no settings; remove the folder and prepare it again.")
+        raise StorageError(f"{out / MARKER} holds no settings; {again}")
     return marker
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from torch import nn
 
-from tost.data.text.vocabulary import save_tokenizer
+from tost.data.text.tokenizers import save_tokenizer
 from tost.data.tokens.reader import tokenizer_of
 from tost.errors import ConfigError
 from tost.train.config import RunConfig

@@ -18,7 +18,7 @@ from tost.recipes import load_config
 from tost.train.checkpoint.files import resolve_checkpoint
 from tost.train.checkpoint.model import build_saved, read_saved
 from tost.train.config import RunConfig
-from tost.train.tokenizer import tokenizer_beside
+from tost.train.tokenizer import find_tokenizer
 
 __all__ = ["Batches", "Opened", "open_run", "pixels_of", "plain_config", "samples_of", "strings_of"]
 
@@ -136,7 +136,7 @@ def open_run(
     checkpoint = resolve_checkpoint(folder, report or (lambda line: None))
     model = build_saved(read_saved(checkpoint, ema=ema), str(folder)).eval()
     config = plain_config(checkpoint.parents[1] / "config.yaml")
-    tokenizer = tokenizer_beside(checkpoint) if config.recipe == "language_modeling" else None
+    tokenizer = find_tokenizer(checkpoint) if config.recipe == "language_modeling" else None
     length = config.data.shape().length
     fitting = count if length is None else max(1, min(count, TOKENS // length))
     return Opened(model, samples_of(config, tokenizer, count=fitting), checkpoint, tokenizer, fitting)

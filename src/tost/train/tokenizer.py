@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tost.data.text.tokenizers import DataTokenizer
-from tost.data.text.vocabulary import read_tokenizer
+from tost.data.text.tokenizers import DataTokenizer, read_tokenizer
 from tost.data.tokens.reader import tokenizer_of
 from tost.errors import ConfigError, StorageError
 from tost.train.config import load_config
 
-__all__ = ["tokenizer_beside"]
+__all__ = ["find_tokenizer"]
 
 
-def tokenizer_beside(path: Path) -> DataTokenizer | None:
+def find_tokenizer(path: Path) -> DataTokenizer | None:
     """Return the tokenizer of what was trained.
 
     Args:

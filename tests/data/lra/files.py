@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from PIL import Image
 
-from tost.data.lra.generate.pathfinder.images import FOLDERS
+from tost.data.lra.generate.pathfinder.settings import FOLDERS
 
 LISTOPS = [
     ("( ( ( [MAX 2 ) 9 ) ] )", 9),

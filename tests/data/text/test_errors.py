@@ -9,7 +9,7 @@ import pytest
 from tests.data.text.samples import contents, make, write_jsonl, write_parquet
 from tests.data.text.test_prepare import load_from_memory
 from tost.data.prepare import check_folder, find_preparer, prepare
-from tost.data.text import write as text_write
+from tost.data.text import pieces as text_pieces
 from tost.errors import ConfigError, StorageError
 
 
@@ -105,7 +105,7 @@ def test_text_that_is_not_utf8_is_read_as_bytes_only(tmp_path):
 def test_wrong_options(tmp_path):
     source = write(tmp_path / "a.txt", "text")
     fails(tmp_path, "has no option 'tokeniser'; did you mean 'tokenizer'", source=source, tokeniser="bytes")
-    fails(tmp_path, "validation='lots'", source=source, validation="lots")
+    fails(tmp_path, "validation: lots given; needs a number >= 0 and < 1", source=source, validation="lots")
     fails(tmp_path, "no tokenizer 'what'", source=source, tokenizer="what")
     fails(tmp_path, "leaves none for training", source=source, split="random")
     with pytest.raises(ConfigError, match="did you mean 'wikitext2'"):
@@ -137,14 +137,14 @@ def test_a_full_disk_is_told_and_can_be_mended(tmp_path, monkeypatch):
     expected = contents(make(tmp_path / "whole", **options).path)
     written = []
 
-    def add(self, ids, original=text_write.ShardWriter.add):
+    def add(self, ids, original=text_pieces.ShardWriter.add):
         written.append(ids)
         if len(written) == 20:
             raise OSError(errno.ENOSPC, "No space left on device", "train-00001.bin")
         original(self, ids)
 
     with monkeypatch.context() as patch:
-        patch.setattr(text_write.ShardWriter, "add", add)
+        patch.setattr(text_pieces.ShardWriter, "add", add)
         with pytest.raises(StorageError, match=r"train-00001\.bin: No space left on device; what is done is kept"):
             prepare("text", options, tmp_path / "out")
     make(tmp_path / "out", **options)

@@ -19,10 +19,11 @@ from tests.data.text.samples import (
     write_text_files,
     write_tokenizer,
 )
-from tost.data.prepare import PREPARERS, check_folder, prepare
+from tost._io import DRAFT_PREFIX
+from tost.data.prepare import check_folder, find_preparer, list_preparers, prepare
 from tost.data.text import files as text_files
+from tost.data.text import pieces as text_pieces
 from tost.data.text import plan as text_plan
-from tost.data.text import write as text_write
 from tost.errors import ConfigError
 
 
@@ -113,8 +114,8 @@ def test_a_long_text_is_read_in_pieces(tmp_path, monkeypatch, tokenizer):
     (tmp_path / "a.txt").write_text(text, encoding="utf-8", newline="")
     whole = make(tmp_path / "whole", source=str(tmp_path / "a.txt"), tokenizer=chosen, validation=0.3)
     monkeypatch.setattr(text_files, "_BLOCK", 7)
-    monkeypatch.setattr(text_write, "_CHUNK", 20)
-    monkeypatch.setattr(text_write, "_BATCH", 50)
+    monkeypatch.setattr(text_pieces, "_CHUNK", 20)
+    monkeypatch.setattr(text_pieces, "_BATCH", 50)
     pieces = make(tmp_path / "pieces", source=str(tmp_path / "a.txt"), tokenizer=chosen, validation=0.3)
     assert contents(whole.path) == contents(pieces.path)
     place = int(len(text) * 0.7)
@@ -142,7 +143,7 @@ def test_interrupted_anywhere_it_ends_with_the_same_bytes(tmp_path, source, toke
             prepare("text", options, out, report=report)
         except KeyboardInterrupt:
             assert not (out / "index.json").exists()
-            assert not list(out.glob("*.tmp")), "a file that is not complete was left behind"
+            assert not list(out.rglob(f"{DRAFT_PREFIX}*")), "a file that is not complete was left behind"
         make(out, **options)
         assert contents(out) == expected
 
@@ -198,7 +199,7 @@ def test_index_says_everything(tmp_path, source):
 
 
 def test_every_option_is_described():
-    for preparer in PREPARERS.values():
+    for preparer in map(find_preparer, list_preparers()):
         assert preparer.summary
-        assert all(field.description for field in preparer.options.model_fields.values()), preparer.name
-        assert preparer.options.model_config["extra"] == "forbid"
+        assert all(field.description for field in preparer.model_fields.values()), preparer.name
+        assert preparer.model_config["extra"] == "forbid"

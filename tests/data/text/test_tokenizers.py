@@ -12,17 +12,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.data.text.samples import DOCUMENTS, write_pairs, write_tokenizer
-from tost.data.text.tokenizers import ByteText, CharText, HubText
-from tost.data.text.vocabulary import (
-    RECORD,
+from tost._tokenizer import ByteTokenizer
+from tost.data.text.tokenizers import (
+    RECORD_FILE,
+    CharTokenizer,
+    HFTokenizer,
     cut_text,
-    find_end_of_text,
-    from_record,
+    end_of_text_id,
     load_tokenizer,
     read_tokenizer,
     save_tokenizer,
-    token_dtype,
+    tokenizer_from_record,
 )
+from tost.data.tokens.writer import token_dtype
 from tost.errors import ConfigError
 
 # Dense in what GPT-2's rule is sensitive to.
@@ -40,7 +42,7 @@ def single(tmp_path_factory):
 
 
 def test_two_forms_of_files_are_one_tokenizer(pairs, single):
-    assert isinstance(pairs, HubText)
+    assert isinstance(pairs, HFTokenizer)
     assert pairs.fingerprint == single.fingerprint
     assert [pairs.encode(text) for text in DOCUMENTS] == [single.encode(text) for text in DOCUMENTS]
 
@@ -54,7 +56,7 @@ def test_another_merge_is_another_tokenizer(tmp_path, single):
 
 def test_special_tokens_in_text_are_words(single, pairs):
     text = "before <|endoftext|> after"
-    end = find_end_of_text(single, "auto")
+    end = end_of_text_id(single, "auto")
     for tokenizer in (single, pairs):
         ids = tokenizer.encode(text)
         assert end not in ids
@@ -64,7 +66,7 @@ def test_special_tokens_in_text_are_words(single, pairs):
 
 @given(text=st.text(max_size=80))
 def test_decoding_undoes_encoding(single, text):
-    tokenizers = [ByteText(), single, *([CharText("".join(sorted(set(text))))] if text else [])]
+    tokenizers = [ByteTokenizer(), single, *([CharTokenizer("".join(sorted(set(text))))] if text else [])]
     for tokenizer in tokenizers:
         text = text.encode("utf-8", errors="ignore").decode()
         ids = tokenizer.encode(text)
@@ -78,7 +80,7 @@ def test_decoding_undoes_encoding(single, text):
 @pytest.mark.parametrize("kind", ["bytes", "chars", "single", "pairs"])
 @given(text=PROSE, block=st.integers(1, 9), size=st.integers(1, 12))
 def test_cut_text_has_the_ids_of_the_whole(request, kind, text, block, size):
-    known = {"bytes": ByteText(), "chars": CharText("".join(sorted(set("\0" + text))))}
+    known = {"bytes": ByteTokenizer(), "chars": CharTokenizer("".join(sorted(set("\0" + text))))}
     tokenizer = known[kind] if kind in known else request.getfixturevalue(kind)
     blocks = [text[start : start + block] for start in range(0, len(text), block)]
     parts = list(cut_text(blocks, tokenizer, size))
@@ -101,9 +103,9 @@ def test_a_tokenizer_of_unknown_rules_is_not_cut(tmp_path):
 
 
 def test_record_and_file_build_it_again(tmp_path, single):
-    for tokenizer in (ByteText(), CharText("abc"), single):
+    for tokenizer in (ByteTokenizer(), CharTokenizer("abc"), single):
         tokenizer.save(tmp_path)
-        again = from_record(json.loads(json.dumps(tokenizer.record())), tmp_path)
+        again = tokenizer_from_record(json.loads(json.dumps(tokenizer.record())), tmp_path)
         assert (again.name, again.fingerprint, again.vocab_size) == (
             tokenizer.name,
             tokenizer.fingerprint,
@@ -113,7 +115,7 @@ def test_record_and_file_build_it_again(tmp_path, single):
 
 def test_a_tokenizer_travels_with_a_run(tmp_path, single):
     assert read_tokenizer(tmp_path) is None
-    for tokenizer in (ByteText(), CharText("abc"), single):
+    for tokenizer in (ByteTokenizer(), CharTokenizer("abc"), single):
         save_tokenizer(tokenizer, tmp_path)
         assert read_tokenizer(tmp_path).fingerprint == tokenizer.fingerprint
     content = json.loads((tmp_path / "tokenizer.json").read_text(encoding="utf-8"))
@@ -121,20 +123,20 @@ def test_a_tokenizer_travels_with_a_run(tmp_path, single):
     (tmp_path / "tokenizer.json").write_text(json.dumps(content), encoding="utf-8")
     with pytest.raises(ConfigError, match="is not the one that was written there"):
         read_tokenizer(tmp_path)
-    (tmp_path / RECORD).write_text("[]", encoding="utf-8")
+    (tmp_path / RECORD_FILE).write_text("[]", encoding="utf-8")
     with pytest.raises(ConfigError, match="cannot be read as a tokenizer"):
         read_tokenizer(tmp_path)
 
 
 def test_end_of_text(single):
-    assert single.id_of("<|endoftext|>") == find_end_of_text(single, "auto")
-    assert find_end_of_text(single, "none") is None
-    assert find_end_of_text(ByteText(), "auto") is None
-    assert find_end_of_text(ByteText(), "\n") == 10
+    assert single.id_of("<|endoftext|>") == end_of_text_id(single, "auto")
+    assert end_of_text_id(single, "none") is None
+    assert end_of_text_id(ByteTokenizer(), "auto") is None
+    assert end_of_text_id(ByteTokenizer(), "\n") == 10
     with pytest.raises(ConfigError, match="no token 'nowhere'"):
-        find_end_of_text(single, "nowhere")
+        end_of_text_id(single, "nowhere")
     with pytest.raises(ConfigError, match="2 ids"):
-        find_end_of_text(ByteText(), "ab")
+        end_of_text_id(ByteTokenizer(), "ab")
 
 
 def test_types():
@@ -148,12 +150,12 @@ def test_mistakes(tmp_path):
     with pytest.raises(ConfigError, match=r"tokenizer\.json cannot be read"):
         load_tokenizer(str(tmp_path))
     with pytest.raises(ConfigError, match="'z' is not in the alphabet"):
-        CharText("abc").encode("az")
+        CharTokenizer("abc").encode("az")
     with pytest.raises(ConfigError, match="once"):
-        CharText("ba")
+        CharTokenizer("ba")
 
 
 def test_preparing_loads_no_torch():
-    program = "import sys, tost.data.text.prepare, tost.data.tokens.check; print('torch' in sys.modules)"
+    program = "import sys, tost.data.text.prepare, tost.data.tokens.reader; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"

@@ -14,7 +14,7 @@ from tost.generation.decode import check_causal
 from tost.generation.native import WEIGHTS, round_weights
 from tost.models import LanguageToST
 from tost.train.checkpoint.model import load_model
-from tost.train.tokenizer import tokenizer_beside
+from tost.train.tokenizer import find_tokenizer
 
 __all__ = ["loss_of_text", "measure_quality"]
 
@@ -63,7 +63,7 @@ def loss_of_text(model: LanguageToST, ids: torch.Tensor) -> float:
 
 
 def _read(source: Path, text: Path, vocab_size: int) -> torch.Tensor:
-    tokenizer = tokenizer_beside(source) or ByteTokenizer()
+    tokenizer = find_tokenizer(source) or ByteTokenizer()
     try:
         content = text.read_bytes().decode("utf-8", errors="surrogateescape")
     except OSError as error:

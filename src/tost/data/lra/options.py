@@ -12,7 +12,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from tost.data.lra.generate.pathfinder.images import Difficulty
+from tost.data.lra.generate.pathfinder.settings import Difficulty
 from tost.data.spec import DataSetOptions, DataShape, DataSpec, problem
 
 __all__ = [

@@ -1,4 +1,4 @@
-"""Where text lies: plain text, jsonl and parquet files, and data sets of the hub. Reads documents in bounded memory.
+"""Reading plain text, jsonl and parquet files, and data sets of the hub, in bounded memory.
 
 A `Span` is a part of a file that one process reads: a range of bytes that begins and ends between lines, a range of row
 groups, of rows, or a whole file.
@@ -18,7 +18,7 @@ from typing import IO, Any, Literal, NamedTuple
 
 from tost.errors import ConfigError
 
-__all__ = ["Kind", "Span", "find_files", "hub_span_rows", "kind_of", "plan_file", "read_rows", "split_of_name"]
+__all__ = ["Kind", "Span", "find_files", "kind_of", "plan_file", "read_rows", "split_of_name"]
 
 Kind = Literal["text", "lines", "jsonl", "parquet", "hub"]
 Row = Mapping[str, Any]
@@ -52,7 +52,7 @@ class Span(NamedTuple):
 
 
 def kind_of(path: Path, *, lines: bool) -> Kind | None:
-    """Return how a file is read by the end of its name; None if that says nothing.
+    """Return how a file is read, by the end of its name; None for an unknown one.
 
     Args:
         path: The file.
@@ -71,7 +71,7 @@ def find_files(source: str, *, what: str) -> list[Path]:
 
     Args:
         source: A file, or a folder that is searched with all below it.
-        what: What it is called in messages.
+        what: Name of the source in messages.
 
     Raises:
         ConfigError: There are none.
@@ -95,9 +95,9 @@ def find_files(source: str, *, what: str) -> list[Path]:
 
 
 def split_of_name(path: Path, root: Path) -> str | None:
-    """Return the split that a path below `root` names: train, validation or test; None if it names none.
+    """Return the split in the name of a file or of a folder it is in, up to `root`: train, validation or test.
 
-    The name of the file counts, or that of a folder it is in.
+    None if there is none.
     """
     parts = path.relative_to(root).parts if path != root else (path.name,)
     for part in reversed(parts):
@@ -148,16 +148,11 @@ def _plan_parquet(path: Path, size: int) -> list[Span]:
     return spans
 
 
-def hub_span_rows(rows: int, size_in_bytes: int, size: int) -> int:
-    """Return how many rows of a hub data set make up a span of about `size` bytes."""
-    return max(1, rows * size // max(1, size_in_bytes)) if rows else 1
-
-
 def read_rows(span: Span, columns: Iterable[str], hub: Mapping[str, Any], errors: str) -> Iterator[Row]:
     """Return the documents of a span, one after another.
 
     Args:
-        span: What to read.
+        span: Part of the source to read.
         columns: Keys or columns to take; a plain text has one column, whose name does not matter.
         hub: Data sets of the hub by split.
         errors: What to do about bytes that are not UTF-8: ``strict`` or ``surrogateescape``.

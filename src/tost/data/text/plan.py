@@ -1,20 +1,19 @@
-"""What there is to read, which split it belongs to, and how it is cut into pieces; the source alone decides that."""
+"""Finding the sources of a corpus, their splits, and cutting them into pieces. The plan depends on the source alone."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from tost.data.text.files import Kind, Span, find_files, hub_span_rows, kind_of, plan_file, split_of_name
-from tost.data.text.options import HubSet, TextJob
-from tost.data.text.tokenizers import ByteText
-from tost.data.text.write import Cut, Piece, documents_of
+from tost.data.prepare import Report
+from tost.data.text.corpora import HubSet, TextJob
+from tost.data.text.files import Kind, Span, find_files, kind_of, plan_file, split_of_name
+from tost.data.text.pieces import Cut, Piece, documents_of
 from tost.errors import ConfigError
 
 __all__ = ["Plan", "load_hub", "make_plan"]
@@ -24,13 +23,13 @@ VALIDATION = "validation"
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """Everything that preparing does, in order.
+    """The pieces of a corpus and the validation set that is cut from them.
 
     Attributes:
-        pieces: The pieces of every split.
-        cuts: What of each piece goes to the validation set, in the same order.
+        pieces: The pieces of every split, in order.
+        cuts: What of each piece goes to the validation set.
         facts: The sources, for the index.
-        seen: What identifies the sources as they were found; a resumed run must find the same.
+        seen: Identifies the sources as they were found; a resumed run must find the same.
         split: How the validation set was made, for the index.
     """
 
@@ -42,7 +41,7 @@ class Plan:
 
     @property
     def documents(self) -> int:
-        """Documents of all pieces together."""
+        """Number of documents of all pieces."""
         return sum(piece.rows for piece in self.pieces)
 
 
@@ -52,7 +51,7 @@ class _Source(NamedTuple):
 
 
 def load_hub(job: TextJob) -> dict[str, Any]:
-    """Return the splits of a job's hub data set; nothing if it reads files.
+    """Return the splits of a job's hub data set; none if it reads files.
 
     Raises:
         ConfigError: It cannot be loaded.
@@ -79,13 +78,13 @@ def _load_hub_set(hub: HubSet) -> Mapping[str, Any]:
     return dict(loaded)
 
 
-def make_plan(job: TextJob, hub: Mapping[str, Any], report: Callable[[int, int, str], None]) -> Plan:
+def make_plan(job: TextJob, hub: Mapping[str, Any], report: Report) -> Plan:
     """Find the sources of a job, count their documents and cut them into pieces.
 
     Args:
-        job: What is to be done.
+        job: How the corpus is read.
         hub: Data sets of the hub by split.
-        report: Told about progress.
+        report: Receives the progress.
 
     Raises:
         ConfigError: A source is missing, cannot be read, or holds no documents.
@@ -113,21 +112,17 @@ def make_plan(job: TextJob, hub: Mapping[str, Any], report: Callable[[int, int, 
                 seen.append([str(path), known.st_size, known.st_mtime_ns])
     pieces = [piece for split in spans for piece in _pieces(split, spans[split], job)]
     if not sum(piece.rows for piece in pieces):
-        raise ConfigError(f"{_what(job)} holds no documents; there is nothing to prepare.")
+        raise ConfigError(f"{job.title} holds no documents; there is nothing to prepare.")
     cuts, rule = _cut(job, pieces, hub, named=sorted(spans))
     return Plan(pieces=pieces, cuts=cuts, facts=facts, seen=seen, split=rule)
 
 
-def _what(job: TextJob) -> str:
-    return f"the source {job.source}" if job.source else f"the hub data set {job.hub.name if job.hub else ''}"
-
-
 def _group(job: TextJob) -> dict[str, list[_Source]]:
-    """Return the files of a job by split; those whose names tell nothing are under an empty name."""
+    """Return the files of a job by split; those whose names do not tell theirs have an empty name."""
     groups: dict[str, list[_Source]] = {}
-    for path in _files(job, str(job.source)):
-        split = split_of_name(path.path, Path(str(job.source))) or ""
-        groups.setdefault(split, []).append(path)
+    for source in _files(job, str(job.source)):
+        split = split_of_name(source.path, Path(str(job.source))) or ""
+        groups.setdefault(split, []).append(source)
     return groups
 
 
@@ -158,7 +153,7 @@ def _choose(job: TextJob, groups: Mapping[str, list[Any]]) -> dict[str, list[Any
         there = ", ".join(sorted(named)) or "none that its names tell"
         need = " or ".join(job.splits or ("train", "validation", "test"))
         raise ConfigError(
-            f"{_what(job)} has the splits: {there}; need {need}. Call files or folders by their split, such as "
+            f"{job.title} has the splits: {there}; need {need}. Call files or folders by their split, such as "
             "test.txt, or set splits to a single one."
         )
     return _ordered(wanted)
@@ -170,49 +165,48 @@ def _ordered(groups: Mapping[str, list[Any]]) -> dict[str, list[Any]]:
 
 def _hub_spans(split: str, data: Any, job: TextJob) -> list[Span]:
     rows = len(data)
-    step = hub_span_rows(rows, int(data.data.nbytes), job.shard_bytes)
-    return [
-        Span(split, "hub", start, min(start + step, rows), min(start + step, rows) - start)
-        for start in range(0, rows, step)
-    ]
+    step = max(1, rows * job.shard_bytes // max(1, int(data.data.nbytes)))
+    ranges = ((start, min(start + step, rows)) for start in range(0, rows, step))
+    return [Span(split, "hub", start, stop, stop - start) for start, stop in ranges]
 
 
 def _pieces(split: str, spans: list[Span], job: TextJob) -> list[Piece]:
     """Put spans together until a piece is large enough. A joined split is a single document, so a single piece."""
     if job.joined:
-        return [Piece(0, split, _as_one_row(spans), 0)] if spans else []
-    size, number = 0, 0
-    numbered: list[tuple[int, Span]] = []
+        whole = tuple(span._replace(rows=int(place == 0)) for place, span in enumerate(spans))
+        return [Piece(0, split, whole, 0)] if spans else []
+    groups: list[list[Span]] = []
+    size = 0
     for span in spans:
-        if size >= job.shard_bytes:
-            size, number = 0, number + 1
-        numbered.append((number, span))
+        if not groups or size >= job.shard_bytes:
+            groups.append([])
+            size = 0
+        groups[-1].append(span)
         # A span of rows or row groups was made as large as a piece should be.
         size += span.stop - span.start if span.kind in ("text", "lines", "jsonl") else job.shard_bytes
     pieces: list[Piece] = []
     first = 0
-    for key, group in groupby(numbered, key=lambda pair: pair[0]):
-        piece = Piece(key, split, tuple(span for _, span in group), first)
-        pieces.append(piece)
-        first += piece.rows
+    for number, group in enumerate(groups):
+        pieces.append(Piece(number, split, tuple(group), first))
+        first += pieces[-1].rows
     return pieces
 
 
-def _as_one_row(spans: list[Span]) -> tuple[Span, ...]:
-    return tuple(span._replace(rows=int(place == 0)) for place, span in enumerate(spans))
+_NOTHING = Cut(np.empty(0, dtype=np.int64))
 
 
 def _cut(
     job: TextJob, pieces: list[Piece], hub: Mapping[str, Any], *, named: list[str]
 ) -> tuple[list[Cut], dict[str, Any]]:
     """Decide which documents make up the validation set, if the source has none of its own."""
-    nothing = [Cut(np.empty(0, dtype=np.int64)) for _ in pieces]
     if job.split == "named" or VALIDATION in named or job.validation == 0.0:
-        return nothing, {"rule": "named", "splits": named}
-    train = [piece for piece in pieces if piece.split == "train"]
-    count = sum(piece.rows for piece in train)
+        return [_NOTHING] * len(pieces), {"rule": "named", "splits": named}
+    count = sum(piece.rows for piece in pieces if piece.split == "train")
     if count == 1 and job.split != "random":
-        return _cut_characters(job, pieces, hub)
+        cuts = [
+            _cut_characters(job, piece, hub) if piece.split == "train" and piece.rows else _NOTHING for piece in pieces
+        ]
+        return cuts, {"rule": "tail", "validation": job.validation, "of": "characters"}
     held_out = math.ceil(job.validation * count)
     if held_out >= count:
         raise ConfigError(
@@ -221,29 +215,24 @@ def _cut(
         )
     if job.split == "tail":
         chosen = np.arange(count - held_out, count)
+        rule: dict[str, Any] = {"rule": "tail", "validation": job.validation}
     else:
         # As `datasets` draws it in `train_test_split`, so that a known seed gives the known documents.
         chosen = np.sort(np.random.default_rng(job.seed).permutation(count)[:held_out])
-    facts: dict[str, Any] = {"rule": "tail" if job.split == "tail" else "random", "validation": job.validation}
+        rule = {"rule": "random", "validation": job.validation, "seed": job.seed}
     cuts = [
         Cut(chosen[(chosen >= piece.first) & (chosen < piece.first + piece.rows)])
         if piece.split == "train"
-        else nothing
-        for piece, nothing in zip(pieces, nothing, strict=True)
+        else _NOTHING
+        for piece in pieces
     ]
-    return cuts, facts | ({"seed": job.seed} if facts["rule"] == "random" else {})
+    return cuts, rule
 
 
-def _cut_characters(job: TextJob, pieces: list[Piece], hub: Mapping[str, Any]) -> tuple[list[Cut], dict[str, Any]]:
-    cuts = []
-    for piece in pieces:
-        after = None
-        if piece.split == "train" and piece.rows:
-            # The only document; where its bytes are not text, one of them counts as a character.
-            probe = ByteText() if job.tokenizer == "bytes" else None
-            characters = sum(len(block) for block in next(documents_of(piece, job, probe, hub)).blocks)
-            after = int(characters * (1 - job.validation))
-            if not 0 < after < characters:
-                raise ConfigError(f"{_what(job)} has {characters} characters, too few to cut off a validation set.")
-        cuts.append(Cut(np.empty(0, dtype=np.int64), after))
-    return cuts, {"rule": "tail", "validation": job.validation, "of": "characters"}
+def _cut_characters(job: TextJob, piece: Piece, hub: Mapping[str, Any]) -> Cut:
+    """Cut the only document; where its bytes are not text, one of them counts as a character."""
+    characters = sum(len(block) for block in next(documents_of(piece, job, hub)).blocks)
+    after = int(characters * (1 - job.validation))
+    if not 0 < after < characters:
+        raise ConfigError(f"{job.title} has {characters} characters, too few to cut off a validation set.")
+    return _NOTHING._replace(after=after)

@@ -1,29 +1,52 @@
-"""From text to ids for data: bytes, characters, or any tokenizer of the Hugging Face library. Loads no torch.
+"""Tokenizers for data: bytes, characters, or any tokenizer of the Hugging Face library. Loads no torch.
 
 Text is encoded as it stands: a document that contains the words ``<|endoftext|>`` gets the ids of these letters, never
-the special id. All of them can decode piece by piece, so that generation can use the tokenizer of its training data.
+the special id. All tokenizers can decode piece by piece, so that generation can use the tokenizer of its training data.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Sequence
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from tost._io import read_json, write_atomic, write_json
 from tost._tokenizer import ByteTokenizer, TokenDecoder, Tokenizer
 from tost.errors import ConfigError
 
-__all__ = ["TOKENIZER_FILE", "ByteText", "CharText", "DataTokenizer", "HubText"]
+__all__ = [
+    "RECORD_FILE",
+    "TOKENIZER_FILE",
+    "CharTokenizer",
+    "DataTokenizer",
+    "HFTokenizer",
+    "cut_text",
+    "end_of_text_id",
+    "load_tokenizer",
+    "read_tokenizer",
+    "save_tokenizer",
+    "tokenizer_from_record",
+]
 
 Ids = NDArray[Any]
 
 TOKENIZER_FILE = "tokenizer.json"
-# Whoever encodes this and has the same vocabulary and the same merges is the same tokenizer, whatever file it is from.
+"""File of the Hugging Face library."""
+
+RECORD_FILE = "tokenizer_record.json"
+"""File that describes the tokenizer of a run or model folder; `TOKENIZER_FILE` is beside it if there is one."""
+
+_END_TOKENS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|eos|>", "[EOS]")
+# Where GPT-2's rule can be cut without changing a token: between lines that are not blank. A line break then is a token
+# of its own, or the end of one, whether or not something follows.
+_LINE_CUT = re.compile(r"\n(?= [!-~])|(?<=[!-~])\n(?=[!-~])")
+# Tokenizers with the same vocabulary, the same merges and the same ids for this text count as equal.
 _PROBE = (
     "The quick brown fox, aged 1234567, didn't jump over  the lazy dog's\n\n   back\t-- said \u201cShe\u201d: "
     "na\u00efve \u00c5ngstr\u00f6m \u4f60\u597d \U0001f642 x_y = {'a': [1.50, None]}; "
@@ -32,7 +55,7 @@ _PROBE = (
 
 
 class DataTokenizer(Tokenizer, Protocol):
-    """What data needs to know about a vocabulary, beyond what generation asks for."""
+    """Tokenizer for data and for generation."""
 
     @property
     def fingerprint(self) -> str:
@@ -46,47 +69,20 @@ class DataTokenizer(Tokenizer, Protocol):
         """Return the ids of several texts, each ``[n]``."""
 
     def record(self) -> dict[str, Any]:
-        """Return what `from_record` builds it from, together with the file that `save` writes."""
+        """Return the argument of `tokenizer_from_record`, which also reads the file that `save` writes."""
 
     def save(self, folder: Path) -> None:
         """Write what does not fit into the record."""
 
 
-class ByteText(ByteTokenizer):
-    """One id per byte of UTF-8, 0 to 255.
-
-    Example:
-        >>> ByteText().encode_batch(["a\u00e9"])
-        [array([ 97, 195, 169], dtype=uint8)]
-    """
-
-    cuts = "anywhere"
-
-    @property
-    def fingerprint(self) -> str:
-        """SHA-256 of its name."""
-        return hashlib.sha256(b"bytes").hexdigest()
-
-    def encode_batch(self, texts: Sequence[str]) -> list[Ids]:
-        """Return the bytes of several texts."""
-        return [np.frombuffer(text.encode("utf-8", errors="surrogateescape"), dtype=np.uint8) for text in texts]
-
-    def record(self) -> dict[str, Any]:
-        """Return its kind; there is nothing else."""
-        return {"kind": "bytes"}
-
-    def save(self, folder: Path) -> None:
-        """Write nothing."""
-
-
-class CharText:
+class CharTokenizer:
     """One id per character of a fixed alphabet, in the order of their code points.
 
     Args:
         characters: The alphabet, sorted, each character once.
 
     Example:
-        >>> CharText("abc").encode("cab")
+        >>> CharTokenizer("abc").encode("cab")
         [2, 0, 1]
     """
 
@@ -97,45 +93,37 @@ class CharText:
         if not characters or list(characters) != sorted(set(characters)):
             raise ConfigError("an alphabet holds each of its characters once, in the order of their code points.")
         self.characters = characters
+        self.vocab_size = len(characters)
+        self.fingerprint = hashlib.sha256(b"chars\n" + characters.encode("utf-8", "surrogatepass")).hexdigest()
         self._codes = np.array([ord(character) for character in characters], dtype=np.uint32)
 
-    @property
-    def vocab_size(self) -> int:
-        """Number of characters."""
-        return len(self.characters)
-
-    @property
-    def fingerprint(self) -> str:
-        """SHA-256 of the alphabet."""
-        return hashlib.sha256(b"chars\n" + self.characters.encode("utf-8", errors="surrogatepass")).hexdigest()
-
     def encode(self, text: str) -> list[int]:
-        """Return the places of characters in the alphabet."""
-        ids: list[int] = self.encode_batch([text])[0].tolist()
-        return ids
-
-    def encode_batch(self, texts: Sequence[str]) -> list[Ids]:
-        """Return the places of characters in the alphabet, for several texts.
+        """Return the index of each character in the alphabet.
 
         Raises:
             ConfigError: A character is not in it.
         """
-        return [self._places(text) for text in texts]
+        ids: list[int] = self._encode(text).tolist()
+        return ids
 
-    def _places(self, text: str) -> Ids:
+    def encode_batch(self, texts: Sequence[str]) -> list[Ids]:
+        """Return the same for several texts."""
+        return [self._encode(text) for text in texts]
+
+    def _encode(self, text: str) -> Ids:
         codes = np.frombuffer(text.encode("utf-32-le", errors="surrogatepass"), dtype="<u4")
-        places = np.searchsorted(self._codes, codes)
-        strange = self._codes[np.minimum(places, len(self._codes) - 1)] != codes
-        if strange.any():
-            character = chr(int(codes[strange.argmax()]))
+        ids = np.searchsorted(self._codes, codes)
+        unknown = self._codes[np.minimum(ids, len(self._codes) - 1)] != codes
+        if unknown.any():
+            character = chr(int(codes[unknown.argmax()]))
             raise ConfigError(
                 f"the character {character!r} is not in the alphabet of {self.vocab_size} characters that this "
                 "vocabulary was made of; leave it out, or use another tokenizer."
             )
-        return places
+        return ids
 
     def decode(self, ids: Iterable[int]) -> str:
-        """Return the characters at places of the alphabet."""
+        """Return the characters of ids."""
         return "".join(self.characters[index] for index in ids)
 
     def decoder(self) -> TokenDecoder:
@@ -151,20 +139,20 @@ class CharText:
 
 
 class _CharDecoder:
-    def __init__(self, tokenizer: CharText) -> None:
+    def __init__(self, tokenizer: CharTokenizer) -> None:
         self.feed = tokenizer.decode
 
     def finish(self) -> str:
         return ""
 
 
-class HubText:
+class HFTokenizer:
     """A tokenizer of the Hugging Face library, such as GPT-2's byte-pair encoding.
 
     Args:
         tokenizer: ``tokenizers.Tokenizer``. It is changed: nothing is cut, padded or added, and special tokens are not
-            recognised in text.
-        name: What users call it.
+            recognized in text.
+        name: Name to show to users.
     """
 
     def __init__(self, tokenizer: Any, name: str) -> None:
@@ -178,12 +166,12 @@ class HubText:
 
     @property
     def vocab_size(self) -> int:
-        """The highest id and one."""
+        """The highest id plus one."""
         return max(self._vocabulary.values()) + 1
 
     @property
     def fingerprint(self) -> str:
-        """SHA-256 of the vocabulary, the merges, and the ids of a text that shows the rest."""
+        """SHA-256 of the vocabulary, the merges, and the ids of a text that shows the other rules."""
         merges = self._content["model"].get("merges") or []
         pairs = [pair.split(" ", 1) if isinstance(pair, str) else list(pair) for pair in merges]
         ordered = sorted(self._vocabulary.items(), key=lambda entry: (entry[1], entry[0]))
@@ -192,13 +180,13 @@ class HubText:
 
     @property
     def cuts(self) -> str:
-        """GPT-2's rule can be cut between lines; of others nothing is known."""
-        before = self._content["pre_tokenizer"] or {}
-        plain = before.get("type") == "ByteLevel" and before.get("use_regex", True) and not before["add_prefix_space"]
+        """``lines`` for GPT-2's rule, ``nowhere`` for all others."""
+        rule = self._content["pre_tokenizer"] or {}
+        plain = rule.get("type") == "ByteLevel" and rule.get("use_regex", True) and not rule["add_prefix_space"]
         return "lines" if plain and self._content["normalizer"] is None else "nowhere"
 
     def id_of(self, token: str) -> int | None:
-        """Return the id of a token of the vocabulary, None if it has no such token."""
+        """Return the id of a token of the vocabulary, None if there is no such token."""
         return self._vocabulary.get(token)
 
     def encode(self, text: str) -> list[int]:
@@ -218,20 +206,18 @@ class HubText:
 
     def decoder(self) -> TokenDecoder:
         """Return a decoder at the start of a text."""
-        return _HubDecoder(self._tokenizer)
+        return _HFDecoder(self._tokenizer)
 
     def record(self) -> dict[str, Any]:
-        """Return its kind and the name of its file."""
+        """Return its name and the name of its file."""
         return {"kind": "tokenizers", "name": self.name, "file": TOKENIZER_FILE}
 
     def save(self, folder: Path) -> None:
         """Write ``tokenizer.json``."""
-        temporary = folder / f"{TOKENIZER_FILE}.tmp"
-        temporary.write_text(self._tokenizer.to_str(), encoding="utf-8")
-        temporary.replace(folder / TOKENIZER_FILE)
+        write_atomic(folder / TOKENIZER_FILE, self._tokenizer.to_str())
 
 
-class _HubDecoder:
+class _HFDecoder:
     def __init__(self, tokenizer: Any) -> None:
         from tokenizers.decoders import DecodeStream
 
@@ -252,3 +238,173 @@ class _HubDecoder:
         text: str = self._tokenizer.decode(self._held, skip_special_tokens=False) if self._held else ""
         self._held.clear()
         return text
+
+
+def load_tokenizer(which: str) -> ByteTokenizer | HFTokenizer:
+    """Return the tokenizer that an option names.
+
+    Args:
+        which: ``bytes``, ``gpt2`` or ``hub:NAME`` for one of the Hugging Face hub, a ``tokenizer.json``, or a folder
+            with one or with ``vocab.json`` and ``merges.txt``.
+
+    Raises:
+        ConfigError: There is no such tokenizer, or it cannot be read.
+    """
+    if which == "bytes":
+        return ByteTokenizer()
+    path = Path(which)
+    if which == "gpt2" and not path.exists():
+        return _from_hub("openai-community/gpt2", "gpt2")
+    if which.startswith("hub:"):
+        return _from_hub(which.removeprefix("hub:"), which.removeprefix("hub:"))
+    if path.is_file():
+        return _from_file(path, path.parent.name if path.name == TOKENIZER_FILE else path.stem)
+    if (path / TOKENIZER_FILE).is_file():
+        return _from_file(path / TOKENIZER_FILE, path.resolve().name)
+    if (path / "vocab.json").is_file() and (path / "merges.txt").is_file():
+        return _build(
+            lambda: _byte_level_bpe(path), path.resolve().name, f"vocab.json and merges.txt in {path} cannot be read"
+        )
+    raise ConfigError(
+        f"there is no tokenizer {which!r}; give bytes, chars, gpt2, hub:NAME, a tokenizer.json, or a folder with one "
+        "or with vocab.json and merges.txt."
+    )
+
+
+def _from_hub(repository: str, name: str) -> HFTokenizer:
+    from tokenizers import Tokenizer
+
+    problem = (
+        f"tokenizer {repository!r} cannot be loaded from the hub; give the path of its tokenizer.json, or of a folder "
+        "with vocab.json and merges.txt"
+    )
+    return _build(lambda: Tokenizer.from_pretrained(repository), name, problem)
+
+
+def _from_file(path: Path, name: str) -> HFTokenizer:
+    from tokenizers import Tokenizer
+
+    return _build(
+        lambda: Tokenizer.from_str(path.read_text(encoding="utf-8")), name, f"{path} cannot be read as a tokenizer"
+    )
+
+
+def _byte_level_bpe(folder: Path) -> Any:
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+    tokenizer = Tokenizer(models.BPE.from_file(str(folder / "vocab.json"), str(folder / "merges.txt")))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    return tokenizer
+
+
+def _build(load: Callable[[], Any], name: str, problem: str) -> HFTokenizer:
+    try:
+        return HFTokenizer(load(), name)
+    except Exception as error:  # the library raises bare exceptions
+        raise ConfigError(f"{problem}: {error}") from error
+
+
+def tokenizer_from_record(record: Mapping[str, Any], folder: Path) -> ByteTokenizer | CharTokenizer | HFTokenizer:
+    """Return the tokenizer that a folder was prepared with.
+
+    Args:
+        record: Result of `DataTokenizer.record`.
+        folder: Folder that `DataTokenizer.save` wrote to.
+
+    Raises:
+        ConfigError: It cannot be read.
+    """
+    if record["kind"] == "bytes":
+        return ByteTokenizer()
+    if record["kind"] == "chars":
+        return CharTokenizer(record["characters"])
+    return _from_file(folder / TOKENIZER_FILE, record["name"])
+
+
+def save_tokenizer(tokenizer: DataTokenizer, folder: Path) -> None:
+    """Write a tokenizer to an existing folder, such as that of a run, so that it is found without the data."""
+    tokenizer.save(folder)
+    known = {**tokenizer.record(), "fingerprint": tokenizer.fingerprint, "vocab_size": tokenizer.vocab_size}
+    write_json(folder / RECORD_FILE, known)
+
+
+def read_tokenizer(folder: Path) -> ByteTokenizer | CharTokenizer | HFTokenizer | None:
+    """Return the tokenizer that `save_tokenizer` wrote to a folder, None if there is none.
+
+    Raises:
+        ConfigError: It is damaged, or another one than it was.
+    """
+    path = folder / RECORD_FILE
+    if not path.is_file():
+        return None
+    record = read_json(path, error=ConfigError)
+    try:
+        tokenizer, expected = tokenizer_from_record(record, folder), record["fingerprint"]
+    except (LookupError, TypeError) as error:
+        raise ConfigError(f"{path} cannot be read as a tokenizer: {error}") from error
+    if tokenizer.fingerprint != expected:
+        raise ConfigError(
+            f"the tokenizer in {folder} is not the one that was written there; get {TOKENIZER_FILE} again."
+        )
+    return tokenizer
+
+
+def end_of_text_id(tokenizer: DataTokenizer, wanted: str) -> int | None:
+    """Return the id that follows every document, None for none.
+
+    Args:
+        tokenizer: Tokenizer to look it up in.
+        wanted: ``auto`` for the tokenizer's own, ``none``, or a token; of bytes and characters a single one.
+
+    Raises:
+        ConfigError: The tokenizer has no such token.
+    """
+    if wanted == "none":
+        return None
+    if isinstance(tokenizer, HFTokenizer):
+        for token in _END_TOKENS if wanted == "auto" else (wanted,):
+            if (found := tokenizer.id_of(token)) is not None:
+                return found
+        missing = f"none of {', '.join(_END_TOKENS)}" if wanted == "auto" else f"no token {wanted!r}"
+        raise ConfigError(f"tokenizer {tokenizer.name} has {missing}; set end_of_text to a token of it, or to none.")
+    if wanted == "auto":
+        return None
+    ids = tokenizer.encode(wanted)
+    if len(ids) != 1:
+        raise ConfigError(f"end_of_text={wanted!r} has {len(ids)} ids in {tokenizer.name}; it must be one, or none.")
+    return ids[0]
+
+
+def cut_text(blocks: Iterable[str], tokenizer: DataTokenizer, size: int) -> Iterator[str]:
+    """Cut a text into pieces whose ids, one after another, are the ids of the text.
+
+    Args:
+        blocks: The text, in pieces of any size.
+        tokenizer: Its `cuts` decide where the text may be cut.
+        size: Characters of a piece, about. A text that cannot be cut stays in one piece.
+    """
+    held = ""
+    for block in blocks:
+        held += block
+        while len(held) > size:
+            end = _last_cut(held, tokenizer.cuts, size)
+            if end == 0:
+                break
+            yield held[:end]
+            held = held[end:]
+    if held:
+        yield held
+
+
+def _last_cut(text: str, cuts: str, size: int) -> int:
+    if cuts == "anywhere":
+        return size
+    last = 0
+    if cuts == "lines":
+        # The pattern does not match at the end of the text, because what follows is not known yet.
+        for found in _LINE_CUT.finditer(text):
+            if found.end() > size and last:
+                break
+            last = found.end()
+    return last

@@ -1,19 +1,37 @@
-"""``index.json`` of a prepared folder: what is in it and how to tell that it is whole. No torch and no numpy here."""
+"""``index.json`` of a prepared folder: its content, sizes and checksums. Loads no torch and no numpy."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from tost._io import read_json, write_atomic
 from tost.errors import ConfigError, StorageError
 
-__all__ = ["INDEX", "FileRecord", "Index", "ShardRecord", "SplitRecord", "TokenizerRecord", "read_index", "write_json"]
+__all__ = [
+    "INDEX",
+    "MAX_INDEX_BYTES",
+    "VERSION",
+    "FileRecord",
+    "Index",
+    "ShardRecord",
+    "SplitRecord",
+    "TokenizerRecord",
+    "content_fingerprint",
+    "read_index",
+    "write_index",
+]
 
 INDEX = "index.json"
+VERSION: Final = 1
+"""Format version that this version of tost reads and writes."""
+
+MAX_INDEX_BYTES = 1 << 30  # it lists every source file, and there may be millions
+_AGAIN = "prepare the data again"
 
 # Names only, no paths: an index must not be able to point out of its folder.
 FileName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9._-]*$")]
@@ -66,7 +84,7 @@ class SplitRecord(_Record):
 
 
 class TokenizerRecord(_Record):
-    """The tokenizer of a folder: enough to build it again, and to see whether a model was trained with another."""
+    """The tokenizer of a folder: what rebuilds it, and its fingerprint to compare with that of a model."""
 
     kind: Literal["bytes", "chars", "tokenizers"]
     name: str
@@ -78,7 +96,7 @@ class TokenizerRecord(_Record):
 
 
 class Index(_Record):
-    """Everything that is known about a folder."""
+    """Content of ``index.json``."""
 
     format: Literal["tost-tokens"]
     version: Literal[1]
@@ -95,21 +113,27 @@ def read_index(folder: Path) -> Index:
     """Return the index of a folder.
 
     Raises:
-        ConfigError: There is no such folder, or it was not prepared to the end.
-        StorageError: The index is damaged.
+        ConfigError: There is no such folder, or its preparation was interrupted.
+        StorageError: The index is damaged, or of another version.
     """
     path = folder / INDEX
+    if not path.is_file():
+        raise ConfigError(_no_index(folder))
+    content = read_json(path, error=StorageError, max_bytes=MAX_INDEX_BYTES, hint=f"the file may be damaged: {_AGAIN}.")
+    version = content.get("version", VERSION) if isinstance(content, dict) else VERSION
+    if version != VERSION:
+        remedy = "update tost" if isinstance(version, int) and version > VERSION else _AGAIN
+        raise StorageError(
+            f"{path} was written by another version: its format is {version!r}, and this version of tost reads format "
+            f"{VERSION}; {remedy}."
+        )
     try:
-        return Index.model_validate_json(path.read_bytes())
-    except (FileNotFoundError, NotADirectoryError) as error:
-        raise ConfigError(_no_index(folder)) from error
-    except OSError as error:
-        raise StorageError(f"{path} cannot be read: {error.strerror}.") from error
+        return Index.model_validate(content)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         place = ".".join(map(str, first["loc"])) or "the file"
         raise StorageError(
-            f"{path} is damaged or was written by another version ({place}: {first['msg']}); prepare the data again."
+            f"{path} is damaged or was written by another version ({place}: {first['msg']}); {_AGAIN}."
         ) from error
 
 
@@ -121,14 +145,12 @@ def _no_index(folder: Path) -> str:
     return f"{folder} holds no prepared tokens (no {INDEX}); make them with `tost data prepare NAME --out DIR`."
 
 
+def write_index(folder: Path, index: Index) -> None:
+    """Write the index of a folder; whether it is there decides whether the folder is complete."""
+    write_atomic(folder / INDEX, json.dumps(index.model_dump(mode="json"), indent=1) + "\n")
+
+
 def content_fingerprint(tokenizer: str, splits: dict[str, SplitRecord]) -> str:
-    """Return the SHA-256 of what makes up the content: the tokenizer and every shard."""
+    """Return the SHA-256 of the tokenizer's fingerprint and the records of all shards."""
     files = {name: [shard.model_dump() for shard in split.shards] for name, split in splits.items()}
     return hashlib.sha256(json.dumps([tokenizer, files], sort_keys=True).encode()).hexdigest()
-
-
-def write_json(path: Path, content: Any) -> None:
-    """Write a file of JSON that is there as a whole or not at all."""
-    temporary = path.with_name(f"{path.name}.tmp")
-    temporary.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
-    temporary.replace(path)

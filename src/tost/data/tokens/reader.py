@@ -1,4 +1,4 @@
-"""Reading a folder of tokens that `tost data prepare` made, mapped into memory. No torch here."""
+"""Reading folders of tokens that `tost data prepare` made, mapped into memory. Loads no torch."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ from typing import Any, NamedTuple, overload
 import numpy as np
 from numpy.typing import NDArray
 
+from tost._io import sha256_of
+from tost._tokenizer import ByteTokenizer
 from tost.data.options import DataOptions
-from tost.data.text.tokenizers import ByteText, DataTokenizer
-from tost.data.text.vocabulary import from_record
+from tost.data.text.tokenizers import DataTokenizer, tokenizer_from_record
 from tost.data.tokens.format import FileRecord, Index, ShardRecord, SplitRecord, read_index
 from tost.errors import ConfigError, StorageError
 
 __all__ = [
-    "REMEDY",
     "CbtQuestion",
     "LambadaPair",
     "TokenArray",
     "TokenFolder",
     "TokenSplit",
     "cbt_questions",
-    "check_size",
     "check_tokenizer",
+    "check_tokens",
     "lambada_pairs",
     "open_tokens",
     "tokenizer_of",
@@ -45,77 +45,84 @@ def open_tokens(path: str | Path) -> TokenFolder:
         ConfigError: There is none, or it holds something else.
         StorageError: A file is missing or has another size than it should have.
     """
-    folder = Path(path)
-    index = read_index(folder)
-    for split in index.splits.values():
-        for shard in split.shards:
-            for file in (shard.data, shard.lengths):
-                check_size(folder, file)
-    return TokenFolder(folder, index)
+    folder = TokenFolder(Path(path), read_index(Path(path)))
+    for file in folder.shard_files():
+        folder.check_size(file)
+    return folder
 
 
-def check_size(folder: Path, record: FileRecord) -> None:
-    """Compare the size of a file with what is recorded.
+def check_tokens(path: Path) -> dict[str, object]:
+    """Compare every file of a folder of tokens with its checksum.
+
+    Args:
+        path: The folder.
+
+    Returns:
+        Facts about it.
 
     Raises:
-        StorageError: The file is missing, cut off, or too long.
+        ConfigError: It is no such folder.
+        StorageError: A file is missing or damaged; the message names it.
     """
-    path = folder / record.file
-    try:
-        size = path.stat().st_size
-    except OSError as error:
-        raise StorageError(f"{path} is missing ({error.strerror}); {REMEDY.format(folder=folder)}") from error
-    if size != record.size:
-        wrong = "cut off" if size < record.size else "too long"
-        raise StorageError(
-            f"{path} is {wrong}: it has {size} bytes and should have {record.size}; {REMEDY.format(folder=folder)}"
-        )
-
-
-REMEDY = "copy it again, or remove {folder} and give its `tost data prepare` command again."
-"""What to do about a damaged file."""
+    folder = open_tokens(path)
+    tokenizer = folder.index.tokenizer.file
+    files = [*([] if tokenizer is None else [tokenizer]), *folder.shard_files()]
+    for record in files:
+        folder.check_size(record)
+        if sha256_of(path / record.file) != record.sha256:
+            raise StorageError(
+                f"{path / record.file} has the right size but not the content that was written; {folder.remedy}"
+            )
+    return {
+        "name": folder.name,
+        "files": len(files),
+        "bytes": sum(record.size for record in files),
+        **{f"{name} tokens": split.tokens for name, split in folder.index.splits.items()},
+        "fingerprint": folder.fingerprint[:12],
+    }
 
 
 class TokenFolder:
     """A prepared folder; made by `open_tokens`.
 
     Attributes:
-        path: Where it is.
-        index: Everything that is recorded about it.
+        path: The folder.
+        index: Content of its ``index.json``.
+        name: Name of the corpus.
+        vocab_size: Number of ids of its tokenizer.
+        fingerprint: SHA-256 that identifies the content, in hexadecimal.
+        tokenizer_fingerprint: The same for equal tokenizers, whatever files they come from.
+        end_of_text: Id that follows every document; None if none does.
+        splits: Names of the splits.
+        remedy: What to do about a damaged file, for messages.
     """
 
     def __init__(self, path: Path, index: Index) -> None:
         self.path, self.index = path, index
+        self.name, self.fingerprint, self.splits = index.name, index.fingerprint, tuple(index.splits)
+        self.vocab_size, self.end_of_text = index.tokenizer.vocab_size, index.tokenizer.end_of_text
+        self.tokenizer_fingerprint = index.tokenizer.fingerprint
+        self.remedy = f"copy it again, or remove {path} and give its `tost data prepare` command again."
 
-    @property
-    def name(self) -> str:
-        """Name of the corpus."""
-        return self.index.name
+    def shard_files(self) -> list[FileRecord]:
+        """Return the records of all shard files."""
+        shards = [shard for split in self.index.splits.values() for shard in split.shards]
+        return [file for shard in shards for file in (shard.data, shard.lengths)]
 
-    @property
-    def vocab_size(self) -> int:
-        """Number of ids of its tokenizer."""
-        return self.index.tokenizer.vocab_size
+    def check_size(self, record: FileRecord) -> None:
+        """Compare the size of a file with its record.
 
-    @property
-    def fingerprint(self) -> str:
-        """SHA-256 that identifies the content, in hexadecimal."""
-        return self.index.fingerprint
-
-    @property
-    def tokenizer_fingerprint(self) -> str:
-        """The same for equal tokenizers, whatever files they come from."""
-        return self.index.tokenizer.fingerprint
-
-    @property
-    def end_of_text(self) -> int | None:
-        """Id that follows every document; None if none does."""
-        return self.index.tokenizer.end_of_text
-
-    @property
-    def splits(self) -> tuple[str, ...]:
-        """Names of the splits."""
-        return tuple(self.index.splits)
+        Raises:
+            StorageError: The file is missing, cut off, or too long.
+        """
+        path = self.path / record.file
+        try:
+            size = path.stat().st_size
+        except OSError as error:
+            raise StorageError(f"{path} is missing ({error.strerror}); {self.remedy}") from error
+        if size != record.size:
+            wrong = "cut off" if size < record.size else "too long"
+            raise StorageError(f"{path} is {wrong}: it has {size} bytes and should have {record.size}; {self.remedy}")
 
     def split(self, name: str) -> TokenSplit:
         """Return a split by name.
@@ -136,8 +143,8 @@ class TokenFolder:
         """
         record = self.index.tokenizer
         if record.file is not None:
-            check_size(self.path, record.file)
-        return from_record(record.model_dump(), self.path)
+            self.check_size(record.file)
+        return tokenizer_from_record(record.model_dump(), self.path)
 
 
 class TokenSplit:
@@ -145,34 +152,20 @@ class TokenSplit:
 
     Attributes:
         folder: The folder.
-        name: Its name.
-        record: What is recorded about it.
+        name: Name of the split.
+        record: Its record in ``index.json``.
         tokens: Its tokens, one document after another.
+        num_tokens: Number of tokens, those that end documents included.
+        num_bytes: UTF-8 bytes of the text that was encoded.
+        source_bytes: UTF-8 bytes of the text before it was edited.
+        source_words: Words of the text before it was edited, separated by white space.
     """
 
     def __init__(self, folder: TokenFolder, name: str, record: SplitRecord) -> None:
         self.folder, self.name, self.record = folder, name, record
         self.tokens = TokenArray(folder.path, record.shards, folder.index.dtype)
-
-    @property
-    def num_tokens(self) -> int:
-        """Number of tokens, those that end documents included."""
-        return self.record.tokens
-
-    @property
-    def num_bytes(self) -> int:
-        """UTF-8 bytes of the text that was encoded."""
-        return self.record.bytes
-
-    @property
-    def source_bytes(self) -> int:
-        """UTF-8 bytes of the text before it was edited."""
-        return self.record.source_bytes
-
-    @property
-    def source_words(self) -> int:
-        """Words of the text before it was edited, separated by white space."""
-        return self.record.source_words
+        self.num_tokens, self.num_bytes = record.tokens, record.bytes
+        self.source_bytes, self.source_words = record.source_bytes, record.source_words
 
     @cached_property
     def documents(self) -> Ids:
@@ -191,8 +184,8 @@ class TokenArray:
     """Tokens in several files, like one array. Files are mapped when they are needed.
 
     Args:
-        folder: Where the files are.
-        shards: The files, in order.
+        folder: Folder of the files.
+        shards: Records of the files, in order.
         dtype: How tokens are stored.
     """
 
@@ -267,15 +260,15 @@ class TokenArray:
 
 
 def check_tokenizer(expected: str | None, folder: TokenFolder, *, model: str = "the model") -> None:
-    """See that a model and a folder of tokens go together.
+    """Check that a folder of tokens was prepared with the tokenizer of a model.
 
     Args:
-        expected: Fingerprint of the tokenizer that the model was trained with; None if nobody knows.
-        folder: The tokens that it is to read.
-        model: What it is called in the message.
+        expected: Fingerprint of the tokenizer that the model was trained with; None if it is not known.
+        folder: Tokens for the model.
+        model: Name of the model in the message.
 
     Raises:
-        ConfigError: They do not.
+        ConfigError: It was prepared with another one.
     """
     if expected is not None and expected != folder.tokenizer_fingerprint:
         raise ConfigError(
@@ -298,7 +291,7 @@ def tokenizer_of(data: DataOptions) -> DataTokenizer:
     if data.name == "tokens":
         return open_tokens(data.path or "").tokenizer()
     if data.name == "stdlib_bytes":
-        return ByteText()
+        return ByteTokenizer()
     raise ConfigError(f"data set {data.name!r} has no tokenizer; it is no text.")
 
 

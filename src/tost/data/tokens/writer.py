@@ -1,112 +1,103 @@
-"""Files of tokens, written so that a file with its final name is complete."""
+"""Writing files of tokens: a file gets its name once it is complete."""
 
 from __future__ import annotations
 
 import hashlib
-import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
 
+from tost._io import atomic_path, write_atomic
 from tost.data.tokens.format import FileRecord, ShardRecord
 
-__all__ = ["ShardWriter", "hash_file", "merge_shards"]
+__all__ = ["ShardWriter", "merge_shards", "token_dtype", "write_shard"]
 
 _BLOCK = 1 << 20
 
 
-class ShardWriter:
-    """A file of tokens that grows, and one with the lengths of its documents.
+def token_dtype(vocab_size: int) -> np.dtype[Any]:
+    """Return the smallest type that holds ids below `vocab_size`: uint8, uint16 or uint32, little-endian."""
+    return np.dtype("u1" if vocab_size <= 1 << 8 else "<u2" if vocab_size <= 1 << 16 else "<u4")
 
-    Args:
-        path: The file of tokens; the lengths lie beside it. Both have these names once they are complete.
-        dtype: How tokens are stored.
+
+class ShardWriter:
+    """Appends tokens to a file; see `write_shard`.
+
+    Attributes:
+        record: Sizes and checksums, once both files are complete.
     """
 
-    def __init__(self, path: Path, dtype: np.dtype[Any]) -> None:
-        self._path, self._dtype = path, dtype
-        self._temporary = path.with_name(f"{path.name}.tmp")
-        self._digest = hashlib.sha256()
-        self._tokens = self._open = 0
+    record: ShardRecord
+
+    def __init__(self, file: BinaryIO, dtype: np.dtype[Any]) -> None:
+        self._file, self._dtype, self._digest = file, dtype, hashlib.sha256()
+        self._size = self._document_start = 0
         self._lengths: list[int] = []
-        self._file = self._temporary.open("wb")
 
     def add(self, ids: NDArray[Any]) -> None:
-        """Append tokens to the document that is open."""
-        content = ids.astype(self._dtype).tobytes()
-        self._file.write(content)
-        self._digest.update(content)
-        self._tokens += len(ids)
-        self._open += len(ids)
+        """Append tokens to the current document."""
+        self._write(ids.astype(self._dtype).tobytes())
 
     def end_document(self) -> None:
         """Let the next token begin a document."""
-        self._lengths.append(self._open)
-        self._open = 0
+        self._lengths.append((self._size - self._document_start) // self._dtype.itemsize)
+        self._document_start = self._size
 
-    def finish(self) -> ShardRecord:
-        """Put the files in their places, which is the last thing to happen to them."""
-        with self._file as file:
-            file.flush()
-            os.fsync(file.fileno())
+    def copy(self, folder: Path, shard: ShardRecord) -> None:
+        """Append the documents of a shard in another folder."""
+        with (folder / shard.data.file).open("rb") as file:
+            while block := file.read(_BLOCK):
+                self._write(block)
+        self._lengths += np.fromfile(folder / shard.lengths.file, dtype="<u8").tolist()
+
+    def _write(self, content: bytes) -> None:
+        self._file.write(content)
+        self._digest.update(content)
+        self._size += len(content)
+
+    def _finish(self, path: Path) -> None:
         lengths = np.array(self._lengths, dtype="<u8").tobytes()
-        beside = self._path.with_name(f"{self._path.stem}.lengths")
-        self._temporary.replace(self._path)
-        _write(beside, lengths)
-        return ShardRecord(
-            tokens=self._tokens,
+        beside = path.with_suffix(".lengths")
+        write_atomic(beside, lengths, sync=False)
+        self.record = ShardRecord(
+            tokens=self._size // self._dtype.itemsize,
             documents=len(self._lengths),
-            data=FileRecord(
-                file=self._path.name, size=self._tokens * self._dtype.itemsize, sha256=self._digest.hexdigest()
-            ),
+            data=FileRecord(file=path.name, size=self._size, sha256=self._digest.hexdigest()),
             lengths=FileRecord(file=beside.name, size=len(lengths), sha256=hashlib.sha256(lengths).hexdigest()),
         )
 
-    def abandon(self) -> None:
-        """Leave nothing behind."""
-        self._file.close()
-        self._temporary.unlink(missing_ok=True)
+
+@contextmanager
+def write_shard(path: Path, dtype: np.dtype[Any]) -> Iterator[ShardWriter]:
+    """Write a file of tokens, and one with the lengths of its documents.
+
+    Args:
+        path: File of tokens; that of the lengths has the ending ``.lengths``.
+        dtype: How tokens are stored.
+
+    Yields:
+        A writer, which has a `record` after the block. Nothing is left behind if the block raises.
+    """
+    with atomic_path(path) as draft, draft.open("wb") as file:
+        writer = ShardWriter(file, dtype)
+        yield writer
+    writer._finish(path)
 
 
-def _write(path: Path, content: bytes) -> None:
-    temporary = path.with_name(f"{path.name}.tmp")
-    temporary.write_bytes(content)
-    temporary.replace(path)
-
-
-def merge_shards(folder: Path, shards: list[ShardRecord], path: Path) -> ShardRecord:
+def merge_shards(folder: Path, shards: list[ShardRecord], path: Path, dtype: np.dtype[Any]) -> ShardRecord:
     """Write shards of a folder one after another into one.
 
     Args:
-        folder: Where they are.
-        shards: Which, in order.
+        folder: Folder that they are in.
+        shards: Shards in order.
         path: File to write.
+        dtype: How tokens are stored.
     """
-    digest, lengths = hashlib.sha256(), b""
-    temporary = path.with_name(f"{path.name}.tmp")
-    with temporary.open("wb") as target:
+    with write_shard(path, dtype) as writer:
         for shard in shards:
-            with (folder / shard.data.file).open("rb") as file:
-                while block := file.read(_BLOCK):
-                    target.write(block)
-                    digest.update(block)
-            lengths += (folder / shard.lengths.file).read_bytes()
-        target.flush()
-        os.fsync(target.fileno())
-    beside = path.with_name(f"{path.stem}.lengths")
-    _write(beside, lengths)
-    temporary.replace(path)
-    return ShardRecord(
-        tokens=sum(shard.tokens for shard in shards),
-        documents=sum(shard.documents for shard in shards),
-        data=FileRecord(file=path.name, size=sum(shard.data.size for shard in shards), sha256=digest.hexdigest()),
-        lengths=FileRecord(file=beside.name, size=len(lengths), sha256=hashlib.sha256(lengths).hexdigest()),
-    )
-
-
-def hash_file(path: Path) -> str:
-    """Return the SHA-256 of a file's content."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+            writer.copy(folder, shard)
+    return writer.record

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +12,9 @@ from numpy.typing import NDArray
 
 from tost._io import atomic_path
 from tost.data.dataset import DataBundle, TensorDataset, fingerprint
+from tost.data.prepare import Report
 from tost.data.spec import DataInfo
-from tost.data.toy.options import DigitsOptions
+from tost.data.toy.options import DigitFilesOptions, DigitsOptions
 from tost.errors import ConfigError
 
 __all__ = ["build_digits", "write_digits"]
@@ -51,9 +51,7 @@ def build_digits(options: DigitsOptions) -> DataBundle:
     return DataBundle(train=train, validation=validation, info=info)
 
 
-def write_digits(
-    options: DigitsOptions, out: Path, *, workers: int, report: Callable[[int, int, str], None]
-) -> dict[str, object]:
+def write_digits(options: DigitFilesOptions, out: Path, *, workers: int, report: Report) -> dict[str, object]:
     """Write ``train/<digit>/<number>.png`` and ``val/<digit>/<number>.png``, 8 x 8 grey pixels each.
 
     The images and the split are those of the data set ``digits``.
@@ -62,7 +60,7 @@ def write_digits(
         options: No option exists.
         out: Folder to write to; what is there already is written again, with the same bytes.
         workers: Not used: it takes a second.
-        report: Receives progress.
+        report: Receives the progress.
 
     Returns:
         The numbers of images.

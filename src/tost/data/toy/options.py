@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from pydantic import Field, model_validator
 
+from tost.data.prepare import PrepareOptions
 from tost.data.spec import DataSetOptions, DataShape, DataSpec, problem
 
-__all__ = ["SPECS", "DigitsOptions", "ListOpsOptions", "StdlibBytesOptions"]
+__all__ = ["SPECS", "DigitFilesOptions", "DigitsOptions", "ListOpsOptions", "StdlibBytesOptions"]
 
 
 class DigitsOptions(DataSetOptions):
@@ -15,6 +16,14 @@ class DigitsOptions(DataSetOptions):
     def shape(self) -> DataShape:
         """64 pixels of one value each."""
         return DataShape(task="classification", input="values", length=64, in_features=1, num_classes=10)
+
+
+class DigitFilesOptions(PrepareOptions):
+    """Options of ``digits`` for `tost data prepare`: there are none."""
+
+    name = "digits"
+    summary = "handwritten digits of scikit-learn as a folder of images"
+    run = "tost.data.toy.digits:write_digits"
 
 
 class StdlibBytesOptions(DataSetOptions):

@@ -25,7 +25,7 @@ from tost.train.evaluate.last_word import Passage, score_choices, score_last_wor
 from tost.train.evaluate.metrics import Evaluation, read_checkpoint, read_start
 from tost.train.evaluate.perplexity import Text, score_random, score_stream, score_windows
 from tost.train.task import Details
-from tost.train.tokenizer import tokenizer_beside
+from tost.train.tokenizer import find_tokenizer
 
 __all__ = ["Protocol", "TextTest", "evaluate_text", "evaluate_text_checkpoint", "evaluate_text_start"]
 
@@ -106,7 +106,7 @@ def evaluate_text_checkpoint(checkpoint: Path, test: TextTest, *, overrides: Seq
         ConfigError: The text was prepared with another tokenizer than the training data, or cannot be measured so.
     """
     config, load = read_checkpoint(checkpoint, overrides=overrides, ema=ema)
-    tokenizer = tokenizer_beside(checkpoint)
+    tokenizer = find_tokenizer(checkpoint)
     known = None if tokenizer is None else tokenizer.fingerprint
     return _evaluate(config, load, test, tokenizer=known, model=str(checkpoint))
 

@@ -11,8 +11,9 @@ import shutil
 from pathlib import Path
 from typing import NamedTuple
 
-from tost.data.lra.generate.options import ListOpsFiles
-from tost.data.lra.generate.work import do_all, written_at_once
+from tost._io import atomic_path
+from tost.data._pool import Tick, WorkerPool
+from tost.data.lra.generate.options import ListOpsFilesOptions
 from tost.data.lra.grammar import SPLITS, ListOpsGenerator, listops_text
 from tost.data.prepare import Report
 from tost.data.toy.options import ListOpsOptions
@@ -24,6 +25,7 @@ FOLDER = "listops-1000"
 
 HEADER = "Source\tTarget\n"
 
+_PARTS = "parts"  # folder of the parts until they are joined
 _PART = 1000  # examples of a unit of work
 
 
@@ -37,10 +39,10 @@ class _Part(NamedTuple):
 
     @property
     def path(self) -> Path:
-        return self.folder / "parts" / f"{self.split}-{self.first:08d}.tsv"
+        return self.folder / _PARTS / f"{self.split}-{self.first:08d}.tsv"
 
 
-def prepare_listops(options: ListOpsFiles, out: Path, *, workers: int, report: Report) -> dict[str, object]:
+def prepare_listops(options: ListOpsFilesOptions, out: Path, *, workers: int, report: Report) -> dict[str, object]:
     """Generate ListOps; see `tost.data.prepare.prepare`."""
     folder, counts = out / FOLDER, options.counts()
     parts = [
@@ -50,28 +52,24 @@ def prepare_listops(options: ListOpsFiles, out: Path, *, workers: int, report: R
     ]
     files = [folder / f"basic_{split}.tsv" for split in counts]
     facts: dict[str, object] = {**counts, "folder": str(folder)}
-    if not parts[0].path.parent.exists() and all(file.is_file() for file in files):
+    if not (folder / _PARTS).exists() and all(file.is_file() for file in files):
         return {**facts, "already there": True}
     missing = [part for part in parts if not part.path.is_file()]
-    finished = options.count - sum(part.size for part in missing)
-
-    def count(part: _Part) -> None:
-        nonlocal finished
-        finished += part.size
-        report(finished, options.count, "examples")
-
-    report(finished, options.count, "examples")
-    do_all(_write_part, missing, workers, count)
+    done = options.count - sum(part.size for part in missing)
+    with WorkerPool(min(workers, len(missing))) as pool:
+        for _ in pool.run(_write_part, missing, report=report, total=options.count, what="examples", done=done):
+            pass
     facts["fingerprint"] = _join(parts, counts, folder)[:12]
-    shutil.rmtree(parts[0].path.parent)
+    shutil.rmtree(folder / _PARTS)
     return facts
 
 
-def _write_part(part: _Part) -> None:
+def _write_part(part: _Part, tick: Tick) -> None:
     generator = ListOpsGenerator(part.limits, part.seed)
-    with written_at_once(part.path) as file:
+    with atomic_path(part.path, sync=False) as draft, draft.open("wb") as file:
         for index in range(part.first, part.first + part.size):
             file.write(_line(*generator.example(SPLITS[part.split], index, lambda tokens: False)))
+    tick(part.size)
 
 
 def _line(tokens: bytes, value: int) -> bytes:
@@ -84,7 +82,7 @@ def _join(parts: list[_Part], counts: dict[str, int], folder: Path) -> str:
     digest = hashlib.sha256()
     # The splits in the order of their numbers, so that the validation set does not depend on the size of the others.
     for split in sorted(counts, key=SPLITS.__getitem__):
-        with written_at_once(folder / f"basic_{split}.tsv") as file:
+        with atomic_path(folder / f"basic_{split}.tsv", sync=False) as draft, draft.open("wb") as file:
             file.write(HEADER.encode())
             for part in parts:
                 if part.split != split:

@@ -1,34 +1,28 @@
-"""Which Long Range Arena data `tost data prepare` can generate, and its options. No torch and no numpy here."""
+"""Long Range Arena data that `tost data prepare` generates, with its options. Loads no torch and no numpy."""
 
 from __future__ import annotations
 
-from typing import ClassVar, Final, NamedTuple
+from typing import ClassVar
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
-from tost.data.lra.generate.pathfinder.images import Difficulty
+from tost.data.lra.generate.pathfinder.settings import Difficulty
+from tost.data.prepare import PrepareOptions
 from tost.data.toy.options import ListOpsOptions
 
-__all__ = [
-    "LRA_GENERATED",
-    "Generated",
-    "ListOpsFiles",
-    "Pathfinder32Files",
-    "Pathfinder64Files",
-    "Pathfinder256Files",
-    "PathfinderFiles",
-    "PathxFiles",
-]
+__all__ = ["GENERATED", "ListOpsFilesOptions", "PathfinderFilesOptions"]
 
 
-class _Files(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
+class _GeneratedOptions(PrepareOptions):
     seed: int = Field(default=0, description="another number gives other data")
 
 
-class ListOpsFiles(_Files):
+class ListOpsFilesOptions(_GeneratedOptions):
     """Options of ``lra/listops``. Lengths count operators, digits and closing brackets, not parentheses."""
+
+    name = "lra/listops"
+    summary = "generated ListOps expressions, in the layout of the Long Range Arena"
+    run = "tost.data.lra.generate.listops:prepare_listops"
 
     count: int = Field(
         default=100_000, ge=3, description="examples together; 1 in 50 is for validation, and as many for testing"
@@ -39,7 +33,7 @@ class ListOpsFiles(_Files):
     max_length: int = Field(default=2000, ge=5, description="expressions are shorter than this, in tokens")
 
     @model_validator(mode="after")
-    def _some_expression_fits(self) -> ListOpsFiles:
+    def _some_expression_fits(self) -> ListOpsFilesOptions:
         self.limits()
         return self
 
@@ -54,61 +48,40 @@ class ListOpsFiles(_Files):
         return {"train": self.count - 2 * part, "val": part, "test": part}
 
 
-class PathfinderFiles(_Files):
+class PathfinderFilesOptions(_GeneratedOptions):
     """Options of ``lra/pathfinder*`` and ``lra/pathx``."""
 
+    run = "tost.data.lra.generate.pathfinder.files:prepare_pathfinder"
     resolution: ClassVar[int]
 
     count: int = Field(default=200_000, ge=1, description="images")
     difficulty: Difficulty = Field(default="hard", description="how long the curves are: 6, 9 or 14 dashes")
 
 
-class Pathfinder32Files(PathfinderFiles):
-    """Options of ``lra/pathfinder32``."""
-
-    resolution = 32
+_SUMMARY = "generated Pathfinder images, {0} x {0} pixels, in the layout of the Long Range Arena"
 
 
-class Pathfinder64Files(PathfinderFiles):
-    """Options of ``lra/pathfinder64``."""
-
-    resolution = 64
+class _Pathfinder32(PathfinderFilesOptions):
+    name, summary, resolution = "lra/pathfinder32", _SUMMARY.format(32), 32
 
 
-class PathxFiles(PathfinderFiles):
-    """Options of ``lra/pathx``."""
-
-    resolution = 128
+class _Pathfinder64(PathfinderFilesOptions):
+    name, summary, resolution = "lra/pathfinder64", _SUMMARY.format(64), 64
 
 
-class Pathfinder256Files(PathfinderFiles):
-    """Options of ``lra/pathfinder256``."""
-
-    resolution = 256
+class _Pathfinder256(PathfinderFilesOptions):
+    name, summary, resolution = "lra/pathfinder256", _SUMMARY.format(256), 256
 
 
-class Generated(NamedTuple):
-    """One entry for the table of preparers: its name, a line about it, its options, and what runs."""
-
-    name: str
-    summary: str
-    options: type[BaseModel]
-    run: str
+class _Pathx(PathfinderFilesOptions):
+    name, summary, resolution = "lra/pathx", _SUMMARY.format(128) + " (Path-X)", 128
 
 
-_LISTOPS, _PATHFINDER = (
-    "tost.data.lra.generate.listops:prepare_listops",
-    "tost.data.lra.generate.pathfinder.files:prepare_pathfinder",
+GENERATED: tuple[type[PrepareOptions], ...] = (
+    ListOpsFilesOptions,
+    _Pathfinder32,
+    _Pathfinder64,
+    _Pathfinder256,
+    _Pathx,
 )
-_IMAGES = "generated Pathfinder images, {0} x {0} pixels, in the layout of the Long Range Arena"
-
-LRA_GENERATED: Final = (
-    Generated(
-        "lra/listops", "generated ListOps expressions, in the layout of the Long Range Arena", ListOpsFiles, _LISTOPS
-    ),
-    Generated("lra/pathfinder32", _IMAGES.format(32), Pathfinder32Files, _PATHFINDER),
-    Generated("lra/pathfinder64", _IMAGES.format(64), Pathfinder64Files, _PATHFINDER),
-    Generated("lra/pathfinder256", _IMAGES.format(256), Pathfinder256Files, _PATHFINDER),
-    Generated("lra/pathx", _IMAGES.format(128) + " (Path-X)", PathxFiles, _PATHFINDER),
-)
-"""Everything that is generated."""
+"""Every generator."""

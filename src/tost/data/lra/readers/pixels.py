@@ -16,7 +16,7 @@ from tost.data.images.options import Cifar10Options
 from tost.data.images.sources.arrays import CIFAR10_NAMES, MemoryImages, open_cifar
 from tost.data.images.sources.base import check_folder, hash_lines
 from tost.data.images.sources.folders import FileImages, open_image_folder
-from tost.data.lra.generate.pathfinder.images import FOLDERS
+from tost.data.lra.generate.pathfinder.settings import FOLDERS
 from tost.data.lra.options import LraImageOptions, LraPathfinderOptions, PixelOptions
 from tost.data.lra.readers.layout import find_release, limited, shuffled, thirds
 from tost.data.lra.readers.text import HUB, load_hub

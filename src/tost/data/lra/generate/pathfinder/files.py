@@ -17,15 +17,17 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
+from tost._io import atomic_path
+from tost.data._pool import Tick, WorkerPool
 from tost.data._random import mix
-from tost.data.lra.generate.options import PathfinderFiles
-from tost.data.lra.generate.pathfinder.images import FOLDERS, PathfinderSettings, pathfinder_settings
+from tost.data.lra.generate.options import PathfinderFilesOptions
 from tost.data.lra.generate.pathfinder.paint import make_pictures
-from tost.data.lra.generate.work import do_all, written_at_once
+from tost.data.lra.generate.pathfinder.settings import FOLDERS, PathfinderSettings, pathfinder_settings
 from tost.data.prepare import Report
 
 __all__ = ["prepare_pathfinder"]
 
+_PARTS = "parts"  # folder of the records of units until their batch is complete
 _BATCH = 1000  # images of a folder, as in the release
 _UNIT = 250  # images that are made together; divides the above
 _RECORDS = ("labels", "margins", "markers", "targets", "distractors")
@@ -48,10 +50,12 @@ class _Unit(NamedTuple):
 
     @property
     def record(self) -> Path:
-        return self.folder / "parts" / f"{self.number}.npz"
+        return self.folder / _PARTS / f"{self.number}.npz"
 
 
-def prepare_pathfinder(options: PathfinderFiles, out: Path, *, workers: int, report: Report) -> dict[str, object]:
+def prepare_pathfinder(
+    options: PathfinderFilesOptions, out: Path, *, workers: int, report: Report
+) -> dict[str, object]:
     """Generate Pathfinder images; see `tost.data.prepare.prepare`."""
     settings = pathfinder_settings(options.resolution, options.difficulty)
     folder = out / f"pathfinder{options.resolution}" / FOLDERS[options.difficulty]
@@ -65,22 +69,16 @@ def prepare_pathfinder(options: PathfinderFiles, out: Path, *, workers: int, rep
         batches.setdefault(unit.batch, []).append(unit)
     facts: dict[str, object] = {"images": options.count, "batches": len(batches), "folder": str(folder)}
     missing = [unit for unit in units if not _metadata(unit).is_file()]
-    if not missing and not (folder / "parts").exists():
+    if not missing and not (folder / _PARTS).exists():
         return {**facts, "already there": True}
     missing = [unit for unit in missing if not unit.record.is_file()]
-    finished = options.count - sum(unit.size for unit in missing)
-
-    def count(unit: _Unit) -> None:
-        nonlocal finished
-        finished += unit.size
-        _finish_batch(batches[unit.batch])
-        report(finished, options.count, "images")
-
-    report(finished, options.count, "images")
-    do_all(_write_unit, missing, workers, count)
+    done = options.count - sum(unit.size for unit in missing)
+    with WorkerPool(min(workers, len(missing))) as pool:
+        for unit, _ in pool.run(_write_unit, missing, report=report, total=options.count, what="images", done=done):
+            _finish_batch(batches[unit.batch])
     for batch in batches.values():  # those whose last unit was done before an interruption
         _finish_batch(batch)
-    shutil.rmtree(folder / "parts", ignore_errors=True)
+    shutil.rmtree(folder / _PARTS, ignore_errors=True)
     return facts
 
 
@@ -88,14 +86,15 @@ def _metadata(unit: _Unit) -> Path:
     return unit.folder / "metadata" / f"{unit.batch}.npy"
 
 
-def _write_unit(unit: _Unit) -> None:
+def _write_unit(unit: _Unit, tick: Tick) -> None:
     made = make_pictures(unit.settings, unit.size, unit.seed)
     images = unit.folder / "imgs" / str(unit.batch)
     images.mkdir(parents=True, exist_ok=True)
     for place, pixels in enumerate(made.pixels, unit.first):
         Image.fromarray(pixels).save(images / f"sample_{place}.png")
-    with written_at_once(unit.record) as file:
+    with atomic_path(unit.record, sync=False) as draft, draft.open("wb") as file:
         np.savez(file, allow_pickle=False, **{key: getattr(made, key) for key in _RECORDS})
+    tick(unit.size)
 
 
 def _finish_batch(units: list[_Unit]) -> None:
@@ -105,9 +104,12 @@ def _finish_batch(units: list[_Unit]) -> None:
         return
     records = [_read(unit.record) for unit in units]
     whole = {key: np.concatenate([record[key] for record in records]) for key in _RECORDS}
-    with written_at_once(units[0].folder / "contours" / f"{units[0].batch}.npz") as file:
+    with (
+        atomic_path(units[0].folder / "contours" / f"{units[0].batch}.npz", sync=False) as draft,
+        draft.open("wb") as file,
+    ):
         np.savez_compressed(file, allow_pickle=False, **whole)
-    with written_at_once(path) as file:
+    with atomic_path(path, sync=False) as draft, draft.open("wb") as file:
         for number, (label, margin) in enumerate(zip(whole["labels"], whole["margins"], strict=True)):
             file.write(_line(units[0], number, int(label), int(margin)))
     for unit in units:

@@ -16,7 +16,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from tost.data.lra.generate.pathfinder.images import PathfinderSettings
+from tost.data.lra.generate.pathfinder.settings import PathfinderSettings
 from tost.data.lra.generate.pathfinder.shapes import ANGLES, Shapes, make_shapes, translate
 
 __all__ = ["NONE", "Curves", "Uniform", "lay_curves"]

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tost.data.lra.generate.pathfinder.grow import NONE, Curves, Uniform, lay_curves
-from tost.data.lra.generate.pathfinder.images import PathfinderSettings
+from tost.data.lra.generate.pathfinder.settings import PathfinderSettings
 from tost.data.lra.generate.pathfinder.shapes import Shapes, Stamps, draw_disc
 
 __all__ = ["Pictures", "make_pictures"]

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from PIL import Image, ImageDraw
 from scipy.ndimage import grey_dilation  # type: ignore[import-untyped]
 
-from tost.data.lra.generate.pathfinder.images import PathfinderSettings
+from tost.data.lra.generate.pathfinder.settings import PathfinderSettings
 
 __all__ = ["ANGLES", "Shapes", "Stamps", "draw_disc", "make_shapes", "translate"]
 

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.data.lra.tracer import follow, gaps, near_and_far, reaches
+from tests.data.lra.generate.tracer import follow, gaps, near_and_far, reaches
 from tost.data.lra.generate.pathfinder.grow import Uniform, _first_places
-from tost.data.lra.generate.pathfinder.images import CONTOUR_LENGTHS, RESOLUTIONS, pathfinder_settings
 from tost.data.lra.generate.pathfinder.paint import make_pictures
+from tost.data.lra.generate.pathfinder.settings import CONTOUR_LENGTHS, RESOLUTIONS, pathfinder_settings
 from tost.data.lra.generate.pathfinder.shapes import ANGLES, make_shapes
 
 DISTRACTORS = {32: 5, 64: 5, 128: 8, 256: 7}

@@ -1,29 +1,19 @@
-"""Options of preparing text, and what each named corpus knows about itself. No torch and no numpy here."""
+"""Corpora that `tost data prepare` reads: one class of options each. Loads no torch and no numpy.
+
+To add a corpus, write its class and list it in `CORPORA`.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import ClassVar, Literal, NamedTuple
+from dataclasses import dataclass, field, fields, replace
+from typing import Literal, NamedTuple
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
+from tost.data.prepare import PrepareOptions
 from tost.errors import ConfigError
 
-__all__ = [
-    "NAMED_TEXT",
-    "CbtOptions",
-    "CorpusOptions",
-    "HubSet",
-    "LambadaOptions",
-    "NamedText",
-    "OpenWebTextOptions",
-    "PtbOptions",
-    "ShakespeareOptions",
-    "TextJob",
-    "TextOptions",
-    "WikiText2Options",
-    "WikiText103Options",
-]
+__all__ = ["CORPORA", "CorpusOptions", "HubSet", "TextJob"]
 
 Documents = Literal["file", "line"]
 SplitRule = Literal["auto", "random", "tail", "named"]
@@ -45,33 +35,34 @@ class HubSet(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class TextJob:
-    """What is to be read and how it becomes tokens; every option says it in these terms.
+    """How a corpus is read and turned into tokens; every class of options is translated to this.
 
     Attributes:
         name: Name of the corpus.
         source: File or folder; None to take `hub`.
-        hub: Where the corpus is on the hub; None if it is not there.
         tokenizer: ``bytes``, ``chars``, ``gpt2``, a path, or ``hub:NAME``.
         end_of_text: ``auto``, ``none``, or the token that ends a document.
+        shard_bytes: Bytes of text that make up a shard, about.
+        hub: The corpus on the hub; None if it is not there.
         column: Key of jsonl lines, column of parquet files and hub data sets.
         documents: What a document is in a plain text file.
         joined: All rows of a split make up one document.
         newlines: Lines keep the character that ends them, except for blank lines, which become empty.
-        edit: Changes to the text, a name of `tost.data.text.detokenize`; empty for none.
-        split: How a validation set is taken from a corpus that comes in one piece.
+        edit: Changes to the text, a name of `tost.data.text.detokenize.EDITS`; empty for none.
+        split: How a validation set is taken from a corpus without splits.
         validation: Its share.
-        seed: Decides which documents it gets if they are drawn.
-        splits: Splits to take of a corpus that comes with its own; empty for all.
-        sources: Further sources by the split that they are.
-        choices: Rows are questions with a choice of answers (see `tost.data.text.cbt`).
-        shard_bytes: Size of the text that makes up a shard.
+        seed: Decides which documents are drawn for it.
+        splits: Splits to take of a corpus with its own; empty for all.
+        sources: Further sources by split.
+        choices: Rows are questions with a choice of answers (see `tost.data.text.cbt`); which kind of questions.
     """
 
     name: str
     source: str | None
-    hub: HubSet | None = None
     tokenizer: str
     end_of_text: str
+    shard_bytes: int
+    hub: HubSet | None = None
     column: str = "text"
     documents: Documents = "line"
     joined: bool = False
@@ -83,15 +74,23 @@ class TextJob:
     splits: tuple[str, ...] = ()
     sources: dict[str, str] = field(default_factory=dict)
     choices: str | None = None
-    shard_bytes: int
+
+    @property
+    def errors(self) -> str:
+        """How bytes that are not UTF-8 are decoded: only the byte tokenizer takes them."""
+        return "surrogateescape" if self.tokenizer == "bytes" else "strict"
+
+    @property
+    def title(self) -> str:
+        """The source, for messages."""
+        return f"the source {self.source}" if self.source else f"the hub data set {self.hub.name if self.hub else ''}"
 
 
-class CorpusOptions(BaseModel):
-    """What the options of every corpus have in common."""
+class CorpusOptions(PrepareOptions):
+    """Options of every corpus."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    corpus: ClassVar[str]
+    run = "tost.data.text.prepare:prepare_text"
+    check = "tost.data.tokens.reader:check_tokens"
 
     source: str | None = Field(default=None, description="file or folder with the text; left out: the hub")
     tokenizer: str = Field(
@@ -106,23 +105,16 @@ class CorpusOptions(BaseModel):
     shard_bytes: int = Field(default=64 << 20, ge=1, description="bytes of text that make up a shard, about")
 
     def job(self) -> TextJob:
-        """Return what is to be done."""
-        raise NotImplementedError
-
-    def _common(self) -> dict[str, object]:
-        return {
-            "name": self.corpus,
-            "source": self.source,
-            "tokenizer": self.tokenizer,
-            "end_of_text": self.end_of_text,
-            "shard_bytes": self.shard_bytes,
-        }
+        """Return how the corpus is read. Options are passed on to the field of their name, if there is one."""
+        passed = [known.name for known in fields(TextJob) if known.name in type(self).model_fields]
+        return TextJob(name=self.name, **{key: getattr(self, key) for key in passed})
 
 
 class TextOptions(CorpusOptions):
     """Options of ``text``: any text."""
 
-    corpus: ClassVar[str] = "text"
+    name = "text"
+    summary = "any text, jsonl or parquet files, or a data set of the hub"
 
     source: str | None = Field(
         default=None,
@@ -146,7 +138,7 @@ class TextOptions(CorpusOptions):
     revision: str | None = Field(default=None, description="branch or commit of the hub data set")
 
     def job(self) -> TextJob:
-        """Return what is to be done."""
+        """Return how the corpus is read."""
         if not self.source:
             raise ConfigError("text needs a source; give --source FILE, --source FOLDER or --source hub:NAME.")
         given = {"validation": self.validation_source, "test": self.test_source}
@@ -157,38 +149,23 @@ class TextOptions(CorpusOptions):
                     "validation_source and test_source go with files; a hub data set has splits of its own."
                 )
             hub = HubSet(self.source.removeprefix("hub:"), self.config, self.revision)
-        return TextJob(
-            **{**self._common(), "source": None if hub else self.source},  # type: ignore[arg-type]
-            hub=hub,
-            column=self.column,
-            documents=self.documents,
-            split=self.split,
-            validation=self.validation,
-            seed=self.seed,
-            sources={split: source for split, source in given.items() if source},
-        )
+        sources = {split: source for split, source in given.items() if source}
+        return replace(super().job(), source=None if hub else self.source, hub=hub, sources=sources)
 
 
 class OpenWebTextOptions(CorpusOptions):
     """Options of ``openwebtext``: by default the split of nanoGPT, which is also the authors'."""
 
-    corpus: ClassVar[str] = "openwebtext"
+    name = "openwebtext"
+    summary = "8 million web pages, in nanoGPT's split"
 
     column: str = Field(default="text", description="key or column with the text")
     validation: float = Field(default=0.0005, gt=0.0, lt=1.0, description="share of documents for validation")
     seed: int = Field(default=2357, ge=0, description="decides which documents are drawn for validation")
 
     def job(self) -> TextJob:
-        """Return what is to be done."""
-        return TextJob(
-            **self._common(),  # type: ignore[arg-type]
-            hub=HubSet("Skylion007/openwebtext"),
-            column=self.column,
-            documents="file",
-            split="random",
-            validation=self.validation,
-            seed=self.seed,
-        )
+        """Return how the corpus is read."""
+        return replace(super().job(), hub=HubSet("Skylion007/openwebtext"), documents="file", split="random")
 
 
 class _LinesOptions(CorpusOptions):
@@ -207,52 +184,44 @@ class _WikiTextOptions(_LinesOptions):
     )
 
     def job(self) -> TextJob:
-        """Return what is to be done."""
-        size = self.corpus.removeprefix("wikitext")
-        return TextJob(
-            **self._common(),  # type: ignore[arg-type]
-            hub=HubSet("Salesforce/wikitext", f"wikitext-{size}-{'raw-' if self.raw else ''}v1"),
-            joined=self.joined,
-            newlines=True,
-            edit="wikitext" if self.detokenize else "",
-            splits=self.splits,
-        )
+        """Return how the corpus is read."""
+        size = self.name.removeprefix("wikitext")
+        hub = HubSet("Salesforce/wikitext", f"wikitext-{size}-{'raw-' if self.raw else ''}v1")
+        return replace(super().job(), hub=hub, newlines=True, edit="wikitext" if self.detokenize else "")
 
 
 class WikiText2Options(_WikiTextOptions):
     """Options of ``wikitext2``."""
 
-    corpus: ClassVar[str] = "wikitext2"
+    name = "wikitext2"
+    summary = "WikiText-2, in its own splits"
 
 
 class WikiText103Options(_WikiTextOptions):
     """Options of ``wikitext103``."""
 
-    corpus: ClassVar[str] = "wikitext103"
+    name = "wikitext103"
+    summary = "WikiText-103, in its own splits"
 
 
 class PtbOptions(_LinesOptions):
     """Options of ``ptb``. ``<unk>`` stays as it is."""
 
-    corpus: ClassVar[str] = "ptb"
+    name = "ptb"
+    summary = "Penn Treebank as language models use it, in its own splits"
 
     def job(self) -> TextJob:
-        """Return what is to be done."""
-        return TextJob(
-            **self._common(),  # type: ignore[arg-type]
-            # The hub's own conversion: the data set itself is a script, which is not run.
-            hub=HubSet("ptb-text-only/ptb_text_only", None, "refs/convert/parquet"),
-            column="sentence",
-            joined=self.joined,
-            edit="ptb" if self.detokenize else "",
-            splits=self.splits,
-        )
+        """Return how the corpus is read."""
+        # The hub's own conversion: the data set itself is a script, which is not run.
+        hub = HubSet("ptb-text-only/ptb_text_only", None, "refs/convert/parquet")
+        return replace(super().job(), hub=hub, column="sentence", edit="ptb" if self.detokenize else "")
 
 
 class LambadaOptions(CorpusOptions):
     """Options of ``lambada``: every passage a document."""
 
-    corpus: ClassVar[str] = "lambada"
+    name = "lambada"
+    summary = "passages whose last word is to be guessed"
 
     variant: Literal["original", "openai"] = Field(
         default="original",
@@ -263,20 +232,17 @@ class LambadaOptions(CorpusOptions):
     splits: tuple[str, ...] = Field(default=("test",), description="which of the corpus's splits")
 
     def job(self) -> TextJob:
-        """Return what is to be done."""
-        original = HubSet("cimec/lambada")
-        return TextJob(
-            **self._common(),  # type: ignore[arg-type]
-            hub=original if self.variant == "original" else HubSet("EleutherAI/lambada_openai", "default"),
-            edit="quotes" if self.straight_quotes else "",
-            splits=self.splits,
-        )
+        """Return how the corpus is read."""
+        original, openai = HubSet("cimec/lambada"), HubSet("EleutherAI/lambada_openai", "default")
+        hub = original if self.variant == "original" else openai
+        return replace(super().job(), hub=hub, edit="quotes" if self.straight_quotes else "")
 
 
 class CbtOptions(CorpusOptions):
     """Options of ``cbt``: every question as ten documents, one for each candidate."""
 
-    corpus: ClassVar[str] = "cbt"
+    name = "cbt"
+    summary = "Children's Book Test: ten candidates for a missing word"
 
     task: Literal["CN", "NE", "V", "P"] = Field(
         default="CN", description="kind of the missing word: common noun, named entity, verb, preposition"
@@ -284,20 +250,15 @@ class CbtOptions(CorpusOptions):
     splits: tuple[str, ...] = Field(default=("validation", "test"), description="which of the corpus's splits")
 
     def job(self) -> TextJob:
-        """Return what is to be done."""
-        return TextJob(
-            **self._common(),  # type: ignore[arg-type]
-            hub=HubSet("cam-cst/cbt", self.task),
-            documents="file",
-            splits=self.splits,
-            choices=self.task,
-        )
+        """Return how the corpus is read."""
+        return replace(super().job(), hub=HubSet("cam-cst/cbt", self.task), documents="file", choices=self.task)
 
 
 class ShakespeareOptions(CorpusOptions):
     """Options of ``shakespeare``: one text file, by default as characters."""
 
-    corpus: ClassVar[str] = "shakespeare"
+    name = "shakespeare"
+    summary = "1.1 MB of Shakespeare as characters, the last tenth for validation"
 
     source: str | None = Field(default=None, description="the text file, input.txt of tinyshakespeare")
     tokenizer: str = Field(default="chars", description=CorpusOptions.model_fields["tokenizer"].description)
@@ -306,31 +267,20 @@ class ShakespeareOptions(CorpusOptions):
     )
 
     def job(self) -> TextJob:
-        """Return what is to be done."""
+        """Return how the corpus is read."""
         if not self.source:
             raise ConfigError("shakespeare is read from a file; give --source input.txt (of tinyshakespeare).")
-        return TextJob(
-            **self._common(),  # type: ignore[arg-type]
-            documents="file",
-            split="tail",
-            validation=self.validation,
-        )
+        return replace(super().job(), documents="file", split="tail")
 
 
-class NamedText(NamedTuple):
-    """A corpus that is known by name."""
-
-    summary: str
-    options: type[CorpusOptions]
-
-
-NAMED_TEXT: dict[str, NamedText] = {
-    "openwebtext": NamedText("8 million web pages, in nanoGPT's split", OpenWebTextOptions),
-    "wikitext2": NamedText("WikiText-2, in its own splits", WikiText2Options),
-    "wikitext103": NamedText("WikiText-103, in its own splits", WikiText103Options),
-    "ptb": NamedText("Penn Treebank as language models use it, in its own splits", PtbOptions),
-    "lambada": NamedText("passages whose last word is to be guessed", LambadaOptions),
-    "cbt": NamedText("Children's Book Test: ten candidates for a missing word", CbtOptions),
-    "shakespeare": NamedText("1.1 MB of Shakespeare as characters, the last tenth for validation", ShakespeareOptions),
-}
-"""Corpora by name."""
+CORPORA: tuple[type[CorpusOptions], ...] = (
+    TextOptions,
+    OpenWebTextOptions,
+    WikiText2Options,
+    WikiText103Options,
+    PtbOptions,
+    LambadaOptions,
+    CbtOptions,
+    ShakespeareOptions,
+)
+"""Every corpus."""

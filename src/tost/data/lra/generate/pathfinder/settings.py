@@ -1,12 +1,12 @@
 """Pathfinder: two long dashed curves among short ones, two discs, and the question whether they mark one curve.
 
-The settings are those with which the Long Range Arena made its images. `pathfinder_shapes` draws single dashes,
-`pathfinder_grow` lays curves, `pathfinder_prepare` writes the files. Coordinates are (row, column).
+The settings are those with which the Long Range Arena made its images. `shapes` draws single dashes, `grow` lays
+curves, `paint` makes images of them, and `files` writes these. Coordinates are (row, column).
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, Literal
 
 __all__ = ["CONTOUR_LENGTHS", "FOLDERS", "RESOLUTIONS", "Difficulty", "PathfinderSettings", "pathfinder_settings"]
@@ -24,9 +24,9 @@ FOLDERS: Final[dict[str, str]] = {
 """Folder of each difficulty in the official release."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class PathfinderSettings:
-    """How images are drawn. Lengths are in pixels.
+    """Sizes in pixels, and brightness.
 
     Attributes:
         size: Height and width of an image.
@@ -39,8 +39,8 @@ class PathfinderSettings:
         distractor_total: Dashes of all short curves together, about.
         target_contrast: Brightness of the long curves.
         distractor_contrast: Brightness of the short ones.
-        contour_length: Dashes of each long curve.
         padding: Pixels along the borders that dashes keep free.
+        contour_length: Dashes of each long curve.
     """
 
     size: int
@@ -53,8 +53,8 @@ class PathfinderSettings:
     distractor_total: int
     target_contrast: float
     distractor_contrast: float
+    padding: int
     contour_length: int = CONTOUR_LENGTHS["hard"]
-    padding: int = 1
 
     def __post_init__(self) -> None:
         # Then first dashes cannot leave the image, and nothing needs to be drawn again because they did.
@@ -72,57 +72,16 @@ class PathfinderSettings:
         return self.distractor_total // self.distractor_length
 
 
-RESOLUTIONS: Final[dict[int, PathfinderSettings]] = {
-    32: PathfinderSettings(
-        size=32,
-        seed_distance=7,
-        marker_radius=1.5,
-        dash_length=2,
-        dash_thickness=0.5,
-        margins=(1,),
-        continuity=1.0,
-        distractor_total=20,
-        target_contrast=1.5,
-        distractor_contrast=2.0,
-    ),
-    64: PathfinderSettings(
-        size=64,
-        seed_distance=12,
-        marker_radius=2.5,
-        dash_length=5,
-        dash_thickness=1.0,
-        margins=(1,),
-        continuity=1.8,
-        distractor_total=22,
-        target_contrast=0.8,
-        distractor_contrast=0.8,
-    ),
-    128: PathfinderSettings(
-        size=128,
-        seed_distance=20,
-        marker_radius=3.0,
-        dash_length=5,
-        dash_thickness=1.5,
-        margins=(2, 3),
-        continuity=1.8,
-        distractor_total=35,
-        target_contrast=0.9,
-        distractor_contrast=0.9,
-    ),
-    256: PathfinderSettings(
-        size=256,
-        seed_distance=27,
-        marker_radius=5.0,
-        dash_length=5,
-        dash_thickness=2.0,
-        margins=(3,),
-        continuity=1.8,
-        distractor_total=30,
-        target_contrast=1.0,
-        distractor_contrast=1.0,
-        padding=22,
-    ),
-}
+_ROWS = (
+    # size, seed distance, marker radius, dash length and thickness, margins, continuity, distractors, contrasts (2),
+    # padding
+    (32, 7, 1.5, 2, 0.5, (1,), 1.0, 20, 1.5, 2.0, 1),
+    (64, 12, 2.5, 5, 1.0, (1,), 1.8, 22, 0.8, 0.8, 1),
+    (128, 20, 3.0, 5, 1.5, (2, 3), 1.8, 35, 0.9, 0.9, 1),
+    (256, 27, 5.0, 5, 2.0, (3,), 1.8, 30, 1.0, 1.0, 22),
+)
+
+RESOLUTIONS: Final[dict[int, PathfinderSettings]] = {row[0]: PathfinderSettings(*row) for row in _ROWS}
 """The settings of each resolution, at the hard level."""
 
 
@@ -133,5 +92,4 @@ def pathfinder_settings(resolution: int, difficulty: Difficulty = "hard") -> Pat
         resolution: Height and width of an image: 32, 64, 128 (Path-X) or 256.
         difficulty: How long the curves are.
     """
-    hard = RESOLUTIONS[resolution]
-    return PathfinderSettings(**(vars(hard) | {"contour_length": CONTOUR_LENGTHS[difficulty]}))
+    return replace(RESOLUTIONS[resolution], contour_length=CONTOUR_LENGTHS[difficulty])

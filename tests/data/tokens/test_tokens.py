@@ -200,7 +200,6 @@ def test_missing_files(folder):
 @pytest.mark.parametrize(
     "change",
     [
-        lambda index: index.update(version=2),
         lambda index: index["splits"]["train"]["shards"][0]["data"].update(file="../../secret"),
         lambda index: index["splits"]["train"].update(tokens=-1),
         lambda index: index.update(dtype="object"),
@@ -215,4 +214,14 @@ def test_a_strange_index_is_refused(folder, change):
         open_tokens(folder.path)
     path.write_text("{", encoding="utf-8")
     with pytest.raises(StorageError, match="damaged"):
+        open_tokens(folder.path)
+
+
+@pytest.mark.parametrize(("version", "remedy"), [(2, "update tost"), (0, "prepare the data again"), ("x", "prepare")])
+def test_another_version_of_the_format_is_named(folder, version, remedy):
+    path: Path = folder.path / "index.json"
+    index = json.loads(path.read_text(encoding="utf-8"))
+    path.write_text(json.dumps({**index, "version": version}), encoding="utf-8")
+    expected = rf"index\.json was written by another version: its format is {version!r}, .* reads format 1; {remedy}"
+    with pytest.raises(StorageError, match=expected):
         open_tokens(folder.path)

@@ -70,7 +70,7 @@ def test_path_x_is_large(tmp_path, tiny):
     prepare("lra/pathx", {"count": 2}, tmp_path)
     with Image.open(tmp_path / "pathfinder128" / "curv_contour_length_14" / "imgs" / "0" / "sample_1.png") as image:
         assert image.size == (128, 128)
-    assert find_preparer("lra/pathfinder64").options.resolution == 64
+    assert find_preparer("lra/pathfinder64").resolution == 64
 
 
 def test_files_do_not_depend_on_the_number_of_processes(tmp_path):
