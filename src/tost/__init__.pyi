@@ -15,12 +15,12 @@ from tost.nn import CausalTSSAttention as CausalTSSAttention
 from tost.nn import TSSAttention as TSSAttention
 from tost.ops import TSSAState as TSSAState
 from tost.ops import available_backends as available_backends
-from tost.ops.causal_tssa import causal_membership as causal_membership
-from tost.ops.causal_tssa import causal_tssa as causal_tssa
-from tost.ops.causal_tssa import causal_tssa_step as causal_tssa_step
-from tost.ops.causal_tssa import causal_tssa_with_state as causal_tssa_with_state
-from tost.ops.tssa import membership as membership
-from tost.ops.tssa import tssa as tssa
+from tost.ops import causal_membership as causal_membership
+from tost.ops import causal_tssa as causal_tssa
+from tost.ops import causal_tssa_step as causal_tssa_step
+from tost.ops import causal_tssa_with_state as causal_tssa_with_state
+from tost.ops import membership as membership
+from tost.ops import tssa as tssa
 from tost.recipes.registry import register_task as register_task
 from tost.train.checkpoint.model import load_model as load_model
 

@@ -1,4 +1,4 @@
-"""Every environment variable that the package reads: its legal values, its default, one line of help.
+"""Environment variables: legal values, default, and one line of help for each.
 
 Parsing is strict. A value outside the list is an error that shows the list, never a silent default.
 """
@@ -10,20 +10,30 @@ from dataclasses import dataclass
 
 from tost.errors import ConfigError
 
-__all__ = ["BACKEND", "NATIVE_ISA", "PLUGINS", "VARIABLES", "Variable"]
+__all__ = ["NATIVE_ISA", "PLUGINS", "VARIABLES", "Variable"]
 
-PLUGINS = "TOST_PLUGINS"
-"""Packages whose code may be imported by name, separated by commas; see `tost._plugins`."""
+VARIABLES: list[Variable] = []
+"""Every variable that was declared. ``TOST_BACKEND`` is declared with the backends, in `tost.ops.backends`."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Variable:
-    """One environment variable with a closed list of values."""
+    """An environment variable. Declaring one adds it to `VARIABLES`.
+
+    Attributes:
+        name: Its name.
+        help: What it does.
+        values: The values it takes; empty for any text.
+        default: The value if it is not set.
+    """
 
     name: str
-    values: tuple[str, ...]
-    default: str
     help: str
+    values: tuple[str, ...] = ()
+    default: str = ""
+
+    def __post_init__(self) -> None:
+        VARIABLES.append(self)
 
     def get(self) -> str:
         """Return the value in force.
@@ -32,7 +42,7 @@ class Variable:
             ConfigError: The variable is set to something that is not in `values`.
         """
         value = os.environ.get(self.name, self.default)
-        if value not in self.values:
+        if self.values and value not in self.values:
             raise ConfigError(
                 f"environment variable {self.name}={value!r} is not understood; "
                 f"it takes one of: {', '.join(self.values)}. Unset it to use {self.default!r}."
@@ -40,16 +50,13 @@ class Variable:
         return value
 
 
-BACKEND = Variable(
-    name="TOST_BACKEND",
-    values=("auto", "native", "torch", "reference"),
-    default="auto",
-    help='which implementation `backend="auto"` means',
-)
 NATIVE_ISA = Variable(
     name="TOST_NATIVE_ISA",
     values=("auto", "avx512", "avx2", "baseline"),
     default="auto",
     help="instruction set of the native kernel; auto takes the best that the processor has",
 )
-VARIABLES = (BACKEND, NATIVE_ISA)
+PLUGINS = Variable(
+    name="TOST_PLUGINS",
+    help="packages whose code may be imported by name, separated by commas",
+)

@@ -45,7 +45,7 @@ def allow(*packages: str) -> None:
     for package in packages:
         if not all(part.isidentifier() for part in package.split(".")):
             raise ConfigError(f"{package!r} is not the name of a package; give an importable name such as my_package.")
-    os.environ[_env.PLUGINS] = ",".join(dict.fromkeys([*_allowed(), *packages]))
+    os.environ[_env.PLUGINS.name] = ",".join(dict.fromkeys([*_allowed(), *packages]))
 
 
 def allow_typed(*names: str) -> None:
@@ -64,7 +64,7 @@ def load_foreign(name: str) -> Any:
         package = module.partition(".")[0]
         raise ConfigError(
             f"{name!r} is code outside tost, and only you can allow it to run: type the name on the command line, add "
-            f"`--plugin {package}`, or set {_env.PLUGINS}={package}."
+            f"`--plugin {package}`, or set {_env.PLUGINS.name}={package}."
         )
     found = _import(module)
     for part in attribute.split("."):
@@ -75,7 +75,7 @@ def load_foreign(name: str) -> Any:
 
 
 def _allowed() -> list[str]:
-    return [package for package in os.environ.get(_env.PLUGINS, "").split(",") if package]
+    return [package for package in _env.PLUGINS.get().split(",") if package]
 
 
 def _import(module: str) -> Any:

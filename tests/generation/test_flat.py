@@ -11,8 +11,8 @@ from torch.utils import _pytree as pytree
 from tests.generation.models import make, prompts
 from tost import nn as tost_nn
 from tost.generation import decode_step, prefill
-from tost.generation.flat import FlatStep, why_not
-from tost.generation.native import NativeStep, why_not_native
+from tost.generation.flat import FlatStep, flat_obstacles
+from tost.generation.native import NativeStep, native_obstacles
 from tost.generation.prompts import align_prompts
 from tost.generation.step import make_step
 from tost.models import LanguageOptions
@@ -63,7 +63,7 @@ def check_step(model, step, bound):
 @pytest.mark.parametrize(("dtype", "bound"), [(torch.float64, 1e-13), (torch.float32, 1e-5), (torch.bfloat16, 3e-2)])
 def test_flat_step_is_the_model(options, dtype, bound):
     model = make(dtype, **options)
-    assert why_not(model) == []
+    assert flat_obstacles(model) == []
     check_step(model, FlatStep(model), bound)
 
 
@@ -71,9 +71,9 @@ def test_flat_step_is_the_model(options, dtype, bound):
 def test_native_step_is_the_model(options):
     model = make(torch.float32, **options)
     if "backend" in options:
-        assert why_not_native(model) == ["its backend is reference"]
+        assert native_obstacles(model) == ["its backend is reference"]
     else:
-        assert why_not_native(model) == []
+        assert native_obstacles(model) == []
         check_step(model, NativeStep(model), 1e-5)
 
 
@@ -117,7 +117,7 @@ def post_norm(model):
 
 
 def paper(model):
-    model.blocks[0].attention.form = tost_nn.PaperForm()
+    model.blocks[0].attention.paper = tost_nn.PaperForm()
 
 
 @pytest.mark.parametrize(
@@ -135,7 +135,7 @@ def paper(model):
 def test_what_is_not_written_out_is_left_to_the_model(change, reason):
     model = make()
     change(model)
-    assert re.search(reason, "; ".join(why_not(model)))
+    assert re.search(reason, "; ".join(flat_obstacles(model)))
 
 
 def test_options_that_came_later_are_left_to_the_model():
@@ -146,17 +146,17 @@ def test_options_that_came_later_are_left_to_the_model():
 
     model = make()
     model.options = Later(**model.options.model_dump())
-    assert why_not(model) == []
+    assert flat_obstacles(model) == []
     model.options = model.options.model_copy(update={"forgetting": True})
-    assert why_not(model) == ["the options forgetting are set"]
+    assert flat_obstacles(model) == ["the options forgetting are set"]
 
 
 def test_autocast_and_shared_sequences_are_left_to_the_model(monkeypatch):
     model = make(torch.float32)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        assert why_not(model) == ["autocast is on"]
+        assert flat_obstacles(model) == ["autocast is on"]
     monkeypatch.setattr("tost.parallel.active", object)
-    assert why_not(model) == ["sequences are shared between processes"]
+    assert flat_obstacles(model) == ["sequences are shared between processes"]
 
 
 def test_any_model_with_a_state_can_be_stepped():

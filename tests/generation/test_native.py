@@ -13,12 +13,12 @@ from tests.generation.models import make, prompts, seeded
 from tost.errors import ConfigError
 from tost.generation import decode_step, prefill
 from tost.generation.flat import StateForm
-from tost.generation.native import NativeStep, pack_rows, round_weights, why_not_native
+from tost.generation.native import NativeStep, native_obstacles, pack_rows, round_weights
 from tost.generation.step import make_step
 from tost.nn import ModelState
 from tost.ops import TSSAState, select_isa
-from tost.ops import _step as library
-from tost.ops._native import compiled_isas
+from tost.ops import _library as library
+from tost.ops._library import compiled_isas
 from tost.testing import assert_close
 
 PLUS = {"local": 4, "gate": True, "count_scaled": True, "forget": True, "position": "none"}
@@ -117,7 +117,7 @@ def test_weights_that_cannot_be_had_are_refused():
 def test_an_old_library_is_left_alone(monkeypatch):
     model = make(torch.float32)
     monkeypatch.setattr(library.ctypes, "sizeof", lambda kind: 1)
-    assert why_not_native(model) == [
+    assert native_obstacles(model) == [
         "the native library was built from older sources than this package; reinstall tost"
     ]
     assert make_step(model)(torch.tensor([1]), prefill(model, torch.tensor([[1, 2]])))[0].shape == (1, 11)

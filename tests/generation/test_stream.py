@@ -12,7 +12,7 @@ from tests.generation.models import endless, make, prompts, seeded
 from tost.errors import ConfigError
 from tost.generation import Sampling, decode_step, generate_with_state, prefill, state_bytes, stream_tokens
 from tost.generation import stream as stream_module
-from tost.generation.native import why_not_native
+from tost.generation.native import native_obstacles
 from tost.testing import assert_close
 
 
@@ -75,7 +75,9 @@ def test_a_long_text_takes_no_memory_and_stays_exact(options):
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
-@pytest.mark.skipif(bool(why_not_native(endless(torch.float32))), reason="only the native step rounds its sums fairly")
+@pytest.mark.skipif(
+    bool(native_obstacles(endless(torch.float32))), reason="only the native step rounds its sums fairly"
+)
 def test_a_million_tokens_take_no_memory_and_stay_exact():
     check_long_text(endless(torch.float32), 1_000_000)
 

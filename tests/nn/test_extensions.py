@@ -1,4 +1,6 @@
-"""Options of ours: the gate and count-scaled energies."""
+"""Extensions of the modules: the gate and count-scaled energies."""
+
+from dataclasses import fields
 
 import pytest
 import torch
@@ -6,6 +8,7 @@ import torch.nn.functional as F
 
 import tost
 from tost.nn import Extensions, PaperForm
+from tost.ops.form import Form, OperatorOptions
 from tost.testing import assert_close
 
 B, N, C, H = 2, 15, 12, 3
@@ -23,7 +26,7 @@ def perturb(module):
 def make(form, extensions, dtype=torch.float64, **options):
     if form == "plain":
         return perturb(tost.TSSAttention(C, H, extensions=extensions, dtype=dtype, **options))
-    return perturb(tost.CausalTSSAttention(C, H, 64, dtype=dtype, **options).extend(extensions))
+    return perturb(tost.CausalTSSAttention(C, H, 64, extensions=extensions, dtype=dtype, **options))
 
 
 def tokens(dtype=torch.float64):
@@ -72,13 +75,22 @@ def test_gated_attention_streams():
 
 @FORMS
 def test_without_extensions_nothing_is_added(form):
-    module = make(form, Extensions())
-    assert "proj_gate" not in {name.partition(".")[0] for name in module.state_dict()}
-    assert module.extend(GATE) is module
+    for module in (make(form, Extensions()), make(form, None)):
+        assert module.extensions == Extensions()
+        assert "proj_gate" not in {name.partition(".")[0] for name in module.state_dict()}
+        assert "extensions" not in repr(module)
+    module = make(form, GATE)
     assert module.extensions == GATE
-    assert "extensions=Extensions(gate=True" in repr(module)
+    assert f"extensions={GATE}" in repr(module)
     assert "proj_gate.weight" in module.state_dict()
-    assert "proj_gate.weight" not in module.extend(Extensions()).state_dict()
+
+
+def test_options_of_the_operator_are_extensions():
+    names = {field.name for field in fields(OperatorOptions)}
+    assert set(COUNT.operator_options()) == names
+    assert names < {field.name for field in fields(Extensions)}
+    assert names < {field.name for field in fields(Form)}
+    assert COUNT.operator_options() == {**Extensions().operator_options(), "count_scaled": True}
 
 
 @FORMS
@@ -106,7 +118,9 @@ def test_count_scaled_works_in_place_and_with_gradients(form):
         assert_close("y", scaled(x), expected, 1e-5)
     expected.square().sum().backward()
     assert all(parameter.grad.any() for parameter in scaled.parameters())
-    assert not torch.allclose(expected, scaled.extend(Extensions())(x))
+    plain = make(form, Extensions(), torch.float32)
+    plain.load_state_dict(scaled.state_dict())
+    assert not torch.allclose(expected, plain(x))
 
 
 def test_count_scaled_causal_energy_is_the_temperature_times_the_position():

@@ -29,7 +29,7 @@ def extended_block(**options):
 
 def extended_causal_attention():
     torch.manual_seed(1)
-    return tost.CausalTSSAttention(C, H, N).extend(Extensions(gate=True, count_scaled=True)).eval()
+    return tost.CausalTSSAttention(C, H, N, extensions=Extensions(gate=True, count_scaled=True)).eval()
 
 
 def refusals():

@@ -10,7 +10,7 @@ import torch
 
 import tost
 from tost.errors import BackendError, ConfigError
-from tost.ops import _dispatch, _native
+from tost.ops import _dispatch, _library
 
 W, T = torch.randn(2, 5, 3, 4), torch.ones(3)
 BOTH = pytest.mark.parametrize("run", [tost.tssa, tost.causal_tssa, tost.membership, tost.causal_membership])
@@ -89,8 +89,8 @@ def test_unknown_backend_is_refused_with_a_suggestion():
 
 @pytest.fixture
 def without_native(monkeypatch):
-    monkeypatch.setattr(_native, "_LIBRARY", None)
-    monkeypatch.setattr(_native, "_REASON", "the native library was not built (no compiler)")
+    monkeypatch.setattr(_library, "_LIBRARY", None)
+    monkeypatch.setattr(_library, "_REASON", "the native library was not built (no compiler)")
     monkeypatch.setattr(_dispatch, "_WARNED", set())
 
 
@@ -113,12 +113,12 @@ def test_auto_without_native_warns_once_and_gives_the_same_result(without_native
 
 
 def test_a_library_from_other_sources_is_not_used(monkeypatch):
-    class Longer(_native.Forward):
+    class Longer(_library.Forward):
         _fields_ = (("added_later", ctypes.c_int64),)
 
-    assert _native._load()[1] == ""
-    monkeypatch.setitem(_native._CALLS, "tost_tssa_forward", Longer)
-    library, reason = _native._load()
+    assert _library._load()[1] == ""
+    monkeypatch.setitem(_library._CALLS, "tost_tssa_forward", Longer)
+    library, reason = _library._load()
     assert library is None
     assert reason == "the native library was built from other sources than this package; reinstall tost"
 
@@ -128,8 +128,8 @@ def test_native_info_and_isa_selection(monkeypatch):
     assert info["isa"] in info["compiled"]
     with pytest.raises(ConfigError, match=r"cannot select instruction set 'sse9': the library holds .*baseline"):
         tost.ops.select_isa("sse9")
-    monkeypatch.setattr(_native, "_LIBRARY", None)
-    assert tost.ops.native_info() == {"missing": _native._REASON}
+    monkeypatch.setattr(_library, "_LIBRARY", None)
+    assert tost.ops.native_info() == {"missing": _library._REASON}
     with pytest.raises(ConfigError, match="cannot select instruction set 'avx2'"):
         tost.ops.select_isa("avx2")
 
@@ -146,7 +146,7 @@ def test_environment_variables_are_strict_and_work():
     assert "TOST_NATIVE_ISA='mmx' is not understood" in bad.stderr
     code = (
         "import torch\nfrom tost.ops._dispatch import select\n"
-        "print(select('tssa', 'auto', torch.ones(1, 1, 1, 1)).name)"
+        "print(select('tssa', 'auto', torch.ones(1, 1, 1, 1)).backend.name)"
     )
     assert run_python(code, TOST_BACKEND="reference").stdout.strip() == "reference"
     assert (

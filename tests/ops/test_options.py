@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 import tost
 from tests.ops.cases import BACKENDS, assert_all_close, make_case, make_decay, run_causal
-from tost.ops.causal_tssa._count import effective_count
+from tost.ops._count import effective_count
 from tost.testing import assert_close
 
 backends = pytest.mark.parametrize("backend", BACKENDS)
@@ -347,7 +347,7 @@ def test_options_take_empty_batches_and_sequences(backend, size):
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("isa", tost.ops._native.compiled_isas())
+@pytest.mark.parametrize("isa", tost.ops._library.compiled_isas())
 def test_options_agree_on_every_instruction_set(isa, dtype):
     try:
         tost.ops.select_isa(isa)

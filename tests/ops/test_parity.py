@@ -15,7 +15,7 @@ from tests.ops.cases import (
     run_tssa,
     shape_id,
 )
-from tost.ops._native import compiled_isas
+from tost.ops._library import compiled_isas
 from tost.testing import assert_close
 
 on_grid = [

@@ -5,6 +5,7 @@ import torch
 
 import tost
 from tests.ops.cases import BACKENDS, FAST_BACKENDS, make_case, make_decay, run_causal, run_tssa
+from tost.ops.form import Form
 from tost.testing import assert_close
 
 backends = pytest.mark.parametrize("backend", BACKENDS)
@@ -17,28 +18,30 @@ LOW = [torch.float16, torch.bfloat16]
 def test_native_ops_pass_opcheck(masked, grad):
     case = make_case((2, 70, 3, 5), torch.float32, masked=masked, bias=True, state=True)
     w, t = case.w.requires_grad_(grad), case.temperature.requires_grad_(grad)
-    torch.library.opcheck(torch.ops.tost.tssa.default, (w, t, case.mask, True, masked))
+    torch.library.opcheck(torch.ops.tost.tssa.default, (w, t, case.mask, *Form(count_scaled=masked).flags()))
     bias = torch.randn(1, 70, 3, requires_grad=grad)
     sums = case.state[:3] if masked else (None, None, None)
     scale, decay = torch.rand(1, 70, 3, requires_grad=grad), make_decay(3, torch.float32).requires_grad_(grad)
     options = (scale, decay) if masked else (None, None)
-    torch.library.opcheck(torch.ops.tost.causal_tssa.default, (w, t, bias, case.mask, *sums, *options))
+    torch.library.opcheck(torch.ops.tost.causal_tssa.default, (w, t, bias, case.mask, *sums, *options, *Form().flags()))
 
 
 def test_native_backward_and_inplace_ops_pass_opcheck():
     case = make_case((2, 70, 3, 5), torch.float32, masked=True)
-    _, *saved = torch.ops.tost.tssa(case.w, case.temperature, case.mask, True)
+    flags = Form(count_scaled=True).flags()
+    _, *saved = torch.ops.tost.tssa(case.w, case.temperature, case.mask, *flags)
     torch.library.opcheck(
-        torch.ops.tost.tssa_backward.default, (case.dy, case.w, case.temperature, case.mask, True, *saved)
+        torch.ops.tost.tssa_backward.default, (case.dy, case.w, case.temperature, case.mask, *saved, *flags)
     )
     options = (torch.rand(2, 70, 3), make_decay(3, torch.float32))
+    options = (*options, *flags)
     *_, pi, starts = torch.ops.tost.causal_tssa(case.w, case.temperature, None, case.mask, None, None, None, *options)
     torch.library.opcheck(
         torch.ops.tost.causal_tssa_backward.default,
         (case.dy, *case.dstate, case.w, case.temperature, None, case.mask, pi, starts, *options),
     )
     arguments = (case.w.clone(), case.temperature, case.mask)
-    torch.library.opcheck(torch.ops.tost.tssa_.default, (*arguments, True, True))
+    torch.library.opcheck(torch.ops.tost.tssa_.default, (*arguments, *flags))
     torch.library.opcheck(
         torch.ops.tost.causal_tssa_.default,
         (arguments[0], case.temperature, None, case.mask, None, None, None, *options),

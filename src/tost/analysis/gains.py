@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from tost.analysis.records import AttentionLayer, Batch, LayerRecord, sum_by_layer
 from tost.analysis.result import Result, grid_rows, span
 from tost.nn import CausalTSSAttention
+from tost.ops import _scan
 from tost.ops._numerics import MASS_FLOOR, zero_padding
-from tost.ops.causal_tssa._scan import decayed_sums, real_tokens
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -72,9 +72,8 @@ def running_sums(layer: AttentionLayer, x: Tensor, mask: Tensor | None) -> Tenso
     """Return the sums of x ``[B, N, H, F]`` up to every token, as a causal layer keeps them, forgetting included."""
     assert isinstance(layer.attention, CausalTSSAttention)
     decay = layer.attention.decay()
-    if decay is None:
-        return x.cumsum(dim=1)
-    return decayed_sums(x, decay.to(x.dtype), real_tokens(x, mask), x.new_zeros(x.shape[0], *x.shape[2:]))
+    start = x.new_zeros(x.shape[0], *x.shape[2:])
+    return _scan.running_sums(x, start, None if decay is None else decay.to(x.dtype), _scan.real_tokens(x, mask))
 
 
 def moments(layer: AttentionLayer, w: Tensor, pi: Tensor, mask: Tensor | None = None) -> Tensor:

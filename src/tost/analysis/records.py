@@ -63,7 +63,7 @@ class AttentionLayer:
     @property
     def scale(self) -> float:
         """Factor between the projection's output and the tokens that the operator sees; 1 but for a paper form."""
-        eps = self.attention.form.eps
+        eps = self.attention.paper.eps
         return 1.0 if eps is None else math.sqrt(self.attention.embed_dim) / eps
 
     def temperatures(self) -> Tensor:
@@ -139,12 +139,12 @@ def membership_of(layer: AttentionLayer, w: Tensor, mask: Tensor | None = None) 
         pi, ``[B, N, H]``, float32 or better: what `tost.membership` or `tost.causal_membership` gives with the layer's
         temperature, position bias and options.
     """
-    attention, scaled = layer.attention, layer.attention.extensions.count_scaled
+    attention, options = layer.attention, layer.attention.operator_options()
     if isinstance(attention, CausalTSSAttention):
-        bias, decay = attention.bias_of(w, None, mask), attention.decay()
-        return causal_membership(w, layer.temperatures(), bias, mask=mask, count_scaled=scaled, decay=decay)
+        bias = attention.bias_of(w, None, mask)
+        return causal_membership(w, layer.temperatures(), bias, mask=mask, **options)
     temperature = layer.temperatures() if attention.normalize else layer.temperatures() / layer.scale**2
-    return membership(w, temperature, mask=mask, normalize=attention.normalize, count_scaled=scaled)
+    return membership(w, temperature, mask=mask, **options)
 
 
 def attention_layers(model: nn.Module) -> list[AttentionLayer]:

@@ -94,6 +94,6 @@ def _describe_variable(variable: Variable) -> dict[str, str]:
         "name": variable.name,
         "value": variable.get(),
         "source": "set" if variable.name in os.environ else "default",
-        "values": ", ".join(variable.values),
+        "values": ", ".join(variable.values) or "any text",
         "help": variable.help,
     }

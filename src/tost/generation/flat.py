@@ -2,8 +2,8 @@
 
 A step reads every weight once and computes next to nothing, so what Python does between two matrices counts: calling a
 hundred modules takes as long as reading a fifth of the weights of a base model. This step is `LanguageToST` with TSSA
-written out over a list of tensors. `why_not` says when a model has something that is not written out here; it then runs
-itself.
+written out over a list of tensors. `flat_obstacles` lists what a model has that is not written out here; such a model
+runs its own modules.
 
 Shapes: tokens [B], x [B, C] (batch, width), w [B, 1, H, D] with C = H * D, window [B, K - 1, C] for K taps.
 """
@@ -32,8 +32,9 @@ from tost.nn import (
     SinusoidalPositions,
 )
 from tost.ops import TSSAState, causal_tssa_
+from tost.ops.form import OperatorOptions
 
-__all__ = ["Affine", "FlatStep", "Layer", "StateForm", "why_not"]
+__all__ = ["Affine", "FlatStep", "Layer", "StateForm", "flat_obstacles"]
 
 _MODULES = (
     *(LanguageToST, CausalBlock, CausalTSSAttention, CausalConvolution, MLP, LearnedPositions),
@@ -45,17 +46,18 @@ _PARAMETERS = re.compile(
     r"gamma[12]|norm[12]\.(weight|bias)|(attention|mlp)\.proj_(in|out)\.(weight|bias)|local(_mlp)?\.weight|"
     r"attention\.(temperature|position_bias|decay_logit|proj_gate\.weight|proj_gate\.bias))"
 )
+# Extensions that a step has: those of the operator, which it passes on, and those that are written out here.
+_EXTENSIONS = {*(field.name for field in fields(OperatorOptions)), "gate", "forget", "beyond"}
 # Options that are seen in the modules and parameters, or that make no difference to a step.
 _OPTIONS = {
     *("embed_dim", "depth", "num_heads", "mlp_ratio", "vocab_size", "max_length", "layer_scale", "bias", "tie_head"),
-    *("mixer", "activation", "position", "beyond", "local", "local_at", "gate", "count_scaled", "forget"),
-    *("dropout", "gradient_checkpointing", "backend"),
+    *("mixer", "activation", "position", "local", "local_at", "dropout", "gradient_checkpointing", "backend"),
+    *_EXTENSIONS,
 }
-_EXTENSIONS = {"gate", "count_scaled", "forget", "beyond"}
 
 
-def why_not(model: nn.Module) -> list[str]:
-    """Return what stands in the way of a `FlatStep` for a model; an empty list means that it computes the same."""
+def flat_obstacles(model: nn.Module) -> list[str]:
+    """Return what prevents a `FlatStep` for a model; an empty list means that it computes the same."""
     if strangers := sorted({type(module).__name__ for module in model.modules() if type(module) not in _MODULES}):
         return [f"it has modules of type {', '.join(strangers)}"]
     model = cast(LanguageToST, model)
@@ -70,8 +72,8 @@ def why_not(model: nn.Module) -> list[str]:
         f"it has parameters such as {unknown[:1]}": unknown,
         "an attention has extensions that came later": any(map(_extended, attentions)),
         "a module has hooks": any(m._forward_hooks or m._forward_pre_hooks for m in model.modules()),
-        "a block has its norms behind the sums": any(block.norm != "pre" for block in blocks),
-        "an attention has the paper's form": any(attention.form != plain for attention in attentions),
+        "a block has its norms after the sums": any(block.norm != "pre" for block in blocks),
+        "an attention has the paper's form": any(attention.paper != plain for attention in attentions),
         "an attention adds its bias per head": any(attention.position_bias_form == "head" for attention in attentions),
         "sequences are shared between processes": parallel.active() is not None,
         "autocast is on": torch.is_autocast_enabled(model.tokens.weight.device.type),
@@ -80,7 +82,7 @@ def why_not(model: nn.Module) -> list[str]:
 
 
 def _extended(attention: CausalTSSAttention) -> bool:
-    """Tell whether an attention has an extension that this step does not know."""
+    """Return whether an attention has an extension that this step does not have."""
     later = [field for field in fields(attention.extensions) if field.name not in _EXTENSIONS]
     return any(getattr(attention.extensions, field.name) != field.default for field in later)
 
@@ -105,7 +107,8 @@ class Layer(NamedTuple):
     attention_in: Affine
     temperature: Tensor
     position_bias: Tensor | None
-    options: dict[str, Any]
+    operator_options: dict[str, Any]
+    backend: str
     gate: Affine | None
     attention_out: Affine
     gamma1: Tensor | None
@@ -121,14 +124,15 @@ class Layer(NamedTuple):
     def of(cls, block: CausalBlock) -> Layer:
         """Return those of a block with causal TSSA and an MLP."""
         attention, mlp = cast(CausalTSSAttention, block.attention), cast(MLP, block.mlp)
-        bias, scaled = attention.position_bias, attention.extensions.count_scaled
+        bias = attention.position_bias
         return cls(
             Affine.of(block.norm1),
             _taps(block.local),
             Affine.of(attention.proj_in),
             attention.temperature,
             None if bias is None else bias.t(),
-            {"count_scaled": scaled, "decay": attention.decay(), "backend": attention.backend},
+            attention.operator_options(),
+            attention.backend,
             None if attention.proj_gate is None else Affine.of(attention.proj_gate),
             Affine.of(attention.proj_out),
             block.gamma1,
@@ -143,10 +147,10 @@ class Layer(NamedTuple):
 
 
 class StateForm:
-    """What the states of a model look like. A step takes them on trust, and the native one would read other memory.
+    """The shapes and dtypes of a model's states. Steps do not check them, and the native one would read other memory.
 
     Args:
-        model: A model that `why_not` has nothing to say about.
+        model: A model without `flat_obstacles`.
     """
 
     def __init__(self, model: LanguageToST) -> None:
@@ -158,7 +162,7 @@ class StateForm:
         self._windows = [[(local.width - 1, local.embed_dim) for local in each] for each in locals_]
 
     def fits(self, tokens: Tensor, state: Any) -> bool:
-        """Tell whether a state is one of the model, for tokens ``[B]``."""
+        """Return whether a state is one of the model, for tokens ``[B]``."""
         if not isinstance(state, ModelState) or len(state.layers) != len(self._windows):
             return False
         rows = tokens.shape
@@ -181,7 +185,7 @@ class FlatStep:
     """`decode_step` of one model, for as long as its parameters stay what they are.
 
     Args:
-        model: A model that `why_not` has nothing to say about.
+        model: A model without `flat_obstacles`.
     """
 
     @torch.no_grad()
@@ -203,7 +207,7 @@ class FlatStep:
     def __call__(self, tokens: Tensor, state: ModelState) -> tuple[Tensor, ModelState]:
         """Advance every row by one token; see `decode_step`.
 
-        Ids are not checked, and neither are positions: behind the last one it goes on as with ``beyond="hold"``.
+        Ids are not checked, and neither are positions: after the last one it goes on as with ``beyond="hold"``.
         """
         x = F.embedding(tokens, self._tokens)
         place = state.position
@@ -227,7 +231,8 @@ class FlatStep:
             u = _look(u, layer.local, windows, kept)
         w = F.linear(u, *layer.attention_in).view(len(x), 1, *self._heads)
         bias = None if layer.position_bias is None else F.embedding(place, layer.position_bias)
-        y, reached = causal_tssa_(w, layer.temperature, bias, state=cast(TSSAState, mixer), **layer.options)
+        options = {"state": cast(TSSAState, mixer), "backend": layer.backend, **layer.operator_options}
+        y, reached = causal_tssa_(w, layer.temperature, bias, **options)
         y = y.view(x.shape)
         if layer.gate is not None:
             y = y * F.silu(F.linear(u, *layer.gate))

@@ -16,21 +16,22 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tost.errors import ConfigError
-from tost.generation.flat import Affine, Layer, why_not
+from tost.generation.flat import Affine, Layer, flat_obstacles
 from tost.models import LanguageToST
 from tost.nn import BlockState, CausalBlock, LearnedPositions, ModelState
 from tost.ops import TSSAState
-from tost.ops import _step as library
+from tost.ops import _library as library
+from tost.ops.form import Form
 
-__all__ = ["WEIGHTS", "NativeStep", "Weights", "pack_rows", "round_weights", "why_not_native"]
+__all__ = ["WEIGHTS", "NativeStep", "Weights", "native_obstacles", "pack_rows", "round_weights"]
 
 Weights = Literal["fp32", "bf16", "int8"]
 WEIGHTS: tuple[Weights, ...] = ("fp32", "bf16", "int8")
 
 
-def why_not_native(model: nn.Module) -> list[str]:
-    """Return what stands in the way of a `NativeStep` for a model; an empty list means that it computes the same."""
-    if found := why_not(model) or library.missing():
+def native_obstacles(model: nn.Module) -> list[str]:
+    """Return what prevents a `NativeStep` for a model; an empty list means that it computes the same."""
+    if found := flat_obstacles(model) or library.unavailable():
         return found
     parameters = list(model.parameters())
     backend = cast(LanguageToST, model).options.backend
@@ -66,7 +67,7 @@ def round_weights(model: nn.Module, weights: Weights) -> None:
     """Round the matrices of a model in place, to what a step with such weights computes with; for measuring the loss.
 
     Args:
-        model: A causal language model of ours. An output layer that is tied to the embedding becomes one of its own:
+        model: A `LanguageToST`. An output layer that is tied to the embedding becomes one of its own:
             tokens are looked up as they are.
         weights: As in `pack_rows`.
     """
@@ -84,10 +85,10 @@ def round_weights(model: nn.Module, weights: Weights) -> None:
 class NativeStep:
     """`decode_step` of one model, for as long as its parameters stay what they are.
 
-    It takes any state on trust: see `StateForm`.
+    States are not checked: see `StateForm`.
 
     Args:
-        model: A model that `why_not_native` has nothing to say about.
+        model: A model without `native_obstacles`.
         weights: How matrices are stored; see `pack_rows`. Anything but ``"fp32"`` is a copy.
 
     Raises:
@@ -123,7 +124,7 @@ class NativeStep:
     def __call__(self, tokens: Tensor, state: ModelState) -> tuple[Tensor, ModelState]:
         """Advance every row by one token; see `decode_step`.
 
-        Positions are not checked: behind the last one it goes on as with ``beyond="hold"``.
+        Positions are not checked: after the last one it goes on as with ``beyond="hold"``.
         """
         step, count, depth = self._step, tokens.shape[0], len(self._layers)
         position, place = state.position.contiguous(), state.position.clamp_max(self._last)
@@ -161,7 +162,7 @@ class NativeStep:
         windows: list[Tensor],
         index: int,
     ) -> list[Tensor]:
-        """Tell a layer where its state is, and where the next one goes; returns what must stay alive meanwhile."""
+        """Set the addresses of a layer's state and of the next one; returns what must stay alive meanwhile."""
         layer = self._layers[index]
         mixer, kept = before if isinstance(before, BlockState) else (before, ())
         given = [x.contiguous() for x in (*cast(TSSAState, mixer)[:3], *kept)]
@@ -173,22 +174,24 @@ class NativeStep:
 
     def _layer(self, layer: Layer) -> library.Layer:
         bias = None if layer.position_bias is None else layer.position_bias.t()
+        options = dict(layer.operator_options)
+        decay = options.pop("decay")
         return library.Layer(
             norm1=self._norm(layer.norm1, layer.eps[0]),
             norm2=self._norm(layer.norm2, layer.eps[1]),
             local=self._local(layer.local),
             local_mlp=self._local(layer.local_mlp),
             proj_in=self._matrix(layer.attention_in),
-            gate=library.matrix(None) if layer.gate is None else self._matrix(layer.gate),
+            gate=library.Matrix() if layer.gate is None else self._matrix(layer.gate),
             proj_out=self._matrix(layer.attention_out),
             mlp_in=self._matrix(layer.mlp_in),
             mlp_out=self._matrix(layer.mlp_out),
             temperature=self._keep(layer.temperature),
             bias=self._keep(bias),
-            decay=self._keep(layer.options["decay"]),
+            decay=self._keep(decay),
             gamma1=self._keep(layer.gamma1),
             gamma2=self._keep(layer.gamma2),
-            count_scaled=layer.options["count_scaled"],
+            form=library.Flags(*Form(**options).flags()),
             tanh=layer.activation == "tanh",
         )
 

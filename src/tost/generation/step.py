@@ -1,4 +1,4 @@
-"""Picks the fastest way to advance a model by one token."""
+"""The fastest step for a model: native, flat, or its own modules."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from tost.errors import ConfigError
 from tost.generation.decode import State, decode_step
-from tost.generation.flat import FlatStep, StateForm, why_not
-from tost.generation.native import WEIGHTS, NativeStep, Weights, why_not_native
+from tost.generation.flat import FlatStep, StateForm, flat_obstacles
+from tost.generation.native import WEIGHTS, NativeStep, Weights, native_obstacles
 from tost.models import LanguageToST
 
 __all__ = ["Step", "make_step"]
@@ -33,16 +33,16 @@ def make_step(model: nn.Module, weights: Weights = "fp32") -> Step:
     Raises:
         ConfigError: The weights cannot be stored like that, and why.
     """
-    reasons = why_not_native(model) if weights in WEIGHTS else [f"it takes one of {', '.join(WEIGHTS)}"]
+    reasons = native_obstacles(model) if weights in WEIGHTS else [f"it takes one of {', '.join(WEIGHTS)}"]
     if weights != "fp32" and reasons:
         raise ConfigError(f"weights={weights!r} cannot be used: {'; '.join(reasons)}. Leave it out.")
-    if why_not(model):
+    if flat_obstacles(model):
         return lambda tokens, state: decode_step(model, tokens, state)
-    ours = cast(LanguageToST, model)
-    native, flat, form = None if reasons else NativeStep(ours, weights), FlatStep(ours), StateForm(ours)
+    flat, form = FlatStep(cast(LanguageToST, model)), StateForm(cast(LanguageToST, model))
+    native = None if reasons else NativeStep(cast(LanguageToST, model), weights)
 
     def step(tokens: Tensor, state: State | None) -> tuple[Tensor, State]:
-        if state is None or not form.fits(tokens, state):  # the model has something to say about a strange one
+        if state is None or not form.fits(tokens, state):  # the model explains what is wrong with it
             return decode_step(model, tokens, state)
         with torch.no_grad():
             if native is not None and (weights != "fp32" or tokens.shape[0] < _MANY):

@@ -6,7 +6,7 @@ Shapes: x [B, N, C] (batch, tokens, width), w [B, N, H, D] with C = H * D, mask 
 from __future__ import annotations
 
 import math
-from typing import ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
@@ -24,7 +24,7 @@ __all__ = ["CausalTSSAttention", "TSSAttention"]
 
 
 class _ProjectedAttention(nn.Module):
-    """What both forms share: the two projections, the temperature, and the scales of the paper's form."""
+    """What both forms share: projections, temperature, gate, and the scales of the paper's form."""
 
     causal: ClassVar[bool] = False
 
@@ -36,53 +36,31 @@ class _ProjectedAttention(nn.Module):
         out_bias: bool,
         out_drop: float,
         paper: PaperForm | None,
+        extensions: Extensions | None,
         backend: str,
         device: torch.device | str | None,
         dtype: torch.dtype | None,
     ) -> None:
         super().__init__()
         check_heads(embed_dim, num_heads)
+        self.extensions = Extensions() if extensions is None else extensions
         free = PaperForm(step_size=None, tied=False, shared_temperature=False)
         self.embed_dim, self.num_heads, self.head_dim = embed_dim, num_heads, embed_dim // num_heads
-        self.form = free if paper is None else paper
+        self.paper = free if paper is None else paper
         self.backend = backend
         self.proj_in = nn.Linear(embed_dim, embed_dim, bias=in_bias, device=device, dtype=dtype)
-        temperatures = 1 if self.form.shared_temperature else num_heads
+        temperatures = 1 if self.paper.shared_temperature else num_heads
         self.temperature = nn.Parameter(torch.ones(temperatures, device=device, dtype=dtype))
-        if self.form.tied:
+        if self.paper.tied:
             self.proj_out = None
             self.out_bias = nn.Parameter(torch.zeros(embed_dim, device=device, dtype=dtype)) if out_bias else None
         else:
             self.proj_out = nn.Linear(embed_dim, embed_dim, bias=out_bias, device=device, dtype=dtype)
-        self.out_drop = out_drop
-        self.extend(Extensions())
-
-    def extend(self, extensions: Extensions) -> Self:
-        """Set the options of ours. New parameters come with them, so do it before an optimiser collects them.
-
-        Args:
-            extensions: The options; those that were set before no longer hold.
-
-        Returns:
-            This module.
-
-        Raises:
-            ValueError: An option is about the order of tokens, which only causal attention looks at.
-        """
-        if not self.causal and (extensions.forget or extensions.beyond != "error"):
-            raise ValueError(
-                f"{extensions} asks for forgetting or for a rule about positions, but {type(self).__name__} does not "
-                "look at the order of its tokens. Leave these two out, or use CausalTSSAttention."
-            )
-        self.extensions = extensions
         self.proj_gate: nn.Linear | None = None
-        if extensions.gate:
-            bias, like = self.proj_in.bias is not None, self.proj_in.weight
-            self.proj_gate = nn.Linear(self.embed_dim, self.embed_dim, bias, device=like.device, dtype=like.dtype)
-        self.decay_logit: nn.Parameter | None = None
-        if extensions.forget:
-            self.decay_logit = nn.Parameter(self._initial_forgetting().to(self.temperature))
-        return self
+        if self.extensions.gate:
+            self.proj_gate = nn.Linear(embed_dim, embed_dim, bias=in_bias, device=device, dtype=dtype)
+        self.out_drop = out_drop
+        self._operator_options = self.extensions.operator_options()
 
     def extra_repr(self) -> str:
         """Show the sizes in ``print(module)``."""
@@ -92,21 +70,17 @@ class _ProjectedAttention(nn.Module):
     def _tokens(self, x: Tensor) -> Tensor:
         check_width(x, self.embed_dim)
         w: Tensor = self.proj_in(x).reshape(*x.shape[:2], self.num_heads, self.head_dim)
-        return w if self.form.eps is None else w * self._scale()
+        return w if self.paper.eps is None else w * self._scale()
 
     def _scale(self) -> float:
         """sqrt(c): scaling the tokens by it before the operator and again after it puts c into D."""
-        return 1.0 if self.form.eps is None else math.sqrt(self.embed_dim) / self.form.eps
+        return 1.0 if self.paper.eps is None else math.sqrt(self.embed_dim) / self.paper.eps
 
     def _temperatures(self) -> Tensor:
-        return self.temperature.expand(self.num_heads) if self.form.shared_temperature else self.temperature
-
-    def _initial_forgetting(self) -> Tensor:
-        """Return the rates ``[H]`` at which the statistics of each head fade at first; only causal layers have any."""
-        raise NotImplementedError
+        return self.temperature.expand(self.num_heads) if self.paper.shared_temperature else self.temperature
 
     def _may_overwrite(self, w: Tensor, *others: Tensor | None) -> bool:
-        """Tell whether w is ours alone and nobody will look at it again; `others` go into the operator too."""
+        """Return whether w may be overwritten: nothing else uses its values. `others` go into the operator too."""
         used = (w, self.temperature, *others)
         recorded = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in used)
         seen = type(self.proj_in) is not nn.Linear or len(self.proj_in._forward_hooks) > 0
@@ -120,14 +94,14 @@ class _ProjectedAttention(nn.Module):
         return y * gate.reshape(y.shape).to(y.dtype)
 
     def _project_out(self, y: Tensor, count: Tensor | int | None) -> Tensor:
-        """Apply step size, output projection and dropout; count is the number of tokens behind each statistic."""
+        """Apply step size, output projection and dropout; count is the number of tokens in a statistic."""
         flat = y.flatten(2)
-        if self.form.step_size is not None or self.form.eps is not None:
+        if self.paper.step_size is not None or self.paper.eps is not None:
             scale: Tensor | float = self._scale()
-            if self.form.step_size is not None and count is not None:
+            if self.paper.step_size is not None and count is not None:
                 if isinstance(count, Tensor):  # half precision cannot count past 2048
                     count = count.to(torch.promote_types(y.dtype, torch.float32))
-                scale = scale * self.form.step_size / count
+                scale = scale * self.paper.step_size / count
             flat = (flat * scale).to(flat.dtype)
         if self.proj_out is not None:
             flat = self.proj_out(flat)
@@ -148,15 +122,15 @@ class TSSAttention(_ProjectedAttention):
         out_bias: Bias of the second projection.
         gain_drop: Dropout on ``D = 1 / (1 + moment)``, one decision per sequence, head and feature.
         out_drop: Dropout on the output.
-        normalize: Normalise each feature over the tokens before memberships are taken; False is the ablation.
+        normalize: Normalize each feature over the tokens before memberships are taken; False is the ablation.
         paper: Use the paper's equations where they differ from the code; see `PaperForm`.
-        extensions: Options of ours; see `Extensions`.
+        extensions: Extensions that are not in the paper; see `Extensions`.
         backend: Implementation of the operator, see `tost.tssa`.
         device: Where the parameters live.
         dtype: Type of the parameters.
 
     Raises:
-        ValueError: `num_heads` does not divide `embed_dim`.
+        ValueError: `num_heads` does not divide `embed_dim`, or an extension is about the order of tokens.
 
     Example:
         >>> import torch, tost
@@ -181,18 +155,25 @@ class TSSAttention(_ProjectedAttention):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        super().__init__(embed_dim, num_heads, in_bias, out_bias, out_drop, paper, backend, device, dtype)
+        super().__init__(embed_dim, num_heads, in_bias, out_bias, out_drop, paper, extensions, backend, device, dtype)
+        if self.extensions.forget or self.extensions.beyond != "error":
+            raise ValueError(
+                f"{extensions} asks for forgetting or for a rule about positions, but {type(self).__name__} does not "
+                "look at the order of its tokens. Leave these two out, or use CausalTSSAttention."
+            )
         self.gain_drop = gain_drop
         self.normalize = normalize
-        if extensions is not None:
-            self.extend(extensions)
+
+    def operator_options(self) -> dict[str, Any]:
+        """Return the options of this layer's operator, as keyword arguments of `tost.tssa` and `tost.membership`."""
+        return {"normalize": self.normalize, **self._operator_options}
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         """Mix the tokens x [B, N, C].
 
         Args:
             x: Tokens, ``[B, N, C]``.
-            mask: Real tokens, bool ``[B, N]``; the others neither count nor get more than the output bias.
+            mask: Real tokens, bool ``[B, N]``. Masked tokens are ignored; their output is the bias.
 
         Returns:
             ``[B, N, C]``.
@@ -202,17 +183,16 @@ class TSSAttention(_ProjectedAttention):
         if not self.normalize:
             temperature = temperature / self._scale() ** 2
         context = parallel.active()
-        form = {"normalize": self.normalize, "count_scaled": self.extensions.count_scaled}
         if context is None:
             run = tssa_ if self._may_overwrite(w) else tssa
-            y = run(w, temperature, mask=mask, backend=self.backend, **form)
+            y = run(w, temperature, mask=mask, backend=self.backend, **self.operator_options())
         else:
-            y = parallel.tssa(w, temperature, mask=mask, context=context, **form)
+            y = parallel.tssa(w, temperature, mask=mask, context=context, **self.operator_options())
         if self.training and self.gain_drop > 0:
             # y is proportional to D, so dropping entries of D drops whole features of a head.
             kept = F.dropout(y.new_ones(y.shape[0], 1, *y.shape[2:]), self.gain_drop)
             y = y * (kept if context is None else context.share(kept))
-        if context is not None and self.form.step_size is not None:
+        if context is not None and self.paper.step_size is not None:
             count: Tensor | int = context.total(x.shape[1], mask, device=x.device).clamp_min(1)[:, None, None]
         else:
             count = x.shape[1] if mask is None else mask.sum(dim=1).clamp_min(1)[:, None, None]
@@ -223,7 +203,7 @@ class CausalTSSAttention(_ProjectedAttention):
     """Causal TSSA: a drop-in for a causal attention module that streams from a constant-size state.
 
     ``y = proj_out(causal_tssa(proj_in(x)))``; see `tost.causal_tssa` for the operator. The defaults are the authors'
-    language code. Options of ours are added with ``attention.extend(Extensions(...))``.
+    language code.
 
     Args:
         embed_dim: Width of the tokens, C.
@@ -237,6 +217,7 @@ class CausalTSSAttention(_ProjectedAttention):
         gain_drop: Dropout on ``D = 1 / (1 + moment)``, one decision per token, head and feature.
         out_drop: Dropout on the output.
         paper: Use the paper's equations where they differ from the code; see `PaperForm`.
+        extensions: Extensions that are not in the paper; see `Extensions`.
         backend: Implementation of the operator, see `tost.causal_tssa`.
         device: Where the parameters live.
         dtype: Type of the parameters.
@@ -268,11 +249,12 @@ class CausalTSSAttention(_ProjectedAttention):
         gain_drop: float = 0.0,
         out_drop: float = 0.0,
         paper: PaperForm | None = None,
+        extensions: Extensions | None = None,
         backend: str = "auto",
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        super().__init__(embed_dim, num_heads, in_bias, out_bias, out_drop, paper, backend, device, dtype)
+        super().__init__(embed_dim, num_heads, in_bias, out_bias, out_drop, paper, extensions, backend, device, dtype)
         if position_bias not in ("feature", "head", None):
             raise ValueError(f"position_bias={position_bias!r} is not known; it takes 'feature', 'head' or None.")
         self.max_length = max_length
@@ -283,6 +265,13 @@ class CausalTSSAttention(_ProjectedAttention):
             if position_bias is None
             else nn.Parameter(torch.zeros(num_heads, max_length, device=device, dtype=dtype))
         )
+        self.decay_logit: nn.Parameter | None = None
+        if self.extensions.forget:
+            self.decay_logit = nn.Parameter(self._initial_forgetting().to(self.temperature))
+
+    def operator_options(self) -> dict[str, Any]:
+        """Return the options of this layer's operator, as keyword arguments of `tost.causal_tssa` and its kin."""
+        return {"decay": self.decay(), **self._operator_options}
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         """Mix the tokens x [B, N, C], each with those before it.
@@ -309,23 +298,15 @@ class CausalTSSAttention(_ProjectedAttention):
         Returns:
             ``[B, N, C]`` and the state after these tokens.
         """
-        w, bias, decay = self._tokens(x), self.bias_of(x, state, mask), self.decay()
-        run = causal_tssa_ if self._may_overwrite(w, bias, decay, *(state or ())) else causal_tssa_with_state
+        w, bias, options = self._tokens(x), self.bias_of(x, state, mask), self.operator_options()
+        overwrite = self._may_overwrite(w, bias, options["decay"], *(state or ()))
+        run = causal_tssa_ if overwrite else causal_tssa_with_state
         if parallel.active() is not None:
             run = parallel.causal_tssa_with_state
-        y, after = run(
-            w,
-            self._temperatures(),
-            bias,
-            mask=mask,
-            state=state,
-            count_scaled=self.extensions.count_scaled,
-            decay=decay,
-            backend=self.backend,
-        )
+        y, after = run(w, self._temperatures(), bias, mask=mask, state=state, backend=self.backend, **options)
         if self.training and self.gain_drop > 0:
             y = F.dropout(y, self.gain_drop)  # y is proportional to D, entry by entry
-        count = None if self.form.step_size is None else self._count(x, state, mask)
+        count = None if self.paper.step_size is None else self._count(x, state, mask)
         return self._project_out(self._gated(y, x, mask), count), after
 
     def decay(self) -> Tensor | None:
@@ -351,8 +332,8 @@ class CausalTSSAttention(_ProjectedAttention):
 
         Args:
             x: The next tokens, ``[B, N, ...]``.
-            state: As in `forward_with_state`.
-            mask: As in `forward_with_state`.
+            state: The state returned with the tokens before; None at the start.
+            mask: Real tokens, bool ``[B, N]``.
 
         Returns:
             The table ``[H, max_length]``, or where positions go beyond it what each token gets, ``[B or 1, N, H]``.

@@ -1,29 +1,32 @@
-"""Options of ours for the TSSA modules. The authors have none of them, and all are off by default."""
+"""Optional extensions of the TSSA modules that are not in the paper. Loads no torch."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, fields
+from typing import Any, Literal
+
+from tost.ops.form import OperatorOptions, option
 
 __all__ = ["Extensions"]
 
 
-@dataclass(frozen=True)
-class Extensions:
-    """What we add to the authors' attention.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Extensions(OperatorOptions):
+    """Extensions of the authors' attention; all are off by default. The options of the operator are among them.
 
     Attributes:
         gate: Multiply the operator's output by ``silu(proj_gate(x))`` before the output projection. The operator only
             shrinks a token's features, by factors that all tokens of a group share; the gate lets each token choose.
-        count_scaled: Multiply the energies by the number of real tokens behind them. They are shares that sum to D over
-            the tokens, so without it memberships flatten as sequences get longer, unless the temperature grows.
         forget: Causal attention only: let the statistics of each head fade with every token, at a learned rate. Heads
             start with different half-lives; see `CausalTSSAttention.decay`.
-        beyond: Causal attention only: what becomes of the position bias behind its last position. ``"error"`` refuses
+        beyond: Causal attention only: the position bias of tokens after the last learned position. ``"error"`` refuses
             such sequences, ``"hold"`` goes on with the last position's bias.
     """
 
-    gate: bool = False
-    count_scaled: bool = False
-    forget: bool = False
+    gate: bool = option(False, "gate the output of TSSA by a projection of its input")
+    forget: bool = option(False, "let the statistics of each head fade at a learned rate", causal=True)
     beyond: Literal["error", "hold"] = "error"
+
+    def operator_options(self) -> dict[str, Any]:
+        """Return the options of the operator, as keyword arguments of `tost.tssa` and `tost.causal_tssa`."""
+        return {field.name: getattr(self, field.name) for field in fields(OperatorOptions)}

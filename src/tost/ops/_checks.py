@@ -10,6 +10,7 @@ from tost.ops.state import TSSAState
 
 __all__ = [
     "check_bias",
+    "check_causal",
     "check_decay",
     "check_mask",
     "check_state",
@@ -139,6 +140,23 @@ def check_decay(decay: Tensor | None, w: Tensor) -> None:
             f"decay lies in [{smallest:.6g}, {largest:.6g}]; each head must keep a share in (0, 1] of its sums when a "
             "token comes, 1 to forget nothing. Learn it as torch.sigmoid of a free parameter."
         )
+
+
+def check_causal(
+    w: Tensor,
+    temperature: Tensor,
+    bias: Tensor | None,
+    mask: Tensor | None,
+    state: TSSAState | None,
+    decay: Tensor | None,
+) -> None:
+    """Check all arguments of the causal operator."""
+    check_tokens(w)
+    check_temperature(temperature, w)
+    check_mask(mask, w)
+    check_state(state, w)
+    check_bias(bias, w, mask, state)
+    check_decay(decay, w)
 
 
 def refuse_autograd(name: str, *tensors: Tensor | None) -> None:

@@ -1,80 +1,87 @@
-"""Who can run a call, and why not.
+"""Backend dispatch: which implementation runs a call, and the reasons why the others do not.
 
-Every operator has a list of implementations, fastest first. Each one says for a given call what stands in its way; an
-empty list means that it can run. ``backend="auto"`` takes the first that can, an explicit name runs or raises with its
-reasons. An exception inside a check is a bug and propagates: no implementation ever disappears silently.
+``backend="auto"`` takes the first backend that can run the call; a name runs that backend or raises with the reasons.
+An exception inside a check is a bug and propagates: no backend ever disappears silently.
 """
 
 from __future__ import annotations
 
-import difflib
 import warnings
 from collections.abc import Callable
+from importlib import import_module
+from types import ModuleType
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from tost import _env
+from tost._text import closest
 from tost.errors import BackendError
+from tost.ops.backends import BACKENDS, OPERATORS, VARIABLE, Backend
 
-__all__ = ["Backend", "available_backends", "operators", "register", "select"]
-
-
-def _nothing_missing() -> list[str]:
-    return []
+__all__ = ["Implementation", "available_backends", "backends_on", "operators", "select"]
 
 
-def _runs_anywhere(w: Tensor) -> list[str]:
-    return []
-
-
-class Backend(NamedTuple):
-    """One implementation of an operator.
+class Implementation(NamedTuple):
+    """One backend's implementation of an operator.
 
     Attributes:
-        name: What a user passes as ``backend=``.
-        run: The implementation. All implementations of an operator take the same arguments.
-        run_inplace: The same, leaving its result in the memory of the first argument; None if it has no such form.
-        missing: Reasons why it cannot run here at all, whatever the call. Empty when it is ready.
-        why_not: Reasons why it cannot run this call, given its tokens ``w``. Asked only when nothing is missing.
+        backend: The backend.
+        run: The function that runs the operator.
+        run_inplace: The same, leaving its result in the memory of the tokens; None if it has no such form.
+        unavailable: Returns reasons why the backend cannot be used on this machine.
+        unsupported: Returns reasons why it cannot be used for tokens ``w``, beyond those of the device.
     """
 
-    name: str
+    backend: Backend
     run: Callable[..., Any]
-    run_inplace: Callable[..., Any] | None = None
-    missing: Callable[[], list[str]] = _nothing_missing
-    why_not: Callable[[Tensor], list[str]] = _runs_anywhere
+    run_inplace: Callable[..., Any] | None
+    unavailable: Callable[[], list[str]]
+    unsupported: Callable[[Tensor], list[str]]
 
-    def reasons(self, w: Tensor) -> list[str]:
-        """Return everything that stands in the way of running on `w`."""
-        return self.missing() or self.why_not(w)
+    def obstacles(self, w: Tensor) -> list[str]:
+        """Return every reason why it cannot run on the tokens `w`; empty if it can."""
+        if found := self.unavailable():
+            return found
+        if not self.backend.runs_on(w.device.type):
+            return [f"needs a {' or '.join(self.backend.devices).upper()} tensor, got {w.device}"]
+        return self.unsupported(w)
 
 
-_REGISTRY: dict[str, tuple[Backend, ...]] = {}
+def _nothing(*_: object) -> list[str]:
+    return []
+
+
+def _implementation(op: str, backend: Backend, module: ModuleType) -> Implementation:
+    return Implementation(
+        backend,
+        getattr(module, op),
+        getattr(module, f"{op}_", None),
+        getattr(module, "unavailable", _nothing),
+        getattr(module, "unsupported", _nothing),
+    )
+
+
+_MODULES = [(backend, import_module(backend.module)) for backend in BACKENDS]
+_IMPLEMENTATIONS = {op: tuple(_implementation(op, *loaded) for loaded in _MODULES) for op in OPERATORS}
 # Read once: the value is part of the program, and compiled graphs may not look at the environment.
-_DEFAULT = _env.BACKEND.get()
+_DEFAULT = VARIABLE.get()
 _WARNED: set[str] = set()
 
 
-def register(op: str, *backends: Backend) -> None:
-    """Make `backends` the implementations of `op`, fastest first; the last one must run anywhere."""
-    _REGISTRY[op] = backends
-
-
 def operators() -> list[str]:
-    """Return the names of the operators that have implementations."""
-    return list(_REGISTRY)
+    """Return the names of the operators."""
+    return list(OPERATORS)
 
 
 def available_backends(op: str) -> dict[str, str]:
-    """Say which implementations of an operator can run here.
+    """Return the backends of an operator and whether each can be used on this machine.
 
     Args:
         op: ``"tssa"`` or ``"causal_tssa"``.
 
     Returns:
-        Implementation name to ``"ready"`` or the reasons why it is not, fastest first.
+        Backend name to ``"ready"`` or the reasons why it is not, fastest first.
 
     Raises:
         ValueError: There is no such operator.
@@ -84,44 +91,72 @@ def available_backends(op: str) -> dict[str, str]:
         >>> tost.available_backends("tssa")["reference"]
         'ready'
     """
-    if op not in _REGISTRY:
-        raise ValueError(f"there is no operator {op!r}; the operators are {', '.join(_REGISTRY)}.")
-    return {backend.name: "; ".join(backend.missing()) or "ready" for backend in _REGISTRY[op]}
+    if op not in OPERATORS:
+        raise ValueError(f"there is no operator {op!r}; the operators are {', '.join(OPERATORS)}.")
+    return {each.backend.name: "; ".join(each.unavailable()) or "ready" for each in _IMPLEMENTATIONS[op]}
 
 
-def select(op: str, requested: str, w: Tensor) -> Backend:
+def backends_on(device_type: str, op: str) -> dict[str, str]:
+    """Return the backends that ``backend="auto"`` considers on a type of device, the fastest first.
+
+    Args:
+        device_type: Such as ``"cpu"`` or ``"cuda"``.
+        op: ``"tssa"`` or ``"causal_tssa"``.
+
+    Returns:
+        As `available_backends`: the first that is ready is the one that runs. If ``TOST_BACKEND`` is set, only that.
+    """
+    statuses = available_backends(op)
+    if _DEFAULT != "auto":
+        return {_DEFAULT: statuses[_DEFAULT]}
+    return {
+        backend.name: statuses[backend.name]
+        for backend in BACKENDS
+        if backend.automatic and backend.runs_on(device_type)
+    }
+
+
+def select(op: str, requested: str, w: Tensor) -> Implementation:
     """Return the implementation of `op` that will run on the tokens `w`.
 
     Args:
-        op: Name of a registered operator.
-        requested: ``"auto"`` or the name of an implementation.
+        op: Name of an operator.
+        requested: ``"auto"`` or the name of a backend.
         w: The call's tokens.
 
     Raises:
         BackendError: `requested` is unknown or cannot run this call; every reason is listed.
     """
-    backends = _REGISTRY[op]
+    known = _IMPLEMENTATIONS[op]
     name = _DEFAULT if requested == "auto" else requested
     if name == "auto":
-        for backend in backends:
-            if not backend.reasons(w):
-                if backend is not backends[0]:
-                    _warn_once(op, backend, backends[0], w)
-                return backend
-        raise BackendError(_refusal(op, backends, w))
-    for backend in backends:
-        if backend.name == name:
-            if backend.reasons(w):
-                raise BackendError(_refusal(op, (backend,), w))
-            return backend
-    names = [backend.name for backend in backends]
-    guess = difflib.get_close_matches(name, names, n=1)
-    hint = f" Did you mean {guess[0]!r}?" if guess else ""
+        return _select_automatically(op, w)
+    for each in known:
+        if each.backend.name == name:
+            if each.obstacles(w):
+                raise BackendError(_refusal(op, (each,), w))
+            return each
+    names = [each.backend.name for each in known]
+    guess = closest(name, names)
+    hint = f" Did you mean {guess!r}?" if guess else ""
     raise BackendError(f"`{op}` has no backend {name!r}; it has auto, {', '.join(names)}.{hint}")
 
 
-def _refusal(op: str, candidates: tuple[Backend, ...], w: Tensor) -> str:
-    lines = [f"{candidate.name}: {'; '.join(candidate.reasons(w))}" for candidate in candidates]
+def _select_automatically(op: str, w: Tensor) -> Implementation:
+    faster: Implementation | None = None
+    for each in _IMPLEMENTATIONS[op]:
+        if not each.backend.automatic or not each.backend.runs_on(w.device.type):
+            continue
+        if not each.obstacles(w):
+            if faster is not None:
+                _warn_once(op, each, faster, w)
+            return each
+        faster = faster or each
+    raise BackendError(_refusal(op, _IMPLEMENTATIONS[op], w))
+
+
+def _refusal(op: str, candidates: tuple[Implementation, ...], w: Tensor) -> str:
+    lines = [f"{each.backend.name}: {'; '.join(each.obstacles(w))}" for each in candidates]
     return (
         f"no backend can run `{op}` on these inputs:\n"
         f"    w  {tuple(w.shape)} {str(w.dtype).removeprefix('torch.')} on {w.device}\n"
@@ -130,14 +165,13 @@ def _refusal(op: str, candidates: tuple[Backend, ...], w: Tensor) -> str:
     )
 
 
-def _warn_once(op: str, chosen: Backend, faster: Backend, w: Tensor) -> None:
-    # On other devices the native CPU kernel is no loss; on a CPU its absence is worth one line.
-    if torch.compiler.is_compiling() or w.device.type != "cpu" or faster.name in _WARNED:
+def _warn_once(op: str, chosen: Implementation, faster: Implementation, w: Tensor) -> None:
+    if torch.compiler.is_compiling() or faster.backend.name in _WARNED:
         return
-    _WARNED.add(faster.name)
+    _WARNED.add(faster.backend.name)
     warnings.warn(
-        f"`{op}` runs on backend {chosen.name!r}; {faster.name!r} is faster but cannot be used: "
-        f"{'; '.join(faster.reasons(w))}. See `tost info`.",
+        f"`{op}` runs on backend {chosen.backend.name!r}; {faster.backend.name!r} is faster but cannot be used: "
+        f"{'; '.join(faster.obstacles(w))}. See `tost info`.",
         RuntimeWarning,
-        stacklevel=4,
+        stacklevel=5,
     )

@@ -1,4 +1,4 @@
-"""Causal TSSA over ranks: each needs the sums of the ranks before it, and of nobody's tokens.
+"""Causal TSSA over ranks: each needs the sums of the ranks before it, but none of their tokens.
 
     1. sum this rank's squares                                    exchange: the sums of the ranks before
     2. with them, memberships, and this rank's weighted squares and mass      exchange: likewise
@@ -21,7 +21,7 @@ from torch import Tensor
 
 from tost import ops
 from tost.ops import TSSAState
-from tost.ops._checks import check_bias, check_decay, check_mask, check_state, check_temperature, check_tokens
+from tost.ops._checks import check_bias, check_causal
 from tost.ops._numerics import num_tokens, statistics_dtype
 from tost.parallel._autograd import exclusive_sum, local_squares, total_of
 from tost.parallel._channel import Channel, untraced
@@ -43,23 +43,20 @@ def causal_tssa(
 ) -> Tensor:
     """Run `tost.causal_tssa` on a sequence of which this rank holds a piece.
 
+    Arguments are those of `tost.causal_tssa`, the same on every rank except for the tokens, and:
+
     Args:
         w: This rank's projected tokens, ``[B, N, H, D]``; N may differ between ranks and may be 0.
-        temperature: As in `tost.causal_tssa`, the same on every rank.
-        bias: As in `tost.causal_tssa`: a table for the whole sequence, the same on every rank, or that of this rank's
-            tokens.
+        bias: A table for the whole sequence, or the biases of this rank's tokens.
         mask: Real tokens of this rank, bool ``[B, N]``.
-        count_scaled: As in `tost.causal_tssa`; the tokens of the ranks before count.
-        decay: As in `tost.causal_tssa`, the same on every rank.
-        backend: As in `tost.causal_tssa`.
         context: The ranks that share the sequence; None for the active context.
 
     Returns:
         y of this rank's tokens, ``[B, N, H, D]``, in the dtype of `w`.
 
     Raises:
-        ValueError: As in `tost.causal_tssa`; a bias shorter than the whole sequence is refused on every rank.
-        BackendError: As in `tost.causal_tssa`.
+        ValueError: As `tost.causal_tssa` does; a bias shorter than the whole sequence is refused on every rank.
+        BackendError: As `tost.causal_tssa` does.
         RuntimeError: No context was given and none is active.
     """
     return causal_tssa_with_state(
@@ -86,26 +83,22 @@ def causal_tssa_with_state(
     ``4 B H (2D+1)`` backward, in two collectives each, whatever the length of the sequence. A loss that uses the
     returned state must do so on every rank; its backward pass then takes two more.
 
+    Arguments are those of `causal_tssa`, and:
+
     Args:
-        w: As in `causal_tssa`.
-        temperature: As in `causal_tssa`.
-        bias: As in `causal_tssa`.
-        mask: As in `causal_tssa`.
         state: The state before the whole shared sequence, the same on every rank; None at its start.
-        count_scaled: As in `causal_tssa`.
-        decay: As in `causal_tssa`.
-        backend: As in `causal_tssa`.
-        context: As in `causal_tssa`.
 
     Returns:
         y of this rank's tokens, ``[B, N, H, D]``, and the state after the whole sequence, the same on every rank.
 
     Raises:
-        ValueError: As in `tost.causal_tssa_with_state`.
-        BackendError: As in `tost.causal_tssa`.
-        RuntimeError: As in `causal_tssa`.
+        ValueError: As `tost.causal_tssa_with_state` does.
+        BackendError: As `tost.causal_tssa` does.
+        RuntimeError: No context was given and none is active.
     """
-    _check(w, temperature, bias, mask, state, decay)
+    check_causal(w, temperature, None, mask, state, decay)
+    # The form of the bias; its length is checked when the length of the whole sequence is known.
+    check_bias(bias, w if bias is not None and bias.dim() == 3 else w[:, :0], None, None)
     channel = resolve(context).channel
     state = _zeros(w) if state is None else state
     decay = None if decay is None else decay.to(statistics_dtype(w.dtype))
@@ -179,23 +172,6 @@ def _zeros(w: Tensor) -> TSSAState:
 def _joined(state: TSSAState) -> Tensor:
     """Return the two sums that depend on memberships as one tensor, [B, H, D + 1]."""
     return torch.cat((state.weighted_squares, state.mass.unsqueeze(-1)), dim=-1)
-
-
-def _check(
-    w: Tensor,
-    temperature: Tensor,
-    bias: Tensor | None,
-    mask: Tensor | None,
-    state: TSSAState | None,
-    decay: Tensor | None,
-) -> None:
-    check_tokens(w)
-    check_temperature(temperature, w)
-    check_mask(mask, w)
-    check_state(state, w)
-    check_decay(decay, w)
-    # The form of the bias; its length is checked when the length of the whole sequence is known.
-    check_bias(bias, w if bias is not None and bias.dim() == 3 else w[:, :0], None, None)
 
 
 def _check_length(bias: Tensor | None, position_after: Tensor) -> None:

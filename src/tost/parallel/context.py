@@ -26,7 +26,7 @@ _ENTERED: list[ContextParallel] = []
 class ContextParallel:
     """The ranks that share one sequence, each with a contiguous piece of its tokens.
 
-    Inside ``with context:`` every attention module of ours works on the whole sequence, though it is given this rank's
+    Inside ``with context:`` every attention module works on the whole sequence, though it is given this rank's
     tokens only. Keep the backward pass inside too where layers are checkpointed, as they run again there.
 
     Gradients are those of the sum of the ranks' losses. A tensor that holds tokens gets its full gradient. A tensor
@@ -43,7 +43,7 @@ class ContextParallel:
         size: Number of processes in the group.
 
     Raises:
-        RuntimeError: torch.distributed has not been initialised.
+        RuntimeError: torch.distributed has not been initialized.
         ValueError: This process is not in the group.
 
     Example:
@@ -61,7 +61,7 @@ class ContextParallel:
     def __init__(self, group: dist.ProcessGroup | None = None) -> None:
         if not (dist.is_available() and dist.is_initialized()):
             raise RuntimeError(
-                "context parallelism needs a process group, but torch.distributed is not initialised. "
+                "context parallelism needs a process group, but torch.distributed is not initialized. "
                 "Start the processes with torchrun and call torch.distributed.init_process_group first."
             )
         group = dist.group.WORLD if group is None else group

@@ -16,6 +16,7 @@ from torch.autograd.function import once_differentiable
 
 from tost.ops._checks import check_mask, check_temperature, check_tokens
 from tost.ops._numerics import MASS_FLOOR, SQUARE_FLOOR, num_tokens, statistics_dtype, zero_padding
+from tost.ops.form import Form
 from tost.parallel._channel import Channel, untraced
 from tost.parallel._chunks import accumulate, chunks, tokens_of
 from tost.parallel.context import ContextParallel, resolve
@@ -36,15 +37,14 @@ def tssa(
     """Run `tost.tssa` on a sequence of which this rank holds a piece.
 
     Each rank hands out ``4 B H (2D+1)`` bytes forward and ``8 B H D`` backward (statistics in float32), in two
-    collectives each, whatever the length of the sequence; without normalisation it is one collective each. Counting the
+    collectives each, whatever the length of the sequence; without normalization it is one collective each. Counting the
     tokens takes one more forward, of ``8 B`` bytes.
+
+    Arguments are those of `tost.tssa`, the same on every rank except for the tokens, and:
 
     Args:
         w: This rank's projected tokens, ``[B, N, H, D]``; N may differ between ranks and may be 0.
-        temperature: As in `tost.tssa`, the same on every rank.
         mask: Real tokens of this rank, bool ``[B, N]``.
-        normalize: As in `tost.tssa`.
-        count_scaled: As in `tost.tssa`; the tokens of all ranks count.
         context: The ranks that share the sequence; None for the active context.
 
     Returns:
@@ -58,25 +58,19 @@ def tssa(
     check_temperature(temperature, w)
     check_mask(mask, w)
     channel = resolve(context).channel
-    count = channel.all_reduce(num_tokens(w, mask)).to(statistics_dtype(w.dtype))[:, None] if count_scaled else None
-    y: Tensor = _SharedTSSA.apply(w, temperature, mask, normalize, count, channel)  # type: ignore[no-untyped-call]
+    form = Form(normalize=normalize, count_scaled=count_scaled)
+    y: Tensor = _SharedTSSA.apply(w, temperature, mask, form, channel)  # type: ignore[no-untyped-call]
     return y
 
 
 class _SharedTSSA(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx: Any,
-        w: Tensor,
-        temperature: Tensor,
-        mask: Tensor | None,
-        normalize: bool,
-        count: Tensor | None,
-        channel: Channel,
-    ) -> Tensor:
-        cuts, squares = chunks(w), None
+    def forward(ctx: Any, w: Tensor, temperature: Tensor, mask: Tensor | None, form: Form, channel: Channel) -> Tensor:
+        cuts, squares, count = chunks(w), None, None
+        if form.count_scaled:
+            count = channel.all_reduce(num_tokens(w, mask)).to(statistics_dtype(w.dtype))[:, None]
         scale = _scale(temperature, count, w).unsqueeze(1)
-        if normalize:
+        if form.normalize:
             squares = channel.all_reduce(accumulate(tokens_of(w, mask, rows).square().sum(dim=1) for rows in cuts))
         pi = torch.empty(w.shape[:3], dtype=statistics_dtype(w.dtype), device=w.device)
 
@@ -134,7 +128,7 @@ class _SharedTSSA(torch.autograd.Function):
             dw[:, rows] = 2 * v * through_sums - weight[:, rows] * o * gains
         d_scale = (slope * inverse.squeeze(1)).sum(dim=-1)
         d_temperature = (d_scale if count is None else d_scale * count).sum(dim=0)
-        return dw, d_temperature.to(temperature.dtype), None, None, None, None
+        return dw, d_temperature.to(temperature.dtype), None, None, None
 
 
 def _scale(temperature: Tensor, count: Tensor | None, w: Tensor) -> Tensor:

@@ -26,7 +26,7 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor
 
 from tost.errors import ConfigError
-from tost.ops import available_backends, operators
+from tost.ops import backends_on, operators
 from tost.parallel import ContextParallel, make_mesh
 from tost.train.batchnorm import share_batch_norms
 from tost.train.config import RunConfig, TrainConfig
@@ -107,13 +107,12 @@ class Processes:
         device = f"{self.size} process{'es' if self.size > 1 else ''} on {self.device.type}"
         return device if self.sequence is None else f"{device}, {self.sequence.size} sharing each sequence"
 
-    @staticmethod
-    def describe_backends() -> str:
-        """Which implementation each operator will use, and what is in the way of a faster one."""
+    def describe_backends(self) -> str:
+        """Which implementation each operator will use on this device, and why a faster one cannot be used."""
         lines = []
         for op in operators():
-            statuses = available_backends(op)
-            chosen = next(name for name, status in statuses.items() if status == "ready")
+            statuses = backends_on(self.device.type, op)
+            chosen = next((name for name, status in statuses.items() if status == "ready"), "none")
             refused = [f"{name} not: {status}" for name, status in statuses.items() if status != "ready"]
             lines.append(" ".join([f"{op} by {chosen}", *(f"({text})" for text in refused)]))
         return ", ".join(lines)

@@ -86,12 +86,11 @@ def _measure(
         w = output.reshape(*output.shape[:-1], attention.num_heads, attention.head_dim)
         mask = masks.get("mask")
         temperature = attention.temperature.expand(attention.num_heads)
-        scaled = attention.extensions.count_scaled
+        options = attention.operator_options()
         if isinstance(attention, CausalTSSAttention):
-            bias, decay = attention.bias_of(w, mask=mask), attention.decay()
-            pi = causal_membership(w, temperature, bias, mask=mask, count_scaled=scaled, decay=decay)
+            pi = causal_membership(w, temperature, attention.bias_of(w, mask=mask), mask=mask, **options)
         else:
-            pi = membership(w, temperature, mask=mask, normalize=attention.normalize, count_scaled=scaled)
+            pi = membership(w, temperature, mask=mask, **options)
         found.append(compression_of_tokens(w, pi).mean())
 
     return hook

@@ -7,8 +7,7 @@ from tost.bench.harness import gate
 from tost.bench.harness.gate import Candidate, Check, GateResult, run_gate
 from tost.bench.ops.cases import Op
 from tost.errors import BackendError
-from tost.ops.causal_tssa import causal_tssa
-from tost.ops.tssa import tssa
+from tost.ops import causal_tssa, tssa
 
 
 @pytest.fixture(autouse=True)

@@ -238,7 +238,7 @@ def test_attention_without_an_order_takes_no_rules_about_it():
 
 
 def test_frozen_operator_still_learns_what_is_added():
-    attention = tost.CausalTSSAttention(8, 2, 16).extend(Extensions(forget=True)).requires_grad_(False)
+    attention = tost.CausalTSSAttention(8, 2, 16, extensions=Extensions(forget=True)).requires_grad_(False)
     for name in ("decay_logit", "position_bias"):
         parameter = getattr(attention, name).requires_grad_()
         attention(torch.randn(2, 9, 8)).square().sum().backward()

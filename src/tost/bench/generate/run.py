@@ -25,10 +25,10 @@ from tost.bench.harness.timing import Round, Spread, Trial, interleave, ratios, 
 from tost.bench.harness.worker import run_in_process
 from tost.generation import decode_step, prefill
 from tost.generation.decode import State, state_bytes
-from tost.generation.native import WEIGHTS, Weights, why_not_native
+from tost.generation.native import WEIGHTS, Weights, native_obstacles
 from tost.generation.step import make_step
 from tost.models import LanguageToST, create_model
-from tost.ops import _step as library
+from tost.ops import _library as library
 from tost.testing import relative_rms
 
 __all__ = [
@@ -295,7 +295,7 @@ class _Bench:
     def batch(self) -> Iterator[list[GenerateRow]]:
         model = self._model(OURS)
         calls: dict[tuple[Weights, int], Callable[[], object]] = {}
-        kinds: list[Weights] = ["fp32"] if why_not_native(model) else list(WEIGHTS)
+        kinds: list[Weights] = ["fp32"] if native_obstacles(model) else list(WEIGHTS)
         for batch in self._scale.batches:
             state = self._read(OURS, _SHORT, batch)
             for kind in kinds:
@@ -378,7 +378,7 @@ def _limits(model: LanguageToST) -> dict[str, Callable[[], object]]:
             F.linear(inputs[matrix.shape[1]], matrix)
 
     found: dict[str, Callable[[], object]] = {TORCH_LIMIT: by_torch}
-    if not why_not_native(model):
+    if not native_obstacles(model):
         found[OUR_LIMIT] = _our_limit(matrices, inputs)
     return found
 
@@ -391,7 +391,7 @@ def _our_limit(matrices: Sequence[Tensor], inputs: Mapping[int, Tensor]) -> Call
     for matrix, output in zip(matrices, outputs, strict=True):
         width = matrix.shape[1]
         step = library.Step(B=1, C=width, H=1, hidden=0, depth=0, norm=library.Norm(ones[width].data_ptr(), None, 1.0))
-        step.threads, step.head = torch.get_num_threads(), library.matrix(matrix)
+        step.threads, step.head = torch.get_num_threads(), library.Matrix(matrix.data_ptr(), None, None, *matrix.shape)
         step.x, step.logits = inputs[width].data_ptr(), output.data_ptr()
         steps.append(step)
     alive = (matrices, inputs, ones, outputs)  # the library only knows addresses

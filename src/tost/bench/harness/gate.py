@@ -18,9 +18,7 @@ from torch import Tensor, nn
 from tost.bench.ops.cases import Op
 from tost.bench.ops.contenders import paper_causal_tssa, paper_tssa
 from tost.errors import BackendError
-from tost.ops import available_backends
-from tost.ops.causal_tssa import causal_tssa, causal_tssa_
-from tost.ops.tssa import tssa, tssa_
+from tost.ops import available_backends, causal_tssa, causal_tssa_, tssa, tssa_
 from tost.testing import relative_rms
 
 __all__ = [

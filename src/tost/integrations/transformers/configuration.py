@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import field, fields
-from difflib import get_close_matches
-from typing import Any, ClassVar, Literal, cast
+from dataclasses import fields
+from typing import Any, ClassVar, cast
 
 import tost._torchvision  # noqa: F401  transformers may import torchvision, which a CPU build of torch has to be prepared for
 
 # isort: split
 from transformers import GenerationConfig, PreTrainedConfig
 
+from tost._text import closest
 from tost.errors import ConfigError
 from tost.models import LanguageOptions, model_options, model_spec
 
@@ -22,6 +22,7 @@ RENAMED = {"max_length": "max_position_embeddings"}
 LEFT_OUT = {"gradient_checkpointing": "call model.gradient_checkpointing_enable()"}
 """Options that transformers sets by other means: they are about training, not about the model."""
 _OPTIONS = {RENAMED.get(key, key): key for key in LanguageOptions.model_fields if key not in LEFT_OUT}
+_BASE_MODEL = "tost_lm_base"
 _GENERATION = "it is about generation; set it in model.generation_config or give it to generate()"
 _HINTS = {
     **dict.fromkeys(GenerationConfig._get_default_generation_params(), _GENERATION),
@@ -35,7 +36,17 @@ _TAKEN = {
 }
 
 
-class TostConfig(PreTrainedConfig):  # type: ignore[no-untyped-call]
+def _fields() -> dict[str, Any]:
+    """Return a class body that declares the options of a language model as fields of a dataclass."""
+    known, chosen = LanguageOptions.model_fields, model_spec(_BASE_MODEL).defaults
+    kinds = {name: known[key].annotation for name, key in _OPTIONS.items()}
+    return {"__annotations__": kinds} | {name: chosen.get(key, known[key].default) for name, key in _OPTIONS.items()}
+
+
+_OptionFields: Any = type("_OptionFields", (PreTrainedConfig,), {**_fields(), "__module__": __name__})
+
+
+class TostConfig(_OptionFields):  # type: ignore[misc]
     """The options of `tost.models.LanguageOptions`, one for one, under the same names.
 
     Two differ. ``max_length`` is called ``max_position_embeddings``, because transformers keeps that name for
@@ -44,8 +55,8 @@ class TostConfig(PreTrainedConfig):  # type: ignore[no-untyped-call]
     defaults are those of ``tost_lm_base``.
 
     Values are checked by `LanguageOptions` when a configuration is made, when it is saved and when a model is built, so
-    a value that was changed in between is found too. A key that nobody knows is an error. In a file that was saved it
-    is kept, because other programs leave theirs there, unless it looks like an option with a slip in it.
+    a value that was changed in between is found too. An unknown key is an error. In a file that was saved it
+    is kept, because other programs leave theirs there, unless it looks like a misspelled option.
 
     Attributes:
         use_cache: Return the state with the logits, as generation needs it.
@@ -71,28 +82,6 @@ class TostConfig(PreTrainedConfig):  # type: ignore[no-untyped-call]
         "num_attention_heads": "num_heads",
         "tie_word_embeddings": "tie_head",
     }
-
-    embed_dim: int = 768
-    depth: int = 12
-    num_heads: int = 12
-    mlp_ratio: float = 4.0
-    dropout: float = 0.0
-    backend: Literal["auto", "native", "torch", "reference"] = "auto"
-    vocab_size: int = 50_304
-    max_position_embeddings: int = 1024
-    layer_scale: float | None = 1e-5
-    bias: bool = False
-    tie_head: bool = True
-    mixer: str = "tssa"
-    mixer_options: dict[str, Any] = field(default_factory=dict)
-    activation: Literal["gelu", "gelu_tanh"] = "gelu"
-    position: Literal["learned", "sinusoidal", "none"] = "learned"
-    beyond: Literal["error", "hold"] = "error"
-    local: int = 0
-    local_at: Literal["attention", "mlp", "both"] = "attention"
-    gate: bool = False
-    count_scaled: bool = False
-    forget: bool = False
 
     use_cache: bool = True
     bos_token_id: int | None = None
@@ -128,7 +117,7 @@ class TostConfig(PreTrainedConfig):  # type: ignore[no-untyped-call]
             ConfigError: There is no such language model, or the values are not usable.
         """
         spec = model_spec(name)
-        if spec.options is not LanguageOptions:
+        if spec.family != "language":
             raise ConfigError(
                 f"{name!r} is no language model but {spec.description!r}; use one that "
                 "`tost ls models '*lm*'` or `tost ls models 'gpt2*'` lists."
@@ -167,7 +156,7 @@ class TostConfig(PreTrainedConfig):  # type: ignore[no-untyped-call]
         """Return the options if there are no problems, neither those that were found nor others."""
         options = None
         try:
-            options = model_options("tost_lm_base", {key: getattr(self, name) for name, key in _OPTIONS.items()})
+            options = model_options(_BASE_MODEL, {key: getattr(self, name) for name, key in _OPTIONS.items()})
         except ConfigError as error:
             problems = problems + [_renamed(line.strip()) for line in str(error).splitlines()[1:]]
         if problems or options is None:
@@ -182,8 +171,8 @@ class TostConfig(PreTrainedConfig):  # type: ignore[no-untyped-call]
         for key in given:
             if key in known or key.startswith("_"):
                 continue
-            near = get_close_matches(key, _OPTIONS, n=1, cutoff=0.8 if saved else 0.6)
-            hint = f"did you mean {near[0]!r}?" if near else _HINTS.get(key, "remove it")
+            near = closest(key, _OPTIONS, cutoff=0.8 if saved else 0.6)
+            hint = f"did you mean {near!r}?" if near else _HINTS.get(key, "remove it")
             if near or not saved:
                 found.append(f"{key}: not an option of the model; {hint}")
         return found

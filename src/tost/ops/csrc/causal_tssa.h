@@ -80,7 +80,8 @@ int causal_forward_as(const tost::CausalForward& call) {
   Buffer<S> scratch(threads * (HD + tost::kCausalChunk * H));
   Buffer<S> own(call.pi ? 0 : B * N * H + items * stride);
   const Fading<S, kDecay> fading(static_cast<const S*>(call.decay), H, call.mask, B, N, chunks);
-  if (parts.failed() || mass_parts.failed() || scratch.failed() || own.failed() || fading.failed()) return 1;
+  if (parts.failed() || mass_parts.failed() || scratch.failed() || own.failed() || fading.failed())
+    return tost::kNoMemory;
   S* const pi = call.pi ? static_cast<S*>(call.pi) : own + 0;
   S* const starts = call.pi ? static_cast<S*>(call.starts) : pi + B * N * H;
 
@@ -163,12 +164,261 @@ int causal_forward_as(const tost::CausalForward& call) {
       }
     }
   }
-  return 0;
+  return tost::kDone;
 }
 
 template <class T, int kWidth>
 int causal_forward(const tost::CausalForward& call) {
   return call.decay ? causal_forward_as<T, kWidth, true>(call) : causal_forward_as<T, kWidth, false>(call);
+}
+
+// The backward pass: three passes over w and dy, each parallel over chunks that are replayed.
+
+// The sums A and M of one head for every real token of a chunk, replayed from the chunk's start into A [rows, D], m.
+template <class T, int kWidth, bool kDecay, class S>
+inline void replay_weighted(const Shape& s, const T* w, const S* pi, const CausalChunk& chunk, int64_t h,
+                            const S* start, S mass_start, const S* power, S* run, S* A, S* m) {
+  const int64_t D = kWidth ? kWidth : s.D;
+  S mass_run = 0;
+  fill_zero(run, D);
+  for (int k = 0; k < chunk.rows.count; ++k) {
+    const int64_t n = chunk.token(s, k), at = (n * s.H + h) * D;
+    const S p = pi[n * s.H + h];
+    mass_run = faded<kDecay>(mass_run, power, 1) + p;
+    m[k] = faded<kDecay>(mass_start, power, k + 1) + mass_run + S(kMassFloor);
+#pragma omp simd
+    for (int64_t d = 0; d < D; ++d) {
+      const S x = load(w[at + d]);
+      run[d] = faded<kDecay>(run[d], power, 1) + p * (x * x);
+      A[k * D + d] = faded<kDecay>(start[d], power, k + 1) + run[d];
+    }
+  }
+}
+
+template <class T, int kWidth, bool kDecay, class S>
+inline void replay_squares(const Shape& s, const T* w, const CausalChunk& chunk, int64_t h, const S* start,
+                           const S* power, S* run, S* c) {
+  const int64_t D = kWidth ? kWidth : s.D;
+  fill_zero(run, D);
+  for (int k = 0; k < chunk.rows.count; ++k) {
+    const int64_t at = (chunk.token(s, k) * s.H + h) * D;
+#pragma omp simd
+    for (int64_t d = 0; d < D; ++d) {
+      const S x = load(w[at + d]);
+      run[d] = faded<kDecay>(run[d], power, 1) + x * x;
+      c[k * D + d] = faded<kDecay>(start[d], power, k + 1) + run[d];
+    }
+  }
+}
+
+// With o = dy, and sums over m >= n written with a bar:
+//   r[n] = g^2 o pi w / m            Ā[n] = dA_out + sum r        M̄[n] = dM_out - sum_n sum_d r A / m
+//   dpi = sum_d w (w Ā - o g) + M̄    dl = softmax backward       de = t dl      dt = sum dl e      dbias = D de
+//   u[n] = -w^2 k de / c^2           c̄[n] = dc_out + sum u        dw = -o pi g + 2 w (pi Ā + k de / c + c̄)
+//   dk = de sum_d w^2 / c
+// With a decay a bar fades on its way back, Ā[n] = r[n] + a Ā[n+1], the gradient of a sum before the first token is
+// a times the first bar, and da = sum_n sum_d (Ā[n] A[n-1] + c̄[n] c[n-1]) + M̄[n] M[n-1].
+// Pass 1 totals r per chunk, pass 2 finds de and the first part of dw and totals u, pass 3 adds the rest of dw.
+template <class T, int kWidth, bool kDecay>
+int causal_backward_as(const tost::CausalBackward& call) {
+  using S = compute_t<T>;
+  const Shape s = call.shape;
+  const int64_t B = s.B, N = s.N, H = s.H, D = kWidth ? kWidth : s.D, HD = H * D, stride = 2 * HD + H;
+  const int64_t chunks = (N + tost::kCausalChunk - 1) / tost::kCausalChunk, items = B * chunks;
+  constexpr bool kExact = sizeof(T) == sizeof(S);  // dw can hold its own first part without rounding
+  const auto w = static_cast<const T*>(call.w), o = static_cast<const T*>(call.dy);
+  const auto t = static_cast<const S*>(call.temperature), bias = static_cast<const S*>(call.bias);
+  const auto pi = static_cast<const S*>(call.pi), starts = static_cast<const S*>(call.starts);
+  const auto scale = static_cast<const S*>(call.scale);
+  const auto dw = static_cast<T*>(call.dw);
+  const auto dt = static_cast<S*>(call.dtemperature), de = static_cast<S*>(call.denergy);
+  const auto dscale = scale ? static_cast<S*>(call.dscale) : nullptr;
+  const int threads = useful_threads(call.threads, items, B * N * HD);
+  const int64_t per_thread = D * (2 + tost::kCausalChunk) + tost::kCausalChunk * (1 + H);
+
+  Buffer<double> parts(items * HD), mass_parts(items * H), dt_parts(items * H);
+  Buffer<S> tails(items * HD), mass_tails(items * H), first_part(kExact ? 0 : B * N * HD);
+  Buffer<S> scratch(threads * per_thread);
+  Buffer<double> da_parts(kDecay ? items * H : 0);
+  const Fading<S, kDecay> fading(static_cast<const S*>(call.decay), H, call.mask, B, N, chunks);
+  if (parts.failed() || mass_parts.failed() || dt_parts.failed() || tails.failed() || mass_tails.failed() ||
+      first_part.failed() || scratch.failed() || da_parts.failed() || fading.failed())
+    return tost::kNoMemory;
+  S* const partial = kExact ? static_cast<S*>(call.dw) : first_part + 0;
+
+#pragma omp parallel num_threads(threads) if (threads > 1)
+  {
+    S* const run = scratch + thread_index() * per_thread;
+    S* const tail = run + D;
+    S* const replay = tail + D;                    // [rows, D]
+    S* const m = replay + tost::kCausalChunk * D;  // [rows]
+    S* const slope = m + tost::kCausalChunk;       // [rows, H]: dpi, then dl
+
+#pragma omp for schedule(static)
+    for (int64_t item = 0; item < items; ++item) {
+      const CausalChunk chunk(s, call.mask, item, chunks);
+      for (int64_t h = 0; h < H; ++h) {
+        const S* const start = starts + item * stride + HD + h * D;
+        const S mass_start = starts[item * stride + 2 * HD + h];
+        const S* const power = fading.of(h);
+        S mass_run = 0;
+        double mass_total = 0;
+        fill_zero(run, D);
+        fill_zero(tail, D);
+        for (int k = 0; k < chunk.rows.count; ++k) {
+          const int64_t n = chunk.token(s, k), at = n * HD + h * D;
+          const S p = pi[n * H + h];
+          mass_run = faded<kDecay>(mass_run, power, 1) + p;
+          const S mk = faded<kDecay>(mass_start, power, k + 1) + mass_run + S(kMassFloor);
+          const S inverse = S(1) / mk, factor = p * mk;
+          S dm = 0;
+#pragma omp simd reduction(+ : dm)
+          for (int64_t d = 0; d < D; ++d) {
+            const S x = load(w[at + d]);
+            run[d] = faded<kDecay>(run[d], power, 1) + p * (x * x);
+            const S A = faded<kDecay>(start[d], power, k + 1) + run[d], f = S(1) / (mk + A);
+            const S r = factor * f * f * (x * load(o[at + d]));
+            tail[d] += faded<kDecay>(r, power, k + 1);
+            dm -= r * A * inverse;
+          }
+          mass_total += faded<kDecay>(dm, power, k + 1);
+        }
+        widen(tail, D, parts + item * HD + h * D);
+        mass_parts[item * H + h] = mass_total;
+      }
+    }
+    carry_over_chunks(fading, parts + 0, B, chunks, H, D, true, static_cast<const S*>(call.dweighted), tails + 0, HD,
+                      static_cast<S*>(call.dweighted_in));
+    carry_over_chunks(fading, mass_parts + 0, B, chunks, H, 1, true, static_cast<const S*>(call.dmass), mass_tails + 0,
+                      H, static_cast<S*>(call.dmass_in));
+
+#pragma omp for schedule(static)
+    for (int64_t item = 0; item < items; ++item) {
+      const CausalChunk chunk(s, call.mask, item, chunks);
+      const int count = chunk.rows.count;
+      for (int64_t h = 0; h < H; ++h) {
+        const S* const start = starts + item * stride + HD + h * D;
+        const S mass_start = starts[item * stride + 2 * HD + h];
+        const S* const power = fading.of(h);
+        replay_weighted<T, kWidth, kDecay>(s, w, pi, chunk, h, start, mass_start, power, run, replay, m);
+        const S* const later = tails + item * HD + h * D;
+        const S mass_later = mass_tails[item * H + h];
+        S mass_run = 0;
+        double da_total = 0;
+        fill_zero(tail, D);
+        for (int k = count - 1; k >= 0; --k) {
+          const int64_t n = chunk.token(s, k), at = n * HD + h * D;
+          const S p = pi[n * H + h], mk = m[k], inverse = S(1) / mk, factor = p * mk;
+          const int rest = count - 1 - k;
+          S dm = 0, dpi = 0;
+#pragma omp simd reduction(+ : dm, dpi)
+          for (int64_t d = 0; d < D; ++d) {
+            const S x = load(w[at + d]), ox = load(o[at + d]);
+            const S A = replay[k * D + d], f = S(1) / (mk + A), g = mk * f;
+            const S r = factor * f * f * (x * ox);
+            tail[d] = faded<kDecay>(tail[d], power, 1) + r;
+            dm -= r * A * inverse;
+            const S bar = faded<kDecay>(later[d], power, rest) + tail[d];
+            dpi += x * (x * bar - ox * g);
+            partial[at + d] = p * (S(2) * x * bar - ox * g);
+          }
+          mass_run = faded<kDecay>(mass_run, power, 1) + dm;
+          const S mass_bar = faded<kDecay>(mass_later, power, rest) + mass_run;
+          slope[k * H + h] = dpi + mass_bar;
+          if constexpr (kDecay) {
+            const S* const before = k ? replay + (k - 1) * D : start;
+            da_total += mass_bar * (k ? m[k - 1] - S(kMassFloor) : mass_start);
+            da_total += bars_times<S>(D, later, power[rest], tail, before);
+          }
+        }
+        if constexpr (kDecay) da_parts[item * H + h] = da_total;
+      }
+      for_each_masked(chunk.rows, [&](int n) {
+        fill_zero(de + (chunk.b * N + chunk.first + n) * H, H);
+        if (dscale) fill_zero(dscale + (chunk.b * N + chunk.first + n) * H, H);
+      });
+      for (int k = 0; k < count; ++k) {
+        const int64_t n = chunk.token(s, k);
+        softmax_backward(slope + k * H, pi + n * H, H);
+        for (int64_t h = 0; h < H; ++h) de[n * H + h] = t[h] * slope[k * H + h];
+      }
+      for (int64_t h = 0; h < H; ++h) {
+        const S* const start = starts + item * stride + h * D;
+        const S* const power = fading.of(h);
+        fill_zero(run, D);
+        fill_zero(tail, D);
+        double dt_total = 0;
+        for (int k = 0; k < count; ++k) {
+          const int64_t n = chunk.token(s, k), at = n * HD + h * D;
+          const S kn = energy_scale(s, scale, call.scale_stride, chunk, k, h), dn = kn * de[n * H + h];
+          S e = 0;
+#pragma omp simd reduction(+ : e)
+          for (int64_t d = 0; d < D; ++d) {
+            const S x = load(w[at + d]), xx = x * x;
+            run[d] = faded<kDecay>(run[d], power, 1) + xx;
+            const S c = faded<kDecay>(start[d], power, k + 1) + run[d];
+            const S share = xx / (c > S(kPrefixFloor) ? c : S(kPrefixFloor));
+            e += share;
+            tail[d] -= faded<kDecay>(c > S(kPrefixFloor) ? dn * share / c : S(0), power, k + 1);
+          }
+          dt_total += slope[k * H + h] * (kn * e + energy_shift(s, bias, call.bias_stride, chunk, k, h));
+          if (dscale) dscale[n * H + h] = de[n * H + h] * e;
+        }
+        widen(tail, D, parts + item * HD + h * D);
+        dt_parts[item * H + h] = dt_total;
+      }
+    }
+    carry_over_chunks(fading, parts + 0, B, chunks, H, D, true, static_cast<const S*>(call.dsquares), tails + 0, HD,
+                      static_cast<S*>(call.dsquares_in));
+
+#pragma omp for schedule(static)
+    for (int64_t item = 0; item < items; ++item) {
+      const CausalChunk chunk(s, call.mask, item, chunks);
+      for_each_masked(chunk.rows, [&](int n) { fill_zero(dw + (chunk.b * N + chunk.first + n) * HD, HD); });
+      for (int64_t h = 0; h < H; ++h) {
+        const S* const start = starts + item * stride + h * D;
+        const S* const power = fading.of(h);
+        replay_squares<T, kWidth, kDecay>(s, w, chunk, h, start, power, run, replay);
+        const S* const later = tails + item * HD + h * D;
+        double da_total = 0;
+        fill_zero(tail, D);
+        for (int k = chunk.rows.count - 1; k >= 0; --k) {
+          const int64_t n = chunk.token(s, k), at = n * HD + h * D;
+          const S dn = energy_scale(s, scale, call.scale_stride, chunk, k, h) * de[n * H + h];
+          const int rest = chunk.rows.count - 1 - k;
+#pragma omp simd
+          for (int64_t d = 0; d < D; ++d) {
+            const S x = load(w[at + d]), c = replay[k * D + d];
+            const S inverse = S(1) / (c > S(kPrefixFloor) ? c : S(kPrefixFloor));
+            const S u = c > S(kPrefixFloor) ? dn * (x * inverse) * (x * inverse) : S(0);
+            tail[d] = faded<kDecay>(tail[d], power, 1) - u;
+            const S bar = faded<kDecay>(later[d], power, rest) + tail[d];
+            dw[at + d] = store<T>(partial[at + d] + S(2) * x * (dn * inverse + bar));
+          }
+          if constexpr (kDecay)
+            da_total += bars_times<S>(D, later, power[rest], tail, k ? replay + (k - 1) * D : start);
+        }
+        if constexpr (kDecay) da_parts[item * H + h] += da_total;
+      }
+    }
+#pragma omp for schedule(static)
+    for (int64_t h = 0; h < H; ++h) {
+      double total = 0;
+      for (int64_t item = 0; item < items; ++item) total += dt_parts[item * H + h];
+      dt[h] = S(total);
+      if constexpr (kDecay) {
+        double da = 0;
+        for (int64_t item = 0; item < items; ++item) da += da_parts[item * H + h];
+        static_cast<S*>(call.ddecay)[h] = S(da);
+      }
+    }
+  }
+  return tost::kDone;
+}
+
+template <class T, int kWidth>
+int causal_backward(const tost::CausalBackward& call) {
+  return call.decay ? causal_backward_as<T, kWidth, true>(call) : causal_backward_as<T, kWidth, false>(call);
 }
 
 }  // namespace

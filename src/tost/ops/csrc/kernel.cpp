@@ -1,5 +1,4 @@
 // Compiled once per instruction set, with TOST_ISA set to its name; offers the operators for every storage type.
-#include "causal_backward.h"
 #include "causal_tssa.h"
 #include "step.h"
 #include "tssa.h"
@@ -25,7 +24,7 @@
       case tost::kBfloat16: return function<bfloat16, 0>(call);  \
       case tost::kHalf: return function<half, 0>(call);          \
     }                                                            \
-    return 2;                                                    \
+    return tost::kUnknownType;                                   \
   }
 
 namespace {

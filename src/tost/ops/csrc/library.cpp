@@ -84,6 +84,13 @@ TOST_API int64_t tost_call_size(int32_t i) {
   return i >= 0 && i < 6 ? sizes[i] : 0;
 }
 
+// Names of the fields of Form, separated by spaces.
+TOST_API const char* tost_form() {
+#define TOST_FIELD(name) #name " "
+  return TOST_FORM(TOST_FIELD);
+#undef TOST_FIELD
+}
+
 TOST_API int64_t tost_causal_chunk() { return tost::kCausalChunk; }
 
 TOST_API int32_t tost_tssa_forward(int32_t type, const tost::Forward* call) {

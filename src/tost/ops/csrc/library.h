@@ -2,13 +2,14 @@
 //
 // Layout: w, y, dy, dw are [B, N, H, D] contiguous in the tensor's type; pi, denergy are [B, N, H] and sums are
 // [B, H, D] or [B, H], all in the type of the statistics (float, or double for double tensors). mask is [B, N] bytes,
-// non-zero for a real token, or null. A call returns 0, or 1 when memory for its partial sums could not be had.
+// non-zero for a real token, or null. A call returns a Status.
 #pragma once
 
 #include <cstdint>
 
 namespace tost {
 
+enum Status : int32_t { kDone = 0, kNoMemory = 1, kUnknownType = 2 };
 enum Type : int32_t { kFloat = 0, kDouble = 1, kBfloat16 = 2, kHalf = 3, kInt8 = 4 };
 
 // Tokens per unit of parallel work. They do not depend on the number of threads, so neither does any result.
@@ -19,59 +20,65 @@ struct Shape {
   int64_t B, N, H, D;
 };
 
-// y may be w itself. pi and the three sums may be null if the caller does not keep them. With count_scaled a sequence's
-// energies are multiplied by the number of its real tokens.
+// What a call may vary: the fields of Form in ops/form.py, in their order. A new one is one more entry here.
+#define TOST_FORM(FIELD) FIELD(count_scaled) FIELD(normalize)
+
+struct Form {
+#define TOST_FIELD(name) int32_t name;
+  TOST_FORM(TOST_FIELD)
+#undef TOST_FIELD
+};
+
+// y may be w itself. pi and the three sums may be null if the caller does not keep them. With form.count_scaled a
+// sequence's energies are multiplied by the number of its real tokens.
 struct Forward {
-  int32_t threads, normalize;
+  int32_t threads;
+  Form form;
   Shape shape;
   const void *w, *temperature;
   const uint8_t* mask;
   void *y, *pi, *squares, *weighted, *mass;
-  int32_t count_scaled;
 };
 
 struct Backward {
-  int32_t threads, normalize;
+  int32_t threads;
+  Form form;
   Shape shape;
-  const void *w, *dy, *temperature;
+  const void *w, *temperature;
   const uint8_t* mask;
-  const void *pi, *squares, *weighted, *mass;
+  const void *dy, *pi, *squares, *weighted, *mass;
   void *dw, *dtemperature;
-  int32_t count_scaled;
 };
 
-// bias holds [N, H] numbers per batch entry, bias_stride apart (0 to share them), or is null. starts receives the three
-// sums before every chunk, [B, chunks, 2HD + H]: what the backward pass needs to replay a chunk. It and pi may be null if
-// the caller does not keep them, and y may be w itself. scale multiplies the energies before the bias is added; it is laid
-// out like bias, with scale_stride, or null. decay is what a head's sums are multiplied by before a token is added, [H]
-// in (0, 1], or null for 1.
+// bias holds [N, H] numbers per batch entry, bias_stride apart (0 to share them), or is null. scale multiplies the
+// energies before the bias is added; it is laid out like bias, with scale_stride, or null. decay is what a head's sums
+// are multiplied by before a token is added, [H] in (0, 1], or null for 1. starts receives the three sums before every
+// chunk, [B, chunks, 2HD + H]: what the backward pass needs to replay a chunk. It and pi may be null if the caller does
+// not keep them, and y may be w itself. The effect of form.count_scaled is in scale.
 struct CausalForward {
   int32_t threads;
+  Form form;
   Shape shape;
+  int64_t bias_stride, scale_stride;
   const void *w, *temperature, *bias;
-  int64_t bias_stride;
   const uint8_t* mask;
+  const void *scale, *decay;
   const void *squares_in, *weighted_in, *mass_in;  // null for an empty state
   void *y, *pi, *starts, *squares, *weighted, *mass;
-  const void* scale;
-  int64_t scale_stride;
-  const void* decay;
 };
 
 // dscale [B, N, H] is filled if there is a scale, ddecay [H] if there is a decay.
 struct CausalBackward {
   int32_t threads;
+  Form form;
   Shape shape;
-  const void *w, *dy, *temperature, *bias;
-  int64_t bias_stride;
+  int64_t bias_stride, scale_stride;
+  const void *w, *temperature, *bias;
   const uint8_t* mask;
+  const void *scale, *decay;
+  const void *dy, *dsquares, *dweighted, *dmass;  // the last three are null for zeros
   const void *pi, *starts;
-  const void *dsquares, *dweighted, *dmass;  // gradients of the returned sums, null for zeros
-  void *dw, *dtemperature, *denergy, *dsquares_in, *dweighted_in, *dmass_in;
-  const void* scale;
-  int64_t scale_stride;
-  const void* decay;
-  void *dscale, *ddecay;
+  void *dw, *dtemperature, *denergy, *dsquares_in, *dweighted_in, *dmass_in, *dscale, *ddecay;
 };
 
 // W [rows, columns], contiguous in the type that the call names; scale [rows] multiplies the rows, bias [rows] is added.
@@ -103,7 +110,8 @@ struct StepLayer {
   const float *temperature, *bias, *decay, *gamma1, *gamma2;
   const float *squares_in, *weighted_in, *mass_in;
   float *squares, *weighted, *mass;
-  int32_t count_scaled, tanh;
+  Form form;
+  int32_t tanh;
 };
 
 // One token per sequence, x [B, C] after the embedding, overwritten, to logits [B, V]. position [B] counts the tokens

@@ -1,4 +1,4 @@
-// One token of every sequence through a language model of ours, in one call. Everything is float but the matrices.
+// One token of every sequence through a language model, in one call. Everything is float but the matrices.
 //
 // A step reads every weight once and computes next to nothing, so what happens between two matrices counts. Threads
 // share the rows of each matrix and meet four times per layer. What is as short as a token (norms, convolutions, the
@@ -69,7 +69,7 @@ inline void look(const Step& step, const tost::Norm& norm, const tost::Local& lo
   }
 }
 
-// How many tokens stand behind the statistics of a head: t, or 1 + a + ... + a^(t-1).
+// How many tokens the statistics of a head are taken over: t, or 1 + a + ... + a^(t-1).
 inline float count_of(float t, const float* decay, int64_t h) {
   if (decay == nullptr || decay[h] == 1.0f) return t;
   return std::expm1(t * std::log(decay[h])) / (decay[h] - 1.0f);
@@ -111,7 +111,7 @@ inline void mix(const Step& step, int64_t index, int64_t b, const float* w, bool
       const float xx = w[h * D + d] * w[h * D + d], c = fade * squares[d] + xx;
       energy += xx / (c > float(kPrefixFloor) ? c : float(kPrefixFloor));
     }
-    if (layer.count_scaled) energy *= count_of(float(step.position[b] + 1), layer.decay, h);
+    if (layer.form.count_scaled) energy *= count_of(float(step.position[b] + 1), layer.decay, h);
     if (layer.bias) energy += float(D) * layer.bias[h * step.bias_length + step.place[b]];
     pi[h] = layer.temperature[h] * energy;
   }
@@ -156,7 +156,7 @@ int language_step(const Step& step) {
   const int64_t B = step.B, C = step.C, width = B * C, hidden = step.hidden;
   const int threads = step.threads;
   Buffer<float> shared(2 * width + B * hidden), own(threads * (2 * width + step.H));
-  if (shared.failed() || own.failed()) return 1;
+  if (shared.failed() || own.failed()) return tost::kNoMemory;
   float *const x = step.x, *const w = shared + 0, *const gate = shared + width, *const m = shared + 2 * width;
 
 #pragma omp parallel num_threads(threads)
@@ -195,7 +195,7 @@ int language_step(const Step& step) {
     multiply<W>(step.head, u, B, me, team,
                 [&](int64_t b, int64_t row, float value) { step.logits[b * step.head.rows + row] = value; });
   }
-  return 0;
+  return tost::kDone;
 }
 
 inline int run_language_step(int32_t type, const Step& step) {
@@ -204,7 +204,7 @@ inline int run_language_step(int32_t type, const Step& step) {
     case tost::kBfloat16: return language_step<bfloat16>(step);
     case tost::kInt8: return language_step<int8_t>(step);
   }
-  return 2;
+  return tost::kUnknownType;
 }
 
 }  // namespace

@@ -57,8 +57,8 @@ inline S inverse_square_sum(S s) {
 
 // What the energies of one sequence are multiplied by: the number of its real tokens, or 1.
 template <class S>
-inline S energy_scale(int32_t count_scaled, const uint8_t* mask, int64_t b, int64_t N) {
-  if (!count_scaled) return S(1);
+inline S energy_scale(const tost::Form& form, const uint8_t* mask, int64_t b, int64_t N) {
+  if (!form.count_scaled) return S(1);
   if (mask == nullptr) return S(N);
   int64_t count = 0;
   for (int64_t n = 0; n < N; ++n) count += mask[b * N + n] != 0;
@@ -80,7 +80,8 @@ int tssa_forward(const tost::Forward& call) {
   Buffer<S> scale(B * HD), scratch(threads * (HD + tost::kChunk * H));
   const bool keep = call.squares != nullptr;
   Buffer<S> own(keep ? 0 : B * N * H + 2 * B * HD + B * H);
-  if (parts.failed() || mass_parts.failed() || scale.failed() || scratch.failed() || own.failed()) return 1;
+  if (parts.failed() || mass_parts.failed() || scale.failed() || scratch.failed() || own.failed())
+    return tost::kNoMemory;
   S* const pi = keep ? static_cast<S*>(call.pi) : own + 0;
   S* const squares = keep ? static_cast<S*>(call.squares) : pi + B * N * H;
   S* const weighted = keep ? static_cast<S*>(call.weighted) : squares + B * HD;
@@ -91,7 +92,7 @@ int tssa_forward(const tost::Forward& call) {
     S* const sum = scratch + thread_index() * (HD + tost::kChunk * H);
     S* const row_pi = sum + HD;
 
-    if (call.normalize) {
+    if (call.form.normalize) {
 #pragma omp for schedule(static)
       for (int64_t item = 0; item < items; ++item) {
         const int64_t b = item / chunks, first = item % chunks * tost::kChunk;
@@ -107,9 +108,9 @@ int tssa_forward(const tost::Forward& call) {
     }
 #pragma omp for schedule(static)
     for (int64_t b = 0; b < B; ++b) {
-      const S count = energy_scale<S>(call.count_scaled, call.mask, b, N);
+      const S count = energy_scale<S>(call.form, call.mask, b, N);
       for (int64_t j = b * HD; j < (b + 1) * HD; ++j)
-        scale[j] = count * (call.normalize ? inverse_square_sum(squares[j]) : S(1));
+        scale[j] = count * (call.form.normalize ? inverse_square_sum(squares[j]) : S(1));
     }
 
 #pragma omp for schedule(static)
@@ -159,7 +160,7 @@ int tssa_forward(const tost::Forward& call) {
       }
     }
   }
-  return 0;
+  return tost::kDone;
 }
 
 // With o = dy:
@@ -185,7 +186,7 @@ int tssa_backward(const tost::Backward& call) {
   Buffer<S> scratch(threads * (HD + 2 * H));
   if (parts.failed() || dt_parts.failed() || q.failed() || g.failed() || dA.failed() || dM.failed() || ds.failed() ||
       de.failed() || scratch.failed())
-    return 1;
+    return tost::kNoMemory;
 
 #pragma omp parallel num_threads(threads) if (threads > 1)
   {
@@ -212,10 +213,10 @@ int tssa_backward(const tost::Backward& call) {
     total_over_chunks(parts + 0, B, chunks, HD, dA + 0);
 #pragma omp for schedule(static)
     for (int64_t i = 0; i < B * H; ++i) {
-      const S m = mass[i] + S(kMassFloor), count = energy_scale<S>(call.count_scaled, call.mask, i / H, N);
+      const S m = mass[i] + S(kMassFloor), count = energy_scale<S>(call.form, call.mask, i / H, N);
       S dm = 0;
       for (int64_t j = i * D; j < (i + 1) * D; ++j) {
-        q[j] = count * (call.normalize ? inverse_square_sum(squares[j]) : S(1));
+        q[j] = count * (call.form.normalize ? inverse_square_sum(squares[j]) : S(1));
         g[j] = m / (m + weighted[j]);
         dA[j] = g[j] * g[j] * dA[j] / m;
         dm -= dA[j] * weighted[j] / m;
@@ -259,7 +260,7 @@ int tssa_backward(const tost::Backward& call) {
     total_over_chunks(parts + 0, B, chunks, HD, ds + 0);
 #pragma omp for schedule(static)
     for (int64_t j = 0; j < B * HD; ++j) {
-      const bool flows = call.normalize && squares[j] > S(kSquareFloor);
+      const bool flows = call.form.normalize && squares[j] > S(kSquareFloor);
       ds[j] = flows ? -inverse_square_sum(squares[j]) * (q[j] * ds[j]) : S(0);  // q * q may leave the range of float
     }
 
@@ -290,7 +291,7 @@ int tssa_backward(const tost::Backward& call) {
       dt[h] = S(total);
     }
   }
-  return 0;
+  return tost::kDone;
 }
 
 }  // namespace

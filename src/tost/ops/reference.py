@@ -1,4 +1,4 @@
-"""Causal TSSA as its equations read. Every other implementation is compared with this one.
+"""Both operators as their equations read. Every other implementation is compared with this one.
 
 Shapes: w [B, N, H, D] (batch, tokens, heads, head width), temperature, decay [H], mask [B, N], pi [B, N, H]; bias and
 scale come per token, [B, N, H] or [1, N, H].
@@ -9,22 +9,42 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from tost.ops._numerics import MASS_FLOOR, PREFIX_FLOOR, statistics_dtype, zero_padding
-from tost.ops.causal_tssa._sums import Sums, empty_sums
+from tost.ops._inputs import Inputs, Sums, empty_sums
+from tost.ops._numerics import MASS_FLOOR, PREFIX_FLOOR, SQUARE_FLOOR, num_tokens, statistics_dtype, zero_padding
+from tost.ops._scan import prefix_sums
+from tost.ops.form import Form
 
-__all__ = ["causal_membership_reference", "causal_tssa_reference"]
+__all__ = ["causal_membership", "causal_tssa", "membership", "tssa"]
 
 
-def causal_membership_reference(
-    w: Tensor,
-    temperature: Tensor,
-    bias: Tensor | None,
-    mask: Tensor | None,
-    before: Sums | None,
-    scale: Tensor | None,
-    decay: Tensor | None,
-) -> Tensor:
+def membership(inputs: Inputs, form: Form) -> Tensor:
     """Return the memberships pi [B, N, H]; rows of real tokens sum to 1, rows of padding are 0."""
+    w, temperature, mask, *_ = inputs
+    dtype = statistics_dtype(w.dtype)
+    squares = zero_padding(w.to(dtype), mask).square()
+    if form.normalize:
+        squares = squares / squares.sum(dim=1, keepdim=True).clamp_min(SQUARE_FLOOR)
+    energy = squares.sum(dim=-1)
+    if form.count_scaled:
+        energy = energy * num_tokens(w, mask).to(dtype)[:, None, None]
+    pi = (temperature.to(dtype) * energy).softmax(dim=-1)
+    return zero_padding(pi, mask)
+
+
+def tssa(inputs: Inputs, form: Form) -> Tensor:
+    """Return y [B, N, H, D] in the dtype of w; rows of padding are 0."""
+    w, mask = inputs.w, inputs.mask
+    pi = membership(inputs, form).unsqueeze(-1)
+    v = zero_padding(w.to(pi.dtype), mask)
+    mass = pi.sum(dim=1, keepdim=True)
+    moment = (pi * v.square()).sum(dim=1, keepdim=True) / (mass + MASS_FLOOR)
+    y = -pi * v / (1 + moment)
+    return zero_padding(y, mask).to(w.dtype)
+
+
+def causal_membership(inputs: Inputs, form: Form) -> Tensor:
+    """Return the memberships pi [B, N, H]; rows of real tokens sum to 1, rows of padding are 0."""
+    w, temperature, mask, bias, before, scale, decay = inputs
     before = empty_sums(w) if before is None else before
     squares = zero_padding(w.to(statistics_dtype(w.dtype)), mask).square()
     prefix, _ = _running(squares, before.squares, decay, mask)
@@ -37,18 +57,11 @@ def causal_membership_reference(
     return zero_padding(pi, mask)
 
 
-def causal_tssa_reference(
-    w: Tensor,
-    temperature: Tensor,
-    bias: Tensor | None,
-    mask: Tensor | None,
-    before: Sums | None,
-    scale: Tensor | None,
-    decay: Tensor | None,
-) -> tuple[Tensor, Sums]:
+def causal_tssa(inputs: Inputs, form: Form) -> tuple[Tensor, Sums]:
     """Return y [B, N, H, D] in the dtype of w, and the sums after the last token."""
-    before = empty_sums(w) if before is None else before
-    pi = causal_membership_reference(w, temperature, bias, mask, before, scale, decay)
+    w, mask, decay = inputs.w, inputs.mask, inputs.decay
+    before = empty_sums(w) if inputs.before is None else inputs.before
+    pi = causal_membership(inputs, form)
     v = zero_padding(w.to(pi.dtype), mask)
     _, squares = _running(v.square(), before.squares, decay, mask)
     weighted, weighted_squares = _running(pi.unsqueeze(-1) * v.square(), before.weighted_squares, decay, mask)
@@ -61,7 +74,7 @@ def causal_tssa_reference(
 def _running(x: Tensor, before: Tensor, decay: Tensor | None, mask: Tensor | None) -> tuple[Tensor, Tensor]:
     """Return the sums of x [B, N, H, F] up to every token, after those before [B, H, F], and after the last token."""
     if decay is None:
-        return before.unsqueeze(1) + x.cumsum(dim=1), before + x.sum(dim=1)
+        return before.unsqueeze(1) + prefix_sums(x), before + x.sum(dim=1)
     total, totals = before, []
     for n in range(x.shape[1]):
         factor = decay if mask is None else torch.where(mask[:, n, None], decay, 1)

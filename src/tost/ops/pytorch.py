@@ -1,10 +1,10 @@
-"""Causal TSSA in PyTorch with a closed-form backward pass: any device, and transparent to ``torch.compile``.
+"""Both operators in PyTorch with a closed-form backward pass: any device, and transparent to ``torch.compile``.
 
-Only w, the memberships and the sums at both ends are kept for the backward pass; prefix sums are recomputed. The
-derivation is in ``ops/README.md``.
+Autograd through the reference keeps half a dozen tensors of the size of w. Here only w itself, the memberships and the
+sums are kept; everything else is recomputed. The derivation is in ``ops/README.md``.
 
-Shapes: w, y [B, N, H, D], temperature, decay [H], bias, scale [B or 1, N, H], mask [B, N], pi [B, N, H]; running sums
-[B, N, H, D], that of the mass [B, N, H, 1].
+Shapes: w, y [B, N, H, D], temperature, decay [H], bias, scale [B or 1, N, H], mask [B, N], pi [B, N, H]. Sums over all
+tokens are [B, 1, H, D] or [B, 1, H], running sums [B, N, H, D], that of the mass [B, N, H, 1].
 """
 
 from __future__ import annotations
@@ -16,33 +16,88 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from tost.ops._numerics import MASS_FLOOR, PREFIX_FLOOR, statistics_dtype, zero_padding
-from tost.ops.causal_tssa._scan import decayed_sums, real_tokens
-from tost.ops.causal_tssa._sums import Sums, empty_sums
+from tost.ops._inputs import Inputs, Sums, empty_sums
+from tost.ops._numerics import MASS_FLOOR, PREFIX_FLOOR, SQUARE_FLOOR, num_tokens, statistics_dtype, zero_padding
+from tost.ops._scan import prefix_sums, real_tokens, running_sums
+from tost.ops.form import Form
 
-__all__ = ["causal_tssa_lean"]
+__all__ = ["causal_tssa", "tssa"]
 
 
-def causal_tssa_lean(
-    w: Tensor,
-    temperature: Tensor,
-    bias: Tensor | None,
-    mask: Tensor | None,
-    before: Sums | None,
-    scale: Tensor | None,
-    decay: Tensor | None,
-) -> tuple[Tensor, Sums]:
+def tssa(inputs: Inputs, form: Form) -> Tensor:
+    """Return y [B, N, H, D] in the dtype of w."""
+    w, temperature, mask, *_ = inputs
+    y: Tensor = _TSSA.apply(w, temperature, mask, form)  # type: ignore[no-untyped-call]
+    return y
+
+
+def causal_tssa(inputs: Inputs, form: Form) -> tuple[Tensor, Sums]:
     """Return y [B, N, H, D] in the dtype of w, and the sums after the last token."""
+    w, temperature, mask, bias, before, scale, decay = inputs
     before = empty_sums(w) if before is None else before
-    y, *sums = _LeanCausalTSSA.apply(w, temperature, bias, mask, scale, decay, *before)  # type: ignore[no-untyped-call]
+    y, *sums = _CausalTSSA.apply(w, temperature, bias, mask, scale, decay, form, *before)  # type: ignore[no-untyped-call]
     return y, Sums(*sums)
+
+
+def _scale(v: Tensor, temperature: Tensor, mask: Tensor | None, form: Form) -> Tensor:
+    """Return what an energy is multiplied by to give a logit: the temperature, times n if scaled; [H] or [B, 1, H]."""
+    temperature = temperature.to(v.dtype)
+    return temperature * num_tokens(v, mask).to(v.dtype)[:, None, None] if form.count_scaled else temperature
+
+
+class _TSSA(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, w: Tensor, temperature: Tensor, mask: Tensor | None, form: Form) -> Tensor:
+        v = zero_padding(w.to(statistics_dtype(w.dtype)), mask)
+        square, squares = v.square(), None
+        if form.normalize:
+            squares = square.sum(dim=1, keepdim=True)
+            energy = (square / squares.clamp_min(SQUARE_FLOOR)).sum(dim=-1)
+        else:
+            energy = square.sum(dim=-1)
+        pi = zero_padding((_scale(v, temperature, mask, form) * energy).softmax(dim=-1), mask)
+        mass = pi.sum(dim=1, keepdim=True) + MASS_FLOOR
+        weighted = (pi.unsqueeze(-1) * square).sum(dim=1, keepdim=True)
+        gain = 1 / (1 + weighted / mass.unsqueeze(-1))
+        ctx.form = form
+        ctx.save_for_backward(w, temperature, mask, pi, squares, gain, mass)
+        return (-pi.unsqueeze(-1) * v * gain).to(w.dtype)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, Tensor, None, None]:
+        w, temperature, mask, pi, squares, gain, mass = ctx.saved_tensors
+        v, o = zero_padding(w.to(pi.dtype), mask), zero_padding(dy.to(pi.dtype), mask)
+        square, weight = v.square(), pi.unsqueeze(-1)
+
+        # moment = weighted / mass, gain = 1 / (1 + moment)
+        d_weighted = gain.square() * (weight * o * v).sum(dim=1, keepdim=True) / mass.unsqueeze(-1)
+        d_mass = -(d_weighted * (1 / gain - 1)).sum(dim=-1)
+        d_pi = (v * (v * d_weighted - o * gain)).sum(dim=-1) + d_mass
+        d_logit = pi * (d_pi - (pi * d_pi).sum(dim=-1, keepdim=True))
+        d_energy = _scale(v, temperature, mask, ctx.form) * d_logit
+
+        through_sums = weight * d_weighted
+        if squares is None:
+            energy = square.sum(dim=-1)
+            through_sums = through_sums + d_energy.unsqueeze(-1)
+        else:
+            inverse = 1 / squares.clamp_min(SQUARE_FLOOR)
+            energy = (square * inverse).sum(dim=-1)
+            # Multiplied one by one: the square of the inverse may leave float32.
+            d_squares = -inverse * (inverse * (square * d_energy.unsqueeze(-1)).sum(dim=1, keepdim=True))
+            d_squares = d_squares.where(squares > SQUARE_FLOOR, 0)
+            through_sums = through_sums + inverse * d_energy.unsqueeze(-1) + d_squares
+        dw = 2 * v * through_sums - weight * o * gain
+        if ctx.form.count_scaled:
+            energy = energy * num_tokens(v, mask)[:, None, None]
+        d_temperature = (d_logit * energy).sum(dim=(0, 1))
+        return dw.to(w.dtype), d_temperature.to(temperature.dtype), None, None
 
 
 def _running(x: Tensor, start: Tensor, decay: Tensor | None, mask: Tensor | None) -> Tensor:
     """Return the sums of x [B, N, H, F] up to every token, after those at the start [B, H, F]."""
-    if decay is None:
-        return start.unsqueeze(1) + x.cumsum(dim=1)
-    return decayed_sums(x, decay, real_tokens(x, mask), start)
+    return running_sums(x, start, decay, None if decay is None else real_tokens(x, mask))
 
 
 def _last(x: Tensor, start: Tensor, running: Tensor, decay: Tensor | None) -> Tensor:
@@ -64,14 +119,14 @@ def _reach(direct: Tensor, after: Tensor, decay: Tensor | None, mask: Tensor | N
     """A sum up to n reaches every output from n on: add up the `direct` gradients from n on, and that of the end."""
     if decay is None:
         # Reversing costs a copy; subtracting a prefix sum from the total would cancel digits at the end.
-        suffix = direct.flip(1).cumsum(dim=1).flip(1)
+        suffix = prefix_sums(direct.flip(1)).flip(1)
         return _Reach(after.unsqueeze(1) + suffix, after + direct.sum(dim=1))
     if direct.shape[1] == 0:
         return _Reach(direct, after)
     # What a token hands to the one before it has faded by its own decay; padding hands on what it gets.
     tokens = real_tokens(direct, mask)
     faded = direct * decay.unsqueeze(-1)
-    handed = decayed_sums(faded.flip(1), decay, tokens.flip(1), after).flip(1)
+    handed = running_sums(faded.flip(1), after, decay, tokens.flip(1)).flip(1)
     return _Reach(direct + torch.cat((handed[:, 1:], after.unsqueeze(1)), dim=1), handed[:, 0])
 
 
@@ -92,7 +147,7 @@ def _energy(share: Tensor, bias: Tensor | None, scale: Tensor | None, width: int
     return energy if bias is None else energy + width * bias
 
 
-class _LeanCausalTSSA(torch.autograd.Function):
+class _CausalTSSA(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,
@@ -102,6 +157,7 @@ class _LeanCausalTSSA(torch.autograd.Function):
         mask: Tensor | None,
         scale: Tensor | None,
         decay: Tensor | None,
+        form: Form,
         *before: Tensor,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         v = zero_padding(w.to(statistics_dtype(w.dtype)), mask)
@@ -156,6 +212,7 @@ class _LeanCausalTSSA(torch.autograd.Function):
             None,
             None if scale is None else (d_energy * share).sum_to_size(scale.shape),
             d_decay,
+            None,
             bar_squares.start,
             bar_weighted.start,
             bar_mass.start.squeeze(-1),

@@ -1,4 +1,4 @@
-"""How many tokens stand behind a statistic: t without forgetting, ``1 + a + ... + a^(t-1)`` with it.
+"""How many tokens a statistic is taken over: t without forgetting, ``1 + a + ... + a^(t-1)`` with it.
 
 The closed form ``(1 - a^t) / (1 - a)`` is 0 / 0 at a = 1 and loses digits near it, its derivative even more. Here both
 are found without a difference of nearly equal numbers, from ``x = log(a)`` (accurate near 1, since a is given):

@@ -1,0 +1,55 @@
+"""Options of the models that follow from `tost.nn.Extensions`. Loads no torch.
+
+Every field of `Extensions` that is made with `option` is an option of the models, under the same name. What it does and
+its default are written there only.
+"""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias, get_type_hints
+
+from pydantic import Field, create_model
+
+from tost._options import Options
+from tost.nn.extensions import Extensions
+
+__all__ = ["CausalExtensionOptions", "ExtensionOptions", "extension_defaults"]
+
+
+def extension_defaults(*, causal: bool) -> dict[str, Any]:
+    """Return the extensions that causal or other TSSA models offer, with their defaults."""
+    return {field.name: field.default for field in _offered(causal)}
+
+
+def _offered(causal: bool) -> list[Any]:
+    described = [field for field in fields(Extensions) if "description" in field.metadata]
+    return [field for field in described if field.metadata["causal"] in (None, causal)]
+
+
+def _definitions(causal: bool) -> dict[str, Any]:
+    """Return the pydantic fields. Whole numbers and switches are strict: ``true`` is not 1, and 8.0 is not 8."""
+    hints = get_type_hints(Extensions)
+    found: dict[str, Any] = {}
+    for field in _offered(causal):
+        kind, meta = hints[field.name], field.metadata
+        strict = Annotated[kind, Field(strict=True, **meta["limits"])] if kind in (bool, int) else kind
+        found[field.name] = (strict, Field(field.default, description=f"{meta['description']} (not in the paper)"))
+    return found
+
+
+class _Extended(Options):
+    def extensions(self) -> Extensions:
+        """Return the extensions among these options."""
+        names = {field.name for field in fields(Extensions)} & set(type(self).model_fields)
+        return Extensions(**{name: getattr(self, name) for name in names})
+
+
+if TYPE_CHECKING:
+    ExtensionOptions: TypeAlias = _Extended
+    CausalExtensionOptions: TypeAlias = _Extended
+else:
+    ExtensionOptions = create_model("ExtensionOptions", __base__=_Extended, **_definitions(causal=False))
+    ExtensionOptions.__doc__ = "Extensions of TSSA."
+    CausalExtensionOptions = create_model("CausalExtensionOptions", __base__=_Extended, **_definitions(causal=True))
+    CausalExtensionOptions.__doc__ = "Extensions of causal TSSA."

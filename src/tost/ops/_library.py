@@ -1,0 +1,266 @@
+"""The native CPU library: loading it, calling it, or the reason why it is missing.
+
+The library has a plain C interface (``csrc/library.h``); the structures below mirror the ones there, field by field. It
+reads a call, or a whole model, as a list of addresses: what they point to must stay alive and where it is.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from ctypes import POINTER, c_char_p, c_float, c_int32, c_int64, c_void_p
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from tost import _env
+from tost.errors import BackendError, ConfigError
+from tost.ops.form import FLAGS
+
+__all__ = [
+    "CAUSAL_CHUNK",
+    "TYPES",
+    "Flags",
+    "Layer",
+    "Local",
+    "Matrix",
+    "Norm",
+    "Step",
+    "compiled_isas",
+    "native_info",
+    "run",
+    "run_step",
+    "select_isa",
+    "unavailable",
+]
+
+TYPES = {torch.float32: 0, torch.float64: 1, torch.bfloat16: 2, torch.float16: 3}
+"""Types of tokens that the kernels take, and their numbers in the library."""
+_MATRIX_TYPES = {torch.float32: 0, torch.bfloat16: 2, torch.int8: 4}
+
+
+def _pointers(names: str) -> list[tuple[str, type]]:
+    return [(name, c_void_p) for name in names.split()]
+
+
+class Flags(ctypes.Structure):
+    """The fields of `Form`."""
+
+    _fields_ = tuple((name, c_int32) for name in FLAGS)
+
+
+class Shape(ctypes.Structure):
+    """Batch, tokens, heads, head width."""
+
+    _fields_ = tuple((name, c_int64) for name in ("B", "N", "H", "D"))
+
+
+_HEAD = (("threads", c_int32), ("form", Flags), ("shape", Shape))
+_STRIDES = (("bias_stride", c_int64), ("scale_stride", c_int64))
+
+
+class Forward(ctypes.Structure):
+    """Non-causal forward pass."""
+
+    _fields_ = (*_HEAD, *_pointers("w temperature mask y pi squares weighted mass"))
+
+
+class Backward(ctypes.Structure):
+    """Non-causal backward pass."""
+
+    _fields_ = (*_HEAD, *_pointers("w temperature mask dy pi squares weighted mass dw dtemperature"))
+
+
+class CausalForward(ctypes.Structure):
+    """Causal forward pass."""
+
+    _fields_ = (
+        *(*_HEAD, *_STRIDES),
+        *_pointers("w temperature bias mask scale decay squares_in weighted_in mass_in"),
+        *_pointers("y pi starts squares weighted mass"),
+    )
+
+
+class CausalBackward(ctypes.Structure):
+    """Causal backward pass."""
+
+    _fields_ = (
+        *(*_HEAD, *_STRIDES),
+        *_pointers("w temperature bias mask scale decay dy dsquares dweighted dmass pi starts"),
+        *_pointers("dw dtemperature denergy dsquares_in dweighted_in dmass_in dscale ddecay"),
+    )
+
+
+class Matrix(ctypes.Structure):
+    """W ``[rows, columns]``, with a scale and a bias per row, or null."""
+
+    _fields_ = (*_pointers("weight scale bias"), ("rows", c_int64), ("columns", c_int64))
+
+
+class Norm(ctypes.Structure):
+    """A LayerNorm."""
+
+    _fields_ = (*_pointers("weight bias"), ("eps", c_float))
+
+
+class Local(ctypes.Structure):
+    """A causal convolution, taps ``[width, C]`` or null, and its windows before and after."""
+
+    _fields_ = (*_pointers("taps window_in window"), ("width", c_int64))
+
+
+class Layer(ctypes.Structure):
+    """A block, with the sums of its attention before and after."""
+
+    _fields_ = (
+        *((name, Norm) for name in ("norm1", "norm2")),
+        *((name, Local) for name in ("local", "local_mlp")),
+        *((name, Matrix) for name in ("proj_in", "gate", "proj_out", "mlp_in", "mlp_out")),
+        *_pointers("temperature bias decay gamma1 gamma2 squares_in weighted_in mass_in squares weighted mass"),
+        ("form", Flags),
+        ("tanh", c_int32),
+    )
+
+
+class Step(ctypes.Structure):
+    """One token per sequence, from its embedding to its logits."""
+
+    _fields_ = (
+        ("threads", c_int32),
+        *((name, c_int64) for name in ("B", "C", "H", "hidden", "depth", "bias_length")),
+        *_pointers("position place"),
+        ("layers", POINTER(Layer)),
+        ("norm", Norm),
+        ("head", Matrix),
+        *_pointers("x logits"),
+    )
+
+
+_CALLS: dict[str, type[ctypes.Structure]] = {
+    "tost_tssa_forward": Forward,
+    "tost_tssa_backward": Backward,
+    "tost_causal_tssa_forward": CausalForward,
+    "tost_causal_tssa_backward": CausalBackward,
+    "tost_language_step": Step,
+}
+
+
+def _load() -> tuple[ctypes.CDLL | None, str]:
+    folder = Path(__file__).parent
+    note = folder / "_native_build_error.txt"
+    path = folder / "_kernels.so"
+    if not path.exists():
+        cause = note.read_text().strip() if note.exists() else "the package was not built from its own setup.py"
+        return None, f"the native library was not built ({cause}); reinstall tost with a C++17 compiler"
+    try:
+        library = ctypes.CDLL(str(path))
+    except OSError as error:
+        return None, f"the native library cannot be loaded ({error}); reinstall tost on this machine"
+    if not _matches(library):
+        return None, "the native library was built from other sources than this package; reinstall tost"
+    for name, structure in _CALLS.items():
+        getattr(library, name).argtypes = [c_int32, POINTER(structure)]
+        getattr(library, name).restype = c_int32
+    for name in ("tost_compiled_isa", "tost_active_isa", "tost_compiler"):
+        getattr(library, name).restype = c_char_p
+    library.tost_causal_chunk.restype = c_int64
+    return library, ""
+
+
+def _matches(library: ctypes.CDLL) -> bool:
+    """Return whether the library reads calls as they are laid out here: an old one would misread their memory."""
+    if not hasattr(library, "tost_form"):
+        return False
+    library.tost_form.restype, library.tost_call_size.restype = c_char_p, c_int64
+    structures: list[type[ctypes.Structure]] = [*_CALLS.values(), Layer]
+    sizes = [ctypes.sizeof(structure) for structure in structures]
+    found = [library.tost_call_size(index) for index in range(len(sizes))]
+    return sizes == found and library.tost_form().decode().split() == list(FLAGS)
+
+
+_LIBRARY, _REASON = _load()
+CAUSAL_CHUNK: int = _LIBRARY.tost_causal_chunk() if _LIBRARY is not None else 0
+
+
+def unavailable() -> list[str]:
+    """Return why the native library cannot be used at all; an empty list when it can."""
+    return [_REASON] if _LIBRARY is None else []
+
+
+def compiled_isas() -> list[str]:
+    """Return the instruction sets in the library, best first, whether this processor has them or not."""
+    if _LIBRARY is None:
+        return []
+    names: list[str] = []
+    while (name := _LIBRARY.tost_compiled_isa(len(names))) is not None:
+        names.append(name.decode())
+    return names
+
+
+def select_isa(name: str) -> None:
+    """Make the kernels use one instruction set, ``"auto"`` for the best that the processor has.
+
+    Raises:
+        ConfigError: The library was not built for `name`, or the processor does not have it.
+    """
+    if _LIBRARY is None:
+        raise ConfigError(f"cannot select instruction set {name!r}: {_REASON}")
+    code = _LIBRARY.tost_select_isa(name.encode())
+    if code != 0:
+        why = "this processor does not have it" if code == 2 else f"the library holds {', '.join(compiled_isas())}"
+        raise ConfigError(f"cannot select instruction set {name!r}: {why}. Use 'auto' for the best one.")
+
+
+def native_info() -> dict[str, str]:
+    """Describe the native library: instruction sets, compiler, threads; or why there is none."""
+    if _LIBRARY is None:
+        return {"missing": _REASON}
+    return {
+        "isa": _LIBRARY.tost_active_isa().decode(),
+        "compiled": ", ".join(compiled_isas()),
+        "compiler": _LIBRARY.tost_compiler().decode(),
+        "openmp": "yes" if _LIBRARY.tost_has_openmp() else "no",
+        "threads": str(torch.get_num_threads()),
+    }
+
+
+def run(function: str, w: Tensor, flags: Sequence[int], tensors: Sequence[Tensor | None], *strides: int) -> None:
+    """Run an operator of the library.
+
+    Args:
+        function: Name of its function.
+        w: Tokens, ``[B, N, H, D]``.
+        flags: The fields of `Form`.
+        tensors: Contiguous tensors in the order of the call's structure, None for null.
+        *strides: What else the structure has between the shape and the addresses.
+    """
+    addresses = [None if x is None else x.data_ptr() for x in tensors]
+    call = _CALLS[function](torch.get_num_threads(), Flags(*flags), Shape(*w.shape), *strides, *addresses)
+    _call(function, TYPES[w.dtype], call, f"the partial sums of {w.shape[1]} tokens")
+
+
+def run_step(dtype: torch.dtype, step: Step) -> None:
+    """Take a step with matrices of `dtype`: float32, bfloat16 or int8.
+
+    Raises:
+        MemoryError: There is no memory for what the layers pass on.
+    """
+    _call("tost_language_step", _MATRIX_TYPES[dtype], step, f"a step of {step.B} sequences")
+
+
+def _call(function: str, kind: int, call: ctypes.Structure, purpose: str) -> None:
+    """Call a function of the library and raise the error that its code stands for; see `Status` in ``library.h``."""
+    assert _LIBRARY is not None
+    code = getattr(_LIBRARY, function)(kind, ctypes.byref(call))
+    if code == 0:
+        return
+    if code == 1:
+        raise MemoryError(f"{function}: no memory for {purpose}")
+    if code == 2:
+        raise BackendError(f"{function}: the native library has no kernel for type {kind}; reinstall tost")
+    raise RuntimeError(f"{function} failed with error code {code}, which is not known")
+
+
+if _LIBRARY is not None:
+    select_isa(_env.NATIVE_ISA.get())

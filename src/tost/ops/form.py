@@ -1,0 +1,57 @@
+"""What a TSSA call may vary, as one object that every implementation receives. Loads no torch.
+
+A new option of the operator is one field of `OperatorOptions`. From there it reaches the registered torch operators and
+the native library (as a whole number), `tost.nn.Extensions`, the options of the models and their configuration in
+transformers. It is written again only where it is used: in the public functions and in the implementations.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+__all__ = ["Form", "OperatorOptions", "option"]
+
+
+def option(default: Any, description: str, *, causal: bool | None = None, **limits: Any) -> Any:
+    """Return a dataclass field that is also an option of the models.
+
+    Args:
+        default: Its default.
+        description: What it does, in a few words, for the help of the models' options.
+        causal: True if only causal attention has it, False if only non-causal attention has it, None if both have it.
+        **limits: Limits of its values, as `pydantic.Field` takes them, such as ``ge=1``.
+    """
+    return field(default=default, metadata={"description": description, "causal": causal, "limits": limits})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OperatorOptions:
+    """Options of the operator that are off in the paper and in the authors' code.
+
+    Attributes:
+        count_scaled: ``energy * n``, where n is the number of real tokens that the statistics are taken over. Energies
+            are shares that sum to D over the tokens, so without it memberships flatten as sequences get longer, unless
+            the temperature grows.
+    """
+
+    count_scaled: bool = option(False, "multiply the energies of TSSA by the number of tokens behind them")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Form(OperatorOptions):
+    """Everything that a TSSA call may vary besides its tensors.
+
+    Attributes:
+        normalize: ``energy = sum_d w^2 / sum_m w_m^2``. False leaves the division out: equation 10 of the paper.
+    """
+
+    normalize: bool = True
+
+    def flags(self) -> tuple[int, ...]:
+        """Return the values in the order of `FLAGS`, as registered operators take them."""
+        return tuple([getattr(self, name) for name in FLAGS])
+
+
+FLAGS = tuple(field.name for field in fields(Form))
+"""Names of the fields of `Form`, in order."""

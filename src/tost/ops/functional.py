@@ -1,0 +1,353 @@
+"""The public operators: Token Statistics Self-Attention, causal or not, and their memberships.
+
+Options come as keyword arguments. They become one `Form` here, which implementations receive with the tensors.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from tost.ops import reference
+from tost.ops._checks import check_causal, check_mask, check_temperature, check_tokens, refuse_autograd
+from tost.ops._dispatch import select
+from tost.ops._inputs import Inputs, Sums, causal_inputs
+from tost.ops._numerics import num_tokens
+from tost.ops.form import Form
+from tost.ops.state import TSSAState
+
+__all__ = [
+    "causal_membership",
+    "causal_tssa",
+    "causal_tssa_",
+    "causal_tssa_step",
+    "causal_tssa_with_state",
+    "membership",
+    "tssa",
+    "tssa_",
+]
+
+
+def tssa(
+    w: Tensor,
+    temperature: Tensor,
+    *,
+    mask: Tensor | None = None,
+    normalize: bool = True,
+    count_scaled: bool = False,
+    backend: str = "auto",
+) -> Tensor:
+    r"""Token Statistics Self-Attention: every token is scaled by statistics of all tokens, without pairwise scores.
+
+    .. code-block:: text
+
+        energy[n,h] = sum_d  w[n,h,d]^2 / sum_m w[m,h,d]^2       share of each feature's squares
+        pi[n,:]     = softmax_h( temperature[h] * energy[n,h] )  membership of token n in group h
+        moment[h,d] = sum_n pi[n,h] w[n,h,d]^2 / sum_n pi[n,h]   second moment of the group
+        y[n,h,d]    = - pi[n,h] * w[n,h,d] / (1 + moment[h,d])
+
+    Time is ``O(N H D)``; beyond w and y the memory is ``N H`` memberships and ``H(2D+1)`` sums per sequence. Sums are
+    held in float32, or in float64 for float64 tokens. Gradients reach `w` and `temperature` once (for second
+    derivatives use ``backend="reference"``).
+
+    Args:
+        w: Projected tokens, ``[B, N, H, D]``.
+        temperature: Multiplier of each head's energy, ``[H]``, of any sign.
+        mask: Real tokens, bool ``[B, N]``. Tokens with False do not exist for the others, and their output is 0.
+        normalize: False uses ``energy = sum_d w^2``, the unnormalized form of the paper's equation 10.
+        count_scaled: Multiply the energy by n, the number of real tokens of the sequence (not in the paper).
+            Normalized energies sum to D over the tokens, so that memberships flatten as 1/n; scaled ones do not.
+        backend: ``"auto"`` for the fastest that can run, or ``"native"``, ``"torch"``, ``"reference"``.
+
+    Returns:
+        y, ``[B, N, H, D]``, in the dtype of `w`.
+
+    Raises:
+        ValueError: An argument has the wrong shape, dtype or device.
+        BackendError: The requested backend cannot run this call; the message says why.
+
+    Example:
+        >>> import torch, tost
+        >>> tost.tssa(torch.randn(2, 196, 8, 48), torch.ones(8)).shape
+        torch.Size([2, 196, 8, 48])
+    """
+    inputs = _inputs(w, temperature, mask)
+    form = Form(normalize=normalize, count_scaled=count_scaled)
+    y: Tensor = select("tssa", backend, w).run(inputs, form)
+    return y
+
+
+def tssa_(
+    w: Tensor,
+    temperature: Tensor,
+    *,
+    mask: Tensor | None = None,
+    normalize: bool = True,
+    count_scaled: bool = False,
+    backend: str = "auto",
+) -> Tensor:
+    """Run `tssa` in the memory of `w`: no second tensor of that size exists. For inference only.
+
+    Arguments are those of `tssa`; `w` is overwritten.
+
+    Returns:
+        `w` itself, now holding y.
+
+    Raises:
+        ValueError: As `tssa` does.
+        RuntimeError: Autograd would need the values that are overwritten.
+        BackendError: As `tssa` does.
+    """
+    inputs = _inputs(w, temperature, mask)
+    refuse_autograd("tssa_", w, temperature)
+    form = Form(normalize=normalize, count_scaled=count_scaled)
+    chosen = select("tssa", backend, w)
+    if chosen.run_inplace is None:
+        return w.copy_(chosen.run(inputs, form))
+    y: Tensor = chosen.run_inplace(inputs, form)
+    return y
+
+
+def membership(
+    w: Tensor,
+    temperature: Tensor,
+    *,
+    mask: Tensor | None = None,
+    normalize: bool = True,
+    count_scaled: bool = False,
+) -> Tensor:
+    """Return the soft assignment of tokens to heads (groups) that `tssa` uses.
+
+    Arguments are those of `tssa`, without the backend.
+
+    Returns:
+        pi, ``[B, N, H]``, float32 or better. Rows of real tokens sum to 1, rows of padding are 0.
+
+    Raises:
+        ValueError: An argument has the wrong shape, dtype or device.
+
+    Example:
+        >>> import torch, tost
+        >>> pi = tost.membership(torch.randn(1, 5, 3, 4), torch.ones(3))
+        >>> bool(torch.allclose(pi.sum(-1), torch.ones(1, 5)))
+        True
+    """
+    form = Form(normalize=normalize, count_scaled=count_scaled)
+    return reference.membership(_inputs(w, temperature, mask), form)
+
+
+def causal_tssa(
+    w: Tensor,
+    temperature: Tensor,
+    bias: Tensor | None = None,
+    *,
+    mask: Tensor | None = None,
+    count_scaled: bool = False,
+    decay: Tensor | None = None,
+    backend: str = "auto",
+) -> Tensor:
+    r"""Causal TSSA: token n is scaled by statistics of the tokens up to and including n.
+
+    .. code-block:: text
+
+        energy[n,h]   = sum_d ( w[n,h,d]^2 / sum_{m<=n} w[m,h,d]^2  +  bias[h,n] )
+        pi[n,:]       = softmax_h( temperature[h] * energy[n,h] )
+        moment[n,h,d] = sum_{m<=n} pi[m,h] w[m,h,d]^2 / sum_{m<=n} pi[m,h]
+        y[n,h,d]      = - pi[n,h] * w[n,h,d] / (1 + moment[n,h,d])
+
+    The bias is added to every feature's share, as in the authors' code, so its effect on the energy is ``D * bias``.
+    For the paper's equation, where it is added once, pass ``bias / D``. Time is ``O(N H D)``; sums are held in float32,
+    or in float64 for float64 tokens. Gradients reach `w`, `temperature`, `bias` and `decay` once.
+
+    Args:
+        w: Projected tokens, ``[B, N, H, D]``.
+        temperature: Multiplier of each head's energy, ``[H]``, of any sign.
+        bias: Learned bias by head and position, ``[H, L]`` with ``L >= N``; or that of every token, ``[B, N, H]`` or
+            ``[1, N, H]``, for rules of one's own about positions.
+        mask: Real tokens, bool ``[B, N]``, with padding anywhere. Padding does not exist for the other tokens and
+            does not advance their position; its output is 0.
+        count_scaled: Multiply the share of the energy, not the bias, by the number of real tokens up to and including
+            n (not in the paper): shares fall as 1/n, and with them the differences between memberships.
+        decay: Forgetting, ``[H]`` in (0, 1] (not in the paper): before a token is added, each of the three sums of
+            head h is multiplied by ``decay[h]``, so that statistics follow about the last ``1 / (1 - decay)`` tokens.
+            1 forgets nothing. The count of `count_scaled` forgets too: ``1 + decay + decay^2 + ...``, n terms.
+        backend: ``"auto"`` for the fastest that can run, or ``"native"``, ``"torch"``, ``"reference"``.
+
+    Returns:
+        y, ``[B, N, H, D]``, in the dtype of `w`.
+
+    Raises:
+        ValueError: An argument has the wrong shape, dtype or device, or the bias is shorter than the sequence.
+        BackendError: The requested backend cannot run this call; the message says why.
+
+    Example:
+        >>> import torch, tost
+        >>> w = torch.randn(1, 10, 2, 4)
+        >>> y = tost.causal_tssa(w, torch.ones(2))
+        >>> bool(torch.equal(y[:, :7], tost.causal_tssa(w[:, :7], torch.ones(2))))
+        True
+    """
+    y, _ = _run(w, temperature, bias, mask, None, decay, Form(count_scaled=count_scaled), backend)
+    return y
+
+
+def causal_tssa_with_state(
+    w: Tensor,
+    temperature: Tensor,
+    bias: Tensor | None = None,
+    *,
+    mask: Tensor | None = None,
+    state: TSSAState | None = None,
+    count_scaled: bool = False,
+    decay: Tensor | None = None,
+    backend: str = "auto",
+) -> tuple[Tensor, TSSAState]:
+    """Run `causal_tssa` on the continuation of a sequence: state in, state out.
+
+    A sequence may be cut anywhere; running the pieces one after the other gives the outputs and, as gradients flow
+    through the state, the gradients of the whole. Use ``state.detach()`` between pieces to truncate them.
+
+    Arguments are those of `causal_tssa`; a table of biases is indexed by the position in the whole sequence, and the
+    decay is the same for all pieces. There is one more:
+
+    Args:
+        state: The state after the tokens before `w`; None at the start of a sequence.
+
+    Returns:
+        y, ``[B, N, H, D]``, and the state after these tokens.
+
+    Raises:
+        ValueError: As `causal_tssa` does, or the state belongs to another batch or head layout.
+        BackendError: As `causal_tssa` does.
+
+    Example:
+        >>> import torch, tost
+        >>> w, t = torch.randn(1, 10, 2, 4), torch.ones(2)
+        >>> first, state = tost.causal_tssa_with_state(w[:, :6], t)
+        >>> second, state = tost.causal_tssa_with_state(w[:, 6:], t, state=state)
+        >>> bool(torch.allclose(torch.cat((first, second), 1), tost.causal_tssa(w, t), atol=1e-6))
+        True
+    """
+    y, sums = _run(w, temperature, bias, mask, state, decay, Form(count_scaled=count_scaled), backend)
+    return y, TSSAState(*sums, _position_after(w, mask, state))
+
+
+def causal_tssa_step(
+    w: Tensor,
+    temperature: Tensor,
+    bias: Tensor | None = None,
+    *,
+    state: TSSAState | None = None,
+    count_scaled: bool = False,
+    decay: Tensor | None = None,
+    backend: str = "auto",
+) -> tuple[Tensor, TSSAState]:
+    """Advance every sequence by one token, at a cost that does not depend on how many came before.
+
+    Arguments are those of `causal_tssa_with_state`, except:
+
+    Args:
+        w: One projected token per sequence, ``[B, H, D]``.
+
+    Returns:
+        y, ``[B, H, D]``, and the state after this token.
+
+    Raises:
+        ValueError: As `causal_tssa_with_state` does.
+        BackendError: As `causal_tssa` does.
+    """
+    if w.dim() != 3:
+        raise ValueError(
+            f"w has shape {tuple(w.shape)}; a step takes one token per sequence, [B, H, D]. "
+            "For several tokens at once use causal_tssa_with_state."
+        )
+    y, state = causal_tssa_with_state(
+        w.unsqueeze(1), temperature, bias, state=state, count_scaled=count_scaled, decay=decay, backend=backend
+    )
+    return y.squeeze(1), state
+
+
+def causal_tssa_(
+    w: Tensor,
+    temperature: Tensor,
+    bias: Tensor | None = None,
+    *,
+    mask: Tensor | None = None,
+    state: TSSAState | None = None,
+    count_scaled: bool = False,
+    decay: Tensor | None = None,
+    backend: str = "auto",
+) -> tuple[Tensor, TSSAState]:
+    """Run `causal_tssa_with_state` in the memory of `w`. For inference only.
+
+    Arguments are those of `causal_tssa_with_state`; `w` is overwritten.
+
+    Returns:
+        `w` itself, now holding y, and the state after these tokens.
+
+    Raises:
+        ValueError: As `causal_tssa_with_state` does.
+        RuntimeError: Autograd would need the values that are overwritten.
+        BackendError: As `causal_tssa` does.
+    """
+    refuse_autograd("causal_tssa_", w, temperature, bias, decay, *(state or ()))
+    form = Form(count_scaled=count_scaled)
+    y, sums = _run(w, temperature, bias, mask, state, decay, form, backend, inplace=True)
+    return y, TSSAState(*sums, _position_after(w, mask, state))
+
+
+def causal_membership(
+    w: Tensor,
+    temperature: Tensor,
+    bias: Tensor | None = None,
+    *,
+    mask: Tensor | None = None,
+    state: TSSAState | None = None,
+    count_scaled: bool = False,
+    decay: Tensor | None = None,
+) -> Tensor:
+    """Return the soft assignment of tokens to heads (groups) that `causal_tssa` uses.
+
+    Arguments are those of `causal_tssa_with_state`, without the backend.
+
+    Returns:
+        pi, ``[B, N, H]``, float32 or better. Rows of real tokens sum to 1, rows of padding are 0.
+
+    Raises:
+        ValueError: As `causal_tssa_with_state` does.
+    """
+    check_causal(w, temperature, bias, mask, state, decay)
+    form = Form(count_scaled=count_scaled)
+    return reference.causal_membership(causal_inputs(w, temperature, bias, mask, state, decay, form), form)
+
+
+def _inputs(w: Tensor, temperature: Tensor, mask: Tensor | None) -> Inputs:
+    check_tokens(w)
+    check_temperature(temperature, w)
+    check_mask(mask, w)
+    return Inputs(w, temperature, mask)
+
+
+def _run(
+    w: Tensor,
+    temperature: Tensor,
+    bias: Tensor | None,
+    mask: Tensor | None,
+    state: TSSAState | None,
+    decay: Tensor | None,
+    form: Form,
+    backend: str,
+    inplace: bool = False,
+) -> tuple[Tensor, Sums]:
+    check_causal(w, temperature, bias, mask, state, decay)
+    chosen = select("causal_tssa", backend, w)
+    inputs = causal_inputs(w, temperature, bias, mask, state, decay, form)
+    if inplace and chosen.run_inplace is not None:
+        result: tuple[Tensor, Sums] = chosen.run_inplace(inputs, form)
+        return result
+    y, sums = chosen.run(inputs, form)
+    return (w.copy_(y) if inplace else y), sums
+
+
+def _position_after(w: Tensor, mask: Tensor | None, state: TSSAState | None) -> Tensor:
+    tokens = num_tokens(w, mask)
+    return tokens if state is None else state.position + tokens
