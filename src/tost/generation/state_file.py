@@ -1,14 +1,13 @@
-"""Texts that are put aside: a continuation as a safetensors file, and back. Nothing in such a file is ever run.
+"""Save and load generation state as a safetensors file. Nothing in such a file is ever run.
 
-The file holds tensors and, as JSON in its header, which model they belong to. What the state looks like is not taken
-from the file but from the model, by letting it read a token or two.
+The file holds tensors and, as JSON in its header, the version of the format and which model they belong to. The
+structure of the state is not taken from the file but from the model, by letting it read a token or two.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,13 +19,18 @@ from safetensors.torch import save
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from tost._io import write_atomic
 from tost.errors import CheckpointError, StorageError
 from tost.generation.decode import State, check_causal, context_limit, evaluating
 from tost.generation.stream import Continuation
 
 __all__ = ["load_state", "save_state"]
 
-FORMAT = "tost-continuation-1"
+FORMAT = "tost-continuation"
+VERSION = 1
+"""What is written; a change that older code would misread makes it larger."""
+OLDEST_VERSION = 1
+"""What can still be read."""
 # Choices that change how a model computes or trains, not what it computes.
 _IRRELEVANT = ("backend", "dropout", "gradient_checkpointing")
 _SAMPLES = 32  # numbers per tensor that tell weights apart
@@ -61,10 +65,13 @@ def save_state(
     tensors |= {f"state.{index}": leaf for index, leaf in enumerate(_tensors(continuation.state))}
     if generator is not None:
         tensors["generator"] = generator.get_state()
-    description = {"format": FORMAT, "model": _describe(model), "weights": _weights_mark(model)}
+    description = {"format": f"{FORMAT}-{VERSION}", "model": _describe(model), "weights": _weights_mark(model)}
     # Copies, because the format refuses tensors that share memory.
     dense = {name: x.detach().cpu().clone(memory_format=torch.contiguous_format) for name, x in tensors.items()}
-    _write(Path(path), save(dense, metadata={"tost": json.dumps(description)}))
+    try:
+        write_atomic(Path(path), save(dense, metadata={"tost": json.dumps(description)}))
+    except OSError as error:
+        raise StorageError(f"cannot write the state to {path}: {error}") from error
 
 
 def load_state(path: str | Path, model: nn.Module, *, generator: torch.Generator | None = None) -> Continuation:
@@ -73,7 +80,7 @@ def load_state(path: str | Path, model: nn.Module, *, generator: torch.Generator
     Args:
         path: The file.
         model: The model that made it, or one with the same options and weights.
-        generator: Is put where the one was that was saved, if one was.
+        generator: Continues from the saved position of the generator, if there is one.
 
     Returns:
         The continuation, on the device of the model.
@@ -106,7 +113,7 @@ def _describe(model: nn.Module) -> dict[str, Any]:
 
 
 def _weights_mark(model: nn.Module) -> str:
-    """Return a hash of a few numbers of every tensor: not proof against malice, but against mistakes."""
+    """Return a hash of a few numbers of every tensor, which catches mistakes, not malice."""
     digest = hashlib.sha256()
     for name, tensor in sorted(model.state_dict().items()):
         flat = tensor.detach().flatten()
@@ -116,7 +123,9 @@ def _weights_mark(model: nn.Module) -> str:
 
 
 def _check_model(path: Path, description: Mapping[str, Any], model: nn.Module) -> None:
-    saved, ours = description["model"], _describe(model)
+    ours, fields = _describe(model), type(check_causal(model).options).model_fields
+    # An option that the file does not mention came later; what was written before has its default.
+    saved = {key: fields[key].default for key in ours if key in fields} | description["model"]
     if saved != ours:
         keys = [key for key in sorted({*saved, *ours}) if saved.get(key) != ours.get(key)]
         changes = ", ".join(f"{key} {saved.get(key)} instead of {ours.get(key)}" for key in keys)
@@ -155,7 +164,7 @@ def _example(model: nn.Module, tokens: int) -> State:
 
 
 def _is_like(found: Sequence[Tensor], shorter: Sequence[Tensor], longer: Sequence[Tensor]) -> bool:
-    """Tell whether tensors have the form of two examples; an axis along which these differ grows with the text."""
+    """Return whether tensors have the form of two examples; an axis along which these differ grows with the text."""
     if len(found) != len(shorter):
         return False
     lengths: set[int] = set()
@@ -187,20 +196,6 @@ def _unpack(packed: Tensor, size: int) -> Tensor:
     return flags.flatten(1)[:, :size].bool()
 
 
-def _write(path: Path, data: bytes) -> None:
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with temporary.open("wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    except OSError as error:
-        raise StorageError(f"cannot write the state to {path}: {error}") from error
-    finally:
-        temporary.unlink(missing_ok=True)
-
-
 def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     if not path.is_file():
         raise CheckpointError(f"there is no file {path}; give one that was written by `tost generate --save-state`")
@@ -210,9 +205,25 @@ def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a mapping
     except (SafetensorError, OSError, ValueError) as error:
         raise CheckpointError(f"{path} is not a safetensors file ({error}); a pickle is never opened") from error
-    if not isinstance(description, dict) or description.get("format") != FORMAT:
-        found = description.get("format") if isinstance(description, dict) else None
-        raise CheckpointError(f"{path} does not hold the state of a text: its format is {found}, needed is {FORMAT}")
+    _check_format(path, description.get("format") if isinstance(description, dict) else None)
     if not isinstance(description.get("model"), dict):
         raise CheckpointError(f"{path} does not say which model it belongs to")
     return tensors, description
+
+
+def _check_format(path: Path, found: object) -> None:
+    name, _, version = str(found).rpartition("-")
+    if name != FORMAT or not version.isdecimal():
+        raise CheckpointError(
+            f"{path} does not hold the state of a text: its format is {found}, needed is {FORMAT}-{VERSION}"
+        )
+    if int(version) > VERSION:
+        raise CheckpointError(
+            f"{path} was written by a newer version of tost: its format is {found}, and this version reads up to "
+            f"{FORMAT}-{VERSION}. Upgrade tost."
+        )
+    if int(version) < OLDEST_VERSION:
+        raise CheckpointError(
+            f"{path} was written by an older version of tost: its format is {found}, and this version reads "
+            f"{FORMAT}-{OLDEST_VERSION} and later. Generate the text again, or use that version."
+        )

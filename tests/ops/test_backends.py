@@ -1,0 +1,131 @@
+"""One registration per backend: what follows from it, and which backend runs on which device."""
+
+import subprocess
+import sys
+from types import SimpleNamespace
+from typing import get_args, get_type_hints
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import tost
+from tost._env import VARIABLES
+from tost.errors import BackendError
+from tost.models.options import ModelOptions
+from tost.ops import _dispatch, _library, backends_on
+from tost.ops.backends import BACKENDS, OPERATORS, VARIABLE, Backend, backend_names
+from tost.ops.form import FLAGS, Form
+from tost.testing import assert_close
+
+W, T = torch.randn(2, 5, 3, 4), torch.rand(3)
+
+
+def test_every_list_of_backends_is_the_registered_one():
+    names = tuple(backend.name for backend in BACKENDS)
+    assert backend_names() == ("auto", *names)
+    assert VARIABLE.values == backend_names()
+    assert VARIABLE in VARIABLES
+    assert get_args(ModelOptions.model_fields["backend"].annotation) == backend_names()
+    for op in OPERATORS:
+        assert tuple(tost.available_backends(op)) == names
+    assert tost.ops.operators() == list(OPERATORS)
+
+
+def test_registrations_load_no_torch():
+    code = "import sys, tost.ops.backends, tost.ops.form, tost.nn.extensions; print('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "False\n"
+
+
+def implementation(backend: Backend, reasons: list[str]) -> _dispatch.Implementation:
+    return _dispatch.Implementation(backend, lambda *_: None, None, lambda: reasons, lambda w: [])
+
+
+def put_first(monkeypatch, backend: Backend, reasons: list[str]) -> None:
+    for op, known in _dispatch._IMPLEMENTATIONS.items():
+        monkeypatch.setitem(_dispatch._IMPLEMENTATIONS, op, (implementation(backend, reasons), *known))
+    monkeypatch.setattr(_dispatch, "_WARNED", set())
+
+
+def test_a_first_backend_for_another_device_is_not_missed(monkeypatch):
+    put_first(monkeypatch, Backend("gpu", "nowhere", devices=("cuda",)), ["no such device"])
+    assert _dispatch.select("tssa", "auto", W).backend.name == "native"  # a warning would be an error
+    with pytest.raises(BackendError, match="gpu: no such device"):
+        _dispatch.select("tssa", "gpu", W)
+
+
+def test_a_faster_backend_for_this_device_is_missed(monkeypatch):
+    put_first(monkeypatch, Backend("fast", "nowhere", devices=("cpu",)), ["not built"])
+    with pytest.warns(RuntimeWarning, match="runs on backend 'native'; 'fast' is faster but cannot be used: not built"):
+        assert _dispatch.select("tssa", "auto", W).backend.name == "native"
+
+
+def test_a_backend_that_is_not_automatic_runs_by_its_name_only(monkeypatch):
+    put_first(monkeypatch, Backend("trial", "nowhere", automatic=False), [])
+    assert _dispatch.select("tssa", "auto", W).backend.name == "native"
+    assert _dispatch.select("tssa", "trial", W).backend.name == "trial"
+
+
+@pytest.mark.parametrize("op", OPERATORS)
+def test_other_devices_have_no_native_backend(op):
+    assert list(backends_on("cuda", op)) == ["torch", "reference"]
+    assert list(backends_on("cpu", op)) == ["native", "torch", "reference"]
+    assert _dispatch.select(op, "auto", torch.empty(1, 1, 1, 1, device="meta")).backend.name == "torch"
+
+
+def test_flags_are_the_fields_in_the_order_of_the_library():
+    assert Form(count_scaled=True).flags() == tuple(getattr(Form(count_scaled=True), name) for name in FLAGS)
+    assert set(get_type_hints(Form)) == set(FLAGS)
+    assert _library._LIBRARY.tost_form().decode().split() == list(FLAGS)
+
+
+@pytest.mark.parametrize(
+    ("code", "error", "message"),
+    [
+        (1, MemoryError, "tost_tssa_forward: no memory for the partial sums of 5 tokens"),
+        (2, BackendError, "tost_tssa_forward: the native library has no kernel for type 0"),
+        (7, RuntimeError, "tost_tssa_forward failed with error code 7, which is not known"),
+    ],
+)
+def test_error_codes_of_the_library_have_meanings(monkeypatch, code, error, message):
+    monkeypatch.setattr(_library, "_LIBRARY", SimpleNamespace(tost_tssa_forward=lambda *_: code))
+    with pytest.raises(error, match=message):
+        tost.tssa(W, T, backend="native")
+
+
+class FloatCumulativeSums(TorchDispatchMode):
+    """Records the shapes of floating point tensors that are summed up cumulatively."""
+
+    def __init__(self):
+        super().__init__()
+        self.shapes = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func is torch.ops.aten.cumsum.default and args[0].is_floating_point():
+            self.shapes.append(tuple(args[0].shape))
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.fixture
+def deterministic():
+    torch.use_deterministic_algorithms(True)
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+@pytest.mark.parametrize("backend", ["torch", "reference"])
+@pytest.mark.parametrize("N", [5, 40])
+def test_no_cumulative_sum_that_torch_refuses_on_gpus(deterministic, backend, N):
+    # Tensors without data take the path of a device that is not a CPU.
+    w = torch.empty(2, N, 3, 4, device="meta", requires_grad=True)
+    with FloatCumulativeSums() as recorded:
+        tost.causal_tssa(w, torch.empty(3, device="meta"), backend=backend).sum().backward()
+    assert recorded.shapes == []
+
+
+@pytest.mark.parametrize("N", [0, 1, 16, 17, 300])
+def test_the_deterministic_sum_is_the_cumulative_sum(N):
+    x = torch.randn(2, N, 3, 4, dtype=torch.float64)
+    ones, start = torch.ones(1, N, dtype=torch.int64), torch.randn(2, 3, 4, dtype=torch.float64)
+    blocked = tost.ops._scan._blocked_sums(x, None, ones, start)
+    assert_close("sums", blocked, start.unsqueeze(1) + x.cumsum(1), 1e-13)
