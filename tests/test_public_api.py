@@ -60,7 +60,7 @@ HEAVY = ("timm", "transformers", "matplotlib", "accelerate", "datasets", "torchv
 FUNCTION_LINES_P95 = 50
 FILE_LINES = 700
 KERNEL_LINES = 600
-CONSTRUCTOR_ARGUMENTS = 12
+CONSTRUCTOR_ARGUMENTS = 16
 UNANCHORED_NOTE = re.compile(r"\b(TODO|FIXME|XXX|HACK)\b(?!\((#\d+|v\d+\.\d+)\))")
 
 

@@ -128,7 +128,7 @@ def paper(model):
         (extend, "extensions that came later"),
         (hook, "hooks"),
         (head_bias, "bias per head"),
-        (post_norm, "norms behind"),
+        (post_norm, "norms after"),
         (paper, "paper's form"),
     ],
 )

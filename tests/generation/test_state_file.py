@@ -1,7 +1,8 @@
-"""Texts put aside: what is read back is what was written, from its own model only, and nothing is run."""
+"""Saved generation state: what is read back is what was written, from its own model only, and nothing is run."""
 
 import json
 import pickle
+from pathlib import Path
 
 import pytest
 import torch
@@ -11,9 +12,10 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch.utils import _pytree as pytree
 
+import tost
 from tests.generation.models import endless, make, prompts, seeded
 from tost.errors import CheckpointError, StorageError
-from tost.generation import Sampling, generate_with_state, load_state, save_state
+from tost.generation import Sampling, generate_with_state, load_state, save_state, state_file
 from tost.generation.state_file import _pack, _unpack
 
 MODEL = make(torch.float32)
@@ -199,3 +201,55 @@ def test_flags_fit_into_bits(rows, size, seed):
     seen = torch.rand(rows, size, generator=seeded(seed)) < 0.5
     assert _pack(seen).shape == (rows, (size + 7) // 8)
     assert torch.equal(_unpack(_pack(seen), size), seen)
+
+
+def model_of_the_stored_file():
+    """The model that made ``regression/state_v1.safetensors``, with weights that need no random numbers."""
+    sizes = {"embed_dim": 16, "depth": 2, "num_heads": 2, "vocab_size": 32, "max_length": 24}
+    options = {"local": 3, "gate": True, "count_scaled": True, "forget": True, "beyond": "hold"}
+    model = tost.create_model("tost_lm_base", **sizes, **options).eval()
+    with torch.no_grad():
+        for index, (_, parameter) in enumerate(sorted(model.named_parameters())):
+            numbers = ((torch.arange(parameter.numel()) * 37 + index) % 101 - 50) / 500
+            parameter.copy_(numbers.reshape(parameter.shape))
+    return model
+
+
+STORED = Path(__file__).parents[1] / "regression" / "state_v1.safetensors"
+
+
+def test_a_file_of_the_first_version_still_loads_and_goes_on():
+    model, generator = model_of_the_stored_file(), torch.Generator()
+    continuation = load_state(STORED, model, generator=generator)
+    assert continuation.last.tolist() == [29, 12]
+    more = generate_with_state(model, None, max_new_tokens=6, state=continuation, generator=generator)
+    assert more.tokens.tolist() == [[29, 9, 24, 0, 3, 15], [8, 30, 9, 15, 4, 11]]
+
+
+def test_options_that_came_later_have_their_defaults(file, monkeypatch):
+    model = model_of_the_stored_file()
+
+    class Later(type(model.options)):
+        """Options of a newer version."""
+
+        later: bool = False
+
+    model.options = Later(**model.options.model_dump())
+    assert load_state(STORED, model).last.tolist() == [29, 12]
+    model.options = model.options.model_copy(update={"later": True})
+    with pytest.raises(CheckpointError, match="another model: later False instead of True"):
+        load_state(STORED, model)
+
+
+@pytest.mark.parametrize(
+    ("version", "oldest", "message"),
+    [
+        (0, 0, r"written by a newer version of tost: its format is tost-continuation-1, .* up to tost-continuation-0"),
+        (3, 2, r"written by an older version of tost: its format is tost-continuation-1, .* tost-continuation-2 and l"),
+    ],
+)
+def test_files_of_other_versions_are_refused(monkeypatch, version, oldest, message):
+    monkeypatch.setattr(state_file, "VERSION", version)
+    monkeypatch.setattr(state_file, "OLDEST_VERSION", oldest)
+    with pytest.raises(CheckpointError, match=message):
+        load_state(STORED, model_of_the_stored_file())

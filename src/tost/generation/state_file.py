@@ -68,6 +68,8 @@ def save_state(
     description = {"format": f"{FORMAT}-{VERSION}", "model": _describe(model), "weights": _weights_mark(model)}
     # Copies, because the format refuses tensors that share memory.
     dense = {name: x.detach().cpu().clone(memory_format=torch.contiguous_format) for name, x in tensors.items()}
+    if not Path(path).parent.is_dir():
+        raise StorageError(f"cannot write the state to {path}: there is no folder {Path(path).parent}")
     try:
         write_atomic(Path(path), save(dense, metadata={"tost": json.dumps(description)}))
     except OSError as error:

@@ -91,7 +91,7 @@ class TostConfig(_OptionFields):  # type: ignore[misc]
     def __post_init__(self, **kwargs: Any) -> None:
         """Take what is not a field, and check everything."""
         problems = self._unknown(kwargs)
-        super().__post_init__(**kwargs)  # type: ignore[no-untyped-call]
+        super().__post_init__(**kwargs)
         self._check(problems)
 
     @classmethod
@@ -138,7 +138,7 @@ class TostConfig(_OptionFields):  # type: ignore[misc]
         Raises:
             ConfigError: They are not usable; the message lists every problem.
         """
-        super().validate()  # type: ignore[misc]  # a decorator puts it there
+        super().validate()  # a decorator puts it there
         self.options()
 
     @property
