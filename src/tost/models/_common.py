@@ -67,9 +67,7 @@ def build_mixer(options: MixedOptions, *, drop: float | None = None, **chosen: A
     named = inspect.signature(factory).parameters
     arguments = own.arguments() if isinstance(own, MixerOptions) else dict(own)
     taken = {name: value for name, value in offered.items() if name in named}
-    later = None if "extensions" in named else arguments.pop("extensions", None)
-    mixer: Any = factory(options.embed_dim, options.num_heads, **taken, **arguments)
-    return mixer if later is None else mixer.extend(later)  # type: ignore[no-any-return]
+    return factory(options.embed_dim, options.num_heads, **taken, **arguments)
 
 
 def count_parameters(model: nn.Module, *, positions: bool) -> int:

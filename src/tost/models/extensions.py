@@ -1,7 +1,7 @@
-"""Options of the models that follow from `tost.nn.Extensions`. Loads no torch.
+"""Options of models and mixers that follow from `tost.nn.Extensions`. Loads no torch.
 
-Every field of `Extensions` that is made with `option` is an option of the models, under the same name. What it does and
-its default are written there only.
+Every field of `Extensions` that is made with `option` is an option under the same name. What it does and its default
+are written there only.
 """
 
 from __future__ import annotations
@@ -14,27 +14,19 @@ from pydantic import Field, create_model
 from tost._options import Options
 from tost.nn.extensions import Extensions
 
-__all__ = ["CausalExtensionOptions", "ExtensionOptions", "extension_defaults"]
-
-
-def extension_defaults(*, causal: bool) -> dict[str, Any]:
-    """Return the extensions that causal or other TSSA models offer, with their defaults."""
-    return {field.name: field.default for field in _offered(causal)}
-
-
-def _offered(causal: bool) -> list[Any]:
-    described = [field for field in fields(Extensions) if "description" in field.metadata]
-    return [field for field in described if field.metadata["causal"] in (None, causal)]
+__all__ = ["CausalExtensionOptions", "ExtensionOptions"]
 
 
 def _definitions(causal: bool) -> dict[str, Any]:
     """Return the pydantic fields. Whole numbers and switches are strict: ``true`` is not 1, and 8.0 is not 8."""
     hints = get_type_hints(Extensions)
     found: dict[str, Any] = {}
-    for field in _offered(causal):
+    for field in fields(Extensions):
         kind, meta = hints[field.name], field.metadata
+        if meta.get("causal", not causal) not in (None, causal):
+            continue
         strict = Annotated[kind, Field(strict=True, **meta["limits"])] if kind in (bool, int) else kind
-        found[field.name] = (strict, Field(field.default, description=f"{meta['description']} (not in the paper)"))
+        found[field.name] = (strict, Field(field.default, description=f"{meta['description']} (extension)"))
     return found
 
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar
 
 from pydantic import BaseModel, BeforeValidator, Field, field_validator
 
 from tost._options import Count, Options, Switch
 from tost.errors import ConfigError
 from tost.models.mixers import MixerSpec, Place, find_mixer, list_mixers, mixer_problems
+from tost.ops.backends import BackendName
 
 __all__ = ["MixedOptions", "ModelOptions", "waves_fit"]
 
@@ -27,9 +28,7 @@ class ModelOptions(Options):
     gradient_checkpointing: Switch = Field(
         False, description="compute each block again in the backward pass: less memory, a third more work"
     )
-    backend: Literal["auto", "native", "torch", "reference"] = Field(
-        "auto", description="implementation of the operator"
-    )
+    backend: BackendName = Field("auto", description="implementation of the operator")
 
     def __hash__(self) -> int:
         return hash(self.model_dump_json())

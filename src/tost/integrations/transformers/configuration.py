@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import fields
+from dataclasses import field, fields
 from typing import Any, ClassVar, cast
 
 import tost._torchvision  # noqa: F401  transformers may import torchvision, which a CPU build of torch has to be prepared for
@@ -40,7 +40,9 @@ def _fields() -> dict[str, Any]:
     """Return a class body that declares the options of a language model as fields of a dataclass."""
     known, chosen = LanguageOptions.model_fields, model_spec(_BASE_MODEL).defaults
     kinds = {name: known[key].annotation for name, key in _OPTIONS.items()}
-    return {"__annotations__": kinds} | {name: chosen.get(key, known[key].default) for name, key in _OPTIONS.items()}
+    defaults = {name: chosen.get(key, known[key].default) for name, key in _OPTIONS.items()}
+    mutable = {name: field(default_factory=value.copy) for name, value in defaults.items() if isinstance(value, dict)}
+    return {"__annotations__": kinds, **defaults, **mutable}
 
 
 _OptionFields: Any = type("_OptionFields", (PreTrainedConfig,), {**_fields(), "__module__": __name__})
@@ -117,7 +119,7 @@ class TostConfig(_OptionFields):  # type: ignore[misc]
             ConfigError: There is no such language model, or the values are not usable.
         """
         spec = model_spec(name)
-        if spec.family != "language":
+        if spec.options is not LanguageOptions:
             raise ConfigError(
                 f"{name!r} is no language model but {spec.description!r}; use one that "
                 "`tost ls models '*lm*'` or `tost ls models 'gpt2*'` lists."

@@ -8,13 +8,14 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field
 
 from tost._options import Count, Switch
+from tost.models.extensions import CausalExtensionOptions
 from tost.models.mixers import Place
 from tost.models.options import MixedOptions, waves_fit
 
 __all__ = ["LanguageOptions"]
 
 
-class LanguageOptions(MixedOptions):
+class LanguageOptions(CausalExtensionOptions, MixedOptions):
     """Options of `LanguageToST`. What is marked as ours is not in the authors' code, and off by default."""
 
     place: ClassVar[Place] = "language"
@@ -47,11 +48,6 @@ class LanguageOptions(MixedOptions):
     local_at: Literal["attention", "mlp", "both"] = Field(
         "attention", description="whose normed input that convolution is added to (ours)"
     )
-    gate: Switch = Field(False, description="gate the output of TSSA by a projection of its input (ours)")
-    count_scaled: Switch = Field(
-        False, description="multiply the energies of TSSA by the number of tokens up to each one (ours)"
-    )
-    forget: Switch = Field(False, description="let the statistics of each head fade at a rate that is learned (ours)")
 
     @classmethod
     def conflicts(cls, values: Mapping[str, Any]) -> list[str]:

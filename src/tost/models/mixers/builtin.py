@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from tost._options import Count, Switch
+from tost.models.extensions import CausalExtensionOptions, ExtensionOptions
 from tost.models.mixers.registry import MixerOptions, MixerSizes, MixerSpec, add
 
 __all__ = ["tssa_flops"]
@@ -46,50 +47,40 @@ def tssa_flops(
     return num_heads * (head_dim * per_feature + 7 + 2 * bias + count_scaled + forget)
 
 
-class TSSAOptions(MixerOptions):
+class TSSAOptions(ExtensionOptions, MixerOptions):
     """Options of token statistics self-attention."""
 
     normalize: Switch = Field(True, description="normalize features over the tokens before memberships are taken")
-    gate: Switch = Field(False, description="gate the output by a projection of the input (extension)")
-    count_scaled: Switch = Field(False, description="multiply the energies by the number of tokens (extension)")
 
     def arguments(self) -> dict[str, Any]:
         """Return the keyword arguments of `TSSAttention`."""
-        from tost.nn import Extensions
-
-        return {
-            "normalize": self.normalize,
-            "extensions": Extensions(gate=self.gate, count_scaled=self.count_scaled),
-        }
+        return {"normalize": self.normalize, "extensions": self.extensions()}
 
 
-class CausalTSSAOptions(MixerOptions):
+class CausalTSSAOptions(CausalExtensionOptions, MixerOptions):
     """Options of causal token statistics self-attention, all of them extensions; see `LanguageOptions`."""
 
-    gate: Switch = False
-    count_scaled: Switch = False
-    forget: Switch = False
     beyond: Literal["error", "hold"] = "error"
 
     def arguments(self) -> dict[str, Any]:
         """Return the keyword arguments of `CausalTSSAttention`."""
-        from tost.nn import Extensions
-
-        return {"extensions": Extensions(**dict(self))}
+        return {"extensions": self.extensions()}
 
 
 def _tssa_products(sizes: MixerSizes, own: TSSAOptions | CausalTSSAOptions) -> int:
-    return (3 if own.gate else 2) * sizes.embed_dim**2
+    return (3 if own.extensions().gate else 2) * sizes.embed_dim**2
 
 
 def _tssa_statistics(sizes: MixerSizes, own: TSSAOptions) -> int:
     C, H = sizes.embed_dim, sizes.num_heads
-    return tssa_flops(H, C // H, causal=False, count_scaled=own.count_scaled)
+    return tssa_flops(H, C // H, causal=False, count_scaled=own.extensions().count_scaled)
 
 
 def _causal_tssa_statistics(sizes: MixerSizes, own: CausalTSSAOptions) -> int:
     C, H, _, bias = sizes
-    return tssa_flops(H, C // H, causal=True, bias=bias, count_scaled=own.count_scaled, forget=own.forget)
+    extensions = own.extensions()
+    scaled, forget = extensions.count_scaled, extensions.forget
+    return tssa_flops(H, C // H, causal=True, bias=bias, count_scaled=scaled, forget=forget)
 
 
 def _softmax_products(sizes: MixerSizes, own: MixerOptions) -> int:

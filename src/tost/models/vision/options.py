@@ -8,6 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field, field_validator
 
 from tost._options import Count, Switch
+from tost.models.extensions import ExtensionOptions
 from tost.models.mixers import Place
 from tost.models.options import MixedOptions, ModelOptions
 
@@ -73,7 +74,7 @@ class FixedSizeOptions(ImageOptions):
         return found
 
 
-class VisionOptions(ImageOptions, MixedOptions):
+class VisionOptions(ExtensionOptions, ImageOptions, MixedOptions):
     """Options of `VisionToST`."""
 
     place: ClassVar[Place] = "vision"
@@ -93,8 +94,6 @@ class VisionOptions(ImageOptions, MixedOptions):
     local: Annotated[int, Field(ge=0, strict=True)] = Field(
         0, description="width of a depth-wise convolution over the tokens' grid in front of the mixer; 0 has none"
     )
-    gate: Switch = Field(False, description="gate the output of TSSA by a projection of its input")
-    count_scaled: Switch = Field(False, description="multiply the energies of TSSA by the number of tokens")
 
     @classmethod
     def conflicts(cls, values: Mapping[str, Any]) -> list[str]:
