@@ -1,6 +1,6 @@
 """Random numbers by counting: a number depends only on what it is for, not on what was drawn before.
 
-The mixer is the finaliser of SplitMix64, which spreads a change of any input bit over all 64 output bits.
+The mixer is the finalizer of SplitMix64, which spreads a change of any input bit over all 64 output bits.
 """
 
 from __future__ import annotations

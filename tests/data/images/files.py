@@ -38,7 +38,7 @@ def jpeg(label, number, size=(12, 10)):
     return encoded(picture(label, number, size), "JPEG", quality=95)
 
 
-def recognise(inputs):
+def recognize(inputs):
     """Red and green of images that were normalized with `PLAIN`, as (label mod 12, number)."""
     means = inputs.mean(dim=(-2, -1)) * 255
     return [tuple(((channel - 10) / 20).round().int().tolist()) for channel in means[:, :2]]

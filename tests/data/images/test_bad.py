@@ -140,7 +140,7 @@ def test_images_in_memory_are_replaced_when_they_are_read(folder, caplog):
     damage(folder, "bee_1")
     damage(folder, "cat_0", split="val")
     bundle = build(folder, in_memory=True)
-    assert files.recognise(bundle.train.gather(torch.arange(3, 6))["inputs"]) == [(1, 0), (1, 2), (1, 2)]
+    assert files.recognize(bundle.train.gather(torch.arange(3, 6))["inputs"]) == [(1, 0), (1, 2), (1, 2)]
     assert bundle.validation[6]["targets"] == 2
     assert (bundle.validation[6]["inputs"] == 0).all()
     assert len(caplog.records) == 2

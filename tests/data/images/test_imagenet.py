@@ -144,7 +144,7 @@ def test_every_form_gives_the_same_images(form, tmp_path):
         whole = everything(dataset)
         assert len(whole["targets"]) == 6
         assert sorted(whole["targets"].tolist()) == [0, 0, 1, 1, 2, 2]
-        found = files.recognise(whole["inputs"])
+        found = files.recognize(whole["inputs"])
         assert [label for label, _ in found] == whole["targets"].tolist()
         assert len(set(found)) == 6
 
@@ -158,7 +158,7 @@ def test_reassessed_labels_follow_the_images(form, tmp_path):
     whole = everything(validation)
     assert whole["real"].shape == (6, 3)
     assert whole["real"].dtype == torch.int64
-    numbers = [number - (form != "parquet") for _, number in files.recognise(whole["inputs"])]
+    numbers = [number - (form != "parquet") for _, number in files.recognize(whole["inputs"])]
     assert sorted(numbers) == list(range(6))
     for row, number in zip(whole["real"].tolist(), numbers, strict=True):
         assert [label for label in row if label >= 0] == sets[number]

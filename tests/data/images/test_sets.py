@@ -107,7 +107,7 @@ def test_every_image_keeps_its_label(case, tmp_path):
         if "fashion" in case:
             assert torch.equal((whole["inputs"].mean(dim=(1, 2, 3)) * 255 / 20).round().long(), whole["targets"])
             continue
-        found = files.recognise(whole["inputs"])
+        found = files.recognize(whole["inputs"])
         assert [label for label, _ in found] == [label % 12 for label in whole["targets"].tolist()]
         assert len({number for _, number in found}) > 1 or "pets" in case
 
@@ -155,7 +155,7 @@ def test_flowers_are_in_the_official_splits(tmp_path):
         )
         numbers = np.sort(np.concatenate([thirds[part] for part in parts]))
         assert whole["targets"].tolist() == (labels[numbers - 1] - 1).tolist()
-        assert [number for _, number in files.recognise(whole["inputs"])] == [number % 10 for number in numbers]
+        assert [number for _, number in files.recognize(whole["inputs"])] == [number % 10 for number in numbers]
 
 
 def test_pets_have_the_names_of_their_breeds(tmp_path):
@@ -195,7 +195,7 @@ def test_large_parquet_files_are_mapped(tmp_path, monkeypatch):
     (tmp_path / "files").mkdir()
     bundle = build("image_parquet", tmp_path / "files", **STILL)
     whole = everything(bundle.validation)
-    assert [label for label, _ in files.recognise(whole["inputs"])] == whole["targets"].tolist() == [2, 0, 1, 1] * 2
+    assert [label for label, _ in files.recognize(whole["inputs"])] == whole["targets"].tolist() == [2, 0, 1, 1] * 2
     assert any((tmp_path / "cache").rglob("*.arrow"))
 
 
@@ -208,12 +208,12 @@ def test_a_limit_is_spread_over_the_split(limit, tmp_path):
 
 def test_images_that_are_held_out_are_not_trained_on(tmp_path):
     bundle = build("image_folder", tmp_path, hold_out=4, **STILL)
-    train, held = (files.recognise(everything(part)["inputs"]) for part in (bundle.train, bundle.validation))
+    train, held = (files.recognize(everything(part)["inputs"]) for part in (bundle.train, bundle.validation))
     assert (len(train), len(held)) == (5, 4)
     assert len({*train, *held}) == 9, "together they are the training split"
     assert {label for label, _ in held} == {0, 1, 2}, "every class is there"
     again = build("image_folder", tmp_path, seed=5, hold_out=4, **STILL)
-    assert files.recognise(everything(again.validation)["inputs"]) == held
+    assert files.recognize(everything(again.validation)["inputs"]) == held
 
 
 def test_data_without_splits(tmp_path):

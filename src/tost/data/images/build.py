@@ -41,7 +41,7 @@ def build_images(options: ImageOptions, path: str, seed: int) -> DataBundle:
     Raises:
         ConfigError: The files are not what the data set consists of, or do not fit the options.
     """
-    open_split: Callable[[ImageOptions, Path, str], Split] = load(f"tost.data.images.sources.{options.opener}")
+    open_split: Callable[[ImageOptions, Path, str], Split] = load(options.opener)
     root = Path(path)
     train = open_split(options, root, options.train_split)
     if options.hold_out:

@@ -78,6 +78,7 @@ _PerChannel = Annotated[list[float], Field(min_length=1, max_length=3)]
 _CROP = "training: pad shifts by up to `padding` pixels, resized takes a random part, none does as validation does"
 _MEAN = "subtracted from pixels in [0, 1], per channel; by default the mean of the data set, or of ImageNet"
 _STD = "then divided by, per channel; by default the standard deviation"
+_TRAIN_ON, _VALIDATE_ON = "split to train on", "split to validate on"
 _SIZE = "size of the samples in pixels, or [height, width]"
 _EVAL_RESIZE = (
     "validation: squash resizes both sides to image_size; a number resizes the shorter side to it before the centre "
@@ -89,14 +90,14 @@ class ImageOptions(DataSetOptions):
     """Options that all image data sets have; each has defaults of its own."""
 
     opener: ClassVar[str]
-    """Function that opens a split, as ``"module:function"`` below ``tost.data.images.sources``."""
+    """``"module:function"`` that returns a `Split` for the options, a path and the name of a split."""
     known_classes: ClassVar[int | None] = None
     """Number of classes where the data set fixes it."""
 
     image_size: _Size = Field(default=224, description=_SIZE)
     channels: Literal[1, 3] = Field(default=3, description="3 for colour, grey images repeat theirs; 1 for grey")
-    train_split: str = Field(default="train", description="split to train on")
-    validation_split: str = Field(default="test", description="split to validate on")
+    train_split: str = Field(default="train", description=_TRAIN_ON)
+    validation_split: str = Field(default="test", description=_VALIDATE_ON)
     hold_out: int = Field(
         default=0, ge=0, description="validate on so many images of the training split, which then trains on the others"
     )
@@ -203,12 +204,12 @@ class ImageOptions(DataSetOptions):
 class Cifar10Options(ImageOptions):
     """Options of ``cifar10``."""
 
-    opener = "arrays:open_cifar"
+    opener = "tost.data.images.sources.arrays:open_cifar"
     known_classes = 10
 
     image_size: _Size = Field(default=32, description=_SIZE)
-    train_split: Literal["train", "test"] = Field(default="train", description="split to train on")
-    validation_split: Literal["train", "test"] = Field(default="test", description="split to validate on")
+    train_split: Literal["train", "test"] = Field(default="train", description=_TRAIN_ON)
+    validation_split: Literal["train", "test"] = Field(default="test", description=_VALIDATE_ON)
     crop: Literal["pad", "resized", "none"] = Field(default="pad", description=_CROP)
     mean: _PerChannel = Field(default=[0.4914, 0.4822, 0.4465], description=_MEAN)
     std: _PerChannel = Field(default=[0.2470, 0.2435, 0.2616], description=_STD)
@@ -226,7 +227,7 @@ class Cifar100Options(Cifar10Options):
 class FashionMnistOptions(Cifar10Options):
     """Options of ``fashion_mnist``."""
 
-    opener = "arrays:open_fashion_mnist"
+    opener = "tost.data.images.sources.arrays:open_fashion_mnist"
     image_size: _Size = Field(default=28, description=_SIZE)
     channels: Literal[1, 3] = Field(default=1, description="1 for grey, as the images are; 3 repeats it")
     padding: int = Field(default=2, ge=0, description="largest shift of crop: pad, in pixels; black moves in")
@@ -237,23 +238,21 @@ class FashionMnistOptions(Cifar10Options):
 class Flowers102Options(ImageOptions):
     """Options of ``flowers102``."""
 
-    opener = "oxford:open_flowers102"
+    opener = "tost.data.images.sources.oxford:open_flowers102"
     known_classes = 102
 
-    train_split: Literal["train", "val", "trainval", "test"] = Field(default="train", description="split to train on")
-    validation_split: Literal["train", "val", "trainval", "test"] = Field(
-        default="test", description="split to validate on"
-    )
+    train_split: Literal["train", "val", "trainval", "test"] = Field(default="train", description=_TRAIN_ON)
+    validation_split: Literal["train", "val", "trainval", "test"] = Field(default="test", description=_VALIDATE_ON)
 
 
 class PetsOptions(ImageOptions):
     """Options of ``pets``."""
 
-    opener = "oxford:open_pets"
+    opener = "tost.data.images.sources.oxford:open_pets"
     known_classes = 37
 
-    train_split: Literal["trainval", "test"] = Field(default="trainval", description="split to train on")
-    validation_split: Literal["trainval", "test"] = Field(default="test", description="split to validate on")
+    train_split: Literal["trainval", "test"] = Field(default="trainval", description=_TRAIN_ON)
+    validation_split: Literal["trainval", "test"] = Field(default="test", description=_VALIDATE_ON)
 
 
 class CustomImageOptions(ImageOptions):
@@ -288,14 +287,14 @@ class CustomImageOptions(ImageOptions):
 class ImageFolderOptions(CustomImageOptions):
     """Options of ``image_folder``."""
 
-    opener = "folders:open_image_folder"
+    opener = "tost.data.images.sources.folders:open_image_folder"
     validation_split: str = Field(default="val", description="split, that is sub-folder, to validate on")
 
 
 class ImageParquetOptions(CustomImageOptions):
     """Options of ``image_parquet``."""
 
-    opener = "parquet:open_image_parquet"
+    opener = "tost.data.images.sources.parquet:open_image_parquet"
     image_column: str | None = Field(default=None, description="column of the images; null: image or img")
     label_column: str | None = Field(
         default=None, description="column of the labels; null: label, labels, fine_label or target"
@@ -305,10 +304,10 @@ class ImageParquetOptions(CustomImageOptions):
 class ImageNetOptions(ImageOptions):
     """Options of ``imagenet``."""
 
-    opener = "imagenet:open_imagenet"
+    opener = "tost.data.images.sources.imagenet:open_imagenet"
     known_classes = 1000
 
-    validation_split: str = Field(default="val", description="split to validate on")
+    validation_split: str = Field(default="val", description=_VALIDATE_ON)
     eval_resize: _Resize = Field(default="ratio", description=_EVAL_RESIZE)
     real_labels: str | None = Field(
         default=None,
