@@ -179,6 +179,15 @@ def test_a_configuration_without_a_shape_gives_the_options_of_the_model():
     assert {key: config.model.options[key] for key in given} == given
 
 
+def test_options_that_the_file_sets_for_other_data_are_left_out():
+    shape = DataShape(input="tokens", length=16, vocab_size=11)
+    tost.register_data("count", task="language_modeling", shape=shape)(lambda: (Series(8), Series(2)))
+    config = load_config("demo/stdlib_bytes", ["data.name=count"])
+    assert (config.data.options, config.model.options["max_length"]) == ({}, 16)
+    with pytest.raises(ConfigError, match=r"data\.options\.length .*: unknown key"):
+        load_config("demo/stdlib_bytes", ["data.name=count", "data.options.length=3"])
+
+
 def test_a_data_set_for_another_task_is_refused():
     tost.register_data("series", task="mine")(lambda: (Series(8), Series(2)))
     with pytest.raises(ConfigError, match=r"data\.name .*series is for the .* mine, but this is classification"):

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from tost._options import Keys, Problem, check_options, keys_of, options_error, translate
 from tost._yaml import parse_value, read_document
@@ -41,10 +41,13 @@ def load_config(
     """
     document = read_document(Path(path))
     values = document.values
-    written = _dig(values, "model.name")
+    written = [_dig(values, key) for key in ("model.name", "data.name")]
     problems, overridden = _apply(overrides, values)
-    if isinstance(chosen := _dig(values, "model.name"), str) and chosen != written:
-        _drop_options_of_another_model(chosen, values["model"], overridden)
+    if isinstance(chosen := _dig(values, "model.name"), str) and chosen != written[0]:
+        _drop_options_of_another("model.", values["model"], model_option_class, chosen, overridden)
+    if isinstance(chosen := _dig(values, "data.name"), str) and chosen != written[1]:
+        options = values["data"].get("options")
+        _drop_options_of_another("data.options.", options, data_option_class, chosen, overridden)
     try:
         config = RunConfig.model_validate(values, context={"skip_rules": True})
         problems += broken_rules((*RULES, *rules), config.value)
@@ -81,14 +84,17 @@ def _apply(overrides: Sequence[str], values: dict[str, Any]) -> tuple[list[Probl
     return problems, done
 
 
-def _drop_options_of_another_model(name: str, options: dict[str, Any], overridden: set[str]) -> None:
-    """Leave out what a file sets for its own model, where the model of the command line has no such option."""
+def _drop_options_of_another(
+    prefix: str, options: Any, find: Callable[[str], type[BaseModel]], name: str, overridden: set[str]
+) -> None:
+    """Leave out what a file sets for its own model or data, where that of the command line has no such option."""
     try:
-        known = model_option_class(name).model_fields
+        known = find(name).model_fields
     except ConfigError:
         return  # reported where the name is looked up
-    for key in [key for key in options if key not in ("name", *known) and f"model.{key}" not in overridden]:
-        del options[key]
+    for key in [*options] if isinstance(options, dict) else []:
+        if key not in ("name", *known) and f"{prefix}{key}" not in overridden:
+            del options[key]
 
 
 def _origin(key: str, *, overridden: set[str], lines: Mapping[str, int]) -> str:
