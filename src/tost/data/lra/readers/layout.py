@@ -9,14 +9,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from tost.data.images.sources.base import entries
 from tost.errors import ConfigError
 
-__all__ = ["find_release", "limited", "shuffled", "thirds"]
+__all__ = ["find_release", "shuffled", "thirds"]
 
 _RELEASE = "lra_release"
 
@@ -65,10 +64,3 @@ def thirds(order: Tensor) -> dict[str, Tensor]:
     tenth = len(order) // 10
     train = len(order) - 2 * tenth
     return {"train": order[:train], "val": order[train : train + tenth], "test": order[train + tenth :]}
-
-
-def limited(rows: Tensor, limit: int | None) -> Tensor:
-    """Return at most `limit` rows, spread evenly."""
-    if limit is None or limit >= len(rows):
-        return rows
-    return rows[torch.from_numpy(np.arange(limit) * len(rows) // limit)]

@@ -13,10 +13,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from tost.data.dataset import DataBundle, fingerprint
+from tost.data.dataset import DataBundle, fingerprint, spread
 from tost.data.lra.grammar import SYMBOLS
 from tost.data.lra.options import LraListOpsOptions
-from tost.data.lra.readers.layout import find_release, limited
+from tost.data.lra.readers.layout import find_release
 from tost.data.lra.sequences import Form, IdsInMemory, Sequences
 from tost.data.spec import DataInfo
 from tost.errors import ConfigError
@@ -52,7 +52,7 @@ def build_lra_listops(options: LraListOpsOptions, path: str) -> DataBundle:
     sets, parts = [], []
     for name in names.values():
         ids, ends, targets = _read(folder / name, brackets=options.brackets)
-        rows = limited(torch.arange(len(targets)), options.limit)
+        rows = spread(torch.arange(len(targets)), options.limit)
         sets.append(Sequences(IdsInMemory(ids, ends), rows, targets, form))
         parts += [torch.from_numpy(ids), torch.from_numpy(ends), targets, rows]
     info = DataInfo(

@@ -10,15 +10,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tost.data.dataset import Batch, DataBundle, Dataset, fingerprint
-from tost.data.images.decode import decode_images, read_image
+from tost.data.dataset import Batch, DataBundle, Dataset, fingerprint, spread
+from tost.data.images.decode import decode_images, read_image, to_grey
 from tost.data.images.options import Cifar10Options
 from tost.data.images.sources.arrays import CIFAR10_NAMES, MemoryImages, open_cifar
 from tost.data.images.sources.base import check_folder, hash_lines
 from tost.data.images.sources.folders import FileImages, open_image_folder
 from tost.data.lra.generate.pathfinder.settings import FOLDERS
 from tost.data.lra.options import LraImageOptions, LraPathfinderOptions, PixelOptions
-from tost.data.lra.readers.layout import find_release, limited, shuffled, thirds
+from tost.data.lra.readers.layout import find_release, shuffled, thirds
 from tost.data.lra.readers.text import HUB, load_hub
 from tost.data.spec import DataInfo
 from tost.errors import ConfigError
@@ -121,11 +121,11 @@ def build_lra_image(options: LraImageOptions, path: str) -> DataBundle:
     order = torch.arange(count) if options.split == "order" else shuffled(count, options.split_seed)
     held = int(count * options.val_share)
     rows, held_out = order[: count - held], order[count - held :]
-    train = PixelSequences(_Held(pixels), limited(rows, options.limit), targets, options)
+    train = PixelSequences(_Held(pixels), spread(rows, options.limit), targets, options)
     if options.validation_split == "test":
         pixels, targets = _read_cifar(path, "test", options.grey)
         held_out = torch.arange(len(targets))
-    validation = PixelSequences(_Held(pixels), limited(held_out, options.limit), targets, options)
+    validation = PixelSequences(_Held(pixels), spread(held_out, options.limit), targets, options)
     if not len(train) or not len(validation):
         raise ConfigError(f"{path} holds {count} training images, too few to hold out a share of {options.val_share}.")
     parts = [
@@ -189,8 +189,7 @@ def _to_grey(colour: Tensor, weights: str) -> Tensor:
 
 def _part_to_grey(colour: Tensor, weights: str) -> Tensor:
     if weights == "pillow":
-        red, green, blue = colour.int().unbind(1)
-        return ((19595 * red + 38470 * green + 7471 * blue + 0x8000) >> 16).to(torch.uint8)
+        return to_grey(colour)
     red, green, blue = colour.double().unbind(1)
     return (0.2989 * red + 0.5870 * green + 0.1140 * blue).round_().to(torch.uint8)
 
@@ -206,7 +205,7 @@ def build_lra_pathfinder(options: LraPathfinderOptions, path: str) -> DataBundle
     count = len(names)
     order = torch.arange(count) if options.split == "order" else shuffled(count, options.split_seed)
     splits = thirds(order)
-    chosen = [limited(splits[split], options.limit) for split in ("train", options.validation_split)]
+    chosen = [spread(splits[split], options.limit) for split in ("train", options.validation_split)]
     if not all(len(rows) for rows in chosen):
         raise ConfigError(f"{folder} holds {count} images, too few to be split into training, validation and testing.")
     keep = options.in_memory if options.in_memory is not None else count * options.side**2 <= _IN_MEMORY

@@ -15,9 +15,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from tost.data.dataset import DataBundle, fingerprint
+from tost.data.dataset import DataBundle, fingerprint, spread
 from tost.data.lra.options import LraRetrievalOptions
-from tost.data.lra.readers.layout import find_release, limited
+from tost.data.lra.readers.layout import find_release
 from tost.data.lra.sequences import BYTE_END, Alphabet, BytesInFile, Form, Sequences, count_characters, make_alphabet
 from tost.data.spec import DataInfo
 from tost.errors import ConfigError
@@ -44,7 +44,7 @@ def build_lra_retrieval(options: LraRetrievalOptions, path: str) -> DataBundle:
     form = Form.of(options, BYTE_END if alphabet is None else Alphabet.END)
     sets, parts = [], []
     for pairs in (train, validation):
-        rows = limited(torch.arange(len(pairs.targets)), options.limit)
+        rows = spread(torch.arange(len(pairs.targets)), options.limit)
         source = BytesInFile(pairs.path, pairs.spans, alphabet)
         sets.append(Sequences(source, rows, pairs.targets, form, towers=2))
         parts += [torch.from_numpy(pairs.spans), pairs.targets, rows]

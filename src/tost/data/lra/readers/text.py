@@ -11,11 +11,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tost.data.dataset import DataBundle, fingerprint
+from tost.data.dataset import DataBundle, fingerprint, spread
 from tost.data.images.sources.base import entries
 from tost.data.images.sources.parquet import columns_of, find_shards
 from tost.data.lra.options import LraTextOptions
-from tost.data.lra.readers.layout import limited, shuffled
+from tost.data.lra.readers.layout import shuffled
 from tost.data.lra.sequences import BYTE_END, Alphabet, Form, IdsInMemory, Sequences, count_characters, make_alphabet
 from tost.data.spec import DataInfo
 from tost.errors import ConfigError
@@ -58,7 +58,7 @@ def build_lra_text(options: LraTextOptions, path: str) -> DataBundle:
     sets, parts, cut = [], [], 0
     for reviews, chosen in ((train, rows), (validation, held_out)):
         source = _source(reviews.texts, alphabet)
-        chosen = limited(chosen, options.limit)
+        chosen = spread(chosen, options.limit)
         sets.append(Sequences(source, chosen, reviews.targets, form))
         parts += [torch.from_numpy(source.ids), torch.from_numpy(source.ends), reviews.targets, chosen]
         cut += int((np.diff(source.ends, prepend=0)[chosen.numpy()] > form.room).sum())
