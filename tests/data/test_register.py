@@ -11,8 +11,19 @@ from pydantic import BaseModel, Field, ValidationError, field_validator
 
 import tost
 from tost._plugins import allow
-from tost.data import DataBundle, DataInfo, DataOptions, DataShape, build_data, find_data, list_data, make_loader
+from tost.data import (
+    DataBundle,
+    DataInfo,
+    DataOptions,
+    DataShape,
+    build_data,
+    find_data,
+    list_data,
+    make_loader,
+    tokenizer_of,
+)
 from tost.data.registry import DATA_SETS
+from tost.data.text.tokenizers import CharTokenizer
 from tost.errors import ConfigError
 from tost.recipes import load_config
 
@@ -221,6 +232,16 @@ def test_the_fingerprint_follows_from_options_and_lengths():
     assert found() == found(count=8)
     assert len({found(), found(count=9), found(scale=2.0)}) == 3
     assert len(found()) == 64
+
+
+def test_a_text_comes_with_its_tokenizer():
+    tost.register_data("text", tokenizer=lambda: CharTokenizer("abc"))(lambda: (Series(8), Series(2)))
+    tost.register_data("file", tokenizer=CharTokenizer, takes_path=True)(lambda path: (Series(8), Series(2)))
+    tost.register_data("series")(lambda: (Series(8), Series(2)))
+    assert tokenizer_of(DataOptions(name="text")).decode([2, 0]) == "ca"
+    assert tokenizer_of(DataOptions(name="file", path="xy")).vocab_size == 2
+    with pytest.raises(ConfigError, match="data set 'series' has no tokenizer"):
+        tokenizer_of(DataOptions(name="series"))
 
 
 @pytest.mark.parametrize("workers", [0, 1])

@@ -36,6 +36,7 @@ def register_data(
     options: type[BaseModel] | None = None,
     shape: DataShape | Callable[[Any], DataShape] | None = None,
     takes_path: bool = False,
+    tokenizer: Callable[..., Any] | None = None,
     description: str = "",
 ) -> Callable[[Builder], Builder]:
     """Register a function that builds a data set, so that ``data.name`` in a configuration can refer to it.
@@ -52,6 +53,8 @@ def register_data(
         shape: Shape of the samples, or a function that returns it for given options; the options of the model follow
             from it. If None, the configuration has to give them.
         takes_path: Whether the data is read from ``data.path``, which is then required and passed as ``path``, a text.
+        tokenizer: For text, a function that returns its tokenizer (see `tost.data.text.tokenizers`), which is stored
+            with every language model that is trained on it; it gets the path if `takes_path`.
         description: One line for ``tost ls data``; by default the first line of the docstring.
 
     Returns:
@@ -73,9 +76,8 @@ def register_data(
     """
 
     def register(function: Builder) -> Builder:
-        spec = _spec(
-            name, function, task=task, options=options, shape=shape, takes_path=takes_path, description=description
-        )
+        settings = {"task": task, "shape": shape, "tokenizer": tokenizer, "description": description}
+        spec = _spec(name, function, options=options, takes_path=takes_path, **settings)
         DATA_SETS.add(name, spec)
         setattr(function, _SPEC, spec)
         return function

@@ -108,6 +108,8 @@ class DataSpec:
         as_keywords: Pass the options to `build` as keyword arguments, not as one object.
         shape: Shape of the samples, or a function that returns it for given options. None for `DataSetOptions`, which
             have a method for it, and for data whose shape is not known before it is built.
+        tokenizer: Function that returns the tokenizer of a text, or ``"module:function"``; it gets the path if
+            `takes_path`. None if there is none.
     """
 
     name: str
@@ -118,6 +120,7 @@ class DataSpec:
     takes_path: bool = False
     as_keywords: bool = False
     shape: DataShape | Callable[[Any], DataShape] | None = None
+    tokenizer: str | Callable[..., Any] | None = None
 
     def shape_of(self, options: BaseModel, path: str | None) -> DataShape:
         """Return what a model must fit; every field is None if that is not known."""

@@ -73,6 +73,7 @@ SPECS = (
         options=TokensOptions,
         build="tost.data.tokens.dataset:build_tokens",
         takes_path=True,
+        tokenizer="tost.data.tokens.reader:read_folder_tokenizer",
     ),
 )
 """The data sets of this folder."""

@@ -10,8 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tost._io import sha256_of
-from tost._tokenizer import ByteTokenizer
+from tost._lazy import load
 from tost.data.options import DataOptions
+from tost.data.registry import find_data
 from tost.data.text.tokenizers import DataTokenizer, tokenizer_from_record
 from tost.data.tokens.format import FileRecord, Index, ShardRecord, SplitRecord, read_index
 from tost.errors import ConfigError, StorageError
@@ -27,6 +28,7 @@ __all__ = [
     "check_tokens",
     "lambada_pairs",
     "open_tokens",
+    "read_folder_tokenizer",
     "tokenizer_of",
 ]
 
@@ -288,11 +290,17 @@ def tokenizer_of(data: DataOptions) -> DataTokenizer:
         ConfigError: The data is no text, or its folder is not there any more.
         StorageError: The folder is damaged.
     """
-    if data.name == "tokens":
-        return open_tokens(data.path or "").tokenizer()
-    if data.name == "stdlib_bytes":
-        return ByteTokenizer()
-    raise ConfigError(f"data set {data.name!r} has no tokenizer; it is no text.")
+    spec = find_data(data.name)
+    if spec.tokenizer is None:
+        raise ConfigError(f"data set {data.name!r} has no tokenizer; it is no text.")
+    make = load(spec.tokenizer) if isinstance(spec.tokenizer, str) else spec.tokenizer
+    tokenizer: DataTokenizer = make(data.path) if spec.takes_path else make()
+    return tokenizer
+
+
+def read_folder_tokenizer(path: str) -> DataTokenizer:
+    """Return the tokenizer with which a folder of tokens was made."""
+    return open_tokens(path).tokenizer()
 
 
 class LambadaPair(NamedTuple):

@@ -101,6 +101,7 @@ SPECS = (
         description="bytes of the Python standard library's own source files, 256 symbols",
         options=StdlibBytesOptions,
         build="tost.data.toy.stdlib_bytes:build_stdlib_bytes",
+        tokenizer="tost._tokenizer:ByteTokenizer",
     ),
 )
 """The data sets of this folder."""
