@@ -30,6 +30,13 @@ def test_two_processes_take_the_steps_of_one(tmp_path):
     assert summaries[0]["final"]["accuracy"] == summaries[1]["final"]["accuracy"]
 
 
+def test_batch_norms_of_sequences_see_the_batch_of_all_processes(tmp_path):
+    layout = ("model.block=mixer", "model.norm_kind=batch", "model.gradient_checkpointing=true")
+    finished(command(tmp_path / "1", *NO_DROPOUT, *layout))
+    finished(command(tmp_path / "2", *NO_DROPOUT, *layout, "--nproc", "2"))
+    assert losses(tmp_path / "2") == pytest.approx(losses(tmp_path / "1"), rel=1e-5)
+
+
 def interrupt(out, *options, after):
     """Start a run, press Ctrl-C after a step, and return the exit code and what it said."""
     line = [sys.executable, "-m", "tost.cli", "train", "demo/digits", *TINY, *options, "--out", str(out)]

@@ -10,11 +10,11 @@ from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 from tost import parallel
 from tost.errors import ConfigError
 from tost.nn.causal_local import CausalConvolution
+from tost.nn.recompute import recompute as recompute_block
 from tost.nn.state import BlockState, KVState
 from tost.ops import TSSAState
 
@@ -322,8 +322,6 @@ def run_blocks(
     """
     arguments = (mask,) if grid is None else (mask, grid)
     for block in blocks:
-        if recompute and torch.is_grad_enabled():
-            x = checkpoint(block, x, *arguments, use_reentrant=False)
-        else:
-            x = block(x, *arguments)
+        again = recompute and torch.is_grad_enabled()
+        x = recompute_block(block, x, *arguments) if again else block(x, *arguments)
     return x

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from tost.nn.mixers import TokenBatchNorm
 from tost.ops._numerics import statistics_dtype
 from tost.parallel._autograd import sum_over_ranks
 from tost.parallel._channel import Channel
@@ -55,11 +58,14 @@ def share_batch_norms(model: nn.Module, device: torch.device) -> nn.Module:
     Returns:
         The model.
     """
+    assert dist.group.WORLD is not None
+    channel = Channel(dist.group.WORLD)
+    for module in model.modules():
+        if isinstance(module, TokenBatchNorm):
+            module.share(partial(sum_over_ranks, channel=channel))
     if device.type == "cuda":
         shared: nn.Module = nn.SyncBatchNorm.convert_sync_batchnorm(model)  # type: ignore[no-untyped-call]
         return shared
-    assert dist.group.WORLD is not None
-    channel = Channel(dist.group.WORLD)
     for module in model.modules():
         if type(module) is nn.BatchNorm2d and module.affine and module.track_running_stats:
             module.__class__ = SharedBatchNorm2d  # the same parameters, in the same places, with another rule

@@ -1,5 +1,9 @@
 """The long-range classifier with every mixer, in pairs, and in the layouts of the other code bases."""
 
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from threading import Barrier
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -199,6 +203,47 @@ def test_batch_norm_is_that_of_torch_and_leaves_padding_out():
     assert alone(torch.randn(2, 3, 5), torch.zeros(2, 3, dtype=torch.bool)).isfinite().all()
     assert alone(torch.randn(1, 1, 5)).isfinite().all()
     assert alone.running_var.isfinite().all()
+
+
+def test_batch_norm_counts_a_batch_once_under_checkpointing():
+    layout = {"block": "mixer", "norm_kind": "batch", "dropout": 0.0}
+    models = [make_tiny("lra_listops", **layout, gradient_checkpointing=recompute) for recompute in (False, True)]
+    models[1].load_state_dict(models[0].state_dict())
+    ids = example(models[0])
+    for model in models:
+        loss = model(ids).square().sum()
+        loss.backward(retain_graph=True)
+        loss.backward()
+    for name, value in models[0].named_buffers():
+        assert torch.equal(value, models[1].get_buffer(name)), name
+    for (name, value), other in zip(models[0].named_parameters(), models[1].parameters(), strict=True):
+        assert_close(name, other.grad, value.grad, 1e-6)
+
+
+def test_batch_norm_of_parts_that_share_their_sums_is_that_of_the_whole():
+    """What processes exchange, played by two threads of one."""
+    x = torch.randn(4, 7, 5, dtype=torch.float64)
+    mask = torch.rand(4, 7) < 0.6
+    whole, *parts = (perturb(TokenBatchNorm(5).double(), by=0.0) for _ in range(3))
+    meeting, mail = Barrier(2), {}
+
+    def exchange(rank, part):
+        meeting.wait()
+        mail[rank] = part
+        meeting.wait()
+        total = mail[0] + mail[1]
+        meeting.wait()
+        return total
+
+    def run(rank):
+        parts[rank].share(partial(exchange, rank))
+        return parts[rank](x[2 * rank : 2 * rank + 2], mask[2 * rank : 2 * rank + 2])
+
+    with ThreadPoolExecutor(2) as pool:
+        found = torch.cat(list(pool.map(run, range(2))))
+    assert_close("outputs", found, whole(x, mask), 1e-12)
+    for name, value in whole.named_buffers():
+        assert_close(name, parts[0].get_buffer(name), value, 1e-12)
 
 
 def test_steps_and_state_matrices_do_not_decay():

@@ -252,6 +252,19 @@ def test_stem_recomputes_instead_of_keeping(patch, momentum, monkeypatch):
     assert all(norm.momentum == momentum for norm in lean.modules() if isinstance(norm, nn.BatchNorm2d))
 
 
+@pytest.mark.parametrize("recompute", [False, True])
+def test_a_graph_has_as_many_backward_passes_as_wanted(recompute):
+    torch.manual_seed(0)
+    model = tost.create_model("tost_mini", depth=1, embed_dim=16, num_heads=2, gradient_checkpointing=recompute)
+    loss = model(torch.randn(2, 3, 32, 32)).square().sum()
+    counted = {name: value.clone() for name, value in model.named_buffers()}
+    loss.backward(retain_graph=True)
+    once = [parameter.grad.clone() for parameter in model.parameters()]
+    loss.backward()
+    assert all(torch.allclose(p.grad, 2 * g) for p, g in zip(model.parameters(), once, strict=True))
+    assert all(torch.equal(value, counted[name]) for name, value in model.named_buffers())
+
+
 def test_stem_leaves_other_norms_alone():
     stem = ConvStem(16, 3, 32).train()
     assert stem._may_recompute()

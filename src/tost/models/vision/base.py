@@ -11,7 +11,6 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 import tost._torchvision  # noqa: F401  timm imports torchvision, which a CPU build of torch has to be prepared for
 
@@ -22,6 +21,7 @@ from tost.errors import BackendError
 from tost.models._common import count_parameters
 from tost.models.flops import image_flops
 from tost.models.vision.options import ImageOptions
+from tost.nn.recompute import recompute
 from tost.parallel import active
 
 __all__ = ["ImageModel"]
@@ -233,7 +233,7 @@ class ImageModel(nn.Module):
     def _call(self, module: Callable[..., Any], *inputs: Any) -> Any:
         """Call a module, to be computed again in the backward pass if that was asked for."""
         if self.grad_checkpointing and torch.is_grad_enabled():
-            return checkpoint(module, *inputs, use_reentrant=False)
+            return recompute(module, *inputs)
         return module(*inputs)
 
     def _check(self, images: Tensor) -> None:

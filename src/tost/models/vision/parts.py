@@ -5,19 +5,19 @@ Shapes: images [B, channels, height, width], tokens [B, N, C] (batch, tokens, wi
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from itertools import pairwise
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 import tost._torchvision  # noqa: F401  timm imports torchvision, which a CPU build of torch has to be prepared for
 
 # isort: split
 from timm.models.xcit import ClassAttentionBlock, conv3x3
+
+from tost.nn.recompute import is_recomputing, recompute
 
 __all__ = ["ClassBlock", "ConvStem"]
 
@@ -75,27 +75,22 @@ class ConvStem(nn.Module):
         layers = self._convolutions()
         x = layers[0][0](x)
         for (_, norm), (conv, _) in pairwise(layers):
-            steps = nn.Sequential(norm, self.proj[1], conv)
-            quiet = partial(_first_time_only, norm)
-            x = checkpoint(steps, x, use_reentrant=False, preserve_rng_state=False, context_fn=quiet)
+            x = recompute(partial(_step, norm, self.proj[1], conv), x, preserve_rng_state=False)
         result: Tensor = layers[-1][1](x)
         return result
 
 
-def _first_time_only(norm: nn.Module) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
-    """Return what surrounds the first pass and the second: a batch is to enter the running statistics once."""
-    assert isinstance(norm, nn.BatchNorm2d)
-    return nullcontext(), _not_counting(norm)
-
-
-@contextmanager
-def _not_counting(norm: nn.BatchNorm2d) -> Iterator[None]:
-    momentum, count = norm.momentum, norm.num_batches_tracked
-    norm.momentum, norm.num_batches_tracked = 0.0, None
-    try:
-        yield
-    finally:
-        norm.momentum, norm.num_batches_tracked = momentum, count
+def _step(norm: nn.BatchNorm2d, activation: nn.Module, conv: nn.Module, x: Tensor) -> Tensor:
+    """Apply a norm and what follows it up to the next one; a batch enters the running statistics once."""
+    if is_recomputing():
+        assert norm.running_mean is not None
+        assert norm.running_var is not None
+        unused = (norm.running_mean.clone(), norm.running_var.clone())
+        x = F.batch_norm(x, *unused, norm.weight, norm.bias, training=True, eps=norm.eps)
+    else:
+        x = norm(x)
+    result: Tensor = conv(activation(x))
+    return result
 
 
 class ClassBlock(ClassAttentionBlock):

@@ -5,11 +5,13 @@ Shapes: x [B, N, C] (batch, tokens, width), mask [B, N].
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
+from tost.nn.recompute import is_recomputing
 from tost.ops._checks import check_mask
 from tost.ops._numerics import statistics_dtype, zero_padding
 
@@ -20,8 +22,8 @@ class TokenBatchNorm(nn.Module):
     """Batch norm over all real tokens of all sequences of a batch.
 
     In training, mean and variance are those of the batch; averages of both are kept for evaluation. Padding has no part
-    in them. Each process of a run takes those of its own sequences. Where a block is computed again in the backward
-    pass (gradient checkpointing) the averages meet each batch twice.
+    in them. A batch counts once, also where a block is computed again in the backward pass. Where several processes
+    share a batch, `share` makes it one batch; without it each process normalizes its own sequences.
 
     Args:
         embed_dim: Width of the tokens, C.
@@ -39,6 +41,7 @@ class TokenBatchNorm(nn.Module):
 
     running_mean: Tensor
     running_var: Tensor
+    _sum: Callable[[Tensor], Tensor] | None = None
 
     def __init__(
         self,
@@ -60,8 +63,16 @@ class TokenBatchNorm(nn.Module):
         """Show the sizes in ``print(module)``."""
         return f"{self.embed_dim}, eps={self.eps}, momentum={self.momentum}"
 
+    def share(self, sum_over_processes: Callable[[Tensor], Tensor]) -> None:
+        """Take mean and variance over the batches of several processes.
+
+        Args:
+            sum_over_processes: Returns the sum of a tensor over the processes, with its derivative.
+        """
+        self._sum = sum_over_processes
+
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Normalise the tokens x [B, N, C]; those that are not real, by `mask` [B, N], do not count."""
+        """Normalize the tokens x [B, N, C]; those that are not real, by `mask` [B, N], do not count."""
         check_mask(mask, x)
         wide = zero_padding(x, mask).to(statistics_dtype(x.dtype))
         if self.training:
@@ -72,13 +83,15 @@ class TokenBatchNorm(nn.Module):
         return ((wide - mean) * scale + self.bias).to(x.dtype)
 
     def _statistics(self, x: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Return mean and variance [C] of a batch, padded with zeros, and let the averages know them."""
-        count = (x.new_tensor(x.shape[0] * x.shape[1]) if mask is None else mask.sum().to(x.dtype)).clamp_min(1)
-        mean = x.sum(dim=(0, 1)) / count
-        variance = zero_padding(x - mean, mask).square().sum(dim=(0, 1)) / count
-        with torch.no_grad():
-            unbiased = variance * (count / (count - 1).clamp_min(1))
-            self.running_mean.lerp_(mean.to(self.running_mean.dtype), self.momentum)
+        """Return mean and variance [C] of a batch, padded with zeros, and update the averages."""
+        total = self._sum or (lambda part: part)
+        count = x.new_tensor(x.shape[0] * x.shape[1]) if mask is None else mask.sum().to(x.dtype)
+        count = total(count).clamp_min(1)
+        mean = total(x.sum(dim=(0, 1))) / count
+        variance = total(zero_padding(x - mean, mask).square().sum(dim=(0, 1))) / count
+        if not is_recomputing():
+            unbiased = variance.detach() * (count / (count - 1).clamp_min(1))
+            self.running_mean.lerp_(mean.detach().to(self.running_mean.dtype), self.momentum)
             self.running_var.lerp_(unbiased.to(self.running_var.dtype), self.momentum)
         return mean, variance
 
