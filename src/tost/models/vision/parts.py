@@ -80,9 +80,10 @@ class ConvStem(nn.Module):
         return result
 
 
-def _step(norm: nn.BatchNorm2d, activation: nn.Module, conv: nn.Module, x: Tensor) -> Tensor:
+def _step(norm: nn.Module, activation: nn.Module, conv: nn.Module, x: Tensor) -> Tensor:
     """Apply a norm and what follows it up to the next one; a batch enters the running statistics once."""
     if is_recomputing():
+        assert isinstance(norm, nn.BatchNorm2d)
         assert norm.running_mean is not None
         assert norm.running_var is not None
         unused = (norm.running_mean.clone(), norm.running_var.clone())
