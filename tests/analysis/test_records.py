@@ -17,7 +17,7 @@ from tost.nn import Block, PaperForm
 KINDS = {
     "vision": ("tost_mini", {}),
     "ablation": ("tost_mini", {"normalize": False}),
-    "vision options": ("tost_mini", {"gate": True, "count_scaled": True, "local": 3}),
+    "vision options": ("tost_mini", {"gate": True, "count_scaled": True, "conv_width": 3}),
     "language": ("tost_lm_base", {}),
     "language options": ("tost_lm_base_plus", {}),
     "no positions": ("tost_lm_base", {"position": "none"}),

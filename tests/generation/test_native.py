@@ -21,7 +21,7 @@ from tost.ops import _library as library
 from tost.ops._library import compiled_isas
 from tost.testing import assert_close
 
-PLUS = {"local": 4, "gate": True, "count_scaled": True, "forget": True, "position": "none"}
+PLUS = {"conv_width": 4, "gate": True, "count_scaled": True, "forget": True, "position": "none"}
 
 
 def step_both(model, count, weights="fp32", length=6):
@@ -135,7 +135,14 @@ def test_a_state_of_another_model_never_reaches_the_library():
     assert not form.fits(tokens, None)
     assert not form.fits(tokens[:1], state)
     assert not form.fits(tokens, state.to(dtype=torch.float64))
-    for other in ({"depth": 1}, {"num_heads": 2}, {"embed_dim": 32}, {"local": 3}, {"local": 0}, {"local_at": "both"}):
+    for other in (
+        {"depth": 1},
+        {"num_heads": 2},
+        {"embed_dim": 32},
+        {"conv_width": 3},
+        {"conv_width": 0},
+        {"conv_at": "both"},
+    ):
         strange = prefill(make(torch.float32, **{**PLUS, **other}), ids)
         assert not form.fits(tokens, strange)
         with pytest.raises(ValueError, match=r"state|window"):

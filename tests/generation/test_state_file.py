@@ -71,8 +71,8 @@ def test_a_text_of_one_token_has_no_state_yet(file):
     "options",
     [
         {"mixer": "softmax", "layer_scale": None},
-        {"mixer": "softmax", "layer_scale": None, "local": 3, "local_at": "both"},
-        {"local": 3, "gate": True, "forget": True, "count_scaled": True, "position": "none"},
+        {"mixer": "softmax", "layer_scale": None, "conv_width": 3, "conv_at": "both"},
+        {"conv_width": 3, "gate": True, "forget": True, "count_scaled": True, "position": "none"},
     ],
     ids=["softmax", "softmax with convolutions", "plus"],
 )

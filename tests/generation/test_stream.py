@@ -65,7 +65,7 @@ def check_long_text(model, count):
     assert_close("logits", logits, expected, 1e-4)
 
 
-PLUS = {"local": 4, "gate": True, "count_scaled": True, "forget": True}
+PLUS = {"conv_width": 4, "gate": True, "count_scaled": True, "forget": True}
 
 
 @pytest.mark.parametrize("options", [{}, PLUS, {"position": "sinusoidal"}], ids=["plain", "plus", "waves"])

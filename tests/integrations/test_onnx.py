@@ -15,7 +15,7 @@ from tost.integrations.onnx import export_onnx, plain_operators
         ("tost_mini", {"embed_dim": 16, "depth": 1, "class_depth": 1}, (12, 9)),
         pytest.param("xcit_mini", {"depth": 1}, 32, marks=pytest.mark.slow),
         pytest.param("crate_mini", {"depth": 1}, 32, marks=pytest.mark.slow),
-        pytest.param("tost_mini", {"local": 3, "gate": True, "feed_forward": "ista"}, 32, marks=pytest.mark.slow),
+        pytest.param("tost_mini", {"conv_width": 3, "gate": True, "feed_forward": "ista"}, 32, marks=pytest.mark.slow),
         pytest.param("tost_tiny_patch16_224", {}, 224, marks=pytest.mark.slow),
         pytest.param("tost_small_patch16_224", {}, 224, marks=pytest.mark.slow),
     ],

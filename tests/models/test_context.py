@@ -10,9 +10,9 @@ from tost.testing import assert_close
 
 CASES = {
     "language": ("tost_lm_base", {}),
-    "plus": ("tost_lm_base_plus", {"local_at": "both"}),
+    "plus": ("tost_lm_base_plus", {"conv_at": "both"}),
     "plus, held": ("tost_lm_base_plus", {"max_length": 4, "beyond": "hold", "gradient_checkpointing": True}),
-    "sinusoidal": ("tost_lm_base", {"position": "sinusoidal", "local": 3, "local_at": "mlp"}),
+    "sinusoidal": ("tost_lm_base", {"position": "sinusoidal", "conv_width": 3, "conv_at": "mlp"}),
     "mean, pre": ("lra_listops", {"dropout": 0.0}),
     "cls, post, learned": ("lra_image", {"pooling": "cls", "norm": "post", "position": "learned"}),
     "recomputed": ("lra_image", {"gradient_checkpointing": True}),

@@ -1,4 +1,4 @@
-"""What vision models ask of a block: layer scale, drop path, a local mixer, a feed-forward that replaces."""
+"""What vision models ask of a block: layer scale, drop path, a convolution, a feed-forward that replaces."""
 
 import pytest
 import torch
@@ -11,7 +11,7 @@ from tost.nn import (
     Block,
     CausalBlock,
     CrossCovarianceAttention,
-    GridMixer,
+    GridConvolution,
     SoftmaxAttention,
     SubspaceAttention,
     run_blocks,
@@ -41,9 +41,9 @@ def tokens(dtype=torch.float64):
     return torch.randn(B, N, C, dtype=dtype)
 
 
-def make_block(mixer=tost.TSSAttention, mlp=None, local=True, **options):
-    local = GridMixer(C) if local else None
-    return perturb(Block(mixer(C, H), MLP(C, 2 * C) if mlp is None else mlp, C, local=local, **options))
+def make_block(mixer=tost.TSSAttention, mlp=None, conv=True, **options):
+    conv = GridConvolution(C) if conv else None
+    return perturb(Block(mixer(C, H), MLP(C, 2 * C) if mlp is None else mlp, C, conv=conv, **options))
 
 
 def naive(block, x):
@@ -51,8 +51,8 @@ def naive(block, x):
     pre = block.norm == "pre"
     scale1, scale2 = (1 if gamma is None else gamma for gamma in (block.gamma1, block.gamma2))
     u = block.norm1(x) if pre else x
-    if block.local is not None:
-        u = u + block.local(u, GRID)
+    if block.conv is not None:
+        u = u + block.conv(u, GRID)
     x = x + scale1 * block.attention(u)
     x = x if pre else block.norm1(x)
     fed = block.mlp(block.norm2(x) if pre else x)
@@ -96,10 +96,10 @@ def test_feed_forward_that_replaces_has_no_scale_and_no_residual():
 
 
 def test_names_of_parameters_are_the_contract():
-    block = Block(tost.TSSAttention(C, H), MLP(C, C), C, layer_scale=1.0, local=GridMixer(C))
+    block = Block(tost.TSSAttention(C, H), MLP(C, C), C, layer_scale=1.0, conv=GridConvolution(C))
     heads = {name.partition(".")[0] for name in block.state_dict()}
-    assert heads == {"norm1", "attention", "norm2", "mlp", "gamma1", "gamma2", "local"}
-    assert not any(name.startswith("local") for name in Block(Ones(), Ones(), C).state_dict())
+    assert heads == {"norm1", "attention", "norm2", "mlp", "gamma1", "gamma2", "conv"}
+    assert not any(name.startswith("conv") for name in Block(Ones(), Ones(), C).state_dict())
 
 
 def test_norms_take_their_eps():
@@ -124,7 +124,7 @@ def test_drop_path_drops_whole_sequences_and_keeps_the_mean(layer_scale):
 
 def test_drop_path_is_nothing_in_evaluation_and_nothing_at_zero():
     x = tokens()
-    plain, dropping = make_block(local=False, layer_scale=0.1), make_block(local=False, layer_scale=0.1, drop_path=0.9)
+    plain, dropping = make_block(conv=False, layer_scale=0.1), make_block(conv=False, layer_scale=0.1, drop_path=0.9)
     dropping.load_state_dict(plain.state_dict())
     assert not torch.equal(dropping(x), plain(x))
     assert torch.equal(dropping.eval()(x), plain(x))
@@ -192,7 +192,7 @@ def test_block_compiles_without_a_break(feed_forward):
     [
         (lambda: Block(Ones(), Ones(), C, drop_path=1.0), r"drop_path=1.0 is not possible; it takes a probability"),
         (lambda: Block(Ones(), Ones(), C, drop_path=-0.1), r"drop_path=-0.1 is not possible"),
-        (lambda: CausalBlock(Ones(), Ones(), C, local=GridMixer(C)), "a causal block takes no local mixer"),
+        (lambda: CausalBlock(Ones(), Ones(), C, conv=GridConvolution(C)), "a causal block takes no convolution"),
         (lambda: make_block()(tokens()), r"grid=None does not hold the 8 tokens"),
     ],
 )

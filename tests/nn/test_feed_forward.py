@@ -1,11 +1,11 @@
-"""ISTA against its formula and the problem it is a step on; the local mixer against a convolution written out."""
+"""ISTA against its formula and the problem it is a step on; the convolution of a grid written out."""
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tost.nn import ISTA, GridMixer
+from tost.nn import ISTA, GridConvolution
 from tost.testing import assert_close
 
 B, N, C = 2, 7, 10
@@ -74,7 +74,7 @@ def test_ista_starts_as_kaiming_and_gives_sparse_codes():
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
 def test_both_run_in_every_dtype(dtype):
     x = tokens(6, dtype)
-    for y in (ISTA(C, dtype=dtype)(x), GridMixer(C, dtype=dtype)(x, (2, 3))):
+    for y in (ISTA(C, dtype=dtype)(x), GridConvolution(C, dtype=dtype)(x, (2, 3))):
         assert (y.shape, y.dtype) == (x.shape, dtype)
         y.float().sum().backward()
 
@@ -95,12 +95,12 @@ def convolved(x, weight, rows, columns):
 @pytest.mark.parametrize("width", [1, 3, 5])
 @pytest.mark.parametrize("grid", [(1, 1), (1, 6), (4, 3), (5, 5)])
 def test_grid_mixer_is_a_depthwise_convolution(width, grid):
-    module, x = GridMixer(C, width=width, dtype=torch.float64), tokens(grid[0] * grid[1])
+    module, x = GridConvolution(C, width=width, dtype=torch.float64), tokens(grid[0] * grid[1])
     assert_close("y", module(x, grid), convolved(x, module.weight.detach(), *grid), 1e-13)
 
 
 def test_grid_mixer_treats_padding_as_beyond_the_edge():
-    module, x = GridMixer(C, dtype=torch.float64), tokens(12)
+    module, x = GridConvolution(C, dtype=torch.float64), tokens(12)
     mask = torch.zeros(4, 3, dtype=torch.bool)
     mask[:2, :2] = True
     x[:, ~mask.flatten()] = float("nan")
@@ -109,7 +109,7 @@ def test_grid_mixer_treats_padding_as_beyond_the_edge():
 
 
 def test_grid_mixer_starts_small_and_every_weight_learns():
-    module = GridMixer(256)
+    module = GridConvolution(256)
     assert 0.018 < module.weight.std() < 0.022
     module(torch.randn(1, 9, 256), (3, 3)).square().sum().backward()
     assert module.weight.grad.all()
@@ -119,11 +119,11 @@ def test_grid_mixer_starts_small_and_every_weight_learns():
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: GridMixer(C, width=4), "width=4 has no centre; use an odd number"),
-        (lambda: GridMixer(C, width=-1), "width=-1 has no centre"),
-        (lambda: GridMixer(C)(torch.zeros(1, 6, C), (2, 2)), r"grid=\(2, 2\) does not hold the 6 tokens"),
-        (lambda: GridMixer(C)(torch.zeros(1, 6, C), None), r"grid=None does not hold.*rows \* columns = N"),
-        (lambda: GridMixer(C)(torch.zeros(1, 6, C + 1), (2, 3)), r"needs \[B, N, 10\]"),
+        (lambda: GridConvolution(C, width=4), "width=4 has no centre; use an odd number"),
+        (lambda: GridConvolution(C, width=-1), "width=-1 has no centre"),
+        (lambda: GridConvolution(C)(torch.zeros(1, 6, C), (2, 2)), r"grid=\(2, 2\) does not hold the 6 tokens"),
+        (lambda: GridConvolution(C)(torch.zeros(1, 6, C), None), r"grid=None does not hold.*rows \* columns = N"),
+        (lambda: GridConvolution(C)(torch.zeros(1, 6, C + 1), (2, 3)), r"needs \[B, N, 10\]"),
     ],
 )
 def test_bad_arguments_are_refused(call, message):

@@ -11,7 +11,7 @@ from tost.nn import (
     Block,
     CrossCovarianceAttention,
     Extensions,
-    GridMixer,
+    GridConvolution,
     SoftmaxAttention,
     SubspaceAttention,
 )
@@ -39,7 +39,7 @@ def refusals():
         "softmax": lambda: SoftmaxAttention(C, H)(x),
         "xca": lambda: CrossCovarianceAttention(C, H)(x),
         "mssa": lambda: SubspaceAttention(C, H)(x),
-        "local": lambda: GridMixer(C)(x, (2, 3)),
+        "conv": lambda: GridConvolution(C)(x, (2, 3)),
     }
 
 
@@ -78,6 +78,6 @@ def test_extended_attention_equals_one_process(ranks):
     assert_close("causal y", torch.cat([rank["causal"] for rank in ranks], dim=1), extended_causal_attention()(x), 1e-6)
 
 
-@pytest.mark.parametrize("name", ["softmax", "xca", "mssa", "local"])
+@pytest.mark.parametrize("name", ["softmax", "xca", "mssa", "conv"])
 def test_what_needs_whole_sequences_is_refused(ranks, name):
     assert all("needs whole sequences" in rank[name] and "context parallelism" in rank[name] for rank in ranks)

@@ -115,7 +115,7 @@ def test_wikitext_arms_have_equal_parameters(tmp_path):
 def test_options_are_tried_one_by_one(tmp_path):
     plan = load_plan("language_options")
     runs = {run.arm: run.settings.model.options for run in expand(plan, ["data.path=x"], tmp_path, name="options")}
-    chosen = ("local", "gate", "forget", "count_scaled")
+    chosen = ("conv_width", "gate", "forget", "count_scaled")
     assert {name: runs["local"][name] for name in chosen} == dict(zip(chosen, (4, False, False, False), strict=True))
     for arm, option in {"gate": "gate", "forget": "forget", "count": "count_scaled"}.items():
         assert {key for key in runs[arm] if runs[arm][key] != runs["local"][key]} == {option}

@@ -121,9 +121,9 @@ class LayerRecord:
         seen = z
         if block is not None:
             seen = block.norm1(z) if block.norm == "pre" else z
-            if block.local is not None:
+            if block.conv is not None:
                 arguments = (self.mask,) if block.attention.causal else (self.grid, self.mask)
-                seen = seen + block.local(seen, *arguments)
+                seen = seen + block.conv(seen, *arguments)
         return seen, self.layer.split(self.layer.attention.proj_in(seen))
 
 

@@ -43,7 +43,7 @@ _MODULES = (
 )
 _PARAMETERS = re.compile(
     r"tokens\.weight|positions\.weight|head\.weight|norm\.(weight|bias)|blocks\.\d+\.("
-    r"gamma[12]|norm[12]\.(weight|bias)|(attention|mlp)\.proj_(in|out)\.(weight|bias)|local(_mlp)?\.weight|"
+    r"gamma[12]|norm[12]\.(weight|bias)|(attention|mlp)\.proj_(in|out)\.(weight|bias)|conv(_mlp)?\.weight|"
     r"attention\.(temperature|position_bias|decay_logit|proj_gate\.weight|proj_gate\.bias))"
 )
 # Extensions that a step has: those of the operator, which it passes on, and those that are written out here.
@@ -51,7 +51,7 @@ _EXTENSIONS = {*(field.name for field in fields(OperatorOptions)), "gate", "forg
 # Options that are seen in the modules and parameters, or that make no difference to a step.
 _OPTIONS = {
     *("embed_dim", "depth", "num_heads", "mlp_ratio", "vocab_size", "max_length", "layer_scale", "bias", "tie_head"),
-    *("mixer", "activation", "position", "local", "local_at", "dropout", "gradient_checkpointing", "backend"),
+    *("mixer", "activation", "position", "conv_width", "conv_at", "dropout", "gradient_checkpointing", "backend"),
     *_EXTENSIONS,
 }
 
@@ -103,7 +103,7 @@ class Layer(NamedTuple):
     """The tensors of a block, in the order of their use."""
 
     norm1: Affine
-    local: Tensor | None
+    conv: Tensor | None
     attention_in: Affine
     temperature: Tensor
     position_bias: Tensor | None
@@ -113,7 +113,7 @@ class Layer(NamedTuple):
     attention_out: Affine
     gamma1: Tensor | None
     norm2: Affine
-    local_mlp: Tensor | None
+    conv_mlp: Tensor | None
     mlp_in: Affine
     activation: str
     mlp_out: Affine
@@ -127,7 +127,7 @@ class Layer(NamedTuple):
         bias = attention.position_bias
         return cls(
             Affine.of(block.norm1),
-            _taps(block.local),
+            _taps(block.conv),
             Affine.of(attention.proj_in),
             attention.temperature,
             None if bias is None else bias.t(),
@@ -137,7 +137,7 @@ class Layer(NamedTuple):
             Affine.of(attention.proj_out),
             block.gamma1,
             Affine.of(block.norm2),
-            _taps(block.local_mlp),
+            _taps(block.conv_mlp),
             Affine.of(mlp.proj_in),
             "none" if mlp.activation == "gelu" else "tanh",
             Affine.of(mlp.proj_out),
@@ -158,8 +158,8 @@ class StateForm:
         self._heads = (options.num_heads, options.embed_dim // options.num_heads)
         self._dtype = torch.promote_types(model.tokens.weight.dtype, torch.float32)
         blocks = [cast(CausalBlock, block) for block in model.blocks]
-        locals_ = [[local for local in (block.local, block.local_mlp) if local is not None] for block in blocks]
-        self._windows = [[(local.width - 1, local.embed_dim) for local in each] for each in locals_]
+        convs = [[conv for conv in (block.conv, block.conv_mlp) if conv is not None] for block in blocks]
+        self._windows = [[(conv.width - 1, conv.embed_dim) for conv in each] for each in convs]
 
     def fits(self, tokens: Tensor, state: Any) -> bool:
         """Return whether a state is one of the model, for tokens ``[B]``."""
@@ -227,8 +227,8 @@ class FlatStep:
         mixer, windows = before if isinstance(before, BlockState) else (before, ())
         kept: list[Tensor] = []
         u = F.layer_norm(x, self._width, *layer.norm1, layer.eps[0])
-        if layer.local is not None:
-            u = _look(u, layer.local, windows, kept)
+        if layer.conv is not None:
+            u = _look(u, layer.conv, windows, kept)
         w = F.linear(u, *layer.attention_in).view(len(x), 1, *self._heads)
         bias = None if layer.position_bias is None else F.embedding(place, layer.position_bias)
         options = {"state": cast(TSSAState, mixer), "backend": layer.backend, **layer.operator_options}
@@ -238,16 +238,16 @@ class FlatStep:
             y = y * F.silu(F.linear(u, *layer.gate))
         x = _add(x, F.linear(y, *layer.attention_out), layer.gamma1)
         u = F.layer_norm(x, self._width, *layer.norm2, layer.eps[1])
-        if layer.local_mlp is not None:
-            u = _look(u, layer.local_mlp, windows, kept)
+        if layer.conv_mlp is not None:
+            u = _look(u, layer.conv_mlp, windows, kept)
         hidden = F.gelu(F.linear(u, *layer.mlp_in), approximate=layer.activation)
         x = _add(x, F.linear(hidden, *layer.mlp_out), layer.gamma2)
         return x, BlockState(reached, tuple(kept)) if kept else reached
 
 
-def _taps(local: CausalConvolution | None) -> Tensor | None:
+def _taps(conv: CausalConvolution | None) -> Tensor | None:
     """Return the kernel of a convolution as [K, C]."""
-    return None if local is None else local.weight.t()
+    return None if conv is None else conv.weight.t()
 
 
 def _look(u: Tensor, taps: Tensor, windows: tuple[Tensor, ...], kept: list[Tensor]) -> Tensor:

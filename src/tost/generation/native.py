@@ -109,7 +109,7 @@ class NativeStep:
         self._waves = model._position_vectors if self._positions is None and model.positions is not None else None
         self._last = options.max_length - 1
         layers = [Layer.of(cast(CausalBlock, block)) for block in model.blocks]
-        self._widths = [[len(taps) for taps in (layer.local, layer.local_mlp) if taps is not None] for layer in layers]
+        self._widths = [[len(taps) for taps in (layer.conv, layer.conv_mlp) if taps is not None] for layer in layers]
         self._layers = (library.Layer * len(layers))(*map(self._layer, layers))
         self._places = [
             [place for place in (layer.local, layer.local_mlp) if place.taps is not None] for layer in self._layers
@@ -179,8 +179,8 @@ class NativeStep:
         return library.Layer(
             norm1=self._norm(layer.norm1, layer.eps[0]),
             norm2=self._norm(layer.norm2, layer.eps[1]),
-            local=self._local(layer.local),
-            local_mlp=self._local(layer.local_mlp),
+            local=self._local(layer.conv),
+            local_mlp=self._local(layer.conv_mlp),
             proj_in=self._matrix(layer.attention_in),
             gate=library.Matrix() if layer.gate is None else self._matrix(layer.gate),
             proj_out=self._matrix(layer.attention_out),

@@ -60,7 +60,7 @@ def token_flops(options: ModelOptions) -> TokenFlops:
     C = options.embed_dim
     if isinstance(options, LanguageOptions):
         mixing, statistics = _mixing(options, options.max_length, position_bias=options.position == "learned")
-        near = options.local * C * (2 if options.local_at == "both" else 1)
+        near = options.conv_width * C * (2 if options.conv_at == "both" else 1)
         block, ends = mixing + 2 * C * options.hidden_dim + near, C * options.vocab_size
     elif isinstance(options, SequenceClassifierOptions):
         mixing, statistics = _mixing(options, options.max_length)
@@ -113,7 +113,7 @@ def image_flops(options: ImageOptions, height: int, width: int) -> TokenFlops:
         looked = 4 * C * C + 2 * C * options.hidden_dim + (2 * N + 1) * C * heads
         mixing, statistics = _mixing(options, N)
         feeding = 2 * C * C if options.feed_forward == "ista" else 2 * C * options.hidden_dim
-        block = mixing + feeding + options.local**2 * C
+        block = mixing + feeding + options.conv_width**2 * C
         products = _stem(options, height, width) + N * options.depth * block + options.class_depth * looked
         return TokenFlops(2 * (products + head), N * options.depth * statistics)
     pixels, T = P * P * options.in_chans, N + 1

@@ -3,11 +3,11 @@ from tost.nn.attention import TSSAttention as TSSAttention
 from tost.nn.block import Block as Block
 from tost.nn.block import CausalBlock as CausalBlock
 from tost.nn.block import run_blocks as run_blocks
-from tost.nn.causal_local import CausalConvolution as CausalConvolution
 from tost.nn.causal_softmax import CausalSoftmaxAttention as CausalSoftmaxAttention
+from tost.nn.conv import CausalConvolution as CausalConvolution
+from tost.nn.conv import GridConvolution as GridConvolution
 from tost.nn.extensions import Extensions as Extensions
 from tost.nn.ista import ISTA as ISTA
-from tost.nn.local import GridMixer as GridMixer
 from tost.nn.loss import linear_cross_entropy as linear_cross_entropy
 from tost.nn.mixers import S4 as S4
 from tost.nn.mixers import BigBird as BigBird

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from tost import parallel
 from tost.errors import ConfigError
-from tost.nn.causal_local import CausalConvolution
+from tost.nn.conv import CausalConvolution
 from tost.nn.recompute import recompute as recompute_block
 from tost.nn.state import BlockState, KVState
 from tost.ops import TSSAState
@@ -42,14 +42,14 @@ class Block(nn.Module):
         layer_scale: Initial value of the learned vectors gamma1 and gamma2; None has none.
         drop_path: Stochastic depth: the probability that a sequence skips a branch in training. Branches that are
             kept are scaled by ``1 / (1 - drop_path)``, so that evaluation needs no correction.
-        local: Adds neighbours to what the attention sees, ``u + local(u, grid, mask)``, such as `GridMixer`; an option
-            of ours.
+        conv: Adds neighbours to what the attention sees, ``u + conv(u, grid, mask)``, such as `GridConvolution`.
+        conv_mlp: The same for the feed-forward.
         device: Where the parameters live.
         dtype: Type of the parameters.
 
     Raises:
         ValueError: `norm` is neither of the two, `drop_path` is not a probability below 1, or a causal block is given a
-            local mixer that is not causal.
+            convolution that is not causal.
 
     Example:
         >>> import torch, tost
@@ -58,8 +58,8 @@ class Block(nn.Module):
         torch.Size([2, 10, 64])
     """
 
-    local_kind: ClassVar[type[nn.Module]] = nn.Module
-    """What may be its local mixer."""
+    conv_kind: ClassVar[type[nn.Module]] = nn.Module
+    """What may be its convolution."""
 
     gamma1: nn.Parameter | None
     gamma2: nn.Parameter | None
@@ -75,26 +75,29 @@ class Block(nn.Module):
         norm_eps: float = 1e-5,
         layer_scale: float | None = None,
         drop_path: float = 0.0,
-        local: nn.Module | None = None,
+        conv: nn.Module | None = None,
+        conv_mlp: nn.Module | None = None,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
         if norm not in ("pre", "post"):
             raise ValueError(f"norm={norm!r} is not known; it takes 'pre' or 'post'.")
-        if local is not None and not isinstance(local, self.local_kind):
-            raise ValueError(
-                f"a causal block takes no local mixer of type {type(local).__name__}, which may see tokens that are "
-                "still to come; use CausalConvolution."
-            )
+        for one in (conv, conv_mlp):
+            if one is not None and not isinstance(one, self.conv_kind):
+                raise ValueError(
+                    f"a causal block takes no convolution of type {type(one).__name__}, which may see tokens that are "
+                    "still to come; use CausalConvolution."
+                )
         if not 0 <= drop_path < 1:
             raise ValueError(f"drop_path={drop_path} is not possible; it takes a probability from 0 to below 1.")
         self.norm, self.drop_path = norm, drop_path
         self.norm1 = nn.LayerNorm(embed_dim, eps=norm_eps, bias=norm_bias, device=device, dtype=dtype)
-        self.local = local
+        self.conv = conv
         self.attention = attention
         self.norm2 = nn.LayerNorm(embed_dim, eps=norm_eps, bias=norm_bias, device=device, dtype=dtype)
         self.mlp = mlp
+        self.conv_mlp = conv_mlp
         self.residual_mlp: bool = getattr(mlp, "residual", True)
         for name, wanted in (("gamma1", True), ("gamma2", self.residual_mlp)):
             scale = None if layer_scale is None or not wanted else layer_scale
@@ -107,26 +110,23 @@ class Block(nn.Module):
         Args:
             x: Tokens, ``[B, N, C]``.
             mask: Real tokens, bool ``[B, N]``.
-            grid: Rows and columns of the tokens; needed by a block with `local`, and by no other.
+            grid: Rows and columns of the tokens; needed by a block with `conv`, and by no other.
 
         Returns:
             ``[B, N, C]``. What comes out for padding means nothing and reaches no other token.
         """
-        return self._finish(x, self.attention(self._start(x, mask, grid), mask))
+        seen = self._with_neighbours(self._seen(x, self.norm1), self.conv, mask, grid)
+        x = self._mixed(x, self.attention(seen, mask))
+        return self._fed(x, self._with_neighbours(self._seen(x, self.norm2), self.conv_mlp, mask, grid))
 
     def extra_repr(self) -> str:
         """Show the layout in ``print(module)``."""
         return f"norm={self.norm!r}, layer_scale={self.gamma1 is not None}, drop_path={self.drop_path}"
 
-    def _start(self, x: Tensor, mask: Tensor | None, grid: tuple[int, int] | None = None) -> Tensor:
-        """Return what the attention sees of x."""
-        seen = self._seen(x, self.norm1)
-        return seen if self.local is None else seen + self.local(seen, grid, mask)
-
-    def _finish(self, x: Tensor, mixed: Tensor) -> Tensor:
-        """Do everything that follows the attention."""
-        x = self._mixed(x, mixed)
-        return self._fed(x, self._seen(x, self.norm2))
+    def _with_neighbours(
+        self, seen: Tensor, conv: nn.Module | None, mask: Tensor | None, grid: tuple[int, int] | None
+    ) -> Tensor:
+        return seen if conv is None else seen + conv(seen, grid, mask)
 
     def _seen(self, x: Tensor, norm: nn.Module) -> Tensor:
         """Return what a branch sees of x."""
@@ -163,23 +163,8 @@ def _keep_sequences(x: Tensor, probability: float) -> Tensor:
 class CausalBlock(Block):
     """A `Block` with causal attention, which can continue a sequence from a state.
 
-    Args:
-        attention: Causal attention; see `forward_with_state` for what it needs to continue a sequence.
-        mlp: As in `Block`.
-        embed_dim: As in `Block`.
-        norm: As in `Block`.
-        norm_bias: As in `Block`.
-        norm_eps: As in `Block`.
-        layer_scale: As in `Block`.
-        drop_path: As in `Block`.
-        local: Adds the tokens just before each one to what the attention sees, ``u + local(u, mask)``; an option of
-            ours.
-        local_mlp: The same for the feed-forward.
-        device: As in `Block`.
-        dtype: As in `Block`.
-
-    Raises:
-        ValueError: As in `Block`.
+    Arguments are those of `Block`. The convolutions are `CausalConvolution`, called as ``conv(u, mask)``, and the
+    attention needs ``forward_with_state``, as `CausalTSSAttention` has it, to continue a sequence.
 
     Example:
         >>> import torch, tost
@@ -190,53 +175,9 @@ class CausalBlock(Block):
         (torch.Size([1, 1, 64]), [101])
     """
 
-    local_kind: ClassVar[type[nn.Module]] = CausalConvolution
-    local: CausalConvolution | None
-
-    def __init__(
-        self,
-        attention: nn.Module,
-        mlp: nn.Module,
-        embed_dim: int,
-        *,
-        norm: Literal["pre", "post"] = "pre",
-        norm_bias: bool = True,
-        norm_eps: float = 1e-5,
-        layer_scale: float | None = None,
-        drop_path: float = 0.0,
-        local: CausalConvolution | None = None,
-        local_mlp: CausalConvolution | None = None,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
-    ) -> None:
-        super().__init__(
-            attention,
-            mlp,
-            embed_dim,
-            norm=norm,
-            norm_bias=norm_bias,
-            norm_eps=norm_eps,
-            layer_scale=layer_scale,
-            drop_path=drop_path,
-            local=local,
-            device=device,
-            dtype=dtype,
-        )
-        self.local_mlp = local_mlp
-
-    def forward(self, x: Tensor, mask: Tensor | None = None, grid: tuple[int, int] | None = None) -> Tensor:
-        """Transform the tokens x [B, N, C], each in view of those before it.
-
-        Args:
-            x: Tokens, ``[B, N, C]``.
-            mask: Real tokens, bool ``[B, N]``.
-            grid: Of no use to a causal block.
-
-        Returns:
-            ``[B, N, C]``. What comes out for padding means nothing and reaches no other token.
-        """
-        x = self._mixed(x, self.attention(_with_local(self._seen(x, self.norm1), self.local, mask), mask))
-        return self._fed(x, _with_local(self._seen(x, self.norm2), self.local_mlp, mask))
+    conv_kind: ClassVar[type[nn.Module]] = CausalConvolution
+    conv: CausalConvolution | None
+    conv_mlp: CausalConvolution | None
 
     def forward_with_state(
         self, x: Tensor, state: TSSAState | KVState | BlockState | None = None, mask: Tensor | None = None
@@ -262,20 +203,20 @@ class CausalBlock(Block):
                 f"{type(attention).__name__} has no forward_with_state, so this model cannot continue a sequence or "
                 "generate; use it on whole sequences, or choose another mixer."
             )
-        locals_ = [local for local in (self.local, self.local_mlp) if local is not None]
-        before, windows = self._parts(state, len(locals_))
+        convs = [conv for conv in (self.conv, self.conv_mlp) if conv is not None]
+        before, windows = self._parts(state, len(convs))
         after: list[Tensor] = []
 
-        def look(seen: Tensor, local: CausalConvolution | None) -> Tensor:
-            if local is None:
+        def look(seen: Tensor, conv: CausalConvolution | None) -> Tensor:
+            if conv is None:
                 return seen
-            near, window = local.forward_with_state(seen, windows[len(after)] if windows else None, mask)
+            near, window = conv.forward_with_state(seen, windows[len(after)] if windows else None, mask)
             after.append(window)
             return seen + near
 
-        mixed, remembered = attention.forward_with_state(look(self._seen(x, self.norm1), self.local), before, mask)
+        mixed, remembered = attention.forward_with_state(look(self._seen(x, self.norm1), self.conv), before, mask)
         x = self._mixed(x, mixed)
-        x = self._fed(x, look(self._seen(x, self.norm2), self.local_mlp))
+        x = self._fed(x, look(self._seen(x, self.norm2), self.conv_mlp))
         return x, BlockState(remembered, tuple(after)) if after else remembered
 
     def _parts(
@@ -294,9 +235,10 @@ class CausalBlock(Block):
             )
         return mixer, windows
 
-
-def _with_local(seen: Tensor, local: CausalConvolution | None, mask: Tensor | None) -> Tensor:
-    return seen if local is None else seen + local(seen, mask)
+    def _with_neighbours(
+        self, seen: Tensor, conv: nn.Module | None, mask: Tensor | None, grid: tuple[int, int] | None
+    ) -> Tensor:
+        return seen if conv is None else seen + conv(seen, mask)
 
 
 def run_blocks(
@@ -313,7 +255,7 @@ def run_blocks(
         blocks: Modules called as ``block(x, mask)``, or ``block(x, mask, grid)`` where there is a grid.
         x: Tokens, ``[B, N, C]``.
         mask: Real tokens, bool ``[B, N]``.
-        grid: Rows and columns of the tokens, for blocks with a local mixer.
+        grid: Rows and columns of the tokens, for blocks with a convolution.
         recompute: Keep only the input of each block for the backward pass and compute the rest again (gradient
             checkpointing): less memory, a third more work, the same gradients.
 

@@ -240,7 +240,7 @@ def test_free_options_are_taken_over():
         (vision_state, {"feed_forward": "ista"}, r"feed_forward=ista \(the file: mlp\)"),
         (vision_state, {"layer_scale": None}, r"layer_scale=None \(the file: with gammas\)"),
         (vision_state, {"gate": True}, "blocks.0.attention.proj_gate"),
-        (vision_state, {"local": 3}, "blocks.0.local"),
+        (vision_state, {"conv_width": 3}, "blocks.0.conv"),
         (language_state, {"bias": True}, r"bias=True \(the file: False\)"),
         (language_state, {"position": "none"}, "position=none"),
         (lambda: language_state(gammas=False), {"layer_scale": 1.0}, r"layer_scale=1.0 \(the file: without gammas\)"),
@@ -345,7 +345,7 @@ SMALL = {"embed_dim": 16, "depth": 1, "num_heads": 2, "num_classes": 3}
 @pytest.mark.parametrize(
     "option",
     [
-        {"local": 3},
+        {"conv_width": 3},
         {"gate": True},
         {"count_scaled": True},
         {"normalize": False},

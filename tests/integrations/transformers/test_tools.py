@@ -116,7 +116,7 @@ def losses(trainer):
 def test_trainer_learns_evaluates_and_saves(words, tmp_path):
     torch.manual_seed(0)
     model = TostForCausalLM(
-        TostConfig(embed_dim=32, depth=2, num_heads=4, layer_scale=1.0, local=4, gate=True, **SIZES)
+        TostConfig(embed_dim=32, depth=2, num_heads=4, layer_scale=1.0, conv_width=4, gate=True, **SIZES)
     )
     collator = DataCollatorForLanguageModeling(tokenizer("right"), mlm=False)
     data = examples(words)

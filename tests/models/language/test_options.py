@@ -19,11 +19,11 @@ from tost.train.config import OptimConfig
 from tost.train.optim import parameter_groups
 
 LENGTH = 12
-PLUS = {"local": 4, "gate": True, "count_scaled": True, "forget": True, "layer_scale": None}
+PLUS = {"conv_width": 4, "gate": True, "count_scaled": True, "forget": True, "layer_scale": None}
 OURS = [
-    {"local": 4},
-    {"local": 2, "local_at": "mlp"},
-    {"local": 3, "local_at": "both"},
+    {"conv_width": 4},
+    {"conv_width": 2, "conv_at": "mlp"},
+    {"conv_width": 3, "conv_at": "both"},
     {"gate": True},
     {"count_scaled": True},
     {"forget": True},
@@ -40,9 +40,9 @@ def make(options, **more):
 def option_sets(draw):
     """A valid choice of everything that decides how tokens meet."""
     softmax = draw(st.integers(0, 3)) == 0
-    options = {"local": draw(st.sampled_from((0, 2, 4))), "bias": draw(st.booleans())}
-    if options["local"]:
-        options["local_at"] = draw(st.sampled_from(("attention", "mlp", "both")))
+    options = {"conv_width": draw(st.sampled_from((0, 2, 4))), "bias": draw(st.booleans())}
+    if options["conv_width"]:
+        options["conv_at"] = draw(st.sampled_from(("attention", "mlp", "both")))
     options["position"] = draw(st.sampled_from(("learned", "sinusoidal", "none")))
     if options["position"] == "learned" and draw(st.booleans()):
         options |= {"beyond": "hold", "max_length": draw(st.sampled_from((1, 5, 24)))}
@@ -154,7 +154,7 @@ def test_options_are_off_by_default_and_change_the_network(options):
 def test_authors_format_has_no_place_for_them(options):
     from tost.integrations.official import to_official
 
-    name = next(key for key in options if key not in ("local_at",))
+    name = next(key for key in options if key not in ("conv_at",))
     with pytest.raises(CheckpointError, match=name):
         to_official(make(options))
 
@@ -182,10 +182,10 @@ def test_state_of_a_model_with_other_options_is_refused():
     ids = torch.zeros(1, 3, dtype=torch.int64)
     _, state = make({}).forward_with_state(ids)
     with pytest.raises(ValueError, match=r"with 0 windows of convolutions, but this block has .* and 1 of them"):
-        make({"local": 4}).forward_with_state(ids, state)
-    _, state = make({"local": 3}).forward_with_state(ids)
+        make({"conv_width": 4}).forward_with_state(ids, state)
+    _, state = make({"conv_width": 3}).forward_with_state(ids)
     with pytest.raises(ValueError, match=r"shape \(1, 2, 16\), but x with shape \(1, 3, 16\) needs \(1, 3, 16\)"):
-        make({"local": 4}).forward_with_state(ids, state)
+        make({"conv_width": 4}).forward_with_state(ids, state)
 
 
 @pytest.mark.parametrize("mixer", ["tssa", "softmax"])
@@ -247,14 +247,14 @@ def test_frozen_operator_still_learns_what_is_added():
 
 
 def test_matrices_decay_and_what_belongs_to_the_operator_does_not():
-    model = make({**PLUS, "local_at": "both", "bias": True, "layer_scale": 1e-5})
+    model = make({**PLUS, "conv_at": "both", "bias": True, "layer_scale": 1e-5})
     groups = parameter_groups(model, OptimConfig(lr=1e-3, weight_decay=0.1))
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     decayed, spared = ({names[id(parameter)] for parameter in group["params"]} for group in groups)
     kinds = {"weight", "bias", "gamma1", "gamma2", "temperature", "position_bias", "decay_logit"}
     assert {name.rpartition(".")[2] for name in names.values()} == kinds
     block = ("attention.proj_in", "attention.proj_out", "attention.proj_gate", "mlp.proj_in", "mlp.proj_out")
-    expected = {f"blocks.{i}.{name}.weight" for i in range(2) for name in (*block, "local", "local_mlp")}
+    expected = {f"blocks.{i}.{name}.weight" for i in range(2) for name in (*block, "conv", "conv_mlp")}
     assert decayed == expected | {"tokens.weight", "positions.weight"}
     assert spared == set(names.values()) - decayed
 
@@ -262,9 +262,9 @@ def test_matrices_decay_and_what_belongs_to_the_operator_does_not():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"local": 1}, "local=1 reaches no token but the last one itself; use 2 or more, or 0"),
-        ({"local": -1}, "local: -1 given; needs a whole number >= 0"),
-        ({"local_at": "mlp"}, "local_at=mlp places a convolution, but local=0 has none; set local"),
+        ({"conv_width": 1}, "conv_width=1 reaches no token but the last one itself; use 2 or more, or 0"),
+        ({"conv_width": -1}, "conv_width: -1 given; needs a whole number >= 0"),
+        ({"conv_at": "mlp"}, "conv_at=mlp places a convolution, but conv_width=0 has none; set conv_width"),
         ({"position": "none", "beyond": "hold"}, "beyond=hold is about learned positions, but position=none has no"),
         ({"mixer": "softmax", "gate": True, "forget": True}, "gate=True is about TSSA.*\n.*forget=True is about TSSA"),
         ({"mixer": "softmax", "backend": "torch"}, "backend=torch is about TSSA, but mixer=softmax"),
@@ -297,7 +297,9 @@ def test_waves_are_of_the_size_of_fresh_embeddings_and_have_no_end():
 
 
 @pytest.mark.parametrize(
-    "options", [PLUS, {"local": 3, "local_at": "both"}, {"mixer": "softmax", "local": 2, "max_length": 16}], ids=str
+    "options",
+    [PLUS, {"conv_width": 3, "conv_at": "both"}, {"mixer": "softmax", "conv_width": 2, "max_length": 16}],
+    ids=str,
 )
 def test_products_are_those_that_torch_counts(options):
     model = make_tiny("tost_lm_base", **options)

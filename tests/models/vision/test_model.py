@@ -150,10 +150,10 @@ PARTS = {
     "mssa and ista": {"mixer": "mssa", "feed_forward": "ista"},
     "no norm": {"normalize": False},
     "no norm, ista": {"normalize": False, "feed_forward": "ista"},
-    "local": {"local": 3},
+    "conv_width": {"conv_width": 3},
     "gate": {"gate": True},
     "count": {"count_scaled": True},
-    "all of ours": {"local": 5, "gate": True, "count_scaled": True},
+    "all of ours": {"conv_width": 5, "gate": True, "count_scaled": True},
     "no scale": {"layer_scale": None},
     "one class block": {"class_depth": 1},
 }

@@ -25,8 +25,8 @@ from tost.models.vision.options import FixedSizeOptions, ImageOptions, VisionOpt
         ("tost_mini", {"layer_scale": 0.0}, "layer_scale: 0.0 given; needs a number > 0 or null"),
         ("tost_mini", {"class_depth": 0}, "class_depth: 0 given; needs a whole number >= 1"),
         ("tost_mini", {"image_size": 32}, "image_size: unknown key"),
-        ("tost_mini", {"local": 4}, "local=4 has no middle: the convolution needs an odd width; use 5, or 0"),
-        ("tost_mini", {"local": -1}, "local: -1 given; needs a whole number >= 0"),
+        ("tost_mini", {"conv_width": 4}, "conv_width=4 has no middle: the convolution needs an odd width; use 5, or 0"),
+        ("tost_mini", {"conv_width": -1}, "conv_width: -1 given; needs a whole number >= 0"),
         ("softmax_mini", {"gate": True}, "gate=True is about TSSA, but mixer=softmax; use mixer=tssa, or leave gate=F"),
         ("xcit_mini", {"count_scaled": True}, "count_scaled=True is about TSSA, but mixer=xca"),
         ("tost_mini", {"mixer": "mssa", "normalize": False}, "normalize=False is about TSSA, but mixer=mssa"),
@@ -51,9 +51,11 @@ def test_unusable_options_are_refused(name, overrides, message):
 
 def test_every_conflict_is_told_at_once():
     with pytest.raises(ConfigError) as caught:
-        model_options("tost_mini", {"mixer": "softmax", "gate": True, "local": 2, "embed_dim": 66, "patch_size": 8})
+        model_options(
+            "tost_mini", {"mixer": "softmax", "gate": True, "conv_width": 2, "embed_dim": 66, "patch_size": 8}
+        )
     text = str(caught.value)
-    assert all(word in text for word in ("gate=True", "local=2", "divisible by num_heads=4", "divisible by 4"))
+    assert all(word in text for word in ("gate=True", "conv_width=2", "divisible by num_heads=4", "divisible by 4"))
 
 
 def test_image_size_is_one_number_or_two():
@@ -82,7 +84,7 @@ def counted(model, images):
     [
         ("tost_tiny_patch16_224", {}),
         ("tost_mini", {"mlp_ratio": 2.5, "class_depth": 3, "in_chans": 1}),
-        ("tost_mini", {"gate": True, "local": 3}),
+        ("tost_mini", {"gate": True, "conv_width": 3}),
         ("tost_mini", {"feed_forward": "ista", "num_classes": 0}),
         ("softmax_mini", {}),
         ("xcit_mini", {}),

@@ -65,7 +65,7 @@ def test_a_stream_is_one_forward_pass_whatever_the_chunks(chunk, length):
     assert (score.nats, score.tokens) == (pytest.approx(expected, rel=1e-9), length - 1)
 
 
-@pytest.mark.parametrize("options", [{"mixer": "softmax", "layer_scale": None}, {"local": 3, "forget": True}])
+@pytest.mark.parametrize("options", [{"mixer": "softmax", "layer_scale": None}, {"conv_width": 3, "forget": True}])
 def test_streams_of_other_models(options):
     model, text = endless(**options), text_of(40)
     one_window = score_windows(model, text, length=39)

@@ -248,8 +248,12 @@ class LanguageToST(nn.Module):
         o = self.options
         mlp = MLP(o.embed_dim, o.hidden_dim, bias=o.bias, drop=o.dropout, activation=o.activation)
 
-        def local(at: str) -> CausalConvolution | None:
-            return CausalConvolution(o.embed_dim, width=o.local) if o.local and o.local_at in (at, "both") else None
+        def conv(at: str) -> CausalConvolution | None:
+            return (
+                CausalConvolution(o.embed_dim, width=o.conv_width)
+                if o.conv_width and o.conv_at in (at, "both")
+                else None
+            )
 
         return CausalBlock(
             self._attention(),
@@ -257,8 +261,8 @@ class LanguageToST(nn.Module):
             o.embed_dim,
             norm_bias=o.bias,
             layer_scale=o.layer_scale,
-            local=local("attention"),
-            local_mlp=local("mlp"),
+            conv=conv("attention"),
+            conv_mlp=conv("mlp"),
         )
 
     def _attention(self) -> nn.Module:

@@ -41,11 +41,11 @@ class LanguageOptions(CausalExtensionOptions, MixedOptions):
         description="what becomes of tokens behind the last learned position: error refuses them, hold gives them all "
         "the vector and the biases of the last one (ours)",
     )
-    local: Annotated[int, Field(ge=0, strict=True)] = Field(
+    conv_width: Annotated[int, Field(ge=0, strict=True)] = Field(
         0,
         description="width in tokens of a causal depth-wise convolution, the current one included; 0 has none (ours)",
     )
-    local_at: Literal["attention", "mlp", "both"] = Field(
+    conv_at: Literal["attention", "mlp", "both"] = Field(
         "attention", description="whose normed input that convolution is added to (ours)"
     )
 
@@ -60,11 +60,11 @@ class LanguageOptions(CausalExtensionOptions, MixedOptions):
                 f"beyond=hold is about learned positions, but position={values['position']} has no last one; "
                 "leave beyond=error"
             )
-        if values.get("local") == 1:
-            found.append("local=1 reaches no token but the last one itself; use 2 or more, or 0 for none")
-        if values.get("local") == 0 and values.get("local_at", "attention") != "attention":
+        if values.get("conv_width") == 1:
+            found.append("conv_width=1 reaches no token but the last one itself; use 2 or more, or 0 for none")
+        if values.get("conv_width") == 0 and values.get("conv_at", "attention") != "attention":
             found.append(
-                f"local_at={values['local_at']} places a convolution, but local=0 has none; set local, such as 4, or "
-                "leave local_at=attention"
+                f"conv_at={values['conv_at']} places a convolution, but conv_width=0 has none; set conv_width, such as "
+                "4, or leave conv_at=attention"
             )
         return found

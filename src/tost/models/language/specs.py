@@ -15,7 +15,7 @@ _KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt2_{}": ("GPT-2: softmax attention in the same blocks", {"mixer": "softmax", "layer_scale": None}),
     "tost_lm_{}_plus": (
         "tost_lm with extensions: convolution, gate, forgetting",
-        {"local": 4, "gate": True, "count_scaled": True, "forget": True, "layer_scale": None},
+        {"conv_width": 4, "gate": True, "count_scaled": True, "forget": True, "layer_scale": None},
     ),
 }
 

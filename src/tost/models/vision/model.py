@@ -19,7 +19,7 @@ from tost.models._common import build_mixer
 from tost.models.vision.base import Grid, ImageModel
 from tost.models.vision.options import VisionOptions
 from tost.models.vision.parts import ClassBlock, ConvStem
-from tost.nn import ISTA, MLP, Block, GridMixer
+from tost.nn import ISTA, MLP, Block, GridConvolution
 
 __all__ = ["VisionToST"]
 
@@ -128,7 +128,7 @@ class VisionToST(ImageModel):
             norm_eps=NORM_EPS,
             layer_scale=o.layer_scale,
             drop_path=drop_path,
-            local=GridMixer(C, width=o.local) if o.local else None,
+            conv=GridConvolution(C, width=o.conv_width) if o.conv_width else None,
         )
 
     def _new_class_block(self) -> ClassBlock:

@@ -91,7 +91,7 @@ class VisionOptions(ExtensionOptions, ImageOptions, MixedOptions):
     )
     class_depth: Count = Field(2, description="number of class-attention blocks behind the others")
     tokens_norm: Switch = Field(True, description="second norm of class attention for all tokens, not the class alone")
-    local: Annotated[int, Field(ge=0, strict=True)] = Field(
+    conv_width: Annotated[int, Field(ge=0, strict=True)] = Field(
         0, description="width of a depth-wise convolution over the tokens' grid in front of the mixer; 0 has none"
     )
 
@@ -99,14 +99,16 @@ class VisionOptions(ExtensionOptions, ImageOptions, MixedOptions):
     def conflicts(cls, values: Mapping[str, Any]) -> list[str]:
         """Return which options do not go together; see `ModelOptions.conflicts`."""
         found = super().conflicts(values)
-        width, patch, local = (values.get(name) for name in ("embed_dim", "patch_size", "local"))
+        width, patch, conv_width = (values.get(name) for name in ("embed_dim", "patch_size", "conv_width"))
         if isinstance(width, int) and patch in (2, 4, 8, 16) and width % (patch // 2):
             found.append(
                 f"embed_dim={width} is not divisible by {patch // 2}: with patch_size={patch} the stem starts with "
                 f"1/{patch // 2} of the width and doubles it; change one of the two"
             )
-        if isinstance(local, int) and local > 0 and local % 2 == 0:
-            found.append(f"local={local} has no middle: the convolution needs an odd width; use {local + 1}, or 0")
+        if isinstance(conv_width, int) and conv_width > 0 and conv_width % 2 == 0:
+            found.append(
+                f"conv_width={conv_width} has no middle: the convolution needs an odd width; use {conv_width + 1}, or 0"
+            )
         return found
 
 

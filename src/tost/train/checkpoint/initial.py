@@ -11,6 +11,7 @@ from typing import Literal
 from torch import Tensor, nn
 
 from tost.errors import CheckpointError
+from tost.models.renamed import current_names
 from tost.train.checkpoint.files import load_tensors, resolve_checkpoint
 
 __all__ = ["Head", "Start", "load_start", "load_weights"]
@@ -87,6 +88,7 @@ def load_weights(
         CheckpointError: Names or shapes differ.
     """
     here = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
+    tensors = current_names(tensors, here)
     there = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
     fresh = tuple(name for name in here if _stays(name, here[name], there.get(name), head))
     # A source without a head may belong to a model that has one, and the other way round.

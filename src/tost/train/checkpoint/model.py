@@ -22,6 +22,7 @@ from tost.errors import CheckpointError, ConfigError, StorageError
 from tost.models import create_model, model_spec
 from tost.models.interface import model_options_of
 from tost.models.registry import loaded_models
+from tost.models.renamed import current_names
 from tost.train.checkpoint.files import (
     MANIFEST,
     _digest,
@@ -119,10 +120,11 @@ def build_saved(saved: SavedModel, source: str) -> nn.Module:
     """Build the model that was read from `source`; see `load_model`."""
     try:
         with torch.device("meta"):
-            model = create_model(saved.name, **saved.options)
+            options = current_names(saved.options, model_spec(saved.name).options.model_fields)
+            model = create_model(saved.name, **options)
     except ConfigError as error:
         raise CheckpointError(f"{source} describes a model that this version cannot build: {error}") from error
-    _assign(model, saved.tensors, source)
+    _assign(model, current_names(saved.tensors, model.state_dict()), source)
     return model
 
 

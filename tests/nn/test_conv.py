@@ -21,22 +21,22 @@ LENGTHS = ((3, 3, 3), (1, 0, 8), (7, 1, 1), (0, 9, 0))
 
 def make(width=4, dtype=torch.float64, embed_dim=C):
     torch.manual_seed(0)
-    local = CausalConvolution(embed_dim, width=width, dtype=dtype)
+    conv = CausalConvolution(embed_dim, width=width, dtype=dtype)
     with torch.no_grad():
-        local.weight.normal_()
-    return local
+        conv.weight.normal_()
+    return conv
 
 
 def tokens(length, dtype=torch.float64, embed_dim=C):
     return torch.randn(B, length, embed_dim, dtype=dtype)
 
 
-def written_out(local, x):
+def written_out(conv, x):
     """The sum over taps, token by token."""
-    K, y = local.width, torch.zeros_like(x)
+    K, y = conv.width, torch.zeros_like(x)
     for n, k in itertools.product(range(x.shape[1]), range(K)):
         if n - k >= 0:
-            y[:, n] += local.weight[:, K - 1 - k].detach() * x[:, n - k]
+            y[:, n] += conv.weight[:, K - 1 - k].detach() * x[:, n - k]
     return y
 
 
@@ -44,20 +44,20 @@ def written_out(local, x):
 @pytest.mark.parametrize("length", [0, 1, 2, 7, 8, 30])
 @pytest.mark.parametrize(("dtype", "bound"), [(torch.float64, 1e-14), (torch.float32, 1e-6), (torch.bfloat16, 1e-2)])
 def test_each_token_gets_a_weighted_sum_of_the_last_ones(width, length, dtype, bound):
-    local, x = make(width, dtype), tokens(length, dtype)
-    assert_close("y", local(x), written_out(local, x), bound)
-    assert local(x).dtype == dtype
+    conv, x = make(width, dtype), tokens(length, dtype)
+    assert_close("y", conv(x), written_out(conv, x), bound)
+    assert conv(x).dtype == dtype
 
 
 @pytest.mark.parametrize("length", [1, 5, 40, 3000])
 @pytest.mark.parametrize(("dtype", "bound"), [(torch.float64, 1e-12), (torch.float32, 2e-6), (torch.bfloat16, 1e-2)])
 def test_gradients_are_those_of_a_plain_convolution(length, dtype, bound):
-    local, x, window = make(4, dtype, 48), tokens(length, dtype, 48), tokens(3, dtype, 48)
+    conv, x, window = make(4, dtype, 48), tokens(length, dtype, 48), tokens(3, dtype, 48)
     cotangent = tokens(length, dtype, 48)
     found, expected = [], []
     for leaves, exact in ((found, False), (expected, True)):
         wide = torch.float64 if exact else dtype
-        arguments = [a.detach().to(wide).requires_grad_() for a in (x, window, local.weight)]
+        arguments = [a.detach().to(wide).requires_grad_() for a in (x, window, conv.weight)]
         if exact:
             image = torch.cat((arguments[1], arguments[0]), dim=1).transpose(1, 2)
             y = F.conv1d(image, arguments[2].unsqueeze(1), groups=48).transpose(1, 2)
@@ -75,70 +75,70 @@ def test_gradients_are_those_of_a_plain_convolution(length, dtype, bound):
 @given(st.integers(2, 5), st.lists(st.booleans(), min_size=1, max_size=14), st.lists(st.integers(0, 14), max_size=3))
 @settings(max_examples=60)
 def test_padding_anywhere_is_deletion_in_one_piece_and_in_many(width, real, cuts):
-    local, length = make(width), len(real)
+    conv, length = make(width), len(real)
     x = tokens(length)
     mask = torch.stack((torch.tensor(real), torch.tensor(real).flip(0)))
     x = x.masked_fill(~mask.unsqueeze(-1), float("nan"))
-    whole, last = local.forward_with_state(x, mask=mask)
+    whole, last = conv.forward_with_state(x, mask=mask)
     assert not whole[~mask].any()
     edges = [0, *sorted(min(cut, length) for cut in cuts), length]
     window, pieces = None, []
     for begin, end in itertools.pairwise(edges):
-        y, window = local.forward_with_state(x[:, begin:end], window, mask[:, begin:end])
+        y, window = conv.forward_with_state(x[:, begin:end], window, mask[:, begin:end])
         pieces.append(y)
     assert_close("pieces", torch.cat(pieces, dim=1), whole, 1e-14)
     assert torch.equal(window, last)
     for row in range(B):
-        alone, kept = local.forward_with_state(x[row, mask[row]][None])
+        alone, kept = conv.forward_with_state(x[row, mask[row]][None])
         assert_close("alone", whole[row, mask[row]], alone[0], 1e-14)
         assert torch.equal(last[row], kept[0])
 
 
 def test_fresh_kernel_mixes_as_much_as_there_is():
-    local, x = CausalConvolution(2000, width=4), torch.randn(1, 50, 2000)
-    assert 0.9 < local(x)[:, 3:].std() < 1.1
+    conv, x = CausalConvolution(2000, width=4), torch.randn(1, 50, 2000)
+    assert 0.9 < conv(x)[:, 3:].std() < 1.1
 
 
 def test_window_holds_the_last_tokens_behind_zeros():
-    local, x = make(4), tokens(2)
-    _, window = local.forward_with_state(x)
+    conv, x = make(4), tokens(2)
+    _, window = conv.forward_with_state(x)
     assert torch.equal(window, F.pad(x, (0, 0, 1, 0)))
-    _, window = local.forward_with_state(tokens(5), window)
-    _, other = local.forward_with_state(x[:, :0], window)
+    _, window = conv.forward_with_state(tokens(5), window)
+    _, other = conv.forward_with_state(x[:, :0], window)
     assert torch.equal(window, other)
 
 
 def test_gradients_flow_through_the_window():
-    local, x = make(), tokens(9).requires_grad_()
-    first, window = local.forward_with_state(x[:, :5])
-    second, _ = local.forward_with_state(x[:, 5:], window)
-    pieces = torch.autograd.grad(torch.cat((first, second), dim=1).square().sum(), (x, local.weight))
-    whole = torch.autograd.grad(local(x).square().sum(), (x, local.weight))
+    conv, x = make(), tokens(9).requires_grad_()
+    first, window = conv.forward_with_state(x[:, :5])
+    second, _ = conv.forward_with_state(x[:, 5:], window)
+    pieces = torch.autograd.grad(torch.cat((first, second), dim=1).square().sum(), (x, conv.weight))
+    whole = torch.autograd.grad(conv(x).square().sum(), (x, conv.weight))
     for a, b in zip(pieces, whole, strict=True):
         assert_close("gradient", a, b, 1e-13)
 
 
 @pytest.mark.parametrize("masked", [False, True])
 def test_compiles_without_a_break(masked):
-    local, x = make(dtype=torch.float32), tokens(11, torch.float32)
+    conv, x = make(dtype=torch.float32), tokens(11, torch.float32)
     mask = torch.rand(B, 11) > 0.3 if masked else None
-    compiled = torch.compile(local, fullgraph=True, backend="aot_eager")
-    assert_close("y", compiled(x, mask), local(x, mask), 1e-6)
+    compiled = torch.compile(conv, fullgraph=True, backend="aot_eager")
+    assert_close("y", compiled(x, mask), conv(x, mask), 1e-6)
     compiled(x, mask).square().sum().backward()
-    found, local.weight.grad = local.weight.grad, None
-    local(x, mask).square().sum().backward()
-    assert_close("weight", found, local.weight.grad, 1e-5)
+    found, conv.weight.grad = conv.weight.grad, None
+    conv(x, mask).square().sum().backward()
+    assert_close("weight", found, conv.weight.grad, 1e-5)
 
 
 def test_autocast_and_a_window_of_another_dtype_change_little():
-    local, x = make(dtype=torch.float32), tokens(20, torch.float32)
-    expected = local(x)
+    conv, x = make(dtype=torch.float32), tokens(20, torch.float32)
+    expected = conv(x)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        y = local(x)
+        y = conv(x)
     assert y.dtype == torch.float32
     assert_close("autocast", y, expected, 1e-2)
-    _, window = local.forward_with_state(x[:, :10])
-    y, _ = local.forward_with_state(x[:, 10:], window.to(torch.bfloat16))
+    _, window = conv.forward_with_state(x[:, :10])
+    y, _ = conv.forward_with_state(x[:, 10:], window.to(torch.bfloat16))
     assert_close("window", y, expected[:, 10:], 1e-2)
 
 
@@ -161,23 +161,23 @@ def test_bad_input_is_refused(call, message):
 
 def case(lengths, masked):
     """A module, nine tokens with what came before, and a cotangent of each result."""
-    local = make()
+    conv = make()
     torch.manual_seed(1)
     x, start, dy, dlast = tokens(9).requires_grad_(), tokens(3).requires_grad_(), tokens(9), tokens(3)
     mask = torch.rand(B, 9) > 0.5 if masked else None
-    return local, x, start, dy, dlast, mask
+    return conv, x, start, dy, dlast, mask
 
 
 def results(lengths, masked, context=None):
-    local, x, start, dy, dlast, mask = case(lengths, masked)
+    conv, x, start, dy, dlast, mask = case(lengths, masked)
     pieces, size = [x, dy], 1
     if context is not None:
         pieces, size = [context.split(tensor, lengths=lengths) for tensor in pieces], context.size
         mask = None if mask is None else context.split(mask, lengths=lengths)
-    y, last = local.forward_with_state(pieces[0], start, mask)
+    y, last = conv.forward_with_state(pieces[0], start, mask)
     # The window at the end is on every rank; together they have its loss once.
     ((y * pieces[1]).sum() + (last * dlast).sum() / size).backward()
-    return {"y": y.detach(), "last": last.detach(), "x": x.grad, "start": start.grad, "weight": local.weight.grad}
+    return {"y": y.detach(), "last": last.detach(), "x": x.grad, "start": start.grad, "weight": conv.weight.grad}
 
 
 def picked(lengths, context):
