@@ -22,7 +22,7 @@ Tick = Callable[[int], None]
 
 
 class _StoppedError(Exception):
-    """The first process asks the others to end."""
+    """The work was stopped by the first process."""
 
 
 class WorkerPool:

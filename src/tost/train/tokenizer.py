@@ -1,4 +1,4 @@
-"""The tokenizer of a trained model. It lies beside the weights, so that they are of use without the data."""
+"""Finding the tokenizer of a trained model, which is saved beside the weights."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ __all__ = ["find_tokenizer"]
 
 
 def find_tokenizer(path: Path) -> DataTokenizer | None:
-    """Return the tokenizer of what was trained.
+    """Return the tokenizer of a trained model.
 
     Args:
         path: A run folder, one of its checkpoints, or a model folder.
 
     Returns:
-        The one that was written there; for a run without one, that of its data if this is still in its place. None if
-        there is neither.
+        The one that was saved there; for a run without one, that of its data, if the data still exists. None if there
+        is neither.
 
     Raises:
-        ConfigError: There is one, but it is damaged.
+        ConfigError: It is damaged.
     """
     run = path.resolve()
     if run.parent.name == "checkpoints":

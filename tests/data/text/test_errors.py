@@ -84,7 +84,7 @@ def test_missing_sources(tmp_path):
 
 def test_splits_that_are_not_there(tmp_path):
     source = write(tmp_path / "somefile.txt", "a line\n")
-    fails(tmp_path, "has the splits: none that its names tell; need train or validation", name="ptb", source=source)
+    fails(tmp_path, "has the splits: none by its names; need train or validation", name="ptb", source=source)
     made = make(tmp_path / "made", "ptb", source=source, tokenizer="bytes", splits="test")
     with pytest.raises(ConfigError, match="has no split 'train'; it has: test"):
         made.split("train")

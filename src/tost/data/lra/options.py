@@ -1,8 +1,8 @@
 """Options of the Long Range Arena data sets, checked without torch. `docs/lra-data.md` explains them.
 
 Code bases read the same files differently. Every difference is an option; a preset names the choices of one code base
-and fills in what is not given. The defaults are our reading of the paper, which used Mega's code for all tasks but
-Pathfinder, and Skyformer's for that.
+and fills in what is not given. The defaults follow the paper, which used Mega's code for all tasks but Pathfinder, and
+Skyformer's for that.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from tost.data.spec import DataSetOptions, DataShape, DataSpec, problem
 
 __all__ = [
     "SPECS",
+    "LettersOptions",
     "LraImageOptions",
     "LraListOpsOptions",
     "LraOptions",
@@ -35,13 +36,13 @@ Overrides = Mapping[str, Mapping[str, Any]]
 
 
 class LraOptions(DataSetOptions):
-    """What all tasks understand."""
+    """Options of all tasks."""
 
     presets: ClassVar[Overrides] = {}
-    """What each preset but `paper` changes."""
+    """Options that each preset but `paper` changes."""
 
     preset: Literal["paper", "official", "s4", "mega", "skyformer"] = Field(
-        default="paper", description="whose choices to follow in all options that are not given"
+        default="paper", description="code base to follow in all options that are not given"
     )
     validation_split: Literal["val", "test"] = Field(default="val", description="split to validate on")
     limit: int | None = Field(default=None, ge=1, description="samples per split, spread evenly over it; null: all")
@@ -55,7 +56,7 @@ class LraOptions(DataSetOptions):
 
 
 class SequenceOptions(LraOptions):
-    """What the tasks of symbols understand."""
+    """Options of the tasks of symbols."""
 
     length: int = Field(default=4001, ge=2, le=_LONGEST, description=_LENGTH)
     eos: bool = Field(default=True, description="end every sequence with a symbol of its own")
@@ -88,7 +89,9 @@ class LraListOpsOptions(SequenceOptions):
         )
 
 
-class _LettersOptions(SequenceOptions):
+class LettersOptions(SequenceOptions):
+    """Options of the tasks of texts."""
+
     unit: Literal["bytes", "chars"] = Field(default="bytes", description="what texts are cut into; bytes are of UTF-8")
     min_frequency: int = Field(
         default=1, ge=1, description="unit: chars: rarer ones in the training texts are one unknown symbol"
@@ -104,7 +107,7 @@ class _LettersOptions(SequenceOptions):
         if self.unit == "chars" and self.vocab_size is None:
             raise problem(
                 "unit=chars needs vocab_size: the number of ids must be known before the texts are read; give an upper "
-                "limit, such as 256, and the data says if it is too low."
+                "limit, such as 256, and building the data fails if it is too low."
             )
         if self.unit == "bytes" and (self.vocab_size is not None or self.min_frequency != 1):
             raise problem("vocab_size and min_frequency belong to unit=chars; leave them out for bytes.")
@@ -115,7 +118,7 @@ class _LettersOptions(SequenceOptions):
         return self.vocab_size or 257 + self.eos
 
 
-class LraTextOptions(_LettersOptions):
+class LraTextOptions(LettersOptions):
     """Options of ``lra_text``."""
 
     presets: ClassVar[Overrides] = {
@@ -136,7 +139,7 @@ class LraTextOptions(_LettersOptions):
         )
 
 
-class LraRetrievalOptions(_LettersOptions):
+class LraRetrievalOptions(LettersOptions):
     """Options of ``lra_retrieval``."""
 
     presets: ClassVar[Overrides] = {
@@ -153,7 +156,7 @@ class LraRetrievalOptions(_LettersOptions):
 
 
 class PixelOptions(LraOptions):
-    """What the tasks of images understand."""
+    """Options of the tasks of images."""
 
     classes: ClassVar[int]
 
@@ -166,7 +169,7 @@ class PixelOptions(LraOptions):
         default=0.5, description="input: values: then divided by"
     )
     split: Literal["order", "shuffled"] = Field(
-        default="shuffled", description="cut into splits as the files lie, or after shuffling by split_seed"
+        default="shuffled", description="cut into splits in the order of the files, or after shuffling by split_seed"
     )
     split_seed: int = Field(default=42, description="split: shuffled: decides the order")
 
@@ -206,7 +209,7 @@ class LraImageOptions(PixelOptions):
         default=0.24, description="input: values: then divided by"
     )
     grey: Literal["pillow", "tensorflow"] = Field(
-        default="pillow", description="whose weights of red, green and blue, and whose rounding"
+        default="pillow", description="library whose weights of red, green and blue and whose rounding to use"
     )
     val_share: float = Field(default=0.1, gt=0, lt=1, description="share of the training images that is split val")
 
@@ -274,7 +277,7 @@ SPECS = (
     ),
     _spec(
         "lra_pathfinder",
-        "do two discs lie on one dashed curve? 1024 pixels; 2 classes",
+        "are two discs on one dashed curve? 1024 pixels; 2 classes",
         LraPathfinderOptions,
         "pixels:build_lra_pathfinder",
     ),

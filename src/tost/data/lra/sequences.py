@@ -1,4 +1,4 @@
-"""Sequences of symbols as loaders take them: ids that are cut, ended and padded when a batch is asked for.
+"""Data sets of symbols: ids that are cut, ended and padded when a batch is gathered.
 
 Ids of letters: 0 is padding. Bytes follow from 1 to 256, the end is 257. With characters 1 stands for unknown ones, 2
 is the end if there is one, then come the characters, the most frequent ones first.
@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from tost.data.dataset import Batch, Dataset
-from tost.data.lra.options import SequenceOptions
+from tost.data.lra.options import LettersOptions, SequenceOptions
 from tost.errors import ConfigError
 
 __all__ = [
@@ -30,7 +30,6 @@ __all__ = [
     "IdsInMemory",
     "SequenceSource",
     "Sequences",
-    "count_characters",
     "make_alphabet",
 ]
 
@@ -40,7 +39,7 @@ _BYTES_PER_CHARACTER = 4  # at most, in UTF-8
 
 @dataclass(frozen=True)
 class Form:
-    """What becomes of a sequence.
+    """How a sequence is cut, ended and padded.
 
     Attributes:
         length: Positions of a sample.
@@ -56,7 +55,7 @@ class Form:
 
     @classmethod
     def of(cls, options: SequenceOptions, end: int) -> Form:
-        """Return what the options ask for, with this id for the end if there is to be one."""
+        """Return the form of options; `end` is the id of the end symbol, if they ask for one."""
         return cls(options.length, end if options.eos else None, options.keep, options.padding)
 
     @property
@@ -65,11 +64,11 @@ class Form:
         return self.length - (self.end is not None)
 
     def cut(self, ids: NDArray[Any]) -> NDArray[Any]:
-        """Return the part of a sequence that there is room for."""
+        """Return the part of a sequence that fits."""
         return ids[: self.room] if self.keep == "start" else ids[max(0, len(ids) - self.room) :]
 
     def fill(self, ids: NDArray[Any], row: NDArray[np.int64], mask: NDArray[np.bool_]) -> None:
-        """Write a sequence into a row of zeros, and mark where it is."""
+        """Write a sequence into a row of zeros, and mark its positions in the mask."""
         ids = self.cut(ids)
         used = len(ids) + (self.end is not None)
         first = 0 if self.padding == "right" else self.length - used
@@ -100,37 +99,34 @@ class Alphabet:
         return np.asarray(self._ids[codes])
 
 
-def count_characters(texts: Iterable[str]) -> Counter[str]:
-    """Count how often each character occurs."""
+def make_alphabet(options: LettersOptions, texts: Iterable[str], where: Path | str) -> Alphabet | None:
+    """Return ids for the characters of the training texts, None if the texts are cut into bytes.
+
+    Args:
+        options: Unit, frequency of the rarest character that has an id, and number of ids.
+        texts: The training texts.
+        where: File or folder of the texts, for the message.
+
+    Raises:
+        ConfigError: There are more ids than the options allow.
+    """
+    if options.unit == "bytes":
+        return None
     counts: Counter[str] = Counter()
     for text in texts:
         counts.update(text)
-    return counts
-
-
-def make_alphabet(counts: Counter[str], *, min_frequency: int, eos: bool, limit: int, where: Path | str) -> Alphabet:
-    """Give ids to characters.
-
-    Args:
-        counts: How often each occurs in the training texts.
-        min_frequency: Rarer ones are unknown.
-        eos: Leave an id for the end.
-        limit: Number of ids there may be.
-        where: What the texts were read from, for the message.
-
-    Raises:
-        ConfigError: There are more ids.
-    """
-    first = Alphabet.END + eos
+    first, limit = Alphabet.END + options.eos, options.ids()
     # Ties by the character itself: the ids must not depend on the order of the texts.
-    frequent = sorted((letter for letter in counts if counts[letter] >= min_frequency), key=lambda x: (-counts[x], x))
+    frequent = sorted(
+        (letter for letter in counts if counts[letter] >= options.min_frequency), key=lambda x: (-counts[x], x)
+    )
     if first + len(frequent) > limit:
         raise ConfigError(
             f"the training texts of {where} have {len(frequent)} different characters that occur at least "
-            f"{min_frequency} times, which makes {first + len(frequent)} ids with the special ones; "
+            f"{options.min_frequency} times, which makes {first + len(frequent)} ids with the special ones; "
             f"data.options.vocab_size={limit} is too small, raise it or data.options.min_frequency."
         )
-    return Alphabet(frequent, eos=eos)
+    return Alphabet(frequent, eos=options.eos)
 
 
 class SequenceSource:

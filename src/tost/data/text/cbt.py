@@ -7,14 +7,14 @@ from typing import Any
 
 from tost.errors import ConfigError
 
-__all__ = ["CHOICES", "COLUMNS", "expand", "parse_questions"]
+__all__ = ["CHOICES", "COLUMNS", "candidate_texts", "parse_questions"]
 
 CHOICES = 10
 COLUMNS = ("sentences", "question", "answer", "options")
 _BLANK = "XXXXX"
 
 
-def expand(row: Mapping[str, Any]) -> tuple[list[str], int]:
+def candidate_texts(row: Mapping[str, Any]) -> tuple[list[str], int]:
     """Return the passage with each candidate in the place of the missing word, and which of them is right.
 
     Args:
@@ -39,7 +39,7 @@ def parse_questions(blocks: Iterable[str], place: str) -> Iterator[Mapping[str, 
 
     Args:
         blocks: The text in pieces of any size.
-        place: What the file is called in messages.
+        place: Name of the file in messages.
 
     Raises:
         ConfigError: A question is not complete.

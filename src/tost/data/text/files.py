@@ -155,7 +155,7 @@ def read_rows(span: Span, columns: Iterable[str], hub: Mapping[str, Any], errors
         span: Part of the source to read.
         columns: Keys or columns to take; a plain text has one column, whose name does not matter.
         hub: Data sets of the hub by split.
-        errors: What to do about bytes that are not UTF-8: ``strict`` or ``surrogateescape``.
+        errors: Handling of bytes that are not UTF-8: ``strict`` or ``surrogateescape``.
 
     Yields:
         Values by column. The text of a whole file comes as an iterator of blocks.

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tost.data._pool import Tick
-from tost.data.text.cbt import CHOICES, COLUMNS, expand, parse_questions
+from tost.data.text.cbt import CHOICES, COLUMNS, candidate_texts, parse_questions
 from tost.data.text.corpora import TextJob
 from tost.data.text.detokenize import EDITS
 from tost.data.text.files import Span, read_rows
@@ -57,7 +57,7 @@ class Piece(NamedTuple):
 
 
 class Cut(NamedTuple):
-    """What of a piece goes to the validation set.
+    """The part of a piece that goes to the validation set.
 
     Attributes:
         documents: Numbers of documents in the split, sorted, int64.
@@ -95,7 +95,7 @@ def write_piece(
 
     Args:
         piece: The piece.
-        cut: What of it goes to the validation set.
+        cut: The part of it that goes to the validation set.
         job: How the corpus is read.
         hub: Data sets of the hub by split.
         tokenizer: Turns text into ids.
@@ -104,7 +104,7 @@ def write_piece(
         tick: Called with the number of documents done.
 
     Returns:
-        What was written to each output that got any document, with one shard each.
+        Records of the outputs that got any document, with one shard each.
     """
     outputs: dict[str, _Output] = {}
     dtype = token_dtype(tokenizer.vocab_size)
@@ -273,7 +273,7 @@ def documents_of(piece: Piece, job: TextJob, hub: Mapping[str, Any]) -> Iterator
                 yield Document(_blocks(row[job.column], span, job))
             continue
         for row in parse_questions(next(rows)[columns[0]], span.file) if span.kind == "text" else rows:
-            (first, *others), answer = expand(row)
+            (first, *others), answer = candidate_texts(row)
             yield Document((first,), answer)
             for text in others:
                 yield Document((text,))

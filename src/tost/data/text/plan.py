@@ -27,7 +27,7 @@ class Plan:
 
     Attributes:
         pieces: The pieces of every split, in order.
-        cuts: What of each piece goes to the validation set.
+        cuts: The part of each piece that goes to the validation set.
         facts: The sources, for the index.
         seen: Identifies the sources as they were found; a resumed run must find the same.
         split: How the validation set was made, for the index.
@@ -118,7 +118,7 @@ def make_plan(job: TextJob, hub: Mapping[str, Any], report: Report) -> Plan:
 
 
 def _group(job: TextJob) -> dict[str, list[_Source]]:
-    """Return the files of a job by split; those whose names do not tell theirs have an empty name."""
+    """Return the files of a job by split; the split of files without one in their name is empty."""
     groups: dict[str, list[_Source]] = {}
     for source in _files(job, str(job.source)):
         split = split_of_name(source.path, Path(str(job.source))) or ""
@@ -135,7 +135,7 @@ def _files(job: TextJob, source: str) -> list[_Source]:
 
 
 def _choose(job: TextJob, groups: Mapping[str, list[Any]]) -> dict[str, list[Any]]:
-    """Return the sources of every split that is wanted."""
+    """Return the sources of every split to prepare."""
     everything = [source for group in groups.values() for source in group]
     named = {split: group for split, group in groups.items() if split}
     if job.sources:
@@ -150,7 +150,7 @@ def _choose(job: TextJob, groups: Mapping[str, list[Any]]) -> dict[str, list[Any
         return {job.splits[0]: everything}
     wanted = {split: group for split, group in named.items() if not job.splits or split in job.splits}
     if not wanted:
-        there = ", ".join(sorted(named)) or "none that its names tell"
+        there = ", ".join(sorted(named)) or "none by its names"
         need = " or ".join(job.splits or ("train", "validation", "test"))
         raise ConfigError(
             f"{job.title} has the splits: {there}; need {need}. Call files or folders by their split, such as "

@@ -39,7 +39,7 @@ class TokenWindows(Dataset):
     Args:
         tokens: The tokens, more than `length` of them.
         length: Tokens per window.
-        count: Number of windows at random places per epoch; None for as many as lie side by side.
+        count: Number of windows at random places per epoch; None for as many as fit side by side.
         seed: Decides where windows start; None puts them side by side.
     """
 

@@ -96,7 +96,7 @@ class TokenFolder:
         tokenizer_fingerprint: The same for equal tokenizers, whatever files they come from.
         end_of_text: Id that follows every document; None if none does.
         splits: Names of the splits.
-        remedy: What to do about a damaged file, for messages.
+        remedy: Advice for messages about damaged files.
     """
 
     def __init__(self, path: Path, index: Index) -> None:
@@ -318,7 +318,7 @@ class LambadaPair(NamedTuple):
 
 
 def lambada_pairs(source: TokenSplit | TokenFolder | str | Path, split: str = "test") -> list[LambadaPair]:
-    """Return passages cut before their last word; any split whose documents are passages will do.
+    """Return passages cut before their last word; the documents of the split are the passages.
 
     Args:
         source: A split, or a folder.

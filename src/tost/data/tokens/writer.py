@@ -80,7 +80,7 @@ def write_shard(path: Path, dtype: np.dtype[Any]) -> Iterator[ShardWriter]:
         dtype: How tokens are stored.
 
     Yields:
-        A writer, which has a `record` after the block. Nothing is left behind if the block raises.
+        A writer, which has a `record` after the block. No file is written if the block raises.
     """
     with atomic_path(path) as draft, draft.open("wb") as file:
         writer = ShardWriter(file, dtype)

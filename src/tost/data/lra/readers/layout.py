@@ -1,21 +1,23 @@
-"""Where the files of the official release lie, and what is common to reading them.
+"""Finding the files of the official release, and what all readers share.
 
-The archive unpacks to a folder within a folder of the same name, ``lra_release/lra_release``. Some of its content lies
-in the outer folder once more; the inner copy is the right one.
+The archive unpacks to a folder within a folder of the same name, ``lra_release/lra_release``. Some of its content is in
+the outer folder once more; the inner copy is the right one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from tost.data.dataset import DataBundle, Dataset
 from tost.data.images.sources.base import entries
+from tost.data.spec import DataInfo
 from tost.errors import ConfigError
 
-__all__ = ["find_release", "shuffled", "thirds"]
+__all__ = ["bundle", "find_release", "shuffled", "split_80_10_10"]
 
 _RELEASE = "lra_release"
 
@@ -26,10 +28,10 @@ def find_release(path: Path, folder: str, needed: Iterable[str]) -> Path:
     Args:
         path: That folder, or the release that holds it, or the folder that the release was unpacked to.
         folder: Its name in the release.
-        needed: What must be in it.
+        needed: Names of files that must be in it.
 
     Raises:
-        ConfigError: It is not there; the message says what was looked for and what was found.
+        ConfigError: It is not there; the message lists what was looked for and what was found.
     """
     needed = list(needed)
     wanted = " and ".join(needed)
@@ -59,8 +61,25 @@ def shuffled(count: int, seed: int) -> Tensor:
     return torch.randperm(count, generator=torch.Generator().manual_seed(seed))
 
 
-def thirds(order: Tensor) -> dict[str, Tensor]:
+def split_80_10_10(order: Tensor) -> dict[str, Tensor]:
     """Cut rows into 80 % for training and 10 % each for validation and testing, the two rounded down."""
     tenth = len(order) // 10
     train = len(order) - 2 * tenth
     return {"train": order[:train], "val": order[train : train + tenth], "test": order[train + tenth :]}
+
+
+def bundle(
+    sets: Sequence[Dataset], content: str, details: Mapping[str, int | str], class_names: tuple[str, ...] = ()
+) -> DataBundle:
+    """Return two splits with their description; their lengths are added to the details.
+
+    Args:
+        sets: Training and validation set.
+        content: Fingerprint of both.
+        details: Facts for the record of a run.
+        class_names: Names of the classes, if they are known.
+    """
+    train, validation = sets
+    counts = {"train_samples": len(train), "validation_samples": len(validation)}
+    info = DataInfo(fingerprint=content, details={**details, **counts}, class_names=class_names)
+    return DataBundle(train=train, validation=validation, info=info)

@@ -1,6 +1,6 @@
 """Reading ListOps as it was released: ``basic_train.tsv`` and so on, a header, then source and target.
 
-Parentheses only repeat what brackets say, so they are left out. The ids of the symbols are fixed, see
+Parentheses add nothing to the brackets and are left out. The ids of the symbols are fixed, see
 `tost.data.lra.grammar.SYMBOLS`; 16 stands for an unknown one, which does not occur, and 17 ends a sequence.
 """
 
@@ -16,9 +16,8 @@ from torch import Tensor
 from tost.data.dataset import DataBundle, fingerprint, spread
 from tost.data.lra.grammar import SYMBOLS
 from tost.data.lra.options import LraListOpsOptions
-from tost.data.lra.readers.layout import find_release
+from tost.data.lra.readers.layout import bundle, find_release
 from tost.data.lra.sequences import Form, IdsInMemory, Sequences
-from tost.data.spec import DataInfo
 from tost.errors import ConfigError
 
 __all__ = ["build_lra_listops"]
@@ -55,11 +54,7 @@ def build_lra_listops(options: LraListOpsOptions, path: str) -> DataBundle:
         rows = spread(torch.arange(len(targets)), options.limit)
         sets.append(Sequences(IdsInMemory(ids, ends), rows, targets, form))
         parts += [torch.from_numpy(ids), torch.from_numpy(ends), targets, rows]
-    info = DataInfo(
-        fingerprint=fingerprint(*parts),
-        details={"folder": str(folder), "train_samples": len(sets[0]), "validation_samples": len(sets[1])},
-    )
-    return DataBundle(train=sets[0], validation=sets[1], info=info)
+    return bundle(sets, fingerprint(*parts), {"folder": str(folder)})
 
 
 def _read(path: Path, *, brackets: bool) -> tuple[NDArray[np.uint8], NDArray[np.int64], Tensor]:

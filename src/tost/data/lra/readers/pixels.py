@@ -18,14 +18,13 @@ from tost.data.images.sources.base import check_folder, hash_lines
 from tost.data.images.sources.folders import FileImages, open_image_folder
 from tost.data.lra.generate.pathfinder.settings import FOLDERS
 from tost.data.lra.options import LraImageOptions, LraPathfinderOptions, PixelOptions
-from tost.data.lra.readers.layout import find_release, shuffled, thirds
+from tost.data.lra.readers.layout import bundle, find_release, shuffled, split_80_10_10
 from tost.data.lra.readers.text import HUB, load_hub
-from tost.data.spec import DataInfo
 from tost.errors import ConfigError
 
 __all__ = ["PixelSequences", "PixelSource", "build_lra_image", "build_lra_pathfinder"]
 
-_IN_MEMORY = 1 << 29  # bytes of pixels that are kept unless the options say otherwise
+_IN_MEMORY = 1 << 29  # bytes of pixels that are kept by default
 _AT_ONCE = 2048  # images that are turned grey together
 _NUMPY = b"\x93NUMPY"
 _FIELDS = 11  # of a line of metadata
@@ -48,7 +47,7 @@ class PixelSequences(Dataset):
         source: The images.
         rows: Which of them, int64 ``[n]``.
         targets: Labels by row of the source, int64.
-        options: What a pixel becomes.
+        options: How pixels are encoded.
     """
 
     def __init__(self, source: PixelSource, rows: Tensor, targets: Tensor, options: PixelOptions) -> None:
@@ -70,7 +69,7 @@ class PixelSequences(Dataset):
         return batch | {"mask": pixels != 0} if self.options.mask_zero else batch
 
 
-class _Held(PixelSource):
+class _InMemory(PixelSource):
     def __init__(self, pixels: Tensor) -> None:
         self.pixels = pixels
 
@@ -79,7 +78,7 @@ class _Held(PixelSource):
 
 
 class _Files(PixelSource):
-    """Image files of one size, read when they are asked for, and kept if there is room."""
+    """Image files of one size, read on first use, and kept if there is room."""
 
     def __init__(self, files: FileImages, side: int, *, keep: bool) -> None:
         self.files, self.side, self.keep = files, side, keep
@@ -121,32 +120,17 @@ def build_lra_image(options: LraImageOptions, path: str) -> DataBundle:
     order = torch.arange(count) if options.split == "order" else shuffled(count, options.split_seed)
     held = int(count * options.val_share)
     rows, held_out = order[: count - held], order[count - held :]
-    train = PixelSequences(_Held(pixels), spread(rows, options.limit), targets, options)
+    train = PixelSequences(_InMemory(pixels), spread(rows, options.limit), targets, options)
     if options.validation_split == "test":
         pixels, targets = _read_cifar(path, "test", options.grey)
         held_out = torch.arange(len(targets))
-    validation = PixelSequences(_Held(pixels), spread(held_out, options.limit), targets, options)
+    validation = PixelSequences(_InMemory(pixels), spread(held_out, options.limit), targets, options)
     if not len(train) or not len(validation):
         raise ConfigError(f"{path} holds {count} training images, too few to hold out a share of {options.val_share}.")
     parts = [
         part for split in (train, validation) for part in (split.source.fetch(split.rows), split.targets[split.rows])
     ]
-    return _bundle(train, validation, fingerprint(*parts), {}, CIFAR10_NAMES)
-
-
-def _bundle(
-    train: PixelSequences,
-    validation: PixelSequences,
-    content: str,
-    details: dict[str, int | str],
-    class_names: tuple[str, ...] = (),
-) -> DataBundle:
-    info = DataInfo(
-        fingerprint=content,
-        details=details | {"train_samples": len(train), "validation_samples": len(validation)},
-        class_names=class_names,
-    )
-    return DataBundle(train=train, validation=validation, info=info)
+    return bundle((train, validation), fingerprint(*parts), {}, CIFAR10_NAMES)
 
 
 def _read_cifar(path: str, split: str, grey: str) -> tuple[Tensor, Tensor]:
@@ -204,7 +188,7 @@ def build_lra_pathfinder(options: LraPathfinderOptions, path: str) -> DataBundle
     files, targets = FileImages(folder, names), torch.tensor(labels)
     count = len(names)
     order = torch.arange(count) if options.split == "order" else shuffled(count, options.split_seed)
-    splits = thirds(order)
+    splits = split_80_10_10(order)
     chosen = [spread(splits[split], options.limit) for split in ("train", options.validation_split)]
     if not all(len(rows) for rows in chosen):
         raise ConfigError(f"{folder} holds {count} images, too few to be split into training, validation and testing.")
@@ -212,7 +196,7 @@ def build_lra_pathfinder(options: LraPathfinderOptions, path: str) -> DataBundle
     source = _Files(files, options.side, keep=keep)
     train, validation = (PixelSequences(source, rows, targets, options) for rows in chosen)
     content = hash_lines([files.fingerprint(), fingerprint(targets, *chosen)])
-    return _bundle(train, validation, content, {"folder": str(folder), "images": count, "empty": empty})
+    return bundle((train, validation), content, {"folder": str(folder), "images": count, "empty": empty})
 
 
 def _read_metadata(folder: Path) -> tuple[list[str], list[int], int]:

@@ -17,9 +17,8 @@ from torch import Tensor
 
 from tost.data.dataset import DataBundle, fingerprint, spread
 from tost.data.lra.options import LraRetrievalOptions
-from tost.data.lra.readers.layout import find_release
-from tost.data.lra.sequences import BYTE_END, Alphabet, BytesInFile, Form, Sequences, count_characters, make_alphabet
-from tost.data.spec import DataInfo
+from tost.data.lra.readers.layout import bundle, find_release
+from tost.data.lra.sequences import BYTE_END, Alphabet, BytesInFile, Form, Sequences, make_alphabet
 from tost.errors import ConfigError
 
 __all__ = ["build_lra_retrieval"]
@@ -40,7 +39,7 @@ def build_lra_retrieval(options: LraRetrievalOptions, path: str) -> DataBundle:
     names = [_FILES["train"], _FILES[options.validation_split]]
     folder = find_release(Path(path), "tsv_data", names)
     train, validation = (_index(folder / name) for name in names)
-    alphabet = _alphabet(options, train)
+    alphabet = make_alphabet(options, _texts(train), train.path)
     form = Form.of(options, BYTE_END if alphabet is None else Alphabet.END)
     sets, parts = [], []
     for pairs in (train, validation):
@@ -48,15 +47,11 @@ def build_lra_retrieval(options: LraRetrievalOptions, path: str) -> DataBundle:
         source = BytesInFile(pairs.path, pairs.spans, alphabet)
         sets.append(Sequences(source, rows, pairs.targets, form, towers=2))
         parts += [torch.from_numpy(pairs.spans), pairs.targets, rows]
-    info = DataInfo(
-        fingerprint=fingerprint(*parts),
-        details={"folder": str(folder), "train_samples": len(sets[0]), "validation_samples": len(sets[1])},
-    )
-    return DataBundle(train=sets[0], validation=sets[1], info=info)
+    return bundle(sets, fingerprint(*parts), {"folder": str(folder)})
 
 
 def _index(path: Path) -> _Pairs:
-    """Find where the texts of each pair lie in a file."""
+    """Find the bytes of each text in a file."""
     spans, targets = [], []
     place = 0
     with path.open("rb") as file:  # lines end at line feeds only; texts hold other things that look like line ends
@@ -79,14 +74,6 @@ def _index(path: Path) -> _Pairs:
     if not targets:
         raise ConfigError(f"{path} is empty; it must hold lines of label, two names of papers, two texts.")
     return _Pairs(path, np.array(spans, dtype=np.int64), torch.tensor(targets))
-
-
-def _alphabet(options: LraRetrievalOptions, train: _Pairs) -> Alphabet | None:
-    if options.unit == "bytes":
-        return None
-    counts = count_characters(_texts(train))
-    limit = options.ids()
-    return make_alphabet(counts, min_frequency=options.min_frequency, eos=options.eos, limit=limit, where=train.path)
 
 
 def _texts(pairs: _Pairs) -> Iterator[str]:

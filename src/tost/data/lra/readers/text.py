@@ -15,15 +15,14 @@ from tost.data.dataset import DataBundle, fingerprint, spread
 from tost.data.images.sources.base import entries
 from tost.data.images.sources.parquet import columns_of, find_shards
 from tost.data.lra.options import LraTextOptions
-from tost.data.lra.readers.layout import shuffled
-from tost.data.lra.sequences import BYTE_END, Alphabet, Form, IdsInMemory, Sequences, count_characters, make_alphabet
-from tost.data.spec import DataInfo
+from tost.data.lra.readers.layout import bundle, shuffled
+from tost.data.lra.sequences import BYTE_END, Alphabet, Form, IdsInMemory, Sequences, make_alphabet
 from tost.errors import ConfigError
 
 __all__ = ["HUB", "build_lra_text", "load_hub"]
 
 HUB = "hub:"
-"""What a path begins with that names a data set of the Hugging Face hub."""
+"""Start of a path that names a data set of the Hugging Face hub."""
 
 _EXPECTED = (
     "the folder of train.parquet and test.parquet (columns text and label), or of train/neg, train/pos, test/neg and "
@@ -53,7 +52,7 @@ def build_lra_text(options: LraTextOptions, path: str) -> DataBundle:
     else:
         validation = _read(path, "test")  # which doubles as the validation set in every code base
         held_out = torch.arange(len(validation.targets))
-    alphabet = _alphabet(options, train, path)
+    alphabet = make_alphabet(options, train.texts, path)
     form = Form.of(options, BYTE_END if alphabet is None else Alphabet.END)
     sets, parts, cut = [], [], 0
     for reviews, chosen in ((train, rows), (validation, held_out)):
@@ -62,10 +61,7 @@ def build_lra_text(options: LraTextOptions, path: str) -> DataBundle:
         sets.append(Sequences(source, chosen, reviews.targets, form))
         parts += [torch.from_numpy(source.ids), torch.from_numpy(source.ends), reviews.targets, chosen]
         cut += int((np.diff(source.ends, prepend=0)[chosen.numpy()] > form.room).sum())
-    details: dict[str, int | str] = {"layout": train.layout, "cut": cut}
-    details |= {"train_samples": len(sets[0]), "validation_samples": len(sets[1])}
-    info = DataInfo(fingerprint=fingerprint(*parts), details=details, class_names=_CLASSES)
-    return DataBundle(train=sets[0], validation=sets[1], info=info)
+    return bundle(sets, fingerprint(*parts), {"layout": train.layout, "cut": cut}, _CLASSES)
 
 
 def _source(texts: Sequence[str], alphabet: Alphabet | None) -> IdsInMemory:
@@ -78,18 +74,6 @@ def _source(texts: Sequence[str], alphabet: Alphabet | None) -> IdsInMemory:
 
 def _ends(parts: Sequence[Any]) -> Any:
     return np.array(list(accumulate(len(part) for part in parts)), dtype=np.int64)
-
-
-def _alphabet(options: LraTextOptions, train: _Reviews, path: str) -> Alphabet | None:
-    if options.unit == "bytes":
-        return None
-    return make_alphabet(
-        count_characters(train.texts),
-        min_frequency=options.min_frequency,
-        eos=options.eos,
-        limit=options.ids(),
-        where=path,
-    )
 
 
 def _read(path: str, split: str) -> _Reviews:

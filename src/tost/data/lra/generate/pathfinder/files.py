@@ -1,7 +1,7 @@
 """Pathfinder images as files, in the official layout.
 
 ``pathfinder32/curv_contour_length_14/`` holds ``imgs/<batch>/sample_<i>.png`` and ``metadata/<batch>.npy``, which is
-plain text in spite of its name. Beside them lies ``contours/<batch>.npz`` with the curves themselves, the fields of
+plain text in spite of its name. Beside them is ``contours/<batch>.npz`` with the curves themselves, the fields of
 `tost.data.lra.generate.pathfinder.paint.Pictures` other than the pixels.
 
 A unit of work is a few hundred images with a seed of their own. A batch of a thousand has its metadata once it is done.

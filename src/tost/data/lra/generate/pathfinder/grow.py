@@ -1,7 +1,7 @@
 """Laying dashed curves, many images at once.
 
 A pair of long curves is laid by trial and error, and only about one trial in 300 succeeds. Trials do not depend on each
-other. So thousands run side by side, one dash after the other, as arrays; those that get stuck are left behind. Every
+other. So thousands run side by side, one dash after the other, as arrays; those that get stuck are dropped. Every
 trial that succeeds has taken equally many steps, hence the first that succeed are a fair sample of all that do.
 
 Axes: T trials or images, Q steps, P pixels of a stamp.
@@ -57,7 +57,7 @@ class Uniform:
 
 @dataclass(frozen=True)
 class Curves:
-    """Where the curves of images lie, dash by dash.
+    """Positions of the curves of images, dash by dash.
 
     Attributes:
         anchors: Pixel of each dash, int32 ``[T, curves, dashes, 2]``.
@@ -72,13 +72,13 @@ class _Field:
     """The occupied space of T images, each with a border into which stamps may reach.
 
     Attributes:
-        cells: What dashes occupy, uint8 ``[T, width * width]``.
+        cells: Space that dashes occupy, uint8 ``[T, width * width]``.
         crowd: The same with their margins.
     """
 
     def __init__(self, settings: PathfinderSettings, shapes: Shapes, images: int) -> None:
         self.settings, self.shapes = settings, shapes
-        # A pivot lies up to margin + 1 pixels outside the image. From there it is a step and two margins at most.
+        # A pivot is up to margin + 1 pixels outside the image. From there it is a step and two margins at most.
         self.border = settings.dash_length + int(np.ceil(settings.dash_thickness)) + 4 * shapes.margin + 2
         self.width = settings.size + 2 * self.border
         self.cells, self.crowd = (
@@ -105,7 +105,7 @@ class _Field:
         return (points[..., 0].astype(np.intp) + self.border) * self.width + points[..., 1] + self.border
 
     def inside(self, points: NDArray[np.int32]) -> NDArray[np.bool_]:
-        """Tell which pixels belong to the image."""
+        """Return which pixels are inside the image."""
         return np.asarray(((points >= 0) & (points < self.settings.size)).all(axis=-1))
 
     def occupy(self, rows: NDArray[np.intp], anchors: NDArray[np.int32], dashes: NDArray[np.int32]) -> None:
@@ -120,7 +120,7 @@ class _Field:
     def collides(
         self, rows: NDArray[np.intp], anchors: NDArray[np.int32], dashes: NDArray[np.int32]
     ) -> NDArray[np.bool_]:
-        """Tell which dashes would lie on others. In the border nothing is dense enough to collide."""
+        """Return which dashes would overlap others. In the border nothing is dense enough to collide."""
         where = self.at(anchors)[:, None] + self._space[dashes]
         there = self.cells[rows[:, None], where].astype(np.int16)
         return np.asarray((there + self.shapes.space.values[dashes]).max(axis=1) >= _COLLISION)
@@ -139,7 +139,7 @@ class _Field:
 
 @dataclass
 class _Tips:
-    """The growing ends of one curve per trial; what is said about a trial that got stuck does not matter."""
+    """The growing ends of one curve per trial; entries of trials that got stuck are meaningless."""
 
     pivots: NDArray[np.int32]
     angles: NDArray[np.float64]
@@ -156,7 +156,7 @@ def lay_curves(
         settings: Sizes.
         margin: One of the margins of `settings`.
         images: How many.
-        uniform: Decides everything.
+        uniform: Source of all random numbers.
 
     Returns:
         The shapes that dashes are numbered by, the two long curves, and the short ones.
@@ -308,7 +308,7 @@ def _begin_short_curves(field: _Field, uniform: Uniform) -> tuple[NDArray[np.int
         angles[waiting] = uniform.below(ANGLES, len(waiting))
         waiting = waiting[np.isin(angles[waiting], field.shapes.usable)]
         found, at[waiting] = _pick_free(field, waiting, angles[waiting], uniform)
-        waiting = waiting[found]  # whoever finds no place at all gives up
+        waiting = waiting[found]  # images without any place are given up
         tips = _first_dash(field, at, angles)
         heads = translate(at, tips.angles, settings.dash_length)
         fits = (field.inside(heads) & field.inside(tips.pivots))[waiting]
@@ -320,14 +320,14 @@ def _begin_short_curves(field: _Field, uniform: Uniform) -> tuple[NDArray[np.int
 def _pick_free(
     field: _Field, rows: NDArray[np.intp], angles: NDArray[np.int64], uniform: Uniform
 ) -> tuple[NDArray[np.bool_], NDArray[np.int32]]:
-    """Pick a pixel per image, uniformly among those where a first dash finds free space; tell where there is one."""
+    """Pick a pixel per image, uniformly among those where a first dash has free space; first return where one is."""
     size = field.settings.size
     core = field.shapes.core.flat(field.width)[angles]  # [T, P]
     picks = uniform.below(size * size, len(rows) * _BLIND_PICKS).reshape(len(rows), _BLIND_PICKS)
     free = _is_free(field, rows, core, picks)
     chosen = picks[np.arange(len(rows)), free.argmax(axis=1)]
     found = np.asarray(free.any(axis=1))
-    last = uniform(len(rows))  # drawn for all, so that the sequence does not depend on who needs it
+    last = uniform(len(rows))  # drawn for all, so that the sequence does not depend on which images need it
     for row in np.flatnonzero(~found):
         everywhere = np.arange(size * size)[None]
         allowed = np.flatnonzero(_is_free(field, rows[row : row + 1], core[row : row + 1], everywhere)[0])

@@ -16,11 +16,11 @@ __all__ = ["Pictures", "make_pictures"]
 
 @dataclass(frozen=True)
 class Pictures:
-    """Images and what they show. A dash is given by its two ends: row, column, row, column.
+    """Images with their labels and curves. A dash is given by its two ends: row, column, row, column.
 
     Attributes:
         pixels: uint8 ``[n, size, size]``.
-        labels: 1 if both discs lie on one curve, else 0; int16 ``[n]``.
+        labels: 1 if both discs are on one curve, else 0; int16 ``[n]``.
         margins: int16 ``[n]``.
         markers: Centres of the two discs, int16 ``[n, 2, 2]``.
         targets: The two long curves, int16 ``[n, 2, dashes, 4]``.
@@ -39,7 +39,7 @@ def make_pictures(settings: PathfinderSettings, count: int, seed: int) -> Pictur
     """Return images that follow from the seed, in an order without meaning.
 
     Args:
-        settings: What they look like.
+        settings: Sizes and brightness.
         count: How many.
         seed: Any 64 bits.
     """
@@ -67,7 +67,7 @@ def make_pictures(settings: PathfinderSettings, count: int, seed: int) -> Pictur
 
 
 def _markers(targets: Curves, labels: NDArray[np.int16], uniform: Uniform) -> NDArray[np.int16]:
-    """Choose a curve for the disc at a first end; the disc at a last end lies on the same curve, or on the other."""
+    """Choose a curve for the disc at a first end; the disc at a last end is on the same curve, or on the other."""
     first = uniform.below(2, len(labels))
     last = np.where(labels == 1, first, 1 - first)
     rows = np.arange(len(labels))

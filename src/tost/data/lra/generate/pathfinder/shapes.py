@@ -1,7 +1,7 @@
 """Dashes and discs as small lists of pixels, drawn once for each direction and pasted from then on.
 
-Curves lie on whole pixels. So there are few directions in which a dash can follow another one, and 360 for a first one.
-Each is drawn on a canvas of twice the resolution and shrunk by Lanczos resampling, with 8 bits.
+Curves go through whole pixels, so there are few directions in which a dash can follow another one, and 360 for a first
+one. Each is drawn on a canvas of twice the resolution and shrunk by Lanczos resampling, with 8 bits.
 """
 
 from __future__ import annotations
@@ -46,17 +46,17 @@ class Stamps:
 
 @dataclass(frozen=True)
 class Shapes:
-    """Everything that curves of one margin are made of.
+    """Dashes and steps of the curves of one margin.
 
     Steps are the ways to go on from a pivot: to each belongs a dash that is anchored at its far end. Dashes are
     numbered with the steps first, then the 360 first dashes, which are anchored at their beginning.
 
     Attributes:
         margin: The margin.
-        steps: Where the far end lies, relative to the pivot, int32 ``[Q, 2]``.
+        steps: Position of the far end, relative to the pivot, int32 ``[Q, 2]``.
         angles: Direction of each step in radians, float64 ``[Q]``.
-        ink: What is painted, by dash.
-        space: What a dash occupies, by dash.
+        ink: Painted pixels, by dash.
+        space: Occupied pixels, by dash.
         crowd: The same with the margin around it, where no other dash may end.
         core: Pixels that must be free where a short curve begins, by angle; relative to the first pixel.
         usable: Angles at which a short curve or the first long one can begin, int64; see `_usable`.
@@ -155,8 +155,8 @@ def _usable(cores: Stamps) -> NDArray[np.int64]:
     """Return the angles at which a curve can begin, which are few: at 32 x 32 those that point up and to the left.
 
     The original looks for free places by dilating the image, with nothing outside of it. It finds none at all if the
-    result is undefined anywhere, that is if some pixel, hence some corner, sees only places outside. This decides how
-    many short curves there are in an image.
+    result is undefined anywhere, that is if some pixel, hence some corner, only reaches places outside. This determines
+    how many short curves there are in an image.
     """
     down, right = cores.rows >= 0, cores.columns >= 0
     up, left = cores.rows <= 0, cores.columns <= 0
