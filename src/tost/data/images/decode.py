@@ -39,7 +39,7 @@ def read_image(data: bytes, name: str, *, channels: int = 3) -> Image.Image:
         An image of mode ``RGB`` or ``L``.
 
     Raises:
-        BadImageError: It is no image, or truncated, or its size is out of all proportion.
+        BadImageError: It is not an image, or truncated, or too large.
     """
     try:
         with Image.open(io.BytesIO(data)) as image:

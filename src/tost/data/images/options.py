@@ -28,7 +28,7 @@ __all__ = [
 
 IMAGENET_MEAN, IMAGENET_STD = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]
 
-_LARGEST = 16_384  # pixels; a larger side is a slip of the finger
+_LARGEST = 16_384  # pixels; a larger side is a typing error
 _MAGNITUDES = 30  # of torchvision's RandAugment, from 0 to 30
 _POLICY = re.compile(r"(rand|augmix)(-[a-z]+[0-9.]+)*|torchvision-rand-n(\d+)-m(\d+)|torchvision-trivial")
 
@@ -99,7 +99,7 @@ class ImageOptions(DataSetOptions):
     train_split: str = Field(default="train", description=_TRAIN_ON)
     validation_split: str = Field(default="test", description=_VALIDATE_ON)
     hold_out: int = Field(
-        default=0, ge=0, description="validate on so many images of the training split, which then trains on the others"
+        default=0, ge=0, description="number of images of the training split to validate on instead of validation_split"
     )
     limit: int | None = Field(default=None, ge=1, description="images per split, spread evenly over it; null: all")
 
@@ -118,7 +118,10 @@ class ImageOptions(DataSetOptions):
     )
     erasing_count: int = Field(default=1, ge=1, description="most parts that are erased in one image")
     repeats: int = Field(
-        default=1, ge=1, le=16, description="repeated augmentation: every image so often in a row, in other versions"
+        default=1,
+        ge=1,
+        le=16,
+        description="repeated augmentation: times that every image comes in a row, augmented differently",
     )
 
     interpolation: Literal["bilinear", "bicubic"] = Field(default="bicubic", description="how images are resized")

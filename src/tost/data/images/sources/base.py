@@ -1,6 +1,6 @@
 """Interface of the image sources, and helpers that they share. One row is one image.
 
-A source is small enough to be sent to a worker process, whatever the size of its images: it holds names and places.
+A source holds names and places, not images, so that it is small enough to be sent to worker processes.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class ImageSource:
         raise NotImplementedError
 
     def file_name(self, row: int) -> str:
-        """Return the name under which an image was published, as far as it is known."""
+        """Return the name under which an image was published, if it is known."""
         return self.name(row)
 
     def read(self, row: int) -> bytes:
@@ -81,7 +81,7 @@ class Split:
         source: The images.
         targets: Their labels, int64 ``[N]``.
         class_names: In the order of the labels; empty if they are not known.
-        layout: Kind of files it was read from, in a word.
+        layout: Kind of files it was read from, such as ``"folder"``.
         image_size: Height and width, if all images have the same by definition.
         extra: Further tensors by row.
     """

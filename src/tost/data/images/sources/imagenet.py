@@ -49,7 +49,7 @@ def imagenet_classes() -> tuple[tuple[str, ...], tuple[str, ...]]:
 
 
 def open_imagenet(options: ImageNetOptions, path: Path, split: str) -> Split:
-    """Read ImageNet-1k from whatever the folder holds; on the validation split, with ReaL labels if asked for."""
+    """Read ImageNet-1k from folders, tar or parquet files; the validation split with ReaL labels on request."""
     check_folder(path, _EXPECTED)
     found = replace(_open(path, split_names(split), split), class_names=imagenet_classes()[1])
     if options.real_labels is not None and split == options.validation_split:

@@ -125,7 +125,7 @@ def _members(stream: IO[bytes], number: int, outer: str) -> Iterator[Member]:
                 labels[str(path.with_suffix(""))] = int(stream.read(entry.size))
             elif is_image(path.name):
                 images.append((str(path), entry.offset_data, entry.size))
-        # The reader takes any end for the end, also that of a download that broke off.
+        # The reader does not notice a file that is cut off, such as an incomplete download.
         stream.seek(archive.offset)
         if stream.read(tarfile.BLOCKSIZE) != bytes(tarfile.BLOCKSIZE):
             raise tarfile.ReadError(f"{outer or 'it'} breaks off without the mark of its end")
