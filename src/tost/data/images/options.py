@@ -121,7 +121,7 @@ class ImageOptions(DataSetOptions):
         default=1,
         ge=1,
         le=16,
-        description="repeated augmentation: times that every image comes in a row, augmented differently",
+        description="repeated augmentation: how often each image comes in a row, in different versions",
     )
 
     interpolation: Literal["bilinear", "bicubic"] = Field(default="bicubic", description="how images are resized")
