@@ -18,9 +18,15 @@ if TYPE_CHECKING:
     from tost.bench.harness.measurement import Measurement
     from tost.bench.harness.report import Report
 
-__all__ = ["app"]
+__all__ = ["app", "build"]
 
-app = typer.Typer(help="Measure speed and memory, if all results are right.", no_args_is_help=True)
+
+def build() -> typer.Typer:
+    """Return `tost bench` with one command for each benchmark."""
+    made = typer.Typer(help="Measure speed and memory, if all results are right.", no_args_is_help=True)
+    for benchmark in benchmarks():
+        made.command(benchmark.name)(_command(benchmark))
+    return made
 
 
 def _command(benchmark: Benchmark) -> Callable[..., None]:
@@ -184,5 +190,4 @@ def _show(measurement: Measurement[Any, Any], report: Report[Any]) -> None:
         _console.show(sentence)
 
 
-for _benchmark in benchmarks():
-    app.command(_benchmark.name)(_command(_benchmark))
+app = build()

@@ -18,7 +18,7 @@ from tost.bench.harness.gate import Check
 from tost.bench.harness.measurement import Measurement, page
 from tost.bench.harness.plot import Line, Panel, Style, draw
 from tost.bench.harness.report import Report
-from tost.bench.harness.table import MISSING, cell, grouped, pivot, short, with_quartiles, without_empty
+from tost.bench.harness.table import MISSING, cell, columns, grouped, pivot, short, with_quartiles, without_empty
 from tost.bench.ops.cases import Op
 
 __all__ = [
@@ -138,29 +138,22 @@ def _megabytes(number: int | None) -> str:
 def detail_table(rows: Sequence[AttentionRow]) -> Table:
     """Return every number of one figure and pass: measured beside what it costs on paper."""
     ours = {row.position: row for row in rows if row.contender == "tost"}
-    lines = []
-    for row in rows:
-        base = ours.get(row.position)
-        lines.append(
-            (
-                f"{row.position:,}",
-                row.contender,
-                str(row.depth),
-                row.note or with_quartiles(row.seconds, lambda seconds: short(1e3 * seconds)),
-                str(row.seconds.count) if row.seconds else MISSING,
-                _quotient(row, base, _milliseconds),
-                _megabytes(row.peak_bytes),
-                _quotient(row, base, _peak),
-                _megabytes(row.weight_bytes),
-                short(row.flops / 1e9),
-                short(row.bytes_moved / 1e9),
-                short(1e3 * row.roofline_seconds),
-                cell(row.times_roofline, ".2f"),
-            )
-        )
-    measured = (rows[0].figure.axis, "contender", "depth", "ms", "passes", "/ tost", "peak MB", "/ tost", "weights MB")
-    headers = (*measured, "GFLOP", "GB moved", "roofline ms", "ms / roofline")
-    return Table(title=figure_title(rows), headers=headers, rows=tuple(lines), labels=2)
+    cells: list[tuple[str, Callable[[AttentionRow], str]]] = [
+        (rows[0].figure.axis, lambda row: f"{row.position:,}"),
+        ("contender", lambda row: row.contender),
+        ("depth", lambda row: str(row.depth)),
+        ("ms", lambda row: row.note or with_quartiles(row.seconds, lambda seconds: short(1e3 * seconds))),
+        ("passes", lambda row: str(row.seconds.count) if row.seconds else MISSING),
+        ("/ tost", lambda row: _quotient(row, ours.get(row.position), _milliseconds)),
+        ("peak MB", lambda row: _megabytes(row.peak_bytes)),
+        ("/ tost", lambda row: _quotient(row, ours.get(row.position), _peak)),
+        ("weights MB", lambda row: _megabytes(row.weight_bytes)),
+        ("GFLOP", lambda row: short(row.flops / 1e9)),
+        ("GB moved", lambda row: short(row.bytes_moved / 1e9)),
+        ("roofline ms", lambda row: short(1e3 * row.roofline_seconds)),
+        ("ms / roofline", lambda row: cell(row.times_roofline, ".2f")),
+    ]
+    return columns(figure_title(rows), rows, cells, labels=2)
 
 
 def growth_table(rows: Sequence[AttentionRow]) -> Table:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 
 from tost._text import Table
 from tost.bench.generate.cases import GenerateScale, Part
@@ -19,10 +20,12 @@ from tost.bench.generate.run import (
 from tost.bench.harness.gate import Check
 from tost.bench.harness.measurement import Measurement, page
 from tost.bench.harness.report import Report
-from tost.bench.harness.table import MISSING, cell, grouped, with_quartiles
+from tost.bench.harness.table import MISSING, cell, columns, grouped, with_quartiles
 from tost.bench.ops.cases import Op
 
 __all__ = ["GenerateMeasurement", "generate_page", "generate_tables"]
+
+Cells = list[tuple[str, Callable[[GenerateRow], str]]]
 
 _QUALITY_TOKENS = 1 << 16
 _INTRODUCTION = """\
@@ -50,65 +53,41 @@ def generate_page(report: Report[GenerateResults]) -> str:
 
 def _decode(rows: Sequence[GenerateRow]) -> Table:
     first = next(row.tokens for row in rows if row.contender == OURS)
-    return Table(
-        title="A token, by context (batch 1)",
-        headers=(
-            *("context", "contender", "ms/token", "/ torch's limit", "/ our limit"),
-            *(f"/ {OURS}, same context", f"/ {OURS}, {first}", "state kB"),
-        ),
-        rows=tuple(
-            (
-                f"{row.tokens:,}" if row.tokens else MISSING,
-                row.contender,
-                f"{1e3 * row.median:.2f}",
-                _ratio(row, TORCH_LIMIT),
-                _ratio(row, OUR_LIMIT),
-                _ratio(row, f"{OURS} at {row.tokens}"),
-                _ratio(row, f"{OURS} at {first}"),
-                cell(row.state_bytes, ".1f", scale=1e-3),
-            )
-            for row in rows
-        ),
-        labels=2,
-    )
+    cells: Cells = [
+        ("context", lambda row: f"{row.tokens:,}" if row.tokens else MISSING),
+        ("contender", lambda row: row.contender),
+        ("ms/token", lambda row: f"{1e3 * row.median:.2f}"),
+        ("/ torch's limit", lambda row: _ratio(row, TORCH_LIMIT)),
+        ("/ our limit", lambda row: _ratio(row, OUR_LIMIT)),
+        (f"/ {OURS}, same context", lambda row: _ratio(row, f"{OURS} at {row.tokens}")),
+        (f"/ {OURS}, {first}", lambda row: _ratio(row, f"{OURS} at {first}")),
+        ("state kB", lambda row: cell(row.state_bytes, ".1f", scale=1e-3)),
+    ]
+    return columns("A token, by context (batch 1)", rows, cells, labels=2)
 
 
 def _batch(rows: Sequence[GenerateRow]) -> Table:
     first = rows[0]
     base = first.batch / first.median
-    return Table(
-        title=f"Several texts at a time, and matrices in fewer bits ({OURS})",
-        headers=("weights", "texts", "ms/step", "tokens/s", f"tokens/s / {first.weights}, {first.batch}"),
-        rows=tuple(
-            (
-                row.weights,
-                str(row.batch),
-                f"{1e3 * row.median:.2f}",
-                f"{row.batch / row.median:.1f}",
-                f"{row.batch / row.median / base:.2f}",
-            )
-            for row in rows
-        ),
-        labels=2,
-    )
+    cells: Cells = [
+        ("weights", lambda row: row.weights),
+        ("texts", lambda row: str(row.batch)),
+        ("ms/step", lambda row: f"{1e3 * row.median:.2f}"),
+        ("tokens/s", lambda row: f"{row.batch / row.median:.1f}"),
+        (f"tokens/s / {first.weights}, {first.batch}", lambda row: f"{row.batch / row.median / base:.2f}"),
+    ]
+    return columns(f"Several texts at a time, and matrices in fewer bits ({OURS})", rows, cells, labels=2)
 
 
 def _prefill(rows: Sequence[GenerateRow]) -> Table:
-    return Table(
-        title="Reading a prompt (batch 1)",
-        headers=("tokens", "contender", "seconds", "tokens/s", f"/ {OURS}"),
-        rows=tuple(
-            (
-                f"{row.tokens:,}",
-                row.contender,
-                f"{row.median:.2f}",
-                f"{row.tokens / row.median:.0f}",
-                _ratio(row, OURS),
-            )
-            for row in rows
-        ),
-        labels=2,
-    )
+    cells: Cells = [
+        ("tokens", lambda row: f"{row.tokens:,}"),
+        ("contender", lambda row: row.contender),
+        ("seconds", lambda row: f"{row.median:.2f}"),
+        ("tokens/s", lambda row: f"{row.tokens / row.median:.0f}"),
+        (f"/ {OURS}", lambda row: _ratio(row, OURS)),
+    ]
+    return columns("Reading a prompt (batch 1)", rows, cells, labels=2)
 
 
 def _train(rows: Sequence[GenerateRow]) -> Table:
@@ -119,37 +98,25 @@ def _train(rows: Sequence[GenerateRow]) -> Table:
         mine, theirs = row.peak_bytes, peaks.get((row.tokens, other))
         return f"{mine / theirs:.2f}" if mine and theirs else MISSING
 
-    return Table(
-        title="Forward, loss and backward on one text (batch 1)",
-        headers=(
-            *("tokens", "contender", "seconds"),
-            *(f"time / {other}" for other in others),
-            "peak MB",
-            *(f"peak / {other}" for other in others),
-        ),
-        rows=tuple(
-            (
-                f"{row.tokens:,}",
-                row.contender,
-                f"{row.median:.2f}",
-                *(_ratio(row, other) for other in others),
-                cell(row.peak_bytes, ".0f", scale=1e-6),
-                *(memory(row, other) for other in others),
-            )
-            for row in rows
-        ),
-        labels=2,
-    )
+    cells: Cells = [
+        ("tokens", lambda row: f"{row.tokens:,}"),
+        ("contender", lambda row: row.contender),
+        ("seconds", lambda row: f"{row.median:.2f}"),
+        *((f"time / {other}", partial(_ratio, other=other)) for other in others),
+        ("peak MB", lambda row: cell(row.peak_bytes, ".0f", scale=1e-6)),
+        *((f"peak / {other}", partial(memory, other=other)) for other in others),
+    ]
+    return columns("Forward, loss and backward on one text (batch 1)", rows, cells, labels=2)
 
 
 def _quality(rows: Sequence[GenerateRow]) -> Table:
     exact = rows[0].loss or 0.0
-    return Table(
-        title=f"What fewer bits cost: loss of {rows[0].contender} on {rows[0].tokens:,} tokens",
-        headers=("weights", "loss, nats/token", "difference"),
-        rows=tuple((row.weights, f"{row.loss:.4f}", f"{(row.loss or 0.0) - exact:+.5f}") for row in rows),
-        labels=1,
-    )
+    cells: Cells = [
+        ("weights", lambda row: row.weights),
+        ("loss, nats/token", lambda row: f"{row.loss:.4f}"),
+        ("difference", lambda row: f"{(row.loss or 0.0) - exact:+.5f}"),
+    ]
+    return columns(f"What fewer bits cost: loss of {rows[0].contender} on {rows[0].tokens:,} tokens", rows, cells)
 
 
 def _ratio(row: GenerateRow, other: str) -> str:

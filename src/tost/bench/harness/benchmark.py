@@ -1,14 +1,10 @@
-"""The description of a benchmark: its name, its options and where its code is. Loads no torch.
-
-Each folder beside this one is a benchmark. Its module ``cases`` holds a `BENCHMARK`, from which `tost bench NAME` is
-made; everything else is loaded when the command runs.
-"""
+"""The description of a benchmark: its name, its options and where its code is. Loads no torch."""
 
 from __future__ import annotations
 
 import pkgutil
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, replace
 from importlib import import_module
 from typing import Any, get_type_hints
 
@@ -78,7 +74,7 @@ class Benchmark:
     def make_scale(self, *, quick: bool = False, **given: Any) -> Any:
         """Return the standard scale, or that of the demonstration, with the given values in place of its own."""
         base = self.scale.quick() if quick else self.scale()  # type: ignore[attr-defined]
-        return self.scale(**{field.name: getattr(base, field.name) for field in fields(base)} | given)
+        return replace(base, **given)
 
     def theme(self, scale: Any, *, quick: bool = False) -> str:
         """Return the start of the file names; a demonstration or a selection does not replace the whole."""

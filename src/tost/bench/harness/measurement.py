@@ -1,4 +1,4 @@
-"""What a benchmark has to provide besides its description: a gate, numbers, tables, a page and pictures."""
+"""The code of a benchmark: its checks, numbers, tables, page and pictures."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Results = TypeVar("Results")
 
 
 class Measurement(ABC, Generic[Scale, Results]):
-    """The code of a benchmark. `gate` to `measure` are called in the order in which they stand here.
+    """The code of a benchmark.
 
     Args:
         scale: What to measure, and how long.
@@ -57,9 +57,10 @@ class Measurement(ABC, Generic[Scale, Results]):
         return {"scale": {name: value for name, value in plain(self.scale).items() if name not in hidden}}
 
     @property
-    @abstractmethod
     def steps(self) -> int:
-        """How often `measure` yields."""
+        """How often `measure` yields; by default once for each of the scale's cases."""
+        cases: list[Any] = self.scale.cases  # type: ignore[attr-defined]
+        return len(cases)
 
     @abstractmethod
     def measure(self, results: Results, watch: Callable[[str], None]) -> Iterator[str]:

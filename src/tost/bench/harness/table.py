@@ -8,7 +8,7 @@ from typing import TypeVar
 from tost._text import Table
 from tost.bench.harness.timing import Spread
 
-__all__ = ["MISSING", "cell", "grouped", "pivot", "short", "with_quartiles", "without_empty"]
+__all__ = ["MISSING", "cell", "columns", "grouped", "pivot", "short", "with_quartiles", "without_empty"]
 
 MISSING = "-"
 
@@ -43,12 +43,34 @@ def grouped(rows: Iterable[Row], key: Callable[[Row], Key]) -> dict[Key, list[Ro
     return groups
 
 
+def columns(
+    title: str,
+    rows: Sequence[Row],
+    cells: Iterable[tuple[str, Callable[[Row], str]]],
+    *,
+    labels: int = 1,
+    notes: Iterable[str] = (),
+) -> Table:
+    """Return a table with one line per row.
+
+    Args:
+        title: Line above the table.
+        rows: Measurements.
+        cells: Titles of the columns, and what makes the text of their cells.
+        labels: How many columns on the left hold words.
+        notes: Lines below the table.
+    """
+    headers, texts = zip(*cells, strict=True)
+    lines = tuple(tuple(text(row) for text in texts) for row in rows)
+    return Table(title=title, headers=headers, rows=lines, labels=labels, notes=tuple(notes))
+
+
 def pivot(
     title: str,
     headers: Sequence[str],
     cells: Iterable[tuple[tuple[str, ...], str, str]],
     *,
-    columns: Sequence[str] | None = None,
+    order: Sequence[str] | None = None,
     labels: int | None = None,
     notes: Iterable[str] = (),
 ) -> Table:
@@ -58,7 +80,7 @@ def pivot(
         title: Line above the table.
         headers: Titles of the columns on the left.
         cells: Label of the line, name of the column, and text.
-        columns: Names of the columns in order; None takes them as they come.
+        order: Names of the columns in order; None takes them as they come.
         labels: How many columns hold words; None for those on the left.
         notes: Lines below the table.
     """
@@ -67,7 +89,7 @@ def pivot(
     for label, name, text in cells:
         lines.setdefault(label, {})[name] = text
         found[name] = None
-    shown = [name for name in columns if name in found] if columns is not None else list(found)
+    shown = [name for name in order if name in found] if order is not None else list(found)
     return Table(
         title=title,
         headers=(*headers, *shown),

@@ -10,7 +10,7 @@ from tost.bench.harness.gate import Check
 from tost.bench.harness.measurement import Measurement, page
 from tost.bench.harness.plot import Line, Panel, Style, draw
 from tost.bench.harness.report import Report
-from tost.bench.harness.table import cell, grouped, pivot, with_quartiles, without_empty
+from tost.bench.harness.table import cell, columns, grouped, pivot, with_quartiles, without_empty
 from tost.bench.lra.cases import LraScale, Work
 from tost.bench.lra.run import ENCODER, LraResults, LraRow, check_encoder, measure_lra
 from tost.bench.ops.cases import Op
@@ -85,20 +85,14 @@ def _ratios(title: str, rows: Sequence[LraRow]) -> Table:
 
 def _pathx(rows: Sequence[LraRow]) -> Table:
     sizes = "".join(f": {row.case.batch} x {row.case.tokens:,} tokens" for row in rows[:1])
-    return Table(
-        title=f"A training step of the Path-X model{sizes}",
-        headers=("mixer", "seconds", "peak MB", "whole process MB"),
-        rows=tuple(
-            (
-                row.mixer,
-                cell(_seconds(row), ".2f"),
-                cell(_megabytes(row), ".0f"),
-                cell(row.process_bytes, ".0f", scale=1e-6),
-            )
-            for row in rows
-        ),
-        notes=("one step each, the first of a fresh process",),
-    )
+    cells: list[tuple[str, Callable[[LraRow], str]]] = [
+        ("mixer", lambda row: row.mixer),
+        ("seconds", lambda row: cell(_seconds(row), ".2f")),
+        ("peak MB", lambda row: cell(_megabytes(row), ".0f")),
+        ("whole process MB", lambda row: cell(row.process_bytes, ".0f", scale=1e-6)),
+    ]
+    notes = ["one step each, the first of a fresh process"]
+    return columns(f"A training step of the Path-X model{sizes}", rows, cells, notes=notes)
 
 
 def lra_findings(results: LraResults) -> list[str]:
@@ -182,11 +176,6 @@ class LraMeasurement(Measurement[LraScale, LraResults]):
         """Return the scale and the encoder."""
         encoder = model_options(ENCODER, dict(self.scale.sizes)).model_dump(mode="json")
         return {**super().about(), "encoder": encoder}
-
-    @property
-    def steps(self) -> int:
-        """One step per case."""
-        return len(self.scale.cases)
 
     def measure(self, results: LraResults, watch: Callable[[str], None]) -> Iterator[str]:
         """Measure all cases; see `measure_lra`."""

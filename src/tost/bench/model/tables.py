@@ -8,9 +8,9 @@ from tost._text import Table
 from tost.bench.harness.gate import Check
 from tost.bench.harness.measurement import Measurement, page
 from tost.bench.harness.report import Report
-from tost.bench.harness.table import cell, with_quartiles
+from tost.bench.harness.table import cell, columns, with_quartiles
 from tost.bench.model.cases import ModelScale
-from tost.bench.model.run import ModelResults, check_model, measure_models
+from tost.bench.model.run import ModelResults, ModelRow, check_model, measure_models
 from tost.bench.ops.cases import Op
 
 __all__ = ["ModelMeasurement", "model_page", "model_tables"]
@@ -29,19 +29,15 @@ def model_tables(results: ModelResults) -> list[Table]:
         if not chosen:
             continue
         subject = chosen[0].model
-        lines = [
-            (
-                f"{row.case.batch} x {row.case.image_size} px",
-                row.model,
-                f"{row.parameters:,}",
-                f"{row.case.batch / row.seconds.median:.2f}",
-                with_quartiles(row.ratio),
-                cell(row.peak_bytes, ".0f", scale=1e-6),
-            )
-            for row in chosen
+        cells: list[tuple[str, Callable[[ModelRow], str]]] = [
+            ("images", lambda row: f"{row.case.batch} x {row.case.image_size} px"),
+            ("model", lambda row: row.model),
+            ("parameters", lambda row: f"{row.parameters:,}"),
+            ("images/s", lambda row: f"{row.case.batch / row.seconds.median:.2f}"),
+            (f"time / {subject}", lambda row: with_quartiles(row.ratio)),
+            ("peak MB", lambda row: cell(row.peak_bytes, ".0f", scale=1e-6)),
         ]
-        headers = ("images", "model", "parameters", "images/s", f"time / {subject}", "peak MB")
-        tables.append(Table(title=f"{what}: {subject} against others", headers=headers, rows=tuple(lines), labels=2))
+        tables.append(columns(f"{what}: {subject} against others", chosen, cells, labels=2))
     return tables
 
 
@@ -67,11 +63,6 @@ class ModelMeasurement(Measurement[ModelScale, ModelResults]):
     def check(self) -> list[Check]:
         """Compare the first model with the reference."""
         return check_model(self.scale.models[0])
-
-    @property
-    def steps(self) -> int:
-        """One step per case."""
-        return len(self.scale.cases)
 
     def measure(self, results: ModelResults, watch: Callable[[str], None]) -> Iterator[str]:
         """Measure all cases."""

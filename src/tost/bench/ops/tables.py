@@ -78,7 +78,7 @@ def growth_table(found: Sequence[Growth]) -> Table:
             ((item.op, item.mode, f"{item.from_tokens} to {item.to_tokens}"), item.contender, _short(item.factor))
             for item in found
         ],
-        columns=_NAMES,
+        order=_NAMES,
     )
 
 
@@ -97,7 +97,7 @@ def _by_case(title: str, rows: Sequence[Row], text: Callable[[Row], str], notes:
         ((row.op, f"{row.width}/{row.heads}", row.mode, f"{row.batch}x{row.tokens}"), row.contender, text(row))
         for row in rows
     ]
-    return pivot(title, ["op", "d/H", "pass", "tokens"], cells, columns=_NAMES, notes=notes)
+    return pivot(title, ["op", "d/H", "pass", "tokens"], cells, order=_NAMES, notes=notes)
 
 
 def _milliseconds(seconds: float) -> str:
@@ -181,11 +181,6 @@ class OpsMeasurement(Measurement[OpsScale, OpsResults]):
         """Return the plan and what each contender is."""
         contenders = {contender.name: contender.summary for contender in CONTENDERS}
         return {"plan": plain(self.scale.plan), "contenders": contenders}
-
-    @property
-    def steps(self) -> int:
-        """One step per case."""
-        return len(self.scale.cases)
 
     def measure(self, results: OpsResults, watch: Callable[[str], None]) -> Iterator[str]:
         """Measure all cases."""
