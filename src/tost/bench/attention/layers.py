@@ -1,4 +1,4 @@
-"""The layers that are measured side by side, and the check that they compute what their names say.
+"""The layers that are measured side by side, and the check that they compute what their names promise.
 
 Shapes: x [B, N, C] (batch, tokens, width), heads [B, N, H, D] with C = H * D.
 """

@@ -337,7 +337,7 @@ def _seconds(value: float) -> str:
 def measure_pairs(
     scale: AttentionScale, *, watch: Callable[[str], None], clock: Clock = time.perf_counter
 ) -> Iterator[Pair]:
-    """Time one layer of ToST and of softmax attention in turns, at the length that the paper speaks of.
+    """Time one layer of ToST and of softmax attention in turns, at the length for which the paper states a ratio.
 
     Processes that run one after the other may find the machine differently busy; here a ratio compares two runs of one
     round.
@@ -361,7 +361,7 @@ def measure_pairs(
             point = shape.point(Figure.ALONE, name, tokens=tokens, width=shape.widths[-1], training=training)
             trials[name] = Work(point, scale.device).trial
             warm_up(trials[name], runs=1, clock=clock)
-        # The short one runs more often: a single run of milliseconds says little.
+        # The short one runs more often: the time of a single short run varies a lot.
         rounds = interleave(trials, repeats={_PAIRED[0]: 5 * scale.rounds, _PAIRED[1]: scale.rounds}, clock=clock)
         yield Pair(
             tokens=tokens,

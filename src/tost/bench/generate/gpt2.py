@@ -14,7 +14,7 @@ __all__ = ["HuggingFaceGPT2", "is_installed"]
 
 
 def is_installed() -> bool:
-    """Tell whether transformers can be imported."""
+    """Return whether transformers can be imported."""
     try:
         _classes()
     except ImportError:
@@ -32,7 +32,7 @@ def _classes() -> tuple[Any, Any]:
 
 
 class HuggingFaceGPT2(nn.Module):
-    """The model behind the few functions that a measurement needs.
+    """The model with the few functions that a measurement needs.
 
     Args:
         max_length: Positions.

@@ -31,7 +31,7 @@ def measure_quality(source: Path, text: Path, *, tokens: int) -> list[GenerateRo
         A row for each way, with the mean loss per token in nats.
 
     Raises:
-        ConfigError: The file cannot be read or is too short, or the model is not a language model of ours.
+        ConfigError: The file cannot be read or is too short, or the model is not a ToST language model.
         CheckpointError: The model cannot be read.
     """
     model = load_model(source).eval()
@@ -73,7 +73,7 @@ def _read(source: Path, text: Path, vocab_size: int) -> torch.Tensor:
         raise ConfigError(f"{text} has {ids.shape[1]} tokens; a loss needs at least 2.")
     if int(ids.max()) >= vocab_size:
         raise ConfigError(
-            f"{text} has ids up to {int(ids.max())}, but the model in {source} knows {vocab_size}; it was trained with "
+            f"{text} has ids up to {int(ids.max())}, but the model in {source} has {vocab_size}; it was trained with "
             "another tokenizer."
         )
     return ids

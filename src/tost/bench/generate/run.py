@@ -1,7 +1,7 @@
 """Language models at work: the time of a generated token by context, of a batch, of a prompt, of a training step.
 
 A token cannot take less time than reading every weight once. That limit is measured in the same rounds, twice: with
-torch's matrix-vector products, and with those of our own library, which are faster. The gate is that prompts and
+torch's matrix-vector products, and with those of the native library, which are faster. The gate is that prompts and
 tokens are those of a pass over the whole text by the reference operators in float64.
 """
 
@@ -234,7 +234,7 @@ class _Bench:
         return model.prefill(ids) if name == HUGGING_FACE else prefill(model, ids)
 
     def _state(self, name: str, tokens: int) -> State:
-        """Return the state after a prompt, read now or before; with TSSA the longest way is gone only once."""
+        """Return the state after a prompt; with TSSA one pass over the longest prompt gives all of them."""
         if (name, tokens) not in self._states:
             self._watch(f"{name}: reading a prompt of {tokens} tokens")
             if name == OURS:
@@ -384,7 +384,7 @@ def _limits(model: LanguageToST) -> dict[str, Callable[[], object]]:
 
 
 def _our_limit(matrices: Sequence[Tensor], inputs: Mapping[int, Tensor]) -> Callable[[], object]:
-    """Return the same by our library: steps of models that have an output layer and nothing else."""
+    """Return the same by the native library: steps of models that have an output layer and nothing else."""
     ones = {width: torch.ones(width) for width in inputs}
     outputs = [torch.empty(len(matrix)) for matrix in matrices]
     steps = []
@@ -394,7 +394,7 @@ def _our_limit(matrices: Sequence[Tensor], inputs: Mapping[int, Tensor]) -> Call
         step.threads, step.head = torch.get_num_threads(), library.Matrix(matrix.data_ptr(), None, None, *matrix.shape)
         step.x, step.logits = inputs[width].data_ptr(), output.data_ptr()
         steps.append(step)
-    alive = (matrices, inputs, ones, outputs)  # the library only knows addresses
+    alive = (matrices, inputs, ones, outputs)  # the library holds addresses only
 
     def by_us() -> object:
         for step in steps:

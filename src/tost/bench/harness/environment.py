@@ -1,4 +1,4 @@
-"""Where a measurement was made: without this a number cannot be compared with anything."""
+"""The machine, the software and the time of a measurement."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import torch
 import tost
 from tost._env import VARIABLES
 from tost._machine import cpu_model, source_revision
+from tost._text import count
 from tost.ops import available_backends, native_info, operators
 
 __all__ = ["Environment", "describe_environment"]
@@ -26,7 +27,7 @@ class Environment:
         cpu: Model of the processor.
         cores: Logical processors that this process may use.
         threads: Threads that torch uses for one operation.
-        load: Average number of busy processes in the minute before, None where the system does not tell.
+        load: Average number of busy processes in the minute before, None where the system has no such number.
         system: Operating system and architecture.
         python: Version of Python.
         torch: Version of torch.
@@ -34,7 +35,7 @@ class Environment:
         revision: Git revision of this package, ending in ``-dirty`` when files differ from it; None outside a checkout.
         backends: By operator, every backend with "ready" or the reason it is not, fastest first.
         native: What is known about the native kernel.
-        variables: Those of our environment variables that are set.
+        variables: Environment variables of this package that are set.
         measured: When, in UTC.
     """
 
@@ -67,8 +68,7 @@ class Environment:
     def summary(self) -> str:
         """One line: processor, threads and versions."""
         revision = f" ({self.revision})" if self.revision else ""
-        threads = "1 thread" if self.threads == 1 else f"{self.threads} threads"
-        return f"{self.cpu}, {threads} | torch {self.torch} | tost {self.tost}{revision}"
+        return f"{self.cpu}, {count(self.threads, 'thread')} | torch {self.torch} | tost {self.tost}{revision}"
 
 
 def describe_environment() -> Environment:

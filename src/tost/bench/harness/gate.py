@@ -1,6 +1,6 @@
 """The condition for showing a speed: every implementation computes what the reference computes.
 
-Each ready backend, and the paper's formulation that we compare our speed with, runs on a grid of shapes, dtypes and
+Each ready backend, and the paper's formulation that speeds are compared with, runs on a grid of shapes, dtypes and
 masks. Output and every gradient are compared with the reference in float64 on the same rounded inputs.
 """
 

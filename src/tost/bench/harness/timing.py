@@ -1,8 +1,8 @@
 """Timing for noisy machines: contenders take turns, and are compared within a turn.
 
 Every round runs each contender once, in an order that is shuffled anew. Whatever slows the machine down for a while
-then slows all of them, and the ratio of two times of one round hardly moves. The median of these ratios is what we
-report as "times the limit"; the ratio of the two medians is kept beside it as a check.
+then slows all of them, and the ratio of two times of one round hardly changes. Reports show the median of these ratios,
+and the ratio of the two medians beside it as a check.
 """
 
 from __future__ import annotations
@@ -168,7 +168,7 @@ def interleave(
     """Time the contenders in rounds.
 
     A contender with fewer repeats than there are rounds takes part in rounds spread evenly over the whole time, so that
-    it meets the same weather as the others.
+    it is slowed down as much as the others.
 
     Args:
         trials: Contenders by name.

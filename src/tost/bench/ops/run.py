@@ -167,7 +167,7 @@ def measure_case(case: Case, *, plan: Plan, contenders: Sequence[Contender] = CO
     Args:
         case: What to measure.
         plan: How long to measure.
-        contenders: Whom to measure, the limit among them; those that do not fit the operator are left out.
+        contenders: What to measure, the limit among it; those that do not fit the operator are left out.
 
     Returns:
         One row per contender, in the order given; a skipped one has no times but a note.
