@@ -21,10 +21,11 @@ import yaml
 from page_file import MEASUREMENTS, ROOT, newest, update_page
 
 import tost
+from tost._text import Table
 from tost.errors import ConfigError
 from tost.models import model_options
 from tost.recipes import load_config
-from tost.sweep import Table, load_plan, read_results, table
+from tost.sweep import load_plan, read_results, table
 
 __all__ = ["entries", "generate", "main", "measurement", "section"]
 
@@ -69,7 +70,7 @@ def section(entry: Mapping[str, Any], results: Path = RESULTS, measurements: Pat
     if "rows" in entry:
         rows = {row[0]: row[1:] for row in entry["rows"]}
         ours = _ours(entry)
-        parts.append(Table(entry["columns"], [[label, *cells] for label, cells in _beside(rows, ours)]).markdown())
+        parts.append(_table(entry["columns"], [[label, *cells] for label, cells in _beside(rows, ours)]).markdown())
         parts += [_agreement(rows, ours)] if ours else []
     parts += [entry[key].strip() for key in ("text", "note") if key in entry]
     parts.append("\n".join(["```shell", *entry["commands"], "```"]))
@@ -125,6 +126,10 @@ def _same(paper: str, ours: str) -> bool:
         return False
     digits = len(paper.removesuffix("M").partition(".")[2])
     return values[0] == values[1] or (paper.endswith("M") and round(values[1], digits) == values[0])
+
+
+def _table(headers: Sequence[str], rows: Sequence[Sequence[str]], *, labels: int = 1) -> Table:
+    return Table(headers=tuple(headers), rows=tuple(map(tuple, rows)), labels=labels)
 
 
 def _beside(paper: Mapping[str, list[str]], ours: Mapping[str, list[str]]) -> Iterator[tuple[str, list[str]]]:
@@ -196,7 +201,7 @@ def _figure(figure: str, measured: Mapping[str, Any]) -> list[str]:
     rows = [[f"{place:,}", *(_time_and_memory(found.get(name)) for name in names)] for place, found in points.items()]
     layers = "one layer" if first["depth"] == 1 else f"{first['depth']} layers"
     said = f"`{figure}`: {layers}, {sizes}; milliseconds and megabytes beside the weights, over {over}."
-    return [said, Table([over, *names], rows).markdown()]
+    return [said, _table([over, *names], rows).markdown()]
 
 
 def _in_turns(measured: Mapping[str, Any]) -> list[str]:
@@ -228,7 +233,7 @@ def _relative(figures: Sequence[str], wanted: Mapping[str, Any], measured: Mappi
                 cells += [_ratio(pair, value) for value in (_seconds, _all_bytes)]
             rows.append([f"`{figure}`: tost / {other}", *cells])
     headers = ["", *(f"{tokens}, {what}" for tokens in wanted["tokens"] for what in ("time", "memory"))]
-    return ["A forward pass; memory with the weights.", Table(headers, rows).markdown()]
+    return ["A forward pass; memory with the weights.", _table(headers, rows).markdown()]
 
 
 def _ratio(pair: Sequence[Mapping[str, Any] | None], value: Callable[[Mapping[str, Any]], float | None]) -> str:
@@ -258,7 +263,7 @@ def _steps(wanted: Mapping[str, Any], measured: Mapping[str, Any]) -> list[str]:
         rows.append([f"{wanted['model']} / {other}", *cells])
     said = f"**Measured here**, a training step (forward, loss, backward) of whole models, {_machine(measured)}:"
     headers = ["", *(f"{tokens}, {what}" for tokens in wanted["tokens"] for what in ("time", "memory"))]
-    return [said, Table(headers, rows).markdown()]
+    return [said, _table(headers, rows).markdown()]
 
 
 def _growth(wanted: Mapping[str, Any], measured: Mapping[str, Any]) -> list[str]:
@@ -269,7 +274,7 @@ def _growth(wanted: Mapping[str, Any], measured: Mapping[str, Any]) -> list[str]
                 lengths = f"{found['from_tokens']:,} to {found['to_tokens']:,}"
                 rows.append([measured["contenders"][name], lengths, f"{found['factor']:.2f}"])
     headers = ["layer", "tokens", "time per token grows by a factor of"]
-    return [f"**Measured here**, {_machine(measured)}:", Table(headers, rows, labels=2).markdown()]
+    return [f"**Measured here**, {_machine(measured)}:", _table(headers, rows, labels=2).markdown()]
 
 
 def _machine(measured: Mapping[str, Any]) -> str:
@@ -291,7 +296,7 @@ def _overview(found: Sequence[Mapping[str, Any]], results: Path) -> str:
         else:
             state = "compared with the models here"
         rows.append([f"[{entry['name']}](#{anchor})", entry["title"], state])
-    return Table(["paper", "what", "here"], rows, labels=3).markdown()
+    return _table(["paper", "what", "here"], rows, labels=3).markdown()
 
 
 def generate(results: Path = RESULTS, measurements: Path = MEASUREMENTS) -> str:
