@@ -295,6 +295,8 @@ def suggestion(key: str, keys: Iterable[str]) -> str:
     likely = likely or [other for other in known if other.rpartition(".")[2] == name]
     likely = likely or get_close_matches(key, known, n=1, cutoff=0.75)
     likely = likely or [other for other in known if get_close_matches(name, [other.rpartition(".")[2]], cutoff=0.8)]
+    if not section:  # a short name, and few others
+        likely = likely or get_close_matches(key, siblings, n=1)
     if likely:
         return f"did you mean {' or '.join(likely[:3])}?"
     names = [other.rpartition(".")[2] for other in siblings]

@@ -96,7 +96,7 @@ def test_overwrites_only_by_force(run, state):
         (["nothing.pth", "--out", "x"], "CheckpointError: cannot read nothing.pth: No such file"),
         (["text.pth", "--out", "x"], "CheckpointError: text.pth is neither a PyTorch checkpoint"),
         (["theirs.pth", "--out", "x", "depth=3"], "contradicts the checkpoint: depth=3 (the file: 1)"),
-        (["theirs.pth", "--out", "x", "heads=3"], "heads: unknown option; did you mean 'num_heads'?"),
+        (["theirs.pth", "--out", "x", "heads=3"], "heads: unknown key; did you mean num_heads?"),
         (["theirs.pth", "--out", "x", "depth"], "'depth' is not an option of a model; write key=value"),
         (["theirs.pth", "--out", "x", "depth=1", "depth=1"], "depth is given twice"),
         (["theirs.pth", "--out", "no/such/x"], "the folder no/such does not exist"),

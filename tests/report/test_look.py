@@ -13,7 +13,7 @@ from tost.analysis import CodingRates, RateCurve, find_analysis, list_analyses
 from tost.analysis.rates import MEASURES
 from tost.errors import CheckpointError
 from tost.report import Request, continue_prompts, look_into, write_report
-from tost.report.samples import _leap, open_run
+from tost.report.samples import _leap, load_run
 
 BYTES = ("data.options.length=48", "train.steps=2", "evaluate.batches=1", "checkpoint.every=1", "evaluate.every=2")
 
@@ -32,8 +32,8 @@ def text(tmp_path_factory):
     return folder
 
 
-def test_open_run_takes_the_newest_weights_and_samples_of_both_splits(digits):
-    opened = open_run(digits, count=20)
+def test_load_run_takes_the_newest_weights_and_samples_of_both_splits(digits):
+    opened = load_run(digits, count=20)
     assert opened.checkpoint.name == "step-00000002"
     assert not opened.model.training
     train, validation = (list(batches) for batches in (opened.samples.train, opened.samples.validation))
@@ -51,8 +51,8 @@ def test_every_place_is_visited_once_in_leaps(count):
         assert len({10 * place // count for place in places[:6]}) >= 4, "the first six are of several classes"
 
 
-def test_open_run_writes_text_token_by_token(text):
-    opened = open_run(text, count=4)
+def test_load_run_writes_text_token_by_token(text):
+    opened = load_run(text, count=4)
     ids, tokens = opened.samples.text
     assert ids.shape == (1, 48)
     assert len(tokens) == 48
@@ -66,16 +66,16 @@ def test_a_damaged_newest_checkpoint_is_passed_over(digits, tmp_path):
     shutil.copytree(digits, copy, symlinks=True)
     (copy / "checkpoints" / "step-00000002" / "model.safetensors").write_bytes(b"broken")
     said: list[str] = []
-    assert open_run(copy, count=4, report=said.append).checkpoint.name == "step-00000001"
+    assert load_run(copy, count=4, log=said.append).checkpoint.name == "step-00000001"
     assert said
     shutil.rmtree(copy / "checkpoints")
     with pytest.raises(CheckpointError):
-        open_run(copy)
+        load_run(copy)
 
 
 def test_look_into_explains_what_it_finds(digits):
     said: list[str] = []
-    insight = look_into("mine", open_run(digits, count=8), ["coding-rate", "class-attention", "heads"], said.append)
+    insight = look_into("mine", load_run(digits, count=8), ["coding-rate", "class-attention", "heads"], said.append)
     assert [finding.name for finding in insight.findings] == ["coding-rate", "heads"]
     assert insight.notes == ("class-attention: left out, because it looks at images, and the model does not.",)
     assert all(find_analysis(finding.name).explanation and finding.picture for finding in insight.findings)
@@ -121,7 +121,7 @@ def test_verdict_says_so_when_the_rate_does_not_fall():
 
 
 def test_text_is_generated_the_same_every_time(text):
-    opened = open_run(text, count=2)
+    opened = load_run(text, count=2)
     first, again = (continue_prompts(opened, ["def "], length=20)[0] for _ in range(2))
     assert first.text == again.text
     assert first.tokens == 20
@@ -129,7 +129,7 @@ def test_text_is_generated_the_same_every_time(text):
 
 
 def test_generation_ends_where_the_positions_do(text):
-    (passage,) = continue_prompts(open_run(text, count=2), ["x" * 40], length=300)
+    (passage,) = continue_prompts(load_run(text, count=2), ["x" * 40], length=300)
     assert passage.tokens == 8, "48 positions, 40 of them taken by the prompt"
 
 

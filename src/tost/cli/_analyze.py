@@ -10,8 +10,8 @@ import typer
 from tost._plugins import allow_typed
 from tost.analysis.registry import ALL, describe_analyses, find_analysis
 from tost.cli import _console
-from tost.cli._analyze_data import gather_samples
-from tost.errors import CheckpointError, ConfigError
+from tost.cli._arguments import Ema, Json, Source, load_source
+from tost.errors import ConfigError
 
 if TYPE_CHECKING:
     from torch import nn
@@ -22,7 +22,7 @@ __all__ = ["analyze"]
 
 
 def analyze(
-    source: Annotated[Path, typer.Argument(metavar="RUN|CKPT|MODEL", help="A run, checkpoint or model folder.")],
+    source: Source,
     name: Annotated[str, typer.Argument(metavar="NAME", help="Which analysis, or all that apply; listed above.")],
     out: Annotated[
         Path | None, typer.Option(help="Folder to write to.", show_default="analysis, in the run folder")
@@ -40,17 +40,18 @@ def analyze(
         bool, typer.Option("--control/--no-control", help="Measure an untrained model beside it (coding-rate).")
     ] = True,
     seed: Annotated[int, typer.Option(min=0, help="Weights of the untrained model.")] = 0,
-    ema: Annotated[bool, typer.Option("--ema", help="Use the moving average of the weights.")] = False,
-    json: Annotated[bool, typer.Option("--json", help="End with one line of JSON.")] = False,
+    ema: Ema = False,
+    json: Json = False,
 ) -> None:
     """Look inside a trained model; the list of analyses is added below."""
     allow_typed(name)
     if name != ALL:
         find_analysis(name)  # a mistake is found before anything is loaded
     chosen = _numbers(layers)
-    model, config_file, home = _load(source, ema=ema)
+    model = load_source(source, ema=ema)
+    config, home = _find_run(source)
+    from tost.analysis import Samples, applicable, control_of, require
     from tost.analysis import analyze as run_analysis
-    from tost.analysis import applicable, control_of, require
 
     if name != ALL:
         require(model, name)
@@ -59,8 +60,9 @@ def analyze(
         raise ConfigError(
             f"no analysis applies to {type(model).__name__}: it has neither TSSA layers nor a class token"
         )
-    needs_data = any(find_analysis(each).data for each in names)
-    gathered = _gather(model, config_file, images or [], text, samples, batch_size, wanted=needs_data)
+    gathered = Samples()
+    if any(find_analysis(each).data for each in names):
+        gathered = _gather(model, config, images or [], text, samples, batch_size)
     compares = control and any(find_analysis(each).accepts("control") for each in names)
     fresh = control_of(model, seed=seed) if compares else None
     folder = out or home / "analysis"
@@ -106,41 +108,34 @@ def _numbers(layers: str | None) -> list[int] | None:
         raise ConfigError(f"--layers {layers} are no numbers; write for example --layers 0,4,-1") from None
 
 
-def _load(source: Path, *, ema: bool) -> tuple[nn.Module, Path | None, Path]:
-    """Return the model, the configuration of its run if there is one, and the folder that it belongs to."""
+def _find_run(source: Path) -> tuple[Path | None, Path]:
+    """Return the configuration of the run that a model comes from, if it has one, and the folder that it belongs to."""
     from tost.train.checkpoint.files import resolve_checkpoint
-    from tost.train.checkpoint.model import build_saved, read_saved
 
-    if not source.exists():
-        raise CheckpointError(f"there is no {source}; give a run folder, one of its checkpoints, or a model folder")
-    model = build_saved(read_saved(source, ema=ema, report=_console.log), str(source)).eval()
     checkpoint = resolve_checkpoint(source, lambda line: None)
     config = checkpoint.parents[1] / "config.yaml"
     is_run = config.is_file() and not (checkpoint / "model.json").is_file()
     home = source if (source / "checkpoints").is_dir() else checkpoint.parents[1] if is_run else Path()
-    return model, config if is_run else None, home
+    return config if is_run else None, home
 
 
 def _gather(
-    model: nn.Module,
-    config_file: Path | None,
-    images: list[Path],
-    text: Path | None,
-    count: int,
-    batch_size: int,
-    *,
-    wanted: bool,
+    model: nn.Module, config: Path | None, images: list[Path], text: Path | None, count: int, batch_size: int
 ) -> Samples:
-    from tost.analysis import Samples
+    from tost.report.samples import image_samples, run_samples, text_samples
 
-    if not wanted:
-        return Samples()
-    if config_file is None and not images and text is None:
+    if images and text is not None:
+        raise ConfigError("--images and --text are both given; a model takes one of the two.")
+    if images:
+        return image_samples(model, config, images, count=count, batch_size=batch_size)
+    if text is not None:
+        return text_samples(model, config, text, count=count, batch_size=batch_size)
+    if config is None:
         raise ConfigError(
             "a model folder does not say which data it was trained on; add --images FOLDER or --text FILE, or name a "
             "run folder."
         )
-    return gather_samples(model, config_file, images=images, text=text, count=count, batch_size=batch_size)
+    return run_samples(config, count=count, batch_size=batch_size)
 
 
 def _write(result: Result, folder: Path, *, by_layer: bool) -> list[Path]:

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-__all__ = ["Config", "Overrides"]
+from tost.cli import _console
+from tost.errors import CheckpointError
+
+if TYPE_CHECKING:
+    from torch import nn
+
+__all__ = ["Config", "Ema", "Json", "Overrides", "Source", "load_source"]
 
 _NAMES = ("recipe", "model.name", "model.mixer", "data.name")
 """Keys whose value may be ``package.module:object``."""
@@ -27,3 +34,15 @@ Overrides = Annotated[
     list[str] | None,
     typer.Argument(metavar="KEY=VALUE", help="Changes, such as train.steps=100.", callback=_allow_typed),
 ]
+Source = Annotated[Path, typer.Argument(metavar="RUN|CKPT|MODEL", help="A run, checkpoint or model folder.")]
+Ema = Annotated[bool, typer.Option("--ema", help="Use the moving average of the weights.")]
+Json = Annotated[bool, typer.Option("--json", help="End with one line of JSON.")]
+
+
+def load_source(source: Path, *, ema: bool) -> nn.Module:
+    """Return the model of a run, checkpoint or model folder, in evaluation mode."""
+    from tost.train.checkpoint.model import build_saved, read_saved
+
+    if not source.exists():
+        raise CheckpointError(f"there is no {source}; give a run folder, one of its checkpoints, or a model folder")
+    return build_saved(read_saved(source, ema=ema, report=_console.log), str(source)).eval()

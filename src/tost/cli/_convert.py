@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-import os
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from tost._io import atomic_path
+from tost._text import byte_size
 from tost.cli import _console
+from tost.cli._arguments import Json
 from tost.errors import ConfigError, StorageError
 
 if TYPE_CHECKING:
@@ -47,7 +49,7 @@ def convert(
     to: Annotated[Form | None, typer.Option(help="Form to write. Default: the other one than that of SOURCE.")] = None,
     weights: Annotated[Weights, typer.Option(help="ema: the moving average of the weights.")] = Weights.MODEL,
     force: Annotated[bool, typer.Option("--force", help="Replace what is there.")] = False,
-    json: Annotated[bool, typer.Option("--json", help="End with one line of JSON.")] = False,
+    json: Json = False,
 ) -> None:
     """Convert weights between the authors' code and this package.
 
@@ -67,7 +69,7 @@ def convert(
             save_tokenizer(tokenizer, out)
     else:
         _save_official(model, out)
-    _report(source, out, form, name, model, json=json)
+    _show(source, out, form, name, model, json=json)
 
 
 def _check_target(source: Path, out: Path, form: Form, *, force: bool) -> None:
@@ -128,17 +130,14 @@ def _save_official(model: nn.Module, out: Path) -> None:
     from tost.integrations.official import to_official
 
     content = {"model": to_official(model)}
-    temporary = out.with_name(f".{out.name}.{os.getpid()}.tmp")
     try:
-        torch.save(content, temporary)
-        temporary.replace(out)
+        with atomic_path(out) as draft:
+            torch.save(content, draft)
     except (OSError, RuntimeError) as error:  # torch reports a full disk as the latter
         raise StorageError(f"cannot write {out}: {error}") from error
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
-def _report(source: Path, out: Path, form: Form, name: str, model: nn.Module, *, json: bool) -> None:
+def _show(source: Path, out: Path, form: Form, name: str, model: nn.Module, *, json: bool) -> None:
     options: dict[str, Any] = model.options.model_dump(mode="json")  # type: ignore[union-attr,operator]
     parameters = sum(p.numel() for p in model.parameters())
     size = sum(file.stat().st_size for file in (out.iterdir() if out.is_dir() else [out]))
@@ -150,7 +149,7 @@ def _report(source: Path, out: Path, form: Form, name: str, model: nn.Module, *,
         ("parameters", f"{parameters:,}"),
         (
             "written",
-            f"{out}, {size / 1e6:.1f} MB, for {'the code of the authors' if form is Form.OFFICIAL else 'tost'}",
+            f"{out}, {byte_size(size)}, for {'the code of the authors' if form is Form.OFFICIAL else 'tost'}",
         ),
     ]
     _console.show_table(("converted", ""), rows)

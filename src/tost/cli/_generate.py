@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
 from enum import StrEnum
 from itertools import islice
 from pathlib import Path
@@ -14,10 +13,11 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 import typer
 
 from tost.cli import _console
-from tost.errors import CheckpointError, ConfigError
+from tost.cli._arguments import Ema, Source, load_source
+from tost.errors import ConfigError
 
 if TYPE_CHECKING:
-    from torch import Generator, Tensor, nn
+    from torch import Generator, nn
 
     from tost.generation import Continuation, TextStream, Tokenizer, TokenStream
 
@@ -54,7 +54,7 @@ class _Generated(NamedTuple):
 
 
 def generate(
-    source: Annotated[Path, typer.Argument(metavar="RUN|CKPT|MODEL", help="A run, checkpoint or model folder.")],
+    source: Source,
     prompt: Annotated[str | None, typer.Option(help="Text to continue; - reads it from stdin.")] = None,
     prompt_file: Annotated[Path | None, typer.Option(help="File with the text to continue.")] = None,
     max_new_tokens: Annotated[
@@ -70,23 +70,31 @@ def generate(
     stop: Annotated[list[str] | None, typer.Option(help="Text that ends it, not shown; can be repeated.")] = None,
     state: Annotated[Path | None, typer.Option(help="Go on with a text that was put aside.")] = None,
     save_state: Annotated[Path | None, typer.Option(help="Put the text aside, to go on later.")] = None,
-    ema: Annotated[bool, typer.Option("--ema", help="Use the moving average of the weights.")] = False,
+    ema: Ema = False,
     dtype: Annotated[Precision | None, typer.Option(help="Arithmetic. Default: that of the weights.")] = None,
     weights: Annotated[Storage, typer.Option(help="Fewer bits: rounded, and faster.")] = Storage.FP32,
     json: Annotated[bool, typer.Option("--json", help="Print one line of JSON instead of the text.")] = False,
 ) -> None:
     """Continue a text with a trained language model. Ctrl-C ends it and keeps what is there."""
     text = _read_prompt(prompt, prompt_file, continues=state is not None)
-    _check_target(save_state)
+    if save_state is not None and (save_state.is_dir() or not save_state.absolute().parent.is_dir()):
+        raise ConfigError(f"--save-state {save_state} cannot be written; give a file in a folder that exists")
+    if "" in (stop or []):
+        raise ConfigError("--stop is empty, so that nothing could be generated; leave it out")
+    import torch
+
     from tost.generation import Sampling, TextStream, stream_tokens
     from tost.generation import save_state as put_aside
 
     # Mistakes in the options are found before the weights are read.
     sampling = Sampling(temperature=temperature, top_k=top_k, top_p=top_p, repetition_penalty=repetition_penalty)
-    stops = _check_stops(stop or [])
-    model, tokenizer = _load(source, ema=ema, dtype=dtype)
+    model = load_source(source, ema=ema)
+    tokenizer = _tokenizer_of(model, source)
+    if dtype is not None:
+        model = model.to(getattr(torch, dtype.value))
     before, generator, seed = _begin(model, state, seed)
-    ids = _encode(tokenizer, text)
+    ids = None if text is None else torch.tensor([tokenizer.encode(text)])
+    prompt_tokens = 0 if ids is None else ids.shape[1]
     started = perf_counter()
     stream = stream_tokens(
         model,
@@ -98,14 +106,14 @@ def generate(
         weights=weights.value,
     )
     reading = perf_counter() - started
-    done = _run(stream, max_new_tokens, TextStream(tokenizer.decoder(), stops), _ignore if json else _write)
+    done = _run(stream, max_new_tokens, TextStream(tokenizer.decoder(), stop or []), show=not json)
     if save_state is not None:
         put_aside(save_state, stream.continuation, model, generator=generator)
     if json:
-        numbers = {"tokens": done.tokens, "seconds": done.seconds, "prompt_tokens": _count(ids), "seed": seed}
+        numbers = {"tokens": done.tokens, "seconds": done.seconds, "prompt_tokens": prompt_tokens, "seed": seed}
         _console.show_json({"text": done.text, "ended": done.ended, **numbers, "prompt_seconds": reading})
     elif done.ended != "pipe":
-        _summarize(done, _count(ids), reading, seed, stream)
+        _summarize(done, prompt_tokens, reading, seed, stream)
     if done.ended == "interrupt":
         raise typer.Exit(INTERRUPTED)
 
@@ -128,30 +136,6 @@ def _read_prompt(prompt: str | None, file: Path | None, *, continues: bool) -> s
     if not prompt and not continues:
         raise ConfigError("the prompt is empty; a text needs at least one character to begin with")
     return prompt or None
-
-
-def _check_target(path: Path | None) -> None:
-    if path is not None and (path.is_dir() or not path.absolute().parent.is_dir()):
-        raise ConfigError(f"--save-state {path} cannot be written; give a file in a folder that exists")
-
-
-def _check_stops(stops: list[str]) -> list[str]:
-    if "" in stops:
-        raise ConfigError("--stop is empty, so that nothing could be generated; leave it out")
-    return stops
-
-
-def _load(source: Path, *, ema: bool, dtype: Precision | None) -> tuple[nn.Module, Tokenizer]:
-    """Return the model in a folder, and the tokenizer that it was trained with."""
-    import torch
-
-    from tost.train.checkpoint.model import build_saved, read_saved
-
-    if not source.exists():
-        raise CheckpointError(f"there is no {source}; give a run folder, one of its checkpoints, or a model folder")
-    model = build_saved(read_saved(source, ema=ema, report=_console.log), str(source)).eval()
-    tokenizer = _tokenizer_of(model, source)
-    return (model if dtype is None else model.to(getattr(torch, dtype.value))), tokenizer
 
 
 def _tokenizer_of(model: nn.Module, source: Path) -> Tokenizer:
@@ -195,18 +179,8 @@ def _begin(model: nn.Module, state: Path | None, seed: int | None) -> tuple[Cont
     return before, generator, seed
 
 
-def _encode(tokenizer: Tokenizer, text: str | None) -> Tensor | None:
-    import torch
-
-    return None if text is None else torch.tensor([tokenizer.encode(text)])
-
-
-def _count(ids: Tensor | None) -> int:
-    return 0 if ids is None else ids.shape[1]
-
-
-def _run(stream: TokenStream, wanted: int | None, text: TextStream, show: Callable[[str], None]) -> _Generated:
-    """Generate and show until something ends it."""
+def _run(stream: TokenStream, wanted: int | None, text: TextStream, *, show: bool) -> _Generated:
+    """Generate, and show the text as it comes, until something ends it."""
     count, ended = wanted, "length"
     if wanted is None:
         room = stream.room
@@ -216,7 +190,8 @@ def _run(stream: TokenStream, wanted: int | None, text: TextStream, show: Callab
 
     def take(piece: str) -> None:
         pieces.append(piece)
-        show(piece)
+        if show:
+            _write(piece)
 
     try:
         for token in islice(stream, count):
@@ -232,7 +207,8 @@ def _run(stream: TokenStream, wanted: int | None, text: TextStream, show: Callab
     seconds = perf_counter() - started
     try:
         take(text.finish())
-        show("\n")
+        if show:
+            _write("\n")
     except BrokenPipeError:
         ended = "pipe"
         _abandon_output()
@@ -245,10 +221,6 @@ def _write(text: str) -> None:
         safe = text.translate(_PICTURES) if sys.stdout.isatty() else text
         sys.stdout.buffer.write(safe.encode())
         sys.stdout.buffer.flush()
-
-
-def _ignore(text: str) -> None:
-    pass
 
 
 def _abandon_output() -> None:

@@ -5,12 +5,11 @@ from __future__ import annotations
 import os
 import platform
 from importlib.metadata import PackageNotFoundError, version
-from typing import Annotated, TypedDict
-
-import typer
+from typing import TypedDict
 
 from tost._env import VARIABLES, Variable
 from tost.cli import _console
+from tost.cli._arguments import Json
 
 __all__ = ["collect", "info"]
 
@@ -30,7 +29,7 @@ class Information(TypedDict):
 
 
 def info(
-    json: Annotated[bool, typer.Option("--json", help="End with one line of JSON.")] = False,
+    json: Json = False,
 ) -> None:
     """Show what is installed, what can run here and why not."""
     found = collect()

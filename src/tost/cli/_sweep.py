@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tost.cli import _console
-from tost.cli._arguments import Overrides
+from tost.cli._arguments import Json, Overrides
 from tost.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ def sweep(
         Path | None, typer.Option(metavar="FILE", help="Copy the results here once all runs are finished.")
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Check everything, list the runs, and stop.")] = False,
-    json: Annotated[bool, typer.Option("--json", help="End with one line of JSON.")] = False,
+    json: Json = False,
 ) -> None:
     """Carry out runs that belong together; make one table.
 

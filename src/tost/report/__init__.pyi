@@ -8,8 +8,8 @@ from tost.report.page import render as render
 from tost.report.runs import RunRecord as RunRecord
 from tost.report.runs import read_run as read_run
 from tost.report.runs import read_runs as read_runs
-from tost.report.samples import Opened as Opened
-from tost.report.samples import open_run as open_run
+from tost.report.samples import LoadedRun as LoadedRun
+from tost.report.samples import load_run as load_run
 from tost.report.texts import Passage as Passage
 from tost.report.texts import continue_prompts as continue_prompts
 from tost.report.write import Request as Request

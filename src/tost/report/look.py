@@ -11,7 +11,7 @@ from torch import nn
 from tost._text import number
 from tost.analysis import Result, analyze, applicable, control_of, find_analysis, image_bytes, unsupported_reason
 from tost.errors import TostError
-from tost.report.samples import Opened
+from tost.report.samples import LoadedRun
 
 __all__ = ["Finding", "Insight", "look_into"]
 
@@ -61,7 +61,7 @@ class Insight:
 
 
 def look_into(
-    name: str, run: Opened, wanted: Sequence[str] | None, report: Callable[[str], None] | None = None
+    name: str, run: LoadedRun, wanted: Sequence[str] | None, log: Callable[[str], None] | None = None
 ) -> Insight:
     """Run the analyses that apply to the model of a run.
 
@@ -69,12 +69,12 @@ def look_into(
         name: What to call the run.
         run: Its model and samples.
         wanted: Which analyses; None for all that apply.
-        report: Told about each as it ends.
+        log: Receives a line when each of them ends.
 
     Returns:
         What was found; an analysis that fails costs a note, not the page.
     """
-    say = report or (lambda line: None)
+    say = log or (lambda line: None)
     findings: list[Finding] = []
     notes: list[str] = []
     control = _control(run.model)

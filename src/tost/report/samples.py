@@ -1,8 +1,8 @@
-"""A run's model and some of its samples: what is needed to look into it. Loads torch."""
+"""Samples for analyses: from a run's data, or from images and texts of the user. Loads torch."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from math import gcd
 from pathlib import Path
@@ -12,15 +12,19 @@ from torch import Tensor, nn
 
 from tost.analysis import Samples
 from tost.data import Dataset, build_data
-from tost.data.images.options import ImageOptions
+from tost.data.images.decode import read_image
+from tost.data.images.options import ImageFolderOptions, ImageOptions
+from tost.data.images.transform import evaluation_transform
 from tost.data.text.tokenizers import DataTokenizer
+from tost.errors import ConfigError
+from tost.generation import ByteTokenizer
 from tost.recipes import load_config
 from tost.train.checkpoint.files import resolve_checkpoint
 from tost.train.checkpoint.model import build_saved, read_saved
 from tost.train.config import RunConfig
 from tost.train.tokenizer import find_tokenizer
 
-__all__ = ["Batches", "Opened", "open_run", "pixels_of", "plain_config", "samples_of", "strings_of"]
+__all__ = ["Batches", "LoadedRun", "image_samples", "load_run", "run_samples", "text_samples"]
 
 SAMPLES = 64
 """Samples of each split that are looked at, unless they are long."""
@@ -28,20 +32,23 @@ TOKENS = 16_384
 """Tokens of each split that are looked at, at most."""
 TEXT_TOKENS = 512
 """Tokens of the text whose memberships are shown, at most."""
+USUAL_LENGTH = 256
+"""Tokens of a window for models that take any number."""
 _BATCH = 16
+_ENDINGS = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".ppm", ".tif", ".tiff", ".gif")
 # The training images as they are: what augmentation does to them is no property of the model.
 _PLAIN = ("crop=none", "flip=0.0", "auto_augment=null", "color_jitter=0.0", "erasing=0.0", "repeats=1")
 
 
 @dataclass(frozen=True)
-class Opened:
-    """A run that can be looked into.
+class LoadedRun:
+    """A run's model and samples.
 
     Attributes:
         model: Its newest model, in evaluation mode.
         samples: What to look at.
         checkpoint: Where the weights are from.
-        tokenizer: What its ids mean; None for other things than text, or if nobody knows.
+        tokenizer: What its ids mean; None if the data is not text, or the tokenizer is unknown.
         count: How many samples of each split there are in `samples`, at most.
     """
 
@@ -72,7 +79,7 @@ class Batches:
         for start in range(0, len(self.indices), self.batch_size):
             batch = self.dataset.gather(self.indices[start : start + self.batch_size])
             if isinstance(self.options, ImageOptions):
-                batch = {**batch, "pixels": pixels_of(batch["inputs"], self.options)}
+                batch = {**batch, "pixels": _pixels(batch["inputs"], self.options)}
             yield batch
 
 
@@ -81,7 +88,7 @@ def _leap(count: int) -> int:
     return next(step for step in range(max(1, round(0.618 * count)), 2 * count + 1) if gcd(step, count) == 1)
 
 
-def plain_config(file: Path) -> RunConfig:
+def _plain_config(file: Path) -> RunConfig:
     """Read the configuration of a run, with images as they are: not cropped, mirrored or recoloured for training.
 
     Raises:
@@ -93,20 +100,22 @@ def plain_config(file: Path) -> RunConfig:
     return load_config(str(file), [f"data.options.{change}" for change in _PLAIN])
 
 
-def samples_of(
-    config: RunConfig, tokenizer: DataTokenizer | None, *, count: int = SAMPLES, batch_size: int = _BATCH
-) -> Samples:
+def run_samples(config_file: Path, *, count: int = SAMPLES, batch_size: int = _BATCH) -> Samples:
     """Return samples of both splits of a run's data, and a text of it if it has any.
 
     Args:
-        config: The run's configuration, best as `plain_config` reads it.
-        tokenizer: How ids are written.
-        count: How many samples of each split.
-        batch_size: How many at once.
+        config_file: The configuration in the run folder.
+        count: Samples of each split.
+        batch_size: Samples at once.
 
     Raises:
-        ConfigError: The data is not there any more.
+        ConfigError: The configuration cannot be used here, or the data is not there any more.
     """
+    tokenizer = find_tokenizer(config_file.parent)
+    return _samples(_plain_config(config_file), tokenizer, count=count, batch_size=batch_size)
+
+
+def _samples(config: RunConfig, tokenizer: DataTokenizer | None, *, count: int, batch_size: int = _BATCH) -> Samples:
     bundle = build_data(config.data, config.train.seed)
     options = config.data.data_set_options()
     train, validation = (Batches(split, count, batch_size, options) for split in (bundle.train, bundle.validation))
@@ -115,41 +124,131 @@ def samples_of(
     if ids.is_floating_point() or ids.dim() != 2:
         return Samples(train=train, validation=validation)
     ids = (ids if mask is None else ids[mask][None])[:, :TEXT_TOKENS]
-    return Samples(train=train, validation=validation, text=(ids, strings_of(ids[0].tolist(), tokenizer)))
+    return Samples(train=train, validation=validation, text=(ids, _strings(ids[0].tolist(), tokenizer)))
 
 
-def open_run(
-    folder: Path, *, count: int = SAMPLES, ema: bool = False, report: Callable[[str], None] | None = None
-) -> Opened:
+def load_run(
+    folder: Path, *, count: int = SAMPLES, ema: bool = False, log: Callable[[str], None] | None = None
+) -> LoadedRun:
     """Read the newest model of a run, and samples of its data.
 
     Args:
         folder: The run folder, or one of its checkpoints.
         count: Samples of each split, at most; fewer if they are long.
         ema: Take the moving average of the weights.
-        report: Told about newer checkpoints that are damaged and passed over.
+        log: Receives a line for each newer checkpoint that is damaged and passed over.
 
     Raises:
         CheckpointError: There is no usable checkpoint.
         ConfigError: The configuration cannot be used here any more, or the data is not there.
     """
-    checkpoint = resolve_checkpoint(folder, report or (lambda line: None))
+    checkpoint = resolve_checkpoint(folder, log or (lambda line: None))
     model = build_saved(read_saved(checkpoint, ema=ema), str(folder)).eval()
-    config = plain_config(checkpoint.parents[1] / "config.yaml")
+    config = _plain_config(checkpoint.parents[1] / "config.yaml")
     tokenizer = find_tokenizer(checkpoint) if config.recipe == "language_modeling" else None
     length = config.data.shape().length
     fitting = count if length is None else max(1, min(count, TOKENS // length))
-    return Opened(model, samples_of(config, tokenizer, count=fitting), checkpoint, tokenizer, fitting)
+    return LoadedRun(model, _samples(config, tokenizer, count=fitting), checkpoint, tokenizer, fitting)
 
 
-def pixels_of(images: Tensor, options: ImageOptions) -> Tensor:
+def _pixels(images: Tensor, options: ImageOptions) -> Tensor:
     """Return normalised images as colours in [0, 1], ``[S, 3, height, width]``."""
     mean, std = (torch.tensor(numbers).view(-1, 1, 1) for numbers in (options.mean, options.std))
     return (images * std + mean).clamp(0, 1).expand(-1, 3, -1, -1)
 
 
-def strings_of(ids: list[int], tokenizer: DataTokenizer | None) -> list[str]:
+def _strings(ids: list[int], tokenizer: DataTokenizer | ByteTokenizer | None) -> list[str]:
     """Return how to write each token; the ids themselves where there is no text behind them."""
     if tokenizer is None:
         return [f"{number} " for number in ids]
     return [tokenizer.decode([number]) for number in ids]
+
+
+def image_samples(
+    model: nn.Module, config_file: Path | None, paths: Sequence[Path], *, count: int, batch_size: int
+) -> Samples:
+    """Return images of the user as a model takes them, with their pixels to be drawn.
+
+    Args:
+        model: An image model.
+        config_file: Configuration of the run that it comes from; None for the normalization of ImageNet.
+        paths: Image files and folders.
+        count: Images to take, spread over the files.
+        batch_size: Images at once.
+
+    Raises:
+        ConfigError: The model takes no images, or there are none.
+    """
+    options = _image_options(model, config_file)
+    transform = evaluation_transform(options)
+    files = _image_files(paths)
+    chosen = [files[round(i * (len(files) - 1) / max(count - 1, 1))] for i in range(min(count, len(files)))]
+    loaded = [transform(read_image(file.read_bytes(), str(file), channels=options.channels)) for file in chosen]
+    batches = torch.split(torch.stack(loaded), batch_size)
+    return Samples(validation=[{"inputs": inputs, "pixels": _pixels(inputs, options)} for inputs in batches])
+
+
+def _image_options(model: nn.Module, config_file: Path | None) -> ImageOptions:
+    """Return size and normalization of the run's images, or those of ImageNet in the size of the model."""
+    if config_file is not None:
+        options = _plain_config(config_file).data.data_set_options()
+        if isinstance(options, ImageOptions):
+            return options
+        raise ConfigError(f"--images shows photographs to the model, but its run is about {type(options).__name__}.")
+    known = getattr(model, "options", None)
+    if getattr(known, "in_chans", None) is None:
+        raise ConfigError(f"--images shows photographs to the model, but a {type(model).__name__} does not read any.")
+    side = getattr(known, "image_size", 224)
+    size = list(side) if isinstance(side, tuple) else side
+    return ImageFolderOptions(image_size=size, channels=known.in_chans, num_classes=2, crop="none", flip=0.0)  # type: ignore[union-attr]
+
+
+def _image_files(paths: Sequence[Path]) -> list[Path]:
+    found: list[Path] = []
+    for path in paths:
+        if path.is_dir():
+            found += sorted(file for file in path.rglob("*") if file.suffix.lower() in _ENDINGS)
+        elif path.is_file():
+            found.append(path)
+        else:
+            raise ConfigError(f"there is no image file and no folder {path}.")
+    if not found:
+        raise ConfigError(f"there are no images in {', '.join(map(str, paths))}; known are {', '.join(_ENDINGS)}.")
+    return found
+
+
+def text_samples(model: nn.Module, config_file: Path | None, file: Path, *, count: int, batch_size: int) -> Samples:
+    """Return a text of the user as windows of tokens, and its beginning token by token.
+
+    Args:
+        model: A language model.
+        config_file: Configuration of the run that it comes from; None for a model of bytes.
+        file: The text.
+        count: Windows to take.
+        batch_size: Windows at once.
+
+    Raises:
+        ConfigError: The model takes no tokens, its tokenizer is unknown, or the text cannot be read or is too short.
+    """
+    options = getattr(model, "options", None)
+    size = getattr(options, "vocab_size", None)
+    if size is None:
+        raise ConfigError(f"--text shows a text to the model, but a {type(model).__name__} does not read tokens.")
+    known = None if config_file is None else find_tokenizer(config_file.parent)
+    if known is None and size != ByteTokenizer.vocab_size:
+        raise ConfigError(
+            f"the model has {size} ids, and without its run it is unknown which text they stand for; name the run "
+            "folder, or call tost.analysis.text_memberships from Python."
+        )
+    tokenizer = known or ByteTokenizer()
+    try:
+        content = file.read_bytes().decode("utf-8", errors="surrogateescape")
+    except OSError as error:
+        raise ConfigError(f"cannot read the text {file}: {error.strerror}") from error
+    ids = torch.tensor(tokenizer.encode(content), dtype=torch.int64)
+    if len(ids) < 2:
+        raise ConfigError(f"{file} has {len(ids)} tokens; a text to look at needs at least 2.")
+    length = min(len(ids), getattr(options, "max_length", None) or USUAL_LENGTH)
+    windows = ids.unfold(0, length, length)[:count]
+    shown = ids[None, : min(length, TEXT_TOKENS)]
+    return Samples(validation=torch.split(windows, batch_size), text=(shown, _strings(shown[0].tolist(), tokenizer)))

@@ -9,7 +9,7 @@ from time import perf_counter
 import torch
 
 from tost.generation import Sampling, context_limit, stream_tokens
-from tost.report.samples import Opened
+from tost.report.samples import LoadedRun
 
 __all__ = ["Passage", "continue_prompts"]
 
@@ -37,7 +37,7 @@ class Passage:
     settings: str
 
 
-def continue_prompts(run: Opened, prompts: Sequence[str], *, length: int = LENGTH) -> list[Passage]:
+def continue_prompts(run: LoadedRun, prompts: Sequence[str], *, length: int = LENGTH) -> list[Passage]:
     """Let the model of a run continue texts.
 
     Args:
@@ -57,7 +57,7 @@ def continue_prompts(run: Opened, prompts: Sequence[str], *, length: int = LENGT
     return [_continue(run, prompt, length) for prompt in given]
 
 
-def _continue(run: Opened, prompt: str, length: int) -> Passage:
+def _continue(run: LoadedRun, prompt: str, length: int) -> Passage:
     tokenizer = run.tokenizer
     assert tokenizer is not None
     ids = torch.tensor([tokenizer.encode(prompt)])

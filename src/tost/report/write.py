@@ -42,13 +42,13 @@ class Request:
     command: tuple[str, ...] = field(default=("tost", "report"))
 
 
-def write_report(request: Request, out: Path, report: Callable[[str], None] | None = None) -> Path:
+def write_report(request: Request, out: Path, log: Callable[[str], None] | None = None) -> Path:
     """Write one HTML page about runs.
 
     Args:
         request: What to show.
         out: File to write; replaced whole if it is there.
-        report: Told about progress.
+        log: Receives lines about progress.
 
     Returns:
         The file.
@@ -57,7 +57,7 @@ def write_report(request: Request, out: Path, report: Callable[[str], None] | No
         ConfigError: A run folder, a measurement or an analysis is not there, or the file cannot be named so.
         StorageError: The file cannot be written.
     """
-    say = report or (lambda line: None)
+    say = log or (lambda line: None)
     _check_names(request)
     if out.is_dir() or not out.name.endswith((".html", ".htm")):
         raise ConfigError(f"--out {out} is not the name of a page; give a file such as report.html.")
@@ -97,11 +97,11 @@ def _look(run: RunRecord, request: Request, say: Callable[[str], None]) -> tuple
     if request.analyses == () and not writes:
         return None, []
     from tost.report.look import Insight, look_into
-    from tost.report.samples import open_run
+    from tost.report.samples import load_run
     from tost.report.texts import continue_prompts
 
     try:
-        opened = open_run(run.folder, report=say)
+        opened = load_run(run.folder, log=say)
     except (TostError, OSError) as error:
         return Insight(run.name, notes=(f"The model could not be looked into: {error}",)), []
     insight = None if request.analyses == () else look_into(run.name, opened, request.analyses, say)
