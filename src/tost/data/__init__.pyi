@@ -3,6 +3,7 @@ from tost.data.dataset import Batch as Batch
 from tost.data.dataset import DataBundle as DataBundle
 from tost.data.dataset import Dataset as Dataset
 from tost.data.dataset import Sample as Sample
+from tost.data.dataset import TensorDataset as TensorDataset
 from tost.data.loader import Loader as Loader
 from tost.data.loader import make_evaluation_loader as make_evaluation_loader
 from tost.data.loader import make_loader as make_loader
