@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 
 from tost import _env
+from tost.data.registry import DATA_SETS
+from tost.models import registry as models_registry
 from tost.recipes import registry
 
 TASK = '''
@@ -23,6 +25,105 @@ class Weighted(Classification):
 class Plain(Classification):
     """Classification without weights."""
 '''
+FORECASTING = '''
+import torch
+from torch import nn
+
+from tost.data import DataShape
+from tost.train import BatchResult, Task
+
+
+class Linear(nn.Module):
+    """Predicts the next values from the last ones.
+
+    Args:
+        length: Values that it reads.
+        horizon: Values that it predicts.
+    """
+
+    def __init__(self, length: int, horizon: int = 4) -> None:
+        super().__init__()
+        self.map = nn.Linear(length, horizon)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return self.map(inputs.squeeze(-1))
+
+
+def waves(count: int = 64, length: int = 16, horizon: int = 4):
+    """Sines of random frequency.
+
+    Args:
+        count: Training samples.
+    """
+    generator = torch.Generator().manual_seed(0)
+    phase = torch.rand(count + 16, 1, generator=generator) * 6 + torch.arange(length + horizon) / 3
+    rows = [{"inputs": x[:length].unsqueeze(-1), "targets": x[length:]} for x in phase.sin()]
+    return rows[16:], rows[:16]
+
+
+class Forecasting(Task):
+    """Mean squared error of the next values."""
+
+    metric = "mse"
+
+    def compute(self, model: nn.Module, batch: dict[str, torch.Tensor]) -> BatchResult:
+        error = (model(batch["inputs"]) - batch["targets"]).square().mean(dim=-1).sum()
+        return BatchResult(error, {"mse": error})
+'''
+LABELLING = '''
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import tost
+from tost.data import DataShape
+from tost.train import BatchResult, Task
+
+
+@tost.register_model("tagger", tasks=("labelling",))
+class Tagger(nn.Module):
+    """One label per token."""
+
+    def __init__(self, vocab_size: int, num_classes: int, embed_dim: int = 16) -> None:
+        super().__init__()
+        self.embed, self.mixer = nn.Embedding(vocab_size, embed_dim), tost.TSSAttention(embed_dim, 2)
+        self.head = nn.Linear(embed_dim, num_classes)
+
+    def forward(self, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        x = self.embed(ids)
+        return self.head(x + self.mixer(x, mask=mask))
+
+
+@tost.register_data("parity", task="labelling", shape=DataShape(input="tokens", length=12, vocab_size=9, num_classes=2))
+def parity(count: int = 60):
+    """Labels tell odd ids from even ones; the last ids are padding."""
+    ids = torch.randint(1, 9, (count, 12), generator=torch.Generator().manual_seed(0))
+    mask = torch.arange(12) < 9
+    rows = [{"inputs": row * mask, "targets": (row % 2).where(mask, -100), "mask": mask} for row in ids]
+    return rows[10:], rows[:10]
+
+
+@tost.register_task("labelling")
+class Labelling(Task):
+    """One label per token."""
+
+    metric = "accuracy"
+
+    def terms(self, batch: dict[str, torch.Tensor]) -> int:
+        return int(batch["mask"].sum())
+
+    def compute(self, model: nn.Module, batch: dict[str, torch.Tensor]) -> BatchResult:
+        logits = model(batch["inputs"], batch["mask"])
+        loss = F.cross_entropy(logits.flatten(0, 1), batch["targets"].flatten(), reduction="sum")
+        return BatchResult(loss, {"accuracy": (logits.argmax(-1) == batch["targets"]).sum()})
+'''
+CONFIG = """\
+recipe: {recipe}
+model: {{name: {model}}}
+data: {{name: {data}}}
+train: {{steps: 60, batch_size: 10}}
+optim: {{lr: 3e-2}}
+"""
 SMALL = ["train.steps=2", "train.batch_size=8", "model.embed_dim=16", "model.depth=1", "evaluate.batch_size=400"]
 
 
@@ -32,6 +133,8 @@ def package(tmp_path, monkeypatch):
     monkeypatch.setattr(registry.TASKS, "_specs", dict(registry.TASKS._specs))
     monkeypatch.setenv(_env.PLUGINS, "")
     monkeypatch.chdir(tmp_path)
+    for module in (DATA_SETS, models_registry._MODELS):
+        monkeypatch.setattr(module, "_specs", dict(module._specs))
     name = f"stranger_{tmp_path.parent.name}_{tmp_path.name}".replace("-", "_")
     Path(f"{name}.py").write_text(TASK)
     return name
@@ -76,3 +179,39 @@ def test_a_package_that_is_not_there(run, package):
     outcome = run("ls", "tasks", "--plugin", "not_there_at_all")
     assert outcome.code == 2
     assert "there is no module 'not_there_at_all'" in outcome.err
+
+
+def test_forecasting_with_nothing_registered(run, package):
+    Path(f"{package}.py").write_text(FORECASTING)
+    names = {"recipe": f"{package}:Forecasting", "model": f"{package}:Linear", "data": f"{package}:waves"}
+    Path("mine.yaml").write_text(CONFIG.format(**names))
+    assert run("validate", "mine.yaml", "model.length=16").code == 2
+    plugin = ("--plugin", package)
+    shown = run("cat", "mine.yaml", "model.length=16", *plugin).out
+    (line,) = [line for line in shown.splitlines() if line.startswith("  length: 16 ")]
+    assert line.endswith("# Values that it reads; required")
+    assert "# Values that it predicts; default 4" in shown
+    assert "# Training samples; default 64" in shown
+    assert "did you mean model.horizon?" in run("cat", "mine.yaml", "model.length=16", "model.horzon=2", *plugin).err
+    missing = run("validate", "mine.yaml", *plugin)
+    assert missing.err.endswith("model.length (line 2): missing; needs a whole number\n")
+    done = run("train", "mine.yaml", "model.length=16", *plugin, "--out", "run", "--json")
+    assert json.loads(done.out)["mse"] < 0.1
+    found = json.loads(run("eval", "run", *plugin, "--json").out.splitlines()[-1])
+    assert found["mse"] == pytest.approx(json.loads(done.out)["mse"], rel=1e-4)
+    assert run("eval", "run").code == 0  # allowed by the commands before, in this process
+    assert run("train", "mine.yaml", "model.length=16", *plugin, "--dry-run").code == 0
+
+
+def test_labelling_with_everything_registered(run, package):
+    Path(f"{package}.py").write_text(LABELLING)
+    Path("mine.yaml").write_text(CONFIG.format(recipe="labelling", model="tagger", data="parity"))
+    plugin = ("--plugin", package)
+    assert "there is no task 'labelling'" in run("validate", "mine.yaml").err
+    assert run("validate", "mine.yaml", *plugin).code == 0
+    assert "digits is for the recipe classification" in run("validate", "mine.yaml", "data.name=digits", *plugin).err
+    assert "tagger is a model for labelling" in run("validate", "demo/digits", "model.name=tagger", *plugin).err
+    for kind, name in (("tasks", "labelling"), ("models", "tagger"), ("data", "parity")):
+        assert name in [line.partition("\t")[0] for line in run("ls", kind, *plugin).out.splitlines()]
+    done = run("train", "mine.yaml", *plugin, "--out", "run", "--json")
+    assert json.loads(done.out)["accuracy"] == 1

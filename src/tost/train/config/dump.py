@@ -34,12 +34,14 @@ def dump_config(config: RunConfig, *, comments: bool = True) -> str:
             continue
         rows.append(_Row(0, name, None, field.description or "", is_section=True))
         values = section.model_dump(mode="json")
-        options = values.pop("options", {})
-        rows += _section_rows(type(section), values, depth=1)
         if isinstance(section, ModelConfig):
+            rows += _section_rows(ModelConfig, {"name": values.pop("name")}, depth=1)
             defaults = default_options(section.name, config.data)
             rows += _section_rows(model_option_class(section.name), values, depth=1, defaults=defaults)
-        elif isinstance(section, DataOptions):
+            continue
+        options = values.pop("options", {})
+        rows += _section_rows(type(section), values, depth=1)
+        if isinstance(section, DataOptions):
             rows.append(_Row(1, "options", {}, "options of this data set", is_section=bool(options)))
             rows += _section_rows(data_option_class(section.name), options, depth=2)
     return _render(rows, comments=comments)
@@ -72,24 +74,26 @@ class _Row:
 def _section_rows(
     schema: type[BaseModel], values: Mapping[str, Any], *, depth: int, defaults: Mapping[str, Any] | None = None
 ) -> Iterator[_Row]:
-    """Yield a row for each field of a schema that has a value.
+    """Yield a row for each value of a section.
 
     Args:
         schema: Holds the order, the descriptions and the defaults.
-        values: Value by field, as plain data.
+        values: Value by field, as plain data; those without a field come last, without a comment.
         depth: How many sections the fields are inside of.
-        defaults: Defaults that replace those of the schema.
+        defaults: Defaults that replace those of the schema; what is not in it is required.
     """
-    for name, field in schema.model_fields.items():
-        if name not in values:
+    fields = schema.model_fields
+    if defaults is None:
+        defaults = {name: field.get_default(call_default_factory=True) for name, field in fields.items()}
+        defaults = {name: default for name, default in defaults.items() if not fields[name].is_required()}
+    for name in (*(name for name in fields if name in values), *(name for name in values if name not in fields)):
+        if name not in fields:
+            yield _Row(depth, name, values[name], "")
             continue
-        comment = field.description or name
-        if defaults is None and field.is_required():
-            comment += "; required"
-        else:
-            default = field.get_default(call_default_factory=True) if defaults is None else defaults[name]
-            comment += f"; default {write_value(list(default) if isinstance(default, tuple) else default)}"
-        yield _Row(depth, name, values[name], comment)
+        default = defaults.get(name)
+        shown = write_value(list(default) if isinstance(default, tuple) else default)
+        note = f"default {shown}" if name in defaults else "required"
+        yield _Row(depth, name, values[name], f"{fields[name].description or name}; {note}")
 
 
 def _render(rows: Iterable[_Row], *, comments: bool) -> str:
