@@ -1,4 +1,4 @@
-"""Fills the measured lines in the header of a configuration from runs of it. No number is typed by hand.
+"""Write the measured lines (cost, expect, checked) into the header of a configuration from runs of it.
 
 python scripts/fill_recipe_header.py src/tost/recipes/configs/demo/digits.yaml runs/digits-0 runs/digits-1 runs/digits-2
 
@@ -17,6 +17,7 @@ from pathlib import Path
 from statistics import mean, median
 from typing import Any, NamedTuple
 
+from tost._text import count as quantity
 from tost._yaml import write_value
 from tost.errors import ConfigError
 from tost.recipes import load_config
@@ -61,7 +62,7 @@ def filled(text: str, config: RunConfig, runs: Sequence[Run]) -> str:
         runs: Runs of it.
 
     Raises:
-        SystemExit: A run had other settings, two runs had the same seed, or a line of the header is missing.
+        SystemExit: A run had other settings, two runs had the same seed, or the header has no command.
     """
     for run in runs:
         if different := sorted(_flat(config).items() ^ _flat(run.config).items()):
@@ -69,11 +70,12 @@ def filled(text: str, config: RunConfig, runs: Sequence[Run]) -> str:
             raise SystemExit(f"a run had other settings than the file: {keys}; run it again as it is now")
     if len({run.config.train.seed for run in runs}) < len(runs):
         raise SystemExit("two runs had the same seed; give each its own train.seed")
+    text = re.sub(r"^#   (cost|expect|checked) .*\n", "", text, flags=re.MULTILINE)
     lines = {"cost": _cost(runs), "expect": _expect(config, runs), "checked": _checked(runs)}
-    for name, content in lines.items():
-        text, count = re.subn(rf"^#   {name} .*$", f"#   {name:<7}  {content}", text, flags=re.MULTILINE)
-        if count != 1:
-            raise SystemExit(f"the header needs exactly one line `#   {name:<7}  ...`, it has {count}")
+    measured = "".join(f"#   {name:<7}  {content}\n" for name, content in lines.items())
+    text, count = re.subn(r"^(#   run .*\n)", lambda match: match[1] + measured, text, flags=re.MULTILINE)
+    if count != 1:
+        raise SystemExit(f"the header needs exactly one line `#   run      tost train ...`, it has {count}")
     return text
 
 
@@ -96,7 +98,9 @@ def _places(config: RunConfig) -> list[str]:
 def _cost(runs: Sequence[Run]) -> str:
     minutes = median(run.summary["seconds"] for run in runs) / 60
     memory = max(run.summary["peak_memory_bytes"] for run in runs) / 1e9
-    machines = dict.fromkeys(f"{run.environment['cpu']}, {run.environment['threads']} threads" for run in runs)
+    machines = dict.fromkeys(
+        f"{run.environment['cpu']}, {quantity(run.environment['threads'], 'thread')}" for run in runs
+    )
     return f"{minutes:.1f} min on {' and '.join(machines)}; {memory:.2f} GB"
 
 

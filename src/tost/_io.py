@@ -64,9 +64,9 @@ def write_atomic(path: Path, content: bytes | str, *, sync: bool = True) -> None
         draft.write_bytes(content.encode() if isinstance(content, str) else content)
 
 
-def write_json(path: Path, value: Any, *, sync: bool = True) -> None:
-    """Write a value as indented JSON with sorted keys; see `atomic_path`. NaN and infinity are refused."""
-    write_atomic(path, json.dumps(value, indent=2, sort_keys=True, allow_nan=False) + "\n", sync=sync)
+def write_json(path: Path, value: Any, *, sync: bool = True, allow_nan: bool = False) -> None:
+    """Write a value as indented JSON with sorted keys; see `atomic_path`. NaN and infinity are refused by default."""
+    write_atomic(path, json.dumps(value, indent=2, sort_keys=True, allow_nan=allow_nan) + "\n", sync=sync)
 
 
 def read_json(

@@ -1,4 +1,4 @@
-"""Where a run goes that was given no folder."""
+"""Folders and exit codes of `tost train`."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import json
 import pytest
 
 from tests.train.runs import TINY
+from tost.cli import _train
 
 
 @pytest.mark.parametrize(("config", "folder"), [("demo/digits", "runs/demo/digits"), ("sub/mine.yaml", "runs/mine")])
@@ -18,3 +19,37 @@ def test_the_default_folder_has_the_name_of_the_configuration(run, tmp_path, mon
     assert done.code == 0, done.err
     assert json.loads(done.out.splitlines()[-1])["out"] == folder
     assert (tmp_path / folder / "summary.json").is_file()
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "code", "expected"),
+    [
+        ("interrupted", None, -9, -9),  # a resumed run that was killed before it wrote anything
+        ("interrupted", "interrupted", 1, 130),
+        (None, "interrupted", 1, 130),
+        (None, None, 1, 1),
+        ("finished", "failed", 1, 1),
+        ("interrupted", "finished", 0, 0),
+    ],
+)
+def test_exit_code_of_several_processes(tmp_path, monkeypatch, before, after, code, expected):
+    """Which summary tells that a run was interrupted: its own, not the one that it found."""
+
+    def write(status, seconds):
+        if status:
+            (tmp_path / "summary.json").write_text(json.dumps({"status": status, "seconds": seconds}))
+
+    class Process:
+        pid = 0
+
+        def __init__(self, command, **options):
+            pass
+
+        def wait(self):
+            write(after, 2)
+            return code
+
+    write(before, 1)
+    monkeypatch.setattr(_train.subprocess, "Popen", Process)
+    monkeypatch.setattr(_train.signal, "signal", lambda number, handler: None)
+    assert _train._launch(2, tmp_path) == expected

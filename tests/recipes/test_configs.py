@@ -29,9 +29,7 @@ KEYS = ("model.name", "data.path", "train.steps", "train.seed", "train.batch_siz
 HEADER = re.compile(
     r"# (?P<title>\S.*)\n"
     r"#   run      tost train (?P<name>\S+)( \S+=[A-Z]+)*\n"
-    r"#   cost     (?P<cost>.+)\n"
-    r"#   expect   (?P<expect>.+)\n"
-    r"#   checked  (?P<checked>.+)\n"
+    r"(#   cost     (?P<cost>.+)\n#   expect   (?P<expect>.+)\n#   checked  (?P<checked>.+)\n)?"  # where measured
     r"(#   note     \S.+\n(#            \S.+\n)*)?"
     r"recipe: "
 )
@@ -52,7 +50,7 @@ SMALL = (
 
 def header(name: str) -> re.Match[str]:
     match = HEADER.match((FOLDER / f"{name}.yaml").read_text())
-    assert match, "the first lines are a title and run, cost, expect, checked; see CONTRIBUTING.md"
+    assert match, "the first lines are a title and run, then cost, expect, checked if measured; see CONTRIBUTING.md"
     return match
 
 
@@ -71,8 +69,7 @@ def test_header_tells_the_story(name):
     match = header(name)
     assert match["name"] == name
     assert match["title"] == config_summary(name)
-    measured = [match[line] != "not measured yet" for line in ("cost", "expect", "checked")]
-    assert len(set(measured)) == 1, "the measured lines are filled together, by scripts/fill_recipe_header.py"
+    assert not re.search(r"not measured|\b1 threads", match[0])
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -14,7 +14,7 @@ from tost.errors import ConfigError
 from tost.recipes import load_config
 from tost.train.checkpoint.model import load_model
 from tost.train.evaluate.last_word import score_choices
-from tost.train.evaluate.text import Protocol, TextTest, evaluate_text, evaluate_text_checkpoint, evaluate_text_start
+from tost.train.evaluate.text import Protocol, TextTest, evaluate_text, evaluate_text_checkpoint, evaluate_text_initial
 
 PASSAGES = ["the rose is red", "the violet is blue and", "as sweet as you"]
 
@@ -117,7 +117,7 @@ def test_weights_without_a_run_and_the_embedded_bytes(place):
     weights = f"train.init_from={place / 'run'}"
     config = load_config("small/wikitext2", [f"data.path={place / 'verse'}", *TINY, weights])
     test = TextTest(protocol=Protocol.blocks)
-    assert evaluate_text_start(config, test).metrics == pytest.approx(measure(place, "blocks").metrics, rel=1e-4)
+    assert evaluate_text_initial(config, test).metrics == pytest.approx(measure(place, "blocks").metrics, rel=1e-4)
     config = load_config("small/stdlib_bytes", [*TINY, "model.name=tost_lm_base"])
     model = load_model(place / "run")
     found = evaluate_text(model, config, TextTest(protocol=Protocol.authors, windows=4)).content()

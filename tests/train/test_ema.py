@@ -16,7 +16,7 @@ def test_average_follows_the_formula_and_is_lent_and_returned():
         expected = 0.9 * expected + 0.1 * model.weight.detach()
     torch.testing.assert_close(average.average["weight"], expected)
     kept = model.weight.detach().clone()
-    with average.lent():
+    with average.applied():
         torch.testing.assert_close(model.weight.detach(), expected)
     assert torch.equal(model.weight, kept)
     torch.testing.assert_close(average.average["weight"], expected)

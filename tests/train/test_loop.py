@@ -1,13 +1,16 @@
 """Whole runs: exact resumption, interruption, failure, and what a run leaves behind."""
 
 import json
+import math
 
 import pytest
 import torch
+from safetensors import SafetensorError
 
 from tests.train.runs import assert_same_run, command, records, run
 from tost.errors import CheckpointError, ConfigError, StorageError, TrainingError
 from tost.train.checkpoint import files as checkpoint
+from tost.train.distributed import Distributed
 from tost.train.runfolder import RunFolder
 
 EVERYTHING = ("train.ema_decay=0.9", "train.accumulate=2", "train.clip_norm=1.0")
@@ -85,15 +88,14 @@ def test_loss_that_is_not_a_number_stops_and_keeps_the_last_state(tmp_path):
 
 
 def test_full_disk_is_an_error_and_loses_nothing(tmp_path, monkeypatch):
-    out, original, calls = tmp_path / "run", checkpoint.write_bytes, []
+    out, original = tmp_path / "run", checkpoint.save_file
 
-    def fills_up(path, data):
-        calls.append(path)
+    def fills_up(tensors, path):
         if "step-00000008" in str(path):
-            raise OSError(28, "No space left on device")
-        original(path, data)
+            raise SafetensorError("I/O error: No space left on device (os error 28)")
+        original(tensors, path)
 
-    monkeypatch.setattr(checkpoint, "write_bytes", fills_up)
+    monkeypatch.setattr(checkpoint, "save_file", fills_up)
     with pytest.raises(StorageError, match=r"cannot write the checkpoint of step 8.*No space left.*--resume auto"):
         run(out)
     monkeypatch.undo()
@@ -149,3 +151,25 @@ def test_command_line_round_trip(tmp_path):
     assert bad.returncode == 2
     assert "a pickle is never opened" in bad.stderr
     assert not (tmp_path / "new").exists()
+
+
+def test_losses_on_a_device_are_checked_before_anything_is_written(tmp_path, monkeypatch):
+    """Reading a loss waits for the device. Checked several at a time, the failure is found at the same step."""
+    steps = []
+    for asynchronous in (False, True):
+        monkeypatch.setattr(Distributed, "asynchronous", asynchronous)
+        out = tmp_path / str(asynchronous)
+        with pytest.raises(TrainingError) as error:
+            run(out, "optim.lr=1e25", "checkpoint.every=7", "log.every=20", "train.steps=60")
+        steps.append(str(error.value).partition("(")[0])
+        assert all(math.isfinite(record["loss"]) for record in records(out))
+        assert json.loads((out / "summary.json").read_text())["status"] == "failed"
+    assert steps[0] == steps[1]
+
+
+def test_utilization_refers_to_the_peak_of_the_precision(tmp_path, monkeypatch):
+    asked = []
+    monkeypatch.setattr("tost.train.loop.measure_peak_flops", lambda device, dtype: asked.append(dtype) or 1e9)
+    for precision in ("fp32", "bf16"):
+        run(tmp_path / precision, f"train.precision={precision}", "train.steps=2", "schedule.warmup_steps=1")
+    assert asked == [torch.float32, torch.bfloat16]

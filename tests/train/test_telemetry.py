@@ -4,7 +4,7 @@ from torch import nn
 import tost
 from tests.train.runs import run
 from tost import objective
-from tost.nn import Extensions
+from tost.nn import Extensions, PaperForm
 from tost.testing import assert_close
 from tost.train.telemetry import compression_by_layer, compression_of_tokens
 
@@ -51,3 +51,17 @@ def test_options_of_causal_attention_are_part_of_the_measure():
     form = {"count_scaled": True, "decay": attention.decay()}
     pi = tost.causal_membership(w, attention.temperature, bias.unsqueeze(0), **form)
     assert found["compression/layer_00"] == compression_of_tokens(w, pi).mean().item()
+
+
+def test_coding_precision_is_part_of_the_measure():
+    torch.manual_seed(0)
+    attention = tost.TSSAttention(8, 2, paper=PaperForm(eps=0.5))
+    x = torch.randn(3, 5, 8)
+    found = compression_by_layer(nn.Sequential(attention), lambda: attention(x))
+    w = attention.proj_in(x).unflatten(-1, (2, 4)) * (8**0.5 / 0.5)
+    pi = tost.membership(w, attention.temperature.expand(2))
+    assert found["compression/layer_00"] == compression_of_tokens(w, pi).mean().item()
+
+
+def test_models_without_tssa_have_nothing_to_measure():
+    assert compression_by_layer(nn.Linear(2, 2), lambda: None) == {}

@@ -89,7 +89,7 @@ def _measure(source: str, overrides: list[str], *, ema: bool) -> Evaluation:
     from tost.errors import ConfigError
     from tost.recipes import get_task, load_config
     from tost.train.checkpoint.files import resolve_checkpoint
-    from tost.train.evaluate.metrics import evaluate_checkpoint, evaluate_start
+    from tost.train.evaluate.metrics import evaluate_checkpoint, evaluate_initial
 
     if _is_saved(source):
         checkpoint = resolve_checkpoint(Path(source), _console.log)
@@ -97,7 +97,7 @@ def _measure(source: str, overrides: list[str], *, ema: bool) -> Evaluation:
     config = load_config(source, overrides)
     if ema:
         raise ConfigError(_NO_AVERAGE)
-    return evaluate_start(config, get_task(config.recipe))
+    return evaluate_initial(config, get_task(config.recipe))
 
 
 def _measure_text(
@@ -106,7 +106,7 @@ def _measure_text(
     from tost.errors import ConfigError
     from tost.recipes import load_config
     from tost.train.checkpoint.files import resolve_checkpoint
-    from tost.train.evaluate.text import Protocol, TextTest, evaluate_text_checkpoint, evaluate_text_start
+    from tost.train.evaluate.text import Protocol, TextTest, evaluate_text_checkpoint, evaluate_text_initial
 
     test = TextTest(protocol=Protocol(protocol), **numbers)
     if _is_saved(source):
@@ -114,7 +114,7 @@ def _measure_text(
         return evaluate_text_checkpoint(checkpoint, test, overrides=overrides, ema=ema)
     if ema:
         raise ConfigError(_NO_AVERAGE)
-    return evaluate_text_start(load_config(source, overrides), test)
+    return evaluate_text_initial(load_config(source, overrides), test)
 
 
 def _is_saved(source: str) -> bool:

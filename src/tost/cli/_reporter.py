@@ -38,7 +38,9 @@ def is_first() -> bool:
 def open_reporter(style: ProgressStyle, steps: int) -> Iterator[Reporter]:
     """Return the reporter for a run of `steps` steps, for the duration of a ``with`` block."""
     if style is ProgressStyle.none or not is_first():
-        yield _Silent()
+        from tost.train.loop import SilentReporter
+
+        yield SilentReporter()
     elif style is ProgressStyle.plain or (style is ProgressStyle.auto and not sys.stderr.isatty()):
         yield _Plain()
     else:
@@ -52,17 +54,6 @@ def open_reporter(style: ProgressStyle, steps: int) -> Iterator[Reporter]:
 
 def _line(metrics: Mapping[str, float]) -> str:
     return " | ".join(f"{name} {value:.4f}" for name, value in metrics.items())
-
-
-class _Silent:
-    def message(self, text: str) -> None:
-        pass
-
-    def step(self, record: StepRecord) -> None:
-        pass
-
-    def evaluation(self, step: int, metrics: Mapping[str, float]) -> None:
-        pass
 
 
 class _Plain:

@@ -88,14 +88,13 @@ def _find_start(folder: Path, resume: str | None) -> Path | None:
 
 def _launch(nproc: int, folder: Path) -> int:
     """Run this same command in `nproc` processes through torchrun; return its exit code."""
-    from tost.train.checkpoint.files import read_json
-
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={nproc}"]
-    # Time to save before torchrun loses patience. Behind the dashes nothing is an option of torchrun, which would take
-    # our --nproc for an abbreviation of its own.
+    # Time to save before torchrun loses patience. After the dashes nothing is an option of torchrun, which would take
+    # --nproc for an abbreviation of its own.
     command = [*launcher, "--shutdown-timeout=600", "-m", "--", "tost.cli", *sys.argv[1:]]
     # Each process takes its share of the cores; torchrun would give every one a single thread.
     threads = str(max(1, (os.cpu_count() or 1) // nproc))
+    before = _read_summary(folder)
     # A session of its own: Ctrl-C then reaches this process only, which passes it on once.
     process = subprocess.Popen(command, env={"OMP_NUM_THREADS": threads, **os.environ}, start_new_session=True)
     asked = False
@@ -111,9 +110,15 @@ def _launch(nproc: int, folder: Path) -> int:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, pass_on)
     code = process.wait()
-    summary = folder / "summary.json"
-    stopped = summary.exists() and read_json(summary)["status"] == "interrupted"
+    after = _read_summary(folder)
+    stopped = after != before and b'"interrupted"' in after  # not the summary of the run that is resumed
     return INTERRUPTED if asked or (code != 0 and stopped) else code
+
+
+def _read_summary(folder: Path) -> bytes:
+    """Return the summary of a run folder; a run writes it when it ends."""
+    path = folder / "summary.json"
+    return path.read_bytes() if path.is_file() else b""
 
 
 def _dry_run(config: RunConfig) -> None:

@@ -31,12 +31,12 @@ from tost.parallel import ContextParallel, make_mesh
 from tost.train.batchnorm import share_batch_norms
 from tost.train.config import RunConfig, TrainConfig
 
-__all__ = ["Processes"]
+__all__ = ["Distributed"]
 
 _PRECISION = {"fp32": "no", "bf16": "bf16", "fp16": "fp16"}
 
 
-class Processes:
+class Distributed:
     """This process among those of the run.
 
     Args:
@@ -72,7 +72,7 @@ class Processes:
 
     @classmethod
     @contextmanager
-    def join(cls, config: RunConfig, folder: Path | None = None) -> Iterator[Processes]:
+    def join(cls, config: RunConfig, folder: Path | None = None) -> Iterator[Distributed]:
         """Join the processes that a launcher started, or be the only one, for the duration of a ``with`` block.
 
         Trackers, if the run has any, write to `folder`; without one there are none.
@@ -98,8 +98,13 @@ class Processes:
 
     @property
     def is_first(self) -> bool:
-        """Whether this process writes files and speaks."""
+        """Whether this process writes files and messages."""
         return bool(self.rank == 0)
+
+    @property
+    def asynchronous(self) -> bool:
+        """Whether the device computes while Python goes on, so that reading a number waits for it."""
+        return self.device.type != "cpu"
 
     @property
     def description(self) -> str:
@@ -168,7 +173,7 @@ class Processes:
             yield
 
     @contextmanager
-    def synchronising(self, model: nn.Module, now: bool) -> Iterator[None]:
+    def sync_gradients(self, model: nn.Module, now: bool) -> Iterator[None]:
         """Exchange gradients in the backward passes inside, or put it off to a later one."""
         if self.sharded:
             cast(FSDPModule, model).set_requires_gradient_sync(now)
@@ -193,24 +198,16 @@ class Processes:
         norm = nn.utils.clip_grad_norm_(model.parameters(), config.clip_norm)
         return norm.full_tensor() if isinstance(norm, DTensor) else norm
 
-    def total(self, value: float) -> float:
-        """Return the sum of a number over all processes."""
-        if self.size == 1:
-            return value
-        tensor = torch.tensor(value, dtype=torch.float64, device=self.device)
-        dist.all_reduce(tensor)
-        return tensor.item()
-
-    def total_of(self, table: Tensor) -> Tensor:
-        """Return the sum of a tensor over all processes."""
+    def sum(self, value: Tensor) -> Tensor:
+        """Return the sum of a tensor over all processes, without waiting for the device."""
         if self.size > 1:
-            table = table.clone()
-            dist.all_reduce(table)
-        return table
+            value = value.clone()
+            dist.all_reduce(value)
+        return value
 
     def any(self, flag: bool) -> bool:
         """Tell whether the flag is set on any process."""
-        return flag if self.size == 1 else self.total(float(flag)) > 0
+        return flag if self.size == 1 else bool(self.sum(torch.tensor(float(flag), device=self.device)) > 0)
 
     def wait(self) -> None:
         """Wait for all processes."""

@@ -1,7 +1,7 @@
 """An exponential moving average of a model's weights.
 
 ``torch.optim.swa_utils.AveragedModel`` keeps a second module; a second set of tensors is all that is needed, works for
-sharded parameters as it is, and can be lent to the model for an evaluation.
+sharded parameters as it is, and can be swapped into the model for an evaluation.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class WeightAverage:
         torch._foreach_lerp_(list(self.average.values()), list(self.parameters.values()), 1 - self.decay)
 
     @contextmanager
-    def lent(self) -> Iterator[None]:
+    def applied(self) -> Iterator[None]:
         """Put the averages into the model for the duration of a ``with`` block, and the weights back after it."""
         self._swap()
         try:

@@ -1,19 +1,18 @@
 """The training loop: evaluate, save, stop, step, log; in that order, on one process or many.
 
-Every optimiser step takes the same global batch whatever the number of processes, workers or micro-batches, and the
-loss is normalised by the number of terms in that global batch. So runs on different numbers of processes take the same
+Every optimizer step takes the same global batch whatever the number of processes, workers or micro-batches, and the
+loss is normalized by the number of terms in that global batch. So runs on different numbers of processes take the same
 steps, up to the rounding of sums.
 """
 
 from __future__ import annotations
 
-import math
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -23,10 +22,10 @@ from tost.data import make_loader
 from tost.data._random import mix
 from tost.errors import TrainingError
 from tost.train.checkpoint.files import CheckpointStore
-from tost.train.checkpoint.initial import Head, Start, load_start
-from tost.train.checkpoint.snapshot import Parts, Snapshot, restore, save
+from tost.train.checkpoint.initial import Head, InitialWeights, load_initial
+from tost.train.checkpoint.state import Position, RunState, restore_checkpoint, save_checkpoint
 from tost.train.config import RunConfig
-from tost.train.distributed import Processes
+from tost.train.distributed import Distributed
 from tost.train.ema import WeightAverage
 from tost.train.evaluate.metrics import evaluate
 from tost.train.metrics import Progress, StepRecord, measure_peak_flops
@@ -36,31 +35,46 @@ from tost.train.schedule import learning_rate
 from tost.train.stopping import StopRequest
 from tost.train.task import Batch, Task
 
-__all__ = ["Reporter", "RunResult", "fit"]
+__all__ = ["Reporter", "RunResult", "SilentReporter", "fit"]
 
 
 class Reporter(Protocol):
-    """Where a run tells what it does: a terminal, a log, or nothing."""
+    """Receives training progress events."""
 
     def message(self, text: str) -> None:
-        """Something worth a line happened."""
+        """Receive a line about the run."""
 
     def step(self, record: StepRecord) -> None:
-        """An optimiser step was taken that is due to be logged."""
+        """Receive an optimizer step that is due to be logged."""
 
     def evaluation(self, step: int, metrics: Mapping[str, float]) -> None:
-        """The validation set was measured."""
+        """Receive validation metrics."""
 
 
-class _Silence:
+class SilentReporter:
+    """Ignores all events."""
+
     def message(self, text: str) -> None:
-        pass
+        """Ignore a line."""
 
     def step(self, record: StepRecord) -> None:
-        pass
+        """Ignore a step."""
 
     def evaluation(self, step: int, metrics: Mapping[str, float]) -> None:
-        pass
+        """Ignore metrics."""
+
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+MOST_UNCHECKED = 50
+
+
+class _Loss(NamedTuple):
+    """Loss of an optimizer step, on the device: number of the step, mean over the global batch, learning rate."""
+
+    step: int
+    value: Tensor
+    lr: float
+    norm: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -81,8 +95,8 @@ def fit(
         config: What to run.
         task: How to build the model and what a batch costs.
         out: The run folder.
-        resume: Checkpoint folder to go on from; None to start anew.
-        reporter: Where to tell what happens; None: nowhere but in the run folder. Only the first process speaks.
+        resume: Checkpoint folder to resume from; None for a new run.
+        reporter: Receives the events of the first process; None to write to the run folder only.
 
     Returns:
         How the run ended.
@@ -92,8 +106,8 @@ def fit(
         CheckpointError: `resume` does not fit this run.
     """
     with ExitStack() as stack:
-        processes = stack.enter_context(Processes.join(config, out))
-        run = _Run(config, task, out, processes, reporter or _Silence(), resume=resume)
+        processes = stack.enter_context(Distributed.join(config, out))
+        run = _Run(config, task, out, processes, reporter or SilentReporter(), resume=resume)
         run.start()
         stop = stack.enter_context(StopRequest())
         return run.until_done(stop)
@@ -107,7 +121,7 @@ class _Run:
         config: RunConfig,
         task: Task,
         out: Path,
-        processes: Processes,
+        processes: Distributed,
         reporter: Reporter,
         *,
         resume: Path | None = None,
@@ -120,6 +134,7 @@ class _Run:
         self.step = 0
         self.metrics: dict[str, float] = {}
         self.best: float | None = None
+        self.unchecked: list[_Loss] = []
 
         self.bundle = task.build_data(config)
         processes.seed(config.train.seed)  # only now: a library that is imported for the data may draw numbers
@@ -149,11 +164,11 @@ class _Run:
         config, processes, resume = self.config, self.processes, self.resume
         environment = describe_environment(processes.device, processes.size)
         if resume is not None:
-            snapshot = restore(resume, self._parts())
-            self.step, self.metrics, self.best = snapshot.step, dict(snapshot.metrics), snapshot.best
+            position = restore_checkpoint(resume, self._state())
+            self.step, self.metrics, self.best = position.step, dict(position.metrics), position.best
         if processes.is_first:
             if resume is not None:
-                self.folder.forget_after(self.step)
+                self.folder.drop_after(self.step)
             self.folder.start(config, environment, self.origin)
             self.task.save_artifacts(config, self.folder.path)
         self.progress = self._measure_progress()
@@ -169,11 +184,11 @@ class _Run:
         if resume is not None:
             self._say(f"resumed from {resume.name} at step {self.step}")
 
-    def _first_weights(self) -> Start:
+    def _first_weights(self) -> InitialWeights:
         config = self.config.train
         assert config.init_from is not None
         head: Head = "new" if config.new_head else "fit"
-        return load_start(self.model, config.init_from, self.reporter.message, head=head)
+        return load_initial(self.model, config.init_from, self.reporter.message, head=head)
 
     def until_done(self, stop: StopRequest) -> RunResult:
         """Evaluate? Save? Stop? Then step and log, until the last step is done."""
@@ -188,33 +203,35 @@ class _Run:
                 self._save(best)
             if last or interrupted:
                 return self._finish("interrupted" if interrupted else "finished")
-            record = self._step(batches)
+            taken = self._step(batches)
             fresh = False
             if self.step % config.log.every == 0 or self.step in (1, steps):
-                self._log(record)
+                self._log(taken)
 
     def _due(self, every: int | None) -> bool:
         return bool(every) and self.step % every == 0  # type: ignore[operator]
 
-    def _step(self, batches: Iterator[Batch]) -> Callable[[], StepRecord]:
-        """Take one optimiser step; the returned function describes it, at the price of waiting for the device."""
+    def _step(self, batches: Iterator[Batch]) -> _Loss:
+        """Take one optimizer step."""
         config, processes = self.config, self.processes
         lr = learning_rate(self.step, config=config.schedule, peak=config.optim.lr, total=config.train.steps)
         set_rate(self.optimizer, lr)
         micro = [self._batch(batches, part) for part in range(config.train.accumulate)]
-        terms = processes.total(sum(self.task.terms(batch) for batch in micro))
+        count = sum(self.task.terms(batch) for batch in micro)
+        terms = processes.sum(torch.tensor(count, dtype=torch.float64, device=processes.device))
         loss = torch.zeros((), device=processes.device)
         self.wrapped.train()
         for index, batch in enumerate(micro):
             is_last = index == len(micro) - 1
-            with processes.synchronising(self.wrapped, is_last), processes.context():
-                outcome = self.task.compute(self.wrapped, batch)
+            with processes.sync_gradients(self.wrapped, is_last), processes.context():
+                result = self.task.compute(self.wrapped, batch)
                 # Data parallel training averages gradients over processes; the sum over all terms is wanted.
-                processes.backward(outcome.loss * (processes.size / terms))
-            loss += outcome.loss.detach()
-        value = processes.total(loss.item()) / terms
-        if not math.isfinite(value):
-            self._fail(value, lr)
+                processes.backward(result.loss * (processes.size / terms).to(result.loss.dtype))
+            loss += result.loss.detach()
+        taken = _Loss(self.step + 1, processes.sum(loss.double()) / terms, lr)
+        self.unchecked.append(taken)
+        if len(self.unchecked) >= (MOST_UNCHECKED if processes.asynchronous else 1):
+            self._check_losses()
         norm = processes.clip(self.wrapped, config.train)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
@@ -222,20 +239,34 @@ class _Run:
             self.average.update()
         self.step += 1
         self.progress.step_done()
-        return lambda: self._describe(value, lr, norm)
+        return taken._replace(norm=norm)
+
+    def _check_losses(self) -> None:
+        """Raise if a loss since the last check is not a number.
+
+        Reading a loss waits for the device, so that losses are checked several at a time, and always before anything is
+        logged, measured or saved: no trace of a step after the bad one is left.
+        """
+        if not self.unchecked:
+            return
+        finite = torch.stack([taken.value for taken in self.unchecked]).isfinite()
+        if not finite.all():
+            self._fail(self.unchecked[int(finite.logical_not().nonzero()[0])])
+        self.unchecked.clear()
 
     def _batch(self, batches: Iterator[Batch], part: int) -> Batch:
         """Return the next micro-batch as training sees it; what is drawn for it depends on its number only."""
         seed = mix(self.config.train.seed, self.step, part, self.processes.data_rank)
         return self.task.training_batch(self.processes.place(next(batches)), self.config, seed)
 
-    def _describe(self, loss: float, lr: float, norm: Tensor | None) -> StepRecord:
-        return StepRecord(
+    def _log(self, taken: _Loss) -> None:
+        self._check_losses()
+        record = StepRecord(
             step=self.step,
             steps=self.config.train.steps,
-            loss=loss,
-            lr=lr,
-            grad_norm=None if norm is None else float(norm),
+            loss=taken.value.item(),
+            lr=taken.lr,
+            grad_norm=None if taken.norm is None else float(taken.norm),
             tokens_per_second=self.progress.tokens_per_second,
             seconds_per_step=self.progress.seconds_per_step,
             mfu=self.progress.mfu,
@@ -243,18 +274,16 @@ class _Run:
             eta_seconds=self.progress.eta_seconds(self.step),
             unit=self.task.unit,
         )
-
-    def _log(self, describe: Callable[[], StepRecord]) -> None:
-        record = describe()
         if self.processes.is_first:
             self.folder.record(record.as_json())
             self.reporter.step(record)
         self.processes.track({"loss": record.loss, "lr": record.lr}, self.step)
 
     def _evaluate(self) -> bool:
-        """Measure the validation set; tell whether it is the best so far."""
+        """Measure the validation set and return whether it is the best so far."""
+        self._check_losses()
         average = self.average if self.config.evaluate.weights == "average" else None
-        with nullcontext() if average is None else average.lent():
+        with nullcontext() if average is None else average.applied():
             self.metrics = evaluate(self.wrapped, self.task, self.bundle.validation, self.config, self.processes)
         if self.processes.is_first:
             self.folder.record({"kind": "evaluation", "step": self.step, **self.metrics})
@@ -264,12 +293,13 @@ class _Run:
         return self._is_best()
 
     def _save(self, best: bool) -> None:
-        snapshot = Snapshot(step=self.step, metrics=self.metrics, best=self.best)
-        save(self.store, snapshot, self._parts(), best=best)
+        self._check_losses()
+        position = Position(step=self.step, metrics=self.metrics, best=self.best)
+        save_checkpoint(self.store, position, self._state(), best=best)
         self.progress.pause()
 
-    def _parts(self) -> Parts:
-        return Parts(
+    def _state(self) -> RunState:
+        return RunState(
             self.wrapped, self.optimizer, self.average, self.loader, self.bundle.info.fingerprint, self.processes
         )
 
@@ -286,19 +316,20 @@ class _Run:
 
     def _finish(self, status: str) -> RunResult:
         if self.processes.is_first:
-            self.folder.summarise(self._summary(status))
+            self.folder.write_summary(self._summary(status))
         self._say(f"{status} at step {self.step}; results in {self.folder.path}")
         self.processes.end_trackers()
         return RunResult(status, self.step, self.metrics)
 
-    def _fail(self, loss: float, lr: float) -> None:
+    def _fail(self, taken: _Loss) -> None:
+        self.step = taken.step - 1
         kept = self.store.newest(lambda _: None) if self.processes.is_first else None
         if self.processes.is_first:
-            self.folder.summarise(self._summary("failed"))
+            self.folder.write_summary(self._summary("failed"))
         where = "no checkpoint was written yet" if kept is None else f"the last good state is {kept}"
         raise TrainingError(
-            f"the loss is {loss} at step {self.step + 1} (learning rate {lr:.2e}); the step was not taken and {where}. "
-            "Resume with a lower optim.lr, with train.clip_norm, or in another train.precision."
+            f"the loss is {taken.value.item()} at step {taken.step} (learning rate {taken.lr:.2e}); the step was not "
+            f"taken and {where}. Resume with a lower optim.lr, with train.clip_norm, or in another train.precision."
         )
 
     def _summary(self, status: str) -> dict[str, Any]:
@@ -315,7 +346,7 @@ class _Run:
 
     def _measure_progress(self) -> Progress:
         config = self.config
-        peak = measure_peak_flops(self.processes.device, torch.float32) * self.processes.size
+        peak = measure_peak_flops(self.processes.device, DTYPES[config.train.precision]) * self.processes.size
         return Progress(
             steps=config.train.steps,
             tokens_per_step=self.task.tokens(self._sample()) * config.train.batch_size,

@@ -1,4 +1,4 @@
-"""The folder that a run leaves behind: what was asked for, where it ran, what happened, what came out.
+"""The folder of a run: configuration, environment, metrics, results and checkpoints.
 
 ::
 
@@ -18,12 +18,13 @@ from typing import Any
 
 import torch
 
+from tost._io import write_atomic, write_json
 from tost._machine import command_arguments, cpu_model, source_revision
 from tost.errors import ConfigError
 from tost.ops import native_info
-from tost.train.checkpoint.files import write_bytes, write_json
-from tost.train.checkpoint.initial import Start
+from tost.train.checkpoint.initial import InitialWeights
 from tost.train.config import RunConfig, config_hash, dump_config
+from tost.train.config.upgrade import FORMAT
 
 __all__ = ["RunFolder", "describe_environment"]
 
@@ -56,15 +57,15 @@ class RunFolder:
         if self.path.exists() and any(self.path.iterdir()):
             raise ConfigError(f"{self.path} is not empty and holds no run; give an empty or new folder with `--out`.")
 
-    def start(self, config: RunConfig, environment: Mapping[str, Any], origin: Start | None = None) -> None:
+    def start(self, config: RunConfig, environment: Mapping[str, Any], origin: InitialWeights | None = None) -> None:
         """Write down what was asked for, where it runs, and which weights it starts from, if not from random ones."""
         self.checkpoints.mkdir(parents=True, exist_ok=True)
-        write_bytes(self.path / "config.yaml", dump_config(config).encode())
-        write_json(self.path / "env.json", {**environment, "config_hash": config_hash(config)})
+        write_atomic(self.path / "config.yaml", dump_config(config))
+        write_json(self.path / "env.json", {"format": FORMAT, **environment, "config_hash": config_hash(config)})
         if origin is not None:
             write_json(self.path / "start.json", asdict(origin))
 
-    def forget_after(self, step: int) -> None:
+    def drop_after(self, step: int) -> None:
         """Drop records of steps that a resumed run will take again."""
         path = self.path / "metrics.jsonl"
         if not path.exists():
@@ -77,8 +78,7 @@ class RunFolder:
                 continue
             if record["step"] <= step:
                 kept.append(line)
-        write_bytes(path.with_suffix(".tmp"), "".join(f"{line}\n" for line in kept).encode())
-        path.with_suffix(".tmp").replace(path)
+        write_atomic(path, "".join(f"{line}\n" for line in kept))
 
     def record(self, value: Mapping[str, Any]) -> None:
         """Append one record to ``metrics.jsonl``."""
@@ -90,9 +90,9 @@ class RunFolder:
         with (self.path / "log.txt").open("a") as file:
             file.write(line + "\n")
 
-    def summarise(self, summary: Mapping[str, Any]) -> None:
+    def write_summary(self, summary: Mapping[str, Any]) -> None:
         """Write ``summary.json``."""
-        write_json(self.path / "summary.json", summary)
+        write_json(self.path / "summary.json", summary, allow_nan=True)
 
 
 def describe_environment(device: torch.device, processes: int) -> dict[str, Any]:

@@ -8,7 +8,7 @@ import torch
 import tost
 from tost.errors import CheckpointError
 from tost.train.checkpoint.files import save_tensors
-from tost.train.checkpoint.initial import load_start, load_weights
+from tost.train.checkpoint.initial import load_initial, load_weights
 from tost.train.checkpoint.model import save_model
 
 OPTIONS = {"embed_dim": 16, "depth": 1, "num_heads": 2, "class_depth": 1}
@@ -40,7 +40,7 @@ def saved(tmp_path):
 def test_everything_is_taken_over(saved):
     path, source = saved()
     model = image_model()
-    start = load_start(model, str(path), never)
+    start = load_initial(model, str(path), never)
     for name, tensor in source.state_dict().items():
         assert torch.equal(model.state_dict()[name], tensor), name
     assert (start.loaded, start.fresh) == (len(source.state_dict()), ())
@@ -51,7 +51,7 @@ def test_everything_is_taken_over(saved):
 def test_a_folder_of_weights_works_like_its_file(saved):
     path, _ = saved()
     models = [image_model(), image_model()]
-    starts = [load_start(model, str(place), never) for model, place in zip(models, (path, path.parent), strict=True)]
+    starts = [load_initial(model, str(place), never) for model, place in zip(models, (path, path.parent), strict=True)]
     assert starts[0] == starts[1]
     assert torch.equal(models[0].cls_token, models[1].cls_token)
 
@@ -59,12 +59,12 @@ def test_a_folder_of_weights_works_like_its_file(saved):
 def test_the_folder_of_a_model_works_too_and_damage_is_noticed(tmp_path):
     source, model = image_model(), image_model()
     save_model(source, tmp_path / "mine", name="tost_mini")
-    assert load_start(model, str(tmp_path / "mine"), never).fresh == ()
+    assert load_initial(model, str(tmp_path / "mine"), never).fresh == ()
     assert torch.equal(model.cls_token, source.cls_token)
     weights = tmp_path / "mine" / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-1] + b"x")
     with pytest.raises(CheckpointError, match="is damaged"):
-        load_start(model, str(tmp_path / "mine"), never)
+        load_initial(model, str(tmp_path / "mine"), never)
 
 
 @pytest.mark.parametrize("classes", [7, 0])
@@ -72,7 +72,7 @@ def test_a_head_of_other_classes_stays_new(saved, classes):
     path, source = saved(num_classes=classes)
     model = image_model()
     before = {name: tensor.clone() for name, tensor in model.head.state_dict().items()}
-    start = load_start(model, str(path), never)
+    start = load_initial(model, str(path), never)
     assert start.fresh == ("head.weight", "head.bias")
     assert str(start).endswith("; new: head.weight, head.bias")
     assert all(torch.equal(model.head.state_dict()[name], tensor) for name, tensor in before.items())
@@ -82,7 +82,7 @@ def test_a_head_of_other_classes_stays_new(saved, classes):
 def test_a_model_without_a_head_starts_from_one_with_a_head(saved):
     path, source = saved()
     model = image_model(num_classes=0)
-    assert load_start(model, str(path), never).fresh == ()
+    assert load_initial(model, str(path), never).fresh == ()
     assert torch.equal(model.norm.weight, source.norm.weight)
 
 
@@ -90,7 +90,7 @@ def test_a_new_head_is_new_whatever_the_source_has(saved):
     path, source = saved()
     model = image_model()
     before = model.head.weight.clone()
-    assert load_start(model, str(path), never, head="new").fresh == ("head.weight", "head.bias")
+    assert load_initial(model, str(path), never, head="new").fresh == ("head.weight", "head.bias")
     assert torch.equal(model.head.weight, before)
     assert torch.equal(model.norm.weight, source.norm.weight)
 
@@ -98,7 +98,7 @@ def test_a_new_head_is_new_whatever_the_source_has(saved):
 def test_where_the_head_must_fit_it_is_refused(saved):
     path, _ = saved(num_classes=7)
     with pytest.raises(CheckpointError, match=r"head\.weight: \(7, 16\) there, \(4, 16\) here"):
-        load_start(image_model(), str(path), never, head="same")
+        load_initial(image_model(), str(path), never, head="same")
 
 
 @pytest.mark.parametrize(
@@ -119,7 +119,7 @@ def test_other_models_are_refused_with_what_differs(saved, options, message):
     model = image_model()
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     with pytest.raises(CheckpointError, match="(?s)" + message) as error:
-        load_start(model, str(path), never)
+        load_initial(model, str(path), never)
     assert "head.bias: (4,)" not in str(error.value)
     assert all(torch.equal(model.state_dict()[name], tensor) for name, tensor in before.items())
 
@@ -143,23 +143,23 @@ def test_a_head_of_another_width_is_not_a_matter_of_classes(saved):
 def test_pickles_are_refused_unread(tmp_path, name):
     (tmp_path / name).write_bytes(b"whatever")
     with pytest.raises(CheckpointError, match=r"is a pickle, which is never opened here.*`tost convert`"):
-        load_start(image_model(), str(tmp_path / name), never)
+        load_initial(image_model(), str(tmp_path / name), never)
 
 
 def test_a_pickle_under_another_name_is_refused_too(tmp_path):
     torch.save({"a": torch.zeros(1)}, tmp_path / "weights")
     with pytest.raises(CheckpointError, match=r"a pickle or PyTorch archive.*`tost convert`"):
-        load_start(image_model(), str(tmp_path / "weights"), never)
+        load_initial(image_model(), str(tmp_path / "weights"), never)
 
 
 def test_places_without_weights_are_named(tmp_path):
     with pytest.raises(CheckpointError, match=r"there is no .*nowhere; train\.init_from takes a run folder"):
-        load_start(image_model(), str(tmp_path / "nowhere"), never)
+        load_initial(image_model(), str(tmp_path / "nowhere"), never)
     with pytest.raises(CheckpointError, match=r"holds no weights; needed are a run folder"):
-        load_start(image_model(), str(tmp_path), never)
+        load_initial(image_model(), str(tmp_path), never)
     (tmp_path / "checkpoints").mkdir()
     with pytest.raises(CheckpointError, match="holds no checkpoint"):
-        load_start(image_model(), str(tmp_path), never)
+        load_initial(image_model(), str(tmp_path), never)
 
 
 def test_heads_with_a_hidden_layer_keep_what_does_not_depend_on_the_classes():

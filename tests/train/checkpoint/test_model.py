@@ -109,7 +109,7 @@ def test_a_damaged_checkpoint_is_reported_and_passed_over(run_folder):
 def test_a_checkpoint_without_its_run_is_refused(run_folder):
     run, _ = run_folder
     (run / "config.yaml").unlink()
-    with pytest.raises(CheckpointError, match="nobody can tell which model it is"):
+    with pytest.raises(CheckpointError, match="its model is not known"):
         tost.load_model(run)
 
 
@@ -147,7 +147,7 @@ def test_damage_is_refused(folder):
     [
         ({"format": 2}, "has format 2, this version reads 1"),
         ({"name": "tost_lm_huge"}, "cannot build: there is no model 'tost_lm_huge'"),
-        ({"options": {"depth": 0}}, "cannot build: .*depth=0"),
+        ({"options": {"depth": 0}}, "cannot build: .*depth: 0 given"),
     ],
 )
 def test_descriptions_that_cannot_be_built_are_refused(folder, changes, message):

@@ -14,7 +14,7 @@ from tost.data import DataBundle
 from tost.errors import CheckpointError, ConfigError
 from tost.recipes import get_task, load_config
 from tost.train.checkpoint.files import save_tensors
-from tost.train.evaluate.metrics import Evaluation, evaluate_checkpoint, evaluate_start, measure
+from tost.train.evaluate.metrics import Evaluation, evaluate_checkpoint, evaluate_initial, measure
 from tost.train.task import Details
 
 TINY = ("model.embed_dim=16", "model.depth=1", "model.num_heads=2", "evaluate.batch_size=4")
@@ -125,11 +125,11 @@ def test_checkpoints_are_refused_with_reasons(checkpoint, tmp_path):
 def test_weights_without_a_run_are_measured_by_a_configuration(checkpoint, bundle):
     folder, model = checkpoint
     weights = config(f"train.init_from={folder / 'model.safetensors'}")
-    assert evaluate_start(weights, TASK).metrics["loss"] == pytest.approx(logits_loss(model, bundle), rel=1e-5)
+    assert evaluate_initial(weights, TASK).metrics["loss"] == pytest.approx(logits_loss(model, bundle), rel=1e-5)
     with pytest.raises(ConfigError, match=r"no weights to measure; add train\.init_from=PATH"):
-        evaluate_start(config(), TASK)
+        evaluate_initial(config(), TASK)
     with pytest.raises(CheckpointError, match=r"head\.weight: \(10, 16\) there, \(11, 16\) here"):
-        evaluate_start(config(f"train.init_from={folder / 'model.safetensors'}", "model.num_classes=11"), TASK)
+        evaluate_initial(config(f"train.init_from={folder / 'model.safetensors'}", "model.num_classes=11"), TASK)
 
 
 def test_files_hold_everything(tmp_path):

@@ -1,4 +1,4 @@
-"""Checkpoints that survive being interrupted at any instant, and that never run anybody's code when they are read.
+"""Checkpoints that survive an interruption at any instant, and from which no code is ever run.
 
 A checkpoint is a folder ``step-00001000`` of safetensors files and JSON. It is written under a temporary name, every
 file is flushed to the disk, a manifest with sizes and hashes is written last, and then the folder is renamed: a reader
@@ -8,63 +8,37 @@ is refused with one line, and the one before it is used.
 
 from __future__ import annotations
 
-import hashlib
-import json
-import os
+import random
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save
+from safetensors.torch import save_file
 from torch import Tensor
 
-from tost.errors import CheckpointError
+from tost._io import atomic_path, read_json, sha256_of, sync_folder, write_json
+from tost.errors import CheckpointError, TostError
 
 __all__ = [
     "CheckpointStore",
     "TensorTree",
     "load_tensors",
-    "read_json",
+    "pack_rng",
     "read_model_tensors",
     "resolve_checkpoint",
-    "write_bytes",
-    "write_json",
+    "restore_rng",
+    "save_tensors",
+    "verify",
+    "write_manifest",
 ]
 
 TensorTree = Mapping[str, Tensor]
 MANIFEST = "manifest.json"
 PREFIX = "step-"
-
-
-def write_bytes(path: Path, data: bytes) -> None:
-    """Write a file and wait until it is on the disk."""
-    with path.open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def write_json(path: Path, value: Any) -> None:
-    """Write JSON so that a reader sees the old file or the new one, never half of it."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    write_bytes(temporary, (json.dumps(value, indent=2, sort_keys=True) + "\n").encode())
-    temporary.replace(path)
-
-
-def read_json(path: Path) -> Any:
-    """Read JSON.
-
-    Raises:
-        CheckpointError: The file is missing or is not JSON.
-    """
-    try:
-        return json.loads(path.read_text())
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"cannot read {path}: {error}") from error
 
 
 def load_tensors(path: Path) -> dict[str, Tensor]:
@@ -86,19 +60,6 @@ def load_tensors(path: Path) -> dict[str, Tensor]:
             f"{path} is {kind} ({error}). Checkpoints of tost are safetensors; pickles are never opened, because "
             "reading one runs code from it. Convert foreign weights with `tost convert`."
         ) from error
-
-
-def _sync_folder(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def _digest(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 @dataclass(frozen=True)
@@ -135,24 +96,27 @@ class CheckpointStore:
     def commit(self, step: int, *, best: bool = False) -> Path:
         """Turn the temporary folder into the checkpoint: manifest, rename, pointers, and remove the old ones."""
         temporary, final = self.begin(step), self.path(step)
-        files = sorted(path for path in temporary.iterdir() if path.is_file())
-        manifest = {path.name: {"bytes": path.stat().st_size, "sha256": _digest(path)} for path in files}
-        write_json(temporary / MANIFEST, manifest)
-        _sync_folder(temporary)
+        write_manifest(temporary)
+        sync_folder(temporary)
         if final.exists():  # the same step again, after a resume from an older checkpoint
             shutil.rmtree(final)
         temporary.rename(final)
-        _sync_folder(self.folder)
+        sync_folder(self.folder)
         self._point("last", final)
         if best:
             self._point("best", final)
         self._remove_old()
         return final
 
-    def newest(self, report: Callable[[str], None]) -> Path | None:
-        """Return the newest checkpoint that is whole; `report` gets one line for each one that is not."""
+    def newest(self, report: Callable[[str], None], files: Collection[str] | None = None) -> Path | None:
+        """Return the newest checkpoint that is whole; `report` gets one line for each one that is not.
+
+        Args:
+            report: Receives the lines.
+            files: Files that will be read and have to be whole; None for all.
+        """
         for path in sorted(self.folder.glob(f"{PREFIX}*"), reverse=True):
-            problem = verify(path)
+            problem = verify(path, files)
             if problem is None:
                 return path
             report(f"checkpoint {path.name} is damaged ({problem}), using the one before it")
@@ -176,29 +140,51 @@ class CheckpointStore:
             shutil.rmtree(path, ignore_errors=True)
 
 
-def verify(path: Path) -> str | None:
-    """Return what is wrong with a checkpoint, or None if it matches its manifest."""
+def write_manifest(folder: Path) -> None:
+    """Write sizes and hashes of all files of a folder."""
+    files = sorted(path for path in folder.iterdir() if path.is_file())
+    write_json(
+        folder / MANIFEST, {path.name: {"bytes": path.stat().st_size, "sha256": sha256_of(path)} for path in files}
+    )
+
+
+def verify(path: Path, files: Collection[str] | None = None) -> str | None:
+    """Return what is wrong with a checkpoint, or None if it matches its manifest.
+
+    Args:
+        path: Its folder.
+        files: Names of those to compare, where the checkpoint has them; None for all.
+    """
     if not (path / MANIFEST).is_file():
         return f"no {MANIFEST}"
     try:
-        manifest = json.loads((path / MANIFEST).read_text())
-        for name, entry in manifest.items():
+        for name, entry in read_json(path / MANIFEST).items():
             file = path / name
+            if files is not None and name not in files:
+                continue
             if not file.is_file():
                 return f"{name} is missing"
             if file.stat().st_size != entry["bytes"]:
                 return f"{name} has {file.stat().st_size} bytes instead of {entry['bytes']}"
-            if _digest(file) != entry["sha256"]:
+            if sha256_of(file) != entry["sha256"]:
                 return f"{name} does not match its hash"
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (TostError, OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         return f"{MANIFEST} cannot be read: {error}"
     return None
 
 
 def save_tensors(path: Path, tensors: TensorTree) -> None:
-    """Write tensors to a safetensors file and wait until they are on the disk."""
+    """Write tensors to a safetensors file, one after the other, and wait until they are on the disk.
+
+    Raises:
+        OSError: The disk is full or cannot be written.
+    """
     dense = {name: tensor.detach().contiguous().cpu() for name, tensor in tensors.items()}
-    write_bytes(path, save(_without_shared_memory(dense)))
+    with atomic_path(path) as draft:
+        try:
+            save_file(_without_shared_memory(dense), draft)
+        except SafetensorError as error:
+            raise OSError(str(error)) from error
 
 
 def _without_shared_memory(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -212,8 +198,13 @@ def _without_shared_memory(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     return result
 
 
-def resolve_checkpoint(path: Path, report: Callable[[str], None]) -> Path:
-    """Find the checkpoint that a user means by `path`: a checkpoint folder, or a run folder for its newest one.
+def resolve_checkpoint(path: Path, report: Callable[[str], None], files: Collection[str] | None = None) -> Path:
+    """Find the checkpoint that a user means by `path`.
+
+    Args:
+        path: A checkpoint folder, or a run folder for its newest one.
+        report: Gets one line for each newer checkpoint that is damaged.
+        files: Files that will be read and have to be whole; None for all. Only these are hashed.
 
     Raises:
         CheckpointError: There is none, or it is damaged.
@@ -224,11 +215,11 @@ def resolve_checkpoint(path: Path, report: Callable[[str], None]) -> Path:
             "use `tost convert`; a pickle is never opened."
         )
     if (path / MANIFEST).is_file():
-        problem = verify(path)
+        problem = verify(path, files)
         if problem is not None:
             raise CheckpointError(f"checkpoint {path} is damaged: {problem}. Use another one of the run.")
         return path.resolve()
-    found = CheckpointStore(path / "checkpoints").newest(report) if (path / "checkpoints").is_dir() else None
+    found = CheckpointStore(path / "checkpoints").newest(report, files) if (path / "checkpoints").is_dir() else None
     if found is None:
         raise CheckpointError(
             f"{path} holds no checkpoint; give a run folder (with checkpoints/ in it) or a folder such as "
@@ -243,21 +234,29 @@ def read_model_tensors(checkpoint: Path, *, ema: bool = False) -> dict[str, Tens
 
 
 def pack_rng() -> dict[str, Any]:
-    """Return the state of Python's and torch's CPU random number generators as JSON values."""
-    import random
-
+    """Return the state of the random number generators of Python and torch, on all devices, as JSON values."""
     version, internal, gauss = random.getstate()
+    devices = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
     return {
         "python": [version, list(internal), gauss],
-        "torch": torch.get_rng_state().numpy().tobytes().hex(),
+        "torch": _hex(torch.get_rng_state()),
+        "cuda": [_hex(state) for state in devices],
     }
 
 
 def restore_rng(packed: Mapping[str, Any]) -> None:
-    """Restore what `pack_rng` returned."""
-    import random
-
+    """Restore what `pack_rng` returned; devices that are not there any more are left out."""
     version, internal, gauss = packed["python"]
     random.setstate((version, tuple(internal), gauss))
-    state = bytearray.fromhex(packed["torch"])
-    torch.set_rng_state(torch.frombuffer(state, dtype=torch.uint8))
+    torch.set_rng_state(_from_hex(packed["torch"]))
+    if torch.cuda.is_available():
+        for device, state in enumerate(packed.get("cuda", [])[: torch.cuda.device_count()]):
+            torch.cuda.set_rng_state(_from_hex(state), device)
+
+
+def _hex(state: Tensor) -> str:
+    return state.cpu().numpy().tobytes().hex()
+
+
+def _from_hex(text: str) -> Tensor:
+    return torch.frombuffer(bytearray.fromhex(text), dtype=torch.uint8)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,11 +9,12 @@ from typing import Literal
 
 from torch import Tensor, nn
 
+from tost._io import sha256_of
 from tost.errors import CheckpointError
 from tost.models.renamed import current_names
 from tost.train.checkpoint.files import load_tensors, resolve_checkpoint
 
-__all__ = ["Head", "Start", "load_start", "load_weights"]
+__all__ = ["Head", "InitialWeights", "load_initial", "load_weights"]
 
 HEAD = "head."
 """Where the tensors of a model's last layer are; the only ones that another number of classes changes."""
@@ -28,7 +28,7 @@ SHOWN = 40
 
 
 @dataclass(frozen=True)
-class Start:
+class InitialWeights:
     """Where the first weights of a run came from.
 
     Attributes:
@@ -48,7 +48,7 @@ class Start:
         return f"started from {self.path}: {self.loaded} tensors{fresh}"
 
 
-def load_start(model: nn.Module, source: str, report: Callable[[str], None], *, head: Head = "fit") -> Start:
+def load_initial(model: nn.Module, source: str, report: Callable[[str], None], *, head: Head = "fit") -> InitialWeights:
     """Fill a model with weights for a run to start from.
 
     Everything must fit; a head that is new keeps its random values.
@@ -65,9 +65,7 @@ def load_start(model: nn.Module, source: str, report: Callable[[str], None], *, 
     """
     path = _find(Path(source), report)
     fresh = load_weights(model, load_tensors(path), source, head=head)
-    with path.open("rb") as file:
-        digest = hashlib.file_digest(file, "sha256").hexdigest()
-    return Start(str(path), digest, len(model.state_dict()) - len(fresh), fresh)
+    return InitialWeights(str(path), sha256_of(path), len(model.state_dict()) - len(fresh), fresh)
 
 
 def load_weights(
@@ -115,7 +113,7 @@ def _find(path: Path, report: Callable[[str], None]) -> Path:
             "model, or a .safetensors file."
         )
     is_run = (path / "checkpoints").is_dir() or (path / "manifest.json").is_file()
-    folder = resolve_checkpoint(path, report) if is_run else path
+    folder = resolve_checkpoint(path, report, [WEIGHTS]) if is_run else path
     if (folder / WEIGHTS).is_file():
         return folder / WEIGHTS
     raise CheckpointError(

@@ -17,7 +17,7 @@ import torch
 from pydantic import BaseModel
 from torch import Tensor, nn
 
-from tost._yaml import read_document
+from tost._io import read_json, write_json
 from tost.errors import CheckpointError, ConfigError, StorageError
 from tost.models import create_model, model_spec
 from tost.models.interface import model_options_of
@@ -25,14 +25,13 @@ from tost.models.registry import loaded_models
 from tost.models.renamed import current_names
 from tost.train.checkpoint.files import (
     MANIFEST,
-    _digest,
     load_tensors,
-    read_json,
     read_model_tensors,
     resolve_checkpoint,
     save_tensors,
-    write_json,
+    write_manifest,
 )
+from tost.train.config.upgrade import read_run_document
 
 __all__ = [
     "SavedModel",
@@ -47,6 +46,7 @@ __all__ = [
 
 DESCRIPTION = "model.json"
 WEIGHTS = "model.safetensors"
+AVERAGES = "ema.safetensors"
 FORMAT = 1
 
 
@@ -77,16 +77,17 @@ def read_saved(path: str | Path, *, ema: bool = False, report: Callable[[str], N
     Raises:
         CheckpointError: There is no such thing, it is damaged, or it has no averages.
     """
-    checkpoint = resolve_checkpoint(Path(path), report or (lambda line: None))
+    files = (DESCRIPTION, WEIGHTS, *([AVERAGES] if ema else []))
+    checkpoint = resolve_checkpoint(Path(path), report or (lambda line: None), files)
     name, options = _description(checkpoint)
     tensors = read_model_tensors(checkpoint)
     if ema:
-        if not (checkpoint / "ema.safetensors").is_file():
+        if not (checkpoint / AVERAGES).is_file():
             raise CheckpointError(
                 f"{checkpoint} holds no moving average of the weights; a run keeps one if train.ema_decay is set. "
                 "Take the weights themselves."
             )
-        tensors |= load_tensors(checkpoint / "ema.safetensors")
+        tensors |= load_tensors(checkpoint / AVERAGES)
     return SavedModel(name, options, tensors)
 
 
@@ -157,9 +158,7 @@ def save_model(model: nn.Module, folder: str | Path, *, name: str | None = None,
         temporary.mkdir()
         save_tensors(temporary / WEIGHTS, model.state_dict())
         write_json(temporary / DESCRIPTION, content)
-        files = [temporary / WEIGHTS, temporary / DESCRIPTION]
-        manifest = {file.name: {"bytes": file.stat().st_size, "sha256": _digest(file)} for file in files}
-        write_json(temporary / MANIFEST, manifest)
+        write_manifest(temporary)
         if target.is_dir():
             shutil.rmtree(target)
         temporary.rename(target)
@@ -228,7 +227,7 @@ def _description(checkpoint: Path) -> tuple[str, dict[str, Any]]:
     """Return the name and the options of the model whose checkpoint or model folder this is."""
     file = checkpoint / DESCRIPTION
     if file.is_file():
-        content = read_json(file)
+        content = read_json(file, error=CheckpointError)
         if not isinstance(content, dict) or not isinstance(content.get("options"), dict) or "name" not in content:
             raise CheckpointError(f"{file} does not describe a model; it needs the keys name and options")
         if content.get("format") != FORMAT:
@@ -239,11 +238,11 @@ def _description(checkpoint: Path) -> tuple[str, dict[str, Any]]:
     config = checkpoint.parents[1] / "config.yaml"
     if not config.is_file():
         raise CheckpointError(
-            f"{checkpoint} does not lie in a run folder (there is no {config}), so nobody can tell which model it is; "
+            f"{checkpoint} does not lie in a run folder (there is no {config}), so its model is not known; "
             "give the run folder, or a model folder made by `tost convert`"
         )
     # A finished configuration holds every option. The rest of it is left alone: the data may not be here any more.
-    model = read_document(config).values.get("model")
+    model = read_run_document(config).values.get("model")
     if not isinstance(model, dict) or "name" not in model:
         raise CheckpointError(f"{config} names no model; it needs a key model with a name")
     return model["name"], {key: value for key, value in model.items() if key != "name"}

@@ -10,11 +10,12 @@ from typing import Annotated, Any
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from tost._options import Keys, Problem, check_options, keys_of, options_error, translate
-from tost._yaml import parse_value, read_document
+from tost._yaml import parse_value
 from tost.data import DataOptions
 from tost.errors import ConfigError
 from tost.train.config.rules import RULES, UNKNOWN, Rule, broken_rules
 from tost.train.config.schema import RunConfig, data_option_class, default_options, model_option_class
+from tost.train.config.upgrade import read_run_document
 
 __all__ = ["load_config"]
 
@@ -39,7 +40,7 @@ def load_config(
         ConfigError: The file cannot be read, or something in it or in the overrides is wrong. All problems are listed,
             each with its dotted key, where it was set, what was given and what is needed.
     """
-    document = read_document(Path(path))
+    document = read_run_document(Path(path))
     values = document.values
     written = [_dig(values, key) for key in ("model.name", "data.name")]
     problems, overridden = _apply(overrides, values)

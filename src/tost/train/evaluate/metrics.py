@@ -13,12 +13,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from tost._io import write_json
 from tost.data import Dataset, make_evaluation_loader
 from tost.errors import CheckpointError, ConfigError
-from tost.train.checkpoint.files import read_model_tensors, write_json
-from tost.train.checkpoint.initial import load_start, load_weights
+from tost.train.checkpoint.files import read_model_tensors
+from tost.train.checkpoint.initial import load_initial, load_weights
 from tost.train.config import RunConfig, load_config
-from tost.train.distributed import Processes
+from tost.train.distributed import Distributed
 from tost.train.task import Details, Task
 from tost.train.telemetry import compression_by_layer
 
@@ -27,10 +28,10 @@ __all__ = [
     "Measurement",
     "evaluate",
     "evaluate_checkpoint",
-    "evaluate_start",
+    "evaluate_initial",
     "measure",
     "read_checkpoint",
-    "read_start",
+    "read_initial",
 ]
 
 
@@ -48,14 +49,14 @@ class Measurement:
 
 
 def evaluate(
-    model: nn.Module, task: Task, dataset: Dataset, config: RunConfig, processes: Processes
+    model: nn.Module, task: Task, dataset: Dataset, config: RunConfig, processes: Distributed
 ) -> dict[str, float]:
     """Return the metrics of a model on a data set; see `measure`."""
     return measure(model, task, dataset, config, processes).metrics
 
 
 @torch.no_grad()
-def measure(model: nn.Module, task: Task, dataset: Dataset, config: RunConfig, processes: Processes) -> Measurement:
+def measure(model: nn.Module, task: Task, dataset: Dataset, config: RunConfig, processes: Distributed) -> Measurement:
     """Run a model over a data set.
 
     Args:
@@ -80,23 +81,25 @@ def measure(model: nn.Module, task: Task, dataset: Dataset, config: RunConfig, p
     for batch in islice(loader, config.evaluate.batches):
         placed = processes.place(batch)
         with processes.context():
-            outcome = task.compute(model, placed)
+            result = task.compute(model, placed)
         terms += task.terms(placed)
-        sums["loss"] += outcome.loss.item()
-        for name, value in outcome.sums.items():
+        sums["loss"] += result.loss.item()
+        for name, value in result.sums.items():
             sums[name] = sums.get(name, 0.0) + float(value)
-        for name, table in outcome.counts.items():
+        for name, table in result.counts.items():
             counts[name] = counts[name] + table if name in counts else table
     layers = _look_inside(model, task, dataset, config, processes) if config.evaluate.telemetry else {}
     model.train(training)
     processes.reshard(model)
-    totals = {name: processes.total(sums[name]) for name in sorted(sums)}
-    metrics = {**task.metrics(totals, processes.total(terms)), **layers}
-    return Measurement(metrics, {name: processes.total_of(counts[name]).cpu() for name in sorted(counts)})
+    names = sorted(sums)
+    values = torch.tensor([terms, *(sums[name] for name in names)], dtype=torch.float64, device=processes.device)
+    terms, *totals = processes.sum(values).tolist()
+    metrics = {**task.metrics(dict(zip(names, totals, strict=True)), terms), **layers}
+    return Measurement(metrics, {name: processes.sum(counts[name]).cpu() for name in sorted(counts)})
 
 
 def _look_inside(
-    model: nn.Module, task: Task, dataset: Dataset, config: RunConfig, processes: Processes
+    model: nn.Module, task: Task, dataset: Dataset, config: RunConfig, processes: Distributed
 ) -> dict[str, float]:
     """Return the compression term by layer on the first validation batch, which every process runs whole."""
     batch = next(
@@ -187,17 +190,17 @@ def read_checkpoint(
     return config, lambda model: load_weights(model, tensors, str(checkpoint))
 
 
-def evaluate_start(config: RunConfig, task: Task) -> Evaluation:
+def evaluate_initial(config: RunConfig, task: Task) -> Evaluation:
     """Measure the weights that a run would start from, ``train.init_from``, on its validation set.
 
     Raises:
         ConfigError: The configuration names no weights.
         CheckpointError: They cannot be read, or belong to another model or another number of classes.
     """
-    return _evaluate(config, task, read_start(config))
+    return _evaluate(config, task, read_initial(config))
 
 
-def read_start(config: RunConfig) -> Callable[[nn.Module], object]:
+def read_initial(config: RunConfig) -> Callable[[nn.Module], object]:
     """Return a function that fills a model with the weights that a run would start from.
 
     Raises:
@@ -206,11 +209,11 @@ def read_start(config: RunConfig) -> Callable[[nn.Module], object]:
     source = config.train.init_from
     if source is None:
         raise ConfigError("a configuration has no weights to measure; add train.init_from=PATH, or name a run.")
-    return lambda model: load_start(model, source, lambda line: None, head="same")
+    return lambda model: load_initial(model, source, lambda line: None, head="same")
 
 
 def _evaluate(config: RunConfig, task: Task, load: Callable[[nn.Module], object]) -> Evaluation:
-    with Processes.join(config) as processes:
+    with Distributed.join(config) as processes:
         bundle = task.build_data(config)
         model = task.build_model(config, bundle)
         load(model)

@@ -20,14 +20,14 @@ from tost.data.tokens.reader import TokenSplit, cbt_questions, check_tokenizer, 
 from tost.errors import ConfigError
 from tost.models import create_model, model_spec
 from tost.train.config import RunConfig
-from tost.train.distributed import Processes
+from tost.train.distributed import Distributed
 from tost.train.evaluate.last_word import Passage, score_choices, score_last_words, score_last_words_by_generation
-from tost.train.evaluate.metrics import Evaluation, read_checkpoint, read_start
+from tost.train.evaluate.metrics import Evaluation, read_checkpoint, read_initial
 from tost.train.evaluate.perplexity import Text, score_random, score_stream, score_windows
 from tost.train.task import Details
 from tost.train.tokenizer import find_tokenizer
 
-__all__ = ["Protocol", "TextTest", "evaluate_text", "evaluate_text_checkpoint", "evaluate_text_start"]
+__all__ = ["Protocol", "TextTest", "evaluate_text", "evaluate_text_checkpoint", "evaluate_text_initial"]
 
 AUTHORS_WINDOWS = 16_000
 
@@ -111,7 +111,7 @@ def evaluate_text_checkpoint(checkpoint: Path, test: TextTest, *, overrides: Seq
     return _evaluate(config, load, test, tokenizer=known, model=str(checkpoint))
 
 
-def evaluate_text_start(config: RunConfig, test: TextTest) -> Evaluation:
+def evaluate_text_initial(config: RunConfig, test: TextTest) -> Evaluation:
     """Measure the weights that a run would start from, ``train.init_from``.
 
     Args:
@@ -122,7 +122,7 @@ def evaluate_text_start(config: RunConfig, test: TextTest) -> Evaluation:
         ConfigError: The configuration names no weights, or the text cannot be measured so.
         CheckpointError: The weights cannot be read, or belong to another model.
     """
-    return _evaluate(config, read_start(config), test, tokenizer=None, model=str(config.train.init_from))
+    return _evaluate(config, read_initial(config), test, tokenizer=None, model=str(config.train.init_from))
 
 
 def _evaluate(
@@ -136,7 +136,7 @@ def _evaluate(
     corpus = _open(config.data)
     if corpus.split is not None:
         check_tokenizer(tokenizer, corpus.split.folder, model=model)
-    with Processes.join(config) as processes:
+    with Distributed.join(config) as processes:
         if processes.size > 1:
             raise ConfigError(f"{processes.size} processes cannot share this measurement; start one.")
         network = create_model(config.model.name, **config.model.options)

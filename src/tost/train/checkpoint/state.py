@@ -1,8 +1,8 @@
-"""What a checkpoint holds, and how a run puts it back: weights, optimiser, averages, data position, random numbers.
+"""Content of a checkpoint: weights, optimizer, averages, position in the data, random numbers.
 
 Tensors are stored whole and by parameter name, also when the run shards them, so that a run may go on with another
-number of processes. Everything that decides what comes next is included: a run that was cut anywhere takes exactly the
-steps that it would have taken.
+number of processes. Everything that decides what comes next is included: a resumed run takes exactly the steps that it
+would have taken without the interruption.
 """
 
 from __future__ import annotations
@@ -23,28 +23,22 @@ from torch.distributed.checkpoint.state_dict import (
 )
 from torch.distributed.tensor import DTensor
 
+from tost._io import read_json, write_json
 from tost.data import Loader
 from tost.errors import CheckpointError, StorageError
-from tost.train.checkpoint.files import (
-    CheckpointStore,
-    load_tensors,
-    pack_rng,
-    read_json,
-    restore_rng,
-    save_tensors,
-    write_json,
-)
-from tost.train.distributed import Processes
+from tost.train.checkpoint.files import CheckpointStore, load_tensors, pack_rng, restore_rng, save_tensors
+from tost.train.config.upgrade import FORMAT, check_format
+from tost.train.distributed import Distributed
 from tost.train.ema import WeightAverage
 
-__all__ = ["Parts", "Snapshot", "restore", "save"]
+__all__ = ["Position", "RunState", "restore_checkpoint", "save_checkpoint"]
 
 _WHOLE = StateDictOptions(full_state_dict=True, cpu_offload=True)
 
 
 @dataclass(frozen=True)
-class Snapshot:
-    """The small numbers of a checkpoint.
+class Position:
+    """How far a run has come.
 
     Attributes:
         step: Optimiser steps done.
@@ -58,12 +52,12 @@ class Snapshot:
 
 
 @dataclass(frozen=True)
-class Parts:
+class RunState:
     """The parts of a run whose state decides how it goes on.
 
     Attributes:
         model: The model as the processes hold it: plain, wrapped or sharded.
-        optimizer: Its optimiser.
+        optimizer: Its optimizer.
         average: The moving average of its weights, if the run keeps one.
         loader: The training data and the position in it.
         fingerprint: Identifies the content of the training data.
@@ -75,81 +69,83 @@ class Parts:
     average: WeightAverage | None
     loader: Loader
     fingerprint: str
-    processes: Processes
+    processes: Distributed
 
 
-def save(store: CheckpointStore, snapshot: Snapshot, parts: Parts, *, best: bool) -> None:
+def save_checkpoint(store: CheckpointStore, position: Position, run: RunState, *, best: bool) -> None:
     """Write a checkpoint of everything that decides how the run goes on.
 
     Raises:
         StorageError: The disk is full or cannot be written; the checkpoints before are untouched.
     """
-    processes, average, scaler = parts.processes, parts.average, parts.processes.accelerator.scaler
-    tensors, groups = _optimizer_tensors(parts.model, parts.optimizer)
-    weights = cast(dict[str, Tensor], get_model_state_dict(parts.model, options=_WHOLE))
+    processes, average, scaler = run.processes, run.average, run.processes.accelerator.scaler
+    tensors, groups = _optimizer_tensors(run.model, run.optimizer)
+    weights = cast(dict[str, Tensor], get_model_state_dict(run.model, options=_WHOLE))
     averages = {} if average is None else {name: _whole(x) for name, x in average.average.items()}
     state = {
-        **asdict(snapshot),
+        "format": FORMAT,
+        **asdict(position),
         "groups": groups,
-        "data": parts.fingerprint,
-        "loader": parts.loader.state_dict(),
+        "data": run.fingerprint,
+        "loader": run.loader.state_dict(),
         "processes": processes.size,
         "scaler": None if scaler is None else scaler.state_dict(),
     }
-    temporary = store.begin(snapshot.step)
+    temporary = store.begin(position.step)
     try:
         if processes.is_first:
-            store.prepare(snapshot.step)
+            store.prepare(position.step)
             save_tensors(temporary / "model.safetensors", weights)
             save_tensors(temporary / "optimizer.safetensors", tensors)
             if average is not None:
                 save_tensors(temporary / "ema.safetensors", averages)
-            write_json(temporary / "state.json", state)
+            write_json(temporary / "state.json", state, allow_nan=True)
         processes.wait()
         write_json(temporary / f"random-{processes.rank:05d}.json", pack_rng())
         processes.wait()
         if processes.is_first:
-            store.commit(snapshot.step, best=best)
+            store.commit(position.step, best=best)
         processes.wait()
     except OSError as error:
         if processes.is_first:
-            store.discard(snapshot.step)
+            store.discard(position.step)
         raise StorageError(
-            f"cannot write the checkpoint of step {snapshot.step} to {store.folder}: {error}. "
+            f"cannot write the checkpoint of step {position.step} to {store.folder}: {error}. "
             "The checkpoints before it are intact; make room and go on with `--resume auto`."
         ) from error
 
 
-def restore(path: Path, parts: Parts) -> Snapshot:
+def restore_checkpoint(path: Path, run: RunState) -> Position:
     """Put a checkpoint back into a run that was just built from its configuration.
 
     Raises:
         CheckpointError: The checkpoint belongs to another model or another kind of run.
     """
-    state = read_json(path / "state.json")
-    processes, average, scaler = parts.processes, parts.average, parts.processes.accelerator.scaler
-    if state["data"] != parts.fingerprint:
+    state = read_json(path / "state.json", error=CheckpointError)
+    check_format(state.get("format", 1), path.name)
+    processes, average, scaler = run.processes, run.average, run.processes.accelerator.scaler
+    if state["data"] != run.fingerprint:
         raise CheckpointError(
             f"{path.name} was trained on other data: its fingerprint is {state['data'][:12]}, that of the data here is "
-            f"{parts.fingerprint[:12]}. Resume with the same data set, options and seed."
+            f"{run.fingerprint[:12]}. Resume with the same data set, options and seed."
         )
     if average is not None and not (path / "ema.safetensors").exists():
         raise CheckpointError(
             f"{path.name} holds no moving average, but train.ema_decay={average.decay}; resume without "
             "train.ema_decay, or from a run that had it."
         )
-    _load_model(path, parts.model)
+    _load_model(path, run.model)
     options = StateDictOptions(full_state_dict=True)
-    set_optimizer_state_dict(parts.model, parts.optimizer, _optimizer_state(path, state["groups"]), options=options)
+    set_optimizer_state_dict(run.model, run.optimizer, _optimizer_state(path, state["groups"]), options=options)
     if average is not None:
         average.load(load_tensors(path / "ema.safetensors"))
     if scaler is not None and state["scaler"] is not None:
         scaler.load_state_dict(state["scaler"])
-    parts.loader.load_state_dict(state["loader"])
+    run.loader.load_state_dict(state["loader"])
     randomness = path / f"random-{processes.rank:05d}.json"
     if state["processes"] == processes.size and randomness.exists():
-        restore_rng(read_json(randomness))
-    return Snapshot(step=state["step"], metrics=state["metrics"], best=state["best"])
+        restore_rng(read_json(randomness, error=CheckpointError))
+    return Position(step=state["step"], metrics=state["metrics"], best=state["best"])
 
 
 def _whole(tensor: Tensor) -> Tensor:
@@ -158,7 +154,7 @@ def _whole(tensor: Tensor) -> Tensor:
 
 
 def _optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> tuple[dict[str, Tensor], Any]:
-    """Return the optimiser's tensors as ``parameter/quantity``, and its groups as JSON values."""
+    """Return the optimizer's tensors as ``parameter/quantity``, and its groups as JSON values."""
     state = cast(dict[str, Any], get_optimizer_state_dict(model, optimizer, options=_WHOLE))
     if not state:  # only the first process receives whole tensors
         return {}, []
