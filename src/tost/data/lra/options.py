@@ -31,7 +31,11 @@ __all__ = [
 
 _LONGEST = 1 << 20  # tokens; a longer sequence is a slip of the finger
 _LENGTH = "positions of a sample, the end symbol included; longer sequences are cut"
+_INPUT = "a pixel as one of 256 ids, or as a number that is shifted and scaled"
+_MASK_ZERO = "mask pixels of value 0, as if they were padding"
+_MEAN, _STD = "input: values: subtracted, of pixels in [0, 1]", "input: values: then divided by"
 _Number = Annotated[float, Field(allow_inf_nan=False)]
+_Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Overrides = Mapping[str, Mapping[str, Any]]
 
 
@@ -40,6 +44,8 @@ class LraOptions(DataSetOptions):
 
     presets: ClassVar[Overrides] = {}
     """Options that each preset but `paper` changes."""
+    classes: ClassVar[int]
+    """Number of classes."""
 
     preset: Literal["paper", "official", "s4", "mega", "skyformer"] = Field(
         default="paper", description="code base to follow in all options that are not given"
@@ -63,10 +69,29 @@ class SequenceOptions(LraOptions):
     keep: Literal["start", "end"] = Field(default="start", description="which part of a sequence that is too long")
     padding: Literal["right", "left"] = Field(default="right", description="side on which short ones are filled up")
 
+    towers: ClassVar[int] = 1
+    """Sequences per sample."""
+
+    def ids(self) -> int:
+        """Return the number of ids."""
+        raise NotImplementedError
+
+    def shape(self) -> DataShape:
+        """Symbols, padded to the length."""
+        return DataShape(
+            task="classification",
+            input="tokens",
+            length=self.length,
+            vocab_size=self.ids(),
+            num_classes=self.classes,
+            towers=self.towers,
+        )
+
 
 class LraListOpsOptions(SequenceOptions):
     """Options of ``lra_listops``."""
 
+    classes = 10
     presets: ClassVar[Overrides] = {
         "official": {"length": 2000, "eos": False},
         "s4": {"length": 2048},
@@ -78,20 +103,15 @@ class LraListOpsOptions(SequenceOptions):
         default=True, description="keep the closing brackets, without which the task cannot be solved in general"
     )
 
-    def shape(self) -> DataShape:
-        """15 symbols, one for padding, one for unknown ones as in the official code, and the end; 10 values."""
-        return DataShape(
-            task="classification",
-            input="tokens",
-            length=self.length,
-            vocab_size=17 + self.eos,
-            num_classes=10,
-        )
+    def ids(self) -> int:
+        """15 symbols, one for padding, one for unknown ones as in the official code, and the end."""
+        return 17 + self.eos
 
 
 class LettersOptions(SequenceOptions):
     """Options of the tasks of texts."""
 
+    classes = 2
     unit: Literal["bytes", "chars"] = Field(default="bytes", description="what texts are cut into; bytes are of UTF-8")
     min_frequency: int = Field(
         default=1, ge=1, description="unit: chars: rarer ones in the training texts are one unknown symbol"
@@ -132,42 +152,25 @@ class LraTextOptions(LettersOptions):
     )
     split_seed: int = Field(default=42, description="decides which reviews are held out")
 
-    def shape(self) -> DataShape:
-        """Letters; negative or positive."""
-        return DataShape(
-            task="classification", input="tokens", length=self.length, vocab_size=self.ids(), num_classes=2
-        )
-
 
 class LraRetrievalOptions(LettersOptions):
-    """Options of ``lra_retrieval``."""
+    """Options of ``lra_retrieval``, pairs of documents."""
 
+    towers = 2
     presets: ClassVar[Overrides] = {
         "official": {"length": 4000, "eos": False},
         "s4": {"length": 4000, "unit": "chars", "vocab_size": 256},
         "skyformer": {"length": 4000, "eos": False},
     }
 
-    def shape(self) -> DataShape:
-        """Letters of two documents; related or not."""
-        return DataShape(
-            task="classification", input="tokens", length=self.length, vocab_size=self.ids(), num_classes=2, towers=2
-        )
-
 
 class PixelOptions(LraOptions):
     """Options of the tasks of images."""
 
-    classes: ClassVar[int]
-
-    input: Literal["tokens", "values"] = Field(
-        default="values", description="a pixel as one of 256 ids, or as a number that is shifted and scaled"
-    )
-    mask_zero: bool = Field(default=False, description="mask pixels of value 0, as if they were padding")
-    mean: _Number = Field(default=0.5, description="input: values: subtracted, of pixels in [0, 1]")
-    std: Annotated[float, Field(gt=0, allow_inf_nan=False)] = Field(
-        default=0.5, description="input: values: then divided by"
-    )
+    input: Literal["tokens", "values"] = Field(default="values", description=_INPUT)
+    mask_zero: bool = Field(default=False, description=_MASK_ZERO)
+    mean: _Number = Field(default=0.5, description=_MEAN)
+    std: _Positive = Field(default=0.5, description=_STD)
     split: Literal["order", "shuffled"] = Field(
         default="shuffled", description="cut into splits in the order of the files, or after shuffling by split_seed"
     )
@@ -204,10 +207,8 @@ class LraImageOptions(PixelOptions):
         "skyformer": {**_AS_TOKENS, "grey": "tensorflow", "split": "order"},
     }
 
-    mean: _Number = Field(default=0.48, description="input: values: subtracted, of pixels in [0, 1]")
-    std: Annotated[float, Field(gt=0, allow_inf_nan=False)] = Field(
-        default=0.24, description="input: values: then divided by"
-    )
+    mean: _Number = Field(default=0.48, description=_MEAN)
+    std: _Positive = Field(default=0.24, description=_STD)
     grey: Literal["pillow", "tensorflow"] = Field(
         default="pillow", description="library whose weights of red, green and blue and whose rounding to use"
     )
@@ -231,10 +232,8 @@ class LraPathfinderOptions(PixelOptions):
 
     resolution: Literal[32, 64, 128, 256] = Field(default=32, description="height and width of the images; 128: Path-X")
     difficulty: Difficulty = Field(default="hard", description="which images; the benchmark has the hard ones")
-    input: Literal["tokens", "values"] = Field(
-        default="tokens", description="a pixel as one of 256 ids, or as a number that is shifted and scaled"
-    )
-    mask_zero: bool = Field(default=True, description="mask pixels of value 0, as if they were padding")
+    input: Literal["tokens", "values"] = Field(default="tokens", description=_INPUT)
+    mask_zero: bool = Field(default=True, description=_MASK_ZERO)
     in_memory: bool | None = Field(
         default=None, description="keep images once they are read; null: up to 512 MiB of them"
     )

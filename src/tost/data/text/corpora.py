@@ -113,8 +113,7 @@ class CorpusOptions(PrepareOptions):
 class TextOptions(CorpusOptions):
     """Options of ``text``: any text."""
 
-    name = "text"
-    summary = "any text, jsonl or parquet files, or a data set of the hub"
+    name, summary = "text", "any text, jsonl or parquet files, or a data set of the hub"
 
     source: str | None = Field(
         default=None,
@@ -156,8 +155,7 @@ class TextOptions(CorpusOptions):
 class OpenWebTextOptions(CorpusOptions):
     """Options of ``openwebtext``: by default the split of nanoGPT, which is also the authors'."""
 
-    name = "openwebtext"
-    summary = "8 million web pages, in nanoGPT's split"
+    name, summary = "openwebtext", "8 million web pages, in nanoGPT's split"
 
     column: str = Field(default="text", description="key or column with the text")
     validation: float = Field(default=0.0005, gt=0.0, lt=1.0, description="share of documents for validation")
@@ -193,22 +191,19 @@ class _WikiTextOptions(_LinesOptions):
 class WikiText2Options(_WikiTextOptions):
     """Options of ``wikitext2``."""
 
-    name = "wikitext2"
-    summary = "WikiText-2, in its own splits"
+    name, summary = "wikitext2", "WikiText-2, in its own splits"
 
 
 class WikiText103Options(_WikiTextOptions):
     """Options of ``wikitext103``."""
 
-    name = "wikitext103"
-    summary = "WikiText-103, in its own splits"
+    name, summary = "wikitext103", "WikiText-103, in its own splits"
 
 
 class PtbOptions(_LinesOptions):
     """Options of ``ptb``. ``<unk>`` stays as it is."""
 
-    name = "ptb"
-    summary = "Penn Treebank as language models use it, in its own splits"
+    name, summary = "ptb", "Penn Treebank as language models use it, in its own splits"
 
     def job(self) -> TextJob:
         """Return how the corpus is read."""
@@ -220,8 +215,7 @@ class PtbOptions(_LinesOptions):
 class LambadaOptions(CorpusOptions):
     """Options of ``lambada``: every passage a document."""
 
-    name = "lambada"
-    summary = "passages whose last word is to be guessed"
+    name, summary = "lambada", "passages whose last word is to be guessed"
 
     variant: Literal["original", "openai"] = Field(
         default="original",
@@ -241,8 +235,7 @@ class LambadaOptions(CorpusOptions):
 class CbtOptions(CorpusOptions):
     """Options of ``cbt``: every question as ten documents, one for each candidate."""
 
-    name = "cbt"
-    summary = "Children's Book Test: ten candidates for a missing word"
+    name, summary = "cbt", "Children's Book Test: ten candidates for a missing word"
 
     task: Literal["CN", "NE", "V", "P"] = Field(
         default="CN", description="kind of the missing word: common noun, named entity, verb, preposition"
@@ -257,8 +250,7 @@ class CbtOptions(CorpusOptions):
 class ShakespeareOptions(CorpusOptions):
     """Options of ``shakespeare``: one text file, by default as characters."""
 
-    name = "shakespeare"
-    summary = "1.1 MB of Shakespeare as characters, the last tenth for validation"
+    name, summary = "shakespeare", "1.1 MB of Shakespeare as characters, the last tenth for validation"
 
     source: str | None = Field(default=None, description="the text file, input.txt of tinyshakespeare")
     tokenizer: str = Field(default="chars", description=CorpusOptions.model_fields["tokenizer"].description)
