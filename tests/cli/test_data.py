@@ -98,7 +98,7 @@ def test_stopped_by_a_signal_it_goes_on(tmp_path, how):
         _, said = process.communicate(timeout=60)
     if how is signal.SIGINT and process.returncode:
         assert process.returncode == 130
-        assert "the same command goes on" in said
+        assert "the same command continues" in said
         assert "Traceback" not in said
     done = subprocess.run([*command, *settings], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Protocol
 
@@ -17,7 +17,7 @@ from tost._text import Table
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
 
-__all__ = ["Steps", "log", "print_table", "show", "show_json", "show_table", "steps"]
+__all__ = ["Steps", "log", "print_table", "show", "show_entries", "show_json", "show_table", "steps"]
 
 
 class Steps(Protocol):
@@ -73,6 +73,15 @@ def print_table(table: Table) -> None:
         for line in [*filter(None, [table.title]), *table.plain()]:
             show(line)
     show()
+
+
+def show_entries(entries: Sequence[Mapping[str, str]]) -> None:
+    """Write a list to stdout: a table on a terminal, one line per entry with tabs between its columns in a pipe."""
+    if sys.stdout.isatty():
+        show_table(list(entries[0]), [list(entry.values()) for entry in entries])
+    else:
+        for entry in entries:
+            show("\t".join(entry.values()))
 
 
 @contextmanager

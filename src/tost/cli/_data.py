@@ -1,4 +1,4 @@
-"""`tost data`: make data sets, list those that can be made, and check what was made."""
+"""`tost data`: prepare data sets, list those that can be prepared, and check prepared folders."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ app = typer.Typer(help="Make data sets and check them.", no_args_is_help=True, r
 @app.command("prepare", context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
 def prepare(
     context: typer.Context,
-    name: Annotated[str, typer.Argument(metavar="NAME", help="What to make; `tost data ls` lists the names.")],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Data set to make; `tost data ls` lists the names.")],
     out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Folder to write to, new or empty.")],
     workers: Annotated[
         int | None, typer.Option(min=1, help="Processes that share the work. Default: one for each processor.")
@@ -35,7 +35,7 @@ def prepare(
 ) -> None:
     """Make a data set. Options follow as key=value or --key value; `tost data ls NAME` explains them.
 
-    Stopped by Ctrl-C or otherwise, the same command goes on where it was; the files are the same in the end.
+    Stopped by Ctrl-C or otherwise, the same command continues where it was; the files are the same in the end.
     """
     from tost.data.prepare import find_preparer
     from tost.data.prepare import prepare as make
@@ -46,12 +46,12 @@ def prepare(
         with _progress() as report:
             facts = make(name, given, out, workers=workers or _processors(), report=report)
     except KeyboardInterrupt:
-        _console.log(f"stopped; what is done is kept in {out}, and the same command goes on from there")
+        _console.log(f"stopped; what is done is kept in {out}, and the same command continues there")
         raise typer.Exit(INTERRUPTED) from None
     if json:
         _console.show_json({"out": str(out), **facts})
     else:
-        _console.show(f"{out}: {_in_words(facts)}")
+        _console.show(f"{out}: {_facts(facts)}")
 
 
 @app.command("ls")
@@ -71,11 +71,8 @@ def ls(
         ]
     if json:
         _console.show_json({"entries": entries})
-    elif sys.stdout.isatty():
-        _console.show_table(list(entries[0]), [list(entry.values()) for entry in entries])
     else:
-        for entry in entries:
-            _console.show("\t".join(entry.values()))
+        _console.show_entries(entries)
 
 
 @app.command("check")
@@ -90,7 +87,7 @@ def check(
     if json:
         _console.show_json({"folder": str(folder), "ok": True, **facts})
     else:
-        _console.show(f"{folder} is whole: {_in_words(facts)}")
+        _console.show(f"{folder} is whole: {_facts(facts)}")
 
 
 def _processors() -> int:
@@ -122,7 +119,7 @@ def _default(value: object) -> str:
     return "" if value is None or repr(value) == "PydanticUndefined" else str(value)
 
 
-def _in_words(facts: dict[str, object]) -> str:
+def _facts(facts: dict[str, object]) -> str:
     def show(value: object) -> str:
         return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
 
@@ -131,7 +128,7 @@ def _in_words(facts: dict[str, object]) -> str:
 
 @contextmanager
 def _progress() -> Iterator[Callable[[int, int, str], None]]:
-    """Show progress on stderr: a bar on a terminal, now and then a line elsewhere."""
+    """Show progress on stderr: a bar on a terminal, a line every ten seconds elsewhere."""
     if not sys.stderr.isatty():
         yield _plain_lines()
         return

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from enum import StrEnum
 from fnmatch import fnmatchcase
@@ -51,11 +50,8 @@ def ls(
         _console.log(
             f"there are no {kind} yet" if pattern == "*" else f"no {kind} match {pattern!r}; `tost ls {kind}` lists all"
         )
-    elif sys.stdout.isatty():
-        _console.show_table(list(entries[0]), [list(entry.values()) for entry in entries])
     else:
-        for entry in entries:
-            _console.show("\t".join(entry.values()))
+        _console.show_entries(entries)
 
 
 def _tasks(pattern: str) -> list[Entry]:

@@ -107,7 +107,7 @@ def _result(future: Future[Any]) -> Any:
         return future.result()
     except BrokenProcessPool as error:
         raise StorageError(
-            "a process was killed, perhaps for lack of memory; what is done is kept: give the same command again, with "
+            "a process was killed, perhaps for lack of memory; what is done is kept: run the same command again, with "
             "fewer --workers if need be."
         ) from error
 

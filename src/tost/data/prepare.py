@@ -103,8 +103,8 @@ def prepare(
         raise
     except OSError as error:
         raise StorageError(
-            f"cannot go on with {error.filename or out}: {error.strerror or error}; "
-            "what is done is kept: mend it and give the same command again."
+            f"cannot continue with {error.filename or out}: {error.strerror or error}; "
+            "what is done is kept: fix this and run the same command again."
         ) from error
     return facts
 
@@ -177,7 +177,7 @@ def _claim(out: Path, options: PrepareOptions) -> None:
     elif marker != asked:
         raise ConfigError(
             f"{out} was begun with other settings ({_difference(marker, asked)}); "
-            "give the settings of then, or another --out."
+            "use the same settings, or another --out."
         )
     remove_drafts(out)
 

@@ -190,7 +190,7 @@ def test_missing_files(folder):
     with pytest.raises(StorageError, match=r"validation-00000\.bin is missing"):
         open_tokens(folder.path)
     (folder.path / "index.json").unlink()
-    with pytest.raises(ConfigError, match="was not prepared to the end; give the same"):
+    with pytest.raises(ConfigError, match="is incomplete; run the same `tost data prepare` command"):
         open_tokens(folder.path)
     (folder.path / "prepare.json").unlink()
     with pytest.raises(ConfigError, match="holds no prepared tokens"):

@@ -118,10 +118,12 @@ def _check_unchanged(out: Path, plan: Plan, tokenizer: str) -> None:
     if not path.is_file():
         write_json(path, now)
         return
-    before = read_json(path, error=StorageError, max_bytes=MAX_INDEX_BYTES, hint=f"remove {out} and begin again.")
+    before = read_json(
+        path, error=StorageError, max_bytes=MAX_INDEX_BYTES, hint=f"remove {out} and run the command again."
+    )
     if before != now:
         what = "the tokenizer" if before[0] != tokenizer else "the source"
-        raise ConfigError(f"{what} is not what it was when {out} was begun; remove {out} and begin again.")
+        raise ConfigError(f"{what} is not what it was when {out} was begun; remove {out} and run the command again.")
 
 
 def _alphabet(plan: Plan, pool: WorkerPool, out: Path, report: Report) -> str:
@@ -136,7 +138,7 @@ def _alphabet(plan: Plan, pool: WorkerPool, out: Path, report: Report) -> str:
         if not found:
             raise ConfigError("the documents hold no characters at all; there is nothing to learn.")
         write_json(path, "".join(sorted(found)))
-    return str(read_json(path, error=StorageError, hint=f"remove {path} and give the same command again."))
+    return str(read_json(path, error=StorageError, hint=f"remove {path} and run the same command again."))
 
 
 def _find_characters(piece: Piece, job: TextJob, hub: Mapping[str, Any], out: Path, tick: Tick) -> set[str]:

@@ -141,7 +141,7 @@ def _no_index(folder: Path) -> str:
     if not folder.exists():
         return f"there is no folder {folder}; make it with `tost data prepare NAME --out {folder}`."
     if (folder / "prepare.json").is_file():
-        return f"{folder} was not prepared to the end; give the same `tost data prepare` command again."
+        return f"{folder} is incomplete; run the same `tost data prepare` command again."
     return f"{folder} holds no prepared tokens (no {INDEX}); make them with `tost data prepare NAME --out DIR`."
 
 

@@ -104,7 +104,7 @@ class TokenFolder:
         self.name, self.fingerprint, self.splits = index.name, index.fingerprint, tuple(index.splits)
         self.vocab_size, self.end_of_text = index.tokenizer.vocab_size, index.tokenizer.end_of_text
         self.tokenizer_fingerprint = index.tokenizer.fingerprint
-        self.remedy = f"copy it again, or remove {path} and give its `tost data prepare` command again."
+        self.remedy = f"copy it again, or remove {path} and run its `tost data prepare` command again."
 
     def shard_files(self) -> list[FileRecord]:
         """Return the records of all shard files."""
