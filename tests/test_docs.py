@@ -73,6 +73,12 @@ def test_every_block_states_its_language(page):
     assert [block for block in blocks(page.read_text()) if block.language not in known] == []
 
 
+def test_paths_of_the_guide_for_contributors_exist():
+    paths = re.findall(r"`((?:src|tests|scripts|\.ci)/[\w./-]+)`", (ROOT / "CONTRIBUTING.md").read_text())
+    assert len(paths) > 20
+    assert [path for path in paths if not (ROOT / path).exists()] == []
+
+
 def make_targets() -> set[str]:
     return set(re.findall(r"^([a-z][a-z-]*):(?!=)", (ROOT / "Makefile").read_text(), flags=re.MULTILINE))
 
