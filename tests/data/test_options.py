@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import inspect
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from pydantic import ValidationError
 
+from tost._lazy import load
 from tost.data import DataOptions, DataShape, find_data, list_data, registry
+from tost.data.images.options import ImageOptions
+from tost.data.registry import DATA_SETS
 from tost.data.spec import DataSetOptions
 from tost.errors import ConfigError
+from tost.recipes import list_tasks
+
+DOCS = Path(__file__).parents[2] / "docs"
 
 
 def messages(**given):
@@ -39,6 +47,18 @@ def test_every_field_is_described():
     assert len(all_subclasses(DataSetOptions)) > len(list_data())
     for schema in (DataOptions, *all_subclasses(DataSetOptions)):
         assert all(field.description for field in schema.model_fields.values()), schema
+
+
+@pytest.mark.parametrize("spec", DATA_SETS.loaded(), ids=lambda spec: spec.name)
+def test_every_spec_is_complete(spec):
+    assert spec.description
+    assert spec.task in list_tasks()
+    assert issubclass(spec.options, DataSetOptions)
+    arguments = set(inspect.signature(load(spec.build)).parameters) - {"seed"}
+    assert arguments == ({"options", "path"} if spec.takes_path else {"options"})
+    if issubclass(spec.options, ImageOptions):
+        assert callable(load(spec.options.opener))
+    assert any(f"`{spec.name}`" in page.read_text() for page in DOCS.glob("*.md")), "no page describes it"
 
 
 def test_an_unknown_data_set_is_refused():

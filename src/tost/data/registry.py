@@ -65,14 +65,16 @@ def register_data(
         ConfigError: The name is taken or cannot be a name.
 
     Example:
-        >>> import torch
-        >>> from tost.data import DataShape, register_data
-        >>> @register_data("ramps", task="classification", shape=DataShape(input="values", length=8, num_classes=2))
+        >>> import torch, tost
+        >>> from tost.data import DataOptions, DataShape, build_data
+        >>> shape = DataShape(input="values", length=8, in_features=1, num_classes=2)
+        >>> @tost.register_data("ramps", task="classification", shape=shape)
         ... def ramps(count: int = 100):
-        ...     '''Rising and falling lines.'''
         ...     line = torch.linspace(0, 1, 8).unsqueeze(1)
         ...     up, down = ({"inputs": x, "targets": torch.tensor(y)} for x, y in ((line, 1), (1 - line, 0)))
         ...     return [up, down] * count, [up, down]
+        >>> len(build_data(DataOptions(name="ramps", options={"count": 50}), seed=0).train)
+        100
     """
 
     def register(function: Builder) -> Builder:
