@@ -66,7 +66,7 @@ class PixelImages(Dataset):
     def _augment(self, images: Tensor, draws: Tensor, seed: int) -> Tensor:
         if self.options.crop == "pad" and (padding := self.options.padding):
             images = _shift(images, padding, _random(seed, _SHIFT, draws))
-        mirrored = _uniform(_random(seed, _FLIP, draws)) < self.options.flip
+        mirrored = _random(seed, _FLIP, draws).double() / 2**48 < self.options.flip
         return torch.where(mirrored.view(-1, 1, 1, 1), images.flip(-1), images)
 
 
@@ -84,10 +84,6 @@ def _random(seed: int, purpose: int, draws: Tensor) -> Tensor:
     """Return 48 random bits per draw, int64 ``[B]``."""
     bits = mix_array(mix(seed, purpose), draws.numpy().astype(np.uint64)) >> np.uint64(16)
     return torch.from_numpy(bits.astype(np.int64))
-
-
-def _uniform(random: Tensor) -> Tensor:
-    return random.double() / 2**48
 
 
 class StoredImages(Dataset):

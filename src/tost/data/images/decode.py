@@ -50,7 +50,9 @@ def read_image(data: bytes, name: str, *, channels: int = 3) -> Image.Image:
         raise
     except Exception as error:  # decoders of broken files raise about anything
         reason = str(error) or type(error).__name__
-        raise BadImageError(f"{name} cannot be read as an image: {_without_object(reason)}") from error
+        if reason.startswith("cannot identify image file"):  # then Pillow shows the object that held the bytes
+            reason = "unknown format"
+        raise BadImageError(f"{name} cannot be read as an image: {reason}") from error
     return plain.convert("L") if channels == 1 else plain
 
 
@@ -74,11 +76,6 @@ def _to_rgb(image: Image.Image) -> Image.Image:
         layered = image.convert("RGBA")
         return Image.alpha_composite(Image.new("RGBA", layered.size, _WHITE), layered).convert("RGB")
     return image.convert("RGB")
-
-
-def _without_object(reason: str) -> str:
-    # Pillow shows the object in memory that held the bytes, which means nothing to a reader.
-    return "unknown format" if reason.startswith("cannot identify image file") else reason
 
 
 def to_grey(pixels: Tensor) -> Tensor:

@@ -226,19 +226,18 @@ class ParquetImages(ImageSource):
 
     def load(self) -> None:
         """Make the rows readable, if they are not yet."""
-        if self._rows is None:
-            self._rows = self._load()
-
-    def _load(self) -> Any:
+        if self._rows is not None:
+            return
         if sum(path.stat().st_size for path in self.paths) <= _IN_MEMORY:
-            return pa.chunked_array([chunk for path in self.paths for chunk in _read(path, self.column)])
+            self._rows = pa.chunked_array([chunk for path in self.paths for chunk in _read(path, self.column)])
+            return
         import datasets
 
         files = [str(path) for path in self.paths]
         loaded = datasets.load_dataset("parquet", data_files=files, split="train", columns=[self.column])
         if isinstance(loaded.features[self.column], datasets.Image):
             loaded = loaded.cast_column(self.column, datasets.Image(decode=False))
-        return loaded
+        self._rows = loaded
 
     def __getstate__(self) -> dict[str, Any]:
         # A worker that is not forked loads the rows again, which is faster than receiving them through a pipe.
