@@ -17,6 +17,7 @@ from tests.generation.models import endless, make, prompts, seeded
 from tost.errors import CheckpointError, StorageError
 from tost.generation import Sampling, generate_with_state, load_state, save_state, state_file
 from tost.generation.state_file import _pack, _unpack
+from tost.models.renamed import former_name
 
 MODEL = make(torch.float32)
 
@@ -206,10 +207,11 @@ def test_flags_fit_into_bits(rows, size, seed):
 def model_of_the_stored_file():
     """The model that made ``regression/state_v1.safetensors``, with weights that need no random numbers."""
     sizes = {"embed_dim": 16, "depth": 2, "num_heads": 2, "vocab_size": 32, "max_length": 24}
-    options = {"local": 3, "gate": True, "count_scaled": True, "forget": True, "beyond": "hold"}
+    options = {"conv_width": 3, "gate": True, "count_scaled": True, "forget": True, "beyond": "hold"}
     model = tost.create_model("tost_lm_base", **sizes, **options).eval()
     with torch.no_grad():
-        for index, (_, parameter) in enumerate(sorted(model.named_parameters())):
+        named = sorted((former_name(name), parameter) for name, parameter in model.named_parameters())
+        for index, (_, parameter) in enumerate(named):
             numbers = ((torch.arange(parameter.numel()) * 37 + index) % 101 - 50) / 500
             parameter.copy_(numbers.reshape(parameter.shape))
     return model

@@ -23,6 +23,7 @@ from tost._io import write_atomic
 from tost.errors import CheckpointError, StorageError
 from tost.generation.decode import State, check_causal, context_limit, evaluating
 from tost.generation.stream import Continuation
+from tost.models.renamed import current_names, former_name
 
 __all__ = ["load_state", "save_state"]
 
@@ -117,7 +118,7 @@ def _describe(model: nn.Module) -> dict[str, Any]:
 def _weights_mark(model: nn.Module) -> str:
     """Return a hash of a few numbers of every tensor, which catches mistakes, not malice."""
     digest = hashlib.sha256()
-    for name, tensor in sorted(model.state_dict().items()):
+    for name, tensor in sorted((former_name(name), tensor) for name, tensor in model.state_dict().items()):
         flat = tensor.detach().flatten()
         sample = flat[:: max(1, len(flat) // _SAMPLES)][:_SAMPLES].double().cpu()
         digest.update(f"{name} {tuple(tensor.shape)}\n".encode() + sample.numpy().tobytes())
@@ -127,7 +128,7 @@ def _weights_mark(model: nn.Module) -> str:
 def _check_model(path: Path, description: Mapping[str, Any], model: nn.Module) -> None:
     ours, fields = _describe(model), type(check_causal(model).options).model_fields
     # An option that the file does not mention came later; what was written before has its default.
-    saved = {key: fields[key].default for key in ours if key in fields} | description["model"]
+    saved = {key: fields[key].default for key in ours if key in fields} | current_names(description["model"], ours)
     if saved != ours:
         keys = [key for key in sorted({*saved, *ours}) if saved.get(key) != ours.get(key)]
         changes = ", ".join(f"{key} {saved.get(key)} instead of {ours.get(key)}" for key in keys)

@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Container, Mapping
 from typing import TypeVar
 
-__all__ = ["RENAMED", "current_names"]
+__all__ = ["OPTIONS", "PARAMETERS", "current_names", "former_name"]
 
 Value = TypeVar("Value")
 
-RENAMED = {
-    r"^local$": "conv_width",
-    r"^local_at$": "conv_at",
-    r"\.local\.weight$": ".conv.weight",
-    r"\.local_mlp\.weight$": ".conv_mlp.weight",
-}
-"""Patterns of old names and their replacements: options first, then parameters."""
+OPTIONS = {"local": "conv_width", "local_at": "conv_at"}
+PARAMETERS = {".local.weight": ".conv.weight", ".local_mlp.weight": ".conv_mlp.weight"}
+"""Endings of the names of parameters."""
 
 
 def current_names(given: Mapping[str, Value], known: Container[str]) -> dict[str, Value]:
@@ -30,5 +25,13 @@ def current_names(given: Mapping[str, Value], known: Container[str]) -> dict[str
 
 
 def _current(name: str, known: Container[str]) -> str:
-    found = (re.sub(old, new, name) for old, new in RENAMED.items())
+    found = [OPTIONS.get(name, name), *(name.removesuffix(old) + new for old, new in PARAMETERS.items())]
     return next((now for now in found if now in known), name)
+
+
+def former_name(parameter: str) -> str:
+    """Return the name of a parameter in the first version, by which its files identify weights."""
+    for old, new in PARAMETERS.items():
+        if parameter.endswith(new):
+            return parameter.removesuffix(new) + old
+    return parameter
