@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tost import parallel
-from tost.nn._mixer import check_heads, check_width
+from tost.nn._checks import check_heads, check_width
 from tost.nn.extensions import Extensions
 from tost.nn.paper import PaperForm
 from tost.nn.position import token_positions

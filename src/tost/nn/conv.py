@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from tost import parallel
-from tost.nn._mixer import check_width, refuse_context
+from tost.nn._checks import check_width, refuse_context
 from tost.ops._checks import check_mask
 from tost.ops._numerics import num_tokens, statistics_dtype, zero_padding
 from tost.parallel.window import last_tokens

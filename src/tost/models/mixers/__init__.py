@@ -4,32 +4,6 @@ A mixer is one entry in `builtin` and one class in `tost.nn`, or a class of anot
 model with an option ``mixer`` takes those that fit it.
 """
 
-from __future__ import annotations
+from tost._lazy import attach
 
-from tost.models.mixers.builtin import tssa_flops
-from tost.models.mixers.registry import (
-    MixerOptions,
-    MixerSizes,
-    MixerSpec,
-    Place,
-    describe_mixer,
-    find_mixer,
-    list_mixers,
-    mixer_problems,
-    mixer_spec,
-    register_mixer,
-)
-
-__all__ = [
-    "MixerOptions",
-    "MixerSizes",
-    "MixerSpec",
-    "Place",
-    "describe_mixer",
-    "find_mixer",
-    "list_mixers",
-    "mixer_problems",
-    "mixer_spec",
-    "register_mixer",
-    "tssa_flops",
-]
+__getattr__, __dir__, __all__ = attach(__name__)

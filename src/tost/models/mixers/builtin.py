@@ -10,9 +10,9 @@ from pydantic import Field
 
 from tost._options import Count, Switch
 from tost.models.extensions import CausalExtensionOptions, ExtensionOptions
-from tost.models.mixers.registry import MixerOptions, MixerSizes, MixerSpec, add
+from tost.models.mixers.spec import MixerOptions, MixerSizes, MixerSpec
 
-__all__ = ["tssa_flops"]
+__all__ = ["BUILTIN", "tssa_flops"]
 
 
 def tssa_flops(
@@ -211,7 +211,7 @@ class S4DOptions(S4Options):
 
 # The arithmetic of mixers whose work per token depends on the length is that of sequences of N tokens. The Fourier
 # transforms and kernels of S4 are left out. The official benchmark's Performer on ListOps has other options still.
-add(
+BUILTIN = (
     MixerSpec(
         name="tssa",
         build="tost.nn:TSSAttention",

@@ -16,7 +16,7 @@ from tost.models._common import build_mixer, check_ids, check_mask, count_parame
 from tost.models.flops import token_flops
 from tost.models.sequence.options import SequenceClassifierOptions
 from tost.nn import MLP, S4, Block, LearnedPositions, SinusoidalPositions, run_blocks, token_positions
-from tost.nn._mixer import refuse_context
+from tost.nn._checks import refuse_context
 from tost.nn.mixers import MixerBlock
 from tost.parallel import active
 

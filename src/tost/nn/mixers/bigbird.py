@@ -13,8 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tost.nn._mixer import ProjectedMixer
 from tost.nn.mixers._order import real_first
+from tost.nn.mixers.projected import ProjectedMixer
 
 __all__ = ["BigBird", "bigbird_pattern"]
 

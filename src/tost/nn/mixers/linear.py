@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tost.nn._mixer import ProjectedMixer
+from tost.nn.mixers.projected import ProjectedMixer
 from tost.ops._numerics import statistics_dtype, zero_padding
 
 __all__ = ["LinearAttention", "feature_attention"]

@@ -11,8 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tost.nn._mixer import ProjectedMixer
 from tost.nn.mixers._order import real_first
+from tost.nn.mixers.projected import ProjectedMixer
 from tost.ops._numerics import statistics_dtype
 
 __all__ = ["NystromAttention", "iterative_pinv"]

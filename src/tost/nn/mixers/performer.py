@@ -13,8 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tost.nn._mixer import ProjectedMixer
 from tost.nn.mixers.linear import feature_attention
+from tost.nn.mixers.projected import ProjectedMixer
 from tost.ops._numerics import statistics_dtype
 
 __all__ = ["Performer", "orthogonal_directions", "positive_features"]

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tost.nn._mixer import check_heads, check_width, refuse_context
+from tost.nn._checks import check_heads, check_width, refuse_context
 from tost.nn.mixers._order import real_first
 from tost.nn.mixers.s4_kernels import DiagonalKernel, LowRankKernel
 from tost.ops._checks import check_mask

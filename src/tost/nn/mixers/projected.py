@@ -1,4 +1,4 @@
-"""What the token mixers without statistics share: projections, padding, and the refusal to work on half a sequence.
+"""A token mixer between two projections, the base of most mixers here.
 
 Shapes: x [B, N, C] (batch, tokens, width), parts [B, N, P, H, D] with C = H * D, mask [B, N].
 """
@@ -11,54 +11,43 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tost import parallel
-from tost.errors import BackendError
+from tost.nn._checks import check_heads, check_width, refuse_context
 from tost.ops._checks import check_mask
 from tost.ops._numerics import zero_padding
 
-__all__ = ["ProjectedMixer", "check_heads", "check_width", "refuse_context"]
-
-
-def check_heads(embed_dim: int, num_heads: int) -> None:
-    """Refuse a width that cannot be split into that many heads."""
-    if num_heads < 1 or embed_dim % num_heads:
-        raise ValueError(
-            f"embed_dim ({embed_dim}) must be divisible by num_heads ({num_heads}): "
-            "every head takes an equal share of the width. Change one of the two."
-        )
-
-
-def check_width(x: Tensor, embed_dim: int) -> None:
-    """Refuse anything but tokens of the width that a module was made for."""
-    if x.dim() != 3 or x.shape[-1] != embed_dim:
-        raise ValueError(f"x has shape {tuple(x.shape)}; this module needs [B, N, {embed_dim}].")
-
-
-def refuse_context(what: str) -> None:
-    """Refuse to run where each rank holds a piece of the sequence: the result would be that of the piece alone."""
-    if parallel.active() is not None:
-        raise BackendError(
-            f"{what} needs whole sequences, but a ContextParallel context is active and each rank holds only a piece. "
-            "Use TSSA without it, or run this model without context parallelism."
-        )
+__all__ = ["ProjectedMixer"]
 
 
 class ProjectedMixer(nn.Module):
-    """A projection into heads, a way of mixing tokens, a projection back; subclasses supply the middle."""
+    """A projection into heads, a way of mixing tokens, a projection back; subclasses supply the middle.
+
+    Args:
+        embed_dim: Width of the tokens, C.
+        num_heads: Number of heads, H; divides C.
+        in_bias: Bias of the first projection, to queries, keys and values.
+        out_bias: Bias of the output projection.
+        attn_drop: Dropout on the attention weights.
+        out_drop: Dropout on the output.
+        device: Where the parameters live.
+        dtype: Type of the parameters.
+
+    Raises:
+        ValueError: `num_heads` does not divide `embed_dim`.
+    """
 
     parts: ClassVar[int] = 3
-    """How many vectors of width C the first projection makes of a token."""
+    """Number of vectors of width C that the first projection makes of a token."""
 
     def __init__(
         self,
         embed_dim: int,
         num_heads: int,
-        in_bias: bool,
-        out_bias: bool,
-        attn_drop: float,
-        out_drop: float,
-        device: torch.device | str | None,
-        dtype: torch.dtype | None,
+        in_bias: bool = True,
+        out_bias: bool = True,
+        attn_drop: float = 0.0,
+        out_drop: float = 0.0,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
         check_heads(embed_dim, num_heads)
@@ -66,6 +55,7 @@ class ProjectedMixer(nn.Module):
         self.proj_in = nn.Linear(embed_dim, self.parts * embed_dim, bias=in_bias, device=device, dtype=dtype)
         self.proj_out = nn.Linear(embed_dim, embed_dim, bias=out_bias, device=device, dtype=dtype)
         self.attn_drop, self.out_drop = attn_drop, out_drop
+        self._add_parameters(device, dtype)
 
     def extra_repr(self) -> str:
         """Show the sizes in ``print(module)``."""
@@ -76,7 +66,7 @@ class ProjectedMixer(nn.Module):
 
         Args:
             x: Tokens, ``[B, N, C]``.
-            mask: Real tokens, bool ``[B, N]``; the others neither count nor get more than the output bias.
+            mask: Real tokens, bool ``[B, N]``; the others are ignored, and their output is the bias.
 
         Returns:
             ``[B, N, C]``.
@@ -92,6 +82,9 @@ class ProjectedMixer(nn.Module):
         y = self._mix(projected.reshape(*x.shape[:2], self.parts, self.num_heads, self.head_dim), mask)
         out: Tensor = self.proj_out(zero_padding(y, mask).flatten(2))
         return F.dropout(out, self.out_drop) if self.training and self.out_drop > 0 else out
+
+    def _add_parameters(self, device: torch.device | str | None, dtype: torch.dtype | None) -> None:
+        """Make the parameters that a subclass has besides the projections."""
 
     def _mix(self, parts: Tensor, mask: Tensor | None) -> Tensor:
         """Return [B, N, H, D] of parts [B, N, P, H, D]. Padding is zero on the way in; it is made so on the way out."""

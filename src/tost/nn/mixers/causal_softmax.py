@@ -12,8 +12,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tost.nn._growing import append_tokens
-from tost.nn._mixer import ProjectedMixer, check_width, refuse_context
+from tost.nn._checks import check_width, refuse_context
+from tost.nn.mixers._growing import append_tokens
+from tost.nn.mixers.projected import ProjectedMixer
 from tost.nn.state import KVState
 from tost.ops._checks import check_mask
 from tost.ops._numerics import num_tokens, zero_padding
@@ -24,18 +25,7 @@ __all__ = ["CausalSoftmaxAttention"]
 class CausalSoftmaxAttention(ProjectedMixer):
     """Scaled dot-product attention between each token and those up to it, as in GPT-2.
 
-    Args:
-        embed_dim: Width of the tokens, C.
-        num_heads: Number of heads, H; divides C.
-        in_bias: Bias of the projection to queries, keys and values.
-        out_bias: Bias of the output projection.
-        attn_drop: Dropout on the attention weights.
-        out_drop: Dropout on the output.
-        device: Where the parameters live.
-        dtype: Type of the parameters.
-
-    Raises:
-        ValueError: `num_heads` does not divide `embed_dim`.
+    Arguments are those of `ProjectedMixer`.
 
     Example:
         >>> import torch, tost
@@ -47,20 +37,6 @@ class CausalSoftmaxAttention(ProjectedMixer):
     """
 
     state_kind: ClassVar[type] = KVState
-
-    def __init__(
-        self,
-        embed_dim: int,
-        num_heads: int,
-        *,
-        in_bias: bool = True,
-        out_bias: bool = True,
-        attn_drop: float = 0.0,
-        out_drop: float = 0.0,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
-    ) -> None:
-        super().__init__(embed_dim, num_heads, in_bias, out_bias, attn_drop, out_drop, device, dtype)
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         """Mix the tokens x [B, N, C], each with those before it.

@@ -10,7 +10,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from tost.nn._mixer import ProjectedMixer
+from tost.nn.mixers.projected import ProjectedMixer
 
 __all__ = ["SubspaceAttention"]
 

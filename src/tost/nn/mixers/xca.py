@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tost.nn._mixer import ProjectedMixer
+from tost.nn.mixers.projected import ProjectedMixer
 from tost.ops._numerics import statistics_dtype
 
 __all__ = ["CrossCovarianceAttention"]
@@ -27,18 +27,7 @@ class CrossCovarianceAttention(ProjectedMixer):
 
     The norms run over the tokens, so the cost is linear in their number, as with TSSA.
 
-    Args:
-        embed_dim: Width of the tokens, C.
-        num_heads: Number of heads, H; divides C.
-        in_bias: Bias of the projection to queries, keys and values.
-        out_bias: Bias of the output projection.
-        attn_drop: Dropout on the attention weights.
-        out_drop: Dropout on the output.
-        device: Where the parameters live.
-        dtype: Type of the parameters.
-
-    Raises:
-        ValueError: `num_heads` does not divide `embed_dim`.
+    Arguments are those of `ProjectedMixer`.
 
     Example:
         >>> import torch, tost
@@ -46,20 +35,8 @@ class CrossCovarianceAttention(ProjectedMixer):
         torch.Size([2, 10, 64])
     """
 
-    def __init__(
-        self,
-        embed_dim: int,
-        num_heads: int,
-        *,
-        in_bias: bool = True,
-        out_bias: bool = True,
-        attn_drop: float = 0.0,
-        out_drop: float = 0.0,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
-    ) -> None:
-        super().__init__(embed_dim, num_heads, in_bias, out_bias, attn_drop, out_drop, device, dtype)
-        self.temperature = nn.Parameter(torch.ones(num_heads, device=device, dtype=dtype))
+    def _add_parameters(self, device: torch.device | str | None, dtype: torch.dtype | None) -> None:
+        self.temperature = nn.Parameter(torch.ones(self.num_heads, device=device, dtype=dtype))
 
     def _mix(self, parts: Tensor, mask: Tensor | None) -> Tensor:
         query, key, value = (part.permute(0, 2, 3, 1) for part in parts.unbind(2))  # [B, H, D, N]

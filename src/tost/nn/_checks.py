@@ -1,0 +1,34 @@
+"""Checks that the modules share."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from tost import parallel
+from tost.errors import BackendError
+
+__all__ = ["check_heads", "check_width", "refuse_context"]
+
+
+def check_heads(embed_dim: int, num_heads: int) -> None:
+    """Refuse a width that cannot be split into that many heads."""
+    if num_heads < 1 or embed_dim % num_heads:
+        raise ValueError(
+            f"embed_dim ({embed_dim}) must be divisible by num_heads ({num_heads}): "
+            "every head takes an equal share of the width. Change one of the two."
+        )
+
+
+def check_width(x: Tensor, embed_dim: int) -> None:
+    """Refuse anything but tokens of the width that a module was made for."""
+    if x.dim() != 3 or x.shape[-1] != embed_dim:
+        raise ValueError(f"x has shape {tuple(x.shape)}; this module needs [B, N, {embed_dim}].")
+
+
+def refuse_context(what: str) -> None:
+    """Refuse to run where each rank holds a piece of the sequence: the result would be that of the piece alone."""
+    if parallel.active() is not None:
+        raise BackendError(
+            f"{what} needs whole sequences, but a ContextParallel context is active and each rank holds only a piece. "
+            "Use TSSA without it, or run this model without context parallelism."
+        )
