@@ -33,7 +33,7 @@ def tokens(batch=B):
     return torch.randn(batch, N, C, dtype=torch.float64)
 
 
-def normalised(x, norm):
+def normalized(x, norm):
     centred = x - x.mean(-1, keepdim=True)
     shape = centred / (centred.square().mean(-1, keepdim=True) + 1e-5).sqrt()
     return shape * norm.weight + (0 if norm.bias is None else norm.bias)
@@ -43,8 +43,8 @@ def normalised(x, norm):
 def test_pre_norm_block_is_its_equation(layer_scale):
     block, x = make_block(layer_scale=layer_scale), tokens()
     scale1, scale2 = (1, 1) if layer_scale is None else (block.gamma1, block.gamma2)
-    mixed = x + scale1 * block.attention(normalised(x, block.norm1))
-    expected = mixed + scale2 * block.mlp(normalised(mixed, block.norm2))
+    mixed = x + scale1 * block.attention(normalized(x, block.norm1))
+    expected = mixed + scale2 * block.mlp(normalized(mixed, block.norm2))
     assert_close("y", block(x), expected, 1e-13)
 
 
@@ -52,8 +52,8 @@ def test_pre_norm_block_is_its_equation(layer_scale):
 def test_post_norm_block_is_its_equation(layer_scale):
     block, x = make_block(norm="post", layer_scale=layer_scale), tokens()
     scale1, scale2 = (1, 1) if layer_scale is None else (block.gamma1, block.gamma2)
-    mixed = normalised(x + scale1 * block.attention(x), block.norm1)
-    expected = normalised(mixed + scale2 * block.mlp(mixed), block.norm2)
+    mixed = normalized(x + scale1 * block.attention(x), block.norm1)
+    expected = normalized(mixed + scale2 * block.mlp(mixed), block.norm2)
     assert_close("y", block(x), expected, 1e-13)
 
 

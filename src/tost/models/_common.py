@@ -1,4 +1,4 @@
-"""What the models share: checks of their inputs, construction of their mixers, the count of their parameters."""
+"""Shared by the models: checks of inputs, construction of mixers, the count of parameters."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What tasks expect of a model, and what they use if a model has it. Loads no torch.
+"""The interface between models and tasks: required methods, and optional ones. Loads no torch.
 
 A model is a ``torch.nn.Module`` that is called according to its task:
 

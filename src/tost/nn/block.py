@@ -29,14 +29,14 @@ class Block(nn.Module):
         pre:   x = x + gamma1 * attention(norm1(x)),  x = x + gamma2 * mlp(norm2(x))
         post:  x = norm1(x + gamma1 * attention(x)),  x = norm2(x + gamma2 * mlp(x))
 
-    A feed-forward whose class says ``residual = False``, as `ISTA` does, replaces the tokens: ``x = mlp(norm2(x))`` or
+    A feed-forward whose class has ``residual = False``, as `ISTA` does, replaces the tokens: ``x = mlp(norm2(x))`` or
     ``x = norm2(mlp(x))``, without layer scale and drop path.
 
     Args:
         attention: Mixes tokens; called as ``attention(x, mask)``, from ``[B, N, C]`` to ``[B, N, C]``.
         mlp: Transforms each token alone; called as ``mlp(x)``.
         embed_dim: Width of the tokens, C.
-        norm: Where the LayerNorms stand: ``"pre"``, in front of the branches, or ``"post"``, behind the sums.
+        norm: Place of the LayerNorms: ``"pre"``, before the branches, or ``"post"``, after the sums.
         norm_bias: Biases of the LayerNorms.
         norm_eps: Added to the variance in the LayerNorms.
         layer_scale: Initial value of the learned vectors gamma1 and gamma2; None has none.
@@ -59,7 +59,7 @@ class Block(nn.Module):
     """
 
     conv_kind: ClassVar[type[nn.Module]] = nn.Module
-    """What may be its convolution."""
+    """Type of the convolutions."""
 
     gamma1: nn.Parameter | None
     gamma2: nn.Parameter | None

@@ -31,7 +31,7 @@ class CausalConvolution(nn.Module):
     """Mixes each token with the few before it, feature by feature, from a state of constant size.
 
     Statistics of a prefix cannot tell the last tokens from the first; this can. A `CausalBlock` adds the result to what
-    a branch sees, so the identity is not part of the kernel, and there is no bias, which the projection behind it may
+    a branch sees, so the identity is not part of the kernel, and there is no bias, which the projection after it may
     have. Only real tokens are neighbours of each other; before the first there is zero. The kernel starts as
     N(0, 1 / sqrt(K)), a mixture of the neighbours as large as the token: each feature looks elsewhere from the first
     step on. Language models that started with small kernels learned more slowly.
@@ -142,7 +142,7 @@ class GridConvolution(nn.Module):
 
     Statistics over all tokens cannot tell neighbours from strangers; this can. A `Block` adds the result to what its
     attention sees, so the identity is not part of the kernel: it starts small, N(0, 0.02), and without a bias, which
-    the norm before and the projection behind already have. The kernel fits every grid, whatever its size and aspect.
+    the norm before and the projection after it already have. The kernel fits every grid, whatever its size and aspect.
 
     Args:
         embed_dim: Width of the tokens, C.

@@ -1,4 +1,4 @@
-"""Where a token stands in its sequence, and the vectors that tell a model so.
+"""Positions of tokens in their sequences, and vectors for them.
 
 Shapes: positions [B, N] or [1, N] where all sequences are alike, int64; vectors [B, N, C] or [1, N, C].
 """
@@ -39,7 +39,7 @@ def token_positions(
         int64 ``[B, N]``, or ``[1, N]`` without `mask` and `start`. Padding gets 0.
 
     Raises:
-        ValueError: A real token stands beyond `max_length`. With `mask` or `start` this takes a look at the data,
+        ValueError: A real token is beyond `max_length`. With `mask` or `start` this has to look at the data,
             which is done on a CPU only, and not while compiling.
 
     Example:

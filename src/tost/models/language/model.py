@@ -44,8 +44,8 @@ class LanguageToST(nn.Module):
 
     It is the authors' network: LayerScale on both branches, exact GELU, a bias per head and position in every
     attention. Weights start as N(0, 0.02), those at the end of a residual branch as N(0, 0.02 / sqrt(2 depth)),
-    temperatures as 1, position biases as 0. With ``mixer="softmax"`` and without layer scale it is GPT-2. What we add
-    is off unless asked for: convolutions (`CausalConvolution`), a gate, count-scaled energies and forgetting
+    temperatures as 1, position biases as 0. With ``mixer="softmax"`` and without layer scale it is GPT-2. Extensions
+    to the paper are off by default: convolutions (`CausalConvolution`), a gate, count-scaled energies and forgetting
     (`Extensions`). They keep everything else as it is: masks, states, pieces and sequences shared between processes.
 
     Sinusoidal positions are scaled to the size of a fresh embedding, so that they do not drown the tokens.
@@ -75,7 +75,7 @@ class LanguageToST(nn.Module):
         self.norm = nn.LayerNorm(C, bias=options.bias)
         # A tied head is the embedding itself, not a second name for it: every weight is stored once.
         self.head = None if options.tie_head else nn.Linear(C, V, bias=False)
-        self._initialise()
+        self._initialize()
 
     def forward(self, ids: Tensor, mask: Tensor | None = None, *, targets: Tensor | None = None) -> Tensor:
         """Predict the next token after every token.
@@ -271,7 +271,7 @@ class LanguageToST(nn.Module):
         return build_mixer(o, in_bias=o.bias, out_bias=o.bias, max_length=o.max_length, position_bias=position_bias)
 
     @torch.no_grad()
-    def _initialise(self) -> None:
+    def _initialize(self) -> None:
         for name, module in self.named_modules():
             if isinstance(module, nn.Linear | nn.Embedding):
                 residual = name.endswith(".proj_out")

@@ -16,7 +16,7 @@ __all__ = ["LanguageOptions"]
 
 
 class LanguageOptions(CausalExtensionOptions, MixedOptions):
-    """Options of `LanguageToST`. What is marked as ours is not in the authors' code, and off by default."""
+    """Options of `LanguageToST`. Extensions are not in the authors' code and are off by default."""
 
     place: ClassVar[Place] = "language"
     for_all_mixers: ClassVar[frozenset[str]] = frozenset({"beyond"})
@@ -38,15 +38,14 @@ class LanguageOptions(CausalExtensionOptions, MixedOptions):
     )
     beyond: Literal["error", "hold"] = Field(
         "error",
-        description="what becomes of tokens behind the last learned position: error refuses them, hold gives them all "
-        "the vector and the biases of the last one (ours)",
+        description="tokens after the last learned position: error refuses them, hold gives them all "
+        "the vector and the biases of the last one (extension)",
     )
     conv_width: Annotated[int, Field(ge=0, strict=True)] = Field(
-        0,
-        description="width in tokens of a causal depth-wise convolution, the current one included; 0 has none (ours)",
+        0, description="width in tokens of a causal depth-wise convolution, this one included; 0: none (extension)"
     )
     conv_at: Literal["attention", "mlp", "both"] = Field(
-        "attention", description="whose normed input that convolution is added to (ours)"
+        "attention", description="the branch whose normed input the convolution is added to (extension)"
     )
 
     @classmethod

@@ -1,4 +1,4 @@
-"""A classifier of sequences, of tokens or of numbers, or of pairs of them: the network behind the long-range tasks.
+"""A classifier of sequences, of tokens or of numbers, or of pairs of them: the network of the long-range tasks.
 
 Shapes: ids [B, N] or values [B, N, F] (batch, elements, numbers per element), pairs [B, 2, N] or [B, 2, N, F],
 x [B, N, C] with width C, logits [B, K] with K classes, mask [B, N] or [B, 2, N].
@@ -36,8 +36,8 @@ class SequenceClassifier(nn.Module):
 
     The paper trains its long-range models in two code bases and describes neither input nor head. This is the reading
     nearest to Mega's: embeddings scaled by sqrt(C), or an affine map of real-valued input; a head that goes through the
-    hidden width of the MLPs and a GELU to classes without a bias. With ``norm="post"`` the blocks normalise behind the
-    sums and the embedding is normalised first, as there; with ``norm="pre"`` they normalise inside the branches and
+    hidden width of the MLPs and a GELU to classes without a bias. With ``norm="post"`` the blocks normalize after the
+    sums and the embedding is normalized first, as there; with ``norm="pre"`` they normalize inside the branches and
     once at the end, as in Skyformer and in the other models of this package. Linear layers start Xavier-uniform.
 
     With TSSA a token receives from the others only what scales its own features, so the mean over the elements is the
@@ -69,22 +69,22 @@ class SequenceClassifier(nn.Module):
             self.embedding = nn.Linear(options.in_features or 0, C)
         self.positions = self._positions()
         self.class_token = nn.Parameter(0.02 * torch.randn(C)) if options.pooling == "cls" else None
-        # S4 normalises in its blocks only.
+        # S4 normalizes in its blocks only.
         self.norm_in = nn.LayerNorm(C) if post and options.block == "mlp" else None
         self.blocks = nn.ModuleList(self._block() for _ in range(1 if options.tied else options.depth))
         self.norm_out = None if post or options.block == "mixer" else nn.LayerNorm(C)
         self.head = self._head()
-        self._initialise()
+        self._initialize()
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         """Classify sequences.
 
         Args:
-            x: int64 ids ``[B, N]``, or floating point values ``[B, N, F]``, as ``options.input`` says; with two towers
-                ``[B, 2, N]`` or ``[B, 2, N, F]``.
+            x: int64 ids ``[B, N]``, or floating point values ``[B, N, F]``, according to ``options.input``; with two
+                towers ``[B, 2, N]`` or ``[B, 2, N, F]``.
             mask: Real elements, bool ``[B, N]``, or ``[B, 2, N]`` with two towers; padding on either side. A padded
                 sequence gives the logits of the sequence without its padding, which may hold anything, as far as the
-                mixer allows; every one allows it for TSSA, and each class in `tost.nn` says so for the others.
+                mixer allows. With TSSA this always holds; for the others see each class in `tost.nn`.
 
         Returns:
             Logits, ``[B, K]``.
@@ -197,7 +197,7 @@ class SequenceClassifier(nn.Module):
         return nn.Sequential(*layers, nn.Linear(last, o.num_classes))
 
     @torch.no_grad()
-    def _initialise(self) -> None:
+    def _initialize(self) -> None:
         for module in self.modules():
             if isinstance(module, nn.Linear):
                 nn.init.xavier_uniform_(module.weight)
@@ -212,7 +212,7 @@ class SequenceClassifier(nn.Module):
 
 
 def _first_rank() -> bool:
-    """Tell whether the beginning of the sequence is here; elsewhere only where processes share a sequence."""
+    """Return whether the beginning of the sequence is here; it may not be where processes share a sequence."""
     context = active()
     return context is None or context.rank == 0
 

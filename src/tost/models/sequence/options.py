@@ -31,7 +31,7 @@ class SequenceClassifierOptions(MixedOptions):
     mixer_form: Literal["paper", "lra"] = Field(
         "paper", description="whose defaults the mixer has: its paper's, or the official Long-Range Arena's"
     )
-    mixer_bias: Switch = Field(True, description="biases of the mixer's projections, where it lets one choose")
+    mixer_bias: Switch = Field(True, description="biases of the mixer's projections, for mixers that have the choice")
     attention_dropout: float | None = Field(
         None, ge=0, lt=1, description="dropout on attention weights, or gains of TSSA; null: the same as dropout"
     )
@@ -47,7 +47,7 @@ class SequenceClassifierOptions(MixedOptions):
         "mlp", description="what a block is: a mixer and an MLP, or the mixer alone, as in S4"
     )
     norm: Literal["pre", "post"] = Field(
-        "pre", description="pre: norms inside the branches and a last one; post: norms behind the sums and a first one"
+        "pre", description="pre: norms inside the branches and a last one; post: norms after the sums and a first one"
     )
     norm_kind: Literal["layer", "batch"] = Field(
         "layer", description="layer norms, or batch norms as in S4, which go with block=mixer"
@@ -55,7 +55,7 @@ class SequenceClassifierOptions(MixedOptions):
     head_kind: Literal["mlp", "mlp_relu", "linear"] = Field(
         "mlp",
         description="mlp: a hidden layer as wide as that of the MLPs and a GELU, as in Mega; mlp_relu: a ReLU, and one "
-        "layer more behind pair=concat, as in the official code; linear: none",
+        "layer more after pair=concat, as in the official code; linear: none",
     )
     tied: Switch = Field(False, description="all blocks share their weights, as Mega's ListOps models do")
 

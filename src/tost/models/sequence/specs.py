@@ -1,9 +1,9 @@
 """The registered long-range models: the paper's sizes, those of the official benchmark, and those of S4. No torch here.
 
 The paper gives sizes for five tasks and none for Path-X, which takes those of Pathfinder. Its table has a column
-"pre-norm" that most likely repeats a switch of fairseq and not the layout of the blocks; ours are pre-norm, and
-``norm=post`` is the other reading. What the two code bases behind it do is chosen where the paper says nothing: real
-numbers for images and tokens for Pathfinder, the mean over the real elements, waves or learned positions.
+"pre-norm" that most likely repeats a switch of fairseq and not the layout of the blocks; the blocks here are pre-norm,
+and ``norm=post`` is the other reading. Where the paper is silent, the choices are those of the two code bases it builds
+on: real numbers for images and tokens for Pathfinder, the mean over the real elements, waves or learned positions.
 
 The official benchmark has narrower attention than blocks in Image, Pathfinder and Path-X (half the width); here
 attention is always as wide as the blocks. Its sizes differ from mixer to mixer there; these are the Transformer's.

@@ -1,4 +1,4 @@
-"""What the image models share: the interface that timm's tools expect of a model.
+"""Base of the image models, with the interface that timm's tools expect.
 
 Shapes: images [B, channels, height, width], tokens [B, N, C] (batch, tokens, width), logits [B, K].
 """
@@ -32,8 +32,8 @@ Grid = tuple[int, int]
 class ImageModel(nn.Module):
     """An image classifier made of a stem, blocks of tokens, a class token and a head.
 
-    A subclass makes `blocks` and `norm` and says how images become tokens (`_embed`), how a block is called
-    (`_block`) and what happens behind the blocks (`_close`); this class makes timm's interface of that.
+    A subclass makes `blocks` and `norm` and defines how images become tokens (`_embed`), how a block is called
+    (`_block`) and what follows the blocks (`_close`); this class builds timm's interface on them.
 
     Args:
         options: Sizes and choices, kept as ``model.options``.
@@ -67,14 +67,14 @@ class ImageModel(nn.Module):
 
     @property
     def global_pool(self) -> str:
-        """What the head sees; see `ImageOptions`."""
+        """Input of the head; see `ImageOptions`."""
         return self.options.global_pool
 
     def forward(self, images: Tensor) -> Tensor:
         """Classify images.
 
         Args:
-            images: Normalised images, ``[B, channels, height, width]`` of the parameters' dtype.
+            images: Normalized images, ``[B, channels, height, width]`` of the parameters' dtype.
 
         Returns:
             Logits ``[B, K]``, or features ``[B, C]`` without a head. With ``global_pool=""`` one row per token.
@@ -86,7 +86,7 @@ class ImageModel(nn.Module):
         return self.forward_head(self.forward_features(images))
 
     def forward_features(self, images: Tensor) -> Tensor:
-        """Return all tokens behind the last norm, the class token first, ``[B, 1 + N, C]``."""
+        """Return all tokens after the last norm, the class token first, ``[B, 1 + N, C]``."""
         x, grid = self._start(images)
         for block in self.blocks:
             x = self._block(block, x, grid)
@@ -116,13 +116,13 @@ class ImageModel(nn.Module):
         output_fmt: Literal["NCHW", "NLC"] = "NCHW",
         intermediates_only: bool = False,
     ) -> list[Tensor] | tuple[Tensor, list[Tensor]]:
-        """Return what the patches are behind chosen blocks.
+        """Return the patches after chosen blocks.
 
         Args:
             x: Images, ``[B, channels, height, width]``.
             indices: Blocks by number; an integer means that many of the last, None all of them.
             norm: Apply the model's last norm to each.
-            stop_early: Do not compute the blocks behind the last chosen one, if only intermediates are returned.
+            stop_early: Do not compute the blocks after the last chosen one, if only intermediates are returned.
             output_fmt: ``"NCHW"``: maps ``[B, C, rows, columns]``; ``"NLC"``: tokens ``[B, N, C]``.
             intermediates_only: Return only the intermediates.
 
@@ -155,7 +155,7 @@ class ImageModel(nn.Module):
             prune_head: Remove the head and what leads to it.
 
         Returns:
-            The numbers of the blocks that were asked for.
+            The numbers of the chosen blocks.
         """
         wanted, last = feature_take_indices(len(self.blocks), indices)
         self.blocks = self.blocks[: last + 1]
@@ -190,7 +190,7 @@ class ImageModel(nn.Module):
         self.grad_checkpointing = enable
 
     def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
-        """Say for timm's layer-wise learning rates which parameters belong to which layer, from stem to head."""
+        """Return which parameters belong to which layer, from stem to head, for timm's layer-wise learning rates."""
         return {
             "stem": r"^cls_token|^pos_embed|^patch_embed",
             "blocks": r"^blocks\.(\d+)",
@@ -219,7 +219,7 @@ class ImageModel(nn.Module):
 
     @abstractmethod
     def _close(self, x: Tensor) -> Tensor:
-        """Return the tokens of `forward_features`, given those behind the last block."""
+        """Return the tokens of `forward_features`, given those after the last block."""
 
     def _start(self, images: Tensor) -> tuple[Tensor, Grid]:
         self._check(images)
@@ -231,7 +231,7 @@ class ImageModel(nn.Module):
         return result
 
     def _call(self, module: Callable[..., Any], *inputs: Any) -> Any:
-        """Call a module, to be computed again in the backward pass if that was asked for."""
+        """Call a module, with gradient checkpointing if it is switched on."""
         if self.grad_checkpointing and torch.is_grad_enabled():
             return recompute(module, *inputs)
         return module(*inputs)

@@ -37,7 +37,7 @@ class VisionToST(ImageModel):
         logits = head(norm(token))
 
     With its defaults it is the authors' network. Any image size and aspect will do, as the positions are Fourier
-    features of the place within the image. The class token enters behind the blocks. Linear layers start as truncated
+    features of the place within the image. The class token enters after the blocks. Linear layers start as truncated
     normal with deviation 0.02 and biases as 0; convolutions as in PyTorch.
 
     Other token mixers and the sparsifying feed-forward of CRATE are options: the same network for fair comparison.
@@ -65,13 +65,13 @@ class VisionToST(ImageModel):
         self.cls_attn_blocks = nn.ModuleList(self._new_class_block() for _ in range(o.class_depth))
         self.norm = nn.LayerNorm(C, eps=NORM_EPS)
         nn.init.trunc_normal_(self.cls_token, std=0.02)
-        self.apply(_initialise)
+        self.apply(_initialize)
 
     def forward(self, images: Tensor) -> Tensor:
         """Classify images; see `ImageModel.forward`."""
         if self.global_pool != "token":
             return super().forward(images)
-        # Only the class token is wanted, so that the last class block need not tell what becomes of the patches.
+        # Only the class token is wanted, so the last class block need not return the patches.
         x, grid = self._start(images)
         for block in self.blocks:
             x = self._block(block, x, grid)
@@ -82,7 +82,7 @@ class VisionToST(ImageModel):
         """Return the parameters that are exempt from weight decay though they are no vectors: the class token.
 
         The temperatures are vectors here, and so exempt wherever vectors are. The authors' training decays them: its
-        optimiser takes them for matrices. This package's own optimiser has the switch ``optim.decay_statistics``.
+        optimizer takes them for matrices. This package's own optimizer has the switch ``optim.decay_statistics``.
         """
         return {"cls_token"}
 
@@ -147,11 +147,11 @@ class VisionToST(ImageModel):
 
     def _new_head(self, num_classes: int) -> nn.Module:
         head = super()._new_head(num_classes)
-        _initialise(head)
+        _initialize(head)
         return head
 
 
-def _initialise(module: nn.Module) -> None:
+def _initialize(module: nn.Module) -> None:
     """Start a linear layer as all of them start; leave everything else alone."""
     if isinstance(module, nn.Linear):
         nn.init.trunc_normal_(module.weight, std=0.02)

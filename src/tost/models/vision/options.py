@@ -20,7 +20,7 @@ Rate = Annotated[float, Field(ge=0, lt=1)]
 class ImageOptions(ModelOptions):
     """Options of every image model."""
 
-    patch_size: Count = Field(16, description="edge of the square of pixels behind a token, P")
+    patch_size: Count = Field(16, description="edge of the square of pixels of a token, P")
     in_chans: Count = Field(3, description="channels of an image")
     num_classes: Annotated[int, Field(ge=0, strict=True)] = Field(
         1000, description="number of classes, K; 0 has no head and gives the features"
@@ -80,7 +80,7 @@ class VisionOptions(ExtensionOptions, ImageOptions, MixedOptions):
     place: ClassVar[Place] = "vision"
 
     patch_size: Literal[2, 4, 8, 16] = Field(
-        16, description="edge of the square of pixels behind a token, P: one convolution of stride 2 per factor of 2"
+        16, description="edge of the square of pixels of a token, P: one convolution of stride 2 per factor of 2"
     )
     feed_forward: Literal["mlp", "ista"] = Field(
         "mlp", description="what follows it: an MLP with a residual connection, or a sparsifying step (CRATE)"
@@ -89,7 +89,7 @@ class VisionOptions(ExtensionOptions, ImageOptions, MixedOptions):
     layer_scale: float | None = Field(
         1.0, gt=0, description="initial value of the vectors that scale each residual branch; null has none"
     )
-    class_depth: Count = Field(2, description="number of class-attention blocks behind the others")
+    class_depth: Count = Field(2, description="number of class-attention blocks after the others")
     tokens_norm: Switch = Field(True, description="second norm of class attention for all tokens, not the class alone")
     conv_width: Annotated[int, Field(ge=0, strict=True)] = Field(
         0, description="width of a depth-wise convolution over the tokens' grid in front of the mixer; 0 has none"

@@ -100,7 +100,7 @@ class ClassBlock(ClassAttentionBlock):
     The parameters and the result are timm's; the work is less. There is a single query, so keys and values need not be
     computed: ``q . (W_k x) = (W_k^T q) . x`` asks each patch directly, and the values' matrix acts on the average of
     the patches instead of on every patch. That leaves N * C * H products in place of N * C * C. Nothing is
-    concatenated, and the patches, which a classifier never sees behind its last block, are left out there.
+    concatenated, and the patches, which a classifier does not use after its last block, are left out there.
     """
 
     def forward(  # type: ignore[override]
@@ -115,7 +115,7 @@ class ClassBlock(ClassAttentionBlock):
 
         Returns:
             The class token and the patches, or None in their place. XCiT's blocks change the patches as well: they are
-            added their own norm, normalised again with `tokens_norm`, and doubled.
+            added their own norm, normalized again with `tokens_norm`, and doubled.
         """
         seen, normed = self.norm1(token), self.norm1(patches)
         token = self.norm2(token + self.gamma1 * self._attend(seen, normed))

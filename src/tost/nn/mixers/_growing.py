@@ -1,8 +1,8 @@
 """A tensor that grows by a token at a time without being copied each time.
 
 ``torch.cat`` copies everything that is there for every token that is added. Here the longer tensor is a view into a
-buffer with room to spare, which doubles when it is full: on average a token costs its own size. Nobody can tell: a
-tensor that was given out keeps its values, because only what lies behind it is written, and only once.
+buffer with room to spare, which doubles when it is full: on average a token costs its own size. A
+tensor that was returned keeps its values, because only what comes after it in the buffer is written, and only once.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def append_tokens(before: Tensor, new: Tensor) -> Tensor:
 
 
 def _has_room(room: _Room, length: int, total: int, new: Tensor) -> bool:
-    """Tell whether what lies behind the first `length` tokens is free: another text may have gone on from there."""
+    """Return whether the space after the first `length` tokens is free; another text may continue there."""
     fits = room.used == length and total <= room.buffer.shape[2]
     # A tensor made in inference mode may not be written outside of it.
     return fits and room.buffer.dtype == new.dtype and room.buffer.is_inference() == torch.is_inference_mode_enabled()

@@ -14,7 +14,7 @@ __all__ = ["real_first"]
 
 
 def real_first(mix: Callable[[Tensor, Tensor | None], Tensor], x: Tensor, mask: Tensor | None) -> Tensor:
-    """Return ``mix(x, mask)`` as if all padding stood behind the real tokens, with every result at its token's place.
+    """Return ``mix(x, mask)`` as if all padding came after the real tokens, with every result at its token's place.
 
     A mixer that numbers, cuts or convolves its tokens then treats padding anywhere like padding at the end.
 
@@ -30,7 +30,7 @@ def real_first(mix: Callable[[Tensor, Tensor | None], Tensor], x: Tensor, mask: 
 
 
 def _is_behind(mask: Tensor) -> bool:
-    """Tell whether all padding stands at the end, as it mostly does; False if that cannot be seen from here."""
+    """Return whether all padding is at the end, as is usual; False if the data cannot be looked at."""
     # Looking at the data would break a graph, or wait for the device.
     if torch.compiler.is_compiling() or mask.device.type != "cpu":
         return False

@@ -21,7 +21,7 @@ __all__ = ["BigBird", "bigbird_pattern"]
 ROWS = 256
 """Blocks for which random numbers are kept; longer sequences use them again."""
 NOWHERE = 2**40
-"""A block that does not exist, behind all others."""
+"""Number of a block that does not exist, larger than all others."""
 
 
 def bigbird_pattern(draws: Tensor, num_blocks: int, *, random_blocks: int | None = None) -> Tensor:
@@ -91,18 +91,12 @@ class BigBird(ProjectedMixer):
 
     Blocks are cut from the real tokens and counted in each sequence, so a mask is a deletion.
 
+    Arguments are those of `ProjectedMixer`, plus:
+
     Args:
-        embed_dim: Width of the tokens, C.
-        num_heads: Number of heads, H; divides C.
         block_size: Tokens per block, S.
         num_random: Random blocks per block, R.
         random_length: Draw them from the first so many tokens only, rounded up to blocks; None for all.
-        in_bias: Bias of the projection to queries, keys and values.
-        out_bias: Bias of the output projection.
-        attn_drop: Dropout on the attention weights.
-        out_drop: Dropout on the output.
-        device: Where the parameters live.
-        dtype: Type of the parameters.
 
     Raises:
         ValueError: `num_heads` does not divide `embed_dim`, or another argument is out of its range.

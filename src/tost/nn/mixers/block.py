@@ -107,7 +107,7 @@ class MixerBlock(nn.Module):
     Args:
         mixer: Mixes tokens; called as ``mixer(x, mask)``, from ``[B, N, C]`` to ``[B, N, C]``.
         embed_dim: Width of the tokens, C.
-        norm: Where the norm stands: ``"pre"`` or ``"post"``.
+        norm: Place of the norm: ``"pre"`` or ``"post"``.
         norm_kind: ``"batch"``, see `TokenBatchNorm`, or ``"layer"``.
         device: Where the parameters live.
         dtype: Type of the parameters.
@@ -147,7 +147,7 @@ class MixerBlock(nn.Module):
         return f"norm={self.norm!r}"
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Transform the tokens x [B, N, C], of which `mask` [B, N] says which are real; returns [B, N, C]."""
+        """Transform the tokens x [B, N, C], with `mask` [B, N] of the real ones; returns [B, N, C]."""
         if self.norm == "post":
             return self._normed(x + self.attention(x, mask), mask)
         mixed: Tensor = x + self.attention(self._normed(x, mask), mask)

@@ -106,7 +106,7 @@ class CausalSoftmaxAttention(ProjectedMixer):
 
 
 def _visible(state: KVState, num_queries: int) -> tuple[Tensor | None, bool]:
-    """Say which keys the last tokens may see: a rule [B or 1, 1, N, M + N] or None, and whether it is torch's own."""
+    """Return a mask of the keys that the last tokens may see, [B or 1, 1, N, M + N] or None, and torch's `is_causal`."""
     total = state.keys.shape[2]
     if state.real.shape[1] == 0 and (num_queries == total or num_queries == 1):
         return None, num_queries > 1

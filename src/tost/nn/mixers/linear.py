@@ -15,7 +15,7 @@ from tost.ops._numerics import statistics_dtype, zero_padding
 __all__ = ["LinearAttention", "feature_attention"]
 
 FLOOR = 1e-30
-"""Smallest normaliser. Only a sequence of padding alone comes near it."""
+"""Smallest normalizer. Only a sequence of padding alone comes near it."""
 
 
 def feature_attention(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, *, eps: float = 0.0) -> Tensor:
@@ -32,7 +32,7 @@ def feature_attention(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | 
         key: Features of the keys, none of them negative, ``[B, N, H, F]``.
         value: ``[B, N, H, D]``, of any floating point dtype.
         mask: Real tokens, bool ``[B, N]``; the others do not count.
-        eps: Added to the normaliser.
+        eps: Added to the normalizer.
 
     Returns:
         ``[B, N, H, D]``, of the dtype of `value`.
@@ -54,15 +54,10 @@ class LinearAttention(ProjectedMixer):
 
     Queries and keys are not scaled, as there. The cost is linear in the number of tokens.
 
+    Arguments are those of `ProjectedMixer`, without `attn_drop`, plus:
+
     Args:
-        embed_dim: Width of the tokens, C.
-        num_heads: Number of heads, H; divides C.
-        in_bias: Bias of the projection to queries, keys and values.
-        out_bias: Bias of the output projection.
-        out_drop: Dropout on the output.
-        eps: Added to the normaliser.
-        device: Where the parameters live.
-        dtype: Type of the parameters.
+        eps: Added to the normalizer.
 
     Raises:
         ValueError: `num_heads` does not divide `embed_dim`.

@@ -30,19 +30,13 @@ class Linformer(ProjectedMixer):
     They start Xavier-uniform. The official Long-Range Arena has ``rank=16`` and ``share="kv"`` in every task. It does
     not mask padding; here padding never counts. Tokens are numbered without padding, so a mask is a deletion.
 
+    Arguments are those of `ProjectedMixer`, plus:
+
     Args:
-        embed_dim: Width of the tokens, C.
-        num_heads: Number of heads, H; divides C.
         max_length: Longest sequence, L; padding inside a longer one does not help.
         rank: Number of mixtures, R.
-        share: Who shares a matrix: ``"kv"``, keys, values and all heads, so E = F; ``"heads"``, all heads, with one for
-            keys and one for values; ``"none"``, nobody.
-        in_bias: Bias of the projection to queries, keys and values.
-        out_bias: Bias of the output projection.
-        attn_drop: Dropout on the attention weights.
-        out_drop: Dropout on the output.
-        device: Where the parameters live.
-        dtype: Type of the parameters.
+        share: What shares a matrix: ``"kv"``, keys, values and all heads, so E = F; ``"heads"``, all heads, with one
+            for keys and one for values; ``"none"``, nothing.
 
     Raises:
         ValueError: `num_heads` does not divide `embed_dim`, or another argument is out of its range.

@@ -21,18 +21,7 @@ class SubspaceAttention(ProjectedMixer):
     ``y = proj_out(softmax(w w^T / sqrt(D)) w)`` in every head. It is TSSA's predecessor: the same single projection
     into subspaces, but with scores between all pairs of tokens.
 
-    Args:
-        embed_dim: Width of the tokens, C.
-        num_heads: Number of heads (subspaces), H; divides C.
-        in_bias: Bias of the projection into the subspaces; CRATE has none.
-        out_bias: Bias of the output projection.
-        attn_drop: Dropout on the attention weights.
-        out_drop: Dropout on the output.
-        device: Where the parameters live.
-        dtype: Type of the parameters.
-
-    Raises:
-        ValueError: `num_heads` does not divide `embed_dim`.
+    Arguments are those of `ProjectedMixer`, but `in_bias` is off by default, as in CRATE.
 
     Example:
         >>> import torch, tost

@@ -58,19 +58,14 @@ class NystromAttention(ProjectedMixer):
     leaves at most M of more than M tokens: each of them is then a landmark, and what is exact without the padding is
     as good as the iteration with it.
 
+    Arguments are those of `ProjectedMixer`, plus:
+
     Args:
-        embed_dim: Width of the tokens, C.
-        num_heads: Number of heads, H; divides C.
         num_landmarks: M.
         conv_width: Width of the convolution in tokens, odd; 0 has none. The authors take 33, and 35 in the Long-Range
             Arena.
         iterations: Steps of the pseudo-inverse; see `iterative_pinv`.
-        in_bias: Bias of the projection to queries, keys and values.
-        out_bias: Bias of the output projection.
         attn_drop: Dropout on the attention weights between tokens and landmarks.
-        out_drop: Dropout on the output.
-        device: Where the parameters live.
-        dtype: Type of the parameters.
 
     Raises:
         ValueError: `num_heads` does not divide `embed_dim`, or another argument is out of its range.

@@ -92,18 +92,13 @@ class Performer(ProjectedMixer):
     weights. `redraw` draws them again in each forward pass in training; any other rhythm is had by calling
     `redraw_directions`.
 
+    Arguments are those of `ProjectedMixer`, without `attn_drop`, plus:
+
     Args:
-        embed_dim: Width of the tokens, C.
-        num_heads: Number of heads, H; divides C.
         num_features: F; None takes ``D ln D`` of the paper's theory, rounded down. Not used by ``kernel="relu"``.
         kernel: ``"softmax"`` or ``"relu"``.
         redraw: Take new directions in each forward pass in training.
         eps: Added to every feature of the softmax kernel.
-        in_bias: Bias of the projection to queries, keys and values.
-        out_bias: Bias of the output projection.
-        out_drop: Dropout on the output.
-        device: Where the parameters live.
-        dtype: Type of the parameters.
 
     Raises:
         ValueError: `num_heads` does not divide `embed_dim`, `num_features` is not positive, or `kernel` is unknown.

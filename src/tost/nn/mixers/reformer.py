@@ -72,25 +72,21 @@ class Reformer(ProjectedMixer):
 
     ``form="lra"`` is what the official Long-Range Arena runs: 10 buckets, 10 chunks whatever the length, so that the
     cost is quadratic; one rotation for all heads; a chunk sees all of itself and of the one before, in a circle; scores
-    are multiplied by ``sqrt(D)``; keys are not normalised; tokens see themselves; there is no output projection. Its
+    are multiplied by ``sqrt(D)``; keys are not normalized; tokens see themselves; there is no output projection. Its
     one difference here is that padding never counts.
 
-    Padding is sorted behind everything. With `num_buckets` given a mask is a deletion. Without, it is not, since the
+    Padding is sorted to the end. With `num_buckets` given a mask is a deletion. Without, it is not, since the
     number of buckets follows from the length with padding, and neither is it with ``form="lra"``, where the size of a
     chunk does.
 
+    Arguments are those of `ProjectedMixer`, without the biases, plus:
+
     Args:
-        embed_dim: Width of the tokens, C.
-        num_heads: Number of heads, H; divides C.
         num_hashes: Rounds of hashing, R.
         chunk_size: Tokens per chunk, S. Not used by ``form="lra"``.
         num_buckets: K, an even number; None takes the largest power of two up to ``2 N / S``, from 2 to 1024.
         form: ``"paper"`` or ``"lra"``.
         redraw: Take new rotations in each forward pass in training.
-        attn_drop: Dropout on the attention weights.
-        out_drop: Dropout on the output.
-        device: Where the parameters live.
-        dtype: Type of the parameters.
 
     Raises:
         ValueError: `num_heads` does not divide `embed_dim`, or another argument is out of its range.

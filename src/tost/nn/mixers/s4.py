@@ -55,7 +55,7 @@ class S4(nn.Module):
     (``"s4"``) and `DiagonalKernel` (``"s4d-lin"``, ``"s4d-legs"``). The cost is that of a Fourier transform. Steps and
     state matrices are named in `kernel_parameters`: they are trained with a small learning rate and without decay.
 
-    Padding counts as silence behind the last real token, and tokens that a mask leaves between them are moved
+    Padding counts as zeros after the last real token, and tokens that a mask leaves between them are moved
     together, so a mask is a deletion. What comes out for padding is that of zeros: ``GLU(bias)``.
 
     Args:
@@ -64,7 +64,7 @@ class S4(nn.Module):
         max_length: Longest sequence; needed by ``kernel="s4"``, the others have no limit.
         state_size: States per channel, counted with their conjugates; even.
         kernel: ``"s4"``, ``"s4d-lin"`` or ``"s4d-legs"``.
-        bidirectional: With a second kernel that runs backwards, so that each token sees those behind it too.
+        bidirectional: With a second kernel that runs backwards, so that each token sees those after it too.
         step: Range of the initial steps, which are log-uniform in it. Path-X has (0.0001, 0.1).
         drop: Dropout in front of the projection.
         tied_drop: One decision of the dropout for all tokens of a sequence and feature.
@@ -154,10 +154,10 @@ class S4(nn.Module):
         return F.glu(self.proj_out(y), dim=-1)
 
     def _convolve(self, x: Tensor, mask: Tensor | None) -> Tensor:
-        """Return the convolution of x [B, N, C] plus its direct share; padding is zero and stands at the end."""
+        """Return the convolution of x [B, N, C] plus its direct share; padding is zero and at the end."""
         if x.shape[1] == 0:
             return x
-        # Fourier transforms know no half precision; autocast would bring it back through the products of the kernel.
+        # Fourier transforms have no half precision; autocast would bring it back through the products of the kernel.
         with torch.autocast("cpu" if x.is_meta else x.device.type, enabled=False):
             u = x.to(statistics_dtype(x.dtype)).transpose(1, 2)
             y = long_convolution(u, self.kernel(x.shape[1]).to(u.dtype)).transpose(1, 2)

@@ -4,7 +4,7 @@ Each of the C channels is a linear system ``x' = A x + B u, y = 2 Re(c x)`` whos
 which one is kept. Channels are divided among G groups; those of a group share A and B.
 
 Shapes: kernel [R, C, L] with R directions, A and B [G, N/2], c [R, C, N/2], steps [C]. Complex parameters are stored as
-pairs of reals, [..., 2]: optimisers, files and half precision know those.
+pairs of reals, [..., 2]: optimizers, files and half precision support those.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class DenseSystem(NamedTuple):
 
 
 def hippo_legs(state_size: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Diagonalise the HiPPO-LegS matrix up to a term of rank one.
+    """Diagonalize the HiPPO-LegS matrix up to a term of rank one.
 
     .. code-block:: text
 
@@ -71,7 +71,7 @@ def hippo_legs(state_size: int) -> tuple[Tensor, Tensor, Tensor]:
 
 
 class _Kernel(nn.Module):
-    """What both kernels have: steps per channel, eigenvalues per group, an output vector per direction and channel."""
+    """Common to both kernels: steps per channel, eigenvalues per group, an output vector per direction and channel."""
 
     def __init__(
         self,
@@ -165,7 +165,7 @@ class DiagonalKernel(_Kernel):
 
 
 class LowRankKernel(_Kernel):
-    """The kernel of S4 (Gu et al., 2022): ``A = diag(lambda) - p p*``, discretised by the bilinear rule.
+    """The kernel of S4 (Gu et al., 2022): ``A = diag(lambda) - p p*``, discretized by the bilinear rule.
 
     It starts as HiPPO-LegS, see `hippo_legs`. The kernel is the inverse Fourier transform of its generating function
 
