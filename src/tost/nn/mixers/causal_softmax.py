@@ -106,7 +106,7 @@ class CausalSoftmaxAttention(ProjectedMixer):
 
 
 def _visible(state: KVState, num_queries: int) -> tuple[Tensor | None, bool]:
-    """Return a mask of the keys that the last tokens may see, [B or 1, 1, N, M + N] or None, and torch's `is_causal`."""
+    """Return the mask of visible keys for the last tokens, [B or 1, 1, N, M + N] or None, and torch's `is_causal`."""
     total = state.keys.shape[2]
     if state.real.shape[1] == 0 and (num_queries == total or num_queries == 1):
         return None, num_queries > 1
