@@ -1,4 +1,4 @@
-"""What machine this is and which revision of the source runs on it: facts that every measurement and run records."""
+"""The machine and the source revision, which every measurement and run records."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["command_arguments", "cpu_model", "source_revision"]
 
 
 def cpu_model() -> str:
-    """Return the marketing name of the processor, or its architecture where the system does not tell."""
+    """Return the marketing name of the processor, or its architecture where the system does not provide it."""
     cpuinfo = Path("/proc/cpuinfo")
     if cpuinfo.exists():
         match = re.search(r"^model name\s*:\s*(.+)$", cpuinfo.read_text(), flags=re.MULTILINE)
@@ -25,7 +25,7 @@ def cpu_model() -> str:
 def source_revision() -> str | None:
     """Return the git revision of the checkout that this package is imported from, None if it is not in one."""
     root = Path(__file__).resolve().parents[2]
-    # An installed copy may lie inside somebody else's checkout, whose revision says nothing about this package.
+    # An installed copy may lie inside the checkout of another project, whose revision is not that of this package.
     if not (root / ".git").exists() or not (root / "src" / "tost").exists():
         return None
     command = ["git", "-C", str(root), "describe", "--always", "--dirty", "--abbrev=10"]

@@ -1,4 +1,4 @@
-"""The objective behind the attention: coding rates, their variational form, and its gradient.
+"""The objective of the attention: coding rates, their variational form, and its gradient.
 
 Axes: ``n`` tokens (the rows of `z`), ``d`` features, ``K`` groups, ``p`` columns of a basis. Leading dimensions are
 batches and broadcast. With ``n_k = sum_n pi[n, k]``, the second moment of a group ``M_k = z^T diag(pi_k) z / n_k``, and
@@ -12,7 +12,7 @@ The scale stands outside `f`: the default ``f(x) = log(1 + x)`` yields ``log(1 +
 maximal coding rate reduction, and ``eps = sqrt(d)`` the plain ``log(1 + x)`` of the attention operator. For orthonormal
 `u_k` that span their group, ``R_c <= R_c_var``, an equality where `u_k` diagonalises `M_k`.
 
-Half-precision inputs are computed, and their rates returned, in float32, whatever autocast says. Pass float64 where
+Half-precision inputs are computed, and their rates returned, in float32, also under autocast. Pass float64 where
 ``d/eps^2 * M`` exceeds 1e6: rounding blurs every eigenvalue by a fraction of the largest.
 """
 

@@ -1,4 +1,4 @@
-"""Comparisons used by our tests, by the benchmark gate, and by anyone who writes a new backend.
+"""Numerical comparisons for tests, for the benchmark gate, and for new backends.
 
 The measure is the relative root mean square, ``rms(actual - expected) / rms(expected)``: unlike a pair of absolute and
 relative tolerances it does not depend on the scale of the tensor and is not decided by its smallest entries.

@@ -105,7 +105,7 @@ def test_overwrites_only_by_force(run, state):
         (["ours", "--out", "no/such/x.pth"], "the folder no/such does not exist"),
         (["ours", "--out", "folder"], "folder is a folder; an official checkpoint is a file"),
         (["ours", "--out", "x.safetensors"], "PyTorch files only; write for example --out x.pth"),
-        (["ours", "--out", "x.pth", "depth=1"], "depth=1: a folder of this package tells all options"),
+        (["ours", "--out", "x.pth", "depth=1"], "depth=1: a folder of this package has all options"),
         (["ours", "--out", "x.pth"], "CheckpointError: the authors' code has no gate=True"),
         (["folder", "--out", "x.pth"], "CheckpointError: folder holds no checkpoint"),
         (["theirs.pth"], "Missing option '--out'"),

@@ -110,7 +110,7 @@ def test_problems_of_tasks_and_levels_are_explained(tmp_path):
     said = str(error.value)
     assert "tasks.a.chance" in said
     assert "an arm is named TASK_SETTING, and the tasks are: a" in said
-    assert "there is levels, so say where the values come from" in said
+    assert "there is levels, so name the source of the values" in said
 
 
 def test_the_plan_of_all_tasks_is_complete(tmp_path):

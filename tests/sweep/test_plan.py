@@ -48,7 +48,7 @@ MISTAKES = {
     "arms.a.reference": ("  a: {reference: high}\nsource: S", "needs a number"),
     "arms.A": ("  A: {}", "small letters"),
     "arms.a": ("  a:", "null given; needs keys"),
-    "source": ("  a: {reference: 1.5}", "say where the values come from"),
+    "source": ("  a: {reference: 1.5}", "name the source of the values"),
     "arms.a.seeds": ("  a: {seeds: [0, 3]}\nseeds: [0, 1]", "[3] given; an arm takes some of the plan's seeds, [0, 1]"),
     "arms.b.seeds": ("  a: {seeds: [1]}\n  b: {after: a}\nseeds: [0, 1]", "[0] given, but a, which it starts from"),
     "seeds": ("  a: {}\nseeds: [1, 1]", "every seed once"),

@@ -107,7 +107,7 @@ REFUSED = {
     "{thiin.accuracy.mean}": "no such number in the results; did you mean thin.accuracy.mean",
     "{zzz}": "the names look like thin.parameters",
     "{}": "no such number",
-    "{thin.reference}": "the results do not know it",
+    "{thin.reference}": "the results do not have it",
     "{thin.steps:q}": "write for example {thin.steps:.1f}",
     "{thin.steps + thin.steps + thin.steps}": "at most two names",
     "{thin.steps / thin.zero}": "no such number",

@@ -1,7 +1,7 @@
 """Class attention: where the class token looks, as in DINO, for ToST, XCiT, ViT and CRATE.
 
 Post-softmax weights of the class token's query over itself and the patches. The entry for itself is left out and the
-rest is not normalised again. Maps are enlarged by repeating patches and drawn from their own minimum to maximum.
+rest is not normalized again. Maps are enlarged by repeating patches and drawn from their own minimum to maximum.
 """
 
 from __future__ import annotations
@@ -190,7 +190,7 @@ def _of_subspaces(mixer: SubspaceAttention) -> Callable[..., Tensor]:
 
 @contextmanager
 def _looking(layers: Sequence[ClassAttentionLayer], found: list[Tensor]) -> Iterator[None]:
-    """Collect the weights of every layer that is called; leaves no hook behind."""
+    """Collect the weights of every layer that is called, and remove the hooks afterwards."""
 
     def hook(layer: ClassAttentionLayer) -> Callable[..., None]:
         names = 2 if isinstance(layer.module, ClassBlock) else 1
@@ -233,13 +233,13 @@ def class_attention_maps(
     pixels: Tensor | None = None,
     shown: int = SHOWN,
 ) -> ClassAttentionMaps:
-    """Look where the class token of an image model looks.
+    """Measure where the class token of an image model looks.
 
     Args:
         model: A model with class-attention blocks (ToST, XCiT), timm's VisionTransformer or CRATE.
-        batches: Images, normalised as the model wants them.
+        batches: Images, normalized as the model needs them.
         layers: Which of the layers that look from a class token; None for the last but one, as in the paper.
-        pixels: The same images in [0, 1], to be drawn; None as in `membership_maps`.
+        pixels: The same images in [0, 1], to be drawn; see `membership_maps`.
         shown: Maps of so many images are kept. The numbers are over all.
 
     Raises:

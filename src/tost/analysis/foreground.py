@@ -1,4 +1,4 @@
-"""A simple guess of what is foreground in a photograph, and how well a map agrees with it."""
+"""A simple estimate of the foreground of a photograph, and how well a map agrees with it."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ def otsu(values: Tensor) -> float:
 
 
 def foreground_by_border(pixels: Tensor, grid: tuple[int, int]) -> Tensor:
-    """Guess which patches of photographs show the subject: those that do not look like the edge of the picture.
+    """Estimate which patches of photographs show the subject: those that do not look like the edge of the picture.
 
     The mean colours of the patches on the edge have a mean and a covariance. A patch is foreground if the Mahalanobis
-    distance of its mean colour from them is above Otsu's threshold for the image. It knows nothing of the model and
-    nothing of objects: a subject that is cut off by the edge, or has the colours of the background, is missed.
+    distance of its mean colour from them is above Otsu's threshold for the image. It uses neither the model
+    nor a notion of objects: a subject that is cut off by the edge, or has the colours of the background, is missed.
 
     Args:
         pixels: Images in [0, 1], ``[S, 3, height, width]``.

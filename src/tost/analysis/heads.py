@@ -194,7 +194,7 @@ def membership_at_length(layer: AttentionLayer, w: Tensor, factor: float) -> Ten
     Args:
         layer: A layer that is not causal.
         w: Projected tokens, ``[B, N, H, D]``.
-        factor: Above 1: as if every token were there so many times, which divides normalised energies by it. Below 1:
+        factor: Above 1: as if every token were there so many times, which divides normalized energies by it. Below 1:
             only every so-and-so-many-th token is there.
 
     Returns:

@@ -112,7 +112,7 @@ def membership_maps(
 
     Args:
         model: An image model with TSSA layers.
-        batches: Images, normalised as the model wants them.
+        batches: Images, normalized as the model needs them.
         layers: Which layers; None for all.
         pixels: The same images in [0, 1], ``[S, 3, height, width]``, to be drawn and to find the foreground in; None
             for what a batch has as ``"pixels"``, or for the inputs, each stretched to [0, 1].
@@ -163,7 +163,7 @@ def membership_maps(
 def _square(tokens: int) -> tuple[int, int]:
     side = math.isqrt(tokens)
     if side * side != tokens:
-        raise ConfigError(f"{tokens} tokens form no square, and the model does not say what their grid is.")
+        raise ConfigError(f"{tokens} tokens form no square, and the model has no attribute for their grid.")
     return side, side
 
 

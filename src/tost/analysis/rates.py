@@ -52,16 +52,16 @@ Measure = Literal["variational", "subspaces", "rate", "compression", "reduction"
 MEASURES: tuple[Measure, ...] = get_args(Measure)
 STREAMS: tuple[Place, ...] = ("input", "attention", "output")
 STEPS: tuple[tuple[Place, Place], ...] = (("input", "attention"), ("attention", "output"))
-"""What the two halves of a block do: the attention, and the MLP behind it."""
+"""The two halves of a block: the attention, and the MLP after it."""
 
 
 class Falls(NamedTuple):
     """How often R_c^var falls, on average over the samples.
 
     Attributes:
-        over_depth: From one layer to the next, behind the attention.
+        over_depth: From one layer to the next, after the attention.
         steps: How many such steps there are.
-        within: From in front of a layer's attention to behind it, measured with the layer's own subspaces.
+        within: From before a layer's attention to after it, measured with the layer's own subspaces.
         layers: How many layers there are.
     """
 
@@ -76,7 +76,7 @@ class RateCurve:
     """Rates of samples, layer by layer.
 
     Attributes:
-        source: Which model: ``"trained"``, ``"control"`` or what the caller said.
+        source: Which model: ``"trained"``, ``"control"`` or another label.
         split: Which samples.
         place: Where in the block: ``"input"``, ``"attention"`` or ``"output"``.
         layers: Numbers of the layers.

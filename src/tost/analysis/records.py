@@ -52,7 +52,7 @@ class AttentionLayer:
         index: Its number, from 0.
         name: The path of the attention module in the model.
         attention: The attention module.
-        block: The residual block around it; None if it stands in a network of someone else's.
+        block: The residual block around it; None if it is part of another network.
     """
 
     index: int
@@ -91,9 +91,9 @@ class LayerRecord:
         mask: Real tokens, bool ``[B, N]``; None if all are.
         grid: Rows and columns of the tokens, where the model has said.
         tokens: Projected tokens w that went into the operator, ``[B, N, H, D]``.
-        input: The residual stream in front of the block, ``[B, N, C]``.
-        attention: The stream behind the attention's branch.
-        output: The stream behind the block.
+        input: The residual stream before the block, ``[B, N, C]``.
+        attention: The stream after the attention's branch.
+        output: The stream after the block.
     """
 
     layer: AttentionLayer
@@ -116,7 +116,7 @@ class LayerRecord:
         return membership_of(self.layer, self.stream("tokens") if w is None else w, self.mask)
 
     def project(self, z: Tensor) -> tuple[Tensor, Tensor]:
-        """Let the layer look at other tokens: return what its attention sees of z, ``[B, N, C]``, and w of that."""
+        """Apply the layer to other tokens z: return its attention's input, ``[B, N, C]``, and the projected tokens."""
         block = self.layer.block
         seen = z
         if block is not None:
@@ -148,7 +148,7 @@ def membership_of(layer: AttentionLayer, w: Tensor, mask: Tensor | None = None) 
 
 
 def attention_layers(model: nn.Module) -> list[AttentionLayer]:
-    """Return the TSSA layers of a model, in the order in which they stand in it; none for other models.
+    """Return the TSSA layers of a model, in order; none for other models.
 
     Args:
         model: Any module that holds `TSSAttention` or `CausalTSSAttention`.
@@ -168,7 +168,7 @@ _TSSA = (TSSAttention, CausalTSSAttention)
 
 
 def choose(layers: Sequence[int] | None, count: int, what: str = "TSSA layers") -> list[int]:
-    """Return the numbers of the layers that a user means, ascending.
+    """Return the numbers of the chosen layers, ascending.
 
     Args:
         layers: Numbers from 0, or from -1 backwards; None for all.
@@ -197,17 +197,17 @@ def capture(
     *,
     visit: Callable[[LayerRecord], None] | None = None,
 ) -> Iterator[list[LayerRecord]]:
-    """Record what goes on in the TSSA layers of a model while it runs.
+    """Record what happens in the TSSA layers of a model while it runs.
 
-    The model computes what it computes otherwise; the hooks are gone when the block is left, by whatever way. Without
-    `visit`, records stay in the list until it is cleared, so clear it after every batch. With `visit`, each record is
-    handed over as soon as its layer is through and then forgotten: memory for one layer, however deep the model.
+    The model's output does not change, and the hooks are removed when the block is left, also by an exception. Without
+    `visit`, records stay in the list, so clear it after every batch. With `visit`, each record is passed on as soon as
+    its layer has run and then dropped, so that memory holds one layer, however deep the model.
 
     Args:
         model: Any model with TSSA layers.
         layers: Which, by number; None for all.
         what: What to record; everything but ``"tokens"`` needs the residual blocks of this package.
-        visit: Gets every record instead of the list.
+        visit: Receives every record instead of the list.
 
     Yields:
         The records, in the order in which the layers ran.
@@ -246,7 +246,7 @@ def capture(
 
 
 class _Watcher:
-    """The hooks of one layer. They fall silent while a record is looked at: looking may call the layer's modules."""
+    """The hooks of one layer. They are off while a record is visited: the visitor may call the layer's modules."""
 
     def __init__(self, layer: AttentionLayer, wanted: frozenset[Place], give: Callable[[LayerRecord], None]) -> None:
         self.layer, self.wanted, self.give = layer, wanted, give
@@ -321,11 +321,11 @@ class _Watcher:
 
 
 def run_batch(model: nn.Module, batch: Batch) -> Any:
-    """Run a model on a batch in whichever form it comes, and return what the model returns.
+    """Run a model on a batch of any form, and return the model's output.
 
     Args:
         model: The model.
-        batch: See `Batch`; keys that a model has no use for, such as targets, are left out.
+        batch: See `Batch`; other keys, such as targets, are ignored.
 
     Raises:
         ValueError: A batch has no input.
@@ -362,20 +362,20 @@ def observe(
     layers: Sequence[int] | None = None,
     what: Iterable[Place] = ("tokens",),
 ) -> int:
-    """Run a model over batches and show every layer of every batch to a function.
+    """Run a model over batches and pass the record of every layer and batch to a function.
 
     Args:
         model: Any model with TSSA layers; run in evaluation mode and put back.
         batches: Any number of batches; one is held at a time.
-        visit: Gets the records.
-        layers: As in `capture`.
-        what: As in `capture`.
+        visit: Receives the records.
+        layers: Numbers of the layers; None for all.
+        what: What to record; see `capture`.
 
     Returns:
         The number of samples.
 
     Raises:
-        ConfigError: As in `capture`, or there are no batches.
+        ConfigError: There are no such layers, they are not in residual blocks, or there are no batches.
     """
     samples = 0
     with at_rest(model), capture(model, layers, what, visit=visit):

@@ -65,7 +65,7 @@ _BUILT_IN = (
         needs="blocks",
         title="Does each layer compress?",
         explanation="In theory every attention layer takes one step downhill on R_c^var: the number of nats that it "
-        "takes to store the tokens, group by group. If training found what the theory says, the curve falls with "
+        "takes to store the tokens, group by group. If training found what the theory predicts, the curve falls with "
         "depth, and the step within the attention is below 0. The untrained model is the control: it shows what the "
         "same layers do to tokens before they have learned anything.",
         target="tost.analysis.rates:coding_rates",
@@ -153,7 +153,7 @@ _BUILT_IN = (
 
 
 def _adapt(name: str, found: Any) -> Analysis:
-    """Return the analysis of a function that was named from outside: as its decorator describes it, if it has one."""
+    """Return the analysis of a function of another package: as its decorator describes it, if it has one."""
     if isinstance(described := getattr(found, "_tost_analysis", None), Analysis):
         return described
     if not callable(found):

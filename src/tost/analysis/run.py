@@ -21,8 +21,8 @@ __all__ = ["Samples", "analyze", "applicable", "control_of", "require", "unsuppo
 class Samples:
     """Samples to analyze a model with. Iterating yields the validation batches, or the training batches without those.
 
-    Every analysis goes through the batches anew, so pass lists or other collections. `tost.analysis.records.Batch` says
-    what a batch can be; images to be drawn may come with ``"pixels"``, in [0, 1], ``[B, 3, height, width]``.
+    Every analysis goes through the batches anew, so pass lists or other collections. `tost.analysis.records.Batch`
+    lists the forms of a batch; images to be drawn may come with ``"pixels"``, in [0, 1], ``[B, 3, height, width]``.
 
     Attributes:
         train: Batches of training samples; None if there are none.

@@ -68,7 +68,7 @@ class SubspaceCoherence(Result):
 
 
 def coherence_of(u: Tensor) -> Tensor:
-    """Return the inner products of normalised directions.
+    """Return the inner products of normalized directions.
 
     Args:
         u: Bases, ``[K, d, p]``.
@@ -117,7 +117,7 @@ def subspace_coherence(
         size = gram.abs().permute(0, 2, 1, 3)  # [K, K, p, p]
         same = torch.eye(K, dtype=torch.bool)
         means = size.mean((2, 3))
-        # The diagonal of a diagonal block is 1 by construction and says nothing.
+        # The diagonal of a diagonal block is 1 by construction.
         own = (size.sum((2, 3)).diagonal() - p) / max(p * (p - 1), 1)
         means[same] = own
         blocks.append(means)

@@ -140,7 +140,7 @@ def _global_options(
         list[str] | None,
         typer.Option(
             metavar="PACKAGE",
-            help="Allow code of a package to be imported by name; can be repeated, and stand behind the command.",
+            help="Allow code of a package to be imported by name; can be repeated, also after the command.",
         ),
     ] = None,
 ) -> None:

@@ -92,7 +92,7 @@ def steps(total: int) -> Iterator[Steps]:
         total: Number of steps.
 
     Yields:
-        The object to tell about the steps.
+        Receives the steps.
     """
     if not sys.stderr.isatty():
         yield _PlainSteps(total)

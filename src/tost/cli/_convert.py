@@ -44,7 +44,7 @@ def convert(
     out: Annotated[Path, typer.Option(help="What to write: a folder (tost) or a file such as model.pth (official).")],
     overrides: Annotated[
         list[str] | None,
-        typer.Argument(metavar="KEY=VALUE", help="Options that a file does not tell, such as num_heads=6."),
+        typer.Argument(metavar="KEY=VALUE", help="Options that the file does not contain, such as num_heads=6."),
     ] = None,
     to: Annotated[Form | None, typer.Option(help="Form to write. Default: the other one than that of SOURCE.")] = None,
     weights: Annotated[Weights, typer.Option(help="ema: the moving average of the weights.")] = Weights.MODEL,
@@ -105,7 +105,7 @@ def _read_folder(source: Path, overrides: list[str] | None, weights: Weights) ->
     from tost.train.checkpoint.model import build_saved, read_saved
 
     if overrides:
-        raise ConfigError(f"{overrides[0]}: a folder of this package tells all options of its model; leave it out")
+        raise ConfigError(f"{overrides[0]}: a folder of this package has all options of its model; leave it out")
     saved = read_saved(source, ema=weights is Weights.EMA, report=_console.log)
     return saved.name, build_saved(saved, str(source))
 

@@ -17,7 +17,7 @@ _PACKAGES = ("torch", "numpy", "timm", "torchvision", "transformers", "accelerat
 
 
 class Information(TypedDict):
-    """Everything that `tost info` knows."""
+    """Everything that `tost info` shows."""
 
     versions: dict[str, str]
     packages: dict[str, str | None]

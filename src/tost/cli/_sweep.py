@@ -1,4 +1,4 @@
-"""`tost sweep`: carry out runs that belong together, and make one table of them. Loads no torch; the runs do."""
+"""`tost sweep`: train several settings and compare them in one table. Loads no torch; the runs do."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def sweep(
     ] = None,
     start: Annotated[
         Path | None,
-        typer.Option("--from", metavar="DIR", help="Sweep whose weights arms start from, if the plan asks."),
+        typer.Option("--from", metavar="DIR", help="Sweep whose weights arms start from, if the plan needs one."),
     ] = None,
     store: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Copy the results here once all runs are finished.")
@@ -52,7 +52,7 @@ def sweep(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Check everything, list the runs, and stop.")] = False,
     json: Json = False,
 ) -> None:
-    """Carry out runs that belong together; make one table.
+    """Train several settings and compare them in one table.
 
     Each run is a process of its own. Finished runs are not repeated and interrupted ones go on, so the same command
     completes a sweep that was stopped. Ctrl-C once lets the runs save and stops, twice stops at once.
@@ -142,7 +142,7 @@ def _show(results: Mapping[str, Any], outcomes: Sequence[RunOutcome]) -> None:
 
 
 def _store(path: Path, results: Mapping[str, Any]) -> bool:
-    """Keep the results of a sweep that is complete; tell whether they were kept."""
+    """Store the results of a complete sweep; return whether they were stored."""
     from tost.sweep import write_results
 
     if not results["complete"]:

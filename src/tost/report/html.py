@@ -60,7 +60,7 @@ def definitions(entries: Mapping[str, str]) -> str:
 
 
 def details(summary: str, content: str) -> str:
-    """Return something that is folded away until it is asked for; `content` is HTML."""
+    """Return HTML that is folded away below a summary."""
     return f"<details><summary>{text(summary)}</summary>{content}</details>"
 
 

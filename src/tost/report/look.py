@@ -1,4 +1,4 @@
-"""The analyses of a run, with the sentences that explain them to somebody who has not read the paper. Loads torch."""
+"""Run the analyses for the page. Loads torch."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Finding:
     Attributes:
         name: Its name on the command line.
         numbers: The few that sum it up.
-        rows: The table behind it.
+        rows: All numbers, as a table.
         picture: Content of an image file; empty if it could not be drawn.
         picture_kind: ``png`` or ``svg+xml``.
         verdict: The conclusion in a sentence; empty if it is left to the reader.
@@ -45,7 +45,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class Insight:
-    """What was seen in a run's model.
+    """The analyses of a run's model.
 
     Attributes:
         run: Name of the run.
@@ -99,7 +99,7 @@ def look_into(
 def _control(model: nn.Module) -> nn.Module | None:
     try:
         return control_of(model)
-    except (TostError, TypeError):  # a model of another package does not say how it was built
+    except (TostError, TypeError):  # a model of another package has no options
         return None
 
 

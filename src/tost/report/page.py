@@ -1,4 +1,4 @@
-"""The page itself: what comes in which order, and the frame around it."""
+"""The page: the order of its sections, and the frame around them."""
 
 from __future__ import annotations
 

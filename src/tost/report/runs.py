@@ -37,7 +37,7 @@ class RunRecord:
         steps: Records of training steps.
         evaluations: Records of the validation set.
         problems: What is missing or damaged, in sentences.
-        resumed: Whether it was interrupted and went on; its summary then tells the time since.
+        resumed: Whether it was interrupted and resumed; its summary then has the time since.
     """
 
     name: str

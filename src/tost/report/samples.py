@@ -152,13 +152,13 @@ def load_run(
 
 
 def _pixels(images: Tensor, options: ImageOptions) -> Tensor:
-    """Return normalised images as colours in [0, 1], ``[S, 3, height, width]``."""
+    """Return normalized images as colours in [0, 1], ``[S, 3, height, width]``."""
     mean, std = (torch.tensor(numbers).view(-1, 1, 1) for numbers in (options.mean, options.std))
     return (images * std + mean).clamp(0, 1).expand(-1, 3, -1, -1)
 
 
 def _strings(ids: list[int], tokenizer: DataTokenizer | ByteTokenizer | None) -> list[str]:
-    """Return how to write each token; the ids themselves where there is no text behind them."""
+    """Return how to write each token; the ids themselves where they stand for no text."""
     if tokenizer is None:
         return [f"{number} " for number in ids]
     return [tokenizer.decode([number]) for number in ids]

@@ -1,4 +1,4 @@
-"""Text that a language model writes for the page. Loads torch."""
+"""Generated text for the page. Loads torch."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from tost.report.samples import LoadedRun
 __all__ = ["Passage", "continue_prompts"]
 
 LENGTH = 300
-_BEGINNING = 48  # tokens of the validation text that are continued if nobody gives a prompt
+_BEGINNING = 48  # tokens of the validation text that are continued if no prompt is given
 TEMPERATURE, TOP_K, SEED = 0.8, 40, 0
 
 
 @dataclass(frozen=True)
 class Passage:
-    """A prompt and what the model made of it.
+    """A prompt and its continuation.
 
     Attributes:
-        prompt: What was given.
-        text: What came.
-        tokens: How many tokens came.
-        seconds: How long they took, the prompt included.
-        settings: How they were drawn, in words.
+        prompt: The prompt.
+        text: The generated text.
+        tokens: Number of generated tokens.
+        seconds: Time that they took, the prompt included.
+        settings: Sampling options, in words.
     """
 
     prompt: str
@@ -38,7 +38,7 @@ class Passage:
 
 
 def continue_prompts(run: LoadedRun, prompts: Sequence[str], *, length: int = LENGTH) -> list[Passage]:
-    """Let the model of a run continue texts.
+    """Continue texts with the model of a run.
 
     Args:
         run: A run of language modelling.

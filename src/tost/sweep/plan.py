@@ -1,4 +1,4 @@
-"""The plan of a sweep: its schema, the plans that come with the package, and how one is read. Loads no torch.
+"""Plans of sweeps: their schema, the built-in ones, and how they are read. Loads no torch.
 
 ::
 
@@ -42,7 +42,7 @@ _Seed = Annotated[int, Field(ge=0, lt=2**32)]
 
 
 class _Part(BaseModel):
-    """Cannot be changed once made, knows every key that it accepts, and converts nothing."""
+    """Frozen and strict: no unknown keys, no conversions."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
@@ -55,7 +55,7 @@ class Arm(_Part):
         set: ``key=value`` texts on top of those of the plan.
         after: Arm whose weights it starts from, or ``PLAN/ARM`` for an arm of another sweep.
         seeds: Those seeds of the plan that it is run with; None: all of them.
-        reference: Value of the metric that somebody reported for this setting.
+        reference: Published value of the metric for this setting.
         note: What is special about it.
     """
 
@@ -120,7 +120,7 @@ class Plan(_Part):
         return [seed for seed in self.seeds if chosen is None or seed in chosen]
 
     def task_of(self, arm: str) -> tuple[str, str]:
-        """Return the task and the setting that the name of an arm tells; the task is empty if the plan has none."""
+        """Return the task and the setting in the name of an arm; the task is empty if the plan has none."""
         task = max((name for name in self.tasks if arm.startswith(f"{name}_")), key=len, default="")
         return task, arm.removeprefix(f"{task}_") if task else arm
 
@@ -215,7 +215,7 @@ def _cross_check(values: dict[str, Any]) -> list[Problem]:
         word for word, there in (("a reference", _has_reference(known)), ("levels", values.get("levels"))) if there
     ]
     if given and not values.get("source"):
-        problems.append(Problem("source", f"missing; there is {given[0]}, so say where the values come from"))
+        problems.append(Problem("source", f"missing; there is {given[0]}, so name the source of the values"))
     seeds = values.get("seeds", [0])
     problems += [problem for name, arm in known.items() for problem in _check_seeds(name, arm, known, seeds)]
     if isinstance(seeds, list) and len(set(map(str, seeds))) < len(seeds):

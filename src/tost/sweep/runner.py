@@ -1,4 +1,4 @@
-"""Carrying out runs: some at a time, each a process of its own, so that the end of one is not the end of the others."""
+"""Execute runs, several at a time, each in its own process, so that a crash of one does not end the others."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Process(Protocol):
         """Return the exit code, None while it runs."""
 
     def send_signal(self, sig: int) -> None:
-        """Ask it for something."""
+        """Send it a signal."""
 
     def kill(self) -> None:
         """End it at once."""
@@ -42,7 +42,7 @@ class Process(Protocol):
 
 
 class Watcher(Protocol):
-    """Who is told what happens."""
+    """Receives progress events."""
 
     def started(self, run: Run) -> None:
         """A process was started, for the first time or to go on."""
@@ -82,13 +82,12 @@ def execute(
 ) -> list[RunOutcome]:
     """Carry out runs, in their order as far as dependencies and `jobs` allow.
 
-    Once `stopping` says so, nothing new is started, every process is asked once, with SIGINT, to save and end, and is
-    waited for. An exception, such as a second Ctrl-C, ends them at once.
+    Once `stopping` returns True, nothing new is started; every process gets one SIGINT, upon which it saves and ends. An exception, such as a second Ctrl-C, ends them at once.
 
     Args:
         runs: What to carry out; none of them is finished.
         start: Starts the process of a run.
-        watcher: Who is told.
+        watcher: Receives progress events.
         jobs: Most processes at a time.
         stopping: Whether to stop.
         poll_seconds: Time between two looks at the processes.
@@ -148,7 +147,7 @@ class _Execution:
         return any(outcome.reason and outcome.run.name == run.after for outcome in self._outcomes)
 
     def _collect(self, asked: bool) -> bool:
-        """Take note of processes that have ended; tell whether there were any."""
+        """Handle processes that have ended; return whether there were any."""
         codes = {name: process.poll() for name, (_, process, _) in self._working.items()}
         ended = {name: code for name, code in codes.items() if code is not None}
         for name, code in ended.items():
@@ -174,11 +173,11 @@ def _describe_exit(code: int) -> str:
 
 
 def start_process(run: Run, *, threads: int | None = None, keep_open: Sequence[int] = ()) -> subprocess.Popen[bytes]:
-    """Start the process of a run. What it says is appended to a file in its folder.
+    """Start the process of a run. Its output is appended to a file in its folder.
 
     Args:
         run: Which one.
-        threads: Threads per operation; None: as the environment says.
+        threads: Threads per operation; None for the default of the environment.
         keep_open: Descriptors that it inherits.
     """
     run.folder.mkdir(parents=True, exist_ok=True)
@@ -226,7 +225,7 @@ def claim(out: Path) -> Iterator[int]:
 
 
 def tail(run: Run, lines: int = _TAIL_LINES) -> list[str]:
-    """Return the last lines that a run's process said."""
+    """Return the last lines of the output of a run's process."""
     return [line.rstrip() for line in _last_bytes(run.folder / OUTPUT).splitlines()[-lines:]]
 
 

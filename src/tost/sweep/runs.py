@@ -107,7 +107,7 @@ def expand(plan: Plan, changes: Sequence[str], out: Path, *, name: str, start: P
 
 
 def _in_order(plan: Plan) -> list[str]:
-    """Return the arms such that each comes behind the one that it starts from."""
+    """Return the arms such that each follows the one that it starts from."""
 
     def depth(name: str) -> int:
         after = plan.arms[name].after
@@ -145,7 +145,7 @@ def _refuse_unmatched(plan: Plan, changes: Sequence[str]) -> None:
         pattern, text = _addressed(change)
         if not any(fnmatchcase(name, pattern) for name in plan.arms):
             raise ConfigError(
-                f"{change}: no arm matches {pattern}, so {text} is for nobody; arms: {', '.join(plan.arms)}"
+                f"{change}: no arm matches {pattern}, so {text} has no effect; arms: {', '.join(plan.arms)}"
             )
 
 
@@ -213,7 +213,7 @@ def unfinished(runs: Sequence[Run], chosen: Sequence[Run]) -> list[Run]:
 
 
 def state_of(run: Run) -> State:
-    """Return how far a run has got, as its folder tells."""
+    """Return how far a run has got, by the files in its folder."""
     if not (run.folder / "config.yaml").exists():
         return State.new
     status = read_record(run.folder / "summary.json").get("status")
@@ -224,7 +224,7 @@ def check_folders(runs: Sequence[Run]) -> None:
     """Make sure that what the folders hold already was made with the settings that are asked for now.
 
     Raises:
-        ConfigError: It was not; the message says what differs.
+        ConfigError: It was not; the message lists what differs.
     """
     problems = [f"\n  {run.folder}: {text}" for run in runs if (text := _difference(run))]
     if problems:

@@ -211,20 +211,20 @@ def _compare_steps(arms: Mapping[str, Mapping[str, Any]], scope: str) -> str:
     for name, found in arms.items():
         groups.setdefault((found["steps"], found["samples"]), []).append(name)
 
-    def told(steps: int | None, samples: int | None) -> str:
+    def length(steps: int | None, samples: int | None) -> str:
         if steps is None or samples is None:
             return "differing steps"
         return f"{steps:,} steps of {samples // steps:,} samples"
 
     if len(groups) == 1:
         ((key, _),) = groups.items()
-        return f"Every{scope} run takes {told(*key)}."
-    parts = [f"{', '.join(names)} {told(*key)}" for key, names in groups.items()]
+        return f"Every{scope} run takes {length(*key)}."
+    parts = [f"{', '.join(names)} {length(*key)}" for key, names in groups.items()]
     return f"The arms differ in length: {'; '.join(parts)}."
 
 
 def section(results: Mapping[str, Any], commentary: str = "") -> str:
-    """Return what a page tells about one sweep, in Markdown.
+    """Return the section of a page about one sweep, in Markdown.
 
     Args:
         results: What `tost.sweep.collect` gathered.
@@ -340,5 +340,5 @@ def _look_up(name: str, values: Mapping[str, float | None]) -> float:
         raise ConfigError(f"{{{name}}}: there is no such number in the results; {meant}")
     value = values[name]
     if value is None:
-        raise ConfigError(f"{{{name}}}: the results do not know it; finish the runs, or take it out of the text")
+        raise ConfigError(f"{{{name}}}: the results do not have it; finish the runs, or take it out of the text")
     return value

@@ -1,1 +1,1 @@
-"""Pictures of the results. Colours stay distinct for colour-blind readers; marks and labels say the same without."""
+"""Pictures of the results. Colours stay distinct for colour-blind readers; marks and labels repeat them."""

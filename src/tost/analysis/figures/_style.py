@@ -1,4 +1,4 @@
-"""What the pictures share."""
+"""Colours, fonts and axes that all pictures share."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def new_figure(width: float, height: float) -> Figure:
 
 
 def finish(axes: Axes, *, title: str = "", x: str = "", y: str = "") -> None:
-    """Label axes and take away what says nothing."""
+    """Label axes and remove clutter."""
     axes.set_title(title, fontsize=TITLE)
     axes.set_xlabel(x, fontsize=LABEL)
     axes.set_ylabel(y, fontsize=LABEL)

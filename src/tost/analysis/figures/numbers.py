@@ -152,6 +152,6 @@ def draw_flattening(result: Flattening) -> Figure:
     finish(right, title="entropy (1 = uniform)", x=unit, y="entropy of a token's membership, mean")
     right.ticklabel_format(axis="y", useOffset=False)
     left.legend(frameon=False, fontsize=TICK)
-    scaled = "energies times the number of tokens" if result.count_scaled else "normalised energies"
+    scaled = "energies times the number of tokens" if result.count_scaled else "normalized energies"
     figure.suptitle(f"Memberships and length ({scaled}, {result.samples} samples)", fontsize=TITLE)
     return figure

@@ -29,9 +29,9 @@ _CHANGES: dict[tuple[str, str], str] = {
 
 
 def draw_rates(result: CodingRates) -> Figure:
-    """Draw R_c^var behind the attention and behind the block, and by how much each half of a block changes it.
+    """Draw R_c^var after the attention and after the block, and by how much each half of a block changes it.
 
-    Below them R and R_c, and Delta R, behind the attention. Lines are means, bands go from the lower to the upper
+    Below them R and R_c, and Delta R, after the attention. Lines are means, bands go from the lower to the upper
     quartile of the samples.
     """
     there = [place for place in _PLACES if any(curve.place == place for curve in result.curves)]

@@ -1,4 +1,4 @@
-"""The paper's efficiency figures on the page: time and memory by size, from what `tost bench attention` measured."""
+"""The paper's efficiency figures: time and memory by size, from the results of `tost bench attention`."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def attention_figures(record: BenchRecord) -> str:
 
 
 def attention_sentences(record: BenchRecord) -> list[str]:
-    """Say how far softmax attention on the fused kernel is behind, at the most tokens of the twelve layers."""
+    """Return how much slower softmax attention on the fused kernel is, at the most tokens of the twelve layers."""
     for figure in _figures(record):
         if figure.name != "tokens":
             continue
@@ -87,7 +87,7 @@ def _figures(record: BenchRecord) -> list[_Figure]:
 
 
 def _point(row: Mapping[str, Any]) -> _Point | None:
-    """Return what a row says; None for a row of some other kind."""
+    """Return the point of a row; None for a row of another kind."""
     try:
         sizes = {key: int(row[key]) for key in ("tokens", "width", "heads", "depth")}
     except (KeyError, TypeError, ValueError, OverflowError):

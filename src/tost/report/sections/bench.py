@@ -1,4 +1,4 @@
-"""The part of the page about speed and memory: from what `tost bench` measured."""
+"""The section about speed and memory, from the results of `tost bench`."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def _facts(record: BenchRecord) -> dict[str, str]:
 
 def _gate(record: BenchRecord) -> str:
     if record.passed is None:
-        return note("This measurement has no gate: nobody checked in the same run that the results are right.")
+        return note("This measurement has no gate: the results were not checked in the same run.")
     checks = record.gate.get("checks")
     if record.passed:
         return note(

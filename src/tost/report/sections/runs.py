@@ -1,4 +1,4 @@
-"""The parts of the page that tell what was trained, how it went and what came out."""
+"""The sections about training: models, curves and results."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tost.report.runs import LAYERS, RunRecord
 
 __all__ = ["curves", "group_title", "groups", "judgement", "metric_text", "results", "trained"]
 
-# The loss has a chart of its own, which tells as much as the same in other units.
+# The loss has a chart of its own, which shows as much as the same in other units.
 _NO_CHART = ("step", "loss", "perplexity", "bits_per_token", "bits_per_byte", "loss_error", "tokens", "accuracy_top5")
 _MOST_METRICS, _MOST_KEYS = 4, 12
 UNSEEN = "not measured"
@@ -50,7 +50,7 @@ def metric_text(name: str, value: object) -> str:
 
 
 def judgement(runs: Sequence[RunRecord]) -> str:
-    """Say which of several runs ended best, in a sentence; nothing if there is nothing to compare."""
+    """Return a sentence about which of several runs ended best; nothing if there is nothing to compare."""
     metric, mode = runs[0].metric
     ended = [(run, run.final[metric]) for run in runs if metric in run.final]
     if not ended:
@@ -92,7 +92,7 @@ def results(runs: Sequence[RunRecord]) -> str:
 
 
 def _fairness(runs: Sequence[RunRecord]) -> str:
-    """Say in which settings runs that stand side by side differ."""
+    """Return a note about the settings in which compared runs differ."""
     known = [flatten(run.config) for run in runs if run.config]
     if len(known) < 2:
         return ""
@@ -122,7 +122,7 @@ def trained(run: RunRecord) -> str:
         "parameters": rounded(run.summary.get("parameters")),
         "data": _data(run),
         "training": _training(run),
-        "optimiser": _optimiser(run),
+        "optimizer": _optimizer(run),
     }
     return "".join([*parts, definitions(facts)])
 
@@ -171,7 +171,7 @@ def _training(run: RunRecord) -> str:
     return ", ".join(parts)
 
 
-def _optimiser(run: RunRecord) -> str:
+def _optimizer(run: RunRecord) -> str:
     keys: dict[str, Any] = {
         "": run.setting("optim.name"),
         "learning rate": run.setting("optim.lr"),
