@@ -146,18 +146,7 @@ def membership_maps(
 
     with at_rest(model), capture(model, chosen, visit=visit):
         seen = collect_maps(batches, look, pixels=pixels, foreground=foreground, shown=shown)
-    return MembershipMaps(
-        layers=tuple(chosen),
-        depth=depth,
-        maps=seen.maps,
-        pixels=seen.pixels,
-        foreground=seen.foreground,
-        entropy=spread / seen.images,
-        area=seen.area,
-        overlap=seen.overlap,
-        images=seen.images,
-        compared=seen.compared,
-    )
+    return MembershipMaps(layers=tuple(chosen), depth=depth, entropy=spread / seen.images, **vars(seen))
 
 
 def _square(tokens: int) -> tuple[int, int]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import platform
 from importlib.metadata import PackageNotFoundError, version
-from typing import TypedDict
+from typing import Any
 
 from tost._env import VARIABLES, Variable
 from tost.cli import _console
@@ -16,21 +16,7 @@ __all__ = ["collect", "info"]
 _PACKAGES = ("torch", "numpy", "timm", "torchvision", "transformers", "accelerate", "datasets", "matplotlib")
 
 
-class Information(TypedDict):
-    """Everything that `tost info` shows."""
-
-    versions: dict[str, str]
-    packages: dict[str, str | None]
-    devices: list[str]
-    threads: int
-    backends: dict[str, dict[str, str]]
-    native: dict[str, str]
-    variables: list[dict[str, str]]
-
-
-def info(
-    json: Json = False,
-) -> None:
+def info(json: Json = False) -> None:
     """Show what is installed, what can run here and why not."""
     found = collect()
     versions = {**found["versions"], **{name: text or "not installed" for name, text in found["packages"].items()}}
@@ -45,10 +31,10 @@ def info(
     variables = [tuple(entry[column] for column in columns) for entry in found["variables"]]
     _console.show_table(("variable", "value", "source", "takes", "meaning"), variables, title="Environment variables")
     if json:
-        _console.show_json(dict(found))
+        _console.show_json(found)
 
 
-def collect() -> Information:
+def collect() -> dict[str, Any]:
     """Return what `tost info` shows.
 
     Optional packages are looked up without being imported, so a broken one cannot break this command.
@@ -58,15 +44,15 @@ def collect() -> Information:
     import tost
     from tost.ops import native_info, operators
 
-    return Information(
-        versions={"tost": tost.__version__, "python": platform.python_version()},
-        packages={name: _package_version(name) for name in _PACKAGES},
-        devices=_devices(),
-        threads=torch.get_num_threads(),
-        backends={op: dict(tost.available_backends(op)) for op in operators()},
-        native=native_info(),
-        variables=[_describe_variable(variable) for variable in VARIABLES],
-    )
+    return {
+        "versions": {"tost": tost.__version__, "python": platform.python_version()},
+        "packages": {name: _package_version(name) for name in _PACKAGES},
+        "devices": _devices(),
+        "threads": torch.get_num_threads(),
+        "backends": {op: dict(tost.available_backends(op)) for op in operators()},
+        "native": native_info(),
+        "variables": [_describe_variable(variable) for variable in VARIABLES],
+    }
 
 
 def _package_version(name: str) -> str | None:

@@ -6,6 +6,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tost._text import number
@@ -14,7 +15,6 @@ from tost.report.html import cut, definitions, details, image, note, preformatte
 from tost.report.runs import RunRecord
 from tost.report.sections.bench import measurement, speed_sentences
 from tost.report.sections.runs import curves, group_title, groups, judgement, results, trained
-from tost.report.style import STYLE
 
 if TYPE_CHECKING:
     from tost.report.look import Finding, Insight
@@ -79,7 +79,8 @@ def render(content: Content, *, largest: int = 10_000_000) -> str:
         "How to repeat it": _repeat(content),
         "Where the numbers come from": _origin(content),
     }
-    bare = [*sections.values(), _inside(content, _Room(0)), STYLE]
+    style = (Path(__file__).parent / "style.css").read_text(encoding="utf-8")
+    bare = [*sections.values(), _inside(content, _Room(0)), style]
     inside = _inside(content, _Room(largest - sum(len(part.encode()) for part in bare) - _FRAME))
     places = list(sections)
     places.insert(places.index("Generated text"), "Looking inside")
@@ -93,7 +94,7 @@ def render(content: Content, *, largest: int = 10_000_000) -> str:
         f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">'
         '<meta name="viewport" content="width=device-width, initial-scale=1"><meta name="color-scheme" '
         f'content="light dark"><title>{text(cut(title, 120))}</title><link rel="icon" href="data:,">'
-        f"<style>{STYLE}</style></head><body><header><h1>{text(cut(title, 200))}</h1>{_lead(content)}"
+        f"<style>{style}</style></head><body><header><h1>{text(cut(title, 200))}</h1>{_lead(content)}"
         f'<nav aria-label="Parts of this page"><ul>{links}</ul></nav></header><main>{main}</main>'
         f"<footer><p>{text(_closing(content))}</p></footer></body></html>\n"
     )

@@ -82,7 +82,8 @@ def execute(
 ) -> list[RunOutcome]:
     """Carry out runs, in their order as far as dependencies and `jobs` allow.
 
-    Once `stopping` returns True, nothing new is started; every process gets one SIGINT, upon which it saves and ends. An exception, such as a second Ctrl-C, ends them at once.
+    Once `stopping` returns True, nothing new is started; every process gets one SIGINT, upon which it saves and ends.
+    An exception, such as a second Ctrl-C, ends them at once.
 
     Args:
         runs: What to carry out; none of them is finished.
