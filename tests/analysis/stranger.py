@@ -7,7 +7,6 @@ import sys
 
 import pytest
 
-from tost import _env
 from tost._plugins import Registry
 from tost.analysis import registry
 
@@ -52,7 +51,7 @@ def own_registry(monkeypatch):
     monkeypatch.setattr(
         registry, "_ANALYSES", Registry("analysis", "tost.analyses", registry._adapt, specs, plural="analyses")
     )
-    monkeypatch.delenv(_env.PLUGINS, raising=False)
+    monkeypatch.delenv("TOST_PLUGINS", raising=False)
 
 
 @pytest.fixture

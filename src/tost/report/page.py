@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from tost._text import number
 from tost.report.bench import BenchRecord
 from tost.report.html import cut, definitions, details, image, note, preformatted, table, text
-from tost.report.runs import RunRecord
+from tost.report.runs import RunRecord, processor
 from tost.report.sections.bench import measurement, speed_sentences
 from tost.report.sections.runs import curves, group_title, groups, judgement, results, trained
 
@@ -235,7 +235,7 @@ def _environment(run: RunRecord) -> dict[str, str]:
     versions = known.get("versions")
     native = known.get("native")
     return {
-        "processor": f"{known.get('cpu', 'unknown')}, {known.get('threads', '?')} threads, {known.get('device', '?')}",
+        "processor": f"{processor(known)}, {known.get('device', '?')}",
         "system": f"{known.get('platform', 'unknown')}, Python {known.get('python', '?')}",
         "packages": ", ".join(f"{name} {value}" for name, value in versions.items())
         if isinstance(versions, dict)

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TextIO
 
+from tost._text import count, real
 from tost._yaml import read_document
 from tost.errors import ConfigError
 from tost.report.html import cut
 from tost.train.history import was_resumed
 
-__all__ = ["RunRecord", "read_run", "read_runs"]
+__all__ = ["RunRecord", "processor", "read_run", "read_runs"]
 
 PARTS = ("config.yaml", "env.json", "metrics.jsonl", "summary.json")
 LAYERS = "compression/layer_"
@@ -90,7 +90,7 @@ class RunRecord:
         return {
             str(name): float(value)
             for name, value in metrics.items()
-            if _is_number(value) and name != "step" and not str(name).startswith(LAYERS)
+            if real(value) is not None and name != "step" and not str(name).startswith(LAYERS)
         }
 
     @property
@@ -246,13 +246,12 @@ def _parsed(text: str) -> Any:
         return None
 
 
+def processor(environment: Mapping[str, Any]) -> str:
+    """Return processor and number of threads, as runs and measurements record them."""
+    threads = environment.get("threads")
+    written = count(threads, "thread") if isinstance(threads, int) else "? threads"
+    return f"{environment.get('cpu', 'unknown')}, {written}"
+
+
 def _points(records: Iterable[Mapping[str, Any]], metric: str) -> list[tuple[float, float]]:
-    return [(float(r["step"]), float(r[metric])) for r in records if _is_number(r.get(metric))]
-
-
-def _is_number(value: object) -> bool:
-    # JSON has integers of any size; one that no float holds is no measurement.
-    try:
-        return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-    except OverflowError:
-        return False
+    return [(float(r["step"]), float(r[metric])) for r in records if real(r.get(metric)) is not None]

@@ -48,10 +48,10 @@ def attention_figures(record: BenchRecord) -> str:
     parts = []
     for figure in _figures(record):
         title = _title(figure)
-        across = Axis(_AXES[figure.axis], log=True)
+        time, memory = Axis("time", log=True, write=duration), Axis("peak memory (MB)", log=True)
         charts = [
-            _chart(figure, f"{title}: time", across, Axis("time", log=True, write=duration), _seconds),
-            _chart(figure, f"{title}: memory", across, Axis("peak memory (MB)", log=True), _megabytes),
+            _chart(figure, f"{title}: time", time, lambda point: point.seconds),
+            _chart(figure, f"{title}: memory", memory, lambda point: point.peak_bytes and point.peak_bytes / 1e6),
         ]
         parts.append(f'<div class="charts">{"".join(charts)}</div>{_table(figure, title)}')
     return "".join(parts)
@@ -108,20 +108,12 @@ def _title(figure: _Figure) -> str:
     return f"{what[0].upper()}{what[1:]}, {fixed}, {sizes['heads']} heads, {step}"
 
 
-def _seconds(point: _Point) -> float | None:
-    return point.seconds
-
-
-def _megabytes(point: _Point) -> float | None:
-    return None if point.peak_bytes is None else point.peak_bytes / 1e6
-
-
 def _names(figure: _Figure) -> list[str]:
     present = dict.fromkeys(point.contender for point in figure.points)
     return [name for name in _LABELS if name in present] + [name for name in present if name not in _LABELS]
 
 
-def _chart(figure: _Figure, title: str, x: Axis, y: Axis, value: Callable[[_Point], float | None]) -> str:
+def _chart(figure: _Figure, title: str, y: Axis, value: Callable[[_Point], float | None]) -> str:
     lines = []
     for look, name in enumerate(_names(figure)):
         places = [
@@ -130,7 +122,7 @@ def _chart(figure: _Figure, title: str, x: Axis, y: Axis, value: Callable[[_Poin
             if point.contender == name and (found := value(point)) is not None
         ]
         lines.append(Series(_LABELS.get(name, name), places, look))
-    return line_chart(lines, title=title, x=x, y=y)
+    return line_chart(lines, title=title, x=Axis(_AXES[figure.axis], log=True), y=y)
 
 
 def _table(figure: _Figure, title: str) -> str:

@@ -10,6 +10,7 @@ from tost._yaml import flatten
 from tost.report.bench import BenchRecord
 from tost.report.charts import Axis, Series, line_chart
 from tost.report.html import cut, definitions, details, note, table, text
+from tost.report.runs import processor
 from tost.report.sections.attention import attention_figures, attention_sentences
 
 __all__ = ["measurement", "speed_sentences"]
@@ -74,10 +75,9 @@ def speed_sentences(record: BenchRecord) -> list[str]:
 
 def _facts(record: BenchRecord) -> dict[str, str]:
     environment = record.environment
-    machine = f"{environment.get('cpu', 'unknown')}, {environment.get('threads', '?')} threads"
     load = environment.get("load")
     return {
-        "machine": machine + (f", load {load} at the start" if load is not None else ""),
+        "machine": processor(environment) + (f", load {load} at the start" if load is not None else ""),
         "software": f"torch {environment.get('torch', '?')}, tost {environment.get('tost', '?')} "
         f"({environment.get('revision') or 'no revision'})",
         "measured": str(environment.get("measured", "unknown")),
