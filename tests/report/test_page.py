@@ -29,6 +29,7 @@ from tost.report import (
 )
 from tost.report.charts import Axis, Series, line_chart, thinned
 from tost.report.html import text
+from tost.report.runs import processor
 
 NASTY = "</pre></td><script>alert(1)</script>\"' onmouseover=x <img src=x onerror=y> &lt; \u202e \x00 javascript:"
 
@@ -222,6 +223,11 @@ def test_text_is_inert_and_keeps_what_can_be_shown(value):
     assert shown.named("p")[0].keys() == {"title"}
     if value.isprintable():
         assert shown.named("p")[0]["title"] == value
+
+
+def test_one_thread_is_not_several():
+    assert processor({"cpu": "A CPU", "threads": 1}) == "A CPU, 1 thread"
+    assert processor({"threads": "many"}) == "unknown, ? threads"
 
 
 @given(st.floats() | st.integers() | st.none() | st.booleans() | st.text(max_size=5))
