@@ -40,7 +40,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from tost.bench.harness.gate import Check
+from tost.bench.harness.gate import Check, GateResult
 from tost.bench.harness.measurement import Measurement, page
 from tost.bench.harness.table import columns
 from tost.bench.harness.timing import Spread, Trial, interleave, spread_of
@@ -62,7 +62,7 @@ class ToyMeasurement(Measurement):
     checked = "a sum with arithmetic"
 
     def check(self):
-        return [Check(name="sum", error=float(self.scale.wrong), bound=1e-6)]
+        return GateResult(checks=(Check(name="sum", error=float(self.scale.wrong), bound=1e-6),))
 
     def measure(self, results, watch):
         for size in self.scale.cases:

@@ -9,8 +9,8 @@ import pytest
 from tost.bench.attention import run as attention
 from tost.bench.attention.cases import CONTENDERS, AttentionScale, Figure, Shape
 from tost.bench.attention.run import Roofline, measure_point
-from tost.bench.harness import gate
 from tost.bench.harness.gate import Check, GateResult
+from tost.bench.ops import gate
 from tost.errors import TostError
 
 QUICK = ("bench", "attention", "--quick", "--threads", "1", "--device", "cpu")

@@ -10,8 +10,8 @@ import pytest
 from tost.bench.generate import run as generate
 from tost.bench.generate import tables as generate_tables
 from tost.bench.generate.cases import GenerateScale
-from tost.bench.harness import gate
 from tost.bench.harness.gate import Check, GateResult
+from tost.bench.ops import gate
 
 
 @pytest.fixture

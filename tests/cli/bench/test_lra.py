@@ -7,8 +7,8 @@ import json
 import pytest
 
 from tests.cli.conftest import run  # noqa: F401  (a fixture)
-from tost.bench.harness import gate
 from tost.bench.harness.gate import Check, GateResult
+from tost.bench.ops import gate
 
 SMALL = ("bench", "lra", "--lengths", "32,16", "--mixers", "tssa,linear", "--no-memory", "--no-pathx", "--repeats", "3")
 

@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from tost.bench.harness import gate
 from tost.bench.harness.gate import Check, GateResult
+from tost.bench.ops import gate
 from tost.bench.ops import tables as ops
 
 TINY = ["bench", "ops", "--tokens", "16,32", "--width", "16", "--heads", "2", "--repeats", "3"]

@@ -14,11 +14,12 @@ from tost.bench.attention.cases import PAPER_DEPTH, PAPER_TOKENS, SUMMARIES, Att
 from tost.bench.attention.layers import check_layers
 from tost.bench.attention.run import AttentionResults, AttentionRow, measure_attention, measure_pairs
 from tost.bench.harness.device import choose_device
-from tost.bench.harness.gate import Check
+from tost.bench.harness.gate import GateResult
 from tost.bench.harness.measurement import Measurement, page
 from tost.bench.harness.plot import Line, Panel, Style, draw
 from tost.bench.harness.report import Report
 from tost.bench.harness.table import MISSING, cell, columns, grouped, pivot, short, with_quartiles, without_empty
+from tost.bench.ops import gate
 from tost.bench.ops.cases import Op
 
 __all__ = [
@@ -327,7 +328,6 @@ class AttentionMeasurement(Measurement[AttentionScale, AttentionResults]):
     """The benchmark `tost bench attention`."""
 
     results = AttentionResults
-    operators = tuple(Op)
     checked = "operators and layers with the reference"
     draws = True
 
@@ -340,9 +340,9 @@ class AttentionMeasurement(Measurement[AttentionScale, AttentionResults]):
         device, self.accelerator = choose_device(scale.device)
         super().__init__(scale.on(device))
 
-    def check(self) -> list[Check]:
-        """Compare the baselines with their definitions."""
-        return check_layers()
+    def check(self) -> GateResult:
+        """Compare the operators with their reference, and the baselines with their definitions."""
+        return gate.run_gate(list(Op)).plus(check_layers())
 
     def about(self) -> dict[str, Any]:
         """Return the scale and what each contender is."""

@@ -56,8 +56,7 @@ class GenerateScale:
     depth: int = 12
     vocab_size: int | None = None
     source: Annotated[
-        Path | None,
-        Option("A trained model, for the part quality.", metavar="RUN|MODEL", selects=False, stored=False),
+        Path | None, Option("A trained model, for the part quality.", metavar="RUN|MODEL", selects=False, stored=False)
     ] = None
     text: Annotated[
         Path | None, Option("A text that it has not seen.", metavar="FILE", selects=False, stored=False)

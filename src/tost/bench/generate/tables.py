@@ -17,10 +17,11 @@ from tost.bench.generate.run import (
     check_generation,
     measure_generation,
 )
-from tost.bench.harness.gate import Check
+from tost.bench.harness.gate import GateResult
 from tost.bench.harness.measurement import Measurement, page
 from tost.bench.harness.report import Report
 from tost.bench.harness.table import MISSING, cell, columns, grouped, with_quartiles
+from tost.bench.ops import gate
 from tost.bench.ops.cases import Op
 
 __all__ = ["GenerateMeasurement", "generate_page", "generate_tables"]
@@ -127,15 +128,14 @@ class GenerateMeasurement(Measurement[GenerateScale, GenerateResults]):
     """The benchmark `tost bench generate`."""
 
     results = GenerateResults
-    operators = (Op.CAUSAL_TSSA,)
     checked = "operators, prompts and tokens with the reference"
 
     tables = staticmethod(generate_tables)
     page = staticmethod(generate_page)
 
-    def check(self) -> list[Check]:
-        """Compare prompts and tokens with the reference."""
-        return check_generation()
+    def check(self) -> GateResult:
+        """Compare operators, prompts and tokens with the reference."""
+        return gate.run_gate([Op.CAUSAL_TSSA]).plus(check_generation())
 
     @property
     def steps(self) -> int:

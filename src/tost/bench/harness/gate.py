@@ -1,99 +1,24 @@
-"""The condition for showing a speed: every implementation computes what the reference computes.
-
-Each ready backend, and the paper's formulation that speeds are compared with, runs on a grid of shapes, dtypes and
-masks. Output and every gradient are compared with the reference in float64 on the same rounded inputs.
-"""
+"""The condition for showing a speed: what is measured computes what its reference computes."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from tost.bench.ops.cases import Op
-from tost.bench.ops.contenders import paper_causal_tssa, paper_tssa
-from tost.errors import BackendError
-from tost.ops import available_backends, causal_tssa, causal_tssa_, tssa, tssa_
 from tost.testing import relative_rms
 
-__all__ = [
-    "BOUNDS",
-    "NETWORK_BOUND",
-    "SHAPES",
-    "Call",
-    "Candidate",
-    "Check",
-    "GateResult",
-    "Inputs",
-    "candidates",
-    "compare_networks",
-    "run_gate",
-]
-
-SHAPES = ((1, 1, 1, 1), (2, 63, 3, 5), (1, 257, 8, 64), (2, 130, 12, 64))
-"""``[B, N, H, D]`` of the checks: the smallest, odd sizes, and the head shapes of the paper's models."""
+__all__ = ["BOUNDS", "NETWORK_BOUND", "Check", "GateResult", "compare_networks"]
 
 BOUNDS = {torch.float64: 1e-10, torch.float32: 1e-5, torch.bfloat16: 2e-2}
-"""Largest relative rms error by dtype."""
+"""Largest relative rms error of an operator or a layer, by dtype."""
 
 NETWORK_BOUND = 10 * BOUNDS[torch.float32]
-"""The same for whole networks, which lose a digit more than one operator."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Inputs:
-    """Arguments of one call: `w` ``[B, N, H, D]``, `temperature` ``[H]``, `bias` ``[H, N]``, `mask` ``[B, N]``."""
-
-    w: Tensor
-    temperature: Tensor
-    bias: Tensor | None
-    mask: Tensor | None
-
-    def leaves(self, dtype: torch.dtype) -> Inputs:
-        """Return a copy in another dtype whose floating point tensors collect gradients."""
-
-        def leaf(tensor: Tensor) -> Tensor:
-            return tensor.detach().to(dtype, copy=True).requires_grad_()
-
-        bias = None if self.bias is None else leaf(self.bias)
-        return Inputs(w=leaf(self.w), temperature=leaf(self.temperature), bias=bias, mask=self.mask)
-
-    def gradients(self) -> dict[str, Tensor]:
-        """Return the gradients collected so far, by name; a tensor that got none stands at zero."""
-        named = {"dw": self.w, "dtemperature": self.temperature, "dbias": self.bias}
-        return {
-            name: torch.zeros_like(tensor) if tensor.grad is None else tensor.grad
-            for name, tensor in named.items()
-            if tensor is not None
-        }
-
-
-Call = Callable[[Inputs], Tensor]
-"""Runs an operator: arguments to ``[B, N, H, D]``."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Candidate:
-    """An implementation to check.
-
-    Attributes:
-        call: Runs it.
-        overwrite: Runs the form that overwrites `w`, which layers use when no gradient is needed; None if it has none.
-        takes_mask: Whether it is also checked with a mask.
-        threaded: Whether it divides its work among threads itself, and is therefore checked with all of them.
-        dtypes: Dtypes it is checked in.
-    """
-
-    call: Call
-    overwrite: Call | None = None
-    takes_mask: bool = True
-    threaded: bool = False
-    dtypes: tuple[torch.dtype, ...] = tuple(BOUNDS)
+"""The same for whole networks, which lose a digit more."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,6 +46,10 @@ class GateResult:
 
     checks: tuple[Check, ...]
     declined: dict[str, str] = field(default_factory=dict)
+
+    def plus(self, checks: Iterable[Check]) -> GateResult:
+        """Return the result with more comparisons."""
+        return GateResult(checks=(*self.checks, *checks), declined=self.declined)
 
     @property
     def failures(self) -> tuple[Check, ...]:
@@ -184,122 +113,3 @@ def compare_networks(name: str, run: Callable[[str, torch.dtype], tuple[nn.Modul
     return [
         Check(name=f"{name} {what}", error=relative_rms(fast[what], slow[what]), bound=NETWORK_BOUND) for what in fast
     ]
-
-
-def candidates(op: Op) -> dict[str, Candidate]:
-    """Return every ready backend of an operator, and the paper's formulation.
-
-    The formulation is checked without masks, which it does not have, and not in bfloat16, where it sums in bfloat16.
-    """
-    ready = [name for name, status in available_backends(op).items() if status == "ready"]
-    found = {name: _backend(op, name) for name in ready}
-    found["paper eager"] = Candidate(call=_paper_call, takes_mask=False, dtypes=(torch.float64, torch.float32))
-    return found
-
-
-def run_gate(
-    ops: Sequence[Op] = tuple(Op), *, implementations: Mapping[Op, Mapping[str, Candidate]] | None = None
-) -> GateResult:
-    """Compare implementations with the reference.
-
-    Args:
-        ops: Operators to check.
-        implementations: What to check, by operator and name; None takes everything that is ready here.
-
-    Returns:
-        All comparisons; look at `GateResult.passed` before showing a speed.
-    """
-    checks: list[Check] = []
-    declined: dict[str, str] = {}
-    for op in ops:
-        reference = _backend(op, "reference").call
-        for name, candidate in (implementations[op] if implementations else candidates(op)).items():
-            for label, inputs, dtype in _grid(op, candidate):
-                title = f"{op} {name} {label}"
-                try:
-                    checks += _compare(title, candidate, reference, inputs, dtype)
-                except BackendError as error:
-                    declined[title] = str(error)
-    return GateResult(checks=tuple(checks), declined=declined)
-
-
-def _backend(op: Op, name: str) -> Candidate:
-    def call(x: Inputs) -> Tensor:
-        if op is Op.CAUSAL_TSSA:
-            return causal_tssa(x.w, x.temperature, x.bias, mask=x.mask, backend=name)
-        return tssa(x.w, x.temperature, mask=x.mask, backend=name)
-
-    def overwrite(x: Inputs) -> Tensor:
-        if op is Op.CAUSAL_TSSA:
-            return causal_tssa_(x.w, x.temperature, x.bias, mask=x.mask, backend=name)[0]
-        return tssa_(x.w, x.temperature, mask=x.mask, backend=name)
-
-    return Candidate(call=call, overwrite=overwrite, threaded=name == "native")
-
-
-def _paper_call(inputs: Inputs) -> Tensor:
-    if inputs.bias is None:
-        return paper_tssa(inputs.w, inputs.temperature)
-    return paper_causal_tssa(inputs.w, inputs.temperature, inputs.bias)
-
-
-def _grid(op: Op, candidate: Candidate) -> Iterator[tuple[str, Inputs, torch.dtype]]:
-    """Yield a label, the inputs rounded to a dtype, and that dtype, for every point of the grid."""
-    for shape in SHAPES:
-        B, N, H, _ = shape
-        for masked in (False, True) if candidate.takes_mask else (False,):
-            for dtype in candidate.dtypes:
-                generator = torch.Generator().manual_seed(sum(shape))
-                # Tokens of different size keep the memberships away from uniform, where errors would hide.
-                size = 0.5 + 2 * torch.rand(B, N, H, 1, generator=generator)
-                inputs = Inputs(
-                    w=(size * torch.randn(shape, generator=generator)).to(dtype),
-                    temperature=(1 + torch.rand(H, generator=generator)).to(dtype),
-                    bias=(0.1 * torch.randn(H, N, generator=generator)).to(dtype) if op is Op.CAUSAL_TSSA else None,
-                    mask=_mask(B, N, generator) if masked else None,
-                )
-                label = f"{'x'.join(map(str, shape))} {str(dtype).removeprefix('torch.')}{' masked' * masked}"
-                yield label, inputs, dtype
-
-
-def _mask(B: int, N: int, generator: torch.Generator) -> Tensor:
-    mask = torch.rand(B, N, generator=generator) < 0.7
-    mask[:, N // 2] = True  # at least one token stays
-    return mask
-
-
-def _compare(
-    title: str,
-    candidate: Candidate,
-    reference: Call,
-    inputs: Inputs,
-    dtype: torch.dtype,
-) -> list[Check]:
-    cotangent = torch.randn(inputs.w.shape, generator=torch.Generator().manual_seed(1)).to(dtype)
-    # One thread is enough for what torch computes; on a busy machine waiting for the others takes most of the time.
-    with nullcontext() if candidate.threaded else _one_thread():
-        actual = _outputs(candidate.call, inputs.leaves(dtype), cotangent)
-        if candidate.overwrite is not None:
-            with torch.no_grad():
-                actual["y, overwriting"] = candidate.overwrite(inputs.leaves(dtype))
-    with _one_thread():
-        expected = _outputs(reference, inputs.leaves(torch.float64), cotangent.double())
-        expected["y, overwriting"] = expected["y"]
-        errors = {name: relative_rms(value, expected[name]) for name, value in actual.items()}
-    return [Check(name=f"{title} {name}", error=error, bound=BOUNDS[dtype]) for name, error in errors.items()]
-
-
-def _outputs(call: Call, inputs: Inputs, cotangent: Tensor) -> dict[str, Tensor]:
-    y = call(inputs)
-    torch.autograd.backward(y, cotangent)
-    return {"y": y, **inputs.gradients()}
-
-
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)

@@ -10,13 +10,11 @@ from typing import Any, ClassVar, Generic, TypeVar
 
 from tost._machine import command_arguments
 from tost._text import Table
-from tost.bench.harness import gate
 from tost.bench.harness.benchmark import options_of
 from tost.bench.harness.environment import describe_environment
-from tost.bench.harness.gate import Check, GateResult
+from tost.bench.harness.gate import GateResult
 from tost.bench.harness.plot import require_matplotlib
 from tost.bench.harness.report import Report, plain
-from tost.bench.ops.cases import Op
 
 __all__ = ["Measurement", "page"]
 
@@ -32,14 +30,12 @@ class Measurement(ABC, Generic[Scale, Results]):
 
     Attributes:
         results: Dataclass of the numbers; all its fields have defaults.
-        operators: Operators that the gate compares with their reference.
         checked: What the gate compares, for the progress line.
         draws: Whether there are pictures, which need matplotlib.
         accelerator: The GPU that is measured, if any.
     """
 
     results: ClassVar[type]
-    operators: tuple[Op, ...] = ()
     checked: ClassVar[str]
     draws: ClassVar[bool] = False
     accelerator: str | None = None
@@ -47,9 +43,9 @@ class Measurement(ABC, Generic[Scale, Results]):
     def __init__(self, scale: Scale) -> None:
         self.scale = scale
 
-    def check(self) -> list[Check]:
-        """Return the checks that this benchmark needs besides those of the operators."""
-        return []
+    @abstractmethod
+    def check(self) -> GateResult:
+        """Compare what is measured with its reference."""
 
     def about(self) -> dict[str, Any]:
         """Return what the result files hold about the conditions; by default the scale."""
@@ -96,12 +92,11 @@ class Measurement(ABC, Generic[Scale, Results]):
 
     def open_report(self, theme: str) -> Report[Results]:
         """Pass the gate; returns a report that has no numbers yet."""
-        operators = gate.run_gate(self.operators) if self.operators else GateResult(checks=())
         return Report(
             theme=theme,
             command=shlex.join(["tost", *command_arguments()]),
             environment=describe_environment(),
-            gate=GateResult(checks=(*operators.checks, *self.check()), declined=operators.declined),
+            gate=self.check(),
             results=self.results(),
             about=self.about(),
             accelerator=self.accelerator,

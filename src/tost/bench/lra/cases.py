@@ -12,10 +12,7 @@ from tost.errors import ConfigError
 
 __all__ = ["BENCHMARK", "MIXERS", "Form", "LraCase", "LraScale", "Work"]
 
-MIXERS = (
-    *("tssa", "softmax", "reformer", "bigbird", "linformer"),
-    *("linear", "performer", "nystrom", "s4", "s4d"),
-)
+MIXERS = (*("tssa", "softmax", "reformer", "bigbird", "linformer"), *("linear", "performer", "nystrom", "s4", "s4d"))
 PATHX_TOKENS, PATHX_BATCH = 16_384, 2
 _STATES = {"state_size": 4}  # S4's own setting for this task; it is 64 elsewhere, and slower
 
@@ -78,8 +75,7 @@ class LraScale:
         *(1024, 2048, 3072, 4096, 16_384),
     )
     mixers: Annotated[
-        tuple[str, ...],
-        Option("Mixers; the first is compared with the others.", metavar="NAME,...", default="all"),
+        tuple[str, ...], Option("Mixers; the first is compared with the others.", metavar="NAME,...", default="all")
     ] = MIXERS
     form: Annotated[Form, Option("Mixers as in their papers, or as in the official code.")] = Form.PAPER
     repeats: Annotated[int, Option("Timed runs of each.", metavar="N", least=3, selects=False)] = 7

@@ -6,13 +6,14 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from tost._text import Table
-from tost.bench.harness.gate import Check
+from tost.bench.harness.gate import GateResult
 from tost.bench.harness.measurement import Measurement, page
 from tost.bench.harness.plot import Line, Panel, Style, draw
 from tost.bench.harness.report import Report
 from tost.bench.harness.table import cell, columns, grouped, pivot, with_quartiles, without_empty
 from tost.bench.lra.cases import LraScale, Work
 from tost.bench.lra.run import ENCODER, LraResults, LraRow, check_encoder, measure_lra
+from tost.bench.ops import gate
 from tost.bench.ops.cases import Op
 from tost.models import model_options
 
@@ -164,13 +165,12 @@ class LraMeasurement(Measurement[LraScale, LraResults]):
     """The benchmark `tost bench lra`."""
 
     results = LraResults
-    operators = (Op.TSSA,)
     checked = "the operator and an encoder with the reference"
     draws = True
 
-    def check(self) -> list[Check]:
-        """Compare an encoder with the reference."""
-        return check_encoder()
+    def check(self) -> GateResult:
+        """Compare the operator and an encoder with the reference."""
+        return gate.run_gate([Op.TSSA]).plus(check_encoder())
 
     def about(self) -> dict[str, Any]:
         """Return the scale and the encoder."""

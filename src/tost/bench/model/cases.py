@@ -58,8 +58,7 @@ class ModelScale:
         ),
     ] = STANDARD_MODELS
     size: Annotated[
-        dict[int, int],
-        Option("Image sizes with images per batch.", metavar="PX:B,...", reads=str, convert=_sizes),
+        dict[int, int], Option("Image sizes with images per batch.", metavar="PX:B,...", reads=str, convert=_sizes)
     ] = field(default_factory=lambda: {224: 8, 512: 2, 1024: 1})
     mode: Annotated[tuple[Mode, ...], Option("Pass; repeat for more.", default="both")] = tuple(Mode)
     repeats: Annotated[int, Option("Timed passes of each model.", metavar="N", least=3, selects=False)] = 11

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from tost._text import Table
-from tost.bench.harness.gate import Check
+from tost.bench.harness.gate import GateResult
 from tost.bench.harness.measurement import Measurement, page
 from tost.bench.harness.report import Report
 from tost.bench.harness.table import cell, columns, with_quartiles
 from tost.bench.model.cases import ModelScale
 from tost.bench.model.run import ModelResults, ModelRow, check_model, measure_models
+from tost.bench.ops import gate
 from tost.bench.ops.cases import Op
 
 __all__ = ["ModelMeasurement", "model_page", "model_tables"]
@@ -54,15 +55,14 @@ class ModelMeasurement(Measurement[ModelScale, ModelResults]):
     """The benchmark `tost bench model`."""
 
     results = ModelResults
-    operators = (Op.TSSA,)
     checked = "the operators and the first model with the reference"
 
     tables = staticmethod(model_tables)
     page = staticmethod(model_page)
 
-    def check(self) -> list[Check]:
-        """Compare the first model with the reference."""
-        return check_model(self.scale.models[0])
+    def check(self) -> GateResult:
+        """Compare the operators and the first model with the reference."""
+        return gate.run_gate([Op.TSSA]).plus(check_model(self.scale.models[0]))
 
     def measure(self, results: ModelResults, watch: Callable[[str], None]) -> Iterator[str]:
         """Measure all cases."""

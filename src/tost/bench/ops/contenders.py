@@ -16,23 +16,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tost.bench.ops.cases import Case, Op
-from tost.nn import (
-    CausalSoftmaxAttention,
-    CausalTSSAttention,
-    CrossCovarianceAttention,
-    SoftmaxAttention,
-    TSSAttention,
-)
+from tost.nn import CausalSoftmaxAttention, CausalTSSAttention, CrossCovarianceAttention, SoftmaxAttention, TSSAttention
 
-__all__ = [
-    "CONTENDERS",
-    "LIMIT",
-    "Contender",
-    "PaperAttention",
-    "our_layer",
-    "paper_causal_tssa",
-    "paper_tssa",
-]
+__all__ = ["CONTENDERS", "LIMIT", "Contender", "PaperAttention", "our_layer", "paper_causal_tssa", "paper_tssa"]
 
 LIMIT = "limit"
 """Name of the contender that every ratio is relative to."""
@@ -171,12 +157,7 @@ CONTENDERS = (
     Contender(name="tost-torch", summary="our layer on plain PyTorch operations", build=_ours_on_torch),
     Contender(name="paper eager", summary="the paper's listing, one PyTorch operation per step", build=_paper),
     Contender(name="paper compiled", summary="torch.compile of the same", build=_paper_compiled, compiled=True),
-    Contender(
-        name="sdpa",
-        summary="softmax attention on PyTorch's fused kernel",
-        build=_softmax,
-        quadratic=True,
-    ),
+    Contender(name="sdpa", summary="softmax attention on PyTorch's fused kernel", build=_softmax, quadratic=True),
     Contender(
         name="xca",
         summary="cross-covariance attention of XCiT",

@@ -11,7 +11,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tost.bench.harness.gate import Inputs, candidates
 from tost.bench.harness.memory import kept_bytes
 from tost.bench.harness.passes import layer_trial
 from tost.bench.harness.timing import (
@@ -29,6 +28,7 @@ from tost.bench.harness.timing import (
 )
 from tost.bench.ops.cases import Case, Dtype, Mode, Op
 from tost.bench.ops.contenders import CONTENDERS, LIMIT, Contender, our_layer
+from tost.bench.ops.gate import Sample, candidates
 from tost.errors import BackendError
 
 __all__ = ["Growth", "KeptRow", "OpsResults", "Row", "growth", "measure_case", "measure_kept"]
@@ -203,7 +203,7 @@ def measure_kept(case: Case, *, seed: int = 0) -> list[KeptRow]:
         One row per ready backend and one for the paper's formulation.
     """
     generator = torch.Generator().manual_seed(seed)
-    inputs = Inputs(
+    inputs = Sample(
         w=torch.randn(case.batch, case.tokens, case.heads, case.head_width, generator=generator),
         temperature=torch.ones(case.heads),
         bias=torch.zeros(case.heads, case.tokens) if case.causal else None,

@@ -6,10 +6,12 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from tost._text import Table
+from tost.bench.harness.gate import GateResult
 from tost.bench.harness.measurement import Measurement, page
 from tost.bench.harness.plot import Line, Panel, Style, draw
 from tost.bench.harness.report import Report, plain
 from tost.bench.harness.table import MISSING, cell, grouped, pivot, with_quartiles
+from tost.bench.ops import gate
 from tost.bench.ops.cases import Mode, Op, OpsScale
 from tost.bench.ops.contenders import CONTENDERS, LIMIT
 from tost.bench.ops.run import Growth, KeptRow, OpsResults, Row, growth, measure_case, measure_kept
@@ -173,9 +175,9 @@ class OpsMeasurement(Measurement[OpsScale, OpsResults]):
     page = staticmethod(ops_page)
     pictures = staticmethod(ops_pictures)
 
-    def __init__(self, scale: OpsScale) -> None:
-        super().__init__(scale)
-        self.operators = scale.op
+    def check(self) -> GateResult:
+        """Compare every implementation with the reference."""
+        return gate.run_gate(self.scale.op)
 
     def about(self) -> dict[str, Any]:
         """Return the plan and what each contender is."""

@@ -22,8 +22,7 @@ class TrainScale:
 
     config: Annotated[str, Option("What to train meanwhile.", argument=True, selects=False)] = "demo/stdlib_bytes"
     overrides: Annotated[
-        tuple[str, ...],
-        Option("Changes to it, such as train.batch_size=8.", argument=True, selects=False),
+        tuple[str, ...], Option("Changes to it, such as train.batch_size=8.", argument=True, selects=False)
     ] = ()
     repeats: Annotated[int, Option("Timed stretches of each side.", metavar="N", least=3, selects=False)] = 7
 

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from tost._text import Table
-from tost.bench.harness.gate import Check
+from tost.bench.harness.gate import Check, GateResult
 from tost.bench.harness.measurement import Measurement, page
 from tost.bench.harness.report import Report
 from tost.bench.harness.table import with_quartiles
@@ -99,9 +99,9 @@ class TrainMeasurement(Measurement[TrainScale, TrainResults]):
         """The command has everything."""
         return {}
 
-    def check(self) -> list[Check]:
+    def check(self) -> GateResult:
         """Take a first stretch on both sides, which warms up, and compare the losses."""
-        return [Check(name="losses", error=_pair(self.config).difference, bound=TOLERANCE)]
+        return GateResult(checks=(Check(name="losses", error=_pair(self.config).difference, bound=TOLERANCE),))
 
     @property
     def steps(self) -> int:

@@ -3,9 +3,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tost.bench.harness import gate
-from tost.bench.harness.gate import Candidate, Check, GateResult, run_gate
+from tost.bench.harness.gate import Check, GateResult
+from tost.bench.ops import gate
 from tost.bench.ops.cases import Op
+from tost.bench.ops.gate import Candidate, run_gate
 from tost.errors import BackendError
 from tost.ops import causal_tssa, tssa
 
