@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
+from pydantic import Field
 
 from tests.data.text.samples import (
     DOCUMENTS,
@@ -20,10 +22,13 @@ from tests.data.text.samples import (
     write_tokenizer,
 )
 from tost._io import DRAFT_PREFIX
+from tost.data.prepare import _preparers as preparers
 from tost.data.prepare import check_folder, find_preparer, list_preparers, prepare
+from tost.data.text import corpora as text_corpora
 from tost.data.text import files as text_files
 from tost.data.text import pieces as text_pieces
 from tost.data.text import plan as text_plan
+from tost.data.text.corpora import CorpusOptions
 from tost.errors import ConfigError
 
 
@@ -203,3 +208,27 @@ def test_every_option_is_described():
         assert preparer.summary
         assert all(field.description for field in preparer.model_fields.values()), preparer.name
         assert preparer.model_config["extra"] == "forbid"
+
+
+def test_a_new_corpus_is_one_class(tmp_path, source, monkeypatch):
+    class Proverbs(CorpusOptions):
+        """Options of ``proverbs``."""
+
+        name, summary = "proverbs", "proverbs of the sea"
+
+        validation: float = Field(default=0.5, description="share of documents for validation")
+
+        def job(self):
+            return replace(super().job(), split="tail")
+
+    monkeypatch.setattr(text_corpora, "CORPORA", (*text_corpora.CORPORA, Proverbs))
+    preparers.cache_clear()
+    try:
+        assert "proverbs" in list_preparers()
+        folder = make(tmp_path / "out", "proverbs", source=str(source), tokenizer="bytes")
+        assert (texts(folder), texts(folder, "validation")) == (DOCUMENTS[:12], DOCUMENTS[12:])
+        assert check_folder(folder.path)["name"] == "proverbs"
+        with pytest.raises(ConfigError, match="did you mean 'proverbs'"):
+            find_preparer("proverb")
+    finally:
+        preparers.cache_clear()

@@ -66,12 +66,11 @@ def kind_of(path: Path, *, lines: bool) -> Kind | None:
     return ("lines" if lines else "text") if suffix.lower() in _TEXT else None
 
 
-def find_files(source: str, *, what: str) -> list[Path]:
+def find_files(source: str) -> list[Path]:
     """Return the files of a source, in the order of their paths.
 
     Args:
         source: A file, or a folder that is searched with all below it.
-        what: Name of the source in messages.
 
     Raises:
         ConfigError: There are none.
@@ -80,7 +79,9 @@ def find_files(source: str, *, what: str) -> list[Path]:
     if path.is_file():
         return [path]
     if not path.is_dir():
-        raise ConfigError(f"{what} {source} does not exist; give a file, a folder, or hub:NAME where that is possible.")
+        raise ConfigError(
+            f"the source {source} does not exist; give a file, a folder, or hub:NAME where that is possible."
+        )
     every = (file for file in path.rglob("*") if file.is_file())
     visible = (file for file in every if not any(part.startswith(".") for part in file.relative_to(path).parts))
     found = sorted(
@@ -89,7 +90,7 @@ def find_files(source: str, *, what: str) -> list[Path]:
     if not found:
         endings = ", ".join((*_TEXT, *_JSONL, ".parquet"))
         raise ConfigError(
-            f"{what} {source} holds no text; files are known by their endings: {endings}, and .gz of them."
+            f"the source {source} holds no text; files are known by their endings: {endings}, and .gz of them."
         )
     return found
 

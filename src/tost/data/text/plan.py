@@ -128,7 +128,7 @@ def _group(job: TextJob) -> dict[str, list[_Source]]:
 
 def _files(job: TextJob, source: str) -> list[_Source]:
     lines = job.documents == "line" and not job.joined
-    files = find_files(source, what="the source")
+    files = find_files(source)
     if job.choices and any(f"_{job.choices}_" in file.name for file in files):
         files = [file for file in files if f"_{job.choices}_" in file.name]
     return [_Source(file, kind_of(file, lines=lines) or ("lines" if lines else "text")) for file in files]
