@@ -3,7 +3,7 @@
     python scripts/stress.py --kills 40
 
 A reference run goes through undisturbed. The other one is killed with SIGKILL at random moments, every second time
-while a checkpoint is being written, and restarted with ``--resume auto`` until it ends. Weights, optimiser and metrics
+while a checkpoint is being written, and restarted with ``--resume auto`` until it ends. Weights, optimizer and metrics
 of both must then be equal, bit for bit.
 """
 
@@ -128,7 +128,7 @@ def main() -> int:
     print(
         "DIFFERENT: " + ", ".join(different)
         if different
-        else "weights, optimiser, averages and losses are equal, bit for bit"
+        else "weights, optimizer, averages and losses are equal, bit for bit"
     )
     return 1 if different or kills < arguments.kills else 0
 

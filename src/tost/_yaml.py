@@ -118,7 +118,7 @@ def parse_value(text: str) -> Any:
     """Return what `text` means as the right-hand side of ``key=value``: a scalar or a list, null if it is empty.
 
     Raises:
-        ConfigError: It is not one; the message says what to quote.
+        ConfigError: It is not one; the message states what to quote.
     """
     quote = "put quotes around it that reach the program, as in 'key=\"text\"'"
     try:

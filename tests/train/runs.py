@@ -71,7 +71,7 @@ def records(out: Path) -> list[dict[str, float]]:
 
 
 def assert_same_run(a: Path, b: Path, processes: int = 1) -> None:
-    """Weights, optimiser, averages, random numbers and metrics are equal, bit for bit."""
+    """Weights, optimizer, averages, random numbers and metrics are equal, bit for bit."""
     last = [folder / "checkpoints" / "last" for folder in (a, b)]
     names = sorted(path.name for path in last[0].iterdir() if path.name != "manifest.json")
     assert names == sorted(path.name for path in last[1].iterdir() if path.name != "manifest.json")

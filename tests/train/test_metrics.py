@@ -1,4 +1,4 @@
-"""Throughput, time left and utilisation from a clock that the test holds in its hand."""
+"""Throughput, time left and utilization from a clock that the test holds in its hand."""
 
 import pytest
 import torch

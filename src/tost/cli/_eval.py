@@ -126,4 +126,4 @@ def _refuse_without_protocol(**numbers: int | None) -> None:
     from tost.errors import ConfigError
 
     if given := [f"--{name}" for name, value in numbers.items() if value is not None]:
-        raise ConfigError(f"{', '.join(given)} given without --protocol, which says how a text is measured; add it.")
+        raise ConfigError(f"{', '.join(given)} given without --protocol, which chooses how a text is measured; add it.")

@@ -146,6 +146,6 @@ def _dry_run(config: RunConfig) -> None:
         (f"{'tokens' if task.unit == 'tok' else 'images'} per step", f"{tokens:,}"),
         ("arithmetic per step", f"{format_count(work)}FLOP"),
         ("arithmetic of the run", f"{format_count(work * config.train.steps)}FLOP"),
-        ("memory for weights, gradients and optimiser", f"{copies * 4 * parameters / 1e6:.1f} MB"),
+        ("memory for weights, gradients and optimizer", f"{copies * 4 * parameters / 1e6:.1f} MB"),
     ]
     _console.show_table(("dry run", ""), rows)

@@ -1,4 +1,4 @@
-"""Classification of images, with the regularisation that vision transformers are trained with."""
+"""Classification of images, with the regularization that vision transformers are trained with."""
 
 from __future__ import annotations
 

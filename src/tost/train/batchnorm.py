@@ -25,7 +25,7 @@ class SharedBatchNorm2d(nn.BatchNorm2d):
     channel: Channel
 
     def forward(self, x: Tensor) -> Tensor:
-        """Normalise x ``[B, C, height, width]`` by the mean and variance of each channel over all processes."""
+        """Normalize x ``[B, C, height, width]`` by the mean and variance of each channel over all processes."""
         if not self.training:
             return super().forward(x)
         wide = x.to(statistics_dtype(x.dtype))

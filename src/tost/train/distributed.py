@@ -130,7 +130,7 @@ class Distributed:
     def prepare(
         self, model: nn.Module, make_optimizer: Callable[[nn.Module], torch.optim.Optimizer]
     ) -> tuple[nn.Module, torch.optim.Optimizer]:
-        """Place and wrap, or shard, the model, and make its optimiser; batch norms then see the batches of all."""
+        """Place and wrap, or shard, the model, and make its optimizer; batch norms then see the batches of all."""
         if self.size > 1:
             model = share_batch_norms(model, self.device)
         wrapped = self._shard(model.to(self.device)) if self.sharded else self.accelerator.prepare_model(model)

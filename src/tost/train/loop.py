@@ -89,7 +89,7 @@ class RunResult:
 def fit(
     config: RunConfig, task: Task, out: Path, *, resume: Path | None = None, reporter: Reporter | None = None
 ) -> RunResult:
-    """Run a recipe until its last step or until it is asked to stop.
+    """Run a recipe until its last step or until a signal stops it.
 
     Args:
         config: What to run.

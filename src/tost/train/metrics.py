@@ -1,4 +1,4 @@
-"""One object that turns step times into throughput, time left and utilisation, and the line that shows them."""
+"""One object that turns step times into throughput, time left and utilization, and the line that shows them."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ WINDOW = 50
 
 @dataclass(frozen=True)
 class StepRecord:
-    """What is known after an optimiser step; one line of ``metrics.jsonl``.
+    """What is known after an optimizer step; one line of ``metrics.jsonl``.
 
     Attributes:
-        step: Optimiser steps done so far.
-        steps: Optimiser steps of the whole run.
+        step: Optimizer steps done so far.
+        steps: Optimizer steps of the whole run.
         loss: Mean training loss of this step over the global batch.
         lr: Learning rate that this step used.
         grad_norm: Norm of the gradient before clipping; None where it was not computed.
@@ -51,10 +51,10 @@ class StepRecord:
 
 
 class Progress:
-    """Throughput, time left and utilisation from the times at which steps end.
+    """Throughput, time left and utilization from the times at which steps end.
 
     Args:
-        steps: Optimiser steps of the whole run.
+        steps: Optimizer steps of the whole run.
         tokens_per_step: Tokens in a global batch.
         flops_per_step: Floating point operations of a step (forward and backward) over all processes; None if unknown.
         peak_flops: What the processes together can reach, in operations per second; None if unknown.
@@ -100,7 +100,7 @@ class Progress:
 
     @property
     def mfu(self) -> float | None:
-        """Model FLOPs utilisation: arithmetic of the model per second over the measured peak."""
+        """Model FLOPs utilization: arithmetic of the model per second over the measured peak."""
         if self.flops_per_step is None or self.peak_flops is None or self.seconds_per_step <= 0:
             return None
         return self.flops_per_step / self.seconds_per_step / self.peak_flops

@@ -1,4 +1,4 @@
-"""The optimiser and which parameters it decays."""
+"""The optimizer and which parameters it decays."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def parameter_groups(model: nn.Module, config: OptimConfig) -> list[dict[str, An
 
     Matrices decay; vectors (biases, norms, layer scales) do not, nor does what the model's own ``no_weight_decay()``
     names, such as a class token. The operator's temperatures and position biases do not decay either, unless
-    `decay_statistics` asks for the authors' vision training, where the optimiser never learned of their exemption.
+    `decay_statistics` asks for the authors' vision training, where the optimizer never learned of their exemption.
     `decay_all` lets everything decay, as plain ``AdamW(model.parameters())`` does.
 
     With `slow_lr` set, what the model names in ``slow_parameters()`` has groups of its own. Their ``"scale"`` is the
@@ -33,7 +33,7 @@ def parameter_groups(model: nn.Module, config: OptimConfig) -> list[dict[str, An
         config: Learning rate and decay.
 
     Returns:
-        One to four groups for a torch optimiser, parameters in the order of the model.
+        One to four groups for a torch optimizer, parameters in the order of the model.
     """
     found: dict[tuple[bool, bool], list[nn.Parameter]] = {}
     inner = model.module if isinstance(model, DistributedDataParallel) else model

@@ -14,10 +14,10 @@ GRACE_SECONDS = 0.5
 
 
 class StopRequest:
-    """Notes signals for the duration of a ``with`` block.
+    """Records signals for the duration of a ``with`` block.
 
     Attributes:
-        requested: True once the process was asked to stop.
+        requested: Whether a signal has asked the process to stop.
     """
 
     def __init__(self) -> None:

@@ -84,7 +84,7 @@ def test_other_programs_read_the_same_values(original, comments):
 def test_comments_have_meaning_default_and_requirement():
     lines = dump_config(config()).splitlines()
     found = {line.partition(":")[0].strip(): line.partition("# ")[2] for line in lines if not line.startswith(" " * 9)}
-    assert found["steps"] == "optimiser steps of the whole run; required"
+    assert found["steps"] == "optimizer steps of the whole run; required"
     assert found["lr"] == "learning rate at the peak of the schedule; required"
     assert found["betas"].endswith("; default [0.9, 0.999]")
     assert found["depth"].endswith("; default 8")  # what the model has unless told otherwise

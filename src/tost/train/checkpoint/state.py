@@ -41,7 +41,7 @@ class Position:
     """How far a run has come.
 
     Attributes:
-        step: Optimiser steps done.
+        step: Optimizer steps done.
         metrics: The last validation metrics.
         best: The best value so far of the metric that the run is judged by.
     """

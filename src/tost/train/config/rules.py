@@ -15,7 +15,7 @@ from tost._options import Problem
 from tost.data import DataOptions
 from tost.errors import ConfigError
 
-__all__ = ["RULES", "UNKNOWN", "Rule", "broken_rules"]
+__all__ = ["RULES", "UNKNOWN", "Rule", "broken_rules", "unless"]
 
 UNKNOWN: Any = object()
 """Stands for the value of a key that is missing or wrong."""
@@ -32,6 +32,17 @@ class Rule:
 
     keys: tuple[str, ...]
     check: Callable[..., str]
+
+
+def unless(holds: Callable[..., object], message: str, *keys: str) -> Rule:
+    """Return a rule from a condition.
+
+    Args:
+        holds: Whether values of the keys go together.
+        message: What is wrong if they do not; ``{0}`` stands for the value of the first key, and so on.
+        keys: Dotted keys.
+    """
+    return Rule(keys, lambda *values: "" if holds(*values) else message.format(*values))
 
 
 def broken_rules(rules: Sequence[Rule], value: Callable[[str], Any]) -> Iterator[Problem]:
@@ -57,35 +68,11 @@ def _accumulate(batch_size: int, accumulate: int) -> str:
     )
 
 
-def _one_clipping(norm: float | None, value: float | None) -> str:
-    if norm is None or value is None:
-        return ""
-    return f"{norm} given together with train.clip_value ({value}); gradients are clipped one way: set one to null"
-
-
-def _warm_up_fits(warmup: int, steps: int) -> str:
-    if warmup <= steps:
-        return ""
-    return f"{warmup} is longer than the run of {steps} train.steps; shorten the warm-up or train longer"
-
-
 def _needs_warm_up(name: str, warmup: int) -> str:
     least = {"one_cycle": 2, "inverse_sqrt": 1}.get(name, 0)
     if warmup >= least:
         return ""
     return f"{name} needs schedule.warmup_steps >= {least}, got {warmup}; its peak is where the warm-up ends"
-
-
-def _floor_is_used(floor: float, name: str) -> str:
-    if floor == 0 or name not in ("constant", "one_cycle"):
-        return ""
-    return f"{floor} has no effect on the schedule {name}; remove it, or choose cosine, linear or inverse_sqrt"
-
-
-def _floor_is_below(floor: float, peak: float) -> str:
-    if floor <= peak:
-        return ""
-    return f"{floor} is above the peak optim.lr ({peak}); a schedule ends at or below its peak"
 
 
 def _start_is_used(start: float, first: str, name: str) -> str:
@@ -96,27 +83,6 @@ def _start_is_used(start: float, first: str, name: str) -> str:
     return f"{start} has no effect while schedule.warmup_first_step is {first}; set that to zero, or remove this"
 
 
-def _start_is_below(start: float, peak: float) -> str:
-    if start <= peak:
-        return ""
-    return f"{start} is above the peak optim.lr ({peak}); a warm-up rises"
-
-
-def _first_step_is_used(first: str, name: str) -> str:
-    if first == "one" or name != "one_cycle":
-        return ""
-    return f"{first} has no effect on the schedule one_cycle, whose warm-up has its own form; remove it"
-
-
-def _weights_are_given(source: str | None) -> str:
-    if source != "?":
-        return ""
-    return (
-        "missing; this configuration starts from trained weights: give a run, a checkpoint, a converted model or a "
-        ".safetensors file, or null to start from random ones"
-    )
-
-
 def _decay_has_a_start(start: str, name: str, warmup: int) -> str:
     if start == "warmup":
         return ""
@@ -125,49 +91,8 @@ def _decay_has_a_start(start: str, name: str, warmup: int) -> str:
     return "" if warmup else f"{start} has no effect without schedule.warmup_steps; remove it"
 
 
-def _lag_is_used(lag: int, epoch: int) -> str:
-    if lag == 0 or epoch > 0:
-        return ""
-    return f"{lag} has no effect while schedule.epoch_steps is 0; set that to the number of steps of an epoch"
-
-
-def _statistics_decay_once(statistics: bool, everything: bool) -> str:
-    if not (statistics and everything):
-        return ""
-    return "true has no effect next to optim.decay_all, which decays every parameter; remove one of the two"
-
-
-def _mixing_is_used(prob: float, mixup: float, cutmix: float) -> str:
-    if prob == 1 or mixup > 0 or cutmix > 0:
-        return ""
-    return f"{prob} has no effect without regularize.mixup or regularize.cutmix; set one of them, or remove this"
-
-
-def _switching_is_used(prob: float, mixup: float, cutmix: float) -> str:
-    if prob == 0.5 or (mixup > 0 and cutmix > 0):
-        return ""
-    return f"{prob} has no effect unless regularize.mixup and regularize.cutmix are both set; remove it"
-
-
-def _pairs_are_mixed(batch_size: int, accumulate: int, mixup: float, cutmix: float) -> str:
-    if (mixup == 0 and cutmix == 0) or batch_size % accumulate or batch_size // accumulate % 2 == 0:
-        return ""
-    return (
-        f"{batch_size} in {accumulate} micro-batches is an odd number of images each; "
-        "Mixup and CutMix mix pairs, make it even"
-    )
-
-
-def _best_is_evaluated(metric: str | None, every: int) -> str:
-    if metric is None or every > 0:
-        return ""
-    return f"{metric} would be measured at the end only, because evaluate.every is 0; set that to a number of steps"
-
-
-def _telemetry_is_evaluated(telemetry: bool, every: int) -> str:
-    if not telemetry or every > 0:
-        return ""
-    return "true would show the end only, because evaluate.every is 0; set that to a number of steps"
+def _pairs_are_mixed(batch_size: int, accumulate: int, mixup: float, cutmix: float) -> bool:
+    return not (mixup or cutmix) or bool(batch_size % accumulate) or batch_size // accumulate % 2 == 0
 
 
 def _fits(option: str, has: str, remedy: str = "set it to {}", *, at_least: bool = False) -> Rule:
@@ -209,25 +134,84 @@ def _misfit(given: object, data: DataOptions, has: str, remedy: str) -> str:
     return f"{given} does not fit the data: {data.name} {has}; {remedy}, or leave it out to have it follow the data"
 
 
+_BATCH = ("train.batch_size", "train.accumulate")
+_MIXING = ("regularize.mixup", "regularize.cutmix")
 RULES: tuple[Rule, ...] = (
-    Rule(("train.batch_size", "train.accumulate"), _accumulate),
-    Rule(("train.clip_norm", "train.clip_value"), _one_clipping),
-    Rule(("schedule.warmup_steps", "train.steps"), _warm_up_fits),
+    Rule(_BATCH, _accumulate),
+    unless(
+        lambda norm, value: norm is None or value is None,
+        "{0} given together with train.clip_value ({1}); gradients are clipped one way: set one to null",
+        *("train.clip_norm", "train.clip_value"),
+    ),
+    unless(
+        lambda warmup, steps: warmup <= steps,
+        "{0} is longer than the run of {1} train.steps; shorten the warm-up or train longer",
+        *("schedule.warmup_steps", "train.steps"),
+    ),
     Rule(("schedule.name", "schedule.warmup_steps"), _needs_warm_up),
-    Rule(("schedule.min_lr", "schedule.name"), _floor_is_used),
-    Rule(("schedule.min_lr", "optim.lr"), _floor_is_below),
+    unless(
+        lambda floor, name: floor == 0 or name not in ("constant", "one_cycle"),
+        "{0} has no effect on the schedule {1}; remove it, or choose cosine, linear or inverse_sqrt",
+        *("schedule.min_lr", "schedule.name"),
+    ),
+    unless(
+        lambda floor, peak: floor <= peak,
+        "{0} is above the peak optim.lr ({1}); a schedule ends at or below its peak",
+        *("schedule.min_lr", "optim.lr"),
+    ),
     Rule(("schedule.warmup_from", "schedule.warmup_first_step", "schedule.name"), _start_is_used),
-    Rule(("schedule.warmup_from", "optim.lr"), _start_is_below),
-    Rule(("schedule.warmup_first_step", "schedule.name"), _first_step_is_used),
-    Rule(("train.init_from",), _weights_are_given),
+    unless(
+        lambda start, peak: start <= peak,
+        "{0} is above the peak optim.lr ({1}); a warm-up rises",
+        *("schedule.warmup_from", "optim.lr"),
+    ),
+    unless(
+        lambda first, name: first == "one" or name != "one_cycle",
+        "{0} has no effect on the schedule one_cycle, whose warm-up has its own form; remove it",
+        *("schedule.warmup_first_step", "schedule.name"),
+    ),
+    unless(
+        lambda source: source != "?",
+        "missing; this configuration starts from trained weights: give a run, a checkpoint, a converted model or a "
+        ".safetensors file, or null to start from random ones",
+        "train.init_from",
+    ),
     Rule(("schedule.decay_from", "schedule.name", "schedule.warmup_steps"), _decay_has_a_start),
-    Rule(("schedule.lag", "schedule.epoch_steps"), _lag_is_used),
-    Rule(("optim.decay_statistics", "optim.decay_all"), _statistics_decay_once),
-    Rule(("regularize.mix_prob", "regularize.mixup", "regularize.cutmix"), _mixing_is_used),
-    Rule(("regularize.switch_prob", "regularize.mixup", "regularize.cutmix"), _switching_is_used),
-    Rule(("train.batch_size", "train.accumulate", "regularize.mixup", "regularize.cutmix"), _pairs_are_mixed),
-    Rule(("checkpoint.best_metric", "evaluate.every"), _best_is_evaluated),
-    Rule(("evaluate.telemetry", "evaluate.every"), _telemetry_is_evaluated),
+    unless(
+        lambda lag, epoch: lag == 0 or epoch > 0,
+        "{0} has no effect while schedule.epoch_steps is 0; set that to the number of steps of an epoch",
+        *("schedule.lag", "schedule.epoch_steps"),
+    ),
+    unless(
+        lambda statistics, everything: not (statistics and everything),
+        "true has no effect next to optim.decay_all, which decays every parameter; remove one of the two",
+        *("optim.decay_statistics", "optim.decay_all"),
+    ),
+    unless(
+        lambda prob, mixup, cutmix: prob == 1 or mixup > 0 or cutmix > 0,
+        "{0} has no effect without regularize.mixup or regularize.cutmix; set one of them, or remove this",
+        *("regularize.mix_prob", *_MIXING),
+    ),
+    unless(
+        lambda prob, mixup, cutmix: prob == 0.5 or (mixup > 0 and cutmix > 0),
+        "{0} has no effect unless regularize.mixup and regularize.cutmix are both set; remove it",
+        *("regularize.switch_prob", *_MIXING),
+    ),
+    unless(
+        _pairs_are_mixed,
+        "{0} in {1} micro-batches is an odd number of images each; Mixup and CutMix mix pairs, make it even",
+        *(*_BATCH, *_MIXING),
+    ),
+    unless(
+        lambda metric, every: metric is None or every > 0,
+        "{0} would be measured at the end only, because evaluate.every is 0; set that to a number of steps",
+        *("checkpoint.best_metric", "evaluate.every"),
+    ),
+    unless(
+        lambda telemetry, every: not telemetry or every > 0,
+        "true would show the end only, because evaluate.every is 0; set that to a number of steps",
+        *("evaluate.telemetry", "evaluate.every"),
+    ),
     _fits("input", "has {}"),
     _fits("vocab_size", "has {} different tokens", "make it at least that", at_least=True),
     _fits("in_features", "has {} numbers per element"),

@@ -52,7 +52,7 @@ _Seed = Annotated[int, Field(ge=0, lt=2**32), _NUMBER]
 
 
 class _Section(BaseModel):
-    """Cannot be changed once made, and knows every key that it accepts."""
+    """Section of a configuration: frozen, no unknown keys."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -88,12 +88,12 @@ class ModelConfig(_Section):
 class TrainConfig(_Section):
     """How long, with how much data per step, in which arithmetic."""
 
-    steps: _PositiveCount = Field(description="optimiser steps of the whole run")
+    steps: _PositiveCount = Field(description="optimizer steps of the whole run")
     seed: _Seed = Field(default=0, description="seed of weights, data order and dropout")
     batch_size: _PositiveCount = Field(description="samples (sequences or images) per step, over all processes")
     accumulate: _PositiveCount = Field(default=1, description="micro-batches that a step consists of, to save memory")
     precision: Literal["fp32", "bf16", "fp16"] = Field(
-        default="fp32", description="arithmetic of the model; weights and optimiser stay fp32"
+        default="fp32", description="arithmetic of the model; weights and optimizer stay fp32"
     )
     clip_norm: _Positive | None = Field(
         default=None, description="largest Euclidean norm of the whole gradient; null: no limit"
@@ -118,12 +118,12 @@ class TrainConfig(_Section):
 
 
 class OptimConfig(_Section):
-    """The optimiser."""
+    """The optimizer."""
 
     name: Literal["adamw"] = Field(default="adamw", description="Adam with decoupled weight decay")
     lr: _Positive = Field(description="learning rate at the peak of the schedule")
     slow_lr: _Positive | None = Field(
-        default=None, description="the same for what a model says learns slowly, the state matrices of S4; null: lr"
+        default=None, description="the same for slow parameters of a model, the state matrices of S4; null: lr"
     )
     betas: tuple[_Fraction, _Fraction] = Field(
         default=(0.9, 0.999), description="decay per step of the gradient's first and second moment"
@@ -216,7 +216,7 @@ class EvaluateConfig(_Section):
 
 
 class LogConfig(_Section):
-    """What is said while the run goes on."""
+    """Log lines and trackers."""
 
     every: _PositiveCount = Field(default=10, description="steps between log lines")
     trackers: tuple[Literal["tensorboard", "wandb"], ...] = Field(
@@ -240,7 +240,7 @@ class RunConfig(_Section):
     model: ModelConfig = Field(description="the model")
     data: DataOptions = Field(description="the data set")
     train: TrainConfig = Field(description="length, batch, arithmetic")
-    optim: OptimConfig = Field(description="the optimiser")
+    optim: OptimConfig = Field(description="the optimizer")
     schedule: ScheduleConfig = Field(default=ScheduleConfig(), description="the learning rate over time")
     regularize: RegularizeConfig = Field(default=RegularizeConfig(), description="smoothing and mixing of images")
     checkpoint: CheckpointConfig = Field(default=CheckpointConfig(), description="saving the state")

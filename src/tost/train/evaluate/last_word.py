@@ -4,7 +4,7 @@ Two protocols exist for last words and give different numbers:
 
 ``usual``    the word is right if each of its tokens is the model's likeliest one, given the passage and the tokens
              before it; the perplexity is over words, ``exp(mean of -log p(word))``
-``authors``  ten tokens are generated greedily behind a line break and the passage; the word is right if it occurs in
+``authors``  ten tokens are generated greedily after a line break and the passage; the word is right if it occurs in
              their text, whatever its case and wherever it stands
 
 Shapes: ids [B, N], features [B, N, C].

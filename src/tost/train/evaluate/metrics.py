@@ -115,9 +115,9 @@ class Evaluation:
 
     Attributes:
         metrics: By name.
-        report: What the task has to say beyond them.
-        counts: The tables behind the report.
-        class_names: What rows and columns of these tables are called; empty if nobody says.
+        details: Results of the task beyond them.
+        counts: The tables that the details were made from.
+        class_names: Names of their rows and columns; empty if the data has none.
     """
 
     metrics: Mapping[str, float]
@@ -180,7 +180,7 @@ def read_checkpoint(
     path = checkpoint.parents[1] / "config.yaml"
     if not path.is_file():
         raise CheckpointError(
-            f"{checkpoint} does not lie in a run folder, so nobody can tell which data to measure it on; name a "
+            f"{checkpoint} does not lie in a run folder, so it is not known which data to measure it on; name a "
             f"configuration instead: `tost eval CONFIG train.init_from={checkpoint}`."
         )
     config = load_config(str(path), overrides)

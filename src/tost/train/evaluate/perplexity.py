@@ -5,7 +5,7 @@ text before it a token is predicted from:
 
 ================  =====================================================================
 `score_windows`   between ``length - stride`` and ``length`` tokens; with ``stride = length``
-                  the text is cut into blocks, and a block knows nothing of the one before
+                  the text is cut into blocks, and no block sees the one before
 `score_random`    blocks at random places, as nanoGPT and the authors measure
 `score_stream`    everything from the first token on, carried by the state of the model
 ================  =====================================================================

@@ -84,7 +84,7 @@ class TextTest:
 
 
 class _Corpus(NamedTuple):
-    """A text, and how long it is in units that do not depend on a tokenizer; None if nobody says."""
+    """A text, and how long it is in units that do not depend on a tokenizer; None if unknown."""
 
     text: Text
     bytes: int | None
@@ -150,7 +150,7 @@ def evaluate_text(model: nn.Module, config: RunConfig, test: TextTest) -> Evalua
 
     Args:
         model: A causal language model.
-        config: ``data`` says which text, ``evaluate.batch_size`` how much of it is read at once.
+        config: ``data`` names the text, ``evaluate.batch_size`` is how much of it is read at once.
         test: What to measure.
 
     Returns:
@@ -211,7 +211,7 @@ def _open(data: DataOptions) -> _Corpus:
         split = open_tokens(data.path or "").split(data.options["validation_split"])
         return _Corpus(split.tokens, split.source_bytes, split.source_words, split)
     if data.name == "stdlib_bytes":
-        text = build_data(data, seed=0).validation.text  # type: ignore[attr-defined]
+        text = build_data(data, seed=0).validation.tokens  # type: ignore[attr-defined]
         return _Corpus(text, len(text), None, None)
     raise ConfigError(f"data set {data.name!r} is no text; a protocol for texts measures tokens or stdlib_bytes.")
 
@@ -231,7 +231,7 @@ def _check_vocabulary(model: nn.Module, corpus: _Corpus) -> None:
     if size > known.vocab_size:
         where = "the text" if corpus.split is None else str(corpus.split.folder.path)
         raise ConfigError(
-            f"{where} has {size} different ids, but the model knows {known.vocab_size}; prepare the text with the "
+            f"{where} has {size} different ids, but the model has {known.vocab_size}; prepare the text with the "
             "tokenizer of the model's training data."
         )
 
