@@ -7,8 +7,7 @@ import json
 import pytest
 
 from tests.recipes.language_folders import train, write_passages, write_text
-from tost.cli._eval import TextProtocol
-from tost.train.evaluate.text import Protocol
+from tost.train.evaluate.protocol import Protocol
 
 
 @pytest.fixture(scope="module")
@@ -19,8 +18,9 @@ def trained(tmp_path_factory):
     return folder
 
 
-def test_the_command_line_knows_every_protocol():
-    assert {name.name: name.value for name in TextProtocol} == {name.name: name.value for name in Protocol}
+def test_the_command_line_shows_every_protocol(run, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    assert "|".join(Protocol) in run("eval", "--help").out
 
 
 def test_without_a_protocol_the_validation_set_is_measured_as_in_training(run, trained):

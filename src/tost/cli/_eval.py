@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -12,25 +11,14 @@ import typer
 from tost.cli import _console
 from tost.cli._arguments import Overrides
 from tost.cli._reporter import is_first
+from tost.train.evaluate.protocol import Protocol, TextTest
 
 if TYPE_CHECKING:
     from tost.train.evaluate.metrics import Evaluation
 
-__all__ = ["TextProtocol", "evaluate"]
+__all__ = ["evaluate"]
 
 _NO_AVERAGE = "--ema takes the average that a run has kept; name the run, or leave it out."
-
-
-class TextProtocol(StrEnum):
-    """Names of `tost.train.evaluate.text.Protocol`, known without torch."""
-
-    blocks = "blocks"
-    sliding = "sliding"
-    authors = "authors"
-    stream = "stream"
-    last_word = "last-word"
-    last_word_authors = "last-word-authors"
-    choices = "choices"
 
 
 def evaluate(
@@ -44,7 +32,7 @@ def evaluate(
     overrides: Overrides = None,
     ema: Annotated[bool, typer.Option("--ema", help="Use the moving average of the weights.")] = False,
     protocol: Annotated[
-        TextProtocol | None,
+        Protocol | None,
         typer.Option(
             help="How a language model is measured on the validation text: blocks side by side, sliding windows, the "
             "authors' random windows, one stream; last words of passages (LAMBADA), or choices (CBT)."
@@ -101,14 +89,14 @@ def _measure(source: str, overrides: list[str], *, ema: bool) -> Evaluation:
 
 
 def _measure_text(
-    source: str, overrides: list[str], protocol: TextProtocol, numbers: Mapping[str, int | None], *, ema: bool
+    source: str, overrides: list[str], protocol: Protocol, numbers: Mapping[str, int | None], *, ema: bool
 ) -> Evaluation:
     from tost.errors import ConfigError
     from tost.recipes import load_config
     from tost.train.checkpoint.files import resolve_checkpoint
-    from tost.train.evaluate.text import Protocol, TextTest, evaluate_text_checkpoint, evaluate_text_initial
+    from tost.train.evaluate.text import evaluate_text_checkpoint, evaluate_text_initial
 
-    test = TextTest(protocol=Protocol(protocol), **numbers)
+    test = TextTest(protocol=protocol, **numbers)
     if _is_saved(source):
         checkpoint = resolve_checkpoint(Path(source), _console.log)
         return evaluate_text_checkpoint(checkpoint, test, overrides=overrides, ema=ema)

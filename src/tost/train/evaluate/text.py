@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from enum import StrEnum
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,63 +22,13 @@ from tost.train.distributed import Distributed
 from tost.train.evaluate.last_word import Passage, score_choices, score_last_words, score_last_words_by_generation
 from tost.train.evaluate.metrics import Evaluation, read_checkpoint, read_initial
 from tost.train.evaluate.perplexity import Text, score_random, score_stream, score_windows
+from tost.train.evaluate.protocol import Protocol, TextTest
 from tost.train.task import Details
 from tost.train.tokenizer import find_tokenizer
 
-__all__ = ["Protocol", "TextTest", "evaluate_text", "evaluate_text_checkpoint", "evaluate_text_initial"]
+__all__ = ["evaluate_text", "evaluate_text_checkpoint", "evaluate_text_initial"]
 
 AUTHORS_WINDOWS = 16_000
-
-
-class Protocol(StrEnum):
-    """How a language model is measured."""
-
-    blocks = "blocks"
-    sliding = "sliding"
-    authors = "authors"
-    stream = "stream"
-    last_word = "last-word"
-    last_word_authors = "last-word-authors"
-    choices = "choices"
-
-
-_TAKES = {
-    "length": (Protocol.blocks, Protocol.sliding, Protocol.authors),
-    "stride": (Protocol.sliding,),
-    "windows": (Protocol.authors,),
-}
-
-
-@dataclass(frozen=True, kw_only=True)
-class TextTest:
-    """What is measured.
-
-    Attributes:
-        protocol: How.
-        length: Tokens of a window; None for the length that the configuration trains with.
-        stride: Tokens between sliding windows; None for half a window.
-        windows: Windows that the authors' protocol draws; None for 16,000 as there, 1,000 batches of 16.
-
-    Raises:
-        ConfigError: An option is given that the protocol does not have.
-    """
-
-    protocol: Protocol
-    length: int | None = None
-    stride: int | None = None
-    windows: int | None = None
-
-    def __post_init__(self) -> None:
-        """Refuse what would have no effect."""
-        for name, protocols in _TAKES.items():
-            value = getattr(self, name)
-            if value is not None and self.protocol not in protocols:
-                raise ConfigError(
-                    f"{name}={value} has no effect on the protocol {self.protocol}; it belongs to "
-                    f"{', '.join(protocols)}."
-                )
-            if value is not None and value < 1:
-                raise ConfigError(f"{name}={value} cannot be used; it needs at least 1.")
 
 
 class _Corpus(NamedTuple):

@@ -1,0 +1,13 @@
+from tost.train.config.dump import dump_config as dump_config
+from tost.train.config.read import load_config as load_config
+from tost.train.config.schema import CheckpointConfig as CheckpointConfig
+from tost.train.config.schema import EvaluateConfig as EvaluateConfig
+from tost.train.config.schema import LogConfig as LogConfig
+from tost.train.config.schema import ModelConfig as ModelConfig
+from tost.train.config.schema import OptimConfig as OptimConfig
+from tost.train.config.schema import ParallelConfig as ParallelConfig
+from tost.train.config.schema import RegularizeConfig as RegularizeConfig
+from tost.train.config.schema import RunConfig as RunConfig
+from tost.train.config.schema import ScheduleConfig as ScheduleConfig
+from tost.train.config.schema import TrainConfig as TrainConfig
+from tost.train.config.schema import config_hash as config_hash
