@@ -131,7 +131,7 @@ SMALL = ["train.steps=2", "train.batch_size=8", "model.embed_dim=16", "model.dep
 def package(tmp_path, monkeypatch):
     """A module beside the user's work, which nothing has imported yet."""
     monkeypatch.setattr(registry.TASKS, "_specs", dict(registry.TASKS._specs))
-    monkeypatch.setenv(_env.PLUGINS, "")
+    monkeypatch.setenv(_env.PLUGINS.name, "")
     monkeypatch.chdir(tmp_path)
     for module in (DATA_SETS, models_registry._MODELS):
         monkeypatch.setattr(module, "_specs", dict(module._specs))

@@ -18,7 +18,7 @@ from tost.train import BatchResult, Task
 def fresh(monkeypatch):
     """Forget what a test registers and allows."""
     monkeypatch.setattr(registry.TASKS, "_specs", dict(registry.TASKS._specs))
-    monkeypatch.delenv(_env.PLUGINS, raising=False)
+    monkeypatch.delenv(_env.PLUGINS.name, raising=False)
 
 
 class Forecasting(Task):
@@ -89,7 +89,7 @@ def test_code_is_loaded_only_if_its_package_is_allowed(tmp_path, monkeypatch):
     )
     with pytest.raises(ConfigError, match=r"recipe \(command line\): 'tasks_of_others:Mine' is code outside tost"):
         load_config("demo/digits", ["recipe=tasks_of_others:Mine"])
-    monkeypatch.setenv(_env.PLUGINS, "tasks_of_others")
+    monkeypatch.setenv(_env.PLUGINS.name, "tasks_of_others")
     config = load_config("demo/digits", ["recipe=tasks_of_others:Mine"])
     assert type(get_task(config.recipe)).__name__ == "Mine"
     with pytest.raises(ConfigError, match="tasks_of_others has no 'Mina'; did you mean 'Mine'"):
