@@ -7,9 +7,11 @@ import subprocess
 import sys
 
 import pytest
+import typer
 
 import tost
-from tost.cli import _info
+from tost._lazy import load
+from tost.cli import COMMANDS, _info
 from tost.errors import BackendError, ConfigError
 
 HELP_PAGES = [[], ["--help"], ["--version"], ["info", "-h"], ["bench"], ["bench", "ops", "--help"], ["no-such-command"]]
@@ -50,6 +52,13 @@ def test_help_lists_every_command(run):
         "bench",
         "data",
     ]
+
+
+def test_every_command_is_there_and_documented():
+    for target, summary in COMMANDS.values():
+        found = load(target)
+        assert summary.endswith(".")
+        assert isinstance(found, typer.Typer) or found.__doc__
 
 
 @pytest.mark.parametrize(

@@ -6,16 +6,29 @@ from typing import TYPE_CHECKING, Any
 
 from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
+from matplotlib.patches import Patch
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.cm import ScalarMappable
 
-__all__ = ["BAD", "PALETTE", "SEQUENTIAL", "colour", "depth_colour", "finish", "new_figure", "rgb"]
+__all__ = [
+    "MARKERS",
+    "PALETTE",
+    "SEQUENTIAL",
+    "add_colour_bar",
+    "add_head_legend",
+    "colour",
+    "depth_colour",
+    "finish",
+    "new_figure",
+    "rgb",
+]
 
 # The Okabe-Ito palette, the darker ones first; more than eight heads repeat it.
 PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#F0E442")
 SEQUENTIAL = "cividis"
-BAD = "0.85"
+MARKERS = ("o", "s", "^", "D", "v", "P")
 TITLE, LABEL, TICK = 12, 11, 10
 
 
@@ -40,6 +53,17 @@ def depth_colour(position: int, count: int) -> Any:
 def new_figure(width: float, height: float) -> Figure:
     """Return an empty figure, sizes in inches, which arranges its parts by itself."""
     return Figure(figsize=(width, height), layout="constrained")
+
+
+def add_colour_bar(figure: Figure, picture: ScalarMappable, panels: Any, label: str, **options: Any) -> None:
+    """Add a labelled colour bar for some panels."""
+    figure.colorbar(picture, ax=panels, aspect=30, **options).set_label(label, fontsize=LABEL)
+
+
+def add_head_legend(figure: Figure, heads: int) -> None:
+    """Add the colours of the heads below the panels."""
+    handles = [Patch(color=colour(head), label=f"head {head}") for head in range(heads)]
+    figure.legend(handles=handles, loc="outside lower center", ncols=min(heads, 8), frameon=False, fontsize=LABEL)
 
 
 def finish(axes: Axes, *, title: str = "", x: str = "", y: str = "") -> None:

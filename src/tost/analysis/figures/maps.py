@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import numpy as np
-from matplotlib.patches import Patch
 
-from tost.analysis.figures._style import LABEL, SEQUENTIAL, TITLE, colour, new_figure, rgb
+from tost.analysis.figures._style import LABEL, SEQUENTIAL, TITLE, add_colour_bar, add_head_legend, new_figure, rgb
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -42,10 +41,9 @@ def draw_memberships(result: MembershipMaps) -> Figure:
             picture = axes[3 + head].imshow(maps[row, head].numpy(), cmap=SEQUENTIAL, vmin=low, vmax=high)
         for column, cell in enumerate(axes):
             _bare(cell, titles[column] if row == 0 else "", bold=column - 3 == best[1])
-    bar = figure.colorbar(picture, ax=grid[:, 3:], location="right", shrink=0.6, aspect=30, pad=0.01, extend="both")
-    bar.set_label(f"membership (uniform: {1 / maps.shape[1]:.3f})", fontsize=LABEL)
-    handles = [Patch(color=colour(head), label=f"head {head}") for head in range(heads)]
-    figure.legend(handles=handles, loc="outside lower center", ncols=min(heads, 8), frameon=False, fontsize=LABEL)
+    label = f"membership (uniform: {1 / maps.shape[1]:.3f})"
+    add_colour_bar(figure, picture, grid[:, 3:], label, location="right", shrink=0.6, pad=0.01, extend="both")
+    add_head_legend(figure, heads)
     figure.suptitle(
         f"Memberships in layer {result.layers[0]} (of 0 to {result.depth - 1}), entropy {result.entropy[0]:.4f} "
         f"(uniform: 1)\nhead {best[1]} agrees best with the foreground: {best[2]:.2f} (chance: 0.5)",

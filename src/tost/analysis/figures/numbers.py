@@ -7,7 +7,17 @@ from typing import TYPE_CHECKING
 import numpy as np
 from matplotlib.ticker import MaxNLocator, NullLocator
 
-from tost.analysis.figures._style import LABEL, SEQUENTIAL, TICK, TITLE, colour, depth_colour, finish, new_figure
+from tost.analysis.figures._style import (
+    LABEL,
+    SEQUENTIAL,
+    TICK,
+    TITLE,
+    add_colour_bar,
+    colour,
+    depth_colour,
+    finish,
+    new_figure,
+)
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -53,8 +63,7 @@ def draw_subspaces(result: SubspaceCoherence) -> Figure:
         )
         axes.set_xlabel("head", fontsize=TICK)
         axes.set_ylabel("head", fontsize=TICK)
-    bar = figure.colorbar(picture, ax=panels, shrink=0.8, aspect=30)
-    bar.set_label("|cosine| between directions", fontsize=LABEL)
+    add_colour_bar(figure, picture, panels, "|cosine| between directions", shrink=0.8)
     figure.suptitle(
         f"Subspaces: {step} directions of every head;  mean |cosine| between heads "
         f"{result.between.mean():.3f}, random {result.random:.3f}",
@@ -74,8 +83,7 @@ def draw_gains(result: Gains) -> Figure:
         axes.set_ylabel("head", fontsize=TICK)
         axes.xaxis.set_major_locator(MaxNLocator(4, integer=True))
         axes.yaxis.set_major_locator(MaxNLocator(min(8, ordered.shape[0]), integer=True))
-    bar = figure.colorbar(picture, ax=panels, shrink=0.8, aspect=30)
-    bar.set_label("D:  0 kept   …   1 suppressed", fontsize=LABEL)
+    add_colour_bar(figure, picture, panels, "D:  0 kept   …   1 suppressed", shrink=0.8)
     figure.suptitle("D = 1 / (1 + second moment), by layer, head and direction", fontsize=TITLE)
     return figure
 

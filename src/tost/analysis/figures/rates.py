@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
-from tost.analysis.figures._style import LABEL, colour, finish, new_figure
+from tost.analysis.figures._style import LABEL, MARKERS, colour, finish, new_figure
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -16,7 +16,6 @@ if TYPE_CHECKING:
 
 __all__ = ["draw_rates"]
 
-_MARKERS = ("o", "s", "^", "D", "v", "P")
 _PLACES: dict[str, str] = {
     "attention": "behind the attention",
     "output": "behind the block",
@@ -76,7 +75,7 @@ def _draw_pairs(axes: Axes, curves: dict[tuple[str, str], RateCurve], measure: M
     for index, ((source, split), curve) in enumerate(curves.items()):
         control = source == "control"
         style = {"color": "0.45" if control else colour(index), "linestyle": "--" if control else "-"}
-        _draw_line(axes, curve, measure, f"{source}, {split}", _MARKERS[index % len(_MARKERS)], style)
+        _draw_line(axes, curve, measure, f"{source}, {split}", MARKERS[index % len(MARKERS)], style)
 
 
 def _draw_both(axes: Axes, result: CodingRates, place: Place) -> None:

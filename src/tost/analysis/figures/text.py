@@ -5,10 +5,21 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import numpy as np
-from matplotlib.patches import Patch, Rectangle
+from matplotlib.patches import Rectangle
 from matplotlib.ticker import FixedLocator, FuncFormatter
 
-from tost.analysis.figures._style import LABEL, TICK, TITLE, colour, depth_colour, finish, new_figure, rgb
+from tost.analysis.figures._style import (
+    LABEL,
+    MARKERS,
+    TICK,
+    TITLE,
+    add_head_legend,
+    colour,
+    depth_colour,
+    finish,
+    new_figure,
+    rgb,
+)
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -23,7 +34,6 @@ __all__ = ["draw_memory", "draw_text_memberships"]
 WIDTH = 84
 MOST_ROWS = 9
 _PICTURES = {"\n": "↵", "\t": "→", "\r": "↵", " ": " "}
-_MARKERS = ("o", "s", "^", "D", "v", "P")
 
 
 def _layout(tokens: tuple[str, ...]) -> list[tuple[int, int, int, str]]:
@@ -79,9 +89,7 @@ def draw_text_memberships(result: TextMemberships) -> Figure:
         axes.axis("off")
         title = f"layer {result.layers[i]};  entropy {result.entropy[i]:.4f} (1 = uniform)"
         axes.set_title(title, fontsize=LABEL, loc="left")
-    heads_shown = result.pi.shape[-1]
-    handles = [Patch(color=colour(head), label=f"head {head}") for head in range(heads_shown)]
-    figure.legend(handles=handles, loc="outside lower center", ncols=min(heads_shown, 8), frameon=False, fontsize=LABEL)
+    add_head_legend(figure, result.pi.shape[-1])
     figure.suptitle("Which head each token belongs to most; strong colours: far from uniform", fontsize=TITLE)
     return figure
 
@@ -125,7 +133,7 @@ def _draw_traces(axes: Axes, result: StateMemory) -> None:
     heads = result.mass.shape[1]
     picked = [(int(order[0]), "-"), (int(order[-1]), "--")]
     times = np.array(result.times)
-    for index, (mark, marker) in enumerate(zip(result.marks, _MARKERS, strict=False)):
+    for index, (mark, marker) in enumerate(zip(result.marks, MARKERS, strict=False)):
         for flat, line in picked:
             i, head = divmod(flat, heads)
             share = result.trace[i, head, index].numpy()
@@ -154,7 +162,7 @@ def _draw_half_lives(axes: Axes, result: StateMemory) -> None:
         axes.plot(
             result.layers,
             result.half_life[:, head].numpy(),
-            marker=_MARKERS[head % len(_MARKERS)],
+            marker=MARKERS[head % len(MARKERS)],
             color=colour(head),
             linewidth=1,
             markersize=5,
