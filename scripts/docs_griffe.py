@@ -16,7 +16,7 @@ __all__ = ["HouseStyle", "as_markdown", "described"]
 
 DIRECTIVE = re.compile(r"^[ ]*\.\. code-block:: \w+\n\n?", flags=re.MULTILINE)
 EXAMPLE = re.compile(r"^Example:$", flags=re.MULTILINE)
-# What torch asks modules for; nobody calls it.
+# Called by torch only.
 HIDDEN = {"extra_repr"}
 
 

@@ -3,7 +3,7 @@
 python scripts/update_paper_tables.py           rewrite docs/paper-tables.md
 python scripts/update_paper_tables.py --check   only say whether it is up to date; exit code 1 if not
 
-The paper's numbers and our commands stand in scripts/paper_tables.yaml. Numbers of ours come from the models, from
+The paper's numbers and our commands stand in scripts/paper_tables.yaml. Our numbers come from the models, from
 stored sweeps (results/*.json) and from the newest stored measurement (benchmarks/results/ops_*.json); whatever is
 not stored is said to be missing.
 """

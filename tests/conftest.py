@@ -18,7 +18,7 @@ import torch
 import torch._dynamo.trace_rules
 
 TESTS = Path(__file__).parent
-# Folders whose subject writes into uninitialised memory.
+# Folders whose subject writes into uninitialized memory.
 POISONED_FOLDERS = ("ops", "nn", "parallel")
 # Everything in torch that hands out memory without writing it.
 ALLOCATORS = (

@@ -76,7 +76,7 @@ THIRD_PARTY: dict[str, tuple[str, ...]] = {
 
 
 class Edge(NamedTuple):
-    """One import: `source` is a module of ours, `target` is as far as the statement tells."""
+    """One import: `source` is a module of the package, `target` is as far as the statement names it."""
 
     source: str
     target: str

@@ -121,7 +121,7 @@ def test_visited_records_are_not_kept(model):
 
 
 class Foreign(nn.Module):
-    """Someone's model that has our attention and nothing else of ours."""
+    """Someone's model that has our attention and nothing else of tost."""
 
     def __init__(self, form):
         super().__init__()

@@ -250,5 +250,5 @@ def test_workers_end_when_their_parent_is_killed(training):
 
 def is_running(pid):
     status = Path(f"/proc/{pid}/stat")
-    # Nobody may have collected an ended process yet; its state is then Z.
+    # An ended process that has not been collected yet has the state Z.
     return status.exists() and status.read_text().rpartition(")")[2].split()[0] != "Z"

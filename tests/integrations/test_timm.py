@@ -1,4 +1,4 @@
-"""What timm's own tests ask of a model, asked of ours; and the arguments that timm passes."""
+"""What timm's own tests ask of a model, asked of tost's; and the arguments that timm passes."""
 
 import copy
 

@@ -27,7 +27,7 @@ def fresh(monkeypatch):
 
 
 class Pool(nn.Module):
-    """A model without options, counts or anything else of ours."""
+    """A model without options, counts or anything else of tost."""
 
     def __init__(self, num_classes: int, in_chans: int = 3, scale: float = 1.0) -> None:
         super().__init__()

@@ -107,7 +107,7 @@ def test_small_and_large_gram_agree(f, n, d):
 
 @pytest.mark.parametrize(("n", "d"), [(4, 40), (40, 4)])
 @pytest.mark.parametrize("f", [LOG, EXP], ids=lambda f: f.name)
-def test_the_smaller_gram_is_factorised(f, n, d, monkeypatch):
+def test_the_smaller_gram_is_factorized(f, n, d, monkeypatch):
     sizes = []
 
     def record(solver):

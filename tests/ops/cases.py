@@ -84,7 +84,7 @@ def make_case(
     position = torch.randint(0, 4, (B,), generator=g)
     return Case(
         w=randn(B, N, H, D).to(dtype),
-        # Both signs. Un-normalised energies are as large as D, and scaled ones as N, so their temperature is small.
+        # Both signs. Un-normalized energies are as large as D, and scaled ones as N, so their temperature is small.
         temperature=(randn(H) * (3.0 if normalize else 0.2) / (max(N, 1) if count_scaled else 1)).to(sums),
         dy=randn(B, N, H, D).to(dtype),
         mask=rand(B, N) > 0.3 if masked else None,

@@ -1,4 +1,4 @@
-"""The options of ours: energies that are scaled by the number of tokens, and statistics that forget."""
+"""Options that are not in the paper: energies that are scaled by the number of tokens, and statistics that forget."""
 
 from fractions import Fraction
 

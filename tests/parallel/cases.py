@@ -38,7 +38,7 @@ class Case:
     def __str__(self) -> str:
         words = ["causal" if self.causal else "plain", str(self.dtype).removeprefix("torch."), self.mask]
         words += [name for name in ("bias", "state", "count_scaled", "decay") if getattr(self, name)]
-        words += [] if self.normalize else ["unnormalised"]
+        words += [] if self.normalize else ["unnormalized"]
         words += [] if self.backend == "auto" else [self.backend]
         return "-".join((*words, "+".join(map(str, self.lengths))))
 

@@ -39,7 +39,7 @@ def classifier(**options: object) -> Network:
 NETWORKS = {
     "plain": Network(lambda: tost.TSSAttention(C, H)),
     "plain, paper": Network(lambda: tost.TSSAttention(C, H, paper=PAPER)),
-    "plain, unnormalised": Network(lambda: tost.TSSAttention(C, H, normalize=False)),
+    "plain, unnormalized": Network(lambda: tost.TSSAttention(C, H, normalize=False)),
     "causal": Network(lambda: tost.CausalTSSAttention(C, H, 64)),
     "causal, paper": Network(lambda: tost.CausalTSSAttention(C, H, 64, paper=PAPER, position_bias="head")),
     "language model": language_model(),

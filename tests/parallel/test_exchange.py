@@ -80,7 +80,7 @@ def count(context: ContextParallel, witness: Witness, run: Callable[[], Result])
 
 OPERATORS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "tssa": tssa,
-    "tssa unnormalised": lambda w, t: tssa(w, t, normalize=False),
+    "tssa unnormalized": lambda w, t: tssa(w, t, normalize=False),
     "tssa scaled": lambda w, t: tssa(w, t, count_scaled=True),
     "causal_tssa": causal_tssa,
     "causal_tssa forgetting": lambda w, t: causal_tssa(w, t, count_scaled=True, decay=0.9 * torch.ones_like(t)),
@@ -120,7 +120,7 @@ def expected(name: str, width: int) -> dict[str, tuple[int, int]]:
     causal = {"forward": (squares + tokens + weighted + mass, 2), "backward": (squares + weighted + mass, 2)}
     return {
         "tssa": {"forward": (squares + weighted + mass, 2), "backward": (squares + weighted, 2)},
-        "tssa unnormalised": {"forward": (weighted + mass, 1), "backward": (weighted, 1)},
+        "tssa unnormalized": {"forward": (weighted + mass, 1), "backward": (weighted, 1)},
         "tssa scaled": {"forward": (squares + weighted + mass + tokens, 3), "backward": (squares + weighted, 2)},
         "causal_tssa": causal,
         "causal_tssa forgetting": causal,

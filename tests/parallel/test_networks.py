@@ -1,4 +1,4 @@
-"""Modules and models of ours inside a context, without a change to them, against one process."""
+"""Modules and models of tost inside a context, without a change to them, against one process."""
 
 from __future__ import annotations
 

@@ -224,7 +224,7 @@ def _write(text: str) -> None:
 
 
 def _abandon_output() -> None:
-    """Nobody reads stdout any more; let what is still in its buffer go nowhere when the process ends."""
+    """Discard what is left in the buffer of stdout when the process ends, because its reader has gone."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 

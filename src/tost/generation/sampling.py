@@ -157,7 +157,7 @@ def prepare(logits: Tensor, seen: Tensor, sampling: Sampling) -> Tensor:
 
 
 def _start(logits: Tensor, seen: Tensor, sampling: Sampling) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the penalised logits, the largest of each row, and where that is."""
+    """Return the penalized logits, the largest of each row, and where that is."""
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
     if sampling.repetition_penalty != 1:
         logits = penalize(logits, seen, sampling.repetition_penalty)

@@ -6,7 +6,7 @@ already. They take what timm passes to a model (``num_classes``, ``in_chans``, `
 the options of this package. There are no weights to download, so that timm refuses ``pretrained=True``; the authors'
 checkpoints are read by `tost.load_official`.
 
-timm's optimisers ask a model which parameters not to decay, and spare vectors. The temperatures of TSSA are vectors in
+timm's optimizers ask a model which parameters not to decay, and spare vectors. The temperatures of TSSA are vectors in
 this package, so that timm does not decay them; the authors' training does, by an oversight. ``tost train`` leaves the
 choice to ``optim.decay_statistics``.
 """
@@ -62,7 +62,7 @@ def _describe(name: str) -> dict[str, Any]:
 
 
 default_cfgs = generate_default_cfgs({name: _describe(name) for name in _NAMES})
-"""What timm knows of each model: input size, normalisation, names of the first and the last layer."""
+"""What timm knows of each model: input size, normalization, names of the first and the last layer."""
 
 
 def _build(name: str, device: Any = None, dtype: torch.dtype | None = None, **given: Any) -> nn.Module:

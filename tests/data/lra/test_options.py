@@ -64,7 +64,7 @@ def test_presets_have_the_shapes_of_the_code_bases(name, preset):
     assert found.options.get("mask_zero") == masked
 
 
-def test_normalisations_of_the_code_bases():
+def test_normalizations_of_the_code_bases():
     def scale(name, preset):
         found = options(name, preset=preset).options
         return found["mean"], found["std"]

@@ -147,7 +147,7 @@ def test_language_checkpoints_come_back_bit_by_bit(dtype, sizes, share):
         ("xcit_small_nolpi_patch16_224", {"width": 384, "depth": 12, "heads": 8, "mixer": "xca"}, 26_138_104),
     ],
 )
-def test_sizes_of_the_paper_are_recognised(name, sizes, parameters):
+def test_sizes_of_the_paper_are_recognized(name, sizes, parameters):
     state = vision_state(
         **{"patch": 16, "classes": 1000, **sizes}, make=lambda *shape: torch.empty(shape, device="meta")
     )

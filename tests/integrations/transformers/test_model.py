@@ -1,4 +1,4 @@
-"""What transformers' own tests ask of a model, asked of ours: configuration, files, fresh weights, embeddings."""
+"""What transformers' own tests ask of a model, asked of tost's: configuration, files, fresh weights, embeddings."""
 
 import copy
 import importlib
@@ -193,7 +193,7 @@ def test_from_pretrained_with_a_dtype(dtype, tmp_path):
     assert TostForCausalLM.from_pretrained(tmp_path / "narrow").dtype == dtype
 
 
-def test_missing_weights_are_initialised_as_those_of_a_new_model(tmp_path):
+def test_missing_weights_are_initialized_as_those_of_a_new_model(tmp_path):
     torch.manual_seed(0)
     config = TostConfig(**{**TINY, **KINDS["plus"], "embed_dim": 128, "layer_scale": 0.5})
     model, new = TostForCausalLM(config), tost.models.LanguageToST(config.options())

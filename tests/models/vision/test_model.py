@@ -153,7 +153,7 @@ PARTS = {
     "conv_width": {"conv_width": 3},
     "gate": {"gate": True},
     "count": {"count_scaled": True},
-    "all of ours": {"conv_width": 5, "gate": True, "count_scaled": True},
+    "all extensions": {"conv_width": 5, "gate": True, "count_scaled": True},
     "no scale": {"layer_scale": None},
     "one class block": {"class_depth": 1},
 }

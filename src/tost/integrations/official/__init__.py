@@ -35,7 +35,7 @@ def load_official(
     A few things are not in the tensors, or need a rule:
 
     * the number of heads of softmax attention (``vit_cab_*``) is 8 unless `num_heads` is given;
-    * class attention normalises all tokens (`tokens_norm`), as in every registered model, unless it is set to False;
+    * class attention normalizes all tokens (`tokens_norm`), as in every registered model, unless it is set to False;
     * query and key biases that are missing everywhere are zero;
     * a position bias that is longer than the table of positions is cut: the authors' ``crop_block_size`` forgets it.
 

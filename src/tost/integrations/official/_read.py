@@ -166,5 +166,5 @@ def _kind(value: Any) -> str | None:
     if not isinstance(value, Tensor):
         return type(value).__name__
     if value.is_quantized:
-        return "quantised"
+        return "quantized"
     return None if value.layout == torch.strided else str(value.layout).removeprefix("torch.")

@@ -29,7 +29,7 @@ __all__ = [
 
 State = Mapping[str, Tensor]
 
-# Of more problems than this nobody reads the names.
+# With more problems than this, names are left out.
 _SHOWN = 40
 
 
@@ -39,7 +39,7 @@ class Pair:
 
     Attributes:
         theirs: Their name.
-        ours: Our names. Several of ours lie behind each other along the first axis of theirs.
+        ours: Our names. If there are several, their tensors are concatenated along the first axis of theirs.
         ones: Axes of length 1 that theirs has behind ours.
     """
 
@@ -165,7 +165,7 @@ def to_theirs(pairs: Sequence[Pair], state: State) -> dict[str, Tensor]:
     """Turn our tensors into theirs, with memory of their own.
 
     Raises:
-        CheckpointError: Some of ours have no place in their models, or some of theirs would be missing; all are listed.
+        CheckpointError: Our tensors have no place in their models, or theirs are missing; all are listed.
     """
     covered = [name for pair in pairs for name in pair.ours]
     strange, missing = [name for name in state if name not in set(covered)], [n for n in covered if n not in state]
@@ -182,7 +182,7 @@ def to_theirs(pairs: Sequence[Pair], state: State) -> dict[str, Tensor]:
 
 
 def _misfit(tensor: Tensor, places: Sequence[Tensor], ones: int) -> str | None:
-    """Say why a tensor of theirs cannot become these of ours; None if it can."""
+    """Return why their tensor cannot be split into our tensors; None if it can."""
     if places[0].is_floating_point() and not tensor.is_floating_point():
         return f"has dtype {tensor.dtype}; a floating-point type is needed"
     if not places[0].is_floating_point() and tensor.dtype != places[0].dtype:

@@ -134,7 +134,7 @@ def adopt(cache: Cache | None, depth: int, *, grows: bool) -> Cache:
     """Return a cache whose layers hold our states: a new one, or the one given, if nothing else is in it.
 
     Args:
-        cache: A cache of ours, one of any kind that was not used yet, or None.
+        cache: A cache of this class, one of any kind that was not used yet, or None.
         depth: Number of blocks.
         grows: As in `StateLayer`.
 

@@ -317,7 +317,7 @@ class TostForCausalLM(PreTrainedModel, GenerationMixin):  # type: ignore[no-unty
         batch_size: int,
         max_cache_length: int,
     ) -> bool:
-        """Let `generate` start with a cache of ours, and only if the text can fit in."""
+        """Start `generate` with the cache of these models, and only if the text fits in."""
         done = super()._prepare_cache_for_generation(  # type: ignore[misc]  # its own self is annotated as a protocol
             generation_config, model_kwargs, generation_mode, batch_size, max_cache_length
         )
