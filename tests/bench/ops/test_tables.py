@@ -116,7 +116,7 @@ def test_a_red_gate_leaks_no_speed(measurements, tmp_path):
 
 def test_markdown_page(measurements):
     page = ops_page(ops_report(measurements))
-    assert "Example 9000 (8-core), 4 threads | torch 2.9 | tost 0.1 (abc123) | gate: 1 checks passed" in page
+    assert "Example 9000 (8-core), 4 threads | torch 2.9 | tost 0.1 (abc123) | gate: 1 check passed" in page
     assert "![Time relative to the limit by number of tokens](ops_example-9000-8-core-4t_202605.svg)" in page
     assert "| tssa | 384/8 | fwd | 1x1024 | 10.2 ms | 1.05 (0.95-1.16) | 6.00 |" in page
     assert "skipped: about 250 s" in page

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from tost._text import count
 from tost.testing import relative_rms
 
 __all__ = ["BOUNDS", "NETWORK_BOUND", "Check", "GateResult", "compare_networks"]
@@ -65,8 +66,8 @@ class GateResult:
     def summary(self) -> str:
         """A few words for the head of a table."""
         if self.passed:
-            return f"gate: {len(self.checks)} checks passed"
-        return f"gate: {len(self.failures)} of {len(self.checks)} checks FAILED"
+            return f"gate: {count(len(self.checks), 'check')} passed"
+        return f"gate: {len(self.failures)} of {count(len(self.checks), 'check')} FAILED"
 
     def to_json(self) -> dict[str, object]:
         """Return what the result files keep."""
