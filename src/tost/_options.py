@@ -53,6 +53,9 @@ class Options(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
+    def __hash__(self) -> int:
+        return hash(repr(self))  # values may be dictionaries
+
     @classmethod
     def conflicts(cls, values: Mapping[str, Any]) -> list[str]:
         """Return which options exclude each other.

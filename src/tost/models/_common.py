@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -64,10 +65,21 @@ def build_mixer(options: MixedOptions, *, drop: float | None = None, **chosen: A
         "drop": options.dropout,
     }
     offered |= {"backend": options.backend, **chosen}
-    named = inspect.signature(factory).parameters
+    named = _arguments_of(factory)
     arguments = own.arguments() if isinstance(own, MixerOptions) else dict(own)
     taken = {name: value for name, value in offered.items() if name in named}
     return factory(options.embed_dim, options.num_heads, **taken, **arguments)
+
+
+def _arguments_of(factory: Callable[..., Any]) -> set[str]:
+    """Return the names of a constructor's arguments, with those of its bases as long as ``**`` passes them on."""
+    names: set[str] = set()
+    for one in inspect.getmro(factory) if inspect.isclass(factory) else (factory,):
+        found = inspect.signature(one).parameters
+        names |= set(found)
+        if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in found.values()):
+            break
+    return names
 
 
 def count_parameters(model: nn.Module, *, positions: bool) -> int:

@@ -30,9 +30,6 @@ class ModelOptions(Options):
     )
     backend: BackendName = Field("auto", description="implementation of the operator")
 
-    def __hash__(self) -> int:
-        return hash(self.model_dump_json())
-
     @property
     def hidden_dim(self) -> int:
         """Hidden width of the MLPs, M."""

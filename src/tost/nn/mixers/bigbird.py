@@ -9,12 +9,14 @@ tokens, draws [H, 256, R], mask [B, N].
 
 from __future__ import annotations
 
+from typing import Unpack
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from tost.nn.mixers._order import real_first
-from tost.nn.mixers.projected import ProjectedMixer
+from tost.nn.mixers.projected import ProjectedMixer, Projections
 
 __all__ = ["BigBird", "bigbird_pattern"]
 
@@ -117,21 +119,18 @@ class BigBird(ProjectedMixer):
         block_size: int = 64,
         num_random: int = 3,
         random_length: int | None = None,
-        in_bias: bool = True,
-        out_bias: bool = True,
-        attn_drop: float = 0.0,
-        out_drop: float = 0.0,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
+        **projections: Unpack[Projections],
     ) -> None:
-        super().__init__(embed_dim, num_heads, in_bias, out_bias, attn_drop, out_drop, device, dtype)
+        super().__init__(embed_dim, num_heads, **projections)
         if block_size < 1 or num_random < 0 or (random_length or 1) < 1:
             raise ValueError(
                 f"block_size={block_size}, num_random={num_random} and random_length={random_length} are not possible "
                 "together; use at least 1, 0 and 1."
             )
         self.block_size, self.num_random, self.random_length = block_size, num_random, random_length
-        self.register_buffer("draws", torch.randint(2**31, (num_heads, ROWS, num_random), device=device))
+        self.register_buffer(
+            "draws", torch.randint(2**31, (num_heads, ROWS, num_random), device=self.proj_in.weight.device)
+        )
 
     def extra_repr(self) -> str:
         """Show the sizes in ``print(module)``."""

@@ -6,14 +6,14 @@ R = rank, mask [B, N].
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, Unpack
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tost.nn.mixers._order import real_first
-from tost.nn.mixers.projected import ProjectedMixer
+from tost.nn.mixers.projected import ProjectedMixer, Projections
 
 __all__ = ["Linformer"]
 
@@ -55,21 +55,16 @@ class Linformer(ProjectedMixer):
         max_length: int,
         rank: int = 256,
         share: Literal["kv", "heads", "none"] = "heads",
-        in_bias: bool = True,
-        out_bias: bool = True,
-        attn_drop: float = 0.0,
-        out_drop: float = 0.0,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
+        **projections: Unpack[Projections],
     ) -> None:
-        super().__init__(embed_dim, num_heads, in_bias, out_bias, attn_drop, out_drop, device, dtype)
+        super().__init__(embed_dim, num_heads, **projections)
         if share not in ("kv", "heads", "none"):
             raise ValueError(f"share={share!r} is not known; it takes 'kv', 'heads' or 'none'.")
         if max_length < 1 or rank < 1:
             raise ValueError(f"max_length={max_length} and rank={rank} must both be at least 1.")
         self.max_length, self.rank, self.share = max_length, rank, share
-        tables = torch.empty(
-            1 if share == "kv" else 2, num_heads if share == "none" else 1, max_length, rank, device=device, dtype=dtype
+        tables = self.proj_in.weight.new_empty(
+            1 if share == "kv" else 2, num_heads if share == "none" else 1, max_length, rank
         )
         self.mixtures = nn.Parameter(tables)
         with torch.no_grad():

@@ -5,12 +5,11 @@ Shapes: x [B, N, C] (batch, tokens, width), w [B, N, H, D] with C = H * D, mask 
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import ClassVar, Unpack
 
-import torch
 from torch import Tensor
 
-from tost.nn.mixers.projected import ProjectedMixer
+from tost.nn.mixers.projected import ProjectedMixer, Projections
 
 __all__ = ["SubspaceAttention"]
 
@@ -31,19 +30,9 @@ class SubspaceAttention(ProjectedMixer):
 
     parts: ClassVar[int] = 1
 
-    def __init__(
-        self,
-        embed_dim: int,
-        num_heads: int,
-        *,
-        in_bias: bool = False,
-        out_bias: bool = True,
-        attn_drop: float = 0.0,
-        out_drop: float = 0.0,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
-    ) -> None:
-        super().__init__(embed_dim, num_heads, in_bias, out_bias, attn_drop, out_drop, device, dtype)
+    def __init__(self, embed_dim: int, num_heads: int, **projections: Unpack[Projections]) -> None:
+        projections.setdefault("in_bias", False)
+        super().__init__(embed_dim, num_heads, **projections)
 
     def _mix(self, parts: Tensor, mask: Tensor | None) -> Tensor:
         w = parts.squeeze(2)

@@ -6,13 +6,14 @@ Shapes: x [B, N, C] (batch, tokens, width), heads [B, H, N, D] with C = H * D, l
 from __future__ import annotations
 
 import math
+from typing import Unpack
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tost.nn.mixers._order import real_first
-from tost.nn.mixers.projected import ProjectedMixer
+from tost.nn.mixers.projected import ProjectedMixer, Projections
 from tost.ops._numerics import statistics_dtype
 
 __all__ = ["NystromAttention", "iterative_pinv"]
@@ -86,20 +87,15 @@ class NystromAttention(ProjectedMixer):
         num_landmarks: int = 64,
         conv_width: int = 33,
         iterations: int = 6,
-        in_bias: bool = True,
-        out_bias: bool = True,
-        attn_drop: float = 0.0,
-        out_drop: float = 0.0,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
+        **projections: Unpack[Projections],
     ) -> None:
-        super().__init__(embed_dim, num_heads, in_bias, out_bias, attn_drop, out_drop, device, dtype)
+        super().__init__(embed_dim, num_heads, **projections)
         if num_landmarks < 1 or iterations < 1:
             raise ValueError(f"num_landmarks={num_landmarks} and iterations={iterations} must both be at least 1.")
         if conv_width < 0 or (conv_width > 0 and conv_width % 2 == 0):
             raise ValueError(f"conv_width={conv_width} has no centre; use an odd number such as 33, or 0 for none.")
         self.num_landmarks, self.conv_width, self.iterations = num_landmarks, conv_width, iterations
-        kernel = torch.empty(num_heads, 1, conv_width, device=device, dtype=dtype) if conv_width else None
+        kernel = self.proj_in.weight.new_empty(num_heads, 1, conv_width) if conv_width else None
         self.register_parameter("conv", None if kernel is None else nn.Parameter(kernel))
         if self.conv is not None:
             nn.init.kaiming_uniform_(self.conv, a=math.sqrt(5))

@@ -5,7 +5,7 @@ Shapes: x [B, N, C] (batch, tokens, width), parts [B, N, P, H, D] with C = H * D
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import ClassVar, TypedDict
 
 import torch
 import torch.nn.functional as F
@@ -15,7 +15,18 @@ from tost.nn._checks import check_heads, check_width, refuse_context
 from tost.ops._checks import check_mask
 from tost.ops._numerics import zero_padding
 
-__all__ = ["ProjectedMixer"]
+__all__ = ["ProjectedMixer", "Projections"]
+
+
+class Projections(TypedDict, total=False):
+    """Arguments of `ProjectedMixer` that a subclass passes on."""
+
+    in_bias: bool
+    out_bias: bool
+    attn_drop: float
+    out_drop: float
+    device: torch.device | str | None
+    dtype: torch.dtype | None
 
 
 class ProjectedMixer(nn.Module):
