@@ -15,6 +15,7 @@ from timm.models.xcit import ClassAttentionBlock, ConvPatchEmbed
 import tost
 from tests.models.tiny import make_tiny, perturb
 from tost.errors import BackendError
+from tost.models.mixers import list_mixers
 from tost.models.vision.parts import ClassBlock, ConvStem
 
 NAME = "tost_tiny_patch16_224"
@@ -250,6 +251,15 @@ def test_stem_recomputes_instead_of_keeping(patch, momentum, monkeypatch):
         assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
     assert kept == all_kept if patch == 2 else kept < 0.6 * all_kept
     assert all(norm.momentum == momentum for norm in lean.modules() if isinstance(norm, nn.BatchNorm2d))
+
+
+@pytest.mark.parametrize("mixer", list_mixers(place="vision"))
+def test_every_mixer_that_fits_trains_in_the_same_network(mixer):
+    torch.manual_seed(0)
+    model = tost.create_model("tost_mini", mixer=mixer, depth=1, embed_dim=16, num_heads=2, layer_scale=1.0)
+    model(torch.randn(2, 3, 32, 32)).square().sum().backward()
+    assert all(parameter.grad is not None for parameter in model.blocks.parameters())
+    assert model.flops_per_image(32, 32) > 0
 
 
 @pytest.mark.parametrize("recompute", [False, True])
