@@ -26,7 +26,7 @@ def test_cat_output_is_the_same_configuration(run, tmp_path, name):
 def test_cat_explains_every_key(run):
     lines = run("cat", "demo/digits").out.splitlines()
     steps = load_config("demo/digits").train.steps
-    assert f"  steps: {steps}                     # optimiser steps of the whole run; required" in lines
+    assert f"  steps: {steps}                     # optimizer steps of the whole run; required" in lines
     for line in lines:
         assert not line or "# " in line
         assert len(line) <= 120
