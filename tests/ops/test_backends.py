@@ -45,6 +45,7 @@ def put_first(monkeypatch, backend: Backend, reasons: list[str]) -> None:
     for op, known in _dispatch._IMPLEMENTATIONS.items():
         monkeypatch.setitem(_dispatch._IMPLEMENTATIONS, op, (implementation(backend, reasons), *known))
     monkeypatch.setattr(_dispatch, "_WARNED", set())
+    monkeypatch.setattr(_dispatch, "_SELECTED", {})
 
 
 def test_a_first_backend_for_another_device_is_not_missed(monkeypatch):

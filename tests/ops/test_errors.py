@@ -92,6 +92,7 @@ def without_native(monkeypatch):
     monkeypatch.setattr(_library, "_LIBRARY", None)
     monkeypatch.setattr(_library, "_REASON", "the native library was not built (no compiler)")
     monkeypatch.setattr(_dispatch, "_WARNED", set())
+    monkeypatch.setattr(_dispatch, "_SELECTED", {})
 
 
 def test_missing_native_backend_says_why(without_native):

@@ -35,7 +35,9 @@ def test_native_backward_and_inplace_ops_pass_opcheck():
     )
     options = (torch.rand(2, 70, 3), make_decay(3, torch.float32))
     options = (*options, *flags)
-    *_, pi, starts = torch.ops.tost.causal_tssa(case.w, case.temperature, None, case.mask, None, None, None, *options)
+    _, pi, starts, *_ = torch.ops.tost.causal_tssa(
+        case.w, case.temperature, None, case.mask, None, None, None, *options
+    )
     torch.library.opcheck(
         torch.ops.tost.causal_tssa_backward.default,
         (case.dy, *case.dstate, case.w, case.temperature, None, case.mask, pi, starts, *options),

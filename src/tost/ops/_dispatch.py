@@ -30,7 +30,7 @@ class Implementation(NamedTuple):
         run: The function that runs the operator.
         run_inplace: The same, leaving its result in the memory of the tokens; None if it has no such form.
         unavailable: Returns reasons why the backend cannot be used on this machine.
-        unsupported: Returns reasons why it cannot be used for tokens ``w``, beyond those of the device.
+        unsupported: Returns reasons why it cannot be used for tokens ``w``. Of the tokens, it may look at the dtype.
     """
 
     backend: Backend
@@ -41,11 +41,9 @@ class Implementation(NamedTuple):
 
     def obstacles(self, w: Tensor) -> list[str]:
         """Return every reason why it cannot run on the tokens `w`; empty if it can."""
-        if found := self.unavailable():
-            return found
-        if not self.backend.runs_on(w.device.type):
-            return [f"needs a {' or '.join(self.backend.devices).upper()} tensor, got {w.device}"]
-        return self.unsupported(w)
+        if (found := self.unavailable()) or self.backend.runs_on(w.device.type):
+            return found or self.unsupported(w)
+        return [f"needs a {' or '.join(self.backend.devices).upper()} tensor, got {w.device}"]
 
 
 def _nothing(*_: object) -> list[str]:
@@ -66,6 +64,7 @@ _MODULES = [(backend, import_module(backend.module)) for backend in BACKENDS]
 _IMPLEMENTATIONS = {op: tuple(_implementation(op, *loaded) for loaded in _MODULES) for op in OPERATORS}
 # Read once: the value is part of the program, and compiled graphs may not look at the environment.
 _DEFAULT = VARIABLE.get()
+_SELECTED: dict[tuple[str, str, torch.dtype, torch.device], Implementation] = {}
 _WARNED: set[str] = set()
 
 
@@ -127,8 +126,18 @@ def select(op: str, requested: str, w: Tensor) -> Implementation:
     Raises:
         BackendError: `requested` is unknown or cannot run this call; every reason is listed.
     """
-    known = _IMPLEMENTATIONS[op]
-    name = _DEFAULT if requested == "auto" else requested
+    if torch.compiler.is_compiling():
+        return _select(op, requested, w)
+    # What decides is the same for all calls with tokens of one dtype on one device.
+    key = (op, requested, w.dtype, w.device)
+    found = _SELECTED.get(key)
+    if found is None:
+        found = _SELECTED[key] = _select(op, requested, w)
+    return found
+
+
+def _select(op: str, requested: str, w: Tensor) -> Implementation:
+    name, known = _DEFAULT if requested == "auto" else requested, _IMPLEMENTATIONS[op]
     if name == "auto":
         return _select_automatically(op, w)
     for each in known:
@@ -143,15 +152,14 @@ def select(op: str, requested: str, w: Tensor) -> Implementation:
 
 
 def _select_automatically(op: str, w: Tensor) -> Implementation:
-    faster: Implementation | None = None
-    for each in _IMPLEMENTATIONS[op]:
-        if not each.backend.automatic or not each.backend.runs_on(w.device.type):
-            continue
+    candidates = [
+        each for each in _IMPLEMENTATIONS[op] if each.backend.automatic and each.backend.runs_on(w.device.type)
+    ]
+    for each in candidates:
         if not each.obstacles(w):
-            if faster is not None:
-                _warn_once(op, each, faster, w)
+            if each is not candidates[0]:
+                _warn_once(op, each, candidates[0], w)
             return each
-        faster = faster or each
     raise BackendError(_refusal(op, _IMPLEMENTATIONS[op], w))
 
 
@@ -173,5 +181,5 @@ def _warn_once(op: str, chosen: Implementation, faster: Implementation, w: Tenso
         f"`{op}` runs on backend {chosen.backend.name!r}; {faster.backend.name!r} is faster but cannot be used: "
         f"{'; '.join(faster.obstacles(w))}. See `tost info`.",
         RuntimeWarning,
-        stacklevel=5,
+        stacklevel=6,
     )

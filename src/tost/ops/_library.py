@@ -236,7 +236,7 @@ def run(function: str, w: Tensor, flags: Sequence[int], tensors: Sequence[Tensor
         *strides: What else the structure has between the shape and the addresses.
     """
     addresses = [None if x is None else x.data_ptr() for x in tensors]
-    call = _CALLS[function](torch.get_num_threads(), Flags(*flags), Shape(*w.shape), *strides, *addresses)
+    call = _CALLS[function](torch.get_num_threads(), tuple(flags), tuple(w.shape), *strides, *addresses)
     _call(function, TYPES[w.dtype], call, f"the partial sums of {w.shape[1]} tokens")
 
 

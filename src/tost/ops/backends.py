@@ -24,7 +24,8 @@ class Backend:
     Its module has a function for each operator, ``tssa(inputs, form)`` and ``causal_tssa(inputs, form)``. It may also
     have ``tssa_`` and ``causal_tssa_``, which leave the result in the memory of ``inputs.w``; ``unavailable()``, which
     returns reasons why the backend cannot be used on this machine; and ``unsupported(w)``, which returns reasons why
-    it cannot be used for a call. No reasons mean that it can. Importing the module must work on every machine.
+    it cannot be used for tokens of the dtype of w. No reasons mean that it can. Importing the module must work on every
+    machine.
 
     Attributes:
         name: What users pass as ``backend=``.

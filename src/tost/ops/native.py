@@ -38,23 +38,22 @@ def unsupported(w: Tensor) -> list[str]:
 
 def tssa(inputs: Inputs, form: Form) -> Tensor:
     """Return y [B, N, H, D] in the dtype of w."""
-    w, temperature, mask, *_ = inputs
-    temperature = temperature.to(statistics_dtype(w.dtype))
-    outputs: Tensors = torch.ops.tost.tssa(w, temperature, mask, *form.flags())
+    temperature = inputs.temperature.to(statistics_dtype(inputs.w.dtype))
+    outputs: Tensors = torch.ops.tost.tssa(inputs.w, temperature, inputs.mask, *form.flags())
     return outputs[0]
 
 
 def tssa_(inputs: Inputs, form: Form) -> Tensor:
     """Overwrite w with y, and return it."""
-    w, temperature, mask, *_ = inputs
-    torch.ops.tost.tssa_(w, temperature.to(statistics_dtype(w.dtype)), mask, *form.flags())
-    return w
+    temperature = inputs.temperature.to(statistics_dtype(inputs.w.dtype))
+    torch.ops.tost.tssa_(inputs.w, temperature, inputs.mask, *form.flags())
+    return inputs.w
 
 
 def causal_tssa(inputs: Inputs, form: Form) -> tuple[Tensor, Sums]:
     """Return y [B, N, H, D] in the dtype of w, and the sums after the last token."""
-    y, squares, weighted, mass, *_ = torch.ops.tost.causal_tssa(*_causal_arguments(inputs, form))
-    return y, Sums(squares, weighted, mass)
+    y, _, _, *sums = torch.ops.tost.causal_tssa(*_causal_arguments(inputs, form))
+    return y, Sums(*sums)
 
 
 def causal_tssa_(inputs: Inputs, form: Form) -> tuple[Tensor, Sums]:
@@ -70,17 +69,18 @@ def _causal_arguments(inputs: Inputs, form: Form) -> tuple[Any, ...]:
 
 
 def _unfilled(w: Tensor, *shapes: tuple[int, ...]) -> Tensors:
-    return tuple(torch.empty(shape, dtype=statistics_dtype(w.dtype), device=w.device) for shape in shapes)
+    dtype, device = statistics_dtype(w.dtype), w.device
+    return tuple([torch.empty(shape, dtype=dtype, device=device) for shape in shapes])
 
 
 def _like_tokens(w: Tensor) -> Tensor:
-    return torch.empty(w.shape, dtype=w.dtype, device=w.device)
+    return torch.empty_like(w, memory_format=torch.contiguous_format)
 
 
-def _sums(w: Tensor) -> Tensors:
-    """Return unfilled squares, weighted and mass."""
+def _sums(w: Tensor, *before: tuple[int, ...]) -> Tensors:
+    """Return unfilled squares, weighted and mass, after others of the shapes `before`."""
     B, _, H, D = w.shape
-    return _unfilled(w, (B, H, D), (B, H, D), (B, H))
+    return _unfilled(w, *before, (B, H, D), (B, H, D), (B, H))
 
 
 def _dense(*tensors: Tensor | None) -> list[Tensor | None]:
@@ -118,7 +118,8 @@ def _operator(
 
 def _tssa_outputs(w: Tensor, *_: Any) -> Tensors:
     """Return unfilled y, pi and the sums."""
-    return (_like_tokens(w), *_unfilled(w, w.shape[:3]), *_sums(w))
+    B, N, H, _ = w.shape
+    return (_like_tokens(w), *_sums(w, (B, N, H)))
 
 
 def _tssa_gradients(dy: Tensor, w: Tensor, temperature: Tensor, *_: Any) -> Tensors:
@@ -146,14 +147,11 @@ def _tssa_inplace(w: Tensor, temperature: Tensor, mask: Tensor | None, *flags: i
     2,
     _tssa_gradients,
 )
-def _tssa_backward(
-    dy: Tensor, w: Tensor, temperature: Tensor, mask: Tensor | None, *saved_and_flags: Any
-) -> tuple[Tensor, Tensor]:
+def _tssa_backward(dy: Tensor, w: Tensor, temperature: Tensor, mask: Tensor | None, *saved_and_flags: Any) -> Tensors:
     saved, flags = saved_and_flags[:4], saved_and_flags[4:]
-    dw, dtemperature = torch.empty_like(w, memory_format=torch.contiguous_format), torch.empty_like(temperature)
-    tensors = (*_dense(w, temperature, mask, dy), *saved, dw, dtemperature)
-    _library.run("tost_tssa_backward", w, flags, tensors)
-    return dw, dtemperature
+    outputs = _tssa_gradients(dy, w, temperature)
+    _library.run("tost_tssa_backward", w, flags, (*_dense(w, temperature, mask, dy), *saved, *outputs))
+    return outputs
 
 
 def _tssa_setup(ctx: Any, inputs: tuple[Any, ...], output: Tensors) -> None:
@@ -176,16 +174,11 @@ torch.library.register_autograd("tost::tssa", _tssa_autograd, setup_context=_tss
 # --- causal_tssa
 
 
-def _kept(w: Tensor) -> Tensors:
-    """Return unfilled pi and starts, which only the backward pass needs."""
+def _causal_outputs(w: Tensor, *_: Any) -> Tensors:
+    """Return unfilled y, pi and starts, which only the backward pass needs, and the sums after the last token."""
     B, N, H, D = w.shape
     chunks = (N + _library.CAUSAL_CHUNK - 1) // _library.CAUSAL_CHUNK
-    return _unfilled(w, (B, N, H), (B, chunks, 2 * H * D + H))
-
-
-def _causal_outputs(w: Tensor, *_: Any) -> Tensors:
-    """Return unfilled y, the sums after the last token, pi and starts."""
-    return (_like_tokens(w), *_sums(w), *_kept(w))
+    return (_like_tokens(w), *_sums(w, (B, N, H), (B, chunks, 2 * H * D + H)))
 
 
 def _stride(x: Tensor | None) -> int:
@@ -193,14 +186,11 @@ def _stride(x: Tensor | None) -> int:
     return 0 if x is None or x.shape[0] == 1 else x.shape[1] * x.shape[2]
 
 
-def _run_causal(
-    w: Tensor, arguments: tuple[Any, ...], y: Tensor, after: Tensors, kept: tuple[Tensor | None, ...]
-) -> None:
-    """Fill y, the sums `after` and `kept`; `arguments` are those of the operator after w."""
-    temperature, bias, mask, *before = arguments[:6]
-    scale, decay = arguments[6:8]
-    tensors = (*_dense(w, temperature, bias, mask, scale, decay, *before), y, *kept, *after)
-    _library.run("tost_causal_tssa_forward", w, arguments[8:], tensors, _stride(bias), _stride(scale))
+def _run_causal(w: Tensor, arguments: tuple[Any, ...], outputs: tuple[Tensor | None, ...]) -> None:
+    """Fill `outputs`: y, pi, starts and the sums; `arguments` are those of the operator after w."""
+    temperature, bias, mask, squares, weighted, mass, scale, decay, *flags = arguments
+    tensors = (*_dense(w, temperature, bias, mask, scale, decay, squares, weighted, mass), *outputs)
+    _library.run("tost_causal_tssa_forward", w, flags, tensors, _stride(bias), _stride(scale))
 
 
 _CAUSAL_ARGUMENTS = (
@@ -211,15 +201,15 @@ _CAUSAL_ARGUMENTS = (
 
 @_operator("causal_tssa", f"Tensor w, {_CAUSAL_ARGUMENTS}", 6, _causal_outputs)
 def _causal_tssa(w: Tensor, *arguments: Any) -> Tensors:
-    y, *rest = outputs = _causal_outputs(w)
-    _run_causal(w, arguments, y, tuple(rest[:3]), tuple(rest[3:]))
+    outputs = _causal_outputs(w)
+    _run_causal(w, arguments, outputs)
     return outputs
 
 
 @_operator("causal_tssa_", f"Tensor(a!) w, {_CAUSAL_ARGUMENTS}", 3, lambda w, *_: _sums(w))
 def _causal_tssa_inplace(w: Tensor, *arguments: Any) -> Tensors:
     y, after = w.contiguous(), _sums(w)
-    _run_causal(y, arguments, y, after, (None, None))
+    _run_causal(y, arguments, (y, None, None, *after))
     if y is not w:
         w.copy_(y)
     return after
@@ -233,7 +223,7 @@ def _causal_gradients(*arguments: Any) -> Tensors:
     w, scale, decay = arguments[4], arguments[10], arguments[11]
     B, N, H, _ = w.shape
     options = _unfilled(w, (0,) if scale is None else (B, N, H), (0,) if decay is None else (H,))
-    return (_like_tokens(w), *_unfilled(w, (H,), (B, N, H)), *_sums(w), *options)
+    return (_like_tokens(w), *_sums(w, (H,), (B, N, H)), *options)
 
 
 @_operator(
@@ -255,17 +245,19 @@ def _causal_setup(ctx: Any, inputs: tuple[Any, ...], output: Tensors) -> None:
     w, temperature, bias, mask, squares, _, _, scale, decay, *ctx.flags = inputs
     ctx.set_materialize_grads(False)
     ctx.has_sums_before = squares is not None
-    ctx.save_for_backward(w, temperature, bias, mask, *output[4:], scale, decay)
+    ctx.save_for_backward(w, temperature, bias, mask, *output[1:3], scale, decay)
 
 
-def _causal_autograd(ctx: Any, dy: Tensor | None, *dsums: Tensor | None) -> tuple[Tensor | None, ...]:
+def _causal_autograd(
+    ctx: Any, dy: Tensor | None, dpi: None, dstarts: None, *dsums: Tensor | None
+) -> tuple[Tensor | None, ...]:
     rest = (None,) * len(ctx.flags)
-    if dy is None and all(x is None for x in dsums[:3]):
+    if dy is None and all(x is None for x in dsums):
         return (*(None,) * 9, *rest)
     w, temperature, bias, mask, pi, starts, scale, decay = ctx.saved_tensors
     dy = torch.zeros_like(w) if dy is None else dy.to(w.dtype)
     dw, dtemperature, denergy, *dbefore, dscale, ddecay = torch.ops.tost.causal_tssa_backward(
-        dy, *dsums[:3], w, temperature, bias, mask, pi, starts, scale, decay, *ctx.flags
+        dy, *dsums, w, temperature, bias, mask, pi, starts, scale, decay, *ctx.flags
     )
     return (
         dw,
