@@ -247,5 +247,5 @@ def test_without_a_group_or_a_context_the_error_says_how_to_get_one(alone):
 
 
 def test_a_context_needs_torch_distributed():
-    with pytest.raises(RuntimeError, match=r"torch.distributed is not initialised\. Start the processes with torchrun"):
+    with pytest.raises(RuntimeError, match=r"torch.distributed is not initialized\. Start the processes with torchrun"):
         ContextParallel()

@@ -116,7 +116,7 @@ def _operator(
 # --- tssa
 
 
-def _tssa_outputs(w: Tensor, *_: Any) -> Tensors:
+def _tssa_outputs(w: Tensor, *unused: Any) -> Tensors:
     """Return unfilled y, pi and the sums."""
     B, N, H, _ = w.shape
     return (_like_tokens(w), *_sums(w, (B, N, H)))
