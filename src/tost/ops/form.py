@@ -8,7 +8,6 @@ transformers. It is written again only where it is used: in the public functions
 from __future__ import annotations
 
 from dataclasses import dataclass, field, fields
-from operator import attrgetter
 from typing import Any
 
 __all__ = ["Form", "OperatorOptions", "option"]
@@ -51,10 +50,8 @@ class Form(OperatorOptions):
 
     def flags(self) -> tuple[int, ...]:
         """Return the values in the order of `FLAGS`, as registered operators take them."""
-        values: tuple[int, ...] = _VALUES(self)
-        return values
+        return tuple([getattr(self, name) for name in FLAGS])
 
 
 FLAGS = tuple(field.name for field in fields(Form))
 """Names of the fields of `Form`, in order."""
-_VALUES = attrgetter(*FLAGS)
