@@ -71,11 +71,11 @@ def round_weights(model: nn.Module, weights: Weights) -> None:
             tokens are looked up as they are.
         weights: As in `pack_rows`.
     """
-    ours = cast(LanguageToST, model)
-    if ours.head is None:
-        size, width = ours.tokens.weight.shape
-        ours.head = nn.Linear(width, size, bias=False).to(ours.tokens.weight)
-        ours.head.weight.copy_(ours.tokens.weight)
+    language = cast(LanguageToST, model)
+    if language.head is None:
+        size, width = language.tokens.weight.shape
+        language.head = nn.Linear(width, size, bias=False).to(language.tokens.weight)
+        language.head.weight.copy_(language.tokens.weight)
     for module in model.modules():
         if isinstance(module, nn.Linear):
             packed, scale = pack_rows(module.weight, weights)
@@ -102,7 +102,7 @@ class NativeStep:
         options = model.options
         self._weights = weights
         self._dtype = {"fp32": torch.float32, "bf16": torch.bfloat16, "int8": torch.int8}[weights]
-        self._alive: list[Tensor] = []  # the library only knows addresses
+        self._alive: list[Tensor] = []  # the library has their addresses only
         self._shape = (options.num_heads, options.embed_dim // options.num_heads)
         self._tokens = model.tokens.weight.detach()
         self._positions = model.positions.weight.detach() if isinstance(model.positions, LearnedPositions) else None

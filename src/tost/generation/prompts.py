@@ -75,7 +75,7 @@ def align_prompts(
     ids = ids.to(device=device, dtype=torch.int64)
     mask = None if mask is None else mask.to(device=device)
     if before is not None:
-        ids, mask = _behind(before.to(ids.device), ids, mask)
+        ids, mask = _prepend(before.to(ids.device), ids, mask)
     empty = (torch.full(ids.shape[:1], ids.shape[1]) if mask is None else mask.sum(dim=1)) == 0
     if ids.shape[0] == 0 or bool(empty.any()):
         where = "there is no prompt" if ids.shape[0] == 0 else f"prompt {empty.nonzero()[0].item()} is empty"
@@ -110,7 +110,7 @@ def _from_rows(rows: Sequence[Tensor], mask: Tensor | None) -> tuple[Tensor, Ten
     return ids, mask
 
 
-def _behind(before: Tensor, ids: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor | None]:
+def _prepend(before: Tensor, ids: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor | None]:
     if before.shape != ids.shape[:1]:
         raise ConfigError(
             f"the text that is continued has {before.numel()} rows, but ids have shape {tuple(ids.shape)}; "

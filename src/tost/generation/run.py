@@ -1,4 +1,4 @@
-"""The front door: prompts in, texts out."""
+"""Generate text from prompts."""
 
 from __future__ import annotations
 
@@ -164,27 +164,20 @@ def generate_with_state(
     weights: Weights = "fp32",
     on_token: Callable[[Tensor], object] | None = None,
 ) -> Generation:
-    """Do as `generate`, and return what is needed to go on.
+    """Generate text as `generate` does, and return what is needed to go on.
 
-    A text may be generated in any number of pieces: with the same generator it is the text of one piece.
+    A text may be generated in any number of pieces: with the same generator it is the text of one piece. Arguments are
+    those of `generate`, with one object for all that is about sampling:
 
     Args:
-        model: A causal language model.
-        ids: Prompts, as in `generate`; None to go on with `state` as it is.
-        max_new_tokens: Tokens per row, at most.
+        ids: Prompts; None to go on with `state` as it is.
         sampling: How tokens are chosen; by default drawn from the model's distribution as it is.
-        generator: As in `generate`.
-        mask: As in `generate`.
-        state: As in `generate`.
-        chunk_size: As in `generate`.
-        weights: As in `generate`.
-        on_token: As in `generate`.
 
     Returns:
         The new tokens, without the prompts, and the continuation.
 
     Raises:
-        ConfigError: As in `generate`.
+        ConfigError: As `generate` does.
 
     Example:
         >>> import torch, tost

@@ -207,7 +207,7 @@ def choose(logits: Tensor, seen: Tensor, sampling: Sampling, noise: Tensor | Non
         Ids, int64 ``[B]``.
 
     Raises:
-        ConfigError: As in `prepare`.
+        ConfigError: As `prepare` does.
     """
     if noise is None:
         return _start(logits, seen, sampling)[2]

@@ -205,23 +205,17 @@ def stream_tokens(
 ) -> TokenStream:
     """Read prompts, and return an iterator over the tokens that follow.
 
+    Arguments are those of `generate_with_state`, except:
+
     Args:
-        model: A causal language model.
-        ids: Prompts, as in `generate`; None to go on with `state` as it is.
         max_new_tokens: Tokens per row; None for no limit.
-        sampling: How tokens are chosen; by default drawn from the model's distribution as it is.
-        generator: Source of randomness, as in `generate`.
-        mask: Real tokens of `ids`, as in `generate`.
-        state: What came before, as in `generate`.
-        chunk_size: Tokens of the prompt that are read at once.
-        weights: How matrices are stored, as in `generate`.
 
     Returns:
         The iterator. Its ``continuation`` is the state to go on from.
 
     Raises:
-        ConfigError: As in `generate`. Without `max_new_tokens` a model with learned positions raises when they are used
-            up, after it gave out all tokens until then.
+        ConfigError: As `generate` does. Without `max_new_tokens` a model with learned positions raises when they are
+            used up, after it gave out all tokens until then.
 
     Example:
         >>> import itertools, torch, tost

@@ -35,7 +35,7 @@ class OperatorOptions:
             the temperature grows.
     """
 
-    count_scaled: bool = option(False, "multiply the energies of TSSA by the number of tokens behind them")
+    count_scaled: bool = option(False, "multiply the energies of TSSA by the number of tokens they are taken over")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -29,7 +29,7 @@ def last_tokens(
     pass then takes one more.
 
     Args:
-        tail: This rank's last W tokens, ``[B, W, C]``, the last one last; if it has fewer, at the end, behind anything.
+        tail: This rank's last W tokens, ``[B, W, C]``, the last one last; fewer than W are at the end, after anything.
         num_tokens: Number of tokens of this rank, int64 ``[B]``.
         start: The last W tokens before the whole sequence, ``[B, W, C]``, the same on every rank.
         context: The ranks that share the sequence; None for the active context.

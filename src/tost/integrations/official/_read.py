@@ -25,7 +25,7 @@ __all__ = ["Source", "Weights", "read_state"]
 Source = str | os.PathLike[str] | Mapping[str, Any]
 Weights = Literal["model", "ema"]
 
-# Entries that hold the weights, by what is asked for: the authors' two programs, timm, and common habits.
+# Entries that hold the weights, by the kind of weights: the authors' two programs, timm, and common habits.
 _ENTRIES: dict[str, tuple[str, ...]] = {
     "model": ("model", "state_dict", "model_state_dict", "net"),
     "ema": ("model_ema", "state_dict_ema", "ema"),
@@ -162,7 +162,7 @@ def _strip(state: Mapping[str, Any]) -> dict[str, Tensor]:
 
 
 def _kind(value: Any) -> str | None:
-    """Say what a value is; None for a plain tensor."""
+    """Describe a value; None for a plain tensor."""
     if not isinstance(value, Tensor):
         return type(value).__name__
     if value.is_quantized:

@@ -124,7 +124,7 @@ class LanguageLayout(Layout):
         return table if options.tie_head else [*table, Pair(HEAD, ("head.weight",))]
 
     def lacks(self, options: LanguageOptions) -> list[str]:
-        """Say what would be lost: a head of its own too, which the authors' code would overwrite without a word."""
+        """Return what would be lost: a head of its own too, which the authors' code would overwrite without a word."""
         return changed_options(options, (*FREE, *HARMLESS)) + ([] if options.tie_head else ["tie_head=False"])
 
     def complete(self, tensors: dict[str, Tensor], options: LanguageOptions) -> dict[str, Tensor]:

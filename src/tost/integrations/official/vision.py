@@ -17,7 +17,7 @@ __all__ = ["VisionLayout"]
 STEM = "patch_embed.proj."
 POSITIONS = "pos_embeder.token_projection"
 HEADS = 8
-"""Number of heads of every softmax model of the authors, which no tensor tells."""
+"""Number of heads of every softmax model of the authors, which no tensor shows."""
 DEEP = 12
 """Number of blocks above which the authors' layer scales start small."""
 
@@ -36,7 +36,7 @@ FREE = (
     "tokens_norm",
 )
 HARMLESS = ("dropout", "head_dropout", "drop_path", "drop_path_rule", "gradient_checkpointing", "backend")
-# Their names of the projection back and of the temperature, and the axes of length 1 behind the latter.
+# Their names of the projection back and of the temperature, and the axes of length 1 after the latter.
 MIXERS = {"tssa": ("to_out.0", "temp", 1), "xca": ("proj", "temperature", 2), "softmax": ("proj", None, 0)}
 
 
@@ -123,7 +123,7 @@ class VisionLayout(Layout):
         return table + affine("norm", "norm") + (affine("head", "head") if options.num_classes else [])
 
     def lacks(self, options: VisionOptions) -> list[str]:
-        """Say which options are ours alone."""
+        """Return the options that the authors' code lacks."""
         found = changed_options(options, (*FREE, *HARMLESS))
         found += [] if options.patch_size in (8, 16) else [f"patch_size={options.patch_size}"]
         return found + ([] if options.mixer in MIXERS else [f"mixer={options.mixer}"])

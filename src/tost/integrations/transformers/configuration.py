@@ -166,7 +166,7 @@ class TostConfig(_OptionFields):  # type: ignore[misc]
         return cast(LanguageOptions, options)
 
     def _unknown(self, given: Mapping[str, Any]) -> list[str]:
-        """Say which keys are neither options nor anything that transformers takes."""
+        """Return a problem for each key that is neither options nor anything that transformers takes."""
         saved = self.transformers_version is not None
         known = {*(field.name for field in fields(self)), *self.attribute_map, *_TAKEN}
         found = []

@@ -20,7 +20,7 @@ _HINTS = {
     "position_ids": "positions are counted from the attention_mask, and sequences packed into one row are not "
     "separated; pad them instead",
     "output_attentions": "tokens meet in sums, so there are no weights between pairs of them; tost.causal_membership "
-    "tells the groups of tokens",
+    "returns the groups of tokens",
     "token_type_ids": "tokens have no types; leave it out",
     "cache_position": "the cache counts its tokens itself; leave it out",
     "head_mask": "heads cannot be masked",
@@ -31,7 +31,7 @@ def refuse_arguments(given: Mapping[str, Any]) -> None:
     """Refuse what would change the result if the model knew it.
 
     Raises:
-        ValueError: Something is asked for that the model does not have.
+        ValueError: The model does not have what an argument requests.
     """
     asked = [key for key in given if given[key] is not None and given[key] is not False and key not in _HARMLESS]
     if asked:

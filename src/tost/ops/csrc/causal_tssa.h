@@ -10,7 +10,7 @@
 //
 // Within a chunk a running sum starts at zero and is added to the chunk's start: the rounding errors of a long prefix
 // do not pile up, and outputs up to n never depend on a token after n, bit for bit. What a chunk starts with fades by a
-// power of a, from a table. Everything that decay needs is behind kDecay: without it the code is as if there were none.
+// power of a, from a table. Everything that decay needs depends on kDecay: without it the code is as if there were none.
 #pragma once
 
 #include "common.h"

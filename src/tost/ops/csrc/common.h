@@ -39,7 +39,7 @@ inline int useful_threads(int threads, int64_t items, int64_t elements) {
   return useful > 1 ? int(useful) : 1;
 }
 
-// Uninitialised memory that frees itself; `failed()` instead of an exception, because the caller is C.
+// Uninitialized memory that frees itself; `failed()` instead of an exception, because the caller is C.
 template <class T>
 class Buffer {
  public:

@@ -1,6 +1,6 @@
 // Non-causal TSSA. Symbols, one batch entry, token n, head h, feature d:
 //
-//   s[h,d] = sum_n w^2            q = 1 / max(s, 1e-24)      (q = 1 without normalisation; times n if scaled by it)
+//   s[h,d] = sum_n w^2            q = 1 / max(s, 1e-24)      (q = 1 without normalization; times n if scaled by it)
 //   e[n,h] = sum_d w^2 q          pi = softmax_h(t e)
 //   A[h,d] = sum_n pi w^2         M[h] = sum_n pi            m = M + 1e-8
 //   g[h,d] = 1 / (1 + A / m) = m / (m + A)                   y = -pi w g
