@@ -84,13 +84,13 @@ class Distributed:
             project_dir=None if folder is None else str(folder),
         )
         before = torch.are_deterministic_algorithms_enabled(), fill.fill_uninitialized_memory  # type: ignore[attr-defined]
-        torch.use_deterministic_algorithms(config.train.deterministic)
+        _set_deterministic(config.train.deterministic, compiled=config.train.compile)
         # A debugging aid of that mode, which would write every new tensor twice.
         fill.fill_uninitialized_memory = False  # type: ignore[attr-defined]
         try:
             yield cls(accelerator, config)
         finally:
-            torch.use_deterministic_algorithms(before[0])
+            _set_deterministic(before[0], compiled=config.train.compile)
             fill.fill_uninitialized_memory = before[1]  # type: ignore[attr-defined]
             accelerator.end_training()
             # Accelerate keeps its settings for the life of the process; another run may want others.
@@ -244,6 +244,14 @@ class Distributed:
         """Let the trackers write what they hold."""
         for tracker in self.accelerator.trackers:
             tracker.finish()
+
+
+def _set_deterministic(on: bool, *, compiled: bool) -> None:
+    """Refuse algorithms whose result may differ from run to run, or allow them again."""
+    if compiled:
+        torch.use_deterministic_algorithms(on)  # tells the compiler too, which takes a second to load
+    else:
+        torch.set_deterministic_debug_mode("error" if on else "default")
 
 
 def _flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
