@@ -10,8 +10,6 @@ from dataclasses import dataclass
 
 from tost.errors import ConfigError
 
-__all__ = ["NATIVE_ISA", "PLUGINS", "VARIABLES", "Variable"]
-
 VARIABLES: list[Variable] = []
 """Every variable that was declared. ``TOST_BACKEND`` is declared with the backends, in `tost.ops.backends`."""
 

@@ -14,17 +14,6 @@ from typing import Any
 
 from tost.errors import TostError
 
-__all__ = [
-    "DRAFT_PREFIX",
-    "atomic_path",
-    "read_json",
-    "remove_drafts",
-    "sha256_of",
-    "sync_folder",
-    "write_atomic",
-    "write_json",
-]
-
 MAX_JSON_BYTES = 64 * 2**20
 DRAFT_PREFIX = ".writing-"
 """Start of the names of the folders that hold files while they are written."""

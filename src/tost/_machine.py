@@ -9,8 +9,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-__all__ = ["command_arguments", "cpu_model", "source_revision"]
-
 
 def cpu_model() -> str:
     """Return the marketing name of the processor, or its architecture where the system does not provide it."""

@@ -22,22 +22,6 @@ from tost._text import closest, count
 from tost._yaml import show_value, write_value
 from tost.errors import ConfigError
 
-__all__ = [
-    "Count",
-    "Key",
-    "Keys",
-    "Options",
-    "Problem",
-    "Switch",
-    "check_options",
-    "keys_of",
-    "needs",
-    "options_error",
-    "options_of_signature",
-    "suggestion",
-    "translate",
-]
-
 Schema = TypeVar("Schema", bound=BaseModel)
 # Strict, because a lenient parser reads `true` as 1 layer and 11.0 as 11.
 Count = Annotated[int, Field(ge=1, strict=True)]

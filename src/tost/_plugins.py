@@ -23,8 +23,6 @@ from tost.errors import ConfigError
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
-__all__ = ["Registry", "allow", "allow_typed", "is_foreign", "load_foreign"]
-
 Spec = TypeVar("Spec")
 
 

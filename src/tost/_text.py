@@ -6,20 +6,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 
-__all__ = [
-    "UNKNOWN",
-    "Table",
-    "byte_size",
-    "closest",
-    "count",
-    "did_you_mean",
-    "duration",
-    "number",
-    "percent",
-    "real",
-    "rounded",
-]
-
 UNKNOWN = "–"  # noqa: RUF001 - a dash in a cell, not a minus
 
 

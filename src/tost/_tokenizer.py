@@ -8,8 +8,6 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-__all__ = ["ByteTokenizer", "TokenDecoder", "Tokenizer"]
-
 
 class TokenDecoder(Protocol):
     """Turns tokens into text as they come."""

@@ -17,8 +17,6 @@ import yaml
 
 from tost.errors import ConfigError
 
-__all__ = ["Document", "flatten", "parse_value", "read_document", "show_value", "write_value"]
-
 # Bounded, because Python refuses to read numbers of thousands of digits; a longer one is an infinite float.
 _INT = re.compile(r"[-+]?[0-9][0-9_]{0,300}")
 _FLOAT = re.compile(

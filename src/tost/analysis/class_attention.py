@@ -33,8 +33,6 @@ from tost.nn import Block, SubspaceAttention
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["ClassAttentionMaps", "class_attention_layers", "class_attention_maps", "keep_mass"]
-
 MASS = 0.6
 
 

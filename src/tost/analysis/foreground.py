@@ -6,8 +6,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-__all__ = ["agreement", "foreground_by_border", "otsu"]
-
 BINS = 64
 
 

@@ -22,8 +22,6 @@ from tost.ops._numerics import MASS_FLOOR, zero_padding
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["Gains", "gains_by_layer", "moments", "running_sums"]
-
 
 @dataclass(frozen=True)
 class Gains(Result):

@@ -29,8 +29,6 @@ from tost.ops._numerics import zero_padding
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["Flattening", "HeadUsage", "effective_rank", "head_usage", "membership_at_length", "membership_flattening"]
-
 FACTORS = (1 / 16, 1 / 4, 1.0, 4.0, 16.0, 64.0)
 MOST_RANGES = 64
 

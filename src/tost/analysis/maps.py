@@ -12,8 +12,6 @@ from tost.analysis.foreground import agreement, foreground_by_border
 from tost.analysis.records import Batch
 from tost.errors import ConfigError
 
-__all__ = ["SHOWN", "ImageMaps", "collect_maps", "to_display"]
-
 SHOWN = 6
 """Images whose maps are kept, by default."""
 

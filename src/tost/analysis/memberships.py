@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 
     from tost.analysis.run import Samples
 
-__all__ = ["MembershipMaps", "TextMemberships", "membership_maps", "memberships_of_text", "text_memberships"]
-
 
 @dataclass(frozen=True)
 class MembershipMaps(Result):

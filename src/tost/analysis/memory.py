@@ -19,8 +19,6 @@ from tost.nn import CausalTSSAttention
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["StateMemory", "state_memory"]
-
 MARKS = (1 / 16, 1 / 4, 1 / 2)
 TIMES = 48
 RECENT = 64

@@ -37,17 +37,6 @@ if TYPE_CHECKING:
 
     from tost.analysis.run import Samples
 
-__all__ = [
-    "MEASURES",
-    "CodingRates",
-    "Falls",
-    "Measure",
-    "RateCurve",
-    "coding_rate_by_layer",
-    "coding_rates",
-    "rates_of_tokens",
-]
-
 Measure = Literal["variational", "subspaces", "rate", "compression", "reduction"]
 MEASURES: tuple[Measure, ...] = get_args(Measure)
 STREAMS: tuple[Place, ...] = ("input", "attention", "output")

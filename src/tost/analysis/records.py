@@ -20,22 +20,6 @@ from tost.errors import ConfigError
 from tost.nn import Block, CausalTSSAttention, TSSAttention
 from tost.ops import causal_membership, membership
 
-__all__ = [
-    "AttentionLayer",
-    "Batch",
-    "LayerRecord",
-    "LayerSums",
-    "Place",
-    "at_rest",
-    "attention_layers",
-    "capture",
-    "choose",
-    "membership_of",
-    "observe",
-    "run_batch",
-    "sum_by_layer",
-]
-
 Place = Literal["tokens", "input", "attention", "output"]
 """What can be captured of a layer: the projected tokens, and the residual stream before the block, after its attention
 and after the block."""

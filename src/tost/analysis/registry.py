@@ -11,8 +11,6 @@ from tost._lazy import load
 from tost._plugins import Registry
 from tost.errors import ConfigError
 
-__all__ = ["ALL", "Analysis", "Data", "Needs", "find_analysis", "list_analyses", "register_analysis"]
-
 ALL = "all"
 """Stands for every analysis that applies to a model."""
 

@@ -20,8 +20,6 @@ from tost.errors import StorageError
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["Result", "entropy", "grid_rows", "image_bytes", "plain", "save", "span"]
-
 DPI = 130
 
 

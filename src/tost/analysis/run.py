@@ -14,8 +14,6 @@ from tost.analysis.result import Result
 from tost.errors import ConfigError
 from tost.nn import CausalTSSAttention
 
-__all__ = ["Samples", "analyze", "applicable", "control_of", "require", "unsupported_reason"]
-
 
 @dataclass(frozen=True)
 class Samples:

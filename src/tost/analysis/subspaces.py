@@ -17,8 +17,6 @@ from tost.analysis.result import Result, grid_rows
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["SubspaceCoherence", "coherence_of", "subspace_coherence"]
-
 
 @dataclass(frozen=True)
 class SubspaceCoherence(Result):

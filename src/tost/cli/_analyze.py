@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
     from tost.analysis import Result, Samples
 
-__all__ = ["analyze"]
-
 
 def analyze(
     source: Source,

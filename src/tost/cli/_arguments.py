@@ -13,8 +13,6 @@ from tost.errors import CheckpointError
 if TYPE_CHECKING:
     from torch import nn
 
-__all__ = ["Config", "Ema", "Json", "Overrides", "Source", "load_source"]
-
 _NAMES = ("recipe", "model.name", "model.mixer", "data.name")
 """Keys whose value may be ``package.module:object``."""
 

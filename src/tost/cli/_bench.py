@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from tost.bench.harness.measurement import Measurement
     from tost.bench.harness.report import Report
 
-__all__ = ["app", "build"]
-
 
 def build() -> typer.Typer:
     """Return `tost bench` with one command for each benchmark."""

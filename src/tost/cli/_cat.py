@@ -7,8 +7,6 @@ import shlex
 from tost.cli import _console
 from tost.cli._arguments import Config, Overrides
 
-__all__ = ["cat"]
-
 
 def cat(
     config: Config,

@@ -17,8 +17,6 @@ from tost._text import Table
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
 
-__all__ = ["Steps", "log", "print_table", "show", "show_entries", "show_json", "show_table", "steps"]
-
 
 class Steps(Protocol):
     """Progress of work that consists of a known number of steps."""

@@ -17,8 +17,6 @@ from tost.errors import ConfigError, StorageError
 if TYPE_CHECKING:
     from torch import nn
 
-__all__ = ["Form", "Weights", "convert"]
-
 
 class Form(StrEnum):
     """Whose code reads the result."""

@@ -11,8 +11,6 @@ from tost.cli import _console
 from tost.cli._arguments import Config
 from tost.errors import ConfigError
 
-__all__ = ["cp"]
-
 
 def cp(
     config: Config,

@@ -15,8 +15,6 @@ import typer
 from tost.cli import _console
 from tost.errors import ConfigError
 
-__all__ = ["app"]
-
 INTERRUPTED = 130
 _SECONDS_BETWEEN_LINES = 10.0
 

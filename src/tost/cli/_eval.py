@@ -16,8 +16,6 @@ from tost.train.evaluate.protocol import Protocol, TextTest
 if TYPE_CHECKING:
     from tost.train.evaluate.metrics import Evaluation
 
-__all__ = ["evaluate"]
-
 _NO_AVERAGE = "--ema takes the average that a run has kept; name the run, or leave it out."
 
 

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 
     from tost.generation import Continuation, TextStream, Tokenizer, TokenStream
 
-__all__ = ["Precision", "Storage", "generate"]
-
 INTERRUPTED = 130
 USUAL_LENGTH = 256
 # Control characters could recolour a terminal, or worse; their pictures cannot.

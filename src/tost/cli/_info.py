@@ -11,8 +11,6 @@ from tost._env import VARIABLES, Variable
 from tost.cli import _console
 from tost.cli._arguments import Json
 
-__all__ = ["collect", "info"]
-
 _PACKAGES = ("torch", "numpy", "timm", "torchvision", "transformers", "accelerate", "datasets", "matplotlib")
 
 

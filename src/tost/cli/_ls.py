@@ -14,8 +14,6 @@ from tost.cli import _console
 if TYPE_CHECKING:
     from tost._plugins import Registry
 
-__all__ = ["Kind", "ls"]
-
 Entry = dict[str, str]
 
 

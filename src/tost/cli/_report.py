@@ -12,8 +12,6 @@ from tost._plugins import allow_typed
 from tost.cli import _console
 from tost.errors import ConfigError
 
-__all__ = ["report"]
-
 
 def report(
     runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run folders; they are shown side by side.")],

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from tost.train.loop import Reporter
     from tost.train.metrics import StepRecord
 
-__all__ = ["ProgressStyle", "is_first", "open_reporter"]
-
 
 class ProgressStyle(StrEnum):
     """How a run shows what it does on stderr."""

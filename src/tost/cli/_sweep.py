@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 
     from tost.sweep import Run, RunOutcome, Watcher
 
-__all__ = ["sweep"]
-
 FAILED = 1
 INTERRUPTED = 130
 

@@ -20,8 +20,6 @@ from tost.cli._reporter import ProgressStyle, is_first, open_reporter
 if TYPE_CHECKING:
     from tost.train.config import RunConfig
 
-__all__ = ["train"]
-
 INTERRUPTED = 130
 
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 from tost.cli import _console
 from tost.cli._arguments import Config, Overrides
 
-__all__ = ["validate"]
-
 
 def validate(
     config: Config,

@@ -13,8 +13,6 @@ from typing import Any, TypeVar
 from tost.data.prepare import Report
 from tost.errors import StorageError
 
-__all__ = ["Tick", "WorkerPool"]
-
 Unit = TypeVar("Unit")
 
 Tick = Callable[[int], None]

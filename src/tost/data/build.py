@@ -16,8 +16,6 @@ from tost.data.registry import find_data
 from tost.data.spec import DataInfo
 from tost.errors import ConfigError
 
-__all__ = ["build_data"]
-
 
 def build_data(options: DataOptions, seed: int) -> DataBundle:
     """Return the training and the validation set of a configuration.

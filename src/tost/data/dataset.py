@@ -15,8 +15,6 @@ from torch import Tensor
 
 from tost.data.spec import DataInfo
 
-__all__ = ["Batch", "DataBundle", "Dataset", "Sample", "TensorDataset", "fingerprint", "spread"]
-
 Sample = dict[str, Tensor]
 """One sample: "inputs", "targets", and "mask" where sequences are padded."""
 Batch = dict[str, Tensor]

@@ -17,8 +17,6 @@ from tost.data.dataset import Batch, Dataset, Sample
 from tost.data.samplers import GlobalOrder, ShardedBatchSampler
 from tost.errors import TostError
 
-__all__ = ["Loader", "make_evaluation_loader", "make_loader"]
-
 
 class Loader(StatefulDataLoader):  # type: ignore[misc] # torchdata ships no types
     """One process's share of the batches, made by `make_loader`.

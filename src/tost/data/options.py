@@ -15,8 +15,6 @@ from tost.data.registry import find_data
 from tost.data.spec import DataShape, problem
 from tost.errors import ConfigError
 
-__all__ = ["DataOptions"]
-
 _KINDS = frozenset(get_args(ErrorType))
 
 

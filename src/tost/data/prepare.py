@@ -16,8 +16,6 @@ from tost._options import Options, check_options, options_error
 from tost._text import did_you_mean
 from tost.errors import ConfigError, StorageError
 
-__all__ = ["MARKER", "PrepareOptions", "Report", "check_folder", "find_preparer", "list_preparers", "prepare"]
-
 MARKER = "prepare.json"
 """File in every prepared folder that holds its name and options, so that the same command can continue."""
 

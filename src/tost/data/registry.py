@@ -21,8 +21,6 @@ from tost.data.tokens.options import SPECS as TOKENS
 from tost.data.toy.options import SPECS as TOY
 from tost.errors import ConfigError
 
-__all__ = ["DATA_SETS", "find_data", "list_data", "register_data"]
-
 Builder = TypeVar("Builder", bound=Callable[..., Any])
 
 _SPEC = "__tost_data__"

@@ -23,8 +23,6 @@ from torch.utils.data import Sampler
 
 from tost.data._random import mix
 
-__all__ = ["GlobalOrder", "ShardedBatchSampler", "epoch_length"]
-
 # DeiT's rule: an epoch with repetitions is cut to a multiple of this.
 _ROUNDED_TO = 256
 

@@ -13,8 +13,6 @@ from pydantic_core import PydanticCustomError
 from tost._lazy import load
 from tost._options import Options
 
-__all__ = ["DataInfo", "DataSetOptions", "DataShape", "DataSpec", "problem"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class DataShape:

@@ -1,3 +1,6 @@
+from tost._tokenizer import ByteTokenizer as ByteTokenizer
+from tost._tokenizer import TokenDecoder as TokenDecoder
+from tost._tokenizer import Tokenizer as Tokenizer
 from tost.generation.decode import context_limit as context_limit
 from tost.generation.decode import decode_step as decode_step
 from tost.generation.decode import prefill as prefill
@@ -12,7 +15,4 @@ from tost.generation.stream import ENDED as ENDED
 from tost.generation.stream import Continuation as Continuation
 from tost.generation.stream import TokenStream as TokenStream
 from tost.generation.stream import stream_tokens as stream_tokens
-from tost.generation.tokenizer import ByteTokenizer as ByteTokenizer
 from tost.generation.tokenizer import TextStream as TextStream
-from tost.generation.tokenizer import TokenDecoder as TokenDecoder
-from tost.generation.tokenizer import Tokenizer as Tokenizer

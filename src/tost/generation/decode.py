@@ -16,20 +16,6 @@ from torch.utils import _pytree as pytree
 
 from tost.errors import ConfigError
 
-__all__ = [
-    "CHUNK_SIZE",
-    "CausalModel",
-    "State",
-    "check_causal",
-    "context_limit",
-    "decode_step",
-    "evaluating",
-    "join_rows",
-    "prefill",
-    "select_rows",
-    "state_bytes",
-]
-
 State = Any
 CHUNK_SIZE = 1024
 """Tokens of a prompt that are read at once: enough to keep the processor busy, few enough to take little memory."""

@@ -34,8 +34,6 @@ from tost.nn import (
 from tost.ops import TSSAState, causal_tssa_
 from tost.ops.form import OperatorOptions
 
-__all__ = ["Affine", "FlatStep", "Layer", "StateForm", "flat_obstacles"]
-
 _MODULES = (
     *(LanguageToST, CausalBlock, CausalTSSAttention, CausalConvolution, MLP, LearnedPositions),
     SinusoidalPositions,

@@ -23,8 +23,6 @@ from tost.ops import TSSAState
 from tost.ops import _library as library
 from tost.ops.form import Form
 
-__all__ = ["WEIGHTS", "NativeStep", "Weights", "native_obstacles", "pack_rows", "round_weights"]
-
 Weights = Literal["fp32", "bf16", "int8"]
 WEIGHTS: tuple[Weights, ...] = ("fp32", "bf16", "int8")
 

@@ -13,8 +13,6 @@ from torch import Tensor
 
 from tost.errors import ConfigError
 
-__all__ = ["Prompts", "align_prompts"]
-
 _INTEGERS = (torch.int64, torch.int32, torch.int16, torch.uint8)
 
 

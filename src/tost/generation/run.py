@@ -13,8 +13,6 @@ from tost.generation.native import Weights
 from tost.generation.sampling import Sampling
 from tost.generation.stream import ENDED, Continuation, Generators, stream_tokens
 
-__all__ = ["Generation", "generate", "generate_with_state"]
-
 
 class Generation(NamedTuple):
     """Texts that were generated, and what is needed to go on with them.

@@ -15,8 +15,6 @@ from torch import Tensor
 
 from tost.errors import ConfigError
 
-__all__ = ["Sampling", "choose", "draw_noise", "keep_top_k", "keep_top_p", "penalize", "prepare"]
-
 # Most texts have their mass in a few hundred tokens; finding these takes a tenth of the time of sorting all of them.
 _FIRST_LOOK = 1024
 # torch.rand has steps of 2^-24; half a step stands for what lies below the first one.

@@ -25,8 +25,6 @@ from tost.generation.decode import State, check_causal, context_limit, evaluatin
 from tost.generation.stream import Continuation
 from tost.models.renamed import current_names, former_name
 
-__all__ = ["load_state", "save_state"]
-
 FORMAT = "tost-continuation"
 VERSION = 1
 """What is written; a change that older code would misread makes it larger."""

@@ -14,8 +14,6 @@ from tost.generation.flat import FlatStep, StateForm, flat_obstacles
 from tost.generation.native import WEIGHTS, NativeStep, Weights, native_obstacles
 from tost.models import LanguageToST
 
-__all__ = ["Step", "make_step"]
-
 Step = Callable[[Tensor, State | None], tuple[Tensor, State]]
 
 # Rows from which on torch's matrix products are faster than reading each matrix once for all vectors.

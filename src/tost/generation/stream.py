@@ -27,8 +27,6 @@ from tost.generation.prompts import Prompts, align_prompts
 from tost.generation.sampling import Sampling, choose, draw_noise
 from tost.generation.step import make_step
 
-__all__ = ["ENDED", "Continuation", "Generators", "TokenStream", "stream_tokens"]
-
 ENDED = -1
 """Stands for the token of a row that has ended."""
 

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from tost._tokenizer import ByteTokenizer, TokenDecoder, Tokenizer
+from tost._tokenizer import TokenDecoder
 from tost.errors import ConfigError
-
-__all__ = ["ByteTokenizer", "TextStream", "TokenDecoder", "Tokenizer"]
 
 
 class TextStream:

@@ -7,7 +7,6 @@ from tost.models.mixers import MixerSpec as MixerSpec
 from tost.models.mixers import list_mixers as list_mixers
 from tost.models.mixers import mixer_spec as mixer_spec
 from tost.models.mixers import register_mixer as register_mixer
-from tost.models.registry import ModelSpec as ModelSpec
 from tost.models.registry import create_model as create_model
 from tost.models.registry import list_models as list_models
 from tost.models.registry import model_options as model_options
@@ -15,6 +14,7 @@ from tost.models.registry import model_spec as model_spec
 from tost.models.registry import register_model as register_model
 from tost.models.sequence.model import SequenceClassifier as SequenceClassifier
 from tost.models.sequence.options import SequenceClassifierOptions as SequenceClassifierOptions
+from tost.models.spec import ModelSpec as ModelSpec
 from tost.models.vision.crate import CRATE as CRATE
 from tost.models.vision.model import VisionToST as VisionToST
 from tost.models.vision.options import CrateOptions as CrateOptions

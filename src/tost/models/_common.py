@@ -13,8 +13,6 @@ from tost.models.mixers import MixerOptions
 from tost.models.options import MixedOptions
 from tost.nn import LearnedPositions
 
-__all__ = ["build_mixer", "check_ids", "check_mask", "count_parameters"]
-
 INTEGERS = (torch.int64, torch.int32)
 
 

@@ -14,8 +14,6 @@ from pydantic import Field, create_model
 from tost._options import Options
 from tost.nn.extensions import Extensions
 
-__all__ = ["CausalExtensionOptions", "ExtensionOptions"]
-
 
 def _definitions(causal: bool) -> dict[str, Any]:
     """Return the pydantic fields. Whole numbers and switches are strict: ``true`` is not 1, and 8.0 is not 8."""

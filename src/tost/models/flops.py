@@ -15,8 +15,6 @@ from tost.models.options import MixedOptions, ModelOptions
 from tost.models.sequence.options import SequenceClassifierOptions
 from tost.models.vision.options import CrateOptions, ImageOptions, VisionOptions, VitOptions
 
-__all__ = ["TokenFlops", "image_flops", "token_flops"]
-
 
 class TokenFlops(NamedTuple):
     """Floating point operations of a forward pass, per token or per image.

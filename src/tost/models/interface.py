@@ -23,8 +23,6 @@ from pydantic import BaseModel
 if TYPE_CHECKING:
     from torch import nn
 
-__all__ = ["flops_per_image", "flops_per_token", "model_options_of", "note_options"]
-
 _NOTED = "_tost_options"
 
 

@@ -12,8 +12,6 @@ from tost.errors import ConfigError
 from tost.models.mixers import MixerSpec, Place, find_mixer, list_mixers, mixer_problems
 from tost.ops.backends import BackendName
 
-__all__ = ["MixedOptions", "ModelOptions", "waves_fit"]
-
 
 class ModelOptions(Options):
     """Options of every model in this package."""

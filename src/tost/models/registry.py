@@ -20,17 +20,6 @@ from tost.models.vision.specs import IMAGE_MODELS
 if TYPE_CHECKING:
     from torch import nn
 
-__all__ = [
-    "ModelSpec",
-    "create_model",
-    "describe_model",
-    "list_models",
-    "loaded_models",
-    "model_options",
-    "model_spec",
-    "register_model",
-]
-
 Factory = TypeVar("Factory", bound=Callable[..., Any])
 
 

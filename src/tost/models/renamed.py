@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Container, Mapping
 from typing import TypeVar
 
-__all__ = ["OPTIONS", "PARAMETERS", "current_names", "former_name"]
-
 Value = TypeVar("Value")
 
 OPTIONS = {"local": "conv_width", "local_at": "conv_at"}

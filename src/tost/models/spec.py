@@ -13,8 +13,6 @@ from tost._lazy import load
 if TYPE_CHECKING:
     from torch import nn
 
-__all__ = ["ModelSpec"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class ModelSpec:

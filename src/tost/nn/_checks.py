@@ -7,8 +7,6 @@ from torch import Tensor
 from tost import parallel
 from tost.errors import BackendError
 
-__all__ = ["check_heads", "check_width", "refuse_context"]
-
 
 def check_heads(embed_dim: int, num_heads: int) -> None:
     """Refuse a width that cannot be split into that many heads."""

@@ -20,8 +20,6 @@ from tost.nn.position import token_positions
 from tost.ops import TSSAState, causal_tssa_, causal_tssa_with_state, tssa, tssa_
 from tost.ops._numerics import statistics_dtype, zero_padding
 
-__all__ = ["CausalTSSAttention", "TSSAttention"]
-
 
 class _ProjectedAttention(nn.Module):
     """What both forms share: projections, temperature, gate, and the scales of the paper's form."""

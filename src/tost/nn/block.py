@@ -18,8 +18,6 @@ from tost.nn.recompute import recompute as recompute_block
 from tost.nn.state import BlockState, KVState
 from tost.ops import TSSAState
 
-__all__ = ["Block", "CausalBlock", "run_blocks"]
-
 
 class Block(nn.Module):
     """A residual block around any token mixer.

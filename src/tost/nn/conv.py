@@ -19,8 +19,6 @@ from tost.ops._checks import check_mask
 from tost.ops._numerics import num_tokens, statistics_dtype, zero_padding
 from tost.parallel.window import last_tokens
 
-__all__ = ["CausalConvolution", "GridConvolution"]
-
 # Below this many tokens a convolution costs more to set up than to compute.
 _FEW = 8
 # Numbers in a chunk of the sum over tokens: a few of these stay in a cache.

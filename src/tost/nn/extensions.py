@@ -7,8 +7,6 @@ from typing import Any, Literal
 
 from tost.ops.form import OperatorOptions, option
 
-__all__ = ["Extensions"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Extensions(OperatorOptions):

@@ -11,8 +11,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-__all__ = ["ISTA"]
-
 
 class ISTA(nn.Module):
     """One step of the iterative shrinkage-thresholding algorithm towards a non-negative sparse code of each token.

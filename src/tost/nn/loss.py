@@ -17,8 +17,6 @@ from torch.autograd.function import once_differentiable
 
 from tost.ops._numerics import statistics_dtype
 
-__all__ = ["linear_cross_entropy"]
-
 # Logits in a chunk: 64 MiB in float32, and enough tokens to keep a matrix product busy at any vocabulary in use.
 _CHUNK_NUMEL = 1 << 24
 

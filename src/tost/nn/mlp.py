@@ -12,8 +12,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-__all__ = ["MLP"]
-
 
 class MLP(nn.Module):
     """Two linear layers with a GELU between them, applied to every token alone.

@@ -13,8 +13,6 @@ from torch import Tensor, nn
 
 from tost.parallel import active
 
-__all__ = ["LearnedPositions", "SinusoidalPositions", "token_positions"]
-
 
 def token_positions(
     num_tokens: int,

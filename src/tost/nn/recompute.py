@@ -10,8 +10,6 @@ from typing import Any
 import torch
 from torch.utils.checkpoint import checkpoint
 
-__all__ = ["is_recomputing", "recompute"]
-
 _RECOMPUTING: ContextVar[bool] = ContextVar("recomputing", default=False)
 
 

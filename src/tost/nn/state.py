@@ -15,8 +15,6 @@ from torch.utils import _pytree as pytree
 
 from tost.ops import TSSAState
 
-__all__ = ["BlockState", "KVState", "ModelState"]
-
 
 class KVState(NamedTuple):
     """What causal softmax attention remembers: every token it has seen, so it grows with the sequence.

@@ -8,17 +8,6 @@ from torch import Tensor
 from tost.ops._numerics import statistics_dtype
 from tost.ops.state import TSSAState
 
-__all__ = [
-    "check_bias",
-    "check_causal",
-    "check_decay",
-    "check_mask",
-    "check_state",
-    "check_temperature",
-    "check_tokens",
-    "refuse_autograd",
-]
-
 # Tokens are always [B, N, H, D]: batch, tokens, heads, head width.
 
 

@@ -14,8 +14,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["effective_count"]
-
 # Coefficients of x, x^3, x^5, ... in h(x) - 1/2: Bernoulli numbers over factorials. Below 1/2 the rest is < 1e-16.
 _SERIES = (1 / 12, -1 / 720, 1 / 30240, -1 / 1209600, 1 / 47900160, -691 / 1307674368000, 1 / 74724249600)
 

@@ -19,8 +19,6 @@ from tost._text import closest
 from tost.errors import BackendError
 from tost.ops.backends import BACKENDS, OPERATORS, VARIABLE, Backend
 
-__all__ = ["Implementation", "available_backends", "backends_on", "operators", "select"]
-
 
 class Implementation(NamedTuple):
     """One backend's implementation of an operator.

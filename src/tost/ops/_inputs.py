@@ -16,8 +16,6 @@ from tost.ops._numerics import statistics_dtype
 from tost.ops.form import Form
 from tost.ops.state import TSSAState
 
-__all__ = ["Inputs", "Sums", "causal_inputs", "empty_sums"]
-
 
 class Sums(NamedTuple):
     """The three sums of `TSSAState`, without the position."""

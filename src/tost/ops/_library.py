@@ -18,23 +18,6 @@ from tost import _env
 from tost.errors import BackendError, ConfigError
 from tost.ops.form import FLAGS
 
-__all__ = [
-    "CAUSAL_CHUNK",
-    "TYPES",
-    "Flags",
-    "Layer",
-    "Local",
-    "Matrix",
-    "Norm",
-    "Step",
-    "compiled_isas",
-    "native_info",
-    "run",
-    "run_step",
-    "select_isa",
-    "unavailable",
-]
-
 TYPES = {torch.float32: 0, torch.float64: 1, torch.bfloat16: 2, torch.float16: 3}
 """Types of tokens that the kernels take, and their numbers in the library."""
 _MATRIX_TYPES = {torch.float32: 0, torch.bfloat16: 2, torch.int8: 4}

@@ -10,8 +10,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-__all__ = ["MASS_FLOOR", "PREFIX_FLOOR", "SQUARE_FLOOR", "num_tokens", "statistics_dtype", "zero_padding"]
-
 SQUARE_FLOOR = 1e-24
 """Smallest sum of squares over all tokens (the norm is floored at 1e-12)."""
 

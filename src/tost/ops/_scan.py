@@ -13,8 +13,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-__all__ = ["prefix_sums", "real_tokens", "running_sums"]
-
 # Tokens in a block: this many steps per level, of which there are log N / log _BLOCK.
 _BLOCK = 16
 

@@ -11,8 +11,6 @@ from typing import TYPE_CHECKING, Literal
 
 from tost._env import Variable
 
-__all__ = ["BACKENDS", "OPERATORS", "VARIABLE", "Backend", "BackendName", "backend_names"]
-
 OPERATORS = ("causal_tssa", "tssa")
 """The operators that every backend implements."""
 

@@ -10,8 +10,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-__all__ = ["Form", "OperatorOptions", "option"]
-
 
 def option(default: Any, description: str, *, causal: bool | None = None, **limits: Any) -> Any:
     """Return a dataclass field that is also an option of the models.

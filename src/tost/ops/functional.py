@@ -15,17 +15,6 @@ from tost.ops._numerics import num_tokens
 from tost.ops.form import Form
 from tost.ops.state import TSSAState
 
-__all__ = [
-    "causal_membership",
-    "causal_tssa",
-    "causal_tssa_",
-    "causal_tssa_step",
-    "causal_tssa_with_state",
-    "membership",
-    "tssa",
-    "tssa_",
-]
-
 
 def tssa(
     w: Tensor,

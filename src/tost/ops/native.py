@@ -17,11 +17,8 @@ from torch import Tensor
 
 from tost.ops import _library
 from tost.ops._inputs import Inputs, Sums
-from tost.ops._library import unavailable
 from tost.ops._numerics import statistics_dtype
 from tost.ops.form import Form
-
-__all__ = ["causal_tssa", "causal_tssa_", "tssa", "tssa_", "unavailable", "unsupported"]
 
 Tensors = tuple[Tensor, ...]
 

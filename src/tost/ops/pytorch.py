@@ -21,8 +21,6 @@ from tost.ops._numerics import MASS_FLOOR, PREFIX_FLOOR, SQUARE_FLOOR, num_token
 from tost.ops._scan import prefix_sums, real_tokens, running_sums
 from tost.ops.form import Form
 
-__all__ = ["causal_tssa", "tssa"]
-
 
 def tssa(inputs: Inputs, form: Form) -> Tensor:
     """Return y [B, N, H, D] in the dtype of w."""

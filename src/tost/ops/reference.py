@@ -14,8 +14,6 @@ from tost.ops._numerics import MASS_FLOOR, PREFIX_FLOOR, SQUARE_FLOOR, num_token
 from tost.ops._scan import prefix_sums
 from tost.ops.form import Form
 
-__all__ = ["causal_membership", "causal_tssa", "membership", "tssa"]
-
 
 def membership(inputs: Inputs, form: Form) -> Tensor:
     """Return the memberships pi [B, N, H]; rows of real tokens sum to 1, rows of padding are 0."""

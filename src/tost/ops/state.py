@@ -7,8 +7,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-__all__ = ["TSSAState"]
-
 
 class TSSAState(NamedTuple):
     """Everything that causal TSSA remembers of the tokens it has seen: ``H(2D+1)`` numbers per sequence.

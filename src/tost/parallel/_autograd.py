@@ -16,8 +16,6 @@ from tost.ops._numerics import statistics_dtype
 from tost.parallel._channel import Channel, untraced
 from tost.parallel._chunks import accumulate, chunks, tokens_of
 
-__all__ = ["exclusive_sum", "join_pieces", "local_squares", "sum_over_ranks", "total_of"]
-
 
 @untraced
 def sum_over_ranks(x: Tensor, channel: Channel) -> Tensor:

@@ -14,8 +14,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-__all__ = ["Channel", "untraced"]
-
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 

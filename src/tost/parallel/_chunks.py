@@ -8,8 +8,6 @@ from torch import Tensor
 
 from tost.ops._numerics import statistics_dtype, zero_padding
 
-__all__ = ["accumulate", "chunks", "tokens_of"]
-
 # Numbers in a chunk on a CPU: a handful of temporaries of this size stay in its cache.
 _CHUNK_NUMEL = 1 << 16
 

@@ -27,8 +27,6 @@ from tost.parallel._autograd import exclusive_sum, local_squares, total_of
 from tost.parallel._channel import Channel, untraced
 from tost.parallel.context import ContextParallel, resolve
 
-__all__ = ["causal_tssa", "causal_tssa_with_state"]
-
 
 def causal_tssa(
     w: Tensor,

@@ -17,8 +17,6 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from tost.parallel._autograd import join_pieces, sum_over_ranks
 from tost.parallel._channel import Channel
 
-__all__ = ["ContextParallel", "active", "make_mesh", "resolve"]
-
 # Not a context variable: the backward pass, which recomputes checkpointed layers, may run in another thread.
 _ENTERED: list[ContextParallel] = []
 

@@ -21,8 +21,6 @@ from tost.parallel._channel import Channel, untraced
 from tost.parallel._chunks import accumulate, chunks, tokens_of
 from tost.parallel.context import ContextParallel, resolve
 
-__all__ = ["tssa"]
-
 
 @untraced
 def tssa(

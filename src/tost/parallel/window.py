@@ -15,8 +15,6 @@ from torch.autograd.function import once_differentiable
 from tost.parallel._channel import Channel, untraced
 from tost.parallel.context import ContextParallel, resolve
 
-__all__ = ["last_tokens"]
-
 
 @untraced
 def last_tokens(

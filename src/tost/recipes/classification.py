@@ -5,9 +5,8 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import nn
 
-from tost.train.task import Batch, BatchResult, Task
-
-__all__ = ["Classification"]
+from tost.data import Batch
+from tost.train.task import BatchResult, Task
 
 
 class Classification(Task):

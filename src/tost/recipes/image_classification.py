@@ -13,13 +13,11 @@ from torch import Tensor, nn
 
 import tost._torchvision  # noqa: F401 - timm imports torchvision, which this repairs on CPU builds of torch
 from tost._text import Table
-from tost.data import DataInfo
+from tost.data import Batch, DataInfo
 from tost.errors import ConfigError
 from tost.models.interface import flops_per_image
 from tost.train.config import RegularizeConfig, RunConfig
-from tost.train.task import Batch, BatchResult, Details, Task
-
-__all__ = ["ImageClassification"]
+from tost.train.task import BatchResult, Details, Task
 
 TOP = 5
 SHOWN = 10

@@ -8,14 +8,13 @@ from pathlib import Path
 
 from torch import nn
 
+from tost.data import Batch
 from tost.data.text.tokenizers import save_tokenizer
 from tost.data.tokens.reader import tokenizer_of
 from tost.errors import ConfigError
 from tost.train.config import RunConfig
 from tost.train.evaluate.perplexity import Score
-from tost.train.task import Batch, BatchResult, Task
-
-__all__ = ["LanguageModeling"]
+from tost.train.task import BatchResult, Task
 
 
 class LanguageModeling(Task):

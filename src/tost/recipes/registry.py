@@ -23,18 +23,6 @@ from tost.train.config.rules import Rule
 if TYPE_CHECKING:
     from tost.train.task import Task
 
-__all__ = [
-    "TaskSpec",
-    "config_summary",
-    "find_config",
-    "get_task",
-    "list_configs",
-    "list_tasks",
-    "load_config",
-    "register_task",
-    "task_spec",
-]
-
 CONFIGS = Path(__file__).parent / "configs"
 
 TaskClass = TypeVar("TaskClass", bound="type[Task]")

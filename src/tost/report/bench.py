@@ -10,8 +10,6 @@ from typing import Any
 from tost._io import read_json
 from tost.errors import ConfigError
 
-__all__ = ["BenchRecord", "read_bench"]
-
 _ABOUT = ("theme", "command", "environment", "gate", "complete", "contenders", "plan")
 
 

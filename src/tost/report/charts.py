@@ -10,8 +10,6 @@ from typing import Literal
 
 from tost.report.html import text
 
-__all__ = ["COLOURS", "Axis", "Series", "line_chart", "thinned"]
-
 COLOURS = 6
 """Different looks of lines; the style sheet has as many colours, and each has a marker of its own."""
 

@@ -7,8 +7,6 @@ import html
 import re
 from collections.abc import Mapping, Sequence
 
-__all__ = ["cut", "definitions", "details", "image", "note", "preformatted", "table", "text"]
-
 # Characters that HTML forbids, or that turn the direction of the text around them.
 _FORBIDDEN = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff\u202a-\u202e\u2066-\u2069\ufffe\uffff]")
 

@@ -13,8 +13,6 @@ from tost.analysis import Result, analyze, applicable, control_of, find_analysis
 from tost.errors import TostError
 from tost.report.samples import LoadedRun
 
-__all__ = ["Finding", "Insight", "look_into"]
-
 _MOST_SVG = 400_000
 
 

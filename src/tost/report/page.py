@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from tost.report.look import Finding, Insight
     from tost.report.texts import Passage
 
-__all__ = ["Content", "render"]
-
 _MOST_ROWS = 40
 _MOST_CELL = 60
 _MOST_PASSAGE = 4000

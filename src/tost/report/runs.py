@@ -14,8 +14,6 @@ from tost.errors import ConfigError
 from tost.report.html import cut
 from tost.train.history import was_resumed
 
-__all__ = ["RunRecord", "processor", "read_run", "read_runs"]
-
 PARTS = ("config.yaml", "env.json", "metrics.jsonl", "summary.json")
 LAYERS = "compression/layer_"
 """What metrics are called that `evaluate.telemetry` adds, before the number of the layer."""

@@ -24,8 +24,6 @@ from tost.train.checkpoint.model import build_saved, read_saved
 from tost.train.config import RunConfig
 from tost.train.tokenizer import find_tokenizer
 
-__all__ = ["Batches", "LoadedRun", "image_samples", "load_run", "run_samples", "text_samples"]
-
 SAMPLES = 64
 """Samples of each split that are looked at, unless they are long."""
 TOKENS = 16_384

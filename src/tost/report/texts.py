@@ -11,8 +11,6 @@ import torch
 from tost.generation import Sampling, context_limit, stream_tokens
 from tost.report.samples import LoadedRun
 
-__all__ = ["Passage", "continue_prompts"]
-
 LENGTH = 300
 _BEGINNING = 48  # tokens of the validation text that are continued if no prompt is given
 TEMPERATURE, TOP_K, SEED = 0.8, 40, 0

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from tost.report.look import Insight
     from tost.report.texts import Passage
 
-__all__ = ["LARGEST", "Request", "write_report"]
-
 LARGEST = 10_000_000
 """Bytes of a page, at most."""
 

@@ -32,8 +32,6 @@ from tost._options import Key, Keys, Problem, keys_of, options_error, translate
 from tost._yaml import Document, read_document
 from tost.errors import ConfigError
 
-__all__ = ["Arm", "Plan", "TaskColumn", "find_plan", "list_plans", "load_plan", "plan_summary"]
-
 PLANS = Path(__file__).parent / "plans"
 
 # Arms name folders, and placeholders in text, whose parts are separated by dots.

@@ -32,8 +32,6 @@ from tost.sweep.runs import Run, State, state_of
 from tost.train.config import config_hash
 from tost.train.history import read_record, was_resumed
 
-__all__ = ["collect", "metric_problem", "read_results", "write_results"]
-
 FORMAT = 1
 _TIME = "%Y-%m-%dT%H:%M:%SZ"
 _SET_BY_SWEEP = ("train.seed", "train.init_from")

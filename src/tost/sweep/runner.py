@@ -17,8 +17,6 @@ from typing import Protocol
 from tost.errors import ConfigError
 from tost.sweep.runs import OUTPUT, Run, State, state_of
 
-__all__ = ["Process", "RunOutcome", "Watcher", "claim", "execute", "progress_of", "start_process", "tail"]
-
 POLL_SECONDS = 0.2
 INTERRUPTED = 130
 _TAIL_LINES = 12

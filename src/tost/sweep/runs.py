@@ -15,8 +15,6 @@ from tost.sweep.plan import Arm, Plan
 from tost.train.config import RunConfig
 from tost.train.history import read_record
 
-__all__ = ["Run", "State", "check_folders", "expand", "run_name", "select", "state_of", "unfinished"]
-
 OUTPUT = "output.txt"
 """Output of a run's process, beside the files that the run itself writes."""
 

@@ -15,8 +15,6 @@ from tost._text import Table, closest, count
 from tost.errors import ConfigError
 from tost.sweep.plan import Plan
 
-__all__ = ["averages", "fill", "page", "section", "statements", "table"]
-
 INTRODUCTION = """# Results
 
 Every table on this page is made by `scripts/update_results.py` from the stored results of a sweep (`results/*.json`),

@@ -13,8 +13,6 @@ from tost.ops._numerics import statistics_dtype
 from tost.parallel._autograd import sum_over_ranks
 from tost.parallel._channel import Channel
 
-__all__ = ["SharedBatchNorm2d", "share_batch_norms"]
-
 
 class SharedBatchNorm2d(nn.BatchNorm2d):
     """Batch norm over the samples of all processes; parameters and statistics have the names of the plain one.

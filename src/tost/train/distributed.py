@@ -31,8 +31,6 @@ from tost.parallel import ContextParallel, make_mesh
 from tost.train.batchnorm import share_batch_norms
 from tost.train.config import RunConfig, TrainConfig
 
-__all__ = ["Distributed"]
-
 _PRECISION = {"fp32": "no", "bf16": "bf16", "fp16": "fp16"}
 
 

@@ -13,8 +13,6 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 
-__all__ = ["WeightAverage"]
-
 
 class WeightAverage:
     """``average = decay * average + (1 - decay) * weight`` for every trainable parameter.

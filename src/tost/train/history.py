@@ -8,8 +8,6 @@ from typing import Any
 from tost._io import read_json
 from tost.errors import TostError
 
-__all__ = ["read_record", "was_resumed"]
-
 
 def read_record(path: Path) -> dict[str, Any]:
     """Return the content of a JSON file of a run; empty if it is missing, damaged or not an object."""

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from tost._machine import source_revision
-from tost.data import make_loader
+from tost.data import Batch, make_loader
 from tost.data._random import mix
 from tost.errors import TrainingError
 from tost.train.checkpoint.files import CheckpointStore
@@ -33,9 +33,7 @@ from tost.train.optim import build_optimizer, set_rate
 from tost.train.runfolder import RunFolder, describe_environment
 from tost.train.schedule import learning_rate
 from tost.train.stopping import StopRequest
-from tost.train.task import Batch, Task
-
-__all__ = ["Reporter", "RunResult", "SilentReporter", "fit"]
+from tost.train.task import Task
 
 
 class Reporter(Protocol):

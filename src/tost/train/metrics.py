@@ -9,8 +9,6 @@ from dataclasses import asdict, dataclass
 
 import torch
 
-__all__ = ["Progress", "StepRecord", "format_count", "format_duration", "format_line", "measure_peak_flops"]
-
 WINDOW = 50
 """Steps over which throughput is averaged: long enough to be steady, short enough to follow a change."""
 

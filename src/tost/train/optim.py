@@ -11,8 +11,6 @@ from torch.nn.parallel import DistributedDataParallel
 
 from tost.train.config import OptimConfig
 
-__all__ = ["build_optimizer", "parameter_groups", "set_rate"]
-
 STATISTICS = ("temperature", "position_bias")
 """Parameters of the operator itself. They set the scale of memberships; decaying them flattens every head alike."""
 

@@ -26,8 +26,6 @@ from tost.train.checkpoint.initial import InitialWeights
 from tost.train.config import RunConfig, config_hash, dump_config
 from tost.train.config.upgrade import FORMAT
 
-__all__ = ["RunFolder", "describe_environment"]
-
 PACKAGES = ("torch", "accelerate", "torchdata", "numpy", "timm", "transformers", "datasets")
 
 

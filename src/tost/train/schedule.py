@@ -10,8 +10,6 @@ import math
 
 from tost.train.config import ScheduleConfig
 
-__all__ = ["learning_rate"]
-
 
 def learning_rate(step: int, *, config: ScheduleConfig, peak: float, total: int) -> float:
     """Return the learning rate of a step.

@@ -7,8 +7,6 @@ import threading
 import time
 from types import FrameType, TracebackType
 
-__all__ = ["GRACE_SECONDS", "StopRequest"]
-
 GRACE_SECONDS = 0.5
 """Signals that follow the first one so soon are the same wish: a launcher passes on what the terminal sent to all."""
 

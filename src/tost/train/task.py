@@ -16,8 +16,6 @@ from tost.models import create_model
 from tost.models.interface import flops_per_token
 from tost.train.config import RunConfig
 
-__all__ = ["Batch", "BatchResult", "Details", "Task"]
-
 
 @dataclass(frozen=True)
 class BatchResult:

@@ -18,8 +18,6 @@ from torch import Tensor, nn
 
 from tost.analysis.records import LayerRecord, attention_layers, capture
 
-__all__ = ["compression_by_layer", "compression_of_tokens"]
-
 
 def compression_of_tokens(w: Tensor, pi: Tensor) -> Tensor:
     """Return R_c_var of every sequence.

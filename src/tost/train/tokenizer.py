@@ -9,8 +9,6 @@ from tost.data.tokens.reader import tokenizer_of
 from tost.errors import ConfigError, StorageError
 from tost.train.config import load_config
 
-__all__ = ["find_tokenizer"]
-
 
 def find_tokenizer(path: Path) -> DataTokenizer | None:
     """Return the tokenizer of a trained model.

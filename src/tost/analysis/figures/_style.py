@@ -12,19 +12,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.cm import ScalarMappable
 
-__all__ = [
-    "MARKERS",
-    "PALETTE",
-    "SEQUENTIAL",
-    "add_colour_bar",
-    "add_head_legend",
-    "colour",
-    "depth_colour",
-    "finish",
-    "new_figure",
-    "rgb",
-]
-
 # The Okabe-Ito palette, the darker ones first; more than eight heads repeat it.
 PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#F0E442")
 SEQUENTIAL = "cividis"

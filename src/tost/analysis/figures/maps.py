@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from tost.analysis.class_attention import ClassAttentionMaps
     from tost.analysis.memberships import MembershipMaps
 
-__all__ = ["draw_class_attention", "draw_memberships"]
-
 CELL = 1.55
 MOST_HEADS = 12
 

@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from tost.analysis.heads import Flattening, HeadUsage
     from tost.analysis.subspaces import SubspaceCoherence
 
-__all__ = ["draw_flattening", "draw_gains", "draw_heads", "draw_subspaces"]
-
 COLUMNS = 4
 
 

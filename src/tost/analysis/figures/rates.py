@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from tost.analysis.rates import CodingRates, Measure, RateCurve
     from tost.analysis.records import Place
 
-__all__ = ["draw_rates"]
-
 _PLACES: dict[str, str] = {
     "attention": "behind the attention",
     "output": "behind the block",

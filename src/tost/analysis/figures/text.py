@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from tost.analysis.memberships import TextMemberships
     from tost.analysis.memory import StateMemory
 
-__all__ = ["draw_memory", "draw_text_memberships"]
-
 WIDTH = 84
 MOST_ROWS = 9
 _PICTURES = {"\n": "↵", "\t": "→", "\r": "↵", " ": " "}

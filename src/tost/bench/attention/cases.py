@@ -14,20 +14,6 @@ from typing import Annotated
 from tost.bench.harness.benchmark import Benchmark, Option
 from tost.errors import ConfigError
 
-__all__ = [
-    "BENCHMARK",
-    "CAUSAL_CONTENDERS",
-    "CONTENDERS",
-    "PAPER_DEPTH",
-    "PAPER_TOKENS",
-    "SUMMARIES",
-    "AttentionScale",
-    "Device",
-    "Figure",
-    "Point",
-    "Shape",
-]
-
 TOST = "tost"
 CONTENDERS = (TOST, "vit-sdpa", "vit-textbook", "crate", "xcit")
 CAUSAL_CONTENDERS = (TOST, "gpt2-sdpa", "gpt2-textbook")

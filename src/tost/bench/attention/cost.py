@@ -32,8 +32,6 @@ from dataclasses import dataclass
 from tost.bench.attention.cases import Point
 from tost.models.mixers import tssa_flops
 
-__all__ = ["Cost", "layer_cost", "point_cost"]
-
 _NUMBER = 4  # bytes
 _HIDDEN = 4  # hidden width of the MLPs of both language models over their width
 _FUSED = ("vit-sdpa", "crate", "gpt2-sdpa")

@@ -24,8 +24,6 @@ from tost.nn import (
 )
 from tost.testing import relative_rms
 
-__all__ = ["TextbookAttention", "TextbookCausalAttention", "build_layer", "build_layers", "check_layers"]
-
 
 def _attend(query: Tensor, key: Tensor, value: Tensor, *, causal: bool) -> Tensor:
     """Return softmax(q k^T / sqrt(D)) v with all scores in memory; everything is [B, N, H, D]."""

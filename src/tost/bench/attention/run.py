@@ -24,23 +24,6 @@ from tost.bench.harness.timing import Clock, Spread, Trial, interleave, ratios, 
 from tost.bench.harness.worker import run_in_process
 from tost.errors import TostError
 
-__all__ = [
-    "AttentionResults",
-    "AttentionRow",
-    "Job",
-    "Machine",
-    "Pair",
-    "PointUsage",
-    "Roofline",
-    "Work",
-    "measure_attention",
-    "measure_pairs",
-    "measure_point",
-    "measure_roofline",
-    "point_in_process",
-    "roofline_in_process",
-]
-
 _START_SECONDS = 30.0  # a process may take this long to load and to build its layers
 _PAIRED = CONTENDERS[:2]
 _SHORT = 16  # tokens of the pass that comes first, to load what is loaded on first use

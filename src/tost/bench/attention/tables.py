@@ -22,18 +22,6 @@ from tost.bench.harness.table import MISSING, cell, columns, grouped, pivot, sho
 from tost.bench.ops import gate
 from tost.bench.ops.cases import Op
 
-__all__ = [
-    "AttentionMeasurement",
-    "attention_findings",
-    "attention_page",
-    "attention_pictures",
-    "attention_tables",
-    "detail_table",
-    "figure_title",
-    "growth_table",
-    "relative_table",
-]
-
 # The goals for one layer at the paper's length: softmax attention on the fused kernel takes this many times as long,
 # and the textbook's form this many times the memory.
 _TIMES_FASTER, _TIMES_SMALLER = 30, 100

@@ -10,8 +10,6 @@ from typing import Annotated
 from tost.bench.harness.benchmark import Benchmark, Option
 from tost.errors import ConfigError
 
-__all__ = ["BENCHMARK", "GenerateScale", "Part"]
-
 
 class Part(StrEnum):
     """What can be measured."""

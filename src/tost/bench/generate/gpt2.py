@@ -10,8 +10,6 @@ from torch import Tensor, nn
 from tost.errors import ConfigError
 from tost.nn import linear_cross_entropy
 
-__all__ = ["HuggingFaceGPT2", "is_installed"]
-
 
 def is_installed() -> bool:
     """Return whether transformers can be imported."""

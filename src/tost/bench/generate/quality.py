@@ -16,8 +16,6 @@ from tost.models import LanguageToST
 from tost.train.checkpoint.model import load_model
 from tost.train.tokenizer import find_tokenizer
 
-__all__ = ["loss_of_text", "measure_quality"]
-
 
 def measure_quality(source: Path, text: Path, *, tokens: int) -> list[GenerateRow]:
     """Measure the loss of a model for every way of storing its matrices.

@@ -31,20 +31,6 @@ from tost.models import LanguageToST, create_model
 from tost.ops import _library as library
 from tost.testing import relative_rms
 
-__all__ = [
-    "OURS",
-    "OUR_LIMIT",
-    "TORCH_LIMIT",
-    "TRAINED",
-    "GenerateResults",
-    "GenerateRow",
-    "StepUsage",
-    "TrainStep",
-    "check_generation",
-    "measure_generation",
-    "take_step",
-]
-
 OURS, BASELINE, HUGGING_FACE = "tost_lm_base", "gpt2_base", "transformers GPT-2"
 TORCH_LIMIT, OUR_LIMIT = "weights alone, torch", "weights alone, ours"
 TRAINED = (OURS, HUGGING_FACE, f"{HUGGING_FACE}, our loss")

@@ -24,8 +24,6 @@ from tost.bench.harness.table import MISSING, cell, columns, grouped, with_quart
 from tost.bench.ops import gate
 from tost.bench.ops.cases import Op
 
-__all__ = ["GenerateMeasurement", "generate_page", "generate_tables"]
-
 Cells = list[tuple[str, Callable[[GenerateRow], str]]]
 
 _QUALITY_TOKENS = 1 << 16

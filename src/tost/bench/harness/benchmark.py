@@ -12,8 +12,6 @@ import tost.bench
 from tost._lazy import load
 from tost.errors import ConfigError
 
-__all__ = ["Benchmark", "Option", "benchmarks", "names", "numbers", "options_of", "written"]
-
 
 @dataclass(frozen=True)
 class Option:

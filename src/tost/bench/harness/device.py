@@ -10,8 +10,6 @@ import torch
 from tost.bench.harness.timing import no_wait
 from tost.errors import ConfigError
 
-__all__ = ["choose_device", "free_bytes", "wait_for"]
-
 
 def choose_device(wanted: str) -> tuple[str, str | None]:
     """Return the device to use, and the name of the GPU if it is one.

@@ -16,8 +16,6 @@ from tost._machine import cpu_model, source_revision
 from tost._text import count
 from tost.ops import available_backends, native_info, operators
 
-__all__ = ["Environment", "describe_environment"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class Environment:

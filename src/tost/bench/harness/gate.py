@@ -13,8 +13,6 @@ from torch import Tensor, nn
 from tost._text import count
 from tost.testing import relative_rms
 
-__all__ = ["BOUNDS", "NETWORK_BOUND", "Check", "GateResult", "compare_networks"]
-
 BOUNDS = {torch.float64: 1e-10, torch.float32: 1e-5, torch.bfloat16: 2e-2}
 """Largest relative rms error of an operator or a layer, by dtype."""
 

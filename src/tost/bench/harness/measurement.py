@@ -16,8 +16,6 @@ from tost.bench.harness.gate import GateResult
 from tost.bench.harness.plot import require_matplotlib
 from tost.bench.harness.report import Report, plain
 
-__all__ = ["Measurement", "page"]
-
 Scale = TypeVar("Scale")
 Results = TypeVar("Results")
 

@@ -19,8 +19,6 @@ import psutil
 import torch
 from torch import Tensor
 
-__all__ = ["RETURN_AT_ONCE", "Peak", "keep_freed_memory", "kept_bytes", "limit_memory", "watch_peak"]
-
 # For glibc: blocks from this size on are mapped one by one, and unmapped when they are freed. Others ignore it.
 RETURN_AT_ONCE = {"MALLOC_MMAP_THRESHOLD_": str(128 * 1024)}
 # Numbers of the C library's two settings, and what it would arrive at by itself after a few large tensors: it keeps

@@ -9,8 +9,6 @@ from torch import Tensor, nn
 
 from tost.bench.harness.timing import Trial, no_wait
 
-__all__ = ["layer_trial"]
-
 
 def layer_trial(layer: nn.Module, x: Tensor, cotangent: Tensor | None, *, wait: Callable[[], None] = no_wait) -> Trial:
     """Return the forward pass of a layer, or its forward and backward pass.

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from matplotlib.artist import Artist
     from matplotlib.axes import Axes
 
-__all__ = ["Line", "Panel", "Style", "draw", "require_matplotlib"]
-
 _WIDE_SCALE = 300  # a scale that spans more than this shows powers of ten only
 
 

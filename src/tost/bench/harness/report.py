@@ -15,8 +15,6 @@ from tost.bench.harness.environment import Environment
 from tost.bench.harness.gate import GateResult
 from tost.errors import ConfigError
 
-__all__ = ["Report", "plain"]
-
 Results = TypeVar("Results")
 
 _HEAD = ("theme", "complete", "command", "environment", "accelerator", "gate")

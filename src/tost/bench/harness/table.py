@@ -8,8 +8,6 @@ from typing import TypeVar
 from tost._text import Table
 from tost.bench.harness.timing import Spread
 
-__all__ = ["MISSING", "cell", "columns", "grouped", "pivot", "short", "with_quartiles", "without_empty"]
-
 MISSING = "-"
 
 Key = TypeVar("Key")

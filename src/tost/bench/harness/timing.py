@@ -15,22 +15,6 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-__all__ = [
-    "Plan",
-    "Round",
-    "Spread",
-    "Trial",
-    "Warmup",
-    "interleave",
-    "no_wait",
-    "plan_repeats",
-    "ratios",
-    "spread",
-    "spread_of",
-    "timed",
-    "warm_up",
-]
-
 Round = dict[str, float]
 """Seconds by contender; a contender that sat this round out is absent."""
 

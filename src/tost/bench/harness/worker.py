@@ -20,8 +20,6 @@ from tost._lazy import load
 from tost.bench.harness.memory import RETURN_AT_ONCE, limit_memory
 from tost.errors import TostError
 
-__all__ = ["reason", "run_in_process"]
-
 Job = TypeVar("Job")
 Result = TypeVar("Result")
 

@@ -10,8 +10,6 @@ from typing import Annotated, Any
 from tost.bench.harness.benchmark import Benchmark, Option, numbers
 from tost.errors import ConfigError
 
-__all__ = ["BENCHMARK", "MIXERS", "Form", "LraCase", "LraScale", "Work"]
-
 MIXERS = (*("tssa", "softmax", "reformer", "bigbird", "linformer"), *("linear", "performer", "nystrom", "s4", "s4d"))
 PATHX_TOKENS, PATHX_BATCH = 16_384, 2
 _STATES = {"state_size": 4}  # S4's own setting for this task; it is 64 elsewhere, and slower

@@ -39,19 +39,6 @@ from tost.models import create_model, model_options
 from tost.models.sequence.model import sequence_mixer
 from tost.models.sequence.options import SequenceClassifierOptions
 
-__all__ = [
-    "ENCODER",
-    "LraResults",
-    "LraRow",
-    "LraStep",
-    "Trainer",
-    "Usage",
-    "check_encoder",
-    "expected_seconds",
-    "measure_lra",
-    "take_step",
-]
-
 ENCODER = "lra_text"
 PATHX, BASELINE = "lra_pathx", "softmax"
 _SHORT = 16  # tokens of the pass that comes first, to load what is loaded on first use

@@ -17,8 +17,6 @@ from tost.bench.ops import gate
 from tost.bench.ops.cases import Op
 from tost.models import model_options
 
-__all__ = ["LraMeasurement", "lra_findings", "lra_page", "lra_pictures", "lra_tables"]
-
 Value = Callable[[LraRow], float | None]
 
 # It has eight colours, so relatives share one and differ in their lines.

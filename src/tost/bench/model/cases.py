@@ -9,8 +9,6 @@ from tost.bench.harness.benchmark import Benchmark, Option
 from tost.bench.ops.cases import Mode
 from tost.errors import ConfigError
 
-__all__ = ["BENCHMARK", "ModelCase", "ModelScale"]
-
 STANDARD_MODELS = ("tost_small_patch16_224", "vit_small_patch16_224", "xcit_small_nolpi_patch16_224")
 
 

@@ -22,8 +22,6 @@ from tost.bench.harness.worker import run_in_process
 from tost.bench.model.cases import ModelCase, ModelScale
 from tost.models import create_model, model_options
 
-__all__ = ["ModelResults", "ModelRow", "Pass", "check_model", "measure_models", "peak_bytes", "run_pass"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class ModelRow:

@@ -14,8 +14,6 @@ from tost.bench.model.run import ModelResults, ModelRow, check_model, measure_mo
 from tost.bench.ops import gate
 from tost.bench.ops.cases import Op
 
-__all__ = ["ModelMeasurement", "model_page", "model_tables"]
-
 _INTRODUCTION = """\
 The models took turns on the same images; a ratio compares two passes of one round. Medians, with quartiles in brackets.
 Peak memory is the growth of a fresh process during its first pass, weights not included, with a C library that returns

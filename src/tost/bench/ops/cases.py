@@ -14,8 +14,6 @@ from tost.bench.harness.benchmark import Benchmark, Option
 from tost.bench.harness.timing import Plan
 from tost.errors import ConfigError
 
-__all__ = ["BENCHMARK", "Case", "Dtype", "Mode", "Op", "OpsScale"]
-
 _STANDARD = "as the standard shapes"
 
 

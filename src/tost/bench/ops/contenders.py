@@ -18,8 +18,6 @@ from torch import Tensor, nn
 from tost.bench.ops.cases import Case, Op
 from tost.nn import CausalSoftmaxAttention, CausalTSSAttention, CrossCovarianceAttention, SoftmaxAttention, TSSAttention
 
-__all__ = ["CONTENDERS", "LIMIT", "Contender", "PaperAttention", "our_layer", "paper_causal_tssa", "paper_tssa"]
-
 LIMIT = "limit"
 """Name of the contender that every ratio is relative to."""
 

@@ -20,8 +20,6 @@ from tost.errors import BackendError
 from tost.ops import available_backends, causal_tssa, causal_tssa_, tssa, tssa_
 from tost.testing import relative_rms
 
-__all__ = ["SHAPES", "Call", "Candidate", "Sample", "candidates", "run_gate"]
-
 SHAPES = ((1, 1, 1, 1), (2, 63, 3, 5), (1, 257, 8, 64), (2, 130, 12, 64))
 """``[B, N, H, D]`` of the checks: the smallest, odd sizes, and the head shapes of the paper's models."""
 

@@ -31,8 +31,6 @@ from tost.bench.ops.contenders import CONTENDERS, LIMIT, Contender, our_layer
 from tost.bench.ops.gate import Sample, candidates
 from tost.errors import BackendError
 
-__all__ = ["Growth", "KeptRow", "OpsResults", "Row", "growth", "measure_case", "measure_kept"]
-
 # A quadratic contender is first run at this length, and the square of the factor to the real one is its estimate.
 _PROBE_TOKENS = 2048
 _GROWTH_FROM_TOKENS = 4096

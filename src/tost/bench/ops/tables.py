@@ -16,8 +16,6 @@ from tost.bench.ops.cases import Mode, Op, OpsScale
 from tost.bench.ops.contenders import CONTENDERS, LIMIT
 from tost.bench.ops.run import Growth, KeptRow, OpsResults, Row, growth, measure_case, measure_kept
 
-__all__ = ["OpsMeasurement", "all_tables", "brief_tables", "growth_table", "ops_page", "ops_pictures", "ratio_table"]
-
 _NAMES = [contender.name for contender in CONTENDERS]
 _STYLES = {
     "tost": Style("tost", "#D55E00", "o"),

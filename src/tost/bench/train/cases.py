@@ -7,8 +7,6 @@ from typing import Annotated
 
 from tost.bench.harness.benchmark import Benchmark, Option
 
-__all__ = ["BENCHMARK", "TrainScale"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class TrainScale:

@@ -31,8 +31,6 @@ from tost.train.metrics import StepRecord
 from tost.train.optim import build_optimizer
 from tost.train.schedule import learning_rate
 
-__all__ = ["TrainMeasurement", "TrainResults"]
-
 TOLERANCE = 1e-5
 """Largest accepted relative difference of a loss between the two sides."""
 

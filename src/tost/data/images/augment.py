@@ -20,8 +20,6 @@ from tost.data.images.options import ImageOptions
 from tost.data.images.transform import Chain, Fit, ToTensor, Transform
 from tost.errors import ConfigError
 
-__all__ = ["training_transform"]
-
 Step = Callable[..., Any]
 _OF_TORCHVISION = re.compile(r"torchvision-(?:rand-n(?P<count>\d+)-m(?P<magnitude>\d+)|trivial)")
 

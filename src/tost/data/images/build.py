@@ -24,8 +24,6 @@ from tost.data.images.transform import evaluation_transform
 from tost.data.spec import DataInfo
 from tost.errors import ConfigError
 
-__all__ = ["build_images"]
-
 _AT_ONCE = 64  # images that are read in one go
 _AUGMENTATION = 1  # keeps its random numbers apart from others of the same seed
 

@@ -16,8 +16,6 @@ from tost.data.images.options import ImageOptions
 from tost.data.images.sources.base import ImageSource
 from tost.data.images.transform import Transform, drawing_from, resized_size, scale_and_shift
 
-__all__ = ["PixelImages", "StoredImages"]
-
 _log = logging.getLogger("tost.data")
 _SHOWN = 20  # bad images that are named one by one
 _IN_A_ROW = 16  # this many bad images side by side are no accident

@@ -17,8 +17,6 @@ from torch import Tensor
 
 from tost.errors import ConfigError, StorageError
 
-__all__ = ["BadImageError", "decode_images", "read_image", "to_grey"]
-
 _WHITE = (255, 255, 255, 255)
 _AT_ONCE = 256  # images that a thread decodes before it asks for more
 

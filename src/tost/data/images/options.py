@@ -10,22 +10,6 @@ from pydantic import Field, PlainValidator, WithJsonSchema, model_validator
 from tost.data.spec import DataSetOptions, DataShape, DataSpec, problem
 from tost.errors import ConfigError
 
-__all__ = [
-    "IMAGENET_MEAN",
-    "IMAGENET_STD",
-    "SPECS",
-    "Cifar10Options",
-    "Cifar100Options",
-    "CustomImageOptions",
-    "FashionMnistOptions",
-    "Flowers102Options",
-    "ImageFolderOptions",
-    "ImageNetOptions",
-    "ImageOptions",
-    "ImageParquetOptions",
-    "PetsOptions",
-]
-
 IMAGENET_MEAN, IMAGENET_STD = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]
 
 _LARGEST = 16_384  # pixels; a larger side is a typing error

@@ -17,17 +17,6 @@ from torch import Tensor
 
 from tost.data.images.options import ImageOptions
 
-__all__ = [
-    "Chain",
-    "Fit",
-    "ToTensor",
-    "Transform",
-    "drawing_from",
-    "evaluation_transform",
-    "resized_size",
-    "scale_and_shift",
-]
-
 Transform = Callable[[Image.Image], Tensor]
 _RATIO = (8, 7)  # 256 for 224
 

@@ -17,8 +17,6 @@ from tost.data._random import mix
 from tost.data.toy.options import ListOpsOptions
 from tost.errors import ConfigError
 
-__all__ = ["PAD", "SPLITS", "SYMBOLS", "ListOpsGenerator", "listops_text"]
-
 PAD = 0
 SYMBOLS = ("<pad>", "[MIN", "[MAX", "[MED", "[SM", "]", *"0123456789")
 """The meaning of every id. The order is part of the data: a saved model relies on it."""

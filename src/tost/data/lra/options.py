@@ -15,20 +15,6 @@ from pydantic import Field, model_validator
 from tost.data.lra.generate.pathfinder.settings import Difficulty
 from tost.data.spec import DataSetOptions, DataShape, DataSpec, problem
 
-__all__ = [
-    "SPECS",
-    "LettersOptions",
-    "LraImageOptions",
-    "LraListOpsOptions",
-    "LraOptions",
-    "LraPathfinderOptions",
-    "LraPathxOptions",
-    "LraRetrievalOptions",
-    "LraTextOptions",
-    "PixelOptions",
-    "SequenceOptions",
-]
-
 _LONGEST = 1 << 20  # tokens; a longer sequence is a slip of the finger
 _LENGTH = "positions of a sample, the end symbol included; longer sequences are cut"
 _INPUT = "a pixel as one of 256 ids, or as a number that is shifted and scaled"

@@ -22,17 +22,6 @@ from tost.data.dataset import Batch, Dataset
 from tost.data.lra.options import LettersOptions, SequenceOptions
 from tost.errors import ConfigError
 
-__all__ = [
-    "BYTE_END",
-    "Alphabet",
-    "BytesInFile",
-    "Form",
-    "IdsInMemory",
-    "SequenceSource",
-    "Sequences",
-    "make_alphabet",
-]
-
 BYTE_END = 257
 _BYTES_PER_CHARACTER = 4  # at most, in UTF-8
 

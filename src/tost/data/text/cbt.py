@@ -7,8 +7,6 @@ from typing import Any
 
 from tost.errors import ConfigError
 
-__all__ = ["CHOICES", "COLUMNS", "candidate_texts", "parse_questions"]
-
 CHOICES = 10
 COLUMNS = ("sentences", "question", "answer", "options")
 _BLANK = "XXXXX"

@@ -13,8 +13,6 @@ from pydantic import Field
 from tost.data.prepare import PrepareOptions
 from tost.errors import ConfigError
 
-__all__ = ["CORPORA", "CorpusOptions", "HubSet", "TextJob"]
-
 Documents = Literal["file", "line"]
 SplitRule = Literal["auto", "random", "tail", "named"]
 

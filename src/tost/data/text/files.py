@@ -18,8 +18,6 @@ from typing import IO, Any, Literal, NamedTuple
 
 from tost.errors import ConfigError
 
-__all__ = ["Kind", "Span", "find_files", "kind_of", "plan_file", "read_rows", "split_of_name"]
-
 Kind = Literal["text", "lines", "jsonl", "parquet", "hub"]
 Row = Mapping[str, Any]
 

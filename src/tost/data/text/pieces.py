@@ -21,8 +21,6 @@ from tost.data.tokens.format import SplitRecord
 from tost.data.tokens.writer import ShardWriter, token_dtype, write_shard
 from tost.errors import ConfigError
 
-__all__ = ["HELD_OUT", "KEPT", "Cut", "Document", "Piece", "documents_of", "write_piece"]
-
 KEPT, HELD_OUT = "kept", "held_out"
 """The two outputs of a piece: documents that stay in its split, and those that go to the validation set."""
 

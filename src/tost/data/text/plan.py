@@ -16,8 +16,6 @@ from tost.data.text.files import Kind, Span, find_files, kind_of, plan_file, spl
 from tost.data.text.pieces import Cut, Piece, documents_of
 from tost.errors import ConfigError
 
-__all__ = ["Plan", "load_hub", "make_plan"]
-
 VALIDATION = "validation"
 
 

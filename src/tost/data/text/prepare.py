@@ -44,8 +44,6 @@ from tost.data.tokens.format import (
 from tost.data.tokens.writer import merge_shards, token_dtype
 from tost.errors import ConfigError, StorageError
 
-__all__ = ["prepare_text"]
-
 _WORK = "work"
 _PieceRecord = TypeAdapter(dict[str, SplitRecord])
 

@@ -20,20 +20,6 @@ from tost._io import read_json, write_atomic, write_json
 from tost._tokenizer import ByteTokenizer, TokenDecoder, Tokenizer
 from tost.errors import ConfigError
 
-__all__ = [
-    "RECORD_FILE",
-    "TOKENIZER_FILE",
-    "CharTokenizer",
-    "DataTokenizer",
-    "HFTokenizer",
-    "cut_text",
-    "end_of_text_id",
-    "load_tokenizer",
-    "read_tokenizer",
-    "save_tokenizer",
-    "tokenizer_from_record",
-]
-
 Ids = NDArray[Any]
 
 TOKENIZER_FILE = "tokenizer.json"

@@ -16,8 +16,6 @@ from tost.data.tokens.options import TokensOptions
 from tost.data.tokens.reader import TokenArray, TokenFolder, open_tokens
 from tost.errors import ConfigError
 
-__all__ = ["TokenSource", "TokenWindows", "build_tokens"]
-
 
 class TokenSource(Protocol):
     """A sequence of tokens from which windows are read, such as `TokenArray`."""

@@ -12,20 +12,6 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from tost._io import read_json, write_atomic
 from tost.errors import ConfigError, StorageError
 
-__all__ = [
-    "INDEX",
-    "MAX_INDEX_BYTES",
-    "VERSION",
-    "FileRecord",
-    "Index",
-    "ShardRecord",
-    "SplitRecord",
-    "TokenizerRecord",
-    "content_fingerprint",
-    "read_index",
-    "write_index",
-]
-
 INDEX = "index.json"
 VERSION: Final = 1
 """Format version that this version of tost reads and writes."""

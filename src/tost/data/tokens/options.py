@@ -11,8 +11,6 @@ from tost.data.spec import DataSetOptions, DataShape, DataSpec
 from tost.data.tokens.format import read_index
 from tost.errors import ConfigError
 
-__all__ = ["SPECS", "TokensOptions"]
-
 
 class TokensOptions(DataSetOptions):
     """Options of ``tokens``."""

@@ -17,21 +17,6 @@ from tost.data.text.tokenizers import DataTokenizer, tokenizer_from_record
 from tost.data.tokens.format import FileRecord, Index, ShardRecord, SplitRecord, read_index
 from tost.errors import ConfigError, StorageError
 
-__all__ = [
-    "CbtQuestion",
-    "LambadaPair",
-    "TokenArray",
-    "TokenFolder",
-    "TokenSplit",
-    "cbt_questions",
-    "check_tokenizer",
-    "check_tokens",
-    "lambada_pairs",
-    "open_tokens",
-    "read_folder_tokenizer",
-    "tokenizer_of",
-]
-
 Ids = NDArray[np.int64]
 
 

@@ -14,8 +14,6 @@ from numpy.typing import NDArray
 from tost._io import atomic_path, write_atomic
 from tost.data.tokens.format import FileRecord, ShardRecord
 
-__all__ = ["ShardWriter", "merge_shards", "token_dtype", "write_shard"]
-
 _BLOCK = 1 << 20
 
 

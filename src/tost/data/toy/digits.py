@@ -17,8 +17,6 @@ from tost.data.spec import DataInfo
 from tost.data.toy.options import DigitFilesOptions, DigitsOptions
 from tost.errors import ConfigError
 
-__all__ = ["build_digits", "write_digits"]
-
 _EVERY = 5
 _BRIGHTEST = 16.0
 

@@ -15,8 +15,6 @@ from tost.data.lra.grammar import PAD, SPLITS, ListOpsGenerator
 from tost.data.spec import DataInfo
 from tost.data.toy.options import ListOpsOptions
 
-__all__ = ["build_listops"]
-
 
 def build_listops(options: ListOpsOptions, seed: int) -> DataBundle:
     """Return expressions: inputs int64 ``[max_length]``, mask bool of the same shape, targets int64 ``[]``.

@@ -7,8 +7,6 @@ from pydantic import Field, model_validator
 from tost.data.prepare import PrepareOptions
 from tost.data.spec import DataSetOptions, DataShape, DataSpec, problem
 
-__all__ = ["SPECS", "DigitFilesOptions", "DigitsOptions", "ListOpsOptions", "StdlibBytesOptions"]
-
 
 class DigitsOptions(DataSetOptions):
     """Options of ``digits``: there are none."""

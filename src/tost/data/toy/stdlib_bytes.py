@@ -28,8 +28,6 @@ from tost.data.tokens.dataset import TokenWindows
 from tost.data.toy.options import StdlibBytesOptions
 from tost.errors import ConfigError
 
-__all__ = ["ByteArray", "Corpus", "build_stdlib_bytes", "decode", "read_corpus"]
-
 _SKIPPED_FOLDERS = ("test", "tests", "idlelib", "lib2to3", "site-packages", "dist-packages", "config-*", "__pycache__")
 _SKIPPED_FILES = ("_sysconfigdata*", "sitecustomize.py", "usercustomize.py")
 _VALIDATION_SHARE = 10  # one file in ten

@@ -20,8 +20,6 @@ from torch import Tensor
 
 from tost.errors import CheckpointError
 
-__all__ = ["Source", "Weights", "read_state"]
-
 Source = str | os.PathLike[str] | Mapping[str, Any]
 Weights = Literal["model", "ema"]
 

@@ -13,20 +13,6 @@ from torch import Tensor, nn
 from tost.errors import CheckpointError
 from tost.models.options import ModelOptions
 
-__all__ = [
-    "Layout",
-    "Pair",
-    "State",
-    "affine",
-    "changed_options",
-    "count_blocks",
-    "first",
-    "list_names",
-    "rows",
-    "to_ours",
-    "to_theirs",
-]
-
 State = Mapping[str, Tensor]
 
 # With more problems than this, names are left out.

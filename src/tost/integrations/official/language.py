@@ -12,8 +12,6 @@ from tost.errors import CheckpointError
 from tost.integrations.official._table import Layout, Pair, State, affine, changed_options, count_blocks, first, rows
 from tost.models import LanguageOptions
 
-__all__ = ["LanguageLayout"]
-
 HEAD = "lm_head.weight"
 TOKENS = "transformer.wte.weight"
 POSITIONS = "transformer.wpe.weight"

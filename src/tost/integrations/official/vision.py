@@ -12,8 +12,6 @@ from tost.errors import CheckpointError
 from tost.integrations.official._table import Layout, Pair, State, affine, changed_options, count_blocks, first, rows
 from tost.models import VisionOptions
 
-__all__ = ["VisionLayout"]
-
 STEM = "patch_embed.proj."
 POSITIONS = "pos_embeder.token_projection"
 HEADS = 8

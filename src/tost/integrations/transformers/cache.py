@@ -20,8 +20,6 @@ from transformers.cache_utils import Cache, CacheLayerMixin, DynamicCache, Linea
 from tost.nn import BlockState, KVState
 from tost.ops import TSSAState
 
-__all__ = ["StateLayer", "adopt", "read_states", "write_states"]
-
 LayerState = TSSAState | KVState | BlockState
 
 

@@ -15,8 +15,6 @@ from tost._text import closest
 from tost.errors import ConfigError
 from tost.models import LanguageOptions, model_options, model_spec
 
-__all__ = ["TostConfig"]
-
 RENAMED = {"max_length": "max_position_embeddings"}
 """Options whose name transformers uses for something else: a generation of at most `max_length` tokens."""
 LEFT_OUT = {"gradient_checkpointing": "call model.gradient_checkpointing_enable()"}

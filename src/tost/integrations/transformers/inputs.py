@@ -12,8 +12,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-__all__ = ["check_embeddings", "check_prompt", "read_mask", "refuse_arguments", "shift_targets"]
-
 IGNORED = -100
 _HARMLESS = {"tokenizer", "assistant_tokenizer"}  # generate() passes them on to whoever looks for stop strings
 _HINTS = {

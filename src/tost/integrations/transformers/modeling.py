@@ -37,8 +37,6 @@ from tost.models import LanguageToST
 from tost.models.language.model import INITIAL_STD
 from tost.nn import CausalBlock, CausalConvolution, CausalTSSAttention, LearnedPositions, linear_cross_entropy
 
-__all__ = ["TostForCausalLM"]
-
 
 class TostForCausalLM(PreTrainedModel, GenerationMixin):  # type: ignore[no-untyped-call]
     """A `LanguageToST` that transformers takes for one of its own models.

@@ -28,8 +28,6 @@ from tost.nn import (
 )
 from tost.parallel import active
 
-__all__ = ["LanguageToST"]
-
 INITIAL_STD = 0.02
 
 

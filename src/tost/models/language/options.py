@@ -12,8 +12,6 @@ from tost.models.extensions import CausalExtensionOptions
 from tost.models.mixers import Place
 from tost.models.options import MixedOptions, waves_fit
 
-__all__ = ["LanguageOptions"]
-
 
 class LanguageOptions(CausalExtensionOptions, MixedOptions):
     """Options of `LanguageToST`. Extensions are not in the authors' code and are off by default."""

@@ -7,8 +7,6 @@ from typing import Any
 from tost.models.language.options import LanguageOptions
 from tost.models.spec import ModelSpec
 
-__all__ = ["LANGUAGE_MODELS"]
-
 # What each kind of language model changes. The last has extensions to the paper, for quality at the same linear cost.
 _KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "tost_lm_{}": ("causal language model", {}),

@@ -12,8 +12,6 @@ from tost._options import Count, Switch
 from tost.models.extensions import CausalExtensionOptions, ExtensionOptions
 from tost.models.mixers.spec import MixerOptions, MixerSizes, MixerSpec
 
-__all__ = ["BUILTIN", "tssa_flops"]
-
 
 def tssa_flops(
     num_heads: int,

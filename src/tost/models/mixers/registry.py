@@ -17,15 +17,6 @@ from tost.models.mixers.spec import MixerSizes, MixerSpec, Place
 if TYPE_CHECKING:
     pass
 
-__all__ = [
-    "describe_mixer",
-    "find_mixer",
-    "list_mixers",
-    "mixer_problems",
-    "mixer_spec",
-    "register_mixer",
-]
-
 Class = TypeVar("Class", bound=Callable[..., Any])
 
 # Arguments that the model decides. A mixer gets those that its constructor names; they are not options of the mixer.

@@ -14,8 +14,6 @@ from tost._options import Options
 if TYPE_CHECKING:
     from torch import nn
 
-__all__ = ["MixerOptions", "MixerSizes", "MixerSpec", "Place"]
-
 Place = Literal["vision", "sequence", "language"]
 
 

@@ -20,8 +20,6 @@ from tost.nn._checks import refuse_context
 from tost.nn.mixers import MixerBlock
 from tost.parallel import active
 
-__all__ = ["SequenceClassifier", "sequence_mixer"]
-
 
 def sequence_mixer(options: SequenceClassifierOptions) -> nn.Module:
     """Return a fresh mixer of the blocks of a `SequenceClassifier`; it is called as ``mixer(x, mask)``."""

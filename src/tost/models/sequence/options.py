@@ -11,8 +11,6 @@ from tost._options import Count, Switch
 from tost.models.mixers import Place
 from tost.models.options import MixedOptions, waves_fit
 
-__all__ = ["SequenceClassifierOptions"]
-
 
 class SequenceClassifierOptions(MixedOptions):
     """Options of `SequenceClassifier`."""

@@ -17,8 +17,6 @@ from typing import Any
 from tost.models.sequence.options import SequenceClassifierOptions
 from tost.models.spec import ModelSpec
 
-__all__ = ["SEQUENCE_MODELS"]
-
 _TASKS = {
     "listops": "value of a nested list expression",
     "text": "sentiment of a film review, byte by byte",

@@ -24,8 +24,6 @@ from tost.models.vision.options import ImageOptions
 from tost.nn.recompute import recompute
 from tost.parallel import active
 
-__all__ = ["ImageModel"]
-
 Grid = tuple[int, int]
 
 

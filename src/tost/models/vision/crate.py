@@ -14,8 +14,6 @@ from tost.models.vision.base import Grid, ImageModel
 from tost.models.vision.options import CrateOptions
 from tost.nn import ISTA, Block, SubspaceAttention
 
-__all__ = ["CRATE"]
-
 
 class CRATE(ImageModel):
     """A white-box image classifier with softmax attention inside the subspaces.

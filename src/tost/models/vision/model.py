@@ -21,8 +21,6 @@ from tost.models.vision.options import VisionOptions
 from tost.models.vision.parts import ClassBlock, ConvStem
 from tost.nn import ISTA, MLP, Block, GridConvolution
 
-__all__ = ["VisionToST"]
-
 NORM_EPS = 1e-6
 
 

@@ -12,8 +12,6 @@ from tost.models.extensions import ExtensionOptions
 from tost.models.mixers import Place
 from tost.models.options import MixedOptions, ModelOptions
 
-__all__ = ["CrateOptions", "FixedSizeOptions", "ImageOptions", "VisionOptions", "VitOptions"]
-
 Rate = Annotated[float, Field(ge=0, lt=1)]
 
 

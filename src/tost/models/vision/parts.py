@@ -19,8 +19,6 @@ from timm.models.xcit import ClassAttentionBlock, conv3x3
 
 from tost.nn.recompute import is_recomputing, recompute
 
-__all__ = ["ClassBlock", "ConvStem"]
-
 
 class ConvStem(nn.Module):
     """The stem of XCiT: convolutions of stride 2 with batch norm, and GELUs between them.

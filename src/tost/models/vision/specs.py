@@ -7,8 +7,6 @@ from typing import Any
 from tost.models.spec import ModelSpec
 from tost.models.vision.options import CrateOptions, ImageOptions, VisionOptions, VitOptions
 
-__all__ = ["IMAGE_MODELS"]
-
 _CLASSES: dict[type[ImageOptions], str] = {
     VisionOptions: "tost.models.vision.model:VisionToST",
     CrateOptions: "tost.models.vision.crate:CRATE",

@@ -11,8 +11,6 @@ from tost.models._common import count_parameters
 from tost.models.flops import image_flops
 from tost.models.vision.options import VitOptions
 
-__all__ = ["ViT"]
-
 
 class ViT(VisionTransformer):
     """timm's VisionTransformer, nothing else: patches by one convolution, learned positions, a class token.

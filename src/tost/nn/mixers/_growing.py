@@ -10,8 +10,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-__all__ = ["append_tokens"]
-
 _NAME = "_tost_room"
 
 

@@ -10,8 +10,6 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-__all__ = ["real_first"]
-
 
 def real_first(mix: Callable[[Tensor, Tensor | None], Tensor], x: Tensor, mask: Tensor | None) -> Tensor:
     """Return ``mix(x, mask)`` as if all padding came after the real tokens, with every result at its token's place.

@@ -18,8 +18,6 @@ from torch import Tensor
 from tost.nn.mixers._order import real_first
 from tost.nn.mixers.projected import ProjectedMixer, Projections
 
-__all__ = ["BigBird", "bigbird_pattern"]
-
 ROWS = 256
 """Blocks for which random numbers are kept; longer sequences use them again."""
 NOWHERE = 2**40

@@ -15,8 +15,6 @@ from tost.nn.recompute import is_recomputing
 from tost.ops._checks import check_mask
 from tost.ops._numerics import statistics_dtype, zero_padding
 
-__all__ = ["MixerBlock", "TokenBatchNorm"]
-
 
 class TokenBatchNorm(nn.Module):
     """Batch norm over all real tokens of all sequences of a batch.

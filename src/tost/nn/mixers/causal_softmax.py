@@ -19,8 +19,6 @@ from tost.nn.state import KVState
 from tost.ops._checks import check_mask
 from tost.ops._numerics import num_tokens, zero_padding
 
-__all__ = ["CausalSoftmaxAttention"]
-
 
 class CausalSoftmaxAttention(ProjectedMixer):
     """Scaled dot-product attention between each token and those up to it, as in GPT-2.

@@ -12,8 +12,6 @@ from torch import Tensor
 from tost.nn.mixers.projected import ProjectedMixer
 from tost.ops._numerics import statistics_dtype, zero_padding
 
-__all__ = ["LinearAttention", "feature_attention"]
-
 FLOOR = 1e-30
 """Smallest normalizer. Only a sequence of padding alone comes near it."""
 

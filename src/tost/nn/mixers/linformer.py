@@ -15,8 +15,6 @@ from torch import Tensor, nn
 from tost.nn.mixers._order import real_first
 from tost.nn.mixers.projected import ProjectedMixer, Projections
 
-__all__ = ["Linformer"]
-
 
 class Linformer(ProjectedMixer):
     """Attention of Linformer (Wang et al., 2020).

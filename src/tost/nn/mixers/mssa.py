@@ -11,8 +11,6 @@ from torch import Tensor
 
 from tost.nn.mixers.projected import ProjectedMixer, Projections
 
-__all__ = ["SubspaceAttention"]
-
 
 class SubspaceAttention(ProjectedMixer):
     """MSSA: softmax attention in which one projection w serves as query, key and value.

@@ -16,8 +16,6 @@ from tost.nn.mixers._order import real_first
 from tost.nn.mixers.projected import ProjectedMixer, Projections
 from tost.ops._numerics import statistics_dtype
 
-__all__ = ["NystromAttention", "iterative_pinv"]
-
 
 def iterative_pinv(matrix: Tensor, iterations: int = 6) -> Tensor:
     """Approximate pseudo-inverses by an iteration of third order, products only.

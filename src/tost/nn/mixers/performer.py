@@ -17,8 +17,6 @@ from tost.nn.mixers.linear import feature_attention
 from tost.nn.mixers.projected import ProjectedMixer
 from tost.ops._numerics import statistics_dtype
 
-__all__ = ["Performer", "orthogonal_directions", "positive_features"]
-
 RELU_FLOOR = 1e-3
 
 

@@ -15,8 +15,6 @@ from tost.nn._checks import check_heads, check_width, refuse_context
 from tost.ops._checks import check_mask
 from tost.ops._numerics import zero_padding
 
-__all__ = ["ProjectedMixer", "Projections"]
-
 
 class Projections(TypedDict, total=False):
     """Arguments of `ProjectedMixer` that a subclass passes on."""

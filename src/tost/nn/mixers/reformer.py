@@ -20,8 +20,6 @@ from tost.nn.mixers._order import real_first
 from tost.nn.mixers.projected import ProjectedMixer
 from tost.ops._numerics import statistics_dtype
 
-__all__ = ["Reformer", "hash_buckets"]
-
 MOST_BUCKETS = 1024
 """Buckets for which a module has rotations."""
 LRA_BUCKETS = 10

@@ -17,8 +17,6 @@ from tost.nn.mixers.s4_kernels import DiagonalKernel, LowRankKernel
 from tost.ops._checks import check_mask
 from tost.ops._numerics import statistics_dtype, zero_padding
 
-__all__ = ["S4", "long_convolution"]
-
 
 def long_convolution(u: Tensor, kernel: Tensor) -> Tensor:
     """Convolve sequences with kernels as long as they are, by a Fourier transform.

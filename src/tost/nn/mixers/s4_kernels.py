@@ -18,8 +18,6 @@ from torch.utils.checkpoint import checkpoint
 
 from tost.ops._numerics import statistics_dtype
 
-__all__ = ["DenseSystem", "DiagonalKernel", "LowRankKernel", "hippo_legs"]
-
 LARGEST_TABLE = 2**21
 """Entries of the table of frequencies, channels and states that is held at a time."""
 

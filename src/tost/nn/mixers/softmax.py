@@ -9,8 +9,6 @@ from torch import Tensor
 
 from tost.nn.mixers.projected import ProjectedMixer
 
-__all__ = ["SoftmaxAttention"]
-
 
 class SoftmaxAttention(ProjectedMixer):
     """Scaled dot-product attention between all pairs of tokens: ``softmax(q k^T / sqrt(D)) v`` in every head.

@@ -12,8 +12,6 @@ from torch import Tensor, nn
 from tost.nn.mixers.projected import ProjectedMixer
 from tost.ops._numerics import statistics_dtype
 
-__all__ = ["CrossCovarianceAttention"]
-
 NORM_FLOOR = 1e-12
 
 

@@ -10,8 +10,6 @@ from tost.report.bench import BenchRecord
 from tost.report.charts import Axis, Series, line_chart
 from tost.report.html import cut, table
 
-__all__ = ["attention_figures", "attention_sentences"]
-
 _LABELS = {
     "tost": "ToST",
     "vit-sdpa": "ViT, fused kernel",

@@ -13,8 +13,6 @@ from tost.report.html import cut, definitions, details, note, table, text
 from tost.report.runs import processor
 from tost.report.sections.attention import attention_figures, attention_sentences
 
-__all__ = ["measurement", "speed_sentences"]
-
 _LABELS = {
     "tost": "ToST layer",
     "sdpa": "softmax attention",

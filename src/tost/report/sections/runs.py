@@ -14,8 +14,6 @@ from tost.report.charts import Axis, Series, line_chart
 from tost.report.html import definitions, note, table, text
 from tost.report.runs import LAYERS, RunRecord
 
-__all__ = ["curves", "group_title", "groups", "judgement", "metric_text", "results", "trained"]
-
 # The loss has a chart of its own, which shows as much as the same in other units.
 _NO_CHART = ("step", "loss", "perplexity", "bits_per_token", "bits_per_byte", "loss_error", "tokens", "accuracy_top5")
 _MOST_METRICS, _MOST_KEYS = 4, 12

@@ -23,19 +23,6 @@ from torch import Tensor
 from tost._io import atomic_path, read_json, sha256_of, sync_folder, write_json
 from tost.errors import CheckpointError, TostError
 
-__all__ = [
-    "CheckpointStore",
-    "TensorTree",
-    "load_tensors",
-    "pack_rng",
-    "read_model_tensors",
-    "resolve_checkpoint",
-    "restore_rng",
-    "save_tensors",
-    "verify",
-    "write_manifest",
-]
-
 TensorTree = Mapping[str, Tensor]
 MANIFEST = "manifest.json"
 PREFIX = "step-"

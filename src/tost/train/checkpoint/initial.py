@@ -14,8 +14,6 @@ from tost.errors import CheckpointError
 from tost.models.renamed import current_names
 from tost.train.checkpoint.files import load_tensors, resolve_checkpoint
 
-__all__ = ["Head", "InitialWeights", "load_initial", "load_weights"]
-
 HEAD = "head."
 """Where the tensors of a model's last layer are; the only ones that another number of classes changes."""
 

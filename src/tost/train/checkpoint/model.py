@@ -33,17 +33,6 @@ from tost.train.checkpoint.files import (
 )
 from tost.train.config.upgrade import read_run_document
 
-__all__ = [
-    "SavedModel",
-    "build_saved",
-    "load_model",
-    "nearest_model",
-    "nearest_name",
-    "read_saved",
-    "refuse_existing",
-    "save_model",
-]
-
 DESCRIPTION = "model.json"
 WEIGHTS = "model.safetensors"
 AVERAGES = "ema.safetensors"

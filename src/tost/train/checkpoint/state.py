@@ -31,8 +31,6 @@ from tost.train.config.upgrade import FORMAT, check_format
 from tost.train.distributed import Distributed
 from tost.train.ema import WeightAverage
 
-__all__ = ["Position", "RunState", "restore_checkpoint", "save_checkpoint"]
-
 _WHOLE = StateDictOptions(full_state_dict=True, cpu_offload=True)
 
 

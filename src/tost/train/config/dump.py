@@ -13,8 +13,6 @@ from tost._yaml import write_value
 from tost.data import DataOptions
 from tost.train.config.schema import ModelConfig, RunConfig, data_option_class, default_options, model_option_class
 
-__all__ = ["dump_config"]
-
 _WIDTH = 120
 _WIDEST_ENTRY = 36  # longer entries do not push all the comments to the right
 

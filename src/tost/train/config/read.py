@@ -17,8 +17,6 @@ from tost.train.config.rules import RULES, UNKNOWN, Rule, broken_rules
 from tost.train.config.schema import RunConfig, data_option_class, default_options, model_option_class
 from tost.train.config.upgrade import read_run_document
 
-__all__ = ["load_config"]
-
 
 def load_config(
     path: str | Path, overrides: Sequence[str] = (), *, name: str = "", rules: Sequence[Rule] = ()

@@ -15,8 +15,6 @@ from tost._options import Problem
 from tost.data import DataOptions
 from tost.errors import ConfigError
 
-__all__ = ["RULES", "UNKNOWN", "Rule", "broken_rules", "unless"]
-
 UNKNOWN: Any = object()
 """Stands for the value of a key that is missing or wrong."""
 

@@ -15,23 +15,6 @@ from tost.data import DataOptions, find_data
 from tost.models import model_spec
 from tost.train.config.rules import RULES, broken_rules
 
-__all__ = [
-    "CheckpointConfig",
-    "EvaluateConfig",
-    "LogConfig",
-    "ModelConfig",
-    "OptimConfig",
-    "ParallelConfig",
-    "RegularizeConfig",
-    "RunConfig",
-    "ScheduleConfig",
-    "TrainConfig",
-    "config_hash",
-    "data_option_class",
-    "default_options",
-    "model_option_class",
-]
-
 
 def _no_boolean(value: Any) -> Any:
     # In Python, True is the number 1; in a configuration it is a mistake.

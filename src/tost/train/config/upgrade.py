@@ -8,8 +8,6 @@ from tost._io import read_json
 from tost._yaml import Document, read_document
 from tost.errors import CheckpointError, ConfigError
 
-__all__ = ["FORMAT", "check_format", "read_run_document"]
-
 FORMAT = 2
 """Version of run folders and checkpoints that this code writes. It reads all up to this one; those of version 1 do not
 have a number.

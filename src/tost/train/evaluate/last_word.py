@@ -24,8 +24,6 @@ from tost.errors import ConfigError
 from tost.generation import Sampling, generate_with_state
 from tost.generation.decode import check_causal, context_limit, evaluating
 
-__all__ = ["LastWords", "Passage", "score_choices", "score_last_words", "score_last_words_by_generation"]
-
 Item = TypeVar("Item")
 GENERATED = 10
 _PLAIN_QUOTES = str.maketrans({"\u201c": '"', "\u201d": '"', "\u2018": "'", "\u2019": "'"})

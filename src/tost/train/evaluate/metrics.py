@@ -23,17 +23,6 @@ from tost.train.distributed import Distributed
 from tost.train.task import Details, Task
 from tost.train.telemetry import compression_by_layer
 
-__all__ = [
-    "Evaluation",
-    "Measurement",
-    "evaluate",
-    "evaluate_checkpoint",
-    "evaluate_initial",
-    "measure",
-    "read_checkpoint",
-    "read_initial",
-]
-
 
 @dataclass(frozen=True)
 class Measurement:

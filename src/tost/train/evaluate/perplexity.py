@@ -28,8 +28,6 @@ from torch import Tensor, nn
 from tost.errors import ConfigError
 from tost.generation.decode import CHUNK_SIZE, check_causal, context_limit, evaluating
 
-__all__ = ["Score", "Text", "score_random", "score_stream", "score_windows"]
-
 IGNORED = -100
 _LOGITS_AT_ONCE = 1 << 23
 """Numbers of a piece of logits: 32 MiB in float32."""

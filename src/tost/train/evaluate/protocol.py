@@ -7,8 +7,6 @@ from enum import StrEnum
 
 from tost.errors import ConfigError
 
-__all__ = ["Protocol", "TextTest"]
-
 
 class Protocol(StrEnum):
     """How a language model is measured."""

@@ -26,8 +26,6 @@ from tost.train.evaluate.protocol import Protocol, TextTest
 from tost.train.task import Details
 from tost.train.tokenizer import find_tokenizer
 
-__all__ = ["evaluate_text", "evaluate_text_checkpoint", "evaluate_text_initial"]
-
 AUTHORS_WINDOWS = 16_000
 
 

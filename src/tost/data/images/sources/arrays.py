@@ -19,8 +19,6 @@ from tost.data.images.sources.base import ImageSource, Split, check_folder, entr
 from tost.data.images.sources.parquet import columns_of, find_shards, open_parquet
 from tost.errors import ConfigError
 
-__all__ = ["CIFAR10_NAMES", "MemoryImages", "open_cifar", "open_fashion_mnist"]
-
 CIFAR10_NAMES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 _FASHION_NAMES = (
     *("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat"),

@@ -19,17 +19,6 @@ from torch import Tensor
 from tost.data.images.decode import BadImageError, read_image
 from tost.errors import ConfigError
 
-__all__ = [
-    "ImageSource",
-    "Split",
-    "check_folder",
-    "entries",
-    "hash_lines",
-    "is_image",
-    "pack_names",
-    "split_names",
-]
-
 SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".ppm", ".pgm", ".tif", ".tiff", ".gif")
 _SHOWN = 8
 

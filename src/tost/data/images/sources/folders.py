@@ -22,8 +22,6 @@ from tost.data.images.sources.base import (
 )
 from tost.errors import ConfigError
 
-__all__ = ["FileImages", "image_files", "open_class_folders", "open_image_folder"]
-
 
 class FileImages(ImageSource):
     """Files below a folder.

@@ -28,8 +28,6 @@ from tost.data.images.sources.parquet import find_shards, open_parquet
 from tost.data.images.sources.tar import index_tar, tar_source
 from tost.errors import ConfigError
 
-__all__ = ["imagenet_classes", "open_imagenet", "real_labels"]
-
 _IMAGES = 50_000  # of the validation set
 _NUMBER = re.compile(r"ILSVRC2012_val_(\d{8})")
 _EXPECTED = (

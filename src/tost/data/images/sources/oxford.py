@@ -14,8 +14,6 @@ from tost.data.images.sources.base import Split, check_folder, entries
 from tost.data.images.sources.folders import FileImages
 from tost.errors import ConfigError
 
-__all__ = ["open_flowers102", "open_pets", "read_matlab"]
-
 _FLOWER_SPLITS = {"train": ["trnid"], "val": ["valid"], "trainval": ["trnid", "valid"], "test": ["tstid"]}
 
 

@@ -19,8 +19,6 @@ from tost.data.images.options import ImageParquetOptions
 from tost.data.images.sources.base import ImageSource, Split, check_folder, entries, hash_lines, split_names
 from tost.errors import ConfigError
 
-__all__ = ["ParquetImages", "columns_of", "find_shards", "open_image_parquet", "open_parquet"]
-
 _IMAGE_COLUMNS = ("image", "img")
 _LABEL_COLUMNS = ("label", "labels", "fine_label", "target")
 # Encoded images up to this size together are held in memory; more are mapped from a copy that can be read at any place.

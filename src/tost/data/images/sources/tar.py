@@ -14,8 +14,6 @@ from numpy.typing import NDArray
 from tost.data.images.sources.base import ImageSource, hash_lines, is_image, pack_names
 from tost.errors import ConfigError
 
-__all__ = ["Member", "TarImages", "index_tar", "tar_source"]
-
 _LABEL_SUFFIX = ".cls"  # a file with the number of the class, beside its image
 
 

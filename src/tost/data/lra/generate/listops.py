@@ -18,8 +18,6 @@ from tost.data.lra.grammar import SPLITS, ListOpsGenerator, listops_text
 from tost.data.prepare import Report
 from tost.data.toy.options import ListOpsOptions
 
-__all__ = ["FOLDER", "HEADER", "prepare_listops"]
-
 FOLDER = "listops-1000"
 """Folder in the official release; the number means nothing."""
 

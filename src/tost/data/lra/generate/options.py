@@ -10,8 +10,6 @@ from tost.data.lra.generate.pathfinder.settings import Difficulty
 from tost.data.prepare import PrepareOptions
 from tost.data.toy.options import ListOpsOptions
 
-__all__ = ["GENERATED", "ListOpsFilesOptions", "PathfinderFilesOptions"]
-
 
 class _GeneratedOptions(PrepareOptions):
     seed: int = Field(default=0, description="another number gives other data")

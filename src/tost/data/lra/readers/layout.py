@@ -17,8 +17,6 @@ from tost.data.images.sources.base import entries
 from tost.data.spec import DataInfo
 from tost.errors import ConfigError
 
-__all__ = ["bundle", "find_release", "shuffled", "split_80_10_10"]
-
 _RELEASE = "lra_release"
 
 

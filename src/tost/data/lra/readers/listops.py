@@ -20,8 +20,6 @@ from tost.data.lra.readers.layout import bundle, find_release
 from tost.data.lra.sequences import Form, IdsInMemory, Sequences
 from tost.errors import ConfigError
 
-__all__ = ["build_lra_listops"]
-
 _END = 17
 _CLOSE = SYMBOLS.index("]")
 _BAD = 255

@@ -22,8 +22,6 @@ from tost.data.lra.readers.layout import bundle, find_release, shuffled, split_8
 from tost.data.lra.readers.text import HUB, load_hub
 from tost.errors import ConfigError
 
-__all__ = ["PixelSequences", "PixelSource", "build_lra_image", "build_lra_pathfinder"]
-
 _IN_MEMORY = 1 << 29  # bytes of pixels that are kept by default
 _AT_ONCE = 2048  # images that are turned grey together
 _NUMPY = b"\x93NUMPY"

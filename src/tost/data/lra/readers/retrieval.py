@@ -21,8 +21,6 @@ from tost.data.lra.readers.layout import bundle, find_release
 from tost.data.lra.sequences import BYTE_END, Alphabet, BytesInFile, Form, Sequences, make_alphabet
 from tost.errors import ConfigError
 
-__all__ = ["build_lra_retrieval"]
-
 _FILES = {"train": "new_aan_pairs.train.tsv", "val": "new_aan_pairs.eval.tsv", "test": "new_aan_pairs.test.tsv"}
 _LABELS = {b"0.0": 0, b"1.0": 1, b"0": 0, b"1": 1}
 _COLUMNS = 5

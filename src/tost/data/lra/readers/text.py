@@ -19,8 +19,6 @@ from tost.data.lra.readers.layout import bundle, shuffled
 from tost.data.lra.sequences import BYTE_END, Alphabet, Form, IdsInMemory, Sequences, make_alphabet
 from tost.errors import ConfigError
 
-__all__ = ["HUB", "build_lra_text", "load_hub"]
-
 HUB = "hub:"
 """Start of a path that names a data set of the Hugging Face hub."""
 

@@ -25,8 +25,6 @@ from tost.data.lra.generate.pathfinder.paint import make_pictures
 from tost.data.lra.generate.pathfinder.settings import FOLDERS, PathfinderSettings, pathfinder_settings
 from tost.data.prepare import Report
 
-__all__ = ["prepare_pathfinder"]
-
 _PARTS = "parts"  # folder of the records of units until their batch is complete
 _BATCH = 1000  # images of a folder, as in the release
 _UNIT = 250  # images that are made together; divides the above

@@ -19,8 +19,6 @@ from numpy.typing import NDArray
 from tost.data.lra.generate.pathfinder.settings import PathfinderSettings
 from tost.data.lra.generate.pathfinder.shapes import ANGLES, Shapes, make_shapes, translate
 
-__all__ = ["NONE", "Curves", "Uniform", "lay_curves"]
-
 NONE: Final = -1
 """Stands for a dash that is not there."""
 

@@ -11,8 +11,6 @@ from tost.data.lra.generate.pathfinder.grow import NONE, Curves, Uniform, lay_cu
 from tost.data.lra.generate.pathfinder.settings import PathfinderSettings
 from tost.data.lra.generate.pathfinder.shapes import Shapes, Stamps, draw_disc
 
-__all__ = ["Pictures", "make_pictures"]
-
 
 @dataclass(frozen=True)
 class Pictures:

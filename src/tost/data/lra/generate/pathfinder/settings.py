@@ -9,8 +9,6 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Final, Literal
 
-__all__ = ["CONTOUR_LENGTHS", "FOLDERS", "RESOLUTIONS", "Difficulty", "PathfinderSettings", "pathfinder_settings"]
-
 Difficulty = Literal["easy", "intermediate", "hard"]
 
 CONTOUR_LENGTHS: Final[dict[str, int]] = {"easy": 6, "intermediate": 9, "hard": 14}

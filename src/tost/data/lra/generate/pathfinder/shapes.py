@@ -17,8 +17,6 @@ from scipy.ndimage import grey_dilation  # type: ignore[import-untyped]
 
 from tost.data.lra.generate.pathfinder.settings import PathfinderSettings
 
-__all__ = ["ANGLES", "Shapes", "Stamps", "draw_disc", "make_shapes", "translate"]
-
 ANGLES: Final = 360
 """Directions of a first dash, in whole degrees."""
 
