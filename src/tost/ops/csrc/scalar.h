@@ -1,7 +1,7 @@
 // Storage types of a tensor and the type in which statistics are computed.
 //
 // float, bfloat16 and half are computed in float, double in double. The conversions are integer arithmetic without
-// branches, so that compilers vectorise them on every instruction set. Everything lives in an unnamed namespace: the
+// branches, so that compilers vectorize them on every instruction set. Everything lives in an unnamed namespace: the
 // file is compiled once per instruction set, and no inline function may be shared between those objects.
 #pragma once
 
