@@ -112,7 +112,7 @@ def test_commands_exist(page):
             words = tuple(takewhile(lambda word: not word.startswith("-"), command[1:]))
             options = {word.partition("=")[0] for word in command if word.startswith("-")}
             assert help_of(words), f"the program has no command `tost {' '.join(words)}`"
-            unknown = {option for option in options if option not in help_of(words)}
+            unknown = {option for option in options if option not in help_of(words) + help_of(())}
             assert not unknown, f"`tost {' '.join(words)}` does not take {', '.join(sorted(unknown))}"
     wrong = [command for command in commands if command[0] == "make" and command[1] not in make_targets()]
     assert wrong == [], f"the Makefile has no such target: {wrong}; it has {sorted(make_targets())}"
