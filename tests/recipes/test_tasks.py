@@ -64,7 +64,7 @@ def test_registered_tasks_are_listed_and_found():
         tost.register_task("forecasting")(Forecasting)
 
 
-@pytest.mark.parametrize("wrong", [3, nn.Linear, Forecasting()], ids=repr)
+@pytest.mark.parametrize("wrong", [3, nn.Linear, Forecasting()], ids=["number", "module", "instance"])
 def test_what_is_no_task_is_refused(wrong):
     with pytest.raises(ConfigError, match=r"a task is a class that derives from tost\.train\.Task"):
         tost.register_task("wrong")(wrong)
