@@ -163,13 +163,7 @@ _ANALYSES = Registry("analysis", "tost.analyses", _adapt, ((spec.name, spec) for
 
 
 def register_analysis(
-    name: str,
-    *,
-    summary: str = "",
-    needs: Needs = "",
-    data: Data = "samples",
-    title: str = "",
-    explanation: str = "",
+    name: str, *, summary: str = "", needs: Needs = "", data: Data = "samples", title: str = "", explanation: str = ""
 ) -> Callable[[Function], Function]:
     """Register an analysis under a name, for `tost analyze`, `tost report` and `tost.analysis.analyze`.
 

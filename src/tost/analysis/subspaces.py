@@ -80,12 +80,7 @@ def coherence_of(u: Tensor) -> Tensor:
 
 
 def subspace_coherence(
-    model: nn.Module,
-    samples: object = None,
-    *,
-    layers: Sequence[int] | None = None,
-    directions: int = 4,
-    seed: int = 0,
+    model: nn.Module, samples: object = None, *, layers: Sequence[int] | None = None, directions: int = 4, seed: int = 0
 ) -> SubspaceCoherence:
     """Measure how coherent the subspaces of each layer are. Looks at the weights only.
 

@@ -8,10 +8,7 @@ from tost.cli import _console
 from tost.cli._arguments import Config, Overrides
 
 
-def cat(
-    config: Config,
-    overrides: Overrides = None,
-) -> None:
+def cat(config: Config, overrides: Overrides = None) -> None:
     """Show a configuration, complete and explained."""
     from tost.recipes import load_config
     from tost.train.config import config_hash, dump_config

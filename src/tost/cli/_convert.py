@@ -145,10 +145,7 @@ def _show(source: Path, out: Path, form: Form, name: str, model: nn.Module, *, j
         ("model", name),
         *((key, str(options[key])) for key in sizes if key in options),
         ("parameters", f"{parameters:,}"),
-        (
-            "written",
-            f"{out}, {byte_size(size)}, for {'the code of the authors' if form is Form.OFFICIAL else 'tost'}",
-        ),
+        ("written", f"{out}, {byte_size(size)}, for {'the code of the authors' if form is Form.OFFICIAL else 'tost'}"),
     ]
     _console.show_table(("converted", ""), rows)
     if json:

@@ -19,8 +19,7 @@ def report(
         Path | None, typer.Option(metavar="FILE.html", help="The page.", show_default="report.html in the first RUN")
     ] = None,
     analyses: Annotated[
-        str,
-        typer.Option(metavar="NAMES|all|none", help="Which analyses, such as coding-rate,heads; `all` that apply."),
+        str, typer.Option(metavar="NAMES|all|none", help="Which analyses, such as coding-rate,heads; `all` that apply.")
     ] = "all",
     bench: Annotated[
         list[Path] | None, typer.Option(metavar="FILE.json", help="Measurement by `tost bench`; can be repeated.")

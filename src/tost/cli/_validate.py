@@ -6,10 +6,7 @@ from tost.cli import _console
 from tost.cli._arguments import Config, Overrides
 
 
-def validate(
-    config: Config,
-    overrides: Overrides = None,
-) -> None:
+def validate(config: Config, overrides: Overrides = None) -> None:
     """Check a configuration; list all problems, exit 2 if any."""
     from tost.recipes import load_config
     from tost.train.config import config_hash

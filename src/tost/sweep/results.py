@@ -133,12 +133,7 @@ def _spread(values: Sequence[float | None]) -> dict[str, float | None] | None:
     known = [value for value in values if value is not None]
     if len(known) < len(values):
         return None
-    return {
-        "mean": fmean(known),
-        "std": stdev(known) if len(known) > 1 else None,
-        "min": min(known),
-        "max": max(known),
-    }
+    return {"mean": fmean(known), "std": stdev(known) if len(known) > 1 else None, "min": min(known), "max": max(known)}
 
 
 def _finite(value: float | None) -> float | None:
