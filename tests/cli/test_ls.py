@@ -60,7 +60,7 @@ def test_ls_draws_a_table_on_a_terminal(run, monkeypatch):
 
 def test_ls_without_a_match_says_so(run, monkeypatch):
     assert run("ls", "data", "z*") == (0, "", "no data match 'z*'; `tost ls data` lists all\n")
-    monkeypatch.setitem(_ls._LISTS, _ls.Kind.OPS, lambda pattern: [])
+    monkeypatch.setitem(_ls._LISTS, "ops", lambda pattern: [])
     assert run("ls", "ops") == (0, "", "there are no ops yet\n")
     assert json.loads(run("ls", "data", "z*", "--json").out)["entries"] == []
 

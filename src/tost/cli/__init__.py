@@ -39,18 +39,10 @@ COMMANDS = {
 
 # Packages that only some commands need, with the extra that installs them.
 _EXTRAS = {
-    "accelerate": "train",
-    "torchdata": "train",
-    "sklearn": "train",
-    "datasets": "train",
+    **dict.fromkeys(("accelerate", "torchdata", "sklearn", "datasets", "scipy"), "train"),
+    **dict.fromkeys(("timm", "torchvision", "PIL", "pyarrow"), "vision"),
+    **dict.fromkeys(("transformers", "tokenizers"), "language"),
     "matplotlib": "analysis",
-    "timm": "vision",
-    "torchvision": "vision",
-    "PIL": "vision",
-    "pyarrow": "vision",
-    "scipy": "train",
-    "transformers": "language",
-    "tokenizers": "language",
 }
 
 
@@ -105,8 +97,9 @@ class _Commands(TyperGroup):
 
 
 def _build() -> typer.Typer:
-    app = typer.Typer(
+    return typer.Typer(
         cls=_Commands,
+        callback=_global_options,
         help="Token Statistics Transformers: attention from token statistics, in linear time.",
         no_args_is_help=True,
         add_completion=False,
@@ -114,8 +107,6 @@ def _build() -> typer.Typer:
         rich_markup_mode=None,  # boxes leave no room for the text, and help reads the same in a pipe
         context_settings={"help_option_names": ["-h", "--help"]},
     )
-    app.callback()(_global_options)
-    return app
 
 
 def _plugins_first(arguments: list[str]) -> list[str]:

@@ -80,7 +80,9 @@ def analyze(
             files = _write(result, folder, by_layer=chosen is not None)
             found[each] = {"summary": result.summary(), "files": [str(file) for file in files]}
             progress.finish(f"{len(files)} files")
-    _show(found, folder)
+    rows = [(each, key, str(value)) for each, part in found.items() for key, value in part["summary"].items()]
+    _console.show_table(("analysis", "what", "value"), rows, labels=2)
+    _console.show(str(folder))
     if json:
         _console.show_json({"out": str(folder), "results": found, "skipped": skipped})
 
@@ -144,9 +146,3 @@ def _write(result: Result, folder: Path, *, by_layer: bool) -> list[Path]:
         parts = [(result.at(layer), f"{result.name}-layer{layer:02d}") for layer in result.layers]
         return [file for part, stem in parts for file in save(part, folder, stem)]
     return save(result, folder)
-
-
-def _show(found: dict[str, dict[str, Any]], folder: Path) -> None:
-    rows = [(name, key, str(value)) for name, part in found.items() for key, value in part["summary"].items()]
-    _console.show_table(("analysis", "what", "value"), rows, labels=2)
-    _console.show(str(folder))

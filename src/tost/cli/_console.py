@@ -10,22 +10,12 @@ import json
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from tost._text import Table
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
-
-
-class Steps(Protocol):
-    """Progress of work that consists of a known number of steps."""
-
-    def start(self, name: str) -> None:
-        """A step begins."""
-
-    def finish(self, result: str) -> None:
-        """The step that began last is done; `result` sums it up in one line."""
 
 
 def show(text: str = "") -> None:
@@ -93,7 +83,7 @@ def steps(total: int) -> Iterator[Steps]:
         Receives the steps.
     """
     if not sys.stderr.isatty():
-        yield _PlainSteps(total)
+        yield Steps(total)
         return
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
@@ -104,24 +94,25 @@ def steps(total: int) -> Iterator[Steps]:
         yield _LiveSteps(progress, progress.add_task("", total=total))
 
 
-class _PlainSteps:
+class Steps:
+    """Progress of work that consists of a known number of steps."""
+
     def __init__(self, total: int) -> None:
-        self._total = total
-        self._done = 0
-        self._name = ""
+        self._total, self._done, self._name = total, 0, ""
 
     def start(self, name: str) -> None:
+        """A step begins."""
         self._name = name
 
     def finish(self, result: str) -> None:
+        """The step that began last is done; `result` sums it up in one line."""
         self._done += 1
         log(f"[{self._done}/{self._total}] {self._name}: {result}")
 
 
-class _LiveSteps:
+class _LiveSteps(Steps):
     def __init__(self, progress: Progress, task: TaskID) -> None:
-        self._progress = progress
-        self._task = task
+        self._progress, self._task = progress, task
 
     def start(self, name: str) -> None:
         self._progress.update(self._task, description=name)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -17,19 +16,11 @@ from tost.errors import ConfigError, StorageError
 if TYPE_CHECKING:
     from torch import nn
 
+Form = Literal["tost", "official"]
+"""Whose code reads the result."""
 
-class Form(StrEnum):
-    """Whose code reads the result."""
-
-    TOST = "tost"
-    OFFICIAL = "official"
-
-
-class Weights(StrEnum):
-    """Which weights of the source are taken."""
-
-    MODEL = "model"
-    EMA = "ema"
+Weights = Literal["model", "ema"]
+"""Which weights of the source are taken."""
 
 
 def convert(
@@ -45,7 +36,7 @@ def convert(
         typer.Argument(metavar="KEY=VALUE", help="Options that the file does not contain, such as num_heads=6."),
     ] = None,
     to: Annotated[Form | None, typer.Option(help="Form to write. Default: the other one than that of SOURCE.")] = None,
-    weights: Annotated[Weights, typer.Option(help="ema: the moving average of the weights.")] = Weights.MODEL,
+    weights: Annotated[Weights, typer.Option(help="ema: the moving average of the weights.")] = "model",
     force: Annotated[bool, typer.Option("--force", help="Replace what is there.")] = False,
     json: Json = False,
 ) -> None:
@@ -54,10 +45,10 @@ def convert(
     Files are read without running anything in them, and every tensor is accounted for.
     """
     ours = source.is_dir()
-    form = to or (Form.OFFICIAL if ours else Form.TOST)
+    form = to or ("official" if ours else "tost")
     _check_target(source, out, form, force=force)
     name, model = _read_folder(source, overrides, weights) if ours else _read_file(source, overrides, weights)
-    if form is Form.TOST:
+    if form == "tost":
         from tost.data.text.tokenizers import save_tokenizer
         from tost.train.checkpoint.model import save_model
         from tost.train.tokenizer import find_tokenizer
@@ -74,7 +65,7 @@ def _check_target(source: Path, out: Path, form: Form, *, force: bool) -> None:
     """Refuse a place that cannot be written, or where something would be lost, before any work is done."""
     if out.exists() and source.exists() and out.samefile(source):
         raise ConfigError(f"{out} is what is to be converted; give another place with --out")
-    if form is Form.TOST:
+    if form == "tost":
         from tost.train.checkpoint.model import refuse_existing
 
         refuse_existing(out, force=force)
@@ -95,7 +86,7 @@ def _read_file(source: Path, overrides: list[str] | None, weights: Weights) -> t
     from tost.integrations.official import load_official
     from tost.train.checkpoint.model import nearest_name
 
-    model = load_official(source, weights=weights.value, **_options(overrides or []))
+    model = load_official(source, weights=weights, **_options(overrides or []))
     return nearest_name(model.options), model  # type: ignore[arg-type]
 
 
@@ -104,7 +95,7 @@ def _read_folder(source: Path, overrides: list[str] | None, weights: Weights) ->
 
     if overrides:
         raise ConfigError(f"{overrides[0]}: a folder of this package has all options of its model; leave it out")
-    saved = read_saved(source, ema=weights is Weights.EMA, report=_console.log)
+    saved = read_saved(source, ema=weights == "ema", report=_console.log)
     return saved.name, build_saved(saved, str(source))
 
 
@@ -145,9 +136,9 @@ def _show(source: Path, out: Path, form: Form, name: str, model: nn.Module, *, j
         ("model", name),
         *((key, str(options[key])) for key in sizes if key in options),
         ("parameters", f"{parameters:,}"),
-        ("written", f"{out}, {byte_size(size)}, for {'the code of the authors' if form is Form.OFFICIAL else 'tost'}"),
+        ("written", f"{out}, {byte_size(size)}, for {'the code of the authors' if form == 'official' else 'tost'}"),
     ]
     _console.show_table(("converted", ""), rows)
     if json:
-        summary = {"source": str(source), "out": str(out), "form": form.value, "model": name, "options": options}
+        summary = {"source": str(source), "out": str(out), "form": form, "model": name, "options": options}
         _console.show_json({**summary, "parameters": parameters, "bytes": size})

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from tost.cli import _console
-from tost.cli._arguments import Overrides
+from tost.cli._arguments import Ema, Json, Overrides
 from tost.cli._reporter import is_first
+from tost.errors import ConfigError
 from tost.train.evaluate.protocol import Protocol, TextTest
 
 if TYPE_CHECKING:
     from tost.train.evaluate.metrics import Evaluation
-
-_NO_AVERAGE = "--ema takes the average that a run has kept; name the run, or leave it out."
 
 
 def evaluate(
@@ -28,7 +26,7 @@ def evaluate(
         ),
     ],
     overrides: Overrides = None,
-    ema: Annotated[bool, typer.Option("--ema", help="Use the moving average of the weights.")] = False,
+    ema: Ema = False,
     protocol: Annotated[
         Protocol | None,
         typer.Option(
@@ -48,15 +46,15 @@ def evaluate(
     out: Annotated[
         Path | None, typer.Option(help="Folder to write evaluation.json and the confusion matrix to.")
     ] = None,
-    json: Annotated[bool, typer.Option("--json", help="End with one line of JSON.")] = False,
+    json: Json = False,
 ) -> None:
     """Measure a trained model on its validation set."""
-    if protocol is None:
-        _refuse_without_protocol(length=length, stride=stride, windows=windows)
-        found = _measure(source, overrides or [], ema=ema)
-    else:
-        numbers = {"length": length, "stride": stride, "windows": windows}
-        found = _measure_text(source, overrides or [], protocol, numbers, ema=ema)
+    numbers = {"length": length, "stride": stride, "windows": windows}
+    given = [f"--{name}" for name, value in numbers.items() if value is not None]
+    if given and protocol is None:
+        raise ConfigError(f"{', '.join(given)} given without --protocol, which chooses how a text is measured; add it.")
+    test = None if protocol is None else TextTest(protocol=protocol, **numbers)
+    found = _measure(source, overrides or [], test, ema=ema)
     if not is_first():
         return
     _console.show_table(
@@ -71,45 +69,19 @@ def evaluate(
         _console.show_json(found.content())
 
 
-def _measure(source: str, overrides: list[str], *, ema: bool) -> Evaluation:
-    from tost.errors import ConfigError
+def _measure(source: str, overrides: list[str], test: TextTest | None, *, ema: bool) -> Evaluation:
     from tost.recipes import get_task, load_config
     from tost.train.checkpoint.files import resolve_checkpoint
     from tost.train.evaluate.metrics import evaluate_checkpoint, evaluate_initial
-
-    if _is_saved(source):
-        checkpoint = resolve_checkpoint(Path(source), _console.log)
-        return evaluate_checkpoint(checkpoint, get_task, overrides=overrides, ema=ema)
-    config = load_config(source, overrides)
-    if ema:
-        raise ConfigError(_NO_AVERAGE)
-    return evaluate_initial(config, get_task(config.recipe))
-
-
-def _measure_text(
-    source: str, overrides: list[str], protocol: Protocol, numbers: Mapping[str, int | None], *, ema: bool
-) -> Evaluation:
-    from tost.errors import ConfigError
-    from tost.recipes import load_config
-    from tost.train.checkpoint.files import resolve_checkpoint
     from tost.train.evaluate.text import evaluate_text_checkpoint, evaluate_text_initial
 
-    test = TextTest(protocol=protocol, **numbers)
-    if _is_saved(source):
-        checkpoint = resolve_checkpoint(Path(source), _console.log)
-        return evaluate_text_checkpoint(checkpoint, test, overrides=overrides, ema=ema)
-    if ema:
-        raise ConfigError(_NO_AVERAGE)
-    return evaluate_text_initial(load_config(source, overrides), test)
-
-
-def _is_saved(source: str) -> bool:
     path = Path(source)
-    return path.exists() and path.suffix not in (".yaml", ".yml")
-
-
-def _refuse_without_protocol(**numbers: int | None) -> None:
-    from tost.errors import ConfigError
-
-    if given := [f"--{name}" for name, value in numbers.items() if value is not None]:
-        raise ConfigError(f"{', '.join(given)} given without --protocol, which chooses how a text is measured; add it.")
+    if path.exists() and path.suffix not in (".yaml", ".yml"):
+        checkpoint = resolve_checkpoint(path, _console.log)
+        if test is None:
+            return evaluate_checkpoint(checkpoint, get_task, overrides=overrides, ema=ema)
+        return evaluate_text_checkpoint(checkpoint, test, overrides=overrides, ema=ema)
+    config = load_config(source, overrides)
+    if ema:
+        raise ConfigError("--ema takes the average that a run has kept; name the run, or leave it out.")
+    return evaluate_initial(config, get_task(config.recipe)) if test is None else evaluate_text_initial(config, test)

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import os
 import sys
-from enum import StrEnum
 from itertools import islice
 from pathlib import Path
 from time import perf_counter
-from typing import TYPE_CHECKING, Annotated, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
 
 import typer
 
@@ -26,20 +25,11 @@ USUAL_LENGTH = 256
 # Control characters could recolour a terminal, or worse; their pictures cannot.
 _PICTURES = {code: 0x2400 + code for code in range(32) if chr(code) not in "\n\t"} | {0x7F: 0x2421}
 
+Precision = Literal["float32", "bfloat16"]
+"""Arithmetic of the model."""
 
-class Precision(StrEnum):
-    """Arithmetic of the model."""
-
-    FLOAT32 = "float32"
-    BFLOAT16 = "bfloat16"
-
-
-class Storage(StrEnum):
-    """How matrices are stored while tokens are generated."""
-
-    FP32 = "fp32"
-    BF16 = "bf16"
-    INT8 = "int8"
+Storage = Literal["fp32", "bf16", "int8"]
+"""How matrices are stored while tokens are generated."""
 
 
 class _Generated(NamedTuple):
@@ -70,7 +60,7 @@ def generate(
     save_state: Annotated[Path | None, typer.Option(help="Put the text aside, to go on later.")] = None,
     ema: Ema = False,
     dtype: Annotated[Precision | None, typer.Option(help="Arithmetic. Default: that of the weights.")] = None,
-    weights: Annotated[Storage, typer.Option(help="Fewer bits: rounded, and faster.")] = Storage.FP32,
+    weights: Annotated[Storage, typer.Option(help="Fewer bits: rounded, and faster.")] = "fp32",
     json: Annotated[bool, typer.Option("--json", help="Print one line of JSON instead of the text.")] = False,
 ) -> None:
     """Continue a text with a trained language model. Ctrl-C ends it and keeps what is there."""
@@ -89,7 +79,7 @@ def generate(
     model = load_source(source, ema=ema)
     tokenizer = _tokenizer_of(model, source)
     if dtype is not None:
-        model = model.to(getattr(torch, dtype.value))
+        model = model.to(getattr(torch, dtype))
     before, generator, seed = _begin(model, state, seed)
     ids = None if text is None else torch.tensor([tokenizer.encode(text)])
     prompt_tokens = 0 if ids is None else ids.shape[1]
@@ -101,7 +91,7 @@ def generate(
         sampling=sampling,
         generator=generator,
         state=before,
-        weights=weights.value,
+        weights=weights,
     )
     reading = perf_counter() - started
     done = _run(stream, max_new_tokens, TextStream(tokenizer.decoder(), stop or []), show=not json)
@@ -209,7 +199,8 @@ def _run(stream: TokenStream, wanted: int | None, text: TextStream, *, show: boo
             _write("\n")
     except BrokenPipeError:
         ended = "pipe"
-        _abandon_output()
+        # Its reader has gone: what is left in the buffer of stdout is discarded when the process ends.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return _Generated("".join(pieces), tokens, seconds, ended)
 
 
@@ -219,11 +210,6 @@ def _write(text: str) -> None:
         safe = text.translate(_PICTURES) if sys.stdout.isatty() else text
         sys.stdout.buffer.write(safe.encode())
         sys.stdout.buffer.flush()
-
-
-def _abandon_output() -> None:
-    """Discard what is left in the buffer of stdout when the process ends, because its reader has gone."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _summarize(done: _Generated, prompt_tokens: int, reading: float, seed: int | None, stream: TokenStream) -> None:

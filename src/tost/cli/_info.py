@@ -40,12 +40,16 @@ def collect() -> dict[str, Any]:
     import torch
 
     import tost
+    from tost._machine import cpu_model
     from tost.ops import native_info, operators
 
+    devices = [f"cpu ({cpu_model()})"]
+    devices += [f"cuda:{index} ({torch.cuda.get_device_name(index)})" for index in range(torch.cuda.device_count())]
+    devices += ["mps"] if torch.backends.mps.is_available() else []
     return {
         "versions": {"tost": tost.__version__, "python": platform.python_version()},
         "packages": {name: _package_version(name) for name in _PACKAGES},
-        "devices": _devices(),
+        "devices": devices,
         "threads": torch.get_num_threads(),
         "backends": {op: dict(tost.available_backends(op)) for op in operators()},
         "native": native_info(),
@@ -58,18 +62,6 @@ def _package_version(name: str) -> str | None:
         return version(name)
     except PackageNotFoundError:
         return None
-
-
-def _devices() -> list[str]:
-    import torch
-
-    from tost._machine import cpu_model
-
-    devices = [f"cpu ({cpu_model()})"]
-    devices += [f"cuda:{index} ({torch.cuda.get_device_name(index)})" for index in range(torch.cuda.device_count())]
-    if torch.backends.mps.is_available():
-        devices.append("mps")
-    return devices
 
 
 def _describe_variable(variable: Variable) -> dict[str, str]:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from enum import StrEnum
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -15,23 +14,12 @@ if TYPE_CHECKING:
     from tost._plugins import Registry
 
 Entry = dict[str, str]
-
-
-class Kind(StrEnum):
-    """What can be listed."""
-
-    TASKS = "tasks"
-    CONFIGS = "configs"
-    SWEEPS = "sweeps"
-    MODELS = "models"
-    MIXERS = "mixers"
-    DATA = "data"
-    OPS = "ops"
-    ANALYSES = "analyses"
+Kind = Literal["tasks", "configs", "sweeps", "models", "mixers", "data", "ops", "analyses"]
+"""What can be listed."""
 
 
 def ls(
-    kind: Annotated[Kind, typer.Argument(metavar="KIND", help="What to list.")] = Kind.CONFIGS,
+    kind: Annotated[Kind, typer.Argument(metavar="KIND", help="What to list.")] = "configs",
     pattern: Annotated[
         str, typer.Argument(metavar="PATTERN", help="Which names, with the wildcards of a shell, such as 'demo/*'.")
     ] = "*",
@@ -112,12 +100,12 @@ def _analyses(pattern: str) -> list[Entry]:
 
 
 _LISTS: dict[Kind, Callable[[str], list[Entry]]] = {
-    Kind.TASKS: _tasks,
-    Kind.CONFIGS: _configs,
-    Kind.SWEEPS: _sweeps,
-    Kind.MODELS: _models,
-    Kind.MIXERS: _mixers,
-    Kind.DATA: _data,
-    Kind.OPS: _ops,
-    Kind.ANALYSES: _analyses,
+    "tasks": _tasks,
+    "configs": _configs,
+    "sweeps": _sweeps,
+    "models": _models,
+    "mixers": _mixers,
+    "data": _data,
+    "ops": _ops,
+    "analyses": _analyses,
 }

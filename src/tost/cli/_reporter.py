@@ -6,8 +6,7 @@ import os
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from enum import StrEnum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from tost.cli import _console
 
@@ -17,14 +16,8 @@ if TYPE_CHECKING:
     from tost.train.loop import Reporter
     from tost.train.metrics import StepRecord
 
-
-class ProgressStyle(StrEnum):
-    """How a run shows what it does on stderr."""
-
-    auto = "auto"
-    live = "live"
-    plain = "plain"
-    none = "none"
+ProgressStyle = Literal["auto", "live", "plain", "none"]
+"""How a run shows what it does on stderr."""
 
 
 def is_first() -> bool:
@@ -35,11 +28,11 @@ def is_first() -> bool:
 @contextmanager
 def open_reporter(style: ProgressStyle, steps: int) -> Iterator[Reporter]:
     """Return the reporter for a run of `steps` steps, for the duration of a ``with`` block."""
-    if style is ProgressStyle.none or not is_first():
+    if style == "none" or not is_first():
         from tost.train.loop import SilentReporter
 
         yield SilentReporter()
-    elif style is ProgressStyle.plain or (style is ProgressStyle.auto and not sys.stderr.isatty()):
+    elif style == "plain" or (style == "auto" and not sys.stderr.isatty()):
         yield _Plain()
     else:
         from rich.console import Console
@@ -48,10 +41,6 @@ def open_reporter(style: ProgressStyle, steps: int) -> Iterator[Reporter]:
         text = TextColumn("{task.description}", markup=False)
         with Progress(BarColumn(), MofNCompleteColumn(), text, console=Console(stderr=True)) as progress:
             yield _Live(progress, progress.add_task("starting", total=steps))
-
-
-def _line(metrics: Mapping[str, float]) -> str:
-    return " | ".join(f"{name} {value:.4f}" for name, value in metrics.items())
 
 
 class _Plain:
@@ -64,10 +53,11 @@ class _Plain:
         _console.log(format_line(record))
 
     def evaluation(self, step: int, metrics: Mapping[str, float]) -> None:
-        _console.log(f"eval step {step} | {_line(metrics)}")
+        values = " | ".join(f"{name} {value:.4f}" for name, value in metrics.items())
+        self.message(f"eval step {step} | {values}")
 
 
-class _Live:
+class _Live(_Plain):
     def __init__(self, progress: Progress, task: TaskID) -> None:
         self._progress, self._task = progress, task
 
@@ -79,6 +69,3 @@ class _Live:
 
         fields = format_line(record).partition(" | ")[2]
         self._progress.update(self._task, completed=record.step, description=fields)
-
-    def evaluation(self, step: int, metrics: Mapping[str, float]) -> None:
-        self.message(f"eval step {step} | {_line(metrics)}")

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tost.cli import _console
-from tost.cli._arguments import Config, Overrides
+from tost.cli._arguments import Config, Json, Overrides
 from tost.cli._reporter import ProgressStyle, is_first, open_reporter
 
 if TYPE_CHECKING:
@@ -32,14 +32,15 @@ def train(
     ] = None,
     nproc: Annotated[int, typer.Option(min=1, help="Processes to start on this machine.")] = 1,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Build everything, print its size, and stop.")] = False,
-    progress: Annotated[ProgressStyle, typer.Option(help="Live bar or plain lines; auto looks.")] = ProgressStyle.auto,
-    json: Annotated[bool, typer.Option("--json", help="End with one line of JSON.")] = False,
+    progress: Annotated[ProgressStyle, typer.Option(help="Live bar or plain lines; auto looks.")] = "auto",
+    json: Json = False,
 ) -> None:
     """Train a recipe. Ctrl-C once saves and stops, twice stops at once."""
     from tost.recipes import load_config
 
     settings = load_config(config, overrides or [])
-    folder = out or Path("runs") / _name_of(config)
+    # The stem of a file, or the whole name of a built-in one: small/cifar10 is not finetune/cifar10.
+    folder = out or Path("runs") / (Path(config).stem if Path(config).suffix else config)
     if dry_run:
         _dry_run(settings)
         return
@@ -58,12 +59,6 @@ def train(
             _console.show(str(folder))
     if result.status == "interrupted":
         raise typer.Exit(INTERRUPTED)
-
-
-def _name_of(config: str) -> Path:
-    """Return the stem of a file, or the whole name of a built-in one: small/cifar10 is not finetune/cifar10."""
-    path = Path(config)
-    return Path(path.stem) if path.suffix else path
 
 
 def _find_start(folder: Path, resume: str | None) -> Path | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -57,29 +57,21 @@ def read_bench(file: Path) -> BenchRecord:
     if not isinstance(content, dict) or not isinstance(content.get("theme"), str):
         raise ConfigError(f"{file} is not a measurement: it has no theme; {remedy}.")
     gate = _mapping(content.get("gate"))
-    green = gate.get("passed", True) is True
+    # What has no rows, such as the measurement of the training engine, is a row itself.
+    rows = content.get("rows", [{key: value for key, value in content.items() if key not in _ABOUT}])
+    if gate.get("passed", True) is not True or not isinstance(rows, list):
+        rows = []
     return BenchRecord(
         file=file,
         theme=content["theme"],
         command=str(content.get("command", "")),
         environment=_mapping(content.get("environment")),
         gate=gate,
-        rows=_rows(content) if green else (),
+        rows=tuple(row for row in rows if isinstance(row, dict)),
         complete=content.get("complete", True) is True,
         contenders=_mapping(content.get("contenders")),
     )
 
 
-def _rows(content: Mapping[str, Any]) -> tuple[Mapping[str, Any], ...]:
-    """Return the rows; what has none, such as the measurement of the training engine, is a row itself."""
-    if "rows" not in content:
-        return ({key: value for key, value in content.items() if key not in _ABOUT},)
-    return tuple(row for row in _list(content["rows"]) if isinstance(row, dict))
-
-
 def _mapping(value: object) -> Mapping[str, Any]:
     return value if isinstance(value, dict) else {}
-
-
-def _list(value: object) -> Sequence[Any]:
-    return value if isinstance(value, list) else ()

@@ -100,12 +100,11 @@ def line_chart(series: Sequence[Series], *, title: str, x: Axis, y: Axis, note: 
 
 def _fit(points: Sequence[tuple[float, float]], x: Axis, y: Axis) -> list[tuple[float, float]]:
     """Return the points that have a place on the axes, thinned out."""
-    kept = [
-        (a, b)
-        for a, b in points
-        if math.isfinite(a) and math.isfinite(b) and (a > _LEAST or not x.log) and (b > _LEAST or not y.log)
-    ]
-    return thinned(kept)
+
+    def has_place(value: float, axis: Axis) -> bool:
+        return math.isfinite(value) and (value > _LEAST or not axis.log)
+
+    return thinned([(a, b) for a, b in points if has_place(a, x) and has_place(b, y)])
 
 
 class _Scale:

@@ -6,8 +6,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from torch import nn
-
 from tost._text import number
 from tost.analysis import Result, analyze, applicable, control_of, find_analysis, image_bytes, unsupported_reason
 from tost.errors import TostError
@@ -75,15 +73,20 @@ def look_into(
     say = log or (lambda line: None)
     findings: list[Finding] = []
     notes: list[str] = []
-    control = _control(run.model)
+    try:
+        control = control_of(run.model)
+    except (TostError, TypeError):  # a model of another package has no options
+        control = None
     for analysis in applicable(run.model) if wanted is None else wanted:
         if reason := unsupported_reason(run.model, analysis):
             notes.append(f"{analysis}: left out, because {reason}.")
             continue
         try:
             found = analyze(analysis, run.model, run.samples, control=control)
-            findings.append(_finding(analysis, found))
-            say(f"{name}: {analysis}: {_short(findings[-1])}")
+            finding = _finding(analysis, found)
+            findings.append(finding)
+            first = "; ".join(f"{key} {value}" for key, value in list(finding.numbers.items())[:2])
+            say(f"{name}: {analysis}: {finding.verdict or first}")
         except (TostError, ValueError) as error:
             notes.append(f"{analysis}: could not be done: {error}")
             say(f"{name}: {notes[-1]}")
@@ -92,13 +95,6 @@ def look_into(
         "as many of the training set where both are compared), spread over the set."
     )
     return Insight(name, source, tuple(findings), tuple(notes))
-
-
-def _control(model: nn.Module) -> nn.Module | None:
-    try:
-        return control_of(model)
-    except (TostError, TypeError):  # a model of another package has no options
-        return None
 
 
 def _finding(name: str, result: Result) -> Finding:
@@ -111,9 +107,3 @@ def _finding(name: str, result: Result) -> Finding:
     analysis = find_analysis(name)
     title = analysis.title or analysis.summary
     return Finding(name, numbers, result.rows(), content, kind, result.verdict(), title, analysis.explanation)
-
-
-def _short(finding: Finding) -> str:
-    if finding.verdict:
-        return finding.verdict
-    return "; ".join(f"{key} {value}" for key, value in list(finding.numbers.items())[:2])

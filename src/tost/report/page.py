@@ -26,6 +26,11 @@ _MOST_PASSAGE = 4000
 _FRAME = 20_000  # bytes for what stands around the parts, and for the words about pictures
 # The browser itself refuses whatever is not part of the page, should anything ever slip in.
 _POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
+_LEAD = (
+    '<p class="lead">Token Statistics Transformers (ToST) replace the pairwise scores of softmax attention by a few '
+    "sums over the tokens. This page shows what was trained, how well it works beside other models, what its layers "
+    "do, and what it costs. It needs no network: everything is in this file.</p>"
+)
 
 
 @dataclass(frozen=True)
@@ -67,10 +72,11 @@ def render(content: Content, *, largest: int = 10_000_000) -> str:
         content: What it shows.
         largest: Bytes that it may have; pictures that do not fit are left out, with a note.
     """
+    compared = groups(content.runs)
     sections = {
         "In short": _short(content),
-        "Results": _results(content),
-        "Curves": _curves(content),
+        "Results": "".join(map(results, compared.values())),
+        "Curves": "".join(f"<h3>{text(group_title(key))}</h3>{curves(runs)}" for key, runs in compared.items()),
         "What was trained": "".join(trained(run) for run in content.runs),
         "Generated text": _texts(content),
         "Speed": "".join(measurement(record) for record in content.benchmarks),
@@ -87,28 +93,16 @@ def render(content: Content, *, largest: int = 10_000_000) -> str:
     title = "Report on " + ", ".join(run.name for run in content.runs)
     links = "".join(f'<li><a href="#{anchor}">{text(name)}</a></li>' for anchor, name, _ in shown)
     main = "".join(f'<section id="{anchor}"><h2>{text(name)}</h2>{body}</section>' for anchor, name, body in shown)
+    closing = f"Written on {datetime.now(UTC):%Y-%m-%d %H:%M UTC} by: {shlex.join(content.command)}"
     return (
         '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
         f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">'
         '<meta name="viewport" content="width=device-width, initial-scale=1"><meta name="color-scheme" '
         f'content="light dark"><title>{text(cut(title, 120))}</title><link rel="icon" href="data:,">'
-        f"<style>{style}</style></head><body><header><h1>{text(cut(title, 200))}</h1>{_lead(content)}"
+        f"<style>{style}</style></head><body><header><h1>{text(cut(title, 200))}</h1>{_LEAD}"
         f'<nav aria-label="Parts of this page"><ul>{links}</ul></nav></header><main>{main}</main>'
-        f"<footer><p>{text(_closing(content))}</p></footer></body></html>\n"
+        f"<footer><p>{text(closing)}</p></footer></body></html>\n"
     )
-
-
-def _lead(content: Content) -> str:
-    return (
-        '<p class="lead">Token Statistics Transformers (ToST) replace the pairwise scores of softmax attention by a '
-        "few sums over the tokens. This page shows what was trained, how well it works beside other models, what its "
-        "layers do, and what it costs. It needs no network: everything is in this file.</p>"
-    )
-
-
-def _closing(content: Content) -> str:
-    moment = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
-    return f"Written on {moment} by: {shlex.join(content.command)}"
 
 
 def _short(content: Content) -> str:
@@ -119,21 +113,9 @@ def _short(content: Content) -> str:
         sentences += speed_sentences(record)
     told = "".join(f"<li>{text(sentence)}</li>" for sentence in sentences if sentence)
     open_runs = [run.name for run in content.runs if run.status != "finished"]
-    warning = (
-        note(f"Not finished: {', '.join(open_runs)}. The numbers are those so far.", "warning") if open_runs else ""
-    )
-    return warning + (f"<ul>{told}</ul>" if told else note("Nothing has been measured yet."))
-
-
-def _results(content: Content) -> str:
-    return "".join(results(runs) for runs in groups(content.runs).values())
-
-
-def _curves(content: Content) -> str:
-    parts = []
-    for subject, runs in groups(content.runs).items():
-        parts.append(f"<h3>{text(group_title(subject))}</h3>{curves(runs)}")
-    return "".join(parts)
+    warning = f"Not finished: {', '.join(open_runs)}. The numbers are those so far."
+    said = f"<ul>{told}</ul>" if told else note("Nothing has been measured yet.")
+    return note(warning, "warning") + said if open_runs else said
 
 
 def _inside(content: Content, room: _Room) -> str:
@@ -156,9 +138,8 @@ def _finding(run: str, finding: Finding, room: _Room) -> str:
         drawn = image(finding.picture, finding.picture_kind, f"{title} {run}. {cut(summary, 600)}")
         parts.append(f'<div class="picture">{drawn}</div>')
     elif finding.picture:
-        parts.append(
-            note(f"The picture is left out, because the page would be too large; tost analyze {finding.name} draws it.")
-        )
+        remark = f"The picture is left out, because the page would be too large; tost analyze {finding.name} draws it."
+        parts.append(note(remark))
     if finding.numbers:
         rows = [[key, value] for key, value in finding.numbers.items()]
         parts.append(table(["what", "value"], rows, caption=f"{run}: {finding.name} in numbers"))
@@ -172,10 +153,8 @@ def _rows(run: str, finding: Finding) -> str:
     rows = [[_cell(row.get(key)) for key in finding.rows[0]] for row in finding.rows[:_MOST_ROWS]]
     more = len(finding.rows) - len(rows)
     caption = f"{run}: {finding.name}" + (f", the first {len(rows)} of {len(finding.rows)} rows" if more else "")
-    return details(
-        f"All numbers ({len(finding.rows)} rows)" if not more else f"Numbers (first {len(rows)} rows)",
-        table(headers, rows, caption=caption),
-    )
+    heading = f"Numbers (first {len(rows)} rows)" if more else f"All numbers ({len(rows)} rows)"
+    return details(heading, table(headers, rows, caption=caption))
 
 
 def _cell(value: object) -> str:
@@ -190,14 +169,14 @@ def _texts(content: Content) -> str:
             body = f"<b>{text(cut(passage.prompt, _MOST_PASSAGE))}</b>{text(cut(passage.text, _MOST_PASSAGE))}"
             speed = f"{passage.tokens / passage.seconds:,.0f} tokens per second" if passage.seconds > 0 else ""
             told = f"{passage.tokens} tokens at {speed}; {passage.settings}. The prompt is printed in bold."
-            parts.append(
-                f'<pre tabindex="0" role="region" aria-label="Text by {text(run)}">{body}</pre><p>{text(told)}</p>'
-            )
+            label = f"Text by {text(run)}"
+            parts.append(f'<pre tabindex="0" role="region" aria-label="{label}">{body}</pre><p>{text(told)}</p>')
     return "".join(parts)
 
 
 def _repeat(content: Content) -> str:
-    commands = [shlex.join(map(str, run.environment["command"])) for run in content.runs if _has_command(run)]
+    known = [run.environment.get("command") for run in content.runs]
+    commands = [shlex.join(map(str, command)) for command in known if isinstance(command, list)]
     commands += [record.command for record in content.benchmarks if record.command]
     commands.append(shlex.join(content.command))
     parts = ["<h3>Commands</h3>", preformatted("\n".join(dict.fromkeys(commands)), "Commands"), "<h3>Environment</h3>"]
@@ -205,9 +184,8 @@ def _repeat(content: Content) -> str:
     parts.append("<h3>Configuration</h3>")
     for run in content.runs:
         if run.config_text:
-            parts.append(
-                details(f"{run.name}: config.yaml", preformatted(run.config_text, f"Configuration of {run.name}"))
-            )
+            shown = preformatted(run.config_text, f"Configuration of {run.name}")
+            parts.append(details(f"{run.name}: config.yaml", shown))
     return "".join(parts)
 
 
@@ -224,23 +202,17 @@ def _environments(runs: Sequence[RunRecord]) -> list[str]:
     return parts
 
 
-def _has_command(run: RunRecord) -> bool:
-    return isinstance(run.environment.get("command"), list)
-
-
 def _environment(run: RunRecord) -> dict[str, str]:
     known = run.environment
-    versions = known.get("versions")
-    native = known.get("native")
+    versions, native = (
+        ", ".join(f"{name} {value}" for name, value in found.items()) if isinstance(found, dict) else ""
+        for found in (known.get("versions"), known.get("native"))
+    )
     return {
         "processor": f"{processor(known)}, {known.get('device', '?')}",
         "system": f"{known.get('platform', 'unknown')}, Python {known.get('python', '?')}",
-        "packages": ", ".join(f"{name} {value}" for name, value in versions.items())
-        if isinstance(versions, dict)
-        else "",
-        "native kernel": ", ".join(f"{key} {value}" for key, value in native.items())
-        if isinstance(native, dict)
-        else "",
+        "packages": versions,
+        "native kernel": native,
         "revision": str(known.get("revision") or "unknown"),
     }
 
@@ -254,9 +226,8 @@ def _origin(content: Content) -> str:
             [run.name, "summary.json", "results, time, memory, parameters"],
             [run.name, "env.json", "environment, command"],
         ]
-    for insight in content.insights:
-        if insight.findings:
-            rows.append([insight.run, "checkpoints/", "analyses, computed when this page was written"])
+    seen = [insight.run for insight in content.insights if insight.findings]
+    rows += [[run, "checkpoints/", "analyses, computed when this page was written"] for run in seen]
     rows += [[run, "checkpoints/", "generated text, written when this page was written"] for run in content.passages]
     rows += [[record.theme, record.file.name, "speed"] for record in content.benchmarks]
     told = (

@@ -52,20 +52,16 @@ def continue_prompts(run: LoadedRun, prompts: Sequence[str], *, length: int = LE
     given = list(prompts)
     if not given and run.samples.text is not None:
         given = [tokenizer.decode(run.samples.text[0][0, :_BEGINNING].tolist())]
-    return [_continue(run, prompt, length) for prompt in given]
-
-
-def _continue(run: LoadedRun, prompt: str, length: int) -> Passage:
-    tokenizer = run.tokenizer
-    assert tokenizer is not None
-    ids = torch.tensor([tokenizer.encode(prompt)])
     limit = context_limit(run.model)
-    count = length if limit is None else max(0, min(length, limit - ids.shape[1]))
-    generator = torch.Generator().manual_seed(SEED)
-    began = perf_counter()
-    sampling = Sampling(temperature=TEMPERATURE, top_k=min(TOP_K, tokenizer.vocab_size))
-    stream = stream_tokens(run.model, ids, max_new_tokens=count, sampling=sampling, generator=generator)
-    tokens = [int(token) for token in stream]
-    seconds = perf_counter() - began
     settings = f"temperature {TEMPERATURE}, the {TOP_K} likeliest tokens, seed {SEED}"
-    return Passage(prompt, tokenizer.decode(tokens), len(tokens), seconds, settings)
+    passages = []
+    for prompt in given:
+        ids = torch.tensor([tokenizer.encode(prompt)])
+        count = length if limit is None else max(0, min(length, limit - ids.shape[1]))
+        generator = torch.Generator().manual_seed(SEED)
+        began = perf_counter()
+        sampling = Sampling(temperature=TEMPERATURE, top_k=min(TOP_K, tokenizer.vocab_size))
+        stream = stream_tokens(run.model, ids, max_new_tokens=count, sampling=sampling, generator=generator)
+        tokens = [int(token) for token in stream]
+        passages.append(Passage(prompt, tokenizer.decode(tokens), len(tokens), perf_counter() - began, settings))
+    return passages

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tost._io import write_atomic
+from tost.analysis.registry import find_analysis
 from tost.errors import ConfigError, StorageError, TostError
 from tost.report.bench import read_bench
 from tost.report.page import Content, render
@@ -56,7 +57,8 @@ def write_report(request: Request, out: Path, log: Callable[[str], None] | None 
         StorageError: The file cannot be written.
     """
     say = log or (lambda line: None)
-    _check_names(request)
+    for name in request.analyses or ():
+        find_analysis(name)  # a wrong name is found before anything is read
     if out.is_dir() or not out.name.endswith((".html", ".htm")):
         raise ConfigError(f"--out {out} is not the name of a page; give a file such as report.html.")
     runs = read_runs(request.runs)
@@ -81,14 +83,6 @@ def write_report(request: Request, out: Path, log: Callable[[str], None] | None 
     return out
 
 
-def _check_names(request: Request) -> None:
-    """Find a wrong name before anything is read."""
-    from tost.analysis import find_analysis
-
-    for name in request.analyses or ():
-        find_analysis(name)
-
-
 def _look(run: RunRecord, request: Request, say: Callable[[str], None]) -> tuple[Insight | None, list[Passage]]:
     """Open a run's model once, for analyses and for text; what fails is said on the page."""
     writes = run.recipe == "language_modeling"
@@ -106,6 +100,5 @@ def _look(run: RunRecord, request: Request, say: Callable[[str], None]) -> tuple
     try:
         return insight, continue_prompts(opened, request.prompts) if writes else []
     except TostError as error:
-        note = f"No text was generated: {error}"
         known = insight or Insight(run.name)
-        return Insight(known.run, known.source, known.findings, (*known.notes, note)), []
+        return replace(known, notes=(*known.notes, f"No text was generated: {error}")), []

@@ -20,6 +20,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from functools import partial
@@ -207,13 +208,12 @@ def _cross_check(values: dict[str, Any]) -> list[Problem]:
     if not isinstance(arms, dict):
         return []
     known = {name: arm for name, arm in arms.items() if isinstance(arm, dict)}
-    problems = [problem for name in arms for problem in (*_check_name(name), *_check_task(name, values.get("tasks")))]
+    problems = [problem for name in arms for problem in _check_name(name, values.get("tasks"))]
     problems += [problem for name, arm in known.items() for problem in _check_after(name, arm.get("after"), arms)]
-    given = [
-        word for word, there in (("a reference", _has_reference(known)), ("levels", values.get("levels"))) if there
-    ]
-    if given and not values.get("source"):
-        problems.append(Problem("source", f"missing; there is {given[0]}, so name the source of the values"))
+    has_reference = any("reference" in arm for arm in known.values())
+    if (has_reference or values.get("levels")) and not values.get("source"):
+        given = "a reference" if has_reference else "levels"
+        problems.append(Problem("source", f"missing; there is {given}, so name the source of the values"))
     seeds = values.get("seeds", [0])
     problems += [problem for name, arm in known.items() for problem in _check_seeds(name, arm, known, seeds)]
     if isinstance(seeds, list) and len(set(map(str, seeds))) < len(seeds):
@@ -221,21 +221,12 @@ def _cross_check(values: dict[str, Any]) -> list[Problem]:
     return problems
 
 
-def _check_name(name: str) -> list[Problem]:
-    if re.fullmatch(_ARM_NAME, name):
-        return []
-    return [Problem(f"arms.{name}", "an arm is named with small letters, digits and _, a letter first")]
-
-
-def _has_reference(arms: dict[str, dict[str, Any]]) -> bool:
-    return any("reference" in arm for arm in arms.values())
-
-
-def _check_task(name: str, tasks: Any) -> list[Problem]:
-    """Return what is wrong with the name of an arm where there are tasks."""
-    if not isinstance(tasks, dict) or not tasks or any(name.startswith(f"{task}_") for task in tasks):
-        return []
-    return [Problem(f"arms.{name}", f"an arm is named TASK_SETTING, and the tasks are: {', '.join(tasks)}")]
+def _check_name(name: str, tasks: Any) -> Iterator[Problem]:
+    """Yield what is wrong with the name of an arm."""
+    if not re.fullmatch(_ARM_NAME, name):
+        yield Problem(f"arms.{name}", "an arm is named with small letters, digits and _, a letter first")
+    if isinstance(tasks, dict) and tasks and not any(name.startswith(f"{task}_") for task in tasks):
+        yield Problem(f"arms.{name}", f"an arm is named TASK_SETTING, and the tasks are: {', '.join(tasks)}")
 
 
 def _check_seeds(name: str, arm: dict[str, Any], arms: dict[str, dict[str, Any]], seeds: Any) -> list[Problem]:

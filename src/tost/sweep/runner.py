@@ -232,16 +232,12 @@ def progress_of(run: Run) -> Mapping[str, float]:
     """Return the newest step that a run has logged: its number, loss and the time left; nothing before the first."""
     for line in reversed(_last_bytes(run.folder / "metrics.jsonl").splitlines()):
         if line.startswith('{"kind": "step"') and line.endswith("}"):
-            return _parse(line)
+            try:
+                record = json.loads(line)
+            except ValueError:
+                return {}
+            return {name: record[name] for name in ("step", "loss", "eta_seconds") if name in record}
     return {}
-
-
-def _parse(line: str) -> dict[str, float]:
-    try:
-        record = json.loads(line)
-    except ValueError:
-        return {}
-    return {name: record[name] for name in ("step", "loss", "eta_seconds") if name in record}
 
 
 def _last_bytes(path: Path) -> str:

@@ -85,19 +85,21 @@ def expand(plan: Plan, changes: Sequence[str], out: Path, *, name: str, start: P
         ConfigError: A configuration or a change is wrong, or the weights to start from are not there. All problems are
             listed, each once, with the arms that have it.
     """
-    _refuse_unmatched(plan, changes)
+    for change in changes:
+        pattern, text = _addressed(change)
+        if not any(fnmatchcase(arm, pattern) for arm in plan.arms):
+            arms = ", ".join(plan.arms)
+            raise ConfigError(f"{change}: no arm matches {pattern}, so {text} has no effect; arms: {arms}")
     found: dict[str, Run] = {}
-    problems: dict[str, list[str]] = {}
+    problems: dict[str, dict[str, None]] = {}  # the arms of each, in order
     for seed in plan.seeds:
         for arm in _in_order(plan):
             if seed not in plan.seeds_of(arm):
                 continue
             try:
-                run = _make(plan, arm, seed, changes, out, start, found)
-                found[run.name] = run
+                found[run_name(arm, seed)] = _make(plan, arm, seed, changes, out, start, found)
             except ConfigError as error:
-                arms = problems.setdefault(str(error), [])
-                arms += [arm] if arm not in arms else []
+                problems.setdefault(str(error), {})[arm] = None
     if problems:
         texts = [f"\n  arm {', '.join(arms)}: " + text.replace("\n", "\n  ") for text, arms in problems.items()]
         raise ConfigError(f"{name} cannot be run:" + "".join(texts))
@@ -138,15 +140,6 @@ def _addressed(change: str) -> tuple[str, str]:
     return (pattern, change.removeprefix(f"{pattern}:")) if colon else ("*", change)
 
 
-def _refuse_unmatched(plan: Plan, changes: Sequence[str]) -> None:
-    for change in changes:
-        pattern, text = _addressed(change)
-        if not any(fnmatchcase(name, pattern) for name in plan.arms):
-            raise ConfigError(
-                f"{change}: no arm matches {pattern}, so {text} has no effect; arms: {', '.join(plan.arms)}"
-            )
-
-
 def _refuse_reserved(changes: Sequence[str], arm: Arm) -> None:
     keys = {change.partition("=")[0] for change in changes}
     if _SEED in keys:
@@ -172,9 +165,8 @@ def _find_start(arm: Arm, seed: int, start: Path | None, made: Mapping[str, Run]
     checkpoints = start.absolute() / name / "checkpoints"
     found = [checkpoints / link for link in ("best", "last") if (checkpoints / link).exists()]
     if not found:
-        raise ConfigError(
-            f"it starts from {start / name}, where there is no checkpoint; run `tost sweep {sweep}` first"
-        )
+        place = start / name
+        raise ConfigError(f"it starts from {place}, where there is no checkpoint; run `tost sweep {sweep}` first")
     return None, found[0]
 
 

@@ -35,9 +35,8 @@ def measurement(record: BenchRecord) -> str:
     """Return one measurement: the machine, whether the results were right, and then the numbers."""
     parts = [f"<h3>tost bench: {text(record.theme)}</h3>", definitions(_facts(record)), _gate(record)]
     if not record.complete:
-        parts.append(
-            note("This measurement was interrupted before its end; what is missing was not measured.", "warning")
-        )
+        remark = "This measurement was interrupted before its end; what is missing was not measured."
+        parts.append(note(remark, "warning"))
     if record.passed is not False:
         if _is_ops(record):
             parts.append(_layers(record))
@@ -89,9 +88,8 @@ def _gate(record: BenchRecord) -> str:
         return note("This measurement has no gate: the results were not checked in the same run.")
     checks = record.gate.get("checks")
     if record.passed:
-        return note(
-            f"Gate: green. {number(checks)} comparisons with the reference came out right before anything was timed."
-        )
+        told = f"{number(checks)} comparisons with the reference came out right before anything was timed."
+        return note(f"Gate: green. {told}")
     failures = record.gate.get("failures")
     failed = len(failures) if isinstance(failures, list) else "some"
     return note(f"Gate: red. {failed} of {number(checks)} comparisons failed, so no speed is shown.", "warning")
@@ -184,11 +182,7 @@ def _any_rows(record: BenchRecord) -> str:
 
 def _cell(key: str, value: object) -> str:
     if isinstance(value, int | float) and not isinstance(value, bool):
-        return (
-            duration(value)
-            if "seconds" in key and "count" not in key
-            else byte_size(value)
-            if "bytes" in key
-            else number(value)
-        )
+        if "seconds" in key and "count" not in key:
+            return duration(value)
+        return byte_size(value) if "bytes" in key else number(value)
     return UNKNOWN if value is None else cut(value, 60)

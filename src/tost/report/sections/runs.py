@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
-from tost._text import byte_size, duration, number, percent, rounded
+from tost._text import byte_size, duration, number, percent, real, rounded
 from tost._yaml import flatten
 from tost.data import find_data
 from tost.errors import ConfigError
@@ -64,9 +65,8 @@ def judgement(runs: Sequence[RunRecord]) -> str:
 def results(runs: Sequence[RunRecord]) -> str:
     """Return the table of all runs of a group, side by side."""
     metric, mode = runs[0].metric
-    others = [name for name in dict.fromkeys(name for run in runs for name in run.final) if name != metric][
-        :_MOST_METRICS
-    ]
+    names = dict.fromkeys(name for run in runs for name in run.final)
+    others = [name for name in names if name != metric][:_MOST_METRICS]
     headers = ["run", "model", "parameters", "steps", f"{metric}, at the end", f"{metric}, best"]
     headers += [_NAMES.get(name, name) for name in others]
     open_ended = any(run.status != "finished" for run in runs)
@@ -78,7 +78,8 @@ def results(runs: Sequence[RunRecord]) -> str:
         row = [run.name, _model_name(run), rounded(run.summary.get("parameters")), number(run.last_step)]
         row += [metric_text(metric, run.final.get(metric)), shown]
         row += [metric_text(name, run.final.get(name)) for name in others]
-        row += [_time(run), byte_size(run.summary.get("peak_memory_bytes"))]
+        time = duration(run.summary.get("seconds")) + (" *" if run.resumed else "")
+        row += [time, byte_size(run.summary.get("peak_memory_bytes"))]
         row += [run.status] if open_ended else []
         rows.append(row)
     ended = {place: run.final[metric] for place, run in enumerate(runs) if metric in run.final}
@@ -101,11 +102,6 @@ def _fairness(runs: Sequence[RunRecord]) -> str:
         return note("These runs differ in nothing but the model: data, steps, batches and recipe are the same.")
     listed = ", ".join(recipe[:_MOST_KEYS]) + (" and more" if len(recipe) > _MOST_KEYS else "")
     return note(f"These runs differ not only in the model but also in {listed}.")
-
-
-def _time(run: RunRecord) -> str:
-    seconds = duration(run.summary.get("seconds"))
-    return f"{seconds} *" if run.resumed else seconds
 
 
 def trained(run: RunRecord) -> str:
@@ -208,29 +204,19 @@ def _loss_chart(runs: Sequence[RunRecord]) -> str:
         lines.append(Series(f"{run.name}, validation", run.curve("loss"), look))
     values = [value for line in lines for _, value in line.points]
     wide = bool(values) and min(values) > 0 and max(values) / min(values) > 20
-    remark = "Training: one batch per point" + (", averaged over stretches." if _is_long(runs) else ".")
-    return line_chart(
-        lines,
-        title="Loss by step, lower is better",
-        x=Axis("step", whole=True),
-        y=Axis("loss (nats)", log=wide),
-        note=remark,
-    )
-
-
-def _is_long(runs: Sequence[RunRecord]) -> bool:
-    return any(len(run.steps) > 240 for run in runs)
+    is_long = any(len(run.steps) > 240 for run in runs)
+    remark = "Training: one batch per point" + (", averaged over stretches." if is_long else ".")
+    steps, loss = Axis("step", whole=True), Axis("loss (nats)", log=wide)
+    return line_chart(lines, title="Loss by step, lower is better", x=steps, y=loss, note=remark)
 
 
 def _metric_chart(runs: Sequence[RunRecord], name: str) -> str:
     lines = [Series(run.name, run.curve(name), look) for look, run in enumerate(runs)]
-    axis = Axis(_NAMES.get(name, name), write=_percent) if name.startswith("accuracy") else Axis(_NAMES.get(name, name))
-    title = f"{_NAMES.get(name, name)} on the validation set"
+    axis = Axis(_NAMES.get(name, name))
+    if name.startswith("accuracy"):
+        axis = replace(axis, write=lambda value: f"{100 * value:.4g} %")
+    title = f"{axis.label} on the validation set"
     return line_chart(lines, title=title[0].upper() + title[1:], x=Axis("step", whole=True), y=axis)
-
-
-def _percent(value: float) -> str:
-    return f"{100 * value:.4g} %"
 
 
 def _layers_chart(run: RunRecord) -> str:
@@ -242,7 +228,8 @@ def _layers_chart(run: RunRecord) -> str:
     lines = []
     for look, moment in enumerate(moments):
         record = found[moment]
-        points = [(_layer(key), value) for key, value in record.items() if _is_layer(key, value)]
+        numbers = {key.removeprefix(LAYERS): real(value) for key, value in record.items() if key.startswith(LAYERS)}
+        points = [(float(key), value) for key, value in numbers.items() if key.isdigit() and value is not None]
         lines.append(Series(f"step {record['step']}", sorted(points), look))
     return line_chart(
         lines,
@@ -251,12 +238,3 @@ def _layers_chart(run: RunRecord) -> str:
         y=Axis("R_c^var (nats)"),
         note="Measured on the tokens that go into each attention. In theory the lines fall to the right.",
     )
-
-
-def _is_layer(key: str, value: object) -> bool:
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    return key.startswith(LAYERS) and key[len(LAYERS) :].isdigit() and is_number
-
-
-def _layer(key: str) -> float:
-    return float(key[len(LAYERS) :])
