@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import torch
@@ -92,14 +93,12 @@ class ClassAttentionMaps(Result):
 
     def summary(self) -> dict[str, Any]:
         """Return how concentrated the maps are, and which head looks most at the foreground."""
-        best = int(self.area.argmax())
-        layer, head = self.layers[best // self.area.shape[1]], best % self.area.shape[1]
+        place, head = divmod(int(self.area.argmax()), self.area.shape[1])
+        best = f"head {head} of layer {self.layers[place]}"
         return {
             "images": self.images,
             "entropy of the maps, least and most of a head (1 = uniform)": span(self.entropy),
-            f"foreground agreement: head {head} of layer {layer}, area under the curve (chance 0.5)": round(
-                self.area.max().item(), 4
-            ),
+            f"foreground agreement: {best}, area under the curve (chance 0.5)": round(self.area.max().item(), 4),
         }
 
     def figure(self) -> Figure:
@@ -129,79 +128,63 @@ def keep_mass(weights: Tensor, mass: float) -> Tensor:
 def class_attention_layers(model: nn.Module) -> list[ClassAttentionLayer]:
     """Return the layers of a model in which a class token looks at patches, in order; none for other models."""
     named = list(model.named_modules())
-    found = [
-        ClassAttentionLayer(
-            name, module, module.weights if isinstance(module, ClassBlock) else _of_class_block(module), 1
-        )
-        for name, module in named
-        if isinstance(module, ClassAttentionBlock)
-    ]
+    found = []
+    for name, module in named:
+        if isinstance(module, ClassAttentionBlock):
+            weights = module.weights if isinstance(module, ClassBlock) else partial(_of_class_block, module)
+            found.append(ClassAttentionLayer(name, module, weights, 1))
     if found:
         return found
     if isinstance(model, VisionTransformer) and model.cls_token is not None:
         return [
-            ClassAttentionLayer(name, module, _of_attention(module), model.num_prefix_tokens)
+            ClassAttentionLayer(name, module, partial(_of_attention, module), model.num_prefix_tokens)
             for name, module in named
             if type(module) is Attention
         ]
     if isinstance(model, CRATE):
         blocks = [(name, block.attention) for name, block in named if isinstance(block, Block)]
         return [
-            ClassAttentionLayer(f"{name}.attention", mixer, _of_subspaces(mixer), 1)
+            ClassAttentionLayer(f"{name}.attention", mixer, partial(_of_subspaces, mixer), 1)
             for name, mixer in blocks
             if isinstance(mixer, SubspaceAttention)
         ]
     return []
 
 
-def _of_class_block(block: ClassAttentionBlock) -> Callable[..., Tensor]:
-    def weights(x: Tensor) -> Tensor:
-        x, attn = block.norm1(x), block.attn
-        B, N, _ = x.shape
-        query = attn.q(x[:, 0]).view(B, attn.num_heads, 1, -1)
-        key = attn.k(x).view(B, N, attn.num_heads, -1).transpose(1, 2)
-        scores: Tensor = (query * attn.scale) @ key.mT
-        return scores.softmax(dim=-1).squeeze(2)
-
-    return weights
+def _of_class_block(block: ClassAttentionBlock, x: Tensor) -> Tensor:
+    x, attn = block.norm1(x), block.attn
+    B, N, _ = x.shape
+    query = attn.q(x[:, 0]).view(B, attn.num_heads, 1, -1)
+    key = attn.k(x).view(B, N, attn.num_heads, -1).transpose(1, 2)
+    scores: Tensor = (query * attn.scale) @ key.mT
+    return scores.softmax(dim=-1).squeeze(2)
 
 
-def _of_attention(attention: Attention) -> Callable[..., Tensor]:
-    def weights(x: Tensor, *others: object, **named: object) -> Tensor:
-        B, N, _ = x.shape
-        query, key, _ = attention.qkv(x).view(B, N, 3, attention.num_heads, -1).permute(2, 0, 3, 1, 4)
-        query, key = attention.q_norm(query[:, :, :1]), attention.k_norm(key)
-        scores: Tensor = (query * attention.scale) @ key.mT
-        return scores.softmax(dim=-1).squeeze(2)
-
-    return weights
+def _of_attention(attention: Attention, x: Tensor) -> Tensor:
+    B, N, _ = x.shape
+    query, key, _ = attention.qkv(x).view(B, N, 3, attention.num_heads, -1).permute(2, 0, 3, 1, 4)
+    query, key = attention.q_norm(query[:, :, :1]), attention.k_norm(key)
+    scores: Tensor = (query * attention.scale) @ key.mT
+    return scores.softmax(dim=-1).squeeze(2)
 
 
-def _of_subspaces(mixer: SubspaceAttention) -> Callable[..., Tensor]:
-    def weights(x: Tensor, *others: object, **named: object) -> Tensor:
-        w = mixer.proj_in(x).view(*x.shape[:2], mixer.num_heads, mixer.head_dim).transpose(1, 2)
-        scores: Tensor = w[:, :, :1] @ w.mT / math.sqrt(mixer.head_dim)
-        return scores.softmax(dim=-1).squeeze(2)
-
-    return weights
+def _of_subspaces(mixer: SubspaceAttention, x: Tensor) -> Tensor:
+    w = mixer.proj_in(x).view(*x.shape[:2], mixer.num_heads, mixer.head_dim).transpose(1, 2)
+    scores: Tensor = w[:, :, :1] @ w.mT / math.sqrt(mixer.head_dim)
+    return scores.softmax(dim=-1).squeeze(2)
 
 
 @contextmanager
 def _looking(layers: Sequence[ClassAttentionLayer], found: list[Tensor]) -> Iterator[None]:
     """Collect the weights of every layer that is called, and remove the hooks afterwards."""
 
-    def hook(layer: ClassAttentionLayer) -> Callable[..., None]:
-        names = 2 if isinstance(layer.module, ClassBlock) else 1
-
-        def look(module: nn.Module, arguments: tuple[Any, ...]) -> None:
-            found.append(layer.weights(*arguments[:names]))
-
-        return look
+    def look(layer: ClassAttentionLayer, module: nn.Module, arguments: tuple[Any, ...]) -> None:
+        found.append(layer.weights(*arguments[: 2 if isinstance(module, ClassBlock) else 1]))
 
     handles = []
     try:
         for layer in layers:
-            handles.append(layer.module.register_forward_pre_hook(hook(layer)))
+            handles.append(layer.module.register_forward_pre_hook(partial(look, layer)))
         yield
     finally:
         for handle in handles:

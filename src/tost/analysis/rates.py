@@ -179,8 +179,7 @@ class CodingRates(Result):
     def summary(self) -> dict[str, Any]:
         """Return how often R_c^var falls, for every model and split."""
         found: dict[str, Any] = {}
-        places = {curve.place for curve in self.curves}
-        if not {"input", "attention"} <= places:
+        if ("input", "attention") not in self.steps():
             return found
         for source, split in self.pairs():
             falls = self.falls(source, split)
@@ -310,18 +309,11 @@ def coding_rate_by_layer(
                 found.setdefault((place, record.layer.index, measure), []).append(values.cpu())
 
     observe(model, batches, visit, layers=layers, what=places)
-    return CodingRates(
-        tuple(
-            RateCurve(
-                source,
-                split,
-                place,
-                tuple(chosen),
-                {m: torch.stack([torch.cat(found[place, i, m]) for i in chosen], dim=1) for m in MEASURES},
-            )
-            for place in places
-        )
-    )
+    curves = []
+    for place in places:
+        values = {m: torch.stack([torch.cat(found[place, i, m]) for i in chosen], dim=1) for m in MEASURES}
+        curves.append(RateCurve(source, split, place, tuple(chosen), values))
+    return CodingRates(tuple(curves))
 
 
 def coding_rates(

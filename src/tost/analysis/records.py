@@ -249,9 +249,9 @@ class _Watcher:
             return
         add(block.register_forward_pre_hook(self._begin_block, with_kwargs=True))
         if block.norm == "pre":
-            add(block.norm2.register_forward_pre_hook(self._keep_attention_input))
+            add(block.norm2.register_forward_pre_hook(lambda module, given: self._keep("attention", given[0])))
         else:
-            add(block.norm1.register_forward_hook(self._keep_attention_output))
+            add(block.norm1.register_forward_hook(lambda module, given, output: self._keep("attention", output)))
         add(block.register_forward_hook(self._end))
 
     def detach(self) -> None:
@@ -281,12 +281,6 @@ class _Watcher:
             )
         if "tokens" in self.wanted:
             self.record.tokens = self.layer.split(output)
-
-    def _keep_attention_input(self, module: nn.Module, arguments: tuple[Any, ...]) -> None:
-        self._keep("attention", arguments[0])
-
-    def _keep_attention_output(self, module: nn.Module, arguments: tuple[Any, ...], output: Tensor) -> None:
-        self._keep("attention", output)
 
     def _keep(self, place: Place, value: Tensor) -> None:
         if not self.busy and place in self.wanted:
@@ -419,7 +413,5 @@ def sum_by_layer(
         totals[record.layer.index] = found if before is None else [a + b for a, b in zip(before, found, strict=True)]
 
     samples = observe(model, batches, visit, layers=chosen)
-    by_layer = [totals[index] for index in chosen]
-    return LayerSums(
-        [every[index] for index in chosen], [torch.stack(sums) for sums in zip(*by_layer, strict=True)], samples
-    )
+    stacked = [torch.stack(sums) for sums in zip(*(totals[index] for index in chosen), strict=True)]
+    return LayerSums([every[index] for index in chosen], stacked, samples)

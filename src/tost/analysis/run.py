@@ -53,7 +53,8 @@ def unsupported_reason(model: nn.Module, name: str) -> str | None:
     analysis = find_analysis(name)
     if analysis.data == "images" and not hasattr(model, "patch_embed"):
         return "it looks at images, and the model does not"
-    if analysis.data == "text" and not _reads_tokens(model):
+    options = getattr(model, "options", None) or getattr(model, "config", None)
+    if analysis.data == "text" and getattr(options, "vocab_size", None) is None:
         return "it looks at a text, and the model does not read tokens"
     if analysis.needs == "":
         return None
@@ -82,11 +83,6 @@ def require(model: nn.Module, name: str) -> Analysis:
         others = ", ".join(applicable(model)) or "none"
         raise ConfigError(f"{name} does not apply to {type(model).__name__}: {reason}. These do: {others}.")
     return find_analysis(name)
-
-
-def _reads_tokens(model: nn.Module) -> bool:
-    options = getattr(model, "options", None) or getattr(model, "config", None)
-    return getattr(options, "vocab_size", None) is not None
 
 
 def control_of(model: nn.Module, *, seed: int = 0) -> nn.Module:

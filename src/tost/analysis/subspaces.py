@@ -103,7 +103,7 @@ def subspace_coherence(
     every = attention_layers(model)
     chosen = choose(layers, len(every))
     generator = torch.Generator().manual_seed(seed)
-    blocks, between, within, mutual, sample = [], [], [], [], []
+    found = []
     for index in chosen:
         gram = coherence_of(every[index].subspaces().cpu())
         K, p = gram.shape[:2]
@@ -113,22 +113,12 @@ def subspace_coherence(
         # The diagonal of a diagonal block is 1 by construction.
         own = (size.sum((2, 3)).diagonal() - p) / max(p * (p - 1), 1)
         means[same] = own
-        blocks.append(means)
-        apart = means[~same] if K > 1 else torch.zeros(1, dtype=torch.float64)
-        between.append(apart.mean())
-        within.append(own.mean())
-        mutual.append(size[~same].max() if K > 1 else torch.zeros((), dtype=torch.float64))
+        nothing = torch.zeros((), dtype=torch.float64)
+        between, mutual = (means[~same].mean(), size[~same].max()) if K > 1 else (nothing, nothing)
         count = min(directions, p)
         picked = torch.stack([torch.randperm(p, generator=generator)[:count] + head * p for head in range(K)]).flatten()
-        sample.append(gram.view(K * p, K * p)[picked][:, picked])
-    width = every[chosen[0]].attention.embed_dim
-    return SubspaceCoherence(
-        tuple(chosen),
-        torch.stack(blocks),
-        torch.stack(between),
-        torch.stack(within),
-        torch.stack(mutual),
-        math.sqrt(2 / (math.pi * width)),
-        torch.stack(sample),
-        min(directions, every[chosen[0]].attention.head_dim),
-    )
+        found.append((means, between, own.mean(), mutual, gram.view(K * p, K * p)[picked][:, picked]))
+    blocks, between, within, mutual, sample = map(torch.stack, zip(*found, strict=True))
+    first = every[chosen[0]].attention
+    random, shown = math.sqrt(2 / (math.pi * first.embed_dim)), min(directions, first.head_dim)
+    return SubspaceCoherence(tuple(chosen), blocks, between, within, mutual, random, sample, shown)

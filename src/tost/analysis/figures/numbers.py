@@ -42,6 +42,12 @@ def _panels(count: int, side: float, extra: float) -> tuple[Figure, list[Axes]]:
     return figure, panels[:count]
 
 
+def _label(axes: Axes, title: str, x: str, y: str, size: int) -> None:
+    axes.set_title(title, fontsize=size)
+    axes.set_xlabel(x, fontsize=size)
+    axes.set_ylabel(y, fontsize=size)
+
+
 def draw_subspaces(result: SubspaceCoherence) -> Figure:
     """Draw the inner products of a few directions of every head, one panel per layer."""
     figure, panels = _panels(len(result.layers), 2.7, 0.8)
@@ -56,11 +62,8 @@ def draw_subspaces(result: SubspaceCoherence) -> Figure:
         axes.set_xticks(centres, names, fontsize=TICK)
         axes.set_yticks(centres, names, fontsize=TICK)
         axes.tick_params(length=0)
-        axes.set_title(
-            f"layer {result.layers[i]}: mean {result.between[i]:.3f}, most {result.mutual[i]:.2f}", fontsize=TICK
-        )
-        axes.set_xlabel("head", fontsize=TICK)
-        axes.set_ylabel("head", fontsize=TICK)
+        title = f"layer {result.layers[i]}: mean {result.between[i]:.3f}, most {result.mutual[i]:.2f}"
+        _label(axes, title, "head", "head", TICK)
     add_colour_bar(figure, picture, panels, "|cosine| between directions", shrink=0.8)
     figure.suptitle(
         f"Subspaces: {step} directions of every head;  mean |cosine| between heads "
@@ -76,9 +79,8 @@ def draw_gains(result: Gains) -> Figure:
     for i, axes in enumerate(panels):
         ordered = result.mean[i].sort(dim=-1).values
         picture = axes.imshow(ordered.numpy(), cmap=SEQUENTIAL, vmin=0, vmax=1, aspect="auto", interpolation="nearest")
-        axes.set_title(f"layer {result.layers[i]}: {result.suppressed()[i].mean():.0%} above ½", fontsize=TICK)
-        axes.set_xlabel("direction, sorted", fontsize=TICK)
-        axes.set_ylabel("head", fontsize=TICK)
+        title = f"layer {result.layers[i]}: {result.suppressed()[i].mean():.0%} above ½"
+        _label(axes, title, "direction, sorted", "head", TICK)
         axes.xaxis.set_major_locator(MaxNLocator(4, integer=True))
         axes.yaxis.set_major_locator(MaxNLocator(min(8, ordered.shape[0]), integer=True))
     add_colour_bar(figure, picture, panels, "D:  0 kept   …   1 suppressed", shrink=0.8)
@@ -119,9 +121,7 @@ def _draw_table(axes: Axes, title: str, values: Tensor, layers: tuple[int, ...],
     table = values.numpy()
     low, high = (table.min(), table.max()) if top is None else (0.0, max(top, table.max()))
     axes.imshow(table, cmap=SEQUENTIAL, aspect="auto", interpolation="nearest", vmin=low, vmax=high)
-    axes.set_title(title, fontsize=LABEL)
-    axes.set_xlabel("head", fontsize=LABEL)
-    axes.set_ylabel("layer", fontsize=LABEL)
+    _label(axes, title, "head", "layer", LABEL)
     columns = range(0, table.shape[1], 1 if table.shape[1] <= 8 else 2)
     axes.set_xticks(columns, [str(head) for head in columns], fontsize=TICK)
     axes.set_yticks(range(table.shape[0]), [str(layer) for layer in layers], fontsize=TICK)

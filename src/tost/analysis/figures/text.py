@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from matplotlib.patches import Rectangle
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 WIDTH = 84
 MOST_ROWS = 9
+_FONT: dict[str, Any] = {"fontsize": 10, "family": "DejaVu Sans Mono"}
 _PICTURES = {"\n": "↵", "\t": "→", "\r": "↵", " ": " "}
 
 
@@ -70,18 +71,9 @@ def draw_text_memberships(result: TextMemberships) -> Figure:
             shade = 0.08 + 0.72 * strength[index]
             face = tuple(1 - shade * (1 - part) for part in rgb(heads[index]))
             axes.add_patch(Rectangle((column, row), len(text), 0.92, facecolor=face, edgecolor="none"))
+            ink = "black" if sum(face) > 1.35 else "white"
             for offset, letter in enumerate(text):
-                dark = sum(face) > 1.35
-                axes.text(
-                    column + offset + 0.5,
-                    row + 0.5,
-                    letter,
-                    ha="center",
-                    va="center",
-                    fontsize=10,
-                    family="DejaVu Sans Mono",
-                    color="black" if dark else "white",
-                )
+                axes.text(column + offset + 0.5, row + 0.5, letter, ha="center", va="center", color=ink, **_FONT)
         axes.set_xlim(0, width)
         axes.set_ylim(rows, 0)
         axes.axis("off")
@@ -118,9 +110,8 @@ def _draw_recent(axes: Axes, result: StateMemory, shares: Tensor, what: str) -> 
     axes.plot(result.recent, equal, color="0.45", linestyle=":", linewidth=2, label="all tokens alike")
     axes.set_xscale("log", base=2)
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
-    finish(
-        axes, title=f"{what}: share of the last tokens, at the end", x="last tokens", y=f"share of the state's {what}"
-    )
+    title = f"{what}: share of the last tokens, at the end"
+    finish(axes, title=title, x="last tokens", y=f"share of the state's {what}")
     axes.set_ylim(0, 1.02)
     axes.legend(frameon=False, fontsize=TICK)
 
@@ -136,20 +127,11 @@ def _draw_traces(axes: Axes, result: StateMemory) -> None:
             i, head = divmod(flat, heads)
             share = result.trace[i, head, index].numpy()
             there = (times >= mark) & (share > 0)
+            style: dict[str, Any] = {"color": colour(index), "marker": marker, "markersize": 3.5, "linewidth": 1.3}
             name = f"token {mark}, head {head} of layer {result.layers[i]}"
-            axes.plot(
-                times[there],
-                share[there],
-                line,
-                color=colour(index),
-                marker=marker,
-                markersize=3.5,
-                linewidth=1.3,
-                label=name,
-            )
+            axes.plot(times[there], share[there], line, label=name, **style)
     axes.set_yscale("log")
-    low = axes.get_ylim()[0]
-    axes.set_ylim(bottom=max(low, 1e-6), top=1.5)
+    axes.set_ylim(bottom=max(axes.get_ylim()[0], 1e-6), top=1.5)
     finish(axes, title="what becomes of single tokens", x="position (tokens seen)", y="share of the state's mass")
     axes.legend(frameon=False, fontsize=8.5)
 
@@ -157,14 +139,9 @@ def _draw_traces(axes: Axes, result: StateMemory) -> None:
 def _draw_half_lives(axes: Axes, result: StateMemory) -> None:
     heads = result.mass.shape[1]
     for head in range(heads):
+        values, marker = result.half_life[:, head].numpy(), MARKERS[head % len(MARKERS)]
         axes.plot(
-            result.layers,
-            result.half_life[:, head].numpy(),
-            marker=MARKERS[head % len(MARKERS)],
-            color=colour(head),
-            linewidth=1,
-            markersize=5,
-            label=f"head {head}",
+            result.layers, values, marker=marker, color=colour(head), linewidth=1, markersize=5, label=f"head {head}"
         )
     axes.axhline(result.length / 2, color="0.45", linestyle=":", linewidth=2, label="all tokens alike")
     axes.xaxis.set_major_locator(FixedLocator(list(result.layers)))
