@@ -170,8 +170,7 @@ class _Plain:
     """One line when a run starts and one when it ends."""
 
     def __init__(self, total: int) -> None:
-        self._total = total
-        self._done = 0
+        self._total, self._done = total, 0
 
     def say(self, text: str) -> None:
         _console.log(text)

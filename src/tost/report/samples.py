@@ -177,9 +177,8 @@ def image_samples(
     Raises:
         ConfigError: The model takes no images, or there are none.
     """
-    options = _image_options(model, config_file)
+    options, files = _image_options(model, config_file), _image_files(paths)
     transform = evaluation_transform(options)
-    files = _image_files(paths)
     chosen = [files[round(i * (len(files) - 1) / max(count - 1, 1))] for i in range(min(count, len(files)))]
     loaded = [transform(read_image(file.read_bytes(), str(file), channels=options.channels)) for file in chosen]
     batches = torch.split(torch.stack(loaded), batch_size)

@@ -131,8 +131,10 @@ class _Execution:
 
     def _start_ready(self) -> None:
         """Start what can be started, after dropping what never can."""
-        while dropped := [run for run in self._waiting if self._source_failed(run)]:
+        failed = {outcome.run.name for outcome in self._outcomes if outcome.reason}
+        while dropped := [run for run in self._waiting if run.after in failed]:
             for run in dropped:
+                failed.add(run.name)
                 self._waiting.remove(run)
                 self._end(RunOutcome(run, state_of(run), reason=f"{run.after}, which it starts from, did not finish"))
         for run in list(self._waiting):
@@ -141,9 +143,6 @@ class _Execution:
                 self._waiting.remove(run)
                 self._working[run.name] = (run, self._start(run), time.monotonic())
                 self._watcher.started(run)
-
-    def _source_failed(self, run: Run) -> bool:
-        return any(outcome.reason and outcome.run.name == run.after for outcome in self._outcomes)
 
     def _collect(self, asked: bool) -> bool:
         """Handle processes that have ended; return whether there were any."""
