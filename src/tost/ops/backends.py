@@ -61,8 +61,5 @@ else:
     BackendName = Literal[backend_names()]
 
 VARIABLE = Variable(
-    name="TOST_BACKEND",
-    values=backend_names(),
-    default="auto",
-    help='which implementation `backend="auto"` means',
+    name="TOST_BACKEND", values=backend_names(), default="auto", help='which implementation `backend="auto"` means'
 )

@@ -97,12 +97,7 @@ def tssa_(
 
 
 def membership(
-    w: Tensor,
-    temperature: Tensor,
-    *,
-    mask: Tensor | None = None,
-    normalize: bool = True,
-    count_scaled: bool = False,
+    w: Tensor, temperature: Tensor, *, mask: Tensor | None = None, normalize: bool = True, count_scaled: bool = False
 ) -> Tensor:
     """Return the soft assignment of tokens to heads (groups) that `tssa` uses.
 

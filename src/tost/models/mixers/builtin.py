@@ -14,13 +14,7 @@ from tost.models.mixers.spec import MixerOptions, MixerSizes, MixerSpec
 
 
 def tssa_flops(
-    num_heads: int,
-    head_dim: int,
-    *,
-    causal: bool,
-    bias: bool = False,
-    count_scaled: bool = False,
-    forget: bool = False,
+    num_heads: int, head_dim: int, *, causal: bool, bias: bool = False, count_scaled: bool = False, forget: bool = False
 ) -> int:
     """Count the operations of TSSA on one token.
 
@@ -232,10 +226,7 @@ BUILTIN = (
         description="softmax attention between all pairs of tokens",
         products=_softmax_products,
         causal=MixerSpec(
-            name="softmax",
-            build="tost.nn:CausalSoftmaxAttention",
-            places=("language",),
-            products=_softmax_products,
+            name="softmax", build="tost.nn:CausalSoftmaxAttention", places=("language",), products=_softmax_products
         ),
     ),
     MixerSpec(
