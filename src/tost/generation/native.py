@@ -9,7 +9,7 @@ Shapes: tokens [B], x [B, C], logits [B, V]; states as in `tost.nn.state`.
 
 from __future__ import annotations
 
-from typing import Literal, cast
+from typing import Any, Literal, cast
 
 import torch
 import torch.nn.functional as F
@@ -133,39 +133,27 @@ class NativeStep:
             x = x + self._waves(1, position, None, x.device).squeeze(1)
         sums, mass = x.new_empty(depth, 2, count, *self._shape), x.new_empty(depth, count, self._shape[0])
         squares, weighted = (part.unbind(0) for part in sums.unbind(1))
-        masses, reached = mass.unbind(0), position + 1
-        windows = [[x.new_empty(shape) for shape in shapes] for shapes in self._windows(count)]
-        places = zip(state.layers, squares, weighted, masses, windows, range(depth), strict=True)
-        alive = [self._point(*each) for each in places]
+        after = list(zip(squares, weighted, mass.unbind(0), strict=True))
+        windows = [[x.new_empty(count, width - 1, x.shape[1]) for width in widths] for widths in self._widths]
+        alive = [self._point(*each) for each in zip(range(depth), state.layers, after, windows, strict=True)]
         logits = x.new_empty(count, self._size)
         step.threads, step.B = torch.get_num_threads(), count
         step.position, step.place = position.data_ptr(), place.data_ptr()
         step.x, step.logits = x.data_ptr(), logits.data_ptr()
         library.run_step(self._dtype, step)
         del alive  # what the addresses point to had to stay until here
-        mixers = [TSSAState(*each, reached) for each in zip(squares, weighted, masses, strict=True)]
+        reached = position + 1
+        mixers = [TSSAState(*each, reached) for each in after]
         layers = [BlockState(m, tuple(w)) if w else m for m, w in zip(mixers, windows, strict=True)]
         return logits, ModelState(tuple(layers))
 
-    def _windows(self, count: int) -> list[list[tuple[int, int, int]]]:
-        """Return the shapes of the windows of every layer."""
-        return [[(count, width - 1, self._tokens.shape[1]) for width in widths] for widths in self._widths]
-
-    def _point(
-        self,
-        before: TSSAState | BlockState,
-        squares: Tensor,
-        weighted: Tensor,
-        mass: Tensor,
-        windows: list[Tensor],
-        index: int,
-    ) -> list[Tensor]:
+    def _point(self, index: int, before: Any, after: tuple[Tensor, ...], windows: list[Tensor]) -> list[Tensor]:
         """Set the addresses of a layer's state and of the next one; returns what must stay alive meanwhile."""
         layer = self._layers[index]
         mixer, kept = before if isinstance(before, BlockState) else (before, ())
         given = [x.contiguous() for x in (*cast(TSSAState, mixer)[:3], *kept)]
         layer.squares_in, layer.weighted_in, layer.mass_in = (x.data_ptr() for x in given[:3])
-        layer.squares, layer.weighted, layer.mass = squares.data_ptr(), weighted.data_ptr(), mass.data_ptr()
+        layer.squares, layer.weighted, layer.mass = (x.data_ptr() for x in after)
         for local, window_in, window in zip(self._places[index], given[3:], windows, strict=True):
             local.window_in, local.window = window_in.data_ptr(), window.data_ptr()
         return given

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, overload
+from typing import NamedTuple, TypedDict, Unpack, overload
 
 import torch
 from torch import Tensor, nn
@@ -28,43 +28,29 @@ class Generation(NamedTuple):
     continuation: Continuation
 
 
+class _Options(TypedDict, total=False):
+    """Arguments of `generate` that do not decide on the type of what it returns."""
+
+    temperature: float
+    top_k: int | None
+    top_p: float | None
+    repetition_penalty: float
+    stop_tokens: Sequence[int]
+    generator: Generators | None
+    mask: Tensor | None
+    state: Continuation | State | None
+    chunk_size: int
+    weights: Weights
+    on_token: Callable[[Tensor], object] | None
+
+
 @overload
-def generate(
-    model: nn.Module,
-    ids: Tensor,
-    *,
-    max_new_tokens: int,
-    temperature: float = ...,
-    top_k: int | None = ...,
-    top_p: float | None = ...,
-    repetition_penalty: float = ...,
-    stop_tokens: Sequence[int] = ...,
-    generator: Generators | None = ...,
-    mask: Tensor | None = ...,
-    state: Continuation | State | None = ...,
-    chunk_size: int = ...,
-    weights: Weights = ...,
-    on_token: Callable[[Tensor], object] | None = ...,
-) -> Tensor: ...
+def generate(model: nn.Module, ids: Tensor, *, max_new_tokens: int, **options: Unpack[_Options]) -> Tensor: ...
 
 
 @overload
 def generate(
-    model: nn.Module,
-    ids: Sequence[Tensor],
-    *,
-    max_new_tokens: int,
-    temperature: float = ...,
-    top_k: int | None = ...,
-    top_p: float | None = ...,
-    repetition_penalty: float = ...,
-    stop_tokens: Sequence[int] = ...,
-    generator: Generators | None = ...,
-    mask: Tensor | None = ...,
-    state: Continuation | State | None = ...,
-    chunk_size: int = ...,
-    weights: Weights = ...,
-    on_token: Callable[[Tensor], object] | None = ...,
+    model: nn.Module, ids: Sequence[Tensor], *, max_new_tokens: int, **options: Unpack[_Options]
 ) -> list[Tensor]: ...
 
 

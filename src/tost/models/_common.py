@@ -56,13 +56,8 @@ def build_mixer(options: MixedOptions, *, drop: float | None = None, **chosen: A
     """
     factory, own = options.mixer_spec().factory(), options.all_mixer_options()
     inner = options.dropout if drop is None else drop
-    offered: dict[str, Any] = {
-        "attn_drop": inner,
-        "gain_drop": inner,
-        "out_drop": options.dropout,
-        "drop": options.dropout,
-    }
-    offered |= {"backend": options.backend, **chosen}
+    offered: dict[str, Any] = dict.fromkeys(("attn_drop", "gain_drop"), inner)
+    offered |= {"out_drop": options.dropout, "drop": options.dropout, "backend": options.backend, **chosen}
     named = _arguments_of(factory)
     arguments = own.arguments() if isinstance(own, MixerOptions) else dict(own)
     taken = {name: value for name, value in offered.items() if name in named}

@@ -159,8 +159,7 @@ class TSSAttention(_ProjectedAttention):
                 f"{extensions} asks for forgetting or for a rule about positions, but {type(self).__name__} does not "
                 "look at the order of its tokens. Leave these two out, or use CausalTSSAttention."
             )
-        self.gain_drop = gain_drop
-        self.normalize = normalize
+        self.gain_drop, self.normalize = gain_drop, normalize
 
     def operator_options(self) -> dict[str, Any]:
         """Return the options of this layer's operator, as keyword arguments of `tost.tssa` and `tost.membership`."""
@@ -255,14 +254,10 @@ class CausalTSSAttention(_ProjectedAttention):
         super().__init__(embed_dim, num_heads, in_bias, out_bias, out_drop, paper, extensions, backend, device, dtype)
         if position_bias not in ("feature", "head", None):
             raise ValueError(f"position_bias={position_bias!r} is not known; it takes 'feature', 'head' or None.")
-        self.max_length = max_length
-        self.gain_drop = gain_drop
-        self.position_bias_form = position_bias
-        self.position_bias = (
-            None
-            if position_bias is None
-            else nn.Parameter(torch.zeros(num_heads, max_length, device=device, dtype=dtype))
-        )
+        self.max_length, self.gain_drop, self.position_bias_form = max_length, gain_drop, position_bias
+        self.position_bias: nn.Parameter | None = None
+        if position_bias is not None:
+            self.position_bias = nn.Parameter(torch.zeros(num_heads, max_length, device=device, dtype=dtype))
         self.decay_logit: nn.Parameter | None = None
         if self.extensions.forget:
             self.decay_logit = nn.Parameter(self._initial_forgetting().to(self.temperature))

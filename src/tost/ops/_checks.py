@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from tost.ops._numerics import statistics_dtype
-from tost.ops.state import TSSAState
+from tost.ops.state import CausalArguments, TSSAState
 
 # Tokens are always [B, N, H, D]: batch, tokens, heads, head width.
 
@@ -131,15 +131,9 @@ def check_decay(decay: Tensor | None, w: Tensor) -> None:
         )
 
 
-def check_causal(
-    w: Tensor,
-    temperature: Tensor,
-    bias: Tensor | None,
-    mask: Tensor | None,
-    state: TSSAState | None,
-    decay: Tensor | None,
-) -> None:
+def check_causal(*given: *CausalArguments) -> None:
     """Check all arguments of the causal operator."""
+    w, temperature, bias, mask, state, decay = given
     check_tokens(w)
     check_temperature(temperature, w)
     check_mask(mask, w)

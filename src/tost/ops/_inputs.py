@@ -14,7 +14,7 @@ from torch import Tensor
 from tost.ops._count import effective_count
 from tost.ops._numerics import statistics_dtype
 from tost.ops.form import Form
-from tost.ops.state import TSSAState
+from tost.ops.state import CausalArguments
 
 
 class Sums(NamedTuple):
@@ -47,16 +47,9 @@ class Inputs(NamedTuple):
     decay: Tensor | None = None
 
 
-def causal_inputs(
-    w: Tensor,
-    temperature: Tensor,
-    bias: Tensor | None,
-    mask: Tensor | None,
-    state: TSSAState | None,
-    decay: Tensor | None,
-    form: Form,
-) -> Inputs:
+def causal_inputs(form: Form, *given: *CausalArguments) -> Inputs:
     """Return the tensors of a causal call, with the bias and the scale of each token for tables and positions."""
+    w, temperature, bias, mask, state, decay = given
     dtype = statistics_dtype(w.dtype)
     position = None if state is None else state.position
     if bias is not None:

@@ -13,7 +13,7 @@ from tost.ops._dispatch import select
 from tost.ops._inputs import Inputs, Sums, causal_inputs
 from tost.ops._numerics import num_tokens
 from tost.ops.form import Form
-from tost.ops.state import TSSAState
+from tost.ops.state import CausalArguments, TSSAState
 
 
 def tssa(
@@ -170,7 +170,7 @@ def causal_tssa(
         >>> bool(torch.equal(y[:, :7], tost.causal_tssa(w[:, :7], torch.ones(2))))
         True
     """
-    y, _ = _run(w, temperature, bias, mask, None, decay, Form(count_scaled=count_scaled), backend)
+    y, _ = _run(Form(count_scaled=count_scaled), backend, w, temperature, bias, mask, None, decay)
     return y
 
 
@@ -211,7 +211,7 @@ def causal_tssa_with_state(
         >>> bool(torch.allclose(torch.cat((first, second), 1), tost.causal_tssa(w, t), atol=1e-6))
         True
     """
-    y, sums = _run(w, temperature, bias, mask, state, decay, Form(count_scaled=count_scaled), backend)
+    y, sums = _run(Form(count_scaled=count_scaled), backend, w, temperature, bias, mask, state, decay)
     return y, TSSAState(*sums, _position_after(w, mask, state))
 
 
@@ -275,7 +275,7 @@ def causal_tssa_(
     """
     refuse_autograd("causal_tssa_", w, temperature, bias, decay, *(state or ()))
     form = Form(count_scaled=count_scaled)
-    y, sums = _run(w, temperature, bias, mask, state, decay, form, backend, inplace=True)
+    y, sums = _run(form, backend, w, temperature, bias, mask, state, decay, inplace=True)
     return y, TSSAState(*sums, _position_after(w, mask, state))
 
 
@@ -301,7 +301,7 @@ def causal_membership(
     """
     check_causal(w, temperature, bias, mask, state, decay)
     form = Form(count_scaled=count_scaled)
-    return reference.causal_membership(causal_inputs(w, temperature, bias, mask, state, decay, form), form)
+    return reference.causal_membership(causal_inputs(form, w, temperature, bias, mask, state, decay), form)
 
 
 def _inputs(w: Tensor, temperature: Tensor, mask: Tensor | None) -> Inputs:
@@ -311,20 +311,11 @@ def _inputs(w: Tensor, temperature: Tensor, mask: Tensor | None) -> Inputs:
     return Inputs(w, temperature, mask)
 
 
-def _run(
-    w: Tensor,
-    temperature: Tensor,
-    bias: Tensor | None,
-    mask: Tensor | None,
-    state: TSSAState | None,
-    decay: Tensor | None,
-    form: Form,
-    backend: str,
-    inplace: bool = False,
-) -> tuple[Tensor, Sums]:
-    check_causal(w, temperature, bias, mask, state, decay)
+def _run(form: Form, backend: str, *given: *CausalArguments, inplace: bool = False) -> tuple[Tensor, Sums]:
+    check_causal(*given)
+    w = given[0]
     chosen = select("causal_tssa", backend, w)
-    inputs = causal_inputs(w, temperature, bias, mask, state, decay, form)
+    inputs = causal_inputs(form, *given)
     if inplace and chosen.run_inplace is not None:
         result: tuple[Tensor, Sums] = chosen.run_inplace(inputs, form)
         return result

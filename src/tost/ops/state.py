@@ -54,12 +54,8 @@ class TSSAState(NamedTuple):
             device: Where the tokens will be.
         """
         wide = torch.zeros(batch_size, num_heads, head_dim, dtype=dtype, device=device)
-        return cls(
-            squares=wide,
-            weighted_squares=wide.clone(),
-            mass=torch.zeros(batch_size, num_heads, dtype=dtype, device=device),
-            position=torch.zeros(batch_size, dtype=torch.int64, device=device),
-        )
+        position = torch.zeros(batch_size, dtype=torch.int64, device=device)
+        return cls(wide, wide.clone(), wide.new_zeros(batch_size, num_heads), position)
 
     def merge(self, other: TSSAState, decay: Tensor | None = None) -> TSSAState:
         """Return the state that has seen the tokens of both: the sums add, after those of `self` have faded.
@@ -87,3 +83,7 @@ class TSSAState(NamedTuple):
     def detach(self) -> TSSAState:
         """Return the state cut off from the graph that made it, as truncated back-propagation wants."""
         return TSSAState(*(x.detach() for x in self))
+
+
+CausalArguments = tuple[Tensor, Tensor, Tensor | None, Tensor | None, TSSAState | None, Tensor | None]
+"""Arguments of the causal operator: w, temperature, bias, mask, state and decay."""

@@ -132,7 +132,8 @@ def _decide(layout: Layout, state: Mapping[str, Tensor], overrides: Mapping[str,
         f"{key}={overrides[key]} (the file: {told[key]})" for key in told if overrides.get(key, told[key]) != told[key]
     ]
     if "layer_scale" in overrides and (overrides["layer_scale"] is None) != (found["layer_scale"] is None):
-        wrong.append(f"layer_scale={overrides['layer_scale']} (the file: {_gammas(found)})")
+        gammas = "without gammas" if found["layer_scale"] is None else "with gammas"
+        wrong.append(f"layer_scale={overrides['layer_scale']} (the file: {gammas})")
     if wrong:
         raise CheckpointError(
             f"what was asked for contradicts the checkpoint: {', '.join(wrong)}. Leave it out, and change the model "
@@ -147,7 +148,3 @@ def _decide(layout: Layout, state: Mapping[str, Tensor], overrides: Mapping[str,
             "" if "num_heads" in told else f" (num_heads={found['num_heads']} is a guess: no tensor tells it; give it)"
         )
         raise CheckpointError(f"the sizes in the checkpoint make no model{guess}: {error}") from None
-
-
-def _gammas(found: Mapping[str, Any]) -> str:
-    return "without gammas" if found["layer_scale"] is None else "with gammas"

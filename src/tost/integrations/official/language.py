@@ -19,14 +19,8 @@ BLOCKS = "transformer.h."
 
 # Other names, inside a block, of the tensors that ToST added to nanoGPT.
 ALIASES = {
-    "gamma_1": "gamma1",
-    "ls_1.gamma": "gamma1",
-    "ls1.gamma": "gamma1",
-    "gamma_2": "gamma2",
-    "ls_2.gamma": "gamma2",
-    "ls2.gamma": "gamma2",
-    "attn.temperature": "attn.temp",
-    "attn.bias": "attn.denom_bias",
+    **{alias: f"gamma{i}" for i in (1, 2) for alias in (f"gamma_{i}", f"ls_{i}.gamma", f"ls{i}.gamma")},
+    **{"attn.temperature": "attn.temp", "attn.bias": "attn.denom_bias"},
 }
 # What the tensors' names and shapes carry, and what does not matter to a trained model.
 FREE = ("embed_dim", "depth", "num_heads", "mlp_ratio", "vocab_size", "max_length", "layer_scale", "bias", "tie_head")

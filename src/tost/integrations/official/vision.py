@@ -21,17 +21,8 @@ DEEP = 12
 
 # What the tensors' names and shapes carry, and what does not matter to a trained model.
 FREE = (
-    "embed_dim",
-    "depth",
-    "num_heads",
-    "mlp_ratio",
-    "patch_size",
-    "in_chans",
-    "num_classes",
-    "mixer",
-    "layer_scale",
-    "class_depth",
-    "tokens_norm",
+    *("embed_dim", "depth", "num_heads", "mlp_ratio", "patch_size", "in_chans", "num_classes"),
+    *("mixer", "layer_scale", "class_depth", "tokens_norm"),
 )
 HARMLESS = ("dropout", "head_dropout", "drop_path", "drop_path_rule", "gradient_checkpointing", "backend")
 # Their names of the projection back and of the temperature, and the axes of length 1 after the latter.

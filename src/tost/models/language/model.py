@@ -243,30 +243,18 @@ class LanguageToST(nn.Module):
         return vectors if learned else vectors * (INITIAL_STD * math.sqrt(2))
 
     def _block(self) -> CausalBlock:
-        o = self.options
-        mlp = MLP(o.embed_dim, o.hidden_dim, bias=o.bias, drop=o.dropout, activation=o.activation)
+        o, C = self.options, self.options.embed_dim
+        mlp = MLP(C, o.hidden_dim, bias=o.bias, drop=o.dropout, activation=o.activation)
+        bias = "feature" if o.position == "learned" else None
+        mixer = build_mixer(o, in_bias=o.bias, out_bias=o.bias, max_length=o.max_length, position_bias=bias)
 
         def conv(at: str) -> CausalConvolution | None:
-            return (
-                CausalConvolution(o.embed_dim, width=o.conv_width)
-                if o.conv_width and o.conv_at in (at, "both")
-                else None
-            )
+            wanted = o.conv_width and o.conv_at in (at, "both")
+            return CausalConvolution(C, width=o.conv_width) if wanted else None
 
         return CausalBlock(
-            self._attention(),
-            mlp,
-            o.embed_dim,
-            norm_bias=o.bias,
-            layer_scale=o.layer_scale,
-            conv=conv("attention"),
-            conv_mlp=conv("mlp"),
+            mixer, mlp, C, norm_bias=o.bias, layer_scale=o.layer_scale, conv=conv("attention"), conv_mlp=conv("mlp")
         )
-
-    def _attention(self) -> nn.Module:
-        o = self.options
-        position_bias = "feature" if o.position == "learned" else None
-        return build_mixer(o, in_bias=o.bias, out_bias=o.bias, max_length=o.max_length, position_bias=position_bias)
 
     @torch.no_grad()
     def _initialize(self) -> None:

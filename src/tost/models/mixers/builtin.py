@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
@@ -79,6 +79,14 @@ def _softmax_products(sizes: MixerSizes, own: MixerOptions) -> int:
     return 4 * sizes.embed_dim**2 + 2 * sizes.num_tokens * sizes.embed_dim
 
 
+def _xca_products(sizes: MixerSizes, own: MixerOptions) -> int:
+    return 4 * sizes.embed_dim**2 + 2 * sizes.embed_dim**2 // sizes.num_heads
+
+
+def _mssa_products(sizes: MixerSizes, own: MixerOptions) -> int:
+    return 2 * sizes.embed_dim**2 + 2 * sizes.num_tokens * sizes.embed_dim
+
+
 class ReformerOptions(MixerOptions):
     """Options of LSH attention."""
 
@@ -122,6 +130,10 @@ class LinformerOptions(MixerOptions):
     share: Literal["kv", "heads", "none"] = Field(
         "heads", description="what shares a matrix: keys, values and heads (kv), the heads, or none"
     )
+
+
+def _linformer_products(sizes: MixerSizes, own: LinformerOptions) -> int:
+    return 4 * sizes.embed_dim**2 + 4 * own.rank * sizes.embed_dim
 
 
 class PerformerOptions(MixerOptions):
@@ -201,15 +213,36 @@ class S4DOptions(S4Options):
     init: Literal["legs", "lin"] = Field("legs", description="initial eigenvalues: HiPPO-LegS, or evenly spaced")
 
 
+def _s4_products(sizes: MixerSizes, own: S4Options) -> int:
+    return 2 * sizes.embed_dim**2
+
+
+# Options of the official code of the Long Range Arena. Its Performer on ListOps has other options still.
+_OFFICIAL: dict[str, dict[str, Any]] = {
+    "reformer": {"num_hashes": 1, "form": "lra"},
+    "bigbird": {"random_length": 1024},
+    "linformer": {"rank": 16, "share": "kv"},
+    "performer": {"kernel": "relu"},
+    "nystrom": {"conv_width": 35},
+}
+
+
+def _mixer(
+    name: str, module: str, description: str, products: Callable[[MixerSizes, Any], int], **more: Any
+) -> MixerSpec:
+    chosen = {"official": _OFFICIAL.get(name, {}), **more}
+    return MixerSpec(name=name, build=f"tost.nn:{module}", description=description, products=products, **chosen)
+
+
 # The arithmetic of mixers whose work per token depends on the length is that of sequences of N tokens. The Fourier
-# transforms and kernels of S4 are left out. The official benchmark's Performer on ListOps has other options still.
+# transforms and kernels of S4 are left out.
 BUILTIN = (
-    MixerSpec(
-        name="tssa",
-        build="tost.nn:TSSAttention",
+    _mixer(
+        "tssa",
+        "TSSAttention",
+        "token statistics self-attention, linear in the tokens",
+        _tssa_products,
         options=TSSAOptions,
-        description="token statistics self-attention, linear in the tokens",
-        products=_tssa_products,
         statistics=_tssa_statistics,
         causal=MixerSpec(
             name="tssa",
@@ -220,87 +253,57 @@ BUILTIN = (
             statistics=_causal_tssa_statistics,
         ),
     ),
-    MixerSpec(
-        name="softmax",
-        build="tost.nn:SoftmaxAttention",
-        description="softmax attention between all pairs of tokens",
-        products=_softmax_products,
+    _mixer(
+        "softmax",
+        "SoftmaxAttention",
+        "softmax attention between all pairs of tokens",
+        _softmax_products,
         causal=MixerSpec(
             name="softmax", build="tost.nn:CausalSoftmaxAttention", places=("language",), products=_softmax_products
         ),
     ),
-    MixerSpec(
-        name="xca",
-        build="tost.nn:CrossCovarianceAttention",
-        description="cross-covariance attention, between features (XCiT)",
-        products=lambda sizes, own: 4 * sizes.embed_dim**2 + 2 * sizes.embed_dim**2 // sizes.num_heads,
-    ),
-    MixerSpec(
-        name="mssa",
-        build="tost.nn:SubspaceAttention",
-        description="multi-head subspace self-attention (CRATE)",
-        products=lambda sizes, own: 2 * sizes.embed_dim**2 + 2 * sizes.num_tokens * sizes.embed_dim,
-    ),
-    MixerSpec(
-        name="reformer",
-        build="tost.nn:Reformer",
+    _mixer("xca", "CrossCovarianceAttention", "cross-covariance attention, between features (XCiT)", _xca_products),
+    _mixer("mssa", "SubspaceAttention", "multi-head subspace self-attention (CRATE)", _mssa_products),
+    _mixer(
+        "reformer",
+        "Reformer",
+        "softmax attention within buckets of hashes",
+        _reformer_products,
         options=ReformerOptions,
-        description="softmax attention within buckets of hashes",
-        products=_reformer_products,
-        official={"num_hashes": 1, "form": "lra"},
     ),
-    MixerSpec(
-        name="bigbird",
-        build="tost.nn:BigBird",
+    _mixer(
+        "bigbird",
+        "BigBird",
+        "softmax attention to global, neighbouring and random blocks",
+        _bigbird_products,
         options=BigBirdOptions,
-        description="softmax attention to global, neighbouring and random blocks",
-        products=_bigbird_products,
-        official={"random_length": 1024},
     ),
-    MixerSpec(
-        name="linformer",
-        build="tost.nn:Linformer",
+    _mixer(
+        "linformer",
+        "Linformer",
+        "softmax attention to learned mixtures of the tokens",
+        _linformer_products,
         options=LinformerOptions,
         places=("sequence",),
-        description="softmax attention to learned mixtures of the tokens",
-        products=lambda sizes, own: 4 * sizes.embed_dim**2 + 4 * own.rank * sizes.embed_dim,
-        official={"rank": 16, "share": "kv"},
     ),
-    MixerSpec(
-        name="linear",
-        build="tost.nn:LinearAttention",
-        description="attention by products of features (Linear Transformer)",
-        products=_linear_products,
-    ),
-    MixerSpec(
-        name="performer",
-        build="tost.nn:Performer",
+    _mixer("linear", "LinearAttention", "attention by products of features (Linear Transformer)", _linear_products),
+    _mixer(
+        "performer",
+        "Performer",
+        "softmax attention estimated by random features",
+        _performer_products,
         options=PerformerOptions,
-        description="softmax attention estimated by random features",
-        products=_performer_products,
-        official={"kernel": "relu"},
     ),
-    MixerSpec(
-        name="nystrom",
-        build="tost.nn:NystromAttention",
-        options=NystromOptions,
-        description="softmax attention through landmarks",
-        products=_nystrom_products,
-        official={"conv_width": 35},
+    _mixer(
+        "nystrom", "NystromAttention", "softmax attention through landmarks", _nystrom_products, options=NystromOptions
     ),
-    MixerSpec(
-        name="s4",
-        build="tost.nn:S4",
+    _mixer(
+        "s4",
+        "S4",
+        "state space layer with a diagonal plus low-rank matrix",
+        _s4_products,
         options=S4Options,
         places=("sequence",),
-        description="state space layer with a diagonal plus low-rank matrix",
-        products=lambda sizes, own: 2 * sizes.embed_dim**2,
     ),
-    MixerSpec(
-        name="s4d",
-        build="tost.nn:S4",
-        options=S4DOptions,
-        description="state space layer with a diagonal matrix",
-        products=lambda sizes, own: 2 * sizes.embed_dim**2,
-    ),
+    _mixer("s4d", "S4", "state space layer with a diagonal matrix", _s4_products, options=S4DOptions),
 )

@@ -65,7 +65,10 @@ class SequenceClassifier(nn.Module):
             self.embedding = nn.Embedding(options.vocab_size or 0, C)
         else:
             self.embedding = nn.Linear(options.in_features or 0, C)
-        self.positions = self._positions()
+        self.positions: LearnedPositions | SinusoidalPositions | None = None
+        if options.position != "none":
+            kind = LearnedPositions if options.position == "learned" else SinusoidalPositions
+            self.positions = kind(options.max_length, C)
         self.class_token = nn.Parameter(0.02 * torch.randn(C)) if options.pooling == "cls" else None
         # S4 normalizes in its blocks only.
         self.norm_in = nn.LayerNorm(C) if post and options.block == "mlp" else None
@@ -105,7 +108,8 @@ class SequenceClassifier(nn.Module):
         leads = self.class_token is not None and _first_rank()
         if self.class_token is not None:
             # The other ranks take none of them, but a parameter that is not used at all would stall data parallelism.
-            tokens = torch.cat((self._class_tokens(tokens)[:, : int(leads)], tokens), dim=1)
+            first = self.class_token.to(tokens.dtype).expand(tokens.shape[0], int(leads), -1)
+            tokens = torch.cat((first, tokens), dim=1)
             mask = F.pad(mask, (int(leads), 0), value=True) if mask is not None else None
         if self.norm_in is not None:
             tokens = self.norm_in(tokens)
@@ -147,10 +151,6 @@ class SequenceClassifier(nn.Module):
         """Return what the head sees of two vectors [B, C]."""
         return torch.cat((u, v, u * v, u - v) if self.options.pair == "nli" else (u, v), dim=-1)
 
-    def _class_tokens(self, tokens: Tensor) -> Tensor:
-        assert self.class_token is not None
-        return self.class_token.to(tokens.dtype).expand(tokens.shape[0], 1, -1)
-
     def _embed(self, x: Tensor, mask: Tensor | None) -> Tensor:
         if isinstance(self.embedding, nn.Embedding):
             ids = x if mask is None else x.where(mask, 0)
@@ -166,12 +166,6 @@ class SequenceClassifier(nn.Module):
         length = self.options.max_length
         at = token_positions(x.shape[1], mask=mask, max_length=length, device=x.device)
         return tokens if self.positions is None else tokens + self.positions(at).to(tokens.dtype)
-
-    def _positions(self) -> LearnedPositions | SinusoidalPositions | None:
-        o = self.options
-        if o.position == "none":
-            return None
-        return (LearnedPositions if o.position == "learned" else SinusoidalPositions)(o.max_length, o.embed_dim)
 
     def _block(self) -> nn.Module:
         o = self.options

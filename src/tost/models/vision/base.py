@@ -27,7 +27,25 @@ from tost.parallel import active
 Grid = tuple[int, int]
 
 
-class ImageModel(nn.Module):
+class CountedModel(nn.Module):
+    """What this package's and timm's image models share: counts of parameters and operations."""
+
+    options: ImageOptions
+
+    def num_parameters(self, *, positions: bool = True) -> int:
+        """Count the trainable parameters.
+
+        Args:
+            positions: Count learned positions too, as published sizes of image models do.
+        """
+        return count_parameters(self, positions=positions)
+
+    def flops_per_image(self, height: int, width: int) -> int:
+        """Count the operations of a forward pass for one image; see `tost.models.image_flops`."""
+        return image_flops(self.options, height, width).total
+
+
+class ImageModel(CountedModel):
     """An image classifier made of a stem, blocks of tokens, a class token and a head.
 
     A subclass makes `blocks` and `norm` and defines how images become tokens (`_embed`), how a block is called
@@ -37,7 +55,6 @@ class ImageModel(nn.Module):
         options: Sizes and choices, kept as ``model.options``.
     """
 
-    options: ImageOptions
     blocks: nn.ModuleList
     norm: nn.Module
     num_prefix_tokens = 1
@@ -198,18 +215,6 @@ class ImageModel(nn.Module):
     @abstractmethod
     def no_weight_decay(self) -> set[str]:
         """Return the parameters that are exempt from weight decay though they are no vectors."""
-
-    def num_parameters(self, *, positions: bool = True) -> int:
-        """Count the trainable parameters.
-
-        Args:
-            positions: Count learned positions too, as published sizes of image models do.
-        """
-        return count_parameters(self, positions=positions)
-
-    def flops_per_image(self, height: int, width: int) -> int:
-        """Count the operations of a forward pass for one image; see `tost.models.image_flops`."""
-        return image_flops(self.options, height, width).total
 
     @abstractmethod
     def _embed(self, images: Tensor) -> tuple[Tensor, Grid]:

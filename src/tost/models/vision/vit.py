@@ -7,12 +7,11 @@ import tost._torchvision  # noqa: F401  timm imports torchvision, which a CPU bu
 # isort: split
 from timm.models.vision_transformer import VisionTransformer
 
-from tost.models._common import count_parameters
-from tost.models.flops import image_flops
+from tost.models.vision.base import CountedModel
 from tost.models.vision.options import VitOptions
 
 
-class ViT(VisionTransformer):
+class ViT(CountedModel, VisionTransformer):
     """timm's VisionTransformer, nothing else: patches by one convolution, learned positions, a class token.
 
     Its parameters have timm's names, so that timm's weights load as they are. It takes images of the size that it was
@@ -54,15 +53,3 @@ class ViT(VisionTransformer):
         changes = {"num_classes": num_classes} | ({} if global_pool is None else {"global_pool": global_pool})
         super().reset_classifier(num_classes, global_pool)
         self.options = VitOptions.model_validate({**self.options.model_dump(), **changes})
-
-    def num_parameters(self, *, positions: bool = True) -> int:
-        """Count the trainable parameters.
-
-        Args:
-            positions: Count learned positions too, as published sizes of image models do.
-        """
-        return count_parameters(self, positions=positions)
-
-    def flops_per_image(self, height: int, width: int) -> int:
-        """Count the operations of a forward pass for one image; see `tost.models.image_flops`."""
-        return image_flops(self.options, height, width).total

@@ -126,9 +126,8 @@ class BigBird(ProjectedMixer):
                 "together; use at least 1, 0 and 1."
             )
         self.block_size, self.num_random, self.random_length = block_size, num_random, random_length
-        self.register_buffer(
-            "draws", torch.randint(2**31, (num_heads, ROWS, num_random), device=self.proj_in.weight.device)
-        )
+        draws = torch.randint(2**31, (num_heads, ROWS, num_random), device=self.proj_in.weight.device)
+        self.register_buffer("draws", draws)
 
     def extra_repr(self) -> str:
         """Show the sizes in ``print(module)``."""
@@ -146,9 +145,7 @@ class BigBird(ProjectedMixer):
             mask = F.pad(mask | ~mask.any(dim=1, keepdim=True), (0, T * S - N)).reshape(-1, T, S)
         parts = F.pad(parts, (0, 0, 0, 0, 0, 0, 0, T * S - N))
         # [B, H, T, S, D] each
-        query, key, value = (
-            torch.unflatten(parts, 1, (T, S)).permute(3, 0, 4, 1, 2, 5).unbind(0)
-        )  # [B, H, T, S, D] each
+        query, key, value = torch.unflatten(parts, 1, (T, S)).permute(3, 0, 4, 1, 2, 5).unbind(0)
         count = mask.any(dim=2).sum(dim=1) if mask is not None else torch.tensor([T], device=parts.device)
         mixed = self._blocks(query, key, value, mask, count)
         ends = self._ends(query, key, value, mask, count)
@@ -194,10 +191,6 @@ class BigBird(ProjectedMixer):
         offset = torch.arange(B * H, device=x.device).reshape(B, H, 1, 1) * T
         drawn = x.reshape(B * H * T, S * E).index_select(0, (offset + index).flatten())
         return torch.cat((*fixed, drawn.reshape(B, H, T, self.num_random * S, E)), dim=3)
-
-    def _softmax(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
-        drop = self.attn_drop if self.training else 0.0
-        return F.scaled_dot_product_attention(query, key, value, attn_mask=mask, dropout_p=drop)
 
 
 def _pick(x: Tensor, block: Tensor) -> Tensor:

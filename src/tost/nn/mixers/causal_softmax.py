@@ -9,15 +9,12 @@ from __future__ import annotations
 from typing import ClassVar
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from tost.nn._checks import check_width, refuse_context
 from tost.nn.mixers._growing import append_tokens
 from tost.nn.mixers.projected import ProjectedMixer
 from tost.nn.state import KVState
-from tost.ops._checks import check_mask
-from tost.ops._numerics import num_tokens, zero_padding
+from tost.ops._numerics import num_tokens
 
 
 class CausalSoftmaxAttention(ProjectedMixer):
@@ -69,19 +66,11 @@ class CausalSoftmaxAttention(ProjectedMixer):
             ValueError: As in `forward`, or the state belongs to another batch or another model.
             BackendError: As in `forward`.
         """
-        refuse_context(type(self).__name__)
-        check_width(x, self.embed_dim)
-        check_mask(mask, x)
-        parts = zero_padding(self.proj_in(x), mask).reshape(*x.shape[:2], 3, self.num_heads, self.head_dim)
-        query, key, value = (part.transpose(1, 2) for part in parts.unbind(2))
+        query, key, value = (part.transpose(1, 2) for part in self._project_in(x, mask).unbind(2))
         after = self._extend(state, key, value, mask)
         rule, causal = _visible(after, x.shape[1])
-        drop = self.attn_drop if self.training else 0.0
-        y = F.scaled_dot_product_attention(
-            query, after.keys, after.values, attn_mask=rule, dropout_p=drop, is_causal=causal
-        )
-        out: Tensor = self.proj_out(zero_padding(y.transpose(1, 2), mask).flatten(2))
-        return (F.dropout(out, self.out_drop) if self.training and self.out_drop > 0 else out), after
+        y = self._softmax(query, after.keys, after.values, rule, causal=causal)
+        return self._project_out(y.transpose(1, 2), mask), after
 
     def _extend(self, state: KVState | None, key: Tensor, value: Tensor, mask: Tensor | None) -> KVState:
         """Return the state after tokens with these keys and values, [B, H, N, D]."""

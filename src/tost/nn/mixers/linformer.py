@@ -9,7 +9,6 @@ from __future__ import annotations
 from typing import Literal, Unpack
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tost.nn.mixers._order import real_first
@@ -85,6 +84,4 @@ class Linformer(ProjectedMixer):
         query, key, value = parts.permute(2, 0, 3, 1, 4)  # [B, H, N, D] each
         # Keys and values of padding are zero, so it has no part in the mixtures.
         tables = self.mixtures[:, :, : parts.shape[1]].mT
-        drop = self.attn_drop if self.training else 0.0
-        mixed = F.scaled_dot_product_attention(query, tables[0] @ key, tables[-1] @ value, dropout_p=drop)
-        return mixed.transpose(1, 2)
+        return self._softmax(query, tables[0] @ key, tables[-1] @ value).transpose(1, 2)

@@ -84,11 +84,18 @@ class ProjectedMixer(nn.Module):
             ValueError: `x` or `mask` has the wrong shape or dtype.
             BackendError: Context parallelism is active; this mixer needs whole sequences.
         """
+        return self._project_out(self._mix(self._project_in(x, mask), mask), mask)
+
+    def _project_in(self, x: Tensor, mask: Tensor | None) -> Tensor:
+        """Return the parts [B, N, P, H, D] of x [B, N, C], zero for padding."""
         refuse_context(type(self).__name__)
         check_width(x, self.embed_dim)
         check_mask(mask, x)
         projected = zero_padding(self.proj_in(x), mask)
-        y = self._mix(projected.reshape(*x.shape[:2], self.parts, self.num_heads, self.head_dim), mask)
+        return projected.reshape(*x.shape[:2], self.parts, self.num_heads, self.head_dim)
+
+    def _project_out(self, y: Tensor, mask: Tensor | None) -> Tensor:
+        """Return [B, N, C] of y [B, N, H, D]."""
         out: Tensor = self.proj_out(zero_padding(y, mask).flatten(2))
         return F.dropout(out, self.out_drop) if self.training and self.out_drop > 0 else out
 
@@ -105,5 +112,11 @@ class ProjectedMixer(nn.Module):
             # A sequence of padding only has nothing to attend to, and a softmax over nothing is not a number.
             mask = (mask | ~mask.any(dim=1, keepdim=True))[:, None, None, :]
         query, key, value = (part.transpose(1, 2) for part in (query, key, value))
+        return self._softmax(query, key, value, mask).transpose(1, 2)
+
+    def _softmax(
+        self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None, *, causal: bool = False
+    ) -> Tensor:
+        """Return softmax(q k^T / sqrt(D)) v, with dropout on the weights; everything is [..., N, D]."""
         drop = self.attn_drop if self.training else 0.0
-        return F.scaled_dot_product_attention(query, key, value, attn_mask=mask, dropout_p=drop).transpose(1, 2)
+        return F.scaled_dot_product_attention(query, key, value, attn_mask=mask, dropout_p=drop, is_causal=causal)

@@ -78,12 +78,8 @@ class S4(nn.Module):
         torch.Size([2, 100, 64])
     """
 
-    kernel_parameters: ClassVar[tuple[str, ...]] = (
-        "kernel.log_step",
-        "kernel.log_decay",
-        "kernel.frequency",
-        "kernel.b",
-        "kernel.p",
+    kernel_parameters: ClassVar[tuple[str, ...]] = tuple(
+        f"kernel.{name}" for name in ("log_step", "log_decay", "frequency", "b", "p")
     )
     """Parameters with a learning rate of their own and without weight decay, where there are any."""
 
