@@ -234,7 +234,11 @@ def stream_tokens(
     before, seen = None, None
     if isinstance(state, Continuation):
         state, before, seen = state
-        _check_vocabulary(seen, size)
+        if seen.shape[1] != size:
+            raise ConfigError(
+                f"the state to go on with belongs to a model of {seen.shape[1]} ids, but this one has {size}; "
+                "pass it to the model that made it."
+            )
         ids = torch.empty(len(before), 0, dtype=torch.int64) if ids is None else ids
     if ids is None:
         raise ConfigError("there is no prompt; give ids, or a Continuation as state to go on with.")
@@ -253,14 +257,6 @@ def stream_tokens(
         chunk_size=chunk_size,
         weights=weights,
     )
-
-
-def _check_vocabulary(seen: Tensor, vocab_size: int) -> None:
-    if seen.shape[1] != vocab_size:
-        raise ConfigError(
-            f"the state to go on with belongs to a model of {seen.shape[1]} ids, but this one has {vocab_size}; "
-            "pass it to the model that made it."
-        )
 
 
 def _position(state: State | None, batch_size: int) -> Tensor:

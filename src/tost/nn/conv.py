@@ -121,7 +121,8 @@ class CausalConvolution(nn.Module):
             own = _last(torch.cat((torch.zeros_like(before), x), dim=1), self.width - 1, mask)
             before, after = last_tokens(own, num_tokens(x, mask), before, context=context)
         seen = torch.cat((before, x), dim=1)
-        return _convolve(seen, self.weight), _last(seen, self.width - 1, mask) if after is None else after
+        y: Tensor = _Convolution.apply(seen, self.weight.to(seen.dtype))  # type: ignore[no-untyped-call]
+        return y, _last(seen, self.width - 1, mask) if after is None else after
 
     def _window(self, x: Tensor, window: Tensor | None) -> Tensor:
         shape = (x.shape[0], self.width - 1, self.embed_dim)
@@ -213,13 +214,8 @@ def _last(seen: Tensor, count: int, mask: Tensor | None) -> Tensor:
     return seen.gather(1, index.unsqueeze(-1).expand(-1, -1, seen.shape[2]))
 
 
-def _convolve(seen: Tensor, weight: Tensor) -> Tensor:
-    """Return the sums over taps ``y[n] = sum_k weight[:, k] * seen[n + k]``, [B, N, C], of seen [B, N + K - 1, C]."""
-    y: Tensor = _Convolution.apply(seen, weight.to(seen.dtype))  # type: ignore[no-untyped-call]
-    return y
-
-
 def _correlate(seen: Tensor, weight: Tensor) -> Tensor:
+    """Return the sums over taps ``y[n] = sum_k weight[:, k] * seen[n + k]``, [B, N, C], of seen [B, N + K - 1, C]."""
     K = weight.shape[1]
     N = seen.shape[1] - K + 1
     if N >= _FEW and (seen.dtype != torch.float64 or seen.device.type != "cpu"):

@@ -156,14 +156,9 @@ class _LocalSquares(torch.autograd.Function):
             return (tokens_of(w, mask, slice(None)) * (2 * grad).unsqueeze(1)).to(w.dtype), None, None
         after = _tokens_after(w, mask)
         faded = decay.unsqueeze(-1) ** after * (2 * grad).unsqueeze(1)
-        slopes = (
-            (
-                tokens_of(w, mask, rows).square()
-                * (after[:, rows] * decay.unsqueeze(-1) ** (after[:, rows] - 1).clamp_min(0))
-            ).sum(dim=1)
-            for rows in chunks(w)
-        )
-        d_decay = (accumulate(slopes) * grad).sum(dim=(0, 2))
+        slopes = after * decay.unsqueeze(-1) ** (after - 1).clamp_min(0)
+        sums = accumulate((tokens_of(w, mask, rows).square() * slopes[:, rows]).sum(dim=1) for rows in chunks(w))
+        d_decay = (sums * grad).sum(dim=(0, 2))
         return (tokens_of(w, mask, slice(None)) * faded).to(w.dtype), None, d_decay
 
 

@@ -6,7 +6,6 @@ Rank r holds a contiguous piece of the tokens, in rank order. Pieces may differ 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from types import TracebackType
 from typing import Self
 
 import torch
@@ -94,9 +93,7 @@ class ContextParallel:
         _ENTERED.append(self)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         _ENTERED.pop()
 
     def __repr__(self) -> str:

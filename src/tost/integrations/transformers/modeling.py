@@ -24,15 +24,9 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 from transformers.utils.generic import can_return_tuple
 
 from tost.errors import ConfigError
+from tost.integrations.transformers import inputs
 from tost.integrations.transformers.cache import adopt, read_states, write_states
 from tost.integrations.transformers.configuration import TostConfig
-from tost.integrations.transformers.inputs import (
-    check_embeddings,
-    check_prompt,
-    read_mask,
-    refuse_arguments,
-    shift_targets,
-)
 from tost.models import LanguageToST
 from tost.models.language.model import INITIAL_STD
 from tost.nn import CausalBlock, CausalConvolution, CausalTSSAttention, LearnedPositions, linear_cross_entropy
@@ -160,7 +154,7 @@ class TostForCausalLM(PreTrainedModel, GenerationMixin):  # type: ignore[no-unty
         """
         # Not in the signature, where the trainer would take it for something that every batch has to hold.
         shift_labels = kwargs.pop("shift_labels", None)
-        refuse_arguments(kwargs)
+        inputs.refuse_arguments(kwargs)
         hidden_wanted = self.config.output_hidden_states if output_hidden_states is None else output_hidden_states
         if use_cache is None:
             use_cache = past_key_values is not None or (self.config.use_cache and not self.training)
@@ -168,11 +162,11 @@ class TostForCausalLM(PreTrainedModel, GenerationMixin):  # type: ignore[no-unty
         cache = None
         if use_cache or past_key_values is not None:
             cache = adopt(past_key_values, self.config.depth, grows=self.config.mixer == "softmax")
-        mask = read_mask(attention_mask, shape, 0 if cache is None else cache.get_seq_length())
+        mask = inputs.read_mask(attention_mask, shape, 0 if cache is None else cache.get_seq_length())
         hidden: list[Tensor] | None = [] if hidden_wanted else None
         x = self._run(input_ids, inputs_embeds, mask, cache, hidden)
         loss = None
-        targets = shift_targets(labels, shift_labels, mask, shape)
+        targets = inputs.shift_targets(labels, shift_labels, mask, shape)
         if targets is not None:
             loss = self._loss(x, targets, num_items_in_batch)
         if skip_logits is None:
@@ -223,7 +217,7 @@ class TostForCausalLM(PreTrainedModel, GenerationMixin):  # type: ignore[no-unty
         if (ids is None) == (embeddings is None):
             given = "neither is" if ids is None else "both are"
             raise ValueError(f"a model needs either input_ids or inputs_embeds, but {given} given.")
-        shape = check_embeddings(embeddings, self.config.embed_dim) if ids is None else ids.shape
+        shape = inputs.check_embeddings(embeddings, self.config.embed_dim) if ids is None else ids.shape
         if len(shape) == 2 and shape[1] == 0:
             raise ValueError("there is no token in the input; a text begins with at least one, such as bos_token_id.")
         return shape
@@ -245,11 +239,10 @@ class TostForCausalLM(PreTrainedModel, GenerationMixin):  # type: ignore[no-unty
                 f"past_key_values holds {len(start)} sequences, but the input {rows}; pass what came from the same "
                 "batch, or None at the start of a text."
             )
-        x = (
-            self.model.embed(ids, start, mask)
-            if ids is not None
-            else self.model.add_positions(cast(Tensor, embeddings), start, mask)
-        )
+        if ids is not None:
+            x = self.model.embed(ids, start, mask)
+        else:
+            x = self.model.add_positions(cast(Tensor, embeddings), start, mask)
         after = []
         recompute = self.gradient_checkpointing and self.training
         for block, state in zip(self.model.blocks, before, strict=True):
@@ -323,7 +316,7 @@ class TostForCausalLM(PreTrainedModel, GenerationMixin):  # type: ignore[no-unty
         if cache is not None:
             cache = adopt(cache, self.config.depth, grows=self.config.mixer == "softmax")
         mask = model_kwargs.get("attention_mask")
-        check_prompt(mask)
+        inputs.check_prompt(mask)
         if cache is None or cache.get_seq_length() == 0:
             self._check_room(max_cache_length, mask)
         return done

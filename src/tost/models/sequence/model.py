@@ -97,7 +97,8 @@ class SequenceClassifier(nn.Module):
             x, mask = _side_by_side(x, mask)
         pooled = self.features(x, mask)
         if self.options.towers == 2:
-            pooled = self._compared(*pooled.reshape(-1, 2, pooled.shape[-1]).unbind(1))
+            u, v = pooled.reshape(-1, 2, pooled.shape[-1]).unbind(1)
+            pooled = torch.cat((u, v, u * v, u - v) if self.options.pair == "nli" else (u, v), dim=-1)
         logits: Tensor = self.head(pooled)
         return logits
 
@@ -105,7 +106,9 @@ class SequenceClassifier(nn.Module):
         """Return the pooled vector of each sequence, ``[B, C]``; the arguments are those of one tower's `forward`."""
         check_mask(mask, x)
         tokens = self._embed(x, mask)
-        leads = self.class_token is not None and _first_rank()
+        # The beginning of the sequence need not be here where processes share it.
+        context = active()
+        leads = self.class_token is not None and (context is None or context.rank == 0)
         if self.class_token is not None:
             # The other ranks take none of them, but a parameter that is not used at all would stall data parallelism.
             first = self.class_token.to(tokens.dtype).expand(tokens.shape[0], int(leads), -1)
@@ -120,7 +123,9 @@ class SequenceClassifier(nn.Module):
         if self.norm_out is not None:
             tokens = self.norm_out(tokens)
         if self.class_token is not None:
-            return _first(tokens, leads)
+            # Where the token is not, zeros that depend on x: the backward pass has to meet other processes there too.
+            first = tokens[:, : int(leads)].sum(dim=1)
+            return first if context is None else context.sum(first)
         if self.options.pooling == "first":
             return _first_real(tokens, mask)
         return _mean(tokens, mask, padded=self.options.pooling == "mean_padded")
@@ -146,10 +151,6 @@ class SequenceClassifier(nn.Module):
         layers = [(name, module) for name, module in self.named_modules() if isinstance(module, S4)]
         kernels = {f"{name}.{parameter}" for name, module in layers for parameter in module.kernel_parameters}
         return kernels & {name for name, _ in self.named_parameters()}
-
-    def _compared(self, u: Tensor, v: Tensor) -> Tensor:
-        """Return what the head sees of two vectors [B, C]."""
-        return torch.cat((u, v, u * v, u - v) if self.options.pair == "nli" else (u, v), dim=-1)
 
     def _embed(self, x: Tensor, mask: Tensor | None) -> Tensor:
         if isinstance(self.embedding, nn.Embedding):
@@ -201,20 +202,6 @@ class SequenceClassifier(nn.Module):
             # Mega's: without a bias a norm would leave nothing of a single number but its sign.
             nn.init.normal_(self.embedding.weight, std=self.embedding.in_features**-0.5)
             nn.init.normal_(self.embedding.bias, std=0.1)
-
-
-def _first_rank() -> bool:
-    """Return whether the beginning of the sequence is here; it may not be where processes share a sequence."""
-    context = active()
-    return context is None or context.rank == 0
-
-
-def _first(x: Tensor, here: bool) -> Tensor:
-    """Return the first token of the sequence, [B, C], on every process that shares it."""
-    context = active()
-    # Where the token is not, zeros that depend on x: the backward pass has to meet the other processes there too.
-    first = x[:, : int(here)].sum(dim=1)
-    return first if context is None else context.sum(first)
 
 
 def _first_real(x: Tensor, mask: Tensor | None) -> Tensor:

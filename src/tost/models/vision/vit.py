@@ -28,16 +28,10 @@ class ViT(CountedModel, VisionTransformer):
     """
 
     def __init__(self, options: VitOptions) -> None:
-        o = options
+        o, same = options, ("patch_size", "in_chans", "num_classes", "global_pool", "embed_dim", "depth", "num_heads")
         super().__init__(
             img_size=o.image_shape,
-            patch_size=o.patch_size,
-            in_chans=o.in_chans,
-            num_classes=o.num_classes,
-            global_pool=o.global_pool,
-            embed_dim=o.embed_dim,
-            depth=o.depth,
-            num_heads=o.num_heads,
+            **{name: getattr(o, name) for name in same},
             mlp_ratio=(o.hidden_dim + 0.5) / o.embed_dim,  # timm rounds down
             drop_rate=o.head_dropout,
             pos_drop_rate=o.dropout,

@@ -168,8 +168,9 @@ class Reformer(ProjectedMixer):
         place = torch.arange(chunks * size, device=x.device).expand_as(bucket)
         order = (bucket * (chunks * size) + place).argsort(dim=-1)
         bucket = bucket.gather(-1, order)
+        key = query * math.sqrt(self.head_dim) if self.form == "lra" else F.normalize(query, dim=-1)
         sorted_ = _Chunks(
-            *(torch.unflatten(_sort(part, order), 3, (chunks, size)) for part in (query, self._keys(query), value)),
+            *(torch.unflatten(_sort(part, order), 3, (chunks, size)) for part in (query, key, value)),
             *(torch.unflatten(part, 3, (chunks, size)) for part in (order, bucket)),
         )
         mixed, weight = self._attend_chunks(sorted_, buckets)
@@ -178,9 +179,6 @@ class Reformer(ProjectedMixer):
         mixed = mixed.flatten(3, 4).gather(3, back.unsqueeze(-1).expand(*back.shape, self.head_dim))
         y = (mixed * weight.unsqueeze(-1)).sum(dim=2)
         return y[:, :, :N].transpose(1, 2).to(parts.dtype)
-
-    def _keys(self, query: Tensor) -> Tensor:
-        return query * math.sqrt(self.head_dim) if self.form == "lra" else F.normalize(query, dim=-1)
 
     def _attend_chunks(self, own: _Chunks, padding: int) -> tuple[Tensor, Tensor]:
         """Return o [B, H, R, T, S, D] and z [B, H, R, T, S] of sorted tokens; `padding` is the bucket of no tokens."""
