@@ -217,6 +217,8 @@ def _s4_products(sizes: MixerSizes, own: S4Options) -> int:
     return 2 * sizes.embed_dim**2
 
 
+_Products = Callable[[MixerSizes, Any], int]
+
 # Options of the official code of the Long Range Arena. Its Performer on ListOps has other options still.
 _OFFICIAL: dict[str, dict[str, Any]] = {
     "reformer": {"num_hashes": 1, "form": "lra"},
@@ -228,10 +230,10 @@ _OFFICIAL: dict[str, dict[str, Any]] = {
 
 
 def _mixer(
-    name: str, module: str, description: str, products: Callable[[MixerSizes, Any], int], **more: Any
+    name: str, module: str, description: str, products: _Products, options: type = MixerOptions, **more: Any
 ) -> MixerSpec:
-    chosen = {"official": _OFFICIAL.get(name, {}), **more}
-    return MixerSpec(name=name, build=f"tost.nn:{module}", description=description, products=products, **chosen)
+    build, more["official"] = f"tost.nn:{module}", _OFFICIAL.get(name, {})
+    return MixerSpec(name=name, build=build, options=options, description=description, products=products, **more)
 
 
 # The arithmetic of mixers whose work per token depends on the length is that of sequences of N tokens. The Fourier
@@ -242,7 +244,7 @@ BUILTIN = (
         "TSSAttention",
         "token statistics self-attention, linear in the tokens",
         _tssa_products,
-        options=TSSAOptions,
+        TSSAOptions,
         statistics=_tssa_statistics,
         causal=MixerSpec(
             name="tssa",
@@ -264,26 +266,20 @@ BUILTIN = (
     ),
     _mixer("xca", "CrossCovarianceAttention", "cross-covariance attention, between features (XCiT)", _xca_products),
     _mixer("mssa", "SubspaceAttention", "multi-head subspace self-attention (CRATE)", _mssa_products),
-    _mixer(
-        "reformer",
-        "Reformer",
-        "softmax attention within buckets of hashes",
-        _reformer_products,
-        options=ReformerOptions,
-    ),
+    _mixer("reformer", "Reformer", "softmax attention within buckets of hashes", _reformer_products, ReformerOptions),
     _mixer(
         "bigbird",
         "BigBird",
         "softmax attention to global, neighbouring and random blocks",
         _bigbird_products,
-        options=BigBirdOptions,
+        BigBirdOptions,
     ),
     _mixer(
         "linformer",
         "Linformer",
         "softmax attention to learned mixtures of the tokens",
         _linformer_products,
-        options=LinformerOptions,
+        LinformerOptions,
         places=("sequence",),
     ),
     _mixer("linear", "LinearAttention", "attention by products of features (Linear Transformer)", _linear_products),
@@ -292,18 +288,16 @@ BUILTIN = (
         "Performer",
         "softmax attention estimated by random features",
         _performer_products,
-        options=PerformerOptions,
+        PerformerOptions,
     ),
-    _mixer(
-        "nystrom", "NystromAttention", "softmax attention through landmarks", _nystrom_products, options=NystromOptions
-    ),
+    _mixer("nystrom", "NystromAttention", "softmax attention through landmarks", _nystrom_products, NystromOptions),
     _mixer(
         "s4",
         "S4",
         "state space layer with a diagonal plus low-rank matrix",
         _s4_products,
-        options=S4Options,
+        S4Options,
         places=("sequence",),
     ),
-    _mixer("s4d", "S4", "state space layer with a diagonal matrix", _s4_products, options=S4DOptions),
+    _mixer("s4d", "S4", "state space layer with a diagonal matrix", _s4_products, S4DOptions),
 )
