@@ -28,6 +28,8 @@ Count = Annotated[int, Field(ge=1, strict=True)]
 Switch = Annotated[bool, Field(strict=True)]
 
 _MOST_SUGGESTIONS = 50  # finding similar words is slow
+_NUMBERS = {"integer": "a whole number", "number": "a number"}
+_IN_WORDS = {**_NUMBERS, "boolean": "true or false", "string": "text", "null": "null"}
 # Findings of pydantic itself; everything else was raised by a validator, in words of its own.
 _STANDARD = frozenset(get_args(ErrorType)) - {"value_error", "assertion_error"}
 
@@ -125,8 +127,7 @@ class Key:
     @property
     def schema(self) -> Mapping[str, Any]:
         """What the key may hold, as a JSON schema."""
-        found: Mapping[str, Any] = _json_schema(self.owner)["properties"][self.name]
-        return found
+        return _json_schema(self.owner)["properties"][self.name]
 
 
 class _LenientSchema(GenerateJsonSchema):
@@ -137,7 +138,7 @@ class _LenientSchema(GenerateJsonSchema):
 
 
 @cache
-def _json_schema(owner: type[BaseModel]) -> Mapping[str, Any]:
+def _json_schema(owner: type[BaseModel]) -> Mapping[str, Mapping[str, Mapping[str, Any]]]:
     return owner.model_json_schema(schema_generator=_LenientSchema)
 
 
@@ -228,7 +229,9 @@ def translate(error: ValidationError, keys: Keys, *, prefix: str = "") -> list[P
     suggestions = 0
     for entry in error.errors(include_url=False):
         path = (prefix + ".".join(map(str, entry["loc"]))).removesuffix(".")
-        key = _nearest(path, keys)
+        key = path  # or the longest legal one that it starts with
+        while key and key not in keys:
+            key = key.rpartition(".")[0]
         is_entry = key != path and bool(key) and keys[key].schema.get("type") == "array"
         if entry["type"] == "extra_forbidden" or (key != path and not is_entry):
             suggestions += 1
@@ -251,23 +254,10 @@ def needs(schema: Mapping[str, Any]) -> str:
         return " or ".join(needs(option) for option in schema["anyOf"])
     if choices := _choices(schema):
         return ("one of " if len(choices) > 1 else "") + ", ".join(map(write_value, choices))
-    match schema.get("type"):
-        case "integer":
-            return "a whole number" + _bounds(schema)
-        case "number":
-            return "a number" + _bounds(schema)
-        case "boolean":
-            return "true or false"
-        case "string":
-            return "text"
-        case "null":
-            return "null"
-        case "array" if "prefixItems" in schema:
-            return f"a list of {len(schema['prefixItems'])}, each entry {needs(_entry_schema(schema))}"
-        case "array":
-            return f"a list, each entry {needs(_entry_schema(schema))}"
-        case _:
-            return "keys and their values, indented below it"
+    if schema.get("type") == "array":
+        length = f" of {len(schema['prefixItems'])}" if "prefixItems" in schema else ""
+        return f"a list{length}, each entry {needs(_entry_schema(schema))}"
+    return _IN_WORDS.get(schema.get("type", ""), "keys and their values, indented below it") + _bounds(schema)
 
 
 def suggestion(key: str, keys: Iterable[str]) -> str:
@@ -288,13 +278,6 @@ def suggestion(key: str, keys: Iterable[str]) -> str:
         return f"did you mean {' or '.join(likely[:3])}?"
     names = [other.rpartition(".")[2] for other in siblings]
     return f"the keys here are: {', '.join(names)}" if names else f"{section} takes no keys"
-
-
-def _nearest(path: str, keys: Keys) -> str:
-    """Return the longest legal key that a path starts with; empty if there is none."""
-    while path and path not in keys:
-        path = path.rpartition(".")[0]
-    return path
 
 
 def _entry_schema(schema: Mapping[str, Any]) -> Mapping[str, Any]:

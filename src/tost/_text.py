@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 
@@ -45,26 +45,24 @@ def number(value: object, digits: int = 4) -> str:
     return f"{value:,}" if isinstance(value, int) and abs(found) < 1e15 else f"{found:.{digits}g}"
 
 
+def _written(value: object, write: Callable[[float], str]) -> str:
+    found = real(value)
+    return UNKNOWN if found is None else write(found)
+
+
 def rounded(value: object) -> str:
     """Write a large whole number: ``12,345`` or ``1.23 million``."""
-    found = real(value)
-    if found is None:
-        return UNKNOWN
-    return f"{found / 1e6:.2f} million" if found >= 1e6 else f"{found:,.0f}"
+    return _written(value, lambda found: f"{found / 1e6:.2f} million" if found >= 1e6 else f"{found:,.0f}")
 
 
 def percent(value: object) -> str:
     """Write a share of 1 in per cent: ``93.8 %``."""
-    found = real(value)
-    return UNKNOWN if found is None else f"{100 * found:.1f} %"
+    return _written(value, lambda found: f"{100 * found:.1f} %")
 
 
 def byte_size(value: object) -> str:
     """Write an amount of memory: ``12.3 MB`` or ``1.25 GB``."""
-    found = real(value)
-    if found is None:
-        return UNKNOWN
-    return f"{found / 1e9:.2f} GB" if found >= 1e9 else f"{found / 1e6:.1f} MB"
+    return _written(value, lambda found: f"{found / 1e9:.2f} GB" if found >= 1e9 else f"{found / 1e6:.1f} MB")
 
 
 def duration(seconds: object) -> str:

@@ -158,18 +158,14 @@ def show_value(value: Any, *, longest: int = 60) -> str:
 
 def _compose(text: str, *, place: str) -> yaml.Node | None:
     try:
-        loader = _Loader(text)
-        try:
-            node: yaml.Node | None = loader.get_single_node()
-        finally:
-            loader.dispose()
+        node: yaml.Node | None = yaml.compose(text, Loader=_Loader)
+        return node
     except yaml.YAMLError as error:
         if not place and isinstance(error, yaml.MarkedYAMLError):
             raise
         raise ConfigError(_describe(error, text, place=place)) from None
     except RecursionError:
         raise ConfigError(f"{place or 'the value'}: nested too deeply for a configuration") from None
-    return node
 
 
 def _value(node: yaml.Node, *, prefix: str, lines: dict[str, int]) -> Any:

@@ -61,9 +61,12 @@ class ImageClassification(Task):
         guesses = logits.topk(min(TOP, logits.shape[1])).indices  # [B, 5], the best first
         hits = guesses == targets.unsqueeze(1)
         sums = {"correct": hits[:, 0].sum(), "correct_top": hits.any(dim=1).sum()}
-        if "real" in batch:
-            sums |= _reassessed(guesses[:, 0], batch["real"])
-        return BatchResult(loss, sums, {"confusion": _confusion(targets, guesses[:, 0], logits.shape[1])})
+        if "real" in batch:  # sets of labels [B, M], padded with -1; images with no label do not count
+            sums["real_correct"] = (guesses[:, :1] == batch["real"]).any(dim=1).sum()
+            sums["real_images"] = (batch["real"] >= 0).any(dim=1).sum()
+        classes = logits.shape[1]
+        pairs = torch.bincount(targets * classes + guesses[:, 0], minlength=classes * classes)
+        return BatchResult(loss, sums, {"confusion": pairs.view(classes, classes)})  # by label and guess
 
     def metrics(self, sums: Mapping[str, float], terms: float) -> dict[str, float]:
         """Return the mean loss, and accuracies in [0, 1]: top-1, top-5 and, where samples have them, on ReaL labels."""
@@ -82,14 +85,8 @@ class ImageClassification(Task):
         names = info.class_names or tuple(map(str, range(len(confusion))))
         totals, right = confusion.sum(dim=1).tolist(), confusion.diagonal().tolist()
         classes = [
-            {
-                "class": label,
-                "name": name,
-                "samples": samples,
-                "correct": correct,
-                "accuracy": correct / samples if samples else None,
-            }
-            for label, (name, samples, correct) in enumerate(zip(names, totals, right, strict=True))
+            {"class": label, "name": name, "samples": seen, "correct": hits, "accuracy": hits / seen if seen else None}
+            for label, (name, seen, hits) in enumerate(zip(names, totals, right, strict=True))
         ]
         labels, guesses = confusion.nonzero(as_tuple=True)
         found = (labels, guesses, confusion[labels, guesses])
@@ -146,16 +143,3 @@ def _numpy_seeded(seed: int) -> Iterator[None]:
         yield
     finally:
         np.random.set_state(before)
-
-
-def _confusion(targets: Tensor, guesses: Tensor, classes: int) -> Tensor:
-    """Count images by label (row) and guess (column): int64 ``[K, K]``."""
-    return torch.bincount(targets * classes + guesses, minlength=classes * classes).view(classes, classes)
-
-
-def _reassessed(guesses: Tensor, real: Tensor) -> dict[str, Tensor]:
-    """Score guesses ``[B]`` against sets of labels ``[B, M]``, padded with -1; images with no label do not count."""
-    return {
-        "real_correct": (guesses.unsqueeze(1) == real).any(dim=1).sum(),
-        "real_images": (real >= 0).any(dim=1).sum(),
-    }

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 import torch
 import torch.distributed as dist
@@ -25,6 +25,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor
 
+from tost._yaml import flatten
 from tost.errors import ConfigError
 from tost.ops import backends_on, operators
 from tost.parallel import ContextParallel, make_mesh
@@ -154,8 +155,7 @@ class Distributed:
 
     def unwrap(self, model: nn.Module) -> nn.Module:
         """Return the model inside its wrapper."""
-        unwrapped: nn.Module = self.accelerator.unwrap_model(model, keep_torch_compile=False)
-        return unwrapped
+        return cast(nn.Module, self.accelerator.unwrap_model(model, keep_torch_compile=False))
 
     def place(self, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Move a batch to this process's device: its piece of every sequence, where sequences are shared."""
@@ -231,7 +231,9 @@ class Distributed:
             return
         if "wandb" in config.log.trackers and not os.environ.get("WANDB_API_KEY"):
             os.environ.setdefault("WANDB_MODE", "offline")
-        self.accelerator.init_trackers("tost", config=_flat(config.model_dump(mode="json")))
+        values = flatten(config.model_dump(mode="json"))
+        shown = {key: x if isinstance(x, int | float | str | bool) else str(x) for key, x in values.items()}
+        self.accelerator.init_trackers("tost", config=shown)
 
     def track(self, values: Mapping[str, float], step: int) -> None:
         """Send values to the trackers."""
@@ -250,13 +252,3 @@ def _set_deterministic(on: bool, *, compiled: bool) -> None:
         torch.use_deterministic_algorithms(on)  # tells the compiler too, which takes a second to load
     else:
         torch.set_deterministic_debug_mode("error" if on else "default")
-
-
-def _flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for name, value in tree.items():
-        if isinstance(value, Mapping):
-            flat |= _flat(value, f"{prefix}{name}.")
-        else:
-            flat[f"{prefix}{name}"] = value if isinstance(value, int | float | str | bool) else str(value)
-    return flat

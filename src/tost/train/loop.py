@@ -22,7 +22,7 @@ from tost.data import Batch, make_loader
 from tost.data._random import mix
 from tost.errors import TrainingError
 from tost.train.checkpoint.files import CheckpointStore
-from tost.train.checkpoint.initial import Head, InitialWeights, load_initial
+from tost.train.checkpoint.initial import Head, load_initial
 from tost.train.checkpoint.state import Position, RunState, restore_checkpoint, save_checkpoint
 from tost.train.config import RunConfig
 from tost.train.distributed import Distributed
@@ -105,7 +105,7 @@ def fit(
     """
     with ExitStack() as stack:
         processes = stack.enter_context(Distributed.join(config, out))
-        run = _Run(config, task, out, processes, reporter or SilentReporter(), resume=resume)
+        run = _Run(config, task, out, processes, reporter or SilentReporter(), resume)
         run.start()
         stop = stack.enter_context(StopRequest())
         return run.until_done(stop)
@@ -115,14 +115,7 @@ class _Run:
     """The moving parts of a run; `fit` wires them and `until_done` is the loop."""
 
     def __init__(
-        self,
-        config: RunConfig,
-        task: Task,
-        out: Path,
-        processes: Distributed,
-        reporter: Reporter,
-        *,
-        resume: Path | None = None,
+        self, config: RunConfig, task: Task, out: Path, processes: Distributed, reporter: Reporter, resume: Path | None
     ) -> None:
         self.config, self.task, self.processes, self.reporter = config, task, processes, reporter
         self.resume = resume
@@ -139,13 +132,14 @@ class _Run:
         self.model = task.build_model(config, self.bundle)
         self.flops = task.flops(self.model, self._sample())
         self.parameters = sum(p.numel() for p in self.model.parameters())
-        self.origin = self._first_weights() if config.train.init_from and resume is None else None
-        self.average = None
+        self.origin = None
+        if config.train.init_from and resume is None:
+            head: Head = "new" if config.train.new_head else "fit"
+            self.origin = load_initial(self.model, config.train.init_from, reporter.message, head=head)
         if config.train.compile:
             self.model.compile()
-        self.wrapped, self.optimizer = processes.prepare(
-            self.model, lambda prepared: build_optimizer(prepared, config.optim)
-        )
+        self.wrapped, self.optimizer = processes.prepare(self.model, lambda model: build_optimizer(model, config.optim))
+        self.average = None
         if config.train.ema_decay is not None:
             self.average = WeightAverage(processes.unwrap(self.wrapped), config.train.ema_decay)
         self.loader = make_loader(
@@ -169,24 +163,24 @@ class _Run:
                 self.folder.drop_after(self.step)
             self.folder.start(config, environment, self.origin)
             self.task.save_artifacts(config, self.folder.path)
-        self.progress = self._measure_progress()
+        peak = measure_peak_flops(processes.device, DTYPES[config.train.precision]) * processes.size
+        self.progress = Progress(
+            steps=config.train.steps,
+            tokens_per_step=self.task.tokens(self._sample()) * config.train.batch_size,
+            # The backward pass computes two products for each one of the forward pass.
+            flops_per_step=None if self.flops is None else 3.0 * self.flops * config.train.batch_size,
+            peak_flops=peak,
+        )
         processes.start_trackers(config)
         self._say(
             f"{config.recipe}: {config.model.name}, {self.parameters:,} parameters, "
             f"{config.train.steps - self.step} of {config.train.steps} steps to go"
         )
-        backends = processes.describe_backends()
-        self._say(f"{processes.description}, {config.train.precision}; operators: {backends}")
+        self._say(f"{processes.description}, {config.train.precision}; operators: {processes.describe_backends()}")
         if self.origin is not None:
             self._say(str(self.origin))
         if resume is not None:
             self._say(f"resumed from {resume.name} at step {self.step}")
-
-    def _first_weights(self) -> InitialWeights:
-        config = self.config.train
-        assert config.init_from is not None
-        head: Head = "new" if config.new_head else "fit"
-        return load_initial(self.model, config.init_from, self.reporter.message, head=head)
 
     def until_done(self, stop: StopRequest) -> RunResult:
         """Evaluate? Save? Stop? Then step and log, until the last step is done."""
@@ -206,15 +200,18 @@ class _Run:
             if self.step % config.log.every == 0 or self.step in (1, steps):
                 self._log(taken)
 
-    def _due(self, every: int | None) -> bool:
-        return bool(every) and self.step % every == 0  # type: ignore[operator]
+    def _due(self, every: int) -> bool:
+        return every > 0 and self.step % every == 0
 
     def _step(self, batches: Iterator[Batch]) -> _Loss:
         """Take one optimizer step."""
         config, processes = self.config, self.processes
         lr = learning_rate(self.step, config=config.schedule, peak=config.optim.lr, total=config.train.steps)
         set_rate(self.optimizer, lr)
-        micro = [self._batch(batches, part) for part in range(config.train.accumulate)]
+        micro = []
+        for part in range(config.train.accumulate):  # what is drawn for a micro-batch depends on its number only
+            seed = mix(config.train.seed, self.step, part, processes.data_rank)
+            micro.append(self.task.training_batch(processes.place(next(batches)), config, seed))
         count = sum(self.task.terms(batch) for batch in micro)
         terms = processes.sum(torch.tensor(count, dtype=torch.float64, device=processes.device))
         loss = torch.zeros((), device=processes.device)
@@ -251,11 +248,6 @@ class _Run:
         if not finite.all():
             self._fail(self.unchecked[int(finite.logical_not().nonzero()[0])])
         self.unchecked.clear()
-
-    def _batch(self, batches: Iterator[Batch], part: int) -> Batch:
-        """Return the next micro-batch as training sees it; what is drawn for it depends on its number only."""
-        seed = mix(self.config.train.seed, self.step, part, self.processes.data_rank)
-        return self.task.training_batch(self.processes.place(next(batches)), self.config, seed)
 
     def _log(self, taken: _Loss) -> None:
         self._check_losses()
@@ -302,12 +294,9 @@ class _Run:
         )
 
     def _is_best(self) -> bool:
-        name = self.config.checkpoint.best_metric
-        if name is None or name not in self.metrics:
-            return False
-        value = self.metrics[name]
+        value = self.metrics.get(self.config.checkpoint.best_metric or "")
         sign = 1 if self.config.checkpoint.best_mode == "max" else -1
-        if self.best is not None and sign * value <= sign * self.best:
+        if value is None or (self.best is not None and sign * value <= sign * self.best):
             return False
         self.best = value
         return True
@@ -341,17 +330,6 @@ class _Run:
             "peak_memory_bytes": self.processes.peak_memory_bytes(),
             "revision": source_revision(),
         }
-
-    def _measure_progress(self) -> Progress:
-        config = self.config
-        peak = measure_peak_flops(self.processes.device, DTYPES[config.train.precision]) * self.processes.size
-        return Progress(
-            steps=config.train.steps,
-            tokens_per_step=self.task.tokens(self._sample()) * config.train.batch_size,
-            # The backward pass computes two products for each one of the forward pass.
-            flops_per_step=None if self.flops is None else 3.0 * self.flops * config.train.batch_size,
-            peak_flops=peak,
-        )
 
     def _sample(self) -> Batch:
         return {name: value.unsqueeze(0) for name, value in self.bundle.train[0].items()}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 
 import torch
 
@@ -48,6 +48,7 @@ class StepRecord:
         return {"kind": "step", **asdict(self)}
 
 
+@dataclass(kw_only=True, eq=False)
 class Progress:
     """Throughput, time left and utilization from the times at which steps end.
 
@@ -59,27 +60,20 @@ class Progress:
         clock: Monotonic seconds; replaced in tests.
     """
 
-    def __init__(
-        self,
-        *,
-        steps: int,
-        tokens_per_step: int,
-        flops_per_step: float | None = None,
-        peak_flops: float | None = None,
-        clock: Callable[[], float] = time.perf_counter,
-    ) -> None:
-        self.steps = steps
-        self.tokens_per_step = tokens_per_step
-        self.flops_per_step = flops_per_step
-        self.peak_flops = peak_flops
-        self.clock = clock
-        self.ends: deque[float] = deque(maxlen=WINDOW + 1)
-        self.ends.append(clock())
+    steps: int
+    tokens_per_step: int
+    flops_per_step: float | None = None
+    peak_flops: float | None = None
+    clock: Callable[[], float] = time.perf_counter
+    ends: deque[float] = field(default_factory=lambda: deque(maxlen=WINDOW + 1), init=False)
+
+    def __post_init__(self) -> None:
+        self.step_done()
 
     def pause(self) -> None:
         """Forget the past: what comes next (an evaluation, a checkpoint) is not part of a step's time."""
         self.ends.clear()
-        self.ends.append(self.clock())
+        self.step_done()
 
     def step_done(self) -> None:
         """Note that a step has just ended."""

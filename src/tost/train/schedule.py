@@ -23,11 +23,15 @@ def learning_rate(step: int, *, config: ScheduleConfig, peak: float, total: int)
     Returns:
         The rate that step `step` uses.
     """
-    t, warmup = _moment(step, config), config.warmup_steps
+    t, warmup = step, config.warmup_steps
+    if config.epoch_steps:  # the rate is that of the beginning of an epoch
+        t = max(0, step // config.epoch_steps - config.lag) * config.epoch_steps
     if config.name == "one_cycle":
         return _one_cycle(t, warmup, peak, total)
+    if t < warmup and config.warmup_first_step == "zero":  # fairseq, older nanoGPT: the first is at the starting rate
+        return config.warmup_from + t * (peak - config.warmup_from) / warmup
     if t < warmup:
-        return _warm_up(t, config, peak)
+        return peak * (t + 1) / (warmup + 1)  # nanoGPT today: no step is lost at rate 0
     begin = warmup if config.decay_from == "warmup" else 0
     progress = min(1.0, (t - begin) / max(1, total - begin))
     match config.name:
@@ -40,19 +44,6 @@ def learning_rate(step: int, *, config: ScheduleConfig, peak: float, total: int)
         case "inverse_sqrt":
             return max(config.min_lr, peak * math.sqrt(max(1, warmup) / max(1, t)))
     raise AssertionError(config.name)
-
-
-def _moment(step: int, config: ScheduleConfig) -> int:
-    """Return the moment whose rate a step has: its own, or the beginning of an epoch."""
-    if config.epoch_steps == 0:
-        return step
-    return max(0, step // config.epoch_steps - config.lag) * config.epoch_steps
-
-
-def _warm_up(t: int, config: ScheduleConfig, peak: float) -> float:
-    if config.warmup_first_step == "zero":  # fairseq, and the older nanoGPT: the first step is at the starting rate
-        return config.warmup_from + t * (peak - config.warmup_from) / config.warmup_steps
-    return peak * (t + 1) / (config.warmup_steps + 1)  # nanoGPT today: no step is lost at rate 0
 
 
 def _one_cycle(t: int, warmup: int, peak: float, total: int) -> float:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import threading
 import time
-from types import FrameType, TracebackType
+from types import FrameType
 
 GRACE_SECONDS = 0.5
 """Signals that follow the first one so soon are the same wish: a launcher passes on what the terminal sent to all."""
@@ -29,15 +29,13 @@ class StopRequest:
                 self._previous[number] = signal.signal(number, self._note)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         for number, handler in self._previous.items():
             signal.signal(number, handler)  # type: ignore[arg-type]
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         now = time.monotonic()
-        if self.requested and number == signal.SIGINT and now - self._since > GRACE_SECONDS:
-            raise KeyboardInterrupt
         if not self.requested:
             self.requested, self._since = True, now
+        elif number == signal.SIGINT and now - self._since > GRACE_SECONDS:
+            raise KeyboardInterrupt

@@ -129,10 +129,9 @@ class CheckpointStore:
 
 def write_manifest(folder: Path) -> None:
     """Write sizes and hashes of all files of a folder."""
-    files = sorted(path for path in folder.iterdir() if path.is_file())
-    write_json(
-        folder / MANIFEST, {path.name: {"bytes": path.stat().st_size, "sha256": sha256_of(path)} for path in files}
-    )
+    files = [path for path in folder.iterdir() if path.is_file()]
+    entries = {path.name: {"bytes": path.stat().st_size, "sha256": sha256_of(path)} for path in files}
+    write_json(folder / MANIFEST, entries)
 
 
 def verify(path: Path, files: Collection[str] | None = None) -> str | None:
@@ -185,6 +184,16 @@ def _without_shared_memory(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     return result
 
 
+def shapes_of(tensors: TensorTree) -> dict[str, tuple[int, ...]]:
+    """Return the shape of each tensor by name."""
+    return {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+
+
+def differing(here: Mapping[str, tuple[int, ...]], there: Mapping[str, tuple[int, ...]]) -> list[str]:
+    """Return the names of tensors that two models do not share, or that have another shape."""
+    return [name for name in {**here, **there} if here.get(name) != there.get(name)]
+
+
 def resolve_checkpoint(path: Path, report: Callable[[str], None], files: Collection[str] | None = None) -> Path:
     """Find the checkpoint that a user means by `path`.
 
@@ -223,12 +232,8 @@ def read_model_tensors(checkpoint: Path, *, ema: bool = False) -> dict[str, Tens
 def pack_rng() -> dict[str, Any]:
     """Return the state of the random number generators of Python and torch, on all devices, as JSON values."""
     version, internal, gauss = random.getstate()
-    devices = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
-    return {
-        "python": [version, list(internal), gauss],
-        "torch": _hex(torch.get_rng_state()),
-        "cuda": [_hex(state) for state in devices],
-    }
+    cuda = [_hex(state) for state in torch.cuda.get_rng_state_all()] if torch.cuda.is_available() else []
+    return {"python": [version, list(internal), gauss], "torch": _hex(torch.get_rng_state()), "cuda": cuda}
 
 
 def restore_rng(packed: Mapping[str, Any]) -> None:

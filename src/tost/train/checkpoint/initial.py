@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from tost._io import sha256_of
 from tost.errors import CheckpointError
 from tost.models.renamed import current_names
-from tost.train.checkpoint.files import load_tensors, resolve_checkpoint
+from tost.train.checkpoint.files import differing, load_tensors, resolve_checkpoint, shapes_of
 
 HEAD = "head."
 """Where the tensors of a model's last layer are; the only ones that another number of classes changes."""
@@ -83,15 +83,18 @@ def load_weights(
     Raises:
         CheckpointError: Names or shapes differ.
     """
-    here = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
+    here = shapes_of(model.state_dict())
     tensors = current_names(tensors, here)
-    there = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+    there = shapes_of(tensors)
     fresh = tuple(name for name in here if _stays(name, here[name], there.get(name), head))
     # A source without a head may belong to a model that has one, and the other way round.
     spared = {*fresh, *(name for name in there if head != "same" and name.startswith(HEAD) and name not in here)}
-    wrong = [name for name in {**here, **there} if here.get(name) != there.get(name) and name not in spared]
-    if wrong:
-        raise CheckpointError(_refusal(source, wrong, here, there))
+    if wrong := [name for name in differing(here, there) if name not in spared]:
+        lines = [f"{source} belongs to another model: {len(wrong)} of {len(here)} tensors differ; nothing was loaded"]
+        for name in wrong[:SHOWN]:
+            lines.append(f"{name}: {there.get(name, 'missing')} there, {here.get(name, 'unknown')} here")
+        lines += [f"and {len(wrong) - SHOWN} more"] if len(wrong) > SHOWN else []
+        raise CheckpointError("\n  ".join([*lines, "choose model.name and its options as they were there"]))
     model.load_state_dict({name: tensors[name] for name in here if name not in fresh}, strict=False)
     return fresh
 
@@ -124,13 +127,3 @@ def _stays(name: str, here: tuple[int, ...], there: tuple[int, ...] | None, head
     if head == "same" or not name.startswith(HEAD):
         return False
     return head == "new" or there is None or (here != there and here[1:] == there[1:])
-
-
-def _refusal(
-    source: str, wrong: list[str], here: Mapping[str, tuple[int, ...]], there: Mapping[str, tuple[int, ...]]
-) -> str:
-    lines = [f"{source} belongs to another model: {len(wrong)} of {len(here)} tensors differ; nothing was loaded"]
-    lines += [f"{name}: {there.get(name, 'missing')} there, {here.get(name, 'unknown')} here" for name in wrong[:SHOWN]]
-    lines += [f"and {len(wrong) - SHOWN} more"] if len(wrong) > SHOWN else []
-    lines.append("choose model.name and its options as they were there")
-    return "\n  ".join(lines)

@@ -23,14 +23,7 @@ from tost.models import create_model, model_spec
 from tost.models.interface import model_options_of
 from tost.models.registry import loaded_models
 from tost.models.renamed import current_names
-from tost.train.checkpoint.files import (
-    MANIFEST,
-    load_tensors,
-    read_model_tensors,
-    resolve_checkpoint,
-    save_tensors,
-    write_manifest,
-)
+from tost.train.checkpoint.files import MANIFEST, read_model_tensors, resolve_checkpoint, save_tensors, write_manifest
 from tost.train.config.upgrade import read_run_document
 
 DESCRIPTION = "model.json"
@@ -76,7 +69,7 @@ def read_saved(path: str | Path, *, ema: bool = False, report: Callable[[str], N
                 f"{checkpoint} holds no moving average of the weights; a run keeps one if train.ema_decay is set. "
                 "Take the weights themselves."
             )
-        tensors |= load_tensors(checkpoint / AVERAGES)
+        tensors |= read_model_tensors(checkpoint, ema=True)
     return SavedModel(name, options, tensors)
 
 
@@ -139,14 +132,13 @@ def save_model(model: nn.Module, folder: str | Path, *, name: str | None = None,
             f"{type(model).__name__} has no options to build it again with; make it with tost.create_model, or give it "
             "an attribute `options`."
         )
-    values = options.model_dump(mode="json")
-    content = {"format": FORMAT, "name": name or nearest_name(options), "options": values}
+    described = {"name": name or nearest_name(options), "options": options.model_dump(mode="json")}
     temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
     try:
         shutil.rmtree(temporary, ignore_errors=True)
         temporary.mkdir()
         save_tensors(temporary / WEIGHTS, model.state_dict())
-        write_json(temporary / DESCRIPTION, content)
+        write_json(temporary / DESCRIPTION, {"format": FORMAT, **described})
         write_manifest(temporary)
         if target.is_dir():
             shutil.rmtree(target)

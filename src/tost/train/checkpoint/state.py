@@ -13,25 +13,20 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
+import torch.distributed.checkpoint.state_dict as states
 from torch import Tensor, nn
-from torch.distributed.checkpoint.state_dict import (
-    StateDictOptions,
-    get_model_state_dict,
-    get_optimizer_state_dict,
-    set_model_state_dict,
-    set_optimizer_state_dict,
-)
 from torch.distributed.tensor import DTensor
 
 from tost._io import read_json, write_json
 from tost.data import Loader
 from tost.errors import CheckpointError, StorageError
-from tost.train.checkpoint.files import CheckpointStore, load_tensors, pack_rng, restore_rng, save_tensors
+from tost.train.checkpoint import files
+from tost.train.checkpoint.files import CheckpointStore, load_tensors, save_tensors
 from tost.train.config.upgrade import FORMAT, check_format
 from tost.train.distributed import Distributed
 from tost.train.ema import WeightAverage
 
-_WHOLE = StateDictOptions(full_state_dict=True, cpu_offload=True)
+_WHOLE = states.StateDictOptions(full_state_dict=True, cpu_offload=True)
 
 
 @dataclass(frozen=True)
@@ -78,8 +73,9 @@ def save_checkpoint(store: CheckpointStore, position: Position, run: RunState, *
     """
     processes, average, scaler = run.processes, run.average, run.processes.accelerator.scaler
     tensors, groups = _optimizer_tensors(run.model, run.optimizer)
-    weights = cast(dict[str, Tensor], get_model_state_dict(run.model, options=_WHOLE))
-    averages = {} if average is None else {name: _whole(x) for name, x in average.average.items()}
+    weights = cast(dict[str, Tensor], states.get_model_state_dict(run.model, options=_WHOLE))
+    averages = {} if average is None else average.average
+    averages = {name: x.full_tensor() if isinstance(x, DTensor) else x for name, x in averages.items()}
     state = {
         "format": FORMAT,
         **asdict(position),
@@ -99,7 +95,7 @@ def save_checkpoint(store: CheckpointStore, position: Position, run: RunState, *
                 save_tensors(temporary / "ema.safetensors", averages)
             write_json(temporary / "state.json", state, allow_nan=True)
         processes.wait()
-        write_json(temporary / f"random-{processes.rank:05d}.json", pack_rng())
+        write_json(temporary / f"random-{processes.rank:05d}.json", files.pack_rng())
         processes.wait()
         if processes.is_first:
             store.commit(position.step, best=best)
@@ -132,9 +128,9 @@ def restore_checkpoint(path: Path, run: RunState) -> Position:
             f"{path.name} holds no moving average, but train.ema_decay={average.decay}; resume without "
             "train.ema_decay, or from a run that had it."
         )
-    _load_model(path, run.model)
-    options = StateDictOptions(full_state_dict=True)
-    set_optimizer_state_dict(run.model, run.optimizer, _optimizer_state(path, state["groups"]), options=options)
+    options = states.StateDictOptions(full_state_dict=True)
+    states.set_model_state_dict(run.model, _model_state(path, run.model), options=options)
+    states.set_optimizer_state_dict(run.model, run.optimizer, _optimizer_state(path, state["groups"]), options=options)
     if average is not None:
         average.load(load_tensors(path / "ema.safetensors"))
     if scaler is not None and state["scaler"] is not None:
@@ -142,18 +138,13 @@ def restore_checkpoint(path: Path, run: RunState) -> Position:
     run.loader.load_state_dict(state["loader"])
     randomness = path / f"random-{processes.rank:05d}.json"
     if state["processes"] == processes.size and randomness.exists():
-        restore_rng(read_json(randomness, error=CheckpointError))
+        files.restore_rng(read_json(randomness, error=CheckpointError))
     return Position(step=state["step"], metrics=state["metrics"], best=state["best"])
-
-
-def _whole(tensor: Tensor) -> Tensor:
-    """Return a tensor with all its shards."""
-    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
 def _optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> tuple[dict[str, Tensor], Any]:
     """Return the optimizer's tensors as ``parameter/quantity``, and its groups as JSON values."""
-    state = cast(dict[str, Any], get_optimizer_state_dict(model, optimizer, options=_WHOLE))
+    state = cast(dict[str, Any], states.get_optimizer_state_dict(model, optimizer, options=_WHOLE))
     if not state:  # only the first process receives whole tensors
         return {}, []
     tensors = {
@@ -173,18 +164,15 @@ def _optimizer_state(path: Path, groups: Any) -> dict[str, Any]:
     return {"state": state, "param_groups": groups}
 
 
-def _load_model(path: Path, model: nn.Module) -> None:
+def _model_state(path: Path, model: nn.Module) -> dict[str, Any]:
     tensors = load_tensors(path / "model.safetensors")
-    here = cast(dict[str, Tensor], get_model_state_dict(model))
-    expected = {name: tuple(x.shape) for name, x in here.items()}
-    found = {name: tuple(x.shape) for name, x in tensors.items()}
-    if expected != found:
-        names = sorted({*expected, *found})
-        wrong = [name for name in names if expected.get(name) != found.get(name)]
-        example = wrong[0]
+    expected = files.shapes_of(cast(dict[str, Tensor], states.get_model_state_dict(model)))
+    found = files.shapes_of(tensors)
+    if wrong := files.differing(expected, found):
+        example = min(wrong)
         raise CheckpointError(
             f"{path.name} belongs to another model: {len(wrong)} of {len(expected)} tensors differ, for example "
             f"{example} is {found.get(example, 'missing')} there and {expected.get(example, 'unknown')} here. "
             "Resume with the configuration that the run was started with."
         )
-    set_model_state_dict(model, cast(dict[str, Any], tensors), options=StateDictOptions(full_state_dict=True))
+    return tensors

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from textwrap import wrap
 from typing import Any
@@ -94,12 +94,11 @@ def _section_rows(
         yield _Row(depth, name, values[name], f"{fields[name].description or name}; {note}")
 
 
-def _render(rows: Iterable[_Row], *, comments: bool) -> str:
+def _render(rows: Sequence[_Row], *, comments: bool) -> str:
     """Return rows as the text of a YAML file."""
-    listed = list(rows)
-    column = 2 + max(len(row.entry) for row in listed if len(row.entry) <= _WIDEST_ENTRY)
+    column = 2 + max(len(row.entry) for row in rows if len(row.entry) <= _WIDEST_ENTRY)
     lines: list[str] = []
-    for row in listed:
+    for row in rows:
         if comments and row.is_section and row.depth == 0:
             lines.append("")
         if not comments or not row.comment:

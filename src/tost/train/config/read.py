@@ -116,18 +116,16 @@ def _find_problems(values: Mapping[str, Any], error: ValidationError, rules: Seq
     model_problems += _check_model(values, keys, data)
     # A problem that has no key comes from completing the model, which is looked at in detail here.
     problems = [problem for problem in translate(error, keys) if problem.key or not model_problems] + model_problems
-    return problems + list(broken_rules(rules, _Values(values, keys, [problem.key for problem in problems])))
+    look_up = partial(_look_up, values=values, keys=keys, wrong=[problem.key for problem in problems])
+    return problems + list(broken_rules(rules, look_up))
 
 
 def _known_keys(values: Mapping[str, Any]) -> Keys:
     """Return the keys of a configuration, those of its model and of its data set included."""
     keys = keys_of(RunConfig)
     del keys["model.options"]
-    for section, prefix, find in (
-        ("model", "model.", model_option_class),
-        ("data", "data.options.", data_option_class),
-    ):
-        name = _dig(values, f"{section}.name")
+    for prefix, find in (("model.", model_option_class), ("data.options.", data_option_class)):
+        name = _dig(values, f"{prefix.partition('.')[0]}.name")
         if isinstance(name, str):
             try:
                 keys |= keys_of(find(name), prefix)
@@ -169,25 +167,20 @@ SUPPLIED = ("input", "vocab_size", "in_features", "num_classes", "max_length", "
 """Options of models that a data set may decide."""
 
 
-class _Values:
-    """Looks up single values of a configuration of which other parts may be wrong."""
-
-    def __init__(self, values: Mapping[str, Any], keys: Keys, wrong: Sequence[str]) -> None:
-        self._values, self._keys, self._wrong = values, keys, wrong
-
-    def __call__(self, key: str) -> Any:
-        if any(f"{key}.".startswith(f"{bad}.") or f"{bad}.".startswith(f"{key}.") for bad in self._wrong):
-            return UNKNOWN
-        if key not in self._keys:
-            return None  # an option that this model does not have
-        field = self._keys[key].owner.model_fields[self._keys[key].name]
-        raw = _dig(self._values, key)
-        if raw is UNKNOWN:
-            if key.startswith("model."):
-                return None  # it will be what the data demands
-            return UNKNOWN if field.is_required() else field.get_default(call_default_factory=True)
-        annotation: Any = Annotated[field.annotation, field]
-        return TypeAdapter(annotation).validate_python(raw)
+def _look_up(key: str, *, values: Mapping[str, Any], keys: Keys, wrong: Sequence[str]) -> Any:
+    """Return a single value of a configuration of which other parts may be wrong, or `UNKNOWN`."""
+    if any(f"{key}.".startswith(f"{bad}.") or f"{bad}.".startswith(f"{key}.") for bad in wrong):
+        return UNKNOWN
+    if key not in keys:
+        return None  # an option that this model does not have
+    field = keys[key].owner.model_fields[keys[key].name]
+    raw = _dig(values, key)
+    if raw is UNKNOWN:
+        if key.startswith("model."):
+            return None  # it will be what the data demands
+        return UNKNOWN if field.is_required() else field.get_default(call_default_factory=True)
+    annotation: Any = Annotated[field.annotation, field]
+    return TypeAdapter(annotation).validate_python(raw)
 
 
 def _dig(values: Any, key: str) -> Any:

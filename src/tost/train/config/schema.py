@@ -93,8 +93,7 @@ class TrainConfig(_Section):
         default=False, description="start with a random head even if init_from has one of as many classes"
     )
     ema_decay: _Fraction | None = Field(
-        default=None,
-        description="share of itself that an average of the weights keeps per step; null: no average",
+        default=None, description="share of itself that an average of the weights keeps per step; null: no average"
     )
     compile: bool = Field(default=False, description="run the model through torch.compile")
     deterministic: bool = Field(default=True, description="refuse algorithms whose result may differ from run to run")

@@ -94,7 +94,9 @@ def score_last_words(model: nn.Module, passages: Sequence[Passage], *, batch_siz
     with torch.no_grad(), evaluating(model):
         for group in _groups(fitted, batch_size):
             rows, columns, words = _places(group)
-            features, _ = network.features_with_state(_padded(group).to(device))
+            # Filled up at the end, where nothing reaches a token before it.
+            read = [torch.tensor([*passage.context, *passage.word[:-1]], device=device) for passage in group]
+            features, _ = network.features_with_state(nn.utils.rnn.pad_sequence(read, batch_first=True))
             logits = network.logits(features[rows, columns])
             wide = logits if logits.dtype == torch.float64 else logits.float()
             words = words.to(device)
@@ -196,12 +198,6 @@ def _fit(passage: Passage, limit: int | None) -> Passage:
             "use a model with a longer context."
         )
     return Passage(passage.context[-room:], passage.word)
-
-
-def _padded(passages: Sequence[Passage]) -> Tensor:
-    """Return what the model reads, [B, N], filled up at the end, where nothing reaches a token before it."""
-    read = [torch.tensor([*passage.context, *passage.word[:-1]]) for passage in passages]
-    return nn.utils.rnn.pad_sequence(read, batch_first=True)
 
 
 def _places(passages: Sequence[Passage]) -> tuple[Tensor, Tensor, Tensor]:

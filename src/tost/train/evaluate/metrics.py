@@ -55,9 +55,10 @@ def measure(model: nn.Module, task: Task, dataset: Dataset, config: RunConfig, p
         config: ``evaluate.batches`` limits how many batches each process takes.
         processes: Those that share the work.
     """
+    batch_size = config.evaluate.batch_size or config.train.batch_size
     loader = make_evaluation_loader(
         dataset,
-        batch_size=config.evaluate.batch_size or config.train.batch_size,
+        batch_size=batch_size,
         rank=processes.data_rank,
         world_size=processes.data_size,
         workers=config.data.workers,
@@ -77,7 +78,11 @@ def measure(model: nn.Module, task: Task, dataset: Dataset, config: RunConfig, p
             sums[name] = sums.get(name, 0.0) + float(value)
         for name, table in result.counts.items():
             counts[name] = counts[name] + table if name in counts else table
-    layers = _look_inside(model, task, dataset, config, processes) if config.evaluate.telemetry else {}
+    layers = {}
+    if config.evaluate.telemetry:  # on the first batch, which every process runs whole
+        first = next(iter(make_evaluation_loader(dataset, batch_size=batch_size)))
+        whole = {name: value.to(processes.device) for name, value in first.items()}
+        layers = compression_by_layer(model, lambda: task.compute(model, whole))
     model.train(training)
     processes.reshard(model)
     names = sorted(sums)
@@ -85,17 +90,6 @@ def measure(model: nn.Module, task: Task, dataset: Dataset, config: RunConfig, p
     terms, *totals = processes.sum(values).tolist()
     metrics = {**task.metrics(dict(zip(names, totals, strict=True)), terms), **layers}
     return Measurement(metrics, {name: processes.sum(counts[name]).cpu() for name in sorted(counts)})
-
-
-def _look_inside(
-    model: nn.Module, task: Task, dataset: Dataset, config: RunConfig, processes: Distributed
-) -> dict[str, float]:
-    """Return the compression term by layer on the first validation batch, which every process runs whole."""
-    batch = next(
-        iter(make_evaluation_loader(dataset, batch_size=config.evaluate.batch_size or config.train.batch_size))
-    )
-    whole = {name: value.to(processes.device) for name, value in batch.items()}
-    return compression_by_layer(model, lambda: task.compute(model, whole))
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ A text is a split of a folder that `tost data prepare` made (``data.name=tokens`
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -109,12 +109,15 @@ def evaluate_text(model: nn.Module, config: RunConfig, test: TextTest) -> Evalua
     corpus = _open(config.data)
     _check_vocabulary(model, corpus)
     batch = config.evaluate.batch_size or config.train.batch_size
-    match test.protocol:
-        case Protocol.last_word | Protocol.last_word_authors | Protocol.choices:
-            metrics = _answers(model, _documents(corpus, test), test.protocol, batch)
-        case _:
-            metrics = _losses(model, corpus, config, test, batch)
-    return Evaluation(metrics, Details({"protocol": str(test.protocol), **_described(corpus)}), {}, ())
+    if test.protocol in (Protocol.last_word, Protocol.last_word_authors, Protocol.choices):
+        metrics = _answers(model, corpus.split, test.protocol, batch)
+    else:
+        metrics = _losses(model, corpus, config, test, batch)
+    described = {"data": "stdlib_bytes"}
+    if corpus.split is not None:
+        folder = corpus.split.folder
+        described = {"data": folder.name, "split": corpus.split.name, "fingerprint": folder.fingerprint}
+    return Evaluation(metrics, Details({"protocol": str(test.protocol), **described}), {}, ())
 
 
 def _losses(model: nn.Module, corpus: _Corpus, config: RunConfig, test: TextTest, batch: int) -> dict[str, float]:
@@ -138,18 +141,22 @@ def _losses(model: nn.Module, corpus: _Corpus, config: RunConfig, test: TextTest
     return found
 
 
-def _answers(model: nn.Module, split: TokenSplit, protocol: Protocol, batch: int) -> dict[str, float]:
+def _answers(model: nn.Module, split: TokenSplit | None, protocol: Protocol, batch: int) -> dict[str, float]:
+    if split is None:
+        raise ConfigError(
+            f"the protocol {protocol} needs passages, which are the documents of a prepared folder; set "
+            "data.name=tokens and data.path."
+        )
     if protocol is Protocol.choices:
         questions = [([option.tolist() for option in options], answer) for options, answer in cbt_questions(split)]
         return score_choices(model, questions, before=split.folder.end_of_text)
     if protocol is Protocol.last_word:
-        pairs = lambada_pairs(split)
-        passages = [Passage(pair.context.tolist(), pair.word.tolist()) for pair in pairs]
+        passages = [Passage(pair.context.tolist(), pair.word.tolist()) for pair in lambada_pairs(split)]
         return score_last_words(model, passages, batch_size=batch).metrics()
     tokenizer = split.folder.tokenizer()
     texts = [tokenizer.decode(split.document(number).tolist()) for number in range(len(split.documents) - 1)]
-    found = score_last_words_by_generation(model, texts, tokenizer.encode, tokenizer.decode, batch_size=batch)
-    return found.metrics()
+    score = score_last_words_by_generation(model, texts, tokenizer.encode, tokenizer.decode, batch_size=batch)
+    return score.metrics()
 
 
 def _open(data: DataOptions) -> _Corpus:
@@ -162,15 +169,6 @@ def _open(data: DataOptions) -> _Corpus:
     raise ConfigError(f"data set {data.name!r} is no text; a protocol for texts measures tokens or stdlib_bytes.")
 
 
-def _documents(corpus: _Corpus, test: TextTest) -> TokenSplit:
-    if corpus.split is None:
-        raise ConfigError(
-            f"the protocol {test.protocol} needs passages, which are the documents of a prepared folder; set "
-            "data.name=tokens and data.path."
-        )
-    return corpus.split
-
-
 def _check_vocabulary(model: nn.Module, corpus: _Corpus) -> None:
     known: Any = model.options
     size = 256 if corpus.split is None else corpus.split.folder.vocab_size
@@ -180,13 +178,3 @@ def _check_vocabulary(model: nn.Module, corpus: _Corpus) -> None:
             f"{where} has {size} different ids, but the model has {known.vocab_size}; prepare the text with the "
             "tokenizer of the model's training data."
         )
-
-
-def _described(corpus: _Corpus) -> Mapping[str, Any]:
-    if corpus.split is None:
-        return {"data": "stdlib_bytes"}
-    return {
-        "data": corpus.split.folder.name,
-        "split": corpus.split.name,
-        "fingerprint": corpus.split.folder.fingerprint,
-    }
