@@ -161,6 +161,12 @@ def keys_of(schema: type[BaseModel], prefix: str = "") -> Keys:
     return keys
 
 
+def defaults_of(schema: type[BaseModel]) -> dict[str, Any]:
+    """Return the default of every field that has one."""
+    fields = schema.model_fields.items()
+    return {name: field.get_default(call_default_factory=True) for name, field in fields if not field.is_required()}
+
+
 def check_options(
     schema: type[Schema],
     values: Mapping[str, Any],
@@ -188,8 +194,8 @@ def check_options(
     section = prefix.removesuffix(".")
     wrong = {problem.key.removeprefix(prefix).partition(".")[0] for problem in problems if problem.key != section}
     # Pydantic looks for conflicts only once every field is valid; look for them among those that are.
-    defaults = {name: field.default for name, field in schema.model_fields.items() if not field.is_required()}
-    usable = {name: value for name, value in {**defaults, **values}.items() if name not in {*wrong, *unknown}}
+    complete = {**defaults_of(schema), **values}
+    usable = {name: value for name, value in complete.items() if name not in {*wrong, *unknown}}
     conflicts = schema.conflicts(usable) if issubclass(schema, Options) else []
     if conflicts:
         problems = [problem for problem in problems if problem.key != section]

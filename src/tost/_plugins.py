@@ -110,7 +110,7 @@ class Registry(Generic[Spec]):
         plural: str = "",
     ) -> None:
         self._kind, self._group, self._adapt = kind, group, adapt
-        self._plural, self._article = plural or f"{kind}s", "an" if kind[0] in "aeiou" else "a"
+        self._plural, self._one = plural or f"{kind}s", f"{'an' if kind[0] in 'aeiou' else 'a'} {kind}"
         self._specs = dict(specs)
         self._entry_points: dict[str, EntryPoint] | None = None
 
@@ -121,13 +121,9 @@ class Registry(Generic[Spec]):
             ConfigError: The name is taken, or looks like ``package.module:object``.
         """
         if name in self._specs:
-            raise ConfigError(
-                f"there is {self._article} {self._kind} {name!r} already; register it under another name."
-            )
+            raise ConfigError(f"there is {self._one} {name!r} already; register it under another name.")
         if not name or ":" in name or name != name.strip():
-            raise ConfigError(
-                f"{name!r} cannot be the name of {self._article} {self._kind}; use letters, digits and underscores."
-            )
+            raise ConfigError(f"{name!r} cannot be the name of {self._one}; use letters, digits and underscores.")
         self._specs[name] = spec
 
     def names(self, pattern: str = "*") -> list[str]:

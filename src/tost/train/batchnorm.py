@@ -32,18 +32,16 @@ class SharedBatchNorm2d(nn.BatchNorm2d):
         mean = sum_over_ranks(wide.sum(dim=(0, 2, 3)), self.channel) / total
         centred = wide - mean.view(1, -1, 1, 1)
         variance = sum_over_ranks(centred.square().sum(dim=(0, 2, 3)), self.channel) / total
-        self._remember(mean.detach(), variance.detach() * (total / (total - 1)))
-        scale = self.weight * (variance + self.eps).rsqrt()
-        return (centred * scale.view(1, -1, 1, 1) + self.bias.view(1, -1, 1, 1)).to(x.dtype)
-
-    def _remember(self, mean: Tensor, variance: Tensor) -> None:
         assert self.running_mean is not None
         assert self.running_var is not None
         assert self.num_batches_tracked is not None
         self.num_batches_tracked += 1
         share = 1 / self.num_batches_tracked.item() if self.momentum is None else self.momentum
-        self.running_mean.lerp_(mean.to(self.running_mean.dtype), share)
-        self.running_var.lerp_(variance.to(self.running_var.dtype), share)
+        unbiased = variance.detach() * (total / (total - 1))
+        self.running_mean.lerp_(mean.detach().to(self.running_mean.dtype), share)
+        self.running_var.lerp_(unbiased.to(self.running_var.dtype), share)
+        scale = self.weight * (variance + self.eps).rsqrt()
+        return (centred * scale.view(1, -1, 1, 1) + self.bias.view(1, -1, 1, 1)).to(x.dtype)
 
 
 def share_batch_norms(model: nn.Module, device: torch.device) -> nn.Module:

@@ -141,9 +141,8 @@ class Distributed:
     def _shard(self, model: nn.Module) -> nn.Module:
         # Accelerate leaves its own sharding out on CPUs; torch's call is the same everywhere.
         mesh = init_device_mesh(self.device.type, (self.size,))
-        for block in getattr(model, "blocks", []):
-            fully_shard(block, mesh=mesh)
-        fully_shard(model, mesh=mesh)
+        for part in (*getattr(model, "blocks", ()), model):
+            fully_shard(part, mesh=mesh)
         return model
 
     def reshard(self, model: nn.Module) -> None:

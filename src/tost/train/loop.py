@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -103,12 +103,11 @@ def fit(
         TrainingError: The loss is not a number any more. The last checkpoint is left as it is.
         CheckpointError: `resume` does not fit this run.
     """
-    with ExitStack() as stack:
-        processes = stack.enter_context(Distributed.join(config, out))
+    with Distributed.join(config, out) as processes:
         run = _Run(config, task, out, processes, reporter or SilentReporter(), resume)
         run.start()
-        stop = stack.enter_context(StopRequest())
-        return run.until_done(stop)
+        with StopRequest() as stop:
+            return run.until_done(stop)
 
 
 class _Run:

@@ -165,23 +165,19 @@ def save_tensors(path: Path, tensors: TensorTree) -> None:
     Raises:
         OSError: The disk is full or cannot be written.
     """
-    dense = {name: tensor.detach().contiguous().cpu() for name, tensor in tensors.items()}
+    dense: dict[str, Tensor] = {}
+    seen: set[int] = set()
+    for name, tensor in tensors.items():
+        one = tensor.detach().contiguous().cpu()
+        address = one.untyped_storage().data_ptr()
+        # Tied weights share their storage; the format stores each by itself.
+        dense[name] = one.clone() if one.numel() and address in seen else one
+        seen.add(address)
     with atomic_path(path) as draft:
         try:
-            save_file(_without_shared_memory(dense), draft)
+            save_file(dense, draft)
         except SafetensorError as error:
             raise OSError(str(error)) from error
-
-
-def _without_shared_memory(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Copy tensors that share storage with an earlier one (tied weights): the format stores each by itself."""
-    seen: set[int] = set()
-    result: dict[str, Tensor] = {}
-    for name, tensor in tensors.items():
-        address = tensor.untyped_storage().data_ptr()
-        result[name] = tensor.clone() if tensor.numel() and address in seen else tensor
-        seen.add(address)
-    return result
 
 
 def shapes_of(tensors: TensorTree) -> dict[str, tuple[int, ...]]:

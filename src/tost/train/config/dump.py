@@ -9,6 +9,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
+from tost._options import defaults_of
 from tost._yaml import write_value
 from tost.data import DataOptions
 from tost.train.config.schema import ModelConfig, RunConfig, data_option_class, default_options, model_option_class
@@ -81,17 +82,13 @@ def _section_rows(
         defaults: Defaults that replace those of the schema; what is not in it is required.
     """
     fields = schema.model_fields
-    if defaults is None:
-        defaults = {name: field.get_default(call_default_factory=True) for name, field in fields.items()}
-        defaults = {name: default for name, default in defaults.items() if not fields[name].is_required()}
-    for name in (*(name for name in fields if name in values), *(name for name in values if name not in fields)):
-        if name not in fields:
-            yield _Row(depth, name, values[name], "")
-            continue
+    defaults = defaults_of(schema) if defaults is None else defaults
+    for name in (name for name in fields if name in values):
         default = defaults.get(name)
         shown = write_value(list(default) if isinstance(default, tuple) else default)
         note = f"default {shown}" if name in defaults else "required"
         yield _Row(depth, name, values[name], f"{fields[name].description or name}; {note}")
+    yield from (_Row(depth, name, value, "") for name, value in values.items() if name not in fields)
 
 
 def _render(rows: Sequence[_Row], *, comments: bool) -> str:

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, model_serializer, model_validator
 from pydantic_core import PydanticCustomError
 
-from tost._options import check_options, options_error
+from tost._options import check_options, defaults_of, options_error
 from tost.data import DataOptions, find_data
 from tost.models import model_spec
 from tost.train.config.rules import RULES, broken_rules
@@ -32,6 +32,11 @@ _Positive = Annotated[float, Field(gt=0, allow_inf_nan=False), _NUMBER]
 _Fraction = Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False), _NUMBER]
 _Probability = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False), _NUMBER]
 _Seed = Annotated[int, Field(ge=0, lt=2**32), _NUMBER]
+
+
+def _key(default: Any, description: str, **bounds: Any) -> Any:
+    """Return a field that may be left out."""
+    return Field(default, description=description, **bounds)
 
 
 class _Section(BaseModel):
@@ -72,51 +77,43 @@ class TrainConfig(_Section):
     """How long, with how much data per step, in which arithmetic."""
 
     steps: _PositiveCount = Field(description="optimizer steps of the whole run")
-    seed: _Seed = Field(default=0, description="seed of weights, data order and dropout")
+    seed: _Seed = _key(0, "seed of weights, data order and dropout")
     batch_size: _PositiveCount = Field(description="samples (sequences or images) per step, over all processes")
-    accumulate: _PositiveCount = Field(default=1, description="micro-batches that a step consists of, to save memory")
-    precision: Literal["fp32", "bf16", "fp16"] = Field(
-        default="fp32", description="arithmetic of the model; weights and optimizer stay fp32"
+    accumulate: _PositiveCount = _key(1, "micro-batches that a step consists of, to save memory")
+    precision: Literal["fp32", "bf16", "fp16"] = _key(
+        "fp32", "arithmetic of the model; weights and optimizer stay fp32"
     )
-    clip_norm: _Positive | None = Field(
-        default=None, description="largest Euclidean norm of the whole gradient; null: no limit"
-    )
-    clip_value: _Positive | None = Field(
-        default=None, description="largest magnitude of any entry of the gradient; null: no limit"
-    )
-    init_from: str | None = Field(
-        default=None,
+    clip_norm: _Positive | None = _key(None, "largest Euclidean norm of the whole gradient; null: no limit")
+    clip_value: _Positive | None = _key(None, "largest magnitude of any entry of the gradient; null: no limit")
+    init_from: str | None = _key(
+        None,
+        "weights to start from: a run, a checkpoint, a converted model, a .safetensors file; null: random",
         min_length=1,
-        description="weights to start from: a run, a checkpoint, a converted model, a .safetensors file; null: random",
     )
-    new_head: bool = Field(
-        default=False, description="start with a random head even if init_from has one of as many classes"
+    new_head: bool = _key(False, "start with a random head even if init_from has one of as many classes")
+    ema_decay: _Fraction | None = _key(
+        None, "share of itself that an average of the weights keeps per step; null: no average"
     )
-    ema_decay: _Fraction | None = Field(
-        default=None, description="share of itself that an average of the weights keeps per step; null: no average"
-    )
-    compile: bool = Field(default=False, description="run the model through torch.compile")
-    deterministic: bool = Field(default=True, description="refuse algorithms whose result may differ from run to run")
+    compile: bool = _key(False, "run the model through torch.compile")
+    deterministic: bool = _key(True, "refuse algorithms whose result may differ from run to run")
 
 
 class OptimConfig(_Section):
     """The optimizer."""
 
-    name: Literal["adamw"] = Field(default="adamw", description="Adam with decoupled weight decay")
+    name: Literal["adamw"] = _key("adamw", "Adam with decoupled weight decay")
     lr: _Positive = Field(description="learning rate at the peak of the schedule")
-    slow_lr: _Positive | None = Field(
-        default=None, description="the same for slow parameters of a model, the state matrices of S4; null: lr"
+    slow_lr: _Positive | None = _key(
+        None, "the same for slow parameters of a model, the state matrices of S4; null: lr"
     )
-    betas: tuple[_Fraction, _Fraction] = Field(
-        default=(0.9, 0.999), description="decay per step of the gradient's first and second moment"
+    betas: tuple[_Fraction, _Fraction] = _key((0.9, 0.999), "decay per step of the gradient's first and second moment")
+    eps: _Positive = _key(1e-8, "added to the root of the second moment")
+    weight_decay: _NonNegative = _key(
+        0.0, "share of a weight removed per step and unit of learning rate; matrices only"
     )
-    eps: _Positive = Field(default=1e-8, description="added to the root of the second moment")
-    weight_decay: _NonNegative = Field(
-        default=0.0, description="share of a weight removed per step and unit of learning rate; matrices only"
-    )
-    decay_all: bool = Field(default=False, description="decay every parameter: biases, norms, scales, tokens too")
-    decay_statistics: bool = Field(
-        default=False, description="decay temperatures and position biases too, as the authors' vision training did"
+    decay_all: bool = _key(False, "decay every parameter: biases, norms, scales, tokens too")
+    decay_statistics: bool = _key(
+        False, "decay temperatures and position biases too, as the authors' vision training did"
     )
 
 
@@ -127,92 +124,76 @@ class ScheduleConfig(_Section):
     has the rate that the schedule gives for the beginning of epoch ``max(0, e - lag)``.
     """
 
-    name: Literal["cosine", "linear", "inverse_sqrt", "one_cycle", "constant"] = Field(
-        default="constant",
-        description="form after the warm-up; inverse_sqrt is lr sqrt(w/t); "
-        "one_cycle is linear from lr/25 to lr to lr/250000",
+    name: Literal["cosine", "linear", "inverse_sqrt", "one_cycle", "constant"] = _key(
+        "constant",
+        "form after the warm-up; inverse_sqrt is lr sqrt(w/t); one_cycle is linear from lr/25 to lr to lr/250000",
     )
-    warmup_steps: _Count = Field(default=0, description="steps w until the learning rate is at its peak")
-    warmup_first_step: Literal["one", "zero"] = Field(
-        default="one",
-        description="how the warm-up counts its first step; one: lr (t+1)/(w+1), as nanoGPT; "
+    warmup_steps: _Count = _key(0, "steps w until the learning rate is at its peak")
+    warmup_first_step: Literal["one", "zero"] = _key(
+        "one",
+        "how the warm-up counts its first step; one: lr (t+1)/(w+1), as nanoGPT; "
         "zero: warmup_from + (lr - warmup_from) t/w, as fairseq and older nanoGPT",
     )
-    warmup_from: _NonNegative = Field(default=0.0, description="learning rate at t = 0, where that counts as zero")
-    min_lr: _NonNegative = Field(default=0.0, description="learning rate that cosine, linear and inverse_sqrt end at")
-    decay_from: Literal["warmup", "start"] = Field(
-        default="warmup",
-        description="where cosine and linear begin: where the warm-up ends, or at t = 0, hidden by it, as in timm",
+    warmup_from: _NonNegative = _key(0.0, "learning rate at t = 0, where that counts as zero")
+    min_lr: _NonNegative = _key(0.0, "learning rate that cosine, linear and inverse_sqrt end at")
+    decay_from: Literal["warmup", "start"] = _key(
+        "warmup", "where cosine and linear begin: where the warm-up ends, or at t = 0, hidden by it, as in timm"
     )
-    epoch_steps: _Count = Field(
-        default=0, description="steps of an epoch, if the learning rate changes only between epochs; 0: at every step"
+    epoch_steps: _Count = _key(
+        0, "steps of an epoch, if the learning rate changes only between epochs; 0: at every step"
     )
-    lag: _Count = Field(default=0, description="epochs by which the learning rate stays behind")
+    lag: _Count = _key(0, "epochs by which the learning rate stays behind")
 
 
 class RegularizeConfig(_Section):
     """What training does to images and labels against over-fitting; recipes for images know this section."""
 
-    label_smoothing: _Fraction = Field(
-        default=0.0, description="share of every target that is spread evenly over all classes, in training"
-    )
-    mixup: _NonNegative = Field(
-        default=0.0, description="alpha of the Beta distribution of Mixup's weights; 0: no Mixup"
-    )
-    cutmix: _NonNegative = Field(
-        default=0.0, description="alpha of the Beta distribution of the area that CutMix leaves; 0: no CutMix"
-    )
-    mix_prob: _Probability = Field(default=1.0, description="how often a batch is mixed at all")
-    switch_prob: _Probability = Field(
-        default=0.5, description="how often a batch that is mixed gets CutMix, where both are on"
-    )
+    label_smoothing: _Fraction = _key(0.0, "share of every target that is spread evenly over all classes, in training")
+    mixup: _NonNegative = _key(0.0, "alpha of the Beta distribution of Mixup's weights; 0: no Mixup")
+    cutmix: _NonNegative = _key(0.0, "alpha of the Beta distribution of the area that CutMix leaves; 0: no CutMix")
+    mix_prob: _Probability = _key(1.0, "how often a batch is mixed at all")
+    switch_prob: _Probability = _key(0.5, "how often a batch that is mixed gets CutMix, where both are on")
 
 
 class CheckpointConfig(_Section):
     """When the state of the run is saved. It also is at the end, and when the run is interrupted."""
 
-    every: _PositiveCount = Field(default=1000, description="steps between checkpoints")
-    keep: _PositiveCount = Field(default=2, description="newest checkpoints that are kept, besides the best one")
-    best_metric: str | None = Field(
-        default=None, min_length=1, description="validation metric whose best checkpoint is kept too; null: none"
+    every: _PositiveCount = _key(1000, "steps between checkpoints")
+    keep: _PositiveCount = _key(2, "newest checkpoints that are kept, besides the best one")
+    best_metric: str | None = _key(
+        None, "validation metric whose best checkpoint is kept too; null: none", min_length=1
     )
-    best_mode: Literal["min", "max"] = Field(
-        default="min", description="whether the lowest or the highest value is best"
-    )
+    best_mode: Literal["min", "max"] = _key("min", "whether the lowest or the highest value is best")
 
 
 class EvaluateConfig(_Section):
     """When and how the model is measured on the validation set. It also is at the end."""
 
-    every: _Count = Field(default=0, description="steps between evaluations; 0: only at the end")
-    batches: _PositiveCount | None = Field(
-        default=None, description="validation batches that each process takes; null: the whole set"
+    every: _Count = _key(0, "steps between evaluations; 0: only at the end")
+    batches: _PositiveCount | None = _key(None, "validation batches that each process takes; null: the whole set")
+    batch_size: _PositiveCount | None = _key(None, "samples per validation batch and process; null: train.batch_size")
+    weights: Literal["average", "raw"] = _key(
+        "average", "what is measured during training; average: if train.ema_decay keeps one"
     )
-    batch_size: _PositiveCount | None = Field(
-        default=None, description="samples per validation batch and process; null: train.batch_size"
-    )
-    weights: Literal["average", "raw"] = Field(
-        default="average", description="what is measured during training; average: if train.ema_decay keeps one"
-    )
-    telemetry: bool = Field(default=False, description="log the compression term of the coding rate by layer as well")
+    telemetry: bool = _key(False, "log the compression term of the coding rate by layer as well")
 
 
 class LogConfig(_Section):
     """Log lines and trackers."""
 
-    every: _PositiveCount = Field(default=10, description="steps between log lines")
-    trackers: tuple[Literal["tensorboard", "wandb"], ...] = Field(
-        default=(), description="programs that receive the metrics too; [] for none"
+    every: _PositiveCount = _key(10, "steps between log lines")
+    trackers: tuple[Literal["tensorboard", "wandb"], ...] = _key(
+        (), "programs that receive the metrics too; [] for none"
     )
 
 
 class ParallelConfig(_Section):
     """How several processes share the work. One process ignores all of this."""
 
-    strategy: Literal["ddp", "fsdp"] = Field(
-        default="ddp", description="ddp: every process holds the whole model; fsdp: the processes share it out"
+    strategy: Literal["ddp", "fsdp"] = _key(
+        "ddp", "ddp: every process holds the whole model; fsdp: the processes share it out"
     )
-    context: _PositiveCount = Field(default=1, description="processes that share one sequence; divides their number")
+    context: _PositiveCount = _key(1, "processes that share one sequence; divides their number")
 
 
 class RunConfig(_Section):
@@ -223,12 +204,12 @@ class RunConfig(_Section):
     data: DataOptions = Field(description="the data set")
     train: TrainConfig = Field(description="length, batch, arithmetic")
     optim: OptimConfig = Field(description="the optimizer")
-    schedule: ScheduleConfig = Field(default=ScheduleConfig(), description="the learning rate over time")
-    regularize: RegularizeConfig = Field(default=RegularizeConfig(), description="smoothing and mixing of images")
-    checkpoint: CheckpointConfig = Field(default=CheckpointConfig(), description="saving the state")
-    evaluate: EvaluateConfig = Field(default=EvaluateConfig(), description="measuring on the validation set")
-    log: LogConfig = Field(default=LogConfig(), description="log lines and trackers")
-    parallel: ParallelConfig = Field(default=ParallelConfig(), description="sharing the work of several processes")
+    schedule: ScheduleConfig = _key(ScheduleConfig(), "the learning rate over time")
+    regularize: RegularizeConfig = _key(RegularizeConfig(), "smoothing and mixing of images")
+    checkpoint: CheckpointConfig = _key(CheckpointConfig(), "saving the state")
+    evaluate: EvaluateConfig = _key(EvaluateConfig(), "measuring on the validation set")
+    log: LogConfig = _key(LogConfig(), "log lines and trackers")
+    parallel: ParallelConfig = _key(ParallelConfig(), "sharing the work of several processes")
 
     @model_validator(mode="after")
     def _complete(self, info: ValidationInfo) -> Self:
@@ -284,9 +265,6 @@ def default_options(name: str, data: DataOptions | None) -> dict[str, Any]:
     Raises:
         ConfigError: There is no such model.
     """
-    fields = model_option_class(name).model_fields
-    registered = {
-        key: field.get_default(call_default_factory=True) for key, field in fields.items() if not field.is_required()
-    }
-    demanded = data.shape().model_options() if data else {}
-    return registered | dict(model_spec(name).defaults) | {key: demanded[key] for key in demanded if key in fields}
+    schema, demanded = model_option_class(name), data.shape().model_options() if data else {}
+    known = {key: value for key, value in demanded.items() if key in schema.model_fields}
+    return defaults_of(schema) | dict(model_spec(name).defaults) | known

@@ -107,7 +107,14 @@ def evaluate_text(model: nn.Module, config: RunConfig, test: TextTest) -> Evalua
         ConfigError: The data is no text, has ids that the model does not know, or cannot be measured so.
     """
     corpus = _open(config.data)
-    _check_vocabulary(model, corpus)
+    known: Any = model.options
+    size = 256 if corpus.split is None else corpus.split.folder.vocab_size
+    if size > known.vocab_size:
+        where = "the text" if corpus.split is None else str(corpus.split.folder.path)
+        raise ConfigError(
+            f"{where} has {size} different ids, but the model has {known.vocab_size}; prepare the text with the "
+            "tokenizer of the model's training data."
+        )
     batch = config.evaluate.batch_size or config.train.batch_size
     if test.protocol in (Protocol.last_word, Protocol.last_word_authors, Protocol.choices):
         metrics = _answers(model, corpus.split, test.protocol, batch)
@@ -126,10 +133,8 @@ def _losses(model: nn.Module, corpus: _Corpus, config: RunConfig, test: TextTest
         case Protocol.stream:
             score = score_stream(model, corpus.text)
         case Protocol.authors:
-            batches = math.ceil((test.windows or AUTHORS_WINDOWS) / batch)
-            score = score_random(
-                model, corpus.text, length=length, batches=batches, batch_size=batch, seed=config.train.seed
-            )
+            batches, seed = math.ceil((test.windows or AUTHORS_WINDOWS) / batch), config.train.seed
+            score = score_random(model, corpus.text, length=length, batches=batches, batch_size=batch, seed=seed)
         case _:
             stride = (test.stride or max(1, length // 2)) if test.protocol is Protocol.sliding else length
             score = score_windows(model, corpus.text, length=length, stride=stride, batch_size=batch)
@@ -167,14 +172,3 @@ def _open(data: DataOptions) -> _Corpus:
         text = build_data(data, seed=0).validation.tokens  # type: ignore[attr-defined]
         return _Corpus(text, len(text), None, None)
     raise ConfigError(f"data set {data.name!r} is no text; a protocol for texts measures tokens or stdlib_bytes.")
-
-
-def _check_vocabulary(model: nn.Module, corpus: _Corpus) -> None:
-    known: Any = model.options
-    size = 256 if corpus.split is None else corpus.split.folder.vocab_size
-    if size > known.vocab_size:
-        where = "the text" if corpus.split is None else str(corpus.split.folder.path)
-        raise ConfigError(
-            f"{where} has {size} different ids, but the model has {known.vocab_size}; prepare the text with the "
-            "tokenizer of the model's training data."
-        )
