@@ -6,7 +6,7 @@ import multiprocessing
 import os
 import signal
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from typing import Any, TypeVar
 
@@ -97,17 +97,14 @@ class WorkerPool:
             ended, _ = wait(waiting, timeout=0.5, return_when=FIRST_COMPLETED)
             show(self._done.value)
             for future in ended:
-                yield waiting.pop(future), _result(future)
-
-
-def _result(future: Future[Any]) -> Any:
-    try:
-        return future.result()
-    except BrokenProcessPool as error:
-        raise StorageError(
-            "a process was killed, perhaps for lack of memory; what is done is kept: run the same command again, with "
-            "fewer --workers if need be."
-        ) from error
+                try:
+                    result = future.result()
+                except BrokenProcessPool as error:
+                    raise StorageError(
+                        "a process was killed, perhaps for lack of memory; what is done is kept: run the same command "
+                        "again, with fewer --workers if need be."
+                    ) from error
+                yield waiting.pop(future), result
 
 
 _worker: tuple[Any, ...] = ()  # what a process keeps between the units that it is given

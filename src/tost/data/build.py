@@ -38,7 +38,10 @@ def build_data(options: DataOptions, seed: int) -> DataBundle:
     known = vars(shape) if shape.input is not None else {}
     info = replace(bundle.info, name=options.name, **known)
     if not info.fingerprint:
-        info = replace(info, fingerprint=_fingerprint(options, bundle))
+        # Data that has none of its own is identified by its name and options, and by how much there is.
+        counts = [len(bundle.train), len(bundle.validation)]
+        content = json.dumps([options.name, options.model_dump(mode="json")["options"], counts], sort_keys=True)
+        info = replace(info, fingerprint=hashlib.sha256(content.encode()).hexdigest())
     return replace(bundle, info=info)
 
 
@@ -66,10 +69,3 @@ def _bundle(name: str, built: Any) -> DataBundle:
             )
     train, validation = built
     return DataBundle(train=train, validation=validation, info=DataInfo())
-
-
-def _fingerprint(options: DataOptions, bundle: DataBundle) -> str:
-    """Return what identifies data that has no fingerprint of its own: its name and options, and how much there is."""
-    counts = [len(bundle.train), len(bundle.validation)]
-    content = json.dumps([options.name, options.model_dump(mode="json")["options"], counts], sort_keys=True)
-    return hashlib.sha256(content.encode()).hexdigest()

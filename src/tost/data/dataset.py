@@ -81,11 +81,8 @@ class TensorDataset(Dataset):
 
     def gather(self, indices: Tensor) -> Batch:
         """Return rows as a batch."""
-        return {key: _ids(value[indices]) for key, value in self.rows.items()}
-
-
-def _ids(tensor: Tensor) -> Tensor:
-    return tensor.long() if tensor.dtype == torch.uint8 else tensor
+        taken = {key: value[indices] for key, value in self.rows.items()}
+        return {key: value.long() if value.dtype == torch.uint8 else value for key, value in taken.items()}
 
 
 @dataclass(frozen=True, kw_only=True)

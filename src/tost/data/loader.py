@@ -79,7 +79,9 @@ class Loader(StatefulDataLoader):  # type: ignore[misc] # torchdata ships no typ
                 self._position = self._shares.after(start, steps=step)
                 yield batch
         except TostError as error:
-            raise _original(error) from error
+            kind = type(error)  # raised as it was: torch puts a worker's traceback in front of its message
+            _, _, message = str(error).rpartition(f"{kind.__module__}.{kind.__qualname__}: ")
+            raise kind(message.rstrip("\n")) from error
         finally:
             self._iterator = None  # the last reference: its workers end now and not when the loader goes
 
@@ -174,7 +176,16 @@ def make_loader(
         >>> batch["inputs"].shape
         torch.Size([8, 64, 1])
     """
-    _check(len(dataset), batch_size, rank, world_size, workers)
+    if len(dataset) < 1:
+        raise ValueError("the data set has no samples; a loader needs at least one.")
+    if batch_size < 1:
+        raise ValueError(f"batch_size={batch_size}: every process needs at least one sample per step; pass 1 or more.")
+    if world_size < 1 or not 0 <= rank < world_size:
+        raise ValueError(
+            f"rank={rank} of world_size={world_size} does not exist; ranks count from 0 to world_size - 1."
+        )
+    if workers < 0:
+        raise ValueError(f"workers={workers} is negative; pass 0 to prepare batches in this process, or a number.")
     repeats, draws = getattr(dataset, "repeats", 1), getattr(dataset, "draws", False)
     order = GlobalOrder(len(dataset), seed=seed, shuffle=shuffle, repeats=repeats, draws=draws)
     sampler = ShardedBatchSampler(order, batch_size=batch_size, rank=rank, world_size=world_size, infinite=infinite)
@@ -213,26 +224,6 @@ def make_evaluation_loader(
         shuffle=False,
         infinite=False,
     )
-
-
-def _check(samples: int, batch_size: int, rank: int, world_size: int, workers: int) -> None:
-    if samples < 1:
-        raise ValueError("the data set has no samples; a loader needs at least one.")
-    if batch_size < 1:
-        raise ValueError(f"batch_size={batch_size}: every process needs at least one sample per step; pass 1 or more.")
-    if world_size < 1 or not 0 <= rank < world_size:
-        raise ValueError(
-            f"rank={rank} of world_size={world_size} does not exist; ranks count from 0 to world_size - 1."
-        )
-    if workers < 0:
-        raise ValueError(f"workers={workers} is negative; pass 0 to prepare batches in this process, or a number.")
-
-
-def _original(error: TostError) -> TostError:
-    """Return an error as it was raised; torch puts a worker's traceback in front of its message."""
-    kind = type(error)
-    _, _, message = str(error).rpartition(f"{kind.__module__}.{kind.__qualname__}: ")
-    return kind(message.rstrip("\n"))
 
 
 def _describe(counts: Mapping[str, Any]) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
-from pydantic_core import ErrorDetails, InitErrorDetails
+from pydantic_core import InitErrorDetails
 from pydantic_core.core_schema import ErrorType
 
 from tost._options import Options
@@ -90,13 +90,10 @@ def _validate(name: str, given: Mapping[str, Any]) -> BaseModel:
     try:
         options = schema.model_validate({key: value for key, value in given.items() if key not in unknown})
     except ValidationError as error:
-        problems += [_again(found) for found in error.errors(include_url=False)]
+        for found in error.errors(include_url=False):  # in a form that can be raised again, next to others
+            kind = found["type"] if found["type"] in _KINDS else problem(found["msg"])
+            again = InitErrorDetails(type=kind, loc=found["loc"], input=found["input"], ctx=found.get("ctx", {}))
+            problems.append(again)
     if problems:
         raise ValidationError.from_exception_data(schema.__name__, problems)
     return options
-
-
-def _again(found: ErrorDetails) -> InitErrorDetails:
-    """Return a finding in the form in which it can be raised a second time, next to others."""
-    kind = found["type"] if found["type"] in _KINDS else problem(found["msg"])
-    return InitErrorDetails(type=kind, loc=found["loc"], input=found["input"], ctx=found.get("ctx", {}))

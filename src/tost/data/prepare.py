@@ -95,9 +95,11 @@ def prepare(
     options = _validate(find_preparer(name), given)
     _claim(out, options)
     try:
-        facts: dict[str, object] = load(options.run)(options, out, workers=workers, report=report or _silent)
+        facts: dict[str, object] = load(options.run)(options, out, workers=workers, report=report or (lambda *_: None))
     except ConfigError:
-        _release(out)
+        # A folder in which nothing was done is emptied, so that a mistake in the options can be corrected in place.
+        if [entry.name for entry in out.iterdir()] == [MARKER]:
+            (out / MARKER).unlink()
         raise
     except OSError as error:
         raise StorageError(
@@ -128,10 +130,6 @@ def check_folder(out: Path) -> dict[str, object]:
         raise ConfigError(f"{out} holds {preparer.name}, for which there is no check.")
     facts: dict[str, object] = load(preparer.check)(out)
     return facts
-
-
-def _silent(done: int, total: int, what: str) -> None:
-    pass
 
 
 def _validate(preparer: type[PrepareOptions], given: Mapping[str, Any]) -> PrepareOptions:
@@ -178,12 +176,6 @@ def _claim(out: Path, options: PrepareOptions) -> None:
             "use the same settings, or another --out."
         )
     remove_drafts(out)
-
-
-def _release(out: Path) -> None:
-    """Empty a folder in which nothing was done, so that a mistake in the options can be corrected in place."""
-    if [entry.name for entry in out.iterdir()] == [MARKER]:
-        (out / MARKER).unlink()
 
 
 def _read_marker(out: Path) -> dict[str, Any] | None:

@@ -78,17 +78,13 @@ class GlobalOrder:
         found: list[int] = []
         while start < stop:
             epoch, offset = divmod(start, self.epoch)
-            end = min(self.epoch, offset + stop - start)
-            found += self._within(epoch, offset, end)
-            start += end - offset
+            places = torch.arange(offset, min(self.epoch, offset + stop - start))
+            samples = self.permutation(epoch)[places // self.repeats]
+            if self.draws:
+                samples = samples + (epoch * self.repeats + places % self.repeats) * self.samples
+            found += samples.tolist()
+            start += len(places)
         return found
-
-    def _within(self, epoch: int, start: int, stop: int) -> list[int]:
-        places = torch.arange(start, stop)
-        samples = self.permutation(epoch)[places // self.repeats]
-        if self.draws:
-            samples = samples + (epoch * self.repeats + places % self.repeats) * self.samples
-        return samples.tolist()
 
 
 class ShardedBatchSampler(Sampler[list[int]]):

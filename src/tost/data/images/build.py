@@ -51,17 +51,12 @@ def build_images(options: ImageOptions, path: str, seed: int) -> DataBundle:
     _check_classes(train, validation, options, root)
     rows, held_out = spread(rows, options.limit), spread(held_out, options.limit)
     content = train.source.fingerprint()
+    parts = [content, fingerprint(train.targets, rows, *train.extra.values())]
+    parts.append(content if validation is train else validation.source.fingerprint())
+    parts.append(fingerprint(validation.targets, held_out, *validation.extra.values()))
+    counts = {"train_images": len(rows), "validation_images": len(held_out)}
     info = DataInfo(
-        fingerprint=hash_lines(
-            [
-                content,
-                fingerprint(train.targets, rows, *train.extra.values()),
-                content if validation is train else validation.source.fingerprint(),
-                fingerprint(validation.targets, held_out, *validation.extra.values()),
-            ]
-        ),
-        details={"layout": train.layout, "train_images": len(rows), "validation_images": len(held_out)},
-        class_names=train.class_names,
+        fingerprint=hash_lines(parts), details={"layout": train.layout, **counts}, class_names=train.class_names
     )
     return DataBundle(
         train=_dataset(train, rows, options, seed=mix(seed, _AUGMENTATION)),

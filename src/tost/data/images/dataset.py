@@ -48,7 +48,10 @@ class PixelImages(Dataset):
         rows = indices % len(self) if self.draws else indices
         images = self._to_size(self.pixels[rows])
         if self.seed is not None:
-            images = self._augment(images, indices, self.seed)
+            if self.options.crop == "pad" and (padding := self.options.padding):
+                images = _shift(images, padding, _random(self.seed, _SHIFT, indices))
+            mirrored = _random(self.seed, _FLIP, indices).double() / 2**48 < self.options.flip
+            images = torch.where(mirrored.view(-1, 1, 1, 1), images.flip(-1), images)
         inputs = images.expand(-1, self.options.channels, -1, -1).float().mul_(self._scale).add_(self._shift)
         return {"inputs": inputs, "targets": self.targets[rows]}
 
@@ -60,12 +63,6 @@ class PixelImages(Dataset):
             images = F.interpolate(images, wanted, mode=self.options.interpolation, antialias=True)
         top, left = (wanted[0] - height) // 2, (wanted[1] - width) // 2
         return images[..., top : top + height, left : left + width].reshape(-1, images.shape[1], height, width)
-
-    def _augment(self, images: Tensor, draws: Tensor, seed: int) -> Tensor:
-        if self.options.crop == "pad" and (padding := self.options.padding):
-            images = _shift(images, padding, _random(seed, _SHIFT, draws))
-        mirrored = _random(seed, _FLIP, draws).double() / 2**48 < self.options.flip
-        return torch.where(mirrored.view(-1, 1, 1, 1), images.flip(-1), images)
 
 
 def _shift(images: Tensor, padding: int, random: Tensor) -> Tensor:
@@ -139,19 +136,16 @@ class StoredImages(Dataset):
         for step in range(min(_IN_A_ROW, len(self))):
             row = int(self.rows[(first + step) % len(self)])
             try:
-                return self._read(row, draw), row
+                image = self.source.image(row)
+                if self.seed is None:
+                    return self.transform(image), row
+                with drawing_from(mix(self.seed, draw)):
+                    return self.transform(image), row
             except BadImageError as error:
                 self._note(row, error)
                 if self.seed is None:
                     return torch.zeros(self.options.channels, *self.options.size), row
         raise BadImageError(f"no image can be read any more; the last that failed:{self._list()}")
-
-    def _read(self, row: int, draw: int) -> Tensor:
-        image = self.source.image(row)
-        if self.seed is None:
-            return self.transform(image)
-        with drawing_from(mix(self.seed, draw)):
-            return self.transform(image)
 
     def _note(self, row: int, error: BadImageError) -> None:
         """Remember a bad image; say so the first time; give up if there are too many."""

@@ -41,7 +41,12 @@ def read_image(data: bytes, name: str, *, channels: int = 3) -> Image.Image:
     """
     try:
         with Image.open(io.BytesIO(data)) as image:
-            _check_size(image)
+            limit = Image.MAX_IMAGE_PIXELS  # Pillow itself refuses only above twice its limit, and warns before
+            if limit is not None and image.width * image.height > limit:
+                raise ValueError(
+                    f"{image.width} x {image.height} pixels are more than the limit of {limit}, which guards against "
+                    "files that unpack to more than memory holds"
+                )
             image.load()
             plain = _to_rgb(image)
     except MemoryError:
@@ -52,16 +57,6 @@ def read_image(data: bytes, name: str, *, channels: int = 3) -> Image.Image:
             reason = "unknown format"
         raise BadImageError(f"{name} cannot be read as an image: {reason}") from error
     return plain.convert("L") if channels == 1 else plain
-
-
-def _check_size(image: Image.Image) -> None:
-    # Pillow itself refuses only above twice its limit, and warns before.
-    limit = Image.MAX_IMAGE_PIXELS
-    if limit is not None and image.width * image.height > limit:
-        raise ValueError(
-            f"{image.width} x {image.height} pixels are more than the limit of {limit}, which guards against files "
-            "that unpack to more than memory holds"
-        )
 
 
 def _to_rgb(image: Image.Image) -> Image.Image:

@@ -179,10 +179,11 @@ class ImageOptions(DataSetOptions):
 
     def shape(self) -> DataShape:
         """Images of one size."""
+        classes = self.class_count()
         return DataShape(
             task="image_classification",
             input="image",
-            num_classes=self.class_count(),
+            num_classes=classes,
             in_chans=self.channels,
             image_size=self.size,
         )
@@ -326,11 +327,7 @@ SPECS = tuple(
         ("fashion_mnist", FashionMnistOptions, "clothes, 28 x 28 grey pixels, 10 classes; idx files, packed or not"),
         ("flowers102", Flowers102Options, "Oxford flowers, 102 classes, in the official splits"),
         ("image_folder", ImageFolderOptions, "any images, sorted into folders: <split>/<class>/<image>"),
-        (
-            "image_parquet",
-            ImageParquetOptions,
-            "any images in parquet files with a column of images and one of labels",
-        ),
+        ("image_parquet", ImageParquetOptions, "any images in parquet files with a column of images and one of labels"),
         ("imagenet", ImageNetOptions, "ImageNet-1k, 1000 classes; folders, tar files or parquet files; ReaL labels"),
         ("pets", PetsOptions, "Oxford-IIIT cats and dogs, 37 breeds, in the official splits"),
     )

@@ -97,8 +97,7 @@ class CorpusOptions(PrepareOptions):
         "or hub:NAME",
     )
     end_of_text: str = Field(
-        default="auto",
-        description="token that follows every document: auto takes the tokenizer's own, none adds none",
+        default="auto", description="token that follows every document: auto takes the tokenizer's own, none adds none"
     )
     shard_bytes: int = Field(default=64 << 20, ge=1, description="bytes of text that make up a shard, about")
 

@@ -23,8 +23,7 @@ def detokenize_wikitext(text: str) -> str:
         'The "1,000-ton" ship (1912) didn\'t sink.\n'
     """
     text = re.sub(r" @([-,.])@ ", r"\1", text)
-    text = re.sub(r'" ([^"]*?) "', r'"\1"', text)
-    return _close_up(text)
+    return _close_up(re.sub(r'" ([^"]*?) "', r'"\1"', text))
 
 
 def detokenize_ptb(text: str) -> str:
@@ -35,8 +34,7 @@ def detokenize_ptb(text: str) -> str:
         "he didn't pay $N, said <unk>'s lawyer."
     """
     text = re.sub(r"([$#]) (?=[N\d])", r"\1", text)
-    text = re.sub(r" (n't)\b", r"\1", text)
-    return _close_up(text)
+    return _close_up(re.sub(r" (n't)\b", r"\1", text))
 
 
 def _close_up(text: str) -> str:

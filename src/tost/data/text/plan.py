@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -41,11 +41,6 @@ class Plan:
     def documents(self) -> int:
         """Number of documents of all pieces."""
         return sum(piece.rows for piece in self.pieces)
-
-
-class _Source(NamedTuple):
-    path: Path
-    kind: Kind
 
 
 def load_hub(job: TextJob) -> dict[str, Any]:
@@ -115,21 +110,20 @@ def make_plan(job: TextJob, hub: Mapping[str, Any], report: Report) -> Plan:
     return Plan(pieces=pieces, cuts=cuts, facts=facts, seen=seen, split=rule)
 
 
-def _group(job: TextJob) -> dict[str, list[_Source]]:
+def _group(job: TextJob) -> dict[str, list[tuple[Path, Kind]]]:
     """Return the files of a job by split; the split of files without one in their name is empty."""
-    groups: dict[str, list[_Source]] = {}
-    for source in _files(job, str(job.source)):
-        split = split_of_name(source.path, Path(str(job.source))) or ""
-        groups.setdefault(split, []).append(source)
+    groups: dict[str, list[tuple[Path, Kind]]] = {}
+    for path, kind in _files(job, str(job.source)):
+        groups.setdefault(split_of_name(path, Path(str(job.source))) or "", []).append((path, kind))
     return groups
 
 
-def _files(job: TextJob, source: str) -> list[_Source]:
+def _files(job: TextJob, source: str) -> list[tuple[Path, Kind]]:
     lines = job.documents == "line" and not job.joined
     files = find_files(source)
     if job.choices and any(f"_{job.choices}_" in file.name for file in files):
         files = [file for file in files if f"_{job.choices}_" in file.name]
-    return [_Source(file, kind_of(file, lines=lines) or ("lines" if lines else "text")) for file in files]
+    return [(file, kind_of(file, lines=lines) or ("lines" if lines else "text")) for file in files]
 
 
 def _choose(job: TextJob, groups: Mapping[str, list[Any]]) -> dict[str, list[Any]]:

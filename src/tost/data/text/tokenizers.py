@@ -89,8 +89,7 @@ class CharTokenizer:
         Raises:
             ConfigError: A character is not in it.
         """
-        ids: list[int] = self._encode(text).tolist()
-        return ids
+        return list(self._encode(text).tolist())
 
     def encode_batch(self, texts: Sequence[str]) -> list[Ids]:
         """Return the same for several texts."""
@@ -177,8 +176,7 @@ class HFTokenizer:
 
     def encode(self, text: str) -> list[int]:
         """Return the ids of a text."""
-        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
-        return ids
+        return list(self._tokenizer.encode(text, add_special_tokens=False).ids)
 
     def encode_batch(self, texts: Sequence[str]) -> list[Ids]:
         """Return the ids of several texts."""
@@ -187,8 +185,7 @@ class HFTokenizer:
 
     def decode(self, ids: Iterable[int]) -> str:
         """Return the text of ids; those that pad the vocabulary have none."""
-        text: str = self._tokenizer.decode(list(ids), skip_special_tokens=False)
-        return text
+        return str(self._tokenizer.decode(list(ids), skip_special_tokens=False))
 
     def decoder(self) -> TokenDecoder:
         """Return a decoder at the start of a text."""

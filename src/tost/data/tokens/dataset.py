@@ -84,16 +84,9 @@ def build_tokens(options: TokensOptions, path: str, seed: int) -> DataBundle:
             "least that, or null."
         )
     train, validation = (_tokens(folder, name, options) for name in (options.train_split, options.validation_split))
-    info = DataInfo(
-        fingerprint=folder.fingerprint,
-        details={
-            "corpus": folder.name,
-            "tokenizer": folder.index.tokenizer.name,
-            "tokenizer_fingerprint": folder.tokenizer_fingerprint,
-            "train_tokens": len(train),
-            "validation_tokens": len(validation),
-        },
-    )
+    tokenizer = {"tokenizer": folder.index.tokenizer.name, "tokenizer_fingerprint": folder.tokenizer_fingerprint}
+    counts = {"train_tokens": len(train), "validation_tokens": len(validation)}
+    info = DataInfo(fingerprint=folder.fingerprint, details={"corpus": folder.name, **tokenizer, **counts})
     drawn = seed if options.mode == "windows" else None
     return DataBundle(
         train=TokenWindows(train, options.length, count=options.windows, seed=drawn),

@@ -59,7 +59,12 @@ def read_corpus(folder: Path) -> Corpus:
     Raises:
         ConfigError: There are not enough files for two pieces.
     """
-    contents = [content for source in _sources(folder) if (content := source.read_bytes())]
+    found: list[Path] = []
+    for place, folders, files in os.walk(folder):
+        folders[:] = [name for name in folders if not _matches(name, _SKIPPED_FOLDERS)]
+        found += [Path(place, name) for name in files if name.endswith(".py") and not _matches(name, _SKIPPED_FILES)]
+    found.sort(key=lambda path: path.relative_to(folder).as_posix())
+    contents = [content for source in found if (content := source.read_bytes())]
     if len(contents) < 2:
         raise ConfigError(
             f"data set 'stdlib_bytes' reads the sources of the standard library, but {folder} holds {len(contents)} "
@@ -73,14 +78,6 @@ def read_corpus(folder: Path) -> Corpus:
         digest.update(piece)
     train, validation = (torch.from_numpy(np.frombuffer(bytearray(piece), dtype=np.uint8)) for piece in pieces)
     return Corpus(train, validation, len(contents), digest.hexdigest())
-
-
-def _sources(folder: Path) -> list[Path]:
-    found: list[Path] = []
-    for place, folders, files in os.walk(folder):
-        folders[:] = [name for name in folders if not _matches(name, _SKIPPED_FOLDERS)]
-        found += [Path(place, name) for name in files if name.endswith(".py") and not _matches(name, _SKIPPED_FILES)]
-    return sorted(found, key=lambda path: path.relative_to(folder).as_posix())
 
 
 def _matches(name: str, patterns: Iterable[str]) -> bool:
@@ -122,15 +119,8 @@ def build_stdlib_bytes(options: StdlibBytesOptions, seed: int) -> DataBundle:
             f"data.options.length={length} does not fit into the corpus, whose smaller part has {available} bytes; "
             f"it can be at most {available - 1}."
         )
-    info = DataInfo(
-        fingerprint=corpus.fingerprint,
-        details={
-            "python": python_version(),
-            "files": corpus.files,
-            "train_bytes": len(corpus.train),
-            "validation_bytes": len(corpus.validation),
-        },
-    )
+    counts = {"files": corpus.files, "train_bytes": len(corpus.train), "validation_bytes": len(corpus.validation)}
+    info = DataInfo(fingerprint=corpus.fingerprint, details={"python": python_version(), **counts})
     return DataBundle(
         train=TokenWindows(ByteArray(corpus.train), length, count=options.windows, seed=seed),
         validation=TokenWindows(ByteArray(corpus.validation), length),

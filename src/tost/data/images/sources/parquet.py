@@ -113,8 +113,7 @@ def open_parquet(paths: Sequence[Path], *, image_column: str | None = None, labe
             for name in (image, label):
                 _column(other, path, name, (), "")
         values = pa.chunked_array(
-            [chunk for path in paths for chunk in _read(path, label)],
-            type=schema.field(label).type,
+            [chunk for path in paths for chunk in _read(path, label)], type=schema.field(label).type
         )
         source = ParquetImages(paths, image)
         source.load()  # once, here: workers that are forked later share it

@@ -97,15 +97,10 @@ def _first_time(line: bytes, part: _Part, index: int, seen: set[bytes]) -> bytes
     """Return a line that was not seen before: the one given, or the next that its own sequence of draws brings."""
     if _key(line) in seen:
         generator = ListOpsGenerator(part.limits, part.seed)
-        found = generator.example(SPLITS[part.split], index, lambda tokens: _text_key(tokens) in seen)
-        line = _line(*found)
+        line = _line(*generator.example(SPLITS[part.split], index, lambda tokens: _key(_line(tokens, 0)) in seen))
     seen.add(_key(line))
     return line
 
 
 def _key(line: bytes) -> bytes:
     return hashlib.blake2b(line.partition(b"\t")[0], digest_size=16).digest()
-
-
-def _text_key(tokens: bytes) -> bytes:
-    return _key(listops_text(tokens).encode("ascii"))

@@ -75,11 +75,5 @@ class _Pathx(PathfinderFilesOptions):
     name, summary, resolution = "lra/pathx", _SUMMARY.format(128) + " (Path-X)", 128
 
 
-GENERATED: tuple[type[PrepareOptions], ...] = (
-    ListOpsFilesOptions,
-    _Pathfinder32,
-    _Pathfinder64,
-    _Pathfinder256,
-    _Pathx,
-)
+GENERATED = (ListOpsFilesOptions, _Pathfinder32, _Pathfinder64, _Pathfinder256, _Pathx)
 """Every generator."""

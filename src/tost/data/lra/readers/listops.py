@@ -27,18 +27,12 @@ _OPERATORS = {name.encode(): bytes([0x80 + place]) for place, name in enumerate(
 _SHOWN = 40
 
 
-def _table() -> bytes:
-    ids = bytearray([_BAD] * 256)
-    for code in _OPERATORS.values():
-        ids[code[0]] = code[0] - 0x80
-    for place, name in enumerate(SYMBOLS):
-        if len(name) == 1:
-            ids[ord(name)] = place
-    ids[ord("X")] = _CLOSE  # as others write it after they took the brackets off
-    return bytes(ids)
-
-
-_IDS = _table()
+_CODES = {
+    **{code[0]: code[0] - 0x80 for code in _OPERATORS.values()},
+    **{ord(name): place for place, name in enumerate(SYMBOLS) if len(name) == 1},
+    ord("X"): _CLOSE,  # as others write it after they took the brackets off
+}
+_IDS = bytes(_CODES.get(code, _BAD) for code in range(256))
 
 
 def build_lra_listops(options: LraListOpsOptions, path: str) -> DataBundle:

@@ -6,7 +6,6 @@ columns are the label as a decimal number, two names of papers, two texts. The t
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -37,7 +36,9 @@ def build_lra_retrieval(options: LraRetrievalOptions, path: str) -> DataBundle:
     names = [_FILES["train"], _FILES[options.validation_split]]
     folder = find_release(Path(path), "tsv_data", names)
     train, validation = (_index(folder / name) for name in names)
-    alphabet = make_alphabet(options, _texts(train), train.path)
+    data, spans = np.memmap(train.path, dtype=np.uint8, mode="r"), train.spans.reshape(-1, 2)
+    texts = (data[begin:end].tobytes().decode("utf-8", errors="replace") for begin, end in spans)
+    alphabet = make_alphabet(options, texts, train.path)
     form = Form.of(options, BYTE_END if alphabet is None else Alphabet.END)
     sets, parts = [], []
     for pairs in (train, validation):
@@ -72,9 +73,3 @@ def _index(path: Path) -> _Pairs:
     if not targets:
         raise ConfigError(f"{path} is empty; it must hold lines of label, two names of papers, two texts.")
     return _Pairs(path, np.array(spans, dtype=np.int64), torch.tensor(targets))
-
-
-def _texts(pairs: _Pairs) -> Iterator[str]:
-    data = np.memmap(pairs.path, dtype=np.uint8, mode="r")
-    for begin, end in pairs.spans.reshape(-1, 2):
-        yield data[begin:end].tobytes().decode("utf-8", errors="replace")

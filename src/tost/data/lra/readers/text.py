@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from tost.data.dataset import DataBundle, fingerprint, spread
-from tost.data.images.sources.base import entries
+from tost.data.images.sources.base import check_folder, entries
 from tost.data.images.sources.parquet import columns_of, find_shards
 from tost.data.lra.options import LraTextOptions
 from tost.data.lra.readers.layout import bundle, shuffled
@@ -80,9 +80,7 @@ def _read(path: str, split: str) -> _Reviews:
         _check_columns(loaded.column_names, f"the split {split!r} of {path}")
         return _checked(list(loaded["text"]), list(loaded["label"]), "hub", f"the split {split!r} of {path}")
     folder = Path(path)
-    if not folder.is_dir():
-        found = "is a file" if folder.exists() else "does not exist"
-        raise ConfigError(f"data.path {folder} {found}; it must point at {_EXPECTED}.")
+    check_folder(folder, _EXPECTED)
     if shards := find_shards(folder, [split]):
         return _read_parquet(shards, split, folder)
     for place in (folder / split, folder / "aclImdb" / split):

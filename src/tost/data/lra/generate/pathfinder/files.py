@@ -120,18 +120,8 @@ def _read(path: Path) -> dict[str, NDArray[np.int16]]:
 
 
 def _line(unit: _Unit, number: int, label: int, margin: int) -> bytes:
-    settings = unit.settings
-    fields = (
-        f"imgs/{unit.batch}",
-        f"sample_{number}.png",
-        number,
-        label,
-        settings.continuity,
-        settings.contour_length,
-        settings.distractor_length,
-        settings.dash_length,
-        settings.dash_thickness,
-        margin,
-        1,  # contrasts of a dash to choose from
-    )
-    return (" ".join(map(str, fields)) + "\n").encode()
+    sizes = unit.settings
+    lengths = f"{sizes.contour_length} {sizes.distractor_length} {sizes.dash_length} {sizes.dash_thickness}"
+    # The last number: contrasts of a dash to choose from.
+    line = f"imgs/{unit.batch} sample_{number}.png {number} {label} {sizes.continuity} {lengths} {margin} 1\n"
+    return line.encode()

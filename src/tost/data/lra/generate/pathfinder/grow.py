@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tost.data.lra.generate.pathfinder.settings import PathfinderSettings
-from tost.data.lra.generate.pathfinder.shapes import ANGLES, Shapes, make_shapes, translate
+from tost.data.lra.generate.pathfinder.shapes import ANGLES, Floats, Ints, Places, Shapes, make_shapes, translate
 
 NONE: Final = -1
 """Stands for a dash that is not there."""
@@ -43,7 +43,7 @@ class Uniform:
     def __init__(self, seed: int) -> None:
         self._bits = np.random.PCG64(seed)
 
-    def __call__(self, *shape: int) -> NDArray[np.float64]:
+    def __call__(self, *shape: int) -> Floats:
         """Return numbers of this shape."""
         raw = self._bits.random_raw(int(np.prod(shape, dtype=np.int64)))
         return np.asarray((raw >> np.uint64(11)) * 2.0**-53).reshape(shape)
@@ -62,8 +62,8 @@ class Curves:
         dashes: Its number among the shapes, int32 ``[T, curves, dashes]``; `NONE` where a curve could not be laid.
     """
 
-    anchors: NDArray[np.int32]
-    dashes: NDArray[np.int32]
+    anchors: Ints
+    dashes: Ints
 
 
 class _Field:
@@ -92,21 +92,21 @@ class _Field:
             frame[inner, inner] = value
         return frame.reshape(-1)
 
-    def take(self, rows: NDArray[np.intp] | slice) -> _Field:
+    def take(self, rows: Places | slice) -> _Field:
         """Return a copy of some of the images."""
         taken = _Field(self.settings, self.shapes, 0)
         taken.cells, taken.crowd = self.cells[rows].copy(), self.crowd[rows].copy()
         return taken
 
-    def at(self, points: NDArray[np.int32]) -> NDArray[np.intp]:
+    def at(self, points: Ints) -> Places:
         """Return the places of pixels: intp ``[...]`` from ``[..., 2]``."""
         return (points[..., 0].astype(np.intp) + self.border) * self.width + points[..., 1] + self.border
 
-    def inside(self, points: NDArray[np.int32]) -> NDArray[np.bool_]:
+    def inside(self, points: Ints) -> NDArray[np.bool_]:
         """Return which pixels are inside the image."""
         return np.asarray(((points >= 0) & (points < self.settings.size)).all(axis=-1))
 
-    def occupy(self, rows: NDArray[np.intp], anchors: NDArray[np.int32], dashes: NDArray[np.int32]) -> None:
+    def occupy(self, rows: Places, anchors: Ints, dashes: Ints) -> None:
         """Merge the space of one dash into each of these images."""
         for canvas, flat, stamps in (
             (self.cells, self._space, self.shapes.space),
@@ -115,17 +115,13 @@ class _Field:
             where = (rows[:, None], self.at(anchors)[:, None] + flat[dashes])
             canvas[where] = np.maximum(canvas[where], stamps.values[dashes])
 
-    def collides(
-        self, rows: NDArray[np.intp], anchors: NDArray[np.int32], dashes: NDArray[np.int32]
-    ) -> NDArray[np.bool_]:
+    def collides(self, rows: Places, anchors: Ints, dashes: Ints) -> NDArray[np.bool_]:
         """Return which dashes would overlap others. In the border nothing is dense enough to collide."""
         where = self.at(anchors)[:, None] + self._space[dashes]
         there = self.cells[rows[:, None], where].astype(np.int16)
         return np.asarray((there + self.shapes.space.values[dashes]).max(axis=1) >= _COLLISION)
 
-    def weights(
-        self, rows: NDArray[np.intp], pivots: NDArray[np.int32], angles: NDArray[np.float64]
-    ) -> NDArray[np.float64]:
+    def weights(self, rows: Places, pivots: Ints, angles: Floats) -> Floats:
         """Return how likely each step is, float64 ``[T, Q]``: free space times closeness to the last direction."""
         inside = self.inside(pivots[:, None] + self.shapes.steps)
         crowd = self.crowd[rows[:, None], self.at(pivots)[:, None] + self._steps]
@@ -139,10 +135,10 @@ class _Field:
 class _Tips:
     """The growing ends of one curve per trial; entries of trials that got stuck are meaningless."""
 
-    pivots: NDArray[np.int32]
-    angles: NDArray[np.float64]
-    anchors: NDArray[np.int32]
-    dashes: NDArray[np.int32]
+    pivots: Ints
+    angles: Floats
+    anchors: Ints
+    dashes: Ints
 
 
 def lay_curves(
@@ -214,7 +210,7 @@ def _begin_pairs(field: _Field, trials: int, uniform: Uniform) -> list[_Tips]:
 
 
 @lru_cache(maxsize=16)
-def _first_places(settings: PathfinderSettings, margin: int) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
+def _first_places(settings: PathfinderSettings, margin: int) -> tuple[Ints, NDArray[np.int64]]:
     """Return where the first curve may begin, by angle: int32 ``[360, most, 2]`` and how many there are, ``[360]``."""
     size, keep, core = settings.size, 2 * settings.seed_distance, make_shapes(settings, margin).core
     taken = np.ones((size, size), dtype=bool)
@@ -229,7 +225,7 @@ def _first_places(settings: PathfinderSettings, margin: int) -> tuple[NDArray[np
     return places, counts
 
 
-def _first_dash(field: _Field, at: NDArray[np.int32], angle: NDArray[np.int64]) -> _Tips:
+def _first_dash(field: _Field, at: Ints, angle: NDArray[np.int64]) -> _Tips:
     settings, shapes = field.settings, field.shapes
     radians = np.deg2rad(angle - ANGLES // 2)
     heads = translate(at, radians, settings.dash_length)
@@ -238,7 +234,7 @@ def _first_dash(field: _Field, at: NDArray[np.int32], angle: NDArray[np.int64]) 
     return _Tips(pivots, radians, at, (len(shapes.steps) + angle).astype(np.int32))
 
 
-def _extend(field: _Field, rows: NDArray[np.intp], tips: _Tips, uniform: Uniform) -> NDArray[np.intp]:
+def _extend(field: _Field, rows: Places, tips: _Tips, uniform: Uniform) -> Places:
     """Lay one more dash; return the rows where that was possible."""
     settings, shapes = field.settings, field.shapes
     pivots = translate(tips.pivots[rows], tips.angles[rows], settings.dash_length + 2 * shapes.margin)
@@ -276,9 +272,7 @@ def _lay_short_curves(field: _Field, uniform: Uniform) -> Curves:
     return curves
 
 
-def _try_short_curve(
-    field: _Field, images: NDArray[np.intp], uniform: Uniform
-) -> tuple[NDArray[np.intp], NDArray[np.int32], NDArray[np.int32]]:
+def _try_short_curve(field: _Field, images: Places, uniform: Uniform) -> tuple[Places, Ints, Ints]:
     """Begin one short curve in each of these images; return those where it could be finished, and its dashes."""
     settings = field.settings
     draft = field.take(images)  # thrown away where the curve gets stuck
@@ -294,7 +288,7 @@ def _try_short_curve(
     return images[rows], anchors[rows], dashes[rows]
 
 
-def _begin_short_curves(field: _Field, uniform: Uniform) -> tuple[NDArray[np.intp], _Tips]:
+def _begin_short_curves(field: _Field, uniform: Uniform) -> tuple[Places, _Tips]:
     settings, images = field.settings, len(field.cells)
     inner = slice(field.border, field.border + settings.size)
     free = field.cells.reshape(images, field.width, field.width)[:, inner, inner] <= _FREE
@@ -316,8 +310,8 @@ def _begin_short_curves(field: _Field, uniform: Uniform) -> tuple[NDArray[np.int
 
 
 def _pick_free(
-    field: _Field, rows: NDArray[np.intp], angles: NDArray[np.int64], uniform: Uniform
-) -> tuple[NDArray[np.bool_], NDArray[np.int32]]:
+    field: _Field, rows: Places, angles: NDArray[np.int64], uniform: Uniform
+) -> tuple[NDArray[np.bool_], Ints]:
     """Pick a pixel per image, uniformly among those where a first dash has free space; first return where one is."""
     size = field.settings.size
     core = field.shapes.core.flat(field.width)[angles]  # [T, P]
@@ -334,9 +328,7 @@ def _pick_free(
     return found, np.stack((chosen // size, chosen % size), axis=-1).astype(np.int32)
 
 
-def _is_free(
-    field: _Field, rows: NDArray[np.intp], core: NDArray[np.intp], picks: NDArray[np.int64]
-) -> NDArray[np.bool_]:
+def _is_free(field: _Field, rows: Places, core: Places, picks: NDArray[np.int64]) -> NDArray[np.bool_]:
     points = np.stack((picks // field.settings.size, picks % field.settings.size), axis=-1).astype(np.int32)
     where = field.at(points)[..., None] + core[:, None]  # [T, picks, P]
     return np.asarray((field.cells[rows[:, None, None], where] <= _FREE).all(axis=2))

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from tost.data.lra.generate.pathfinder.grow import NONE, Curves, Uniform, lay_curves
 from tost.data.lra.generate.pathfinder.settings import PathfinderSettings
-from tost.data.lra.generate.pathfinder.shapes import Shapes, Stamps, draw_disc
+from tost.data.lra.generate.pathfinder.shapes import Ints, Places, Shapes, Stamps, draw_disc
 
 
 @dataclass(frozen=True)
@@ -104,14 +104,7 @@ class _Canvas:
         self.width = size + 2 * self.border
         self.cells = np.zeros((images, self.width**2), dtype=np.float64)
 
-    def paint(
-        self,
-        rows: NDArray[np.intp],
-        anchors: NDArray[np.int32],
-        stamps: Stamps,
-        numbers: NDArray[np.int32],
-        contrast: float,
-    ) -> None:
+    def paint(self, rows: Places, anchors: Ints, stamps: Stamps, numbers: Ints, contrast: float) -> None:
         middle = (anchors[:, 0].astype(np.intp) + self.border) * self.width + anchors[:, 1] + self.border
         where = (rows[:, None], middle[:, None] + stamps.flat(self.width)[numbers])
         self.cells[where] = np.maximum(self.cells[where], stamps.values[numbers] / 255 * contrast)

@@ -20,6 +20,10 @@ from tost.data.lra.generate.pathfinder.settings import PathfinderSettings
 ANGLES: Final = 360
 """Directions of a first dash, in whole degrees."""
 
+Ints = NDArray[np.int32]
+Places = NDArray[np.intp]
+Floats = NDArray[np.float64]
+
 _FINE = 2  # how much finer the canvas is
 
 
@@ -33,11 +37,11 @@ class Stamps:
         values: uint8 ``[stamps, pixels]``.
     """
 
-    rows: NDArray[np.int32]
-    columns: NDArray[np.int32]
+    rows: Ints
+    columns: Ints
     values: NDArray[np.uint8]
 
-    def flat(self, width: int) -> NDArray[np.intp]:
+    def flat(self, width: int) -> Places:
         """Return where pixels are relative to the anchor in an image of this width that is stored row after row."""
         return (self.rows.astype(np.intp) * width) + self.columns
 
@@ -62,17 +66,17 @@ class Shapes:
     """
 
     margin: int
-    steps: NDArray[np.int32]
-    angles: NDArray[np.float64]
+    steps: Ints
+    angles: Floats
     ink: Stamps
     space: Stamps
     crowd: Stamps
     core: Stamps
     usable: NDArray[np.int64]
-    far_ends: NDArray[np.int32]
+    far_ends: Ints
 
 
-def translate(start: NDArray[np.int32], angle: NDArray[np.float64], distance: float) -> NDArray[np.int32]:
+def translate(start: Ints, angle: Floats, distance: float) -> Ints:
     """Go some distance and round up: int32 ``[..., 2]`` from points ``[..., 2]`` in directions ``[...]``."""
     way = np.stack((np.sin(angle), np.cos(angle)), axis=-1) * float(distance)
     return np.ceil(start + way).astype(np.int32)
@@ -109,7 +113,7 @@ def draw_disc(radius: float) -> Stamps:
     return _stamps([_shrink(canvas, 2 * reach)], centre=reach)
 
 
-def _steps(radius: int) -> tuple[NDArray[np.int32], NDArray[np.float64]]:
+def _steps(radius: int) -> tuple[Ints, Floats]:
     """Return the pixels on a circle around the origin, met once per pixel of arc, and their directions."""
     turns = np.deg2rad(np.arange(0, 360, 360 / (2 * np.pi * radius)))
     # Far from 0, where rounding errors of the sine around 0 vanish in the sum.
