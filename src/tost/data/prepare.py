@@ -95,7 +95,7 @@ def prepare(
     options = _validate(find_preparer(name), given)
     _claim(out, options)
     try:
-        facts: dict[str, object] = load(options.run)(options, out, workers=workers, report=report or (lambda *_: None))
+        return dict(load(options.run)(options, out, workers=workers, report=report or (lambda *_: None)))
     except ConfigError:
         # A folder in which nothing was done is emptied, so that a mistake in the options can be corrected in place.
         if [entry.name for entry in out.iterdir()] == [MARKER]:
@@ -106,7 +106,6 @@ def prepare(
             f"cannot continue with {error.filename or out}: {error.strerror or error}; "
             "what is done is kept: fix this and run the same command again."
         ) from error
-    return facts
 
 
 def check_folder(out: Path) -> dict[str, object]:
@@ -128,8 +127,7 @@ def check_folder(out: Path) -> dict[str, object]:
     preparer = find_preparer(str(marker.get("name")))
     if preparer.check is None:
         raise ConfigError(f"{out} holds {preparer.name}, for which there is no check.")
-    facts: dict[str, object] = load(preparer.check)(out)
-    return facts
+    return dict(load(preparer.check)(out))
 
 
 def _validate(preparer: type[PrepareOptions], given: Mapping[str, Any]) -> PrepareOptions:

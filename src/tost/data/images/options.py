@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, PlainValidator, WithJsonSchema, model_validator
@@ -119,42 +120,38 @@ class ImageOptions(DataSetOptions):
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
-        if wrong := self._conflicts():
+        if wrong := list(self._conflicts()):
             raise problem(" ".join(wrong))
         return self
 
-    def _conflicts(self) -> list[str]:
-        found = []
+    def _conflicts(self) -> Iterator[str]:
         if self.color_jitter and self.auto_augment:
-            found.append(
+            yield (
                 f"color_jitter={self.color_jitter} has no effect beside auto_augment={self.auto_augment}, which "
                 "changes colours itself; remove one of them."
             )
         if isinstance(self.eval_resize, int) and self.eval_resize < max(self.size):
-            found.append(
+            yield (
                 f"eval_resize={self.eval_resize} is smaller than image_size={self.image_size}, which is cut out of it; "
                 "make it at least as large, or use squash."
             )
         for key in ("crop_scale", "crop_ratio"):
             low, high = getattr(self, key)
             if low > high or (key == "crop_scale" and high > 1):
-                found.append(
-                    f"{key}={[low, high]} is no range; give [least, most], shares of the area being at most 1."
-                )
+                yield f"{key}={[low, high]} is no range; give [least, most], shares of the area being at most 1."
         for key in ("mean", "std"):
             if len(getattr(self, key)) not in (1, self.channels):
-                found.append(
+                yield (
                     f"{key}={getattr(self, key)} does not fit channels={self.channels}; give one number, or one per "
                     "channel."
                 )
         if min(self.std) <= 0:
-            found.append(f"std={self.std} divides the pixels; every number must be above 0.")
+            yield f"std={self.std} divides the pixels; every number must be above 0."
         if self.train_split == self.validation_split and not self.hold_out:
-            found.append(
+            yield (
                 f"train_split and validation_split are both {self.train_split!r}; to validate on a part of it that is "
                 "not trained on, set hold_out to a number of images."
             )
-        return found
 
     @property
     def size(self) -> tuple[int, int]:
@@ -179,13 +176,9 @@ class ImageOptions(DataSetOptions):
 
     def shape(self) -> DataShape:
         """Images of one size."""
-        classes = self.class_count()
+        count = self.class_count()
         return DataShape(
-            task="image_classification",
-            input="image",
-            num_classes=classes,
-            in_chans=self.channels,
-            image_size=self.size,
+            task="image_classification", input="image", num_classes=count, in_chans=self.channels, image_size=self.size
         )
 
 
@@ -262,14 +255,13 @@ class CustomImageOptions(ImageOptions):
             )
         return self.num_classes
 
-    def _conflicts(self) -> list[str]:
-        found = super()._conflicts()
+    def _conflicts(self) -> Iterator[str]:
+        yield from super()._conflicts()
         if self.in_memory and not self.is_vectorized:
-            found.append(
+            yield (
                 "in_memory=True keeps images of the final size, so crop: resized, auto_augment, color_jitter and "
                 "erasing cannot be applied to them; leave these out, with crop: pad or none, or in_memory."
             )
-        return found
 
 
 class ImageFolderOptions(CustomImageOptions):
@@ -302,14 +294,13 @@ class ImageNetOptions(ImageOptions):
         description="reassessed validation labels (ReaL): path of real.json, or timm for the copy that timm holds",
     )
 
-    def _conflicts(self) -> list[str]:
-        found = super()._conflicts()
+    def _conflicts(self) -> Iterator[str]:
+        yield from super()._conflicts()
         if self.real_labels is not None and self.hold_out:
-            found.append(
+            yield (
                 f"real_labels={self.real_labels} belong to the validation images, but hold_out={self.hold_out} "
                 "validates on training images; remove one of them."
             )
-        return found
 
 
 SPECS = tuple(

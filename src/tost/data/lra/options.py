@@ -169,15 +169,8 @@ class PixelOptions(LraOptions):
 
     def shape(self) -> DataShape:
         """The pixels, row after row."""
-        tokens = self.input == "tokens"
-        return DataShape(
-            task="classification",
-            input=self.input,
-            length=self.side**2,
-            vocab_size=256 if tokens else None,
-            in_features=None if tokens else 1,
-            num_classes=self.classes,
-        )
+        kind: dict[str, Any] = {"vocab_size": 256} if self.input == "tokens" else {"in_features": 1}
+        return DataShape(task="classification", input=self.input, length=self.side**2, num_classes=self.classes, **kind)
 
 
 _AS_TOKENS = {"input": "tokens", "mask_zero": True}

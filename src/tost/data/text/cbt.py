@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
+from tost.data.text.files import lines_of
 from tost.errors import ConfigError
 
 CHOICES = 10
@@ -43,7 +44,7 @@ def parse_questions(blocks: Iterable[str], place: str) -> Iterator[Mapping[str, 
         ConfigError: A question is not complete.
     """
     sentences: list[str] = []
-    for number, line in enumerate(_lines(blocks), start=1):
+    for number, line in enumerate(lines_of(blocks), start=1):
         if not line.strip():
             continue
         first, _, rest = line.rstrip("\n").partition(" ")
@@ -55,11 +56,3 @@ def parse_questions(blocks: Iterable[str], place: str) -> Iterator[Mapping[str, 
             raise ConfigError(f"{place}, line {number}: a question has three fields between tabs, got {len(fields)}.")
         yield {"sentences": sentences, "question": fields[0], "answer": fields[1], "options": fields[2].split("|")}
         sentences = []
-
-
-def _lines(blocks: Iterable[str]) -> Iterator[str]:
-    held = ""
-    for block in blocks:
-        *complete, held = (held + block).split("\n")
-        yield from complete
-    yield held

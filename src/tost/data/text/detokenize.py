@@ -45,7 +45,6 @@ def _close_up(text: str) -> str:
 
 
 EDITS: dict[str, Callable[[str], str]] = {
-    "": lambda text: text,
     "wikitext": detokenize_wikitext,
     "ptb": detokenize_ptb,
     "quotes": straighten_quotes,

@@ -20,6 +20,8 @@ from tost.errors import ConfigError
 
 Kind = Literal["text", "lines", "jsonl", "parquet", "hub"]
 Row = Mapping[str, Any]
+Hub = Mapping[str, Any]
+"""Data sets of the hub by split."""
 
 _TEXT = (".txt", ".text", ".raw", ".tokens")
 _JSONL = (".jsonl", ".ndjson")
@@ -147,7 +149,7 @@ def _plan_parquet(path: Path, size: int) -> list[Span]:
     return spans
 
 
-def read_rows(span: Span, columns: Iterable[str], hub: Mapping[str, Any], errors: str) -> Iterator[Row]:
+def read_rows(span: Span, columns: Iterable[str], hub: Hub, errors: str) -> Iterator[Row]:
     """Return the documents of a span, one after another.
 
     Args:
@@ -189,6 +191,16 @@ def _read_blocks(path: Path, errors: str) -> Iterator[str]:
                 yield block
         except UnicodeDecodeError as error:
             raise ConfigError(f"{path}: {_not_utf8(error)}") from error
+
+
+def lines_of(blocks: Iterable[str]) -> Iterator[str]:
+    """Return the lines of a text that comes in blocks of any size, each with the line feed that ends it."""
+    held = ""
+    for block in blocks:
+        *complete, held = (held + block).split("\n")
+        yield from (f"{line}\n" for line in complete)
+    if held:
+        yield held
 
 
 def _not_utf8(error: UnicodeDecodeError) -> str:

@@ -15,7 +15,7 @@ from tost.data._pool import Tick
 from tost.data.text.cbt import CHOICES, COLUMNS, candidate_texts, parse_questions
 from tost.data.text.corpora import TextJob
 from tost.data.text.detokenize import EDITS
-from tost.data.text.files import Span, read_rows
+from tost.data.text.files import Hub, Span, lines_of, read_rows
 from tost.data.text.tokenizers import DataTokenizer, cut_text
 from tost.data.tokens.format import SplitRecord
 from tost.data.tokens.writer import ShardWriter, token_dtype, write_shard
@@ -82,7 +82,7 @@ def write_piece(
     piece: Piece,
     cut: Cut,
     job: TextJob,
-    hub: Mapping[str, Any],
+    hub: Hub,
     *,
     tokenizer: DataTokenizer,
     end_of_text: int | None,
@@ -151,16 +151,9 @@ class _Output:
 
     def record(self, choices: int) -> SplitRecord:
         shard = self.shard.record
-        return SplitRecord(
-            tokens=shard.tokens,
-            documents=shard.documents,
-            bytes=self.bytes,
-            source_bytes=self.source_bytes,
-            source_words=self.source_words,
-            shards=[shard],
-            answers=self.answers,
-            choices=choices,
-        )
+        sizes = {"bytes": self.bytes, "source_bytes": self.source_bytes, "source_words": self.source_words}
+        counts = {"tokens": shard.tokens, "documents": shard.documents, "choices": choices, **sizes}
+        return SplitRecord(shards=[shard], answers=self.answers, **counts)
 
 
 def _size(text: str) -> int:
@@ -180,7 +173,7 @@ def _batches(chunks: Iterable[_Chunk]) -> Iterator[list[_Chunk]]:
         yield batch
 
 
-def _chunks(piece: Piece, cut: Cut, job: TextJob, hub: Mapping[str, Any], tokenizer: DataTokenizer) -> Iterator[_Chunk]:
+def _chunks(piece: Piece, cut: Cut, job: TextJob, hub: Hub, tokenizer: DataTokenizer) -> Iterator[_Chunk]:
     held_out = set(cut.documents.tolist())
     for number, document in enumerate(documents_of(piece, job, hub), start=piece.first):
         if cut.after is None:
@@ -206,7 +199,8 @@ def _characters(blocks: Iterable[str], start: int, stop: int | None) -> Iterator
 
 def _encodable(document: Document, output: str, job: TextJob, tokenizer: DataTokenizer) -> Iterator[_Chunk]:
     meter = _Meter(document.blocks)
-    chunks = cut_text(_edited(meter, job.edit), tokenizer, _CHUNK)
+    edited = map(EDITS[job.edit], lines_of(meter)) if job.edit else meter
+    chunks = cut_text(edited, tokenizer, _CHUNK)
     text, answer = next(chunks, ""), document.answer
     for following in chunks:
         yield _Chunk(text, output, False, *meter.take(), answer)
@@ -236,20 +230,7 @@ class _Meter:
         return counted
 
 
-def _edited(blocks: Iterable[str], edit: str) -> Iterator[str]:
-    if not edit:
-        yield from blocks
-        return
-    change, held = EDITS[edit], ""
-    for block in blocks:
-        *lines, held = (held + block).split("\n")
-        for line in lines:
-            yield change(f"{line}\n")
-    if held:
-        yield change(held)
-
-
-def documents_of(piece: Piece, job: TextJob, hub: Mapping[str, Any]) -> Iterator[Document]:
+def documents_of(piece: Piece, job: TextJob, hub: Hub) -> Iterator[Document]:
     """Return the documents of a piece as they are in the source.
 
     Args:
@@ -277,7 +258,7 @@ def documents_of(piece: Piece, job: TextJob, hub: Mapping[str, Any]) -> Iterator
                 yield Document((text,))
 
 
-def _joined(piece: Piece, job: TextJob, hub: Mapping[str, Any]) -> Iterator[str]:
+def _joined(piece: Piece, job: TextJob, hub: Hub) -> Iterator[str]:
     for span in piece.spans:
         for row in read_rows(span, (job.column,), hub, job.errors):
             if span.kind == "text":

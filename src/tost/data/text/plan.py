@@ -12,7 +12,7 @@ import numpy as np
 
 from tost.data.prepare import Report
 from tost.data.text.corpora import HubSet, TextJob
-from tost.data.text.files import Kind, Span, find_files, kind_of, plan_file, split_of_name
+from tost.data.text.files import Hub, Kind, Span, find_files, kind_of, plan_file, split_of_name
 from tost.data.text.pieces import Cut, Piece, documents_of
 from tost.errors import ConfigError
 
@@ -71,7 +71,7 @@ def _load_hub_set(hub: HubSet) -> Mapping[str, Any]:
     return dict(loaded)
 
 
-def make_plan(job: TextJob, hub: Mapping[str, Any], report: Report) -> Plan:
+def make_plan(job: TextJob, hub: Hub, report: Report) -> Plan:
     """Find the sources of a job, count their documents and cut them into pieces.
 
     Args:
@@ -187,9 +187,7 @@ def _pieces(split: str, spans: list[Span], job: TextJob) -> list[Piece]:
 _NOTHING = Cut(np.empty(0, dtype=np.int64))
 
 
-def _cut(
-    job: TextJob, pieces: list[Piece], hub: Mapping[str, Any], *, named: list[str]
-) -> tuple[list[Cut], dict[str, Any]]:
+def _cut(job: TextJob, pieces: list[Piece], hub: Hub, *, named: list[str]) -> tuple[list[Cut], dict[str, Any]]:
     """Decide which documents make up the validation set, if the source has none of its own."""
     if job.split == "named" or VALIDATION in named or job.validation == 0.0:
         return [_NOTHING] * len(pieces), {"rule": "named", "splits": named}
@@ -221,7 +219,7 @@ def _cut(
     return cuts, rule
 
 
-def _cut_characters(job: TextJob, piece: Piece, hub: Mapping[str, Any]) -> Cut:
+def _cut_characters(job: TextJob, piece: Piece, hub: Hub) -> Cut:
     """Cut the only document; where its bytes are not text, one of them counts as a character."""
     characters = sum(len(block) for block in next(documents_of(piece, job, hub)).blocks)
     after = int(characters * (1 - job.validation))

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Mapping
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, Literal, cast
@@ -19,6 +18,7 @@ from tost._io import read_json, sha256_of, write_json
 from tost.data._pool import Tick, WorkerPool
 from tost.data.prepare import Report
 from tost.data.text.corpora import CorpusOptions, TextJob
+from tost.data.text.files import Hub
 from tost.data.text.pieces import HELD_OUT, KEPT, Cut, Piece, documents_of, write_piece
 from tost.data.text.plan import VALIDATION, Plan, load_hub, make_plan
 from tost.data.text.tokenizers import (
@@ -139,7 +139,7 @@ def _alphabet(plan: Plan, pool: WorkerPool, out: Path, report: Report) -> str:
     return str(read_json(path, error=StorageError, hint=f"remove {path} and run the same command again."))
 
 
-def _find_characters(piece: Piece, job: TextJob, hub: Mapping[str, Any], out: Path, tick: Tick) -> set[str]:
+def _find_characters(piece: Piece, job: TextJob, hub: Hub, out: Path, tick: Tick) -> set[str]:
     found: set[str] = set()
     for document in documents_of(piece, job, hub):
         for block in document.blocks:
@@ -149,14 +149,7 @@ def _find_characters(piece: Piece, job: TextJob, hub: Mapping[str, Any], out: Pa
 
 
 def _write_piece(
-    unit: tuple[Piece, Cut],
-    job: TextJob,
-    hub: Mapping[str, Any],
-    out: Path,
-    tick: Tick,
-    *,
-    record: str,
-    end_of_text: int | None,
+    unit: tuple[Piece, Cut], job: TextJob, hub: Hub, out: Path, tick: Tick, *, record: str, end_of_text: int | None
 ) -> None:
     piece, cut = unit
     if _read_record(piece, out) is not None:

@@ -52,8 +52,7 @@ def check_tokens(path: Path) -> dict[str, object]:
         StorageError: A file is missing or damaged; the message names it.
     """
     folder = open_tokens(path)
-    tokenizer = folder.index.tokenizer.file
-    files = [*([] if tokenizer is None else [tokenizer]), *folder.shard_files()]
+    files = [*filter(None, [folder.index.tokenizer.file]), *folder.shard_files()]
     for record in files:
         folder.check_size(record)
         if sha256_of(path / record.file) != record.sha256:
