@@ -214,16 +214,8 @@ def make_evaluation_loader(
     Raises:
         ValueError: An argument is out of range, or there are no samples.
     """
-    return make_loader(
-        dataset,
-        batch_size=batch_size,
-        seed=0,
-        rank=rank,
-        world_size=world_size,
-        workers=workers,
-        shuffle=False,
-        infinite=False,
-    )
+    share = {"batch_size": batch_size, "rank": rank, "world_size": world_size, "workers": workers}
+    return make_loader(dataset, seed=0, shuffle=False, infinite=False, **share)
 
 
 def _describe(counts: Mapping[str, Any]) -> str:

@@ -79,14 +79,10 @@ def _validate(name: str, given: Mapping[str, Any]) -> BaseModel:
     takes_any = schema.model_config.get("extra") == "allow"
     unknown = [] if takes_any else [key for key in given if key not in fields]
     takes = f"it takes: {', '.join(fields)}" if fields else "it takes none"
-    problems = [
-        InitErrorDetails(
-            type=problem(f"unknown option {key!r} of data set {name!r}; {did_you_mean(key, fields)}{takes}."),
-            loc=(key,),
-            input=given[key],
-        )
-        for key in unknown
-    ]
+    problems: list[InitErrorDetails] = []
+    for key in unknown:
+        reason = problem(f"unknown option {key!r} of data set {name!r}; {did_you_mean(key, fields)}{takes}.")
+        problems.append(InitErrorDetails(type=reason, loc=(key,), input=given[key]))
     try:
         options = schema.model_validate({key: value for key, value in given.items() if key not in unknown})
     except ValidationError as error:

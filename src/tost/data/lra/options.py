@@ -32,6 +32,8 @@ class LraOptions(DataSetOptions):
     """Options that each preset but `paper` changes."""
     classes: ClassVar[int]
     """Number of classes."""
+    reader: ClassVar[str]
+    """``"module:function"`` that builds the data, below `tost.data.lra.readers`."""
 
     preset: Literal["paper", "official", "s4", "mega", "skyformer"] = Field(
         default="paper", description="code base to follow in all options that are not given"
@@ -77,6 +79,7 @@ class SequenceOptions(LraOptions):
 class LraListOpsOptions(SequenceOptions):
     """Options of ``lra_listops``."""
 
+    reader = "listops:build_lra_listops"
     classes = 10
     presets: ClassVar[Overrides] = {
         "official": {"length": 2000, "eos": False},
@@ -127,6 +130,7 @@ class LettersOptions(SequenceOptions):
 class LraTextOptions(LettersOptions):
     """Options of ``lra_text``."""
 
+    reader = "text:build_lra_text"
     presets: ClassVar[Overrides] = {
         "official": {"length": 1000, "eos": False},
         "s4": {"length": 4096, "unit": "chars", "min_frequency": 15, "vocab_size": 136},
@@ -142,6 +146,7 @@ class LraTextOptions(LettersOptions):
 class LraRetrievalOptions(LettersOptions):
     """Options of ``lra_retrieval``, pairs of documents."""
 
+    reader = "retrieval:build_lra_retrieval"
     towers = 2
     presets: ClassVar[Overrides] = {
         "official": {"length": 4000, "eos": False},
@@ -179,6 +184,7 @@ _AS_TOKENS = {"input": "tokens", "mask_zero": True}
 class LraImageOptions(PixelOptions):
     """Options of ``lra_image``."""
 
+    reader = "pixels:build_lra_image"
     classes = 10
     presets: ClassVar[Overrides] = {
         "official": {**_AS_TOKENS, "grey": "tensorflow", "split": "order"},
@@ -202,6 +208,7 @@ class LraImageOptions(PixelOptions):
 class LraPathfinderOptions(PixelOptions):
     """Options of ``lra_pathfinder``."""
 
+    reader = "pixels:build_lra_pathfinder"
     classes = 2
     presets: ClassVar[Overrides] = {
         "official": {"split": "order"},
@@ -229,43 +236,22 @@ class LraPathxOptions(LraPathfinderOptions):
     resolution: Literal[32, 64, 128, 256] = Field(default=128, description="height and width of the images")
 
 
-def _spec(name: str, description: str, options: type[LraOptions], build: str) -> DataSpec:
-    return DataSpec(
+SPECS = tuple(
+    DataSpec(
         name=name,
         task="classification",
         description=f"Long Range Arena: {description}",
         options=options,
-        build=f"tost.data.lra.readers.{build}",
+        build=f"tost.data.lra.readers.{options.reader}",
         takes_path=True,
     )
-
-
-SPECS = (
-    _spec(
-        "lra_image",
-        "CIFAR-10 in grey, 1024 pixels as a sequence; 10 classes",
-        LraImageOptions,
-        "pixels:build_lra_image",
-    ),
-    _spec(
-        "lra_listops",
-        "nested list operations of up to 2000 symbols; the value, 0 to 9",
-        LraListOpsOptions,
-        "listops:build_lra_listops",
-    ),
-    _spec(
-        "lra_pathfinder",
-        "are two discs on one dashed curve? 1024 pixels; 2 classes",
-        LraPathfinderOptions,
-        "pixels:build_lra_pathfinder",
-    ),
-    _spec("lra_pathx", "the same with 16,384 pixels (Path-X)", LraPathxOptions, "pixels:build_lra_pathfinder"),
-    _spec(
-        "lra_retrieval",
-        "are two papers related? bytes of both (AAN); 2 classes",
-        LraRetrievalOptions,
-        "retrieval:build_lra_retrieval",
-    ),
-    _spec("lra_text", "bytes of reviews of films (IMDb), negative or positive", LraTextOptions, "text:build_lra_text"),
+    for name, options, description in (
+        ("lra_image", LraImageOptions, "CIFAR-10 in grey, 1024 pixels as a sequence; 10 classes"),
+        ("lra_listops", LraListOpsOptions, "nested list operations of up to 2000 symbols; the value, 0 to 9"),
+        ("lra_pathfinder", LraPathfinderOptions, "are two discs on one dashed curve? 1024 pixels; 2 classes"),
+        ("lra_pathx", LraPathxOptions, "the same with 16,384 pixels (Path-X)"),
+        ("lra_retrieval", LraRetrievalOptions, "are two papers related? bytes of both (AAN); 2 classes"),
+        ("lra_text", LraTextOptions, "bytes of reviews of films (IMDb), negative or positive"),
+    )
 )
 """The data sets of this folder."""

@@ -106,9 +106,8 @@ def make_alphabet(options: LettersOptions, texts: Iterable[str], where: Path | s
         counts.update(text)
     first, limit = Alphabet.END + options.eos, options.ids()
     # Ties by the character itself: the ids must not depend on the order of the texts.
-    frequent = sorted(
-        (letter for letter in counts if counts[letter] >= options.min_frequency), key=lambda x: (-counts[x], x)
-    )
+    frequent = [letter for letter in counts if counts[letter] >= options.min_frequency]
+    frequent.sort(key=lambda letter: (-counts[letter], letter))
     if first + len(frequent) > limit:
         raise ConfigError(
             f"the training texts of {where} have {len(frequent)} different characters that occur at least "

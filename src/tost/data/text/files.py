@@ -84,9 +84,8 @@ def find_files(source: str) -> list[Path]:
         )
     every = (file for file in path.rglob("*") if file.is_file())
     visible = (file for file in every if not any(part.startswith(".") for part in file.relative_to(path).parts))
-    found = sorted(
-        (file for file in visible if kind_of(file, lines=True)), key=lambda file: file.relative_to(path).parts
-    )
+    known = (file for file in visible if kind_of(file, lines=True))
+    found = sorted(known, key=lambda file: file.relative_to(path).parts)
     if not found:
         endings = ", ".join((*_TEXT, *_JSONL, ".parquet"))
         raise ConfigError(

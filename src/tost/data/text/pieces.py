@@ -180,10 +180,8 @@ def _chunks(piece: Piece, cut: Cut, job: TextJob, hub: Hub, tokenizer: DataToken
             yield from _encodable(document, HELD_OUT if number in held_out else KEPT, job, tokenizer)
             continue
         again = next(documents_of(piece, job, hub))
-        for output, blocks in (
-            (KEPT, _characters(document.blocks, 0, cut.after)),
-            (HELD_OUT, _characters(again.blocks, cut.after, None)),
-        ):
+        before, after = _characters(document.blocks, 0, cut.after), _characters(again.blocks, cut.after, None)
+        for output, blocks in ((KEPT, before), (HELD_OUT, after)):
             yield from _encodable(Document(blocks, document.answer), output, job, tokenizer)
 
 

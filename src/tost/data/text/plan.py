@@ -210,12 +210,10 @@ def _cut(job: TextJob, pieces: list[Piece], hub: Hub, *, named: list[str]) -> tu
         # As `datasets` draws it in `train_test_split`, so that a known seed gives the known documents.
         chosen = np.sort(np.random.default_rng(job.seed).permutation(count)[:held_out])
         rule = {"rule": "random", "validation": job.validation, "seed": job.seed}
-    cuts = [
-        Cut(chosen[(chosen >= piece.first) & (chosen < piece.first + piece.rows)])
-        if piece.split == "train"
-        else _NOTHING
-        for piece in pieces
-    ]
+    cuts = [_NOTHING] * len(pieces)
+    for place, piece in enumerate(pieces):
+        if piece.split == "train":
+            cuts[place] = Cut(chosen[(chosen >= piece.first) & (chosen < piece.first + piece.rows)])
     return cuts, rule
 
 
