@@ -72,14 +72,18 @@ def read_json(
     Raises:
         TostError: Of the class `error`: the file is missing, too large, too deeply nested or not JSON.
     """
+    hint = hint and f"; {hint}"
     try:
         with path.open("rb") as file:
             content = file.read(max_bytes + 1)
-        if len(content) > max_bytes:
-            raise error(f"{path} is larger than {max_bytes:,} bytes, which no such file is; it was not read")
+    except OSError as problem:
+        raise error(f"cannot read {path}: {problem}{hint}") from problem
+    if len(content) > max_bytes:
+        raise error(f"{path} is larger than {max_bytes:,} bytes, which no such file is; it was not read")
+    try:
         return json.loads(content)
-    except (OSError, ValueError, RecursionError) as problem:
-        raise error(f"cannot read {path}: {problem}{hint and f'; {hint}'}") from problem
+    except (ValueError, RecursionError) as problem:
+        raise error(f"cannot read {path}, it is not JSON: {problem}{hint}") from problem
 
 
 def sha256_of(path: Path) -> str:
