@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from functools import partial
 from itertools import product
 from typing import Annotated
 
@@ -35,6 +36,14 @@ PAPER_TOKENS = 10_000
 """The length for which the paper states by how much ToST is ahead."""
 
 
+class Device(StrEnum):
+    """Where to measure."""
+
+    AUTO = "auto"
+    CPU = "cpu"
+    CUDA = "cuda"
+
+
 class Figure(StrEnum):
     """Figures: the paper's four, whole language models, and one layer alone in both passes."""
 
@@ -59,14 +68,6 @@ class Figure(StrEnum):
     def contenders(self) -> tuple[str, ...]:
         """The contenders in it; the first is compared with the others."""
         return CAUSAL_CONTENDERS if self in (Figure.CAUSAL, Figure.BASE) else CONTENDERS
-
-
-class Device(StrEnum):
-    """Where to measure."""
-
-    AUTO = "auto"
-    CPU = "cpu"
-    CUDA = "cuda"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -178,13 +179,7 @@ _STANDARD_SHAPES = {
     Figure.BASE: Shape(tokens=(2048, 4096, 8192), widths=(768,), heads=12),
 }
 
-
-def _bytes(gigabytes: float) -> int:
-    return int(1e9 * gigabytes)
-
-
-def _seconds(minutes: float) -> float:
-    return 60 * minutes
+_limit = partial(Option, reads=float, least=0, selects=False)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -208,32 +203,20 @@ class AttentionScale:
         Figure
     )
     device: Annotated[Device, Option("Where; auto takes a GPU if there is one.", selects=False)] = Device.AUTO
-    limit_seconds: Annotated[float, Option("Leave out slower passes.", metavar="S", least=0, selects=False)] = 60.0
+    limit_seconds: Annotated[float, _limit("Leave out slower passes.", "S")] = 60.0
     limit_bytes: Annotated[
         int | None,
-        Option(
+        _limit(
             "Leave out what needs more.",
-            metavar="GB",
-            flag="limit-gb",
-            reads=float,
-            convert=_bytes,
-            least=0,
+            "GB",
+            "limit-gb",
+            convert=lambda gb: int(1e9 * gb),
             default="3/4 of what is free",
-            selects=False,
         ),
     ] = None
     total_seconds: Annotated[
         float,
-        Option(
-            "Start nothing after this long.",
-            metavar="M",
-            flag="minutes",
-            reads=float,
-            convert=_seconds,
-            least=0,
-            default="26",
-            selects=False,
-        ),
+        _limit("Start nothing after this long.", "M", "minutes", convert=lambda minutes: 60 * minutes, default="26"),
     ] = 26 * 60.0
     shapes: Mapping[Figure, Shape] = field(default_factory=lambda: dict(_STANDARD_SHAPES))
     pass_seconds: float = 2.0

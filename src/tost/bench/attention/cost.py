@@ -95,21 +95,13 @@ def point_cost(point: Point) -> Cost:
     N, C, V, layer = point.tokens, point.width, point.vocab_size, layer_cost(point)
     weights = _NUMBER * (point.depth - 1) * (2 if point.contender in ("tost", "crate") else 4) * C * C
     held = layer.held + weights * (2 if point.training else 1)
-    if not point.whole:
-        return Cost(
-            products=point.depth * layer.products,
-            elementwise=point.depth * layer.elementwise,
-            moved=point.depth * layer.moved,
-            held=held,
-        )
-    mlp = 4 * N * C * _HIDDEN * C
-    mlp_moves = 2 * (N * C + _HIDDEN * N * C + _HIDDEN * C * C)
-    return Cost(
-        products=point.depth * (layer.products + mlp) + 2 * C * V,
-        elementwise=point.depth * layer.elementwise,
-        moved=point.depth * (layer.moved + _NUMBER * mlp_moves) + _NUMBER * C * V,
-        held=held + _NUMBER * (point.depth * 2 * _HIDDEN * C * C + C * V + (2 * _HIDDEN + 1) * N * C),
-    )
+    products, moved = point.depth * layer.products, point.depth * layer.moved
+    if point.whole:
+        mlp_moves = 2 * (N * C + _HIDDEN * N * C + _HIDDEN * C * C)
+        products += point.depth * 4 * N * C * _HIDDEN * C + 2 * C * V
+        moved += _NUMBER * (point.depth * mlp_moves + C * V)
+        held += _NUMBER * (point.depth * 2 * _HIDDEN * C * C + C * V + (2 * _HIDDEN + 1) * N * C)
+    return Cost(products=products, elementwise=point.depth * layer.elementwise, moved=moved, held=held)
 
 
 def _mixing_products(name: str, N: int, C: int, D: int) -> int:

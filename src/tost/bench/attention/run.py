@@ -10,7 +10,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
-from typing import Protocol
 
 import torch
 
@@ -226,19 +225,12 @@ def roofline_in_process(device: str) -> Roofline:
     return run_in_process(measure_roofline, machine, label="measuring the machine", timeout=120.0)
 
 
-class InProcess(Protocol):
-    """Measures a point in another process; see `point_in_process`."""
-
-    def __call__(self, job: Job, *, timeout: float, limit_bytes: int | None = None) -> PointUsage:
-        """Return what the point took."""
-
-
 def measure_attention(
     scale: AttentionScale,
     roofline: Roofline,
     *,
     watch: Callable[[str], None],
-    in_process: InProcess = point_in_process,
+    in_process: Callable[..., PointUsage] = point_in_process,
     clock: Clock = time.perf_counter,
 ) -> Iterator[AttentionRow]:
     """Measure one point after the other.
@@ -247,7 +239,7 @@ def measure_attention(
         scale: What to measure, and for how long.
         roofline: The machine's peaks.
         watch: Called with a line when a point starts.
-        in_process: Measures a point in a process of its own.
+        in_process: Measures a point in a process of its own; see `point_in_process`.
         clock: Source of seconds.
 
     Yields:
@@ -281,7 +273,10 @@ def measure_attention(
         )
         timeout = _START_SECONDS + 3 * scale.limit_seconds
         try:
-            row = _with_usage(row, in_process(job, timeout=timeout, limit_bytes=limit_bytes))
+            usage = in_process(job, timeout=timeout, limit_bytes=limit_bytes)
+            seconds = spread(usage.seconds)
+            measured = {"seconds": seconds, "times_roofline": seconds.median / row.roofline_seconds}
+            row = replace(row, **vars(usage) | measured)
         except TostError as error:
             reason = str(error).removeprefix(f"{point.label}: ")
             row = replace(row, note=f"{reason} (predicted {_seconds(expected)})")
@@ -299,18 +294,6 @@ def _refusal(scale: AttentionScale, cost: Cost, expected: float, limit_bytes: in
     if elapsed + expected > scale.total_seconds:
         return f"no time left, predicted {_seconds(expected)}"
     return ""
-
-
-def _with_usage(row: AttentionRow, usage: PointUsage) -> AttentionRow:
-    seconds = spread(usage.seconds)
-    return replace(
-        row,
-        seconds=seconds,
-        times_roofline=seconds.median / row.roofline_seconds,
-        peak_bytes=usage.peak_bytes,
-        kept_bytes=usage.kept_bytes,
-        weight_bytes=usage.weight_bytes,
-    )
 
 
 def _seconds(value: float) -> str:

@@ -16,7 +16,7 @@ from tost.bench.attention.run import AttentionResults, AttentionRow, measure_att
 from tost.bench.harness.device import choose_device
 from tost.bench.harness.gate import GateResult
 from tost.bench.harness.measurement import Measurement, page
-from tost.bench.harness.plot import Line, Panel, Style, draw
+from tost.bench.harness.plot import Line, Panel, Style, draw, lines_of
 from tost.bench.harness.report import Report
 from tost.bench.harness.table import MISSING, cell, columns, grouped, pivot, short, with_quartiles, without_empty
 from tost.bench.ops import gate
@@ -65,10 +65,6 @@ def _peak(row: AttentionRow) -> float | None:
     return row.peak_bytes
 
 
-def _peak_megabytes(row: AttentionRow) -> float | None:
-    return row.peak_bytes / 1e6 if row.peak_bytes else None
-
-
 def _peak_and_weights(row: AttentionRow) -> float | None:
     return None if row.peak_bytes is None or row.weight_bytes is None else row.peak_bytes + row.weight_bytes
 
@@ -94,7 +90,9 @@ def attention_tables(results: AttentionResults) -> list[Table]:
     tables = []
     for (_, training), rows in _figures(results.rows).items():
         title, notes = figure_title(rows), [f"{row.label}: {row.note}" for row in rows if row.note]
-        tables.append(_by_size(f"{title}, ms", rows, _time_cell, notes))
+        tables.append(
+            _by_size(f"{title}, ms", rows, lambda row: row.note.partition(" (")[0] or short(_milliseconds(row)), notes)
+        )
         tables.append(_by_size(f"{title}, peak memory in MB", rows, lambda row: _megabytes(row.peak_bytes)))
         if training:
             tables.append(_kept_table(f"{title}, MB kept for the backward pass", rows))
@@ -114,10 +112,6 @@ def _by_size(
 
 def _kept_table(title: str, rows: Sequence[AttentionRow]) -> Table:
     return _by_size(title, rows, lambda row: _megabytes(row.kept_bytes))
-
-
-def _time_cell(row: AttentionRow) -> str:
-    return row.note.partition(" (")[0] if row.note else short(_milliseconds(row))
 
 
 def _megabytes(number: int | None) -> str:
@@ -280,7 +274,7 @@ def _picture(rows: Sequence[AttentionRow], machine: str) -> bytes:
         title, sizes = figure_title(chosen), sorted({row.position for row in chosen})
         lines = _lines(chosen, _milliseconds) + _bounds(chosen)
         panels.append(Panel(title=f"{title}\ntime in ms", lines=lines, sizes=sizes))
-        lines = _lines(chosen, _peak_megabytes)
+        lines = _lines(chosen, lambda row: row.peak_bytes / 1e6 if row.peak_bytes else None)
         panels.append(Panel(title=f"{title}\npeak memory in MB", lines=lines, sizes=sizes))
     absent = [
         f"{_STYLES[row.contender].label} at {row.position:,}{' with backward' * row.training}, {row.note}"
@@ -292,11 +286,7 @@ def _picture(rows: Sequence[AttentionRow], machine: str) -> bytes:
 
 
 def _lines(rows: Sequence[AttentionRow], value: Value) -> list[Line]:
-    lines = []
-    for name, style in _STYLES.items():
-        points = [(row.position, number) for row in rows if row.contender == name and (number := value(row))]
-        lines += [Line(style=style, points=sorted(points), bold=name == "tost")] if points else []
-    return lines
+    return lines_of(_STYLES, [(row.contender, row.position, value(row)) for row in rows], bold="tost")
 
 
 def _bounds(rows: Sequence[AttentionRow]) -> list[Line]:

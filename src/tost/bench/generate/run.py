@@ -180,7 +180,7 @@ def measure_generation(scale: GenerateScale, *, watch: Callable[[str], None]) ->
         The rows of a case.
     """
     bench = _Bench(scale, watch)
-    measures: Mapping[Part, Callable[[], Iterator[list[GenerateRow]]]] = {
+    measures = {
         Part.PREFILL: bench.prefill,
         Part.DECODE: bench.decode,
         Part.BATCH: bench.batch,
@@ -258,8 +258,9 @@ class _Bench:
         calls: dict[str, Callable[[], object]] = {}
         sizes: dict[str, int | None] = {}
         for name, context in cases:
-            key = _at(name, context)
-            calls[key], sizes[key] = self._text(name, context)
+            model, state, key = self._model(name), self._state(name, context), _at(name, context)
+            calls[key] = _Text(model.step if name == HUGGING_FACE else make_step(model), state)
+            sizes[key] = None if name == HUGGING_FACE else state_bytes(state)
         limits = _limits(self._model(OURS))
         self._watch(f"decode: contexts {', '.join(map(str, scale.contexts))}, batch 1")
         # All in the same rounds: contexts are compared with each other too.
@@ -270,13 +271,6 @@ class _Bench:
             key = _at(name, context)
             rows.append(_row(Part.DECODE, name, context, rounds, others, key=key, state_bytes=sizes[key]))
         yield rows
-
-    def _text(self, name: str, context: int) -> tuple[Callable[[], object], int | None]:
-        """Return what adds a token to a text, and the size of its state."""
-        model, state = self._model(name), self._state(name, context)
-        if name == HUGGING_FACE:
-            return _Text(model.step, state), None
-        return _Text(make_step(model), state), state_bytes(state)
 
     def batch(self) -> Iterator[list[GenerateRow]]:
         model = self._model(OURS)

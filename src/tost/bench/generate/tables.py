@@ -6,17 +6,10 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
 from tost._text import Table
+from tost.bench.generate import run
 from tost.bench.generate.cases import GenerateScale, Part
 from tost.bench.generate.quality import measure_quality
-from tost.bench.generate.run import (
-    OUR_LIMIT,
-    OURS,
-    TORCH_LIMIT,
-    GenerateResults,
-    GenerateRow,
-    check_generation,
-    measure_generation,
-)
+from tost.bench.generate.run import OUR_LIMIT, OURS, TORCH_LIMIT, GenerateResults, GenerateRow, check_generation
 from tost.bench.harness.gate import GateResult
 from tost.bench.harness.measurement import Measurement, page
 from tost.bench.harness.report import Report
@@ -143,7 +136,7 @@ class GenerateMeasurement(Measurement[GenerateScale, GenerateResults]):
 
     def measure(self, results: GenerateResults, watch: Callable[[str], None]) -> Iterator[str]:
         """Measure all parts."""
-        for rows in measure_generation(self.scale, watch=watch):
+        for rows in run.measure_generation(self.scale, watch=watch):
             results.rows += rows
             yield ", ".join(f"{row.contender} {row.median:.3g} s" for row in rows)
         source, text = self.scale.source, self.scale.text

@@ -132,11 +132,8 @@ def page(title: str, report: Report[Any], *parts: str | Table | Sequence[str]) -
     environment = report.environment
     load = "" if environment.load is None else f" (load average {environment.load:g} at the start)"
     ending = "" if report.complete else ", interrupted before the end"
-    blocks = [
-        f"# {title}",
-        report.headline,
-        f"Made by `{report.command}` on {environment.measured[:10]}{load}{ending}.",
-    ]
+    made = f"Made by `{report.command}` on {environment.measured[:10]}{load}{ending}."
+    blocks = [f"# {title}", report.headline, made]
     for part in parts:
         if isinstance(part, Table):
             blocks += [f"## {part.title}", part.markdown()] if part.rows else []

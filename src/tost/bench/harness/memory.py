@@ -11,7 +11,7 @@ from __future__ import annotations
 import ctypes
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -46,22 +46,15 @@ def watch_peak(device: str = "cpu") -> Iterator[Peak]:
         peak.process = torch.cuda.max_memory_allocated()
     else:
         before = psutil.Process().memory_info().rss
-        _forget_peak()
+        with suppress(OSError):  # starts the peak again from the present, where the system can: building must not count
+            Path("/proc/self/clear_refs").write_text("5")
         yield peak
         peak.process = _peak_memory()
     peak.growth = max(0, peak.process - before)
 
 
-def _forget_peak() -> None:
-    """Start the peak again from the present, where the system can: building the model must not count."""
-    try:
-        Path("/proc/self/clear_refs").write_text("5")
-    except OSError:
-        return
-
-
 def _peak_memory() -> int:
-    """Return the most memory that this process has used since `_forget_peak`, in bytes."""
+    """Return the most memory that this process has used since its peak was last reset, in bytes."""
     try:
         status = Path("/proc/self/status").read_text()
     except OSError:
@@ -91,13 +84,11 @@ def limit_memory(limit_bytes: int | None, device: str = "cpu") -> None:
         total = torch.cuda.get_device_properties(0).total_memory
         torch.cuda.set_per_process_memory_fraction(min(1.0, limit_bytes / total))
         return
-    try:
+    with suppress(ImportError, ValueError, OSError):
         import resource
 
         used = getattr(psutil.Process().memory_info(), "data", 0)
         resource.setrlimit(resource.RLIMIT_DATA, (used + limit_bytes, resource.RLIM_INFINITY))
-    except (ImportError, ValueError, OSError):
-        return
 
 
 def kept_bytes(forward: Callable[[], Tensor], *, excluding: Iterable[Tensor] = ()) -> int:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import importlib.util
 import io
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -71,6 +71,21 @@ class Panel:
     level: str = ""
     ticks: Sequence[float] = field(default_factory=tuple)
     unit: str = ""
+
+
+def lines_of(styles: Mapping[str, Style], points: Iterable[tuple[str, int, float | None]], *, bold: str) -> list[Line]:
+    """Return the lines of contenders in the order of their styles.
+
+    Args:
+        styles: How each is drawn, by name.
+        points: Names, sizes and values; missing values and zeros are left out.
+        bold: Name of the subject.
+    """
+    found: dict[str, list[tuple[int, float]]] = {name: [] for name in styles}
+    for name, size, value in points:
+        if value and name in found:
+            found[name].append((size, value))
+    return [Line(style=styles[name], points=sorted(line), bold=name == bold) for name, line in found.items() if line]
 
 
 def require_matplotlib() -> None:

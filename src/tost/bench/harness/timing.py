@@ -11,8 +11,7 @@ import gc
 import random
 import statistics
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 Round = dict[str, float]
@@ -166,30 +165,20 @@ def interleave(
     total = max(repeats.values())
     order = random.Random(seed)
     rounds: list[Round] = []
-    with _garbage_collection_paused():
+    was_enabled = gc.isenabled()
+    gc.collect()
+    gc.disable()
+    try:
         for index in range(total):
-            names = [name for name in trials if _takes_part(index, repeats[name], total)]
+            names = [name for name in trials if (index + 1) * repeats[name] // total > index * repeats[name] // total]
             order.shuffle(names)
             rounds.append({name: timed(trials[name], clock) for name in names})
+    finally:
+        if was_enabled:
+            gc.enable()
     return rounds
 
 
 def ratios(rounds: Sequence[Round], name: str, base: str) -> list[float]:
     """Return ``name / base`` for each round in which both ran."""
     return [seconds[name] / seconds[base] for seconds in rounds if name in seconds and base in seconds]
-
-
-def _takes_part(index: int, repeats: int, total: int) -> bool:
-    return (index + 1) * repeats // total > index * repeats // total
-
-
-@contextmanager
-def _garbage_collection_paused() -> Iterator[None]:
-    was_enabled = gc.isenabled()
-    gc.collect()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()

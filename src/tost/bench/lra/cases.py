@@ -12,14 +12,8 @@ from tost.errors import ConfigError
 
 MIXERS = (*("tssa", "softmax", "reformer", "bigbird", "linformer"), *("linear", "performer", "nystrom", "s4", "s4d"))
 PATHX_TOKENS, PATHX_BATCH = 16_384, 2
+_LENGTHS = (1024, 2048, 3072, 4096, 16_384)
 _STATES = {"state_size": 4}  # S4's own setting for this task; it is 64 elsewhere, and slower
-
-
-class Form(StrEnum):
-    """Whose defaults the mixers have."""
-
-    PAPER = "paper"
-    LRA = "lra"
 
 
 class Work(StrEnum):
@@ -43,6 +37,13 @@ class LraCase:
     def label(self) -> str:
         """A few words for progress."""
         return f"{self.work}, {self.batch} x {self.tokens:,} tokens"
+
+
+class Form(StrEnum):
+    """Whose defaults the mixers have."""
+
+    PAPER = "paper"
+    LRA = "lra"
 
 
 def _ascending(text: str) -> tuple[int, ...]:
@@ -69,9 +70,7 @@ class LraScale:
         ConfigError: A mixer is unknown, or the lengths are not ascending.
     """
 
-    lengths: Annotated[tuple[int, ...], Option("Sequence lengths.", metavar="N,N,...", convert=_ascending)] = (
-        *(1024, 2048, 3072, 4096, 16_384),
-    )
+    lengths: Annotated[tuple[int, ...], Option("Sequence lengths.", metavar="N,N,...", convert=_ascending)] = _LENGTHS
     mixers: Annotated[
         tuple[str, ...], Option("Mixers; the first is compared with the others.", metavar="NAME,...", default="all")
     ] = MIXERS

@@ -17,22 +17,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from tost.bench.harness import timing
 from tost.bench.harness.gate import Check, compare_networks
 from tost.bench.harness.memory import watch_peak
 from tost.bench.harness.passes import layer_trial
-from tost.bench.harness.timing import (
-    Clock,
-    Plan,
-    Spread,
-    Trial,
-    interleave,
-    plan_repeats,
-    ratios,
-    spread,
-    spread_of,
-    timed,
-    warm_up,
-)
+from tost.bench.harness.timing import Clock, Plan, Spread, Trial
 from tost.bench.harness.worker import run_in_process
 from tost.bench.lra.cases import LraCase, LraScale, Work
 from tost.models import create_model, model_options
@@ -149,7 +138,7 @@ def take_step(step: LraStep) -> Usage:
     trainer.loss(_SHORT).backward()  # type: ignore[no-untyped-call]
     trainer.optimizer.zero_grad(set_to_none=True)
     with watch_peak() as peak:
-        seconds = timed(Trial(trainer.step))
+        seconds = timing.timed(Trial(trainer.step))
     return Usage(seconds=seconds, peak_bytes=peak.growth, process_bytes=peak.process, loss=trainer.last_loss)
 
 
@@ -238,30 +227,22 @@ def _timed_rows(scale: LraScale, case: LraCase, expected: Mapping[str, float], c
     """Time the mixers that are fast enough, taking turns."""
     built = {name: _build(scale, case, name) for name in scale.mixers if expected[name] <= scale.skip_seconds}
     trials = {name: trial for name, (trial, _) in built.items()}
-    estimates = {name: warm_up(trial, runs=2, clock=clock).estimate_seconds for name, trial in trials.items()}
+    estimates = {name: timing.warm_up(trial, runs=2, clock=clock).estimate_seconds for name, trial in trials.items()}
     # A mixer alone takes milliseconds, so that more runs cost nothing and are needed.
     case_seconds = 0.0 if case.work is Work.STEP else scale.mixer_seconds / 2
     plan = Plan(repeats=scale.repeats, case_seconds=case_seconds, contender_seconds=scale.mixer_seconds)
-    repeats = plan_repeats(estimates, always={scale.mixers[0]}, plan=plan)
-    rounds = interleave(trials, repeats=repeats, clock=clock) if trials else []
+    repeats = timing.plan_repeats(estimates, always={scale.mixers[0]}, plan=plan)
+    rounds = timing.interleave(trials, repeats=repeats, clock=clock) if trials else []
     rows = []
     for name in scale.mixers:
         if name in built:
-            compared = ratios(rounds, name, scale.mixers[0])
-            row = LraRow(
-                mixer=name,
-                case=case,
-                parameters=built[name][1],
-                seconds=spread_of(rounds, name),
-                ratio=spread(compared) if compared else None,
-            )
+            compared, seconds = timing.ratios(rounds, name, scale.mixers[0]), timing.spread_of(rounds, name)
+            ratio = timing.spread(compared) if compared else None
+            rows.append(LraRow(mixer=name, case=case, parameters=built[name][1], seconds=seconds, ratio=ratio))
         else:
-            note = (
-                f"{case.label}: {name} not timed, about {expected[name]:.0f} s per run expected from shorter ones, "
-                f"more than the {scale.skip_seconds:.0f} s allowed"
-            )
-            row = LraRow(mixer=name, case=case, note=note)
-        rows.append(row)
+            expectation = f"about {expected[name]:.0f} s per run expected from shorter ones"
+            note = f"{name} not timed, {expectation}, more than the {scale.skip_seconds:.0f} s allowed"
+            rows.append(LraRow(mixer=name, case=case, note=f"{case.label}: {note}"))
     return rows
 
 
@@ -292,7 +273,7 @@ def _with_memory(row: LraRow, usage: Usage) -> LraRow:
 def _pathx_row(scale: LraScale, case: LraCase, name: str, in_process: Callable[[LraStep], Usage]) -> LraRow:
     options = {"mixer": name, "mixer_form": scale.form.value}
     usage = in_process(LraStep(model=PATHX, options=options, tokens=case.tokens, batch=case.batch))
-    return _with_memory(LraRow(mixer=name, case=case, seconds=spread([usage.seconds])), usage)
+    return _with_memory(LraRow(mixer=name, case=case, seconds=timing.spread([usage.seconds])), usage)
 
 
 def _count(module: nn.Module) -> int:

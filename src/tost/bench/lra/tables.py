@@ -8,7 +8,7 @@ from typing import Any
 from tost._text import Table
 from tost.bench.harness.gate import GateResult
 from tost.bench.harness.measurement import Measurement, page
-from tost.bench.harness.plot import Line, Panel, Style, draw
+from tost.bench.harness.plot import Panel, Style, draw, lines_of
 from tost.bench.harness.report import Report
 from tost.bench.harness.table import cell, columns, grouped, pivot, with_quartiles, without_empty
 from tost.bench.lra.cases import LraScale, Work
@@ -128,14 +128,9 @@ def lra_page(report: Report[LraResults]) -> str:
     Raises:
         ValueError: The gate is red.
     """
-    return page(
-        "Long-range mixers in one encoder",
-        report,
-        _INTRODUCTION.format(**report.about["scale"]),
-        f"![Steps per second, memory and time of the mixers by number of tokens]({report.stem}.svg)",
-        lra_findings(report.results),
-        *lra_tables(report.results),
-    )
+    picture = f"![Steps per second, memory and time of the mixers by number of tokens]({report.stem}.svg)"
+    parts = [_INTRODUCTION.format(**report.about["scale"]), picture, lra_findings(report.results)]
+    return page("Long-range mixers in one encoder", report, *parts, *lra_tables(report.results))
 
 
 def lra_pictures(report: Report[LraResults]) -> dict[str, bytes]:
@@ -152,10 +147,7 @@ def lra_pictures(report: Report[LraResults]) -> dict[str, bytes]:
 
 def _panel(title: str, rows: Sequence[LraRow], work: Work, value: Value) -> Panel:
     chosen = [row for row in rows if row.case.work is work]
-    lines = []
-    for name, style in _STYLES.items():
-        points = [(row.case.tokens, number) for row in chosen if row.mixer == name and (number := value(row))]
-        lines += [Line(style=style, points=sorted(points), bold=name == "tssa")] if points else []
+    lines = lines_of(_STYLES, [(row.mixer, row.case.tokens, value(row)) for row in chosen], bold="tssa")
     return Panel(title=title, lines=lines, sizes=sorted({row.case.tokens for row in chosen}))
 
 

@@ -55,8 +55,7 @@ class ModelMeasurement(Measurement[ModelScale, ModelResults]):
     results = ModelResults
     checked = "the operators and the first model with the reference"
 
-    tables = staticmethod(model_tables)
-    page = staticmethod(model_page)
+    tables, page = staticmethod(model_tables), staticmethod(model_page)
 
     def check(self) -> GateResult:
         """Compare the operators and the first model with the reference."""

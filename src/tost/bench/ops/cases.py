@@ -24,6 +24,16 @@ class Op(StrEnum):
     CAUSAL_TSSA = "causal_tssa"
 
 
+# Model width and heads: the paper's small vision model and base language model.
+_WIDTH_AND_HEADS: dict[Op, tuple[int, int]] = {Op.TSSA: (384, 8), Op.CAUSAL_TSSA: (768, 12)}
+# (batch, tokens); 8 x 196 is a small batch of 224-pixel images in 16-pixel patches.
+_SHAPES: dict[Op, tuple[tuple[int, int], ...]] = {
+    Op.TSSA: ((8, 196), (1, 1024), (1, 4096), (1, 10240), (1, 65536)),
+    Op.CAUSAL_TSSA: ((1, 1024), (1, 4096), (1, 8192)),
+}
+_QUICK_SHAPES: dict[Op, tuple[tuple[int, int], ...]] = dict.fromkeys(Op, ((1, 256), (1, 1024)))
+
+
 class Mode(StrEnum):
     """What one run does: the forward pass without gradients, or forward and backward."""
 
@@ -37,19 +47,6 @@ class Dtype(StrEnum):
     FLOAT32 = "float32"
     BFLOAT16 = "bfloat16"
     FLOAT64 = "float64"
-
-
-# Model width and heads: the paper's small vision model and base language model.
-_WIDTH_AND_HEADS: dict[Op, tuple[int, int]] = {Op.TSSA: (384, 8), Op.CAUSAL_TSSA: (768, 12)}
-# (batch, tokens); 8 x 196 is a small batch of 224-pixel images in 16-pixel patches.
-_SHAPES: dict[Op, tuple[tuple[int, int], ...]] = {
-    Op.TSSA: ((8, 196), (1, 1024), (1, 4096), (1, 10240), (1, 65536)),
-    Op.CAUSAL_TSSA: ((1, 1024), (1, 4096), (1, 8192)),
-}
-_QUICK_SHAPES: dict[Op, tuple[tuple[int, int], ...]] = {
-    Op.TSSA: ((1, 256), (1, 1024)),
-    Op.CAUSAL_TSSA: ((1, 256), (1, 1024)),
-}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,6 +73,11 @@ class Case:
             )
 
     @property
+    def label(self) -> str:
+        """One line for progress reports and error messages."""
+        return f"{self.op} {self.mode} {self.batch}x{self.tokens} d={self.width} H={self.heads} {self.dtype}"
+
+    @property
     def head_width(self) -> int:
         """Features per head."""
         return self.width // self.heads
@@ -84,11 +86,6 @@ class Case:
     def causal(self) -> bool:
         """Whether a token sees only the tokens before it and itself."""
         return self.op is Op.CAUSAL_TSSA
-
-    @property
-    def label(self) -> str:
-        """One line for progress reports and error messages."""
-        return f"{self.op} {self.mode} {self.batch}x{self.tokens} d={self.width} H={self.heads} {self.dtype}"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,21 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from tost.bench.harness import timing
 from tost.bench.harness.memory import kept_bytes
 from tost.bench.harness.passes import layer_trial
-from tost.bench.harness.timing import (
-    Plan,
-    Round,
-    Spread,
-    Trial,
-    Warmup,
-    interleave,
-    plan_repeats,
-    ratios,
-    spread,
-    spread_of,
-    warm_up,
-)
+from tost.bench.harness.timing import Plan, Round, Spread, Trial, Warmup
 from tost.bench.ops.cases import Case, Dtype, Mode, Op
 from tost.bench.ops.contenders import CONTENDERS, LIMIT, Contender, our_layer
 from tost.bench.ops.gate import Sample, candidates
@@ -175,9 +164,9 @@ def measure_case(case: Case, *, plan: Plan, contenders: Sequence[Contender] = CO
     entrants, refusals = _line_up(fitting, case, x, cotangent, plan)
     estimates = {name: entrant.warmup.estimate_seconds for name, entrant in entrants.items()}
     always = {contender.name for contender in fitting if contender.always}
-    repeats = plan_repeats(estimates, always=always, plan=plan)
+    repeats = timing.plan_repeats(estimates, always=always, plan=plan)
     trials = {name: entrant.trial for name, entrant in entrants.items()}
-    rounds = interleave(trials, repeats=repeats, seed=plan.seed)
+    rounds = timing.interleave(trials, repeats=repeats, seed=plan.seed)
     rows = [
         _row(case, contender.name, entrants[contender.name], rounds, x)
         if contender.name in entrants
@@ -243,7 +232,7 @@ def _line_up(
         layer = _prepare(contender.build(case, ours), case)
         trial = layer_trial(layer, x, cotangent)
         try:
-            warmup = warm_up(trial, runs=plan.warmup)
+            warmup = timing.warm_up(trial, runs=plan.warmup)
         except RuntimeError as error:
             if not contender.compiled:
                 raise
@@ -255,7 +244,7 @@ def _line_up(
 
 
 def _row(case: Case, name: str, entrant: _Entrant, rounds: Sequence[Round], x: Tensor) -> Row:
-    seconds, limit = spread_of(rounds, name), spread_of(rounds, LIMIT)
+    seconds, limit = timing.spread_of(rounds, name), timing.spread_of(rounds, LIMIT)
     layer, kept = entrant.layer, None
     if case.mode is Mode.FWD_BWD:
         kept = kept_bytes(partial(layer, x), excluding=layer.parameters())
@@ -264,7 +253,7 @@ def _row(case: Case, name: str, entrant: _Entrant, rounds: Sequence[Round], x: T
         contender=name,
         **_flat("seconds", seconds),
         repeats=seconds.count,
-        **_flat("ratio_to_limit", spread(ratios(rounds, name, LIMIT))),
+        **_flat("ratio_to_limit", timing.spread(timing.ratios(rounds, name, LIMIT))),
         ratio_of_medians=seconds.median / limit.median,
         warmup_runs=entrant.warmup.runs,
         first_run_seconds=entrant.warmup.first_seconds,
@@ -299,7 +288,7 @@ def _too_slow(contender: Contender, case: Case, plan: Plan) -> str:
         return ""
     probe = replace(case, tokens=_PROBE_TOKENS)
     layer = _prepare(contender.build(probe, nn.Identity()), probe)
-    measured = warm_up(layer_trial(layer, *_inputs(probe, plan.seed)), runs=2).estimate_seconds
+    measured = timing.warm_up(layer_trial(layer, *_inputs(probe, plan.seed)), runs=2).estimate_seconds
     estimate = measured * (case.tokens / probe.tokens) ** 2
     if estimate <= plan.skip_seconds:
         return ""

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -26,7 +26,7 @@ from tost.data._random import mix
 from tost.errors import TostError
 from tost.recipes import get_task, load_config
 from tost.train.config import RunConfig
-from tost.train.loop import fit
+from tost.train.loop import SilentReporter, fit
 from tost.train.metrics import StepRecord
 from tost.train.optim import build_optimizer
 from tost.train.schedule import learning_rate
@@ -57,15 +57,12 @@ class TrainResults:
     ratio: Spread | None = None
 
 
-class _Stopwatch:
+class _Stopwatch(SilentReporter):
     """A reporter that notes when logged steps end, and their losses."""
 
     def __init__(self) -> None:
         self.ends: dict[int, float] = {}
         self.losses: dict[int, float] = {}
-
-    def message(self, text: str) -> None:
-        pass
 
     def step(self, record: StepRecord) -> None:
         self.note(record.step, record.loss)
@@ -73,9 +70,6 @@ class _Stopwatch:
     def note(self, step: int, loss: float) -> None:
         self.ends[step] = time.perf_counter()
         self.losses[step] = loss
-
-    def evaluation(self, step: int, metrics: Mapping[str, float]) -> None:
-        pass
 
     @property
     def seconds_per_step(self) -> float:
@@ -153,8 +147,7 @@ class TrainMeasurement(Measurement[TrainScale, TrainResults]):
         return page("The training engine against a bare loop", report, found, *TrainMeasurement.tables(report.results))
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Pair:
+class _Pair(NamedTuple):
     """A stretch of each side: seconds per step, and the largest relative difference of their losses."""
 
     bare: float
@@ -163,19 +156,11 @@ class _Pair:
 
 
 def _pair(config: RunConfig) -> _Pair:
-    bare, engine = _bare(config), _engine(config)
-    return _Pair(
-        bare=bare.seconds_per_step,
-        engine=engine.seconds_per_step,
-        difference=max(abs(loss - bare.losses[step]) / abs(loss) for step, loss in engine.losses.items()),
-    )
-
-
-def _engine(config: RunConfig) -> _Stopwatch:
-    watch = _Stopwatch()
+    bare, engine = _bare(config), _Stopwatch()
     with tempfile.TemporaryDirectory() as folder:
-        fit(config, get_task(config.recipe), Path(folder) / "run", resume=None, reporter=watch)
-    return watch
+        fit(config, get_task(config.recipe), Path(folder) / "run", resume=None, reporter=engine)
+    difference = max(abs(loss - bare.losses[step]) / abs(loss) for step, loss in engine.losses.items())
+    return _Pair(bare=bare.seconds_per_step, engine=engine.seconds_per_step, difference=difference)
 
 
 def _bare(config: RunConfig) -> _Stopwatch:
