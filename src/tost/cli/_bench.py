@@ -33,11 +33,7 @@ def _command(benchmark: Benchmark) -> Callable[..., None]:
 
     def command(**given: Any) -> None:
         out, json, threads, quick = (given.pop(name, None) for name in ("out", "json", "threads", "quick"))
-        chosen = {
-            name: _value(name, *options[name], value)
-            for name, value in given.items()
-            if value is not None and value != []
-        }
+        chosen = {name: _value(name, *options[name], value) for name, value in given.items() if value not in (None, [])}
         scale = benchmark.make_scale(quick=bool(quick), **chosen)
         _run(benchmark, scale, theme=benchmark.theme(scale, quick=bool(quick)), threads=threads, out=out, json=json)
 

@@ -179,6 +179,11 @@ _STANDARD_SHAPES = {
     Figure.BASE: Shape(tokens=(2048, 4096, 8192), widths=(768,), heads=12),
 }
 
+
+def _bytes(gigabytes: float) -> int:
+    return int(1e9 * gigabytes)
+
+
 _limit = partial(Option, reads=float, least=0, selects=False)
 
 
@@ -206,13 +211,7 @@ class AttentionScale:
     limit_seconds: Annotated[float, _limit("Leave out slower passes.", "S")] = 60.0
     limit_bytes: Annotated[
         int | None,
-        _limit(
-            "Leave out what needs more.",
-            "GB",
-            "limit-gb",
-            convert=lambda gb: int(1e9 * gb),
-            default="3/4 of what is free",
-        ),
+        _limit("Leave out what needs more.", "GB", "limit-gb", convert=_bytes, default="3/4 of what is free"),
     ] = None
     total_seconds: Annotated[
         float,
@@ -256,10 +255,8 @@ class AttentionScale:
         ]
 
 
+_HELP = "Time ToST, ViT, CRATE, XCiT and GPT-2 attention by size, with memory and roofline."
+_CODE = "tost.bench.attention.tables:AttentionMeasurement"
 BENCHMARK = Benchmark(
-    name="attention",
-    help="Time ToST, ViT, CRATE, XCiT and GPT-2 attention by size, with memory and roofline.",
-    scale=AttentionScale,
-    measurement="tost.bench.attention.tables:AttentionMeasurement",
-    files="JSON, Markdown and plots",
+    name="attention", help=_HELP, scale=AttentionScale, measurement=_CODE, files="JSON, Markdown and plots"
 )

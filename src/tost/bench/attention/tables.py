@@ -257,9 +257,8 @@ def attention_page(report: Report[AttentionResults]) -> str:
         parts.append(table)
         if training:
             parts.append(_kept_table(f"{table.title}: MB kept for the backward pass, the input counted", rows))
-    return page(
-        "Attention layers side by side", report, *parts, growth_table(results.rows), relative_table(results.rows)
-    )
+    parts += [growth_table(results.rows), relative_table(results.rows)]
+    return page("Attention layers side by side", report, *parts)
 
 
 def attention_pictures(report: Report[AttentionResults]) -> dict[str, bytes]:
@@ -309,10 +308,8 @@ class AttentionMeasurement(Measurement[AttentionScale, AttentionResults]):
     checked = "operators and layers with the reference"
     draws = True
 
-    tables = staticmethod(attention_tables)
-    findings = staticmethod(attention_findings)
-    page = staticmethod(attention_page)
-    pictures = staticmethod(attention_pictures)
+    tables, findings = staticmethod(attention_tables), staticmethod(attention_findings)
+    page, pictures = staticmethod(attention_page), staticmethod(attention_pictures)
 
     def __init__(self, scale: AttentionScale) -> None:
         device, self.accelerator = choose_device(scale.device)

@@ -79,9 +79,6 @@ class GenerateScale:
         )
 
 
-BENCHMARK = Benchmark(
-    name="generate",
-    help="Time language models: a token by context, batches, prompts, training steps, beside GPT-2.",
-    scale=GenerateScale,
-    measurement="tost.bench.generate.tables:GenerateMeasurement",
-)
+_HELP = "Time language models: a token by context, batches, prompts, training steps, beside GPT-2."
+_CODE = "tost.bench.generate.tables:GenerateMeasurement"
+BENCHMARK = Benchmark(name="generate", help=_HELP, scale=GenerateScale, measurement=_CODE)

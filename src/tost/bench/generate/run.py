@@ -223,18 +223,15 @@ class _Bench:
         """Return the state after a prompt; with TSSA one pass over the longest prompt gives all of them."""
         if (name, tokens) not in self._states:
             self._watch(f"{name}: reading a prompt of {tokens} tokens")
-            if name == OURS:
-                self._read_on(name)
-            else:
+            if name != OURS:
                 self._states[name, tokens] = self._read(name, tokens)
+                return self._states[name, tokens]
+            ids = torch.randint(1000, (1, max(self._scale.contexts)), generator=torch.Generator().manual_seed(0))
+            state, begin = None, 0
+            for end in sorted(self._scale.contexts):
+                state = prefill(self._model(name), ids[:, begin:end], state)
+                self._states[name, end], begin = state, end
         return self._states[name, tokens]
-
-    def _read_on(self, name: str) -> None:
-        ids = torch.randint(1000, (1, max(self._scale.contexts)), generator=torch.Generator().manual_seed(0))
-        state, begin = None, 0
-        for end in sorted(self._scale.contexts):
-            state = prefill(self._model(name), ids[:, begin:end], state)
-            self._states[name, end], begin = state, end
 
     def prefill(self) -> Iterator[list[GenerateRow]]:
         names, tokens = (OURS, *self._baselines()), self._scale.prompt
@@ -292,17 +289,15 @@ class _Bench:
     def train(self) -> Iterator[list[GenerateRow]]:
         self._models.clear()  # what follows happens in other processes, which need the memory
         self._states.clear()
-        names = TRAINED if is_installed() else TRAINED[:1]
-        for tokens in self._scale.train_tokens:
+        names, scale = TRAINED if is_installed() else TRAINED[:1], self._scale
+        for tokens in scale.train_tokens:
             rounds: list[Round] = []
             peaks: dict[str, int] = {}
-            for _ in range(self._scale.rounds):
+            for _ in range(scale.rounds):
                 rounds.append({})
                 for name in names:
                     self._watch(f"train: a step of {name} on {tokens} tokens")
-                    step = TrainStep(
-                        contender=name, tokens=tokens, depth=self._scale.depth, vocab_size=self._scale.vocab_size
-                    )
+                    step = TrainStep(contender=name, tokens=tokens, depth=scale.depth, vocab_size=scale.vocab_size)
                     done = step_in_process(step)
                     rounds[-1][name] = done.seconds
                     peaks[name] = max(done.peak_bytes, peaks.get(name, 0))

@@ -121,8 +121,7 @@ class GenerateMeasurement(Measurement[GenerateScale, GenerateResults]):
     results = GenerateResults
     checked = "operators, prompts and tokens with the reference"
 
-    tables = staticmethod(generate_tables)
-    page = staticmethod(generate_page)
+    tables, page = staticmethod(generate_tables), staticmethod(generate_page)
 
     def check(self) -> GateResult:
         """Compare operators, prompts and tokens with the reference."""

@@ -94,11 +94,10 @@ class Benchmark:
 def options_of(scale: type) -> dict[str, tuple[Any, Option]]:
     """Return the fields of a scale that are options: their types and descriptions."""
     hints = get_type_hints(scale, include_extras=True)
-    described = {name: (hint, getattr(hint, "__metadata__", ())) for name, hint in hints.items()}
     return {
         name: (hint.__origin__, option)
-        for name, (hint, metadata) in described.items()
-        for option in metadata
+        for name, hint in hints.items()
+        for option in getattr(hint, "__metadata__", ())
         if isinstance(option, Option)
     }
 

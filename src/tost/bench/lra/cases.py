@@ -110,10 +110,6 @@ class LraScale:
         return {"mixer": mixer, "mixer_form": self.form.value, **own, **self.sizes}
 
 
-BENCHMARK = Benchmark(
-    name="lra",
-    help="Time long-range mixers in the same encoder, and measure their memory.",
-    scale=LraScale,
-    measurement="tost.bench.lra.tables:LraMeasurement",
-    files="JSON, Markdown and a plot",
-)
+_HELP = "Time long-range mixers in the same encoder, and measure their memory."
+_CODE = "tost.bench.lra.tables:LraMeasurement"
+BENCHMARK = Benchmark(name="lra", help=_HELP, scale=LraScale, measurement=_CODE, files="JSON, Markdown and a plot")

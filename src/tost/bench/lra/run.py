@@ -58,13 +58,6 @@ class LraRow:
     note: str = ""
 
 
-@dataclass(kw_only=True)
-class LraResults:
-    """Everything measured so far."""
-
-    rows: list[LraRow] = field(default_factory=list)
-
-
 @dataclass(frozen=True, kw_only=True)
 class LraStep:
     """One step: forward, cross-entropy, backward and AdamW, on random tokens without padding.
@@ -97,6 +90,13 @@ class Usage:
     peak_bytes: int
     process_bytes: int
     loss: float
+
+
+@dataclass(kw_only=True)
+class LraResults:
+    """Everything measured so far."""
+
+    rows: list[LraRow] = field(default_factory=list)
 
 
 class Trainer:

@@ -173,7 +173,5 @@ class LraMeasurement(Measurement[LraScale, LraResults]):
             results.rows += rows
             yield ", ".join(f"{row.mixer} {row.seconds.median:.3g} s" for row in rows if row.seconds)
 
-    tables = staticmethod(lra_tables)
-    findings = staticmethod(lra_findings)
-    page = staticmethod(lra_page)
-    pictures = staticmethod(lra_pictures)
+    tables, findings = staticmethod(lra_tables), staticmethod(lra_findings)
+    page, pictures = staticmethod(lra_page), staticmethod(lra_pictures)

@@ -72,9 +72,6 @@ class ModelScale:
         ]
 
 
-BENCHMARK = Benchmark(
-    name="model",
-    help="Time whole image models against each other, and measure their memory.",
-    scale=ModelScale,
-    measurement="tost.bench.model.tables:ModelMeasurement",
-)
+_HELP = "Time whole image models against each other, and measure their memory."
+_CODE = "tost.bench.model.tables:ModelMeasurement"
+BENCHMARK = Benchmark(name="model", help=_HELP, scale=ModelScale, measurement=_CODE)

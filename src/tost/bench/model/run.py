@@ -137,9 +137,7 @@ def _measure_case(scale: ModelScale, case: ModelCase) -> list[ModelRow]:
     peaks = {name: peak_bytes(each) if scale.memory else None for name, each in passes.items()}
     images, models = _images(case), {name: each.build() for name, each in passes.items()}
     trials = {
-        name: Trial(
-            partial(run_pass, model, images, training=case.training), partial(model.zero_grad, set_to_none=True)
-        )
+        name: Trial(partial(run_pass, model, images, training=case.training), model.zero_grad)
         for name, model in models.items()
     }
     for trial in trials.values():

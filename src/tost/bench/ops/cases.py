@@ -152,10 +152,6 @@ class OpsScale:
         return list(dict.fromkeys(found))
 
 
-BENCHMARK = Benchmark(
-    name="ops",
-    help="Time our attention layers against their projections, the paper's code and others.",
-    scale=OpsScale,
-    measurement="tost.bench.ops.tables:OpsMeasurement",
-    files="JSON, Markdown and a plot",
-)
+_HELP = "Time our attention layers against their projections, the paper's code and others."
+_CODE = "tost.bench.ops.tables:OpsMeasurement"
+BENCHMARK = Benchmark(name="ops", help=_HELP, scale=OpsScale, measurement=_CODE, files="JSON, Markdown and a plot")

@@ -134,17 +134,15 @@ def growth(rows: Iterable[Row]) -> list[Growth]:
         start = _GROWTH_FROM_TOKENS if _GROWTH_FROM_TOKENS in per_token else min(per_token)
         end = max(per_token)
         if start < end:
-            named: dict[str, Any] = {"op": op, "mode": mode, "contender": contender}
-            found.append(
-                Growth(
-                    **named,
-                    from_tokens=start,
-                    to_tokens=end,
-                    from_seconds_per_token=per_token[start],
-                    to_seconds_per_token=per_token[end],
-                    factor=per_token[end] / per_token[start],
-                )
-            )
+            named: dict[str, Any] = {
+                "op": op,
+                "mode": mode,
+                "contender": contender,
+                "from_tokens": start,
+                "to_tokens": end,
+            }
+            first, last = per_token[start], per_token[end]
+            found.append(Growth(**named, from_seconds_per_token=first, to_seconds_per_token=last, factor=last / first))
     return found
 
 

@@ -71,15 +71,11 @@ def ratio_table(rows: Sequence[Row]) -> Table:
 
 def growth_table(found: Sequence[Growth]) -> Table:
     """Return how the time per token grows with the length, one column per contender."""
-    return pivot(
-        "Growth of the time per token (1 is linear cost)",
-        ["op", "pass", "tokens"],
-        [
-            ((item.op, item.mode, f"{item.from_tokens} to {item.to_tokens}"), item.contender, _short(item.factor))
-            for item in found
-        ],
-        order=_NAMES,
-    )
+    cells = [
+        ((item.op, item.mode, f"{item.from_tokens} to {item.to_tokens}"), item.contender, _short(item.factor))
+        for item in found
+    ]
+    return pivot("Growth of the time per token (1 is linear cost)", ["op", "pass", "tokens"], cells, order=_NAMES)
 
 
 def _operator_memory(rows: Sequence[KeptRow]) -> Table:
@@ -115,14 +111,11 @@ def ops_page(report: Report[OpsResults]) -> str:
     Raises:
         ValueError: The gate is red.
     """
-    return page(
-        "Attention layers against their limit",
-        report,
-        _INTRODUCTION.format(**report.about["plan"]),
-        [f"**{name}**: {summary}" for name, summary in report.about["contenders"].items()],
-        f"![Time relative to the limit by number of tokens]({report.stem}.svg)",
-        *all_tables(report.results),
-    )
+    introduction = _INTRODUCTION.format(**report.about["plan"])
+    contenders = [f"**{name}**: {summary}" for name, summary in report.about["contenders"].items()]
+    picture = f"![Time relative to the limit by number of tokens]({report.stem}.svg)"
+    tables = all_tables(report.results)
+    return page("Attention layers against their limit", report, introduction, contenders, picture, *tables)
 
 
 def ops_pictures(report: Report[OpsResults]) -> dict[str, bytes]:
@@ -169,9 +162,7 @@ class OpsMeasurement(Measurement[OpsScale, OpsResults]):
     checked = "every implementation with the reference"
     draws = True
 
-    tables = staticmethod(brief_tables)
-    page = staticmethod(ops_page)
-    pictures = staticmethod(ops_pictures)
+    tables, page, pictures = staticmethod(brief_tables), staticmethod(ops_page), staticmethod(ops_pictures)
 
     def check(self) -> GateResult:
         """Compare every implementation with the reference."""

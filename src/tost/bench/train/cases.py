@@ -25,9 +25,6 @@ class TrainScale:
     repeats: Annotated[int, Option("Timed stretches of each side.", metavar="N", least=3, selects=False)] = 7
 
 
-BENCHMARK = Benchmark(
-    name="train",
-    help="Time the training engine against a bare loop that takes the same steps.",
-    scale=TrainScale,
-    measurement="tost.bench.train.run:TrainMeasurement",
-)
+_HELP = "Time the training engine against a bare loop that takes the same steps."
+_CODE = "tost.bench.train.run:TrainMeasurement"
+BENCHMARK = Benchmark(name="train", help=_HELP, scale=TrainScale, measurement=_CODE)
