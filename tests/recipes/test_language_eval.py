@@ -134,7 +134,7 @@ def test_other_tokenizers_are_refused(place, tmp_path):
     weights = (f"train.init_from={place / 'run'}", "model.vocab_size=256")
     config = load_config("small/wikitext2", [f"data.path={place / 'verse'}", *TINY, *weights])
     small = load_model(train(tmp_path, tmp_path / "chars", "data.options.vocab_size=null"))
-    with pytest.raises(ConfigError, match=r"verse has 256 different ids, but the model knows 1\d"):
+    with pytest.raises(ConfigError, match=r"verse has 256 different ids, but the model has 1\d"):
         evaluate_text(small, config, TextTest(protocol=Protocol.blocks))
 
 
