@@ -21,6 +21,7 @@ from tost.ops._numerics import statistics_dtype
 from tost.ops.form import Form
 
 Tensors = tuple[Tensor, ...]
+unavailable = _library.unavailable  # what the dispatcher asks every backend
 
 
 def unsupported(w: Tensor) -> list[str]:
