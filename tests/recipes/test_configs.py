@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 import torch
 
-import tost.recipes.image_classification as image_classification
 from tests.recipes.given import given
 from tests.recipes.pictures import random_bundle
 from tests.train.runs import Recorder
@@ -17,6 +16,7 @@ from tost import recipes
 from tost.errors import ConfigError
 from tost.models import create_model
 from tost.recipes import config_summary, get_task, list_configs, load_config
+from tost.train import task
 from tost.train.checkpoint.files import save_tensors
 from tost.train.config import RunConfig, dump_config
 from tost.train.loop import fit
@@ -113,7 +113,7 @@ IMAGES = [name for name in NAMES if not name.startswith("demo/") and load(name).
 @pytest.mark.parametrize("name", IMAGES)
 def test_image_recipes_take_two_steps(name, tmp_path, monkeypatch):
     config = load(name, *SMALL, *(["schedule.epoch_steps=1"] if load(name).schedule.epoch_steps else []))
-    monkeypatch.setattr(image_classification, "build_data", lambda data, seed: random_bundle(config))
+    monkeypatch.setattr(task, "build_data", lambda data, seed: random_bundle(config))
     if config.train.init_from:
         weights = create_model(config.model.name, **{**config.model.options, "num_classes": 3}).state_dict()
         save_tensors(tmp_path / "weights.safetensors", weights)
