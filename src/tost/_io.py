@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from tost.errors import TostError
+from tost.errors import StorageError, TostError
 
 MAX_JSON_BYTES = 64 * 2**20
 DRAFT_PREFIX = ".writing-"
@@ -39,6 +39,19 @@ def atomic_path(path: Path, *, sync: bool = True) -> Iterator[Path]:
             with draft.open("rb") as file:
                 os.fsync(file.fileno())
         draft.replace(path)
+
+
+@contextmanager
+def writing(what: object) -> Iterator[None]:
+    """Say in words why something cannot be written, for the duration of a ``with`` block.
+
+    Raises:
+        StorageError: The system refused: the disk is full or read-only, a folder is missing, a permission is.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise StorageError(f"cannot write {what}: {error}") from error
 
 
 def remove_drafts(folder: Path) -> None:

@@ -21,6 +21,15 @@ def test_the_default_folder_has_the_name_of_the_configuration(run, tmp_path, mon
     assert (tmp_path / folder / "summary.json").is_file()
 
 
+def test_two_runs_are_not_mixed_in_one_folder(run, tmp_path):
+    for name in ("a", "b"):
+        assert run("train", "demo/digits", *TINY, "train.steps=2", "--out", str(tmp_path / name)).code == 0
+    start = str(tmp_path / "a" / "checkpoints" / "last")
+    done = run("train", "demo/digits", *TINY, "--resume", start, "--out", str(tmp_path / "b"))
+    assert done.code == 2
+    assert "already holds a run" in done.err
+
+
 @pytest.mark.parametrize(
     ("before", "after", "code", "expected"),
     [

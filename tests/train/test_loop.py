@@ -7,7 +7,7 @@ import pytest
 import torch
 from safetensors import SafetensorError
 
-from tests.train.runs import assert_same_run, command, records, run
+from tests.train.runs import Recorder, assert_same_run, command, records, run
 from tost.errors import CheckpointError, ConfigError, StorageError, TrainingError
 from tost.train.checkpoint import files as checkpoint
 from tost.train.distributed import Distributed
@@ -37,6 +37,51 @@ def test_resuming_an_older_checkpoint_takes_the_same_steps_again(tmp_path):
     run(tmp_path / "again", "checkpoint.keep=5", resume=tmp_path / "again" / "checkpoints" / "step-00000004")
     assert [r["step"] for r in records(tmp_path / "again") if r["kind"] == "step"] == list(range(1, 13))
     assert_same_run(tmp_path / "whole", tmp_path / "again")
+
+
+def test_new_work_is_gone_on_with_and_changed_settings_are_told(tmp_path):
+    out, keep = tmp_path / "run", "checkpoint.keep=2"
+    run(out, keep, "checkpoint.every=2")
+    start = out / "checkpoints" / "step-00000010"
+    assert start.is_dir()
+    result, told = run(out, keep, "checkpoint.every=1", "optim.lr=2e-3", resume=start, stop_after=11)
+    assert (result.status, result.step) == ("interrupted", 11)
+    assert checkpoint.CheckpointStore(out / "checkpoints").newest(pytest.fail).name == "step-00000011"
+    assert (out / "checkpoints" / "set-aside-1-step-00000012" / "model.safetensors").is_file()
+    assert "changed from step 10 on: optim.lr: 0.001 -> 0.002" in told.messages
+    assert any("set aside 1 checkpoint of later steps" in line for line in told.messages)
+    (line,) = (out / "changes.jsonl").read_text().splitlines()
+    changes = {"checkpoint.every": [2, 1], "optim.lr": [0.001, 0.002]}
+    assert json.loads(line) == {"step": 10, "changes": changes}
+    assert [record["step"] for record in records(out) if record["kind"] == "step"] == list(range(1, 12))
+
+
+def test_a_run_goes_on_with_its_own_model_only(tmp_path):
+    run(tmp_path / "run")
+    last = (tmp_path / "run" / "checkpoints" / "last").resolve()
+    with pytest.raises(CheckpointError, match=r"belongs to another model \(model\.pooling: mean -> first\)"):
+        run(tmp_path / "run", "model.pooling=first", resume=last)
+    _, told = run(tmp_path / "run", "model.dropout=0.2", "train.steps=13", resume=last)
+    assert "changed from step 12 on: model.dropout: 0.1 -> 0.2" in told.messages
+
+
+def test_steps_before_the_first_checkpoint_are_recorded_once(tmp_path, monkeypatch):
+    """A kill at step 3 leaves records, and the run begins again."""
+    original = Recorder.step
+
+    def dies(recorder, record):
+        original(recorder, record)
+        if record.step == 3:
+            raise SystemExit
+
+    monkeypatch.setattr(Recorder, "step", dies)
+    with pytest.raises(SystemExit):
+        run(tmp_path / "cut")
+    monkeypatch.undo()
+    assert len(records(tmp_path / "cut")) == 3
+    run(tmp_path / "cut")
+    run(tmp_path / "whole")
+    assert_same_run(tmp_path / "whole", tmp_path / "cut")
 
 
 def test_language_model_trains_and_gets_better(tmp_path):

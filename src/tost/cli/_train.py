@@ -72,11 +72,14 @@ def _find_start(folder: Path, resume: str | None) -> Path | None:
             run.refuse_existing()
         return None
     if resume != "auto":
-        return resolve_checkpoint(Path(resume), _console.log)
-    found = CheckpointStore(run.checkpoints).newest(_console.log) if run.checkpoints.is_dir() else None
-    if found is None and is_first():
+        found = resolve_checkpoint(Path(resume), _console.log)
+        if is_first() and found.parent != run.checkpoints.resolve():
+            run.refuse_existing()  # two runs would be mixed
+        return found
+    newest = CheckpointStore(run.checkpoints).newest(_console.log) if run.checkpoints.is_dir() else None
+    if newest is None and is_first():
         _console.log(f"no checkpoint in {folder} yet, starting from the beginning")
-    return found
+    return newest
 
 
 def _launch(nproc: int, folder: Path) -> int:

@@ -8,7 +8,7 @@ steps, up to the rounding of sums.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +17,10 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from tost._io import writing
 from tost._machine import source_revision
+from tost._text import count
+from tost._yaml import show_value
 from tost.data import Batch, make_loader
 from tost.data._random import mix
 from tost.errors import TrainingError
@@ -30,7 +33,7 @@ from tost.train.ema import WeightAverage
 from tost.train.evaluate.metrics import evaluate
 from tost.train.metrics import Progress, StepRecord, measure_peak_flops
 from tost.train.optim import build_optimizer, set_rate
-from tost.train.runfolder import RunFolder, describe_environment
+from tost.train.runfolder import RunFolder, changed_settings, check_changes, describe_environment
 from tost.train.schedule import learning_rate
 from tost.train.stopping import StopRequest
 from tost.train.task import Task
@@ -102,9 +105,15 @@ def fit(
     Raises:
         TrainingError: The loss is not a number any more. The last checkpoint is left as it is.
         CheckpointError: `resume` does not fit this run.
+        ConfigError: Another process writes to the run folder.
+        StorageError: The run folder cannot be written.
     """
-    with Distributed.join(config, out) as processes:
-        run = _Run(config, task, out, processes, reporter or SilentReporter(), resume)
+    reporter, folder = reporter or SilentReporter(), RunFolder(out)
+    with (
+        Distributed.join(config, out) as processes,
+        folder.locked(reporter.message) if processes.is_first else nullcontext(),
+    ):
+        run = _Run(config, task, folder, processes, reporter, resume)
         run.start()
         with StopRequest() as stop:
             return run.until_done(stop)
@@ -114,11 +123,16 @@ class _Run:
     """The moving parts of a run; `fit` wires them and `until_done` is the loop."""
 
     def __init__(
-        self, config: RunConfig, task: Task, out: Path, processes: Distributed, reporter: Reporter, resume: Path | None
+        self,
+        config: RunConfig,
+        task: Task,
+        folder: RunFolder,
+        processes: Distributed,
+        reporter: Reporter,
+        resume: Path | None,
     ) -> None:
         self.config, self.task, self.processes, self.reporter = config, task, processes, reporter
-        self.resume = resume
-        self.folder = RunFolder(out)
+        self.folder, self.resume = folder, resume
         self.store = CheckpointStore(self.folder.checkpoints, keep=config.checkpoint.keep)
         self.began = time.perf_counter()
         self.step = 0
@@ -157,11 +171,17 @@ class _Run:
         if resume is not None:
             position = restore_checkpoint(resume, self._state())
             self.step, self.metrics, self.best = position.step, dict(position.metrics), position.best
+        changes = changed_settings(self.folder.path if resume is None else resume.parents[1], config)
+        if resume is not None:
+            check_changes(changes, resume.name)
+        processes.wait()  # until all have read
         if processes.is_first:
-            if resume is not None:
+            with writing(self.folder.path):
+                aside = self.store.go_on(self.step, resume)
                 self.folder.drop_after(self.step)
-            self.folder.start(config, environment, self.origin)
-            self.task.save_artifacts(config, self.folder.path)
+                self.folder.start(config, environment, self.origin)
+                self.task.save_artifacts(config, self.folder.path)
+            self._say_changes(changes, aside)
         peak = measure_peak_flops(processes.device, DTYPES[config.train.precision]) * processes.size
         self.progress = Progress(
             steps=config.train.steps,
@@ -180,6 +200,18 @@ class _Run:
             self._say(str(self.origin))
         if resume is not None:
             self._say(f"resumed from {resume.name} at step {self.step}")
+
+    def _say_changes(self, changes: Mapping[str, tuple[Any, Any]], aside: Sequence[Path]) -> None:
+        """Say and record what differs from the run so far."""
+        if changes:
+            self.folder.record({"step": self.step, "changes": changes}, "changes.jsonl")
+        for key, (old, new) in changes.items():
+            self._say(f"changed from step {self.step} on: {key}: {show_value(old)} -> {show_value(new)}")
+        if aside:
+            self._say(
+                f"set aside {count(len(aside), 'checkpoint')} of later steps as {self.folder.checkpoints}/"
+                f"{aside[-1].name} and so on; delete what you do not need"
+            )
 
     def until_done(self, stop: StopRequest) -> RunResult:
         """Evaluate? Save? Stop? Then step and log, until the last step is done."""
@@ -335,6 +367,5 @@ class _Run:
 
     def _say(self, text: str) -> None:
         if self.processes.is_first:
-            self.folder.path.mkdir(parents=True, exist_ok=True)
             self.folder.log(text)
             self.reporter.message(text)

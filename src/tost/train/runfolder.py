@@ -3,29 +3,45 @@
 ::
 
     runs/<name>/  config.yaml  env.json  [start.json]  metrics.jsonl  summary.json  log.txt  checkpoints/
-                  [tokenizer_record.json  tokenizer.json]
+                  [changes.jsonl]  [tokenizer_record.json  tokenizer.json]
 """
 
 from __future__ import annotations
 
+import fcntl
 import json
+import os
 import platform
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
+from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from tost._io import write_atomic, write_json
+from tost._io import write_atomic, write_json, writing
 from tost._machine import command_arguments, cpu_model, source_revision
-from tost.errors import ConfigError
+from tost._yaml import flatten
+from tost.errors import CheckpointError, ConfigError
 from tost.ops import native_info
 from tost.train.checkpoint.initial import InitialWeights
 from tost.train.config import RunConfig, config_hash, dump_config
-from tost.train.config.upgrade import FORMAT
+from tost.train.config.upgrade import FORMAT, read_run_document
 
+LOCK = ".lock"
+FREE = (
+    "backend",
+    "gradient_checkpointing",
+    "dropout",
+    "attention_dropout",
+    "head_dropout",
+    "drop_path",
+    "drop_path_rule",
+)
+"""Options of models that a run may go on with another value of: they change how a model is computed or trained."""
 PACKAGES = ("torch", "accelerate", "torchdata", "numpy", "timm", "transformers", "datasets")
 
 
@@ -52,45 +68,111 @@ class RunFolder:
                 f"{self.path} already holds a run, and a run is never overwritten. To continue it add "
                 f"`--resume auto`; to start another one give a different `--out`."
             )
-        if self.path.exists() and any(self.path.iterdir()):
+        if self.path.exists() and any(path.name != LOCK for path in self.path.iterdir()):
             raise ConfigError(f"{self.path} is not empty and holds no run; give an empty or new folder with `--out`.")
+
+    @contextmanager
+    def locked(self, report: Callable[[str], None]) -> Iterator[None]:
+        """Keep other processes from writing to the folder, for the duration of a ``with`` block.
+
+        The lock is the system's, on the file ``.lock``: it ends with the process, however that ends. Readers need none.
+
+        Args:
+            report: Receives a line if the file system knows no locks.
+
+        Raises:
+            ConfigError: Another process has the lock; the message names it.
+            StorageError: The folder cannot be written.
+        """
+        with writing(self.path):
+            self.path.mkdir(parents=True, exist_ok=True)
+            file = (self.path / LOCK).open("a+")
+        with file:
+            try:
+                # Unlike that of flock, this lock is not inherited by data workers, which may outlive a killed run.
+                fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except (BlockingIOError, PermissionError):
+                file.seek(0)
+                raise ConfigError(
+                    f"{self.path} is being written by {file.read().strip() or 'another process'}. Wait for it to end, "
+                    "stop it (it saves upon SIGTERM), or give another folder with `--out`."
+                ) from None
+            except OSError as error:
+                report(f"{self.path} cannot be locked ({error}); let no other run write to it")
+            holder = f"process {os.getpid()} on {platform.node()} since {datetime.now(UTC):%Y-%m-%d %H:%M:%S} UTC"
+            with writing(self.path):
+                file.truncate(0)
+                file.write(holder)
+                file.flush()
+            try:
+                yield
+            finally:
+                with suppress(OSError):
+                    file.truncate(0)
 
     def start(self, config: RunConfig, environment: Mapping[str, Any], origin: InitialWeights | None = None) -> None:
         """Write down what was asked for, where it runs, and which weights it starts from, if not from random ones."""
-        self.checkpoints.mkdir(parents=True, exist_ok=True)
-        write_atomic(self.path / "config.yaml", dump_config(config))
-        write_json(self.path / "env.json", {"format": FORMAT, **environment, "config_hash": config_hash(config)})
-        if origin is not None:
-            write_json(self.path / "start.json", asdict(origin))
+        with writing(self.path):
+            self.checkpoints.mkdir(parents=True, exist_ok=True)
+            write_atomic(self.path / "config.yaml", dump_config(config))
+            write_json(self.path / "env.json", {"format": FORMAT, **environment, "config_hash": config_hash(config)})
+            if origin is not None:
+                write_json(self.path / "start.json", asdict(origin))
 
     def drop_after(self, step: int) -> None:
-        """Drop records of steps that a resumed run will take again."""
+        """Drop records of steps that the run will take again, and what an interrupted write left."""
         path = self.path / "metrics.jsonl"
-        if not path.exists():
-            return
-        kept = []
-        for line in path.read_text().splitlines():
-            try:
-                record = json.loads(line)
-            except ValueError:  # the last line of an interrupted write
-                continue
-            if record["step"] <= step:
-                kept.append(line)
-        write_atomic(path, "".join(f"{line}\n" for line in kept))
+        if path.exists():
+            with writing(path):
+                lines = path.read_text(errors="replace").splitlines()
+                write_atomic(path, "".join(f"{line}\n" for line in lines if _is_until(step, line)))
 
-    def record(self, value: Mapping[str, Any]) -> None:
-        """Append one record to ``metrics.jsonl``."""
-        with (self.path / "metrics.jsonl").open("a") as file:
-            file.write(json.dumps(value) + "\n")
+    def record(self, value: Mapping[str, Any], name: str = "metrics.jsonl") -> None:
+        """Append one record to ``metrics.jsonl``, or to another file of that kind."""
+        self.log(json.dumps(value), name)
 
-    def log(self, line: str) -> None:
-        """Append one line to ``log.txt``."""
-        with (self.path / "log.txt").open("a") as file:
+    def log(self, line: str, name: str = "log.txt") -> None:
+        """Append one line to ``log.txt``, or to another file."""
+        with writing(self.path / name), (self.path / name).open("a") as file:
             file.write(line + "\n")
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:
         """Write ``summary.json``."""
-        write_json(self.path / "summary.json", summary, allow_nan=True)
+        with writing(self.path):
+            write_json(self.path / "summary.json", summary, allow_nan=True)
+
+
+def _is_until(step: int, line: str) -> bool:
+    try:
+        return bool(json.loads(line)["step"] <= step)
+    except (ValueError, KeyError, TypeError):
+        return False
+
+
+def changed_settings(folder: Path, config: RunConfig) -> dict[str, tuple[Any, Any]]:
+    """Return the settings, by dotted key, that a run has changed since it wrote its folder: old and new value.
+
+    A key that only one of the two has is another version's, and its meaning is the default.
+    """
+    if not (path := folder / "config.yaml").is_file():
+        return {}
+    old, new = flatten(read_run_document(path).values), flatten(config.model_dump(mode="json"))
+    return {key: (old[key], new[key]) for key in old if key in new and old[key] != new[key]}
+
+
+def check_changes(changes: Mapping[str, tuple[Any, Any]], checkpoint: str) -> None:
+    """Raise if settings were changed with which a checkpoint means something else.
+
+    Raises:
+        CheckpointError: The task or what the model computes is another one.
+    """
+    free = {f"model.{option}" for option in FREE}
+    if wrong := [key for key in changes if key.partition(".")[0] in ("recipe", "model") and key not in free]:
+        listed = ", ".join(f"{key}: {changes[key][0]} -> {changes[key][1]}" for key in wrong)
+        raise CheckpointError(
+            f"{checkpoint} belongs to another model ({listed}). Resume with the configuration that the run was started "
+            "with; train.init_from starts a new run from its weights."
+        )
 
 
 def describe_environment(device: torch.device, processes: int) -> dict[str, Any]:

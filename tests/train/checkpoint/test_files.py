@@ -50,6 +50,65 @@ def test_newest_checkpoints_and_the_best_are_kept(store):
     assert steps_in(store) == [40, 50]
 
 
+def damage(store, *steps):
+    for step in steps:
+        (store.path(step) / "model.safetensors").write_bytes(b"x")
+
+
+def test_new_work_survives_damaged_checkpoints_of_later_steps(store):
+    store = CheckpointStore(store.folder, keep=3)
+    for step in (5, 55, 60):
+        write(store, step)
+    damage(store, 55, 60)
+    start = store.newest([].append)
+    assert start == store.path(5)
+    aside = store.go_on(5, start)
+    assert sorted(path.name for path in aside) == ["set-aside-1-step-00000055", "set-aside-1-step-00000060"]
+    assert (store.folder / "last").resolve() == start
+    for step in (10, 15, 20):
+        write(store, step)
+    assert steps_in(store) == [10, 15, 20]
+    assert all(path.is_dir() for path in aside)
+
+
+def test_what_was_just_written_is_never_removed(store):
+    for step in (55, 60, 5):
+        write(store, step)
+    assert 5 in steps_in(store)
+    assert (store.folder / "last" / "manifest.json").is_file()
+
+
+def test_damaged_checkpoints_do_not_count_as_kept(store):
+    for step in (10, 20):
+        write(store, step)
+    damage(store, 20)
+    store = CheckpointStore(store.folder, keep=2)  # that of the next process
+    write(store, 30)
+    assert steps_in(store) == [10, 20, 30]
+    write(store, 40)
+    assert steps_in(store) == [30, 40]
+
+
+def test_a_checkpoint_that_was_set_aside_can_be_gone_back_to(store):
+    for step in (10, 20):
+        write(store, step, best=step == 20)
+    (aside,) = store.go_on(10, store.path(10))
+    assert not (store.folder / "best").is_symlink()
+    write(store, 20)
+    (other,) = store.go_on(20, aside)
+    assert other.name == "set-aside-2-step-00000020"
+    assert not aside.exists()
+    assert store.newest(pytest.fail) == store.path(20)
+    assert store.go_on(20, store.path(20)) == []
+
+
+def test_a_new_run_in_the_folder_of_an_old_one_sets_all_aside(store):
+    write(store, 10)
+    assert len(store.go_on(0, None)) == 1
+    assert store.newest(pytest.fail) is None
+    assert not (store.folder / "last").is_symlink()
+
+
 def test_writing_the_same_step_again_replaces_it(store):
     write(store, 10)
     write(store, 10)

@@ -11,7 +11,8 @@ from __future__ import annotations
 import random
 import shutil
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,8 @@ from tost.errors import CheckpointError, TostError
 TensorTree = Mapping[str, Tensor]
 MANIFEST = "manifest.json"
 PREFIX = "step-"
+ASIDE = "set-aside-"
+"""Start of the names of checkpoints that a run has left behind, to go on from an earlier one."""
 
 
 def load_tensors(path: Path) -> dict[str, Tensor]:
@@ -55,11 +58,12 @@ class CheckpointStore:
 
     Args:
         folder: Where the ``step-*`` folders lie.
-        keep: How many of the newest to keep; the best one is kept besides.
+        keep: How many of the newest to keep; the best one is kept besides. Damaged ones do not count.
     """
 
     folder: Path
     keep: int = 2
+    _whole: set[Path] = field(default_factory=set, init=False)
 
     def path(self, step: int) -> Path:
         """Return the folder of the checkpoint after `step` steps."""
@@ -85,15 +89,38 @@ class CheckpointStore:
         temporary, final = self.begin(step), self.path(step)
         write_manifest(temporary)
         sync_folder(temporary)
-        if final.exists():  # the same step again, after a resume from an older checkpoint
-            shutil.rmtree(final)
+        if final.exists():  # the same step again
+            _remove(final)
         temporary.rename(final)
         sync_folder(self.folder)
         self._point("last", final)
         if best:
             self._point("best", final)
-        self._remove_old()
+        self._remove_old(final)
         return final
+
+    def go_on(self, step: int, start: Path | None) -> list[Path]:
+        """Rename the checkpoints of later steps, which a run that goes on after `step` steps takes again.
+
+        Args:
+            step: Steps that are done.
+            start: The checkpoint that the run goes on from; it gets its name back if it was set aside itself.
+
+        Returns:
+            The checkpoints by their new names, under which they are never looked for or removed.
+        """
+        number = next(number for number in count(1) if not any(self.folder.glob(f"{ASIDE}{number}-*")))
+        here = start is not None and start.parent.resolve() == self.folder.resolve()
+        name = start.name if start is not None and here else ""
+        later = [path for other, path in self._steps() if other >= step and path.name != name]
+        aside = [path.rename(path.with_name(f"{ASIDE}{number}-{path.name}")) for path in later]
+        if name:
+            (self.folder / name).rename(self.path(step))
+            self._point("last", self.path(step))
+        for link in (self.folder / "last", self.folder / "best"):
+            if link.is_symlink() and not link.exists():
+                link.unlink()
+        return aside
 
     def newest(self, report: Callable[[str], None], files: Collection[str] | None = None) -> Path | None:
         """Return the newest checkpoint that is whole; `report` gets one line for each one that is not.
@@ -102,7 +129,7 @@ class CheckpointStore:
             report: Receives the lines.
             files: Files that will be read and have to be whole; None for all.
         """
-        for path in sorted(self.folder.glob(f"{PREFIX}*"), reverse=True):
+        for _, path in self._steps():
             problem = verify(path, files)
             if problem is None:
                 return path
@@ -115,16 +142,31 @@ class CheckpointStore:
         temporary.symlink_to(target.name)
         temporary.replace(self.folder / name)
 
-    def _remove_old(self) -> None:
-        best = self.folder / "best"
-        protected = {best.resolve()} if best.is_symlink() else set()
-        for path in sorted(self.folder.glob(f"{PREFIX}*"))[: -self.keep]:
-            if path.resolve() not in protected:
-                # The manifest goes first: an interrupted removal leaves nothing that looks whole.
-                (path / MANIFEST).unlink(missing_ok=True)
-                shutil.rmtree(path)
+    def _steps(self) -> list[tuple[int, Path]]:
+        """Return the checkpoints and their steps, the latest step first."""
+        numbers = {path: path.name.removeprefix(PREFIX) for path in self.folder.glob(f"{PREFIX}*")}
+        return sorted(((int(text), path) for path, text in numbers.items() if text.isdecimal()), reverse=True)
+
+    def _remove_old(self, committed: Path) -> None:
+        """Remove what is older than the newest whole ones, but neither the best one nor the one just written."""
+        self._whole.add(committed)
+        protected = {committed.resolve(), (self.folder / "best").resolve()}
+        kept = 1
+        for _, path in self._steps():
+            if kept >= self.keep:
+                if path.resolve() not in protected:
+                    _remove(path)
+            elif path != committed and (path in self._whole or verify(path) is None):
+                self._whole.add(path)  # hashed once
+                kept += 1
         for path in self.folder.glob(f".tmp-{PREFIX}*"):
             shutil.rmtree(path, ignore_errors=True)
+
+
+def _remove(path: Path) -> None:
+    # The manifest goes first: an interrupted removal leaves nothing that looks whole.
+    (path / MANIFEST).unlink(missing_ok=True)
+    shutil.rmtree(path)
 
 
 def write_manifest(folder: Path) -> None:
