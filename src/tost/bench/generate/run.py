@@ -11,6 +11,7 @@ import gc
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -222,13 +223,11 @@ class _Bench:
         for name in names:
             self._read(name, _SHORT)
 
-        def run(name: str) -> Trial:
-            def read() -> None:
-                self._states[name, tokens] = self._read(name, tokens)
+        def read(name: str) -> None:
+            self._states[name, tokens] = self._read(name, tokens)
 
-            return Trial(read)
-
-        rounds = interleave({name: run(name) for name in names}, repeats=dict.fromkeys(names, self._scale.rounds))
+        trials = {name: Trial(partial(read, name)) for name in names}
+        rounds = interleave(trials, repeats=dict.fromkeys(names, self._scale.rounds))
         yield [_row(Part.PREFILL, name, tokens, rounds, (OURS,)) for name in names]
 
     def decode(self) -> Iterator[list[GenerateRow]]:
