@@ -8,8 +8,8 @@ from typing import Any, TypeVar
 Value = TypeVar("Value")
 
 OPTIONS = {"local": "conv_width", "local_at": "conv_at", "beyond": "after_last_position"}
-VALUES = {"after_last_position": {"hold": "repeat"}}
-"""By today's name of an option: its former values."""
+VALUES: dict[tuple[str, Any], Any] = {("after_last_position", "hold"): "repeat"}
+"""By today's name of an option and a former value: today's value."""
 PARAMETERS = {".local.weight": ".conv.weight", ".local_mlp.weight": ".conv_mlp.weight"}
 """Endings of the names of parameters."""
 
@@ -22,17 +22,14 @@ def current_names(given: Mapping[str, Value], known: Container[str]) -> dict[str
         known: Names that the model has. Only a name that it lacks is replaced, by one that it has.
     """
     named = {name if name in known else _current(name, known): value for name, value in given.items()}
-    values: dict[str, Any] = {name: VALUES[name][value] for name, value in named.items() if _is_former(name, value)}
-    return named | values
+    return {
+        name: VALUES.get((name, value), value) if isinstance(value, str) else value for name, value in named.items()
+    }
 
 
 def _current(name: str, known: Container[str]) -> str:
     found = [OPTIONS.get(name, name), *(name.removesuffix(old) + new for old, new in PARAMETERS.items())]
     return next((now for now in found if now in known), name)
-
-
-def _is_former(name: str, value: object) -> bool:
-    return isinstance(value, str) and value in VALUES.get(name, ())
 
 
 def former_name(parameter: str) -> str:

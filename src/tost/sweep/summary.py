@@ -111,7 +111,9 @@ def statements(results: Mapping[str, Any]) -> list[str]:
     """
     plan = _plan(results)
     said = []
-    missing = [f"{run['arm']}/seed{run['seed']} ({run['status']})" for run in results["runs"] if not _is_done(run)]
+    missing = [
+        f"{run['arm']}/seed{run['seed']} ({run['status']})" for run in results["runs"] if run["status"] != "finished"
+    ]
     if missing:
         said.append(f"Not finished: {', '.join(missing)}.")
     done = {name: found for name, found in results["arms"].items() if found["seeds"]}
@@ -135,10 +137,6 @@ def statements(results: Mapping[str, Any]) -> list[str]:
 
 def _plan(results: Mapping[str, Any]) -> Plan:
     return Plan.model_validate(results["plan"])
-
-
-def _is_done(run: Mapping[str, Any]) -> bool:
-    return bool(run["status"] == "finished")
 
 
 def _count(value: int | None) -> str:

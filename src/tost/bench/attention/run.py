@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 
@@ -249,7 +250,7 @@ def measure_attention(
     for point in scale.points:
         watch(point.label)
         cost = point_cost(point)
-        counts = {"flops": cost.flops, "product_flops": cost.products, "bytes_moved": cost.moved}
+        counts: dict[str, Any] = {"flops": cost.flops, "product_flops": cost.products, "bytes_moved": cost.moved}
         row = AttentionRow(**vars(point), **counts, roofline_seconds=roofline.bound(cost))
         # A contender goes on at the rate of its last point; the first of a line has only the machine's peaks to go by.
         rate = rates.get(point.series)

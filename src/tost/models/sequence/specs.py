@@ -103,7 +103,11 @@ def _spec(name: str, description: str, defaults: Mapping[str, Any]) -> ModelSpec
     )
 
 
-_FORMS = (("", "", {}, _PAPER), ("_official", ", official sizes", _LRA, _OFFICIAL), ("_s4", ", sizes of S4", _SSM, _S4))
+_FORMS: tuple[tuple[str, str, Mapping[str, Any], Mapping[str, Mapping[str, Any]]], ...] = (
+    ("", "", {}, _PAPER),
+    ("_official", ", official sizes", _LRA, _OFFICIAL),
+    ("_s4", ", sizes of S4", _SSM, _S4),
+)
 SEQUENCE_MODELS = (
     _spec("tost_sequence", "small classifier of sequences of numbers", _values(1024, 10) | _blocks(4, 64, 8, 2.0, 0.0)),
     *(
