@@ -27,7 +27,7 @@ def folder(tmp_path):
 @pytest.mark.usefixtures("installed")
 def test_the_command_line_runs_an_analysis_of_an_installed_package(run, folder, tmp_path):
     importlib.reload(tost.cli._analyze)
-    assert "count-parameters  from an installed package" in run("analyze", "--help").out
+    assert "count-parameters  from the package stranger" in run("analyze", "--help").out
     outcome = run("analyze", str(folder), "count-parameters", "--out", str(tmp_path / "out"), "--json")
     assert outcome.code == 0, outcome.err
     found = json.loads(outcome.out.splitlines()[-1])["results"]["count-parameters"]
