@@ -16,6 +16,7 @@ from tost._options import options_of_signature
 from tost._plugins import Registry
 from tost.data.images.options import SPECS as IMAGES
 from tost.data.lra.options import SPECS as LONG_RANGE_ARENA
+from tost.data.probes.options import SPECS as PROBES
 from tost.data.spec import DataShape, DataSpec
 from tost.data.tokens.options import SPECS as TOKENS
 from tost.data.toy.options import SPECS as TOY
@@ -129,5 +130,8 @@ def _adapt(name: str, found: Any) -> DataSpec:
 
 
 DATA_SETS: Registry[DataSpec] = Registry(
-    "data set", "tost.data", _adapt, ((spec.name, spec) for spec in (*TOY, *TOKENS, *LONG_RANGE_ARENA, *IMAGES))
+    "data set",
+    "tost.data",
+    _adapt,
+    ((spec.name, spec) for spec in (*TOY, *PROBES, *TOKENS, *LONG_RANGE_ARENA, *IMAGES)),
 )

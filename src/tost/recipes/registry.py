@@ -153,6 +153,13 @@ TASKS: Registry[TaskSpec] = Registry(
                 description="the next token of a text",
                 regularizes=False,
             ),
+            TaskSpec(
+                name="token_prediction",
+                build="tost.recipes.token_prediction:TokenPrediction",
+                description="answers at some tokens of a sequence, from what came before: the probes",
+                bases=("language_modeling",),
+                regularizes=False,
+            ),
         )
     ),
 )
