@@ -16,8 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from page_file import MEASUREMENTS, ROOT, newest
+from results_page import fill
 
-from tost.sweep import fill, read_results
+from tost.sweep import read_results
 
 __all__ = ["main", "render_result", "render_speed", "stored", "updated"]
 

@@ -4,7 +4,7 @@ python scripts/update_results.py           rewrite docs/results.md
 python scripts/update_results.py --check   only say whether it is up to date; exit code 1 if not
 
 `tost sweep PLAN ... --store results/NAME.json` stores a sweep. Beside it, results/NAME.md may hold what is to be said
-about it; its numbers are placeholders such as {arm.metric.mean:.1f}, see `tost.sweep.fill`.
+about it; its numbers are placeholders such as {arm.metric.mean:.1f}, see `fill` in results_page.py.
 """
 
 from __future__ import annotations
@@ -12,9 +12,10 @@ from __future__ import annotations
 from pathlib import Path
 
 from page_file import ROOT, update_page
+from results_page import page, section
 
 from tost.errors import ConfigError
-from tost.sweep import page, read_results, section
+from tost.sweep import read_results
 
 __all__ = ["generate", "main"]
 

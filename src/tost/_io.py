@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from tost.errors import StorageError, TostError
+from tost.errors import ConfigError, StorageError, TostError
 
 MAX_JSON_BYTES = 64 * 2**20
 DRAFT_PREFIX = ".writing-"
@@ -97,6 +97,18 @@ def read_json(
         return json.loads(content)
     except (ValueError, RecursionError) as problem:
         raise error(f"cannot read {path}, it is not JSON: {problem}{hint}") from problem
+
+
+def read_text(path: Path, what: str = "text") -> str:
+    """Read a text as it is: bytes that are not UTF-8 become surrogates, which `ByteTokenizer` writes back as bytes.
+
+    Raises:
+        ConfigError: It cannot be read.
+    """
+    try:
+        return path.read_bytes().decode("utf-8", errors="surrogateescape")
+    except OSError as error:
+        raise ConfigError(f"cannot read the {what} from {path}: {error.strerror}") from error
 
 
 def sha256_of(path: Path) -> str:

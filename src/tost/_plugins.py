@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable
 from fnmatch import fnmatchcase
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from tost import _env
 from tost._text import did_you_mean
@@ -23,7 +23,20 @@ from tost.errors import ConfigError
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
-Spec = TypeVar("Spec")
+
+class Described(Protocol):
+    """What every spec has."""
+
+    @property
+    def name(self) -> str:
+        """What users call it."""
+
+    @property
+    def description(self) -> str:
+        """One line for listings."""
+
+
+Spec = TypeVar("Spec", bound=Described)
 
 
 def is_foreign(name: str) -> bool:
@@ -96,8 +109,9 @@ class Registry(Generic[Spec]):
         kind: What they are called in messages, such as ``"model"``.
         group: Entry point group, such as ``"tost.models"``.
         adapt: Makes a spec from a name and the object that an entry point or ``package.module:object`` refers to.
-        specs: What tost itself registers, by name.
+        specs: What tost itself registers.
         plural: Of `kind`, if it is not formed with an s.
+        columns: Returns what listings show of a spec between its name and its description.
     """
 
     def __init__(
@@ -105,13 +119,14 @@ class Registry(Generic[Spec]):
         kind: str,
         group: str,
         adapt: Callable[[str, Any], Spec],
-        specs: Iterable[tuple[str, Spec]] = (),
+        specs: Iterable[Spec] = (),
         *,
         plural: str = "",
+        columns: Callable[[Spec], dict[str, str]] = lambda spec: {},
     ) -> None:
-        self._kind, self._group, self._adapt = kind, group, adapt
+        self._kind, self._group, self._adapt, self._columns = kind, group, adapt, columns
         self._plural, self._one = plural or f"{kind}s", f"{'an' if kind[0] in 'aeiou' else 'a'} {kind}"
-        self._specs = dict(specs)
+        self._specs = {spec.name: spec for spec in specs}
         self._entry_points: dict[str, EntryPoint] | None = None
 
     def add(self, name: str, spec: Spec) -> None:
@@ -157,14 +172,18 @@ class Registry(Generic[Spec]):
         """Return the spec of a name if that takes no import; None for entry points that have not been loaded."""
         return self._specs.get(name)
 
+    def describe(self, name: str) -> dict[str, str]:
+        """Return the line of a name in listings; of an entry point that was not loaded, the package it is from."""
+        if name in self._specs:
+            spec = self._specs[name]
+            return {"name": name, **self._columns(spec), "description": spec.description}
+        blank = dict.fromkeys(self._columns(next(iter(self._specs.values()))), "-")
+        package = self._found()[name].module.partition(".")[0]
+        return {"name": name, **blank, "description": f"from the package {package}"}
+
     def loaded(self) -> list[Spec]:
         """Return all specs that are registered or have been loaded."""
         return list(self._specs.values())
-
-    def origin(self, name: str) -> str:
-        """Return the package that provides a name by an entry point; empty for what is registered otherwise."""
-        entry = None if name in self._specs else self._found().get(name)
-        return "" if entry is None else entry.module.partition(".")[0]
 
     def __contains__(self, name: str) -> bool:
         return name in self._found() or name in self._specs

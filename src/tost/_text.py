@@ -29,6 +29,14 @@ def count(number: int, noun: str, plural: str = "") -> str:
     return f"{number:,} {noun if number == 1 else plural or f'{noun}s'}"
 
 
+def integers(text: str) -> tuple[int, ...] | None:
+    """Read whole numbers with commas between them; None if the text is something else."""
+    try:
+        return tuple(int(part) for part in text.split(","))
+    except ValueError:
+        return None
+
+
 def real(value: object) -> float | None:
     """Return a measured number as a float; None for everything else, such as text, booleans, infinity and NaN."""
     if isinstance(value, bool) or not isinstance(value, int | float):

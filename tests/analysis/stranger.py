@@ -47,10 +47,8 @@ ENTRY_POINTS = "[tost.analyses]\ncount-parameters = stranger.looks:count\n"
 @pytest.fixture
 def own_registry(monkeypatch):
     """Keep what a test registers to itself."""
-    specs = [(spec.name, spec) for spec in registry._BUILT_IN]
-    monkeypatch.setattr(
-        registry, "_ANALYSES", Registry("analysis", "tost.analyses", registry._adapt, specs, plural="analyses")
-    )
+    empty = Registry("analysis", "tost.analyses", registry._adapt, registry._BUILT_IN, plural="analyses")
+    monkeypatch.setattr(registry, "_ANALYSES", empty)
     monkeypatch.delenv("TOST_PLUGINS", raising=False)
 
 

@@ -123,7 +123,7 @@ MISTAKES = {
     "no data": (["MODEL", "heads"], "add --images FOLDER or --text FILE"),
     "both": (["MODEL", "heads", "--images", "a", "--text", "b"], "both given"),
     "images for text": (["MODEL", "heads", "--images", "."], "does not read any"),
-    "no text": (["MODEL", "heads", "--text", "nowhere"], "cannot read the text nowhere"),
+    "no text": (["MODEL", "heads", "--text", "nowhere"], "cannot read the text from nowhere"),
     "text for images": (["RUN", "heads", "--text", "nowhere"], "does not read tokens"),
 }
 

@@ -133,7 +133,7 @@ def package(tmp_path, monkeypatch):
     monkeypatch.setattr(registry.TASKS, "_specs", dict(registry.TASKS._specs))
     monkeypatch.setenv(_env.PLUGINS.name, "")
     monkeypatch.chdir(tmp_path)
-    for module in (DATA_SETS, models_registry._MODELS):
+    for module in (DATA_SETS, models_registry.MODELS):
         monkeypatch.setattr(module, "_specs", dict(module._specs))
     name = f"stranger_{tmp_path.parent.name}_{tmp_path.name}".replace("-", "_")
     Path(f"{name}.py").write_text(TASK)

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -28,8 +28,14 @@ def package(tmp_path, monkeypatch):
     sys.modules.pop("stranger", None)
 
 
-def make(group: str = "tost.tests") -> Registry[tuple[str, Any]]:
-    return Registry("thing", group, lambda name, found: (name, found), [("built_in", ("built_in", None))])
+class Thing(NamedTuple):
+    name: str
+    found: Any
+    description: str = "one of them"
+
+
+def make(group: str = "tost.tests") -> Registry[Thing]:
+    return Registry("thing", group, Thing, [Thing("built_in", None)])
 
 
 def test_entry_points_are_listed_without_being_loaded(package):

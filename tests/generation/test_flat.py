@@ -21,7 +21,7 @@ from tost.testing import assert_close
 OPTIONS = {
     "endless": {"position": "none"},
     "waves": {"position": "sinusoidal"},
-    "hold": {"beyond": "hold", "max_length": 6},
+    "hold": {"after_last_position": "repeat", "max_length": 6},
     "biases": {"bias": True},
     "free head": {"tie_head": False},
     "no layer scale": {"layer_scale": None},
@@ -40,7 +40,7 @@ ALONE = {"plain": {}, "reference": {"backend": "reference"}, **OPTIONS}
 def pairs():
     """Two options at a time, where they go together."""
     for (one, a), (other, b) in itertools.combinations(OPTIONS.items(), 2):
-        if not a.keys() & b.keys() and not {"position", "beyond"} <= {*a, *b}:
+        if not a.keys() & b.keys() and not {"position", "after_last_position"} <= {*a, *b}:
             yield pytest.param({**a, **b}, id=f"{one}, {other}")
 
 

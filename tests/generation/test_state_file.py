@@ -207,7 +207,7 @@ def test_flags_fit_into_bits(rows, size, seed):
 def model_of_the_stored_file():
     """The model that made ``regression/state_v1.safetensors``, with weights that need no random numbers."""
     sizes = {"embed_dim": 16, "depth": 2, "num_heads": 2, "vocab_size": 32, "max_length": 24}
-    options = {"conv_width": 3, "gate": True, "count_scaled": True, "forget": True, "beyond": "hold"}
+    options = {"conv_width": 3, "gate": True, "count_scaled": True, "forget": True, "after_last_position": "repeat"}
     model = tost.create_model("tost_lm_base", **sizes, **options).eval()
     with torch.no_grad():
         named = sorted((former_name(name), parameter) for name, parameter in model.named_parameters())

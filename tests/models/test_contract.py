@@ -54,6 +54,7 @@ PARAMETERS = {
     "tost_mini": 375_490,
     "tost_small_24_patch16_224": 40_344_664,
     "tost_small_24_patch8_224": 40_304_392,
+    "tost_sequence": 110_496,
     "tost_small_patch16_224": 22_589_944,
     "tost_small_patch8_224": 22_549_672,
     "tost_tiny_24_patch16_224": 10_223_008,

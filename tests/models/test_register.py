@@ -12,16 +12,15 @@ from tost._plugins import allow
 from tost.errors import CheckpointError, ConfigError
 from tost.models import mixer_spec, model_options, model_spec, registry, token_flops
 from tost.models.interface import flops_per_token, model_options_of
-from tost.models.mixers import describe_mixer, list_mixers
+from tost.models.mixers import list_mixers
 from tost.models.mixers import registry as mixers
-from tost.models.registry import describe_model
 from tost.train.checkpoint.model import save_model
 
 
 @pytest.fixture(autouse=True)
 def fresh(monkeypatch):
     """What a test registers is forgotten after it."""
-    for one in (registry._MODELS, mixers._MIXERS):
+    for one in (registry.MODELS, mixers.MIXERS):
         monkeypatch.setattr(one, "_specs", dict(one._specs))
         monkeypatch.setattr(one, "_entry_points", None)
 
@@ -69,7 +68,11 @@ def test_options_are_checked_against_the_signature():
     assert model_spec("pool").tasks == ("image_classification",)
     assert "pool" in tost.list_models(task="image_classification")
     assert "pool" not in tost.list_models(task="language_modeling")
-    assert describe_model("pool") == {"name": "pool", "tasks": "image_classification", "description": "a pool"}
+    assert registry.MODELS.describe("pool") == {
+        "name": "pool",
+        "tasks": "image_classification",
+        "description": "a pool",
+    }
     with pytest.raises(ConfigError, match="num_classes: missing"):
         tost.create_model("pool")
     with pytest.raises(ConfigError, match="num_clases: unknown key; did you mean num_classes"):
@@ -130,10 +133,12 @@ def test_a_mixer_is_available_in_every_model_that_it_fits():
         mixer = model.blocks[0].attention
         assert (type(mixer), mixer.scale, mixer.out_drop) == (Mean, 0.5, 0.1)
     assert model(torch.rand(2, 10, 1)).shape == (2, 10)
-    assert describe_mixer("average") == {"name": "average", "models": "vision, sequence", "description": "the mean"}
-    with pytest.raises(
-        ConfigError, match=r"mixer 'average' does not fit language models; those that do: .*softmax, tssa"
-    ):
+    assert mixers.MIXERS.describe("average") == {
+        "name": "average",
+        "models": "vision, sequence",
+        "description": "the mean",
+    }
+    with pytest.raises(ConfigError, match=r"'average' does not fit language models; those that do: .*softmax, tssa"):
         tost.create_model("tost_lm_base", mixer="average")
     with pytest.raises(ConfigError, match=r"mixer_options.scal: unknown key; did you mean mixer_options.scale"):
         tost.create_model("tost_mini", mixer="average", mixer_options={"scal": 1})
@@ -209,8 +214,8 @@ def package(tmp_path, monkeypatch):
 def test_entry_points_are_listed_at_once_and_loaded_when_needed(package):
     assert "stranger_flat" in tost.list_models()
     assert "stranger_mixer" in list_mixers(place="vision")
-    assert describe_model("stranger_flat")["description"] == "from the package stranger_nets"
-    assert describe_mixer("stranger_mixer")["description"] == "from the package stranger_nets"
+    assert registry.MODELS.describe("stranger_flat")["description"] == "from the package stranger_nets"
+    assert mixers.MIXERS.describe("stranger_mixer")["description"] == "from the package stranger_nets"
     with pytest.raises(ConfigError, match="did you mean 'stranger_flat'"):
         tost.create_model("stranger_flatt")
     assert not package.exists()
@@ -232,6 +237,6 @@ def test_a_class_is_named_only_if_its_package_is_allowed(package, tmp_path, monk
     save_model(model, tmp_path / "flat")
     assert tost.load_model(tmp_path / "flat").head.weight.shape == (7, 48)
     monkeypatch.delenv("TOST_PLUGINS")
-    monkeypatch.delitem(registry._MODELS._specs, "stranger_nets:Flat")
+    monkeypatch.delitem(registry.MODELS._specs, "stranger_nets:Flat")
     with pytest.raises(CheckpointError, match="code outside tost"):
         tost.load_model(tmp_path / "flat")

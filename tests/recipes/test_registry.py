@@ -80,7 +80,7 @@ def test_recipe_model_and_data_have_to_fit():
     data = ", ".join(name for name in list_data() if find_data(name).task == "language_modeling")
     assert str(error.value).splitlines() == [
         "demo/digits cannot be used, 2 problems:",
-        "  model.name (line 7): lra_image is a model for classification, but the recipe language_modeling trains: "
+        "  model.name (line 7): tost_sequence is a model for classification, but the recipe language_modeling trains: "
         f"{models}",
         "  data.name (line 8): digits is for the recipe classification, but this is language_modeling, "
         f"which takes: {data}",

@@ -9,7 +9,7 @@ import tost
 from tests.regression.make_run import HERE
 from tests.train.runs import run
 from tost._io import write_json
-from tost.errors import CheckpointError
+from tost.errors import CheckpointError, ConfigError
 from tost.recipes import get_task
 from tost.train.checkpoint.files import resolve_checkpoint
 from tost.train.config import load_config
@@ -33,10 +33,28 @@ def test_an_old_run_folder_loads_and_is_evaluated():
 def test_an_old_run_is_resumed(tmp_path):
     config = load_config(HERE / "config.yaml", ["train.steps=6"])
     assert config.regularize.mixup == 0
-    options = ["model.depth=1", "model.num_heads=2", "model.dropout=0.0", "train.ema_decay=0.9", "train.steps=6"]
+    options = ["model.name=lra_image", "model.depth=1", "model.num_heads=2", "model.dropout=0.0"]
+    options += ["train.ema_decay=0.9", "train.steps=6"]
     result, recorder = run(tmp_path, *options, "model.mlp_ratio=2.0", resume=resolve_checkpoint(HERE, pytest.fail))
     assert result.step == 6
     assert set(recorder.losses) == {5, 6}
+
+
+def test_old_configurations_have_the_new_names_of_options(tmp_path):
+    text = """
+recipe: language_modeling
+model: {name: tost_lm_base, embed_dim: 16, num_heads: 2, max_length: 6, local: 3, beyond: hold}
+data: {name: stdlib_bytes}
+train: {steps: 1, batch_size: 1}
+optim: {lr: 1.0}
+"""
+    (tmp_path / "config.yaml").write_text(text)
+    write_json(tmp_path / "env.json", {"format": 2})
+    options = load_config(tmp_path / "config.yaml").model.options
+    assert (options["after_last_position"], options["conv_width"]) == ("repeat", 3)
+    write_json(tmp_path / "env.json", {"format": FORMAT})
+    with pytest.raises(ConfigError, match=r"model\.beyond .*unknown key"):
+        load_config(tmp_path / "config.yaml")
 
 
 def test_new_run_folders_carry_their_format(tmp_path):
@@ -59,5 +77,7 @@ def test_newer_checkpoints_are_refused(tmp_path):
     copy = tmp_path / "step-00000004"
     shutil.copytree(HERE / "checkpoints" / copy.name, copy)
     change(copy / "state.json", format=FORMAT + 1)
-    with pytest.raises(CheckpointError, match=r"step-00000004 has format 3, .*written by a newer version: update tost"):
+    with pytest.raises(
+        CheckpointError, match=rf"step-00000004 has format {FORMAT + 1}, .*written by a newer version: update tost"
+    ):
         run(tmp_path / "new", "train.ema_decay=0.9", "model.dropout=0.0", resume=copy)

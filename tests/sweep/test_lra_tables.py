@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 
 from tests.sweep.samples import leave, make_plan, make_runs
+from tests.test_docs import load_script
 from tost.data.lra.grammar import SYMBOLS, ListOpsGenerator
 from tost.data.toy.options import ListOpsOptions
 from tost.errors import ConfigError
-from tost.sweep import collect, expand, fill, load_plan, statements, table
+from tost.sweep import collect, expand, load_plan, statements, table
 from tost.sweep.summary import averages
 
 MIXERS = ("tssa", "softmax", "reformer", "bigbird", "linformer", "linear", "performer", "nystrom", "s4")
@@ -99,7 +100,7 @@ def test_levels_are_told_and_can_be_named(tmp_path):
         leave(run)
     gathered = collect("mine", plan, [], runs)
     assert "Without learning: root operator 36.3. Reported: a count." in " ".join(statements(gathered))
-    assert fill("{wide.accuracy.mean - levels.root_operator:+.1f}", gathered) == "+13.7"
+    assert load_script("results_page").fill("{wide.accuracy.mean - levels.root_operator:+.1f}", gathered) == "+13.7"
 
 
 def test_problems_of_tasks_and_levels_are_explained(tmp_path):

@@ -1,27 +1,8 @@
-"""The table, the sentences that are computed, and numbers filled into text."""
+"""The table and the sentences that are computed."""
 
 from __future__ import annotations
 
-import pytest
-
-from tests.sweep.samples import leave, make_plan, make_runs
-from tost.errors import ConfigError
-from tost.sweep import collect, fill, page, section, statements, table
-
-
-@pytest.fixture
-def gathered(tmp_path, monkeypatch):
-    """Gather results whose runs have given accuracies and parameters."""
-    monkeypatch.setattr("sys.argv", ["tost", "sweep", "mine", "--out", "some where"])
-
-    def make(accuracies=(0.5, 0.75, 0.6, 0.75), parameters=(1000, 1020), **changes):
-        plan = make_plan(**changes)
-        runs = make_runs(plan, tmp_path)
-        for run, accuracy in zip(runs, accuracies, strict=False):
-            leave(run, accuracy=accuracy, loss=2 * accuracy, parameters=parameters[list(plan.arms).index(run.arm)])
-        return collect("mine", plan, [], runs)
-
-    return make
+from tost.sweep import statements, table
 
 
 def test_table_has_one_row_per_arm(gathered):
@@ -69,60 +50,3 @@ def test_statements_are_computed(gathered):
     said = statements(gathered(arms={"a": {}, "b": {}, "c": {}}, accuracies=(0.1, 0.1), parameters=(5, 5, 5)))
     assert said[0].startswith("Not finished: c/seed0 (new), a/seed1 (new)")
     assert "All finished arms have 5 parameters." in said
-
-
-def test_section_tells_command_table_notes_text_and_machine(gathered):
-    text = section(gathered(), "Wide wins by {wide.accuracy.mean - thin.accuracy.mean:.1f} points.\n")
-    parts = text.split("\n\n")
-    assert parts[0] == "## Two sizes"
-    assert parts[1] == "```shell\ntost sweep mine --out 'some where'\n```"
-    assert parts[2].startswith("| arm |")
-    assert parts[4] == "- `thin`: narrow"
-    assert parts[5] == "Wide wins by 20.0 points."
-    assert parts[6] == "*A CPU, 1 thread, torch 9.9, tost 0.0, revision abc1234, 2001-02-03.*"
-    assert page([text]).endswith(f"{text}\n")
-    assert "No results are stored yet." in page([])
-
-
-VALUES = {
-    "{thin.accuracy.mean:.1f}": "55.0",
-    "{thin.accuracy.std:.2f}": "7.07",
-    "{wide.parameters:,}": "1,020",
-    "{thin.loss.min:.3f}": "1.000",
-    "{thin.best.max:.0f}": "61",
-    "{wide.parameters / thin.parameters:.2f}": "1.02",
-    "{thin.accuracy.mean - wide.accuracy.mean:+.1f}": "-20.0",
-    "{thin.steps}": "7",
-    "{{thin.steps}}": "{thin.steps}",
-    "`code 1.5` and {thin.samples}": "`code 1.5` and 448",
-}
-
-
-@pytest.mark.parametrize(("text", "filled"), VALUES.items())
-def test_fill_replaces_placeholders(gathered, text, filled):
-    assert fill(text, gathered()) == filled
-
-
-REFUSED = {
-    "{thiin.accuracy.mean}": "no such number in the results; did you mean thin.accuracy.mean",
-    "{zzz}": "the names look like thin.parameters",
-    "{}": "no such number",
-    "{thin.reference}": "the results do not have it",
-    "{thin.steps:q}": "write for example {thin.steps:.1f}",
-    "{thin.steps + thin.steps + thin.steps}": "at most two names",
-    "{thin.steps / thin.zero}": "no such number",
-    "It has 91.2 points.": "91.2 was typed by hand",
-    "It is 5 % better.": "5 % was typed by hand",
-}
-
-
-@pytest.mark.parametrize(("text", "message"), REFUSED.items())
-def test_fill_refuses_what_it_cannot_compute(gathered, text, message):
-    with pytest.raises(ConfigError) as caught:
-        fill(text, gathered())
-    assert message in str(caught.value)
-
-
-def test_fill_does_not_divide_by_zero(gathered):
-    with pytest.raises(ConfigError, match=r"wide\.accuracy\.std is 0"):
-        fill("{thin.steps / wide.accuracy.std}", gathered())

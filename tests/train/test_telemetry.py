@@ -41,7 +41,7 @@ def test_a_run_logs_every_layer(tmp_path):
 
 def test_options_of_causal_attention_are_part_of_the_measure():
     torch.manual_seed(0)
-    options = Extensions(count_scaled=True, forget=True, beyond="hold")
+    options = Extensions(count_scaled=True, forget=True, after_last_position="repeat")
     attention = tost.CausalTSSAttention(8, 2, 3, position_bias="head", extensions=options)
     nn.init.normal_(attention.position_bias)
     x = torch.randn(3, 5, 8)

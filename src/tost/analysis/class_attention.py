@@ -6,12 +6,11 @@ rest is not normalized again. Maps are enlarged by repeating patches and drawn f
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -23,16 +22,13 @@ from timm.layers.attention import Attention
 from timm.models.vision_transformer import VisionTransformer
 from timm.models.xcit import ClassAttentionBlock
 
-from tost.analysis.maps import SHOWN, collect_maps
+from tost.analysis.maps import SHOWN, ImageMaps, collect_maps
 from tost.analysis.records import Batch, at_rest, choose, run_batch
-from tost.analysis.result import Result, entropy, grid_rows, span
+from tost.analysis.result import entropy, grid_rows, span
 from tost.errors import ConfigError
 from tost.models.vision.crate import CRATE
 from tost.models.vision.parts import ClassBlock
 from tost.nn import Block, SubspaceAttention
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 MASS = 0.6
 
@@ -48,37 +44,25 @@ class ClassAttentionLayer(NamedTuple):
     """Entries in front of the patches."""
 
 
-@dataclass(frozen=True)
-class ClassAttentionMaps(Result):
-    """Where the class token looks.
+@dataclass(frozen=True, kw_only=True)
+class ClassAttentionMaps(ImageMaps):
+    """Where the class token looks; with what it gives to itself, the weights on the patches add up to 1.
 
     Attributes:
         layers: Numbers of the layers, from 0.
         names: Their paths in the model.
         depth: How many layers look from a class token.
-        maps: Weights on the patches of the first images, ``[S, L, H, rows, columns]``; with what the class token gives
-            to itself they add up to 1.
-        pixels: Those images in [0, 1], ``[S, 3, height, width]``.
         itself: Mean weight of the class token on itself (and other tokens that are no patches), ``[L, H]``.
         entropy: Mean entropy of the map as a distribution over patches, ``[L, H]``; 1 is uniform.
-        area: Agreement with the foreground, ``[L, H]``, as in `MembershipMaps`.
-        images: How many images were looked at.
-        compared: How many of them have a foreground to compare with.
     """
 
     name: ClassVar[str] = "class-attention"
-    not_stored: ClassVar[tuple[str, ...]] = ("pixels",)
-    is_photographic: ClassVar[bool] = True
+    drawing: ClassVar[str] = "maps:draw_class_attention"
     layers: tuple[int, ...]
     names: tuple[str, ...]
     depth: int
-    maps: Tensor = field(repr=False)
-    pixels: Tensor = field(repr=False)
     itself: Tensor
     entropy: Tensor
-    area: Tensor
-    images: int
-    compared: int
 
     def kept(self, mass: float = MASS) -> Tensor:
         """Return the patches that hold the given share of each map, bool ``[S, L, H, rows, columns]``."""
@@ -100,12 +84,6 @@ class ClassAttentionMaps(Result):
             "entropy of the maps, least and most of a head (1 = uniform)": span(self.entropy),
             f"foreground agreement: {best}, area under the curve (chance 0.5)": round(self.area.max().item(), 4),
         }
-
-    def figure(self) -> Figure:
-        """Draw a grid: images in rows, every head of the first of the layers in columns."""
-        from tost.analysis.figures.maps import draw_class_attention
-
-        return draw_class_attention(self)
 
 
 def keep_mass(weights: Tensor, mass: float) -> Tensor:
@@ -156,22 +134,24 @@ def _of_class_block(block: ClassAttentionBlock, x: Tensor) -> Tensor:
     B, N, _ = x.shape
     query = attn.q(x[:, 0]).view(B, attn.num_heads, 1, -1)
     key = attn.k(x).view(B, N, attn.num_heads, -1).transpose(1, 2)
-    scores: Tensor = (query * attn.scale) @ key.mT
-    return scores.softmax(dim=-1).squeeze(2)
+    return _weights(query, key, attn.scale)
 
 
 def _of_attention(attention: Attention, x: Tensor) -> Tensor:
     B, N, _ = x.shape
     query, key, _ = attention.qkv(x).view(B, N, 3, attention.num_heads, -1).permute(2, 0, 3, 1, 4)
     query, key = attention.q_norm(query[:, :, :1]), attention.k_norm(key)
-    scores: Tensor = (query * attention.scale) @ key.mT
-    return scores.softmax(dim=-1).squeeze(2)
+    return _weights(query, key, attention.scale)
 
 
 def _of_subspaces(mixer: SubspaceAttention, x: Tensor) -> Tensor:
     w = mixer.proj_in(x).view(*x.shape[:2], mixer.num_heads, mixer.head_dim).transpose(1, 2)
-    scores: Tensor = w[:, :, :1] @ w.mT / math.sqrt(mixer.head_dim)
-    return scores.softmax(dim=-1).squeeze(2)
+    return _weights(w[:, :, :1], w, mixer.head_dim**-0.5)
+
+
+def _weights(query: Tensor, key: Tensor, scale: float) -> Tensor:
+    """Return the weights of one query [B, H, 1, D] over keys [B, H, N, D]."""
+    return ((query * scale) @ key.mT).softmax(dim=-1).squeeze(2)
 
 
 @contextmanager
@@ -181,14 +161,10 @@ def _looking(layers: Sequence[ClassAttentionLayer], found: list[Tensor]) -> Iter
     def look(layer: ClassAttentionLayer, module: nn.Module, arguments: tuple[Any, ...]) -> None:
         found.append(layer.weights(*arguments[: 2 if isinstance(module, ClassBlock) else 1]))
 
-    handles = []
-    try:
+    with ExitStack() as hooks:
         for layer in layers:
-            handles.append(layer.module.register_forward_pre_hook(partial(look, layer)))
+            hooks.enter_context(layer.module.register_forward_pre_hook(partial(look, layer)))
         yield
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 def _grid(model: nn.Module, images: Tensor, patches: int) -> tuple[int, int]:
@@ -252,15 +228,6 @@ def class_attention_maps(
     with at_rest(model), _looking(wanted, found):
         seen = collect_maps(batches, look, pixels=pixels, shown=shown)
     itself, spread = torch.stack(sums).sum(dim=0) / seen.images
-    return ClassAttentionMaps(
-        layers=tuple(chosen),
-        names=tuple(layer.name for layer in wanted),
-        depth=len(every),
-        maps=seen.maps,
-        pixels=seen.pixels,
-        itself=itself,
-        entropy=spread,
-        area=seen.area,
-        images=seen.images,
-        compared=seen.compared,
-    )
+    measured = {"itself": itself, "entropy": spread, **vars(seen)}
+    names = tuple(layer.name for layer in wanted)
+    return ClassAttentionMaps(layers=tuple(chosen), names=names, depth=len(every), **measured)

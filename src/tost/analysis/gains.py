@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
@@ -18,9 +18,6 @@ from tost.analysis.result import Result, grid_rows, span
 from tost.nn import CausalTSSAttention
 from tost.ops import _scan
 from tost.ops._numerics import MASS_FLOOR, zero_padding
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 
 @dataclass(frozen=True)
@@ -35,6 +32,7 @@ class Gains(Result):
     """
 
     name: ClassVar[str] = "gains"
+    drawing: ClassVar[str] = "numbers:draw_gains"
     layers: tuple[int, ...]
     mean: Tensor = field(repr=False)
     deviation: Tensor = field(repr=False)
@@ -58,12 +56,6 @@ class Gains(Result):
             "share of suppressed directions (D > 1/2), first and last layer": f"{share[0]:.3f}, {share[-1]:.3f}",
             "standard deviation of D from sample to sample, mean": round(self.deviation.mean().item(), 4),
         }
-
-    def figure(self) -> Figure:
-        """Draw D: directions sorted within each head, one panel per layer."""
-        from tost.analysis.figures.numbers import draw_gains
-
-        return draw_gains(self)
 
 
 def running_sums(layer: AttentionLayer, x: Tensor, mask: Tensor | None) -> Tensor:

@@ -5,29 +5,18 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tost.analysis.records import (
-    AttentionLayer,
-    Batch,
-    LayerRecord,
-    attention_layers,
-    choose,
-    membership_of,
-    sum_by_layer,
-)
+from tost.analysis.records import AttentionLayer, Batch, LayerRecord, membership_of, select_layers, sum_by_layer
 from tost.analysis.result import Result, entropy, grid_rows, span
 from tost.errors import ConfigError
 from tost.nn import CausalTSSAttention
 from tost.ops import membership
 from tost.ops._numerics import zero_padding
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 FACTORS = (1 / 16, 1 / 4, 1.0, 4.0, 16.0, 64.0)
 MOST_RANGES = 64
@@ -50,6 +39,7 @@ class HeadUsage(Result):
     """
 
     name: ClassVar[str] = "heads"
+    drawing: ClassVar[str] = "numbers:draw_heads"
     layers: tuple[int, ...]
     usage: Tensor
     hard: Tensor
@@ -78,12 +68,6 @@ class HeadUsage(Result):
             f"effective rank of a head's group (of {self.head_dim}), least and most": span(self.rank, ".4g"),
             "entropy of memberships, least and most of a layer (1 = uniform)": span(self.entropy, ".4g"),
         }
-
-    def figure(self) -> Figure:
-        """Draw usage, hard share, temperature and rank as tables of colours, and the entropy by layer."""
-        from tost.analysis.figures.numbers import draw_heads
-
-        return draw_heads(self)
 
 
 def effective_rank(moment: Tensor) -> Tensor:
@@ -156,6 +140,7 @@ class Flattening(Result):
     """
 
     name: ClassVar[str] = "flattening"
+    drawing: ClassVar[str] = "numbers:draw_flattening"
     causal: bool
     layers: tuple[int, ...]
     lengths: tuple[float, ...]
@@ -178,12 +163,6 @@ class Flattening(Result):
             f"the same at {last:g} tokens": float(f"{mean[-1].item():.3g}"),
             "energies are multiplied by the number of tokens": "yes" if self.count_scaled else "no",
         }
-
-    def figure(self) -> Figure:
-        """Draw the distance from uniform, and the entropy, over the number of tokens."""
-        from tost.analysis.figures.numbers import draw_flattening
-
-        return draw_flattening(self)
 
 
 def membership_at_length(layer: AttentionLayer, w: Tensor, factor: float) -> Tensor:
@@ -239,8 +218,7 @@ def membership_flattening(
         >>> tost.analysis.membership_flattening(model, [torch.randn(4, 3, 32, 32)]).lengths
         (4.0, 16.0, 64.0, 256.0, 1024.0, 4096.0)
     """
-    every = attention_layers(model)
-    causal = isinstance(every[choose(layers, len(every))[0]].attention, CausalTSSAttention)
+    causal = isinstance(select_layers(model, layers)[0].attention, CausalTSSAttention)
     length = 0
 
     def measure(record: LayerRecord) -> tuple[Tensor]:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from tost.analysis.foreground import agreement, foreground_by_border
 from tost.analysis.records import Batch
+from tost.analysis.result import Result
 from tost.errors import ConfigError
 
 SHOWN = 6
@@ -23,23 +25,27 @@ def to_display(images: Tensor) -> Tensor:
     return scaled.expand(-1, 3, -1, -1) if images.shape[1] == 1 else scaled[:, :3]
 
 
-@dataclass(frozen=True)
-class ImageMaps:
-    """Maps of L layers with H heads each.
+@dataclass(frozen=True, kw_only=True)
+class ImageMaps(Result):
+    """Maps of L layers with H heads each: what the results of all analyses of images have in common.
 
     Attributes:
         maps: Those of the first images, ``[S, L, H, rows, columns]``.
         pixels: The first images in [0, 1], ``[S, 3, height, width]``.
-        foreground: Their foreground, bool ``[S, rows, columns]``.
-        area: Mean area under the ROC curve over all images, ``[L, H]``; see `tost.analysis.foreground.agreement`.
-        overlap: Mean intersection over union over all images, ``[L, H]``.
-        images: Number of images.
-        compared: Number of images that have both foreground and background.
+        foreground: Their foreground, bool ``[S, rows, columns]``; an estimate unless it was given.
+        area: Mean probability that a foreground patch has more of a head than a background patch, ``[L, H]``, over all
+            images: 1 if the head is the foreground, 0 if it is the background, 1/2 if it does not care.
+        overlap: Mean intersection over union of the patches whose largest map is the head's, and the foreground,
+            ``[L, H]``, over all images.
+        images: How many images were looked at.
+        compared: How many of them have both foreground and background.
     """
 
-    maps: Tensor
-    pixels: Tensor
-    foreground: Tensor
+    not_stored: ClassVar[tuple[str, ...]] = ("pixels",)
+    is_photographic: ClassVar[bool] = True
+    maps: Tensor = field(repr=False)
+    pixels: Tensor = field(repr=False)
+    foreground: Tensor = field(repr=False)
     area: Tensor
     overlap: Tensor
     images: int

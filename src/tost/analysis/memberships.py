@@ -10,49 +10,30 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from tost.analysis.maps import SHOWN, collect_maps
+from tost.analysis.maps import SHOWN, ImageMaps, collect_maps
 from tost.analysis.records import Batch, LayerRecord, at_rest, attention_layers, capture, choose, observe, run_batch
 from tost.analysis.result import Result, entropy, grid_rows, span
 from tost.errors import ConfigError
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
     from tost.analysis.run import Samples
 
 
-@dataclass(frozen=True)
-class MembershipMaps(Result):
-    """Memberships of image patches.
+@dataclass(frozen=True, kw_only=True)
+class MembershipMaps(ImageMaps):
+    """Memberships of image patches; the maps add up to 1 over the heads.
 
     Attributes:
         layers: Numbers of the layers.
         depth: How many TSSA layers the model has.
-        maps: Memberships of the first images, ``[S, L, H, rows, columns]``; they add up to 1 over H.
-        pixels: Those images in [0, 1], ``[S, 3, height, width]``.
-        foreground: Their estimated foreground, bool ``[S, rows, columns]``.
         entropy: Mean entropy of a patch's membership by layer over all images, ``[L]``; 1 is uniform.
-        area: Mean probability that a foreground patch has more of a head than a background patch, ``[L, H]``, over all
-            images: 1 if the head is the foreground, 0 if it is the background, 1/2 if it does not care.
-        overlap: Mean intersection over union of the patches whose largest membership is the head's, and the
-            foreground, ``[L, H]``.
-        images: How many images were looked at.
-        compared: How many of them have a foreground to compare with.
     """
 
     name: ClassVar[str] = "membership-maps"
-    not_stored: ClassVar[tuple[str, ...]] = ("pixels",)
-    is_photographic: ClassVar[bool] = True
+    drawing: ClassVar[str] = "maps:draw_memberships"
     layers: tuple[int, ...]
     depth: int
-    maps: Tensor = field(repr=False)
-    pixels: Tensor = field(repr=False)
-    foreground: Tensor = field(repr=False)
     entropy: Tensor
-    area: Tensor
-    overlap: Tensor
-    images: int
-    compared: int
 
     def at(self, layer: int) -> MembershipMaps:
         """Return the same for one layer only.
@@ -87,14 +68,6 @@ class MembershipMaps(Result):
             f"foreground agreement: head {head} of layer {layer}, area under the curve (chance 0.5)": round(area, 4),
             f"foreground agreement: head {head} of layer {layer}, overlap (IoU)": round(overlap, 4),
         }
-
-    def figure(self) -> Figure:
-        """Draw a grid: images in rows; the image, its hard clusters and every head in columns; one layer."""
-        from tost.analysis.figures.maps import draw_memberships
-
-        # At three quarters of the depth, where the paper's pictures come from, or as near as there is one.
-        wanted = round(0.75 * (self.depth - 1))
-        return draw_memberships(self.at(min(self.layers, key=lambda layer: abs(layer - wanted))))
 
 
 def membership_maps(
@@ -166,6 +139,7 @@ class TextMemberships(Result):
     """
 
     name: ClassVar[str] = "text-memberships"
+    drawing: ClassVar[str] = "text:draw_text_memberships"
     is_photographic: ClassVar[bool] = True
     layers: tuple[int, ...]
     tokens: tuple[str, ...] = field(repr=False)
@@ -188,12 +162,6 @@ class TextMemberships(Result):
             "tokens": len(self.tokens),
             "entropy of memberships, least and most of a layer (1 = uniform)": span(self.entropy),
         }
-
-    def figure(self) -> Figure:
-        """Draw the text in rows, every token in the colour of its head; first, middle and last layer."""
-        from tost.analysis.figures.text import draw_text_memberships
-
-        return draw_text_memberships(self)
 
 
 def text_memberships(

@@ -5,19 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from tost.analysis.gains import running_sums
-from tost.analysis.records import Batch, LayerRecord, attention_layers, choose, sum_by_layer
+from tost.analysis.records import Batch, LayerRecord, select_layers, sum_by_layer
 from tost.analysis.result import Result, grid_rows, span
 from tost.errors import ConfigError
 from tost.nn import CausalTSSAttention
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 MARKS = (1 / 16, 1 / 4, 1 / 2)
 TIMES = 48
@@ -47,6 +44,7 @@ class StateMemory(Result):
     """
 
     name: ClassVar[str] = "state-memory"
+    drawing: ClassVar[str] = "text:draw_memory"
     layers: tuple[int, ...]
     length: int
     recent: tuple[int, ...] = field(repr=False)
@@ -78,12 +76,6 @@ class StateMemory(Result):
             found["half-life of forgetting, least and most of a head, tokens"] = span(finite, ".4g")
         return found
 
-    def figure(self) -> Figure:
-        """Draw what the last tokens hold, the fate of single tokens, and the half-lives."""
-        from tost.analysis.figures.text import draw_memory
-
-        return draw_memory(self)
-
 
 def state_memory(model: nn.Module, batches: Iterable[Batch], *, layers: Sequence[int] | None = None) -> StateMemory:
     """Measure how much of the state each token makes up as later tokens come.
@@ -102,8 +94,7 @@ def state_memory(model: nn.Module, batches: Iterable[Batch], *, layers: Sequence
         >>> tost.analysis.state_memory(model, [torch.randint(256, (3, 64))]).half_life.shape
         torch.Size([2, 4])
     """
-    every = attention_layers(model)
-    if not isinstance(every[choose(layers, len(every))[0]].attention, CausalTSSAttention):
+    if not isinstance(select_layers(model, layers)[0].attention, CausalTSSAttention):
         raise ConfigError("only causal TSSA layers have a state that remembers; this model's look at whole sequences.")
     lengths: set[int] = set()
 

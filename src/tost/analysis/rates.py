@@ -33,8 +33,6 @@ from tost.errors import ConfigError
 from tost.objective import coding_rate, compression_rate, spectral_sum
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
     from tost.analysis.run import Samples
 
 Measure = Literal["variational", "subspaces", "rate", "compression", "reduction"]
@@ -96,6 +94,7 @@ class CodingRates(Result):
     """
 
     name: ClassVar[str] = "coding-rate"
+    drawing: ClassVar[str] = "rates:draw_rates"
     curves: tuple[RateCurve, ...]
 
     def __add__(self, other: CodingRates) -> CodingRates:
@@ -139,21 +138,13 @@ class CodingRates(Result):
 
     def to_json(self) -> dict[str, Any]:
         """Return means and quartiles of everything as plain data, changes within a block included."""
-        curves = [
-            {
-                "source": curve.source,
-                "split": curve.split,
-                "place": place,
-                "layers": list(curve.layers),
-                "samples": len(curve.values["variational"]),
-                "measures": {
-                    measure: {"mean": plain(curve.mean(measure)), "quartiles": plain(curve.quartiles(measure))}
-                    for measure in MEASURES
-                },
-            }
-            for place, curve in self._all()
-        ]
-        return {"unit": "nats", "curves": curves, "summary": plain(self.summary())}
+        curves = []
+        for place, curve in self._all():
+            numbers = {name: {"mean": curve.mean(name), "quartiles": curve.quartiles(name)} for name in MEASURES}
+            samples = len(curve.values["variational"])
+            labels = {"source": curve.source, "split": curve.split, "place": place, "layers": curve.layers}
+            curves.append({**labels, "samples": samples, "measures": numbers})
+        return {"unit": "nats", "curves": plain(curves), "summary": plain(self.summary())}
 
     def _all(self) -> list[tuple[str, RateCurve]]:
         """Return every curve and then every change, each with the name of its place."""
@@ -217,12 +208,6 @@ class CodingRates(Result):
                 f"{control.within} of {control.layers} layers."
             )
         return sentence
-
-    def figure(self) -> Figure:
-        """Draw the compression figure: R_c^var by layer and its change in each layer, and R, R_c and Delta R."""
-        from tost.analysis.figures.rates import draw_rates
-
-        return draw_rates(self)
 
 
 def rates_of_tokens(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, get_args
 
@@ -173,6 +173,12 @@ def choose(layers: Sequence[int] | None, count: int, what: str = "TSSA layers") 
     return sorted({layer % count for layer in layers})
 
 
+def select_layers(model: nn.Module, layers: Sequence[int] | None) -> list[AttentionLayer]:
+    """Return the chosen TSSA layers of a model, in order; see `choose`."""
+    every = attention_layers(model)
+    return [every[index] for index in choose(layers, len(every))]
+
+
 @contextmanager
 def capture(
     model: nn.Module,
@@ -211,22 +217,18 @@ def capture(
     wanted = frozenset(what)
     if unknown := wanted - set(get_args(Place)):
         raise ConfigError(f"{', '.join(sorted(unknown))} cannot be captured; what takes {', '.join(get_args(Place))}.")
-    found = attention_layers(model)
-    chosen = [found[index] for index in choose(layers, len(found))]
+    chosen = select_layers(model, layers)
     if wanted - {"tokens"} and any(layer.block is None for layer in chosen):
         raise ConfigError(
             "the residual stream can be captured in blocks of this package (tost.nn.Block) only, but some attention "
             "stands elsewhere; capture 'tokens', which every TSSA layer has."
         )
     records: list[LayerRecord] = []
-    watchers = [_Watcher(layer, wanted, visit or records.append) for layer in chosen]
-    try:
-        for watcher in watchers:
-            watcher.attach()
+    with ExitStack() as hooks:
+        for layer in chosen:
+            for hook in _Watcher(layer, wanted, visit or records.append).attach():
+                hooks.enter_context(hook)
         yield records
-    finally:
-        for watcher in watchers:
-            watcher.detach()
 
 
 class _Watcher:
@@ -235,28 +237,23 @@ class _Watcher:
     def __init__(self, layer: AttentionLayer, wanted: frozenset[Place], give: Callable[[LayerRecord], None]) -> None:
         self.layer, self.wanted, self.give = layer, wanted, give
         self.record = LayerRecord(layer)
-        self.handles: list[RemovableHandle] = []
         self.called = self.busy = False
 
-    def attach(self) -> None:
+    def attach(self) -> Iterator[RemovableHandle]:
+        """Attach the hooks, one after the other."""
         attention, block = self.layer.attention, self.layer.block
-        add = self.handles.append
-        add(attention.register_forward_pre_hook(self._begin_attention, with_kwargs=True))
+        yield attention.register_forward_pre_hook(self._begin_attention, with_kwargs=True)
         # A listener at the projection also keeps the operator from overwriting the tokens.
-        add(attention.proj_in.register_forward_hook(self._keep_tokens))
+        yield attention.proj_in.register_forward_hook(self._keep_tokens)
         if block is None:
-            add(attention.register_forward_hook(self._end))
+            yield attention.register_forward_hook(self._end)
             return
-        add(block.register_forward_pre_hook(self._begin_block, with_kwargs=True))
+        yield block.register_forward_pre_hook(self._begin_block, with_kwargs=True)
         if block.norm == "pre":
-            add(block.norm2.register_forward_pre_hook(lambda module, given: self._keep("attention", given[0])))
+            yield block.norm2.register_forward_pre_hook(lambda module, given: self._keep("attention", given[0]))
         else:
-            add(block.norm1.register_forward_hook(lambda module, given, output: self._keep("attention", output)))
-        add(block.register_forward_hook(self._end))
-
-    def detach(self) -> None:
-        for handle in self.handles:
-            handle.remove()
+            yield block.norm1.register_forward_hook(lambda module, given, output: self._keep("attention", output))
+        yield block.register_forward_hook(self._end)
 
     def _begin_block(self, module: nn.Module, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
         if not self.busy:
@@ -403,8 +400,7 @@ def sum_by_layer(
     Raises:
         ConfigError: There are no such layers, or no batches.
     """
-    every = attention_layers(model)
-    chosen = choose(layers, len(every))
+    chosen = select_layers(model, layers)
     totals: dict[int, list[Tensor]] = {}
 
     def visit(record: LayerRecord) -> None:
@@ -412,6 +408,6 @@ def sum_by_layer(
         before = totals.get(record.layer.index)
         totals[record.layer.index] = found if before is None else [a + b for a, b in zip(before, found, strict=True)]
 
-    samples = observe(model, batches, visit, layers=chosen)
-    stacked = [torch.stack(sums) for sums in zip(*(totals[index] for index in chosen), strict=True)]
-    return LayerSums([every[index] for index in chosen], stacked, samples)
+    samples = observe(model, batches, visit, layers=layers)
+    stacked = [torch.stack(sums) for sums in zip(*(totals[layer.index] for layer in chosen), strict=True)]
+    return LayerSums(chosen, stacked, samples)

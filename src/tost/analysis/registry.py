@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator
+import tomllib
+from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args
 
 from tost._lazy import load
@@ -45,6 +47,11 @@ class Analysis:
     explanation: str = ""
     target: Callable[..., Any] | str
 
+    @property
+    def description(self) -> str:
+        """The summary, as listings call it."""
+        return self.summary
+
     def function(self) -> Callable[..., Any]:
         """Return the function, importing it if need be. It takes a model and `Samples` and returns a `Result`."""
         found: Callable[..., Any] = load(self.target) if isinstance(self.target, str) else self.target
@@ -55,99 +62,10 @@ class Analysis:
         return argument in inspect.signature(self.function()).parameters
 
 
-_GROUPS = "A ToST layer sorts its tokens softly into groups, one per head, and treats each group by itself."
-_BUILT_IN = (
-    Analysis(
-        name="coding-rate",
-        summary="R, R_c, R_c^var and Delta R by layer: does every layer compress?",
-        needs="blocks",
-        title="Does each layer compress?",
-        explanation="In theory every attention layer takes one step downhill on R_c^var: the number of nats that it "
-        "takes to store the tokens, group by group. If training found what the theory predicts, the curve falls with "
-        "depth, and the step within the attention is below 0. The untrained model is the control: it shows what the "
-        "same layers do to tokens before they have learned anything.",
-        target="tost.analysis.rates:coding_rates",
-    ),
-    Analysis(
-        name="membership-maps",
-        summary="which head each patch of an image belongs to",
-        needs="tssa",
-        data="images",
-        title="Which group does each patch belong to?",
-        explanation=f"{_GROUPS} The maps show how strongly each patch of an image belongs to each group, and which "
-        "group has most of it.",
-        target="tost.analysis.memberships:membership_maps",
-    ),
-    Analysis(
-        name="text-memberships",
-        summary="which head each token of a text belongs to",
-        needs="tssa",
-        data="text",
-        title="Which group does each token belong to?",
-        explanation=f"{_GROUPS} Here every token of a text from the validation set has the colour of the group that "
-        "has most of it.",
-        target="tost.analysis.memberships:memberships_of_text",
-    ),
-    Analysis(
-        name="class-attention",
-        summary="where the class token of an image model looks",
-        needs="class",
-        data="images",
-        title="Where does the class token look?",
-        explanation="The answer is read off one extra token that gathers information from the patches. The maps show "
-        "how much it takes from each patch: bright patches decide.",
-        target="tost.analysis.class_attention:class_attention_maps",
-    ),
-    Analysis(
-        name="subspaces",
-        summary="how far the subspaces of the heads are apart",
-        needs="tssa",
-        data="",
-        title="Do the heads look at different things?",
-        explanation="Every head projects the tokens onto a subspace of its own. The blocks show how much two subspaces "
-        "overlap: 0 means that they have nothing in common, as the theory would have it, and 1 that they share a "
-        "direction.",
-        target="tost.analysis.subspaces:subspace_coherence",
-    ),
-    Analysis(
-        name="gains",
-        summary="D = 1/(1+moment): which directions a layer keeps or suppresses",
-        needs="tssa",
-        title="What does a layer keep, and what does it suppress?",
-        explanation="From each direction of a group the operator takes away the share D = 1 / (1 + second moment). A "
-        "value near 1 means that the direction is suppressed, because the group has little spread in it; a value near "
-        "0 that it is kept.",
-        target="tost.analysis.gains:gains_by_layer",
-    ),
-    Analysis(
-        name="heads",
-        summary="usage, temperature, effective rank and entropy of the heads",
-        needs="tssa",
-        title="Are all heads used?",
-        explanation="The share of all tokens that each head has, how sharp its choice is (temperature), how many "
-        "directions its tokens really fill (effective rank), and how undecided memberships are (entropy; 1 is a coin "
-        "toss).",
-        target="tost.analysis.heads:head_usage",
-    ),
-    Analysis(
-        name="flattening",
-        summary="how memberships flatten as sequences get longer",
-        needs="tssa",
-        title="What happens to the groups when sequences get longer?",
-        explanation="Memberships come from each token's share of the sum over all tokens, and that share shrinks as "
-        "tokens are added. The curves show how far memberships go flat, that is towards the same share for every head.",
-        target="tost.analysis.heads:membership_flattening",
-    ),
-    Analysis(
-        name="state-memory",
-        summary="what the state of a language model remembers over time",
-        needs="causal",
-        title="What does the state remember?",
-        explanation="While it reads, a causal ToST keeps only three sums per head, however long the text is. The "
-        "curves show how much weight tokens of the past have in them, and how fast the sums settle.",
-        target="tost.analysis.memory:state_memory",
-    ),
-)
+_BUILT_IN = [
+    Analysis(name=name, **described)
+    for name, described in tomllib.loads(Path(__file__).with_name("analyses.toml").read_text("utf-8")).items()
+]
 
 
 def _adapt(name: str, found: Any) -> Analysis:
@@ -159,7 +77,7 @@ def _adapt(name: str, found: Any) -> Analysis:
     return Analysis(name=name, summary=_first_line(found), target=found)
 
 
-_ANALYSES = Registry("analysis", "tost.analyses", _adapt, ((spec.name, spec) for spec in _BUILT_IN), plural="analyses")
+_ANALYSES = Registry("analysis", "tost.analyses", _adapt, _BUILT_IN, plural="analyses")
 
 
 def register_analysis(
@@ -206,15 +124,8 @@ def register_analysis(
             raise ConfigError(f"{key}={value!r} of the analysis {name!r} is unknown; choose from {known}.")
 
     def register(function: Function) -> Function:
-        spec = Analysis(
-            name=name,
-            summary=summary or _first_line(function),
-            needs=needs,
-            data=data,
-            title=title,
-            explanation=explanation,
-            target=function,
-        )
+        text = {"summary": summary or _first_line(function), "title": title, "explanation": explanation}
+        spec = Analysis(name=name, needs=needs, data=data, target=function, **text)
         _ANALYSES.add(name, spec)
         function._tost_analysis = spec  # type: ignore[attr-defined]
         return function
@@ -242,8 +153,6 @@ def list_analyses(pattern: str = "*") -> list[str]:
     return [name for name in built_in if name in names] + [name for name in names if name not in built_in]
 
 
-def describe_analyses(pattern: str = "*") -> Iterator[tuple[str, str]]:
-    """Yield name and summary of the analyses that match a shell pattern, without importing any."""
-    for name in list_analyses(pattern):
-        spec = _ANALYSES.peek(name)
-        yield name, spec.summary if spec else "from an installed package"
+def describe_analyses(pattern: str = "*") -> list[dict[str, str]]:
+    """Return name and description of the analyses that match a shell pattern, without importing any."""
+    return [_ANALYSES.describe(name) for name in list_analyses(pattern)]

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from tost._io import write_atomic
+from tost._lazy import load
 from tost.errors import StorageError
 
 if TYPE_CHECKING:
@@ -39,6 +40,9 @@ class Result:
     is_photographic: ClassVar[bool] = False
     """Whether pictures are better stored as pixels than as lines."""
 
+    drawing: ClassVar[str] = ""
+    """Function of `tost.analysis.figures` that draws it, as ``"module:function"``; empty for no picture."""
+
     def summary(self) -> dict[str, Any]:
         """Return the few numbers that are worth printing, each with a name that explains it."""
         raise NotImplementedError(f"{type(self).__name__} defines no summary()")
@@ -58,7 +62,7 @@ class Result:
 
     def figure(self) -> Figure | None:
         """Draw it; None if there is no picture."""
-        return None
+        return load(f"tost.analysis.figures.{self.drawing}")(self) if self.drawing else None
 
 
 def grid_rows(axes: Mapping[str, Sequence[Any]], values: Mapping[str, Tensor]) -> list[dict[str, Any]]:

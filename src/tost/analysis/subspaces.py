@@ -5,17 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tost.analysis.records import attention_layers, choose
+from tost.analysis.records import select_layers
 from tost.analysis.result import Result, grid_rows
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 
 @dataclass(frozen=True)
@@ -34,6 +31,7 @@ class SubspaceCoherence(Result):
     """
 
     name: ClassVar[str] = "subspaces"
+    drawing: ClassVar[str] = "numbers:draw_subspaces"
     is_photographic: ClassVar[bool] = True
     layers: tuple[int, ...]
     blocks: Tensor = field(repr=False)
@@ -57,12 +55,6 @@ class SubspaceCoherence(Result):
             "the same for random directions": round(self.random, 4),
             "mutual coherence, most of a layer": round(self.mutual.max().item(), 4),
         }
-
-    def figure(self) -> Figure:
-        """Draw the inner products, one panel per layer."""
-        from tost.analysis.figures.numbers import draw_subspaces
-
-        return draw_subspaces(self)
 
 
 def coherence_of(u: Tensor) -> Tensor:
@@ -100,12 +92,11 @@ def subspace_coherence(
         >>> found.blocks.shape, found.sample.shape
         (torch.Size([6, 4, 4]), torch.Size([6, 16, 16]))
     """
-    every = attention_layers(model)
-    chosen = choose(layers, len(every))
+    chosen = select_layers(model, layers)
     generator = torch.Generator().manual_seed(seed)
     found = []
-    for index in chosen:
-        gram = coherence_of(every[index].subspaces().cpu())
+    for layer in chosen:
+        gram = coherence_of(layer.subspaces().cpu())
         K, p = gram.shape[:2]
         size = gram.abs().permute(0, 2, 1, 3)  # [K, K, p, p]
         same = torch.eye(K, dtype=torch.bool)
@@ -119,6 +110,6 @@ def subspace_coherence(
         picked = torch.stack([torch.randperm(p, generator=generator)[:count] + head * p for head in range(K)]).flatten()
         found.append((means, between, own.mean(), mutual, gram.view(K * p, K * p)[picked][:, picked]))
     blocks, between, within, mutual, sample = map(torch.stack, zip(*found, strict=True))
-    first = every[chosen[0]].attention
+    indices, first = tuple(layer.index for layer in chosen), chosen[0].attention
     random, shown = math.sqrt(2 / (math.pi * first.embed_dim)), min(directions, first.head_dim)
-    return SubspaceCoherence(tuple(chosen), blocks, between, within, mutual, random, sample, shown)
+    return SubspaceCoherence(indices, blocks, between, within, mutual, random, sample, shown)

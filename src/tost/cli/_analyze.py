@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tost._plugins import allow_typed
+from tost._text import integers
 from tost.analysis.registry import ALL, describe_analyses, find_analysis
 from tost.cli import _console
 from tost.cli._arguments import Ema, Json, Source, load_source
@@ -45,7 +46,9 @@ def analyze(
     allow_typed(name)
     if name != ALL:
         find_analysis(name)  # a mistake is found before anything is loaded
-    chosen = _numbers(layers)
+    chosen = None if layers is None else integers(layers)
+    if layers is not None and chosen is None:
+        raise ConfigError(f"--layers {layers} are no numbers; write for example --layers 0,4,-1")
     model = load_source(source, ema=ema)
     config, home = _find_run(source)
     from tost.analysis import Samples, applicable, control_of, require
@@ -93,19 +96,10 @@ analyze.__doc__ = "\n".join(
         "",
         "\b",
         "Analyses:",
-        *(f"  {name:<17} {summary}" for name, summary in describe_analyses()),
+        *("  {name:<17} {description}".format_map(entry) for entry in describe_analyses()),
         f"  {ALL:<17} all that apply to the model",
     ]
 )
-
-
-def _numbers(layers: str | None) -> list[int] | None:
-    if layers is None:
-        return None
-    try:
-        return [int(number) for number in layers.split(",")]
-    except ValueError:
-        raise ConfigError(f"--layers {layers} are no numbers; write for example --layers 0,4,-1") from None
 
 
 def _find_run(source: Path) -> tuple[Path | None, Path]:

@@ -85,13 +85,29 @@ def steps(total: int) -> Iterator[Steps]:
     if not sys.stderr.isatty():
         yield Steps(total)
         return
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
-
-    name = TextColumn("{task.description}", markup=False)
-    columns = (SpinnerColumn(), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), name)
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+    with live_bars("spinner", "bar", "count", "elapsed", "description", transient=True) as progress:
         yield _LiveSteps(progress, progress.add_task("", total=total))
+
+
+@contextmanager
+def live_bars(*columns: str, transient: bool = False) -> Iterator[Progress]:
+    """Draw progress bars on stderr, which is a terminal.
+
+    Args:
+        *columns: ``spinner``, ``bar``, ``count``, ``elapsed``, ``remaining``, or an attribute of the tasks as text.
+        transient: Remove the bars at the end.
+
+    Yields:
+        Takes tasks and updates.
+    """
+    from rich import progress as rich
+    from rich.console import Console
+
+    drawn = {"spinner": rich.SpinnerColumn, "bar": rich.BarColumn, "count": rich.MofNCompleteColumn}
+    drawn |= {"elapsed": rich.TimeElapsedColumn, "remaining": rich.TimeRemainingColumn}
+    made = [drawn[name]() if name in drawn else rich.TextColumn(f"{{task.{name}}}", markup=False) for name in columns]
+    with rich.Progress(*made, console=Console(stderr=True), transient=transient) as progress:
+        yield progress
 
 
 class Steps:

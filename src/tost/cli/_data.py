@@ -130,12 +130,7 @@ def _progress() -> Iterator[Callable[[int, int, str], None]]:
     if not sys.stderr.isatty():
         yield _plain_lines()
         return
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    text = TextColumn("{task.description}", markup=False)
-    columns = (BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), text)
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+    with _console.live_bars("bar", "count", "remaining", "description", transient=True) as progress:
         task = progress.add_task("", total=None)
         yield lambda done, total, what: progress.update(task, completed=done, total=total, description=what)
 

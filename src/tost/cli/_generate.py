@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
 
 import typer
 
+from tost._io import read_text
 from tost.cli import _console
 from tost.cli._arguments import Ema, Source, load_source
 from tost.errors import ConfigError
@@ -85,13 +86,7 @@ def generate(
     prompt_tokens = 0 if ids is None else ids.shape[1]
     started = perf_counter()
     stream = stream_tokens(
-        model,
-        ids,
-        max_new_tokens=max_new_tokens,
-        sampling=sampling,
-        generator=generator,
-        state=before,
-        weights=weights,
+        model, ids, max_new_tokens=max_new_tokens, sampling=sampling, generator=generator, state=before, weights=weights
     )
     reading = perf_counter() - started
     done = _run(stream, max_new_tokens, TextStream(tokenizer.decoder(), stop or []), show=not json)
@@ -115,10 +110,7 @@ def _read_prompt(prompt: str | None, file: Path | None, *, continues: bool) -> s
             return None
         raise ConfigError("there is nothing to continue; give --prompt TEXT, --prompt-file FILE, or text on stdin")
     if file is not None:
-        try:
-            prompt = file.read_bytes().decode("utf-8", errors="surrogateescape")
-        except OSError as error:
-            raise ConfigError(f"cannot read the prompt from {file}: {error.strerror}") from error
+        prompt = read_text(file, "prompt")
     elif prompt is None or prompt == "-":
         prompt = sys.stdin.buffer.read().decode("utf-8", errors="surrogateescape")
     if not prompt and not continues:

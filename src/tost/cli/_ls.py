@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from fnmatch import fnmatchcase
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from tost._lazy import load
 from tost.cli import _console
 
 if TYPE_CHECKING:
@@ -40,49 +42,14 @@ def ls(
         _console.show_entries(entries)
 
 
-def _tasks(pattern: str) -> list[Entry]:
-    from tost.recipes.registry import TASKS
-
-    return _registered(TASKS, pattern, lambda spec: {"description": spec.description})
-
-
-def _configs(pattern: str) -> list[Entry]:
-    from tost.recipes import config_summary, list_configs
-
-    return [{"name": name, "description": config_summary(name)} for name in list_configs(pattern)]
+def _described(names: str, summary: str, pattern: str) -> list[Entry]:
+    describe = load(summary)
+    return [{"name": name, "description": describe(name)} for name in load(names)(pattern)]
 
 
-def _sweeps(pattern: str) -> list[Entry]:
-    from tost.sweep import list_plans, plan_summary
-
-    return [{"name": name, "description": plan_summary(name)} for name in list_plans(pattern)]
-
-
-def _models(pattern: str) -> list[Entry]:
-    from tost.models.registry import describe_model, list_models
-
-    return list(map(describe_model, list_models(pattern)))
-
-
-def _mixers(pattern: str) -> list[Entry]:
-    from tost.models.mixers import describe_mixer, list_mixers
-
-    return list(map(describe_mixer, list_mixers(pattern)))
-
-
-def _data(pattern: str) -> list[Entry]:
-    from tost.data.registry import DATA_SETS
-
-    return _registered(DATA_SETS, pattern, lambda spec: {"recipe": spec.task or "any", "description": spec.description})
-
-
-def _registered(registry: Registry[Any], pattern: str, columns: Callable[[Any], Entry]) -> list[Entry]:
-    """List a registry without importing the packages of entry points: these show their package only."""
-    names = registry.names(pattern)
-    known = {name: columns(spec) for name in names if (spec := registry.peek(name)) is not None}
-    blank = dict.fromkeys(next(iter(known.values()), {"description": ""}), "-")
-    foreign = {name: {**blank, "description": f"from {registry.origin(name)}"} for name in names if name not in known}
-    return [{"name": name, **known.get(name, foreign.get(name, {}))} for name in names]
+def _registered(registry: str, pattern: str) -> list[Entry]:
+    found: Registry[Any] = load(registry)
+    return [found.describe(name) for name in found.names(pattern)]
 
 
 def _ops(pattern: str) -> list[Entry]:
@@ -93,19 +60,14 @@ def _ops(pattern: str) -> list[Entry]:
     return [{"name": name, "backends": ", ".join(ready[name])} for name in names]
 
 
-def _analyses(pattern: str) -> list[Entry]:
-    from tost.analysis.registry import describe_analyses
-
-    return [{"name": name, "description": summary} for name, summary in describe_analyses(pattern)]
-
-
+# What is listed is imported when it is asked for.
 _LISTS: dict[Kind, Callable[[str], list[Entry]]] = {
-    "tasks": _tasks,
-    "configs": _configs,
-    "sweeps": _sweeps,
-    "models": _models,
-    "mixers": _mixers,
-    "data": _data,
+    "tasks": partial(_registered, "tost.recipes.registry:TASKS"),
+    "configs": partial(_described, "tost.recipes:list_configs", "tost.recipes:config_summary"),
+    "sweeps": partial(_described, "tost.sweep:list_plans", "tost.sweep:plan_summary"),
+    "models": partial(_registered, "tost.models.registry:MODELS"),
+    "mixers": partial(_registered, "tost.models.mixers.registry:MIXERS"),
+    "data": partial(_registered, "tost.data.registry:DATA_SETS"),
     "ops": _ops,
-    "analyses": _analyses,
+    "analyses": lambda pattern: load("tost.analysis:describe_analyses")(pattern),
 }

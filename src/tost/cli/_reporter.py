@@ -35,11 +35,7 @@ def open_reporter(style: ProgressStyle, steps: int) -> Iterator[Reporter]:
     elif style == "plain" or (style == "auto" and not sys.stderr.isatty()):
         yield _Plain()
     else:
-        from rich.console import Console
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
-
-        text = TextColumn("{task.description}", markup=False)
-        with Progress(BarColumn(), MofNCompleteColumn(), text, console=Console(stderr=True)) as progress:
+        with _console.live_bars("bar", "count", "description") as progress:
             yield _Live(progress, progress.add_task("starting", total=steps))
 
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from tost._text import integers
 from tost.cli import _console
 from tost.cli._arguments import Json, Overrides
 from tost.errors import ConfigError
@@ -86,10 +87,7 @@ def sweep(
 
 
 def _parse_seeds(text: str) -> list[int]:
-    try:
-        seeds = [int(part) for part in text.split(",")]
-    except ValueError:
-        seeds = []
+    seeds = list(integers(text) or ())
     if not seeds or len(set(seeds)) < len(seeds) or min(seeds) < 0:
         raise typer.BadParameter(f"{text!r} is not a list of seeds, each once; write for example --seeds 0,1,2.")
     return seeds
@@ -157,12 +155,7 @@ def _open_watcher(total: int) -> Iterator[Watcher]:
     if not sys.stderr.isatty():
         yield _Plain(total)
         return
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
-    name, text = (TextColumn(f"{{task.{field}}}", markup=False) for field in ("description", "fields[text]"))
-    columns = (name, BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), text)
-    with Progress(*columns, console=Console(stderr=True)) as progress:
+    with _console.live_bars("description", "bar", "count", "elapsed", "fields[text]") as progress:
         yield _Live(total, progress)
 
 

@@ -129,9 +129,7 @@ def _adapt(name: str, found: Any) -> DataSpec:
     return _spec(name, found, options=None, takes_path="path" in inspect.signature(found).parameters)
 
 
+_BUILT_IN = (*TOY, *PROBES, *TOKENS, *LONG_RANGE_ARENA, *IMAGES)
 DATA_SETS: Registry[DataSpec] = Registry(
-    "data set",
-    "tost.data",
-    _adapt,
-    ((spec.name, spec) for spec in (*TOY, *PROBES, *TOKENS, *LONG_RANGE_ARENA, *IMAGES)),
+    "data set", "tost.data", _adapt, _BUILT_IN, columns=lambda spec: {"recipe": spec.task or "any"}
 )

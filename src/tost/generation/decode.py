@@ -49,8 +49,8 @@ def check_causal(model: nn.Module) -> CausalModel:
 def context_limit(model: nn.Module) -> int | None:
     """Return the number of tokens after which a model has no more positions; None if it runs without end."""
     options = check_causal(model).options
-    ends = getattr(options, "position", "learned") == "learned" and getattr(options, "beyond", "error") == "error"
-    return options.max_length if ends else None
+    learned = getattr(options, "position", "learned") == "learned"
+    return options.max_length if learned and getattr(options, "after_last_position", "error") == "error" else None
 
 
 def prefill(

@@ -45,7 +45,7 @@ _PARAMETERS = re.compile(
     r"attention\.(temperature|position_bias|decay_logit|proj_gate\.weight|proj_gate\.bias))"
 )
 # Extensions that a step has: those of the operator, which it passes on, and those that are written out here.
-_EXTENSIONS = {*(field.name for field in fields(OperatorOptions)), "gate", "forget", "beyond"}
+_EXTENSIONS = {*(field.name for field in fields(OperatorOptions)), "gate", "forget", "after_last_position"}
 # Options that are seen in the modules and parameters, or that make no difference to a step.
 _OPTIONS = {
     *("embed_dim", "depth", "num_heads", "mlp_ratio", "vocab_size", "max_length", "layer_scale", "bias", "tie_head"),
@@ -205,7 +205,7 @@ class FlatStep:
     def __call__(self, tokens: Tensor, state: ModelState) -> tuple[Tensor, ModelState]:
         """Advance every row by one token; see `decode_step`.
 
-        Ids are not checked, and neither are positions: after the last one it goes on as with ``beyond="hold"``.
+        Neither ids nor positions are checked: after the last one it goes on as with ``after_last_position="repeat"``.
         """
         x = F.embedding(tokens, self._tokens)
         place = state.position

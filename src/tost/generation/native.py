@@ -122,7 +122,7 @@ class NativeStep:
     def __call__(self, tokens: Tensor, state: ModelState) -> tuple[Tensor, ModelState]:
         """Advance every row by one token; see `decode_step`.
 
-        Positions are not checked: after the last one it goes on as with ``beyond="hold"``.
+        Positions are not checked: after the last one it goes on as with ``after_last_position="repeat"``.
         """
         step, count, depth = self._step, tokens.shape[0], len(self._layers)
         position, place = state.position.contiguous(), state.position.clamp_max(self._last)

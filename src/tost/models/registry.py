@@ -68,7 +68,7 @@ def register_model(
     def register(found: Factory) -> Factory:
         spec = _adapt(name, found) if options is None else ModelSpec(name=name, build=found, options=options)
         fitting = None if tasks is None else tuple(tasks)
-        _MODELS.add(name, replace(spec, tasks=fitting, defaults=dict(defaults or {}), description=description))
+        MODELS.add(name, replace(spec, tasks=fitting, defaults=dict(defaults or {}), description=description))
         return found
 
     return register
@@ -89,24 +89,16 @@ def list_models(pattern: str = "*", *, task: str | None = None) -> list[str]:
         >>> tost.list_models("gpt2_*")
         ['gpt2_base', 'gpt2_large', 'gpt2_medium']
     """
-    names = _MODELS.names(pattern)
+    names = MODELS.names(pattern)
     if task is None:
         return names
-    known = {name: spec for name in names if (spec := _MODELS.peek(name)) is not None}
+    known = {name: spec for name in names if (spec := MODELS.peek(name)) is not None}
     return [name for name, spec in known.items() if spec.tasks is None or task in spec.tasks]
 
 
 def loaded_models() -> list[ModelSpec]:
     """Return all registered models, without those of other packages that have not been loaded."""
-    return _MODELS.loaded()
-
-
-def describe_model(name: str) -> dict[str, str]:
-    """Return the line of a model in listings, without loading models of other packages."""
-    spec = _MODELS.peek(name)
-    if spec is None:
-        return {"name": name, "tasks": "", "description": f"from the package {_MODELS.origin(name)}"}
-    return {"name": name, "tasks": ", ".join(spec.tasks or ("any",)), "description": spec.description}
+    return MODELS.loaded()
 
 
 def model_spec(name: str) -> ModelSpec:
@@ -115,7 +107,7 @@ def model_spec(name: str) -> ModelSpec:
     Raises:
         ConfigError: There is no such model; the message suggests one.
     """
-    return _MODELS.get(name)
+    return MODELS.get(name)
 
 
 def model_options(name: str, overrides: Mapping[str, Any]) -> BaseModel:
@@ -167,7 +159,7 @@ def create_model(name: str, **overrides: Any) -> nn.Module:
 
 def _adapt(name: str, found: Any) -> ModelSpec:
     """Make a spec of the class or function that an entry point or ``package.module:Class`` refers to."""
-    for spec in _MODELS.loaded():
+    for spec in MODELS.loaded():
         if spec.build is found:  # registered under another name
             return replace(spec, name=name)
     if not callable(found):
@@ -175,6 +167,7 @@ def _adapt(name: str, found: Any) -> ModelSpec:
     return ModelSpec(name=name, build=found, options=options_of_signature(found), by_keyword=True)
 
 
-_MODELS: Registry[ModelSpec] = Registry(
-    "model", "tost.models", _adapt, ((spec.name, spec) for spec in (*IMAGE_MODELS, *LANGUAGE_MODELS, *SEQUENCE_MODELS))
+_BUILT_IN = (*IMAGE_MODELS, *LANGUAGE_MODELS, *SEQUENCE_MODELS)
+MODELS: Registry[ModelSpec] = Registry(
+    "model", "tost.models", _adapt, _BUILT_IN, columns=lambda spec: {"tasks": ", ".join(spec.tasks or ("any",))}
 )

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Container, Mapping
-from typing import TypeVar
+from typing import Any, TypeVar
 
 Value = TypeVar("Value")
 
-OPTIONS = {"local": "conv_width", "local_at": "conv_at"}
+OPTIONS = {"local": "conv_width", "local_at": "conv_at", "beyond": "after_last_position"}
+VALUES: dict[tuple[str, Any], Any] = {("after_last_position", "hold"): "repeat"}
+"""By today's name of an option and a former value: today's value."""
 PARAMETERS = {".local.weight": ".conv.weight", ".local_mlp.weight": ".conv_mlp.weight"}
 """Endings of the names of parameters."""
 
@@ -19,7 +21,10 @@ def current_names(given: Mapping[str, Value], known: Container[str]) -> dict[str
         given: What the file holds, by name.
         known: Names that the model has. Only a name that it lacks is replaced, by one that it has.
     """
-    return {name if name in known else _current(name, known): value for name, value in given.items()}
+    named = {name if name in known else _current(name, known): value for name, value in given.items()}
+    return {
+        name: VALUES.get((name, value), value) if isinstance(value, str) else value for name, value in named.items()
+    }
 
 
 def _current(name: str, known: Container[str]) -> str:

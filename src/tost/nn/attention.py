@@ -154,7 +154,7 @@ class TSSAttention(_ProjectedAttention):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__(embed_dim, num_heads, in_bias, out_bias, out_drop, paper, extensions, backend, device, dtype)
-        if self.extensions.forget or self.extensions.beyond != "error":
+        if self.extensions.forget or self.extensions.after_last_position != "error":
             raise ValueError(
                 f"{extensions} asks for forgetting or for a rule about positions, but {type(self).__name__} does not "
                 "look at the order of its tokens. Leave these two out, or use CausalTSSAttention."
@@ -334,7 +334,7 @@ class CausalTSSAttention(_ProjectedAttention):
         bias: Tensor | None = self.position_bias
         if bias is not None and self.position_bias_form == "head":
             bias = bias / self.head_dim
-        if bias is None or self.extensions.beyond == "error":
+        if bias is None or self.extensions.after_last_position == "error":
             return bias
         start = None if state is None else state.position
         places = token_positions(x.shape[1], mask=mask, start=start, device=x.device)

@@ -17,13 +17,13 @@ class Extensions(OperatorOptions):
             shrinks a token's features, by factors that all tokens of a group share; the gate lets each token choose.
         forget: Causal attention only: let the statistics of each head fade with every token, at a learned rate. Heads
             start with different half-lives; see `CausalTSSAttention.decay`.
-        beyond: Causal attention only: the position bias of tokens after the last learned position. ``"error"`` refuses
-            such sequences, ``"hold"`` goes on with the last position's bias.
+        after_last_position: Causal attention only: the position bias of tokens after the last learned position.
+            ``"error"`` refuses such sequences, ``"repeat"`` gives them the bias of the last position.
     """
 
     gate: bool = option(False, "gate the output of TSSA by a projection of its input")
     forget: bool = option(False, "let the statistics of each head fade at a learned rate", causal=True)
-    beyond: Literal["error", "hold"] = "error"
+    after_last_position: Literal["error", "repeat"] = "error"
 
     def operator_options(self) -> dict[str, Any]:
         """Return the options of the operator, as keyword arguments of `tost.tssa` and `tost.causal_tssa`."""

@@ -133,41 +133,34 @@ def _adapt(name: str, found: Any, description: str = "") -> TaskSpec:
     )
 
 
-TASKS: Registry[TaskSpec] = Registry(
-    "task",
-    "tost.tasks",
-    _adapt,
-    (
-        (spec.name, spec)
-        for spec in (
-            TaskSpec(
-                name="classification",
-                build="tost.recipes.classification:Classification",
-                description="one label per sequence: images read pixel by pixel, or tokens with padding",
-                regularizes=False,
-            ),
-            TaskSpec(
-                name="image_classification",
-                build="tost.recipes.image_classification:ImageClassification",
-                description="one label per image, with label smoothing, Mixup and CutMix",
-            ),
-            TaskSpec(
-                name="language_modeling",
-                build="tost.recipes.language_modeling:LanguageModeling",
-                description="the next token of a text",
-                regularizes=False,
-                chunks=True,
-            ),
-            TaskSpec(
-                name="token_prediction",
-                build="tost.recipes.token_prediction:TokenPrediction",
-                description="answers at some tokens of a sequence, from what came before: the probes",
-                bases=("language_modeling",),
-                regularizes=False,
-            ),
-        )
+_BUILT_IN = (
+    TaskSpec(
+        name="classification",
+        build="tost.recipes.classification:Classification",
+        description="one label per sequence: images read pixel by pixel, or tokens with padding",
+        regularizes=False,
+    ),
+    TaskSpec(
+        name="image_classification",
+        build="tost.recipes.image_classification:ImageClassification",
+        description="one label per image, with label smoothing, Mixup and CutMix",
+    ),
+    TaskSpec(
+        name="language_modeling",
+        build="tost.recipes.language_modeling:LanguageModeling",
+        description="the next token of a text",
+        regularizes=False,
+        chunks=True,
+    ),
+    TaskSpec(
+        name="token_prediction",
+        build="tost.recipes.token_prediction:TokenPrediction",
+        description="answers at some tokens of a sequence, from what came before: the probes",
+        bases=("language_modeling",),
+        regularizes=False,
     ),
 )
+TASKS: Registry[TaskSpec] = Registry("task", "tost.tasks", _adapt, _BUILT_IN)
 
 
 def list_configs(pattern: str = "*") -> list[str]:

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
+from string import Template
 from typing import TYPE_CHECKING
 
 from tost._text import number
@@ -24,13 +25,6 @@ _MOST_ROWS = 40
 _MOST_CELL = 60
 _MOST_PASSAGE = 4000
 _FRAME = 20_000  # bytes for what stands around the parts, and for the words about pictures
-# The browser itself refuses whatever is not part of the page, should anything ever slip in.
-_POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
-_LEAD = (
-    '<p class="lead">Token Statistics Transformers (ToST) replace the pairwise scores of softmax attention by a few '
-    "sums over the tokens. This page shows what was trained, how well it works beside other models, what its layers "
-    "do, and what it costs. It needs no network: everything is in this file.</p>"
-)
 
 
 @dataclass(frozen=True)
@@ -83,7 +77,7 @@ def render(content: Content, *, largest: int = 10_000_000) -> str:
         "How to repeat it": _repeat(content),
         "Where the numbers come from": _origin(content),
     }
-    style = (Path(__file__).parent / "style.css").read_text(encoding="utf-8")
+    style = _file("style.css")
     bare = [*sections.values(), _inside(content, _Room(0)), style]
     inside = _inside(content, _Room(largest - sum(len(part.encode()) for part in bare) - _FRAME))
     places = list(sections)
@@ -94,15 +88,13 @@ def render(content: Content, *, largest: int = 10_000_000) -> str:
     links = "".join(f'<li><a href="#{anchor}">{text(name)}</a></li>' for anchor, name, _ in shown)
     main = "".join(f'<section id="{anchor}"><h2>{text(name)}</h2>{body}</section>' for anchor, name, body in shown)
     closing = f"Written on {datetime.now(UTC):%Y-%m-%d %H:%M UTC} by: {shlex.join(content.command)}"
-    return (
-        '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
-        f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">'
-        '<meta name="viewport" content="width=device-width, initial-scale=1"><meta name="color-scheme" '
-        f'content="light dark"><title>{text(cut(title, 120))}</title><link rel="icon" href="data:,">'
-        f"<style>{style}</style></head><body><header><h1>{text(cut(title, 200))}</h1>{_LEAD}"
-        f'<nav aria-label="Parts of this page"><ul>{links}</ul></nav></header><main>{main}</main>'
-        f"<footer><p>{text(closing)}</p></footer></body></html>\n"
-    )
+    words = {"tab": text(cut(title, 120)), "title": text(cut(title, 200)), "closing": text(closing)}
+    return Template(_file("page.html")).substitute(words, style=style, links=links, main=main)
+
+
+def _file(name: str) -> str:
+    """Return the text of a file that stands beside this one."""
+    return Path(__file__).with_name(name).read_text(encoding="utf-8")
 
 
 def _short(content: Content) -> str:

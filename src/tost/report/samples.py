@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from tost._io import read_text
 from tost.analysis import Samples
 from tost.data import Dataset, build_data
 from tost.data.images.decode import read_image
@@ -238,11 +239,7 @@ def text_samples(model: nn.Module, config_file: Path | None, file: Path, *, coun
             "folder, or call tost.analysis.text_memberships from Python."
         )
     tokenizer = known or ByteTokenizer()
-    try:
-        content = file.read_bytes().decode("utf-8", errors="surrogateescape")
-    except OSError as error:
-        raise ConfigError(f"cannot read the text {file}: {error.strerror}") from error
-    ids = torch.tensor(tokenizer.encode(content), dtype=torch.int64)
+    ids = torch.tensor(tokenizer.encode(read_text(file)), dtype=torch.int64)
     if len(ids) < 2:
         raise ConfigError(f"{file} has {len(ids)} tokens; a text to look at needs at least 2.")
     length = min(len(ids), getattr(options, "max_length", None) or USUAL_LENGTH)

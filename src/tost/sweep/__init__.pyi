@@ -22,8 +22,5 @@ from tost.sweep.runs import expand as expand
 from tost.sweep.runs import select as select
 from tost.sweep.runs import state_of as state_of
 from tost.sweep.runs import unfinished as unfinished
-from tost.sweep.summary import fill as fill
-from tost.sweep.summary import page as page
-from tost.sweep.summary import section as section
 from tost.sweep.summary import statements as statements
 from tost.sweep.summary import table as table

@@ -58,16 +58,12 @@ class Arm(_Part):
         note: What is special about it.
     """
 
-    config: str | None = Field(default=None, min_length=1, description="configuration; null: that of the plan")
-    set: list[str] = Field(default=[], description="changes to it")
-    after: str | None = Field(
-        default=None,
-        pattern=rf"^([^/]+/)?{_ARM_NAME}$",
-        description="arm whose best checkpoint of the same seed the weights come from; PLAN/ARM: of another sweep",
-    )
-    seeds: list[_Seed] | None = Field(default=None, min_length=1, description="some of the plan's seeds; null: all")
-    reference: float | None = Field(default=None, allow_inf_nan=False, description="value reported elsewhere")
-    note: str = Field(default="", description="what is special about it")
+    config: str | None = Field(default=None, min_length=1)
+    set: list[str] = Field(default=[])
+    after: str | None = Field(default=None, pattern=rf"^([^/]+/)?{_ARM_NAME}$")
+    seeds: list[_Seed] | None = Field(default=None, min_length=1)
+    reference: float | None = Field(default=None, allow_inf_nan=False)
+    note: str = ""
 
 
 class TaskColumn(_Part):
@@ -78,8 +74,8 @@ class TaskColumn(_Part):
         extra: Whether averages are taken without it, and again with it; without a result it then counts at chance.
     """
 
-    chance: float = Field(allow_inf_nan=False, description="what guessing reaches, as the metric is shown")
-    extra: bool = Field(default=False, description="average without this task, and again with it")
+    chance: float = Field(allow_inf_nan=False)
+    extra: bool = False
 
 
 class Plan(_Part):
@@ -99,19 +95,17 @@ class Plan(_Part):
         arms: Settings by name.
     """
 
-    title: str = Field(min_length=1, description="what is compared, in one line")
-    config: str = Field(min_length=1, description="configuration that the arms start from")
-    metric: str = Field(min_length=1, description="validation metric that the table shows")
-    mode: Literal["min", "max"] = Field(default="max", description="whether the lowest or the highest value is best")
-    percent: bool = Field(default=False, description="whether the metric is a share, to be shown as a percentage")
-    seeds: list[_Seed] = Field(default=[0], min_length=1, description="seeds of the runs of every arm")
-    set: list[str] = Field(default=[], description="changes for all arms")
-    source: str = Field(default="", description="where the reference values and the levels come from")
-    levels: dict[str, Annotated[float, Field(allow_inf_nan=False)]] = Field(
-        default={}, description="values that need no training, as the metric is shown, by name"
-    )
-    tasks: dict[str, TaskColumn] = Field(default={}, description="tasks by name; arms are then named TASK_SETTING")
-    arms: dict[str, Arm] = Field(min_length=1, description="settings by name")
+    title: str = Field(min_length=1)
+    config: str = Field(min_length=1)
+    metric: str = Field(min_length=1)
+    mode: Literal["min", "max"] = "max"
+    percent: bool = False
+    seeds: list[_Seed] = Field(default=[0], min_length=1)
+    set: list[str] = Field(default=[])
+    source: str = ""
+    levels: dict[str, Annotated[float, Field(allow_inf_nan=False)]] = Field(default={})
+    tasks: dict[str, TaskColumn] = Field(default={})
+    arms: dict[str, Arm] = Field(min_length=1)
 
     def seeds_of(self, arm: str) -> list[int]:
         """Return the seeds that an arm is run with."""
@@ -188,17 +182,13 @@ def load_plan(name: str) -> Plan:
 
 
 def _known_keys(values: dict[str, Any]) -> Keys:
-    """Return the keys of a plan, with those of each arm that it names."""
+    """Return the keys of a plan, with those of each arm, level and task that it names."""
     keys = keys_of(Plan)
-    arms = values.get("arms")
-    for name in arms if isinstance(arms, dict) else ():
-        keys[f"arms.{name}"] = Key(Plan, "arms")
-        keys |= keys_of(Arm, f"arms.{name}.")
-    for section in ("levels", "tasks"):
+    for section, schema in (("arms", Arm), ("levels", None), ("tasks", TaskColumn)):
         found = values.get(section)
         for name in found if isinstance(found, dict) else ():
             keys[f"{section}.{name}"] = Key(Plan, section)
-            keys |= keys_of(TaskColumn, f"tasks.{name}.") if section == "tasks" else {}
+            keys |= keys_of(schema, f"{section}.{name}.") if schema else {}
     return keys
 
 

@@ -22,21 +22,7 @@ INTERRUPTED = 130
 _TAIL_LINES = 12
 _TAIL_BYTES = 4096
 
-
-class Process(Protocol):
-    """What is needed of a started run; `subprocess.Popen` has it."""
-
-    def poll(self) -> int | None:
-        """Return the exit code, None while it runs."""
-
-    def send_signal(self, sig: int) -> None:
-        """Send it a signal."""
-
-    def kill(self) -> None:
-        """End it at once."""
-
-    def wait(self) -> int:
-        """Wait until it has ended."""
+Process = subprocess.Popen[bytes]
 
 
 class Watcher(Protocol):
@@ -170,7 +156,7 @@ def _describe_exit(code: int) -> str:
         return f"ended by signal {-code}"
 
 
-def start_process(run: Run, *, threads: int | None = None, keep_open: Sequence[int] = ()) -> subprocess.Popen[bytes]:
+def start_process(run: Run, *, threads: int | None = None, keep_open: Sequence[int] = ()) -> Process:
     """Start the process of a run. Its output is appended to a file in its folder.
 
     Args:

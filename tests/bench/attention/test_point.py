@@ -7,13 +7,14 @@ from dataclasses import replace
 import pytest
 
 from tost.bench.attention import run as attention_run
-from tost.bench.attention.cases import CONTENDERS, AttentionScale, Figure, Point
+from tost.bench.attention.cases import CONTENDERS, AttentionScale, Device, Figure, Point
 from tost.bench.attention.cost import Cost
 from tost.bench.attention.run import Job, Machine, Roofline, Work, measure_point, measure_roofline, point_in_process
 from tost.errors import TostError
 
 SMALL = Point(figure=Figure.ALONE, contender="tost", tokens=64, width=16, heads=2, depth=1)
-JOB = Job(point=SMALL, pass_seconds=0.01, most_repeats=4)
+JOB = Job(point=SMALL, scale=AttentionScale(device=Device.CPU, pass_seconds=0.01, most_repeats=4))
+LONGER = replace(JOB, scale=replace(JOB.scale, pass_seconds=2.0))
 
 
 def test_a_fresh_process_measures_a_point():
@@ -62,11 +63,11 @@ def test_slow_passes_are_timed_once_and_fast_ones_often(monkeypatch):
     monkeypatch.setattr(attention_run, "keep_freed_memory", lambda: None)
     times = iter([3.0])
     monkeypatch.setattr(attention_run, "timed", lambda trial: next(times))
-    assert measure_point(replace(JOB, pass_seconds=2.0)).seconds == (3.0,)
+    assert measure_point(LONGER).seconds == (3.0,)
     times = iter([0.5, 9.0, 0.4, 0.41, 0.42, 0.43])
-    assert measure_point(replace(JOB, pass_seconds=2.0)).seconds == (0.4, 0.41, 0.42, 0.43)
+    assert measure_point(LONGER).seconds == (0.4, 0.41, 0.42, 0.43)
     times = iter([1.5, 9.0, 1.0, 1.1, 1.2])
-    assert measure_point(replace(JOB, pass_seconds=2.0)).seconds == (1.0, 1.1, 1.2), "three at least"
+    assert measure_point(LONGER).seconds == (1.0, 1.1, 1.2), "three at least"
 
 
 def test_a_step_leaves_no_gradient_behind():

@@ -20,7 +20,7 @@ KINDS = {
     "authors": {},
     "plus": {"conv_width": 4, "gate": True, "count_scaled": True, "forget": True},
     "both": {"conv_width": 3, "conv_at": "both", "position": "sinusoidal", "tie_head": False, "bias": True},
-    "hold": {"beyond": "hold", "max_position_embeddings": 6},
+    "hold": {"after_last_position": "repeat", "max_position_embeddings": 6},
     "none": {"position": "none"},
     "gpt2": {"mixer": "softmax", "layer_scale": None, "bias": True, "activation": "gelu_tanh"},
 }

@@ -90,7 +90,7 @@ def test_the_names_that_transformers_uses_everywhere():
         ({"embed_dim": 30}, "embed_dim=30 is not divisible by num_heads=12"),
         ({"max_position_embeddings": 0}, "max_position_embeddings: 0 given; needs a whole number >= 1"),
         ({"mixer": "softmax", "gate": True}, "gate=True is about TSSA"),
-        ({"beyond": "hold", "position": "none"}, "leave beyond=error"),
+        ({"after_last_position": "repeat", "position": "none"}, "leave after_last_position=error"),
         ({"dropout": "much"}, "dropout: much given; needs a number >= 0 and < 1"),
         ({"depth": True}, "depth: true given; needs a whole number >= 1"),
         ({"embed_dmi": 30}, "embed_dmi: not an option of the model; did you mean 'embed_dim'"),
@@ -114,6 +114,15 @@ def test_values_that_are_changed_later_are_checked_too(tmp_path):
     TostConfig(**TINY).save_pretrained(tmp_path)
     with pytest.raises(ConfigError, match="num_heads=7"):
         TostForCausalLM(AutoConfig.from_pretrained(tmp_path, num_heads=7))
+
+
+def test_a_file_of_an_earlier_version_has_other_names_of_options(tmp_path):
+    TostConfig(**TINY, after_last_position="repeat").save_pretrained(tmp_path)
+    file = tmp_path / "config.json"
+    file.write_text(file.read_text().replace('"after_last_position": "repeat"', '"beyond": "hold"'))
+    assert TostConfig.from_pretrained(tmp_path).after_last_position == "repeat"
+    with pytest.raises(ConfigError, match="beyond: not an option"):
+        TostConfig(**TINY, beyond="hold")
 
 
 def test_keys_of_other_programs_in_a_file_are_kept_but_slips_are_not(tmp_path):

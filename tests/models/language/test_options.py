@@ -27,7 +27,7 @@ OURS = [
     {"gate": True},
     {"count_scaled": True},
     {"forget": True},
-    {"beyond": "hold"},
+    {"after_last_position": "repeat"},
 ]
 
 
@@ -45,7 +45,7 @@ def option_sets(draw):
         options["conv_at"] = draw(st.sampled_from(("attention", "mlp", "both")))
     options["position"] = draw(st.sampled_from(("learned", "sinusoidal", "none")))
     if options["position"] == "learned" and draw(st.booleans()):
-        options |= {"beyond": "hold", "max_length": draw(st.sampled_from((1, 5, 24)))}
+        options |= {"after_last_position": "repeat", "max_length": draw(st.sampled_from((1, 5, 24)))}
     if softmax:
         return {**options, "mixer": "softmax", "layer_scale": None, "activation": "gelu_tanh"}
     return options | {name: draw(st.booleans()) for name in ("gate", "count_scaled", "forget")}
@@ -140,13 +140,13 @@ def test_loss_is_that_of_the_logits(options, mask):
 
 @pytest.mark.parametrize("options", [{}, *OURS, PLUS], ids=str)
 def test_options_are_off_by_default_and_change_the_network(options):
-    if options == {"beyond": "hold"}:
+    if options == {"after_last_position": "repeat"}:
         options = {**options, "max_length": 5}
     model, plain = make(options), make({key: options[key] for key in options if key in ("max_length", "layer_scale")})
     ids = example(plain, length=5)
     assert plain.options == model.options or set(model.state_dict()) >= set(plain.state_dict())
     model.load_state_dict(plain.state_dict(), strict=False)
-    same = {} if options.get("beyond") else options
+    same = {} if options.get("after_last_position") else options
     assert torch.allclose(model(ids), plain(ids)) is (not same)
 
 
@@ -190,7 +190,7 @@ def test_state_of_a_model_with_other_options_is_refused():
 
 @pytest.mark.parametrize("mixer", ["tssa", "softmax"])
 def test_held_positions_go_on_with_the_last_one(mixer):
-    model = make({"beyond": "hold", "mixer": mixer}, max_length=6)
+    model = make({"after_last_position": "repeat", "mixer": mixer}, max_length=6)
     longer = make({"mixer": mixer}, max_length=30)
     table = model.state_dict()
     for name, tensor in table.items():
@@ -232,7 +232,7 @@ def test_what_was_long_ago_is_forgotten():
 
 
 def test_attention_without_an_order_takes_no_rules_about_it():
-    for options in ({"forget": True}, {"beyond": "hold"}):
+    for options in ({"forget": True}, {"after_last_position": "repeat"}):
         with pytest.raises(ValueError, match="TSSAttention does not look at the order of its tokens"):
             tost.TSSAttention(8, 2, extensions=Extensions(**options))
 
@@ -265,11 +265,14 @@ def test_matrices_decay_and_what_belongs_to_the_operator_does_not():
         ({"conv_width": 1}, "conv_width=1 reaches no token but the last one itself; use 2 or more, or 0"),
         ({"conv_width": -1}, "conv_width: -1 given; needs a whole number >= 0"),
         ({"conv_at": "mlp"}, "conv_at=mlp places a convolution, but conv_width=0 has none; set conv_width"),
-        ({"position": "none", "beyond": "hold"}, "beyond=hold is about learned positions, but position=none has no"),
+        (
+            {"position": "none", "after_last_position": "repeat"},
+            "repeat is about learned positions, but position=none has no",
+        ),
         ({"mixer": "softmax", "gate": True, "forget": True}, "gate=True is about TSSA.*\n.*forget=True is about TSSA"),
         ({"mixer": "softmax", "backend": "torch"}, "backend=torch is about TSSA, but mixer=softmax"),
         ({"position": "sinusoidal", "embed_dim": 3, "num_heads": 3}, "embed_dim=3 cannot hold the sines and cosines"),
-        ({"beyond": "wrap"}, "beyond: wrap given; needs one of error, hold"),
+        ({"after_last_position": "wrap"}, "after_last_position: wrap given; needs one of error, repeat"),
     ],
 )
 def test_options_that_contradict_each_other_are_refused(options, message):

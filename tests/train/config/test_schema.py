@@ -288,7 +288,7 @@ def test_vocabulary_and_length_of_a_language_model(problems, load):
         "model.max_length (command line): 31 does not fit the data: stdlib_bytes has sequences of 32; "
         "make it at least that, or let the data be shorter, or leave it out to have it follow the data",
     ]
-    for rule in ("model.position=none", "model.position=sinusoidal", "model.beyond=hold"):
+    for rule in ("model.position=none", "model.position=sinusoidal", "model.after_last_position=repeat"):
         assert load("model.max_length=31", rule, text=LANGUAGE).model.options["max_length"] == 31
 
 

@@ -26,8 +26,7 @@ def colour(index: int) -> str:
 
 def rgb(index: int) -> tuple[float, float, float]:
     """Return the same as three numbers in [0, 1]."""
-    red, green, blue = to_rgb(colour(index))
-    return red, green, blue
+    return to_rgb(colour(index))
 
 
 def depth_colour(position: int, count: int) -> Any:

@@ -9,12 +9,15 @@ import numpy as np
 from tost.analysis.figures._style import LABEL, SEQUENTIAL, TITLE, add_colour_bar, add_head_legend, new_figure, rgb
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
+    from collections.abc import Callable
+
     from matplotlib.figure import Figure
+    from matplotlib.image import AxesImage
     from numpy.typing import NDArray
     from torch import Tensor
 
     from tost.analysis.class_attention import ClassAttentionMaps
+    from tost.analysis.maps import ImageMaps
     from tost.analysis.memberships import MembershipMaps
 
 CELL = 1.55
@@ -22,26 +25,24 @@ MOST_HEADS = 12
 
 
 def draw_memberships(result: MembershipMaps) -> Figure:
-    """Draw one layer: images in rows; photograph, hard clusters, foreground guess and every head in columns."""
+    """Draw one layer: images in rows; photograph, hard clusters, foreground guess and every head in columns.
+
+    It is the one at three quarters of the depth, where the paper's pictures come from, or the nearest that there is.
+    """
+    wanted = round(0.75 * (result.depth - 1))
+    result = result.at(min(result.layers, key=lambda layer: abs(layer - wanted)))
     maps = result.maps[:, 0]  # [S, H, rows, columns]
-    heads = min(maps.shape[1], MOST_HEADS)
     low, high = maps.flatten().quantile(maps.new_tensor([0.01, 0.99])).tolist()  # a few patches would dim the others
-    figure = new_figure(CELL * (heads + 3) + 1.0, CELL * len(maps) + 1.6)
-    grid = figure.subplots(len(maps), heads + 3, squeeze=False)
     best = result.best_heads()[0]
-    titles = ["image", "largest head", "foreground", *(f"head {head}" for head in range(heads))]
-    for row, axes in enumerate(grid):
-        photograph = _photograph(result.pixels[row])
-        _show(axes[0], photograph)
-        _show(axes[1], _overlay(photograph, maps[row]))
-        _show(axes[2], _masked(photograph, result.foreground[row]))
-        for head in range(heads):
-            picture = axes[3 + head].imshow(maps[row, head].numpy(), cmap=SEQUENTIAL, vmin=low, vmax=high)
-        for column, cell in enumerate(axes):
-            _bare(cell, titles[column] if row == 0 else "", bold=column - 3 == best[1])
+
+    def leading(row: int, photograph: NDArray[np.float32]) -> list[NDArray[np.float32]]:
+        return [_overlay(photograph, maps[row]), _masked(photograph, result.foreground[row])]
+
+    names = ("largest head", "foreground")
+    figure, grid, picture = _draw_grid(result, names, leading, (1.0, 1.6), bold=best[1], vmin=low, vmax=high)
     label = f"membership (uniform: {1 / maps.shape[1]:.3f})"
     add_colour_bar(figure, picture, grid[:, 3:], label, location="right", shrink=0.6, pad=0.01, extend="both")
-    add_head_legend(figure, heads)
+    add_head_legend(figure, min(maps.shape[1], MOST_HEADS))
     figure.suptitle(
         f"Memberships in layer {result.layers[0]} (of 0 to {result.depth - 1}), entropy {result.entropy[0]:.4f} "
         f"(uniform: 1)\nhead {best[1]} agrees best with the foreground: {best[2]:.2f} (chance: 0.5)",
@@ -55,22 +56,15 @@ def draw_class_attention(result: ClassAttentionMaps) -> Figure:
     from tost.analysis.class_attention import MASS, keep_mass
 
     maps = result.maps[:, 0]
-    heads = min(maps.shape[1], MOST_HEADS)
-    figure = new_figure(CELL * (heads + 3), CELL * len(maps) + 0.9)
-    grid = figure.subplots(len(maps), heads + 3, squeeze=False)
     mean = maps.mean(dim=1)
     kept = keep_mass(mean.flatten(1), MASS).view(mean.shape)
-    titles = ["image", f"{MASS:.0%} of the mean", "mean of heads", *(f"head {head}" for head in range(heads))]
     best = int(result.area[0].argmax())
-    for row, axes in enumerate(grid):
-        photograph = _photograph(result.pixels[row])
-        _show(axes[0], photograph)
-        _show(axes[1], _masked(photograph, kept[row]))
-        axes[2].imshow(mean[row].numpy(), cmap=SEQUENTIAL)
-        for head in range(heads):
-            axes[3 + head].imshow(maps[row, head].numpy(), cmap=SEQUENTIAL)
-        for column, cell in enumerate(axes):
-            _bare(cell, titles[column] if row == 0 else "", bold=column - 3 == best)
+
+    def leading(row: int, photograph: NDArray[np.float32]) -> list[NDArray[np.float32]]:
+        return [_masked(photograph, kept[row]), mean[row].numpy()]
+
+    names = (f"{MASS:.0%} of the mean", "mean of heads")
+    figure, _, _ = _draw_grid(result, names, leading, (0.0, 0.9), bold=best)
     figure.suptitle(
         f"Where the class token looks in {result.names[0]}; each map from its least (dark) to its most (light)\n"
         f"head {best} agrees best with the foreground: {result.area[0, best]:.2f} (chance: 0.5)",
@@ -79,8 +73,31 @@ def draw_class_attention(result: ClassAttentionMaps) -> Figure:
     return figure
 
 
-def _photograph(pixels: Tensor) -> NDArray[np.float32]:
-    return pixels.permute(1, 2, 0).float().clamp(0, 1).numpy()
+def _draw_grid(
+    result: ImageMaps,
+    names: tuple[str, str],
+    leading: Callable[[int, NDArray[np.float32]], list[NDArray[np.float32]]],
+    margins: tuple[float, float],
+    *,
+    bold: int,
+    **limits: float,
+) -> tuple[Figure, NDArray[np.object_], AxesImage]:
+    """Draw images in rows; the photograph, two named pictures made from it, and the map of every head in columns."""
+    maps = result.maps[:, 0, :MOST_HEADS]
+    titles = ["image", *names, *(f"head {head}" for head in range(maps.shape[1]))]
+    figure = new_figure(CELL * len(titles) + margins[0], CELL * len(maps) + margins[1])
+    grid = figure.subplots(len(maps), len(titles), squeeze=False)
+    for row, axes in enumerate(grid):
+        photograph = result.pixels[row].permute(1, 2, 0).float().clamp(0, 1).numpy()
+        pictures = [photograph, *leading(row, photograph), *maps[row].numpy()]
+        for column, (cell, picture) in enumerate(zip(axes, pictures, strict=True)):
+            drawn = cell.imshow(picture, cmap=SEQUENTIAL, interpolation="nearest", **(limits if column > 2 else {}))
+            cell.set_xticks([])
+            cell.set_yticks([])
+            cell.spines[:].set_visible(False)
+            if row == 0:
+                cell.set_title(titles[column], fontsize=LABEL, fontweight="bold" if column - 3 == bold else "normal")
+    return figure, grid, drawn
 
 
 def _enlarged(grid: NDArray[np.float32], like: NDArray[np.float32]) -> NDArray[np.float32]:
@@ -106,16 +123,3 @@ def _masked(photograph: NDArray[np.float32], mask: Tensor) -> NDArray[np.float32
     outside = 0.8 + 0.2 * photograph.mean(axis=2, keepdims=True)
     mixed: NDArray[np.float32] = photograph * inside + outside * (1 - inside)
     return mixed
-
-
-def _show(axes: Axes, picture: NDArray[np.float32]) -> None:
-    axes.imshow(picture, interpolation="nearest")
-
-
-def _bare(axes: Axes, title: str, *, bold: bool) -> None:
-    axes.set_xticks([])
-    axes.set_yticks([])
-    if title:
-        axes.set_title(title, fontsize=LABEL, fontweight="bold" if bold else "normal")
-    for spine in axes.spines.values():
-        spine.set_visible(False)

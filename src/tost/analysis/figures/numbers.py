@@ -7,17 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from matplotlib.ticker import MaxNLocator, NullLocator
 
-from tost.analysis.figures._style import (
-    LABEL,
-    SEQUENTIAL,
-    TICK,
-    TITLE,
-    add_colour_bar,
-    colour,
-    depth_colour,
-    finish,
-    new_figure,
-)
+from tost.analysis.figures import _style as style
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -35,7 +25,7 @@ def _panels(count: int, side: float, extra: float) -> tuple[Figure, list[Axes]]:
     """Return a figure with so many square panels, at most `COLUMNS` in a row."""
     columns = min(count, COLUMNS)
     rows = -(-count // columns)
-    figure = new_figure(max(side * columns + 1.0, 6.4), side * rows + extra)
+    figure = style.new_figure(max(side * columns + 1.0, 6.4), side * rows + extra)
     panels = list(figure.subplots(rows, columns, squeeze=False).flat)
     for panel in panels[count:]:
         panel.set_visible(False)
@@ -53,22 +43,22 @@ def draw_subspaces(result: SubspaceCoherence) -> Figure:
     figure, panels = _panels(len(result.layers), 2.7, 0.8)
     size, step = result.sample.shape[-1], result.directions
     for i, axes in enumerate(panels):
-        picture = axes.imshow(result.sample[i].abs().numpy(), cmap=SEQUENTIAL, vmin=0, vmax=1)
+        picture = axes.imshow(result.sample[i].abs().numpy(), cmap=style.SEQUENTIAL, vmin=0, vmax=1)
         for edge in range(step, size, step):
             axes.axhline(edge - 0.5, color="white", linewidth=0.6)
             axes.axvline(edge - 0.5, color="white", linewidth=0.6)
         centres = [step * head + (step - 1) / 2 for head in range(size // step)]
         names = [str(head) for head in range(len(centres))]
-        axes.set_xticks(centres, names, fontsize=TICK)
-        axes.set_yticks(centres, names, fontsize=TICK)
+        axes.set_xticks(centres, names, fontsize=style.TICK)
+        axes.set_yticks(centres, names, fontsize=style.TICK)
         axes.tick_params(length=0)
         title = f"layer {result.layers[i]}: mean {result.between[i]:.3f}, most {result.mutual[i]:.2f}"
-        _label(axes, title, "head", "head", TICK)
-    add_colour_bar(figure, picture, panels, "|cosine| between directions", shrink=0.8)
+        _label(axes, title, "head", "head", style.TICK)
+    style.add_colour_bar(figure, picture, panels, "|cosine| between directions", shrink=0.8)
     figure.suptitle(
         f"Subspaces: {step} directions of every head;  mean |cosine| between heads "
         f"{result.between.mean():.3f}, random {result.random:.3f}",
-        fontsize=TITLE,
+        fontsize=style.TITLE,
     )
     return figure
 
@@ -78,13 +68,13 @@ def draw_gains(result: Gains) -> Figure:
     figure, panels = _panels(len(result.layers), 2.6, 0.8)
     for i, axes in enumerate(panels):
         ordered = result.mean[i].sort(dim=-1).values
-        picture = axes.imshow(ordered.numpy(), cmap=SEQUENTIAL, vmin=0, vmax=1, aspect="auto", interpolation="nearest")
+        picture = axes.imshow(ordered.numpy(), cmap=style.SEQUENTIAL, vmin=0, vmax=1, aspect="auto")
         title = f"layer {result.layers[i]}: {result.suppressed()[i].mean():.0%} above ½"
-        _label(axes, title, "direction, sorted", "head", TICK)
+        _label(axes, title, "direction, sorted", "head", style.TICK)
         axes.xaxis.set_major_locator(MaxNLocator(4, integer=True))
         axes.yaxis.set_major_locator(MaxNLocator(min(8, ordered.shape[0]), integer=True))
-    add_colour_bar(figure, picture, panels, "D:  0 kept   …   1 suppressed", shrink=0.8)
-    figure.suptitle("D = 1 / (1 + second moment), by layer, head and direction", fontsize=TITLE)
+    style.add_colour_bar(figure, picture, panels, "D:  0 kept   …   1 suppressed", shrink=0.8)
+    figure.suptitle("D = 1 / (1 + second moment), by layer, head and direction", fontsize=style.TITLE)
     return figure
 
 
@@ -97,19 +87,19 @@ def draw_heads(result: HeadUsage) -> Figure:
         "temperature": (result.temperature, None),
         f"effective rank (of {result.head_dim})": (result.rank, result.head_dim),
     }
-    figure = new_figure(11.0, max(6.4, 0.6 * len(result.layers) + 2.4))
+    figure = style.new_figure(11.0, max(6.4, 0.6 * len(result.layers) + 2.4))
     grid = list(figure.subplots(2, 3).flat)
     grid[5].set_visible(False)
     for axes, (title, (values, top)) in zip(grid[:4], tables.items(), strict=True):
         _draw_table(axes, title, values, result.layers, top)
     axes = grid[4]
-    axes.plot(result.entropy.numpy(), range(len(result.layers)), marker="o", color=colour(0))
+    axes.plot(result.entropy.numpy(), range(len(result.layers)), marker="o", color=style.colour(0))
     axes.set_yticks(range(len(result.layers)), [str(layer) for layer in result.layers])
     axes.invert_yaxis()
-    finish(axes, title="entropy (1 = uniform)", x="mean of a token's membership", y="layer")
+    style.finish(axes, title="entropy (1 = uniform)", x="mean of a token's membership", y="layer")
     axes.ticklabel_format(axis="x", useOffset=False)
     axes.xaxis.set_major_locator(MaxNLocator(4))
-    figure.suptitle(f"The heads, over {result.samples} samples", fontsize=TITLE)
+    figure.suptitle(f"The heads, over {result.samples} samples", fontsize=style.TITLE)
     return figure
 
 
@@ -120,11 +110,11 @@ def _draw_table(axes: Axes, title: str, values: Tensor, layers: tuple[int, ...],
     """
     table = values.numpy()
     low, high = (table.min(), table.max()) if top is None else (0.0, max(top, table.max()))
-    axes.imshow(table, cmap=SEQUENTIAL, aspect="auto", interpolation="nearest", vmin=low, vmax=high)
-    _label(axes, title, "head", "layer", LABEL)
+    axes.imshow(table, cmap=style.SEQUENTIAL, aspect="auto", interpolation="nearest", vmin=low, vmax=high)
+    _label(axes, title, "head", "layer", style.LABEL)
     columns = range(0, table.shape[1], 1 if table.shape[1] <= 8 else 2)
-    axes.set_xticks(columns, [str(head) for head in columns], fontsize=TICK)
-    axes.set_yticks(range(table.shape[0]), [str(layer) for layer in layers], fontsize=TICK)
+    axes.set_xticks(columns, [str(head) for head in columns], fontsize=style.TICK)
+    axes.set_yticks(range(table.shape[0]), [str(layer) for layer in layers], fontsize=style.TICK)
     middle = (low + high) / 2
     for (row, column), value in np.ndenumerate(table):
         if table.shape[1] <= 8:
@@ -135,15 +125,15 @@ def _draw_table(axes: Axes, title: str, values: Tensor, layers: tuple[int, ...],
 
 def draw_flattening(result: Flattening) -> Figure:
     """Draw the distance from uniform on two log axes, and the entropy, over the number of tokens."""
-    figure = new_figure(11.0, 4.4)
+    figure = style.new_figure(11.0, 4.4)
     left, right = figure.subplots(1, 2)
     unit = "position (tokens seen)" if result.causal else "tokens in the sequence"
     count = len(result.layers)
     for i, layer in enumerate(result.layers):
-        style = {"color": depth_colour(i, count), "marker": "o", "markersize": 4}
+        line = {"color": style.depth_colour(i, count), "marker": "o", "markersize": 4}
         label = f"layer {layer}" if i in (0, count // 2, count - 1) else None
-        left.plot(result.lengths, result.deviation[i].clamp_min(1e-12).numpy(), label=label, **style)
-        right.plot(result.lengths, result.entropy[i].numpy(), **style)
+        left.plot(result.lengths, result.deviation[i].clamp_min(1e-12).numpy(), label=label, **line)
+        right.plot(result.lengths, result.entropy[i].numpy(), **line)
     peak = int(result.deviation.mean(dim=0).argmax())  # the first token of a causal layer is a case of its own
     reference = [result.deviation[:, peak].max().item() * result.lengths[peak] / x for x in result.lengths[peak:]]
     if len(reference) > 1:
@@ -154,10 +144,10 @@ def draw_flattening(result: Flattening) -> Figure:
         ticks = [2**i for i in range(0, 40, 2) if result.lengths[0] <= 2**i <= result.lengths[-1]]
         axes.set_xticks(ticks, [f"{tick:,}" for tick in ticks])
         axes.xaxis.set_minor_locator(NullLocator())
-    finish(left, title="distance from uniform", x=unit, y="largest |π - 1/H| of a token, mean")
-    finish(right, title="entropy (1 = uniform)", x=unit, y="entropy of a token's membership, mean")
+    style.finish(left, title="distance from uniform", x=unit, y="largest |π - 1/H| of a token, mean")
+    style.finish(right, title="entropy (1 = uniform)", x=unit, y="entropy of a token's membership, mean")
     right.ticklabel_format(axis="y", useOffset=False)
-    left.legend(frameon=False, fontsize=TICK)
+    left.legend(frameon=False, fontsize=style.TICK)
     scaled = "energies times the number of tokens" if result.count_scaled else "normalized energies"
-    figure.suptitle(f"Memberships and length ({scaled}, {result.samples} samples)", fontsize=TITLE)
+    figure.suptitle(f"Memberships and length ({scaled}, {result.samples} samples)", fontsize=style.TITLE)
     return figure

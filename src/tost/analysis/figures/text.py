@@ -8,18 +8,7 @@ import numpy as np
 from matplotlib.patches import Rectangle
 from matplotlib.ticker import FixedLocator, FuncFormatter
 
-from tost.analysis.figures._style import (
-    LABEL,
-    MARKERS,
-    TICK,
-    TITLE,
-    add_head_legend,
-    colour,
-    depth_colour,
-    finish,
-    new_figure,
-    rgb,
-)
+from tost.analysis.figures import _style as style
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -61,7 +50,7 @@ def draw_text_memberships(result: TextMemberships) -> Figure:
     places = _layout(result.tokens)
     rows = max(row for _, row, _, _ in places) + 1
     width = max(48, *(column + len(text) for _, _, column, text in places))
-    figure = new_figure(0.15 * width, len(shown) * (0.27 * rows + 0.5) + 0.9)
+    figure = style.new_figure(0.15 * width, len(shown) * (0.27 * rows + 0.5) + 0.9)
     for axes, i in zip(figure.subplots(len(shown), 1, squeeze=False)[:, 0], shown, strict=True):
         pi = result.pi[i]
         heads = pi.argmax(dim=-1).tolist()
@@ -69,7 +58,7 @@ def draw_text_memberships(result: TextMemberships) -> Figure:
         strength = (excess / excess.quantile(0.95).clamp_min(1e-12)).clamp(0, 1).tolist()
         for index, row, column, text in places:
             shade = 0.08 + 0.72 * strength[index]
-            face = tuple(1 - shade * (1 - part) for part in rgb(heads[index]))
+            face = tuple(1 - shade * (1 - part) for part in style.rgb(heads[index]))
             axes.add_patch(Rectangle((column, row), len(text), 0.92, facecolor=face, edgecolor="none"))
             ink = "black" if sum(face) > 1.35 else "white"
             for offset, letter in enumerate(text):
@@ -78,15 +67,15 @@ def draw_text_memberships(result: TextMemberships) -> Figure:
         axes.set_ylim(rows, 0)
         axes.axis("off")
         title = f"layer {result.layers[i]};  entropy {result.entropy[i]:.4f} (1 = uniform)"
-        axes.set_title(title, fontsize=LABEL, loc="left")
-    add_head_legend(figure, result.pi.shape[-1])
-    figure.suptitle("Which head each token belongs to most; strong colours: far from uniform", fontsize=TITLE)
+        axes.set_title(title, fontsize=style.LABEL, loc="left")
+    style.add_head_legend(figure, result.pi.shape[-1])
+    figure.suptitle("Which head each token belongs to most; strong colours: far from uniform", fontsize=style.TITLE)
     return figure
 
 
 def draw_memory(result: StateMemory) -> Figure:
     """Draw what the last tokens hold of the state, the fate of single tokens, and the half-lives of all heads."""
-    figure = new_figure(11.2, 8.8)
+    figure = style.new_figure(11.2, 8.8)
     grid = figure.subplots(2, 2)
     _draw_recent(grid[0, 0], result, result.mass, "mass")
     _draw_recent(grid[0, 1], result, result.squares, "weighted squares")
@@ -95,7 +84,7 @@ def draw_memory(result: StateMemory) -> Figure:
     figure.suptitle(
         f"What the state remembers of {result.length} tokens ({'with' if result.forgets else 'without'} forgetting, "
         f"{result.samples} texts)",
-        fontsize=TITLE,
+        fontsize=style.TITLE,
     )
     return figure
 
@@ -105,15 +94,16 @@ def _draw_recent(axes: Axes, result: StateMemory, shares: Tensor, what: str) -> 
     for i, layer in enumerate(result.layers):
         for head in range(shares.shape[1]):
             label = f"layer {layer}" if head == 0 and i in (0, count // 2, count - 1) else None
-            axes.plot(result.recent, shares[i, head].numpy(), color=depth_colour(i, count), linewidth=1.2, label=label)
+            shade = style.depth_colour(i, count)
+            axes.plot(result.recent, shares[i, head].numpy(), color=shade, linewidth=1.2, label=label)
     equal = [count_ / result.length for count_ in result.recent]
     axes.plot(result.recent, equal, color="0.45", linestyle=":", linewidth=2, label="all tokens alike")
     axes.set_xscale("log", base=2)
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
     title = f"{what}: share of the last tokens, at the end"
-    finish(axes, title=title, x="last tokens", y=f"share of the state's {what}")
+    style.finish(axes, title=title, x="last tokens", y=f"share of the state's {what}")
     axes.set_ylim(0, 1.02)
-    axes.legend(frameon=False, fontsize=TICK)
+    axes.legend(frameon=False, fontsize=style.TICK)
 
 
 def _draw_traces(axes: Axes, result: StateMemory) -> None:
@@ -122,29 +112,28 @@ def _draw_traces(axes: Axes, result: StateMemory) -> None:
     heads = result.mass.shape[1]
     picked = [(int(order[0]), "-"), (int(order[-1]), "--")]
     times = np.array(result.times)
-    for index, (mark, marker) in enumerate(zip(result.marks, MARKERS, strict=False)):
+    for index, (mark, marker) in enumerate(zip(result.marks, style.MARKERS, strict=False)):
         for flat, line in picked:
             i, head = divmod(flat, heads)
             share = result.trace[i, head, index].numpy()
             there = (times >= mark) & (share > 0)
-            style: dict[str, Any] = {"color": colour(index), "marker": marker, "markersize": 3.5, "linewidth": 1.3}
+            look: dict[str, Any] = {"color": style.colour(index), "marker": marker, "markersize": 3.5, "linewidth": 1.3}
             name = f"token {mark}, head {head} of layer {result.layers[i]}"
-            axes.plot(times[there], share[there], line, label=name, **style)
+            axes.plot(times[there], share[there], line, label=name, **look)
     axes.set_yscale("log")
     axes.set_ylim(bottom=max(axes.get_ylim()[0], 1e-6), top=1.5)
-    finish(axes, title="what becomes of single tokens", x="position (tokens seen)", y="share of the state's mass")
+    style.finish(axes, title="what becomes of single tokens", x="position (tokens seen)", y="share of the state's mass")
     axes.legend(frameon=False, fontsize=8.5)
 
 
 def _draw_half_lives(axes: Axes, result: StateMemory) -> None:
     heads = result.mass.shape[1]
     for head in range(heads):
-        values, marker = result.half_life[:, head].numpy(), MARKERS[head % len(MARKERS)]
-        axes.plot(
-            result.layers, values, marker=marker, color=colour(head), linewidth=1, markersize=5, label=f"head {head}"
-        )
+        values, marker = result.half_life[:, head].numpy(), style.MARKERS[head % len(style.MARKERS)]
+        look: dict[str, Any] = {"color": style.colour(head), "marker": marker, "markersize": 5, "linewidth": 1}
+        axes.plot(result.layers, values, label=f"head {head}", **look)
     axes.axhline(result.length / 2, color="0.45", linestyle=":", linewidth=2, label="all tokens alike")
     axes.xaxis.set_major_locator(FixedLocator(list(result.layers)))
     axes.set_ylim(bottom=0)
-    finish(axes, title="half of the state is the last so many tokens", x="layer", y="tokens")
+    style.finish(axes, title="half of the state is the last so many tokens", x="layer", y="tokens")
     axes.legend(frameon=False, fontsize=8.5, ncols=2 if heads > 4 else 1)

@@ -155,16 +155,8 @@ class Shape:
 
     def point(self, figure: Figure, contender: str, *, tokens: int, width: int, training: bool) -> Point:
         """Return one contender at one of the sizes."""
-        return Point(
-            figure=figure,
-            contender=contender,
-            tokens=tokens,
-            width=width,
-            heads=self.heads,
-            depth=self.depth,
-            training=training,
-            vocab_size=self.vocab_size,
-        )
+        common = {"heads": self.heads, "depth": self.depth, "vocab_size": self.vocab_size}
+        return Point(figure=figure, contender=contender, tokens=tokens, width=width, training=training, **common)
 
 
 _STANDARD_SHAPES = {

@@ -74,17 +74,17 @@ class Cost:
 def layer_cost(point: Point) -> Cost:
     """Count one attention layer of a point, with its projections."""
     N, C, H = point.tokens, point.width, point.heads
-    D, name, linear = C // H, point.contender, 3 if point.training else 1
+    name, linear = point.contender, 3 if point.training else 1
     quadratic = 3.5 if point.training and name in _FUSED else linear
     parts = 1 if name in ("tost", "crate") else 3
     projections = 2 * (parts + 1) * N * C * C
-    mixing = _mixing_products(name, N, C, D)
-    moved = 2 * N * C + (parts + 1) * (N * C + C * C) + _mixing_moves(name, N, C, H, causal=point.causal)
+    mixing, elementwise, mixing_moves = _mixing(point)
+    moved = 2 * N * C + (parts + 1) * (N * C + C * C) + mixing_moves
     scores, tokens = _HELD[name][point.training]
     weights = (parts + 1) * C * C * (2 if point.training else 1)
     return Cost(
         products=linear * projections + round(quadratic * mixing),
-        elementwise=linear * _elementwise(name, N, C, H, causal=point.causal),
+        elementwise=linear * elementwise,
         moved=_NUMBER * linear * moved,
         held=_NUMBER * (scores * H * N * N + tokens * N * C + weights),
     )
@@ -104,30 +104,17 @@ def point_cost(point: Point) -> Cost:
     return Cost(products=products, elementwise=point.depth * layer.elementwise, moved=moved, held=held)
 
 
-def _mixing_products(name: str, N: int, C: int, D: int) -> int:
-    if name == "tost":
-        return 0
-    if name == "xcit":
-        return 4 * N * C * D
-    return 2 * N * (N + 1) * C if name == "gpt2-sdpa" else 4 * N * N * C
-
-
-def _elementwise(name: str, N: int, C: int, H: int, *, causal: bool) -> int:
-    if name == "tost":
-        return N * tssa_flops(H, C // H, causal=causal, bias=causal)
-    if name == "xcit":
-        return 6 * N * C + 6 * C * C // H
-    if name == "gpt2-sdpa":
-        return 5 * N * (N + 1) * H // 2
-    return (6 if name == "gpt2-textbook" else 5) * N * N * H
-
-
-def _mixing_moves(name: str, N: int, C: int, H: int, *, causal: bool) -> int:
-    tokens = N * C
-    return {
-        "tost": 2 * tokens if causal else 4 * tokens + 2 * N * H,
-        "crate": 2 * tokens,
-        "xcit": 10 * tokens + 4 * C * C // H,
-        "vit-textbook": 6 * tokens + 4 * N * N * H,
-        "gpt2-textbook": 6 * tokens + 6 * N * N * H + N * N // 4,
-    }.get(name, 4 * tokens)
+def _mixing(point: Point) -> tuple[int, int, int]:
+    """Count what stands between the projections of a layer: operations in products, all others, numbers moved."""
+    N, C, H, causal = point.tokens, point.width, point.heads, point.causal
+    D, tokens, pairs = C // H, N * C, N * N
+    counts = {
+        "tost": (0, N * tssa_flops(H, D, causal=causal, bias=causal), 2 * tokens if causal else 4 * tokens + 2 * N * H),
+        "vit-sdpa": (4 * pairs * C, 5 * pairs * H, 4 * tokens),
+        "vit-textbook": (4 * pairs * C, 5 * pairs * H, 6 * tokens + 4 * pairs * H),
+        "crate": (4 * pairs * C, 5 * pairs * H, 2 * tokens),
+        "xcit": (4 * tokens * D, 6 * tokens + 6 * C * D, 10 * tokens + 4 * C * D),
+        "gpt2-sdpa": (2 * N * (N + 1) * C, 5 * N * (N + 1) * H // 2, 4 * tokens),
+        "gpt2-textbook": (4 * pairs * C, 6 * pairs * H, 6 * tokens + 6 * pairs * H + pairs // 4),
+    }
+    return counts[point.contender]

@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 
@@ -101,13 +102,10 @@ class AttentionResults:
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """A point, and how to measure it; `AttentionScale` explains the other fields."""
+    """A point, and for how long and where to measure it."""
 
     point: Point
-    device: str = "cpu"
-    pass_seconds: float = 2.0
-    least_repeats: int = 3
-    most_repeats: int = 50
+    scale: AttentionScale
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -179,17 +177,18 @@ def measure_point(job: Job) -> PointUsage:
     The first pass shows the memory, with a C library that returns freed blocks at once. A slow one is also the timed
     one. Otherwise the library keeps freed blocks from then on, as it would by itself, and passes are repeated.
     """
-    work = Work(job.point, job.device)
+    scale = job.scale
+    work = Work(job.point, scale.device)
     work.run_short()
     kept = work.kept()
-    with watch_peak(job.device) as peak:
+    with watch_peak(scale.device) as peak:
         first = timed(work.trial)
     seconds = [first]
-    if first <= job.pass_seconds:
+    if first <= scale.pass_seconds:
         keep_freed_memory()
         timed(work.trial)
-        wanted = int(job.pass_seconds / max(first, 1e-9))
-        repeats = min(max(wanted, job.least_repeats), job.most_repeats)
+        wanted = int(scale.pass_seconds / max(first, 1e-9))
+        repeats = min(max(wanted, scale.least_repeats), scale.most_repeats)
         seconds = [timed(work.trial) for _ in range(repeats)]
     weights = sum(parameter.nbytes for parameter in work.layers.parameters())
     return PointUsage(seconds=tuple(seconds), peak_bytes=peak.growth, kept_bytes=kept, weight_bytes=weights)
@@ -197,7 +196,7 @@ def measure_point(job: Job) -> PointUsage:
 
 def point_in_process(job: Job, *, timeout: float, limit_bytes: int | None = None) -> PointUsage:
     """Measure a point in a fresh process; see `run_in_process`."""
-    label, device = job.point.label, job.device
+    label, device = job.point.label, job.scale.device
     return run_in_process(measure_point, job, label=label, timeout=timeout, device=device, limit_bytes=limit_bytes)
 
 
@@ -251,29 +250,17 @@ def measure_attention(
     for point in scale.points:
         watch(point.label)
         cost = point_cost(point)
-        row = AttentionRow(
-            **vars(point),
-            flops=cost.flops,
-            product_flops=cost.products,
-            bytes_moved=cost.moved,
-            roofline_seconds=roofline.bound(cost),
-        )
+        counts: dict[str, Any] = {"flops": cost.flops, "product_flops": cost.products, "bytes_moved": cost.moved}
+        row = AttentionRow(**vars(point), **counts, roofline_seconds=roofline.bound(cost))
         # A contender goes on at the rate of its last point; the first of a line has only the machine's peaks to go by.
         rate = rates.get(point.series)
         expected = cost.flops / rate if rate else row.roofline_seconds
         if note := _refusal(scale, cost, expected, limit_bytes, clock() - started):
             yield replace(row, note=note)
             continue
-        job = Job(
-            point=point,
-            device=scale.device,
-            pass_seconds=scale.pass_seconds,
-            least_repeats=scale.least_repeats,
-            most_repeats=scale.most_repeats,
-        )
         timeout = _START_SECONDS + 3 * scale.limit_seconds
         try:
-            usage = in_process(job, timeout=timeout, limit_bytes=limit_bytes)
+            usage = in_process(Job(point=point, scale=scale), timeout=timeout, limit_bytes=limit_bytes)
             seconds = spread(usage.seconds)
             measured = {"seconds": seconds, "times_roofline": seconds.median / row.roofline_seconds}
             row = replace(row, **vars(usage) | measured)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from typing import Any, cast
 
 import torch
@@ -12,21 +13,8 @@ from tost.nn import linear_cross_entropy
 
 
 def is_installed() -> bool:
-    """Return whether transformers can be imported."""
-    try:
-        _classes()
-    except ImportError:
-        return False
-    return True
-
-
-def _classes() -> tuple[Any, Any]:
-    import tost._torchvision  # noqa: F401  (transformers imports torchvision if it is there)
-
-    # isort: split
-    from transformers import GPT2Config, GPT2LMHeadModel
-
-    return GPT2Config, GPT2LMHeadModel
+    """Return whether transformers is installed."""
+    return find_spec("transformers") is not None
 
 
 class HuggingFaceGPT2(nn.Module):
@@ -43,13 +31,16 @@ class HuggingFaceGPT2(nn.Module):
 
     def __init__(self, *, max_length: int, depth: int = 12, vocab_size: int = 50_257) -> None:
         super().__init__()
+        import tost._torchvision  # noqa: F401  (transformers imports torchvision if it is there)
+
         try:
-            config, build = _classes()
+            from transformers import GPT2Config, GPT2LMHeadModel
         except ImportError as error:
             raise ConfigError(f"transformers cannot be imported ({error}); install tost[language].") from error
-        sizes = {"n_positions": max_length, "n_layer": depth, "vocab_size": vocab_size}
+        sizes: dict[str, Any] = {"n_positions": max_length, "n_layer": depth, "vocab_size": vocab_size}
         sizes |= dict.fromkeys(("bos_token_id", "eos_token_id"), vocab_size - 1)
-        self.model: nn.Module = build(config(resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, **sizes))
+        sizes |= dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0)
+        self.model: nn.Module = GPT2LMHeadModel(GPT2Config(**sizes))  # type: ignore[no-untyped-call]
 
     def prefill(self, ids: Tensor) -> Any:
         """Read a prompt ``[B, N]``; returns the cache of its keys and values."""

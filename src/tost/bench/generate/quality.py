@@ -6,6 +6,7 @@ from pathlib import Path
 
 import torch
 
+from tost._io import read_text
 from tost.bench.generate.cases import Part
 from tost.bench.generate.run import GenerateRow
 from tost.errors import ConfigError
@@ -62,11 +63,7 @@ def loss_of_text(model: LanguageToST, ids: torch.Tensor) -> float:
 
 def _read(source: Path, text: Path, vocab_size: int) -> torch.Tensor:
     tokenizer = find_tokenizer(source) or ByteTokenizer()
-    try:
-        content = text.read_bytes().decode("utf-8", errors="surrogateescape")
-    except OSError as error:
-        raise ConfigError(f"cannot read the text from {text}: {error.strerror}") from error
-    ids = torch.tensor([tokenizer.encode(content)], dtype=torch.int64)
+    ids = torch.tensor([tokenizer.encode(read_text(text))], dtype=torch.int64)
     if ids.shape[1] < 2:
         raise ConfigError(f"{text} has {ids.shape[1]} tokens; a loss needs at least 2.")
     if int(ids.max()) >= vocab_size:

@@ -11,6 +11,7 @@ import gc
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -20,8 +21,8 @@ from torch import Tensor, nn
 from tost.bench.generate.cases import GenerateScale, Part
 from tost.bench.generate.gpt2 import HuggingFaceGPT2, is_installed
 from tost.bench.harness.gate import NETWORK_BOUND, Check
-from tost.bench.harness.memory import watch_peak
-from tost.bench.harness.timing import Round, Spread, Trial, interleave, ratios, spread, spread_of, timed, warm_up
+from tost.bench.harness.passes import Usage, measure_step
+from tost.bench.harness.timing import Round, Spread, Trial, interleave, ratios, spread, spread_of, warm_up
 from tost.bench.harness.worker import run_in_process
 from tost.generation import decode_step, prefill
 from tost.generation.decode import State, state_bytes
@@ -96,16 +97,7 @@ class TrainStep:
     vocab_size: int | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
-class StepUsage:
-    """What a step took: seconds, and by how many bytes memory grew at most. Weights exist before, gradients do not."""
-
-    seconds: float
-    peak_bytes: int
-    loss: float
-
-
-def take_step(step: TrainStep) -> StepUsage:
+def take_step(step: TrainStep) -> Usage:
     """Take a step in this process."""
     torch.manual_seed(0)
     model, loss = _build(step)
@@ -113,18 +105,16 @@ def take_step(step: TrainStep) -> StepUsage:
     ids = torch.randint(1000 if step.vocab_size is None else step.vocab_size, (1, step.tokens))
     loss(ids[:, :_FIRST]).backward()  # type: ignore[no-untyped-call]
     model.zero_grad(set_to_none=True)
-    losses: list[Tensor] = []
 
-    def run() -> None:
-        losses.append(loss(ids))
-        losses[0].backward()  # type: ignore[no-untyped-call]
+    def run() -> float:
+        found = loss(ids)
+        found.backward()  # type: ignore[no-untyped-call]
+        return found.item()
 
-    with watch_peak() as peak:
-        seconds = timed(Trial(run))
-    return StepUsage(seconds=seconds, peak_bytes=peak.growth, loss=losses[0].item())
+    return measure_step(run)
 
 
-def step_in_process(step: TrainStep) -> StepUsage:
+def step_in_process(step: TrainStep) -> Usage:
     """Take a step in a fresh process.
 
     Raises:
@@ -180,14 +170,8 @@ def measure_generation(scale: GenerateScale, *, watch: Callable[[str], None]) ->
         The rows of a case.
     """
     bench = _Bench(scale, watch)
-    measures = {
-        Part.PREFILL: bench.prefill,
-        Part.DECODE: bench.decode,
-        Part.BATCH: bench.batch,
-        Part.TRAIN: bench.train,
-    }
-    for part, measure in measures.items():  # prompts that were timed are not read again
-        if part in scale.part:
+    for measure in (bench.prefill, bench.decode, bench.batch, bench.train):  # timed prompts are not read again
+        if measure.__name__ in scale.part:
             yield from measure()
         gc.collect()
 
@@ -239,13 +223,11 @@ class _Bench:
         for name in names:
             self._read(name, _SHORT)
 
-        def run(name: str) -> Trial:
-            def read() -> None:
-                self._states[name, tokens] = self._read(name, tokens)
+        def read(name: str) -> None:
+            self._states[name, tokens] = self._read(name, tokens)
 
-            return Trial(read)
-
-        rounds = interleave({name: run(name) for name in names}, repeats=dict.fromkeys(names, self._scale.rounds))
+        trials = {name: Trial(partial(read, name)) for name in names}
+        rounds = interleave(trials, repeats=dict.fromkeys(names, self._scale.rounds))
         yield [_row(Part.PREFILL, name, tokens, rounds, (OURS,)) for name in names]
 
     def decode(self) -> Iterator[list[GenerateRow]]:

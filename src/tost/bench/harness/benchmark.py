@@ -10,6 +10,7 @@ from typing import Any, get_type_hints
 
 import tost.bench
 from tost._lazy import load
+from tost._text import integers
 from tost.errors import ConfigError
 
 
@@ -114,10 +115,9 @@ def numbers(text: str, flag: str, *, example: str = "1024,4096") -> tuple[int, .
     Raises:
         ConfigError: It is something else.
     """
-    try:
-        return tuple(int(part) for part in text.split(","))
-    except ValueError:
-        raise ConfigError(f"{text!r} is not a list of numbers; write for example --{flag} {example}.") from None
+    if (found := integers(text)) is None:
+        raise ConfigError(f"{text!r} is not a list of numbers; write for example --{flag} {example}.")
+    return found
 
 
 def names(text: str) -> tuple[str, ...]:

@@ -35,8 +35,4 @@ def wait_for(device: str) -> Callable[[], None]:
 
 def free_bytes(device: str) -> int:
     """Return the memory that is free now."""
-    if device == "cuda":
-        free: int = torch.cuda.mem_get_info()[0]
-        return free
-    available: int = psutil.virtual_memory().available
-    return available
+    return int(torch.cuda.mem_get_info()[0] if device == "cuda" else psutil.virtual_memory().available)

@@ -10,7 +10,7 @@ import importlib.util
 import io
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tost.errors import ConfigError
 
@@ -174,32 +174,15 @@ def _draw_panel(axes: Axes, panel: Panel) -> None:
 def _draw_line(axes: Axes, line: Line) -> None:
     style = line.style
     sizes, values = zip(*line.points, strict=True)
-    axes.errorbar(
-        sizes,
-        values,
-        yerr=[
-            [value - lower for value, (lower, _) in zip(values, line.quartiles, strict=True)],
-            [upper - value for value, (_, upper) in zip(values, line.quartiles, strict=True)],
-        ]
-        if line.quartiles
-        else None,
-        label=style.label,
-        color=style.color,
-        marker="" if line.thin else style.marker,
-        markersize=5,
-        capsize=2,
-        linestyle=style.dashes,
-        linewidth=2.6 if line.bold else 1.3 if line.thin else 1.5,
-        zorder=3 if line.bold else 1 if line.thin else 2,
-    )
+    ends = [
+        (value - lower, upper - value)
+        for value, (lower, upper) in zip(values, line.quartiles, strict=bool(line.quartiles))
+    ]
+    width, order = (2.6, 3) if line.bold else (1.3, 1) if line.thin else (1.5, 2)
+    marks: dict[str, Any] = {"marker": "" if line.thin else style.marker, "markersize": 5, "capsize": 2}
+    look: dict[str, Any] = {"color": style.color, "linestyle": style.dashes, "linewidth": width, "zorder": order}
+    axes.errorbar(sizes, values, yerr=[*zip(*ends, strict=True)] or None, label=style.label, **marks, **look)
     if line.end:
-        axes.annotate(
-            line.end,
-            line.points[-1],
-            xytext=(8, 0),
-            textcoords="offset points",
-            va="center",
-            fontsize=9,
-            color=style.color,
-            bbox={"facecolor": "white", "edgecolor": "none", "pad": 1},  # a dashed line must not strike the text out
-        )
+        box = {"facecolor": "white", "edgecolor": "none", "pad": 1}  # a dashed line must not strike the text out
+        place: dict[str, Any] = {"xytext": (8, 0), "textcoords": "offset points", "va": "center"}
+        axes.annotate(line.end, line.points[-1], fontsize=9, color=style.color, bbox=box, **place)

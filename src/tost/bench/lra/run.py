@@ -19,8 +19,7 @@ from torch import Tensor, nn
 
 from tost.bench.harness import timing
 from tost.bench.harness.gate import Check, compare_networks
-from tost.bench.harness.memory import watch_peak
-from tost.bench.harness.passes import layer_trial
+from tost.bench.harness.passes import Usage, layer_trial, measure_step
 from tost.bench.harness.timing import Clock, Plan, Spread, Trial
 from tost.bench.harness.worker import run_in_process
 from tost.bench.lra.cases import LraCase, LraScale, Work
@@ -75,23 +74,6 @@ class LraStep:
     batch: int = 1
 
 
-@dataclass(frozen=True, kw_only=True)
-class Usage:
-    """What a step took.
-
-    Attributes:
-        seconds: Its time; it is the first of its length.
-        peak_bytes: By how much memory grew at most. Weights exist before; gradients and AdamW's moments do not.
-        process_bytes: The most memory that the whole process had during the step.
-        loss: Cross-entropy.
-    """
-
-    seconds: float
-    peak_bytes: int
-    process_bytes: int
-    loss: float
-
-
 @dataclass(kw_only=True)
 class LraResults:
     """Everything measured so far."""
@@ -115,7 +97,6 @@ class Trainer:
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-6, fused=True)
         self.ids = torch.randint(chosen.vocab_size, (step.batch, step.tokens))
         self.targets = torch.randint(chosen.num_classes, (step.batch,))
-        self.last_loss = math.nan
 
     def loss(self, tokens: int | None = None) -> Tensor:
         """Return the cross-entropy of the batch, or of the first `tokens` of each sequence."""
@@ -128,8 +109,7 @@ class Trainer:
         loss.backward()  # type: ignore[no-untyped-call]
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
-        self.last_loss = loss.item()
-        return self.last_loss
+        return loss.item()
 
 
 def take_step(step: LraStep) -> Usage:
@@ -137,9 +117,7 @@ def take_step(step: LraStep) -> Usage:
     trainer = Trainer(step)
     trainer.loss(_SHORT).backward()  # type: ignore[no-untyped-call]
     trainer.optimizer.zero_grad(set_to_none=True)
-    with watch_peak() as peak:
-        seconds = timing.timed(Trial(trainer.step))
-    return Usage(seconds=seconds, peak_bytes=peak.growth, process_bytes=peak.process, loss=trainer.last_loss)
+    return measure_step(trainer.step)
 
 
 def step_in_process(step: LraStep) -> Usage:

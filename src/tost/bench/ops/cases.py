@@ -5,10 +5,10 @@ Loads no torch: the command line is made from it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from enum import StrEnum
 from itertools import product
-from typing import Annotated
+from typing import Annotated, Any
 
 from tost.bench.harness.benchmark import Benchmark, Option
 from tost.bench.harness.timing import Plan
@@ -50,8 +50,8 @@ class Dtype(StrEnum):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Case:
-    """One thing to measure: an attention layer of width `width` on `batch` sequences of `tokens` tokens."""
+class Shape:
+    """An attention layer of width `width` on `batch` sequences of `tokens` tokens."""
 
     op: Op
     batch: int
@@ -59,7 +59,6 @@ class Case:
     width: int
     heads: int
     dtype: Dtype = Dtype.FLOAT32
-    mode: Mode = Mode.FWD
 
     def __post_init__(self) -> None:
         for name in ("batch", "tokens", "width", "heads"):
@@ -73,9 +72,9 @@ class Case:
             )
 
     @property
-    def label(self) -> str:
-        """One line for progress reports and error messages."""
-        return f"{self.op} {self.mode} {self.batch}x{self.tokens} d={self.width} H={self.heads} {self.dtype}"
+    def shape(self) -> dict[str, Any]:
+        """The fields that every shape has, by name."""
+        return {each.name: getattr(self, each.name) for each in fields(Shape)}
 
     @property
     def head_width(self) -> int:
@@ -86,6 +85,18 @@ class Case:
     def causal(self) -> bool:
         """Whether a token sees only the tokens before it and itself."""
         return self.op is Op.CAUSAL_TSSA
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case(Shape):
+    """One thing to measure: a layer in one pass."""
+
+    mode: Mode = Mode.FWD
+
+    @property
+    def label(self) -> str:
+        """One line for progress reports and error messages."""
+        return f"{self.op} {self.mode} {self.batch}x{self.tokens} d={self.width} H={self.heads} {self.dtype}"
 
 
 @dataclass(frozen=True, kw_only=True)

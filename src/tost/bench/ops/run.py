@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -15,7 +15,7 @@ from tost.bench.harness import timing
 from tost.bench.harness.memory import kept_bytes
 from tost.bench.harness.passes import layer_trial
 from tost.bench.harness.timing import Plan, Round, Spread, Trial, Warmup
-from tost.bench.ops.cases import Case, Dtype, Mode, Op
+from tost.bench.ops.cases import Case, Mode, Op, Shape
 from tost.bench.ops.contenders import CONTENDERS, LIMIT, Contender, our_layer
 from tost.bench.ops.gate import Sample, candidates
 from tost.errors import BackendError
@@ -23,6 +23,8 @@ from tost.errors import BackendError
 # A quadratic contender is first run at this length, and the square of the factor to the real one is its estimate.
 _PROBE_TOKENS = 2048
 _GROWTH_FROM_TOKENS = 4096
+# Parts of a `Spread`, and how the names of a row's columns end.
+_ENDINGS = {"median": "median", "lower": "lower_quartile", "upper": "upper_quartile"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,7 +60,7 @@ class Row(Case):
     @property
     def case(self) -> Case:
         """What was measured."""
-        return Case(**{each.name: getattr(self, each.name) for each in fields(Case)})
+        return Case(**self.shape, mode=self.mode)
 
     @property
     def seconds(self) -> Spread | None:
@@ -71,22 +73,14 @@ class Row(Case):
         return self._spread("ratio_to_limit")
 
     def _spread(self, name: str) -> Spread | None:
-        median, lower, upper = (
-            getattr(self, f"{name}_{part}") for part in ("median", "lower_quartile", "upper_quartile")
-        )
-        return None if median is None else Spread(median=median, lower=lower, upper=upper, count=self.repeats)
+        values = {part: getattr(self, f"{name}_{ending}") for part, ending in _ENDINGS.items()}
+        return None if values["median"] is None else Spread(**values, count=self.repeats)
 
 
 @dataclass(frozen=True, kw_only=True)
-class KeptRow:
+class KeptRow(Shape):
     """Bytes that one implementation of an operator, without its projections, keeps for the backward pass."""
 
-    op: Op
-    batch: int
-    tokens: int
-    width: int
-    heads: int
-    dtype: Dtype
     implementation: str
     bytes: int
     input_bytes: int
@@ -124,7 +118,7 @@ def growth(rows: Iterable[Row]) -> list[Growth]:
     Returns:
         One entry per operator, pass and contender that was measured at two lengths or more.
     """
-    groups: dict[tuple[object, ...], dict[int, float]] = {}
+    groups: dict[tuple[Any, ...], dict[int, float]] = {}
     for row in rows:
         if row.batch == 1 and row.seconds_median is not None:
             key = (row.op, row.mode, row.contender, row.width, row.heads, row.dtype)
@@ -134,15 +128,10 @@ def growth(rows: Iterable[Row]) -> list[Growth]:
         start = _GROWTH_FROM_TOKENS if _GROWTH_FROM_TOKENS in per_token else min(per_token)
         end = max(per_token)
         if start < end:
-            named: dict[str, Any] = {
-                "op": op,
-                "mode": mode,
-                "contender": contender,
-                "from_tokens": start,
-                "to_tokens": end,
-            }
             first, last = per_token[start], per_token[end]
-            found.append(Growth(**named, from_seconds_per_token=first, to_seconds_per_token=last, factor=last / first))
+            ends: dict[str, Any] = {"from_tokens": start, "to_tokens": end, "factor": last / first}
+            ends |= {"from_seconds_per_token": first, "to_seconds_per_token": last}
+            found.append(Growth(op=op, mode=mode, contender=contender, **ends))
     return found
 
 
@@ -195,15 +184,13 @@ def measure_kept(case: Case, *, seed: int = 0) -> list[KeptRow]:
         mask=None,
     ).leaves(getattr(torch, case.dtype))
     parameters = [tensor for tensor in (inputs.temperature, inputs.bias) if tensor is not None]
-    # What is kept does not depend on the pass, so the mode would only mislead.
-    shape = {name: value for name, value in vars(case).items() if name != "mode"}
     rows = []
     for name, candidate in candidates(case.op).items():
         try:
             kept = kept_bytes(partial(candidate.call, inputs), excluding=parameters)
         except BackendError:
             continue  # a backend may be ready and yet not take this dtype; the gate lists what it declines
-        rows.append(KeptRow(**shape, implementation=name, bytes=kept, input_bytes=inputs.w.nbytes))
+        rows.append(KeptRow(**case.shape, implementation=name, bytes=kept, input_bytes=inputs.w.nbytes))
     return rows
 
 
@@ -261,11 +248,7 @@ def _row(case: Case, name: str, entrant: _Entrant, rounds: Sequence[Round], x: T
 
 
 def _flat(name: str, value: Spread) -> dict[str, Any]:
-    return {
-        f"{name}_median": value.median,
-        f"{name}_lower_quartile": value.lower,
-        f"{name}_upper_quartile": value.upper,
-    }
+    return {f"{name}_{ending}": getattr(value, part) for part, ending in _ENDINGS.items()}
 
 
 def _inputs(case: Case, seed: int) -> tuple[Tensor, Tensor | None]:

@@ -121,19 +121,12 @@ def ops_page(report: Report[OpsResults]) -> str:
 def ops_pictures(report: Report[OpsResults]) -> dict[str, bytes]:
     """Draw the time of single sequences relative to the limit by number of tokens, one panel per operator and pass."""
     shown = [row for row in report.results.rows if row.batch == 1 and row.ratio]
-    panels = [
-        Panel(
-            title=title,
-            lines=[
-                _line(name, line) for name, line in grouped(rows, lambda row: row.contender).items() if name != LIMIT
-            ],
-            sizes=sorted({row.tokens for row in rows}),
-            level="the two projections alone",
-            ticks=_RATIO_TICKS,
-            unit="x",
-        )
-        for title, rows in grouped(shown, _panel_title).items()
-    ]
+    panels = []
+    for title, rows in grouped(shown, _panel_title).items():
+        contenders = grouped(rows, lambda row: row.contender)
+        lines = [_line(name, line) for name, line in contenders.items() if name != LIMIT]
+        sizes, level = sorted({row.tokens for row in rows}), "the two projections alone"
+        panels.append(Panel(title=title, lines=lines, sizes=sizes, level=level, ticks=_RATIO_TICKS, unit="x"))
     below = ["tokens", f"{report.machine} | medians and quartiles"]
     return {".svg": draw(panels, below=below, beside="time relative to the layer's two projections")}
 

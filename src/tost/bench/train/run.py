@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -93,7 +93,7 @@ class TrainMeasurement(Measurement[TrainScale, TrainResults]):
 
     def check(self) -> GateResult:
         """Take a first stretch on both sides, which warms up, and compare the losses."""
-        return GateResult(checks=(Check(name="losses", error=_pair(self.config).difference, bound=TOLERANCE),))
+        return GateResult(checks=(Check(name="losses", error=_compare(self.config)[2], bound=TOLERANCE),))
 
     @property
     def steps(self) -> int:
@@ -106,20 +106,19 @@ class TrainMeasurement(Measurement[TrainScale, TrainResults]):
         Raises:
             TostError: The two sides do not take the same steps, so a comparison would mean nothing.
         """
-        pairs: list[_Pair] = []
+        times: list[tuple[float, float]] = []
         for _ in range(self.scale.repeats):
             watch(f"{self.config.train.steps} steps of each side")
-            pair = _pair(self.config)
-            if pair.difference > TOLERANCE:
+            bare, engine, difference = _compare(self.config)
+            if difference > TOLERANCE:
                 raise TostError(
-                    f"the engine and the bare loop do not take the same steps: losses differ by {pair.difference:.1e}"
+                    f"the engine and the bare loop do not take the same steps: losses differ by {difference:.1e}"
                 )
-            pairs.append(pair)
+            times.append((bare, engine))
             results.steps = self.config.train.steps
-            results.bare = spread([each.bare for each in pairs])
-            results.engine = spread([each.engine for each in pairs])
-            results.ratio = spread([each.engine / each.bare for each in pairs])
-            yield f"bare {pair.bare:.4f} engine {pair.engine:.4f} s/step"
+            results.bare, results.engine = (spread(each) for each in zip(*times, strict=True))
+            results.ratio = spread([engine / bare for bare, engine in times])
+            yield f"bare {bare:.4f} engine {engine:.4f} s/step"
 
     @staticmethod
     def tables(results: TrainResults) -> list[Table]:
@@ -147,20 +146,13 @@ class TrainMeasurement(Measurement[TrainScale, TrainResults]):
         return page("The training engine against a bare loop", report, found, *TrainMeasurement.tables(report.results))
 
 
-class _Pair(NamedTuple):
-    """A stretch of each side: seconds per step, and the largest relative difference of their losses."""
-
-    bare: float
-    engine: float
-    difference: float
-
-
-def _pair(config: RunConfig) -> _Pair:
+def _compare(config: RunConfig) -> tuple[float, float, float]:
+    """Return the seconds per step of the bare loop and of the engine, and the largest difference of their losses."""
     bare, engine = _bare(config), _Stopwatch()
     with tempfile.TemporaryDirectory() as folder:
         fit(config, get_task(config.recipe), Path(folder) / "run", resume=None, reporter=engine)
     difference = max(abs(loss - bare.losses[step]) / abs(loss) for step, loss in engine.losses.items())
-    return _Pair(bare=bare.seconds_per_step, engine=engine.seconds_per_step, difference=difference)
+    return bare.seconds_per_step, engine.seconds_per_step, difference
 
 
 def _bare(config: RunConfig) -> _Stopwatch:

@@ -14,6 +14,8 @@ from transformers import GenerationConfig, PreTrainedConfig
 from tost._text import closest
 from tost.errors import ConfigError
 from tost.models import LanguageOptions, model_options, model_spec
+from tost.models.renamed import OPTIONS as FORMER_OPTIONS
+from tost.models.renamed import current_names
 
 RENAMED = {"max_length": "max_position_embeddings"}
 """Options whose name transformers uses for something else: a generation of at most `max_length` tokens."""
@@ -90,6 +92,10 @@ class TostConfig(_OptionFields):  # type: ignore[misc]
 
     def __post_init__(self, **kwargs: Any) -> None:
         """Take what is not a field, and check everything."""
+        if self.transformers_version is not None:  # it was saved, perhaps by an earlier version
+            former = {key: kwargs.pop(key) for key in FORMER_OPTIONS if key in kwargs}
+            for name, value in current_names(former, _OPTIONS).items():
+                setattr(self, name, value)
         problems = self._unknown(kwargs)
         super().__post_init__(**kwargs)
         self._check(problems)
@@ -149,7 +155,7 @@ class TostConfig(_OptionFields):  # type: ignore[misc]
     @property
     def context_limit(self) -> int | None:
         """Number of tokens after which there are no more positions; None if texts may be of any length."""
-        ends = self.position == "learned" and self.beyond == "error"
+        ends = self.position == "learned" and self.after_last_position == "error"
         return self.max_position_embeddings if ends else None
 
     def _check(self, problems: list[str]) -> LanguageOptions:

@@ -291,7 +291,7 @@ class LanguageToST(nn.Module):
         self, num_tokens: int, start: Tensor | None, mask: Tensor | None, device: torch.device
     ) -> Tensor:
         learned, length = isinstance(self.positions, LearnedPositions), self.options.max_length
-        limit = length if learned and self.options.beyond == "error" else None
+        limit = length if learned and self.options.after_last_position == "error" else None
         at = token_positions(num_tokens, mask=mask, start=start, max_length=limit, device=device)
         vectors: Tensor = cast(nn.Module, self.positions)(at.clamp_max(length - 1) if learned else at)
         return vectors if learned else vectors * (INITIAL_STD * math.sqrt(2))

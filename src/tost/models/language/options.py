@@ -17,7 +17,7 @@ class LanguageOptions(CausalExtensionOptions, MixedOptions):
     """Options of `LanguageToST`. Extensions are not in the authors' code and are off by default."""
 
     place: ClassVar[Place] = "language"
-    for_all_mixers: ClassVar[frozenset[str]] = frozenset({"beyond"})
+    for_all_mixers: ClassVar[frozenset[str]] = frozenset({"after_last_position"})
 
     vocab_size: Count = Field(50_304, description="number of token ids, V; 50304 is GPT-2's 50257, padded")
     max_length: Count = Field(1024, description="longest sequence in tokens, for learned positions")
@@ -34,9 +34,9 @@ class LanguageOptions(CausalExtensionOptions, MixedOptions):
         description="learned: a vector per position at the input, and with TSSA a bias per head and position in each "
         "attention; sinusoidal: fixed waves at the input; none: nothing. The last two have no limit on the length",
     )
-    beyond: Literal["error", "hold"] = Field(
+    after_last_position: Literal["error", "repeat"] = Field(
         "error",
-        description="tokens after the last learned position: error refuses them, hold gives them all "
+        description="tokens after the last learned position: error refuses them, repeat gives them all "
         "the vector and the biases of the last one (extension)",
     )
     conv_width: Annotated[int, Field(ge=0, strict=True)] = Field(
@@ -52,10 +52,10 @@ class LanguageOptions(CausalExtensionOptions, MixedOptions):
         found = super().conflicts(values)
         if values.get("position") == "sinusoidal":
             found += waves_fit(values)
-        if values.get("beyond") == "hold" and values.get("position", "learned") != "learned":
+        if values.get("after_last_position") == "repeat" and values.get("position", "learned") != "learned":
             found.append(
-                f"beyond=hold is about learned positions, but position={values['position']} has no last one; "
-                "leave beyond=error"
+                f"after_last_position=repeat is about learned positions, but position={values['position']} has no "
+                "last one; leave after_last_position=error"
             )
         if values.get("conv_width") == 1:
             found.append("conv_width=1 reaches no token but the last one itself; use 2 or more, or 0 for none")

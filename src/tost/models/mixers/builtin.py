@@ -52,7 +52,7 @@ class TSSAOptions(ExtensionOptions, MixerOptions):
 class CausalTSSAOptions(CausalExtensionOptions, MixerOptions):
     """Options of causal token statistics self-attention, all of them extensions; see `LanguageOptions`."""
 
-    beyond: Literal["error", "hold"] = "error"
+    after_last_position: Literal["error", "repeat"] = "error"
 
     def arguments(self) -> dict[str, Any]:
         """Return the keyword arguments of `CausalTSSAttention`."""

@@ -78,7 +78,7 @@ def register_mixer(
 
     def register(found: Class) -> Class:
         spec = _adapt(name, found) if options is None else MixerSpec(name=name, build=found, options=options)
-        _MIXERS.add(name, replace(spec, places=tuple(places), description=description, products=products))
+        MIXERS.add(name, replace(spec, places=tuple(places), description=description, products=products))
         return found
 
     return register
@@ -94,19 +94,10 @@ def list_mixers(pattern: str = "*", *, place: Place | None = None) -> list[str]:
     Returns:
         Names in alphabetical order.
     """
-    names = _MIXERS.names(pattern)
+    names = MIXERS.names(pattern)
     if place is None:
         return names
-    return [name for name in names if (spec := _MIXERS.peek(name)) is None or spec.form(place) is not None]
-
-
-def describe_mixer(name: str) -> dict[str, str]:
-    """Return the line of a mixer in listings, without loading mixers of other packages."""
-    spec = _MIXERS.peek(name)
-    if spec is None:
-        return {"name": name, "models": "", "description": f"from the package {_MIXERS.origin(name)}"}
-    places = [place for place in get_args(Place) if spec.form(place) is not None]
-    return {"name": name, "models": ", ".join(places), "description": spec.description}
+    return [name for name in names if (spec := MIXERS.peek(name)) is None or spec.form(place) is not None]
 
 
 def mixer_spec(name: str) -> MixerSpec:
@@ -115,7 +106,7 @@ def mixer_spec(name: str) -> MixerSpec:
     Raises:
         ConfigError: There is no such mixer; the message suggests one.
     """
-    return _MIXERS.get(name)
+    return MIXERS.get(name)
 
 
 def find_mixer(name: str, place: Place) -> MixerSpec:
@@ -142,7 +133,7 @@ def mixer_problems(spec: MixerSpec, given: Mapping[str, Any], *, official: bool 
 
 def _adapt(name: str, found: Any) -> MixerSpec:
     """Make a spec of the class that an entry point or ``package.module:Class`` refers to."""
-    for spec in _MIXERS.loaded():
+    for spec in MIXERS.loaded():
         if spec.build is found:  # registered under another name
             return replace(spec, name=name)
     if not callable(found):
@@ -156,4 +147,8 @@ def _adapt(name: str, found: Any) -> MixerSpec:
     )
 
 
-_MIXERS: Registry[MixerSpec] = Registry("mixer", "tost.mixers", _adapt, ((spec.name, spec) for spec in BUILTIN))
+def _columns(spec: MixerSpec) -> dict[str, str]:
+    return {"models": ", ".join(place for place in get_args(Place) if spec.form(place) is not None)}
+
+
+MIXERS: Registry[MixerSpec] = Registry("mixer", "tost.mixers", _adapt, BUILTIN, columns=_columns)

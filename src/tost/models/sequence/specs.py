@@ -1,4 +1,6 @@
-"""The registered long-range models: the paper's sizes, those of the official benchmark, and those of S4. No torch here.
+"""The registered models of sequences: a small one, and those of the Long-Range Arena. No torch here.
+
+Of the latter there are the paper's sizes, those of the official benchmark, and those of S4.
 
 The paper gives sizes for five tasks and none for Path-X, which takes those of Pathfinder. Its table has a column
 "pre-norm" that most likely repeats a switch of fairseq and not the layout of the blocks; the blocks here are pre-norm,
@@ -89,19 +91,28 @@ _S4: dict[str, Mapping[str, Any]] = {
     "pathx": _values(16_384, 2) | _s4(256, 256, 64, "pre", mixer_options={"step_min": 1e-4}),
 }
 
-SEQUENCE_MODELS = tuple(
-    ModelSpec(
-        name=f"lra_{task}{suffix}",
+
+def _spec(name: str, description: str, defaults: Mapping[str, Any]) -> ModelSpec:
+    return ModelSpec(
+        name=name,
         build="tost.models.sequence.model:SequenceClassifier",
         options=SequenceClassifierOptions,
         tasks=("classification",),
-        defaults={**common, **options[task]},
-        description=f"Long-Range Arena{whose}: {_TASKS[task]}",
+        defaults=defaults,
+        description=description,
     )
-    for task in _TASKS
-    for suffix, whose, common, options in (
-        ("", "", {}, _PAPER),
-        ("_official", ", official sizes", _LRA, _OFFICIAL),
-        ("_s4", ", sizes of S4", _SSM, _S4),
-    )
+
+
+_FORMS: tuple[tuple[str, str, Mapping[str, Any], Mapping[str, Mapping[str, Any]]], ...] = (
+    ("", "", {}, _PAPER),
+    ("_official", ", official sizes", _LRA, _OFFICIAL),
+    ("_s4", ", sizes of S4", _SSM, _S4),
+)
+SEQUENCE_MODELS = (
+    _spec("tost_sequence", "small classifier of sequences of numbers", _values(1024, 10) | _blocks(4, 64, 8, 2.0, 0.0)),
+    *(
+        _spec(f"lra_{task}{suffix}", f"Long-Range Arena{whose}: {_TASKS[task]}", {**common, **options[task]})
+        for task in _TASKS
+        for suffix, whose, common, options in _FORMS
+    ),
 )

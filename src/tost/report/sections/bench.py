@@ -38,9 +38,9 @@ def measurement(record: BenchRecord) -> str:
         remark = "This measurement was interrupted before its end; what is missing was not measured."
         parts.append(note(remark, "warning"))
     if record.passed is not False:
-        if _is_ops(record):
+        if record.theme.startswith("ops"):
             parts.append(_layers(record))
-        elif _is_attention(record):
+        elif record.theme.startswith("attention"):
             parts.append(attention_figures(record) + _explain(record))
         else:
             parts.append(_any_rows(record))
@@ -51,9 +51,9 @@ def speed_sentences(record: BenchRecord) -> list[str]:
     """Say how much longer softmax attention takes at the longest length that both were measured at."""
     if record.passed is not True:
         return []
-    if _is_attention(record):
+    if record.theme.startswith("attention"):
         return attention_sentences(record)
-    if not _is_ops(record):
+    if not record.theme.startswith("ops"):
         return []
     longest: dict[str, tuple[int, str]] = {}
     for shape, rows in _by_shape(record).items():
@@ -93,14 +93,6 @@ def _gate(record: BenchRecord) -> str:
     failures = record.gate.get("failures")
     failed = len(failures) if isinstance(failures, list) else "some"
     return note(f"Gate: red. {failed} of {number(checks)} comparisons failed, so no speed is shown.", "warning")
-
-
-def _is_ops(record: BenchRecord) -> bool:
-    return record.theme.startswith("ops")
-
-
-def _is_attention(record: BenchRecord) -> bool:
-    return record.theme.startswith("attention")
 
 
 def _by_shape(record: BenchRecord) -> dict[Shape, list[Mapping[str, Any]]]:

@@ -182,7 +182,7 @@ def curves(runs: Sequence[RunRecord]) -> str:
     """Return the charts of a group of runs: loss, the other metrics, and what the layers did while they learned."""
     charts = [_loss_chart(runs)]
     names = dict.fromkeys(key for run in runs for record in run.evaluations for key in record)
-    metrics = [key for key in names if run_has(runs, key) and key not in _NO_CHART]
+    metrics = [key for key in names if key not in _NO_CHART and any(run.curve(key) for run in runs)]
     chosen = [key for key in metrics if not key.startswith(LAYERS)][:_MOST_METRICS]
     charts += [_metric_chart(runs, name) for name in chosen]
     charts += [_layers_chart(run) for run in runs]
@@ -190,11 +190,6 @@ def curves(runs: Sequence[RunRecord]) -> str:
     if not shown:
         return note("There are no records of steps or evaluations yet, so there are no curves.")
     return f'<div class="charts">{"".join(shown)}</div>'
-
-
-def run_has(runs: Sequence[RunRecord], metric: str) -> bool:
-    """Whether any run has measured a metric on the validation set."""
-    return any(run.curve(metric) for run in runs)
 
 
 def _loss_chart(runs: Sequence[RunRecord]) -> str:

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 
 from tost._io import read_json
 from tost._yaml import Document, read_document
 from tost.errors import CheckpointError, ConfigError
+from tost.models import model_spec
+from tost.models.renamed import current_names
 
-FORMAT = 2
+FORMAT = 3
 """Version of run folders and checkpoints that this code writes. It reads all up to this one; those of version 1 do not
 have a number.
 
 2: the section ``regularise`` of a configuration is ``regularize``.
+3: some options of models have other names, see `tost.models.renamed`.
 """
 
 
@@ -29,8 +33,12 @@ def read_run_document(path: Path) -> Document:
         environment = read_json(record, error=ConfigError)
         version = environment.get("format", 1) if isinstance(environment, dict) else 1
         check_format(version, str(path.parent))
-        if version == 1 and "regularise" in document.values:
+        if version < 2 and "regularise" in document.values:
             document.values["regularize"] = document.values.pop("regularise")
+        if version < 3 and isinstance(model := document.values.get("model"), dict):
+            with suppress(ConfigError):  # a model that is not known here is reported when the configuration is checked
+                known = {"name", *model_spec(str(model.get("name"))).options.model_fields}
+                document.values["model"] = current_names(model, known)
     return document
 
 

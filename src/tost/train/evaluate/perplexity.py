@@ -182,7 +182,8 @@ def score_stream(model: nn.Module, text: Text, *, chunk_size: int = CHUNK_SIZE) 
     if limit is not None and targets > limit:
         raise ConfigError(
             f"the text has {len(text):,} tokens, but the model has learned positions for max_length={limit}, so it "
-            "cannot read the text in one stream; use sliding windows, or a model with position=none or beyond=hold."
+            "cannot read the text in one stream; use sliding windows, or a model with position=none or "
+            "after_last_position=repeat."
         )
     device, state, nats = next(model.parameters()).device, None, 0.0
     with torch.no_grad(), evaluating(model):
