@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pydantic import Field, model_validator
 
-from tost.data.spec import DataSetOptions, DataShape, DataSpec, problem
+from tost.data.spec import DataSetOptions, DataShape, DataSpec
 
 
 class ProbeOptions(DataSetOptions):
@@ -22,14 +22,14 @@ class ProbeOptions(DataSetOptions):
         """Return how long a sample must be at least."""
         return 4
 
-    def shape(self) -> DataShape:
+    def shape(self, path: str | None = None) -> DataShape:
         """Ids in, an id out at the tokens that ask."""
         return DataShape(task="token_prediction", input="tokens", length=self.length, vocab_size=self.vocab_size())
 
     @model_validator(mode="after")
     def _fits(self) -> ProbeOptions:
         if self.length < self.needed():
-            raise problem(
+            raise ValueError(
                 f"length={self.length} is too short: these options need {self.needed()} tokens; raise length, or ask "
                 "for less."
             )
@@ -54,7 +54,7 @@ class RecallOptions(ProbeOptions):
     @model_validator(mode="after")
     def _has_keys(self) -> RecallOptions:
         if self.pairs > self.num_keys:
-            raise problem(
+            raise ValueError(
                 f"pairs={self.pairs} need as many different keys, but num_keys={self.num_keys}; raise num_keys."
             )
         return self
