@@ -138,7 +138,7 @@ def test_a_mixer_is_available_in_every_model_that_it_fits():
         "models": "vision, sequence",
         "description": "the mean",
     }
-    with pytest.raises(ConfigError, match="mixer 'average' does not fit language models; those that do: softmax, tssa"):
+    with pytest.raises(ConfigError, match=r"'average' does not fit language models; those that do: .*softmax, tssa"):
         tost.create_model("tost_lm_base", mixer="average")
     with pytest.raises(ConfigError, match=r"mixer_options.scal: unknown key; did you mean mixer_options.scale"):
         tost.create_model("tost_mini", mixer="average", mixer_options={"scal": 1})

@@ -32,6 +32,7 @@ def run_networks(size: int) -> dict[str, object]:
             "calls": results,
             "silent": silent(context),
             "continued": continued(context),
+            "pieces": pieces(context),
             "dropped": dropped(context),
             "half": half_precision(context),
         }
@@ -90,6 +91,22 @@ def test_language_model_continues_a_shared_sequence(ranks):
         for rank in ranks:
             assert_close("state", rank["continued"][1][index], expected, 1e-12)
     assert_close("gradients", sum(rank["continued"][2] for rank in ranks), gradients, 1e-10)
+
+
+def pieces(context: ContextParallel | None) -> Tensor:
+    """Gradients of a text that is taken in pieces of 12 tokens, each of them shared."""
+    model = make_network("language model", torch.float64)
+    ids, mask, _ = make_inputs("language model", 30, True, torch.float64)
+    chunk, here = 12, [ids, ids.roll(-1, dims=1), mask]
+    if context is not None:
+        here = [torch.cat([context.split(piece) for piece in x.split(chunk, dim=1)], dim=1) for x in here]
+        chunk //= context.size
+    model.loss(*here, reduction="sum", chunk=chunk).backward()
+    return gradients_of(model)
+
+
+def test_shared_texts_are_taken_in_pieces(ranks):
+    assert_close("gradients", sum(rank["pieces"] for rank in ranks), pieces(None), 1e-10)
 
 
 def dropped(context: ContextParallel) -> Tensor:

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from tests.recipes.language_folders import STEPS, TINY, write_text
+from tost.errors import ConfigError
 from tost.models import create_model
 from tost.recipes import get_task, list_configs, load_config
 from tost.sweep import expand, load_plan
@@ -132,3 +133,16 @@ def test_language_recipes_take_two_steps(name, tmp_path):
     result = fit(config, get_task(config.recipe), tmp_path / "run")
     assert (result.status, result.step) == ("finished", 2)
     assert result.metrics["perplexity"] == pytest.approx(math.exp(result.metrics["loss"]))
+
+
+@pytest.mark.parametrize(
+    ("config", "overrides", "message"),
+    [
+        ("demo/digits", ["train.chunk=8"], "the recipe classification takes its sequences as a whole"),
+        ("probes/recall", ["train.chunk=8"], "the recipe token_prediction takes its sequences as a whole"),
+        ("demo/stdlib_bytes", ["train.chunk=9", "parallel.context=2"], "9 tokens cannot be shared by 2 processes"),
+    ],
+)
+def test_pieces_are_refused_where_they_cannot_be_taken(config, overrides, message):
+    with pytest.raises(ConfigError, match=message):
+        load_config(config, overrides)

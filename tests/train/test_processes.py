@@ -83,6 +83,18 @@ def test_sharding_and_shared_sequences_take_the_same_steps(tmp_path, config, opt
     assert losses(tmp_path / "2") == pytest.approx(losses(tmp_path / "1"), rel=1e-5)
 
 
+def test_texts_in_pieces_take_the_same_steps_shared_or_not(tmp_path):
+    short = (*NO_DROPOUT, "data.options.length=32", "model.max_length=32", "train.steps=6")
+    for name, options in {
+        "whole": (),
+        "pieces": ("train.chunk=12",),
+        "shared": ("train.chunk=12", "parallel.context=2", "--nproc", "2"),
+    }.items():
+        finished(command(tmp_path / name, *short, *options, config="demo/stdlib_bytes"))
+        assert losses(tmp_path / name) == pytest.approx(losses(tmp_path / "whole"), rel=1e-5)
+    assert len(losses(tmp_path / "shared")) > 1
+
+
 @pytest.mark.slow
 def test_a_run_goes_on_with_another_number_of_processes(tmp_path):
     finished(command(tmp_path / "1", *NO_DROPOUT))

@@ -63,13 +63,23 @@ def sweep(
     if seeds is not None:
         loaded = loaded.model_copy(update={"seeds": _parse_seeds(seeds)})
     folder = out or Path("runs") / Path(plan).stem
-    runs = sweeps.expand(loaded, changes, folder, name=plan, start=start)
-    sweeps.check_folders(runs)
-    waiting = sweeps.unfinished(runs, sweeps.select(runs, only) if only else runs)
+
+    def look() -> tuple[list[Run], list[Run]]:
+        """Return all runs that are known, and those that are to be carried out."""
+        runs = sweeps.expand(loaded, changes, folder, name=plan, start=start)
+        sweeps.check_folders(runs)
+        return runs, sweeps.unfinished(runs, sweeps.select(runs, only) if only else runs)
+
+    runs, waiting = look()
     if dry_run:
         _list(runs, waiting, json=json)
         return
-    outcomes, stopped = _carry_out(waiting, folder, jobs, threads) if waiting else ([], False)
+    outcomes: list[RunOutcome] = []
+    stopped = False
+    while waiting and not stopped and not any(outcome.reason for outcome in outcomes):
+        ended, stopped = _carry_out(waiting, folder, jobs, threads)
+        outcomes += ended
+        runs, waiting = look()  # where something is tuned, finished trials bring new runs
     results = sweeps.collect(plan, loaded, changes, runs)
     sweeps.write_results(folder / "results.json", results)
     _show(results, outcomes)

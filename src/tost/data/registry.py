@@ -16,6 +16,7 @@ from tost._options import options_of_signature
 from tost._plugins import Registry
 from tost.data.images.options import SPECS as IMAGES
 from tost.data.lra.options import SPECS as LONG_RANGE_ARENA
+from tost.data.probes.options import SPECS as PROBES
 from tost.data.spec import DataShape, DataSpec
 from tost.data.tokens.options import SPECS as TOKENS
 from tost.data.toy.options import SPECS as TOY
@@ -128,7 +129,7 @@ def _adapt(name: str, found: Any) -> DataSpec:
     return _spec(name, found, options=None, takes_path="path" in inspect.signature(found).parameters)
 
 
-_BUILT_IN = (*TOY, *TOKENS, *LONG_RANGE_ARENA, *IMAGES)
+_BUILT_IN = (*TOY, *PROBES, *TOKENS, *LONG_RANGE_ARENA, *IMAGES)
 DATA_SETS: Registry[DataSpec] = Registry(
     "data set", "tost.data", _adapt, _BUILT_IN, columns=lambda spec: {"recipe": spec.task or "any"}
 )

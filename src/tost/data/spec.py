@@ -43,7 +43,8 @@ class DataShape:
     def model_options(self) -> dict[str, Any]:
         """Return the options that a model takes from its data; none if the shape is not known."""
         size = self.image_size
-        is_choice = self.input != "image" and self.task != "language_modeling"  # other models read one kind only
+        # Models of images and of text read one kind of input only.
+        is_choice = self.input != "image" and self.task not in ("language_modeling", "token_prediction")
         options = {
             "input": self.input if is_choice else None,
             "vocab_size": self.vocab_size,

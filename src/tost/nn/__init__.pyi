@@ -10,10 +10,14 @@ from tost.nn.ista import ISTA as ISTA
 from tost.nn.loss import linear_cross_entropy as linear_cross_entropy
 from tost.nn.mixers import S4 as S4
 from tost.nn.mixers import BigBird as BigBird
+from tost.nn.mixers import CausalLinearAttention as CausalLinearAttention
 from tost.nn.mixers import CausalSoftmaxAttention as CausalSoftmaxAttention
 from tost.nn.mixers import CrossCovarianceAttention as CrossCovarianceAttention
+from tost.nn.mixers import GatedDeltaNet as GatedDeltaNet
 from tost.nn.mixers import LinearAttention as LinearAttention
 from tost.nn.mixers import Linformer as Linformer
+from tost.nn.mixers import MinGRU as MinGRU
+from tost.nn.mixers import NoMixer as NoMixer
 from tost.nn.mixers import NystromAttention as NystromAttention
 from tost.nn.mixers import Performer as Performer
 from tost.nn.mixers import Reformer as Reformer
@@ -27,3 +31,4 @@ from tost.nn.position import token_positions as token_positions
 from tost.nn.state import BlockState as BlockState
 from tost.nn.state import KVState as KVState
 from tost.nn.state import ModelState as ModelState
+from tost.nn.state import RecurrentState as RecurrentState

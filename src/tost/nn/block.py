@@ -15,8 +15,7 @@ from tost import parallel
 from tost.errors import ConfigError
 from tost.nn.conv import CausalConvolution
 from tost.nn.recompute import recompute as recompute_block
-from tost.nn.state import BlockState, KVState
-from tost.ops import TSSAState
+from tost.nn.state import BlockState, MixerState
 
 
 class Block(nn.Module):
@@ -178,8 +177,8 @@ class CausalBlock(Block):
     conv_mlp: CausalConvolution | None
 
     def forward_with_state(
-        self, x: Tensor, state: TSSAState | KVState | BlockState | None = None, mask: Tensor | None = None
-    ) -> tuple[Tensor, TSSAState | KVState | BlockState]:
+        self, x: Tensor, state: MixerState | BlockState | None = None, mask: Tensor | None = None
+    ) -> tuple[Tensor, MixerState | BlockState]:
         """Continue sequences of which `state` has seen the beginning.
 
         Args:
@@ -218,8 +217,8 @@ class CausalBlock(Block):
         return x, BlockState(remembered, tuple(after)) if after else remembered
 
     def _parts(
-        self, state: TSSAState | KVState | BlockState | None, num_windows: int
-    ) -> tuple[TSSAState | KVState | None, tuple[Tensor, ...]]:
+        self, state: MixerState | BlockState | None, num_windows: int
+    ) -> tuple[MixerState | None, tuple[Tensor, ...]]:
         """Return the state of the attention and the windows of the convolutions, if it is a state of such a block."""
         if state is None:
             return None, ()

@@ -7,13 +7,14 @@ stores states needs to know no more than that. None is ever changed in place, an
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from tost.ops import TSSAState
+from tost.ops._numerics import statistics_dtype
 
 
 class KVState(NamedTuple):
@@ -35,6 +36,27 @@ class KVState(NamedTuple):
     position: Tensor
 
 
+class RecurrentState(NamedTuple):
+    """What the recurrent baselines remember.
+
+    Attributes:
+        memory: Numbers whose meaning is that of the mixer, ``[B, ...]``, float32 or better.
+        position: Number of tokens seen, padding not counted, int64 ``[B]``.
+    """
+
+    memory: Tensor
+    position: Tensor
+
+    @classmethod
+    def empty(cls, x: Tensor, *shape: int) -> RecurrentState:
+        """Return the state before the first token of x [B, ...], with a memory of this shape per sequence."""
+        memory = x.new_zeros(len(x), *shape, dtype=statistics_dtype(x.dtype))
+        return cls(memory, torch.zeros(len(x), dtype=torch.int64, device=x.device))
+
+
+MixerState: TypeAlias = TSSAState | KVState | RecurrentState
+
+
 class BlockState(NamedTuple):
     """The state of a block with causal convolutions.
 
@@ -43,7 +65,7 @@ class BlockState(NamedTuple):
         windows: For each convolution the last tokens it has seen, ``[B, width - 1, C]``; zeros before the first.
     """
 
-    mixer: TSSAState | KVState
+    mixer: MixerState
     windows: tuple[Tensor, ...]
 
     @property
@@ -61,7 +83,7 @@ class ModelState(NamedTuple):
         layers: The states of the layers, from the first to the last; at least one.
     """
 
-    layers: tuple[TSSAState | KVState | BlockState, ...]
+    layers: tuple[MixerState | BlockState, ...]
 
     @property
     def position(self) -> Tensor:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from torch import nn
 
-from tost.data import Batch
+from tost.data import Batch, DataBundle
 from tost.data.text.tokenizers import save_tokenizer
 from tost.data.tokens.reader import tokenizer_of
 from tost.errors import ConfigError
@@ -19,6 +19,15 @@ from tost.train.task import BatchResult, Task
 
 class LanguageModeling(Task):
     """Cross-entropy of the next token in nats; perplexity and bits per token on the validation set as well."""
+
+    chunk: int | None = None
+    """Tokens per piece on this process; see `LanguageToST.loss`."""
+
+    def build_model(self, config: RunConfig, bundle: DataBundle) -> nn.Module:
+        """Return the model that the configuration names, and take its text in pieces of ``train.chunk`` from now on."""
+        if config.train.chunk is not None:
+            self.chunk = config.train.chunk // config.parallel.context
+        return super().build_model(config, bundle)
 
     def save_artifacts(self, config: RunConfig, folder: Path) -> None:
         """Write the tokenizer of the data, whose ids the model is trained on."""
@@ -31,7 +40,8 @@ class LanguageModeling(Task):
 
     def compute(self, model: nn.Module, batch: Batch) -> BatchResult:
         """Return the summed cross-entropy."""
-        return BatchResult(model(batch["inputs"], targets=batch["targets"]))
+        pieces = {} if self.chunk is None else {"chunk": self.chunk}
+        return BatchResult(model(batch["inputs"], targets=batch["targets"], **pieces))
 
     def metrics(self, sums: Mapping[str, float], terms: float) -> dict[str, float]:
         """Return the mean loss per token in nats and in bits, and the perplexity."""

@@ -38,6 +38,7 @@ class TaskSpec:
         description: One line for tables.
         bases: Tasks whose classes its class derives from; it trains their models and takes their data too.
         regularizes: Whether it reads the section ``regularize`` of a configuration.
+        chunks: Whether it follows ``train.chunk``.
     """
 
     name: str
@@ -45,6 +46,7 @@ class TaskSpec:
     description: str = ""
     bases: tuple[str, ...] = ()
     regularizes: bool = True
+    chunks: bool = False
 
     def create(self) -> Task:
         """Return a new task; loads torch."""
@@ -121,11 +123,13 @@ def _adapt(name: str, found: Any, description: str = "") -> TaskSpec:
     if missing := sorted(found.__abstractmethods__):
         raise ConfigError(f"{found.__name__} is no task yet; it lacks: {', '.join(missing)}.")
     classes = {f"{cls.__module__}:{cls.__qualname__}" for cls in found.__mro__} | set(found.__mro__)
+    bases = [spec for spec in TASKS.loaded() if spec.build in classes]
     return TaskSpec(
         name=name,
         build=found,
         description=description or (inspect.getdoc(found) or "").partition("\n")[0],
-        bases=tuple(spec.name for spec in TASKS.loaded() if spec.build in classes),
+        bases=tuple(spec.name for spec in bases),
+        chunks=any(spec.chunks for spec in bases),
     )
 
 
@@ -145,6 +149,14 @@ _BUILT_IN = (
         name="language_modeling",
         build="tost.recipes.language_modeling:LanguageModeling",
         description="the next token of a text",
+        regularizes=False,
+        chunks=True,
+    ),
+    TaskSpec(
+        name="token_prediction",
+        build="tost.recipes.token_prediction:TokenPrediction",
+        description="answers at some tokens of a sequence, from what came before: the probes",
+        bases=("language_modeling",),
         regularizes=False,
     ),
 )
@@ -251,6 +263,12 @@ def _regularizes(section: RegularizeConfig, recipe: str) -> str:
     return f"{', '.join(changed)} given, but the recipe {recipe} does not regularize; leave the section out"
 
 
+def _takes_pieces(chunk: int | None, recipe: str) -> str:
+    if chunk is None or task_spec(recipe).chunks:
+        return ""
+    return f"{chunk} given, but the recipe {recipe} takes its sequences as a whole; leave it out"
+
+
 def _keeps_images_whole(context: int, recipe: str) -> str:
     if context == 1 or recipe != "image_classification":
         return ""
@@ -263,4 +281,5 @@ _RULES = (
     Rule(("data.name", "recipe"), _trains_on_the_data),
     Rule(("regularize", "recipe"), _regularizes),
     Rule(("parallel.context", "recipe"), _keeps_images_whole),
+    Rule(("train.chunk", "recipe"), _takes_pieces),
 )

@@ -15,6 +15,8 @@
       tuned: {config: small/other, after: tost}
     levels: {majority: 17.0}          # what is reached without learning, for comparison; needs a source too
     tasks: {text: {chance: 50}}       # arms are named TASK_SETTING, such as text_tost: one table over tasks
+    tune: {key: optim.lr, values: [1e-3, 3e-3]}  # each arm tries all of them with the first seed and keeps the best
+    equal: vit                        # MLPs as wide as it takes to have the parameters of this arm (or setting)
 """
 
 from __future__ import annotations
@@ -78,6 +80,22 @@ class TaskColumn(_Part):
     extra: bool = False
 
 
+class Tune(_Part):
+    """A setting that every arm chooses for itself, from the same values.
+
+    Attributes:
+        key: Dotted key, such as ``optim.lr``.
+        values: What each arm tries with the first seed; the one with the best metric is used for all seeds.
+    """
+
+    key: str = Field(min_length=1)
+    values: list[float] = Field(min_length=2)
+
+    def trials(self) -> list[str]:
+        """Return the changes to try."""
+        return [f"{self.key}={value:g}" for value in self.values]
+
+
 class Plan(_Part):
     """Runs that belong together: every arm with every seed.
 
@@ -92,6 +110,9 @@ class Plan(_Part):
         source: Where the reference values and the levels come from.
         levels: Values of the metric, as it is shown, that need no training, such as that of guessing, by name.
         tasks: Tasks by name, if arms are settings on several tasks; arms are then named ``TASK_SETTING``.
+        tune: What every arm chooses for itself before its other seeds are run.
+        equal: Arm, or setting where there are tasks, whose number of parameters all others get, by the width of their
+            MLPs.
         arms: Settings by name.
     """
 
@@ -105,6 +126,8 @@ class Plan(_Part):
     source: str = ""
     levels: dict[str, Annotated[float, Field(allow_inf_nan=False)]] = Field(default={})
     tasks: dict[str, TaskColumn] = Field(default={})
+    tune: Tune | None = None
+    equal: str | None = None
     arms: dict[str, Arm] = Field(min_length=1)
 
     def seeds_of(self, arm: str) -> list[int]:
@@ -184,6 +207,7 @@ def load_plan(name: str) -> Plan:
 def _known_keys(values: dict[str, Any]) -> Keys:
     """Return the keys of a plan, with those of each arm, level and task that it names."""
     keys = keys_of(Plan)
+    keys |= keys_of(Tune, "tune.")
     for section, schema in (("arms", Arm), ("levels", None), ("tasks", TaskColumn)):
         found = values.get(section)
         for name in found if isinstance(found, dict) else ():
@@ -200,6 +224,15 @@ def _cross_check(values: dict[str, Any]) -> list[Problem]:
     known = {name: arm for name, arm in arms.items() if isinstance(arm, dict)}
     problems = [problem for name in arms for problem in _check_name(name, values.get("tasks"))]
     problems += [problem for name, arm in known.items() for problem in _check_after(name, arm.get("after"), arms)]
+    if values.get("tune") is not None and (late := [name for name, arm in known.items() if arm.get("after")]):
+        problems.append(Problem("tune", f"an arm that starts from another one cannot be tuned, as {late[0]} would be"))
+    if isinstance(equal := values.get("equal"), str):
+        tasks = values.get("tasks") or {}
+        problems += [
+            Problem("equal", f"there is no arm {name} in this plan; the arms are: {', '.join(arms)}")
+            for name in ([f"{task}_{equal}" for task in tasks] if isinstance(tasks, dict) and tasks else [equal])
+            if name not in arms
+        ]
     has_reference = any("reference" in arm for arm in known.values())
     if (has_reference or values.get("levels")) and not values.get("source"):
         given = "a reference" if has_reference else "levels"

@@ -9,7 +9,8 @@
       collected   when the file was written, in UTC
       runs        for every run: arm, seed, status, hash of its configuration, changes, command, parameters, steps,
                   samples, metrics, best, seconds, memory, revision, machine, the weights it started from
-      arms        for every arm: seeds, parameters, steps, samples; of every metric mean, std, min, max over the seeds
+      arms        for every arm: what it chose, if something is tuned; seeds, parameters, steps, samples; of every
+                  metric mean, std, min, max over the seeds
 
 Paths are cut to their last part: results are published.
 """
@@ -28,7 +29,7 @@ from tost._io import write_atomic
 from tost._machine import command_arguments
 from tost.errors import ConfigError
 from tost.sweep.plan import Plan
-from tost.sweep.runs import Run, State, state_of
+from tost.sweep.runs import Run, State, chosen_trial, state_of
 from tost.train.config import config_hash
 from tost.train.history import read_record, was_resumed
 
@@ -61,8 +62,17 @@ def collect(name: str, plan: Plan, changes: Sequence[str], runs: Sequence[Run]) 
         "collected": datetime.now(UTC).strftime(_TIME),
         "complete": all(record["status"] == State.finished for record in records),
         "runs": records,
-        "arms": {arm: _aggregate([record for record in records if record["arm"] == arm]) for arm in plan.arms},
+        "arms": {arm: _arm(plan, arm, runs, records) for arm in plan.arms},
     }
+
+
+def _arm(plan: Plan, name: str, runs: Sequence[Run], records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the results of an arm, with the value that it chose of what is tuned."""
+    own = [record for record in records if record["arm"] == name]
+    if plan.tune is None:
+        return _aggregate(own)
+    chosen = chosen_trial(plan, name, runs)
+    return {"trial": chosen, **_aggregate([record for record in own if record["trial"] == chosen])}
 
 
 def _record(run: Run) -> dict[str, Any]:
@@ -75,6 +85,7 @@ def _record(run: Run) -> dict[str, Any]:
     return {
         "arm": run.arm,
         "seed": run.seed,
+        **({"trial": run.trial} if run.trial else {}),
         "status": str(state),
         "config": run.config,
         "config_hash": config_hash(run.settings),

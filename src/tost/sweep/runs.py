@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from fnmatch import fnmatchcase
@@ -11,6 +12,7 @@ from pathlib import Path
 from tost._yaml import flatten, write_value
 from tost.errors import ConfigError
 from tost.recipes import load_config
+from tost.sweep.equal import equal_width
 from tost.sweep.plan import Arm, Plan
 from tost.train.config import RunConfig
 from tost.train.history import read_record
@@ -44,6 +46,7 @@ class Run:
         settings: What the two amount to.
         folder: The run folder.
         after: Name of the run of this sweep that it starts from; None if it does not depend on any.
+        trial: The value of what the plan tunes, as a change; empty if it tunes nothing.
     """
 
     arm: str
@@ -53,11 +56,12 @@ class Run:
     settings: RunConfig
     folder: Path
     after: str | None = None
+    trial: str = ""
 
     @property
     def name(self) -> str:
-        """``arm/seed0``, also the place of its folder."""
-        return run_name(self.arm, self.seed)
+        """``arm/seed0``, or ``arm/optim.lr=0.001/seed0``; also the place of its folder."""
+        return run_name(self.arm, self.seed, self.trial)
 
     @property
     def arguments(self) -> list[str]:
@@ -65,13 +69,15 @@ class Run:
         return ["train", self.config, *self.changes, "--out", str(self.folder), "--resume", "auto"]
 
 
-def run_name(arm: str, seed: int) -> str:
+def run_name(arm: str, seed: int, trial: str = "") -> str:
     """Return the name of the run of an arm with a seed."""
-    return f"{arm}/seed{seed}"
+    return "/".join([arm, *([trial] if trial else []), f"seed{seed}"])
 
 
 def expand(plan: Plan, changes: Sequence[str], out: Path, *, name: str, start: Path | None = None) -> list[Run]:
     """Return the runs of a plan, all arms with the first seed first.
+
+    Where the plan tunes something, runs with the other seeds are there as soon as the trials of their arm are finished.
 
     Args:
         plan: What to run.
@@ -96,14 +102,45 @@ def expand(plan: Plan, changes: Sequence[str], out: Path, *, name: str, start: P
         for arm in _in_order(plan):
             if seed not in plan.seeds_of(arm):
                 continue
-            try:
-                found[run_name(arm, seed)] = _make(plan, arm, seed, changes, out, start, found)
-            except ConfigError as error:
-                problems.setdefault(str(error), {})[arm] = None
+            for trial in _trials(plan, arm, seed, found.values()):
+                try:
+                    found[run_name(arm, seed, trial)] = _make(plan, arm, seed, trial, changes, out, start, found)
+                except ConfigError as error:
+                    problems.setdefault(str(error), {})[arm] = None
     if problems:
         texts = [f"\n  arm {', '.join(arms)}: " + text.replace("\n", "\n  ") for text, arms in problems.items()]
         raise ConfigError(f"{name} cannot be run:" + "".join(texts))
-    return [found[run_name(arm, seed)] for seed in plan.seeds for arm in plan.arms if seed in plan.seeds_of(arm)]
+    arms = list(plan.arms)
+    return sorted(found.values(), key=lambda run: (plan.seeds.index(run.seed), arms.index(run.arm)))
+
+
+def _trials(plan: Plan, arm: str, seed: int, runs: Iterable[Run]) -> list[str]:
+    """Return with which values of what is tuned an arm is run with a seed."""
+    if plan.tune is None:
+        return [""]
+    if seed == plan.seeds_of(arm)[0]:
+        return plan.tune.trials()
+    best = chosen_trial(plan, arm, runs)
+    return [] if best is None else [best]
+
+
+def chosen_trial(plan: Plan, arm: str, runs: Iterable[Run]) -> str | None:
+    """Return the value, as a change, with which an arm did best; None as long as a trial is not finished.
+
+    Args:
+        plan: A plan that tunes something.
+        arm: The arm.
+        runs: Runs of the sweep, those of other arms and seeds among them.
+    """
+    trials = [run for run in runs if run.arm == arm and run.seed == plan.seeds_of(arm)[0]]
+    if any(state_of(run) is not State.finished for run in trials):
+        return None
+    worst = math.inf if plan.mode == "min" else -math.inf
+    reached = {
+        run.trial: read_record(run.folder / "summary.json").get("final", {}).get(plan.metric, worst) for run in trials
+    }
+    best: Callable[..., str] = min if plan.mode == "min" else max
+    return best(reached, key=lambda trial: reached[trial]) if reached else None
 
 
 def _in_order(plan: Plan) -> list[str]:
@@ -117,21 +154,50 @@ def _in_order(plan: Plan) -> list[str]:
 
 
 def _make(
-    plan: Plan, name: str, seed: int, changes: Sequence[str], out: Path, start: Path | None, made: Mapping[str, Run]
+    plan: Plan,
+    name: str,
+    seed: int,
+    trial: str,
+    changes: Sequence[str],
+    out: Path,
+    start: Path | None,
+    made: Mapping[str, Run],
 ) -> Run:
     arm = plan.arms[name]
-    config = arm.config or plan.config
-    given = [*plan.set, *arm.set, *(text for pattern, text in map(_addressed, changes) if fnmatchcase(name, pattern))]
+    given = _given(plan, name, changes)
     _refuse_reserved(given, arm)
     after, checkpoint = _find_start(arm, seed, start, made)
+    given += [trial] if trial else []
+    if plan.equal is not None:
+        task = plan.task_of(name)[0]
+        like = f"{task}_{plan.equal}" if task else plan.equal
+        if name != like:
+            given.append(equal_width(_load(plan, name, given), _load(plan, like, _given(plan, like, changes))))
     everything = (*given, f"{_SEED}={seed}", *([f"{_START}={write_value(str(checkpoint))}"] if checkpoint else []))
+    return Run(
+        arm=name,
+        seed=seed,
+        config=arm.config or plan.config,
+        changes=everything,
+        settings=_load(plan, name, everything),
+        folder=out / run_name(name, seed, trial),
+        after=after,
+        trial=trial,
+    )
+
+
+def _given(plan: Plan, name: str, changes: Sequence[str]) -> list[str]:
+    """Return the changes for an arm: those of the plan, its own, and those of the command line."""
+    addressed = [text for pattern, text in map(_addressed, changes) if fnmatchcase(name, pattern)]
+    return [*plan.set, *plan.arms[name].set, *addressed]
+
+
+def _load(plan: Plan, name: str, changes: Sequence[str]) -> RunConfig:
     try:
-        settings = load_config(config, everything)
+        return load_config(plan.arms[name].config or plan.config, changes)
     except ConfigError as error:
         # The changes may just as well come from the plan.
         raise ConfigError(str(error).replace(" (command line)", " (changed)")) from None
-    folder = out / name / f"seed{seed}"
-    return Run(arm=name, seed=seed, config=config, changes=everything, settings=settings, folder=folder, after=after)
 
 
 def _addressed(change: str) -> tuple[str, str]:

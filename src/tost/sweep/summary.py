@@ -25,12 +25,16 @@ def table(results: Mapping[str, Any]) -> Table:
         return _task_table(results, plan)
     has_reference = any(arm.reference is not None for arm in plan.arms.values())
     metric = plan.metric + (" %" if plan.percent else "")
-    headers = ["arm", "parameters", "steps", "seeds", metric, "best", *(["reported"] if has_reference else [])]
+    headers = ["arm", "parameters", "steps", "seeds", metric, "best"]
+    headers += [plan.tune.key] if plan.tune else []
+    headers += ["reported"] if has_reference else []
     rows = []
     for name, arm in plan.arms.items():
         found = results["arms"][name]
         row = [name, _count(found["parameters"]), _count(found["steps"]), f"{len(found['seeds'])}"]
         row += [_mean(found, plan), _best(found, plan)]
+        if plan.tune:
+            row.append((found["trial"] or "").partition("=")[2] or _UNKNOWN)
         if has_reference:
             row.append(_UNKNOWN if arm.reference is None else f"{arm.reference:g}")
         rows.append(row)

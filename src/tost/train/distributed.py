@@ -51,6 +51,7 @@ class Distributed:
         self.size, self.rank = accelerator.num_processes, accelerator.process_index
         self.device: torch.device = accelerator.device
         context = config.parallel.context
+        self.chunk = config.train.chunk
         if self.size % context:
             raise ConfigError(
                 f"parallel.context={context} does not divide the {self.size} processes of this run; "
@@ -161,7 +162,18 @@ class Distributed:
         placed = {name: value.to(self.device, non_blocking=True) for name, value in batch.items()}
         if self.sequence is None:
             return placed
-        return {name: self.sequence.split(x) if x.dim() >= 2 else x for name, x in placed.items()}
+        return {name: self._share(x, self.sequence) if x.dim() >= 2 else x for name, x in placed.items()}
+
+    def _share(self, x: Tensor, sequence: ContextParallel) -> Tensor:
+        """Return this process's tokens of x [B, N, ...]; where the text is taken in pieces, its part of each piece."""
+        if self.chunk is None:
+            return sequence.split(x)
+        if x.shape[1] % sequence.size:
+            raise ConfigError(
+                f"with train.chunk, texts of {x.shape[1]} tokens cannot be shared by {sequence.size} processes; make "
+                "their length a multiple of that, or set parallel.context=1."
+            )
+        return torch.cat([sequence.split(piece) for piece in x.split(self.chunk, dim=1)], dim=1)
 
     @contextmanager
     def context(self) -> Iterator[None]:

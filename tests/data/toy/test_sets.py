@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from tost.data import DataOptions, build_data, decode, find_data, list_data, make_loader
+from tost.data.probes.options import SPECS as PROBES
 from tost.data.tokens.dataset import TokenWindows
 from tost.data.toy.stdlib_bytes import ByteArray, read_corpus
 from tost.errors import ConfigError
@@ -31,7 +32,8 @@ def same(first, second):
 
 
 def test_every_data_set_is_tested_here():
-    assert [name for name in list_data() if not find_data(name).takes_path] == sorted(SMALL)
+    probes = [spec.name for spec in PROBES]  # tests/data/probes
+    assert [name for name in list_data() if not find_data(name).takes_path] == sorted([*SMALL, *probes])
     assert list_data("*bytes") == ["stdlib_bytes"]
 
 

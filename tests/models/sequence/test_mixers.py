@@ -59,7 +59,9 @@ def test_every_parameter_gets_a_gradient_with_every_mixer(mixer, block):
     for name, parameter in model.named_parameters():
         assert parameter.grad is not None, name
         assert parameter.grad.isfinite().all(), name
-        assert parameter.grad.abs().max() > 0, name
+        # The norm in front of no mixer is there, but nothing comes of it.
+        idle = mixer == "none" and (block == "mixer" or "norm1" in name) and name.startswith("blocks.")
+        assert bool(parameter.grad.any()) != idle, name
 
 
 @pytest.mark.parametrize("mixer", MIXERS)

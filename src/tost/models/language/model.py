@@ -6,6 +6,7 @@ Shapes: ids [B, N] (batch, tokens), x [B, N, C] with width C, logits [B, N, V] w
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Literal, cast
 
 import torch
@@ -26,6 +27,7 @@ from tost.nn import (
     run_blocks,
     token_positions,
 )
+from tost.nn.recompute import recompute
 from tost.parallel import active
 
 INITIAL_STD = 0.02
@@ -75,7 +77,9 @@ class LanguageToST(nn.Module):
         self.head = None if options.tie_head else nn.Linear(C, V, bias=False)
         self._initialize()
 
-    def forward(self, ids: Tensor, mask: Tensor | None = None, *, targets: Tensor | None = None) -> Tensor:
+    def forward(
+        self, ids: Tensor, mask: Tensor | None = None, *, targets: Tensor | None = None, chunk: int | None = None
+    ) -> Tensor:
         """Predict the next token after every token.
 
         Args:
@@ -84,6 +88,7 @@ class LanguageToST(nn.Module):
                 hold any id and reaches no other token; its logits mean nothing.
             targets: Tokens to be predicted; then the result is ``loss(ids, targets, mask, reduction="sum")``, which
                 wrappers around the model, such as data parallelism, only reach through this function.
+            chunk: As in `loss`; only with `targets`.
 
         Returns:
             Logits, ``[B, N, V]``; with `targets` a scalar.
@@ -92,7 +97,7 @@ class LanguageToST(nn.Module):
             ValueError: The input is not of this form, or longer than the model's positions.
         """
         if targets is not None:
-            return self.loss(ids, targets, mask, reduction="sum")
+            return self.loss(ids, targets, mask, reduction="sum", chunk=chunk)
         return self.logits(self._features(ids, mask))
 
     def loss(
@@ -103,8 +108,15 @@ class LanguageToST(nn.Module):
         *,
         reduction: Literal["mean", "sum"] = "mean",
         ignore_index: int = -100,
+        chunk: int | None = None,
+        truncate: int | None = None,
     ) -> Tensor:
         """Return the cross-entropy of the predictions in nats, without ever holding all logits.
+
+        With `chunk` it never holds the activations of a whole sequence either: each piece continues from the state
+        after the one before, and is computed again in the backward pass, the last one first. Gradients are those of
+        the whole sequence, since they flow through the states. Memory is that of one piece plus a state per piece, so
+        with a state of constant size there is no limit on the length.
 
         Args:
             ids: Tokens, int64 ``[B, N]``.
@@ -113,25 +125,65 @@ class LanguageToST(nn.Module):
             reduction: ``"mean"`` over the predicted tokens, or ``"sum"``. Where processes share a sequence, a mean is
                 this process's share of it; see `ContextParallel.mean_loss`.
             ignore_index: A target that does not count.
+            chunk: Tokens per piece; None takes the sequence as a whole.
+            truncate: Cut the gradient after every so many pieces (truncated back-propagation); None never does.
 
         Returns:
             A scalar; see `tost.nn.linear_cross_entropy`.
 
         Raises:
-            ValueError: As in `forward`, or the targets are not of this form.
+            ValueError: As in `forward`, or the targets are not of this form, or `chunk` or `truncate` is not positive.
+            ConfigError: `chunk` is given, but the mixer has no state.
         """
         if targets.shape != ids.shape:
             raise ValueError(
                 f"targets have shape {tuple(targets.shape)}, but ids {tuple(ids.shape)}; there is one target per token."
             )
-        x = self.norm(self._features(ids, mask))
         if mask is not None:
             targets = targets.where(mask, ignore_index)
-        context = active() if reduction == "mean" else None
-        loss = linear_cross_entropy(
-            x, self._head(), targets, ignore_index=ignore_index, reduction=reduction if context is None else "sum"
-        )
-        return loss if context is None else context.mean_loss(loss, (targets != ignore_index).sum())
+        if chunk is None:
+            if truncate is not None:
+                raise ValueError(f"truncate={truncate} counts pieces, but there is no chunk; give both, or neither.")
+            x = self.norm(self._features(ids, mask))
+            if reduction == "mean" and active() is None:
+                return linear_cross_entropy(x, self._head(), targets, ignore_index=ignore_index)
+            total = linear_cross_entropy(x, self._head(), targets, ignore_index=ignore_index, reduction="sum")
+        else:
+            total = self._loss_by_pieces(ids, targets, mask, ignore_index, chunk, truncate)
+        if reduction == "sum":
+            return total
+        count, context = (targets != ignore_index).sum(), active()
+        return total / count.clamp_min(1) if context is None else context.mean_loss(total, count)
+
+    def _loss_by_pieces(
+        self,
+        ids: Tensor,
+        targets: Tensor,
+        mask: Tensor | None,
+        ignore_index: int,
+        chunk: int,
+        truncate: int | None,
+    ) -> Tensor:
+        """Return the summed loss; see `loss`."""
+        if chunk < 1 or (truncate is not None and truncate < 1):
+            raise ValueError(f"chunk={chunk} and truncate={truncate} must be at least 1, or None.")
+
+        def piece(begin: int, state: ModelState | None) -> tuple[Tensor, ModelState]:
+            part = slice(begin, begin + chunk)
+            x, after = self.features_with_state(ids[:, part], state, None if mask is None else mask[:, part])
+            loss = linear_cross_entropy(
+                self.norm(x), self._head(), targets[:, part], ignore_index=ignore_index, reduction="sum"
+            )
+            return loss, after
+
+        run = partial(recompute, piece) if torch.is_grad_enabled() else piece
+        total, state = run(0, None)
+        for index, begin in enumerate(range(chunk, ids.shape[1], chunk), start=1):
+            if truncate is not None and index % truncate == 0:
+                state = state.detach()
+            loss, state = run(begin, state)
+            total = total + loss
+        return total
 
     def forward_with_state(
         self, ids: Tensor, state: ModelState | None = None, mask: Tensor | None = None
@@ -172,9 +224,11 @@ class LanguageToST(nn.Module):
             self._check_state(state, ids)
         x = self.embed(ids, None if state is None else state.position, mask)
         layers = []
+        again = self.options.gradient_checkpointing and torch.is_grad_enabled()
         for index, block in enumerate(self.blocks):
             before = None if state is None else state.layers[index]
-            x, after = cast(CausalBlock, block).forward_with_state(x, before, mask)
+            run = cast(CausalBlock, block).forward_with_state
+            x, after = recompute(run, x, before, mask) if again else run(x, before, mask)
             layers.append(after)
         return x, ModelState(tuple(layers))
 

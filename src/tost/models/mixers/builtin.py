@@ -213,8 +213,20 @@ class S4DOptions(S4Options):
     init: Literal["legs", "lin"] = Field("legs", description="initial eigenvalues: HiPPO-LegS, or evenly spaced")
 
 
+class CausalS4DOptions(S4DOptions):
+    """Options of the diagonal state space layers in language models, which only look back."""
+
+    bidirectional: Literal[False] = False
+
+
 def _s4_products(sizes: MixerSizes, own: S4Options) -> int:
     return 2 * sizes.embed_dim**2
+
+
+def _gated_delta_products(sizes: MixerSizes, own: MixerOptions) -> int:
+    """Five projections and the rates; then read, compare and write a memory of width C / H per feature."""
+    C, H, _, _ = sizes
+    return 5 * C * C + 2 * C * H + 3 * C * C // H
 
 
 _Products = Callable[[MixerSizes, Any], int]
@@ -282,7 +294,15 @@ BUILTIN = (
         LinformerOptions,
         places=("sequence",),
     ),
-    _mixer("linear", "LinearAttention", "attention by products of features (Linear Transformer)", _linear_products),
+    _mixer(
+        "linear",
+        "LinearAttention",
+        "attention by products of features (Linear Transformer)",
+        _linear_products,
+        causal=MixerSpec(
+            name="linear", build="tost.nn:CausalLinearAttention", places=("language",), products=_linear_products
+        ),
+    ),
     _mixer(
         "performer",
         "Performer",
@@ -299,5 +319,35 @@ BUILTIN = (
         S4Options,
         places=("sequence",),
     ),
-    _mixer("s4d", "S4", "state space layer with a diagonal matrix", _s4_products, S4DOptions),
+    _mixer(
+        "s4d",
+        "S4",
+        "state space layer with a diagonal matrix",
+        _s4_products,
+        S4DOptions,
+        causal=MixerSpec(
+            name="s4d", build="tost.nn:S4", options=CausalS4DOptions, places=("language",), products=_s4_products
+        ),
+    ),
+    _mixer(
+        "mingru",
+        "MinGRU",
+        "a gated mean per channel (minGRU)",
+        lambda sizes, own: 4 * sizes.embed_dim**2,
+        places=("language",),
+    ),
+    _mixer(
+        "gated_delta",
+        "GatedDeltaNet",
+        "a memory of keys and values that forgets and overwrites (Gated DeltaNet)",
+        _gated_delta_products,
+        places=("language",),
+    ),
+    _mixer(
+        "none",
+        "NoMixer",
+        "nothing: the control without any mixing",
+        lambda sizes, own: 0,
+        places=("vision", "sequence", "language"),
+    ),
 )

@@ -13,6 +13,12 @@ from tost.nn.mixers.performer import Performer as Performer
 from tost.nn.mixers.performer import orthogonal_directions as orthogonal_directions
 from tost.nn.mixers.performer import positive_features as positive_features
 from tost.nn.mixers.projected import ProjectedMixer as ProjectedMixer
+from tost.nn.mixers.recurrent import CausalLinearAttention as CausalLinearAttention
+from tost.nn.mixers.recurrent import GatedDeltaNet as GatedDeltaNet
+from tost.nn.mixers.recurrent import MinGRU as MinGRU
+from tost.nn.mixers.recurrent import NoMixer as NoMixer
+from tost.nn.mixers.recurrent import delta_rule as delta_rule
+from tost.nn.mixers.recurrent import linear_recurrence as linear_recurrence
 from tost.nn.mixers.reformer import Reformer as Reformer
 from tost.nn.mixers.reformer import hash_buckets as hash_buckets
 from tost.nn.mixers.s4 import S4 as S4

@@ -146,6 +146,11 @@ RULES: tuple[Rule, ...] = (
         "{0} is longer than the run of {1} train.steps; shorten the warm-up or train longer",
         *("schedule.warmup_steps", "train.steps"),
     ),
+    unless(
+        lambda chunk, context: chunk is None or chunk % context == 0,
+        "{0} tokens cannot be shared by {1} processes (parallel.context); make it a multiple of that",
+        *("train.chunk", "parallel.context"),
+    ),
     Rule(("schedule.name", "schedule.warmup_steps"), _needs_warm_up),
     unless(
         lambda floor, name: floor == 0 or name not in ("constant", "one_cycle"),

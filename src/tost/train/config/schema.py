@@ -94,6 +94,11 @@ class TrainConfig(_Section):
     ema_decay: _Fraction | None = _key(
         None, "share of itself that an average of the weights keeps per step; null: no average"
     )
+    chunk: _PositiveCount | None = _key(
+        None,
+        "tokens of a text that are processed at a time, in memory that does not grow with its length; gradients are "
+        "those of the whole text; null: all of them",
+    )
     compile: bool = _key(False, "run the model through torch.compile")
     deterministic: bool = _key(True, "refuse algorithms whose result may differ from run to run")
 

@@ -1,0 +1,1 @@
+"""Synthetic tasks, each of which needs one ability of a causal model."""

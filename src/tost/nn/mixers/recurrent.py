@@ -1,0 +1,294 @@
+"""Causal mixers with a state of constant size besides TSSA: baselines for language models and probes.
+
+Each is its recurrence, computed for all tokens of a piece at once. Padding leaves the state as it is.
+
+Shapes: x [B, N, C] (batch, tokens, width), heads [B, N, H, D] with C = H * D, memory as each class says, mask [B, N].
+"""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from typing import ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from tost.nn.mixers.projected import ProjectedMixer
+from tost.nn.state import RecurrentState
+from tost.ops._checks import check_mask
+from tost.ops._numerics import num_tokens, zero_padding
+
+_CHUNK = 64  # tokens that meet by matrix products; longer sequences are walked in chunks
+
+
+class NoMixer(nn.Module):
+    """Mixes nothing: the control that shows what the rest of a model does without any attention.
+
+    Args:
+        embed_dim: Width of the tokens, C.
+        num_heads: Not used.
+
+    Example:
+        >>> import torch, tost
+        >>> tost.nn.NoMixer(64, 4)(torch.randn(2, 10, 64)).any()
+        tensor(False)
+    """
+
+    state_kind: ClassVar[type] = RecurrentState
+
+    def __init__(self, embed_dim: int, num_heads: int) -> None:
+        super().__init__()
+        self.embed_dim = embed_dim
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Return zeros of the shape of x [B, N, C]."""
+        return self.forward_with_state(x, mask=mask)[0]
+
+    def forward_with_state(
+        self, x: Tensor, state: RecurrentState | None = None, mask: Tensor | None = None
+    ) -> tuple[Tensor, RecurrentState]:
+        """Return zeros, and a state that only counts; see `CausalTSSAttention.forward_with_state`."""
+        check_mask(mask, x)
+        before = RecurrentState.empty(x, 0) if state is None else state
+        # A product, so that the norm in front gets a gradient (of zero), which data parallelism waits for.
+        return zero_padding(x, mask) * 0, RecurrentState(before.memory, before.position + num_tokens(x, mask))
+
+
+class _RecurrentMixer(ProjectedMixer):
+    """A projected mixer with a memory; subclasses supply its size and what a piece of a sequence does to it."""
+
+    state_kind: ClassVar[type] = RecurrentState
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Mix the tokens x [B, N, C], each with those before it.
+
+        Args:
+            x: Tokens, ``[B, N, C]``.
+            mask: Real tokens, bool ``[B, N]``; the others are ignored, and their output is the bias.
+
+        Returns:
+            ``[B, N, C]``.
+
+        Raises:
+            ValueError: `x` or `mask` has the wrong shape or dtype.
+            BackendError: Context parallelism is active; this mixer needs whole sequences.
+        """
+        return self.forward_with_state(x, mask=mask)[0]
+
+    def forward_with_state(
+        self, x: Tensor, state: RecurrentState | None = None, mask: Tensor | None = None
+    ) -> tuple[Tensor, RecurrentState]:
+        """Continue sequences of which `state` has seen the beginning.
+
+        Args:
+            x: The next tokens, ``[B, N, C]``.
+            state: The state returned with the tokens before; None at the start.
+            mask: Real tokens, bool ``[B, N]``.
+
+        Returns:
+            ``[B, N, C]`` and the state after these tokens.
+
+        Raises:
+            ValueError: As in `forward`, or the state belongs to another batch or another model.
+            BackendError: As in `forward`.
+        """
+        parts = self._project_in(x, mask)
+        before = RecurrentState.empty(x, *self._memory_shape()) if state is None else state
+        if before.memory.shape != (len(x), *self._memory_shape()):
+            raise ValueError(
+                f"the state has a memory of shape {tuple(before.memory.shape)}, but {len(x)} sequences and this mixer "
+                f"need {(len(x), *self._memory_shape())}. Pass the state that came from the same batch and model, or "
+                "None at the start."
+            )
+        if x.shape[1] == 0:
+            return self._project_out(parts[:, :, 0], mask), before
+        # The recurrences multiply many small numbers: they run in float32 or better, also under autocast.
+        with torch.autocast("cpu" if x.is_meta else x.device.type, enabled=False):
+            y, memory = self._recur(x, parts, before.memory, mask)
+        after = RecurrentState(memory, before.position + num_tokens(x, mask))
+        return self._project_out(y.to(parts.dtype), mask), after
+
+    @abstractmethod
+    def _memory_shape(self) -> tuple[int, ...]:
+        """Return the shape of the memory of one sequence."""
+
+    @abstractmethod
+    def _recur(self, x: Tensor, parts: Tensor, memory: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Return the outputs [B, N, H, D] and the memory after the tokens.
+
+        Args:
+            x: Tokens, ``[B, N, C]``; what padding holds is unknown.
+            parts: Their projections, ``[B, N, P, H, D]``, zero for padding.
+            memory: Before the first token, in the statistics' dtype.
+            mask: Real tokens, bool ``[B, N]``.
+        """
+
+
+class CausalLinearAttention(_RecurrentMixer):
+    """Causal attention of the Linear Transformer (Katharopoulos et al., 2020).
+
+    .. code-block:: text
+
+        phi(x) = elu(x) + 1
+        S[n,h] = S[n-1,h] + phi(k[n,h]) (v[n,h], 1)^T          memory [H, D, D + 1]
+        (a, b) = phi(q[n,h])^T S[n,h],   y[n,h] = a / (b + eps)
+
+    Arguments are those of `ProjectedMixer`, of which `attn_drop` has no effect.
+
+    Example:
+        >>> import torch, tost
+        >>> mixer = tost.nn.CausalLinearAttention(64, 4)
+        >>> _, state = mixer.forward_with_state(torch.randn(1, 100, 64))
+        >>> state.memory.shape
+        torch.Size([1, 4, 16, 17])
+    """
+
+    eps: ClassVar[float] = 1e-6
+
+    def _memory_shape(self) -> tuple[int, ...]:
+        return self.num_heads, self.head_dim, self.head_dim + 1
+
+    def _recur(self, x: Tensor, parts: Tensor, memory: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
+        query, key, value = (part.transpose(1, 2) for part in parts.to(memory.dtype).unbind(2))
+        query, key = F.elu(query) + 1, zero_padding((F.elu(key) + 1).transpose(1, 2), mask).transpose(1, 2)
+        value = F.pad(value, (0, 1), value=1.0)
+        outputs = []
+        for q, k, v in zip(*(part.split(_CHUNK, dim=2) for part in (query, key, value)), strict=True):
+            outputs.append(q @ memory + (q @ k.mT).tril() @ v)
+            memory = memory + k.mT @ v
+        y = torch.cat(outputs, dim=2).transpose(1, 2)
+        return y[..., :-1] / (y[..., -1:] + self.eps), memory
+
+
+class MinGRU(_RecurrentMixer):
+    """A gated mean per channel: minGRU (Feng et al., 2024) with a gate on its output.
+
+    .. code-block:: text
+
+        z = sigmoid(W_z x),   h[n] = (1 - z[n]) h[n-1] + z[n] W_h x[n]          memory [C]
+        y[n] = silu(W_g x[n]) h[n]
+
+    Arguments are those of `ProjectedMixer`, of which `attn_drop` has no effect.
+
+    Example:
+        >>> import torch, tost
+        >>> _, state = tost.nn.MinGRU(64, 4).forward_with_state(torch.randn(1, 100, 64))
+        >>> state.memory.shape
+        torch.Size([1, 64])
+    """
+
+    def _memory_shape(self) -> tuple[int, ...]:
+        return (self.embed_dim,)
+
+    def _recur(self, x: Tensor, parts: Tensor, memory: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
+        update, value, gate = parts.to(memory.dtype).flatten(3).unbind(2)
+        update = zero_padding(update.sigmoid(), mask)
+        hidden = linear_recurrence(1 - update, update * value, memory)
+        return (F.silu(gate) * hidden).unflatten(2, (self.num_heads, self.head_dim)), hidden[:, -1]
+
+
+class GatedDeltaNet(_RecurrentMixer):
+    """Gated delta rule (Yang et al., 2024): a memory of key-value pairs that forgets and overwrites.
+
+    .. code-block:: text
+
+        S[n,h] = a[n,h] S[n-1,h] (I - b[n,h] k k^T) + b[n,h] v k^T          memory [H, D, D]
+        y[n,h] = RMSNorm(S[n,h] q) silu(gate[n,h])
+        a = exp(-rate softplus(W_a x + offset)),   b = sigmoid(W_b x)
+
+    Queries and keys are those of the projection after a SiLU, scaled to length 1.
+
+    The short convolutions of the original are those of the block. Within a chunk of tokens the values that are really
+    written solve a triangular system, so that a chunk is a few matrix products.
+
+    Arguments are those of `ProjectedMixer`, of which `attn_drop` has no effect.
+
+    Example:
+        >>> import torch, tost
+        >>> _, state = tost.nn.GatedDeltaNet(64, 4).forward_with_state(torch.randn(1, 100, 64))
+        >>> state.memory.shape
+        torch.Size([1, 4, 16, 16])
+    """
+
+    parts: ClassVar[int] = 4
+
+    def _add_parameters(self, device: torch.device | str | None, dtype: torch.dtype | None) -> None:
+        self.proj_rates = nn.Linear(self.embed_dim, 2 * self.num_heads, bias=False, device=device, dtype=dtype)
+        # Heads start with half-lives from a few tokens to about a thousand.
+        steps = torch.logspace(-3, -1, self.num_heads, dtype=torch.float64)
+        self.log_rate = nn.Parameter(torch.linspace(0, math.log(16), self.num_heads, device=device, dtype=dtype))
+        self.offset = nn.Parameter(steps.expm1().log().to(device=device, dtype=dtype))
+        self.norm_weight = nn.Parameter(torch.ones(self.head_dim, device=device, dtype=dtype))
+
+    def _memory_shape(self) -> tuple[int, ...]:
+        return self.num_heads, self.head_dim, self.head_dim
+
+    def _recur(self, x: Tensor, parts: Tensor, memory: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
+        wide = memory.dtype
+        query, key, value, gate = (part.transpose(1, 2) for part in parts.to(wide).unbind(2))
+        query, key = (F.normalize(F.silu(part), dim=-1) for part in (query, key))
+        rates = F.linear(zero_padding(x, mask).to(wide), self.proj_rates.weight.to(wide))
+        fade, write = rates.unflatten(2, (2, self.num_heads)).unbind(2)
+        log_fade = -self.log_rate.to(wide).exp() * F.softplus(fade + self.offset.to(wide))
+        log_fade, write = (zero_padding(part, mask).transpose(1, 2) for part in (log_fade, write.sigmoid()))
+        y, memory = delta_rule(query, key, value, log_fade, write, memory)
+        y = F.rms_norm(y, (self.head_dim,), self.norm_weight.to(wide), eps=1e-6) * F.silu(gate)
+        return y.transpose(1, 2), memory
+
+
+def linear_recurrence(factor: Tensor, value: Tensor, start: Tensor) -> Tensor:
+    """Return h with ``h[n] = factor[n] h[n-1] + value[n]`` for all n, by doubling.
+
+    Args:
+        factor: ``[B, N, C]``, in [0, 1].
+        value: ``[B, N, C]``.
+        start: h before the first token, ``[B, C]``.
+
+    Returns:
+        ``[B, N, C]``.
+    """
+    reach = 1
+    while reach < value.shape[1]:
+        # Each token stands for itself and the `reach - 1` before it; now also for as many before these.
+        earlier_value, earlier_factor = (F.pad(part[:, :-reach], (0, 0, reach, 0)) for part in (value, factor))
+        first = torch.arange(value.shape[1], device=value.device)[:, None] < reach
+        value = torch.addcmul(value, factor, earlier_value)
+        factor = torch.where(first, factor, factor * earlier_factor)
+        reach *= 2
+    return torch.addcmul(value, factor, start.unsqueeze(1))
+
+
+def delta_rule(
+    query: Tensor, key: Tensor, value: Tensor, log_fade: Tensor, write: Tensor, memory: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Run the gated delta rule; see `GatedDeltaNet`.
+
+    With ``u[n] = b (v - a S[n-1] k)``, what is really written, ``S[n] = a S[n-1] + u k^T``. Let c[n] be the product of
+    the a up to n within a chunk. Then ``(I + L) U = diag(b) (V - diag(c) K S^T)`` with the strictly lower triangular
+    ``L[n,m] = b[n] c[n]/c[m] k[n].k[m]``, for the memory S before the chunk.
+
+    Args:
+        query: ``[B, H, N, D]``.
+        key: ``[B, H, N, D]``, of length 1.
+        value: ``[B, H, N, D]``.
+        log_fade: Logarithm of a, ``[B, H, N]``.
+        write: b, ``[B, H, N]``.
+        memory: S before the first token, ``[B, H, D, D]``, rows for values and columns for keys.
+
+    Returns:
+        ``S[n] q[n]``, ``[B, H, N, D]``, and the memory after the last token.
+    """
+    outputs = []
+    pieces = (part.split(_CHUNK, dim=2) for part in (query, key, value, log_fade, write))
+    for q, k, v, log_a, b in zip(*pieces, strict=True):
+        log_c = log_a.cumsum(dim=-1)
+        faded = (log_c.unsqueeze(-1) - log_c.unsqueeze(-2)).tril().exp()
+        c = log_c.exp().unsqueeze(-1)
+        system = (b.unsqueeze(-1) * faded * (k @ k.mT)).tril(-1)
+        wanted = b.unsqueeze(-1) * (v - c * (k @ memory.mT))
+        written = torch.linalg.solve_triangular(system, wanted, upper=False, unitriangular=True)
+        outputs.append(c * (q @ memory.mT) + ((q @ k.mT) * faded).tril() @ written)
+        memory = c[:, :, -1:] * memory + (written * faded[:, :, -1].unsqueeze(-1)).mT @ k
+    return torch.cat(outputs, dim=2), memory
