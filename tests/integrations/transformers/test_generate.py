@@ -241,11 +241,11 @@ def test_generation_compiled_by_transformers():
     torch._dynamo.reset()
     model, ids = make("plus", dtype=torch.float64), tokens(2, 7)
     counters.clear()
-    how = CompileConfig(backend="eager", fullgraph=True, mode=None)
+    how = CompileConfig(backend="eager", fullgraph=True, mode=None, dynamic=False)
     how._compile_all_devices = True
     text = model.generate(ids, max_new_tokens=NEW, do_sample=False, cache_implementation="static", compile_config=how)
     assert torch.equal(text, model.generate(ids, max_new_tokens=NEW, do_sample=False))
-    assert 1 <= counters["stats"]["unique_graphs"] <= 3
+    assert counters["stats"]["unique_graphs"] == 1  # whatever the number of tokens is
 
 
 def test_every_token_is_streamed():
