@@ -60,7 +60,7 @@ class TostForCausalLM(TostPreTrainedModel, GenerationMixin):
     _tied_weights_keys = {"lm_head.weight": "model.tokens.weight"}  # noqa: RUF012  declared by the base class
 
     model: TostModel
-    lm_head: nn.Module
+    lm_head: nn.Linear
 
     def __init__(self, config: TostConfig) -> None:
         super().__init__(config)
