@@ -262,6 +262,7 @@ EXAMPLES = {
     "train_on_tensors": (["--steps", "20"], r"accuracy on new series: (0\.[5-9]\d|1\.00) .*"),
     "stream_text": (["--piece", "500"], r"continuation: b.+"),
     "look_inside": (["--steps", "2"], r"pictures.membership-maps\.png"),
+    "hf_trainer": (["--steps", "2"], r"continuation: b.import .+"),
     "own_task": (["train.steps=20"], r"mean squared error: \d.*"),
 }
 
@@ -281,5 +282,7 @@ def test_examples_are_short_and_use_public_names_only():
         text = path.read_text()
         assert len(text.splitlines()) < 60, path
         names = re.findall(r"^(?:from|import) (tost[\w.]*)", text, flags=re.MULTILINE)
-        assert set(names) <= {"tost", "tost.data", "tost.recipes", "tost.train"}, path
+        assert set(names) <= {*("tost", "tost.data", "tost.integrations.transformers", "tost.recipes", "tost.train")}, (
+            path
+        )
         assert not re.search(r"\b(tost|analysis|model)(\.\w+)*\._\w", text), path

@@ -39,7 +39,7 @@ SIGNATURES = {
     "TSSAState.to": "(self, device=None, dtype=None)",
     "TSSAState.detach": "(self)",
     "TSSAttention.forward": "(self, x, mask=None)",
-    "CausalTSSAttention.forward": "(self, x, mask=None)",
+    "CausalTSSAttention.forward": "(self, x, mask=None, *, carry=None)",
     "CausalTSSAttention.forward_with_state": "(self, x, state=None, mask=None)",
     "causal_tssa_step": "(w, temperature, bias=None, *, state=None, count_scaled=False, decay=None, backend='auto')",
     "load_official": "(path_or_state_dict, *, weights='model', **overrides)",

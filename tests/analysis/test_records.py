@@ -171,9 +171,9 @@ def test_timm_and_transformers_models():
     theirs = make("plus")
     ids, mask = left_padded([tokens(9), tokens(6, seed=1)])
     found = analysis.head_usage(theirs, [{"input_ids": ids, "attention_mask": mask}])
-    ours = analysis.head_usage(theirs.model, [{"inputs": ids, "mask": mask.bool()}])
+    ours = analysis.head_usage(theirs.to_tost(), [{"inputs": ids, "mask": mask.bool()}])
     torch.testing.assert_close(found.usage, ours.usage)
-    assert analysis.applicable(theirs) == analysis.applicable(theirs.model)
+    assert analysis.applicable(theirs) == analysis.applicable(theirs.to_tost())
 
 
 def test_mistakes_are_named():

@@ -33,6 +33,27 @@ def tokens(batch=B):
     return torch.randn(batch, N, C, dtype=torch.float64)
 
 
+def test_hooks_fire_when_a_sequence_continues():
+    block, fired = make_causal_block(conv=tost.nn.CausalConvolution(C), conv_mlp=tost.nn.CausalConvolution(C)), []
+    for name, module in block.named_modules():
+        module.register_forward_hook(lambda *_, name=name: fired.append(name))
+    _, state = block.forward_with_state(tokens())
+    once = sorted(fired)
+    assert once == sorted(name for name, _ in block.named_modules())
+    block.forward_with_state(tokens(), state)
+    assert sorted(fired) == sorted(2 * once)
+
+
+def test_a_carry_is_the_state_that_goes_in_and_comes_out():
+    block, x = make_causal_block(), tokens()
+    first, between = block.forward_with_state(x[:, :5])
+    carry = tost.nn.Carry(between)
+    both = torch.cat((first, block(x[:, 5:], carry=carry)), dim=1)
+    assert torch.allclose(both, block(x), atol=1e-12)
+    assert carry.state.position.tolist() == [N, N]
+    assert between.position.tolist() == [5, 5]
+
+
 def normalized(x, norm):
     centred = x - x.mean(-1, keepdim=True)
     shape = centred / (centred.square().mean(-1, keepdim=True) + 1e-5).sqrt()

@@ -265,7 +265,7 @@ class _Watcher:
         if not self.busy:
             if self.layer.block is None:
                 self.record = LayerRecord(self.layer)
-            self.called = True
+            self.called = named.get("carry") is None
             self.record.mask = named.get("mask", arguments[1] if len(arguments) > 1 else None)
 
     def _keep_tokens(self, module: nn.Module, arguments: tuple[Any, ...], output: Tensor) -> None:

@@ -29,6 +29,7 @@ from tost.nn.position import LearnedPositions as LearnedPositions
 from tost.nn.position import SinusoidalPositions as SinusoidalPositions
 from tost.nn.position import token_positions as token_positions
 from tost.nn.state import BlockState as BlockState
+from tost.nn.state import Carry as Carry
 from tost.nn.state import KVState as KVState
 from tost.nn.state import ModelState as ModelState
 from tost.nn.state import RecurrentState as RecurrentState

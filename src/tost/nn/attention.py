@@ -17,6 +17,7 @@ from tost.nn._checks import check_heads, check_width
 from tost.nn.extensions import Extensions
 from tost.nn.paper import PaperForm
 from tost.nn.position import token_positions
+from tost.nn.state import Carry, call_with_state
 from tost.ops import TSSAState, causal_tssa_, causal_tssa_with_state, tssa, tssa_
 from tost.ops._numerics import statistics_dtype, zero_padding
 
@@ -266,17 +267,30 @@ class CausalTSSAttention(_ProjectedAttention):
         """Return the options of this layer's operator, as keyword arguments of `tost.causal_tssa` and its kin."""
         return {"decay": self.decay(), **self._operator_options}
 
-    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+    def forward(self, x: Tensor, mask: Tensor | None = None, *, carry: Carry | None = None) -> Tensor:
         """Mix the tokens x [B, N, C], each with those before it.
 
         Args:
             x: Tokens, ``[B, N, C]``.
             mask: Real tokens, bool ``[B, N]``, padding on either side.
+            carry: A state to continue from, which is replaced by the one after these tokens; see `forward_with_state`.
 
         Returns:
             ``[B, N, C]``.
         """
-        return self.forward_with_state(x, mask=mask)[0]
+        state = None if carry is None else carry.state
+        w, bias, options = self._tokens(x), self.bias_of(x, state, mask), self.operator_options()
+        overwrite = self._may_overwrite(w, bias, options["decay"], *(state or ()))
+        run = causal_tssa_ if overwrite else causal_tssa_with_state
+        if parallel.active() is not None:
+            run = parallel.causal_tssa_with_state
+        y, after = run(w, self._temperatures(), bias, mask=mask, state=state, backend=self.backend, **options)
+        if carry is not None:
+            carry.state = after
+        if self.training and self.gain_drop > 0:
+            y = F.dropout(y, self.gain_drop)  # y is proportional to D, entry by entry
+        count = None if self.paper.step_size is None else self._count(x, state, mask)
+        return self._project_out(self._gated(y, x, mask), count)
 
     def forward_with_state(
         self, x: Tensor, state: TSSAState | None = None, mask: Tensor | None = None
@@ -291,16 +305,7 @@ class CausalTSSAttention(_ProjectedAttention):
         Returns:
             ``[B, N, C]`` and the state after these tokens.
         """
-        w, bias, options = self._tokens(x), self.bias_of(x, state, mask), self.operator_options()
-        overwrite = self._may_overwrite(w, bias, options["decay"], *(state or ()))
-        run = causal_tssa_ if overwrite else causal_tssa_with_state
-        if parallel.active() is not None:
-            run = parallel.causal_tssa_with_state
-        y, after = run(w, self._temperatures(), bias, mask=mask, state=state, backend=self.backend, **options)
-        if self.training and self.gain_drop > 0:
-            y = F.dropout(y, self.gain_drop)  # y is proportional to D, entry by entry
-        count = None if self.paper.step_size is None else self._count(x, state, mask)
-        return self._project_out(self._gated(y, x, mask), count), after
+        return call_with_state(self, x, state, mask)
 
     def decay(self) -> Tensor | None:
         """Return by how much each head's statistics fade with a token, ``[H]`` in (0, 1], float32 or better.

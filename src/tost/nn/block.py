@@ -15,7 +15,7 @@ from tost import parallel
 from tost.errors import ConfigError
 from tost.nn.conv import CausalConvolution
 from tost.nn.recompute import recompute as recompute_block
-from tost.nn.state import BlockState, MixerState
+from tost.nn.state import BlockState, Carry, MixerState, call_with_state
 
 
 class Block(nn.Module):
@@ -176,6 +176,30 @@ class CausalBlock(Block):
     conv: CausalConvolution | None
     conv_mlp: CausalConvolution | None
 
+    def forward(
+        self,
+        x: Tensor,
+        mask: Tensor | None = None,
+        grid: tuple[int, int] | None = None,
+        *,
+        carry: Carry | None = None,
+    ) -> Tensor:
+        """Transform the tokens x [B, N, C].
+
+        Args:
+            x: Tokens, ``[B, N, C]``.
+            mask: Real tokens, bool ``[B, N]``.
+            grid: None; a sequence has no rows and columns.
+            carry: A state to continue from, which is replaced by the one after these tokens; see `forward_with_state`.
+
+        Returns:
+            ``[B, N, C]``. What comes out for padding means nothing and reaches no other token.
+        """
+        if carry is None:
+            return super().forward(x, mask, grid)
+        x, carry.state = self._continue(x, carry.state, mask)
+        return x
+
     def forward_with_state(
         self, x: Tensor, state: MixerState | BlockState | None = None, mask: Tensor | None = None
     ) -> tuple[Tensor, MixerState | BlockState]:
@@ -194,6 +218,11 @@ class CausalBlock(Block):
             ConfigError: The attention has no method ``forward_with_state``.
             ValueError: The state came from another kind of block.
         """
+        return call_with_state(self, x, state, mask)
+
+    def _continue(
+        self, x: Tensor, state: MixerState | BlockState | None, mask: Tensor | None
+    ) -> tuple[Tensor, MixerState | BlockState]:
         attention: Any = self.attention
         if not hasattr(attention, "forward_with_state"):
             raise ConfigError(

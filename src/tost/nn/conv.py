@@ -15,6 +15,7 @@ from torch.autograd.function import once_differentiable
 
 from tost import parallel
 from tost.nn._checks import check_width, refuse_context
+from tost.nn.state import Carry, call_with_state
 from tost.ops._checks import check_mask
 from tost.ops._numerics import num_tokens, statistics_dtype, zero_padding
 from tost.parallel.window import last_tokens
@@ -71,12 +72,13 @@ class CausalConvolution(nn.Module):
         """Show the sizes in ``print(module)``."""
         return f"embed_dim={self.embed_dim}, width={self.width}"
 
-    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+    def forward(self, x: Tensor, mask: Tensor | None = None, *, carry: Carry | None = None) -> Tensor:
         """Mix the tokens x [B, N, C], each with those just before it.
 
         Args:
             x: Tokens, ``[B, N, C]``.
             mask: Real tokens, bool ``[B, N]``, padding anywhere.
+            carry: A window to continue from, which is replaced by the one after these tokens; see `forward_with_state`.
 
         Returns:
             ``[B, N, C]``; 0 for padding.
@@ -84,7 +86,12 @@ class CausalConvolution(nn.Module):
         Raises:
             ValueError: `x` or `mask` has the wrong shape.
         """
-        return self.forward_with_state(x, mask=mask)[0]
+        check_width(x, self.embed_dim)
+        check_mask(mask, x)
+        y, after = self._masked(x, self._window(x, None if carry is None else carry.state), mask)
+        if carry is not None:
+            carry.state = after
+        return y
 
     def forward_with_state(
         self, x: Tensor, window: Tensor | None = None, mask: Tensor | None = None
@@ -102,9 +109,10 @@ class CausalConvolution(nn.Module):
         Raises:
             ValueError: `x`, `mask` or `window` has the wrong shape.
         """
-        check_width(x, self.embed_dim)
-        check_mask(mask, x)
-        before = self._window(x, window)
+        return call_with_state(self, x, window, mask)
+
+    def _masked(self, x: Tensor, before: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Convolve tokens among which may be padding."""
         if mask is None:
             return self._run(x, before, None)
         # Real tokens come first and in order: then neighbours are neighbours, whatever lies between them.

@@ -7,10 +7,10 @@ stores states needs to know no more than that. None is ever changed in place, an
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from tost.ops import TSSAState
@@ -114,6 +114,26 @@ class ModelState(NamedTuple):
     def bytes(self) -> int:
         """Return the memory that the state takes."""
         return sum(x.numel() * x.element_size() for x in pytree.tree_leaves(self))
+
+
+class Carry:
+    """Hands a state to the ``forward`` of a module, which leaves the state after its tokens in its place.
+
+    A state that travels like this goes through ``module(...)``, as any other input does: hooks fire, and whatever
+    wraps ``forward`` sees the call.
+
+    Args:
+        state: The state returned with the tokens before; None at the start.
+    """
+
+    def __init__(self, state: Any = None) -> None:
+        self.state = state
+
+
+def call_with_state(module: nn.Module, x: Tensor, state: Any, mask: Tensor | None) -> tuple[Tensor, Any]:
+    """Call ``module(x, mask, carry=...)``; return the output and the state after x."""
+    carry = Carry(state)
+    return module(x, mask, carry=carry), carry.state
 
 
 def _map(function: object, state: ModelState) -> ModelState:

@@ -39,10 +39,10 @@ def test_greedy_texts_are_those_of_the_full_forward_pass(kind):
     text = out.sequences
     assert text.shape == (2, 7 + NEW)
     assert torch.equal(text[:, :7], ids)
-    logits = model.model(text)[:, 6:-1]
+    logits = model.to_tost()(text)[:, 6:-1]
     assert torch.equal(logits.argmax(-1), text[:, 7:])
     assert torch.allclose(torch.stack(out.logits, dim=1).double(), logits, atol=1e-5)
-    assert torch.equal(tost.generate(model.model, ids, max_new_tokens=NEW, temperature=0), text)
+    assert torch.equal(tost.generate(model.to_tost(), ids, max_new_tokens=NEW, temperature=0), text)
 
 
 @every_kind
@@ -85,7 +85,7 @@ def test_beam_search(kind):
     assert (cached.beam_indices.diff(dim=1) != 0).any()
     # The score of a text is its log-probability, divided by its length.
     text = model.generate(ids[:1], max_new_tokens=6, num_beams=4, do_sample=False)
-    logp = model.model(text)[0, 6:-1].log_softmax(-1).gather(1, text[0, 7:, None]).sum() / 6
+    logp = model.to_tost()(text)[0, 6:-1].log_softmax(-1).gather(1, text[0, 7:, None]).sum() / 6
     best = model.generate(ids[:1], **{**options, "num_return_sequences": 1, "eos_token_id": None})
     assert torch.allclose(best.sequences_scores[0].double(), logp, atol=1e-5)
 
@@ -241,11 +241,11 @@ def test_generation_compiled_by_transformers():
     torch._dynamo.reset()
     model, ids = make("plus", dtype=torch.float64), tokens(2, 7)
     counters.clear()
-    how = CompileConfig(backend="eager", fullgraph=True, mode=None)
+    how = CompileConfig(backend="eager", fullgraph=True, mode=None, dynamic=False)
     how._compile_all_devices = True
     text = model.generate(ids, max_new_tokens=NEW, do_sample=False, cache_implementation="static", compile_config=how)
     assert torch.equal(text, model.generate(ids, max_new_tokens=NEW, do_sample=False))
-    assert 1 <= counters["stats"]["unique_graphs"] <= 3
+    assert counters["stats"]["unique_graphs"] == 1  # whatever the number of tokens is
 
 
 def test_every_token_is_streamed():

@@ -164,7 +164,9 @@ def test_the_package_itself_loads_no_transformers():
 def test_a_model_survives_files(kind, tmp_path):
     model, ids = make(kind), tokens(2, 7)
     model.save_pretrained(tmp_path)
-    assert {path.name for path in tmp_path.iterdir()} == {"config.json", "generation_config.json", "model.safetensors"}
+    assert {path.name for path in tmp_path.iterdir()} == {
+        *("config.json", "generation_config.json", "model.safetensors", "modeling_tost.py")
+    }
     again, report = AutoModelForCausalLM.from_pretrained(tmp_path, output_loading_info=True)
     assert not any(report.values())
     assert type(again) is TostForCausalLM
@@ -181,8 +183,9 @@ def test_a_tied_head_is_stored_once(tmp_path):
     stored = load_file(tmp_path / "tied/model.safetensors")
     extra = set(load_file(tmp_path / "free/model.safetensors")) - set(stored)
     assert extra == {"model.head.weight"}
-    assert tied.get_output_embeddings() is None
-    assert isinstance(free.get_output_embeddings(), nn.Linear)
+    for model in (tied, free):
+        assert isinstance(model.get_output_embeddings(), nn.Linear)
+        assert (model.lm_head.weight is model.model.tokens.weight) == (model is tied)
     assert TostForCausalLM.from_pretrained(tmp_path / "free")(tokens(1, 3)).logits.shape == (1, 3, 61)
 
 
@@ -212,7 +215,7 @@ def test_missing_weights_are_initialized_as_those_of_a_new_model(tmp_path):
     loaded, report = TostForCausalLM.from_pretrained(tmp_path, output_loading_info=True)
     assert report["missing_keys"] == set(model.state_dict()) - set(kept)
     assert torch.equal(loaded.model.norm.weight, kept["model.norm.weight"])
-    for built in (loaded.model, model.model):
+    for built in (loaded.to_tost(), model.to_tost()):
         for key, weight in built.state_dict().items():
             if key == "norm.weight":
                 continue
@@ -239,7 +242,12 @@ def test_a_model_of_ours_is_wrapped_and_not_copied(kind):
     config = TostConfig(**{**TINY, **KINDS[kind]})
     ours = tost.models.LanguageToST(config.options()).double()
     model = TostForCausalLM.from_tost(ours, pad_token_id=0)
-    assert model.model is ours
+    assert all(getattr(model.model, name) is getattr(ours, name) for name in ("tokens", "blocks", "norm"))
+    assert (
+        set(map(id, model.to_tost().parameters()))
+        == set(map(id, model.parameters()))
+        == set(map(id, ours.parameters()))
+    )
     assert model.training is ours.training is True
     assert model.config.dtype == torch.float64
     assert {**model.config.to_dict(), "dtype": None} == {**config.to_dict(), "dtype": None}
@@ -256,17 +264,18 @@ def test_from_the_authors_through_ours_to_transformers_and_back(tmp_path):
     model = TostForCausalLM.from_tost(tost.load_official(tmp_path / "ckpt.pt"))
     model.save_pretrained(tmp_path / "theirs")
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "theirs")
-    save_model(loaded.model, tmp_path / "ours")
+    save_model(loaded.to_tost(), tmp_path / "ours")
     again = tost.load_model(tmp_path / "ours")
     assert equal(again, source)
     assert all(torch.equal(value, to_official(source)[key]) for key, value in to_official(again).items())
     assert loaded.model.options == source.options
 
 
-def test_a_bare_state_dict_of_ours_beside_a_config_is_read(tmp_path):
-    model = make("plus")
+@every_kind
+def test_a_bare_state_dict_of_ours_beside_a_config_is_read(kind, tmp_path):
+    model = make(kind)
     model.config.save_pretrained(tmp_path)
-    save_file(model.model.state_dict(), tmp_path / "model.safetensors", metadata={"format": "pt"})
+    save_file(model.to_tost().state_dict(), tmp_path / "model.safetensors", metadata={"format": "pt"})
     assert equal(TostForCausalLM.from_pretrained(tmp_path), model)
 
 
@@ -313,7 +322,8 @@ def test_embeddings_can_be_replaced():
     assert tied.get_input_embeddings() is tied.model.tokens
     head = nn.Linear(32, 61, bias=False)
     free.set_output_embeddings(head)
-    assert free.model.head is head
+    assert free.lm_head is free.get_output_embeddings() is head
+    assert tied.lm_head.weight is tied.model.tokens.weight
     with pytest.raises(ConfigError, match="tie_head"):
         tied.set_output_embeddings(head)
     with pytest.raises(NotImplementedError):
@@ -337,6 +347,9 @@ def test_what_the_model_says_it_supports_is_true():
 @every_kind
 def test_parameters_are_those_of_the_network(kind):
     model = make(kind)
-    assert model.num_parameters() == sum(parameter.numel() for parameter in model.model.parameters())
-    assert {f"model.{key}" for key in model.model.state_dict()} == set(model.state_dict())
+    network = model.to_tost()
+    assert model.num_parameters() == sum(parameter.numel() for parameter in network.parameters())
+    assert {f"model.{key}" for key in network.state_dict()} - {"model.head.weight"} == {*model.state_dict()} - {
+        "lm_head.weight"
+    }
     assert model.base_model is model.model

@@ -58,7 +58,7 @@ def test_pipeline(kind, words):
     assert together == alone
     assert all(out[0]["generated_text"].startswith(prompt) for out, prompt in zip(alone, prompts, strict=True))
     ids = words("the cat", return_tensors="pt").input_ids
-    new = tost.generate(model.model, ids, max_new_tokens=8, temperature=0, stop_tokens=[1])
+    new = tost.generate(model.to_tost(), ids, max_new_tokens=8, temperature=0, stop_tokens=[1])
     assert alone[0][0]["generated_text"] == words.decode(new[0], skip_special_tokens=True)
 
 

@@ -14,10 +14,10 @@ from torch import Tensor, nn
 from tost.bench.attention.cases import Figure, Point
 from tost.bench.harness.gate import BOUNDS, Check
 from tost.nn import (
+    Carry,
     CausalSoftmaxAttention,
     CausalTSSAttention,
     CrossCovarianceAttention,
-    KVState,
     SoftmaxAttention,
     SubspaceAttention,
     TSSAttention,
@@ -53,34 +53,27 @@ class TextbookAttention(SoftmaxAttention):
 class TextbookCausalAttention(CausalSoftmaxAttention):
     """Causal softmax attention as a textbook writes it; the same as `tost.nn.CausalSoftmaxAttention` without state."""
 
-    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+    def forward(self, x: Tensor, mask: Tensor | None = None, *, carry: Carry | None = None) -> Tensor:
         """Mix the tokens x [B, N, C], each with those before it.
 
         Args:
             x: Tokens, ``[B, N, C]``.
             mask: Must be None.
+            carry: Must be None.
 
         Returns:
             ``[B, N, C]``.
 
         Raises:
-            ValueError: A mask was given.
+            ValueError: A mask or a state was given.
         """
         if mask is not None:
             raise ValueError("the textbook's attention is here to be measured and takes no mask; leave it out.")
+        if carry is not None:
+            raise ValueError("the textbook's attention keeps no state; use tost.nn.CausalSoftmaxAttention.")
         parts = self.proj_in(x).reshape(*x.shape[:2], 3, self.num_heads, self.head_dim)
         y: Tensor = self.proj_out(_attend(*parts.unbind(2), causal=True).flatten(2))
         return y
-
-    def forward_with_state(
-        self, x: Tensor, state: KVState | None = None, mask: Tensor | None = None
-    ) -> tuple[Tensor, KVState]:
-        """Refuse: it is here to be measured on whole sequences.
-
-        Raises:
-            ValueError: Always.
-        """
-        raise ValueError("the textbook's attention keeps no state; use tost.nn.CausalSoftmaxAttention.")
 
 
 def build_layer(point: Point) -> nn.Module:

@@ -40,7 +40,7 @@ class StateLayer(LinearAttentionLayer, CacheLayerMixin):
         CacheLayerMixin.__init__(self)  # type: ignore[no-untyped-call]
         self.grows = grows
         self.is_compileable = not grows
-        self.num_tokens = 0
+        self.count: Tensor | None = None  # a tensor, since a compiled step would be compiled again for every number
         self.form: Any = None
         self.device: Any = None
         self.dtype: Any = None
@@ -56,7 +56,9 @@ class StateLayer(LinearAttentionLayer, CacheLayerMixin):
         """Keep the state after `num_tokens` more tokens, padding included."""
         leaves, self.form = _leaves(state), _form(state)
         self.number_of_states = len(leaves)
-        self.num_tokens += num_tokens
+        if self.count is None:
+            self.count = torch.zeros((), dtype=torch.int64, device=leaves[0].device)
+        self.count += num_tokens
         for index, leaf in enumerate(leaves):
             held = self.recurrent_states.get(index)
             if held is None or self.grows or held.shape != leaf.shape or held.requires_grad or leaf.requires_grad:
@@ -69,16 +71,17 @@ class StateLayer(LinearAttentionLayer, CacheLayerMixin):
 
     def get_seq_length(self) -> int:
         """Return the number of tokens that went in, padding included."""
-        return self.num_tokens
+        return 0 if self.count is None else int(self.count)
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         """Return the length and the offset of a mask over all tokens."""
-        return self.num_tokens + query_length, 0
+        return self.get_seq_length() + query_length, 0
 
     def reset(self) -> None:
         """Forget everything."""
         super().reset()
-        self.num_tokens = 0
+        if self.count is not None:
+            self.count.zero_()
 
     def batch_select_indices(self, indices: Tensor) -> None:
         """Keep the states of some sequences, in the order of `indices`."""
@@ -158,7 +161,7 @@ def adopt(cache: Cache | None, depth: int, *, grows: bool) -> Cache:
 def _used(layer: Any) -> bool:
     """Tell whether a cache layer of any kind holds something."""
     if isinstance(layer, StateLayer):
-        return layer.num_tokens > 0
+        return layer.get_seq_length() > 0
     states = getattr(layer, "has_previous_state", {})
     return any(states.values()) or (isinstance(layer, CacheLayerMixin) and bool(layer.get_seq_length()))
 

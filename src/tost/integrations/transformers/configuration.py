@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import field, fields
+from pathlib import Path
 from typing import Any, ClassVar, cast
 
 import tost._torchvision  # noqa: F401  transformers may import torchvision, which a CPU build of torch has to be prepared for
@@ -11,6 +13,7 @@ import tost._torchvision  # noqa: F401  transformers may import torchvision, whi
 # isort: split
 from transformers import GenerationConfig, PreTrainedConfig
 
+from tost._io import write_atomic
 from tost._text import closest
 from tost.errors import ConfigError
 from tost.models import LanguageOptions, model_options, model_spec
@@ -34,6 +37,20 @@ _TAKEN = {
     *("name_or_path", "output_attentions", "attn_implementation", "experts_implementation"),
     *("num_labels", "torch_dtype", "per_layer_config", "model_type"),
 }
+
+_MODULE = "modeling_tost"
+_AUTO_CLASSES = {
+    "AutoConfig": "TostConfig",
+    "AutoModel": "TostModel",
+    "AutoModelForCausalLM": "TostForCausalLM",
+    "AutoModelForSequenceClassification": "TostForSequenceClassification",
+}
+_SOURCE = f'''"""Makes AutoConfig and AutoModel know this model, with trust_remote_code=True; needs the package tost."""
+
+from tost.integrations.transformers import {", ".join(sorted(_AUTO_CLASSES.values()))}
+
+__all__ = [{", ".join(f'"{name}"' for name in sorted(_AUTO_CLASSES.values()))}]
+'''
 
 
 def _fields() -> dict[str, Any]:
@@ -62,6 +79,8 @@ class TostConfig(_OptionFields):  # type: ignore[misc]
 
     Attributes:
         use_cache: Return the state with the logits, as generation needs it.
+        skip_logits: In training with labels, return no logits: the loss is computed without ever holding all of them,
+            which takes less memory than anything else in a small model with a large vocabulary.
         bos_token_id: Id of the token that begins a text; None if there is none.
         eos_token_id: Id of the token that ends a text, or several; None if there is none.
         pad_token_id: Id of the token that fills up a batch; None if there is none.
@@ -86,6 +105,7 @@ class TostConfig(_OptionFields):  # type: ignore[misc]
     }
 
     use_cache: bool = True
+    skip_logits: bool = False
     bos_token_id: int | None = None
     eos_token_id: int | list[int] | None = None
     pad_token_id: int | None = None
@@ -129,6 +149,38 @@ class TostConfig(_OptionFields):  # type: ignore[misc]
                 "`tost ls models '*lm*'` or `tost ls models 'gpt2*'` lists."
             )
         return cls(**{**{RENAMED.get(key, key): value for key, value in spec.defaults.items()}, **overrides})
+
+    @classmethod
+    def register_for_auto_class(cls, auto_class: Any = "AutoConfig") -> None:
+        """Do nothing: saved folders name a module that imports this class, so its source is not copied into them."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return all values, the sizes under transformers' usual names as well, where other libraries look for them."""
+        values: dict[str, Any] = super().to_dict()
+        return values | {name: values[key] for name, key in self.attribute_map.items()}
+
+    def to_diff_dict(self) -> dict[str, Any]:
+        """Return the values that are written to a file, each under one name."""
+        values: dict[str, Any] = super().to_diff_dict()
+        return {key: value for key, value in values.items() if key not in self.attribute_map}
+
+    def save_pretrained(self, save_directory: str | os.PathLike[str], push_to_hub: bool = False, **kwargs: Any) -> None:
+        """Write ``config.json``, and beside it a module that imports this package.
+
+        With it, programs that have never imported ``tost`` load the folder if they are told to trust its code.
+
+        Args:
+            save_directory: Folder to write to; it is created.
+            push_to_hub: Upload what was written.
+            **kwargs: What else transformers takes, about the upload.
+
+        Raises:
+            ConfigError: The options are not usable; the message lists every problem.
+        """
+        self.options()
+        self.auto_map = {auto: f"{_MODULE}.{name}" for auto, name in _AUTO_CLASSES.items()}
+        write_atomic(Path(save_directory) / f"{_MODULE}.py", _SOURCE)
+        super().save_pretrained(save_directory, push_to_hub=push_to_hub, **kwargs)
 
     def options(self) -> LanguageOptions:
         """Return the options as `tost.models` takes them.

@@ -12,16 +12,23 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+import tost._torchvision  # noqa: F401  transformers may import torchvision, which a CPU build of torch has to be prepared for
+
+# isort: split
+from transformers import Cache
+
+from tost.nn import token_positions
+
 IGNORED = -100
+_PACKED = "sequences that are packed into one row are not separated; pad them instead"
 _HARMLESS = {"tokenizer", "assistant_tokenizer"}  # generate() passes them on to whoever looks for stop strings
 _HINTS = {
-    "position_ids": "positions are counted from the attention_mask, and sequences packed into one row are not "
-    "separated; pad them instead",
     "output_attentions": "tokens meet in sums, so there are no weights between pairs of them; tost.causal_membership "
     "returns the groups of tokens",
     "token_type_ids": "tokens have no types; leave it out",
     "cache_position": "the cache counts its tokens itself; leave it out",
     "head_mask": "heads cannot be masked",
+    **dict.fromkeys(("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k", "seq_idx"), _PACKED),
 }
 
 
@@ -34,7 +41,7 @@ def refuse_arguments(given: Mapping[str, Any]) -> None:
     asked = [key for key in given if given[key] is not None and given[key] is not False and key not in _HARMLESS]
     if asked:
         reasons = "; ".join(f"{key}: {_HINTS.get(key, 'not known')}" for key in asked)
-        raise ValueError(f"TostForCausalLM does not take these arguments. {reasons}.")
+        raise ValueError(f"TostModel does not take these arguments. {reasons}.")
 
 
 def check_prompt(mask: Tensor | None) -> None:
@@ -66,13 +73,13 @@ def check_embeddings(x: Tensor | None, width: int) -> torch.Size:
     return x.shape[:2]
 
 
-def read_mask(mask: Tensor | None, shape: torch.Size, past: int) -> Tensor | None:
+def read_mask(mask: Tensor | None, shape: torch.Size, cache: Cache | None) -> Tensor | None:
     """Return which of the tokens are real, bool [B, N]; None if all are, as far as can be seen.
 
     Args:
         mask: The attention_mask, 1 for real tokens and 0 for padding, for these tokens or for all up to them.
         shape: ``[B, N]`` of the tokens.
-        past: Number of tokens before them, padding included.
+        cache: Holds the tokens before them, padding included; None for none.
 
     Raises:
         ValueError: It has another shape, or holds anything but 0 and 1.
@@ -80,14 +87,16 @@ def read_mask(mask: Tensor | None, shape: torch.Size, past: int) -> Tensor | Non
     if mask is None or len(shape) != 2:  # ids of another shape are refused by the model
         return None
     B, N = shape
+    if torch.compiler.is_compiling():  # a graph that knows the number of tokens before would be made for each number
+        return mask[:, -N:] != 0
+    past = 0 if cache is None else cache.get_seq_length()
     if mask.dim() != 2 or mask.shape[0] != B or mask.shape[1] not in (N, past + N):
         wanted = f"[{B}, {N}]" + (f" or [{B}, {past + N}]" if past else "")
         raise ValueError(
             f"attention_mask has shape {tuple(mask.shape)}, but there are {B} sequences of {N} tokens"
             f"{f' after {past} others' if past else ''}; it needs shape {wanted}, 1 for real tokens and 0 for padding."
         )
-    # Looking at the data would break a graph or wait for a device.
-    blind = torch.compiler.is_compiling() or mask.device.type != "cpu"
+    blind = mask.device.type != "cpu"  # looking at the data would wait for the device
     if not blind and mask.dtype != torch.bool and bool(((mask != 0) & (mask != 1)).any()):
         raise ValueError(
             f"attention_mask holds values from {mask.min().item():g} to {mask.max().item():g}; it takes 1 for real "
@@ -95,6 +104,36 @@ def read_mask(mask: Tensor | None, shape: torch.Size, past: int) -> Tensor | Non
         )
     real = mask[:, mask.shape[1] - N :] != 0
     return None if not blind and bool(real.all()) else real
+
+
+def check_positions(given: Tensor | None, shape: torch.Size, mask: Tensor | None, start: Tensor | None) -> None:
+    """Refuse position_ids other than the numbers of the real tokens, which the model counts itself.
+
+    Args:
+        given: The position_ids, int64 ``[B, N]`` or ``[1, N]``; what they say of padding does not matter.
+        shape: ``[B, N]`` of the tokens.
+        mask: Real tokens, bool ``[B, N]``; None if all are.
+        start: Tokens that came before, padding not counted, int64 ``[B]``; None for none.
+
+    Raises:
+        ValueError: They are others, as those of sequences that are packed into one row.
+    """
+    if given is None:
+        return
+    fits = given.dim() == 2 and given.shape[0] in (1, shape[0]) and given.shape[1] == shape[1]
+    if fits:
+        same = given == token_positions(shape[1], mask=mask, start=start, device=given.device)
+        same = (same if mask is None else same | ~mask).all()
+        if torch.compiler.is_compiling():  # looking at the data would break the graph
+            torch._assert_async(same, "position_ids are not the numbers of the real tokens")
+            return
+        fits = bool(same)
+    if not fits:
+        raise ValueError(
+            f"position_ids {given.tolist() if given.numel() < 20 else tuple(given.shape)} are not the numbers of the "
+            "real tokens from 0, which the model counts from the attention_mask and the cache. Leave them out; "
+            f"{_PACKED}."
+        )
 
 
 def shift_targets(
@@ -105,7 +144,7 @@ def shift_targets(
     Args:
         labels: The tokens themselves, with -100 for those that are not to be predicted.
         shifted: The tokens after them, in place of `labels`.
-        mask: Real tokens, bool ``[B, N]``; None if all are.
+        mask: The attention_mask, for these tokens or for all up to them; None if all are real.
         shape: ``[B, N]`` of the tokens.
 
     Raises:
@@ -119,6 +158,8 @@ def shift_targets(
             f"labels have shape {tuple(given.shape) if given is not None else None}, but the tokens {tuple(shape)}; "
             "there is one label per token, the token itself. The model shifts them."
         )
+    if mask is not None:
+        mask = mask[:, -shape[1] :] != 0
     if shifted is not None:
         targets = shifted
     else:

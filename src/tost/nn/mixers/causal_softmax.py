@@ -13,7 +13,7 @@ from torch import Tensor
 
 from tost.nn.mixers._growing import append_tokens
 from tost.nn.mixers.projected import ProjectedMixer
-from tost.nn.state import KVState
+from tost.nn.state import Carry, KVState, call_with_state
 from tost.ops._numerics import num_tokens
 
 
@@ -33,12 +33,13 @@ class CausalSoftmaxAttention(ProjectedMixer):
 
     state_kind: ClassVar[type] = KVState
 
-    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+    def forward(self, x: Tensor, mask: Tensor | None = None, *, carry: Carry | None = None) -> Tensor:
         """Mix the tokens x [B, N, C], each with those before it.
 
         Args:
             x: Tokens, ``[B, N, C]``.
             mask: Real tokens, bool ``[B, N]``, padding anywhere; it gets the output bias.
+            carry: A state to continue from, which is replaced by the one after these tokens; see `forward_with_state`.
 
         Returns:
             ``[B, N, C]``.
@@ -47,7 +48,13 @@ class CausalSoftmaxAttention(ProjectedMixer):
             ValueError: `x` or `mask` has the wrong shape or dtype.
             BackendError: Context parallelism is active; this mixer needs whole sequences.
         """
-        return self.forward_with_state(x, mask=mask)[0]
+        query, key, value = (part.transpose(1, 2) for part in self._project_in(x, mask).unbind(2))
+        after = self._extend(None if carry is None else carry.state, key, value, mask)
+        if carry is not None:
+            carry.state = after
+        rule, causal = _visible(after, x.shape[1])
+        y = self._softmax(query, after.keys, after.values, rule, causal=causal)
+        return self._project_out(y.transpose(1, 2), mask)
 
     def forward_with_state(
         self, x: Tensor, state: KVState | None = None, mask: Tensor | None = None
@@ -66,11 +73,7 @@ class CausalSoftmaxAttention(ProjectedMixer):
             ValueError: As in `forward`, or the state belongs to another batch or another model.
             BackendError: As in `forward`.
         """
-        query, key, value = (part.transpose(1, 2) for part in self._project_in(x, mask).unbind(2))
-        after = self._extend(state, key, value, mask)
-        rule, causal = _visible(after, x.shape[1])
-        y = self._softmax(query, after.keys, after.values, rule, causal=causal)
-        return self._project_out(y.transpose(1, 2), mask), after
+        return call_with_state(self, x, state, mask)
 
     def _extend(self, state: KVState | None, key: Tensor, value: Tensor, mask: Tensor | None) -> KVState:
         """Return the state after tokens with these keys and values, [B, H, N, D]."""

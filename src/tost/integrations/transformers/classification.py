@@ -1,0 +1,120 @@
+"""Classification of whole sequences: `TostModel` and a linear layer on the last real token.
+
+Shapes: input_ids [B, N] (batch, tokens), logits [B, K] with K labels.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+import tost._torchvision  # noqa: F401  transformers may import torchvision, which a CPU build of torch has to be prepared for
+
+# isort: split
+from transformers import Cache
+from transformers.modeling_outputs import SequenceClassifierOutputWithPast
+from transformers.utils.generic import can_return_tuple
+
+from tost.integrations.transformers.configuration import TostConfig
+from tost.integrations.transformers.modeling import TostModel, TostPreTrainedModel
+
+
+class TostForSequenceClassification(TostPreTrainedModel):
+    """A classifier of texts that reads them with `TostModel`, as ``AutoModelForSequenceClassification`` builds it.
+
+    Args:
+        config: The options; ``num_labels`` (or ``id2label``) is the number of labels and ``problem_type`` chooses the
+            loss, as for every such model of transformers.
+
+    Raises:
+        ConfigError: The options are not usable.
+
+    Example:
+        >>> import torch
+        >>> from tost.integrations.transformers import TostConfig, TostForSequenceClassification
+        >>> config = TostConfig(embed_dim=64, depth=2, num_heads=4, vocab_size=256, num_labels=3)
+        >>> model = TostForSequenceClassification(config)
+        >>> model(torch.randint(256, (2, 10)), labels=torch.tensor([0, 2])).logits.shape
+        torch.Size([2, 3])
+    """
+
+    accepts_loss_kwargs: ClassVar[bool] = False  # a mean over the sequences of a batch is all there is
+
+    _keys_to_ignore_on_load_unexpected = [r"\bhead\.", r"^lm_head\."]  # noqa: RUF012  that of a language model
+
+    model: TostModel
+
+    def __init__(self, config: TostConfig) -> None:
+        super().__init__(config)
+        self.num_labels = config.num_labels
+        self.model = TostModel(config)
+        self.score = nn.Linear(config.embed_dim, self.num_labels, bias=False)
+        self.post_init()  # type: ignore[no-untyped-call]
+
+    @can_return_tuple  # type: ignore[untyped-decorator]
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        past_key_values: Cache | None = None,
+        inputs_embeds: Tensor | None = None,
+        labels: Tensor | None = None,
+        use_cache: bool | None = None,
+        output_hidden_states: bool | None = None,
+        **kwargs: Any,
+    ) -> SequenceClassifierOutputWithPast:
+        """Classify every sequence.
+
+        Args:
+            input_ids: Tokens, int64 ``[B, N]``.
+            attention_mask: 1 for real tokens and 0 for padding on either side, as in `TostModel`. Without it, ids
+                that equal ``pad_token_id`` at the end of a row are padding.
+            past_key_values: What an earlier call returned; it is updated in place. None at the start.
+            inputs_embeds: Vectors in place of those that the model has for `input_ids`, ``[B, N, C]``.
+            labels: A class per sequence, int64 ``[B]``; numbers ``[B]`` or ``[B, K]`` for regression; float
+                ``[B, K]`` of zeros and ones for several labels at once.
+            use_cache: Return `past_key_values`; by default as the configuration says, and never in training.
+            output_hidden_states: Return the embeddings and what each block gives; the last after the last norm.
+            **kwargs: What else `TostModel` takes.
+
+        Returns:
+            ``loss`` (scalar, with labels), ``logits`` ``[B, K]``, ``past_key_values`` and ``hidden_states``, as far as
+            asked for.
+
+        Raises:
+            ValueError: As in `TostModel`.
+        """
+        out = self.model(
+            input_ids,
+            attention_mask,
+            past_key_values=past_key_values,
+            inputs_embeds=inputs_embeds,
+            use_cache=use_cache,
+            output_hidden_states=output_hidden_states,
+            **kwargs,
+            return_dict=True,
+        )
+        x = out.last_hidden_state
+        last = self._last_tokens(x, input_ids, attention_mask)
+        logits = self.score(x[torch.arange(len(x), device=x.device), last.to(x.device)])
+        loss = None if labels is None else self.loss_function(labels=labels, pooled_logits=logits, config=self.config)
+        found: dict[str, Any] = {
+            "loss": loss,
+            "logits": logits,
+            "past_key_values": out.past_key_values,
+            "hidden_states": out.hidden_states,
+        }
+        return SequenceClassifierOutputWithPast(**found)
+
+    def _last_tokens(self, x: Tensor, ids: Tensor | None, mask: Tensor | None) -> Tensor:
+        """Return the place of the last real token of each row, int64 [B]."""
+        B, N = x.shape[:2]
+        if mask is not None:
+            real = mask[:, -N:] != 0
+        elif ids is not None and self.config.pad_token_id is not None:
+            real = ids != self.config.pad_token_id
+        else:
+            return torch.full((B,), N - 1, device=x.device)
+        return (real * torch.arange(N, device=real.device)).argmax(dim=1)
