@@ -11,6 +11,7 @@ import tost.integrations.timm
 # isort: split
 import timm
 from timm.data import create_transform, resolve_data_config
+from timm.layers import create_feature_extractor
 from timm.models import FeatureInfo, group_parameters
 from timm.optim import create_optimizer_v2, param_groups_layer_decay, param_groups_weight_decay
 from timm.utils import ModelEmaV3
@@ -288,3 +289,122 @@ def test_gradient_checkpointing_gives_the_same_gradients(name):
         model(images).square().sum().backward()
         gradients.append([parameter.grad.clone() for parameter in model.parameters()])
     assert all(torch.equal(a, b) for a, b in zip(*gradients, strict=True))
+
+
+@every_kind
+@pytest.mark.parametrize("train", [False, True])
+def test_features_by_torch_fx(name, train):
+    model = make(name).train(train)
+    images = images_for(model, 2)
+    traced = create_feature_extractor(model, return_nodes={"blocks.1": "middle", "head": "logits"})
+    found = traced(images)
+    (middle,) = model.forward_intermediates(images, [1], intermediates_only=True, output_fmt="NLC")
+    assert torch.equal(found["middle"][:, -middle.shape[1] :], middle)
+    torch.testing.assert_close(found["logits"], model(images))
+    # One trace fits every size that the model takes.
+    larger = torch.nn.functional.interpolate(images, scale_factor=2)
+    torch.testing.assert_close(traced(larger)["logits"], model(larger))
+    found["logits"].sum().backward()
+    assert all(parameter.grad is not None for parameter in model.parameters())
+
+
+@every_kind
+def test_class_token_of_the_blocks(name):
+    model = make(name).eval()
+    images = images_for(model)
+    plain = model.forward_intermediates(images, output_fmt="NLC", intermediates_only=True)
+    found = model.forward_intermediates(images, output_fmt="NLC", return_prefix_tokens=True, intermediates_only=True)
+    if "crate" not in name:  # the class token enters after the blocks
+        assert all(torch.equal(a, b) for a, b in zip(found, plain, strict=True))
+        return
+    assert all(torch.equal(patches, alone) for (patches, _), alone in zip(found, plain, strict=True))
+    assert [token.shape for _, token in found] == [(1, 1, 32)] * 3
+    last = torch.cat(found[-1][::-1], dim=1)
+    torch.testing.assert_close(model.norm(last), model.forward_features(images))
+
+
+@every_kind
+def test_intermediate_layers_as_dino_has_them(name):
+    model = make(name).eval()
+    images = images_for(model)
+    maps = model.forward_intermediates(images, norm=True, intermediates_only=True)
+    (last,) = model.get_intermediate_layers(images, reshape=True, norm=True)
+    assert torch.equal(last, maps[-1])
+    first, second = model.get_intermediate_layers(images, [0, 1], norm=True)
+    assert torch.equal(second, maps[1].flatten(2).transpose(1, 2))
+    assert first.shape == second.shape
+
+
+@every_kind
+def test_input_size_can_be_set(name):
+    model = make(name).eval()
+    patch, size = model.options.patch_size, model.default_cfg["input_size"][1]
+    images = images_for(model)
+    before = model(images)
+    model.set_input_size(patch_size=patch)
+    model.set_input_size(img_size=(size, 2 * size))
+    assert model(torch.randn(1, 3, size, 2 * size)).shape == before.shape
+    with pytest.raises(ValueError, match=rf"patch_size={2 * patch} differs from that of this model, {patch}"):
+        model.set_input_size(patch_size=2 * patch)
+    with pytest.raises(ValueError, match="patch"):
+        model.set_input_size(img_size=1)
+    if "crate" in name:
+        assert model.options.image_shape == (size, 2 * size)
+        assert model.pos_embed.shape[1] == 1 + model.grid[0] * model.grid[1]
+        assert tost.create_model(name, **model.options.model_dump()).load_state_dict(model.state_dict())
+
+
+class Rounded(torch.Tensor):
+    """A weight kept as bytes, in the manner of torchao: a linear layer can use it, and nothing else can."""
+
+    @staticmethod
+    def __new__(cls, values, scale):
+        return torch.Tensor._make_wrapper_subclass(cls, values.shape, dtype=scale.dtype)
+
+    def __init__(self, values, scale):
+        self.values, self.scale = values, scale
+
+    def __tensor_flatten__(self):
+        return ["values", "scale"], None
+
+    @staticmethod
+    def __tensor_unflatten__(inner, context, size, stride):
+        return Rounded(inner["values"], inner["scale"])
+
+    @classmethod
+    def __torch_function__(cls, function, types, args=(), kwargs=None):
+        if function is torch.nn.functional.linear:
+            x, weight, *bias = args
+            return function(x, weight.values * weight.scale, *bias)
+        with torch._C.DisableTorchFunctionSubclass():
+            return function(*args, **(kwargs or {}))
+
+    @classmethod
+    def __torch_dispatch__(cls, function, types, args=(), kwargs=None):
+        if function is torch.ops.aten.detach.default:
+            return Rounded(args[0].values, args[0].scale)
+        raise NotImplementedError(f"{function} of a weight in bytes")
+
+
+def round_weights(model):
+    """Keep the weights of all linear layers as bytes."""
+    for module in model.modules():
+        if type(module) is nn.Linear:
+            scale = module.weight.detach().abs().amax(dim=1, keepdim=True) / 127
+            values = (module.weight.detach() / scale).round().to(torch.int8)
+            module.weight = nn.Parameter(Rounded(values, scale), requires_grad=False)
+    return model
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", ["tost_mini", "xcit_mini", "crate_mini"])
+def test_weights_in_bytes(name):
+    model = make(name).eval()
+    images = images_for(model, 2)
+    rounded = round_weights(copy.deepcopy(model))
+    error = (rounded(images) - model(images)).norm() / model(images).norm()
+    assert 0 < error < 0.05
+    if hasattr(model, "cls_attn_blocks"):
+        token, patches = torch.randn(2, 1, 32), torch.randn(2, 9, 32)
+        blocks = [each.cls_attn_blocks[0].weights(token, patches) for each in (rounded, model)]
+        torch.testing.assert_close(*blocks, atol=0.02, rtol=0)

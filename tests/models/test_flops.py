@@ -4,22 +4,17 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from tests.models.tiny import example, make_tiny
+from tests.models.tiny import count_products, example, make_tiny
+from tests.ops.cases import BACKENDS
 from tost.models import LanguageOptions, model_options, token_flops
-from tost.models.mixers import tssa_flops
 from tost.models.options import ModelOptions
-
-
-def counted(model, x):
-    with FlopCounterMode(display=False) as counter, torch.no_grad():
-        model(x)
-    return counter.get_total_flops()
+from tost.ops.flops import tssa_flops
 
 
 @pytest.mark.parametrize("overrides", [{}, {"tie_head": False}, {"mlp_ratio": 2.5, "bias": True}, {"position": "none"}])
 def test_products_of_a_language_model_are_those_that_torch_counts(overrides):
     model = make_tiny("tost_lm_base", **overrides)
-    assert counted(model, example(model, batch=3, length=7)) == 3 * 7 * token_flops(model.options).products
+    assert count_products(model, example(model, batch=3, length=7)) == 3 * 7 * token_flops(model.options).products
 
 
 @pytest.mark.parametrize("name", ["lra_listops", "lra_image"])
@@ -30,7 +25,15 @@ def test_products_of_a_classifier_are_those_that_torch_counts(name, pooling):
     head = 2 * (o.embed_dim * o.hidden_dim + o.hidden_dim * o.num_classes)
     # The class token goes through the blocks but not through the embedding.
     extra = token_flops(o).products - 2 * o.embed_dim * (o.in_features or 0) if pooling == "cls" else 0
-    assert counted(model, example(model, batch=B, length=N)) == B * (N * token_flops(o).products + extra + head)
+    assert count_products(model, example(model, batch=B, length=N)) == B * (N * token_flops(o).products + extra + head)
+
+
+@pytest.mark.skipif("native" not in BACKENDS, reason="torch does not count element by element")
+def test_torch_counts_the_kernels_too():
+    model = make_tiny("tost_lm_base", backend="native")
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        model(example(model, batch=3, length=7))
+    assert counter.get_total_flops() == 3 * 7 * token_flops(model.options).total
 
 
 def test_statistics_are_linear_in_the_width_and_counted_once_per_layer():

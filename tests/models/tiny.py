@@ -1,6 +1,8 @@
 """Small models of every family, with weights that leave nothing out."""
 
 import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
 
 import tost
 from tost.models import (
@@ -51,6 +53,14 @@ def example(model, batch=2, length=9, dtype=torch.float32):
     if getattr(options, "input", "tokens") == "values":
         return torch.randn(*shape, options.in_features, dtype=dtype)
     return torch.randint(options.vocab_size, shape)
+
+
+def count_products(run, *inputs):
+    """The operations of a call's matrix products, as torch counts them; those of the TSSA kernels are left out."""
+    # The fused attention of a CPU is not counted; its steps are.
+    with FlopCounterMode(display=False) as counter, torch.no_grad(), sdpa_kernel(SDPBackend.MATH):
+        run(*inputs)
+    return sum(flops for op, flops in counter.get_flop_counts()["Global"].items() if "tost" not in str(op))
 
 
 def padded(x, before, after):

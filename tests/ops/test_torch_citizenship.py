@@ -203,16 +203,6 @@ def test_inplace_form_refuses_autograd(run):
         run(w, torch.ones(2, requires_grad=True))
 
 
-@fast_backends
-def test_second_derivatives_are_refused_not_wrong(backend):
-    w = torch.randn(1, 4, 2, 3, dtype=torch.float64, requires_grad=True)
-    t = torch.ones(2, dtype=torch.float64)
-    (dw,) = torch.autograd.grad(tost.tssa(w, t, backend=backend).square().sum(), w, create_graph=True)
-    with pytest.raises(RuntimeError):
-        torch.autograd.grad(dw.sum(), w)
-    assert torch.autograd.gradgradcheck(lambda w: tost.tssa(w, t, backend="reference"), (w,))
-
-
 @backends
 def test_operators_run_on_the_meta_device(backend):
     w, t = torch.empty(2, 5, 3, 4, device="meta"), torch.empty(3, device="meta")

@@ -20,6 +20,7 @@ from tost.nn.position import token_positions
 from tost.nn.state import Carry, call_with_state
 from tost.ops import TSSAState, causal_tssa_, causal_tssa_with_state, tssa, tssa_
 from tost.ops._numerics import statistics_dtype, zero_padding
+from tost.ops._transforms import is_transformed
 
 
 class _ProjectedAttention(nn.Module):
@@ -83,7 +84,7 @@ class _ProjectedAttention(nn.Module):
         used = (w, self.temperature, *others)
         recorded = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in used)
         seen = type(self.proj_in) is not nn.Linear or len(self.proj_in._forward_hooks) > 0
-        return not (recorded or seen or torch.compiler.is_compiling())
+        return not (recorded or seen or torch.compiler.is_compiling() or is_transformed())
 
     def _gated(self, y: Tensor, x: Tensor, mask: Tensor | None) -> Tensor:
         """Return y [B, N, H, D] times the gate that each token x [B, N, C] sets, if there is one."""

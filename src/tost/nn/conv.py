@@ -11,13 +11,13 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 
 from tost import parallel
 from tost.nn._checks import check_width, refuse_context
 from tost.nn.state import Carry, call_with_state
 from tost.ops._checks import check_mask
 from tost.ops._numerics import num_tokens, statistics_dtype, zero_padding
+from tost.ops._transforms import gradients, is_transformed, wants_graph
 from tost.parallel.window import last_tokens
 
 # Below this many tokens a convolution costs more to set up than to compute.
@@ -129,7 +129,8 @@ class CausalConvolution(nn.Module):
             own = _last(torch.cat((torch.zeros_like(before), x), dim=1), self.width - 1, mask)
             before, after = last_tokens(own, num_tokens(x, mask), before, context=context)
         seen = torch.cat((before, x), dim=1)
-        y: Tensor = _Convolution.apply(seen, self.weight.to(seen.dtype))  # type: ignore[no-untyped-call]
+        correlate = _correlate if is_transformed() else _Convolution.apply
+        y: Tensor = correlate(seen, self.weight.to(seen.dtype))
         return y, _last(seen, self.width - 1, mask) if after is None else after
 
     def _window(self, x: Tensor, window: Tensor | None) -> Tensor:
@@ -247,9 +248,10 @@ class _Convolution(torch.autograd.Function):
         return _correlate(seen, weight)
 
     @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         seen, weight = ctx.saved_tensors
+        if wants_graph():
+            return gradients(_correlate, (seen, weight), grad)
         reach = weight.shape[1] - 1
         d_seen = _correlate(F.pad(grad, (0, 0, reach, reach)), weight.flip(1)) if ctx.needs_input_grad[0] else None
         return d_seen, _kernel_gradient(seen, grad, weight) if ctx.needs_input_grad[1] else None

@@ -8,14 +8,15 @@ Shapes: x [..., C] (tokens of width C), weight [V, C] with vocabulary V, targets
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from tost.ops._numerics import statistics_dtype
+from tost.ops._transforms import gradients, has_values, is_transformed, wants_graph
 
 # Logits in a chunk: 64 MiB in float32, and enough tokens to keep a matrix product busy at any vocabulary in use.
 _CHUNK_NUMEL = 1 << 24
@@ -66,8 +67,11 @@ def linear_cross_entropy(
     if rows < 1:
         raise ValueError(f"chunk_size={chunk_size} takes no token; use at least 1, or None.")
     flat = targets.reshape(-1)
-    arguments = (x.reshape(-1, x.shape[-1]), weight, flat, ignore_index, rows, _precision(x))
-    total: Tensor = _LinearCrossEntropy.apply(*arguments)  # type: ignore[no-untyped-call]
+    features, precision = x.reshape(-1, x.shape[-1]), _precision(x)
+    if is_transformed():
+        total = _with_all_logits(features, weight, flat, ignore_index, precision)
+    else:
+        total = _LinearCrossEntropy.apply(features, weight, flat, ignore_index, rows, precision)  # type: ignore[no-untyped-call]
     return total if reduction == "sum" else total / (flat != ignore_index).sum().clamp_min(1)
 
 
@@ -77,8 +81,7 @@ def _check(x: Tensor, weight: Tensor, targets: Tensor, ignore_index: int) -> Non
             f"features of shape {tuple(x.shape)}, a weight of shape {tuple(weight.shape)} and targets of shape "
             f"{tuple(targets.shape)} do not fit; they need shapes [..., C], [V, C] and [...]."
         )
-    # Looking at the data would break a graph or wait for a device, which then refuses in its own words.
-    if torch.compiler.is_compiling() or targets.device.type != "cpu":
+    if not has_values(targets):
         return
     if bool(((targets != ignore_index) & ((targets < 0) | (targets >= len(weight)))).any()):
         raise ValueError(
@@ -93,6 +96,12 @@ def _precision(x: Tensor) -> torch.dtype:
     if x.dtype == torch.float64 or kind not in ("cpu", "cuda") or not torch.is_autocast_enabled(kind):
         return x.dtype
     return torch.get_autocast_dtype(kind)
+
+
+def _with_all_logits(x: Tensor, weight: Tensor, targets: Tensor, ignore_index: int, precision: torch.dtype) -> Tensor:
+    """Return the sum over tokens, differentiable in every way."""
+    logits = F.linear(x.to(precision), weight.to(precision)).to(statistics_dtype(x.dtype))
+    return F.cross_entropy(logits, targets, ignore_index=ignore_index, reduction="sum")
 
 
 class _LinearCrossEntropy(torch.autograd.Function):
@@ -117,15 +126,18 @@ class _LinearCrossEntropy(torch.autograd.Function):
                 d_x[piece] = residue @ low_weight
             if d_weight is not None:
                 _add_product_(d_weight, residue, low_x[piece])
-        ctx.save_for_backward(d_x, d_weight)
-        ctx.weight_dtype = weight.dtype
+        ctx.save_for_backward(d_x, d_weight, x, weight, targets)
+        ctx.options = (ignore_index, precision)
         return total
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        d_x, d_weight = (None if x is None else _scaled(x, grad) for x in ctx.saved_tensors)
-        return d_x, None if d_weight is None else d_weight.to(ctx.weight_dtype), None, None, None, None
+        *found, x, weight, targets = ctx.saved_tensors
+        if wants_graph():
+            run = partial(_with_all_logits, targets=targets, ignore_index=ctx.options[0], precision=ctx.options[1])
+            return (*gradients(run, (x, weight), grad), None, None, None, None)
+        d_x, d_weight = (None if each is None else _scaled(each, grad) for each in found)
+        return d_x, None if d_weight is None else d_weight.to(weight.dtype), None, None, None, None
 
 
 def _entropy_(logits: Tensor, targets: Tensor, ignore_index: int) -> Tensor:

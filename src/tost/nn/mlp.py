@@ -12,6 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from tost.ops._transforms import is_transformed
+
 
 class MLP(nn.Module):
     """Two linear layers with a GELU between them, applied to every token alone.
@@ -58,8 +60,9 @@ class MLP(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Transform the tokens x [B, N, C]; returns [B, N, C]."""
         hidden: Tensor = self.proj_in(x)
-        # A compiler decides by itself what to keep.
-        if torch.is_grad_enabled() and hidden.requires_grad and not torch.compiler.is_compiling():
+        # A compiler decides by itself what to keep, and transforms of torch.func refuse to compute again.
+        recorded = torch.is_grad_enabled() and hidden.requires_grad
+        if recorded and not torch.compiler.is_compiling() and not is_transformed():
             y: Tensor = checkpoint(self._finish, hidden, use_reentrant=False, preserve_rng_state=False)
         else:
             y = self._finish(hidden)

@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from tost.ops._transforms import is_transformed
 from tost.parallel import active
 
 
@@ -68,7 +69,7 @@ def _needed(num_tokens: int, mask: Tensor | None, start: Tensor | None, device: 
     if mask is None and start is None and context is None:
         return num_tokens
     # The count is data: looking at it would break a graph, or wait for the device.
-    if torch.compiler.is_compiling() or torch.device(device or "cpu").type != "cpu":
+    if torch.compiler.is_compiling() or is_transformed() or torch.device(device or "cpu").type != "cpu":
         return 0
     if context is not None:  # every rank has to come to the same conclusion
         tokens = context.total(num_tokens, mask, device=device)

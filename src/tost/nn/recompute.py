@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from torch.utils.checkpoint import checkpoint
 
+from tost.ops._transforms import is_transformed
+
 _RECOMPUTING: ContextVar[bool] = ContextVar("recomputing", default=False)
 
 
@@ -31,6 +33,8 @@ def is_recomputing() -> bool:
 def recompute(function: Callable[..., Any], *arguments: Any, preserve_rng_state: bool = True) -> Any:
     """Call a function and keep only its arguments for the backward pass, which calls it again.
 
+    Transforms of ``torch.func`` cannot compute again: under them everything is kept.
+
     Args:
         function: What to call.
         arguments: Its arguments.
@@ -39,6 +43,8 @@ def recompute(function: Callable[..., Any], *arguments: Any, preserve_rng_state:
     Returns:
         What the function returns.
     """
+    if is_transformed():
+        return function(*arguments)
     if torch.compiler.is_compiling():  # the compiler has its own way of computing again
         return checkpoint(function, *arguments, use_reentrant=False)
     return checkpoint(

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from tost.ops._numerics import statistics_dtype
+from tost.ops._transforms import has_values
 from tost.ops.state import CausalArguments, TSSAState
 
 # Tokens are always [B, N, H, D]: batch, tokens, heads, head width.
@@ -96,8 +97,7 @@ def check_bias(bias: Tensor | None, w: Tensor, mask: Tensor | None, state: TSSAS
     length = bias.shape[1]
     if mask is None and state is None:
         needed = N
-    elif torch.compiler.is_compiling() or w.device.type != "cpu" or B == 0:
-        # The positions are data: looking at them would break the graph, or wait for the device.
+    elif B == 0 or not has_values(w):
         return
     else:
         tokens = torch.full((B,), N) if mask is None else mask.sum(dim=1)
@@ -120,8 +120,7 @@ def check_decay(decay: Tensor | None, w: Tensor) -> None:
             f"point tensor [{H}], one number per head. Use .flatten() on a column or .expand() on a scalar."
         )
     _check_device("decay", decay, w)
-    # The values are data, as the positions are above.
-    if torch.compiler.is_compiling() or decay.device.type != "cpu":
+    if not has_values(decay):
         return
     smallest, largest = (x.item() for x in decay.detach().aminmax())
     if not (smallest > 0 and largest <= 1):

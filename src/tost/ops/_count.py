@@ -14,6 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tost.ops._transforms import is_transformed
+
 # Coefficients of x, x^3, x^5, ... in h(x) - 1/2: Bernoulli numbers over factorials. Below 1/2 the rest is < 1e-16.
 _SERIES = (1 / 12, -1 / 720, 1 / 30240, -1 / 1209600, 1 / 47900160, -691 / 1307674368000, 1 / 74724249600)
 
@@ -28,22 +30,41 @@ def effective_count(decay: Tensor, count: Tensor) -> Tensor:
     Returns:
         ``[..., H]`` in the dtype of `decay`.
     """
-    effective: Tensor = _EffectiveCount.apply(decay, count.to(decay.dtype).unsqueeze(-1))  # type: ignore[no-untyped-call]
+    return _count(decay, count.to(decay.dtype).unsqueeze(-1))
+
+
+def _count(decay: Tensor, t: Tensor) -> Tensor:
+    function = _TransformedCount if is_transformed() else _EffectiveCount
+    effective: Tensor = function.apply(decay, t)  # type: ignore[no-untyped-call]
     return effective
 
 
 class _EffectiveCount(torch.autograd.Function):
-    """Keeps the decay and the counts only; the backward pass is made of differentiable pieces."""
+    """Keeps the decay and the counts only; derivatives are made of differentiable pieces."""
+
+    generate_vmap_rule = True
 
     @staticmethod
-    def forward(ctx: Any, decay: Tensor, t: Tensor) -> Tensor:
-        ctx.save_for_backward(decay, t)
+    def forward(decay: Tensor, t: Tensor) -> Tensor:
         return torch.where(decay == 1, t, torch.expm1(t * decay.log()) / (decay - 1))
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
+        ctx.save_for_backward(*inputs)
+        ctx.save_for_forward(*inputs)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         decay, t = ctx.saved_tensors
         return (grad * _slope(decay, t)).sum_to_size(decay.shape), None
+
+
+class _TransformedCount(_EffectiveCount):
+    """The same with a forward-mode derivative, which ``torch.compile`` refuses to see."""
+
+    @staticmethod
+    def jvp(ctx: Any, d_decay: Tensor | None, _: None) -> Tensor | None:
+        return None if d_decay is None else d_decay * _slope(*ctx.saved_tensors)
 
 
 def _slope(decay: Tensor, t: Tensor) -> Tensor:
@@ -52,8 +73,7 @@ def _slope(decay: Tensor, t: Tensor) -> Tensor:
     # Where a branch is not taken it is fed a harmless number: nothing infinite may reach its derivative.
     a = decay.where(near, 1)
     x = a.log()
-    count: Tensor = _EffectiveCount.apply(a, t)  # type: ignore[no-untyped-call]
-    by_series = count * (t * _h(t * x) - _h(x)) / a
+    by_series = _count(a, t) * (t * _h(t * x) - _h(x)) / a
     a = decay.where(~near, 0.25)
     directly = (1 - a**t - t * a ** (t - 1) * (1 - a)) / (1 - a).square()
     return by_series.where(near, directly)

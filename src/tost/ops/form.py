@@ -7,6 +7,7 @@ transformers. It is written again only where it is used: in the public functions
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -49,6 +50,11 @@ class Form(OperatorOptions):
     def flags(self) -> tuple[int, ...]:
         """Return the values in the order of `FLAGS`, as registered operators take them."""
         return tuple([getattr(self, name) for name in FLAGS])
+
+    @classmethod
+    def from_flags(cls, flags: Sequence[int]) -> Form:
+        """Return the form that `flags` came from."""
+        return cls(**dict(zip(FLAGS, flags, strict=True)))
 
 
 FLAGS = tuple(field.name for field in fields(Form))

@@ -12,6 +12,7 @@ from tost.ops._checks import check_causal, check_mask, check_temperature, check_
 from tost.ops._dispatch import select
 from tost.ops._inputs import Inputs, Sums, causal_inputs
 from tost.ops._numerics import num_tokens
+from tost.ops._transforms import is_transformed
 from tost.ops.form import Form
 from tost.ops.state import CausalArguments, TSSAState
 
@@ -35,8 +36,8 @@ def tssa(
         y[n,h,d]    = - pi[n,h] * w[n,h,d] / (1 + moment[h,d])
 
     Time is ``O(N H D)``; beyond w and y the memory is ``N H`` memberships and ``H(2D+1)`` sums per sequence. Sums are
-    held in float32, or in float64 for float64 tokens. Gradients reach `w` and `temperature` once (for second
-    derivatives use ``backend="reference"``).
+    held in float32, or in float64 for float64 tokens. Gradients reach `w` and `temperature`. The fast backends have a
+    backward pass; second derivatives, forward mode and the transforms of ``torch.func`` go through plain PyTorch.
 
     Args:
         w: Projected tokens, ``[B, N, H, D]``.
@@ -90,7 +91,7 @@ def tssa_(
     refuse_autograd("tssa_", w, temperature)
     form = Form(normalize=normalize, count_scaled=count_scaled)
     chosen = select("tssa", backend, w)
-    if chosen.run_inplace is None:
+    if chosen.run_inplace is None or is_transformed():
         return w.copy_(chosen.run(inputs, form))
     y: Tensor = chosen.run_inplace(inputs, form)
     return y
@@ -140,7 +141,7 @@ def causal_tssa(
 
     The bias is added to every feature's share, as in the authors' code, so its effect on the energy is ``D * bias``.
     For the paper's equation, where it is added once, pass ``bias / D``. Time is ``O(N H D)``; sums are held in float32,
-    or in float64 for float64 tokens. Gradients reach `w`, `temperature`, `bias` and `decay` once.
+    or in float64 for float64 tokens. Gradients reach `w`, `temperature`, `bias` and `decay`, as those of `tssa` do.
 
     Args:
         w: Projected tokens, ``[B, N, H, D]``.
@@ -316,7 +317,7 @@ def _run(form: Form, backend: str, *given: *CausalArguments, inplace: bool = Fal
     w = given[0]
     chosen = select("causal_tssa", backend, w)
     inputs = causal_inputs(form, *given)
-    if inplace and chosen.run_inplace is not None:
+    if inplace and chosen.run_inplace is not None and not is_transformed():
         result: tuple[Tensor, Sums] = chosen.run_inplace(inputs, form)
         return result
     y, sums = chosen.run(inputs, form)

@@ -1,6 +1,8 @@
 """Both operators by the native CPU kernels, registered as torch operators.
 
 ``torch.ops.tost.tssa`` and ``torch.ops.tost.causal_tssa`` return y, the sums, and what their backward passes need.
+Derivatives that the kernels do not have, and whatever is under a transform of ``torch.func``, come from the formulas
+of `tost.ops.pytorch`.
 Shapes: w, y [B, N, H, D], temperature, decay [H], bias, scale [B or 1, N, H], mask [B, N], pi [B, N, H], squares,
 weighted [B, H, D], mass [B, H], starts [B, chunks, 2HD + H]; all but w, y and dy in the statistics' dtype. The fields
 of `Form` are the last arguments of every operator.
@@ -8,16 +10,19 @@ of `Form` are the last arguments of every operator.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import fields
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils.flop_counter import register_flop_formula
 
-from tost.ops import _library
-from tost.ops._inputs import Inputs, Sums
-from tost.ops._numerics import statistics_dtype
+from tost.ops import _library, pytorch
+from tost.ops._inputs import Inputs, Sums, empty_sums
+from tost.ops._numerics import MASS_FLOOR, statistics_dtype
+from tost.ops._transforms import transforms_active, wants_graph
+from tost.ops.flops import tssa_flops
 from tost.ops.form import Form
 
 Tensors = tuple[Tensor, ...]
@@ -85,6 +90,7 @@ def _dense(*tensors: Tensor | None) -> list[Tensor | None]:
     return [None if x is None else x.contiguous() for x in tensors]
 
 
+_OPERATORS = torch.library.Library("tost", "FRAGMENT")
 # Without defaults: torch leaves trailing arguments out that equal them. Types are bool or int.
 _FLAGS = ", ".join(f"{field.type} {field.name}" for field in fields(Form))
 
@@ -101,14 +107,99 @@ def _operator(
         fake: Returns unfilled tensors of the right shapes for tensors that hold no data.
     """
     outputs = f"({', '.join(['Tensor'] * returns)})"
-    torch.library.define(f"tost::{name}", f"({arguments}, {_FLAGS}) -> {outputs}")
-    torch.library.register_fake(f"tost::{name}", fake)
+    _OPERATORS.define(f"{name}({arguments}, {_FLAGS}) -> {outputs}")
+    torch.library.register_fake(f"tost::{name}", fake, lib=_OPERATORS)
 
     def register(function: Callable[..., Any]) -> Callable[..., Any]:
-        torch.library.impl(f"tost::{name}", "CPU")(function)
+        _OPERATORS.impl(name, function, "CPU")
         return function
 
     return register
+
+
+def _differentiate(
+    name: str,
+    formulas: Callable[..., Any],
+    setup: Callable[..., None] | None = None,
+    backward: Callable[..., Sequence[Tensor | None]] | None = None,
+) -> None:
+    """Register the derivatives of ``tost::name``.
+
+    `torch.library.register_autograd` knows backward passes only: it drops forward-mode tangents without a word.
+
+    Args:
+        name: Name of the operator.
+        formulas: The operator in differentiable PyTorch, for all that a backward pass cannot do.
+        setup: Keeps what the backward pass needs: ``setup(ctx, arguments, outputs)``. None for operators that
+            overwrite their input, which have no backward pass.
+        backward: Returns the gradients of the tensors among the arguments, and None for the flags.
+    """
+    operator = getattr(torch.ops.tost, name).default
+
+    def below(keys: Any, *arguments: Any) -> Any:
+        with torch._C._AutoDispatchBelowAutograd():
+            return operator.redispatch(keys & torch._C._after_autograd_keyset, *arguments)
+
+    class Recorded(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, keys: Any, *arguments: Any) -> Any:
+            outputs = below(keys, *arguments)
+            assert setup is not None
+            setup(ctx, arguments, outputs)
+            return outputs
+
+        @staticmethod
+        def backward(ctx: Any, *cotangents: Tensor | None) -> Any:
+            assert backward is not None
+            return (None, *backward(ctx, *cotangents))
+
+    def run(keys: Any, *arguments: Any) -> Any:
+        if transforms_active():
+            return formulas(*arguments)
+        if not (torch.is_grad_enabled() and torch._C._any_requires_grad(*arguments)):
+            return below(keys, *arguments)
+        if setup is None:
+            raise RuntimeError(f"tost::{name} overwrites its input, but autograd needs it for the backward pass.")
+        return Recorded.apply(keys, *arguments)  # type: ignore[no-untyped-call]
+
+    Recorded.__name__ = Recorded.__qualname__ = f"{name}_recorded"
+    _OPERATORS.impl(name, run, "Autograd", with_keyset=True)
+
+
+def _batch(name: str, returns: int, per_sequence: tuple[int, ...] = ()) -> None:
+    """Register how ``tost::name`` runs under `torch.vmap`.
+
+    Args:
+        name: Name of the operator.
+        returns: How many tensors it returns.
+        per_sequence: Numbers of the arguments ``[B or 1, ...]``, tokens first. If no other one is mapped over, the
+            mapped dimension becomes a part of the batch; otherwise the operator is called once for each entry.
+    """
+    operator = getattr(torch.ops.tost, name).default
+
+    def rule(info: Any, dims: tuple[int | None, ...], *arguments: Any) -> tuple[Tensors, tuple[int, ...]]:
+        size = info.batch_size
+        if dims[0] is not None and all(dim is None or i in per_sequence for i, dim in enumerate(dims)):
+            batch = (size, arguments[0].movedim(dims[0], 0).shape[1])
+            merged = [_merge(x, dims[i], batch) if i in per_sequence else x for i, x in enumerate(arguments)]
+            outputs = tuple([x.unflatten(0, batch) for x in operator(*merged)])
+        else:
+            each = [
+                operator(*(x if dim is None else x.select(dim, i) for x, dim in zip(arguments, dims, strict=True)))
+                for i in range(size)
+            ]
+            outputs = tuple([torch.stack(tensors) for tensors in zip(*each, strict=True)])
+        return outputs, (0,) * returns
+
+    torch.library.register_vmap(f"tost::{name}", rule, lib=_OPERATORS)
+
+
+def _merge(x: Tensor | None, dim: int | None, batch: tuple[int, int]) -> Tensor | None:
+    """Return x [B or 1, ...] for every entry and sequence of a mapped batch, with the mapped dimension at `dim`."""
+    if x is None or (dim is None and x.shape[0] == 1 != batch[1]):
+        return x  # shared by all sequences
+    x = x.unsqueeze(0) if dim is None else x.movedim(dim, 0)
+    return x.expand(*batch, *x.shape[2:]).flatten(0, 1)
 
 
 # --- tssa
@@ -162,11 +253,27 @@ def _tssa_autograd(ctx: Any, dy: Tensor | None, *_: Tensor | None) -> tuple[Tens
     rest = (None,) * (1 + len(ctx.flags))
     if dy is None:
         return (None, None, *rest)
-    w, *saved = ctx.saved_tensors
-    return (*torch.ops.tost.tssa_backward(dy.to(w.dtype), w, *saved, *ctx.flags), *rest)
+    w, temperature, mask, *saved = ctx.saved_tensors
+    dy = dy.to(w.dtype)
+    if wants_graph():
+        return (*pytorch.tssa_gradients(dy, w, temperature, mask, Form.from_flags(ctx.flags)), *rest)
+    return (*torch.ops.tost.tssa_backward(dy, w, temperature, mask, *saved, *ctx.flags), *rest)
 
 
-torch.library.register_autograd("tost::tssa", _tssa_autograd, setup_context=_tssa_setup)
+def _tssa_formulas(w: Tensor, temperature: Tensor, mask: Tensor | None, *flags: int) -> Tensors:
+    y, pi, squares, weighted, mass, _ = pytorch.tssa_forward(w, temperature, mask, Form.from_flags(flags))
+    squares = torch.zeros_like(weighted) if squares is None else squares
+    return y, pi, squares.squeeze(1), weighted.squeeze(1), mass.squeeze(1) - MASS_FLOOR
+
+
+def _tssa_formulas_inplace(w: Tensor, *arguments: Any) -> None:
+    w.copy_(_tssa_formulas(w, *arguments)[0])
+
+
+_differentiate("tssa", _tssa_formulas, _tssa_setup, _tssa_autograd)
+_differentiate("tssa_", _tssa_formulas_inplace)
+_batch("tssa", 5, per_sequence=(0, 2))
+_batch("tssa_backward", 2)
 
 
 # --- causal_tssa
@@ -240,10 +347,10 @@ def _causal_tssa_backward(*arguments: Any) -> Tensors:
 
 
 def _causal_setup(ctx: Any, inputs: tuple[Any, ...], output: Tensors) -> None:
-    w, temperature, bias, mask, squares, _, _, scale, decay, *ctx.flags = inputs
+    w, temperature, bias, mask, *before, scale, decay = inputs[:9]
+    ctx.flags = inputs[9:]
     ctx.set_materialize_grads(False)
-    ctx.has_sums_before = squares is not None
-    ctx.save_for_backward(w, temperature, bias, mask, *output[1:3], scale, decay)
+    ctx.save_for_backward(w, temperature, bias, mask, *output[1:3], scale, decay, *before)
 
 
 def _causal_autograd(
@@ -252,8 +359,10 @@ def _causal_autograd(
     rest = (None,) * len(ctx.flags)
     if dy is None and all(x is None for x in dsums):
         return (*(None,) * 9, *rest)
-    w, temperature, bias, mask, pi, starts, scale, decay = ctx.saved_tensors
+    w, temperature, bias, mask, pi, starts, scale, decay, *before = ctx.saved_tensors
     dy = torch.zeros_like(w) if dy is None else dy.to(w.dtype)
+    if wants_graph():
+        return (*_causal_graph(ctx.flags, (dy, *dsums), (w, temperature, bias, mask, *before, scale, decay)), *rest)
     dw, dtemperature, denergy, *dbefore, dscale, ddecay = torch.ops.tost.causal_tssa_backward(
         dy, *dsums, w, temperature, bias, mask, pi, starts, scale, decay, *ctx.flags
     )
@@ -262,11 +371,69 @@ def _causal_autograd(
         dtemperature,
         None if bias is None else (w.shape[-1] * denergy).sum_to_size(bias.shape),
         None,
-        *(dbefore if ctx.has_sums_before else (None, None, None)),
+        *((None, None, None) if before[0] is None else dbefore),
         None if scale is None else dscale.sum_to_size(scale.shape),
         None if decay is None else ddecay,
         *rest,
     )
 
 
-torch.library.register_autograd("tost::causal_tssa", _causal_autograd, setup_context=_causal_setup)
+def _causal_graph(
+    flags: Sequence[int], cotangents: tuple[Tensor | None, ...], arguments: tuple[Any, ...]
+) -> tuple[Tensor | None, ...]:
+    """Return the gradients of the arguments, differentiable."""
+    w, temperature, bias, mask, *before, scale, decay = arguments
+    start = empty_sums(w) if before[0] is None else before
+    dy, *dsums = cotangents
+    dsums = [torch.zeros_like(x) if d is None else d for d, x in zip(dsums, start, strict=True)]
+    dw, dt, dbias, dscale, ddecay, *dbefore = pytorch.causal_gradients(
+        (dy, *dsums), (w, temperature, bias, scale, decay, *start), mask, Form.from_flags(flags)
+    )
+    return (dw, dt, dbias, None, *((None, None, None) if before[0] is None else dbefore), dscale, ddecay)
+
+
+def _causal_formulas(w: Tensor, temperature: Tensor, bias: Tensor | None, mask: Tensor | None, *rest: Any) -> Tensors:
+    *before, scale, decay = rest[:5]
+    start = empty_sums(w) if before[0] is None else before
+    y, pi, *sums = pytorch.causal_forward(w, temperature, bias, mask, scale, decay, Form.from_flags(rest[5:]), *start)
+    return (y, pi, torch.zeros_like(_causal_outputs(w)[2]), *sums)
+
+
+def _causal_formulas_inplace(w: Tensor, *arguments: Any) -> Tensors:
+    y, _, _, *sums = _causal_formulas(w, *arguments)
+    w.copy_(y)
+    return tuple(sums)
+
+
+_differentiate("causal_tssa", _causal_formulas, _causal_setup, _causal_autograd)
+_differentiate("causal_tssa_", _causal_formulas_inplace)
+_batch("causal_tssa", 6, per_sequence=(0, 2, 3, 4, 5, 6, 7))
+_batch("causal_tssa_backward", 8)
+
+
+# --- operations, for `torch.utils.flop_counter.FlopCounterMode`
+
+
+def _tssa_flops(w: Any, temperature: Any, mask: Any, *flags: Any, **_: Any) -> int:
+    B, N, H, D = w
+    return int(B * N * tssa_flops(H, D, causal=False, count_scaled=Form.from_flags(flags).count_scaled))
+
+
+def _causal_flops(w: Any, temperature: Any, bias: Any, mask: Any, *rest: Any, **_: Any) -> int:
+    (B, N, H, D), (scale, decay) = w, rest[3:5]
+    options = {"bias": bias is not None, "count_scaled": scale is not None, "forget": decay is not None}
+    return int(B * N * tssa_flops(H, D, causal=True, **options))
+
+
+def _tssa_backward_flops(dy: Any, w: Any, temperature: Any, mask: Any, *rest: Any, **_: Any) -> int:
+    return 2 * _tssa_flops(w, temperature, mask, *rest[4:])
+
+
+def _causal_backward_flops(*arguments: Any, **_: Any) -> int:
+    return 2 * _causal_flops(*arguments[4:8], None, None, None, *arguments[10:])
+
+
+register_flop_formula([torch.ops.tost.tssa, torch.ops.tost.tssa_])(_tssa_flops)
+register_flop_formula([torch.ops.tost.causal_tssa, torch.ops.tost.causal_tssa_])(_causal_flops)
+register_flop_formula(torch.ops.tost.tssa_backward)(_tssa_backward_flops)
+register_flop_formula(torch.ops.tost.causal_tssa_backward)(_causal_backward_flops)

@@ -1,7 +1,8 @@
 """Both operators in PyTorch with a closed-form backward pass: any device, and transparent to ``torch.compile``.
 
 Autograd through the reference keeps half a dozen tensors of the size of w. Here only w itself, the memberships and the
-sums are kept; everything else is recomputed. The derivation is in ``ops/README.md``.
+sums are kept; everything else is recomputed. The derivation is in ``ops/README.md``. The forward passes are plain
+differentiable PyTorch, which is what other derivatives than these go through, here and for other backends.
 
 Shapes: w, y [B, N, H, D], temperature, decay [H], bias, scale [B or 1, N, H], mask [B, N], pi [B, N, H]. Sums over all
 tokens are [B, 1, H, D] or [B, 1, H], running sums [B, N, H, D], that of the mass [B, N, H, 1].
@@ -14,17 +15,19 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from tost.ops._inputs import Inputs, Sums, empty_sums
 from tost.ops._numerics import MASS_FLOOR, PREFIX_FLOOR, SQUARE_FLOOR, num_tokens, statistics_dtype, zero_padding
 from tost.ops._scan import prefix_sums, real_tokens, running_sums
+from tost.ops._transforms import gradients, is_transformed, wants_graph
 from tost.ops.form import Form
 
 
 def tssa(inputs: Inputs, form: Form) -> Tensor:
     """Return y [B, N, H, D] in the dtype of w."""
     w, temperature, mask, *_ = inputs
+    if is_transformed():
+        return tssa_forward(w, temperature, mask, form).y
     y: Tensor = _TSSA.apply(w, temperature, mask, form)  # type: ignore[no-untyped-call]
     return y
 
@@ -33,7 +36,10 @@ def causal_tssa(inputs: Inputs, form: Form) -> tuple[Tensor, Sums]:
     """Return y [B, N, H, D] in the dtype of w, and the sums after the last token."""
     w, temperature, mask, bias, before, scale, decay = inputs
     before = empty_sums(w) if before is None else before
-    y, *sums = _CausalTSSA.apply(w, temperature, bias, mask, scale, decay, form, *before)  # type: ignore[no-untyped-call]
+    if is_transformed():
+        y, _, *sums = causal_forward(w, temperature, bias, mask, scale, decay, form, *before)
+    else:
+        y, *sums = _CausalTSSA.apply(w, temperature, bias, mask, scale, decay, form, *before)  # type: ignore[no-untyped-call]
     return y, Sums(*sums)
 
 
@@ -43,28 +49,56 @@ def _scale(v: Tensor, temperature: Tensor, mask: Tensor | None, form: Form) -> T
     return temperature * num_tokens(v, mask).to(v.dtype)[:, None, None] if form.count_scaled else temperature
 
 
+class Forward(NamedTuple):
+    """What the forward pass finds: y, the memberships, the sums (squares are None if nothing is normalized), the gain.
+
+    `mass` is [B, 1, H] and floored, `squares`, `weighted` and `gain` are [B, 1, H, D].
+    """
+
+    y: Tensor
+    pi: Tensor
+    squares: Tensor | None
+    weighted: Tensor
+    mass: Tensor
+    gain: Tensor
+
+
+def tssa_forward(w: Tensor, temperature: Tensor, mask: Tensor | None, form: Form) -> Forward:
+    """Run the operator; differentiable, but its intermediate results are then kept."""
+    v = zero_padding(w.to(statistics_dtype(w.dtype)), mask)
+    square, squares = v.square(), None
+    if form.normalize:
+        squares = square.sum(dim=1, keepdim=True)
+        energy = (square / squares.clamp_min(SQUARE_FLOOR)).sum(dim=-1)
+    else:
+        energy = square.sum(dim=-1)
+    pi = zero_padding((_scale(v, temperature, mask, form) * energy).softmax(dim=-1), mask)
+    mass = pi.sum(dim=1, keepdim=True) + MASS_FLOOR
+    weighted = (pi.unsqueeze(-1) * square).sum(dim=1, keepdim=True)
+    gain = 1 / (1 + weighted / mass.unsqueeze(-1))
+    return Forward((-pi.unsqueeze(-1) * v * gain).to(w.dtype), pi, squares, weighted, mass, gain)
+
+
+def tssa_gradients(
+    dy: Tensor, w: Tensor, temperature: Tensor, mask: Tensor | None, form: Form
+) -> tuple[Tensor | None, ...]:
+    """Return the gradients of w and temperature, differentiable."""
+    return gradients(lambda w, t: tssa_forward(w, t, mask, form).y, (w, temperature), dy)
+
+
 class _TSSA(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, w: Tensor, temperature: Tensor, mask: Tensor | None, form: Form) -> Tensor:
-        v = zero_padding(w.to(statistics_dtype(w.dtype)), mask)
-        square, squares = v.square(), None
-        if form.normalize:
-            squares = square.sum(dim=1, keepdim=True)
-            energy = (square / squares.clamp_min(SQUARE_FLOOR)).sum(dim=-1)
-        else:
-            energy = square.sum(dim=-1)
-        pi = zero_padding((_scale(v, temperature, mask, form) * energy).softmax(dim=-1), mask)
-        mass = pi.sum(dim=1, keepdim=True) + MASS_FLOOR
-        weighted = (pi.unsqueeze(-1) * square).sum(dim=1, keepdim=True)
-        gain = 1 / (1 + weighted / mass.unsqueeze(-1))
+        y, pi, squares, _, mass, gain = tssa_forward(w, temperature, mask, form)
         ctx.form = form
         ctx.save_for_backward(w, temperature, mask, pi, squares, gain, mass)
-        return (-pi.unsqueeze(-1) * v * gain).to(w.dtype)
+        return y
 
     @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, Tensor, None, None]:
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         w, temperature, mask, pi, squares, gain, mass = ctx.saved_tensors
+        if wants_graph():
+            return (*tssa_gradients(dy, w, temperature, mask, ctx.form), None, None)
         v, o = zero_padding(w.to(pi.dtype), mask), zero_padding(dy.to(pi.dtype), mask)
         square, weight = v.square(), pi.unsqueeze(-1)
 
@@ -145,6 +179,51 @@ def _energy(share: Tensor, bias: Tensor | None, scale: Tensor | None, width: int
     return energy if bias is None else energy + width * bias
 
 
+def causal_forward(
+    w: Tensor,
+    temperature: Tensor,
+    bias: Tensor | None,
+    mask: Tensor | None,
+    scale: Tensor | None,
+    decay: Tensor | None,
+    form: Form,
+    *before: Tensor,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Return y, the memberships and the three sums after the last token; differentiable, as `tssa_forward` is."""
+    v = zero_padding(w.to(statistics_dtype(w.dtype)), mask)
+    square, starts = v.square(), (before[0], before[1], before[2].unsqueeze(-1))
+    running = _running(square, starts[0], decay, mask)
+    squares = _last(square, starts[0], running, decay)
+    share = (square / running.clamp_min(PREFIX_FLOOR)).sum(dim=-1)
+    del running  # as large as w
+    energy = _energy(share, bias, scale, v.shape[-1])
+    pi = zero_padding((temperature.to(v.dtype) * energy).softmax(dim=-1), mask)
+    weight = pi.unsqueeze(-1)
+    weighted, mass = _running(weight * square, starts[1], decay, mask), _running(weight, starts[2], decay, mask)
+    y = -weight * v / (1 + weighted / (mass + MASS_FLOOR))
+    weighted_squares = _last(weight * square, starts[1], weighted, decay)
+    return y.to(w.dtype), pi, squares, weighted_squares, _last(weight, starts[2], mass, decay).squeeze(-1)
+
+
+def causal_gradients(
+    cotangents: tuple[Tensor, ...], inputs: tuple[Tensor | None, ...], mask: Tensor | None, form: Form
+) -> tuple[Tensor | None, ...]:
+    """Return the gradients of the inputs, differentiable.
+
+    Args:
+        cotangents: Gradients of y and of the sums after the last token.
+        inputs: w, temperature, bias, scale, decay and the sums before the first token.
+        mask: Real tokens, ``[B, N]``.
+        form: Options of the call.
+    """
+
+    def run(w: Tensor, temperature: Tensor, bias: Any, scale: Any, decay: Any, *before: Tensor) -> tuple[Tensor, ...]:
+        y, _, *sums = causal_forward(w, temperature, bias, mask, scale, decay, form, *before)
+        return (y, *sums)
+
+    return gradients(run, inputs, cotangents)
+
+
 class _CausalTSSA(torch.autograd.Function):
     @staticmethod
     def forward(
@@ -158,27 +237,20 @@ class _CausalTSSA(torch.autograd.Function):
         form: Form,
         *before: Tensor,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        v = zero_padding(w.to(statistics_dtype(w.dtype)), mask)
-        square, starts = v.square(), (before[0], before[1], before[2].unsqueeze(-1))
-        running = _running(square, starts[0], decay, mask)
-        squares = _last(square, starts[0], running, decay)
-        share = (square / running.clamp_min(PREFIX_FLOOR)).sum(dim=-1)
-        del running  # as large as w
-        energy = _energy(share, bias, scale, v.shape[-1])
-        pi = zero_padding((temperature.to(v.dtype) * energy).softmax(dim=-1), mask)
-        weight = pi.unsqueeze(-1)
-        weighted, mass = _running(weight * square, starts[1], decay, mask), _running(weight, starts[2], decay, mask)
-        y = -weight * v / (1 + weighted / (mass + MASS_FLOOR))
+        y, pi, *sums = causal_forward(w, temperature, bias, mask, scale, decay, form, *before)
+        ctx.form = form
         ctx.save_for_backward(w, temperature, bias, mask, scale, decay, pi, *before)
-        weighted_squares = _last(weight * square, starts[1], weighted, decay)
-        return y.to(w.dtype), squares, weighted_squares, _last(weight, starts[2], mass, decay).squeeze(-1)
+        return (y, *sums)
 
     @staticmethod
-    @once_differentiable
     def backward(
         ctx: Any, dy: Tensor, d_squares: Tensor, d_weighted: Tensor, d_mass: Tensor
     ) -> tuple[Tensor | None, ...]:
         w, temperature, bias, mask, scale, decay, pi, *before = ctx.saved_tensors
+        if wants_graph():
+            inputs, cotangents = (w, temperature, bias, scale, decay, *before), (dy, d_squares, d_weighted, d_mass)
+            dw, dt, d_bias, d_scale, d_decay, *d_before = causal_gradients(cotangents, inputs, mask, ctx.form)
+            return (dw, dt, d_bias, None, d_scale, d_decay, None, *d_before)
         v, o = zero_padding(w.to(pi.dtype), mask), zero_padding(dy.to(pi.dtype), mask)
         square, weight, starts = v.square(), pi.unsqueeze(-1), (before[0], before[1], before[2].unsqueeze(-1))
         weighted, mass = _running(weight * square, starts[1], decay, mask), _running(weight, starts[2], decay, mask)

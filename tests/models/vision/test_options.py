@@ -2,15 +2,13 @@
 
 import pytest
 import torch
-from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.utils.flop_counter import FlopCounterMode
 
 import tost
-from tests.models.tiny import make_tiny
+from tests.models.tiny import count_products, make_tiny
 from tost.errors import ConfigError
 from tost.models import image_flops, model_options, token_flops
-from tost.models.mixers import tssa_flops
 from tost.models.vision.options import FixedSizeOptions, ImageOptions, VisionOptions
+from tost.ops.flops import tssa_flops
 
 
 @pytest.mark.parametrize(
@@ -72,13 +70,6 @@ def test_small_models_are_of_equal_size():
     assert max(sizes) < 1.02 * min(sizes)
 
 
-def counted(model, images):
-    # The fused attention of a CPU is not counted; its steps are.
-    with FlopCounterMode(display=False) as counter, torch.no_grad(), sdpa_kernel(SDPBackend.MATH):
-        model.eval()(images)
-    return counter.get_total_flops()
-
-
 @pytest.mark.parametrize(
     ("name", "overrides"),
     [
@@ -100,7 +91,7 @@ def test_products_are_those_that_torch_counts(name, overrides):
     tokens = -(-height // o.patch_size) * -(-width // o.patch_size)
     positions = 2 * 64 * o.embed_dim * tokens if isinstance(o, VisionOptions) else 0  # once for all images
     images = torch.randn(3, o.in_chans, height, width)
-    assert counted(model, images) == 3 * image_flops(o, height, width).products + positions
+    assert count_products(model.eval(), images) == 3 * image_flops(o, height, width).products + positions
     assert model.flops_per_image(height, width) == sum(image_flops(o, height, width))
 
 

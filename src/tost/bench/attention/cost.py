@@ -30,7 +30,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tost.bench.attention.cases import Point
-from tost.models.mixers import tssa_flops
+from tost.ops.flops import tssa_flops
 
 _NUMBER = 4  # bytes
 _HIDDEN = 4  # hidden width of the MLPs of both language models over their width

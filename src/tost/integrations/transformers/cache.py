@@ -17,10 +17,9 @@ import tost._torchvision  # noqa: F401  transformers may import torchvision, whi
 # isort: split
 from transformers.cache_utils import Cache, CacheLayerMixin, DynamicCache, LinearAttentionLayer
 
-from tost.nn import BlockState, KVState
-from tost.ops import TSSAState
+from tost.nn.state import BlockState, MixerState
 
-LayerState = TSSAState | KVState | BlockState
+LayerState = MixerState | BlockState
 
 
 class StateLayer(LinearAttentionLayer, CacheLayerMixin):

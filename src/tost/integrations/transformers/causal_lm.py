@@ -265,7 +265,7 @@ class TostForCausalLM(TostPreTrainedModel, GenerationMixin):
             raise ValueError(
                 f"this text would take {needed} positions, but the model has learned {limit}. Generate "
                 f"{needed - limit} tokens less (max_new_tokens), use a shorter prompt, or a model without such a "
-                "limit: with beyond='hold', position='sinusoidal' or position='none'."
+                "limit: with after_last_position='repeat', position='sinusoidal' or position='none'."
             )
 
 

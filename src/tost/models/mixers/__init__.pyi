@@ -1,4 +1,3 @@
-from tost.models.mixers.builtin import tssa_flops as tssa_flops
 from tost.models.mixers.registry import find_mixer as find_mixer
 from tost.models.mixers.registry import list_mixers as list_mixers
 from tost.models.mixers.registry import mixer_problems as mixer_problems

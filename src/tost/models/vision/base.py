@@ -16,15 +16,23 @@ import tost._torchvision  # noqa: F401  timm imports torchvision, which a CPU bu
 
 # isort: split
 from timm.models._features import feature_take_indices
+from timm.models._features_fx import register_notrace_module
 
 from tost.errors import BackendError
 from tost.models._common import count_parameters
 from tost.models.flops import image_flops
 from tost.models.vision.options import ImageOptions
+from tost.nn import Block
 from tost.nn.recompute import recompute
 from tost.parallel import active
 
 Grid = tuple[int, int]
+# To timm's feature extraction by torch.fx, a block is one step: tracing ends at checks of shapes and at the operators.
+register_notrace_module(Block)
+
+
+Intermediate = Tensor | tuple[Tensor, Tensor]
+"""Patches after a block, or a pair of them and the class token."""
 
 
 class CountedModel(nn.Module):
@@ -126,16 +134,19 @@ class ImageModel(CountedModel):
         self,
         x: Tensor,
         indices: int | list[int] | None = None,
+        return_prefix_tokens: bool = False,
         norm: bool = False,
         stop_early: bool = False,
         output_fmt: Literal["NCHW", "NLC"] = "NCHW",
         intermediates_only: bool = False,
-    ) -> list[Tensor] | tuple[Tensor, list[Tensor]]:
+    ) -> list[Intermediate] | tuple[Tensor, list[Intermediate]]:
         """Return the patches after chosen blocks.
 
         Args:
             x: Images, ``[B, channels, height, width]``.
             indices: Blocks by number; an integer means that many of the last, None all of them.
+            return_prefix_tokens: Return pairs of the patches and the class token ``[B, 1, C]``, in models whose blocks
+                have one. In `VisionToST` it enters after the blocks, and there is none to return.
             norm: Apply the model's last norm to each.
             stop_early: Do not compute the blocks after the last chosen one, if only intermediates are returned.
             output_fmt: ``"NCHW"``: maps ``[B, C, rows, columns]``; ``"NLC"``: tokens ``[B, N, C]``.
@@ -150,14 +161,58 @@ class ImageModel(CountedModel):
         if output_fmt not in ("NCHW", "NLC"):
             raise ValueError(f"output_fmt={output_fmt!r} is not known; it takes 'NCHW' or 'NLC'.")
         wanted, last = feature_take_indices(len(self.blocks), indices)
-        found: list[Tensor] = []
+        found: list[Intermediate] = []
         tokens, grid = self._start(x)
         for i, block in enumerate(self.blocks[: last + 1] if stop_early and intermediates_only else self.blocks):
             tokens = self._block(block, tokens, grid)
             if i in wanted:
-                patches = (self.norm(tokens) if norm else tokens)[:, self._leading :]
-                found.append(patches.transpose(1, 2).unflatten(2, grid) if output_fmt == "NCHW" else patches)
+                prefix, patches = (self.norm(tokens) if norm else tokens).tensor_split((self._leading,), dim=1)
+                patches = patches.transpose(1, 2).unflatten(2, grid) if output_fmt == "NCHW" else patches
+                found.append((patches, prefix) if return_prefix_tokens and self._leading else patches)
         return found if intermediates_only else (self._close(tokens), found)
+
+    def get_intermediate_layers(
+        self,
+        x: Tensor,
+        n: int | list[int] = 1,
+        reshape: bool = False,
+        return_prefix_tokens: bool = False,
+        norm: bool = False,
+    ) -> list[Intermediate]:
+        """Return the patches after chosen blocks, with the arguments of DINO's models; see `forward_intermediates`.
+
+        Args:
+            x: Images, ``[B, channels, height, width]``.
+            n: Blocks by number; an integer means that many of the last.
+            reshape: Maps ``[B, C, rows, columns]`` instead of tokens ``[B, N, C]``.
+            return_prefix_tokens: Return the class token too.
+            norm: Apply the model's last norm to each.
+        """
+        found = self.forward_intermediates(
+            x, n, return_prefix_tokens, norm, output_fmt="NCHW" if reshape else "NLC", intermediates_only=True
+        )
+        assert isinstance(found, list)
+        return found
+
+    def set_input_size(self, img_size: int | Grid | None = None, patch_size: int | Grid | None = None) -> None:
+        """Prepare the model for images of another size.
+
+        Args:
+            img_size: Edge of the images, or height and width; None for no change. Learned positions are interpolated;
+                other models take images of any size as they are.
+            patch_size: Edge of the patches, which cannot change.
+
+        Raises:
+            ValueError: The patch size differs, or the images are not made of whole patches where they have to be.
+        """
+        P = self.options.patch_size
+        if patch_size is not None and _pair(patch_size) != (P, P):
+            raise ValueError(
+                f"patch_size={patch_size} differs from that of this model, {P}: its first layers are made for it. "
+                "Build another model with tost.create_model(..., patch_size=...)."
+            )
+        if img_size is not None:
+            self._resize(_pair(img_size))
 
     def prune_intermediate_layers(
         self, indices: int | list[int] = 1, prune_norm: bool = False, prune_head: bool = True
@@ -239,7 +294,14 @@ class ImageModel(CountedModel):
             return recompute(module, *inputs)
         return module(*inputs)
 
+    def _resize(self, image: Grid) -> None:
+        """Prepare for images of this height and width."""
+        if min(image) < self.options.patch_size:
+            raise ValueError(f"images of {image[0]} x {image[1]} pixels are smaller than a patch; enlarge them.")
+
     def _check(self, images: Tensor) -> None:
+        if isinstance(images, torch.fx.Proxy):  # has neither shape nor dtype yet
+            return
         o = self.options
         if active() is not None:
             raise BackendError(
@@ -259,3 +321,7 @@ class ImageModel(CountedModel):
 
     def _new_head(self, num_classes: int) -> nn.Module:
         return nn.Linear(self.embed_dim, num_classes) if num_classes else nn.Identity()
+
+
+def _pair(size: int | Grid) -> Grid:
+    return (size, size) if isinstance(size, int) else (size[0], size[1])

@@ -60,29 +60,19 @@ class CRATE(ImageModel):
         return {"cls_token", "pos_embed"}
 
     def _embed(self, images: Tensor) -> tuple[Tensor, Grid]:
-        P = self.options.patch_size
-        B, channels, height, width = images.shape
-        if height % P or width % P:
-            raise ValueError(
-                f"images of {height} x {width} pixels are not made of whole patches of {P} x {P}. "
-                f"Resize or crop them to multiples of {P}."
-            )
-        grid = (height // P, width // P)
-        # The pixels of a patch in the order row, column, channel.
-        pixels = images.reshape(B, channels, grid[0], P, grid[1], P).permute(0, 2, 4, 3, 5, 1)
-        x = self.patch_embed(pixels.reshape(B, grid[0] * grid[1], P * P * channels))
-        x = torch.cat((self.cls_token.to(x.dtype).expand(B, -1, -1), x), dim=1)
-        return self.pos_drop(x + self._positions(grid).to(x.dtype)), grid
+        pixels = _patches(images, self.options.patch_size)
+        grid = (pixels.shape[1], pixels.shape[2])
+        x = self.patch_embed(pixels.flatten(3).flatten(1, 2))
+        x = torch.cat((self.cls_token.to(x.dtype).expand(x.shape[0], -1, -1), x), dim=1)
+        return self.pos_drop(x + _positions(self.pos_embed, self.grid, grid).to(x.dtype)), grid
 
-    def _positions(self, grid: Grid) -> Tensor:
-        if grid == self.grid:
-            return self.pos_embed
-        token, patches = self.pos_embed[:, :1], self.pos_embed[:, 1:]
-        image = patches.transpose(1, 2).reshape(1, -1, *self.grid)
-        # Antialiasing exists for float32 and float64 only.
-        wide = image.to(torch.promote_types(image.dtype, torch.float32))
-        resized = F.interpolate(wide, size=grid, mode="bicubic", antialias=True).to(image.dtype)
-        return torch.cat((token, resized.flatten(2).transpose(1, 2)), dim=1)
+    def _resize(self, image: Grid) -> None:
+        P = self.options.patch_size
+        _check_size(image, P)
+        grid = (image[0] // P, image[1] // P)
+        self.pos_embed = nn.Parameter(_positions(self.pos_embed.detach(), self.grid, grid))
+        self.grid = grid
+        self.options = self.options.model_copy(update={"image_size": image[0] if image[0] == image[1] else image})
 
     def _close(self, x: Tensor) -> Tensor:
         result: Tensor = self.norm(x)
@@ -96,3 +86,34 @@ class CRATE(ImageModel):
             C,
             drop_path=drop_path,
         )
+
+
+def _check_size(image: Grid, patch: int) -> None:
+    if image[0] % patch or image[1] % patch:
+        raise ValueError(
+            f"images of {image[0]} x {image[1]} pixels are not made of whole patches of {patch} x {patch}. "
+            f"Resize or crop them to multiples of {patch}."
+        )
+
+
+# These depend on the size of the images: for torch.fx each is one step.
+@torch.fx.wrap
+def _patches(images: Tensor, patch: int) -> Tensor:
+    """Return the pixels of every patch, ``[B, rows, columns, patch, patch, channels]``."""
+    B, channels, height, width = images.shape
+    _check_size((height, width), patch)
+    rows, columns = height // patch, width // patch
+    return images.reshape(B, channels, rows, patch, columns, patch).permute(0, 2, 4, 3, 5, 1)
+
+
+@torch.fx.wrap
+def _positions(table: Tensor, own: Grid, grid: Grid) -> Tensor:
+    """Return the positions ``[1, 1 + N, C]`` of another grid than their own, by interpolation."""
+    if grid == own:
+        return table
+    token, patches = table[:, :1], table[:, 1:]
+    image = patches.transpose(1, 2).reshape(1, -1, *own)
+    # Antialiasing exists for float32 and float64 only.
+    wide = image.to(torch.promote_types(image.dtype, torch.float32))
+    resized = F.interpolate(wide, size=grid, mode="bicubic", antialias=True).to(image.dtype)
+    return torch.cat((token, resized.flatten(2).transpose(1, 2)), dim=1)

@@ -95,7 +95,7 @@ class VisionToST(ImageModel):
     def _embed(self, images: Tensor) -> tuple[Tensor, Grid]:
         x, grid = self.patch_embed(images)
         # One map for all images: it depends on the grid alone.
-        positions = self.pos_embed(1, *grid).flatten(2).transpose(1, 2)
+        positions = self.pos_embed(1, grid[0], grid[1]).flatten(2).transpose(1, 2)
         return self.pos_drop(x + positions), grid
 
     def _block(self, block: nn.Module, x: Tensor, grid: Grid) -> Tensor:

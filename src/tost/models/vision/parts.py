@@ -11,15 +11,19 @@ from itertools import pairwise
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 import tost._torchvision  # noqa: F401  timm imports torchvision, which a CPU build of torch has to be prepared for
 
 # isort: split
+from timm.models._features_fx import register_notrace_module
 from timm.models.xcit import ClassAttentionBlock, conv3x3
 
 from tost.nn.recompute import is_recomputing, recompute
+from tost.ops._transforms import is_transformed
 
 
+@register_notrace_module
 class ConvStem(nn.Module):
     """The stem of XCiT: convolutions of stride 2 with batch norm, and GELUs between them.
 
@@ -56,14 +60,20 @@ class ConvStem(nn.Module):
             Tokens ``[B, N, C]``, row by row, and their grid (rows, columns).
         """
         # With channels last in memory the result already is a matrix of tokens; otherwise it would be transposed here.
-        x = images.contiguous(memory_format=torch.channels_last)
-        x = self._forget_and_recompute(x) if self._may_recompute() else self.proj(x)
+        # `torch.vmap` has no such layout.
+        x = images if is_transformed() else images.contiguous(memory_format=torch.channels_last)
+        if is_transformed() and not self.training:
+            for layer in self.proj:
+                x = _fixed_norm(layer[1], layer[0](x)) if isinstance(layer, nn.Sequential) else layer(x)
+        else:
+            x = self._forget_and_recompute(x) if self._may_recompute() else self.proj(x)
         return x.flatten(2).transpose(1, 2), (x.shape[2], x.shape[3])
 
     def _may_recompute(self) -> bool:
         # Norms over several processes would exchange their sums again; a compiler decides by itself what to keep.
         plain = all(type(layer[1]) is nn.BatchNorm2d for layer in self._convolutions())
-        return self.training and torch.is_grad_enabled() and plain and not torch.compiler.is_compiling()
+        seen = torch.compiler.is_compiling() or is_transformed()
+        return self.training and torch.is_grad_enabled() and plain and not seen
 
     def _convolutions(self) -> list[nn.Sequential]:
         return [layer for layer in self.proj if isinstance(layer, nn.Sequential)]
@@ -76,6 +86,16 @@ class ConvStem(nn.Module):
             x = recompute(partial(_step, norm, self.proj[1], conv), x, preserve_rng_state=False)
         result: Tensor = layers[-1][1](x)
         return result
+
+
+def _fixed_norm(norm: nn.Module, x: Tensor) -> Tensor:
+    """Apply a norm that does not learn from x, step by step: vmap of torch's own returns wrong gradients (2.13)."""
+    if type(norm) is not nn.BatchNorm2d or norm.running_var is None or norm.running_mean is None:
+        result: Tensor = norm(x)
+        return result
+    scale = norm.weight * (norm.running_var + norm.eps).rsqrt()
+    shift = norm.bias - norm.running_mean * scale
+    return x * scale.to(x.dtype)[:, None, None] + shift.to(x.dtype)[:, None, None]
 
 
 def _step(norm: nn.Module, activation: nn.Module, conv: nn.Module, x: Tensor) -> Tensor:
@@ -92,6 +112,7 @@ def _step(norm: nn.Module, activation: nn.Module, conv: nn.Module, x: Tensor) ->
     return result
 
 
+@register_notrace_module
 class ClassBlock(ClassAttentionBlock):
     """timm's class-attention block of XCiT, with class token and patches apart.
 
@@ -130,8 +151,7 @@ class ClassBlock(ClassAttentionBlock):
 
     def _attend(self, token: Tensor, patches: Tensor) -> Tensor:
         attn = self.attn
-        # Modules that were exchanged or are listened to have to be called: their weights may not be the whole story.
-        if any(type(part) is not nn.Linear or part._forward_hooks for part in (attn.k, attn.v)):
+        if not (_is_plain(attn.k) and _is_plain(attn.v)):
             replaced: Tensor = attn(torch.cat((token, patches), dim=1))
             return replaced
         B, _, C = token.shape
@@ -149,8 +169,22 @@ class ClassBlock(ClassAttentionBlock):
         B, _, C = token.shape
         H, D = attn.num_heads, C // attn.num_heads
         query = attn.q(token).view(B, H, D) * attn.scale
+        if not _is_plain(attn.k):
+            keys = attn.k(torch.cat((token, patches), dim=1)).unflatten(-1, (H, D))
+            return torch.einsum("bhd,bnhd->bhn", query, keys)
         asked = torch.einsum("bhd,hdc->bhc", query, attn.k.weight.view(H, D, C))
         scores: Tensor = torch.cat((asked @ token.transpose(1, 2), asked @ patches.transpose(1, 2)), dim=-1)
         # The keys' bias moves all scores of a head alike. It changes nothing, but it is a parameter with a gradient.
         same: Tensor = (query * attn.k.bias.view(H, D)).sum(dim=-1, keepdim=True)
         return scores + same
+
+
+def _is_plain(layer: nn.Module) -> bool:
+    """Return whether a layer is no more than its weight and bias.
+
+    One that was exchanged, is listened to, or has a weight in a form of its own, such as torchao's integers, has to be
+    called.
+    """
+    if type(layer) is not nn.Linear or layer._forward_hooks or layer._forward_pre_hooks:
+        return False
+    return not is_traceable_wrapper_subclass(layer.weight)

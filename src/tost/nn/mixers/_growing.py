@@ -10,6 +10,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from tost.ops._transforms import is_transformed
+
 _NAME = "_tost_room"
 
 
@@ -31,7 +33,7 @@ def append_tokens(before: Tensor, new: Tensor) -> Tensor:
         ``[B, H, M + N, D]`` in the dtype of `new`.
     """
     recorded = torch.is_grad_enabled() and (before.requires_grad or new.requires_grad)
-    if recorded or torch.compiler.is_compiling():
+    if recorded or torch.compiler.is_compiling() or is_transformed():
         return torch.cat((before.to(new.dtype), new), dim=2)
     M, total = before.shape[2], before.shape[2] + new.shape[2]
     room: _Room | None = getattr(before, _NAME, None)

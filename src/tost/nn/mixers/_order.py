@@ -10,6 +10,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from tost.ops._transforms import has_values
+
 
 def real_first(mix: Callable[[Tensor, Tensor | None], Tensor], x: Tensor, mask: Tensor | None) -> Tensor:
     """Return ``mix(x, mask)`` as if all padding came after the real tokens, with every result at its token's place.
@@ -29,10 +31,7 @@ def real_first(mix: Callable[[Tensor, Tensor | None], Tensor], x: Tensor, mask: 
 
 def _is_behind(mask: Tensor) -> bool:
     """Return whether all padding is at the end, as is usual; False if the data cannot be looked at."""
-    # Looking at the data would break a graph, or wait for the device.
-    if torch.compiler.is_compiling() or mask.device.type != "cpu":
-        return False
-    return not bool((mask[:, 1:] > mask[:, :-1]).any())
+    return has_values(mask) and not bool((mask[:, 1:] > mask[:, :-1]).any())
 
 
 def _take(x: Tensor, order: Tensor) -> Tensor:

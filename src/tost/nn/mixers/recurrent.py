@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tost.nn.mixers.projected import ProjectedMixer
-from tost.nn.state import RecurrentState
+from tost.nn.state import Carry, RecurrentState, call_with_state
 from tost.ops._checks import check_mask
 from tost.ops._numerics import num_tokens, zero_padding
 
@@ -42,18 +42,20 @@ class NoMixer(nn.Module):
         super().__init__()
         self.embed_dim = embed_dim
 
-    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Return zeros of the shape of x [B, N, C]."""
-        return self.forward_with_state(x, mask=mask)[0]
+    def forward(self, x: Tensor, mask: Tensor | None = None, *, carry: Carry | None = None) -> Tensor:
+        """Return zeros of the shape of x [B, N, C]; the state in `carry` only counts the tokens."""
+        check_mask(mask, x)
+        if carry is not None:
+            before = RecurrentState.empty(x, 0) if carry.state is None else carry.state
+            carry.state = RecurrentState(before.memory, before.position + num_tokens(x, mask))
+        # A product, so that the norm in front gets a gradient (of zero), which data parallelism waits for.
+        return zero_padding(x, mask) * 0
 
     def forward_with_state(
         self, x: Tensor, state: RecurrentState | None = None, mask: Tensor | None = None
     ) -> tuple[Tensor, RecurrentState]:
         """Return zeros, and a state that only counts; see `CausalTSSAttention.forward_with_state`."""
-        check_mask(mask, x)
-        before = RecurrentState.empty(x, 0) if state is None else state
-        # A product, so that the norm in front gets a gradient (of zero), which data parallelism waits for.
-        return zero_padding(x, mask) * 0, RecurrentState(before.memory, before.position + num_tokens(x, mask))
+        return call_with_state(self, x, state, mask)
 
 
 class _RecurrentMixer(ProjectedMixer):
@@ -61,21 +63,38 @@ class _RecurrentMixer(ProjectedMixer):
 
     state_kind: ClassVar[type] = RecurrentState
 
-    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+    def forward(self, x: Tensor, mask: Tensor | None = None, *, carry: Carry | None = None) -> Tensor:
         """Mix the tokens x [B, N, C], each with those before it.
 
         Args:
             x: Tokens, ``[B, N, C]``.
             mask: Real tokens, bool ``[B, N]``; the others are ignored, and their output is the bias.
+            carry: A state to continue from, which is replaced by the one after these tokens; see `forward_with_state`.
 
         Returns:
             ``[B, N, C]``.
 
         Raises:
-            ValueError: `x` or `mask` has the wrong shape or dtype.
+            ValueError: `x`, `mask` or the state has the wrong shape or dtype.
             BackendError: Context parallelism is active; this mixer needs whole sequences.
         """
-        return self.forward_with_state(x, mask=mask)[0]
+        parts = self._project_in(x, mask)
+        state = None if carry is None else carry.state
+        before = RecurrentState.empty(x, *self._memory_shape()) if state is None else state
+        if before.memory.shape != (len(x), *self._memory_shape()):
+            raise ValueError(
+                f"the state has a memory of shape {tuple(before.memory.shape)}, but {len(x)} sequences and this mixer "
+                f"need {(len(x), *self._memory_shape())}. Pass the state that came from the same batch and model, or "
+                "None at the start."
+            )
+        y, memory = parts[:, :, 0], before.memory
+        if x.shape[1] > 0:
+            # The recurrences multiply many small numbers: they run in float32 or better, also under autocast.
+            with torch.autocast("cpu" if x.is_meta else x.device.type, enabled=False):
+                y, memory = self._recur(x, parts, before.memory, mask)
+        if carry is not None:
+            carry.state = RecurrentState(memory, before.position + num_tokens(x, mask))
+        return self._project_out(y.to(parts.dtype), mask)
 
     def forward_with_state(
         self, x: Tensor, state: RecurrentState | None = None, mask: Tensor | None = None
@@ -91,24 +110,10 @@ class _RecurrentMixer(ProjectedMixer):
             ``[B, N, C]`` and the state after these tokens.
 
         Raises:
-            ValueError: As in `forward`, or the state belongs to another batch or another model.
+            ValueError: As in `forward`.
             BackendError: As in `forward`.
         """
-        parts = self._project_in(x, mask)
-        before = RecurrentState.empty(x, *self._memory_shape()) if state is None else state
-        if before.memory.shape != (len(x), *self._memory_shape()):
-            raise ValueError(
-                f"the state has a memory of shape {tuple(before.memory.shape)}, but {len(x)} sequences and this mixer "
-                f"need {(len(x), *self._memory_shape())}. Pass the state that came from the same batch and model, or "
-                "None at the start."
-            )
-        if x.shape[1] == 0:
-            return self._project_out(parts[:, :, 0], mask), before
-        # The recurrences multiply many small numbers: they run in float32 or better, also under autocast.
-        with torch.autocast("cpu" if x.is_meta else x.device.type, enabled=False):
-            y, memory = self._recur(x, parts, before.memory, mask)
-        after = RecurrentState(memory, before.position + num_tokens(x, mask))
-        return self._project_out(y.to(parts.dtype), mask), after
+        return call_with_state(self, x, state, mask)
 
     @abstractmethod
     def _memory_shape(self) -> tuple[int, ...]:

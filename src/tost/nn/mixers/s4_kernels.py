@@ -14,8 +14,8 @@ from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
+from tost.nn.recompute import recompute
 from tost.ops._numerics import statistics_dtype
 
 LARGEST_TABLE = 2**21
@@ -225,7 +225,7 @@ class LowRankKernel(_Kernel):
             spectrum = _generating(angles.to(step.dtype), *values)
         else:
             pieces = (angles[at : at + piece].to(step.dtype) for at in range(0, len(angles), piece))
-            spectrum = torch.cat([checkpoint(_generating, at, *values, use_reentrant=False) for at in pieces], dim=-1)
+            spectrum = torch.cat([recompute(_generating, at, *values) for at in pieces], dim=-1)
         kernel: Tensor = torch.fft.irfft(spectrum, n=L)
         return kernel[..., :length]
 
