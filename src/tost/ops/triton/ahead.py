@@ -2,7 +2,7 @@
 
     python -m tost.ops.triton.ahead sm90 12x64 bfloat16
 
-prints one JSON object per kernel. The kernels and their arguments are those that `launch` runs, recorded from calls on
+prints one JSON object per launch; ``plain`` as a last argument leaves out the options of the operators. The kernels and their arguments are those that `launch` runs, recorded from calls on
 tensors without data. Does not work in a process that interprets kernels (``TRITON_INTERPRET=1``).
 """
 
@@ -178,30 +178,43 @@ def _usage(cubin: bytes) -> tuple[int, int]:
     return int(registers), int(stack)
 
 
-def _different(launches: list[Launch]) -> list[Launch]:
-    """Return each kernel once for the same types and constants."""
-    found = {}
-    for each in launches:
-        key = {
-            name: str(value.dtype) if isinstance(value, Tensor) else value
-            for name, value in each.arguments.items()
-            if name not in ("chunks", "N", "rows")
-        }
-        found.setdefault((each.name, *key.items()), each)
-    return list(found.values())
+def _key(found: Launch) -> tuple[Any, ...]:
+    """Return what a compiled kernel depends on: types and constants, not lengths."""
+    types = {
+        name: value.dtype if isinstance(value, Tensor) else value
+        for name, value in found.arguments.items()
+        if name not in ("chunks", "N", "rows")
+    }
+    return (found.name, *types.items())
 
 
-def compile_all(target: str, H: int, D: int, dtype: torch.dtype) -> Iterator[tuple[str, Resources]]:
-    """Compile every kernel for a target; yields each with the call that it is part of."""
+def compile_all(
+    target: str, H: int, D: int, dtype: torch.dtype, *, options: bool = True
+) -> Iterator[tuple[str, Resources]]:
+    """Compile every kernel for a target; yields each with the call that it is part of.
+
+    Args:
+        target: One of `TARGETS`.
+        H: Heads.
+        D: Head width.
+        dtype: Of the tokens.
+        options: Whether the fullest form of every call is compiled, too.
+    """
+    compiled: dict[tuple[Any, ...], Resources] = {}
     for name, call in calls(H, D, dtype).items():
-        for found in _different(launches_of(call)):
-            yield name, compile_kernel(found, TARGETS[target])
+        if name.endswith("options") and not options:
+            continue
+        for found in launches_of(call):
+            key = _key(found)
+            if key not in compiled:
+                compiled[key] = compile_kernel(found, TARGETS[target])
+            yield name, compiled[key]
 
 
-def main(target: str, shape: str, dtype: str) -> None:
+def main(target: str, shape: str, dtype: str, options: str = "all") -> None:
     """Print what every kernel needs, one JSON object per line."""
     H, D = map(int, shape.split("x"))
-    for name, resources in compile_all(target, H, D, getattr(torch, dtype)):
+    for name, resources in compile_all(target, H, D, getattr(torch, dtype), options=options == "all"):
         sys.stdout.write(json.dumps({"call": name, **asdict(resources)}) + "\n")
 
 

@@ -124,10 +124,10 @@ def step(
     inside = (h < H)[:, None] & (d < D)[None, :]
     lane = h[:, None] * D + d[None, :]
     own, own_mass = sequence * (H * D) + lane, sequence * H + h
-    real = True
+    real = h < H
     if mask is not None:
-        real = tl.load(mask + sequence) != 0
-    x = tl.load(w + own, inside & real, 0.0).to(dtype)
+        real = real & (tl.load(mask + sequence + h * 0, real, 0) != 0)
+    x = tl.load(w + own, inside & real[:, None], 0.0).to(dtype)
     square = x * x
     c, total, m = square, tl.zeros([HP, DP], dtype), tl.zeros([HP], dtype)
     if squares is not None:
@@ -146,7 +146,7 @@ def step(
     logit = tl.load(temperature + h, h < H, 0.0) * energy
     logit = tl.where(h < H, logit, float("-inf"))
     weight = tl.exp(logit - tl.max(logit, 0))
-    p = tl.where((h < H) & real, weight / tl.sum(weight, 0), 0.0)
+    p = tl.where(real, weight / tl.sum(weight, 0), 0.0)
     total += p[:, None] * square
     m += p
     floored = (m + MASS_FLOOR)[:, None]
