@@ -63,13 +63,15 @@ class Launch:
         """Bytes that programs read and wrote, each time counted."""
         return sum(len(access.addresses) * access.itemsize for access in self.loads + self.stores)
 
-    def check(self) -> None:
-        """Fail on access outside the tensors of the launch, and on addresses that two programs compete for."""
-        for access in self.loads + self.stores:
-            inside = np.zeros(len(access.addresses), dtype=bool)
-            for begin, end in self.allocations:
-                inside |= (access.addresses >= begin) & (access.addresses + access.itemsize <= end)
-            assert inside.all(), f"{self.kernel}: program {access.program} reaches outside its tensors"
+    def check_bounds(self, access: Access) -> None:
+        """Fail on access outside the tensors of the launch."""
+        inside = np.zeros(len(access.addresses), dtype=bool)
+        for begin, end in self.allocations:
+            inside |= (access.addresses >= begin) & (access.addresses + access.itemsize <= end)
+        assert inside.all(), f"{self.kernel}: program {access.program} reaches outside its tensors"
+
+    def check_writers(self) -> None:
+        """Fail on addresses that two programs compete for."""
         written = np.concatenate([access.addresses for access in self.stores])
         assert len(np.unique(written)) == len(written), f"{self.kernel}: an address is written twice"
         if self.loads:
@@ -81,7 +83,7 @@ class Launch:
 
 @contextmanager
 def watched(order: np.random.Generator | None = None) -> Iterator[list[Launch]]:
-    """Record every access of the kernels that run, and check it at the end of each launch.
+    """Record and check every access of the kernels that run.
 
     Args:
         order: Programs run in an order that it draws; None for the usual one.
@@ -97,7 +99,7 @@ def watched(order: np.random.Generator | None = None) -> Iterator[list[Launch]]:
             if isinstance(x, torch.Tensor):
                 launches[-1].allocations.append((x.data_ptr(), x.data_ptr() + x.nbytes))
         run(self, *args, grid=grid, warmup=warmup, **kwargs)
-        launches[-1].check()
+        launches[-1].check_writers()
 
     def set_dim(x, y, z):
         dim(x, y, z)
@@ -112,7 +114,9 @@ def watched(order: np.random.Generator | None = None) -> Iterator[list[Launch]]:
 
     def access(pointers, mask):
         kept = pointers.data[np.broadcast_to(mask.data, pointers.data.shape)].ravel()
-        return Access(program[0], kept, pointers.get_element_ty().primitive_bitwidth // 8)
+        found = Access(program[0], kept, max(8, pointers.get_element_ty().primitive_bitwidth) // 8)
+        launches[-1].check_bounds(found)
+        return found
 
     def watched_load(pointers, mask, *rest):
         launches[-1].loads.append(access(pointers, mask))

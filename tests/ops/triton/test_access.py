@@ -111,16 +111,18 @@ def test_sequences_with_more_chunks_than_a_tile_of_the_scan(run, options):
 def test_the_watch_sees_what_is_wrong():
     tensor = np.arange(0, 64, 4)
 
-    def launch(**changed):
+    def launch(loads=(), stores=()):
         found = Launch("kernel", 2, allocations=[(0, 64)])
-        for name, addresses in changed.items():
-            getattr(found, name).extend(Access(program, part, 4) for program, part in enumerate(addresses))
-        return found
+        found.loads += [Access(program, part, 4) for program, part in enumerate(loads)]
+        found.stores += [Access(program, part, 4) for program, part in enumerate(stores)]
+        for access in found.loads + found.stores:
+            found.check_bounds(access)
+        found.check_writers()
 
-    launch(stores=[tensor[:8], tensor[8:]]).check()
+    launch(stores=[tensor[:8], tensor[8:]])
     with pytest.raises(AssertionError, match="program 1 reaches outside"):
-        launch(stores=[tensor[:8], tensor[8:] + 4]).check()
+        launch(stores=[tensor[:8], tensor[8:] + 4])
     with pytest.raises(AssertionError, match="written twice"):
-        launch(stores=[tensor[:8], tensor[7:]]).check()
+        launch(stores=[tensor[:8], tensor[7:]])
     with pytest.raises(AssertionError, match="written in the same launch"):
-        launch(stores=[tensor[:8]], loads=[tensor[7:]]).check()
+        launch(stores=[tensor[:8]], loads=[tensor[7:]])

@@ -35,10 +35,12 @@ def check(found, target):
         assert all(each["widest_load"] == 128 for each in wide)
 
 
-@pytest.mark.parametrize("shape", ["6x64", "8x48"])
-def test_the_plain_forms_compile_for_sm90(tmp_path, shape):
-    found = resources(tmp_path, "sm90", shape, "bfloat16", "plain")
-    assert {each["call"] for each in found} == CALLS
+@pytest.mark.parametrize(
+    ("shape", "names"), [("8x48", ("tssa forward", "tssa backward")), ("6x64", ("causal forward", "causal backward"))]
+)
+def test_the_plain_forms_compile_for_sm90(tmp_path, shape, names):
+    found = resources(tmp_path, "sm90", shape, "bfloat16", *names)
+    assert len(found) >= 10
     check(found, "sm90")
 
 

@@ -11,7 +11,7 @@ from tost.ops.reference import causal_tssa, tssa
 pytest.importorskip("triton", reason="triton has no packages for this platform")
 
 from tost.ops.triton import launch
-from tost.ops.triton.tiles import tiles
+from tost.ops.triton.tiles import choose_tiles
 
 H, D = 3, 5
 LENGTHS = [1, 70, 0, 64, 3]
@@ -50,7 +50,7 @@ def test_the_table_has_every_row_once_and_no_chunk_of_two_sequences(packed, chun
 @pytest.mark.parametrize("count_scaled", [False, True])
 def test_packed_tssa_is_that_of_each_sequence(packed, count_scaled):
     w, dy, t, rows, ends = packed
-    layout = launch.packed_layout(ends, w.shape[1], tiles(H, D).CHUNK)
+    layout = launch.packed_layout(ends, w.shape[1], choose_tiles(H, D).CHUNK)
     count = torch.tensor(LENGTHS).double() if count_scaled else None
     y, *saved = launch.tssa_forward(w, t, None, count, normalize=True, layout=layout)
     dw, dt = launch.tssa_backward(dy, w, t, None, count, *saved, layout=layout)
@@ -70,7 +70,7 @@ def test_packed_causal_tssa_is_that_of_each_sequence(packed, decays):
     S, decay = len(LENGTHS), make_decay(H, torch.float64) if decays else None
     bias, before = randn(1, w.shape[1], H), (randn(S, H, D).square(), randn(S, H, D).square(), randn(S, H).square())
     after = (randn(S, H, D), randn(S, H, D), randn(S, H))
-    layout = launch.packed_layout(ends, w.shape[1], tiles(H, D, decays=decays).CHUNK)
+    layout = launch.packed_layout(ends, w.shape[1], choose_tiles(H, D, decays=decays).CHUNK)
     result = launch.causal_forward(w, t, bias, None, before, None, decay, layout=layout)
     found = launch.causal_backward(
         dy, after, w, t, bias, None, result.pi, result.starts, None, decay, layout=layout

@@ -18,7 +18,7 @@ from tost.ops._numerics import statistics_dtype
 from tost.ops.backends import TRITON_INTERPRETS
 from tost.ops.form import Form
 from tost.ops.triton.approval import approved as approved
-from tost.ops.triton.tiles import WIDEST, tiles
+from tost.ops.triton.tiles import WIDEST, choose_tiles
 
 _INSTALLED = find_spec("triton") is not None
 if _INSTALLED:
@@ -53,7 +53,7 @@ def unsupported(w: Tensor, form: Form) -> list[str]:
 
 def _check_width(w: Tensor) -> None:
     H, D = w.shape[2:]
-    size = tiles(H, D)
+    size = choose_tiles(H, D)
     if size.HP * size.DP > WIDEST:
         raise ValueError(
             f"w has {H} heads of width {D}; the Triton kernels hold all heads of a token at once, at most {WIDEST} "

@@ -2,8 +2,9 @@
 
     python -m tost.ops.triton.ahead sm90 12x64 bfloat16
 
-prints one JSON object per launch; ``plain`` as a last argument leaves out the options of the operators. The kernels and their arguments are those that `launch` runs, recorded from calls on
-tensors without data. Does not work in a process that interprets kernels (``TRITON_INTERPRET=1``).
+prints one JSON object per launch, of all `calls` or of those that are named. The kernels and their arguments are those
+that `launch` runs, recorded from calls on tensors without data. Does not work in a process that interprets kernels
+(``TRITON_INTERPRET=1``).
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -29,7 +30,7 @@ from triton.compiler import ASTSource
 from triton.runtime.jit import JITFunction
 
 from tost.ops.triton import launch
-from tost.ops.triton.tiles import tiles
+from tost.ops.triton.tiles import choose_tiles
 
 TARGETS = {
     "sm80": GPUTarget("cuda", 80, 32),
@@ -87,7 +88,7 @@ def calls(H: int, D: int, dtype: torch.dtype, *, B: int = 2, N: int = 4096) -> d
     short, one = empty(B, 196, H, D, dtype=dtype), empty(B, 1, H, D, dtype=dtype)
 
     def starts(decays: bool) -> tuple[Tensor, Tensor, Tensor]:
-        chunks = launch.padded_layout(w, tiles(H, D, decays=decays).CHUNK).programs
+        chunks = launch.padded_layout(w, choose_tiles(H, D, decays=decays).CHUNK).programs
         return empty(chunks, H, D), empty(chunks, H, D), empty(chunks, H)
 
     return {
@@ -189,32 +190,31 @@ def _key(found: Launch) -> tuple[Any, ...]:
 
 
 def compile_all(
-    target: str, H: int, D: int, dtype: torch.dtype, *, options: bool = True
+    target: str, H: int, D: int, dtype: torch.dtype, names: Sequence[str] = ()
 ) -> Iterator[tuple[str, Resources]]:
-    """Compile every kernel for a target; yields each with the call that it is part of.
+    """Compile kernels for a target; yields each with the call that it is part of.
 
     Args:
         target: One of `TARGETS`.
         H: Heads.
         D: Head width.
         dtype: Of the tokens.
-        options: Whether the fullest form of every call is compiled, too.
+        names: Which of the `calls`; empty for all.
     """
     compiled: dict[tuple[Any, ...], Resources] = {}
-    for name, call in calls(H, D, dtype).items():
-        if name.endswith("options") and not options:
-            continue
-        for found in launches_of(call):
+    known = calls(H, D, dtype)
+    for name in names or known:
+        for found in launches_of(known[name]):
             key = _key(found)
             if key not in compiled:
                 compiled[key] = compile_kernel(found, TARGETS[target])
             yield name, compiled[key]
 
 
-def main(target: str, shape: str, dtype: str, options: str = "all") -> None:
+def main(target: str, shape: str, dtype: str, *names: str) -> None:
     """Print what every kernel needs, one JSON object per line."""
     H, D = map(int, shape.split("x"))
-    for name, resources in compile_all(target, H, D, getattr(torch, dtype), options=options == "all"):
+    for name, resources in compile_all(target, H, D, getattr(torch, dtype), names):
         sys.stdout.write(json.dumps({"call": name, **asdict(resources)}) + "\n")
 
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from tost.ops._numerics import statistics_dtype
 from tost.ops.triton.kernels import causal, common
 from tost.ops.triton.kernels import tssa as noncausal
-from tost.ops.triton.tiles import SHORT, Tiles, num_chunks, tiles
+from tost.ops.triton.tiles import SHORT, Tiles, choose_tiles, num_chunks
 
 # The same for all kernels and shapes: nothing is tuned on the machine, so results repeat everywhere.
 OPTIONS = {"num_warps": 8, "enable_fp_fusion": True}
@@ -161,7 +161,7 @@ def tssa_forward(
         layout: Of packed sequences; None if each row of w is one.
     """
     B, N, H, D = w.shape
-    size, mask = tiles(H, D), _bytes(mask)
+    size, mask = choose_tiles(H, D), _bytes(mask)
     y, (pi,) = torch.empty_like(w), _empty(w, (B, N, H))
     with _device_of(w):
         if layout is None and N <= SHORT:
@@ -201,7 +201,7 @@ def tssa_backward(
 ) -> tuple[Tensor, Tensor]:
     """Return dw and the gradient of the temperature; arguments are those and the results of `tssa_forward`."""
     B, N, H, D = w.shape
-    size, mask = tiles(H, D), _bytes(mask)
+    size, mask = choose_tiles(H, D), _bytes(mask)
     launch = _Launcher(w, size, padded_layout(w, size.CHUNK) if layout is None else layout)
     C, dw = launch.layout.programs, torch.empty_like(w)
     sums, d_energy, d_temperature = _empty(w, (C, H, D), (B, N, H), (C, H))
@@ -254,7 +254,7 @@ def causal_forward(
 ) -> CausalResult:
     """Run the causal operator. Arguments are the fields of `Inputs`, but that a layout describes packed sequences."""
     B, N, H, D = w.shape
-    size, mask = tiles(H, D, decays=decay is not None), _bytes(mask)
+    size, mask = choose_tiles(H, D, decays=decay is not None), _bytes(mask)
     launch = _Launcher(w, size, padded_layout(w, size.CHUNK) if layout is None else layout)
     C, powers = launch.layout.programs, _powers(decay, size.CHUNK)
     y = torch.empty_like(w)
@@ -283,7 +283,7 @@ def causal_step(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Advance every sequence by one token in one launch: return y [B, 1, H, D] and the sums after it."""
     B, _, H, D = w.shape
-    size, y = tiles(H, D), torch.empty_like(w)
+    size, y = choose_tiles(H, D), torch.empty_like(w)
     squares, weighted, mass = _empty(w, (B, H, D), (B, H, D), (B, H))
     with _device_of(w):
         if B:
@@ -322,7 +322,7 @@ def causal_backward(
 ) -> CausalGradients:
     """Return all gradients; arguments are those and the results of `causal_forward`."""
     B, N, H, D = w.shape
-    size, mask = tiles(H, D, decays=decay is not None), _bytes(mask)
+    size, mask = choose_tiles(H, D, decays=decay is not None), _bytes(mask)
     launch = _Launcher(w, size, padded_layout(w, size.CHUNK) if layout is None else layout)
     C, powers = launch.layout.programs, _powers(decay, size.CHUNK)
     squares, weighted, mass = starts

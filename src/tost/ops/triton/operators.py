@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from tost.ops._numerics import num_tokens, statistics_dtype
-from tost.ops.triton.tiles import num_chunks, tiles
+from tost.ops.triton.tiles import choose_tiles, num_chunks
 
 Tensors = tuple[Tensor, ...]
 
@@ -140,7 +140,7 @@ def _causal_tssa(*arguments: Any) -> Tensors:
 @_causal_tssa.register_fake  # type: ignore[untyped-decorator]
 def _(w: Tensor, *rest: Any) -> Tensors:
     B, N, H, D = w.shape
-    C = B * num_chunks(N, tiles(H, D, decays=rest[-1] is not None).CHUNK)
+    C = B * num_chunks(N, choose_tiles(H, D, decays=rest[-1] is not None).CHUNK)
     return (_like_tokens(w), *_unfilled(w, (B, N, H), (C, H, D), (C, H, D), (C, H)), *_sums(w))
 
 

@@ -39,7 +39,7 @@ def _power_of_two(n: int) -> int:
     return 1 << (n - 1).bit_length()
 
 
-def tiles(H: int, D: int, *, decays: bool = False) -> Tiles:
+def choose_tiles(H: int, D: int, *, decays: bool = False) -> Tiles:
     """Return the sizes for H heads of width D. A scan with a decay holds twice the numbers, so its tiles are half."""
     HP, DP = _power_of_two(H), max(16, _power_of_two(D))
     lanes = LANES // 2 if decays else LANES
