@@ -30,14 +30,10 @@ from triton.compiler import ASTSource
 from triton.runtime.jit import JITFunction
 
 from tost.ops.triton import launch
-from tost.ops.triton.tiles import choose_tiles
+from tost.ops.triton.tiles import TARGET_NAMES, choose_tiles
 
-TARGETS = {
-    "sm80": GPUTarget("cuda", 80, 32),
-    "sm90": GPUTarget("cuda", 90, 32),
-    "sm100": GPUTarget("cuda", 100, 32),
-    "gfx942": GPUTarget("hip", "gfx942", 64),
-}
+_ARCHITECTURES = (("cuda", 80, 32), ("cuda", 90, 32), ("cuda", 100, 32), ("hip", "gfx942", 64))
+TARGETS = {name: GPUTarget(*each) for name, each in zip(TARGET_NAMES, _ARCHITECTURES, strict=True)}
 _TYPES = {
     torch.float64: "*fp64",
     torch.float32: "*fp32",

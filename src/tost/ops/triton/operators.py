@@ -169,10 +169,13 @@ def _causal_backward(*arguments: Any) -> Tensors:
     """
     from tost.ops.triton import launch
 
-    dy, dsquares, dweighted, dmass, *given, pi, squares, weighted, mass, scale, decay = map(_dense, arguments)
+    dy, dsquares, dweighted, dmass, w, temperature, bias, mask, pi, squares, weighted, mass, scale, decay = map(
+        _dense, arguments
+    )
+    starts = (squares, weighted, mass)
     found = launch.causal_backward(
-        dy, (dsquares, dweighted, dmass), *given, pi, (squares, weighted, mass), scale, decay
-    )  # fmt: skip
+        dy, (dsquares, dweighted, dmass), w, temperature, bias, mask, pi, starts, scale, decay
+    )
     options = [pi.new_empty(0) if x is None else x for x in (found.scale, found.decay)]
     return found.w, found.temperature, found.logit, *found.before, *options
 

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+TARGET_NAMES = ("sm80", "sm90", "sm100", "gfx942")
+"""Devices that the tests compile the kernels for."""
 LANES = 4096
 LONGEST_CHUNK = 64
 SHORT = 256
