@@ -9,6 +9,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable
 from importlib import import_module
+from operator import attrgetter
 from types import ModuleType
 from typing import Any, NamedTuple
 
@@ -18,7 +19,7 @@ from torch import Tensor
 from tost._text import closest
 from tost.errors import BackendError
 from tost.ops.backends import BACKENDS, OPERATORS, VARIABLE, Backend
-from tost.ops.form import Form
+from tost.ops.form import FLAGS, Form
 
 
 class Implementation(NamedTuple):
@@ -71,7 +72,8 @@ _MODULES = [(backend, import_module(backend.module)) for backend in BACKENDS]
 _IMPLEMENTATIONS = {op: tuple(_implementation(op, *loaded) for loaded in _MODULES) for op in OPERATORS}
 # Read once: the value is part of the program, and compiled graphs may not look at the environment.
 _DEFAULT = VARIABLE.get()
-_SELECTED: dict[tuple[str, str, torch.dtype, torch.device, Form], Implementation] = {}
+_SELECTED: dict[tuple[object, ...], Implementation] = {}
+_OPTIONS = attrgetter(*FLAGS)  # quicker than the hash of a form
 _WARNED: set[str] = set()
 _PLAIN = Form()
 
@@ -135,7 +137,7 @@ def select(op: str, requested: str, w: Tensor, form: Form = _PLAIN) -> Implement
     if torch.compiler.is_compiling():
         return _select(op, requested, w, form)
     # What decides is the same for all calls in one form with tokens of one dtype on one device.
-    key = (op, requested, w.dtype, w.device, form)
+    key = (op, requested, w.dtype, w.device, _OPTIONS(form))
     found = _SELECTED.get(key)
     if found is None:
         found = _SELECTED[key] = _select(op, requested, w, form)

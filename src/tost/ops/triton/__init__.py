@@ -17,12 +17,14 @@ from tost.ops._inputs import Inputs, Sums
 from tost.ops._numerics import statistics_dtype
 from tost.ops.backends import TRITON_INTERPRETS
 from tost.ops.form import Form
-from tost.ops.triton.approval import approved as approved
+from tost.ops.triton.approval import approved
 from tost.ops.triton.tiles import WIDEST, choose_tiles
+
+__all__ = ["approved", "causal_tssa", "tssa", "unavailable", "unsupported"]
 
 _INSTALLED = find_spec("triton") is not None
 if _INSTALLED:
-    from tost.ops.triton import operators as operators
+    from tost.ops.triton import operators as operators  # registers them
 
 _TYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 _KNOWN = ("count_scaled", "normalize")
