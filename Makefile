@@ -45,6 +45,7 @@ check: $(STAMP)
 
 docs: $(STAMP)
 	$(BIN)/python scripts/update_paper_tables.py --check
+	$(BIN)/python scripts/update_gpu.py --check
 	$(BIN)/mkdocs build --quiet --strict
 	@echo site/index.html
 

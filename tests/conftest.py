@@ -8,8 +8,13 @@ import random
 import socket
 import sys
 from collections.abc import Callable, Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
+
+# Triton kernels run on CPU tensors, in Python. Triton, which torch imports, reads the variable when it is imported.
+if find_spec("triton"):
+    os.environ["TRITON_INTERPRET"] = "1"
 
 import hypothesis
 import numpy as np

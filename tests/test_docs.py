@@ -185,6 +185,12 @@ def test_page_of_the_papers_tables_is_generated():
     assert page == script.generate(), "run `python scripts/update_paper_tables.py`"
 
 
+def test_page_of_the_gpu_is_generated():
+    page = (ROOT / "docs" / "gpu.md").read_text()
+    assert page == load_script("update_gpu").generate(), "run `python scripts/update_gpu.py`"
+    assert "**Predictions, not measurements**" in page
+
+
 @pytest.fixture
 def result(tmp_path):
     """A stored measurement in the form that the benchmark program writes, with a few contenders and lengths."""

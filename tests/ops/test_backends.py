@@ -38,7 +38,7 @@ def test_registrations_load_no_torch():
 
 
 def implementation(backend: Backend, reasons: list[str]) -> _dispatch.Implementation:
-    return _dispatch.Implementation(backend, lambda *_: None, None, lambda: reasons, lambda w: [])
+    return _dispatch.Implementation(backend, lambda *_: None, None, lambda: reasons, lambda *_: [])
 
 
 def put_first(monkeypatch, backend: Backend, reasons: list[str]) -> None:
@@ -59,6 +59,32 @@ def test_a_faster_backend_for_this_device_is_missed(monkeypatch):
     put_first(monkeypatch, Backend("fast", "nowhere", devices=("cpu",)), ["not built"])
     with pytest.warns(RuntimeWarning, match="runs on backend 'native'; 'fast' is faster but cannot be used: not built"):
         assert _dispatch.select("tssa", "auto", W).backend.name == "native"
+
+
+def test_a_form_that_a_backend_does_not_have_is_refused_and_left_to_others(monkeypatch):
+    def unsupported(w, form):
+        return ["has no count_scaled"] if form.count_scaled else []
+
+    first = _dispatch.Implementation(Backend("plain", "nowhere"), lambda *_: None, None, list, unsupported)
+    for op, known in _dispatch._IMPLEMENTATIONS.items():
+        monkeypatch.setitem(_dispatch._IMPLEMENTATIONS, op, (first, *known))
+    monkeypatch.setattr(_dispatch, "_WARNED", {"plain"})
+    monkeypatch.setattr(_dispatch, "_SELECTED", {})
+    for form, name in ((Form(), "plain"), (Form(count_scaled=True), "native"), (Form(), "plain")):
+        assert _dispatch.select("tssa", "auto", W, form).backend.name == name
+    with pytest.raises(BackendError, match="plain: has no count_scaled"):
+        _dispatch.select("tssa", "plain", W, Form(count_scaled=True))
+
+
+def test_a_backend_that_is_not_automatic_can_be_approved(monkeypatch):
+    trial = Backend("trial", "nowhere", automatic=False)
+    answers = [False, True]
+    first = _dispatch.Implementation(trial, lambda *_: None, None, list, lambda *_: [], lambda: answers[-1])
+    monkeypatch.setitem(_dispatch._IMPLEMENTATIONS, "tssa", (first, *_dispatch._IMPLEMENTATIONS["tssa"]))
+    for _ in range(2):
+        monkeypatch.setattr(_dispatch, "_SELECTED", {})
+        assert _dispatch.select("tssa", "auto", W).backend.name == ("trial" if answers[-1] else "native")
+        answers.pop()
 
 
 def test_a_backend_that_is_not_automatic_runs_by_its_name_only(monkeypatch):

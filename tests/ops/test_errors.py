@@ -80,7 +80,7 @@ def test_step_refuses_a_sequence():
 
 def test_unknown_backend_is_refused_with_a_suggestion():
     with pytest.raises(
-        BackendError, match=r"`tssa` has no backend 'natve'; it has auto, native, torch, reference.*'native'"
+        BackendError, match=r"`tssa` has no backend 'natve'; it has auto, triton, native, torch, reference.*'native'"
     ):
         tost.tssa(W, T, backend="natve")
     with pytest.raises(ValueError, match="there is no operator 'attention'; the operators are causal_tssa, tssa"):
@@ -142,7 +142,7 @@ def run_python(code: str, **variables: str) -> subprocess.CompletedProcess[str]:
 
 def test_environment_variables_are_strict_and_work():
     bad = run_python("import tost; tost.tssa", TOST_BACKEND="cuda")
-    assert "TOST_BACKEND='cuda' is not understood; it takes one of: auto, native, torch, reference" in bad.stderr
+    assert "TOST_BACKEND='cuda' is not understood; it takes one of: auto, triton, native, torch," in bad.stderr
     bad = run_python("import tost; tost.tssa", TOST_NATIVE_ISA="mmx")
     assert "TOST_NATIVE_ISA='mmx' is not understood" in bad.stderr
     code = (

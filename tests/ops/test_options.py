@@ -224,7 +224,7 @@ def test_effective_count_has_two_derivatives():
     assert torch.autograd.gradgradcheck(lambda a: effective_count(a, t), (a,))
 
 
-@pytest.mark.parametrize("backend", ["native", "torch", "reference"])
+@backends
 def test_gradcheck_through_every_option(backend):
     case = make((2, 3, 2, 2), 0)
     decay = torch.tensor([0.6, 0.95], dtype=torch.float64)
@@ -292,7 +292,9 @@ def test_inplace_form_takes_the_options(backend):
 
 
 @pytest.mark.parametrize(
-    ("backend", "N"), [("native", 18), ("torch", 3), pytest.param("torch", 40, marks=pytest.mark.slow)]
+    ("backend", "N"),
+    [("native", 18), ("torch", 3), pytest.param("torch", 40, marks=pytest.mark.slow)]
+    + [(name, 18) for name in BACKENDS if name == "triton"],
 )
 def test_options_compile_without_a_graph_break(backend, N):
     case = make_case((2, N, 3, 5), torch.float32, **EVERY_OPTION)

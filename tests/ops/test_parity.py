@@ -5,6 +5,7 @@ import torch
 
 import tost
 from tests.ops.cases import (
+    BACKENDS,
     BOUNDS,
     FAST_BACKENDS,
     SHAPES,
@@ -45,7 +46,8 @@ def test_causal_tssa_matches_reference(backend, shape, dtype, masked, bias, stat
     assert_all_close(run_causal(case, backend), run_causal(case.double(), "reference"), BOUNDS[dtype])
 
 
-# The reference forgets token by token, so it runs once for all backends, and on fewer shapes.
+# The reference forgets token by token, so these are fewer shapes.
+fast_backends = pytest.mark.parametrize("backend", FAST_BACKENDS)
 option_shapes = pytest.mark.parametrize(
     "shape", [(1, 1, 1, 1), (2, 67, 3, 5), (2, 130, 2, 33), (5, 2, 4, 3)], ids=shape_id
 )
@@ -55,21 +57,19 @@ dtypes = pytest.mark.parametrize("dtype", BOUNDS, ids=dtype_id)
 @option_shapes
 @dtypes
 @pytest.mark.parametrize("normalize", [True, False])
-def test_count_scaled_tssa_matches_reference(shape, dtype, normalize):
+@fast_backends
+def test_count_scaled_tssa_matches_reference(backend, shape, dtype, normalize):
     case = make_case(shape, dtype, masked=normalize, normalize=normalize, count_scaled=True)
-    expected = run_tssa(case.double(), "reference")
-    for backend in FAST_BACKENDS:
-        assert_all_close(run_tssa(case, backend), expected, BOUNDS[dtype])
+    assert_all_close(run_tssa(case, backend), run_tssa(case.double(), "reference"), BOUNDS[dtype])
 
 
 @option_shapes
 @dtypes
 @pytest.mark.parametrize("flags", ["count_scaled", "decay", "masked bias state count_scaled decay"])
-def test_causal_tssa_with_options_matches_reference(shape, dtype, flags):
+@fast_backends
+def test_causal_tssa_with_options_matches_reference(backend, shape, dtype, flags):
     case = make_case(shape, dtype, **dict.fromkeys(flags.split(), True))
-    expected = run_causal(case.double(), "reference")
-    for backend in FAST_BACKENDS:
-        assert_all_close(run_causal(case, backend), expected, BOUNDS[dtype])
+    assert_all_close(run_causal(case, backend), run_causal(case.double(), "reference"), BOUNDS[dtype])
 
 
 @pytest.mark.parametrize("width", [32, 48, 64])
@@ -130,7 +130,7 @@ def test_native_result_does_not_depend_on_the_number_of_threads(causal):
         assert all(torch.equal(results[0][name], other[name]) for name in other)
 
 
-@pytest.mark.parametrize("backend", ["native", "torch", "reference"])
+@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("normalize", [True, False])
 def test_tssa_gradcheck(backend, normalize):
     torch.manual_seed(0)
@@ -142,7 +142,7 @@ def test_tssa_gradcheck(backend, normalize):
     )
 
 
-@pytest.mark.parametrize("backend", ["native", "torch", "reference"])
+@pytest.mark.parametrize("backend", BACKENDS)
 def test_causal_tssa_gradcheck_through_bias_and_state(backend):
     case = make_case((2, 5, 2, 3), torch.float64, masked=True, bias=True, state=True)
     tensors = (case.w, case.temperature, case.bias, *case.state[:3])

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from tests.ops.cases import BACKENDS
 from tost.ops import causal_membership, causal_tssa, causal_tssa_, causal_tssa_with_state
 from tost.testing import assert_close
 
@@ -18,7 +19,7 @@ def inputs(masked):
 
 
 @pytest.mark.parametrize("masked", [False, True])
-@pytest.mark.parametrize("backend", ["auto", "torch", "reference"])
+@pytest.mark.parametrize("backend", BACKENDS)
 def test_looked_up_bias_is_the_table(masked, backend):
     w, temperature, bias, mask, places = inputs(masked)
     found, expected = (

@@ -206,8 +206,8 @@ def test_inplace_form_refuses_autograd(run):
 @backends
 def test_operators_run_on_the_meta_device(backend):
     w, t = torch.empty(2, 5, 3, 4, device="meta"), torch.empty(3, device="meta")
-    if backend == "native":
-        with pytest.raises(tost.errors.BackendError, match="needs a CPU tensor, got meta"):
+    if backend in ("native", "triton"):
+        with pytest.raises(tost.errors.BackendError, match=r"needs a .*CPU tensor, got meta"):
             tost.tssa(w, t, backend=backend)
     else:
         assert tost.tssa(w, t, backend=backend).shape == w.shape

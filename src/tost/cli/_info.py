@@ -11,7 +11,7 @@ from tost._env import VARIABLES, Variable
 from tost.cli import _console
 from tost.cli._arguments import Json
 
-_PACKAGES = ("torch", "numpy", "timm", "torchvision", "transformers", "accelerate", "datasets", "matplotlib")
+_PACKAGES = ("torch", "triton", "numpy", "timm", "torchvision", "transformers", "accelerate", "datasets", "matplotlib")
 
 
 def info(json: Json = False) -> None:
@@ -25,6 +25,7 @@ def info(json: Json = False) -> None:
     _console.show_table(("op", "backend", "status"), backends, title="Backends, fastest first")
     if found["native"]:
         _console.show_table(("native kernel", ""), list(found["native"].items()))
+    _console.show_table(("triton kernels", ""), list(found["triton"].items()))
     columns = ("name", "value", "source", "values", "help")
     variables = [tuple(entry[column] for column in columns) for entry in found["variables"]]
     _console.show_table(("variable", "value", "source", "takes", "meaning"), variables, title="Environment variables")
@@ -42,6 +43,8 @@ def collect() -> dict[str, Any]:
     import tost
     from tost._machine import cpu_model
     from tost.ops import native_info, operators
+    from tost.ops.triton.approval import state
+    from tost.ops.triton.tiles import TARGET_NAMES
 
     devices = [f"cpu ({cpu_model()})"]
     devices += [f"cuda:{index} ({torch.cuda.get_device_name(index)})" for index in range(torch.cuda.device_count())]
@@ -53,6 +56,11 @@ def collect() -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "backends": {op: dict(tost.available_backends(op)) for op in operators()},
         "native": native_info(),
+        "triton": {
+            "compiled in tests for": ", ".join(TARGET_NAMES),
+            "run on a GPU by us": "never; experimental",
+            "this machine": state(),
+        },
         "variables": [_describe_variable(variable) for variable in VARIABLES],
     }
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable
 from importlib import import_module
+from operator import attrgetter
 from types import ModuleType
 from typing import Any, NamedTuple
 
@@ -18,6 +19,7 @@ from torch import Tensor
 from tost._text import closest
 from tost.errors import BackendError
 from tost.ops.backends import BACKENDS, OPERATORS, VARIABLE, Backend
+from tost.ops.form import FLAGS, Form
 
 
 class Implementation(NamedTuple):
@@ -28,20 +30,27 @@ class Implementation(NamedTuple):
         run: The function that runs the operator.
         run_inplace: The same, leaving its result in the memory of the tokens; None if it has no such form.
         unavailable: Returns reasons why the backend cannot be used on this machine.
-        unsupported: Returns reasons why it cannot be used for tokens ``w``. Of the tokens, it may look at the dtype.
+        unsupported: Returns reasons why it cannot be used for tokens ``w`` in a form. Of the tokens, it may look at the
+            dtype.
+        approved: Returns whether ``backend="auto"`` may choose it although it is not automatic.
     """
 
     backend: Backend
     run: Callable[..., Any]
     run_inplace: Callable[..., Any] | None
     unavailable: Callable[[], list[str]]
-    unsupported: Callable[[Tensor], list[str]]
+    unsupported: Callable[[Tensor, Form], list[str]]
+    approved: Callable[[], bool] = lambda: False
 
-    def obstacles(self, w: Tensor) -> list[str]:
-        """Return every reason why it cannot run on the tokens `w`; empty if it can."""
+    def automatic(self, device_type: str) -> bool:
+        """Return whether ``backend="auto"`` may choose it on a type of device."""
+        return self.backend.runs_on(device_type) and (self.backend.automatic or self.approved())
+
+    def obstacles(self, w: Tensor, form: Form) -> list[str]:
+        """Return every reason why it cannot run on the tokens `w` in a form; empty if it can."""
         if (found := self.unavailable()) or self.backend.runs_on(w.device.type):
-            return found or self.unsupported(w)
-        return [f"needs a {' or '.join(self.backend.devices).upper()} tensor, got {w.device}"]
+            return found or self.unsupported(w, form)
+        return [f"needs a {' or '.join(map(str.upper, self.backend.devices))} tensor, got {w.device}"]
 
 
 def _nothing(*_: object) -> list[str]:
@@ -55,6 +64,7 @@ def _implementation(op: str, backend: Backend, module: ModuleType) -> Implementa
         getattr(module, f"{op}_", None),
         getattr(module, "unavailable", _nothing),
         getattr(module, "unsupported", _nothing),
+        getattr(module, "approved", lambda: False),
     )
 
 
@@ -62,8 +72,10 @@ _MODULES = [(backend, import_module(backend.module)) for backend in BACKENDS]
 _IMPLEMENTATIONS = {op: tuple(_implementation(op, *loaded) for loaded in _MODULES) for op in OPERATORS}
 # Read once: the value is part of the program, and compiled graphs may not look at the environment.
 _DEFAULT = VARIABLE.get()
-_SELECTED: dict[tuple[str, str, torch.dtype, torch.device], Implementation] = {}
+_SELECTED: dict[tuple[object, ...], Implementation] = {}
+_OPTIONS = attrgetter(*FLAGS)  # quicker than the hash of a form
 _WARNED: set[str] = set()
+_PLAIN = Form()
 
 
 def operators() -> list[str]:
@@ -106,42 +118,40 @@ def backends_on(device_type: str, op: str) -> dict[str, str]:
     statuses = available_backends(op)
     if _DEFAULT != "auto":
         return {_DEFAULT: statuses[_DEFAULT]}
-    return {
-        backend.name: statuses[backend.name]
-        for backend in BACKENDS
-        if backend.automatic and backend.runs_on(device_type)
-    }
+    considered = [each.backend.name for each in _IMPLEMENTATIONS[op] if each.automatic(device_type)]
+    return {name: statuses[name] for name in considered}
 
 
-def select(op: str, requested: str, w: Tensor) -> Implementation:
+def select(op: str, requested: str, w: Tensor, form: Form = _PLAIN) -> Implementation:
     """Return the implementation of `op` that will run on the tokens `w`.
 
     Args:
         op: Name of an operator.
         requested: ``"auto"`` or the name of a backend.
         w: The call's tokens.
+        form: What the call varies.
 
     Raises:
         BackendError: `requested` is unknown or cannot run this call; every reason is listed.
     """
     if torch.compiler.is_compiling():
-        return _select(op, requested, w)
-    # What decides is the same for all calls with tokens of one dtype on one device.
-    key = (op, requested, w.dtype, w.device)
+        return _select(op, requested, w, form)
+    # What decides is the same for all calls in one form with tokens of one dtype on one device.
+    key = (op, requested, w.dtype, w.device, _OPTIONS(form))
     found = _SELECTED.get(key)
     if found is None:
-        found = _SELECTED[key] = _select(op, requested, w)
+        found = _SELECTED[key] = _select(op, requested, w, form)
     return found
 
 
-def _select(op: str, requested: str, w: Tensor) -> Implementation:
+def _select(op: str, requested: str, w: Tensor, form: Form) -> Implementation:
     name, known = _DEFAULT if requested == "auto" else requested, _IMPLEMENTATIONS[op]
     if name == "auto":
-        return _select_automatically(op, w)
+        return _select_automatically(op, w, form)
     for each in known:
         if each.backend.name == name:
-            if each.obstacles(w):
-                raise BackendError(_refusal(op, (each,), w))
+            if each.obstacles(w, form):
+                raise BackendError(_refusal(op, (each,), w, form))
             return each
     names = [each.backend.name for each in known]
     guess = closest(name, names)
@@ -149,20 +159,18 @@ def _select(op: str, requested: str, w: Tensor) -> Implementation:
     raise BackendError(f"`{op}` has no backend {name!r}; it has auto, {', '.join(names)}.{hint}")
 
 
-def _select_automatically(op: str, w: Tensor) -> Implementation:
-    candidates = [
-        each for each in _IMPLEMENTATIONS[op] if each.backend.automatic and each.backend.runs_on(w.device.type)
-    ]
+def _select_automatically(op: str, w: Tensor, form: Form) -> Implementation:
+    candidates = [each for each in _IMPLEMENTATIONS[op] if each.automatic(w.device.type)]
     for each in candidates:
-        if not each.obstacles(w):
+        if not each.obstacles(w, form):
             if each is not candidates[0]:
-                _warn_once(op, each, candidates[0], w)
+                _warn_once(op, each, candidates[0], w, form)
             return each
-    raise BackendError(_refusal(op, _IMPLEMENTATIONS[op], w))
+    raise BackendError(_refusal(op, _IMPLEMENTATIONS[op], w, form))
 
 
-def _refusal(op: str, candidates: tuple[Implementation, ...], w: Tensor) -> str:
-    lines = [f"{each.backend.name}: {'; '.join(each.obstacles(w))}" for each in candidates]
+def _refusal(op: str, candidates: tuple[Implementation, ...], w: Tensor, form: Form) -> str:
+    lines = [f"{each.backend.name}: {'; '.join(each.obstacles(w, form))}" for each in candidates]
     return (
         f"no backend can run `{op}` on these inputs:\n"
         f"    w  {tuple(w.shape)} {str(w.dtype).removeprefix('torch.')} on {w.device}\n"
@@ -171,13 +179,13 @@ def _refusal(op: str, candidates: tuple[Implementation, ...], w: Tensor) -> str:
     )
 
 
-def _warn_once(op: str, chosen: Implementation, faster: Implementation, w: Tensor) -> None:
+def _warn_once(op: str, chosen: Implementation, faster: Implementation, w: Tensor, form: Form) -> None:
     if torch.compiler.is_compiling() or faster.backend.name in _WARNED:
         return
     _WARNED.add(faster.backend.name)
     warnings.warn(
         f"`{op}` runs on backend {chosen.backend.name!r}; {faster.backend.name!r} is faster but cannot be used: "
-        f"{'; '.join(faster.obstacles(w))}. See `tost info`.",
+        f"{'; '.join(faster.obstacles(w, form))}. See `tost info`.",
         RuntimeWarning,
         stacklevel=6,
     )

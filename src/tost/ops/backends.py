@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
@@ -21,8 +22,9 @@ class Backend:
 
     Its module has a function for each operator, ``tssa(inputs, form)`` and ``causal_tssa(inputs, form)``. It may also
     have ``tssa_`` and ``causal_tssa_``, which leave the result in the memory of ``inputs.w``; ``unavailable()``, which
-    returns reasons why the backend cannot be used on this machine; and ``unsupported(w)``, which returns reasons why
-    it cannot be used for tokens of the dtype of w. No reasons mean that it can. Importing the module must work on every
+    returns reasons why the backend cannot be used on this machine; ``unsupported(w, form)``, which returns reasons why
+    it cannot be used for tokens of the dtype of w, or in a form; and ``approved()``, whether ``backend="auto"`` may
+    choose it here although it is not automatic. No reasons mean that it can. Importing the module must work on every
     machine.
 
     Attributes:
@@ -42,7 +44,11 @@ class Backend:
         return not self.devices or device_type in self.devices
 
 
+TRITON_INTERPRETS = os.environ.get("TRITON_INTERPRET") == "1"
+"""Whether Triton kernels run on CPU tensors, in Python. Read once, as triton does."""
+
 BACKENDS: tuple[Backend, ...] = (
+    Backend("triton", "tost.ops.triton", ("cuda", "cpu") if TRITON_INTERPRETS else ("cuda",), automatic=False),
     Backend("native", "tost.ops.native", devices=("cpu",)),
     Backend("torch", "tost.ops.pytorch"),
     Backend("reference", "tost.ops.reference"),

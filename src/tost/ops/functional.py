@@ -46,7 +46,7 @@ def tssa(
         normalize: False uses ``energy = sum_d w^2``, the unnormalized form of the paper's equation 10.
         count_scaled: Multiply the energy by n, the number of real tokens of the sequence (not in the paper).
             Normalized energies sum to D over the tokens, so that memberships flatten as 1/n; scaled ones do not.
-        backend: ``"auto"`` for the fastest that can run, or ``"native"``, ``"torch"``, ``"reference"``.
+        backend: ``"auto"`` for the fastest that can run, or ``"triton"``, ``"native"``, ``"torch"``, ``"reference"``.
 
     Returns:
         y, ``[B, N, H, D]``, in the dtype of `w`.
@@ -62,7 +62,7 @@ def tssa(
     """
     inputs = _inputs(w, temperature, mask)
     form = Form(normalize=normalize, count_scaled=count_scaled)
-    y: Tensor = select("tssa", backend, w).run(inputs, form)
+    y: Tensor = select("tssa", backend, w, form).run(inputs, form)
     return y
 
 
@@ -90,7 +90,7 @@ def tssa_(
     inputs = _inputs(w, temperature, mask)
     refuse_autograd("tssa_", w, temperature)
     form = Form(normalize=normalize, count_scaled=count_scaled)
-    chosen = select("tssa", backend, w)
+    chosen = select("tssa", backend, w, form)
     if chosen.run_inplace is None or is_transformed():
         return w.copy_(chosen.run(inputs, form))
     y: Tensor = chosen.run_inplace(inputs, form)
@@ -155,7 +155,7 @@ def causal_tssa(
         decay: Forgetting, ``[H]`` in (0, 1] (not in the paper): before a token is added, each of the three sums of
             head h is multiplied by ``decay[h]``, so that statistics follow about the last ``1 / (1 - decay)`` tokens.
             1 forgets nothing. The count of `count_scaled` forgets too: ``1 + decay + decay^2 + ...``, n terms.
-        backend: ``"auto"`` for the fastest that can run, or ``"native"``, ``"torch"``, ``"reference"``.
+        backend: ``"auto"`` for the fastest that can run, or ``"triton"``, ``"native"``, ``"torch"``, ``"reference"``.
 
     Returns:
         y, ``[B, N, H, D]``, in the dtype of `w`.
@@ -315,7 +315,7 @@ def _inputs(w: Tensor, temperature: Tensor, mask: Tensor | None) -> Inputs:
 def _run(form: Form, backend: str, *given: *CausalArguments, inplace: bool = False) -> tuple[Tensor, Sums]:
     check_causal(*given)
     w = given[0]
-    chosen = select("causal_tssa", backend, w)
+    chosen = select("causal_tssa", backend, w, form)
     inputs = causal_inputs(form, *given)
     if inplace and chosen.run_inplace is not None and not is_transformed():
         result: tuple[Tensor, Sums] = chosen.run_inplace(inputs, form)

@@ -29,8 +29,8 @@ Tensors = tuple[Tensor, ...]
 unavailable = _library.unavailable  # what the dispatcher asks every backend
 
 
-def unsupported(w: Tensor) -> list[str]:
-    """Return why the native kernels cannot run on the tokens `w`."""
+def unsupported(w: Tensor, form: Form) -> list[str]:
+    """Return why the native kernels cannot run on the tokens `w`, or in this form."""
     reasons = []
     if w.dtype not in _library.TYPES:
         reasons.append(f"supports float32, float64, bfloat16 and float16, got {str(w.dtype).removeprefix('torch.')}")

@@ -18,6 +18,7 @@ from tost.bench.ops.cases import Op
 from tost.bench.ops.contenders import paper_causal_tssa, paper_tssa
 from tost.errors import BackendError
 from tost.ops import available_backends, causal_tssa, causal_tssa_, tssa, tssa_
+from tost.ops.backends import BACKENDS
 from tost.testing import relative_rms
 
 SHAPES = ((1, 1, 1, 1), (2, 63, 3, 5), (1, 257, 8, 64), (2, 130, 12, 64))
@@ -81,11 +82,12 @@ class Candidate:
 
 
 def candidates(op: Op) -> dict[str, Candidate]:
-    """Return every ready backend of an operator, and the paper's formulation.
+    """Return every ready backend of an operator that is chosen by itself, and the paper's formulation.
 
     The formulation is checked without masks, which it does not have, and not in bfloat16, where it sums in bfloat16.
     """
-    ready = [name for name, status in available_backends(op).items() if status == "ready"]
+    statuses = available_backends(op)
+    ready = [backend.name for backend in BACKENDS if backend.automatic and statuses[backend.name] == "ready"]
     found = {name: _backend(op, name) for name in ready}
     formulation = paper_causal_tssa if op is Op.CAUSAL_TSSA else paper_tssa
     found["paper eager"] = Candidate(

@@ -1,0 +1,105 @@
+"""Stores what can be known about the Triton kernels without a GPU, in benchmarks/results/kernels.json.
+
+python scripts/measure_kernels.py
+
+Bytes and launches are counted under Triton's interpreter; registers and stack come from compiling ahead of time for
+four targets. What the file has already is not measured again: delete it after a change of the kernels. Takes about half
+an hour. `scripts/update_gpu.py` makes docs/gpu.md from it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+os.environ["TRITON_INTERPRET"] = "1"  # before triton is imported
+
+from pathlib import Path
+from typing import Any
+
+import torch
+import triton
+from page_file import MEASUREMENTS, ROOT
+
+import tost.ops.triton
+
+sys.path.insert(0, str(ROOT))
+
+from tests.ops.triton.interpreter import watched
+
+__all__ = ["DTYPES", "FILE", "SHAPES", "TARGETS", "main"]
+
+FILE = MEASUREMENTS / "kernels.json"
+SHAPES = ("4x48", "6x64", "8x48", "12x64", "16x64", "20x64", "24x64")
+TARGETS = ("sm80", "sm90", "sm100", "gfx942")
+DTYPES = ("bfloat16", "float32")
+TOKENS = 512
+
+
+def traffic(shape: str) -> dict[str, Any]:
+    """Return launches and bytes of every call on one sequence in bfloat16, by kernel."""
+    H, D = map(int, shape.split("x"))
+    w, t, ops = torch.randn(1, TOKENS, H, D).bfloat16(), torch.rand(H), torch.ops.tost
+    found = {}
+
+    def count(name: str, tokens: torch.Tensor, operator: Any, *arguments: Any) -> Any:
+        with watched() as launches:
+            result = operator(*arguments)
+        found[name] = {
+            "tokens_bytes": tokens.nbytes,
+            "launches": [{"kernel": x.kernel, "programs": x.programs, "bytes": x.bytes} for x in launches],
+        }
+        return result
+
+    forward = count("tssa forward", w, ops.tssa_triton, w, t, None, True, False)
+    count("tssa backward", w, ops.tssa_triton_backward, w, w, t, None, *forward[1:], True, False)
+    short = w[:, :196].contiguous()
+    count("short tssa forward", short, ops.tssa_triton, short, t, None, True, False)
+    forward = count("causal forward", w, ops.causal_tssa_triton, w, t, *[None] * 7)
+    saved = (w, t, None, None, *forward[1:5], None, None)
+    count("causal backward", w, ops.causal_tssa_triton_backward, w, None, None, None, *saved)
+    one, sums = w[:, :1].contiguous(), forward[5:]
+    count("causal step", one, ops.causal_tssa_triton_step, one, t, None, None, *sums, None, None)
+    return found
+
+
+def resources(target: str, shape: str, dtype: str) -> dict[str, dict[str, int]]:
+    """Return the most that every kernel needs on a target in any form, from a process that does not interpret."""
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    command = [sys.executable, "-m", "tost.ops.triton.ahead", target, shape, dtype]
+    said = subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
+    found: dict[str, dict[str, int]] = {}
+    for each in map(json.loads, said.splitlines()):
+        most = found.setdefault(each["kernel"], {"registers": 0, "stack": 0, "shared": 0})
+        for name in most:
+            most[name] = max(most[name], each[name])
+    return found
+
+
+def store(path: Path, found: dict[str, Any]) -> None:
+    """Write what was found so far."""
+    path.write_text(json.dumps(found, indent=1, sort_keys=True) + "\n")
+
+
+def main(path: Path = FILE) -> None:
+    """Measure what the file does not have yet."""
+    found: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {"traffic": {}, "resources": {}}
+    found["versions"] = {"torch": torch.__version__, "triton": triton.__version__, "tost": tost.__version__}
+    for shape in ("6x64", "8x48", "12x64"):
+        if shape not in found["traffic"]:
+            found["traffic"][shape] = traffic(shape)
+            store(path, found)
+    for dtype in DTYPES:
+        for shape in SHAPES:
+            for target in TARGETS:
+                key = f"{target} {shape} {dtype}"
+                if key not in found["resources"]:
+                    print(key, flush=True)
+                    found["resources"][key] = resources(target, shape, dtype)
+                    store(path, found)
+
+
+if __name__ == "__main__":
+    main()

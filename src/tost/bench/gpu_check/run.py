@@ -1,0 +1,227 @@
+"""Compares the compiled Triton kernels with the reference on the GPU, then times them beside what else there is.
+
+The comparison is that of the tests, on the device: outputs, states and every gradient, masks, options, dtypes, and the
+same bits twice. Times are medians of CUDA events with a cold cache (`triton.testing.do_bench`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from tost._text import Table
+from tost.bench.gpu_check.cases import Case, GpuCheckScale, Shape
+from tost.bench.harness.gate import BOUNDS, Check, GateResult
+from tost.bench.harness.measurement import Measurement, page
+from tost.bench.harness.report import Report
+from tost.bench.harness.table import pivot
+from tost.errors import ConfigError
+from tost.ops import TSSAState, causal_tssa, causal_tssa_with_state, tssa
+from tost.ops._numerics import statistics_dtype
+from tost.ops.backends import TRITON_INTERPRETS
+from tost.ops.triton import approval, unavailable
+from tost.testing import relative_rms
+
+DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+_BOUNDS = BOUNDS | {torch.float16: 5e-3}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """Time of one contender on one case, or why it has none."""
+
+    case: str
+    contender: str
+    seconds: float | None
+    note: str = ""
+
+
+@dataclass(kw_only=True)
+class GpuCheckResults:
+    """All times, and the record that lets ``backend="auto"`` use the kernels."""
+
+    rows: list[Row] = field(default_factory=list)
+    recorded: str = ""
+
+
+def _leaves(shape: Shape, dtype: torch.dtype, device: str, *, causal: bool, options: bool) -> dict[str, Tensor]:
+    """Return what an operator is differentiated in, by name, rounded to a dtype."""
+    g = torch.Generator().manual_seed(0)
+    B, N, H, D = shape
+    sums = statistics_dtype(dtype)
+    found = {"w": torch.randn(shape, generator=g).to(dtype), "temperature": torch.randn(H, generator=g).to(sums)}
+    if causal:
+        found["bias"] = (0.3 * torch.randn(H, N + 4, generator=g)).to(sums)
+    if causal and options:
+        sizes = {"squares": (B, H, D), "weighted_squares": (B, H, D), "mass": (B, H)}
+        found |= {name: (3 * torch.rand(size, generator=g)).to(sums) for name, size in sizes.items()}
+        found["decay"] = torch.tensor([0.9, 1.0, 0.5, 0.999])[torch.arange(H) % 4].to(sums)
+    return {name: x.to(device) for name, x in found.items()}
+
+
+def _run(leaves: dict[str, Tensor], mask: Tensor | None, backend: str, *, causal: bool) -> dict[str, Tensor]:
+    """Return outputs and gradients of an operator; the cotangents are the outputs, so that none is left out."""
+    inputs = {name: x.detach().requires_grad_() for name, x in leaves.items()}
+    w, temperature = inputs["w"], inputs["temperature"]
+    scaled = mask is not None
+    if not causal:
+        outputs = {"y": tssa(w, temperature, mask=mask, count_scaled=scaled, backend=backend)}
+    else:
+        state = None
+        if "mass" in inputs:
+            position = torch.ones(w.shape[0], dtype=torch.int64, device=w.device)
+            state = TSSAState(inputs["squares"], inputs["weighted_squares"], inputs["mass"], position)
+        y, after = causal_tssa_with_state(
+            w, temperature, inputs["bias"], mask=mask, state=state, count_scaled=scaled,
+            decay=inputs.get("decay"), backend=backend,
+        )  # fmt: skip
+        outputs = {"y": y, **dict(zip(TSSAState._fields[:3], after[:3], strict=True))}
+    gradients = torch.autograd.grad(
+        list(outputs.values()), list(inputs.values()), [x.detach() for x in outputs.values()]
+    )
+    return {**outputs, **{f"d{name}": x for name, x in zip(inputs, gradients, strict=True)}}
+
+
+def compare(shape: Shape, dtype: torch.dtype, device: str, *, causal: bool, options: bool) -> list[Check]:
+    """Compare the kernels with the reference in float64 on the same rounded inputs, and with themselves."""
+    leaves = _leaves(shape, dtype, device, causal=causal, options=options)
+    mask = None
+    if options:
+        mask = (torch.rand(shape[:2], generator=torch.Generator().manual_seed(1)) > 0.3).to(device)
+    found, again = (_run(leaves, mask, "triton", causal=causal) for _ in range(2))
+    double = {name: x.double() for name, x in leaves.items()}
+    expected = _run(double, mask, "reference", causal=causal)
+    name = f"{'causal_tssa' if causal else 'tssa'} {'x'.join(map(str, shape))} {str(dtype).removeprefix('torch.')}"
+    name += " with all options" if options else ""
+    same = all(torch.equal(found[key], again[key]) for key in found)
+    checks = [Check(name=f"{name}: bits of a second run", error=0.0 if same else float("inf"), bound=0.0)]
+    return checks + [
+        Check(name=f"{name}: {key}", error=relative_rms(found[key], expected[key]), bound=_BOUNDS[dtype])
+        for key in expected
+    ]
+
+
+def _contenders(case: Case, *, compiled: bool) -> dict[str, Callable[[Tensor, Tensor], Tensor]]:
+    """Return what is timed, by name: functions of w and the temperature."""
+    operator = causal_tssa if case.causal else tssa
+
+    def attention(w: Tensor, temperature: Tensor) -> Tensor:
+        q = w.transpose(1, 2)
+        return F.scaled_dot_product_attention(q, q, q, is_causal=case.causal)
+
+    found: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+        "triton": partial(operator, backend="triton"),
+        "torch": partial(operator, backend="torch"),
+        "reference": partial(operator, backend="reference"),
+    }
+    if compiled:
+        torch.compiler.reset()
+        found["torch compiled"] = torch.compile(found["torch"], dynamic=False)
+    return found | {"sdpa": attention}
+
+
+def measure_case(case: Case, device: str, *, compiled: bool, clock: Callable[..., float]) -> list[Row]:
+    """Time all contenders; one that fails, say for lack of memory, leaves its reason."""
+    w = torch.randn(case.batch, case.tokens, case.heads, case.width, device=device).bfloat16()
+    temperature, dy = torch.ones(case.heads, device=device), torch.randn_like(w)
+    leaves = (w.requires_grad_(case.backward), temperature.requires_grad_(case.backward))
+    rows = []
+    for name, run in _contenders(case, compiled=compiled).items():
+
+        def once(run: Callable[[Tensor, Tensor], Tensor] = run) -> None:
+            y = run(*leaves)
+            if case.backward:
+                torch.autograd.grad(y, leaves[:1], dy.reshape(y.shape))
+
+        try:
+            rows.append(Row(case=case.label, contender=name, seconds=clock(once)))
+        except RuntimeError as error:
+            rows.append(Row(case=case.label, contender=name, seconds=None, note=str(error).splitlines()[0]))
+    return rows
+
+
+def events(call: Callable[[], None]) -> float:
+    """Return the median seconds of a call on the GPU."""
+    from triton.testing import do_bench
+
+    milliseconds: float = do_bench(call, return_mode="median")
+    return milliseconds / 1000
+
+
+def _tables(results: GpuCheckResults) -> list[Table]:
+    cells = [
+        ((row.case,), row.contender, "" if row.seconds is None else f"{1e6 * row.seconds:,.0f}") for row in results.rows
+    ]
+    notes = [f"{row.case}, {row.contender}: {row.note}" for row in results.rows if row.note]
+    return [pivot("Microseconds of one run, bfloat16", ["case"], cells, notes=notes)] if cells else []
+
+
+def _findings(results: GpuCheckResults) -> list[str]:
+    times = {(row.case, row.contender): row.seconds for row in results.rows}
+    ratios = sorted(
+        other / own
+        for (case, name), other in times.items()
+        if name == "torch" and other and (own := times.get((case, "triton")))
+    )
+    if not ratios:
+        return []
+    what = ", ".join(f"{key} {value}" for key, value in approval.subject().items())
+    outcome = "`auto` now uses the kernels here" if results.recorded else "nothing was recorded"
+    return [
+        f"To paste into an issue: the Triton kernels passed `tost bench gpu-check` ({what}). Against the PyTorch "
+        f"backend they took 1/{ratios[0]:.2g} to 1/{ratios[-1]:.2g} of the time; {outcome}."
+    ]
+
+
+def _page(report: Report[GpuCheckResults]) -> str:
+    return page("Triton kernels on a GPU", report, *_findings(report.results), *_tables(report.results))
+
+
+class GpuCheck(Measurement[GpuCheckScale, GpuCheckResults]):
+    """The benchmark `tost bench gpu-check`."""
+
+    results = GpuCheckResults
+    checked = "the compiled Triton kernels with the reference"
+
+    tables, findings, page = staticmethod(_tables), staticmethod(_findings), staticmethod(_page)
+
+    def __init__(self, scale: GpuCheckScale) -> None:
+        super().__init__(scale)
+        if reasons := unavailable():
+            raise ConfigError(f"there is nothing to check here: {'; '.join(reasons)}.")
+        if scale.device == "cuda":
+            if TRITON_INTERPRETS:
+                raise ConfigError("TRITON_INTERPRET=1 is set, so that no kernel would run on the GPU; unset it.")
+            self.accelerator = torch.cuda.get_device_name()
+
+    def check(self) -> GateResult:
+        """Compare the kernels with the reference, on the device."""
+        checks = [
+            check
+            for shape in self.scale.checked
+            for dtype in DTYPES
+            for causal in (False, True)
+            for options in (False, True)
+            for check in compare(shape, dtype, self.scale.device, causal=causal, options=options)
+        ]
+        return GateResult(checks=tuple(checks))
+
+    def about(self) -> dict[str, Any]:
+        """Return what was checked: the device and the versions."""
+        return {"subject": approval.subject()}
+
+    def measure(self, results: GpuCheckResults, watch: Callable[[str], None]) -> Iterator[str]:
+        """Time all cases, and record at the end that the kernels may be used. Runs only behind a green gate."""
+        for number, case in enumerate(self.scale.cases, 1):
+            watch(case.label)
+            rows = measure_case(case, self.scale.device, compiled=self.scale.compile, clock=events)
+            results.rows += rows
+            if number == len(self.scale.cases) and self.scale.record:
+                results.recorded = approval.approve().name
+            yield ", ".join(f"{row.contender} {1e6 * row.seconds:.0f} us" for row in rows if row.seconds)

@@ -1,0 +1,89 @@
+"""Both operators by Triton kernels, for GPUs. Experimental: we have never run the compiled kernels on a device.
+
+They are compared with the reference under Triton's interpreter (``TRITON_INTERPRET=1``, CPU tensors) and compiled
+ahead of time for four targets. ``backend="auto"`` takes them only where ``tost bench gpu-check`` has passed on the same
+device with the same versions. Importing this module loads no triton.
+"""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from importlib.util import find_spec
+
+import torch
+from torch import Tensor
+
+from tost.ops._inputs import Inputs, Sums
+from tost.ops._numerics import statistics_dtype
+from tost.ops.backends import TRITON_INTERPRETS
+from tost.ops.form import Form
+from tost.ops.triton.approval import approved
+from tost.ops.triton.tiles import WIDEST, choose_tiles
+
+__all__ = ["approved", "causal_tssa", "tssa", "unavailable", "unsupported"]
+
+_INSTALLED = find_spec("triton") is not None
+if _INSTALLED:
+    from tost.ops.triton import operators as operators  # registers them
+
+_TYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+_KNOWN = ("count_scaled", "normalize")
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def unavailable() -> list[str]:
+    """Return why the kernels cannot be used on this machine."""
+    if not _INSTALLED:
+        return ["triton is not installed; install tost[gpu]"]
+    if not (TRITON_INTERPRETS or torch.cuda.is_available()):
+        return ["torch finds no GPU here; TRITON_INTERPRET=1 runs the kernels on CPU tensors, very slowly"]
+    return []
+
+
+def unsupported(w: Tensor, form: Form) -> list[str]:
+    """Return why the kernels cannot run on the tokens `w`, or in this form."""
+    reasons = []
+    if w.dtype not in _TYPES:
+        reasons.append(f"supports float32, float64, bfloat16 and float16, got {str(w.dtype).removeprefix('torch.')}")
+    if torch.compiler.is_exporting() and torch.onnx.is_in_onnx_export():
+        reasons.append("ONNX has no such operator")
+    for field in fields(form):
+        if field.name not in _KNOWN and getattr(form, field.name) != field.default:
+            reasons.append(f"has no {field.name}")
+    return reasons
+
+
+def _check_width(w: Tensor) -> None:
+    H, D = w.shape[2:]
+    size = choose_tiles(H, D)
+    if size.HP * size.DP > WIDEST:
+        raise ValueError(
+            f"w has {H} heads of width {D}; the Triton kernels hold all heads of a token at once, at most {WIDEST} "
+            "numbers with both rounded up to powers of two. Use backend='torch'."
+        )
+
+
+def tssa(inputs: Inputs, form: Form) -> Tensor:
+    """Return y [B, N, H, D] in the dtype of w."""
+    w, mask = inputs.w, inputs.mask
+    _check_width(w)
+    temperature = inputs.temperature.to(statistics_dtype(w.dtype))
+    outputs: tuple[Tensor, ...] = torch.ops.tost.tssa_triton(w, temperature, mask, form.normalize, form.count_scaled)
+    return outputs[0]
+
+
+def causal_tssa(inputs: Inputs, form: Form) -> tuple[Tensor, Sums]:
+    """Return y [B, N, H, D] in the dtype of w, and the sums after the last token."""
+    w, temperature, mask, bias, before, scale, decay = inputs
+    _check_width(w)
+    temperature = temperature.to(statistics_dtype(w.dtype))
+    arguments = (w, temperature, bias, mask, *(before or (None, None, None)), scale, decay)
+    if w.shape[1] == 1 and not _differentiated(arguments):
+        y, *sums = torch.ops.tost.causal_tssa_triton_step(*arguments)
+    else:
+        y, _, _, _, _, *sums = torch.ops.tost.causal_tssa_triton(*arguments)
+    return y, Sums(*sums)
+
+
+def _differentiated(tensors: tuple[Tensor | None, ...]) -> bool:
+    return torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors)

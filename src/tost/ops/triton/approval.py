@@ -1,0 +1,73 @@
+"""Whether ``backend="auto"`` may take the Triton kernels on this machine: a record that `tost bench gpu-check` writes.
+
+The record is one JSON file in the user's cache folder. It names the device and the versions that passed; any other
+device or version has to pass again.
+"""
+
+from __future__ import annotations
+
+import os
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import torch
+
+from tost._io import read_json, write_json
+from tost.errors import TostError
+
+
+def record_path() -> Path:
+    """Return where the record is kept: ``tost/gpu-check.json`` in ``XDG_CACHE_HOME`` or ``~/.cache``."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tost" / "gpu-check.json"
+
+
+def subject() -> dict[str, str]:
+    """Return what an approval is for: the current GPU, and the versions of torch, triton and tost."""
+    found = {"device": torch.cuda.get_device_name() if torch.cuda.is_available() else ""}
+    for package in ("torch", "triton", "tost"):
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            found[package] = ""
+    return found
+
+
+def state() -> str:
+    """Return whether the kernels have passed on this machine, in words."""
+    if not torch.cuda.is_available():
+        return "no GPU here"
+    if _passed(subject()):
+        return "passed on this device: `auto` uses the kernels"
+    return "not checked on this device with these versions: run `tost bench gpu-check`"
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def approved() -> bool:
+    """Return whether ``backend="auto"`` may take the kernels here."""
+    return torch.cuda.is_available() and _passed(subject())
+
+
+def approve() -> Path:
+    """Record that the kernels passed on this machine; returns the path of the record."""
+    path, passed = record_path(), _records()
+    if subject() not in passed:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_json(path, {"passed": [*passed, subject()]})
+    return path
+
+
+def _passed(wanted: dict[str, str]) -> bool:
+    return wanted in _records()
+
+
+def _records() -> list[object]:
+    """Return what has passed; a file that is missing or is something else counts for nothing."""
+    path = record_path()
+    if not path.is_file():
+        return []
+    try:
+        found = read_json(path)
+    except TostError:
+        return []
+    passed = found.get("passed") if isinstance(found, dict) else None
+    return passed if isinstance(passed, list) else []

@@ -1,0 +1,278 @@
+"""What all kernels share: chunks of tokens, running sums within a chunk, and sums and scans over chunks.
+
+A sequence is cut into chunks of CHUNK tokens. Rows are tokens of all sequences, one after the other. Where a chunk lies
+follows from its number if all sequences have N tokens, in `chunks` chunks each. Otherwise a table says it, int64
+``[chunks of all sequences, 4]``: the sequence, its first row, the chunk's first row, and the row after its last; and
+`bounds`, int64 ``[sequences + 1]``, has the number of each sequence's first chunk. A chunk has tokens of one sequence.
+
+HP and DP are H and D rounded up to powers of two. Pointers that a call does not need are None, which is known when a
+kernel is compiled. With a decay, ``powers [H, CHUNK + 1]`` has the decay of each head to the power 0, 1, 2, ...
+"""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def place(table, chunks, N, CHUNK: tl.constexpr):
+    """Return this program's chunk, its sequence, the sequence's first row, and the chunk's first row and end."""
+    chunk = tl.program_id(0).to(tl.int64)
+    if table is None:
+        sequence = chunk // chunks
+        first = sequence * N
+        begin = first + (chunk % chunks) * CHUNK
+        end = tl.minimum(begin + CHUNK, first + N)
+    else:
+        sequence = tl.load(table + chunk * 4)
+        first = tl.load(table + chunk * 4 + 1)
+        begin = tl.load(table + chunk * 4 + 2)
+        end = tl.load(table + chunk * 4 + 3)
+    return chunk, sequence, first, begin, end
+
+
+@triton.jit
+def chunks_of(bounds, chunks, sequence):
+    """Return the number of a sequence's first chunk, and how many chunks it has."""
+    if bounds is None:
+        low = sequence * chunks
+        high = low + chunks
+    else:
+        low = tl.load(bounds + sequence)
+        high = tl.load(bounds + sequence + 1)
+    return low, high - low
+
+
+@triton.jit
+def real_tokens(mask, rows, begin, end):
+    """Return which rows are tokens of the chunk and not padding."""
+    real = (rows >= begin) & (rows < end)
+    if mask is not None:
+        real = real & (tl.load(mask + rows, real, 0) != 0)
+    return real
+
+
+@triton.jit
+def load_head(x, rows, head, real, H: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, dtype: tl.constexpr):
+    """Return one head of the real tokens, [rows, DP], 0 for the others."""
+    d = tl.arange(0, DP)
+    at = (rows * H + head)[:, None] * D + d[None, :]
+    return tl.load(x + at, real[:, None] & (d < D)[None, :], 0.0).to(dtype)
+
+
+@triton.jit
+def store_head(x, value, rows, head, end, H: tl.constexpr, D: tl.constexpr, DP: tl.constexpr):
+    """Write one head of all rows of the chunk."""
+    d = tl.arange(0, DP)
+    at = (rows * H + head)[:, None] * D + d[None, :]
+    tl.store(x + at, value.to(x.dtype.element_ty), (rows < end)[:, None] & (d < D)[None, :])
+
+
+@triton.jit
+def load_tile(x, rows, real, H: tl.constexpr, D: tl.constexpr, HP: tl.constexpr, DP: tl.constexpr, dtype: tl.constexpr):
+    """Return all heads of the real tokens, [rows, HP, DP], 0 for the others."""
+    h, d = tl.arange(0, HP), tl.arange(0, DP)
+    lane = h[:, None] * D + d[None, :]
+    inside = (h < H)[:, None] & (d < D)[None, :]
+    at = rows[:, None, None] * (H * D) + lane[None, :, :]
+    return tl.load(x + at, real[:, None, None] & inside[None, :, :], 0.0).to(dtype)
+
+
+@triton.jit
+def store_tile(x, value, rows, end, H: tl.constexpr, D: tl.constexpr, HP: tl.constexpr, DP: tl.constexpr):
+    """Write all heads of all rows of the chunk."""
+    h, d = tl.arange(0, HP), tl.arange(0, DP)
+    lane = h[:, None] * D + d[None, :]
+    inside = (h < H)[:, None] & (d < D)[None, :]
+    at = rows[:, None, None] * (H * D) + lane[None, :, :]
+    tl.store(x + at, value.to(x.dtype.element_ty), (rows < end)[:, None, None] & inside[None, :, :])
+
+
+@triton.jit
+def load_sums(x, index, H: tl.constexpr, D: tl.constexpr, HP: tl.constexpr, DP: tl.constexpr):
+    """Return the sums of all heads with the given index, [HP, DP]."""
+    h, d = tl.arange(0, HP), tl.arange(0, DP)
+    at = index * (H * D) + h[:, None] * D + d[None, :]
+    return tl.load(x + at, (h < H)[:, None] & (d < D)[None, :], 0.0)
+
+
+@triton.jit
+def store_sums(x, value, index, H: tl.constexpr, D: tl.constexpr, HP: tl.constexpr, DP: tl.constexpr):
+    """Write the sums [HP, DP] of all heads with the given index."""
+    h, d = tl.arange(0, HP), tl.arange(0, DP)
+    at = index * (H * D) + h[:, None] * D + d[None, :]
+    tl.store(x + at, value, (h < H)[:, None] & (d < D)[None, :])
+
+
+@triton.jit
+def softmax(logit, heads):
+    """Return the softmax over the last axis, among the heads that exist."""
+    logit = tl.where(heads, logit, float("-inf"))
+    weight = tl.exp(logit - tl.max(logit, 1)[:, None])
+    return weight / tl.sum(weight, 1)[:, None]
+
+
+@triton.jit
+def fade_and_add(factor, x, next_factor, next_x):
+    """Combine two neighbors of a scan of ``total = factor * total + x``."""
+    return factor * next_factor, x * next_factor + next_x
+
+
+@triton.jit
+def like(v, x):
+    """Return v [rows] in a shape that goes with x, [rows] or [rows, DP]."""
+    if len(x.shape) == 2:
+        v = v[:, None]
+    return v
+
+
+@triton.jit
+def counted(real):
+    """Return how many real tokens there are up to every row."""
+    return tl.cumsum(real.to(tl.int32), 0)
+
+
+@triton.jit
+def power(powers, head, exponent, CHUNK: tl.constexpr):
+    """Return the decay of a head to a power."""
+    return tl.load(powers + head * (CHUNK + 1) + exponent)
+
+
+@triton.jit
+def fading(x, start, real, exponent, powers, head, CHUNK: tl.constexpr):
+    """Return the sums of x where real rows make earlier ones fade, after what is left of those at the start."""
+    factor = tl.where(real, power(powers, head, 1, CHUNK), 1.0)
+    within = tl.associative_scan((tl.broadcast_to(like(factor, x), x.shape), x), 0, fade_and_add)[1]
+    return within + start * like(power(powers, head, exponent, CHUNK), x)
+
+
+@triton.jit
+def running(x, start, real, powers, head, CHUNK: tl.constexpr):
+    """Return the sums of x up to every row of the chunk, after those at its start."""
+    if powers is not None:
+        return fading(x, start, real, counted(real), powers, head, CHUNK)
+    return tl.cumsum(x, 0) + start
+
+
+@triton.jit
+def reaching(x, later, real, after, powers, head, CHUNK: tl.constexpr):
+    """Return the sums of x from every row on, with those of later chunks. `after`: whether the next row is real."""
+    if powers is None:
+        total = tl.cumsum(x, 0, reverse=True) + later
+    else:
+        factor = tl.where(after, power(powers, head, 1, CHUNK), 1.0)
+        within = tl.associative_scan((tl.broadcast_to(like(factor, x), x.shape), x), 0, fade_and_add, reverse=True)[1]
+        left = tl.sum(real.to(tl.int32), 0) - counted(real)
+        total = within + later * like(power(powers, head, left, CHUNK), x)
+    return total
+
+
+@triton.jit
+def summed(x, real, powers, head, CHUNK: tl.constexpr):
+    """Return the sum of x over the chunk, as it is after its last row."""
+    if powers is not None:
+        left = tl.sum(real.to(tl.int32), 0) - counted(real)
+        x = x * like(power(powers, head, left, CHUNK), x)
+    return tl.sum(x, 0)
+
+
+@triton.jit
+def summed_back(x, real, powers, head, CHUNK: tl.constexpr):
+    """Return the sum of x over the chunk, as it reaches what is before its first row."""
+    if powers is not None:
+        x = x * like(power(powers, head, counted(real), CHUNK), x)
+    return tl.sum(x, 0)
+
+
+@triton.jit(do_not_specialize=["chunks", "N"])
+def chunk_squares(
+    w, mask, powers, sums, fades, table, chunks, N,
+    H: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, CHUNK: tl.constexpr,
+):  # fmt: skip
+    """Sum the squares of a chunk and a head, [chunks, H, D]; fades [chunks, H]: what a chunk leaves of earlier sums."""
+    chunk, _, _, begin, end = place(table, chunks, N, CHUNK)
+    head = tl.program_id(1)
+    rows = begin + tl.arange(0, CHUNK)
+    real = real_tokens(mask, rows, begin, end)
+    x = load_head(w, rows, head, real, H, D, DP, sums.dtype.element_ty)
+    d = tl.arange(0, DP)
+    tl.store(sums + (chunk * H + head) * D + d, summed(x * x, real, powers, head, CHUNK), d < D)
+    if powers is not None:
+        tl.store(fades + chunk * H + head, power(powers, head, tl.sum(real.to(tl.int32), 0), CHUNK))
+
+
+@triton.jit(do_not_specialize=["chunks"])
+def add_chunks(
+    sums, masses, totals, mass, bounds, chunks,
+    H: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Add up the sums of a sequence's chunks for one head, in order: [chunks, H, D] -> [sequences, H, D]."""
+    sequence, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    low, count = chunks_of(bounds, chunks, sequence)
+    d = tl.arange(0, DP)
+    total = tl.zeros([BLOCK, DP], totals.dtype.element_ty)
+    total_mass = tl.zeros([BLOCK], totals.dtype.element_ty)
+    for i in range(0, count, BLOCK):
+        c = i + tl.arange(0, BLOCK)
+        at = (low + c) * H + head
+        total += tl.load(sums + at[:, None] * D + d[None, :], (c < count)[:, None] & (d < D)[None, :], 0.0)
+        if masses is not None:
+            total_mass += tl.load(masses + at, c < count, 0.0)
+    tl.store(totals + (sequence * H + head) * D + d, tl.sum(total, 0), d < D)
+    if masses is not None:
+        tl.store(mass + sequence * H + head, tl.sum(total_mass, 0))
+
+
+@triton.jit(do_not_specialize=["chunks"])
+def scan_chunks(
+    sums, masses, fades, before, mass_before, starts, mass_starts, after, mass_after, bounds, chunks,
+    H: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, BLOCK: tl.constexpr, BACKWARD: tl.constexpr,
+):  # fmt: skip
+    """Write what each chunk of a sequence starts with, for one head: [chunks, H, D] -> [chunks, H, D].
+
+    The first chunk starts with `before` (zero if None), [sequences, H, D], and `after` is what the last one leaves.
+    BACKWARD goes from the last chunk to the first. The same with the masses, unless they are None.
+    """
+    sequence, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    low, count = chunks_of(bounds, chunks, sequence)
+    d = tl.arange(0, DP)
+    own = (sequence * H + head) * D + d
+    carry = tl.zeros([DP], starts.dtype.element_ty)
+    carry_mass = tl.sum(carry, 0)
+    if before is not None:
+        carry = tl.load(before + own, d < D, 0.0)
+    if mass_before is not None:
+        carry_mass = tl.load(mass_before + sequence * H + head)
+    last = low + count - 1
+    entry = (last if BACKWARD else low) * H + head
+    if count > 0:
+        tl.store(starts + entry * D + d, carry, d < D)
+        if masses is not None:
+            tl.store(mass_starts + entry, carry_mass)
+    for i in range(0, count, BLOCK):
+        step = i + tl.arange(0, BLOCK)
+        c = (last - step) if BACKWARD else (low + step)
+        to = (c - 1) if BACKWARD else (c + 1)
+        inside, onward = step < count, step + 1 < count
+        x = tl.load(sums + (c * H + head)[:, None] * D + d[None, :], inside[:, None] & (d < D)[None, :], 0.0)
+        if fades is None:
+            total = tl.cumsum(x, 0) + carry[None, :]
+        else:
+            factor = tl.load(fades + c * H + head, inside, 1.0)
+            # What was there before the block is one more entry: it joins the first one.
+            first = tl.arange(0, BLOCK) == 0
+            x += tl.where(first, factor, 0.0)[:, None] * carry[None, :]
+            total = tl.associative_scan((tl.broadcast_to(factor[:, None], x.shape), x), 0, fade_and_add)[1]
+        tl.store(starts + (to * H + head)[:, None] * D + d[None, :], total, onward[:, None] & (d < D)[None, :])
+        carry = tl.sum(tl.where((tl.arange(0, BLOCK) == BLOCK - 1)[:, None], total, 0.0), 0)
+        if masses is not None:
+            x_mass = tl.load(masses + c * H + head, inside, 0.0)
+            if fades is None:
+                total_mass = tl.cumsum(x_mass, 0) + carry_mass
+            else:
+                x_mass += tl.where(first, factor, 0.0) * carry_mass
+                total_mass = tl.associative_scan((factor, x_mass), 0, fade_and_add)[1]
+            tl.store(mass_starts + to * H + head, total_mass, onward)
+            carry_mass = tl.sum(tl.where(tl.arange(0, BLOCK) == BLOCK - 1, total_mass, 0.0), 0)
+    tl.store(after + own, carry, d < D)
+    if masses is not None:
+        tl.store(mass_after + sequence * H + head, carry_mass)

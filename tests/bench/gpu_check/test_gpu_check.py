@@ -1,0 +1,84 @@
+"""`tost bench gpu-check`, on a CPU: Triton's interpreter stands for the GPU, and a constant for its clock."""
+
+import pytest
+import torch
+
+from tost.bench.gpu_check import run
+from tost.bench.gpu_check.cases import BENCHMARK, GpuCheckScale
+from tost.errors import ConfigError
+from tost.ops.triton import approval
+
+SMALL = GpuCheckScale(device="cpu", compile=False, checked=((2, 5, 2, 3),), shapes=((1, 3, 2, 3),))
+
+
+@pytest.fixture
+def interpreted(monkeypatch, tmp_path):
+    pytest.importorskip("triton", reason="triton has no packages for this platform")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(run, "DTYPES", (torch.float32,))
+    return tmp_path / "tost" / "gpu-check.json"
+
+
+def test_a_machine_without_a_gpu_is_told_so(monkeypatch):
+    monkeypatch.setattr(run, "unavailable", lambda: ["torch finds no GPU here"])
+    with pytest.raises(ConfigError, match="nothing to check here: torch finds no GPU"):
+        BENCHMARK.start(GpuCheckScale())
+
+
+def test_the_interpreter_is_not_taken_for_a_gpu(interpreted):
+    with pytest.raises(ConfigError, match="TRITON_INTERPRET=1 is set"):
+        BENCHMARK.start(GpuCheckScale())
+
+
+@pytest.mark.parametrize("record", [True, False])
+def test_kernels_that_are_right_are_timed_and_recorded(interpreted, monkeypatch, record):
+    def clock(call):
+        call()
+        return 2e-6
+
+    monkeypatch.setattr(run, "events", clock)
+    measurement = run.GpuCheck(GpuCheckScale(**{**vars_of(SMALL), "record": record}))
+    report = measurement.open_report("gpu-check")
+    assert report.gate.passed
+    names = {check.name for check in report.gate.checks}
+    assert "causal_tssa 2x5x2x3 float32 with all options: ddecay" in names
+    assert "tssa 2x5x2x3 float32: bits of a second run" in names
+    lines = list(measurement.measure(report.results, lambda line: None))
+    assert len(lines) == measurement.steps == 4
+    assert interpreted.exists() == record
+    assert bool(report.results.recorded) == record
+    (finding,) = measurement.findings(report.results)
+    assert finding.startswith("To paste into an issue: the Triton kernels passed")
+    assert "1/1 to 1/1 of the time" in finding
+    assert "| tssa fwd 1x3 H=2 D=3 | 2 | 2 | 2 | 2 |" in measurement.page(report)
+
+
+def vars_of(scale):
+    return {name: getattr(scale, name) for name in scale.__dataclass_fields__}
+
+
+def test_a_wrong_kernel_turns_the_gate_red(interpreted, monkeypatch):
+    right = run._run
+
+    def wrong(leaves, mask, backend, *, causal):
+        found = right(leaves, mask, backend, causal=causal)
+        return found | {"dw": 1.01 * found["dw"]} if backend == "triton" else found
+
+    monkeypatch.setattr(run, "_run", wrong)
+    report = run.GpuCheck(SMALL).open_report("gpu-check")
+    assert not report.gate.passed
+    assert all(check.name.endswith(": dw") for check in report.gate.failures)
+    assert not interpreted.exists()
+
+
+def test_a_contender_that_fails_leaves_its_reason():
+    def clock(call):
+        raise RuntimeError("out of memory\nand more")
+
+    rows = run.measure_case(SMALL.cases[0], "cpu", compiled=False, clock=clock)
+    assert {(row.seconds, row.note) for row in rows} == {(None, "out of memory")}
+    assert run._tables(run.GpuCheckResults(rows=rows))[0].notes
+
+
+def test_the_state_is_shown(interpreted):
+    assert approval.state() == "no GPU here"

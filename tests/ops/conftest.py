@@ -1,0 +1,36 @@
+"""The tests of Triton kernels run in Python, so most of them are slow; the default suite keeps some of each kind."""
+
+from importlib.util import find_spec
+
+import pytest
+
+if find_spec("triton"):
+    from tests.ops.triton.interpreter import speed_up_scans
+
+    speed_up_scans()
+
+# What the default suite runs with the backend: the test, and parts of the identifier that stay.
+QUICK = {
+    "test_tssa_matches_reference": ("True-True-triton-1x257x8x64-bfloat16", "False-False-triton-2x63x3x5-float64"),
+    "test_causal_tssa_matches_reference": ("1-1-1-triton-2x63x3x5-float32", "0-1-0-triton-2x63x3x5-bfloat16"),
+    "test_count_scaled_tssa_matches_reference": ("True-float32-2x67x3x5",),
+    "test_causal_tssa_with_options_matches_reference": ("decay-float64-2x67x3x5",),
+    "test_options_compile_without_a_graph_break": ("",),
+    "test_empty_batches_and_sequences": ("",),
+    "test_layout_does_not_matter": ("",),
+    "test_zero_tokens_give_zero": ("",),
+    "test_autocast_keeps_statistics_in_float32": ("",),
+    "test_second_derivatives_are_refused_not_wrong": ("",),
+    "test_operators_run_on_the_meta_device": ("",),
+    "test_inplace_form_returns_the_same_numbers_in_the_same_memory": ("",),
+}
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items):
+    for item in items:
+        callspec = getattr(item, "callspec", None)
+        if callspec is None or callspec.params.get("backend") != "triton":
+            continue
+        if not any(part in item.name for part in QUICK.get(item.originalname, ())):
+            item.add_marker(pytest.mark.slow)

@@ -1,0 +1,135 @@
+"""Triton's interpreter, made faster and more watchful. A kernel runs in it program by program, on CPU tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import NamedTuple
+from unittest.mock import patch
+
+import numpy as np
+import torch
+from triton.runtime import interpreter
+from triton.runtime.interpreter import InterpretedFunction, ScanOps
+
+
+def speed_up_scans() -> None:
+    """Combine whole arrays in a scan with a function of one's own, in log N rounds as a device does.
+
+    The interpreter's own way calls the function for every number.
+    """
+    ScanOps.generic_scan = _scan
+
+
+def _scan(self, inputs):
+    arrays = [np.moveaxis(x.handle.data, self.axis, 0).copy() for x in inputs]
+    distance = 1
+    while distance < len(arrays[0]):
+        # Sizes are powers of two, so the first ones are combined too, with the last; that is not used.
+        earlier = [self.to_tensor(np.roll(x, distance, 0), y.dtype) for x, y in zip(arrays, inputs, strict=True)]
+        later = [self.to_tensor(x, y.dtype) for x, y in zip(arrays, inputs, strict=True)]
+        combined = self.combine_fn.fn(*earlier, *later)
+        arrays = [
+            np.concatenate((x[:distance], y.handle.data[distance:])) for x, y in zip(arrays, combined, strict=True)
+        ]
+        distance *= 2
+    return [
+        self.to_tensor(np.ascontiguousarray(np.moveaxis(x, 0, self.axis)), y.dtype)
+        for x, y in zip(arrays, inputs, strict=True)
+    ]
+
+
+class Access(NamedTuple):
+    """One load or store: who it was, and the addresses of its bytes, one per number."""
+
+    program: int
+    addresses: np.ndarray
+    itemsize: int
+
+
+@dataclass
+class Launch:
+    """What one launch of a kernel did."""
+
+    kernel: str
+    programs: int = 0
+    loads: list[Access] = field(default_factory=list)
+    stores: list[Access] = field(default_factory=list)
+    allocations: list[tuple[int, int]] = field(default_factory=list)
+
+    @property
+    def bytes(self) -> int:
+        """Bytes that programs read and wrote, each time counted."""
+        return sum(len(access.addresses) * access.itemsize for access in self.loads + self.stores)
+
+    def check_bounds(self, access: Access) -> None:
+        """Fail on access outside the tensors of the launch."""
+        inside = np.zeros(len(access.addresses), dtype=bool)
+        for begin, end in self.allocations:
+            inside |= (access.addresses >= begin) & (access.addresses + access.itemsize <= end)
+        assert inside.all(), f"{self.kernel}: program {access.program} reaches outside its tensors"
+
+    def check_writers(self) -> None:
+        """Fail on addresses that two programs compete for."""
+        written = np.concatenate([access.addresses for access in self.stores])
+        assert len(np.unique(written)) == len(written), f"{self.kernel}: an address is written twice"
+        if self.loads:
+            read = np.concatenate([access.addresses for access in self.loads])
+            assert not np.isin(written, read).any(), (
+                f"{self.kernel}: what a program reads is written in the same launch"
+            )
+
+
+@contextmanager
+def watched(order: np.random.Generator | None = None) -> Iterator[list[Launch]]:
+    """Record and check every access of the kernels that run.
+
+    Args:
+        order: Programs run in an order that it draws; None for the usual one.
+    """
+    launches: list[Launch] = []
+    builder, program, places = interpreter.interpreter_builder, [0], []
+    run, dim, index = InterpretedFunction.run, builder.set_grid_dim, builder.set_grid_idx
+    load, store = builder.create_masked_load, builder.create_masked_store
+
+    def watched_run(self, *args, grid, warmup, **kwargs):
+        launches.append(Launch(f"{self.fn.__module__.rpartition('.')[2]}.{self.fn.__name__}"))
+        for x in (*args, *kwargs.values()):
+            if isinstance(x, torch.Tensor):
+                launches[-1].allocations.append((x.data_ptr(), x.data_ptr() + x.nbytes))
+        run(self, *args, grid=grid, warmup=warmup, **kwargs)
+        launches[-1].check_writers()
+
+    def set_dim(x, y, z):
+        dim(x, y, z)
+        places[:] = np.ndindex(x, y, z)
+        launches[-1].programs, program[0] = len(places), -1
+        if order is not None:
+            order.shuffle(places)
+
+    def set_index(*_):
+        program[0] += 1
+        index(*places[program[0]])
+
+    def access(pointers, mask):
+        kept = pointers.data[np.broadcast_to(mask.data, pointers.data.shape)].ravel()
+        found = Access(program[0], kept, max(8, pointers.get_element_ty().primitive_bitwidth) // 8)
+        launches[-1].check_bounds(found)
+        return found
+
+    def watched_load(pointers, mask, *rest):
+        launches[-1].loads.append(access(pointers, mask))
+        return load(pointers, mask, *rest)
+
+    def watched_store(pointers, value, mask, *rest):
+        launches[-1].stores.append(access(pointers, mask))
+        return store(pointers, value, mask, *rest)
+
+    with ExitStack() as stack:
+        stack.enter_context(patch.object(InterpretedFunction, "run", watched_run))
+        replaced = {"set_grid_dim": set_dim, "set_grid_idx": set_index}
+        replaced |= {"create_masked_load": watched_load, "create_masked_store": watched_store}
+        for name, function in replaced.items():
+            stack.enter_context(patch.object(builder, name, function))
+        yield launches

@@ -1,0 +1,141 @@
+"""Kernels with a mistake put in on purpose: the comparisons with the reference must notice every one."""
+
+import importlib
+import shutil
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+import tost
+from tests.ops.cases import assert_all_close, make_case, run_causal, run_tssa
+
+pytest.importorskip("triton", reason="triton has no packages for this platform")
+
+from triton.runtime.errors import InterpreterError
+
+from tests.ops.triton.interpreter import watched
+from tost.ops.triton import kernels, launch
+from tost.ops.triton import tiles as sizes
+
+FOLDER = Path(kernels.__file__).parent
+BOUND = 1e-11
+EVERYTHING = {"masked": True, "bias": True, "state": True, "count_scaled": True, "decay": True}
+
+# File, what stands there (once or more), and what is put in its place.
+MUTANTS = [
+    ("common", "end = tl.minimum(begin + CHUNK, first + N)", "end = begin + CHUNK"),
+    ("common", "begin = first + (chunk % chunks) * CHUNK", "begin = first + (chunk % chunks) * (CHUNK - 1)"),
+    ("common", "real = real & (tl.load(mask + rows, real, 0) != 0)", "real = real"),
+    ("common", 'logit = tl.where(heads, logit, float("-inf"))', "logit = logit"),
+    ("common", "x * next_factor + next_x", "x + next_x"),
+    ("common", "return within + start * like(power(powers, head, exponent, CHUNK), x)", "return within + start"),
+    ("common", "return tl.cumsum(x, 0) + start", "return tl.cumsum(x, 0)"),
+    ("common", "tl.cumsum(x, 0, reverse=True) + later", "tl.cumsum(x, 0) + later"),
+    ("common", "tl.cumsum(x, 0, reverse=True) + later", "tl.cumsum(x, 0, reverse=True)"),
+    ("common", "total = within + later * like(power(powers, head, left, CHUNK), x)", "total = within + later"),
+    ("common", "x = x * like(power(powers, head, counted(real), CHUNK), x)", "x = x"),
+    ("common", "x = x * like(power(powers, head, left, CHUNK), x)", "x = x"),
+    ("common", "to = (c - 1) if BACKWARD else (c + 1)", "to = c"),
+    ("common", "c = (last - step) if BACKWARD else (low + step)", "c = low + step"),
+    ("common", "x += tl.where(first, factor, 0.0)[:, None]", "x += tl.where(first, 1.0, 0.0)[:, None]"),
+    ("common", "== BLOCK - 1)[:, None], total", "== 0)[:, None], total"),
+    ("common", "(c < count)[:, None] & (d < D)[None, :]", "(c < count + 1)[:, None] & (d < D)[None, :]"),
+    ("tssa", "tl.maximum(load_sums(squares, sequence, H, D, HP, DP), SQUARE_FLOOR)",
+     "tl.maximum(load_sums(squares, sequence, H, D, HP, DP), 1e-40)"),
+    ("tssa", "d_squares = tl.where(total > SQUARE_FLOOR, d_squares, 0.0)", "d_squares = d_squares"),
+    ("tssa", "factor = factor * tl.load(count + sequence)", "factor = factor"),
+    ("tssa", "tl.load(mass + sequence * H + head) + MASS_FLOOR", "tl.load(mass + sequence * H + head)"),
+    ("tssa", "by_temperature = by_temperature * tl.load(count + sequence)", "by_temperature = by_temperature"),
+    ("tssa", "m = (masses + MASS_FLOOR)[:, None]", "m = (masses + 2 * MASS_FLOOR)[:, None]"),
+    ("tssa", "p * (d_pi - tl.sum(p * d_pi, 1)[:, None])", "p * d_pi"),
+    ("tssa", "d_mass = -tl.sum(d_weighted * moment, 1)", "d_mass = tl.sum(d_weighted * moment, 1)"),
+    ("causal", "carry += tl.sum(square, 0)", "carry += 0.0"),
+    ("causal", "energy + D * tl.load(bias + bias_rows[:, None]", "energy + tl.load(bias + bias_rows[:, None]"),
+    ("causal", "rows - first if BIAS_SHARED else rows", "rows"),
+    ("causal", "tl.maximum(prefix, PREFIX_FLOOR)", "tl.maximum(prefix, 1e-40)"),
+    ("causal", "tl.where(total > PREFIX_FLOOR, direct, 0.0)", "direct"),
+    ("causal", "before = real_tokens(mask, rows - 1, begin, end)", "before = real"),
+    ("causal", "seen = counted(real) - real.to(tl.int32)", "seen = counted(real)"),
+    ("causal", "d_share = d_share * tl.load(scale_at, real, 0.0)", "d_share = d_share"),
+    ("causal", "before * factor[:, None], total * factor[:, None], m * factor", "before, total * factor[:, None], m"),
+    ("causal", "tl.sum(x * (x * bar - o * gain), 1) + bar_mass", "tl.sum(x * (x * bar - o * gain), 1)"),
+    ("causal", "after = real_tokens(mask, rows + 1, begin, end)", "after = real"),
+    ("causal", "total = total * fade[:, None]", "total = total"),
+]  # fmt: skip
+
+
+def compare(run, shape, *, times=1.0, **options):
+    case = make_case(shape, torch.float64, **options)
+    case = replace(case, w=case.w * times)
+    if case.mask is not None:
+        case.w[~case.mask] = torch.nan
+        case.dy[~case.mask] = torch.nan
+    expected = run(replace(case, w=case.w.nan_to_num(), dy=case.dy.nan_to_num()), "reference")
+    assert_all_close(run(case, "triton"), expected, BOUND)
+
+
+def compare_step():
+    case = make_case((3, 1, 3, 5), torch.float64, **EVERYTHING)
+    keywords = {"mask": case.mask, "state": case.state, "count_scaled": True, "decay": case.decay}
+    with torch.no_grad():
+        found, expected = (
+            tost.causal_tssa_with_state(case.w, case.temperature, case.bias, **keywords, backend=backend)
+            for backend in ("triton", "reference")
+        )
+    assert_all_close({"y": found[0], **found[1]._asdict()}, {"y": expected[0], **expected[1]._asdict()}, BOUND)
+
+
+def compare_all():
+    """Fail if the kernels differ from the reference anywhere: sums below their floors, many chunks, every option."""
+    compare_step()
+    compare(run_tssa, (2, 7, 3, 5), masked=True, count_scaled=True)
+    compare(run_tssa, (1, 9, 3, 5), times=1e-13)
+    compare(run_causal, (1, 9, 3, 5), times=1e-7)
+    compare(run_tssa, (2, 18, 3, 5), masked=True, count_scaled=True)
+    compare(run_causal, (2, 5, 3, 5), bias=True)
+    compare(run_causal, (1, 18, 3, 5), state=True)
+    compare(run_causal, (1, 18, 3, 5), **EVERYTHING)
+
+
+@pytest.fixture
+def small_tiles(monkeypatch):
+    """Chunks of 4 tokens in tiles of 2, scans of 4 chunks: a short sequence has them all."""
+    monkeypatch.setattr(sizes, "LONGEST_CHUNK", 4)
+    monkeypatch.setattr(sizes, "LANES", 128)
+    monkeypatch.setattr(launch, "SHORT", 8)
+    assert sizes.choose_tiles(3, 5)[2:5] == (4, 2, 4)
+    assert sizes.choose_tiles(3, 5, decays=True)[2:5] == (4, 1, 4)
+
+
+@pytest.mark.slow
+def test_the_kernels_pass(small_tiles):
+    with watched():
+        compare_all()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("module", "old", "new"), MUTANTS)
+def test_a_mistake_is_noticed(small_tiles, monkeypatch, tmp_path, module, old, new):
+    name = f"mutant_{abs(hash((module, old, new)))}"
+    folder = tmp_path / name
+    shutil.copytree(FOLDER, folder)
+    for path in folder.glob("*.py"):
+        path.write_text(path.read_text().replace("tost.ops.triton.kernels", name))
+    text = (folder / f"{module}.py").read_text()
+    assert old in text
+    (folder / f"{module}.py").write_text(text.replace(old, new))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    for attribute in ("common", "causal", "tssa"):
+        mutant = importlib.import_module(f"{name}.{attribute}")
+        monkeypatch.setattr(launch, "noncausal" if attribute == "tssa" else attribute, mutant)
+    # A number that is off, an access that is refused, or a NaN that numpy warns about.
+    with (
+        pytest.raises((AssertionError, InterpreterError), match=r"relative rms|outside|written|RuntimeWarning"),
+        watched(),
+    ):
+        compare_all()
+    for loaded in [key for key in sys.modules if key.startswith(name)]:
+        del sys.modules[loaded]
