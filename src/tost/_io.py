@@ -87,8 +87,7 @@ def read_json(
     """
     hint = hint and f"; {hint}"
     try:
-        with path.open("rb") as file:
-            content = file.read(max_bytes + 1)
+        content = read_at_most(path, max_bytes + 1)
     except OSError as problem:
         raise error(f"cannot read {path}: {problem}{hint}") from problem
     if len(content) > max_bytes:
@@ -97,6 +96,15 @@ def read_json(
         return json.loads(content)
     except (ValueError, RecursionError) as problem:
         raise error(f"cannot read {path}, it is not JSON: {problem}{hint}") from problem
+
+
+def read_at_most(path: Path, size: int) -> bytes:
+    """Return the first bytes of a file, also of a device that never ends; takes memory for what is there only."""
+    content = bytearray()
+    with path.open("rb") as file:
+        while piece := file.read(min(size - len(content), 1 << 20)):
+            content += piece
+    return bytes(content)
 
 
 def sha256_of(path: Path) -> str:
