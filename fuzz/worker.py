@@ -1,0 +1,65 @@
+"""One target under atheris; started by `fuzz.run`, which sets the limits and reads what comes out."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+from pathlib import Path
+from random import Random
+
+import atheris  # type: ignore[import-not-found] # the extra `fuzz`, which has no types
+
+from fuzz.harness import CRASHES, FOUND, Harness, memory_limit, problem_of
+from fuzz.mutate import mutate
+
+# Python modules whose branches guide the fuzzer: the package, and the parsers in Python that it calls.
+GUIDED = ["tost", "yaml", "tarfile", "gzip", "csv", "PIL"]
+
+
+def main() -> None:
+    """Fuzz until libFuzzer's limits are reached; its options follow ``--``."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--target", required=True)
+    parser.add_argument("--corpus", type=Path, required=True, help="folder that holds what was found, and will")
+    arguments, options = parser.parse_known_args()
+    with tempfile.TemporaryDirectory(dir=_memory_folder()) as folder:
+        with atheris.instrument_imports(include=GUIDED, enable_loader_override=False):
+            from fuzz.targets import TARGETS
+
+            harness = TARGETS[arguments.target](Path(folder))
+            for seed in harness.seeds:  # what is imported at first use belongs to no input
+                problem_of(harness, seed)
+        for number, seed in enumerate(harness.seeds):
+            (arguments.corpus / f"seed-{number}").write_bytes(seed)
+        _fuzz(harness, CRASHES / arguments.target, [arguments.corpus, *options])
+
+
+def _memory_folder() -> str | None:
+    return "/dev/shm" if Path("/dev/shm").is_dir() else None  # faster than a disk, if there is one
+
+
+def _fuzz(harness: Harness, crashes: Path, options: list[str | Path]) -> None:
+    def test(data: bytes) -> None:
+        if problem := problem_of(harness, data):
+            print(FOUND + problem, flush=True)
+            file = crashes / problem
+            if not file.exists() or len(data) < file.stat().st_size:
+                crashes.mkdir(parents=True, exist_ok=True)
+                file.write_bytes(data)
+
+    def change(data: bytes, most: int, seed: int) -> bytes:
+        chance = Random(seed)
+        if chance.random() < 0.5:
+            return atheris.Mutate(data, most)  # type: ignore[no-any-return]
+        return (data[: harness.prefix] + mutate(data[harness.prefix :], chance, harness.words))[:most]
+
+    atheris.Setup([sys.argv[0], *map(str, options)], test, custom_mutator=change)
+    with memory_limit():
+        for file in sorted(crashes.glob("*")):  # what was mended stays mended, and what was not is not forgotten
+            test(file.read_bytes())
+        atheris.Fuzz()
+
+
+if __name__ == "__main__":
+    main()
