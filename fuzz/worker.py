@@ -8,7 +8,7 @@ import tempfile
 from pathlib import Path
 from random import Random
 
-import atheris  # type: ignore[import-not-found] # the extra `fuzz`, which has no types
+import atheris
 
 from fuzz.harness import CRASHES, FOUND, Harness, memory_limit, problem_of
 from fuzz.mutate import mutate
@@ -40,18 +40,22 @@ def _memory_folder() -> str | None:
 
 
 def _fuzz(harness: Harness, crashes: Path, options: list[str | Path]) -> None:
+    known: set[str] = set()
+
     def test(data: bytes) -> None:
-        if problem := problem_of(harness, data):
+        if not (problem := problem_of(harness, data)):
+            return
+        if problem not in known:
             print(FOUND + problem, flush=True)
-            file = crashes / problem
-            if not file.exists() or len(data) < file.stat().st_size:
-                crashes.mkdir(parents=True, exist_ok=True)
-                file.write_bytes(data)
+            known.add(problem)
+        file = crashes / problem
+        if not file.exists() or len(data) < file.stat().st_size:
+            file.write_bytes(data)
 
     def change(data: bytes, most: int, seed: int) -> bytes:
         chance = Random(seed)
         if chance.random() < 0.5:
-            return atheris.Mutate(data, most)  # type: ignore[no-any-return]
+            return atheris.Mutate(data, most)
         return (data[: harness.prefix] + mutate(data[harness.prefix :], chance, harness.words))[:most]
 
     atheris.Setup([sys.argv[0], *map(str, options)], test, custom_mutator=change)

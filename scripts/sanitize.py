@@ -19,10 +19,10 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
+from typing import NamedTuple
 
 from tost._io import write_json
 
@@ -50,8 +50,7 @@ for name in library.compiled_isas():
 """
 
 
-@dataclass(frozen=True)
-class Sanitizer:
+class Sanitizer(NamedTuple):
     """How to build with a sanitizer, and what to run.
 
     Attributes:
@@ -86,8 +85,7 @@ SANITIZERS = {
 }
 
 
-@dataclass(frozen=True)
-class Run:
+class Run(NamedTuple):
     """What one sanitizer said on one instruction set.
 
     Attributes:
@@ -120,7 +118,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for isa in instruction_sets(package):
             runs.append(run_tests(name, isa, package))
             print(f"{name}, {isa}: {runs[-1].tests} tests passed, {runs[-1].problems} problems", flush=True)
-    found = {"runs": [asdict(run) for run in runs], "tost": version("tost")}
+    found = {"runs": [run._asdict() for run in runs], "tost": version("tost")}
     write_json(given.results, {**found, "date": datetime.now(UTC).date().isoformat()})
     return int(any(run.problems or not run.tests for run in runs))
 
@@ -177,14 +175,18 @@ def run_tests(name: str, isa: str, package: Path) -> Run:
     )
     log = BUILD / f"{name}-{isa}.log"
     log.write_text(done.stdout)
-    counts = {kind: int(number) for number, kind in re.findall(r"(\d+) (passed|failed|error)", done.stdout[-400:])}
-    reports = len(re.findall(r"(?:ERROR: Address|WARNING: Thread)Sanitizer|runtime error:", done.stdout))
-    problems = counts.get("failed", 0) + counts.get("error", 0) + reports
-    if done.returncode and not problems:
-        problems = 1
+    passed, problems = count_outcomes(done.stdout, done.returncode)
     if problems:
         print(f"what was found is in {log}", file=sys.stderr)
-    return Run(name, isa, counts.get("passed", 0), round(time.monotonic() - start), problems)
+    return Run(name, isa, passed, round(time.monotonic() - start), problems)
+
+
+def count_outcomes(output: str, code: int) -> tuple[int, int]:
+    """Return how many tests passed, and how many problems there were: failures, and reports of the sanitizer."""
+    counts = {kind: int(number) for number, kind in re.findall(r"(\d+) (passed|failed|error)", output[-400:])}
+    reports = len(re.findall(r"(?:ERROR: Address|WARNING: Thread)Sanitizer|runtime error:", output))
+    problems = counts.get("failed", 0) + counts.get("error", 0) + reports
+    return counts.get("passed", 0), problems or int(code != 0)
 
 
 def find_library(name: str) -> str:
