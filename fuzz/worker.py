@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import sys
-import tempfile
 from pathlib import Path
 from random import Random
 
@@ -18,25 +17,21 @@ GUIDED = ["tost", "yaml", "tarfile", "gzip", "csv", "PIL"]
 
 
 def main() -> None:
-    """Fuzz until libFuzzer's limits are reached; its options follow ``--``."""
+    """Fuzz until libFuzzer's limits are reached; options that are not known here are its own."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--target", required=True)
     parser.add_argument("--corpus", type=Path, required=True, help="folder that holds what was found, and will")
+    parser.add_argument("--folder", type=Path, required=True, help="empty folder for the files of the target")
     arguments, options = parser.parse_known_args()
-    with tempfile.TemporaryDirectory(dir=_memory_folder()) as folder:
-        with atheris.instrument_imports(include=GUIDED, enable_loader_override=False):
-            from fuzz.targets import TARGETS
+    with atheris.instrument_imports(include=GUIDED, enable_loader_override=False):
+        from fuzz.targets import TARGETS
 
-            harness = TARGETS[arguments.target](Path(folder))
-            for seed in harness.seeds:  # what is imported at first use belongs to no input
-                problem_of(harness, seed)
-        for number, seed in enumerate(harness.seeds):
-            (arguments.corpus / f"seed-{number}").write_bytes(seed)
-        _fuzz(harness, CRASHES / arguments.target, [arguments.corpus, *options])
-
-
-def _memory_folder() -> str | None:
-    return "/dev/shm" if Path("/dev/shm").is_dir() else None  # faster than a disk, if there is one
+        harness = TARGETS[arguments.target](arguments.folder)
+        for seed in harness.seeds:  # what is imported at first use belongs to no input
+            problem_of(harness, seed)
+    for number, seed in enumerate(harness.seeds):
+        (arguments.corpus / f"seed-{number}").write_bytes(seed)
+    _fuzz(harness, CRASHES / arguments.target, [arguments.corpus, *options])
 
 
 def _fuzz(harness: Harness, crashes: Path, options: list[str | Path]) -> None:
