@@ -1,13 +1,16 @@
-"""Data sets whose samples say which they are, and helpers that read loaders of several processes."""
+"""Data sets whose samples say which they are, helpers that read loaders of several processes, and problems in words."""
 
 from __future__ import annotations
 
 from itertools import chain, islice
 
+import pytest
 import torch
 import torch.utils.data
+from pydantic import ValidationError
 
-from tost.data import Dataset, make_loader
+from tost._options import keys_of, translate
+from tost.data import DataOptions, Dataset, find_data, list_data, make_loader
 
 
 class Numbers(Dataset):
@@ -70,3 +73,13 @@ def loaders(dataset, *, global_batch, world_size, **options):
         make_loader(dataset, batch_size=batch_size, rank=rank, world_size=world_size, **options)
         for rank in range(world_size)
     ]
+
+
+def messages(**given):
+    """The problems of the data part of a configuration in words, by their keys."""
+    with pytest.raises(ValidationError) as info:
+        DataOptions(**given)
+    keys = keys_of(DataOptions)
+    if given["name"] in list_data():
+        keys |= keys_of(find_data(given["name"]).options, "options.")
+    return {problem.key: problem.text for problem in translate(info.value, keys)}

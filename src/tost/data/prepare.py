@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
-from typing import Any, ClassVar, get_origin
+from typing import Any, ClassVar
 
 from tost._io import DRAFT_PREFIX, read_json, remove_drafts, write_json
 from tost._lazy import load
@@ -92,7 +92,9 @@ def prepare(
         ConfigError: The name, an option or the folder cannot be used, or the source is not what it should be.
         StorageError: A file cannot be read or written.
     """
-    options = _validate(find_preparer(name), given)
+    options, problems = check_options(find_preparer(name), given)
+    if options is None:
+        raise options_error(f"the options of {name} cannot be used", problems)
     _claim(out, options)
     try:
         return dict(load(options.run)(options, out, workers=workers, report=report or (lambda *_: None)))
@@ -128,27 +130,6 @@ def check_folder(out: Path) -> dict[str, object]:
     if preparer.check is None:
         raise ConfigError(f"{out} holds {preparer.name}, for which there is no check.")
     return dict(load(preparer.check)(out))
-
-
-def _validate(preparer: type[PrepareOptions], given: Mapping[str, Any]) -> PrepareOptions:
-    fields = preparer.model_fields
-    for key in given:
-        if key not in fields:
-            raise ConfigError(
-                f"{preparer.name} has no option {key!r}; {did_you_mean(key, fields)}it takes: {', '.join(fields)}."
-            )
-    values = {key: _listed(value, fields[key].annotation) for key, value in given.items()}
-    options, problems = check_options(preparer, values)
-    if options is None:
-        raise options_error(f"the options of {preparer.name} cannot be used", problems)
-    return options
-
-
-def _listed(value: Any, annotation: Any) -> Any:
-    """Return text as a list where one is needed: ``a,b`` on the command line."""
-    if isinstance(value, str) and get_origin(annotation) in (tuple, list):
-        return [part.strip() for part in value.split(",") if part.strip()]
-    return value
 
 
 def _claim(out: Path, options: PrepareOptions) -> None:

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict
-from pydantic_core import PydanticCustomError
 
 from tost._lazy import load
 from tost._options import Options
@@ -83,13 +82,13 @@ class DataSetOptions(Options):
 
     model_config = ConfigDict(strict=True)
 
-    def shape(self) -> DataShape:
-        """Return what a model must fit."""
-        raise NotImplementedError
+    def shape(self, path: str | None = None) -> DataShape:
+        """Return what a model must fit.
 
-    def shape_of(self, path: str | None) -> DataShape:
-        """Return what a model must fit if the data is at `path`, which few data sets have to read."""
-        return self.shape()
+        Args:
+            path: Where the data is; few data sets have to look at it.
+        """
+        raise NotImplementedError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,7 +122,7 @@ class DataSpec:
     def shape_of(self, options: BaseModel, path: str | None) -> DataShape:
         """Return what a model must fit; every field is None if that is not known."""
         if self.shape is None:
-            return options.shape_of(path) if isinstance(options, DataSetOptions) else DataShape(task=self.task)
+            return options.shape(path) if isinstance(options, DataSetOptions) else DataShape(task=self.task)
         shape = self.shape if isinstance(self.shape, DataShape) else self.shape(options)
         return replace(shape, task=shape.task or self.task)
 
@@ -134,13 +133,3 @@ class DataSpec:
         if "seed" in inspect.signature(build).parameters:
             settings["seed"] = seed
         return build(**dict(options), **settings) if self.as_keywords else build(options, **settings)
-
-
-def problem(reason: str) -> PydanticCustomError:
-    """Return an error for a validator of options to raise, whose message is `reason` alone.
-
-    Args:
-        reason: What was given, what is needed, what to do.
-    """
-    # The reason is passed as a value, because braces in the message itself would be taken for placeholders.
-    return PydanticCustomError("data_option", "{reason}", {"reason": reason})

@@ -281,7 +281,7 @@ OPTIONS = {
     ),
     "memory": ("image_folder", {"in_memory": True}, "", "in_memory=True keeps images of the final size"),
     "bad images": ("cifar10", {"on_bad_image": "skip"}, "on_bad_image", "'replace' or 'error'"),
-    "unknown": ("cifar10", {"flips": 0.1}, "flips", "did you mean 'flip'"),
+    "unknown": ("cifar10", {"flips": 0.1}, "flips", "Extra inputs are not permitted"),
 }
 
 

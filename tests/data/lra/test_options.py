@@ -100,7 +100,7 @@ def test_what_is_given_wins_over_the_preset():
         ("lra_text", {"preset": "bert"}, "Input should be 'paper', 'official', 's4', 'mega' or 'skyformer'"),
         ("lra_text", {"unit": "chars"}, "unit=chars needs vocab_size"),
         ("lra_text", {"vocab_size": 300}, "belong to unit=chars"),
-        ("lra_text", {"length_": 3}, "unknown option 'length_' of data set 'lra_text'; did you mean 'length'?"),
+        ("lra_text", {"length_": 3}, "length_\n  Extra inputs are not permitted"),
         ("lra_listops", {"length": 1}, "greater than or equal to 2"),
         ("lra_image", {"std": 0.0}, "greater than 0"),
         ("lra_pathfinder", {"resolution": 48}, "Input should be 32, 64, 128 or 256"),

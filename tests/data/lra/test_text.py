@@ -106,21 +106,19 @@ def test_datasets_loads_what_the_hub_would(tmp_path, monkeypatch):
     monkeypatch.setattr(
         datasets,
         "load_dataset",
-        lambda name, split: datasets.Dataset.from_dict({"a/imdb": {"train": TRAIN, "test": TEST}}[name][split]),
+        lambda name, config, split: datasets.Dataset.from_dict({"a/imdb": {"train": TRAIN, "test": TEST}}[name][split]),
     )
     bundle = build("hub:a/imdb")
     assert texts(bundle.train) == TRAIN["text"]
     assert bundle.info.details["layout"] == "hub"
-    with pytest.raises(
-        ConfigError, match=r"'b/imdb' cannot be loaded from the hub: .*check the name and the connection"
-    ):
+    with pytest.raises(ConfigError, match=r"b/imdb cannot be loaded from the hub: .*check the name and the connection"):
         build("hub:b/imdb")
 
 
 @pytest.mark.parametrize(
     ("table", "message"),
     [
-        ({"review": ["x"], "label": [0]}, r"train\.parquet has no column text; its columns are: review, label"),
+        ({"review": ["x"], "label": [0]}, r"train\.parquet has no column 'text'; its columns are: review, label"),
         ({"text": ["x"], "label": [2]}, "has the label 2; labels are 0"),
         ({"text": ["x"], "label": [None]}, "has the label None; labels are 0"),
         ({"text": [7], "label": [0]}, "reviews that are no text"),

@@ -104,7 +104,7 @@ def test_text_that_is_not_utf8_is_read_as_bytes_only(tmp_path):
 
 def test_wrong_options(tmp_path):
     source = write(tmp_path / "a.txt", "text")
-    fails(tmp_path, "has no option 'tokeniser'; did you mean 'tokenizer'", source=source, tokeniser="bytes")
+    fails(tmp_path, r"tokeniser: unknown key; did you mean tokenizer\?", source=source, tokeniser="bytes")
     fails(tmp_path, "validation: lots given; needs a number >= 0 and < 1", source=source, validation="lots")
     fails(tmp_path, "no tokenizer 'what'", source=source, tokenizer="what")
     fails(tmp_path, "leaves none for training", source=source, split="random")

@@ -60,7 +60,7 @@ def test_wikitext_as_running_text(tmp_path, bpe, monkeypatch):
     asked = load_from_memory(monkeypatch, test=["", " = Ships = \n", "", *(f"{x}\n" for x in WIKI.split("\n")[3:5])])
     hub = make(tmp_path / "hub", "wikitext103", **options)
     assert texts(hub, "test") == [expected]
-    assert asked[0].config == "wikitext-103-raw-v1"
+    assert asked[0][1] == "wikitext-103-raw-v1"
 
 
 def test_ptb(tmp_path, bpe):

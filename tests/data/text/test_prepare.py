@@ -27,7 +27,6 @@ from tost.data.prepare import check_folder, find_preparer, list_preparers, prepa
 from tost.data.text import corpora as text_corpora
 from tost.data.text import files as text_files
 from tost.data.text import pieces as text_pieces
-from tost.data.text import plan as text_plan
 from tost.data.text.corpora import CorpusOptions
 from tost.errors import ConfigError
 
@@ -44,11 +43,11 @@ def load_from_memory(monkeypatch, **splits):
     columns = {name: {"text": found} if isinstance(found, list) else found for name, found in splits.items()}
     asked = []
 
-    def load(hub):
-        asked.append(hub)
+    def load(name, config, *, revision):
+        asked.append((name, config, revision))
         return {name: datasets.Dataset.from_dict(found) for name, found in columns.items()}
 
-    monkeypatch.setattr(text_plan, "_load_hub_set", load)
+    monkeypatch.setattr(datasets, "load_dataset", load)
     return asked
 
 

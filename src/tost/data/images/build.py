@@ -16,9 +16,7 @@ from tost._lazy import load
 from tost.data._random import mix
 from tost.data.dataset import DataBundle, Dataset, fingerprint, spread
 from tost.data.images.dataset import PixelImages, StoredImages
-from tost.data.images.decode import decode_images, to_grey
 from tost.data.images.options import CustomImageOptions, ImageOptions
-from tost.data.images.sources.arrays import MemoryImages
 from tost.data.images.sources.base import Split, hash_lines
 from tost.data.images.transform import evaluation_transform
 from tost.data.spec import DataInfo
@@ -55,19 +53,19 @@ def build_images(options: ImageOptions, path: str, seed: int) -> DataBundle:
     parts.append(content if validation is train else validation.source.fingerprint())
     parts.append(fingerprint(validation.targets, held_out, *validation.extra.values()))
     counts = {"train_images": len(rows), "validation_images": len(held_out)}
-    info = DataInfo(
-        fingerprint=hash_lines(parts), details={"layout": train.layout, **counts}, class_names=train.class_names
-    )
     return DataBundle(
         train=_dataset(train, rows, options, seed=mix(seed, _AUGMENTATION)),
         validation=_dataset(validation, held_out, options, seed=None),
-        info=info,
+        info=DataInfo(
+            fingerprint=hash_lines(parts), details={"layout": train.layout, **counts}, class_names=train.class_names
+        ),
     )
 
 
 def _dataset(split: Split, rows: Tensor, options: ImageOptions, *, seed: int | None) -> Dataset:
     if split.image_size and (seed is None or options.is_vectorized):
-        return PixelImages(_pixels(split, rows, options.channels), split.targets[rows], options, seed=seed)
+        pixels = split.source.decode(rows, split.image_size, channels=options.channels)
+        return PixelImages(pixels, split.targets[rows], options, seed=seed)
     if isinstance(options, CustomImageOptions) and options.in_memory:
         return _read_all(split, rows, options, seed=seed)
     if seed is None:
@@ -88,19 +86,6 @@ def _read_all(split: Split, rows: Tensor, options: ImageOptions, *, seed: int | 
     pixels = torch.cat([part["inputs"].to(torch.uint8) for part in parts])
     targets = torch.cat([part["targets"] for part in parts])
     return PixelImages(pixels, targets, options.model_copy(update={"eval_resize": "squash"}), seed=seed)
-
-
-def _pixels(split: Split, rows: Tensor, channels: int) -> Tensor:
-    """Return images of one size, decoded: uint8 ``[n, 1 or 3, height, width]``."""
-    assert split.image_size is not None
-    if isinstance(split.source, MemoryImages):
-        everything = len(rows) == len(split.source)  # then no second copy is made
-        pixels = split.source.pixels if everything else split.source.pixels[rows]
-        return to_grey(pixels) if channels < pixels.shape[1] else pixels
-    wanted = rows.tolist()
-    encoded = [split.source.read(row) for row in wanted]
-    names = [split.source.name(row) for row in wanted]
-    return decode_images(encoded, names, split.image_size, channels=channels)
 
 
 def _hold_out(targets: Tensor, count: int, path: Path) -> tuple[Tensor, Tensor]:

@@ -7,18 +7,15 @@ white. 16-bit grey keeps its upper byte. An orientation in EXIF data is not appl
 from __future__ import annotations
 
 import io
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor
 
-from tost.errors import ConfigError, StorageError
+from tost.errors import StorageError
 
 _WHITE = (255, 255, 255, 255)
-_AT_ONCE = 256  # images that a thread decodes before it asks for more
 
 
 class BadImageError(StorageError):
@@ -82,34 +79,3 @@ def to_grey(pixels: Tensor) -> Tensor:
     """
     red, green, blue = pixels.to(torch.int32).unbind(1)
     return ((19595 * red + 38470 * green + 7471 * blue + 0x8000) >> 16).to(torch.uint8).unsqueeze(1)
-
-
-def decode_images(encoded: Sequence[bytes], names: Sequence[str], size: tuple[int, int], *, channels: int) -> Tensor:
-    """Decode images of one size into one tensor, uint8 ``[n, channels, height, width]``.
-
-    Args:
-        encoded: Contents of image files.
-        names: What to call each in messages.
-        size: Height and width that each must have.
-        channels: 1 or 3.
-
-    Raises:
-        BadImageError: An image cannot be read.
-        ConfigError: An image has another size.
-    """
-    pixels = np.empty((len(encoded), *size, channels), dtype=np.uint8)
-
-    def decode(start: int) -> None:
-        for place in range(start, min(start + _AT_ONCE, len(encoded))):
-            image = read_image(encoded[place], names[place], channels=channels)
-            if (image.height, image.width) != size:
-                raise ConfigError(
-                    f"{names[place]} has {image.height} x {image.width} pixels, but this data set has images of "
-                    f"{size[0]} x {size[1]}."
-                )
-            pixels[place] = np.asarray(image).reshape(*size, channels)
-
-    with ThreadPoolExecutor() as threads:  # decoders let other threads run
-        for _ in threads.map(decode, range(0, len(encoded), _AT_ONCE)):
-            pass
-    return torch.from_numpy(pixels).permute(0, 3, 1, 2).contiguous()

@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, PlainValidator, WithJsonSchema, model_validator
 
-from tost.data.spec import DataSetOptions, DataShape, DataSpec, problem
+from tost.data.spec import DataSetOptions, DataShape, DataSpec
 from tost.errors import ConfigError
 
 IMAGENET_MEAN, IMAGENET_STD = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]
@@ -22,7 +22,7 @@ def _size(value: Any) -> int | list[int]:
     sides = value if isinstance(value, list | tuple) else [value]
     whole = all(isinstance(side, int) and not isinstance(side, bool) and 1 <= side <= _LARGEST for side in sides)
     if not whole or len(sides) != (2 if sides is value else 1):
-        raise problem(f"{value!r} given; needs a number of pixels from 1 to {_LARGEST}, or [height, width].")
+        raise ValueError(f"{value!r} given; needs a number of pixels from 1 to {_LARGEST}, or [height, width].")
     return list(sides) if sides is value else sides[0]
 
 
@@ -30,7 +30,7 @@ def _resize(value: Any) -> int | str:
     if value in ("ratio", "squash"):
         return str(value)
     if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= _LARGEST:
-        raise problem(f"{value!r} given; needs ratio, squash, or a number of pixels from 1 to {_LARGEST}.")
+        raise ValueError(f"{value!r} given; needs ratio, squash, or a number of pixels from 1 to {_LARGEST}.")
     return value
 
 
@@ -39,7 +39,7 @@ def _policy(value: Any) -> str | None:
         return None
     found = _POLICY.fullmatch(value) if isinstance(value, str) else None
     if found is None or int(found[4] or 0) > _MAGNITUDES:
-        raise problem(
+        raise ValueError(
             f"{value!r} given; needs null, a policy of timm such as rand-m9-mstd0.5-inc1, or one of torchvision: "
             f"torchvision-trivial, or torchvision-rand-n2-m14 (n: operations, m: magnitude up to {_MAGNITUDES})."
         )
@@ -121,7 +121,7 @@ class ImageOptions(DataSetOptions):
     @model_validator(mode="after")
     def _consistent(self) -> Self:
         if wrong := list(self._conflicts()):
-            raise problem(" ".join(wrong))
+            raise ValueError(" ".join(wrong))
         return self
 
     def _conflicts(self) -> Iterator[str]:
@@ -174,7 +174,7 @@ class ImageOptions(DataSetOptions):
             raise NotImplementedError
         return self.known_classes
 
-    def shape(self) -> DataShape:
+    def shape(self, path: str | None = None) -> DataShape:
         """Images of one size."""
         count = self.class_count()
         return DataShape(

@@ -13,7 +13,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from pydantic import Field, model_validator
 
 from tost.data.lra.generate.pathfinder.settings import Difficulty
-from tost.data.spec import DataSetOptions, DataShape, DataSpec, problem
+from tost.data.spec import DataSetOptions, DataShape, DataSpec
 
 _LONGEST = 1 << 20  # tokens; a longer sequence is a slip of the finger
 _LENGTH = "positions of a sample, the end symbol included; longer sequences are cut"
@@ -64,7 +64,7 @@ class SequenceOptions(LraOptions):
         """Return the number of ids."""
         raise NotImplementedError
 
-    def shape(self) -> DataShape:
+    def shape(self, path: str | None = None) -> DataShape:
         """Symbols, padded to the length."""
         return DataShape(
             task="classification",
@@ -114,12 +114,12 @@ class LettersOptions(SequenceOptions):
     @model_validator(mode="after")
     def _ids_are_known(self) -> Self:
         if self.unit == "chars" and self.vocab_size is None:
-            raise problem(
+            raise ValueError(
                 "unit=chars needs vocab_size: the number of ids must be known before the texts are read; give an upper "
                 "limit, such as 256, and building the data fails if it is too low."
             )
         if self.unit == "bytes" and (self.vocab_size is not None or self.min_frequency != 1):
-            raise problem("vocab_size and min_frequency belong to unit=chars; leave them out for bytes.")
+            raise ValueError("vocab_size and min_frequency belong to unit=chars; leave them out for bytes.")
         return self
 
     def ids(self) -> int:
@@ -172,7 +172,7 @@ class PixelOptions(LraOptions):
         """Height and width of an image."""
         raise NotImplementedError
 
-    def shape(self) -> DataShape:
+    def shape(self, path: str | None = None) -> DataShape:
         """The pixels, row after row."""
         kind: dict[str, Any] = {"vocab_size": 256} if self.input == "tokens" else {"in_features": 1}
         return DataShape(task="classification", input=self.input, length=self.side**2, num_classes=self.classes, **kind)

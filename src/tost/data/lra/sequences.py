@@ -22,7 +22,7 @@ from tost.data.dataset import Batch, Dataset
 from tost.data.lra.options import LettersOptions, SequenceOptions
 from tost.errors import ConfigError
 
-BYTE_END = 257
+_BYTE_END = 257
 _BYTES_PER_CHARACTER = 4  # at most, in UTF-8
 
 
@@ -117,15 +117,12 @@ def make_alphabet(options: LettersOptions, texts: Iterable[str], where: Path | s
     return Alphabet(frequent, eos=options.eos)
 
 
-class SequenceSource:
-    """Sequences of ids by row and tower."""
-
-    def fetch(self, row: int, tower: int, form: Form) -> NDArray[Any]:
-        """Return the ids of a sequence, at least those that `form` keeps."""
-        raise NotImplementedError
+def end_id(alphabet: Alphabet | None) -> int:
+    """Return the id that ends a sequence of characters, or of bytes if there is no alphabet."""
+    return _BYTE_END if alphabet is None else alphabet.END
 
 
-class IdsInMemory(SequenceSource):
+class IdsInMemory:
     """Ids in one array, one sequence after the other.
 
     Args:
@@ -138,12 +135,16 @@ class IdsInMemory(SequenceSource):
         self.ids, self.ends, self.offset = ids, ends, offset
 
     def fetch(self, row: int, tower: int, form: Form) -> NDArray[np.int64]:
-        """Return the ids of a sequence."""
+        """Return the ids of a sequence that `form` keeps."""
         begin = self.ends[row - 1] if row else 0
         return form.cut(self.ids[begin : self.ends[row]]).astype(np.int64) + self.offset
 
+    def content(self) -> list[Tensor]:
+        """Return what identifies the sequences."""
+        return [torch.from_numpy(self.ids), torch.from_numpy(self.ends)]
 
-class BytesInFile(SequenceSource):
+
+class BytesInFile:
     """Pieces of a file that stays on disk, mapped into memory.
 
     Args:
@@ -157,7 +158,7 @@ class BytesInFile(SequenceSource):
         self._bytes: NDArray[np.uint8] | None = None
 
     def fetch(self, row: int, tower: int, form: Form) -> NDArray[np.int64]:
-        """Return the ids of a piece."""
+        """Return the ids of a piece that `form` keeps."""
         if self._bytes is None:
             self._bytes = np.memmap(self.path, dtype=np.uint8, mode="r")
         begin, end = (int(place) for place in self.spans[row, tower])
@@ -168,8 +169,15 @@ class BytesInFile(SequenceSource):
             data = data[: form.room * _BYTES_PER_CHARACTER]
         return form.cut(self.alphabet.encode(data.tobytes().decode("utf-8", errors="replace"))).astype(np.int64)
 
+    def content(self) -> list[Tensor]:
+        """Return what identifies the pieces: their places."""
+        return [torch.from_numpy(self.spans)]
+
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_bytes": None}  # a worker maps the file itself
+
+
+SequenceSource = IdsInMemory | BytesInFile
 
 
 class Sequences(Dataset):

@@ -6,15 +6,22 @@ To add a corpus, write its class and list it in `CORPORA`.
 from __future__ import annotations
 
 from dataclasses import dataclass, field, fields, replace
-from typing import Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
 from tost.data.prepare import PrepareOptions
 from tost.errors import ConfigError
 
 Documents = Literal["file", "line"]
 SplitRule = Literal["auto", "random", "tail", "named"]
+
+
+def _from_commas(value: Any) -> Any:
+    return [part.strip() for part in value.split(",") if part.strip()] if isinstance(value, str) else value
+
+
+_Names = Annotated[tuple[str, ...], BeforeValidator(_from_commas)]
 
 
 class HubSet(NamedTuple):
@@ -170,7 +177,7 @@ class _LinesOptions(CorpusOptions):
         default=False, description="one document per split; false: every line is one, which end_of_text then follows"
     )
     detokenize: bool = Field(default=False, description="undo the spaces that the corpus puts around punctuation")
-    splits: tuple[str, ...] = Field(default=(), description="which of the corpus's splits; left out: all")
+    splits: _Names = Field(default=(), description="which of the corpus's splits; left out: all")
 
 
 class _WikiTextOptions(_LinesOptions):
@@ -220,7 +227,7 @@ class LambadaOptions(CorpusOptions):
         "GPT-2's authors",
     )
     straight_quotes: bool = Field(default=False, description="replace curly quotes by straight ones")
-    splits: tuple[str, ...] = Field(default=("test",), description="which of the corpus's splits")
+    splits: _Names = Field(default=("test",), description="which of the corpus's splits")
 
     def job(self) -> TextJob:
         """Return how the corpus is read."""
@@ -237,7 +244,7 @@ class CbtOptions(CorpusOptions):
     task: Literal["CN", "NE", "V", "P"] = Field(
         default="CN", description="kind of the missing word: common noun, named entity, verb, preposition"
     )
-    splits: tuple[str, ...] = Field(default=("validation", "test"), description="which of the corpus's splits")
+    splits: _Names = Field(default=("validation", "test"), description="which of the corpus's splits")
 
     def job(self) -> TextJob:
         """Return how the corpus is read."""

@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any, Literal, NamedTuple
 
+from tost.data._tables import check_columns, open_parquet
 from tost.errors import ConfigError
 
 Kind = Literal["text", "lines", "jsonl", "parquet", "hub"]
@@ -136,7 +137,8 @@ def plan_file(path: Path, kind: Kind, size: int) -> list[Span]:
 
 
 def _plan_parquet(path: Path, size: int) -> list[Span]:
-    metadata = _open_parquet(path).metadata
+    with open_parquet(path) as file:
+        metadata = file.metadata
     spans: list[Span] = []
     start = rows = held = 0
     for group in range(metadata.num_row_groups):
@@ -238,32 +240,16 @@ def _parse(text: str, columns: list[str], place: str) -> Row:
     return {column: row[column] for column in columns}
 
 
-def _open_parquet(path: Path) -> Any:
-    import pyarrow as pa  # type: ignore[import-untyped]
-    import pyarrow.parquet as pq  # type: ignore[import-untyped]
-
-    try:
-        return pq.ParquetFile(path)
-    except pa.ArrowInvalid as error:
-        raise ConfigError(f"{path} cannot be read as a parquet file: {error}") from error
-
-
 def _read_parquet(span: Span, columns: list[str]) -> Iterator[Row]:
-    file = _open_parquet(Path(span.file))
-    _check_columns(columns, file.schema_arrow.names, span.file)
-    for batch in file.iter_batches(_ROWS, row_groups=range(span.start, span.stop), columns=columns):
-        yield from batch.to_pylist()
+    with open_parquet(Path(span.file)) as file:
+        check_columns(columns, file.schema_arrow.names, span.file, " Set column.")
+        for batch in file.iter_batches(_ROWS, row_groups=range(span.start, span.stop), columns=columns):
+            yield from batch.to_pylist()
 
 
 def _read_hub(span: Span, columns: list[str], data: Any) -> Iterator[Row]:
-    _check_columns(columns, data.column_names, f"split {span.file} of the hub data set")
+    check_columns(columns, data.column_names, f"split {span.file} of the hub data set", " Set column.")
     for start in range(span.start, span.stop, _ROWS):
         values = data[start : min(start + _ROWS, span.stop)]
         for row in zip(*(values[column] for column in columns), strict=True):
             yield dict(zip(columns, row, strict=True))
-
-
-def _check_columns(columns: list[str], there: list[str], place: str) -> None:
-    for column in columns:
-        if column not in there:
-            raise ConfigError(f"{place} has no column {column!r}; its columns are: {', '.join(there)}. Set column.")

@@ -10,8 +10,9 @@ from typing import Any
 
 import numpy as np
 
+from tost.data import _tables
 from tost.data.prepare import Report
-from tost.data.text.corpora import HubSet, TextJob
+from tost.data.text.corpora import TextJob
 from tost.data.text.files import Hub, Kind, Span, find_files, kind_of, plan_file, split_of_name
 from tost.data.text.pieces import Cut, Piece, documents_of
 from tost.errors import ConfigError
@@ -54,21 +55,12 @@ def load_hub(job: TextJob) -> dict[str, Any]:
     if job.hub is None:
         raise ConfigError(f"{job.name} is read from files; give --source.")
     found: dict[str, Any] = {}
-    for name, data in _load_hub_set(job.hub).items():
+    splits = _tables.load_hub(
+        job.hub.name, job.hub.config, revision=job.hub.revision, remedy="give --source with a copy on disk."
+    )
+    for name, data in splits.items():
         found.setdefault(split_of_name(Path(name), Path(name)) or "train", data)
     return found
-
-
-def _load_hub_set(hub: HubSet) -> Mapping[str, Any]:
-    import datasets
-
-    try:
-        loaded = datasets.load_dataset(hub.name, hub.config, revision=hub.revision)
-    except Exception as error:  # connections, missing names and wrong configurations come as many kinds of errors
-        raise ConfigError(
-            f"{hub.name} cannot be loaded from the hub: {error}; give --source with a copy on disk."
-        ) from error
-    return dict(loaded)
 
 
 def make_plan(job: TextJob, hub: Hub, report: Report) -> Plan:

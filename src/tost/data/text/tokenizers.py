@@ -9,7 +9,8 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -236,56 +237,54 @@ def load_tokenizer(which: str) -> ByteTokenizer | HFTokenizer:
     if which == "bytes":
         return ByteTokenizer()
     path = Path(which)
-    if which == "gpt2" and not path.exists():
-        return _from_hub("openai-community/gpt2", "gpt2")
-    if which.startswith("hub:"):
-        return _from_hub(which.removeprefix("hub:"), which.removeprefix("hub:"))
+    if which.startswith("hub:") or (which == "gpt2" and not path.exists()):
+        return _from_hub(which.removeprefix("hub:"))
     if path.is_file():
         return _from_file(path, path.parent.name if path.name == TOKENIZER_FILE else path.stem)
     if (path / TOKENIZER_FILE).is_file():
         return _from_file(path / TOKENIZER_FILE, path.resolve().name)
     if (path / "vocab.json").is_file() and (path / "merges.txt").is_file():
-        return _build(
-            lambda: _byte_level_bpe(path), path.resolve().name, f"vocab.json and merges.txt in {path} cannot be read"
-        )
+        return _from_vocabulary(path)
     raise ConfigError(
         f"there is no tokenizer {which!r}; give bytes, chars, gpt2, hub:NAME, a tokenizer.json, or a folder with one "
         "or with vocab.json and merges.txt."
     )
 
 
-def _from_hub(repository: str, name: str) -> HFTokenizer:
+@contextmanager
+def _loading(problem: str) -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:  # the library raises bare exceptions
+        raise ConfigError(f"{problem}: {error}") from error
+
+
+def _from_hub(name: str) -> HFTokenizer:
     from tokenizers import Tokenizer
 
-    problem = (
+    repository = "openai-community/gpt2" if name == "gpt2" else name
+    with _loading(
         f"tokenizer {repository!r} cannot be loaded from the hub; give the path of its tokenizer.json, or of a folder "
         "with vocab.json and merges.txt"
-    )
-    return _build(lambda: Tokenizer.from_pretrained(repository), name, problem)
+    ):
+        return HFTokenizer(Tokenizer.from_pretrained(repository), name)
 
 
 def _from_file(path: Path, name: str) -> HFTokenizer:
     from tokenizers import Tokenizer
 
-    return _build(
-        lambda: Tokenizer.from_str(path.read_text(encoding="utf-8")), name, f"{path} cannot be read as a tokenizer"
-    )
+    with _loading(f"{path} cannot be read as a tokenizer"):
+        return HFTokenizer(Tokenizer.from_str(path.read_text(encoding="utf-8")), name)
 
 
-def _byte_level_bpe(folder: Path) -> Any:
+def _from_vocabulary(folder: Path) -> HFTokenizer:
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-    tokenizer = Tokenizer(models.BPE.from_file(str(folder / "vocab.json"), str(folder / "merges.txt")))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    return tokenizer
-
-
-def _build(load: Callable[[], Any], name: str, problem: str) -> HFTokenizer:
-    try:
-        return HFTokenizer(load(), name)
-    except Exception as error:  # the library raises bare exceptions
-        raise ConfigError(f"{problem}: {error}") from error
+    with _loading(f"vocab.json and merges.txt in {folder} cannot be read"):
+        tokenizer = Tokenizer(models.BPE.from_file(str(folder / "vocab.json"), str(folder / "merges.txt")))
+        tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+        tokenizer.decoder = decoders.ByteLevel()
+        return HFTokenizer(tokenizer, folder.resolve().name)
 
 
 def tokenizer_from_record(record: Mapping[str, Any], folder: Path) -> ByteTokenizer | CharTokenizer | HFTokenizer:

@@ -77,7 +77,7 @@ def build_tokens(options: TokensOptions, path: str, seed: int) -> DataBundle:
         StorageError: A file of the folder is damaged.
     """
     folder = open_tokens(path)
-    shape = options.shape_of(path)
+    shape = options.shape(path)
     if shape.vocab_size is not None and shape.vocab_size < folder.vocab_size:
         raise ConfigError(
             f"data.options.vocab_size={shape.vocab_size}, but {path} has {folder.vocab_size} different ids; make it at "

@@ -37,22 +37,14 @@ class TokensOptions(DataSetOptions):
     train_split: str = Field(default="train", description="split of the folder that is trained on")
     validation_split: str = Field(default="validation", description="split of the folder that is evaluated")
 
-    def shape(self) -> DataShape:
-        """Ids, read `length` at a time.
-
-        Raises:
-            ConfigError: `vocab_size` is not set, so that the folder would have to be known.
-        """
-        return self.shape_of(None)
-
-    def shape_of(self, path: str | None) -> DataShape:
+    def shape(self, path: str | None = None) -> DataShape:
         """Ids, read `length` at a time, as many different ones as the folder's tokenizer has.
 
         Args:
             path: The prepared folder; it is not looked at if `vocab_size` is set.
 
         Raises:
-            ConfigError: There is no such folder, or it holds something else.
+            ConfigError: There is no such folder, or it holds something else; or neither it nor `vocab_size` is set.
             StorageError: Its index is damaged.
         """
         size = self.vocab_size

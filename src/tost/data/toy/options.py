@@ -5,13 +5,13 @@ from __future__ import annotations
 from pydantic import Field, model_validator
 
 from tost.data.prepare import PrepareOptions
-from tost.data.spec import DataSetOptions, DataShape, DataSpec, problem
+from tost.data.spec import DataSetOptions, DataShape, DataSpec
 
 
 class DigitsOptions(DataSetOptions):
     """Options of ``digits``: there are none."""
 
-    def shape(self) -> DataShape:
+    def shape(self, path: str | None = None) -> DataShape:
         """64 pixels of one value each."""
         return DataShape(task="classification", input="values", length=64, in_features=1, num_classes=10)
 
@@ -35,7 +35,7 @@ class StdlibBytesOptions(DataSetOptions):
         "null takes as many as fit side by side into the training part",
     )
 
-    def shape(self) -> DataShape:
+    def shape(self, path: str | None = None) -> DataShape:
         """Bytes, read `length` at a time."""
         return DataShape(task="language_modeling", input="tokens", length=self.length, vocab_size=256)
 
@@ -61,19 +61,19 @@ class ListOpsOptions(DataSetOptions):
             # Only up to what is needed for the comparison: the full number has as many digits as there are levels.
             longest = min(2 + self.max_args * longest, self.max_length)
         if self.min_length + 1 >= self.max_length:
-            raise problem(
+            raise ValueError(
                 f"min_length={self.min_length} and max_length={self.max_length} leave no length in between; "
                 "raise max_length or lower min_length."
             )
         if longest <= self.min_length:
-            raise problem(
+            raise ValueError(
                 f"max_depth={self.max_depth} and max_args={self.max_args} give expressions of at most {longest} "
                 f"tokens, but min_length={self.min_length} asks for more; raise max_depth or max_args, "
                 "or lower min_length."
             )
         return self
 
-    def shape(self) -> DataShape:
+    def shape(self, path: str | None = None) -> DataShape:
         """15 symbols and the padding, 10 values."""
         return DataShape(task="classification", input="tokens", length=self.max_length, vocab_size=16, num_classes=10)
 

@@ -13,10 +13,12 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from tost.data._tables import columns_of
 from tost.data.dataset import fingerprint
+from tost.data.images.decode import to_grey
 from tost.data.images.options import ImageOptions
 from tost.data.images.sources.base import ImageSource, Split, check_folder, entries
-from tost.data.images.sources.parquet import columns_of, find_shards, open_parquet
+from tost.data.images.sources.parquet import find_shards, open_shards
 from tost.errors import ConfigError
 
 CIFAR10_NAMES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
@@ -52,9 +54,15 @@ class MemoryImages(ImageSource):
         """Return the number of an image."""
         return f"image {row} of {self.title}"
 
-    def image(self, row: int) -> Image.Image:
-        """Return an image, of mode ``RGB``."""
-        return Image.fromarray(self.pixels[row].expand(3, -1, -1).permute(1, 2, 0).numpy())
+    def image(self, row: int, *, channels: int = 3) -> Image.Image:
+        """Return an image."""
+        image = Image.fromarray(self.pixels[row].expand(3, -1, -1).permute(1, 2, 0).numpy())
+        return image if channels == 3 else image.convert("L")
+
+    def decode(self, rows: Tensor, size: tuple[int, int], *, channels: int) -> Tensor:
+        """Return images in their own size; without a second copy if it is all of them."""
+        pixels = self.pixels if len(rows) == len(self) else self.pixels[rows]
+        return to_grey(pixels) if channels < pixels.shape[1] else pixels
 
     def fingerprint(self) -> str:
         """Return the SHA-256 of the pixels."""
@@ -124,7 +132,7 @@ def open_cifar(options: ImageOptions, path: Path, split: str) -> Split:
     names = CIFAR10_NAMES if classes == 10 else ()
     if shards := find_shards(path, [split]):
         has_fine = classes == 100 and "fine_label" in columns_of(shards[0])
-        found = open_parquet(shards, label_column="fine_label" if has_fine else None)
+        found = open_shards(shards, label_column="fine_label" if has_fine else None)
         return replace(found, class_names=found.class_names or names, image_size=(32, 32))
     for place in (path, path / f"cifar-{classes}-batches-bin", path / f"cifar-{classes}-binary"):
         present = [place / name for name in files if (place / name).is_file()]

@@ -8,10 +8,12 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
@@ -21,6 +23,7 @@ from tost.errors import ConfigError
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".ppm", ".pgm", ".tif", ".tiff", ".gif")
 _SHOWN = 8
+_AT_ONCE = 256  # images that a thread decodes before it asks for more
 
 
 class ImageSource:
@@ -45,8 +48,8 @@ class ImageSource:
         """
         raise NotImplementedError
 
-    def image(self, row: int) -> Image.Image:
-        """Return an image, decoded, of mode ``RGB``.
+    def image(self, row: int, *, channels: int = 3) -> Image.Image:
+        """Return an image, decoded, of mode ``RGB``, or ``L`` if it has one channel.
 
         Raises:
             BadImageError: It cannot be read.
@@ -55,7 +58,36 @@ class ImageSource:
             data = self.read(row)
         except OSError as error:
             raise BadImageError(f"{self.name(row)} cannot be opened: {error.strerror or error}") from error
-        return read_image(data, self.name(row))
+        return read_image(data, self.name(row), channels=channels)
+
+    def decode(self, rows: Tensor, size: tuple[int, int], *, channels: int) -> Tensor:
+        """Return images of one size as one tensor, uint8 ``[n, channels, height, width]``.
+
+        Args:
+            rows: Which, int64 ``[n]``.
+            size: Height and width that each must have.
+            channels: 1 or 3.
+
+        Raises:
+            BadImageError: An image cannot be read.
+            ConfigError: An image has another size.
+        """
+        pixels = np.empty((len(rows), *size, channels), dtype=np.uint8)
+
+        def decode(start: int) -> None:
+            for place, row in enumerate(rows[start : start + _AT_ONCE].tolist(), start):
+                image = self.image(row, channels=channels)
+                if (image.height, image.width) != size:
+                    raise ConfigError(
+                        f"{self.name(row)} has {image.height} x {image.width} pixels, but this data set has images of "
+                        f"{size[0]} x {size[1]}."
+                    )
+                pixels[place] = np.asarray(image).reshape(*size, channels)
+
+        with ThreadPoolExecutor() as threads:  # decoders let other threads run
+            for _ in threads.map(decode, range(0, len(rows), _AT_ONCE)):
+                pass
+        return torch.from_numpy(pixels).permute(0, 3, 1, 2).contiguous()
 
     def fingerprint(self) -> str:
         """Return a SHA-256 that identifies the images; where they are many, their listing stands for them."""
@@ -103,6 +135,30 @@ def check_folder(path: Path, expected: str) -> None:
         raise ConfigError(f"data.path {path} does not exist; it must point at {expected}.")
     if not path.is_dir():
         raise ConfigError(f"data.path {path} is a file; it must point at {expected}.")
+
+
+def find_folder(path: Path, places: Iterable[Path], needed: Sequence[str], expected: str) -> Path:
+    """Return the first of some places that holds all that is needed.
+
+    Args:
+        path: Value of ``data.path``.
+        places: Where to look.
+        needed: Names of files and folders.
+        expected: What the path should point at, for the message.
+
+    Raises:
+        ConfigError: None of them does; the message says what is missing and what is there.
+    """
+    check_folder(path, expected)
+    present = [place for place in places if place.is_dir()]
+    for place in present:
+        if all((place / name).exists() for name in needed):
+            return place
+    missing = [name for name in needed if not (present[0] / name).exists()]
+    raise ConfigError(
+        f"{present[0]} has no {' and no '.join(missing)}, it has: {entries(present[0])}; data.path must point at "
+        f"{expected}."
+    )
 
 
 def entries(path: Path) -> str:

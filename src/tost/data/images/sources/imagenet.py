@@ -24,7 +24,7 @@ from tost.data.images.options import ImageNetOptions
 from tost.data.images.sources.base import ImageSource, Split, check_folder, entries, split_names
 from tost.data.images.sources.folders import FileImages, image_files, open_class_folders
 from tost.data.images.sources.oxford import read_matlab
-from tost.data.images.sources.parquet import find_shards, open_parquet
+from tost.data.images.sources.parquet import find_shards, open_shards
 from tost.data.images.sources.tar import index_tar, tar_source
 from tost.errors import ConfigError
 
@@ -57,7 +57,7 @@ def open_imagenet(options: ImageNetOptions, path: Path, split: str) -> Split:
 
 def _open(path: Path, names: Sequence[str], split: str) -> Split:
     if shards := find_shards(path, names):
-        return open_parquet(shards)
+        return open_shards(shards)
     for name in names:
         if (path / name).is_dir() and not any((path / name).glob("*.tar")):
             return _open_folder(path, path / name)

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from tost.data.images.options import ImageOptions
-from tost.data.images.sources.base import Split, check_folder, entries
+from tost.data.images.sources.base import Split, find_folder
 from tost.data.images.sources.folders import FileImages
 from tost.errors import ConfigError
 
@@ -20,7 +20,8 @@ _FLOWER_SPLITS = {"train": ["trnid"], "val": ["valid"], "trainval": ["trnid", "v
 def open_flowers102(options: ImageOptions, path: Path, split: str) -> Split:
     """Read ``setid.mat``, ``imagelabels.mat`` and ``jpg/``; sorted by number, as the official splits have it."""
     expected = "the folder of jpg/, imagelabels.mat and setid.mat"
-    place = _below(path, "flowers-102", ("jpg", "imagelabels.mat", "setid.mat"), expected)
+    # torchvision makes the sub-folder.
+    place = find_folder(path, (path, path / "flowers-102"), ("jpg", "imagelabels.mat", "setid.mat"), expected)
     parts = read_matlab(place / "setid.mat", _FLOWER_SPLITS[split])
     (labels,) = read_matlab(place / "imagelabels.mat", ["labels"])
     numbers = np.sort(np.concatenate([part.astype(np.int64).ravel() for part in parts]))
@@ -52,7 +53,8 @@ def _flower_names() -> tuple[str, ...]:
 def open_pets(options: ImageOptions, path: Path, split: str) -> Split:
     """Read ``annotations/trainval.txt`` or ``test.txt`` and ``images/``, in the order of the list."""
     expected = "the folder of images/ and annotations/"
-    place = _below(path, "oxford-iiit-pet", ("images", f"annotations/{split}.txt"), expected)
+    needed = ("images", f"annotations/{split}.txt")
+    place = find_folder(path, (path, path / "oxford-iiit-pet"), needed, expected)
     file = place / "annotations" / f"{split}.txt"
     names: list[str] = []
     targets: list[int] = []
@@ -75,18 +77,6 @@ def open_pets(options: ImageOptions, path: Path, split: str) -> Split:
         targets=torch.tensor(targets, dtype=torch.int64),
         class_names=tuple(breeds[label] for label in sorted(breeds)),
         layout="official",
-    )
-
-
-def _below(path: Path, usual: str, needed: Sequence[str], expected: str) -> Path:
-    """Return the folder that holds what is needed: the path itself, or the sub-folder that torchvision makes."""
-    check_folder(path, expected)
-    for place in (path, path / usual):
-        if all((place / name).exists() for name in needed):
-            return place
-    missing = [name for name in needed if not (path / name).exists()]
-    raise ConfigError(
-        f"{path} has no {' and no '.join(missing)}, it has: {entries(path)}; data.path must point at {expected}."
     )
 
 

@@ -15,6 +15,7 @@ import pyarrow.parquet as pq  # type: ignore[import-untyped]
 import torch
 from torch import Tensor
 
+from tost.data._tables import check_columns, columns_of, open_parquet, read_column
 from tost.data.images.options import ImageParquetOptions
 from tost.data.images.sources.base import ImageSource, Split, check_folder, entries, hash_lines, split_names
 from tost.errors import ConfigError
@@ -24,18 +25,6 @@ _LABEL_COLUMNS = ("label", "labels", "fine_label", "target")
 # Encoded images up to this size together are held in memory; more are mapped from a copy that can be read at any place.
 _IN_MEMORY = 1 << 30
 _SHARD = re.compile(r"-(\d{5})-of-(\d{5})")
-
-
-def columns_of(path: Path) -> list[str]:
-    """Return the names of the columns of a parquet file.
-
-    Raises:
-        ConfigError: It cannot be read.
-    """
-    try:
-        return list(pq.read_schema(path).names)
-    except (pa.ArrowInvalid, OSError) as error:
-        raise ConfigError(f"{path} cannot be read as a parquet file: {error}") from error
 
 
 def find_shards(folder: Path, names: Sequence[str]) -> list[Path]:
@@ -88,10 +77,10 @@ def open_image_parquet(options: ImageParquetOptions, path: Path, split: str) -> 
                 f"{path} has no parquet files of the split {split!r}, it has: {entries(path)}; data.path must point at "
                 f"{expected}, or name the splits with data.options.train_split and validation_split."
             )
-    return open_parquet(shards, image_column=options.image_column, label_column=options.label_column)
+    return open_shards(shards, image_column=options.image_column, label_column=options.label_column)
 
 
-def open_parquet(paths: Sequence[Path], *, image_column: str | None = None, label_column: str | None = None) -> Split:
+def open_shards(paths: Sequence[Path], *, image_column: str | None = None, label_column: str | None = None) -> Split:
     """Return the images and labels of parquet files.
 
     Labels are whole numbers; texts are numbered in sorted order. Names of classes are read from the files' metadata.
@@ -104,21 +93,15 @@ def open_parquet(paths: Sequence[Path], *, image_column: str | None = None, labe
     Raises:
         ConfigError: A file is damaged or lacks a column.
     """
-    try:
-        schemas = [pq.read_schema(path) for path in paths]
-        schema = schemas[0]
-        image = _column(schema, paths[0], image_column, _IMAGE_COLUMNS, "image_column")
-        label = _column(schema, paths[0], label_column, _LABEL_COLUMNS, "label_column")
-        for path, other in zip(paths, schemas, strict=True):
-            for name in (image, label):
-                _column(other, path, name, (), "")
-        values = pa.chunked_array(
-            [chunk for path in paths for chunk in _read(path, label)], type=schema.field(label).type
-        )
-        source = ParquetImages(paths, image)
-        source.load()  # once, here: workers that are forked later share it
-    except (pa.ArrowInvalid, pa.ArrowTypeError, OSError) as error:
-        raise ConfigError(f"the parquet files in {paths[0].parent} cannot be read: {error}") from error
+    with open_parquet(paths[0]) as file:
+        schema = file.schema_arrow
+    image = _column(schema, paths[0], image_column, _IMAGE_COLUMNS, "image_column")
+    label = _column(schema, paths[0], label_column, _LABEL_COLUMNS, "label_column")
+    for path in paths:
+        check_columns((image, label), columns_of(path), path)
+    values = read_column(paths, label)
+    source = ParquetImages(paths, image)
+    source.load()  # once, here: workers that are forked later share it
     targets, names = _labels(values, label, paths[0])
     return Split(
         source=source, targets=targets, class_names=names or _names_in_metadata(schema, label), layout="parquet"
@@ -130,9 +113,9 @@ def _column(schema: Any, path: Path, given: str | None, usual: Sequence[str], ke
     for name in wanted:
         if name in schema.names:
             return name
-    advice = f"; name it with data.options.{key}" if key else ""
     raise ConfigError(
-        f"{path} has no column {' or '.join(map(repr, wanted))}, its columns are: {', '.join(schema.names)}{advice}."
+        f"{path} has no column {' or '.join(map(repr, wanted))}, its columns are: {', '.join(schema.names)}; name it "
+        f"with data.options.{key}."
     )
 
 
@@ -158,13 +141,6 @@ def _names_in_metadata(schema: Any, label: str) -> tuple[str, ...]:
         return tuple(map(str, features[label]["names"]))
     except (KeyError, TypeError, ValueError):
         return ()
-
-
-def _read(path: Path, column: str) -> list[Any]:
-    """Return a column, or with a dot a field of one, in pieces; nothing if it does not exist."""
-    with pq.ParquetFile(path) as file:
-        table = file.read(columns=[column])
-    return [chunk for found in table.columns for chunk in found.chunks]
 
 
 class ParquetImages(ImageSource):
@@ -197,8 +173,7 @@ class ParquetImages(ImageSource):
     def file_name(self, row: int) -> str:
         """Return the path that the structure of an image holds beside its bytes; empty if it has none."""
         if self._file_names is None:
-            chunks = [chunk for path in self.paths for chunk in _read(path, f"{self.column}.path")]
-            values = [value for chunk in chunks for value in chunk.to_pylist()] or [None] * len(self)
+            values = read_column(self.paths, f"{self.column}.path").to_pylist() or [None] * len(self)
             self._file_names = [(value or {}).get("path") or "" for value in values]
         return self._file_names[row]
 
@@ -226,7 +201,7 @@ class ParquetImages(ImageSource):
         if self._rows is not None:
             return
         if sum(path.stat().st_size for path in self.paths) <= _IN_MEMORY:
-            self._rows = pa.chunked_array([chunk for path in self.paths for chunk in _read(path, self.column)])
+            self._rows = read_column(self.paths, self.column)
             return
         import datasets
 

@@ -6,21 +6,22 @@ the outer folder once more; the inner copy is the right one.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from tost.data.dataset import DataBundle, Dataset
-from tost.data.images.sources.base import entries
+from tost.data.dataset import DataBundle, Dataset, fingerprint, spread
+from tost.data.images.sources.base import find_folder
+from tost.data.lra.options import SequenceOptions
+from tost.data.lra.sequences import Form, Sequences, SequenceSource
 from tost.data.spec import DataInfo
-from tost.errors import ConfigError
 
 _RELEASE = "lra_release"
 
 
-def find_release(path: Path, folder: str, needed: Iterable[str]) -> Path:
+def find_release(path: Path, folder: str, needed: Sequence[str]) -> Path:
     """Return the folder that holds some files of the release.
 
     Args:
@@ -31,27 +32,10 @@ def find_release(path: Path, folder: str, needed: Iterable[str]) -> Path:
     Raises:
         ConfigError: It is not there; the message lists what was looked for and what was found.
     """
-    needed = list(needed)
-    wanted = " and ".join(needed)
-    if not path.exists():
-        raise ConfigError(
-            f"data.path {path} does not exist; it must point at lra_release, or at its folder {folder} with {wanted}."
-        )
-    if not path.is_dir():
-        raise ConfigError(f"data.path {path} is a file; it must point at a folder: {folder} with {wanted}.")
     # From the innermost out: where there are two copies, the inner one counts.
     places = [path.joinpath(*[_RELEASE] * depth, folder) for depth in (2, 1, 0)]
-    for place in [*places, path]:
-        if all((place / name).exists() for name in needed):
-            return place
-    for place in places:
-        if place.is_dir():
-            missing = [name for name in needed if not (place / name).exists()]
-            raise ConfigError(f"{place} has no {' and no '.join(missing)}; it has: {entries(place)}.")
-    raise ConfigError(
-        f"{path} holds neither {folder} nor {wanted}, it has: {entries(path)}; point data.path at lra_release, or at "
-        f"its folder {folder}."
-    )
+    expected = f"lra_release, or at its folder {folder} with {' and '.join(needed)}"
+    return find_folder(path, [*places, path], needed, expected)
 
 
 def shuffled(count: int, seed: int) -> Tensor:
@@ -81,3 +65,28 @@ def bundle(
     counts = {"train_samples": len(train), "validation_samples": len(validation)}
     info = DataInfo(fingerprint=content, details={**details, **counts}, class_names=class_names)
     return DataBundle(train=train, validation=validation, info=info)
+
+
+def sequence_bundle(
+    splits: Sequence[tuple[SequenceSource, Tensor, Tensor]],
+    options: SequenceOptions,
+    end: int,
+    details: Mapping[str, int | str],
+    class_names: tuple[str, ...] = (),
+) -> DataBundle:
+    """Return two splits of sequences.
+
+    Args:
+        splits: Source, labels by row, and rows to choose from, of the training and of the validation set.
+        options: How sequences are cut and padded, and how many are taken.
+        end: Id that ends a sequence, if the options ask for one.
+        details: Facts for the record of a run.
+        class_names: Names of the classes, if they are known.
+    """
+    form = Form.of(options, end)
+    sets, parts = [], []
+    for source, targets, rows in splits:
+        chosen = spread(rows, options.limit)
+        sets.append(Sequences(source, chosen, targets, form, towers=options.towers))
+        parts += [*source.content(), targets, chosen]
+    return bundle(sets, fingerprint(*parts), details, class_names)

@@ -10,14 +10,13 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
-from tost.data.dataset import DataBundle, fingerprint, spread
+from tost.data.dataset import DataBundle
 from tost.data.lra.grammar import SYMBOLS
 from tost.data.lra.options import LraListOpsOptions
-from tost.data.lra.readers.layout import bundle, find_release
-from tost.data.lra.sequences import Form, IdsInMemory, Sequences
+from tost.data.lra.readers.layout import find_release, sequence_bundle
+from tost.data.lra.sequences import IdsInMemory
 from tost.errors import ConfigError
 
 _END = 17
@@ -37,20 +36,14 @@ _IDS = bytes(_CODES.get(code, _BAD) for code in range(256))
 
 def build_lra_listops(options: LraListOpsOptions, path: str) -> DataBundle:
     """Return ListOps: inputs int64 ``[length]``, mask bool of the same shape, targets int64 ``[]``."""
-    names = {split: f"basic_{split}.tsv" for split in ("train", options.validation_split)}
-    folder = find_release(Path(path), "listops-1000", names.values())
-    form = Form.of(options, _END)
-    sets, parts = [], []
-    for name in names.values():
-        ids, ends, targets = _read(folder / name, brackets=options.brackets)
-        rows = spread(torch.arange(len(targets)), options.limit)
-        sets.append(Sequences(IdsInMemory(ids, ends), rows, targets, form))
-        parts += [torch.from_numpy(ids), torch.from_numpy(ends), targets, rows]
-    return bundle(sets, fingerprint(*parts), {"folder": str(folder)})
+    names = [f"basic_{split}.tsv" for split in ("train", options.validation_split)]
+    folder = find_release(Path(path), "listops-1000", names)
+    splits = [_read(folder / name, brackets=options.brackets) for name in names]
+    return sequence_bundle(splits, options, _END, {"folder": str(folder)})
 
 
-def _read(path: Path, *, brackets: bool) -> tuple[NDArray[np.uint8], NDArray[np.int64], Tensor]:
-    """Return the ids of all expressions, where each ends, and the values."""
+def _read(path: Path, *, brackets: bool) -> tuple[IdsInMemory, Tensor, Tensor]:
+    """Return the expressions, their values, and their numbers."""
     ids, ends, targets, total = bytearray(), [], [], 0
     with path.open("rb") as file:
         header = file.readline().rstrip(b"\r\n").split(b"\t")
@@ -69,7 +62,8 @@ def _read(path: Path, *, brackets: bool) -> tuple[NDArray[np.uint8], NDArray[np.
             targets.append(value)
     if not targets:
         raise ConfigError(f"{path} holds a header and nothing else; it is incomplete.")
-    return np.frombuffer(ids, dtype=np.uint8), np.array(ends, dtype=np.int64), torch.tensor(targets)
+    source = IdsInMemory(np.frombuffer(ids, dtype=np.uint8), np.array(ends, dtype=np.int64))
+    return source, torch.tensor(targets), torch.arange(len(targets))
 
 
 def _shown(data: bytes) -> str:

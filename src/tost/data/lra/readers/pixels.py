@@ -10,45 +10,37 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from tost.data._tables import check_columns
 from tost.data.dataset import Batch, DataBundle, Dataset, fingerprint, spread
-from tost.data.images.decode import decode_images, read_image, to_grey
+from tost.data.images.decode import to_grey
 from tost.data.images.options import Cifar10Options
-from tost.data.images.sources.arrays import CIFAR10_NAMES, MemoryImages, open_cifar
+from tost.data.images.sources.arrays import CIFAR10_NAMES, open_cifar
 from tost.data.images.sources.base import check_folder, hash_lines
 from tost.data.images.sources.folders import FileImages, open_image_folder
 from tost.data.lra.generate.pathfinder.settings import FOLDERS
 from tost.data.lra.options import LraImageOptions, LraPathfinderOptions, PixelOptions
 from tost.data.lra.readers.layout import bundle, find_release, shuffled, split_80_10_10
-from tost.data.lra.readers.text import HUB, load_hub
+from tost.data.lra.readers.text import HUB, load_hub_split
 from tost.errors import ConfigError
 
 _IN_MEMORY = 1 << 29  # bytes of pixels that are kept by default
 _AT_ONCE = 2048  # images that are turned grey together
 _NUMPY = b"\x93NUMPY"
 _FIELDS = 11  # of a line of metadata
-_LABEL = 3
 _HUB_COLUMNS = ("img", "image")
-
-
-class PixelSource:
-    """Images by row, uint8 ``[B, pixels]``."""
-
-    def fetch(self, rows: Tensor) -> Tensor:
-        """Return the pixels of images."""
-        raise NotImplementedError
 
 
 class PixelSequences(Dataset):
     """Samples: inputs int64 ``[N]`` or float32 ``[N, 1]``, targets int64 ``[]``, and a mask if zeros are masked.
 
     Args:
-        source: The images.
+        source: The images by row, uint8 ``[n, pixels]``, in memory or on disk.
         rows: Which of them, int64 ``[n]``.
         targets: Labels by row of the source, int64.
         options: How pixels are encoded.
     """
 
-    def __init__(self, source: PixelSource, rows: Tensor, targets: Tensor, options: PixelOptions) -> None:
+    def __init__(self, source: Tensor | _Files, rows: Tensor, targets: Tensor, options: PixelOptions) -> None:
         self.source, self.rows, self.targets, self.options = source, rows, targets, options
 
     def __len__(self) -> int:
@@ -58,7 +50,7 @@ class PixelSequences(Dataset):
     def gather(self, indices: Tensor) -> Batch:
         """Return images as a batch."""
         rows = self.rows[indices]
-        pixels = self.source.fetch(rows)
+        pixels = self.source[rows]
         if self.options.input == "tokens":
             inputs = pixels.long()
         else:
@@ -67,15 +59,7 @@ class PixelSequences(Dataset):
         return batch | {"mask": pixels != 0} if self.options.mask_zero else batch
 
 
-class _InMemory(PixelSource):
-    def __init__(self, pixels: Tensor) -> None:
-        self.pixels = pixels
-
-    def fetch(self, rows: Tensor) -> Tensor:
-        return self.pixels[rows]
-
-
-class _Files(PixelSource):
+class _Files:
     """Image files of one size, read on first use, and kept if there is room."""
 
     def __init__(self, files: FileImages, side: int, *, keep: bool) -> None:
@@ -83,28 +67,18 @@ class _Files(PixelSource):
         self._kept: Tensor | None = None
         self._known = torch.zeros(len(files), dtype=torch.bool)
 
-    def fetch(self, rows: Tensor) -> Tensor:
+    def __getitem__(self, rows: Tensor) -> Tensor:
         if not self.keep:
-            pixels = torch.empty(len(rows), self.side**2, dtype=torch.uint8)
-            for place, row in enumerate(rows.tolist()):
-                pixels[place] = self._read(row)
-            return pixels
+            return self._read(rows)
         if self._kept is None:  # memory that is not written to is not used yet
             self._kept = torch.empty(len(self.files), self.side**2, dtype=torch.uint8)
-        for row in rows[~self._known[rows]].tolist():
-            self._kept[row] = self._read(row)
-            self._known[row] = True
+        missing = rows[~self._known[rows]]
+        self._kept[missing] = self._read(missing)
+        self._known[missing] = True
         return self._kept[rows]
 
-    def _read(self, row: int) -> Tensor:
-        name = self.files.name(row)
-        image = read_image(self.files.read(row), name, channels=1)
-        if image.size != (self.side, self.side):
-            raise ConfigError(
-                f"{name} has {image.height} x {image.width} pixels, but this data set has images of {self.side} x "
-                f"{self.side}."
-            )
-        return torch.from_numpy(np.array(image)).flatten()
+    def _read(self, rows: Tensor) -> Tensor:
+        return self.files.decode(rows, (self.side, self.side), channels=1).flatten(1)
 
     def __getstate__(self) -> dict[str, Any]:
         # A worker reads for itself: the pixels so far would take longer to send than to read.
@@ -118,16 +92,14 @@ def build_lra_image(options: LraImageOptions, path: str) -> DataBundle:
     order = torch.arange(count) if options.split == "order" else shuffled(count, options.split_seed)
     held = int(count * options.val_share)
     rows, held_out = order[: count - held], order[count - held :]
-    train = PixelSequences(_InMemory(pixels), spread(rows, options.limit), targets, options)
+    train = PixelSequences(pixels, spread(rows, options.limit), targets, options)
     if options.validation_split == "test":
         pixels, targets = _read_cifar(path, "test", options.grey)
         held_out = torch.arange(len(targets))
-    validation = PixelSequences(_InMemory(pixels), spread(held_out, options.limit), targets, options)
+    validation = PixelSequences(pixels, spread(held_out, options.limit), targets, options)
     if not len(train) or not len(validation):
         raise ConfigError(f"{path} holds {count} training images, too few to hold out a share of {options.val_share}.")
-    parts = [
-        part for split in (train, validation) for part in (split.source.fetch(split.rows), split.targets[split.rows])
-    ]
+    parts = [part[split.rows] for split in (train, validation) for part in (split.source, split.targets)]
     return bundle((train, validation), fingerprint(*parts), {}, CIFAR10_NAMES)
 
 
@@ -141,39 +113,29 @@ def _read_cifar(path: str, split: str, grey: str) -> tuple[Tensor, Tensor]:
         is_folder = (folder / split).is_dir() and any(entry.is_dir() for entry in (folder / split).iterdir())
         found = (open_image_folder if is_folder else open_cifar)(Cifar10Options(), folder, split)
         targets = found.targets
-        if isinstance(found.source, MemoryImages):
-            colour = found.source.pixels
-        else:
-            rows = range(len(targets))
-            encoded, names = [found.source.read(row) for row in rows], [found.source.name(row) for row in rows]
-            colour = decode_images(encoded, names, (32, 32), channels=3)
+        colour = found.source.decode(torch.arange(len(targets)), (32, 32), channels=3)
     if len(targets) and not 0 <= int(targets.min()) <= int(targets.max()) < len(CIFAR10_NAMES):
         raise ConfigError(f"the split {split!r} of {path} has labels up to {int(targets.max())}; there are 10 classes.")
     return _to_grey(colour, grey), targets
 
 
 def _read_hub(path: str, split: str) -> tuple[Tensor, Tensor]:
-    loaded = load_hub(path, split)
-    column = next((name for name in _HUB_COLUMNS if name in loaded.column_names), None)
-    if column is None or "label" not in loaded.column_names:
-        raise ConfigError(
-            f"{path} has the columns {', '.join(loaded.column_names)}; one of {' and '.join(_HUB_COLUMNS)} is needed, "
-            "and label."
-        )
+    loaded = load_hub_split(path, split)
+    column = next((name for name in _HUB_COLUMNS if name in loaded.column_names), _HUB_COLUMNS[0])
+    check_columns((column, "label"), loaded.column_names, path, f" Images are in {' or '.join(_HUB_COLUMNS)}.")
     images = np.stack([np.asarray(image.convert("RGB")) for image in loaded[column]])
     return torch.from_numpy(images).permute(0, 3, 1, 2), torch.tensor(list(loaded["label"]))
 
 
 def _to_grey(colour: Tensor, weights: str) -> Tensor:
     """Turn uint8 ``[n, 3, height, width]`` into uint8 ``[n, pixels]``, a part at a time: numbers take more room."""
-    return torch.cat([_part_to_grey(part, weights).flatten(1) for part in torch.split(colour, _AT_ONCE)])
+    turn = to_grey if weights == "pillow" else _tensorflow_grey
+    return torch.cat([turn(part).flatten(1) for part in torch.split(colour, _AT_ONCE)])
 
 
-def _part_to_grey(colour: Tensor, weights: str) -> Tensor:
-    if weights == "pillow":
-        return to_grey(colour)
+def _tensorflow_grey(colour: Tensor) -> Tensor:
     red, green, blue = colour.double().unbind(1)
-    return (0.2989 * red + 0.5870 * green + 0.1140 * blue).round_().to(torch.uint8)
+    return (0.2989 * red + 0.5870 * green + 0.1140 * blue).round_().to(torch.uint8).unsqueeze(1)
 
 
 def build_lra_pathfinder(options: LraPathfinderOptions, path: str) -> DataBundle:
@@ -207,7 +169,14 @@ def _read_metadata(folder: Path) -> tuple[list[str], list[int], int]:
     names, labels, empty = [], [], 0
     for file in files:
         for number, fields in enumerate(_metadata_rows(file), start=1):
-            inside, image, label = _image_of(fields, f"{file}, line {number}")
+            if len(fields) != _FIELDS:
+                raise ConfigError(
+                    f"{file}, line {number} has {len(fields)} fields; it must have {_FIELDS}, the folder, the file, a "
+                    "number and the label being the first."
+                )
+            inside, image, _, label = fields[:4]
+            if label not in ("0", "1"):
+                raise ConfigError(f"{file}, line {number} has the label {label!r}; it must be 0 or 1.")
             if inside not in sizes:
                 sizes[inside] = _sizes(folder / inside, file)
             size = sizes[inside].get(image)
@@ -217,7 +186,7 @@ def _read_metadata(folder: Path) -> tuple[list[str], list[int], int]:
                 empty += 1
                 continue
             names.append(f"{inside}/{image}")
-            labels.append(label)
+            labels.append(int(label))
     return names, labels, empty
 
 
@@ -226,17 +195,6 @@ def _sizes(folder: Path, metadata: Path) -> dict[str, int]:
         raise ConfigError(f"{metadata} names images in {folder}, which is no folder.")
     with os.scandir(folder) as found:
         return {entry.name: entry.stat().st_size for entry in found}
-
-
-def _image_of(fields: list[str], where: str) -> tuple[str, str, int]:
-    if len(fields) != _FIELDS:
-        raise ConfigError(
-            f"{where} has {len(fields)} fields; it must have {_FIELDS}, the folder, the file, a number and the label "
-            "being the first."
-        )
-    if fields[_LABEL] not in ("0", "1"):
-        raise ConfigError(f"{where} has the label {fields[_LABEL]!r}; it must be 0 or 1.")
-    return fields[0], fields[1], int(fields[_LABEL])
 
 
 def _metadata_rows(file: Path) -> list[list[str]]:

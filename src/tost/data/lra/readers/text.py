@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import accumulate
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -11,12 +10,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tost.data.dataset import DataBundle, fingerprint, spread
+from tost.data._tables import check_columns, columns_of, load_hub, read_column
+from tost.data.dataset import DataBundle, spread
 from tost.data.images.sources.base import check_folder, entries
-from tost.data.images.sources.parquet import columns_of, find_shards
+from tost.data.images.sources.parquet import find_shards
 from tost.data.lra.options import LraTextOptions
-from tost.data.lra.readers.layout import bundle, shuffled
-from tost.data.lra.sequences import BYTE_END, Alphabet, Form, IdsInMemory, Sequences, make_alphabet
+from tost.data.lra.readers.layout import sequence_bundle, shuffled
+from tost.data.lra.sequences import Alphabet, IdsInMemory, end_id, make_alphabet
 from tost.errors import ConfigError
 
 HUB = "hub:"
@@ -27,6 +27,7 @@ _EXPECTED = (
     "test/pos with one review per .txt file; or be hub:NAME, such as hub:stanfordnlp/imdb"
 )
 _CLASSES = ("neg", "pos")
+_COLUMNS = ("text", "label")
 
 
 class _Reviews(NamedTuple):
@@ -51,33 +52,26 @@ def build_lra_text(options: LraTextOptions, path: str) -> DataBundle:
         validation = _read(path, "test")  # which doubles as the validation set in every code base
         held_out = torch.arange(len(validation.targets))
     alphabet = make_alphabet(options, train.texts, path)
-    form = Form.of(options, BYTE_END if alphabet is None else Alphabet.END)
-    sets, parts, cut = [], [], 0
-    for reviews, chosen in ((train, rows), (validation, held_out)):
+    splits, cut = [], 0
+    for reviews, chosen in ((train, spread(rows, options.limit)), (validation, spread(held_out, options.limit))):
         source = _source(reviews.texts, alphabet)
-        chosen = spread(chosen, options.limit)
-        sets.append(Sequences(source, chosen, reviews.targets, form))
-        parts += [torch.from_numpy(source.ids), torch.from_numpy(source.ends), reviews.targets, chosen]
-        cut += int((np.diff(source.ends, prepend=0)[chosen.numpy()] > form.room).sum())
-    return bundle(sets, fingerprint(*parts), {"layout": train.layout, "cut": cut}, _CLASSES)
+        splits.append((source, reviews.targets, chosen))
+        cut += int((np.diff(source.ends, prepend=0)[chosen.numpy()] > options.length - options.eos).sum())
+    return sequence_bundle(splits, options, end_id(alphabet), {"layout": train.layout, "cut": cut}, _CLASSES)
 
 
 def _source(texts: Sequence[str], alphabet: Alphabet | None) -> IdsInMemory:
     if alphabet is None:
-        encoded = [text.encode("utf-8") for text in texts]
-        return IdsInMemory(np.frombuffer(bytearray().join(encoded), dtype=np.uint8), _ends(encoded), offset=1)
-    letters = [alphabet.encode(text) for text in texts]
-    return IdsInMemory(np.concatenate(letters), _ends(letters))
-
-
-def _ends(parts: Sequence[Any]) -> Any:
-    return np.array(list(accumulate(len(part) for part in parts)), dtype=np.int64)
+        parts: list[Any] = [np.frombuffer(text.encode("utf-8"), dtype=np.uint8) for text in texts]
+    else:
+        parts = [alphabet.encode(text) for text in texts]
+    return IdsInMemory(np.concatenate(parts), np.cumsum([len(part) for part in parts]), offset=int(alphabet is None))
 
 
 def _read(path: str, split: str) -> _Reviews:
     if path.startswith(HUB):
-        loaded = load_hub(path, split)
-        _check_columns(loaded.column_names, f"the split {split!r} of {path}")
+        loaded = load_hub_split(path, split)
+        check_columns(_COLUMNS, loaded.column_names, f"the split {split!r} of {path}")
         return _checked(list(loaded["text"]), list(loaded["label"]), "hub", f"the split {split!r} of {path}")
     folder = Path(path)
     check_folder(folder, _EXPECTED)
@@ -92,41 +86,21 @@ def _read(path: str, split: str) -> _Reviews:
     )
 
 
-def load_hub(path: str, split: str) -> Any:
-    """Load one split of a data set of the hub, which `datasets` downloads once.
+def load_hub_split(path: str, split: str) -> Any:
+    """Load one split of a data set of the hub; the path begins with `HUB`.
 
     Raises:
         ConfigError: It cannot be loaded.
     """
-    import datasets
-
-    name = path.removeprefix(HUB)
-    try:
-        return datasets.load_dataset(name, split=split)
-    except Exception as error:  # of the network, of the hub, of the files: each library has its own
-        raise ConfigError(
-            f"the split {split!r} of {name!r} cannot be loaded from the hub: {error}; check the name and the "
-            "connection, or point data.path at a folder."
-        ) from error
+    remedy = f"the split {split!r} is needed; check the name and the connection, or point data.path at a folder."
+    return load_hub(path.removeprefix(HUB), split=split, remedy=remedy)
 
 
 def _read_parquet(shards: Sequence[Path], split: str, folder: Path) -> _Reviews:
-    import pyarrow.parquet as pq  # type: ignore[import-untyped]
-
-    texts: list[Any] = []
-    labels: list[Any] = []
     for shard in shards:
-        _check_columns(columns_of(shard), str(shard))
-        table = pq.read_table(shard, columns=["text", "label"])
-        texts += table["text"].to_pylist()
-        labels += table["label"].to_pylist()
+        check_columns(_COLUMNS, columns_of(shard), shard)
+    texts, labels = (read_column(shards, name).to_pylist() for name in _COLUMNS)
     return _checked(texts, labels, "parquet", f"the split {split!r} of {folder}")
-
-
-def _check_columns(columns: Sequence[str], where: str) -> None:
-    missing = [name for name in ("text", "label") if name not in columns]
-    if missing:
-        raise ConfigError(f"{where} has no column {' and no '.join(missing)}; its columns are: {', '.join(columns)}.")
 
 
 def _checked(texts: list[Any], labels: list[Any], layout: str, where: str) -> _Reviews:

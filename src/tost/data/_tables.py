@@ -1,0 +1,100 @@
+"""Tables from elsewhere: parquet files, and data sets of the Hugging Face hub. What goes wrong is said in words."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from tost.errors import ConfigError
+
+
+@contextmanager
+def open_parquet(path: Path) -> Iterator[Any]:
+    """Open a parquet file, and say in words what is wrong with it for the duration of a ``with`` block.
+
+    Yields:
+        ``pyarrow.parquet.ParquetFile``.
+
+    Raises:
+        ConfigError: It is damaged, or something else.
+    """
+    import pyarrow as pa  # type: ignore[import-untyped]
+    import pyarrow.parquet as pq  # type: ignore[import-untyped]
+
+    try:
+        with pq.ParquetFile(path) as file:
+            yield file
+    except (pa.ArrowException, OSError) as error:
+        raise ConfigError(f"{path} cannot be read as a parquet file: {error}") from error
+
+
+def columns_of(path: Path) -> list[str]:
+    """Return the names of the columns of a parquet file."""
+    with open_parquet(path) as file:
+        return list(file.schema_arrow.names)
+
+
+def read_column(paths: Sequence[Path], column: str) -> Any:
+    """Return a column of parquet files, or with a dot a field of one.
+
+    Args:
+        paths: The files, in order.
+        column: Its name.
+
+    Returns:
+        ``pyarrow.ChunkedArray``; an empty one if there is no such column.
+
+    Raises:
+        ConfigError: A file cannot be read, or the files hold different types.
+    """
+    import pyarrow as pa
+
+    found = []
+    for path in paths:
+        with open_parquet(path) as file:
+            found += file.read(columns=[column]).columns
+    if len(types := sorted({str(part.type) for part in found})) > 1:
+        raise ConfigError(
+            f"column {column!r} holds {' and '.join(types)} in the files of {paths[0].parent}; it must have one type."
+        )
+    chunks = [chunk for part in found for chunk in part.chunks]
+    return pa.chunked_array(chunks, type=found[0].type if found else pa.null())
+
+
+def check_columns(wanted: Iterable[str], there: Sequence[str], where: object, advice: str = "") -> None:
+    """Refuse a table that lacks a column.
+
+    Args:
+        wanted: Columns that it must have.
+        there: Those that it has.
+        where: The table, for the message.
+        advice: What to do about it, the end of the message.
+
+    Raises:
+        ConfigError: A column is missing.
+    """
+    if missing := [name for name in wanted if name not in there]:
+        named = " and no column ".join(map(repr, missing))
+        raise ConfigError(f"{where} has no column {named}; its columns are: {', '.join(there) or 'none'}.{advice}")
+
+
+def load_hub(name: str, config: str | None = None, *, remedy: str, **settings: Any) -> Any:
+    """Load a data set of the hub, which `datasets` downloads once.
+
+    Args:
+        name: Such as ``"stanfordnlp/imdb"``.
+        config: Its configuration, if it has several.
+        remedy: What to do if that fails, the end of the message.
+        settings: Of `datasets.load_dataset`: the split, or the revision.
+
+    Raises:
+        ConfigError: It cannot be loaded.
+    """
+    import datasets
+
+    try:
+        return datasets.load_dataset(name, config, **settings)
+    except Exception as error:  # of the network, of the hub, of the files: each library has its own
+        raise ConfigError(f"{name} cannot be loaded from the hub: {error}; {remedy}") from error
