@@ -62,7 +62,7 @@ def parquet(folder: Path) -> Harness:
 
     from tests.data.images.files import write_parquet
     from tost.data.images.sources.base import BadImageError
-    from tost.data.images.sources.parquet import open_parquet
+    from tost.data.images.sources.parquet import open_shards
 
     pa.set_cpu_count(1)
     write_parquet(folder / "numbers", [0, 1, 2], size=(4, 4), names=("a", "b", "c"), file_names={0: "x.png"})
@@ -76,7 +76,7 @@ def parquet(folder: Path) -> Harness:
     )
 
     def parse(path: Path) -> None:
-        split = open_parquet([path])
+        split = open_shards([path])
         split.source.fingerprint()
         assert not len(split.targets) or 0 <= int(split.targets.min()) <= int(split.targets.max()) < 2**31
         for row in range(min(4, len(split.source))):
