@@ -15,7 +15,7 @@ help:
 	@echo "make check      lint, format, types, spelling"
 	@echo "make docs       the documentation, into site/; any warning is an error"
 	@echo "make bench      measure the operators, write benchmarks/results/*.json"
-	@echo "make stress     kill a training run 40 times and check that nothing is lost"
+	@echo "make stress     kill, starve and damage runs, and check that nothing is lost (KILLS=60)"
 	@echo "make fuzz       attack every parser of files for SECONDS (60) each, add to results/fuzz.json"
 	@echo "make sanitize   run the native kernel under the sanitizers, add to results/sanitize.json"
 
@@ -47,14 +47,16 @@ check: $(STAMP)
 
 docs: $(STAMP)
 	$(BIN)/python scripts/update_paper_tables.py --check
+	$(BIN)/python scripts/update_promises.py --check
 	$(BIN)/mkdocs build --quiet --strict
 	@echo site/index.html
 
 bench: $(STAMP)
 	$(BIN)/tost bench ops --out benchmarks/results
 
+KILLS ?= 60
 stress: $(STAMP)
-	$(BIN)/python scripts/stress.py --kills 40
+	$(BIN)/python scripts/stress --kills $(KILLS)
 
 SECONDS ?= 60
 fuzz: $(STAMP)

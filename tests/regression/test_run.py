@@ -11,7 +11,7 @@ from tests.train.runs import run
 from tost._io import write_json
 from tost.errors import CheckpointError
 from tost.recipes import get_task
-from tost.train.checkpoint.files import resolve_checkpoint
+from tost.train.checkpoint.files import resolve_checkpoint, write_manifest
 from tost.train.config import load_config
 from tost.train.config.upgrade import FORMAT
 from tost.train.evaluate.metrics import evaluate_checkpoint
@@ -59,5 +59,6 @@ def test_newer_checkpoints_are_refused(tmp_path):
     copy = tmp_path / "step-00000004"
     shutil.copytree(HERE / "checkpoints" / copy.name, copy)
     change(copy / "state.json", format=FORMAT + 1)
+    write_manifest(copy)
     with pytest.raises(CheckpointError, match=r"step-00000004 has format 3, .*written by a newer version: update tost"):
         run(tmp_path / "new", "train.ema_decay=0.9", "model.dropout=0.0", resume=copy)
