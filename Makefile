@@ -4,7 +4,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/pip --disable-pip-version-check
 
-.PHONY: help install demo test test-slow check docs bench stress clean
+.PHONY: help install demo test test-slow check docs bench stress fuzz sanitize clean
 .DEFAULT_GOAL := help
 
 help:
@@ -15,7 +15,9 @@ help:
 	@echo "make check      lint, format, types, spelling"
 	@echo "make docs       the documentation, into site/; any warning is an error"
 	@echo "make bench      measure the operators, write benchmarks/results/*.json"
-	@echo "make stress     kill a training run 40 times and check that nothing is lost"
+	@echo "make stress     kill, starve and damage runs, and check that nothing is lost (KILLS=60)"
+	@echo "make fuzz       attack every parser of files for SECONDS (60) each, add to results/fuzz.json"
+	@echo "make sanitize   run the native kernel under the sanitizers, add to results/sanitize.json"
 
 # The stamp holds what the environment was made from, so a changed pin or kernel reinstalls.
 STAMP := $(VENV)/.installed
@@ -46,14 +48,24 @@ check: $(STAMP)
 docs: $(STAMP)
 	$(BIN)/python scripts/update_paper_tables.py --check
 	$(BIN)/python scripts/update_gpu.py --check
+	$(BIN)/python scripts/update_promises.py --check
 	$(BIN)/mkdocs build --quiet --strict
 	@echo site/index.html
 
 bench: $(STAMP)
 	$(BIN)/tost bench ops --out benchmarks/results
 
+KILLS ?= 60
 stress: $(STAMP)
-	$(BIN)/python scripts/stress.py --kills 40
+	$(BIN)/python scripts/stress --kills $(KILLS)
+
+SECONDS ?= 60
+fuzz: $(STAMP)
+	-$(PIP) install --quiet --constraint constraints.txt --editable '.[fuzz]'
+	$(BIN)/python -m fuzz.run --seconds $(SECONDS)
+
+sanitize: $(STAMP)
+	$(BIN)/python scripts/sanitize.py
 
 clean:
 	rm -rf build demo site .pytest_cache .mypy_cache .ruff_cache .hypothesis

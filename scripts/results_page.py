@@ -70,7 +70,7 @@ def _provenance(results: Mapping[str, Any]) -> str:
     revisions = dict.fromkeys(str(run["revision"]) for run in done if run["revision"])
     parts = [" and ".join(machines) or "machine unknown"]
     parts += [f"revision {' and '.join(revisions)}"] if revisions else []
-    days = [run["finished"][:10] for run in done]
+    days = [run["finished"][:10] for run in done if run["finished"]]
     return ", ".join([*parts, max(days, default=results["collected"][:10])]) + "."
 
 

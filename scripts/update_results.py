@@ -21,6 +21,8 @@ __all__ = ["generate", "main"]
 
 RESULTS = ROOT / "results"
 PAGE = ROOT / "docs" / "results.md"
+OTHERS = ("stress", "fuzz", "sanitize")
+"""Results of other programs, which `scripts/update_promises.py` shows."""
 
 
 def generate(folder: Path = RESULTS) -> str:
@@ -33,7 +35,7 @@ def generate(folder: Path = RESULTS) -> str:
         SystemExit: A file cannot be used; the message names it.
     """
     sections = []
-    for path in sorted(folder.glob("*.json")):
+    for path in sorted(path for path in folder.glob("*.json") if path.stem not in OTHERS):
         commentary = path.with_suffix(".md")
         try:
             results = read_results(path)

@@ -191,6 +191,30 @@ def test_page_of_the_gpu_is_generated():
     assert "**Predictions, not measurements**" in page
 
 
+def test_the_page_of_promises_is_up_to_date():
+    script = load_script("update_promises")
+    assert (ROOT / "docs" / "promises.md").read_text() == script.generate(), "run `python scripts/update_promises.py`"
+
+
+def test_the_page_of_promises_shows_what_is_stored(tmp_path):
+    script = load_script("update_promises")
+    found = {"about": "a run killed", "counted": "kills", "counts": {"kills": 1200, "compared": 7}}
+    other = {"about": "a full disk", "counted": "times", "counts": {"kills": 3, "compared": 3, "refused": 2}}
+    scenarios = {"train": {**found, "differences": ["weights"], "seconds": 90.0}}
+    scenarios |= {"full-disk": {**other, "differences": [], "seconds": 1.0}}
+    stored = {"tost": "9.9", "cpu": "A CPU", "date": "2001-02-03", "scenarios": scenarios}
+    (tmp_path / "stress.json").write_text(json.dumps(stored))
+    target = {"name": "tar", "inputs": 5_000_000, "seconds": 7200.0, "coverage": 812, "problems": 0}
+    (tmp_path / "fuzz.json").write_text(json.dumps({"targets": [target], "tost": "9.9", "date": "2001-02-03T04:05:06"}))
+    text = script.generate(tmp_path)
+    assert (
+        "1,200 kills and 3 other disturbances, 10 comparisons with an undisturbed run, 1 differences (tost 9.9" in text
+    )
+    assert "| `train` | a run killed | 1,200 kills | 7 | 1 | 1 min 30 s |" in text
+    assert "| `full-disk` | a full disk (2 refused) | 3 times | 3 | 0 | 1 s |" in text
+    assert "| `tar` | 5,000,000 | 2 h 0 min | 812 | 0 |" in text
+
+
 @pytest.fixture
 def result(tmp_path):
     """A stored measurement in the form that the benchmark program writes, with a few contenders and lengths."""

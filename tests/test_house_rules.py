@@ -41,6 +41,7 @@ def texts() -> list[Path]:
     folders = {
         "src": ("py", "pyi", "md", "yaml", "h", "cpp"),
         "tests": ("py",),
+        "fuzz": ("py",),
         "docs": ("md",),
         "scripts": ("py", "yaml"),
     }

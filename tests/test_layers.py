@@ -21,8 +21,8 @@ SOURCE = Path(__file__).parents[1] / "src" / PACKAGE
 # The empty name is the package's front page, `tost` itself: whoever stands to its right may use it as a user would.
 LAYERS: tuple[tuple[str, ...], ...] = (
     ("errors",),
-    ("_lazy",),
-    ("_env", "_io", "_machine", "_text", "_tokenizer", "_torchvision", "_yaml"),
+    ("_io", "_lazy"),
+    ("_env", "_machine", "_text", "_tokenizer", "_torchvision", "_yaml"),
     ("_options", "_plugins"),
     ("testing",),
     ("ops",),

@@ -87,8 +87,7 @@ def read_json(
     """
     hint = hint and f"; {hint}"
     try:
-        with path.open("rb") as file:
-            content = file.read(max_bytes + 1)
+        content = read_at_most(path, max_bytes + 1)
     except OSError as problem:
         raise error(f"cannot read {path}: {problem}{hint}") from problem
     if len(content) > max_bytes:
@@ -109,6 +108,15 @@ def read_text(path: Path, what: str = "text") -> str:
         return path.read_bytes().decode("utf-8", errors="surrogateescape")
     except OSError as error:
         raise ConfigError(f"cannot read the {what} from {path}: {error.strerror}") from error
+
+
+def read_at_most(path: Path, size: int) -> bytes:
+    """Return the first bytes of a file, also of a device that never ends; takes memory for what is there only."""
+    content = bytearray()
+    with path.open("rb") as file:
+        while piece := file.read(min(size - len(content), 1 << 20)):
+            content += piece
+    return bytes(content)
 
 
 def sha256_of(path: Path) -> str:

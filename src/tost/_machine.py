@@ -1,13 +1,25 @@
-"""The machine and the source revision, which every measurement and run records."""
+"""The machine: its processor and its limits, and the source revision, which measurements and runs record."""
 
 from __future__ import annotations
 
+import errno
 import os
 import platform
 import re
 import subprocess
 import sys
 from pathlib import Path
+
+# What torch, its libraries and the system say when no memory is left. The last one may have another cause, rarely.
+_NO_MEMORY = (
+    "out of memory",
+    "can't allocate memory",
+    "cannot allocate memory",
+    "not enough memory",
+    "bad_alloc",
+    "storage size calculation overflowed",
+    "could not create a primitive",
+)
 
 
 def cpu_model() -> str:
@@ -44,3 +56,10 @@ def command_arguments() -> list[str]:
 def _shortened(argument: str) -> str:
     key, equals, value = argument.rpartition("=")
     return f"{key}{equals}{Path(value).name}" if Path(value).is_absolute() else argument
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Tell whether an error means that there was not enough memory; torch has no class for it on CPUs."""
+    if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno == errno.ENOMEM):
+        return True
+    return isinstance(error, RuntimeError) and any(text in str(error).lower() for text in _NO_MEMORY)

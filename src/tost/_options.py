@@ -24,7 +24,9 @@ from tost.errors import ConfigError
 
 Schema = TypeVar("Schema", bound=BaseModel)
 # Strict, because a lenient parser reads `true` as 1 layer and 11.0 as 11.
-Count = Annotated[int, Field(ge=1, strict=True)]
+# Sizes of tensors and loops: more is a slip of the finger, and torch itself counts with 64 bits.
+Count = Annotated[int, Field(ge=1, le=2**31 - 1, strict=True)]
+Depth = Annotated[int, Field(ge=1, le=10_000, strict=True)]
 Switch = Annotated[bool, Field(strict=True)]
 
 _MOST_SUGGESTIONS = 50  # finding similar words is slow

@@ -8,6 +8,20 @@ from difflib import get_close_matches
 
 UNKNOWN = "–"  # noqa: RUF001 - a dash in a cell, not a minus
 
+# Control characters could recolour a terminal, or worse; their pictures cannot. The second control block and marks that
+# change the direction of a line have no pictures.
+_PICTURES = {code: 0x2400 + code for code in range(0x20) if chr(code) not in "\n\t"} | {0x7F: 0x2421}
+_DIRECTIONS = (0x061C, 0x200E, 0x200F, *range(0x202A, 0x202F), *range(0x2066, 0x206A))
+_SHOWN = _PICTURES | dict.fromkeys([*range(0x80, 0xA0), *_DIRECTIONS, 0x2028, 0x2029, *range(0xD800, 0xE000)], 0xFFFD)
+
+
+def printable(text: str) -> str:
+    """Return text from anywhere as a terminal may show it: control characters and marks of direction are replaced.
+
+    Line breaks and tabs stay. So does every letter of every script.
+    """
+    return text.translate(_SHOWN)
+
 
 def closest(word: str, known: Iterable[str], *, cutoff: float = 0.6) -> str | None:
     """Return the known word most similar to `word`, or None if none is similar."""

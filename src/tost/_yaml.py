@@ -15,6 +15,7 @@ from typing import Any
 
 import yaml
 
+from tost._io import read_at_most
 from tost.errors import ConfigError
 
 # Bounded, because Python refuses to read numbers of thousands of digits; a longer one is an infinite float.
@@ -29,6 +30,10 @@ _RESOLVERS: tuple[tuple[str, re.Pattern[str], str], ...] = (
     ("float", _FLOAT, "-+.0123456789"),
 )
 _TAG = "tag:yaml.org,2002:"
+MAX_BYTES = 2**20
+"""The largest configuration that is read."""
+MAX_DEPTH = 50
+_MOST_SHOWN = 200
 
 
 @dataclass(frozen=True)
@@ -49,11 +54,19 @@ class _Loader(yaml.SafeLoader):
 
     yaml_implicit_resolvers: dict[str, list[tuple[str, re.Pattern[str]]]] = {}  # noqa: RUF012 - PyYAML's own protocol
 
+    depth = 0
+
     def compose_node(self, parent: Any, index: Any) -> Any:
+        event = self.peek_event()  # type: ignore[no-untyped-call]
         # An alias can make a document that contains itself, or one that is exponentially large.
-        if self.check_event(yaml.AliasEvent):
-            raise _refusal(self.peek_event(), "an alias (*name) is not supported; write the value out")  # type: ignore[no-untyped-call]
-        return super().compose_node(parent, index)
+        if isinstance(event, yaml.AliasEvent):
+            raise _refusal(event, "an alias (*name) is not supported; write the value out")
+        if self.depth == MAX_DEPTH:  # PyYAML takes time with the square of the depth
+            raise _refusal(event, "nested too deeply for a configuration")
+        self.depth += 1
+        node = super().compose_node(parent, index)
+        self.depth -= 1
+        return node
 
 
 class _Dumper(yaml.SafeDumper):
@@ -88,7 +101,10 @@ def read_document(path: Path) -> Document:
             line.
     """
     try:
-        text = path.read_text(encoding="utf-8")
+        content = read_at_most(path, MAX_BYTES + 1)
+        if len(content) > MAX_BYTES:
+            raise ConfigError(f"{path}: larger than {MAX_BYTES:,} bytes, which no configuration is; it was not read")
+        text = content.decode("utf-8")
     except FileNotFoundError:
         raise ConfigError(f"{path}: there is no such file; `tost ls configs` lists the built-in names") from None
     except IsADirectoryError:
@@ -164,8 +180,6 @@ def _compose(text: str, *, place: str) -> yaml.Node | None:
         if not place and isinstance(error, yaml.MarkedYAMLError):
             raise
         raise ConfigError(_describe(error, text, place=place)) from None
-    except RecursionError:
-        raise ConfigError(f"{place or 'the value'}: nested too deeply for a configuration") from None
 
 
 def _value(node: yaml.Node, *, prefix: str, lines: dict[str, int]) -> Any:
@@ -230,4 +244,5 @@ def _describe(error: yaml.YAMLError, text: str, *, place: str) -> str:
     if "\t" in line[: len(line) - len(line.lstrip())]:
         return f"{where}: the line is indented with a tab; YAML takes spaces only"
     problem = error.problem or "not readable as YAML"
-    return f"{where}: {problem}\n    {line.strip()}" if line.strip() else f"{where}: {problem}"
+    shown = line.strip()[:_MOST_SHOWN]
+    return f"{where}: {problem}\n    {shown}" if shown else f"{where}: {problem}"

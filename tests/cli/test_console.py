@@ -75,3 +75,21 @@ def test_json_is_one_line_of_legal_json(capsys):
     assert json.loads(out) == {"text": "two\nlines", "value": 1.5}
     with pytest.raises(ValueError, match="not JSON compliant"):
         _console.show_json({"value": float("nan")})
+
+
+def test_text_from_files_cannot_control_a_terminal(capsys, monkeypatch):
+    pretend_terminal(monkeypatch)
+    monkeypatch.setenv("NO_COLOR", "1")
+    _console.log("log \x1b[31m\x9b2J\u202e")
+    _console.show("shown \x1b[31m\x9b2J\u202e")
+    _console.show_table(("a", "b"), [("cell \x9b2J\u202e", "\x07")])
+    captured = capsys.readouterr()
+    assert captured.err == "log ␛[31m�2J�\n"
+    assert "shown ␛[31m�2J�\n" in captured.out
+    assert "cell �2J�" in captured.out
+    assert not {"\x9b", "\u202e", "\x07"} & set(captured.out)
+
+
+def test_results_in_a_pipe_are_left_as_they_are(capsys):
+    _console.show("a\x1b[31mb")
+    assert capsys.readouterr().out == "a\x1b[31mb\n"

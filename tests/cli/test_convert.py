@@ -142,3 +142,19 @@ def test_help_loads_no_torch():
     program += "try:\n    main()\nexcept SystemExit:\n    print('torch' in sys.modules)\n"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-1] == "False"
+
+
+@pytest.mark.parametrize("out", ["ours", "again.pth"])
+def test_a_read_only_folder_is_told_in_a_line(run, state, monkeypatch, out):
+    save_model(tost.create_model("tost_tiny_patch16_224", depth=1, class_depth=1, embed_dim=16, num_heads=2), "mine")
+
+    def refuse(*arguments, **options):
+        raise OSError(30, "Read-only file system")
+
+    monkeypatch.setattr(Path, "mkdir", refuse)
+    monkeypatch.setattr("tempfile.mkdtemp", refuse)
+    outcome = run("convert", "mine", "--out", out, "--to", "official" if out.endswith(".pth") else "tost")
+    assert outcome.code == 1
+    assert outcome.err.startswith("StorageError: cannot write ")
+    assert "Read-only file system" in outcome.err
+    assert outcome.err.count("\n") == 1

@@ -142,3 +142,54 @@ def test_interrupt_exits_130(run, monkeypatch):
 
     monkeypatch.setattr(_info, "collect", interrupt)
     assert run("info").code == 130
+
+
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        (MemoryError(), "not enough memory (MemoryError)"),
+        (
+            RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory"),
+            "not enough memory ([enforce fail]",
+        ),
+        (OSError(12, "Cannot allocate memory"), "not enough memory"),
+        (
+            OSError(30, "Read-only file system", "runs/x"),
+            "the system refused: [Errno 30] Read-only file system: 'runs/x'",
+        ),
+    ],
+)
+def test_limits_of_the_machine_are_told_in_a_line(run, monkeypatch, error, message):
+    def fail():
+        raise error
+
+    monkeypatch.setattr(_info, "info", fail)
+    outcome = run("info")
+    assert outcome.code == 1
+    assert outcome.err.startswith(message)
+    assert outcome.err.count("\n") == 1
+
+
+def test_a_bug_keeps_its_traceback(run, monkeypatch):
+    def fail():
+        raise RuntimeError("a bug")
+
+    monkeypatch.setattr(_info, "info", fail)
+    with pytest.raises(RuntimeError, match="a bug"):
+        run("info")
+
+
+def test_a_model_too_large_for_memory_is_told_in_a_line(run, tmp_path):
+    sizes = ("model.embed_dim=2000000000", "model.num_heads=2")
+    outcome = run("train", "demo/digits", *sizes, "--out", str(tmp_path / "run"))
+    assert outcome.code == 1
+    assert "not enough memory" in outcome.err
+    assert "Traceback" not in outcome.err
+
+
+@pytest.mark.parametrize("setting", ["model.depth=100000000", f"train.steps={10**250}", f"train.batch_size={10**30}"])
+def test_absurd_numbers_are_refused(run, setting):
+    outcome = run("validate", "demo/digits", setting)
+    assert outcome.code == 2
+    assert f"{setting.partition('=')[0]} (command line)" in outcome.err
+    assert " and <= 1" in outcome.err

@@ -23,6 +23,8 @@ def trained(tmp_path):
 def test_generate_finds_the_tokenizer_beside_run_checkpoint_and_converted_model(run, trained, tmp_path):
     converted = run("convert", str(trained), "--out", str(tmp_path / "model"), "--to", "tost")
     assert converted.code == 0, converted.err
+    again = run("convert", str(trained), "--out", str(tmp_path / "model"), "--to", "tost", "--force")
+    assert again.code == 0, again.err  # the tokenizer in the folder is no stranger
     texts = set()
     for folder in (trained, trained / "checkpoints" / "last", tmp_path / "model"):
         outcome = run("generate", str(folder), "--prompt", "the rose", "--max-new-tokens", "9", "--seed", "1", "--json")

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import stat
+import tracemalloc
 
 import pytest
 
@@ -65,6 +66,15 @@ def test_unusable_json_is_an_error_of_the_given_class(tmp_path, content, message
     limit = 1000 if "larger" in message else 10**6
     with pytest.raises(CheckpointError, match=message):
         read_json(path, error=CheckpointError, max_bytes=limit)
+
+
+def test_a_limit_takes_no_memory(tmp_path):
+    (tmp_path / "x.json").write_text("[1]")
+    tracemalloc.start()
+    assert read_json(tmp_path / "x.json", max_bytes=1 << 34) == [1]
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 1 << 22
 
 
 def test_missing_json_is_an_error(tmp_path):

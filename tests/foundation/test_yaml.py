@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 import pytest
 import yaml
@@ -126,8 +127,19 @@ REFUSED = {
     "two documents": ("a: 1\n---\nb: 2\n", "my.yaml:2: "),
     "not text": (b"\xff\xfe\x00", "my.yaml: not a text file in UTF-8"),
     "control characters": (b"a: \x01\n", "my.yaml: not readable as YAML"),
-    "deep": ("a: " + "[" * 5000, "my.yaml: nested too deeply"),
+    "deep": ("a: " + "[" * 5000, "my.yaml:1: nested too deeply"),
+    "deep, line by line": ("- " * 5000, "my.yaml:1: nested too deeply"),
+    "large": ("# " + "x" * 2**20, "my.yaml: larger than 1,048,576 bytes"),
 }
+
+
+def test_a_message_does_not_repeat_a_whole_file(refusal):
+    assert len(refusal("a: " + "[" * 100_000)) < 400
+
+
+def test_a_device_that_never_ends_is_refused():
+    with pytest.raises(ConfigError, match="/dev/zero: larger than"):
+        read_document(Path("/dev/zero"))
 
 
 @pytest.mark.parametrize(("content", "message"), REFUSED.values(), ids=REFUSED.keys())

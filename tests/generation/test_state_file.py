@@ -255,3 +255,18 @@ def test_files_of_other_versions_are_refused(monkeypatch, version, oldest, messa
     monkeypatch.setattr(state_file, "OLDEST_VERSION", oldest)
     with pytest.raises(CheckpointError, match=message):
         load_state(STORED, model_of_the_stored_file())
+
+
+@pytest.mark.parametrize("weights", [None, 3, ["a"], {}])
+def test_a_file_that_does_not_name_its_weights_is_refused(file, done, weights):
+    save_state(file, done.continuation, MODEL)
+    rewrite(file, description={"weights": weights})
+    with pytest.raises(CheckpointError, match="does not say which model and weights"):
+        load_state(file, MODEL)
+
+
+def test_a_deep_description_is_refused(file, done):
+    save_state(file, done.continuation, MODEL)
+    save_file(load_file(file), file, {"tost": "[" * 10**6})
+    with pytest.raises(CheckpointError, match="is not a safetensors file"):
+        load_state(file, MODEL)

@@ -11,7 +11,7 @@ from tests.train.runs import run
 from tost._io import write_json
 from tost.errors import CheckpointError, ConfigError
 from tost.recipes import get_task
-from tost.train.checkpoint.files import resolve_checkpoint
+from tost.train.checkpoint.files import resolve_checkpoint, write_manifest
 from tost.train.config import load_config
 from tost.train.config.upgrade import FORMAT
 from tost.train.evaluate.metrics import evaluate_checkpoint
@@ -77,6 +77,7 @@ def test_newer_checkpoints_are_refused(tmp_path):
     copy = tmp_path / "step-00000004"
     shutil.copytree(HERE / "checkpoints" / copy.name, copy)
     change(copy / "state.json", format=FORMAT + 1)
+    write_manifest(copy)
     with pytest.raises(
         CheckpointError, match=rf"step-00000004 has format {FORMAT + 1}, .*written by a newer version: update tost"
     ):

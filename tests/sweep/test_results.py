@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from tests.sweep.samples import leave, make_plan, make_runs
 from tost.errors import ConfigError
-from tost.sweep import collect, metric_problem, read_results, write_results
+from tost.sweep import collect, metric_problem, read_results, table, write_results
 from tost.sweep.results import _spread
 from tost.train.config import config_hash
 
@@ -115,6 +115,54 @@ def test_other_files_are_refused(tmp_path):
         (tmp_path / "r.json").write_text(content)
         with pytest.raises(ConfigError, match="does not hold the results of a sweep"):
             read_results(tmp_path / "r.json")
+
+
+@pytest.mark.parametrize(
+    ("place", "value", "message"),
+    [
+        (("plan",), {}, "plan.title: Field required"),
+        (("command",), "tost", "command: "),
+        (("runs", 0), None, "runs.0: "),
+        (("runs", 0, "machine"), {}, "runs.0.machine.cpu: Field required"),
+        (("arms", "thin"), {}, "arms.thin.seeds: Field required"),
+        (("arms", "thin", "parameters"), 0, "arms.thin.parameters: "),
+        (("arms", "thin", "metrics", "accuracy"), {"mean": 1.0}, "arms.thin.metrics.accuracy.std: "),
+        (("arms",), {}, "arms of the plan or of the results: thin, wide"),
+    ],
+)
+def test_damaged_results_are_refused(plan, runs, tmp_path, place, value, message):
+    for run in runs:
+        leave(run)
+    results = json.loads(json.dumps(collect("mine", plan, [], runs)))
+    *sections, last = place
+    holder = results
+    for section in sections:
+        holder = holder[section]
+    holder[last] = value
+    write_results(tmp_path / "r.json", results)
+    with pytest.raises(ConfigError, match="is damaged") as refused:
+        read_results(tmp_path / "r.json")
+    assert f"({message}" in str(refused.value)
+
+
+@pytest.mark.parametrize("damage", [{"steps": {}}, {"final": "x"}, {"seconds": "long"}, {"parameters": -1}])
+def test_a_damaged_summary_is_named(plan, runs, damage):
+    leave(runs[0])
+    path = runs[0].folder / "summary.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | damage))
+    with pytest.raises(ConfigError, match=r"summary.json is damaged \(\w+: .*remove it"):
+        collect("mine", plan, [], runs)
+
+
+@pytest.mark.parametrize("name", ["env.json", "start.json"])
+@pytest.mark.parametrize("content", ["{}", "[]", '{"versions": null, "sha256": 1, "threads": []}'])
+def test_what_results_can_do_without_may_be_damaged(plan, runs, name, content):
+    leave(runs[0])
+    (runs[0].folder / name).write_text(content)
+    results = collect("mine", plan, [], runs)
+    assert results["runs"][0]["status"] == "finished"
+    assert results["runs"][0]["machine" if name == "env.json" else "start"] is None
+    assert table(results).rows
 
 
 @given(st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=6))

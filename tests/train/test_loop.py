@@ -2,15 +2,20 @@
 
 import json
 import math
+import multiprocessing
+import os
+import signal
 
 import pytest
 import torch
 from safetensors import SafetensorError
 
-from tests.train.runs import Recorder, assert_same_run, command, records, run
+from tests.train.runs import TINY, Recorder, assert_same_run, command, records, run
 from tost.errors import CheckpointError, ConfigError, StorageError, TrainingError
+from tost.recipes import get_task, load_config
 from tost.train.checkpoint import files as checkpoint
 from tost.train.distributed import Distributed
+from tost.train.loop import fit
 from tost.train.runfolder import RunFolder
 
 EVERYTHING = ("train.ema_decay=0.9", "train.accumulate=2", "train.clip_norm=1.0")
@@ -79,9 +84,39 @@ def test_steps_before_the_first_checkpoint_are_recorded_once(tmp_path, monkeypat
         run(tmp_path / "cut")
     monkeypatch.undo()
     assert len(records(tmp_path / "cut")) == 3
-    run(tmp_path / "cut")
+    run(tmp_path / "cut", resume="auto")
     run(tmp_path / "whole")
     assert_same_run(tmp_path / "whole", tmp_path / "cut")
+
+
+def test_a_killed_data_worker_is_told_in_words(tmp_path):
+    class Killer(Recorder):
+        def step(self, record):
+            super().step(record)
+            if record.step == 4:
+                for worker in multiprocessing.active_children():
+                    os.kill(worker.pid, signal.SIGKILL)
+
+    config = load_config("demo/digits", [*TINY, "data.workers=1", "train.steps=500", "evaluate.every=500"])
+    with pytest.raises(TrainingError, match=r"a data worker was ended from outside.*--resume auto"):
+        fit(config, get_task(config.recipe), tmp_path / "run", reporter=Killer())
+
+
+def test_where_to_start_is_decided_with_the_lock(tmp_path, monkeypatch):
+    """Another run that ends while this one is starting is neither overwritten nor taken over half."""
+    original, out = RunFolder.locked, tmp_path / "run"
+
+    def late(folder, report):
+        monkeypatch.setattr(RunFolder, "locked", original)
+        run(out, "train.steps=8")
+        return original(folder, report)
+
+    monkeypatch.setattr(RunFolder, "locked", late)
+    with pytest.raises(ConfigError, match="already holds a run"):
+        run(out)
+    monkeypatch.setattr(RunFolder, "locked", lambda folder, report: original(folder, report))
+    _, told = run(out, resume="auto")
+    assert "resumed from step-00000008 at step 8" in told.messages
 
 
 def test_language_model_trains_and_gets_better(tmp_path):

@@ -1,6 +1,8 @@
 """Several real processes: the same steps as one, exact resumption, sharding, shared sequences."""
 
 import json
+import os
+import platform
 import signal
 import subprocess
 import sys
@@ -9,6 +11,7 @@ import pytest
 
 from tests.train.runs import TINY, assert_same_run, command, records
 from tost.train.checkpoint.files import load_tensors
+from tost.train.runfolder import RunFolder
 
 NO_DROPOUT = ("model.dropout=0.0", "train.ema_decay=0.9", "train.accumulate=2", "train.clip_norm=1.0")
 
@@ -52,6 +55,8 @@ def interrupt(out, *options, after):
 def interrupt_and_resume(out, *options):
     code, rest = interrupt(out, *options, after=50)
     assert code == 130, rest[-3000:]
+    assert "Traceback" not in rest
+    assert "SIGTERM" not in rest
     assert json.loads((out / "summary.json").read_text())["status"] == "interrupted"
     finished(command(out, *options, "--resume", "auto"))
 
@@ -128,3 +133,22 @@ def test_class_token_and_shared_sequences_train_together(tmp_path):
     finished(command(tmp_path / "1", *NO_DROPOUT, "model.pooling=cls"))
     finished(command(tmp_path / "2", *NO_DROPOUT, "model.pooling=cls", "parallel.context=2", "--nproc", "2"))
     assert losses(tmp_path / "2") == pytest.approx(losses(tmp_path / "1"), rel=1e-5)
+
+
+def test_two_processes_that_are_refused_say_so_once_each(tmp_path):
+    """The first finds the folder locked; the second learns of it, and none leaves a traceback."""
+    out = tmp_path / "run"
+    with RunFolder(out).locked(pytest.fail):
+        done = command(out, "--nproc", "2")
+    assert done.returncode in (1, 2)
+    assert f"is being written by process {os.getpid()} on {platform.node()}" in done.stderr
+    assert "another process of the run has failed" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.slow
+def test_two_processes_end_when_nothing_is_left_to_do(tmp_path):
+    """Their group was taken down by its last user, which could wait forever for a thread that waited for it."""
+    finished(command(tmp_path, "--nproc", "2"))
+    for _ in range(8):
+        finished(command(tmp_path, "--nproc", "2", "--resume", "auto"))

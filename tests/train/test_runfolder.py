@@ -90,3 +90,9 @@ def test_records_that_no_run_has_written_are_dropped(tmp_path):
     (tmp_path / "metrics.jsonl").write_text("\n".join(lines))
     RunFolder(tmp_path).drop_after(5)
     assert (tmp_path / "metrics.jsonl").read_text() == '{"step": 1}\n'
+
+
+def test_a_foreign_config_is_not_overwritten(tmp_path):
+    (tmp_path / "config.yaml").write_text("mine: true\n")
+    with pytest.raises(ConfigError, match=r"config\.yaml that is not of a run"):
+        RunFolder(tmp_path).find_start("auto", pytest.fail)

@@ -14,6 +14,7 @@ from typer.core import TyperGroup
 
 import tost
 from tost._lazy import load
+from tost._machine import is_out_of_memory
 from tost.cli import _console
 from tost.errors import CheckpointError, ConfigError, TostError
 
@@ -67,6 +68,15 @@ def main() -> NoReturn:
     except TostError as error:
         _console.log(f"{type(error).__name__}: {error}")
         sys.exit(2 if isinstance(error, ConfigError | CheckpointError) else 1)
+    except (MemoryError, RuntimeError, OSError) as error:
+        if is_out_of_memory(error):
+            reason = str(error).partition("\n")[0] or type(error).__name__
+            _console.log(f"not enough memory ({reason}); take a smaller model, shorter inputs or fewer at a time")
+        elif isinstance(error, OSError):
+            _console.log(f"the system refused: {error}")
+        else:
+            raise
+        sys.exit(1)
     sys.exit(0)
 
 

@@ -12,15 +12,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from tost._text import Table
+from tost._text import Table, printable
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
 
 
 def show(text: str = "") -> None:
-    """Write a line of results to stdout."""
-    sys.stdout.write(f"{text}\n")
+    """Write a line of results to stdout; on a terminal without control characters, which may come from a file."""
+    sys.stdout.write(f"{printable(text) if sys.stdout.isatty() else text}\n")
     sys.stdout.flush()
 
 
@@ -30,8 +30,8 @@ def show_json(content: dict[str, object]) -> None:
 
 
 def log(text: str) -> None:
-    """Write a line about what is going on to stderr."""
-    sys.stderr.write(f"{text}\n")
+    """Write a line about what is going on to stderr, without control characters, which may come from a file."""
+    sys.stderr.write(f"{printable(text)}\n")
     sys.stderr.flush()
 
 
@@ -131,7 +131,7 @@ class _LiveSteps(Steps):
         self._progress, self._task = progress, task
 
     def start(self, name: str) -> None:
-        self._progress.update(self._task, description=name)
+        self._progress.update(self._task, description=printable(name))
 
     def finish(self, result: str) -> None:
         self._progress.update(self._task, advance=1)
@@ -146,11 +146,11 @@ def _draw_table(table: Table) -> None:
     # The title is printed apart: inside, it would be wrapped to the width of a narrow table.
     console = Console(highlight=False)
     if table.title:
-        console.print(Text(table.title, style="bold"))
+        console.print(Text(printable(table.title), style="bold"))
     drawn = rich_table.Table(box=box.SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0))
     for column, header in enumerate(table.headers):
         drawn.add_column(header, justify="left" if column < table.labels else "right", overflow="fold")
     for row in table.rows:
         # Text, not str: a reason may contain square brackets, which rich would take for markup.
-        drawn.add_row(*(Text(cell) for cell in row))
+        drawn.add_row(*(Text(printable(cell)) for cell in row))
     console.print(drawn)

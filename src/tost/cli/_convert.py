@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -53,9 +54,9 @@ def convert(
         from tost.train.checkpoint.model import save_model
         from tost.train.tokenizer import find_tokenizer
 
-        save_model(model, out, name=name, force=force)
-        if ours and (tokenizer := find_tokenizer(source)) is not None:
-            save_tokenizer(tokenizer, out)
+        tokenizer = find_tokenizer(source) if ours else None
+        add = None if tokenizer is None else partial(save_tokenizer, tokenizer)
+        save_model(model, out, name=name, force=force, add=add)
     else:
         _save_official(model, out)
     _show(source, out, form, name, model, json=json)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from tost._io import writing
 from tost.cli import _console
 from tost.cli._arguments import Ema, Json, Overrides
 from tost.cli._reporter import is_first
@@ -63,7 +64,9 @@ def evaluate(
     for table in found.details.tables:
         _console.show_table(table.headers, table.rows, title=table.title, labels=table.labels)
     if out is not None:
-        for file in found.write(out):
+        with writing(out):
+            files = found.write(out)
+        for file in files:
             _console.show(str(file))
     if json:
         _console.show_json(found.content())

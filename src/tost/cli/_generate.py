@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
 import typer
 
 from tost._io import read_text
+from tost._text import printable
 from tost.cli import _console
 from tost.cli._arguments import Ema, Source, load_source
 from tost.errors import ConfigError
@@ -23,8 +24,6 @@ if TYPE_CHECKING:
 
 INTERRUPTED = 130
 USUAL_LENGTH = 256
-# Control characters could recolour a terminal, or worse; their pictures cannot.
-_PICTURES = {code: 0x2400 + code for code in range(32) if chr(code) not in "\n\t"} | {0x7F: 0x2421}
 
 Precision = Literal["float32", "bfloat16"]
 """Arithmetic of the model."""
@@ -199,7 +198,7 @@ def _run(stream: TokenStream, wanted: int | None, text: TextStream, *, show: boo
 def _write(text: str) -> None:
     """Write to stdout at once, as UTF-8 whatever the locale is."""
     if text:
-        safe = text.translate(_PICTURES) if sys.stdout.isatty() else text
+        safe = printable(text) if sys.stdout.isatty() else text
         sys.stdout.buffer.write(safe.encode())
         sys.stdout.buffer.flush()
 

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Literal
 
+from tost._text import printable
 from tost.cli import _console
 
 if TYPE_CHECKING:
@@ -58,7 +59,7 @@ class _Live(_Plain):
         self._progress, self._task = progress, task
 
     def message(self, text: str) -> None:
-        self._progress.console.print(text, markup=False, highlight=False)
+        self._progress.console.print(printable(text), markup=False, highlight=False)
 
     def step(self, record: StepRecord) -> None:
         from tost.train.metrics import format_line

@@ -49,9 +49,8 @@ def train(
     from tost.recipes import get_task
     from tost.train.loop import fit
 
-    start = _find_start(folder, resume)
     with open_reporter(progress, settings.train.steps) as reporter:
-        result = fit(settings, get_task(settings.recipe), folder, resume=start, reporter=reporter)
+        result = fit(settings, get_task(settings.recipe), folder, resume=resume, reporter=reporter)
     if is_first():
         if json:
             _console.show_json({"status": result.status, "step": result.step, "out": str(folder), **result.metrics})
@@ -61,30 +60,9 @@ def train(
         raise typer.Exit(INTERRUPTED)
 
 
-def _find_start(folder: Path, resume: str | None) -> Path | None:
-    """Return the checkpoint to go on from, None for a new run; refuse to overwrite one."""
-    from tost.train.checkpoint.files import CheckpointStore, resolve_checkpoint
-    from tost.train.runfolder import RunFolder
-
-    run = RunFolder(folder)
-    if resume is None:
-        if is_first():
-            run.refuse_existing()
-        return None
-    if resume != "auto":
-        found = resolve_checkpoint(Path(resume), _console.log)
-        if is_first() and found.parent != run.checkpoints.resolve():
-            run.refuse_existing()  # two runs would be mixed
-        return found
-    newest = CheckpointStore(run.checkpoints).newest(_console.log) if run.checkpoints.is_dir() else None
-    if newest is None and is_first():
-        _console.log(f"no checkpoint in {folder} yet, starting from the beginning")
-    return newest
-
-
 def _launch(nproc: int, folder: Path) -> int:
     """Run this same command in `nproc` processes through torchrun; return its exit code."""
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={nproc}"]
+    launcher = [sys.executable, "-m", "tost.cli._launch", "--standalone", f"--nproc-per-node={nproc}"]
     # Time to save before torchrun loses patience. After the dashes nothing is an option of torchrun, which would take
     # --nproc for an abbreviation of its own.
     command = [*launcher, "--shutdown-timeout=600", "-m", "--", "tost.cli", *sys.argv[1:]]

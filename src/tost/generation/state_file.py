@@ -204,11 +204,11 @@ def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
         with safe_open(path, framework="pt") as file:
             description = json.loads((file.metadata() or {}).get("tost", "{}"))
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a mapping
-    except (SafetensorError, OSError, ValueError) as error:
+    except (SafetensorError, OSError, ValueError, RecursionError) as error:
         raise CheckpointError(f"{path} is not a safetensors file ({error}); a pickle is never opened") from error
     _check_format(path, description.get("format") if isinstance(description, dict) else None)
-    if not isinstance(description.get("model"), dict):
-        raise CheckpointError(f"{path} does not say which model it belongs to")
+    if not isinstance(description.get("model"), dict) or not isinstance(description.get("weights"), str):
+        raise CheckpointError(f"{path} does not say which model and weights it belongs to")
     return tensors, description
 
 

@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import BaseModel, BeforeValidator, Field, field_validator
 
-from tost._options import Count, Options, Switch
+from tost._options import Count, Depth, Options, Switch
 from tost.errors import ConfigError
 from tost.models.mixers import MixerSpec, Place, find_mixer, list_mixers, mixer_problems
 from tost.ops.backends import BackendName
@@ -17,7 +17,7 @@ class ModelOptions(Options):
     """Options of every model in this package."""
 
     embed_dim: Count = Field(description="width of the tokens, C")
-    depth: Count = Field(description="number of blocks, L")
+    depth: Depth = Field(description="number of blocks, L")
     num_heads: Count = Field(description="number of heads (groups) of each attention, H; divides embed_dim")
     mlp_ratio: float = Field(4.0, gt=0, description="hidden width of the MLPs as a multiple of embed_dim")
     dropout: float = Field(

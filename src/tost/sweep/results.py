@@ -23,7 +23,9 @@ from datetime import UTC, datetime
 from math import isfinite
 from pathlib import Path
 from statistics import fmean, stdev
-from typing import Any
+from typing import Annotated, Any, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from tost._io import write_atomic
 from tost._machine import command_arguments
@@ -39,6 +41,98 @@ _SET_BY_SWEEP = ("train.seed", "train.init_from")
 
 Results = dict[str, Any]
 
+_Size = Annotated[int, Field(ge=1, lt=2**63)]
+_Number = Annotated[float, Field(allow_inf_nan=False)]
+
+
+class _Part(BaseModel):
+    """A part of a JSON file, as far as it is used here."""
+
+    model_config = ConfigDict(frozen=True, strict=True)
+
+
+class _Summary(_Part):
+    """``summary.json`` of a finished run."""
+
+    steps: _Size
+    final: dict[str, float] = {}
+    best: float | None = None
+    parameters: _Size | None = None
+    seconds: _Number
+    peak_memory_bytes: _Size | None = None
+    revision: str | None = None
+
+
+class _Start(_Part):
+    """``start.json`` of a run: which weights, by their content; the path is private."""
+
+    sha256: str
+    loaded: int
+    fresh: list[str]
+
+
+class _Versions(_Part):
+    torch: str | None = None
+    tost: str | None = None
+
+
+class _Environment(_Part):
+    """``env.json`` of a run."""
+
+    command: list[str] | None = None
+    cpu: str
+    threads: _Size
+    device: str
+    platform: str
+    python: str
+    versions: _Versions = _Versions()
+
+
+class _Machine(_Part):
+    cpu: str
+    threads: _Size
+    torch: str | None
+    tost: str | None
+
+
+class _Spread(_Part):
+    mean: _Number
+    std: _Number | None
+    min: _Number
+    max: _Number
+
+
+class _StoredRun(_Part):
+    arm: str
+    seed: int
+    status: str
+    metrics: dict[str, float | None]
+    revision: str | None
+    machine: _Machine | None
+    finished: str | None
+
+
+class _StoredArm(_Part):
+    seeds: list[int]
+    parameters: _Size | None
+    steps: _Size | None
+    samples: _Size | None
+    seconds: _Number | None
+    metrics: dict[str, _Spread | None]
+    best_metric: str | None
+    best: _Spread | None
+
+
+class _Stored(_Part):
+    """What is read from ``results.json``."""
+
+    plan: Plan
+    command: list[str]
+    collected: str
+    complete: bool
+    runs: list[_StoredRun]
+    arms: dict[str, _StoredArm]
+
 
 def collect(name: str, plan: Plan, changes: Sequence[str], runs: Sequence[Run]) -> Results:
     """Gather what the folders of all runs hold now.
@@ -51,6 +145,9 @@ def collect(name: str, plan: Plan, changes: Sequence[str], runs: Sequence[Run]) 
 
     Returns:
         The content of ``results.json``.
+
+    Raises:
+        ConfigError: The ``summary.json`` of a finished run is damaged.
     """
     records = [_record(run) for run in runs]
     return {
@@ -79,9 +176,9 @@ def _record(run: Run) -> dict[str, Any]:
     """Return what is known about one run; None for what is not known yet."""
     state = state_of(run)
     # A run that was started again still has the summary of its last end.
-    summary = read_record(run.folder / "summary.json") if state is State.finished else {}
-    environment = read_record(run.folder / "env.json")
-    start = read_record(run.folder / "start.json")  # which weights, by their content; the path is private
+    summary = _read_summary(run.folder / "summary.json") if state is State.finished else None
+    environment = _known(_Environment, run.folder / "env.json")
+    start = _known(_Start, run.folder / "start.json")
     return {
         "arm": run.arm,
         "seed": run.seed,
@@ -90,33 +187,54 @@ def _record(run: Run) -> dict[str, Any]:
         "config": run.config,
         "config_hash": config_hash(run.settings),
         "changes": [_published(text) for text in run.changes if text.partition("=")[0] not in _SET_BY_SWEEP],
-        "command": environment.get("command"),
-        "parameters": summary.get("parameters"),
-        "steps": summary.get("steps"),
-        "samples": summary["steps"] * run.settings.train.batch_size if "steps" in summary else None,
-        "metrics": {name: _finite(value) for name, value in summary.get("final", {}).items()},
-        "best": _finite(summary.get("best")),
+        "command": environment and environment.command,
+        "parameters": summary and summary.parameters,
+        "steps": summary and summary.steps,
+        "samples": summary and summary.steps * run.settings.train.batch_size,
+        "metrics": {name: _finite(value) for name, value in summary.final.items()} if summary else {},
+        "best": summary and _finite(summary.best),
         "best_metric": run.settings.checkpoint.best_metric,
-        "seconds": summary.get("seconds"),
+        "seconds": summary and summary.seconds,
         "resumed": was_resumed(run.folder),
-        "peak_memory_bytes": summary.get("peak_memory_bytes"),
-        "revision": summary.get("revision"),
-        "start": {key: start[key] for key in ("sha256", "loaded", "fresh")} if start else None,
-        "machine": _machine(environment),
+        "peak_memory_bytes": summary and summary.peak_memory_bytes,
+        "revision": summary and summary.revision,
+        "start": start and start.model_dump(),
+        "machine": environment and _machine(environment),
         "finished": _time(run.folder / "summary.json") if summary else None,
     }
+
+
+def _read_summary(path: Path) -> _Summary:
+    try:
+        return _Summary.model_validate(read_record(path))
+    except ValidationError as error:
+        raise ConfigError(
+            f"{path} is damaged ({_first(error)}); remove it, and the same command goes on from the last checkpoint."
+        ) from error
+
+
+_Known = TypeVar("_Known", bound=_Part)
+
+
+def _known(kind: type[_Known], path: Path) -> _Known | None:
+    """Return a part of a run folder that results can do without; None if it is missing or damaged."""
+    try:
+        return kind.model_validate(read_record(path))
+    except ValidationError:
+        return None
+
+
+def _first(error: ValidationError) -> str:
+    found = error.errors(include_url=False, include_context=False)[0]
+    return f"{'.'.join(map(str, found['loc'])) or 'the file'}: {found['msg']}"
 
 
 def _time(path: Path) -> str:
     return datetime.fromtimestamp(path.stat().st_mtime, UTC).strftime(_TIME)
 
 
-def _machine(environment: Mapping[str, Any]) -> dict[str, Any] | None:
-    if not environment:
-        return None
-    versions = environment.get("versions", {})
-    kept = {name: environment.get(name) for name in ("cpu", "threads", "device", "platform", "python")}
-    return {**kept, "torch": versions.get("torch"), "tost": versions.get("tost")}
+def _machine(environment: _Environment) -> dict[str, Any]:
+    return environment.model_dump(exclude={"command", "versions"}) | environment.versions.model_dump()
 
 
 def _aggregate(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -181,4 +299,13 @@ def read_results(path: Path) -> Results:
     results = read_record(path)
     if results.get("format") != FORMAT:
         raise ConfigError(f"{path} does not hold the results of a sweep in format {FORMAT}; make it with `tost sweep`")
+    try:
+        stored = _Stored.model_validate(results)
+    except ValidationError as error:
+        raise ConfigError(f"{path} is damaged ({_first(error)}); make it again with `tost sweep`") from error
+    if differing := set(stored.plan.arms) ^ set(stored.arms):
+        listed = ", ".join(sorted(differing))
+        raise ConfigError(
+            f"{path} is damaged (arms of the plan or of the results: {listed}); make it again with `tost sweep`"
+        )
     return results

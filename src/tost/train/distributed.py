@@ -26,12 +26,15 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor
 
 from tost._yaml import flatten
-from tost.errors import ConfigError
+from tost.errors import ConfigError, TostError, TrainingError
 from tost.ops import backends_on, operators
 from tost.parallel import ContextParallel, make_mesh
 from tost.train.batchnorm import share_batch_norms
 from tost.train.config import RunConfig, TrainConfig
 
+_GROUPS: list[object] = []
+"""Process groups, kept until the process ends. A data parallel model that let go of the last reference to one would
+wait for the group's threads while it holds Python's lock, which these may need to end: a deadlock."""
 _PRECISION = {"fp32": "no", "bf16": "bf16", "fp16": "fp16"}
 
 
@@ -87,8 +90,14 @@ class Distributed:
         _set_deterministic(config.train.deterministic, compiled=config.train.compile)
         # A debugging aid of that mode, which would write every new tensor twice.
         fill.fill_uninitialized_memory = False  # type: ignore[attr-defined]
+        if accelerator.num_processes > 1:
+            _GROUPS.append(dist.group.WORLD)
         try:
             yield cls(accelerator, config)
+        except RuntimeError as error:
+            if accelerator.num_processes == 1 or not (isinstance(error, dist.DistError) or "gloo" in str(error)):
+                raise
+            raise TrainingError(f"the connection to another process of the run was lost: {error}") from error
         finally:
             _set_deterministic(before[0], compiled=config.train.compile)
             fill.fill_uninitialized_memory = before[1]  # type: ignore[attr-defined]
@@ -222,6 +231,21 @@ class Distributed:
         """Wait for all processes."""
         if self.size > 1:
             dist.barrier()
+
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        """Wait for all processes at the end of a ``with`` block. If the block fails on one of them, it fails on all.
+
+        Raises:
+            TrainingError: It failed elsewhere. Here, what it raised is raised.
+        """
+        failed: Exception | None = None
+        try:
+            yield
+        except (TostError, OSError) as error:
+            failed = error
+        if self.any(failed is not None):
+            raise failed or TrainingError("another process of the run has failed; its message says why")
 
     def memory_bytes(self) -> int:
         """Resident memory of this process now."""

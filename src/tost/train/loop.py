@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -24,7 +24,7 @@ from tost._yaml import show_value
 from tost.data import Batch, make_loader
 from tost.data._random import mix
 from tost.errors import TrainingError
-from tost.train.checkpoint.files import CheckpointStore
+from tost.train.checkpoint.files import CheckpointStore, resolve_checkpoint
 from tost.train.checkpoint.initial import Head, load_initial
 from tost.train.checkpoint.state import Position, RunState, restore_checkpoint, save_checkpoint
 from tost.train.config import RunConfig
@@ -88,7 +88,7 @@ class RunResult:
 
 
 def fit(
-    config: RunConfig, task: Task, out: Path, *, resume: Path | None = None, reporter: Reporter | None = None
+    config: RunConfig, task: Task, out: Path, *, resume: str | Path | None = None, reporter: Reporter | None = None
 ) -> RunResult:
     """Run a recipe until its last step or until a signal stops it.
 
@@ -96,27 +96,49 @@ def fit(
         config: What to run.
         task: How to build the model and what a batch costs.
         out: The run folder.
-        resume: Checkpoint folder to resume from; None for a new run.
+        resume: Checkpoint or run folder to resume from; ``"auto"`` for the newest checkpoint of `out`, or a new run if
+            it has none; None for a new run.
         reporter: Receives the events of the first process; None to write to the run folder only.
 
     Returns:
         How the run ended.
 
     Raises:
-        TrainingError: The loss is not a number any more. The last checkpoint is left as it is.
-        CheckpointError: `resume` does not fit this run.
-        ConfigError: Another process writes to the run folder.
+        TrainingError: The loss is not a number any more, a data worker or another process was ended. The last
+            checkpoint is left as it is.
+        CheckpointError: `resume` is damaged or does not fit this run.
+        ConfigError: Another process writes to the run folder, or it holds a run that would be overwritten.
         StorageError: The run folder cannot be written.
     """
     reporter, folder = reporter or SilentReporter(), RunFolder(out)
-    with (
-        Distributed.join(config, out) as processes,
-        folder.locked(reporter.message) if processes.is_first else nullcontext(),
-    ):
-        run = _Run(config, task, folder, processes, reporter, resume)
+    if resume is not None and resume != "auto":
+        resolve_checkpoint(Path(resume), lambda line: None, files=())  # if there is none, nothing is written
+    start = None
+    with Distributed.join(config, out) as processes, ExitStack() as lock:
+        with processes.together():
+            if processes.is_first:
+                lock.enter_context(folder.locked(reporter.message))
+                start = folder.find_start(resume, reporter.message)
+        if not processes.is_first and resume is not None:
+            start = folder.find_start(resume, lambda line: None)
+        run = _Run(config, task, folder, processes, reporter, start)
         run.start()
-        with StopRequest() as stop:
+        with StopRequest() as stop, _watching_workers():
             return run.until_done(stop)
+
+
+@contextmanager
+def _watching_workers() -> Iterator[None]:
+    """Say in words that a data worker was killed. Torch raises that from a signal handler, at any line."""
+    try:
+        yield
+    except RuntimeError as error:
+        if "DataLoader worker" not in str(error):
+            raise
+        raise TrainingError(
+            f"a data worker was ended from outside, perhaps because memory ran out ({error}); the last checkpoint is "
+            "intact. Go on with `--resume auto`, and with fewer data.workers if it happens again."
+        ) from error
 
 
 class _Run:

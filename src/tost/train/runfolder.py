@@ -12,6 +12,7 @@ import fcntl
 import json
 import os
 import platform
+import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
@@ -22,16 +23,19 @@ from typing import Any
 
 import torch
 
-from tost._io import write_atomic, write_json, writing
+from tost._io import DRAFT_PREFIX, write_atomic, write_json, writing
 from tost._machine import command_arguments, cpu_model, source_revision
 from tost._yaml import flatten
 from tost.errors import CheckpointError, ConfigError
 from tost.ops import native_info
+from tost.train.checkpoint.files import CheckpointStore, resolve_checkpoint
 from tost.train.checkpoint.initial import InitialWeights
 from tost.train.config import RunConfig, config_hash, dump_config
 from tost.train.config.upgrade import FORMAT, read_run_document
 
 LOCK = ".lock"
+WRITTEN = ("config.yaml", "env.json", "start.json", "metrics.jsonl", "summary.json")
+"""Files that only the run itself writes, each whole or not at all."""
 FREE = (
     "backend",
     "gradient_checkpointing",
@@ -69,7 +73,39 @@ class RunFolder:
                 f"`--resume auto`; to start another one give a different `--out`."
             )
         if self.path.exists() and any(path.name != LOCK for path in self.path.iterdir()):
-            raise ConfigError(f"{self.path} is not empty and holds no run; give an empty or new folder with `--out`.")
+            raise ConfigError(
+                f"{self.path} is not empty and holds no run; give an empty or new folder with `--out`. If a run was "
+                "killed there while it was starting, add `--resume auto`."
+            )
+
+    def find_start(self, resume: str | Path | None, report: Callable[[str], None]) -> Path | None:
+        """Return the checkpoint to go on from, None for a new run. Without the lock it may change at any time.
+
+        Args:
+            resume: ``"auto"`` for the newest checkpoint here, if there is one; a checkpoint; another run; None for a
+                new run.
+            report: Receives a line for each damaged checkpoint, and one if there is none.
+
+        Raises:
+            ConfigError: A run here would be overwritten, or mixed with another one.
+            CheckpointError: There is no such checkpoint, or it is damaged.
+        """
+        if resume is None:
+            self.refuse_existing()
+            return None
+        if resume != "auto":
+            found = resolve_checkpoint(Path(resume), report)
+            if found.parent != self.checkpoints.resolve():
+                self.refuse_existing()  # two runs would be mixed
+            return found
+        newest = CheckpointStore(self.checkpoints).newest(report) if self.checkpoints.is_dir() else None
+        if newest is None:
+            if self.is_run and not (self.path / "env.json").exists():  # a run writes that first
+                raise ConfigError(
+                    f"{self.path} has a config.yaml that is not of a run; give another folder with `--out`."
+                )
+            report(f"no checkpoint in {self.path} yet, starting from the beginning")
+        return newest
 
     @contextmanager
     def locked(self, report: Callable[[str], None]) -> Iterator[None]:
@@ -104,6 +140,7 @@ class RunFolder:
                 file.truncate(0)
                 file.write(holder)
                 file.flush()
+                os.fsync(file.fileno())  # other machines read it too
             try:
                 yield
             finally:
@@ -114,13 +151,17 @@ class RunFolder:
         """Write down what was asked for, where it runs, and which weights it starts from, if not from random ones."""
         with writing(self.path):
             self.checkpoints.mkdir(parents=True, exist_ok=True)
-            write_atomic(self.path / "config.yaml", dump_config(config))
             write_json(self.path / "env.json", {"format": FORMAT, **environment, "config_hash": config_hash(config)})
             if origin is not None:
                 write_json(self.path / "start.json", asdict(origin))
+            write_atomic(self.path / "config.yaml", dump_config(config))
 
     def drop_after(self, step: int) -> None:
         """Drop records of steps that the run will take again, and what an interrupted write left."""
+        with writing(self.path):
+            for draft in self.path.glob(f"{DRAFT_PREFIX}*"):
+                if any((draft / name).exists() for name in WRITTEN):  # not that of a command that writes here now
+                    shutil.rmtree(draft)
         path = self.path / "metrics.jsonl"
         if path.exists():
             with writing(path):

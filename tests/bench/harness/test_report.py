@@ -55,7 +55,8 @@ def test_stored_measurements_load_and_give_the_same_tables(benchmark):
 def test_a_file_of_another_kind_is_refused():
     content = report("toy", Numbers([1, 2])).to_json()
     assert Report.from_json(content, Numbers).results == Numbers([1, 2])
-    for wrong in ({}, {**content, "rows": ["many"]}, {**content, "environment": None}):
+    crowded = {**content, "gate": {"checks": 10**12, "failures": [], "declined": {}}}
+    for wrong in ({}, {**content, "rows": ["many"]}, {**content, "environment": None}, {**content, "gate": 3}, crowded):
         with pytest.raises(ConfigError, match="not a report of Numbers"):
             Report.from_json(wrong, Numbers)
 

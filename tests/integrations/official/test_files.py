@@ -228,6 +228,27 @@ def test_other_files_are_refused(content, message, tmp_path):
         tost.load_official(file)
 
 
+@pytest.mark.parametrize("new_format", [True, False], ids=["zip", "legacy"])
+def test_a_small_file_does_not_become_a_large_model(state, tmp_path, new_format):
+    path = tmp_path / "small.pth"
+    repeated = {name: torch.zeros(()).expand(2**20 if x.dim() == 1 else x.shape) for name, x in state.items()}
+    torch.save(repeated, path, _use_new_zipfile_serialization=new_format)
+    with pytest.raises(CheckpointError, match=r"has [\d,]+ bytes, but its tensors would take .* repeat their values"):
+        tost.load_official(path)
+
+
+def test_a_packed_archive_is_refused(state, tmp_path):
+    plain, packed = tmp_path / "plain.pth", tmp_path / "packed.pth"
+    torch.save({name: torch.zeros_like(tensor) for name, tensor in state.items()}, plain)
+    with zipfile.ZipFile(plain) as source, zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as target:
+        for entry in source.infolist():
+            target.writestr(entry.filename, source.read(entry))
+    assert packed.stat().st_size < plain.stat().st_size // 5
+    tost.load_official(plain)
+    with pytest.raises(CheckpointError, match=r"has [\d,]+ bytes and unpacks to"):
+        tost.load_official(packed)
+
+
 def test_other_archives_are_refused(tmp_path):
     with zipfile.ZipFile(tmp_path / "x.pth", "w") as archive:
         archive.writestr("readme.txt", "hello")

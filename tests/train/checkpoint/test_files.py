@@ -55,6 +55,11 @@ def damage(store, *steps):
         (store.path(step) / "model.safetensors").write_bytes(b"x")
 
 
+def name_in_manifest(folder, name):
+    manifest = folder / "manifest.json"
+    manifest.write_text(json.dumps({**json.loads(manifest.read_text()), name: {"bytes": 1, "sha256": ""}}))
+
+
 def test_new_work_survives_damaged_checkpoints_of_later_steps(store):
     store = CheckpointStore(store.folder, keep=3)
     for step in (5, 55, 60):
@@ -122,7 +127,11 @@ def test_writing_the_same_step_again_replaces_it(store):
         (lambda folder: (folder / "state.json").unlink(), "state.json is missing"),
         (lambda folder: (folder / "manifest.json").unlink(), "no manifest.json"),
         (lambda folder: (folder / "manifest.json").write_text("{"), "manifest.json cannot be read"),
-        (lambda folder: (folder / "manifest.json").write_text("[1]"), "manifest.json cannot be read"),
+        (lambda folder: (folder / "manifest.json").write_text("[1]"), "manifest.json does not list model.safetensors"),
+        (lambda folder: (folder / "manifest.json").write_text("{}"), "manifest.json does not list model.safetensors"),
+        (lambda folder: (folder / "manifest.json").write_text("3"), "manifest.json cannot be read"),
+        (lambda folder: (folder / "manifest.json").write_text("[" * 10**6), "manifest.json cannot be read"),
+        (lambda folder: name_in_manifest(folder, "../state.json"), "names '../state.json', which is not a file of"),
     ],
 )
 def test_damaged_checkpoint_is_passed_over_with_one_line(store, damage, message):

@@ -13,7 +13,7 @@ import tost
 from tost.errors import CheckpointError, ConfigError, StorageError
 from tost.recipes import load_config
 from tost.train import dump_config
-from tost.train.checkpoint.files import CheckpointStore, resolve_checkpoint, save_tensors
+from tost.train.checkpoint.files import CheckpointStore, resolve_checkpoint, save_tensors, write_manifest
 from tost.train.checkpoint.model import nearest_name, read_saved, save_model
 
 MODELS = {
@@ -89,8 +89,9 @@ def test_a_run_is_loaded_from_its_newest_checkpoint(run_folder):
 def test_averages_leave_buffers_as_they_are(tmp_path):
     model = tost.create_model("tost_small_patch8_224", **MODELS["tost_small_patch8_224"])
     save_model(model, tmp_path / "mine")
-    (tmp_path / "mine" / "manifest.json").write_text("{}")  # to put in by hand what only a run writes
+    # Put in by hand what only a run writes.
     save_tensors(tmp_path / "mine" / "ema.safetensors", {name: 2 * p for name, p in model.named_parameters()})
+    write_manifest(tmp_path / "mine")
     saved = read_saved(tmp_path / "mine", ema=True)
     assert torch.equal(saved.tensors["head.weight"], 2 * model.head.weight)
     assert saved.tensors.keys() == model.state_dict().keys()
@@ -128,7 +129,7 @@ def rewrite(folder: Path, **changes: object) -> None:
     """Change the description, and the manifest with it."""
     file = folder / "model.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | changes))
-    (folder / "manifest.json").write_text("{}")
+    write_manifest(folder)
 
 
 def test_damage_is_refused(folder):
@@ -137,7 +138,8 @@ def test_damage_is_refused(folder):
     (folder / "model.json").write_text("{}")
     with pytest.raises(CheckpointError, match=r"damaged: model.json has 2 bytes"):
         tost.load_model(folder)
-    (folder / "manifest.json").write_text("{}")
+    (folder / "manifest.json").unlink()
+    write_manifest(folder)
     with pytest.raises(CheckpointError, match="does not describe a model"):
         tost.load_model(folder)
 
@@ -216,3 +218,20 @@ def test_a_full_disk_leaves_the_old_model(folder, monkeypatch):
 )
 def test_nearest_name_of_a_registered_model_is_its_own(name):
     assert nearest_name(tost.models.model_options(name, {"dropout": 0.3})) == name
+
+
+def test_a_folder_that_cannot_be_replaced_is_left_as_it_was(folder, monkeypatch):
+    """Whatever fails, one of the two models is there."""
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    original = Path.rename
+
+    def rename(path, target):
+        if path.name.endswith(".tmp"):
+            raise OSError(5, "Input/output error")
+        return original(path, target)
+
+    monkeypatch.setattr(Path, "rename", rename)
+    with pytest.raises(StorageError, match="Input/output error"):
+        save_model(tost.load_model(folder), folder, force=True)
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
+    assert [path.name for path in folder.parent.iterdir() if path.name.startswith(".")] == []

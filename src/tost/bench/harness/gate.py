@@ -19,6 +19,8 @@ BOUNDS = {torch.float64: 1e-10, torch.float32: 1e-5, torch.bfloat16: 2e-2}
 NETWORK_BOUND = 10 * BOUNDS[torch.float32]
 """The same for whole networks, which lose a digit more."""
 
+MOST_CHECKS = 10**6
+
 
 @dataclass(frozen=True, kw_only=True)
 class Check:
@@ -84,9 +86,14 @@ class GateResult:
         Args:
             content: What `to_json` made. The first files of `tost bench train` have none, because a run whose losses
                 differed wrote no file.
+
+        Raises:
+            ValueError: No gate has so many checks.
         """
         failures = [] if content is None else content["failures"]
         passed = 1 if content is None else content["checks"] - len(failures)
+        if not 0 <= passed <= MOST_CHECKS:
+            raise ValueError(f"{passed} checks of a gate passed")
         checks = [Check(name=message, error=math.nan, bound=0.0) for message in failures]
         return cls(
             checks=(*checks, *[Check(name="passed", error=0.0, bound=0.0)] * passed),

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import TypeAdapter
 
 from tost._io import write_atomic
 from tost.bench.harness.environment import Environment
@@ -112,7 +112,7 @@ class Report(Generic[Results]):
                 accelerator=content.get("accelerator"),
                 complete=content.get("complete", True),
             )
-        except (KeyError, TypeError, ValidationError) as error:
+        except (KeyError, TypeError, AttributeError, ValueError) as error:
             raise ConfigError(f"not a report of {results.__name__}: {error}") from error
 
     def write(self, folder: Path, others: Callable[[], Mapping[str, str | bytes]]) -> list[Path]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import re
 import warnings
+import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -30,6 +31,7 @@ _ENTRIES: dict[str, tuple[str, ...]] = {
 }
 # Added by torch.compile and by data parallelism in front of every name.
 _PREFIXES = ("_orig_mod.", "module.")
+_MOST_SHARED = 4  # bytes of tensors per byte of the file: a head may be the embedding, an average the weights
 _ANY_ENTRY = {name for names in _ENTRIES.values() for name in names}
 
 
@@ -75,7 +77,14 @@ def read_state(source: Source, weights: str = "model") -> dict[str, Tensor]:
             "model.state_dict()"
         )
     path = Path(source)
-    return _strip(_unwrap(_read_file(path), weights, str(path)))
+    state = _strip(_unwrap(_read_file(path), weights, str(path)))
+    needed, held = sum(tensor.nbytes for tensor in state.values()), path.stat().st_size
+    if needed > _MOST_SHARED * held:
+        raise CheckpointError(
+            f"{path} has {held:,} bytes, but its tensors would take {needed:,}: they repeat their values many times, "
+            "which no checkpoint of a model does. It was refused."
+        )
+    return state
 
 
 def _read_file(path: Path) -> Mapping[str, Any]:
@@ -108,6 +117,7 @@ def _read_safetensors(path: Path) -> dict[str, Tensor]:
 
 
 def _read_pickle(path: Path) -> Mapping[str, Any]:
+    _refuse_packed(path)
     stand_ins: list[Any] = [(_Inert, name) for name in _HARMLESS]
     try:
         with torch.serialization.safe_globals(stand_ins), warnings.catch_warnings():
@@ -118,6 +128,22 @@ def _read_pickle(path: Path) -> Mapping[str, Any]:
     if not isinstance(content, Mapping):
         raise CheckpointError(f"{path} holds a {type(content).__name__}; a dictionary of tensors is needed")
     return content
+
+
+def _refuse_packed(path: Path) -> None:
+    """Refuse an archive that unpacks to more than it is; PyTorch packs nothing."""
+    if not zipfile.is_zipfile(path):
+        return
+    try:
+        with zipfile.ZipFile(path) as archive:
+            unpacked = sum(entry.file_size for entry in archive.infolist())
+    except (zipfile.BadZipFile, ValueError, NotImplementedError, OSError):
+        return  # torch says what is wrong with it
+    if unpacked > path.stat().st_size:
+        raise CheckpointError(
+            f"{path} has {path.stat().st_size:,} bytes and unpacks to {unpacked:,}, which no checkpoint of PyTorch "
+            "does. It was refused."
+        )
 
 
 def _explain(path: Path, error: Exception) -> str:

@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, field_validator
 
-from tost._options import Count, Switch
+from tost._options import Count, Depth, Switch
 from tost.models.extensions import ExtensionOptions
 from tost.models.mixers import Place
 from tost.models.options import MixedOptions, ModelOptions
@@ -87,7 +87,7 @@ class VisionOptions(ExtensionOptions, ImageOptions, MixedOptions):
     layer_scale: float | None = Field(
         1.0, gt=0, description="initial value of the vectors that scale each residual branch; null has none"
     )
-    class_depth: Count = Field(2, description="number of class-attention blocks after the others")
+    class_depth: Depth = Field(2, description="number of class-attention blocks after the others")
     tokens_norm: Switch = Field(True, description="second norm of class attention for all tokens, not the class alone")
     conv_width: Annotated[int, Field(ge=0, strict=True)] = Field(
         0, description="width of a depth-wise convolution over the tokens' grid in front of the mixer; 0 has none"

@@ -103,7 +103,7 @@ def _by_shape(record: BenchRecord) -> dict[Shape, list[Mapping[str, Any]]]:
             int(row["tokens"])
             sizes = (int(row["batch"]), int(row["width"]), int(row["heads"]))
             key = (str(row["op"]), str(row["mode"]), *sizes, str(row["dtype"]))
-        except (KeyError, TypeError, ValueError):
+        except (KeyError, TypeError, ValueError, OverflowError):
             continue  # a row of some other kind
         found.setdefault(key, []).append(row)
     return found

@@ -26,6 +26,7 @@ from tost.errors import CheckpointError, TostError
 
 TensorTree = Mapping[str, Tensor]
 MANIFEST = "manifest.json"
+WEIGHTS = "model.safetensors"
 PREFIX = "step-"
 ASIDE = "set-aside-"
 """Start of the names of checkpoints that a run has left behind, to go on from an earlier one."""
@@ -170,8 +171,8 @@ def _remove(path: Path) -> None:
 
 
 def write_manifest(folder: Path) -> None:
-    """Write sizes and hashes of all files of a folder."""
-    files = [path for path in folder.iterdir() if path.is_file()]
+    """Write sizes and hashes of all other files of a folder."""
+    files = [path for path in folder.iterdir() if path.is_file() and path.name != MANIFEST]
     entries = {path.name: {"bytes": path.stat().st_size, "sha256": sha256_of(path)} for path in files}
     write_json(folder / MANIFEST, entries)
 
@@ -186,7 +187,12 @@ def verify(path: Path, files: Collection[str] | None = None) -> str | None:
     if not (path / MANIFEST).is_file():
         return f"no {MANIFEST}"
     try:
-        for name, entry in read_json(path / MANIFEST).items():
+        entries = read_json(path / MANIFEST)
+        if WEIGHTS not in entries:
+            return f"{MANIFEST} does not list {WEIGHTS}"
+        for name, entry in entries.items():
+            if Path(name).name != name:
+                return f"{MANIFEST} names {name!r}, which is not a file of the checkpoint"
             file = path / name
             if files is not None and name not in files:
                 continue
@@ -264,7 +270,7 @@ def resolve_checkpoint(path: Path, report: Callable[[str], None], files: Collect
 
 def read_model_tensors(checkpoint: Path, *, ema: bool = False) -> dict[str, Tensor]:
     """Return the model's tensors, or their moving averages, from a checkpoint folder."""
-    return load_tensors(checkpoint / ("ema.safetensors" if ema else "model.safetensors"))
+    return load_tensors(checkpoint / ("ema.safetensors" if ema else WEIGHTS))
 
 
 def pack_rng() -> dict[str, Any]:
@@ -277,8 +283,9 @@ def pack_rng() -> dict[str, Any]:
 def restore_rng(packed: Mapping[str, Any]) -> None:
     """Restore what `pack_rng` returned; devices that are not there any more are left out."""
     version, internal, gauss = packed["python"]
+    state = _from_hex(packed["torch"])
     random.setstate((version, tuple(internal), gauss))
-    torch.set_rng_state(_from_hex(packed["torch"]))
+    torch.set_rng_state(state)
     if torch.cuda.is_available():
         for device, state in enumerate(packed.get("cuda", [])[: torch.cuda.device_count()]):
             torch.cuda.set_rng_state(_from_hex(state), device)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from tost._io import sha256_of
 from tost.errors import CheckpointError
 from tost.models.renamed import current_names
-from tost.train.checkpoint.files import differing, load_tensors, resolve_checkpoint, shapes_of
+from tost.train.checkpoint.files import WEIGHTS, differing, load_tensors, resolve_checkpoint, shapes_of
 
 HEAD = "head."
 """Where the tensors of a model's last layer are; the only ones that another number of classes changes."""
@@ -20,7 +20,6 @@ HEAD = "head."
 Head = Literal["same", "fit", "new"]
 """The head that a model gets: that of the source; a new one if the source has other classes; a new one."""
 
-WEIGHTS = "model.safetensors"
 PICKLES = (".pth", ".pt", ".t7", ".bin", ".ckpt", ".pkl")
 SHOWN = 40
 

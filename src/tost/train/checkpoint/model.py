@@ -18,16 +18,23 @@ from pydantic import BaseModel
 from torch import Tensor, nn
 
 from tost._io import read_json, write_json
+from tost.data.text.tokenizers import RECORD_FILE, TOKENIZER_FILE
 from tost.errors import CheckpointError, ConfigError, StorageError
 from tost.models import create_model, model_spec
 from tost.models.interface import model_options_of
 from tost.models.registry import loaded_models
 from tost.models.renamed import current_names
-from tost.train.checkpoint.files import MANIFEST, read_model_tensors, resolve_checkpoint, save_tensors, write_manifest
+from tost.train.checkpoint.files import (
+    MANIFEST,
+    WEIGHTS,
+    read_model_tensors,
+    resolve_checkpoint,
+    save_tensors,
+    write_manifest,
+)
 from tost.train.config.upgrade import read_run_document
 
 DESCRIPTION = "model.json"
-WEIGHTS = "model.safetensors"
 AVERAGES = "ema.safetensors"
 FORMAT = 1
 
@@ -111,7 +118,14 @@ def build_saved(saved: SavedModel, source: str) -> nn.Module:
     return model
 
 
-def save_model(model: nn.Module, folder: str | Path, *, name: str | None = None, force: bool = False) -> None:
+def save_model(
+    model: nn.Module,
+    folder: str | Path,
+    *,
+    name: str | None = None,
+    force: bool = False,
+    add: Callable[[Path], None] | None = None,
+) -> None:
     """Write a model folder, whole or not at all.
 
     Args:
@@ -119,6 +133,7 @@ def save_model(model: nn.Module, folder: str | Path, *, name: str | None = None,
         folder: Where to; made if it is not there.
         name: The model's registered name; by default the nearest one with these options.
         force: Replace a model folder that is there.
+        add: Writes further files into the folder, such as a tokenizer, before it gets its name.
 
     Raises:
         ConfigError: Something else is there already, or the folder around it is not.
@@ -133,20 +148,25 @@ def save_model(model: nn.Module, folder: str | Path, *, name: str | None = None,
             "an attribute `options`."
         )
     described = {"name": name or nearest_name(options), "options": options.model_dump(mode="json")}
-    temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
+    temporary, former = (target.with_name(f".{target.name}.{os.getpid()}.{end}") for end in ("tmp", "old"))
     try:
         shutil.rmtree(temporary, ignore_errors=True)
         temporary.mkdir()
         save_tensors(temporary / WEIGHTS, model.state_dict())
         write_json(temporary / DESCRIPTION, {"format": FORMAT, **described})
+        if add is not None:
+            add(temporary)
         write_manifest(temporary)
         if target.is_dir():
-            shutil.rmtree(target)
+            target.rename(former)
         temporary.rename(target)
     except OSError as error:
+        if former.is_dir() and not target.exists():
+            former.rename(target)
         raise StorageError(f"cannot write the model to {target}: {error}") from error
     finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+        for folder in (temporary, former) if target.is_dir() else (temporary,):
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def refuse_existing(target: Path, *, force: bool) -> None:
@@ -162,7 +182,7 @@ def refuse_existing(target: Path, *, force: bool) -> None:
         raise ConfigError(f"{target} is a folder with other things in it and was left as it is; give another place")
     if content and not force:
         raise ConfigError(f"{target} holds a model and was left as it is; add --force (force=True) to replace it")
-    if strangers := content - {DESCRIPTION, WEIGHTS, MANIFEST}:
+    if strangers := content - {DESCRIPTION, WEIGHTS, MANIFEST, RECORD_FILE, TOKENIZER_FILE}:
         raise ConfigError(
             f"{target} holds a model, but also {', '.join(sorted(strangers))}, which would be lost; give another place"
         )
@@ -209,8 +229,10 @@ def _description(checkpoint: Path) -> tuple[str, dict[str, Any]]:
     file = checkpoint / DESCRIPTION
     if file.is_file():
         content = read_json(file, error=CheckpointError)
-        if not isinstance(content, dict) or not isinstance(content.get("options"), dict) or "name" not in content:
+        if not isinstance(content, dict) or not isinstance(content.get("options"), dict):
             raise CheckpointError(f"{file} does not describe a model; it needs the keys name and options")
+        if not isinstance(content.get("name"), str):
+            raise CheckpointError(f"{file} does not name a model: {content.get('name')!r}")
         if content.get("format") != FORMAT:
             raise CheckpointError(
                 f"{file} has format {content.get('format')!r}, this version reads {FORMAT}; use a newer version"
@@ -224,6 +246,6 @@ def _description(checkpoint: Path) -> tuple[str, dict[str, Any]]:
         )
     # A finished configuration holds every option. The rest of it is left alone: the data may not be here any more.
     model = read_run_document(config).values.get("model")
-    if not isinstance(model, dict) or "name" not in model:
+    if not isinstance(model, dict) or not isinstance(model.get("name"), str):
         raise CheckpointError(f"{config} names no model; it needs a key model with a name")
     return model["name"], {key: value for key, value in model.items() if key != "name"}

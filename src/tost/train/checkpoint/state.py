@@ -7,7 +7,8 @@ would have taken without the interruption.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, cast
@@ -18,8 +19,10 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from tost._io import read_json, write_json
+from tost._machine import is_out_of_memory
 from tost.data import Loader
-from tost.errors import CheckpointError, StorageError
+from tost.errors import CheckpointError, StorageError, TostError
+from tost.models.renamed import current_names
 from tost.train.checkpoint import files
 from tost.train.checkpoint.files import CheckpointStore, load_tensors, save_tensors
 from tost.train.config.upgrade import FORMAT, check_format
@@ -87,19 +90,19 @@ def save_checkpoint(store: CheckpointStore, position: Position, run: RunState, *
     }
     temporary = store.begin(position.step)
     try:
-        if processes.is_first:
-            store.prepare(position.step)
-            save_tensors(temporary / "model.safetensors", weights)
-            save_tensors(temporary / "optimizer.safetensors", tensors)
-            if average is not None:
-                save_tensors(temporary / "ema.safetensors", averages)
-            write_json(temporary / "state.json", state, allow_nan=True)
-        processes.wait()
-        write_json(temporary / f"random-{processes.rank:05d}.json", files.pack_rng())
-        processes.wait()
-        if processes.is_first:
-            store.commit(position.step, best=best)
-        processes.wait()
+        with processes.together():
+            if processes.is_first:
+                store.prepare(position.step)
+                save_tensors(temporary / files.WEIGHTS, weights)
+                save_tensors(temporary / "optimizer.safetensors", tensors)
+                if average is not None:
+                    save_tensors(temporary / "ema.safetensors", averages)
+                write_json(temporary / "state.json", state, allow_nan=True)
+        with processes.together():
+            write_json(temporary / f"random-{processes.rank:05d}.json", files.pack_rng())
+        with processes.together():
+            if processes.is_first:
+                store.commit(position.step, best=best)
     except OSError as error:
         if processes.is_first:
             store.discard(position.step)
@@ -113,10 +116,35 @@ def restore_checkpoint(path: Path, run: RunState) -> Position:
     """Put a checkpoint back into a run that was just built from its configuration.
 
     Raises:
-        CheckpointError: The checkpoint belongs to another model or another kind of run.
+        CheckpointError: The checkpoint belongs to another model or another kind of run, or something in it is not what
+            this code writes.
     """
+    with _reading(path):
+        return _restore(path, run)
+
+
+@contextmanager
+def _reading(path: Path) -> Iterator[None]:
+    """Say of which checkpoint it is that something cannot be used. Its hashes are right, but anyone can make hashes."""
+    try:
+        yield
+    except TostError:
+        raise
+    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, AssertionError, RuntimeError) as error:
+        if is_out_of_memory(error):
+            raise
+        raise CheckpointError(
+            f"{path} was not written by tost, or was changed since: {type(error).__name__}: {error}. Use another "
+            "checkpoint of the run."
+        ) from error
+
+
+def _restore(path: Path, run: RunState) -> Position:
     state = read_json(path / "state.json", error=CheckpointError)
     check_format(state.get("format", 1), path.name)
+    position = Position(step=state["step"], metrics=state["metrics"], best=state["best"])
+    if not isinstance(position.step, int) or position.step < 0 or not isinstance(position.metrics, dict):
+        raise ValueError(f"step {position.step!r}, metrics {position.metrics!r}")
     processes, average, scaler = run.processes, run.average, run.processes.accelerator.scaler
     if state["data"] != run.fingerprint:
         raise CheckpointError(
@@ -130,16 +158,17 @@ def restore_checkpoint(path: Path, run: RunState) -> Position:
         )
     options = states.StateDictOptions(full_state_dict=True)
     states.set_model_state_dict(run.model, _model_state(path, run.model), options=options)
-    states.set_optimizer_state_dict(run.model, run.optimizer, _optimizer_state(path, state["groups"]), options=options)
+    groups = _optimizer_state(path, state["groups"], run.model)
+    states.set_optimizer_state_dict(run.model, run.optimizer, groups, options=options)
     if average is not None:
-        average.load(load_tensors(path / "ema.safetensors"))
+        average.load(current_names(load_tensors(path / "ema.safetensors"), average.average))
     if scaler is not None and state["scaler"] is not None:
         scaler.load_state_dict(state["scaler"])
     run.loader.load_state_dict(state["loader"])
     randomness = path / f"random-{processes.rank:05d}.json"
     if state["processes"] == processes.size and randomness.exists():
         files.restore_rng(read_json(randomness, error=CheckpointError))
-    return Position(step=state["step"], metrics=state["metrics"], best=state["best"])
+    return position
 
 
 def _optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> tuple[dict[str, Tensor], Any]:
@@ -155,18 +184,27 @@ def _optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> tu
     return tensors, state["param_groups"]
 
 
-def _optimizer_state(path: Path, groups: Any) -> dict[str, Any]:
+def _optimizer_state(path: Path, groups: Any, model: nn.Module) -> dict[str, Any]:
+    known = states.get_model_state_dict(model)
     state: dict[str, dict[str, Tensor]] = {}
     for name, tensor in load_tensors(path / "optimizer.safetensors").items():
         parameter, _, quantity = name.rpartition("/")
         state.setdefault(parameter, {})[quantity] = tensor
     groups = [{**group, "betas": tuple(group["betas"])} if "betas" in group else group for group in groups]
+    for group in groups:
+        group["params"] = list(current_names(dict.fromkeys(group["params"]), known))
+    state = current_names(state, known)
+    listed = [name for group in groups for name in group["params"]]
+    if strangers := ({*listed, *state} - known.keys()) | (state.keys() - {*listed}):
+        raise ValueError(
+            f"the optimizer has parameters that the model does not have: {', '.join(sorted(strangers)[:5])}"
+        )
     return {"state": state, "param_groups": groups}
 
 
 def _model_state(path: Path, model: nn.Module) -> dict[str, Any]:
-    tensors = load_tensors(path / "model.safetensors")
     expected = files.shapes_of(cast(dict[str, Tensor], states.get_model_state_dict(model)))
+    tensors = current_names(load_tensors(path / files.WEIGHTS), expected)
     found = files.shapes_of(tensors)
     if wrong := files.differing(expected, found):
         example = min(wrong)

@@ -25,8 +25,9 @@ def _no_boolean(value: Any) -> Any:
 
 # The bounds stand inside, so that messages and `tost cat` know them.
 _NUMBER = BeforeValidator(_no_boolean)
-_Count = Annotated[int, Field(ge=0), _NUMBER]
-_PositiveCount = Annotated[int, Field(ge=1), _NUMBER]
+_MOST = 10**12  # a step of a nanosecond would take a quarter of an hour; more is a slip of the finger
+_Count = Annotated[int, Field(ge=0, le=_MOST), _NUMBER]
+_PositiveCount = Annotated[int, Field(ge=1, le=_MOST), _NUMBER]
 _NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False), _NUMBER]
 _Positive = Annotated[float, Field(gt=0, allow_inf_nan=False), _NUMBER]
 _Fraction = Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False), _NUMBER]

@@ -44,7 +44,11 @@ def read_run_document(path: Path) -> Document:
 
 def check_format(version: object, source: str) -> None:
     """Raise if a run folder or checkpoint has a format that this version does not read."""
-    if not isinstance(version, int) or version > FORMAT:
+    if isinstance(version, bool) or not isinstance(version, int) or version < 1:
+        raise CheckpointError(
+            f"{source} has format {version!r}, which no version of tost writes; it was changed since."
+        )
+    if version > FORMAT:
         raise CheckpointError(
             f"{source} has format {version!r}, but this version of tost reads formats up to {FORMAT}; it was written "
             "by a newer version: update tost."

@@ -1,0 +1,1 @@
+"""Fuzzing of every parser that reads a file from outside; `python -m fuzz.run --help`."""

@@ -1,0 +1,163 @@
+"""Targets that hold images: single files, tar, parquet, idx and CIFAR's records, and lists of labels."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+from pathlib import Path
+
+from fuzz.harness import Harness, one_file, one_of_many
+
+
+def image(folder: Path) -> Harness:
+    """Single images in any format."""
+    import numpy as np
+    from PIL import Image
+
+    from tost.data.images.decode import read_image
+
+    pixels = np.arange(7 * 5 * 4, dtype=np.uint8).reshape(7, 5, 4)
+    seeds = []
+    for form, mode in (
+        *(("PNG", "RGBA"), ("PNG", "L"), ("PNG", "P"), ("PNG", "1"), ("JPEG", "RGB"), ("JPEG", "CMYK"), ("GIF", "P")),
+        *(("BMP", "RGB"), ("WEBP", "RGBA"), ("TIFF", "RGB"), ("TIFF", "F"), ("PPM", "RGB"), ("ICO", "RGB")),
+    ):
+        stream = io.BytesIO()
+        Image.fromarray(pixels).convert(mode).save(stream, form)
+        seeds.append(stream.getvalue())
+
+    def parse(data: bytes) -> None:
+        for channels in (1, 3):
+            read_image(data, "an image", channels=channels)
+
+    return Harness(parse, seeds)
+
+
+def tar(folder: Path) -> Harness:
+    """Images in tar files."""
+    from tests.data.images.files import jpeg, tar_of
+    from tost.data.images.sources.tar import index_tar, tar_source
+
+    picture = jpeg(0, 0)[:64]  # only decoding would tell
+    plain = tar_of({"a/x.jpg": picture, "a/x.cls": b"3", "b/y.jpg": picture})
+    seeds = [plain, tar_of({"n01.tar": tar_of({"z.jpg": picture})}), tar_of({"long/" * 30 + "x.png": picture})]
+
+    def parse(path: Path) -> None:
+        members = index_tar([path])
+        source = tar_source([path], members)
+        source.fingerprint()
+        for row, member in enumerate(members):
+            source.name(row)
+            assert len(source.read(row)) == member.size
+            assert member.label is None or 0 <= member.label < 2**31
+
+    return one_file(folder / "images.tar", parse, seeds, ("x.jpg", "x.cls", "x.tar"))
+
+
+def parquet(folder: Path) -> Harness:
+    """Images and labels in parquet files."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    from tests.data.images.files import write_parquet
+    from tost.data.images.sources.base import BadImageError
+    from tost.data.images.sources.parquet import open_shards
+
+    pa.set_cpu_count(1)
+    write_parquet(folder / "numbers", [0, 1, 2], size=(4, 4), names=("a", "b", "c"), file_names={0: "x.png"})
+    pq.write_table(
+        pa.table({"img": pa.array([b"x", None]), "label": pa.array(["a", "b"]).dictionary_encode()}), folder / "texts"
+    )
+    pq.write_table(
+        pa.table({"img": pa.array([b"x"] * 3), "label": pa.array([1, 2, 3], pa.uint64())}),
+        folder / "plain",
+        compression="none",
+    )
+
+    def parse(path: Path) -> None:
+        split = open_shards([path])
+        split.source.fingerprint()
+        assert not len(split.targets) or 0 <= int(split.targets.min()) <= int(split.targets.max()) < 2**31
+        for row in range(min(4, len(split.source))):
+            split.source.file_name(row)
+            try:
+                split.source.image(row)
+            except BadImageError:
+                continue
+
+    seeds = [(folder / name).read_bytes() for name in ("numbers", "texts", "plain")]
+    return one_file(folder / "train.parquet", parse, seeds)
+
+
+def idx(folder: Path) -> Harness:
+    """Fashion-MNIST's files: images and labels, compressed or not."""
+    import numpy as np
+
+    from tests.data.images.files import idx as write_idx
+    from tost.data.images.options import FashionMnistOptions
+    from tost.data.images.sources.arrays import open_fashion_mnist
+
+    images, labels = np.zeros((3, 4, 4), dtype=np.uint8), np.arange(3, dtype=np.uint8)
+    names = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte")
+    for name, values in zip(names, (images, labels), strict=True):
+        (folder / name).write_bytes(write_idx(values))
+    options = FashionMnistOptions()
+
+    def parse(_: Path) -> None:
+        split = open_fashion_mnist(options, folder, "train")
+        for row in range(min(2, len(split.source))):
+            split.source.image(row)
+
+    harness = one_of_many(folder, names, parse)
+    packed = [seed[:1] + gzip.compress(seed[1:], mtime=0) for seed in harness.seeds]
+    return Harness(harness.parse, [*harness.seeds, *packed], prefix=1)
+
+
+def cifar(folder: Path) -> Harness:
+    """CIFAR-100's records and the names of its classes."""
+    from tests.data.images.files import write_cifar_binary
+    from tost.data.images.options import Cifar100Options
+    from tost.data.images.sources.arrays import open_cifar
+
+    write_cifar_binary(folder, classes=100, count=1)
+    options = Cifar100Options()
+    return one_of_many(folder, ("train.bin", "fine_label_names.txt"), lambda _: open_cifar(options, folder, "train"))
+
+
+def labels(folder: Path) -> Harness:
+    """Lists of labels in text: ImageNet's, the reassessed ones, those of the pets."""
+    from tests.data.images.files import write_pets
+    from tost.data.images.options import PetsOptions
+    from tost.data.images.sources import imagenet
+    from tost.data.images.sources.folders import FileImages
+    from tost.data.images.sources.oxford import open_pets
+
+    identifier = imagenet.imagenet_classes()[0][0]
+    csv, text = folder / "csv", folder / "text"
+    for place in (csv, text):
+        place.mkdir()
+    name = "ILSVRC2012_val_00000001"
+    (csv / "LOC_val_solution.csv").write_text(f"ImageId,PredictionString\n{name},{identifier} 1 2 3 4\n")
+    (text / "val.txt").write_text(f"{name}.JPEG 65\n")
+    (folder / "real.json").write_text(json.dumps([[3], [], [1, 2]]))
+    write_pets(folder / "pets", breeds=2)
+    source, pets = FileImages(folder, [f"{name}.JPEG"]), PetsOptions()
+    readers = {
+        "csv/LOC_val_solution.csv": lambda: imagenet._targets_of([f"{name}.JPEG"], csv),
+        "text/val.txt": lambda: imagenet._targets_of([f"{name}.JPEG"], text),
+        "real.json": lambda: imagenet.real_labels(str(folder / "real.json"), source),
+        "pets/annotations/test.txt": lambda: open_pets(pets, folder / "pets", "test"),
+    }
+    return one_of_many(folder, list(readers), lambda file: readers[file.relative_to(folder).as_posix()]())
+
+
+def matlab(folder: Path) -> Harness:
+    """Lists of labels in MATLAB's format: those of the flowers."""
+    from tests.data.images.files import write_flowers102
+    from tost.data.images.options import Flowers102Options
+    from tost.data.images.sources.oxford import open_flowers102
+
+    write_flowers102(folder, count=12)
+    options = Flowers102Options()
+    return one_of_many(folder, ("setid.mat", "imagelabels.mat"), lambda _: open_flowers102(options, folder, "train"))

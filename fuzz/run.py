@@ -1,0 +1,157 @@
+"""Fuzzes the parsers of files from outside, and adds what was done to results/fuzz.json.
+
+python -m fuzz.run                                 every target for a minute, one after the other
+python -m fuzz.run --target tar --seconds 600      one target for ten minutes
+python -m fuzz.run --seconds 3600 --slice 120      an hour for every target, in turns of two minutes
+python -m fuzz.run --seconds 3600 --inputs 100000  the same, but no more than so many inputs for a target
+
+Allowed for any input is success, or an error of tost.errors with a message. Anything else is a problem: another
+exception, too much time or memory, a crash. Its input is stored in tests/fuzz/crashes/TARGET, where the tests replay
+it. The exit code is 1 if there was one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from importlib.metadata import version
+from importlib.util import find_spec
+from pathlib import Path
+
+from fuzz.harness import CRASHES, FOUND, ROOT
+from fuzz.targets import TARGETS
+from tost._io import write_json
+
+RESULTS = ROOT / "results" / "fuzz.json"
+CORPUS = ROOT / "build" / "fuzz"
+LONGEST_INPUT = 1 << 16
+HANGING = 120
+"""Seconds after which a worker that does not even react to the limit of processor time is ended."""
+MISSING = """atheris, the coverage-guided fuzzer, is not installed. `make fuzz` installs it, or
+    pip install --constraint constraints.txt --editable '.[fuzz]'
+It has wheels for Linux on x86-64; elsewhere it has to be built with clang. The tests in tests/fuzz need none of it."""
+
+
+@dataclass
+class Tally:
+    """What was done to one target, over all invocations.
+
+    Attributes:
+        name: The target.
+        inputs: Inputs that were tried.
+        seconds: Time that it took.
+        coverage: Branches of the guided modules that were reached.
+        quiet_seconds: Time since a turn last reached a new branch.
+        problems: What the last turn found, and what is stored and still fails.
+    """
+
+    name: str
+    inputs: int = 0
+    seconds: int = 0
+    coverage: int = 0
+    quiet_seconds: int = 0
+    problems: int = 0
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line and return its exit code."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--target", action="append", choices=TARGETS, help="one or more of them; all by default")
+    parser.add_argument("--seconds", type=int, default=60, help="for every target (60)")
+    parser.add_argument("--inputs", type=int, default=0, help="at most, for every target; 0 for any number")
+    parser.add_argument("--slice", type=int, default=120, help="seconds of a turn (120)")
+    parser.add_argument("--results", type=Path, default=RESULTS, help="file to add to (results/fuzz.json)")
+    given = parser.parse_args(arguments)
+    if find_spec("atheris") is None:
+        print(MISSING, file=sys.stderr)
+        return 2
+    names = given.target or list(TARGETS)
+    tallies = read_tallies(given.results)
+    spent, tried = dict.fromkeys(names, 0), dict.fromkeys(names, 0)
+    while waiting := [n for n in names if spent[n] < given.seconds and not 0 < given.inputs <= tried[n]]:
+        for name in waiting:
+            turn = min(given.slice, given.seconds - spent[name])
+            done = take_turn(name, turn, given.inputs - tried[name] if given.inputs else 0)
+            spent[name] += turn
+            tried[name] += done.inputs
+            add(tallies.setdefault(name, Tally(name)), done)
+            write_tallies(given.results, tallies)
+            print(f"{name}: {done.inputs:,} inputs, coverage {done.coverage:,}, problems {done.problems}", flush=True)
+    return int(any(tallies[name].problems for name in names))
+
+
+def take_turn(name: str, seconds: int, inputs: int) -> Tally:
+    """Fuzz one target for a while, in a process of its own."""
+    corpus, log, crashes = CORPUS / "corpus" / name, CORPUS / f"{name}.log", CRASHES / name
+    for folder in (corpus, crashes):
+        folder.mkdir(parents=True, exist_ok=True)
+    options = {
+        "max_total_time": seconds,
+        "runs": inputs + len(list(corpus.iterdir())) if inputs else -1,
+        "timeout": HANGING,
+        "report_slow_units": HANGING,
+        "rss_limit_mb": 0,  # the limit of the address space is stricter
+        "max_len": LONGEST_INPUT,
+        "len_control": 0,
+        "artifact_prefix": f"{crashes}/",
+        "print_final_stats": 1,
+    }
+    command = [sys.executable, "-m", "fuzz.worker", "--target", name, "--corpus", str(corpus)]
+    command += [f"-{key}={value}" for key, value in options.items()]
+    memory = "/dev/shm" if Path("/dev/shm").is_dir() else None  # faster than a disk, if there is one
+    with tempfile.TemporaryDirectory(dir=memory) as folder, log.open("w") as output:
+        command += ["--folder", folder]
+        subprocess.run(command, cwd=ROOT, stdout=output, stderr=subprocess.STDOUT, check=False)
+    return read_log(name, log.read_text(errors="replace"), seconds)
+
+
+def read_log(name: str, text: str, seconds: int) -> Tally:
+    """Return what a worker did, by what it and libFuzzer wrote."""
+    status = re.findall(r"^#(\d+)\t(\w+) +cov: (\d+)", text, flags=re.MULTILINE)
+    start = next((int(number) for number, kind, _ in status if kind == "INITED"), 0)
+    last = max((int(number) for number, _, _ in status), default=0)
+    total = re.search(r"stat::number_of_executed_units: +(\d+)", text)
+    problems = set(re.findall(rf"^{FOUND}(.+)$", text, flags=re.MULTILINE))
+    problems |= set(re.findall(r"^==\d+== ERROR: libFuzzer: (.+)$", text, flags=re.MULTILINE))
+    if not status:  # it did not even start
+        problems.add(text[-2000:])
+    return Tally(
+        name,
+        inputs=max(0, (int(total[1]) if total else last) - start),
+        seconds=seconds,
+        coverage=max((int(cov) for _, _, cov in status), default=0),
+        problems=len(problems),
+    )
+
+
+def add(tally: Tally, turn: Tally) -> None:
+    """Add a turn to what was done before."""
+    grown = turn.coverage > tally.coverage
+    tally.inputs += turn.inputs
+    tally.seconds += turn.seconds
+    tally.quiet_seconds = 0 if grown else tally.quiet_seconds + turn.seconds
+    tally.coverage, tally.problems = max(tally.coverage, turn.coverage), turn.problems
+
+
+def read_tallies(path: Path) -> dict[str, Tally]:
+    """Return what was done before, by target."""
+    if not path.exists():
+        return {}
+    return {entry["name"]: Tally(**entry) for entry in json.loads(path.read_text())["targets"]}
+
+
+def write_tallies(path: Path, tallies: dict[str, Tally]) -> None:
+    """Write what was done so far."""
+    known = [asdict(tallies[name]) for name in TARGETS if name in tallies]
+    write_json(path, {"targets": known, "tost": version("tost"), "date": datetime.now(UTC).date().isoformat()})
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

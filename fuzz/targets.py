@@ -1,0 +1,20 @@
+"""All targets by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from fuzz import images, settings, texts, weights
+from fuzz.harness import Harness
+
+_MAKERS: tuple[Callable[[Path], Harness], ...] = (
+    *(settings.config, settings.overrides, settings.sweep_plan, settings.sweep_results, settings.sweep_folder),
+    *(settings.bench, settings.report),
+    *(weights.safetensors, weights.model_folder, weights.resume, weights.state_file, weights.official),
+    *(weights.tokenizer, texts.tokens, texts.documents),
+    *(images.image, images.tar, images.parquet, images.idx, images.cifar, images.labels, images.matlab),
+    *(texts.listops, texts.reviews, texts.pairs, texts.pathfinder),
+)
+TARGETS = {make.__name__: make for make in _MAKERS}
+"""What makes each harness, given an empty folder for its files."""

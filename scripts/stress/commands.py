@@ -1,0 +1,247 @@
+"""Other commands that are killed at random moments and repeated."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from compare import compare_runs
+from job import Job, Scenario
+from training import BYTES, TINY
+from victims import fork
+
+Command = Callable[[Path], list[str]]
+"""Makes the command line that writes to a folder."""
+
+
+def killed_command(about: str, command: Command, *, model: bool = False, share: float = 0.8) -> Scenario:
+    """Return the scenario of a command that is killed, then repeated until it ends.
+
+    After every kill each file that has its final name must be whole: the one of the undisturbed command.
+
+    Args:
+        about: What the command does.
+        command: Makes the command line. It writes to ``result`` in the folder; ``model`` there is a run.
+        model: Train the run first.
+        share: Part of the kills.
+    """
+
+    def run(job: Job) -> None:
+        if model:
+            options = (*TINY, *BYTES, "train.steps=3")
+            job.run(["train", "demo/stdlib_bytes", *options, "--out", str(job.folder / "model")])
+        whole = 0.0
+        for name in ("reference", "result"):  # the second time shows that the result is the same every time
+            _clear(job.folder)
+            started = time.monotonic()
+            job.run(command(job.folder))
+            whole = time.monotonic() - started
+            if name == "reference":
+                (job.folder / "result").rename(job.folder / "reference")
+        _compare(job, "undisturbed")
+        while not job.done:
+            _clear(job.folder)
+            _one_result(job, command(job.folder), whole)
+
+    return Scenario(f"{about} killed", run, share=share)
+
+
+def _one_result(job: Job, command: Sequence[str], whole: float) -> None:
+    while not job.done:
+        victim = job.start(command)
+        victim.wait_for(lambda: False, job.chance.random() * whole)
+        if victim.poll() is not None:
+            job.expect(victim.poll() == 0, f"ended by itself: {victim.output[-2000:]}")
+            victim.sweep_up()
+            break
+        victim.kill(alone=job.chance.random() < 0.5)
+        job.counts["kills"] += 1
+        _expect_whole(job)
+    job.run(command)
+    job.counts["compared"] += _compare(job, "after kills")
+
+
+def _clear(folder: Path) -> None:
+    shutil.rmtree(folder / "result", ignore_errors=True)
+    (folder / "result").mkdir()
+
+
+def _visible(folder: Path) -> list[Path]:
+    """Return the files that are not drafts; a name with a dot in front belongs to an unfinished write."""
+    found = [path for path in folder.rglob("*") if path.is_file()]
+    return [path for path in found if not any(part.startswith(".") for part in path.relative_to(folder).parts)]
+
+
+def _expect_whole(job: Job) -> None:
+    for path in _visible(job.folder / "result"):
+        original = job.folder / "reference" / path.relative_to(job.folder / "result")
+        if original.is_file():  # not a part that is put together at the end
+            job.expect(original.read_bytes() == path.read_bytes(), f"{path.name} is not whole after a kill")
+
+
+def _compare(job: Job, when: str) -> bool:
+    reference, result = job.folder / "reference", job.folder / "result"
+    names = [sorted(str(path.relative_to(folder)) for path in _visible(folder)) for folder in (reference, result)]
+    wrong = [
+        name
+        for name in names[0]
+        if name in names[1] and (reference / name).read_bytes() != (result / name).read_bytes()
+    ]
+    wrong += sorted(set(names[0]) ^ set(names[1]))
+    return job.expect(not wrong, f"{when}: {', '.join(wrong[:10])}")
+
+
+def _report(folder: Path) -> list[str]:
+    return ["report", str(folder / "model"), "--out", str(folder / "result" / "page.html"), "--analyses", "none"]
+
+
+def _generate(folder: Path) -> list[str]:
+    place = str(folder / "result" / "state.safetensors")
+    return [
+        "generate",
+        str(folder / "model"),
+        "--prompt",
+        "def ",
+        "--max-new-tokens",
+        "20",
+        "--seed",
+        "1",
+        "--save-state",
+        place,
+    ]
+
+
+def _to_file(folder: Path) -> list[str]:
+    return ["convert", str(folder / "model"), "--out", str(folder / "result" / "model.pth"), "--force"]
+
+
+def _to_folder(folder: Path) -> list[str]:
+    place = str(folder / "result" / "model")
+    return ["convert", str(folder / "model"), "--out", place, "--to", "tost", "--force"]
+
+
+def _digits(folder: Path) -> list[str]:
+    return ["data", "prepare", "digits", "--out", str(folder / "result"), "--workers", "1"]
+
+
+def _listops(folder: Path) -> list[str]:
+    options = ("count=3000", "min_length=5", "max_length=60", "max_depth=4")
+    return ["data", "prepare", "lra/listops", *options, "--out", str(folder / "result"), "--workers", "1"]
+
+
+class ForkedRun:
+    """A run of a sweep, forked instead of started anew; what `tost.sweep.runner.Process` asks for."""
+
+    def __init__(self, arguments: Sequence[str], output: Path) -> None:
+        output.parent.mkdir(parents=True, exist_ok=True)
+        self.pid = fork(arguments, output, {}, None)
+        self._code: int | None = None
+
+    def poll(self) -> int | None:
+        """Return the exit code, None while it runs."""
+        if self._code is None:
+            found, status = os.waitpid(self.pid, os.WNOHANG)
+            self._code = os.waitstatus_to_exitcode(status) if found else None
+        return self._code
+
+    def send_signal(self, sig: int) -> None:
+        """Send it a signal."""
+        os.kill(self.pid, sig)
+
+    def kill(self) -> None:
+        """End it at once."""
+        self.send_signal(signal.SIGKILL)
+
+    def wait(self) -> int:
+        """Wait until it has ended."""
+        while self.poll() is None:
+            time.sleep(0.01)
+        return self._code or 0
+
+
+def _fork_runs() -> None:
+    """Let a sweep fork its runs, which takes a tenth of the time."""
+    import tost.sweep
+    from tost.sweep.runs import OUTPUT
+
+    def start(run: Any, **settings: Any) -> ForkedRun:
+        return ForkedRun(run.arguments, run.folder / OUTPUT)
+
+    tost.sweep.start_process = start  # type: ignore[attr-defined,assignment]
+
+
+def _sweep(job: Job) -> None:
+    """Kill a sweep of two runs, with or without its runs, and repeat it."""
+    plan = job.folder / "plan.yaml"
+    arms = "arms:\n  small: {}\n  large: {set: [model.depth=2]}\n"
+    plan.write_text(
+        f"title: stress\nconfig: demo/digits\nseeds: [0]\nmetric: accuracy\nset: {json.dumps([*TINY])}\n{arms}"
+    )
+
+    def command(name: str) -> list[str]:
+        return ["sweep", str(plan), "--out", str(job.folder / name), "--jobs", "1"]
+
+    started = time.monotonic()
+    job.run(command("reference"), prepare=_fork_runs)
+    whole = time.monotonic() - started
+    while not job.done:
+        name = f"victim-{job.counts['compared']}"
+        while not job.done:
+            victim = job.start(command(name), prepare=_fork_runs)
+            victim.wait_for(lambda: False, job.chance.random() * 0.7 * whole)
+            if victim.poll() is not None:
+                job.expect(victim.poll() == 0, f"ended by itself: {victim.output[-2000:]}")
+                break
+            victim.kill(alone=job.chance.random() < 0.5)
+            job.counts["kills"] += 1
+            _wait_for_orphans(job, command(name))
+        job.run(command(name), prepare=_fork_runs)
+        for arm in ("small", "large"):
+            wrong = compare_runs(job.folder / "reference" / arm / "seed0", job.folder / name / arm / "seed0")
+            job.expect(not wrong, f"{arm}: {', '.join(wrong[:10])}")
+        job.counts["compared"] += 1
+        shutil.rmtree(job.folder / name)
+
+
+def _wait_for_orphans(job: Job, command: Sequence[str]) -> None:
+    """Wait until a run that has outlived its sweep has ended; until then a second sweep must be refused."""
+    lock = Path(command[3]) / ".lock"
+    if _is_locked(lock):
+        second = job.start(command, prepare=_fork_runs)
+        if second.wait() != 0:  # otherwise the run has ended meanwhile
+            job.expect_message(second, [2], "is at work in")
+    for _ in range(600):
+        if not _is_locked(lock):
+            return
+        time.sleep(0.1)
+    job.expect(False, "a run that has outlived its sweep does not end")
+
+
+def _is_locked(path: Path) -> bool:
+    import fcntl
+
+    if not path.exists():
+        return False
+    with path.open() as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+    return False
+
+
+SCENARIOS = {
+    "prepare-digits": killed_command("tost data prepare digits", _digits),
+    "prepare-listops": killed_command("tost data prepare lra/listops", _listops),
+    "sweep": Scenario("tost sweep killed, alone or with its runs", _sweep, share=0.5),
+    "report": killed_command("tost report", _report, model=True),
+    "convert": killed_command("tost convert to a folder", _to_folder, model=True),
+    "convert-official": killed_command("tost convert to a file of the authors' code", _to_file, model=True),
+    "generate": killed_command("tost generate --save-state", _generate, model=True),
+}
