@@ -137,7 +137,7 @@ class NativeStep:
         windows = [[x.new_empty(count, width - 1, x.shape[1]) for width in widths] for widths in self._widths]
         alive = [self._point(*each) for each in zip(range(depth), state.layers, after, windows, strict=True)]
         logits = x.new_empty(count, self._size)
-        step.threads, step.B = torch.get_num_threads(), count
+        step.threads, step.B = library.num_threads(), count
         step.position, step.place = position.data_ptr(), place.data_ptr()
         step.x, step.logits = x.data_ptr(), logits.data_ptr()
         library.run_step(self._dtype, step)

@@ -7,6 +7,7 @@ reads a call, or a whole model, as a list of addresses: what they point to must 
 from __future__ import annotations
 
 import ctypes
+import os
 from collections.abc import Sequence
 from ctypes import POINTER, c_char_p, c_float, c_int32, c_int64, c_void_p
 from pathlib import Path
@@ -15,6 +16,7 @@ import torch
 from torch import Tensor
 
 from tost import _env
+from tost._threads import available_cpus
 from tost.errors import BackendError, ConfigError
 from tost.ops.form import FLAGS
 
@@ -204,8 +206,33 @@ def native_info() -> dict[str, str]:
         "compiled": ", ".join(compiled_isas()),
         "compiler": _LIBRARY.tost_compiler().decode(),
         "openmp": "yes" if _LIBRARY.tost_has_openmp() else "no",
-        "threads": str(torch.get_num_threads()),
+        "threads": str(num_threads()),
     }
+
+
+_FORKED = False
+_TORCH_DEFAULT = torch.get_num_threads()
+_OUR_DEFAULT = min(_TORCH_DEFAULT, available_cpus())
+
+
+def num_threads() -> int:
+    """Return how many threads the kernels may use: torch's number, but by default no more than this process gets.
+
+    One in a forked process: OpenMP's threads are not forked with it, and waiting for them would never end.
+    """
+    if _FORKED:
+        return 1
+    chosen = torch.get_num_threads()
+    return _OUR_DEFAULT if chosen == _TORCH_DEFAULT else chosen
+
+
+def _after_fork() -> None:
+    global _FORKED
+    _FORKED = True
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
 
 
 def run(function: str, w: Tensor, flags: Sequence[int], tensors: Sequence[Tensor | None], *strides: int) -> None:
@@ -219,7 +246,7 @@ def run(function: str, w: Tensor, flags: Sequence[int], tensors: Sequence[Tensor
         *strides: What else the structure has between the shape and the addresses.
     """
     addresses = [None if x is None else x.data_ptr() for x in tensors]
-    call = _CALLS[function](torch.get_num_threads(), tuple(flags), tuple(w.shape), *strides, *addresses)
+    call = _CALLS[function](num_threads(), tuple(flags), tuple(w.shape), *strides, *addresses)
     _call(function, TYPES[w.dtype], call, f"the partial sums of {w.shape[1]} tokens")
 
 

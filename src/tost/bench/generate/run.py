@@ -348,7 +348,7 @@ def _our_limit(matrices: Sequence[Tensor], inputs: Mapping[int, Tensor]) -> Call
     for matrix, output in zip(matrices, outputs, strict=True):
         width = matrix.shape[1]
         step = library.Step(B=1, C=width, H=1, hidden=0, depth=0, norm=library.Norm(ones[width].data_ptr(), None, 1.0))
-        step.threads, step.head = torch.get_num_threads(), library.Matrix(matrix.data_ptr(), None, None, *matrix.shape)
+        step.threads, step.head = library.num_threads(), library.Matrix(matrix.data_ptr(), None, None, *matrix.shape)
         step.x, step.logits = inputs[width].data_ptr(), output.data_ptr()
         steps.append(step)
     alive = (matrices, inputs, ones, outputs)  # the library holds addresses only

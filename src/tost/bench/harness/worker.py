@@ -32,7 +32,7 @@ class _Task:
 
     function: str
     job: Any
-    threads: int
+    threads: int | None
     device: str
     limit_bytes: int | None
 
@@ -43,6 +43,7 @@ def run_in_process(
     *,
     label: str,
     timeout: float | None = None,
+    inherit_threads: bool = True,
     device: str = "cpu",
     limit_bytes: int | None = None,
 ) -> Result:
@@ -53,6 +54,7 @@ def run_in_process(
         job: Its argument.
         label: What the process does, for error messages.
         timeout: Seconds after which the process is ended.
+        inherit_threads: Use as many threads as this process; False for the default of the new one.
         device: Where the limit applies.
         limit_bytes: Memory that the process may take.
 
@@ -62,7 +64,7 @@ def run_in_process(
     task = _Task(
         function=f"{function.__module__}:{function.__name__}",
         job=TypeAdapter(type(job)).dump_python(job, mode="json"),
-        threads=torch.get_num_threads(),
+        threads=torch.get_num_threads() if inherit_threads else None,
         device=device,
         limit_bytes=limit_bytes,
     )
@@ -100,7 +102,8 @@ def reason(code: int, errors: str) -> str:
 
 def _main() -> None:
     task = TypeAdapter(_Task).validate_json(sys.stdin.buffer.read())
-    torch.set_num_threads(task.threads)
+    if task.threads is not None:
+        torch.set_num_threads(task.threads)
     function = load(task.function)
     limit_memory(task.limit_bytes, task.device)
     hints = get_type_hints(function)

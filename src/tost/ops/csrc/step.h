@@ -6,6 +6,7 @@
 // new state. No result depends on the number of threads.
 #pragma once
 
+#include "barrier.h"
 #include "causal_tssa.h"
 #include "matvec.h"
 
@@ -151,15 +152,30 @@ inline void activate(float* x, int64_t count, bool tanh) {
   }
 }
 
+// Meeting costs about as much as reading this many bytes, so each thread should have more of them in between.
+template <class W>
+inline int step_threads(const Step& step) {
+  constexpr int64_t kWorthAThread = 1 << 16;
+  int64_t numbers = step.head.rows * step.head.columns;
+  for (int64_t l = 0; l < step.depth; ++l) {
+    const StepLayer& layer = step.layers[l];
+    const tost::Matrix* const matrices[] = {&layer.in, &layer.gate, &layer.out, &layer.mlp_in, &layer.mlp_out};
+    for (const tost::Matrix* m : matrices) numbers += m->weight ? m->rows * m->columns : 0;
+  }
+  const int64_t useful = numbers * int64_t(sizeof(W)) / ((4 * step.depth + 1) * kWorthAThread);
+  return int(std::max<int64_t>(1, std::min<int64_t>(useful, step.threads)));
+}
+
 template <class W>
 int language_step(const Step& step) {
   const int64_t B = step.B, C = step.C, width = B * C, hidden = step.hidden;
-  const int threads = step.threads;
+  const int threads = step_threads<W>(step);
+  Barrier meeting;
   Buffer<float> shared(2 * width + B * hidden), own(threads * (2 * width + step.H));
   if (shared.failed() || own.failed()) return tost::kNoMemory;
   float *const x = step.x, *const w = shared + 0, *const gate = shared + width, *const m = shared + 2 * width;
 
-#pragma omp parallel num_threads(threads)
+#pragma omp parallel num_threads(threads) if (threads > 1)
   {
     const int me = thread_index(), team = team_size();
     const bool first = me == 0;
@@ -172,24 +188,24 @@ int language_step(const Step& step) {
       if (layer.gate.weight)
         multiply<W>(layer.gate, u, B, me, team,
                     [&](int64_t b, int64_t row, float value) { gate[b * C + row] = value * sigmoid(value); });
-#pragma omp barrier
+      meeting.wait(team);
       for (int64_t b = 0; b < B; ++b) mix(step, l, b, w + b * C, first, pi, y + b * C);
       if (layer.gate.weight)
         for (int64_t i = 0; i < width; ++i) y[i] *= gate[i];
       multiply<W>(layer.out, y, B, me, team, [&](int64_t b, int64_t row, float value) {
         x[b * C + row] += layer.gamma1 ? layer.gamma1[row] * value : value;
       });
-#pragma omp barrier
+      meeting.wait(team);
       look(step, layer.norm2, layer.local_mlp, x, first, u);
       multiply<W>(layer.mlp_in, u, B, me, team,
                   [&](int64_t b, int64_t row, float value) { m[b * hidden + row] = value; });
       const int64_t begin = first_row(hidden, me, team), end = first_row(hidden, me + 1, team);
       for (int64_t b = 0; b < B; ++b) activate(m + b * hidden + begin, end - begin, layer.tanh);
-#pragma omp barrier
+      meeting.wait(team);
       multiply<W>(layer.mlp_out, m, B, me, team, [&](int64_t b, int64_t row, float value) {
         x[b * C + row] += layer.gamma2 ? layer.gamma2[row] * value : value;
       });
-#pragma omp barrier
+      meeting.wait(team);
     }
     for (int64_t b = 0; b < B; ++b) layer_norm(step.norm, x + b * C, C, u + b * C);
     multiply<W>(step.head, u, B, me, team,

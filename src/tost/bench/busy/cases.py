@@ -1,0 +1,65 @@
+"""What is measured beside other busy processes. Loads no torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Annotated
+
+from tost.bench.harness.benchmark import Benchmark, Option
+
+
+class Work(StrEnum):
+    """What runs."""
+
+    GENERATE_TINY = "generate-tiny"
+    GENERATE_BASE = "generate-base"
+    TRAIN = "train"
+    TSSA = "tssa"
+
+
+class Place(StrEnum):
+    """What else the machine does, and how much of it there is."""
+
+    ALONE = "alone"
+    SPINNING = "spinning"
+    BUSY = "busy"
+    ONE_CORE = "one-core"
+    ONE_THREAD = "one-thread"
+
+
+MEANING = {
+    Place.ALONE: "nothing else runs",
+    Place.SPINNING: "nothing else runs, and threads wait as OpenMP has it: by spinning",
+    Place.BUSY: "one other process per core never rests",
+    Place.ONE_CORE: "the process may use one core, as with `taskset -c 0`, and knows it",
+    Place.ONE_THREAD: "the process uses one thread and may use every core",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class BusyScale:
+    """What is measured, and how long.
+
+    Attributes:
+        work: What runs.
+        seconds: Time for each piece of work in each place, without starting and warming up.
+    """
+
+    work: Annotated[tuple[Work, ...], Option("What runs; can be repeated.")] = tuple(Work)
+    seconds: Annotated[float, Option("Time for each case.", metavar="S", least=0.1, selects=False)] = 3.0
+
+    @classmethod
+    def quick(cls) -> BusyScale:
+        """Measure the small model and the operator only."""
+        return cls(work=(Work.GENERATE_TINY, Work.TSSA), seconds=1.0)
+
+    @property
+    def cases(self) -> list[tuple[Work, Place]]:
+        """What runs where, in the order of the measurement."""
+        return [(work, place) for work in self.work for place in Place]
+
+
+_HELP = "Time work beside busy processes and on one core, against the same work alone."
+_CODE = "tost.bench.busy.run:BusyMeasurement"
+BENCHMARK = Benchmark(name="busy", help=_HELP, scale=BusyScale, measurement=_CODE)

@@ -1,0 +1,63 @@
+"""Work beside busy processes: a real, short measurement, and what becomes of the processes it starts."""
+
+import os
+
+import pytest
+
+from tests.bench.reports import report
+from tost.bench.busy.cases import BusyScale, Place, Work
+from tost.bench.busy.run import BusyJob, BusyMeasurement, BusyResults, BusyRow, _in, ratio, run_work
+from tost.bench.harness.timing import spread
+
+pytestmark = pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="processes cannot be bound here")
+
+
+def row(work, place, seconds):
+    return BusyRow(work=work, place=place, seconds=spread([seconds]), threads=2)
+
+
+def made_up():
+    times = {Place.ALONE: 2.0, Place.SPINNING: 4.0, Place.BUSY: 5.0, Place.ONE_CORE: 3.3, Place.ONE_THREAD: 3.0}
+    rows = [row(Work.TSSA, place, seconds) for place, seconds in times.items()]
+    return BusyResults(rows=[*rows, row(Work.TRAIN, Place.ALONE, 1.0), row(Work.TRAIN, Place.BUSY, 2.0)])
+
+
+@pytest.mark.parametrize("work", list(Work))
+def test_every_kind_of_work_runs(work):
+    found = run_work(BusyJob(work=work, seconds=0.0, threads=1))
+    assert len(found.seconds) == 3
+    assert found.threads == 1
+
+
+def test_a_case_runs_in_its_own_process(monkeypatch):
+    scale = BusyScale(work=(Work.TSSA,), seconds=0.1)
+    monkeypatch.setattr(BusyScale, "cases", [(Work.TSSA, Place.ONE_CORE), (Work.TSSA, Place.ONE_THREAD)])
+    measurement, results = BusyMeasurement(scale), BusyResults()
+    assert measurement.check().passed
+    assert len(list(measurement.measure(results, lambda _: None))) == measurement.steps == 2
+    assert [found.threads for found in results.rows] == [1, 1]
+    assert ratio(results, Work.TSSA, Place.ONE_CORE) > 0
+
+
+def test_ratios_and_pages():
+    results = made_up()
+    assert ratio(results, Work.TSSA, Place.BUSY) == 2.5
+    assert ratio(results, Work.TSSA, Place.SPINNING) == 0.5
+    assert ratio(results, Work.TSSA, Place.ONE_CORE) == pytest.approx(1.1)
+    assert ratio(results, Work.TRAIN, Place.ONE_CORE) is None
+    (table,) = BusyMeasurement.tables(results)
+    assert [cells[0] for cells in table.rows] == ["tssa", "train"]
+    assert "busy: at most 2.50 (tssa); the goal is 2.5" in BusyMeasurement.findings(results)
+    assert "## Beside busy processes" in BusyMeasurement.page(report("busy", results))
+    assert len(BusyScale().cases) == 20
+    assert BusyScale.quick().work == (Work.GENERATE_TINY, Work.TSSA)
+
+
+def test_places_are_left_as_they_were():
+    before, variables = os.sched_getaffinity(0), dict(os.environ)
+    for place in Place:
+        with _in(place):
+            if place is Place.ONE_CORE:
+                assert len(os.sched_getaffinity(0)) == 1
+        assert os.sched_getaffinity(0) == before
+        assert dict(os.environ) == variables
