@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import re
 import warnings
+import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -75,7 +76,9 @@ def read_state(source: Source, weights: str = "model") -> dict[str, Tensor]:
             "model.state_dict()"
         )
     path = Path(source)
-    return _strip(_unwrap(_read_file(path), weights, str(path)))
+    state = _strip(_unwrap(_read_file(path), weights, str(path)))
+    _check_stored(state, path)
+    return state
 
 
 def _read_file(path: Path) -> Mapping[str, Any]:
@@ -110,6 +113,8 @@ def _read_safetensors(path: Path) -> dict[str, Tensor]:
 def _read_pickle(path: Path) -> Mapping[str, Any]:
     stand_ins: list[Any] = [(_Inert, name) for name in _HARMLESS]
     try:
+        if zipfile.is_zipfile(path):
+            _check_archive(path)
         with torch.serialization.safe_globals(stand_ins), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # remarks on old formats; what matters becomes an error below
             content = torch.load(path, map_location="cpu", weights_only=True)
@@ -118,6 +123,25 @@ def _read_pickle(path: Path) -> Mapping[str, Any]:
     if not isinstance(content, Mapping):
         raise CheckpointError(f"{path} holds a {type(content).__name__}; a dictionary of tensors is needed")
     return content
+
+
+def _check_archive(path: Path) -> None:
+    """Refuse an archive that unpacks to more than it holds: torch packs nothing."""
+    with zipfile.ZipFile(path) as archive:
+        unpacked = sum(entry.file_size for entry in archive.infolist())
+    if unpacked > path.stat().st_size:
+        raise ValueError(f"it unpacks to {unpacked:,} bytes, but has {path.stat().st_size:,}; torch packs nothing")
+
+
+def _check_stored(state: Mapping[str, Tensor], path: Path) -> None:
+    """Refuse tensors that repeat a few stored numbers, with a stride of 0: a small file could fill the memory."""
+    for name, tensor in state.items():
+        stored = tensor.untyped_storage().nbytes()
+        if tensor.numel() * tensor.element_size() > stored:
+            raise CheckpointError(
+                f"{path}: {name} states {tensor.numel():,} numbers of {tensor.dtype}, but {stored:,} bytes are stored "
+                "for it; weights are stored in full. The file is damaged or made to fill the memory; get it again."
+            )
 
 
 def _explain(path: Path, error: Exception) -> str:
