@@ -82,9 +82,10 @@ class Loader(StatefulDataLoader):  # type: ignore[misc] # torchdata ships no typ
             kind = type(error)  # raised as it was: torch puts a worker's traceback in front of its message
             _, _, message = str(error).rpartition(f"{kind.__module__}.{kind.__qualname__}: ")
             raise kind(message.rstrip("\n")) from error
-        except (RuntimeError, OSError, EOFError) as error:
-            # A worker whose own error is passed on is still alive.
-            if not any(worker.exitcode for worker in getattr(getattr(self, "_iterator", None), "_workers", ())):
+        except (RuntimeError, ConnectionError, EOFError) as error:
+            # The connection breaks, or torch notices first; an error that a worker passes on begins with "Caught".
+            is_broken = not isinstance(error, RuntimeError) and not str(error).startswith("Caught ")
+            if not self.num_workers or not (is_broken or str(error).startswith("DataLoader worker")):
                 raise
             raise StorageError(
                 "a process that prepares batches was killed, perhaps for lack of memory; start again with a smaller "
