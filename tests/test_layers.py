@@ -59,6 +59,7 @@ THIRD_PARTY: dict[str, tuple[str, ...]] = {
     "PIL": ("data", "analysis"),
     "transformers": ("bench", "integrations"),
     "tokenizers": ("data", "integrations"),
+    "huggingface_hub": ("data",),
     "datasets": ("data",),
     "pyarrow": ("data",),
     "scipy": ("data",),

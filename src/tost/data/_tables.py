@@ -7,7 +7,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from tost._text import did_you_mean
 from tost.errors import ConfigError
+
+_ROWS = 1024  # that are unpacked at once
 
 
 @contextmanager
@@ -26,7 +29,7 @@ def open_parquet(path: Path) -> Iterator[Any]:
     try:
         with pq.ParquetFile(path) as file:
             yield file
-    except (pa.ArrowException, OSError) as error:
+    except (pa.ArrowException, OSError, UnicodeError, OverflowError, LookupError) as error:
         raise ConfigError(f"{path} cannot be read as a parquet file: {error}") from error
 
 
@@ -36,31 +39,43 @@ def columns_of(path: Path) -> list[str]:
         return list(file.schema_arrow.names)
 
 
-def read_column(paths: Sequence[Path], column: str) -> Any:
+def read_column(paths: Sequence[Path], column: str, *, limit: int = 1 << 31) -> Any:
     """Return a column of parquet files, or with a dot a field of one.
 
     Args:
         paths: The files, in order.
         column: Its name.
+        limit: Bytes that it may have in memory.
 
     Returns:
         ``pyarrow.ChunkedArray``; an empty one if there is no such column.
 
     Raises:
-        ConfigError: A file cannot be read, or the files hold different types.
+        ConfigError: A file cannot be read, holds too much, or the files hold different types.
     """
     import pyarrow as pa
 
-    found = []
+    chunks, size = [], 0
     for path in paths:
         with open_parquet(path) as file:
-            found += file.read(columns=[column]).columns
-    if len(types := sorted({str(part.type) for part in found})) > 1:
+            chunks += file.read_row_groups([], columns=[column]).columns  # nothing yet but the type
+            for batch in file.iter_batches(_ROWS, columns=[column]):
+                for part in batch.columns:
+                    part.validate(full=True)
+                    chunks.append(part)
+                    size += part.nbytes
+                if size > limit:
+                    raise ConfigError(
+                        f"column {column!r} of {path} unpacks to more than {limit:,} bytes; the file is damaged, or "
+                        "made to fill the memory."
+                    )
+    if len(types := sorted({str(chunk.type) for chunk in chunks})) > 1:
         raise ConfigError(
             f"column {column!r} holds {' and '.join(types)} in the files of {paths[0].parent}; it must have one type."
         )
-    chunks = [chunk for part in found for chunk in part.chunks]
-    return pa.chunked_array(chunks, type=found[0].type if found else pa.null())
+    return pa.chunked_array(
+        [chunk for chunk in chunks if isinstance(chunk, pa.Array)], type=chunks[0].type if chunks else pa.null()
+    )
 
 
 def check_columns(wanted: Iterable[str], there: Sequence[str], where: object, advice: str = "") -> None:
@@ -76,8 +91,10 @@ def check_columns(wanted: Iterable[str], there: Sequence[str], where: object, ad
         ConfigError: A column is missing.
     """
     if missing := [name for name in wanted if name not in there]:
-        named = " and no column ".join(map(repr, missing))
-        raise ConfigError(f"{where} has no column {named}; its columns are: {', '.join(there) or 'none'}.{advice}")
+        named, guess = " and no column ".join(map(repr, missing)), did_you_mean(missing[0], there)
+        raise ConfigError(
+            f"{where} has no column {named}; {guess}its columns are: {', '.join(there) or 'none'}.{advice}"
+        )
 
 
 def load_hub(name: str, config: str | None = None, *, remedy: str, **settings: Any) -> Any:

@@ -15,7 +15,7 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 from tost.data._random import mix
 from tost.data.dataset import Batch, Dataset, Sample
 from tost.data.samplers import GlobalOrder, ShardedBatchSampler
-from tost.errors import TostError
+from tost.errors import StorageError, TostError
 
 
 class Loader(StatefulDataLoader):  # type: ignore[misc] # torchdata ships no types
@@ -82,6 +82,15 @@ class Loader(StatefulDataLoader):  # type: ignore[misc] # torchdata ships no typ
             kind = type(error)  # raised as it was: torch puts a worker's traceback in front of its message
             _, _, message = str(error).rpartition(f"{kind.__module__}.{kind.__qualname__}: ")
             raise kind(message.rstrip("\n")) from error
+        except (RuntimeError, ConnectionError, EOFError) as error:
+            # The connection breaks, or torch notices first; an error that a worker passes on begins with "Caught".
+            is_broken = not isinstance(error, RuntimeError) and not str(error).startswith("Caught ")
+            if not self.num_workers or not (is_broken or str(error).startswith("DataLoader worker")):
+                raise
+            raise StorageError(
+                "a process that prepares batches was killed, perhaps for lack of memory; start again with a smaller "
+                "data.workers, or with 0."
+            ) from error
         finally:
             self._iterator = None  # the last reference: its workers end now and not when the loader goes
 

@@ -138,6 +138,9 @@ def _claim(out: Path, options: PrepareOptions) -> None:
         raise ConfigError(f"--out {out} is a file; give a folder.")
     asked = {"name": options.name, "options": options.model_dump(mode="json")}
     marker = _read_marker(out) if out.is_dir() else None
+    if marker is not None and isinstance(marker.get("options"), dict):  # options may be newer than the folder
+        defaults = type(options).model_construct().model_dump(mode="json")
+        marker["options"] = {**defaults, **marker["options"]}
     if marker is None:
         # The draft of the marker is all that is left if the very first write was interrupted.
         names = sorted(entry.name for entry in out.iterdir()) if out.is_dir() else []

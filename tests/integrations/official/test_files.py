@@ -278,3 +278,18 @@ def test_places_without_a_file_are_refused(tmp_path):
         tost.load_official(tmp_path)
     with pytest.raises(CheckpointError, match="No such file"):
         tost.load_official(tmp_path / "nothing")
+
+
+def test_small_files_that_would_fill_the_memory(tmp_path: Path, state: dict[str, torch.Tensor]) -> None:
+    name = next(name for name, tensor in state.items() if tensor.dim() == 2)
+    path = tmp_path / "checkpoint.pth"
+    torch.save({**state, name: torch.zeros(1).expand(32_768, 32_768)}, path)
+    with pytest.raises(CheckpointError, match=rf"{name} states 1,073,741,824 numbers of torch\.float32, but 4 bytes"):
+        tost.load_official(path)
+    packed = tmp_path / "packed.pth"
+    torch.save(state, path)
+    with zipfile.ZipFile(path) as plain, zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive:
+        for entry in plain.namelist():
+            archive.writestr(entry, bytes(len(plain.read(entry))) if "/data/" in entry else plain.read(entry))
+    with pytest.raises(CheckpointError, match=r"packed\.pth .*it unpacks to .* bytes, but has"):
+        tost.load_official(packed)

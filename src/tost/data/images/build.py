@@ -109,7 +109,7 @@ def _check_classes(train: Split, validation: Split, options: ImageOptions, path:
             f"(alone there: {_few(sorted(first - second))}), {len(validation.class_names)} in "
             f"{options.validation_split!r} (alone there: {_few(sorted(second - first))})."
         )
-    expected = options.class_count()
+    expected = options.class_count(str(path))
     if train.class_names and len(train.class_names) != expected:
         remedy = "correct data.options.num_classes" if options.known_classes is None else "this is another data set"
         raise ConfigError(

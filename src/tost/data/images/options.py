@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, PlainValidator, WithJsonSchema, model_validator
@@ -59,6 +60,13 @@ _Policy = Annotated[
 _Share = Annotated[float, Field(ge=0, le=1)]
 _Pair = Annotated[list[Annotated[float, Field(gt=0)]], Field(min_length=2, max_length=2)]
 _PerChannel = Annotated[list[float], Field(min_length=1, max_length=3)]
+
+
+def split_names(split: str) -> tuple[str, ...]:
+    """Return the names that files and folders of a split may have, the given one first."""
+    usual = ("val", "validation", "valid")
+    return (split, *(name for name in usual if name != split)) if split in usual[:2] else (split,)
+
 
 _CROP = "training: pad shifts by up to `padding` pixels, resized takes a random part, none does as validation does"
 _MEAN = "subtracted from pixels in [0, 1], per channel; by default the mean of the data set, or of ImageNet"
@@ -164,11 +172,14 @@ class ImageOptions(DataSetOptions):
         """Whether training images can be augmented a batch at a time: they are shifted and mirrored at most."""
         return self.crop != "resized" and not (self.auto_augment or self.color_jitter or self.erasing)
 
-    def class_count(self) -> int:
+    def class_count(self, path: str | None = None) -> int:
         """Return the number of classes.
 
+        Args:
+            path: Where the data is; looked at if the number is neither fixed nor given.
+
         Raises:
-            ConfigError: It is neither fixed nor given.
+            ConfigError: It cannot be known.
         """
         if self.known_classes is None:  # subclasses without a fixed number take it from their options
             raise NotImplementedError
@@ -176,7 +187,7 @@ class ImageOptions(DataSetOptions):
 
     def shape(self, path: str | None = None) -> DataShape:
         """Images of one size."""
-        count = self.class_count()
+        count = self.class_count(path)
         return DataShape(
             task="image_classification", input="image", num_classes=count, in_chans=self.channels, image_size=self.size
         )
@@ -240,28 +251,40 @@ class CustomImageOptions(ImageOptions):
     """Options of data sets of the user, whose classes are not known beforehand."""
 
     num_classes: int | None = Field(
-        default=None, ge=2, description="number of classes; must be given, and is compared with the data"
+        default=None, ge=2, description="number of classes, which is compared with the data; null: that of the folders"
     )
     in_memory: bool = Field(
         default=False, description="read every image once, resized as for validation; needs crop: pad or none"
     )
 
-    def class_count(self) -> int:
-        """Return the number of classes that was given."""
-        if self.num_classes is None:
+    def class_count(self, path: str | None = None) -> int:
+        """Return the number of classes that was given, or that the folders have."""
+        count = self.num_classes or (self._count_classes(Path(path)) if path else 0)
+        if not count:
             raise ConfigError(
                 "data.options.num_classes is missing; the number of classes of this data set must be known before it "
                 "is read: set it to the number of class folders or of different labels."
             )
-        return self.num_classes
+        return count
+
+    def _count_classes(self, path: Path) -> int:
+        """Return the number of classes, 0 if the data has to be read for that."""
+        return 0
 
     def _conflicts(self) -> Iterator[str]:
         yield from super()._conflicts()
         if self.in_memory and not self.is_vectorized:
             yield (
                 "in_memory=True keeps images of the final size, so crop: resized, auto_augment, color_jitter and "
-                "erasing cannot be applied to them; leave these out, with crop: pad or none, or in_memory."
+                f"erasing cannot be applied to them; {self._remedy()}, or leave in_memory out."
             )
+
+    def _remedy(self) -> str:
+        """Return what to type so that images can be kept in memory."""
+        off = {"auto_augment": "null", "color_jitter": "0", "erasing": "0"}
+        wrong = {"crop": "none"} if self.crop == "resized" else {}
+        wrong |= {key: value for key, value in off.items() if getattr(self, key)}
+        return "add " + " ".join(f"data.options.{key}={value}" for key, value in wrong.items())
 
 
 class ImageFolderOptions(CustomImageOptions):
@@ -269,6 +292,13 @@ class ImageFolderOptions(CustomImageOptions):
 
     opener = "tost.data.images.sources.folders:open_image_folder"
     validation_split: str = Field(default="val", description="split, that is sub-folder, to validate on")
+
+    def _count_classes(self, path: Path) -> int:
+        folders = (path / name for name in split_names(self.train_split))
+        folder = next((folder for folder in folders if folder.is_dir()), None)
+        if folder is None:
+            return 0  # reading the data says what is wrong
+        return sum(entry.is_dir() and not entry.name.startswith(".") for entry in folder.iterdir())
 
 
 class ImageParquetOptions(CustomImageOptions):

@@ -60,6 +60,7 @@ class TextJob:
         splits: Splits to take of a corpus with its own; empty for all.
         sources: Further sources by split.
         choices: Rows are questions with a choice of answers (see `tost.data.text.cbt`); which kind of questions.
+        format: Format of the files; ``auto`` goes by their endings.
     """
 
     name: str
@@ -79,6 +80,7 @@ class TextJob:
     splits: tuple[str, ...] = ()
     sources: dict[str, str] = field(default_factory=dict)
     choices: str | None = None
+    format: str = "auto"
 
     @property
     def errors(self) -> str:
@@ -103,8 +105,13 @@ class CorpusOptions(PrepareOptions):
         description="bytes, chars, gpt2 (from the hub), a folder with vocab.json and merges.txt, a tokenizer.json, "
         "or hub:NAME",
     )
+    format: Literal["auto", "text", "jsonl", "json", "csv", "tsv", "parquet", "tar"] = Field(
+        default="auto", description="format of the files; auto goes by their endings"
+    )
     end_of_text: str = Field(
-        default="auto", description="token that follows every document: auto takes the tokenizer's own, none adds none"
+        default="auto",
+        description="token that follows every document: auto takes the tokenizer's own, for bytes and characters a "
+        "line feed if there are several documents; none adds none",
     )
     shard_bytes: int = Field(default=64 << 20, ge=1, description="bytes of text that make up a shard, about")
 
@@ -117,15 +124,16 @@ class CorpusOptions(PrepareOptions):
 class TextOptions(CorpusOptions):
     """Options of ``text``: any text."""
 
-    name, summary = "text", "any text, jsonl or parquet files, or a data set of the hub"
+    name, summary = "text", "any files of text, JSON, csv, parquet or tar, or a data set of the hub"
 
     source: str | None = Field(
         default=None,
-        description="a .txt, .jsonl (also .gz) or .parquet file, a folder of them, or hub:NAME; folders and files "
-        "called train, validation and test are taken as splits",
+        description="a file (.txt, .jsonl, .json, .csv, .tsv, also .gz, .xz or .zst; .parquet; .tar of a webdataset), "
+        "a folder of them or of datasets.save_to_disk, or hub:NAME; folders and files called train, validation and "
+        "test are taken as splits",
     )
     tokenizer: str = Field(default="bytes", description=CorpusOptions.model_fields["tokenizer"].description)
-    column: str = Field(default="text", description="key of jsonl lines, column of parquet files and hub data sets")
+    column: str = Field(default="text", description="key of JSON objects, column of tables")
     documents: Documents = Field(default="file", description="what a document is in a plain text file: file or line")
     split: SplitRule = Field(
         default="auto",

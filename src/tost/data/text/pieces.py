@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -107,7 +107,7 @@ def write_piece(
     outputs: dict[str, _Output] = {}
     dtype = token_dtype(tokenizer.vocab_size)
     end = np.array([] if end_of_text is None else [end_of_text], dtype=np.int64)
-    with ExitStack() as stack:
+    with ExitStack() as stack, _refusing_surrogates(job):
         for batch in _batches(_chunks(piece, cut, job, hub, tokenizer)):
             encoded = tokenizer.encode_batch([chunk.text for chunk in batch])
             for chunk, ids in zip(batch, encoded, strict=True):
@@ -117,6 +117,17 @@ def write_piece(
                 outputs[chunk.output].add(chunk, ids, end)
             tick(sum(chunk.ends for chunk in batch))
     return {name: output.record(CHOICES if job.choices else 0) for name, output in outputs.items()}
+
+
+@contextmanager
+def _refusing_surrogates(job: TextJob) -> Iterator[None]:
+    try:
+        yield
+    except UnicodeEncodeError as error:
+        raise ConfigError(
+            f"{job.title} holds {error.object[error.start]!r}, half of a character, which JSON can state but no text "
+            "can hold; remove it."
+        ) from error
 
 
 class _Chunk(NamedTuple):

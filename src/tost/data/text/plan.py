@@ -13,7 +13,7 @@ import numpy as np
 from tost.data import _tables
 from tost.data.prepare import Report
 from tost.data.text.corpora import TextJob
-from tost.data.text.files import Hub, Kind, Span, find_files, kind_of, plan_file, split_of_name
+from tost.data.text.files import Hub, Kind, Span, find_files, plan_file, split_of_name
 from tost.data.text.pieces import Cut, Piece, documents_of
 from tost.errors import ConfigError
 
@@ -43,15 +43,19 @@ class Plan:
         """Number of documents of all pieces."""
         return sum(piece.rows for piece in self.pieces)
 
+    def needs_separator(self, job: TextJob) -> bool:
+        """Return whether documents would run into each other without a token between them."""
+        return job.end_of_text == "auto" and not job.newlines and self.documents > 1
+
 
 def load_hub(job: TextJob) -> dict[str, Any]:
-    """Return the splits of a job's hub data set; none if it reads files.
+    """Return the splits of a job's data set, of the hub or saved by `datasets`; none if it reads other files.
 
     Raises:
         ConfigError: It cannot be loaded.
     """
     if job.source is not None:
-        return {}
+        return _load_saved(Path(job.source))
     if job.hub is None:
         raise ConfigError(f"{job.name} is read from files; give --source.")
     found: dict[str, Any] = {}
@@ -61,6 +65,20 @@ def load_hub(job: TextJob) -> dict[str, Any]:
     for name, data in splits.items():
         found.setdefault(split_of_name(Path(name), Path(name)) or "train", data)
     return found
+
+
+def _load_saved(folder: Path) -> dict[str, Any]:
+    """Return the splits of a folder that `save_to_disk` wrote; none if it is no such folder."""
+    if not any((folder / name).is_file() for name in ("dataset_dict.json", "state.json")):
+        return {}
+    import datasets
+
+    try:
+        loaded = datasets.load_from_disk(str(folder))
+        splits = loaded if isinstance(loaded, datasets.DatasetDict) else {"train": loaded}
+        return {split_of_name(Path(name), Path(name)) or "train": data for name, data in splits.items()}
+    except Exception as error:  # a damaged folder makes the library fail in many ways
+        raise ConfigError(f"{folder} cannot be read as a folder of datasets.save_to_disk: {error}") from error
 
 
 def make_plan(job: TextJob, hub: Hub, report: Report) -> Plan:
@@ -81,8 +99,8 @@ def make_plan(job: TextJob, hub: Hub, report: Report) -> Plan:
     if hub:
         for split in _choose(job, {split: [split] for split in hub}):
             spans[split] = _hub_spans(split, hub[split], job)
-            facts.append({"hub": job.hub, "split": split, "rows": len(hub[split])})
-            seen.append([job.hub, split, len(hub[split]), getattr(hub[split], "_fingerprint", "")])
+            facts.append({"hub": job.hub or root.name, "split": split, "rows": len(hub[split])})
+            seen.append([job.hub or str(root), split, len(hub[split]), getattr(hub[split], "_fingerprint", "")])
     else:
         sources = _choose(job, _group(job))
         total = sum(map(len, sources.values()))
@@ -112,10 +130,10 @@ def _group(job: TextJob) -> dict[str, list[tuple[Path, Kind]]]:
 
 def _files(job: TextJob, source: str) -> list[tuple[Path, Kind]]:
     lines = job.documents == "line" and not job.joined
-    files = find_files(source)
-    if job.choices and any(f"_{job.choices}_" in file.name for file in files):
-        files = [file for file in files if f"_{job.choices}_" in file.name]
-    return [(file, kind_of(file, lines=lines) or ("lines" if lines else "text")) for file in files]
+    files = find_files(source, job.format)
+    if job.choices and any(f"_{job.choices}_" in file.name for file, _ in files):
+        files = [entry for entry in files if f"_{job.choices}_" in entry[0].name]
+    return [(file, "lines" if format == "text" and lines else format) for file, format in files]
 
 
 def _choose(job: TextJob, groups: Mapping[str, list[Any]]) -> dict[str, list[Any]]:
@@ -167,7 +185,7 @@ def _pieces(split: str, spans: list[Span], job: TextJob) -> list[Piece]:
             size = 0
         groups[-1].append(span)
         # A span of rows or row groups was made as large as a piece should be.
-        size += span.stop - span.start if span.kind in ("text", "lines", "jsonl") else job.shard_bytes
+        size += job.shard_bytes if span.kind in ("parquet", "hub") else span.stop - span.start
     pieces: list[Piece] = []
     first = 0
     for number, group in enumerate(groups):

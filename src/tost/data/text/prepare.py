@@ -77,8 +77,9 @@ def prepare_text(options: CorpusOptions, out: Path, *, workers: int, report: Rep
     _check_unchanged(out, plan, "chars" if given is None else given.fingerprint)
     try:
         with WorkerPool(min(workers, len(plan.pieces)), job, hub, out) as pool:
-            tokenizer = given or CharTokenizer(_alphabet(plan, pool, out, report))
-            end_of_text = end_of_text_id(tokenizer, job.end_of_text)
+            separate = plan.needs_separator(job)
+            tokenizer = given or CharTokenizer(_alphabet(plan, pool, out, report, {"\n"} if separate else set()))
+            end_of_text = end_of_text_id(tokenizer, job.end_of_text, separate=separate)
             tokenizer.save(out)
             write = partial(_write_piece, record=json.dumps(tokenizer.record()), end_of_text=end_of_text)
             units = list(zip(plan.pieces, plan.cuts, strict=True))
@@ -124,8 +125,8 @@ def _check_unchanged(out: Path, plan: Plan, tokenizer: str) -> None:
         raise ConfigError(f"{what} is not what it was when {out} was begun; remove {out} and run the command again.")
 
 
-def _alphabet(plan: Plan, pool: WorkerPool, out: Path, report: Report) -> str:
-    """Return every character of the corpus once, sorted."""
+def _alphabet(plan: Plan, pool: WorkerPool, out: Path, report: Report, further: set[str]) -> str:
+    """Return every character of the corpus once, and further ones, sorted."""
     path = out / _WORK / "characters.json"
     if not path.is_file():
         found: set[str] = set()
@@ -135,7 +136,7 @@ def _alphabet(plan: Plan, pool: WorkerPool, out: Path, report: Report) -> str:
             found |= characters
         if not found:
             raise ConfigError("the documents hold no characters at all; there is nothing to learn.")
-        write_json(path, "".join(sorted(found)))
+        write_json(path, "".join(sorted(found | further)))
     return str(read_json(path, error=StorageError, hint=f"remove {path} and run the same command again."))
 
 
@@ -197,7 +198,7 @@ def _make_index(
     job: TextJob, plan: Plan, tokenizer: DataTokenizer, end_of_text: int | None, out: Path, options: CorpusOptions
 ) -> Index:
     splits = _merge(plan, out, token_dtype(tokenizer.vocab_size))
-    empty = [split for split, record in splits.items() if record.tokens == 0]
+    empty = [split for split, record in splits.items() if record.bytes == 0]
     if empty:
         raise ConfigError(
             f"split {empty[0]!r} of {job.source or job.name} has no text at all; there is nothing to learn."

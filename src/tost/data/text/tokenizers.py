@@ -9,10 +9,13 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+import socket
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
+from urllib.parse import urlsplit
+from urllib.request import getproxies
 
 import numpy as np
 from numpy.typing import NDArray
@@ -149,6 +152,8 @@ class HFTokenizer:
         self._tokenizer = tokenizer
         self._content = json.loads(tokenizer.to_str())
         self._vocabulary: dict[str, int] = tokenizer.get_vocab(with_added_tokens=True)
+        if not self._vocabulary:
+            raise ConfigError(f"tokenizer {name} has an empty vocabulary.")
 
     @property
     def vocab_size(self) -> int:
@@ -255,7 +260,9 @@ def load_tokenizer(which: str) -> ByteTokenizer | HFTokenizer:
 def _loading(problem: str) -> Iterator[None]:
     try:
         yield
-    except Exception as error:  # the library raises bare exceptions
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:  # the library raises bare exceptions, and panics
         raise ConfigError(f"{problem}: {error}") from error
 
 
@@ -263,11 +270,43 @@ def _from_hub(name: str) -> HFTokenizer:
     from tokenizers import Tokenizer
 
     repository = "openai-community/gpt2" if name == "gpt2" else name
-    with _loading(
+    problem = (
         f"tokenizer {repository!r} cannot be loaded from the hub; give the path of its tokenizer.json, or of a folder "
-        "with vocab.json and merges.txt"
-    ):
+        "with vocab.json and merges.txt, or tokenizer=bytes, which needs no files"
+    )
+    if (copy := _cached(repository)) is not None:
+        return _from_file(copy, name)
+    if reason := _unreachable():  # else the hub is tried again and again, for half a minute
+        raise ConfigError(f"{problem}: it is not on this machine, and {reason}.")
+    with _loading(problem):
         return HFTokenizer(Tokenizer.from_pretrained(repository), name)
+
+
+def _cached(repository: str) -> Path | None:
+    """Return the file of a tokenizer that was loaded from the hub before; None if there is none."""
+    from huggingface_hub import try_to_load_from_cache
+
+    try:
+        found = try_to_load_from_cache(repository, TOKENIZER_FILE)
+    except ValueError:  # not the name of a repository; the hub says so in its words
+        return None
+    return Path(found) if isinstance(found, str) else None
+
+
+def _unreachable() -> str:
+    """Return why the hub cannot be reached; empty if it can be, or if only a proxy knows."""
+    from huggingface_hub import constants
+
+    if constants.HF_HUB_OFFLINE:
+        return "HF_HUB_OFFLINE is set"
+    address = urlsplit(constants.ENDPOINT)
+    if getproxies():
+        return ""
+    try:
+        with socket.create_connection((address.hostname, address.port or 443), timeout=3):
+            return ""
+    except OSError as error:
+        return f"{address.hostname} cannot be reached ({error})"
 
 
 def _from_file(path: Path, name: str) -> HFTokenizer:
@@ -323,7 +362,7 @@ def read_tokenizer(folder: Path) -> ByteTokenizer | CharTokenizer | HFTokenizer 
     record = read_json(path, error=ConfigError)
     try:
         tokenizer, expected = tokenizer_from_record(record, folder), record["fingerprint"]
-    except (LookupError, TypeError) as error:
+    except (LookupError, TypeError, AttributeError) as error:
         raise ConfigError(f"{path} cannot be read as a tokenizer: {error}") from error
     if tokenizer.fingerprint != expected:
         raise ConfigError(
@@ -332,12 +371,13 @@ def read_tokenizer(folder: Path) -> ByteTokenizer | CharTokenizer | HFTokenizer 
     return tokenizer
 
 
-def end_of_text_id(tokenizer: DataTokenizer, wanted: str) -> int | None:
+def end_of_text_id(tokenizer: DataTokenizer, wanted: str, *, separate: bool = False) -> int | None:
     """Return the id that follows every document, None for none.
 
     Args:
         tokenizer: Tokenizer to look it up in.
         wanted: ``auto`` for the tokenizer's own, ``none``, or a token; of bytes and characters a single one.
+        separate: Whether ``auto`` means a line feed for bytes and characters, which have no token of their own.
 
     Raises:
         ConfigError: The tokenizer has no such token.
@@ -350,8 +390,9 @@ def end_of_text_id(tokenizer: DataTokenizer, wanted: str) -> int | None:
                 return found
         missing = f"none of {', '.join(_END_TOKENS)}" if wanted == "auto" else f"no token {wanted!r}"
         raise ConfigError(f"tokenizer {tokenizer.name} has {missing}; set end_of_text to a token of it, or to none.")
-    if wanted == "auto":
+    if wanted == "auto" and not separate:
         return None
+    wanted = "\n" if wanted == "auto" else wanted
     ids = tokenizer.encode(wanted)
     if len(ids) != 1:
         raise ConfigError(f"end_of_text={wanted!r} has {len(ids)} ids in {tokenizer.name}; it must be one, or none.")

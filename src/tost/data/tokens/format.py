@@ -5,9 +5,9 @@ from __future__ import annotations
 import hashlib
 import json
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from tost._io import read_json, write_atomic
 from tost.errors import ConfigError, StorageError
@@ -68,6 +68,17 @@ class SplitRecord(_Record):
     answers: list[int] = []
     choices: Count = 0
 
+    @model_validator(mode="after")
+    def _adds_up(self) -> Self:
+        for total, parts in ((self.tokens, "tokens"), (self.documents, "documents")):
+            if total != (found := sum(getattr(shard, parts) for shard in self.shards)):
+                raise ValueError(f"{total} {parts} are stated, but its shards have {found}")
+        if self.choices * len(self.answers) > self.documents:
+            raise ValueError(
+                f"{len(self.answers)} questions of {self.choices} do not fit in {self.documents} documents"
+            )
+        return self
+
 
 class TokenizerRecord(_Record):
     """The tokenizer of a folder: what rebuilds it, and its fingerprint to compare with that of a model."""
@@ -93,6 +104,14 @@ class Index(_Record):
     splits: dict[FileName, SplitRecord]
     source: list[dict[str, Any]]
     settings: dict[str, Any]
+
+    @model_validator(mode="after")
+    def _fits_its_files(self) -> Self:
+        width = {"uint8": 1, "uint16": 2, "uint32": 4}[self.dtype]
+        for shard in (shard for split in self.splits.values() for shard in split.shards):
+            if (shard.tokens * width, shard.documents * 8) != (shard.data.size, shard.lengths.size):
+                raise ValueError(f"{shard.data.file} does not have the size of its {shard.tokens} tokens")
+        return self
 
 
 def read_index(folder: Path) -> Index:

@@ -157,8 +157,13 @@ class TokenSplit:
     def documents(self) -> Ids:
         """Where documents begin, and the end: int64 ``[documents + 1]``."""
         parts = [np.fromfile(self.folder.path / shard.lengths.file, dtype="<u8") for shard in self.record.shards]
-        lengths = np.concatenate([np.zeros(1, dtype=np.uint64), *parts])
-        return np.cumsum(lengths).astype(np.int64)
+        ends = np.cumsum(np.concatenate([np.zeros(1, dtype=np.uint64), *parts])).astype(np.int64)
+        if ends[-1] != self.num_tokens or (np.diff(ends) < 0).any():
+            raise StorageError(
+                f"the lengths of the documents of {self.folder.path} do not add up to {self.num_tokens} tokens; "
+                f"{self.folder.remedy}"
+            )
+        return ends
 
     def document(self, number: int) -> Ids:
         """Return the tokens of one document, without the one that ends it: int64 ``[n]``."""

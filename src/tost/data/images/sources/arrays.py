@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import math
 import zlib
 from collections.abc import Sequence
 from dataclasses import replace
@@ -28,6 +29,7 @@ _FASHION_NAMES = (
 )
 _IDX_BYTES = 0x08  # the type code of unsigned bytes
 _GZIP = b"\x1f\x8b"
+_LARGEST = 1 << 30  # bytes of one file, unpacked
 _CIFAR_FILES = {
     10: {"train": [f"data_batch_{number}.bin" for number in range(1, 6)], "test": ["test_batch.bin"]},
     100: {"train": ["train.bin"], "test": ["test.bin"]},
@@ -100,27 +102,28 @@ def _idx_file(path: Path, name: str, expected: str) -> Path:
 
 def _read_idx(path: Path, dims: int) -> Tensor:
     """Return the unsigned bytes of an idx file, compressed or not, which must have `dims` dimensions."""
-    data = path.read_bytes()
-    if data.startswith(_GZIP):
-        try:
-            data = gzip.decompress(data)
-        except (OSError, EOFError, zlib.error) as error:
-            raise ConfigError(f"{path} cannot be unpacked, it is damaged or incomplete: {error}.") from error
-    start = 4 + 4 * dims
     expected = bytes([0, 0, _IDX_BYTES, dims])
-    if len(data) < start or not data.startswith(expected):
-        raise ConfigError(
-            f"{path} is not an idx file of bytes with {dims} dimensions: it starts with {data[:4].hex()}, "
-            f"expected {expected.hex()}."
-        )
-    shape = np.frombuffer(data, dtype=">u4", count=dims, offset=4).astype(np.int64)
-    if len(data) != start + int(shape.prod()):
-        raise ConfigError(
-            f"{path} states {' x '.join(map(str, shape))} values after its header, but holds {len(data) - start}; "
-            "it is damaged or incomplete."
-        )
-    values = np.frombuffer(data, dtype=np.uint8, offset=start).reshape(shape)
-    return torch.from_numpy(values.copy())
+    with path.open("rb") as raw:
+        is_packed = raw.read(2) == _GZIP
+    try:
+        with gzip.open(path) if is_packed else path.open("rb") as file:
+            header = file.read(4 + 4 * dims)
+            if len(header) < 4 + 4 * dims or not header.startswith(expected):
+                raise ConfigError(
+                    f"{path} is not an idx file of bytes with {dims} dimensions: it starts with {header[:4].hex()}, "
+                    f"expected {expected.hex()}."
+                )
+            shape = np.frombuffer(header, dtype=">u4", offset=4).tolist()
+            size, stated = math.prod(shape), f"{path} states {' x '.join(map(str, shape))} values after its header"
+            if size > _LARGEST:
+                raise ConfigError(f"{stated}, more than {_LARGEST:,}, which no such file has; it was not read.")
+            data = file.read(size + 1)  # what the header does not announce is not unpacked
+    except (OSError, EOFError, zlib.error) as error:
+        raise ConfigError(f"{path} cannot be unpacked, it is damaged or incomplete: {error}.") from error
+    if len(data) != size:
+        held = len(data) if len(data) < size else "more"
+        raise ConfigError(f"{stated}, but holds {held}; it is damaged or incomplete.")
+    return torch.from_numpy(np.frombuffer(bytearray(data), dtype=np.uint8).reshape(shape))
 
 
 def open_cifar(options: ImageOptions, path: Path, split: str) -> Split:
@@ -142,7 +145,7 @@ def open_cifar(options: ImageOptions, path: Path, split: str) -> Split:
             return Split(
                 source=MemoryImages(pixels, f"the split {split!r} in {place}"),
                 targets=targets,
-                class_names=names or (tuple(named.read_text().split()) if named.is_file() else ()),
+                class_names=names or (tuple(named.read_text("utf-8", "replace").split()) if named.is_file() else ()),
                 layout="binary",
                 image_size=(32, 32),
             )
@@ -162,6 +165,8 @@ def _read_cifar(paths: Sequence[Path], label_bytes: int) -> tuple[Tensor, Tensor
     record = label_bytes + 3 * 32 * 32
     parts = []
     for path in paths:
+        if path.stat().st_size > _LARGEST:
+            raise ConfigError(f"{path} has {path.stat().st_size:,} bytes, more than CIFAR ever has; it was not read.")
         data = np.fromfile(path, dtype=np.uint8)
         if not len(data) or len(data) % record:
             raise ConfigError(

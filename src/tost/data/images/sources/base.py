@@ -23,6 +23,7 @@ from tost.errors import ConfigError
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".ppm", ".pgm", ".tif", ".tiff", ".gif")
 _SHOWN = 8
+_LARGEST = 1 << 30  # bytes of an image file
 _AT_ONCE = 256  # images that a thread decodes before it asks for more
 
 
@@ -115,12 +116,6 @@ class Split:
     extra: Mapping[str, Tensor] = field(default_factory=dict)
 
 
-def split_names(split: str) -> tuple[str, ...]:
-    """Return the names that files and folders of a split may have, the given one first."""
-    usual = ("val", "validation", "valid")
-    return (split, *(name for name in usual if name != split)) if split in usual[:2] else (split,)
-
-
 def check_folder(path: Path, expected: str) -> None:
     """Refuse a path that is no folder.
 
@@ -166,6 +161,16 @@ def entries(path: Path) -> str:
     found = sorted(f"{entry.name}/" if entry.is_dir() else entry.name for entry in path.iterdir())
     more = f" and {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
     return (", ".join(found[:_SHOWN]) + more) if found else "nothing"
+
+
+def check_size(size: int) -> None:
+    """Refuse to read an image file that no image fills.
+
+    Raises:
+        OSError: It has more than a gigabyte.
+    """
+    if size > _LARGEST:
+        raise OSError(f"it has {size:,} bytes; images of more than {_LARGEST:,} are not read")
 
 
 def is_image(name: str) -> bool:

@@ -8,17 +8,17 @@ from pathlib import Path
 
 import torch
 
-from tost.data.images.options import ImageOptions
+from tost.data.images.options import ImageOptions, split_names
 from tost.data.images.sources.base import (
     SUFFIXES,
     ImageSource,
     Split,
     check_folder,
+    check_size,
     entries,
     hash_lines,
     is_image,
     pack_names,
-    split_names,
 )
 from tost.errors import ConfigError
 
@@ -45,7 +45,9 @@ class FileImages(ImageSource):
 
     def read(self, row: int) -> bytes:
         """Return the content of a file."""
-        return Path(self.name(row)).read_bytes()
+        with Path(self.name(row)).open("rb") as file:
+            check_size(os.fstat(file.fileno()).st_size)
+            return file.read()
 
     def fingerprint(self) -> str:
         """Return the SHA-256 of the listing: paths below the folder, and sizes."""
@@ -59,20 +61,40 @@ class FileImages(ImageSource):
 
 
 def image_files(folder: Path) -> list[str]:
-    """Return the image files below a folder at any depth, sorted, as paths below it; hidden ones are left out."""
+    """Return the image files below a folder at any depth, sorted, as paths below it; hidden ones are left out.
+
+    Links to folders are followed, and a folder that is reached in several ways is read once.
+
+    Raises:
+        ConfigError: A link leads back to a folder that it is in.
+    """
     found = []
+    seen = {folder.resolve()}
     for place, folders, files in os.walk(folder, followlinks=True):
-        folders[:] = [name for name in folders if not name.startswith(".")]
+        folders[:] = [name for name in sorted(folders) if _is_new(Path(place, name), seen)]
         inside = Path(place).relative_to(folder).as_posix()
         prefix = "" if inside == "." else f"{inside}/"
         found += [f"{prefix}{name}" for name in files if is_image(name)]
     return sorted(found)
 
 
+def _is_new(folder: Path, seen: set[Path]) -> bool:
+    """Return whether to read a folder: it is not hidden, and was not seen before."""
+    if folder.name.startswith("."):
+        return False
+    target = folder.resolve()
+    if folder.parent.resolve().is_relative_to(target):
+        raise ConfigError(f"{folder} links to {target}, which it is in; remove the link.")
+    is_new = target not in seen
+    seen.add(target)
+    return is_new
+
+
 def open_image_folder(options: ImageOptions, path: Path, split: str) -> Split:
     """Read ``<split>/<class>/<image>``."""
     check_folder(path, "the folder that holds <split>/<class>/<image>")
-    for name in split_names(split):
+    # Without a validation set of its own, the test set is the one to look at.
+    for name in (*split_names(split), *(["test"] if split == "val" else [])):
         if (path / name).is_dir():
             return open_class_folders(path / name)
     raise ConfigError(

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import csv
-import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path, PurePosixPath
@@ -20,8 +19,9 @@ import tost._torchvision  # noqa: F401  timm imports torchvision, which a CPU bu
 from timm.data.imagenet_info import ImageNetInfo
 from timm.data.real_labels import RealLabelsImagenet
 
-from tost.data.images.options import ImageNetOptions
-from tost.data.images.sources.base import ImageSource, Split, check_folder, entries, split_names
+from tost._io import read_json
+from tost.data.images.options import ImageNetOptions, split_names
+from tost.data.images.sources.base import ImageSource, Split, check_folder, entries
 from tost.data.images.sources.folders import FileImages, image_files, open_class_folders
 from tost.data.images.sources.oxford import read_matlab
 from tost.data.images.sources.parquet import find_shards, open_shards
@@ -145,11 +145,12 @@ def _labels_by_image(path: Path) -> Mapping[str, int]:
                 return {row["ImageId"]: numbers[row["PredictionString"].split()[0]] for row in csv.DictReader(stream)}
         lines = [line.split() for line in file.read_text().splitlines() if line.strip()]
         if file.name == "val.txt":
-            return {name.partition(".")[0]: int(label) for name, label in lines}
+            by_text = {str(label): label for label in numbers.values()}
+            return {name.partition(".")[0]: by_text[label] for name, label in lines}
         (synsets,) = read_matlab(file.with_name("meta.mat"), ["synsets"])
         by_number = {int(one["ILSVRC2012_ID"]): numbers.get(str(one["WNID"]), -1) for one in synsets}
         return {f"ILSVRC2012_val_{at:08d}": by_number[int(words[0])] for at, words in enumerate(lines, 1)}
-    except (KeyError, ValueError, IndexError) as error:
+    except (LookupError, ValueError, TypeError, AttributeError, csv.Error) as error:
         raise ConfigError(f"{file} is not the label file that its name promises: {error!r}") from error
 
 
@@ -185,11 +186,8 @@ def _read_real(file: str) -> list[list[int]]:
         holder: Any = RealLabelsImagenet
         by_name: dict[str, list[int]] = holder([""] * _IMAGES).real_labels
         return [by_name[name] for name in sorted(by_name)]
-    try:
-        lists = json.loads(Path(file).read_text())
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"data.options.real_labels {file} cannot be read: {error}") from error
-    if not isinstance(lists, list) or not lists or not all(map(_is_labels, lists)):
+    lists = read_json(Path(file), error=ConfigError, hint="it is data.options.real_labels.")
+    if not isinstance(lists, list) or not 0 < len(lists) <= _IMAGES or not all(map(_is_labels, lists)):
         raise ConfigError(
             f"data.options.real_labels {file} is something else; it must hold a list of labels per validation image."
         )
@@ -197,4 +195,4 @@ def _read_real(file: str) -> list[list[int]]:
 
 
 def _is_labels(one: object) -> bool:
-    return isinstance(one, Iterable) and all(type(label) is int and 0 <= label < 1000 for label in one)
+    return isinstance(one, list) and len(one) < 100 and all(type(label) is int and 0 <= label < 1000 for label in one)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,7 @@ from tost.data.images.sources.base import Split, find_folder
 from tost.data.images.sources.folders import FileImages
 from tost.errors import ConfigError
 
+_MOST = 10_000_000  # entries of a variable
 _FLOWER_SPLITS = {"train": ["trnid"], "val": ["valid"], "trainval": ["trnid", "valid"], "test": ["tstid"]}
 
 
@@ -22,10 +25,8 @@ def open_flowers102(options: ImageOptions, path: Path, split: str) -> Split:
     expected = "the folder of jpg/, imagelabels.mat and setid.mat"
     # torchvision makes the sub-folder.
     place = find_folder(path, (path, path / "flowers-102"), ("jpg", "imagelabels.mat", "setid.mat"), expected)
-    parts = read_matlab(place / "setid.mat", _FLOWER_SPLITS[split])
-    (labels,) = read_matlab(place / "imagelabels.mat", ["labels"])
-    numbers = np.sort(np.concatenate([part.astype(np.int64).ravel() for part in parts]))
-    labels = labels.astype(np.int64).ravel()
+    numbers = np.sort(np.concatenate(read_matlab(place / "setid.mat", _FLOWER_SPLITS[split], dtype=np.int64)))
+    (labels,) = read_matlab(place / "imagelabels.mat", ["labels"], dtype=np.int64)
     if len(numbers) and not 1 <= numbers[0] <= numbers[-1] <= len(labels):
         raise ConfigError(
             f"{place / 'setid.mat'} names images {numbers[0]} to {numbers[-1]}, but imagelabels.mat has "
@@ -59,11 +60,11 @@ def open_pets(options: ImageOptions, path: Path, split: str) -> Split:
     names: list[str] = []
     targets: list[int] = []
     breeds: dict[int, str] = {}
-    for number, line in enumerate(file.read_text().splitlines(), 1):
+    for number, line in enumerate(file.read_text("utf-8", "replace").splitlines(), 1):
         words = line.split()
         if not words or line.startswith("#"):
             continue
-        if len(words) < 2 or not words[1].isdigit() or int(words[1]) < 1:
+        if len(words) < 2 or not re.fullmatch("[1-9][0-9]{0,3}", words[1]):
             raise ConfigError(
                 f"{file}, line {number}: {line.strip()!r} is no entry of an image, such as 'Abyssinian_100 1 1 1'."
             )
@@ -90,20 +91,23 @@ def _check_present(folder: Path, names: Sequence[str]) -> None:
         )
 
 
-def read_matlab(path: Path, names: Sequence[str]) -> list[Any]:
-    """Return variables of a MATLAB file as arrays.
+def read_matlab(path: Path, names: Sequence[str], dtype: Any = None) -> list[Any]:
+    """Return variables of a MATLAB file as arrays of one dimension.
 
     Args:
         path: The file.
         names: Of the variables.
+        dtype: Type to convert them to; None keeps theirs.
 
     Raises:
         ConfigError: It is no such file, or a variable is missing.
     """
-    from scipy.io import loadmat  # type: ignore[import-untyped]
+    from scipy.io import loadmat, whosmat  # type: ignore[import-untyped]
 
     try:
+        if any(math.prod(shape) > _MOST for _, shape, _ in whosmat(path)):
+            raise ValueError(f"a variable has more than {_MOST:,} entries")
         content = loadmat(path, variable_names=list(names), squeeze_me=True)
-        return [np.atleast_1d(content[name]) for name in names]
+        return [np.asarray(content[name], dtype=dtype).ravel() for name in names]
     except Exception as error:  # a damaged file makes the reader fail in many ways
         raise ConfigError(f"{path} cannot be read as a MATLAB file with {', '.join(names)}: {error}") from error

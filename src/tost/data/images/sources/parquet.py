@@ -11,19 +11,19 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa  # type: ignore[import-untyped]
-import pyarrow.parquet as pq  # type: ignore[import-untyped]
 import torch
 from torch import Tensor
 
 from tost.data._tables import check_columns, columns_of, open_parquet, read_column
-from tost.data.images.options import ImageParquetOptions
-from tost.data.images.sources.base import ImageSource, Split, check_folder, entries, hash_lines, split_names
+from tost.data.images.options import ImageParquetOptions, split_names
+from tost.data.images.sources.base import ImageSource, Split, check_folder, entries, hash_lines
 from tost.errors import ConfigError
 
 _IMAGE_COLUMNS = ("image", "img")
 _LABEL_COLUMNS = ("label", "labels", "fine_label", "target")
 # Encoded images up to this size together are held in memory; more are mapped from a copy that can be read at any place.
 _IN_MEMORY = 1 << 30
+_HIGHEST = 1 << 31  # label
 _SHARD = re.compile(r"-(\d{5})-of-(\d{5})")
 
 
@@ -130,6 +130,11 @@ def _labels(values: Any, column: str, path: Path) -> tuple[Tensor, tuple[str, ..
         names = tuple(map(str, known))
     elif pa.types.is_integer(values.type):
         numbers = values.to_numpy()
+        low, high = (int(numbers.min()), int(numbers.max())) if len(numbers) else (0, 0)
+        if low < 0 or high > _HIGHEST:
+            raise ConfigError(
+                f"column {column!r} of {path} has labels from {low} to {high}; classes are numbered 0, 1, 2 and so on."
+            )
     else:
         raise ConfigError(f"column {column!r} of {path} holds {values.type}; labels are whole numbers or texts.")
     return torch.from_numpy(numbers.astype(np.int64)), names
@@ -139,8 +144,14 @@ def _names_in_metadata(schema: Any, label: str) -> tuple[str, ...]:
     try:
         features = json.loads(schema.metadata[b"huggingface"])["info"]["features"]
         return tuple(map(str, features[label]["names"]))
-    except (KeyError, TypeError, ValueError):
+    except (KeyError, TypeError, ValueError, RecursionError):
         return ()
+
+
+def _groups(path: Path) -> list[Any]:
+    """Return the metadata of the groups of rows."""
+    with open_parquet(path) as file:
+        return [file.metadata.row_group(index) for index in range(file.metadata.num_row_groups)]
 
 
 class ParquetImages(ImageSource):
@@ -156,7 +167,7 @@ class ParquetImages(ImageSource):
 
     def __init__(self, paths: Sequence[Path], column: str) -> None:
         self.paths, self.column = list(paths), column
-        counts = [pq.read_metadata(path).num_rows for path in paths]
+        counts = [sum(group.num_rows for group in _groups(path)) for path in paths]
         self._ends = np.array(list(accumulate(counts)), dtype=np.int64)
         self._rows: Any = None
         self._file_names: list[str] | None = None
@@ -191,16 +202,20 @@ class ParquetImages(ImageSource):
         """Return the SHA-256 of names, and of the sizes of all groups of rows."""
         lines = []
         for path in self.paths:
-            metadata = pq.read_metadata(path)
-            groups = [metadata.row_group(index) for index in range(metadata.num_row_groups)]
-            lines.append(f"{path.name}\t" + " ".join(f"{group.num_rows}:{group.total_byte_size}" for group in groups))
+            sizes = [f"{group.num_rows}:{group.total_byte_size}" for group in _groups(path)]
+            lines.append(f"{path.name}\t" + " ".join(sizes))
         return hash_lines(lines)
+
+    def _unpacked(self) -> int:
+        """Return the size that the files state for themselves, all columns together."""
+        groups = [group for path in self.paths for group in _groups(path)]
+        return sum(group.total_byte_size for group in groups)
 
     def load(self) -> None:
         """Make the rows readable, if they are not yet."""
         if self._rows is not None:
             return
-        if sum(path.stat().st_size for path in self.paths) <= _IN_MEMORY:
+        if max(sum(path.stat().st_size for path in self.paths), self._unpacked()) <= _IN_MEMORY:
             self._rows = read_column(self.paths, self.column)
             return
         import datasets

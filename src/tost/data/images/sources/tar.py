@@ -6,15 +6,16 @@ import os
 import tarfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path, PurePosixPath
-from typing import IO, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tost.data.images.sources.base import ImageSource, hash_lines, is_image, pack_names
-from tost.errors import ConfigError
+from tost.data._tar import TarEntry, TarPart, open_tar
+from tost.data.images.sources.base import ImageSource, check_size, hash_lines, is_image, pack_names
 
 _LABEL_SUFFIX = ".cls"  # a file with the number of the class, beside its image
+_LABEL_BYTES = 16
 
 
 class Member(NamedTuple):
@@ -62,6 +63,7 @@ class TarImages(ImageSource):
     def read(self, row: int) -> bytes:
         """Return the content of a member."""
         file, start, size = map(int, self.places[row])
+        check_size(size)
         if file not in self._open:
             self._open[file] = os.open(self.paths[file], os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))
         # Reading at a place, not from a position, so that forked workers can share an open file.
@@ -91,47 +93,35 @@ def index_tar(paths: Sequence[Path]) -> list[Member]:
     """
     found: list[Member] = []
     for number, path in enumerate(paths):
-        try:
-            with path.open("rb") as stream:
-                size = os.fstat(stream.fileno()).st_size
-                members = [*_members(stream, number, "")]
-                if beyond := [one.name for one in members if one.start + one.size > size]:
-                    raise tarfile.ReadError(f"it ends before {beyond[0]} does")
-        except (tarfile.TarError, OSError, ValueError) as error:
-            raise ConfigError(
-                f"{path} cannot be read as a tar file: {error}; it must be complete, and not compressed, because "
-                "images are read from their places in it."
-            ) from error
-        found += sorted(members, key=lambda one: one.name)
+        with open_tar(path) as archive:
+            found += sorted(_members(archive, number, ""), key=lambda one: one.name)
     return found
 
 
-def _members(stream: IO[bytes], number: int, outer: str) -> Iterator[Member]:
+def _members(archive: TarPart, number: int, outer: str) -> Iterator[Member]:
     labels: dict[str, int] = {}
-    images: list[tuple[str, int, int]] = []
-    # Opened where the stream stands, a tar file counts places from the beginning of the stream.
-    with tarfile.TarFile(fileobj=stream) as archive:
-        for entry in archive:
-            path = PurePosixPath(entry.name)
-            if not entry.isfile() or path.name.startswith("."):
-                continue
-            if path.suffix == ".tar":
-                stream.seek(entry.offset_data)
-                yield from _members(stream, number, str(path))
-            elif path.suffix == _LABEL_SUFFIX:
-                stream.seek(entry.offset_data)
-                labels[str(path.with_suffix(""))] = int(stream.read(entry.size))
-            elif is_image(path.name):
-                images.append((str(path), entry.offset_data, entry.size))
-        # The reader does not notice a file that is cut off, such as an incomplete download.
-        stream.seek(archive.offset)
-        if stream.read(tarfile.BLOCKSIZE) != bytes(tarfile.BLOCKSIZE):
-            raise tarfile.ReadError(f"{outer or 'it'} breaks off without the mark of its end")
-    for name, start, size in images:
-        path = PurePosixPath(name)
+    images: list[TarEntry] = []
+    for entry in archive.entries():
+        if entry.path.suffix == ".tar":
+            if outer:
+                raise tarfile.ReadError(f"{outer} holds {entry.path.name}; one tar file in another is the most")
+            yield from _members(archive.inner(entry), number, str(entry.path))
+        elif entry.path.suffix == _LABEL_SUFFIX:
+            text = archive.content(entry._replace(size=min(entry.size, _LABEL_BYTES + 1)))
+            labels[str(entry.path.with_suffix(""))] = _label(text, entry.path)
+        elif is_image(entry.path.name):
+            images.append(entry)
+    for path, start, size in images:
         folder = path.parent.name or PurePosixPath(outer).stem
-        full = f"{outer}/{name}" if outer else name
+        full = f"{outer}/{path}" if outer else str(path)
         yield Member(number, full, folder, start, size, labels.get(str(path.with_suffix(""))))
+
+
+def _label(text: bytes, path: PurePosixPath) -> int:
+    digits = text.strip()
+    if len(text) > _LABEL_BYTES or not digits.isdigit():
+        raise tarfile.ReadError(f"{path} holds {text[:_LABEL_BYTES]!r}, which is not the number of a class")
+    return int(digits)
 
 
 def tar_source(paths: Sequence[Path], members: Sequence[Member]) -> TarImages:

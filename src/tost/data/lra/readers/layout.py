@@ -6,8 +6,9 @@ the outer folder once more; the inner copy is the right one.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import IO
 
 import torch
 from torch import Tensor
@@ -17,8 +18,10 @@ from tost.data.images.sources.base import find_folder
 from tost.data.lra.options import SequenceOptions
 from tost.data.lra.sequences import Form, Sequences, SequenceSource
 from tost.data.spec import DataInfo
+from tost.errors import ConfigError
 
 _RELEASE = "lra_release"
+_LONGEST_LINE = 1 << 26  # bytes
 
 
 def find_release(path: Path, folder: str, needed: Sequence[str]) -> Path:
@@ -36,6 +39,18 @@ def find_release(path: Path, folder: str, needed: Sequence[str]) -> Path:
     places = [path.joinpath(*[_RELEASE] * depth, folder) for depth in (2, 1, 0)]
     expected = f"lra_release, or at its folder {folder} with {' and '.join(needed)}"
     return find_folder(path, [*places, path], needed, expected)
+
+
+def lines_of(file: IO[bytes], path: Path) -> Iterator[bytes]:
+    """Return the lines of a file, which end at line feeds only.
+
+    Raises:
+        ConfigError: A line is longer than any text.
+    """
+    while line := file.readline(_LONGEST_LINE + 1):
+        if len(line) > _LONGEST_LINE:
+            raise ConfigError(f"{path} has a line of more than {_LONGEST_LINE:,} bytes; it is damaged.")
+        yield line
 
 
 def shuffled(count: int, seed: int) -> Tensor:

@@ -15,7 +15,7 @@ from torch import Tensor
 from tost.data.dataset import DataBundle
 from tost.data.lra.grammar import SYMBOLS
 from tost.data.lra.options import LraListOpsOptions
-from tost.data.lra.readers.layout import find_release, sequence_bundle
+from tost.data.lra.readers.layout import find_release, lines_of, sequence_bundle
 from tost.data.lra.sequences import IdsInMemory
 from tost.errors import ConfigError
 
@@ -46,13 +46,14 @@ def _read(path: Path, *, brackets: bool) -> tuple[IdsInMemory, Tensor, Tensor]:
     """Return the expressions, their values, and their numbers."""
     ids, ends, targets, total = bytearray(), [], [], 0
     with path.open("rb") as file:
-        header = file.readline().rstrip(b"\r\n").split(b"\t")
+        lines = lines_of(file, path)
+        header = next(lines, b"").rstrip(b"\r\n").split(b"\t")
         if header != [b"Source", b"Target"]:
             raise ConfigError(
                 f"{path} begins with {len(header)} columns, {_shown(header[0])!r}; it must begin with the line "
                 "Source<tab>Target."
             )
-        for number, line in enumerate(file, start=2):
+        for number, line in enumerate(lines, start=2):
             expression, value = _parse(line.rstrip(b"\r\n"), f"{path}, line {number}")
             if not brackets:
                 expression = expression.replace(bytes([_CLOSE]), b"")

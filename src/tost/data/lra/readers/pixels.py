@@ -27,6 +27,7 @@ _IN_MEMORY = 1 << 29  # bytes of pixels that are kept by default
 _AT_ONCE = 2048  # images that are turned grey together
 _NUMPY = b"\x93NUMPY"
 _FIELDS = 11  # of a line of metadata
+_LARGEST = 1 << 26  # bytes of metadata of one folder
 _HUB_COLUMNS = ("img", "image")
 
 
@@ -199,6 +200,8 @@ def _sizes(folder: Path, metadata: Path) -> dict[str, int]:
 
 def _metadata_rows(file: Path) -> list[list[str]]:
     """Read metadata: text in the release, in spite of the name; arrays of texts from the public generator."""
+    if file.stat().st_size > _LARGEST:
+        raise ConfigError(f"{file} has {file.stat().st_size:,} bytes, more than metadata ever has; it was not read.")
     data = file.read_bytes()
     if not data.startswith(_NUMPY):
         try:
@@ -206,12 +209,13 @@ def _metadata_rows(file: Path) -> list[list[str]]:
         except UnicodeDecodeError as error:
             raise ConfigError(f"{file} is neither text nor an array: {error}.") from error
     try:
-        rows = np.load(file, allow_pickle=False)
-    except ValueError as error:
+        # Mapped, because a header may state any size; that of the file is compared then.
+        rows = np.load(file, mmap_mode="r", allow_pickle=False)
+        if rows.ndim == 2 and rows.dtype.kind in "US":
+            return [list(row) for row in rows.astype(str).tolist()]
+    except Exception as error:  # a damaged header makes numpy's parser fail in many ways
         raise ConfigError(
             f"{file} cannot be read: {error}. An array of objects is a pickle, which can run any program, so it is not "
             "read; save it as an array of texts."
         ) from error
-    if rows.ndim != 2 or rows.dtype.kind not in "US":
-        raise ConfigError(f"{file} holds an array {rows.dtype} {rows.shape}; it must hold rows of texts.")
-    return [list(row) for row in rows.astype(str).tolist()]
+    raise ConfigError(f"{file} holds an array {rows.dtype} {rows.shape}; it must hold rows of texts.")

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from tost.data.dataset import DataBundle
 from tost.data.lra.options import LraRetrievalOptions
-from tost.data.lra.readers.layout import find_release, sequence_bundle
+from tost.data.lra.readers.layout import find_release, lines_of, sequence_bundle
 from tost.data.lra.sequences import BytesInFile, end_id, make_alphabet
 from tost.errors import ConfigError
 
@@ -44,8 +44,8 @@ def _index(path: Path) -> tuple[NDArray[np.int64], Tensor]:
     """Find the bytes of each text in a file, int64 ``[n, 2, 2]``, and the labels."""
     spans, targets = [], []
     place = 0
-    with path.open("rb") as file:  # lines end at line feeds only; texts hold other things that look like line ends
-        for number, line in enumerate(file, start=1):
+    with path.open("rb") as file:  # texts hold other things that look like line ends
+        for number, line in enumerate(lines_of(file, path), start=1):
             columns = line.rstrip(b"\n").split(b"\t")
             if len(columns) != _COLUMNS:
                 raise ConfigError(

@@ -106,12 +106,12 @@ def _read_parquet(shards: Sequence[Path], split: str, folder: Path) -> _Reviews:
 def _checked(texts: list[Any], labels: list[Any], layout: str, where: str) -> _Reviews:
     if not texts:
         raise ConfigError(f"{where} holds no reviews.")
-    wrong = next((label for label in labels if label not in (0, 1)), None)
-    if wrong is not None or None in labels:
-        raise ConfigError(f"{where} has the label {wrong!r}; labels are 0 (negative) and 1 (positive).")
+    for label in labels:
+        if type(label) not in (int, bool) or label not in (0, 1):
+            raise ConfigError(f"{where} has the label {label!r}; labels are 0 (negative) and 1 (positive).")
     if any(not isinstance(text, str) for text in texts):
         raise ConfigError(f"{where} has reviews that are no text.")
-    return _Reviews(texts, torch.tensor(labels), layout)
+    return _Reviews(texts, torch.tensor(labels, dtype=torch.int64), layout)
 
 
 def _read_folders(folder: Path) -> _Reviews:

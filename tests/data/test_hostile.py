@@ -1,0 +1,344 @@
+"""Files that are made to do harm: every one is refused in words, quickly and without filling the memory."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import os
+import resource
+import shutil
+import subprocess
+import sys
+import tarfile
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from scipy.io import savemat
+
+from tost.data import DataOptions, build_data, open_tokens
+from tost.data._tables import open_parquet, read_column
+from tost.data.images.sources import imagenet
+from tost.data.images.sources.folders import FileImages, image_files
+from tost.data.images.sources.oxford import read_matlab
+from tost.data.images.sources.parquet import open_shards
+from tost.data.images.sources.tar import index_tar, tar_source
+from tost.data.lra.readers.pixels import _metadata_rows
+from tost.data.text.tokenizers import read_tokenizer
+from tost.errors import ConfigError, StorageError
+
+from .images import files
+
+REGRESSION = Path(__file__).parents[1] / "regression" / "tokens"
+
+
+@contextmanager
+def limited(gigabytes=4.0):
+    """Let the process take this much more address space, and no more."""
+    used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (used + int(gigabytes * 2**30), before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, before)
+
+
+# Folders.
+
+
+def test_links_that_lead_back_are_refused(tmp_path):
+    root = files.write_folder(tmp_path)
+    for name in ("again", "and_again"):
+        (root / "train" / "ant" / name).symlink_to(root / "train")
+    with pytest.raises(ConfigError, match=r"again links to .*train, which it is in; remove the link"):
+        build_data(DataOptions(name="image_folder", path=str(root), options={"num_classes": 3}), seed=0)
+
+
+def test_folders_that_are_reached_in_many_ways_are_read_once(tmp_path):
+    files.write(tmp_path / "top" / "end" / "a.jpg", b"x")
+    for level in range(30):  # 2^30 ways
+        place = tmp_path / f"level{level}"
+        place.mkdir()
+        for name in ("left", "right"):
+            (place / name).symlink_to(tmp_path / (f"level{level + 1}" if level < 29 else "top"))
+    assert len(image_files(tmp_path / "level0")) == 1
+
+
+def test_large_files_are_no_images(tmp_path):
+    with (tmp_path / "a.jpg").open("wb") as file:
+        file.truncate(1 << 40)
+    with pytest.raises(StorageError, match=r"a\.jpg cannot be opened: it has 1,099,511,627,776 bytes; images of more"):
+        FileImages(tmp_path, ["a.jpg"]).image(0)
+
+
+# Tar files.
+
+
+def header(name, size, kind=tarfile.REGTYPE):
+    """One block; sizes that do not fit into octal digits are written in base 256, as GNU tar does."""
+    entry = tarfile.TarInfo(name)
+    entry.type = kind
+    block = bytearray(entry.tobuf(tarfile.GNU_FORMAT))
+    block[124:136] = (b"\xff" if size < 0 else b"\x80") + (size % 256**11).to_bytes(11, "big")
+    block[148:156] = b"        "
+    block[148:156] = f"{sum(block):06o}\0 ".encode()
+    return bytes(block)
+
+
+END = bytes(1024)
+PAX = b"30 size=-99999999999999999999\n"
+TARS = {
+    "negative": header("a.jpg", -512) + END,
+    "backwards": header("a.jpg", 0) + header("b.jpg", -1024) + END,
+    "huge": header("a.jpg", 1 << 70) + END,
+    "beyond": header("a.jpg", 1 << 33) + END,
+    "label": header("a.cls", 1 << 33) + END,
+    "label, text": files.tar_of({"a.cls": b"minus one", "a.jpg": b""}),
+    "label, long": files.tar_of({"a.cls": b"1" * 5000, "a.jpg": b""}),
+    "long name": header("x", 1 << 33, tarfile.GNUTYPE_LONGNAME) + END,
+    "long name, negative": header("x", -1, tarfile.GNUTYPE_LONGNAME) + END,
+    "extended": header("x", len(PAX), tarfile.XHDTYPE) + PAX.ljust(512, b"\0") + header("a.jpg", 0) + END,
+    "headers of headers": header("x", 0, tarfile.XHDTYPE) * 3000 + END,
+    "tars in tars": files.tar_of({"a.tar": files.tar_of({"b.tar": files.tar_of({"a.jpg": b""})})}),
+    "tars of nothing": header("a.tar", 0) * 3000 + END,
+    "noise": bytes(range(256)) * 8,
+    "empty": b"",
+}
+
+
+@pytest.mark.parametrize("content", TARS.values(), ids=TARS.keys())
+def test_tar_files(tmp_path, content):
+    path = tmp_path / "a.tar"
+    path.write_bytes(content)
+    if content.startswith((b"a.cls", b"x")):  # then it is as long as it states, and full of holes
+        os.truncate(path, (1 << 33) + 2048)
+    with limited(), pytest.raises(ConfigError, match=r"a\.tar cannot be read as a tar file: .*it must be complete"):
+        index_tar([path])
+
+
+def test_large_members_are_not_read(tmp_path):
+    path = tmp_path / "a.tar"
+    with path.open("wb") as file:
+        file.write(header("a.jpg", 1 << 33))
+        file.seek((1 << 33) + 512)
+        file.write(END)
+    source = tar_source([path], index_tar([path]))
+    with pytest.raises(StorageError, match=r"a\.jpg cannot be opened: it has 8,589,934,592 bytes"):
+        source.image(0)
+
+
+# Small files that unpack to gigabytes.
+
+
+@pytest.mark.parametrize(
+    ("shape", "said"),
+    [((3, 1 << 15, 1 << 15), "no such file has; it was not read"), ((2, 2, 2), "but holds more; it is damaged")],
+)
+def test_packed_idx_files(tmp_path, shape, said):
+    files.write_fashion_mnist(tmp_path)
+    path = tmp_path / "train-images-idx3-ubyte.gz"
+    with gzip.open(path, "wb", compresslevel=1) as file:
+        file.write(bytes([0, 0, 8, 3]) + np.array(shape, dtype=">u4").tobytes())
+        file.write(bytes(1 << 24))
+    with limited(1), pytest.raises(ConfigError, match=said):
+        build_data(DataOptions(name="fashion_mnist", path=str(tmp_path)), seed=0)
+
+
+def test_large_cifar_files_are_not_read(tmp_path):
+    files.write_cifar_binary(tmp_path)
+    with (tmp_path / "data_batch_1.bin").open("ab") as file:
+        file.truncate(1 << 40)
+    with pytest.raises(ConfigError, match=r"data_batch_1\.bin has 1,099,511,627,776 bytes, more than CIFAR ever has"):
+        build_data(DataOptions(name="cifar10", path=str(tmp_path)), seed=0)
+
+
+def test_parquet_columns_of_one_value_a_billion_times(tmp_path):
+    path = tmp_path / "train.parquet"
+    with pq.ParquetWriter(path, pa.schema({"label": pa.int64()}), compression="zstd") as writer:
+        writer.write_table(pa.table({"label": np.zeros(1 << 24, dtype=np.int64)}), row_group_size=1 << 24)
+    assert path.stat().st_size < 100_000
+    with pytest.raises(ConfigError, match=r"'label' of .*train\.parquet unpacks to more than 1,000,000 bytes"):
+        read_column([path], "label", limit=1_000_000)
+
+
+def test_matlab_files(tmp_path):
+    savemat(tmp_path / "a.mat", {"labels": np.zeros(20_000_000, dtype=np.uint8)}, do_compression=True)
+    with pytest.raises(ConfigError, match="a variable has more than 10,000,000 entries"):
+        read_matlab(tmp_path / "a.mat", ["labels"])
+    savemat(tmp_path / "b.mat", {"labels": np.array(["one", "two"], dtype=object)})
+    with pytest.raises(ConfigError, match="cannot be read as a MATLAB file with labels"):
+        read_matlab(tmp_path / "b.mat", ["labels"], dtype=np.int64)
+
+
+# Tables.
+
+
+@pytest.mark.parametrize(
+    ("labels", "said"),
+    [
+        (pa.array([0, 1 << 63], pa.uint64()), "from 0 to 9223372036854775808"),
+        (pa.array([-1, 0]), "from -1 to 0"),
+        (pa.array([0, 1 << 40]), "from 0 to 1099511627776"),
+    ],
+    ids=["uint64", "negative", "large"],
+)
+def test_labels_that_number_no_class(tmp_path, labels, said):
+    table = pa.table({"image": pa.array([b"x", b"y"]), "label": labels})
+    pq.write_table(table, tmp_path / "a.parquet")
+    with pytest.raises(ConfigError, match=f"'label' of .* has labels {said}; classes are numbered 0, 1, 2"):
+        open_shards([tmp_path / "a.parquet"])
+
+
+def test_parquet_texts_that_are_no_texts(tmp_path):
+    broken = pa.Array.from_buffers(
+        pa.string(), 2, [None, pa.py_buffer(np.array([0, 1, 3], np.int32)), pa.py_buffer(b"a\xff\xfe")]
+    )
+    pq.write_table(pa.table({"text": broken, "label": [0, 1]}), tmp_path / "train.parquet")
+    with pytest.raises(ConfigError, match=r"train\.parquet cannot be read as a parquet file: .*UTF8"):
+        build_data(DataOptions(name="lra_text", path=str(tmp_path)), seed=0)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [pa.ArrowNotImplementedError("no such type"), UnicodeDecodeError("utf-8", b"x", 0, 1, "bad"), KeyError("x")],
+    ids=lambda error: type(error).__name__,
+)
+def test_whatever_the_reader_raises_is_said_in_words(tmp_path, error):
+    pq.write_table(pa.table({"a": [1]}), tmp_path / "a.parquet")
+    with pytest.raises(ConfigError, match=r"a\.parquet cannot be read as a parquet file: "):  # noqa: SIM117
+        with open_parquet(tmp_path / "a.parquet"):
+            raise error
+
+
+@pytest.mark.parametrize("label", [0.5, float("nan"), 1.0, "1", [0]], ids=str)
+def test_reviews_have_whole_labels(tmp_path, label):
+    pq.write_table(pa.table({"text": ["x"], "label": [label]}), tmp_path / "train.parquet")
+    with pytest.raises(ConfigError, match="labels are 0"):
+        build_data(DataOptions(name="lra_text", path=str(tmp_path)), seed=0)
+
+
+# Other files.
+
+
+def npy(text):
+    stream = io.BytesIO()
+    np.lib.format.write_array(stream, np.array([["a"] * 11]))
+    return stream.getvalue().replace(b"'shape': (1, 11)", text.ljust(16))
+
+
+@pytest.mark.parametrize(
+    "content",
+    [npy(b"'shape': ((((("), npy(b"'shape': (9**9,)"), b"\x93NUMPY", b"\x93NUMPY\x01\x00\xff\xff"],
+    ids=["open", "power", "cut", "length"],
+)
+def test_pathfinder_metadata(tmp_path, content):
+    (tmp_path / "0.npy").write_bytes(content)
+    with limited(1), pytest.raises(ConfigError, match=r"0\.npy cannot be read: "):
+        _metadata_rows(tmp_path / "0.npy")
+
+
+def test_large_metadata_is_not_read(tmp_path):
+    with (tmp_path / "0.npy").open("wb") as file:
+        file.truncate(1 << 40)
+    with pytest.raises(ConfigError, match=r"more than metadata ever has; it was not read"):
+        _metadata_rows(tmp_path / "0.npy")
+
+
+@pytest.mark.parametrize(
+    ("name", "file"), [("lra_listops", "basic_train.tsv"), ("lra_retrieval", "new_aan_pairs.train.tsv")]
+)
+def test_lines_without_end(tmp_path, name, file):
+    for other in (file, file.replace("train", "val"), file.replace("train", "eval")):
+        with (tmp_path / other).open("wb") as stream:
+            stream.truncate(1 << 33)
+    with limited(1), pytest.raises(ConfigError, match=r"has a line of more than 67,108,864 bytes; it is damaged"):
+        build_data(DataOptions(name=name, path=str(tmp_path)), seed=0)
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [("val.txt", b"ILSVRC2012_val_00000001 99999999999999999999\n"), ("val.txt", b"a -1\n"), ("val.txt", b"\xff\xfe"),
+     ("LOC_val_solution.csv", b"ImageId\nx\n"), ("LOC_val_solution.csv", b"ImageId,PredictionString\nx\n")],
+)  # fmt: skip
+def test_label_files_of_imagenet(tmp_path, name, content):
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(ConfigError, match="is not the label file that its name promises"):
+        imagenet._labels_by_image(tmp_path)
+
+
+@pytest.mark.parametrize("content", ["[" * 100_000, f"[{list(range(500)) * 100}]", "7", '["ab"]', "[[1000]]"])
+def test_reassessed_labels(tmp_path, content):
+    (tmp_path / "real.json").write_text(content)
+    with pytest.raises(ConfigError, match=r"real\.json"):
+        imagenet._read_real(str(tmp_path / "real.json"))
+
+
+def changed(tmp_path, change):
+    folder = tmp_path / "tokens"
+    shutil.copytree(REGRESSION / "bytes", folder)
+    index = json.loads((folder / "index.json").read_text())
+    change(index)
+    (folder / "index.json").write_text(json.dumps(index))
+    return folder
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda index: index["splits"]["train"].update(tokens=10**30),
+        lambda index: index["splits"]["train"]["shards"][0].update(tokens=10**9),
+        lambda index: index["splits"]["train"].update(documents=7),
+        lambda index: index["splits"]["train"].update(answers=[0] * 9, choices=9),
+        lambda index: index.update(dtype="uint32"),
+    ],
+)
+def test_an_index_that_does_not_fit_its_files(tmp_path, change):
+    with pytest.raises(StorageError, match=r"index\.json is damaged"):
+        open_tokens(changed(tmp_path, change))
+
+
+def test_lengths_that_do_not_add_up(tmp_path):
+    folder = changed(tmp_path, lambda index: None)
+    file = next(folder.glob("train-*.lengths"))
+    np.full(file.stat().st_size // 8, 2**63, dtype="<u8").tofile(file)
+    with pytest.raises(StorageError, match=r"lengths of the documents .* do not add up"):
+        open_tokens(folder).split("train").document(0)
+
+
+@pytest.mark.parametrize(
+    "record", [{"kind": "chars", "characters": ["a", "b"]}, {"kind": "chars", "characters": 7}, {"kind": "x"}, [1]]
+)
+def test_tokenizer_records(tmp_path, record):
+    (tmp_path / "tokenizer_record.json").write_text(json.dumps(record))
+    with pytest.raises(ConfigError):
+        read_tokenizer(tmp_path)
+
+
+KILLED = """
+import os, signal
+from tests.data.samples import Numbers
+from tost.data import make_loader
+from tost.errors import StorageError
+
+loader = make_loader(Numbers(10_000), batch_size=2, seed=0, workers=1)
+stream = iter(loader)
+next(stream)
+os.kill(loader._iterator._workers[0].pid, signal.SIGKILL)
+try:
+    for _ in zip(range(1000), stream):
+        pass
+except StorageError as error:
+    print(error)
+"""
+
+
+def test_a_killed_worker_is_named():
+    root = Path(__file__).parents[2]
+    run = subprocess.run([sys.executable, "-c", KILLED], cwd=root, capture_output=True, text=True, timeout=120)
+    assert "a process that prepares batches was killed, perhaps for lack of memory" in run.stdout, run.stderr
+    assert "a smaller data.workers" in run.stdout
