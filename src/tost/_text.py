@@ -5,6 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
+from typing import TypeVar
+
+Key = TypeVar("Key")
+Row = TypeVar("Row")
 
 UNKNOWN = "–"  # noqa: RUF001 - a dash in a cell, not a minus
 
@@ -98,6 +102,14 @@ def duration(seconds: object) -> str:
     if whole < 60:
         return f"{found:.3g} s"
     return f"{whole // 60} min {whole % 60} s" if whole < 3600 else f"{whole // 3600} h {whole % 3600 // 60} min"
+
+
+def grouped(rows: Iterable[Row], key: Callable[[Row], Key]) -> dict[Key, list[Row]]:
+    """Return the rows by a key, both in the order in which they come."""
+    groups: dict[Key, list[Row]] = {}
+    for row in rows:
+        groups.setdefault(key(row), []).append(row)
+    return groups
 
 
 @dataclass(frozen=True, kw_only=True)

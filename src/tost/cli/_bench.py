@@ -118,12 +118,14 @@ def _run(benchmark: Benchmark, scale: Any, *, theme: str, threads: int | None, o
     """Pass the gate, measure, show and write."""
     import torch
 
+    from tost.bench.harness.plot import require_matplotlib
+
     if threads:
         torch.set_num_threads(threads)
     try:
         measurement = benchmark.start(scale)
-        if out:
-            measurement.require_drawing()
+        if out and measurement.draws:  # fails now if pictures could not be drawn later
+            require_matplotlib()
         _console.log(f"gate: comparing {measurement.checked}")
         report = measurement.open_report(theme)
     except KeyboardInterrupt:
@@ -177,7 +179,7 @@ def _show(measurement: Measurement[Any, Any], report: Report[Any]) -> None:
     if not report.gate.passed:
         return
     for table in measurement.tables(report.results):
-        _console.show_table(table.headers, table.rows, title=table.title, labels=table.labels)
+        _console.print_table(table)
         for note in table.notes:
             _console.log(note)
     for sentence in measurement.findings(report.results):

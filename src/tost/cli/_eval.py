@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tost._io import writing
+from tost._text import Table
 from tost.cli import _console
 from tost.cli._arguments import Ema, Json, Overrides
 from tost.cli._reporter import is_first
@@ -58,11 +59,9 @@ def evaluate(
     found = _measure(source, overrides or [], test, ema=ema)
     if not is_first():
         return
-    _console.show_table(
-        ("metric", "value"), [(name, f"{value:.6g}") for name, value in found.metrics.items()], labels=1
-    )
-    for table in found.details.tables:
-        _console.show_table(table.headers, table.rows, title=table.title, labels=table.labels)
+    metrics = [(name, f"{value:.6g}") for name, value in found.metrics.items()]
+    for table in (Table(headers=("metric", "value"), rows=metrics), *found.details.tables):
+        _console.print_table(table)
     if out is not None:
         with writing(out):
             files = found.write(out)

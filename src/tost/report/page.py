@@ -10,7 +10,7 @@ from pathlib import Path
 from string import Template
 from typing import TYPE_CHECKING
 
-from tost._text import number
+from tost._text import grouped, number
 from tost.report.bench import BenchRecord
 from tost.report.html import cut, definitions, details, image, note, preformatted, table, text
 from tost.report.runs import RunRecord, processor
@@ -72,18 +72,16 @@ def render(content: Content, *, largest: int = 10_000_000) -> str:
         "Results": "".join(map(results, compared.values())),
         "Curves": "".join(f"<h3>{text(group_title(key))}</h3>{curves(runs)}" for key, runs in compared.items()),
         "What was trained": "".join(trained(run) for run in content.runs),
+        "Looking inside": _inside(content, _Room(0)),
         "Generated text": _texts(content),
         "Speed": "".join(measurement(record) for record in content.benchmarks),
         "How to repeat it": _repeat(content),
         "Where the numbers come from": _origin(content),
     }
     style = _file("style.css")
-    bare = [*sections.values(), _inside(content, _Room(0)), style]
-    inside = _inside(content, _Room(largest - sum(len(part.encode()) for part in bare) - _FRAME))
-    places = list(sections)
-    places.insert(places.index("Generated text"), "Looking inside")
-    bodies = {**sections, "Looking inside": inside}
-    shown = [(f"part-{i}", title, bodies[title]) for i, title in enumerate(places) if bodies[title]]
+    bare = sum(len(part.encode()) for part in (*sections.values(), style))
+    sections["Looking inside"] = _inside(content, _Room(largest - bare - _FRAME))  # now with the pictures that fit
+    shown = [(f"part-{i}", title, body) for i, (title, body) in enumerate(sections.items()) if body]
     title = "Report on " + ", ".join(run.name for run in content.runs)
     links = "".join(f'<li><a href="#{anchor}">{text(name)}</a></li>' for anchor, name, _ in shown)
     main = "".join(f'<section id="{anchor}"><h2>{text(name)}</h2>{body}</section>' for anchor, name, body in shown)
@@ -183,13 +181,9 @@ def _repeat(content: Content) -> str:
 
 def _environments(runs: Sequence[RunRecord]) -> list[str]:
     """Return each environment once, with the runs that had it."""
-    found: dict[tuple[tuple[str, str], ...], list[str]] = {}
-    for run in runs:
-        key = tuple(_environment(run).items()) if run.environment else ()
-        found.setdefault(key, []).append(run.name)
     parts = []
-    for facts, names in found.items():
-        parts.append(f"<h4>{text(', '.join(names))}</h4>" if len(runs) > 1 else "")
+    for facts, same in grouped(runs, lambda run: tuple(_environment(run).items()) if run.environment else ()).items():
+        parts.append(f"<h4>{text(', '.join(run.name for run in same))}</h4>" if len(runs) > 1 else "")
         parts.append(definitions(dict(facts)) if facts else note("The environment is not known."))
     return parts
 

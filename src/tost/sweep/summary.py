@@ -8,7 +8,7 @@ from functools import partial
 from statistics import fmean
 from typing import Any
 
-from tost._text import Table
+from tost._text import Table, grouped
 from tost.sweep.plan import Plan
 
 _UNKNOWN = "-"
@@ -183,9 +183,7 @@ def _compare_parameters(counts: Mapping[str, int | None], scope: str) -> str:
 
 
 def _compare_steps(arms: Mapping[str, Mapping[str, Any]], scope: str) -> str:
-    groups: dict[tuple[Any, Any], list[str]] = {}
-    for name, found in arms.items():
-        groups.setdefault((found["steps"], found["samples"]), []).append(name)
+    groups = grouped(arms, lambda name: (arms[name]["steps"], arms[name]["samples"]))
 
     def length(steps: int | None, samples: int | None) -> str:
         if steps is None or samples is None:

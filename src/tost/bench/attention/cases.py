@@ -12,6 +12,7 @@ from functools import partial
 from itertools import product
 from typing import Annotated
 
+from tost._text import count
 from tost.bench.harness.benchmark import Benchmark, Option
 from tost.errors import ConfigError
 
@@ -127,10 +128,8 @@ class Point:
     @property
     def label(self) -> str:
         """One line for progress and error messages."""
-        layers = "1 layer" if self.depth == 1 else f"{self.depth} layers"
-        step = ", training step" if self.training else ""
-        sizes = f"N={self.tokens} d={self.width} K={self.heads}"
-        return f"{self.figure}: {self.contender} {sizes} {layers}{step}"
+        sizes = f"N={self.tokens} d={self.width} K={self.heads} {count(self.depth, 'layer')}"
+        return f"{self.figure}: {self.contender} {sizes}{', training step' * self.training}"
 
 
 @dataclass(frozen=True, kw_only=True)

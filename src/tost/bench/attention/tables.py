@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from tost._text import Table, count
+from tost._text import Table, count, grouped
 from tost.bench.attention import run
 from tost.bench.attention.cases import PAPER_DEPTH, PAPER_TOKENS, SUMMARIES, AttentionScale, Figure
 from tost.bench.attention.layers import check_layers
@@ -18,7 +18,7 @@ from tost.bench.harness.gate import GateResult
 from tost.bench.harness.measurement import Measurement, page
 from tost.bench.harness.plot import Line, Panel, Style, draw, lines_of
 from tost.bench.harness.report import Report
-from tost.bench.harness.table import MISSING, cell, columns, grouped, pivot, short, with_quartiles, without_empty
+from tost.bench.harness.table import MISSING, cell, columns, pivot, short, with_quartiles, without_empty
 from tost.bench.ops import gate
 from tost.bench.ops.cases import Op
 

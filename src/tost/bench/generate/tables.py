@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
-from tost._text import Table
+from tost._text import Table, grouped
 from tost.bench.generate import run
 from tost.bench.generate.cases import GenerateScale, Part
 from tost.bench.generate.quality import measure_quality
@@ -13,7 +13,7 @@ from tost.bench.generate.run import OUR_LIMIT, OURS, TORCH_LIMIT, GenerateResult
 from tost.bench.harness.gate import GateResult
 from tost.bench.harness.measurement import Measurement, page
 from tost.bench.harness.report import Report
-from tost.bench.harness.table import MISSING, cell, columns, grouped, with_quartiles
+from tost.bench.harness.table import MISSING, cell, columns, with_quartiles
 from tost.bench.ops import gate
 from tost.bench.ops.cases import Op
 

@@ -80,11 +80,10 @@ class Benchmark:
         if quick:
             return f"{self.name}-quick"
         standard = self.scale()
-        selected = [
-            name
+        selected = any(
+            option.selects and getattr(scale, name) != getattr(standard, name)
             for name, (_, option) in options_of(self.scale).items()
-            if option.selects and getattr(scale, name) != getattr(standard, name)
-        ]
+        )
         return f"{self.name}-selection" if selected else self.name
 
     def start(self, scale: Any) -> Any:

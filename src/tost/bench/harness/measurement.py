@@ -13,7 +13,6 @@ from tost._text import Table
 from tost.bench.harness.benchmark import options_of
 from tost.bench.harness.environment import describe_environment
 from tost.bench.harness.gate import GateResult
-from tost.bench.harness.plot import require_matplotlib
 from tost.bench.harness.report import Report, plain
 
 Scale = TypeVar("Scale")
@@ -104,16 +103,6 @@ class Measurement(ABC, Generic[Scale, Results]):
     def write(cls, report: Report[Results], folder: Path) -> list[Path]:
         """Write the files of a report; see `Report.write`."""
         return report.write(folder, lambda: {".md": cls.page(report), **cls.pictures(report)})
-
-    @classmethod
-    def require_drawing(cls) -> None:
-        """Fail early, before anything is measured, if pictures could not be drawn later.
-
-        Raises:
-            ConfigError: matplotlib is needed and not installed.
-        """
-        if cls.draws:
-            require_matplotlib()
 
 
 def page(title: str, report: Report[Any], *parts: str | Table | Sequence[str]) -> str:

@@ -48,12 +48,10 @@ def layer_trial(layer: nn.Module, x: Tensor, cotangent: Tensor | None, *, wait: 
     """
 
     def run() -> Tensor:
-        if cotangent is None:
-            with torch.no_grad():
-                y: Tensor = layer(x)
-            return y
-        y = layer(x)
-        torch.autograd.backward(y, cotangent)
+        with torch.set_grad_enabled(cotangent is not None):
+            y: Tensor = layer(x)
+        if cotangent is not None:
+            torch.autograd.backward(y, cotangent)
         return y
 
     def reset() -> None:

@@ -10,7 +10,6 @@ from tost.bench.harness.timing import Spread
 
 MISSING = "-"
 
-Key = TypeVar("Key")
 Row = TypeVar("Row")
 
 
@@ -31,14 +30,6 @@ def with_quartiles(value: Spread | None, show: Callable[[float], str] = "{:.2f}"
     if value.count == 1:
         return show(value.median)
     return f"{show(value.median)} ({show(value.lower)}-{show(value.upper)})"
-
-
-def grouped(rows: Iterable[Row], key: Callable[[Row], Key]) -> dict[Key, list[Row]]:
-    """Return the rows by a key, both in the order in which they come."""
-    groups: dict[Key, list[Row]] = {}
-    for row in rows:
-        groups.setdefault(key(row), []).append(row)
-    return groups
 
 
 def columns(

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from tost._text import Table
+from tost._text import Table, grouped
 from tost.bench.harness.gate import GateResult
 from tost.bench.harness.measurement import Measurement, page
 from tost.bench.harness.plot import Panel, Style, draw, lines_of
 from tost.bench.harness.report import Report
-from tost.bench.harness.table import cell, columns, grouped, pivot, with_quartiles, without_empty
+from tost.bench.harness.table import cell, columns, pivot, with_quartiles, without_empty
 from tost.bench.lra.cases import LraScale, Work
 from tost.bench.lra.run import ENCODER, LraResults, LraRow, check_encoder, measure_lra
 from tost.bench.ops import gate

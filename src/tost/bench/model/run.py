@@ -90,12 +90,10 @@ def _peak_here(what: Pass) -> int:
 
 def run_pass(model: nn.Module, images: Tensor, *, training: bool) -> Tensor:
     """Run a model once; in training its gradients are filled."""
-    if not training:
-        with torch.inference_mode():
-            logits: Tensor = model(images)
-        return logits
-    logits = model(images)
-    logits.logsumexp(dim=-1).mean().backward()  # type: ignore[no-untyped-call]
+    with torch.inference_mode(not training):
+        logits: Tensor = model(images)
+    if training:
+        logits.logsumexp(dim=-1).mean().backward()  # type: ignore[no-untyped-call]
     return logits
 
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from tost._text import Table
+from tost._text import Table, grouped
 from tost.bench.harness.gate import GateResult
 from tost.bench.harness.measurement import Measurement, page
 from tost.bench.harness.plot import Line, Panel, Style, draw
 from tost.bench.harness.report import Report, plain
-from tost.bench.harness.table import MISSING, cell, grouped, pivot, with_quartiles
+from tost.bench.harness.table import MISSING, cell, pivot, with_quartiles
 from tost.bench.ops import gate
 from tost.bench.ops.cases import Mode, Op, OpsScale
 from tost.bench.ops.contenders import CONTENDERS, LIMIT

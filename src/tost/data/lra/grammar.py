@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from random import Random
+from statistics import median
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,7 +22,13 @@ PAD = 0
 SYMBOLS = ("<pad>", "[MIN", "[MAX", "[MED", "[SM", "]", *"0123456789")
 """The meaning of every id. The order is part of the data: a saved model relies on it."""
 
-_OPERATORS = ("[MIN", "[MAX", "[MED", "[SM")
+_OPERATORS: tuple[Callable[[list[int]], int], ...] = (
+    min,
+    max,
+    lambda numbers: int(median(numbers)),  # the mean of the two middle ones is cut to an integer where there are two
+    lambda numbers: sum(numbers) % 10,
+)
+"""What the operators compute, in the order of their ids."""
 _FIRST_OPERATOR, _CLOSE, _ZERO = SYMBOLS.index("[MIN"), SYMBOLS.index("]"), SYMBOLS.index("0")
 _OPERATION_PROBABILITY = 0.25
 SPLITS = {"val": 0, "train": 1, "test": 2}
@@ -118,21 +125,7 @@ class ListOpsGenerator:
             if len(tokens) + depth >= options.max_length:  # every open operation still needs its bracket
                 raise _TooLongError
         tokens.append(_CLOSE)
-        return _apply(operator, arguments)
-
-
-def _apply(operator: int, arguments: list[int]) -> int:
-    match _OPERATORS[operator]:
-        case "[MIN":
-            return min(arguments)
-        case "[MAX":
-            return max(arguments)
-        case "[MED":
-            ordered, middle = sorted(arguments), len(arguments) // 2
-            # The mean of the two middle ones is cut to an integer where there are two.
-            return ordered[middle] if len(ordered) % 2 else (ordered[middle - 1] + ordered[middle]) // 2
-        case _:
-            return sum(arguments) % 10
+        return _OPERATORS[operator](arguments)
 
 
 def listops_text(tokens: bytes) -> str:

@@ -24,7 +24,6 @@ class TokenSource(Protocol):
 
     def windows(self, starts: NDArray[np.int64], length: int) -> NDArray[np.int64]:
         """Return the `length` tokens from each start on, int64 ``[B, length]``."""
-        ...
 
 
 class TokenWindows(Dataset):

@@ -116,8 +116,7 @@ class SequenceClassifier(nn.Module):
             mask = F.pad(mask, (int(leads), 0), value=True) if mask is not None else None
         if self.norm_in is not None:
             tokens = self.norm_in(tokens)
-        if self.training and self.options.dropout > 0:
-            tokens = F.dropout(tokens, self.options.dropout)
+        tokens = F.dropout(tokens, self.options.dropout, self.training)
         blocks = list(self.blocks) * self.options.depth if self.options.tied else self.blocks
         tokens = run_blocks(blocks, tokens, mask, recompute=self.options.gradient_checkpointing)
         if self.norm_out is not None:
@@ -164,8 +163,7 @@ class SequenceClassifier(nn.Module):
                     f"[B, N, {self.embedding.in_features}]. Use x[..., None] for one number per element."
                 )
             tokens = self.embedding(x if mask is None else x.where(mask.unsqueeze(-1), 0))
-        length = self.options.max_length
-        at = token_positions(x.shape[1], mask=mask, max_length=length, device=x.device)
+        at = token_positions(x.shape[1], mask=mask, max_length=self.options.max_length, device=x.device)
         return tokens if self.positions is None else tokens + self.positions(at).to(tokens.dtype)
 
     def _block(self) -> nn.Module:

@@ -134,11 +134,8 @@ class MixerBlock(nn.Module):
         if norm not in ("pre", "post") or norm_kind not in ("batch", "layer"):
             raise ValueError(f"norm={norm!r} takes 'pre' or 'post', norm_kind={norm_kind!r} takes 'batch' or 'layer'.")
         self.norm, self.attention = norm, mixer
-        self.norm1: TokenBatchNorm | nn.LayerNorm
-        if norm_kind == "batch":
-            self.norm1 = TokenBatchNorm(embed_dim, device=device, dtype=dtype)
-        else:
-            self.norm1 = nn.LayerNorm(embed_dim, device=device, dtype=dtype)
+        kind: type[TokenBatchNorm | nn.LayerNorm] = TokenBatchNorm if norm_kind == "batch" else nn.LayerNorm
+        self.norm1 = kind(embed_dim, device=device, dtype=dtype)
 
     def extra_repr(self) -> str:
         """Show the layout in ``print(module)``."""

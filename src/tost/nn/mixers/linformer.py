@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from typing import Literal, Unpack
 
-import torch
 from torch import Tensor, nn
 
 from tost.nn.mixers._order import real_first
@@ -60,13 +59,9 @@ class Linformer(ProjectedMixer):
         if max_length < 1 or rank < 1:
             raise ValueError(f"max_length={max_length} and rank={rank} must both be at least 1.")
         self.max_length, self.rank, self.share = max_length, rank, share
-        tables = self.proj_in.weight.new_empty(
-            1 if share == "kv" else 2, num_heads if share == "none" else 1, max_length, rank
-        )
-        self.mixtures = nn.Parameter(tables)
-        with torch.no_grad():
-            bound = (6 / (max_length + rank)) ** 0.5
-            self.mixtures.uniform_(-bound, bound)
+        shape = (1 if share == "kv" else 2, num_heads if share == "none" else 1, max_length, rank)
+        bound = (6 / (max_length + rank)) ** 0.5
+        self.mixtures = nn.Parameter(self.proj_in.weight.new_empty(shape).uniform_(-bound, bound))
 
     def extra_repr(self) -> str:
         """Show the sizes in ``print(module)``."""

@@ -107,8 +107,7 @@ class NystromAttention(ProjectedMixer):
 
     def _approximate(self, parts: Tensor, mask: Tensor | None) -> Tensor:
         if parts.shape[1] <= self.num_landmarks:
-            query, key, value = parts.unbind(2)
-            mixed = self._attend(query, key, value, mask)
+            mixed = self._attend(*parts.unbind(2), mask=mask)
         else:
             mixed = self._through_landmarks(parts, mask).transpose(1, 2).to(parts.dtype)
         return mixed if self.conv is None else mixed + self._near(parts[:, :, 2])
@@ -126,8 +125,7 @@ class NystromAttention(ProjectedMixer):
         middle = _weights(landmarks[0] @ landmarks[1].mT, hidden).masked_fill(empty, 0)
         padding = None if mask is None else (~mask & mask.any(dim=1, keepdim=True))[:, None, None, :]
         columns = _weights(landmarks[0] @ key.mT, padding)
-        if self.training and self.attn_drop > 0:
-            rows, columns = F.dropout(rows, self.attn_drop), F.dropout(columns, self.attn_drop)
+        rows, columns = (F.dropout(part, self.attn_drop, self.training) for part in (rows, columns))
         mixed: Tensor = rows @ (iterative_pinv(middle, self.iterations) @ (columns @ value))
         return mixed
 

@@ -96,8 +96,7 @@ class ProjectedMixer(nn.Module):
 
     def _project_out(self, y: Tensor, mask: Tensor | None) -> Tensor:
         """Return [B, N, C] of y [B, N, H, D]."""
-        out: Tensor = self.proj_out(zero_padding(y, mask).flatten(2))
-        return F.dropout(out, self.out_drop) if self.training and self.out_drop > 0 else out
+        return F.dropout(self.proj_out(zero_padding(y, mask).flatten(2)), self.out_drop, self.training)
 
     def _add_parameters(self, device: torch.device | str | None, dtype: torch.dtype | None) -> None:
         """Make the parameters that a subclass has besides the projections."""

@@ -198,9 +198,7 @@ class Reformer(ProjectedMixer):
         # Every token sees at least itself, padding too, so that nothing here is a softmax of nothing.
         scores = scores.masked_fill(~(visible | itself), -math.inf)
         weight = scores.logsumexp(dim=-1)
-        shares = (scores - weight.unsqueeze(-1)).exp()
-        if self.training and self.attn_drop > 0:
-            shares = F.dropout(shares, self.attn_drop)
+        shares = F.dropout((scores - weight.unsqueeze(-1)).exp(), self.attn_drop, self.training)
         return shares @ seen.value, weight
 
     def _is_before(self, like: Tensor) -> Tensor:

@@ -22,5 +22,4 @@ class SoftmaxAttention(ProjectedMixer):
     """
 
     def _mix(self, parts: Tensor, mask: Tensor | None) -> Tensor:
-        query, key, value = parts.unbind(2)
-        return self._attend(query, key, value, mask)
+        return self._attend(*parts.unbind(2), mask=mask)

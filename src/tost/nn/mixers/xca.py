@@ -40,7 +40,7 @@ class CrossCovarianceAttention(ProjectedMixer):
         query, key, value = (part.permute(0, 2, 3, 1) for part in parts.unbind(2))  # [B, H, D, N]
         scores = _unit(query) @ _unit(key).transpose(-2, -1)
         weights = (scores * self.temperature[:, None, None]).softmax(dim=-1)
-        weights = F.dropout(weights, self.attn_drop) if self.training and self.attn_drop > 0 else weights
+        weights = F.dropout(weights, self.attn_drop, self.training)
         return (weights.to(value.dtype) @ value).permute(0, 3, 1, 2)
 
 

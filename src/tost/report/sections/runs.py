@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from tost._text import byte_size, duration, number, percent, real, rounded
+from tost._text import byte_size, duration, grouped, number, percent, real, rounded
 from tost._yaml import flatten
 from tost.data import find_data
 from tost.errors import ConfigError
@@ -31,10 +31,7 @@ _NAMES = {
 
 def groups(runs: Sequence[RunRecord]) -> dict[tuple[str, str], list[RunRecord]]:
     """Return the runs by what they can be compared on: the task and the data."""
-    found: dict[tuple[str, str], list[RunRecord]] = {}
-    for run in runs:
-        found.setdefault(run.subject, []).append(run)
-    return found
+    return grouped(runs, lambda run: run.subject)
 
 
 def group_title(subject: tuple[str, str]) -> str:

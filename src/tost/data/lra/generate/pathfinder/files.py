@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from tost._io import atomic_path
+from tost._text import grouped
 from tost.data._pool import Tick, WorkerPool
 from tost.data._random import mix
 from tost.data.lra.generate.options import PathfinderFilesOptions
@@ -62,9 +63,7 @@ def prepare_pathfinder(
         _Unit(folder, settings, mix(seed, first // _UNIT), first // _UNIT, min(_UNIT, options.count - first))
         for first in range(0, options.count, _UNIT)
     ]
-    batches: dict[int, list[_Unit]] = {}
-    for unit in units:
-        batches.setdefault(unit.batch, []).append(unit)
+    batches = grouped(units, lambda unit: unit.batch)
     facts: dict[str, object] = {"images": options.count, "batches": len(batches), "folder": str(folder)}
     missing = [unit for unit in units if not _metadata(unit).is_file()]
     if not missing and not (folder / _PARTS).exists():
@@ -102,10 +101,8 @@ def _finish_batch(units: list[_Unit]) -> None:
         return
     records = [_read(unit.record) for unit in units]
     whole = {key: np.concatenate([record[key] for record in records]) for key in _RECORDS}
-    with (
-        atomic_path(units[0].folder / "contours" / f"{units[0].batch}.npz", sync=False) as draft,
-        draft.open("wb") as file,
-    ):
+    contours = units[0].folder / "contours" / f"{units[0].batch}.npz"
+    with atomic_path(contours, sync=False) as draft, draft.open("wb") as file:
         np.savez_compressed(file, allow_pickle=False, **whole)
     with atomic_path(path, sync=False) as draft, draft.open("wb") as file:
         for number, (label, margin) in enumerate(zip(whole["labels"], whole["margins"], strict=True)):

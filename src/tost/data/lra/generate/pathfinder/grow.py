@@ -180,13 +180,11 @@ def _try_pairs(settings: PathfinderSettings, shapes: Shapes, trials: int, unifor
     anchors = np.zeros((trials, 2, settings.contour_length, 2), dtype=np.int32)
     dashes = np.full((trials, 2, settings.contour_length), NONE, dtype=np.int32)
     tips = _begin_pairs(field, trials, uniform)
-    for curve in range(2):
-        anchors[:, curve, 0], dashes[:, curve, 0] = tips[curve].anchors, tips[curve].dashes
-    for number in range(1, settings.contour_length):
-        for curve in range(2):
-            rows = _extend(field, rows, tips[curve], uniform)
-            anchors[rows, curve, number] = tips[curve].anchors[rows]
-            dashes[rows, curve, number] = tips[curve].dashes[rows]
+    for number in range(settings.contour_length):
+        for curve, tip in enumerate(tips):
+            if number:
+                rows = _extend(field, rows, tip, uniform)
+            anchors[rows, curve, number], dashes[rows, curve, number] = tip.anchors[rows], tip.dashes[rows]
     # Both curves can end in one pixel, as their last dashes do not see each other; then any label would be right.
     rows = rows[(tips[0].anchors[rows] != tips[1].anchors[rows]).any(axis=1)]
     # As in the original, of the two last dashes only that of the second curve is kept free of short curves.
