@@ -284,12 +284,12 @@ def test_small_files_that_would_fill_the_memory(tmp_path: Path, state: dict[str,
     name = next(name for name, tensor in state.items() if tensor.dim() == 2)
     path = tmp_path / "checkpoint.pth"
     torch.save({**state, name: torch.zeros(1).expand(32_768, 32_768)}, path)
-    with pytest.raises(CheckpointError, match=rf"{name} states 1,073,741,824 numbers of torch\.float32, but 4 bytes"):
+    with pytest.raises(CheckpointError, match="its tensors would take .* repeat their values"):
         tost.load_official(path)
     packed = tmp_path / "packed.pth"
     torch.save(state, path)
     with zipfile.ZipFile(path) as plain, zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive:
         for entry in plain.namelist():
             archive.writestr(entry, bytes(len(plain.read(entry))) if "/data/" in entry else plain.read(entry))
-    with pytest.raises(CheckpointError, match=r"packed\.pth .*it unpacks to .* bytes, but has"):
+    with pytest.raises(CheckpointError, match=r"packed\.pth has [\d,]+ bytes and unpacks to"):
         tost.load_official(packed)
