@@ -284,7 +284,7 @@ def test_small_files_that_would_fill_the_memory(tmp_path: Path, state: dict[str,
     name = next(name for name, tensor in state.items() if tensor.dim() == 2)
     path = tmp_path / "checkpoint.pth"
     torch.save({**state, name: torch.zeros(1).expand(32_768, 32_768)}, path)
-    with pytest.raises(CheckpointError, match="its tensors would take .* repeat their values"):
+    with pytest.raises(CheckpointError, match=r"its tensors would take .* repeat their values"):
         tost.load_official(path)
     packed = tmp_path / "packed.pth"
     torch.save(state, path)
