@@ -52,7 +52,7 @@ class Form(OperatorOptions):
         return tuple([getattr(self, name) for name in FLAGS])
 
     @classmethod
-    def from_flags(cls, flags: Sequence[int]) -> Form:
+    def from_flags(cls, flags: Sequence[Any]) -> Form:
         """Return the form that `flags` came from."""
         return cls(**dict(zip(FLAGS, flags, strict=True)))
 
