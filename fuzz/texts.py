@@ -37,18 +37,22 @@ def documents(folder: Path) -> Harness:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    from tost.data.text.files import kind_of, plan_file, read_rows
+    from tests.data.images.files import tar_of
+    from tost.data.text.files import format_of, plan_file, read_rows
 
     pa.set_cpu_count(1)
     rows = [{"text": "One."}, {"text": "Zwei\u00e9"}]
     (folder / "a.txt").write_text("Some text.\n\nMore.")
     (folder / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (folder / "a.txt.gz").write_bytes(gzip.compress(b"packed", mtime=0))
+    (folder / "a.csv").write_text('text,other\nOne.,1\n"Two, and\nmore",2\n')
+    (folder / "a.json").write_text(json.dumps(rows))
+    (folder / "a.tar").write_bytes(tar_of({"1.txt": b"One.", "2.txt": b"Two."}))
     pq.write_table(pa.Table.from_pylist(rows), folder / "a.parquet")
-    names = ("a.txt", "a.jsonl", "a.txt.gz", "a.parquet")
+    names = ("a.txt", "a.jsonl", "a.txt.gz", "a.parquet", "a.csv", "a.json", "a.tar")
 
     def parse(file: Path) -> None:
-        for span in plan_file(file, kind_of(file, lines=False) or "text", 16):
+        for span in plan_file(file, format_of(file) or "text", 16):
             for row in read_rows(span, ["text"], {}, "strict"):
                 "".join(row["text"]) if span.kind == "text" else str(row["text"])
 

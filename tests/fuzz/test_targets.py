@@ -18,27 +18,11 @@ MUTATIONS = 200
 # Those that build a model, or a configuration of a run, for each input.
 FEWER = {"resume": 30, "model_folder": 40, "official": 40, "sweep_plan": 40, "sweep_folder": 40, "overrides": 80}
 
-# What they find is being mended elsewhere; two of them end the whole process.
-PENDING = (
-    "resume",
-    "model_folder",
-    "tokenizer",
-    "documents",
-    "tar",
-    "cifar",
-    "labels",
-    "matlab",
-    "reviews",
-    "pathfinder",
-)
-
 pytestmark = pytest.mark.filterwarnings("ignore")  # what libraries say about damaged files
 
 
 @pytest.fixture(scope="module", params=TARGETS)
 def target(request, tmp_path_factory):
-    if request.param in PENDING:
-        pytest.xfail("known problems of this parser are not mended yet")
     return request.param, TARGETS[request.param](tmp_path_factory.mktemp(request.param))
 
 

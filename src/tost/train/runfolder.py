@@ -186,7 +186,7 @@ class RunFolder:
 def _is_until(step: int, line: str) -> bool:
     try:
         return bool(json.loads(line)["step"] <= step)
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         return False
 
 

@@ -37,6 +37,7 @@ _END_TOKENS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|eos|>", "
 # of its own, or the end of one, whether or not something follows.
 _LINE_CUT = re.compile(r"\n(?= [!-~])|(?<=[!-~])\n(?=[!-~])")
 # Tokenizers with the same vocabulary, the same merges and the same ids for this text count as equal.
+_MOST_IDS = 1 << 24
 _PROBE = (
     "The quick brown fox, aged 1234567, didn't jump over  the lazy dog's\n\n   back\t-- said \u201cShe\u201d: "
     "na\u00efve \u00c5ngstr\u00f6m \u4f60\u597d \U0001f642 x_y = {'a': [1.50, None]}; "
@@ -150,10 +151,15 @@ class HFTokenizer:
         tokenizer.encode_special_tokens = True
         self.name = name
         self._tokenizer = tokenizer
-        self._content = json.loads(tokenizer.to_str())
         self._vocabulary: dict[str, int] = tokenizer.get_vocab(with_added_tokens=True)
         if not self._vocabulary:
             raise ConfigError(f"tokenizer {name} has an empty vocabulary.")
+        if self.vocab_size > _MOST_IDS:  # the library takes memory for all ids up to the highest, and ends the process
+            raise ConfigError(
+                f"tokenizer {name} has the id {self.vocab_size - 1}; ids go up to {_MOST_IDS - 1}. The file is damaged; "
+                "get it again."
+            )
+        self._content = json.loads(tokenizer.to_str())
 
     @property
     def vocab_size(self) -> int:

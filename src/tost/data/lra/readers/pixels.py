@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -212,7 +213,10 @@ def _metadata_rows(file: Path) -> list[list[str]]:
         # Mapped, because a header may state any size; that of the file is compared then.
         rows = np.load(file, mmap_mode="r", allow_pickle=False)
         if rows.ndim == 2 and rows.dtype.kind in "US":
-            return [list(row) for row in rows.astype(str).tolist()]
+            texts = np.ascontiguousarray(rows.astype(str))
+            if texts.size and texts.view(np.uint32).max() > sys.maxunicode:
+                raise ValueError("it holds characters that do not exist")
+            return [list(row) for row in texts.tolist()]
     except Exception as error:  # a damaged header makes numpy's parser fail in many ways
         raise ConfigError(
             f"{file} cannot be read: {error}. An array of objects is a pickle, which can run any program, so it is not "
