@@ -60,6 +60,6 @@ def gradients(function: Callable[..., Any], inputs: Tensors, cotangents: Any) ->
         remaining = iter(tensors)
         return function(*(None if x is None else next(remaining) for x in inputs))
 
-    _, pull = torch.func.vjp(call, *given)
+    pull = torch.func.vjp(call, *given)[1]
     found = iter(pull(cotangents))
     return tuple([None if x is None else next(found) for x in inputs])

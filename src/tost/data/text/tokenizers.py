@@ -156,8 +156,8 @@ class HFTokenizer:
             raise ConfigError(f"tokenizer {name} has an empty vocabulary.")
         if self.vocab_size > _MOST_IDS:  # the library takes memory for all ids up to the highest, and ends the process
             raise ConfigError(
-                f"tokenizer {name} has the id {self.vocab_size - 1}; at most {_MOST_IDS - 1} is possible. It is damaged; "
-                "get it again."
+                f"tokenizer {name} has the id {self.vocab_size - 1}; at most {_MOST_IDS - 1} is possible. "
+                "The file is damaged; get it again."
             )
         self._content = json.loads(tokenizer.to_str())
 
