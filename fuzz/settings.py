@@ -86,7 +86,9 @@ def sweep_plan(folder: Path) -> Harness:
 
 def sweep_results(folder: Path) -> Harness:
     """Stored results of sweeps, as tables and text are made from them."""
-    from tost.sweep import read_results, section
+    from scripts.results_page import section
+
+    from tost.sweep import read_results
 
     def parse(path: Path) -> None:
         section(read_results(path), "Reached: {thin.accuracy.mean:.1f}.")
@@ -110,8 +112,10 @@ def _results(folder: Path, plan: str) -> bytes:
 
 def sweep_folder(folder: Path) -> Harness:
     """Run folders, as a sweep reads them to go on and to gather results."""
+    from scripts.results_page import section
+
     from tests.sweep.samples import leave
-    from tost.sweep import check_folders, collect, expand, load_plan, metric_problem, section, unfinished
+    from tost.sweep import check_folders, collect, expand, load_plan, metric_problem, unfinished
     from tost.sweep.runner import progress_of
 
     file, out = folder / "plan.yaml", folder / "out"

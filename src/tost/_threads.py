@@ -21,7 +21,7 @@ _OWN_CGROUPS = Path("/proc/self/cgroup")
 
 
 def prepare() -> None:
-    """Set OpenMP's variables for this process and its children, where nobody has and it is not too late."""
+    """Set OpenMP's variables for this process and its children, unless they are set or it is too late."""
     if "torch" in sys.modules:
         return
     if not any(name in os.environ for name in (*WAITING, "OMP_WAIT_POLICY")):

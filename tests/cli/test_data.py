@@ -45,7 +45,7 @@ def test_prepare_and_check(run, tmp_path, source):
         (["text", "--source", "a", "source=b"], "option source is given twice: 'a' and 'b'"),
         (["textt", "source=a"], "did you mean 'text'?"),
         (["text", "source=nowhere"], "nowhere does not exist"),
-        (["text", "source=a", "shards=3"], "has no option 'shards'; did you mean 'shard_bytes'?"),
+        (["text", "source=a", "shards=3"], "shards: unknown key; did you mean shard_bytes?"),
     ],
 )
 def test_mistakes(run, tmp_path, arguments, said):

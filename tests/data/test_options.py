@@ -65,7 +65,7 @@ def test_an_unknown_data_set_is_refused():
 
 
 def test_a_name_like_no_other_gets_no_suggestion():
-    assert messages(name="qqq")["name"].startswith("there is no data set 'qqq'; data sets: cifar10, ")
+    assert messages(name="qqq")["name"].startswith("there is no data set 'qqq'; data sets: brackets, cifar10, ")
 
 
 def test_a_path_to_embedded_data_is_refused():

@@ -82,7 +82,7 @@ def test_every_problem_is_told_at_once():
     assert lines[0] == "model 'tost_lm_base' cannot be built with these options, 6 problems:"
     assert set(lines[1:]) == {
         "  dept: unknown key; did you mean depth?",
-        "  num_heads: 0 given; needs a whole number >= 1",
+        "  num_heads: 0 given; needs a whole number >= 1 and <= 2147483647",
         "  dropout: much given; needs a number >= 0 and < 1",
         "  position: rotary given; needs one of learned, sinusoidal, none",
         "  bias: 1 given; needs true or false",
@@ -101,8 +101,8 @@ def test_every_problem_is_told_at_once():
         ("tost_lm_base", {"dropout": 1.0}, "dropout: 1.0 given; needs a number >= 0 and < 1"),
         ("tost_lm_base", {"mlp_ratio": float("nan")}, ".nan given; needs a number > 0"),
         ("tost_lm_base", {"mlp_ratio": 1e-9}, "is 7.68e-07, which is not a width"),
-        ("tost_lm_base", {"backend": "cuda"}, "backend: cuda given; needs one of auto, native, torch, ref"),
-        ("tost_lm_base", {"depth": 0, "mlp_ratio": "4"}, "depth: 0 given; needs a whole number >= 1$"),
+        ("tost_lm_base", {"backend": "cuda"}, "backend: cuda given; needs one of auto, triton, native, torch, ref"),
+        ("tost_lm_base", {"depth": 0, "mlp_ratio": "4"}, "depth: 0 given; needs a whole number >= 1 and <= 10000$"),
         ("lra_listops", {"input": "values"}, "input=values needs in_features; set it\n.*no use for vocab_size=16; set"),
         ("lra_listops", {"vocab_size": None}, "input=tokens needs vocab_size; set it"),
         (
@@ -140,7 +140,7 @@ def test_options_cannot_be_changed_and_are_checked_on_their_own_too():
 
 def test_missing_options_are_named():
     _, problems = check_options(LanguageOptions, {"depth": 2, "num_heads": 2})
-    assert problems == [Problem("embed_dim", "missing; needs a whole number >= 1")]
+    assert problems == [Problem("embed_dim", "missing; needs a whole number >= 1 and <= 2147483647")]
 
 
 @pytest.mark.parametrize("options", [LanguageOptions, SequenceClassifierOptions])

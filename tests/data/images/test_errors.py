@@ -185,7 +185,9 @@ IDX = {
         "is not an idx file of bytes with 3 dimensions: it starts with 00000801, expected 00000803",
     ),
     "damaged gzip": (
-        lambda root: (root / "train-labels-idx1-ubyte").write_bytes(files.gzip.compress(bytes(range(256)))[:60]),
+        lambda root: (root / "train-labels-idx1-ubyte").write_bytes(
+            files.gzip.compress(files.idx(files.np.arange(12, dtype=files.np.uint8)))[:-12]
+        ),
         "cannot be unpacked, it is damaged or incomplete",
     ),
     "other count": (

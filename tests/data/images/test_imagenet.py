@@ -273,8 +273,8 @@ def test_what_is_wrong_is_said(write, message, tmp_path):
         ("[[1], [2]]", "needs the original file names, such as ILSVRC2012_val_00000001.JPEG; 4 images have others"),
         ("[[1], [2000]]", "is something else; it must hold a list of labels per validation image"),
         ("{}", "is something else"),
-        ("[", "real.json cannot be read"),
-        (None, "real.json cannot be read: .*No such file"),
+        ("[", "cannot read .*real.json, it is not JSON"),
+        (None, "cannot read .*real.json: .*No such file"),
     ],
 )
 def test_wrong_reassessed_labels_are_refused(content, message, tmp_path):

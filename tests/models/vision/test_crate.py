@@ -6,6 +6,7 @@ import torch.nn.functional as F
 
 import tost
 from tests.models.tiny import make_tiny, perturb
+from tost.models.vision.crate import _positions
 
 
 def norm(p, name, x):
@@ -77,13 +78,13 @@ def test_positions_of_another_size_are_interpolated():
     with torch.no_grad():  # a plane stays a plane wherever the edge is far
         rows = torch.linspace(0, 1, 4).double()[:, None].expand(4, 4).reshape(1, 16, 1)
         model.pos_embed[:, 1:] = rows
-    resized = model._positions((8, 8))
+    resized = _positions(model.pos_embed, model.grid, (8, 8))
     assert torch.equal(resized[:, 0], model.pos_embed[:, 0])
     picture = resized[0, 1:, 0].reshape(8, 8)
     torch.testing.assert_close(picture, picture[:, :1].expand(8, 8))
     expected = F.interpolate(rows.reshape(1, 1, 4, 4), size=(8, 8), mode="bicubic", antialias=True)[0, 0]
     torch.testing.assert_close(picture, expected)
-    assert model._positions((4, 4)) is model.pos_embed
+    assert _positions(model.pos_embed, model.grid, (4, 4)) is model.pos_embed
     assert model.half()(torch.randn(1, 3, 24, 8).half()).dtype == torch.half
 
 

@@ -51,7 +51,9 @@ def configs(draw) -> RunConfig:
         recipe=draw(st.text(min_size=1)),
         model=ModelConfig(name=name, options=options),
         data=data,
-        train=TrainConfig(steps=draw(st.integers(1)), batch_size=6, accumulate=2, clip_norm=draw(st.none() | number)),
+        train=TrainConfig(
+            steps=draw(st.integers(1, 10**12)), batch_size=6, accumulate=2, clip_norm=draw(st.none() | number)
+        ),
         optim=OptimConfig(lr=draw(number), eps=draw(number)),
         checkpoint=CheckpointConfig(best_metric=draw(st.none() | st.text(min_size=1))),
         evaluate=EvaluateConfig(every=7, telemetry=draw(st.booleans())),

@@ -150,7 +150,7 @@ WRONG_VALUES = {
     "log.trackers=[tensorbord]": "tensorbord given; needs one of tensorboard, wandb; did you mean tensorboard?",
     "log.trackers=wandb": "wandb given; needs a list, each entry one of tensorboard, wandb",
     "parallel.context=0": "0 given; needs a whole number >= 1",
-    "evaluate.batches=0": "0 given; needs a whole number >= 1 or null",
+    "evaluate.batches=0": "0 given; needs a whole number >= 1 and <= 1e+12 or null",
     "train=5": "5 given; needs keys and their values, indented below it",
     "data.name=3": "3 given; needs text",
     "data.workers=x": "x given; needs a whole number >= 0",
@@ -187,7 +187,7 @@ def test_missing_keys_are_named(problems):
     assert problems(text="recipe: x\ntrain:\n  steps: 3\n") == [
         "model: missing; needs keys and their values, indented below it",
         "data: missing; needs keys and their values, indented below it",
-        "train.batch_size (line 2): missing; needs a whole number >= 1",
+        "train.batch_size (line 2): missing; needs a whole number >= 1 and <= 1e+12",
         "optim: missing; needs keys and their values, indented below it",
     ]
 

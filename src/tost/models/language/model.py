@@ -88,7 +88,7 @@ class LanguageToST(nn.Module):
                 hold any id and reaches no other token; its logits mean nothing.
             targets: Tokens to be predicted; then the result is ``loss(ids, targets, mask, reduction="sum")``, which
                 wrappers around the model, such as data parallelism, only reach through this function.
-            chunk: As in `loss`; only with `targets`.
+            chunk: Tokens per piece of the loss; only with `targets`.
 
         Returns:
             Logits, ``[B, N, V]``; with `targets` a scalar.
