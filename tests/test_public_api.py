@@ -47,8 +47,8 @@ SIGNATURES = {
     "objective.coding_rate": "(z, eps, *, f=LOG, mask=None)",
     "objective.compression_rate": "(z, pi, eps, *, f=LOG, mask=None)",
     "objective.rate_reduction": "(z, pi, eps, *, f=LOG, mask=None)",
-    "objective.variational_compression": "(z, pi, u, eps, *, f=LOG, mask=None)",
-    "objective.variational_gradient": "(z, pi, u, eps, *, f=LOG, mask=None)",
+    "objective.variational_compression": "(z, pi, u, eps, *, f=LOG, mask=None, block_size=1)",
+    "objective.variational_gradient": "(z, pi, u, eps, *, f=LOG, mask=None, block_size=1)",
 }
 # Constructors may gain keyword-only options; what comes by position may not change.
 POSITIONAL = {
