@@ -1,14 +1,14 @@
 """Both operators by the native CPU kernels, registered as torch operators.
 
 ``torch.ops.tost.tssa`` and ``torch.ops.tost.causal_tssa`` return y, the sums, and what their backward passes need.
-Shapes: w, y [B, N, H, D], temperature, decay [H], bias, scale [B or 1, N, H], mask [B, N], pi [B, N, H], squares,
-weighted [B, H, D], mass [B, H], starts [B, chunks, 2HD + H]; all but w, y and dy in the statistics' dtype. The fields
-of `Form` are the last arguments of every operator.
+Shapes: w, y [B, N, H, D], temperature, decay [H], bias, scale [B or 1, N, H], mask [B, N], pi [B, N, H], squares
+[B, H, D], weighted [B, H, P], mass [B, H], starts [B, chunks, H(D + P + 1)], where P = D without blocks; all but w, y
+and dy in the statistics' dtype. The fields of `Form` are the last arguments of every operator.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import fields
 from typing import Any
 
@@ -16,9 +16,10 @@ import torch
 from torch import Tensor
 
 from tost.ops import _library
+from tost.ops._blocks import packed_width
 from tost.ops._inputs import Inputs, Sums
 from tost.ops._numerics import statistics_dtype
-from tost.ops.form import Form
+from tost.ops.form import FLAGS, Form
 
 Tensors = tuple[Tensor, ...]
 unavailable = _library.unavailable  # what the dispatcher asks every backend
@@ -75,10 +76,15 @@ def _like_tokens(w: Tensor) -> Tensor:
     return torch.empty_like(w, memory_format=torch.contiguous_format)
 
 
-def _sums(w: Tensor, *before: tuple[int, ...]) -> Tensors:
+def _packed(w: Tensor, flags: Sequence[int]) -> int:
+    """Return how many weighted products a head has; D of them without blocks."""
+    return packed_width(w.shape[3], flags[FLAGS.index("block_size")])
+
+
+def _sums(w: Tensor, flags: Sequence[int], *before: tuple[int, ...]) -> Tensors:
     """Return unfilled squares, weighted and mass, after others of the shapes `before`."""
     B, _, H, D = w.shape
-    return _unfilled(w, *before, (B, H, D), (B, H, D), (B, H))
+    return _unfilled(w, *before, (B, H, D), (B, H, _packed(w, flags)), (B, H))
 
 
 def _dense(*tensors: Tensor | None) -> list[Tensor | None]:
@@ -114,10 +120,10 @@ def _operator(
 # --- tssa
 
 
-def _tssa_outputs(w: Tensor, *unused: Any) -> Tensors:
+def _tssa_outputs(w: Tensor, temperature: Tensor, mask: Tensor | None, *flags: int) -> Tensors:
     """Return unfilled y, pi and the sums."""
     B, N, H, _ = w.shape
-    return (_like_tokens(w), *_sums(w, (B, N, H)))
+    return (_like_tokens(w), *_sums(w, flags, (B, N, H)))
 
 
 def _tssa_gradients(dy: Tensor, w: Tensor, temperature: Tensor, *_: Any) -> Tensors:
@@ -126,7 +132,7 @@ def _tssa_gradients(dy: Tensor, w: Tensor, temperature: Tensor, *_: Any) -> Tens
 
 @_operator("tssa", "Tensor w, Tensor temperature, Tensor? mask", 5, _tssa_outputs)
 def _tssa(w: Tensor, temperature: Tensor, mask: Tensor | None, *flags: int) -> Tensors:
-    outputs = _tssa_outputs(w)
+    outputs = _tssa_outputs(w, temperature, mask, *flags)
     _library.run("tost_tssa_forward", w, flags, (*_dense(w, temperature, mask), *outputs))
     return outputs
 
@@ -172,11 +178,12 @@ torch.library.register_autograd("tost::tssa", _tssa_autograd, setup_context=_tss
 # --- causal_tssa
 
 
-def _causal_outputs(w: Tensor, *_: Any) -> Tensors:
+def _causal_outputs(w: Tensor, *arguments: Any) -> Tensors:
     """Return unfilled y, pi and starts, which only the backward pass needs, and the sums after the last token."""
     B, N, H, D = w.shape
+    flags = arguments[8:]
     chunks = (N + _library.CAUSAL_CHUNK - 1) // _library.CAUSAL_CHUNK
-    return (_like_tokens(w), *_sums(w, (B, N, H), (B, chunks, 2 * H * D + H)))
+    return (_like_tokens(w), *_sums(w, flags, (B, N, H), (B, chunks, H * (D + _packed(w, flags) + 1))))
 
 
 def _stride(x: Tensor | None) -> int:
@@ -199,14 +206,14 @@ _CAUSAL_ARGUMENTS = (
 
 @_operator("causal_tssa", f"Tensor w, {_CAUSAL_ARGUMENTS}", 6, _causal_outputs)
 def _causal_tssa(w: Tensor, *arguments: Any) -> Tensors:
-    outputs = _causal_outputs(w)
+    outputs = _causal_outputs(w, *arguments)
     _run_causal(w, arguments, outputs)
     return outputs
 
 
-@_operator("causal_tssa_", f"Tensor(a!) w, {_CAUSAL_ARGUMENTS}", 3, lambda w, *_: _sums(w))
+@_operator("causal_tssa_", f"Tensor(a!) w, {_CAUSAL_ARGUMENTS}", 3, lambda w, *arguments: _sums(w, arguments[8:]))
 def _causal_tssa_inplace(w: Tensor, *arguments: Any) -> Tensors:
-    y, after = w.contiguous(), _sums(w)
+    y, after = w.contiguous(), _sums(w, arguments[8:])
     _run_causal(y, arguments, (y, None, None, *after))
     if y is not w:
         w.copy_(y)
@@ -218,10 +225,10 @@ def _causal_gradients(*arguments: Any) -> Tensors:
 
     The last two are empty where there is no scale, or no decay.
     """
-    w, scale, decay = arguments[4], arguments[10], arguments[11]
+    w, scale, decay, flags = arguments[4], arguments[10], arguments[11], arguments[12:]
     B, N, H, _ = w.shape
     options = _unfilled(w, (0,) if scale is None else (B, N, H), (0,) if decay is None else (H,))
-    return (_like_tokens(w), *_sums(w, (H,), (B, N, H)), *options)
+    return (_like_tokens(w), *_sums(w, flags, (H,), (B, N, H)), *options)
 
 
 @_operator(
