@@ -30,6 +30,8 @@ from itertools import zip_longest
 import torch
 from torch import Tensor
 
+from tost.ops._blocks import in_blocks
+
 __all__ = [
     "EXP",
     "LOG",
@@ -89,7 +91,8 @@ def _logdet_one_plus(m: Tensor) -> Tensor:
 
 
 def _inverse_one_plus(m: Tensor) -> Tensor:
-    return torch.linalg.inv(m + torch.eye(m.shape[-1], dtype=m.dtype, device=m.device))
+    inverse: Tensor = torch.linalg.inv(m + torch.eye(m.shape[-1], dtype=m.dtype, device=m.device))
+    return inverse
 
 
 LOG = Concave("log", torch.log1p, lambda x: 1 / (1 + x), _logdet_one_plus, _inverse_one_plus)
@@ -162,7 +165,7 @@ def diagonal_bound(m: Tensor, q: Tensor, f: Concave = LOG, *, block_size: int = 
     with torch.autocast(m.device.type, enabled=False):
         if block_size == 1:
             return f.value((q * (m @ q)).sum(-2)).sum(-1)
-        left, right = (x.unflatten(-1, (-1, block_size)).movedim(-2, -3) for x in (q, m @ q))
+        left, right = _blocks(q, block_size), _blocks(m @ q, block_size)
         return spectral_sum(left.mT @ right, f).sum(-1)
 
 
@@ -415,7 +418,7 @@ def _project(z: Tensor, weight: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
 
 def _blocks(w: Tensor, block_size: int) -> Tensor:
     """Return w [..., n, p] with its columns in blocks, [..., p / g, n, g]."""
-    return w.unflatten(-1, (-1, block_size)).movedim(-2, -3)
+    return in_blocks(w, block_size).movedim(-2, -3)
 
 
 def _block_moments(w: Tensor, weight: Tensor, block_size: int) -> Tensor:
@@ -430,7 +433,8 @@ def _matrix_derivative(m: Tensor, f: Concave) -> Tensor:
     if f.matrix_derivative is not None:
         return f.matrix_derivative(m)
     values, vectors = torch.linalg.eigh(m)
-    return (vectors * f.derivative(values.clamp_min(0))[..., None, :]) @ vectors.mT
+    derivative: Tensor = (vectors * f.derivative(values.clamp_min(0))[..., None, :]) @ vectors.mT
+    return derivative
 
 
 def _check_blocks(basis: Tensor, block_size: int) -> None:

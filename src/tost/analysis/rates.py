@@ -32,6 +32,7 @@ from tost.analysis.records import Batch, LayerRecord, Place, attention_layers, c
 from tost.analysis.result import Result, plain
 from tost.errors import ConfigError
 from tost.objective import coding_rate, compression_rate, spectral_sum
+from tost.ops._blocks import in_blocks
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -255,7 +256,7 @@ def rates_of_tokens(
     if block_size == 1:
         of_blocks = torch.diagonal(moments, dim1=-2, dim2=-1).log1p()
     else:
-        pairs = moments.unflatten(-1, (-1, block_size)).unflatten(-3, (-1, block_size))
+        pairs = in_blocks(in_blocks(moments, block_size).movedim(-3, -1), block_size)  # [..., blocks, g, blocks, g]
         of_blocks = spectral_sum(torch.diagonal(pairs, dim1=-4, dim2=-2).movedim(-1, -3))  # [..., K, p / g, g, g]
     rate = coding_rate(x, eps, mask=mask)
     compression = compression_rate(x, pi, eps, mask=mask)

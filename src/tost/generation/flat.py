@@ -155,7 +155,7 @@ class StateForm:
     def __init__(self, model: LanguageToST) -> None:
         options = model.options
         self._heads = (options.num_heads, options.embed_dim // options.num_heads)
-        self._products = packed_width(self._heads[1], options.block_size)
+        self._products = packed_width(self._heads[1], options.extensions().block_size)
         self._dtype = torch.promote_types(model.tokens.weight.dtype, torch.float32)
         blocks = [cast(CausalBlock, block) for block in model.blocks]
         convs = [[conv for conv in (block.conv, block.conv_mlp) if conv is not None] for block in blocks]

@@ -103,7 +103,7 @@ class NativeStep:
         self._dtype = {"fp32": torch.float32, "bf16": torch.bfloat16, "int8": torch.int8}[weights]
         self._alive: list[Tensor] = []  # the library has their addresses only
         self._shape = (options.num_heads, options.embed_dim // options.num_heads)
-        self._products = packed_width(self._shape[1], options.block_size)
+        self._products = packed_width(self._shape[1], options.extensions().block_size)
         self._tokens = model.tokens.weight.detach()
         self._positions = model.positions.weight.detach() if isinstance(model.positions, LearnedPositions) else None
         self._waves = model._position_vectors if self._positions is None and model.positions is not None else None
@@ -134,7 +134,8 @@ class NativeStep:
         if self._waves is not None:
             x = x + self._waves(1, position, None, x.device).squeeze(1)
         shapes = (self._shape, (self._shape[0], self._products), self._shape[:1])
-        after = list(zip(*(x.new_empty(depth, count, *shape).unbind(0) for shape in shapes), strict=True))
+        squares, weighted, mass = (x.new_empty(depth, count, *shape).unbind(0) for shape in shapes)
+        after = list(zip(squares, weighted, mass, strict=True))
         windows = [[x.new_empty(count, width - 1, x.shape[1]) for width in widths] for widths in self._widths]
         alive = [self._point(*each) for each in zip(range(depth), state.layers, after, windows, strict=True)]
         logits = x.new_empty(count, self._size)

@@ -19,6 +19,11 @@ def packed_width(head_dim: int, block_size: int) -> int:
     return head_dim * (block_size + 1) // 2
 
 
+def in_blocks(x: Tensor, block_size: int) -> Tensor:
+    """Return x [..., D] as ``[..., D / g, g]``."""
+    return x.reshape(*x.shape[:-1], x.shape[-1] // block_size, block_size)
+
+
 def products(v: Tensor, block_size: int) -> Tensor:
     """Return the packed products of the features of v [..., D], ``[..., D(g+1)/2]``."""
     if block_size == 1:
@@ -45,7 +50,7 @@ def sum_symmetric_products(u: Tensor, z: Tensor, block_size: int) -> Tensor:
 
 def _pairs(u: Tensor, z: Tensor, block_size: int) -> list[tuple[Tensor, Tensor]]:
     """Return for every distance the features of u [..., D] and those of z that come after them in the block."""
-    a, b = u.unflatten(-1, (-1, block_size)), z.unflatten(-1, (-1, block_size))
+    a, b = in_blocks(u, block_size), in_blocks(z, block_size)
     return [(a[..., : block_size - k].flatten(-2), b[..., k:].flatten(-2)) for k in range(block_size)]
 
 

@@ -23,6 +23,7 @@ from torch.autograd.function import once_differentiable
 from tost.ops._blocks import (
     Factors,
     gradient_matrices,
+    in_blocks,
     matrices,
     products,
     sum_products,
@@ -392,10 +393,6 @@ class _CausalMembership(torch.autograd.Function):
         return dw.to(w.dtype), *rest
 
 
-def _in_blocks(x: Tensor, block_size: int) -> Tensor:
-    return x.unflatten(-1, (-1, block_size))
-
-
 class _BlockTSSA(torch.autograd.Function):
     @staticmethod
     def forward(
@@ -405,7 +402,7 @@ class _BlockTSSA(torch.autograd.Function):
         sums = reduce(torch.cat((sum_products(weight * v, v, block_size), weight.sum(dim=1)), dim=-1)).unsqueeze(1)
         mass = sums[..., -1:] + MASS_FLOOR
         moment = sums[..., :-1] / mass
-        solved = Factors(matrices(moment, v.shape[-1], block_size)).solve(_in_blocks(v, block_size))
+        solved = Factors(matrices(moment, v.shape[-1], block_size)).solve(in_blocks(v, block_size))
         ctx.block_size, ctx.reduce = block_size, reduce
         ctx.save_for_backward(w, pi, mask, moment, mass)
         return (-weight * solved.flatten(-2)).to(w.dtype)
@@ -423,7 +420,7 @@ class _BlockTSSA(torch.autograd.Function):
         outer = gradient_matrices(outer, D, g)
         d_weighted = of_rows.solve(of_rows.solve(outer).mT) / mass[..., None, None]
         d_mass = -(d_weighted * moments).sum(dim=(-3, -2, -1))
-        v, o, weight = _in_blocks(v, g), _in_blocks(o, g), pi[..., None, None]
+        v, o, weight = in_blocks(v, g), in_blocks(o, g), pi[..., None, None]
         turned = times(d_weighted, v)
         d_pi = (v * turned - o * factors.solve(v)).sum(dim=(-2, -1)) + d_mass
         dw = weight * (2 * turned - factors.solve(o))
@@ -476,7 +473,7 @@ class _CausalBlockTSSA(torch.autograd.Function):
             bar_weighted = _reach(direct, d_weighted, decay, chunk.mask)
             bar_mass = _reach(to_mass, d_mass, decay, chunk.mask)
             d_weighted, d_mass = bar_weighted.start, bar_mass.start
-            turned = times(gradient_matrices(bar_weighted.upto, w.shape[-1], g), _in_blocks(chunk.v, g)).flatten(-2)
+            turned = times(gradient_matrices(bar_weighted.upto, w.shape[-1], g), in_blocks(chunk.v, g)).flatten(-2)
             d_pi = (chunk.v * turned - o * u).sum(dim=-1) + bar_mass.upto.squeeze(-1)
             d_memberships.append(zero_padding(d_pi, chunk.mask))
             d_tokens.append((chunk.weight * (2 * turned - z)).to(w.dtype))
@@ -516,7 +513,7 @@ class _Chunk:
 
     def solve(self, x: Tensor) -> Tensor:
         """Return (I + S_b)^{-1} x_b for x [B, n, H, D], with each token's own S."""
-        return self._factors.solve(_in_blocks(x, self._block_size)).flatten(-2)
+        return self._factors.solve(in_blocks(x, self._block_size)).flatten(-2)
 
     def after(self) -> tuple[Tensor, Tensor]:
         """Return the weighted products and the mass after the last token."""

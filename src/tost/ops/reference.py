@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from tost.ops._blocks import matrices, products
+from tost.ops._blocks import in_blocks, matrices, products
 from tost.ops._inputs import Inputs, Sums, empty_sums
 from tost.ops._numerics import MASS_FLOOR, PREFIX_FLOOR, SQUARE_FLOOR, num_tokens, statistics_dtype, zero_padding
 from tost.ops._scan import prefix_sums
@@ -77,7 +77,8 @@ def _shrunk(v: Tensor, moment: Tensor, form: Form) -> Tensor:
         return v / (1 + moment)
     blocks = matrices(moment, v.shape[-1], form.block_size)
     identity = torch.eye(form.block_size, dtype=v.dtype, device=v.device)
-    solved, _ = torch.linalg.solve_ex(identity + blocks, v.unflatten(-1, (-1, form.block_size)).unsqueeze(-1))
+    solved: Tensor
+    solved, _ = torch.linalg.solve_ex(identity + blocks, in_blocks(v, form.block_size).unsqueeze(-1))
     return solved.squeeze(-1).flatten(-2)
 
 

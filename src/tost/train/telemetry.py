@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from tost.analysis.records import LayerRecord, attention_layers, capture
 from tost.objective import spectral_sum
+from tost.ops._blocks import in_blocks
 
 
 def compression_of_tokens(w: Tensor, pi: Tensor, block_size: int = 1) -> Tensor:
@@ -35,7 +36,7 @@ def compression_of_tokens(w: Tensor, pi: Tensor, block_size: int = 1) -> Tensor:
     mass = pi.sum(dim=1)
     tokens = mass.sum(dim=-1, keepdim=True).clamp_min(1)
     if block_size > 1:
-        blocks = w.to(pi.dtype).unflatten(-1, (-1, block_size))
+        blocks = in_blocks(w.to(pi.dtype), block_size)
         moments = (
             torch.einsum("bnh,bnhki,bnhkj->bhkij", pi, blocks, blocks) / mass.clamp_min(1e-8)[..., None, None, None]
         )
