@@ -26,29 +26,36 @@ ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src" / "tost"
 
 SIGNATURES = {
-    "tssa": "(w, temperature, *, mask=None, normalize=True, count_scaled=False, backend='auto')",
-    "membership": "(w, temperature, *, mask=None, normalize=True, count_scaled=False)",
-    "causal_tssa": "(w, temperature, bias=None, *, mask=None, count_scaled=False, decay=None, backend='auto')",
-    "causal_tssa_with_state": (
-        "(w, temperature, bias=None, *, mask=None, state=None, count_scaled=False, decay=None, backend='auto')"
+    "tssa": "(w, temperature, *, mask=None, normalize=True, count_scaled=False, block_size=1, backend='auto')",
+    "membership": "(w, temperature, *, mask=None, normalize=True, count_scaled=False, block_size=1)",
+    "causal_tssa": (
+        "(w, temperature, bias=None, *, mask=None, count_scaled=False, decay=None, block_size=1, backend='auto')"
     ),
-    "causal_membership": ("(w, temperature, bias=None, *, mask=None, state=None, count_scaled=False, decay=None)"),
+    "causal_tssa_with_state": (
+        "(w, temperature, bias=None, *, mask=None, state=None, count_scaled=False, decay=None, block_size=1, "
+        "backend='auto')"
+    ),
+    "causal_membership": (
+        "(w, temperature, bias=None, *, mask=None, state=None, count_scaled=False, decay=None, block_size=1)"
+    ),
     "available_backends": "(op)",
-    "TSSAState.empty": "(batch_size, num_heads, head_dim, *, dtype=torch.float32, device=None)",
+    "TSSAState.empty": "(batch_size, num_heads, head_dim, *, block_size=1, dtype=torch.float32, device=None)",
     "TSSAState.merge": "(self, other, decay=None)",
     "TSSAState.to": "(self, device=None, dtype=None)",
     "TSSAState.detach": "(self)",
     "TSSAttention.forward": "(self, x, mask=None)",
     "CausalTSSAttention.forward": "(self, x, mask=None, *, carry=None)",
     "CausalTSSAttention.forward_with_state": "(self, x, state=None, mask=None)",
-    "causal_tssa_step": "(w, temperature, bias=None, *, state=None, count_scaled=False, decay=None, backend='auto')",
+    "causal_tssa_step": (
+        "(w, temperature, bias=None, *, state=None, count_scaled=False, decay=None, block_size=1, backend='auto')"
+    ),
     "load_official": "(path_or_state_dict, *, weights='model', **overrides)",
     "load_model": "(path, *, ema=False)",
     "objective.coding_rate": "(z, eps, *, f=LOG, mask=None)",
     "objective.compression_rate": "(z, pi, eps, *, f=LOG, mask=None)",
     "objective.rate_reduction": "(z, pi, eps, *, f=LOG, mask=None)",
-    "objective.variational_compression": "(z, pi, u, eps, *, f=LOG, mask=None)",
-    "objective.variational_gradient": "(z, pi, u, eps, *, f=LOG, mask=None)",
+    "objective.variational_compression": "(z, pi, u, eps, *, f=LOG, mask=None, block_size=1)",
+    "objective.variational_gradient": "(z, pi, u, eps, *, f=LOG, mask=None, block_size=1)",
 }
 # Constructors may gain keyword-only options; what comes by position may not change.
 POSITIONAL = {

@@ -7,10 +7,13 @@ batches and broadcast. With ``n_k = sum_n pi[n, k]``, the second moment of a gro
     R(z)              = 1/2 F(d/eps^2 * z^T z / n)                                   all tokens as one group
     R_c(z, pi)        = 1/2 sum_k n_k/n F(d/eps^2 * M_k)                             each group by itself
     R_c_var(z, pi, u) = 1/2 sum_k n_k/n sum_i f(d/eps^2 * (u_k^T M_k u_k)_ii)        only the diagonal, in the basis u_k
+                        1/2 sum_k n_k/n sum_b F(d/eps^2 * (u_k^T M_k u_k)_bb)        or only the blocks of g columns
 
 The scale stands outside `f`: the default ``f(x) = log(1 + x)`` yields ``log(1 + d/eps^2 x)``, the log-determinants of
 maximal coding rate reduction, and ``eps = sqrt(d)`` the plain ``log(1 + x)`` of the attention operator. For orthonormal
-`u_k` that span their group, ``R_c <= R_c_var``, an equality where `u_k` diagonalises `M_k`.
+`u_k` that span their group, ``R_c <= R_c_var``, an equality where `u_k` diagonalizes `M_k`. Blocks lie between the two:
+the eigenvalues of the diagonal blocks of a matrix are majorized by its own, and those of smaller blocks by those of the
+larger ones that hold them, so for a concave `f` merging blocks only lowers the sum. One block of all columns is `R_c`.
 
 Half-precision inputs are computed, and their rates returned, in float32, also under autocast. Pass float64 where
 ``d/eps^2 * M`` exceeds 1e6: rounding blurs every eigenvalue by a fraction of the largest.
@@ -26,6 +29,8 @@ from itertools import zip_longest
 
 import torch
 from torch import Tensor
+
+from tost.ops._blocks import in_blocks
 
 __all__ = [
     "EXP",
@@ -53,6 +58,7 @@ class Concave:
         value: Elementwise ``f``.
         derivative: Elementwise ``f'``.
         matrix_form: ``F(M)`` of a positive semi-definite ``[..., d, d]`` without its eigenvalues, where that is known.
+        matrix_derivative: Likewise the gradient of ``F``: ``f'`` of the eigenvalues, with the eigenvectors of ``M``.
 
     Example:
         >>> power = Concave("power", lambda x: (1 + x) ** 0.25 - 1, lambda x: 0.25 * (1 + x) ** -0.75)
@@ -64,6 +70,7 @@ class Concave:
     value: Callable[[Tensor], Tensor] = field(repr=False)
     derivative: Callable[[Tensor], Tensor] = field(repr=False)
     matrix_form: Callable[[Tensor], Tensor] | None = field(default=None, repr=False)
+    matrix_derivative: Callable[[Tensor], Tensor] | None = field(default=None, repr=False)
 
 
 def _eigenvalues(m: Tensor) -> Tensor:
@@ -83,7 +90,12 @@ def _logdet_one_plus(m: Tensor) -> Tensor:
     return 2 * torch.diagonal(factor, dim1=-2, dim2=-1).log().sum(-1)
 
 
-LOG = Concave("log", torch.log1p, lambda x: 1 / (1 + x), _logdet_one_plus)
+def _inverse_one_plus(m: Tensor) -> Tensor:
+    inverse: Tensor = torch.linalg.inv(m + torch.eye(m.shape[-1], dtype=m.dtype, device=m.device))
+    return inverse
+
+
+LOG = Concave("log", torch.log1p, lambda x: 1 / (1 + x), _logdet_one_plus, _inverse_one_plus)
 """``log(1 + x)``: the coding rate itself, ``log det(I + M)``."""
 SQRT = Concave("sqrt", lambda x: x / (1 + (1 + x).sqrt()), lambda x: 0.5 * (1 + x).rsqrt())
 """``sqrt(1 + x) - 1``."""
@@ -115,22 +127,24 @@ def spectral_sum(m: Tensor, f: Concave = LOG) -> Tensor:
     return f.value(_eigenvalues(m)).sum(-1) if f.matrix_form is None else f.matrix_form(m)
 
 
-def diagonal_bound(m: Tensor, q: Tensor, f: Concave = LOG) -> Tensor:
-    """Bound `spectral_sum` from above by a diagonal: ``F(M) <= sum_i f((Q^T M Q)_ii)``.
+def diagonal_bound(m: Tensor, q: Tensor, f: Concave = LOG, *, block_size: int = 1) -> Tensor:
+    """Bound `spectral_sum` from above by a diagonal, or by diagonal blocks: ``F(M) <= sum_b F((Q^T M Q)_bb)``.
 
     The bound needs orthonormal columns in `q` whose span contains the image of `m`. It is an equality if ``Q^T M Q`` is
-    diagonal, and for a strictly concave `f` only then.
+    block diagonal, and for a strictly concave `f` only then. Blocks of one column are the diagonal, and blocks made of
+    whole smaller blocks bound more tightly than these.
 
     Args:
         m: ``[..., d, d]``, symmetric positive semi-definite.
         q: ``[..., d, p]`` with ``p <= d``.
         f: The function; all four of this module are strictly concave.
+        block_size: Consecutive columns in a block, g; divides p.
 
     Returns:
         ``[...]``.
 
     Raises:
-        ValueError: `m` is not square, or `q` does not fit it.
+        ValueError: `m` is not square, `q` does not fit it, or `block_size` does not divide its columns.
 
     Example:
         >>> m = torch.diag(torch.tensor([1.0, 3.0]))
@@ -145,10 +159,14 @@ def diagonal_bound(m: Tensor, q: Tensor, f: Concave = LOG) -> Tensor:
             f"q has shape {tuple(q.shape)} and m has shape {tuple(m.shape)}; the bound needs q as [..., {d}, p] with "
             f"p <= {d}. Pass the basis vectors as the columns of q."
         )
+    _check_blocks(q, block_size)
     dtype = _compute_dtype(m, q)
     m, q = m.to(dtype), q.to(dtype)
     with torch.autocast(m.device.type, enabled=False):
-        return f.value((q * (m @ q)).sum(-2)).sum(-1)
+        if block_size == 1:
+            return f.value((q * (m @ q)).sum(-2)).sum(-1)
+        left, right = _blocks(q, block_size), _blocks(m @ q, block_size)
+        return spectral_sum(left.mT @ right, f).sum(-1)
 
 
 def coding_rate(z: Tensor, eps: float, *, f: Concave = LOG, mask: Tensor | None = None) -> Tensor:
@@ -223,11 +241,19 @@ def rate_reduction(z: Tensor, pi: Tensor, eps: float, *, f: Concave = LOG, mask:
 
 
 def variational_compression(
-    z: Tensor, pi: Tensor, u: Tensor, eps: float, *, f: Concave = LOG, mask: Tensor | None = None
+    z: Tensor,
+    pi: Tensor,
+    u: Tensor,
+    eps: float,
+    *,
+    f: Concave = LOG,
+    mask: Tensor | None = None,
+    block_size: int = 1,
 ) -> Tensor:
     """Evaluate ``R_c_var = 1/2 sum_k n_k/n sum_i f(d/eps^2 * sum_n pi[n, k] (u_k^T z_n)_i^2 / n_k)``.
 
     Bounds `compression_rate` from above if the `u_k` are orthonormal and span their group; its cost is linear in ``n``.
+    With blocks the inner sum is ``sum_b F(d/eps^2 * sum_n pi[n, k] (u_k^T z_n)_b (u_k^T z_n)_b^T / n_k)``.
 
     Args:
         z: Tokens ``[..., n, d]``.
@@ -236,12 +262,14 @@ def variational_compression(
         eps: Precision to which tokens are coded, positive; ``sqrt(d)`` gives ``log(1 + x)``, the operator's form.
         f: Replaces ``log(1 + x)``.
         mask: ``[..., n]`` bool; False leaves a token out.
+        block_size: Consecutive columns of `u` in a block, g; divides p. More is tighter: ``g = p`` is the rate of the
+            projected groups itself.
 
     Returns:
         ``[...]``. A group without tokens adds 0 and receives no gradient.
 
     Raises:
-        ValueError: A shape, a dtype or `eps` does not fit.
+        ValueError: A shape, a dtype, `eps` or `block_size` does not fit.
 
     Example:
         >>> pi = torch.tensor([[1, 0], [1, 0], [0, 1], [0, 1]])
@@ -249,19 +277,30 @@ def variational_compression(
         tensor(1.0986)
     """
     _check(z, pi, eps, mask, u)
+    _check_blocks(u, block_size)
     scale, dtype = z.shape[-1] / eps**2, _compute_dtype(z, pi, u)
     z, weight, share = _groups(z, pi, mask, dtype)
-    _, moment = _project(z, weight, u.to(dtype))
-    return 0.5 * (share * f.value(scale * moment).sum(-1)).sum(-1)
+    w, moment = _project(z, weight, u.to(dtype))
+    if block_size == 1:
+        return 0.5 * (share * f.value(scale * moment).sum(-1)).sum(-1)
+    return 0.5 * (share * spectral_sum(scale * _block_moments(w, weight, block_size), f).sum(-1)).sum(-1)
 
 
 def variational_gradient(
-    z: Tensor, pi: Tensor, u: Tensor, eps: float, *, f: Concave = LOG, mask: Tensor | None = None
+    z: Tensor,
+    pi: Tensor,
+    u: Tensor,
+    eps: float,
+    *,
+    f: Concave = LOG,
+    mask: Tensor | None = None,
+    block_size: int = 1,
 ) -> Tensor:
     """Differentiate `variational_compression` with respect to `z`, `pi` held fixed, in closed form.
 
     ``gradient[n] = 1/n sum_k pi[n, k] u_k diag(D_k) u_k^T z_n`` with ``D_k = d/eps^2 f'(d/eps^2 * moment_k)`` and
-    ``moment_k = sum_n pi[n, k] (u_k^T z_n)^2 / n_k``. Equal to what autograd returns, and itself differentiable.
+    ``moment_k = sum_n pi[n, k] (u_k^T z_n)^2 / n_k``. With blocks ``D_k`` is block diagonal, ``f'`` of the blocks of
+    moments. Equal to what autograd returns, and itself differentiable.
 
     Args:
         z: Tokens ``[..., n, d]``.
@@ -270,6 +309,7 @@ def variational_gradient(
         eps: Precision to which tokens are coded, positive.
         f: Replaces ``log(1 + x)``.
         mask: ``[..., n]`` bool; False leaves a token out, and its gradient is 0.
+        block_size: Consecutive columns of `u` in a block, g; divides p.
 
     Returns:
         ``[..., n, d]``, in the dtype of `z`.
@@ -283,25 +323,39 @@ def variational_gradient(
                 [0.0000, 0.3333]])
     """
     _check(z, pi, eps, mask, u)
+    _check_blocks(u, block_size)
     scale, dtype, out_dtype = z.shape[-1] / eps**2, _compute_dtype(z, pi, u), z.dtype
     z, weight, share = _groups(z, pi, mask, dtype)
     u = u.to(dtype)
     w, moment = _project(z, weight, u)
-    damping = scale * f.derivative(scale * moment)
     pi_over_n = (share[..., None] * weight.mT)[..., None]  # [..., K, n, 1]
     with torch.autocast(z.device.type, enabled=False):
-        return ((pi_over_n * damping[..., None, :] * w) @ u.mT).sum(-3).to(out_dtype)
+        if block_size == 1:
+            damping = scale * f.derivative(scale * moment)
+            damped = pi_over_n * damping[..., None, :] * w
+        else:
+            damping = scale * _matrix_derivative(scale * _block_moments(w, weight, block_size), f)
+            damped = pi_over_n * (_blocks(w, block_size) @ damping).movedim(-3, -2).flatten(-2)
+        return (damped @ u.mT).sum(-3).to(out_dtype)
 
 
 def tssa_step(
-    z: Tensor, pi: Tensor, u: Tensor, eps: float, tau: float, *, f: Concave = LOG, mask: Tensor | None = None
+    z: Tensor,
+    pi: Tensor,
+    u: Tensor,
+    eps: float,
+    tau: float,
+    *,
+    f: Concave = LOG,
+    mask: Tensor | None = None,
+    block_size: int = 1,
 ) -> Tensor:
     """Return ``-tau * variational_gradient``, the update that token statistics self-attention adds to `z`.
 
     ``eps = sqrt(d)`` and ``tau = n`` give the operator, ``-sum_k pi[n, k] u_k (u_k^T z_n / (1 + moment_k))``. For
     orthonormal `u_k` and rows of `pi` that sum to one, every ``0 < tau <= n eps^2 / (d f'(0))`` lowers
     `variational_compression` by at least ``tau/2 * |gradient|^2``: as `f` is concave, the objective lies below a
-    quadratic of curvature ``d f'(0) / (n eps^2)``.
+    quadratic of curvature ``d f'(0) / (n eps^2)``, for blocks of any size.
 
     Args:
         z: Tokens ``[..., n, d]``.
@@ -311,6 +365,7 @@ def tssa_step(
         tau: Step size.
         f: Replaces ``log(1 + x)``.
         mask: ``[..., n]`` bool; False leaves a token out, and its update is 0.
+        block_size: Consecutive columns of `u` in a block, g; divides p.
 
     Returns:
         ``[..., n, d]``, in the dtype of `z`, to be added to `z`.
@@ -324,7 +379,7 @@ def tssa_step(
         tensor([[0.5000, 0.0000],
                 [0.0000, 0.5000]])
     """
-    return -tau * variational_gradient(z, pi, u, eps, f=f, mask=mask)
+    return -tau * variational_gradient(z, pi, u, eps, f=f, mask=mask, block_size=block_size)
 
 
 def _compute_dtype(*tensors: Tensor) -> torch.dtype:
@@ -359,6 +414,35 @@ def _project(z: Tensor, weight: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
     with torch.autocast(z.device.type, enabled=False):
         w = z[..., None, :, :] @ u
     return w, (weight.mT[..., None] * w.square()).sum(-2)
+
+
+def _blocks(w: Tensor, block_size: int) -> Tensor:
+    """Return w [..., n, p] with its columns in blocks, [..., p / g, n, g]."""
+    return in_blocks(w, block_size).movedim(-2, -3)
+
+
+def _block_moments(w: Tensor, weight: Tensor, block_size: int) -> Tensor:
+    """Return the second moments of w [..., K, n, p] in blocks of columns, [..., K, p / g, g, g]."""
+    blocks = _blocks(w, block_size)
+    with torch.autocast(w.device.type, enabled=False):
+        return (weight.mT[..., None, :, None] * blocks).mT @ blocks
+
+
+def _matrix_derivative(m: Tensor, f: Concave) -> Tensor:
+    """Return the gradient of `spectral_sum`, [..., g, g]: `f'` of the eigenvalues, with the eigenvectors of m."""
+    if f.matrix_derivative is not None:
+        return f.matrix_derivative(m)
+    values, vectors = torch.linalg.eigh(m)
+    derivative: Tensor = (vectors * f.derivative(values.clamp_min(0))[..., None, :]) @ vectors.mT
+    return derivative
+
+
+def _check_blocks(basis: Tensor, block_size: int) -> None:
+    if block_size < 1 or basis.shape[-1] % block_size != 0:
+        raise ValueError(
+            f"block_size is {block_size} and the basis has {basis.shape[-1]} columns; blocks hold a whole number of "
+            "columns, at least 1, that divides them."
+        )
 
 
 def _check_square(m: Tensor) -> None:

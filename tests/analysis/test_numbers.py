@@ -41,6 +41,10 @@ def test_rates_are_those_of_the_objective(n, d, K, seed, padded):
     assert (found["subspaces"] <= found["variational"] + 1e-9).all()
     groups = [objective.compression_rate(w[:, :, k], pi[:, :, k : k + 1], math.sqrt(p), mask=mask) for k in range(K)]
     torch.testing.assert_close(found["subspaces"], torch.stack(groups).sum(0))
+    for g in [size for size in range(1, p + 1) if p % size == 0]:
+        blocks = rates_of_tokens(z, w, pi, eps=0.7, mask=mask, block_size=g)
+        expected = objective.variational_compression(z, pi, u, own, mask=mask, block_size=g)
+        torch.testing.assert_close(blocks["variational"], expected)
 
 
 def test_rates_by_layer_are_those_of_the_stream():
@@ -165,6 +169,20 @@ def test_gains_of_hand_made_tokens():
     mask = torch.tensor([[True, True, False]])
     pi = torch.cat((pi, torch.zeros(1, 1, 1)), dim=1)
     torch.testing.assert_close(moments(layer, padded, pi, mask).flatten(), expected)
+
+
+@pytest.mark.parametrize("name", ["tost_mini", "tost_lm_base"])
+def test_gains_of_blocks_are_what_they_multiply_their_principal_directions_by(name):
+    layer = attention_layers(perturb(make_tiny(name, block_size=2)))[0]
+    w = torch.randn(1, 6, 4, 4, dtype=torch.float64)
+    pi = analysis.membership_of(layer, w).detach()
+    gains = 1 / (1 + moments(layer, w, pi))[0, -1].unflatten(-1, (2, 2))  # after the last token
+    blocks = w[0].unflatten(-1, (2, 2))
+    exact = torch.einsum("nh,nhki,nhkj->hkij", pi[0], blocks, blocks) / (pi[0].sum(0) + 1e-8)[:, None, None, None]
+    inverse = torch.linalg.inv(torch.eye(2) + exact)
+    torch.testing.assert_close(gains.prod(-1), torch.linalg.det(inverse))
+    torch.testing.assert_close(gains.sum(-1), inverse.diagonal(dim1=-2, dim2=-1).sum(-1))
+    assert (gains[..., 0] <= gains[..., 1]).all()
 
 
 @pytest.mark.parametrize("count_scaled", [False, True])

@@ -32,6 +32,7 @@ OPTIONS = {
     "both convolutions": {"conv_width": 3, "conv_at": "both"},
     "gate": {"gate": True},
     "count": {"count_scaled": True},
+    "blocks": {"block_size": 2},
     "forgetting": {"forget": True},
 }
 ALONE = {"plain": {}, "reference": {"backend": "reference"}, **OPTIONS}

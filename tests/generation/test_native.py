@@ -34,10 +34,16 @@ def step_both(model, count, weights="fp32", length=6):
         return step(ids[:, -1], before), decode_step(model, ids[:, -1], before)
 
 
-@given(st.integers(1, 19), st.sampled_from([(4, 1), (12, 3), (20, 4), (36, 2), (72, 4), (132, 1)]), st.booleans())
+@given(
+    st.integers(1, 19),
+    st.sampled_from([(4, 1), (12, 3), (20, 4), (36, 2), (72, 4), (132, 1)]),
+    st.booleans(),
+    st.booleans(),
+)
 @settings(max_examples=20, deadline=None)
-def test_any_batch_and_any_width(count, sizes, plus):
-    model = make(torch.float32, embed_dim=sizes[0], num_heads=sizes[1], depth=1, **(PLUS if plus else {}))
+def test_any_batch_and_any_width(count, sizes, plus, blocks):
+    options = (PLUS if plus else {}) | ({"block_size": sizes[0] // sizes[1]} if blocks else {})
+    model = make(torch.float32, embed_dim=sizes[0], num_heads=sizes[1], depth=1, **options)
     (found, after), (expected, state) = step_both(model, count)
     assert_close("logits", found, expected, 1e-5)
     for one, other in zip(pytree.tree_leaves(after), pytree.tree_leaves(state), strict=True):
@@ -46,7 +52,7 @@ def test_any_batch_and_any_width(count, sizes, plus):
 
 def test_threads_change_nothing():
     # Widths for which the shares of threads differ, with a rest that no block takes.
-    model, threads = make(torch.float32, embed_dim=36, vocab_size=75, **PLUS), torch.get_num_threads()
+    model, threads = make(torch.float32, embed_dim=36, vocab_size=75, block_size=3, **PLUS), torch.get_num_threads()
     ids = torch.stack(prompts(6, 6, 6))
     before, step = prefill(model, ids[:, :-1]), NativeStep(model)
     try:

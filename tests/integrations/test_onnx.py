@@ -13,6 +13,7 @@ from tost.integrations.onnx import export_onnx, plain_operators
     ("name", "overrides", "size"),
     [
         ("tost_mini", {"embed_dim": 16, "depth": 1, "class_depth": 1}, (12, 9)),
+        ("tost_mini", {"embed_dim": 16, "depth": 1, "class_depth": 1, "block_size": 4}, (12, 9)),
         pytest.param("xcit_mini", {"depth": 1}, 32, marks=pytest.mark.slow),
         pytest.param("crate_mini", {"depth": 1}, 32, marks=pytest.mark.slow),
         pytest.param("tost_mini", {"conv_width": 3, "gate": True, "feed_forward": "ista"}, 32, marks=pytest.mark.slow),

@@ -56,6 +56,17 @@ def test_gate_learns_and_follows_the_first_projection(form):
 
 
 @FORMS
+def test_blocks_are_those_of_the_operator(form):
+    attention, x = make(form, Extensions(block_size=2)), tokens()
+    w, operator = attention.proj_in(x).unflatten(-1, (H, C // H)), tost.tssa if form == "plain" else tost.causal_tssa
+    bias = () if form == "plain" else (attention.position_bias,)
+    y = operator(w, attention.temperature, *bias, block_size=2)
+    assert_close("y", attention(x), attention.proj_out(y.flatten(2)), 1e-12)
+    with pytest.raises(ValueError, match=r"block_size \(3\) must divide the width of a head \(4\)"):
+        make(form, Extensions(block_size=3))
+
+
+@FORMS
 @pytest.mark.parametrize("paper", [None, PaperForm(eps=0.5)])
 def test_gate_works_in_place_and_leaves_the_tokens_alone(form, paper):
     gated, x = make(form, GATE, torch.float32, paper=paper), tokens(torch.float32)

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 import tost
+from tost.ops._blocks import products
 from tost.ops._numerics import statistics_dtype
 from tost.testing import assert_close
 
@@ -15,6 +16,8 @@ from tost.testing import assert_close
 SHAPES = [(1, 1, 1, 1), (2, 63, 3, 5), (3, 130, 2, 33), (1, 257, 8, 64), (2, 129, 1, 7), (5, 2, 4, 3)]
 BACKENDS = [name for name, status in tost.available_backends("tssa").items() if status == "ready"]
 FAST_BACKENDS = [name for name in BACKENDS if name != "reference"]
+BLOCK_BACKENDS = [name for name in BACKENDS if name != "triton"]
+FAST_BLOCK_BACKENDS = [name for name in FAST_BACKENDS if name in BLOCK_BACKENDS]
 # Bound on the relative rms of an output against the reference in float64 on the same rounded inputs.
 BOUNDS = {torch.float64: 1e-11, torch.float32: 2e-5, torch.bfloat16: 1e-2, torch.float16: 2e-3}
 
@@ -41,6 +44,7 @@ class Case:
     dstate: tuple[Tensor, Tensor, Tensor] | None = None
     count_scaled: bool = False
     decay: Tensor | None = None
+    block_size: int = 1
 
     def double(self) -> Case:
         """The same numbers, rounded as they are, in float64."""
@@ -68,7 +72,17 @@ def make_decay(H: int, dtype: torch.dtype) -> Tensor:
 
 
 def make_case(
-    shape, dtype, *, masked=False, normalize=True, bias=False, state=False, count_scaled=False, decay=False, seed=0
+    shape,
+    dtype,
+    *,
+    masked=False,
+    normalize=True,
+    bias=False,
+    state=False,
+    count_scaled=False,
+    decay=False,
+    block_size=1,
+    seed=0,
 ) -> Case:
     g = torch.Generator().manual_seed(seed)
     B, N, H, D = shape
@@ -80,7 +94,7 @@ def make_case(
         return torch.rand(size, generator=g)
 
     sums = statistics_dtype(dtype)
-    before = (3 * rand(B, H, D), rand(B, H, D), 3 * rand(B, H))
+    before = (3 * rand(B, H, D), _moments(rand(B, 3, H, D), block_size), 3 * rand(B, H))
     position = torch.randint(0, 4, (B,), generator=g)
     return Case(
         w=randn(B, N, H, D).to(dtype),
@@ -91,16 +105,22 @@ def make_case(
         normalize=normalize,
         bias=(0.3 * randn(H, N + 4)).to(sums) if bias else None,
         state=tost.TSSAState(*(x.to(sums) for x in before), position) if state else None,
-        dstate=(randn(B, H, D).to(sums), randn(B, H, D).to(sums), randn(B, H).to(sums)),
+        dstate=tuple(randn(*x.shape).to(sums) for x in before),
         count_scaled=count_scaled,
         decay=make_decay(H, sums) if decay else None,
+        block_size=block_size,
     )
+
+
+def _moments(x: Tensor, block_size: int) -> Tensor:
+    """Products that a state may hold; plain numbers without blocks."""
+    return x[:, 0] if block_size == 1 else products(x, block_size).sum(1)
 
 
 def run_tssa(case: Case, backend: str) -> dict[str, Tensor]:
     """Output and gradients of ``tost.tssa``."""
     w, t = case.w.detach().requires_grad_(), case.temperature.detach().requires_grad_()
-    options = {"normalize": case.normalize, "count_scaled": case.count_scaled}
+    options = {"normalize": case.normalize, "count_scaled": case.count_scaled, "block_size": case.block_size}
     y = tost.tssa(w, t, mask=case.mask, backend=backend, **options)
     dw, dt = torch.autograd.grad(y, (w, t), case.dy)
     return {"y": y, "dw": dw, "dtemperature": dt}
@@ -118,6 +138,7 @@ def run_causal(case: Case, backend: str) -> dict[str, Tensor]:
         sums = (inputs[name] for name in ("squares", "weighted_squares", "mass"))
         state = tost.TSSAState(*sums, case.state.position)
     options = {"mask": case.mask, "state": state, "count_scaled": case.count_scaled, "decay": inputs.get("decay")}
+    options["block_size"] = case.block_size
     y, after = tost.causal_tssa_with_state(
         inputs["w"], inputs["temperature"], inputs.get("bias"), backend=backend, **options
     )

@@ -1,5 +1,7 @@
 """Derivatives of every kind through every backend: torch.func, forward mode, second order. The reference decides."""
 
+from itertools import product
+
 import pytest
 import torch
 from functorch.compile import make_boxed_func
@@ -7,7 +9,8 @@ from torch.autograd import forward_ad
 from torch.utils.flop_counter import FlopCounterMode
 
 import tost
-from tests.ops.cases import BACKENDS, FAST_BACKENDS, Case, make_case
+from tests.ops.cases import BACKENDS, FAST_BACKENDS, FAST_BLOCK_BACKENDS, Case, make_case
+from tost.ops.flops import tssa_flops
 from tost.ops.form import Form
 from tost.testing import assert_close
 
@@ -57,6 +60,8 @@ def make(name):
     plain, full = make_case(SHAPE, torch.float64), make_case(SHAPE, torch.float64, masked=True, bias=True, state=True)
     unnormalized = make_case(SHAPE, torch.float64, masked=True, normalize=False)
     fading = make_case(SHAPE, torch.float64, masked=True, count_scaled=True, decay=True)
+    every = {"masked": True, "bias": True, "state": True, "count_scaled": True, "decay": True}
+    in_blocks = make_case(SHAPE, torch.float64, block_size=2, **every)
     return {
         "tssa": lambda: tssa(plain),
         "tssa masked": lambda: tssa(full, count_scaled=True),
@@ -65,20 +70,23 @@ def make(name):
         "causal from a state": lambda: causal(full),
         "causal fading": lambda: causal(fading, count_scaled=True),
         "step": lambda: step(full),
+        "tssa in blocks": lambda: tssa(in_blocks, count_scaled=True, block_size=2),
+        "causal in blocks": lambda: causal(in_blocks, count_scaled=True, block_size=2),
     }[name]()
 
 
+names = [
+    "tssa",
+    "tssa masked",
+    "tssa unnormalized",
+    "causal",
+    "causal from a state",
+    "causal fading",
+    "step",
+]
+blocks = ["tssa in blocks", "causal in blocks"]
 calls = pytest.mark.parametrize(
-    "name",
-    [
-        "tssa",
-        "tssa masked",
-        "tssa unnormalized",
-        "causal",
-        "causal from a state",
-        "causal fading",
-        "step",
-    ],
+    ("backend", "name"), [*product(FAST_BACKENDS, names), *product(FAST_BLOCK_BACKENDS, blocks)]
 )
 
 
@@ -105,7 +113,6 @@ def penalty(run, inputs, backend):
 
 
 @calls
-@fast_backends
 def test_forward_mode(backend, name):
     run, inputs = make(name)
     tangents = like(inputs)
@@ -120,14 +127,12 @@ def test_forward_mode(backend, name):
 
 
 @calls
-@fast_backends
 def test_second_backward_pass(backend, name):
     run, inputs = make(name)
     assert_same(penalty(run, inputs, backend), penalty(run, inputs, "reference"))
 
 
 @calls
-@fast_backends
 def test_functional_gradients(backend, name):
     run, inputs = make(name)
 
@@ -146,7 +151,6 @@ def test_functional_gradients(backend, name):
 
 
 @calls
-@fast_backends
 def test_vmap(backend, name):
     run, inputs = make(name)
     stacked = tuple(torch.stack((x, x.sqrt() if (x > 0).all() else 2 * x, x), dim=-1) for x in inputs)
@@ -296,3 +300,12 @@ def test_flop_counter_sees_the_operator(causal):
     with FlopCounterMode(display=False) as counter:
         run(w, t, backend="native").sum().backward()
     assert counter.get_total_flops() == 3 * once
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_flop_counter_sees_blocks(causal):
+    B, N, H, D, g = 2, 10, 3, 4, 2
+    w, t = torch.randn(B, N, H, D, requires_grad=True), torch.ones(H)
+    with FlopCounterMode(display=False) as counter:
+        (tost.causal_tssa if causal else tost.tssa)(w, t, block_size=g, backend="native").sum().backward()
+    assert counter.get_total_flops() == 3 * B * N * tssa_flops(H, D, causal=causal, block_size=g)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 import tost
+from tost.ops._blocks import products
 from tost.ops._numerics import statistics_dtype
 from tost.parallel import ContextParallel, causal_tssa_with_state, tssa
 
@@ -31,6 +32,7 @@ class Case:
     normalize: bool = True
     count_scaled: bool = False
     decay: bool = False
+    block_size: int = 1
     backend: str = "auto"
     shape: tuple[int, int, int] = (2, 3, 5)  # B, H, D
     seed: int = 0
@@ -39,6 +41,7 @@ class Case:
         words = ["causal" if self.causal else "plain", str(self.dtype).removeprefix("torch."), self.mask]
         words += [name for name in ("bias", "state", "count_scaled", "decay") if getattr(self, name)]
         words += [] if self.normalize else ["unnormalized"]
+        words += [] if self.block_size == 1 else [f"blocks of {self.block_size}"]
         words += [] if self.backend == "auto" else [self.backend]
         return "-".join((*words, "+".join(map(str, self.lengths))))
 
@@ -63,6 +66,9 @@ def make_inputs(case: Case) -> dict[str, Tensor | None]:
     def randn(*size: int) -> Tensor:
         return torch.randn(size, generator=g, dtype=torch.float64)
 
+    def moments(*size: int) -> Tensor:
+        return randn(*size).abs() if case.block_size == 1 else products(randn(*size), case.block_size)
+
     made = {
         "w": randn(B, N, H, D).to(case.dtype),
         # Energies that are scaled by the number of tokens need a temperature that is as small.
@@ -70,12 +76,12 @@ def make_inputs(case: Case) -> dict[str, Tensor | None]:
         "bias": (0.3 * randn(H, N + 4)).to(sums),
         "decay": torch.tensor([0.97, 1.0, 0.5, 0.9995])[torch.arange(H) % 4].to(sums),
         "squares": 3 * randn(B, H, D).abs().to(sums),
-        "weighted_squares": randn(B, H, D).abs().to(sums),
+        "weighted_squares": moments(B, H, D).to(sums),
         "mass": 3 * randn(B, H).abs().to(sums),
         "position": torch.randint(0, 4, (B,), generator=g),
         "dy": randn(B, N, H, D).to(case.dtype),
         "d_squares": randn(B, H, D).to(sums),
-        "d_weighted_squares": randn(B, H, D).to(sums),
+        "d_weighted_squares": randn(B, H, D * (case.block_size + 1) // 2).to(sums),
         "d_mass": randn(B, H).to(sums),
         "mask": make_mask(case.mask, B, N, g),
     }
@@ -89,7 +95,8 @@ def differentiate(case: Case, inputs: dict[str, Tensor | None], context: Context
     names = [name for name in ("w", *REPLICATED) if inputs.get(name) is not None]
     leaves = {name: inputs[name].detach().clone().requires_grad_() for name in names}
     arguments = (leaves["w"], leaves["temperature"])
-    extra = {"count_scaled": case.count_scaled} | ({"context": context} if context is not None else {})
+    extra = {"count_scaled": case.count_scaled, "block_size": case.block_size}
+    extra |= {"context": context} if context is not None else {}
     if not case.causal:
         extra |= {} if context is not None else {"backend": case.backend}
         run = tssa if context is not None else tost.tssa
@@ -178,6 +185,13 @@ def cases_for(size: int) -> list[Case]:
                 Case(lengths, dtype=dtype, mask="left", state=True, decay=True, backend="torch"),
                 Case(lengths, dtype=dtype, mask="random", state=True, count_scaled=True),
                 Case(lengths, causal=False, dtype=dtype, mask="random", count_scaled=True),
+            ]
+            blocks = {"shape": (2, 3, 6), "dtype": dtype, "mask": "random"}
+            cases += [
+                Case(lengths, bias=True, state=True, count_scaled=True, decay=True, block_size=3, **blocks),
+                Case(lengths, state=True, backend="torch", block_size=6, **blocks),
+                Case(lengths, causal=False, count_scaled=True, block_size=2, **blocks),
+                Case(lengths, causal=False, normalize=False, block_size=3, **blocks),
             ]
     cases += [Case(lengths, causal=causal, dtype=torch.bfloat16, mask="random") for causal in (True, False)]
     # More numbers than a chunk of the shared non-causal operator holds, and no sequence at all.

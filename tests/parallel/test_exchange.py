@@ -82,7 +82,9 @@ OPERATORS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "tssa": tssa,
     "tssa unnormalized": lambda w, t: tssa(w, t, normalize=False),
     "tssa scaled": lambda w, t: tssa(w, t, count_scaled=True),
+    "tssa in blocks": lambda w, t: tssa(w, t, block_size=D),
     "causal_tssa": causal_tssa,
+    "causal_tssa in blocks": lambda w, t: causal_tssa(w, t, block_size=D),
     "causal_tssa forgetting": lambda w, t: causal_tssa(w, t, count_scaled=True, decay=0.9 * torch.ones_like(t)),
 }
 
@@ -118,7 +120,13 @@ def expected(name: str, width: int) -> dict[str, tuple[int, int]]:
     """Bytes and collectives, forward and backward, with `width` bytes per number."""
     squares, weighted, mass, tokens = (B * H * D * width, B * H * D * width, B * H * width, B * 8)
     causal = {"forward": (squares + tokens + weighted + mass, 2), "backward": (squares + weighted + mass, 2)}
+    products = weighted * (D + 1) // 2
     return {
+        "tssa in blocks": {"forward": (squares + products + mass, 2), "backward": (squares + products, 2)},
+        "causal_tssa in blocks": {
+            "forward": (squares + tokens + products + mass, 2),
+            "backward": (squares + products + mass, 2),
+        },
         "tssa": {"forward": (squares + weighted + mass, 2), "backward": (squares + weighted, 2)},
         "tssa unnormalized": {"forward": (weighted + mass, 1), "backward": (weighted, 1)},
         "tssa scaled": {"forward": (squares + weighted + mass + tokens, 3), "backward": (squares + weighted, 2)},

@@ -1,3 +1,4 @@
+import pytest
 import torch
 from torch import nn
 
@@ -51,6 +52,20 @@ def test_options_of_causal_attention_are_part_of_the_measure():
     form = {"count_scaled": True, "decay": attention.decay()}
     pi = tost.causal_membership(w, attention.temperature, bias.unsqueeze(0), **form)
     assert found["compression/layer_00"] == compression_of_tokens(w, pi).mean().item()
+
+
+def test_blocks_are_part_of_the_measure():
+    torch.manual_seed(0)
+    attention = tost.TSSAttention(8, 2, extensions=Extensions(block_size=2))
+    x = torch.randn(3, 5, 8)
+    found = compression_by_layer(nn.Sequential(attention), lambda: attention(x))["compression/layer_00"]
+    w = attention.proj_in(x).unflatten(-1, (2, 4))
+    pi = tost.membership(w, attention.temperature)
+    bases = torch.eye(8).unflatten(1, (2, 4)).transpose(0, 1)
+    arguments = (w.flatten(-2), pi, bases, 8**0.5)
+    expected = objective.variational_compression(*arguments, block_size=2).mean().item()
+    assert found == pytest.approx(expected, rel=1e-5)
+    assert found < objective.variational_compression(*arguments).mean().item()
 
 
 def test_coding_precision_is_part_of_the_measure():

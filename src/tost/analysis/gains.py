@@ -3,6 +3,9 @@
 TSSA scales direction d of head h by ``D[h, d] = 1 / (1 + moment[h, d])``, the same for all tokens: near 1 where the
 group has little energy, near 0 where it has much. The attention subtracts the scaled tokens (before the output
 projection), so a direction with D near 0 is kept, and one with D near 1 is suppressed, in proportion to membership.
+
+Where statistics are in blocks of features, the directions of a head are the principal ones of each block, that of the
+largest moment first: a block scales tokens along them by ``1 / (1 + eigenvalue)``.
 """
 
 from __future__ import annotations
@@ -11,12 +14,14 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
+import torch
 from torch import Tensor, nn
 
 from tost.analysis.records import AttentionLayer, Batch, LayerRecord, sum_by_layer
 from tost.analysis.result import Result, grid_rows, span
 from tost.nn import CausalTSSAttention
 from tost.ops import _scan
+from tost.ops._blocks import matrices, products
 from tost.ops._numerics import MASS_FLOOR, zero_padding
 
 
@@ -67,7 +72,7 @@ def running_sums(layer: AttentionLayer, x: Tensor, mask: Tensor | None) -> Tenso
 
 
 def moments(layer: AttentionLayer, w: Tensor, pi: Tensor, mask: Tensor | None = None) -> Tensor:
-    """Return the second moments of the groups that a layer uses.
+    """Return the second moments of the groups that a layer uses, in blocks along their principal directions.
 
     Args:
         layer: The layer.
@@ -78,11 +83,16 @@ def moments(layer: AttentionLayer, w: Tensor, pi: Tensor, mask: Tensor | None = 
     Returns:
         ``[B, 1, H, D]``, or in a causal layer those of every token, ``[B, N, H, D]``.
     """
-    pi = pi.unsqueeze(-1)
-    weighted = pi * zero_padding(w.to(pi.dtype), mask).square()
+    pi, g = pi.unsqueeze(-1), layer.attention.extensions.block_size
+    weighted = pi * products(zero_padding(w.to(pi.dtype), mask), g)
     if isinstance(layer.attention, CausalTSSAttention):
-        return running_sums(layer, weighted, mask) / (running_sums(layer, pi, mask) + MASS_FLOOR)
-    return weighted.sum(dim=1, keepdim=True) / (pi.sum(dim=1, keepdim=True) + MASS_FLOOR)
+        found = running_sums(layer, weighted, mask) / (running_sums(layer, pi, mask) + MASS_FLOOR)
+    else:
+        found = weighted.sum(dim=1, keepdim=True) / (pi.sum(dim=1, keepdim=True) + MASS_FLOOR)
+    if g == 1:
+        return found
+    eigenvalues: Tensor = torch.linalg.eigvalsh(matrices(found, w.shape[-1], g))
+    return eigenvalues.clamp_min(0).flip(-1).flatten(-2)
 
 
 def gains_by_layer(model: nn.Module, batches: Iterable[Batch], *, layers: Sequence[int] | None = None) -> Gains:

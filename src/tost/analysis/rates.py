@@ -3,7 +3,8 @@
 A layer looks at the tokens Z of a residual stream as its attention does: x = norm(Z), w = U x, and pi the membership of
 w. With n_k the mass of group k and s_k its second moment in the layer's coordinates,
 
-    variational   R_c^var = 1/2 sum_k n_k/n sum_i log(1 + s_k[i])                 what TSSA takes a gradient step on
+    variational   R_c^var = 1/2 sum_k n_k/n sum_i log(1 + s_k[i])                 what TSSA takes a gradient step on;
+                  with blocks of features, a log-determinant for each of them
     subspaces     1/2 sum_k n_k/n log det(I + sum_n pi[n,k] w_k w_k^T / n_k)      the log-determinant that it bounds
     rate          R = 1/2 log det(I + d/(n eps^2) x^T x)                          all tokens as one group
     compression   R_c = 1/2 sum_k n_k/n log det(I + d/(n_k eps^2) x^T diag(pi_k) x)     group by group
@@ -31,6 +32,7 @@ from tost.analysis.records import Batch, LayerRecord, Place, attention_layers, c
 from tost.analysis.result import Result, plain
 from tost.errors import ConfigError
 from tost.objective import coding_rate, compression_rate, spectral_sum
+from tost.ops._blocks import in_blocks
 
 if TYPE_CHECKING:
     from tost.analysis.run import Samples
@@ -211,7 +213,7 @@ class CodingRates(Result):
 
 
 def rates_of_tokens(
-    x: Tensor, w: Tensor, pi: Tensor, *, eps: float | None = None, mask: Tensor | None = None
+    x: Tensor, w: Tensor, pi: Tensor, *, eps: float | None = None, mask: Tensor | None = None, block_size: int = 1
 ) -> dict[Measure, Tensor]:
     """Return the rates of tokens, as the module's head defines them.
 
@@ -221,6 +223,7 @@ def rates_of_tokens(
         pi: Memberships, ``[..., n, K]``.
         eps: Coding precision of rate and compression; None for ``sqrt(d)``.
         mask: Real tokens, bool ``[..., n]``.
+        block_size: Features in a block of the layer's statistics.
 
     Returns:
         By measure, ``[...]``, float64.
@@ -235,11 +238,15 @@ def rates_of_tokens(
     groups = w.movedim(-2, -3)  # [..., K, n, p]
     moments = (weight.mT[..., None] * groups).mT @ groups
     share = mass / count
-    diagonal = torch.diagonal(moments, dim1=-2, dim2=-1)
+    if block_size == 1:
+        of_blocks = torch.diagonal(moments, dim1=-2, dim2=-1).log1p()
+    else:
+        pairs = in_blocks(in_blocks(moments, block_size).movedim(-3, -1), block_size)  # [..., blocks, g, blocks, g]
+        of_blocks = spectral_sum(torch.diagonal(pairs, dim1=-4, dim2=-2).movedim(-1, -3))  # [..., K, p / g, g, g]
     rate = coding_rate(x, eps, mask=mask)
     compression = compression_rate(x, pi, eps, mask=mask)
     return {
-        "variational": 0.5 * (share * diagonal.log1p().sum(-1)).sum(-1),
+        "variational": 0.5 * (share * of_blocks.sum(-1)).sum(-1),
         "subspaces": 0.5 * (share * spectral_sum(moments)).sum(-1),
         "rate": rate,
         "compression": compression,
@@ -289,7 +296,8 @@ def coding_rate_by_layer(
     def visit(record: LayerRecord) -> None:
         for place in places:
             x, w = record.project(record.stream(place))
-            rates = rates_of_tokens(x, w, record.membership(w), eps=eps, mask=record.mask)
+            block_size = record.layer.attention.extensions.block_size
+            rates = rates_of_tokens(x, w, record.membership(w), eps=eps, mask=record.mask, block_size=block_size)
             for measure, values in rates.items():
                 found.setdefault((place, record.layer.index, measure), []).append(values.cpu())
 

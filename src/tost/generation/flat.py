@@ -32,6 +32,7 @@ from tost.nn import (
     SinusoidalPositions,
 )
 from tost.ops import TSSAState, causal_tssa_
+from tost.ops._blocks import packed_width
 from tost.ops.form import OperatorOptions
 
 _MODULES = (
@@ -154,6 +155,7 @@ class StateForm:
     def __init__(self, model: LanguageToST) -> None:
         options = model.options
         self._heads = (options.num_heads, options.embed_dim // options.num_heads)
+        self._products = packed_width(self._heads[1], options.extensions().block_size)
         self._dtype = torch.promote_types(model.tokens.weight.dtype, torch.float32)
         blocks = [cast(CausalBlock, block) for block in model.blocks]
         convs = [[conv for conv in (block.conv, block.conv_mlp) if conv is not None] for block in blocks]
@@ -170,7 +172,9 @@ class StateForm:
             if not isinstance(mixer, TSSAState) or len(windows) != len(expected):
                 return False
             squares, weighted, mass, position = mixer
-            if not (squares.shape == weighted.shape == wide and mass.shape == wide[:2] and position.shape == rows):
+            if squares.shape != wide or weighted.shape != (*wide[:2], self._products):
+                return False
+            if mass.shape != wide[:2] or position.shape != rows:
                 return False
             if not squares.dtype == weighted.dtype == mass.dtype == self._dtype:
                 return False

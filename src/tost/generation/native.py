@@ -21,6 +21,7 @@ from tost.models import LanguageToST
 from tost.nn import BlockState, CausalBlock, LearnedPositions, ModelState
 from tost.ops import TSSAState
 from tost.ops import _library as library
+from tost.ops._blocks import packed_width
 from tost.ops.form import Form
 
 Weights = Literal["fp32", "bf16", "int8"]
@@ -102,6 +103,7 @@ class NativeStep:
         self._dtype = {"fp32": torch.float32, "bf16": torch.bfloat16, "int8": torch.int8}[weights]
         self._alive: list[Tensor] = []  # the library has their addresses only
         self._shape = (options.num_heads, options.embed_dim // options.num_heads)
+        self._products = packed_width(self._shape[1], options.extensions().block_size)
         self._tokens = model.tokens.weight.detach()
         self._positions = model.positions.weight.detach() if isinstance(model.positions, LearnedPositions) else None
         self._waves = model._position_vectors if self._positions is None and model.positions is not None else None
@@ -110,7 +112,7 @@ class NativeStep:
         self._widths = [[len(taps) for taps in (layer.conv, layer.conv_mlp) if taps is not None] for layer in layers]
         self._layers = (library.Layer * len(layers))(*map(self._layer, layers))
         self._places = [
-            [place for place in (layer.local, layer.local_mlp) if place.taps is not None] for layer in self._layers
+            [place for place in (layer.conv, layer.conv_mlp) if place.taps is not None] for layer in self._layers
         ]
         self._step = library.Step(C=options.embed_dim, H=options.num_heads, hidden=options.hidden_dim)
         self._step.depth, self._step.bias_length, self._step.layers = len(layers), options.max_length, self._layers
@@ -131,9 +133,9 @@ class NativeStep:
             x = x + F.embedding(place, self._positions)
         if self._waves is not None:
             x = x + self._waves(1, position, None, x.device).squeeze(1)
-        sums, mass = x.new_empty(depth, 2, count, *self._shape), x.new_empty(depth, count, self._shape[0])
-        squares, weighted = (part.unbind(0) for part in sums.unbind(1))
-        after = list(zip(squares, weighted, mass.unbind(0), strict=True))
+        shapes = (self._shape, (self._shape[0], self._products), self._shape[:1])
+        squares, weighted, mass = (x.new_empty(depth, count, *shape).unbind(0) for shape in shapes)
+        after = list(zip(squares, weighted, mass, strict=True))
         windows = [[x.new_empty(count, width - 1, x.shape[1]) for width in widths] for widths in self._widths]
         alive = [self._point(*each) for each in zip(range(depth), state.layers, after, windows, strict=True)]
         logits = x.new_empty(count, self._size)
@@ -154,8 +156,8 @@ class NativeStep:
         given = [x.contiguous() for x in (*cast(TSSAState, mixer)[:3], *kept)]
         layer.squares_in, layer.weighted_in, layer.mass_in = (x.data_ptr() for x in given[:3])
         layer.squares, layer.weighted, layer.mass = (x.data_ptr() for x in after)
-        for local, window_in, window in zip(self._places[index], given[3:], windows, strict=True):
-            local.window_in, local.window = window_in.data_ptr(), window.data_ptr()
+        for conv, window_in, window in zip(self._places[index], given[3:], windows, strict=True):
+            conv.window_in, conv.window = window_in.data_ptr(), window.data_ptr()
         return given
 
     def _layer(self, layer: Layer) -> library.Layer:
@@ -165,8 +167,8 @@ class NativeStep:
         return library.Layer(
             norm1=self._norm(layer.norm1, layer.eps[0]),
             norm2=self._norm(layer.norm2, layer.eps[1]),
-            local=self._local(layer.conv),
-            local_mlp=self._local(layer.conv_mlp),
+            conv=self._convolution(layer.conv),
+            conv_mlp=self._convolution(layer.conv_mlp),
             proj_in=self._matrix(layer.attention_in),
             gate=library.Matrix() if layer.gate is None else self._matrix(layer.gate),
             proj_out=self._matrix(layer.attention_out),
@@ -191,8 +193,8 @@ class NativeStep:
     def _norm(self, norm: Affine, eps: float) -> library.Norm:
         return library.Norm(self._keep(norm.weight), self._keep(norm.bias), eps)
 
-    def _local(self, taps: Tensor | None) -> library.Local:
-        return library.Local(self._keep(taps), None, None, 1 if taps is None else len(taps))
+    def _convolution(self, taps: Tensor | None) -> library.Convolution:
+        return library.Convolution(self._keep(taps), None, None, 1 if taps is None else len(taps))
 
     def _matrix(self, affine: Affine) -> library.Matrix:
         weight, scale = pack_rows(affine.weight.detach(), self._weights)

@@ -49,6 +49,13 @@ class ModelOptions(Options):
                 f"embed_dim={values['embed_dim']} is not divisible by num_heads={values['num_heads']}: "
                 "every head takes an equal share of the width; change one of the two"
             )
+        elif _numbers(values, "embed_dim", "num_heads", "block_size"):
+            head_dim = values["embed_dim"] // values["num_heads"]
+            if head_dim % values["block_size"]:
+                found.append(
+                    f"block_size={values['block_size']} does not divide the width of a head, {head_dim}: blocks take "
+                    "whole features of one head; change block_size or num_heads"
+                )
         if _numbers(values, "embed_dim", "mlp_ratio"):
             hidden = values["embed_dim"] * values["mlp_ratio"]
             if abs(hidden - round(hidden)) > 1e-6 or round(hidden) < 1:

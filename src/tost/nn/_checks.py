@@ -17,6 +17,15 @@ def check_heads(embed_dim: int, num_heads: int) -> None:
         )
 
 
+def check_blocks(head_dim: int, block_size: int) -> None:
+    """Refuse blocks of features that do not divide a head."""
+    if block_size < 1 or head_dim % block_size:
+        raise ValueError(
+            f"block_size ({block_size}) must divide the width of a head ({head_dim}): blocks take whole features of "
+            "one head. Change block_size or num_heads."
+        )
+
+
 def check_width(x: Tensor, embed_dim: int) -> None:
     """Refuse anything but tokens of the width that a module was made for."""
     if x.dim() != 3 or x.shape[-1] != embed_dim:

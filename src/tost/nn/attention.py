@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tost import parallel
-from tost.nn._checks import check_heads, check_width
+from tost.nn._checks import check_blocks, check_heads, check_width
 from tost.nn.extensions import Extensions
 from tost.nn.paper import PaperForm
 from tost.nn.position import token_positions
@@ -44,6 +44,7 @@ class _ProjectedAttention(nn.Module):
         super().__init__()
         check_heads(embed_dim, num_heads)
         self.extensions = Extensions() if extensions is None else extensions
+        check_blocks(embed_dim // num_heads, self.extensions.block_size)
         free = PaperForm(step_size=None, tied=False, shared_temperature=False)
         self.embed_dim, self.num_heads, self.head_dim = embed_dim, num_heads, embed_dim // num_heads
         self.paper = free if paper is None else paper

@@ -5,8 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from tost.ops._blocks import packed_width
 from tost.ops._numerics import statistics_dtype
 from tost.ops._transforms import has_values
+from tost.ops.form import Form
 from tost.ops.state import CausalArguments, TSSAState
 
 # Tokens are always [B, N, H, D]: batch, tokens, heads, head width.
@@ -53,18 +55,29 @@ def check_mask(mask: Tensor | None, w: Tensor) -> None:
     _check_device("mask", mask, w)
 
 
-def check_state(state: TSSAState | None, w: Tensor) -> None:
-    """Refuse a state made for another batch size, head count, head width, device or precision."""
+def check_block_size(block_size: int, w: Tensor) -> None:
+    """Refuse blocks that do not divide the features of a head."""
+    D = w.shape[3]
+    if block_size < 1 or D % block_size != 0:
+        raise ValueError(
+            f"block_size is {block_size}, but the heads of w have {D} features; blocks hold a whole number of features "
+            f"that divides {D}. Use 1 for the plain form and {D} for one block per head."
+        )
+
+
+def check_state(state: TSSAState | None, w: Tensor, block_size: int = 1) -> None:
+    """Refuse a state made for another batch size, head count, head width, block size, device or precision."""
     if state is None:
         return
     B, _, H, D = w.shape
-    needed = {"squares": (B, H, D), "weighted_squares": (B, H, D), "mass": (B, H), "position": (B,)}
+    packed, blocks = packed_width(D, block_size), "" if block_size == 1 else f", block_size={block_size}"
+    needed = {"squares": (B, H, D), "weighted_squares": (B, H, packed), "mass": (B, H), "position": (B,)}
     for name, shape in needed.items():
         value: Tensor = getattr(state, name)
         if value.shape != shape:
             raise ValueError(
-                f"state.{name} has shape {tuple(value.shape)}, but w with shape {tuple(w.shape)} needs {shape}. "
-                f"Pass the state that came from the same batch, or start with TSSAState.empty({B}, {H}, {D})."
+                f"state.{name} has shape {tuple(value.shape)}, but w of shape {tuple(w.shape)}{blocks} needs {shape}. "
+                f"Pass the state that came from the same batch, or start with TSSAState.empty({B}, {H}, {D}{blocks})."
             )
         _check_device(f"state.{name}", value, w)
     dtype = statistics_dtype(w.dtype)
@@ -130,13 +143,14 @@ def check_decay(decay: Tensor | None, w: Tensor) -> None:
         )
 
 
-def check_causal(*given: *CausalArguments) -> None:
+def check_causal(form: Form, *given: *CausalArguments) -> None:
     """Check all arguments of the causal operator."""
     w, temperature, bias, mask, state, decay = given
     check_tokens(w)
     check_temperature(temperature, w)
     check_mask(mask, w)
-    check_state(state, w)
+    check_block_size(form.block_size, w)
+    check_state(state, w, form.block_size)
     check_bias(bias, w, mask, state)
     check_decay(decay, w)
 

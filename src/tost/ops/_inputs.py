@@ -11,6 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from tost.ops._blocks import packed_width
 from tost.ops._count import effective_count
 from tost.ops._numerics import statistics_dtype
 from tost.ops.form import Form
@@ -62,11 +63,11 @@ def causal_inputs(form: Form, *given: *CausalArguments) -> Inputs:
     return Inputs(w, temperature, mask, bias, before, scale, decay)
 
 
-def empty_sums(w: Tensor) -> Sums:
+def empty_sums(w: Tensor, form: Form) -> Sums:
     """Return the sums before the first token of w [B, N, H, D]."""
     B, _, H, D = w.shape
     zeros = w.new_zeros((B, H, D), dtype=statistics_dtype(w.dtype))
-    return Sums(zeros, zeros.clone(), zeros.new_zeros((B, H)))
+    return Sums(zeros, zeros.new_zeros((B, H, packed_width(D, form.block_size))), zeros.new_zeros((B, H)))
 
 
 def _bias_of_tokens(bias: Tensor, num_tokens: int, mask: Tensor | None, position: Tensor | None) -> Tensor:

@@ -89,7 +89,7 @@ class Norm(ctypes.Structure):
     _fields_ = (*_pointers("weight bias"), ("eps", c_float))
 
 
-class Local(ctypes.Structure):
+class Convolution(ctypes.Structure):
     """A causal convolution, taps ``[width, C]`` or null, and its windows before and after."""
 
     _fields_ = (*_pointers("taps window_in window"), ("width", c_int64))
@@ -100,7 +100,7 @@ class Layer(ctypes.Structure):
 
     _fields_ = (
         *((name, Norm) for name in ("norm1", "norm2")),
-        *((name, Local) for name in ("local", "local_mlp")),
+        *((name, Convolution) for name in ("conv", "conv_mlp")),
         *((name, Matrix) for name in ("proj_in", "gate", "proj_out", "mlp_in", "mlp_out")),
         *_pointers("temperature bias decay gamma1 gamma2 squares_in weighted_in mass_in squares weighted mass"),
         ("form", Flags),

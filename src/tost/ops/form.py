@@ -32,9 +32,13 @@ class OperatorOptions:
         count_scaled: ``energy * n``, where n is the number of real tokens that the statistics are taken over. Energies
             are shares that sum to D over the tokens, so without it memberships flatten as sequences get longer, unless
             the temperature grows.
+        block_size: Consecutive features whose second moments are taken together, g; divides D. A group then has a
+            matrix ``S_b = sum_n pi w_b w_b^T / sum_n pi`` for each block b of its features, and
+            ``y_b = -pi (I + S_b)^{-1} w_b``. With 1 only the diagonal is left, which is the paper's form.
     """
 
     count_scaled: bool = option(False, "multiply the energies of TSSA by the number of tokens they are taken over")
+    block_size: int = option(1, "features of a head whose second moments are taken together", ge=1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

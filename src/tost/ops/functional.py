@@ -8,7 +8,14 @@ from __future__ import annotations
 from torch import Tensor
 
 from tost.ops import reference
-from tost.ops._checks import check_causal, check_mask, check_temperature, check_tokens, refuse_autograd
+from tost.ops._checks import (
+    check_block_size,
+    check_causal,
+    check_mask,
+    check_temperature,
+    check_tokens,
+    refuse_autograd,
+)
 from tost.ops._dispatch import select
 from tost.ops._inputs import Inputs, Sums, causal_inputs
 from tost.ops._numerics import num_tokens
@@ -24,6 +31,7 @@ def tssa(
     mask: Tensor | None = None,
     normalize: bool = True,
     count_scaled: bool = False,
+    block_size: int = 1,
     backend: str = "auto",
 ) -> Tensor:
     r"""Token Statistics Self-Attention: every token is scaled by statistics of all tokens, without pairwise scores.
@@ -46,6 +54,9 @@ def tssa(
         normalize: False uses ``energy = sum_d w^2``, the unnormalized form of the paper's equation 10.
         count_scaled: Multiply the energy by n, the number of real tokens of the sequence (not in the paper).
             Normalized energies sum to D over the tokens, so that memberships flatten as 1/n; scaled ones do not.
+        block_size: Consecutive features in a block, g, which divides D (above 1 it is not in the paper). The moments of
+            a block are a matrix, ``S_b = sum_n pi w_b w_b^T / sum_n pi``, and ``y_b = -pi (I + S_b)^{-1} w_b``: what
+            features have in common over the tokens reaches each token. Time is ``O(N H D g)``.
         backend: ``"auto"`` for the fastest that can run, or ``"triton"``, ``"native"``, ``"torch"``, ``"reference"``.
 
     Returns:
@@ -60,8 +71,8 @@ def tssa(
         >>> tost.tssa(torch.randn(2, 196, 8, 48), torch.ones(8)).shape
         torch.Size([2, 196, 8, 48])
     """
-    inputs = _inputs(w, temperature, mask)
-    form = Form(normalize=normalize, count_scaled=count_scaled)
+    form = Form(normalize=normalize, count_scaled=count_scaled, block_size=block_size)
+    inputs = _inputs(form, w, temperature, mask)
     y: Tensor = select("tssa", backend, w, form).run(inputs, form)
     return y
 
@@ -73,6 +84,7 @@ def tssa_(
     mask: Tensor | None = None,
     normalize: bool = True,
     count_scaled: bool = False,
+    block_size: int = 1,
     backend: str = "auto",
 ) -> Tensor:
     """Run `tssa` in the memory of `w`: no second tensor of that size exists. For inference only.
@@ -87,9 +99,9 @@ def tssa_(
         RuntimeError: Autograd would need the values that are overwritten.
         BackendError: As `tssa` does.
     """
-    inputs = _inputs(w, temperature, mask)
+    form = Form(normalize=normalize, count_scaled=count_scaled, block_size=block_size)
+    inputs = _inputs(form, w, temperature, mask)
     refuse_autograd("tssa_", w, temperature)
-    form = Form(normalize=normalize, count_scaled=count_scaled)
     chosen = select("tssa", backend, w, form)
     if chosen.run_inplace is None or is_transformed():
         return w.copy_(chosen.run(inputs, form))
@@ -98,11 +110,17 @@ def tssa_(
 
 
 def membership(
-    w: Tensor, temperature: Tensor, *, mask: Tensor | None = None, normalize: bool = True, count_scaled: bool = False
+    w: Tensor,
+    temperature: Tensor,
+    *,
+    mask: Tensor | None = None,
+    normalize: bool = True,
+    count_scaled: bool = False,
+    block_size: int = 1,
 ) -> Tensor:
     """Return the soft assignment of tokens to heads (groups) that `tssa` uses.
 
-    Arguments are those of `tssa`, without the backend.
+    Arguments are those of `tssa`, without the backend. Memberships do not depend on `block_size`.
 
     Returns:
         pi, ``[B, N, H]``, float32 or better. Rows of real tokens sum to 1, rows of padding are 0.
@@ -116,8 +134,8 @@ def membership(
         >>> bool(torch.allclose(pi.sum(-1), torch.ones(1, 5)))
         True
     """
-    form = Form(normalize=normalize, count_scaled=count_scaled)
-    return reference.membership(_inputs(w, temperature, mask), form)
+    form = Form(normalize=normalize, count_scaled=count_scaled, block_size=block_size)
+    return reference.membership(_inputs(form, w, temperature, mask), form)
 
 
 def causal_tssa(
@@ -128,6 +146,7 @@ def causal_tssa(
     mask: Tensor | None = None,
     count_scaled: bool = False,
     decay: Tensor | None = None,
+    block_size: int = 1,
     backend: str = "auto",
 ) -> Tensor:
     r"""Causal TSSA: token n is scaled by statistics of the tokens up to and including n.
@@ -155,6 +174,8 @@ def causal_tssa(
         decay: Forgetting, ``[H]`` in (0, 1] (not in the paper): before a token is added, each of the three sums of
             head h is multiplied by ``decay[h]``, so that statistics follow about the last ``1 / (1 - decay)`` tokens.
             1 forgets nothing. The count of `count_scaled` forgets too: ``1 + decay + decay^2 + ...``, n terms.
+        block_size: Consecutive features in a block, as in `tssa`, with ``S_b`` over the tokens up to n. The state has
+            ``D(g+1)/2`` weighted products per head in place of D weighted squares.
         backend: ``"auto"`` for the fastest that can run, or ``"triton"``, ``"native"``, ``"torch"``, ``"reference"``.
 
     Returns:
@@ -171,7 +192,9 @@ def causal_tssa(
         >>> bool(torch.equal(y[:, :7], tost.causal_tssa(w[:, :7], torch.ones(2))))
         True
     """
-    y, _ = _run(Form(count_scaled=count_scaled), backend, w, temperature, bias, mask, None, decay)
+    y, _ = _run(
+        Form(count_scaled=count_scaled, block_size=block_size), backend, w, temperature, bias, mask, None, decay
+    )
     return y
 
 
@@ -184,6 +207,7 @@ def causal_tssa_with_state(
     state: TSSAState | None = None,
     count_scaled: bool = False,
     decay: Tensor | None = None,
+    block_size: int = 1,
     backend: str = "auto",
 ) -> tuple[Tensor, TSSAState]:
     """Run `causal_tssa` on the continuation of a sequence: state in, state out.
@@ -212,7 +236,9 @@ def causal_tssa_with_state(
         >>> bool(torch.allclose(torch.cat((first, second), 1), tost.causal_tssa(w, t), atol=1e-6))
         True
     """
-    y, sums = _run(Form(count_scaled=count_scaled), backend, w, temperature, bias, mask, state, decay)
+    y, sums = _run(
+        Form(count_scaled=count_scaled, block_size=block_size), backend, w, temperature, bias, mask, state, decay
+    )
     return y, TSSAState(*sums, _position_after(w, mask, state))
 
 
@@ -224,6 +250,7 @@ def causal_tssa_step(
     state: TSSAState | None = None,
     count_scaled: bool = False,
     decay: Tensor | None = None,
+    block_size: int = 1,
     backend: str = "auto",
 ) -> tuple[Tensor, TSSAState]:
     """Advance every sequence by one token, at a cost that does not depend on how many came before.
@@ -246,7 +273,14 @@ def causal_tssa_step(
             "For several tokens at once use causal_tssa_with_state."
         )
     y, state = causal_tssa_with_state(
-        w.unsqueeze(1), temperature, bias, state=state, count_scaled=count_scaled, decay=decay, backend=backend
+        w.unsqueeze(1),
+        temperature,
+        bias,
+        state=state,
+        count_scaled=count_scaled,
+        decay=decay,
+        block_size=block_size,
+        backend=backend,
     )
     return y.squeeze(1), state
 
@@ -260,6 +294,7 @@ def causal_tssa_(
     state: TSSAState | None = None,
     count_scaled: bool = False,
     decay: Tensor | None = None,
+    block_size: int = 1,
     backend: str = "auto",
 ) -> tuple[Tensor, TSSAState]:
     """Run `causal_tssa_with_state` in the memory of `w`. For inference only.
@@ -275,7 +310,7 @@ def causal_tssa_(
         BackendError: As `causal_tssa` does.
     """
     refuse_autograd("causal_tssa_", w, temperature, bias, decay, *(state or ()))
-    form = Form(count_scaled=count_scaled)
+    form = Form(count_scaled=count_scaled, block_size=block_size)
     y, sums = _run(form, backend, w, temperature, bias, mask, state, decay, inplace=True)
     return y, TSSAState(*sums, _position_after(w, mask, state))
 
@@ -289,10 +324,12 @@ def causal_membership(
     state: TSSAState | None = None,
     count_scaled: bool = False,
     decay: Tensor | None = None,
+    block_size: int = 1,
 ) -> Tensor:
     """Return the soft assignment of tokens to heads (groups) that `causal_tssa` uses.
 
-    Arguments are those of `causal_tssa_with_state`, without the backend.
+    Arguments are those of `causal_tssa_with_state`, without the backend. `block_size` is that of the state; memberships
+    do not depend on it.
 
     Returns:
         pi, ``[B, N, H]``, float32 or better. Rows of real tokens sum to 1, rows of padding are 0.
@@ -300,20 +337,21 @@ def causal_membership(
     Raises:
         ValueError: As `causal_tssa_with_state` does.
     """
-    check_causal(w, temperature, bias, mask, state, decay)
-    form = Form(count_scaled=count_scaled)
+    form = Form(count_scaled=count_scaled, block_size=block_size)
+    check_causal(form, w, temperature, bias, mask, state, decay)
     return reference.causal_membership(causal_inputs(form, w, temperature, bias, mask, state, decay), form)
 
 
-def _inputs(w: Tensor, temperature: Tensor, mask: Tensor | None) -> Inputs:
+def _inputs(form: Form, w: Tensor, temperature: Tensor, mask: Tensor | None) -> Inputs:
     check_tokens(w)
     check_temperature(temperature, w)
     check_mask(mask, w)
+    check_block_size(form.block_size, w)
     return Inputs(w, temperature, mask)
 
 
 def _run(form: Form, backend: str, *given: *CausalArguments, inplace: bool = False) -> tuple[Tensor, Sums]:
-    check_causal(*given)
+    check_causal(form, *given)
     w = given[0]
     chosen = select("causal_tssa", backend, w, form)
     inputs = causal_inputs(form, *given)

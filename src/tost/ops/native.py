@@ -3,9 +3,9 @@
 ``torch.ops.tost.tssa`` and ``torch.ops.tost.causal_tssa`` return y, the sums, and what their backward passes need.
 Derivatives that the kernels do not have, and whatever is under a transform of ``torch.func``, come from the formulas
 of `tost.ops.pytorch`.
-Shapes: w, y [B, N, H, D], temperature, decay [H], bias, scale [B or 1, N, H], mask [B, N], pi [B, N, H], squares,
-weighted [B, H, D], mass [B, H], starts [B, chunks, 2HD + H]; all but w, y and dy in the statistics' dtype. The fields
-of `Form` are the last arguments of every operator.
+Shapes: w, y [B, N, H, D], temperature, decay [H], bias, scale [B or 1, N, H], mask [B, N], pi [B, N, H], squares
+[B, H, D], weighted [B, H, P], mass [B, H], starts [B, chunks, H(D + P + 1)], where P = D without blocks; all but w, y
+and dy in the statistics' dtype. The fields of `Form` are the last arguments of every operator.
 """
 
 from __future__ import annotations
@@ -19,14 +19,16 @@ from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
 from tost.ops import _library, pytorch
+from tost.ops._blocks import packed_width
 from tost.ops._inputs import Inputs, Sums, empty_sums
 from tost.ops._numerics import MASS_FLOOR, statistics_dtype
 from tost.ops._transforms import transforms_active, wants_graph
 from tost.ops.flops import tssa_flops
-from tost.ops.form import Form
+from tost.ops.form import FLAGS, Form
 
 Tensors = tuple[Tensor, ...]
 unavailable = _library.unavailable  # what the dispatcher asks every backend
+_BLOCK_SIZE = FLAGS.index("block_size")
 
 
 def unsupported(w: Tensor, form: Form) -> list[str]:
@@ -80,14 +82,40 @@ def _like_tokens(w: Tensor) -> Tensor:
     return torch.empty_like(w, memory_format=torch.contiguous_format)
 
 
-def _sums(w: Tensor, *before: tuple[int, ...]) -> Tensors:
+def _packed(w: Tensor, flags: Sequence[int]) -> int:
+    """Return how many weighted products a head has; D of them without blocks."""
+    return packed_width(w.shape[3], flags[_BLOCK_SIZE])
+
+
+def _sums(w: Tensor, flags: Sequence[int], *before: tuple[int, ...]) -> Tensors:
     """Return unfilled squares, weighted and mass, after others of the shapes `before`."""
     B, _, H, D = w.shape
-    return _unfilled(w, *before, (B, H, D), (B, H, D), (B, H))
+    return _unfilled(w, *before, (B, H, D), (B, H, _packed(w, flags)), (B, H))
 
 
 def _dense(*tensors: Tensor | None) -> list[Tensor | None]:
     return [None if x is None else x.contiguous() for x in tensors]
+
+
+def _run(
+    name: str, flags: Sequence[int], inputs: Sequence[Tensor | None], outputs: Sequence[Tensor | None], *strides: int
+) -> None:
+    """Call the library with inputs, tokens first, and fill the outputs.
+
+    Blocks are compiled for tokens in the dtype of their statistics. Others go through a copy, and so do gradients.
+    """
+    w = inputs[0]
+    assert w is not None
+    if flags[_BLOCK_SIZE] == 1 or w.dtype == statistics_dtype(w.dtype):
+        return _library.run(name, w, flags, (*inputs, *outputs), *strides)
+    wide = statistics_dtype(w.dtype)
+    widened = [x.to(wide) if x is not None and x.dtype == w.dtype else x for x in inputs]
+    filled = [torch.empty_like(x, dtype=wide) if x is not None and x.dtype == w.dtype else x for x in outputs]
+    _library.run(name, w.to(wide), flags, (*widened, *filled), *strides)
+    for x, y in zip(outputs, filled, strict=True):
+        if x is not None and y is not None and x is not y:
+            x.copy_(y)
+    return None
 
 
 _OPERATORS = torch.library.Library("tost", "FRAGMENT")
@@ -205,10 +233,10 @@ def _merge(x: Tensor | None, dim: int | None, batch: tuple[int, int]) -> Tensor 
 # --- tssa
 
 
-def _tssa_outputs(w: Tensor, *unused: Any) -> Tensors:
+def _tssa_outputs(w: Tensor, temperature: Tensor, mask: Tensor | None, *flags: int) -> Tensors:
     """Return unfilled y, pi and the sums."""
     B, N, H, _ = w.shape
-    return (_like_tokens(w), *_sums(w, (B, N, H)))
+    return (_like_tokens(w), *_sums(w, flags, (B, N, H)))
 
 
 def _tssa_gradients(dy: Tensor, w: Tensor, temperature: Tensor, *_: Any) -> Tensors:
@@ -217,15 +245,15 @@ def _tssa_gradients(dy: Tensor, w: Tensor, temperature: Tensor, *_: Any) -> Tens
 
 @_operator("tssa", "Tensor w, Tensor temperature, Tensor? mask", 5, _tssa_outputs)
 def _tssa(w: Tensor, temperature: Tensor, mask: Tensor | None, *flags: int) -> Tensors:
-    outputs = _tssa_outputs(w)
-    _library.run("tost_tssa_forward", w, flags, (*_dense(w, temperature, mask), *outputs))
+    outputs = _tssa_outputs(w, temperature, mask, *flags)
+    _run("tost_tssa_forward", flags, _dense(w, temperature, mask), outputs)
     return outputs
 
 
 @_operator("tssa_", "Tensor(a!) w, Tensor temperature, Tensor? mask", 0, lambda *_: None)
 def _tssa_inplace(w: Tensor, temperature: Tensor, mask: Tensor | None, *flags: int) -> None:
     y = w.contiguous()
-    _library.run("tost_tssa_forward", w, flags, (y, *_dense(temperature, mask), y))
+    _run("tost_tssa_forward", flags, (y, *_dense(temperature, mask)), (y,))
     if y is not w:
         w.copy_(y)
 
@@ -239,7 +267,7 @@ def _tssa_inplace(w: Tensor, temperature: Tensor, mask: Tensor | None, *flags: i
 def _tssa_backward(dy: Tensor, w: Tensor, temperature: Tensor, mask: Tensor | None, *saved_and_flags: Any) -> Tensors:
     saved, flags = saved_and_flags[:4], saved_and_flags[4:]
     outputs = _tssa_gradients(dy, w, temperature)
-    _library.run("tost_tssa_backward", w, flags, (*_dense(w, temperature, mask, dy), *saved, *outputs))
+    _run("tost_tssa_backward", flags, (*_dense(w, temperature, mask, dy), *saved), outputs)
     return outputs
 
 
@@ -261,8 +289,8 @@ def _tssa_autograd(ctx: Any, dy: Tensor | None, *_: Tensor | None) -> tuple[Tens
 
 
 def _tssa_formulas(w: Tensor, temperature: Tensor, mask: Tensor | None, *flags: int) -> Tensors:
-    y, pi, squares, weighted, mass, _ = pytorch.tssa_forward(w, temperature, mask, Form.from_flags(flags))
-    squares = torch.zeros_like(weighted) if squares is None else squares
+    y, pi, squares, _, weighted, mass = pytorch.tssa_forward(w, temperature, mask, Form.from_flags(flags))
+    squares = torch.zeros_like(weighted[..., : w.shape[-1]]) if squares is None else squares
     return y, pi, squares.squeeze(1), weighted.squeeze(1), mass.squeeze(1) - MASS_FLOOR
 
 
@@ -279,11 +307,12 @@ _batch("tssa_backward", 2)
 # --- causal_tssa
 
 
-def _causal_outputs(w: Tensor, *_: Any) -> Tensors:
+def _causal_outputs(w: Tensor, *arguments: Any) -> Tensors:
     """Return unfilled y, pi and starts, which only the backward pass needs, and the sums after the last token."""
     B, N, H, D = w.shape
+    flags = arguments[8:]
     chunks = (N + _library.CAUSAL_CHUNK - 1) // _library.CAUSAL_CHUNK
-    return (_like_tokens(w), *_sums(w, (B, N, H), (B, chunks, 2 * H * D + H)))
+    return (_like_tokens(w), *_sums(w, flags, (B, N, H), (B, chunks, H * (D + _packed(w, flags) + 1))))
 
 
 def _stride(x: Tensor | None) -> int:
@@ -294,8 +323,8 @@ def _stride(x: Tensor | None) -> int:
 def _run_causal(w: Tensor, arguments: tuple[Any, ...], outputs: tuple[Tensor | None, ...]) -> None:
     """Fill `outputs`: y, pi, starts and the sums; `arguments` are those of the operator after w."""
     temperature, bias, mask, squares, weighted, mass, scale, decay, *flags = arguments
-    tensors = (*_dense(w, temperature, bias, mask, scale, decay, squares, weighted, mass), *outputs)
-    _library.run("tost_causal_tssa_forward", w, flags, tensors, _stride(bias), _stride(scale))
+    inputs = _dense(w, temperature, bias, mask, scale, decay, squares, weighted, mass)
+    _run("tost_causal_tssa_forward", flags, inputs, outputs, _stride(bias), _stride(scale))
 
 
 _CAUSAL_ARGUMENTS = (
@@ -306,14 +335,14 @@ _CAUSAL_ARGUMENTS = (
 
 @_operator("causal_tssa", f"Tensor w, {_CAUSAL_ARGUMENTS}", 6, _causal_outputs)
 def _causal_tssa(w: Tensor, *arguments: Any) -> Tensors:
-    outputs = _causal_outputs(w)
+    outputs = _causal_outputs(w, *arguments)
     _run_causal(w, arguments, outputs)
     return outputs
 
 
-@_operator("causal_tssa_", f"Tensor(a!) w, {_CAUSAL_ARGUMENTS}", 3, lambda w, *_: _sums(w))
+@_operator("causal_tssa_", f"Tensor(a!) w, {_CAUSAL_ARGUMENTS}", 3, lambda w, *arguments: _sums(w, arguments[8:]))
 def _causal_tssa_inplace(w: Tensor, *arguments: Any) -> Tensors:
-    y, after = w.contiguous(), _sums(w)
+    y, after = w.contiguous(), _sums(w, arguments[8:])
     _run_causal(y, arguments, (y, None, None, *after))
     if y is not w:
         w.copy_(y)
@@ -325,10 +354,10 @@ def _causal_gradients(*arguments: Any) -> Tensors:
 
     The last two are empty where there is no scale, or no decay.
     """
-    w, scale, decay = arguments[4], arguments[10], arguments[11]
+    w, scale, decay, flags = arguments[4], arguments[10], arguments[11], arguments[12:]
     B, N, H, _ = w.shape
     options = _unfilled(w, (0,) if scale is None else (B, N, H), (0,) if decay is None else (H,))
-    return (_like_tokens(w), *_sums(w, (H,), (B, N, H)), *options)
+    return (_like_tokens(w), *_sums(w, flags, (H,), (B, N, H)), *options)
 
 
 @_operator(
@@ -342,7 +371,7 @@ def _causal_tssa_backward(*arguments: Any) -> Tensors:
     dy, dsquares, dweighted, dmass, w, temperature, bias, mask, pi, starts, scale, decay, *flags = arguments
     outputs = _causal_gradients(*arguments)
     inputs = _dense(w, temperature, bias, mask, scale, decay, dy, dsquares, dweighted, dmass, pi, starts)
-    _library.run("tost_causal_tssa_backward", w, flags, (*inputs, *outputs), _stride(bias), _stride(scale))
+    _run("tost_causal_tssa_backward", flags, inputs, outputs, _stride(bias), _stride(scale))
     return outputs
 
 
@@ -383,20 +412,22 @@ def _causal_graph(
 ) -> tuple[Tensor | None, ...]:
     """Return the gradients of the arguments, differentiable."""
     w, temperature, bias, mask, *before, scale, decay = arguments
-    start = empty_sums(w) if before[0] is None else before
+    form = Form.from_flags(flags)
+    start = empty_sums(w, form) if before[0] is None else before
     dy, *dsums = cotangents
     dsums = [torch.zeros_like(x) if d is None else d for d, x in zip(dsums, start, strict=True)]
     dw, dt, dbias, dscale, ddecay, *dbefore = pytorch.causal_gradients(
-        (dy, *dsums), (w, temperature, bias, scale, decay, *start), mask, Form.from_flags(flags)
+        (dy, *dsums), (w, temperature, bias, scale, decay, *start), mask, form
     )
     return (dw, dt, dbias, None, *((None, None, None) if before[0] is None else dbefore), dscale, ddecay)
 
 
 def _causal_formulas(w: Tensor, temperature: Tensor, bias: Tensor | None, mask: Tensor | None, *rest: Any) -> Tensors:
     *before, scale, decay = rest[:5]
-    start = empty_sums(w) if before[0] is None else before
-    y, pi, *sums = pytorch.causal_forward(w, temperature, bias, mask, scale, decay, Form.from_flags(rest[5:]), *start)
-    return (y, pi, torch.zeros_like(_causal_outputs(w)[2]), *sums)
+    form = Form.from_flags(rest[5:])
+    start = empty_sums(w, form) if before[0] is None else before
+    y, pi, *sums = pytorch.causal_forward(w, temperature, bias, mask, scale, decay, form, *start)
+    return (y, pi, torch.zeros_like(_causal_outputs(w, temperature, bias, mask, *rest)[2]), *sums)
 
 
 def _causal_formulas_inplace(w: Tensor, *arguments: Any) -> Tensors:
@@ -415,14 +446,16 @@ _batch("causal_tssa_backward", 8)
 
 
 def _tssa_flops(w: Any, temperature: Any, mask: Any, *flags: Any, **_: Any) -> int:
-    B, N, H, D = w
-    return int(B * N * tssa_flops(H, D, causal=False, count_scaled=Form.from_flags(flags).count_scaled))
+    (B, N, H, D), form = w, Form.from_flags(flags)
+    per_token = tssa_flops(H, D, causal=False, count_scaled=form.count_scaled, block_size=form.block_size)
+    return int(B * N * per_token)
 
 
 def _causal_flops(w: Any, temperature: Any, bias: Any, mask: Any, *rest: Any, **_: Any) -> int:
     (B, N, H, D), (scale, decay) = w, rest[3:5]
     options = {"bias": bias is not None, "count_scaled": scale is not None, "forget": decay is not None}
-    return int(B * N * tssa_flops(H, D, causal=True, **options))
+    block_size = Form.from_flags(rest[5:]).block_size
+    return int(B * N * tssa_flops(H, D, causal=True, block_size=block_size, **options))
 
 
 def _tssa_backward_flops(dy: Any, w: Any, temperature: Any, mask: Any, *rest: Any, **_: Any) -> int:

@@ -6,16 +6,32 @@ differentiable PyTorch, which is what other derivatives than these go through, h
 
 Shapes: w, y [B, N, H, D], temperature, decay [H], bias, scale [B or 1, N, H], mask [B, N], pi [B, N, H]. Sums over all
 tokens are [B, 1, H, D] or [B, 1, H], running sums [B, N, H, D], that of the mass [B, N, H, 1].
+
+With statistics in blocks each operator is two functions, memberships and what is done with them. Products of features
+are packed as in ``_blocks.py``, P = D(g+1)/2 of them per head; the causal form walks through the tokens in chunks, so
+that no temporary has P numbers for every token.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
+from tost.ops._blocks import (
+    Factors,
+    gradient_matrices,
+    in_blocks,
+    matrices,
+    products,
+    sum_products,
+    sum_symmetric_products,
+    symmetric_products,
+    times,
+)
 from tost.ops._inputs import Inputs, Sums, empty_sums
 from tost.ops._numerics import MASS_FLOOR, PREFIX_FLOOR, SQUARE_FLOOR, num_tokens, statistics_dtype, zero_padding
 from tost.ops._scan import prefix_sums, real_tokens, running_sums
@@ -28,6 +44,8 @@ def tssa(inputs: Inputs, form: Form) -> Tensor:
     w, temperature, mask, *_ = inputs
     if is_transformed():
         return tssa_forward(w, temperature, mask, form).y
+    if form.block_size > 1:
+        return block_tssa(inputs, form)
     y: Tensor = _TSSA.apply(w, temperature, mask, form)  # type: ignore[no-untyped-call]
     return y
 
@@ -35,48 +53,123 @@ def tssa(inputs: Inputs, form: Form) -> Tensor:
 def causal_tssa(inputs: Inputs, form: Form) -> tuple[Tensor, Sums]:
     """Return y [B, N, H, D] in the dtype of w, and the sums after the last token."""
     w, temperature, mask, bias, before, scale, decay = inputs
-    before = empty_sums(w) if before is None else before
+    before = empty_sums(w, form) if before is None else before
     if is_transformed():
         y, _, *sums = causal_forward(w, temperature, bias, mask, scale, decay, form, *before)
-    else:
-        y, *sums = _CausalTSSA.apply(w, temperature, bias, mask, scale, decay, form, *before)  # type: ignore[no-untyped-call]
+        return y, Sums(*sums)
+    if form.block_size > 1:
+        energies = (w, temperature, bias, mask, scale, decay, before.squares)
+        pi, squares = _CausalMembership.apply(*energies)  # type: ignore[no-untyped-call]
+        statistics = (w, pi, mask, decay, form.block_size, *before[1:])
+        y, *sums = _CausalBlockTSSA.apply(*statistics)  # type: ignore[no-untyped-call]
+        return y, Sums(squares, *sums)
+    y, *sums = _CausalTSSA.apply(w, temperature, bias, mask, scale, decay, form, *before)  # type: ignore[no-untyped-call]
     return y, Sums(*sums)
 
 
-def _scale(v: Tensor, temperature: Tensor, mask: Tensor | None, form: Form) -> Tensor:
-    """Return what an energy is multiplied by to give a logit: the temperature, times n if scaled; [H] or [B, 1, H]."""
-    temperature = temperature.to(v.dtype)
-    return temperature * num_tokens(v, mask).to(v.dtype)[:, None, None] if form.count_scaled else temperature
+def _alone(total: Tensor) -> Tensor:
+    return total
+
+
+def block_tssa(inputs: Inputs, form: Form, reduce: Callable[[Tensor], Tensor] = _alone) -> Tensor:
+    """Run `tssa` with statistics in blocks.
+
+    Args:
+        inputs: The tensors; those of this process where sequences are shared.
+        form: With a `block_size` above 1.
+        reduce: Adds a sum over these tokens to those of the other processes.
+    """
+    w, temperature, mask, *_ = inputs
+    pi = _Membership.apply(w, temperature, mask, form, reduce)  # type: ignore[no-untyped-call]
+    y: Tensor = _BlockTSSA.apply(w, pi, mask, form.block_size, reduce)  # type: ignore[no-untyped-call]
+    return y
+
+
+def _memberships(
+    v: Tensor,
+    square: Tensor,
+    temperature: Tensor,
+    mask: Tensor | None,
+    form: Form,
+    reduce: Callable[[Tensor], Tensor] = _alone,
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """Return pi [B, N, H] of the tokens v; the sums of their squares and their count, where these are used."""
+    squares, count, scale = None, None, temperature.to(v.dtype)
+    if form.normalize:
+        squares = reduce(square.sum(dim=1, keepdim=True))
+        energy = (square / squares.clamp_min(SQUARE_FLOOR)).sum(dim=-1)
+    else:
+        energy = square.sum(dim=-1)
+    if form.count_scaled:
+        count = reduce(num_tokens(v, mask)).to(v.dtype)[:, None, None]
+        scale = scale * count
+    return zero_padding((scale * energy).softmax(dim=-1), mask), squares, count
+
+
+def _through_logits(pi: Tensor, d_pi: Tensor) -> Tensor:
+    return pi * (d_pi - (pi * d_pi).sum(dim=-1, keepdim=True))
+
+
+class _Through(NamedTuple):
+    """Gradients that flow through memberships. That of the tokens is 2 v times the sum of the `terms`."""
+
+    terms: list[Tensor]
+    temperature: Tensor
+
+
+def _through_memberships(
+    square: Tensor,
+    temperature: Tensor,
+    squares: Tensor | None,
+    count: Tensor | None,
+    d_logit: Tensor,
+    reduce: Callable[[Tensor], Tensor] = _alone,
+) -> _Through:
+    scale = temperature.to(square.dtype)
+    d_energy = (scale if count is None else scale * count) * d_logit
+    if squares is None:
+        energy, terms = square.sum(dim=-1), [d_energy.unsqueeze(-1)]
+    else:
+        inverse = 1 / squares.clamp_min(SQUARE_FLOOR)
+        energy = (square * inverse).sum(dim=-1)
+        # Multiplied one by one: the square of the inverse may leave float32.
+        d_squares = -inverse * (inverse * reduce((square * d_energy.unsqueeze(-1)).sum(dim=1, keepdim=True)))
+        terms = [inverse * d_energy.unsqueeze(-1), d_squares.where(squares > SQUARE_FLOOR, 0)]
+    if count is not None:
+        energy = energy * count
+    return _Through(terms, (d_logit * energy).sum(dim=(0, 1)).to(temperature.dtype))
 
 
 class Forward(NamedTuple):
-    """What the forward pass finds: y, the memberships, the sums (squares are None if nothing is normalized), the gain.
+    """What the forward pass finds: y, the memberships and the sums. Squares and count are None where they are not used.
 
-    `mass` is [B, 1, H] and floored, `squares`, `weighted` and `gain` are [B, 1, H, D].
+    `mass` is [B, 1, H] and floored, `count` [B, 1, 1], `squares` [B, 1, H, D], `weighted` [B, 1, H, D], or P for D.
     """
 
     y: Tensor
     pi: Tensor
     squares: Tensor | None
+    count: Tensor | None
     weighted: Tensor
     mass: Tensor
-    gain: Tensor
 
 
 def tssa_forward(w: Tensor, temperature: Tensor, mask: Tensor | None, form: Form) -> Forward:
     """Run the operator; differentiable, but its intermediate results are then kept."""
     v = zero_padding(w.to(statistics_dtype(w.dtype)), mask)
-    square, squares = v.square(), None
-    if form.normalize:
-        squares = square.sum(dim=1, keepdim=True)
-        energy = (square / squares.clamp_min(SQUARE_FLOOR)).sum(dim=-1)
-    else:
-        energy = square.sum(dim=-1)
-    pi = zero_padding((_scale(v, temperature, mask, form) * energy).softmax(dim=-1), mask)
+    square = v.square()
+    pi, squares, count = _memberships(v, square, temperature, mask, form)
+    if form.block_size > 1:
+        y, weighted, mass = _in_blocks(w, pi, mask, form.block_size)
+        return Forward(y, pi, squares, count, weighted, mass.squeeze(-1))
     mass = pi.sum(dim=1, keepdim=True) + MASS_FLOOR
     weighted = (pi.unsqueeze(-1) * square).sum(dim=1, keepdim=True)
-    gain = 1 / (1 + weighted / mass.unsqueeze(-1))
-    return Forward((-pi.unsqueeze(-1) * v * gain).to(w.dtype), pi, squares, weighted, mass, gain)
+    y = -pi.unsqueeze(-1) * v * _gain(weighted, mass)
+    return Forward(y.to(w.dtype), pi, squares, count, weighted, mass)
+
+
+def _gain(weighted: Tensor, mass: Tensor) -> Tensor:
+    return 1 / (1 + weighted / mass.unsqueeze(-1))
 
 
 def tssa_gradients(
@@ -89,16 +182,17 @@ def tssa_gradients(
 class _TSSA(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, w: Tensor, temperature: Tensor, mask: Tensor | None, form: Form) -> Tensor:
-        y, pi, squares, _, mass, gain = tssa_forward(w, temperature, mask, form)
+        y, *saved = tssa_forward(w, temperature, mask, form)
         ctx.form = form
-        ctx.save_for_backward(w, temperature, mask, pi, squares, gain, mass)
+        ctx.save_for_backward(w, temperature, mask, *saved)
         return y
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
-        w, temperature, mask, pi, squares, gain, mass = ctx.saved_tensors
+        w, temperature, mask, pi, squares, count, weighted, mass = ctx.saved_tensors
         if wants_graph():
             return (*tssa_gradients(dy, w, temperature, mask, ctx.form), None, None)
+        gain = _gain(weighted, mass)
         v, o = zero_padding(w.to(pi.dtype), mask), zero_padding(dy.to(pi.dtype), mask)
         square, weight = v.square(), pi.unsqueeze(-1)
 
@@ -106,25 +200,9 @@ class _TSSA(torch.autograd.Function):
         d_weighted = gain.square() * (weight * o * v).sum(dim=1, keepdim=True) / mass.unsqueeze(-1)
         d_mass = -(d_weighted * (1 / gain - 1)).sum(dim=-1)
         d_pi = (v * (v * d_weighted - o * gain)).sum(dim=-1) + d_mass
-        d_logit = pi * (d_pi - (pi * d_pi).sum(dim=-1, keepdim=True))
-        d_energy = _scale(v, temperature, mask, ctx.form) * d_logit
-
-        through_sums = weight * d_weighted
-        if squares is None:
-            energy = square.sum(dim=-1)
-            through_sums = through_sums + d_energy.unsqueeze(-1)
-        else:
-            inverse = 1 / squares.clamp_min(SQUARE_FLOOR)
-            energy = (square * inverse).sum(dim=-1)
-            # Multiplied one by one: the square of the inverse may leave float32.
-            d_squares = -inverse * (inverse * (square * d_energy.unsqueeze(-1)).sum(dim=1, keepdim=True))
-            d_squares = d_squares.where(squares > SQUARE_FLOOR, 0)
-            through_sums = through_sums + inverse * d_energy.unsqueeze(-1) + d_squares
-        dw = 2 * v * through_sums - weight * o * gain
-        if ctx.form.count_scaled:
-            energy = energy * num_tokens(v, mask)[:, None, None]
-        d_temperature = (d_logit * energy).sum(dim=(0, 1))
-        return dw.to(w.dtype), d_temperature.to(temperature.dtype), None, None
+        through = _through_memberships(square, temperature, squares, count, _through_logits(pi, d_pi))
+        dw = 2 * v * sum(through.terms, weight * d_weighted) - weight * o * gain
+        return dw.to(w.dtype), through.temperature, None, None
 
 
 def _running(x: Tensor, start: Tensor, decay: Tensor | None, mask: Tensor | None) -> Tensor:
@@ -179,6 +257,63 @@ def _energy(share: Tensor, bias: Tensor | None, scale: Tensor | None, width: int
     return energy if bias is None else energy + width * bias
 
 
+class _CausalThrough(NamedTuple):
+    """As `_Through`, in the causal form."""
+
+    terms: list[Tensor]
+    temperature: Tensor
+    bias: Tensor | None
+    scale: Tensor | None
+    squares: Tensor  # the running sums of squares
+    reach: _Reach  # their gradient
+
+
+def _through_causal_memberships(
+    square: Tensor,
+    temperature: Tensor,
+    bias: Tensor | None,
+    mask: Tensor | None,
+    scale: Tensor | None,
+    decay: Tensor | None,
+    start: Tensor,
+    d_squares: Tensor,
+    d_logit: Tensor,
+) -> _CausalThrough:
+    width, d_energy = square.shape[-1], temperature.to(square.dtype) * d_logit
+    squares = _running(square, start, decay, mask)
+    inverse = 1 / squares.clamp_min(PREFIX_FLOOR)
+    d_share = (d_energy if scale is None else d_energy * scale).unsqueeze(-1)
+    direct = -d_share * square * inverse.square() * (squares > PREFIX_FLOOR)
+    reach = _reach(direct, d_squares, decay, mask)
+    share = (square * inverse).sum(dim=-1)
+    return _CausalThrough(
+        [d_share * inverse, reach.upto],
+        (d_logit * _energy(share, bias, scale, width)).sum(dim=(0, 1)).to(temperature.dtype),
+        None if bias is None else (width * d_energy).sum_to_size(bias.shape),
+        None if scale is None else (d_energy * share).sum_to_size(scale.shape),
+        squares,
+        reach,
+    )
+
+
+def _causal_memberships(
+    square: Tensor,
+    temperature: Tensor,
+    bias: Tensor | None,
+    mask: Tensor | None,
+    scale: Tensor | None,
+    decay: Tensor | None,
+    start: Tensor,
+) -> tuple[Tensor, Tensor]:
+    """Return pi [B, N, H] and the sums of squares after the last token."""
+    running = _running(square, start, decay, mask)
+    squares = _last(square, start, running, decay)
+    share = (square / running.clamp_min(PREFIX_FLOOR)).sum(dim=-1)
+    del running  # as large as w
+    energy = _energy(share, bias, scale, square.shape[-1])
+    return zero_padding((temperature.to(square.dtype) * energy).softmax(dim=-1), mask), squares
+
+
 def causal_forward(
     w: Tensor,
     temperature: Tensor,
@@ -192,12 +327,10 @@ def causal_forward(
     """Return y, the memberships and the three sums after the last token; differentiable, as `tssa_forward` is."""
     v = zero_padding(w.to(statistics_dtype(w.dtype)), mask)
     square, starts = v.square(), (before[0], before[1], before[2].unsqueeze(-1))
-    running = _running(square, starts[0], decay, mask)
-    squares = _last(square, starts[0], running, decay)
-    share = (square / running.clamp_min(PREFIX_FLOOR)).sum(dim=-1)
-    del running  # as large as w
-    energy = _energy(share, bias, scale, v.shape[-1])
-    pi = zero_padding((temperature.to(v.dtype) * energy).softmax(dim=-1), mask)
+    pi, squares = _causal_memberships(square, temperature, bias, mask, scale, decay, starts[0])
+    if form.block_size > 1:
+        y, weighted, mass, _ = _in_causal_blocks(w, pi, mask, decay, form.block_size, *before[1:])
+        return y, pi, squares, weighted, mass
     weight = pi.unsqueeze(-1)
     weighted, mass = _running(weight * square, starts[1], decay, mask), _running(weight, starts[2], decay, mask)
     y = -weight * v / (1 + weighted / (mass + MASS_FLOOR))
@@ -262,28 +395,266 @@ class _CausalTSSA(torch.autograd.Function):
         bar_weighted = _reach(direct, d_weighted, decay, mask)
         bar_mass = _reach(to_mass, d_mass.unsqueeze(-1), decay, mask)
         d_pi = (v * (v * bar_weighted.upto - o * gain)).sum(dim=-1) + bar_mass.upto.squeeze(-1)
-        d_logit = pi * (d_pi - (pi * d_pi).sum(dim=-1, keepdim=True))
-        d_energy = temperature.to(pi.dtype) * d_logit
-
-        squares = _running(square, starts[0], decay, mask)
-        inverse = 1 / squares.clamp_min(PREFIX_FLOOR)
-        d_share = (d_energy if scale is None else d_energy * scale).unsqueeze(-1)
-        direct = -d_share * square * inverse.square() * (squares > PREFIX_FLOOR)
-        bar_squares = _reach(direct, d_squares, decay, mask)
-        dw = 2 * v * (weight * bar_weighted.upto + d_share * inverse + bar_squares.upto) - weight * o * gain
-
-        share, d_decay = (square * inverse).sum(dim=-1), None
+        energies = (square, temperature, bias, mask, scale, decay, starts[0], d_squares)
+        through = _through_causal_memberships(*energies, _through_logits(pi, d_pi))
+        dw = 2 * v * sum(through.terms, weight * bar_weighted.upto) - weight * o * gain
+        d_decay = None
         if decay is not None:
-            d_decay = _through_decay((bar_squares, bar_weighted, bar_mass), (squares, weighted, mass), starts, mask)
+            bars, sums = (through.reach, bar_weighted, bar_mass), (through.squares, weighted, mass)
+            d_decay = _through_decay(bars, sums, starts, mask)
         return (
             dw.to(w.dtype),
-            (d_logit * _energy(share, bias, scale, v.shape[-1])).sum(dim=(0, 1)).to(temperature.dtype),
-            None if bias is None else (v.shape[-1] * d_energy).sum_to_size(bias.shape),
+            through.temperature,
+            through.bias,
             None,
-            None if scale is None else (d_energy * share).sum_to_size(scale.shape),
+            through.scale,
             d_decay,
             None,
-            bar_squares.start,
+            through.reach.start,
             bar_weighted.start,
             bar_mass.start.squeeze(-1),
         )
+
+
+# --- Statistics in blocks
+
+
+class _Membership(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        w: Tensor,
+        temperature: Tensor,
+        mask: Tensor | None,
+        form: Form,
+        reduce: Callable[[Tensor], Tensor],
+    ) -> Tensor:
+        v = zero_padding(w.to(statistics_dtype(w.dtype)), mask)
+        pi, squares, count = _memberships(v, v.square(), temperature, mask, form, reduce)
+        ctx.form, ctx.reduce = form, reduce
+        ctx.save_for_backward(w, temperature, mask, pi, squares, count)
+        return pi
+
+    @staticmethod
+    def backward(ctx: Any, d_pi: Tensor) -> tuple[Tensor | None, ...]:
+        if not wants_graph():
+            return _through_membership(ctx, d_pi)
+        if ctx.reduce is not _alone:  # other processes do not take part in a graph
+            return once_differentiable(_through_membership)(ctx, d_pi)  # type: ignore[no-any-return]
+        w, temperature, mask, *_ = ctx.saved_tensors
+
+        def run(w: Tensor, temperature: Tensor) -> Tensor:
+            v = zero_padding(w.to(d_pi.dtype), mask)
+            return _memberships(v, v.square(), temperature, mask, ctx.form)[0]
+
+        return (*gradients(run, (w, temperature), d_pi), None, None, None)
+
+
+def _through_membership(ctx: Any, d_pi: Tensor) -> tuple[Tensor | None, ...]:
+    w, temperature, mask, pi, squares, count = ctx.saved_tensors
+    v = zero_padding(w.to(pi.dtype), mask)
+    d_logit = _through_logits(pi, d_pi)
+    through = _through_memberships(v.square(), temperature, squares, count, d_logit, ctx.reduce)
+    dw = 2 * v * sum(through.terms[1:], through.terms[0])
+    return dw.to(w.dtype), through.temperature, None, None, None
+
+
+class _CausalMembership(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        w: Tensor,
+        temperature: Tensor,
+        bias: Tensor | None,
+        mask: Tensor | None,
+        scale: Tensor | None,
+        decay: Tensor | None,
+        start: Tensor,
+    ) -> tuple[Tensor, Tensor]:
+        v = zero_padding(w.to(statistics_dtype(w.dtype)), mask)
+        pi, squares = _causal_memberships(v.square(), temperature, bias, mask, scale, decay, start)
+        ctx.save_for_backward(w, temperature, bias, mask, scale, decay, start, pi)
+        return pi, squares
+
+    @staticmethod
+    def backward(ctx: Any, d_pi: Tensor, d_squares: Tensor) -> tuple[Tensor | None, ...]:
+        w, temperature, bias, mask, scale, decay, start, pi = ctx.saved_tensors
+        if wants_graph():
+
+            def run(w: Tensor, t: Tensor, bias: Any, scale: Any, decay: Any, start: Tensor) -> tuple[Tensor, Tensor]:
+                square = zero_padding(w.to(d_pi.dtype), mask).square()
+                return _causal_memberships(square, t, bias, mask, scale, decay, start)
+
+            inputs = (w, temperature, bias, scale, decay, start)
+            dw, dt, d_bias, *d_rest = gradients(run, inputs, (d_pi, d_squares))
+            return (dw, dt, d_bias, None, *d_rest)
+        v = zero_padding(w.to(pi.dtype), mask)
+        energies = (v.square(), temperature, bias, mask, scale, decay, start, d_squares)
+        through = _through_causal_memberships(*energies, _through_logits(pi, d_pi))
+        dw = 2 * v * sum(through.terms[1:], through.terms[0])
+        d_decay = None
+        if decay is not None:
+            d_decay = _through_decay((through.reach,), (through.squares,), (start,), mask)
+        rest = (through.temperature, through.bias, None, through.scale, d_decay, through.reach.start)
+        return dw.to(w.dtype), *rest
+
+
+def _in_blocks(
+    w: Tensor, pi: Tensor, mask: Tensor | None, block_size: int, reduce: Callable[[Tensor], Tensor] = _alone
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return y, the weighted products [B, 1, H, P] and the floored mass [B, 1, H, 1]; differentiable if alone."""
+    v, weight = zero_padding(w.to(pi.dtype), mask), pi.unsqueeze(-1)
+    sums = reduce(torch.cat((sum_products(weight * v, v, block_size), weight.sum(dim=1)), dim=-1)).unsqueeze(1)
+    weighted, mass = sums[..., :-1], sums[..., -1:] + MASS_FLOOR
+    solved = Factors(matrices(weighted / mass, v.shape[-1], block_size)).solve(in_blocks(v, block_size))
+    return (-weight * solved.flatten(-2)).to(w.dtype), weighted, mass
+
+
+class _BlockTSSA(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, w: Tensor, pi: Tensor, mask: Tensor | None, block_size: int, reduce: Callable[[Tensor], Tensor]
+    ) -> Tensor:
+        y, weighted, mass = _in_blocks(w, pi, mask, block_size, reduce)
+        ctx.block_size, ctx.reduce = block_size, reduce
+        ctx.save_for_backward(w, pi, mask, weighted / mass, mass)
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
+        if not wants_graph():
+            return _through_blocks(ctx, dy)
+        if ctx.reduce is not _alone:  # other processes do not take part in a graph
+            return once_differentiable(_through_blocks)(ctx, dy)  # type: ignore[no-any-return]
+        w, pi, mask, *_ = ctx.saved_tensors
+        d_inputs = gradients(lambda w, pi: _in_blocks(w, pi, mask, ctx.block_size)[0], (w, pi), dy)
+        return (*d_inputs, None, None, None)
+
+
+def _through_blocks(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
+    w, pi, mask, moment, mass = ctx.saved_tensors
+    g, D = ctx.block_size, w.shape[-1]
+    v, o = zero_padding(w.to(pi.dtype), mask), zero_padding(dy.to(pi.dtype), mask)
+    moments = matrices(moment, D, g)
+    factors, of_rows = Factors(moments), Factors(moments.unsqueeze(-3))
+    # The sum of z u^T over the tokens, with z = (I + S)^{-1} o and u = (I + S)^{-1} v.
+    outer = ctx.reduce(sum_symmetric_products(pi.unsqueeze(-1) * o, v, g)).unsqueeze(1)
+    outer = gradient_matrices(outer, D, g)
+    d_weighted = of_rows.solve(of_rows.solve(outer).mT) / mass[..., None, None]
+    d_mass = -(d_weighted * moments).sum(dim=(-3, -2, -1))
+    v, o, weight = in_blocks(v, g), in_blocks(o, g), pi[..., None, None]
+    turned = times(d_weighted, v)
+    d_pi = (v * turned - o * factors.solve(v)).sum(dim=(-2, -1)) + d_mass
+    dw = weight * (2 * turned - factors.solve(o))
+    return dw.flatten(-2).to(w.dtype), zero_padding(d_pi, mask), None, None, None
+
+
+# Tokens in a chunk of the causal form.
+_CHUNK = 64
+
+
+def _in_causal_blocks(
+    w: Tensor, pi: Tensor, mask: Tensor | None, decay: Tensor | None, block_size: int, weighted: Tensor, mass: Tensor
+) -> tuple[Tensor, Tensor, Tensor, list[Tensor]]:
+    """Return y, the weighted products and the mass after the last token, and both at the start of every chunk."""
+    starts, outputs = [], []
+    for rows in _chunks(w):
+        chunk = _Chunk(w, pi, mask, decay, rows, block_size, weighted, mass)
+        starts += [weighted, mass]
+        outputs.append(-chunk.weight * chunk.solve(chunk.v))
+        weighted, mass = chunk.after()
+    if not outputs:
+        return torch.empty_like(w), weighted.clone(), mass.clone(), starts
+    return torch.cat(outputs, dim=1).to(w.dtype), weighted, mass, starts
+
+
+class _CausalBlockTSSA(torch.autograd.Function):
+    """The sums at the start of every chunk are kept; backward, a chunk is replayed from them."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        w: Tensor,
+        pi: Tensor,
+        mask: Tensor | None,
+        decay: Tensor | None,
+        block_size: int,
+        weighted: Tensor,
+        mass: Tensor,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        *outputs, starts = _in_causal_blocks(w, pi, mask, decay, block_size, weighted, mass)
+        ctx.block_size = block_size
+        ctx.save_for_backward(w, pi, mask, decay, *(starts or (weighted, mass)))
+        y, weighted, mass = outputs
+        return y, weighted, mass
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor, d_weighted: Tensor, d_mass: Tensor) -> tuple[Tensor | None, ...]:
+        w, pi, mask, decay, *starts = ctx.saved_tensors
+        if wants_graph():
+
+            def run(w: Tensor, pi: Tensor, decay: Any, weighted: Tensor, mass: Tensor) -> tuple[Tensor, ...]:
+                return _in_causal_blocks(w, pi, mask, decay, ctx.block_size, weighted, mass)[:3]
+
+            inputs, cotangents = (w, pi, decay, *starts[:2]), (dy, d_weighted, d_mass)
+            dw, d_pi, d_decay, *d_before = gradients(run, inputs, cotangents)
+            return (dw, d_pi, None, d_decay, None, *d_before)
+        d_tokens, d_memberships, g = [], [], ctx.block_size
+        d_mass = d_mass.unsqueeze(-1)
+        d_decay = None if decay is None else torch.zeros_like(decay)
+        for index, rows in reversed([*enumerate(_chunks(w))]):
+            start = starts[2 * index : 2 * index + 2]
+            chunk = _Chunk(w, pi, mask, decay, rows, g, *start)
+            o = zero_padding(dy[:, rows].to(pi.dtype), chunk.mask)
+            u, z = chunk.solve(chunk.v), chunk.solve(o)
+            direct = chunk.weight * symmetric_products(u, z, g) / chunk.mass_floored
+            to_mass = -(direct * chunk.weighted / chunk.mass_floored).sum(dim=-1, keepdim=True)
+            bar_weighted = _reach(direct, d_weighted, decay, chunk.mask)
+            bar_mass = _reach(to_mass, d_mass, decay, chunk.mask)
+            d_weighted, d_mass = bar_weighted.start, bar_mass.start
+            turned = times(gradient_matrices(bar_weighted.upto, w.shape[-1], g), in_blocks(chunk.v, g)).flatten(-2)
+            d_pi = (chunk.v * turned - o * u).sum(dim=-1) + bar_mass.upto.squeeze(-1)
+            d_memberships.append(zero_padding(d_pi, chunk.mask))
+            d_tokens.append((chunk.weight * (2 * turned - z)).to(w.dtype))
+            if d_decay is not None:
+                bars, sums = (bar_weighted, bar_mass), (chunk.weighted, chunk.mass)
+                d_decay = d_decay + _through_decay(bars, sums, (start[0], start[1].unsqueeze(-1)), chunk.mask)
+        dw = torch.cat(d_tokens[::-1], dim=1) if d_tokens else torch.zeros_like(w)
+        d_pi = torch.cat(d_memberships[::-1], dim=1) if d_memberships else torch.zeros_like(pi)
+        return dw, d_pi, None, d_decay, None, d_weighted, d_mass.squeeze(-1)
+
+
+def _chunks(w: Tensor) -> list[slice]:
+    return [slice(first, min(first + _CHUNK, w.shape[1])) for first in range(0, w.shape[1], _CHUNK)]
+
+
+class _Chunk:
+    """Some consecutive tokens, with the sums up to each of them."""
+
+    def __init__(
+        self,
+        w: Tensor,
+        pi: Tensor,
+        mask: Tensor | None,
+        decay: Tensor | None,
+        rows: slice,
+        block_size: int,
+        weighted: Tensor,
+        mass: Tensor,
+    ) -> None:
+        self.mask = None if mask is None else mask[:, rows]
+        self.v, self.weight = zero_padding(w[:, rows].to(pi.dtype), self.mask), pi[:, rows].unsqueeze(-1)
+        self._products, self._starts, self._decay = products(self.v, block_size), (weighted, mass.unsqueeze(-1)), decay
+        self.weighted = _running(self.weight * self._products, self._starts[0], decay, self.mask)
+        self.mass = _running(self.weight, self._starts[1], decay, self.mask)
+        self.mass_floored, self._block_size = self.mass + MASS_FLOOR, block_size
+        self._factors = Factors(matrices(self.weighted / self.mass_floored, self.v.shape[-1], block_size))
+
+    def solve(self, x: Tensor) -> Tensor:
+        """Return (I + S_b)^{-1} x_b for x [B, n, H, D], with each token's own S."""
+        return self._factors.solve(in_blocks(x, self._block_size)).flatten(-2)
+
+    def after(self) -> tuple[Tensor, Tensor]:
+        """Return the weighted products and the mass after the last token."""
+        weighted = _last(self.weight * self._products, self._starts[0], self.weighted, self._decay)
+        return weighted, _last(self.weight, self._starts[1], self.mass, self._decay).squeeze(-1)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from tost.ops._blocks import in_blocks, matrices, products
 from tost.ops._inputs import Inputs, Sums, empty_sums
 from tost.ops._numerics import MASS_FLOOR, PREFIX_FLOOR, SQUARE_FLOOR, num_tokens, statistics_dtype, zero_padding
 from tost.ops._scan import prefix_sums
@@ -35,15 +36,15 @@ def tssa(inputs: Inputs, form: Form) -> Tensor:
     pi = membership(inputs, form).unsqueeze(-1)
     v = zero_padding(w.to(pi.dtype), mask)
     mass = pi.sum(dim=1, keepdim=True)
-    moment = (pi * v.square()).sum(dim=1, keepdim=True) / (mass + MASS_FLOOR)
-    y = -pi * v / (1 + moment)
+    moment = (pi * products(v, form.block_size)).sum(dim=1, keepdim=True) / (mass + MASS_FLOOR)
+    y = _shrunk(-pi * v, moment, form)
     return zero_padding(y, mask).to(w.dtype)
 
 
 def causal_membership(inputs: Inputs, form: Form) -> Tensor:
     """Return the memberships pi [B, N, H]; rows of real tokens sum to 1, rows of padding are 0."""
     w, temperature, mask, bias, before, scale, decay = inputs
-    before = empty_sums(w) if before is None else before
+    before = empty_sums(w, form) if before is None else before
     squares = zero_padding(w.to(statistics_dtype(w.dtype)), mask).square()
     prefix, _ = _running(squares, before.squares, decay, mask)
     share = squares / prefix.clamp_min(PREFIX_FLOOR)
@@ -58,15 +59,27 @@ def causal_membership(inputs: Inputs, form: Form) -> Tensor:
 def causal_tssa(inputs: Inputs, form: Form) -> tuple[Tensor, Sums]:
     """Return y [B, N, H, D] in the dtype of w, and the sums after the last token."""
     w, mask, decay = inputs.w, inputs.mask, inputs.decay
-    before = empty_sums(w) if inputs.before is None else inputs.before
+    before = empty_sums(w, form) if inputs.before is None else inputs.before
     pi = causal_membership(inputs, form)
     v = zero_padding(w.to(pi.dtype), mask)
     _, squares = _running(v.square(), before.squares, decay, mask)
-    weighted, weighted_squares = _running(pi.unsqueeze(-1) * v.square(), before.weighted_squares, decay, mask)
+    weighted_products = pi.unsqueeze(-1) * products(v, form.block_size)
+    weighted, weighted_squares = _running(weighted_products, before.weighted_squares, decay, mask)
     mass, mass_after = _running(pi.unsqueeze(-1), before.mass.unsqueeze(-1), decay, mask)
     moment = weighted / (mass + MASS_FLOOR)
-    y = -pi.unsqueeze(-1) * v / (1 + moment)
+    y = _shrunk(-pi.unsqueeze(-1) * v, moment, form)
     return zero_padding(y, mask).to(w.dtype), Sums(squares, weighted_squares, mass_after.squeeze(-1))
+
+
+def _shrunk(v: Tensor, moment: Tensor, form: Form) -> Tensor:
+    """Return v [B, N, H, D] over 1 + moment; in blocks, (I + S_b)^{-1} v_b."""
+    if form.block_size == 1:
+        return v / (1 + moment)
+    blocks = matrices(moment, v.shape[-1], form.block_size)
+    identity = torch.eye(form.block_size, dtype=v.dtype, device=v.device)
+    solved: Tensor
+    solved, _ = torch.linalg.solve_ex(identity + blocks, in_blocks(v, form.block_size).unsqueeze(-1))
+    return solved.squeeze(-1).flatten(-2)
 
 
 def _running(x: Tensor, before: Tensor, decay: Tensor | None, mask: Tensor | None) -> tuple[Tensor, Tensor]:

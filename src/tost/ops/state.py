@@ -7,9 +7,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from tost.ops._blocks import packed_width
+
 
 class TSSAState(NamedTuple):
     """Everything that causal TSSA remembers of the tokens it has seen: ``H(2D+1)`` numbers per sequence.
+
+    With statistics in blocks of g features it is ``H(D + D(g+1)/2 + 1)`` numbers.
 
     The size does not depend on how many tokens were seen. A state is a tuple of tensors and never changed in place;
     gradients flow through it, so a sequence may be processed in pieces and still be differentiated as a whole. With
@@ -17,7 +21,9 @@ class TSSAState(NamedTuple):
 
     Attributes:
         squares: ``sum_n w_n^2``, shape ``[B, H, D]``.
-        weighted_squares: ``sum_n pi_n w_n^2``, shape ``[B, H, D]``.
+        weighted_squares: ``sum_n pi_n w_n^2``, shape ``[B, H, D]``. With blocks (``block_size=``) also the products of
+            different features, ``[B, H, D(g+1)/2]``: after these squares come the products of features that are 1
+            apart and in one block, then those 2 apart, up to g - 1, each time in the order of the features.
         mass: ``sum_n pi_n``, shape ``[B, H]``.
         position: Number of tokens seen, padding not counted, shape ``[B]``, int64.
 
@@ -41,6 +47,7 @@ class TSSAState(NamedTuple):
         num_heads: int,
         head_dim: int,
         *,
+        block_size: int = 1,
         dtype: torch.dtype = torch.float32,
         device: torch.device | str | None = None,
     ) -> TSSAState:
@@ -50,12 +57,14 @@ class TSSAState(NamedTuple):
             batch_size: Number of sequences, B.
             num_heads: Number of heads, H.
             head_dim: Width of a head, D.
+            block_size: Features in a block of the statistics, g; divides D.
             dtype: float32, or float64 for float64 tokens.
             device: Where the tokens will be.
         """
-        wide = torch.zeros(batch_size, num_heads, head_dim, dtype=dtype, device=device)
+        squares = torch.zeros(batch_size, num_heads, head_dim, dtype=dtype, device=device)
+        weighted_squares = squares.new_zeros(batch_size, num_heads, packed_width(head_dim, block_size))
         position = torch.zeros(batch_size, dtype=torch.int64, device=device)
-        return cls(wide, wide.clone(), wide.new_zeros(batch_size, num_heads), position)
+        return cls(squares, weighted_squares, squares.new_zeros(batch_size, num_heads), position)
 
     def merge(self, other: TSSAState, decay: Tensor | None = None) -> TSSAState:
         """Return the state that has seen the tokens of both: the sums add, after those of `self` have faded.

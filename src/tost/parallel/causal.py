@@ -23,6 +23,7 @@ from tost import ops
 from tost.ops import TSSAState
 from tost.ops._checks import check_bias, check_causal
 from tost.ops._numerics import num_tokens, statistics_dtype
+from tost.ops.form import Form
 from tost.parallel._autograd import exclusive_sum, local_squares, total_of
 from tost.parallel._channel import Channel, untraced
 from tost.parallel.context import ContextParallel, resolve
@@ -36,6 +37,7 @@ def causal_tssa(
     mask: Tensor | None = None,
     count_scaled: bool = False,
     decay: Tensor | None = None,
+    block_size: int = 1,
     backend: str = "auto",
     context: ContextParallel | None = None,
 ) -> Tensor:
@@ -57,9 +59,18 @@ def causal_tssa(
         BackendError: As `tost.causal_tssa` does.
         RuntimeError: No context was given and none is active.
     """
-    return causal_tssa_with_state(
-        w, temperature, bias, mask=mask, count_scaled=count_scaled, decay=decay, backend=backend, context=context
-    )[0]
+    y, _ = causal_tssa_with_state(
+        w,
+        temperature,
+        bias,
+        mask=mask,
+        count_scaled=count_scaled,
+        decay=decay,
+        block_size=block_size,
+        backend=backend,
+        context=context,
+    )
+    return y
 
 
 @untraced
@@ -72,14 +83,16 @@ def causal_tssa_with_state(
     state: TSSAState | None = None,
     count_scaled: bool = False,
     decay: Tensor | None = None,
+    block_size: int = 1,
     backend: str = "auto",
     context: ContextParallel | None = None,
 ) -> tuple[Tensor, TSSAState]:
     """Run `tost.causal_tssa_with_state` on a sequence of which this rank holds a piece.
 
     Each rank hands out ``B (4 H (2D+1) + 8)`` bytes forward (statistics in float32, and a count of tokens) and
-    ``4 B H (2D+1)`` backward, in two collectives each, whatever the length of the sequence. A loss that uses the
-    returned state must do so on every rank; its backward pass then takes two more.
+    ``4 B H (2D+1)`` backward, in two collectives each, whatever the length of the sequence; in blocks of g features
+    ``D + D(g+1)/2 + 1`` stands for ``2D+1``. A loss that uses the returned state must do so on every rank; its backward
+    pass then takes two more.
 
     Arguments are those of `causal_tssa`, and:
 
@@ -94,16 +107,26 @@ def causal_tssa_with_state(
         BackendError: As `tost.causal_tssa` does.
         RuntimeError: No context was given and none is active.
     """
-    check_causal(w, temperature, None, mask, state, decay)
+    form = Form(count_scaled=count_scaled, block_size=block_size)
+    check_causal(form, w, temperature, None, mask, state, decay)
     # The form of the bias; its length is checked when the length of the whole sequence is known.
     check_bias(bias, w if bias is not None and bias.dim() == 3 else w[:, :0], None, None)
     channel = resolve(context).channel
-    state = _zeros(w) if state is None else state
+    zeros = _zeros(w, block_size)
+    state = zeros if state is None else state
     decay = None if decay is None else decay.to(statistics_dtype(w.dtype))
 
     def run(before: TSSAState) -> tuple[Tensor, TSSAState]:
         return ops.causal_tssa_with_state(
-            w, temperature, bias, mask=mask, state=before, count_scaled=count_scaled, decay=decay, backend=backend
+            w,
+            temperature,
+            bias,
+            mask=mask,
+            state=before,
+            count_scaled=count_scaled,
+            decay=decay,
+            block_size=block_size,
+            backend=backend,
         )
 
     squares = local_squares(w, mask, decay)
@@ -111,7 +134,7 @@ def causal_tssa_with_state(
     end = state.position + all_tokens.sum(dim=0)
     _check_length(bias, end)
     fading = None if decay is None else _fading(decay, all_tokens)
-    before = _zeros(w)._replace(
+    before = zeros._replace(
         squares=_before(state.squares, squares, all_squares, channel, fading),
         position=state.position + all_tokens[: channel.rank].sum(dim=0),
     )
@@ -162,13 +185,13 @@ def _total(start: Tensor, own: Tensor, everyone: Tensor, channel: Channel, fadin
     return start * fading.whole + total_of(faded, all_faded, channel)
 
 
-def _zeros(w: Tensor) -> TSSAState:
+def _zeros(w: Tensor, block_size: int) -> TSSAState:
     B, _, H, D = w.shape
-    return TSSAState.empty(B, H, D, dtype=statistics_dtype(w.dtype), device=w.device)
+    return TSSAState.empty(B, H, D, block_size=block_size, dtype=statistics_dtype(w.dtype), device=w.device)
 
 
 def _joined(state: TSSAState) -> Tensor:
-    """Return the two sums that depend on memberships as one tensor, [B, H, D + 1]."""
+    """Return the two sums that depend on memberships as one tensor, [B, H, D + 1] without blocks."""
     return torch.cat((state.weighted_squares, state.mass.unsqueeze(-1)), dim=-1)
 
 

@@ -14,9 +14,11 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from tost.ops._checks import check_mask, check_temperature, check_tokens
+from tost.ops._checks import check_block_size, check_mask, check_temperature, check_tokens
+from tost.ops._inputs import Inputs
 from tost.ops._numerics import MASS_FLOOR, SQUARE_FLOOR, num_tokens, statistics_dtype, zero_padding
 from tost.ops.form import Form
+from tost.ops.pytorch import block_tssa
 from tost.parallel._channel import Channel, untraced
 from tost.parallel._chunks import accumulate, chunks, tokens_of
 from tost.parallel.context import ContextParallel, resolve
@@ -30,13 +32,15 @@ def tssa(
     mask: Tensor | None = None,
     normalize: bool = True,
     count_scaled: bool = False,
+    block_size: int = 1,
     context: ContextParallel | None = None,
 ) -> Tensor:
     """Run `tost.tssa` on a sequence of which this rank holds a piece.
 
     Each rank hands out ``4 B H (2D+1)`` bytes forward and ``8 B H D`` backward (statistics in float32), in two
     collectives each, whatever the length of the sequence; without normalization it is one collective each. Counting the
-    tokens takes one more forward, of ``8 B`` bytes.
+    tokens takes one more forward, of ``8 B`` bytes. With blocks of g features the sums that depend on memberships are
+    ``D(g+1)/2`` products where there were D squares.
 
     Arguments are those of `tost.tssa`, the same on every rank except for the tokens, and:
 
@@ -55,8 +59,11 @@ def tssa(
     check_tokens(w)
     check_temperature(temperature, w)
     check_mask(mask, w)
+    check_block_size(block_size, w)
     channel = resolve(context).channel
-    form = Form(normalize=normalize, count_scaled=count_scaled)
+    form = Form(normalize=normalize, count_scaled=count_scaled, block_size=block_size)
+    if block_size > 1:
+        return block_tssa(Inputs(w, temperature, mask), form, channel.all_reduce)
     y: Tensor = _SharedTSSA.apply(w, temperature, mask, form, channel)  # type: ignore[no-untyped-call]
     return y
 

@@ -37,6 +37,17 @@ def test_gate_is_green_for_what_is_ready_here():
     assert "causal_tssa reference 2x63x3x5 float32 dbias" in names
 
 
+def test_gate_checks_the_block_size_that_is_measured():
+    result = run_gate(block_size=3)
+    assert result.passed, [check.message for check in result.failures]
+    names = {check.name for check in result.checks}
+    for op in Op:
+        assert f"{op} reference 2x63x3x5 float32 dw" in names
+        for backend in gate.candidates(op, 3):
+            assert f"{op} {backend} g=3 2x63x3x3 float32 masked dw" in names
+        assert f"{op} paper eager g=3 2x63x3x3 float32 dw" not in names
+
+
 def test_gate_is_red_for_a_wrong_output():
     result = check_tssa(lambda x: right(x) * 1.001)
     assert not result.passed

@@ -16,7 +16,7 @@ TINY += ["--threads", "1", "--no-compile", "--quick"]
 def green_gate(monkeypatch):
     """Skip the parity checks, which the end-to-end test runs in full."""
     result = GateResult(checks=(Check(name="nothing", error=0.0, bound=1.0),))
-    monkeypatch.setattr(gate, "run_gate", lambda ops: result)
+    monkeypatch.setattr(gate, "run_gate", lambda ops, **_: result)
 
 
 def test_bench_ops_end_to_end(run, tmp_path):
@@ -48,7 +48,7 @@ def test_bench_ops_end_to_end(run, tmp_path):
 
 def test_bench_shows_no_speed_behind_a_red_gate(run, monkeypatch, tmp_path):
     red = GateResult(checks=(Check(name="tssa native 1x1x1x1 float32 dw", error=0.5, bound=1e-5),))
-    monkeypatch.setattr(gate, "run_gate", lambda ops: red)
+    monkeypatch.setattr(gate, "run_gate", lambda ops, **_: red)
     outcome = run(*TINY, "--json", "--out", str(tmp_path))
     assert outcome.code == 1
     assert "tssa native 1x1x1x1 float32 dw: relative rms 0.5 exceeds 1e-05" in outcome.out
@@ -91,7 +91,7 @@ def test_interrupted_bench_without_out_says_that_no_file_was_written(run, monkey
 
 
 def test_interrupt_during_the_gate_keeps_nothing(run, monkeypatch, tmp_path):
-    def interrupt(ops):
+    def interrupt(ops, **_):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(gate, "run_gate", interrupt)

@@ -25,6 +25,7 @@ OURS = [
     {"gate": True},
     {"count_scaled": True},
     {"forget": True},
+    {"block_size": 2},
     {"after_last_position": "repeat"},
 ]
 
@@ -46,6 +47,7 @@ def option_sets(draw):
         options |= {"after_last_position": "repeat", "max_length": draw(st.sampled_from((1, 5, 24)))}
     if softmax:
         return {**options, "mixer": "softmax", "layer_scale": None, "activation": "gelu_tanh"}
+    options["block_size"] = draw(st.sampled_from((1, 2)))
     return options | {name: draw(st.booleans()) for name in ("gate", "count_scaled", "forget")}
 
 
@@ -315,5 +317,8 @@ def test_statistics_are_counted_with_what_is_added():
     plain = per_head()
     assert per_head(count_scaled=True) == plain + 1
     assert per_head(forget=True) == plain + 2 * 64 + 1
+    # In each of 32 blocks: a product more, two triangular solves and their factors; it fades, too.
+    assert per_head(block_size=2) == plain + 32 * (3 + 4 + 2)
+    assert per_head(block_size=2, forget=True) == per_head(forget=True) + 32 * (4 + 4 + 2)
     assert per_head(position="sinusoidal") == plain - 2
     assert per_head(mixer="softmax") == 0

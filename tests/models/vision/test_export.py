@@ -11,7 +11,7 @@ FULL = [
     pytest.param("tost_small_patch16_224", {}, 224, marks=pytest.mark.slow),
 ]
 SMALL = {"embed_dim": 16, "depth": 1, "num_heads": 4, "class_depth": 1}
-OURS = {"conv_width": 3, "gate": True, "count_scaled": True, "feed_forward": "ista"}
+OURS = {"conv_width": 3, "gate": True, "count_scaled": True, "block_size": 2, "feed_forward": "ista"}
 
 
 def close(found, expected):

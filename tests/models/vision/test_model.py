@@ -154,7 +154,8 @@ PARTS = {
     "conv_width": {"conv_width": 3},
     "gate": {"gate": True},
     "count": {"count_scaled": True},
-    "all extensions": {"conv_width": 5, "gate": True, "count_scaled": True},
+    "blocks": {"block_size": 2},
+    "all extensions": {"conv_width": 5, "gate": True, "count_scaled": True, "block_size": 2},
     "no scale": {"layer_scale": None},
     "one class block": {"class_depth": 1},
 }

@@ -59,9 +59,10 @@ class Shape:
     width: int
     heads: int
     dtype: Dtype = Dtype.FLOAT32
+    block_size: int = 1
 
     def __post_init__(self) -> None:
-        for name in ("batch", "tokens", "width", "heads"):
+        for name in ("batch", "tokens", "width", "heads", "block_size"):
             value = getattr(self, name)
             if value < 1:
                 raise ConfigError(f"{name}={value} cannot be measured; {name} must be at least 1.")
@@ -69,6 +70,10 @@ class Shape:
             raise ConfigError(
                 f"width={self.width} does not divide into heads={self.heads}; "
                 f"choose a width that is a multiple of the heads, for example {self.heads * 64}."
+            )
+        if self.head_width % self.block_size:
+            raise ConfigError(
+                f"block_size={self.block_size} does not divide the head width {self.head_width}; choose one that does."
             )
 
     @property
@@ -96,7 +101,8 @@ class Case(Shape):
     @property
     def label(self) -> str:
         """One line for progress reports and error messages."""
-        return f"{self.op} {self.mode} {self.batch}x{self.tokens} d={self.width} H={self.heads} {self.dtype}"
+        blocks = "" if self.block_size == 1 else f" g={self.block_size}"
+        return f"{self.op} {self.mode} {self.batch}x{self.tokens} d={self.width} H={self.heads}{blocks} {self.dtype}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,6 +117,7 @@ class OpsScale:
         heads: Number of heads; None takes the operator's standard number.
         batch: Sequences per batch; None takes the standard shapes' batch, or 1 when `tokens` is given.
         dtype: Type of inputs and weights.
+        block_size: Features in a block of our layer's statistics.
         repeats: See `Plan`.
         compile: Whether the paper's formulation is also measured with torch.compile.
         short: Take a small set of standard shapes, for a demonstration.
@@ -128,6 +135,7 @@ class OpsScale:
     heads: Annotated[int | None, Option("Heads.", metavar="N", least=1, default=_STANDARD)] = None
     batch: Annotated[int | None, Option("Sequences.", metavar="N", least=1, default=_STANDARD)] = None
     dtype: Annotated[Dtype, Option("Type of inputs and weights.")] = Dtype.FLOAT32
+    block_size: Annotated[int, Option("Features in a block of our layer's statistics.", metavar="N", least=1)] = 1
     repeats: Annotated[int, Option("Least timed runs.", metavar="N", least=3, selects=False)] = 30
     compile: Annotated[bool, Option("Include torch.compile of the paper's formulation.", selects=False)] = True
     short: bool = False
@@ -159,7 +167,8 @@ class OpsScale:
             shapes = standard if self.tokens is None else [(1, tokens) for tokens in self.tokens]
             for (standard_batch, N), mode in product(shapes, self.mode):
                 B = standard_batch if self.batch is None else self.batch
-                found.append(Case(op=op, batch=B, tokens=N, width=C, heads=H, dtype=self.dtype, mode=mode))
+                sizes = {"batch": B, "tokens": N, "width": C, "heads": H, "block_size": self.block_size}
+                found.append(Case(op=op, **sizes, dtype=self.dtype, mode=mode))
         return list(dict.fromkeys(found))
 
 

@@ -16,7 +16,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tost.bench.ops.cases import Case, Op
-from tost.nn import CausalSoftmaxAttention, CausalTSSAttention, CrossCovarianceAttention, SoftmaxAttention, TSSAttention
+from tost.nn import (
+    CausalSoftmaxAttention,
+    CausalTSSAttention,
+    CrossCovarianceAttention,
+    Extensions,
+    SoftmaxAttention,
+    TSSAttention,
+)
 
 LIMIT = "limit"
 """Name of the contender that every ratio is relative to."""
@@ -114,9 +121,10 @@ class PaperAttention(nn.Module):
 
 def our_layer(case: Case, *, backend: str) -> nn.Module:
     """Return our attention layer for a case, on one backend."""
+    extensions = Extensions(block_size=case.block_size)
     if case.causal:
-        return CausalTSSAttention(case.width, case.heads, case.tokens, backend=backend)
-    return TSSAttention(case.width, case.heads, backend=backend)
+        return CausalTSSAttention(case.width, case.heads, case.tokens, extensions=extensions, backend=backend)
+    return TSSAttention(case.width, case.heads, extensions=extensions, backend=backend)
 
 
 def _limit(case: Case, ours: nn.Module) -> nn.Module:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from itertools import product
 
 import torch
 from torch import Tensor
@@ -81,14 +82,17 @@ class Candidate:
     dtypes: tuple[torch.dtype, ...] = tuple(BOUNDS)
 
 
-def candidates(op: Op) -> dict[str, Candidate]:
+def candidates(op: Op, block_size: int = 1) -> dict[str, Candidate]:
     """Return every ready backend of an operator that is chosen by itself, and the paper's formulation.
 
-    The formulation is checked without masks, which it does not have, and not in bfloat16, where it sums in bfloat16.
+    The formulation is checked without masks, which it does not have, and not in bfloat16, where it sums in bfloat16. It
+    has no blocks, and is left out where backends take statistics in blocks.
     """
     statuses = available_backends(op)
     ready = [backend.name for backend in BACKENDS if backend.automatic and statuses[backend.name] == "ready"]
-    found = {name: _backend(op, name) for name in ready}
+    found = {name: _backend(op, name, block_size) for name in ready}
+    if block_size > 1:
+        return found
     formulation = paper_causal_tssa if op is Op.CAUSAL_TSSA else paper_tssa
     found["paper eager"] = Candidate(
         call=lambda x: formulation(*x.arguments), takes_mask=False, dtypes=(torch.float64, torch.float32)
@@ -97,12 +101,16 @@ def candidates(op: Op) -> dict[str, Candidate]:
 
 
 def run_gate(
-    ops: Sequence[Op] = tuple(Op), *, implementations: Mapping[Op, Mapping[str, Candidate]] | None = None
+    ops: Sequence[Op] = tuple(Op),
+    *,
+    block_size: int = 1,
+    implementations: Mapping[Op, Mapping[str, Candidate]] | None = None,
 ) -> GateResult:
     """Compare implementations with the reference.
 
     Args:
         ops: Operators to check.
+        block_size: Features in a block of statistics; above 1, backends are checked with it besides.
         implementations: What to check, by operator and name; None takes everything that is ready here.
 
     Returns:
@@ -110,11 +118,12 @@ def run_gate(
     """
     checks: list[Check] = []
     declined: dict[str, str] = {}
-    for op in ops:
-        reference = _backend(op, "reference").call
-        for name, candidate in (implementations[op] if implementations else candidates(op)).items():
-            for label, inputs, dtype in _grid(op, candidate):
-                title = f"{op} {name} {label}"
+    for op, g in product(ops, sorted({1, block_size})):
+        reference = _backend(op, "reference", g).call
+        shapes = SHAPES if g == 1 else ((2, 63, 3, g), (2, 130, 4, 3 * g))
+        for name, candidate in (implementations[op] if implementations else candidates(op, g)).items():
+            for label, inputs, dtype in _grid(op, candidate, shapes):
+                title = f"{op} {name} {label}" if g == 1 else f"{op} {name} g={g} {label}"
                 try:
                     checks += _compare(title, candidate, reference, inputs, dtype)
                 except BackendError as error:
@@ -122,21 +131,24 @@ def run_gate(
     return GateResult(checks=tuple(checks), declined=declined)
 
 
-def _backend(op: Op, name: str) -> Candidate:
+def _backend(op: Op, name: str, block_size: int = 1) -> Candidate:
     def call(x: Sample) -> Tensor:
-        return (causal_tssa if op is Op.CAUSAL_TSSA else tssa)(*x.arguments, mask=x.mask, backend=name)
+        run = causal_tssa if op is Op.CAUSAL_TSSA else tssa
+        return run(*x.arguments, mask=x.mask, block_size=block_size, backend=name)
 
     def overwrite(x: Sample) -> Tensor:
         if op is Op.CAUSAL_TSSA:
-            return causal_tssa_(*x.arguments, mask=x.mask, backend=name)[0]
-        return tssa_(*x.arguments, mask=x.mask, backend=name)
+            return causal_tssa_(*x.arguments, mask=x.mask, block_size=block_size, backend=name)[0]
+        return tssa_(*x.arguments, mask=x.mask, block_size=block_size, backend=name)
 
     return Candidate(call=call, overwrite=overwrite, threaded=name == "native")
 
 
-def _grid(op: Op, candidate: Candidate) -> Iterator[tuple[str, Sample, torch.dtype]]:
+def _grid(
+    op: Op, candidate: Candidate, shapes: Sequence[tuple[int, int, int, int]]
+) -> Iterator[tuple[str, Sample, torch.dtype]]:
     """Yield a label, the inputs rounded to a dtype, and that dtype, for every point of the grid."""
-    for shape in SHAPES:
+    for shape in shapes:
         B, N, H, _ = shape
         for masked in (False, True) if candidate.takes_mask else (False,):
             for dtype in candidate.dtypes:

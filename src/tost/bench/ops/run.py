@@ -185,7 +185,7 @@ def measure_kept(case: Case, *, seed: int = 0) -> list[KeptRow]:
     ).leaves(getattr(torch, case.dtype))
     parameters = [tensor for tensor in (inputs.temperature, inputs.bias) if tensor is not None]
     rows = []
-    for name, candidate in candidates(case.op).items():
+    for name, candidate in candidates(case.op, case.block_size).items():
         try:
             kept = kept_bytes(partial(candidate.call, inputs), excluding=parameters)
         except BackendError:

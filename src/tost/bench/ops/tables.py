@@ -159,7 +159,7 @@ class OpsMeasurement(Measurement[OpsScale, OpsResults]):
 
     def check(self) -> GateResult:
         """Compare every implementation with the reference."""
-        return gate.run_gate(self.scale.op)
+        return gate.run_gate(self.scale.op, block_size=self.scale.block_size)
 
     def about(self) -> dict[str, Any]:
         """Return the plan and what each contender is."""

@@ -40,14 +40,22 @@ def _tssa_products(sizes: MixerSizes, own: TSSAOptions | CausalTSSAOptions) -> i
 
 def _tssa_statistics(sizes: MixerSizes, own: TSSAOptions) -> int:
     C, H = sizes.embed_dim, sizes.num_heads
-    return tssa_flops(H, C // H, causal=False, count_scaled=own.extensions().count_scaled)
+    extensions = own.extensions()
+    return tssa_flops(H, C // H, causal=False, count_scaled=extensions.count_scaled, block_size=extensions.block_size)
 
 
 def _causal_tssa_statistics(sizes: MixerSizes, own: CausalTSSAOptions) -> int:
     C, H, _, bias = sizes
     extensions = own.extensions()
-    scaled, forget = extensions.count_scaled, extensions.forget
-    return tssa_flops(H, C // H, causal=True, bias=bias, count_scaled=scaled, forget=forget)
+    return tssa_flops(
+        H,
+        C // H,
+        causal=True,
+        bias=bias,
+        count_scaled=extensions.count_scaled,
+        forget=extensions.forget,
+        block_size=extensions.block_size,
+    )
 
 
 def _softmax_products(sizes: MixerSizes, own: MixerOptions) -> int:

@@ -13,15 +13,15 @@
 // power of a, from a table. Everything that decay needs depends on kDecay: without it the code is as if there were none.
 #pragma once
 
+#include "causal_block.h"
 #include "common.h"
 #include "fading.h"
 #include "tssa.h"
 
 namespace {
 
-constexpr double kPrefixFloor = 1e-12;
-
-// Where one chunk finds its data. `starts` holds the sums at its start: squares [HD], weighted [HD], mass [H].
+// Where one chunk finds its data. `starts` holds the sums at its start: squares [HD], weighted [HP], mass [H], with
+// HP = HD unless statistics are in blocks.
 struct CausalChunk {
   int64_t b, first;  // batch entry, first token
   Rows rows;
@@ -64,20 +64,25 @@ inline void causal_energies(const Shape& s, const T* w, const CausalChunk& chunk
   }
 }
 
-template <class T, int kWidth, bool kDecay>
+template <class T, int kWidth, int kBlock, bool kDecay>
 int causal_forward_as(const tost::CausalForward& call) {
   using S = compute_t<T>;
   const Shape s = call.shape;
-  const int64_t B = s.B, N = s.N, H = s.H, D = kWidth ? kWidth : s.D, HD = H * D, stride = 2 * HD + H;
+  const int64_t B = s.B, N = s.N, H = s.H, D = kWidth ? kWidth : s.D, HD = H * D;
+  const Blocks<S, kBlock> blocks(H, D, call.form.block_size);
+  const int64_t P = kBlock == 1 ? D : blocks.width, HP = H * P, stride = HD + HP + H;
   const int64_t chunks = (N + tost::kCausalChunk - 1) / tost::kCausalChunk, items = B * chunks;
   const auto w = static_cast<const T*>(call.w);
   const auto t = static_cast<const S*>(call.temperature), bias = static_cast<const S*>(call.bias);
   const auto scale = static_cast<const S*>(call.scale);
+  const auto decay = static_cast<const S*>(call.decay);
   const auto y = static_cast<T*>(call.y);
   const int threads = useful_threads(call.threads, items, B * N * HD);
 
-  Buffer<double> parts(items * HD), mass_parts(items * H);
-  Buffer<S> scratch(threads * (HD + tost::kCausalChunk * H));
+  const int64_t per_thread = HP + 2 * tost::kCausalChunk * H + BlockWork<S, kBlock>::numbers(blocks);
+
+  Buffer<double> parts(items * HP), mass_parts(items * H);
+  Buffer<S> scratch(threads * per_thread);
   Buffer<S> own(call.pi ? 0 : B * N * H + items * stride);
   const Fading<S, kDecay> fading(static_cast<const S*>(call.decay), H, call.mask, B, N, chunks);
   if (parts.failed() || mass_parts.failed() || scratch.failed() || own.failed() || fading.failed())
@@ -87,8 +92,10 @@ int causal_forward_as(const tost::CausalForward& call) {
 
 #pragma omp parallel num_threads(threads) if (threads > 1)
   {
-    S* const run = scratch + thread_index() * (HD + tost::kCausalChunk * H);
-    S* const row_pi = run + HD;
+    S* const run = scratch + thread_index() * per_thread;
+    S* const row_pi = run + HP;
+    S* const masses = row_pi + tost::kCausalChunk * H;
+    const BlockWork<S, kBlock> work(blocks, masses + tost::kCausalChunk * H);
 
 #pragma omp for schedule(static)
     for (int64_t item = 0; item < items; ++item) {
@@ -126,23 +133,32 @@ int causal_forward_as(const tost::CausalForward& call) {
           mass_part = faded<kDecay>(mass_part, fading.of(h), 1) + row_pi[k * H + h];
         }
       }
-      fill_zero(run, HD);
-      if constexpr (kDecay)
+      fill_zero(run, HP);
+      if constexpr (kBlock != 1)
+        sum_products(blocks, work, w + (chunk.b * N + chunk.first) * HD, chunk.rows, row_pi, decay, run);
+      else if constexpr (kDecay)
         add_fading_weighted_squares<T, kWidth>(w + (chunk.b * N + chunk.first) * HD, chunk.rows, H, D, row_pi, fading,
                                                run);
       else
         add_weighted_squares<T, kWidth>(w + (chunk.b * N + chunk.first) * HD, chunk.rows, H, D, row_pi, run);
-      widen(run, HD, parts + item * HD);
+      widen(run, HP, parts + item * HP);
     }
-    carry_over_chunks(fading, parts + 0, B, chunks, H, D, false, static_cast<const S*>(call.weighted_in), starts + HD,
+    carry_over_chunks(fading, parts + 0, B, chunks, H, P, false, static_cast<const S*>(call.weighted_in), starts + HD,
                       stride, static_cast<S*>(call.weighted));
     carry_over_chunks(fading, mass_parts + 0, B, chunks, H, 1, false, static_cast<const S*>(call.mass_in),
-                      starts + 2 * HD, stride, static_cast<S*>(call.mass));
+                      starts + HD + HP, stride, static_cast<S*>(call.mass));
 
 #pragma omp for schedule(static)
     for (int64_t item = 0; item < items; ++item) {
       const CausalChunk chunk(s, call.mask, item, chunks);
       for_each_masked(chunk.rows, [&](int n) { fill_zero(y + (chunk.b * N + chunk.first + n) * HD, HD); });
+      if constexpr (kBlock != 1) {
+        const int64_t token = chunk.b * N + chunk.first;
+        const S* const start = starts + item * stride + HD;
+        replay_masses(H, chunk.rows, pi + token * H, start + HP, fading, masses);
+        shrink_causally(blocks, work, w + token * HD, chunk.rows, pi + token * H, masses, start, decay, y + token * HD);
+        continue;
+      }
       for (int64_t h = 0; h < H; ++h) {
         const S* const start = starts + item * stride + HD + h * D;
         const S mass_start = starts[item * stride + 2 * HD + h];
@@ -167,9 +183,10 @@ int causal_forward_as(const tost::CausalForward& call) {
   return tost::kDone;
 }
 
-template <class T, int kWidth>
+template <class T, int kWidth, int kBlock>
 int causal_forward(const tost::CausalForward& call) {
-  return call.decay ? causal_forward_as<T, kWidth, true>(call) : causal_forward_as<T, kWidth, false>(call);
+  return call.decay ? causal_forward_as<T, kWidth, kBlock, true>(call)
+                    : causal_forward_as<T, kWidth, kBlock, false>(call);
 }
 
 // The backward pass: three passes over w and dy, each parallel over chunks that are replayed.
@@ -219,11 +236,14 @@ inline void replay_squares(const Shape& s, const T* w, const CausalChunk& chunk,
 // With a decay a bar fades on its way back, Ā[n] = r[n] + a Ā[n+1], the gradient of a sum before the first token is
 // a times the first bar, and da = sum_n sum_d (Ā[n] A[n-1] + c̄[n] c[n-1]) + M̄[n] M[n-1].
 // Pass 1 totals r per chunk, pass 2 finds de and the first part of dw and totals u, pass 3 adds the rest of dw.
-template <class T, int kWidth, bool kDecay>
+// With statistics in blocks r = p m sym(u z^T), where (m I + A) u = w and (m I + A) z = o: see causal_block.h.
+template <class T, int kWidth, int kBlock, bool kDecay>
 int causal_backward_as(const tost::CausalBackward& call) {
   using S = compute_t<T>;
   const Shape s = call.shape;
-  const int64_t B = s.B, N = s.N, H = s.H, D = kWidth ? kWidth : s.D, HD = H * D, stride = 2 * HD + H;
+  const int64_t B = s.B, N = s.N, H = s.H, D = kWidth ? kWidth : s.D, HD = H * D;
+  const Blocks<S, kBlock> blocks(H, D, call.form.block_size);
+  const int64_t P = kBlock == 1 ? D : blocks.width, HP = H * P, stride = HD + HP + H;
   const int64_t chunks = (N + tost::kCausalChunk - 1) / tost::kCausalChunk, items = B * chunks;
   constexpr bool kExact = sizeof(T) == sizeof(S);  // dw can hold its own first part without rounding
   const auto w = static_cast<const T*>(call.w), o = static_cast<const T*>(call.dy);
@@ -232,12 +252,16 @@ int causal_backward_as(const tost::CausalBackward& call) {
   const auto scale = static_cast<const S*>(call.scale);
   const auto dw = static_cast<T*>(call.dw);
   const auto dt = static_cast<S*>(call.dtemperature), de = static_cast<S*>(call.denergy);
+  const auto decay = static_cast<const S*>(call.decay);
   const auto dscale = scale ? static_cast<S*>(call.dscale) : nullptr;
   const int threads = useful_threads(call.threads, items, B * N * HD);
-  const int64_t per_thread = D * (2 + tost::kCausalChunk) + tost::kCausalChunk * (1 + H);
+  const int64_t in_blocks = kBlock == 1 ? 0 : HP + 2 * tost::kCausalChunk * H + H;
+  const int64_t per_thread =
+      D * (2 + tost::kCausalChunk) + tost::kCausalChunk * (1 + H) + in_blocks +
+      BlockWork<S, kBlock>::numbers(blocks, tost::kCausalChunk, kDecay ? tost::kCausalChunk : 0);
 
-  Buffer<double> parts(items * HD), mass_parts(items * H), dt_parts(items * H);
-  Buffer<S> tails(items * HD), mass_tails(items * H), first_part(kExact ? 0 : B * N * HD);
+  Buffer<double> parts(items * HP), mass_parts(items * H), dt_parts(items * H);
+  Buffer<S> tails(items * HP), mass_tails(items * H), first_part(kExact ? 0 : B * N * HD);
   Buffer<S> scratch(threads * per_thread);
   Buffer<double> da_parts(kDecay ? items * H : 0);
   const Fading<S, kDecay> fading(static_cast<const S*>(call.decay), H, call.mask, B, N, chunks);
@@ -253,10 +277,26 @@ int causal_backward_as(const tost::CausalBackward& call) {
     S* const replay = tail + D;                    // [rows, D]
     S* const m = replay + tost::kCausalChunk * D;  // [rows]
     S* const slope = m + tost::kCausalChunk;       // [rows, H]: dpi, then dl
+    // In blocks only: sums [HP], masses and their gradients [rows, H], a number per head, and what tiles need.
+    S* const sums = slope + tost::kCausalChunk * H;
+    S* const masses = sums + (kBlock == 1 ? 0 : HP);
+    S* const dmasses = masses + (kBlock == 1 ? 0 : tost::kCausalChunk * H);
+    S* const of_heads = dmasses + (kBlock == 1 ? 0 : tost::kCausalChunk * H);
+    const BlockWork<S, kBlock> work(blocks, of_heads + (kBlock == 1 ? 0 : H), tost::kCausalChunk);
 
 #pragma omp for schedule(static)
     for (int64_t item = 0; item < items; ++item) {
       const CausalChunk chunk(s, call.mask, item, chunks);
+      if constexpr (kBlock != 1) {
+        const int64_t token = chunk.b * N + chunk.first;
+        const S* const start = starts + item * stride + HD;
+        replay_masses(H, chunk.rows, pi + token * H, start + HP, fading, masses);
+        reach_of_chunk(blocks, work, w + token * HD, o + token * HD, chunk.rows, pi + token * H, masses, start, decay,
+                       fading, sums, of_heads);
+        widen(sums, HP, parts + item * HP);
+        widen(of_heads, H, mass_parts + item * H);
+        continue;
+      }
       for (int64_t h = 0; h < H; ++h) {
         const S* const start = starts + item * stride + HD + h * D;
         const S mass_start = starts[item * stride + 2 * HD + h];
@@ -287,7 +327,7 @@ int causal_backward_as(const tost::CausalBackward& call) {
         mass_parts[item * H + h] = mass_total;
       }
     }
-    carry_over_chunks(fading, parts + 0, B, chunks, H, D, true, static_cast<const S*>(call.dweighted), tails + 0, HD,
+    carry_over_chunks(fading, parts + 0, B, chunks, H, P, true, static_cast<const S*>(call.dweighted), tails + 0, HP,
                       static_cast<S*>(call.dweighted_in));
     carry_over_chunks(fading, mass_parts + 0, B, chunks, H, 1, true, static_cast<const S*>(call.dmass), mass_tails + 0,
                       H, static_cast<S*>(call.dmass_in));
@@ -296,7 +336,24 @@ int causal_backward_as(const tost::CausalBackward& call) {
     for (int64_t item = 0; item < items; ++item) {
       const CausalChunk chunk(s, call.mask, item, chunks);
       const int count = chunk.rows.count;
-      for (int64_t h = 0; h < H; ++h) {
+      if constexpr (kBlock != 1) {
+        const int64_t token = chunk.b * N + chunk.first;
+        const S* const start = starts + item * stride + HD;
+        replay_masses(H, chunk.rows, pi + token * H, start + HP, fading, masses);
+        descend_chunk(blocks, work, w + token * HD, o + token * HD, chunk.rows, pi + token * H, masses, start, decay,
+                      tails + item * HP, slope, dmasses, partial + token * HD, kDecay ? of_heads : nullptr);
+        for (int64_t h = 0; h < H; ++h) {
+          S bar = mass_tails[item * H + h];
+          double da_total = kDecay ? double(of_heads[h]) : 0;
+          for (int k = count - 1; k >= 0; --k) {
+            bar = (k < count - 1 ? faded<kDecay>(bar, fading.of(h), 1) : bar) + dmasses[k * H + h];
+            slope[k * H + h] += bar;
+            if constexpr (kDecay) da_total += bar * (k ? masses[(k - 1) * H + h] - S(kMassFloor) : start[HP + h]);
+          }
+          if constexpr (kDecay) da_parts[item * H + h] = da_total;
+        }
+      }
+      for (int64_t h = 0; h < (kBlock == 1 ? H : 0); ++h) {
         const S* const start = starts + item * stride + HD + h * D;
         const S mass_start = starts[item * stride + 2 * HD + h];
         const S* const power = fading.of(h);
@@ -416,9 +473,10 @@ int causal_backward_as(const tost::CausalBackward& call) {
   return tost::kDone;
 }
 
-template <class T, int kWidth>
+template <class T, int kWidth, int kBlock>
 int causal_backward(const tost::CausalBackward& call) {
-  return call.decay ? causal_backward_as<T, kWidth, true>(call) : causal_backward_as<T, kWidth, false>(call);
+  return call.decay ? causal_backward_as<T, kWidth, kBlock, true>(call)
+                    : causal_backward_as<T, kWidth, kBlock, false>(call);
 }
 
 }  // namespace

@@ -14,6 +14,9 @@ namespace {
 
 using tost::Shape;
 
+// See ops/_numerics.py.
+constexpr double kSquareFloor = 1e-24, kPrefixFloor = 1e-12, kMassFloor = 1e-8;
+
 inline int thread_index() {
 #ifdef _OPENMP
   return omp_get_thread_num();

@@ -8,23 +8,31 @@
 #define TOST_TEXT_(a) #a
 #define TOST_TEXT(a) TOST_TEXT_(a)
 
-// Defines `int name(type, call)` that runs function<storage type, head width>. The common widths are compiled with a
-// constant, so that a head's running sums stay in registers; 0 stands for any width.
-#define TOST_BY_TYPE(name, function, Call)                       \
-  int name(int32_t type, const Call& call) {                     \
-    switch (type) {                                              \
-      case tost::kFloat:                                         \
-        switch (call.shape.D) {                                  \
-          case 32: return function<float, 32>(call);             \
-          case 48: return function<float, 48>(call);             \
-          case 64: return function<float, 64>(call);             \
-        }                                                        \
-        return function<float, 0>(call);                         \
-      case tost::kDouble: return function<double, 0>(call);      \
-      case tost::kBfloat16: return function<bfloat16, 0>(call);  \
-      case tost::kHalf: return function<half, 0>(call);          \
-    }                                                            \
-    return tost::kUnknownType;                                   \
+// Defines `int name(type, call)` that runs function<storage type, head width, block size>. The common widths are compiled
+// with a constant, so that a head's running sums stay in registers; 0 stands for any. Statistics in blocks are compiled
+// for any width and size, and for tokens in the type of their statistics only: the caller widens others.
+#define TOST_BY_TYPE(name, function, Call)                          \
+  int name(int32_t type, const Call& call) {                        \
+    if (call.form.block_size > 1) {                                 \
+      switch (type) {                                               \
+        case tost::kFloat: return function<float, 0, 0>(call);      \
+        case tost::kDouble: return function<double, 0, 0>(call);    \
+      }                                                             \
+      return tost::kUnknownType;                                    \
+    }                                                               \
+    switch (type) {                                                 \
+      case tost::kFloat:                                            \
+        switch (call.shape.D) {                                     \
+          case 32: return function<float, 32, 1>(call);             \
+          case 48: return function<float, 48, 1>(call);             \
+          case 64: return function<float, 64, 1>(call);             \
+        }                                                           \
+        return function<float, 0, 1>(call);                         \
+      case tost::kDouble: return function<double, 0, 1>(call);      \
+      case tost::kBfloat16: return function<bfloat16, 0, 1>(call);  \
+      case tost::kHalf: return function<half, 0, 1>(call);          \
+    }                                                               \
+    return tost::kUnknownType;                                      \
   }
 
 namespace {

@@ -2,7 +2,8 @@
 //
 // Layout: w, y, dy, dw are [B, N, H, D] contiguous in the tensor's type; pi, denergy are [B, N, H] and sums are
 // [B, H, D] or [B, H], all in the type of the statistics (float, or double for double tensors). mask is [B, N] bytes,
-// non-zero for a real token, or null. A call returns a Status.
+// non-zero for a real token, or null. With form.block_size = g > 1, which divides D, sums of weighted squares hold
+// products of features, D (g + 1) / 2 numbers per head in place of D: see block.h. A call returns a Status.
 #pragma once
 
 #include <cstdint>
@@ -21,7 +22,7 @@ struct Shape {
 };
 
 // What a call may vary: the fields of Form in ops/form.py, in their order. A new one is one more entry here.
-#define TOST_FORM(FIELD) FIELD(count_scaled) FIELD(normalize)
+#define TOST_FORM(FIELD) FIELD(count_scaled) FIELD(block_size) FIELD(normalize)
 
 struct Form {
 #define TOST_FIELD(name) int32_t name;
@@ -53,8 +54,8 @@ struct Backward {
 // bias holds [N, H] numbers per batch entry, bias_stride apart (0 to share them), or is null. scale multiplies the
 // energies before the bias is added; it is laid out like bias, with scale_stride, or null. decay is what a head's sums
 // are multiplied by before a token is added, [H] in (0, 1], or null for 1. starts receives the three sums before every
-// chunk, [B, chunks, 2HD + H]: what the backward pass needs to replay a chunk. It and pi may be null if the caller does
-// not keep them, and y may be w itself. The effect of form.count_scaled is in scale.
+// chunk, one after the other, [B, chunks, 2HD + H] without blocks: what the backward pass needs to replay a chunk. It and
+// pi may be null if the caller does not keep them, and y may be w itself. The effect of form.count_scaled is in scale.
 struct CausalForward {
   int32_t threads;
   Form form;
@@ -95,7 +96,7 @@ struct Norm {
 };
 
 // A causal convolution: taps [width, C], or null for none; the window is [B, width - 1, C], before and after the step.
-struct Local {
+struct Convolution {
   const float *taps, *window_in;
   float* window;
   int64_t width;
@@ -105,7 +106,7 @@ struct Local {
 // CausalForward, before and after the step.
 struct StepLayer {
   Norm norm1, norm2;
-  Local local, local_mlp;
+  Convolution conv, conv_mlp;
   Matrix in, gate, out, mlp_in, mlp_out;
   const float *temperature, *bias, *decay, *gamma1, *gamma2;
   const float *squares_in, *weighted_in, *mass_in;

@@ -51,22 +51,22 @@ inline void layer_norm(const tost::Norm& norm, const float* x, int64_t C, float*
 
 // What a branch sees of x [B, C]: its norm, and if there is a convolution the tokens in the window. `keep` moves the
 // window on.
-inline void look(const Step& step, const tost::Norm& norm, const tost::Local& local, const float* x, bool keep,
+inline void look(const Step& step, const tost::Norm& norm, const tost::Convolution& conv, const float* x, bool keep,
                  float* u) {
-  const int64_t C = step.C, before = local.width - 1;
+  const int64_t C = step.C, before = conv.width - 1;
   for (int64_t b = 0; b < step.B; ++b) {
     float* const own = u + b * C;
     layer_norm(norm, x + b * C, C, own);
-    if (local.taps == nullptr) continue;
-    const float* const window = local.window_in + b * before * C;
+    if (conv.taps == nullptr) continue;
+    const float* const window = conv.window_in + b * before * C;
     if (keep) {
-      float* const moved = local.window + b * before * C;
+      float* const moved = conv.window + b * before * C;
       std::memcpy(moved, window + C, sizeof(float) * (before - 1) * C);
       std::memcpy(moved + (before - 1) * C, own, sizeof(float) * C);
     }
-    for (int64_t c = 0; c < C; ++c) own[c] += local.taps[before * C + c] * own[c];
+    for (int64_t c = 0; c < C; ++c) own[c] += conv.taps[before * C + c] * own[c];
     for (int64_t k = 0; k < before; ++k)
-      for (int64_t c = 0; c < C; ++c) own[c] += local.taps[k * C + c] * window[k * C + c];
+      for (int64_t c = 0; c < C; ++c) own[c] += conv.taps[k * C + c] * window[k * C + c];
   }
 }
 
@@ -96,11 +96,41 @@ inline float round_fairly(double x, uint32_t bits) {
   return float(x);
 }
 
-// Causal TSSA of one token w [C] of sequence b into y [C]; pi is H numbers of scratch. See causal_tssa.h. What decides
-// the rounding of the new sums depends on the position, the layer and the place only: a text is the same in any batch.
+using StepBlocks = Blocks<float, 0>;
+using StepBlockWork = BlockWork<float, 0>;
+
+inline StepBlocks blocks_of(const Step& step, const StepLayer& layer) {
+  return {step.H, step.C / step.H, layer.form.block_size};
+}
+
+// Numbers of scratch that a step needs where statistics are in blocks.
+inline int64_t block_numbers(const Step& step) {
+  int64_t numbers = 0;
+  for (int64_t l = 0; l < step.depth; ++l)
+    if (step.layers[l].form.block_size > 1)
+      numbers = std::max(numbers, step.H + StepBlockWork::numbers(blocks_of(step, step.layers[l])));
+  return numbers;
+}
+
+// y = -pi m (m I + W)^{-1} w for the sums after this token; in and out as in `mix`.
+inline void mix_blocks(const Step& step, const StepLayer& layer, int64_t b, const float* w, const float* pi,
+                       float* scratch, float* y) {
+  const StepBlocks blocks = blocks_of(step, layer);
+  float* const masses = scratch;
+  const StepBlockWork work(blocks, scratch + step.H);
+  for (int64_t h = 0; h < step.H; ++h)
+    masses[h] = (layer.decay ? layer.decay[h] : 1.0f) * layer.mass_in[b * step.H + h] + pi[h] + float(kMassFloor);
+  const Rows one(nullptr, 0, 1, 0, 1);
+  shrink_causally(blocks, work, w, one, pi, masses, layer.weighted_in + b * step.H * blocks.width, layer.decay, y);
+}
+
+// Causal TSSA of one token w [C] of sequence b into y [C]; pi is H numbers of scratch, followed by `block_numbers`. See
+// causal_tssa.h. What decides the rounding of the new sums depends on the position, the layer and the place only: a text
+// is the same in any batch.
 inline void mix(const Step& step, int64_t index, int64_t b, const float* w, bool keep, float* pi, float* y) {
   const StepLayer& layer = step.layers[index];
-  const int64_t H = step.H, D = step.C / H, HD = step.C;
+  const int64_t H = step.H, D = step.C / H, HD = step.C, g = layer.form.block_size;
+  const int64_t P = blocks_of(step, layer).width;  // D without blocks
   const uint32_t seed = scramble(uint32_t(step.position[b]) + scramble(uint32_t(index)));
   const auto bits = [&](int64_t place) { return scramble(seed + uint32_t(place) * 0x9e3779b9u); };
   for (int64_t h = 0; h < H; ++h) {
@@ -117,25 +147,36 @@ inline void mix(const Step& step, int64_t index, int64_t b, const float* w, bool
     pi[h] = layer.temperature[h] * energy;
   }
   softmax_rows(pi, 1, H);
+  if (g > 1) mix_blocks(step, layer, b, w, pi, pi + H, y);
   for (int64_t h = 0; h < H; ++h) {
     const float fade = layer.decay ? layer.decay[h] : 1.0f, p = pi[h];
-    const int64_t at = (b * H + h) * D;
+    const int64_t at = (b * H + h) * D, products = (b * H + h) * P;
     const float mass = fade * layer.mass_in[b * H + h] + p;
     const float inverse = 1.0f / (mass + float(kMassFloor));
-    for (int64_t d = 0; d < D; ++d) {
+    for (int64_t d = 0; d < (g > 1 ? 0 : D); ++d) {
       const float x = w[h * D + d];
       const float moment = (fade * layer.weighted_in[at + d] + p * x * x) * inverse;
       y[h * D + d] = -p * x / (1.0f + moment);
     }
     if (!keep) continue;
-    layer.mass[b * H + h] = round_fairly(double(fade) * layer.mass_in[b * H + h] + p, bits(2 * HD + h));
+    layer.mass[b * H + h] = round_fairly(double(fade) * layer.mass_in[b * H + h] + p, bits(HD + H * P + h));
 #pragma omp simd
     for (int64_t d = 0; d < D; ++d) {
       const int64_t place = h * D + d;
       const double xx = double(w[place]) * w[place];
       layer.squares[at + d] = round_fairly(double(fade) * layer.squares_in[at + d] + xx, bits(place));
-      layer.weighted[at + d] = round_fairly(double(fade) * layer.weighted_in[at + d] + p * xx, bits(HD + place));
+      layer.weighted[products + d] =
+          round_fairly(double(fade) * layer.weighted_in[products + d] + p * xx, bits(HD + h * P + d));
     }
+    int64_t next = D;  // the products of different features, in the order of block.h
+    for (int64_t apart = 1; apart < g; ++apart)
+      for (int64_t first = h * D; first < (h + 1) * D; first += g, next += g - apart)
+#pragma omp simd
+        for (int64_t i = 0; i < g - apart; ++i) {
+          const double product = double(w[first + i]) * w[first + i + apart];
+          layer.weighted[products + next + i] = round_fairly(
+              double(fade) * layer.weighted_in[products + next + i] + p * product, bits(HD + h * P + next + i));
+        }
   }
 }
 
@@ -170,8 +211,9 @@ template <class W>
 int language_step(const Step& step) {
   const int64_t B = step.B, C = step.C, width = B * C, hidden = step.hidden;
   const int threads = step_threads<W>(step);
+  const int64_t per_thread = 2 * width + step.H + block_numbers(step);
   Barrier meeting;
-  Buffer<float> shared(2 * width + B * hidden), own(threads * (2 * width + step.H));
+  Buffer<float> shared(2 * width + B * hidden), own(threads * per_thread);
   if (shared.failed() || own.failed()) return tost::kNoMemory;
   float *const x = step.x, *const w = shared + 0, *const gate = shared + width, *const m = shared + 2 * width;
 
@@ -179,11 +221,11 @@ int language_step(const Step& step) {
   {
     const int me = thread_index(), team = team_size();
     const bool first = me == 0;
-    float* const u = own + me * (2 * width + step.H);
+    float* const u = own + me * per_thread;
     float *const y = u + width, *const pi = y + width;
     for (int64_t l = 0; l < step.depth; ++l) {
       const StepLayer& layer = step.layers[l];
-      look(step, layer.norm1, layer.local, x, first, u);
+      look(step, layer.norm1, layer.conv, x, first, u);
       multiply<W>(layer.in, u, B, me, team, [&](int64_t b, int64_t row, float value) { w[b * C + row] = value; });
       if (layer.gate.weight)
         multiply<W>(layer.gate, u, B, me, team,
@@ -196,7 +238,7 @@ int language_step(const Step& step) {
         x[b * C + row] += layer.gamma1 ? layer.gamma1[row] * value : value;
       });
       meeting.wait(team);
-      look(step, layer.norm2, layer.local_mlp, x, first, u);
+      look(step, layer.norm2, layer.conv_mlp, x, first, u);
       multiply<W>(layer.mlp_in, u, B, me, team,
                   [&](int64_t b, int64_t row, float value) { m[b * hidden + row] = value; });
       const int64_t begin = first_row(hidden, me, team), end = first_row(hidden, me + 1, team);

@@ -5,15 +5,16 @@
 //   A[h,d] = sum_n pi w^2         M[h] = sum_n pi            m = M + 1e-8
 //   g[h,d] = 1 / (1 + A / m) = m / (m + A)                   y = -pi w g
 //
+// With statistics in blocks (kBlock other than 1) A[h,b] = sum_n pi w_b w_b^T and y_b = -pi m (m I + A)^{-1} w_b.
+//
 // Forward: three passes over w (s; pi, A, M; y). Backward: three passes over w and dy. Each pass is parallel over batch
 // and chunks of tokens.
 #pragma once
 
+#include "block_passes.h"
 #include "common.h"
 
 namespace {
-
-constexpr double kSquareFloor = 1e-24, kMassFloor = 1e-8;
 
 // logits[k, h] = t[h] * sum_d w^2 q for the real rows of a chunk.
 template <class T, int kWidth, class S>
@@ -65,7 +66,7 @@ inline S energy_scale(const tost::Form& form, const uint8_t* mask, int64_t b, in
   return S(count);
 }
 
-template <class T, int kWidth>
+template <class T, int kWidth, int kBlock>
 int tssa_forward(const tost::Forward& call) {
   using S = compute_t<T>;
   const int64_t B = call.shape.B, N = call.shape.N, H = call.shape.H;
@@ -75,22 +76,26 @@ int tssa_forward(const tost::Forward& call) {
   const auto t = static_cast<const S*>(call.temperature);
   const auto y = static_cast<T*>(call.y);
   const int threads = useful_threads(call.threads, items, B * N * HD);
+  const Blocks<S, kBlock> blocks(H, D, call.form.block_size);
+  const int64_t HP = H * blocks.width, per_tile = kBlock == 1 ? 0 : blocks.products();
+  const int64_t per_thread = HP + tost::kChunk * H + BlockWork<S, kBlock>::numbers(blocks);
 
-  Buffer<double> parts(items * HD), mass_parts(items * H);
-  Buffer<S> scale(B * HD), scratch(threads * (HD + tost::kChunk * H));
+  Buffer<double> parts(items * HP), mass_parts(items * H);
+  Buffer<S> scale(B * HD), factors(B * blocks.tiles * per_tile), scratch(threads * per_thread);
   const bool keep = call.squares != nullptr;
-  Buffer<S> own(keep ? 0 : B * N * H + 2 * B * HD + B * H);
-  if (parts.failed() || mass_parts.failed() || scale.failed() || scratch.failed() || own.failed())
+  Buffer<S> own(keep ? 0 : B * N * H + B * HD + B * HP + B * H);
+  if (parts.failed() || mass_parts.failed() || scale.failed() || factors.failed() || scratch.failed() || own.failed())
     return tost::kNoMemory;
   S* const pi = keep ? static_cast<S*>(call.pi) : own + 0;
   S* const squares = keep ? static_cast<S*>(call.squares) : pi + B * N * H;
   S* const weighted = keep ? static_cast<S*>(call.weighted) : squares + B * HD;
-  S* const mass = keep ? static_cast<S*>(call.mass) : weighted + B * HD;
+  S* const mass = keep ? static_cast<S*>(call.mass) : weighted + B * HP;
 
 #pragma omp parallel num_threads(threads) if (threads > 1)
   {
-    S* const sum = scratch + thread_index() * (HD + tost::kChunk * H);
-    S* const row_pi = sum + HD;
+    S* const sum = scratch + thread_index() * per_thread;
+    S* const row_pi = sum + HP;
+    const BlockWork<S, kBlock> work(blocks, row_pi + tost::kChunk * H);
 
     if (call.form.normalize) {
 #pragma omp for schedule(static)
@@ -131,16 +136,23 @@ int tssa_forward(const tost::Forward& call) {
           mass_parts[item * H + h] += row_pi[k * H + h];
         }
       }
-      fill_zero(sum, HD);
-      add_weighted_squares<T, kWidth>(chunk, rows, H, D, row_pi, sum);
-      widen(sum, HD, parts + item * HD);
+      fill_zero(sum, HP);
+      if constexpr (kBlock == 1)
+        add_weighted_squares<T, kWidth>(chunk, rows, H, D, row_pi, sum);
+      else
+        sum_products(blocks, work, chunk, rows, row_pi, static_cast<const S*>(nullptr), sum);
+      widen(sum, HP, parts + item * HP);
     }
-    total_over_chunks(parts + 0, B, chunks, HD, weighted);
+    total_over_chunks(parts + 0, B, chunks, HP, weighted);
     total_over_chunks(mass_parts + 0, B, chunks, H, mass);
+    if constexpr (kBlock == 1) {
 #pragma omp for schedule(static)
-    for (int64_t i = 0; i < B * H; ++i) {
-      const S m = mass[i] + S(kMassFloor);
-      for (int64_t d = 0; d < D; ++d) scale[i * D + d] = m / (m + weighted[i * D + d]);
+      for (int64_t i = 0; i < B * H; ++i) {
+        const S m = mass[i] + S(kMassFloor);
+        for (int64_t d = 0; d < D; ++d) scale[i * D + d] = m / (m + weighted[i * D + d]);
+      }
+    } else {
+      factor_tiles(blocks, work, B, mass, weighted, factors + 0);
     }
 
 #pragma omp for schedule(static)
@@ -149,6 +161,12 @@ int tssa_forward(const tost::Forward& call) {
       const Rows rows(call.mask, b, N, first, tost::kChunk);
       const S* const g = scale + b * HD;
       for_each_masked(rows, [&](int n) { fill_zero(y + (b * N + first + n) * HD, HD); });
+      if constexpr (kBlock != 1) {
+        const int64_t token = b * N + first;
+        shrink_tokens(blocks, work, w + token * HD, rows, pi + token * H, mass + b * H,
+                      factors + b * blocks.tiles * per_tile, y + token * HD);
+        continue;
+      }
       for (int k = 0; k < rows.count; ++k) {
         const int64_t n = b * N + first + rows.index[k];
         for (int64_t h = 0; h < H; ++h) {
@@ -167,7 +185,10 @@ int tssa_forward(const tost::Forward& call) {
 //   dA = g^2 sum_n(o pi w) / m        dM = -sum_d dA A / m
 //   dpi = sum_d w (w dA - o g) + dM   dl = softmax backward      de = t dl      dt = sum_n dl e
 //   ds = -q / s sum_n w^2 de          dw = -o pi g + 2 w (pi dA + q de + ds)
-template <class T, int kWidth>
+//
+// With blocks dA = m (m I + A)^{-1} sum_n(pi sym(o w^T)) (m I + A)^{-1}, held as a gradient of products; d = 1..D of the
+// sums above become blocks, g w becomes m (m I + A)^{-1} w, and 2 w dA becomes what dA is to w.
+template <class T, int kWidth, int kBlock>
 int tssa_backward(const tost::Backward& call) {
   using S = compute_t<T>;
   const int64_t B = call.shape.B, N = call.shape.N, H = call.shape.H;
@@ -181,47 +202,63 @@ int tssa_backward(const tost::Backward& call) {
   const auto dt = static_cast<S*>(call.dtemperature);
   const int threads = useful_threads(call.threads, items, B * N * HD);
 
-  Buffer<double> parts(items * HD), dt_parts(items * H);
-  Buffer<S> q(B * HD), g(B * HD), dA(B * HD), dM(B * H), ds(B * HD), de(B * N * H);
-  Buffer<S> scratch(threads * (HD + 2 * H));
+  const Blocks<S, kBlock> blocks(H, D, call.form.block_size);
+  const int64_t HP = H * blocks.width, per_tile = kBlock == 1 ? 0 : blocks.products();
+  const int64_t rows_H = kBlock == 1 ? H : tost::kChunk * H;
+  const int64_t per_thread = HP + 2 * rows_H + BlockWork<S, kBlock>::numbers(blocks);
+
+  Buffer<double> parts(items * HP), dt_parts(items * H);
+  Buffer<S> q(B * HD), g(B * HD), dA(B * HP), dM(B * H), ds(B * HD), de(B * N * H);
+  Buffer<S> factors(B * blocks.tiles * per_tile), reaches(B * blocks.tiles * per_tile), scratch(threads * per_thread);
   if (parts.failed() || dt_parts.failed() || q.failed() || g.failed() || dA.failed() || dM.failed() || ds.failed() ||
-      de.failed() || scratch.failed())
+      de.failed() || factors.failed() || reaches.failed() || scratch.failed())
     return tost::kNoMemory;
 
 #pragma omp parallel num_threads(threads) if (threads > 1)
   {
-    S* const sum = scratch + thread_index() * (HD + 2 * H);
-    S* const dpi = sum + HD;
-    S* const energy = dpi + H;
+    S* const sum = scratch + thread_index() * per_thread;
+    S* const dpi = sum + HP;
+    S* const energy = dpi + rows_H;
+    const BlockWork<S, kBlock> work(blocks, energy + rows_H);
 
 #pragma omp for schedule(static)
     for (int64_t item = 0; item < items; ++item) {
       const int64_t b = item / chunks, first = item % chunks * tost::kChunk;
       const Rows rows(call.mask, b, N, first, tost::kChunk);
-      fill_zero(sum, HD);
-      for (int k = 0; k < rows.count; ++k) {
-        const int64_t n = b * N + first + rows.index[k];
-        for (int64_t h = 0; h < H; ++h) {
-          const S p = pi[n * H + h];
-          const int64_t at = n * HD + h * D;
+      fill_zero(sum, HP);
+      if constexpr (kBlock == 1) {
+        for (int k = 0; k < rows.count; ++k) {
+          const int64_t n = b * N + first + rows.index[k];
+          for (int64_t h = 0; h < H; ++h) {
+            const S p = pi[n * H + h];
+            const int64_t at = n * HD + h * D;
 #pragma omp simd
-          for (int64_t d = 0; d < D; ++d) sum[h * D + d] += p * (S(load(o[at + d])) * load(w[at + d]));
+            for (int64_t d = 0; d < D; ++d) sum[h * D + d] += p * (S(load(o[at + d])) * load(w[at + d]));
+          }
         }
+      } else {
+        const int64_t token = b * N + first;
+        sum_symmetric(blocks, work, w + token * HD, o + token * HD, rows, pi + token * H, sum);
       }
-      widen(sum, HD, parts + item * HD);
+      widen(sum, HP, parts + item * HP);
     }
-    total_over_chunks(parts + 0, B, chunks, HD, dA + 0);
+    total_over_chunks(parts + 0, B, chunks, HP, dA + 0);
+    if constexpr (kBlock != 1) {
+      factor_tiles(blocks, work, B, mass, weighted, factors + 0);
+      reach_tiles(blocks, work, B, mass, weighted, factors + 0, dA + 0, reaches + 0, dM + 0);
+    }
 #pragma omp for schedule(static)
     for (int64_t i = 0; i < B * H; ++i) {
       const S m = mass[i] + S(kMassFloor), count = energy_scale<S>(call.form, call.mask, i / H, N);
       S dm = 0;
       for (int64_t j = i * D; j < (i + 1) * D; ++j) {
         q[j] = count * (call.form.normalize ? inverse_square_sum(squares[j]) : S(1));
+        if constexpr (kBlock != 1) continue;
         g[j] = m / (m + weighted[j]);
         dA[j] = g[j] * g[j] * dA[j] / m;
         dm -= dA[j] * weighted[j] / m;
       }
-      dM[i] = dm;
+      if constexpr (kBlock == 1) dM[i] = dm;
     }
 
 #pragma omp for schedule(static)
@@ -231,9 +268,21 @@ int tssa_backward(const tost::Backward& call) {
       const S *const qb = q + b * HD, *const gb = g + b * HD, *const dAb = dA + b * HD, *const dMb = dM + b * H;
       fill_zero(sum, HD);
       for (int64_t h = 0; h < H; ++h) dt_parts[item * H + h] = 0;
+      if constexpr (kBlock != 1) {
+        const int64_t token = b * N + first, tiles = b * blocks.tiles * per_tile;
+        slopes_of_tokens(blocks, work, w + token * HD, o + token * HD, rows, mass + b * H, factors + tiles,
+                         reaches + tiles, dpi);
+        energies<T, kWidth>(w + token * HD, rows, H, D, qb, energy);
+      }
       for (int k = 0; k < rows.count; ++k) {
         const int64_t n = b * N + first + rows.index[k];
+        S* const slopes = kBlock == 1 ? dpi : dpi + k * H;
+        S* const shares = kBlock == 1 ? energy : energy + k * H;
         for (int64_t h = 0; h < H; ++h) {
+          if constexpr (kBlock != 1) {
+            slopes[h] += dMb[h];
+            continue;
+          }
           const int64_t at = n * HD + h * D;
           S slope = 0, e = 0;
 #pragma omp simd reduction(+ : slope, e)
@@ -242,13 +291,13 @@ int tssa_backward(const tost::Backward& call) {
             slope += xx * dAb[h * D + d] - x * load(o[at + d]) * gb[h * D + d];
             e += xx * qb[h * D + d];
           }
-          dpi[h] = slope + dMb[h];
-          energy[h] = e;
+          slopes[h] = slope + dMb[h];
+          shares[h] = e;
         }
-        softmax_backward(dpi, pi + n * H, H);
+        softmax_backward(slopes, pi + n * H, H);
         for (int64_t h = 0; h < H; ++h) {
-          dt_parts[item * H + h] += dpi[h] * energy[h];
-          const S slope = t[h] * dpi[h];
+          dt_parts[item * H + h] += slopes[h] * shares[h];
+          const S slope = t[h] * slopes[h];
           de[n * H + h] = slope;
           const int64_t at = n * HD + h * D;
 #pragma omp simd
@@ -270,6 +319,12 @@ int tssa_backward(const tost::Backward& call) {
       const Rows rows(call.mask, b, N, first, tost::kChunk);
       const S *const qb = q + b * HD, *const gb = g + b * HD, *const dAb = dA + b * HD, *const dsb = ds + b * HD;
       for_each_masked(rows, [&](int n) { fill_zero(dw + (b * N + first + n) * HD, HD); });
+      if constexpr (kBlock != 1) {
+        const int64_t token = b * N + first, tiles = b * blocks.tiles * per_tile;
+        gradients_of_tokens(blocks, work, w + token * HD, o + token * HD, rows, pi + token * H, de + token * H,
+                            mass + b * H, qb, dsb, factors + tiles, reaches + tiles, dw + token * HD);
+        continue;
+      }
       for (int k = 0; k < rows.count; ++k) {
         const int64_t n = b * N + first + rows.index[k];
         for (int64_t h = 0; h < H; ++h) {
