@@ -31,6 +31,15 @@ class Numbers:
 STORED_BENCHMARKS = [benchmark for benchmark in benchmarks() if benchmark.name not in ("busy", "gpu-check")]
 
 
+def known(value, stored):
+    """Leave out what a measurement has now and the stored one had not: options that came later, at their defaults."""
+    if isinstance(stored, dict):
+        return {key: known(value.get(key), stored[key]) for key in stored}
+    if isinstance(stored, list):
+        return [known(one, other) for one, other in zip(value, stored, strict=True)]
+    return value
+
+
 @pytest.mark.parametrize("benchmark", STORED_BENCHMARKS, ids=lambda benchmark: benchmark.name)
 def test_stored_measurements_load_and_give_the_same_tables(benchmark):
     measurement = load(benchmark.measurement)
@@ -40,7 +49,7 @@ def test_stored_measurements_load_and_give_the_same_tables(benchmark):
         content = json.loads(file.read_text())
         stored = Report.from_json(content, measurement.results)
         again = json.loads(json.dumps(stored.to_json(), allow_nan=False))
-        assert {key: again.get(key) for key in content} == content
+        assert known(again, content) == content
         assert set(again) - set(content) <= {"complete", "gate"}, "the first files of some benchmarks lack these"
         assert stored.stem == file.stem
         tables = measurement.tables(stored.results)
