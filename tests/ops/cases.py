@@ -93,8 +93,9 @@ def make_case(
     def rand(*size):
         return torch.rand(size, generator=g)
 
-    sums = statistics_dtype(dtype)
-    before = (3 * rand(B, H, D), _moments(rand(B, 3, H, D), block_size), 3 * rand(B, H))
+    sums, squares = statistics_dtype(dtype), 3 * rand(B, H, D)
+    weighted = rand(B, H, D) if block_size == 1 else products(rand(B, 3, H, D), block_size).sum(dim=1)
+    before = (squares, weighted, 3 * rand(B, H))
     position = torch.randint(0, 4, (B,), generator=g)
     return Case(
         w=randn(B, N, H, D).to(dtype),
@@ -110,11 +111,6 @@ def make_case(
         decay=make_decay(H, sums) if decay else None,
         block_size=block_size,
     )
-
-
-def _moments(x: Tensor, block_size: int) -> Tensor:
-    """Products that a state may hold; plain numbers without blocks."""
-    return x[:, 0] if block_size == 1 else products(x, block_size).sum(1)
 
 
 def run_tssa(case: Case, backend: str) -> dict[str, Tensor]:

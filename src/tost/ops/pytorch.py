@@ -141,15 +141,15 @@ def _through_memberships(
 
 
 class Forward(NamedTuple):
-    """What the forward pass finds: y, the memberships and the sums. Squares and count are None where they are not used.
+    """What the forward pass finds: y, the memberships, the sums and the number of tokens. What is not used is None.
 
-    `mass` is [B, 1, H] and floored, `count` [B, 1, 1], `squares` [B, 1, H, D], `weighted` [B, 1, H, D], or P for D.
+    `mass` is [B, 1, H] and floored, `tokens` [B, 1, 1], `squares` [B, 1, H, D], `weighted` [B, 1, H, D], or P for D.
     """
 
     y: Tensor
     pi: Tensor
     squares: Tensor | None
-    count: Tensor | None
+    tokens: Tensor | None
     weighted: Tensor
     mass: Tensor
 
@@ -440,7 +440,7 @@ class _Membership(torch.autograd.Function):
         if not wants_graph():
             return _through_membership(ctx, d_pi)
         if ctx.reduce is not _alone:  # other processes do not take part in a graph
-            return once_differentiable(_through_membership)(ctx, d_pi)  # type: ignore[no-any-return]
+            return once_differentiable(_through_membership)(ctx, d_pi)
         w, temperature, mask, *_ = ctx.saved_tensors
 
         def run(w: Tensor, temperature: Tensor) -> Tensor:
@@ -525,7 +525,7 @@ class _BlockTSSA(torch.autograd.Function):
         if not wants_graph():
             return _through_blocks(ctx, dy)
         if ctx.reduce is not _alone:  # other processes do not take part in a graph
-            return once_differentiable(_through_blocks)(ctx, dy)  # type: ignore[no-any-return]
+            return once_differentiable(_through_blocks)(ctx, dy)
         w, pi, mask, *_ = ctx.saved_tensors
         d_inputs = gradients(lambda w, pi: _in_blocks(w, pi, mask, ctx.block_size)[0], (w, pi), dy)
         return (*d_inputs, None, None, None)
