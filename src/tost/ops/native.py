@@ -118,7 +118,7 @@ def _run(
     return None
 
 
-_OPERATORS = torch.library.Library("tost", "FRAGMENT")
+_OPERATORS = torch.library.Library("tost", "FRAGMENT")  # type: ignore[no-untyped-call]
 # Without defaults: torch leaves trailing arguments out that equal them. Types are bool or int.
 _FLAGS = ", ".join(f"{field.type} {field.name}" for field in fields(Form))
 
@@ -135,11 +135,11 @@ def _operator(
         fake: Returns unfilled tensors of the right shapes for tensors that hold no data.
     """
     outputs = f"({', '.join(['Tensor'] * returns)})"
-    _OPERATORS.define(f"{name}({arguments}, {_FLAGS}) -> {outputs}")
+    _OPERATORS.define(f"{name}({arguments}, {_FLAGS}) -> {outputs}")  # type: ignore[no-untyped-call]
     torch.library.register_fake(f"tost::{name}", fake, lib=_OPERATORS)
 
     def register(function: Callable[..., Any]) -> Callable[..., Any]:
-        _OPERATORS.impl(name, function, "CPU")
+        _OPERATORS.impl(name, function, "CPU")  # type: ignore[no-untyped-call]
         return function
 
     return register
@@ -191,7 +191,7 @@ def _differentiate(
         return Recorded.apply(keys, *arguments)  # type: ignore[no-untyped-call]
 
     Recorded.__name__ = Recorded.__qualname__ = f"{name}_recorded"
-    _OPERATORS.impl(name, run, "Autograd", with_keyset=True)
+    _OPERATORS.impl(name, run, "Autograd", with_keyset=True)  # type: ignore[no-untyped-call]
 
 
 def _batch(name: str, returns: int, per_sequence: tuple[int, ...] = ()) -> None:
@@ -414,10 +414,9 @@ def _causal_graph(
     w, temperature, bias, mask, *before, scale, decay = arguments
     form = Form.from_flags(flags)
     start = empty_sums(w, form) if before[0] is None else before
-    dy, *dsums = cotangents
-    dsums = [torch.zeros_like(x) if d is None else d for d, x in zip(dsums, start, strict=True)]
+    given = tuple([torch.zeros_like(x) if d is None else d for d, x in zip(cotangents, (w, *start), strict=True)])
     dw, dt, dbias, dscale, ddecay, *dbefore = pytorch.causal_gradients(
-        (dy, *dsums), (w, temperature, bias, scale, decay, *start), mask, form
+        given, (w, temperature, bias, scale, decay, *start), mask, form
     )
     return (dw, dt, dbias, None, *((None, None, None) if before[0] is None else dbefore), dscale, ddecay)
 

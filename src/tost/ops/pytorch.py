@@ -370,10 +370,10 @@ class _CausalTSSA(torch.autograd.Function):
         form: Form,
         *before: Tensor,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        y, pi, *sums = causal_forward(w, temperature, bias, mask, scale, decay, form, *before)
+        y, pi, squares, weighted, mass = causal_forward(w, temperature, bias, mask, scale, decay, form, *before)
         ctx.form = form
         ctx.save_for_backward(w, temperature, bias, mask, scale, decay, pi, *before)
-        return (y, *sums)
+        return y, squares, weighted, mass
 
     @staticmethod
     def backward(

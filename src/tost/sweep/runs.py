@@ -110,8 +110,8 @@ def expand(plan: Plan, changes: Sequence[str], out: Path, *, name: str, start: P
     if problems:
         texts = [f"\n  arm {', '.join(arms)}: " + text.replace("\n", "\n  ") for text, arms in problems.items()]
         raise ConfigError(f"{name} cannot be run:" + "".join(texts))
-    arms = list(plan.arms)
-    return sorted(found.values(), key=lambda run: (plan.seeds.index(run.seed), arms.index(run.arm)))
+    order = list(plan.arms)
+    return sorted(found.values(), key=lambda run: (plan.seeds.index(run.seed), order.index(run.arm)))
 
 
 def _trials(plan: Plan, arm: str, seed: int, runs: Iterable[Run]) -> list[str]:

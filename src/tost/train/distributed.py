@@ -182,7 +182,7 @@ class Distributed:
                 f"with train.chunk, texts of {x.shape[1]} tokens cannot be shared by {sequence.size} processes; make "
                 "their length a multiple of that, or set parallel.context=1."
             )
-        return torch.cat([sequence.split(piece) for piece in x.split(self.chunk, dim=1)], dim=1)
+        return torch.cat([sequence.split(piece) for piece in torch.split(x, self.chunk, dim=1)], dim=1)
 
     @contextmanager
     def context(self) -> Iterator[None]:

@@ -179,7 +179,8 @@ def run_work(job: BusyJob) -> BusyTimes:
     """Repeat some work for some time; called in a process of its own."""
     if job.threads is not None:
         torch.set_num_threads(job.threads)
-    run, found = _WORK[job.work](), []
+    run = _WORK[job.work]()
+    found: list[float] = []
     for _ in range(2):
         run()
     end = time.perf_counter() + job.seconds
@@ -191,7 +192,7 @@ def run_work(job: BusyJob) -> BusyTimes:
 
 
 def _generate(**sizes: Any) -> Callable[[], object]:
-    model = tost.create_model("tost_lm_base", position="none", **sizes).eval()
+    model: Any = tost.create_model("tost_lm_base", position="none", **sizes).eval()
     ids = torch.randint(model.options.vocab_size, (1, 4))
     count = 64 if sizes else 8
     return lambda: tost.generate(model, ids, max_new_tokens=count)

@@ -299,7 +299,7 @@ class ImageModel(CountedModel):
         if min(image) < self.options.patch_size:
             raise ValueError(f"images of {image[0]} x {image[1]} pixels are smaller than a patch; enlarge them.")
 
-    def _check(self, images: Tensor) -> None:
+    def _check(self, images: Tensor | torch.fx.Proxy) -> None:
         if isinstance(images, torch.fx.Proxy):  # has neither shape nor dtype yet
             return
         o = self.options

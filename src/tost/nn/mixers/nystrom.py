@@ -107,7 +107,8 @@ class NystromAttention(ProjectedMixer):
 
     def _approximate(self, parts: Tensor, mask: Tensor | None) -> Tensor:
         if parts.shape[1] <= self.num_landmarks:
-            mixed = self._attend(*parts.unbind(2), mask=mask)
+            query, key, value = parts.unbind(2)
+            mixed = self._attend(query, key, value, mask)
         else:
             mixed = self._through_landmarks(parts, mask).transpose(1, 2).to(parts.dtype)
         return mixed if self.conv is None else mixed + self._near(parts[:, :, 2])

@@ -160,7 +160,7 @@ class CausalLinearAttention(_RecurrentMixer):
         query, key = F.elu(query) + 1, zero_padding((F.elu(key) + 1).transpose(1, 2), mask).transpose(1, 2)
         value = F.pad(value, (0, 1), value=1.0)
         outputs = []
-        for q, k, v in zip(*(part.split(_CHUNK, dim=2) for part in (query, key, value)), strict=True):
+        for q, k, v in zip(*(torch.split(part, _CHUNK, dim=2) for part in (query, key, value)), strict=True):
             outputs.append(q @ memory + (q @ k.mT).tril() @ v)
             memory = memory + k.mT @ v
         y = torch.cat(outputs, dim=2).transpose(1, 2)
@@ -191,7 +191,7 @@ class MinGRU(_RecurrentMixer):
         update, value, gate = parts.to(memory.dtype).flatten(3).unbind(2)
         update = zero_padding(update.sigmoid(), mask)
         hidden = linear_recurrence(1 - update, update * value, memory)
-        return (F.silu(gate) * hidden).unflatten(2, (self.num_heads, self.head_dim)), hidden[:, -1]
+        return (F.silu(gate) * hidden).reshape(parts[:, :, 0].shape), hidden[:, -1]
 
 
 class GatedDeltaNet(_RecurrentMixer):
@@ -235,7 +235,7 @@ class GatedDeltaNet(_RecurrentMixer):
         query, key, value, gate = (part.transpose(1, 2) for part in parts.to(wide).unbind(2))
         query, key = (F.normalize(F.silu(part), dim=-1) for part in (query, key))
         rates = F.linear(zero_padding(x, mask).to(wide), self.proj_rates.weight.to(wide))
-        fade, write = rates.unflatten(2, (2, self.num_heads)).unbind(2)
+        fade, write = rates.chunk(2, dim=2)
         log_fade = -self.log_rate.to(wide).exp() * F.softplus(fade + self.offset.to(wide))
         log_fade, write = (zero_padding(part, mask).transpose(1, 2) for part in (log_fade, write.sigmoid()))
         y, memory = delta_rule(query, key, value, log_fade, write, memory)
@@ -286,7 +286,7 @@ def delta_rule(
         ``S[n] q[n]``, ``[B, H, N, D]``, and the memory after the last token.
     """
     outputs = []
-    pieces = (part.split(_CHUNK, dim=2) for part in (query, key, value, log_fade, write))
+    pieces = (torch.split(part, _CHUNK, dim=2) for part in (query, key, value, log_fade, write))
     for q, k, v, log_a, b in zip(*pieces, strict=True):
         log_c = log_a.cumsum(dim=-1)
         faded = (log_c.unsqueeze(-1) - log_c.unsqueeze(-2)).tril().exp()

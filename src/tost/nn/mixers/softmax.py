@@ -22,4 +22,5 @@ class SoftmaxAttention(ProjectedMixer):
     """
 
     def _mix(self, parts: Tensor, mask: Tensor | None) -> Tensor:
-        return self._attend(*parts.unbind(2), mask=mask)
+        query, key, value = parts.unbind(2)
+        return self._attend(query, key, value, mask)
