@@ -26,7 +26,8 @@ def fresh(monkeypatch):
     """A process in which torch is not loaded and OpenMP's variables are not set."""
     monkeypatch.delitem(sys.modules, "torch")
     for name in OPENMP:
-        monkeypatch.delenv(name, raising=False)
+        monkeypatch.setenv(name, "")  # remembered, so that what is set later goes with the test
+        monkeypatch.delenv(name)
     return monkeypatch
 
 
