@@ -322,16 +322,17 @@ def test_tokenizer_records(tmp_path, record):
 KILLED = """
 import os, signal
 from tests.data.samples import Numbers
-from tost.data import make_loader
+from tost.data.loader import make_loader, watching_workers
 from tost.errors import StorageError
 
 loader = make_loader(Numbers(10_000), batch_size=2, seed=0, workers=1)
 stream = iter(loader)
 next(stream)
-os.kill(loader._iterator._workers[0].pid, signal.SIGKILL)
 try:
-    for _ in zip(range(1000), stream):
-        pass
+    with watching_workers():
+        os.kill(loader._iterator._workers[0].pid, signal.SIGKILL)
+        for _ in zip(range(1000), stream):
+            pass
 except StorageError as error:
     print(error)
 """

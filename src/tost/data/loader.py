@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 import warnings
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import torch
@@ -16,6 +18,22 @@ from tost.data._random import mix
 from tost.data.dataset import Batch, Dataset, Sample
 from tost.data.samplers import GlobalOrder, ShardedBatchSampler
 from tost.errors import StorageError, TostError
+
+_KILLED = (
+    "a process that prepares batches was killed, perhaps for lack of memory. What was saved is intact: start again, a "
+    "run with `--resume auto`, and with a smaller data.workers if it happens again."
+)
+
+
+@contextmanager
+def watching_workers() -> Iterator[None]:
+    """Raise a `StorageError` if a worker is killed in the body: torch notices by a signal and raises at any line."""
+    try:
+        yield
+    except RuntimeError as error:
+        if not str(error).startswith("DataLoader worker"):
+            raise
+        raise StorageError(_KILLED) from error
 
 
 class Loader(StatefulDataLoader):  # type: ignore[misc] # torchdata ships no types
@@ -75,22 +93,19 @@ class Loader(StatefulDataLoader):  # type: ignore[misc] # torchdata ships no typ
         self._sought = False
         self._shares.start = self._position = start
         try:
-            for step, batch in enumerate(super().__iter__(), start=1):
-                self._position = self._shares.after(start, steps=step)
-                yield batch
+            with watching_workers():
+                for step, batch in enumerate(super().__iter__(), start=1):
+                    self._position = self._shares.after(start, steps=step)
+                    yield batch
         except TostError as error:
             kind = type(error)  # raised as it was: torch puts a worker's traceback in front of its message
             _, _, message = str(error).rpartition(f"{kind.__module__}.{kind.__qualname__}: ")
             raise kind(message.rstrip("\n")) from error
-        except (RuntimeError, ConnectionError, EOFError) as error:
-            # The connection breaks, or torch notices first; an error that a worker passes on begins with "Caught".
-            is_broken = not isinstance(error, RuntimeError) and not str(error).startswith("Caught ")
-            if not self.num_workers or not (is_broken or str(error).startswith("DataLoader worker")):
+        except (ConnectionError, EOFError) as error:
+            if not self.num_workers or str(error).startswith("Caught "):  # the data set's own error
                 raise
-            raise StorageError(
-                "a process that prepares batches was killed, perhaps for lack of memory; start again with a smaller "
-                "data.workers, or with 0."
-            ) from error
+            self._await_end_of_worker()
+            raise StorageError(_KILLED) from error
         finally:
             self._iterator = None  # the last reference: its workers end now and not when the loader goes
 
@@ -137,6 +152,15 @@ class Loader(StatefulDataLoader):  # type: ignore[misc] # torchdata ships no typ
                 "samples is another one. Resume with the same data and seed, or start a new run."
             )
         self.seek(state_dict["global_position"])
+
+    def _await_end_of_worker(self) -> None:
+        """Wait for the signal of a killed worker, which comes after its connection broke and raises at any line."""
+        workers = getattr(self._iterator, "_workers", ())
+        for _ in range(200):
+            with suppress(RuntimeError):
+                if not all(worker.is_alive() for worker in workers):
+                    return
+                time.sleep(0.01)
 
     def _order(self) -> dict[str, Any]:
         order = self._shares.order

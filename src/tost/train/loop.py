@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -23,6 +23,7 @@ from tost._text import count
 from tost._yaml import show_value
 from tost.data import Batch, make_loader
 from tost.data._random import mix
+from tost.data.loader import watching_workers
 from tost.errors import TrainingError
 from tost.train.checkpoint.files import CheckpointStore, resolve_checkpoint
 from tost.train.checkpoint.initial import Head, load_initial
@@ -104,11 +105,11 @@ def fit(
         How the run ended.
 
     Raises:
-        TrainingError: The loss is not a number any more, a data worker or another process was ended. The last
-            checkpoint is left as it is.
+        TrainingError: The loss is not a number any more, or another process was ended. The last checkpoint is left as
+            it is.
         CheckpointError: `resume` is damaged or does not fit this run.
         ConfigError: Another process writes to the run folder, or it holds a run that would be overwritten.
-        StorageError: The run folder cannot be written.
+        StorageError: The run folder cannot be written, or a data worker was killed.
     """
     reporter, folder = reporter or SilentReporter(), RunFolder(out)
     if resume is not None and resume != "auto":
@@ -123,22 +124,8 @@ def fit(
             start = folder.find_start(resume, lambda line: None)
         run = _Run(config, task, folder, processes, reporter, start)
         run.start()
-        with StopRequest() as stop, _watching_workers():
+        with StopRequest() as stop, watching_workers():
             return run.until_done(stop)
-
-
-@contextmanager
-def _watching_workers() -> Iterator[None]:
-    """Say in words that a data worker was killed. Torch raises that from a signal handler, at any line."""
-    try:
-        yield
-    except RuntimeError as error:
-        if "DataLoader worker" not in str(error):
-            raise
-        raise TrainingError(
-            f"a data worker was ended from outside, perhaps because memory ran out ({error}); the last checkpoint is "
-            "intact. Go on with `--resume auto`, and with fewer data.workers if it happens again."
-        ) from error
 
 
 class _Run:
