@@ -14,9 +14,9 @@ from fuzz.mutate import mutate
 from fuzz.targets import TARGETS
 from tost.errors import TostError
 
-MUTATIONS = 200
+MUTATIONS = 80
 # Those that build a model, or a configuration of a run, for each input.
-FEWER = {"resume": 30, "model_folder": 40, "official": 40, "sweep_plan": 40, "sweep_folder": 40, "overrides": 80}
+FEWER = {"resume": 12, "model_folder": 16, "official": 16, "sweep_plan": 16, "sweep_folder": 16, "overrides": 32}
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # what libraries say about damaged files
 
