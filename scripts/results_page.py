@@ -51,6 +51,8 @@ def section(results: Mapping[str, Any], commentary: str = "") -> str:
     plan = Plan.model_validate(results["plan"])
     parts = [f"## {plan.title.removesuffix('.')}", f"```shell\n{shlex.join(results['command'])}\n```"]
     parts += [table(results).markdown(), " ".join(statements(results))]
+    if plan.states:
+        parts.append(f"![{plan.metric} over the size of the state](img/{results['name']}.svg)")
     if notes := [f"- `{name}`: {arm.note}" for name, arm in plan.arms.items() if arm.note]:
         parts.append("\n".join(notes))
     if commentary.strip():
@@ -82,9 +84,9 @@ def fill(text: str, results: Mapping[str, Any]) -> str:
     """Return a text with its placeholders replaced by numbers of a sweep.
 
     A placeholder is ``{arm.metric.mean:.1f}``: a name, and how Python formats the number. After an arm come
-    ``parameters``, ``steps``, ``samples``, ``seconds``, ``reference``, or a metric (or ``best``) and ``mean``, ``std``,
-    ``min`` or ``max``; ``levels.NAME`` is a level of the plan. Two names may be joined by ``+ - * /`` with spaces
-    around it, as in ``{tost.top1.mean - vit.top1.mean:+.1f}``. Double braces stand for braces.
+    ``parameters``, ``steps``, ``samples``, ``seconds``, ``state_bytes``, ``reference``, or a metric (or ``best``) and
+    ``mean``, ``std``, ``min`` or ``max``; ``levels.NAME`` is a level of the plan. Two names may be joined by
+    ``+ - * /`` with spaces around it, as in ``{tost.top1.mean - vit.top1.mean:+.1f}``. Double braces stand for braces.
 
     Args:
         text: Markdown.
@@ -124,8 +126,8 @@ def _values(results: Mapping[str, Any]) -> Iterator[tuple[str, float | None]]:
     plan = Plan.model_validate(results["plan"])
     yield from ((f"levels.{name}", value) for name, value in plan.levels.items())
     for name, found in results["arms"].items():
-        for key in ("parameters", "steps", "samples", "seconds"):
-            yield f"{name}.{key}", found[key]
+        for key in ("parameters", "steps", "samples", "seconds", "state_bytes"):
+            yield f"{name}.{key}", found.get(key)
         yield f"{name}.reference", plan.arms[name].reference
         spreads = {**found["metrics"], **({"best": found["best"]} if has_best(found, plan) else {})}
         for metric, spread in spreads.items():

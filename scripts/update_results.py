@@ -9,18 +9,20 @@ about it; its numbers are placeholders such as {arm.metric.mean:.1f}, see `fill`
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 from page_file import ROOT, update_page
 from results_page import page, section
 
 from tost.errors import ConfigError
-from tost.sweep import read_results
+from tost.sweep import read_results, state_picture
 
-__all__ = ["generate", "main"]
+__all__ = ["draw", "generate", "main"]
 
 RESULTS = ROOT / "results"
 PAGE = ROOT / "docs" / "results.md"
+IMAGES = ROOT / "docs" / "img"
 OTHERS = ("stress", "fuzz", "sanitize")
 """Results of other programs, which `scripts/update_promises.py` shows."""
 
@@ -53,9 +55,21 @@ def generate(folder: Path = RESULTS) -> str:
     return page(sections)
 
 
+def draw(folder: Path = RESULTS, images: Path = IMAGES) -> None:
+    """Draw the pictures of the page: what arms reach over the size of their states, where a sweep measured these."""
+    for path in sorted(path for path in folder.glob("*.json") if path.stem not in OTHERS):
+        results = read_results(path)
+        if (picture := state_picture(results)) is not None:
+            images.mkdir(parents=True, exist_ok=True)
+            (images / f"{results['name']}.svg").write_bytes(picture)
+
+
 def main(arguments: list[str] | None = None) -> int:
     """Run the command line and return its exit code."""
-    return update_page(PAGE, generate, __doc__, arguments, ROOT)
+    code = update_page(PAGE, generate, __doc__, arguments, ROOT)
+    if "--check" not in (sys.argv if arguments is None else arguments):
+        draw()
+    return code
 
 
 if __name__ == "__main__":

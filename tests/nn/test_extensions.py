@@ -1,4 +1,4 @@
-"""Extensions of the modules: the gate and count-scaled energies."""
+"""Extensions of the modules: gate, output norm, scale at the start, count-scaled energies."""
 
 from dataclasses import fields
 
@@ -14,6 +14,7 @@ from tost.testing import assert_close
 B, N, C, H = 2, 15, 12, 3
 GATE = Extensions(gate=True)
 COUNT = Extensions(count_scaled=True)
+NORM = Extensions(gate=True, gate_activation="sigmoid", head_norm=True)
 
 
 def perturb(module):
@@ -53,6 +54,59 @@ def test_gate_learns_and_follows_the_first_projection(form):
     gated(tokens(torch.bfloat16)).float().square().sum().backward()
     assert all(parameter.grad.any() for parameter in gated.parameters())
     assert make(form, GATE, in_bias=False).proj_gate.bias is None
+
+
+@FORMS
+def test_head_norm_divides_by_the_root_mean_square_of_each_head(form):
+    normed, x = make(form, NORM), tokens()
+    plain = make(form, Extensions())
+    assert plain.load_state_dict(normed.state_dict(), strict=False).unexpected_keys[0].startswith("norm_weight")
+    plain.proj_out = torch.nn.Identity()
+    y = plain(x).unflatten(-1, (H, C // H))
+    y = y / (y.square().mean(dim=-1, keepdim=True) + 1e-6).sqrt()
+    gate = F.linear(x, normed.proj_gate.weight, normed.proj_gate.bias).sigmoid()
+    assert_close("y", normed(x), normed.proj_out(y.flatten(2) * normed.norm_weight * gate), 1e-12)
+    normed(x).square().sum().backward()
+    assert all(parameter.grad.any() for parameter in normed.parameters())
+
+
+@FORMS
+def test_head_norm_leaves_padding_out(form):
+    normed, x = make(form, NORM), tokens()
+    mask = torch.arange(N).expand(B, -1) < torch.tensor([[N], [4]])
+    y = normed(x.masked_fill(~mask[..., None], torch.nan), mask)
+    assert_close("tokens", y[1, :4], normed(x[1:, :4])[0], 1e-12)
+    assert torch.isfinite(y).all()
+
+
+def test_normed_attention_streams():
+    normed, x = make("causal", NORM), tokens()
+    first, state = normed.forward_with_state(x[:, :6])
+    second, _ = normed.forward_with_state(x[:, 6:], state)
+    assert_close("y", torch.cat((first, second), dim=1), normed(x), 1e-12)
+
+
+@FORMS
+def test_unit_variance_is_that_of_the_projected_tokens(form):
+    extensions, options = Extensions(unit_variance=True), {"max_length": 8} if form == "causal" else {}
+    kind = tost.CausalTSSAttention if form == "causal" else tost.TSSAttention
+    attention = kind(256, 4, extensions=extensions, **options)
+    assert attention.proj_in(torch.randn(1000, 256)).var().item() == pytest.approx(1, rel=0.05)
+    assert attention.proj_out.weight.var().item() == pytest.approx(1 / 3 / 256, rel=0.05), "torch's own start"
+
+
+@pytest.mark.parametrize(
+    ("name", "sizes"),
+    [
+        ("tost_lm_base", {"vocab_size": 7}),
+        ("tost_mini", {}),
+        ("lra_listops", {"mixer_options": {"unit_variance": True}}),
+    ],
+)
+def test_models_start_with_unit_variance(name, sizes):
+    own = {} if "mixer_options" in sizes else {"unit_variance": True}
+    model = tost.create_model(name, embed_dim=256, depth=1, num_heads=4, **sizes, **own)
+    assert model.blocks[0].attention.proj_in.weight.var().item() == pytest.approx(1 / 256, rel=0.05)
 
 
 @FORMS

@@ -15,7 +15,7 @@ from tost.errors import ConfigError
 from tost.sweep import collect, expand, load_plan, statements, table
 from tost.sweep.summary import averages
 
-MIXERS = ("tssa", "softmax", "reformer", "bigbird", "linformer", "linear", "performer", "nystrom", "s4")
+MIXERS = ("tssa", "softmax", "reformer", "bigbird", "linformer", "linear", "performer", "nystrom", "s4", "none")
 TASKS = {"a": {"chance": 10}, "b": {"chance": 20}, "x": {"chance": 50, "extra": True}}
 ARMS = {
     "a_one": {"reference": 37.25},
@@ -144,7 +144,7 @@ def test_levels_of_listops_are_those_of_the_generated_expressions():
 @pytest.mark.parametrize("task", ["listops", "image", "text"])
 def test_small_plans_compare_mixers_in_one_encoder(task, tmp_path):
     plan = load_plan(f"lra_cpu_{task}")
-    assert list(plan.arms) == ["tssa", "softmax", "linear", "s4d"]
+    assert list(plan.arms) == ["tssa", "softmax", "linear", "s4d", "none"]
     runs = expand(plan, ["data.path=somewhere"], tmp_path, name="mine")
     same = ("embed_dim", "depth", "num_heads", "mlp_ratio", "pooling", "position", "dropout")
     assert len({tuple(run.settings.model.options[name] for name in same) for run in runs}) == 1

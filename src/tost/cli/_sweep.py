@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import shlex
 import sys
@@ -82,6 +83,7 @@ def sweep(
         runs, waiting = look()  # where something is tuned, finished trials bring new runs
     results = sweeps.collect(plan, loaded, changes, runs)
     sweeps.write_results(folder / "results.json", results)
+    _draw(folder / "states.svg", results)
     _show(results, outcomes)
     stored = store is None or _store(store, results)
     if problem := sweeps.metric_problem(results):
@@ -145,6 +147,15 @@ def _show(results: Mapping[str, Any], outcomes: Sequence[RunOutcome]) -> None:
             _console.log(f"{outcome.run.name}: {outcome.reason}; the end of what it said:")
             for line in tail(outcome.run):
                 _console.log(f"    {line}")
+
+
+def _draw(path: Path, results: Mapping[str, Any]) -> None:
+    """Draw what the arms reach over what they remember, if the plan asks for it and it can be drawn."""
+    from tost._io import write_atomic
+    from tost.sweep import state_picture
+
+    if importlib.util.find_spec("matplotlib") is not None and (picture := state_picture(results)) is not None:
+        write_atomic(path, picture)
 
 
 def _store(path: Path, results: Mapping[str, Any]) -> bool:

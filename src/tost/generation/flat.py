@@ -43,10 +43,13 @@ _MODULES = (
 _PARAMETERS = re.compile(
     r"tokens\.weight|positions\.weight|head\.weight|norm\.(weight|bias)|blocks\.\d+\.("
     r"gamma[12]|norm[12]\.(weight|bias)|(attention|mlp)\.proj_(in|out)\.(weight|bias)|conv(_mlp)?\.weight|"
-    r"attention\.(temperature|position_bias|decay_logit|proj_gate\.weight|proj_gate\.bias))"
+    r"attention\.(temperature|position_bias|decay_logit|norm_weight|proj_gate\.weight|proj_gate\.bias))"
 )
 # Extensions that a step has: those of the operator, which it passes on, and those that are written out here.
-_EXTENSIONS = {*(field.name for field in fields(OperatorOptions)), "gate", "forget", "after_last_position"}
+_EXTENSIONS = {
+    *(field.name for field in fields(OperatorOptions)),
+    *("gate", "forget", "after_last_position", "head_norm", "unit_variance"),
+}
 # Options that are seen in the modules and parameters, or that make no difference to a step.
 _OPTIONS = {
     *("embed_dim", "depth", "num_heads", "mlp_ratio", "vocab_size", "max_length", "layer_scale", "bias", "tie_head"),
@@ -108,6 +111,7 @@ class Layer(NamedTuple):
     position_bias: Tensor | None
     operator_options: dict[str, Any]
     backend: str
+    head_norm: Tensor | None
     gate: Affine | None
     attention_out: Affine
     gamma1: Tensor | None
@@ -132,6 +136,7 @@ class Layer(NamedTuple):
             None if bias is None else bias.t(),
             attention.operator_options(),
             attention.backend,
+            attention.norm_weight,
             None if attention.proj_gate is None else Affine.of(attention.proj_gate),
             Affine.of(attention.proj_out),
             block.gamma1,
@@ -235,6 +240,9 @@ class FlatStep:
         bias = None if layer.position_bias is None else F.embedding(place, layer.position_bias)
         options = {"state": cast(TSSAState, mixer), "backend": layer.backend, **layer.operator_options}
         y, reached = causal_tssa_(w, layer.temperature, bias, **options)
+        if layer.head_norm is not None:
+            weight = layer.head_norm.to(y.dtype).view(self._heads)
+            y = F.rms_norm(y, self._heads[1:], eps=CausalTSSAttention.norm_eps) * weight
         y = y.view(x.shape)
         if layer.gate is not None:
             y = y * F.silu(F.linear(u, *layer.gate))

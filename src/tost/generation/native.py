@@ -38,6 +38,7 @@ def native_obstacles(model: nn.Module) -> list[str]:
         "its parameters are not all float32": any(p.dtype != torch.float32 for p in parameters),
         "it is not on a CPU": any(p.device.type != "cpu" for p in parameters),
         f"its backend is {backend}": backend not in ("auto", "native"),
+        "its attentions norm their heads": cast(LanguageToST, model).options.extensions().head_norm,
     }
     return [reason for reason, true in checks.items() if true]
 

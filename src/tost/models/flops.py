@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from tost.models.language.options import LanguageOptions
 from tost.models.mixers import MixerSizes
+from tost.models.mixers.builtin import WindowOptions, window_products
 from tost.models.options import MixedOptions, ModelOptions
 from tost.models.sequence.options import SequenceClassifierOptions
 from tost.models.vision.options import CrateOptions, ImageOptions, VisionOptions, VitOptions
@@ -57,10 +58,8 @@ def token_flops(options: ModelOptions) -> TokenFlops:
     """
     C = options.embed_dim
     if isinstance(options, LanguageOptions):
-        mixing, statistics = _mixing(options, options.max_length, position_bias=options.position == "learned")
-        near = options.conv_width * C * (2 if options.conv_at == "both" else 1)
-        block, ends = mixing + 2 * C * options.hidden_dim + near, C * options.vocab_size
-    elif isinstance(options, SequenceClassifierOptions):
+        return _language_flops(options)
+    if isinstance(options, SequenceClassifierOptions):
         mixing, statistics = _mixing(options, options.max_length)
         block = mixing + (2 * C * options.hidden_dim if options.block == "mlp" else 0)
         ends = C * (options.in_features or 0)
@@ -69,6 +68,18 @@ def token_flops(options: ModelOptions) -> TokenFlops:
     else:
         raise TypeError(f"cannot count the operations of {type(options).__name__}: it is no model of this package.")
     return TokenFlops(2 * (ends + options.depth * block), options.depth * statistics)
+
+
+def _language_flops(options: LanguageOptions) -> TokenFlops:
+    """Count by block: some may have attention over a window in place of the mixer."""
+    C, N = options.embed_dim, options.max_length
+    mixing, statistics = _mixing(options, N, position_bias=options.position == "learned")
+    windows = sum(map(options.is_window, range(options.depth)))
+    looking = window_products(MixerSizes(C, options.num_heads, N), WindowOptions(window=options.window))
+    near = options.conv_width * C * (2 if options.conv_at == "both" else 1)
+    mixed = options.depth - windows
+    products = options.depth * (2 * C * options.hidden_dim + near) + mixed * mixing + windows * looking
+    return TokenFlops(2 * (C * options.vocab_size + products), mixed * statistics)
 
 
 def _mixing(options: MixedOptions, num_tokens: int, *, position_bias: bool = False) -> tuple[int, int]:

@@ -23,6 +23,7 @@ from tost.nn.mixers import Performer as Performer
 from tost.nn.mixers import Reformer as Reformer
 from tost.nn.mixers import SoftmaxAttention as SoftmaxAttention
 from tost.nn.mixers import SubspaceAttention as SubspaceAttention
+from tost.nn.mixers import WindowAttention as WindowAttention
 from tost.nn.mlp import MLP as MLP
 from tost.nn.paper import PaperForm as PaperForm
 from tost.nn.position import LearnedPositions as LearnedPositions
@@ -33,3 +34,4 @@ from tost.nn.state import Carry as Carry
 from tost.nn.state import KVState as KVState
 from tost.nn.state import ModelState as ModelState
 from tost.nn.state import RecurrentState as RecurrentState
+from tost.nn.state import WindowState as WindowState

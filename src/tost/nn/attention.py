@@ -24,9 +24,10 @@ from tost.ops._transforms import is_transformed
 
 
 class _ProjectedAttention(nn.Module):
-    """What both forms share: projections, temperature, gate, and the scales of the paper's form."""
+    """What both forms share: projections, temperature, norm, gate, and the scales of the paper's form."""
 
     causal: ClassVar[bool] = False
+    norm_eps: ClassVar[float] = 1e-6
 
     def __init__(
         self,
@@ -60,8 +61,21 @@ class _ProjectedAttention(nn.Module):
         self.proj_gate: nn.Linear | None = None
         if self.extensions.gate:
             self.proj_gate = nn.Linear(embed_dim, embed_dim, bias=in_bias, device=device, dtype=dtype)
+        self.norm_weight: nn.Parameter | None = None
+        if self.extensions.head_norm:
+            self.norm_weight = nn.Parameter(torch.ones(embed_dim, device=device, dtype=dtype))
+        self.reset_scale()
         self.out_drop = out_drop
         self._operator_options = self.extensions.operator_options()
+
+    @torch.no_grad()
+    def reset_scale(self) -> None:
+        """With ``Extensions(unit_variance=True)``, draw a first projection whose tokens have variance 1.
+
+        Models that initialize their weights call it afterwards.
+        """
+        if self.extensions.unit_variance:
+            nn.init.normal_(self.proj_in.weight, std=self.embed_dim**-0.5)
 
     def extra_repr(self) -> str:
         """Show the sizes in ``print(module)``."""
@@ -88,10 +102,14 @@ class _ProjectedAttention(nn.Module):
         return not (recorded or seen or torch.compiler.is_compiling() or is_transformed())
 
     def _gated(self, y: Tensor, x: Tensor, mask: Tensor | None) -> Tensor:
-        """Return y [B, N, H, D] times the gate that each token x [B, N, C] sets, if there is one."""
+        """Return y [B, N, H, D], normed, times the gate that each token x [B, N, C] sets, as far as there are these."""
+        if self.norm_weight is not None:
+            weight = self.norm_weight.to(y.dtype).reshape(self.num_heads, self.head_dim)
+            y = F.rms_norm(y, (self.head_dim,), eps=self.norm_eps) * weight
         if self.proj_gate is None:
             return y
-        gate = zero_padding(F.silu(self.proj_gate(x)), mask)  # 0 times whatever padding holds may not be 0
+        activation = torch.sigmoid if self.extensions.gate_activation == "sigmoid" else F.silu
+        gate = zero_padding(activation(self.proj_gate(x)), mask)  # 0 times whatever padding holds may not be 0
         return y * gate.reshape(y.shape).to(y.dtype)
 
     def _project_out(self, y: Tensor, count: Tensor | int | None) -> Tensor:

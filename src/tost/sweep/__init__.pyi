@@ -1,3 +1,4 @@
+from tost.sweep.memory import state_picture as state_picture
 from tost.sweep.plan import Arm as Arm
 from tost.sweep.plan import Plan as Plan
 from tost.sweep.plan import find_plan as find_plan

@@ -17,6 +17,7 @@
     tasks: {text: {chance: 50}}       # arms are named TASK_SETTING, such as text_tost: one table over tasks
     tune: {key: optim.lr, values: [1e-3, 3e-3]}  # each arm tries all of them with the first seed and keeps the best
     equal: vit                        # MLPs as wide as it takes to have the parameters of this arm (or setting)
+    states: true                      # also show how much the mixers of language models remember
 """
 
 from __future__ import annotations
@@ -113,6 +114,7 @@ class Plan(_Part):
         tune: What every arm chooses for itself before its other seeds are run.
         equal: Arm, or setting where there are tasks, whose number of parameters all others get, by the width of their
             MLPs.
+        states: Whether the size of each arm's state is part of the results; for language models.
         arms: Settings by name.
     """
 
@@ -128,6 +130,7 @@ class Plan(_Part):
     tasks: dict[str, TaskColumn] = Field(default={})
     tune: Tune | None = None
     equal: str | None = None
+    states: bool = False
     arms: dict[str, Arm] = Field(min_length=1)
 
     def seeds_of(self, arm: str) -> list[int]:

@@ -1,4 +1,4 @@
-"""Results of a sweep, gathered from its run folders into one JSON file. Loads no torch.
+"""Results of a sweep, gathered from its run folders into one JSON file. Loads no torch, unless states are measured.
 
 ::
 
@@ -9,8 +9,8 @@
       collected   when the file was written, in UTC
       runs        for every run: arm, seed, status, hash of its configuration, changes, command, parameters, steps,
                   samples, metrics, best, seconds, memory, revision, machine, the weights it started from
-      arms        for every arm: what it chose, if something is tuned; seeds, parameters, steps, samples; of every
-                  metric mean, std, min, max over the seeds
+      arms        for every arm: what it chose, if something is tuned; the size of its state, if the plan asks for it;
+                  seeds, parameters, steps, samples; of every metric mean, std, min, max over the seeds
 
 Paths are cut to their last part: results are published.
 """
@@ -30,6 +30,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from tost._io import write_atomic
 from tost._machine import command_arguments
 from tost.errors import ConfigError
+from tost.sweep.memory import state_bytes
 from tost.sweep.plan import Plan
 from tost.sweep.runs import Run, State, chosen_trial, state_of
 from tost.train.config import config_hash
@@ -121,6 +122,7 @@ class _StoredArm(_Part):
     metrics: dict[str, _Spread | None]
     best_metric: str | None
     best: _Spread | None
+    state_bytes: Annotated[int, Field(ge=0, lt=2**63)] | None = None
 
 
 class _Stored(_Part):
@@ -166,10 +168,11 @@ def collect(name: str, plan: Plan, changes: Sequence[str], runs: Sequence[Run]) 
 def _arm(plan: Plan, name: str, runs: Sequence[Run], records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Return the results of an arm, with the value that it chose of what is tuned."""
     own = [record for record in records if record["arm"] == name]
+    size = {"state_bytes": state_bytes(next(run.settings for run in runs if run.arm == name))} if plan.states else {}
     if plan.tune is None:
-        return _aggregate(own)
+        return {**size, **_aggregate(own)}
     chosen = chosen_trial(plan, name, runs)
-    return {"trial": chosen, **_aggregate([record for record in own if record["trial"] == chosen])}
+    return {"trial": chosen, **size, **_aggregate([record for record in own if record["trial"] == chosen])}
 
 
 def _record(run: Run) -> dict[str, Any]:

@@ -26,6 +26,7 @@ def table(results: Mapping[str, Any]) -> Table:
     has_reference = any(arm.reference is not None for arm in plan.arms.values())
     metric = plan.metric + (" %" if plan.percent else "")
     headers = ["arm", "parameters", "steps", "seeds", metric, "best"]
+    headers += ["state, bytes"] if plan.states else []
     headers += [plan.tune.key] if plan.tune else []
     headers += ["reported"] if has_reference else []
     rows = []
@@ -33,6 +34,7 @@ def table(results: Mapping[str, Any]) -> Table:
         found = results["arms"][name]
         row = [name, _count(found["parameters"]), _count(found["steps"]), f"{len(found['seeds'])}"]
         row += [_mean(found, plan), _best(found, plan)]
+        row += [_count(found["state_bytes"])] if plan.states else []
         if plan.tune:
             row.append((found["trial"] or "").partition("=")[2] or _UNKNOWN)
         if has_reference:
@@ -131,6 +133,8 @@ def statements(results: Mapping[str, Any]) -> list[str]:
         at_any_step = any(has_best(found, plan) for found in done.values())
         best = "evaluation of any seed, chosen on the data that it is measured on" if at_any_step else "seed"
         said.append(f"The {plan.metric} is that of the last step; best is that of the best {best}.")
+    if plan.states:
+        said.append("The state is what the mixers of all layers keep of one sample; - where a mixer has none.")
     if plan.levels:
         levels = ", ".join(f"{name.replace('_', ' ')} {value:g}" for name, value in plan.levels.items())
         said.append(f"Without learning: {levels}.")

@@ -155,7 +155,8 @@ PARTS = {
     "gate": {"gate": True},
     "count": {"count_scaled": True},
     "blocks": {"block_size": 2},
-    "all extensions": {"conv_width": 5, "gate": True, "count_scaled": True, "block_size": 2},
+    "head norm": {"head_norm": True},
+    "all extensions": {"conv_width": 5, "gate": True, "count_scaled": True, "block_size": 2, "head_norm": True},
     "no scale": {"layer_scale": None},
     "one class block": {"class_depth": 1},
 }

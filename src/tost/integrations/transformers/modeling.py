@@ -76,6 +76,10 @@ class TostPreTrainedModel(PreTrainedModel):  # type: ignore[no-untyped-call]
                 init.zeros_(module.position_bias)
             if module.decay_logit is not None:
                 init.copy_(module.decay_logit, module._initial_forgetting().to(module.decay_logit))
+            if module.norm_weight is not None:
+                init.ones_(module.norm_weight)
+            if module.extensions.unit_variance:
+                init.normal_(module.proj_in.weight, std=module.embed_dim**-0.5)
         elif isinstance(module, CausalBlock):
             for gamma in (module.gamma1, module.gamma2):
                 if gamma is not None:

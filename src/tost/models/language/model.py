@@ -20,9 +20,11 @@ from tost.nn import (
     MLP,
     CausalBlock,
     CausalConvolution,
+    CausalTSSAttention,
     LearnedPositions,
     ModelState,
     SinusoidalPositions,
+    WindowAttention,
     linear_cross_entropy,
     run_blocks,
     token_positions,
@@ -47,6 +49,7 @@ class LanguageToST(nn.Module):
     temperatures as 1, position biases as 0. With ``mixer="softmax"`` and without layer scale it is GPT-2. Extensions
     to the paper are off by default: convolutions (`CausalConvolution`), a gate, count-scaled energies and forgetting
     (`Extensions`). They keep everything else as it is: masks, states, pieces and sequences shared between processes.
+    With `window_every` some blocks have `WindowAttention`, which keeps all of that but the last.
 
     Sinusoidal positions are scaled to the size of a fresh embedding, so that they do not drown the tokens.
 
@@ -71,7 +74,7 @@ class LanguageToST(nn.Module):
         if options.position != "none":
             learned = options.position == "learned"
             self.positions = LearnedPositions(options.max_length, C) if learned else SinusoidalPositions(None, C)
-        self.blocks = nn.ModuleList(self._block() for _ in range(options.depth))
+        self.blocks = nn.ModuleList(self._block(index) for index in range(options.depth))
         self.norm = nn.LayerNorm(C, bias=options.bias)
         # A tied head is the embedding itself, not a second name for it: every weight is stored once.
         self.head = None if options.tie_head else nn.Linear(C, V, bias=False)
@@ -296,11 +299,16 @@ class LanguageToST(nn.Module):
         vectors: Tensor = cast(nn.Module, self.positions)(at.clamp_max(length - 1) if learned else at)
         return vectors if learned else vectors * (INITIAL_STD * math.sqrt(2))
 
-    def _block(self) -> CausalBlock:
+    def _block(self, index: int) -> CausalBlock:
         o, C = self.options, self.options.embed_dim
         mlp = MLP(C, o.hidden_dim, bias=o.bias, drop=o.dropout, activation=o.activation)
         bias = "feature" if o.position == "learned" else None
-        mixer = build_mixer(o, in_bias=o.bias, out_bias=o.bias, max_length=o.max_length, position_bias=bias)
+        mixer: nn.Module
+        if o.is_window(index):
+            drops = {"attn_drop": o.dropout, "out_drop": o.dropout}
+            mixer = WindowAttention(C, o.num_heads, window=o.window, in_bias=o.bias, out_bias=o.bias, **drops)
+        else:
+            mixer = build_mixer(o, in_bias=o.bias, out_bias=o.bias, max_length=o.max_length, position_bias=bias)
 
         def conv(at: str) -> CausalConvolution | None:
             wanted = o.conv_width and o.conv_at in (at, "both")
@@ -319,3 +327,6 @@ class LanguageToST(nn.Module):
                 nn.init.normal_(module.weight, std=INITIAL_STD * scale)
             if isinstance(module, nn.Linear) and module.bias is not None:
                 nn.init.zeros_(module.bias)
+        for module in self.modules():
+            if isinstance(module, CausalTSSAttention):
+                module.reset_scale()

@@ -45,6 +45,16 @@ class LanguageOptions(CausalExtensionOptions, MixedOptions):
     conv_at: Literal["attention", "mlp", "both"] = Field(
         "attention", description="the branch whose normed input the convolution is added to (extension)"
     )
+    window_every: Annotated[int, Field(ge=0, strict=True)] = Field(
+        0,
+        description="the last of every so many blocks has softmax attention over a window of tokens "
+        "in place of the mixer; 0: none (extension)",
+    )
+    window: Count = Field(128, description="tokens that a token sees there, itself included (extension)")
+
+    def is_window(self, block: int) -> bool:
+        """Return whether a block, counted from 0, has attention over a window in place of the mixer."""
+        return self.window_every > 0 and block % self.window_every == self.window_every - 1
 
     @classmethod
     def conflicts(cls, values: Mapping[str, Any]) -> list[str]:
@@ -63,5 +73,10 @@ class LanguageOptions(CausalExtensionOptions, MixedOptions):
             found.append(
                 f"conv_at={values['conv_at']} places a convolution, but conv_width=0 has none; set conv_width, such as "
                 "4, or leave conv_at=attention"
+            )
+        if values.get("window_every") == 0 and values.get("window", 128) != 128:
+            found.append(
+                f"window={values['window']} is the size of windows, but window_every=0 has none; set window_every, "
+                "such as 4, or leave window=128"
             )
         return found

@@ -62,6 +62,18 @@ def _softmax_products(sizes: MixerSizes, own: MixerOptions) -> int:
     return 4 * sizes.embed_dim**2 + 2 * sizes.num_tokens * sizes.embed_dim
 
 
+class WindowOptions(MixerOptions):
+    """Options of attention over a window."""
+
+    window: Count = Field(128, description="tokens that a token sees, itself included")
+
+
+def window_products(sizes: MixerSizes, own: WindowOptions) -> int:
+    """A chunk of queries meets the keys of all its windows, nearly twice as many as each query needs."""
+    C, _, N, _ = sizes
+    return 4 * C * C + 2 * (own.window - 1 + min(N, own.window)) * C
+
+
 def _xca_products(sizes: MixerSizes, own: MixerOptions) -> int:
     return 4 * sizes.embed_dim**2 + 2 * sizes.embed_dim**2 // sizes.num_heads
 
@@ -258,6 +270,14 @@ BUILTIN = (
         causal=MixerSpec(
             name="softmax", build="tost.nn:CausalSoftmaxAttention", places=("language",), products=_softmax_products
         ),
+    ),
+    _mixer(
+        "window",
+        "WindowAttention",
+        "softmax attention to the last tokens only",
+        window_products,
+        WindowOptions,
+        places=("language",),
     ),
     _mixer("xca", "CrossCovarianceAttention", "cross-covariance attention, between features (XCiT)", _xca_products),
     _mixer("mssa", "SubspaceAttention", "multi-head subspace self-attention (CRATE)", _mssa_products),

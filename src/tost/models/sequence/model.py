@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from tost.models._common import build_mixer, check_ids, check_mask, count_parameters
 from tost.models.flops import token_flops
 from tost.models.sequence.options import SequenceClassifierOptions
-from tost.nn import MLP, S4, Block, LearnedPositions, SinusoidalPositions, run_blocks, token_positions
+from tost.nn import MLP, S4, Block, LearnedPositions, SinusoidalPositions, TSSAttention, run_blocks, token_positions
 from tost.nn._checks import refuse_context
 from tost.nn.mixers import MixerBlock
 from tost.parallel import active
@@ -194,6 +194,9 @@ class SequenceClassifier(nn.Module):
                 nn.init.xavier_uniform_(module.weight)
                 if module.bias is not None:
                     nn.init.zeros_(module.bias)
+        for module in self.modules():
+            if isinstance(module, TSSAttention):
+                module.reset_scale()
         if isinstance(self.embedding, nn.Embedding):
             nn.init.normal_(self.embedding.weight, std=self.options.embed_dim**-0.5)
         else:

@@ -19,7 +19,7 @@ from tost.models._common import build_mixer
 from tost.models.vision.base import Grid, ImageModel
 from tost.models.vision.options import VisionOptions
 from tost.models.vision.parts import ClassBlock, ConvStem
-from tost.nn import ISTA, MLP, Block, GridConvolution
+from tost.nn import ISTA, MLP, Block, GridConvolution, TSSAttention
 
 NORM_EPS = 1e-6
 
@@ -150,8 +150,10 @@ class VisionToST(ImageModel):
 
 
 def _initialize(module: nn.Module) -> None:
-    """Start a linear layer as all of them start; leave everything else alone."""
+    """Start a linear layer as all of them start, then attention as its extensions ask; leave everything else alone."""
     if isinstance(module, nn.Linear):
         nn.init.trunc_normal_(module.weight, std=0.02)
         if module.bias is not None:
             nn.init.zeros_(module.bias)
+    elif isinstance(module, TSSAttention):
+        module.reset_scale()

@@ -28,4 +28,5 @@ from tost.nn.mixers.s4_kernels import DiagonalKernel as DiagonalKernel
 from tost.nn.mixers.s4_kernels import LowRankKernel as LowRankKernel
 from tost.nn.mixers.s4_kernels import hippo_legs as hippo_legs
 from tost.nn.mixers.softmax import SoftmaxAttention as SoftmaxAttention
+from tost.nn.mixers.window import WindowAttention as WindowAttention
 from tost.nn.mixers.xca import CrossCovarianceAttention as CrossCovarianceAttention

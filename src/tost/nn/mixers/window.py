@@ -1,0 +1,147 @@
+"""Causal softmax attention over the last tokens only: linear time, and a state of constant size.
+
+Shapes: x [B, N, C] (batch, tokens, width), heads [B, H, N, D] with C = H * D, W tokens in a window, mask [B, N].
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from tost.nn.mixers.projected import ProjectedMixer
+from tost.nn.state import Carry, WindowState, call_with_state
+from tost.ops._numerics import num_tokens
+
+
+class WindowAttention(ProjectedMixer):
+    """Scaled dot-product attention between each token and the last `window` real tokens, itself among them.
+
+    Queries are taken in chunks that meet the keys of their own windows only, so time is linear in the tokens.
+
+    Arguments are those of `ProjectedMixer`, plus:
+
+    Args:
+        window: Number of tokens that a token sees, itself included, W.
+
+    Raises:
+        ValueError: `num_heads` does not divide `embed_dim`, or `window` is not positive.
+
+    Example:
+        >>> import torch, tost
+        >>> attention = tost.nn.WindowAttention(64, 4, window=32)
+        >>> _, state = attention.forward_with_state(torch.randn(1, 100, 64))
+        >>> state.keys.shape
+        torch.Size([1, 4, 31, 16])
+    """
+
+    state_kind: ClassVar[type] = WindowState
+
+    def __init__(
+        self,
+        embed_dim: int,
+        num_heads: int,
+        *,
+        window: int = 128,
+        in_bias: bool = True,
+        out_bias: bool = True,
+        attn_drop: float = 0.0,
+        out_drop: float = 0.0,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__(embed_dim, num_heads, in_bias, out_bias, attn_drop, out_drop, device, dtype)
+        if window < 1:
+            raise ValueError(f"window={window} is not possible; a token sees itself at least, so use 1 or more.")
+        self.window = window
+
+    def extra_repr(self) -> str:
+        """Show the sizes in ``print(module)``."""
+        return f"{super().extra_repr()}, window={self.window}"
+
+    def forward(self, x: Tensor, mask: Tensor | None = None, *, carry: Carry | None = None) -> Tensor:
+        """Mix the tokens x [B, N, C], each with the last ones before it.
+
+        Args:
+            x: Tokens, ``[B, N, C]``.
+            mask: Real tokens, bool ``[B, N]``, padding anywhere; it gets the output bias and takes no place in a
+                window.
+            carry: A state to continue from, which is replaced by the one after these tokens; see `forward_with_state`.
+
+        Returns:
+            ``[B, N, C]``.
+
+        Raises:
+            ValueError: `x`, `mask` or the state has the wrong shape or dtype.
+            BackendError: Context parallelism is active; this mixer needs whole sequences.
+        """
+        parts = self._project_in(x, mask)
+        order = None if mask is None else mask.argsort(dim=1, descending=True, stable=True)
+        if order is not None:  # real tokens first: windows then are neighbours
+            parts = parts.take_along_dim(order[:, :, None, None, None], dim=1)
+        query, key, value = (part.transpose(1, 2) for part in parts.unbind(2))
+        before = self._before(None if carry is None else carry.state, key)
+        keys, values = (torch.cat((a.to(b.dtype), b), dim=2) for a, b in ((before.keys, key), (before.values, value)))
+        y = self._look_back(query, keys, values, before.position).transpose(1, 2)
+        if order is not None:
+            y = y.take_along_dim(order.argsort(dim=1)[:, :, None, None], dim=1)
+        if carry is not None:
+            carry.state = self._after(keys, values, before.position, num_tokens(x, mask))
+        return self._project_out(y, mask)
+
+    def forward_with_state(
+        self, x: Tensor, state: WindowState | None = None, mask: Tensor | None = None
+    ) -> tuple[Tensor, WindowState]:
+        """Continue sequences of which `state` has seen the beginning.
+
+        Args:
+            x: The next tokens, ``[B, N, C]``.
+            state: The state returned with the tokens before; None at the start.
+            mask: Real tokens, bool ``[B, N]``.
+
+        Returns:
+            ``[B, N, C]`` and the state after these tokens.
+
+        Raises:
+            ValueError: As in `forward`.
+            BackendError: As in `forward`.
+        """
+        return call_with_state(self, x, state, mask)
+
+    def _before(self, state: WindowState | None, key: Tensor) -> WindowState:
+        B, wanted = len(key), (len(key), self.num_heads, self.window - 1, self.head_dim)
+        if state is None:
+            empty = key.new_zeros(wanted)
+            return WindowState(empty, empty, torch.zeros(B, dtype=torch.int64, device=key.device))
+        if state.keys.shape != wanted:
+            raise ValueError(
+                f"the state has keys of shape {tuple(state.keys.shape)}, but {B} sequences and this attention need "
+                f"{wanted}. Pass the state that came from the same batch and model, or None at the start."
+            )
+        return state
+
+    def _look_back(self, query: Tensor, keys: Tensor, values: Tensor, position: Tensor) -> Tensor:
+        """Return what the queries [B, H, N, D] see in keys and values [B, H, W - 1 + N, D]: query n those from n on."""
+        N, past = query.shape[2], self.window - 1
+        if N == 0:
+            return query
+        size = min(N, self.window)
+        chunks = -(-N // size)
+        spare = chunks * size - N
+        query = F.pad(query, (0, 0, 0, spare)).unflatten(2, (chunks, size))
+        keys, values = (
+            F.pad(part, (0, 0, 0, spare)).unfold(2, past + size, size).transpose(-1, -2) for part in (keys, values)
+        )
+        place = torch.arange(past + N + spare, device=query.device)
+        known = (place >= past - position.clamp_max(past).unsqueeze(1)).unfold(1, past + size, size)
+        distance = place[: past + size] - place[:size].unsqueeze(1)
+        rule = (distance >= 0) & (distance <= past) & known[:, None, :, None]
+        return self._softmax(query, keys, values, rule).flatten(2, 3)[:, :, :N]
+
+    def _after(self, keys: Tensor, values: Tensor, position: Tensor, tokens: Tensor) -> WindowState:
+        """Return the state with the last W - 1 real tokens of each sequence, of which `tokens` [B] are new."""
+        last = tokens.unsqueeze(1) + torch.arange(self.window - 1, device=tokens.device)
+        kept = (part.take_along_dim(last[:, None, :, None], dim=2) for part in (keys, values))
+        return WindowState(*kept, position + tokens)
