@@ -16,7 +16,7 @@ from torch import Tensor
 from tost.ops._numerics import statistics_dtype
 from tost.ops.triton.kernels import causal, common
 from tost.ops.triton.kernels import tssa as noncausal
-from tost.ops.triton.tiles import SHORT, Tiles, choose_tiles, num_chunks
+from tost.ops.triton.tiles import SHORT, choose_tiles, num_chunks
 
 # The same for all kernels and shapes: nothing is tuned on the machine, so results repeat everywhere.
 OPTIONS = {"num_warps": 8, "enable_fp_fusion": True}
@@ -91,9 +91,11 @@ def _bytes(mask: Tensor | None) -> Tensor | None:
 class _Launcher:
     """Launches kernels on one call's chunks."""
 
-    def __init__(self, w: Tensor, size: Tiles, layout: Layout) -> None:
-        self.w, self.size, self.layout = w, size, layout
-        self.H, self.D = w.shape[2:]
+    def __init__(self, w: Tensor, layout: Layout | None, decay: Tensor | None = None) -> None:
+        self.w, (self.H, self.D) = w, w.shape[2:]
+        self.size = choose_tiles(self.H, self.D, decays=decay is not None)
+        self.layout = padded_layout(w, self.size.CHUNK) if layout is None else layout
+        self.powers = _powers(decay, self.size.CHUNK)
 
     def by_head(self, kernel: Any, *tensors: Tensor | None, **constants: Any) -> None:
         """Run a kernel for every chunk and head."""
@@ -161,7 +163,8 @@ def tssa_forward(
         layout: Of packed sequences; None if each row of w is one.
     """
     B, N, H, D = w.shape
-    size, mask = choose_tiles(H, D), _bytes(mask)
+    launch, mask = _Launcher(w, layout), _bytes(mask)
+    size, C = launch.size, launch.layout.programs
     y, (pi,) = torch.empty_like(w), _empty(w, (B, N, H))
     with _device_of(w):
         if layout is None and N <= SHORT:
@@ -172,8 +175,6 @@ def tssa_forward(
                     H=H, D=D, HP=size.HP, DP=size.DP, T=size.T, NORMALIZE=normalize, **OPTIONS,
                 )  # fmt: skip
             return y, pi, squares if normalize else None, weighted, mass
-        launch = _Launcher(w, size, padded_layout(w, size.CHUNK) if layout is None else layout)
-        C = launch.layout.programs
         totals = None
         if normalize:
             (sums,) = _empty(w, (C, H, D))
@@ -201,8 +202,7 @@ def tssa_backward(
 ) -> tuple[Tensor, Tensor]:
     """Return dw and the gradient of the temperature; arguments are those and the results of `tssa_forward`."""
     B, N, H, D = w.shape
-    size, mask = choose_tiles(H, D), _bytes(mask)
-    launch = _Launcher(w, size, padded_layout(w, size.CHUNK) if layout is None else layout)
+    launch, mask = _Launcher(w, layout), _bytes(mask)
     C, dw = launch.layout.programs, torch.empty_like(w)
     sums, d_energy, d_temperature = _empty(w, (C, H, D), (B, N, H), (C, H))
     with _device_of(w):
@@ -254,9 +254,8 @@ def causal_forward(
 ) -> CausalResult:
     """Run the causal operator. Arguments are the fields of `Inputs`, but that a layout describes packed sequences."""
     B, N, H, D = w.shape
-    size, mask = choose_tiles(H, D, decays=decay is not None), _bytes(mask)
-    launch = _Launcher(w, size, padded_layout(w, size.CHUNK) if layout is None else layout)
-    C, powers = launch.layout.programs, _powers(decay, size.CHUNK)
+    launch, mask = _Launcher(w, layout, decay), _bytes(mask)
+    C, powers = launch.layout.programs, launch.powers
     y = torch.empty_like(w)
     pi, sums, masses, fades = _empty(w, (B, N, H), (C, H, D), (C, H), (C, H))
     shared = {"BIAS_SHARED": _shared(bias, w), "SCALE_SHARED": _shared(scale, w)}
@@ -322,9 +321,8 @@ def causal_backward(
 ) -> CausalGradients:
     """Return all gradients; arguments are those and the results of `causal_forward`."""
     B, N, H, D = w.shape
-    size, mask = choose_tiles(H, D, decays=decay is not None), _bytes(mask)
-    launch = _Launcher(w, size, padded_layout(w, size.CHUNK) if layout is None else layout)
-    C, powers = launch.layout.programs, _powers(decay, size.CHUNK)
+    launch, mask = _Launcher(w, layout, decay), _bytes(mask)
+    C, powers = launch.layout.programs, launch.powers
     squares, weighted, mass = starts
     dw, d_scale, d_decay = torch.empty_like(w), None, None
     sums, masses, fades, d_pi, d_logit, d_temperature = _empty(
@@ -343,8 +341,8 @@ def causal_backward(
             causal.d_memberships, w, dy, mask, pi, powers, weighted, mass, later_weighted, later_mass, d_pi
         )  # fmt: skip
         if B * N:
-            grid = (-(-B * N // size.ROWS),)
-            causal.d_logits[grid](pi, d_pi, d_logit, B * N, H=H, HP=size.HP, BLOCK=size.ROWS, **OPTIONS)
+            HP, ROWS = launch.size.HP, launch.size.ROWS
+            causal.d_logits[(num_chunks(B * N, ROWS),)](pi, d_pi, d_logit, B * N, H=H, HP=HP, BLOCK=ROWS, **OPTIONS)
         launch.by_head(
             causal.shares, w, mask, temperature, bias, scale, powers, squares, d_logit, sums, d_temperature, d_scale,
             **shared,

@@ -14,15 +14,21 @@ from tost.ops.triton.kernels.common import (
     fade_and_add,
     fading,
     load_head,
+    load_sum,
     load_sums,
     load_tile,
+    load_token_gradients,
     place,
-    power,
     reaching,
     real_tokens,
+    rows_of,
+    rows_of_head,
     running,
     softmax,
+    store_fade,
     store_head,
+    store_heads,
+    store_sum,
     store_sums,
     summed_back,
 )
@@ -47,8 +53,7 @@ def memberships(
     total = tl.zeros([HP, DP], dtype)
     total_mass = tl.zeros([HP], dtype)
     for i in range(0, CHUNK, T):
-        rows = begin + i + tl.arange(0, T)
-        real = real_tokens(mask, rows, begin, end)
+        rows, real = rows_of(mask, begin + i, end, T)
         x = load_tile(w, rows, real, H, D, HP, DP, dtype)
         square = x * x
         if powers is None:
@@ -72,7 +77,7 @@ def memberships(
             bias_rows = rows - first if BIAS_SHARED else rows
             energy = energy + D * tl.load(bias + bias_rows[:, None] * H + h[None, :], inside, 0.0)
         p = tl.where(real[:, None] & heads, softmax(t[None, :] * energy, heads), 0.0)
-        tl.store(pi + rows[:, None] * H + h[None, :], p, inside)
+        store_heads(pi, p, rows, end, H, HP)
         if powers is None:
             carry += tl.sum(square, 0)
             total += tl.sum(p[:, :, None] * square, 0)
@@ -86,13 +91,6 @@ def memberships(
     tl.store(masses + chunk * H + h, total_mass, h < H)
 
 
-@triton.jit
-def load_start(x, chunk, head, H: tl.constexpr, D: tl.constexpr, DP: tl.constexpr):
-    """Return the sums of a chunk and a head, [1, DP]."""
-    d = tl.arange(0, DP)
-    return tl.load(x + (chunk * H + head) * D + d, d < D, 0.0)[None, :]
-
-
 @triton.jit(do_not_specialize=["chunks", "N"])
 def output(
     w, mask, pi, powers, weighted, mass, y, table, chunks, N,
@@ -100,12 +98,10 @@ def output(
 ):  # fmt: skip
     """Write y for a chunk and a head."""
     chunk, _, _, begin, end = place(table, chunks, N, CHUNK)
-    head = tl.program_id(1)
-    rows = begin + tl.arange(0, CHUNK)
-    real = real_tokens(mask, rows, begin, end)
+    head, rows, real = rows_of_head(mask, begin, end, CHUNK)
     x = load_head(w, rows, head, real, H, D, DP, pi.dtype.element_ty)
     p = tl.load(pi + rows * H + head, real, 0.0)
-    total = running(p[:, None] * (x * x), load_start(weighted, chunk, head, H, D, DP), real, powers, head, CHUNK)
+    total = running(p[:, None] * (x * x), load_sum(weighted, chunk, head, H, D, DP), real, powers, head, CHUNK)
     m = running(p, tl.load(mass + chunk * H + head), real, powers, head, CHUNK) + MASS_FLOOR
     value = -p[:, None] * x * (m[:, None] / (m[:, None] + total))
     store_head(y, value, rows, head, end, H, D, DP)
@@ -157,14 +153,15 @@ def step(
 
 
 @triton.jit
-def replay(x, o, p, weighted, mass, chunk, head, real, powers, H: tl.constexpr, D: tl.constexpr, DP: tl.constexpr,
-           CHUNK: tl.constexpr):  # fmt: skip
-    """Return the gain [CHUNK, DP], and the direct gradients of the sums of ``pi w^2`` [CHUNK, DP] and of pi [CHUNK]."""
-    total = running(p[:, None] * (x * x), load_start(weighted, chunk, head, H, D, DP), real, powers, head, CHUNK)
+def replay(w, dy, pi, weighted, mass, chunk, head, rows, real, powers, H: tl.constexpr, D: tl.constexpr,
+           DP: tl.constexpr, CHUNK: tl.constexpr):  # fmt: skip
+    """Return w, dy [CHUNK, DP], pi [CHUNK], the gain and the direct gradients of the sums of ``pi w^2`` and of pi."""
+    x, o, p = load_token_gradients(w, dy, pi, rows, head, real, H, D, DP)
+    total = running(p[:, None] * (x * x), load_sum(weighted, chunk, head, H, D, DP), real, powers, head, CHUNK)
     m = running(p, tl.load(mass + chunk * H + head), real, powers, head, CHUNK)[:, None] + MASS_FLOOR
     gain = m / (m + total)
     direct = gain * gain * p[:, None] * o * x / m
-    return gain, direct, -tl.sum(direct * total / m, 1)
+    return x, o, p, gain, direct, -tl.sum(direct * total / m, 1)
 
 
 @triton.jit(do_not_specialize=["chunks", "N"])
@@ -174,19 +171,11 @@ def products(
 ):  # fmt: skip
     """Sum over a chunk what the outputs of one head hand to the sums of ``pi w^2`` and of pi."""
     chunk, _, _, begin, end = place(table, chunks, N, CHUNK)
-    head = tl.program_id(1)
-    dtype: tl.constexpr = pi.dtype.element_ty
-    rows = begin + tl.arange(0, CHUNK)
-    real = real_tokens(mask, rows, begin, end)
-    x = load_head(w, rows, head, real, H, D, DP, dtype)
-    o = load_head(dy, rows, head, real, H, D, DP, dtype)
-    p = tl.load(pi + rows * H + head, real, 0.0)
-    _, direct, to_mass = replay(x, o, p, weighted, mass, chunk, head, real, powers, H, D, DP, CHUNK)
-    d = tl.arange(0, DP)
-    tl.store(sums + (chunk * H + head) * D + d, summed_back(direct, real, powers, head, CHUNK), d < D)
+    head, rows, real = rows_of_head(mask, begin, end, CHUNK)
+    _, _, _, _, direct, to_mass = replay(w, dy, pi, weighted, mass, chunk, head, rows, real, powers, H, D, DP, CHUNK)
+    store_sum(sums, summed_back(direct, real, powers, head, CHUNK), chunk, head, H, D, DP)
     tl.store(masses + chunk * H + head, summed_back(to_mass, real, powers, head, CHUNK))
-    if powers is not None:
-        tl.store(fades + chunk * H + head, power(powers, head, tl.sum(real.to(tl.int32), 0), CHUNK))
+    store_fade(fades, chunk, head, real, powers, H, CHUNK)
 
 
 @triton.jit(do_not_specialize=["chunks", "N"])
@@ -196,16 +185,10 @@ def d_memberships(
 ):  # fmt: skip
     """Write the gradient of the memberships for a chunk and a head."""
     chunk, _, _, begin, end = place(table, chunks, N, CHUNK)
-    head = tl.program_id(1)
-    dtype: tl.constexpr = pi.dtype.element_ty
-    rows = begin + tl.arange(0, CHUNK)
-    real = real_tokens(mask, rows, begin, end)
+    head, rows, real = rows_of_head(mask, begin, end, CHUNK)
     after = real_tokens(mask, rows + 1, begin, end)
-    x = load_head(w, rows, head, real, H, D, DP, dtype)
-    o = load_head(dy, rows, head, real, H, D, DP, dtype)
-    p = tl.load(pi + rows * H + head, real, 0.0)
-    gain, direct, to_mass = replay(x, o, p, weighted, mass, chunk, head, real, powers, H, D, DP, CHUNK)
-    later = load_start(later_weighted, chunk, head, H, D, DP)
+    x, o, _, gain, direct, to_mass = replay(w, dy, pi, weighted, mass, chunk, head, rows, real, powers, H, D, DP, CHUNK)
+    later = load_sum(later_weighted, chunk, head, H, D, DP)
     bar = reaching(direct, later, real, after, powers, head, CHUNK)
     bar_mass = reaching(to_mass, tl.load(later_mass + chunk * H + head), real, after, powers, head, CHUNK)
     value = tl.sum(x * (x * bar - o * gain), 1) + bar_mass
@@ -227,7 +210,7 @@ def through_shares(x, t, dl, scale_at, squares, chunk, head, real, powers, H: tl
                    DP: tl.constexpr, CHUNK: tl.constexpr):  # fmt: skip
     """Return ``1 / c``, the gradient of each share [CHUNK], and the direct gradients of c, [CHUNK, DP]."""
     square = x * x
-    total = running(square, load_start(squares, chunk, head, H, D, DP), real, powers, head, CHUNK)
+    total = running(square, load_sum(squares, chunk, head, H, D, DP), real, powers, head, CHUNK)
     inverse = 1.0 / tl.maximum(total, PREFIX_FLOOR)
     d_share = t * dl
     if scale_at is not None:
@@ -244,9 +227,7 @@ def shares(
 ):  # fmt: skip
     """Sum over a chunk what its shares hand to the sums of ``w^2``; gradients of the temperature and of the scale."""
     chunk, _, first, begin, end = place(table, chunks, N, CHUNK)
-    head = tl.program_id(1)
-    rows = begin + tl.arange(0, CHUNK)
-    real = real_tokens(mask, rows, begin, end)
+    head, rows, real = rows_of_head(mask, begin, end, CHUNK)
     x = load_head(w, rows, head, real, H, D, DP, d_logit.dtype.element_ty)
     dl = tl.load(d_logit + rows * H + head, real, 0.0)
     t = tl.load(temperature + head)
@@ -262,8 +243,7 @@ def shares(
         bias_rows = rows - first if BIAS_SHARED else rows
         energy = energy + D * tl.load(bias + bias_rows * H + head, real, 0.0)
     tl.store(d_temperature + chunk * H + head, tl.sum(dl * energy, 0))
-    d = tl.arange(0, DP)
-    tl.store(sums + (chunk * H + head) * D + d, summed_back(direct, real, powers, head, CHUNK), d < D)
+    store_sum(sums, summed_back(direct, real, powers, head, CHUNK), chunk, head, H, D, DP)
 
 
 @triton.jit(do_not_specialize=["chunks", "N"])
@@ -274,16 +254,10 @@ def gradient(
 ):  # fmt: skip
     """Write dw for a chunk and a head, and with a decay its gradient [chunks, H]."""
     chunk, _, first, begin, end = place(table, chunks, N, CHUNK)
-    head = tl.program_id(1)
-    dtype: tl.constexpr = pi.dtype.element_ty
-    rows = begin + tl.arange(0, CHUNK)
-    real = real_tokens(mask, rows, begin, end)
+    head, rows, real = rows_of_head(mask, begin, end, CHUNK)
     after = real_tokens(mask, rows + 1, begin, end)
-    x = load_head(w, rows, head, real, H, D, DP, dtype)
-    o = load_head(dy, rows, head, real, H, D, DP, dtype)
-    p = tl.load(pi + rows * H + head, real, 0.0)
-    gain, direct, to_mass = replay(x, o, p, weighted, mass, chunk, head, real, powers, H, D, DP, CHUNK)
-    bar = reaching(direct, load_start(later_weighted, chunk, head, H, D, DP), real, after, powers, head, CHUNK)
+    x, o, p, gain, direct, to_mass = replay(w, dy, pi, weighted, mass, chunk, head, rows, real, powers, H, D, DP, CHUNK)
+    bar = reaching(direct, load_sum(later_weighted, chunk, head, H, D, DP), real, after, powers, head, CHUNK)
     value = 2.0 * x * p[:, None] * bar - p[:, None] * o * gain
     dl = tl.load(d_logit + rows * H + head, real, 0.0)
     scale_at = None
@@ -292,20 +266,20 @@ def gradient(
     inverse, d_share, direct = through_shares(
         x, tl.load(temperature + head), dl, scale_at, squares, chunk, head, real, powers, H, D, DP, CHUNK
     )
-    bar_squares = reaching(direct, load_start(later_squares, chunk, head, H, D, DP), real, after, powers, head, CHUNK)
+    bar_squares = reaching(direct, load_sum(later_squares, chunk, head, H, D, DP), real, after, powers, head, CHUNK)
     value += 2.0 * x * (d_share[:, None] * inverse + bar_squares)
     store_head(dw, value, rows, head, end, H, D, DP)
     if powers is not None:
         bar_mass = reaching(to_mass, tl.load(later_mass + chunk * H + head), real, after, powers, head, CHUNK)
         # The sums before every token: the same scan, one row later.
         before = real_tokens(mask, rows - 1, begin, end)
-        x = load_head(w, rows - 1, head, before, H, D, DP, dtype)
+        x = load_head(w, rows - 1, head, before, H, D, DP, pi.dtype.element_ty)
         p = tl.load(pi + (rows - 1) * H + head, before, 0.0)
         seen = counted(real) - real.to(tl.int32)
         square = x * x
-        start = load_start(weighted, chunk, head, H, D, DP)
+        start = load_sum(weighted, chunk, head, H, D, DP)
         total = bar * fading(p[:, None] * square, start, before, seen, powers, head, CHUNK)
-        start = load_start(squares, chunk, head, H, D, DP)
+        start = load_sum(squares, chunk, head, H, D, DP)
         total += bar_squares * fading(square, start, before, seen, powers, head, CHUNK)
         start = tl.load(mass + chunk * H + head)
         by_mass = bar_mass * fading(p, start, before, seen, powers, head, CHUNK)

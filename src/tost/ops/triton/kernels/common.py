@@ -52,6 +52,20 @@ def real_tokens(mask, rows, begin, end):
 
 
 @triton.jit
+def rows_of(mask, begin, end, COUNT: tl.constexpr):
+    """Return COUNT rows of a chunk from `begin` on, and which of them are tokens and not padding."""
+    rows = begin + tl.arange(0, COUNT)
+    return rows, real_tokens(mask, rows, begin, end)
+
+
+@triton.jit
+def rows_of_head(mask, begin, end, CHUNK: tl.constexpr):
+    """Return this program's head, the rows of its chunk, and which of them are tokens and not padding."""
+    rows, real = rows_of(mask, begin, end, CHUNK)
+    return tl.program_id(1), rows, real
+
+
+@triton.jit
 def load_head(x, rows, head, real, H: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, dtype: tl.constexpr):
     """Return one head of the real tokens, [rows, DP], 0 for the others."""
     d = tl.arange(0, DP)
@@ -65,6 +79,14 @@ def store_head(x, value, rows, head, end, H: tl.constexpr, D: tl.constexpr, DP: 
     d = tl.arange(0, DP)
     at = (rows * H + head)[:, None] * D + d[None, :]
     tl.store(x + at, value.to(x.dtype.element_ty), (rows < end)[:, None] & (d < D)[None, :])
+
+
+@triton.jit
+def load_token_gradients(w, dy, pi, rows, head, real, H: tl.constexpr, D: tl.constexpr, DP: tl.constexpr):
+    """Return w and dy [rows, DP] and pi [rows] of one head, in the dtype of pi."""
+    x = load_head(w, rows, head, real, H, D, DP, pi.dtype.element_ty)
+    o = load_head(dy, rows, head, real, H, D, DP, pi.dtype.element_ty)
+    return x, o, tl.load(pi + rows * H + head, real, 0.0)
 
 
 @triton.jit
@@ -85,6 +107,27 @@ def store_tile(x, value, rows, end, H: tl.constexpr, D: tl.constexpr, HP: tl.con
     inside = (h < H)[:, None] & (d < D)[None, :]
     at = rows[:, None, None] * (H * D) + lane[None, :, :]
     tl.store(x + at, value.to(x.dtype.element_ty), (rows < end)[:, None, None] & inside[None, :, :])
+
+
+@triton.jit
+def store_heads(x, value, rows, end, H: tl.constexpr, HP: tl.constexpr):
+    """Write one number per head, [rows, HP], for all rows of the chunk."""
+    h = tl.arange(0, HP)
+    tl.store(x + rows[:, None] * H + h[None, :], value, (rows < end)[:, None] & (h < H)[None, :])
+
+
+@triton.jit
+def load_sum(x, index, head, H: tl.constexpr, D: tl.constexpr, DP: tl.constexpr):
+    """Return the sums of one head with the given index, [DP]."""
+    d = tl.arange(0, DP)
+    return tl.load(x + (index * H + head) * D + d, d < D, 0.0)
+
+
+@triton.jit
+def store_sum(x, value, index, head, H: tl.constexpr, D: tl.constexpr, DP: tl.constexpr):
+    """Write the sums [DP] of one head with the given index."""
+    d = tl.arange(0, DP)
+    tl.store(x + (index * H + head) * D + d, value, d < D)
 
 
 @triton.jit
@@ -183,6 +226,13 @@ def summed_back(x, real, powers, head, CHUNK: tl.constexpr):
     return tl.sum(x, 0)
 
 
+@triton.jit
+def store_fade(fades, chunk, head, real, powers, H: tl.constexpr, CHUNK: tl.constexpr):
+    """Write what a chunk leaves of earlier sums, if there is a decay."""
+    if powers is not None:
+        tl.store(fades + chunk * H + head, power(powers, head, tl.sum(real.to(tl.int32), 0), CHUNK))
+
+
 @triton.jit(do_not_specialize=["chunks", "N"])
 def chunk_squares(
     w, mask, powers, sums, fades, table, chunks, N,
@@ -190,14 +240,10 @@ def chunk_squares(
 ):  # fmt: skip
     """Sum the squares of a chunk and a head, [chunks, H, D]; fades [chunks, H]: what a chunk leaves of earlier sums."""
     chunk, _, _, begin, end = place(table, chunks, N, CHUNK)
-    head = tl.program_id(1)
-    rows = begin + tl.arange(0, CHUNK)
-    real = real_tokens(mask, rows, begin, end)
+    head, rows, real = rows_of_head(mask, begin, end, CHUNK)
     x = load_head(w, rows, head, real, H, D, DP, sums.dtype.element_ty)
-    d = tl.arange(0, DP)
-    tl.store(sums + (chunk * H + head) * D + d, summed(x * x, real, powers, head, CHUNK), d < D)
-    if powers is not None:
-        tl.store(fades + chunk * H + head, power(powers, head, tl.sum(real.to(tl.int32), 0), CHUNK))
+    store_sum(sums, summed(x * x, real, powers, head, CHUNK), chunk, head, H, D, DP)
+    store_fade(fades, chunk, head, real, powers, H, CHUNK)
 
 
 @triton.jit(do_not_specialize=["chunks"])
@@ -217,7 +263,7 @@ def add_chunks(
         total += tl.load(sums + at[:, None] * D + d[None, :], (c < count)[:, None] & (d < D)[None, :], 0.0)
         if masses is not None:
             total_mass += tl.load(masses + at, c < count, 0.0)
-    tl.store(totals + (sequence * H + head) * D + d, tl.sum(total, 0), d < D)
+    store_sum(totals, tl.sum(total, 0), sequence, head, H, D, DP)
     if masses is not None:
         tl.store(mass + sequence * H + head, tl.sum(total_mass, 0))
 
@@ -235,19 +281,18 @@ def scan_chunks(
     sequence, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     low, count = chunks_of(bounds, chunks, sequence)
     d = tl.arange(0, DP)
-    own = (sequence * H + head) * D + d
     carry = tl.zeros([DP], starts.dtype.element_ty)
     carry_mass = tl.sum(carry, 0)
     if before is not None:
-        carry = tl.load(before + own, d < D, 0.0)
+        carry = load_sum(before, sequence, head, H, D, DP)
     if mass_before is not None:
         carry_mass = tl.load(mass_before + sequence * H + head)
     last = low + count - 1
-    entry = (last if BACKWARD else low) * H + head
+    entry = last if BACKWARD else low
     if count > 0:
-        tl.store(starts + entry * D + d, carry, d < D)
+        store_sum(starts, carry, entry, head, H, D, DP)
         if masses is not None:
-            tl.store(mass_starts + entry, carry_mass)
+            tl.store(mass_starts + entry * H + head, carry_mass)
     for i in range(0, count, BLOCK):
         step = i + tl.arange(0, BLOCK)
         c = (last - step) if BACKWARD else (low + step)
@@ -273,6 +318,6 @@ def scan_chunks(
                 total_mass = tl.associative_scan((factor, x_mass), 0, fade_and_add)[1]
             tl.store(mass_starts + to * H + head, total_mass, onward)
             carry_mass = tl.sum(tl.where(tl.arange(0, BLOCK) == BLOCK - 1, total_mass, 0.0), 0)
-    tl.store(after + own, carry, d < D)
+    store_sum(after, carry, sequence, head, H, D, DP)
     if masses is not None:
         tl.store(mass_after + sequence * H + head, carry_mass)

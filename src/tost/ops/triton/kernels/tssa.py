@@ -10,12 +10,17 @@ import triton.language as tl
 from tost.ops import _numerics
 from tost.ops.triton.kernels.common import (
     load_head,
+    load_sum,
     load_sums,
     load_tile,
+    load_token_gradients,
     place,
-    real_tokens,
+    rows_of,
+    rows_of_head,
     softmax,
     store_head,
+    store_heads,
+    store_sum,
     store_sums,
     store_tile,
 )
@@ -44,6 +49,24 @@ def memberships(square, inverse, factor, real, H: tl.constexpr, HP: tl.constexpr
     return tl.where(real[:, None] & heads, p, 0.0)
 
 
+@triton.jit
+def weigh(w, mask, pi, inverse, factor, begin, end, H: tl.constexpr, D: tl.constexpr, HP: tl.constexpr,
+          DP: tl.constexpr, T: tl.constexpr):  # fmt: skip
+    """Write pi of a tile; return it, [T, HP], and the squares of the tokens, [T, HP, DP]."""
+    rows, real = rows_of(mask, begin, end, T)
+    x = load_tile(w, rows, real, H, D, HP, DP, pi.dtype.element_ty)
+    p = memberships(x * x, inverse, factor, real, H, HP)
+    store_heads(pi, p, rows, end, H, HP)
+    return p, x * x
+
+
+@triton.jit
+def load_gain(weighted, mass, sequence, head, H: tl.constexpr, D: tl.constexpr, DP: tl.constexpr):
+    """Return the mass of a head, with its floor, and ``1 / (1 + moment)``, [DP]."""
+    m = tl.load(mass + sequence * H + head) + MASS_FLOOR
+    return m, m / (m + load_sum(weighted, sequence, head, H, D, DP))
+
+
 @triton.jit(do_not_specialize=["chunks", "N"])
 def moments(
     w, mask, temperature, squares, count, pi, sums, masses, table, chunks, N,
@@ -60,12 +83,8 @@ def moments(
     total = tl.zeros([T, HP, DP], dtype)
     total_mass = tl.zeros([T, HP], dtype)
     for i in range(0, CHUNK, T):
-        rows = begin + i + tl.arange(0, T)
-        real = real_tokens(mask, rows, begin, end)
-        x = load_tile(w, rows, real, H, D, HP, DP, dtype)
-        p = memberships(x * x, inverse, factor, real, H, HP)
-        tl.store(pi + rows[:, None] * H + h[None, :], p, (rows < end)[:, None] & (h < H)[None, :])
-        total += p[:, :, None] * (x * x)
+        p, square = weigh(w, mask, pi, inverse, factor, begin + i, end, H, D, HP, DP, T)
+        total += p[:, :, None] * square
         total_mass += p
     store_sums(sums, tl.sum(total, 0), chunk, H, D, HP, DP)
     tl.store(masses + chunk * H + h, tl.sum(total_mass, 0), h < H)
@@ -78,14 +97,10 @@ def output(
 ):  # fmt: skip
     """Write y for a chunk and a head."""
     _, sequence, _, begin, end = place(table, chunks, N, CHUNK)
-    head = tl.program_id(1)
-    rows = begin + tl.arange(0, CHUNK)
-    real = real_tokens(mask, rows, begin, end)
+    head, rows, real = rows_of_head(mask, begin, end, CHUNK)
     x = load_head(w, rows, head, real, H, D, DP, pi.dtype.element_ty)
     p = tl.load(pi + rows * H + head, real, 0.0)
-    d = tl.arange(0, DP)
-    m = tl.load(mass + sequence * H + head) + MASS_FLOOR
-    gain = m / (m + tl.load(weighted + (sequence * H + head) * D + d, d < D, 0.0))
+    _, gain = load_gain(weighted, mass, sequence, head, H, D, DP)
     store_head(y, -p[:, None] * x * gain[None, :], rows, head, end, H, D, DP)
 
 
@@ -105,8 +120,8 @@ def whole(
     if NORMALIZE:
         total = tl.zeros([T, HP, DP], dtype)
         for i in range(0, N, T):
-            rows = begin + i + tl.arange(0, T)
-            x = load_tile(w, rows, real_tokens(mask, rows, begin, end), H, D, HP, DP, dtype)
+            rows, real = rows_of(mask, begin + i, end, T)
+            x = load_tile(w, rows, real, H, D, HP, DP, dtype)
             total += x * x
         summed = tl.sum(total, 0)
         store_sums(squares, summed, sequence, H, D, HP, DP)
@@ -114,12 +129,8 @@ def whole(
     total = tl.zeros([T, HP, DP], dtype)
     total_mass = tl.zeros([T, HP], dtype)
     for i in range(0, N, T):
-        rows = begin + i + tl.arange(0, T)
-        real = real_tokens(mask, rows, begin, end)
-        x = load_tile(w, rows, real, H, D, HP, DP, dtype)
-        p = memberships(x * x, inverse, factor, real, H, HP)
-        tl.store(pi + rows[:, None] * H + h[None, :], p, (rows < end)[:, None] & (h < H)[None, :])
-        total += p[:, :, None] * (x * x)
+        p, square = weigh(w, mask, pi, inverse, factor, begin + i, end, H, D, HP, DP, T)
+        total += p[:, :, None] * square
         total_mass += p
     weights, masses = tl.sum(total, 0), tl.sum(total_mass, 0)
     store_sums(weighted, weights, sequence, H, D, HP, DP)
@@ -127,8 +138,7 @@ def whole(
     m = (masses + MASS_FLOOR)[:, None]
     gain = m / (m + weights)
     for i in range(0, N, T):
-        rows = begin + i + tl.arange(0, T)
-        real = real_tokens(mask, rows, begin, end)
+        rows, real = rows_of(mask, begin + i, end, T)
         x = load_tile(w, rows, real, H, D, HP, DP, dtype)
         p = memberships(x * x, inverse, factor, real, H, HP)
         store_tile(y, -p[:, :, None] * x * gain[None, :, :], rows, end, H, D, HP, DP)
@@ -141,15 +151,9 @@ def products(
 ):  # fmt: skip
     """Sum ``dy pi w`` over a chunk, for one head."""
     chunk, _, _, begin, end = place(table, chunks, N, CHUNK)
-    head = tl.program_id(1)
-    dtype: tl.constexpr = pi.dtype.element_ty
-    rows = begin + tl.arange(0, CHUNK)
-    real = real_tokens(mask, rows, begin, end)
-    x = load_head(w, rows, head, real, H, D, DP, dtype)
-    o = load_head(dy, rows, head, real, H, D, DP, dtype)
-    p = tl.load(pi + rows * H + head, real, 0.0)
-    d = tl.arange(0, DP)
-    tl.store(sums + (chunk * H + head) * D + d, tl.sum(p[:, None] * o * x, 0), d < D)
+    head, rows, real = rows_of_head(mask, begin, end, CHUNK)
+    x, o, p = load_token_gradients(w, dy, pi, rows, head, real, H, D, DP)
+    store_sum(sums, tl.sum(p[:, None] * o * x, 0), chunk, head, H, D, DP)
 
 
 @triton.jit(do_not_specialize=["chunks", "N"])
@@ -173,16 +177,14 @@ def energies(
     total = tl.zeros([T, HP, DP], dtype)
     total_temperature = tl.zeros([T, HP], dtype)
     for i in range(0, CHUNK, T):
-        rows = begin + i + tl.arange(0, T)
-        real = real_tokens(mask, rows, begin, end)
+        rows, real = rows_of(mask, begin + i, end, T)
         x = load_tile(w, rows, real, H, D, HP, DP, dtype)
         o = load_tile(dy, rows, real, H, D, HP, DP, dtype)
-        at = rows[:, None] * H + h[None, :]
-        p = tl.load(pi + at, real[:, None] & (h < H)[None, :], 0.0)
+        p = tl.load(pi + rows[:, None] * H + h[None, :], real[:, None] & (h < H)[None, :], 0.0)
         d_pi = tl.sum(x * (x * d_weighted[None, :, :] - o * gain[None, :, :]), 2) + d_mass[None, :]
         d_logit = p * (d_pi - tl.sum(p * d_pi, 1)[:, None])
         d_share = factor[None, :] * d_logit
-        tl.store(d_energy + at, d_share, (rows < end)[:, None] & (h < H)[None, :])
+        store_heads(d_energy, d_share, rows, end, H, HP)
         square = x * x
         if squares is None:
             share = tl.sum(square, 2)
@@ -205,27 +207,19 @@ def gradient(
 ):  # fmt: skip
     """Write dw for a chunk and a head; `reach` is the sum of ``w^2`` times the gradient of each share."""
     _, sequence, _, begin, end = place(table, chunks, N, CHUNK)
-    head = tl.program_id(1)
-    dtype: tl.constexpr = pi.dtype.element_ty
-    rows = begin + tl.arange(0, CHUNK)
-    real = real_tokens(mask, rows, begin, end)
-    x = load_head(w, rows, head, real, H, D, DP, dtype)
-    o = load_head(dy, rows, head, real, H, D, DP, dtype)
-    p = tl.load(pi + rows * H + head, real, 0.0)
+    head, rows, real = rows_of_head(mask, begin, end, CHUNK)
+    x, o, p = load_token_gradients(w, dy, pi, rows, head, real, H, D, DP)
     d_share = tl.load(d_energy + rows * H + head, real, 0.0)
-    d = tl.arange(0, DP)
-    own = (sequence * H + head) * D + d
-    m = tl.load(mass + sequence * H + head) + MASS_FLOOR
-    gain = m / (m + tl.load(weighted + own, d < D, 0.0))
-    d_weighted = gain * gain * tl.load(product + own, d < D, 0.0) / m
+    m, gain = load_gain(weighted, mass, sequence, head, H, D, DP)
+    d_weighted = gain * gain * load_sum(product, sequence, head, H, D, DP) / m
     through = p[:, None] * d_weighted[None, :]
     if squares is None:
         through += d_share[:, None]
     else:
-        total = tl.load(squares + own, d < D, 1.0)
+        total = load_sum(squares, sequence, head, H, D, DP)
         inverse = 1.0 / tl.maximum(total, SQUARE_FLOOR)
         # Multiplied one by one: the square of the inverse may leave float32.
-        d_squares = -inverse * (inverse * tl.load(reach + own, d < D, 0.0))
+        d_squares = -inverse * (inverse * load_sum(reach, sequence, head, H, D, DP))
         d_squares = tl.where(total > SQUARE_FLOOR, d_squares, 0.0)
         through += d_share[:, None] * inverse[None, :] + d_squares[None, :]
     store_head(dw, 2.0 * x * through - p[:, None] * o * gain[None, :], rows, head, end, H, D, DP)
