@@ -43,8 +43,8 @@ SIGNATURES = {
     "TSSAState.merge": "(self, other, decay=None)",
     "TSSAState.to": "(self, device=None, dtype=None)",
     "TSSAState.detach": "(self)",
-    "TSSAttention.forward": "(self, x, mask=None)",
-    "CausalTSSAttention.forward": "(self, x, mask=None, *, carry=None)",
+    "TSSAttention.forward": "(self, x, mask=None, *, attn_mask=None, is_causal=False)",
+    "CausalTSSAttention.forward": "(self, x, mask=None, *, carry=None, attn_mask=None, is_causal=True)",
     "CausalTSSAttention.forward_with_state": "(self, x, state=None, mask=None)",
     "causal_tssa_step": (
         "(w, temperature, bias=None, *, state=None, count_scaled=False, decay=None, block_size=1, backend='auto')"
