@@ -51,6 +51,9 @@ SIGNATURES = {
     ),
     "load_official": "(path_or_state_dict, *, weights='model', **overrides)",
     "load_model": "(path, *, ema=False)",
+    "replace_attention": (
+        "(model, *, layers=None, causal=None, num_heads=None, source='value', extensions=None, backend='auto')"
+    ),
     "objective.coding_rate": "(z, eps, *, f=LOG, mask=None)",
     "objective.compression_rate": "(z, pi, eps, *, f=LOG, mask=None)",
     "objective.rate_reduction": "(z, pi, eps, *, f=LOG, mask=None)",
