@@ -43,14 +43,17 @@ SIGNATURES = {
     "TSSAState.merge": "(self, other, decay=None)",
     "TSSAState.to": "(self, device=None, dtype=None)",
     "TSSAState.detach": "(self)",
-    "TSSAttention.forward": "(self, x, mask=None)",
-    "CausalTSSAttention.forward": "(self, x, mask=None, *, carry=None)",
+    "TSSAttention.forward": "(self, x, mask=None, *, attn_mask=None, is_causal=False)",
+    "CausalTSSAttention.forward": "(self, x, mask=None, *, carry=None, attn_mask=None, is_causal=True)",
     "CausalTSSAttention.forward_with_state": "(self, x, state=None, mask=None)",
     "causal_tssa_step": (
         "(w, temperature, bias=None, *, state=None, count_scaled=False, decay=None, block_size=1, backend='auto')"
     ),
     "load_official": "(path_or_state_dict, *, weights='model', **overrides)",
     "load_model": "(path, *, ema=False)",
+    "replace_attention": (
+        "(model, *, layers=None, causal=None, num_heads=None, source='value', extensions=None, backend='auto')"
+    ),
     "objective.coding_rate": "(z, eps, *, f=LOG, mask=None)",
     "objective.compression_rate": "(z, pi, eps, *, f=LOG, mask=None)",
     "objective.rate_reduction": "(z, pi, eps, *, f=LOG, mask=None)",

@@ -1,6 +1,6 @@
 """TSSA as an attention module: a projection into heads, the operator, a projection back.
 
-Shapes: x [B, N, C] (batch, tokens, width), w [B, N, H, D] with C = H * D, mask [B, N].
+Shapes: x [B, N, C] (batch, tokens, width), w [B, N, H, D] with C = H * D unless D is chosen, mask [B, N].
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from tost import parallel
 from tost.nn._checks import check_blocks, check_heads, check_width
 from tost.nn.extensions import Extensions
+from tost.nn.masks import read_attention_mask
 from tost.nn.paper import PaperForm
 from tost.nn.position import token_positions
 from tost.nn.state import Carry, call_with_state
@@ -38,32 +39,36 @@ class _ProjectedAttention(nn.Module):
         out_drop: float,
         paper: PaperForm | None,
         extensions: Extensions | None,
+        head_dim: int | None,
         backend: str,
         device: torch.device | str | None,
         dtype: torch.dtype | None,
     ) -> None:
         super().__init__()
-        check_heads(embed_dim, num_heads)
+        if head_dim is None:
+            check_heads(embed_dim, num_heads)
+            head_dim = embed_dim // num_heads
         self.extensions = Extensions() if extensions is None else extensions
-        check_blocks(embed_dim // num_heads, self.extensions.block_size)
+        check_blocks(head_dim, self.extensions.block_size)
         free = PaperForm(step_size=None, tied=False, shared_temperature=False)
-        self.embed_dim, self.num_heads, self.head_dim = embed_dim, num_heads, embed_dim // num_heads
+        self.embed_dim, self.num_heads, self.head_dim = embed_dim, num_heads, head_dim
+        inner = num_heads * head_dim
         self.paper = free if paper is None else paper
         self.backend = backend
-        self.proj_in = nn.Linear(embed_dim, embed_dim, bias=in_bias, device=device, dtype=dtype)
+        self.proj_in = nn.Linear(embed_dim, inner, bias=in_bias, device=device, dtype=dtype)
         temperatures = 1 if self.paper.shared_temperature else num_heads
         self.temperature = nn.Parameter(torch.ones(temperatures, device=device, dtype=dtype))
         if self.paper.tied:
             self.proj_out = None
             self.out_bias = nn.Parameter(torch.zeros(embed_dim, device=device, dtype=dtype)) if out_bias else None
         else:
-            self.proj_out = nn.Linear(embed_dim, embed_dim, bias=out_bias, device=device, dtype=dtype)
+            self.proj_out = nn.Linear(inner, embed_dim, bias=out_bias, device=device, dtype=dtype)
         self.proj_gate: nn.Linear | None = None
         if self.extensions.gate:
-            self.proj_gate = nn.Linear(embed_dim, embed_dim, bias=in_bias, device=device, dtype=dtype)
+            self.proj_gate = nn.Linear(embed_dim, inner, bias=in_bias, device=device, dtype=dtype)
         self.norm_weight: nn.Parameter | None = None
         if self.extensions.head_norm:
-            self.norm_weight = nn.Parameter(torch.ones(embed_dim, device=device, dtype=dtype))
+            self.norm_weight = nn.Parameter(torch.ones(inner, device=device, dtype=dtype))
         self.reset_scale()
         self.out_drop = out_drop
         self._operator_options = self.extensions.operator_options()
@@ -81,6 +86,13 @@ class _ProjectedAttention(nn.Module):
         """Show the sizes in ``print(module)``."""
         added = "" if self.extensions == Extensions() else f", extensions={self.extensions}"
         return f"embed_dim={self.embed_dim}, num_heads={self.num_heads}, backend={self.backend!r}{added}"
+
+    def _real(self, x: Tensor, mask: Tensor | None, attn_mask: Tensor | None) -> Tensor | None:
+        """Return which tokens x [B, N, C] are real by either mask, bool [B, N]; None if all are."""
+        if attn_mask is None:
+            return mask
+        read = read_attention_mask(attn_mask, x.shape[0], x.shape[1], causal=self.causal)
+        return mask if read is None else read if mask is None else read & mask
 
     def _tokens(self, x: Tensor) -> Tensor:
         check_width(x, self.embed_dim)
@@ -144,6 +156,7 @@ class TSSAttention(_ProjectedAttention):
         normalize: Normalize each feature over the tokens before memberships are taken; False is the ablation.
         paper: Use the paper's equations where they differ from the code; see `PaperForm`.
         extensions: Extensions that are not in the paper; see `Extensions`.
+        head_dim: Width of a head, D; by default C / H.
         backend: Implementation of the operator, see `tost.tssa`.
         device: Where the parameters live.
         dtype: Type of the parameters.
@@ -170,11 +183,13 @@ class TSSAttention(_ProjectedAttention):
         normalize: bool = True,
         paper: PaperForm | None = None,
         extensions: Extensions | None = None,
+        head_dim: int | None = None,
         backend: str = "auto",
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        super().__init__(embed_dim, num_heads, in_bias, out_bias, out_drop, paper, extensions, backend, device, dtype)
+        projected = (embed_dim, num_heads, in_bias, out_bias, out_drop, paper, extensions, head_dim)
+        super().__init__(*projected, backend, device, dtype)
         if self.extensions.forget or self.extensions.after_last_position != "error":
             raise ValueError(
                 f"{extensions} asks for forgetting or for a rule about positions, but {type(self).__name__} does not "
@@ -186,17 +201,28 @@ class TSSAttention(_ProjectedAttention):
         """Return the options of this layer's operator, as keyword arguments of `tost.tssa` and `tost.membership`."""
         return {"normalize": self.normalize, **self._operator_options}
 
-    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+    def forward(
+        self, x: Tensor, mask: Tensor | None = None, *, attn_mask: Tensor | None = None, is_causal: bool = False
+    ) -> Tensor:
         """Mix the tokens x [B, N, C].
 
         Args:
             x: Tokens, ``[B, N, C]``.
             mask: Real tokens, bool ``[B, N]``. Masked tokens are ignored; their output is the bias.
+            attn_mask: The same as timm and torch pass it: bool or added to scores, for tokens ``[B, N]`` or for pairs
+                of them ``[B, heads, N, N]`` with any of these axes 1; see `tost.nn.masks`.
+            is_causal: For callers of other attention modules; has to be False.
 
         Returns:
             ``[B, N, C]``.
+
+        Raises:
+            ValueError: `attn_mask` says more than which tokens are real, or `is_causal` is true.
         """
+        if is_causal:
+            raise ValueError("is_causal=True, but TSSAttention mixes all tokens; use CausalTSSAttention.")
         w = self._tokens(x)
+        mask = self._real(x, mask, attn_mask)
         temperature = self._temperatures()
         if not self.normalize:
             temperature = temperature / self._scale() ** 2
@@ -236,6 +262,7 @@ class CausalTSSAttention(_ProjectedAttention):
         out_drop: Dropout on the output.
         paper: Use the paper's equations where they differ from the code; see `PaperForm`.
         extensions: Extensions that are not in the paper; see `Extensions`.
+        head_dim: Width of a head, D; by default C / H.
         backend: Implementation of the operator, see `tost.causal_tssa`.
         device: Where the parameters live.
         dtype: Type of the parameters.
@@ -268,11 +295,13 @@ class CausalTSSAttention(_ProjectedAttention):
         out_drop: float = 0.0,
         paper: PaperForm | None = None,
         extensions: Extensions | None = None,
+        head_dim: int | None = None,
         backend: str = "auto",
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        super().__init__(embed_dim, num_heads, in_bias, out_bias, out_drop, paper, extensions, backend, device, dtype)
+        projected = (embed_dim, num_heads, in_bias, out_bias, out_drop, paper, extensions, head_dim)
+        super().__init__(*projected, backend, device, dtype)
         if position_bias not in ("feature", "head", None):
             raise ValueError(f"position_bias={position_bias!r} is not known; it takes 'feature', 'head' or None.")
         self.max_length, self.gain_drop, self.position_bias_form = max_length, gain_drop, position_bias
@@ -287,17 +316,31 @@ class CausalTSSAttention(_ProjectedAttention):
         """Return the options of this layer's operator, as keyword arguments of `tost.causal_tssa` and its kin."""
         return {"decay": self.decay(), **self._operator_options}
 
-    def forward(self, x: Tensor, mask: Tensor | None = None, *, carry: Carry | None = None) -> Tensor:
+    def forward(
+        self,
+        x: Tensor,
+        mask: Tensor | None = None,
+        *,
+        carry: Carry | None = None,
+        attn_mask: Tensor | None = None,
+        is_causal: bool = True,
+    ) -> Tensor:
         """Mix the tokens x [B, N, C], each with those before it.
 
         Args:
             x: Tokens, ``[B, N, C]``.
             mask: Real tokens, bool ``[B, N]``, padding on either side.
             carry: A state to continue from, which is replaced by the one after these tokens; see `forward_with_state`.
+            attn_mask: The same as timm and torch pass it, with or without the causal order; see `TSSAttention.forward`.
+            is_causal: For callers of other attention modules, which may say False and pass a causal mask; ignored.
 
         Returns:
             ``[B, N, C]``.
+
+        Raises:
+            ValueError: `attn_mask` says more than which tokens are real and which come first.
         """
+        mask = self._real(x, mask, attn_mask)
         state = None if carry is None else carry.state
         w, bias, options = self._tokens(x), self.bias_of(x, state, mask), self.operator_options()
         overwrite = self._may_overwrite(w, bias, options["decay"], *(state or ()))

@@ -157,6 +157,31 @@ def adopt(cache: Cache | None, depth: int, *, grows: bool) -> Cache:
     return cache
 
 
+def adopt_layer(cache: Cache, index: int) -> StateLayer:
+    """Return one layer of a cache whose other layers may hold keys and values; it becomes a `StateLayer` if it is none.
+
+    Args:
+        cache: A cache of any kind; changed in place.
+        index: Number of the layer.
+
+    Raises:
+        ValueError: The layer holds keys and values.
+    """
+    if cache.layer_class_to_replicate is not None:
+        while len(cache.layers) <= index:
+            cache.layers.append(cache.layer_class_to_replicate())
+    layer = cache.layers[index]
+    if isinstance(layer, StateLayer):
+        return layer
+    if _used(layer):
+        raise ValueError(
+            f"layer {index} of past_key_values holds keys and values of softmax attention, but that of the model is "
+            "TSSA; pass what this model returned, an empty DynamicCache, or None."
+        )
+    cache.layers[index] = state = StateLayer()
+    return state
+
+
 def _used(layer: Any) -> bool:
     """Tell whether a cache layer of any kind holds something."""
     if isinstance(layer, StateLayer):

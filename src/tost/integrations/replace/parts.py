@@ -1,0 +1,138 @@
+"""What an attention layer of another library is made of, and the TSSA layer that takes its place.
+
+Shapes: weights [H * D, C] for H heads of width D and tokens of width C.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from tost.errors import ConfigError
+from tost.nn import CausalTSSAttention, Extensions, TSSAttention
+
+Source = Literal["value", "query", "key"]
+
+
+@dataclass(frozen=True, slots=True)
+class Projection:
+    """One linear map of an attention layer.
+
+    Attributes:
+        weight: ``[H * D, C]``, or fewer heads where several share one.
+        bias: ``[H * D]``; None for none.
+    """
+
+    weight: Tensor
+    bias: Tensor | None
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """An attention layer of another library.
+
+    Attributes:
+        query: The projection to queries.
+        key: The projection to keys.
+        value: The projection to values.
+        out: The output projection, kept as it is; the identity if it is in another module.
+        num_heads: Number of heads of the queries.
+        causal: Each token sees only those before it.
+        max_length: Longest sequence that the model is made for.
+        out_drop: Dropout after the output projection.
+        dropped: What of the layer acts on scores between pairs of tokens, and goes with them.
+    """
+
+    query: Projection
+    key: Projection
+    value: Projection
+    out: nn.Module
+    num_heads: int
+    causal: bool = False
+    max_length: int = 1024
+    out_drop: float = 0.0
+    dropped: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Choices:
+    """How layers are replaced; the arguments of `replace_attention`."""
+
+    causal: bool | None
+    num_heads: int | None
+    source: Source
+    extensions: Extensions | None
+    backend: str
+
+
+def read_linear(module: nn.Module, name: str, *, of: nn.Module) -> Projection:
+    """Return the weight of a linear layer, ``[out, in]``.
+
+    Raises:
+        ConfigError: It is no plain linear layer, such as one with an adapter or a quantized one.
+    """
+    if type(module) is nn.Linear:
+        return Projection(module.weight, module.bias)
+    if type(module).__name__ == "Conv1D" and type(module).__module__.startswith("transformers."):
+        conv: Any = module  # a linear layer whose weight is [in, out]
+        return Projection(conv.weight.t(), conv.bias)
+    raise ConfigError(
+        f"the projection {name} of {type(of).__name__} is a {type(module).__name__}, no plain linear layer, so no TSSA "
+        "layer can start from its weights. Replace attention before adapters are added (or merge them) and before "
+        "quantizing."
+    )
+
+
+def split_fused(fused: Projection, biases: tuple[Tensor | None, ...] | None = None) -> tuple[Projection, ...]:
+    """Return query, key and value of one projection to all three; `biases` are theirs if it has none."""
+    weights = fused.weight.chunk(3)
+    if biases is None:
+        biases = (None, None, None) if fused.bias is None else tuple(fused.bias.chunk(3))
+    return tuple(Projection(weight, bias) for weight, bias in zip(weights, biases, strict=True))
+
+
+def build_attention(parts: Parts, choices: Choices) -> TSSAttention | CausalTSSAttention:
+    """Return a TSSA layer that starts from the weights of another attention layer.
+
+    Raises:
+        ConfigError: The heads do not fit.
+    """
+    inner, width = parts.query.weight.shape
+    num_heads = parts.num_heads if choices.num_heads is None else choices.num_heads
+    if inner % num_heads:
+        raise ConfigError(f"num_heads={num_heads} does not divide the {inner} features of all heads; choose a divisor.")
+    old: Projection = getattr(parts, choices.source)
+    shared = {
+        "in_bias": old.bias is not None,
+        "out_bias": False,
+        "out_drop": parts.out_drop,
+        "extensions": choices.extensions,
+        "head_dim": inner // num_heads,
+        "backend": choices.backend,
+        "device": old.weight.device,
+        "dtype": old.weight.dtype,
+    }
+    made: TSSAttention | CausalTSSAttention
+    if parts.causal if choices.causal is None else choices.causal:
+        made = CausalTSSAttention(width, num_heads, parts.max_length, position_bias=None, **shared)  # type: ignore[arg-type]
+    else:
+        made = TSSAttention(width, num_heads, **shared)  # type: ignore[arg-type]
+    made.proj_out = parts.out  # type: ignore[assignment]
+    with torch.no_grad():
+        # The operator returns -pi * w / (1 + moment), and looks at squares only: from -V comes a share of each value.
+        made.proj_in.weight.copy_(-_for_all_heads(old.weight, inner, parts.num_heads))
+        if old.bias is not None:
+            made.proj_in.bias.copy_(-_for_all_heads(old.bias, inner, parts.num_heads))
+    made.proj_in.requires_grad_(old.weight.requires_grad)
+    return made
+
+
+def _for_all_heads(x: Tensor, inner: int, num_heads: int) -> Tensor:
+    """Repeat what several heads share, [heads * D, ...] -> [H * D, ...]."""
+    if len(x) == inner:
+        return x
+    heads = x.unflatten(0, (-1, inner // num_heads))
+    return heads.repeat_interleave(num_heads // len(heads), dim=0).flatten(0, 1)

@@ -1,0 +1,209 @@
+"""Attention layers of transformers' models: BERT and its kin, ViT, GPT-2, Llama and its kin.
+
+Shapes: hidden states [B, N, C], attention_mask [B, K] or [B, 1, N, K] with K tokens including those in the cache.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any, cast
+
+from torch import Tensor, nn
+
+import tost._torchvision  # noqa: F401  transformers may import torchvision, which a CPU build of torch has to be prepared for
+
+# isort: split
+from transformers import PreTrainedConfig
+from transformers.cache_utils import Cache, EncoderDecoderCache
+from transformers.masking_utils import (
+    AttentionMaskInterface,
+    bidirectional_mask_function,
+    causal_mask_function,
+    sdpa_mask,
+)
+
+from tost.integrations.replace.families import LLAMA, TRANSFORMERS
+from tost.integrations.replace.parts import Parts, read_linear, split_fused
+from tost.integrations.transformers.cache import adopt_layer
+from tost.nn import CausalTSSAttention, TSSAttention
+from tost.nn.masks import demand, read_attention_mask
+
+IMPLEMENTATION = "tssa"
+"""The attention implementation of a model without other attention: its masks stay [B, K], whatever the length."""
+
+_REFUSED = {
+    "encoder_hidden_states": "attention to another sequence is not self-attention",
+    "output_attentions": "tokens meet in sums, so there are no weights between pairs of them",
+    **dict.fromkeys(("cu_seq_lens_q", "cu_seq_lens_k", "seq_idx"), "packed sequences are not separated; pad them"),
+}
+
+
+class ReplacedAttention(nn.Module):
+    """TSSA called as models of transformers call their self-attention.
+
+    A causal layer keeps its state in the cache, in place of keys and values.
+
+    Args:
+        attention: The TSSA layer.
+        layer_idx: Its place in the cache.
+        windowed: The layer saw no further back than a window. TSSA does.
+    """
+
+    def __init__(
+        self, attention: TSSAttention | CausalTSSAttention, layer_idx: int | None, *, windowed: bool = False
+    ) -> None:
+        super().__init__()
+        self.attention, self.layer_idx, self.windowed = attention, layer_idx, windowed
+
+    def forward(
+        self,
+        hidden_states: Tensor,
+        attention_mask: Tensor | None = None,
+        *,
+        past_key_values: Cache | None = None,
+        **others: Any,
+    ) -> tuple[Tensor, None]:
+        """Mix the tokens.
+
+        Args:
+            hidden_states: Tokens, ``[B, N, C]``.
+            attention_mask: Real tokens ``[B, K]``, or pairs of tokens ``[B, 1, N, K]``, bool or added to scores.
+            past_key_values: The states of the layers; updated in place.
+            **others: What else transformers passes to attention layers; rotary positions are among it and have nothing
+                to act on.
+
+        Returns:
+            ``[B, N, C]``, and None in place of attention weights.
+
+        Raises:
+            ValueError: The mask leaves out pairs of tokens, or an argument asks for something that TSSA does not have.
+        """
+        for name, reason in _REFUSED.items():
+            if others.get(name) is not None and others[name] is not False:
+                raise ValueError(f"{name} was passed to attention that is replaced by TSSA: {reason}.")
+        positions = others.get("position_ids")
+        if attention_mask is None and past_key_values is None and positions is not None:
+            demand(
+                (positions.diff() > 0).all(),
+                "position_ids start again within a row, so sequences are packed into it, which replaced attention does "
+                "not separate; pad them instead.",
+            )
+        real = self._real(attention_mask, hidden_states)
+        if past_key_values is None:
+            return self.attention(hidden_states, real), None
+        return self._continue(hidden_states, real, past_key_values), None
+
+    def _real(self, mask: Tensor | None, x: Tensor) -> Tensor | None:
+        """Return which of the tokens x are real, bool [B, N]; None if all are."""
+        if mask is None:
+            return None
+        if mask.dim() == 2:
+            mask = mask[:, None, None, -x.shape[1] :]
+        return read_attention_mask(mask, x.shape[0], x.shape[1], causal=self.attention.causal, windowed=self.windowed)
+
+    def _continue(self, x: Tensor, real: Tensor | None, cache: Cache) -> Tensor:
+        if isinstance(cache, EncoderDecoderCache):
+            cache = cache.self_attention_cache
+        if not isinstance(self.attention, CausalTSSAttention) or self.layer_idx is None:
+            raise ValueError(
+                "a cache was passed to attention that is replaced by TSSA over all tokens; only causal layers can go "
+                "on from a state. Call the model with use_cache=False."
+            )
+        layer = adopt_layer(cache, self.layer_idx)
+        y, state = self.attention.forward_with_state(x, cast(Any, layer.read()), real)
+        layer.write(state, x.shape[1])
+        return y
+
+
+def read(module: nn.Module) -> Parts | None:
+    """Return the parts of an attention layer; None if it is none that can be replaced.
+
+    Raises:
+        ConfigError: Its projections are no plain linear layers.
+    """
+    names = TRANSFORMERS.get(type(module).__name__)
+    if names is None or not type(module).__module__.startswith("transformers.models."):
+        return None
+    found: Any = module
+    if getattr(found, "is_cross_attention", False):
+        return None
+    if len(names) == 2:
+        query, key, value = split_fused(read_linear(getattr(found, names[0]), names[0], of=module))
+    else:
+        query, key, value = (read_linear(getattr(found, name), name, of=module) for name in cast(Any, names[:3]))
+    out = nn.Identity() if names[-1] is None else getattr(found, names[-1])
+    drop = getattr(found, "resid_dropout", None)
+    dropped = []
+    if names is LLAMA and bool(found.is_causal):
+        dropped.append("rotary positions")
+    if hasattr(found, "q_norm"):
+        dropped.append("norms of queries and keys")
+    if _window(found) is not None:
+        dropped.append("sliding windows")
+    return Parts(
+        query,
+        key,
+        value,
+        out,
+        num_heads=found.config.num_attention_heads,
+        causal=bool(found.is_causal),
+        max_length=getattr(found.config, "max_position_embeddings", 1024),
+        out_drop=0.0 if drop is None else float(drop.p),
+        dropped=tuple(dropped),
+    )
+
+
+def wrap(attention: TSSAttention | CausalTSSAttention, module: nn.Module) -> nn.Module:
+    """Return the TSSA layer in the form in which `module` is called."""
+    return ReplacedAttention(attention, getattr(module, "layer_idx", None), windowed=_window(module) is not None)
+
+
+def _window(module: Any) -> int | None:
+    """Return how far back a layer looks; None for all the way."""
+    if hasattr(module, "sliding_window"):
+        return cast("int | None", module.sliding_window)
+    return getattr(module.config, "sliding_window", None) if "Mistral" in type(module).__name__ else None
+
+
+def finish(model: nn.Module, record: dict[str, Any]) -> None:
+    """Note in the configuration what was replaced, and have no masks made for pairs if nothing needs them.
+
+    Args:
+        model: A model of transformers, or one that holds it. It gets a configuration of its own, since others may
+            share it.
+        record: The call, as `load_replaced` repeats it.
+    """
+    holders = [cast(Any, m) for m in model.modules() if isinstance(getattr(m, "config", None), PreTrainedConfig)]
+    copied: dict[int, Any] = {}
+    for module in holders:
+        module.config = copy.deepcopy(module.config, copied)
+    own = holders[0].config
+    own.tost_attention = [*(getattr(own, "tost_attention", None) or []), record]
+    if not any(map(_has_scores, model.modules())):
+        own._attn_implementation = IMPLEMENTATION
+
+
+def _has_scores(module: nn.Module) -> bool:
+    """Tell whether a module is attention of transformers that was left as it is, between sequences too."""
+    return type(module).__module__.startswith("transformers.") and hasattr(module, "scaling")
+
+
+def _padding_mask(
+    mask_function: Callable[..., Any] = causal_mask_function,
+    attention_mask: Tensor | None = None,
+    local_size: int | None = None,
+    allow_is_causal_skip: bool = True,
+    **sizes: Any,
+) -> Tensor | None:
+    """Return the mask of real tokens [B, K] as it is; one over pairs only where there is more to say, as if packed."""
+    windowed = local_size is not None and allow_is_causal_skip
+    if windowed or mask_function in (causal_mask_function, bidirectional_mask_function):
+        return attention_mask
+    made: Tensor | None = sdpa_mask(
+        mask_function=mask_function, attention_mask=attention_mask, allow_is_causal_skip=False, **sizes
+    )
+    return made
+
+
+AttentionMaskInterface.register(IMPLEMENTATION, _padding_mask)

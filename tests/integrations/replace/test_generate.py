@@ -1,0 +1,160 @@
+"""Decoders whose attention was replaced: cached and uncached, padded and alone, whole and partly replaced."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+
+import tost
+from tests.integrations.replace.models import DECODERS, ENCODERS, VOCABULARY, example, make, quietly
+from tost.integrations.transformers import StateLayer
+
+SOME = {"all": None, "first": [0], "last": [1, 2]}
+
+
+def replaced(family, layers=None):
+    return quietly(tost.replace_attention, make(f"decoder_{family}"), layers=layers).double()
+
+
+@pytest.mark.parametrize("layers", SOME)
+@pytest.mark.parametrize("family", DECODERS)
+def test_generation_is_the_same_with_and_without_cache(family, layers):
+    model = replaced(family, SOME[layers])
+    ids = example(f"decoder_{family}")
+    options = {"max_new_tokens": 8, "do_sample": False, "output_logits": True, "return_dict_in_generate": True}
+    cached = model.generate(ids, **options, use_cache=True)
+    again = model.generate(ids, **options, use_cache=False)
+    assert cached.sequences.tolist() == again.sequences.tolist()
+    torch.testing.assert_close(torch.stack(cached.logits), torch.stack(again.logits), rtol=0, atol=1e-9)
+    kinds = [isinstance(layer, StateLayer) for layer in cached.past_key_values.layers]
+    assert kinds == [index in (SOME[layers] or range(3)) for index in range(3)]
+
+
+@pytest.mark.parametrize("layers", SOME)
+@pytest.mark.parametrize("family", DECODERS)
+def test_left_padding_is_exact(family, layers):
+    model = replaced(family, SOME[layers])
+    ids = example(f"decoder_{family}")
+    rows = [ids[0], ids[1, :7]]
+    padded = torch.stack((rows[0], torch.cat((torch.zeros(5, dtype=torch.int64), rows[1]))))
+    mask = torch.ones_like(padded)
+    mask[1, :5] = 0
+    options = {"max_new_tokens": 6, "do_sample": False, "output_logits": True, "return_dict_in_generate": True}
+    together = model.generate(padded, attention_mask=mask, **options)
+    if family == "bert":  # counts positions from the first column, padding or not
+        return
+    for place, row in enumerate(rows):
+        alone = model.generate(row[None], attention_mask=torch.ones_like(row[None]), **options)
+        assert together.sequences[place, -6:].tolist() == alone.sequences[0, -6:].tolist()
+        found, wanted = torch.stack(together.logits)[:, place], torch.stack(alone.logits)[:, 0]
+        torch.testing.assert_close(found, wanted, rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize("family", DECODERS)
+def test_pieces_are_the_whole(family):
+    model = replaced(family)
+    ids = example(f"decoder_{family}")
+    whole = model(ids).logits
+    first = model(ids[:, :5], use_cache=True)
+    second = model(ids[:, 5:], past_key_values=first.past_key_values, use_cache=True)
+    torch.testing.assert_close(torch.cat((first.logits, second.logits), dim=1), whole, rtol=0, atol=1e-9)
+    size = sum(tensor.numel() for layer in second.past_key_values.layers for tensor in layer.recurrent_states.values())
+    more = model(ids, past_key_values=second.past_key_values, use_cache=True).past_key_values
+    assert size == sum(tensor.numel() for layer in more.layers for tensor in layer.recurrent_states.values())
+
+
+@pytest.mark.parametrize("family", DECODERS)
+def test_no_token_sees_the_next(family):
+    model = replaced(family)
+    ids = example(f"decoder_{family}")
+    changed = ids.clone()
+    changed[:, 8:] = (changed[:, 8:] + 1) % VOCABULARY
+    torch.testing.assert_close(model(ids).logits[:, :8], model(changed).logits[:, :8], rtol=0, atol=1e-12)
+
+
+def test_beams_follow_their_states():
+    model = replaced("gpt2")
+    options = {"max_new_tokens": 6, "num_beams": 3, "do_sample": False}
+    ids = example("decoder_gpt2")
+    assert model.generate(ids, **options).tolist() == model.generate(ids, **options, use_cache=False).tolist()
+
+
+@pytest.mark.parametrize("implementation", ["eager", "sdpa"])
+@pytest.mark.parametrize("family", ENCODERS)
+def test_padding_does_not_reach_an_encoder(family, implementation):
+    for layers in (None, [0, 2]):
+        model = tost.replace_attention(make(f"encoder_{family}"), layers=layers).double()
+        if layers is not None:
+            model.set_attn_implementation(implementation)
+        ids = example(f"encoder_{family}")
+        mask = torch.ones_like(ids)
+        mask[1, 7:] = 0
+        ids[1, 7:] = 0
+        alone = model(ids[1:, :7])[0]
+        torch.testing.assert_close(model(ids, attention_mask=mask)[0][1, :7], alone[0], rtol=0, atol=1e-10)
+
+
+def test_masks_over_pairs_are_not_made_without_need():
+    model = replaced("gpt2")
+    ids = example("decoder_gpt2")
+    mask = torch.ones_like(ids)
+    mask[0, :3] = 0
+    seen = []
+    handle = model.transformer.h[1].attn.register_forward_pre_hook(
+        lambda module, args, kwargs: seen.append(kwargs["attention_mask"].shape), with_kwargs=True
+    )
+    model(ids, attention_mask=mask)
+    handle.remove()
+    assert seen == [mask.shape]
+
+
+@pytest.mark.parametrize("layers", [None, [1]])
+def test_packed_sequences_are_refused(layers):
+    model = replaced("llama", layers)
+    ids = example("decoder_llama", batch=1)
+    positions = torch.cat((torch.arange(5), torch.arange(7)))[None]
+    with pytest.raises(ValueError, match=r"neither causal nor a mask of padding|packed"):
+        model(ids, position_ids=positions, use_cache=False)
+    with pytest.raises(ValueError, match="packed sequences are not separated"):
+        model(ids, cu_seq_lens_q=torch.tensor([0, 5, 12]), use_cache=False)
+
+
+def test_a_cache_of_keys_and_values_is_refused():
+    old = make("decoder_gpt2")
+    new = tost.replace_attention(copy.deepcopy(old))
+    ids = example("decoder_gpt2")
+    cache = old(ids, use_cache=True).past_key_values
+    with pytest.raises(ValueError, match="layer 0 of past_key_values holds keys and values"):
+        new(ids, past_key_values=cache)
+
+
+def test_attention_over_all_tokens_has_no_state():
+    model = tost.replace_attention(make("decoder_gpt2"), causal=False)
+    ids = example("decoder_gpt2")
+    assert not torch.equal(model(ids, use_cache=False).logits[:, 0], model(ids[:, :5], use_cache=False).logits[:, 0])
+    with pytest.raises(ValueError, match="Call the model with use_cache=False"):
+        model(ids, use_cache=True)
+    mixed = tost.replace_attention(make("decoder_gpt2"), causal=False, layers=[1])
+    mask = torch.ones_like(ids)
+    mask[0, :2] = 0
+    with pytest.raises(ValueError, match="it is causal"):
+        mixed(ids, attention_mask=mask, use_cache=False)
+
+
+def test_training_with_checkpointing_gives_the_same_gradients():
+    plain = replaced("gpt2")
+    saving = copy.deepcopy(plain)
+    saving.gradient_checkpointing_enable()
+    ids = example("decoder_gpt2")
+    for model in (plain, saving):
+        model.train()
+        for module in model.modules():
+            if isinstance(module, torch.nn.Dropout):
+                module.p = 0.0
+            if isinstance(module, tost.CausalTSSAttention):
+                module.out_drop = 0.0
+        model(ids, labels=ids, use_cache=False).loss.backward()
+    for mine, theirs in zip(plain.parameters(), saving.parameters(), strict=True):
+        torch.testing.assert_close(mine.grad, theirs.grad, rtol=0, atol=1e-12)
