@@ -27,9 +27,9 @@ def preload() -> None:
 
     import tost.cli._convert
     import tost.cli._generate
-    import tost.cli._report
     import tost.cli._sweep
     import tost.cli._train
+    import tost.cli.look.report
     import tost.generation
     import tost.recipes.registry
     import tost.sweep

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
+from html import escape
 from typing import TypeVar
 
 Key = TypeVar("Key")
@@ -102,6 +103,16 @@ def duration(seconds: object) -> str:
     if whole < 60:
         return f"{found:.3g} s"
     return f"{whole // 60} min {whole % 60} s" if whole < 3600 else f"{whole // 3600} h {whole % 3600 // 60} min"
+
+
+def html_card(title: str, entries: Mapping[str, object]) -> str:
+    """Return names and values as a small table in HTML, as notebooks show results."""
+    left = 'style="text-align:left"'
+    rows = "".join(
+        f"<tr><th {left}>{escape(str(name))}</th><td {left}>{escape(str(value))}</td></tr>"
+        for name, value in entries.items()
+    )
+    return f"<table><caption><b>{escape(title)}</b></caption>{rows}</table>"
 
 
 def grouped(rows: Iterable[Row], key: Callable[[Row], Key]) -> dict[Key, list[Row]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import csv
 import io
 import json
@@ -16,6 +17,7 @@ from torch import Tensor
 
 from tost._io import write_atomic
 from tost._lazy import load
+from tost._text import html_card
 from tost.errors import StorageError
 
 if TYPE_CHECKING:
@@ -59,6 +61,12 @@ class Result:
         """Return all attributes and the summary as plain data: numbers that are not finite are None."""
         stored = {name: plain(value) for name, value in vars(self).items() if name not in self.not_stored}
         return {**stored, "summary": plain(self.summary())}
+
+    def _repr_html_(self) -> str:
+        """Return the summary and the picture for a notebook."""
+        picture = image_bytes(self)
+        shown = f'<img src="data:image/png;base64,{base64.b64encode(picture).decode()}">' if picture else ""
+        return html_card(self.name, self.summary()) + shown
 
     def figure(self) -> Figure | None:
         """Draw it; None if there is no picture."""

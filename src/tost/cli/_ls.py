@@ -5,29 +5,36 @@ from __future__ import annotations
 from collections.abc import Callable
 from fnmatch import fnmatchcase
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from tost._lazy import load
 from tost.cli import _console
+from tost.errors import ConfigError
 
 if TYPE_CHECKING:
     from tost._plugins import Registry
 
 Entry = dict[str, str]
-Kind = Literal["tasks", "configs", "sweeps", "models", "mixers", "data", "ops", "analyses"]
+Kind = Literal["tasks", "configs", "sweeps", "models", "mixers", "data", "ops", "analyses", "runs"]
 """What can be listed."""
 
 
 def ls(
     kind: Annotated[Kind, typer.Argument(metavar="KIND", help="What to list.")] = "configs",
     pattern: Annotated[
-        str, typer.Argument(metavar="PATTERN", help="Which names, with the wildcards of a shell, such as 'demo/*'.")
+        str,
+        typer.Argument(
+            metavar="PATTERN|DIR",
+            help="Which names, with the wildcards of a shell, such as 'demo/*'; for runs, the folder to search.",
+            show_default="all; for runs, this folder",
+        ),
     ] = "*",
     json: Annotated[bool, typer.Option("--json", help="Print one line of JSON instead.")] = False,
 ) -> None:
-    """List tasks, configurations, sweeps, models, mixers, data sets, operators or analyses.
+    """List tasks, configurations, sweeps, models, mixers, data sets, operators, analyses or runs.
 
     A table on a terminal; in a pipe one line per entry, its columns separated by tabs, the name first.
     """
@@ -36,7 +43,9 @@ def ls(
         _console.show_json({"kind": kind, "entries": entries})
     elif not entries:
         _console.log(
-            f"there are no {kind} yet" if pattern == "*" else f"no {kind} match {pattern!r}; `tost ls {kind}` lists all"
+            f"there are no {kind} yet"
+            if pattern == "*" or kind == "runs"
+            else f"no {kind} match {pattern!r}; `tost ls {kind}` lists all"
         )
     else:
         _console.show_entries(entries)
@@ -50,6 +59,16 @@ def _described(names: str, summary: str, pattern: str) -> list[Entry]:
 def _registered(registry: str, pattern: str) -> list[Entry]:
     found: Registry[Any] = load(registry)
     return [found.describe(name) for name in found.names(pattern)]
+
+
+def _runs(folder: str) -> list[Entry]:
+    from tost.report.compare import as_cells, find_runs, summarize
+    from tost.report.runs import read_runs
+
+    place = Path() if folder == "*" else Path(folder)
+    if not place.is_dir():
+        raise ConfigError(f"there is no folder {place}; give one that holds runs")
+    return [as_cells(summarize(run)) for run in read_runs(find_runs(place))]
 
 
 def _ops(pattern: str) -> list[Entry]:
@@ -70,4 +89,5 @@ _LISTS: dict[Kind, Callable[[str], list[Entry]]] = {
     "data": partial(_registered, "tost.data.registry:DATA_SETS"),
     "ops": _ops,
     "analyses": lambda pattern: load("tost.analysis:describe_analyses")(pattern),
+    "runs": _runs,
 }

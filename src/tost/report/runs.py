@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TextIO
 
-from tost._text import count, real
+from tost._text import count, html_card, number, real
 from tost._yaml import read_document
 from tost.errors import ConfigError
 from tost.report.html import cut
@@ -48,6 +48,12 @@ class RunRecord:
     evaluations: tuple[Mapping[str, Any], ...] = ()
     problems: tuple[str, ...] = ()
     resumed: bool = False
+
+    def _repr_html_(self) -> str:
+        """Return a table for a notebook."""
+        steps = f"{number(self.last_step)} of {number(self.setting('train.steps'))}"
+        metrics = {name: number(value) for name, value in self.final.items()}
+        return html_card(self.name, {"status": self.status, "steps": steps, **metrics})
 
     def setting(self, key: str, default: Any = None) -> Any:
         """Return a value of the configuration by its dotted key."""

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from tost._io import writing
 from tost._machine import source_revision
-from tost._text import count
+from tost._text import count, html_card, number
 from tost._yaml import show_value
 from tost.data import Batch, make_loader
 from tost.data._random import mix
@@ -86,6 +86,11 @@ class RunResult:
     status: str
     step: int
     metrics: Mapping[str, float]
+
+    def _repr_html_(self) -> str:
+        """Return a table for a notebook."""
+        metrics = {name: number(value) for name, value in self.metrics.items()}
+        return html_card("run", {"status": self.status, "step": self.step, **metrics})
 
 
 def fit(
