@@ -26,26 +26,36 @@ ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src" / "tost"
 
 SIGNATURES = {
-    "tssa": "(w, temperature, *, mask=None, normalize=True, count_scaled=False, block_size=1, backend='auto')",
-    "membership": "(w, temperature, *, mask=None, normalize=True, count_scaled=False, block_size=1)",
+    "tssa": (
+        "(w, temperature, *, mask=None, cu_seqlens=None, segment_ids=None, normalize=True, count_scaled=False, "
+        "block_size=1, backend='auto')"
+    ),
+    "membership": (
+        "(w, temperature, *, mask=None, cu_seqlens=None, segment_ids=None, normalize=True, count_scaled=False, "
+        "block_size=1)"
+    ),
     "causal_tssa": (
-        "(w, temperature, bias=None, *, mask=None, count_scaled=False, decay=None, block_size=1, backend='auto')"
+        "(w, temperature, bias=None, *, mask=None, cu_seqlens=None, segment_ids=None, count_scaled=False, decay=None, "
+        "block_size=1, backend='auto')"
     ),
     "causal_tssa_with_state": (
-        "(w, temperature, bias=None, *, mask=None, state=None, count_scaled=False, decay=None, block_size=1, "
-        "backend='auto')"
+        "(w, temperature, bias=None, *, mask=None, cu_seqlens=None, segment_ids=None, state=None, count_scaled=False, "
+        "decay=None, block_size=1, backend='auto')"
     ),
     "causal_membership": (
-        "(w, temperature, bias=None, *, mask=None, state=None, count_scaled=False, decay=None, block_size=1)"
+        "(w, temperature, bias=None, *, mask=None, cu_seqlens=None, segment_ids=None, state=None, count_scaled=False, "
+        "decay=None, block_size=1)"
     ),
     "available_backends": "(op)",
     "TSSAState.empty": "(batch_size, num_heads, head_dim, *, block_size=1, dtype=torch.float32, device=None)",
     "TSSAState.merge": "(self, other, decay=None)",
     "TSSAState.to": "(self, device=None, dtype=None)",
     "TSSAState.detach": "(self)",
-    "TSSAttention.forward": "(self, x, mask=None, *, attn_mask=None, is_causal=False)",
-    "CausalTSSAttention.forward": "(self, x, mask=None, *, carry=None, attn_mask=None, is_causal=True)",
-    "CausalTSSAttention.forward_with_state": "(self, x, state=None, mask=None)",
+    "Packing.from_cu_seqlens": "(cu_seqlens, num_tokens)",
+    "Packing.from_segment_ids": "(segment_ids)",
+    "TSSAttention.forward": "(self, x, mask=None, *, packing=None, attn_mask=None, is_causal=False)",
+    "CausalTSSAttention.forward": "(self, x, mask=None, *, packing=None, carry=None, attn_mask=None, is_causal=True)",
+    "CausalTSSAttention.forward_with_state": "(self, x, state=None, mask=None, *, packing=None)",
     "causal_tssa_step": (
         "(w, temperature, bias=None, *, state=None, count_scaled=False, decay=None, block_size=1, backend='auto')"
     ),

@@ -15,6 +15,7 @@ from tost.models import register_mixer as register_mixer
 from tost.models import register_model as register_model
 from tost.nn import CausalTSSAttention as CausalTSSAttention
 from tost.nn import TSSAttention as TSSAttention
+from tost.ops import Packing as Packing
 from tost.ops import TSSAState as TSSAState
 from tost.ops import available_backends as available_backends
 from tost.ops import causal_membership as causal_membership

@@ -367,9 +367,9 @@ def test_registered_operators_pass_the_checks_of_torch():
     case = make_case((2, 7, 2, 4), torch.float32, block_size=2, **EVERY_OPTION)
     flags = tost.ops.form.Form(count_scaled=True, block_size=2).flags()
     w, t = case.w.requires_grad_(), case.temperature.requires_grad_()
-    torch.library.opcheck(torch.ops.tost.tssa.default, (w, t, case.mask, *flags))
+    torch.library.opcheck(torch.ops.tost.tssa.default, (w, t, case.mask, None, *flags))
     scale = torch.ones(1, 7, 2)
-    arguments = (w, t, None, case.mask, *case.state[:3], scale, make_decay(2, torch.float32), *flags)
+    arguments = (w, t, None, case.mask, *case.state[:3], scale, make_decay(2, torch.float32), None, *flags)
     torch.library.opcheck(torch.ops.tost.causal_tssa.default, arguments)
 
 

@@ -18,23 +18,24 @@ LOW = [torch.float16, torch.bfloat16]
 def test_native_ops_pass_opcheck(masked, grad):
     case = make_case((2, 70, 3, 5), torch.float32, masked=masked, bias=True, state=True)
     w, t = case.w.requires_grad_(grad), case.temperature.requires_grad_(grad)
-    torch.library.opcheck(torch.ops.tost.tssa.default, (w, t, case.mask, *Form(count_scaled=masked).flags()))
+    torch.library.opcheck(torch.ops.tost.tssa.default, (w, t, case.mask, None, *Form(count_scaled=masked).flags()))
     bias = torch.randn(1, 70, 3, requires_grad=grad)
     sums = case.state[:3] if masked else (None, None, None)
     scale, decay = torch.rand(1, 70, 3, requires_grad=grad), make_decay(3, torch.float32).requires_grad_(grad)
     options = (scale, decay) if masked else (None, None)
-    torch.library.opcheck(torch.ops.tost.causal_tssa.default, (w, t, bias, case.mask, *sums, *options, *Form().flags()))
+    arguments = (w, t, bias, case.mask, *sums, *options, None, *Form().flags())
+    torch.library.opcheck(torch.ops.tost.causal_tssa.default, arguments)
 
 
 def test_native_backward_and_inplace_ops_pass_opcheck():
     case = make_case((2, 70, 3, 5), torch.float32, masked=True)
     flags = Form(count_scaled=True).flags()
-    _, *saved = torch.ops.tost.tssa(case.w, case.temperature, case.mask, *flags)
+    _, *saved = torch.ops.tost.tssa(case.w, case.temperature, case.mask, None, *flags)
     torch.library.opcheck(
-        torch.ops.tost.tssa_backward.default, (case.dy, case.w, case.temperature, case.mask, *saved, *flags)
+        torch.ops.tost.tssa_backward.default, (case.dy, case.w, case.temperature, case.mask, *saved, None, *flags)
     )
     options = (torch.rand(2, 70, 3), make_decay(3, torch.float32))
-    options = (*options, *flags)
+    options = (*options, None, *flags)
     _, pi, starts, *_ = torch.ops.tost.causal_tssa(
         case.w, case.temperature, None, case.mask, None, None, None, *options
     )
@@ -42,7 +43,7 @@ def test_native_backward_and_inplace_ops_pass_opcheck():
         torch.ops.tost.causal_tssa_backward.default,
         (case.dy, *case.dstate, case.w, case.temperature, None, case.mask, pi, starts, *options),
     )
-    arguments = (case.w.clone(), case.temperature, case.mask)
+    arguments = (case.w.clone(), case.temperature, case.mask, None)
     torch.library.opcheck(torch.ops.tost.tssa_.default, (*arguments, *flags))
     torch.library.opcheck(
         torch.ops.tost.causal_tssa_.default,

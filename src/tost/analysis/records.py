@@ -312,6 +312,11 @@ def run_batch(model: nn.Module, batch: Batch) -> Any:
         return model(**named, use_cache=False)
     if "inputs" not in batch:
         raise ValueError(f"a batch has the keys {', '.join(batch) or '(none)'}; needed is 'inputs' or 'input_ids'.")
+    if packed := [key for key in ("cu_seqlens", "segment_ids") if batch.get(key) is not None]:
+        raise ValueError(
+            f"the batch is packed ({packed[0]}), but layers are looked at sequence by sequence; use padding, such as "
+            "data.options.padding=right."
+        )
     mask = batch.get("mask")
     return model(batch["inputs"]) if mask is None else model(batch["inputs"], mask=mask)
 

@@ -1,6 +1,7 @@
 """Map-style data sets whose samples are dictionaries of tensors, and the pair of splits that a recipe trains on.
 
-A sample has "inputs" and "targets", and "mask" (True on real tokens) where sequences are padded.
+A sample has "inputs" and "targets", and "mask" (True on real tokens) where sequences are padded. A batch of packed
+sequences has "segment_ids" or "cu_seqlens" (see `tost.Packing`); with the latter all of them are in one row.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ Sample = dict[str, Tensor]
 """One sample: "inputs", "targets", and "mask" where sequences are padded."""
 Batch = dict[str, Tensor]
 """Samples with the batch as their first axis."""
+IGNORED = -100
+"""Target of a token that predicts nothing."""
 
 
 class Dataset(torch.utils.data.Dataset[Sample]):
@@ -50,7 +53,7 @@ class Dataset(torch.utils.data.Dataset[Sample]):
             indices: Which, int64 ``[B]``, each in ``[0, len)``; any draw number from 0 on if the data set draws.
 
         Returns:
-            Tensors whose first axis is B.
+            Tensors whose first axis is B; that of the targets is, where sequences are packed into one row.
         """
         raise NotImplementedError
 

@@ -13,13 +13,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tost import parallel
-from tost.nn._checks import check_blocks, check_heads, check_width
+from tost.nn._checks import check_blocks, check_heads, check_width, refuse_context
 from tost.nn.extensions import Extensions
 from tost.nn.masks import read_attention_mask
 from tost.nn.paper import PaperForm
 from tost.nn.position import token_positions
 from tost.nn.state import Carry, call_with_state
-from tost.ops import TSSAState, causal_tssa_, causal_tssa_with_state, tssa, tssa_
+from tost.ops import Packing, TSSAState, causal_tssa_, causal_tssa_with_state, tssa, tssa_
 from tost.ops._numerics import statistics_dtype, zero_padding
 from tost.ops._transforms import is_transformed
 
@@ -29,6 +29,7 @@ class _ProjectedAttention(nn.Module):
 
     causal: ClassVar[bool] = False
     norm_eps: ClassVar[float] = 1e-6
+    takes_packing: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -141,6 +142,11 @@ class _ProjectedAttention(nn.Module):
         return F.dropout(flat, self.out_drop) if self.training and self.out_drop > 0 else flat
 
 
+def _refuse_packing(packing: Packing | None) -> None:
+    if packing is not None:
+        refuse_context("a packed batch")
+
+
 class TSSAttention(_ProjectedAttention):
     """Token Statistics Self-Attention: a drop-in for a non-causal attention module, in linear time.
 
@@ -202,13 +208,20 @@ class TSSAttention(_ProjectedAttention):
         return {"normalize": self.normalize, **self._operator_options}
 
     def forward(
-        self, x: Tensor, mask: Tensor | None = None, *, attn_mask: Tensor | None = None, is_causal: bool = False
+        self,
+        x: Tensor,
+        mask: Tensor | None = None,
+        *,
+        packing: Packing | None = None,
+        attn_mask: Tensor | None = None,
+        is_causal: bool = False,
     ) -> Tensor:
         """Mix the tokens x [B, N, C].
 
         Args:
             x: Tokens, ``[B, N, C]``.
             mask: Real tokens, bool ``[B, N]``. Masked tokens are ignored; their output is the bias.
+            packing: Where the sequences begin, if several are packed into a row. Each is taken alone.
             attn_mask: The same as timm and torch pass it: bool or added to scores, for tokens ``[B, N]`` or for pairs
                 of them ``[B, heads, N, N]`` with any of these axes 1; see `tost.nn.masks`.
             is_causal: For callers of other attention modules; has to be False.
@@ -218,6 +231,7 @@ class TSSAttention(_ProjectedAttention):
 
         Raises:
             ValueError: `attn_mask` says more than which tokens are real, or `is_causal` is true.
+            BackendError: Sequences are packed, and processes share them.
         """
         if is_causal:
             raise ValueError("is_causal=True, but TSSAttention mixes all tokens; use CausalTSSAttention.")
@@ -229,15 +243,21 @@ class TSSAttention(_ProjectedAttention):
         context = parallel.active()
         if context is None:
             run = tssa_ if self._may_overwrite(w) else tssa
-            y = run(w, temperature, mask=mask, backend=self.backend, **self.operator_options())
+            y = run(w, temperature, mask=mask, cu_seqlens=packing, backend=self.backend, **self.operator_options())
         else:
+            _refuse_packing(packing)
             y = parallel.tssa(w, temperature, mask=mask, context=context, **self.operator_options())
         if self.training and self.gain_drop > 0:
             # y is proportional to D, so dropping entries of D drops whole features of a head.
-            kept = F.dropout(y.new_ones(y.shape[0], 1, *y.shape[2:]), self.gain_drop)
+            if packing is None:
+                kept = F.dropout(y.new_ones(y.shape[0], 1, *y.shape[2:]), self.gain_drop)
+            else:
+                kept = packing.of_tokens(F.dropout(y.new_ones(packing.num_sequences, *y.shape[2:]), self.gain_drop))
             y = y * (kept if context is None else context.share(kept))
         if context is not None and self.paper.step_size is not None:
             count: Tensor | int = context.total(x.shape[1], mask, device=x.device).clamp_min(1)[:, None, None]
+        elif packing is not None:
+            count = packing.of_tokens(packing.num_tokens(mask).clamp_min(1)).unsqueeze(-1)
         else:
             count = x.shape[1] if mask is None else mask.sum(dim=1).clamp_min(1)[:, None, None]
         return self._project_out(self._gated(y, x, mask), count)
@@ -321,6 +341,7 @@ class CausalTSSAttention(_ProjectedAttention):
         x: Tensor,
         mask: Tensor | None = None,
         *,
+        packing: Packing | None = None,
         carry: Carry | None = None,
         attn_mask: Tensor | None = None,
         is_causal: bool = True,
@@ -330,6 +351,8 @@ class CausalTSSAttention(_ProjectedAttention):
         Args:
             x: Tokens, ``[B, N, C]``.
             mask: Real tokens, bool ``[B, N]``, padding on either side.
+            packing: Where the sequences begin, if several are packed into a row. Each is taken alone, and states have S
+                entries.
             carry: A state to continue from, which is replaced by the one after these tokens; see `forward_with_state`.
             attn_mask: The same as timm and torch pass it, with or without the causal order; see `TSSAttention.forward`.
             is_causal: For callers of other attention modules, which may say False and pass a causal mask; ignored.
@@ -339,24 +362,33 @@ class CausalTSSAttention(_ProjectedAttention):
 
         Raises:
             ValueError: `attn_mask` says more than which tokens are real and which come first.
+            BackendError: Sequences are packed, and processes share them.
         """
         mask = self._real(x, mask, attn_mask)
         state = None if carry is None else carry.state
-        w, bias, options = self._tokens(x), self.bias_of(x, state, mask), self.operator_options()
+        w, bias, options = self._tokens(x), self.bias_of(x, state, mask, packing), self.operator_options()
         overwrite = self._may_overwrite(w, bias, options["decay"], *(state or ()))
         run = causal_tssa_ if overwrite else causal_tssa_with_state
         if parallel.active() is not None:
+            _refuse_packing(packing)
             run = parallel.causal_tssa_with_state
+        elif packing is not None:
+            options["cu_seqlens"] = packing
         y, after = run(w, self._temperatures(), bias, mask=mask, state=state, backend=self.backend, **options)
         if carry is not None:
             carry.state = after
         if self.training and self.gain_drop > 0:
             y = F.dropout(y, self.gain_drop)  # y is proportional to D, entry by entry
-        count = None if self.paper.step_size is None else self._count(x, state, mask)
+        count = None if self.paper.step_size is None else self._count(x, state, mask, packing)
         return self._project_out(self._gated(y, x, mask), count)
 
     def forward_with_state(
-        self, x: Tensor, state: TSSAState | None = None, mask: Tensor | None = None
+        self,
+        x: Tensor,
+        state: TSSAState | None = None,
+        mask: Tensor | None = None,
+        *,
+        packing: Packing | None = None,
     ) -> tuple[Tensor, TSSAState]:
         """Continue sequences of which `state` has seen the beginning.
 
@@ -364,11 +396,12 @@ class CausalTSSAttention(_ProjectedAttention):
             x: The next tokens, ``[B, N, C]``.
             state: The state returned with the tokens before; None at the start.
             mask: Real tokens, bool ``[B, N]``.
+            packing: Where the sequences begin, as in `forward`.
 
         Returns:
             ``[B, N, C]`` and the state after these tokens.
         """
-        return call_with_state(self, x, state, mask)
+        return call_with_state(self, x, state, mask, packing)
 
     def decay(self) -> Tensor | None:
         """Return by how much each head's statistics fade with a token, ``[H]`` in (0, 1], float32 or better.
@@ -388,13 +421,20 @@ class CausalTSSAttention(_ProjectedAttention):
         # a = 2^(-1/t), and its logit log(a / (1 - a)) without the difference of nearly equal numbers.
         return -torch.expm1(math.log(2) / half_lives).log()
 
-    def bias_of(self, x: Tensor, state: TSSAState | None = None, mask: Tensor | None = None) -> Tensor | None:
+    def bias_of(
+        self,
+        x: Tensor,
+        state: TSSAState | None = None,
+        mask: Tensor | None = None,
+        packing: Packing | None = None,
+    ) -> Tensor | None:
         """Return the position bias as the operator takes it; None if there is none.
 
         Args:
             x: The next tokens, ``[B, N, ...]``.
             state: The state returned with the tokens before; None at the start.
             mask: Real tokens, bool ``[B, N]``.
+            packing: Where the sequences begin, as in `forward`.
 
         Returns:
             The table ``[H, max_length]``, or where positions go beyond it what each token gets, ``[B or 1, N, H]``.
@@ -405,12 +445,14 @@ class CausalTSSAttention(_ProjectedAttention):
         if bias is None or self.extensions.after_last_position == "error":
             return bias
         start = None if state is None else state.position
-        places = token_positions(x.shape[1], mask=mask, start=start, device=x.device)
+        places = token_positions(x.shape[1], mask=mask, start=start, device=x.device, packing=packing)
         return F.embedding(places.clamp_max(self.max_length - 1), bias.t())
 
     @staticmethod
-    def _count(x: Tensor, state: TSSAState | None, mask: Tensor | None) -> Tensor:
+    def _count(x: Tensor, state: TSSAState | None, mask: Tensor | None, packing: Packing | None) -> Tensor:
         """Return j, the number of real tokens up to and including each one, [B or 1, N, 1]."""
+        if packing is not None:
+            return (packing.positions(mask, None if state is None else state.position) + 1).unsqueeze(-1)
         ones = torch.ones(1, x.shape[1], dtype=torch.int64, device=x.device) if mask is None else mask
         count = ones.cumsum(dim=1).clamp_min(1)
         count = count if state is None else count + state.position.unsqueeze(1)

@@ -6,6 +6,7 @@ Shapes: x [B, N, C] (batch, tokens, width), mask [B, N].
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import partial
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -14,8 +15,10 @@ from torch import Tensor, nn
 from tost import parallel
 from tost.errors import ConfigError
 from tost.nn.conv import CausalConvolution
+from tost.nn.packed import mix, mix_with_state
 from tost.nn.recompute import recompute as recompute_block
 from tost.nn.state import BlockState, Carry, MixerState, call_with_state
+from tost.ops import Packing
 
 
 class Block(nn.Module):
@@ -101,58 +104,86 @@ class Block(nn.Module):
             gamma = None if scale is None else torch.full((embed_dim,), scale, device=device, dtype=dtype)
             self.register_parameter(name, None if gamma is None else nn.Parameter(gamma))
 
-    def forward(self, x: Tensor, mask: Tensor | None = None, grid: tuple[int, int] | None = None) -> Tensor:
+    def forward(
+        self,
+        x: Tensor,
+        mask: Tensor | None = None,
+        grid: tuple[int, int] | None = None,
+        *,
+        packing: Packing | None = None,
+    ) -> Tensor:
         """Transform the tokens x [B, N, C].
 
         Args:
             x: Tokens, ``[B, N, C]``.
             mask: Real tokens, bool ``[B, N]``.
             grid: Rows and columns of the tokens; needed by a block with `conv`, and by no other.
+            packing: Where the sequences begin, if several are packed into a row. An attention that does not know
+                packed sequences sees them padded to the longest.
 
         Returns:
             ``[B, N, C]``. What comes out for padding means nothing and reaches no other token.
+
+        Raises:
+            ConfigError: Sequences are packed, but the block has a convolution over a grid.
         """
-        seen = self._with_neighbours(self._seen(x, self.norm1), self.conv, mask, grid)
-        x = self._mixed(x, self.attention(seen, mask))
-        return self._fed(x, self._with_neighbours(self._seen(x, self.norm2), self.conv_mlp, mask, grid))
+        seen = self._with_neighbours(self._seen(x, self.norm1), self.conv, mask, grid, packing)
+        x = self._mixed(x, mix(self.attention, seen, mask, packing), packing)
+        seen = self._with_neighbours(self._seen(x, self.norm2), self.conv_mlp, mask, grid, packing)
+        return self._fed(x, seen, packing)
 
     def extra_repr(self) -> str:
         """Show the layout in ``print(module)``."""
         return f"norm={self.norm!r}, layer_scale={self.gamma1 is not None}, drop_path={self.drop_path}"
 
     def _with_neighbours(
-        self, seen: Tensor, conv: nn.Module | None, mask: Tensor | None, grid: tuple[int, int] | None
+        self,
+        seen: Tensor,
+        conv: nn.Module | None,
+        mask: Tensor | None,
+        grid: tuple[int, int] | None,
+        packing: Packing | None,
     ) -> Tensor:
-        return seen if conv is None else seen + conv(seen, grid, mask)
+        if conv is None:
+            return seen
+        if packing is not None:
+            raise ConfigError(
+                f"{type(conv).__name__} works on the grid of one image, but the batch is packed; use a model without "
+                "it, or images of one size."
+            )
+        return seen + conv(seen, grid, mask)
 
     def _seen(self, x: Tensor, norm: nn.Module) -> Tensor:
         """Return what a branch sees of x."""
         seen: Tensor = norm(x) if self.norm == "pre" else x
         return seen
 
-    def _mixed(self, x: Tensor, mixed: Tensor) -> Tensor:
+    def _mixed(self, x: Tensor, mixed: Tensor, packing: Packing | None) -> Tensor:
         """Return x after the branch of the attention, which gave `mixed`."""
-        x = self._add(x, mixed, self.gamma1)
+        x = self._add(x, mixed, self.gamma1, packing)
         return x if self.norm == "pre" else self.norm1(x)
 
-    def _fed(self, x: Tensor, seen: Tensor) -> Tensor:
+    def _fed(self, x: Tensor, seen: Tensor, packing: Packing | None) -> Tensor:
         """Return x after the feed-forward, which sees `seen`."""
         fed = self.mlp(seen)
-        x = self._add(x, fed, self.gamma2) if self.residual_mlp else fed
+        x = self._add(x, fed, self.gamma2, packing) if self.residual_mlp else fed
         return x if self.norm == "pre" else self.norm2(x)
 
-    def _add(self, x: Tensor, branch: Tensor, gamma: Tensor | None) -> Tensor:
+    def _add(self, x: Tensor, branch: Tensor, gamma: Tensor | None, packing: Packing | None) -> Tensor:
         """Return x plus the scaled branch; all scales are small and act in one pass over the tokens."""
         if self.training and self.drop_path > 0:
-            kept = _keep_sequences(x, 1 - self.drop_path)
+            kept = _keep_sequences(x, 1 - self.drop_path, packing)
             gamma = kept if gamma is None else gamma * kept
         return x + branch if gamma is None else torch.addcmul(x, gamma, branch)
 
 
-def _keep_sequences(x: Tensor, probability: float) -> Tensor:
-    """Return ``1 / probability`` for sequences that keep a branch and 0 for the others, [B, 1, 1]."""
-    chances = torch.full((x.shape[0], 1, 1), probability, dtype=torch.float32, device=x.device)
+def _keep_sequences(x: Tensor, probability: float, packing: Packing | None) -> Tensor:
+    """Return ``1 / probability`` for sequences that keep a branch and 0 for the others, [B, 1 or N, 1]."""
+    sequences = x.shape[0] if packing is None else packing.num_sequences
+    chances = torch.full((sequences, 1, 1), probability, dtype=torch.float32, device=x.device)
     kept = (chances.bernoulli() / probability).to(x.dtype)
+    if packing is not None:
+        return packing.of_tokens(kept.squeeze(1))
     context = parallel.active()
     return kept if context is None else context.share(kept)  # the pieces of a sequence stay together
 
@@ -182,6 +213,7 @@ class CausalBlock(Block):
         mask: Tensor | None = None,
         grid: tuple[int, int] | None = None,
         *,
+        packing: Packing | None = None,
         carry: Carry | None = None,
     ) -> Tensor:
         """Transform the tokens x [B, N, C].
@@ -190,18 +222,24 @@ class CausalBlock(Block):
             x: Tokens, ``[B, N, C]``.
             mask: Real tokens, bool ``[B, N]``.
             grid: None; a sequence has no rows and columns.
+            packing: Where the sequences begin, if several are packed into a row; states then have S entries.
             carry: A state to continue from, which is replaced by the one after these tokens; see `forward_with_state`.
 
         Returns:
             ``[B, N, C]``. What comes out for padding means nothing and reaches no other token.
         """
         if carry is None:
-            return super().forward(x, mask, grid)
-        x, carry.state = self._continue(x, carry.state, mask)
+            return super().forward(x, mask, grid, packing=packing)
+        x, carry.state = self._continue(x, carry.state, mask, packing)
         return x
 
     def forward_with_state(
-        self, x: Tensor, state: MixerState | BlockState | None = None, mask: Tensor | None = None
+        self,
+        x: Tensor,
+        state: MixerState | BlockState | None = None,
+        mask: Tensor | None = None,
+        *,
+        packing: Packing | None = None,
     ) -> tuple[Tensor, MixerState | BlockState]:
         """Continue sequences of which `state` has seen the beginning.
 
@@ -209,6 +247,7 @@ class CausalBlock(Block):
             x: The next tokens, ``[B, N, C]``.
             state: The state returned with the tokens before; None at the start.
             mask: Real tokens, bool ``[B, N]``.
+            packing: Where the sequences begin, as in `forward`.
 
         Returns:
             ``[B, N, C]`` and the state after these tokens: that of the attention, in a `BlockState` if there are
@@ -218,10 +257,10 @@ class CausalBlock(Block):
             ConfigError: The attention has no method ``forward_with_state``.
             ValueError: The state came from another kind of block.
         """
-        return call_with_state(self, x, state, mask)
+        return call_with_state(self, x, state, mask, packing)
 
     def _continue(
-        self, x: Tensor, state: MixerState | BlockState | None, mask: Tensor | None
+        self, x: Tensor, state: MixerState | BlockState | None, mask: Tensor | None, packing: Packing | None
     ) -> tuple[Tensor, MixerState | BlockState]:
         attention: Any = self.attention
         if not hasattr(attention, "forward_with_state"):
@@ -236,13 +275,15 @@ class CausalBlock(Block):
         def look(seen: Tensor, conv: CausalConvolution | None) -> Tensor:
             if conv is None:
                 return seen
-            near, window = conv.forward_with_state(seen, windows[len(after)] if windows else None, mask)
+            window = windows[len(after)] if windows else None
+            near, window = conv.forward_with_state(seen, window, mask, packing=packing)
             after.append(window)
             return seen + near
 
-        mixed, remembered = attention.forward_with_state(look(self._seen(x, self.norm1), self.conv), before, mask)
-        x = self._mixed(x, mixed)
-        x = self._fed(x, look(self._seen(x, self.norm2), self.conv_mlp))
+        seen = look(self._seen(x, self.norm1), self.conv)
+        mixed, remembered = mix_with_state(attention, seen, before, mask, packing)
+        x = self._mixed(x, mixed, packing)
+        x = self._fed(x, look(self._seen(x, self.norm2), self.conv_mlp), packing)
         return x, BlockState(remembered, tuple(after)) if after else remembered
 
     def _parts(
@@ -262,9 +303,14 @@ class CausalBlock(Block):
         return mixer, windows
 
     def _with_neighbours(
-        self, seen: Tensor, conv: nn.Module | None, mask: Tensor | None, grid: tuple[int, int] | None
+        self,
+        seen: Tensor,
+        conv: nn.Module | None,
+        mask: Tensor | None,
+        grid: tuple[int, int] | None,
+        packing: Packing | None,
     ) -> Tensor:
-        return seen if conv is None else seen + conv(seen, mask)
+        return seen if conv is None else seen + conv(seen, mask, packing=packing)
 
 
 def run_blocks(
@@ -273,15 +319,18 @@ def run_blocks(
     mask: Tensor | None = None,
     *,
     grid: tuple[int, int] | None = None,
+    packing: Packing | None = None,
     recompute: bool = False,
 ) -> Tensor:
     """Apply blocks one after the other.
 
     Args:
-        blocks: Modules called as ``block(x, mask)``, or ``block(x, mask, grid)`` where there is a grid.
+        blocks: Modules called as ``block(x, mask)``, or ``block(x, mask, grid)`` where there is a grid; where sequences
+            are packed, with ``packing=`` too.
         x: Tokens, ``[B, N, C]``.
         mask: Real tokens, bool ``[B, N]``.
         grid: Rows and columns of the tokens, for blocks with a convolution.
+        packing: Where the sequences begin, if several are packed into a row.
         recompute: Keep only the input of each block for the backward pass and compute the rest again (gradient
             checkpointing): less memory, a third more work, the same gradients.
 
@@ -290,6 +339,7 @@ def run_blocks(
     """
     arguments = (mask,) if grid is None else (mask, grid)
     for block in blocks:
+        run = block if packing is None else partial(block, packing=packing)
         again = recompute and torch.is_grad_enabled()
-        x = recompute_block(block, x, *arguments) if again else block(x, *arguments)
+        x = recompute_block(run, x, *arguments) if again else run(x, *arguments)
     return x

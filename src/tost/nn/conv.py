@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from tost import parallel
 from tost.nn._checks import check_width, refuse_context
 from tost.nn.state import Carry, call_with_state
+from tost.ops import Packing
 from tost.ops._checks import check_mask
 from tost.ops._numerics import num_tokens, statistics_dtype, zero_padding
 from tost.ops._transforms import gradients, is_transformed, wants_graph
@@ -72,12 +73,15 @@ class CausalConvolution(nn.Module):
         """Show the sizes in ``print(module)``."""
         return f"embed_dim={self.embed_dim}, width={self.width}"
 
-    def forward(self, x: Tensor, mask: Tensor | None = None, *, carry: Carry | None = None) -> Tensor:
+    def forward(
+        self, x: Tensor, mask: Tensor | None = None, *, packing: Packing | None = None, carry: Carry | None = None
+    ) -> Tensor:
         """Mix the tokens x [B, N, C], each with those just before it.
 
         Args:
             x: Tokens, ``[B, N, C]``.
             mask: Real tokens, bool ``[B, N]``, padding anywhere.
+            packing: Where the sequences begin, if several are packed into a row; windows then have S entries.
             carry: A window to continue from, which is replaced by the one after these tokens; see `forward_with_state`.
 
         Returns:
@@ -88,13 +92,20 @@ class CausalConvolution(nn.Module):
         """
         check_width(x, self.embed_dim)
         check_mask(mask, x)
-        y, after = self._masked(x, self._window(x, None if carry is None else carry.state), mask)
+        sequences = x.shape[0] if packing is None else packing.num_sequences
+        before = self._window(x, sequences, None if carry is None else carry.state)
+        y, after = self._masked(x, before, mask) if packing is None else self._packed(x, before, mask, packing)
         if carry is not None:
             carry.state = after
         return y
 
     def forward_with_state(
-        self, x: Tensor, window: Tensor | None = None, mask: Tensor | None = None
+        self,
+        x: Tensor,
+        window: Tensor | None = None,
+        mask: Tensor | None = None,
+        *,
+        packing: Packing | None = None,
     ) -> tuple[Tensor, Tensor]:
         """Continue sequences whose last tokens are in `window`.
 
@@ -102,6 +113,7 @@ class CausalConvolution(nn.Module):
             x: The next tokens, ``[B, N, C]``.
             window: What was returned with the tokens before, ``[B, K - 1, C]``; None at the start.
             mask: Real tokens, bool ``[B, N]``.
+            packing: Where the sequences begin, as in `forward`.
 
         Returns:
             ``[B, N, C]`` and the window after these tokens.
@@ -109,7 +121,7 @@ class CausalConvolution(nn.Module):
         Raises:
             ValueError: `x`, `mask` or `window` has the wrong shape.
         """
-        return call_with_state(self, x, window, mask)
+        return call_with_state(self, x, window, mask, packing)
 
     def _masked(self, x: Tensor, before: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
         """Convolve tokens among which may be padding."""
@@ -122,6 +134,24 @@ class CausalConvolution(nn.Module):
         place = (mask.cumsum(dim=1) - 1).clamp_min(0).unsqueeze(-1)
         return zero_padding(y.gather(1, place.expand_as(y)), mask), after
 
+    def _packed(self, x: Tensor, before: Tensor, mask: Tensor | None, packing: Packing) -> tuple[Tensor, Tensor]:
+        """Convolve packed sequences, among which may be padding."""
+        refuse_context("a packed batch")
+        if mask is not None:
+            real, shorter = packing.without_padding(mask)
+            near, after = self._packed(x.flatten(0, 1).index_select(0, real).unsqueeze(0), before, None, shorter)
+            y = x.new_zeros(x.shape).flatten(0, 1).index_copy(0, real, near.squeeze(0))
+            return y.reshape(x.shape), after
+        if packing.num_sequences == 0:
+            return torch.zeros_like(x), before
+        # Each sequence after its window: what the convolution finds where one ends and the next begins is not used.
+        seen, longer = packing.prepend(x, before)
+        reach = self.width - 1
+        place = torch.arange(len(packing.sequence), device=x.device) + packing.sequence * reach
+        y = self._correlated(seen).squeeze(0).index_select(0, place).reshape(x.shape)
+        last = longer.cu_seqlens[1:].unsqueeze(1) + torch.arange(-reach, 0, device=x.device)
+        return y, seen.squeeze(0).index_select(0, last.flatten()).reshape(before.shape)
+
     def _run(self, x: Tensor, before: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
         """Convolve tokens of which the real ones come first."""
         after = None
@@ -129,12 +159,15 @@ class CausalConvolution(nn.Module):
             own = _last(torch.cat((torch.zeros_like(before), x), dim=1), self.width - 1, mask)
             before, after = last_tokens(own, num_tokens(x, mask), before, context=context)
         seen = torch.cat((before, x), dim=1)
+        return self._correlated(seen), _last(seen, self.width - 1, mask) if after is None else after
+
+    def _correlated(self, seen: Tensor) -> Tensor:
         correlate = _correlate if is_transformed() else _Convolution.apply
         y: Tensor = correlate(seen, self.weight.to(seen.dtype))
-        return y, _last(seen, self.width - 1, mask) if after is None else after
+        return y
 
-    def _window(self, x: Tensor, window: Tensor | None) -> Tensor:
-        shape = (x.shape[0], self.width - 1, self.embed_dim)
+    def _window(self, x: Tensor, sequences: int, window: Tensor | None) -> Tensor:
+        shape = (sequences, self.width - 1, self.embed_dim)
         if window is None:
             return x.new_zeros(shape)
         if window.shape != shape:

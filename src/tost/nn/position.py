@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from tost.ops import Packing
 from tost.ops._transforms import is_transformed
 from tost.parallel import active
 
@@ -22,6 +23,7 @@ def token_positions(
     start: Tensor | None = None,
     max_length: int | None = None,
     device: torch.device | str | None = None,
+    packing: Packing | None = None,
 ) -> Tensor:
     """Number the real tokens of each sequence, so that padding on either side moves none of them.
 
@@ -30,12 +32,13 @@ def token_positions(
     Args:
         num_tokens: N, padding included.
         mask: Real tokens, bool ``[B, N]``.
-        start: Tokens that came before, int64 ``[B]``; None at the start of a sequence.
+        start: Tokens that came before, int64 ``[B]``; None at the start of a sequence. ``[S]`` for packed sequences.
         max_length: Number of positions that exist; None for no limit.
         device: Where the tokens are, and `mask` and `start` with them.
+        packing: Where the sequences begin, if several are packed into a row.
 
     Returns:
-        int64 ``[B, N]``, or ``[1, N]`` without `mask` and `start`. Padding gets 0.
+        int64 ``[B, N]``, or ``[1, N]`` if all rows are alike. Padding gets 0.
 
     Raises:
         ValueError: A real token is beyond `max_length`. With `mask` or `start` this has to look at the data,
@@ -48,12 +51,14 @@ def token_positions(
         [[0, 0, 1, 2]]
     """
     if max_length is not None:
-        needed = _needed(num_tokens, mask, start, device)
+        needed = _needed(num_tokens, mask, start, device, packing)
         if needed > max_length:
             raise ValueError(
                 f"the sequence reaches position {needed}, but this model has {max_length} positions. "
                 f"Use a shorter sequence, or build the model with max_length={needed} or more."
             )
+    if packing is not None:
+        return packing.positions(mask, start)
     if (context := active()) is not None:
         before = context.offset(num_tokens, mask, device=device)
         start = before if start is None else start + before
@@ -63,15 +68,23 @@ def token_positions(
     return positions if mask is None else positions.where(mask, 0)
 
 
-def _needed(num_tokens: int, mask: Tensor | None, start: Tensor | None, device: torch.device | str | None) -> int:
+def _needed(
+    num_tokens: int,
+    mask: Tensor | None,
+    start: Tensor | None,
+    device: torch.device | str | None,
+    packing: Packing | None,
+) -> int:
     """Return the number of positions that the longest sequence takes; 0 if that cannot be seen from here."""
     context = active()
-    if mask is None and start is None and context is None:
+    if mask is None and start is None and context is None and packing is None:
         return num_tokens
     # The count is data: looking at it would break a graph, or wait for the device.
     if torch.compiler.is_compiling() or is_transformed() or torch.device(device or "cpu").type != "cpu":
         return 0
-    if context is not None:  # every rank has to come to the same conclusion
+    if packing is not None:
+        tokens = packing.num_tokens(mask)
+    elif context is not None:  # every rank has to come to the same conclusion
         tokens = context.total(num_tokens, mask, device=device)
     else:
         tokens = torch.tensor([num_tokens]) if mask is None else mask.sum(dim=1)

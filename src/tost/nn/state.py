@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from tost.ops import TSSAState
+from tost.ops import Packing, TSSAState
 from tost.ops._numerics import statistics_dtype
 
 
@@ -125,6 +125,20 @@ class ModelState(NamedTuple):
         index = torch.as_tensor(rows, dtype=torch.int64, device=self.position.device)
         return _map(lambda x: x.index_select(0, index), self)
 
+    def last(self, count: int, *, continued: bool) -> ModelState:
+        """Return the states at the start of `count` packed sequences, of which the first may go on from the last here.
+
+        Args:
+            count: How many there are.
+            continued: Whether the first one does; all others start afresh.
+        """
+
+        def shift(x: Tensor) -> Tensor:
+            begin = x[-1:] if continued else torch.zeros_like(x[-1:])
+            return torch.cat((begin, x.new_zeros(count - 1, *x.shape[1:])))
+
+        return _map(shift, self)
+
     def bytes(self) -> int:
         """Return the memory that the state takes."""
         return sum(x.numel() * x.element_size() for x in pytree.tree_leaves(self))
@@ -144,10 +158,14 @@ class Carry:
         self.state = state
 
 
-def call_with_state(module: nn.Module, x: Tensor, state: Any, mask: Tensor | None) -> tuple[Tensor, Any]:
-    """Call ``module(x, mask, carry=...)``; return the output and the state after x."""
+def call_with_state(
+    module: nn.Module, x: Tensor, state: Any, mask: Tensor | None, packing: Packing | None = None
+) -> tuple[Tensor, Any]:
+    """Call ``module(x, mask, carry=...)``, with a packing if there is one; return the output and the state after x."""
     carry = Carry(state)
-    return module(x, mask, carry=carry), carry.state
+    if packing is None:
+        return module(x, mask, carry=carry), carry.state
+    return module(x, mask, packing=packing, carry=carry), carry.state
 
 
 def _map(function: object, state: ModelState) -> ModelState:

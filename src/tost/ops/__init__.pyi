@@ -11,4 +11,5 @@ from tost.ops.functional import causal_tssa_with_state as causal_tssa_with_state
 from tost.ops.functional import membership as membership
 from tost.ops.functional import tssa as tssa
 from tost.ops.functional import tssa_ as tssa_
+from tost.ops.packing import Packing as Packing
 from tost.ops.state import TSSAState as TSSAState

@@ -6,9 +6,10 @@ import torch
 from torch import Tensor
 
 from tost.ops._blocks import packed_width
-from tost.ops._numerics import statistics_dtype
+from tost.ops._numerics import num_tokens, statistics_dtype
 from tost.ops._transforms import has_values
 from tost.ops.form import Form
+from tost.ops.packing import Packing
 from tost.ops.state import CausalArguments, TSSAState
 
 # Tokens are always [B, N, H, D]: batch, tokens, heads, head width.
@@ -65,11 +66,18 @@ def check_block_size(block_size: int, w: Tensor) -> None:
         )
 
 
-def check_state(state: TSSAState | None, w: Tensor, block_size: int = 1) -> None:
+def check_packing(packing: Packing | None, w: Tensor) -> None:
+    """Refuse a description of packed sequences on another device than `w`."""
+    if packing is not None:
+        _check_device("cu_seqlens", packing.cu_seqlens, w)
+
+
+def check_state(state: TSSAState | None, w: Tensor, block_size: int = 1, packing: Packing | None = None) -> None:
     """Refuse a state made for another batch size, head count, head width, block size, device or precision."""
     if state is None:
         return
     B, _, H, D = w.shape
+    B = B if packing is None else packing.num_sequences
     packed, blocks = packed_width(D, block_size), "" if block_size == 1 else f", block_size={block_size}"
     needed = {"squares": (B, H, D), "weighted_squares": (B, H, packed), "mass": (B, H), "position": (B,)}
     for name, shape in needed.items():
@@ -88,7 +96,13 @@ def check_state(state: TSSAState | None, w: Tensor, block_size: int = 1) -> None
         )
 
 
-def check_bias(bias: Tensor | None, w: Tensor, mask: Tensor | None, state: TSSAState | None) -> None:
+def check_bias(
+    bias: Tensor | None,
+    w: Tensor,
+    mask: Tensor | None,
+    state: TSSAState | None,
+    packing: Packing | None = None,
+) -> None:
     """Refuse a bias that is neither each token's nor a table ``[H, L]``, or that ends before the last token."""
     if bias is None:
         return
@@ -108,12 +122,12 @@ def check_bias(bias: Tensor | None, w: Tensor, mask: Tensor | None, state: TSSAS
         )
     _check_device("bias", bias, w)
     length = bias.shape[1]
-    if mask is None and state is None:
+    if mask is None and state is None and packing is None:
         needed = N
-    elif B == 0 or not has_values(w):
+    elif B == 0 or not has_values(w) or (packing is not None and packing.num_sequences == 0):
         return
     else:
-        tokens = torch.full((B,), N) if mask is None else mask.sum(dim=1)
+        tokens = num_tokens(w, mask) if packing is None else packing.num_tokens(mask)
         needed = int((tokens if state is None else tokens + state.position).max())
     if needed > length:
         raise ValueError(
@@ -143,15 +157,16 @@ def check_decay(decay: Tensor | None, w: Tensor) -> None:
         )
 
 
-def check_causal(form: Form, *given: *CausalArguments) -> None:
+def check_causal(form: Form, packing: Packing | None, *given: *CausalArguments) -> None:
     """Check all arguments of the causal operator."""
     w, temperature, bias, mask, state, decay = given
     check_tokens(w)
     check_temperature(temperature, w)
     check_mask(mask, w)
     check_block_size(form.block_size, w)
-    check_state(state, w, form.block_size)
-    check_bias(bias, w, mask, state)
+    check_packing(packing, w)
+    check_state(state, w, form.block_size, packing)
+    check_bias(bias, w, mask, state, packing)
     check_decay(decay, w)
 
 

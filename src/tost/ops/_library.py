@@ -41,7 +41,10 @@ class Shape(ctypes.Structure):
     _fields_ = tuple((name, c_int64) for name in ("B", "N", "H", "D"))
 
 
-_HEAD = (("threads", c_int32), ("form", Flags), ("shape", Shape))
+_HEAD = (
+    *(("threads", c_int32), ("form", Flags), ("shape", Shape)),
+    *(("sequences", c_int64), ("cu_seqlens", c_void_p)),
+)
 _STRIDES = (("bias_stride", c_int64), ("scale_stride", c_int64))
 
 
@@ -235,18 +238,27 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_after_fork)
 
 
-def run(function: str, w: Tensor, flags: Sequence[int], tensors: Sequence[Tensor | None], *strides: int) -> None:
+def run(
+    function: str,
+    w: Tensor,
+    flags: Sequence[int],
+    cu_seqlens: Tensor | None,
+    tensors: Sequence[Tensor | None],
+    *strides: int,
+) -> None:
     """Run an operator of the library.
 
     Args:
         function: Name of its function.
         w: Tokens, ``[B, N, H, D]``.
         flags: The fields of `Form`.
+        cu_seqlens: First token of each sequence in one row, and the end, int64 ``[S + 1]``; None if a row is one.
         tensors: Contiguous tensors in the order of the call's structure, None for null.
         *strides: What else the structure has between the shape and the addresses.
     """
     addresses = [None if x is None else x.data_ptr() for x in tensors]
-    call = _CALLS[function](num_threads(), tuple(flags), tuple(w.shape), *strides, *addresses)
+    packed = (w.shape[0], None) if cu_seqlens is None else (len(cu_seqlens) - 1, cu_seqlens.data_ptr())
+    call = _CALLS[function](num_threads(), tuple(flags), tuple(w.shape), *packed, *strides, *addresses)
     _call(function, TYPES[w.dtype], call, f"the partial sums of {w.shape[1]} tokens")
 
 
@@ -269,6 +281,8 @@ def _call(function: str, kind: int, call: ctypes.Structure, purpose: str) -> Non
         raise MemoryError(f"{function}: no memory for {purpose}")
     if code == 2:
         raise BackendError(f"{function}: the native library has no kernel for type {kind}; reinstall tost")
+    if code == 3:
+        raise ValueError("cu_seqlens has to begin with 0, end with the number of tokens and never decrease.")
     raise RuntimeError(f"{function} failed with error code {code}, which is not known")
 
 

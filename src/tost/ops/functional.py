@@ -12,6 +12,7 @@ from tost.ops._checks import (
     check_block_size,
     check_causal,
     check_mask,
+    check_packing,
     check_temperature,
     check_tokens,
     refuse_autograd,
@@ -21,6 +22,7 @@ from tost.ops._inputs import Inputs, Sums, causal_inputs
 from tost.ops._numerics import num_tokens
 from tost.ops._transforms import is_transformed
 from tost.ops.form import Form
+from tost.ops.packing import Packing, find_packing
 from tost.ops.state import CausalArguments, TSSAState
 
 
@@ -29,6 +31,8 @@ def tssa(
     temperature: Tensor,
     *,
     mask: Tensor | None = None,
+    cu_seqlens: Tensor | Packing | None = None,
+    segment_ids: Tensor | None = None,
     normalize: bool = True,
     count_scaled: bool = False,
     block_size: int = 1,
@@ -51,6 +55,10 @@ def tssa(
         w: Projected tokens, ``[B, N, H, D]``.
         temperature: Multiplier of each head's energy, ``[H]``, of any sign.
         mask: Real tokens, bool ``[B, N]``. Tokens with False do not exist for the others, and their output is 0.
+        cu_seqlens: Cumulative lengths of sequences that are packed into one row (B = 1), int32 ``[S + 1]`` from 0 to N,
+            as flash-attention takes them; or a `Packing`. Each of the S sequences is taken alone.
+        segment_ids: Another way to pack: integers ``[B, N]``, the same for neighbours of one sequence. An id does not
+            come back in its row after another one.
         normalize: False uses ``energy = sum_d w^2``, the unnormalized form of the paper's equation 10.
         count_scaled: Multiply the energy by n, the number of real tokens of the sequence (not in the paper).
             Normalized energies sum to D over the tokens, so that memberships flatten as 1/n; scaled ones do not.
@@ -72,9 +80,9 @@ def tssa(
         torch.Size([2, 196, 8, 48])
     """
     form = Form(normalize=normalize, count_scaled=count_scaled, block_size=block_size)
-    inputs = _inputs(form, w, temperature, mask)
+    inputs = _inputs(form, w, temperature, mask, cu_seqlens, segment_ids)
     y: Tensor = select("tssa", backend, w, form).run(inputs, form)
-    return y
+    return y if inputs.packing is None else y.reshape(w.shape)
 
 
 def tssa_(
@@ -82,6 +90,8 @@ def tssa_(
     temperature: Tensor,
     *,
     mask: Tensor | None = None,
+    cu_seqlens: Tensor | Packing | None = None,
+    segment_ids: Tensor | None = None,
     normalize: bool = True,
     count_scaled: bool = False,
     block_size: int = 1,
@@ -100,13 +110,13 @@ def tssa_(
         BackendError: As `tssa` does.
     """
     form = Form(normalize=normalize, count_scaled=count_scaled, block_size=block_size)
-    inputs = _inputs(form, w, temperature, mask)
+    inputs = _inputs(form, w, temperature, mask, cu_seqlens, segment_ids)
     refuse_autograd("tssa_", w, temperature)
     chosen = select("tssa", backend, w, form)
-    if chosen.run_inplace is None or is_transformed():
-        return w.copy_(chosen.run(inputs, form))
-    y: Tensor = chosen.run_inplace(inputs, form)
-    return y
+    if chosen.run_inplace is None or is_transformed() or not _shares_memory(inputs, w):
+        return w.copy_(chosen.run(inputs, form).reshape(w.shape))
+    chosen.run_inplace(inputs, form)
+    return w
 
 
 def membership(
@@ -114,6 +124,8 @@ def membership(
     temperature: Tensor,
     *,
     mask: Tensor | None = None,
+    cu_seqlens: Tensor | Packing | None = None,
+    segment_ids: Tensor | None = None,
     normalize: bool = True,
     count_scaled: bool = False,
     block_size: int = 1,
@@ -135,7 +147,8 @@ def membership(
         True
     """
     form = Form(normalize=normalize, count_scaled=count_scaled, block_size=block_size)
-    return reference.membership(_inputs(form, w, temperature, mask), form)
+    inputs = _inputs(form, w, temperature, mask, cu_seqlens, segment_ids)
+    return reference.membership(inputs, form).reshape(w.shape[:3])
 
 
 def causal_tssa(
@@ -144,6 +157,8 @@ def causal_tssa(
     bias: Tensor | None = None,
     *,
     mask: Tensor | None = None,
+    cu_seqlens: Tensor | Packing | None = None,
+    segment_ids: Tensor | None = None,
     count_scaled: bool = False,
     decay: Tensor | None = None,
     block_size: int = 1,
@@ -169,6 +184,8 @@ def causal_tssa(
             ``[1, N, H]``, for rules of one's own about positions.
         mask: Real tokens, bool ``[B, N]``, with padding anywhere. Padding does not exist for the other tokens and
             does not advance their position; its output is 0.
+        cu_seqlens: Cumulative lengths of packed sequences, as in `tssa`. Each starts at position 0.
+        segment_ids: The sequence of each token, as in `tssa`.
         count_scaled: Multiply the share of the energy, not the bias, by the number of real tokens up to and including
             n (not in the paper): shares fall as 1/n, and with them the differences between memberships.
         decay: Forgetting, ``[H]`` in (0, 1] (not in the paper): before a token is added, each of the three sums of
@@ -192,9 +209,9 @@ def causal_tssa(
         >>> bool(torch.equal(y[:, :7], tost.causal_tssa(w[:, :7], torch.ones(2))))
         True
     """
-    y, _ = _run(
-        Form(count_scaled=count_scaled, block_size=block_size), backend, w, temperature, bias, mask, None, decay
-    )
+    packing = find_packing(w.shape[:2], cu_seqlens, segment_ids)
+    form = Form(count_scaled=count_scaled, block_size=block_size)
+    y, _ = _run(form, backend, packing, w, temperature, bias, mask, None, decay)
     return y
 
 
@@ -204,6 +221,8 @@ def causal_tssa_with_state(
     bias: Tensor | None = None,
     *,
     mask: Tensor | None = None,
+    cu_seqlens: Tensor | Packing | None = None,
+    segment_ids: Tensor | None = None,
     state: TSSAState | None = None,
     count_scaled: bool = False,
     decay: Tensor | None = None,
@@ -219,7 +238,8 @@ def causal_tssa_with_state(
     decay is the same for all pieces. There is one more:
 
     Args:
-        state: The state after the tokens before `w`; None at the start of a sequence.
+        state: The state after the tokens before `w`; None at the start of a sequence. With packed sequences states
+            have S entries in place of B.
 
     Returns:
         y, ``[B, N, H, D]``, and the state after these tokens.
@@ -236,10 +256,10 @@ def causal_tssa_with_state(
         >>> bool(torch.allclose(torch.cat((first, second), 1), tost.causal_tssa(w, t), atol=1e-6))
         True
     """
-    y, sums = _run(
-        Form(count_scaled=count_scaled, block_size=block_size), backend, w, temperature, bias, mask, state, decay
-    )
-    return y, TSSAState(*sums, _position_after(w, mask, state))
+    packing = find_packing(w.shape[:2], cu_seqlens, segment_ids)
+    form = Form(count_scaled=count_scaled, block_size=block_size)
+    y, sums = _run(form, backend, packing, w, temperature, bias, mask, state, decay)
+    return y, TSSAState(*sums, _position_after(w, mask, state, packing))
 
 
 def causal_tssa_step(
@@ -291,6 +311,8 @@ def causal_tssa_(
     bias: Tensor | None = None,
     *,
     mask: Tensor | None = None,
+    cu_seqlens: Tensor | Packing | None = None,
+    segment_ids: Tensor | None = None,
     state: TSSAState | None = None,
     count_scaled: bool = False,
     decay: Tensor | None = None,
@@ -310,9 +332,10 @@ def causal_tssa_(
         BackendError: As `causal_tssa` does.
     """
     refuse_autograd("causal_tssa_", w, temperature, bias, decay, *(state or ()))
+    packing = find_packing(w.shape[:2], cu_seqlens, segment_ids)
     form = Form(count_scaled=count_scaled, block_size=block_size)
-    y, sums = _run(form, backend, w, temperature, bias, mask, state, decay, inplace=True)
-    return y, TSSAState(*sums, _position_after(w, mask, state))
+    y, sums = _run(form, backend, packing, w, temperature, bias, mask, state, decay, inplace=True)
+    return y, TSSAState(*sums, _position_after(w, mask, state, packing))
 
 
 def causal_membership(
@@ -321,6 +344,8 @@ def causal_membership(
     bias: Tensor | None = None,
     *,
     mask: Tensor | None = None,
+    cu_seqlens: Tensor | Packing | None = None,
+    segment_ids: Tensor | None = None,
     state: TSSAState | None = None,
     count_scaled: bool = False,
     decay: Tensor | None = None,
@@ -338,30 +363,50 @@ def causal_membership(
         ValueError: As `causal_tssa_with_state` does.
     """
     form = Form(count_scaled=count_scaled, block_size=block_size)
-    check_causal(form, w, temperature, bias, mask, state, decay)
-    return reference.causal_membership(causal_inputs(form, w, temperature, bias, mask, state, decay), form)
+    packing = find_packing(w.shape[:2], cu_seqlens, segment_ids)
+    given = (w, temperature, bias, mask, state, decay)
+    check_causal(form, packing, *given)
+    return reference.causal_membership(causal_inputs(form, packing, *given), form).reshape(w.shape[:3])
 
 
-def _inputs(form: Form, w: Tensor, temperature: Tensor, mask: Tensor | None) -> Inputs:
+def _inputs(
+    form: Form,
+    w: Tensor,
+    temperature: Tensor,
+    mask: Tensor | None,
+    cu_seqlens: Tensor | Packing | None,
+    segment_ids: Tensor | None,
+) -> Inputs:
     check_tokens(w)
     check_temperature(temperature, w)
     check_mask(mask, w)
     check_block_size(form.block_size, w)
-    return Inputs(w, temperature, mask)
+    packing = find_packing(w.shape[:2], cu_seqlens, segment_ids)
+    check_packing(packing, w)
+    return Inputs(w, temperature, mask).in_one_row(packing)
 
 
-def _run(form: Form, backend: str, *given: *CausalArguments, inplace: bool = False) -> tuple[Tensor, Sums]:
-    check_causal(form, *given)
+def _run(
+    form: Form, backend: str, packing: Packing | None, *given: *CausalArguments, inplace: bool = False
+) -> tuple[Tensor, Sums]:
+    check_causal(form, packing, *given)
     w = given[0]
     chosen = select("causal_tssa", backend, w, form)
-    inputs = causal_inputs(form, *given)
-    if inplace and chosen.run_inplace is not None and not is_transformed():
-        result: tuple[Tensor, Sums] = chosen.run_inplace(inputs, form)
-        return result
+    inputs = causal_inputs(form, packing, *given)
+    if inplace and chosen.run_inplace is not None and not is_transformed() and _shares_memory(inputs, w):
+        _, sums = chosen.run_inplace(inputs, form)
+        return w, sums
     y, sums = chosen.run(inputs, form)
+    if packing is not None:
+        y = y.reshape(w.shape)
     return (w.copy_(y) if inplace else y), sums
 
 
-def _position_after(w: Tensor, mask: Tensor | None, state: TSSAState | None) -> Tensor:
-    tokens = num_tokens(w, mask)
+def _shares_memory(inputs: Inputs, w: Tensor) -> bool:
+    """Return whether overwriting the tokens of `inputs` overwrites w: putting rows that are apart into one copies."""
+    return inputs.packing is None or w.shape[0] == 1 or w.is_contiguous()
+
+
+def _position_after(w: Tensor, mask: Tensor | None, state: TSSAState | None, packing: Packing | None) -> Tensor:
+    tokens = num_tokens(w, mask) if packing is None else packing.num_tokens(mask)
     return tokens if state is None else state.position + tokens

@@ -25,6 +25,7 @@ from tost.ops._numerics import MASS_FLOOR, statistics_dtype
 from tost.ops._transforms import transforms_active, wants_graph
 from tost.ops.flops import tssa_flops
 from tost.ops.form import FLAGS, Form
+from tost.ops.packing import Packing
 
 Tensors = tuple[Tensor, ...]
 unavailable = _library.unavailable  # what the dispatcher asks every backend
@@ -44,14 +45,14 @@ def unsupported(w: Tensor, form: Form) -> list[str]:
 def tssa(inputs: Inputs, form: Form) -> Tensor:
     """Return y [B, N, H, D] in the dtype of w."""
     temperature = inputs.temperature.to(statistics_dtype(inputs.w.dtype))
-    outputs: Tensors = torch.ops.tost.tssa(inputs.w, temperature, inputs.mask, *form.flags())
+    outputs: Tensors = torch.ops.tost.tssa(inputs.w, temperature, inputs.mask, _cu_seqlens(inputs), *form.flags())
     return outputs[0]
 
 
 def tssa_(inputs: Inputs, form: Form) -> Tensor:
     """Overwrite w with y, and return it."""
     temperature = inputs.temperature.to(statistics_dtype(inputs.w.dtype))
-    torch.ops.tost.tssa_(inputs.w, temperature, inputs.mask, *form.flags())
+    torch.ops.tost.tssa_(inputs.w, temperature, inputs.mask, _cu_seqlens(inputs), *form.flags())
     return inputs.w
 
 
@@ -68,9 +69,18 @@ def causal_tssa_(inputs: Inputs, form: Form) -> tuple[Tensor, Sums]:
 
 
 def _causal_arguments(inputs: Inputs, form: Form) -> tuple[Any, ...]:
-    w, temperature, mask, bias, before, scale, decay = inputs
+    w, temperature, mask, bias, before, scale, decay, _ = inputs
     temperature = temperature.to(statistics_dtype(w.dtype))
-    return (w, temperature, bias, mask, *(before or (None, None, None)), scale, decay, *form.flags())
+    sums = before or (None, None, None)
+    return (w, temperature, bias, mask, *sums, scale, decay, _cu_seqlens(inputs), *form.flags())
+
+
+def _cu_seqlens(inputs: Inputs) -> Tensor | None:
+    return None if inputs.packing is None else inputs.packing.cu_seqlens
+
+
+def _packing(cu_seqlens: Tensor | None, w: Tensor) -> Packing | None:
+    return None if cu_seqlens is None else Packing(cu_seqlens, (1, w.shape[1]))
 
 
 def _unfilled(w: Tensor, *shapes: tuple[int, ...]) -> Tensors:
@@ -87,10 +97,15 @@ def _packed(w: Tensor, flags: Sequence[int]) -> int:
     return packed_width(w.shape[3], flags[_BLOCK_SIZE])
 
 
-def _sums(w: Tensor, flags: Sequence[int], *before: tuple[int, ...]) -> Tensors:
+def _sequences(w: Tensor, cu_seqlens: Tensor | None) -> int:
+    """Return how many sequences there are: B, or those that are packed into one row."""
+    return w.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
+
+
+def _sums(w: Tensor, cu_seqlens: Tensor | None, flags: Sequence[int], *before: tuple[int, ...]) -> Tensors:
     """Return unfilled squares, weighted and mass, after others of the shapes `before`."""
-    B, _, H, D = w.shape
-    return _unfilled(w, *before, (B, H, D), (B, H, _packed(w, flags)), (B, H))
+    S, (H, D) = _sequences(w, cu_seqlens), w.shape[2:]
+    return _unfilled(w, *before, (S, H, D), (S, H, _packed(w, flags)), (S, H))
 
 
 def _dense(*tensors: Tensor | None) -> list[Tensor | None]:
@@ -98,7 +113,12 @@ def _dense(*tensors: Tensor | None) -> list[Tensor | None]:
 
 
 def _run(
-    name: str, flags: Sequence[int], inputs: Sequence[Tensor | None], outputs: Sequence[Tensor | None], *strides: int
+    name: str,
+    flags: Sequence[int],
+    cu_seqlens: Tensor | None,
+    inputs: Sequence[Tensor | None],
+    outputs: Sequence[Tensor | None],
+    *strides: int,
 ) -> None:
     """Call the library with inputs, tokens first, and fill the outputs.
 
@@ -106,12 +126,13 @@ def _run(
     """
     w = inputs[0]
     assert w is not None
+    cu_seqlens = None if cu_seqlens is None else cu_seqlens.contiguous()
     if flags[_BLOCK_SIZE] == 1 or w.dtype == statistics_dtype(w.dtype):
-        return _library.run(name, w, flags, (*inputs, *outputs), *strides)
+        return _library.run(name, w, flags, cu_seqlens, (*inputs, *outputs), *strides)
     wide = statistics_dtype(w.dtype)
     widened = [x.to(wide) if x is not None and x.dtype == w.dtype else x for x in inputs]
     filled = [torch.empty_like(x, dtype=wide) if x is not None and x.dtype == w.dtype else x for x in outputs]
-    _library.run(name, w.to(wide), flags, (*widened, *filled), *strides)
+    _library.run(name, w.to(wide), flags, cu_seqlens, (*widened, *filled), *strides)
     for x, y in zip(outputs, filled, strict=True):
         if x is not None and y is not None and x is not y:
             x.copy_(y)
@@ -201,13 +222,16 @@ def _batch(name: str, returns: int, per_sequence: tuple[int, ...] = ()) -> None:
         name: Name of the operator.
         returns: How many tensors it returns.
         per_sequence: Numbers of the arguments ``[B or 1, ...]``, tokens first. If no other one is mapped over, the
-            mapped dimension becomes a part of the batch; otherwise the operator is called once for each entry.
+            mapped dimension becomes a part of the batch; otherwise, and for packed sequences, the operator is called
+            once for each entry.
     """
     operator = getattr(torch.ops.tost, name).default
+    cu_seqlens = [argument.name for argument in operator._schema.arguments].index("cu_seqlens")
 
     def rule(info: Any, dims: tuple[int | None, ...], *arguments: Any) -> tuple[Tensors, tuple[int, ...]]:
         size = info.batch_size
-        if dims[0] is not None and all(dim is None or i in per_sequence for i, dim in enumerate(dims)):
+        rows = dims[0] is not None and all(dim is None or i in per_sequence for i, dim in enumerate(dims))
+        if rows and arguments[cu_seqlens] is None:
             batch = (size, arguments[0].movedim(dims[0], 0).shape[1])
             merged = [_merge(x, dims[i], batch) if i in per_sequence else x for i, x in enumerate(arguments)]
             outputs = tuple([x.unflatten(0, batch) for x in operator(*merged)])
@@ -233,62 +257,72 @@ def _merge(x: Tensor | None, dim: int | None, batch: tuple[int, int]) -> Tensor 
 # --- tssa
 
 
-def _tssa_outputs(w: Tensor, temperature: Tensor, mask: Tensor | None, *flags: int) -> Tensors:
+def _tssa_outputs(
+    w: Tensor, temperature: Tensor, mask: Tensor | None, cu_seqlens: Tensor | None, *flags: int
+) -> Tensors:
     """Return unfilled y, pi and the sums."""
     B, N, H, _ = w.shape
-    return (_like_tokens(w), *_sums(w, flags, (B, N, H)))
+    return (_like_tokens(w), *_sums(w, cu_seqlens, flags, (B, N, H)))
 
 
 def _tssa_gradients(dy: Tensor, w: Tensor, temperature: Tensor, *_: Any) -> Tensors:
     return _like_tokens(w), torch.empty_like(temperature)
 
 
-@_operator("tssa", "Tensor w, Tensor temperature, Tensor? mask", 5, _tssa_outputs)
-def _tssa(w: Tensor, temperature: Tensor, mask: Tensor | None, *flags: int) -> Tensors:
-    outputs = _tssa_outputs(w, temperature, mask, *flags)
-    _run("tost_tssa_forward", flags, _dense(w, temperature, mask), outputs)
+@_operator("tssa", "Tensor w, Tensor temperature, Tensor? mask, Tensor? cu_seqlens", 5, _tssa_outputs)
+def _tssa(w: Tensor, temperature: Tensor, mask: Tensor | None, cu_seqlens: Tensor | None, *flags: int) -> Tensors:
+    outputs = _tssa_outputs(w, temperature, mask, cu_seqlens, *flags)
+    _run("tost_tssa_forward", flags, cu_seqlens, _dense(w, temperature, mask), outputs)
     return outputs
 
 
-@_operator("tssa_", "Tensor(a!) w, Tensor temperature, Tensor? mask", 0, lambda *_: None)
-def _tssa_inplace(w: Tensor, temperature: Tensor, mask: Tensor | None, *flags: int) -> None:
+@_operator("tssa_", "Tensor(a!) w, Tensor temperature, Tensor? mask, Tensor? cu_seqlens", 0, lambda *_: None)
+def _tssa_inplace(w: Tensor, temperature: Tensor, mask: Tensor | None, cu_seqlens: Tensor | None, *flags: int) -> None:
     y = w.contiguous()
-    _run("tost_tssa_forward", flags, (y, *_dense(temperature, mask)), (y,))
+    _run("tost_tssa_forward", flags, cu_seqlens, (y, *_dense(temperature, mask)), (y,))
     if y is not w:
         w.copy_(y)
 
 
 @_operator(
     "tssa_backward",
-    "Tensor dy, Tensor w, Tensor temperature, Tensor? mask, Tensor pi, Tensor squares, Tensor weighted, Tensor mass",
+    "Tensor dy, Tensor w, Tensor temperature, Tensor? mask, Tensor pi, Tensor squares, Tensor weighted, Tensor mass, "
+    "Tensor? cu_seqlens",
     2,
     _tssa_gradients,
 )
-def _tssa_backward(dy: Tensor, w: Tensor, temperature: Tensor, mask: Tensor | None, *saved_and_flags: Any) -> Tensors:
-    saved, flags = saved_and_flags[:4], saved_and_flags[4:]
+def _tssa_backward(dy: Tensor, w: Tensor, temperature: Tensor, mask: Tensor | None, *rest: Any) -> Tensors:
+    saved, cu_seqlens, flags = rest[:4], rest[4], rest[5:]
     outputs = _tssa_gradients(dy, w, temperature)
-    _run("tost_tssa_backward", flags, (*_dense(w, temperature, mask, dy), *saved), outputs)
+    _run("tost_tssa_backward", flags, cu_seqlens, (*_dense(w, temperature, mask, dy), *saved), outputs)
     return outputs
 
 
 def _tssa_setup(ctx: Any, inputs: tuple[Any, ...], output: Tensors) -> None:
-    w, temperature, mask, *ctx.flags = inputs
+    w, temperature, mask, cu_seqlens, *ctx.flags = inputs
     ctx.set_materialize_grads(False)
-    ctx.save_for_backward(w, temperature, mask, *output[1:])
+    ctx.save_for_backward(w, temperature, mask, *output[1:], cu_seqlens)
 
 
 def _tssa_autograd(ctx: Any, dy: Tensor | None, *_: Tensor | None) -> tuple[Tensor | None, ...]:
-    rest = (None,) * (1 + len(ctx.flags))
+    rest = (None,) * (2 + len(ctx.flags))
     if dy is None:
         return (None, None, *rest)
     w, temperature, mask, *saved = ctx.saved_tensors
     dy = dy.to(w.dtype)
     if wants_graph():
-        return (*pytorch.tssa_gradients(dy, w, temperature, mask, Form.from_flags(ctx.flags)), *rest)
+        form, packing = Form.from_flags(ctx.flags), _packing(saved[-1], w)
+        return (*pytorch.tssa_gradients(dy, w, temperature, mask, form, packing), *rest)
     return (*torch.ops.tost.tssa_backward(dy, w, temperature, mask, *saved, *ctx.flags), *rest)
 
 
-def _tssa_formulas(w: Tensor, temperature: Tensor, mask: Tensor | None, *flags: int) -> Tensors:
+def _tssa_formulas(
+    w: Tensor, temperature: Tensor, mask: Tensor | None, cu_seqlens: Tensor | None, *flags: int
+) -> Tensors:
+    if cu_seqlens is not None:  # y is all that is used
+        inputs = Inputs(w, temperature, mask, packing=_packing(cu_seqlens, w))
+        unused = _tssa_outputs(w, temperature, mask, cu_seqlens, *flags)[1:]
+        return pytorch.tssa_formulas(inputs, Form.from_flags(flags)), *map(torch.zeros_like, unused)
     y, pi, squares, _, weighted, mass = pytorch.tssa_forward(w, temperature, mask, Form.from_flags(flags))
     squares = torch.zeros_like(weighted[..., : w.shape[-1]]) if squares is None else squares
     return y, pi, squares.squeeze(1), weighted.squeeze(1), mass.squeeze(1) - MASS_FLOOR
@@ -310,9 +344,12 @@ _batch("tssa_backward", 2)
 def _causal_outputs(w: Tensor, *arguments: Any) -> Tensors:
     """Return unfilled y, pi and starts, which only the backward pass needs, and the sums after the last token."""
     B, N, H, D = w.shape
-    flags = arguments[8:]
+    cu_seqlens, flags = arguments[8], arguments[9:]
     chunks = (N + _library.CAUSAL_CHUNK - 1) // _library.CAUSAL_CHUNK
-    return (_like_tokens(w), *_sums(w, flags, (B, N, H), (B, chunks, H * (D + _packed(w, flags) + 1))))
+    if cu_seqlens is not None:  # as many as there can be: all sequences but one may end in a chunk of their own
+        chunks = N // _library.CAUSAL_CHUNK + cu_seqlens.shape[0] - 1
+    starts = (B, chunks, H * (D + _packed(w, flags) + 1))
+    return (_like_tokens(w), *_sums(w, cu_seqlens, flags, (B, N, H), starts))
 
 
 def _stride(x: Tensor | None) -> int:
@@ -322,27 +359,33 @@ def _stride(x: Tensor | None) -> int:
 
 def _run_causal(w: Tensor, arguments: tuple[Any, ...], outputs: tuple[Tensor | None, ...]) -> None:
     """Fill `outputs`: y, pi, starts and the sums; `arguments` are those of the operator after w."""
-    temperature, bias, mask, squares, weighted, mass, scale, decay, *flags = arguments
+    temperature, bias, mask, squares, weighted, mass, scale, decay, cu_seqlens, *flags = arguments
     inputs = _dense(w, temperature, bias, mask, scale, decay, squares, weighted, mass)
-    _run("tost_causal_tssa_forward", flags, inputs, outputs, _stride(bias), _stride(scale))
+    _run("tost_causal_tssa_forward", flags, cu_seqlens, inputs, outputs, _stride(bias), _stride(scale))
 
 
 _CAUSAL_ARGUMENTS = (
     "Tensor temperature, Tensor? bias, Tensor? mask, Tensor? squares, Tensor? weighted, Tensor? mass, "
-    "Tensor? scale, Tensor? decay"
+    "Tensor? scale, Tensor? decay, Tensor? cu_seqlens"
 )
 
 
 @_operator("causal_tssa", f"Tensor w, {_CAUSAL_ARGUMENTS}", 6, _causal_outputs)
 def _causal_tssa(w: Tensor, *arguments: Any) -> Tensors:
     outputs = _causal_outputs(w, *arguments)
+    if arguments[8] is not None:
+        outputs[2].zero_()  # packed sequences may have fewer chunks than there is room for
     _run_causal(w, arguments, outputs)
     return outputs
 
 
-@_operator("causal_tssa_", f"Tensor(a!) w, {_CAUSAL_ARGUMENTS}", 3, lambda w, *arguments: _sums(w, arguments[8:]))
+def _causal_sums(w: Tensor, *arguments: Any) -> Tensors:
+    return _sums(w, arguments[8], arguments[9:])
+
+
+@_operator("causal_tssa_", f"Tensor(a!) w, {_CAUSAL_ARGUMENTS}", 3, _causal_sums)
 def _causal_tssa_inplace(w: Tensor, *arguments: Any) -> Tensors:
-    y, after = w.contiguous(), _sums(w, arguments[8:])
+    y, after = w.contiguous(), _causal_sums(w, *arguments)
     _run_causal(y, arguments, (y, None, None, *after))
     if y is not w:
         w.copy_(y)
@@ -354,46 +397,47 @@ def _causal_gradients(*arguments: Any) -> Tensors:
 
     The last two are empty where there is no scale, or no decay.
     """
-    w, scale, decay, flags = arguments[4], arguments[10], arguments[11], arguments[12:]
+    w, scale, decay, cu_seqlens, *flags = (arguments[4], *arguments[10:])
     B, N, H, _ = w.shape
     options = _unfilled(w, (0,) if scale is None else (B, N, H), (0,) if decay is None else (H,))
-    return (_like_tokens(w), *_sums(w, flags, (H,), (B, N, H)), *options)
+    return (_like_tokens(w), *_sums(w, cu_seqlens, flags, (H,), (B, N, H)), *options)
 
 
 @_operator(
     "causal_tssa_backward",
     "Tensor dy, Tensor? dsquares, Tensor? dweighted, Tensor? dmass, Tensor w, Tensor temperature, Tensor? bias, "
-    "Tensor? mask, Tensor pi, Tensor starts, Tensor? scale, Tensor? decay",
+    "Tensor? mask, Tensor pi, Tensor starts, Tensor? scale, Tensor? decay, Tensor? cu_seqlens",
     8,
     _causal_gradients,
 )
 def _causal_tssa_backward(*arguments: Any) -> Tensors:
-    dy, dsquares, dweighted, dmass, w, temperature, bias, mask, pi, starts, scale, decay, *flags = arguments
+    dy, dsquares, dweighted, dmass, w, temperature, bias, mask, pi, starts, scale, decay, cu_seqlens, *flags = arguments
     outputs = _causal_gradients(*arguments)
     inputs = _dense(w, temperature, bias, mask, scale, decay, dy, dsquares, dweighted, dmass, pi, starts)
-    _run("tost_causal_tssa_backward", flags, inputs, outputs, _stride(bias), _stride(scale))
+    _run("tost_causal_tssa_backward", flags, cu_seqlens, inputs, outputs, _stride(bias), _stride(scale))
     return outputs
 
 
 def _causal_setup(ctx: Any, inputs: tuple[Any, ...], output: Tensors) -> None:
-    w, temperature, bias, mask, *before, scale, decay = inputs[:9]
-    ctx.flags = inputs[9:]
+    w, temperature, bias, mask, *before, scale, decay, cu_seqlens = inputs[:10]
+    ctx.flags = inputs[10:]
     ctx.set_materialize_grads(False)
-    ctx.save_for_backward(w, temperature, bias, mask, *output[1:3], scale, decay, *before)
+    ctx.save_for_backward(w, temperature, bias, mask, *output[1:3], scale, decay, cu_seqlens, *before)
 
 
 def _causal_autograd(
     ctx: Any, dy: Tensor | None, dpi: None, dstarts: None, *dsums: Tensor | None
 ) -> tuple[Tensor | None, ...]:
-    rest = (None,) * len(ctx.flags)
+    rest = (None,) * (1 + len(ctx.flags))
     if dy is None and all(x is None for x in dsums):
         return (*(None,) * 9, *rest)
-    w, temperature, bias, mask, pi, starts, scale, decay, *before = ctx.saved_tensors
+    w, temperature, bias, mask, pi, starts, scale, decay, cu_seqlens, *before = ctx.saved_tensors
     dy = torch.zeros_like(w) if dy is None else dy.to(w.dtype)
     if wants_graph():
-        return (*_causal_graph(ctx.flags, (dy, *dsums), (w, temperature, bias, mask, *before, scale, decay)), *rest)
+        arguments = (w, temperature, bias, mask, *before, scale, decay)
+        return (*_causal_graph(ctx.flags, cu_seqlens, (dy, *dsums), arguments), *rest)
     dw, dtemperature, denergy, *dbefore, dscale, ddecay = torch.ops.tost.causal_tssa_backward(
-        dy, *dsums, w, temperature, bias, mask, pi, starts, scale, decay, *ctx.flags
+        dy, *dsums, w, temperature, bias, mask, pi, starts, scale, decay, cu_seqlens, *ctx.flags
     )
     return (
         dw,
@@ -407,26 +451,38 @@ def _causal_autograd(
     )
 
 
+def _start(w: Tensor, form: Form, cu_seqlens: Tensor | None, before: Sequence[Tensor | None]) -> Any:
+    """Return the sums before the first token."""
+    if before[0] is not None:
+        return before
+    return empty_sums(w.new_empty((_sequences(w, cu_seqlens), 0, *w.shape[2:])), form)
+
+
 def _causal_graph(
-    flags: Sequence[int], cotangents: tuple[Tensor | None, ...], arguments: tuple[Any, ...]
+    flags: Sequence[int],
+    cu_seqlens: Tensor | None,
+    cotangents: tuple[Tensor | None, ...],
+    arguments: tuple[Any, ...],
 ) -> tuple[Tensor | None, ...]:
     """Return the gradients of the arguments, differentiable."""
     w, temperature, bias, mask, *before, scale, decay = arguments
     form = Form.from_flags(flags)
-    start = empty_sums(w, form) if before[0] is None else before
+    start = _start(w, form, cu_seqlens, before)
     given = tuple([torch.zeros_like(x) if d is None else d for d, x in zip(cotangents, (w, *start), strict=True)])
     dw, dt, dbias, dscale, ddecay, *dbefore = pytorch.causal_gradients(
-        given, (w, temperature, bias, scale, decay, *start), mask, form
+        given, (w, temperature, bias, scale, decay, *start), mask, form, _packing(cu_seqlens, w)
     )
     return (dw, dt, dbias, None, *((None, None, None) if before[0] is None else dbefore), dscale, ddecay)
 
 
 def _causal_formulas(w: Tensor, temperature: Tensor, bias: Tensor | None, mask: Tensor | None, *rest: Any) -> Tensors:
-    *before, scale, decay = rest[:5]
-    form = Form.from_flags(rest[5:])
-    start = empty_sums(w, form) if before[0] is None else before
-    y, pi, *sums = pytorch.causal_forward(w, temperature, bias, mask, scale, decay, form, *start)
-    return (y, pi, torch.zeros_like(_causal_outputs(w, temperature, bias, mask, *rest)[2]), *sums)
+    *before, scale, decay, cu_seqlens = rest[:6]
+    form = Form.from_flags(rest[6:])
+    start = _start(w, form, cu_seqlens, before)
+    _, pi, starts, *_ = map(torch.zeros_like, _causal_outputs(w, temperature, bias, mask, *rest))
+    packing = _packing(cu_seqlens, w)
+    y, sums = pytorch.causal_formulas(Inputs(w, temperature, mask, bias, Sums(*start), scale, decay, packing), form)
+    return (y, pi, starts, *sums)
 
 
 def _causal_formulas_inplace(w: Tensor, *arguments: Any) -> Tensors:
@@ -444,7 +500,7 @@ _batch("causal_tssa_backward", 8)
 # --- operations, for `torch.utils.flop_counter.FlopCounterMode`
 
 
-def _tssa_flops(w: Any, temperature: Any, mask: Any, *flags: Any, **_: Any) -> int:
+def _tssa_flops(w: Any, temperature: Any, mask: Any, cu_seqlens: Any, *flags: Any, **_: Any) -> int:
     (B, N, H, D), form = w, Form.from_flags(flags)
     per_token = tssa_flops(H, D, causal=False, count_scaled=form.count_scaled, block_size=form.block_size)
     return int(B * N * per_token)
@@ -453,7 +509,7 @@ def _tssa_flops(w: Any, temperature: Any, mask: Any, *flags: Any, **_: Any) -> i
 def _causal_flops(w: Any, temperature: Any, bias: Any, mask: Any, *rest: Any, **_: Any) -> int:
     (B, N, H, D), (scale, decay) = w, rest[3:5]
     options = {"bias": bias is not None, "count_scaled": scale is not None, "forget": decay is not None}
-    block_size = Form.from_flags(rest[5:]).block_size
+    block_size = Form.from_flags(rest[6:]).block_size
     return int(B * N * tssa_flops(H, D, causal=True, block_size=block_size, **options))
 
 

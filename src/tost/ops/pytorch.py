@@ -37,13 +37,16 @@ from tost.ops._numerics import MASS_FLOOR, PREFIX_FLOOR, SQUARE_FLOOR, num_token
 from tost.ops._scan import prefix_sums, real_tokens, running_sums
 from tost.ops._transforms import gradients, is_transformed, wants_graph
 from tost.ops.form import Form
+from tost.ops.packing import Group, Packing
 
 
 def tssa(inputs: Inputs, form: Form) -> Tensor:
     """Return y [B, N, H, D] in the dtype of w."""
-    w, temperature, mask, *_ = inputs
     if is_transformed():
-        return tssa_forward(w, temperature, mask, form).y
+        return tssa_formulas(inputs, form)
+    if inputs.packing is not None:
+        return _in_groups(lambda group: (tssa(group, form), ()), inputs)[0]
+    w, temperature, mask, *_ = inputs
     if form.block_size > 1:
         return block_tssa(inputs, form)
     y: Tensor = _TSSA.apply(w, temperature, mask, form)  # type: ignore[no-untyped-call]
@@ -52,11 +55,13 @@ def tssa(inputs: Inputs, form: Form) -> Tensor:
 
 def causal_tssa(inputs: Inputs, form: Form) -> tuple[Tensor, Sums]:
     """Return y [B, N, H, D] in the dtype of w, and the sums after the last token."""
-    w, temperature, mask, bias, before, scale, decay = inputs
-    before = empty_sums(w, form) if before is None else before
     if is_transformed():
-        y, _, *sums = causal_forward(w, temperature, bias, mask, scale, decay, form, *before)
-        return y, Sums(*sums)
+        return causal_formulas(inputs, form)
+    if inputs.packing is not None:
+        y, *sums = _in_groups(lambda group: causal_tssa(group, form), inputs)
+        return y, Sums(*sums) if sums else empty_sums(inputs.w[:0], form)
+    w, temperature, mask, bias, before, scale, decay, _ = inputs
+    before = empty_sums(w, form) if before is None else before
     if form.block_size > 1:
         energies = (w, temperature, bias, mask, scale, decay, before.squares)
         pi, squares = _CausalMembership.apply(*energies)  # type: ignore[no-untyped-call]
@@ -65,6 +70,52 @@ def causal_tssa(inputs: Inputs, form: Form) -> tuple[Tensor, Sums]:
         return y, Sums(squares, *sums)
     y, *sums = _CausalTSSA.apply(w, temperature, bias, mask, scale, decay, form, *before)  # type: ignore[no-untyped-call]
     return y, Sums(*sums)
+
+
+def tssa_formulas(inputs: Inputs, form: Form) -> Tensor:
+    """Run `tssa` in plain differentiable PyTorch, which keeps its intermediate results."""
+    if inputs.packing is not None:
+        return _in_groups(lambda group: (tssa_formulas(group, form), ()), inputs)[0]
+    return tssa_forward(inputs.w, inputs.temperature, inputs.mask, form).y
+
+
+def causal_formulas(inputs: Inputs, form: Form) -> tuple[Tensor, Sums]:
+    """Run `causal_tssa` in plain differentiable PyTorch, which keeps its intermediate results."""
+    if inputs.packing is not None:
+        y, *sums = _in_groups(lambda group: causal_formulas(group, form), inputs)
+        return y, Sums(*sums) if sums else empty_sums(inputs.w[:0], form)
+    w, temperature, mask, bias, before, scale, decay, _ = inputs
+    before = empty_sums(w, form) if before is None else before
+    y, _, *sums = causal_forward(w, temperature, bias, mask, scale, decay, form, *before)
+    return y, Sums(*sums)
+
+
+def _in_groups(run: Callable[[Inputs], tuple[Tensor, Sequence[Tensor]]], inputs: Inputs) -> tuple[Tensor, ...]:
+    """Run packed sequences in a few padded batches; return y in one row and the sums of all sequences."""
+    packing = inputs.packing
+    assert packing is not None
+    outputs, sums, tokens, sequences = [], [], [], []
+    for group in packing.groups():
+        y, after = run(_group_inputs(inputs, group))
+        outputs.append(y.flatten(0, 1) if group.real is None else y[group.real])
+        tokens.append(group.tokens.flatten() if group.real is None else group.tokens[group.real])
+        sums.append(after)
+        sequences.append(group.sequences)
+    if not outputs:
+        return (torch.zeros_like(inputs.w),)
+    y = torch.cat(outputs).index_select(0, torch.cat(tokens).argsort())
+    back = torch.cat(sequences).argsort()
+    return y.unsqueeze(0), *(torch.cat(each).index_select(0, back) for each in zip(*sums, strict=True))
+
+
+def _group_inputs(inputs: Inputs, group: Group) -> Inputs:
+    """Return the inputs of a group of packed sequences, as a padded batch."""
+    bias, scale = (None if x is None else group.take(x) for x in (inputs.bias, inputs.scale))
+    before = inputs.before
+    if before is not None:
+        before = Sums(*(x.index_select(0, group.sequences) for x in before))
+    w, mask = group.take(inputs.w), group.mask(inputs.mask)
+    return Inputs(w, inputs.temperature, mask, bias, before, scale, inputs.decay)
 
 
 def _alone(total: Tensor) -> Tensor:
@@ -173,10 +224,10 @@ def _gain(weighted: Tensor, mass: Tensor) -> Tensor:
 
 
 def tssa_gradients(
-    dy: Tensor, w: Tensor, temperature: Tensor, mask: Tensor | None, form: Form
+    dy: Tensor, w: Tensor, temperature: Tensor, mask: Tensor | None, form: Form, packing: Packing | None = None
 ) -> tuple[Tensor | None, ...]:
     """Return the gradients of w and temperature, differentiable."""
-    return gradients(lambda w, t: tssa_forward(w, t, mask, form).y, (w, temperature), dy)
+    return gradients(lambda w, t: tssa_formulas(Inputs(w, t, mask, packing=packing), form), (w, temperature), dy)
 
 
 class _TSSA(torch.autograd.Function):
@@ -339,7 +390,11 @@ def causal_forward(
 
 
 def causal_gradients(
-    cotangents: tuple[Tensor, ...], inputs: tuple[Tensor | None, ...], mask: Tensor | None, form: Form
+    cotangents: tuple[Tensor, ...],
+    inputs: tuple[Tensor | None, ...],
+    mask: Tensor | None,
+    form: Form,
+    packing: Packing | None = None,
 ) -> tuple[Tensor | None, ...]:
     """Return the gradients of the inputs, differentiable.
 
@@ -348,10 +403,11 @@ def causal_gradients(
         inputs: w, temperature, bias, scale, decay and the sums before the first token.
         mask: Real tokens, ``[B, N]``.
         form: Options of the call.
+        packing: Where the sequences of the row begin; None if each row is one.
     """
 
     def run(w: Tensor, temperature: Tensor, bias: Any, scale: Any, decay: Any, *before: Tensor) -> tuple[Tensor, ...]:
-        y, _, *sums = causal_forward(w, temperature, bias, mask, scale, decay, form, *before)
+        y, sums = causal_formulas(Inputs(w, temperature, mask, bias, Sums(*before), scale, decay, packing), form)
         return (y, *sums)
 
     return gradients(run, inputs, cotangents)

@@ -1,7 +1,7 @@
 """Both operators as their equations read. Every other implementation is compared with this one.
 
 Shapes: w [B, N, H, D] (batch, tokens, heads, head width), temperature, decay [H], mask [B, N], pi [B, N, H]; bias and
-scale come per token, [B, N, H] or [1, N, H].
+scale come per token, [B, N, H] or [1, N, H]. Packed sequences are taken one by one.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ from tost.ops.form import Form
 
 def membership(inputs: Inputs, form: Form) -> Tensor:
     """Return the memberships pi [B, N, H]; rows of real tokens sum to 1, rows of padding are 0."""
+    if inputs.packing is not None:
+        return _joined([membership(alone, form) for alone in inputs.sequences()], inputs.w[..., 0])
     w, temperature, mask, *_ = inputs
     dtype = statistics_dtype(w.dtype)
     squares = zero_padding(w.to(dtype), mask).square()
@@ -32,6 +34,8 @@ def membership(inputs: Inputs, form: Form) -> Tensor:
 
 def tssa(inputs: Inputs, form: Form) -> Tensor:
     """Return y [B, N, H, D] in the dtype of w; rows of padding are 0."""
+    if inputs.packing is not None:
+        return _joined([tssa(alone, form) for alone in inputs.sequences()], inputs.w)
     w, mask = inputs.w, inputs.mask
     pi = membership(inputs, form).unsqueeze(-1)
     v = zero_padding(w.to(pi.dtype), mask)
@@ -43,7 +47,9 @@ def tssa(inputs: Inputs, form: Form) -> Tensor:
 
 def causal_membership(inputs: Inputs, form: Form) -> Tensor:
     """Return the memberships pi [B, N, H]; rows of real tokens sum to 1, rows of padding are 0."""
-    w, temperature, mask, bias, before, scale, decay = inputs
+    if inputs.packing is not None:
+        return _joined([causal_membership(alone, form) for alone in inputs.sequences()], inputs.w[..., 0])
+    w, temperature, mask, bias, before, scale, decay, _ = inputs
     before = empty_sums(w, form) if before is None else before
     squares = zero_padding(w.to(statistics_dtype(w.dtype)), mask).square()
     prefix, _ = _running(squares, before.squares, decay, mask)
@@ -58,6 +64,11 @@ def causal_membership(inputs: Inputs, form: Form) -> Tensor:
 
 def causal_tssa(inputs: Inputs, form: Form) -> tuple[Tensor, Sums]:
     """Return y [B, N, H, D] in the dtype of w, and the sums after the last token."""
+    if inputs.packing is not None:
+        results = [causal_tssa(alone, form) for alone in inputs.sequences()]
+        none = empty_sums(inputs.w[:0], form)
+        sums = (torch.cat(each) for each in zip(none, *(after for _, after in results), strict=True))
+        return _joined([y for y, _ in results], inputs.w), Sums(*sums)
     w, mask, decay = inputs.w, inputs.mask, inputs.decay
     before = empty_sums(w, form) if inputs.before is None else inputs.before
     pi = causal_membership(inputs, form)
@@ -69,6 +80,11 @@ def causal_tssa(inputs: Inputs, form: Form) -> tuple[Tensor, Sums]:
     moment = weighted / (mass + MASS_FLOOR)
     y = _shrunk(-pi.unsqueeze(-1) * v, moment, form)
     return zero_padding(y, mask).to(w.dtype), Sums(squares, weighted_squares, mass_after.squeeze(-1))
+
+
+def _joined(parts: list[Tensor], like: Tensor) -> Tensor:
+    """Return sequences [1, n, ...] as one row; an empty one, like w, if there is none."""
+    return torch.cat(parts, dim=1) if parts else torch.zeros_like(like)
 
 
 def _shrunk(v: Tensor, moment: Tensor, form: Form) -> Tensor:

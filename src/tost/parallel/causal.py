@@ -108,7 +108,7 @@ def causal_tssa_with_state(
         RuntimeError: No context was given and none is active.
     """
     form = Form(count_scaled=count_scaled, block_size=block_size)
-    check_causal(form, w, temperature, None, mask, state, decay)
+    check_causal(form, None, w, temperature, None, mask, state, decay)
     # The form of the bias; its length is checked when the length of the whole sequence is known.
     check_bias(bias, w if bias is not None and bias.dim() == 3 else w[:, :0], None, None)
     channel = resolve(context).channel

@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from tost.data import Batch
-from tost.train.task import BatchResult, Task
+from tost.train.task import BatchResult, Task, sequence_arguments
 
 
 class Classification(Task):
@@ -16,7 +16,6 @@ class Classification(Task):
 
     def compute(self, model: nn.Module, batch: Batch) -> BatchResult:
         """Return the summed cross-entropy and the number of correct samples."""
-        padding = {"mask": batch["mask"]} if batch.get("mask") is not None else {}
-        logits = model(batch["inputs"], **padding)
+        logits = model(batch["inputs"], **sequence_arguments(batch))
         loss = F.cross_entropy(logits.float(), batch["targets"], reduction="sum")
         return BatchResult(loss, {"accuracy": (logits.argmax(dim=-1) == batch["targets"]).sum()})

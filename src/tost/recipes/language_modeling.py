@@ -9,12 +9,13 @@ from pathlib import Path
 from torch import nn
 
 from tost.data import Batch, DataBundle
+from tost.data.dataset import IGNORED
 from tost.data.text.tokenizers import save_tokenizer
 from tost.data.tokens.reader import tokenizer_of
 from tost.errors import ConfigError
 from tost.train.config import RunConfig
 from tost.train.evaluate.perplexity import Score
-from tost.train.task import BatchResult, Task
+from tost.train.task import BatchResult, Task, sequence_arguments
 
 
 class LanguageModeling(Task):
@@ -36,12 +37,14 @@ class LanguageModeling(Task):
 
     def terms(self, batch: Batch) -> int:
         """Return the number of predicted tokens."""
-        return batch["targets"].numel()
+        if "segment_ids" not in batch:
+            return batch["targets"].numel()
+        return int((batch["targets"] != IGNORED).sum())
 
     def compute(self, model: nn.Module, batch: Batch) -> BatchResult:
         """Return the summed cross-entropy."""
         pieces = {} if self.chunk is None else {"chunk": self.chunk}
-        return BatchResult(model(batch["inputs"], targets=batch["targets"], **pieces))
+        return BatchResult(model(batch["inputs"], targets=batch["targets"], **sequence_arguments(batch), **pieces))
 
     def metrics(self, sums: Mapping[str, float], terms: float) -> dict[str, float]:
         """Return the mean loss per token in nats and in bits, and the perplexity."""

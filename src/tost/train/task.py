@@ -45,6 +45,11 @@ class Details:
     tables: Sequence[Table] = ()
 
 
+def sequence_arguments(batch: Batch) -> dict[str, Tensor]:
+    """Return what a batch says about its sequences, as models take it: where padding is, or how they are packed."""
+    return {key: batch[key] for key in ("mask", "cu_seqlens", "segment_ids") if batch.get(key) is not None}
+
+
 class Task(ABC):
     """A kind of training, such as classification or language modelling.
 

@@ -140,6 +140,33 @@ def test_sequences_are_cut_then_ended_then_padded(ids, length, eos, keep, paddin
     )
 
 
+@given(
+    texts=st.lists(st.lists(st.integers(1, 255), max_size=12), max_size=4),
+    length=st.integers(2, 9),
+    eos=st.booleans(),
+    keep=st.sampled_from(["start", "end"]),
+    towers=st.sampled_from([1, 2]),
+)
+def test_packed_batches_hold_the_real_tokens_of_padded_ones(texts, length, eos, keep, towers):
+    import numpy as np
+    import torch
+
+    from tost.data.lra.sequences import Form, IdsInMemory, Sequences
+
+    ends = np.cumsum([0, *map(len, texts)])[1:]
+    source = IdsInMemory(np.array([one for each in texts for one in each], dtype=np.uint8), ends)
+    rows, targets = torch.arange(len(texts)), torch.arange(len(texts)) % 2
+    batches = {}
+    for padding in ("right", "none"):
+        form = Form(length, 999 if eos else None, keep, padding)
+        batches[padding] = Sequences(source, rows, targets, form, towers=towers).gather(rows)
+    padded, packed = batches["right"], batches["none"]
+    assert packed["inputs"].tolist() == [padded["inputs"][padded["mask"]].tolist()]
+    assert packed["cu_seqlens"].dtype == torch.int32
+    assert packed["cu_seqlens"].diff().tolist() == padded["mask"].sum(dim=-1).flatten().tolist()
+    assert torch.equal(packed["targets"], padded["targets"])
+
+
 def text(ids):
     """Bytes from ids, the end left out."""
     return bytes(token - 1 for token in ids if token < 257)

@@ -86,6 +86,24 @@ def test_windows_at_random_places(prepared):
     assert not torch.equal(other.train.starts(torch.arange(9)), starts[:9])
 
 
+@pytest.mark.parametrize("mode", ["windows", "pass"])
+def test_documents_are_kept_apart(prepared, mode):
+    sets = build_data(data(prepared, mode=mode, length=50, separate_documents=True), seed=0)
+    joined = build_data(data(prepared, mode=mode, length=50), seed=0).train
+    documents = open_tokens(prepared.path).split("train").documents
+    batch, plain = (each.gather(torch.arange(len(joined))) for each in (sets.train, joined))
+    assert torch.equal(batch["inputs"], plain["inputs"])
+    places = sets.train.starts(torch.arange(len(joined)))[:, None] + torch.arange(50)
+    for row, place in ((row, place) for row in range(len(places)) for place in range(50)):
+        document = int(batch["segment_ids"][row, place])
+        at = int(places[row, place])
+        assert documents[document] <= at < documents[document + 1]
+        target = -100 if at + 1 == documents[document + 1] else plain["targets"][row, place]
+        assert batch["targets"][row, place] == target
+    assert (batch["segment_ids"][:, 0] != batch["segment_ids"][:, -1]).any(), "windows hold several documents"
+    assert "segment_ids" in sets.validation[0]
+
+
 def test_every_epoch_draws_new_windows(prepared):
     train = build_data(data(prepared, windows=4), seed=0).train
     loader = iter(make_loader(train, batch_size=4, seed=0))

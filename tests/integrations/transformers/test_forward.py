@@ -348,7 +348,7 @@ def test_compiled_with_inductor(kind, fresh_compiler):
         ({"input_ids": tokens(1, 2), "labels": torch.tensor([[1, 61]])}, "targets reach from -100 to 61"),
         ({"input_ids": tokens(1, 2), "position_ids": tokens(1, 2)}, "are not the numbers of the real tokens"),
         ({"input_ids": tokens(1, 2), "output_attentions": True}, "no weights between pairs"),
-        ({"input_ids": tokens(1, 2), "seq_idx": tokens(1, 2)}, "seq_idx: sequences that are packed .* pad them"),
+        ({"input_ids": tokens(1, 2), "seq_idx": tokens(1, 3)}, "packed into 1 rows of 3 tokens"),
         ({"input_ids": tokens(1, 2), "attention_musk": tokens(1, 2)}, "attention_musk: not known"),
         ({"input_ids": tokens(1, 2), "past_key_values": ((1, 2),)}, "needs a Cache of transformers"),
     ],

@@ -28,16 +28,16 @@ def test_bytes_moved_stay_near_what_the_sums_demand(H, D):
     """In units of w in bfloat16: three passes over w and one write of y are 4, the same over w and dy 7."""
     w, t = torch.randn(1, 320, H, D).bfloat16(), torch.rand(H)
     ops = torch.ops.tost
-    forward, launches, moved = traffic(ops.tssa_triton, w, t, None, True, False)
+    forward, launches, moved = traffic(ops.tssa_triton, w, t, None, None, True, False)
     assert launches == 5
     assert 4 <= moved <= 4.3
-    _, launches, moved = traffic(ops.tssa_triton_backward, w, w, t, None, *forward[1:], True, False)
+    _, launches, moved = traffic(ops.tssa_triton_backward, w, w, t, None, *forward[1:], None, True, False)
     assert launches == 5
     assert 7 <= moved <= 7.7
-    forward, launches, moved = traffic(ops.causal_tssa_triton, w, t, *[None] * 7)
+    forward, launches, moved = traffic(ops.causal_tssa_triton, w, t, *[None] * 8)
     assert launches == 5
     assert 4 <= moved <= 4.5
-    saved = (*[None] * 3, w, t, None, None, *forward[1:5], None, None)
+    saved = (*[None] * 3, w, t, None, None, *forward[1:5], None, None, None)
     _, launches, moved = traffic(ops.causal_tssa_triton_backward, w, *saved)
     assert launches == 7
     assert 8 <= moved <= 9.5
@@ -45,7 +45,7 @@ def test_bytes_moved_stay_near_what_the_sums_demand(H, D):
 
 def test_short_sequences_and_steps_are_one_launch():
     w, t = torch.randn(2, 20, 3, 5), torch.rand(3)
-    _, launches, _ = traffic(torch.ops.tost.tssa_triton, w, t, None, True, False)
+    _, launches, _ = traffic(torch.ops.tost.tssa_triton, w, t, None, None, True, False)
     assert launches == 1
     state = tost.TSSAState.empty(2, 3, 5)
     for bias in (None, torch.randn(2, 1, 3)):

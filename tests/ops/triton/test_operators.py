@@ -14,11 +14,11 @@ OPS = torch.ops.tost
 def test_operators_pass_opcheck(full):
     case = make_case((2, 5, 3, 4), torch.float32, masked=full, state=True)
     w, t = case.w.requires_grad_(), case.temperature.requires_grad_()
-    torch.library.opcheck(OPS.tssa_triton.default, (w, t, case.mask, not full, full))
+    torch.library.opcheck(OPS.tssa_triton.default, (w, t, case.mask, None, not full, full))
     bias = torch.randn(1, 5, 3, requires_grad=True)
     options = (torch.rand(1, 5, 3), make_decay(3, torch.float32).requires_grad_()) if full else (None, None)
     sums = case.state[:3] if full else (None, None, None)
-    torch.library.opcheck(OPS.causal_tssa_triton.default, (w, t, bias, case.mask, *sums, *options))
+    torch.library.opcheck(OPS.causal_tssa_triton.default, (w, t, bias, case.mask, *sums, *options, None))
 
 
 @pytest.mark.parametrize("full", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["plain", "all options"])
@@ -26,13 +26,13 @@ def test_steps_and_backward_operators_pass_opcheck(full):
     case = make_case((2, 5, 3, 4), torch.float32, masked=full, state=True)
     w, t, mask = case.w, case.temperature, case.mask
     flags = (not full, full)
-    _, *saved = OPS.tssa_triton(w, t, mask, *flags)
-    torch.library.opcheck(OPS.tssa_triton_backward.default, (case.dy, w, t, mask, *saved, *flags))
+    _, *saved = OPS.tssa_triton(w, t, mask, None, *flags)
+    torch.library.opcheck(OPS.tssa_triton_backward.default, (case.dy, w, t, mask, *saved, None, *flags))
     options = (torch.rand(2, 5, 3), make_decay(3, torch.float32)) if full else (None, None)
-    _, *saved = OPS.causal_tssa_triton(w, t, None, mask, None, None, None, *options)
+    _, *saved = OPS.causal_tssa_triton(w, t, None, mask, None, None, None, *options, None)
     torch.library.opcheck(
         OPS.causal_tssa_triton_backward.default,
-        (case.dy, *case.dstate, w, t, None, mask, *saved[:4], *options),
+        (case.dy, *case.dstate, w, t, None, mask, *saved[:4], *options, None),
     )
     step = tuple(None if x is None else x[:, :1] for x in (w, mask, options[0]))
     torch.library.opcheck(

@@ -55,7 +55,11 @@ class SequenceOptions(LraOptions):
     length: int = Field(default=4001, ge=2, le=_LONGEST, description=_LENGTH)
     eos: bool = Field(default=True, description="end every sequence with a symbol of its own")
     keep: Literal["start", "end"] = Field(default="start", description="which part of a sequence that is too long")
-    padding: Literal["right", "left"] = Field(default="right", description="side on which short ones are filled up")
+    padding: Literal["right", "left", "none"] = Field(
+        default="right",
+        description="side on which short ones are filled up; none: those of a batch are packed into one row, which "
+        "saves the work on padding",
+    )
 
     towers: ClassVar[int] = 1
     """Sequences per sample."""

@@ -34,13 +34,13 @@ class Form:
         length: Positions of a sample.
         end: Id that ends every sequence; None for none.
         keep: Which part of a sequence that is too long.
-        padding: Side on which short ones are filled up with 0.
+        padding: Side on which short ones are filled up with 0; ``"none"`` packs those of a batch into one row.
     """
 
     length: int
     end: int | None
     keep: Literal["start", "end"]
-    padding: Literal["right", "left"]
+    padding: Literal["right", "left", "none"]
 
     @classmethod
     def of(cls, options: SequenceOptions, end: int) -> Form:
@@ -56,15 +56,17 @@ class Form:
         """Return the part of a sequence that fits."""
         return ids[: self.room] if self.keep == "start" else ids[max(0, len(ids) - self.room) :]
 
+    def ended(self, ids: NDArray[Any]) -> NDArray[Any]:
+        """Return the part of a sequence that fits, with its end."""
+        ids = self.cut(ids)
+        return ids if self.end is None else np.append(ids, self.end)
+
     def fill(self, ids: NDArray[Any], row: NDArray[np.int64], mask: NDArray[np.bool_]) -> None:
         """Write a sequence into a row of zeros, and mark its positions in the mask."""
-        ids = self.cut(ids)
-        used = len(ids) + (self.end is not None)
-        first = 0 if self.padding == "right" else self.length - used
+        ids = self.ended(ids)
+        first = 0 if self.padding == "right" else self.length - len(ids)
         row[first : first + len(ids)] = ids
-        if self.end is not None:
-            row[first + len(ids)] = self.end
-        mask[first : first + used] = True
+        mask[first : first + len(ids)] = True
 
 
 class Alphabet:
@@ -183,6 +185,9 @@ SequenceSource = IdsInMemory | BytesInFile
 class Sequences(Dataset):
     """Samples: inputs int64 ``[length]``, mask bool of the same shape, targets int64 ``[]``; ``[2, length]`` in pairs.
 
+    Without padding a batch is one row: inputs int64 ``[1, T]`` with the sequences one after the other, those of a pair
+    side by side; cu_seqlens int32 ``[S + 1]``, see `tost.Packing`; targets int64 ``[B]``.
+
     Args:
         source: The sequences.
         rows: Which of them, int64 ``[n]``.
@@ -201,6 +206,8 @@ class Sequences(Dataset):
     def gather(self, indices: Tensor) -> Batch:
         """Return samples as a batch."""
         rows = self.rows[indices]
+        if self.form.padding == "none":
+            return self._packed(rows)
         shape = (len(rows), self.towers, self.form.length)
         ids, mask = np.zeros(shape, dtype=np.int64), np.zeros(shape, dtype=bool)
         for place, row in enumerate(rows.tolist()):
@@ -209,3 +216,10 @@ class Sequences(Dataset):
         if self.towers == 1:
             ids, mask = ids[:, 0], mask[:, 0]
         return {"inputs": torch.from_numpy(ids), "mask": torch.from_numpy(mask), "targets": self.targets[rows]}
+
+    def _packed(self, rows: Tensor) -> Batch:
+        towers = range(self.towers)
+        each = [self.form.ended(self.source.fetch(row, tower, self.form)) for row in rows.tolist() for tower in towers]
+        ids = np.concatenate([np.zeros(0, dtype=np.int64), *each])
+        cu_seqlens = torch.tensor([0, *(len(one) for one in each)], dtype=torch.int32).cumsum(0, dtype=torch.int32)
+        return {"inputs": torch.from_numpy(ids)[None], "cu_seqlens": cu_seqlens, "targets": self.targets[rows]}

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from tost.data._random import mix, mix_array
-from tost.data.dataset import Batch, DataBundle, Dataset
+from tost.data.dataset import IGNORED, Batch, DataBundle, Dataset
 from tost.data.spec import DataInfo
 from tost.data.tokens.options import TokensOptions
 from tost.data.tokens.reader import TokenArray, TokenFolder, open_tokens
@@ -38,11 +38,21 @@ class TokenWindows(Dataset):
         length: Tokens per window.
         count: Number of windows at random places per epoch; None for as many as fit side by side.
         seed: Decides where windows start; None puts them side by side.
+        documents: Where documents begin, and the end, int64 ``[documents + 1]``, to keep them apart: samples then have
+            segment_ids, int64 ``[length]``, and the targets of last tokens are `IGNORED`. None joins them.
     """
 
-    def __init__(self, tokens: TokenSource, length: int, *, count: int | None = None, seed: int | None = None) -> None:
+    def __init__(
+        self,
+        tokens: TokenSource,
+        length: int,
+        *,
+        count: int | None = None,
+        seed: int | None = None,
+        documents: NDArray[np.int64] | None = None,
+    ) -> None:
         side_by_side = (len(tokens) - 1) // length  # the last token is only a target
-        self.tokens, self.length, self.seed = tokens, length, seed
+        self.tokens, self.length, self.seed, self.documents = tokens, length, seed, documents
         self.draws = seed is not None
         self.count = side_by_side if count is None or seed is None else count
 
@@ -59,8 +69,15 @@ class TokenWindows(Dataset):
 
     def gather(self, indices: Tensor) -> Batch:
         """Return windows as a batch."""
-        window = torch.from_numpy(self.tokens.windows(self.starts(indices).numpy(), self.length + 1))
-        return {"inputs": window[:, :-1].contiguous(), "targets": window[:, 1:].contiguous()}
+        starts = self.starts(indices).numpy()
+        window = torch.from_numpy(self.tokens.windows(starts, self.length + 1))
+        batch = {"inputs": window[:, :-1].contiguous(), "targets": window[:, 1:].contiguous()}
+        if self.documents is None:
+            return batch
+        places = starts[:, None] + np.arange(self.length + 1)
+        segments = torch.from_numpy(np.searchsorted(self.documents[1:], places, side="right"))
+        targets = batch["targets"].where(segments[:, 1:] == segments[:, :-1], IGNORED)
+        return {**batch, "targets": targets, "segment_ids": segments[:, :-1].contiguous()}
 
 
 def build_tokens(options: TokensOptions, path: str, seed: int) -> DataBundle:
@@ -82,14 +99,16 @@ def build_tokens(options: TokensOptions, path: str, seed: int) -> DataBundle:
             f"data.options.vocab_size={shape.vocab_size}, but {path} has {folder.vocab_size} different ids; make it at "
             "least that, or null."
         )
-    train, validation = (_tokens(folder, name, options) for name in (options.train_split, options.validation_split))
+    names = (options.train_split, options.validation_split)
+    train, validation = (_tokens(folder, name, options) for name in names)
+    documents = [folder.split(name).documents if options.separate_documents else None for name in names]
     tokenizer = {"tokenizer": folder.index.tokenizer.name, "tokenizer_fingerprint": folder.tokenizer_fingerprint}
     counts = {"train_tokens": len(train), "validation_tokens": len(validation)}
     info = DataInfo(fingerprint=folder.fingerprint, details={"corpus": folder.name, **tokenizer, **counts})
     drawn = seed if options.mode == "windows" else None
     return DataBundle(
-        train=TokenWindows(train, options.length, count=options.windows, seed=drawn),
-        validation=TokenWindows(validation, options.length),
+        train=TokenWindows(train, options.length, count=options.windows, seed=drawn, documents=documents[0]),
+        validation=TokenWindows(validation, options.length, documents=documents[1]),
         info=info,
     )
 

@@ -28,6 +28,11 @@ class TokensOptions(DataSetOptions):
         ge=1,
         description="training samples per epoch in mode windows; null takes as many as fit side by side",
     )
+    separate_documents: bool = Field(
+        default=False,
+        description="read each document alone: a window holds pieces of several, packed side by side, which do not see "
+        "each other, and no token is predicted from another document",
+    )
     vocab_size: int | None = Field(
         default=None,
         ge=1,

@@ -17,6 +17,7 @@ from transformers import Cache
 from transformers.modeling_outputs import SequenceClassifierOutputWithPast
 from transformers.utils.generic import can_return_tuple
 
+from tost.integrations.transformers import inputs
 from tost.integrations.transformers.configuration import TostConfig
 from tost.integrations.transformers.modeling import TostModel, TostPreTrainedModel
 
@@ -77,7 +78,7 @@ class TostForSequenceClassification(TostPreTrainedModel):
                 ``[B, K]`` of zeros and ones for several labels at once.
             use_cache: Return `past_key_values`; by default as the configuration says, and never in training.
             output_hidden_states: Return the embeddings and what each block gives; the last after the last norm.
-            **kwargs: What else `TostModel` takes.
+            **kwargs: What else `TostModel` takes. Packed sequences have a label and logits each, S in place of B.
 
         Returns:
             ``loss`` (scalar, with labels), ``logits`` ``[B, K]``, ``past_key_values`` and ``hidden_states``, as far as
@@ -86,6 +87,12 @@ class TostForSequenceClassification(TostPreTrainedModel):
         Raises:
             ValueError: As in `TostModel`.
         """
+        tokens = input_ids if inputs_embeds is None else inputs_embeds
+        packing = None
+        if tokens is not None and past_key_values is None:
+            mask = inputs.read_mask(attention_mask, tokens.shape[:2], None)
+            packing = inputs.read_packing(kwargs, tokens.shape[:2], mask, None)
+            kwargs["packing"] = packing
         out = self.model(
             input_ids,
             attention_mask,
@@ -97,8 +104,11 @@ class TostForSequenceClassification(TostPreTrainedModel):
             return_dict=True,
         )
         x = out.last_hidden_state
-        last = self._last_tokens(x, input_ids, attention_mask)
-        logits = self.score(x[torch.arange(len(x), device=x.device), last.to(x.device)])
+        if packing is None:
+            last = self._last_tokens(x, input_ids, attention_mask)
+            logits = self.score(x[torch.arange(len(x), device=x.device), last.to(x.device)])
+        else:
+            logits = self.score(x.flatten(0, 1)[packing.cu_seqlens[1:] - 1])
         loss = None if labels is None else self.loss_function(labels=labels, pooled_logits=logits, config=self.config)
         found: dict[str, Any] = {
             "loss": loss,

@@ -5,7 +5,7 @@ Shapes: attention_mask [B, N] or [B, M + N] with M tokens in the cache, labels [
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, MutableMapping
 from typing import Any
 
 import torch
@@ -18,9 +18,10 @@ import tost._torchvision  # noqa: F401  transformers may import torchvision, whi
 from transformers import Cache
 
 from tost.nn import token_positions
+from tost.ops import Packing
+from tost.ops.packing import find_packing
 
 IGNORED = -100
-_PACKED = "sequences that are packed into one row are not separated; pad them instead"
 _HARMLESS = {"tokenizer", "assistant_tokenizer"}  # generate() passes them on to whoever looks for stop strings
 _HINTS = {
     "output_attentions": "tokens meet in sums, so there are no weights between pairs of them; tost.causal_membership "
@@ -28,7 +29,6 @@ _HINTS = {
     "token_type_ids": "tokens have no types; leave it out",
     "cache_position": "the cache counts its tokens itself; leave it out",
     "head_mask": "heads cannot be masked",
-    **dict.fromkeys(("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k", "seq_idx"), _PACKED),
 }
 
 
@@ -100,13 +100,61 @@ def read_mask(mask: Tensor | None, shape: torch.Size, cache: Cache | None) -> Te
     if not blind and mask.dtype != torch.bool and bool(((mask != 0) & (mask != 1)).any()):
         raise ValueError(
             f"attention_mask holds values from {mask.min().item():g} to {mask.max().item():g}; it takes 1 for real "
-            "tokens and 0 for padding. Numbers of packed sequences and masks that are added to scores are not taken."
+            "tokens and 0 for padding. Numbers of packed sequences come as seq_idx; masks that are added to scores are "
+            "not taken."
         )
     real = mask[:, mask.shape[1] - N :] != 0
     return None if not blind and bool(real.all()) else real
 
 
-def check_positions(given: Tensor | None, shape: torch.Size, mask: Tensor | None, start: Tensor | None) -> None:
+def read_packing(
+    given: MutableMapping[str, Any], shape: torch.Size, mask: Tensor | None, start: Tensor | None
+) -> Packing | None:
+    """Take what a padding-free collator says of packed sequences out of the arguments, and check the position_ids.
+
+    Sequences are packed if ``cu_seq_lens_q`` or ``seq_idx`` is given, or if ``position_ids`` return to 0 within a row
+    that has no padding.
+
+    Args:
+        given: What the model was given by name: ``position_ids``, ``cu_seq_lens_q``, ``cu_seq_lens_k``,
+            ``max_length_q``, ``max_length_k``, ``seq_idx``, or a ``packing`` that was read before, are taken out.
+        shape: ``[B, N]`` of the tokens.
+        mask: Real tokens, bool ``[B, N]``; None if all are.
+        start: Tokens that came before, padding not counted, int64 ``[B]``; None for none.
+
+    Raises:
+        ValueError: They contradict each other, or do not fit the tokens.
+    """
+    names = ("packing", "position_ids", "cu_seq_lens_q", "cu_seq_lens_k", "seq_idx", "max_length_q", "max_length_k")
+    packing, positions, queries, keys, sequences, *_ = (given.pop(name, None) for name in names)
+    if queries is not None and keys is not None and queries is not keys and not torch.equal(queries, keys):
+        raise ValueError(
+            "cu_seq_lens_q and cu_seq_lens_k differ, but tokens attend to their own sequence only; pass the same."
+        )
+    if packing is None:
+        cu_seqlens = keys if queries is None else queries
+        packing = find_packing(tuple(shape), cu_seqlens, sequences if cu_seqlens is None else None)
+    if packing is None and mask is None and start is None and _restart(positions, shape):
+        assert positions is not None
+        packing = Packing.from_segment_ids((positions == 0).cumsum(dim=1).expand(*shape))
+    check_positions(positions, shape, mask, start, packing)
+    return packing
+
+
+def _restart(positions: Tensor | None, shape: torch.Size) -> bool:
+    """Return whether the positions of packed sequences are given; not while compiling, which cannot look at them."""
+    if positions is None or torch.compiler.is_compiling() or positions.shape[1:] != shape[1:]:
+        return False
+    return bool((positions[:, :1] == 0).all()) and bool((positions[:, 1:] == 0).any())
+
+
+def check_positions(
+    given: Tensor | None,
+    shape: torch.Size,
+    mask: Tensor | None,
+    start: Tensor | None,
+    packing: Packing | None = None,
+) -> None:
     """Refuse position_ids other than the numbers of the real tokens, which the model counts itself.
 
     Args:
@@ -114,15 +162,16 @@ def check_positions(given: Tensor | None, shape: torch.Size, mask: Tensor | None
         shape: ``[B, N]`` of the tokens.
         mask: Real tokens, bool ``[B, N]``; None if all are.
         start: Tokens that came before, padding not counted, int64 ``[B]``; None for none.
+        packing: Where sequences begin, if several are packed into a row; each is counted from 0.
 
     Raises:
-        ValueError: They are others, as those of sequences that are packed into one row.
+        ValueError: They are others.
     """
     if given is None:
         return
     fits = given.dim() == 2 and given.shape[0] in (1, shape[0]) and given.shape[1] == shape[1]
     if fits:
-        same = given == token_positions(shape[1], mask=mask, start=start, device=given.device)
+        same = given == token_positions(shape[1], mask=mask, start=start, device=given.device, packing=packing)
         same = (same if mask is None else same | ~mask).all()
         if torch.compiler.is_compiling():  # looking at the data would break the graph
             torch._assert_async(same, "position_ids are not the numbers of the real tokens")
@@ -131,8 +180,8 @@ def check_positions(given: Tensor | None, shape: torch.Size, mask: Tensor | None
     if not fits:
         raise ValueError(
             f"position_ids {given.tolist() if given.numel() < 20 else tuple(given.shape)} are not the numbers of the "
-            "real tokens from 0, which the model counts from the attention_mask and the cache. Leave them out; "
-            f"{_PACKED}."
+            "real tokens from 0, which the model counts from the attention_mask and the cache. Leave them out. Those "
+            "of packed sequences begin with 0 and return to 0 where the next one begins."
         )
 
 

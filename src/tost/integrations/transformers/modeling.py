@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from functools import partial
 from typing import Any, cast
 
 import torch
@@ -147,8 +148,10 @@ class TostModel(TostPreTrainedModel):
                 added to them.
             use_cache: Return `past_key_values`; by default as the configuration says, and never in training.
             output_hidden_states: Return the embeddings and what each block gives; the last after the last norm.
-            **kwargs: ``position_ids``, which have to be the numbers of the real tokens, counted from 0; and whatever
-                else transformers may pass, which has to be None or False.
+            **kwargs: ``position_ids``, which have to be the numbers of the real tokens, counted from 0; where
+                sequences are packed into a row, what a padding-free collator gives: ``position_ids`` that return to 0,
+                ``cu_seq_lens_q`` and ``cu_seq_lens_k``, or ``seq_idx``; and whatever else transformers may pass,
+                which has to be None or False.
 
         Returns:
             ``last_hidden_state`` ``[B, N, C]``, ``past_key_values`` and ``hidden_states``, as far as asked for.
@@ -157,12 +160,15 @@ class TostModel(TostPreTrainedModel):
             ValueError: The input is not of this form, not in the vocabulary, or longer than the model has positions; or
                 an argument asks for something that the model does not have.
         """
-        position_ids = kwargs.pop("position_ids", None)
-        inputs.refuse_arguments(kwargs)
         hidden_wanted = self.config.output_hidden_states if output_hidden_states is None else output_hidden_states
-        if use_cache is None:
-            use_cache = past_key_values is not None or (self.config.use_cache and not self.training)
         shape = self._input_shape(input_ids, inputs_embeds)
+        packing = None
+        if past_key_values is None:
+            packing = inputs.read_packing(kwargs, shape, inputs.read_mask(attention_mask, shape, None), None)
+        if use_cache is None:
+            use_cache = past_key_values is not None or (self.config.use_cache and not self.training and packing is None)
+        if packing is not None and use_cache:
+            raise ValueError("a cache holds one text per row, but several are packed into one; pass use_cache=False.")
         cache = None
         if use_cache or past_key_values is not None:
             cache = adopt(past_key_values, self.config.depth, grows=self.config.mixer == "softmax")
@@ -174,11 +180,12 @@ class TostModel(TostPreTrainedModel):
                 "batch, or None at the start of a text."
             )
         mask = inputs.read_mask(attention_mask, shape, cache)
-        inputs.check_positions(position_ids, shape, mask, start)
+        inputs.check_positions(kwargs.pop("position_ids", None), shape, mask, start)
+        inputs.refuse_arguments(kwargs)
         if input_ids is not None:
-            x = self.embed(input_ids, start, mask)  # type: ignore[misc]
+            x = self.embed(input_ids, start, mask, packing)  # type: ignore[misc]
         else:
-            x = self.add_positions(cast(Tensor, inputs_embeds), start, mask)  # type: ignore[misc]
+            x = self.add_positions(cast(Tensor, inputs_embeds), start, mask, packing)  # type: ignore[misc]
         hidden: list[Tensor] | None = [] if hidden_wanted else None
         after = []
         recompute = self.gradient_checkpointing and self.training
@@ -189,7 +196,8 @@ class TostModel(TostPreTrainedModel):
                 x, state = block.forward_with_state(x, state, mask)
                 after.append(state)
             else:
-                x = self._gradient_checkpointing_func(block.__call__, x, mask) if recompute else block(x, mask)
+                run = partial(block.__call__, packing=packing)
+                x = self._gradient_checkpointing_func(run, x, mask) if recompute else run(x, mask)
         if cache is not None:
             write_states(cache, after, x.shape[1])
         x = self.norm(x)

@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from tost.errors import ConfigError
 from tost.models._common import build_mixer, check_ids, check_mask, count_parameters
 from tost.models.flops import token_flops
 from tost.models.language.options import LanguageOptions
@@ -30,6 +31,8 @@ from tost.nn import (
     token_positions,
 )
 from tost.nn.recompute import recompute
+from tost.ops import Packing
+from tost.ops.packing import find_packing
 from tost.parallel import active
 
 INITIAL_STD = 0.02
@@ -81,7 +84,14 @@ class LanguageToST(nn.Module):
         self._initialize()
 
     def forward(
-        self, ids: Tensor, mask: Tensor | None = None, *, targets: Tensor | None = None, chunk: int | None = None
+        self,
+        ids: Tensor,
+        mask: Tensor | None = None,
+        *,
+        targets: Tensor | None = None,
+        chunk: int | None = None,
+        cu_seqlens: Tensor | Packing | None = None,
+        segment_ids: Tensor | None = None,
     ) -> Tensor:
         """Predict the next token after every token.
 
@@ -92,6 +102,9 @@ class LanguageToST(nn.Module):
             targets: Tokens to be predicted; then the result is ``loss(ids, targets, mask, reduction="sum")``, which
                 wrappers around the model, such as data parallelism, only reach through this function.
             chunk: Tokens per piece of the loss; only with `targets`.
+            cu_seqlens: Cumulative lengths of texts that are packed into one row (B = 1), int32 ``[S + 1]``; or a
+                `Packing`. Each text is taken alone, from position 0 on.
+            segment_ids: Another way to pack, int64 ``[B, N]``, the same for neighbours of one text.
 
         Returns:
             Logits, ``[B, N, V]``; with `targets` a scalar.
@@ -99,9 +112,10 @@ class LanguageToST(nn.Module):
         Raises:
             ValueError: The input is not of this form, or longer than the model's positions.
         """
+        packing = find_packing(ids.shape, cu_seqlens, segment_ids)
         if targets is not None:
-            return self.loss(ids, targets, mask, reduction="sum", chunk=chunk)
-        return self.logits(self._features(ids, mask))
+            return self.loss(ids, targets, mask, reduction="sum", chunk=chunk, cu_seqlens=packing)
+        return self.logits(self._features(ids, mask, packing))
 
     def loss(
         self,
@@ -113,6 +127,8 @@ class LanguageToST(nn.Module):
         ignore_index: int = -100,
         chunk: int | None = None,
         truncate: int | None = None,
+        cu_seqlens: Tensor | Packing | None = None,
+        segment_ids: Tensor | None = None,
     ) -> Tensor:
         """Return the cross-entropy of the predictions in nats, without ever holding all logits.
 
@@ -130,14 +146,19 @@ class LanguageToST(nn.Module):
             ignore_index: A target that does not count.
             chunk: Tokens per piece; None takes the sequence as a whole.
             truncate: Cut the gradient after every so many pieces (truncated back-propagation); None never does.
+            cu_seqlens: Cumulative lengths of packed texts, as in `forward`. The target of a text's last token counts as
+                any other: give it `ignore_index` if it is the first token of the next text.
+            segment_ids: The text of each token, as in `forward`.
 
         Returns:
             A scalar; see `tost.nn.linear_cross_entropy`.
 
         Raises:
             ValueError: As in `forward`, or the targets are not of this form, or `chunk` or `truncate` is not positive.
-            ConfigError: `chunk` is given, but the mixer has no state.
+            ConfigError: `chunk` is given, but the mixer has no state, or texts are packed into several rows, or the
+                state of the mixer grows with packed texts.
         """
+        packing = find_packing(ids.shape, cu_seqlens, segment_ids)
         if targets.shape != ids.shape:
             raise ValueError(
                 f"targets have shape {tuple(targets.shape)}, but ids {tuple(ids.shape)}; there is one target per token."
@@ -147,12 +168,12 @@ class LanguageToST(nn.Module):
         if chunk is None:
             if truncate is not None:
                 raise ValueError(f"truncate={truncate} counts pieces, but there is no chunk; give both, or neither.")
-            x = self.norm(self._features(ids, mask))
+            x = self.norm(self._features(ids, mask, packing))
             if reduction == "mean" and active() is None:
                 return linear_cross_entropy(x, self._head(), targets, ignore_index=ignore_index)
             total = linear_cross_entropy(x, self._head(), targets, ignore_index=ignore_index, reduction="sum")
         else:
-            total = self._loss_by_pieces(ids, targets, mask, ignore_index, chunk, truncate)
+            total = self._loss_by_pieces(ids, targets, mask, ignore_index, chunk, truncate, packing)
         if reduction == "sum":
             return total
         count, context = (targets != ignore_index).sum(), active()
@@ -166,14 +187,25 @@ class LanguageToST(nn.Module):
         ignore_index: int,
         chunk: int,
         truncate: int | None,
+        packing: Packing | None,
     ) -> Tensor:
         """Return the summed loss; see `loss`."""
         if chunk < 1 or (truncate is not None and truncate < 1):
             raise ValueError(f"chunk={chunk} and truncate={truncate} must be at least 1, or None.")
+        if packing is not None and (len(ids) > 1 or self.options.mixer == "softmax"):
+            raise ConfigError(
+                f"chunk={chunk} cuts packed texts where they lie in one row and the state has a constant size, but "
+                f"there are {len(ids)} rows and the mixer is {self.options.mixer}; leave chunk out, or use one row."
+            )
 
         def piece(begin: int, state: ModelState | None) -> tuple[Tensor, ModelState]:
-            part = slice(begin, begin + chunk)
-            x, after = self.features_with_state(ids[:, part], state, None if mask is None else mask[:, part])
+            part, within = slice(begin, begin + chunk), None
+            if packing is not None:
+                within, continued = packing.piece(begin, min(begin + chunk, ids.shape[1]))
+                state = None if state is None else state.last(within.num_sequences, continued=continued)
+            x, after = self.features_with_state(
+                ids[:, part], state, None if mask is None else mask[:, part], cu_seqlens=within
+            )
             loss = linear_cross_entropy(
                 self.norm(x), self._head(), targets[:, part], ignore_index=ignore_index, reduction="sum"
             )
@@ -189,7 +221,13 @@ class LanguageToST(nn.Module):
         return total
 
     def forward_with_state(
-        self, ids: Tensor, state: ModelState | None = None, mask: Tensor | None = None
+        self,
+        ids: Tensor,
+        state: ModelState | None = None,
+        mask: Tensor | None = None,
+        *,
+        cu_seqlens: Tensor | Packing | None = None,
+        segment_ids: Tensor | None = None,
     ) -> tuple[Tensor, ModelState]:
         """Continue sequences of which `state` has seen the beginning: a whole prompt, a piece, or one token.
 
@@ -197,6 +235,8 @@ class LanguageToST(nn.Module):
             ids: The next tokens, int64 ``[B, N]``.
             state: The state returned with the tokens before; None at the start.
             mask: Real tokens, bool ``[B, N]``, as in `forward`.
+            cu_seqlens: Cumulative lengths of packed texts, as in `forward`; states then have an entry for each.
+            segment_ids: The text of each token, as in `forward`.
 
         Returns:
             Logits, ``[B, N, V]``, and the state after these tokens. Logits of pieces are those of the whole.
@@ -204,11 +244,17 @@ class LanguageToST(nn.Module):
         Raises:
             ValueError: As in `forward`, or the state belongs to another batch or another model.
         """
-        x, after = self.features_with_state(ids, state, mask)
+        x, after = self.features_with_state(ids, state, mask, cu_seqlens=cu_seqlens, segment_ids=segment_ids)
         return self.logits(x), after
 
     def features_with_state(
-        self, ids: Tensor, state: ModelState | None = None, mask: Tensor | None = None
+        self,
+        ids: Tensor,
+        state: ModelState | None = None,
+        mask: Tensor | None = None,
+        *,
+        cu_seqlens: Tensor | Packing | None = None,
+        segment_ids: Tensor | None = None,
     ) -> tuple[Tensor, ModelState]:
         """Do as `forward_with_state` up to the last block; `logits` of the tokens that are wanted does the rest.
 
@@ -216,6 +262,8 @@ class LanguageToST(nn.Module):
             ids: The next tokens, int64 ``[B, N]``.
             state: The state returned with the tokens before; None at the start.
             mask: Real tokens, bool ``[B, N]``, as in `forward`.
+            cu_seqlens: Cumulative lengths of packed texts, as in `forward`; states then have an entry for each.
+            segment_ids: The text of each token, as in `forward`.
 
         Returns:
             ``[B, N, C]`` and the state after these tokens.
@@ -223,14 +271,15 @@ class LanguageToST(nn.Module):
         Raises:
             ValueError: As in `forward_with_state`.
         """
+        packing = find_packing(ids.shape, cu_seqlens, segment_ids)
         if state is not None:
-            self._check_state(state, ids)
-        x = self.embed(ids, None if state is None else state.position, mask)
+            self._check_state(state, ids, packing)
+        x = self.embed(ids, None if state is None else state.position, mask, packing)
         layers = []
         again = self.options.gradient_checkpointing and torch.is_grad_enabled()
         for index, block in enumerate(self.blocks):
             before = None if state is None else state.layers[index]
-            run = cast(CausalBlock, block).forward_with_state
+            run = partial(cast(CausalBlock, block).forward_with_state, packing=packing)
             x, after = recompute(run, x, before, mask) if again else run(x, before, mask)
             layers.append(after)
         return x, ModelState(tuple(layers))
@@ -251,51 +300,61 @@ class LanguageToST(nn.Module):
         """Count the operations of a forward pass per token; see `tost.models.token_flops`."""
         return token_flops(self.options).total
 
-    def _check_state(self, state: ModelState, ids: Tensor) -> None:
+    def _check_state(self, state: ModelState, ids: Tensor, packing: Packing | None) -> None:
         if len(state.layers) != len(self.blocks):
             raise ValueError(
                 f"the state has {len(state.layers)} layers, but this model has {len(self.blocks)}; "
                 "pass the state that this model returned, or None at the start of a sequence."
             )
-        if state.position.shape != ids.shape[:1]:
+        sequences = len(ids) if packing is None else packing.num_sequences
+        if len(state.position) != sequences:
+            packed = "" if packing is None else f" with {sequences} packed sequences"
             raise ValueError(
-                f"the state holds {state.position.numel()} sequences, but ids have shape {tuple(ids.shape)}; "
+                f"the state holds {state.position.numel()} sequences, but ids have shape {tuple(ids.shape)}{packed}; "
                 "pass the state that came from the same batch, or None at the start of a sequence."
             )
 
     def _head(self) -> Tensor:
         return self.tokens.weight if self.head is None else self.head.weight
 
-    def _features(self, ids: Tensor, mask: Tensor | None) -> Tensor:
-        x = self.embed(ids, None, mask)
-        return run_blocks(self.blocks, x, mask, recompute=self.options.gradient_checkpointing)
+    def _features(self, ids: Tensor, mask: Tensor | None, packing: Packing | None) -> Tensor:
+        x = self.embed(ids, None, mask, packing)
+        return run_blocks(self.blocks, x, mask, packing=packing, recompute=self.options.gradient_checkpointing)
 
-    def embed(self, ids: Tensor, start: Tensor | None, mask: Tensor | None) -> Tensor:
+    def embed(self, ids: Tensor, start: Tensor | None, mask: Tensor | None, packing: Packing | None = None) -> Tensor:
         """Return what enters the first block: vectors of the tokens plus those of their positions, ``[B, N, C]``.
 
         Args:
             ids: Token ids, ``[B, N]``.
-            start: Tokens that came before, ``[B]``; None for none.
+            start: Tokens that came before, ``[B]``, or ``[S]`` for packed texts; None for none.
             mask: True where a token counts, ``[B, N]``; None if all do.
+            packing: Where texts begin, if several are packed into a row.
         """
         check_mask(mask, ids)
         if mask is not None:
             ids = ids.where(mask, 0)
         check_ids(ids, self.options.vocab_size)
-        return self.add_positions(self.tokens(ids), start, mask)
+        return self.add_positions(self.tokens(ids), start, mask, packing)
 
-    def add_positions(self, x: Tensor, start: Tensor | None, mask: Tensor | None) -> Tensor:
+    def add_positions(
+        self, x: Tensor, start: Tensor | None, mask: Tensor | None, packing: Packing | None = None
+    ) -> Tensor:
         """Return vectors of tokens ``[B, N, C]`` with those of their positions, after dropout; see `embed`."""
         if self.positions is not None:
-            x = x + self._position_vectors(x.shape[1], start, mask, x.device).to(x.dtype)
+            x = x + self._position_vectors(x.shape[1], start, mask, x.device, packing).to(x.dtype)
         return F.dropout(x, self.options.dropout) if self.training and self.options.dropout > 0 else x
 
     def _position_vectors(
-        self, num_tokens: int, start: Tensor | None, mask: Tensor | None, device: torch.device
+        self,
+        num_tokens: int,
+        start: Tensor | None,
+        mask: Tensor | None,
+        device: torch.device,
+        packing: Packing | None = None,
     ) -> Tensor:
         learned, length = isinstance(self.positions, LearnedPositions), self.options.max_length
         limit = length if learned and self.options.after_last_position == "error" else None
-        at = token_positions(num_tokens, mask=mask, start=start, max_length=limit, device=device)
+        at = token_positions(num_tokens, mask=mask, start=start, max_length=limit, device=device, packing=packing)
         vectors: Tensor = cast(nn.Module, self.positions)(at.clamp_max(length - 1) if learned else at)
         return vectors if learned else vectors * (INITIAL_STD * math.sqrt(2))
 

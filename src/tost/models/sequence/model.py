@@ -12,12 +12,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from tost.errors import ConfigError
 from tost.models._common import build_mixer, check_ids, check_mask, count_parameters
 from tost.models.flops import token_flops
 from tost.models.sequence.options import SequenceClassifierOptions
 from tost.nn import MLP, S4, Block, LearnedPositions, SinusoidalPositions, TSSAttention, run_blocks, token_positions
 from tost.nn._checks import refuse_context
 from tost.nn.mixers import MixerBlock
+from tost.ops import Packing
+from tost.ops.packing import find_packing
 from tost.parallel import active
 
 
@@ -77,7 +80,14 @@ class SequenceClassifier(nn.Module):
         self.head = self._head()
         self._initialize()
 
-    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+    def forward(
+        self,
+        x: Tensor,
+        mask: Tensor | None = None,
+        *,
+        cu_seqlens: Tensor | Packing | None = None,
+        segment_ids: Tensor | None = None,
+    ) -> Tensor:
         """Classify sequences.
 
         Args:
@@ -86,26 +96,36 @@ class SequenceClassifier(nn.Module):
             mask: Real elements, bool ``[B, N]``, or ``[B, 2, N]`` with two towers; padding on either side. A padded
                 sequence gives the logits of the sequence without its padding, which may hold anything, as far as the
                 mixer allows. With TSSA this always holds; for the others see each class in `tost.nn`.
+            cu_seqlens: Cumulative lengths of sequences that are packed into one row (B = 1), int32 ``[S + 1]``; or a
+                `Packing`. Each is classified alone. Pairs are packed one after the other, two sequences for each.
+            segment_ids: Another way to pack, int64 ``[B, N]``, the same for neighbours of one sequence.
 
         Returns:
-            Logits, ``[B, K]``.
+            Logits, ``[B, K]``; ``[S, K]`` for packed sequences.
 
         Raises:
             ValueError: The input is not of this form, or longer than ``options.max_length``.
+            ConfigError: Sequences are packed, but pooled by something else than their mean.
         """
-        if self.options.towers == 2:
+        packing = find_packing(x.shape[:2], cu_seqlens, segment_ids)
+        if self.options.towers == 2 and packing is None:
             x, mask = _side_by_side(x, mask)
-        pooled = self.features(x, mask)
+        pooled = self.features(x, mask, packing)
         if self.options.towers == 2:
             u, v = pooled.reshape(-1, 2, pooled.shape[-1]).unbind(1)
             pooled = torch.cat((u, v, u * v, u - v) if self.options.pair == "nli" else (u, v), dim=-1)
         logits: Tensor = self.head(pooled)
         return logits
 
-    def features(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+    def features(self, x: Tensor, mask: Tensor | None = None, packing: Packing | None = None) -> Tensor:
         """Return the pooled vector of each sequence, ``[B, C]``; the arguments are those of one tower's `forward`."""
         check_mask(mask, x)
-        tokens = self._embed(x, mask)
+        if packing is not None and self.options.pooling != "mean":
+            raise ConfigError(
+                f"a packed batch is pooled by the mean of each sequence, but this model has pooling="
+                f"{self.options.pooling}; use pooling=mean, or pad the sequences."
+            )
+        tokens = self._embed(x, mask, packing)
         # The beginning of the sequence need not be here where processes share it.
         context = active()
         leads = self.class_token is not None and (context is None or context.rank == 0)
@@ -118,7 +138,7 @@ class SequenceClassifier(nn.Module):
             tokens = self.norm_in(tokens)
         tokens = F.dropout(tokens, self.options.dropout, self.training)
         blocks = list(self.blocks) * self.options.depth if self.options.tied else self.blocks
-        tokens = run_blocks(blocks, tokens, mask, recompute=self.options.gradient_checkpointing)
+        tokens = run_blocks(blocks, tokens, mask, packing=packing, recompute=self.options.gradient_checkpointing)
         if self.norm_out is not None:
             tokens = self.norm_out(tokens)
         if self.class_token is not None:
@@ -127,6 +147,9 @@ class SequenceClassifier(nn.Module):
             return first if context is None else context.sum(first)
         if self.options.pooling == "first":
             return _first_real(tokens, mask)
+        if packing is not None:
+            total = packing.sum(tokens if mask is None else tokens.where(mask.unsqueeze(-1), 0))
+            return total / packing.num_tokens(mask).clamp_min(1).unsqueeze(1)
         return _mean(tokens, mask, padded=self.options.pooling == "mean_padded")
 
     def num_parameters(self, *, positions: bool = False) -> int:
@@ -151,7 +174,7 @@ class SequenceClassifier(nn.Module):
         kernels = {f"{name}.{parameter}" for name, module in layers for parameter in module.kernel_parameters}
         return kernels & {name for name, _ in self.named_parameters()}
 
-    def _embed(self, x: Tensor, mask: Tensor | None) -> Tensor:
+    def _embed(self, x: Tensor, mask: Tensor | None, packing: Packing | None) -> Tensor:
         if isinstance(self.embedding, nn.Embedding):
             ids = x if mask is None else x.where(mask, 0)
             check_ids(ids, self.embedding.num_embeddings)
@@ -163,7 +186,8 @@ class SequenceClassifier(nn.Module):
                     f"[B, N, {self.embedding.in_features}]. Use x[..., None] for one number per element."
                 )
             tokens = self.embedding(x if mask is None else x.where(mask.unsqueeze(-1), 0))
-        at = token_positions(x.shape[1], mask=mask, max_length=self.options.max_length, device=x.device)
+        limit = self.options.max_length
+        at = token_positions(x.shape[1], mask=mask, max_length=limit, device=x.device, packing=packing)
         return tokens if self.positions is None else tokens + self.positions(at).to(tokens.dtype)
 
     def _block(self) -> nn.Module:

@@ -11,7 +11,9 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from tost.nn.packed import mix
 from tost.nn.recompute import is_recomputing
+from tost.ops import Packing
 from tost.ops._checks import check_mask
 from tost.ops._numerics import statistics_dtype, zero_padding
 
@@ -141,12 +143,11 @@ class MixerBlock(nn.Module):
         """Show the layout in ``print(module)``."""
         return f"norm={self.norm!r}"
 
-    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+    def forward(self, x: Tensor, mask: Tensor | None = None, *, packing: Packing | None = None) -> Tensor:
         """Transform the tokens x [B, N, C], with `mask` [B, N] of the real ones; returns [B, N, C]."""
         if self.norm == "post":
-            return self._normed(x + self.attention(x, mask), mask)
-        mixed: Tensor = x + self.attention(self._normed(x, mask), mask)
-        return mixed
+            return self._normed(x + mix(self.attention, x, mask, packing), mask)
+        return x + mix(self.attention, self._normed(x, mask), mask, packing)
 
     def _normed(self, x: Tensor, mask: Tensor | None) -> Tensor:
         normed: Tensor = self.norm1(x) if isinstance(self.norm1, nn.LayerNorm) else self.norm1(x, mask)

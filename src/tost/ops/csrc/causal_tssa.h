@@ -6,7 +6,8 @@
 // k, the scale, is 1 if there is none. With a decay a[h] the sums fade as tokens come: c[n] = a c[n-1] + w^2, and so on.
 //
 // A chunk of tokens is replayed from the sums at its start, one head at a time, so that the running sums of the chunk
-// stay in the first cache. Chunks run in parallel; between passes their totals are scanned in order.
+// stay in the first cache. Chunks run in parallel; between passes their totals are scanned in order. `starts` holds, for
+// each chunk, the sums at its start: squares [HD], weighted [HP], mass [H], with HP = HD unless statistics are in blocks.
 //
 // Within a chunk a running sum starts at zero and is added to the chunk's start: the rounding errors of a long prefix
 // do not pile up, and outputs up to n never depend on a token after n, bit for bit. What a chunk starts with fades by a
@@ -20,38 +21,26 @@
 
 namespace {
 
-// Where one chunk finds its data. `starts` holds the sums at its start: squares [HD], weighted [HP], mass [H], with
-// HP = HD unless statistics are in blocks.
-struct CausalChunk {
-  int64_t b, first;  // batch entry, first token
-  Rows rows;
-  CausalChunk(const Shape& s, const uint8_t* mask, int64_t item, int64_t chunks)
-      : b(item / chunks),
-        first(item % chunks * tost::kCausalChunk),
-        rows(mask, b, s.N, first, tost::kCausalChunk) {}
-  int64_t token(const Shape& s, int k) const { return b * s.N + first + rows.index[k]; }
-};
-
 // D bias[n, h], the shift of a token's energy: the bias is added to each of the D features of a head.
 template <class S>
-inline S energy_shift(const Shape& s, const S* bias, int64_t bias_stride, const CausalChunk& chunk, int k, int64_t h) {
-  return bias ? S(s.D) * bias[chunk.b * bias_stride + (chunk.first + chunk.rows.index[k]) * s.H + h] : S(0);
+inline S energy_shift(const Shape& s, const S* bias, int64_t bias_stride, const Chunk& chunk, int k, int64_t h) {
+  return bias ? S(s.D) * bias[chunk.b * bias_stride + (chunk.column + chunk.rows.index[k]) * s.H + h] : S(0);
 }
 
 // What a token's energy is multiplied by before its shift is added.
 template <class S>
-inline S energy_scale(const Shape& s, const S* scale, int64_t stride, const CausalChunk& chunk, int k, int64_t h) {
-  return scale ? scale[chunk.b * stride + (chunk.first + chunk.rows.index[k]) * s.H + h] : S(1);
+inline S energy_scale(const Shape& s, const S* scale, int64_t stride, const Chunk& chunk, int k, int64_t h) {
+  return scale ? scale[chunk.b * stride + (chunk.column + chunk.rows.index[k]) * s.H + h] : S(1);
 }
 
 // energy[k, h] = sum_d w^2 / max(c, floor) along one head; run is D numbers of scratch.
 template <class T, int kWidth, bool kDecay, class S>
-inline void causal_energies(const Shape& s, const T* w, const CausalChunk& chunk, int64_t h, const S* start,
+inline void causal_energies(const Shape& s, const T* w, const Chunk& chunk, int64_t h, const S* start,
                             const S* power, S* run, S* energy) {
   const int64_t D = kWidth ? kWidth : s.D, HD = s.H * D;
   fill_zero(run, D);
   for (int k = 0; k < chunk.rows.count; ++k) {
-    const T* row = w + chunk.token(s, k) * HD + h * D;
+    const T* row = w + chunk.row(k) * HD + h * D;
     S sum = 0;
 #pragma omp simd reduction(+ : sum)
     for (int64_t d = 0; d < D; ++d) {
@@ -68,27 +57,28 @@ template <class T, int kWidth, int kBlock, bool kDecay>
 int causal_forward_as(const tost::CausalForward& call) {
   using S = compute_t<T>;
   const Shape s = call.shape;
-  const int64_t B = s.B, N = s.N, H = s.H, D = kWidth ? kWidth : s.D, HD = H * D;
+  const Layout layout(s, call.sequences, call.cu_seqlens, tost::kCausalChunk);
+  if (!layout.valid()) return tost::kBadSequences;
+  const int64_t tokens = s.B * s.N, items = layout.items, H = s.H, D = kWidth ? kWidth : s.D, HD = H * D;
   const Blocks<S, kBlock> blocks(H, D, call.form.block_size);
   const int64_t P = kBlock == 1 ? D : blocks.width, HP = H * P, stride = HD + HP + H;
-  const int64_t chunks = (N + tost::kCausalChunk - 1) / tost::kCausalChunk, items = B * chunks;
   const auto w = static_cast<const T*>(call.w);
   const auto t = static_cast<const S*>(call.temperature), bias = static_cast<const S*>(call.bias);
   const auto scale = static_cast<const S*>(call.scale);
   const auto decay = static_cast<const S*>(call.decay);
   const auto y = static_cast<T*>(call.y);
-  const int threads = useful_threads(call.threads, items, B * N * HD);
+  const int threads = useful_threads(call.threads, items, tokens * HD);
 
   const int64_t per_thread = HP + 2 * tost::kCausalChunk * H + BlockWork<S, kBlock>::numbers(blocks);
 
   Buffer<double> parts(items * HP), mass_parts(items * H);
   Buffer<S> scratch(threads * per_thread);
-  Buffer<S> own(call.pi ? 0 : B * N * H + items * stride);
-  const Fading<S, kDecay> fading(static_cast<const S*>(call.decay), H, call.mask, B, N, chunks);
-  if (parts.failed() || mass_parts.failed() || scratch.failed() || own.failed() || fading.failed())
+  Buffer<S> own(call.pi ? 0 : tokens * H + items * stride);
+  const Fading<S, kDecay> fading(static_cast<const S*>(call.decay), H, call.mask, layout);
+  if (layout.failed() || parts.failed() || mass_parts.failed() || scratch.failed() || own.failed() || fading.failed())
     return tost::kNoMemory;
   S* const pi = call.pi ? static_cast<S*>(call.pi) : own + 0;
-  S* const starts = call.pi ? static_cast<S*>(call.starts) : pi + B * N * H;
+  S* const starts = call.pi ? static_cast<S*>(call.starts) : pi + tokens * H;
 
 #pragma omp parallel num_threads(threads) if (threads > 1)
   {
@@ -99,21 +89,21 @@ int causal_forward_as(const tost::CausalForward& call) {
 
 #pragma omp for schedule(static)
     for (int64_t item = 0; item < items; ++item) {
-      const CausalChunk chunk(s, call.mask, item, chunks);
+      const Chunk chunk(layout, call.mask, item);
       fill_zero(run, HD);
       if constexpr (kDecay)
-        add_fading_squares<T, kWidth>(w + (chunk.b * N + chunk.first) * HD, chunk.rows, H, D, fading, run);
+        add_fading_squares<T, kWidth>(w + chunk.token * HD, chunk.rows, H, D, fading, run);
       else
-        add_squares(w + (chunk.b * N + chunk.first) * HD, chunk.rows, HD, run);
+        add_squares(w + chunk.token * HD, chunk.rows, HD, run);
       widen(run, HD, parts + item * HD);
     }
-    carry_over_chunks(fading, parts + 0, B, chunks, H, D, false, static_cast<const S*>(call.squares_in), starts, stride,
+    carry_over_chunks(layout, fading, parts + 0, H, D, false, static_cast<const S*>(call.squares_in), starts, stride,
                       static_cast<S*>(call.squares));
 
 #pragma omp for schedule(static)
     for (int64_t item = 0; item < items; ++item) {
-      const CausalChunk chunk(s, call.mask, item, chunks);
-      S* const out = pi + (chunk.b * N + chunk.first) * H;
+      const Chunk chunk(layout, call.mask, item);
+      S* const out = pi + chunk.token * H;
       for (int64_t h = 0; h < H; ++h)
         causal_energies<T, kWidth, kDecay>(s, w, chunk, h, starts + item * stride + h * D, fading.of(h), run, row_pi);
       for (int64_t h = 0; h < H; ++h) mass_parts[item * H + h] = 0;
@@ -135,25 +125,24 @@ int causal_forward_as(const tost::CausalForward& call) {
       }
       fill_zero(run, HP);
       if constexpr (kBlock != 1)
-        sum_products(blocks, work, w + (chunk.b * N + chunk.first) * HD, chunk.rows, row_pi, decay, run);
+        sum_products(blocks, work, w + chunk.token * HD, chunk.rows, row_pi, decay, run);
       else if constexpr (kDecay)
-        add_fading_weighted_squares<T, kWidth>(w + (chunk.b * N + chunk.first) * HD, chunk.rows, H, D, row_pi, fading,
-                                               run);
+        add_fading_weighted_squares<T, kWidth>(w + chunk.token * HD, chunk.rows, H, D, row_pi, fading, run);
       else
-        add_weighted_squares<T, kWidth>(w + (chunk.b * N + chunk.first) * HD, chunk.rows, H, D, row_pi, run);
+        add_weighted_squares<T, kWidth>(w + chunk.token * HD, chunk.rows, H, D, row_pi, run);
       widen(run, HP, parts + item * HP);
     }
-    carry_over_chunks(fading, parts + 0, B, chunks, H, P, false, static_cast<const S*>(call.weighted_in), starts + HD,
+    carry_over_chunks(layout, fading, parts + 0, H, P, false, static_cast<const S*>(call.weighted_in), starts + HD,
                       stride, static_cast<S*>(call.weighted));
-    carry_over_chunks(fading, mass_parts + 0, B, chunks, H, 1, false, static_cast<const S*>(call.mass_in),
+    carry_over_chunks(layout, fading, mass_parts + 0, H, 1, false, static_cast<const S*>(call.mass_in),
                       starts + HD + HP, stride, static_cast<S*>(call.mass));
 
 #pragma omp for schedule(static)
     for (int64_t item = 0; item < items; ++item) {
-      const CausalChunk chunk(s, call.mask, item, chunks);
-      for_each_masked(chunk.rows, [&](int n) { fill_zero(y + (chunk.b * N + chunk.first + n) * HD, HD); });
+      const Chunk chunk(layout, call.mask, item);
+      for_each_masked(chunk.rows, [&](int n) { fill_zero(y + (chunk.token + n) * HD, HD); });
       if constexpr (kBlock != 1) {
-        const int64_t token = chunk.b * N + chunk.first;
+        const int64_t token = chunk.token;
         const S* const start = starts + item * stride + HD;
         replay_masses(H, chunk.rows, pi + token * H, start + HP, fading, masses);
         shrink_causally(blocks, work, w + token * HD, chunk.rows, pi + token * H, masses, start, decay, y + token * HD);
@@ -166,7 +155,7 @@ int causal_forward_as(const tost::CausalForward& call) {
         S mass_run = 0;
         fill_zero(run, D);
         for (int k = 0; k < chunk.rows.count; ++k) {
-          const int64_t n = chunk.token(s, k), at = n * HD + h * D;
+          const int64_t n = chunk.row(k), at = n * HD + h * D;
           const S p = pi[n * H + h];
           mass_run = faded<kDecay>(mass_run, power, 1) + p;
           const S m = faded<kDecay>(mass_start, power, k + 1) + mass_run + S(kMassFloor), pm = -p * m;
@@ -193,13 +182,13 @@ int causal_forward(const tost::CausalForward& call) {
 
 // The sums A and M of one head for every real token of a chunk, replayed from the chunk's start into A [rows, D], m.
 template <class T, int kWidth, bool kDecay, class S>
-inline void replay_weighted(const Shape& s, const T* w, const S* pi, const CausalChunk& chunk, int64_t h,
+inline void replay_weighted(const Shape& s, const T* w, const S* pi, const Chunk& chunk, int64_t h,
                             const S* start, S mass_start, const S* power, S* run, S* A, S* m) {
   const int64_t D = kWidth ? kWidth : s.D;
   S mass_run = 0;
   fill_zero(run, D);
   for (int k = 0; k < chunk.rows.count; ++k) {
-    const int64_t n = chunk.token(s, k), at = (n * s.H + h) * D;
+    const int64_t n = chunk.row(k), at = (n * s.H + h) * D;
     const S p = pi[n * s.H + h];
     mass_run = faded<kDecay>(mass_run, power, 1) + p;
     m[k] = faded<kDecay>(mass_start, power, k + 1) + mass_run + S(kMassFloor);
@@ -213,12 +202,12 @@ inline void replay_weighted(const Shape& s, const T* w, const S* pi, const Causa
 }
 
 template <class T, int kWidth, bool kDecay, class S>
-inline void replay_squares(const Shape& s, const T* w, const CausalChunk& chunk, int64_t h, const S* start,
+inline void replay_squares(const Shape& s, const T* w, const Chunk& chunk, int64_t h, const S* start,
                            const S* power, S* run, S* c) {
   const int64_t D = kWidth ? kWidth : s.D;
   fill_zero(run, D);
   for (int k = 0; k < chunk.rows.count; ++k) {
-    const int64_t at = (chunk.token(s, k) * s.H + h) * D;
+    const int64_t at = (chunk.row(k) * s.H + h) * D;
 #pragma omp simd
     for (int64_t d = 0; d < D; ++d) {
       const S x = load(w[at + d]);
@@ -241,10 +230,11 @@ template <class T, int kWidth, int kBlock, bool kDecay>
 int causal_backward_as(const tost::CausalBackward& call) {
   using S = compute_t<T>;
   const Shape s = call.shape;
-  const int64_t B = s.B, N = s.N, H = s.H, D = kWidth ? kWidth : s.D, HD = H * D;
+  const Layout layout(s, call.sequences, call.cu_seqlens, tost::kCausalChunk);
+  if (!layout.valid()) return tost::kBadSequences;
+  const int64_t tokens = s.B * s.N, items = layout.items, H = s.H, D = kWidth ? kWidth : s.D, HD = H * D;
   const Blocks<S, kBlock> blocks(H, D, call.form.block_size);
   const int64_t P = kBlock == 1 ? D : blocks.width, HP = H * P, stride = HD + HP + H;
-  const int64_t chunks = (N + tost::kCausalChunk - 1) / tost::kCausalChunk, items = B * chunks;
   constexpr bool kExact = sizeof(T) == sizeof(S);  // dw can hold its own first part without rounding
   const auto w = static_cast<const T*>(call.w), o = static_cast<const T*>(call.dy);
   const auto t = static_cast<const S*>(call.temperature), bias = static_cast<const S*>(call.bias);
@@ -254,19 +244,19 @@ int causal_backward_as(const tost::CausalBackward& call) {
   const auto dt = static_cast<S*>(call.dtemperature), de = static_cast<S*>(call.denergy);
   const auto decay = static_cast<const S*>(call.decay);
   const auto dscale = scale ? static_cast<S*>(call.dscale) : nullptr;
-  const int threads = useful_threads(call.threads, items, B * N * HD);
+  const int threads = useful_threads(call.threads, items, tokens * HD);
   const int64_t in_blocks = kBlock == 1 ? 0 : HP + 2 * tost::kCausalChunk * H + H;
   const int64_t per_thread =
       D * (2 + tost::kCausalChunk) + tost::kCausalChunk * (1 + H) + in_blocks +
       BlockWork<S, kBlock>::numbers(blocks, tost::kCausalChunk, kDecay ? tost::kCausalChunk : 0);
 
   Buffer<double> parts(items * HP), mass_parts(items * H), dt_parts(items * H);
-  Buffer<S> tails(items * HP), mass_tails(items * H), first_part(kExact ? 0 : B * N * HD);
+  Buffer<S> tails(items * HP), mass_tails(items * H), first_part(kExact ? 0 : tokens * HD);
   Buffer<S> scratch(threads * per_thread);
   Buffer<double> da_parts(kDecay ? items * H : 0);
-  const Fading<S, kDecay> fading(static_cast<const S*>(call.decay), H, call.mask, B, N, chunks);
-  if (parts.failed() || mass_parts.failed() || dt_parts.failed() || tails.failed() || mass_tails.failed() ||
-      first_part.failed() || scratch.failed() || da_parts.failed() || fading.failed())
+  const Fading<S, kDecay> fading(static_cast<const S*>(call.decay), H, call.mask, layout);
+  if (layout.failed() || parts.failed() || mass_parts.failed() || dt_parts.failed() || tails.failed() ||
+      mass_tails.failed() || first_part.failed() || scratch.failed() || da_parts.failed() || fading.failed())
     return tost::kNoMemory;
   S* const partial = kExact ? static_cast<S*>(call.dw) : first_part + 0;
 
@@ -286,9 +276,9 @@ int causal_backward_as(const tost::CausalBackward& call) {
 
 #pragma omp for schedule(static)
     for (int64_t item = 0; item < items; ++item) {
-      const CausalChunk chunk(s, call.mask, item, chunks);
+      const Chunk chunk(layout, call.mask, item);
       if constexpr (kBlock != 1) {
-        const int64_t token = chunk.b * N + chunk.first;
+        const int64_t token = chunk.token;
         const S* const start = starts + item * stride + HD;
         replay_masses(H, chunk.rows, pi + token * H, start + HP, fading, masses);
         reach_of_chunk(blocks, work, w + token * HD, o + token * HD, chunk.rows, pi + token * H, masses, start, decay,
@@ -306,7 +296,7 @@ int causal_backward_as(const tost::CausalBackward& call) {
         fill_zero(run, D);
         fill_zero(tail, D);
         for (int k = 0; k < chunk.rows.count; ++k) {
-          const int64_t n = chunk.token(s, k), at = n * HD + h * D;
+          const int64_t n = chunk.row(k), at = n * HD + h * D;
           const S p = pi[n * H + h];
           mass_run = faded<kDecay>(mass_run, power, 1) + p;
           const S mk = faded<kDecay>(mass_start, power, k + 1) + mass_run + S(kMassFloor);
@@ -327,17 +317,17 @@ int causal_backward_as(const tost::CausalBackward& call) {
         mass_parts[item * H + h] = mass_total;
       }
     }
-    carry_over_chunks(fading, parts + 0, B, chunks, H, P, true, static_cast<const S*>(call.dweighted), tails + 0, HP,
+    carry_over_chunks(layout, fading, parts + 0, H, P, true, static_cast<const S*>(call.dweighted), tails + 0, HP,
                       static_cast<S*>(call.dweighted_in));
-    carry_over_chunks(fading, mass_parts + 0, B, chunks, H, 1, true, static_cast<const S*>(call.dmass), mass_tails + 0,
+    carry_over_chunks(layout, fading, mass_parts + 0, H, 1, true, static_cast<const S*>(call.dmass), mass_tails + 0,
                       H, static_cast<S*>(call.dmass_in));
 
 #pragma omp for schedule(static)
     for (int64_t item = 0; item < items; ++item) {
-      const CausalChunk chunk(s, call.mask, item, chunks);
+      const Chunk chunk(layout, call.mask, item);
       const int count = chunk.rows.count;
       if constexpr (kBlock != 1) {
-        const int64_t token = chunk.b * N + chunk.first;
+        const int64_t token = chunk.token;
         const S* const start = starts + item * stride + HD;
         replay_masses(H, chunk.rows, pi + token * H, start + HP, fading, masses);
         descend_chunk(blocks, work, w + token * HD, o + token * HD, chunk.rows, pi + token * H, masses, start, decay,
@@ -364,7 +354,7 @@ int causal_backward_as(const tost::CausalBackward& call) {
         double da_total = 0;
         fill_zero(tail, D);
         for (int k = count - 1; k >= 0; --k) {
-          const int64_t n = chunk.token(s, k), at = n * HD + h * D;
+          const int64_t n = chunk.row(k), at = n * HD + h * D;
           const S p = pi[n * H + h], mk = m[k], inverse = S(1) / mk, factor = p * mk;
           const int rest = count - 1 - k;
           S dm = 0, dpi = 0;
@@ -391,11 +381,11 @@ int causal_backward_as(const tost::CausalBackward& call) {
         if constexpr (kDecay) da_parts[item * H + h] = da_total;
       }
       for_each_masked(chunk.rows, [&](int n) {
-        fill_zero(de + (chunk.b * N + chunk.first + n) * H, H);
-        if (dscale) fill_zero(dscale + (chunk.b * N + chunk.first + n) * H, H);
+        fill_zero(de + (chunk.token + n) * H, H);
+        if (dscale) fill_zero(dscale + (chunk.token + n) * H, H);
       });
       for (int k = 0; k < count; ++k) {
-        const int64_t n = chunk.token(s, k);
+        const int64_t n = chunk.row(k);
         softmax_backward(slope + k * H, pi + n * H, H);
         for (int64_t h = 0; h < H; ++h) de[n * H + h] = t[h] * slope[k * H + h];
       }
@@ -406,7 +396,7 @@ int causal_backward_as(const tost::CausalBackward& call) {
         fill_zero(tail, D);
         double dt_total = 0;
         for (int k = 0; k < count; ++k) {
-          const int64_t n = chunk.token(s, k), at = n * HD + h * D;
+          const int64_t n = chunk.row(k), at = n * HD + h * D;
           const S kn = energy_scale(s, scale, call.scale_stride, chunk, k, h), dn = kn * de[n * H + h];
           S e = 0;
 #pragma omp simd reduction(+ : e)
@@ -425,13 +415,13 @@ int causal_backward_as(const tost::CausalBackward& call) {
         dt_parts[item * H + h] = dt_total;
       }
     }
-    carry_over_chunks(fading, parts + 0, B, chunks, H, D, true, static_cast<const S*>(call.dsquares), tails + 0, HD,
+    carry_over_chunks(layout, fading, parts + 0, H, D, true, static_cast<const S*>(call.dsquares), tails + 0, HD,
                       static_cast<S*>(call.dsquares_in));
 
 #pragma omp for schedule(static)
     for (int64_t item = 0; item < items; ++item) {
-      const CausalChunk chunk(s, call.mask, item, chunks);
-      for_each_masked(chunk.rows, [&](int n) { fill_zero(dw + (chunk.b * N + chunk.first + n) * HD, HD); });
+      const Chunk chunk(layout, call.mask, item);
+      for_each_masked(chunk.rows, [&](int n) { fill_zero(dw + (chunk.token + n) * HD, HD); });
       for (int64_t h = 0; h < H; ++h) {
         const S* const start = starts + item * stride + h * D;
         const S* const power = fading.of(h);
@@ -440,7 +430,7 @@ int causal_backward_as(const tost::CausalBackward& call) {
         double da_total = 0;
         fill_zero(tail, D);
         for (int k = chunk.rows.count - 1; k >= 0; --k) {
-          const int64_t n = chunk.token(s, k), at = n * HD + h * D;
+          const int64_t n = chunk.row(k), at = n * HD + h * D;
           const S dn = energy_scale(s, scale, call.scale_stride, chunk, k, h) * de[n * H + h];
           const int rest = chunk.rows.count - 1 - k;
 #pragma omp simd

@@ -61,16 +61,84 @@ class Buffer {
   bool failed_;
 };
 
+// How the tokens of a call are cut into sequences, and these into chunks: the items of parallel work, in order. Tokens
+// are numbered through all rows. A sequence that is packed with others has the chunks that it would have alone.
+class Layout {
+ public:
+  Layout(const Shape& shape, int64_t sequences, const int64_t* cu_seqlens, int64_t chunk)
+      : sequences(sequences),
+        cu_seqlens_(cu_seqlens),
+        N_(shape.N),
+        chunk_(chunk),
+        chunks_((shape.N + chunk - 1) / chunk),
+        bounds_(cu_seqlens ? sequences + 1 : 0),
+        owners_(cu_seqlens ? shape.N / chunk + sequences : 0) {
+    items = sequences * chunks_;
+    if (!cu_seqlens || failed() || !valid()) return;
+    items = 0;
+    for (int64_t b = 0; b < sequences; ++b) {
+      bounds_[b] = items;
+      for (int64_t first = begin(b); first < end(b); first += chunk) owners_[items++] = b;
+    }
+    bounds_[sequences] = items;
+  }
+  bool failed() const { return bounds_.failed() || owners_.failed(); }
+  // Whether cu_seqlens goes from 0 to N and never back: nothing else may be read.
+  bool valid() const {
+    if (!cu_seqlens_) return true;
+    if (sequences < 0 || cu_seqlens_[0] != 0 || cu_seqlens_[sequences] != N_) return false;
+    for (int64_t b = 0; b < sequences; ++b)
+      if (begin(b) > end(b)) return false;
+    return true;
+  }
+  // The tokens of a sequence, and its chunks: from this one up to that of the next sequence.
+  int64_t begin(int64_t b) const { return cu_seqlens_ ? cu_seqlens_[b] : b * N_; }
+  int64_t end(int64_t b) const { return cu_seqlens_ ? cu_seqlens_[b + 1] : (b + 1) * N_; }
+  int64_t first_chunk(int64_t b) const { return cu_seqlens_ ? bounds_[b] : b * chunks_; }
+  // The sequence of a chunk, its first token, and how many it has.
+  int64_t sequence(int64_t item) const { return cu_seqlens_ ? owners_[item] : item / chunks_; }
+  int64_t token(int64_t item) const {
+    const int64_t b = sequence(item);
+    return begin(b) + (item - first_chunk(b)) * chunk_;
+  }
+  int64_t length(int64_t item) const {
+    const int64_t left = end(sequence(item)) - token(item);
+    return left < chunk_ ? left : chunk_;
+  }
+  // The token's place in its row.
+  int64_t column(int64_t token, int64_t b) const { return cu_seqlens_ ? token : token - b * N_; }
+
+  const int64_t sequences;
+  int64_t items;
+
+ private:
+  const int64_t* const cu_seqlens_;
+  const int64_t N_, chunk_, chunks_;
+  Buffer<int64_t> bounds_, owners_;
+};
+
 // The tokens of one chunk that the mask keeps, as indices from the chunk's first token.
 struct Rows {
   int count = 0, length = 0;
   int index[tost::kChunk];
 
-  Rows(const uint8_t* mask, int64_t batch, int64_t N, int64_t first, int64_t chunk) {
-    length = int(first + chunk <= N ? chunk : N - first);
-    for (int n = 0; n < length; ++n)
-      if (mask == nullptr || mask[batch * N + first + n]) index[count++] = n;
+  Rows(const uint8_t* mask, int64_t token, int64_t length) : length(int(length)) {
+    for (int n = 0; n < this->length; ++n)
+      if (mask == nullptr || mask[token + n]) index[count++] = n;
   }
+};
+
+// One item of a layout.
+struct Chunk {
+  int64_t b, token, column;  // sequence, first token, its place in its row
+  Rows rows;
+  Chunk(const Layout& layout, const uint8_t* mask, int64_t item)
+      : b(layout.sequence(item)),
+        token(layout.token(item)),
+        column(layout.column(token, b)),
+        rows(mask, token, layout.length(item)) {}
+  // The k-th real token.
+  int64_t row(int k) const { return token + rows.index[k]; }
 };
 
 template <class T>
@@ -138,42 +206,43 @@ inline void widen(const S* from, int64_t count, double* to) {
   for (int64_t j = 0; j < count; ++j) to[j] = from[j];
 }
 
-// The two ways of combining [B, chunks, width] partial sums below run over columns inside a parallel region, and add
-// in the order of the chunks: the result does not depend on the number of threads.
+// The two ways of combining [items, width] partial sums below run over sequences and columns inside a parallel region,
+// and add in the order of the chunks: the result does not depend on the number of threads.
 
 constexpr int64_t kColumns = 64;
 
-// total[b, j] = sum_c parts[b, c, j].
+// total[b, j] = the sum of parts[c, j] over the chunks of sequence b.
 template <class S>
-inline void total_over_chunks(const double* parts, int64_t B, int64_t chunks, int64_t width, S* total) {
+inline void total_over_chunks(const Layout& layout, const double* parts, int64_t width, S* total) {
   const int64_t blocks = (width + kColumns - 1) / kColumns;
 #pragma omp for schedule(static)
-  for (int64_t item = 0; item < B * blocks; ++item) {
+  for (int64_t item = 0; item < layout.sequences * blocks; ++item) {
     const int64_t b = item / blocks, first = item % blocks * kColumns;
     const int64_t count = first + kColumns <= width ? kColumns : width - first;
     double sum[kColumns] = {};
-    for (int64_t c = 0; c < chunks; ++c) {
-      const double* part = parts + (b * chunks + c) * width + first;
+    for (int64_t c = layout.first_chunk(b); c < layout.first_chunk(b + 1); ++c) {
+      const double* part = parts + c * width + first;
       for (int64_t j = 0; j < count; ++j) sum[j] += part[j];
     }
     for (int64_t j = 0; j < count; ++j) total[b * width + first + j] = S(sum[j]);
   }
 }
 
-// starts[b, c, j] = begin[b, j] + the parts of the chunks that come before c (after c when `reverse`), with
-// `stride` numbers from one chunk to the next in starts; end[b, j] = begin[b, j] + all parts. begin may be null.
+// starts[c, j] = begin[b, j] + the parts of the chunks of sequence b that come before c (after c when `reverse`), with
+// `stride` numbers from one chunk to the next in starts; end[b, j] = begin[b, j] + all its parts. begin may be null.
 template <class S>
-inline void scan_over_chunks(const double* parts, int64_t B, int64_t chunks, int64_t width, bool reverse,
-                             const S* begin, S* starts, int64_t stride, S* end) {
+inline void scan_over_chunks(const Layout& layout, const double* parts, int64_t width, bool reverse, const S* begin,
+                             S* starts, int64_t stride, S* end) {
   const int64_t blocks = (width + kColumns - 1) / kColumns;
 #pragma omp for schedule(static)
-  for (int64_t item = 0; item < B * blocks; ++item) {
+  for (int64_t item = 0; item < layout.sequences * blocks; ++item) {
     const int64_t b = item / blocks, first = item % blocks * kColumns;
     const int64_t count = first + kColumns <= width ? kColumns : width - first;
     double sum[kColumns];
     for (int64_t j = 0; j < count; ++j) sum[j] = begin ? double(begin[b * width + first + j]) : 0.0;
-    for (int64_t i = 0; i < chunks; ++i) {
-      const int64_t c = b * chunks + (reverse ? chunks - 1 - i : i);
+    const int64_t before = layout.first_chunk(b), after = layout.first_chunk(b + 1);
+    for (int64_t i = before; i < after; ++i) {
+      const int64_t c = reverse ? before + after - 1 - i : i;
       const double* part = parts + c * width + first;
       S* start = starts + c * stride + first;
       for (int64_t j = 0; j < count; ++j) {

@@ -23,8 +23,8 @@ inline X faded(X x, const S* power, int k) {
 template <class S, bool kDecay>
 class Fading {
  public:
-  Fading(const S* decay, int64_t H, const uint8_t* mask, int64_t B, int64_t N, int64_t chunks)
-      : powers_(kDecay ? H * kRow : 0), exact_(kDecay ? H * kRow : 0), counts_(kDecay ? B * chunks : 0) {
+  Fading(const S* decay, int64_t H, const uint8_t* mask, const Layout& layout)
+      : powers_(kDecay ? H * kRow : 0), exact_(kDecay ? H * kRow : 0), counts_(kDecay ? layout.items : 0) {
     if (!kDecay || failed()) return;
     constexpr double smallest = sizeof(S) == sizeof(double) ? DBL_MIN : double(FLT_MIN);
     for (int64_t h = 0; h < H; ++h) {
@@ -34,16 +34,7 @@ class Fading {
         powers_[h * kRow + k] = power < smallest ? S(0) : S(power);
       }
     }
-    for (int64_t item = 0; item < B * chunks; ++item) {
-      const int64_t b = item / chunks, first = item % chunks * tost::kCausalChunk;
-      const int64_t last = first + tost::kCausalChunk < N ? first + tost::kCausalChunk : N;
-      int64_t count = last - first;
-      if (mask != nullptr) {
-        count = 0;
-        for (int64_t n = first; n < last; ++n) count += mask[b * N + n] != 0;
-      }
-      counts_[item] = int(count);
-    }
+    for (int64_t item = 0; item < layout.items; ++item) counts_[item] = Chunk(layout, mask, item).rows.count;
   }
   bool failed() const { return powers_.failed() || exact_.failed() || counts_.failed(); }
   // The powers of one head.
@@ -58,23 +49,24 @@ class Fading {
   Buffer<int> counts_;
 };
 
-// As scan_over_chunks in common.h, for parts [B, chunks, H, width], but what comes from before a chunk (from after it
+// As scan_over_chunks in common.h, for parts [items, H, width], but what comes from before a chunk (from after it
 // when `reverse`) fades over it. Without decay it is scan_over_chunks.
 template <class S, bool kDecay>
-inline void carry_over_chunks(const Fading<S, kDecay>& fading, const double* parts, int64_t B, int64_t chunks, int64_t H,
+inline void carry_over_chunks(const Layout& layout, const Fading<S, kDecay>& fading, const double* parts, int64_t H,
                               int64_t width, bool reverse, const S* begin, S* starts, int64_t stride, S* end) {
   if constexpr (!kDecay) {
-    scan_over_chunks(parts, B, chunks, H * width, reverse, begin, starts, stride, end);
+    scan_over_chunks(layout, parts, H * width, reverse, begin, starts, stride, end);
   } else {
 #pragma omp for schedule(static)
-    for (int64_t item = 0; item < B * H; ++item) {
+    for (int64_t item = 0; item < layout.sequences * H; ++item) {
       const int64_t b = item / H, h = item % H;
       for (int64_t first = 0; first < width; first += kColumns) {
         const int64_t count = first + kColumns <= width ? kColumns : width - first, at = h * width + first;
         double sum[kColumns];
         for (int64_t j = 0; j < count; ++j) sum[j] = begin ? double(begin[b * H * width + at + j]) : 0.0;
-        for (int64_t i = 0; i < chunks; ++i) {
-          const int64_t c = b * chunks + (reverse ? chunks - 1 - i : i);
+        const int64_t before = layout.first_chunk(b), after = layout.first_chunk(b + 1);
+        for (int64_t i = before; i < after; ++i) {
+          const int64_t c = reverse ? before + after - 1 - i : i;
           const double kept = fading.over(c, h);
           for (int64_t j = 0; j < count; ++j) {
             starts[c * stride + at + j] = S(sum[j]);

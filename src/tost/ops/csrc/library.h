@@ -4,13 +4,16 @@
 // [B, H, D] or [B, H], all in the type of the statistics (float, or double for double tensors). mask is [B, N] bytes,
 // non-zero for a real token, or null. With form.block_size = g > 1, which divides D, sums of weighted squares hold
 // products of features, D (g + 1) / 2 numbers per head in place of D: see block.h. A call returns a Status.
+//
+// `sequences` is B and cu_seqlens null where each row is a sequence. Packed sequences follow each other in one row, B = 1;
+// cu_seqlens [sequences + 1] is where they begin, and N. Sums then have `sequences` entries in place of B.
 #pragma once
 
 #include <cstdint>
 
 namespace tost {
 
-enum Status : int32_t { kDone = 0, kNoMemory = 1, kUnknownType = 2 };
+enum Status : int32_t { kDone = 0, kNoMemory = 1, kUnknownType = 2, kBadSequences = 3 };
 enum Type : int32_t { kFloat = 0, kDouble = 1, kBfloat16 = 2, kHalf = 3, kInt8 = 4 };
 
 // Tokens per unit of parallel work. They do not depend on the number of threads, so neither does any result.
@@ -36,6 +39,8 @@ struct Forward {
   int32_t threads;
   Form form;
   Shape shape;
+  int64_t sequences;
+  const int64_t* cu_seqlens;
   const void *w, *temperature;
   const uint8_t* mask;
   void *y, *pi, *squares, *weighted, *mass;
@@ -45,6 +50,8 @@ struct Backward {
   int32_t threads;
   Form form;
   Shape shape;
+  int64_t sequences;
+  const int64_t* cu_seqlens;
   const void *w, *temperature;
   const uint8_t* mask;
   const void *dy, *pi, *squares, *weighted, *mass;
@@ -60,6 +67,8 @@ struct CausalForward {
   int32_t threads;
   Form form;
   Shape shape;
+  int64_t sequences;
+  const int64_t* cu_seqlens;
   int64_t bias_stride, scale_stride;
   const void *w, *temperature, *bias;
   const uint8_t* mask;
@@ -73,6 +82,8 @@ struct CausalBackward {
   int32_t threads;
   Form form;
   Shape shape;
+  int64_t sequences;
+  const int64_t* cu_seqlens;
   int64_t bias_stride, scale_stride;
   const void *w, *temperature, *bias;
   const uint8_t* mask;

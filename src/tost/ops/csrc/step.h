@@ -120,7 +120,7 @@ inline void mix_blocks(const Step& step, const StepLayer& layer, int64_t b, cons
   const StepBlockWork work(blocks, scratch + step.H);
   for (int64_t h = 0; h < step.H; ++h)
     masses[h] = (layer.decay ? layer.decay[h] : 1.0f) * layer.mass_in[b * step.H + h] + pi[h] + float(kMassFloor);
-  const Rows one(nullptr, 0, 1, 0, 1);
+  const Rows one(nullptr, 0, 1);
   shrink_causally(blocks, work, w, one, pi, masses, layer.weighted_in + b * step.H * blocks.width, layer.decay, y);
 }
 

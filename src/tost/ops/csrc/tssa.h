@@ -1,4 +1,4 @@
-// Non-causal TSSA. Symbols, one batch entry, token n, head h, feature d:
+// Non-causal TSSA. Symbols, one sequence, token n, head h, feature d:
 //
 //   s[h,d] = sum_n w^2            q = 1 / max(s, 1e-24)      (q = 1 without normalization; times n if scaled by it)
 //   e[n,h] = sum_d w^2 q          pi = softmax_h(t e)
@@ -7,8 +7,8 @@
 //
 // With statistics in blocks (kBlock other than 1) A[h,b] = sum_n pi w_b w_b^T and y_b = -pi m (m I + A)^{-1} w_b.
 //
-// Forward: three passes over w (s; pi, A, M; y). Backward: three passes over w and dy. Each pass is parallel over batch
-// and chunks of tokens.
+// Forward: three passes over w (s; pi, A, M; y). Backward: three passes over w and dy. Each pass is parallel over
+// sequences and chunks of tokens.
 #pragma once
 
 #include "block_passes.h"
@@ -58,24 +58,25 @@ inline S inverse_square_sum(S s) {
 
 // What the energies of one sequence are multiplied by: the number of its real tokens, or 1.
 template <class S>
-inline S energy_scale(const tost::Form& form, const uint8_t* mask, int64_t b, int64_t N) {
+inline S energy_scale(const tost::Form& form, const uint8_t* mask, const Layout& layout, int64_t b) {
   if (!form.count_scaled) return S(1);
-  if (mask == nullptr) return S(N);
+  if (mask == nullptr) return S(layout.end(b) - layout.begin(b));
   int64_t count = 0;
-  for (int64_t n = 0; n < N; ++n) count += mask[b * N + n] != 0;
+  for (int64_t n = layout.begin(b); n < layout.end(b); ++n) count += mask[n] != 0;
   return S(count);
 }
 
 template <class T, int kWidth, int kBlock>
 int tssa_forward(const tost::Forward& call) {
   using S = compute_t<T>;
-  const int64_t B = call.shape.B, N = call.shape.N, H = call.shape.H;
+  const Layout layout(call.shape, call.sequences, call.cu_seqlens, tost::kChunk);
+  if (!layout.valid()) return tost::kBadSequences;
+  const int64_t B = call.sequences, tokens = call.shape.B * call.shape.N, items = layout.items, H = call.shape.H;
   const int64_t D = kWidth ? kWidth : call.shape.D, HD = H * D;
-  const int64_t chunks = (N + tost::kChunk - 1) / tost::kChunk, items = B * chunks;
   const auto w = static_cast<const T*>(call.w);
   const auto t = static_cast<const S*>(call.temperature);
   const auto y = static_cast<T*>(call.y);
-  const int threads = useful_threads(call.threads, items, B * N * HD);
+  const int threads = useful_threads(call.threads, items, tokens * HD);
   const Blocks<S, kBlock> blocks(H, D, call.form.block_size);
   const int64_t HP = H * blocks.width, per_tile = kBlock == 1 ? 0 : blocks.products();
   const int64_t per_thread = HP + tost::kChunk * H + BlockWork<S, kBlock>::numbers(blocks);
@@ -83,11 +84,12 @@ int tssa_forward(const tost::Forward& call) {
   Buffer<double> parts(items * HP), mass_parts(items * H);
   Buffer<S> scale(B * HD), factors(B * blocks.tiles * per_tile), scratch(threads * per_thread);
   const bool keep = call.squares != nullptr;
-  Buffer<S> own(keep ? 0 : B * N * H + B * HD + B * HP + B * H);
-  if (parts.failed() || mass_parts.failed() || scale.failed() || factors.failed() || scratch.failed() || own.failed())
+  Buffer<S> own(keep ? 0 : tokens * H + B * HD + B * HP + B * H);
+  if (layout.failed() || parts.failed() || mass_parts.failed() || scale.failed() || factors.failed() ||
+      scratch.failed() || own.failed())
     return tost::kNoMemory;
   S* const pi = keep ? static_cast<S*>(call.pi) : own + 0;
-  S* const squares = keep ? static_cast<S*>(call.squares) : pi + B * N * H;
+  S* const squares = keep ? static_cast<S*>(call.squares) : pi + tokens * H;
   S* const weighted = keep ? static_cast<S*>(call.weighted) : squares + B * HD;
   S* const mass = keep ? static_cast<S*>(call.mass) : weighted + B * HP;
 
@@ -100,31 +102,31 @@ int tssa_forward(const tost::Forward& call) {
     if (call.form.normalize) {
 #pragma omp for schedule(static)
       for (int64_t item = 0; item < items; ++item) {
-        const int64_t b = item / chunks, first = item % chunks * tost::kChunk;
-        const Rows rows(call.mask, b, N, first, tost::kChunk);
+        const Chunk chunk(layout, call.mask, item);
+        const Rows& rows = chunk.rows;
         fill_zero(sum, HD);
-        add_squares(w + (b * N + first) * HD, rows, HD, sum);
+        add_squares(w + chunk.token * HD, rows, HD, sum);
         widen(sum, HD, parts + item * HD);
       }
-      total_over_chunks(parts + 0, B, chunks, HD, squares);
+      total_over_chunks(layout, parts + 0, HD, squares);
     } else {
 #pragma omp for schedule(static)
       for (int64_t j = 0; j < B * HD; ++j) squares[j] = 0;
     }
 #pragma omp for schedule(static)
     for (int64_t b = 0; b < B; ++b) {
-      const S count = energy_scale<S>(call.form, call.mask, b, N);
+      const S count = energy_scale<S>(call.form, call.mask, layout, b);
       for (int64_t j = b * HD; j < (b + 1) * HD; ++j)
         scale[j] = count * (call.form.normalize ? inverse_square_sum(squares[j]) : S(1));
     }
 
 #pragma omp for schedule(static)
     for (int64_t item = 0; item < items; ++item) {
-      const int64_t b = item / chunks, first = item % chunks * tost::kChunk;
-      const Rows rows(call.mask, b, N, first, tost::kChunk);
-      const T* chunk = w + (b * N + first) * HD;
-      S* const out = pi + (b * N + first) * H;
-      energies<T, kWidth>(chunk, rows, H, D, scale + b * HD, row_pi);
+      const Chunk chunk(layout, call.mask, item);
+      const Rows& rows = chunk.rows;
+      const T* const first = w + chunk.token * HD;
+      S* const out = pi + chunk.token * H;
+      energies<T, kWidth>(first, rows, H, D, scale + chunk.b * HD, row_pi);
       for (int64_t h = 0; h < H; ++h) mass_parts[item * H + h] = 0;
       for_each_masked(rows, [&](int n) { fill_zero(out + n * H, H); });
       for (int k = 0; k < rows.count; ++k)
@@ -138,13 +140,13 @@ int tssa_forward(const tost::Forward& call) {
       }
       fill_zero(sum, HP);
       if constexpr (kBlock == 1)
-        add_weighted_squares<T, kWidth>(chunk, rows, H, D, row_pi, sum);
+        add_weighted_squares<T, kWidth>(first, rows, H, D, row_pi, sum);
       else
-        sum_products(blocks, work, chunk, rows, row_pi, static_cast<const S*>(nullptr), sum);
+        sum_products(blocks, work, first, rows, row_pi, static_cast<const S*>(nullptr), sum);
       widen(sum, HP, parts + item * HP);
     }
-    total_over_chunks(parts + 0, B, chunks, HP, weighted);
-    total_over_chunks(mass_parts + 0, B, chunks, H, mass);
+    total_over_chunks(layout, parts + 0, HP, weighted);
+    total_over_chunks(layout, mass_parts + 0, H, mass);
     if constexpr (kBlock == 1) {
 #pragma omp for schedule(static)
       for (int64_t i = 0; i < B * H; ++i) {
@@ -157,18 +159,18 @@ int tssa_forward(const tost::Forward& call) {
 
 #pragma omp for schedule(static)
     for (int64_t item = 0; item < items; ++item) {
-      const int64_t b = item / chunks, first = item % chunks * tost::kChunk;
-      const Rows rows(call.mask, b, N, first, tost::kChunk);
-      const S* const g = scale + b * HD;
-      for_each_masked(rows, [&](int n) { fill_zero(y + (b * N + first + n) * HD, HD); });
+      const Chunk chunk(layout, call.mask, item);
+      const Rows& rows = chunk.rows;
+      const S* const g = scale + chunk.b * HD;
+      for_each_masked(rows, [&](int n) { fill_zero(y + (chunk.token + n) * HD, HD); });
       if constexpr (kBlock != 1) {
-        const int64_t token = b * N + first;
-        shrink_tokens(blocks, work, w + token * HD, rows, pi + token * H, mass + b * H,
-                      factors + b * blocks.tiles * per_tile, y + token * HD);
+        const int64_t token = chunk.token;
+        shrink_tokens(blocks, work, w + token * HD, rows, pi + token * H, mass + chunk.b * H,
+                      factors + chunk.b * blocks.tiles * per_tile, y + token * HD);
         continue;
       }
       for (int k = 0; k < rows.count; ++k) {
-        const int64_t n = b * N + first + rows.index[k];
+        const int64_t n = chunk.row(k);
         for (int64_t h = 0; h < H; ++h) {
           const S p = -pi[n * H + h];
           const int64_t at = n * HD + h * D;
@@ -191,16 +193,17 @@ int tssa_forward(const tost::Forward& call) {
 template <class T, int kWidth, int kBlock>
 int tssa_backward(const tost::Backward& call) {
   using S = compute_t<T>;
-  const int64_t B = call.shape.B, N = call.shape.N, H = call.shape.H;
+  const Layout layout(call.shape, call.sequences, call.cu_seqlens, tost::kChunk);
+  if (!layout.valid()) return tost::kBadSequences;
+  const int64_t B = call.sequences, tokens = call.shape.B * call.shape.N, items = layout.items, H = call.shape.H;
   const int64_t D = kWidth ? kWidth : call.shape.D, HD = H * D;
-  const int64_t chunks = (N + tost::kChunk - 1) / tost::kChunk, items = B * chunks;
   const auto w = static_cast<const T*>(call.w), o = static_cast<const T*>(call.dy);
   const auto t = static_cast<const S*>(call.temperature), pi = static_cast<const S*>(call.pi);
   const auto squares = static_cast<const S*>(call.squares), weighted = static_cast<const S*>(call.weighted);
   const auto mass = static_cast<const S*>(call.mass);
   const auto dw = static_cast<T*>(call.dw);
   const auto dt = static_cast<S*>(call.dtemperature);
-  const int threads = useful_threads(call.threads, items, B * N * HD);
+  const int threads = useful_threads(call.threads, items, tokens * HD);
 
   const Blocks<S, kBlock> blocks(H, D, call.form.block_size);
   const int64_t HP = H * blocks.width, per_tile = kBlock == 1 ? 0 : blocks.products();
@@ -208,10 +211,10 @@ int tssa_backward(const tost::Backward& call) {
   const int64_t per_thread = HP + 2 * rows_H + BlockWork<S, kBlock>::numbers(blocks);
 
   Buffer<double> parts(items * HP), dt_parts(items * H);
-  Buffer<S> q(B * HD), g(B * HD), dA(B * HP), dM(B * H), ds(B * HD), de(B * N * H);
+  Buffer<S> q(B * HD), g(B * HD), dA(B * HP), dM(B * H), ds(B * HD), de(tokens * H);
   Buffer<S> factors(B * blocks.tiles * per_tile), reaches(B * blocks.tiles * per_tile), scratch(threads * per_thread);
-  if (parts.failed() || dt_parts.failed() || q.failed() || g.failed() || dA.failed() || dM.failed() || ds.failed() ||
-      de.failed() || factors.failed() || reaches.failed() || scratch.failed())
+  if (layout.failed() || parts.failed() || dt_parts.failed() || q.failed() || g.failed() || dA.failed() ||
+      dM.failed() || ds.failed() || de.failed() || factors.failed() || reaches.failed() || scratch.failed())
     return tost::kNoMemory;
 
 #pragma omp parallel num_threads(threads) if (threads > 1)
@@ -223,12 +226,12 @@ int tssa_backward(const tost::Backward& call) {
 
 #pragma omp for schedule(static)
     for (int64_t item = 0; item < items; ++item) {
-      const int64_t b = item / chunks, first = item % chunks * tost::kChunk;
-      const Rows rows(call.mask, b, N, first, tost::kChunk);
+      const Chunk chunk(layout, call.mask, item);
+      const Rows& rows = chunk.rows;
       fill_zero(sum, HP);
       if constexpr (kBlock == 1) {
         for (int k = 0; k < rows.count; ++k) {
-          const int64_t n = b * N + first + rows.index[k];
+          const int64_t n = chunk.row(k);
           for (int64_t h = 0; h < H; ++h) {
             const S p = pi[n * H + h];
             const int64_t at = n * HD + h * D;
@@ -237,19 +240,19 @@ int tssa_backward(const tost::Backward& call) {
           }
         }
       } else {
-        const int64_t token = b * N + first;
+        const int64_t token = chunk.token;
         sum_symmetric(blocks, work, w + token * HD, o + token * HD, rows, pi + token * H, sum);
       }
       widen(sum, HP, parts + item * HP);
     }
-    total_over_chunks(parts + 0, B, chunks, HP, dA + 0);
+    total_over_chunks(layout, parts + 0, HP, dA + 0);
     if constexpr (kBlock != 1) {
       factor_tiles(blocks, work, B, mass, weighted, factors + 0);
       reach_tiles(blocks, work, B, mass, weighted, factors + 0, dA + 0, reaches + 0, dM + 0);
     }
 #pragma omp for schedule(static)
     for (int64_t i = 0; i < B * H; ++i) {
-      const S m = mass[i] + S(kMassFloor), count = energy_scale<S>(call.form, call.mask, i / H, N);
+      const S m = mass[i] + S(kMassFloor), count = energy_scale<S>(call.form, call.mask, layout, i / H);
       S dm = 0;
       for (int64_t j = i * D; j < (i + 1) * D; ++j) {
         q[j] = count * (call.form.normalize ? inverse_square_sum(squares[j]) : S(1));
@@ -263,19 +266,20 @@ int tssa_backward(const tost::Backward& call) {
 
 #pragma omp for schedule(static)
     for (int64_t item = 0; item < items; ++item) {
-      const int64_t b = item / chunks, first = item % chunks * tost::kChunk;
-      const Rows rows(call.mask, b, N, first, tost::kChunk);
+      const Chunk chunk(layout, call.mask, item);
+      const Rows& rows = chunk.rows;
+      const int64_t b = chunk.b;
       const S *const qb = q + b * HD, *const gb = g + b * HD, *const dAb = dA + b * HD, *const dMb = dM + b * H;
       fill_zero(sum, HD);
       for (int64_t h = 0; h < H; ++h) dt_parts[item * H + h] = 0;
       if constexpr (kBlock != 1) {
-        const int64_t token = b * N + first, tiles = b * blocks.tiles * per_tile;
+        const int64_t token = chunk.token, tiles = b * blocks.tiles * per_tile;
         slopes_of_tokens(blocks, work, w + token * HD, o + token * HD, rows, mass + b * H, factors + tiles,
                          reaches + tiles, dpi);
         energies<T, kWidth>(w + token * HD, rows, H, D, qb, energy);
       }
       for (int k = 0; k < rows.count; ++k) {
-        const int64_t n = b * N + first + rows.index[k];
+        const int64_t n = chunk.row(k);
         S* const slopes = kBlock == 1 ? dpi : dpi + k * H;
         S* const shares = kBlock == 1 ? energy : energy + k * H;
         for (int64_t h = 0; h < H; ++h) {
@@ -306,7 +310,7 @@ int tssa_backward(const tost::Backward& call) {
       }
       widen(sum, HD, parts + item * HD);
     }
-    total_over_chunks(parts + 0, B, chunks, HD, ds + 0);
+    total_over_chunks(layout, parts + 0, HD, ds + 0);
 #pragma omp for schedule(static)
     for (int64_t j = 0; j < B * HD; ++j) {
       const bool flows = call.form.normalize && squares[j] > S(kSquareFloor);
@@ -315,18 +319,19 @@ int tssa_backward(const tost::Backward& call) {
 
 #pragma omp for schedule(static)
     for (int64_t item = 0; item < items; ++item) {
-      const int64_t b = item / chunks, first = item % chunks * tost::kChunk;
-      const Rows rows(call.mask, b, N, first, tost::kChunk);
+      const Chunk chunk(layout, call.mask, item);
+      const Rows& rows = chunk.rows;
+      const int64_t b = chunk.b;
       const S *const qb = q + b * HD, *const gb = g + b * HD, *const dAb = dA + b * HD, *const dsb = ds + b * HD;
-      for_each_masked(rows, [&](int n) { fill_zero(dw + (b * N + first + n) * HD, HD); });
+      for_each_masked(rows, [&](int n) { fill_zero(dw + (chunk.token + n) * HD, HD); });
       if constexpr (kBlock != 1) {
-        const int64_t token = b * N + first, tiles = b * blocks.tiles * per_tile;
+        const int64_t token = chunk.token, tiles = b * blocks.tiles * per_tile;
         gradients_of_tokens(blocks, work, w + token * HD, o + token * HD, rows, pi + token * H, de + token * H,
                             mass + b * H, qb, dsb, factors + tiles, reaches + tiles, dw + token * HD);
         continue;
       }
       for (int k = 0; k < rows.count; ++k) {
-        const int64_t n = b * N + first + rows.index[k];
+        const int64_t n = chunk.row(k);
         for (int64_t h = 0; h < H; ++h) {
           const S p = pi[n * H + h], slope = de[n * H + h];
           const int64_t at = n * HD + h * D;

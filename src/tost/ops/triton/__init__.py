@@ -68,20 +68,25 @@ def tssa(inputs: Inputs, form: Form) -> Tensor:
     w, mask = inputs.w, inputs.mask
     _check_width(w)
     temperature = inputs.temperature.to(statistics_dtype(w.dtype))
-    outputs: tuple[Tensor, ...] = torch.ops.tost.tssa_triton(w, temperature, mask, form.normalize, form.count_scaled)
+    cu_seqlens = None if inputs.packing is None else inputs.packing.cu_seqlens
+    outputs: tuple[Tensor, ...] = torch.ops.tost.tssa_triton(
+        w, temperature, mask, cu_seqlens, form.normalize, form.count_scaled
+    )
     return outputs[0]
 
 
 def causal_tssa(inputs: Inputs, form: Form) -> tuple[Tensor, Sums]:
     """Return y [B, N, H, D] in the dtype of w, and the sums after the last token."""
-    w, temperature, mask, bias, before, scale, decay = inputs
+    w, temperature, mask, bias, before, scale, decay, packing = inputs
     _check_width(w)
     temperature = temperature.to(statistics_dtype(w.dtype))
     arguments = (w, temperature, bias, mask, *(before or (None, None, None)), scale, decay)
-    if w.shape[1] == 1 and not _differentiated(arguments):
+    if packing is not None:
+        y, _, _, _, _, *sums = torch.ops.tost.causal_tssa_triton(*arguments, packing.cu_seqlens)
+    elif w.shape[1] == 1 and not _differentiated(arguments):
         y, *sums = torch.ops.tost.causal_tssa_triton_step(*arguments)
     else:
-        y, _, _, _, _, *sums = torch.ops.tost.causal_tssa_triton(*arguments)
+        y, _, _, _, _, *sums = torch.ops.tost.causal_tssa_triton(*arguments, None)
     return y, Sums(*sums)
 
 

@@ -2,18 +2,20 @@
 
 They take tensors of any device that triton runs on. Shapes: w, y [B, N, H, D], temperature, decay [H], bias, scale
 [B or 1, N, H], mask [B, N], pi [B, N, H], squares, weighted [B, H, D], mass [B, H]; the sums at the start of each chunk
-[chunks, H, D] and [chunks, H]. All but w, y, dy and dw are in the dtype of the statistics.
+[chunks, H, D] and [chunks, H]. All but w, y, dy and dw are in the dtype of the statistics. Sequences packed into
+one row begin where cu_seqlens [S + 1] says; their sums have S entries in place of B.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from tost.ops._numerics import num_tokens, statistics_dtype
+from tost.ops.packing import Packing
 from tost.ops.triton.tiles import choose_tiles, num_chunks
 
 Tensors = tuple[Tensor, ...]
@@ -34,9 +36,19 @@ def _unfilled(w: Tensor, *shapes: tuple[int, ...]) -> Tensors:
     return tuple([torch.empty(shape, dtype=dtype, device=device) for shape in shapes])
 
 
-def _sums(w: Tensor) -> Tensors:
+def _sums(w: Tensor, cu_seqlens: Tensor | None = None) -> Tensors:
     B, _, H, D = w.shape
-    return _unfilled(w, (B, H, D), (B, H, D), (B, H))
+    S = B if cu_seqlens is None else cu_seqlens.shape[0] - 1
+    return _unfilled(w, (S, H, D), (S, H, D), (S, H))
+
+
+def _layout(w: Tensor, cu_seqlens: Tensor | None, *, decays: bool = False) -> Any:
+    """Return the layout of packed sequences; None if each row is one."""
+    from tost.ops.triton import launch
+
+    if cu_seqlens is None:
+        return None
+    return launch.packed_layout(cu_seqlens, w.shape[1], choose_tiles(*w.shape[2:], decays=decays).CHUNK)
 
 
 def _dense(x: Tensor | None) -> Any:
@@ -47,32 +59,51 @@ def _dense(x: Tensor | None) -> Any:
 
 
 @_operator(
-    "tssa_triton", "Tensor w, Tensor temperature, Tensor? mask, bool normalize, bool count_scaled", 5
-)  # fmt: skip
-def _tssa(w: Tensor, temperature: Tensor, mask: Tensor | None, normalize: bool, count_scaled: bool) -> Tensors:
+    "tssa_triton",
+    "Tensor w, Tensor temperature, Tensor? mask, Tensor? cu_seqlens, bool normalize, bool count_scaled",
+    5,
+)
+def _tssa(
+    w: Tensor,
+    temperature: Tensor,
+    mask: Tensor | None,
+    cu_seqlens: Tensor | None,
+    normalize: bool,
+    count_scaled: bool,
+) -> Tensors:
     from tost.ops.triton import launch
 
-    y, pi, squares, weighted, mass = launch.tssa_forward(
-        w.contiguous(), temperature.contiguous(), _dense(mask), _count(w, mask, count_scaled), normalize=normalize
-    )
+    tokens = (w.contiguous(), temperature.contiguous(), _dense(mask), _count(w, mask, cu_seqlens, count_scaled))
+    y, pi, squares, weighted, mass = launch.tssa_forward(*tokens, normalize=normalize, layout=_layout(w, cu_seqlens))
     return y, pi, w.new_empty(0, dtype=pi.dtype) if squares is None else squares, weighted, mass
 
 
-def _count(w: Tensor, mask: Tensor | None, count_scaled: bool) -> Tensor | None:
-    return num_tokens(w, mask).to(statistics_dtype(w.dtype)) if count_scaled else None
+def _count(w: Tensor, mask: Tensor | None, cu_seqlens: Tensor | None, count_scaled: bool) -> Tensor | None:
+    if not count_scaled:
+        return None
+    counts = num_tokens(w, mask) if cu_seqlens is None else Packing(cu_seqlens, (1, w.shape[1])).num_tokens(mask)
+    return counts.to(statistics_dtype(w.dtype))
 
 
 @_tssa.register_fake  # type: ignore[untyped-decorator]
-def _(w: Tensor, temperature: Tensor, mask: Tensor | None, normalize: bool, count_scaled: bool) -> Tensors:
-    B, N, H, D = w.shape
-    squares = (B, H, D) if normalize else (0,)
-    return (_like_tokens(w), *_unfilled(w, (B, N, H), squares, (B, H, D), (B, H)))
+def _(
+    w: Tensor,
+    temperature: Tensor,
+    mask: Tensor | None,
+    cu_seqlens: Tensor | None,
+    normalize: bool,
+    count_scaled: bool,
+) -> Tensors:
+    B, N, H, _ = w.shape
+    squares, weighted, mass = _sums(w, cu_seqlens)
+    pi, nothing = _unfilled(w, (B, N, H), (0,))
+    return _like_tokens(w), pi, squares if normalize else nothing, weighted, mass
 
 
 @_operator(
     "tssa_triton_backward",
     "Tensor dy, Tensor w, Tensor temperature, Tensor? mask, Tensor pi, Tensor squares, Tensor weighted, Tensor mass, "
-    "bool normalize, bool count_scaled",
+    "Tensor? cu_seqlens, bool normalize, bool count_scaled",
     2,
 )
 def _tssa_backward(
@@ -84,13 +115,15 @@ def _tssa_backward(
     squares: Tensor,
     weighted: Tensor,
     mass: Tensor,
+    cu_seqlens: Tensor | None,
     normalize: bool,
     count_scaled: bool,
 ) -> Tensors:
     from tost.ops.triton import launch
 
-    tokens = (dy.contiguous(), w.contiguous(), temperature.contiguous(), _dense(mask), _count(w, mask, count_scaled))
-    return launch.tssa_backward(*tokens, pi, squares if normalize else None, weighted, mass)
+    tokens = (dy.contiguous(), w.contiguous(), temperature.contiguous(), _dense(mask))
+    count, layout = _count(w, mask, cu_seqlens, count_scaled), _layout(w, cu_seqlens)
+    return launch.tssa_backward(*tokens, count, pi, squares if normalize else None, weighted, mass, layout=layout)
 
 
 @_tssa_backward.register_fake  # type: ignore[untyped-decorator]
@@ -99,17 +132,17 @@ def _(dy: Tensor, w: Tensor, temperature: Tensor, *_: Any) -> Tensors:
 
 
 def _tssa_setup(ctx: Any, inputs: tuple[Any, ...], output: Tensors) -> None:
-    w, temperature, mask, *ctx.flags = inputs
+    w, temperature, mask, cu_seqlens, *ctx.flags = inputs
     ctx.set_materialize_grads(False)
-    ctx.save_for_backward(w, temperature, mask, *output[1:])
+    ctx.save_for_backward(w, temperature, mask, *output[1:], cu_seqlens)
 
 
 def _tssa_autograd(ctx: Any, dy: Tensor | None, *_: Tensor | None) -> tuple[Tensor | None, ...]:
     if dy is None:
-        return (None,) * 5
+        return (None,) * 6
     w, *saved = ctx.saved_tensors
     dw, d_temperature = torch.ops.tost.tssa_triton_backward(dy.to(w.dtype), w, *saved, *ctx.flags)
-    return dw, d_temperature, None, None, None
+    return dw, d_temperature, None, None, None, None
 
 
 torch.library.register_autograd("tost::tssa_triton", _tssa_autograd, setup_context=_tssa_setup)
@@ -123,25 +156,29 @@ _CAUSAL_ARGUMENTS = (
 )
 
 
-def _causal_arguments(arguments: tuple[Any, ...]) -> tuple[Any, ...]:
+def _causal_arguments(arguments: Sequence[Any]) -> tuple[Any, ...]:
     """Return the arguments of the operator as `launch.causal_forward` takes them."""
     w, temperature, bias, mask, *before, scale, decay = map(_dense, arguments)
     return w, temperature, bias, mask, tuple(before), scale, decay
 
 
-@_operator("causal_tssa_triton", _CAUSAL_ARGUMENTS, 8)
+@_operator("causal_tssa_triton", f"{_CAUSAL_ARGUMENTS}, Tensor? cu_seqlens", 8)
 def _causal_tssa(*arguments: Any) -> Tensors:
     from tost.ops.triton import launch
 
-    result = launch.causal_forward(*_causal_arguments(arguments))
+    *arguments, cu_seqlens = arguments
+    layout = _layout(arguments[0], cu_seqlens, decays=arguments[-1] is not None)
+    result = launch.causal_forward(*_causal_arguments(arguments), layout=layout)
     return result.y, result.pi, *result.starts, *result.after
 
 
 @_causal_tssa.register_fake  # type: ignore[untyped-decorator]
 def _(w: Tensor, *rest: Any) -> Tensors:
-    B, N, H, D = w.shape
-    C = B * num_chunks(N, choose_tiles(H, D, decays=rest[-1] is not None).CHUNK)
-    return (_like_tokens(w), *_unfilled(w, (B, N, H), (C, H, D), (C, H, D), (C, H)), *_sums(w))
+    (B, N, H, D), (*_, decay, cu_seqlens) = w.shape, rest
+    chunk = choose_tiles(H, D, decays=decay is not None).CHUNK
+    # Of packed sequences only the device knows the number of chunks: as many as there can be, as in `packed_layout`.
+    C = B * num_chunks(N, chunk) if cu_seqlens is None else N // chunk + cu_seqlens.shape[0] - 1
+    return (_like_tokens(w), *_unfilled(w, (B, N, H), (C, H, D), (C, H, D), (C, H)), *_sums(w, cu_seqlens))
 
 
 @_operator("causal_tssa_triton_step", _CAUSAL_ARGUMENTS, 4)
@@ -159,7 +196,8 @@ def _(w: Tensor, *_: Any) -> Tensors:
 @_operator(
     "causal_tssa_triton_backward",
     "Tensor dy, Tensor? dsquares, Tensor? dweighted, Tensor? dmass, Tensor w, Tensor temperature, Tensor? bias, "
-    "Tensor? mask, Tensor pi, Tensor squares, Tensor weighted, Tensor mass, Tensor? scale, Tensor? decay",
+    "Tensor? mask, Tensor pi, Tensor squares, Tensor weighted, Tensor mass, Tensor? scale, Tensor? decay, "
+    "Tensor? cu_seqlens",
     8,
 )
 def _causal_backward(*arguments: Any) -> Tensors:
@@ -169,12 +207,11 @@ def _causal_backward(*arguments: Any) -> Tensors:
     """
     from tost.ops.triton import launch
 
-    dy, dsquares, dweighted, dmass, w, temperature, bias, mask, pi, squares, weighted, mass, scale, decay = map(
-        _dense, arguments
-    )
-    starts = (squares, weighted, mass)
+    *tensors, cu_seqlens = map(_dense, arguments)
+    dy, dsquares, dweighted, dmass, w, temperature, bias, mask, pi, squares, weighted, mass, scale, decay = tensors
+    starts, layout = (squares, weighted, mass), _layout(w, cu_seqlens, decays=decay is not None)
     found = launch.causal_backward(
-        dy, (dsquares, dweighted, dmass), w, temperature, bias, mask, pi, starts, scale, decay
+        dy, (dsquares, dweighted, dmass), w, temperature, bias, mask, pi, starts, scale, decay, layout=layout
     )
     options = [pi.new_empty(0) if x is None else x for x in (found.scale, found.decay)]
     return found.w, found.temperature, found.logit, *found.before, *options
@@ -185,24 +222,24 @@ def _(*arguments: Any) -> Tensors:
     w, scale, decay = arguments[4], arguments[12], arguments[13]
     B, N, H, _ = w.shape
     options = _unfilled(w, (0,) if scale is None else (B, N, H), (0,) if decay is None else (H,))
-    return (_like_tokens(w), *_unfilled(w, (H,), (B, N, H)), *_sums(w), *options)
+    return (_like_tokens(w), *_unfilled(w, (H,), (B, N, H)), *_sums(w, arguments[14]), *options)
 
 
 def _causal_setup(ctx: Any, inputs: tuple[Any, ...], output: Tensors) -> None:
-    w, temperature, bias, mask, squares, _, _, scale, decay = inputs
+    w, temperature, bias, mask, squares, _, _, scale, decay, cu_seqlens = inputs
     ctx.set_materialize_grads(False)
     ctx.has_sums_before = squares is not None
-    ctx.save_for_backward(w, temperature, bias, mask, *output[1:5], scale, decay)
+    ctx.save_for_backward(w, temperature, bias, mask, *output[1:5], scale, decay, cu_seqlens)
 
 
 def _causal_autograd(ctx: Any, dy: Tensor | None, *rest: Tensor | None) -> tuple[Tensor | None, ...]:
     dsums = rest[-3:]
     if dy is None and all(x is None for x in dsums):
-        return (None,) * 9
-    w, temperature, bias, *saved, scale, decay = ctx.saved_tensors
+        return (None,) * 10
+    w, temperature, bias, *saved, scale, decay, cu_seqlens = ctx.saved_tensors
     dy = torch.zeros_like(w) if dy is None else dy.to(w.dtype)
     dw, dtemperature, dlogit, *dbefore, dscale, ddecay = torch.ops.tost.causal_tssa_triton_backward(
-        dy, *dsums, w, temperature, bias, *saved, scale, decay
+        dy, *dsums, w, temperature, bias, *saved, scale, decay, cu_seqlens
     )
     return (
         dw,
@@ -212,6 +249,7 @@ def _causal_autograd(ctx: Any, dy: Tensor | None, *rest: Tensor | None) -> tuple
         *(dbefore if ctx.has_sums_before else (None, None, None)),
         None if scale is None else dscale.sum_to_size(scale.shape),
         None if decay is None else ddecay,
+        None,
     )
 
 

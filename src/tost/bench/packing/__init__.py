@@ -1,0 +1,1 @@
+"""Packed sequences against padded ones, and against a single one."""
