@@ -105,8 +105,8 @@ class WindowAttention(ProjectedMixer):
             ``[B, N, C]`` and the state after these tokens.
 
         Raises:
-            ValueError: As in `forward`.
-            BackendError: As in `forward`.
+            ValueError: `x`, `mask` or the state has the wrong shape or dtype.
+            BackendError: Context parallelism is active; this mixer needs whole sequences.
         """
         return call_with_state(self, x, state, mask)
 
