@@ -48,11 +48,11 @@ $ tost bench gpu-check --out results
 ```
 
 This compares the compiled kernels with the reference on your device, then times them beside the PyTorch backend,
-what `torch.compile` makes of it, and PyTorch's softmax attention. Please paste what it prints into an issue. If
-everything is right it also records the device and the versions of torch, triton and tost
-(`~/.cache/tost/gpu-check.json`), and from then on `backend="auto"` uses the kernels there; `tost info` shows the
-state. Before that they run only if they are asked for, with `backend="triton"` or `TOST_BACKEND=triton`. Without
-any of this, GPUs use the PyTorch backend, which works on every device.
+what `torch.compile` makes of it, PyTorch's softmax attention and, if the package is installed, the linear attention of
+flash-linear-attention. Please paste what it prints into an issue. If everything is right it also records the device
+and the versions of torch, triton and tost (`~/.cache/tost/gpu-check.json`), and from then on `backend="auto"` uses the
+kernels there; `tost info` shows the state. Before that they run only if they are asked for, with `backend="triton"` or
+`TOST_BACKEND=triton`. Without any of this, GPUs use the PyTorch backend, which works on every device.
 
 ## How it works
 

@@ -20,8 +20,10 @@ import yaml
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
-# The page on plug-ins has files in place of a session; tests/plugins runs them.
-EXECUTED = [ROOT / "README.md", *sorted(page for page in (ROOT / "docs").glob("*.md") if page.stem != "extend")]
+# The page on plug-ins has files in place of a session, and JAX wants a process of its own; see tests/plugins and
+# tests/integrations.
+ELSEWHERE = ("extend", "jax")
+EXECUTED = [ROOT / "README.md", *sorted(page for page in (ROOT / "docs").glob("*.md") if page.stem not in ELSEWHERE)]
 # Made by the benchmark program, so they may be missing for as long as no measurement is stored.
 GENERATED = {ROOT / "docs" / "img" / "speed.svg"}
 RESULTS = sorted((ROOT / "benchmarks" / "results").glob("ops_*.json"))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
+import torch
 
 from tests.train.runs import TINY
 from tost.cli import _train
@@ -28,6 +29,24 @@ def test_two_runs_are_not_mixed_in_one_folder(run, tmp_path):
     done = run("train", "demo/digits", *TINY, "--resume", start, "--out", str(tmp_path / "b"))
     assert done.code == 2
     assert "already holds a run" in done.err
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("train", "demo/digits", "--out", "run"),
+        ("eval", "demo/digits", "train.init_from=run"),
+        ("generate", "run", "--prompt", "a"),
+    ],
+    ids=lambda command: command[0],
+)
+def test_a_gpu_that_is_not_there_is_refused_before_anything_is_done(run, tmp_path, monkeypatch, command):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    done = run(*command, "--device", "cuda")
+    assert done.code == 2
+    assert "--device cuda was given, but torch finds no CUDA device here; use --device cpu or auto." in done.err
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -35,6 +35,7 @@ Overrides = Annotated[
 Source = Annotated[Path, typer.Argument(metavar="RUN|CKPT|MODEL", help="A run, checkpoint or model folder.")]
 Ema = Annotated[bool, typer.Option("--ema", help="Use the moving average of the weights.")]
 Json = Annotated[bool, typer.Option("--json", help="End with one line of JSON.")]
+Device = Annotated[Literal["auto", "cpu", "cuda"], typer.Option(help="Where; auto takes a GPU if there is one.")]
 
 
 def load_source(source: Path, *, ema: bool) -> nn.Module:

@@ -10,7 +10,7 @@ import typer
 from tost._io import writing
 from tost._text import Table
 from tost.cli import _console
-from tost.cli._arguments import Ema, Json, Overrides
+from tost.cli._arguments import Device, Ema, Json, Overrides
 from tost.cli._reporter import is_first
 from tost.errors import ConfigError
 from tost.train.evaluate.protocol import Protocol, TextTest
@@ -45,6 +45,7 @@ def evaluate(
     windows: Annotated[
         int | None, typer.Option(min=1, help="Windows that --protocol authors draws.", show_default="16000")
     ] = None,
+    device: Device = "auto",
     out: Annotated[
         Path | None, typer.Option(help="Folder to write evaluation.json and the confusion matrix to.")
     ] = None,
@@ -56,7 +57,7 @@ def evaluate(
     if given and protocol is None:
         raise ConfigError(f"{', '.join(given)} given without --protocol, which chooses how a text is measured; add it.")
     test = None if protocol is None else TextTest(protocol=protocol, **numbers)
-    found = _measure(source, overrides or [], test, ema=ema)
+    found = _measure(source, overrides or [], test, device, ema=ema)
     if not is_first():
         return
     metrics = [(name, f"{value:.6g}") for name, value in found.metrics.items()]
@@ -71,7 +72,7 @@ def evaluate(
         _console.show_json(found.content())
 
 
-def _measure(source: str, overrides: list[str], test: TextTest | None, *, ema: bool) -> Evaluation:
+def _measure(source: str, overrides: list[str], test: TextTest | None, device: Device, *, ema: bool) -> Evaluation:
     from tost.recipes import get_task, load_config
     from tost.train.checkpoint.files import resolve_checkpoint
     from tost.train.evaluate.metrics import evaluate_checkpoint, evaluate_initial
@@ -81,9 +82,11 @@ def _measure(source: str, overrides: list[str], test: TextTest | None, *, ema: b
     if path.exists() and path.suffix not in (".yaml", ".yml"):
         checkpoint = resolve_checkpoint(path, _console.log)
         if test is None:
-            return evaluate_checkpoint(checkpoint, get_task, overrides=overrides, ema=ema)
-        return evaluate_text_checkpoint(checkpoint, test, overrides=overrides, ema=ema)
+            return evaluate_checkpoint(checkpoint, get_task, overrides=overrides, ema=ema, device=device)
+        return evaluate_text_checkpoint(checkpoint, test, overrides=overrides, ema=ema, device=device)
     config = load_config(source, overrides)
     if ema:
         raise ConfigError("--ema takes the average that a run has kept; name the run, or leave it out.")
-    return evaluate_initial(config, get_task(config.recipe)) if test is None else evaluate_text_initial(config, test)
+    if test is None:
+        return evaluate_initial(config, get_task(config.recipe), device=device)
+    return evaluate_text_initial(config, test, device=device)

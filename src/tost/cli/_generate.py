@@ -14,7 +14,7 @@ import typer
 from tost._io import read_text
 from tost._text import printable
 from tost.cli import _console
-from tost.cli._arguments import Ema, Source, load_source
+from tost.cli._arguments import Device, Ema, Source, load_source
 from tost.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -59,6 +59,7 @@ def generate(
     state: Annotated[Path | None, typer.Option(help="Go on with a text that was put aside.")] = None,
     save_state: Annotated[Path | None, typer.Option(help="Put the text aside, to go on later.")] = None,
     ema: Ema = False,
+    device: Device = "auto",
     dtype: Annotated[Precision | None, typer.Option(help="Arithmetic. Default: that of the weights.")] = None,
     weights: Annotated[Storage, typer.Option(help="Fewer bits: rounded, and faster.")] = "fp32",
     json: Annotated[bool, typer.Option("--json", help="Print one line of JSON instead of the text.")] = False,
@@ -73,13 +74,14 @@ def generate(
 
     from tost.generation import Sampling, TextStream, stream_tokens
     from tost.generation import save_state as put_aside
+    from tost.train.device import choose_device
 
     # Mistakes in the options are found before the weights are read.
     sampling = Sampling(temperature=temperature, top_k=top_k, top_p=top_p, repetition_penalty=repetition_penalty)
+    place = choose_device(device)
     model = load_source(source, ema=ema)
     tokenizer = _tokenizer_of(model, source)
-    if dtype is not None:
-        model = model.to(getattr(torch, dtype))
+    model = model.to(place, dtype=None if dtype is None else getattr(torch, dtype))
     before, generator, seed = _begin(model, state, seed)
     ids = None if text is None else torch.tensor([tokenizer.encode(text)])
     prompt_tokens = 0 if ids is None else ids.shape[1]

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tost.cli import _console
-from tost.cli._arguments import Config, Json, Overrides
+from tost.cli._arguments import Config, Device, Json, Overrides
 from tost.cli._reporter import ProgressStyle, is_first, open_reporter
 
 if TYPE_CHECKING:
@@ -31,6 +31,7 @@ def train(
         str | None, typer.Option(help="auto: newest checkpoint of the run folder; or a checkpoint, or another run.")
     ] = None,
     nproc: Annotated[int, typer.Option(min=1, help="Processes to start on this machine.")] = 1,
+    device: Device = "auto",
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Build everything, print its size, and stop.")] = False,
     progress: Annotated[ProgressStyle, typer.Option(help="Live bar or plain lines; auto looks.")] = "auto",
     json: Json = False,
@@ -50,7 +51,7 @@ def train(
     from tost.train.loop import fit
 
     with open_reporter(progress, settings.train.steps) as reporter:
-        result = fit(settings, get_task(settings.recipe), folder, resume=resume, reporter=reporter)
+        result = fit(settings, get_task(settings.recipe), folder, resume=resume, reporter=reporter, device=device)
     if is_first():
         if json:
             _console.show_json({"status": result.status, "step": result.step, "out": str(folder), **result.metrics})

@@ -52,9 +52,12 @@ class Loader(StatefulDataLoader):  # type: ignore[misc] # torchdata ships no typ
         dataset: Map-style data set.
         sampler: Which samples make up the batches.
         workers: Processes that prepare batches ahead; 0 for none.
+        pin_memory: Put batches into memory that a GPU can copy from on its own.
     """
 
-    def __init__(self, dataset: Dataset, sampler: ShardedBatchSampler, *, workers: int) -> None:
+    def __init__(
+        self, dataset: Dataset, sampler: ShardedBatchSampler, *, workers: int, pin_memory: bool = False
+    ) -> None:
         with warnings.catch_warnings():
             # torchdata 0.11 calls a function of torch that newer versions deprecate; users are not affected.
             warnings.filterwarnings("ignore", message="'set_vital' is deprecated", category=UserWarning)
@@ -65,6 +68,7 @@ class Loader(StatefulDataLoader):  # type: ignore[misc] # torchdata ships no typ
                 collate_fn=_Collate(dataset),
                 worker_init_fn=_leave_process_group,
                 multiprocessing_context=_start_method() if workers else None,
+                pin_memory=pin_memory,
                 # Without a generator of its own, starting to iterate would draw from the global one.
                 generator=torch.Generator().manual_seed(mix(sampler.order.seed)),
                 snapshot_every_n_steps=None,
@@ -177,6 +181,7 @@ def make_loader(
     workers: int = 0,
     shuffle: bool = True,
     infinite: bool = True,
+    pin_memory: bool = False,
 ) -> Loader:
     """Return the loader of one process.
 
@@ -195,6 +200,7 @@ def make_loader(
         shuffle: False keeps the order of the data set.
         infinite: True goes on into the next epoch for ever, inside a batch too: no sample is left out and none comes
             twice within an epoch. False makes one pass; see `make_evaluation_loader`.
+        pin_memory: Put batches into memory that a GPU can copy from on its own, while the processor goes on.
 
     Returns:
         A loader of dictionaries of tensors ``[B, ...]``.
@@ -222,11 +228,17 @@ def make_loader(
     repeats, draws = getattr(dataset, "repeats", 1), getattr(dataset, "draws", False)
     order = GlobalOrder(len(dataset), seed=seed, shuffle=shuffle, repeats=repeats, draws=draws)
     sampler = ShardedBatchSampler(order, batch_size=batch_size, rank=rank, world_size=world_size, infinite=infinite)
-    return Loader(dataset, sampler, workers=workers)
+    return Loader(dataset, sampler, workers=workers, pin_memory=pin_memory)
 
 
 def make_evaluation_loader(
-    dataset: Dataset, *, batch_size: int, rank: int = 0, world_size: int = 1, workers: int = 0
+    dataset: Dataset,
+    *,
+    batch_size: int,
+    rank: int = 0,
+    world_size: int = 1,
+    workers: int = 0,
+    pin_memory: bool = False,
 ) -> Loader:
     """Return a loader that passes once over a data set, in its order, every sample on exactly one process.
 
@@ -240,6 +252,7 @@ def make_evaluation_loader(
         rank: This process, from 0.
         world_size: Number of processes that share the samples.
         workers: Processes that prepare batches ahead; 0 prepares them in this one.
+        pin_memory: Put batches into memory that a GPU can copy from on its own.
 
     Returns:
         A loader with a length.
@@ -248,7 +261,7 @@ def make_evaluation_loader(
         ValueError: An argument is out of range, or there are no samples.
     """
     share = {"batch_size": batch_size, "rank": rank, "world_size": world_size, "workers": workers}
-    return make_loader(dataset, seed=0, shuffle=False, infinite=False, **share)
+    return make_loader(dataset, seed=0, shuffle=False, infinite=False, pin_memory=pin_memory, **share)
 
 
 def _describe(counts: Mapping[str, Any]) -> str:

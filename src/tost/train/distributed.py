@@ -31,6 +31,7 @@ from tost.ops import backends_on, operators
 from tost.parallel import ContextParallel, make_mesh
 from tost.train.batchnorm import share_batch_norms
 from tost.train.config import RunConfig, TrainConfig
+from tost.train.device import DeviceChoice, choose_device
 
 _GROUPS: list[object] = []
 """Process groups, kept until the process ends. A data parallel model that let go of the last reference to one would
@@ -75,13 +76,19 @@ class Distributed:
 
     @classmethod
     @contextmanager
-    def join(cls, config: RunConfig, folder: Path | None = None) -> Iterator[Distributed]:
+    def join(
+        cls, config: RunConfig, folder: Path | None = None, *, device: DeviceChoice = "auto"
+    ) -> Iterator[Distributed]:
         """Join the processes that a launcher started, or be the only one, for the duration of a ``with`` block.
 
         Trackers, if the run has any, write to `folder`; without one there are none.
         """
+        on_cpu = choose_device(device).type == "cpu"
+        if config.train.deterministic and not on_cpu:
+            # Without it cuBLAS is not deterministic, and torch refuses every matrix product. Read at the first one.
+            os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         accelerator = Accelerator(
-            cpu=not torch.cuda.is_available(),
+            cpu=on_cpu,
             mixed_precision=_PRECISION[config.train.precision],
             log_with=list(config.log.trackers) if config.log.trackers and folder else None,
             project_dir=None if folder is None else str(folder),
@@ -248,7 +255,9 @@ class Distributed:
             raise failed or TrainingError("another process of the run has failed; its message says why")
 
     def memory_bytes(self) -> int:
-        """Resident memory of this process now."""
+        """Memory of this process now: that of its tensors on a GPU, or else resident memory."""
+        if self.device.type == "cuda":
+            return torch.cuda.memory_allocated(self.device)
         try:
             pages = int(Path("/proc/self/statm").read_text().split()[1])
         except OSError:
@@ -256,7 +265,9 @@ class Distributed:
         return pages * os.sysconf("SC_PAGE_SIZE")
 
     def peak_memory_bytes(self) -> int:
-        """Largest resident memory of this process so far."""
+        """The most memory of this process so far."""
+        if self.device.type == "cuda":
+            return torch.cuda.max_memory_allocated(self.device)
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         return peak if sys.platform == "darwin" else peak * 1024
 

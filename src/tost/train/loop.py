@@ -29,6 +29,7 @@ from tost.train.checkpoint.files import CheckpointStore, resolve_checkpoint
 from tost.train.checkpoint.initial import Head, load_initial
 from tost.train.checkpoint.state import Position, RunState, restore_checkpoint, save_checkpoint
 from tost.train.config import RunConfig
+from tost.train.device import DeviceChoice
 from tost.train.distributed import Distributed
 from tost.train.ema import WeightAverage
 from tost.train.evaluate.metrics import evaluate
@@ -94,7 +95,13 @@ class RunResult:
 
 
 def fit(
-    config: RunConfig, task: Task, out: Path, *, resume: str | Path | None = None, reporter: Reporter | None = None
+    config: RunConfig,
+    task: Task,
+    out: Path,
+    *,
+    resume: str | Path | None = None,
+    reporter: Reporter | None = None,
+    device: DeviceChoice = "auto",
 ) -> RunResult:
     """Run a recipe until its last step or until a signal stops it.
 
@@ -105,6 +112,7 @@ def fit(
         resume: Checkpoint or run folder to resume from; ``"auto"`` for the newest checkpoint of `out`, or a new run if
             it has none; None for a new run.
         reporter: Receives the events of the first process; None to write to the run folder only.
+        device: Where to compute; ``"auto"`` takes a GPU if there is one.
 
     Returns:
         How the run ended.
@@ -120,7 +128,7 @@ def fit(
     if resume is not None and resume != "auto":
         resolve_checkpoint(Path(resume), lambda line: None, files=())  # if there is none, nothing is written
     start = None
-    with Distributed.join(config, out) as processes, ExitStack() as lock:
+    with Distributed.join(config, out, device=device) as processes, ExitStack() as lock:
         with processes.together():
             if processes.is_first:
                 lock.enter_context(folder.locked(reporter.message))
@@ -176,6 +184,7 @@ class _Run:
             rank=processes.data_rank,
             world_size=processes.data_size,
             workers=config.data.workers,
+            pin_memory=processes.asynchronous,
         )
 
     def start(self) -> None:

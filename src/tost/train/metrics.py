@@ -26,7 +26,7 @@ class StepRecord:
         tokens_per_second: Tokens of the global batch per second, averaged over the last steps.
         seconds_per_step: The same window, per step.
         mfu: Share of the measured peak of matrix multiplication that the model's own arithmetic reaches, in [0, 1].
-        memory_bytes: Resident memory of this process.
+        memory_bytes: Memory of this process: that of its tensors on a GPU, or else resident memory.
         eta_seconds: Time left at the present speed.
         unit: What is counted as tokens, in short: ``"tok"``, or ``"img"`` for images.
     """
@@ -106,17 +106,27 @@ LONGEST = 0.5
 """Seconds after which the peak is measured well enough."""
 
 
-def measure_peak_flops(device: torch.device, dtype: torch.dtype, *, size: int = 768, repeats: int = 5) -> float:
-    """Return the operations per second of a square matrix product, the best of a few: the peak that MFU refers to."""
+def measure_peak_flops(device: torch.device, dtype: torch.dtype, *, size: int | None = None, repeats: int = 5) -> float:
+    """Return the operations per second of a square matrix product, the best of a few: the peak that MFU refers to.
+
+    Args:
+        device: Where.
+        dtype: Arithmetic of the products.
+        size: Rows of the matrices; None for as many as it takes to keep the device busy.
+        repeats: Measurements after the first.
+    """
+    # A GPU needs a large product, and several in a row: starting one takes as long as a small product.
+    size, burst = (size or 768, 1) if device.type == "cpu" else (size or 4096, 10)
     # Not random: a run may not draw numbers that its training does not.
     a, b = (torch.full((size, size), 0.5, device=device, dtype=dtype) for _ in range(2))
     best, began = float("inf"), time.perf_counter()
     for _ in range(repeats + 1):
         start = time.perf_counter()
-        c = a @ b
+        for _ in range(burst):
+            c = a @ b
         if device.type == "cuda":
             torch.cuda.synchronize(device)
-        best = min(best, time.perf_counter() - start)
+        best = min(best, (time.perf_counter() - start) / burst)
         if time.perf_counter() - began > LONGEST:  # half precision takes seconds where the processor lacks it
             break
     del c

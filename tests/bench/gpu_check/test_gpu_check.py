@@ -1,5 +1,9 @@
 """`tost bench gpu-check`, on a CPU: Triton's interpreter stands for the GPU, and a constant for its clock."""
 
+import sys
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+
 import pytest
 import torch
 
@@ -14,6 +18,9 @@ SMALL = GpuCheckScale(device="cpu", compile=False, checked=((2, 5, 2, 3),), shap
 @pytest.fixture
 def interpreted(monkeypatch, tmp_path):
     pytest.importorskip("triton", reason="triton has no packages for this platform")
+    from tests.ops.triton.interpreter import speed_up_scans
+
+    speed_up_scans()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(run, "DTYPES", (torch.float32,))
     return tmp_path / "tost" / "gpu-check.json"
@@ -78,6 +85,32 @@ def test_a_contender_that_fails_leaves_its_reason():
     rows = run.measure_case(SMALL.cases[0], "cpu", compiled=False, clock=clock)
     assert {(row.seconds, row.note) for row in rows} == {(None, "out of memory")}
     assert run._tables(run.GpuCheckResults(rows=rows))[0].notes
+
+
+@pytest.mark.parametrize("case", SMALL.cases, ids=lambda case: case.label)
+def test_linear_attention_is_timed_where_it_is_installed(monkeypatch, case):
+    """A stand-in for the package: what it is called with and what is taken from it, not what it computes."""
+    seen = []
+
+    def chunk_linear_attn(q, k, v, normalize):
+        seen.append((q.shape, q is k is v, normalize))
+        return 2 * q, None
+
+    monkeypatch.setitem(sys.modules, "fla", ModuleType("fla"))
+    sys.modules["fla"].__spec__ = ModuleSpec("fla", None)
+    monkeypatch.setitem(sys.modules, "fla.ops", ModuleType("fla.ops"))
+    package = ModuleType("fla.ops.linear_attn")
+    package.chunk_linear_attn = chunk_linear_attn
+    monkeypatch.setitem(sys.modules, "fla.ops.linear_attn", package)
+
+    def clock(call):
+        call()
+        return 1.0
+
+    rows = run.measure_case(case, "cpu", compiled=False, clock=clock)
+    assert ("fla linear attention" in {row.contender for row in rows}) == case.causal
+    assert seen == [((1, 3, 2, 3), True, False)] * case.causal
+    assert not any(row.note for row in rows)
 
 
 def test_the_state_is_shown(interpreted):

@@ -5,8 +5,10 @@ from __future__ import annotations
 import gc
 
 import pytest
+import torch
 
-from tost.bench.harness.timing import Plan, Spread, Trial, interleave, plan_repeats, ratios, spread, warm_up
+from tost.bench.harness.device import stopwatch_of
+from tost.bench.harness.timing import Plan, Spread, Trial, interleave, plan_repeats, ratios, spread, timed, warm_up
 
 
 class FakeMachine:
@@ -115,3 +117,28 @@ def test_plan_repeats(estimates, expected):
 
 def test_standard_plan_meets_our_own_rule():
     assert Plan().repeats >= 20
+
+
+def test_a_gpu_times_by_its_own_events(monkeypatch):
+    """A stand-in that notes what is asked of the GPU, in which order."""
+    log = []
+
+    class Event:
+        def __init__(self, enable_timing):
+            assert enable_timing
+
+        def record(self):
+            log.append("record")
+
+        def synchronize(self):
+            log.append("end")
+
+        def elapsed_time(self, end):
+            return 250.0  # milliseconds
+
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: log.append("wait"))
+    trial = Trial(lambda: log.append("run"), lambda: log.append("reset"), stopwatch_of("cuda"))
+    assert timed(trial, clock=pytest.fail) == 0.25
+    assert log == ["wait", "record", "run", "record", "end", "reset"]
+    assert stopwatch_of("cpu") is None

@@ -17,7 +17,7 @@ import torch
 from tost.bench.attention.cases import CONTENDERS, PAPER_TOKENS, AttentionScale, Figure, Point
 from tost.bench.attention.cost import Cost, point_cost
 from tost.bench.attention.layers import build_layers
-from tost.bench.harness.device import free_bytes, wait_for
+from tost.bench.harness.device import free_bytes, stopwatch_of
 from tost.bench.harness.memory import keep_freed_memory, kept_bytes, watch_peak
 from tost.bench.harness.passes import layer_trial
 from tost.bench.harness.timing import Clock, Spread, Trial, interleave, ratios, spread, spread_of, timed, warm_up
@@ -154,7 +154,7 @@ class Work:
             self.x = torch.randn(1, point.tokens, point.width, device=device).requires_grad_(point.training)
         cotangent = torch.randn_like(self.x) if point.training else None
         self.training = point.training
-        self.trial = layer_trial(self.layers, self.x, cotangent, wait=wait_for(device))
+        self.trial = layer_trial(self.layers, self.x, cotangent, stopwatch=stopwatch_of(device))
 
     def run_short(self) -> None:
         """Take a pass on the first few tokens."""
@@ -207,7 +207,7 @@ def measure_roofline(machine: Machine) -> Roofline:
     source, target = (torch.ones(machine.megabytes << 18, device=device) for _ in range(2))
 
     def best(call: Callable[[], object]) -> float:
-        return min(timed(Trial(call, wait=wait_for(device))) for _ in range(12))
+        return min(timed(Trial(call, stopwatch=stopwatch_of(device))) for _ in range(12))
 
     product, copy = best(lambda: torch.mm(left, right, out=result)), best(lambda: target.copy_(source))
     return Roofline(flops_per_second=2 * size**3 / product, bytes_per_second=2 * source.nbytes / copy)

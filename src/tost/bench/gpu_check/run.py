@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
+from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -123,7 +124,18 @@ def _contenders(case: Case, *, compiled: bool) -> dict[str, Callable[[Tensor, Te
     if compiled:
         torch.compiler.reset()
         found["torch compiled"] = torch.compile(found["torch"], dynamic=False)
-    return found | {"sdpa": attention}
+    found["sdpa"] = attention
+    if case.causal and find_spec("fla"):
+        found["fla linear attention"] = _linear_attention
+    return found
+
+
+def _linear_attention(w: Tensor, temperature: Tensor) -> Tensor:
+    """Return causal linear attention by the package flash-linear-attention: a state per head too, but D x D numbers."""
+    from fla.ops.linear_attn import chunk_linear_attn
+
+    y: Tensor = chunk_linear_attn(w, w, w, normalize=False)[0]
+    return y
 
 
 def measure_case(case: Case, device: str, *, compiled: bool, clock: Callable[..., float]) -> list[Row]:
@@ -141,7 +153,7 @@ def measure_case(case: Case, device: str, *, compiled: bool, clock: Callable[...
 
         try:
             rows.append(Row(case=case.label, contender=name, seconds=clock(once)))
-        except RuntimeError as error:
+        except Exception as error:  # code of other packages may fail in any way
             rows.append(Row(case=case.label, contender=name, seconds=None, note=str(error).splitlines()[0]))
     return rows
 

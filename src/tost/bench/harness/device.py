@@ -1,4 +1,4 @@
-"""Devices: which one to measure on, when it is done, and how much memory is free."""
+"""Devices: which one to measure on, how long a call takes there, and how much memory is free."""
 
 from __future__ import annotations
 
@@ -7,30 +7,32 @@ from collections.abc import Callable
 import psutil
 import torch
 
-from tost.bench.harness.timing import no_wait
-from tost.errors import ConfigError
+from tost.bench.harness.timing import Stopwatch
+from tost.train import device as devices
 
 
 def choose_device(wanted: str) -> tuple[str, str | None]:
-    """Return the device to use, and the name of the GPU if it is one.
-
-    Args:
-        wanted: ``auto``, ``cpu`` or ``cuda``.
-
-    Raises:
-        ConfigError: ``cuda`` was requested, but there is no GPU.
-    """
-    present = torch.cuda.is_available()
-    if wanted == "cuda" and not present:
-        raise ConfigError("--device cuda was given, but torch finds no CUDA device here; use --device cpu or auto.")
-    if wanted == "cpu" or not present:
-        return "cpu", None
-    return "cuda", torch.cuda.get_device_name()
+    """Return the device to use, and the name of the GPU if it is one; see `tost.train.device`."""
+    chosen = devices.choose_device(wanted).type
+    return chosen, torch.cuda.get_device_name() if chosen == "cuda" else None
 
 
-def wait_for(device: str) -> Callable[[], None]:
-    """Return what waits for a device; a CPU is done when a call returns."""
-    return torch.cuda.synchronize if device == "cuda" else no_wait
+def stopwatch_of(device: str) -> Stopwatch | None:
+    """Return what times calls on a device; None for a CPU, where the clock does."""
+    return gpu_seconds if device == "cuda" else None
+
+
+def gpu_seconds(run: Callable[[], object]) -> float:
+    """Return the seconds between the events that the GPU passes before and after a call."""
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+    torch.cuda.synchronize()
+    begin.record()
+    result = run()
+    end.record()
+    end.synchronize()
+    del result
+    milliseconds: float = begin.elapsed_time(end)
+    return milliseconds / 1000
 
 
 def free_bytes(device: str) -> int:

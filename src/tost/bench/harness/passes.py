@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from tost.bench.harness.memory import watch_peak
-from tost.bench.harness.timing import Trial, no_wait, timed
+from tost.bench.harness.timing import Stopwatch, Trial, timed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,14 +37,14 @@ def measure_step(step: Callable[[], float]) -> Usage:
     return Usage(seconds=seconds, peak_bytes=peak.growth, process_bytes=peak.process, loss=losses[0])
 
 
-def layer_trial(layer: nn.Module, x: Tensor, cotangent: Tensor | None, *, wait: Callable[[], None] = no_wait) -> Trial:
+def layer_trial(layer: nn.Module, x: Tensor, cotangent: Tensor | None, *, stopwatch: Stopwatch | None = None) -> Trial:
     """Return the forward pass of a layer, or its forward and backward pass.
 
     Args:
         layer: Maps the tokens to as many others.
         x: The tokens.
         cotangent: Gradient that arrives at the output; None for the forward pass alone, without a graph.
-        wait: Waits for the device.
+        stopwatch: Times it on a device that has a clock of its own.
     """
 
     def run() -> Tensor:
@@ -58,4 +58,4 @@ def layer_trial(layer: nn.Module, x: Tensor, cotangent: Tensor | None, *, wait: 
         for tensor in (x, *layer.parameters()):
             tensor.grad = None
 
-    return Trial(run, reset, wait)
+    return Trial(run, reset, stopwatch)

@@ -19,9 +19,12 @@ Round = dict[str, float]
 
 Clock = Callable[[], float]
 
+Stopwatch = Callable[[Callable[[], object]], float]
+"""Returns the seconds of a call."""
 
-def no_wait() -> None:
-    """Wait for nothing."""
+
+def no_reset() -> None:
+    """Tidy up nothing."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,12 +55,12 @@ class Trial:
     Attributes:
         run: What is timed.
         reset: Tidies up after the clock has stopped.
-        wait: Waits for the device, before and after the run.
+        stopwatch: Times the run, where a device has a clock of its own; None for that of the processor.
     """
 
     run: Callable[[], object]
-    reset: Callable[[], None] = no_wait
-    wait: Callable[[], None] = no_wait
+    reset: Callable[[], None] = no_reset
+    stopwatch: Stopwatch | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,14 +97,17 @@ def spread_of(rounds: Sequence[Round], name: str) -> Spread:
 
 def timed(trial: Trial, clock: Clock = time.perf_counter) -> float:
     """Return the seconds of one run."""
-    trial.wait()
+    seconds = _by_clock(trial.run, clock) if trial.stopwatch is None else trial.stopwatch(trial.run)
+    trial.reset()
+    return seconds
+
+
+def _by_clock(run: Callable[[], object], clock: Clock) -> float:
     start = clock()
     # The result must outlive the second reading of the clock: giving its memory back is no part of the computation.
-    result = trial.run()
-    trial.wait()
+    result = run()
     seconds = clock() - start
     del result
-    trial.reset()
     return seconds
 
 

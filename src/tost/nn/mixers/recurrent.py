@@ -19,6 +19,7 @@ from tost.nn.mixers.projected import ProjectedMixer
 from tost.nn.state import Carry, RecurrentState, call_with_state
 from tost.ops._checks import check_mask
 from tost.ops._numerics import num_tokens, zero_padding
+from tost.ops._scan import prefix_sums
 
 _CHUNK = 64  # tokens that meet by matrix products; longer sequences are walked in chunks
 
@@ -288,7 +289,7 @@ def delta_rule(
     outputs = []
     pieces = (torch.split(part, _CHUNK, dim=2) for part in (query, key, value, log_fade, write))
     for q, k, v, log_a, b in zip(*pieces, strict=True):
-        log_c = log_a.cumsum(dim=-1)
+        log_c = prefix_sums(log_a.mT.unsqueeze(-1)).squeeze(-1).mT
         faded = (log_c.unsqueeze(-1) - log_c.unsqueeze(-2)).tril().exp()
         c = log_c.exp().unsqueeze(-1)
         system = (b.unsqueeze(-1) * faded * (k @ k.mT)).tril(-1)

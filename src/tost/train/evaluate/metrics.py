@@ -19,6 +19,7 @@ from tost.errors import CheckpointError, ConfigError
 from tost.train.checkpoint.files import read_model_tensors
 from tost.train.checkpoint.initial import load_initial, load_weights
 from tost.train.config import RunConfig, load_config
+from tost.train.device import DeviceChoice
 from tost.train.distributed import Distributed
 from tost.train.task import Details, Task
 from tost.train.telemetry import compression_by_layer
@@ -62,6 +63,7 @@ def measure(model: nn.Module, task: Task, dataset: Dataset, config: RunConfig, p
         rank=processes.data_rank,
         world_size=processes.data_size,
         workers=config.data.workers,
+        pin_memory=processes.asynchronous,
     )
     training = model.training
     model.eval()
@@ -129,7 +131,12 @@ class Evaluation:
 
 
 def evaluate_checkpoint(
-    checkpoint: Path, get_task: Callable[[str], Task], *, overrides: Sequence[str], ema: bool
+    checkpoint: Path,
+    get_task: Callable[[str], Task],
+    *,
+    overrides: Sequence[str],
+    ema: bool,
+    device: DeviceChoice = "auto",
 ) -> Evaluation:
     """Build the model of a run, load a checkpoint of it, and measure it on the validation set.
 
@@ -139,12 +146,13 @@ def evaluate_checkpoint(
         overrides: Changes to the run's configuration, as ``key=value``.
         ema: Use the moving average of the weights; what has none, such as the statistics of a batch norm, is taken as
             it is.
+        device: Where to compute; ``"auto"`` takes a GPU if there is one.
 
     Raises:
         CheckpointError: The checkpoint cannot be read, or does not belong to the configuration beside it.
     """
     config, load = read_checkpoint(checkpoint, overrides=overrides, ema=ema)
-    return _evaluate(config, get_task(config.recipe), load)
+    return _evaluate(config, get_task(config.recipe), load, device)
 
 
 def read_checkpoint(
@@ -173,14 +181,19 @@ def read_checkpoint(
     return config, lambda model: load_weights(model, tensors, str(checkpoint))
 
 
-def evaluate_initial(config: RunConfig, task: Task) -> Evaluation:
+def evaluate_initial(config: RunConfig, task: Task, *, device: DeviceChoice = "auto") -> Evaluation:
     """Measure the weights that a run would start from, ``train.init_from``, on its validation set.
+
+    Args:
+        config: The run.
+        task: What a batch costs.
+        device: Where to compute; ``"auto"`` takes a GPU if there is one.
 
     Raises:
         ConfigError: The configuration names no weights.
         CheckpointError: They cannot be read, or belong to another model or another number of classes.
     """
-    return _evaluate(config, task, read_initial(config))
+    return _evaluate(config, task, read_initial(config), device)
 
 
 def read_initial(config: RunConfig) -> Callable[[nn.Module], object]:
@@ -195,8 +208,8 @@ def read_initial(config: RunConfig) -> Callable[[nn.Module], object]:
     return lambda model: load_initial(model, source, lambda line: None, head="same")
 
 
-def _evaluate(config: RunConfig, task: Task, load: Callable[[nn.Module], object]) -> Evaluation:
-    with Distributed.join(config) as processes:
+def _evaluate(config: RunConfig, task: Task, load: Callable[[nn.Module], object], device: DeviceChoice) -> Evaluation:
+    with Distributed.join(config, device=device) as processes:
         bundle = task.build_data(config)
         model = task.build_model(config, bundle)
         load(model)

@@ -18,6 +18,7 @@ from tost.data.tokens.reader import TokenSplit, cbt_questions, check_tokenizer, 
 from tost.errors import ConfigError
 from tost.models import create_model, model_spec
 from tost.train.config import RunConfig
+from tost.train.device import DeviceChoice
 from tost.train.distributed import Distributed
 from tost.train.evaluate.last_word import Passage, score_choices, score_last_words, score_last_words_by_generation
 from tost.train.evaluate.metrics import Evaluation, read_checkpoint, read_initial
@@ -38,7 +39,9 @@ class _Corpus(NamedTuple):
     split: TokenSplit | None
 
 
-def evaluate_text_checkpoint(checkpoint: Path, test: TextTest, *, overrides: Sequence[str], ema: bool) -> Evaluation:
+def evaluate_text_checkpoint(
+    checkpoint: Path, test: TextTest, *, overrides: Sequence[str], ema: bool, device: DeviceChoice = "auto"
+) -> Evaluation:
     """Measure a checkpoint of a run.
 
     Args:
@@ -46,6 +49,7 @@ def evaluate_text_checkpoint(checkpoint: Path, test: TextTest, *, overrides: Seq
         test: What to measure.
         overrides: Changes to the run's configuration, such as ``data.path=DIR``.
         ema: Use the moving average of the weights.
+        device: Where to compute; ``"auto"`` takes a GPU if there is one.
 
     Raises:
         CheckpointError: The checkpoint cannot be read, or does not belong to the configuration beside it.
@@ -54,25 +58,32 @@ def evaluate_text_checkpoint(checkpoint: Path, test: TextTest, *, overrides: Seq
     config, load = read_checkpoint(checkpoint, overrides=overrides, ema=ema)
     tokenizer = find_tokenizer(checkpoint)
     known = None if tokenizer is None else tokenizer.fingerprint
-    return _evaluate(config, load, test, tokenizer=known, model=str(checkpoint))
+    return _evaluate(config, load, test, device, tokenizer=known, model=str(checkpoint))
 
 
-def evaluate_text_initial(config: RunConfig, test: TextTest) -> Evaluation:
+def evaluate_text_initial(config: RunConfig, test: TextTest, *, device: DeviceChoice = "auto") -> Evaluation:
     """Measure the weights that a run would start from, ``train.init_from``.
 
     Args:
         config: The run. Which tokenizer the weights belong to is not known, so only the number of ids is compared.
         test: What to measure.
+        device: Where to compute; ``"auto"`` takes a GPU if there is one.
 
     Raises:
         ConfigError: The configuration names no weights, or the text cannot be measured so.
         CheckpointError: The weights cannot be read, or belong to another model.
     """
-    return _evaluate(config, read_initial(config), test, tokenizer=None, model=str(config.train.init_from))
+    return _evaluate(config, read_initial(config), test, device, tokenizer=None, model=str(config.train.init_from))
 
 
 def _evaluate(
-    config: RunConfig, load: Callable[[nn.Module], object], test: TextTest, *, tokenizer: str | None, model: str
+    config: RunConfig,
+    load: Callable[[nn.Module], object],
+    test: TextTest,
+    device: DeviceChoice,
+    *,
+    tokenizer: str | None,
+    model: str,
 ) -> Evaluation:
     if "language_modeling" not in (model_spec(config.model.name).tasks or ("language_modeling",)):
         raise ConfigError(
@@ -82,7 +93,7 @@ def _evaluate(
     corpus = _open(config.data)
     if corpus.split is not None:
         check_tokenizer(tokenizer, corpus.split.folder, model=model)
-    with Distributed.join(config) as processes:
+    with Distributed.join(config, device=device) as processes:
         if processes.size > 1:
             raise ConfigError(f"{processes.size} processes cannot share this measurement; start one.")
         network = create_model(config.model.name, **config.model.options)

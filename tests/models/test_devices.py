@@ -1,0 +1,81 @@
+"""Training steps on a device that is no CPU: `meta`, whose tensors have a shape but no numbers.
+
+Tensors that were left on the CPU, or a number that is asked for in the middle of a step, are errors there.
+"""
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from tests.models.tiny import distinct, example, make_tiny
+from tost.models.mixers import list_mixers
+
+# Operators without a deterministic form on CUDA, from the page of `torch.use_deterministic_algorithms`. Cumulative sums
+# are listed for floating point numbers only.
+REFUSED = (
+    "adaptive_avg_pool2d_backward",
+    "adaptive_max_pool2d_backward",
+    "avg_pool3d_backward",
+    "bincount",
+    "cumprod",
+    "cumsum",
+    "grid_sampler_2d_backward",
+    "histc",
+    "kthvalue",
+    "logcumsumexp",
+    "median",
+    "put_",
+    "reflection_pad1d_backward",
+    "reflection_pad2d_backward",
+    "replication_pad1d_backward",
+    "replication_pad2d_backward",
+    "upsample_",
+)
+
+
+class Refusal(TorchDispatchMode):
+    """Fails where torch would in deterministic mode on a GPU."""
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        name = func.overloadpacket.__name__
+        exact = isinstance(out, torch.Tensor) and not out.is_floating_point()
+        assert exact or not name.lstrip("_").startswith(REFUSED), f"{name} is not deterministic on CUDA"
+        return out
+
+
+@pytest.fixture
+def deterministic():
+    torch.use_deterministic_algorithms(True)
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+def check_step(name, **options):
+    """Take a step of training as a run does on a GPU: deterministic, with clipped gradients."""
+    with torch.device("meta"):
+        model = make_tiny(name, **options)
+        x = example(model, length=24)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    with Refusal():
+        model(x).square().mean().backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+    assert all(p.grad is None or p.grad.is_meta for p in model.parameters())
+    assert any(p.grad is not None for p in model.parameters())
+
+
+@pytest.mark.parametrize("name", distinct())
+def test_a_training_step_of_every_model(deterministic, name):
+    check_step(name)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mixer", list_mixers(place="sequence"))
+def test_a_training_step_of_a_classifier_with_every_mixer(deterministic, mixer):
+    check_step("lra_listops", mixer=mixer)
+
+
+@pytest.mark.parametrize("mixer", list_mixers(place="language"))
+def test_a_training_step_of_a_language_model_with_every_mixer(deterministic, mixer):
+    check_step("tost_lm_base", mixer=mixer)

@@ -1,0 +1,98 @@
+"""Devices that this machine does not have: what a run arranges for them, and where commands compute."""
+
+import os
+import time
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from tests.train.runs import TINY, run
+from tost.data import DataOptions, build_data, make_evaluation_loader, make_loader
+from tost.errors import ConfigError
+from tost.recipes import load_config
+from tost.train import distributed, loop
+from tost.train.device import choose_device
+from tost.train.distributed import Distributed
+from tost.train.metrics import measure_peak_flops
+
+
+@pytest.fixture
+def gpu(monkeypatch):
+    """A machine that claims to have a GPU."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+
+
+def test_a_gpu_is_taken_if_there_is_one_and_the_cpu_if_it_is_asked_for(gpu):
+    assert choose_device("auto").type == choose_device("cuda").type == "cuda"
+    assert choose_device("cpu").type == "cpu"
+    with Distributed.join(load_config("demo/digits", list(TINY)), device="cpu") as processes:
+        assert processes.device.type == "cpu"
+
+
+def test_a_gpu_that_is_not_there_is_refused(monkeypatch, tmp_path):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert choose_device("auto").type == "cpu"
+    with pytest.raises(ConfigError, match="--device cuda was given, but torch finds no CUDA device"):
+        choose_device("cuda")
+
+
+@pytest.mark.parametrize(("deterministic", "given", "kept"), [
+    ("true", None, ":4096:8"), ("true", ":16:8", ":16:8"), ("false", None, None),
+])  # fmt: skip
+def test_matrix_products_on_a_gpu_are_deterministic(gpu, monkeypatch, deterministic, given, kept):
+    """Without the variable torch refuses each of them in deterministic mode, the default of a run."""
+
+    class ReachedError(Exception):
+        pass
+
+    def accelerator(**kwargs):
+        assert kwargs["cpu"] is False
+        raise ReachedError
+
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", given or "")
+    if given is None:
+        monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG")
+    monkeypatch.setattr(distributed, "Accelerator", accelerator)
+    config = load_config("demo/digits", [*TINY, f"train.deterministic={deterministic}"])
+    with pytest.raises(ReachedError), Distributed.join(config):
+        pass
+    assert os.environ.get("CUBLAS_WORKSPACE_CONFIG") == kept
+
+
+def test_memory_on_a_gpu_is_that_of_its_tensors(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 3)
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: 7)
+    process = SimpleNamespace(device=torch.device("cuda"))
+    assert (Distributed.memory_bytes(process), Distributed.peak_memory_bytes(process)) == (3, 7)
+
+
+@pytest.mark.parametrize(("device", "size", "products"), [("cpu", 768, 1), ("meta", 4096, 10)])
+def test_the_peak_is_that_of_products_which_keep_the_device_busy(monkeypatch, device, size, products):
+    """Each reading of the clock is a second after the last one; `meta` stands for a device that is not a CPU."""
+    seconds = iter(range(100))
+    monkeypatch.setattr(time, "perf_counter", lambda: float(next(seconds)))
+    assert measure_peak_flops(torch.device(device), torch.float32) == products * 2 * size**3
+
+
+def test_loaders_pin_memory_where_it_is_asked_for():
+    data = build_data(DataOptions(name="digits"), seed=0).train
+    assert make_loader(data, batch_size=2, seed=0, pin_memory=True).pin_memory
+    assert make_evaluation_loader(data, batch_size=2, pin_memory=True).pin_memory
+    assert not make_loader(data, batch_size=2, seed=0).pin_memory
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_batches_for_a_gpu_are_pinned(monkeypatch, tmp_path, asynchronous):
+    asked = []
+
+    def without_pinning(*args, pin_memory, **kwargs):
+        asked.append(pin_memory)
+        return make_loader(*args, **kwargs)
+
+    monkeypatch.setattr(loop, "make_loader", without_pinning)
+    monkeypatch.setattr("tost.train.evaluate.metrics.make_evaluation_loader", lambda *args, pin_memory=None, **kwargs: (
+        asked.append(pin_memory), make_evaluation_loader(*args, **kwargs))[1])  # fmt: skip
+    monkeypatch.setattr(Distributed, "asynchronous", asynchronous)
+    run(tmp_path, "train.steps=2", "evaluate.every=1", "evaluate.telemetry=false")
+    assert asked == [asynchronous] * 3
