@@ -216,7 +216,7 @@ def test_compiled_calls_take_new_lengths_without_a_graph_break():
         options = {"cu_seqlens": cu_seqlens, "backend": "reference"}
         expected = tost.tssa(w, t, **options) + tost.causal_tssa(w, t, bias, **options)
         assert_close("y", step(w, t, bias, cu_seqlens), expected, 1e-5)
-    with pytest.raises(ValueError, match="never decrease"):  # nobody has looked at the numbers before the kernel does
+    with pytest.raises(ValueError, match="never decrease"):  # the kernel is the first to look at the numbers
         step(w, t, bias, torch.tensor([0, 20, 12], dtype=torch.int32))
 
 
