@@ -18,7 +18,7 @@ LANGUAGE = [
 ]
 IDS = ["authors", "convolutions", "extensions", "softmax"]
 lengths_of_texts = st.lists(st.integers(1, 9), min_size=1, max_size=4)
-examples = settings(max_examples=6, deadline=None)
+examples = settings(max_examples=4, deadline=None)
 
 
 def language_model(options):
@@ -100,6 +100,21 @@ def test_pairs_are_packed_one_after_the_other():
         rows = [torch.nn.functional.pad(x, (0, longest - x.shape[1])) for x in pair]
         mask = torch.stack([torch.arange(longest) < x.shape[1] for x in pair])
         assert_close("logits", logits[row], model(torch.stack(rows, dim=1), mask[None])[0], 1e-10)
+
+
+@pytest.mark.parametrize("options", [{}, {"global_pool": "avg"}, {"mixer": "softmax"}, {"num_classes": 0}])
+def test_images_of_different_sizes_are_classified_as_each_alone(options):
+    model = perturb(make_tiny("tost_tiny_patch16_224", **options).double()).eval()
+    images = [torch.randn(3, *size, dtype=torch.float64) for size in [(32, 48), (16, 16), (48, 64), (32, 48)]]
+    found = model.forward_packed(images)
+    assert_close("logits", found, torch.cat([model(image[None]) for image in images]), 1e-10)
+
+
+def test_images_that_cannot_be_packed_are_refused():
+    with pytest.raises(ConfigError, match="the grid of one image, but the batch is packed"):
+        make_tiny("tost_tiny_patch16_224", conv_width=3).forward_packed([torch.randn(3, 32, 32)])
+    with pytest.raises(ValueError, match="0 images"):
+        make_tiny("tost_tiny_patch16_224").forward_packed([])
 
 
 def test_what_cannot_be_packed_is_refused():

@@ -13,7 +13,7 @@ from tost.testing import assert_close
 
 C, H = 12, 3
 lengths_of_sequences = st.lists(st.integers(0, 9), min_size=1, max_size=6)
-examples = settings(max_examples=15, deadline=None)
+examples = settings(max_examples=8, deadline=None)
 
 
 def pack(lengths):

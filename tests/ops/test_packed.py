@@ -21,8 +21,8 @@ OPTIONS = [
 ]
 IDS = ["plain", "masked and scaled", "all but blocks", "blocks"]
 # Empty sequences, single tokens, pairs, one chunk of the kernels, one token more, several chunks.
-lengths_of_sequences = st.lists(st.sampled_from([0, 1, 2, 3, 17, 64, 65, 128, 131]), min_size=1, max_size=6)
-examples = settings(max_examples=12, deadline=None)
+lengths_of_sequences = st.lists(st.sampled_from([0, 1, 2, 3, 17, 64, 65, 130]), min_size=1, max_size=4)
+examples = settings(max_examples=6, deadline=None)
 
 
 def backends(options):
@@ -216,7 +216,7 @@ def test_compiled_calls_take_new_lengths_without_a_graph_break():
         options = {"cu_seqlens": cu_seqlens, "backend": "reference"}
         expected = tost.tssa(w, t, **options) + tost.causal_tssa(w, t, bias, **options)
         assert_close("y", step(w, t, bias, cu_seqlens), expected, 1e-5)
-    with pytest.raises(ValueError, match="never decrease"):  # nobody has looked at the numbers before the kernel does
+    with pytest.raises(ValueError, match="never decrease"):  # the kernel is the first to look at the numbers
         step(w, t, bias, torch.tensor([0, 20, 12], dtype=torch.int32))
 
 

@@ -240,7 +240,7 @@ def test_operators_that_overwrite_pass_tangents_on(name):
 
 def _rest(name, case):
     flags = Form().flags()
-    return (case.temperature, None, *flags) if name == "tssa_" else (case.temperature, *(None,) * 7, *flags)
+    return (case.temperature, *(None,) * (2 if name == "tssa_" else 8), *flags)
 
 
 @pytest.mark.parametrize("run", [tost.tssa, tost.causal_tssa])

@@ -141,9 +141,13 @@ class SinusoidalPositions(nn.Module):
 
     def forward(self, positions: Tensor) -> Tensor:
         """Return the waves at positions [B, N], float32 [B, N, C]."""
-        if positions.shape[0] == 1 or self.max_length is None:
+        # A compiled graph that compares lengths would be made for each side of the comparison.
+        row = positions.shape[0] == 1 and (
+            torch.compiler.is_compiling() or positions.shape[1] <= (self.max_length or 0)
+        )
+        if self.max_length is None or row:
             return self._waves(positions)
-        # Rows of a batch repeat the same few positions: look them up instead of taking B times as many sines.
+        # Sequences of a batch repeat the same few positions: look them up instead of taking as many sines as tokens.
         return F.embedding(positions, self._waves(torch.arange(self.max_length, device=positions.device)))
 
     def _waves(self, positions: Tensor) -> Tensor:

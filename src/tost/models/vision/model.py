@@ -5,6 +5,7 @@ Shapes: images [B, channels, height, width], tokens [B, N, C] (batch, tokens, wi
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 
 import torch
@@ -19,7 +20,8 @@ from tost.models._common import build_mixer
 from tost.models.vision.base import Grid, ImageModel
 from tost.models.vision.options import VisionOptions
 from tost.models.vision.parts import ClassBlock, ConvStem
-from tost.nn import ISTA, MLP, Block, GridConvolution, TSSAttention
+from tost.nn import ISTA, MLP, Block, GridConvolution, TSSAttention, run_blocks
+from tost.ops import Packing
 
 NORM_EPS = 1e-6
 
@@ -75,6 +77,39 @@ class VisionToST(ImageModel):
             x = self._block(block, x, grid)
         token, _ = self._look(x, keep_patches=False)
         return self.forward_head(self.norm(token))
+
+    def forward_packed(self, images: Sequence[Tensor]) -> Tensor:
+        """Classify images of different sizes at once, without padding or resizing, as NaViT does.
+
+        The patches of all images lie in one row, and each image is a sequence of its own. In training the batch norms
+        of the stem see the images of one size together.
+
+        Args:
+            images: Normalized images, ``[channels, height, width]`` each.
+
+        Returns:
+            Logits ``[len(images), K]``, or features without a head: what each image gives alone.
+
+        Raises:
+            ValueError: There is no image, one is not of this form, or the model returns tokens (``global_pool=""``).
+            ConfigError: The blocks have convolutions over the grid of an image.
+        """
+        if not images or not self.global_pool:
+            raise ValueError(
+                f"{len(images)} images with global_pool={self.global_pool!r} give no row each; pass at least one image "
+                "to a model with global_pool='token' or 'avg'."
+            )
+        parts: dict[int, Tensor] = {}
+        for size in dict.fromkeys(image.shape for image in images):
+            members = [i for i, image in enumerate(images) if image.shape == size]
+            tokens, _ = self._start(torch.stack([images[i] for i in members]))
+            parts |= dict(zip(members, torch.split(tokens, 1), strict=True))
+        lengths = [parts[i].shape[1] for i in range(len(images))]
+        row = torch.cat([parts[i] for i in range(len(images))], dim=1)
+        bounds = torch.tensor([0, *lengths], device=row.device).cumsum(0)
+        packing = Packing.from_cu_seqlens(bounds, row.shape[1])
+        row = run_blocks(self.blocks, row, packing=packing, recompute=self.grad_checkpointing)
+        return torch.cat([self.forward_head(self._close(part)) for part in torch.split(row, lengths, dim=1)])
 
     def no_weight_decay(self) -> set[str]:
         """Return the parameters that are exempt from weight decay though they are no vectors: the class token.
