@@ -39,6 +39,15 @@ def test_protocols_and_their_numbers(run, trained):
     assert "bits_per_byte" in outcome.out
 
 
+def test_progress_is_shown_and_windows_are_counted(run, trained, monkeypatch):
+    monkeypatch.setattr("tost.cli._eval._SECONDS_BETWEEN_LINES", 0.0)
+    arguments = ("evaluate.batch_size=4", "--protocol", "authors", "--windows", "10", "--json")
+    outcome = run("eval", str(trained / "run"), *arguments)
+    assert json.loads(outcome.out.splitlines()[-1])["tokens"] == 10 * 16
+    assert "4 of 10 (40%)" in outcome.err
+    assert "8 of 10 (80%)" in outcome.err
+
+
 def test_other_texts_and_files(run, trained, tmp_path):
     data = (f"data.path={trained / 'passages'}", "data.options.validation_split=test")
     where = ("--out", str(tmp_path / "report"))

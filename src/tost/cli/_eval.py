@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from time import monotonic
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -15,7 +16,11 @@ from tost.cli._reporter import is_first
 from tost.errors import ConfigError
 from tost.train.evaluate.protocol import Protocol, TextTest
 
+_SECONDS_BETWEEN_LINES = 5.0
+
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from tost.train.evaluate.metrics import Evaluation
 
 
@@ -43,7 +48,10 @@ def evaluate(
         int | None, typer.Option(min=1, help="Tokens between sliding windows.", show_default="half a window")
     ] = None,
     windows: Annotated[
-        int | None, typer.Option(min=1, help="Windows that --protocol authors draws.", show_default="16000")
+        int | None,
+        typer.Option(
+            min=1, help="Windows that --protocol authors draws.", show_default="16000, or what fits into the text"
+        ),
     ] = None,
     device: Device = "auto",
     out: Annotated[
@@ -83,10 +91,27 @@ def _measure(source: str, overrides: list[str], test: TextTest | None, device: D
         checkpoint = resolve_checkpoint(path, _console.log)
         if test is None:
             return evaluate_checkpoint(checkpoint, get_task, overrides=overrides, ema=ema, device=device)
-        return evaluate_text_checkpoint(checkpoint, test, overrides=overrides, ema=ema, device=device)
+        return evaluate_text_checkpoint(
+            checkpoint, test, overrides=overrides, ema=ema, device=device, report=_progress()
+        )
     config = load_config(source, overrides)
     if ema:
         raise ConfigError("--ema takes the average that a run has kept; name the run, or leave it out.")
     if test is None:
         return evaluate_initial(config, get_task(config.recipe), device=device)
-    return evaluate_text_initial(config, test, device=device)
+    return evaluate_text_initial(config, test, device=device, report=_progress())
+
+
+def _progress() -> Callable[[int, int], None]:
+    """Return what logs how far a measurement is, every few seconds."""
+    begin = last = monotonic()
+
+    def report(done: int, total: int) -> None:
+        nonlocal last
+        now = monotonic()
+        if now - last >= _SECONDS_BETWEEN_LINES and done < total:
+            last = now
+            left = (now - begin) / done * (total - done)
+            _console.log(f"{done:,} of {total:,} ({done / total:.0%}), {left:.0f} s left")
+
+    return report

@@ -308,6 +308,53 @@ def test_the_number_of_classes_must_be_given():
         assert DataOptions(name=name, path="x", options={"num_classes": 7}).shape().num_classes == 7
 
 
+def test_classes_are_counted_from_the_folders(folder):
+    files.write(folder / "train" / ".cache" / "x.jpg", b"x")
+    files.write(folder / "train" / "notes.txt", b"x")
+    assert DataOptions(name="image_folder", path=str(folder)).shape().num_classes == 3
+    assert len(build("image_folder", folder).train) == 9
+    chosen = DataOptions(
+        name="image_folder", path=str(folder), options={"train_split": "val", "validation_split": "train"}
+    )
+    assert chosen.shape().num_classes == 3
+    given = DataOptions(name="image_folder", path=str(folder), options={"num_classes": 7})
+    assert given.shape().num_classes == 7, "what is given is not replaced, but compared when the data is read"
+    with pytest.raises(ConfigError, match=r"correct data\.options\.num_classes"):
+        build("image_folder", folder, num_classes=7)
+
+
+def test_the_test_split_is_validated_on_if_there_is_no_other(tmp_path):
+    files.write_folder(tmp_path, splits=("train", "test"))
+    assert len(build("image_folder", tmp_path, num_classes=3).validation) == 9
+    files.write(tmp_path / "val" / "ant" / "one.jpg", files.jpeg(0, 0))
+    for name in ("bee", "cat"):
+        files.write(tmp_path / "val" / name / "one.jpg", files.jpeg(1, 0))
+    assert len(build("image_folder", tmp_path, num_classes=3).validation) == 3, (
+        "a validation set of its own comes first"
+    )
+
+
+@pytest.mark.parametrize(
+    ("options", "remedy"),
+    [
+        ({}, "add data.options.crop=none"),
+        ({"crop": "pad", "erasing": 0.2}, "add data.options.erasing=0,"),
+        ({"color_jitter": 0.4, "auto_augment": None}, "add data.options.crop=none data.options.color_jitter=0"),
+    ],
+    ids=["crop", "erasing", "two"],
+)
+def test_images_in_memory_say_what_to_add(folder, options, remedy):
+    with pytest.raises(ValidationError) as info:
+        DataOptions(name="image_folder", path=str(folder), options={"in_memory": True, **options})
+    message = str(info.value)
+    assert remedy in message
+    assert "or leave in_memory out" in message
+    typed = dict(pair.split("=") for pair in message.partition("; add ")[2].partition(", or")[0].split())
+    read = {"none": "none", "0": 0.0, "null": None}
+    mended = {key.removeprefix("data.options."): read[value] for key, value in typed.items()}
+    DataOptions(name="image_folder", path=str(folder), options={"in_memory": True, **options, **mended})
+
+
 def test_image_sets_are_read_from_disk():
     with pytest.raises(ValidationError, match=r"data set 'cifar10' is read from disk; set data\.path"):
         DataOptions(name="cifar10")

@@ -128,6 +128,7 @@ def language_state(
     bias: bool = False,
     gammas: bool = True,
     tied: bool = True,
+    mixer: str = "tssa",
     make: Make = random_tensor,
 ) -> State:
     state = {"transformer.wte.weight": make(vocabulary, width), "transformer.wpe.weight": make(length, width)}
@@ -140,10 +141,11 @@ def language_state(
     for i in range(depth):
         block = f"transformer.h.{i}"
         affine(f"{block}.ln_1", width)
-        affine(f"{block}.attn.c_attn", width, width)
+        affine(f"{block}.attn.c_attn", width if mixer == "tssa" else 3 * width, width)
         affine(f"{block}.attn.c_proj", width, width)
-        state[f"{block}.attn.temp"] = make(heads, 1) + 1
-        state[f"{block}.attn.denom_bias"] = make(heads, length, 1)
+        if mixer == "tssa":
+            state[f"{block}.attn.temp"] = make(heads, 1) + 1
+            state[f"{block}.attn.denom_bias"] = make(heads, length, 1)
         affine(f"{block}.ln_2", width)
         affine(f"{block}.mlp.c_fc", 4 * width, width)
         affine(f"{block}.mlp.c_proj", width, 4 * width)
@@ -154,7 +156,7 @@ def language_state(
     return state
 
 
-def language_logits(state: State, ids: Tensor, *, heads: int) -> Tensor:
+def language_logits(state: State, ids: Tensor, *, heads: int, mixer: str = "tssa") -> Tensor:
     """Follow tokens through the language model of the authors."""
 
     def layer(name: str, x: Tensor) -> Tensor:
@@ -163,14 +165,23 @@ def language_logits(state: State, ids: Tensor, *, heads: int) -> Tensor:
     def norm(name: str, x: Tensor) -> Tensor:
         return F.layer_norm(x, x.shape[-1:], state[f"{name}.weight"], state.get(f"{name}.bias"))
 
-    length = ids.shape[1]
-    x = state["transformer.wte.weight"][ids] + state["transformer.wpe.weight"][:length]
-    for block in _blocks(state, "transformer.h."):
-        w = _split(layer(f"{block}.attn.c_attn", norm(f"{block}.ln_1", x)), heads)
+    def mix(block: str, projected: Tensor) -> Tensor:
+        if mixer == "softmax":
+            q, k, v = (_split(part, heads) for part in projected.chunk(3, dim=-1))
+            scores = q @ k.transpose(-2, -1) / sqrt(q.shape[-1])
+            later = torch.ones(length, length, dtype=torch.bool).triu(1)
+            return _join(scores.masked_fill(later, float("-inf")).softmax(dim=-1) @ v)
+        w = _split(projected, heads)
         share = w**2 / (w**2).cumsum(dim=-2).clamp_min(1e-12) + state[f"{block}.attn.denom_bias"][:, :length]
         belongs = (share.sum(dim=-1) * state[f"{block}.attn.temp"]).softmax(dim=1).unsqueeze(-1)
         moment = (belongs * w**2).cumsum(dim=-2) / (belongs.cumsum(dim=-2) + 1e-8)
-        x = x + state.get(f"{block}.gamma1", 1.0) * layer(f"{block}.attn.c_proj", _join(-belongs * w / (1 + moment)))
+        return _join(-belongs * w / (1 + moment))
+
+    length = ids.shape[1]
+    x = state["transformer.wte.weight"][ids] + state["transformer.wpe.weight"][:length]
+    for block in _blocks(state, "transformer.h."):
+        projected = layer(f"{block}.attn.c_attn", norm(f"{block}.ln_1", x))
+        x = x + state.get(f"{block}.gamma1", 1.0) * layer(f"{block}.attn.c_proj", mix(block, projected))
         hidden = F.gelu(layer(f"{block}.mlp.c_fc", norm(f"{block}.ln_2", x)))
         x = x + state.get(f"{block}.gamma2", 1.0) * layer(f"{block}.mlp.c_proj", hidden)
     return F.linear(norm("transformer.ln_f", x), state["lm_head.weight"])

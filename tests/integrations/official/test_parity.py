@@ -72,6 +72,30 @@ def test_language_model_computes_what_the_description_says(options):
     torch.testing.assert_close(model(ids), language_logits(state, ids, heads=2), rtol=1e-9, atol=1e-9)
 
 
+@pytest.mark.parametrize("options", [{}, {"bias": True}, {"gammas": False}, {"tied": False}], ids=str)
+def test_the_gpt_of_the_authors_computes_what_the_description_says(options, tmp_path):
+    state = language_state(mixer="softmax", width=16, **options)
+    ids = torch.randint(11, (2, 7))
+    mask = torch.ones(9, 9, dtype=torch.float64).tril()[None, None]
+    stored = state | {f"transformer.h.{i}.attn.bias": mask for i in range(2)}  # as without fused attention
+    torch.save({"model": stored}, tmp_path / "ckpt.pt")
+    model = tost.load_official(tmp_path / "ckpt.pt", num_heads=2).eval()
+    assert (model.options.mixer, model.options.position) == ("softmax", "learned")
+    assert (model.options.layer_scale is None) == (options == {"gammas": False})
+    expected = language_logits(state, ids, heads=2, mixer="softmax")
+    torch.testing.assert_close(model(ids), expected, rtol=1e-9, atol=1e-9)
+    if options != {"tied": False}:
+        assert same(to_official(model), state)
+
+
+def test_heads_of_the_gpt_are_64_wide_unless_told():
+    state = language_state(mixer="softmax", width=128)
+    assert tost.load_official(state).options.num_heads == 2
+    assert tost.load_official(state, num_heads=8).options.num_heads == 8
+    with pytest.raises(CheckpointError, match=r"mixer=tssa \(the file: softmax\)"):
+        tost.load_official(state, mixer="tssa")
+
+
 @settings(max_examples=30)
 @given(
     st.sampled_from(MIXERS),
@@ -315,7 +339,7 @@ def test_position_biases_are_cut_to_the_positions():
 @pytest.mark.parametrize(
     ("state", "message"),
     [
-        ({"transformer.h.0.attn.c_attn.weight": torch.zeros(48, 16)}, "softmax attention .GPT-2.*TSSA"),
+        ({"transformer.h.0.attn.c_attn.weight": torch.zeros(48, 16)}, "not used: transformer.h.0.attn.temp"),
         ({"blocks.0.local_mp.conv1.weight": torch.zeros(1)}, "local patch interaction.*timm"),
         ({"patch_embed.proj.weight": torch.zeros(1)}, "ViT or DeiT"),
         ({"blocks.0.attn.qkv.weight": torch.zeros(32, 16)}, "32 rows for tokens of width 16"),

@@ -94,16 +94,20 @@ def test_random_windows_are_those_of_the_seed():
             assert piece.stop <= len(text)
             return text[piece]
 
-    score = score_random(LIMITED, Spy(), length=8, batches=50, batch_size=4, seed=3)
+    told = []
+    given = {"windows": 200, "batch_size": 4}
+    score = score_random(LIMITED, Spy(), length=8, **given, seed=3, report=lambda *numbers: told.append(numbers))
+    assert (told[0], told[-1], len(told)) == ((4, 200), (200, 200), 50)
     assert len(drawn) == 200
     assert set(drawn) == set(range(32)), "every place can be drawn, the first and the last too"
     each = [naive(LIMITED, text[begin : begin + 9], 8, 8) / 8 for begin in drawn]
     assert score.loss == pytest.approx(sum(each) / 200, rel=1e-9)
     batches = torch.tensor(each, dtype=torch.float64).view(50, 4).mean(dim=1)
     assert score.error == pytest.approx(batches.std().item() / math.sqrt(50), rel=1e-9)
-    assert score == score_random(LIMITED, text, length=8, batches=50, batch_size=4, seed=3)
-    assert score != score_random(LIMITED, text, length=8, batches=50, batch_size=4, seed=4)
-    assert score_random(LIMITED, text, length=8, batches=1, batch_size=4).error is None
+    assert score == score_random(LIMITED, text, length=8, **given, seed=3)
+    assert score != score_random(LIMITED, text, length=8, **given, seed=4)
+    assert score_random(LIMITED, text, length=8, windows=4, batch_size=4).error is None
+    assert score_random(LIMITED, text, length=8, windows=201, batch_size=4, seed=3).tokens == 201 * 8
 
 
 @pytest.mark.parametrize("kind", [np.uint8, np.uint16, np.int64])

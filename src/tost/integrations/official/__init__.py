@@ -27,14 +27,16 @@ def load_official(
 ) -> nn.Module:
     """Build the model that a checkpoint of the authors holds, with its weights.
 
-    Vision models (``tost_cab_*``, ``xcit_cab_*``, ``vit_cab_*``) and language models (``model_TSSA.py``) are told apart
-    by their names, and their sizes by their shapes. Every tensor of the checkpoint is used, and every parameter of the
-    model comes from it; if that is not possible, nothing is loaded and the error lists the differences. Weights keep
-    their type, so a checkpoint in half precision gives a model in half precision.
+    Vision models (``tost_cab_*``, ``xcit_cab_*``, ``vit_cab_*``) and language models (``model_TSSA.py``, and the GPT
+    with softmax attention that it is compared with) are told apart by their names, and their sizes by their shapes.
+    Every tensor of the checkpoint is used, and every parameter of the model comes from it; if that is not possible,
+    nothing is loaded and the error lists the differences. Weights keep their type, so a checkpoint in half precision
+    gives a model in half precision.
 
     A few things are not in the tensors, or need a rule:
 
-    * the number of heads of softmax attention (``vit_cab_*``) is 8 unless `num_heads` is given;
+    * the number of heads of softmax attention is 8 in vision models (``vit_cab_*``), and that of heads of width 64 in
+      language models, unless `num_heads` is given;
     * class attention normalizes all tokens (`tokens_norm`), as in every registered model, unless it is set to False;
     * query and key biases that are missing everywhere are zero;
     * a position bias that is longer than the table of positions is cut: the authors' ``crop_block_size`` forgets it.
@@ -57,7 +59,8 @@ def load_official(
     Example:
         >>> import tost
         >>> from tost.integrations.official import to_official
-        >>> model = tost.create_model("tost_lm_base", embed_dim=64, depth=2, num_heads=4, vocab_size=256)
+        >>> sizes = {"embed_dim": 64, "depth": 2, "num_heads": 4, "vocab_size": 256}
+        >>> model = tost.create_model("tost_lm_base", **sizes, position="learned")
         >>> again = tost.load_official(to_official(model), dropout=0.1)
         >>> again.options.depth, again.options.dropout
         (2, 0.1)

@@ -16,7 +16,7 @@ Shapes: text [T], ids [B, N], features [B, N, C].
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from statistics import stdev
 from typing import Any, NamedTuple, Protocol, cast
 
@@ -27,6 +27,9 @@ from torch import Tensor, nn
 
 from tost.errors import ConfigError
 from tost.generation.decode import CHUNK_SIZE, check_causal, context_limit, evaluating
+
+Report = Callable[[int, int], None]
+"""Receives how much is done, and how much there is: windows, or tokens of a stream."""
 
 IGNORED = -100
 _LOGITS_AT_ONCE = 1 << 23
@@ -88,8 +91,18 @@ class Score(NamedTuple):
         return {**found, "tokens": float(self.tokens)}
 
 
+def silent(done: int, total: int) -> None:
+    """Report nothing."""
+
+
 def score_windows(
-    model: nn.Module, text: Text, *, length: int, stride: int | None = None, batch_size: int = 8
+    model: nn.Module,
+    text: Text,
+    *,
+    length: int,
+    stride: int | None = None,
+    batch_size: int = 8,
+    report: Report = silent,
 ) -> Score:
     """Score every token of a text once, in windows that overlap.
 
@@ -103,6 +116,7 @@ def score_windows(
         length: Tokens that the model reads at once.
         stride: Distance between windows, at most `length`; None for `length`, which gives blocks side by side.
         batch_size: Windows at a time; changes nothing but speed and memory.
+        report: Told after each batch.
 
     Raises:
         ConfigError: A window does not fit into the text or into the model, or the stride leaves gaps.
@@ -124,6 +138,7 @@ def score_windows(
     for first in range(0, full, batch_size):
         begins = [index * stride for index in range(first, min(first + batch_size, full))]
         nats += _window_loss(model, text, begins, length, fresh=stride)
+        report(first + len(begins), full)
     covered = (full - 1) * stride + length
     if covered < targets:
         begin = full * stride
@@ -132,7 +147,14 @@ def score_windows(
 
 
 def score_random(
-    model: nn.Module, text: Text, *, length: int, batches: int = 1000, batch_size: int = 16, seed: int = 0
+    model: nn.Module,
+    text: Text,
+    *,
+    length: int,
+    windows: int = 16_000,
+    batch_size: int = 16,
+    seed: int = 0,
+    report: Report = silent,
 ) -> Score:
     """Score windows at random places, drawn with replacement: the protocol of nanoGPT and of the authors.
 
@@ -140,9 +162,10 @@ def score_random(
         model: A causal language model.
         text: Token ids, ``[T]`` with T > length.
         length: Tokens of a window.
-        batches: How many batches.
-        batch_size: Windows of each.
+        windows: How many windows.
+        batch_size: Windows at a time; the last batch may be smaller.
         seed: Decides where the windows lie.
+        report: Told after each batch.
 
     Returns:
         The mean over all windows, with the standard error that the drawing causes.
@@ -153,15 +176,17 @@ def score_random(
     _check_length(model, text, length)
     generator = torch.Generator().manual_seed(seed)
     sums = []
-    for _ in range(batches):
-        begins = torch.randint(len(text) - length, (batch_size,), generator=generator).tolist()
+    for first in range(0, windows, batch_size):
+        count = min(batch_size, windows - first)
+        begins = torch.randint(len(text) - length, (count,), generator=generator).tolist()
         sums.append(_window_loss(model, text, begins, length, fresh=length))
-    per_batch = batch_size * length
-    error = stdev(value / per_batch for value in sums) / math.sqrt(batches) if batches > 1 else None
-    return Score(math.fsum(sums), batches * per_batch, error)
+        report(first + count, windows)
+    whole = [value / (batch_size * length) for value in sums[: windows // batch_size]]
+    error = stdev(whole) / math.sqrt(windows / batch_size) if len(whole) > 1 else None
+    return Score(math.fsum(sums), windows * length, error)
 
 
-def score_stream(model: nn.Module, text: Text, *, chunk_size: int = CHUNK_SIZE) -> Score:
+def score_stream(model: nn.Module, text: Text, *, chunk_size: int = CHUNK_SIZE, report: Report = silent) -> Score:
     """Score every token of a text once, each predicted from all tokens before it, in one pass.
 
     The model's state is carried along, so the time is linear in the length of the text where the state is of constant
@@ -171,6 +196,7 @@ def score_stream(model: nn.Module, text: Text, *, chunk_size: int = CHUNK_SIZE) 
         model: A causal language model without a limit on the length, or with one that the text keeps.
         text: Token ids, ``[T]`` with T > 1.
         chunk_size: Tokens that are read at once; changes nothing but speed and memory.
+        report: Told after each chunk.
 
     Raises:
         ConfigError: The text has no second token, or is longer than the positions of the model.
@@ -191,6 +217,7 @@ def score_stream(model: nn.Module, text: Text, *, chunk_size: int = CHUNK_SIZE) 
             piece = _cut(text, begin, min(begin + chunk_size, targets) + 1, device)
             x, state = network.features_with_state(piece[None, :-1], state)
             nats += _feature_loss(network, x[0], piece[1:])
+            report(begin + len(piece) - 1, targets)
     return Score(nats, targets)
 
 

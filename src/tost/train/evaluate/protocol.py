@@ -35,7 +35,8 @@ class TextTest:
         protocol: How.
         length: Tokens of a window; None for the length that the configuration trains with.
         stride: Tokens between sliding windows; None for half a window.
-        windows: Windows that the authors' protocol draws; None for 16,000 as there, 1,000 batches of 16.
+        windows: Windows that the authors' protocol draws; None for 16,000 as there, 1,000 batches of 16, or as many
+            as the text has room for side by side, if these are fewer.
 
     Raises:
         ConfigError: An option is given that the protocol does not have.

@@ -22,7 +22,7 @@ from tost.train.device import DeviceChoice
 from tost.train.distributed import Distributed
 from tost.train.evaluate.last_word import Passage, score_choices, score_last_words, score_last_words_by_generation
 from tost.train.evaluate.metrics import Evaluation, read_checkpoint, read_initial
-from tost.train.evaluate.perplexity import Text, score_random, score_stream, score_windows
+from tost.train.evaluate.perplexity import Report, Text, score_random, score_stream, score_windows, silent
 from tost.train.evaluate.protocol import Protocol, TextTest
 from tost.train.task import Details
 from tost.train.tokenizer import find_tokenizer
@@ -40,7 +40,13 @@ class _Corpus(NamedTuple):
 
 
 def evaluate_text_checkpoint(
-    checkpoint: Path, test: TextTest, *, overrides: Sequence[str], ema: bool, device: DeviceChoice = "auto"
+    checkpoint: Path,
+    test: TextTest,
+    *,
+    overrides: Sequence[str],
+    ema: bool,
+    device: DeviceChoice = "auto",
+    report: Report = silent,
 ) -> Evaluation:
     """Measure a checkpoint of a run.
 
@@ -50,6 +56,7 @@ def evaluate_text_checkpoint(
         overrides: Changes to the run's configuration, such as ``data.path=DIR``.
         ema: Use the moving average of the weights.
         device: Where to compute; ``"auto"`` takes a GPU if there is one.
+        report: Receives the progress.
 
     Raises:
         CheckpointError: The checkpoint cannot be read, or does not belong to the configuration beside it.
@@ -58,22 +65,26 @@ def evaluate_text_checkpoint(
     config, load = read_checkpoint(checkpoint, overrides=overrides, ema=ema)
     tokenizer = find_tokenizer(checkpoint)
     known = None if tokenizer is None else tokenizer.fingerprint
-    return _evaluate(config, load, test, device, tokenizer=known, model=str(checkpoint))
+    return _evaluate(config, load, test, device, tokenizer=known, model=str(checkpoint), report=report)
 
 
-def evaluate_text_initial(config: RunConfig, test: TextTest, *, device: DeviceChoice = "auto") -> Evaluation:
+def evaluate_text_initial(
+    config: RunConfig, test: TextTest, *, device: DeviceChoice = "auto", report: Report = silent
+) -> Evaluation:
     """Measure the weights that a run would start from, ``train.init_from``.
 
     Args:
         config: The run. Which tokenizer the weights belong to is not known, so only the number of ids is compared.
         test: What to measure.
         device: Where to compute; ``"auto"`` takes a GPU if there is one.
+        report: Receives the progress.
 
     Raises:
         ConfigError: The configuration names no weights, or the text cannot be measured so.
         CheckpointError: The weights cannot be read, or belong to another model.
     """
-    return _evaluate(config, read_initial(config), test, device, tokenizer=None, model=str(config.train.init_from))
+    load, model = read_initial(config), str(config.train.init_from)
+    return _evaluate(config, load, test, device, tokenizer=None, model=model, report=report)
 
 
 def _evaluate(
@@ -84,6 +95,7 @@ def _evaluate(
     *,
     tokenizer: str | None,
     model: str,
+    report: Report,
 ) -> Evaluation:
     if "language_modeling" not in (model_spec(config.model.name).tasks or ("language_modeling",)):
         raise ConfigError(
@@ -99,16 +111,17 @@ def _evaluate(
         network = create_model(config.model.name, **config.model.options)
         load(network)
         with processes.context():
-            return evaluate_text(network.to(processes.device), config, test)
+            return evaluate_text(network.to(processes.device), config, test, report=report)
 
 
-def evaluate_text(model: nn.Module, config: RunConfig, test: TextTest) -> Evaluation:
+def evaluate_text(model: nn.Module, config: RunConfig, test: TextTest, *, report: Report = silent) -> Evaluation:
     """Measure a model on the text of a configuration.
 
     Args:
         model: A causal language model.
         config: ``data`` names the text, ``evaluate.batch_size`` is how much of it is read at once.
         test: What to measure.
+        report: Receives the progress of a loss.
 
     Returns:
         Metrics: ``loss`` per token in nats, ``perplexity``, ``bits_per_token``; ``bits_per_byte`` and
@@ -130,7 +143,7 @@ def evaluate_text(model: nn.Module, config: RunConfig, test: TextTest) -> Evalua
     if test.protocol in (Protocol.last_word, Protocol.last_word_authors, Protocol.choices):
         metrics = _answers(model, corpus.split, test.protocol, batch)
     else:
-        metrics = _losses(model, corpus, config, test, batch)
+        metrics = _losses(model, corpus, config, test, batch, report)
     described = {"data": "stdlib_bytes"}
     if corpus.split is not None:
         folder = corpus.split.folder
@@ -138,17 +151,20 @@ def evaluate_text(model: nn.Module, config: RunConfig, test: TextTest) -> Evalua
     return Evaluation(metrics, Details({"protocol": str(test.protocol), **described}), {}, ())
 
 
-def _losses(model: nn.Module, corpus: _Corpus, config: RunConfig, test: TextTest, batch: int) -> dict[str, float]:
+def _losses(
+    model: nn.Module, corpus: _Corpus, config: RunConfig, test: TextTest, batch: int, report: Report
+) -> dict[str, float]:
     length = test.length or config.data.shape().length or 1
     match test.protocol:
         case Protocol.stream:
-            score = score_stream(model, corpus.text)
+            score = score_stream(model, corpus.text, report=report)
         case Protocol.authors:
-            batches, seed = math.ceil((test.windows or AUTHORS_WINDOWS) / batch), config.train.seed
-            score = score_random(model, corpus.text, length=length, batches=batches, batch_size=batch, seed=seed)
+            windows = test.windows or min(AUTHORS_WINDOWS, math.ceil(len(corpus.text) / length))
+            drawn = {"windows": windows, "batch_size": batch, "seed": config.train.seed}
+            score = score_random(model, corpus.text, length=length, report=report, **drawn)
         case _:
             stride = (test.stride or max(1, length // 2)) if test.protocol is Protocol.sliding else length
-            score = score_windows(model, corpus.text, length=length, stride=stride, batch_size=batch)
+            score = score_windows(model, corpus.text, length=length, stride=stride, batch_size=batch, report=report)
     tokens = len(corpus.text)
     found = score.metrics(None if not corpus.bytes else corpus.bytes / tokens)
     if corpus.words:
