@@ -77,6 +77,22 @@ def test_whole_sequences_in_blocks_match_reference(masked, normalize, count_scal
         assert_all_close(run_tssa(case, backend), expected, 1e-11)
 
 
+def test_gradient_of_the_decay_is_exact_up_to_the_size_of_its_terms():
+    """Here it is a sum over the tokens in which all but a hundredth cancels, and float32 cannot do better than that."""
+    case = make_case((1, 20, 1, 33), torch.float32, decay=True, block_size=11)
+    exact, state, outputs = case.double(), None, []
+    decays = [exact.decay.clone().requires_grad_() for _ in range(20)]
+    for n, decay in enumerate(decays):
+        w, form = exact.w[:, n : n + 1], {"decay": decay, "block_size": 11, "backend": "reference"}
+        y, state = tost.causal_tssa_with_state(w, exact.temperature, state=state, **form)
+        outputs.append(y)
+    terms = torch.stack(torch.autograd.grad((torch.cat(outputs, 1), *state[:3]), decays, (exact.dy, *exact.dstate)))
+    assert terms.abs().sum() > 100 * terms.sum().abs()
+    for backend in FAST_BLOCK_BACKENDS:
+        error = run_causal(case, backend)["ddecay"].double() - terms.sum(dim=0)
+        assert error.abs() < 5e-6 * terms.abs().sum(), backend
+
+
 @pytest.mark.parametrize("isa", tost.ops._library.compiled_isas())
 @pytest.mark.parametrize("g", [2, 4, 8, 16])
 def test_blocks_agree_on_every_instruction_set(isa, g):
