@@ -129,7 +129,8 @@ def read(module: nn.Module) -> Parts | None:
     if getattr(found, "is_cross_attention", False):
         return None
     if len(names) == 2:
-        query, key, value = split_fused(read_linear(getattr(found, names[0]), names[0], of=module))
+        name = cast(str, names[0])
+        query, key, value = split_fused(read_linear(getattr(found, name), name, of=module))
     else:
         query, key, value = (read_linear(getattr(found, name), name, of=module) for name in cast(Any, names[:3]))
     out = nn.Identity() if names[-1] is None else getattr(found, names[-1])

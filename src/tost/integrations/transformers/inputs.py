@@ -126,6 +126,7 @@ def read_packing(
         ValueError: They contradict each other, or do not fit the tokens.
     """
     names = ("packing", "position_ids", "cu_seq_lens_q", "cu_seq_lens_k", "seq_idx", "max_length_q", "max_length_k")
+    packing: Packing | None
     packing, positions, queries, keys, sequences, *_ = (given.pop(name, None) for name in names)
     if queries is not None and keys is not None and queries is not keys and not torch.equal(queries, keys):
         raise ValueError(
@@ -133,7 +134,7 @@ def read_packing(
         )
     if packing is None:
         cu_seqlens = keys if queries is None else queries
-        packing = find_packing(tuple(shape), cu_seqlens, sequences if cu_seqlens is None else None)
+        packing = find_packing(shape, cu_seqlens, sequences if cu_seqlens is None else None)
     if packing is None and mask is None and start is None and _restart(positions, shape):
         assert positions is not None
         packing = Packing.from_segment_ids((positions == 0).cumsum(dim=1).expand(*shape))
