@@ -41,9 +41,11 @@ class PackingScale:
 
     data: Annotated[
         str | None,
-        Option("IMDb reviews, as lra/text takes them; without it no training.", metavar="DIR", stored=False),
+        Option(
+            "IMDb reviews, as lra/text takes them; without it no training.", metavar="DIR", stored=False, selects=False
+        ),
     ] = None
-    config: Annotated[str, Option("What is trained on them.", metavar="CONFIG")] = "lra/text"
+    config: Annotated[str, Option("What is trained on them.", metavar="CONFIG", selects=False)] = "lra/text"
     sequences: Annotated[int, Option("Packed sequences of a call.", metavar="S", least=1)] = 64
     length: Annotated[int, Option("Tokens of each.", metavar="N", least=1)] = 128
     repeats: Annotated[int, Option("Rounds of each operator.", metavar="N", least=3, selects=False)] = 30
