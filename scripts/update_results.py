@@ -21,8 +21,8 @@ __all__ = ["generate", "main"]
 
 RESULTS = ROOT / "results"
 PAGE = ROOT / "docs" / "results.md"
-OTHERS = ("stress", "fuzz", "sanitize")
-"""Results of other programs, which `scripts/update_promises.py` shows."""
+OTHERS = ("stress", "fuzz", "sanitize", "distill_minilm", "lengths")
+"""Results of other programs, which other pages show."""
 
 
 def generate(folder: Path = RESULTS) -> str:

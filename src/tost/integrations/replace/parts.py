@@ -134,5 +134,5 @@ def _for_all_heads(x: Tensor, inner: int, num_heads: int) -> Tensor:
     """Repeat what several heads share, [heads * D, ...] -> [H * D, ...]."""
     if len(x) == inner:
         return x
-    heads = x.unflatten(0, (-1, inner // num_heads))
+    heads = x.reshape(-1, inner // num_heads, *x.shape[1:])
     return heads.repeat_interleave(num_heads // len(heads), dim=0).flatten(0, 1)
