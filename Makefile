@@ -48,6 +48,8 @@ check: $(STAMP)
 docs: $(STAMP)
 	$(BIN)/python scripts/update_paper_tables.py --check
 	$(BIN)/python scripts/update_gpu.py --check
+	$(BIN)/python scripts/update_distill.py --check
+	$(BIN)/python scripts/update_lengths.py --check
 	$(BIN)/python scripts/update_promises.py --check
 	$(BIN)/mkdocs build --quiet --strict
 	@echo site/index.html

@@ -23,8 +23,8 @@ __all__ = ["draw", "generate", "main"]
 RESULTS = ROOT / "results"
 PAGE = ROOT / "docs" / "results.md"
 IMAGES = ROOT / "docs" / "img"
-OTHERS = ("stress", "fuzz", "sanitize")
-"""Results of other programs, which `scripts/update_promises.py` shows."""
+OTHERS = ("stress", "fuzz", "sanitize", "distill_minilm", "lengths")
+"""Results of other programs, which other pages show."""
 
 
 def generate(folder: Path = RESULTS) -> str:

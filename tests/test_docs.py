@@ -181,6 +181,12 @@ def test_results_page_is_generated():
     assert (ROOT / "docs" / "results.md").read_text() == script.generate(), "run `python scripts/update_results.py`"
 
 
+@pytest.mark.parametrize("page", ["distill", "lengths"])
+def test_pages_of_single_measurements_are_generated(page):
+    script = load_script(f"update_{page}")
+    assert (ROOT / "docs" / f"{page}.md").read_text() == script.generate(), f"run `python scripts/update_{page}.py`"
+
+
 def test_page_of_the_papers_tables_is_generated():
     script = load_script("update_paper_tables")
     page = (ROOT / "docs" / "paper-tables.md").read_text()

@@ -42,7 +42,7 @@ def folders(tmp_path_factory):
     """Models of bytes: one without end, one of 64 positions."""
     root = tmp_path_factory.mktemp("models")
     save(root / "endless", vocab_size=256, position="none")
-    save(root / "short", vocab_size=256, max_length=64)
+    save(root / "short", vocab_size=256, position="learned", max_length=64)
     return root
 
 
@@ -143,6 +143,29 @@ def test_a_text_is_put_aside_and_goes_on(run, endless, tmp_path):
     second = text("--state", file, "--max-new-tokens", "18")
     assert (first + second).replace("\ufffd", "") == whole.decode().replace("\ufffd", "")
     assert text("--state", file, "--prompt", "!", "--max-new-tokens", "18") != second
+
+
+def test_more_than_the_positions_can_share_the_last_one(run, folders):
+    short = str(folders / "short")
+    refused = run("generate", short, "--prompt", "abc", "--max-new-tokens", "100")
+    assert (refused.code, "--repeat-last-position" in refused.err) == (2, True)
+    outcome = run(
+        "generate", short, "--prompt", "abc", "--max-new-tokens", "100", "--seed", "1", "--repeat-last-position"
+    )
+    assert outcome.code == 0, outcome.err
+    assert "100 tokens" in outcome.err
+
+
+def test_the_models_of_the_demos_write_without_end(run, tmp_path):
+    tiny = ("model.embed_dim=16", "model.depth=1", "model.num_heads=2", "train.steps=1", "train.batch_size=2")
+    quick = ("data.options.length=16", "evaluate.batches=1", "evaluate.every=1", "schedule.warmup_steps=0")
+    for recipe in ("demo/stdlib_bytes", "small/stdlib_bytes"):
+        place = str(tmp_path / recipe.replace("/", "-"))
+        trained = run("train", recipe, *tiny, *quick, "--out", place)
+        assert trained.code == 0, trained.err
+        outcome = run("generate", place, "--prompt", "def ", "--max-new-tokens", "3000", "--seed", "0", "--json")
+        found = json.loads(outcome.out)
+        assert (found["tokens"], found["ended"]) == (3000, "length")
 
 
 def test_default_length_ends_where_positions_end(run, folders):

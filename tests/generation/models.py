@@ -10,7 +10,7 @@ VOCABULARY = 11
 def make(dtype=torch.float64, **overrides):
     """A model whose next token is far from certain and depends on everything before it."""
     torch.manual_seed(0)
-    return perturb(make_tiny("tost_lm_base", **{"max_length": 64, **overrides}).to(dtype)).eval()
+    return perturb(make_tiny("tost_lm_base", **{"position": "learned", "max_length": 64, **overrides}).to(dtype)).eval()
 
 
 def endless(dtype=torch.float64, **overrides):

@@ -16,7 +16,10 @@ from tost.models import (
 )
 
 TINY = {
-    LanguageOptions: {"embed_dim": 16, "depth": 2, "num_heads": 4, "vocab_size": 11, "max_length": 24},
+    LanguageOptions: {
+        **{"embed_dim": 16, "depth": 2, "num_heads": 4, "vocab_size": 11},
+        **{"position": "learned", "max_length": 24},  # the form of the paper, which has the most parts
+    },
     SequenceClassifierOptions: {"embed_dim": 16, "depth": 2, "num_heads": 4, "max_length": 24, "num_classes": 3},
     VisionOptions: {"embed_dim": 16, "depth": 2, "num_heads": 4, "num_classes": 3},
     CrateOptions: {"embed_dim": 16, "depth": 2, "num_heads": 4, "num_classes": 3, "image_size": 32},

@@ -121,8 +121,9 @@ def test_segments():
 
 def test_compiled_with_a_mask_over_pairs():
     x, module = torch.randn(B, N, C), tost.TSSAttention(C, H)
-    compiled = torch.compile(module, backend="eager", fullgraph=True)
-    assert_close("y", compiled(x, attn_mask=KEYS["pairs"]), module(x, REAL), 1e-6)
+    for dynamic in (False, True):
+        compiled = torch.compile(module, backend="eager", fullgraph=True, dynamic=dynamic)
+        assert_close("y", compiled(x, attn_mask=KEYS["pairs"]), module(x, REAL), 1e-6)
 
 
 @pytest.mark.parametrize("causal", [False, True])

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -38,10 +39,17 @@ Json = Annotated[bool, typer.Option("--json", help="End with one line of JSON.")
 Device = Annotated[Literal["auto", "cpu", "cuda"], typer.Option(help="Where; auto takes a GPU if there is one.")]
 
 
-def load_source(source: Path, *, ema: bool) -> nn.Module:
-    """Return the model of a run, checkpoint or model folder, in evaluation mode."""
+def load_source(source: Path, *, ema: bool, changes: Mapping[str, Any] | None = None) -> nn.Module:
+    """Return the model of a run, checkpoint or model folder, in evaluation mode.
+
+    Args:
+        source: The folder.
+        ema: Take the moving averages of the weights.
+        changes: Options of the model that differ from those it was saved with.
+    """
     from tost.train.checkpoint.model import build_saved, read_saved
 
     if not source.exists():
         raise CheckpointError(f"there is no {source}; give a run folder, one of its checkpoints, or a model folder")
-    return build_saved(read_saved(source, ema=ema, report=_console.log), str(source)).eval()
+    saved = read_saved(source, ema=ema, report=_console.log)
+    return build_saved(saved, str(source), changes).eval()

@@ -58,6 +58,9 @@ def generate(
     stop: Annotated[list[str] | None, typer.Option(help="Text that ends it, not shown; can be repeated.")] = None,
     state: Annotated[Path | None, typer.Option(help="Go on with a text that was put aside.")] = None,
     save_state: Annotated[Path | None, typer.Option(help="Put the text aside, to go on later.")] = None,
+    repeat_last_position: Annotated[
+        bool, typer.Option("--repeat-last-position", help="Let tokens after the last learned position share it.")
+    ] = False,
     ema: Ema = False,
     device: Device = "auto",
     dtype: Annotated[Precision | None, typer.Option(help="Arithmetic. Default: that of the weights.")] = None,
@@ -79,7 +82,8 @@ def generate(
     # Mistakes in the options are found before the weights are read.
     sampling = Sampling(temperature=temperature, top_k=top_k, top_p=top_p, repetition_penalty=repetition_penalty)
     place = choose_device(device)
-    model = load_source(source, ema=ema)
+    changes = {"after_last_position": "repeat"} if repeat_last_position else {}
+    model = load_source(source, ema=ema, changes=changes)
     tokenizer = _tokenizer_of(model, source)
     model = model.to(place, dtype=None if dtype is None else getattr(torch, dtype))
     before, generator, seed = _begin(model, state, seed)

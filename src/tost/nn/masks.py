@@ -102,9 +102,9 @@ def _pairs(allowed: Tensor, B: int, N: int) -> Tensor:
         allowed = allowed[:, None]
     fits = (
         allowed.dim() == 4
-        and allowed.shape[0] in (1, B)
-        and allowed.shape[2] in (1, N)
-        and (allowed.shape[3] >= N or allowed.shape[3] == 1)
+        and (allowed.shape[0] == 1 or allowed.shape[0] == B)  # `in` does not see that symbolic sizes are equal
+        and (allowed.shape[2] == 1 or allowed.shape[2] == N)
+        and (allowed.shape[3] == 1 or allowed.shape[3] >= N)
     )
     if not fits:
         raise ValueError(

@@ -72,7 +72,7 @@ class WindowAttention(nn.Module):
         inside = regions[window] == first.unsqueeze(-1)
         rows = x.reshape(-1, len(mask), *x.shape[1:])[:, window]
         real = inside.expand(len(rows), -1, -1).flatten(0, 1)
-        mixed = self.attention(rows.flatten(0, 1), real).unflatten(0, rows.shape[:2])
+        mixed = self.attention(rows.flatten(0, 1), real).reshape(rows.shape)
         mixed = mixed.masked_fill(~inside.unsqueeze(-1), 0)
         whole = mixed.new_zeros(len(rows), len(mask), *mixed.shape[2:]).index_add(1, window, mixed)
         return whole.flatten(0, 1)

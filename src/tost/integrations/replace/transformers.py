@@ -122,7 +122,7 @@ def read(module: nn.Module) -> Parts | None:
     Raises:
         ConfigError: Its projections are no plain linear layers.
     """
-    names = TRANSFORMERS.get(type(module).__name__)
+    names: Any = TRANSFORMERS.get(type(module).__name__)
     if names is None or not type(module).__module__.startswith("transformers.models."):
         return None
     found: Any = module
@@ -132,7 +132,7 @@ def read(module: nn.Module) -> Parts | None:
         name = cast(str, names[0])
         query, key, value = split_fused(read_linear(getattr(found, name), name, of=module))
     else:
-        query, key, value = (read_linear(getattr(found, name), name, of=module) for name in cast(Any, names[:3]))
+        query, key, value = (read_linear(getattr(found, name), name, of=module) for name in names[:3])
     out = nn.Identity() if names[-1] is None else getattr(found, names[-1])
     drop = getattr(found, "resid_dropout", None)
     dropped = []

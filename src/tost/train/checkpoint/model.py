@@ -106,12 +106,12 @@ def load_model(path: str | Path, *, ema: bool = False) -> nn.Module:
     return build_saved(read_saved(path, ema=ema), str(path))
 
 
-def build_saved(saved: SavedModel, source: str) -> nn.Module:
-    """Build the model that was read from `source`; see `load_model`."""
+def build_saved(saved: SavedModel, source: str, changes: Mapping[str, Any] | None = None) -> nn.Module:
+    """Build the model that was read from `source`, with changes to its options; see `load_model`."""
     try:
         with torch.device("meta"):
             options = current_names(saved.options, model_spec(saved.name).options.model_fields)
-            model = create_model(saved.name, **options)
+            model = create_model(saved.name, **{**options, **(changes or {})})
     except ConfigError as error:
         raise CheckpointError(f"{source} describes a model that this version cannot build: {error}") from error
     _assign(model, current_names(saved.tensors, model.state_dict()), source)

@@ -1,15 +1,28 @@
-"""`tost cp`: a copy of a configuration to edit. Loads no torch."""
+"""`tost cat` and `tost cp`: a configuration as it will be used, and a copy of it to edit. Loads no torch."""
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from tost.cli import _console
-from tost.cli._arguments import Config
+from tost.cli._arguments import Config, Overrides
 from tost.errors import ConfigError
+
+
+def cat(config: Config, overrides: Overrides = None) -> None:
+    """Show a configuration, complete and explained."""
+    from tost.recipes import load_config
+    from tost.train.config import config_hash, dump_config
+
+    changes = overrides or []
+    settings = load_config(config, changes)
+    # The heading is a comment: the output is itself a configuration file.
+    _console.show(f"# {shlex.join([config, *changes])}, resolved; hash {config_hash(settings)}")
+    _console.show(dump_config(settings).removesuffix("\n"))
 
 
 def cp(
