@@ -14,7 +14,7 @@ QUICK = {
     "test_tssa_matches_reference": ("True-True-triton-1x257x8x64-bfloat16", "False-False-triton-2x63x3x5-float64"),
     "test_causal_tssa_matches_reference": ("1-1-1-triton-2x63x3x5-float32", "0-1-0-triton-2x63x3x5-bfloat16"),
     "test_count_scaled_tssa_matches_reference": ("True-float32-2x67x3x5",),
-    "test_causal_tssa_with_options_matches_reference": ("decay-float64-2x67x3x5",),
+    "test_causal_tssa_with_options_matches_reference": ("state count_scaled decay-float64-2x67x3x5",),
     "test_options_compile_without_a_graph_break": ("",),
     "test_empty_batches_and_sequences": ("",),
     "test_layout_does_not_matter": ("",),

@@ -10,6 +10,7 @@ import pytest
 pytest.importorskip("triton", reason="triton has no packages for this platform")
 
 SHAPES = ["4x48", "6x64", "8x48", "12x64", "16x64", "20x64", "24x64"]
+WIDE = ("tssa.moments", "causal.memberships", "causal.gradient")
 CALLS = {"tssa forward", "tssa backward", "short tssa forward", "causal forward", "causal backward", "causal step"}
 
 
@@ -30,17 +31,15 @@ def check(found, target):
         # As much as one program may have on all targets.
         assert each["shared"] <= 48 * 1024, each
     if target != "gfx942":
-        wide = [each for each in found if each["kernel"] in ("tssa.moments", "causal.memberships", "causal.gradient")]
+        wide = [each for each in found if each["kernel"] in WIDE]
         assert wide
         assert all(each["widest_load"] == 128 for each in wide)
 
 
-@pytest.mark.parametrize(
-    ("shape", "names"), [("8x48", ("tssa forward", "tssa backward")), ("6x64", ("causal forward", "causal backward"))]
-)
-def test_the_plain_forms_compile_for_sm90(tmp_path, shape, names):
-    found = resources(tmp_path, "sm90", shape, "bfloat16", *names)
-    assert len(found) >= 10
+@pytest.mark.parametrize(("shape", "name"), [("8x48", "tssa forward"), ("6x64", "causal backward")])
+def test_plain_forms_compile_for_sm90(tmp_path, shape, name):
+    found = resources(tmp_path, "sm90", shape, "bfloat16", name)
+    assert len(found) >= 5
     check(found, "sm90")
 
 

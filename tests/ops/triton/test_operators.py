@@ -21,7 +21,8 @@ def test_operators_pass_opcheck(full):
     torch.library.opcheck(OPS.causal_tssa_triton.default, (w, t, bias, case.mask, *sums, *options, None))
 
 
-@pytest.mark.parametrize("full", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["plain", "all options"])
+@pytest.mark.slow
+@pytest.mark.parametrize("full", [False, True], ids=["plain", "all options"])
 def test_steps_and_backward_operators_pass_opcheck(full):
     case = make_case((2, 5, 3, 4), torch.float32, masked=full, state=True)
     w, t, mask = case.w, case.temperature, case.mask

@@ -29,7 +29,7 @@ def test_the_table_has_every_row_once_and_no_chunk_of_two_sequences(chunk):
     assert seen == list(range(sum(LENGTHS)))
 
 
-@pytest.mark.parametrize("count_scaled", [False, True])
+@pytest.mark.parametrize("count_scaled", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_packed_tssa_is_that_of_each_sequence(count_scaled):
     compare_packed_tssa(LENGTHS, count_scaled=count_scaled)
 
