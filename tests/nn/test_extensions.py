@@ -14,7 +14,7 @@ from tost.testing import assert_close
 B, N, C, H = 2, 15, 12, 3
 GATE = Extensions(gate=True)
 COUNT = Extensions(count_scaled=True)
-NORM = Extensions(gate=True, gate_activation="sigmoid", head_norm=True)
+NORM = Extensions(gate=True, head_norm=True)
 
 
 def perturb(module):
@@ -64,7 +64,7 @@ def test_head_norm_divides_by_the_root_mean_square_of_each_head(form):
     plain.proj_out = torch.nn.Identity()
     y = plain(x).unflatten(-1, (H, C // H))
     y = y / (y.square().mean(dim=-1, keepdim=True) + 1e-6).sqrt()
-    gate = F.linear(x, normed.proj_gate.weight, normed.proj_gate.bias).sigmoid()
+    gate = F.silu(F.linear(x, normed.proj_gate.weight, normed.proj_gate.bias))
     assert_close("y", normed(x), normed.proj_out(y.flatten(2) * normed.norm_weight * gate), 1e-12)
     normed(x).square().sum().backward()
     assert all(parameter.grad.any() for parameter in normed.parameters())

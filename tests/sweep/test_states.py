@@ -58,7 +58,7 @@ def test_the_picture_shows_arms_with_a_state_and_is_reproducible(gathered, tmp_p
     picture = state_picture(gathered)
     assert picture == state_picture(gathered)
     text = picture.decode()
-    assert all(f"<!-- {label} -->" in text for label in ("none", "tssa", "2,080", "accuracy %"))
+    assert all(f"<!-- {label} -->" in text for label in ("none", "tssa", "2,048", "accuracy %"))
     assert "<!-- s4d -->" not in text
     plain = make_plan()
     assert state_picture(collect("mine", plain, [], make_runs(plain, tmp_path / "other"))) is None

@@ -122,8 +122,7 @@ class _ProjectedAttention(nn.Module):
             y = F.rms_norm(y, (self.head_dim,), eps=self.norm_eps) * weight
         if self.proj_gate is None:
             return y
-        activation = torch.sigmoid if self.extensions.gate_activation == "sigmoid" else F.silu
-        gate = zero_padding(activation(self.proj_gate(x)), mask)  # 0 times whatever padding holds may not be 0
+        gate = zero_padding(F.silu(self.proj_gate(x)), mask)  # 0 times whatever padding holds may not be 0
         return y * gate.reshape(y.shape).to(y.dtype)
 
     def _project_out(self, y: Tensor, count: Tensor | int | None) -> Tensor:

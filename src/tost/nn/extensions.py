@@ -15,7 +15,6 @@ class Extensions(OperatorOptions):
     Attributes:
         gate: Multiply the operator's output by ``silu(proj_gate(x))`` before the output projection. The operator only
             shrinks a token's features, by factors that all tokens of a group share; the gate lets each token choose.
-        gate_activation: ``"sigmoid"`` gates by a sigmoid in place of the SiLU; only with `gate`.
         head_norm: Divide the operator's output by its root mean square over the features of each head, with a learned
             weight per feature, in front of the gate. The size of the output then depends neither on the membership nor
             on how much a group has been shrunk.
@@ -29,7 +28,6 @@ class Extensions(OperatorOptions):
     """
 
     gate: bool = option(False, "gate the output of TSSA by a projection of its input")
-    gate_activation: Literal["silu", "sigmoid"] = option("silu", "activation of the gate")
     head_norm: bool = option(False, "divide the output of TSSA by its root mean square in each head")
     unit_variance: bool = option(False, "start with projected tokens of variance 1")
     forget: bool = option(False, "let the statistics of each head fade at a learned rate", causal=True)

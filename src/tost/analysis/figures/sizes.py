@@ -42,10 +42,10 @@ def draw_sizes(
                 linestyle="",
                 label=name,
             )
-        least = min((size for size, *_ in points.values() if size > 0), default=1)
-        axes.set_xscale("symlog", base=2, linthresh=least / 2)
-        ticks = sorted({size for size, *_ in points.values()})
-        axes.set_xticks(ticks)
+        sizes = [size for size, *_ in points.values() if size > 0] or [1]
+        axes.set_xscale("symlog", base=2, linthresh=min(sizes) / 2)
+        powers = range(min(sizes).bit_length() - 1, max(sizes).bit_length() + 1)
+        axes.set_xticks([0, *(2**power for power in powers)])
         axes.xaxis.set_major_formatter(FuncFormatter(lambda size, _: f"{size:,.0f}"))
         axes.xaxis.set_minor_locator(NullLocator())
         axes.tick_params(axis="x", rotation=30)
