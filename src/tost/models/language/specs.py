@@ -8,8 +8,8 @@ from tost.models.language.options import LanguageOptions
 from tost.models.spec import ModelSpec
 
 # What each kind of language model changes. The last two have extensions to the paper, for quality at the same linear
-# cost, and no learned positions, so that they run without end. Once released, a kind never changes: a better choice gets
-# the next version.
+# cost, and no learned positions, so that they run without end. Once released, a kind never changes: a better choice
+# gets the next version.
 _KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "tost_lm_{}": ("causal language model", {}),
     "gpt2_{}": ("GPT-2: softmax attention in the same blocks", {"mixer": "softmax", "layer_scale": None}),
