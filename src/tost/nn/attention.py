@@ -6,6 +6,7 @@ Shapes: x [B, N, C] (batch, tokens, width), w [B, N, H, D] with C = H * D, mask 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -306,7 +307,7 @@ class CausalTSSAttention(_ProjectedAttention):
         state = None if carry is None else carry.state
         w, bias, options = self._tokens(x), self.bias_of(x, state, mask, packing), self.operator_options()
         overwrite = self._may_overwrite(w, bias, options["decay"], *(state or ()))
-        run = causal_tssa_ if overwrite else causal_tssa_with_state
+        run: Callable[..., tuple[Tensor, TSSAState]] = causal_tssa_ if overwrite else causal_tssa_with_state
         if parallel.active() is not None:
             _refuse_packing(packing)
             run = parallel.causal_tssa_with_state

@@ -120,8 +120,8 @@ class PackingMeasurement(Measurement[PackingScale, PackingResults]):
         if (row := results.training) is not None:
             times = [f"{1e3 * x.median:.0f}" for x in (row.padded, row.packed)]
             cells = (*times, with_quartiles(row.ratio), f"{row.padding:.0%}", f"{row.difference:.1e}")
-            headers = ("padded, ms per step", "packed, ms per step", "padded / packed", "padding", "losses differ by")
-            tables.append(Table(title="Training on reviews", headers=headers, rows=(cells,), labels=0))
+            sides = ("padded, ms per step", "packed, ms per step", "padded / packed", "padding", "losses differ by")
+            tables.append(Table(title="Training on reviews", headers=sides, rows=(cells,), labels=0))
         return tables
 
     @staticmethod
@@ -158,7 +158,7 @@ def _tokens(operator: Operator, scale: PackingScale) -> tuple[Tensor, Tensor, Te
 def _check(operator: Operator, scale: PackingScale) -> Check:
     w, temperature, cu_seqlens = _tokens(operator, scale)
     run = FUNCTIONS[operator]
-    alone = torch.cat([run(part, temperature) for part in w.split(scale.length, dim=1)], dim=1)
+    alone = torch.cat([run(part, temperature) for part in torch.split(w, scale.length, dim=1)], dim=1)
     return Check(name=operator, error=relative_rms(run(w, temperature, cu_seqlens=cu_seqlens), alone), bound=1e-6)
 
 

@@ -126,6 +126,7 @@ def read_packing(
         ValueError: They contradict each other, or do not fit the tokens.
     """
     names = ("packing", "position_ids", "cu_seq_lens_q", "cu_seq_lens_k", "seq_idx", "max_length_q", "max_length_k")
+    packing: Packing | None
     packing, positions, queries, keys, sequences, *_ = (given.pop(name, None) for name in names)
     if queries is not None and keys is not None and queries is not keys and not torch.equal(queries, keys):
         raise ValueError(
