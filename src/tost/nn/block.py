@@ -151,8 +151,8 @@ class Block(nn.Module):
                 f"{type(conv).__name__} works on the grid of one image, but the batch is packed; use a model without "
                 "it, or images of one size."
             )
-        added: Tensor = conv(seen, grid, mask)
-        return seen + added
+        near: Tensor = conv(seen, grid, mask)
+        return seen + near
 
     def _seen(self, x: Tensor, norm: nn.Module) -> Tensor:
         """Return what a branch sees of x."""

@@ -259,7 +259,7 @@ class Group(NamedTuple):
 
 
 def find_packing(
-    shape: Sequence[int], cu_seqlens: Tensor | Packing | None, segment_ids: Tensor | None
+    shape: tuple[int, ...], cu_seqlens: Tensor | Packing | None, segment_ids: Tensor | None
 ) -> Packing | None:
     """Return the packing of tokens [B, N] that a caller describes in one of the two ways; None without any.
 

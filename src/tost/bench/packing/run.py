@@ -120,8 +120,8 @@ class PackingMeasurement(Measurement[PackingScale, PackingResults]):
         if (row := results.training) is not None:
             times = [f"{1e3 * x.median:.0f}" for x in (row.padded, row.packed)]
             cells = (*times, with_quartiles(row.ratio), f"{row.padding:.0%}", f"{row.difference:.1e}")
-            titles = ("padded, ms per step", "packed, ms per step", "padded / packed", "padding", "losses differ by")
-            tables.append(Table(title="Training on reviews", headers=titles, rows=(cells,), labels=0))
+            sides = ("padded, ms per step", "packed, ms per step", "padded / packed", "padding", "losses differ by")
+            tables.append(Table(title="Training on reviews", headers=sides, rows=(cells,), labels=0))
         return tables
 
     @staticmethod

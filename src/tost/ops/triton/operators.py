@@ -166,9 +166,9 @@ def _causal_arguments(arguments: Sequence[Any]) -> tuple[Any, ...]:
 def _causal_tssa(*arguments: Any) -> Tensors:
     from tost.ops.triton import launch
 
-    *given, cu_seqlens = arguments
-    layout = _layout(given[0], cu_seqlens, decays=given[-1] is not None)
-    result = launch.causal_forward(*_causal_arguments(given), layout=layout)
+    *tensors, cu_seqlens = arguments
+    layout = _layout(tensors[0], cu_seqlens, decays=tensors[-1] is not None)
+    result = launch.causal_forward(*_causal_arguments(tensors), layout=layout)
     return result.y, result.pi, *result.starts, *result.after
 
 
