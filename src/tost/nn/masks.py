@@ -44,7 +44,7 @@ def read_attention_mask(
         keys = pairs.any(dim=1)  # a real token is seen by itself at least
         real = keys[:, -N:]
         if pairs.shape[1] > 1 and not (causal and windowed):
-            _check_pairs(pairs, keys, causal=causal, shape=tuple(mask.shape))
+            _check_pairs(pairs, keys, causal=causal)
     if not _can_look(real):
         return real.expand(B, N)
     return None if bool(real.all()) else real.expand(B, N)
@@ -119,7 +119,7 @@ def _pairs(allowed: Tensor, B: int, N: int) -> Tensor:
     return allowed[:, 0].expand(-1, -1, max(allowed.shape[3], N))
 
 
-def _check_pairs(pairs: Tensor, keys: Tensor, *, causal: bool, shape: tuple[int, ...]) -> None:
+def _check_pairs(pairs: Tensor, keys: Tensor, *, causal: bool) -> None:
     """Refuse masks in which real tokens see others than all real ones (before them, if causal)."""
     N, K = pairs.shape[1:]
     expected = keys.unsqueeze(1)
@@ -130,7 +130,7 @@ def _check_pairs(pairs: Tensor, keys: Tensor, *, causal: bool, shape: tuple[int,
     if causal:
         demand(
             same | in_order,
-            f"attn_mask {shape} is neither causal nor a mask of padding: some tokens see others. TSSA sums over all "
+            "attn_mask is neither causal nor a mask of padding: some tokens see others. TSSA sums over all "
             "tokens before each one and cannot leave out pairs. Pad instead of packing, and leave the mask out.",
         )
         return
@@ -139,6 +139,6 @@ def _check_pairs(pairs: Tensor, keys: Tensor, *, causal: bool, shape: tuple[int,
         hint = "it is causal. Use CausalTSSAttention."
     demand(
         same,
-        f"attn_mask {shape} is no mask of padding: {hint} TSSA has sums over all real tokens and cannot leave out "
+        f"attn_mask is no mask of padding: {hint} TSSA has sums over all real tokens and cannot leave out "
         "single pairs; mask=[B, N] or attn_mask=[B, 1, 1, N] says which tokens are real.",
     )

@@ -74,7 +74,7 @@ def replace_attention(
             that TSSA has no place for. The model is as it was.
 
     Example:
-        >>> import timm, torch, tost
+        >>> import tost, tost.integrations.timm, timm
         >>> model = timm.create_model("vit_tiny_patch16_224", depth=3)
         >>> model = tost.replace_attention(model, layers=[0, 2])
         >>> type(model.blocks[0].attn).__name__, type(model.blocks[1].attn).__name__
