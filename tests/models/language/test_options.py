@@ -308,13 +308,6 @@ def test_plus_is_the_same_at_every_size():
     assert added["base"] == added["medium"] == added["large"] == {**PLUS, "position": "none"}
 
 
-def test_the_second_plus_is_the_first_with_more():
-    more = {"conv_at": "mlp", "block_size": 8, "head_norm": True, "unit_variance": True}
-    for size in ("base", "medium", "large"):
-        first, second = (dict(model_options(f"tost_lm_{size}_plus{end}", {})) for end in ("", "_v2"))
-        assert {key: value for key, value in second.items() if value != first[key]} == more
-
-
 def test_waves_are_of_the_size_of_fresh_embeddings_and_have_no_end():
     model = make_tiny("tost_lm_base", position="sinusoidal", embed_dim=64, vocab_size=500)
     zeros = torch.zeros(1, 300, dtype=torch.int64)
