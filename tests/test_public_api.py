@@ -51,6 +51,7 @@ SIGNATURES = {
     ),
     "load_official": "(path_or_state_dict, *, weights='model', **overrides)",
     "load_model": "(path, *, ema=False)",
+    "load_pretrained": "(name)",
     "check_tssa": "(module, *, num_heads=None, seed=0)",
     "objective.coding_rate": "(z, eps, *, f=LOG, mask=None)",
     "objective.compression_rate": "(z, pi, eps, *, f=LOG, mask=None)",
