@@ -4,7 +4,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/pip --disable-pip-version-check
 
-.PHONY: help install demo test test-slow check docs bench stress fuzz sanitize clean
+.PHONY: help install demo test test-slow check docs bench browser stress fuzz sanitize clean
 .DEFAULT_GOAL := help
 
 help:
@@ -15,6 +15,7 @@ help:
 	@echo "make check      lint, format, types, spelling"
 	@echo "make docs       the documentation, into site/; any warning is an error"
 	@echo "make bench      measure the operators, write benchmarks/results/*.json"
+	@echo "make browser    try the page of tost explore in Chromium, with pictures in build/browser"
 	@echo "make stress     kill, starve and damage runs, and check that nothing is lost (KILLS=60)"
 	@echo "make fuzz       attack every parser of files for SECONDS (60) each, add to results/fuzz.json"
 	@echo "make sanitize   run the native kernel under the sanitizers, add to results/sanitize.json"
@@ -56,6 +57,12 @@ docs: $(STAMP)
 
 bench: $(STAMP)
 	$(BIN)/tost bench ops --out benchmarks/results
+
+# Test tools of the page that pip does not have: axe-core checks accessibility. Chromium is the machine's.
+browser: $(STAMP)
+	$(PIP) install --quiet --constraint constraints.txt --editable '.[browser]'
+	npm install --silent --no-save --prefix build/browser axe-core@4.14.0
+	$(BIN)/python -m pytest -m browser tests/explore
 
 KILLS ?= 60
 stress: $(STAMP)

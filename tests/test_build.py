@@ -46,3 +46,5 @@ def test_without_a_compiler_the_wheel_has_everything_else_and_the_reason(wheel):
     assert not any(name.endswith(".so") for name in names)
     assert {"tost/__init__.py", "tost/__init__.pyi", "tost/py.typed", "tost/ops/csrc/library.h"} <= names
     assert any(name.startswith("tost/recipes/configs/") for name in names)
+    assert {"tost/explore/static/app.js", "tost/pretrained/weights/bytes-tiny/model.safetensors"} <= names
+    assert {"tost/pretrained/weights/index.json", "tost/pretrained/weights/digits-tiny/samples/3.png"} <= names

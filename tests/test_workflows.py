@@ -67,7 +67,7 @@ def test_what_ci_runs_here_is_what_it_runs_there():
     local = re.findall(r"^make ([\w-]+)$", (ROOT / ".ci" / "run").read_text(), flags=re.MULTILINE)
     commands = [words for step in steps() for words in words_of(step.values[0])]
     remote = {target for words in commands if words[0] == "make" for target in words[1:]}
-    assert set(local) == remote
+    assert set(local) == remote - {"browser"}, "Chrome is on the runners, but not on every machine"
 
 
 def test_only_a_tag_publishes_and_no_password_is_stored():

@@ -47,6 +47,7 @@ def test_help_lists_every_command(run):
         "generate",
         "analyze",
         "report",
+        "explore",
         "compare",
         "convert",
         "info",

@@ -40,3 +40,5 @@ from tost.analysis.run import require as require
 from tost.analysis.run import unsupported_reason as unsupported_reason
 from tost.analysis.subspaces import SubspaceCoherence as SubspaceCoherence
 from tost.analysis.subspaces import subspace_coherence as subspace_coherence
+from tost.analysis.surprise import Surprise as Surprise
+from tost.analysis.surprise import surprise as surprise

@@ -32,6 +32,7 @@ COMMANDS = {
     "generate": ("tost.cli._generate:generate", "Continue a text with a trained language model."),
     "analyze": ("tost.cli.look.analyze:analyze", "Measure and draw what the layers of a trained model do."),
     "report": ("tost.cli.look.report:report", "Write one HTML page about runs."),
+    "explore": ("tost.cli.look.explore:explore", "Look inside models in the browser, on this machine only."),
     "compare": ("tost.cli.look.compare:compare", "Show runs side by side, with the settings that differ."),
     "convert": ("tost.cli._convert:convert", "Convert weights between the authors' code and this package."),
     "info": ("tost.cli._info:info", "Show what is installed, what can run here and why not."),
@@ -46,6 +47,7 @@ _EXTRAS = {
     **dict.fromkeys(("timm", "torchvision", "PIL", "pyarrow"), "vision"),
     **dict.fromkeys(("transformers", "tokenizers"), "language"),
     "matplotlib": "analysis",
+    **dict.fromkeys(("starlette", "uvicorn", "anyio"), "explore"),
 }
 
 

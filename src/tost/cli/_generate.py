@@ -20,7 +20,7 @@ from tost.errors import ConfigError
 if TYPE_CHECKING:
     from torch import Generator, nn
 
-    from tost.generation import Continuation, TextStream, Tokenizer, TokenStream
+    from tost.generation import Continuation, TextStream, TokenStream
 
 INTERRUPTED = 130
 USUAL_LENGTH = 256
@@ -78,13 +78,14 @@ def generate(
     from tost.generation import Sampling, TextStream, stream_tokens
     from tost.generation import save_state as put_aside
     from tost.train.device import choose_device
+    from tost.train.tokenizer import require_tokenizer
 
     # Mistakes in the options are found before the weights are read.
     sampling = Sampling(temperature=temperature, top_k=top_k, top_p=top_p, repetition_penalty=repetition_penalty)
     place = choose_device(device)
     changes = {"after_last_position": "repeat"} if repeat_last_position else {}
     model = load_source(source, ema=ema, changes=changes)
-    tokenizer = _tokenizer_of(model, source)
+    tokenizer = require_tokenizer(model, source)
     model = model.to(place, dtype=None if dtype is None else getattr(torch, dtype))
     before, generator, seed = _begin(model, state, seed)
     ids = None if text is None else torch.tensor([tokenizer.encode(text)])
@@ -121,32 +122,6 @@ def _read_prompt(prompt: str | None, file: Path | None, *, continues: bool) -> s
     if not prompt and not continues:
         raise ConfigError("the prompt is empty; a text needs at least one character to begin with")
     return prompt or None
-
-
-def _tokenizer_of(model: nn.Module, source: Path) -> Tokenizer:
-    """Return the tokenizer of a language model.
-
-    Raises:
-        ConfigError: The model is something else, or its tokenizer is not known.
-    """
-    from tost.generation import ByteTokenizer
-    from tost.generation.decode import check_causal
-    from tost.train.tokenizer import find_tokenizer
-
-    size = check_causal(model).options.vocab_size
-    if (found := find_tokenizer(source)) is not None:
-        if found.vocab_size > size:
-            raise ConfigError(
-                f"the tokenizer beside {source} has {found.vocab_size} ids, but the model has {size}; it is not the "
-                "one that the model was trained with"
-            )
-        return found
-    if size != ByteTokenizer.vocab_size:
-        raise ConfigError(
-            f"the model in {source} has {size} ids, but there is no tokenizer beside it, and bytes have "
-            f"{ByteTokenizer.vocab_size}; call `tost.generate` from Python with the tokenizer that it was trained with"
-        )
-    return ByteTokenizer()
 
 
 def _begin(model: nn.Module, state: Path | None, seed: int | None) -> tuple[Continuation | None, Generator, int | None]:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from tost._plugins import Registry
 
 Entry = dict[str, str]
-Kind = Literal["tasks", "configs", "sweeps", "models", "mixers", "data", "ops", "analyses", "runs"]
+Kind = Literal["tasks", "configs", "sweeps", "models", "mixers", "data", "ops", "analyses", "pretrained", "runs"]
 """What can be listed."""
 
 
@@ -34,7 +34,7 @@ def ls(
     ] = "*",
     json: Annotated[bool, typer.Option("--json", help="Print one line of JSON instead.")] = False,
 ) -> None:
-    """List tasks, configurations, sweeps, models, mixers, data sets, operators, analyses or runs.
+    """List tasks, configurations, sweeps, models, mixers, data sets, operators, analyses, pretrained models or runs.
 
     A table on a terminal; in a pipe one line per entry, its columns separated by tabs, the name first.
     """
@@ -59,6 +59,12 @@ def _described(names: str, summary: str, pattern: str) -> list[Entry]:
 def _registered(registry: str, pattern: str) -> list[Entry]:
     found: Registry[Any] = load(registry)
     return [found.describe(name) for name in found.names(pattern)]
+
+
+def _pretrained(pattern: str) -> list[Entry]:
+    from tost.pretrained import describe_pretrained, list_pretrained
+
+    return [describe_pretrained(name) for name in list_pretrained(pattern)]
 
 
 def _runs(folder: str) -> list[Entry]:
@@ -89,5 +95,6 @@ _LISTS: dict[Kind, Callable[[str], list[Entry]]] = {
     "data": partial(_registered, "tost.data.registry:DATA_SETS"),
     "ops": _ops,
     "analyses": lambda pattern: load("tost.analysis:describe_analyses")(pattern),
+    "pretrained": _pretrained,
     "runs": _runs,
 }

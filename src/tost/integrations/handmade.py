@@ -166,7 +166,7 @@ def check_tssa(module: nn.Module, *, num_heads: int | None = None, seed: int = 0
             f"the first linear layer returns {tuple(w.shape)} and the last one takes {tuple(y.shape)}; with "
             f"{heads} heads both have to be [1, {TOKENS}, heads * width]. Name the heads with num_heads."
         )
-    split = w.reshape(*w.shape[:-1], heads, -1)
+    split = w.view(*w.shape[:-1], heads, -1)
     errors = {name: _error(form.compute(split, temperature).flatten(2), y) for name, form in _FORMS.items()}
     best = min(errors, key=errors.__getitem__)
     if errors[best] > TOLERANCE:

@@ -3,8 +3,9 @@
 Every image model of this package is registered under its own name, but for the vision transformers, which timm has
 already. They take what timm passes to a model (``num_classes``, ``in_chans``, ``img_size``, ``global_pool``,
 ``drop_rate``, ``drop_path_rate``, ``proj_drop_rate``, ``features_only``, ``out_indices``, ``device``, ``dtype``), and
-the options of this package. There are no weights to download, so that timm refuses ``pretrained=True``; the authors'
-checkpoints are read by `tost.load_official`.
+the options of this package. ``timm.create_model("tost_mini", pretrained=True)`` has the weights of ``digits-tiny``,
+which come with the package; for the other models timm refuses ``pretrained=True``. The authors' checkpoints are read
+by `tost.load_official`.
 
 timm's optimizers ask a model which parameters not to decay, and spare vectors. The temperatures of TSSA are vectors in
 this package, so that timm does not decay them; the authors' training does, by an oversight. ``tost train`` leaves the
@@ -30,11 +31,15 @@ from tost.errors import ConfigError
 from tost.models import CrateOptions, VisionOptions, create_model, model_options, model_spec
 from tost.models.registry import loaded_models
 from tost.models.vision.options import FixedSizeOptions, ImageOptions
+from tost.pretrained.box import FILE, find_pretrained
 
 __all__ = ["default_cfgs"]
 
 RENAMED = {"drop_rate": "head_dropout", "drop_path_rate": "drop_path", "proj_drop_rate": "dropout"}
 """timm's names of options, and ours. Our dropout acts on positions and attention weights, too."""
+
+PRETRAINED = {"tost_mini": "digits-tiny"}
+"""Models whose weights come with the package, by their names in timm's registry and in `tost.load_pretrained`."""
 
 _NAMES = [spec.name for spec in loaded_models() if spec.options in (VisionOptions, CrateOptions)]
 
@@ -44,7 +49,9 @@ def _describe(name: str) -> dict[str, Any]:
     options = cast(ImageOptions, model_options(name, {}))
     fixed = isinstance(options, FixedSizeOptions)
     side = 32 if name.endswith("_mini") else 224
+    weights = find_pretrained(PRETRAINED[name]).folder / FILE if name in PRETRAINED else None
     return {
+        "file": None if weights is None else str(weights),
         "url": "",
         "num_classes": options.num_classes,
         "input_size": (options.in_chans, side, side),
@@ -97,6 +104,8 @@ def _register(name: str) -> None:
             return _build(name, **given)
 
         # Like timm's other models of one resolution: the last three blocks, unless blocks are chosen.
+        if pretrained and name in PRETRAINED:
+            find_pretrained(PRETRAINED[name]).verify()
         features = {"out_indices": kwargs.pop("out_indices", 3), "feature_cls": "getter"}
         make = cast(Callable[..., nn.Module], build_model_with_cfg)
         return make(build, name, pretrained, feature_cfg=features, **kwargs)

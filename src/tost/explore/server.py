@@ -1,0 +1,253 @@
+"""The server of the page: loopback only, a random port, a token in the address. Heavy work runs in threads."""
+
+from __future__ import annotations
+
+import json
+import secrets
+import socket
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import closing
+from pathlib import Path
+from typing import Any, TypeVar
+
+import uvicorn
+from anyio import CapacityLimiter, to_thread
+from starlette.applications import Starlette
+from starlette.concurrency import iterate_in_threadpool
+from starlette.requests import Request
+from starlette.responses import FileResponse, JSONResponse, Response, StreamingResponse
+from starlette.routing import Mount, Route
+from starlette.staticfiles import StaticFiles
+from torch import Tensor
+
+from tost.errors import TostError
+from tost.explore import image, inside, text
+from tost.explore.guard import App, Guard, TooLargeError
+from tost.explore.models import ExploredModel
+from tost.generation import Sampling
+
+STATIC = Path(__file__).parent / "static"
+WORKERS = 2
+"""Analyses that run at a time; others wait."""
+MAX_JSON = 512 * 1024
+_SHUTDOWN = 2
+
+Value = TypeVar("Value")
+
+
+class BadRequestError(TostError, ValueError):
+    """A request does not have the form that the page sends."""
+
+
+class Explorer:
+    """The answers to what the page asks.
+
+    Args:
+        models: What is shown, by name.
+    """
+
+    def __init__(self, models: Mapping[str, ExploredModel]) -> None:
+        self.models = models
+        self.sessions = text.Sessions()
+        self._limiter: CapacityLimiter | None = None
+
+    def routes(self) -> list[Route]:
+        """Return every address below ``api/``."""
+        return [
+            Route("/models", self.list_models),
+            Route("/model", self.describe_model, methods=["POST"]),
+            Route("/sample", self.show_sample),
+            Route("/text", self.look_at_text, methods=["POST"]),
+            Route("/token", self.look_at_token, methods=["POST"]),
+            Route("/memory", self.look_at_memory, methods=["POST"]),
+            Route("/generate", self.generate, methods=["POST"]),
+            Route("/back", self.go_back, methods=["POST"]),
+            Route("/image", self.look_at_image, methods=["POST"]),
+            Route("/inside", self.look_inside, methods=["POST"]),
+        ]
+
+    async def list_models(self, request: Request) -> Response:
+        """The models, without loading them."""
+        return JSONResponse({"models": [model.describe() for model in self.models.values()]})
+
+    async def describe_model(self, request: Request) -> Response:
+        """Layers and heads of a model, which loads it."""
+        source = self._model((await _read_json(request)).get("model"))
+        return JSONResponse(await self._work(text.describe, source))
+
+    async def show_sample(self, request: Request) -> Response:
+        """An image that comes with a model, by the name of its file."""
+        source = self._model(request.query_params.get("model"))
+        for path in source.samples():
+            if path.stem == request.query_params.get("name"):
+                return FileResponse(path, media_type="image/png")
+        raise BadRequestError("there is no such sample.")
+
+    async def look_at_text(self, request: Request) -> Response:
+        """Groups and surprise of a text."""
+        return JSONResponse(await self._work(text.look, *await self._text(request)))
+
+    async def look_at_token(self, request: Request) -> Response:
+        """Gains and memberships at one token."""
+        given = await _read_json(request)
+        source, ids = await self._work(self._ids, given)
+        return JSONResponse(await self._work(text.look_at_token, source, ids, _whole(given, "position")))
+
+    async def look_at_memory(self, request: Request) -> Response:
+        """What the state remembers after a text."""
+        return JSONResponse(await self._work(text.memory, *await self._text(request)))
+
+    async def generate(self, request: Request) -> Response:
+        """Tokens as they come, a line of JSON each."""
+        given = await _read_json(request)
+        sampling = Sampling(temperature=_number(given, "temperature", 1.0), top_p=_number(given, "top_p", 1.0))
+        count = min(max(_whole(given, "count", 200), 1), text.MAX_NEW_TOKENS)
+        name = given.get("session")
+        if name is None:
+            source, ids = await self._work(self._ids, given)
+            name = self.sessions.add(text.Session(source, ids[0].tolist()))
+        seed = None if given.get("seed") is None else _whole(given, "seed") % 2**63
+        tokens = text.continue_text(self.sessions.get(str(name)), sampling, count, seed)
+        first = await self._work(next, tokens)  # a mistake becomes a plain answer before anything is streamed
+        lines = _lines({"session": name}, first, tokens)
+        return StreamingResponse(lines, media_type="application/x-ndjson")
+
+    async def go_back(self, request: Request) -> Response:
+        """Drop the end of a generated text."""
+        given = await _read_json(request)
+        session = self.sessions.get(str(given.get("session")))
+        return JSONResponse({"saved": session.go_back(_whole(given, "position")), "tokens": len(session.ids)})
+
+    async def look_at_image(self, request: Request) -> Response:
+        """Maps of an image, which is the body of the request."""
+        source, inputs = await self._image(request)
+        return JSONResponse(await self._work(image.look, source, inputs))
+
+    async def look_inside(self, request: Request) -> Response:
+        """What the layers do to a text or an image."""
+        is_json = request.headers.get("content-type", "").startswith("application/json")
+        source, inputs = await (self._text(request) if is_json else self._image(request))
+        return JSONResponse(await self._work(inside.look, source, inputs))
+
+    def _model(self, name: Any) -> ExploredModel:
+        if not isinstance(name, str) or name not in self.models:
+            raise BadRequestError(f"there is no model {str(name)[:80]!r} on this page.")
+        return self.models[name]
+
+    def _ids(self, given: Mapping[str, Any]) -> tuple[ExploredModel, Tensor]:
+        """Return the model and the ids of the text that a request is about."""
+        if given.get("session") is not None:
+            session = self.sessions.get(str(given["session"]))
+            return session.source, text.bounded(session.source, session.ids)
+        content = given.get("text")
+        if not isinstance(content, str):
+            raise BadRequestError("the request has no text.")
+        source = self._model(given.get("model"))
+        return source, text.encode(source, content)
+
+    async def _text(self, request: Request) -> tuple[ExploredModel, Tensor]:
+        return await self._work(self._ids, await _read_json(request))
+
+    async def _image(self, request: Request) -> tuple[ExploredModel, Tensor]:
+        source = self._model(request.query_params.get("model"))
+        side = request.query_params.get("side")
+        if side is not None and not (side.isascii() and side.isdecimal() and 1 <= int(side[:6]) <= 1024):
+            raise BadRequestError("the size is a number of pixels from 1 to 1024.")
+        data = await request.body()
+        return source, await self._work(image.read, source, data, None if side is None else int(side))
+
+    async def _work(self, function: Callable[..., Value], *arguments: Any) -> Value:
+        """Run a function in a thread, so that the page stays responsive."""
+        if self._limiter is None:
+            self._limiter = CapacityLimiter(WORKERS)
+        return await to_thread.run_sync(function, *arguments, limiter=self._limiter)
+
+
+async def _lines(*parts: Any) -> AsyncIterator[bytes]:
+    *first, tokens = parts
+    for item in first:
+        yield json.dumps(item).encode() + b"\n"
+    with closing(tokens):
+        async for item in iterate_in_threadpool(tokens):
+            yield json.dumps(item).encode() + b"\n"
+
+
+async def _read_json(request: Request) -> dict[str, Any]:
+    body = await request.body()
+    if len(body) > MAX_JSON:
+        raise BadRequestError(f"the request is larger than {MAX_JSON:,} bytes; shorten the text.")
+    try:
+        given = json.loads(body)
+    except (ValueError, RecursionError) as error:
+        raise BadRequestError("the request is not JSON.") from error
+    if not isinstance(given, dict):
+        raise BadRequestError("the request is not a JSON object.")
+    return given
+
+
+def _number(given: Mapping[str, Any], key: str, default: float) -> float:
+    value = given.get(key, default)
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise BadRequestError(f"{key} is not a number.")
+    return float(value)
+
+
+def _whole(given: Mapping[str, Any], key: str, default: int | None = None) -> int:
+    value = given.get(key, default)
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise BadRequestError(f"{key} is not a whole number.")
+    return value
+
+
+async def _explain(request: Request, error: Exception) -> Response:
+    """Answer a mistake with its message."""
+    return JSONResponse({"error": str(error)}, status_code=400)
+
+
+async def _too_large(request: Request, error: Exception) -> Response:
+    return JSONResponse({"error": "the request is too large."}, status_code=413)
+
+
+def build_app(models: Mapping[str, ExploredModel], *, token: str, port: int) -> App:
+    """Return the page and its answers as an ASGI application.
+
+    Args:
+        models: What is shown, by name; see `open_models`.
+        token: First part of every path.
+        port: Where the server listens; requests for other hosts are refused.
+    """
+    pages = [
+        Mount("/api", routes=Explorer(models).routes()),
+        Mount("/", app=StaticFiles(directory=STATIC, html=True)),
+    ]
+    handlers = {TostError: _explain, TooLargeError: _too_large}
+    inner = Starlette(routes=[Mount(f"/{token}", routes=pages)], exception_handlers=handlers)
+    return Guard(inner, token=token, port=port, max_body=image.MAX_BYTES)
+
+
+def serve(models: Mapping[str, ExploredModel], *, port: int, ready: Callable[[str], None]) -> None:
+    """Serve the page until Ctrl-C.
+
+    Args:
+        models: What is shown, by name.
+        port: Where to listen; 0 for any free port.
+        ready: Receives the address once the server listens.
+
+    Raises:
+        OSError: The port is taken.
+    """
+    with closing(socket.socket()) as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(("127.0.0.1", port))
+        listener.listen()
+        port, token = listener.getsockname()[1], secrets.token_urlsafe(16)
+        app = build_app(models, token=token, port=port)
+        config = uvicorn.Config(
+            app,
+            log_level="error",
+            access_log=False,  # the address holds the token
+            server_header=False,
+            timeout_graceful_shutdown=_SHUTDOWN,
+        )
+        ready(f"http://127.0.0.1:{port}/{token}/")
+        uvicorn.Server(config).run(sockets=[listener])

@@ -1,0 +1,263 @@
+"""What the page shows of a text: groups, surprise, gains, memory; and texts that are generated."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from secrets import token_hex
+from time import perf_counter
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tost.analysis import attention_layers, capture, state_memory, surprise, text_memberships
+from tost.analysis.gains import moments
+from tost.analysis.records import at_rest
+from tost.analysis.result import plain
+from tost.errors import ConfigError
+from tost.explore.models import ExploredModel
+from tost.generation import (
+    ByteTokenizer,
+    Continuation,
+    Sampling,
+    context_limit,
+    prefill,
+    state_bytes,
+    stream_tokens,
+)
+
+MAX_TOKENS = 4096
+"""Tokens of a text that is looked at."""
+MAX_NEW_TOKENS = 2000
+"""Tokens that are generated in one go."""
+MAX_SECONDS = 120.0
+"""Time that one go may take."""
+SESSIONS = 8
+"""Generated texts that can be gone on with; the oldest is forgotten first."""
+_DIGITS = 4
+
+
+@dataclass
+class Session:
+    """A text that was generated, with the state after each of its tokens.
+
+    Attributes:
+        source: The model.
+        ids: The text, prompt included.
+        states: By position, what it takes to go on after so many tokens.
+    """
+
+    source: ExploredModel
+    ids: list[int]
+    states: dict[int, Continuation] = field(default_factory=dict)
+
+    def go_back(self, position: int) -> bool:
+        """Drop all but the first tokens.
+
+        Args:
+            position: How many to keep.
+
+        Returns:
+            Whether the state after them was saved.
+
+        Raises:
+            ConfigError: The text has fewer tokens.
+        """
+        if not 1 <= position <= len(self.ids):
+            raise ConfigError(f"there is no token {position}; the text has {len(self.ids)}.")
+        self.ids = self.ids[:position]
+        self.states = {place: state for place, state in self.states.items() if place <= position}
+        return position in self.states
+
+
+class Sessions:
+    """The last few generated texts, by a random name. Safe to use from several threads."""
+
+    def __init__(self) -> None:
+        self._known: OrderedDict[str, Session] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def add(self, session: Session) -> str:
+        """Keep a text; return its name."""
+        with self._lock:
+            name = token_hex(8)
+            self._known[name] = session
+            while len(self._known) > SESSIONS:
+                self._known.popitem(last=False)
+        return name
+
+    def get(self, name: str) -> Session:
+        """Return a text.
+
+        Raises:
+            ConfigError: It was forgotten, or never there.
+        """
+        with self._lock:
+            if name not in self._known:
+                raise ConfigError("this text is not kept any more; generate it again.")
+            self._known.move_to_end(name)
+            return self._known[name]
+
+
+def encode(source: ExploredModel, text: str) -> Tensor:
+    """Return a text as ids ``[1, N]``.
+
+    Raises:
+        ConfigError: The model reads images, or the text is empty or too long for it.
+    """
+    if source.kind != "text":
+        raise ConfigError(f"{source.name} reads images; choose a language model.")
+    if len(text) > MAX_TOKENS * 8:
+        raise ConfigError(
+            f"the text has {len(text):,} characters; at most {MAX_TOKENS:,} tokens are shown. Shorten it."
+        )
+    # A browser may send half of a character, which has no bytes.
+    whole = text.encode("utf-16", errors="surrogatepass").decode("utf-16", errors="replace")
+    return bounded(source, source.tokenizer.encode(whole))
+
+
+def bounded(source: ExploredModel, ids: list[int]) -> Tensor:
+    """Return ids as a tensor ``[1, N]``, unless there are none or too many; see `encode`."""
+    limit = min(MAX_TOKENS, context_limit(source.model) or MAX_TOKENS)
+    if len(ids) > limit:
+        raise ConfigError(f"the text has {len(ids):,} tokens; {source.name} is shown at most {limit:,}. Shorten it.")
+    if not ids:
+        raise ConfigError("the text is empty; type something.")
+    return torch.tensor([ids])
+
+
+def strings(source: ExploredModel, ids: list[int]) -> list[str]:
+    """Return how to write each token; bytes that are no text by themselves in hexadecimal."""
+    if source.tokenizer.vocab_size == ByteTokenizer.vocab_size:
+        return [chr(number) if number < 128 else f"\\x{number:02x}" for number in ids]
+    return [source.tokenizer.decode([number]) for number in ids]
+
+
+def look(source: ExploredModel, ids: Tensor) -> dict[str, Any]:
+    """Return the groups and the surprise of every token: what colours a text."""
+    written = strings(source, ids[0].tolist())
+    with source.lock:
+        found = surprise(source.model, ids, written)
+        groups = text_memberships(source.model, ids, written) if source.has_groups() else None
+    result: dict[str, Any] = {"tokens": written, "bits": _rounded(found.bits), "layers": 0, "heads": 0}
+    result |= {"text": source.tokenizer.decode(ids[0].tolist()), "mean_bits": found.summary()["bits per token"]}
+    if groups is not None:
+        layers, _, heads = groups.pi.shape
+        result |= {"layers": layers, "heads": heads, "pi": _rounded(groups.pi), "entropy": _rounded(groups.entropy)}
+    return result
+
+
+def look_at_token(source: ExploredModel, ids: Tensor, position: int) -> dict[str, Any]:
+    """Return what the layers do at one token: memberships ``[L, H]``, gains ``[L, H, D]``, and what may follow it.
+
+    Raises:
+        ConfigError: There is no such token.
+    """
+    if not 0 <= position < ids.shape[1]:
+        raise ConfigError(f"there is no token {position}; the text has {ids.shape[1]}.")
+    ids = ids[:, : position + 1]
+    written = strings(source, ids[0].tolist())
+    gains, pi = [], []
+    with source.lock:
+        found = surprise(source.model, ids, written)
+        if source.has_groups():
+            with at_rest(source.model), capture(source.model) as records:
+                source.model(ids)
+                for record in records:
+                    membership = record.membership()
+                    gains.append(1 / (1 + moments(record.layer, record.stream("tokens"), membership)[0, -1]))
+                    pi.append(membership[0, -1])
+    expected = strings(source, found.expected[-1].tolist())
+    follows = [{"token": token, "p": p} for token, p in zip(expected, _rounded(found.probability[-1]), strict=True)]
+    return {"pi": [_rounded(x) for x in pi], "gains": [_rounded(x) for x in gains], "follows": follows}
+
+
+def memory(source: ExploredModel, ids: Tensor) -> dict[str, Any]:
+    """Return how much of the state the last tokens hold, and what a softmax model would have to keep instead."""
+    with source.lock:
+        model = source.model
+        cache = softmax_bytes(source, ids.shape[1])
+        if not source.has_groups():
+            return {"cache_bytes": cache, "state_bytes": cache, "recent": [], "mass": [], "half_life": []}
+        found = state_memory(model, [ids])
+        state = prefill(model, ids[:, :1])
+    return {
+        "cache_bytes": cache,
+        "state_bytes": state_bytes(state),
+        "recent": list(found.recent),
+        "mass": _rounded(found.mass),
+        "half_life": _rounded(found.half_life),
+        "forgetting": plain(found.decay_half_life),
+    }
+
+
+def softmax_bytes(source: ExploredModel, tokens: int) -> int:
+    """Return the bytes of the keys and values that softmax attention of this width and depth keeps, in float32."""
+    options = source.saved.options
+    return 2 * 4 * int(options["depth"]) * int(options["embed_dim"]) * tokens
+
+
+def continue_text(session: Session, sampling: Sampling, count: int, seed: int | None) -> Iterator[dict[str, Any]]:
+    """Go on with a text, token by token, from the state that was saved at its end.
+
+    Args:
+        session: The text.
+        sampling: How tokens are chosen.
+        count: How many tokens.
+        seed: Repeats a text; None for a new one.
+
+    Yields:
+        ``{"token", "id"}`` for each token, and at the end why it ended, the speed and the size of the state.
+    """
+    source = session.source
+    generator = torch.Generator()
+    generator.seed() if seed is None else generator.manual_seed(seed)
+    position = len(session.ids)
+    saved = session.states.get(position)
+    ids = None if saved is not None else torch.tensor([session.ids])
+    started = perf_counter()
+    with source.lock:
+        stream = stream_tokens(source.model, ids, sampling=sampling, generator=generator, state=saved)
+        session.states[position] = stream.continuation
+    taken, ended = 0, "length"
+    begun = perf_counter()
+    while taken < count:
+        if perf_counter() - started > MAX_SECONDS:
+            ended = "time"
+            break
+        if len(session.ids) >= MAX_TOKENS or stream.room == 0:
+            ended = "room"
+            break
+        with source.lock:
+            token = int(next(stream)[0])
+        session.ids.append(token)
+        session.states[len(session.ids)] = stream.continuation
+        taken += 1
+        yield {"id": token, "token": strings(source, [token])[0]}
+    seconds = max(perf_counter() - begun, 1e-9)
+    yield {
+        "ended": ended,
+        "tokens": taken,
+        "rate": round(taken / seconds, 1),
+        "state_bytes": state_bytes(stream.continuation.state),
+        "cache_bytes": softmax_bytes(source, len(session.ids)),
+        "resumed": saved is not None,
+    }
+
+
+def _rounded(values: Tensor) -> Any:
+    return plain(values.double().mul(10**_DIGITS).round().div(10**_DIGITS))
+
+
+def describe(source: ExploredModel) -> dict[str, Any]:
+    """Return the layers and heads of a model, which takes loading it."""
+    layers = attention_layers(source.model)
+    first = layers[0].attention if layers else None
+    return {
+        "layers": len(layers),
+        "heads": first.num_heads if first else 0,
+        "head_dim": first.head_dim if first else 0,
+    }

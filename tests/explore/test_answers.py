@@ -1,0 +1,163 @@
+"""What the page is told is what the analyses say."""
+
+from __future__ import annotations
+
+import io
+import math
+
+import pytest
+import torch
+from PIL import Image
+
+import tost.analysis
+from tests.explore.client import PORT, TOKEN, ask, send
+from tost.errors import CheckpointError, ConfigError
+from tost.explore import build_app, open_models
+from tost.explore.text import MAX_TOKENS
+from tost.models import create_model
+from tost.train.checkpoint.model import save_model
+
+TEXT = "def mean(values):\n    return sum(values) / len(values)\n"
+
+
+def picture(width: int, height: int, **options) -> bytes:
+    file = io.BytesIO()
+    pixels = torch.randint(256, (height, width, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    Image.fromarray(pixels.numpy()).save(file, format="PNG", **options)
+    return file.getvalue()
+
+
+def test_models_are_described_before_they_are_loaded(app):
+    found = {model["name"]: model for model in send(app, "api/models", method="GET").json()["models"]}
+    assert set(found) == {"bytes-tiny", "digits-tiny"}
+    assert found["digits-tiny"]["kind"] == "image"
+    assert len(found["digits-tiny"]["samples"]) == 10
+    assert found["bytes-tiny"]["options"]["position"] == "none"
+    layers = ask(app, "model", model="bytes-tiny").json()
+    assert layers == {"layers": 4, "heads": 4, "head_dim": 32}
+
+
+def test_colours_of_a_text_are_its_memberships_and_surprise(app, models):
+    found = ask(app, "text", model="bytes-tiny", text=TEXT).json()
+    ids, model = torch.tensor(list(TEXT.encode())), models["bytes-tiny"].model
+    expected = tost.analysis.text_memberships(model, ids, TEXT)
+    assert found["tokens"] == list(TEXT)
+    assert found["text"] == TEXT
+    torch.testing.assert_close(torch.tensor(found["pi"]), expected.pi.float(), rtol=0, atol=1e-4)
+    bits = tost.analysis.surprise(model, ids, TEXT).bits
+    assert found["bits"][0] is None
+    torch.testing.assert_close(torch.tensor(found["bits"][1:]).double(), bits[1:], rtol=0, atol=1e-4)
+
+
+def test_surprise_is_the_loss_in_bits(models):
+    ids, model = torch.tensor(list(TEXT.encode())), models["bytes-tiny"].model
+    found = tost.analysis.surprise(model, ids, TEXT)
+    loss = torch.nn.functional.cross_entropy(model(ids[None])[0, :-1], ids[1:]).item()
+    assert found.bits[1:].mean().item() == pytest.approx(loss / math.log(2), rel=1e-5)
+    assert found.rows()[3]["token"] == TEXT[3]
+    with pytest.raises(ValueError, match="for 3 tokens"):
+        tost.analysis.surprise(model, ids, "abc")
+
+
+def test_a_softmax_model_has_surprise_but_no_groups(tmp_path):
+    sizes = {"embed_dim": 32, "depth": 1, "num_heads": 2, "vocab_size": 256}
+    save_model(create_model("gpt2_base", **sizes), tmp_path / "gpt")
+    app = build_app(open_models([str(tmp_path / "gpt")]), token=TOKEN, port=PORT)
+    found = ask(app, "text", model="gpt", text=TEXT).json()
+    assert found["layers"] == 0
+    assert "pi" not in found
+    assert found["mean_bits"] > 0
+    memory = ask(app, "memory", model="gpt", text=TEXT).json()
+    assert memory["state_bytes"] == memory["cache_bytes"] > 0
+
+
+def test_a_token_has_gains_and_what_may_follow(app):
+    whole = ask(app, "text", model="bytes-tiny", text=TEXT).json()
+    found = ask(app, "token", model="bytes-tiny", text=TEXT, position=7).json()
+    assert torch.tensor(found["gains"]).shape == (4, 4, 32)
+    assert 0 < torch.tensor(found["gains"]).min() <= torch.tensor(found["gains"]).max() <= 1
+    expected = torch.tensor(whole["pi"])[:, 7]
+    torch.testing.assert_close(torch.tensor(found["pi"]), expected, rtol=0, atol=2e-4)
+    assert len(found["follows"]) == 5
+    assert "there is no token 999" in ask(app, "token", model="bytes-tiny", text=TEXT, position=999).json()["error"]
+
+
+def test_the_state_keeps_its_size(app):
+    short, long = (ask(app, "memory", model="bytes-tiny", text=TEXT * n).json() for n in (1, 8))
+    assert short["state_bytes"] == long["state_bytes"]
+    assert long["cache_bytes"] == 8 * short["cache_bytes"]
+    assert torch.tensor(long["mass"])[..., -1].allclose(torch.ones(4, 4))
+
+
+def test_generate_go_back_and_go_on(app):
+    first = ask(app, "generate", model="bytes-tiny", text="def ", temperature=0, count=20).lines()
+    session, end = first[0]["session"], first[-1]
+    written = [part["id"] for part in first[1:-1]]
+    assert (len(written), end["ended"], end["resumed"]) == (20, "length", False)
+    shown = ask(app, "text", session=session).json()
+    assert len(shown["tokens"]) == 24
+    assert ask(app, "back", session=session, position=14).json() == {"saved": True, "tokens": 14}
+    again = ask(app, "generate", session=session, temperature=0, count=10).lines()
+    assert [part["id"] for part in again[1:-1]] == written[10:]
+    assert again[-1]["resumed"]
+    assert "there is no token 99" in ask(app, "back", session=session, position=99).json()["error"]
+
+
+def test_the_same_seed_writes_the_same_text(app):
+    texts = [
+        ask(app, "generate", model="bytes-tiny", text="x", seed=seed, count=12).lines()[1:-1] for seed in (3, 3, 4)
+    ]
+    assert texts[0] == texts[1] != texts[2]
+
+
+def test_generation_stops_where_the_page_ends(app):
+    found = ask(app, "generate", model="bytes-tiny", text="a" * (MAX_TOKENS - 3), count=10).lines()
+    assert (found[-1]["ended"], found[-1]["tokens"]) == ("room", 3)
+
+
+@pytest.mark.parametrize(("width", "height"), [(32, 32), (100, 40), (9, 60)])
+def test_maps_of_an_image_keep_its_proportions(app, models, width, height):
+    found = send(app, "api/image?model=digits-tiny&side=48", picture(width, height)).json()
+    rows, columns = torch.tensor(found["maps"]).shape[2:]
+    assert max(rows, columns) == 12
+    assert abs(rows / columns - height / width) * min(rows, columns) <= max(1.0, height / width)
+    assert torch.tensor(found["maps"]).sum(dim=1).allclose(torch.ones(6, rows, columns), atol=1e-3)
+    assert torch.tensor(found["class_attention"]).shape[1:] == (rows, columns)
+    assert len(found["top"]) == 5
+    assert found["picture"].startswith("data:image/png;base64,")
+
+
+def test_a_sample_is_recognized(app):
+    sample = send(app, "api/sample?model=digits-tiny&name=3", method="GET")
+    assert sample.headers["content-type"] == "image/png"
+    assert send(app, "api/image?model=digits-tiny", sample.body).json()["top"][0]["label"] == "3"
+
+
+@pytest.mark.parametrize("kind", ["text", "image"])
+def test_inside_compares_with_an_untrained_model(app, models, kind):
+    if kind == "text":
+        found = ask(app, "inside", model="bytes-tiny", text=TEXT).json()
+        batch, model = torch.tensor([list(TEXT.encode())]), models["bytes-tiny"].model
+        rates = tost.analysis.coding_rate_by_layer(model, [batch])
+        expected = rates.curve("trained", "validation", "attention").mean("variational").tolist()
+        assert found["curves"][1]["values"]["variational"] == pytest.approx(expected)
+    else:
+        found = send(app, "api/inside?model=digits-tiny", picture(32, 32)).json()
+    layers = len(found["gains"])
+    assert [(curve["source"], curve["place"]) for curve in found["curves"]] == [
+        (source, place) for source in ("trained", "control") for place in ("input", "attention")
+    ]
+    assert len(found["coherence"]["blocks"]) == len(found["usage"]) == layers
+    assert "R_c^var" in found["verdict"]
+
+
+def test_models_are_opened_by_path_and_by_name(tmp_path):
+    tiny = {"embed_dim": 32, "depth": 1, "num_heads": 2, "vocab_size": 256}
+    save_model(create_model("tost_lm_base", **tiny), tmp_path / "mine")
+    found = open_models([str(tmp_path / "mine"), "bytes-tiny", str(tmp_path / "mine")])
+    assert list(found) == ["mine", "bytes-tiny", "mine (2)"]
+    save_model(create_model("tost_sequence"), tmp_path / "other")
+    with pytest.raises(ConfigError, match="neither a language model nor an image classifier"):
+        open_models([str(tmp_path / "other")])
+    with pytest.raises(CheckpointError, match="there is no nowhere"):
+        open_models(["nowhere"])
