@@ -29,13 +29,13 @@ def state_bytes(settings: RunConfig) -> int | None:
 
     with torch.device("meta"):
         model: Any = create_model(settings.model.name, **settings.model.options)
-        ids = torch.zeros(1, settings.data.shape().length, dtype=torch.int64)
+        ids = torch.zeros(1, settings.data.shape().length or 1, dtype=torch.int64)
     try:
         _, state = model.forward_with_state(ids)
     except ConfigError:
         return None
     layers = [layer.mixer if isinstance(layer, BlockState) else layer for layer in state.layers]
-    numbers = [x for x in pytree.tree_leaves(layers) if x.is_floating_point()]
+    numbers: list[torch.Tensor] = [x for x in pytree.tree_leaves(layers) if x.is_floating_point()]
     return sum(x.numel() * x.element_size() for x in numbers)
 
 

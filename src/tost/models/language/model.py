@@ -305,8 +305,15 @@ class LanguageToST(nn.Module):
         bias = "feature" if o.position == "learned" else None
         mixer: nn.Module
         if o.is_window(index):
-            drops = {"attn_drop": o.dropout, "out_drop": o.dropout}
-            mixer = WindowAttention(C, o.num_heads, window=o.window, in_bias=o.bias, out_bias=o.bias, **drops)
+            mixer = WindowAttention(
+                C,
+                o.num_heads,
+                window=o.window,
+                in_bias=o.bias,
+                out_bias=o.bias,
+                attn_drop=o.dropout,
+                out_drop=o.dropout,
+            )
         else:
             mixer = build_mixer(o, in_bias=o.bias, out_bias=o.bias, max_length=o.max_length, position_bias=bias)
 
