@@ -130,7 +130,7 @@ class WindowAttention(ProjectedMixer):
         size = min(N, self.window)
         chunks = -(-N // size)
         spare = chunks * size - N
-        query = F.pad(query, (0, 0, 0, spare)).reshape(*query.shape[:2], chunks, size, -1)
+        query = F.pad(query, (0, 0, 0, spare)).reshape(*query.shape[:2], chunks, size, self.head_dim)
         keys, values = (
             F.pad(part, (0, 0, 0, spare)).unfold(2, past + size, size).transpose(-1, -2) for part in (keys, values)
         )
@@ -143,5 +143,5 @@ class WindowAttention(ProjectedMixer):
     def _after(self, keys: Tensor, values: Tensor, position: Tensor, tokens: Tensor) -> WindowState:
         """Return the state with the last W - 1 real tokens of each sequence, of which `tokens` [B] are new."""
         last = tokens.unsqueeze(1) + torch.arange(self.window - 1, device=tokens.device)
-        rows = last[:, None, :, None]
-        return WindowState(keys.take_along_dim(rows, dim=2), values.take_along_dim(rows, dim=2), position + tokens)
+        keys, values = (part.take_along_dim(last[:, None, :, None], dim=2) for part in (keys, values))
+        return WindowState(keys, values, position + tokens)
