@@ -96,7 +96,7 @@ def test_stream_is_that_of_the_blocks(model):
         seen, w = record.project(record.input)
         torch.testing.assert_close(w, record.tokens)
         mixed = record.layer.attention(seen, record.mask)
-        torch.testing.assert_close(record.layer.block._mixed(record.input, mixed), record.attention)
+        torch.testing.assert_close(record.layer.block._mixed(record.input, mixed, None), record.attention)
 
 
 @pytest.mark.parametrize("model", [kind for kind in KINDS if KINDS[kind][0] != "tost_mini"], indirect=True)

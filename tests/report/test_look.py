@@ -28,7 +28,7 @@ def digits(tmp_path_factory):
 @pytest.fixture(scope="module")
 def text(tmp_path_factory):
     folder = tmp_path_factory.mktemp("text") / "run"
-    run(folder, *BYTES, "model.depth=2", config="demo/stdlib_bytes")
+    run(folder, *BYTES, "model.depth=2", "model.position=learned", config="demo/stdlib_bytes")
     return folder
 
 

@@ -122,7 +122,7 @@ class _LastLogits(nn.Module):
     def forward(self, ids: Tensor) -> Tensor:
         """Read a text. No state is kept: what later tokens would need is no part of this comparison."""
         model: Any = self.model
-        logits: Tensor = model.logits(model._features(ids, None)[:, -1])
+        logits: Tensor = model.logits(model._features(ids, None, None)[:, -1])
         return logits
 
 
