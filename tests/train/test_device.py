@@ -82,8 +82,8 @@ def test_loaders_pin_memory_where_it_is_asked_for():
     assert not make_loader(data, batch_size=2, seed=0).pin_memory
 
 
-@pytest.mark.parametrize("asynchronous", [False, True])
-def test_batches_for_a_gpu_are_pinned(monkeypatch, tmp_path, asynchronous):
+@pytest.mark.parametrize("pinned", [False, True])
+def test_batches_for_a_gpu_are_pinned(monkeypatch, tmp_path, pinned):
     asked = []
 
     def without_pinning(*args, pin_memory, **kwargs):
@@ -93,6 +93,6 @@ def test_batches_for_a_gpu_are_pinned(monkeypatch, tmp_path, asynchronous):
     monkeypatch.setattr(loop, "make_loader", without_pinning)
     monkeypatch.setattr("tost.train.evaluate.metrics.make_evaluation_loader", lambda *args, pin_memory=None, **kwargs: (
         asked.append(pin_memory), make_evaluation_loader(*args, **kwargs))[1])  # fmt: skip
-    monkeypatch.setattr(Distributed, "asynchronous", asynchronous)
+    monkeypatch.setattr(Distributed, "pin_memory", pinned)
     run(tmp_path, "train.steps=2", "evaluate.every=1", "evaluate.telemetry=false")
-    assert asked == [asynchronous] * 3
+    assert asked == [pinned] * 3

@@ -123,6 +123,11 @@ class Distributed:
         return self.device.type != "cpu"
 
     @property
+    def pin_memory(self) -> bool:
+        """Whether batches go into memory that the device can copy from on its own."""
+        return self.device.type == "cuda"
+
+    @property
     def description(self) -> str:
         """How many processes of which kind, for the log."""
         device = f"{self.size} process{'es' if self.size > 1 else ''} on {self.device.type}"

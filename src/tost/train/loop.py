@@ -184,7 +184,7 @@ class _Run:
             rank=processes.data_rank,
             world_size=processes.data_size,
             workers=config.data.workers,
-            pin_memory=processes.device.type == "cuda",
+            pin_memory=processes.pin_memory,
         )
 
     def start(self) -> None:

@@ -25,6 +25,7 @@ class Rank:
     """One of several processes, as `measure` sees it; sums are left to the test."""
 
     device = torch.device("cpu")
+    pin_memory = False
 
     def __init__(self, rank: int, size: int) -> None:
         self.data_rank, self.data_size = rank, size

@@ -63,7 +63,7 @@ def measure(model: nn.Module, task: Task, dataset: Dataset, config: RunConfig, p
         rank=processes.data_rank,
         world_size=processes.data_size,
         workers=config.data.workers,
-        pin_memory=processes.device.type == "cuda",
+        pin_memory=processes.pin_memory,
     )
     training = model.training
     model.eval()
