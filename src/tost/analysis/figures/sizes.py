@@ -26,7 +26,7 @@ def draw_sizes(
     Returns:
         The content of an SVG file, the same bytes for the same points.
     """
-    with matplotlib.rc_context({"svg.hashsalt": "tost"}):
+    with matplotlib.rc_context({"svg.hashsalt": "tost", "svg.fonttype": "path"}):
         figure = style.new_figure(width, 0.6 * width)
         axes = figure.subplots()
         for index, (name, (size, value, (low, high))) in enumerate(points.items()):
