@@ -22,8 +22,7 @@ import tost
 from tost._text import Table
 from tost.bench.busy.cases import MEANING, BusyScale, Place, Work
 from tost.bench.harness.gate import Check, GateResult
-from tost.bench.harness.measurement import Measurement, page
-from tost.bench.harness.report import Report
+from tost.bench.harness.measurement import Measurement
 from tost.bench.harness.table import cell
 from tost.bench.harness.timing import Spread, spread
 from tost.bench.harness.worker import run_in_process
@@ -74,6 +73,7 @@ class BusyMeasurement(Measurement[BusyScale, BusyResults]):
     """The benchmark `tost bench busy`."""
 
     results = BusyResults
+    heading = "Work on a busy machine"
     checked = "the operator with its reference"
 
     def check(self) -> GateResult:
@@ -119,16 +119,6 @@ class BusyMeasurement(Measurement[BusyScale, BusyResults]):
                 worst = max(known, key=lambda work: known[work])
                 found.append(f"{place}: at most {known[worst]:.2f} ({worst}); the goal is {bar:g}")
         return found
-
-    @staticmethod
-    def page(report: Report[BusyResults]) -> str:
-        """Return a report as a Markdown page.
-
-        Raises:
-            ValueError: The gate is red.
-        """
-        found = BusyMeasurement.findings(report.results)
-        return page("Work on a busy machine", report, found, *BusyMeasurement.tables(report.results))
 
 
 def ratio(results: BusyResults, work: Work, place: Place) -> float | None:

@@ -28,12 +28,14 @@ class Measurement(ABC, Generic[Scale, Results]):
     Attributes:
         results: Dataclass of the numbers; all its fields have defaults.
         checked: What the gate compares, for the progress line.
+        heading: Title of the Markdown page.
         draws: Whether there are pictures, which need matplotlib.
         accelerator: The GPU that is measured, if any.
     """
 
     results: ClassVar[type]
     checked: ClassVar[str]
+    heading: ClassVar[str] = ""
     draws: ClassVar[bool] = False
     accelerator: str | None = None
 
@@ -77,10 +79,14 @@ class Measurement(ABC, Generic[Scale, Results]):
         """Return what the numbers mean, in sentences."""
         return []
 
-    @staticmethod
-    @abstractmethod
-    def page(report: Any) -> str:
-        """Return the Markdown page of a report."""
+    @classmethod
+    def page(cls, report: Any) -> str:
+        """Return the Markdown page of a report: by default the findings, then the tables.
+
+        Raises:
+            ValueError: The gate is red.
+        """
+        return page(cls.heading, report, cls.findings(report.results), *cls.tables(report.results))
 
     @staticmethod
     def pictures(report: Any) -> dict[str, bytes]:

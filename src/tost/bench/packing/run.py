@@ -20,8 +20,7 @@ from torch import Tensor, nn
 import tost
 from tost._text import Table
 from tost.bench.harness.gate import Check, GateResult
-from tost.bench.harness.measurement import Measurement, page
-from tost.bench.harness.report import Report
+from tost.bench.harness.measurement import Measurement
 from tost.bench.harness.table import with_quartiles
 from tost.bench.harness.timing import Spread, Trial, interleave, ratios, spread, spread_of, timed
 from tost.bench.packing.cases import Operator, PackingScale, Pass
@@ -84,6 +83,7 @@ class PackingMeasurement(Measurement[PackingScale, PackingResults]):
     """The benchmark `tost bench packing`."""
 
     results = PackingResults
+    heading = "Packed sequences"
     checked = "packed sequences with each of them alone"
 
     def check(self) -> GateResult:
@@ -135,16 +135,6 @@ class PackingMeasurement(Measurement[PackingScale, PackingResults]):
             found.append(f"training is {row.ratio.median:.2f} times as fast; the goal is {BARS['training']}")
             found.append(f"losses differ by at most {row.difference:.1e}; the goal is {BARS['losses']:g}")
         return found
-
-    @staticmethod
-    def page(report: Report[PackingResults]) -> str:
-        """Return a report as a Markdown page.
-
-        Raises:
-            ValueError: The gate is red.
-        """
-        found = PackingMeasurement.findings(report.results)
-        return page("Packed sequences", report, found, *PackingMeasurement.tables(report.results))
 
 
 def _tokens(operator: Operator, scale: PackingScale) -> tuple[Tensor, Tensor, Tensor]:

@@ -16,8 +16,7 @@ import torch
 
 from tost._text import Table
 from tost.bench.harness.gate import Check, GateResult
-from tost.bench.harness.measurement import Measurement, page
-from tost.bench.harness.report import Report
+from tost.bench.harness.measurement import Measurement
 from tost.bench.harness.table import with_quartiles
 from tost.bench.harness.timing import Spread, spread
 from tost.bench.train.cases import TrainScale
@@ -81,6 +80,7 @@ class TrainMeasurement(Measurement[TrainScale, TrainResults]):
     """The benchmark `tost bench train`: all steps of a configuration in each stretch, without evaluations."""
 
     results = TrainResults
+    heading = "The training engine against a bare loop"
     checked = "the losses of the engine with those of a bare loop"
 
     def __init__(self, scale: TrainScale) -> None:
@@ -134,16 +134,6 @@ class TrainMeasurement(Measurement[TrainScale, TrainResults]):
     def findings(results: TrainResults) -> list[str]:
         """Return the ratio of both sides."""
         return [f"engine / bare loop: {with_quartiles(results.ratio, '{:.3f}'.format)}"]
-
-    @staticmethod
-    def page(report: Report[TrainResults]) -> str:
-        """Return a report as a Markdown page.
-
-        Raises:
-            ValueError: The gate is red.
-        """
-        found = TrainMeasurement.findings(report.results)
-        return page("The training engine against a bare loop", report, found, *TrainMeasurement.tables(report.results))
 
 
 def _compare(config: RunConfig) -> tuple[float, float, float]:
