@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 
 import pytest
+import tokenizers
 import torch
+import transformers
 
 from tests.integrations.replace.models import example, make
 from tost.integrations.distill import TextBatches
@@ -17,8 +19,6 @@ LETTERS = "abcdefghijklmnopqrstuvwxyz "
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     """A tiny model with a tokenizer of letters, and sentences."""
-    tokenizers = pytest.importorskip("tokenizers")
-    transformers = pytest.importorskip("transformers")
     root = tmp_path_factory.mktemp("teacher")
     vocabulary = {"[PAD]": 0, "[UNK]": 1} | {letter: place for place, letter in enumerate(LETTERS, 2)}
     plain = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocabulary, unk_token="[UNK]"))

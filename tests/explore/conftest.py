@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-pytest.importorskip("starlette", reason="the page needs `pip install 'tost[explore]'`")
-
 from tests.explore.client import PORT, TOKEN
 from tost.explore import build_app, open_models
 
