@@ -35,6 +35,6 @@ def test_a_second_call_changes_nothing(tmp_path):
 
 
 def test_missing_package_is_named(tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
+    monkeypatch.setitem(sys.modules, "sklearn", None)
     with pytest.raises(ConfigError, match="pip install"):
         prepare("digits", {}, tmp_path / "digits")

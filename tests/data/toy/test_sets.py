@@ -136,7 +136,7 @@ def test_the_split_of_the_digits_does_not_depend_on_the_seed():
 
 
 def test_digits_without_scikit_learn_say_what_to_install(monkeypatch):
-    monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
+    monkeypatch.setitem(sys.modules, "sklearn", None)
     with pytest.raises(ConfigError, match=r"'digits' is read from scikit-learn, .*run `pip install 'tost\[train\]'`"):
         build("digits")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -87,9 +88,12 @@ def write_digits(options: DigitFilesOptions, out: Path, *, workers: int, report:
 
 def _load() -> tuple[NDArray[np.float64], NDArray[Any], NDArray[np.bool_]]:
     """Return images ``[n, 64]`` in [0, 1], labels, and which are for validation: every fifth of each class."""
-    from sklearn.datasets import load_digits
-
-    images, labels = load_digits(return_X_y=True)
+    # Read without importing scikit-learn, which would load SciPy and pandas too: seconds for a small table.
+    spec = find_spec("sklearn")
+    if spec is None or not spec.submodule_search_locations:
+        raise ModuleNotFoundError("scikit-learn is not installed", name="sklearn")
+    table = np.loadtxt(Path(spec.submodule_search_locations[0], "datasets", "data", "digits.csv.gz"), delimiter=",")
+    images, labels = table[:, :-1], table[:, -1].astype(np.int64)
     is_validation = np.zeros(len(labels), dtype=bool)
     is_validation[np.argsort(labels, kind="stable")[::_EVERY]] = True
     return images / _BRIGHTEST, labels, is_validation
