@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from functools import partial
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -17,8 +17,10 @@ from tost.errors import ConfigError
 from tost.nn.conv import CausalConvolution
 from tost.nn.packed import mix, mix_with_state
 from tost.nn.recompute import recompute as recompute_block
-from tost.nn.state import BlockState, Carry, MixerState, call_with_state
+from tost.nn.state import BlockState, Carry, ContinuesPacked, MixerState
 from tost.ops import Packing
+
+Grid: TypeAlias = tuple[int, int]
 
 
 class Block(nn.Module):
@@ -105,12 +107,7 @@ class Block(nn.Module):
             self.register_parameter(name, None if gamma is None else nn.Parameter(gamma))
 
     def forward(
-        self,
-        x: Tensor,
-        mask: Tensor | None = None,
-        grid: tuple[int, int] | None = None,
-        *,
-        packing: Packing | None = None,
+        self, x: Tensor, mask: Tensor | None = None, grid: Grid | None = None, *, packing: Packing | None = None
     ) -> Tensor:
         """Transform the tokens x [B, N, C].
 
@@ -137,12 +134,7 @@ class Block(nn.Module):
         return f"norm={self.norm!r}, layer_scale={self.gamma1 is not None}, drop_path={self.drop_path}"
 
     def _with_neighbours(
-        self,
-        seen: Tensor,
-        conv: nn.Module | None,
-        mask: Tensor | None,
-        grid: tuple[int, int] | None,
-        packing: Packing | None,
+        self, seen: Tensor, conv: nn.Module | None, mask: Tensor | None, grid: Grid | None, packing: Packing | None
     ) -> Tensor:
         if conv is None:
             return seen
@@ -189,11 +181,12 @@ def _keep_sequences(x: Tensor, probability: float, packing: Packing | None) -> T
     return kept if context is None else context.share(kept)  # the pieces of a sequence stay together
 
 
-class CausalBlock(Block):
+class CausalBlock(Block, ContinuesPacked[MixerState | BlockState]):
     """A `Block` with causal attention, which can continue a sequence from a state.
 
     Arguments are those of `Block`. The convolutions are `CausalConvolution`, called as ``conv(u, mask)``, and the
-    attention needs ``forward_with_state``, as `CausalTSSAttention` has it, to continue a sequence.
+    attention needs ``forward_with_state``, as `CausalTSSAttention` has it, to continue a sequence. The state of a block
+    is that of its attention, in a `BlockState` if there are convolutions.
 
     Example:
         >>> import torch, tost
@@ -212,7 +205,7 @@ class CausalBlock(Block):
         self,
         x: Tensor,
         mask: Tensor | None = None,
-        grid: tuple[int, int] | None = None,
+        grid: Grid | None = None,
         *,
         packing: Packing | None = None,
         carry: Carry | None = None,
@@ -228,37 +221,15 @@ class CausalBlock(Block):
 
         Returns:
             ``[B, N, C]``. What comes out for padding means nothing and reaches no other token.
+
+        Raises:
+            ConfigError: There is a carry, but the attention has no method ``forward_with_state``.
+            ValueError: Its state came from another kind of block.
         """
         if carry is None:
             return super().forward(x, mask, grid, packing=packing)
         x, carry.state = self._continue(x, carry.state, mask, packing)
         return x
-
-    def forward_with_state(
-        self,
-        x: Tensor,
-        state: MixerState | BlockState | None = None,
-        mask: Tensor | None = None,
-        *,
-        packing: Packing | None = None,
-    ) -> tuple[Tensor, MixerState | BlockState]:
-        """Continue sequences of which `state` has seen the beginning.
-
-        Args:
-            x: The next tokens, ``[B, N, C]``.
-            state: The state returned with the tokens before; None at the start.
-            mask: Real tokens, bool ``[B, N]``.
-            packing: Where the sequences begin, as in `forward`.
-
-        Returns:
-            ``[B, N, C]`` and the state after these tokens: that of the attention, in a `BlockState` if there are
-            convolutions.
-
-        Raises:
-            ConfigError: The attention has no method ``forward_with_state``.
-            ValueError: The state came from another kind of block.
-        """
-        return call_with_state(self, x, state, mask, packing)
 
     def _continue(
         self, x: Tensor, state: MixerState | BlockState | None, mask: Tensor | None, packing: Packing | None
@@ -304,12 +275,7 @@ class CausalBlock(Block):
         return mixer, windows
 
     def _with_neighbours(
-        self,
-        seen: Tensor,
-        conv: nn.Module | None,
-        mask: Tensor | None,
-        grid: tuple[int, int] | None,
-        packing: Packing | None,
+        self, seen: Tensor, conv: nn.Module | None, mask: Tensor | None, grid: Grid | None, packing: Packing | None
     ) -> Tensor:
         return seen if conv is None else seen + conv(seen, mask, packing=packing)
 
@@ -319,7 +285,7 @@ def run_blocks(
     x: Tensor,
     mask: Tensor | None = None,
     *,
-    grid: tuple[int, int] | None = None,
+    grid: Grid | None = None,
     packing: Packing | None = None,
     recompute: bool = False,
 ) -> Tensor:

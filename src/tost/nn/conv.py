@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from tost import parallel
 from tost.nn._checks import check_width, refuse_context
-from tost.nn.state import Carry, call_with_state
+from tost.nn.state import Carry, ContinuesPacked
 from tost.ops import Packing
 from tost.ops._checks import check_mask
 from tost.ops._numerics import num_tokens, statistics_dtype, zero_padding
@@ -27,7 +27,7 @@ _FEW = 8
 _CHUNK_NUMEL = 1 << 17
 
 
-class CausalConvolution(nn.Module):
+class CausalConvolution(nn.Module, ContinuesPacked[Tensor]):
     """Mixes each token with the few before it, feature by feature, from a state of constant size.
 
     Statistics of a prefix cannot tell the last tokens from the first; this can. A `CausalBlock` adds the result to what
@@ -35,6 +35,8 @@ class CausalConvolution(nn.Module):
     have. Only real tokens are neighbours of each other; before the first there is zero. The kernel starts as
     N(0, 1 / sqrt(K)), a mixture of the neighbours as large as the token: each feature looks elsewhere from the first
     step on. Language models that started with small kernels learned more slowly.
+
+    The state that `forward_with_state` takes and returns is the window of the last tokens, ``[B, K - 1, C]``.
 
     Args:
         embed_dim: Width of the tokens, C.
@@ -88,7 +90,7 @@ class CausalConvolution(nn.Module):
             ``[B, N, C]``; 0 for padding.
 
         Raises:
-            ValueError: `x` or `mask` has the wrong shape.
+            ValueError: `x`, `mask` or the window has the wrong shape.
         """
         check_width(x, self.embed_dim)
         check_mask(mask, x)
@@ -98,30 +100,6 @@ class CausalConvolution(nn.Module):
         if carry is not None:
             carry.state = after
         return y
-
-    def forward_with_state(
-        self,
-        x: Tensor,
-        window: Tensor | None = None,
-        mask: Tensor | None = None,
-        *,
-        packing: Packing | None = None,
-    ) -> tuple[Tensor, Tensor]:
-        """Continue sequences whose last tokens are in `window`.
-
-        Args:
-            x: The next tokens, ``[B, N, C]``.
-            window: What was returned with the tokens before, ``[B, K - 1, C]``; None at the start.
-            mask: Real tokens, bool ``[B, N]``.
-            packing: Where the sequences begin, as in `forward`.
-
-        Returns:
-            ``[B, N, C]`` and the window after these tokens.
-
-        Raises:
-            ValueError: `x`, `mask` or `window` has the wrong shape.
-        """
-        return call_with_state(self, x, window, mask, packing)
 
     def _masked(self, x: Tensor, before: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
         """Convolve tokens among which may be padding."""

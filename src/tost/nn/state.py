@@ -7,7 +7,7 @@ stores states needs to know no more than that. None is ever changed in place, an
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -156,6 +156,42 @@ class Carry:
 
     def __init__(self, state: Any = None) -> None:
         self.state = state
+
+
+State = TypeVar("State")
+
+
+class Continues(Generic[State]):
+    """A causal module that can continue a sequence: its ``forward`` takes a `Carry`."""
+
+    def forward_with_state(
+        self, x: Tensor, state: State | None = None, mask: Tensor | None = None
+    ) -> tuple[Tensor, State]:
+        """Continue sequences of which `state` has seen the beginning.
+
+        Args:
+            x: The next tokens, ``[B, N, C]``.
+            state: The state returned with the tokens before; None at the start.
+            mask: Real tokens, bool ``[B, N]``.
+
+        Returns:
+            ``[B, N, C]`` and the state after these tokens.
+
+        Raises:
+            ValueError: As in `forward`, or the state belongs to another batch or another kind of module.
+            BackendError: As in `forward`.
+        """
+        return call_with_state(cast(nn.Module, self), x, state, mask)
+
+
+class ContinuesPacked(Generic[State]):
+    """The same for a module that knows packed sequences."""
+
+    def forward_with_state(
+        self, x: Tensor, state: State | None = None, mask: Tensor | None = None, *, packing: Packing | None = None
+    ) -> tuple[Tensor, State]:
+        """Continue sequences as `Continues` does; with a packing, states have an entry for each of its sequences."""
+        return call_with_state(cast(nn.Module, self), x, state, mask, packing)
 
 
 def call_with_state(

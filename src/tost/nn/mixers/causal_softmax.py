@@ -13,11 +13,11 @@ from torch import Tensor
 
 from tost.nn.mixers._growing import append_tokens
 from tost.nn.mixers.projected import ProjectedMixer
-from tost.nn.state import Carry, KVState, call_with_state
+from tost.nn.state import Carry, Continues, KVState
 from tost.ops._numerics import num_tokens
 
 
-class CausalSoftmaxAttention(ProjectedMixer):
+class CausalSoftmaxAttention(ProjectedMixer, Continues[KVState]):
     """Scaled dot-product attention between each token and those up to it, as in GPT-2.
 
     Arguments are those of `ProjectedMixer`.
@@ -55,25 +55,6 @@ class CausalSoftmaxAttention(ProjectedMixer):
         rule, causal = _visible(after, x.shape[1])
         y = self._softmax(query, after.keys, after.values, rule, causal=causal)
         return self._project_out(y.transpose(1, 2), mask)
-
-    def forward_with_state(
-        self, x: Tensor, state: KVState | None = None, mask: Tensor | None = None
-    ) -> tuple[Tensor, KVState]:
-        """Continue sequences of which `state` has seen the beginning.
-
-        Args:
-            x: The next tokens, ``[B, N, C]``.
-            state: The state returned with the tokens before; None at the start.
-            mask: Real tokens, bool ``[B, N]``.
-
-        Returns:
-            ``[B, N, C]`` and the state after these tokens.
-
-        Raises:
-            ValueError: As in `forward`, or the state belongs to another batch or another model.
-            BackendError: As in `forward`.
-        """
-        return call_with_state(self, x, state, mask)
 
     def _extend(self, state: KVState | None, key: Tensor, value: Tensor, mask: Tensor | None) -> KVState:
         """Return the state after tokens with these keys and values, [B, H, N, D]."""

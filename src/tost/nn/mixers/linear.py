@@ -5,11 +5,13 @@ Shapes: x [B, N, C] (batch, tokens, width), heads [B, N, H, D] with C = H * D, f
 
 from __future__ import annotations
 
+from typing import Unpack
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tost.nn.mixers.projected import ProjectedMixer
+from tost.nn.mixers.projected import LinearProjections, ProjectedMixer
 from tost.ops._numerics import statistics_dtype, zero_padding
 
 FLOOR = 1e-30
@@ -71,14 +73,10 @@ class LinearAttention(ProjectedMixer):
         embed_dim: int,
         num_heads: int,
         *,
-        in_bias: bool = True,
-        out_bias: bool = True,
-        out_drop: float = 0.0,
         eps: float = 1e-6,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
+        **projections: Unpack[LinearProjections],
     ) -> None:
-        super().__init__(embed_dim, num_heads, in_bias, out_bias, 0.0, out_drop, device, dtype)
+        super().__init__(embed_dim, num_heads, **projections)
         self.eps = eps
 
     def _mix(self, parts: Tensor, mask: Tensor | None) -> Tensor:

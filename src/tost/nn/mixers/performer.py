@@ -7,14 +7,14 @@ mask [B, N].
 from __future__ import annotations
 
 import math
-from typing import Literal
+from typing import Literal, Unpack
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from tost.nn.mixers.linear import feature_attention
-from tost.nn.mixers.projected import ProjectedMixer
+from tost.nn.mixers.projected import LinearProjections, ProjectedMixer
 from tost.ops._numerics import statistics_dtype
 
 RELU_FLOOR = 1e-3
@@ -118,21 +118,16 @@ class Performer(ProjectedMixer):
         kernel: Literal["softmax", "relu"] = "softmax",
         redraw: bool = False,
         eps: float = 1e-6,
-        in_bias: bool = True,
-        out_bias: bool = True,
-        out_drop: float = 0.0,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
+        **projections: Unpack[LinearProjections],
     ) -> None:
-        super().__init__(embed_dim, num_heads, in_bias, out_bias, 0.0, out_drop, device, dtype)
+        super().__init__(embed_dim, num_heads, **projections)
         if kernel not in ("softmax", "relu"):
             raise ValueError(f"kernel={kernel!r} is not known; it takes 'softmax' or 'relu'.")
         if num_features is not None and num_features < 1:
             raise ValueError(f"num_features={num_features} is not possible; use a positive number, or None.")
         self.num_features = num_features or max(1, int(self.head_dim * math.log(self.head_dim)))
         self.kernel, self.redraw, self.eps = kernel, redraw, eps
-        shape = (self.num_features, self.head_dim)
-        drawn = torch.empty(shape, device=device, dtype=dtype) if kernel == "softmax" else None
+        drawn = self.proj_in.weight.new_empty(self.num_features, self.head_dim) if kernel == "softmax" else None
         self.register_buffer("directions", drawn)
         self.redraw_directions()
 

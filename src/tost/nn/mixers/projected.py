@@ -16,15 +16,20 @@ from tost.ops._checks import check_mask
 from tost.ops._numerics import zero_padding
 
 
-class Projections(TypedDict, total=False):
-    """Arguments of `ProjectedMixer` that a subclass passes on."""
+class LinearProjections(TypedDict, total=False):
+    """Arguments of `ProjectedMixer` that a subclass without attention weights passes on."""
 
     in_bias: bool
     out_bias: bool
-    attn_drop: float
     out_drop: float
     device: torch.device | str | None
     dtype: torch.dtype | None
+
+
+class Projections(LinearProjections, total=False):
+    """Arguments of `ProjectedMixer` that a subclass passes on."""
+
+    attn_drop: float
 
 
 class ProjectedMixer(nn.Module):

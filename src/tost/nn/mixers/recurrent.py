@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tost.nn.mixers.projected import ProjectedMixer
-from tost.nn.state import Carry, RecurrentState, call_with_state
+from tost.nn.state import Carry, Continues, RecurrentState
 from tost.ops._checks import check_mask
 from tost.ops._numerics import num_tokens, zero_padding
 from tost.ops._scan import prefix_sums
@@ -24,7 +24,7 @@ from tost.ops._scan import prefix_sums
 _CHUNK = 64  # tokens that meet by matrix products; longer sequences are walked in chunks
 
 
-class NoMixer(nn.Module):
+class NoMixer(nn.Module, Continues[RecurrentState]):
     """Mixes nothing: the control that shows what the rest of a model does without any attention.
 
     Args:
@@ -52,14 +52,8 @@ class NoMixer(nn.Module):
         # A product, so that the norm in front gets a gradient (of zero), which data parallelism waits for.
         return zero_padding(x, mask) * 0
 
-    def forward_with_state(
-        self, x: Tensor, state: RecurrentState | None = None, mask: Tensor | None = None
-    ) -> tuple[Tensor, RecurrentState]:
-        """Return zeros, and a state that only counts; see `CausalTSSAttention.forward_with_state`."""
-        return call_with_state(self, x, state, mask)
 
-
-class _RecurrentMixer(ProjectedMixer):
+class _RecurrentMixer(ProjectedMixer, Continues[RecurrentState]):
     """A projected mixer with a memory; subclasses supply its size and what a piece of a sequence does to it."""
 
     state_kind: ClassVar[type] = RecurrentState
@@ -96,25 +90,6 @@ class _RecurrentMixer(ProjectedMixer):
         if carry is not None:
             carry.state = RecurrentState(memory, before.position + num_tokens(x, mask))
         return self._project_out(y.to(parts.dtype), mask)
-
-    def forward_with_state(
-        self, x: Tensor, state: RecurrentState | None = None, mask: Tensor | None = None
-    ) -> tuple[Tensor, RecurrentState]:
-        """Continue sequences of which `state` has seen the beginning.
-
-        Args:
-            x: The next tokens, ``[B, N, C]``.
-            state: The state returned with the tokens before; None at the start.
-            mask: Real tokens, bool ``[B, N]``.
-
-        Returns:
-            ``[B, N, C]`` and the state after these tokens.
-
-        Raises:
-            ValueError: As in `forward`.
-            BackendError: As in `forward`.
-        """
-        return call_with_state(self, x, state, mask)
 
     @abstractmethod
     def _memory_shape(self) -> tuple[int, ...]:

@@ -10,7 +10,7 @@ pairs of reals, [..., 2]: optimizers, files and half precision support those.
 from __future__ import annotations
 
 import math
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, TypedDict, Unpack
 
 import torch
 from torch import Tensor, nn
@@ -68,8 +68,27 @@ def hippo_legs(state_size: int) -> tuple[Tensor, Tensor, Tensor]:
     return eigenvalues, b * phases, (inverse @ p.to(v.dtype)) * phases
 
 
+class _Start(TypedDict, total=False):
+    """Arguments of both kernels that they pass on."""
+
+    step: tuple[float, float]
+    device: torch.device | str | None
+    dtype: torch.dtype | None
+
+
 class _Kernel(nn.Module):
-    """Common to both kernels: steps per channel, eigenvalues per group, an output vector per direction and channel."""
+    """Common to both kernels: steps per channel, eigenvalues per group, an output vector per direction and channel.
+
+    Args:
+        channels: C.
+        groups: G; divides C.
+        state_size: N, even.
+        directions: R.
+        eigenvalues: At the start, ``[N/2]``.
+        step: Range of the initial steps, which are log-uniform in it.
+        device: Where the parameters live.
+        dtype: Type of the parameters.
+    """
 
     def __init__(
         self,
@@ -77,10 +96,11 @@ class _Kernel(nn.Module):
         groups: int,
         state_size: int,
         directions: int,
-        step: tuple[float, float],
         eigenvalues: Tensor,
-        device: torch.device | str | None,
-        dtype: torch.dtype | None,
+        *,
+        step: tuple[float, float] = (1e-3, 1e-1),
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
         self.channels, self.groups, self.pairs = channels, groups, state_size // 2
@@ -111,15 +131,10 @@ class DiagonalKernel(_Kernel):
 
         k[l] = 2 Re sum_n c[n] (exp(step A[n]) - 1) / A[n]  exp(l step A[n])
 
+    Arguments are those of `_Kernel`, without the eigenvalues, plus:
+
     Args:
-        channels: C.
-        groups: G; divides C.
-        state_size: N, even.
-        directions: R.
-        step: Range of the initial steps, which are log-uniform in it.
         init: ``"lin"``: ``A[n] = -1/2 + i pi n``; ``"legs"``: the eigenvalues of `hippo_legs`.
-        device: Where the parameters live.
-        dtype: Type of the parameters.
     """
 
     def __init__(
@@ -129,15 +144,13 @@ class DiagonalKernel(_Kernel):
         state_size: int,
         directions: int,
         *,
-        step: tuple[float, float] = (1e-3, 1e-1),
         init: Literal["lin", "legs"] = "legs",
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
+        **start: Unpack[_Start],
     ) -> None:
         n = torch.arange(state_size // 2, dtype=torch.float64, device="cpu")
         lin = torch.complex(torch.full_like(n, -0.5), math.pi * n)
-        start = hippo_legs(state_size)[0] if init == "legs" else lin
-        super().__init__(channels, groups, state_size, directions, step, start, device, dtype)
+        eigenvalues = hippo_legs(state_size)[0] if init == "legs" else lin
+        super().__init__(channels, groups, state_size, directions, eigenvalues, **start)
 
     def forward(self, length: int) -> Tensor:
         """Return the first L entries of the kernels, [R, C, L]."""
@@ -176,31 +189,17 @@ class LowRankKernel(_Kernel):
     are taken for pairs at once, in real numbers: on the unit circle z is imaginary. Frequencies go in pieces that are
     computed again in the backward pass, so that memory does not grow with length times states.
 
+    Arguments are those of `_Kernel`, without the eigenvalues, plus:
+
     Args:
-        channels: C.
-        groups: G; divides C.
-        state_size: N, even.
-        directions: R.
         max_length: L. Shorter kernels are the beginning of this one.
-        step: Range of the initial steps, which are log-uniform in it.
-        device: Where the parameters live.
-        dtype: Type of the parameters.
     """
 
     def __init__(
-        self,
-        channels: int,
-        groups: int,
-        state_size: int,
-        directions: int,
-        *,
-        max_length: int,
-        step: tuple[float, float] = (1e-3, 1e-1),
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
+        self, channels: int, groups: int, state_size: int, directions: int, *, max_length: int, **start: Unpack[_Start]
     ) -> None:
         eigenvalues, b, p = hippo_legs(state_size)
-        super().__init__(channels, groups, state_size, directions, step, eigenvalues, device, dtype)
+        super().__init__(channels, groups, state_size, directions, eigenvalues, **start)
         self.max_length = max_length
         self.b, self.p = (
             nn.Parameter(self.c.new_empty(groups, self.pairs, 2).copy_(torch.view_as_real(start))) for start in (b, p)

@@ -5,18 +5,18 @@ Shapes: x [B, N, C] (batch, tokens, width), heads [B, H, N, D] with C = H * D, W
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import ClassVar, Unpack
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tost.nn.mixers.projected import ProjectedMixer
-from tost.nn.state import Carry, WindowState, call_with_state
+from tost.nn.mixers.projected import ProjectedMixer, Projections
+from tost.nn.state import Carry, Continues, WindowState
 from tost.ops._numerics import num_tokens
 
 
-class WindowAttention(ProjectedMixer):
+class WindowAttention(ProjectedMixer, Continues[WindowState]):
     """Scaled dot-product attention between each token and the last `window` real tokens, itself among them.
 
     Queries are taken in chunks that meet the keys of their own windows only, so time is linear in the tokens.
@@ -45,14 +45,9 @@ class WindowAttention(ProjectedMixer):
         num_heads: int,
         *,
         window: int = 128,
-        in_bias: bool = True,
-        out_bias: bool = True,
-        attn_drop: float = 0.0,
-        out_drop: float = 0.0,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
+        **projections: Unpack[Projections],
     ) -> None:
-        super().__init__(embed_dim, num_heads, in_bias, out_bias, attn_drop, out_drop, device, dtype)
+        super().__init__(embed_dim, num_heads, **projections)
         if window < 1:
             raise ValueError(f"window={window} is not possible; a token sees itself at least, so use 1 or more.")
         self.window = window
@@ -62,20 +57,9 @@ class WindowAttention(ProjectedMixer):
         return f"{super().extra_repr()}, window={self.window}"
 
     def forward(self, x: Tensor, mask: Tensor | None = None, *, carry: Carry | None = None) -> Tensor:
-        """Mix the tokens x [B, N, C], each with the last ones before it.
+        """Mix the tokens x [B, N, C], each with the last ones before it, as `CausalSoftmaxAttention.forward` does.
 
-        Args:
-            x: Tokens, ``[B, N, C]``.
-            mask: Real tokens, bool ``[B, N]``, padding anywhere; it gets the output bias and takes no place in a
-                window.
-            carry: A state to continue from, which is replaced by the one after these tokens; see `forward_with_state`.
-
-        Returns:
-            ``[B, N, C]``.
-
-        Raises:
-            ValueError: `x`, `mask` or the state has the wrong shape or dtype.
-            BackendError: Context parallelism is active; this mixer needs whole sequences.
+        Padding gets the output bias and takes no place in a window.
         """
         parts = self._project_in(x, mask)
         order = None if mask is None else mask.argsort(dim=1, descending=True, stable=True)
@@ -90,25 +74,6 @@ class WindowAttention(ProjectedMixer):
         if carry is not None:
             carry.state = self._after(keys, values, before.position, num_tokens(x, mask))
         return self._project_out(y, mask)
-
-    def forward_with_state(
-        self, x: Tensor, state: WindowState | None = None, mask: Tensor | None = None
-    ) -> tuple[Tensor, WindowState]:
-        """Continue sequences of which `state` has seen the beginning.
-
-        Args:
-            x: The next tokens, ``[B, N, C]``.
-            state: The state returned with the tokens before; None at the start.
-            mask: Real tokens, bool ``[B, N]``.
-
-        Returns:
-            ``[B, N, C]`` and the state after these tokens.
-
-        Raises:
-            ValueError: `x`, `mask` or the state has the wrong shape or dtype.
-            BackendError: Context parallelism is active; this mixer needs whole sequences.
-        """
-        return call_with_state(self, x, state, mask)
 
     def _before(self, state: WindowState | None, key: Tensor) -> WindowState:
         B, wanted = len(key), (len(key), self.num_heads, self.window - 1, self.head_dim)
