@@ -241,14 +241,7 @@ def rate_reduction(z: Tensor, pi: Tensor, eps: float, *, f: Concave = LOG, mask:
 
 
 def variational_compression(
-    z: Tensor,
-    pi: Tensor,
-    u: Tensor,
-    eps: float,
-    *,
-    f: Concave = LOG,
-    mask: Tensor | None = None,
-    block_size: int = 1,
+    z: Tensor, pi: Tensor, u: Tensor, eps: float, *, f: Concave = LOG, mask: Tensor | None = None, block_size: int = 1
 ) -> Tensor:
     """Evaluate ``R_c_var = 1/2 sum_k n_k/n sum_i f(d/eps^2 * sum_n pi[n, k] (u_k^T z_n)_i^2 / n_k)``.
 
@@ -287,14 +280,7 @@ def variational_compression(
 
 
 def variational_gradient(
-    z: Tensor,
-    pi: Tensor,
-    u: Tensor,
-    eps: float,
-    *,
-    f: Concave = LOG,
-    mask: Tensor | None = None,
-    block_size: int = 1,
+    z: Tensor, pi: Tensor, u: Tensor, eps: float, *, f: Concave = LOG, mask: Tensor | None = None, block_size: int = 1
 ) -> Tensor:
     """Differentiate `variational_compression` with respect to `z`, `pi` held fixed, in closed form.
 
@@ -302,14 +288,7 @@ def variational_gradient(
     ``moment_k = sum_n pi[n, k] (u_k^T z_n)^2 / n_k``. With blocks ``D_k`` is block diagonal, ``f'`` of the blocks of
     moments. Equal to what autograd returns, and itself differentiable.
 
-    Args:
-        z: Tokens ``[..., n, d]``.
-        pi: Memberships ``[..., n, K]``, not negative.
-        u: Bases ``[..., K, d, p]`` with ``p <= d``.
-        eps: Precision to which tokens are coded, positive.
-        f: Replaces ``log(1 + x)``.
-        mask: ``[..., n]`` bool; False leaves a token out, and its gradient is 0.
-        block_size: Consecutive columns of `u` in a block, g; divides p.
+    Arguments are those of `variational_compression`; where `mask` leaves a token out, its gradient is 0.
 
     Returns:
         ``[..., n, d]``, in the dtype of `z`.

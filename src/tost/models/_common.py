@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from tost.models.flops import token_flops
 from tost.models.mixers import MixerOptions
 from tost.models.options import MixedOptions
 from tost.nn import LearnedPositions
@@ -73,6 +74,24 @@ def _arguments_of(factory: Callable[..., Any]) -> set[str]:
         if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in found.values()):
             break
     return names
+
+
+class TokenModel(nn.Module):
+    """What language models and sequence classifiers share: counts of parameters and operations."""
+
+    options: MixedOptions
+
+    def num_parameters(self, *, positions: bool = False) -> int:
+        """Count the trainable parameters, a tied head once.
+
+        Args:
+            positions: Count the learned positions too, which published sizes leave out.
+        """
+        return count_parameters(self, positions=positions)
+
+    def flops_per_token(self) -> int:
+        """Count the operations of a forward pass per token; see `tost.models.token_flops`."""
+        return token_flops(self.options).total
 
 
 def count_parameters(model: nn.Module, *, positions: bool) -> int:

@@ -35,14 +35,7 @@ class ModelOptions(Options):
 
     @classmethod
     def conflicts(cls, values: Mapping[str, Any]) -> list[str]:
-        """Return which options do not go together.
-
-        Args:
-            values: Options, each valid by itself. Those that are not are left out, and so is what involves them.
-
-        Returns:
-            One sentence per conflict, with the values and the remedy.
-        """
+        """Return which options do not go together; see `Options.conflicts`."""
         found: list[str] = []
         if _numbers(values, "embed_dim", "num_heads") and values["embed_dim"] % values["num_heads"]:
             found.append(

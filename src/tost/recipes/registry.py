@@ -93,15 +93,7 @@ def list_tasks(pattern: str = "*") -> list[str]:
 
 
 def task_spec(name: str) -> TaskSpec:
-    """Return the task called `name`.
-
-    Args:
-        name: A registered name, the name of an entry point in the group ``tost.tasks``, or ``package.module:Class``,
-            whose package must be allowed.
-
-    Raises:
-        ConfigError: There is none; the message lists those that exist. Or it is code that is not allowed to run.
-    """
+    """Return the task of this name; what names there are, and the errors, are those of `tost.data.find_data`."""
     return TASKS.get(name)
 
 

@@ -40,12 +40,6 @@ class TostForCausalLM(TostPreTrainedModel, GenerationMixin):
     carries; with TSSA its size does not depend on the text. Padding on either side is left out exactly, positions count
     real tokens, and a batch gives what its rows give alone.
 
-    Args:
-        config: The options.
-
-    Raises:
-        ConfigError: The options are not usable.
-
     Example:
         >>> import torch
         >>> from tost.integrations.transformers import TostConfig, TostForCausalLM
@@ -140,8 +134,6 @@ class TostForCausalLM(TostPreTrainedModel, GenerationMixin):
         past_key_values: Cache | None = None,
         inputs_embeds: Tensor | None = None,
         labels: Tensor | None = None,
-        use_cache: bool | None = None,
-        output_hidden_states: bool | None = None,
         logits_to_keep: int | Tensor = 0,
         skip_logits: bool | None = None,
         num_items_in_batch: Tensor | int | None = None,
@@ -151,55 +143,36 @@ class TostForCausalLM(TostPreTrainedModel, GenerationMixin):
 
         Args:
             input_ids: Tokens, int64 ``[B, N]``.
-            attention_mask: 1 for real tokens and 0 for padding, ``[B, N]``, or ``[B, M + N]`` with the M tokens that
-                `past_key_values` has seen. Padding may hold any id and reaches no other token.
+            attention_mask: Which tokens are real, and which padding; see `TostModel.forward`.
             past_key_values: What an earlier call returned; it is updated in place. None at the start.
-            inputs_embeds: Vectors in place of those that the model has for `input_ids`, ``[B, N, C]``; positions are
-                added to them.
+            inputs_embeds: Vectors in place of `input_ids`, ``[B, N, C]``.
             labels: The tokens once more, int64 ``[B, N]``, with -100 for those that are not to be predicted. Where the
                 mask says padding, nothing is predicted, and nothing predicts.
-            use_cache: Return `past_key_values`; by default as the configuration says, and never in training.
-            output_hidden_states: Return the embeddings and what each block gives; the last after the last norm.
             logits_to_keep: Compute logits for the last tokens only, this many, or for tokens at these places; 0 for
                 all.
             skip_logits: Leave the logits out, which the loss does not need; by default in training with labels, if
                 the configuration says so.
             num_items_in_batch: Divide the sum of the losses by this instead of the number of targets.
             **kwargs: ``shift_labels``, labels that are already next to the tokens that predict them, in place of
-                `labels`; and what else `TostModel` takes.
+                `labels`; ``use_cache``, ``output_hidden_states`` and what else `TostModel` takes.
 
         Returns:
             ``loss`` (scalar, with labels), ``logits``, ``past_key_values`` and ``hidden_states``, as far as asked for.
 
         Raises:
-            ValueError: The input is not of this form, not in the vocabulary, or longer than the model has positions; or
-                an argument asks for something that the model does not have.
+            ValueError: As in `TostModel.forward`.
         """
         # Not in the signature, where the trainer would take it for something that every batch has to hold.
         shift_labels = kwargs.pop("shift_labels", None)
-        out = self.model(
-            input_ids,
-            attention_mask,
-            past_key_values=past_key_values,
-            inputs_embeds=inputs_embeds,
-            use_cache=use_cache,
-            output_hidden_states=output_hidden_states,
-            **kwargs,
-            return_dict=True,
-        )
+        out = self.model(input_ids, attention_mask, past_key_values, inputs_embeds, return_dict=True, **kwargs)
         x = out.last_hidden_state
         targets = inputs.shift_targets(labels, shift_labels, attention_mask, x.shape[:2])
-        loss = None if targets is None else self._loss(x, targets, num_items_in_batch)
+        loss: Any = None if targets is None else self._loss(x, targets, num_items_in_batch)
         if skip_logits is None:
             skip_logits = self.config.skip_logits and self.training and targets is not None
         places = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
-        found: dict[str, Any] = {
-            "loss": loss,
-            "logits": None if skip_logits else self.lm_head(x[:, places]),
-            "past_key_values": out.past_key_values,
-            "hidden_states": out.hidden_states,
-        }
-        return CausalLMOutputWithPast(**found)
+        logits = None if skip_logits else self.lm_head(x[:, places])
+        return CausalLMOutputWithPast(loss, logits, out.past_key_values, out.hidden_states)
 
     def set_input_embeddings(self, value: nn.Module) -> None:
         """Replace the token embedding, and with it a tied head; the vocabulary follows its size."""

@@ -62,8 +62,6 @@ class TostForSequenceClassification(TostPreTrainedModel):
         past_key_values: Cache | None = None,
         inputs_embeds: Tensor | None = None,
         labels: Tensor | None = None,
-        use_cache: bool | None = None,
-        output_hidden_states: bool | None = None,
         **kwargs: Any,
     ) -> SequenceClassifierOutputWithPast:
         """Classify every sequence.
@@ -76,9 +74,8 @@ class TostForSequenceClassification(TostPreTrainedModel):
             inputs_embeds: Vectors in place of those that the model has for `input_ids`, ``[B, N, C]``.
             labels: A class per sequence, int64 ``[B]``; numbers ``[B]`` or ``[B, K]`` for regression; float
                 ``[B, K]`` of zeros and ones for several labels at once.
-            use_cache: Return `past_key_values`; by default as the configuration says, and never in training.
-            output_hidden_states: Return the embeddings and what each block gives; the last after the last norm.
-            **kwargs: What else `TostModel` takes. Packed sequences have a label and logits each, S in place of B.
+            **kwargs: ``use_cache``, ``output_hidden_states`` and what else `TostModel` takes. Packed sequences have a
+                label and logits each, S in place of B.
 
         Returns:
             ``loss`` (scalar, with labels), ``logits`` ``[B, K]``, ``past_key_values`` and ``hidden_states``, as far as
@@ -93,16 +90,7 @@ class TostForSequenceClassification(TostPreTrainedModel):
             mask = inputs.read_mask(attention_mask, tokens.shape[:2], None)
             packing = inputs.read_packing(kwargs, tokens.shape[:2], mask, None)
             kwargs["packing"] = packing
-        out = self.model(
-            input_ids,
-            attention_mask,
-            past_key_values=past_key_values,
-            inputs_embeds=inputs_embeds,
-            use_cache=use_cache,
-            output_hidden_states=output_hidden_states,
-            **kwargs,
-            return_dict=True,
-        )
+        out = self.model(input_ids, attention_mask, past_key_values, inputs_embeds, return_dict=True, **kwargs)
         x = out.last_hidden_state
         if packing is None:
             last = self._last_tokens(x, input_ids, attention_mask)
@@ -110,13 +98,7 @@ class TostForSequenceClassification(TostPreTrainedModel):
         else:
             logits = self.score(x.flatten(0, 1)[packing.cu_seqlens[1:] - 1])
         loss = None if labels is None else self.loss_function(labels=labels, pooled_logits=logits, config=self.config)
-        found: dict[str, Any] = {
-            "loss": loss,
-            "logits": logits,
-            "past_key_values": out.past_key_values,
-            "hidden_states": out.hidden_states,
-        }
-        return SequenceClassifierOutputWithPast(**found)
+        return SequenceClassifierOutputWithPast(loss, logits, out.past_key_values, out.hidden_states)
 
     def _last_tokens(self, x: Tensor, ids: Tensor | None, mask: Tensor | None) -> Tensor:
         """Return the place of the last real token of each row, int64 [B]."""

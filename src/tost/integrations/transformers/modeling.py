@@ -201,12 +201,8 @@ class TostModel(TostPreTrainedModel):
         if cache is not None:
             write_states(cache, after, x.shape[1])
         x = self.norm(x)
-        found: dict[str, Any] = {
-            "last_hidden_state": x,
-            "past_key_values": cache if use_cache else None,
-            "hidden_states": None if hidden is None else (*hidden, x),
-        }
-        return BaseModelOutputWithPast(**found)
+        kept: Any = None if hidden is None else (*hidden, x)
+        return BaseModelOutputWithPast(x, cache if use_cache else None, kept)
 
     def _input_shape(self, ids: Tensor | None, embeddings: Tensor | None) -> torch.Size:
         """Return [B, N] of whichever input is given."""

@@ -14,8 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tost.errors import ConfigError
-from tost.models._common import build_mixer, check_ids, check_mask, count_parameters
-from tost.models.flops import token_flops
+from tost.models._common import TokenModel, build_mixer, check_ids, check_mask
 from tost.models.language.options import LanguageOptions
 from tost.nn import (
     MLP,
@@ -38,7 +37,7 @@ from tost.parallel import active
 INITIAL_STD = 0.02
 
 
-class LanguageToST(nn.Module):
+class LanguageToST(TokenModel):
     """A causal language model; with TSSA its state is of constant size.
 
     .. code-block:: text
@@ -67,6 +66,8 @@ class LanguageToST(nn.Module):
         >>> logits.shape, state.position.tolist()
         (torch.Size([1, 1, 256]), [11])
     """
+
+    options: LanguageOptions
 
     def __init__(self, options: LanguageOptions) -> None:
         super().__init__()
@@ -203,9 +204,7 @@ class LanguageToST(nn.Module):
             if packing is not None:
                 within, continued = packing.piece(begin, min(begin + chunk, ids.shape[1]))
                 state = None if state is None else state.last(within.num_sequences, continued=continued)
-            x, after = self.features_with_state(
-                ids[:, part], state, None if mask is None else mask[:, part], cu_seqlens=within
-            )
+            x, after = self.features_with_state(ids[:, part], state, None if mask is None else mask[:, part], within)
             loss = linear_cross_entropy(
                 self.norm(x), self._head(), targets[:, part], ignore_index=ignore_index, reduction="sum"
             )
@@ -244,34 +243,16 @@ class LanguageToST(nn.Module):
         Raises:
             ValueError: As in `forward`, or the state belongs to another batch or another model.
         """
-        x, after = self.features_with_state(ids, state, mask, cu_seqlens=cu_seqlens, segment_ids=segment_ids)
+        x, after = self.features_with_state(ids, state, mask, find_packing(ids.shape, cu_seqlens, segment_ids))
         return self.logits(x), after
 
     def features_with_state(
-        self,
-        ids: Tensor,
-        state: ModelState | None = None,
-        mask: Tensor | None = None,
-        *,
-        cu_seqlens: Tensor | Packing | None = None,
-        segment_ids: Tensor | None = None,
+        self, ids: Tensor, state: ModelState | None = None, mask: Tensor | None = None, packing: Packing | None = None
     ) -> tuple[Tensor, ModelState]:
-        """Do as `forward_with_state` up to the last block; `logits` of the tokens that are wanted does the rest.
+        """Do as `forward_with_state` up to the last block, and return ``[B, N, C]`` and the state after these tokens.
 
-        Args:
-            ids: The next tokens, int64 ``[B, N]``.
-            state: The state returned with the tokens before; None at the start.
-            mask: Real tokens, bool ``[B, N]``, as in `forward`.
-            cu_seqlens: Cumulative lengths of packed texts, as in `forward`; states then have an entry for each.
-            segment_ids: The text of each token, as in `forward`.
-
-        Returns:
-            ``[B, N, C]`` and the state after these tokens.
-
-        Raises:
-            ValueError: As in `forward_with_state`.
+        `logits` of the tokens that are wanted does the rest.
         """
-        packing = find_packing(ids.shape, cu_seqlens, segment_ids)
         if state is not None:
             self._check_state(state, ids, packing)
         x = self.embed(ids, None if state is None else state.position, mask, packing)
@@ -287,18 +268,6 @@ class LanguageToST(nn.Module):
     def logits(self, x: Tensor) -> Tensor:
         """Turn outputs of the last block, ``[..., C]``, into logits ``[..., V]``."""
         return F.linear(self.norm(x), self._head())
-
-    def num_parameters(self, *, positions: bool = False) -> int:
-        """Count the trainable parameters, a tied head once.
-
-        Args:
-            positions: Count the learned positions too, which published sizes leave out.
-        """
-        return count_parameters(self, positions=positions)
-
-    def flops_per_token(self) -> int:
-        """Count the operations of a forward pass per token; see `tost.models.token_flops`."""
-        return token_flops(self.options).total
 
     def _check_state(self, state: ModelState, ids: Tensor, packing: Packing | None) -> None:
         if len(state.layers) != len(self.blocks):

@@ -243,6 +243,11 @@ def _mixer(
     return MixerSpec(name=name, build=build, options=options, description=description, products=products, **more)
 
 
+def _causal(name: str, module: str, products: _Products, options: type = MixerOptions, **more: Any) -> MixerSpec:
+    """Return the form of a mixer for language models, where it is another one."""
+    return _mixer(name, module, "", products, options, places=("language",), **more)
+
+
 # The arithmetic of mixers whose work per token depends on the length is that of sequences of N tokens. The Fourier
 # transforms and kernels of S4 are left out.
 BUILTIN = (
@@ -253,13 +258,8 @@ BUILTIN = (
         _tssa_products,
         TSSAOptions,
         statistics=_tssa_statistics,
-        causal=MixerSpec(
-            name="tssa",
-            build="tost.nn:CausalTSSAttention",
-            options=CausalTSSAOptions,
-            places=("language",),
-            products=_tssa_products,
-            statistics=_causal_tssa_statistics,
+        causal=_causal(
+            "tssa", "CausalTSSAttention", _tssa_products, CausalTSSAOptions, statistics=_causal_tssa_statistics
         ),
     ),
     _mixer(
@@ -267,9 +267,7 @@ BUILTIN = (
         "SoftmaxAttention",
         "softmax attention between all pairs of tokens",
         _softmax_products,
-        causal=MixerSpec(
-            name="softmax", build="tost.nn:CausalSoftmaxAttention", places=("language",), products=_softmax_products
-        ),
+        causal=_causal("softmax", "CausalSoftmaxAttention", _softmax_products),
     ),
     _mixer(
         "window",
@@ -302,9 +300,7 @@ BUILTIN = (
         "LinearAttention",
         "attention by products of features (Linear Transformer)",
         _linear_products,
-        causal=MixerSpec(
-            name="linear", build="tost.nn:CausalLinearAttention", places=("language",), products=_linear_products
-        ),
+        causal=_causal("linear", "CausalLinearAttention", _linear_products),
     ),
     _mixer(
         "performer",
@@ -328,9 +324,7 @@ BUILTIN = (
         "state space layer with a diagonal matrix",
         _s4_products,
         S4DOptions,
-        causal=MixerSpec(
-            name="s4d", build="tost.nn:S4", options=CausalS4DOptions, places=("language",), products=_s4_products
-        ),
+        causal=_causal("s4d", "S4", _s4_products, CausalS4DOptions),
     ),
     _mixer(
         "mingru",

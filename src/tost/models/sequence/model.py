@@ -13,8 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tost.errors import ConfigError
-from tost.models._common import build_mixer, check_ids, check_mask, count_parameters
-from tost.models.flops import token_flops
+from tost.models._common import TokenModel, build_mixer, check_ids, check_mask
 from tost.models.sequence.options import SequenceClassifierOptions
 from tost.nn import MLP, S4, Block, LearnedPositions, SinusoidalPositions, TSSAttention, run_blocks, token_positions
 from tost.nn._checks import refuse_context
@@ -32,7 +31,7 @@ def sequence_mixer(options: SequenceClassifierOptions) -> nn.Module:
     return build_mixer(o, drop=o.attention_dropout, in_bias=o.mixer_bias, out_bias=o.mixer_bias, max_length=length)
 
 
-class SequenceClassifier(nn.Module):
+class SequenceClassifier(TokenModel):
     """Blocks of non-causal TSSA, or of one of the mixers it is compared with, a pooled vector, and a head.
 
     The paper trains its long-range models in two code bases and describes neither input nor head. This is the reading
@@ -58,6 +57,8 @@ class SequenceClassifier(nn.Module):
         >>> model(torch.rand(3, 100, 1)).shape
         torch.Size([3, 10])
     """
+
+    options: SequenceClassifierOptions
 
     def __init__(self, options: SequenceClassifierOptions) -> None:
         super().__init__()
@@ -151,18 +152,6 @@ class SequenceClassifier(nn.Module):
             total = packing.sum(tokens if mask is None else tokens.where(mask.unsqueeze(-1), 0))
             return total / packing.num_tokens(mask).clamp_min(1).unsqueeze(1)
         return _mean(tokens, mask, padded=self.options.pooling == "mean_padded")
-
-    def num_parameters(self, *, positions: bool = False) -> int:
-        """Count the trainable parameters.
-
-        Args:
-            positions: Count the learned positions too, which published sizes leave out.
-        """
-        return count_parameters(self, positions=positions)
-
-    def flops_per_token(self) -> int:
-        """Count the operations of a forward pass per element, without the head; see `tost.models.token_flops`."""
-        return token_flops(self.options).total
 
     def no_weight_decay(self) -> set[str]:
         """Name the parameters that are not to decay: those of `slow_parameters`."""

@@ -28,9 +28,6 @@ class CRATE(ImageModel):
     everything else starts as in PyTorch. Images of another size than the model was made for get its positions by
     bicubic interpolation, as is usual for learned positions; height and width have to be multiples of the patch.
 
-    Args:
-        options: Sizes and choices, kept as ``model.options``.
-
     Example:
         >>> import torch, tost
         >>> model = tost.create_model("crate_mini", num_classes=10)

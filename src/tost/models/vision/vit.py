@@ -17,9 +17,6 @@ class ViT(CountedModel, VisionTransformer):
     Its parameters have timm's names, so that timm's weights load as they are. It takes images of the size that it was
     made for.
 
-    Args:
-        options: Sizes and choices, kept as ``model.options``.
-
     Example:
         >>> import torch, tost
         >>> model = tost.create_model("vit_mini", num_classes=10)
