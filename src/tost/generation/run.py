@@ -28,7 +28,17 @@ class Generation(NamedTuple):
     continuation: Continuation
 
 
-class _Options(TypedDict, total=False):
+class _Reading(TypedDict, total=False):
+    """Arguments of `stream_tokens` that `generate_with_state` passes on."""
+
+    generator: Generators | None
+    mask: Tensor | None
+    state: Continuation | State | None
+    chunk_size: int
+    weights: Weights
+
+
+class _Options(_Reading, total=False):
     """Arguments of `generate` that do not decide on the type of what it returns."""
 
     temperature: float
@@ -36,11 +46,6 @@ class _Options(TypedDict, total=False):
     top_p: float | None
     repetition_penalty: float
     stop_tokens: Sequence[int]
-    generator: Generators | None
-    mask: Tensor | None
-    state: Continuation | State | None
-    chunk_size: int
-    weights: Weights
     on_token: Callable[[Tensor], object] | None
 
 
@@ -141,12 +146,8 @@ def generate_with_state(
     *,
     max_new_tokens: int,
     sampling: Sampling | None = None,
-    generator: Generators | None = None,
-    mask: Tensor | None = None,
-    state: Continuation | State | None = None,
-    chunk_size: int = CHUNK_SIZE,
-    weights: Weights = "fp32",
     on_token: Callable[[Tensor], object] | None = None,
+    **reading: Unpack[_Reading],
 ) -> Generation:
     """Generate text as `generate` does, and return what is needed to go on.
 
@@ -172,17 +173,7 @@ def generate_with_state(
         >>> second.tokens.shape
         torch.Size([1, 5])
     """
-    stream = stream_tokens(
-        model,
-        ids,
-        max_new_tokens=max_new_tokens,
-        sampling=sampling,
-        generator=generator,
-        mask=mask,
-        state=state,
-        chunk_size=chunk_size,
-        weights=weights,
-    )
+    stream = stream_tokens(model, ids, max_new_tokens=max_new_tokens, sampling=sampling, **reading)
     steps: list[Tensor] = []
     for tokens in stream:
         steps.append(tokens)

@@ -8,13 +8,7 @@ from itertools import product
 from typing import Annotated
 
 from tost.bench.harness.benchmark import Benchmark, Option
-
-
-class Operator(StrEnum):
-    """The two operators, in the sizes of the paper's small vision model and base language model."""
-
-    TSSA = "tssa"
-    CAUSAL = "causal_tssa"
+from tost.bench.ops.cases import Op
 
 
 class Pass(StrEnum):
@@ -59,9 +53,9 @@ class PackingScale:
         return cls(repeats=5, steps=3, batch_size=4, max_length=512)
 
     @property
-    def cases(self) -> list[tuple[Operator, Pass]]:
+    def cases(self) -> list[tuple[Op, Pass]]:
         """The timed calls of the operators."""
-        return [*product(Operator, Pass)]
+        return [*product(Op, Pass)]
 
 
 _HELP = "Time packed sequences: the operators against one long sequence, training against padding."

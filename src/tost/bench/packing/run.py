@@ -23,16 +23,17 @@ from tost.bench.harness.gate import Check, GateResult
 from tost.bench.harness.measurement import Measurement
 from tost.bench.harness.table import with_quartiles
 from tost.bench.harness.timing import Spread, Trial, interleave, ratios, spread, spread_of, timed
-from tost.bench.packing.cases import Operator, PackingScale, Pass
+from tost.bench.ops.cases import Op
+from tost.bench.packing.cases import PackingScale, Pass
 from tost.data import Batch, make_loader
 from tost.recipes import get_task, load_config
 from tost.testing import relative_rms
 from tost.train.optim import build_optimizer
 from tost.train.task import Task
 
-HEADS = {Operator.TSSA: (8, 48), Operator.CAUSAL: (12, 64)}
+HEADS = {Op.TSSA: (8, 48), Op.CAUSAL_TSSA: (12, 64)}
 """Heads and their width."""
-FUNCTIONS: dict[Operator, Callable[..., Tensor]] = {Operator.TSSA: tost.tssa, Operator.CAUSAL: tost.causal_tssa}
+FUNCTIONS: dict[Op, Callable[..., Tensor]] = {Op.TSSA: tost.tssa, Op.CAUSAL_TSSA: tost.causal_tssa}
 BARS = {"operators": 1.15, "training": 1.6, "losses": 1e-5}
 """Goals: packed / single at most, padded / packed at least, difference of losses at most."""
 
@@ -41,7 +42,7 @@ BARS = {"operators": 1.15, "training": 1.6, "losses": 1e-5}
 class OperatorRow:
     """Seconds of an operator on packed sequences and on a single one, and their ratio in each round."""
 
-    operator: Operator
+    operator: Op
     timed: Pass
     packed: Spread
     single: Spread
@@ -88,7 +89,7 @@ class PackingMeasurement(Measurement[PackingScale, PackingResults]):
 
     def check(self) -> GateResult:
         """Compare both operators on packed sequences with each sequence alone."""
-        return GateResult(checks=tuple(_check(operator, self.scale) for operator in Operator))
+        return GateResult(checks=tuple(_check(operator, self.scale) for operator in Op))
 
     @property
     def steps(self) -> int:
@@ -137,7 +138,7 @@ class PackingMeasurement(Measurement[PackingScale, PackingResults]):
         return found
 
 
-def _tokens(operator: Operator, scale: PackingScale) -> tuple[Tensor, Tensor, Tensor]:
+def _tokens(operator: Op, scale: PackingScale) -> tuple[Tensor, Tensor, Tensor]:
     """Return the tokens of a call, its temperature and its cu_seqlens."""
     H, D = HEADS[operator]
     generator = torch.Generator().manual_seed(0)
@@ -145,14 +146,14 @@ def _tokens(operator: Operator, scale: PackingScale) -> tuple[Tensor, Tensor, Te
     return w, torch.ones(H), scale.length * torch.arange(scale.sequences + 1, dtype=torch.int32)
 
 
-def _check(operator: Operator, scale: PackingScale) -> Check:
+def _check(operator: Op, scale: PackingScale) -> Check:
     w, temperature, cu_seqlens = _tokens(operator, scale)
     run = FUNCTIONS[operator]
     alone = torch.cat([run(part, temperature) for part in torch.split(w, scale.length, dim=1)], dim=1)
     return Check(name=operator, error=relative_rms(run(w, temperature, cu_seqlens=cu_seqlens), alone), bound=1e-6)
 
 
-def _time_operator(operator: Operator, passes: Pass, scale: PackingScale) -> OperatorRow:
+def _time_operator(operator: Op, passes: Pass, scale: PackingScale) -> OperatorRow:
     w, temperature, cu_seqlens = _tokens(operator, scale)
     cotangent = torch.randn_like(w)
     both = passes is Pass.BOTH

@@ -66,7 +66,7 @@ class InductionOptions(ProbeOptions):
     symbols: int = Field(default=64, ge=2, description="different symbols")
 
     def vocab_size(self) -> int:
-        """A mark and the symbols."""
+        """A mark that asks, and the symbols."""
         return 1 + self.symbols
 
 
@@ -85,14 +85,10 @@ class SelectiveCopyOptions(ProbeOptions):
         return 2 * self.count
 
 
-class MostFrequentOptions(ProbeOptions):
+class MostFrequentOptions(InductionOptions):
     """Options of ``most_frequent``."""
 
     symbols: int = Field(default=16, ge=2, description="different symbols")
-
-    def vocab_size(self) -> int:
-        """A mark that asks and the symbols."""
-        return 1 + self.symbols
 
 
 class BracketsOptions(ProbeOptions):

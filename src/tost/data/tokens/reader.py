@@ -346,11 +346,7 @@ class CbtQuestion(NamedTuple):
 
 
 def cbt_questions(source: TokenSplit | TokenFolder | str | Path, split: str = "test") -> list[CbtQuestion]:
-    """Return the questions of a folder that was prepared as ``cbt``.
-
-    Args:
-        source: A split, or a folder.
-        split: Which split of a folder.
+    """Return the questions of a folder that was prepared as ``cbt``. Arguments are those of `lambada_pairs`.
 
     Raises:
         ConfigError: It holds no questions.
