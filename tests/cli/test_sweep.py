@@ -252,12 +252,11 @@ def command(*arguments: str, **options) -> subprocess.Popen[str]:
     return subprocess.Popen(line, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, **options)
 
 
-def test_two_real_runs_one_of_which_fails(here):
+def test_two_real_runs_one_of_which_fails(here, run):
     text = "title: T\nconfig: demo/digits\nmetric: accuracy\narms:\n  good: {}\n  bad: {set: [optim.lr=1e30]}\n"
     Path("real.yaml").write_text(text)
-    sweep = command("real.yaml", *TINY, "--out", "out", "--jobs", "2", "--threads", "1", "--json")
-    out, err = sweep.communicate(timeout=120)
-    assert sweep.returncode == 1, err
+    code, out, err = run("sweep", "real.yaml", *TINY, "--out", "out", "--jobs", "2", "--threads", "1", "--json")
+    assert code == 1, err
     content = json.loads(out.splitlines()[-1])
     good, bad = content["runs"]
     assert (good["status"], bad["status"]) == ("finished", "failed")

@@ -6,9 +6,9 @@ import json
 import os
 import signal
 import subprocess
-import sys
 from pathlib import Path
 
+from tests.processes import run_ranks, run_tost
 from tost.recipes import get_task, load_config
 from tost.train.loop import RunResult, fit
 
@@ -56,11 +56,15 @@ def run(out: Path, *overrides: str, config="demo/digits", resume=None, stop_afte
     return fit(settings, get_task(settings.recipe), out, resume=resume, reporter=recorder), recorder
 
 
-def command(out: Path, *arguments: str, config: str = "demo/digits", **kwargs) -> subprocess.CompletedProcess[str]:
-    """Run ``tost train`` in processes of its own."""
-    line = [sys.executable, "-m", "tost.cli", "train", config, *TINY, *arguments, "--out", str(out)]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive"}
-    return subprocess.run(line, env=environment, capture_output=True, text=True, timeout=240, check=False, **kwargs)
+def command(out: Path, *arguments: str, config: str = "demo/digits") -> subprocess.CompletedProcess[str]:
+    """Run ``tost train`` in a process of its own, or with ``--nproc`` in several that it starts."""
+    line = ("train", config, *TINY, *arguments, "--out", str(out))
+    return run_tost(*line, OMP_NUM_THREADS="1", OMP_WAIT_POLICY="passive")
+
+
+def two_ranks(out: Path, *arguments: str, config: str = "demo/digits") -> subprocess.CompletedProcess[str]:
+    """Run ``tost train`` as two processes of one run, without a launcher; return the first."""
+    return run_ranks("train", config, *TINY, *arguments, "--out", str(out))[0]
 
 
 def records(out: Path) -> list[dict[str, float]]:

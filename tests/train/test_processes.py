@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from tests.train.runs import TINY, assert_same_run, command, records
+from tests.train.runs import TINY, assert_same_run, command, records, run, two_ranks
 from tost.train.checkpoint.files import load_tensors
 from tost.train.runfolder import RunFolder
 
@@ -25,7 +25,7 @@ def finished(done):
 
 
 def test_two_processes_take_the_steps_of_one(tmp_path):
-    finished(command(tmp_path / "1", *NO_DROPOUT, "train.steps=50"))
+    run(tmp_path / "1", *NO_DROPOUT, "train.steps=50")
     finished(command(tmp_path / "2", *NO_DROPOUT, "train.steps=50", "--nproc", "2"))
     assert len(losses(tmp_path / "2")) == 50
     assert losses(tmp_path / "2") == pytest.approx(losses(tmp_path / "1"), rel=1e-5)
@@ -35,8 +35,8 @@ def test_two_processes_take_the_steps_of_one(tmp_path):
 
 def test_batch_norms_of_sequences_see_the_batch_of_all_processes(tmp_path):
     layout = ("model.block=mixer", "model.norm_kind=batch", "model.gradient_checkpointing=true")
-    finished(command(tmp_path / "1", *NO_DROPOUT, *layout))
-    finished(command(tmp_path / "2", *NO_DROPOUT, *layout, "--nproc", "2"))
+    run(tmp_path / "1", *NO_DROPOUT, *layout)
+    finished(two_ranks(tmp_path / "2", *NO_DROPOUT, *layout))
     assert losses(tmp_path / "2") == pytest.approx(losses(tmp_path / "1"), rel=1e-5)
 
 
@@ -90,14 +90,12 @@ def test_sharding_and_shared_sequences_take_the_same_steps(tmp_path, config, opt
 
 def test_texts_in_pieces_take_the_same_steps_shared_or_not(tmp_path):
     short = (*NO_DROPOUT, "data.options.length=32", "model.max_length=32", "train.steps=6")
-    for name, options in {
-        "whole": (),
-        "pieces": ("train.chunk=12",),
-        "shared": ("train.chunk=12", "parallel.context=2", "--nproc", "2"),
-    }.items():
-        finished(command(tmp_path / name, *short, *options, config="demo/stdlib_bytes"))
-        assert losses(tmp_path / name) == pytest.approx(losses(tmp_path / "whole"), rel=1e-5)
+    run(tmp_path / "whole", *short, config="demo/stdlib_bytes")
+    run(tmp_path / "pieces", *short, "train.chunk=12", config="demo/stdlib_bytes")
+    finished(two_ranks(tmp_path / "shared", *short, "train.chunk=12", "parallel.context=2", config="demo/stdlib_bytes"))
     assert len(losses(tmp_path / "shared")) > 1
+    for name in ("pieces", "shared"):
+        assert losses(tmp_path / name) == pytest.approx(losses(tmp_path / "whole"), rel=1e-5)
 
 
 @pytest.mark.slow
