@@ -266,11 +266,12 @@ def test_state_of_another_model_is_refused(run, folders, endless, tmp_path):
     assert "belongs to another model: max_length 24 instead of 64, position none instead of learned" in outcome.err
 
 
-def test_a_terminal_without_a_prompt_is_told_what_to_do(run, endless, monkeypatch):
-    monkeypatch.setattr(sys, "stdin", type("Terminal", (), {"isatty": lambda self: True})())
-    outcome = run("generate", endless)
-    assert outcome.code == 2
-    assert "give --prompt TEXT, --prompt-file FILE, or text on stdin" in outcome.err
+@pytest.mark.parametrize("stdin", ["terminal", "nothing piped"])
+def test_without_a_prompt_a_text_begins_with_a_line_break(run, endless, monkeypatch, stdin):
+    piped(monkeypatch, b"")
+    monkeypatch.setattr(sys.stdin, "isatty", lambda: stdin == "terminal")
+    outcome = run("generate", endless, "--max-new-tokens", "10", "--temperature", "0")
+    assert outcome.out == continuation(endless, "\n", 10, temperature=0.0) + "\n"
 
 
 def test_help_and_missing_prompts_load_no_torch(tmp_path):

@@ -44,6 +44,17 @@ def test_the_lowest_value_wins_where_less_is_better(tmp_path):
     assert make_runs(plan, tmp_path)[-1].name == "a/optim.lr=0.001/seed1"
 
 
+def test_arms_start_from_the_best_run_of_a_sweep_that_tuned(tmp_path):
+    before = make_plan(tune=TUNE, seeds=[5], arms={"base": {}})
+    for run, accuracy in zip(make_runs(before, tmp_path / "there"), (0.4, 0.6), strict=True):
+        leave(run, accuracy=accuracy)
+        (run.folder / "checkpoints" / "last").mkdir(parents=True)
+    plan = make_plan(arms={"longer": {"after": "other/base"}}, seeds=[5])
+    (run,) = make_runs(plan, tmp_path, start=tmp_path / "there")
+    best = tmp_path / "there" / "base" / "optim.lr=0.003" / "seed5" / "checkpoints" / "last"
+    assert run.settings.train.init_from == str(best)
+
+
 def test_arms_get_the_parameters_of_one_of_them_by_the_width_of_their_mlps(tmp_path):
     arms = {mixer: {"set": [f"model.mixer={mixer}"]} for mixer in ("softmax", "none", "gated_delta")}
     plan = make_plan(config="probes/recall", arms=arms, equal="softmax", seeds=[0], set=["model.embed_dim=32"])

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 INTERRUPTED = 130
 USUAL_LENGTH = 256
+START = "\n"
+"""What a text begins with where none is given."""
 
 Precision = Literal["float32", "bfloat16"]
 """Arithmetic of the model."""
@@ -43,7 +45,9 @@ class _Generated(NamedTuple):
 
 def generate(
     source: Source,
-    prompt: Annotated[str | None, typer.Option(help="Text to continue; - reads it from stdin.")] = None,
+    prompt: Annotated[
+        str | None, typer.Option(help="Text to continue; - reads it from stdin. Default: stdin, or a line break.")
+    ] = None,
     prompt_file: Annotated[Path | None, typer.Option(help="File with the text to continue.")] = None,
     max_new_tokens: Annotated[
         int | None, typer.Option(min=0, help=f"Tokens to generate. Default: {USUAL_LENGTH}, or what positions allow.")
@@ -111,17 +115,20 @@ def _read_prompt(prompt: str | None, file: Path | None, *, continues: bool) -> s
     """Return the text to continue, its bytes as they are; None to go on without one."""
     if prompt is not None and file is not None:
         raise ConfigError("--prompt and --prompt-file are both given; keep one of the two")
-    if prompt is None and file is None and (continues or sys.stdin.isatty()):
-        if continues:
-            return None
-        raise ConfigError("there is nothing to continue; give --prompt TEXT, --prompt-file FILE, or text on stdin")
+    if prompt is None and file is None:
+        piped = "" if continues or sys.stdin.isatty() else _read_stdin()
+        return piped or (None if continues else START)
     if file is not None:
         prompt = read_text(file, "prompt")
-    elif prompt is None or prompt == "-":
-        prompt = sys.stdin.buffer.read().decode("utf-8", errors="surrogateescape")
+    elif prompt == "-":
+        prompt = _read_stdin()
     if not prompt and not continues:
         raise ConfigError("the prompt is empty; a text needs at least one character to begin with")
     return prompt or None
+
+
+def _read_stdin() -> str:
+    return sys.stdin.buffer.read().decode("utf-8", errors="surrogateescape")
 
 
 def _begin(model: nn.Module, state: Path | None, seed: int | None) -> tuple[Continuation | None, Generator, int | None]:

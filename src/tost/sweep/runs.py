@@ -135,12 +135,19 @@ def chosen_trial(plan: Plan, arm: str, runs: Iterable[Run]) -> str | None:
     trials = [run for run in runs if run.arm == arm and run.seed == plan.seeds_of(arm)[0]]
     if any(state_of(run) is not State.finished for run in trials):
         return None
+    best = _best_folder([run.folder for run in trials], plan)
+    return next((run.trial for run in trials if run.folder == best), None)
+
+
+def _best_folder(folders: Iterable[Path], plan: Plan) -> Path | None:
+    """Return the run folder with the best metric at its end; None if there is no folder."""
     worst = math.inf if plan.mode == "min" else -math.inf
-    reached = {
-        run.trial: read_record(run.folder / "summary.json").get("final", {}).get(plan.metric, worst) for run in trials
-    }
-    best: Callable[..., str] = min if plan.mode == "min" else max
-    return best(reached, key=lambda trial: reached[trial]) if reached else None
+    best: Callable[..., Path | None] = min if plan.mode == "min" else max
+    return best(
+        folders,
+        key=lambda folder: read_record(folder / "summary.json").get("final", {}).get(plan.metric, worst),
+        default=None,
+    )
 
 
 def _in_order(plan: Plan) -> list[str]:
@@ -166,7 +173,7 @@ def _make(
     arm = plan.arms[name]
     given = _given(plan, name, changes)
     _refuse_reserved(given, arm)
-    after, checkpoint = _find_start(arm, seed, start, made)
+    after, checkpoint = _find_start(plan, arm, seed, start, made)
     given += [trial] if trial else []
     if plan.equal is not None:
         task = plan.task_of(name)[0]
@@ -214,8 +221,13 @@ def _refuse_reserved(changes: Sequence[str], arm: Arm) -> None:
         raise ConfigError(f"{_START} is set by the sweep, because the arm starts after {arm.after}; remove one of them")
 
 
-def _find_start(arm: Arm, seed: int, start: Path | None, made: Mapping[str, Run]) -> tuple[str | None, Path | None]:
-    """Return the run that an arm starts from, if it is of this sweep, and the checkpoint."""
+def _find_start(
+    plan: Plan, arm: Arm, seed: int, start: Path | None, made: Mapping[str, Run]
+) -> tuple[str | None, Path | None]:
+    """Return the run that an arm starts from, if it is of this sweep, and the checkpoint.
+
+    Of another sweep that tunes something, it is the run with the value that did best with this seed.
+    """
     if arm.after is None:
         return None, None
     sweep, _, source = arm.after.rpartition("/")
@@ -228,8 +240,9 @@ def _find_start(arm: Arm, seed: int, start: Path | None, made: Mapping[str, Run]
         return name, run.folder.absolute() / "checkpoints" / ("best" if best else "last")
     if start is None:
         raise ConfigError(f"it starts from the arm {source} of the sweep {sweep}; give the folder of that with --from")
-    checkpoints = start.absolute() / name / "checkpoints"
-    found = [checkpoints / link for link in ("best", "last") if (checkpoints / link).exists()]
+    tuned = start.absolute().glob(run_name(source, seed, "*"))
+    folder = _best_folder(tuned, plan) or start.absolute() / name
+    found = [link for link in (folder / "checkpoints" / name for name in ("best", "last")) if link.exists()]
     if not found:
         place = start / name
         raise ConfigError(f"it starts from {place}, where there is no checkpoint; run `tost sweep {sweep}` first")
