@@ -27,7 +27,7 @@ import tost.ops.triton
 
 sys.path.insert(0, str(ROOT))
 
-from tests.ops.triton.interpreter import watched
+from tests.ops.triton.interpreter import metered_calls
 
 __all__ = ["DTYPES", "FILE", "SHAPES", "TARGETS", "main"]
 
@@ -41,28 +41,13 @@ TOKENS = 512
 def traffic(shape: str) -> dict[str, Any]:
     """Return launches and bytes of every call on one sequence in bfloat16, by kernel."""
     H, D = map(int, shape.split("x"))
-    w, t, ops = torch.randn(1, TOKENS, H, D).bfloat16(), torch.rand(H), torch.ops.tost
-    found = {}
-
-    def count(name: str, tokens: torch.Tensor, operator: Any, *arguments: Any) -> Any:
-        with watched() as launches:
-            result = operator(*arguments)
-        found[name] = {
-            "tokens_bytes": tokens.nbytes,
+    return {
+        name: {
+            "tokens_bytes": size,
             "launches": [{"kernel": x.kernel, "programs": x.programs, "bytes": x.bytes} for x in launches],
         }
-        return result
-
-    forward = count("tssa forward", w, ops.tssa_triton, w, t, None, True, False)
-    count("tssa backward", w, ops.tssa_triton_backward, w, w, t, None, *forward[1:], True, False)
-    short = w[:, :196].contiguous()
-    count("short tssa forward", short, ops.tssa_triton, short, t, None, True, False)
-    forward = count("causal forward", w, ops.causal_tssa_triton, w, t, *[None] * 7)
-    saved = (w, t, None, None, *forward[1:5], None, None)
-    count("causal backward", w, ops.causal_tssa_triton_backward, w, None, None, None, *saved)
-    one, sums = w[:, :1].contiguous(), forward[5:]
-    count("causal step", one, ops.causal_tssa_triton_step, one, t, None, None, *sums, None, None)
-    return found
+        for name, (launches, size) in metered_calls(H, D, TOKENS).items()
+    }
 
 
 def resources(target: str, shape: str, dtype: str) -> dict[str, dict[str, int]]:

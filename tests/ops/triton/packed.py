@@ -45,10 +45,9 @@ def compare_packed_causal(lengths, *, decays):
     bias, before = randn(1, w.shape[1], H), (randn(S, H, D).square(), randn(S, H, D).square(), randn(S, H).square())
     after = (randn(S, H, D), randn(S, H, D), randn(S, H))
     layout = launch.packed_layout(ends, w.shape[1], choose_tiles(H, D, decays=decays).CHUNK)
-    result = launch.causal_forward(w, t, bias, None, before, None, decay, layout=layout)
-    found = launch.causal_backward(
-        dy, after, w, t, bias, None, result.pi, result.starts, None, decay, layout=layout
-    )  # fmt: skip
+    inputs = Inputs(w, t, None, bias=bias, before=Sums(*before), decay=decay)
+    result = launch.causal_forward(inputs, layout)
+    found = launch.causal_backward(dy, after, inputs, result.pi, result.starts, layout)
     expected = {"y": torch.empty_like(w), "dw": torch.empty_like(w), "dt": torch.zeros_like(t)}
     sums, gradients, by_decay = [], [], torch.zeros_like(t)
     for number, part in enumerate(rows):

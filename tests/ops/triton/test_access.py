@@ -9,7 +9,7 @@ from tests.ops.cases import assert_all_close, make_case, run_causal, run_tssa
 
 pytest.importorskip("triton", reason="triton has no packages for this platform")
 
-from tests.ops.triton.interpreter import Access, Launch, watched
+from tests.ops.triton.interpreter import Access, Launch, metered_calls, watched
 from tost.ops.triton import launch
 
 EVERYTHING = {"masked": True, "bias": True, "state": True, "count_scaled": True, "decay": True}
@@ -17,37 +17,30 @@ EVERYTHING = {"masked": True, "bias": True, "state": True, "count_scaled": True,
 LONG = (1, 64 * 17 + 3, 2, 3)
 
 
-def traffic(run, *arguments):
-    """Launches of a call, and the bytes they move in units of its first argument."""
-    with watched() as launches:
-        result = run(*arguments)
-    return result, len(launches), sum(launch.bytes for launch in launches) / arguments[0].nbytes
+# Launches of each call, and the bytes it moves in units of w: what its passes over w, dy and y come to, and the bound.
+TRAFFIC = {
+    "tssa forward": (5, 4, 4.3),
+    "tssa backward": (5, 7, 7.7),
+    "short tssa forward": (1, 4, 4.3),
+    "causal forward": (5, 4, 4.5),
+    "causal backward": (7, 8, 9.5),
+}
 
 
 @pytest.mark.parametrize(("H", "D"), [(4, 48), pytest.param(6, 64, marks=pytest.mark.slow)])
 def test_bytes_moved_stay_near_what_the_sums_demand(H, D):
-    """In units of w in bfloat16: three passes over w and one write of y are 4, the same over w and dy 7."""
-    w, t = torch.randn(1, 320, H, D).bfloat16(), torch.rand(H)
-    ops = torch.ops.tost
-    forward, launches, moved = traffic(ops.tssa_triton, w, t, None, None, True, False)
-    assert launches == 5
-    assert 4 <= moved <= 4.3
-    _, launches, moved = traffic(ops.tssa_triton_backward, w, w, t, None, *forward[1:], None, True, False)
-    assert launches == 5
-    assert 7 <= moved <= 7.7
-    forward, launches, moved = traffic(ops.causal_tssa_triton, w, t, *[None] * 8)
-    assert launches == 5
-    assert 4 <= moved <= 4.5
-    saved = (*[None] * 3, w, t, None, None, *forward[1:5], None, None, None)
-    _, launches, moved = traffic(ops.causal_tssa_triton_backward, w, *saved)
-    assert launches == 7
-    assert 8 <= moved <= 9.5
+    found = metered_calls(H, D, 320)
+    for name, (launches, least, most) in TRAFFIC.items():
+        seen, size = found[name]
+        assert len(seen) == launches, name
+        assert least <= sum(launch.bytes for launch in seen) / size <= most, name
 
 
 def test_short_sequences_and_steps_are_one_launch():
     w, t = torch.randn(2, 20, 3, 5), torch.rand(3)
-    _, launches, _ = traffic(torch.ops.tost.tssa_triton, w, t, None, None, True, False)
-    assert launches == 1
+    with watched() as seen:
+        tost.tssa(w, t, backend="triton")
+    assert [launch.kernel for launch in seen] == ["tssa.whole"]
     state = tost.TSSAState.empty(2, 3, 5)
     for bias in (None, torch.randn(2, 1, 3)):
         with watched() as seen:

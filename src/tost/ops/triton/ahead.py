@@ -16,7 +16,6 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 from unittest.mock import patch
@@ -29,6 +28,8 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.runtime.jit import JITFunction
 
+from tost.ops._inputs import Inputs, Sums
+from tost.ops._numerics import statistics_dtype
 from tost.ops.triton import launch
 from tost.ops.triton.tiles import TARGET_NAMES, choose_tiles
 
@@ -71,43 +72,52 @@ def recorded() -> Iterator[list[Launch]]:
         yield launches
 
 
-def calls(H: int, D: int, dtype: torch.dtype, *, B: int = 2, N: int = 4096) -> dict[str, Callable[[], object]]:
-    """Return calls that between them run every kernel, in its plainest and in its fullest form."""
+def calls(H: int, D: int, dtype: torch.dtype) -> dict[str, Callable[[], object]]:
+    """Return calls that between them run every kernel, in its plainest and in its fullest form.
 
-    def empty(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    Args:
+        H: Heads.
+        D: Head width.
+        dtype: Of the tokens.
+    """
+    S, N, statistics = 2, 4096, statistics_dtype(dtype)
+
+    def empty(*shape: int, dtype: torch.dtype = statistics) -> Tensor:
         return torch.empty(shape, dtype=dtype, device="meta")
 
-    w, t, pi = empty(B, N, H, D, dtype=dtype), empty(H), empty(B, N, H)
-    mask, sums, mass = empty(B, N, dtype=torch.bool), empty(B, H, D), empty(B, H)
-    count, shared, each = empty(B), empty(1, N, H), empty(B, N, H)
-    nothing, before = (None, None, None), (sums, sums, mass)
-    short, one = empty(B, 196, H, D, dtype=dtype), empty(B, 1, H, D, dtype=dtype)
+    def starts(layout: launch.Layout) -> Sums:
+        return Sums(*(empty(layout.programs, H, D) for _ in range(2)), empty(layout.programs, H))
 
-    def starts(decays: bool) -> tuple[Tensor, Tensor, Tensor]:
-        chunks = launch.padded_layout(w, choose_tiles(H, D, decays=decays).CHUNK).programs
-        return empty(chunks, H, D), empty(chunks, H, D), empty(chunks, H)
+    def packed(*, decays: bool = False) -> launch.Layout:
+        return launch.packed_layout(empty(S + 1, dtype=torch.int32), N, choose_tiles(H, D, decays=decays).CHUNK)
 
+    w, short, one = (empty(S, n, H, D, dtype=dtype) for n in (N, 196, 1))
+    t, count, sums = empty(H), empty(S), Sums(empty(S, H, D), empty(S, H, D), empty(S, H))
+    plain, layout = Inputs(w, t, None, bias=empty(1, N, H)), launch.padded_layout(w, choose_tiles(H, D).CHUNK)
+    # Options that a sequence of one token or a short one has too, and all sequences in one row.
+    row, mask, pi = w[:1], empty(1, N, dtype=torch.bool), empty(1, N, H)
+    full = Inputs(row, t, mask, empty(1, N, H), sums, empty(1, N, H), t)
+    step = Inputs(one, t, empty(S, 1, dtype=torch.bool), empty(S, 1, H), sums, empty(1, 1, H), t)
+    short_mask = empty(S, 196, dtype=torch.bool)
     return {
         "tssa forward": lambda: launch.tssa_forward(w, t, None, None, normalize=True),
-        "tssa backward": lambda: launch.tssa_backward(w, w, t, None, None, pi, sums, sums, mass),
+        "tssa backward": lambda: launch.tssa_backward(w, w, t, None, None, empty(S, N, H), *sums),
         "short tssa forward": lambda: launch.tssa_forward(short, t, None, None, normalize=True),
-        "causal forward": lambda: launch.causal_forward(w, t, shared, None, nothing, None, None),
-        "causal backward": lambda: launch.causal_backward(
-            w, nothing, w, t, shared, None, pi, starts(False), None, None
+        "causal forward": lambda: launch.causal_forward(plain),
+        "causal backward": lambda: launch.causal_backward(w, launch.NO_SUMS, plain, empty(S, N, H), starts(layout)),
+        "causal step": lambda: launch.causal_step(Inputs(one, t, None, bias=empty(1, 1, H), before=sums)),
+        "tssa forward, all options": lambda: launch.tssa_forward(
+            row, t, mask, count, normalize=True, layout=packed()
         ),
-        "causal step": lambda: launch.causal_step(one, t, empty(1, 1, H), None, before, None, None),
-        "tssa forward, all options": lambda: launch.tssa_forward(w, t, mask, count, normalize=True),
-        "tssa backward, all options": lambda: launch.tssa_backward(w, w, t, mask, count, pi, sums, sums, mass),
-        "short tssa forward, all options": lambda: launch.tssa_forward(
-            short, t, mask[:, :196].contiguous(), count, normalize=True
+        "tssa backward, all options": lambda: launch.tssa_backward(
+            row, row, t, mask, count, pi, *sums, layout=packed()
         ),
-        "causal forward, all options": lambda: launch.causal_forward(w, t, each, mask, before, shared, t),
+        "short tssa forward, all options": lambda: launch.tssa_forward(short, t, short_mask, count, normalize=True),
+        "causal forward, all options": lambda: launch.causal_forward(full, packed(decays=True)),
         "causal backward, all options": lambda: launch.causal_backward(
-            w, before, w, t, each, mask, pi, starts(True), shared, t
+            row, sums, full, pi, starts(packed(decays=True)), packed(decays=True)
         ),
-        "causal step, all options": lambda: launch.causal_step(
-            one, t, empty(B, 1, H), mask[:, :1].contiguous(), before, empty(1, 1, H), t
-        ),
+        "causal step, all options": lambda: launch.causal_step(step),
     }  # fmt: skip
 
 
@@ -118,8 +128,7 @@ def launches_of(call: Callable[[], object]) -> list[Launch]:
     return found
 
 
-@dataclass(frozen=True, kw_only=True)
-class Resources:
+class Resources(NamedTuple):
     """What a compiled kernel needs, per thread but for the shared memory, which is per program.
 
     Attributes:
@@ -211,7 +220,7 @@ def main(target: str, shape: str, dtype: str, *names: str) -> None:
     """Print what every kernel needs, one JSON object per line."""
     H, D = map(int, shape.split("x"))
     for name, resources in compile_all(target, H, D, getattr(torch, dtype), names):
-        sys.stdout.write(json.dumps({"call": name, **asdict(resources)}) + "\n")
+        sys.stdout.write(json.dumps({"call": name, **resources._asdict()}) + "\n")
 
 
 if __name__ == "__main__":

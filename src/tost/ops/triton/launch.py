@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from tost.ops._inputs import Inputs, Sums
 from tost.ops._numerics import statistics_dtype
 from tost.ops.triton.kernels import causal, common
 from tost.ops.triton.kernels import tssa as noncausal
@@ -227,9 +228,10 @@ def _powers(decay: Tensor | None, chunk: int) -> Tensor | None:
     return (decay.double().unsqueeze(-1) ** exponents).to(decay.dtype)
 
 
-def _shared(x: Tensor | None, w: Tensor) -> bool:
-    """Return whether all sequences share one bias, or one scale."""
-    return x is not None and x.shape[0] != w.shape[0]
+def _shared(inputs: Inputs) -> dict[str, bool]:
+    """Return whether all sequences share one bias, and one scale."""
+    given = {"BIAS_SHARED": inputs.bias, "SCALE_SHARED": inputs.scale}
+    return {name: x is not None and x.shape[0] != inputs.w.shape[0] for name, x in given.items()}
 
 
 class CausalResult(NamedTuple):
@@ -237,61 +239,52 @@ class CausalResult(NamedTuple):
 
     y: Tensor
     pi: Tensor
-    starts: tuple[Tensor, Tensor, Tensor]
-    after: tuple[Tensor, Tensor, Tensor]
+    starts: Sums
+    after: Sums
 
 
-def causal_forward(
-    w: Tensor,
-    temperature: Tensor,
-    bias: Tensor | None,
-    mask: Tensor | None,
-    before: tuple[Tensor | None, Tensor | None, Tensor | None],
-    scale: Tensor | None,
-    decay: Tensor | None,
-    *,
-    layout: Layout | None = None,
-) -> CausalResult:
-    """Run the causal operator. Arguments are the fields of `Inputs`, but that a layout describes packed sequences."""
+NO_SUMS = (None, None, None)
+
+
+def causal_forward(inputs: Inputs, layout: Layout | None = None) -> CausalResult:
+    """Run the causal operator.
+
+    Args:
+        inputs: The tensors of the call.
+        layout: Of packed sequences; None if each row of w is one.
+    """
+    w, mask = inputs.w, _bytes(inputs.mask)
     B, N, H, D = w.shape
-    launch, mask = _Launcher(w, layout, decay), _bytes(mask)
+    launch, before = _Launcher(w, layout, inputs.decay), inputs.before or NO_SUMS
     C, powers = launch.layout.programs, launch.powers
     y = torch.empty_like(w)
     pi, sums, masses, fades = _empty(w, (B, N, H), (C, H, D), (C, H), (C, H))
-    shared = {"BIAS_SHARED": _shared(bias, w), "SCALE_SHARED": _shared(scale, w)}
     with _device_of(w):
         launch.by_head(common.chunk_squares, w, mask, powers, sums, fades)
-        fading = None if decay is None else fades
+        fading = None if powers is None else fades
         squares, _, squares_after, _ = launch.scan(sums, None, fading, before[0], None, backward=False)
         launch.by_chunk(
-            causal.memberships, w, mask, temperature, bias, scale, powers, squares, pi, sums, masses, **shared
-        )
+            causal.memberships, w, mask, inputs.temperature, inputs.bias, inputs.scale, powers, squares,
+            pi, sums, masses, **_shared(inputs),
+        )  # fmt: skip
         weighted, mass, *after = launch.scan(sums, masses, fading, *before[1:], backward=False)
         launch.by_head(causal.output, w, mask, pi, powers, weighted, mass, y)
-    return CausalResult(y, pi, (squares, weighted, mass), (squares_after, after[0], after[1]))
+    return CausalResult(y, pi, Sums(squares, weighted, mass), Sums(squares_after, *after))
 
 
-def causal_step(
-    w: Tensor,
-    temperature: Tensor,
-    bias: Tensor | None,
-    mask: Tensor | None,
-    before: tuple[Tensor | None, Tensor | None, Tensor | None],
-    scale: Tensor | None,
-    decay: Tensor | None,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def causal_step(inputs: Inputs) -> tuple[Tensor, Sums]:
     """Advance every sequence by one token in one launch: return y [B, 1, H, D] and the sums after it."""
+    w, before = inputs.w, inputs.before or NO_SUMS
     B, _, H, D = w.shape
     size, y = choose_tiles(H, D), torch.empty_like(w)
-    squares, weighted, mass = _empty(w, (B, H, D), (B, H, D), (B, H))
+    after = Sums(*_empty(w, (B, H, D), (B, H, D), (B, H)))
     with _device_of(w):
         if B:
             causal.step[(B,)](
-                w, _bytes(mask), temperature, bias, scale, decay, *before, y, squares, weighted, mass,
-                BIAS_SHARED=_shared(bias, w), SCALE_SHARED=_shared(scale, w),
-                H=H, D=D, HP=size.HP, DP=size.DP, **OPTIONS,
+                w, _bytes(inputs.mask), inputs.temperature, inputs.bias, inputs.scale, inputs.decay, *before,
+                y, *after, **_shared(inputs), H=H, D=D, HP=size.HP, DP=size.DP, **OPTIONS,
             )  # fmt: skip
-    return y, squares, weighted, mass
+    return y, after
 
 
 class CausalGradients(NamedTuple):
@@ -300,7 +293,7 @@ class CausalGradients(NamedTuple):
     w: Tensor
     temperature: Tensor
     logit: Tensor
-    before: tuple[Tensor, Tensor, Tensor]
+    before: Sums
     scale: Tensor | None
     decay: Tensor | None
 
@@ -308,50 +301,50 @@ class CausalGradients(NamedTuple):
 def causal_backward(
     dy: Tensor,
     d_after: tuple[Tensor | None, Tensor | None, Tensor | None],
-    w: Tensor,
-    temperature: Tensor,
-    bias: Tensor | None,
-    mask: Tensor | None,
+    inputs: Inputs,
     pi: Tensor,
-    starts: tuple[Tensor, Tensor, Tensor],
-    scale: Tensor | None,
-    decay: Tensor | None,
-    *,
+    starts: Sums,
     layout: Layout | None = None,
 ) -> CausalGradients:
-    """Return all gradients; arguments are those and the results of `causal_forward`."""
+    """Return all gradients.
+
+    Args:
+        dy: Gradient of y, in the dtype of w.
+        d_after: Gradients of the sums after the last token.
+        inputs: As in `causal_forward`; the sums before are not looked at.
+        pi: As `causal_forward` returned it, and so `starts`.
+        starts: The sums at the start of each chunk.
+        layout: As in `causal_forward`.
+    """
+    w, mask, temperature, scale = inputs.w, _bytes(inputs.mask), inputs.temperature, inputs.scale
     B, N, H, D = w.shape
-    launch, mask = _Launcher(w, layout, decay), _bytes(mask)
-    C, powers = launch.layout.programs, launch.powers
-    squares, weighted, mass = starts
+    launch, shared = _Launcher(w, layout, inputs.decay), _shared(inputs)
+    C, powers, size = launch.layout.programs, launch.powers, launch.size
+    replayed = (pi, powers, starts.weighted_squares, starts.mass)
     dw, d_scale, d_decay = torch.empty_like(w), None, None
     sums, masses, fades, d_pi, d_logit, d_temperature = _empty(
         w, (C, H, D), (C, H), (C, H), (B, N, H), (B, N, H), (C, H)
     )
     if scale is not None:
         (d_scale,) = _empty(w, (B, N, H))
-    if decay is not None:
+    if powers is not None:
         (d_decay,) = _empty(w, (C, H))
-    shared = {"BIAS_SHARED": _shared(bias, w), "SCALE_SHARED": _shared(scale, w)}
     with _device_of(w):
-        launch.by_head(causal.products, w, dy, mask, pi, powers, weighted, mass, sums, masses, fades)
-        fading = None if decay is None else fades
+        launch.by_head(causal.products, w, dy, mask, *replayed, sums, masses, fades)
+        fading = None if powers is None else fades
         later_weighted, later_mass, *d_before = launch.scan(sums, masses, fading, *d_after[1:], backward=True)
-        launch.by_head(
-            causal.d_memberships, w, dy, mask, pi, powers, weighted, mass, later_weighted, later_mass, d_pi
-        )  # fmt: skip
+        launch.by_head(causal.d_memberships, w, dy, mask, *replayed, later_weighted, later_mass, d_pi)
         if B * N:
-            HP, ROWS = launch.size.HP, launch.size.ROWS
-            causal.d_logits[(num_chunks(B * N, ROWS),)](pi, d_pi, d_logit, B * N, H=H, HP=HP, BLOCK=ROWS, **OPTIONS)
+            programs, ROWS = num_chunks(B * N, size.ROWS), size.ROWS
+            causal.d_logits[(programs,)](pi, d_pi, d_logit, B * N, H=H, HP=size.HP, BLOCK=ROWS, **OPTIONS)
         launch.by_head(
-            causal.shares, w, mask, temperature, bias, scale, powers, squares, d_logit, sums, d_temperature, d_scale,
-            **shared,
+            causal.shares, w, mask, temperature, inputs.bias, scale, powers, starts.squares, d_logit,
+            sums, d_temperature, d_scale, **shared,
         )  # fmt: skip
         later_squares, _, d_squares, _ = launch.scan(sums, None, fading, d_after[0], None, backward=True)
         launch.by_head(
-            causal.gradient, w, dy, mask, temperature, scale, pi, powers, squares, weighted, mass, d_logit,
+            causal.gradient, w, dy, mask, temperature, scale, *replayed, starts.squares, d_logit,
             later_squares, later_weighted, later_mass, dw, d_decay, SCALE_SHARED=shared["SCALE_SHARED"],
         )  # fmt: skip
-    before = (d_squares, d_before[0], d_before[1])
     by_decay = None if d_decay is None else d_decay.sum(dim=0)
-    return CausalGradients(dw, d_temperature.sum(dim=0), d_logit, before, d_scale, by_decay)
+    return CausalGradients(dw, d_temperature.sum(dim=0), d_logit, Sums(d_squares, *d_before), d_scale, by_decay)

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tost.ops._inputs import Inputs, Sums
 from tost.ops._numerics import num_tokens, statistics_dtype
 from tost.ops.packing import Packing
 from tost.ops.triton.tiles import choose_tiles, num_chunks
@@ -86,15 +87,9 @@ def _count(w: Tensor, mask: Tensor | None, cu_seqlens: Tensor | None, count_scal
 
 
 @_tssa.register_fake  # type: ignore[untyped-decorator]
-def _(
-    w: Tensor,
-    temperature: Tensor,
-    mask: Tensor | None,
-    cu_seqlens: Tensor | None,
-    normalize: bool,
-    count_scaled: bool,
-) -> Tensors:
+def _(w: Tensor, *rest: Any) -> Tensors:
     B, N, H, _ = w.shape
+    *_, cu_seqlens, normalize, _ = rest
     squares, weighted, mass = _sums(w, cu_seqlens)
     pi, nothing = _unfilled(w, (B, N, H), (0,))
     return _like_tokens(w), pi, squares if normalize else nothing, weighted, mass
@@ -156,19 +151,19 @@ _CAUSAL_ARGUMENTS = (
 )
 
 
-def _causal_arguments(arguments: Sequence[Any]) -> tuple[Any, ...]:
-    """Return the arguments of the operator as `launch.causal_forward` takes them."""
+def _causal_inputs(arguments: Sequence[Any]) -> Inputs:
+    """Return the tensors that `_CAUSAL_ARGUMENTS` names."""
     w, temperature, bias, mask, *before, scale, decay = map(_dense, arguments)
-    return w, temperature, bias, mask, tuple(before), scale, decay
+    sums = None if before[0] is None else Sums(*before)
+    return Inputs(w, temperature, mask, bias=bias, before=sums, scale=scale, decay=decay)
 
 
 @_operator("causal_tssa_triton", f"{_CAUSAL_ARGUMENTS}, Tensor? cu_seqlens", 8)
 def _causal_tssa(*arguments: Any) -> Tensors:
     from tost.ops.triton import launch
 
-    *tensors, cu_seqlens = arguments
-    layout = _layout(tensors[0], cu_seqlens, decays=tensors[-1] is not None)
-    result = launch.causal_forward(*_causal_arguments(tensors), layout=layout)
+    inputs, cu_seqlens = _causal_inputs(arguments[:-1]), arguments[-1]
+    result = launch.causal_forward(inputs, _layout(inputs.w, cu_seqlens, decays=inputs.decay is not None))
     return result.y, result.pi, *result.starts, *result.after
 
 
@@ -185,7 +180,8 @@ def _(w: Tensor, *rest: Any) -> Tensors:
 def _causal_step(*arguments: Any) -> Tensors:
     from tost.ops.triton import launch
 
-    return launch.causal_step(*_causal_arguments(arguments))
+    y, after = launch.causal_step(_causal_inputs(arguments))
+    return y, *after
 
 
 @_causal_step.register_fake  # type: ignore[untyped-decorator]
@@ -208,11 +204,12 @@ def _causal_backward(*arguments: Any) -> Tensors:
     from tost.ops.triton import launch
 
     *tensors, cu_seqlens = map(_dense, arguments)
-    dy, dsquares, dweighted, dmass, w, temperature, bias, mask, pi, squares, weighted, mass, scale, decay = tensors
-    starts, layout = (squares, weighted, mass), _layout(w, cu_seqlens, decays=decay is not None)
-    found = launch.causal_backward(
-        dy, (dsquares, dweighted, dmass), w, temperature, bias, mask, pi, starts, scale, decay, layout=layout
+    dy, dsquares, dweighted, dmass, w, temperature, bias, mask, pi, *starts, scale, decay = tensors
+    inputs, layout = (
+        Inputs(w, temperature, mask, bias, None, scale, decay),
+        _layout(w, cu_seqlens, decays=decay is not None),
     )
+    found = launch.causal_backward(dy, (dsquares, dweighted, dmass), inputs, pi, Sums(*starts), layout)
     options = [pi.new_empty(0) if x is None else x for x in (found.scale, found.decay)]
     return found.w, found.temperature, found.logit, *found.before, *options
 

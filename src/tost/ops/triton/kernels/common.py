@@ -12,6 +12,10 @@ kernel is compiled. With a decay, ``powers [H, CHUNK + 1]`` has the decay of eac
 import triton
 import triton.language as tl
 
+from tost.ops import _numerics
+
+MASS_FLOOR = tl.constexpr(_numerics.MASS_FLOOR)
+
 
 @triton.jit
 def place(table, chunks, N, CHUNK: tl.constexpr):
@@ -66,19 +70,24 @@ def rows_of_head(mask, begin, end, CHUNK: tl.constexpr):
 
 
 @triton.jit
+def head_lanes(rows, head, kept, H: tl.constexpr, D: tl.constexpr, DP: tl.constexpr):
+    """Return where one head of some rows lies, [rows, DP], and which of it exists in the rows that are kept."""
+    d = tl.arange(0, DP)
+    return (rows * H + head)[:, None] * D + d[None, :], kept[:, None] & (d < D)[None, :]
+
+
+@triton.jit
 def load_head(x, rows, head, real, H: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, dtype: tl.constexpr):
     """Return one head of the real tokens, [rows, DP], 0 for the others."""
-    d = tl.arange(0, DP)
-    at = (rows * H + head)[:, None] * D + d[None, :]
-    return tl.load(x + at, real[:, None] & (d < D)[None, :], 0.0).to(dtype)
+    at, inside = head_lanes(rows, head, real, H, D, DP)
+    return tl.load(x + at, inside, 0.0).to(dtype)
 
 
 @triton.jit
 def store_head(x, value, rows, head, end, H: tl.constexpr, D: tl.constexpr, DP: tl.constexpr):
     """Write one head of all rows of the chunk."""
-    d = tl.arange(0, DP)
-    at = (rows * H + head)[:, None] * D + d[None, :]
-    tl.store(x + at, value.to(x.dtype.element_ty), (rows < end)[:, None] & (d < D)[None, :])
+    at, inside = head_lanes(rows, head, rows < end, H, D, DP)
+    tl.store(x + at, value.to(x.dtype.element_ty), inside)
 
 
 @triton.jit
@@ -90,23 +99,31 @@ def load_token_gradients(w, dy, pi, rows, head, real, H: tl.constexpr, D: tl.con
 
 
 @triton.jit
+def sum_lanes(index, H: tl.constexpr, D: tl.constexpr, HP: tl.constexpr, DP: tl.constexpr):
+    """Return where the sums with the given index lie, [HP, DP], and which of them exist."""
+    h, d = tl.arange(0, HP), tl.arange(0, DP)
+    return index * (H * D) + h[:, None] * D + d[None, :], (h < H)[:, None] & (d < D)[None, :]
+
+
+@triton.jit
+def tile_lanes(rows, kept, H: tl.constexpr, D: tl.constexpr, HP: tl.constexpr, DP: tl.constexpr):
+    """Return where all heads of some rows lie, [rows, HP, DP], and which of it exists in the rows that are kept."""
+    lane, inside = sum_lanes(0, H, D, HP, DP)
+    return rows[:, None, None] * (H * D) + lane[None, :, :], kept[:, None, None] & inside[None, :, :]
+
+
+@triton.jit
 def load_tile(x, rows, real, H: tl.constexpr, D: tl.constexpr, HP: tl.constexpr, DP: tl.constexpr, dtype: tl.constexpr):
     """Return all heads of the real tokens, [rows, HP, DP], 0 for the others."""
-    h, d = tl.arange(0, HP), tl.arange(0, DP)
-    lane = h[:, None] * D + d[None, :]
-    inside = (h < H)[:, None] & (d < D)[None, :]
-    at = rows[:, None, None] * (H * D) + lane[None, :, :]
-    return tl.load(x + at, real[:, None, None] & inside[None, :, :], 0.0).to(dtype)
+    at, inside = tile_lanes(rows, real, H, D, HP, DP)
+    return tl.load(x + at, inside, 0.0).to(dtype)
 
 
 @triton.jit
 def store_tile(x, value, rows, end, H: tl.constexpr, D: tl.constexpr, HP: tl.constexpr, DP: tl.constexpr):
     """Write all heads of all rows of the chunk."""
-    h, d = tl.arange(0, HP), tl.arange(0, DP)
-    lane = h[:, None] * D + d[None, :]
-    inside = (h < H)[:, None] & (d < D)[None, :]
-    at = rows[:, None, None] * (H * D) + lane[None, :, :]
-    tl.store(x + at, value.to(x.dtype.element_ty), (rows < end)[:, None, None] & inside[None, :, :])
+    at, inside = tile_lanes(rows, rows < end, H, D, HP, DP)
+    tl.store(x + at, value.to(x.dtype.element_ty), inside)
 
 
 @triton.jit
@@ -133,23 +150,28 @@ def store_sum(x, value, index, head, H: tl.constexpr, D: tl.constexpr, DP: tl.co
 @triton.jit
 def load_sums(x, index, H: tl.constexpr, D: tl.constexpr, HP: tl.constexpr, DP: tl.constexpr):
     """Return the sums of all heads with the given index, [HP, DP]."""
-    h, d = tl.arange(0, HP), tl.arange(0, DP)
-    at = index * (H * D) + h[:, None] * D + d[None, :]
-    return tl.load(x + at, (h < H)[:, None] & (d < D)[None, :], 0.0)
+    at, inside = sum_lanes(index, H, D, HP, DP)
+    return tl.load(x + at, inside, 0.0)
 
 
 @triton.jit
 def store_sums(x, value, index, H: tl.constexpr, D: tl.constexpr, HP: tl.constexpr, DP: tl.constexpr):
     """Write the sums [HP, DP] of all heads with the given index."""
-    h, d = tl.arange(0, HP), tl.arange(0, DP)
-    at = index * (H * D) + h[:, None] * D + d[None, :]
-    tl.store(x + at, value, (h < H)[:, None] & (d < D)[None, :])
+    at, inside = sum_lanes(index, H, D, HP, DP)
+    tl.store(x + at, value, inside)
 
 
 @triton.jit
-def softmax(logit, heads):
-    """Return the softmax over the last axis, among the heads that exist."""
-    logit = tl.where(heads, logit, float("-inf"))
+def store_masses(x, value, index, H: tl.constexpr, HP: tl.constexpr):
+    """Write one number per head, [HP], with the given index."""
+    h = tl.arange(0, HP)
+    tl.store(x + index * H + h, value, h < H)
+
+
+@triton.jit
+def softmax(logit, H: tl.constexpr, HP: tl.constexpr):
+    """Return the softmax over the heads that exist, of logits [rows, HP]; 0 for the others."""
+    logit = tl.where((tl.arange(0, HP) < H)[None, :], logit, float("-inf"))
     weight = tl.exp(logit - tl.max(logit, 1)[:, None])
     return weight / tl.sum(weight, 1)[:, None]
 
@@ -254,15 +276,14 @@ def add_chunks(
     """Add up the sums of a sequence's chunks for one head, in order: [chunks, H, D] -> [sequences, H, D]."""
     sequence, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     low, count = chunks_of(bounds, chunks, sequence)
-    d = tl.arange(0, DP)
     total = tl.zeros([BLOCK, DP], totals.dtype.element_ty)
     total_mass = tl.zeros([BLOCK], totals.dtype.element_ty)
     for i in range(0, count, BLOCK):
         c = i + tl.arange(0, BLOCK)
-        at = (low + c) * H + head
-        total += tl.load(sums + at[:, None] * D + d[None, :], (c < count)[:, None] & (d < D)[None, :], 0.0)
+        inside = c < count
+        total += load_head(sums, low + c, head, inside, H, D, DP, totals.dtype.element_ty)
         if masses is not None:
-            total_mass += tl.load(masses + at, c < count, 0.0)
+            total_mass += tl.load(masses + (low + c) * H + head, inside, 0.0)
     store_sum(totals, tl.sum(total, 0), sequence, head, H, D, DP)
     if masses is not None:
         tl.store(mass + sequence * H + head, tl.sum(total_mass, 0))
@@ -280,7 +301,6 @@ def scan_chunks(
     """
     sequence, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     low, count = chunks_of(bounds, chunks, sequence)
-    d = tl.arange(0, DP)
     carry = tl.zeros([DP], starts.dtype.element_ty)
     carry_mass = tl.sum(carry, 0)
     if before is not None:
@@ -298,7 +318,7 @@ def scan_chunks(
         c = (last - step) if BACKWARD else (low + step)
         to = (c - 1) if BACKWARD else (c + 1)
         inside, onward = step < count, step + 1 < count
-        x = tl.load(sums + (c * H + head)[:, None] * D + d[None, :], inside[:, None] & (d < D)[None, :], 0.0)
+        x = load_head(sums, c, head, inside, H, D, DP, starts.dtype.element_ty)
         if fades is None:
             total = tl.cumsum(x, 0) + carry[None, :]
         else:
@@ -307,7 +327,8 @@ def scan_chunks(
             first = tl.arange(0, BLOCK) == 0
             x += tl.where(first, factor, 0.0)[:, None] * carry[None, :]
             total = tl.associative_scan((tl.broadcast_to(factor[:, None], x.shape), x), 0, fade_and_add)[1]
-        tl.store(starts + (to * H + head)[:, None] * D + d[None, :], total, onward[:, None] & (d < D)[None, :])
+        at, exists = head_lanes(to, head, onward, H, D, DP)
+        tl.store(starts + at, total, exists)
         carry = tl.sum(tl.where((tl.arange(0, BLOCK) == BLOCK - 1)[:, None], total, 0.0), 0)
         if masses is not None:
             x_mass = tl.load(masses + c * H + head, inside, 0.0)
