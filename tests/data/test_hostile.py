@@ -24,7 +24,7 @@ from tost.data import DataOptions, build_data, open_tokens
 from tost.data._tables import open_parquet, read_column
 from tost.data.images.sources import imagenet
 from tost.data.images.sources.folders import FileImages, image_files
-from tost.data.images.sources.oxford import read_matlab
+from tost.data.images.sources.matlab import read_matlab
 from tost.data.images.sources.parquet import open_shards
 from tost.data.images.sources.tar import index_tar, tar_source
 from tost.data.lra.readers.pixels import _metadata_rows
@@ -168,7 +168,7 @@ def test_parquet_columns_of_one_value_a_billion_times(tmp_path):
 
 def test_matlab_files(tmp_path):
     savemat(tmp_path / "a.mat", {"labels": np.zeros(20_000_000, dtype=np.uint8)}, do_compression=True)
-    with pytest.raises(ConfigError, match="a variable has more than 10,000,000 entries"):
+    with pytest.raises(ConfigError, match="a variable unpacks to more than 16,777,216 bytes"):
         read_matlab(tmp_path / "a.mat", ["labels"])
     savemat(tmp_path / "b.mat", {"labels": np.array(["one", "two"], dtype=object)})
     with pytest.raises(ConfigError, match="cannot be read as a MATLAB file with labels"):

@@ -23,7 +23,7 @@ from tost._io import read_json
 from tost.data.images.options import ImageNetOptions, split_names
 from tost.data.images.sources.base import ImageSource, Split, check_folder, entries
 from tost.data.images.sources.folders import FileImages, image_files, open_class_folders
-from tost.data.images.sources.oxford import read_matlab
+from tost.data.images.sources.matlab import read_matlab
 from tost.data.images.sources.parquet import find_shards, open_shards
 from tost.data.images.sources.tar import index_tar, tar_source
 from tost.errors import ConfigError

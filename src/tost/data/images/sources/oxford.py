@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -14,9 +12,9 @@ import torch
 from tost.data.images.options import ImageOptions
 from tost.data.images.sources.base import Split, find_folder
 from tost.data.images.sources.folders import FileImages
+from tost.data.images.sources.matlab import read_matlab
 from tost.errors import ConfigError
 
-_MOST = 10_000_000  # entries of a variable
 _FLOWER_SPLITS = {"train": ["trnid"], "val": ["valid"], "trainval": ["trnid", "valid"], "test": ["tstid"]}
 
 
@@ -89,25 +87,3 @@ def _check_present(folder: Path, names: Sequence[str]) -> None:
             f"{folder} lacks {len(missing)} of the {len(names)} images of the split, such as {missing[0]}; "
             "the download is not complete."
         )
-
-
-def read_matlab(path: Path, names: Sequence[str], dtype: Any = None) -> list[Any]:
-    """Return variables of a MATLAB file as arrays of one dimension.
-
-    Args:
-        path: The file.
-        names: Of the variables.
-        dtype: Type to convert them to; None keeps theirs.
-
-    Raises:
-        ConfigError: It is no such file, or a variable is missing.
-    """
-    from scipy.io import loadmat, whosmat  # type: ignore[import-untyped]
-
-    try:
-        if any(math.prod(shape) > _MOST for _, shape, _ in whosmat(path)):
-            raise ValueError(f"a variable has more than {_MOST:,} entries")
-        content = loadmat(path, variable_names=list(names), squeeze_me=True)
-        return [np.asarray(content[name], dtype=dtype).ravel() for name in names]
-    except Exception as error:  # a damaged file makes the reader fail in many ways
-        raise ConfigError(f"{path} cannot be read as a MATLAB file with {', '.join(names)}: {error}") from error
