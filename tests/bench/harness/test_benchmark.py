@@ -146,7 +146,7 @@ def test_a_demonstration_has_its_own_scale(toy):
 
 def test_every_benchmark_is_described():
     found = benchmarks()
-    names = ["attention", "busy", "generate", "gpu-check", "lra", "model", "ops", "packing", "train"]
+    names = ["attention", "busy", "generate", "gpu-check", "length", "lra", "model", "ops", "packing", "train"]
     assert [benchmark.name for benchmark in found] == names
     for benchmark in found:
         assert benchmark.theme(benchmark.scale()) == benchmark.name

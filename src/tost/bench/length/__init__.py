@@ -1,0 +1,1 @@
+"""Training steps on very long sequences: memory and time by length."""
