@@ -34,6 +34,8 @@ class Gains(Result):
         mean: Mean of D over the samples, ``[L, H, D]``; in causal layers over the tokens of each sample, too.
         deviation: Standard deviation of D from sample to sample, ``[L, H, D]``: how much it depends on the data.
         samples: How many samples.
+        moments: The statistics behind D: second moments of the groups, ``[L, H, D / g, g, g]`` for blocks of g
+            features, mean over the samples; in causal layers those after the last token.
     """
 
     name: ClassVar[str] = "gains"
@@ -42,6 +44,12 @@ class Gains(Result):
     mean: Tensor = field(repr=False)
     deviation: Tensor = field(repr=False)
     samples: int
+    moments: Tensor = field(repr=False)
+
+    def correlations(self) -> Tensor:
+        """Return how the features of a block vary together, ``[L, H, D / g, g, g]`` in [-1, 1]; the diagonal is 1."""
+        deviation = self.moments.diagonal(dim1=-2, dim2=-1).sqrt().clamp_min(1e-12)
+        return self.moments / (deviation.unsqueeze(-1) * deviation.unsqueeze(-2))
 
     def suppressed(self, threshold: float = 0.5) -> Tensor:
         """Return the share of directions whose D is above a threshold, ``[L, H]``."""
@@ -71,8 +79,8 @@ def running_sums(layer: AttentionLayer, x: Tensor, mask: Tensor | None) -> Tenso
     return _scan.running_sums(x, start, None if decay is None else decay.to(x.dtype), _scan.real_tokens(x, mask))
 
 
-def moments(layer: AttentionLayer, w: Tensor, pi: Tensor, mask: Tensor | None = None) -> Tensor:
-    """Return the second moments of the groups that a layer uses, in blocks along their principal directions.
+def moment_blocks(layer: AttentionLayer, w: Tensor, pi: Tensor, mask: Tensor | None = None) -> Tensor:
+    """Return the second moments of the groups that a layer uses, a matrix for each block of g features.
 
     Args:
         layer: The layer.
@@ -81,7 +89,7 @@ def moments(layer: AttentionLayer, w: Tensor, pi: Tensor, mask: Tensor | None = 
         mask: Real tokens, bool ``[B, N]``.
 
     Returns:
-        ``[B, 1, H, D]``, or in a causal layer those of every token, ``[B, N, H, D]``.
+        ``[B, 1, H, D / g, g, g]``, or in a causal layer those of every token, ``[B, N, H, D / g, g, g]``.
     """
     pi, g = pi.unsqueeze(-1), layer.attention.extensions.block_size
     weighted = pi * products(zero_padding(w.to(pi.dtype), mask), g)
@@ -89,9 +97,23 @@ def moments(layer: AttentionLayer, w: Tensor, pi: Tensor, mask: Tensor | None = 
         found = running_sums(layer, weighted, mask) / (running_sums(layer, pi, mask) + MASS_FLOOR)
     else:
         found = weighted.sum(dim=1, keepdim=True) / (pi.sum(dim=1, keepdim=True) + MASS_FLOOR)
-    if g == 1:
-        return found
-    eigenvalues: Tensor = torch.linalg.eigvalsh(matrices(found, w.shape[-1], g))
+    return matrices(found, w.shape[-1], g)
+
+
+def moments(layer: AttentionLayer, w: Tensor, pi: Tensor, mask: Tensor | None = None) -> Tensor:
+    """Return the second moments along the principal directions of each block, largest first; see `moment_blocks`.
+
+    Returns:
+        ``[B, 1, H, D]``, or in a causal layer those of every token, ``[B, N, H, D]``.
+    """
+    return _principal(moment_blocks(layer, w, pi, mask))
+
+
+def _principal(blocks: Tensor) -> Tensor:
+    """Return the eigenvalues of the blocks ``[..., D / g, g, g]``, largest first in each, ``[..., D]``."""
+    if blocks.shape[-1] == 1:
+        return blocks.flatten(-3)
+    eigenvalues: Tensor = torch.linalg.eigvalsh(blocks)
     return eigenvalues.clamp_min(0).flip(-1).flatten(-2)
 
 
@@ -113,15 +135,16 @@ def gains_by_layer(model: nn.Module, batches: Iterable[Batch], *, layers: Sequen
         torch.Size([6, 4, 16])
     """
 
-    def measure(record: LayerRecord) -> tuple[Tensor, Tensor]:
+    def measure(record: LayerRecord) -> tuple[Tensor, ...]:
         w, mask = record.stream("tokens"), record.mask
-        gain = 1 / (1 + moments(record.layer, w, record.membership(), mask).double())  # [B, 1 or N, H, D]
+        blocks = moment_blocks(record.layer, w, record.membership(), mask).double()
+        gain = 1 / (1 + _principal(blocks))  # [B, 1 or N, H, D]
         if gain.shape[1] > 1 and mask is not None:
             each = zero_padding(gain, mask).sum(dim=1) / mask.sum(dim=1).clamp_min(1)[:, None, None]
         else:
             each = gain.mean(dim=1)
-        return each.sum(dim=0), each.square().sum(dim=0)
+        return each.sum(dim=0), each.square().sum(dim=0), blocks[:, -1].sum(dim=0)
 
     found = sum_by_layer(model, batches, measure, layers=layers)
-    mean, square = (total / found.samples for total in found.sums)
-    return Gains(found.indices, mean, (square - mean.square()).clamp_min(0).sqrt(), found.samples)
+    mean, square, blocks = (total / found.samples for total in found.sums)
+    return Gains(found.indices, mean, (square - mean.square()).clamp_min(0).sqrt(), found.samples, blocks)

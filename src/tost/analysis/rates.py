@@ -192,11 +192,12 @@ class CodingRates(Result):
         if split is None:
             return ""
         trained = self.falls("trained", split)
+        samples = f" ({split} samples)" if split else ""
         most = trained.steps > 0 and 2 * trained.over_depth > trained.steps
         sentence = (
             f"The compression measure R_c^var {'falls' if most else 'does not fall over most layers: it falls'} in "
             f"{trained.over_depth} of {trained.steps} steps from one layer to the next, and in {trained.within} of "
-            f"{trained.layers} layers from in front of the attention to behind it ({split} samples)."
+            f"{trained.layers} layers from in front of the attention to behind it{samples}."
         )
         curve = self.curve("trained", split, "attention")
         rising = (curve.mean().diff() >= 0).tolist()
@@ -270,7 +271,7 @@ def coding_rate_by_layer(
         model: A model of TSSA blocks, of this package, from timm or from transformers.
         batches: Samples; see `tost.analysis.records.Batch`. Every sample counts once, whatever the batch size.
         layers: Which layers; None for all.
-        split: What to call the samples.
+        split: What to call the samples; empty for samples that need no name.
         source: What to call the model.
         eps: Coding precision of R and R_c; None for ``sqrt(C)``.
         places: Where in a block; ``"attention"`` is the paper's.

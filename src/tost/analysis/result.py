@@ -105,6 +105,11 @@ def plain(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
+def rounded(values: Tensor, digits: int = 4) -> Any:
+    """Return a tensor as lists of numbers with a few digits after the point."""
+    return plain(values.double().round(decimals=digits))
+
+
 def entropy(pi: Tensor, dim: int = -1) -> Tensor:
     """Return the entropy of distributions as a share of the largest possible: 0 for one-hot, 1 for uniform.
 

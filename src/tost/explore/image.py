@@ -13,7 +13,7 @@ from torch import Tensor
 
 from tost.analysis import class_attention_maps, membership_maps, unsupported_reason
 from tost.analysis.records import at_rest
-from tost.analysis.result import plain
+from tost.analysis.result import plain, rounded
 from tost.data.images.decode import read_image
 from tost.data.images.transform import evaluation_transform, scale_and_shift
 from tost.errors import ConfigError
@@ -27,7 +27,6 @@ MAX_PIXELS = 24_000_000
 MAX_PATCHES = 4096
 """Patches that a model is shown."""
 BEST = 5
-_DIGITS = 4
 
 
 def read(source: ExploredModel, data: bytes, side: int | None) -> Tensor:
@@ -86,10 +85,10 @@ def look(source: ExploredModel, inputs: Tensor) -> dict[str, Any]:
         }
         if source.has_groups():
             maps = membership_maps(model, [inputs])
-            result |= {"maps": _rounded(maps.maps[0]), "entropy": _rounded(maps.entropy)}
+            result |= {"maps": rounded(maps.maps[0]), "entropy": rounded(maps.entropy)}
         if unsupported_reason(model, "class-attention") is None:
             attention = class_attention_maps(model, [inputs], layers=[-1])
-            result |= {"class_attention": _rounded(attention.maps[0, 0], 6)}
+            result |= {"class_attention": rounded(attention.maps[0, 0], 6)}
     return result
 
 
@@ -100,7 +99,3 @@ def _data_url(source: ExploredModel, inputs: Tensor) -> str:
     file = io.BytesIO()
     Image.fromarray(pixels.permute(1, 2, 0).contiguous().numpy()).save(file, format="PNG")
     return f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}"
-
-
-def _rounded(values: Tensor, digits: int = _DIGITS) -> Any:
-    return plain(values.double().mul(10**digits).round().div(10**digits))

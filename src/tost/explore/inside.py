@@ -1,4 +1,4 @@
-"""What the page shows of the layers: coding rates against an untrained control, coherence, gains, use of the heads."""
+"""What the page shows of the layers: rates against an untrained control, coherence, gains, moments, use of heads."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from torch import Tensor
 
 from tost.analysis import coding_rate_by_layer, gains_by_layer, head_usage, subspace_coherence
 from tost.analysis.rates import Measure
-from tost.analysis.result import plain
+from tost.analysis.result import plain, rounded
 from tost.errors import ConfigError
 from tost.explore.models import ExploredModel
 
@@ -30,8 +30,10 @@ def look(source: ExploredModel, inputs: Tensor) -> dict[str, Any]:
         if not source.has_groups():
             raise ConfigError(f"{source.name} has no TSSA layers, so that there are no groups to measure; see Compare.")
         batches = [inputs]
-        rates = coding_rate_by_layer(model, batches, places=("input", "attention"))
-        rates += coding_rate_by_layer(source.control, batches, source="control", places=("input", "attention"))
+        rates = coding_rate_by_layer(model, batches, split="", places=("input", "attention"))
+        rates += coding_rate_by_layer(
+            source.control, batches, split="", source="control", places=("input", "attention")
+        )
         coherence, gains, heads = subspace_coherence(model), gains_by_layer(model, batches), head_usage(model, batches)
     curves = [
         {
@@ -46,6 +48,7 @@ def look(source: ExploredModel, inputs: Tensor) -> dict[str, Any]:
         "verdict": rates.verdict(),
         "coherence": {"blocks": plain(coherence.blocks), "random": coherence.random, "mutual": plain(coherence.mutual)},
         "gains": plain(gains.mean),
+        "blocks": rounded(gains.correlations()) if gains.moments.shape[-1] > 1 else None,
         "usage": plain(heads.usage),
         "rank": plain(heads.rank),
         "temperature": plain(heads.temperature),

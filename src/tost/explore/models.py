@@ -34,6 +34,7 @@ class ExploredModel:
 
     Attributes:
         name: What the page calls it.
+        given: What it was opened by, as `open_models` takes it.
         source: The folder that it was read from.
         saved: Its weights and options.
         kind: Whether it reads text or images.
@@ -42,6 +43,7 @@ class ExploredModel:
     """
 
     name: str
+    given: str
     source: Path
     saved: SavedModel
     kind: Kind
@@ -87,15 +89,28 @@ class ExploredModel:
         """Return the images that come with the model."""
         return [] if self.pretrained is None else sorted((self.pretrained.folder / "samples").glob("*.png"))
 
+    def sample(self, name: str | None) -> Path:
+        """Return an image that comes with the model, by the name of its file.
+
+        Raises:
+            ConfigError: There is none of that name.
+        """
+        for path in self.samples():
+            if path.stem == name:
+                return path
+        raise ConfigError("there is no such sample.")
+
     def describe(self) -> dict[str, Any]:
         """Return what the page has to know before the model is used."""
         options = self.saved.options
         keys = ("embed_dim", "depth", "num_heads", "mixer", "position", "patch_size", "image_size")
         return {
             "name": self.name,
+            "source": self.given,
             "kind": self.kind,
             "model": self.saved.name,
             "parameters": sum(tensor.numel() for tensor in self.saved.tensors.values()),
+            "groups": options.get("mixer") == "tssa",
             "options": {key: options[key] for key in keys if key in options},
             "samples": [path.stem for path in self.samples()],
             "pretrained": self.pretrained is not None,
@@ -150,7 +165,7 @@ def _open(source: str) -> ExploredModel:
             "these two. `tost analyze` looks at any model."
         )
     name = source if pretrained is not None else _short_name(path)
-    return ExploredModel(name, checkpoint, saved, kind, pretrained)
+    return ExploredModel(name, source, checkpoint, saved, kind, pretrained)
 
 
 def _short_name(path: Path) -> str:

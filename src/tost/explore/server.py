@@ -78,10 +78,7 @@ class Explorer:
     async def show_sample(self, request: Request) -> Response:
         """An image that comes with a model, by the name of its file."""
         source = self._model(request.query_params.get("model"))
-        for path in source.samples():
-            if path.stem == request.query_params.get("name"):
-                return FileResponse(path, media_type="image/png")
-        raise BadRequestError("there is no such sample.")
+        return FileResponse(source.sample(request.query_params.get("name")), media_type="image/png")
 
     async def look_at_text(self, request: Request) -> Response:
         """Groups and surprise of a text."""

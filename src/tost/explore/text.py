@@ -16,7 +16,7 @@ from torch import Tensor
 from tost.analysis import attention_layers, capture, state_memory, surprise, text_memberships
 from tost.analysis.gains import moments
 from tost.analysis.records import at_rest
-from tost.analysis.result import plain
+from tost.analysis.result import plain, rounded
 from tost.errors import ConfigError
 from tost.explore.models import ExploredModel
 from tost.generation import (
@@ -37,7 +37,6 @@ MAX_SECONDS = 120.0
 """Time that one go may take."""
 SESSIONS = 8
 """Generated texts that can be gone on with; the oldest is forgotten first."""
-_DIGITS = 4
 
 
 @dataclass
@@ -129,24 +128,25 @@ def bounded(source: ExploredModel, ids: list[int]) -> Tensor:
     return torch.tensor([ids])
 
 
-def strings(source: ExploredModel, ids: list[int]) -> list[str]:
+def strings(source: ExploredModel, ids: Tensor) -> list[str]:
     """Return how to write each token; bytes that are no text by themselves in hexadecimal."""
+    numbers = ids.flatten().tolist()
     if source.tokenizer.vocab_size == ByteTokenizer.vocab_size:
-        return [chr(number) if number < 128 else f"\\x{number:02x}" for number in ids]
-    return [source.tokenizer.decode([number]) for number in ids]
+        return [chr(number) if number < 128 else f"\\x{number:02x}" for number in numbers]
+    return [source.tokenizer.decode([number]) for number in numbers]
 
 
 def look(source: ExploredModel, ids: Tensor) -> dict[str, Any]:
     """Return the groups and the surprise of every token: what colours a text."""
-    written = strings(source, ids[0].tolist())
+    written = strings(source, ids)
     with source.lock:
         found = surprise(source.model, ids, written)
         groups = text_memberships(source.model, ids, written) if source.has_groups() else None
-    result: dict[str, Any] = {"tokens": written, "bits": _rounded(found.bits), "layers": 0, "heads": 0}
+    result: dict[str, Any] = {"tokens": written, "bits": rounded(found.bits), "layers": 0, "heads": 0}
     result |= {"text": source.tokenizer.decode(ids[0].tolist()), "mean_bits": found.summary()["bits per token"]}
     if groups is not None:
         layers, _, heads = groups.pi.shape
-        result |= {"layers": layers, "heads": heads, "pi": _rounded(groups.pi), "entropy": _rounded(groups.entropy)}
+        result |= {"layers": layers, "heads": heads, "pi": rounded(groups.pi), "entropy": rounded(groups.entropy)}
     return result
 
 
@@ -159,7 +159,7 @@ def look_at_token(source: ExploredModel, ids: Tensor, position: int) -> dict[str
     if not 0 <= position < ids.shape[1]:
         raise ConfigError(f"there is no token {position}; the text has {ids.shape[1]}.")
     ids = ids[:, : position + 1]
-    written = strings(source, ids[0].tolist())
+    written = strings(source, ids)
     gains, pi = [], []
     with source.lock:
         found = surprise(source.model, ids, written)
@@ -170,9 +170,9 @@ def look_at_token(source: ExploredModel, ids: Tensor, position: int) -> dict[str
                     membership = record.membership()
                     gains.append(1 / (1 + moments(record.layer, record.stream("tokens"), membership)[0, -1]))
                     pi.append(membership[0, -1])
-    expected = strings(source, found.expected[-1].tolist())
-    follows = [{"token": token, "p": p} for token, p in zip(expected, _rounded(found.probability[-1]), strict=True)]
-    return {"pi": [_rounded(x) for x in pi], "gains": [_rounded(x) for x in gains], "follows": follows}
+    expected = strings(source, found.expected[-1])
+    follows = [{"token": token, "p": p} for token, p in zip(expected, rounded(found.probability[-1]), strict=True)]
+    return {"pi": [rounded(x) for x in pi], "gains": [rounded(x) for x in gains], "follows": follows}
 
 
 def memory(source: ExploredModel, ids: Tensor) -> dict[str, Any]:
@@ -188,8 +188,8 @@ def memory(source: ExploredModel, ids: Tensor) -> dict[str, Any]:
         "cache_bytes": cache,
         "state_bytes": state_bytes(state),
         "recent": list(found.recent),
-        "mass": _rounded(found.mass),
-        "half_life": _rounded(found.half_life),
+        "mass": rounded(found.mass),
+        "half_life": rounded(found.half_life),
         "forgetting": plain(found.decay_half_life),
     }
 
@@ -232,11 +232,11 @@ def continue_text(session: Session, sampling: Sampling, count: int, seed: int | 
             ended = "room"
             break
         with source.lock:
-            token = int(next(stream)[0])
-        session.ids.append(token)
+            token = next(stream)
+        session.ids.append(int(token))
         session.states[len(session.ids)] = stream.continuation
         taken += 1
-        yield {"id": token, "token": strings(source, [token])[0]}
+        yield {"id": int(token), "token": strings(source, token)[0]}
     seconds = max(perf_counter() - begun, 1e-9)
     yield {
         "ended": ended,
@@ -246,10 +246,6 @@ def continue_text(session: Session, sampling: Sampling, count: int, seed: int | 
         "cache_bytes": softmax_bytes(source, len(session.ids)),
         "resumed": saved is not None,
     }
-
-
-def _rounded(values: Tensor) -> Any:
-    return plain(values.double().mul(10**_DIGITS).round().div(10**_DIGITS))
 
 
 def describe(source: ExploredModel) -> dict[str, Any]:

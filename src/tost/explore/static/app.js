@@ -1,7 +1,8 @@
 // The page: tabs, theme, the address that restores a view, and what the views share.
 
-import { get } from "./api.js";
-import { el, save } from "./dom.js";
+import { get, sample } from "./api.js";
+import { el } from "./dom.js";
+import { save } from "./draw.js";
 import { TextView } from "./text.js";
 import { ImageView } from "./image.js";
 import { InsideView } from "./inside.js";
@@ -19,6 +20,8 @@ const shared = {
   picture: null, // a file, and the name of the sample that it is
 
   of(kind) { return this.models.filter((model) => model.kind === kind); },
+  /** Name of the first model of a kind whose layers form groups, or of the first at all. */
+  withGroups(kind) { return (this.of(kind).find((model) => model.groups) ?? this.of(kind)[0])?.name; },
   model(name) { return this.models.find((model) => model.name === name); },
   say(text, isError = false) {
     message.textContent = text;
@@ -40,6 +43,29 @@ const shared = {
       .filter(([key, value]) => value !== "" && value != null && !(key === "text" && value.length > LONGEST_LINK));
     history.replaceState(null, "", `#${new URLSearchParams(kept)}`);
   },
+  /** The picture that was dropped, or a sample of a model. */
+  async pictureFor(model) {
+    if (!this.picture) {
+      const { samples } = model;
+      const name = samples.includes(this.settings.sample) ? this.settings.sample : samples[samples.length >> 1];
+      if (name === undefined) throw new Error("drop a picture in the view Image first.");
+      this.picture = { file: await sample(model.name, name), sample: name };
+    }
+    return this.picture;
+  },
+  /** Lines of Python that open models; `last` writes the third from what gives this input to a variable's model. */
+  python(models, last) {
+    const isText = models[0].kind === "text";
+    const file = this.picture?.sample ? null : `open(${JSON.stringify(this.picture?.file.name ?? "picture.png")}, "rb").read()`;
+    const inputs = (source) => (isText ? `text.encode(${source}, ${JSON.stringify(this.text)})` :
+      `image.read(${source}, ${file ?? `${source}.sample(${JSON.stringify(this.picture.sample)}).read_bytes()`}, ${this.settings.side || "None"})`);
+    const opened = `open_models(${JSON.stringify(models.map(({ source }) => source))}).values()`;
+    return [
+      `import tost.analysis as look; from tost.explore import image, open_models, text`,
+      models.length > 1 ? `models = ${opened}` : `source, = ${opened}; inputs = ${inputs("source")}`,
+      last(inputs),
+    ].join("\n");
+  },
   /** Buttons for the link, the picture and the lines of Python of a view. */
   tools(name, draw, python) {
     const code = el("code");
@@ -56,10 +82,10 @@ const shared = {
       if (!drawing) throw new Error("there is nothing to save yet.");
       await save(drawing, `tost-${name}`, kind);
     });
-    return el("div", {}, el("div", { class: "tools" },
+    return el("div", { class: "tools" },
       el("button", { type: "button", onclick: () => this.attempt(link) }, "Copy link"),
       el("button", { type: "button", onclick: () => picture("svg") }, "Save SVG"),
-      el("button", { type: "button", onclick: () => picture("png") }, "Save PNG")), lines);
+      el("button", { type: "button", onclick: () => picture("png") }, "Save PNG"), lines);
   },
 };
 

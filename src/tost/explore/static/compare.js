@@ -1,8 +1,12 @@
 // Two models on the same input, side by side.
 
 import { post, postImage } from "./api.js";
-import { bars, colour, el, labelled, lineChart, options, size, stack, svg } from "./dom.js";
+import { bars, Choice, el, intro, labelled, options, panel, scale, size, tiles } from "./dom.js";
+import { lineChart, stack } from "./draw.js";
+import { overlay } from "./image.js";
 import { drawTokens, TokenList } from "./tokens.js";
+
+const SIDE = 320;
 
 /** Mean of the numbers up to each one. */
 function runningMean(values) {
@@ -21,23 +25,25 @@ export class CompareView {
   build() {
     const { shared } = this;
     const names = shared.models.map(({ name }) => [name, name]);
-    const texts = shared.of("text").map(({ name }) => name);
-    this.selects = ["a", "b"].map((key, i) => {
+    const first = shared.withGroups("text") ?? shared.withGroups("image");
+    const second = shared.of(shared.model(first)?.kind).find(({ name }) => name !== first)?.name ?? first;
+    this.selects = [["a", first], ["b", second]].map(([key, usual]) => {
       const select = el("select", { onchange: () => this.update() });
-      options(select, names, shared.settings[key] ?? texts[Math.min(texts.length - 1, i)]);
+      options(select, names, shared.settings[key] ?? usual);
       return select;
     });
-    this.by = el("select", { onchange: () => this.draw() });
-    options(this.by, [["surprise", "surprise (bits)"], ["group", "group, first layer"], ["group-last", "group, last layer"]], shared.settings.compare_by);
+    this.by = new Choice("compare-by", "Colour by", () => this.draw());
+    this.by.offer([["surprise", "surprise"], ["group", "groups, first layer"], ["group-last", "groups, last layer"]], shared.settings.compare_by);
     this.input = el("textarea", { id: "compare-input", spellcheck: "false", maxlength: 20000,
       oninput: () => { shared.text = this.input.value; this.update(); } });
-    this.field = el("div", {}, el("label", { for: "compare-input", class: "quiet" }, "Text"), this.input);
+    this.field = panel("", el("label", { for: "compare-input" }, el("h3", {}, "Your text")), this.input,
+      el("div", { class: "row" }, this.by.root, scale("expected, 0 bits", "surprising, 8 bits", "bits")));
     this.columns = el("div", { class: "halves" });
     this.chart = el("div", {});
     this.root.append(
-      el("div", { class: "controls" }, labelled("Left", this.selects[0]), labelled("Right", this.selects[1]), labelled("Colour by", this.by)),
-      this.field, this.columns, this.chart,
-      shared.tools("compare", () => this.drawing(), () => this.python()));
+      intro("Two models, one input", "Both models read the same input. Where a token is dark, it cost that model many bits; the lower curve is the model that understands the input better.",
+        labelled("Left", this.selects[0]), labelled("Right", this.selects[1])),
+      this.field, this.columns, this.chart, panel("", shared.tools("compare", () => this.drawing(), () => this.python())));
   }
 
   show() { this.input.value = this.shared.text; return this.update(); }
@@ -70,21 +76,18 @@ export class CompareView {
   }
 
   async readImage(model) {
-    if (!this.shared.picture) throw new Error("choose a picture in the view Image first.");
-    return { model, found: await postImage("image", { model: model.name }, this.shared.picture.file) };
+    return { model, found: await postImage("image", { model: model.name }, (await this.shared.pictureFor(model)).file) };
   }
 
   draw() {
     const { sides } = this;
     this.shared.choose({ compare_by: this.by.value });
-    this.columns.replaceChildren(...sides.map((side) => el("div", { class: "panel" }, el("h2", {}, side.model.name),
-      el("p", { class: "quiet" }, `${side.model.description || side.model.model}; ${(side.model.parameters / 1e6).toFixed(2)}M parameters`),
+    this.columns.replaceChildren(...sides.map((side) => panel(side.model.name, el("p", { class: "quiet" }, side.model.description || side.model.model),
       side.found.tokens ? this.text(side) : this.image(side))));
     const [first] = sides;
-    this.chart.replaceChildren(...(first?.found.tokens ? [lineChart({
-      title: "Bits per token up to here", x: "token", y: "bits", width: 760, height: 260,
-      lines: sides.map((side, i) => ({ name: side.model.name, values: runningMean(side.found.bits), dash: i ? "6 3" : null })),
-    })] : []));
+    const title = "Bits per token up to here";
+    this.chart.replaceChildren(...(first?.found.tokens ? [panel(title, lineChart({ title, x: "token", y: "bits", width: 1000, height: 300,
+      lines: sides.map((side, i) => ({ name: side.model.name, values: runningMean(side.found.bits), dash: i ? "6 3" : null })) }))] : []));
   }
 
   choice(found) {
@@ -95,20 +98,17 @@ export class CompareView {
   text({ found, memory, model }) {
     const list = new TokenList(`Tokens of ${model.name}`, () => {});
     list.show(found, this.choice(found));
-    return el("div", {},
-      el("p", {}, `${found.mean_bits?.toFixed(3) ?? "–"} bits per token; keeps ${size(memory.state_bytes)} after ${found.tokens.length} tokens`), list.root);
+    const words = found.pi || this.by.value === "surprise" ? null : el("p", { class: "quiet" }, "Softmax attention has no groups; the colour is surprise.");
+    return el("div", { class: "stack" }, tiles({ "bits per token": found.mean_bits?.toFixed(3) ?? "–", [`kept after ${found.tokens.length} tokens`]: size(memory.state_bytes),
+      parameters: `${(model.parameters / 1e6).toFixed(2)} M` }), list.root, words);
   }
 
-  image({ found }) {
-    const picture = svg("svg", { viewBox: `0 0 ${found.width} ${found.height}`, role: "img", "aria-label": "the picture as the model sees it, with its groups", class: "map" });
-    picture.append(svg("image", { href: found.picture, width: found.width, height: found.height, "image-rendering": "pixelated" }));
-    const maps = found.maps?.at(-1) ?? found.class_attention;
-    maps?.[0].forEach((row, r) => row.forEach((_, c) => {
-      const shares = maps.map((map) => map[r][c]);
-      const [wide, high] = [found.width / row.length, found.height / maps[0].length];
-      picture.append(svg("rect", { x: c * wide, y: r * high, width: wide, height: high, opacity: 0.6, fill: colour(shares.indexOf(Math.max(...shares))) }));
-    }));
-    return el("div", {}, picture, bars(found.top.map(({ label, p }) => ({ label, value: p }))));
+  image({ found, model }) {
+    const by = found.maps ? "group" : found.class_attention ? "class0" : "none";
+    return el("div", { class: "stack" }, tiles({ "likeliest class": found.top[0].label, "its probability": `${(100 * found.top[0].p).toFixed(0)} %`, parameters: `${(model.parameters / 1e6).toFixed(2)} M` }),
+      el("div", { class: "map" }, overlay(found, by, (found.maps?.length ?? 1) - 1, SIDE, `the picture as ${model.name} sees it`)),
+      el("p", { class: "quiet" }, { group: "Groups in the last layer.", class0: "Where the class token looks.", none: "" }[by]),
+      bars(found.top.map(({ label, p }) => ({ label, value: p }))));
   }
 
   drawing() {
@@ -118,11 +118,8 @@ export class CompareView {
   }
 
   python() {
-    const [a, b] = this.chosen().map((model) => `tost.load_${model.pretrained ? "pretrained" : "model"}(${JSON.stringify(model.name)})`);
-    return [
-      "import torch, tost, tost.analysis",
-      `text = ${JSON.stringify(this.shared.text)}`,
-      `[tost.analysis.surprise(model, torch.tensor(list(text.encode())), text).summary() for model in (${a}, ${b})]`,
-    ].join("\n");
+    return this.shared.python(this.chosen(), (inputs) => (this.chosen()[0].kind === "text" ?
+      `[look.surprise(m.model, ids := ${inputs("m")}, text.strings(m, ids)).summary() for m in models]` :
+      `[m.model(${inputs("m")}).softmax(-1).topk(5) for m in models]`));
   }
 }

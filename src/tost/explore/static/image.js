@@ -1,9 +1,36 @@
 // Drop a picture or take a sample: membership maps, class attention, the likeliest classes.
 
-import { postImage } from "./api.js";
-import { bars, colour, el, labelled, options, shade, stack, svg } from "./dom.js";
+import { postImage, sample } from "./api.js";
+import { bars, Choice, colour, el, intro, labelled, options, panel, scale, shade, svg } from "./dom.js";
+import { stack } from "./draw.js";
 
 const SIDE = 320; // of the large map, in units of the drawing
+const SMALL = 96;
+
+/** The picture with a map over it: groups by colour, or one map from dark blue to yellow; `by` as in the view. */
+export function overlay(found, by, layer, side, label) {
+  const scaled = side / Math.max(found.width, found.height);
+  const [width, height] = [found.width * scaled, found.height * scaled];
+  const whole = svg("svg", { viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": label });
+  whole.append(svg("image", { href: found.picture, width, height, preserveAspectRatio: "none", "image-rendering": "pixelated" }));
+  if (by === "none") return whole;
+  const isClass = by.startsWith("class");
+  const maps = isClass ? [found.class_attention[Number(by.slice(5))]] : found.maps[layer];
+  const one = isClass ? maps[0] : maps[Number(by)]; // none for the groups
+  const [rows, columns] = [maps[0].length, maps[0][0].length];
+  const shares = (r, c) => maps.map((map) => map[r][c]);
+  const even = 1 / maps.length;
+  const all = maps[0].map((row, r) => row.map((_, c) => Math.max(...shares(r, c)))).flat();
+  const most = Math.max(...(one ? one.flat() : all.map((share) => share - even)), 1e-9);
+  for (let r = 0; r < rows; r++) for (let c = 0; c < columns; c++) {
+    const at = shares(r, c);
+    const head = at.indexOf(Math.max(...at));
+    const paint = one ? { fill: shade(one[r][c] / most), opacity: 0.72 } :
+      { fill: colour(head), opacity: by === "group" ? 0.65 : (0.08 + (0.77 * (at[head] - even)) / most).toFixed(3) };
+    whole.append(svg("rect", { x: (c * width) / columns, y: (r * height) / rows, width: width / columns, height: height / rows, "data-i": r * columns + c, ...paint }));
+  }
+  return whole;
+}
 
 export class ImageView {
   constructor(shared, root) { Object.assign(this, { shared, root, found: null, patch: 0, asked: 0 }); }
@@ -12,11 +39,11 @@ export class ImageView {
     const { shared } = this;
     this.model = el("select", { onchange: () => { this.fillSamples(); this.update(); } });
     this.side = el("select", { onchange: () => this.update() });
-    this.layer = el("select", { onchange: () => this.draw() });
-    this.by = el("select", { onchange: () => this.draw() });
+    this.layer = new Choice("image-layer", "Layer", () => this.draw());
+    this.by = new Choice("image-by", "Show", () => this.draw());
     this.file = el("input", { type: "file", accept: "image/*", onchange: () => this.take(this.file.files[0], "") });
-    this.samples = el("div", { class: "samples" });
-    const zone = el("div", { class: "drop", id: "drop" }, el("label", {}, "Drop a picture here, or choose one: ", this.file), this.samples);
+    this.samples = el("div", { class: "samples", role: "group", "aria-label": "Samples" });
+    const zone = el("div", { class: "drop", id: "drop" }, el("label", {}, "Drop a picture here, or choose one", this.file), this.samples);
     for (const [name, over] of [["dragover", true], ["dragleave", false], ["drop", false]])
       zone.addEventListener(name, (event) => {
         event.preventDefault();
@@ -24,18 +51,22 @@ export class ImageView {
         if (name === "drop" && event.dataTransfer.files[0]) this.take(event.dataTransfer.files[0], "");
       });
     this.map = el("div", { class: "map", id: "map" });
+    this.caption = el("div", {});
     this.small = el("div", { class: "small" });
     this.top = el("div", { id: "top" });
-    this.detail = el("div", { id: "patch", "aria-live": "polite" });
+    this.detail = el("div", { id: "patch", class: "panel", "aria-live": "polite" });
+    this.watch = this.layer.player("▶ Watch the groups form");
     this.root.append(
-      el("div", { class: "controls" }, labelled("Model", this.model), labelled("Longer side", this.side), labelled("Layer", this.layer), labelled("Show", this.by)),
-      zone,
+      intro("Which parts of a picture belong together?",
+        "The model cuts the picture into patches and sorts them into groups, one for each head. A patch has the colour of the group that has most of it; a map of one head is bright where that head has most.",
+        labelled("Model", this.model), labelled("Longer side", this.side)),
       el("div", { class: "columns" },
-        el("div", {}, this.map, this.small, shared.tools("image", () => this.found && this.drawing(), () => this.python())),
-        el("div", {},
-          el("div", { class: "panel" }, el("h2", {}, "What it is"), this.top),
-          el("div", { class: "panel" }, el("h2", {}, "This patch"), this.detail))));
-    options(this.model, shared.of("image").map(({ name }) => [name, name]), shared.settings.image_model);
+        el("div", {}, panel("", zone),
+          panel("", el("div", { class: "row" }, this.layer.root, this.watch), this.by.root,
+            el("div", { class: "maps" }, el("div", {}, this.map, this.caption), this.small),
+            shared.tools("image", () => this.found && this.drawing(), () => this.python()))),
+        el("div", {}, panel("What the model takes it for", this.top), this.detail)));
+    options(this.model, shared.of("image").map(({ name }) => [name, name]), shared.settings.image_model ?? shared.withGroups("image"));
     options(this.side, [["", "as trained"], ...["32", "48", "64", "96", "128"].map((n) => [n, `${n} pixels`])], shared.settings.side ?? "");
     this.fillSamples();
   }
@@ -43,50 +74,46 @@ export class ImageView {
   fillSamples() {
     const model = this.shared.model(this.model.value);
     this.samples.replaceChildren(...(model?.samples ?? []).map((name) => {
-      const address = `api/sample?${new URLSearchParams({ model: model.name, name })}`;
-      return el("button", { type: "button", "aria-label": `sample ${name}`, onclick: () => this.sample(name) }, el("img", { src: address, alt: "" }));
+      const picture = el("img", { alt: "" });
+      sample(model.name, name).then((file) => { picture.src = URL.createObjectURL(file); });
+      return el("button", { type: "button", "aria-label": `sample ${name}`, "aria-pressed": "false", onclick: () => this.sample(name) }, picture);
     }));
   }
 
   async show() {
     const model = this.shared.model(this.model.value);
     if (!model) return this.shared.say("There is no image classifier here; name one after `tost explore`.");
-    if (this.shared.picture) return this.update();
-    const wanted = this.shared.settings.sample;
-    const name = model.samples.includes(wanted) ? wanted : model.samples[model.samples.length >> 1];
-    return name === undefined ? this.shared.say("Drop a picture.") : this.sample(name);
+    await this.shared.attempt(() => this.shared.pictureFor(model));
+    return this.update();
   }
 
-  async sample(name) {
-    await this.shared.attempt(async () => {
-      const response = await fetch(`api/sample?${new URLSearchParams({ model: this.model.value, name })}`);
-      await this.take(await response.blob(), name);
-    });
-  }
+  sample(name) { return this.shared.attempt(async () => this.take(await sample(this.model.value, name), name)); }
 
-  async take(file, sample) {
+  async take(file, name) {
     if (!file) return;
-    this.shared.picture = { file, sample };
+    this.shared.picture = { file, sample: name };
     await this.update();
   }
 
-  query() { return { model: this.model.value, ...(this.side.value ? { side: this.side.value } : {}) }; }
-
   async update() {
-    if (!this.shared.picture) return;
+    const { picture, settings } = this.shared;
+    if (!picture) return;
     const ask = ++this.asked;
-    const found = await this.shared.attempt(() => postImage("image", this.query(), this.shared.picture.file));
+    const query = { model: this.model.value, ...(this.side.value ? { side: this.side.value } : {}) };
+    const found = await this.shared.attempt(() => postImage("image", query, picture.file));
     if (!found || ask !== this.asked) return;
     this.found = found;
-    const { settings } = this.shared;
-    const heads = found.maps?.[0].length ?? 0;
-    options(this.layer, (found.maps ?? [0]).map((_, i) => [String(i), `layer ${i}`]), this.layer.value || settings.image_layer);
-    options(this.by, [
-      ...(heads ? [["group", "groups (hard)"], ...Array.from({ length: heads }, (_, i) => [String(i), `head ${i} (soft)`])] : []),
-      ...(found.class_attention ?? []).map((_, i) => [`class${i}`, `class attention, head ${i}`]), ["none", "the picture"],
+    const heads = Array.from(found.maps?.[0] ?? [], (_, i) => [String(i), `head ${i}`, colour(i)]);
+    this.layer.root.hidden = this.watch.hidden = !heads.length;
+    this.layer.offer((found.maps ?? []).map((_, i) => [String(i), String(i)]), this.layer.value || settings.image_layer);
+    this.by.offer([
+      ...(heads.length ? [["group", "groups, hard"], ["soft", "groups, soft"], ...heads] : []),
+      ...(found.class_attention ?? []).map((_, i) => [`class${i}`, `class token ${i}`]), ["none", "picture"],
     ], this.by.value || settings.image_by);
     this.shared.say(`${found.width} x ${found.height} pixels: ${found.top[0].label}, ${(100 * found.top[0].p).toFixed(0)} %`);
     this.top.replaceChildren(bars(found.top.map(({ label, p }) => ({ label, value: p }))));
+    for (const button of this.samples.children)
+      button.setAttribute("aria-pressed", button.getAttribute("aria-label") === `sample ${picture.sample}`);
     this.draw();
   }
 
@@ -94,13 +121,15 @@ export class ImageView {
     if (!this.found) return;
     const by = this.by.value;
     const layer = Number(this.layer.value || 0);
-    const large = this.overlay(by, layer, SIDE, this.describe(by, layer));
+    const large = overlay(this.found, by, layer, SIDE, this.describe(by, layer));
     large.setAttribute("tabindex", "0");
     large.addEventListener("keydown", (event) => this.key(event));
     large.addEventListener("mousemove", (event) => { if (event.target.dataset.i) this.pick(Number(event.target.dataset.i)); });
     this.map.replaceChildren(large);
-    this.small.replaceChildren(...(this.found.maps?.[layer] ?? []).map((_, head) => el("figure", {},
-      this.overlay(String(head), layer, 96, `head ${head} of layer ${layer}`), el("figcaption", {}, el("span", { class: "swatch", "--c": colour(head) }), `head ${head}`))));
+    const words = { group: "Colour: the head that has most of the patch.", soft: "Colour: the head that has most. Strength: by how much.", none: "What the model sees." }[by];
+    this.caption.replaceChildren(words ? el("p", { class: "quiet" }, words) : scale("none", by.startsWith("class") ? "most attention" : "most membership"));
+    this.small.replaceChildren(...(this.found.maps?.[layer] ?? []).map((_, head) => el("button", { type: "button", onclick: () => { this.by.value = String(head); this.draw(); } },
+      overlay(this.found, String(head), layer, SMALL, `head ${head} of layer ${layer}`), el("span", {}, el("i", { class: "swatch", "--c": colour(head) }), `head ${head}`))));
     this.pick(Math.min(this.patch, this.cells().length - 1));
     this.shared.choose({ image_model: this.model.value, image_layer: this.layer.value, image_by: by, side: this.side.value, sample: this.shared.picture.sample });
   }
@@ -108,32 +137,11 @@ export class ImageView {
   describe(by, layer) {
     if (by === "none") return "the picture as the model sees it";
     if (by.startsWith("class")) return `where the class token looks, head ${by.slice(5)}`;
-    return by === "group" ? `groups of the patches in layer ${layer}` : `head ${by} of layer ${layer}`;
+    return by === "group" || by === "soft" ? `groups of the patches in layer ${layer}` : `head ${by} of layer ${layer}`;
   }
 
   grid() { return this.found.maps?.[0][0] ?? this.found.class_attention?.[0] ?? [[0]]; }
   cells() { return this.grid().flat(); }
-
-  /** The picture with a map over it: colours of groups, or one head from dark blue to yellow. */
-  overlay(by, layer, side, label) {
-    const { found } = this;
-    const [rows, columns] = [this.grid().length, this.grid()[0].length];
-    const scale = side / Math.max(found.width, found.height);
-    const [width, height] = [found.width * scale, found.height * scale];
-    const whole = svg("svg", { viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": label });
-    whole.append(svg("image", { href: found.picture, width, height, preserveAspectRatio: "none", "image-rendering": "pixelated" }));
-    if (by === "none") return whole;
-    const maps = by.startsWith("class") ? [found.class_attention[Number(by.slice(5))]] : found.maps[layer];
-    const one = by === "group" ? null : by.startsWith("class") ? maps[0] : maps[Number(by)];
-    const most = one && Math.max(...one.flat(), 1e-9);
-    for (let r = 0; r < rows; r++) for (let c = 0; c < columns; c++) {
-      const shares = maps.map((map) => map[r][c]);
-      const head = shares.indexOf(Math.max(...shares));
-      whole.append(svg("rect", { x: (c * width) / columns, y: (r * height) / rows, width: width / columns, height: height / rows,
-        fill: one ? shade(one[r][c] / most) : colour(head), opacity: one ? 0.7 : 0.65, "data-i": r * columns + c }));
-    }
-    return whole;
-  }
 
   key(event) {
     const columns = this.grid()[0].length;
@@ -144,24 +152,24 @@ export class ImageView {
   }
 
   pick(i) {
+    this.map.querySelector(".picked")?.classList.remove("picked");
+    this.map.querySelector(`[data-i="${i}"]`)?.classList.add("picked");
     this.patch = i;
     const columns = this.grid()[0].length;
     const [r, c] = [Math.floor(i / columns), i % columns];
     const maps = this.found.maps?.[Number(this.layer.value || 0)] ?? [];
-    const looks = this.found.class_attention?.map((map) => map[r][c]) ?? [];
-    this.detail.replaceChildren(el("p", {}, `row ${r}, column ${c}`),
-      bars(maps.map((map, head) => ({ label: `head ${head}`, value: map[r][c], tint: colour(head), text: map[r][c].toFixed(3) }))),
-      looks.length ? el("p", { class: "quiet" }, `weight of the class token: ${looks.map((value) => value.toFixed(3)).join(", ")}`) : null);
+    const looks = this.found.class_attention ?? [];
+    this.detail.replaceChildren(el("h3", {}, `Patch in row ${r}, column ${c}`),
+      ...(maps.length ? [el("h4", {}, `Membership, layer ${this.layer.value}`),
+        bars(maps.map((map, head) => ({ label: `head ${head}`, value: map[r][c], tint: colour(head), text: map[r][c].toFixed(3) })))] : []),
+      ...(looks.length ? [el("h4", {}, "Attention of the class token"),
+        bars(looks.map((map, head) => ({ label: `head ${head}`, value: map[r][c], text: map[r][c].toFixed(3) })))] : []));
   }
 
   drawing() { return stack([this.map.firstChild, ...this.small.querySelectorAll("svg")]); }
 
   python() {
-    const loader = this.shared.model(this.model.value)?.pretrained ? "pretrained" : "model";
-    return [
-      "import tost, tost.analysis",
-      `model = tost.load_${loader}(${JSON.stringify(this.model.value)})  # images: normalized, [B, 3, ${this.found?.height ?? "height"}, ${this.found?.width ?? "width"}]`,
-      `tost.analysis.membership_maps(model, [images], layers=[${this.layer.value || 0}]).figure()`,
-    ].join("\n");
+    return this.shared.python([this.shared.model(this.model.value)], () => (this.found?.maps ?
+      `look.membership_maps(source.model, [inputs], layers=[${this.layer.value || 0}]).figure()` : "look.class_attention_maps(source.model, [inputs]).figure()"));
   }
 }

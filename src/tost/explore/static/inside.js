@@ -1,9 +1,14 @@
-// What the layers do to this very input: coding rates against an untrained control, coherence, gains.
+// What the layers do to this very input: coding rates against an untrained control, coherence, gains, block statistics.
 
 import { post, postImage } from "./api.js";
-import { colour, el, labelled, lineChart, matrix, options, stack } from "./dom.js";
+import { Choice, colour, el, intro, labelled, options, panel, scale } from "./dom.js";
+import { lineChart, matrix, matrixGrid, stack } from "./draw.js";
 
-const NAMES = { rate: "R", compression: "R_c", variational: "R_c^var" };
+const RATES = {
+  rate: ["R: all tokens together", "Nats to store all tokens at once; higher is more spread out."],
+  compression: ["R_c: group by group", "Nats to store the tokens of each group by themselves; lower is tighter groups."],
+  variational: ["R_c^var: what the attention lowers", "The bound on R_c of which every attention layer is meant to take one step down."],
+};
 
 export class InsideView {
   constructor(shared, root) { Object.assign(this, { shared, root, asked: 0 }); }
@@ -11,13 +16,20 @@ export class InsideView {
   build() {
     const { shared } = this;
     this.model = el("select", { onchange: () => this.update() });
+    this.place = new Choice("inside-place", "Measured", () => this.draw());
+    this.place.offer([["attention", "after the attention"], ["input", "before it"]], shared.settings.place);
     this.input = el("p", { class: "quiet" });
-    this.verdict = el("p", { id: "verdict" });
+    this.verdict = el("p", { id: "verdict", class: "verdict" });
     this.charts = el("div", { class: "charts" });
     this.matrices = el("div", {});
-    this.root.append(el("div", { class: "controls" }, labelled("Model", this.model)), this.input, this.verdict, this.charts, this.matrices,
-      shared.tools("inside", () => this.charts.children.length && stack([...this.root.querySelectorAll(".charts svg, .matrices svg")]), () => this.python()));
-    options(this.model, shared.models.map(({ name }) => [name, name]), shared.settings.inside_model ?? shared.models.find(({ options: { mixer } }) => mixer !== "softmax")?.name);
+    this.root.append(
+      intro("What does each layer do to this input?",
+        "In theory every attention layer makes the groups cheaper to store. The solid lines are this model, the dashed ones the same model before any training, on the very same input.",
+        labelled("Model", this.model)),
+      panel("", this.verdict, el("div", { class: "row" }, this.place.root, this.input)), this.charts, this.matrices,
+      panel("", shared.tools("inside", () => this.charts.children.length && stack([...this.root.querySelectorAll(".charts svg, .matrices svg")]), () => this.python())));
+    const known = shared.models.filter(({ groups }) => groups);
+    options(this.model, (known.length ? known : shared.models).map(({ name }) => [name, name]), shared.settings.inside_model ?? shared.withGroups("text"));
   }
 
   show() { return this.update(); }
@@ -29,51 +41,52 @@ export class InsideView {
     if (!model) return;
     shared.choose({ inside_model: model.name });
     shared.say("Measuring …");
-    const found = await shared.attempt(async () => {
+    this.found = await shared.attempt(async () => {
       if (model.kind === "text") return post("inside", { model: model.name, text: shared.text });
-      if (!shared.picture && model.samples.length) {
-        const name = model.samples[model.samples.length >> 1];
-        const sample = await fetch(`api/sample?${new URLSearchParams({ model: model.name, name })}`);
-        shared.picture = { file: await sample.blob(), sample: name };
-      }
-      if (!shared.picture) throw new Error("choose a picture in the view Image first.");
-      return postImage("inside", { model: model.name }, shared.picture.file);
+      return postImage("inside", { model: model.name }, (await shared.pictureFor(model)).file);
     });
     if (ask !== this.asked) return;
-    if (!found) { this.charts.replaceChildren(); this.matrices.replaceChildren(); this.verdict.textContent = ""; return; }
+    if (!this.found) { this.charts.replaceChildren(); this.matrices.replaceChildren(); this.verdict.textContent = ""; return; }
     shared.say("");
-    this.input.textContent = model.kind === "text" ? "Measured on the text of the view Text." : "Measured on the picture of the view Image.";
-    this.verdict.textContent = found.verdict;
-    this.draw(found);
+    this.input.textContent = model.kind === "text" ? "Input: the text of the view Text." : "Input: the picture of the view Image.";
+    this.verdict.textContent = this.found.verdict;
+    this.draw();
   }
 
-  draw(found) {
-    const at = (source) => found.curves.find((curve) => curve.source === source && curve.place === "attention").values;
+  draw() {
+    const { found } = this;
+    if (!found) return;
+    const place = this.place.value;
+    this.shared.choose({ place });
+    const at = (source) => found.curves.find((curve) => curve.source === source && curve.place === place).values;
     const [trained, control] = [at("trained"), at("control")];
-    const charts = Object.entries(NAMES).map(([measure, name], i) => lineChart({
-      title: `${name} after the attention`, x: "layer", y: "nats",
-      lines: [{ name: "trained", values: trained[measure], tint: colour(i) }, { name: "untrained", values: control[measure], tint: "#7F7F7F", dash: "5 4" }],
-    }));
-    const heads = found.usage[0].length;
-    charts.push(lineChart({ title: "Use of the heads", x: "layer", y: "share",
-      lines: Array.from({ length: heads }, (_, head) => ({ name: `head ${head}`, values: found.usage.map((row) => row[head]) })) }));
+    const charts = Object.entries(RATES).map(([measure, [title, text]], i) => panel(title, el("p", { class: "quiet" }, text), lineChart({
+      title, x: "layer", y: "nats",
+      lines: [{ name: "this model", values: trained[measure], tint: colour(i) }, { name: "untrained", values: control[measure], tint: "#7F7F7F", dash: "5 4" }],
+    })));
+    const heads = Array.from(found.usage[0], (_, head) => ({ name: `head ${head}`, values: found.usage.map((row) => row[head]) }));
+    charts.push(panel("Use of the heads", el("p", { class: "quiet" }, "The share of all tokens that each head has."),
+      lineChart({ title: "Use of the heads", x: "layer", y: "share", lines: heads })));
     this.charts.replaceChildren(...charts);
-    const group = (title, text, drawings) => el("div", { class: "panel" }, el("h2", {}, title), el("p", { class: "quiet" }, text), el("div", { class: "matrices" }, ...drawings));
+    const group = (title, text, key, drawings) => panel(title, el("p", { class: "quiet" }, text), key, el("div", { class: "matrices" }, ...drawings));
     const most = Math.max(...found.coherence.blocks.flat(2), 2 * found.coherence.random);
-    this.matrices.replaceChildren(
-      group("Coherence of the subspaces", `Mean |cosine| of directions of two heads, by layer; random directions have ${found.coherence.random.toFixed(3)}.`,
-        found.coherence.blocks.map((rows, layer) => matrix({ title: `layer ${layer}`, rows, high: most, cell: 22, names: ["head", "head"] }))),
-      group("Gain D = 1 / (1 + moment)", "A row per head, a column per direction; dark is kept (0), bright is suppressed (1).",
-        found.gains.map((rows, layer) => matrix({ title: `layer ${layer}`, rows, cell: Math.max(5, Math.min(12, Math.floor(300 / rows[0].length))), names: ["head", "direction"] }))));
+    const parts = [
+      group("D by layer: what is kept, what is taken away",
+        "D = 1 / (1 + second moment) is the share of a direction that the operator takes away from the tokens of a group. A row for each head, a column for each direction.",
+        scale("0 kept", "1 suppressed"),
+        found.gains.map((rows, layer) => matrix({ title: `layer ${layer}`, rows, cell: Math.max(5, Math.min(12, Math.floor(300 / rows[0].length))), names: ["head", "direction"] }))),
+      group("Coherence of the subspaces", `Mean |cosine| between the directions of two heads. In theory heads look at different things, off the diagonal dark; random directions have ${found.coherence.random.toFixed(3)}.`,
+        scale("0 apart", `${most.toFixed(2)} alike`),
+        found.coherence.blocks.map((rows, layer) => matrix({ title: `layer ${layer}`, rows, high: most, cell: 24, names: ["head", "head"] }))),
+    ];
+    if (found.blocks) parts.push(group("Block statistics",
+      `This model takes second moments of ${found.blocks[0][0][0].length} features at a time. Each small matrix shows how the features of one block vary together; a row for each head.`,
+      scale("-1 against", "1 together", "signed"), found.blocks.map((grid, layer) => matrixGrid({ title: `layer ${layer}`, grid, cell: Math.max(3, Math.min(8, Math.floor(48 / grid[0][0].length))) }))));
+    this.matrices.replaceChildren(...parts);
   }
 
   python() {
-    const name = JSON.stringify(this.model.value);
-    const loader = this.shared.model(this.model.value)?.pretrained ? "pretrained" : "model";
-    return [
-      "import torch, tost, tost.analysis as look",
-      `model, batch = tost.load_${loader}(${name}), ${this.shared.model(this.model.value)?.kind === "text" ? `torch.tensor([list(${JSON.stringify(this.shared.text)}.encode())])` : "images"}`,
-      "(look.coding_rate_by_layer(model, [batch]) + look.coding_rate_by_layer(look.control_of(model), [batch], source=\"control\")).figure()",
-    ].join("\n");
+    return this.shared.python([this.shared.model(this.model.value)],
+      () => "(look.coding_rate_by_layer(source.model, [inputs]) + look.coding_rate_by_layer(source.control, [inputs], source=\"control\")).figure()");
   }
 }

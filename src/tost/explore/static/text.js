@@ -1,7 +1,8 @@
 // Type a text, see its groups, let it be continued, go back.
 
 import { post, stream } from "./api.js";
-import { bars, colour, el, labelled, lineChart, matrix, options, size, svg } from "./dom.js";
+import { bars, Choice, colour, el, intro, labelled, options, panel, scale, size, tiles } from "./dom.js";
+import { lineChart, matrix } from "./draw.js";
 import { drawTokens, TokenList } from "./tokens.js";
 
 const PAUSE = 400; // ms between two colourings while tokens are coming
@@ -13,44 +14,47 @@ export class TextView {
 
   build() {
     const { shared } = this;
-    const change = () => this.recolour();
     this.model = el("select", { onchange: () => { this.session = null; this.update(); } });
-    this.layer = el("select", { onchange: change });
-    this.by = el("select", { onchange: change });
+    this.layer = new Choice("text-layer", "Layer", () => this.recolour());
+    this.by = new Choice("text-by", "Colour by", () => this.recolour());
     this.input = el("textarea", { id: "text-input", spellcheck: "false", maxlength: 20000, oninput: () => this.typed() });
     this.list = new TokenList("Tokens, coloured by group", (i, firm) => this.pick(i, firm));
-    this.legend = el("ul", { class: "legend" });
+    this.legend = el("div", {});
     this.temperature = this.slider("temperature", 0, 2, 0.05, 0.7);
     this.topP = this.slider("top_p", 0.05, 1, 0.05, 0.95);
     this.count = el("input", { type: "number", min: 1, max: 2000, value: shared.settings.count ?? 200 });
     this.go = el("button", { type: "button", class: "main", id: "generate", onclick: () => this.generate() }, "Generate");
     this.stop = el("button", { type: "button", id: "stop", disabled: true, onclick: () => this.running?.abort() }, "Stop");
     this.back = el("button", { type: "button", id: "back", disabled: true, onclick: () => this.goBack() }, "Go back to this token");
-    this.speed = el("p", { class: "quiet", id: "speed" });
-    this.detail = el("div", { id: "detail" }, el("p", { class: "quiet" }, "Point at a token, or walk through them with the arrow keys."));
-    this.memory = el("div", { id: "memory" });
+    this.speed = el("div", { class: "quiet", id: "speed" }, "Choose a token of a generated text to go back to it and take another way.");
+    this.detail = el("div", { id: "detail", class: "panel" }, el("h3", {}, "This token"), el("p", { class: "quiet" }, "Point at a token, or walk through them with the arrow keys."));
+    this.memory = el("div", { id: "memory", class: "panel" });
+    this.watch = this.layer.player("▶ Watch the groups form");
     this.root.append(
-      el("div", { class: "controls" }, labelled("Model", this.model), labelled("Layer", this.layer), labelled("Colour by", this.by)),
+      intro("Which group does each token belong to?",
+        "A ToST layer sorts its tokens into groups, one for each head, and a token meets the others only in the statistics of its groups. Every token below has the colour of the group that has most of it.",
+        labelled("Model", this.model)),
       el("div", { class: "columns" },
         el("div", {},
-          el("label", { for: "text-input", class: "quiet" }, "Text"), this.input,
-          el("div", { class: "controls" }, this.temperature.box, this.topP.box, labelled("Tokens", this.count), this.go, this.stop, this.back),
-          this.list.root, this.legend, this.speed,
-          shared.tools("text", () => this.found && drawTokens(this.found, this.choice()), () => this.python())),
-        el("div", {},
-          el("div", { class: "panel" }, el("h2", {}, "This token"), this.detail),
-          el("div", { class: "panel" }, el("h2", {}, "What the state remembers"), this.memory))));
-    options(this.model, shared.of("text").map(({ name }) => [name, name]), shared.settings.model);
+          panel("", el("label", { for: "text-input" }, el("h3", {}, "Your text")), this.input,
+            el("div", { class: "row" }, this.temperature.box, this.topP.box, labelled("Tokens", this.count),
+              el("div", { class: "row end" }, this.stop, this.go))),
+          panel("", el("div", { class: "row" }, this.layer.root, this.watch), this.by.root, this.list.root, this.legend,
+            el("div", { class: "row" }, this.back, this.speed),
+            shared.tools("text", () => this.found && drawTokens(this.found, this.choice()), () => this.python()))),
+        el("div", {}, this.detail, this.memory)));
+    options(this.model, shared.of("text").map(({ name }) => [name, name]), shared.settings.model ?? shared.withGroups("text"));
     this.input.value = shared.text;
   }
 
   slider(name, min, max, step, value) {
     const start = this.shared.settings[name] ?? value;
+    const title = { temperature: "Temperature", top_p: "Top-p" }[name];
     const shown = el("output", {}, Number(start).toFixed(2));
-    const input = el("input", { type: "range", min, max, step, value: start, "aria-label": name.replace("_", "-"),
+    const input = el("input", { type: "range", min, max, step, value: start, "aria-label": title,
       oninput: () => { shown.textContent = Number(input.value).toFixed(2); },
       onchange: () => this.shared.choose({ [name]: input.value }) });
-    return { input, box: el("label", {}, el("span", {}, `${name.replace("_", "-")} `, shown), input) };
+    return { input, box: el("label", { class: "field" }, el("span", {}, `${title} `, shown), input) };
   }
 
   show() {
@@ -74,6 +78,7 @@ export class TextView {
   /** Colour the text; of several requests only the last counts. */
   async update() {
     const ask = ++this.asked;
+    if (!this.session) this.go.textContent = "Generate";
     if (!this.shared.text && !this.session) {
       this.list.show({ tokens: [], bits: [] }, this.choice());
       return this.shared.say("Type something.");
@@ -91,19 +96,23 @@ export class TextView {
 
   fillChoices(found) {
     const { settings } = this.shared;
-    options(this.layer, Array.from({ length: Math.max(found.layers, 1) }, (_, i) => [String(i), `layer ${i}`]), this.layer.value || settings.layer);
-    const heads = Array.from({ length: found.heads }, (_, i) => [String(i), `head ${i}`]);
-    options(this.by, [...(found.heads ? [["group", "group (largest head)"], ...heads] : []), ["surprise", "surprise (bits)"]], this.by.value || settings.by);
+    this.layer.root.hidden = this.watch.hidden = !found.layers;
+    const numbers = (count) => Array.from({ length: count }, (_, i) => i);
+    this.layer.offer(numbers(found.layers).map((i) => [String(i), String(i)]), this.layer.value || settings.layer);
+    const groups = numbers(found.heads).map((i) => [String(i), `head ${i}`, colour(i)]);
+    this.by.offer([...(found.heads ? [["group", "groups"], ...groups] : []), ["surprise", "surprise"]], this.by.value || settings.by);
   }
 
   recolour() {
     if (!this.found) return;
     const choice = this.choice();
     this.list.show(this.found, choice, this.session ? this.prompt : Infinity);
-    const heads = choice.by === "surprise" || !this.found.heads ? [] : Array.from({ length: this.found.heads }, (_, i) => i);
-    this.legend.replaceChildren(...heads.map((i) => el("li", {}, el("span", { class: "swatch", "--c": colour(i) }), `head ${i}`)));
+    const isSurprise = choice.by === "surprise" || !this.found.heads;
+    this.legend.replaceChildren(isSurprise ? scale("expected, 0 bits", "surprising, 8 bits", "bits") :
+      el("p", { class: "quiet" }, choice.by === "group" ? "Colour: the head with the largest membership. Strength: how large it is." : `Strength: membership in head ${choice.by}.`));
     this.shared.choose({ model: this.model.value, ...choice });
     if (this.list.picked >= 0) this.pick(this.list.picked, false);
+    this.drawMemory();
   }
 
   pick(i, firm) {
@@ -112,10 +121,12 @@ export class TextView {
     const { layer } = this.choice();
     const pi = this.found.pi?.[layer]?.[i] ?? [];
     const bits = this.found.bits[i];
-    this.detail.replaceChildren(
-      el("p", {}, `${i}: ${JSON.stringify(this.found.tokens[i])}, `, bits == null ? "the first token" : `surprise ${bits.toFixed(2)} bits`),
+    this.detail.replaceChildren(el("h3", {}, `Token ${i}`),
+      el("p", {}, el("span", { class: "big" }, JSON.stringify(this.found.tokens[i])),
+        el("span", { class: "quiet" }, bits == null ? " first token" : ` surprise ${bits.toFixed(2)} bits`)),
+      pi.length ? el("h4", {}, `Membership, layer ${layer}`) : null,
       bars(pi.map((value, head) => ({ label: `head ${head}`, value, tint: colour(head), text: value.toFixed(3) }))),
-      this.closer?.i === i ? this.closer.box : el("p", { class: "quiet" }, "Choose it for its gains and what may follow."));
+      ...(this.closer?.i === i ? this.closer.parts : [el("p", { class: "quiet" }, "Choose it for its gains and what may follow.")]));
   }
 
   async lookCloser(i) {
@@ -123,26 +134,39 @@ export class TextView {
     if (!found) return;
     const follows = found.follows.map(({ token, p }) => ({ label: JSON.stringify(token), value: p }));
     const gains = found.gains.map((rows, layer) =>
-      matrix({ title: `layer ${layer}`, rows, cell: Math.max(3, Math.min(10, Math.floor(280 / rows[0].length))), names: ["head", "direction"] }));
-    this.closer = { i, box: el("div", {}, el("h2", {}, "What may follow"), bars(follows),
-      ...(gains.length ? [el("h2", {}, "Gain D of every direction"), el("p", { class: "quiet" }, "dark: kept (0), bright: suppressed (1)"), ...gains] : [])) };
+      matrix({ title: `layer ${layer}`, rows, cell: Math.max(3, Math.min(10, Math.floor(310 / rows[0].length))), names: ["head", "direction"] }));
+    this.closer = { i, parts: [el("h4", {}, "What may follow"), bars(follows),
+      ...(gains.length ? [el("h4", {}, "Gain D of every direction"), scale("0 kept", "1 suppressed"), ...gains] : [])] };
     this.pick(i, false);
   }
 
-  /** Show how far back the state reaches, and what softmax attention would keep instead. */
+  /** Ask how far back the state reaches, and what softmax attention would keep instead. */
   async remember(ask) {
     const found = await this.shared.attempt(() => post("memory", this.about()));
     if (!found || ask !== this.asked) return;
+    this.remembered = found;
+    this.drawMemory();
+  }
+
+  drawMemory() {
+    const found = this.remembered;
+    if (!found) return;
     const most = Math.max(found.cache_bytes, found.state_bytes);
-    const sizes = bars([
+    const parts = [el("h3", {}, "What the state remembers"), bars([
       { label: "this state", value: found.state_bytes / most, text: size(found.state_bytes) },
-      { label: "softmax cache", value: found.cache_bytes / most, text: size(found.cache_bytes), tint: "#D55E00" }]);
-    if (!found.recent.length) return this.memory.replaceChildren(sizes, el("p", { class: "quiet" }, "Softmax attention keeps every token."));
-    const { layer } = this.choice();
-    const lines = found.mass[layer].map((values, head) => ({ name: `head ${head}`, values, tint: colour(head) }));
-    const half = found.half_life[layer].map((value, head) => `head ${head}: ${value}`).join(", ");
-    const chart = lineChart({ title: `Share of the state, layer ${layer}`, x: "the last so many tokens", y: "share", lines, labels: found.recent, width: 340, height: 250 });
-    return this.memory.replaceChildren(sizes, chart, el("p", { class: "quiet" }, `Half of the state is the last so many tokens: ${half}.`));
+      { label: "softmax cache", value: found.cache_bytes / most, text: size(found.cache_bytes), tint: colour(1) }])];
+    const layer = Math.min(this.choice().layer, found.mass.length - 1);
+    if (!found.recent.length) parts.push(el("p", { class: "quiet" }, "Softmax attention keeps every token, so that what it keeps grows with the text."));
+    else {
+      const tokens = found.recent.at(-1);
+      const lines = found.mass[layer].map((values, head) => ({ name: `head ${head}`, values, tint: colour(head) }));
+      parts.push(el("p", { class: "quiet" }, "However long the text is, the state keeps its size."),
+        el("h4", {}, `Half of layer ${layer}'s state is from the last …`),
+        bars(found.half_life[layer].map((value, head) => ({ label: `head ${head}`, value: value / tokens, tint: colour(head), text: `${value} tokens` }))),
+        el("h4", {}, "Share of the state by age"),
+        lineChart({ title: `Share of the state by age, layer ${layer}`, x: "the last … tokens", y: "share", lines, labels: found.recent, width: 340, height: 250 }));
+    }
+    this.memory.replaceChildren(...parts);
   }
 
   async generate() {
@@ -154,7 +178,8 @@ export class TextView {
     const content = { ...this.about(), temperature: Number(this.temperature.input.value), top_p: Number(this.topP.input.value),
       count: Math.min(Math.max(Math.round(Number(this.count.value)) || 1, 1), 2000) };
     if (!this.session) this.prompt = this.found?.tokens.length ?? 0;
-    let coloured = performance.now();
+    const started = performance.now();
+    let [coloured, came] = [started, 0];
     await this.shared.attempt(async () => {
       for await (const part of stream("generate", content, this.running.signal)) {
         if (part.session) this.session = part.session;
@@ -162,7 +187,13 @@ export class TextView {
         else {
           this.list.add(part.token).classList.add("new");
           this.list.root.scrollTop = this.list.root.scrollHeight;
-          if (performance.now() - coloured > PAUSE) { coloured = performance.now(); this.update(); }
+          came += 1;
+          const now = performance.now();
+          if (now - coloured > PAUSE) {
+            coloured = now;
+            this.shared.say(`${came} tokens, ${((1000 * came) / (now - started)).toFixed(0)} per second`);
+            this.update();
+          }
         }
       }
     });
@@ -170,14 +201,14 @@ export class TextView {
     this.running = null;
     this.go.disabled = false;
     this.stop.disabled = true;
-    this.go.textContent = this.session ? "Continue" : "Generate";
     await this.update();
+    this.go.textContent = this.session ? "Continue" : "Generate";
   }
 
   tell(part) {
-    const why = { room: "; the text is as long as the page shows", time: "; the time was up" }[part.ended] ?? "";
-    this.speed.textContent = `${part.tokens} tokens, ${part.rate} per second; state ${size(part.state_bytes)}, ` +
-      `a softmax cache ${size(part.cache_bytes)}${part.resumed ? "; went on from the saved state" : ""}${why}`;
+    const why = { room: "the text is as long as the page shows", time: "the time was up" }[part.ended];
+    const notes = [part.resumed ? "Went on from the saved state." : "", why ? `It ended because ${why}.` : ""].filter(Boolean).join(" ");
+    this.speed.replaceChildren(tiles({ tokens: part.tokens, "tokens per second": part.rate, state: size(part.state_bytes), "softmax cache": size(part.cache_bytes) }), notes);
   }
 
   /** Drop what follows the chosen token, and go on from the state that was saved there. */
@@ -185,17 +216,15 @@ export class TextView {
     const position = this.list.picked + 1;
     const kept = await this.shared.attempt(() => post("back", { session: this.session, position }));
     if (!kept) return;
-    this.shared.say(kept.saved ? "Went back to the saved state." : "Went back; the state is computed again.");
     this.prompt = Math.min(this.prompt, position);
     await this.update();
+    this.shared.say(kept.saved ? "Went back to the saved state." : "Went back; the state is computed again.");
   }
 
   python() {
     const { layer } = this.choice();
-    return [
-      "import torch, tost, tost.analysis",
-      `model, text = tost.load_${this.shared.model(this.model.value)?.pretrained ? "pretrained" : "model"}(${JSON.stringify(this.model.value)}), ${JSON.stringify(this.shared.text)}`,
-      `tost.analysis.text_memberships(model, torch.tensor(list(text.encode())), text, layers=[${layer}]).figure()`,
-    ].join("\n");
+    return this.shared.python([this.shared.model(this.model.value)], () => (this.found?.heads ?
+      `look.text_memberships(source.model, inputs, text.strings(source, inputs), layers=[${layer}]).figure()` :
+      "look.surprise(source.model, inputs, text.strings(source, inputs)).summary()"));
   }
 }
