@@ -204,8 +204,9 @@ def test_in_place_and_memberships(backend):
     assert_close("causal pi", pi[:, 5:], tost.causal_membership(w[:, 5:], t), 1e-12)
 
 
-def test_compiled_calls_take_new_lengths_without_a_graph_break():
-    @torch.compile(fullgraph=True, dynamic=True)
+@pytest.mark.parametrize("compiler", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
+def test_compiled_calls_take_new_lengths_without_a_graph_break(compiler):
+    @torch.compile(fullgraph=True, dynamic=True, backend=compiler)
     def step(w, t, bias, cu_seqlens):
         y = tost.tssa(w, t, cu_seqlens=cu_seqlens, backend="native")
         return y + tost.causal_tssa(w, t, bias, cu_seqlens=cu_seqlens, backend="native")

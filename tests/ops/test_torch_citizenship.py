@@ -10,6 +10,8 @@ from tost.testing import assert_close
 
 backends = pytest.mark.parametrize("backend", BACKENDS)
 fast_backends = pytest.mark.parametrize("backend", FAST_BACKENDS)
+# Inductor compiles C++ for half a minute; the modules of tests/nn/test_attention.py are what it gets in the fast tests.
+compilers = pytest.mark.parametrize("compiler", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
 LOW = [torch.float16, torch.bfloat16]
 
 
@@ -51,11 +53,12 @@ def test_native_backward_and_inplace_ops_pass_opcheck():
     )
 
 
+@compilers
 @fast_backends
-def test_compile_sees_no_graph_break(backend):
+def test_compile_sees_no_graph_break(backend, compiler):
     case = make_case((2, 33, 3, 5), torch.float32, masked=True, bias=True, state=True)
 
-    @torch.compile(fullgraph=True)
+    @torch.compile(fullgraph=True, backend=compiler)
     def step(w, t, bias, squares, weighted, mass, position):
         state = tost.TSSAState(squares, weighted, mass, position)
         y = tost.tssa(w, t, mask=case.mask, backend=backend)

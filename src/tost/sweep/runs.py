@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from fnmatch import fnmatchcase
+from functools import cache
 from pathlib import Path
 
 from tost._yaml import flatten, write_value
@@ -96,6 +97,11 @@ def expand(plan: Plan, changes: Sequence[str], out: Path, *, name: str, start: P
         if not any(fnmatchcase(arm, pattern) for arm in plan.arms):
             arms = ", ".join(plan.arms)
             raise ConfigError(f"{change}: no arm matches {pattern}, so {text} has no effect; arms: {arms}")
+
+    @cache  # the same for all seeds, and a width takes a while to find
+    def given(arm: str, trial: str) -> tuple[str, ...]:
+        return _given_at_equal_size(plan, arm, trial, changes)
+
     found: dict[str, Run] = {}
     problems: dict[str, dict[str, None]] = {}  # the arms of each, in order
     for seed in plan.seeds:
@@ -104,7 +110,9 @@ def expand(plan: Plan, changes: Sequence[str], out: Path, *, name: str, start: P
                 continue
             for trial in _trials(plan, arm, seed, found.values()):
                 try:
-                    found[run_name(arm, seed, trial)] = _make(plan, arm, seed, trial, changes, out, start, found)
+                    found[run_name(arm, seed, trial)] = _make(
+                        plan, arm, seed, trial, given(arm, trial), out, start, found
+                    )
                 except ConfigError as error:
                     problems.setdefault(str(error), {})[arm] = None
     if problems:
@@ -165,21 +173,13 @@ def _make(
     name: str,
     seed: int,
     trial: str,
-    changes: Sequence[str],
+    given: Sequence[str],
     out: Path,
     start: Path | None,
     made: Mapping[str, Run],
 ) -> Run:
     arm = plan.arms[name]
-    given = _given(plan, name, changes)
-    _refuse_reserved(given, arm)
     after, checkpoint = _find_start(plan, arm, seed, start, made)
-    given += [trial] if trial else []
-    if plan.equal is not None:
-        task = plan.task_of(name)[0]
-        like = f"{task}_{plan.equal}" if task else plan.equal
-        if name != like:
-            given.append(equal_width(_load(plan, name, given), _load(plan, like, _given(plan, like, changes))))
     everything = (*given, f"{_SEED}={seed}", *([f"{_START}={write_value(str(checkpoint))}"] if checkpoint else []))
     return Run(
         arm=name,
@@ -191,6 +191,19 @@ def _make(
         after=after,
         trial=trial,
     )
+
+
+def _given_at_equal_size(plan: Plan, name: str, trial: str, changes: Sequence[str]) -> tuple[str, ...]:
+    """Return the changes for a trial of an arm, with the width that makes it as large as the plan asks."""
+    given = _given(plan, name, changes)
+    _refuse_reserved(given, plan.arms[name])
+    given += [trial] if trial else []
+    if plan.equal is not None:
+        task = plan.task_of(name)[0]
+        like = f"{task}_{plan.equal}" if task else plan.equal
+        if name != like:
+            given.append(equal_width(_load(plan, name, given), _load(plan, like, _given(plan, like, changes))))
+    return tuple(given)
 
 
 def _given(plan: Plan, name: str, changes: Sequence[str]) -> list[str]:
