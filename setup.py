@@ -62,6 +62,8 @@ class BuildNative(build_ext):
         openmp = self._openmp_flags()
         is_x86 = platform.machine().lower() in {"x86_64", "amd64"}
         flags = {**(X86_TARGETS if is_x86 else {}), "baseline": []}
+        if wanted := os.environ.get("TOST_BUILD_ISAS", "").split():
+            flags = {name: flags[name] for name in flags if name in (*wanted, "baseline")}
         with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
             jobs = {
                 name: pool.submit(

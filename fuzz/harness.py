@@ -19,7 +19,10 @@ CRASHES = ROOT / "tests" / "fuzz" / "crashes"
 FOUND = "found: "
 """Start of the lines in which a worker names a problem."""
 SECONDS = 10.0
-"""Processor time that one input may take."""
+"""Processor time that one input may take. Not time on a clock, which goes on while a process is stopped."""
+LONGEST_INPUT = 1 << 16
+LENGTH_BYTES = 8
+"""Bytes in front of the current input of a worker that say how long it is."""
 MEMORY = 1 << 30
 """Bytes of memory that one input may take."""
 

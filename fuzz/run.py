@@ -2,7 +2,7 @@
 
 python -m fuzz.run                                 every target for a minute, one after the other
 python -m fuzz.run --target tar --seconds 600      one target for ten minutes
-python -m fuzz.run --seconds 3600 --slice 120      an hour for every target, in turns of two minutes
+python -m fuzz.run --seconds 3600 --slice 240      an hour for every target, in turns of four minutes
 python -m fuzz.run --seconds 3600 --inputs 100000  the same, but no more than so many inputs for a target
 
 Allowed for any input is success, or an error of tost.errors with a message. Anything else is a problem: another
@@ -15,6 +15,8 @@ from __future__ import annotations
 import argparse
 import json
 import re
+import resource
+import signal
 import subprocess
 import sys
 import tempfile
@@ -25,15 +27,13 @@ from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 
-from fuzz.harness import CRASHES, FOUND, ROOT
+from fuzz.harness import CRASHES, FOUND, LENGTH_BYTES, LONGEST_INPUT, ROOT
 from fuzz.targets import TARGETS
 from tost._io import write_json
 
 RESULTS = ROOT / "results" / "fuzz.json"
 CORPUS = ROOT / "build" / "fuzz"
-LONGEST_INPUT = 1 << 16
-HANGING = 120
-"""Seconds after which a worker that does not even react to the limit of processor time is ended."""
+NEVER = 1 << 30
 MISSING = """atheris, the coverage-guided fuzzer, is not installed. `make fuzz` installs it, or
     pip install --constraint constraints.txt --editable '.[fuzz]'
 It has wheels for Linux on x86-64; elsewhere it has to be built with clang. The tests in tests/fuzz need none of it."""
@@ -46,9 +46,10 @@ class Tally:
     Attributes:
         name: The target.
         inputs: Inputs that were tried.
-        seconds: Time that it took.
+        seconds: Processor time that it took.
         coverage: Branches of the guided modules that were reached.
-        quiet_seconds: Time since a turn last reached a new branch.
+        quiet_inputs: Inputs since one last reached a new branch.
+        quiet_seconds: Processor time of the turns since one last reached a new branch.
         problems: What the last turn found, and what is stored and still fails.
     """
 
@@ -56,6 +57,7 @@ class Tally:
     inputs: int = 0
     seconds: int = 0
     coverage: int = 0
+    quiet_inputs: int = 0
     quiet_seconds: int = 0
     problems: int = 0
 
@@ -95,8 +97,8 @@ def take_turn(name: str, seconds: int, inputs: int) -> Tally:
     options = {
         "max_total_time": seconds,
         "runs": inputs + len(list(corpus.iterdir())) if inputs else -1,
-        "timeout": HANGING,
-        "report_slow_units": HANGING,
+        "timeout": NEVER,  # libFuzzer reads a clock, which goes on while the process is stopped
+        "report_slow_units": NEVER,
         "rss_limit_mb": 0,  # the limit of the address space is stricter
         "max_len": LONGEST_INPUT,
         "len_control": 0,
@@ -106,10 +108,26 @@ def take_turn(name: str, seconds: int, inputs: int) -> Tally:
     command = [sys.executable, "-m", "fuzz.worker", "--target", name, "--corpus", str(corpus)]
     command += [f"-{key}={value}" for key, value in options.items()]
     memory = "/dev/shm" if Path("/dev/shm").is_dir() else None  # faster than a disk, if there is one
+    before = processor_time()
     with tempfile.TemporaryDirectory(dir=memory) as folder, log.open("w") as output:
-        command += ["--folder", folder]
-        subprocess.run(command, cwd=ROOT, stdout=output, stderr=subprocess.STDOUT, check=False)
-    return read_log(name, log.read_text(errors="replace"), seconds)
+        files, current = Path(folder) / "files", Path(folder) / "current"
+        files.mkdir()
+        command += ["--folder", str(files), "--current", str(current)]
+        done = subprocess.run(command, cwd=ROOT, stdout=output, stderr=subprocess.STDOUT, check=False)
+        if done.returncode < 0:  # ended by a signal
+            reason = signal.Signals(-done.returncode).name
+            output.write(f"\n{FOUND}{reason}\n")
+            if current.exists():
+                content = current.read_bytes()
+                size = int.from_bytes(content[:LENGTH_BYTES], "little")
+                (crashes / reason).write_bytes(content[LENGTH_BYTES : LENGTH_BYTES + size])
+    return read_log(name, log.read_text(errors="replace"), round(processor_time() - before))
+
+
+def processor_time() -> float:
+    """Return the seconds of processor time of all workers that have ended."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 def read_log(name: str, text: str, seconds: int) -> Tally:
@@ -117,16 +135,20 @@ def read_log(name: str, text: str, seconds: int) -> Tally:
     status = re.findall(r"^#(\d+)\t(\w+) +cov: (\d+)", text, flags=re.MULTILINE)
     start = next((int(number) for number, kind, _ in status if kind == "INITED"), 0)
     last = max((int(number) for number, _, _ in status), default=0)
+    coverage = max((int(cov) for _, _, cov in status), default=0)
+    newest = next((int(number) for number, _, cov in status if int(cov) == coverage), 0)
     total = re.search(r"stat::number_of_executed_units: +(\d+)", text)
+    tried = int(total[1]) if total else last
     problems = set(re.findall(rf"^{FOUND}(.+)$", text, flags=re.MULTILINE))
     problems |= set(re.findall(r"^==\d+== ERROR: libFuzzer: (.+)$", text, flags=re.MULTILINE))
     if not status:  # it did not even start
         problems.add(text[-2000:])
     return Tally(
         name,
-        inputs=max(0, (int(total[1]) if total else last) - start),
+        inputs=max(0, tried - start),
         seconds=seconds,
-        coverage=max((int(cov) for _, _, cov in status), default=0),
+        coverage=coverage,
+        quiet_inputs=max(0, tried - max(start, newest)),
         problems=len(problems),
     )
 
@@ -135,6 +157,7 @@ def add(tally: Tally, turn: Tally) -> None:
     """Add a turn to what was done before."""
     grown = turn.coverage > tally.coverage
     tally.inputs += turn.inputs
+    tally.quiet_inputs = turn.quiet_inputs if grown else tally.quiet_inputs + turn.inputs
     tally.seconds += turn.seconds
     tally.quiet_seconds = 0 if grown else tally.quiet_seconds + turn.seconds
     tally.coverage, tally.problems = max(tally.coverage, turn.coverage), turn.problems

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import argparse
+import mmap
+import signal
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from random import Random
 
 import atheris
 
-from fuzz.harness import CRASHES, FOUND, Harness, memory_limit, problem_of
+from fuzz.harness import CRASHES, FOUND, LENGTH_BYTES, LONGEST_INPUT, Harness, memory_limit, problem_of
 from fuzz.mutate import mutate
 
+HANGING = 60.0
+"""Processor time after which an input that not even an exception can interrupt ends the process."""
 # Python modules whose branches guide the fuzzer: the package, and the parsers in Python that it calls.
 GUIDED = ["tost", "yaml", "tarfile", "gzip", "csv", "PIL"]
 
@@ -22,6 +28,7 @@ def main() -> None:
     parser.add_argument("--target", required=True)
     parser.add_argument("--corpus", type=Path, required=True, help="folder that holds what was found, and will")
     parser.add_argument("--folder", type=Path, required=True, help="empty folder for the files of the target")
+    parser.add_argument("--current", type=Path, required=True, help="file that holds the input being tried")
     arguments, options = parser.parse_known_args()
     with atheris.instrument_imports(include=GUIDED, enable_loader_override=False):
         from fuzz.targets import TARGETS
@@ -31,13 +38,33 @@ def main() -> None:
             problem_of(harness, seed)
     for number, seed in enumerate(harness.seeds):
         (arguments.corpus / f"seed-{number}").write_bytes(seed)
-    _fuzz(harness, CRASHES / arguments.target, [arguments.corpus, *options])
+    with current_input(arguments.current) as show:
+        _fuzz(harness, CRASHES / arguments.target, [arguments.corpus, *options], show)
 
 
-def _fuzz(harness: Harness, crashes: Path, options: list[str | Path]) -> None:
+@contextmanager
+def current_input(path: Path) -> Iterator[Callable[[bytes], None]]:
+    """Keep the input that is being tried in a file, so that it is there whatever becomes of the process.
+
+    Args:
+        path: The file. It holds the length of the input in eight bytes, and the input.
+    """
+    with path.open("w+b") as file:
+        file.truncate(LENGTH_BYTES + LONGEST_INPUT)
+        with mmap.mmap(file.fileno(), 0) as memory:
+
+            def show(data: bytes) -> None:
+                memory[: LENGTH_BYTES + len(data)] = len(data).to_bytes(LENGTH_BYTES, "little") + data
+
+            yield show
+
+
+def _fuzz(harness: Harness, crashes: Path, options: list[str | Path], show: Callable[[bytes], None]) -> None:
     known: set[str] = set()
 
     def test(data: bytes) -> None:
+        show(data)
+        signal.setitimer(signal.ITIMER_VIRTUAL, HANGING)  # its signal ends the process
         if not (problem := problem_of(harness, data)):
             return
         if problem not in known:

@@ -12,6 +12,7 @@ the place of libgomp, whose synchronization it cannot see. Needs GCC on Linux.
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import re
 import shutil
@@ -112,18 +113,26 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if shutil.which("g++") is None or sys.platform != "linux":
         print("the sanitizers need Linux and GCC (for example `apt install g++`)", file=sys.stderr)
         return 2
-    runs = []
+    runs, isas = [], instruction_sets()
     for name in [given.only] if given.only else SANITIZERS:
-        package = build(name)
-        for isa in instruction_sets(package):
+        package = build(name, isas)
+        for isa in isas:
             runs.append(run_tests(name, isa, package))
             print(f"{name}, {isa}: {runs[-1].tests} tests passed, {runs[-1].problems} problems", flush=True)
-    found = {"runs": [run._asdict() for run in runs], "tost": version("tost")}
-    write_json(given.results, {**found, "date": datetime.now(UTC).date().isoformat()})
+        write_results(given.results, runs)
     return int(any(run.problems or not run.tests for run in runs))
 
 
-def build(name: str) -> Path:
+def write_results(path: Path, runs: Sequence[Run]) -> None:
+    """Write what was found, and keep what the file says about other sanitizers."""
+    kept = json.loads(path.read_text())["runs"] if path.exists() else []
+    new = {(run.sanitizer, run.isa): run._asdict() for run in runs}
+    found = {**{(run["sanitizer"], run["isa"]): run for run in kept}, **new}
+    about = {"tost": version("tost"), "date": datetime.now(UTC).date().isoformat()}
+    write_json(path, {"runs": [found[key] for key in sorted(found)], **about})
+
+
+def build(name: str, isas: Sequence[str]) -> Path:
     """Build a copy of the package with the kernel under a sanitizer, and return its folder."""
     sanitizer, package, temporary = SANITIZERS[name], BUILD / name, BUILD / f"{name}-temporary"
     shutil.rmtree(package, ignore_errors=True)
@@ -136,7 +145,8 @@ def build(name: str) -> Path:
     command = [sys.executable, "setup.py", "--quiet", "build"]
     command += ["--build-lib", str(package), "--build-temp", str(temporary)]
     link = " ".join([sanitizer.flags, *objects])
-    environment = {**os.environ, "CFLAGS": sanitizer.flags, "CXXFLAGS": sanitizer.flags, "LDFLAGS": link}
+    flags = {"CFLAGS": sanitizer.flags, "CXXFLAGS": sanitizer.flags, "LDFLAGS": link}
+    environment = {**os.environ, **flags, "TOST_BUILD_ISAS": " ".join(isas)}
     subprocess.run(command, cwd=ROOT, env=environment, check=True)
     library = package / "tost" / "ops" / "_kernels.so"
     if not library.exists():
@@ -144,9 +154,8 @@ def build(name: str) -> Path:
     return package
 
 
-def instruction_sets(package: Path) -> list[str]:
-    """Return the instruction sets that the library has and this processor too."""
-    # The library itself needs the sanitizer's; which sets there are does not depend on it.
+def instruction_sets() -> list[str]:
+    """Return the instruction sets that the usual library has and this processor too."""
     done = subprocess.run([sys.executable, "-c", AVAILABLE], cwd=ROOT, capture_output=True, text=True, check=True)
     return done.stdout.split()
 

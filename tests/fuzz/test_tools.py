@@ -9,6 +9,7 @@ import struct
 import tarfile
 import zipfile
 from random import Random
+from time import sleep
 
 import pytest
 
@@ -152,7 +153,9 @@ stat::number_of_executed_units: 33
 
 
 def test_a_turn_is_read_from_its_log():
-    assert run.read_log("tar", LOG, 10) == run.Tally("tar", inputs=31, seconds=10, coverage=12, problems=2)
+    assert run.read_log("tar", LOG, 10) == run.Tally(
+        "tar", inputs=31, seconds=10, coverage=12, quiet_inputs=24, problems=2
+    )
 
 
 def test_a_worker_that_does_not_start_is_a_problem():
@@ -163,10 +166,36 @@ def test_what_was_done_adds_up(tmp_path):
     path = tmp_path / "fuzz.json"
     for coverage in (12, 12, 11):
         tallies = run.read_tallies(path)
-        turn = run.Tally("tar", inputs=31, seconds=10, coverage=coverage, problems=0)
+        turn = run.Tally("tar", inputs=31, seconds=10, coverage=coverage, quiet_inputs=5, problems=0)
         run.add(tallies.setdefault("tar", run.Tally("tar", problems=3)), turn)
         run.write_tallies(path, tallies)
-    assert run.read_tallies(path)["tar"] == run.Tally("tar", 93, 30, coverage=12, quiet_seconds=20, problems=0)
+    expected = run.Tally("tar", 93, 30, coverage=12, quiet_inputs=67, quiet_seconds=20, problems=0)
+    assert run.read_tallies(path)["tar"] == expected
+
+
+DYING = """
+import os, pathlib, signal, sys
+current = pathlib.Path(sys.argv[sys.argv.index("--current") + 1])
+current.write_bytes((3).to_bytes(8, "little") + b"abc" + bytes(9))
+print("#2\\tINITED cov: 10 ft: 10", flush=True)
+os.kill(os.getpid(), signal.SIGVTALRM)
+"""
+
+
+def test_the_input_that_ends_the_worker_is_kept(tmp_path, monkeypatch):
+    worker = tmp_path / "fuzz" / "worker.py"
+    worker.parent.mkdir()
+    worker.write_text(DYING)
+    for name, folder in {"ROOT": tmp_path, "CORPUS": tmp_path / "build", "CRASHES": tmp_path / "crashes"}.items():
+        monkeypatch.setattr(run, name, folder)
+    monkeypatch.delenv("PYTHONPATH", raising=False)
+    assert run.take_turn("tar", 1, 0).problems == 1
+    assert (tmp_path / "crashes" / "tar" / "SIGVTALRM").read_bytes() == b"abc"
+
+
+def test_time_on_the_clock_does_not_count():
+    with time_limit(0.05):
+        sleep(0.2)
 
 
 def test_without_atheris_it_says_how_to_get_it(monkeypatch, capsys):

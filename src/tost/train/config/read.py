@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -179,8 +179,15 @@ def _look_up(key: str, *, values: Mapping[str, Any], keys: Keys, wrong: Sequence
         if key.startswith("model."):
             return None  # it will be what the data demands
         return UNKNOWN if field.is_required() else field.get_default(call_default_factory=True)
+    return _validator(keys[key].owner, keys[key].name).validate_python(raw)
+
+
+@cache
+def _validator(owner: type[BaseModel], name: str) -> TypeAdapter[Any]:
+    """Return what checks a single field."""
+    field = owner.model_fields[name]
     annotation: Any = Annotated[field.annotation, field]
-    return TypeAdapter(annotation).validate_python(raw)
+    return TypeAdapter(annotation)
 
 
 def _dig(values: Any, key: str) -> Any:
