@@ -146,7 +146,7 @@ def test_every_page_is_in_the_navigation():
 
 @pytest.fixture(scope="module")
 def griffe_extension():
-    return load_script("docs_griffe")
+    return load_script("website/docstrings")
 
 
 def test_docstrings_become_markdown(griffe_extension):
