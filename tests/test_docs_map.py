@@ -140,7 +140,7 @@ def test_every_page_is_in_the_navigation():
         return {page for child in (node.values() if isinstance(node, dict) else node) for page in pages(child)}
 
     nav = yaml.safe_load((ROOT / "mkdocs.yml").read_text())["nav"]
-    assert [next(iter(section)) for section in nav] == ["Home", "Tour", "Guides", "Reference", "Results"]
+    assert [next(iter(section)) for section in nav] == ["Start", "Use", "Understand", "Results", "Extend", "Reference"]
     assert pages(nav) >= {str(page.relative_to(ROOT / "docs")) for page in (ROOT / "docs").rglob("*.md")}
 
 

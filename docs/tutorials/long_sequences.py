@@ -52,8 +52,7 @@ figure, ax = plt.subplots(figsize=(6, 3.2), layout="constrained")
 for name, values in times.items():
     ax.loglog(lengths[name], values, marker="o", label=name)
 ax.set(xlabel="tokens", ylabel="seconds", title="Forward and backward of one causal layer")
-ax.legend();
-
+ax.legend()
 # %% [markdown]
 # ## A whole model: a state that does not grow
 #
@@ -83,8 +82,7 @@ figure, ax = plt.subplots(figsize=(6, 3), layout="constrained")
 ax.semilogy(read, cache, marker="o", label="keys and values of softmax attention")
 ax.semilogy(read, kept, marker="o", label="state")
 ax.set(xlabel="bytes read", ylabel="bytes kept", title="What a model has to keep")
-ax.legend();
-
+ax.legend()
 # %% [markdown]
 # ## Pieces do not matter
 #
@@ -97,7 +95,9 @@ pieces = None
 for piece in short.split(100, dim=1):
     pieces = prefill(model, piece, pieces)
 sampling = Sampling(temperature=0)
-first, second = (generate_with_state(model, short[:, -1:], max_new_tokens=60, sampling=sampling, state=s) for s in (whole, pieces))
+first, second = (
+    generate_with_state(model, short[:, -1:], max_new_tokens=60, sampling=sampling, state=s) for s in (whole, pieces)
+)
 print("the same continuation:", torch.equal(first.tokens, second.tokens))
 
 # %% [markdown]

@@ -39,7 +39,9 @@ along
 pi = along.pi
 print(tuple(pi.shape), "layers, tokens, heads")
 for layer, shares in enumerate(pi):
-    print(f"layer {layer}: the largest head has {shares.max(-1).values.mean():.2f} of a token (uniform: {1 / pi.shape[-1]:.2f})")
+    print(
+        f"layer {layer}: the largest head has {shares.max(-1).values.mean():.2f} of a token (uniform: {1 / pi.shape[-1]:.2f})"
+    )
 
 # %% [markdown]
 # ## Which bytes surprise the model?
@@ -52,8 +54,7 @@ found.summary()
 figure, ax = plt.subplots(figsize=(9, 2.4), layout="constrained")
 ax.bar(range(1, len(text)), found.bits[1:], width=1)
 ax.set(xlabel="byte", ylabel="bits", xticks=range(len(text)), title="Surprise")
-ax.set_xticklabels([letter if letter.strip() else "·" for letter in text], fontsize=6, family="monospace");
-
+ax.set_xticklabels([letter if letter.strip() else "·" for letter in text], fontsize=6, family="monospace")
 # %% [markdown]
 # ## Groups of patches
 #
@@ -62,7 +63,10 @@ ax.set_xticklabels([letter if letter.strip() else "·" for letter in text], font
 # %%
 folder = files("tost") / "pretrained" / "weights" / "digits-tiny" / "samples"
 pixels = torch.stack(
-    [torch.from_numpy(np.array(Image.open(str(folder / f"{i}.png")).convert("RGB").resize((32, 32)))) for i in range(10)]
+    [
+        torch.from_numpy(np.array(Image.open(str(folder / f"{i}.png")).convert("RGB").resize((32, 32))))
+        for i in range(10)
+    ]
 )
 pixels = pixels.permute(0, 3, 1, 2) / 255
 mean, std = torch.tensor([0.485, 0.456, 0.406]), torch.tensor([0.229, 0.224, 0.225])

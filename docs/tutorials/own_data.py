@@ -68,7 +68,7 @@ print("padding changes the answer:", not torch.equal(model(values, mask), model(
 # %% [markdown]
 # ## A folder of pictures, and a recipe
 #
-# `<split>/<class>/<image>` is all that is needed. Here: circles, squares and triangles on noise.
+# `<split>/<class>/<image>` is all that is needed. Here: circles, squares and triangles on a noisy ground.
 
 
 # %%
@@ -76,20 +76,20 @@ def shape(kind: str, random: torch.Generator) -> Image.Image:
     def pick(low: int, high: int) -> int:
         return int(torch.randint(low, high, (1,), generator=random))
 
-    picture = Image.effect_noise((32, 32), 60).convert("RGB")
-    x, y, r = pick(11, 21), pick(11, 21), pick(6, 10)
+    picture = Image.effect_noise((32, 32), 30).point(lambda value: value // 2).convert("RGB")
+    x, y, r = pick(13, 19), pick(13, 19), pick(9, 13)
     corners = {"circle": 24, "square": 4, "triangle": 3}[kind]
-    turn = pick(0, 100) / 100
+    turn = pick(0, 20) / 100
     points = [
         (x + r * math.cos(turn + 2 * math.pi * i / corners), y + r * math.sin(turn + 2 * math.pi * i / corners))
         for i in range(corners)
     ]
-    ImageDraw.Draw(picture).polygon(points, fill=tuple(pick(60, 256) for _ in range(3)))
+    ImageDraw.Draw(picture).polygon(points, fill=tuple(pick(150, 256) for _ in range(3)))
     return picture
 
 
 random = torch.Generator().manual_seed(0)
-for split, count in {"train": 300, "val": 60}.items():
+for split, count in {"train": 200, "val": 50}.items():
     for kind in ("circle", "square", "triangle"):
         folder = Path("shapes", split, kind)
         folder.mkdir(parents=True)
@@ -112,9 +112,9 @@ from tost.train import fit  # noqa: E402
 
 Path("shapes.yaml").write_text("""
 recipe: image_classification
-model: {name: tost_mini, embed_dim: 48, depth: 3, num_heads: 4, patch_size: 4}
-data: {name: image_folder, path: shapes, options: {image_size: 32}}
-train: {steps: 120, batch_size: 32}
+model: {name: tost_mini, embed_dim: 48, depth: 2, num_heads: 4}
+data: {name: image_folder, path: shapes, options: {image_size: 32, crop: none}}
+train: {steps: 100, batch_size: 32}
 optim: {lr: 3e-3}
 """)
 config = load_config("shapes.yaml")

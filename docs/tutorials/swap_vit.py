@@ -17,6 +17,7 @@ from torch.nn import functional as F
 import tost
 
 torch.manual_seed(0)
+torch.set_num_threads(1)
 digits = load_digits()
 images = torch.tensor(digits.images, dtype=torch.float32)[:, None] / 8 - 1  # [1797, 1, 8, 8]
 labels = torch.tensor(digits.target)
@@ -27,22 +28,33 @@ images.shape
 # %% [markdown]
 # ## One line
 #
-# A small ViT with a token per pixel, so that there is something to mix. `replace_attention` works in place; the copy
-# keeps the original for comparison.
+# A small ViT, 16 tokens of 2 x 2 pixels. It averages its tokens at the end instead of reading a class token: token statistics
+# rescale what a token holds and never copy from one token to another, so a class token would learn little of the patches.
+# (ToST itself ends with two class-attention layers for that reason.) `replace_attention` works in place.
 
 
 # %%
 def vit() -> torch.nn.Module:
     torch.manual_seed(1)
-    sizes = {"img_size": 8, "patch_size": 1, "in_chans": 1, "num_classes": 10}
-    return timm.create_model("vit_tiny_patch16_224", **sizes, embed_dim=64, depth=3, num_heads=4)
+    sizes = {
+        "img_size": 8,
+        "patch_size": 2,
+        "in_chans": 1,
+        "num_classes": 10,
+        "embed_dim": 48,
+        "depth": 2,
+        "num_heads": 4,
+    }
+    return timm.create_model("vit_tiny_patch16_224", **sizes, global_pool="avg", class_token=False)
 
 
 softmax = vit()
 swapped = tost.replace_attention(vit())
 
 for name, model in {"softmax": softmax, "token statistics": swapped}.items():
-    print(f"{name:17} {sum(p.numel() for p in model.parameters()):>8,} parameters, {type(model.blocks[0].attn).__name__}")
+    print(
+        f"{name:17} {sum(p.numel() for p in model.parameters()):>8,} parameters, {type(model.blocks[0].attn).__name__}"
+    )
 
 # %% [markdown]
 # One projection takes the place of queries, keys and values, so the model is smaller. Your training loop does not
@@ -50,7 +62,7 @@ for name, model in {"softmax": softmax, "token statistics": swapped}.items():
 
 
 # %%
-def fit(model: torch.nn.Module, epochs: int = 4, rate: float = 2e-3) -> list[float]:
+def fit(model: torch.nn.Module, epochs: int = 12, rate: float = 3e-3) -> list[float]:
     """Train, and return the accuracy on the test images after each epoch."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=rate)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, rate, total_steps=epochs * (len(train) // 50))
@@ -78,27 +90,26 @@ for name, model in {"softmax": softmax, "token statistics": swapped}.items():
 # %% [markdown]
 # ## From a model that is already trained
 #
-# A replaced layer starts from the value projection of the old one. The network computes something else at first, and a
-# short training brings it back. Replacing some of the layers is gentler than replacing all of them.
+# A replaced layer starts from the value projection of the old one. The network computes something else at first, and
+# has to be trained on. Replacing some of the layers costs less than replacing all of them:
 
 # %%
-for layers in ([2], [0, 1, 2]):
+for layers in ([1], [0, 1]):
     student = vit()
     student.load_state_dict(softmax.state_dict())
     student = tost.replace_attention(student, layers=layers).eval()
     with torch.inference_mode():
         before = (student(images[test]).argmax(-1) == labels[test]).float().mean().item()
-    after = fit(student, epochs=2, rate=1e-3)
-    print(f"layers {layers!s:10} accuracy {before:.3f} at once, {after[-1]:.3f} after two epochs")
+    after = fit(student, epochs=3, rate=1e-3)
+    print(f"layers {layers!s:10} accuracy {before:.3f} at once, {after[-1]:.3f} after three epochs")
 
 # %% [markdown]
 # ## What it costs
 #
-# With 64 tokens both are fast. The difference comes with the number of tokens: scores of pairs are quadratic, sums are
+# With 16 tokens both are fast. The difference comes with the number of tokens: scores of pairs are quadratic, sums are
 # linear. One layer, width 192, forward, one thread:
 
 # %%
-torch.set_num_threads(1)
 lengths = [256, 512, 1024, 2048, 4096]
 block = timm.create_model("vit_tiny_patch16_224").blocks[0].attn.eval()
 layers = {"softmax": block, "token statistics": tost.TSSAttention(192, 3).eval()}
@@ -118,7 +129,7 @@ for tokens in lengths:
 figure, axes = plt.subplots(1, 2, figsize=(9, 3.2), layout="constrained")
 for name, values in curves.items():
     axes[0].plot(range(1, len(values) + 1), values, marker="o", label=name)
-axes[0].set(xlabel="epoch", ylabel="test accuracy", title="Digits", xticks=range(1, 5))
+axes[0].set(xlabel="epoch", ylabel="test accuracy", title="Digits", xticks=range(2, 13, 2))
 for name, values in times.items():
     axes[1].loglog(lengths, values, marker="o", label=name)
 axes[1].set(xlabel="tokens", ylabel="milliseconds", title="One attention layer")

@@ -48,7 +48,9 @@ print(f"R = {R:.3f} for all together, R_c = {Rc:.3f} group by group; saved: {R -
 
 # %%
 random_groups = pi[torch.randperm(n)]
-print(f"Delta R: {objective.rate_reduction(Z, pi, eps):.3f} for the true groups, {objective.rate_reduction(Z, random_groups, eps):.3f} for random ones")
+print(
+    f"Delta R: {objective.rate_reduction(Z, pi, eps):.3f} for the true groups, {objective.rate_reduction(Z, random_groups, eps):.3f} for random ones"
+)
 
 # %% [markdown]
 # **4. A bound without determinants.** For a concave $f$ and any orthonormal basis $Q$, the diagonal is enough [3]:
@@ -68,8 +70,7 @@ figure, ax = plt.subplots(figsize=(6, 2.8), layout="constrained")
 ax.plot(tilts, bounds, label="diagonal in a turned basis")
 ax.axhline(objective.spectral_sum(M), color="black", linestyle="--", label="spectrum")
 ax.set(xlabel="turned away from the eigenvectors", ylabel="nats", title="Theorem 1: tight in the right basis")
-ax.legend();
-
+ax.legend()
 # %% [markdown]
 # **5. The variational objective.** Put a learned basis $U_k$ of $p$ directions for every group in place of $Q$ [4]:
 #
@@ -115,8 +116,7 @@ for tokens, name in ((Z, "before"), (z, "after")):
     own = energy[torch.arange(n), group] / energy.sum(-1)
     axes[1].hist(own, bins=40, range=(0.8, 1), alpha=0.6, label=name)
 axes[1].set(xlabel="share of a token in its own subspace", ylabel="tokens", title="30 steps")
-axes[1].legend();
-
+axes[1].legend()
 # %% [markdown]
 # **8. The groups are not given.** They are estimated from the energy of each token in each subspace [10]:
 #

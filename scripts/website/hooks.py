@@ -18,7 +18,17 @@ __all__ = ["on_files", "on_page_markdown"]
 
 ICON = ROOT / "src" / "tost" / "explore" / "static" / "icon.svg"
 # On GitHub a tutorial is its script; here it is the page that was made from it.
-LINK = re.compile(r"(\]\((?:\.\./)?tutorials/\w+)\.py(?=[)#])")
+LINK = re.compile(r"(\]\((?:(?:\.\./)?tutorials/)?\w+)\.py(?=[)#])")
+MARKER = "<!-- recorded explorer -->"
+EXPLORER = """\
+## Try a recording
+
+This is the page of `tost explore` without its server: the answers were recorded from the models in the box when this site was
+built. Choose a layer, point at a token, let it write, look at the digits; or open it [in a window of its
+own](explore-demo/index.html).
+
+<iframe class="explore" src="explore-demo/index.html" title="Recorded page of tost explore" loading="lazy"></iframe>
+"""
 
 
 def on_files(files: Files, *, config: MkDocsConfig) -> Files:
@@ -33,5 +43,5 @@ def on_files(files: Files, *, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, *, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Lead links to the script of a tutorial to its page."""
-    return LINK.sub(r"\1.md", markdown)
+    """Lead links to the script of a tutorial to its page, and put the recorded explorer where it belongs."""
+    return LINK.sub(r"\1.md", markdown).replace(MARKER, EXPLORER)

@@ -44,6 +44,7 @@ def execute(path: Path) -> Any:
     with tempfile.TemporaryDirectory() as folder:
         path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"  # where `tost` is
         environment = {**os.environ, "PATH": path, "IPYTHONDIR": f"{folder}/.ipython", "OMP_NUM_THREADS": "1"}
+        environment |= {"TERM": "dumb", "NO_COLOR": "1"}  # commands print lines, not bars
         client = NotebookClient(
             notebook,
             timeout=SECONDS,
