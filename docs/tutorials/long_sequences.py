@@ -1,12 +1,15 @@
 # %% [markdown]
 # # Long sequences
 #
-# Attention from token statistics needs three sums per head, whatever the length. This page reads a long text piece by piece,
-# shows that the state does not grow and that the pieces do not matter, and says what a state of constant size cannot do.
+# Attention from token statistics needs three sums per head, whatever the length. This page reads a long text piece by
+# piece,
+# shows that the state does not grow and that the pieces do not matter, and says what a state of constant size cannot
+# do.
 
 # %%
 import argparse
 import inspect
+import itertools
 import time
 from pathlib import Path
 
@@ -56,7 +59,8 @@ ax.legend()
 # %% [markdown]
 # ## A whole model: a state that does not grow
 #
-# `bytes-tiny` comes with the package and was trained on 512 bytes at a time. It has no positions, so it reads on without
+# `bytes-tiny` comes with the package and was trained on 512 bytes at a time. It has no positions, so it reads on
+# without
 # end. Here it reads modules of the standard library, one after the other.
 
 # %%
@@ -86,7 +90,8 @@ ax.legend()
 # %% [markdown]
 # ## Pieces do not matter
 #
-# Reading in pieces of any size gives the same state up to rounding, so the size of a piece is a question of memory only.
+# Reading in pieces of any size gives the same state up to rounding, so the size of a piece is a question of memory
+# only.
 
 # %%
 short = ids[:, :4096]
@@ -119,7 +124,8 @@ print(bytes(again.tokens[0].tolist()).decode(errors="replace"))
 # %% [markdown]
 # ## Does more context help?
 #
-# The honest question. Bits per byte by how much came before: training saw 512 bytes, and beyond that the model neither breaks
+# The honest question. Bits per byte by how much came before: training saw 512 bytes, and beyond that the model neither
+# breaks
 # nor learns much more from the past. A state of constant size cannot quote what it has read.
 
 # %%
@@ -130,9 +136,11 @@ with torch.inference_mode():
     logits = torch.cat([model(row[None]) for row in windows])
 bits = F.cross_entropy(logits[:, :-1].transpose(1, 2), windows[:, 1:], reduction="none") / torch.log(torch.tensor(2.0))
 edges = [0, 16, 64, 256, 512, 1024, 2048, 4095]
-for low, high in zip(edges, edges[1:]):
+for low, high in itertools.pairwise(edges):
     print(f"after {low:>5} to {high:>5} bytes: {bits[:, low:high].mean():.2f} bits per byte")
 
 # %% [markdown]
-# Next: [Generate](../generate.md) for batches, stopping and streaming; [Longer than trained](../lengths.md) for measured models;
-# [Scale out](../scale-out.md) for one sequence on several processes; [Probes](../probes.md) for what a state can and cannot recall.
+# Next: [Generate](../generate.md) for batches, stopping and streaming; [Longer than trained](../lengths.md) for
+# measured models;
+# [Scale out](../scale-out.md) for one sequence on several processes; [Probes](../probes.md) for what a state can and
+# cannot recall.

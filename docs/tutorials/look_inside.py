@@ -1,7 +1,8 @@
 # %% [markdown]
 # # Look inside
 #
-# A ToST layer sorts tokens into groups, one per head, and takes a step on an objective that can be measured. Both can be
+# A ToST layer sorts tokens into groups, one per head, and takes a step on an objective that can be measured. Both can
+# be
 # looked at. This page uses two small models that come with the package; `tost.load_model("runs/mine")` takes yours.
 
 # %%
@@ -23,7 +24,8 @@ digits = tost.load_pretrained("digits-tiny")
 # %% [markdown]
 # ## Which group does each token join?
 #
-# Every byte in the colour of the head that has most of it. Point at `indent`, names and brackets: layers differ in what they
+# Every byte in the colour of the head that has most of it. Point at `indent`, names and brackets: layers differ in what
+# they
 # sort by.
 
 # %%
@@ -39,9 +41,8 @@ along
 pi = along.pi
 print(tuple(pi.shape), "layers, tokens, heads")
 for layer, shares in enumerate(pi):
-    print(
-        f"layer {layer}: the largest head has {shares.max(-1).values.mean():.2f} of a token (uniform: {1 / pi.shape[-1]:.2f})"
-    )
+    largest = shares.max(-1).values.mean()
+    print(f"layer {layer}: the largest head has {largest:.2f} of a token (uniform: {1 / pi.shape[-1]:.2f})")
 
 # %% [markdown]
 # ## Which bytes surprise the model?
@@ -80,7 +81,8 @@ analysis.membership_maps(digits, [images], layers=[0, 3, 5], pixels=pixels, show
 # %% [markdown]
 # ## Does each layer compress?
 #
-# The theory says that attention lowers $R_c^{var}$, an upper bound of the coding rate of the groups. Nothing forces a trained
+# The theory says that attention lowers $R_c^{var}$, an upper bound of the coding rate of the groups. Nothing forces a
+# trained
 # network to do that, because its output projection is free. So measure, beside an untrained network of the same form.
 
 # %%
@@ -102,5 +104,7 @@ memory = analysis.state_memory(language, [windows])
 memory
 
 # %% [markdown]
-# All of this for one of your runs, on one page: `tost analyze RUN all`, `tost report RUN`. In the browser, for any text you type:
-# `tost explore`. Next: [Look inside](../look-inside.md) explains every number; [the page of `tost explore`](../explore.md).
+# All of this for one of your runs, on one page: `tost analyze RUN all`, `tost report RUN`. In the browser, for any text
+# you type:
+# `tost explore`. Next: [Look inside](../look-inside.md) explains every number; [the page of `tost
+# explore`](../explore.md).

@@ -2,7 +2,8 @@
 # # Your own data
 #
 # Three ways to train on what you have, from least to most support: tensors and a loop of your own, a folder of pictures
-# and a recipe, a text file and a recipe. Everything here is made up on the spot, so that the page runs offline; put your
+# and a recipe, a text file and a recipe. Everything here is made up on the spot, so that the page runs offline; put
+# your
 # own paths in.
 
 # %%
@@ -134,20 +135,25 @@ sorted(path.name for path in Path("runs/shapes").iterdir())
 # ## A text file, and the command line
 #
 # Any text becomes a folder of tokens; the tokenizer travels with it and with the run. Here it is a module of Python's
-# standard library, read as bytes. A minute is far too short for a language model: the point is that three commands do it.
+# standard library, read as bytes. A minute is far too short for a language model: the point is that three commands do
+# it.
 
 # %%
 import argparse  # noqa: E402
 
 Path("notes.txt").write_text(Path(argparse.__file__).read_text())
-# !tost data prepare text --out data/notes source=notes.txt tokenizer=bytes validation=0.1
 
-# %%
-# !tost train demo/stdlib_bytes data.name=tokens data.path=data/notes train.steps=60 model.depth=2 log.every=20 --out runs/notes
+# %% language="sh"
+# tost data prepare text --out data/notes source=notes.txt tokenizer=bytes validation=0.1
 
-# %%
-# !tost generate runs/notes --prompt "def parse" --max-new-tokens 120 --seed 1
+# %% language="sh"
+# tost train demo/stdlib_bytes data.name=tokens data.path=data/notes \
+#   model.depth=2 train.steps=60 train.batch_size=8 log.every=20 --out runs/notes
+
+# %% language="sh"
+# tost generate runs/notes --prompt "def parse" --max-new-tokens 120 --temperature 0.3 --seed 1
 
 # %% [markdown]
-# Next: [Image data](../image-data.md), [Text data](../text-data.md), [Configuration](../configuration.md); a task, a model or
+# Next: [Image data](../image-data.md), [Text data](../text-data.md), [Configuration](../configuration.md); a task, a
+# model or
 # a data set of your own: [Your own model, data, task](../extend.md).

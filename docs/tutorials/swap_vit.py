@@ -8,13 +8,14 @@
 import time
 
 import matplotlib.pyplot as plt
-import tost.integrations.timm  # noqa: F401  # before timm: see "TSSA in a model that you have"
-import timm  # isort: skip
 import torch
 from sklearn.datasets import load_digits
 from torch.nn import functional as F
 
 import tost
+import tost.integrations.timm  # before timm: see "TSSA in a model that you have"
+
+import timm  # isort: skip
 
 torch.manual_seed(0)
 torch.set_num_threads(1)
@@ -28,8 +29,10 @@ images.shape
 # %% [markdown]
 # ## One line
 #
-# A small ViT, 16 tokens of 2 x 2 pixels. It averages its tokens at the end instead of reading a class token: token statistics
-# rescale what a token holds and never copy from one token to another, so a class token would learn little of the patches.
+# A small ViT, 16 tokens of 2 x 2 pixels. It averages its tokens at the end instead of reading a class token: token
+# statistics
+# rescale what a token holds and never copy from one token to another, so a class token would learn little of the
+# patches.
 # (ToST itself ends with two class-attention layers for that reason.) `replace_attention` works in place.
 
 
@@ -139,7 +142,8 @@ for ax in axes:
 # %% [markdown]
 # ## Your own module
 #
-# No timm? `tost.TSSAttention(embed_dim, num_heads)` takes `[B, N, C]` and a mask of real tokens, and returns `[B, N, C]`.
+# No timm? `tost.TSSAttention(embed_dim, num_heads)` takes `[B, N, C]` and a mask of real tokens, and returns `[B, N,
+# C]`.
 # If you have written the operator yourself, let it be checked: many copies have the softmax over the wrong axis.
 
 # %%

@@ -1,8 +1,10 @@
 # %% [markdown]
 # # White box in ten equations
 #
-# Where does this attention come from? Ten equations lead from "code tokens with few bits" to the operator, and each is checked
-# here by a line of code. Tokens are the rows of $Z \in \mathbb{R}^{n \times d}$; equation numbers in brackets are the paper's.
+# Where does this attention come from? Ten equations lead from "code tokens with few bits" to the operator, and each is
+# checked
+# here by a line of code. Tokens are the rows of $Z \in \mathbb{R}^{n \times d}$; equation numbers in brackets are the
+# paper's.
 
 # %%
 import matplotlib.pyplot as plt
@@ -22,7 +24,8 @@ Z = torch.einsum("ndp,np->nd", U[group], torch.randn(n, p)) + 0.1 * torch.randn(
 eps = d**0.5
 
 # %% [markdown]
-# **1. How many bits do the tokens need?** The coding rate is the volume of the tokens, up to a precision $\epsilon$ [1]:
+# **1. How many bits do the tokens need?** The coding rate is the volume of the tokens, up to a precision $\epsilon$
+# [1]:
 #
 # $$R(Z) = \frac{1}{2} \log\det\left(I + \frac{d}{n \epsilon^2} Z^\top Z\right)$$
 
@@ -48,9 +51,8 @@ print(f"R = {R:.3f} for all together, R_c = {Rc:.3f} group by group; saved: {R -
 
 # %%
 random_groups = pi[torch.randperm(n)]
-print(
-    f"Delta R: {objective.rate_reduction(Z, pi, eps):.3f} for the true groups, {objective.rate_reduction(Z, random_groups, eps):.3f} for random ones"
-)
+true, random = (objective.rate_reduction(Z, groups, eps) for groups in (pi, random_groups))
+print(f"Delta R: {true:.3f} for the true groups, {random:.3f} for random ones")
 
 # %% [markdown]
 # **4. A bound without determinants.** For a concave $f$ and any orthonormal basis $Q$, the diagonal is enough [3]:
@@ -74,7 +76,8 @@ ax.legend()
 # %% [markdown]
 # **5. The variational objective.** Put a learned basis $U_k$ of $p$ directions for every group in place of $Q$ [4]:
 #
-# $$R_c^{var}(Z, \Pi \mid U) = \frac{1}{2} \sum_{k=1}^{K} \frac{n_k}{n} \sum_{i=1}^{p} \log\left(1 + \frac{d}{\epsilon^2} s_{ki}\right), \qquad s_{ki} = \frac{1}{n_k} \sum_{j} \pi_{jk} (U_k^\top z_j)_i^2$$
+# $$R_c^{var}(Z, \Pi \mid U) = \frac{1}{2} \sum_{k=1}^{K} \frac{n_k}{n} \sum_{i=1}^{p} \log\left(1 + \frac{d}{\epsilon^2} s_{ki}\right),
+# \qquad s_{ki} = \frac{1}{n_k} \sum_{j} \pi_{jk} (U_k^\top z_j)_i^2$$
 #
 # Only second moments $s$ along single directions are left: token statistics.
 
@@ -85,10 +88,12 @@ by_hand = 0.5 * (pi.sum(0) / n * torch.log1p(d / eps**2 * s).sum(-1)).sum()
 print(f"R_c^var = {variational:.4f}, by hand {by_hand:.4f}; the exact rate within the subspaces is no larger")
 
 # %% [markdown]
-# **6. Its gradient** has no pair of tokens in it: shrink each token along each direction, by a factor that depends on the second
+# **6. Its gradient** has no pair of tokens in it: shrink each token along each direction, by a factor that depends on
+# the second
 # moment of its group alone [5, 6]:
 #
-# $$\frac{\partial R_c^{var}}{\partial z_j} = \frac{1}{n} \sum_k \pi_{jk} U_k D_k U_k^\top z_j, \qquad D_k = \operatorname{diag}\left(\frac{d / \epsilon^2}{1 + s_{ki} d / \epsilon^2}\right)$$
+# $$\frac{\partial R_c^{var}}{\partial z_j} = \frac{1}{n} \sum_k \pi_{jk} U_k D_k U_k^\top z_j,
+# \qquad D_k = \operatorname{diag}\left(\frac{d / \epsilon^2}{1 + s_{ki} d / \epsilon^2}\right)$$
 
 # %%
 z = Z.clone().requires_grad_()
@@ -101,7 +106,8 @@ print(f"largest difference from automatic differentiation: {(automatic - closed)
 #
 # $$z_j \leftarrow z_j - \tau \sum_k \pi_{jk} U_k D_k U_k^\top z_j$$
 #
-# Taken again and again it lowers the objective. Directions with a small second moment are shrunk most: noise goes first.
+# Taken again and again it lowers the objective. Directions with a small second moment are shrunk most: noise goes
+# first.
 
 # %%
 z, path = Z.clone(), []
@@ -128,7 +134,8 @@ guess = tost.membership(w, torch.full((K,), 2.0), normalize=False)
 print(f"largest membership is the true group for {(guess[0].argmax(-1) == group).float().mean():.1%} of the tokens")
 
 # %% [markdown]
-# **9. Token statistics self-attention**: the step with estimated groups, a free output matrix and learned temperatures. With
+# **9. Token statistics self-attention**: the step with estimated groups, a free output matrix and learned temperatures.
+# With
 # constants absorbed into the projection, the operator is [11]
 #
 # $$y_{jk} = -\pi_{jk} \, \frac{w_{jk}}{1 + s_k}, \qquad s_k = \frac{\sum_m \pi_{mk} w_{mk}^2}{\sum_m \pi_{mk}}$$
@@ -143,10 +150,12 @@ gradient = objective.variational_gradient(Z, guess[0], U, eps)
 print(f"largest difference from -n times the gradient: {(step + n * gradient).abs().max():.1e}")
 
 # %% [markdown]
-# **10. Sums can be continued.** In the causal form every sum runs over the tokens so far. The three sums of a head are all it needs
+# **10. Sums can be continued.** In the causal form every sum runs over the tokens so far. The three sums of a head are
+# all it needs
 # to go on, $K (2p + 1)$ numbers for a layer, after ten tokens and after ten million:
 #
-# $$a_t = a_{t-1} + w_t^2, \quad b_t = b_{t-1} + \pi_t w_t^2, \quad c_t = c_{t-1} + \pi_t, \quad y_t = -\pi_t \frac{w_t}{1 + b_t / c_t}$$
+# $$a_t = a_{t-1} + w_t^2, \quad b_t = b_{t-1} + \pi_t w_t^2,
+# \quad c_t = c_{t-1} + \pi_t, \quad y_t = -\pi_t \frac{w_t}{1 + b_t / c_t}$$
 
 # %%
 whole = tost.causal_tssa(w, temperature)
@@ -159,7 +168,9 @@ kept = sum(part.numel() for part in (state.squares, state.weighted_squares, stat
 print(f"numbers in the state after {n} tokens: {kept}")
 
 # %% [markdown]
-# That is the whole layer. What theory does not say: whether trained networks follow it. Their output matrix is free, the
+# That is the whole layer. What theory does not say: whether trained networks follow it. Their output matrix is free,
+# the
 # normalization of the energies breaks the posterior, and the MLP between two layers does what it likes. So measure:
-# [Look inside](look_inside.py). Where the paper's text, listings and code differ: [Which TSSA is right](../which-tssa.md); all
+# [Look inside](look_inside.py). Where the paper's text, listings and code differ: [Which TSSA is right](../which-
+# tssa.md); all
 # equations with their functions and tests: [From equations to code](../equations.md).

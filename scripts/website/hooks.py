@@ -23,9 +23,9 @@ MARKER = "<!-- recorded explorer -->"
 EXPLORER = """\
 ## Try a recording
 
-This is the page of `tost explore` without its server: the answers were recorded from the models in the box when this site was
-built. Choose a layer, point at a token, let it write, look at the digits; or open it [in a window of its
-own](explore-demo/index.html).
+This is the page of `tost explore` without its server: the answers were recorded from the models in the box when this
+site was built. Choose a layer, point at a token, let it write, look at the digits; or open it
+[in a window of its own](explore-demo/index.html).
 
 <iframe class="explore" src="explore-demo/index.html" title="Recorded page of tost explore" loading="lazy"></iframe>
 """

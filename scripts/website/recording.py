@@ -1,7 +1,7 @@
-"""The page of `tost explore` without its server: the same page, with answers that were recorded while the site was built.
+"""The page of `tost explore` without its server: the same page, with answers recorded while the site is built.
 
-The page's modules are joined into one script and its requests are answered from a recording, because a browser lets a page
-that is read from the disk neither load modules nor fetch files.
+The page's modules are joined into one script and its requests are answered from a recording, because a browser lets a
+page that is read from the disk neither load modules nor fetch files.
 """
 
 from __future__ import annotations

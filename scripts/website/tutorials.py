@@ -121,7 +121,7 @@ def _as_text(text: str) -> str:
 
 
 def with_mathml(text: str) -> str:
-    """Return Markdown with its equations, written as in LaTeX between dollars, as MathML, which browsers draw themselves."""
+    """Return Markdown with its equations, LaTeX between dollars, as MathML, which browsers draw themselves."""
 
     def drawn(found: re.Match[str]) -> str:
         block = found["block"]
