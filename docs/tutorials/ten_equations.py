@@ -76,7 +76,8 @@ ax.legend()
 # %% [markdown]
 # **5. The variational objective.** Put a learned basis $U_k$ of $p$ directions for every group in place of $Q$ [4]:
 #
-# $$R_c^{var}(Z, \Pi \mid U) = \frac{1}{2} \sum_{k=1}^{K} \frac{n_k}{n} \sum_{i=1}^{p} \log\left(1 + \frac{d}{\epsilon^2} s_{ki}\right),
+# $$R_c^{var}(Z, \Pi \mid U) = \frac{1}{2}
+# \sum_{k=1}^{K} \frac{n_k}{n} \sum_{i=1}^{p} \log\left(1 + \frac{d}{\epsilon^2} s_{ki}\right),
 # \qquad s_{ki} = \frac{1}{n_k} \sum_{j} \pi_{jk} (U_k^\top z_j)_i^2$$
 #
 # Only second moments $s$ along single directions are left: token statistics.
