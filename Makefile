@@ -53,6 +53,7 @@ docs: $(STAMP)
 	$(BIN)/python scripts/update_lengths.py --check
 	$(BIN)/python scripts/update_promises.py --check
 	$(BIN)/mkdocs build --quiet --strict
+	$(BIN)/python scripts/website/links.py site
 	@echo site/index.html
 
 bench: $(STAMP)

@@ -1,8 +1,8 @@
-"""Fills the README's table and result, and the plots of README and docs, from the newest stored measurements.
+"""Fills the tables of README and front page, and the plots of README and docs, from the newest stored measurements.
 
 No number is typed by hand.
 
-python scripts/update_readme.py           rewrite README.md and the plots in docs/img
+python scripts/update_readme.py           rewrite both pages and the plots in docs/img
 python scripts/update_readme.py --check   only say whether they are up to date; exit code 1 if not
 """
 
@@ -23,6 +23,7 @@ from tost.sweep import read_results
 __all__ = ["main", "render_result", "render_speed", "stored", "updated"]
 
 README = ROOT / "README.md"
+FRONT = ROOT / "docs" / "index.md"
 IMAGES = ROOT / "docs" / "img"
 SWEEP = ROOT / "results" / "language_shakespeare.json"
 # Four rows of the stored measurement are enough for a first impression: operator and number of tokens.
@@ -91,11 +92,11 @@ def render_result(results: Mapping[str, Any]) -> str:
     return fill(RESULT, results)
 
 
-def updated(readme: str, blocks: Mapping[str, str]) -> str:
-    """Return the text of the README with the text between each pair of markers made anew.
+def updated(page: str, blocks: Mapping[str, str]) -> str:
+    """Return the text of a page with the text between each pair of markers made anew.
 
     Args:
-        readme: Old text. ``<!-- NAME:start -->`` and ``<!-- NAME:end -->`` enclose each block.
+        page: Old text. ``<!-- NAME:start -->`` and ``<!-- NAME:end -->`` enclose each block.
         blocks: New text of the blocks, by name.
 
     Raises:
@@ -103,12 +104,12 @@ def updated(readme: str, blocks: Mapping[str, str]) -> str:
     """
     for name, text in blocks.items():
         first, last = f"<!-- {name}:start -->", f"<!-- {name}:end -->"
-        before, start, rest = readme.partition(first)
+        before, start, rest = page.partition(first)
         _, end, after = rest.partition(last)
         if not start or not end or first in after or last in before + after:
-            raise SystemExit(f"README.md needs exactly one {first} and, below it, one {last}")
-        readme = f"{before}{first}\n{text}\n{last}{after}"
-    return readme
+            raise SystemExit(f"the page needs exactly one {first} and, below it, one {last}")
+        page = f"{before}{first}\n{text}\n{last}{after}"
+    return page
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -119,7 +120,7 @@ def main(arguments: list[str] | None = None) -> int:
     speed, figures = stored("ops"), stored("attention")
     blocks = {"bench": render_speed(json.loads(speed.read_text())), "result": render_result(read_results(SWEEP))}
     wanted = {
-        README: updated(README.read_text(), blocks),
+        **{page: updated(page.read_text(), blocks) for page in (README, FRONT)},
         IMAGES / "speed.svg": speed.with_suffix(".svg").read_text(),
         IMAGES / "attention.svg": figures.with_name(f"{figures.stem}_tokens.svg").read_text(),
     }

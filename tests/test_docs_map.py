@@ -140,13 +140,13 @@ def test_every_page_is_in_the_navigation():
         return {page for child in (node.values() if isinstance(node, dict) else node) for page in pages(child)}
 
     nav = yaml.safe_load((ROOT / "mkdocs.yml").read_text())["nav"]
-    assert [next(iter(section)) for section in nav] == ["Home", "Tour", "Guides", "Reference", "Results"]
+    assert [next(iter(section)) for section in nav] == ["Start", "Use", "Understand", "Results", "Extend", "Reference"]
     assert pages(nav) >= {str(page.relative_to(ROOT / "docs")) for page in (ROOT / "docs").rglob("*.md")}
 
 
 @pytest.fixture(scope="module")
 def griffe_extension():
-    return load_script("docs_griffe")
+    return load_script("website/docstrings")
 
 
 def test_docstrings_become_markdown(griffe_extension):
