@@ -42,7 +42,7 @@ def test_no_color_is_respected(capsys, monkeypatch, no_color):
     pretend_terminal(monkeypatch)
     if no_color:
         monkeypatch.setenv("NO_COLOR", "1")
-    with _console.steps(1) as steps:
+    with _console.progress(1) as steps:
         steps.start("one")
         steps.finish("done")
     # Movements of the cursor and bold face remain; colours are 30 to 37 and 90 to 97.
@@ -51,7 +51,7 @@ def test_no_color_is_respected(capsys, monkeypatch, no_color):
 
 
 def test_plain_progress_is_one_line_per_step(capsys):
-    with _console.steps(2) as steps:
+    with _console.progress(2) as steps:
         for name in ("first", "second"):
             steps.start(name)
             steps.finish("fine")
@@ -62,7 +62,7 @@ def test_plain_progress_is_one_line_per_step(capsys):
 
 def test_live_progress_leaves_stdout_alone(capsys, monkeypatch):
     pretend_terminal(monkeypatch)
-    with _console.steps(2) as steps:
+    with _console.progress(2) as steps:
         steps.start("first [not markup]")
         steps.finish("fine")
     assert capsys.readouterr().out == ""
