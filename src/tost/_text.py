@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -103,6 +104,12 @@ def duration(seconds: object) -> str:
     if whole < 60:
         return f"{found:.3g} s"
     return f"{whole // 60} min {whole % 60} s" if whole < 3600 else f"{whole // 3600} h {whole % 3600 // 60} min"
+
+
+def log_line(text: str) -> None:
+    """Write a line about what is going on to stderr, without control characters, which may come from a file."""
+    sys.stderr.write(f"{printable(text)}\n")
+    sys.stderr.flush()
 
 
 def html_card(title: str, entries: Mapping[str, object]) -> str:

@@ -185,6 +185,14 @@ def test_gains_of_blocks_are_what_they_multiply_their_principal_directions_by(na
     assert (gains[..., 0] <= gains[..., 1]).all()
 
 
+def test_gains_keep_the_moments_behind_them():
+    model = perturb(make_tiny("tost_mini", block_size=2))
+    found = analysis.gains_by_layer(model, [torch.randn(1, 3, 16, 16)])
+    eigenvalues = torch.linalg.eigvalsh(found.moments).flip(-1).flatten(-2)
+    torch.testing.assert_close(1 / (1 + eigenvalues), found.mean)
+    assert found.correlations().diagonal(dim1=-2, dim2=-1).allclose(torch.ones(()).double())
+
+
 @pytest.mark.parametrize("count_scaled", [False, True])
 def test_longer_sequences_are_repeated_ones(count_scaled):
     layer = attention_layers(perturb(make_tiny("tost_mini", count_scaled=count_scaled)))[0]

@@ -6,6 +6,7 @@ import sys
 
 import pytest
 
+from tost._progress import Pace
 from tost.cli import _console
 
 HEADERS = ("name", "ms")
@@ -42,7 +43,7 @@ def test_no_color_is_respected(capsys, monkeypatch, no_color):
     pretend_terminal(monkeypatch)
     if no_color:
         monkeypatch.setenv("NO_COLOR", "1")
-    with _console.steps(1) as steps:
+    with _console.progress(1) as steps:
         steps.start("one")
         steps.finish("done")
     # Movements of the cursor and bold face remain; colours are 30 to 37 and 90 to 97.
@@ -51,7 +52,7 @@ def test_no_color_is_respected(capsys, monkeypatch, no_color):
 
 
 def test_plain_progress_is_one_line_per_step(capsys):
-    with _console.steps(2) as steps:
+    with _console.progress(2) as steps:
         for name in ("first", "second"):
             steps.start(name)
             steps.finish("fine")
@@ -60,9 +61,35 @@ def test_plain_progress_is_one_line_per_step(capsys):
     assert captured.out == ""
 
 
+def test_long_steps_are_not_silent(capsys, monkeypatch):
+    monkeypatch.setattr(_console, "Pace", lambda: Pace(seconds=0))
+    with _console.progress(4) as progress:
+        progress.start("first")
+        progress.beat()
+        progress.finish("fine")
+        progress.start("second")
+        progress.beat()
+    lines = capsys.readouterr().err.splitlines()
+    assert lines == ["first: 0 of 4 (0%), 0s so far", "[1/4] first: fine", "second: 1 of 4 (25%), eta 0s"]
+
+
+def test_counted_work_names_its_parts(capsys):
+    with _console.progress() as progress:
+        for part in ("write a", "write b", "check a"):
+            progress.update(1, 2, part)
+    assert capsys.readouterr().err == "write a: 1 of 2\ncheck a: 1 of 2\n"
+
+
+def test_a_notebook_gets_lines(capsys, monkeypatch):
+    pretend_terminal(monkeypatch)
+    assert _console.is_live()
+    monkeypatch.setenv("JPY_PARENT_PID", "1")  # what `!tost` in a notebook sees, besides something like a terminal
+    assert not _console.is_live()
+
+
 def test_live_progress_leaves_stdout_alone(capsys, monkeypatch):
     pretend_terminal(monkeypatch)
-    with _console.steps(2) as steps:
+    with _console.progress(2) as steps:
         steps.start("first [not markup]")
         steps.finish("fine")
     assert capsys.readouterr().out == ""

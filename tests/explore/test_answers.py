@@ -29,7 +29,8 @@ def picture(width: int, height: int, **options) -> bytes:
 
 def test_models_are_described_before_they_are_loaded(app):
     found = {model["name"]: model for model in send(app, "api/models", method="GET").json()["models"]}
-    assert set(found) == {"bytes-tiny", "digits-tiny"}
+    assert set(found) == {"bytes-tiny", "bytes-gpt-tiny", "digits-tiny"}
+    assert {name for name, model in found.items() if model["groups"]} == {"bytes-tiny", "digits-tiny"}
     assert found["digits-tiny"]["kind"] == "image"
     assert len(found["digits-tiny"]["samples"]) == 10
     assert found["bytes-tiny"]["options"]["position"] == "none"
@@ -149,6 +150,17 @@ def test_inside_compares_with_an_untrained_model(app, models, kind):
     ]
     assert len(found["coherence"]["blocks"]) == len(found["usage"]) == layers
     assert "R_c^var" in found["verdict"]
+
+
+def test_block_statistics_are_correlations(tmp_path):
+    sizes = {"embed_dim": 32, "depth": 2, "num_heads": 2, "vocab_size": 256, "block_size": 4}
+    save_model(create_model("tost_lm_base", **sizes), tmp_path / "blocks")
+    app = build_app(open_models([str(tmp_path / "blocks")]), token=TOKEN, port=PORT)
+    blocks = torch.tensor(ask(app, "inside", model="blocks", text=TEXT).json()["blocks"])
+    assert blocks.shape == (2, 2, 4, 4, 4)  # layers, heads, blocks of 4 features
+    torch.testing.assert_close(blocks.diagonal(dim1=-2, dim2=-1), torch.ones(2, 2, 4, 4), rtol=0, atol=1e-3)
+    torch.testing.assert_close(blocks, blocks.mT)
+    assert blocks.abs().max() <= 1
 
 
 def test_models_are_opened_by_path_and_by_name(tmp_path):

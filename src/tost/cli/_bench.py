@@ -158,7 +158,7 @@ def _measure(measurement: Measurement[Any, Any], report: Report[Any], out: Path 
     if load is not None and load > 0.5 * cores:
         _console.log(f"warning: the machine is busy (load {load} on {cores} cores), so expect wide quartiles")
     finished = 0
-    with _console.steps(measurement.steps) as steps:
+    with _console.progress(measurement.steps) as steps:
         try:
             for summary in measurement.measure(report.results, steps.start):
                 steps.finish(summary)

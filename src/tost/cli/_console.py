@@ -7,15 +7,18 @@ drawn, because it would double the time of ``tost --help`` in a pipe.
 from __future__ import annotations
 
 import json
+import os
 import sys
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from tost._text import Table, printable
+from tost._progress import Pace, format_progress
+from tost._text import Table, log_line, printable
 
 if TYPE_CHECKING:
-    from rich.progress import Progress, TaskID
+    from rich.progress import Progress as Bars
 
 
 def show(text: str = "") -> None:
@@ -29,10 +32,13 @@ def show_json(content: dict[str, object]) -> None:
     show(json.dumps(content, allow_nan=False))
 
 
-def log(text: str) -> None:
-    """Write a line about what is going on to stderr, without control characters, which may come from a file."""
-    sys.stderr.write(f"{printable(text)}\n")
-    sys.stderr.flush()
+log = log_line
+"""Writes a line about what is going on to stderr."""
+
+
+def is_live() -> bool:
+    """Whether stderr can be drawn on: a terminal, and not the one that a notebook pretends to be for ``!tost``."""
+    return sys.stderr.isatty() and "JPY_PARENT_PID" not in os.environ
 
 
 def show_table(
@@ -73,24 +79,37 @@ def show_entries(entries: Sequence[Mapping[str, str]]) -> None:
 
 
 @contextmanager
-def steps(total: int) -> Iterator[Steps]:
-    """Report progress on stderr: a live bar on a terminal, one line per finished step elsewhere.
+def progress(total: int = 0) -> Iterator[Progress]:
+    """Report progress on stderr: a live bar on a terminal, elsewhere lines, at least one every ten seconds.
 
     Args:
-        total: Number of steps.
+        total: Number of steps, if it is known before.
 
     Yields:
-        Receives the steps.
+        Receives the progress.
     """
-    if not sys.stderr.isatty():
-        yield Steps(total)
+    if is_live():
+        with live_bars("spinner", "bar", "count", "elapsed", "remaining", "description", transient=True) as bars:
+            yield _LiveProgress(total, bars)
         return
-    with live_bars("spinner", "bar", "count", "elapsed", "description", transient=True) as progress:
-        yield _LiveSteps(progress, progress.add_task("", total=total))
+    shown = Progress(total)
+    ended = threading.Event()
+
+    def speak() -> None:
+        while not ended.wait(1.0):
+            shown.beat()
+
+    speaker = threading.Thread(target=speak, daemon=True)
+    speaker.start()
+    try:
+        yield shown
+    finally:
+        ended.set()
+        speaker.join()
 
 
 @contextmanager
-def live_bars(*columns: str, transient: bool = False) -> Iterator[Progress]:
+def live_bars(*columns: str, transient: bool = False) -> Iterator[Bars]:
     """Draw progress bars on stderr, which is a terminal.
 
     Args:
@@ -106,15 +125,32 @@ def live_bars(*columns: str, transient: bool = False) -> Iterator[Progress]:
     drawn = {"spinner": rich.SpinnerColumn, "bar": rich.BarColumn, "count": rich.MofNCompleteColumn}
     drawn |= {"elapsed": rich.TimeElapsedColumn, "remaining": rich.TimeRemainingColumn}
     made = [drawn[name]() if name in drawn else rich.TextColumn(f"{{task.{name}}}", markup=False) for name in columns]
-    with rich.Progress(*made, console=Console(stderr=True), transient=transient) as progress:
-        yield progress
+    with rich.Progress(*made, console=Console(stderr=True), transient=transient) as bars:
+        yield bars
 
 
-class Steps:
-    """Progress of work that consists of a known number of steps."""
+def print_above(bars: Bars, text: str) -> None:
+    """Write a line above live bars."""
+    bars.console.print(printable(text), markup=False, highlight=False)
 
-    def __init__(self, total: int) -> None:
-        self._total, self._done, self._name = total, 0, ""
+
+class Progress:
+    """Progress of work as lines.
+
+    Work either counts, with `update`, or consists of steps of which each has a name and a result, with `start` and
+    `finish`.
+    """
+
+    def __init__(self, total: int = 0) -> None:
+        self._pace = Pace()
+        self._done, self._total, self._name, self._first = 0, total, "", 0
+
+    def update(self, done: int, total: int, what: str = "") -> None:
+        """So much of the work is done. A change of the first word of `what` is worth a line of its own."""
+        if what.partition(" ")[0] != self._name.partition(" ")[0]:
+            self._pace, self._first = Pace(), done
+            log(f"{what}: {done:,} of {total:,}")
+        self._done, self._total, self._name = done, total, what
 
     def start(self, name: str) -> None:
         """A step begins."""
@@ -124,17 +160,32 @@ class Steps:
         """The step that began last is done; `result` sums it up in one line."""
         self._done += 1
         log(f"[{self._done}/{self._total}] {self._name}: {result}")
+        self._pace.said()
+
+    def beat(self) -> None:
+        """Say how far the work is, unless there was a line a moment ago."""
+        if self._pace.due():
+            # What was done before, by an earlier run of the same command, took none of this time.
+            done, total = self._done - self._first, self._total - self._first
+            ending = format_progress("", done, total, self._pace.elapsed)
+            log(f"{self._name}: {ending}" if self._name else ending)
 
 
-class _LiveSteps(Steps):
-    def __init__(self, progress: Progress, task: TaskID) -> None:
-        self._progress, self._task = progress, task
+class _LiveProgress(Progress):
+    """The same as a bar."""
+
+    def __init__(self, total: int, bars: Bars) -> None:
+        super().__init__(total)
+        self._bars, self._task = bars, bars.add_task("", total=total or None)
+
+    def update(self, done: int, total: int, what: str = "") -> None:
+        self._bars.update(self._task, completed=done, total=total, description=printable(what))
 
     def start(self, name: str) -> None:
-        self._progress.update(self._task, description=printable(name))
+        self._bars.update(self._task, description=printable(name))
 
     def finish(self, result: str) -> None:
-        self._progress.update(self._task, advance=1)
+        self._bars.update(self._task, advance=1)
 
 
 def _draw_table(table: Table) -> None:

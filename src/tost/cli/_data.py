@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import os
-import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
-from time import monotonic
 from typing import Annotated
 
 import typer
@@ -16,7 +13,6 @@ from tost.cli import _console
 from tost.errors import ConfigError
 
 INTERRUPTED = 130
-_SECONDS_BETWEEN_LINES = 10.0
 
 app = typer.Typer(help="Make data sets and check them.", no_args_is_help=True, rich_markup_mode=None)
 
@@ -41,8 +37,8 @@ def prepare(
     find_preparer(name)
     given = _given(context.args)
     try:
-        with _progress() as report:
-            facts = make(name, given, out, workers=workers or _processors(), report=report)
+        with _console.progress() as progress:
+            facts = make(name, given, out, workers=workers or _processors(), report=progress.update)
     except KeyboardInterrupt:
         _console.log(f"stopped; what is done is kept in {out}, and the same command continues there")
         raise typer.Exit(INTERRUPTED) from None
@@ -122,27 +118,3 @@ def _facts(facts: dict[str, object]) -> str:
         return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
 
     return ", ".join(key if value is True else f"{key} {show(value)}" for key, value in facts.items())
-
-
-@contextmanager
-def _progress() -> Iterator[Callable[[int, int, str], None]]:
-    """Show progress on stderr: a bar on a terminal, a line every ten seconds elsewhere."""
-    if not sys.stderr.isatty():
-        yield _plain_lines()
-        return
-    with _console.live_bars("bar", "count", "remaining", "description", transient=True) as progress:
-        task = progress.add_task("", total=None)
-        yield lambda done, total, what: progress.update(task, completed=done, total=total, description=what)
-
-
-def _plain_lines() -> Callable[[int, int, str], None]:
-    last = ("", 0.0)
-
-    def report(done: int, total: int, what: str) -> None:
-        nonlocal last
-        step = what.partition(" ")[0]  # the same step may name one file after another
-        if step != last[0] or monotonic() - last[1] >= _SECONDS_BETWEEN_LINES:
-            last = (step, monotonic())
-            _console.log(f"{what}: {done} of {total}")
-
-    return report

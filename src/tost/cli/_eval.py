@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from time import monotonic
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -16,11 +15,8 @@ from tost.cli._reporter import is_first
 from tost.errors import ConfigError
 from tost.train.evaluate.protocol import Protocol, TextTest
 
-_SECONDS_BETWEEN_LINES = 5.0
-
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
+    from tost._progress import Report
     from tost.train.evaluate.metrics import Evaluation
 
 
@@ -65,7 +61,8 @@ def evaluate(
     if given and protocol is None:
         raise ConfigError(f"{', '.join(given)} given without --protocol, which chooses how a text is measured; add it.")
     test = None if protocol is None else TextTest(protocol=protocol, **numbers)
-    found = _measure(source, overrides or [], test, device, ema=ema)
+    with _console.progress() as progress:
+        found = _measure(source, overrides or [], test, device, ema=ema, report=progress.update)
     if not is_first():
         return
     metrics = [(name, f"{value:.6g}") for name, value in found.metrics.items()]
@@ -80,7 +77,9 @@ def evaluate(
         _console.show_json(found.content())
 
 
-def _measure(source: str, overrides: list[str], test: TextTest | None, device: Device, *, ema: bool) -> Evaluation:
+def _measure(
+    source: str, overrides: list[str], test: TextTest | None, device: Device, *, ema: bool, report: Report
+) -> Evaluation:
     from tost.recipes import get_task, load_config
     from tost.train.checkpoint.files import resolve_checkpoint
     from tost.train.evaluate.metrics import evaluate_checkpoint, evaluate_initial
@@ -90,28 +89,11 @@ def _measure(source: str, overrides: list[str], test: TextTest | None, device: D
     if path.exists() and path.suffix not in (".yaml", ".yml"):
         checkpoint = resolve_checkpoint(path, _console.log)
         if test is None:
-            return evaluate_checkpoint(checkpoint, get_task, overrides=overrides, ema=ema, device=device)
-        return evaluate_text_checkpoint(
-            checkpoint, test, overrides=overrides, ema=ema, device=device, report=_progress()
-        )
+            return evaluate_checkpoint(checkpoint, get_task, overrides=overrides, ema=ema, device=device, report=report)
+        return evaluate_text_checkpoint(checkpoint, test, overrides=overrides, ema=ema, device=device, report=report)
     config = load_config(source, overrides)
     if ema:
         raise ConfigError("--ema takes the average that a run has kept; name the run, or leave it out.")
     if test is None:
-        return evaluate_initial(config, get_task(config.recipe), device=device)
-    return evaluate_text_initial(config, test, device=device, report=_progress())
-
-
-def _progress() -> Callable[[int, int], None]:
-    """Return what logs how far a measurement is, every few seconds."""
-    begin = last = monotonic()
-
-    def report(done: int, total: int) -> None:
-        nonlocal last
-        now = monotonic()
-        if now - last >= _SECONDS_BETWEEN_LINES and done < total:
-            last = now
-            left = (now - begin) / done * (total - done)
-            _console.log(f"{done:,} of {total:,} ({done / total:.0%}), {left:.0f} s left")
-
-    return report
+        return evaluate_initial(config, get_task(config.recipe), device=device, report=report)
+    return evaluate_text_initial(config, test, device=device, report=report)

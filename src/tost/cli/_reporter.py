@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Literal
 
-from tost._text import printable
 from tost.cli import _console
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
 
-    from tost.train.loop import Reporter
+    from tost.train.loop import LineReporter, Reporter
     from tost.train.metrics import StepRecord
 
 ProgressStyle = Literal["auto", "live", "plain", "none"]
@@ -29,37 +27,29 @@ def is_first() -> bool:
 @contextmanager
 def open_reporter(style: ProgressStyle, steps: int) -> Iterator[Reporter]:
     """Return the reporter for a run of `steps` steps, for the duration of a ``with`` block."""
-    if style == "none" or not is_first():
-        from tost.train.loop import SilentReporter
+    from tost.train.loop import LineReporter, SilentReporter
 
+    if style == "none" or not is_first():
         yield SilentReporter()
-    elif style == "plain" or (style == "auto" and not sys.stderr.isatty()):
-        yield _Plain()
+    elif style == "plain" or (style == "auto" and not _console.is_live()):
+        yield LineReporter()
     else:
         with _console.live_bars("bar", "count", "description") as progress:
-            yield _Live(progress, progress.add_task("starting", total=steps))
+            lines = LineReporter(lambda text: _console.print_above(progress, text))
+            yield _Live(lines, progress, progress.add_task("starting", total=steps))
 
 
-class _Plain:
+class _Live:
+    """Steps move a bar; everything else is a line above it."""
+
+    def __init__(self, lines: LineReporter, progress: Progress, task: TaskID) -> None:
+        self._lines, self._progress, self._task = lines, progress, task
+
     def message(self, text: str) -> None:
-        _console.log(text)
-
-    def step(self, record: StepRecord) -> None:
-        from tost.train.metrics import format_line
-
-        _console.log(format_line(record))
+        self._lines.message(text)
 
     def evaluation(self, step: int, metrics: Mapping[str, float]) -> None:
-        values = " | ".join(f"{name} {value:.4f}" for name, value in metrics.items())
-        self.message(f"eval step {step} | {values}")
-
-
-class _Live(_Plain):
-    def __init__(self, progress: Progress, task: TaskID) -> None:
-        self._progress, self._task = progress, task
-
-    def message(self, text: str) -> None:
-        self._progress.console.print(printable(text), markup=False, highlight=False)
+        self._lines.evaluation(step, metrics)
 
     def step(self, record: StepRecord) -> None:
         from tost.train.metrics import format_line

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 import os
 import shlex
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -14,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from tost._progress import Pace, format_duration
 from tost._text import integers
 from tost.cli import _console
 from tost.cli._arguments import Json, Overrides
@@ -173,7 +173,7 @@ def _store(path: Path, results: Mapping[str, Any]) -> bool:
 @contextmanager
 def _open_watcher(total: int) -> Iterator[Watcher]:
     """Show what happens on stderr: live bars on a terminal, lines elsewhere."""
-    if not sys.stderr.isatty():
+    if not _console.is_live():
         yield _Plain(total)
         return
     with _console.live_bars("description", "bar", "count", "elapsed", "fields[text]") as progress:
@@ -181,10 +181,10 @@ def _open_watcher(total: int) -> Iterator[Watcher]:
 
 
 class _Plain:
-    """One line when a run starts and one when it ends."""
+    """One line when a run starts, one when it ends, and between them one every ten seconds."""
 
     def __init__(self, total: int) -> None:
-        self._total, self._done = total, 0
+        self._total, self._done, self._pace = total, 0, Pace()
 
     def say(self, text: str) -> None:
         _console.log(text)
@@ -196,10 +196,14 @@ class _Plain:
         self._done += 1
         told = outcome.reason or "finished"
         time = f" after {outcome.seconds / 60:.1f} min" if outcome.seconds else ""  # it may never have been started
-        self.say(f"[{self._done}/{self._total}] {outcome.run.name}: {told}{time}")
+        left = (self._total - self._done) * self._pace.elapsed / self._done
+        eta = f"; eta {format_duration(left)}" if self._done < self._total else ""
+        self.say(f"[{self._done}/{self._total}] {outcome.run.name}: {told}{time}{eta}")
 
     def tick(self, running: Sequence[Run]) -> None:
-        pass
+        if self._pace.due():
+            for run in running:
+                self.say(f"{run.name}: {_where(run) or 'starting'}")
 
 
 class _Live(_Plain):
@@ -228,5 +232,15 @@ class _Live(_Plain):
 
         for run in running:
             if found := progress_of(run):
-                text = f"loss {found['loss']:.4f}, {found['eta_seconds'] / 60:.1f} min to go"
-                self._progress.update(self._bars[run.name], completed=found["step"], text=text)
+                self._progress.update(self._bars[run.name], completed=found["step"], text=_where(run))
+
+
+def _where(run: Run) -> str:
+    """Return how far a run is, as it has recorded itself; empty before its first step."""
+    from tost.sweep import progress_of
+
+    found = progress_of(run)
+    if not found:
+        return ""
+    steps = f"step {found['step']:,} of {run.settings.train.steps:,}"
+    return f"{steps}, loss {found['loss']:.4f}, eta {format_duration(found['eta_seconds'])}"

@@ -8,7 +8,7 @@ steps, up to the rounding of sums.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +19,8 @@ from torch import Tensor
 
 from tost._io import writing
 from tost._machine import source_revision
-from tost._text import count, html_card, number
+from tost._progress import Pace, format_progress
+from tost._text import count, html_card, log_line, number
 from tost._yaml import show_value
 from tost.data import Batch, make_loader
 from tost.data._random import mix
@@ -33,7 +34,7 @@ from tost.train.device import DeviceChoice
 from tost.train.distributed import Distributed
 from tost.train.ema import WeightAverage
 from tost.train.evaluate.metrics import evaluate
-from tost.train.metrics import Progress, StepRecord, measure_peak_flops
+from tost.train.metrics import Progress, StepRecord, format_line, measure_peak_flops
 from tost.train.optim import build_optimizer, set_rate
 from tost.train.runfolder import RunFolder, changed_settings, check_changes, describe_environment
 from tost.train.schedule import learning_rate
@@ -52,6 +53,30 @@ class Reporter(Protocol):
 
     def evaluation(self, step: int, metrics: Mapping[str, float]) -> None:
         """Receive validation metrics."""
+
+
+class LineReporter:
+    """Writes one greppable line per event to stderr, or to another place that takes lines.
+
+    Args:
+        write: Receives the lines.
+    """
+
+    def __init__(self, write: Callable[[str], None] = log_line) -> None:
+        self.write = write
+
+    def message(self, text: str) -> None:
+        """Write a line about the run."""
+        self.write(text)
+
+    def step(self, record: StepRecord) -> None:
+        """Write loss, speed and time left."""
+        self.write(format_line(record))
+
+    def evaluation(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Write validation metrics."""
+        values = " | ".join(f"{name} {value:.4f}" for name, value in metrics.items())
+        self.message(f"eval step {step} | {values}")
 
 
 class SilentReporter:
@@ -111,7 +136,7 @@ def fit(
         out: The run folder.
         resume: Checkpoint or run folder to resume from; ``"auto"`` for the newest checkpoint of `out`, or a new run if
             it has none; None for a new run.
-        reporter: Receives the events of the first process; None to write to the run folder only.
+        reporter: Receives the events of the first process; None for lines on stderr, `SilentReporter` for none.
         device: Where to compute; ``"auto"`` takes a GPU if there is one.
 
     Returns:
@@ -124,7 +149,7 @@ def fit(
         ConfigError: Another process writes to the run folder, or it holds a run that would be overwritten.
         StorageError: The run folder cannot be written, or a data worker was killed.
     """
-    reporter, folder = reporter or SilentReporter(), RunFolder(out)
+    reporter, folder = reporter or LineReporter(), RunFolder(out)
     if resume is not None and resume != "auto":
         resolve_checkpoint(Path(resume), lambda line: None, files=())  # if there is none, nothing is written
     start = None
@@ -154,6 +179,7 @@ class _Run:
         resume: Path | None,
     ) -> None:
         self.config, self.task, self.processes, self.reporter = config, task, processes, reporter
+        self.pace = Pace()
         self.folder, self.resume = folder, resume
         self.store = CheckpointStore(self.folder.checkpoints, keep=config.checkpoint.keep)
         self.began = time.perf_counter()
@@ -253,6 +279,8 @@ class _Run:
             fresh = False
             if self.step % config.log.every == 0 or self.step in (1, steps):
                 self._log(taken)
+            elif self.processes.is_first and self.pace.due():
+                self.reporter.step(self._record(taken))
 
     def _due(self, every: int) -> bool:
         return every > 0 and self.step % every == 0
@@ -304,8 +332,16 @@ class _Run:
         self.unchecked.clear()
 
     def _log(self, taken: _Loss) -> None:
+        record = self._record(taken)
+        if self.processes.is_first:
+            self.folder.record(record.as_json())
+            self.reporter.step(record)
+            self.pace.said()
+        self.processes.track({"loss": record.loss, "lr": record.lr}, self.step)
+
+    def _record(self, taken: _Loss) -> StepRecord:
         self._check_losses()
-        record = StepRecord(
+        return StepRecord(
             step=self.step,
             steps=self.config.train.steps,
             loss=taken.value.item(),
@@ -318,18 +354,22 @@ class _Run:
             eta_seconds=self.progress.eta_seconds(self.step),
             unit=self.task.unit,
         )
-        if self.processes.is_first:
-            self.folder.record(record.as_json())
-            self.reporter.step(record)
-        self.processes.track({"loss": record.loss, "lr": record.lr}, self.step)
 
     def _evaluate(self) -> bool:
         """Measure the validation set and return whether it is the best so far."""
         self._check_losses()
         average = self.average if self.config.evaluate.weights == "average" else None
+        began = Pace()
+
+        def report(done: int, total: int) -> None:
+            if self.processes.is_first and self.pace.due():
+                self.reporter.message(format_progress(f"eval step {self.step}", done, total, began.elapsed))
+
         with nullcontext() if average is None else average.applied():
-            self.metrics = evaluate(self.wrapped, self.task, self.bundle.validation, self.config, self.processes)
+            validation = self.bundle.validation
+            self.metrics = evaluate(self.wrapped, self.task, validation, self.config, self.processes, report)
         if self.processes.is_first:
+            self.pace.said()
             self.folder.record({"kind": "evaluation", "step": self.step, **self.metrics})
             self.reporter.evaluation(self.step, self.metrics)
         self.processes.track({f"validation/{name}": value for name, value in self.metrics.items()}, self.step)

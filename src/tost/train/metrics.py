@@ -9,6 +9,8 @@ from dataclasses import asdict, dataclass, field
 
 import torch
 
+from tost._progress import format_duration
+
 WINDOW = 50
 """Steps over which throughput is averaged: long enough to be steady, short enough to follow a change."""
 
@@ -131,16 +133,6 @@ def measure_peak_flops(device: torch.device, dtype: torch.dtype, *, size: int | 
             break
     del c
     return 2 * size**3 / best
-
-
-def format_duration(seconds: float) -> str:
-    """Write a duration as ``41s``, ``12m04s`` or ``3h07m``."""
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole}s"
-    if whole < 3600:
-        return f"{whole // 60}m{whole % 60:02d}s"
-    return f"{whole // 3600}h{whole % 3600 // 60:02d}m"
 
 
 def format_count(value: float) -> str:

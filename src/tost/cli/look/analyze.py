@@ -69,7 +69,7 @@ def analyze(
     folder = out or home / "analysis"
     found: dict[str, dict[str, Any]] = {}
     skipped: dict[str, str] = {}
-    with _console.steps(len(names)) as progress:
+    with _console.progress(len(names)) as progress:
         for each in names:
             progress.start(each)
             try:

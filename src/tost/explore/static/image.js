@@ -62,7 +62,7 @@ export class ImageView {
         labelled("Model", this.model), labelled("Longer side", this.side)),
       el("div", { class: "columns" },
         el("div", {}, panel("", zone),
-          panel("", el("div", { class: "row" }, this.layer.root, this.watch), this.by.root,
+          panel("", el("div", { class: "row middle" }, this.layer.root, this.watch), this.by.root,
             el("div", { class: "maps" }, el("div", {}, this.map, this.caption), this.small),
             shared.tools("image", () => this.found && this.drawing(), () => this.python()))),
         el("div", {}, panel("What the model takes it for", this.top), this.detail)));

@@ -26,7 +26,7 @@ export class InsideView {
       intro("What does each layer do to this input?",
         "In theory every attention layer makes the groups cheaper to store. The solid lines are this model, the dashed ones the same model before any training, on the very same input.",
         labelled("Model", this.model)),
-      panel("", this.verdict, el("div", { class: "row" }, this.place.root, this.input)), this.charts, this.matrices,
+      panel("", this.verdict, el("div", { class: "row middle" }, this.place.root, this.input)), this.charts, this.matrices,
       panel("", shared.tools("inside", () => this.charts.children.length && stack([...this.root.querySelectorAll(".charts svg, .matrices svg")]), () => this.python())));
     const known = shared.models.filter(({ groups }) => groups);
     options(this.model, (known.length ? known : shared.models).map(({ name }) => [name, name]), shared.settings.inside_model ?? shared.withGroups("text"));
@@ -61,12 +61,12 @@ export class InsideView {
     const at = (source) => found.curves.find((curve) => curve.source === source && curve.place === place).values;
     const [trained, control] = [at("trained"), at("control")];
     const charts = Object.entries(RATES).map(([measure, [title, text]], i) => panel(title, el("p", { class: "quiet" }, text), lineChart({
-      title, x: "layer", y: "nats",
+      title, x: "layer", y: "nats", width: 560, height: 250,
       lines: [{ name: "this model", values: trained[measure], tint: colour(i) }, { name: "untrained", values: control[measure], tint: "#7F7F7F", dash: "5 4" }],
     })));
     const heads = Array.from(found.usage[0], (_, head) => ({ name: `head ${head}`, values: found.usage.map((row) => row[head]) }));
     charts.push(panel("Use of the heads", el("p", { class: "quiet" }, "The share of all tokens that each head has."),
-      lineChart({ title: "Use of the heads", x: "layer", y: "share", lines: heads })));
+      lineChart({ title: "Use of the heads", x: "layer", y: "share", width: 560, height: 270, lines: heads })));
     this.charts.replaceChildren(...charts);
     const group = (title, text, key, drawings) => panel(title, el("p", { class: "quiet" }, text), key, el("div", { class: "matrices" }, ...drawings));
     const most = Math.max(...found.coherence.blocks.flat(2), 2 * found.coherence.random);

@@ -39,8 +39,8 @@ export class TextView {
           panel("", el("label", { for: "text-input" }, el("h3", {}, "Your text")), this.input,
             el("div", { class: "row" }, this.temperature.box, this.topP.box, labelled("Tokens", this.count),
               el("div", { class: "row end" }, this.stop, this.go))),
-          panel("", el("div", { class: "row" }, this.layer.root, this.watch), this.by.root, this.list.root, this.legend,
-            el("div", { class: "row" }, this.back, this.speed),
+          panel("", el("div", { class: "row middle" }, this.layer.root, this.watch), this.by.root, this.list.root, this.legend,
+            el("div", { class: "row middle" }, this.back, this.speed),
             shared.tools("text", () => this.found && drawTokens(this.found, this.choice()), () => this.python()))),
         el("div", {}, this.detail, this.memory)));
     options(this.model, shared.of("text").map(({ name }) => [name, name]), shared.settings.model ?? shared.withGroups("text"));

@@ -16,6 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from tost._progress import Pace, format_progress
 from tost.errors import ConfigError, TrainingError
 from tost.integrations.replace.run import find_layers
 from tost.train.config import ScheduleConfig
@@ -74,10 +75,12 @@ def distill(
     teacher.eval()
     student.eval()
     blocks = nn.ModuleList(student.get_submodule(name) for name in names)
+    pace = Pace()
     for loss in _optimize(blocks, layer_steps, lr, lambda: _layer_loss(teacher, student, names, next(batches))):
-        _note(progress.layers, loss, layer_steps, "layers", report)
+        _note(progress.layers, loss, layer_steps, "layers", report, pace)
+    pace = Pace()
     for loss in _optimize(student, output_steps, output_lr, lambda: output_loss(teacher, student, next(batches))):
-        _note(progress.outputs, loss, output_steps, "outputs", report)
+        _note(progress.outputs, loss, output_steps, "outputs", report, pace)
     student.train(was_training)
     return progress
 
@@ -160,13 +163,15 @@ def _optimize(module: nn.Module, steps: int, lr: float, loss_of: Callable[[], Te
         yield float(loss.detach())
 
 
-def _note(losses: list[float], loss: float, steps: int, stage: str, report: Callable[[str], None]) -> None:
+def _note(losses: list[float], loss: float, steps: int, stage: str, report: Callable[[str], None], pace: Pace) -> None:
     losses.append(loss)
     if loss != loss:
         raise TrainingError(f"the loss is no number at step {len(losses)} of stage {stage}; use a smaller lr.")
-    if len(losses) % max(1, steps // 10) == 0:
+    if len(losses) % max(1, steps // 10) == 0 or pace.due():
+        pace.said()
         recent = losses[-max(1, steps // 10) :]
-        report(f"{stage}: step {len(losses)} of {steps}, loss {sum(recent) / len(recent):.4f}")
+        told = format_progress(stage, len(losses), steps, pace.elapsed)
+        report(f"{told}, loss {sum(recent) / len(recent):.4f}")
 
 
 def _relative_error(x: Tensor, y: Tensor) -> Tensor:

@@ -14,6 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from tost._io import write_json
+from tost._progress import Report, silent
+from tost._text import html_card, number
 from tost.data import Dataset, make_evaluation_loader
 from tost.errors import CheckpointError, ConfigError
 from tost.train.checkpoint.files import read_model_tensors
@@ -39,14 +41,26 @@ class Measurement:
 
 
 def evaluate(
-    model: nn.Module, task: Task, dataset: Dataset, config: RunConfig, processes: Distributed
+    model: nn.Module,
+    task: Task,
+    dataset: Dataset,
+    config: RunConfig,
+    processes: Distributed,
+    report: Report = silent,
 ) -> dict[str, float]:
     """Return the metrics of a model on a data set; see `measure`."""
-    return measure(model, task, dataset, config, processes).metrics
+    return measure(model, task, dataset, config, processes, report).metrics
 
 
 @torch.no_grad()
-def measure(model: nn.Module, task: Task, dataset: Dataset, config: RunConfig, processes: Distributed) -> Measurement:
+def measure(
+    model: nn.Module,
+    task: Task,
+    dataset: Dataset,
+    config: RunConfig,
+    processes: Distributed,
+    report: Report = silent,
+) -> Measurement:
     """Run a model over a data set.
 
     Args:
@@ -55,6 +69,7 @@ def measure(model: nn.Module, task: Task, dataset: Dataset, config: RunConfig, p
         dataset: The samples.
         config: ``evaluate.batches`` limits how many batches each process takes.
         processes: Those that share the work.
+        report: Receives the batches that are done, and how many there are.
     """
     batch_size = config.evaluate.batch_size or config.train.batch_size
     loader = make_evaluation_loader(
@@ -70,7 +85,8 @@ def measure(model: nn.Module, task: Task, dataset: Dataset, config: RunConfig, p
     sums: dict[str, float] = {"loss": 0.0}
     counts: dict[str, Tensor] = {}
     terms = 0.0
-    for batch in islice(loader, config.evaluate.batches):
+    total = min(len(loader), config.evaluate.batches or len(loader))
+    for done, batch in enumerate(islice(loader, total), 1):
         placed = processes.place(batch)
         with processes.context():
             result = task.compute(model, placed)
@@ -80,6 +96,7 @@ def measure(model: nn.Module, task: Task, dataset: Dataset, config: RunConfig, p
             sums[name] = sums.get(name, 0.0) + float(value)
         for name, table in result.counts.items():
             counts[name] = counts[name] + table if name in counts else table
+        report(done, total)
     layers = {}
     if config.evaluate.telemetry:  # on the first batch, which every process runs whole
         first = next(iter(make_evaluation_loader(dataset, batch_size=batch_size)))
@@ -110,6 +127,10 @@ class Evaluation:
     counts: Mapping[str, Tensor]
     class_names: tuple[str, ...]
 
+    def _repr_html_(self) -> str:
+        """Return a table for a notebook."""
+        return html_card("evaluation", {name: number(value) for name, value in self.metrics.items()})
+
     def content(self) -> dict[str, Any]:
         """Return metrics and report as plain data for JSON; a metric that is no number is null."""
         finite = {name: value if math.isfinite(value) else None for name, value in self.metrics.items()}
@@ -137,6 +158,7 @@ def evaluate_checkpoint(
     overrides: Sequence[str],
     ema: bool,
     device: DeviceChoice = "auto",
+    report: Report = silent,
 ) -> Evaluation:
     """Build the model of a run, load a checkpoint of it, and measure it on the validation set.
 
@@ -147,12 +169,13 @@ def evaluate_checkpoint(
         ema: Use the moving average of the weights; what has none, such as the statistics of a batch norm, is taken as
             it is.
         device: Where to compute; ``"auto"`` takes a GPU if there is one.
+        report: Receives the progress; see `measure`.
 
     Raises:
         CheckpointError: The checkpoint cannot be read, or does not belong to the configuration beside it.
     """
     config, load = read_checkpoint(checkpoint, overrides=overrides, ema=ema)
-    return _evaluate(config, get_task(config.recipe), load, device)
+    return _evaluate(config, get_task(config.recipe), load, device, report)
 
 
 def read_checkpoint(
@@ -181,19 +204,22 @@ def read_checkpoint(
     return config, lambda model: load_weights(model, tensors, str(checkpoint))
 
 
-def evaluate_initial(config: RunConfig, task: Task, *, device: DeviceChoice = "auto") -> Evaluation:
+def evaluate_initial(
+    config: RunConfig, task: Task, *, device: DeviceChoice = "auto", report: Report = silent
+) -> Evaluation:
     """Measure the weights that a run would start from, ``train.init_from``, on its validation set.
 
     Args:
         config: The run.
         task: What a batch costs.
         device: Where to compute; ``"auto"`` takes a GPU if there is one.
+        report: Receives the progress; see `measure`.
 
     Raises:
         ConfigError: The configuration names no weights.
         CheckpointError: They cannot be read, or belong to another model or another number of classes.
     """
-    return _evaluate(config, task, read_initial(config), device)
+    return _evaluate(config, task, read_initial(config), device, report)
 
 
 def read_initial(config: RunConfig) -> Callable[[nn.Module], object]:
@@ -208,10 +234,12 @@ def read_initial(config: RunConfig) -> Callable[[nn.Module], object]:
     return lambda model: load_initial(model, source, lambda line: None, head="same")
 
 
-def _evaluate(config: RunConfig, task: Task, load: Callable[[nn.Module], object], device: DeviceChoice) -> Evaluation:
+def _evaluate(
+    config: RunConfig, task: Task, load: Callable[[nn.Module], object], device: DeviceChoice, report: Report
+) -> Evaluation:
     with Distributed.join(config, device=device) as processes:
         bundle = task.build_data(config)
         model = task.build_model(config, bundle)
         load(model)
-        found = measure(model.to(processes.device), task, bundle.validation, config, processes)
+        found = measure(model.to(processes.device), task, bundle.validation, config, processes, report)
     return Evaluation(found.metrics, task.details(found.counts, bundle.info), found.counts, bundle.info.class_names)

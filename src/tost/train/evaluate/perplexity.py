@@ -16,7 +16,7 @@ Shapes: text [T], ids [B, N], features [B, N, C].
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from statistics import stdev
 from typing import Any, NamedTuple, Protocol, cast
 
@@ -25,11 +25,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from tost._progress import Report, silent
 from tost.errors import ConfigError
 from tost.generation.decode import CHUNK_SIZE, check_causal, context_limit, evaluating
-
-Report = Callable[[int, int], None]
-"""Receives how much is done, and how much there is: windows, or tokens of a stream."""
 
 IGNORED = -100
 _LOGITS_AT_ONCE = 1 << 23
@@ -89,10 +87,6 @@ class Score(NamedTuple):
         if self.error is not None:
             found["loss_error"] = self.error
         return {**found, "tokens": float(self.tokens)}
-
-
-def silent(done: int, total: int) -> None:
-    """Report nothing."""
 
 
 def score_windows(

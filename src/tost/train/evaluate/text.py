@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from torch import nn
 
+from tost._progress import Report, silent
 from tost.data import DataOptions, build_data
 from tost.data.tokens.reader import TokenSplit, cbt_questions, check_tokenizer, lambada_pairs, open_tokens
 from tost.errors import ConfigError
@@ -22,7 +23,7 @@ from tost.train.device import DeviceChoice
 from tost.train.distributed import Distributed
 from tost.train.evaluate.last_word import Passage, score_choices, score_last_words, score_last_words_by_generation
 from tost.train.evaluate.metrics import Evaluation, read_checkpoint, read_initial
-from tost.train.evaluate.perplexity import Report, Text, score_random, score_stream, score_windows, silent
+from tost.train.evaluate.perplexity import Text, score_random, score_stream, score_windows
 from tost.train.evaluate.protocol import Protocol, TextTest
 from tost.train.task import Details
 from tost.train.tokenizer import find_tokenizer
