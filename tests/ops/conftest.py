@@ -5,9 +5,9 @@ from importlib.util import find_spec
 import pytest
 
 if find_spec("triton"):
-    from tests.ops.triton.interpreter import speed_up_scans
+    from tests.ops.triton.interpreter import speed_up
 
-    speed_up_scans()
+    speed_up()
 
 # What the default suite runs with the backend: the test, and parts of the identifier that stay.
 QUICK = {

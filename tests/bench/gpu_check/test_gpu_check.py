@@ -18,9 +18,9 @@ SMALL = GpuCheckScale(device="cpu", compile=False, checked=((2, 5, 2, 3),), shap
 @pytest.fixture
 def interpreted(monkeypatch, tmp_path):
     pytest.importorskip("triton", reason="triton has no packages for this platform")
-    from tests.ops.triton.interpreter import speed_up_scans
+    from tests.ops.triton.interpreter import speed_up
 
-    speed_up_scans()
+    speed_up()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(run, "DTYPES", (torch.float32,))
     return tmp_path / "tost" / "gpu-check.json"
