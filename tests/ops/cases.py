@@ -10,6 +10,7 @@ from torch import Tensor
 import tost
 from tost.ops._blocks import products
 from tost.ops._numerics import statistics_dtype
+from tost.ops.form import Form
 from tost.testing import assert_close
 
 # Single entries, odd widths, one head, more than one chunk of the kernel, a last chunk of one token.
@@ -45,6 +46,7 @@ class Case:
     count_scaled: bool = False
     decay: Tensor | None = None
     block_size: int = 1
+    centered: bool = False
 
     def double(self) -> Case:
         """The same numbers, rounded as they are, in float64."""
@@ -71,6 +73,11 @@ def make_decay(H: int, dtype: torch.dtype) -> Tensor:
     return torch.tensor([0.9, 1.0, 0.5, 0.999, 1e-3])[torch.arange(H) % 5].to(dtype)
 
 
+def make_token_decay(shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
+    """Of every token: from nothing forgotten to nothing kept, and no two alike."""
+    return torch.rand(shape, generator=generator).pow(0.2).masked_fill(torch.rand(shape, generator=generator) < 0.02, 0)
+
+
 def make_case(
     shape,
     dtype,
@@ -82,8 +89,10 @@ def make_case(
     count_scaled=False,
     decay=False,
     block_size=1,
+    centered=False,
     seed=0,
 ) -> Case:
+    """Make a case; `decay` is True for one per head, or "head" or "channel" for those of every token."""
     g = torch.Generator().manual_seed(seed)
     B, N, H, D = shape
 
@@ -93,10 +102,26 @@ def make_case(
     def rand(*size):
         return torch.rand(size, generator=g)
 
-    sums, squares = statistics_dtype(dtype), 3 * rand(B, H, D)
+    sums, K = statistics_dtype(dtype), D // block_size
+    form = Form(
+        count_scaled=count_scaled,
+        block_size=block_size,
+        centered=centered,
+        token_decay=isinstance(decay, str),
+        channel_decay=decay == "channel",
+    )
+    squares = 3 * rand(B, H, D)
     weighted = rand(B, H, D) if block_size == 1 else products(rand(B, 3, H, D), block_size).sum(dim=1)
-    before = (squares, weighted, 3 * rand(B, H))
+    before = (squares, weighted, 3 * rand(B, H, K) if form.channel_decay else 3 * rand(B, H))
+    if form.counted:
+        before = (torch.cat((squares, 1 + rand(B, H, form.num_masses(D))), dim=-1), *before[1:])
+    if centered:  # of masses below the squares of what they weigh
+        before = (before[0], torch.cat((weighted + 1, 0.1 * randn(B, H, D)), dim=-1), before[2])
     position = torch.randint(0, 4, (B,), generator=g)
+    decays = make_decay(H, sums) if decay else None
+    if form.token_decay:
+        per_token = torch.Generator().manual_seed(seed + 1)
+        decays = make_token_decay((B, N, H, K) if form.channel_decay else (B, N, H), per_token).to(sums)
     return Case(
         w=randn(B, N, H, D).to(dtype),
         # Both signs. Un-normalized energies are as large as D, and scaled ones as N, so their temperature is small.
@@ -108,15 +133,17 @@ def make_case(
         state=tost.TSSAState(*(x.to(sums) for x in before), position) if state else None,
         dstate=tuple(randn(*x.shape).to(sums) for x in before),
         count_scaled=count_scaled,
-        decay=make_decay(H, sums) if decay else None,
+        decay=decays,
         block_size=block_size,
+        centered=centered,
     )
 
 
 def run_tssa(case: Case, backend: str) -> dict[str, Tensor]:
     """Output and gradients of ``tost.tssa``."""
     w, t = case.w.detach().requires_grad_(), case.temperature.detach().requires_grad_()
-    options = {"normalize": case.normalize, "count_scaled": case.count_scaled, "block_size": case.block_size}
+    options = {"normalize": case.normalize, "count_scaled": case.count_scaled}
+    options |= {"block_size": case.block_size, "centered": case.centered}
     y = tost.tssa(w, t, mask=case.mask, backend=backend, **options)
     dw, dt = torch.autograd.grad(y, (w, t), case.dy)
     return {"y": y, "dw": dw, "dtemperature": dt}
@@ -134,7 +161,7 @@ def run_causal(case: Case, backend: str) -> dict[str, Tensor]:
         sums = (inputs[name] for name in ("squares", "weighted_squares", "mass"))
         state = tost.TSSAState(*sums, case.state.position)
     options = {"mask": case.mask, "state": state, "count_scaled": case.count_scaled, "decay": inputs.get("decay")}
-    options["block_size"] = case.block_size
+    options |= {"block_size": case.block_size, "centered": case.centered}
     y, after = tost.causal_tssa_with_state(
         inputs["w"], inputs["temperature"], inputs.get("bias"), backend=backend, **options
     )

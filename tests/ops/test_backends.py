@@ -100,9 +100,9 @@ def test_other_devices_have_no_native_backend(op):
     assert _dispatch.select(op, "auto", torch.empty(1, 1, 1, 1, device="meta")).backend.name == "torch"
 
 
-def test_flags_are_the_fields_in_the_order_of_the_library():
+def test_flags_are_fields_in_the_order_of_the_library():
     assert Form(count_scaled=True).flags() == tuple(getattr(Form(count_scaled=True), name) for name in FLAGS)
-    assert set(get_type_hints(Form)) == set(FLAGS)
+    assert set(get_type_hints(Form)) > set(FLAGS)
     assert _library._LIBRARY.tost_form().decode().split() == list(FLAGS)
 
 
@@ -153,6 +153,6 @@ def test_no_cumulative_sum_that_torch_refuses_on_gpus(deterministic, backend, N)
 @pytest.mark.parametrize("N", [0, 1, 16, 17, 300])
 def test_the_deterministic_sum_is_the_cumulative_sum(N):
     x = torch.randn(2, N, 3, 4, dtype=torch.float64)
-    ones, start = torch.ones(1, N, dtype=torch.int64), torch.randn(2, 3, 4, dtype=torch.float64)
-    blocked = tost.ops._scan._blocked_sums(x, None, ones, start)
+    start = torch.randn(2, 3, 4, dtype=torch.float64)
+    blocked = tost.ops._scan._blocked_sums(x, None, start)
     assert_close("sums", blocked, start.unsqueeze(1) + x.cumsum(1), 1e-13)

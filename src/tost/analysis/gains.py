@@ -17,12 +17,14 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from tost.analysis.records import AttentionLayer, Batch, LayerRecord, sum_by_layer
+from tost.analysis.records import AttentionLayer, Batch, LayerRecord, decay_of_tokens, sum_by_layer
 from tost.analysis.result import Result, grid_rows, span
 from tost.nn import CausalTSSAttention
-from tost.ops import _scan
-from tost.ops._blocks import matrices, products
-from tost.ops._numerics import MASS_FLOOR, zero_padding
+from tost.ops._blocks import matrices
+from tost.ops._inputs import causal_form
+from tost.ops._numerics import zero_padding
+from tost.ops.form import Form
+from tost.ops.pytorch import causal_moments, group_moments
 
 
 @dataclass(frozen=True)
@@ -71,15 +73,9 @@ class Gains(Result):
         }
 
 
-def running_sums(layer: AttentionLayer, x: Tensor, mask: Tensor | None) -> Tensor:
-    """Return the sums of x ``[B, N, H, F]`` up to every token, as a causal layer keeps them, forgetting included."""
-    assert isinstance(layer.attention, CausalTSSAttention)
-    decay = layer.attention.decay()
-    start = x.new_zeros(x.shape[0], *x.shape[2:])
-    return _scan.running_sums(x, start, None if decay is None else decay.to(x.dtype), _scan.real_tokens(x, mask))
-
-
-def moment_blocks(layer: AttentionLayer, w: Tensor, pi: Tensor, mask: Tensor | None = None) -> Tensor:
+def moment_blocks(
+    layer: AttentionLayer, w: Tensor, pi: Tensor, mask: Tensor | None = None, decay: Tensor | None = None
+) -> Tensor:
     """Return the second moments of the groups that a layer uses, a matrix for each block of g features.
 
     Args:
@@ -87,26 +83,30 @@ def moment_blocks(layer: AttentionLayer, w: Tensor, pi: Tensor, mask: Tensor | N
         w: Projected tokens, ``[B, N, H, D]``.
         pi: Their memberships, ``[B, N, H]``.
         mask: Real tokens, bool ``[B, N]``.
+        decay: Those of the tokens in a layer that sets them from the data; None for those of tokens of zeros.
 
     Returns:
         ``[B, 1, H, D / g, g, g]``, or in a causal layer those of every token, ``[B, N, H, D / g, g, g]``.
     """
-    pi, g = pi.unsqueeze(-1), layer.attention.extensions.block_size
-    weighted = pi * products(zero_padding(w.to(pi.dtype), mask), g)
+    extensions = layer.attention.extensions
+    g, options = extensions.block_size, extensions.operator_options()
     if isinstance(layer.attention, CausalTSSAttention):
-        found = running_sums(layer, weighted, mask) / (running_sums(layer, pi, mask) + MASS_FLOOR)
+        decay = decay_of_tokens(layer, w, decay)
+        found = causal_moments(w, pi, mask, decay, causal_form(decay, **options))
     else:
-        found = weighted.sum(dim=1, keepdim=True) / (pi.sum(dim=1, keepdim=True) + MASS_FLOOR)
+        found = group_moments(w, pi, mask, Form(**options))
     return matrices(found, w.shape[-1], g)
 
 
-def moments(layer: AttentionLayer, w: Tensor, pi: Tensor, mask: Tensor | None = None) -> Tensor:
+def moments(
+    layer: AttentionLayer, w: Tensor, pi: Tensor, mask: Tensor | None = None, decay: Tensor | None = None
+) -> Tensor:
     """Return the second moments along the principal directions of each block, largest first; see `moment_blocks`.
 
     Returns:
         ``[B, 1, H, D]``, or in a causal layer those of every token, ``[B, N, H, D]``.
     """
-    return _principal(moment_blocks(layer, w, pi, mask))
+    return _principal(moment_blocks(layer, w, pi, mask, decay))
 
 
 def _principal(blocks: Tensor) -> Tensor:
@@ -137,7 +137,7 @@ def gains_by_layer(model: nn.Module, batches: Iterable[Batch], *, layers: Sequen
 
     def measure(record: LayerRecord) -> tuple[Tensor, ...]:
         w, mask = record.stream("tokens"), record.mask
-        blocks = moment_blocks(record.layer, w, record.membership(), mask).double()
+        blocks = moment_blocks(record.layer, w, record.membership(), mask, record.decay).double()
         gain = 1 / (1 + _principal(blocks))  # [B, 1 or N, H, D]
         if gain.shape[1] > 1 and mask is not None:
             each = zero_padding(gain, mask).sum(dim=1) / mask.sum(dim=1).clamp_min(1)[:, None, None]

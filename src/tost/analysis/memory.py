@@ -10,11 +10,11 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from tost.analysis.gains import running_sums
 from tost.analysis.records import Batch, LayerRecord, select_layers, sum_by_layer
 from tost.analysis.result import Result, grid_rows, span
 from tost.errors import ConfigError
 from tost.nn import CausalTSSAttention
+from tost.ops._scan import Products, running_sums
 
 MARKS = (1 / 16, 1 / 4, 1 / 2)
 TIMES = 48
@@ -26,8 +26,9 @@ class StateMemory(Result):
     """How long tokens stay in the state.
 
     The state of a head is three sums over tokens; token m adds ``pi_m`` to the mass and ``pi_m w_m^2`` to the weighted
-    squares, faded by ``decay`` with every token after it where the layer forgets. Shares are those of the mass and of
-    the weighted squares (summed over the D features), means over the samples.
+    squares, faded by ``decay`` with every token after it where the layer forgets; where channels forget at different
+    rates, by the geometric mean of a head. Shares are those of the mass and of the weighted squares (summed over the D
+    features), means over the samples.
 
     Attributes:
         layers: Numbers of the layers.
@@ -39,7 +40,8 @@ class StateMemory(Result):
         times: Positions at which they are looked at.
         trace: Share of the mass that a followed token has at a time, ``[L, H, marks, times]``; 0 before it came.
         half_life: Smallest number of last tokens that hold half of the mass at the end, ``[L, H]``.
-        decay_half_life: Tokens after which forgetting alone halves a share, ``[L, H]``; infinite without forgetting.
+        decay_half_life: Tokens after which forgetting alone halves a share, ``[L, H]``; infinite without forgetting. If
+            the data set it, that of tokens of zeros.
         samples: How many samples.
     """
 
@@ -140,23 +142,30 @@ def _shares(record: LayerRecord) -> list[Tensor]:
     """Return sums over the samples of the shares: of mass and squares by age, [H, N], and of single tokens."""
     pi = record.membership().double()  # [B, N, H]
     w = record.stream("tokens").double()
-    _, N, H = pi.shape
-    layer = record.layer
-    assert isinstance(layer.attention, CausalTSSAttention)
-    decay = layer.attention.decay()
-    log = torch.zeros(H, dtype=torch.float64) if decay is None else decay.double().log().cpu()
-    age = torch.arange(N - 1, -1, -1, dtype=torch.float64)[:, None]
+    N = pi.shape[1]
+    log = torch.zeros(()) if record.decay is None else _log(record.decay)
+    upto = log.expand(pi.shape).cumsum(dim=1)  # [B, N, H], as pi
     found = []
     for added in (pi, pi * w.square().sum(dim=-1)):
-        faded = added.cpu() * torch.exp(age * log)
+        faded = added.cpu() * torch.exp(upto[:, -1:] - upto)
         found.append((faded / faded.sum(dim=1, keepdim=True).clamp_min(1e-300)).sum(dim=0).flip(0).mT)  # [H, ages]
-    total = running_sums(layer, pi.unsqueeze(-1), None).squeeze(-1).cpu()  # [B, N, H]
+    total = running_sums(
+        pi.cpu().unsqueeze(-1),
+        pi.new_zeros(*pi.shape[::2], 1).cpu(),
+        Products(log.expand(pi.shape).exp().unsqueeze(-1)),
+    )
     marks, times = (torch.tensor(points) for points in _points(N))
-    since = (times[None, :] - marks[:, None]).double()  # [marks, times]
-    faded = torch.exp(since.clamp_min(0)[..., None] * log) * (since >= 0)[..., None]
-    share = pi.cpu()[:, marks, None] * faded / total[:, None, times]
+    since = (upto[:, None, times] - upto[:, marks, None]).clamp_max(0)  # [B, marks, times, H]
+    faded = torch.exp(since) * (times >= marks[:, None])[..., None]
+    share = pi.cpu()[:, marks, None] * faded / total.squeeze(-1)[:, None, times]
     found.append(share.sum(dim=0).movedim(-1, 0))
     return found
+
+
+def _log(decay: Tensor) -> Tensor:
+    """Return the logarithms of decays by head, of [..., H] or [..., H, K]; none so low that a difference is NaN."""
+    log = decay.detach().double().clamp_min(1e-300).log().cpu()
+    return log.mean(dim=-1) if decay.dim() in (2, 4) else log
 
 
 def _decay_half_life(attention: nn.Module) -> Tensor:
@@ -164,5 +173,5 @@ def _decay_half_life(attention: nn.Module) -> Tensor:
     decay = attention.decay()
     if decay is None:
         return torch.full((attention.num_heads,), math.inf, dtype=torch.float64)
-    logs = decay.detach().double().log().cpu()
-    return torch.where(logs < 0, math.log(0.5) / logs, math.inf)
+    log = _log(decay)
+    return torch.where(log < 0, math.log(0.5) / log, math.inf)

@@ -298,7 +298,7 @@ def coding_rate_by_layer(
         for place in places:
             x, w = record.project(record.stream(place))
             block_size = record.layer.attention.extensions.block_size
-            rates = rates_of_tokens(x, w, record.membership(w), eps=eps, mask=record.mask, block_size=block_size)
+            rates = rates_of_tokens(x, w, record.membership(w, x), eps=eps, mask=record.mask, block_size=block_size)
             for measure, values in rates.items():
                 found.setdefault((place, record.layer.index, measure), []).append(values.cpu())
 

@@ -54,6 +54,10 @@ class AttentionLayer:
         """Return the multiplier of each head's energy, ``[H]``."""
         return self.attention.temperature.detach().expand(self.attention.num_heads)
 
+    def decay(self, x: Tensor) -> Tensor | None:
+        """Return the decays of what the attention gets, x ``[B, N, C]``; None if it does not forget."""
+        return self.attention.decay(x) if isinstance(self.attention, CausalTSSAttention) else None
+
     def subspaces(self) -> Tensor:
         """Return the bases U_k: ``[H, C, D]``, the rows of the projection's weight by head, transposed."""
         attention = self.attention
@@ -75,6 +79,7 @@ class LayerRecord:
         mask: Real tokens, bool ``[B, N]``; None if all are.
         grid: Rows and columns of the tokens, where the model has said.
         tokens: Projected tokens w that went into the operator, ``[B, N, H, D]``.
+        decay: By how much a causal layer's statistics fade with each token, as the operator takes it.
         input: The residual stream before the block, ``[B, N, C]``.
         attention: The stream after the attention's branch.
         output: The stream after the block.
@@ -84,6 +89,7 @@ class LayerRecord:
     mask: Tensor | None = None
     grid: tuple[int, int] | None = None
     tokens: Tensor | None = None
+    decay: Tensor | None = None
     input: Tensor | None = None
     attention: Tensor | None = None
     output: Tensor | None = None
@@ -95,9 +101,14 @@ class LayerRecord:
             raise ValueError(f"{place!r} was not captured; add it to `what`.")
         return found
 
-    def membership(self, w: Tensor | None = None) -> Tensor:
-        """Return pi ``[B, N, H]`` of tokens w, by default of those that were captured; 0 for padding."""
-        return membership_of(self.layer, self.stream("tokens") if w is None else w, self.mask)
+    def membership(self, w: Tensor | None = None, x: Tensor | None = None) -> Tensor:
+        """Return pi ``[B, N, H]`` of tokens w, by default of those that were captured; 0 for padding.
+
+        `x` is what the attention gets with other tokens `w`, as `project` returns it: decays may depend on it.
+        """
+        if w is None:
+            return membership_of(self.layer, self.stream("tokens"), self.mask, self.decay)
+        return membership_of(self.layer, w, self.mask, None if x is None else self.layer.decay(x))
 
     def project(self, z: Tensor) -> tuple[Tensor, Tensor]:
         """Apply the layer to other tokens z: return its attention's input, ``[B, N, C]``, and the projected tokens."""
@@ -111,13 +122,14 @@ class LayerRecord:
         return seen, self.layer.split(self.layer.attention.proj_in(seen))
 
 
-def membership_of(layer: AttentionLayer, w: Tensor, mask: Tensor | None = None) -> Tensor:
+def membership_of(layer: AttentionLayer, w: Tensor, mask: Tensor | None = None, decay: Tensor | None = None) -> Tensor:
     """Return the memberships that a layer gives to tokens.
 
     Args:
         layer: The layer.
         w: Projected tokens, ``[B, N, H, D]``.
         mask: Real tokens, bool ``[B, N]``.
+        decay: Those of the tokens in a layer that sets them from the data; None for those of tokens of zeros.
 
     Returns:
         pi, ``[B, N, H]``, float32 or better: what `tost.membership` or `tost.causal_membership` gives with the layer's
@@ -126,9 +138,19 @@ def membership_of(layer: AttentionLayer, w: Tensor, mask: Tensor | None = None) 
     attention, options = layer.attention, layer.attention.operator_options()
     if isinstance(attention, CausalTSSAttention):
         bias = attention.bias_of(w, None, mask)
+        options["decay"] = decay_of_tokens(layer, w, decay)
         return causal_membership(w, layer.temperatures(), bias, mask=mask, **options)
     temperature = layer.temperatures() if attention.normalize else layer.temperatures() / layer.scale**2
     return membership(w, temperature, mask=mask, **options)
+
+
+def decay_of_tokens(layer: AttentionLayer, w: Tensor, decay: Tensor | None) -> Tensor | None:
+    """Return the decays of tokens w ``[B, N, ...]``, where none are known those that tokens of zeros have."""
+    attention = layer.attention
+    if decay is not None or not isinstance(attention, CausalTSSAttention):
+        return decay
+    decay = attention.decay()
+    return decay if attention.proj_decay is None or decay is None else decay.expand(*w.shape[:2], *decay.shape)
 
 
 def attention_layers(model: nn.Module) -> list[AttentionLayer]:
@@ -278,6 +300,7 @@ class _Watcher:
             )
         if "tokens" in self.wanted:
             self.record.tokens = self.layer.split(output)
+            self.record.decay = self.layer.decay(arguments[0])
 
     def _keep(self, place: Place, value: Tensor) -> None:
         if not self.busy and place in self.wanted:

@@ -168,7 +168,9 @@ def look_at_token(source: ExploredModel, ids: Tensor, position: int) -> dict[str
                 source.model(ids)
                 for record in records:
                     membership = record.membership()
-                    gains.append(1 / (1 + moments(record.layer, record.stream("tokens"), membership)[0, -1]))
+                    gains.append(
+                        1 / (1 + moments(record.layer, record.stream("tokens"), membership, decay=record.decay)[0, -1])
+                    )
                     pi.append(membership[0, -1])
     expected = strings(source, found.expected[-1])
     follows = [{"token": token, "p": p} for token, p in zip(expected, rounded(found.probability[-1]), strict=True)]

@@ -11,6 +11,7 @@ Shapes: tokens [B], x [B, C] (batch, width), w [B, 1, H, D] with C = H * D, wind
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import fields
 from typing import Any, NamedTuple, cast
 
@@ -32,8 +33,8 @@ from tost.nn import (
     SinusoidalPositions,
 )
 from tost.ops import TSSAState, causal_tssa_
-from tost.ops._blocks import packed_width
-from tost.ops.form import OperatorOptions
+from tost.ops.form import Form, OperatorOptions
+from tost.ops.state import sum_shapes
 
 _MODULES = (
     *(LanguageToST, CausalBlock, CausalTSSAttention, CausalConvolution, MLP, LearnedPositions),
@@ -43,7 +44,7 @@ _MODULES = (
 _PARAMETERS = re.compile(
     r"tokens\.weight|positions\.weight|head\.weight|norm\.(weight|bias)|blocks\.\d+\.("
     r"gamma[12]|norm[12]\.(weight|bias)|(attention|mlp)\.proj_(in|out)\.(weight|bias)|conv(_mlp)?\.weight|"
-    r"attention\.(temperature|position_bias|decay_logit|norm_weight|proj_gate\.weight|proj_gate\.bias))"
+    r"attention\.(temperature|position_bias|decay_logit|norm_weight|proj_decay\.weight|proj_gate\.weight|proj_gate\.bias))"
 )
 # Extensions that a step has: those of the operator, which it passes on, and those that are written out here.
 _EXTENSIONS = {
@@ -101,6 +102,10 @@ class Affine(NamedTuple):
         return cls(cast(Tensor, cast(Any, module).weight), cast("Tensor | None", cast(Any, module).bias))
 
 
+Decay = Callable[[Tensor], Tensor | None]
+"""Finds the decays of tokens, from [B, 1, C]."""
+
+
 class Layer(NamedTuple):
     """The tensors of a block, in the order of their use."""
 
@@ -110,6 +115,7 @@ class Layer(NamedTuple):
     temperature: Tensor
     position_bias: Tensor | None
     operator_options: dict[str, Any]
+    decay: Decay | None
     backend: str
     head_norm: Tensor | None
     gate: Affine | None
@@ -135,6 +141,7 @@ class Layer(NamedTuple):
             attention.temperature,
             None if bias is None else bias.t(),
             attention.operator_options(),
+            None if attention.proj_decay is None else attention.decay,
             attention.backend,
             attention.norm_weight,
             None if attention.proj_gate is None else Affine.of(attention.proj_gate),
@@ -159,8 +166,15 @@ class StateForm:
 
     def __init__(self, model: LanguageToST) -> None:
         options = model.options
-        self._heads = (options.num_heads, options.embed_dim // options.num_heads)
-        self._products = packed_width(self._heads[1], options.extensions().block_size)
+        heads, extensions = (options.num_heads, options.embed_dim // options.num_heads), options.extensions()
+        forget = extensions.forget
+        form = Form(
+            **extensions.operator_options(),
+            token_decay=forget in ("head", "channel"),
+            channel_decay=forget == "channel",
+        )
+        # Without their first dimension, that of the batch.
+        self._sums = tuple(torch.Size(shape[1:]) for shape in sum_shapes(1, *heads, form))
         self._dtype = torch.promote_types(model.tokens.weight.dtype, torch.float32)
         blocks = [cast(CausalBlock, block) for block in model.blocks]
         convs = [[conv for conv in (block.conv, block.conv_mlp) if conv is not None] for block in blocks]
@@ -171,17 +185,14 @@ class StateForm:
         if not isinstance(state, ModelState) or len(state.layers) != len(self._windows):
             return False
         rows = tokens.shape
-        wide = torch.Size((*rows, *self._heads))
         for layer, expected in zip(state.layers, self._windows, strict=True):
             mixer, windows = layer if isinstance(layer, BlockState) else (layer, ())
             if not isinstance(mixer, TSSAState) or len(windows) != len(expected):
                 return False
-            squares, weighted, mass, position = mixer
-            if squares.shape != wide or weighted.shape != (*wide[:2], self._products):
+            *sums, position = mixer
+            if position.shape != rows or any(x.dtype != self._dtype for x in sums):
                 return False
-            if mass.shape != wide[:2] or position.shape != rows:
-                return False
-            if not squares.dtype == weighted.dtype == mass.dtype == self._dtype:
+            if any(x.shape != rows + shape for x, shape in zip(sums, self._sums, strict=True)):
                 return False
             if any(window.shape != (*rows, *shape) for window, shape in zip(windows, expected, strict=True)):
                 return False
@@ -239,6 +250,8 @@ class FlatStep:
         w = F.linear(u, *layer.attention_in).view(len(x), 1, *self._heads)
         bias = None if layer.position_bias is None else F.embedding(place, layer.position_bias)
         options = {"state": cast(TSSAState, mixer), "backend": layer.backend, **layer.operator_options}
+        if layer.decay is not None:
+            options["decay"] = layer.decay(u.unsqueeze(1))
         y, reached = causal_tssa_(w, layer.temperature, bias, **options)
         if layer.head_norm is not None:
             weight = layer.head_norm.to(y.dtype).view(self._heads)

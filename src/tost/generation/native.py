@@ -34,11 +34,14 @@ def native_obstacles(model: nn.Module) -> list[str]:
         return found
     parameters = list(model.parameters())
     backend = cast(LanguageToST, model).options.backend
+    extensions = cast(LanguageToST, model).options.extensions()
     checks = {
         "its parameters are not all float32": any(p.dtype != torch.float32 for p in parameters),
         "it is not on a CPU": any(p.device.type != "cpu" for p in parameters),
         f"its backend is {backend}": backend not in ("auto", "native"),
-        "its attentions norm their heads": cast(LanguageToST, model).options.extensions().head_norm,
+        "its attentions norm their heads": extensions.head_norm,
+        "its statistics are centered": extensions.centered,
+        "its decays come from the data": extensions.forget in ("head", "channel"),
     }
     return [reason for reason, true in checks.items() if true]
 

@@ -7,12 +7,19 @@ are written there only.
 from __future__ import annotations
 
 from dataclasses import fields
-from typing import TYPE_CHECKING, Annotated, Any, TypeAlias, get_type_hints
+from types import UnionType
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias, Union, get_args, get_type_hints
 
 from pydantic import Field, create_model
 
 from tost._options import Options
 from tost.nn.extensions import Extensions
+
+
+def _strict(kind: Any, limits: dict[str, Any]) -> Any:
+    if isinstance(kind, UnionType):
+        return Union[tuple(_strict(each, limits) for each in get_args(kind))]  # noqa: UP007 - made of parts
+    return Annotated[kind, Field(strict=True, **limits)] if kind in (bool, int) else kind
 
 
 def _definitions(causal: bool) -> dict[str, Any]:
@@ -23,8 +30,10 @@ def _definitions(causal: bool) -> dict[str, Any]:
         kind, meta = hints[field.name], field.metadata
         if meta.get("causal", not causal) not in (None, causal):
             continue
-        strict = Annotated[kind, Field(strict=True, **meta["limits"])] if kind in (bool, int) else kind
-        found[field.name] = (strict, Field(field.default, description=f"{meta['description']} (extension)"))
+        found[field.name] = (
+            _strict(kind, meta["limits"]),
+            Field(field.default, description=f"{meta['description']} (extension)"),
+        )
     return found
 
 

@@ -329,12 +329,19 @@ class CausalTSSAttention(_ProjectedAttention):
         if position_bias is not None:
             self.position_bias = nn.Parameter(torch.zeros(num_heads, max_length, device=device, dtype=dtype))
         self.decay_logit: nn.Parameter | None = None
+        self.proj_decay: nn.Linear | None = None
         if self.extensions.forget:
             self.decay_logit = nn.Parameter(self._initial_forgetting().to(self.temperature))
+        if self.decay_logit is not None and self.extensions.forget is not True:
+            self.proj_decay = nn.Linear(embed_dim, len(self.decay_logit), bias=False, device=device, dtype=dtype)
 
-    def operator_options(self) -> dict[str, Any]:
-        """Return the options of this layer's operator, as keyword arguments of `tost.causal_tssa` and its kin."""
-        return {"decay": self.decay(), **self._operator_options}
+    def operator_options(self, x: Tensor | None = None) -> dict[str, Any]:
+        """Return the options of this layer's operator, as keyword arguments of `tost.causal_tssa` and its kin.
+
+        Args:
+            x: The tokens, ``[B, N, C]``. Without them the decay is that of a token of zeros, as in `decay`.
+        """
+        return {"decay": self.decay(x), **self._operator_options}
 
     def forward(
         self,
@@ -366,7 +373,7 @@ class CausalTSSAttention(_ProjectedAttention):
         """
         mask = self._real(x, mask, attn_mask)
         state = None if carry is None else carry.state
-        w, bias, options = self._tokens(x), self.bias_of(x, state, mask, packing), self.operator_options()
+        w, bias, options = self._tokens(x), self.bias_of(x, state, mask, packing), self.operator_options(x)
         overwrite = self._may_overwrite(w, bias, options["decay"], *(state or ()))
         run: Callable[..., tuple[Tensor, TSSAState]] = causal_tssa_ if overwrite else causal_tssa_with_state
         if parallel.active() is not None:
@@ -403,23 +410,41 @@ class CausalTSSAttention(_ProjectedAttention):
         """
         return call_with_state(self, x, state, mask, packing)
 
-    def decay(self) -> Tensor | None:
-        """Return by how much each head's statistics fade with a token, ``[H]`` in (0, 1], float32 or better.
+    def decay(self, x: Tensor | None = None) -> Tensor | None:
+        """Return by how much statistics fade with a token, in [0, 1], float32 or better; None without forgetting.
 
-        None without ``Extensions(forget=True)``. It is learned as ``sigmoid(decay_logit)``. At first half of a
-        statistic is forgotten after 16 tokens in the first head and after `max_length` in the last, with the others
-        between them at equal ratios.
+        With ``Extensions(forget=True)`` it is learned as ``sigmoid(decay_logit)``, one for each head. From the data it
+        is ``sigmoid(decay_logit + proj_decay(x))``, which is ``exp(-softplus(...))`` of the negative. At first half of
+        a statistic is forgotten after 16 tokens (4 from the data) in the first head and after `max_length` in the last,
+        with the others between them at equal ratios; channels are spread like that within each head.
+
+        Args:
+            x: The tokens that set it, ``[B, N, C]``; None for what a token of zeros would set.
+
+        Returns:
+            ``[H]``; from the data ``[B, N, H]``, or with K decays per head ``[B, N, H, K]``, or without `x` ``[H]`` and
+            ``[H, K]``.
         """
         if self.decay_logit is None:
             return None
         dtype = statistics_dtype(self.decay_logit.dtype)
-        return self.decay_logit.to(dtype).sigmoid().clamp_min(torch.finfo(dtype).tiny)
+        logit = self.decay_logit.to(dtype)
+        if self.proj_decay is None:
+            return logit.sigmoid().clamp_min(torch.finfo(dtype).tiny)
+        if x is not None:
+            logit = logit + self.proj_decay(x).to(dtype)
+        decay = logit.sigmoid()
+        return decay.reshape(*decay.shape[:-1], self.num_heads, -1) if self.extensions.forget == "channel" else decay
 
     def _initial_forgetting(self) -> Tensor:
-        shortest, longest = math.log(min(16, self.max_length)), math.log(self.max_length)
-        half_lives = torch.linspace(shortest, longest, self.num_heads, dtype=torch.float64).exp()
+        first = 16 if self.extensions.forget is True else 4
+        shortest, longest = math.log(min(first, self.max_length)), math.log(self.max_length)
+        per_channel = self.extensions.forget == "channel"
+        count = self.head_dim // self.extensions.block_size if per_channel else self.num_heads
+        half_lives = torch.linspace(shortest, longest, count, dtype=torch.float64).exp()
         # a = 2^(-1/t), and its logit log(a / (1 - a)) without the difference of nearly equal numbers.
-        return -torch.expm1(math.log(2) / half_lives).log()
+        logit = -torch.expm1(math.log(2) / half_lives).log()
+        return logit.repeat(self.num_heads) if per_channel else logit
 
     def bias_of(
         self,

@@ -21,8 +21,10 @@ class Extensions(OperatorOptions):
         unit_variance: Start the first projection such that the projected tokens of normed inputs have variance 1 in
             place of the small values that weights usually start with. Second moments are compared with 1, so from
             small tokens the operator hardly acts at first.
-        forget: Causal attention only: let the statistics of each head fade with every token, at a learned rate. Heads
-            start with different half-lives; see `CausalTSSAttention.decay`.
+        forget: Causal attention only: let statistics fade with every token. True has a learned rate for each head. With
+            ``"head"`` and ``"channel"`` every token sets the rates from its own data, one for each head or one for each
+            channel; in blocks, whose features share their moments, one for each block. Rates start with different
+            half-lives; see `CausalTSSAttention.decay`.
         after_last_position: Causal attention only: the position bias of tokens after the last learned position.
             ``"error"`` refuses such sequences, ``"repeat"`` gives them the bias of the last position.
     """
@@ -30,7 +32,11 @@ class Extensions(OperatorOptions):
     gate: bool = option(False, "gate the output of TSSA by a projection of its input")
     head_norm: bool = option(False, "divide the output of TSSA by its root mean square in each head")
     unit_variance: bool = option(False, "start with projected tokens of variance 1")
-    forget: bool = option(False, "let the statistics of each head fade at a learned rate", causal=True)
+    forget: bool | Literal["head", "channel"] = option(
+        False,
+        "let statistics fade, at a learned rate per head (true) or at rates from the data per head or channel",
+        causal=True,
+    )
     after_last_position: Literal["error", "repeat"] = "error"
 
     def operator_options(self) -> dict[str, Any]:

@@ -13,6 +13,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from tost.ops.form import Form
+
 
 def packed_width(head_dim: int, block_size: int) -> int:
     """Return how many products a head has: D(g+1)/2."""
@@ -83,6 +85,17 @@ def times(m: Tensor, x: Tensor) -> Tensor:
     return total
 
 
+def turned(packed: Tensor, x: Tensor, block_size: int) -> Tensor:
+    """Return the gradient of packed products, as symmetric matrices, times x [..., D]; what comes after it is ignored.
+
+    It is half of what x gets from the products of its own features.
+    """
+    D = x.shape[-1]
+    if block_size == 1:
+        return packed[..., :D] * x
+    return times(gradient_matrices(packed, D, block_size), in_blocks(x, block_size)).flatten(-2)
+
+
 class Factors:
     """``I + S = L P L^T`` with unit lower triangular L and pivots P, for solving equations with it.
 
@@ -91,13 +104,15 @@ class Factors:
 
     Args:
         moments: S, symmetric positive semi-definite, ``[..., g, g]``.
+        size: How large the numbers were whose rounding errors S has, ``[..., g]``; by default its own diagonal.
     """
 
-    def __init__(self, moments: Tensor) -> None:
+    def __init__(self, moments: Tensor, size: Tensor | None = None) -> None:
         self._columns: list[Tensor] = []
         self._pivots: list[Tensor] = []
         g = moments.shape[-1]
-        noise = g * torch.finfo(moments.dtype).eps * moments.diagonal(dim1=-2, dim2=-1)
+        size = moments.diagonal(dim1=-2, dim2=-1) if size is None else size
+        noise = g * torch.finfo(moments.dtype).eps * size
         for j in range(g):
             below, pivot = moments[..., 1:, 0], 1 + torch.maximum(moments[..., :1, 0], noise[..., j : j + 1])
             column = below / pivot
@@ -115,3 +130,93 @@ class Factors:
         for entry, column in zip(reversed(scaled), reversed(self._columns[:-1]), strict=True):
             solved = torch.cat((entry - (column * solved).sum(dim=-1, keepdim=True), solved), dim=-1)
         return solved
+
+
+class Shrinkage:
+    """``(I + S_b)^{-1}`` for the second moments of every head, about zero or about a mean.
+
+    Args:
+        moments: Packed second moments about zero, ``[..., D(g+1)/2]``.
+        head_dim: D.
+        block_size: g.
+        mean: ``[..., D]``; then S is ``moments - mean mean^T``, and its diagonal is held at 0 or above.
+
+    Attributes:
+        moments: S, packed likewise.
+    """
+
+    def __init__(self, moments: Tensor, head_dim: int, block_size: int, mean: Tensor | None = None) -> None:
+        self._block_size, self._head_dim = block_size, head_dim
+        self._negative: Tensor | None = None
+        size = None
+        if mean is not None:
+            size = in_blocks(moments[..., :head_dim], block_size)
+            moments = moments - products(mean, block_size)
+        if block_size == 1:
+            self._negative = None if mean is None else moments < 0
+            moments = moments if mean is None else moments.clamp_min(0)
+            self._pivots = 1 + moments
+        else:
+            self._matrices = matrices(moments, head_dim, block_size)
+            self._factors = Factors(self._matrices, size)
+        self.moments = moments
+
+    def solve(self, x: Tensor) -> Tensor:
+        """Return ``(I + S_b)^{-1} x_b`` for x [..., D]."""
+        if self._block_size == 1:
+            return x / self._pivots
+        return self._factors.solve(in_blocks(x, self._block_size)).flatten(-2)
+
+    def solve_both(self, packed: Tensor) -> Tensor:
+        """Return ``(I + S_b)^{-1} X_b (I + S_b)^{-1}`` as matrices, for packed gradients of symmetric ones."""
+        outer = gradient_matrices(packed, self._head_dim, self._block_size)
+        if self._block_size == 1:
+            return outer / self._pivots[..., None, None].square()
+        rows = Factors(self._matrices.unsqueeze(-3))
+        return rows.solve(rows.solve(outer).mT)
+
+    def held(self, gradient: Tensor) -> Tensor:
+        """Return the gradient of the moments, 0 for a variance that is held at 0."""
+        return gradient if self._negative is None else gradient.masked_fill(self._negative, 0)
+
+
+class Layout:
+    """Which of its K masses, and decays, each number in the sums of a head belongs to.
+
+    Without decays per channel there is one of them, K = 1, for all. With them each block of features has its own.
+
+    Args:
+        head_dim: D.
+        form: Options of the call.
+        device: Where the sums are.
+    """
+
+    def __init__(self, head_dim: int, form: Form, device: torch.device) -> None:
+        self.num_masses, g = form.num_masses(head_dim), form.block_size
+        self.features: Tensor | None = None
+        self.squares: Tensor | None = None
+        self.weighted: Tensor | None = None
+        if not form.channel_decay:
+            return
+        blocks = torch.arange(head_dim // g, device=device)
+        features = blocks.repeat_interleave(g)
+        weighted = torch.cat([blocks.repeat_interleave(g - k) for k in range(g)])
+        if g > 1:
+            self.features = self.squares = features
+            self.weighted = weighted
+        if form.counted:
+            self.squares = torch.cat((features, blocks))
+        if form.centered:
+            self.weighted = torch.cat((weighted, features))
+
+    def spread(self, x: Tensor, places: Tensor | None) -> Tensor:
+        """Return x [..., K] for each number in a sum, ``[..., F]``; as it is, if it broadcasts."""
+        return x if places is None else x.index_select(-1, places)
+
+    def collect(self, x: Tensor, places: Tensor | None) -> Tensor:
+        """Return the sums of x [..., F] over what belongs to one, ``[..., K]``."""
+        if self.num_masses == 1:
+            return x.sum(dim=-1, keepdim=True)
+        if places is None:
+            return x
+        return x.new_zeros(*x.shape[:-1], self.num_masses).index_add(-1, places, x)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from tost.ops._blocks import packed_width
+from tost.ops._inputs import one_for_padding
 from tost.ops._numerics import num_tokens, statistics_dtype
 from tost.ops._transforms import has_values
 from tost.ops.form import Form
 from tost.ops.packing import Packing
-from tost.ops.state import CausalArguments, TSSAState
+from tost.ops.state import CausalArguments, TSSAState, sum_shapes
 
 # Tokens are always [B, N, H, D]: batch, tokens, heads, head width.
 
@@ -72,20 +72,23 @@ def check_packing(packing: Packing | None, w: Tensor) -> None:
         _check_device("cu_seqlens", packing.cu_seqlens, w)
 
 
-def check_state(state: TSSAState | None, w: Tensor, block_size: int = 1, packing: Packing | None = None) -> None:
-    """Refuse a state made for another batch size, head count, head width, block size, device or precision."""
+def check_state(state: TSSAState | None, w: Tensor, form: Form, packing: Packing | None = None) -> None:
+    """Refuse a state made for another batch size, head count, head width, form, device or precision."""
     if state is None:
         return
     B, _, H, D = w.shape
     B = B if packing is None else packing.num_sequences
-    packed, blocks = packed_width(D, block_size), "" if block_size == 1 else f", block_size={block_size}"
-    needed = {"squares": (B, H, D), "weighted_squares": (B, H, packed), "mass": (B, H), "position": (B,)}
+    blocks = "" if form.block_size == 1 else f", block_size={form.block_size}"
+    options = blocks + "".join(
+        f", {name}=True" for name in ("centered", "channel_decay", "counted") if getattr(form, name)
+    )
+    needed = dict(zip(TSSAState._fields, (*sum_shapes(B, H, D, form), (B,)), strict=True))
     for name, shape in needed.items():
         value: Tensor = getattr(state, name)
         if value.shape != shape:
             raise ValueError(
-                f"state.{name} has shape {tuple(value.shape)}, but w of shape {tuple(w.shape)}{blocks} needs {shape}. "
-                f"Pass the state that came from the same batch, or start with TSSAState.empty({B}, {H}, {D}{blocks})."
+                f"state.{name} has shape {tuple(value.shape)}, but w of shape {tuple(w.shape)}{options} needs {shape}. "
+                f"Pass the state that came from the same batch, or start with TSSAState.empty({B}, {H}, {D}{options})."
             )
         _check_device(f"state.{name}", value, w)
     dtype = statistics_dtype(w.dtype)
@@ -136,21 +139,29 @@ def check_bias(
         )
 
 
-def check_decay(decay: Tensor | None, w: Tensor) -> None:
-    """Refuse a decay that is not one number in (0, 1] per head on the device of `w`."""
+def check_decay(decay: Tensor | None, w: Tensor, mask: Tensor | None, form: Form) -> None:
+    """Refuse decays that are neither those of heads nor those of tokens, or that do not keep a share of the sums."""
     if decay is None:
         return
-    H = w.shape[2]
-    if decay.shape != (H,) or not decay.is_floating_point():
+    (B, N, H, D), g = w.shape, form.block_size
+    shapes = ((H,), (B, N, H), (B, N, H, D // g))
+    if decay.shape not in shapes or not decay.is_floating_point():
+        channels = f"[{B}, {N}, {H}, {D}] per channel"
+        if g > 1:
+            channels = (
+                f"[{B}, {N}, {H}, {D // g}] per block of {g} features, which share the entries of one matrix; "
+                f"decay.unflatten(-1, (-1, {g})).mean(-1) takes the mean over each block"
+            )
         raise ValueError(
             f"decay has shape {tuple(decay.shape)} and dtype {decay.dtype}, but w has {H} heads; it needs a floating "
-            f"point tensor [{H}], one number per head. Use .flatten() on a column or .expand() on a scalar."
+            f"point tensor [{H}], one number per head, or from the data [{B}, {N}, {H}] or {channels}. Use .flatten() "
+            "on a column or .expand() on a scalar."
         )
     _check_device("decay", decay, w)
-    if not has_values(decay):
+    if not has_values(decay) or decay.numel() == 0:
         return
-    smallest, largest = (x.item() for x in decay.detach().aminmax())
-    if not (smallest > 0 and largest <= 1):
+    smallest, largest = (x.item() for x in one_for_padding(decay.detach(), mask).aminmax())
+    if not (smallest >= 0 and largest <= 1) or (smallest == 0 and not form.token_decay):
         raise ValueError(
             f"decay lies in [{smallest:.6g}, {largest:.6g}]; each head must keep a share in (0, 1] of its sums when a "
             "token comes, 1 to forget nothing. Learn it as torch.sigmoid of a free parameter."
@@ -165,9 +176,9 @@ def check_causal(form: Form, packing: Packing | None, *given: *CausalArguments) 
     check_mask(mask, w)
     check_block_size(form.block_size, w)
     check_packing(packing, w)
-    check_state(state, w, form.block_size, packing)
+    check_state(state, w, form, packing)
     check_bias(bias, w, mask, state, packing)
-    check_decay(decay, w)
+    check_decay(decay, w, mask, form)
 
 
 def refuse_autograd(name: str, *tensors: Tensor | None) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from dataclasses import fields
 from importlib import import_module
 from operator import attrgetter
 from types import ModuleType
@@ -19,7 +20,7 @@ from torch import Tensor
 from tost._text import closest
 from tost.errors import BackendError
 from tost.ops.backends import BACKENDS, OPERATORS, VARIABLE, Backend
-from tost.ops.form import FLAGS, Form
+from tost.ops.form import Form
 
 
 class Implementation(NamedTuple):
@@ -73,7 +74,7 @@ _IMPLEMENTATIONS = {op: tuple(_implementation(op, *loaded) for loaded in _MODULE
 # Read once: the value is part of the program, and compiled graphs may not look at the environment.
 _DEFAULT = VARIABLE.get()
 _SELECTED: dict[tuple[object, ...], Implementation] = {}
-_OPTIONS = attrgetter(*FLAGS)  # quicker than the hash of a form
+_OPTIONS = attrgetter(*(field.name for field in fields(Form)))  # quicker than the hash of a form
 _WARNED: set[str] = set()
 _PLAIN = Form()
 
@@ -163,7 +164,7 @@ def _select_automatically(op: str, w: Tensor, form: Form) -> Implementation:
     candidates = [each for each in _IMPLEMENTATIONS[op] if each.automatic(w.device.type)]
     for each in candidates:
         if not each.obstacles(w, form):
-            if each is not candidates[0]:
+            if each is not candidates[0] and candidates[0].obstacles(w, _PLAIN):  # not for an option that it lacks
                 _warn_once(op, each, candidates[0], w, form)
             return each
     raise BackendError(_refusal(op, _IMPLEMENTATIONS[op], w, form))

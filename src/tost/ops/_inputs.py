@@ -6,17 +6,17 @@ or the length of the bias table.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from tost.ops._blocks import packed_width
 from tost.ops._count import effective_count
 from tost.ops._numerics import statistics_dtype
 from tost.ops.form import Form
 from tost.ops.packing import Packing
-from tost.ops.state import CausalArguments
+from tost.ops.state import CausalArguments, sum_shapes
 
 
 class Sums(NamedTuple):
@@ -39,7 +39,8 @@ class Inputs(NamedTuple):
         bias: Added to each feature's share of the energy, per token, ``[B or 1, N, H]``.
         before: The sums before the first token; None for zeros.
         scale: What energies are multiplied by before the bias is added, per token, ``[B or 1, N, H]``.
-        decay: What sums are multiplied by before a token is added, ``[H]``.
+        decay: What sums are multiplied by before a token is added, ``[H]``; or from the data, ``[B, N, H]`` or
+            ``[B, N, H, K]``, with 1 for padding.
         packing: Where the sequences of the row begin; None if each row is one.
     """
 
@@ -59,20 +60,38 @@ class Inputs(NamedTuple):
         w, mask, *of_tokens = self.w, self.mask, self.bias, self.scale
         bias, scale = (None if x is None else packing.one_row(x.expand(w.shape[0], -1, -1)) for x in of_tokens)
         mask = None if mask is None else packing.one_row(mask)
-        return self._replace(w=packing.one_row(w), mask=mask, bias=bias, scale=scale, packing=packing)
+        decay = self.decay if self.decay is None or self.decay.dim() == 1 else packing.one_row(self.decay)
+        return self._replace(w=packing.one_row(w), mask=mask, bias=bias, scale=scale, decay=decay, packing=packing)
 
     def sequences(self) -> list[Inputs]:
         """Return each of the packed sequences alone."""
         assert self.packing is not None
-        lengths, S = self.packing.lengths, self.packing.num_sequences
-        nothing = [None] * S
-        of_tokens = (self.w, self.mask, self.bias, self.scale)
-        w, mask, bias, scale = (nothing if x is None else torch.split(x, lengths, dim=1) for x in of_tokens)
-        before = nothing if self.before is None else [Sums(*(x[i : i + 1] for x in self.before)) for i in range(S)]
+        S = self.packing.num_sequences
+        w, mask, bias, scale, decay = map(self._split, (self.w, self.mask, self.bias, self.scale, self.decay))
+        before = [None] * S if self.before is None else [Sums(*(x[i : i + 1] for x in self.before)) for i in range(S)]
         return [
-            Inputs(w[i], self.temperature, mask[i], bias[i], before[i], scale[i], self.decay)  # type: ignore[arg-type]
+            Inputs(w[i], self.temperature, mask[i], bias[i], before[i], scale[i], decay[i])  # type: ignore[arg-type]
             for i in range(S)
         ]
+
+    def _split(self, x: Tensor | None) -> Sequence[Tensor | None]:
+        """Return what x [1, T, ...] holds for each of the packed sequences; x itself if all share it."""
+        assert self.packing is not None
+        if x is None or x.dim() == 1:
+            return [x] * self.packing.num_sequences
+        return torch.split(x, self.packing.lengths, dim=1)
+
+
+def causal_form(decay: Tensor | None, *, count_scaled: bool, block_size: int, centered: bool) -> Form:
+    """Return the form of a causal call, with what its decay says about it: a dimension for tokens, one for channels."""
+    axes = 0 if decay is None else decay.dim()
+    return Form(
+        count_scaled=count_scaled,
+        block_size=block_size,
+        centered=centered,
+        token_decay=axes > 1,
+        channel_decay=axes > 3,
+    )
 
 
 def causal_inputs(form: Form, packing: Packing | None, *given: *CausalArguments) -> Inputs:
@@ -84,8 +103,10 @@ def causal_inputs(form: Form, packing: Packing | None, *given: *CausalArguments)
         bias = bias.to(dtype)
         bias = bias if bias.dim() == 3 else _bias_of_tokens(bias, w.shape[1], mask, position, packing)
     if decay is not None:
-        decay = decay.to(dtype)
-    scale = _count_of_tokens(w, mask, position, decay, packing) if form.count_scaled else None
+        decay = one_for_padding(decay.to(dtype), mask)
+    scale = None
+    if form.count_scaled and not form.counted:
+        scale = _count_of_tokens(w, mask, position, decay, packing)
     before = None if state is None else Sums(state.squares, state.weighted_squares, state.mass)
     return Inputs(w, temperature, mask, bias, before, scale, decay).in_one_row(packing)
 
@@ -93,8 +114,24 @@ def causal_inputs(form: Form, packing: Packing | None, *given: *CausalArguments)
 def empty_sums(w: Tensor, form: Form) -> Sums:
     """Return the sums before the first token of w [B, N, H, D]."""
     B, _, H, D = w.shape
-    zeros = w.new_zeros((B, H, D), dtype=statistics_dtype(w.dtype))
-    return Sums(zeros, zeros.new_zeros((B, H, packed_width(D, form.block_size))), zeros.new_zeros((B, H)))
+    return Sums(*(w.new_zeros(shape, dtype=statistics_dtype(w.dtype)) for shape in sum_shapes(B, H, D, form)))
+
+
+def mass_columns(mass: Tensor, form: Form) -> Tensor:
+    """Return the mass in a state as ``[B, H, K]``."""
+    return mass if form.channel_decay else mass.unsqueeze(-1)
+
+
+def mass_of_columns(columns: Tensor, form: Form) -> Tensor:
+    """Return the mass ``[B, H, K]`` as it is in a state."""
+    return columns if form.channel_decay else columns.squeeze(-1)
+
+
+def one_for_padding(decay: Tensor, mask: Tensor | None) -> Tensor:
+    """Return decays from the data, ``[B, N, ...]``, with 1 for padding; those of heads, ``[H]``, as they are."""
+    if mask is None or decay.dim() == 1:
+        return decay
+    return decay.masked_fill(~mask.reshape(*mask.shape, *(1,) * (decay.dim() - 2)), 1)
 
 
 def _bias_of_tokens(

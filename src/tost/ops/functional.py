@@ -18,7 +18,7 @@ from tost.ops._checks import (
     refuse_autograd,
 )
 from tost.ops._dispatch import select
-from tost.ops._inputs import Inputs, Sums, causal_inputs
+from tost.ops._inputs import Inputs, Sums, causal_form, causal_inputs
 from tost.ops._numerics import num_tokens
 from tost.ops._transforms import is_transformed
 from tost.ops.form import Form
@@ -36,6 +36,7 @@ def tssa(
     normalize: bool = True,
     count_scaled: bool = False,
     block_size: int = 1,
+    centered: bool = False,
     backend: str = "auto",
 ) -> Tensor:
     r"""Token Statistics Self-Attention: every token is scaled by statistics of all tokens, without pairwise scores.
@@ -65,6 +66,9 @@ def tssa(
         block_size: Consecutive features in a block, g, which divides D (above 1 it is not in the paper). The moments of
             a block are a matrix, ``S_b = sum_n pi w_b w_b^T / sum_n pi``, and ``y_b = -pi (I + S_b)^{-1} w_b``: what
             features have in common over the tokens reaches each token. Time is ``O(N H D g)``.
+        centered: Take the moments about the mean of the group (not in the paper): with ``mu = sum_n pi w / sum_n pi``
+            and ``var = sum_n pi (w - mu)^2 / sum_n pi``, or in blocks the covariance for ``S_b``,
+            ``y = -pi (w - mu) / (1 + var)``. Memberships stay as they are.
         backend: ``"auto"`` for the fastest that can run, or ``"triton"``, ``"native"``, ``"torch"``, ``"reference"``.
 
     Returns:
@@ -79,7 +83,7 @@ def tssa(
         >>> tost.tssa(torch.randn(2, 196, 8, 48), torch.ones(8)).shape
         torch.Size([2, 196, 8, 48])
     """
-    form = Form(normalize=normalize, count_scaled=count_scaled, block_size=block_size)
+    form = Form(normalize=normalize, count_scaled=count_scaled, block_size=block_size, centered=centered)
     inputs = _inputs(form, w, temperature, mask, cu_seqlens, segment_ids)
     y: Tensor = select("tssa", backend, w, form).run(inputs, form)
     return y if inputs.packing is None else y.reshape(w.shape)
@@ -95,6 +99,7 @@ def tssa_(
     normalize: bool = True,
     count_scaled: bool = False,
     block_size: int = 1,
+    centered: bool = False,
     backend: str = "auto",
 ) -> Tensor:
     """Run `tssa` in the memory of `w`: no second tensor of that size exists. For inference only.
@@ -109,7 +114,7 @@ def tssa_(
         RuntimeError: Autograd would need the values that are overwritten.
         BackendError: As `tssa` does.
     """
-    form = Form(normalize=normalize, count_scaled=count_scaled, block_size=block_size)
+    form = Form(normalize=normalize, count_scaled=count_scaled, block_size=block_size, centered=centered)
     inputs = _inputs(form, w, temperature, mask, cu_seqlens, segment_ids)
     refuse_autograd("tssa_", w, temperature)
     chosen = select("tssa", backend, w, form)
@@ -129,10 +134,11 @@ def membership(
     normalize: bool = True,
     count_scaled: bool = False,
     block_size: int = 1,
+    centered: bool = False,
 ) -> Tensor:
     """Return the soft assignment of tokens to heads (groups) that `tssa` uses.
 
-    Arguments are those of `tssa`, without the backend. Memberships do not depend on `block_size`.
+    Arguments are those of `tssa`, without the backend. Memberships depend neither on `block_size` nor on `centered`.
 
     Returns:
         pi, ``[B, N, H]``, float32 or better. Rows of real tokens sum to 1, rows of padding are 0.
@@ -146,7 +152,7 @@ def membership(
         >>> bool(torch.allclose(pi.sum(-1), torch.ones(1, 5)))
         True
     """
-    form = Form(normalize=normalize, count_scaled=count_scaled, block_size=block_size)
+    form = Form(normalize=normalize, count_scaled=count_scaled, block_size=block_size, centered=centered)
     inputs = _inputs(form, w, temperature, mask, cu_seqlens, segment_ids)
     return reference.membership(inputs, form).reshape(w.shape[:3])
 
@@ -162,6 +168,7 @@ def causal_tssa(
     count_scaled: bool = False,
     decay: Tensor | None = None,
     block_size: int = 1,
+    centered: bool = False,
     backend: str = "auto",
 ) -> Tensor:
     r"""Causal TSSA: token n is scaled by statistics of the tokens up to and including n.
@@ -190,9 +197,15 @@ def causal_tssa(
             n (not in the paper): shares fall as 1/n, and with them the differences between memberships.
         decay: Forgetting, ``[H]`` in (0, 1] (not in the paper): before a token is added, each of the three sums of
             head h is multiplied by ``decay[h]``, so that statistics follow about the last ``1 / (1 - decay)`` tokens.
-            1 forgets nothing. The count of `count_scaled` forgets too: ``1 + decay + decay^2 + ...``, n terms.
+            1 forgets nothing. The count of `count_scaled` forgets too: ``1 + decay + decay^2 + ...``, n terms. From the
+            data, each token may bring its own, in [0, 1]: ``[B, N, H]``, or for each block of features
+            ``[B, N, H, D / g]``, which is per channel without blocks. The mass is then taken per block as well, and
+            that of padding is not looked at.
         block_size: Consecutive features in a block, as in `tssa`, with ``S_b`` over the tokens up to n. The state has
             ``D(g+1)/2`` weighted products per head in place of D weighted squares.
+        centered: Take the moments about the mean of the group, as in `tssa`, with ``mu`` and ``var`` over the tokens up
+            to n. The state has D more numbers per head. The variance is found as ``E[w^2] - mu^2`` and held at 0 or
+            above, so it has an error of about 1e-7 times ``mu^2`` in float32.
         backend: ``"auto"`` for the fastest that can run, or ``"triton"``, ``"native"``, ``"torch"``, ``"reference"``.
 
     Returns:
@@ -210,7 +223,7 @@ def causal_tssa(
         True
     """
     packing = find_packing(w.shape[:2], cu_seqlens, segment_ids)
-    form = Form(count_scaled=count_scaled, block_size=block_size)
+    form = causal_form(decay, count_scaled=count_scaled, block_size=block_size, centered=centered)
     y, _ = _run(form, backend, packing, w, temperature, bias, mask, None, decay)
     return y
 
@@ -227,6 +240,7 @@ def causal_tssa_with_state(
     count_scaled: bool = False,
     decay: Tensor | None = None,
     block_size: int = 1,
+    centered: bool = False,
     backend: str = "auto",
 ) -> tuple[Tensor, TSSAState]:
     """Run `causal_tssa` on the continuation of a sequence: state in, state out.
@@ -234,8 +248,8 @@ def causal_tssa_with_state(
     A sequence may be cut anywhere; running the pieces one after the other gives the outputs and, as gradients flow
     through the state, the gradients of the whole. Use ``state.detach()`` between pieces to truncate them.
 
-    Arguments are those of `causal_tssa`; a table of biases is indexed by the position in the whole sequence, and the
-    decay is the same for all pieces. There is one more:
+    Arguments are those of `causal_tssa`; a table of biases is indexed by the position in the whole sequence, and a
+    decay ``[H]`` is the same for all pieces. There is one more:
 
     Args:
         state: The state after the tokens before `w`; None at the start of a sequence. With packed sequences states
@@ -257,7 +271,7 @@ def causal_tssa_with_state(
         True
     """
     packing = find_packing(w.shape[:2], cu_seqlens, segment_ids)
-    form = Form(count_scaled=count_scaled, block_size=block_size)
+    form = causal_form(decay, count_scaled=count_scaled, block_size=block_size, centered=centered)
     y, sums = _run(form, backend, packing, w, temperature, bias, mask, state, decay)
     return y, TSSAState(*sums, _position_after(w, mask, state, packing))
 
@@ -271,6 +285,7 @@ def causal_tssa_step(
     count_scaled: bool = False,
     decay: Tensor | None = None,
     block_size: int = 1,
+    centered: bool = False,
     backend: str = "auto",
 ) -> tuple[Tensor, TSSAState]:
     """Advance every sequence by one token, at a cost that does not depend on how many came before.
@@ -279,6 +294,7 @@ def causal_tssa_step(
 
     Args:
         w: One projected token per sequence, ``[B, H, D]``.
+        decay: ``[H]``, or that of this token, ``[B, H]`` or ``[B, H, D / g]``.
 
     Returns:
         y, ``[B, H, D]``, and the state after this token.
@@ -292,6 +308,8 @@ def causal_tssa_step(
             f"w has shape {tuple(w.shape)}; a step takes one token per sequence, [B, H, D]. "
             "For several tokens at once use causal_tssa_with_state."
         )
+    if decay is not None and decay.dim() > 1 and decay.shape[0] == w.shape[0]:
+        decay = decay.unsqueeze(1)
     y, state = causal_tssa_with_state(
         w.unsqueeze(1),
         temperature,
@@ -300,6 +318,7 @@ def causal_tssa_step(
         count_scaled=count_scaled,
         decay=decay,
         block_size=block_size,
+        centered=centered,
         backend=backend,
     )
     return y.squeeze(1), state
@@ -317,6 +336,7 @@ def causal_tssa_(
     count_scaled: bool = False,
     decay: Tensor | None = None,
     block_size: int = 1,
+    centered: bool = False,
     backend: str = "auto",
 ) -> tuple[Tensor, TSSAState]:
     """Run `causal_tssa_with_state` in the memory of `w`. For inference only.
@@ -333,7 +353,7 @@ def causal_tssa_(
     """
     refuse_autograd("causal_tssa_", w, temperature, bias, decay, *(state or ()))
     packing = find_packing(w.shape[:2], cu_seqlens, segment_ids)
-    form = Form(count_scaled=count_scaled, block_size=block_size)
+    form = causal_form(decay, count_scaled=count_scaled, block_size=block_size, centered=centered)
     y, sums = _run(form, backend, packing, w, temperature, bias, mask, state, decay, inplace=True)
     return y, TSSAState(*sums, _position_after(w, mask, state, packing))
 
@@ -350,11 +370,12 @@ def causal_membership(
     count_scaled: bool = False,
     decay: Tensor | None = None,
     block_size: int = 1,
+    centered: bool = False,
 ) -> Tensor:
     """Return the soft assignment of tokens to heads (groups) that `causal_tssa` uses.
 
-    Arguments are those of `causal_tssa_with_state`, without the backend. `block_size` is that of the state; memberships
-    do not depend on it.
+    Arguments are those of `causal_tssa_with_state`, without the backend. `block_size` and `centered` are those of the
+    state; memberships do not depend on them.
 
     Returns:
         pi, ``[B, N, H]``, float32 or better. Rows of real tokens sum to 1, rows of padding are 0.
@@ -362,7 +383,7 @@ def causal_membership(
     Raises:
         ValueError: As `causal_tssa_with_state` does.
     """
-    form = Form(count_scaled=count_scaled, block_size=block_size)
+    form = causal_form(decay, count_scaled=count_scaled, block_size=block_size, centered=centered)
     packing = find_packing(w.shape[:2], cu_seqlens, segment_ids)
     given = (w, temperature, bias, mask, state, decay)
     check_causal(form, packing, *given)

@@ -5,7 +5,7 @@ Derivatives that the kernels do not have, and whatever is under a transform of `
 of `tost.ops.pytorch`.
 Shapes: w, y [B, N, H, D], temperature, decay [H], bias, scale [B or 1, N, H], mask [B, N], pi [B, N, H], squares
 [B, H, D], weighted [B, H, P], mass [B, H], starts [B, chunks, H(D + P + 1)], where P = D without blocks; all but w, y
-and dy in the statistics' dtype. The fields of `Form` are the last arguments of every operator.
+and dy in the statistics' dtype. The fields of `Form` in `FLAGS` are the last arguments of every operator.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def unsupported(w: Tensor, form: Form) -> list[str]:
         reasons.append(f"supports float32, float64, bfloat16 and float16, got {str(w.dtype).removeprefix('torch.')}")
     if torch.compiler.is_exporting() and torch.onnx.is_in_onnx_export():
         reasons.append("ONNX has no such operator")
-    return reasons
+    return reasons + [f"has no {name}" for name in form.beyond(FLAGS)]
 
 
 def tssa(inputs: Inputs, form: Form) -> Tensor:
@@ -141,7 +141,7 @@ def _run(
 
 _OPERATORS = torch.library.Library("tost", "FRAGMENT")  # type: ignore[no-untyped-call]
 # Without defaults: torch leaves trailing arguments out that equal them. Types are bool or int.
-_FLAGS = ", ".join(f"{field.type} {field.name}" for field in fields(Form))
+_FLAGS = ", ".join(f"{field.type} {field.name}" for field in fields(Form) if field.name in FLAGS)
 
 
 def _operator(

@@ -4,12 +4,13 @@ Autograd through the reference keeps half a dozen tensors of the size of w. Here
 sums are kept; everything else is recomputed. The derivation is in ``ops/README.md``. The forward passes are plain
 differentiable PyTorch, which is what other derivatives than these go through, here and for other backends.
 
-Shapes: w, y [B, N, H, D], temperature, decay [H], bias, scale [B or 1, N, H], mask [B, N], pi [B, N, H]. Sums over all
-tokens are [B, 1, H, D] or [B, 1, H], running sums [B, N, H, D], that of the mass [B, N, H, 1].
+Shapes: w, y [B, N, H, D], temperature [H], decay [H], [B, N, H] or [B, N, H, K], bias, scale [B or 1, N, H], mask
+[B, N], pi [B, N, H]. Sums over all tokens are [B, 1, H, D] or [B, 1, H], running sums [B, N, H, D], that of the mass
+[B, N, H, K], where K = 1 unless decays differ between channels; see `Layout`.
 
-With statistics in blocks each operator is two functions, memberships and what is done with them. Products of features
-are packed as in ``_blocks.py``, P = D(g+1)/2 of them per head; the causal form walks through the tokens in chunks, so
-that no temporary has P numbers for every token.
+With statistics in blocks, or about a mean, each operator is two functions: memberships and what is done with them.
+Products of features are packed as in ``_blocks.py``, P = D(g+1)/2 of them per head, and with means the D weighted
+tokens follow. The causal form walks through the tokens in chunks, so that no temporary has P numbers for every token.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from tost.ops._blocks import (
-    Factors,
-    gradient_matrices,
+    Layout,
+    Shrinkage,
     in_blocks,
     matrices,
     products,
@@ -31,10 +32,11 @@ from tost.ops._blocks import (
     sum_symmetric_products,
     symmetric_products,
     times,
+    turned,
 )
-from tost.ops._inputs import Inputs, Sums, empty_sums
+from tost.ops._inputs import Inputs, Sums, empty_sums, mass_columns, mass_of_columns, one_for_padding
 from tost.ops._numerics import MASS_FLOOR, PREFIX_FLOOR, SQUARE_FLOOR, num_tokens, statistics_dtype, zero_padding
-from tost.ops._scan import prefix_sums, real_tokens, running_sums
+from tost.ops._scan import Fading, Powers, Products, prefix_sums, real_tokens, running_sums
 from tost.ops._transforms import gradients, is_transformed, wants_graph
 from tost.ops.form import Form
 from tost.ops.packing import Group, Packing
@@ -47,7 +49,7 @@ def tssa(inputs: Inputs, form: Form) -> Tensor:
     if inputs.packing is not None:
         return _in_groups(lambda group: (tssa(group, form), ()), inputs)[0]
     w, temperature, mask, *_ = inputs
-    if form.block_size > 1:
+    if form.block_size > 1 or form.centered:
         return block_tssa(inputs, form)
     y: Tensor = _TSSA.apply(w, temperature, mask, form)  # type: ignore[no-untyped-call]
     return y
@@ -62,10 +64,10 @@ def causal_tssa(inputs: Inputs, form: Form) -> tuple[Tensor, Sums]:
         return y, Sums(*sums) if sums else empty_sums(inputs.w[:0], form)
     w, temperature, mask, bias, before, scale, decay, _ = inputs
     before = empty_sums(w, form) if before is None else before
-    if form.block_size > 1:
-        energies = (w, temperature, bias, mask, scale, decay, before.squares)
+    if form.block_size > 1 or form.centered:
+        energies = (w, temperature, bias, mask, scale, decay, form, before.squares)
         pi, squares = _CausalMembership.apply(*energies)  # type: ignore[no-untyped-call]
-        statistics = (w, pi, mask, decay, form.block_size, *before[1:])
+        statistics = (w, pi, mask, decay, form, *before[1:])
         y, *sums = _CausalBlockTSSA.apply(*statistics)  # type: ignore[no-untyped-call]
         return y, Sums(squares, *sums)
     y, *sums = _CausalTSSA.apply(w, temperature, bias, mask, scale, decay, form, *before)  # type: ignore[no-untyped-call]
@@ -114,8 +116,10 @@ def _group_inputs(inputs: Inputs, group: Group) -> Inputs:
     before = inputs.before
     if before is not None:
         before = Sums(*(x.index_select(0, group.sequences) for x in before))
-    w, mask = group.take(inputs.w), group.mask(inputs.mask)
-    return Inputs(w, inputs.temperature, mask, bias, before, scale, inputs.decay)
+    w, mask, decay = group.take(inputs.w), group.mask(inputs.mask), inputs.decay
+    if decay is not None and decay.dim() > 1:
+        decay = one_for_padding(group.take(decay), mask)
+    return Inputs(w, inputs.temperature, mask, bias, before, scale, decay)
 
 
 def _alone(total: Tensor) -> Tensor:
@@ -123,17 +127,30 @@ def _alone(total: Tensor) -> Tensor:
 
 
 def block_tssa(inputs: Inputs, form: Form, reduce: Callable[[Tensor], Tensor] = _alone) -> Tensor:
-    """Run `tssa` with statistics in blocks.
+    """Run `tssa` with statistics in blocks, or about a mean.
 
     Args:
         inputs: The tensors; those of this process where sequences are shared.
-        form: With a `block_size` above 1.
+        form: Options of the call.
         reduce: Adds a sum over these tokens to those of the other processes.
     """
     w, temperature, mask, *_ = inputs
     pi = _Membership.apply(w, temperature, mask, form, reduce)  # type: ignore[no-untyped-call]
-    y: Tensor = _BlockTSSA.apply(w, pi, mask, form.block_size, reduce)  # type: ignore[no-untyped-call]
+    y: Tensor = _BlockTSSA.apply(w, pi, mask, form, reduce)  # type: ignore[no-untyped-call]
     return y
+
+
+def group_moments(w: Tensor, pi: Tensor, mask: Tensor | None, form: Form) -> Tensor:
+    """Return the second moments that `tssa` finds with memberships pi, packed, ``[B, 1, H, P]``."""
+    _, _, weighted, mass = _in_blocks(w, pi, mask, form)
+    return weighted / mass
+
+
+def causal_moments(w: Tensor, pi: Tensor, mask: Tensor | None, decay: Tensor | None, form: Form) -> Tensor:
+    """Return those that `causal_tssa` finds for every token, ``[B, N, H, P]``; `decay` as in `Inputs`."""
+    decay = None if decay is None else one_for_padding(decay.to(pi.dtype), mask)
+    start = empty_sums(w.to(pi.dtype), form)[1:]
+    return _Chunk(w, pi, mask, decay, slice(None), form, *start).moments
 
 
 def _memberships(
@@ -210,8 +227,8 @@ def tssa_forward(w: Tensor, temperature: Tensor, mask: Tensor | None, form: Form
     v = zero_padding(w.to(statistics_dtype(w.dtype)), mask)
     square = v.square()
     pi, squares, count = _memberships(v, square, temperature, mask, form)
-    if form.block_size > 1:
-        y, weighted, mass = _in_blocks(w, pi, mask, form.block_size)
+    if form.block_size > 1 or form.centered:
+        y, _, weighted, mass = _in_blocks(w, pi, mask, form)
         return Forward(y, pi, squares, count, weighted, mass.squeeze(-1))
     mass = pi.sum(dim=1, keepdim=True) + MASS_FLOOR
     weighted = (pi.unsqueeze(-1) * square).sum(dim=1, keepdim=True)
@@ -256,14 +273,28 @@ class _TSSA(torch.autograd.Function):
         return dw.to(w.dtype), through.temperature, None, None
 
 
-def _running(x: Tensor, start: Tensor, decay: Tensor | None, mask: Tensor | None) -> Tensor:
-    """Return the sums of x [B, N, H, F] up to every token, after those at the start [B, H, F]."""
-    return running_sums(x, start, decay, None if decay is None else real_tokens(x, mask))
+class _Fadings(NamedTuple):
+    """How each of the three sums fades; None for not at all."""
+
+    squares: Fading | None
+    weighted: Fading | None
+    mass: Fading | None
+
+    @classmethod
+    def of(cls, decay: Tensor | None, mask: Tensor | None, w: Tensor, layout: Layout) -> _Fadings:
+        """Return those of a decay for the tokens w [B, N, ...]."""
+        if decay is None:
+            return cls(None, None, None)
+        if decay.dim() == 1:
+            shared = Powers(decay, real_tokens(w, mask))
+            return cls(shared, shared, shared)
+        columns = decay.unsqueeze(-1) if decay.dim() == 3 else decay
+        return cls(*(Products(layout.spread(columns, places)) for places in (layout.squares, layout.weighted, None)))
 
 
-def _last(x: Tensor, start: Tensor, running: Tensor, decay: Tensor | None) -> Tensor:
+def _last(x: Tensor, start: Tensor, running: Tensor, fading: Fading | None) -> Tensor:
     """Return the sums after the last token."""
-    if decay is None:
+    if fading is None:
         return start + x.sum(dim=1)
     # Copied, so that a state that is kept does not keep the sums of every token.
     return running[:, -1].clone() if x.shape[1] else start
@@ -276,30 +307,39 @@ class _Reach(NamedTuple):
     start: Tensor  # [B, H, F]
 
 
-def _reach(direct: Tensor, after: Tensor, decay: Tensor | None, mask: Tensor | None) -> _Reach:
+def _reach(direct: Tensor, after: Tensor, fading: Fading | None) -> _Reach:
     """A sum up to n reaches every output from n on: add up the `direct` gradients from n on, and that of the end."""
-    if decay is None:
+    if fading is None:
         # Reversing costs a copy; subtracting a prefix sum from the total would cancel digits at the end.
         suffix = prefix_sums(direct.flip(1)).flip(1)
         return _Reach(after.unsqueeze(1) + suffix, after + direct.sum(dim=1))
     if direct.shape[1] == 0:
         return _Reach(direct, after)
     # What a token hands to the one before it has faded by its own decay; padding hands on what it gets.
-    tokens = real_tokens(direct, mask)
-    faded = direct * decay.unsqueeze(-1)
-    handed = running_sums(faded.flip(1), after, decay, tokens.flip(1)).flip(1)
+    faded = direct * fading.of_real()
+    handed = running_sums(faded.flip(1), after, fading.flip()).flip(1)
     return _Reach(direct + torch.cat((handed[:, 1:], after.unsqueeze(1)), dim=1), handed[:, 0])
 
 
-def _through_decay(
-    reaches: Sequence[_Reach], sums: Sequence[Tensor], starts: Sequence[Tensor], mask: Tensor | None
-) -> Tensor:
-    """Return the gradient of the decay, [H]: that of each sum times the sum before the token, over the real tokens."""
+def _through_decay(decay: Tensor, mask: Tensor | None, layout: Layout, *sums: _Faded) -> Tensor:
+    """Return the gradient of the decay: that of each sum times the sum before the token, over the real tokens."""
     terms = []
-    for reach, running, start in zip(reaches, sums, starts, strict=True):
+    for reach, running, start, places in sums:
         previous = torch.cat((start.unsqueeze(1), running), dim=1)[:, :-1]
-        terms.append((reach.upto * previous).sum(dim=-1))
-    return zero_padding(torch.stack(terms).sum(dim=0), mask).sum(dim=(0, 1))
+        terms.append(
+            (reach.upto * previous).sum(dim=-1) if decay.dim() < 4 else layout.collect(reach.upto * previous, places)
+        )
+    gradient = zero_padding(torch.stack(terms).sum(dim=0), mask)
+    return gradient.sum(dim=(0, 1)) if decay.dim() == 1 else gradient
+
+
+class _Faded(NamedTuple):
+    """A running sum with its gradient, for that of the decay."""
+
+    reach: _Reach
+    running: Tensor
+    start: Tensor
+    places: Tensor | None = None
 
 
 def _energy(share: Tensor, bias: Tensor | None, scale: Tensor | None, width: int) -> Tensor:
@@ -315,8 +355,15 @@ class _CausalThrough(NamedTuple):
     temperature: Tensor
     bias: Tensor | None
     scale: Tensor | None
-    squares: Tensor  # the running sums of squares
-    reach: _Reach  # their gradient
+    squares: _Faded  # the running sums of squares
+
+
+def _summed_squares(square: Tensor, mask: Tensor | None, layout: Layout, form: Form) -> Tensor:
+    """Return what is summed up for the energies: squares [B, N, H, D], and 1 for every real token where it counts."""
+    if not form.counted:
+        return square
+    ones = zero_padding(square.new_ones(*square.shape[:3], layout.num_masses), mask)
+    return torch.cat((square, ones), dim=-1)
 
 
 def _through_causal_memberships(
@@ -325,25 +372,35 @@ def _through_causal_memberships(
     bias: Tensor | None,
     mask: Tensor | None,
     scale: Tensor | None,
-    decay: Tensor | None,
+    fading: Fading | None,
+    layout: Layout,
+    form: Form,
     start: Tensor,
     d_squares: Tensor,
     d_logit: Tensor,
 ) -> _CausalThrough:
     width, d_energy = square.shape[-1], temperature.to(square.dtype) * d_logit
-    squares = _running(square, start, decay, mask)
+    squares = running = running_sums(_summed_squares(square, mask, layout, form), start, fading)
+    if form.counted:
+        squares, count = running[..., :width], running[..., width:]
     inverse = 1 / squares.clamp_min(PREFIX_FLOOR)
     d_share = (d_energy if scale is None else d_energy * scale).unsqueeze(-1)
+    share = square * inverse
+    if form.counted:
+        d_count = layout.collect(d_share * share, layout.features)
+        count = layout.spread(count, layout.features)
+        share, d_share = share * count, d_share * count
     direct = -d_share * square * inverse.square() * (squares > PREFIX_FLOOR)
-    reach = _reach(direct, d_squares, decay, mask)
-    share = (square * inverse).sum(dim=-1)
+    if form.counted:
+        direct = torch.cat((direct, d_count), dim=-1)
+    reach = _reach(direct, d_squares, fading)
+    share = share.sum(dim=-1)
     return _CausalThrough(
-        [d_share * inverse, reach.upto],
+        [d_share * inverse, reach.upto[..., :width]],
         (d_logit * _energy(share, bias, scale, width)).sum(dim=(0, 1)).to(temperature.dtype),
         None if bias is None else (width * d_energy).sum_to_size(bias.shape),
         None if scale is None else (d_energy * share).sum_to_size(scale.shape),
-        squares,
-        reach,
+        _Faded(reach, running, start, layout.squares),
     )
 
 
@@ -353,15 +410,21 @@ def _causal_memberships(
     bias: Tensor | None,
     mask: Tensor | None,
     scale: Tensor | None,
-    decay: Tensor | None,
+    fading: Fading | None,
+    layout: Layout,
+    form: Form,
     start: Tensor,
 ) -> tuple[Tensor, Tensor]:
     """Return pi [B, N, H] and the sums of squares after the last token."""
-    running = _running(square, start, decay, mask)
-    squares = _last(square, start, running, decay)
-    share = (square / running.clamp_min(PREFIX_FLOOR)).sum(dim=-1)
+    width, summed = square.shape[-1], _summed_squares(square, mask, layout, form)
+    running = running_sums(summed, start, fading)
+    squares = _last(summed, start, running, fading)
+    share = square / running[..., :width].clamp_min(PREFIX_FLOOR)
+    if form.counted:
+        share = share * layout.spread(running[..., width:], layout.features)
+    share = share.sum(dim=-1)
     del running  # as large as w
-    energy = _energy(share, bias, scale, square.shape[-1])
+    energy = _energy(share, bias, scale, width)
     return zero_padding((temperature.to(square.dtype) * energy).softmax(dim=-1), mask), squares
 
 
@@ -377,16 +440,21 @@ def causal_forward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Return y, the memberships and the three sums after the last token; differentiable, as `tssa_forward` is."""
     v = zero_padding(w.to(statistics_dtype(w.dtype)), mask)
-    square, starts = v.square(), (before[0], before[1], before[2].unsqueeze(-1))
-    pi, squares = _causal_memberships(square, temperature, bias, mask, scale, decay, starts[0])
-    if form.block_size > 1:
-        y, weighted, mass, _ = _in_causal_blocks(w, pi, mask, decay, form.block_size, *before[1:])
+    layout = Layout(w.shape[-1], form, w.device)
+    fading = _Fadings.of(decay, mask, w, layout)
+    square, starts = v.square(), (before[0], before[1], mass_columns(before[2], form))
+    energies = (square, temperature, bias, mask, scale, fading.squares, layout, form)
+    pi, squares = _causal_memberships(*energies, starts[0])
+    if form.block_size > 1 or form.centered:
+        y, weighted, mass, _ = _in_causal_blocks(w, pi, mask, decay, form, *before[1:])
         return y, pi, squares, weighted, mass
-    weight = pi.unsqueeze(-1)
-    weighted, mass = _running(weight * square, starts[1], decay, mask), _running(weight, starts[2], decay, mask)
+    weight, weights = pi.unsqueeze(-1), pi.unsqueeze(-1).expand(-1, -1, -1, layout.num_masses)
+    weighted = running_sums(weight * square, starts[1], fading.weighted)
+    mass = running_sums(weights, starts[2], fading.mass)
     y = -weight * v / (1 + weighted / (mass + MASS_FLOOR))
-    weighted_squares = _last(weight * square, starts[1], weighted, decay)
-    return y.to(w.dtype), pi, squares, weighted_squares, _last(weight, starts[2], mass, decay).squeeze(-1)
+    weighted_squares = _last(weight * square, starts[1], weighted, fading.weighted)
+    after = mass_of_columns(_last(weights, starts[2], mass, fading.mass), form)
+    return y.to(w.dtype), pi, squares, weighted_squares, after
 
 
 def causal_gradients(
@@ -440,24 +508,27 @@ class _CausalTSSA(torch.autograd.Function):
             inputs, cotangents = (w, temperature, bias, scale, decay, *before), (dy, d_squares, d_weighted, d_mass)
             dw, dt, d_bias, d_scale, d_decay, *d_before = causal_gradients(cotangents, inputs, mask, ctx.form)
             return (dw, dt, d_bias, None, d_scale, d_decay, None, *d_before)
+        form, layout = ctx.form, Layout(w.shape[-1], ctx.form, w.device)
+        fading = _Fadings.of(decay, mask, w, layout)
         v, o = zero_padding(w.to(pi.dtype), mask), zero_padding(dy.to(pi.dtype), mask)
-        square, weight, starts = v.square(), pi.unsqueeze(-1), (before[0], before[1], before[2].unsqueeze(-1))
-        weighted, mass = _running(weight * square, starts[1], decay, mask), _running(weight, starts[2], decay, mask)
+        square, weight, starts = v.square(), pi.unsqueeze(-1), (before[0], before[1], mass_columns(before[2], form))
+        weighted = running_sums(weight * square, starts[1], fading.weighted)
+        mass = running_sums(weight.expand(-1, -1, -1, layout.num_masses), starts[2], fading.mass)
         floored = mass + MASS_FLOOR
         gain = floored / (floored + weighted)
 
         direct = gain.square() * weight * o * v / floored
-        to_mass = -(direct * weighted / floored).sum(dim=-1, keepdim=True)
-        bar_weighted = _reach(direct, d_weighted, decay, mask)
-        bar_mass = _reach(to_mass, d_mass.unsqueeze(-1), decay, mask)
-        d_pi = (v * (v * bar_weighted.upto - o * gain)).sum(dim=-1) + bar_mass.upto.squeeze(-1)
-        energies = (square, temperature, bias, mask, scale, decay, starts[0], d_squares)
+        to_mass = -layout.collect(direct * weighted / floored, layout.weighted)
+        bar_weighted = _reach(direct, d_weighted, fading.weighted)
+        bar_mass = _reach(to_mass, mass_columns(d_mass, form), fading.mass)
+        d_pi = (v * (v * bar_weighted.upto - o * gain)).sum(dim=-1) + bar_mass.upto.sum(dim=-1)
+        energies = (square, temperature, bias, mask, scale, fading.squares, layout, form, starts[0], d_squares)
         through = _through_causal_memberships(*energies, _through_logits(pi, d_pi))
         dw = 2 * v * sum(through.terms, weight * bar_weighted.upto) - weight * o * gain
         d_decay = None
         if decay is not None:
-            bars, sums = (through.reach, bar_weighted, bar_mass), (through.squares, weighted, mass)
-            d_decay = _through_decay(bars, sums, starts, mask)
+            sums = (_Faded(bar_weighted, weighted, starts[1], layout.weighted), _Faded(bar_mass, mass, starts[2]))
+            d_decay = _through_decay(decay, mask, layout, through.squares, *sums)
         return (
             dw.to(w.dtype),
             through.temperature,
@@ -466,9 +537,9 @@ class _CausalTSSA(torch.autograd.Function):
             through.scale,
             d_decay,
             None,
-            through.reach.start,
+            through.squares.reach.start,
             bar_weighted.start,
-            bar_mass.start.squeeze(-1),
+            mass_of_columns(bar_mass.start, form),
         )
 
 
@@ -525,55 +596,68 @@ class _CausalMembership(torch.autograd.Function):
         mask: Tensor | None,
         scale: Tensor | None,
         decay: Tensor | None,
+        form: Form,
         start: Tensor,
     ) -> tuple[Tensor, Tensor]:
-        v = zero_padding(w.to(statistics_dtype(w.dtype)), mask)
-        pi, squares = _causal_memberships(v.square(), temperature, bias, mask, scale, decay, start)
+        v, layout = zero_padding(w.to(statistics_dtype(w.dtype)), mask), Layout(w.shape[-1], form, w.device)
+        fading = _Fadings.of(decay, mask, w, layout).squares
+        pi, squares = _causal_memberships(v.square(), temperature, bias, mask, scale, fading, layout, form, start)
+        ctx.form = form
         ctx.save_for_backward(w, temperature, bias, mask, scale, decay, start, pi)
         return pi, squares
 
     @staticmethod
     def backward(ctx: Any, d_pi: Tensor, d_squares: Tensor) -> tuple[Tensor | None, ...]:
         w, temperature, bias, mask, scale, decay, start, pi = ctx.saved_tensors
+        form, layout = ctx.form, Layout(w.shape[-1], ctx.form, w.device)
         if wants_graph():
 
             def run(w: Tensor, t: Tensor, bias: Any, scale: Any, decay: Any, start: Tensor) -> tuple[Tensor, Tensor]:
                 square = zero_padding(w.to(d_pi.dtype), mask).square()
-                return _causal_memberships(square, t, bias, mask, scale, decay, start)
+                fading = _Fadings.of(decay, mask, w, layout).squares
+                return _causal_memberships(square, t, bias, mask, scale, fading, layout, form, start)
 
             inputs = (w, temperature, bias, scale, decay, start)
-            dw, dt, d_bias, *d_rest = gradients(run, inputs, (d_pi, d_squares))
-            return (dw, dt, d_bias, None, *d_rest)
-        v = zero_padding(w.to(pi.dtype), mask)
-        energies = (v.square(), temperature, bias, mask, scale, decay, start, d_squares)
+            dw, dt, d_bias, d_scale, d_decay, d_start = gradients(run, inputs, (d_pi, d_squares))
+            return dw, dt, d_bias, None, d_scale, d_decay, None, d_start
+        v, fading = zero_padding(w.to(pi.dtype), mask), _Fadings.of(decay, mask, w, layout).squares
+        energies = (v.square(), temperature, bias, mask, scale, fading, layout, form, start, d_squares)
         through = _through_causal_memberships(*energies, _through_logits(pi, d_pi))
         dw = 2 * v * sum(through.terms[1:], through.terms[0])
-        d_decay = None
-        if decay is not None:
-            d_decay = _through_decay((through.reach,), (through.squares,), (start,), mask)
-        rest = (through.temperature, through.bias, None, through.scale, d_decay, through.reach.start)
+        d_decay = None if decay is None else _through_decay(decay, mask, layout, through.squares)
+        rest = (through.temperature, through.bias, None, through.scale, d_decay, None, through.squares.reach.start)
         return dw.to(w.dtype), *rest
 
 
 def _in_blocks(
-    w: Tensor, pi: Tensor, mask: Tensor | None, block_size: int, reduce: Callable[[Tensor], Tensor] = _alone
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Return y, the weighted products [B, 1, H, P] and the floored mass [B, 1, H, 1]; differentiable if alone."""
-    v, weight = zero_padding(w.to(pi.dtype), mask), pi.unsqueeze(-1)
-    sums = reduce(torch.cat((sum_products(weight * v, v, block_size), weight.sum(dim=1)), dim=-1)).unsqueeze(1)
-    weighted, mass = sums[..., :-1], sums[..., -1:] + MASS_FLOOR
-    solved = Factors(matrices(weighted / mass, v.shape[-1], block_size)).solve(in_blocks(v, block_size))
-    return (-weight * solved.flatten(-2)).to(w.dtype), weighted, mass
+    w: Tensor, pi: Tensor, mask: Tensor | None, form: Form, reduce: Callable[[Tensor], Tensor] = _alone
+) -> tuple[Tensor, Tensor | None, Tensor, Tensor]:
+    """Return y, the mean [B, 1, H, D] if there is one, the weighted products [B, 1, H, P] and the floored mass.
+
+    The mass is [B, 1, H, 1]. Differentiable if alone.
+    """
+    v, weight, mean, mass = zero_padding(w.to(pi.dtype), mask), pi.unsqueeze(-1), None, None
+    if form.centered:
+        sums = reduce(torch.cat(((weight * v).sum(dim=1), weight.sum(dim=1)), dim=-1)).unsqueeze(1)
+        mass = sums[..., -1:] + MASS_FLOOR
+        mean = sums[..., :-1] / mass
+        v = v - mean  # padding too, but its weight is 0
+        weighted = reduce(sum_products(weight * v, v, form.block_size)).unsqueeze(1)
+    else:
+        sums = reduce(torch.cat((sum_products(weight * v, v, form.block_size), weight.sum(dim=1)), dim=-1)).unsqueeze(1)
+        weighted, mass = sums[..., :-1], sums[..., -1:] + MASS_FLOOR
+    solved = Shrinkage(weighted / mass, v.shape[-1], form.block_size).solve(v)
+    return (-weight * solved).to(w.dtype), mean, weighted, mass
 
 
 class _BlockTSSA(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, w: Tensor, pi: Tensor, mask: Tensor | None, block_size: int, reduce: Callable[[Tensor], Tensor]
+        ctx: Any, w: Tensor, pi: Tensor, mask: Tensor | None, form: Form, reduce: Callable[[Tensor], Tensor]
     ) -> Tensor:
-        y, weighted, mass = _in_blocks(w, pi, mask, block_size, reduce)
-        ctx.block_size, ctx.reduce = block_size, reduce
-        ctx.save_for_backward(w, pi, mask, weighted / mass, mass)
+        y, mean, weighted, mass = _in_blocks(w, pi, mask, form, reduce)
+        ctx.form, ctx.reduce = form, reduce
+        ctx.save_for_backward(w, pi, mask, mean, weighted / mass, mass)
         return y
 
     @staticmethod
@@ -583,41 +667,42 @@ class _BlockTSSA(torch.autograd.Function):
         if ctx.reduce is not _alone:  # other processes do not take part in a graph
             return once_differentiable(_through_blocks)(ctx, dy)
         w, pi, mask, *_ = ctx.saved_tensors
-        d_inputs = gradients(lambda w, pi: _in_blocks(w, pi, mask, ctx.block_size)[0], (w, pi), dy)
+        d_inputs = gradients(lambda w, pi: _in_blocks(w, pi, mask, ctx.form)[0], (w, pi), dy)
         return (*d_inputs, None, None, None)
 
 
 def _through_blocks(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
-    w, pi, mask, moment, mass = ctx.saved_tensors
-    g, D = ctx.block_size, w.shape[-1]
+    w, pi, mask, mean, moment, mass = ctx.saved_tensors
+    g, D, weight = ctx.form.block_size, w.shape[-1], pi.unsqueeze(-1)
     v, o = zero_padding(w.to(pi.dtype), mask), zero_padding(dy.to(pi.dtype), mask)
-    moments = matrices(moment, D, g)
-    factors, of_rows = Factors(moments), Factors(moments.unsqueeze(-3))
+    v = v if mean is None else v - mean
+    shrinkage = Shrinkage(moment, D, g)
     # The sum of z u^T over the tokens, with z = (I + S)^{-1} o and u = (I + S)^{-1} v.
-    outer = ctx.reduce(sum_symmetric_products(pi.unsqueeze(-1) * o, v, g)).unsqueeze(1)
-    outer = gradient_matrices(outer, D, g)
-    d_weighted = of_rows.solve(of_rows.solve(outer).mT) / mass[..., None, None]
-    d_mass = -(d_weighted * moments).sum(dim=(-3, -2, -1))
-    v, o, weight = in_blocks(v, g), in_blocks(o, g), pi[..., None, None]
-    turned = times(d_weighted, v)
-    d_pi = (v * turned - o * factors.solve(v)).sum(dim=(-2, -1)) + d_mass
-    dw = weight * (2 * turned - factors.solve(o))
-    return dw.flatten(-2).to(w.dtype), zero_padding(d_pi, mask), None, None, None
+    outer = ctx.reduce(sum_symmetric_products(weight * o, v, g)).unsqueeze(1)
+    d_weighted = shrinkage.solve_both(outer) / mass[..., None, None]
+    d_mass = -(d_weighted * matrices(moment, D, g)).sum(dim=(-3, -2, -1))
+    moved = times(d_weighted, in_blocks(v, g)).flatten(-2)
+    d_pi = (v * moved - o * shrinkage.solve(v)).sum(dim=-1) + d_mass
+    dw = weight * (2 * moved - shrinkage.solve(o))
+    if mean is not None:
+        d_mean = -ctx.reduce(dw.sum(dim=1)).unsqueeze(1) / mass
+        d_pi, dw = d_pi + (v * d_mean).sum(dim=-1), dw + weight * d_mean
+    return dw.to(w.dtype), zero_padding(d_pi, mask), None, None, None
 
 
-# Tokens in a chunk of the causal form.
+# Tokens in a chunk of the causal form with blocks.
 _CHUNK = 64
 
 
 def _in_causal_blocks(
-    w: Tensor, pi: Tensor, mask: Tensor | None, decay: Tensor | None, block_size: int, weighted: Tensor, mass: Tensor
+    w: Tensor, pi: Tensor, mask: Tensor | None, decay: Tensor | None, form: Form, weighted: Tensor, mass: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, list[Tensor]]:
     """Return y, the weighted products and the mass after the last token, and both at the start of every chunk."""
     starts, outputs = [], []
-    for rows in _chunks(w):
-        chunk = _Chunk(w, pi, mask, decay, rows, block_size, weighted, mass)
+    for rows in _chunks(w, form):
+        chunk = _Chunk(w, pi, mask, decay, rows, form, weighted, mass)
         starts += [weighted, mass]
-        outputs.append(-chunk.weight * chunk.solve(chunk.v))
+        outputs.append(-chunk.weight * chunk.shrinkage.solve(chunk.tokens))
         weighted, mass = chunk.after()
     if not outputs:
         return torch.empty_like(w), weighted.clone(), mass.clone(), starts
@@ -634,12 +719,12 @@ class _CausalBlockTSSA(torch.autograd.Function):
         pi: Tensor,
         mask: Tensor | None,
         decay: Tensor | None,
-        block_size: int,
+        form: Form,
         weighted: Tensor,
         mass: Tensor,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        *outputs, starts = _in_causal_blocks(w, pi, mask, decay, block_size, weighted, mass)
-        ctx.block_size = block_size
+        *outputs, starts = _in_causal_blocks(w, pi, mask, decay, form, weighted, mass)
+        ctx.form = form
         ctx.save_for_backward(w, pi, mask, decay, *(starts or (weighted, mass)))
         y, weighted, mass = outputs
         return y, weighted, mass
@@ -647,41 +732,37 @@ class _CausalBlockTSSA(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, dy: Tensor, d_weighted: Tensor, d_mass: Tensor) -> tuple[Tensor | None, ...]:
         w, pi, mask, decay, *starts = ctx.saved_tensors
+        form = ctx.form
         if wants_graph():
 
             def run(w: Tensor, pi: Tensor, decay: Any, weighted: Tensor, mass: Tensor) -> tuple[Tensor, ...]:
-                return _in_causal_blocks(w, pi, mask, decay, ctx.block_size, weighted, mass)[:3]
+                return _in_causal_blocks(w, pi, mask, decay, form, weighted, mass)[:3]
 
             inputs, cotangents = (w, pi, decay, *starts[:2]), (dy, d_weighted, d_mass)
             dw, d_pi, d_decay, *d_before = gradients(run, inputs, cotangents)
             return (dw, d_pi, None, d_decay, None, *d_before)
-        d_tokens, d_memberships, g = [], [], ctx.block_size
-        d_mass = d_mass.unsqueeze(-1)
-        d_decay = None if decay is None else torch.zeros_like(decay)
-        for index, rows in reversed([*enumerate(_chunks(w))]):
-            start = starts[2 * index : 2 * index + 2]
-            chunk = _Chunk(w, pi, mask, decay, rows, g, *start)
-            o = zero_padding(dy[:, rows].to(pi.dtype), chunk.mask)
-            u, z = chunk.solve(chunk.v), chunk.solve(o)
-            direct = chunk.weight * symmetric_products(u, z, g) / chunk.mass_floored
-            to_mass = -(direct * chunk.weighted / chunk.mass_floored).sum(dim=-1, keepdim=True)
-            bar_weighted = _reach(direct, d_weighted, decay, chunk.mask)
-            bar_mass = _reach(to_mass, d_mass, decay, chunk.mask)
+        d_tokens, d_memberships, d_decays = [torch.zeros_like(w[:, :0])], [pi[:, :0]], []
+        d_mass = mass_columns(d_mass, form)
+        for index, rows in reversed([*enumerate(_chunks(w, form))]):
+            chunk = _Chunk(w, pi, mask, decay, rows, form, *starts[2 * index : 2 * index + 2])
+            dw, d_pi, bar_weighted, bar_mass = chunk.through(dy[:, rows], d_weighted, d_mass)
             d_weighted, d_mass = bar_weighted.start, bar_mass.start
-            turned = times(gradient_matrices(bar_weighted.upto, w.shape[-1], g), in_blocks(chunk.v, g)).flatten(-2)
-            d_pi = (chunk.v * turned - o * u).sum(dim=-1) + bar_mass.upto.squeeze(-1)
-            d_memberships.append(zero_padding(d_pi, chunk.mask))
-            d_tokens.append((chunk.weight * (2 * turned - z)).to(w.dtype))
-            if d_decay is not None:
-                bars, sums = (bar_weighted, bar_mass), (chunk.weighted, chunk.mass)
-                d_decay = d_decay + _through_decay(bars, sums, (start[0], start[1].unsqueeze(-1)), chunk.mask)
-        dw = torch.cat(d_tokens[::-1], dim=1) if d_tokens else torch.zeros_like(w)
-        d_pi = torch.cat(d_memberships[::-1], dim=1) if d_memberships else torch.zeros_like(pi)
-        return dw, d_pi, None, d_decay, None, d_weighted, d_mass.squeeze(-1)
+            d_memberships.append(d_pi)
+            d_tokens.append(dw.to(w.dtype))
+            if decay is not None:
+                d_decays.append(chunk.through_decay(bar_weighted, bar_mass))
+        d_decay = None
+        if decay is not None:
+            fixed = torch.stack((torch.zeros_like(decay), *d_decays)).sum(dim=0) if decay.dim() == 1 else None
+            d_decay = torch.cat((*d_decays[::-1], decay[:, :0]), dim=1) if fixed is None else fixed
+        dw, d_pi = torch.cat(d_tokens[::-1], dim=1), torch.cat(d_memberships[::-1], dim=1)
+        return dw, d_pi, None, d_decay, None, d_weighted, mass_of_columns(d_mass, form)
 
 
-def _chunks(w: Tensor) -> list[slice]:
-    return [slice(first, min(first + _CHUNK, w.shape[1])) for first in range(0, w.shape[1], _CHUNK)]
+def _chunks(w: Tensor, form: Form) -> list[slice]:
+    """Return consecutive ranges that cover the tokens; a single one where there are no products of features."""
+    size = _CHUNK if form.block_size > 1 else max(w.shape[1], 1)
+    return [slice(first, min(first + size, w.shape[1])) for first in range(0, w.shape[1], size)]
 
 
 class _Chunk:
@@ -694,23 +775,61 @@ class _Chunk:
         mask: Tensor | None,
         decay: Tensor | None,
         rows: slice,
-        block_size: int,
+        form: Form,
         weighted: Tensor,
         mass: Tensor,
     ) -> None:
-        self.mask = None if mask is None else mask[:, rows]
-        self.v, self.weight = zero_padding(w[:, rows].to(pi.dtype), self.mask), pi[:, rows].unsqueeze(-1)
-        self._products, self._starts, self._decay = products(self.v, block_size), (weighted, mass.unsqueeze(-1)), decay
-        self.weighted = _running(self.weight * self._products, self._starts[0], decay, self.mask)
-        self.mass = _running(self.weight, self._starts[1], decay, self.mask)
-        self.mass_floored, self._block_size = self.mass + MASS_FLOOR, block_size
-        self._factors = Factors(matrices(self.weighted / self.mass_floored, self.v.shape[-1], block_size))
-
-    def solve(self, x: Tensor) -> Tensor:
-        """Return (I + S_b)^{-1} x_b for x [B, n, H, D], with each token's own S."""
-        return self._factors.solve(in_blocks(x, self._block_size)).flatten(-2)
+        D, self._form = w.shape[-1], form
+        self._layout = layout = Layout(D, form, w.device)
+        self._mask = None if mask is None else mask[:, rows]
+        self._decay = decay if decay is None or decay.dim() == 1 else decay[:, rows]
+        self._fading = _Fadings.of(self._decay, self._mask, w[:, rows], layout)
+        self.v, self.weight = zero_padding(w[:, rows].to(pi.dtype), self._mask), pi[:, rows].unsqueeze(-1)
+        self._starts = (weighted, mass_columns(mass, form))
+        self._summed = products(self.v, form.block_size)
+        if form.centered:
+            self._summed = torch.cat((self._summed, self.v), dim=-1)
+        self._weights = self.weight.expand(-1, -1, -1, layout.num_masses)
+        self.weighted = running_sums(self.weight * self._summed, self._starts[0], self._fading.weighted)
+        self.mass = running_sums(self._weights, self._starts[1], self._fading.mass)
+        self._floored = layout.spread(self.mass + MASS_FLOOR, layout.weighted)
+        moments, self.tokens, self._mean = self.weighted / self._floored, self.v, None
+        if form.centered:
+            moments, self._mean = moments[..., :-D], moments[..., -D:]
+            self.tokens = self.v - self._mean
+        self.shrinkage = Shrinkage(moments, D, form.block_size, self._mean)
+        self.moments = self.shrinkage.moments
 
     def after(self) -> tuple[Tensor, Tensor]:
         """Return the weighted products and the mass after the last token."""
-        weighted = _last(self.weight * self._products, self._starts[0], self.weighted, self._decay)
-        return weighted, _last(self.weight, self._starts[1], self.mass, self._decay).squeeze(-1)
+        weighted = _last(self.weight * self._summed, self._starts[0], self.weighted, self._fading.weighted)
+        mass = _last(self._weights, self._starts[1], self.mass, self._fading.mass)
+        return weighted, mass_of_columns(mass, self._form)
+
+    def through(self, dy: Tensor, d_weighted: Tensor, d_mass: Tensor) -> tuple[Tensor, Tensor, _Reach, _Reach]:
+        """Return the gradients of the tokens, of the memberships and of both sums, given those after the last token."""
+        g, layout, (_, _, _, D) = self._form.block_size, self._layout, self.v.shape
+        o = zero_padding(dy.to(self.weight.dtype), self._mask)
+        u, z = self.shrinkage.solve(self.tokens), self.shrinkage.solve(o)
+        direct = self.shrinkage.held(self.weight * symmetric_products(u, z, g))
+        if self._mean is not None:
+            direct = torch.cat((direct, self.weight * z - 2 * turned(direct, self._mean, g)), dim=-1)
+        direct = direct / self._floored
+        to_mass = -layout.collect(direct * self.weighted / self._floored, layout.weighted)
+        bar_weighted = _reach(direct, d_weighted, self._fading.weighted)
+        bar_mass = _reach(to_mass, d_mass, self._fading.mass)
+        bar, moved = bar_weighted.upto, turned(bar_weighted.upto, self.v, g)
+        to_token = 2 * moved - z
+        to_weight = self.v * moved - o * u
+        if self._mean is not None:
+            to_token, to_weight = to_token + bar[..., -D:], to_weight + self.v * bar[..., -D:]
+        d_pi = zero_padding(to_weight.sum(dim=-1) + bar_mass.upto.sum(dim=-1), self._mask)
+        return self.weight * to_token, d_pi, bar_weighted, bar_mass
+
+    def through_decay(self, bar_weighted: _Reach, bar_mass: _Reach) -> Tensor:
+        """Return the gradient of the decay."""
+        assert self._decay is not None
+        weighted = _Faded(bar_weighted, self.weighted, self._starts[0], self._layout.weighted)
+        return _through_decay(
+            self._decay, self._mask, self._layout, weighted, _Faded(bar_mass, self.mass, self._starts[1])
+        )

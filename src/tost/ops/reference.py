@@ -1,7 +1,8 @@
 """Both operators as their equations read. Every other implementation is compared with this one.
 
-Shapes: w [B, N, H, D] (batch, tokens, heads, head width), temperature, decay [H], mask [B, N], pi [B, N, H]; bias and
-scale come per token, [B, N, H] or [1, N, H]. Packed sequences are taken one by one.
+Shapes: w [B, N, H, D] (batch, tokens, heads, head width), temperature [H], mask [B, N], pi [B, N, H]; bias and scale
+come per token, [B, N, H] or [1, N, H], decays per head, [H], or per token, [B, N, H] or [B, N, H, K]. Packed sequences
+are taken one by one.
 """
 
 from __future__ import annotations
@@ -9,8 +10,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from tost.ops._blocks import in_blocks, matrices, products
-from tost.ops._inputs import Inputs, Sums, empty_sums
+from tost.ops._blocks import Layout, in_blocks, matrices, products
+from tost.ops._inputs import Inputs, Sums, empty_sums, mass_columns, mass_of_columns
 from tost.ops._numerics import MASS_FLOOR, PREFIX_FLOOR, SQUARE_FLOOR, num_tokens, statistics_dtype, zero_padding
 from tost.ops._scan import prefix_sums
 from tost.ops.form import Form
@@ -40,6 +41,8 @@ def tssa(inputs: Inputs, form: Form) -> Tensor:
     pi = membership(inputs, form).unsqueeze(-1)
     v = zero_padding(w.to(pi.dtype), mask)
     mass = pi.sum(dim=1, keepdim=True)
+    if form.centered:
+        v = v - (pi * v).sum(dim=1, keepdim=True) / (mass + MASS_FLOOR)
     moment = (pi * products(v, form.block_size)).sum(dim=1, keepdim=True) / (mass + MASS_FLOOR)
     y = _shrunk(-pi * v, moment, form)
     return zero_padding(y, mask).to(w.dtype)
@@ -49,17 +52,29 @@ def causal_membership(inputs: Inputs, form: Form) -> Tensor:
     """Return the memberships pi [B, N, H]; rows of real tokens sum to 1, rows of padding are 0."""
     if inputs.packing is not None:
         return _joined([causal_membership(alone, form) for alone in inputs.sequences()], inputs.w[..., 0])
+    return _causal_membership(inputs, form)[0]
+
+
+def _causal_membership(inputs: Inputs, form: Form) -> tuple[Tensor, Tensor]:
+    """Return the memberships, and the sum of squares after the last token."""
     w, temperature, mask, bias, before, scale, decay, _ = inputs
-    before = empty_sums(w, form) if before is None else before
+    start = (empty_sums(w, form) if before is None else before).squares
+    D, layout = w.shape[-1], Layout(w.shape[-1], form, w.device)
     squares = zero_padding(w.to(statistics_dtype(w.dtype)), mask).square()
-    prefix, _ = _running(squares, before.squares, decay, mask)
-    share = squares / prefix.clamp_min(PREFIX_FLOOR)
+    summed = squares
+    if form.counted:
+        ones = zero_padding(squares.new_ones(*squares.shape[:3], layout.num_masses), mask)
+        summed = torch.cat((squares, ones), dim=-1)
+    prefix, after = _running(summed, start, decay, mask, layout, layout.squares)
+    share = squares / prefix[..., :D].clamp_min(PREFIX_FLOOR)
+    if form.counted:
+        share = share * layout.spread(prefix[..., D:], layout.features)
     if scale is not None:
         share = share * scale.unsqueeze(-1)
     if bias is not None:
         share = share + bias.unsqueeze(-1)
     pi = (temperature.to(share.dtype) * share.sum(dim=-1)).softmax(dim=-1)
-    return zero_padding(pi, mask)
+    return zero_padding(pi, mask), after
 
 
 def causal_tssa(inputs: Inputs, form: Form) -> tuple[Tensor, Sums]:
@@ -70,16 +85,24 @@ def causal_tssa(inputs: Inputs, form: Form) -> tuple[Tensor, Sums]:
         sums = (torch.cat(each) for each in zip(none, *(after for _, after in results), strict=True))
         return _joined([y for y, _ in results], inputs.w), Sums(*sums)
     w, mask, decay = inputs.w, inputs.mask, inputs.decay
+    D, layout = w.shape[-1], Layout(w.shape[-1], form, w.device)
     before = empty_sums(w, form) if inputs.before is None else inputs.before
-    pi = causal_membership(inputs, form)
-    v = zero_padding(w.to(pi.dtype), mask)
-    _, squares = _running(v.square(), before.squares, decay, mask)
-    weighted_products = pi.unsqueeze(-1) * products(v, form.block_size)
-    weighted, weighted_squares = _running(weighted_products, before.weighted_squares, decay, mask)
-    mass, mass_after = _running(pi.unsqueeze(-1), before.mass.unsqueeze(-1), decay, mask)
-    moment = weighted / (mass + MASS_FLOOR)
-    y = _shrunk(-pi.unsqueeze(-1) * v, moment, form)
-    return zero_padding(y, mask).to(w.dtype), Sums(squares, weighted_squares, mass_after.squeeze(-1))
+    pi, squares = _causal_membership(inputs, form)
+    v, weight = zero_padding(w.to(pi.dtype), mask), pi.unsqueeze(-1)
+    parts = products(v, form.block_size)
+    if form.centered:
+        parts = torch.cat((parts, v), dim=-1)
+    weighted, weighted_after = _running(weight * parts, before.weighted_squares, decay, mask, layout, layout.weighted)
+    weights, start = weight.expand(-1, -1, -1, layout.num_masses), mass_columns(before.mass, form)
+    mass, mass_after = _running(weights, start, decay, mask, layout, None)
+    moment = weighted / layout.spread(mass + MASS_FLOOR, layout.weighted)
+    if form.centered:
+        moment, mean = moment[..., :-D], moment[..., -D:]
+        moment, v = moment - products(mean, form.block_size), v - mean
+        if form.block_size == 1:
+            moment = moment.clamp_min(0)
+    y = _shrunk(-weight * v, moment, form)
+    return zero_padding(y, mask).to(w.dtype), Sums(squares, weighted_after, mass_of_columns(mass_after, form))
 
 
 def _joined(parts: list[Tensor], like: Tensor) -> Tensor:
@@ -98,13 +121,18 @@ def _shrunk(v: Tensor, moment: Tensor, form: Form) -> Tensor:
     return solved.squeeze(-1).flatten(-2)
 
 
-def _running(x: Tensor, before: Tensor, decay: Tensor | None, mask: Tensor | None) -> tuple[Tensor, Tensor]:
+def _running(
+    x: Tensor, before: Tensor, decay: Tensor | None, mask: Tensor | None, layout: Layout, places: Tensor | None
+) -> tuple[Tensor, Tensor]:
     """Return the sums of x [B, N, H, F] up to every token, after those before [B, H, F], and after the last token."""
     if decay is None:
         return before.unsqueeze(1) + prefix_sums(x), before + x.sum(dim=1)
     total, totals = before, []
     for n in range(x.shape[1]):
-        factor = decay if mask is None else torch.where(mask[:, n, None], decay, 1)
-        total = factor.unsqueeze(-1) * total + x[:, n]
+        if decay.dim() == 1:
+            factor = (decay if mask is None else torch.where(mask[:, n, None], decay, 1)).unsqueeze(-1)
+        else:
+            factor = decay[:, n].unsqueeze(-1) if decay.dim() == 3 else layout.spread(decay[:, n], places)
+        total = factor * total + x[:, n]
         totals.append(total)
     return torch.stack(totals, dim=1) if totals else x, total

@@ -35,27 +35,22 @@ class CausalTSSAOptions(CausalExtensionOptions, MixerOptions):
 
 
 def _tssa_products(sizes: MixerSizes, own: TSSAOptions | CausalTSSAOptions) -> int:
-    return (3 if own.extensions().gate else 2) * sizes.embed_dim**2
+    extensions = own.extensions()
+    decays = {"head": sizes.num_heads, "channel": sizes.embed_dim // extensions.block_size}
+    forget = decays[extensions.forget] if isinstance(extensions.forget, str) else 0
+    return ((3 if extensions.gate else 2) * sizes.embed_dim + forget) * sizes.embed_dim
 
 
 def _tssa_statistics(sizes: MixerSizes, own: TSSAOptions) -> int:
     C, H = sizes.embed_dim, sizes.num_heads
-    extensions = own.extensions()
-    return tssa_flops(H, C // H, causal=False, count_scaled=extensions.count_scaled, block_size=extensions.block_size)
+    return tssa_flops(H, C // H, causal=False, **own.extensions().operator_options())
 
 
 def _causal_tssa_statistics(sizes: MixerSizes, own: CausalTSSAOptions) -> int:
     C, H, _, bias = sizes
     extensions = own.extensions()
-    return tssa_flops(
-        H,
-        C // H,
-        causal=True,
-        bias=bias,
-        count_scaled=extensions.count_scaled,
-        forget=extensions.forget,
-        block_size=extensions.block_size,
-    )
+    forget = extensions.forget is not False
+    return tssa_flops(H, C // H, causal=True, bias=bias, forget=forget, **extensions.operator_options())
 
 
 def _softmax_products(sizes: MixerSizes, own: MixerOptions) -> int:
