@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from fnmatch import fnmatchcase
 from importlib import import_module
 from pathlib import Path
@@ -184,6 +185,12 @@ class Registry(Generic[Spec]):
     def loaded(self) -> list[Spec]:
         """Return all specs that are registered or have been loaded."""
         return list(self._specs.values())
+
+    def renamed(self, name: str, build: object) -> Spec | None:
+        """Return the spec of what `build` makes under another name; None if it is not registered."""
+        found: Any = next((spec for spec in self._specs.values() if getattr(spec, "build", None) is build), None)
+        spec: Spec | None = None if found is None else replace(found, name=name)
+        return spec
 
     def __contains__(self, name: str) -> bool:
         return name in self._found() or name in self._specs

@@ -143,7 +143,7 @@ def run_python(code: str, **variables: str) -> subprocess.CompletedProcess[str]:
 def test_environment_variables_are_strict_and_work():
     bad = run_python(
         "import os, tost\n"
-        "for name, value in {'TOST_BACKEND': 'cuda', 'TOST_NATIVE_ISA': 'mmx'}.items():\n"
+        "for name, value in {'TOST_NATIVE_ISA': 'mmx', 'TOST_BACKEND': 'cuda'}.items():\n"
         "    os.environ[name] = value\n"
         "    try:\n"
         "        tost.tssa\n"
@@ -151,7 +151,7 @@ def test_environment_variables_are_strict_and_work():
         "        print(error)\n"
         "    del os.environ[name]\n"
     )
-    backend, isa = bad.stdout.splitlines()
+    isa, backend = bad.stdout.splitlines()
     assert "TOST_BACKEND='cuda' is not understood; it takes one of: auto, triton, native, torch," in backend
     assert "TOST_NATIVE_ISA='mmx' is not understood" in isa
     code = (

@@ -159,9 +159,8 @@ def create_model(name: str, **overrides: Any) -> nn.Module:
 
 def _adapt(name: str, found: Any) -> ModelSpec:
     """Make a spec of the class or function that an entry point or ``package.module:Class`` refers to."""
-    for spec in MODELS.loaded():
-        if spec.build is found:  # registered under another name
-            return replace(spec, name=name)
+    if (spec := MODELS.renamed(name, found)) is not None:
+        return spec
     if not callable(found):
         raise ConfigError(f"model {name!r} refers to {found!r}, which is neither a class nor a function.")
     return ModelSpec(name=name, build=found, options=options_of_signature(found), by_keyword=True)

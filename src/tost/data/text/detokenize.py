@@ -33,8 +33,7 @@ def detokenize_ptb(text: str) -> str:
         >>> detokenize_ptb("he did n't pay $ N , said <unk> 's lawyer .")
         "he didn't pay $N, said <unk>'s lawyer."
     """
-    text = re.sub(r"([$#]) (?=[N\d])", r"\1", text)
-    return _close_up(re.sub(r" (n't)\b", r"\1", text))
+    return _close_up(re.sub(r"([$#]) (?=[N\d])| (n't)\b", r"\1\2", text))
 
 
 def _close_up(text: str) -> str:

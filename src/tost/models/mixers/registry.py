@@ -133,9 +133,8 @@ def mixer_problems(spec: MixerSpec, given: Mapping[str, Any], *, official: bool 
 
 def _adapt(name: str, found: Any) -> MixerSpec:
     """Make a spec of the class that an entry point or ``package.module:Class`` refers to."""
-    for spec in MIXERS.loaded():
-        if spec.build is found:  # registered under another name
-            return replace(spec, name=name)
+    if (spec := MIXERS.renamed(name, found)) is not None:
+        return spec
     if not callable(found):
         raise ConfigError(f"mixer {name!r} refers to {found!r}, which is not a class.")
     causal = hasattr(found, "forward_with_state")

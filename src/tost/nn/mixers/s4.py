@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from tost.nn._checks import check_heads, check_width, refuse_context
 from tost.nn.mixers._order import real_first
-from tost.nn.mixers.s4_kernels import DiagonalKernel, LowRankKernel
+from tost.nn.mixers.s4_kernels import DiagonalKernel, Init, LowRankKernel
 from tost.ops._checks import check_mask
 from tost.ops._numerics import statistics_dtype, zero_padding
 
@@ -109,7 +109,7 @@ class S4(nn.Module):
         if kernel == "s4" and max_length is not None:
             self.kernel = LowRankKernel(*sizes, max_length=max_length, step=step, device=device, dtype=dtype)
         else:
-            init: Literal["lin", "legs"] = "lin" if kernel == "s4d-lin" else "legs"
+            init: Init = "lin" if kernel == "s4d-lin" else "legs"
             self.kernel = DiagonalKernel(*sizes, step=step, init=init, device=device, dtype=dtype)
         self.d = nn.Parameter(torch.randn(embed_dim, device=device, dtype=dtype))
         self.proj_out = nn.Linear(embed_dim, 2 * embed_dim, device=device, dtype=dtype)

@@ -68,7 +68,11 @@ def hippo_legs(state_size: int) -> tuple[Tensor, Tensor, Tensor]:
     return eigenvalues, b * phases, (inverse @ p.to(v.dtype)) * phases
 
 
-class _Start(TypedDict, total=False):
+Init = Literal["lin", "legs"]
+"""Eigenvalues that a diagonal kernel starts with."""
+
+
+class _Own(TypedDict, total=False):
     """Arguments of both kernels that they pass on."""
 
     step: tuple[float, float]
@@ -138,19 +142,12 @@ class DiagonalKernel(_Kernel):
     """
 
     def __init__(
-        self,
-        channels: int,
-        groups: int,
-        state_size: int,
-        directions: int,
-        *,
-        init: Literal["lin", "legs"] = "legs",
-        **start: Unpack[_Start],
+        self, channels: int, groups: int, state_size: int, directions: int, *, init: Init = "legs", **own: Unpack[_Own]
     ) -> None:
         n = torch.arange(state_size // 2, dtype=torch.float64, device="cpu")
         lin = torch.complex(torch.full_like(n, -0.5), math.pi * n)
         eigenvalues = hippo_legs(state_size)[0] if init == "legs" else lin
-        super().__init__(channels, groups, state_size, directions, eigenvalues, **start)
+        super().__init__(channels, groups, state_size, directions, eigenvalues, **own)
 
     def forward(self, length: int) -> Tensor:
         """Return the first L entries of the kernels, [R, C, L]."""
@@ -196,10 +193,10 @@ class LowRankKernel(_Kernel):
     """
 
     def __init__(
-        self, channels: int, groups: int, state_size: int, directions: int, *, max_length: int, **start: Unpack[_Start]
+        self, channels: int, groups: int, state_size: int, directions: int, *, max_length: int, **own: Unpack[_Own]
     ) -> None:
         eigenvalues, b, p = hippo_legs(state_size)
-        super().__init__(channels, groups, state_size, directions, eigenvalues, **start)
+        super().__init__(channels, groups, state_size, directions, eigenvalues, **own)
         self.max_length = max_length
         self.b, self.p = (
             nn.Parameter(self.c.new_empty(groups, self.pairs, 2).copy_(torch.view_as_real(start))) for start in (b, p)
