@@ -12,6 +12,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import cache
 from math import ceil
 from pathlib import Path
 from typing import NamedTuple
@@ -150,6 +151,11 @@ class Definition(NamedTuple):
         return f"{self.path.relative_to(ROOT)}:{self.node.lineno} {self.qualified_name}"
 
 
+@cache
+def tree(path: Path) -> ast.Module:
+    return ast.parse(path.read_text())
+
+
 def definitions(path: Path) -> Iterator[Definition]:
     def visit(node: ast.AST, prefix: str) -> Iterator[Definition]:
         for child in ast.iter_child_nodes(node):
@@ -160,7 +166,7 @@ def definitions(path: Path) -> Iterator[Definition]:
                 name += "" if isinstance(child, ast.ClassDef) else ".<local>"
             yield from visit(child, name)
 
-    yield from visit(ast.parse(path.read_text()), "")
+    yield from visit(tree(path), "")
 
 
 def python_files() -> list[Path]:
@@ -175,6 +181,7 @@ def public_modules() -> list[Path]:
     return [p for p in python_files() if not any(map(is_private, p.relative_to(SOURCE).with_suffix("").parts))]
 
 
+@cache
 def all_definitions() -> list[Definition]:
     return [definition for path in python_files() for definition in definitions(path)]
 
@@ -188,9 +195,7 @@ def report(title: str, places: list[str]) -> str:
 
 
 def test_every_public_name_has_a_docstring():
-    bare = [
-        str(path.relative_to(ROOT)) for path in python_files() if not ast.get_docstring(ast.parse(path.read_text()))
-    ]
+    bare = [str(path.relative_to(ROOT)) for path in python_files() if not ast.get_docstring(tree(path))]
     for path in public_modules():
         for definition in definitions(path):
             hidden = any(part.startswith(("_", "<")) for part in definition.qualified_name.split("."))
@@ -218,7 +223,7 @@ def test_every_package_lists_its_names():
     # Within a package an underscore marks what is private; a second list of the other names would only repeat them.
     bare: list[str] = []
     for path in (path for path in public_modules() if path.name == "__init__.py"):
-        body = ast.parse(path.read_text()).body
+        body = tree(path).body
         targets = [target for node in body if isinstance(node, ast.Assign) for target in node.targets]
         targets += [name for target in targets if isinstance(target, ast.Tuple) for name in target.elts]
         only_docstring = len(body) == 1 and isinstance(body[0], ast.Expr)
