@@ -66,12 +66,11 @@ class TostForSequenceClassification(TostPreTrainedModel):
     ) -> SequenceClassifierOutputWithPast:
         """Classify every sequence.
 
+        Arguments are those of `TostModel.forward`, except:
+
         Args:
-            input_ids: Tokens, int64 ``[B, N]``.
             attention_mask: 1 for real tokens and 0 for padding on either side, as in `TostModel`. Without it, ids
                 that equal ``pad_token_id`` at the end of a row are padding.
-            past_key_values: What an earlier call returned; it is updated in place. None at the start.
-            inputs_embeds: Vectors in place of those that the model has for `input_ids`, ``[B, N, C]``.
             labels: A class per sequence, int64 ``[B]``; numbers ``[B]`` or ``[B, K]`` for regression; float
                 ``[B, K]`` of zeros and ones for several labels at once.
             **kwargs: ``use_cache``, ``output_hidden_states`` and what else `TostModel` takes. Packed sequences have a
