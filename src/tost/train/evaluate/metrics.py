@@ -41,12 +41,7 @@ class Measurement:
 
 
 def evaluate(
-    model: nn.Module,
-    task: Task,
-    dataset: Dataset,
-    config: RunConfig,
-    processes: Distributed,
-    report: Report = silent,
+    model: nn.Module, task: Task, dataset: Dataset, config: RunConfig, processes: Distributed, report: Report = silent
 ) -> dict[str, float]:
     """Return the metrics of a model on a data set; see `measure`."""
     return measure(model, task, dataset, config, processes, report).metrics
