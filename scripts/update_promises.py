@@ -39,7 +39,7 @@ def fuzz_section(results: Mapping[str, Any]) -> str:
     targets = results["targets"]
     sums = {key: sum(target[key] for target in targets) for key in ("inputs", "seconds", "problems")}
     told = (
-        f"{number(sums['inputs'])} inputs to {number(len(targets))} parsers in {duration(sums['seconds'])}, "
+        f"{number(sums['inputs'])} inputs to {number(len(targets))} parsers in {duration(sums['seconds'])} "
         f"of processor time, {number(sums['problems'])} problems (tost {results['tost']}, {results['date'][:10]})."
     )
     rows = [
