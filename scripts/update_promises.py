@@ -1,6 +1,6 @@
-"""Fills docs/promises.md with the stored results of `scripts/stress` and of the fuzzer.
+"""Fills docs/promises.md with the stored results of `scripts/stress`, of the fuzzer and of the sanitizers.
 
-python scripts/update_promises.py           rewrite the two tables
+python scripts/update_promises.py           rewrite the tables
 python scripts/update_promises.py --check   only say whether they are up to date; exit code 1 if not
 """
 
@@ -39,8 +39,8 @@ def fuzz_section(results: Mapping[str, Any]) -> str:
     targets = results["targets"]
     sums = {key: sum(target[key] for target in targets) for key in ("inputs", "seconds", "problems")}
     told = (
-        f"{number(sums['inputs'])} inputs to {number(len(targets))} parsers in {duration(sums['seconds'])}, "
-        f"{number(sums['problems'])} problems (tost {results['tost']}, {results['date'][:10]})."
+        f"{number(sums['inputs'])} inputs to {number(len(targets))} parsers in {duration(sums['seconds'])} "
+        f"of processor time, {number(sums['problems'])} problems (tost {results['tost']}, {results['date'][:10]})."
     )
     rows = [
         [
@@ -48,12 +48,32 @@ def fuzz_section(results: Mapping[str, Any]) -> str:
             number(target["inputs"]),
             duration(target["seconds"]),
             number(target["coverage"]),
+            number(target["quiet_inputs"]),
             number(target["problems"]),
         ]
         for target in targets
     ]
-    shown = Table(headers=["parser", "inputs", "time", "coverage", "problems"], rows=rows)
+    shown = Table(
+        headers=["parser", "inputs", "time", "branches", "inputs since the last new branch", "problems"], rows=rows
+    )
     return f"{told}\n\n{shown.markdown()}"
+
+
+def sanitize_section(results: Mapping[str, Any]) -> str:
+    """Return a table about what the sanitizers said."""
+    names = {"address": "AddressSanitizer, UndefinedBehaviorSanitizer", "thread": "ThreadSanitizer"}
+    rows = [
+        [
+            names[run["sanitizer"]],
+            f"`{run['isa']}`",
+            number(run["tests"]),
+            duration(run["seconds"]),
+            number(run["problems"]),
+        ]
+        for run in results["runs"]
+    ]
+    shown = Table(headers=["sanitizer", "instruction set", "tests passed", "time", "problems"], rows=rows)
+    return f"tost {results['tost']}, {results['date']}.\n\n{shown.markdown()}"
 
 
 def generate(folder: Path = RESULTS, page: Path = PAGE) -> str:
@@ -64,7 +84,8 @@ def generate(folder: Path = RESULTS, page: Path = PAGE) -> str:
         page: The page as it is now; what stands between its markers is replaced.
     """
     text = page.read_text(encoding="utf-8")
-    for name, section in {"stress": stress_section, "fuzz": fuzz_section}.items():
+    sections = {"stress": stress_section, "fuzz": fuzz_section, "sanitize": sanitize_section}
+    for name, section in sections.items():
         path = folder / f"{name}.json"
         content = section(json.loads(path.read_text())) if path.exists() else "Nothing has been stored yet."
         start, end = f"<!-- {name}:start -->", f"<!-- {name}:end -->"

@@ -212,15 +212,26 @@ def test_the_page_of_promises_shows_what_is_stored(tmp_path):
     scenarios |= {"full-disk": {**other, "differences": [], "seconds": 1.0}}
     stored = {"tost": "9.9", "cpu": "A CPU", "date": "2001-02-03", "scenarios": scenarios}
     (tmp_path / "stress.json").write_text(json.dumps(stored))
-    target = {"name": "tar", "inputs": 5_000_000, "seconds": 7200.0, "coverage": 812, "problems": 0}
+    target = {
+        "name": "tar",
+        "inputs": 5_000_000,
+        "seconds": 7200.0,
+        "coverage": 812,
+        "quiet_inputs": 9_000,
+        "problems": 0,
+    }
     (tmp_path / "fuzz.json").write_text(json.dumps({"targets": [target], "tost": "9.9", "date": "2001-02-03T04:05:06"}))
+    run = {"sanitizer": "thread", "isa": "avx2", "tests": 41, "seconds": 61, "problems": 1}
+    (tmp_path / "sanitize.json").write_text(json.dumps({"runs": [run], "tost": "9.9", "date": "2001-02-03"}))
     text = script.generate(tmp_path)
     assert (
         "1,200 kills and 3 other disturbances, 10 comparisons with an undisturbed run, 1 differences (tost 9.9" in text
     )
     assert "| `train` | a run killed | 1,200 kills | 7 | 1 | 1 min 30 s |" in text
     assert "| `full-disk` | a full disk (2 refused) | 3 times | 3 | 0 | 1 s |" in text
-    assert "| `tar` | 5,000,000 | 2 h 0 min | 812 | 0 |" in text
+    assert "5,000,000 inputs to 1 parsers in 2 h 0 min of processor time, 0 problems" in text
+    assert "| `tar` | 5,000,000 | 2 h 0 min | 812 | 9,000 | 0 |" in text
+    assert "| ThreadSanitizer | `avx2` | 41 | 1 min 1 s | 1 |" in text
 
 
 @pytest.fixture
