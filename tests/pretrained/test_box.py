@@ -11,10 +11,11 @@ import torch
 
 import tost
 from tost.errors import CheckpointError, ConfigError
+from tost.generation import context_limit
 from tost.pretrained import box, find_pretrained, list_pretrained, load_pretrained
 from tost.recipes import list_configs
 
-NAMES = ["bytes-tiny", "digits-tiny"]
+NAMES = ["bytes-gpt-tiny", "bytes-tiny", "digits-tiny"]
 MAX_BYTES = 6_000_000
 
 
@@ -56,7 +57,7 @@ def test_the_language_model_has_learned_and_runs_without_end():
     with torch.no_grad():
         loss = torch.nn.functional.cross_entropy(model(ids)[0, :-1], ids[0, 1:])
     assert loss < 3.0, "bytes at random cost 5.5 nats"
-    assert tost.generation.context_limit(model) is None
+    assert context_limit(model) is None
 
 
 def test_the_classifier_knows_its_samples():

@@ -11,6 +11,7 @@ import torch
 from safetensors import SafetensorError
 
 from tests.train.runs import TINY, Recorder, assert_same_run, command, records, run
+from tost._progress import Pace
 from tost.errors import CheckpointError, ConfigError, StorageError, TrainingError
 from tost.recipes import get_task, load_config
 from tost.train.checkpoint import files as checkpoint
@@ -34,6 +35,17 @@ def test_interrupted_and_resumed_equals_undisturbed(tmp_path, workers, config):
     assert (result.status, result.step) == ("finished", 12)
     assert {**first.losses, **second.losses} == whole.losses
     assert_same_run(tmp_path / "whole", tmp_path / "cut")
+
+
+def test_a_run_speaks_by_default_and_never_stays_silent_for_long(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("tost.train.loop.Pace", lambda: Pace(seconds=0))  # every step and batch is due
+    settings = load_config("demo/digits", [*TINY, "train.steps=3", "log.every=100", "evaluate.every=3"])
+    fit(settings, get_task(settings.recipe), tmp_path / "run")
+    lines = capsys.readouterr().err.splitlines()
+    assert [line.split()[1] for line in lines if line.startswith("step ")] == ["1/3", "2/3", "3/3"]
+    assert any(line.startswith("eval step 3: 1 of 3 (33%), eta ") for line in lines)
+    recorded = (tmp_path / "run" / "metrics.jsonl").read_text().count('"kind": "step"')
+    assert recorded == 2  # the first and the last: what is stored does not depend on the time
 
 
 def test_resuming_an_older_checkpoint_takes_the_same_steps_again(tmp_path):

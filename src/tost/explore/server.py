@@ -241,7 +241,7 @@ def serve(models: Mapping[str, ExploredModel], *, port: int, ready: Callable[[st
         app = build_app(models, token=token, port=port)
         config = uvicorn.Config(
             app,
-            log_level="error",
+            log_level="critical",  # what is cut off by Ctrl-C is no error
             access_log=False,  # the address holds the token
             server_header=False,
             timeout_graceful_shutdown=_SHUTDOWN,

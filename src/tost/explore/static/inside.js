@@ -74,7 +74,7 @@ export class InsideView {
       group("D by layer: what is kept, what is taken away",
         "D = 1 / (1 + second moment) is the share of a direction that the operator takes away from the tokens of a group. A row for each head, a column for each direction.",
         scale("0 kept", "1 suppressed"),
-        found.gains.map((rows, layer) => matrix({ title: `layer ${layer}`, rows, cell: Math.max(5, Math.min(12, Math.floor(300 / rows[0].length))), names: ["head", "direction"] }))),
+        found.gains.map((rows, layer) => matrix({ title: `layer ${layer}`, rows, cell: Math.max(5, Math.min(12, Math.floor(270 / rows[0].length))), names: ["head", "direction"] }))),
       group("Coherence of the subspaces", `Mean |cosine| between the directions of two heads. In theory heads look at different things, off the diagonal dark; random directions have ${found.coherence.random.toFixed(3)}.`,
         scale("0 apart", `${most.toFixed(2)} alike`),
         found.coherence.blocks.map((rows, layer) => matrix({ title: `layer ${layer}`, rows, high: most, cell: 24, names: ["head", "head"] }))),
