@@ -3,26 +3,82 @@
 // The products w_i w_j of a block are kept once per pair, ordered by the distance j - i, then by i. In the sums that
 // Python sees, [H, width] with width = D (g + 1) / 2, those of one distance lie together for all blocks of a head.
 //
-// A block is far too small to fill a register, so kSide of them, from one head or several, lie side by side in a tile:
-// [g][kSide] for features, [pairs][kSide] for products. A block's features are consecutive, so a tile is a piece of a
-// token's row, transposed. What belongs to a head (pi, the mass) comes as one number per lane.
+// What is done with one block is done with kSide of them at once, from one head or several: a tile. Its features are g
+// registers and its products one register per pair, with a lane for every block. A block's features are consecutive, so
+// a tile is a piece of a token's row, transposed. What belongs to a head (pi, the mass) is spread over its lanes.
 #pragma once
 
 #include <limits>
+#include <utility>
 
 #include "common.h"
 
 // Long enough for a call, and called from many places: one copy of each keeps the library small and quick to compile.
 #define TOST_OUTLINE __attribute__((noinline))
+// Before a loop over the features of a block: with a size that is known they become registers.
+#define TOST_UNROLL _Pragma("GCC unroll 8")
 
 namespace {
+
+// The size of blocks that is compiled as a constant, in float.
+constexpr int kFastBlock = 8;
+
+// A register of numbers. None is wider than kFastBlock floats, so that tiles of such blocks are transposed as squares.
+#ifdef __AVX__
+constexpr int kRegisterBytes = 32;
+#else
+constexpr int kRegisterBytes = 16;
+#endif
+template <class S>
+struct LanesOf {
+  typedef S type __attribute__((vector_size(kRegisterBytes)));
+  typedef S anywhere __attribute__((vector_size(kRegisterBytes), aligned(sizeof(S)), may_alias));
+};
+template <class S>
+using Lanes = typename LanesOf<S>::type;
+
+#ifndef __has_builtin
+#define __has_builtin(name) 0
+#endif
+#if __has_builtin(__builtin_shufflevector)
+// Swaps the entries of a whose index has the bit with those of b whose index has not.
+template <size_t kBit, class V, size_t... e>
+inline void swap_entries(V& a, V& b, std::index_sequence<e...>) {
+  constexpr size_t n = sizeof...(e);
+  const V upper = a, lower = b;
+  a = __builtin_shufflevector(upper, lower, (e & kBit ? n + (e ^ kBit) : e)...);
+  b = __builtin_shufflevector(upper, lower, (e & kBit ? n + e : e ^ kBit)...);
+}
+
+// Transposes n registers of n numbers: entry c of row r goes to entry r of row c, one bit of r and c after the other.
+template <size_t n, size_t kBit = n / 2, class V>
+inline void transpose(V* rows) {
+  if constexpr (kBit > 0) {
+    TOST_UNROLL
+    for (size_t r = 0; r < n; ++r)
+      if (!(r & kBit)) swap_entries<kBit>(rows[r], rows[r | kBit], std::make_index_sequence<n>());
+    transpose<n, kBit / 2>(rows);
+  }
+}
+#else
+template <size_t n, class V>
+inline void transpose(V* rows) {
+  for (size_t r = 0; r < n; ++r)
+    for (size_t c = 0; c < r; ++c) {
+      const auto entry = rows[r][c];
+      rows[r][c] = rows[c][r];
+      rows[c][r] = entry;
+    }
+}
+#endif
 
 // As in kernel.cpp: kBlock is 0 for blocks of any size. 1 means no blocks at all: the kernels then compute with squares and
 // leave everything here alone.
 template <class S, int kBlock>
 class Blocks {
  public:
-  static constexpr int kSide = 64 / sizeof(S);
+  using V = Lanes<S>;
+  static constexpr int kSide = sizeof(V) / sizeof(S);
 
   Blocks(int64_t H, int64_t D, int64_t size)
       : H(H),
@@ -43,209 +99,226 @@ class Blocks {
   const int64_t per_head, lanes, tiles, pairs, width;
 
   int64_t size() const { return kBlock ? kBlock : size_; }
-  int64_t features() const { return size() * kSide; }  // numbers in a tile of features
-  int64_t products() const { return pairs * kSide; }   // numbers in a tile of products
 
-  // Where the product of features i <= j stands in a tile of products.
+  // Which blocks stand in a tile, and the heads that they are of. Lanes past the last block are of the last head and
+  // hold zeros everywhere else.
+  struct Tile {
+    int64_t first, count;
+    int64_t head[kSide];
+
+    Tile(const Blocks& blocks, int64_t index)
+        : first(index * kSide), count(blocks.lanes - first < kSide ? blocks.lanes - first : kSide) {
+      int64_t h = first / blocks.per_head, next = (h + 1) * blocks.per_head - first;
+      for (int64_t v = 0; v < kSide; ++v) {
+        if (v == next && v < count) ++h, next += blocks.per_head;
+        head[v] = h;
+      }
+    }
+    // A number of every head [H] in the lanes of its blocks.
+    V spread(const S* from) const {
+      return spread_by([&](int64_t h) { return from[h]; });
+    }
+    template <class OfHead>
+    V spread_by(OfHead of_head) const {
+      V out;
+      for (int v = 0; v < kSide; ++v) out[v] = of_head(head[v]);
+      return out;
+    }
+    // out[head of lane v] += from[v].
+    void collect(const V& from, S* out) const {
+      for (int64_t v = 0; v < count;) {
+        const int64_t h = head[v];
+        S sum = out[h];
+        do sum += from[v++];
+        while (v < count && head[v] == h);
+        out[h] = sum;
+      }
+    }
+  };
+
+  // Where the product of features i and j stands in a tile.
   int64_t at(int64_t i, int64_t j) const {
-    const int64_t apart = j - i;
-    return (apart * size() - apart * (apart - 1) / 2 + i) * kSide;
+    const int64_t apart = i < j ? j - i : i - j;
+    return apart * size() - apart * (apart - 1) / 2 + (i < j ? i : j);
   }
 
-  // out[v] = from[head of lane v]; lanes past the last block belong to the last head and hold zeros everywhere else.
-  TOST_OUTLINE void spread(int64_t tile, const S* from, S* out) const {
-    spread_by(tile, [&](int64_t h) { return from[h]; }, out);
-  }
-  template <class OfHead>
-  void spread_by(int64_t tile, OfHead of_head, S* out) const {
-    for (int v = 0; v < kSide; ++v) out[v] = of_head(head(tile * kSide + v));
-  }
-  // out[head of lane v] += from[v].
-  TOST_OUTLINE void collect(int64_t tile, const S* from, S* out) const {
-    for (int64_t v = 0; v < count(tile); ++v) out[(tile * kSide + v) / per_head] += from[v];
-  }
-
-  // x = the features of a tile in a row [H, D].
-  template <class T>
-  TOST_OUTLINE void load_features(int64_t tile, const T* row, S* x) const {
-    const int64_t g = size();
-    row += tile * kSide * g;
-    if (count(tile) == kSide) {
-      for (int v = 0; v < kSide; ++v)
-        for (int64_t i = 0; i < g; ++i) x[i * kSide + v] = load(row[v * g + i]);
-    } else {
-      fill_zero(x, features());
-      for (int64_t v = 0; v < count(tile); ++v)
-        for (int64_t i = 0; i < g; ++i) x[i * kSide + v] = load(row[v * g + i]);
+  // x = the features of a tile in a row [H, D], and back.
+  TOST_OUTLINE void load_features(const Tile& tile, const S* row, V* __restrict x) const {
+    row += tile.first * size();
+    prefetch(row + kAhead * H * D);
+    if (kFast && tile.count == kSide) {
+      for (int64_t first = 0; first < size(); first += kSide) {
+        V rows[kSide];
+        TOST_UNROLL
+        for (int v = 0; v < kSide; ++v) rows[v] = *reinterpret_cast<const Anywhere*>(row + v * size() + first);
+        transpose<kSide>(rows);
+        TOST_UNROLL
+        for (int v = 0; v < kSide; ++v) x[first + v] = rows[v];
+      }
+      return;
     }
+    for (int64_t i = 0; i < size(); ++i) x[i] = V{};
+    for (int64_t v = 0; v < tile.count; ++v)
+      for (int64_t i = 0; i < size(); ++i) x[i][v] = row[v * size() + i];
   }
-  template <class T>
-  TOST_OUTLINE void store_features(int64_t tile, const S* x, T* row) const {
-    const int64_t g = size();
-    row += tile * kSide * g;
-    if (count(tile) == kSide) {
-      for (int v = 0; v < kSide; ++v)
-        for (int64_t i = 0; i < g; ++i) row[v * g + i] = store<T>(x[i * kSide + v]);
-    } else {
-      for (int64_t v = 0; v < count(tile); ++v)
-        for (int64_t i = 0; i < g; ++i) row[v * g + i] = store<T>(x[i * kSide + v]);
+  TOST_OUTLINE void store_features(const Tile& tile, const V* __restrict x, S* row) const {
+    row += tile.first * size();
+    if (kFast && tile.count == kSide) {
+      for (int64_t first = 0; first < size(); first += kSide) {
+        V rows[kSide];
+        TOST_UNROLL
+        for (int v = 0; v < kSide; ++v) rows[v] = x[first + v];
+        transpose<kSide>(rows);
+        TOST_UNROLL
+        for (int v = 0; v < kSide; ++v) *reinterpret_cast<Anywhere*>(row + v * size() + first) = rows[v];
+      }
+      return;
     }
+    for (int64_t v = 0; v < tile.count; ++v)
+      for (int64_t i = 0; i < size(); ++i) row[v * size() + i] = x[i][v];
   }
 
   // W = the products of a tile in sums [H, width], and back.
-  TOST_OUTLINE void load_products(int64_t tile, const S* sums, S* W) const {
-    fill_zero(W, products());
-    for_each_product(tile, [&](int64_t from, int64_t to) { W[to] = sums[from]; });
+  TOST_OUTLINE void load_products(const Tile& tile, const S* sums, V* W) const {
+    fill_zero(W, pairs);
+    for_each_product(tile, [&](int64_t from, int64_t to, int64_t v) { W[to][v] = sums[from]; });
   }
-  TOST_OUTLINE void store_products(int64_t tile, const S* W, S* sums) const {
-    for_each_product(tile, [&](int64_t to, int64_t from) { sums[to] = W[from]; });
+  TOST_OUTLINE void store_products(const Tile& tile, const V* W, S* sums) const {
+    for_each_product(tile, [&](int64_t to, int64_t from, int64_t v) { sums[to] = W[from][v]; });
   }
 
   // W_ij += p x_i x_j.
-  TOST_OUTLINE void add_products(const S* p, const S* x, S* W) const {
-    for (int64_t i = 0; i < size(); ++i) {
-      S px[kSide];
-#pragma omp simd
-      for (int v = 0; v < kSide; ++v) px[v] = p[v] * x[i * kSide + v];
-      for (int64_t j = i; j < size(); ++j) {
-        S* const w = W + at(i, j);
-#pragma omp simd
-        for (int v = 0; v < kSide; ++v) w[v] += px[v] * x[j * kSide + v];
-      }
+  TOST_OUTLINE void add_products(const V& p, const V* __restrict x, V* __restrict W) const {
+    const int64_t g = size();
+    TOST_UNROLL
+    for (int64_t i = 0; i < g; ++i) {
+      const V px = p * x[i];
+      TOST_UNROLL
+      for (int64_t j = i; j < g; ++j) W[at(i, j)] += px * x[j];
     }
   }
 
   // W_ij += p (u_i z_j + u_j z_i), once for i = j: a gradient of products.
-  TOST_OUTLINE void add_symmetric(const S* p, const S* u, const S* z, S* W) const {
-    for (int64_t i = 0; i < size(); ++i) {
-      S pu[kSide], pz[kSide];
-#pragma omp simd
-      for (int v = 0; v < kSide; ++v) {
-        pu[v] = p[v] * u[i * kSide + v];
-        pz[v] = p[v] * z[i * kSide + v];
-      }
-      for (int64_t j = i; j < size(); ++j) {
-        S* const w = W + at(i, j);
-        const S other = i == j ? S(0) : S(1);
-#pragma omp simd
-        for (int v = 0; v < kSide; ++v) w[v] += pu[v] * z[j * kSide + v] + other * pz[v] * u[j * kSide + v];
-      }
+  TOST_OUTLINE void add_symmetric(const V& p, const V* __restrict u, const V* __restrict z, V* __restrict W) const {
+    const int64_t g = size();
+    TOST_UNROLL
+    for (int64_t i = 0; i < g; ++i) {
+      const V pu = p * u[i], pz = p * z[i];
+      W[at(i, i)] += pu * z[i];
+      TOST_UNROLL
+      for (int64_t j = i + 1; j < g; ++j) W[at(i, j)] += pu * z[j] + pz * u[j];
     }
   }
 
   // F = the factors of m I + W = L P L^T: 1 / P on the diagonal, L below it. What elimination leaves of W is positive
   // semi-definite but for rounding errors. Held above those, it leaves solutions bounded for W of any size.
-  TOST_OUTLINE void factor(const S* m, const S* W, S* F) const {
-    std::memcpy(F, W, sizeof(S) * products());
-    const S noise = S(size()) * std::numeric_limits<S>::epsilon();
-    for (int64_t j = 0; j < size(); ++j) {
-      S* const pivot = F + at(j, j);
-      const S* const given = W + at(j, j);
-#pragma omp simd
-      for (int v = 0; v < kSide; ++v) {
-        const S least = noise * given[v];
-        pivot[v] = S(1) / (m[v] + (pivot[v] < least ? least : pivot[v]));
-      }
-      for (int64_t i = j + 1; i < size(); ++i) {
-        S l[kSide];
-        const S* const column = F + at(j, i);
-#pragma omp simd
-        for (int v = 0; v < kSide; ++v) l[v] = column[v] * pivot[v];
-        for (int64_t r = j + 1; r <= i; ++r) {
-          S* const rest = F + at(r, i);
-          const S* const other = F + at(j, r);
-#pragma omp simd
-          for (int v = 0; v < kSide; ++v) rest[v] -= l[v] * other[v];
-        }
-      }
-      for (int64_t i = j + 1; i < size(); ++i) {
-        S* const column = F + at(j, i);
-#pragma omp simd
-        for (int v = 0; v < kSide; ++v) column[v] *= pivot[v];
+  TOST_OUTLINE void factor(const V& m, const V* __restrict W, V* __restrict F) const {
+    const int64_t g = size();
+    const S noise = S(g) * std::numeric_limits<S>::epsilon();
+    TOST_UNROLL
+    for (int64_t k = 0; k < (kBlock ? kBlock * (kBlock + 1) / 2 : pairs); ++k) F[k] = W[k];
+    TOST_UNROLL
+    for (int64_t j = 0; j < g; ++j) {
+      const V least = noise * W[at(j, j)], left = F[at(j, j)];
+      const V pivot = S(1) / (m + (left < least ? least : left));
+      F[at(j, j)] = pivot;
+      TOST_UNROLL
+      for (int64_t i = j + 1; i < g; ++i) {
+        const V l = F[at(j, i)] * pivot;
+        TOST_UNROLL
+        for (int64_t r = j + 1; r < i; ++r) F[at(r, i)] -= F[at(j, r)] * F[at(j, i)];
+        F[at(i, i)] -= l * F[at(j, i)];
+        F[at(j, i)] = l;
       }
     }
   }
 
-  // x = (m I + W)^{-1} x, in place; `pitch` numbers lie between the features of x.
-  TOST_OUTLINE void solve(const S* F, S* x, int64_t pitch = kSide) const {
-    for (int64_t j = 0; j < size(); ++j)
-      for (int64_t i = j + 1; i < size(); ++i) subtract(F + at(j, i), x + j * pitch, x + i * pitch);
-    for (int64_t j = size() - 1; j >= 0; --j) {
-      const S* const pivot = F + at(j, j);
-#pragma omp simd
-      for (int v = 0; v < kSide; ++v) x[j * pitch + v] *= pivot[v];
-      for (int64_t i = j + 1; i < size(); ++i) subtract(F + at(j, i), x + i * pitch, x + j * pitch);
+  // x = (m I + W)^{-1} x, in place.
+  TOST_OUTLINE void solve(const V* __restrict F, V* __restrict x) const {
+    const int64_t g = size();
+    TOST_UNROLL
+    for (int64_t j = 0; j < g; ++j) {
+      TOST_UNROLL
+      for (int64_t i = j + 1; i < g; ++i) x[i] -= F[at(j, i)] * x[j];
+    }
+    TOST_UNROLL
+    for (int64_t j = 0; j < g; ++j) x[j] *= F[at(j, j)];
+    TOST_UNROLL
+    for (int64_t i = g - 1; i > 0; --i) {
+      TOST_UNROLL
+      for (int64_t j = 0; j < i; ++j) x[j] -= F[at(j, i)] * x[i];
     }
   }
 
   // C = (m I + W)^{-1} C (m I + W)^{-1} for gradients of products C; square is size() tiles of features of scratch.
-  TOST_OUTLINE void solve_both_sides(const S* F, S* C, S* square) const {
-    for (int64_t i = 0; i < size(); ++i)
-      for (int64_t j = 0; j < size(); ++j) {
-        const S* const from = C + (i < j ? at(i, j) : at(j, i));
-        for (int v = 0; v < kSide; ++v) square[(i * size() + j) * kSide + v] = (i == j ? S(1) : S(0.5)) * from[v];
-      }
-    for (int64_t i = 0; i < size(); ++i) solve(F, square + i * features());
-    for (int64_t j = 0; j < size(); ++j) solve(F, square + j * kSide, features());
-    for (int64_t i = 0; i < size(); ++i)
-      for (int64_t j = i; j < size(); ++j) {
-        S* const to = C + at(i, j);
-        for (int v = 0; v < kSide; ++v) to[v] = (i == j ? S(1) : S(2)) * square[(i * size() + j) * kSide + v];
-      }
+  TOST_OUTLINE void solve_both_sides(const V* F, V* C, V* square) const {
+    const int64_t g = size();
+    for (int64_t i = 0; i < g; ++i)
+      for (int64_t j = 0; j < g; ++j) square[i * g + j] = (i == j ? S(1) : S(0.5)) * C[at(i, j)];
+    for (int side = 0; side < 2; ++side) {
+      for (int64_t i = 0; i < g; ++i) solve(F, square + i * g);
+      for (int64_t i = 0; i < g; ++i)
+        for (int64_t j = 0; j < i; ++j) std::swap(square[i * g + j], square[j * g + i]);
+    }
+    for (int64_t i = 0; i < g; ++i)
+      for (int64_t j = i; j < g; ++j) C[at(i, j)] = (i == j ? S(1) : S(2)) * square[i * g + j];
   }
 
   // out_i = sum_j G_ij x_j, and twice G_ii x_i: what a gradient G of the products x_i x_j is to x.
-  TOST_OUTLINE void through_products(const S* G, const S* x, S* out) const {
-    for (int64_t i = 0; i < size(); ++i) {
-      S sum[kSide] = {};
-      for (int64_t j = 0; j < size(); ++j) {
-        const S* const entry = G + (i < j ? at(i, j) : at(j, i));
-#pragma omp simd
-        for (int v = 0; v < kSide; ++v) sum[v] += (i == j ? S(2) : S(1)) * entry[v] * x[j * kSide + v];
-      }
-      std::memcpy(out + i * kSide, sum, sizeof sum);
+  TOST_OUTLINE void through_products(const V* __restrict G, const V* __restrict x, V* __restrict out) const {
+    const int64_t g = size();
+    TOST_UNROLL
+    for (int64_t i = 0; i < g; ++i) {
+      V sum = S(2) * G[at(i, i)] * x[i];
+      TOST_UNROLL
+      for (int64_t j = 0; j < g; ++j)
+        if (j != i) sum += G[at(i, j)] * x[j];
+      out[i] = sum;
     }
   }
 
-  // out += sum_i x_i y_i in every lane, over all numbers of two tiles of a kind.
-  TOST_OUTLINE void add_dot(const S* x, const S* y, int64_t numbers, S* out) const {
-    for (int64_t i = 0; i < numbers; i += kSide)
-#pragma omp simd
-      for (int v = 0; v < kSide; ++v) out[v] += x[i + v] * y[i + v];
+  // sum_i x_i y_i over `count` registers of two tiles of a kind.
+  TOST_OUTLINE V dot(const V* x, const V* y, int64_t count) const {
+    V sum = {};
+    for (int64_t i = 0; i < count; ++i) sum += x[i] * y[i];
+    return sum;
   }
 
-  // out += u^T W z in every lane.
-  TOST_OUTLINE void add_form(const S* u, const S* W, const S* z, S* out) const {
-    for (int64_t i = 0; i < size(); ++i)
-      for (int64_t j = 0; j < size(); ++j) {
-        const S* const entry = W + (i < j ? at(i, j) : at(j, i));
-#pragma omp simd
-        for (int v = 0; v < kSide; ++v) out[v] += u[i * kSide + v] * entry[v] * z[j * kSide + v];
-      }
+  // u^T W z.
+  TOST_OUTLINE V form(const V* __restrict u, const V* __restrict W, const V* __restrict z) const {
+    const int64_t g = size();
+    V sum = {};
+    TOST_UNROLL
+    for (int64_t i = 0; i < g; ++i) {
+      V row = W[at(i, i)] * z[i];
+      TOST_UNROLL
+      for (int64_t j = 0; j < g; ++j)
+        if (j != i) row += W[at(i, j)] * z[j];
+      sum += u[i] * row;
+    }
+    return sum;
   }
-
-  // Blocks of a tile.
-  int64_t count(int64_t tile) const { return lanes - tile * kSide < kSide ? lanes - tile * kSide : kSide; }
 
  private:
-  int64_t head(int64_t lane) const { return (lane < lanes ? lane : lanes - 1) / per_head; }
+  using Anywhere = typename LanesOf<S>::anywhere;  // in memory that is not aligned
+  static constexpr bool kFast = kBlock > 0 && kBlock % kSide == 0;
 
-  static void subtract(const S* l, const S* x, S* y) {
-#pragma omp simd
-    for (int v = 0; v < kSide; ++v) y[v] -= l[v] * x[v];
+  // Tokens are visited one after the other for the same tile, which is a jump over the rest of a row that processors do
+  // not foresee: this asks for a tile of a later row.
+  static constexpr int64_t kAhead = 4;
+  void prefetch(const S* row) const {
+    for (int64_t i = 0; i < size() * kSide; i += 64 / int64_t(sizeof(S))) __builtin_prefetch(row + i);
   }
 
-  // Calls each(place in [H, width], place in the tile).
+  // Calls each(place in [H, width], place in the tile, lane).
   template <class Each>
-  void for_each_product(int64_t tile, Each each) const {
+  void for_each_product(const Tile& tile, Each each) const {
     const int64_t g = size();
-    for (int64_t v = 0; v < count(tile); ++v) {
-      const int64_t lane = tile * kSide + v, h = lane / per_head, block = lane % per_head;
-      for (int64_t i = 0; i < g; ++i)
-        for (int64_t j = i; j < g; ++j) {
-          const int64_t apart = j - i, before = apart * g - apart * (apart - 1) / 2;
-          each(h * width + per_head * before + block * (g - apart) + i, at(i, j) + v);
-        }
+    for (int64_t v = 0; v < tile.count; ++v) {
+      const int64_t h = tile.head[v], block = tile.first + v - h * per_head;
+      for (int64_t apart = 0, before = 0; apart < g; before += g - apart, ++apart)
+        for (int64_t i = 0; i < g - apart; ++i)
+          each(h * width + per_head * before + block * (g - apart) + i, before + i, v);
     }
   }
 };

@@ -69,13 +69,15 @@ int causal_forward_as(const tost::CausalForward& call) {
   const auto y = static_cast<T*>(call.y);
   const int threads = useful_threads(call.threads, items, tokens * HD);
 
-  const int64_t per_thread = HP + 2 * tost::kCausalChunk * H + BlockWork<S, kBlock>::numbers(blocks);
+  const int64_t per_thread = HP + 2 * tost::kCausalChunk * H, per_work = BlockWork<S, kBlock>::count(blocks);
 
   Buffer<double> parts(items * HP), mass_parts(items * H);
   Buffer<S> scratch(threads * per_thread);
+  Buffer<Lanes<S>> works(threads * per_work);
   Buffer<S> own(call.pi ? 0 : tokens * H + items * stride);
   const Fading<S, kDecay> fading(static_cast<const S*>(call.decay), H, call.mask, layout);
-  if (layout.failed() || parts.failed() || mass_parts.failed() || scratch.failed() || own.failed() || fading.failed())
+  if (layout.failed() || parts.failed() || mass_parts.failed() || scratch.failed() || works.failed() ||
+      own.failed() || fading.failed())
     return tost::kNoMemory;
   S* const pi = call.pi ? static_cast<S*>(call.pi) : own + 0;
   S* const starts = call.pi ? static_cast<S*>(call.starts) : pi + tokens * H;
@@ -85,7 +87,7 @@ int causal_forward_as(const tost::CausalForward& call) {
     S* const run = scratch + thread_index() * per_thread;
     S* const row_pi = run + HP;
     S* const masses = row_pi + tost::kCausalChunk * H;
-    const BlockWork<S, kBlock> work(blocks, masses + tost::kCausalChunk * H);
+    const BlockWork<S, kBlock> work(blocks, works + thread_index() * per_work);
 
 #pragma omp for schedule(static)
     for (int64_t item = 0; item < items; ++item) {
@@ -247,16 +249,19 @@ int causal_backward_as(const tost::CausalBackward& call) {
   const int threads = useful_threads(call.threads, items, tokens * HD);
   const int64_t in_blocks = kBlock == 1 ? 0 : HP + 2 * tost::kCausalChunk * H + H;
   const int64_t per_thread =
-      D * (2 + tost::kCausalChunk) + tost::kCausalChunk * (1 + H) + in_blocks +
-      BlockWork<S, kBlock>::numbers(blocks, tost::kCausalChunk, kDecay ? tost::kCausalChunk : 0);
+      D * (2 + tost::kCausalChunk) + tost::kCausalChunk * (1 + H) + in_blocks;
+  const int64_t per_work =
+      BlockWork<S, kBlock>::count(blocks, tost::kCausalChunk, kDecay ? tost::kCausalChunk : 0);
 
   Buffer<double> parts(items * HP), mass_parts(items * H), dt_parts(items * H);
   Buffer<S> tails(items * HP), mass_tails(items * H), first_part(kExact ? 0 : tokens * HD);
   Buffer<S> scratch(threads * per_thread);
+  Buffer<Lanes<S>> works(threads * per_work);
   Buffer<double> da_parts(kDecay ? items * H : 0);
   const Fading<S, kDecay> fading(static_cast<const S*>(call.decay), H, call.mask, layout);
   if (layout.failed() || parts.failed() || mass_parts.failed() || dt_parts.failed() || tails.failed() ||
-      mass_tails.failed() || first_part.failed() || scratch.failed() || da_parts.failed() || fading.failed())
+      mass_tails.failed() || first_part.failed() || scratch.failed() || works.failed() || da_parts.failed() ||
+      fading.failed())
     return tost::kNoMemory;
   S* const partial = kExact ? static_cast<S*>(call.dw) : first_part + 0;
 
@@ -272,7 +277,7 @@ int causal_backward_as(const tost::CausalBackward& call) {
     S* const masses = sums + (kBlock == 1 ? 0 : HP);
     S* const dmasses = masses + (kBlock == 1 ? 0 : tost::kCausalChunk * H);
     S* const of_heads = dmasses + (kBlock == 1 ? 0 : tost::kCausalChunk * H);
-    const BlockWork<S, kBlock> work(blocks, of_heads + (kBlock == 1 ? 0 : H), tost::kCausalChunk);
+    const BlockWork<S, kBlock> work(blocks, works + thread_index() * per_work, tost::kCausalChunk);
 
 #pragma omp for schedule(static)
     for (int64_t item = 0; item < items; ++item) {

@@ -1,6 +1,7 @@
 // What both operators share: work buffers, the real tokens of a chunk, softmax over heads, sums over chunks.
 #pragma once
 
+#include <cstddef>
 #include <cstdlib>
 
 #ifdef _OPENMP
@@ -46,7 +47,7 @@ inline int useful_threads(int threads, int64_t items, int64_t elements) {
 template <class T>
 class Buffer {
  public:
-  explicit Buffer(int64_t count) : data_(count > 0 ? static_cast<T*>(std::malloc(sizeof(T) * count)) : nullptr) {
+  explicit Buffer(int64_t count) : data_(count > 0 ? static_cast<T*>(allocate(sizeof(T) * count)) : nullptr) {
     failed_ = count > 0 && data_ == nullptr;
   }
   ~Buffer() { std::free(data_); }
@@ -57,6 +58,11 @@ class Buffer {
   bool failed() const { return failed_; }
 
  private:
+  // Registers need more than malloc promises.
+  static void* allocate(size_t bytes) {
+    return alignof(T) > alignof(std::max_align_t) ? std::aligned_alloc(alignof(T), bytes) : std::malloc(bytes);
+  }
+
   T* data_;
   bool failed_;
 };
@@ -211,6 +217,10 @@ inline void widen(const S* from, int64_t count, double* to) {
 
 constexpr int64_t kColumns = 64;
 
+// Sums may be added as a tree (see setup.py), and compilers would add neighbouring chunks first in one place and not in
+// another. What has been added to `sums` before this has been added first.
+inline void keep_order(const double* sums) { asm volatile("" : : "r"(sums) : "memory"); }
+
 // total[b, j] = the sum of parts[c, j] over the chunks of sequence b.
 template <class S>
 inline void total_over_chunks(const Layout& layout, const double* parts, int64_t width, S* total) {
@@ -223,6 +233,7 @@ inline void total_over_chunks(const Layout& layout, const double* parts, int64_t
     for (int64_t c = layout.first_chunk(b); c < layout.first_chunk(b + 1); ++c) {
       const double* part = parts + c * width + first;
       for (int64_t j = 0; j < count; ++j) sum[j] += part[j];
+      keep_order(sum);
     }
     for (int64_t j = 0; j < count; ++j) total[b * width + first + j] = S(sum[j]);
   }

@@ -10,12 +10,16 @@
 
 // Defines `int name(type, call)` that runs function<storage type, head width, block size>. The common widths are compiled
 // with a constant, so that a head's running sums stay in registers; 0 stands for any. Statistics in blocks are compiled
-// for any width and size, and for tokens in the type of their statistics only: the caller widens others.
+// for any width, with one size as a constant, and for tokens in the type of their statistics only: the caller widens
+// others.
 #define TOST_BY_TYPE(name, function, Call)                          \
   int name(int32_t type, const Call& call) {                        \
     if (call.form.block_size > 1) {                                 \
       switch (type) {                                               \
-        case tost::kFloat: return function<float, 0, 0>(call);      \
+        case tost::kFloat:                                          \
+          if (call.form.block_size == kFastBlock)                   \
+            return function<float, 0, kFastBlock>(call);            \
+          return function<float, 0, 0>(call);                       \
         case tost::kDouble: return function<double, 0, 0>(call);    \
       }                                                             \
       return tost::kUnknownType;                                    \

@@ -96,41 +96,36 @@ inline float round_fairly(double x, uint32_t bits) {
   return float(x);
 }
 
-using StepBlocks = Blocks<float, 0>;
-using StepBlockWork = BlockWork<float, 0>;
-
-inline StepBlocks blocks_of(const Step& step, const StepLayer& layer) {
-  return {step.H, step.C / step.H, layer.form.block_size};
-}
-
-// Numbers of scratch that a step needs where statistics are in blocks.
-inline int64_t block_numbers(const Step& step) {
-  int64_t numbers = 0;
-  for (int64_t l = 0; l < step.depth; ++l)
-    if (step.layers[l].form.block_size > 1)
-      numbers = std::max(numbers, step.H + StepBlockWork::numbers(blocks_of(step, step.layers[l])));
-  return numbers;
-}
-
-// y = -pi m (m I + W)^{-1} w for the sums after this token; in and out as in `mix`.
+// y = -pi m (m I + W)^{-1} w for the sums after this token; in and out as in `mix`, with H numbers of scratch.
+template <int kBlock>
 inline void mix_blocks(const Step& step, const StepLayer& layer, int64_t b, const float* w, const float* pi,
-                       float* scratch, float* y) {
-  const StepBlocks blocks = blocks_of(step, layer);
-  float* const masses = scratch;
-  const StepBlockWork work(blocks, scratch + step.H);
+                       float* masses, Lanes<float>* memory, float* y) {
+  const Blocks<float, kBlock> blocks(step.H, step.C / step.H, layer.form.block_size);
+  const BlockWork<float, kBlock> work(blocks, memory);
   for (int64_t h = 0; h < step.H; ++h)
     masses[h] = (layer.decay ? layer.decay[h] : 1.0f) * layer.mass_in[b * step.H + h] + pi[h] + float(kMassFloor);
   const Rows one(nullptr, 0, 1);
   shrink_causally(blocks, work, w, one, pi, masses, layer.weighted_in + b * step.H * blocks.width, layer.decay, y);
 }
 
-// Causal TSSA of one token w [C] of sequence b into y [C]; pi is H numbers of scratch, followed by `block_numbers`. See
+// Registers of scratch that a step needs where statistics are in blocks.
+inline int64_t block_scratch(const Step& step) {
+  int64_t count = 0;
+  for (int64_t l = 0; l < step.depth; ++l) {
+    const int64_t g = step.layers[l].form.block_size;
+    if (g > 1) count = std::max(count, BlockWork<float, 0>::count({step.H, step.C / step.H, g}));
+  }
+  return count;
+}
+
+// Causal TSSA of one token w [C] of sequence b into y [C]; pi is 2 H numbers of scratch, memory `block_scratch`. See
 // causal_tssa.h. What decides the rounding of the new sums depends on the position, the layer and the place only: a text
 // is the same in any batch.
-inline void mix(const Step& step, int64_t index, int64_t b, const float* w, bool keep, float* pi, float* y) {
+inline void mix(const Step& step, int64_t index, int64_t b, const float* w, bool keep, float* pi,
+                Lanes<float>* memory, float* y) {
   const StepLayer& layer = step.layers[index];
   const int64_t H = step.H, D = step.C / H, HD = step.C, g = layer.form.block_size;
-  const int64_t P = blocks_of(step, layer).width;  // D without blocks
+  const int64_t P = D * (g + 1) / 2;
   const uint32_t seed = scramble(uint32_t(step.position[b]) + scramble(uint32_t(index)));
   const auto bits = [&](int64_t place) { return scramble(seed + uint32_t(place) * 0x9e3779b9u); };
   for (int64_t h = 0; h < H; ++h) {
@@ -147,7 +142,10 @@ inline void mix(const Step& step, int64_t index, int64_t b, const float* w, bool
     pi[h] = layer.temperature[h] * energy;
   }
   softmax_rows(pi, 1, H);
-  if (g > 1) mix_blocks(step, layer, b, w, pi, pi + H, y);
+  if (g == kFastBlock)
+    mix_blocks<kFastBlock>(step, layer, b, w, pi, pi + H, memory, y);
+  else if (g > 1)
+    mix_blocks<0>(step, layer, b, w, pi, pi + H, memory, y);
   for (int64_t h = 0; h < H; ++h) {
     const float fade = layer.decay ? layer.decay[h] : 1.0f, p = pi[h];
     const int64_t at = (b * H + h) * D, products = (b * H + h) * P;
@@ -211,10 +209,11 @@ template <class W>
 int language_step(const Step& step) {
   const int64_t B = step.B, C = step.C, width = B * C, hidden = step.hidden;
   const int threads = step_threads<W>(step);
-  const int64_t per_thread = 2 * width + step.H + block_numbers(step);
+  const int64_t per_thread = 2 * (width + step.H), per_work = block_scratch(step);
   Barrier meeting;
   Buffer<float> shared(2 * width + B * hidden), own(threads * per_thread);
-  if (shared.failed() || own.failed()) return tost::kNoMemory;
+  Buffer<Lanes<float>> works(threads * per_work);
+  if (shared.failed() || own.failed() || works.failed()) return tost::kNoMemory;
   float *const x = step.x, *const w = shared + 0, *const gate = shared + width, *const m = shared + 2 * width;
 
 #pragma omp parallel num_threads(threads) if (threads > 1)
@@ -231,7 +230,7 @@ int language_step(const Step& step) {
         multiply<W>(layer.gate, u, B, me, team,
                     [&](int64_t b, int64_t row, float value) { gate[b * C + row] = value * sigmoid(value); });
       meeting.wait(team);
-      for (int64_t b = 0; b < B; ++b) mix(step, l, b, w + b * C, first, pi, y + b * C);
+      for (int64_t b = 0; b < B; ++b) mix(step, l, b, w + b * C, first, pi, works + me * per_work, y + b * C);
       if (layer.gate.weight)
         for (int64_t i = 0; i < width; ++i) y[i] *= gate[i];
       multiply<W>(layer.out, y, B, me, team, [&](int64_t b, int64_t row, float value) {

@@ -78,15 +78,16 @@ int tssa_forward(const tost::Forward& call) {
   const auto y = static_cast<T*>(call.y);
   const int threads = useful_threads(call.threads, items, tokens * HD);
   const Blocks<S, kBlock> blocks(H, D, call.form.block_size);
-  const int64_t HP = H * blocks.width, per_tile = kBlock == 1 ? 0 : blocks.products();
-  const int64_t per_thread = HP + tost::kChunk * H + BlockWork<S, kBlock>::numbers(blocks);
+  const int64_t HP = H * blocks.width, per_sequence = kBlock == 1 ? 0 : blocks.tiles * blocks.pairs;
+  const int64_t per_thread = HP + tost::kChunk * H, per_work = BlockWork<S, kBlock>::count(blocks);
 
   Buffer<double> parts(items * HP), mass_parts(items * H);
-  Buffer<S> scale(B * HD), factors(B * blocks.tiles * per_tile), scratch(threads * per_thread);
+  Buffer<S> scale(B * HD), scratch(threads * per_thread);
+  Buffer<Lanes<S>> factors(B * per_sequence), works(threads * per_work);
   const bool keep = call.squares != nullptr;
   Buffer<S> own(keep ? 0 : tokens * H + B * HD + B * HP + B * H);
   if (layout.failed() || parts.failed() || mass_parts.failed() || scale.failed() || factors.failed() ||
-      scratch.failed() || own.failed())
+      scratch.failed() || works.failed() || own.failed())
     return tost::kNoMemory;
   S* const pi = keep ? static_cast<S*>(call.pi) : own + 0;
   S* const squares = keep ? static_cast<S*>(call.squares) : pi + tokens * H;
@@ -97,7 +98,7 @@ int tssa_forward(const tost::Forward& call) {
   {
     S* const sum = scratch + thread_index() * per_thread;
     S* const row_pi = sum + HP;
-    const BlockWork<S, kBlock> work(blocks, row_pi + tost::kChunk * H);
+    const BlockWork<S, kBlock> work(blocks, works + thread_index() * per_work);
 
     if (call.form.normalize) {
 #pragma omp for schedule(static)
@@ -166,7 +167,7 @@ int tssa_forward(const tost::Forward& call) {
       if constexpr (kBlock != 1) {
         const int64_t token = chunk.token;
         shrink_tokens(blocks, work, w + token * HD, rows, pi + token * H, mass + chunk.b * H,
-                      factors + chunk.b * blocks.tiles * per_tile, y + token * HD);
+                      factors + chunk.b * per_sequence, y + token * HD);
         continue;
       }
       for (int k = 0; k < rows.count; ++k) {
@@ -206,15 +207,17 @@ int tssa_backward(const tost::Backward& call) {
   const int threads = useful_threads(call.threads, items, tokens * HD);
 
   const Blocks<S, kBlock> blocks(H, D, call.form.block_size);
-  const int64_t HP = H * blocks.width, per_tile = kBlock == 1 ? 0 : blocks.products();
+  const int64_t HP = H * blocks.width, per_sequence = kBlock == 1 ? 0 : blocks.tiles * blocks.pairs;
   const int64_t rows_H = kBlock == 1 ? H : tost::kChunk * H;
-  const int64_t per_thread = HP + 2 * rows_H + BlockWork<S, kBlock>::numbers(blocks);
+  const int64_t per_thread = HP + 2 * rows_H, per_work = BlockWork<S, kBlock>::count(blocks);
 
   Buffer<double> parts(items * HP), dt_parts(items * H);
   Buffer<S> q(B * HD), g(B * HD), dA(B * HP), dM(B * H), ds(B * HD), de(tokens * H);
-  Buffer<S> factors(B * blocks.tiles * per_tile), reaches(B * blocks.tiles * per_tile), scratch(threads * per_thread);
+  Buffer<S> scratch(threads * per_thread);
+  Buffer<Lanes<S>> factors(B * per_sequence), reaches(B * per_sequence), works(threads * per_work);
   if (layout.failed() || parts.failed() || dt_parts.failed() || q.failed() || g.failed() || dA.failed() ||
-      dM.failed() || ds.failed() || de.failed() || factors.failed() || reaches.failed() || scratch.failed())
+      dM.failed() || ds.failed() || de.failed() || factors.failed() || reaches.failed() || scratch.failed() ||
+      works.failed())
     return tost::kNoMemory;
 
 #pragma omp parallel num_threads(threads) if (threads > 1)
@@ -222,7 +225,7 @@ int tssa_backward(const tost::Backward& call) {
     S* const sum = scratch + thread_index() * per_thread;
     S* const dpi = sum + HP;
     S* const energy = dpi + rows_H;
-    const BlockWork<S, kBlock> work(blocks, energy + rows_H);
+    const BlockWork<S, kBlock> work(blocks, works + thread_index() * per_work);
 
 #pragma omp for schedule(static)
     for (int64_t item = 0; item < items; ++item) {
@@ -273,9 +276,9 @@ int tssa_backward(const tost::Backward& call) {
       fill_zero(sum, HD);
       for (int64_t h = 0; h < H; ++h) dt_parts[item * H + h] = 0;
       if constexpr (kBlock != 1) {
-        const int64_t token = chunk.token, tiles = b * blocks.tiles * per_tile;
-        slopes_of_tokens(blocks, work, w + token * HD, o + token * HD, rows, mass + b * H, factors + tiles,
-                         reaches + tiles, dpi);
+        const int64_t token = chunk.token;
+        descend_tokens(blocks, work, w + token * HD, o + token * HD, rows, pi + token * H, mass + b * H,
+                       factors + b * per_sequence, reaches + b * per_sequence, dpi, dw + token * HD);
         energies<T, kWidth>(w + token * HD, rows, H, D, qb, energy);
       }
       for (int k = 0; k < rows.count; ++k) {
@@ -324,17 +327,16 @@ int tssa_backward(const tost::Backward& call) {
       const int64_t b = chunk.b;
       const S *const qb = q + b * HD, *const gb = g + b * HD, *const dAb = dA + b * HD, *const dsb = ds + b * HD;
       for_each_masked(rows, [&](int n) { fill_zero(dw + (chunk.token + n) * HD, HD); });
-      if constexpr (kBlock != 1) {
-        const int64_t token = chunk.token, tiles = b * blocks.tiles * per_tile;
-        gradients_of_tokens(blocks, work, w + token * HD, o + token * HD, rows, pi + token * H, de + token * H,
-                            mass + b * H, qb, dsb, factors + tiles, reaches + tiles, dw + token * HD);
-        continue;
-      }
       for (int k = 0; k < rows.count; ++k) {
         const int64_t n = chunk.row(k);
         for (int64_t h = 0; h < H; ++h) {
           const S p = pi[n * H + h], slope = de[n * H + h];
           const int64_t at = n * HD + h * D;
+          if constexpr (kBlock != 1) {
+#pragma omp simd
+            for (int64_t d = 0; d < D; ++d) dw[at + d] += S(2) * w[at + d] * (slope * qb[h * D + d] + dsb[h * D + d]);
+            continue;
+          }
 #pragma omp simd
           for (int64_t d = 0; d < D; ++d) {
             const int64_t j = h * D + d;
