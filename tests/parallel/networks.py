@@ -43,6 +43,9 @@ NETWORKS = {
     "causal": Network(lambda: tost.CausalTSSAttention(C, H, 64)),
     "causal, paper": Network(lambda: tost.CausalTSSAttention(C, H, 64, paper=PAPER, position_bias="head")),
     "language model": language_model(),
+    "language model, convolutions": language_model(
+        position="none", conv_width=4, conv_at="both", gate=True, forget=True
+    ),
     "language model, recomputed": language_model(gradient_checkpointing=True),
     "classifier": classifier(pooling="mean"),
     "classifier, class token": classifier(pooling="cls", position="learned"),

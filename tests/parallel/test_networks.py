@@ -33,6 +33,7 @@ def run_networks(size: int) -> dict[str, object]:
             "silent": silent(context),
             "continued": continued(context),
             "pieces": pieces(context),
+            "packed": packed(context),
             "dropped": dropped(context),
             "half": half_precision(context),
         }
@@ -107,6 +108,38 @@ def pieces(context: ContextParallel | None) -> Tensor:
 
 def test_shared_texts_are_taken_in_pieces(ranks):
     assert_close("gradients", sum(rank["pieces"] for rank in ranks), pieces(None), 1e-10)
+
+
+PACKED = ("plain, paper", "causal, paper", "language model", "language model, convolutions", "classifier")
+BOUNDS_OF_TEXTS = torch.tensor([0, 2, 13, 13, 14, 30])
+
+
+def packed(context: ContextParallel | None) -> dict[str, tuple[Tensor, Tensor]]:
+    """Results and gradients of texts that are packed into one row, wherever ranks begin."""
+    found = {}
+    for name in PACKED:
+        network, module = NETWORKS[name], make_network(name, torch.float64)
+        x, mask, cotangent = (part[:1] for part in make_inputs(name, 30, True, torch.float64))
+        packing = tost.Packing.from_cu_seqlens(BOUNDS_OF_TEXTS, 30)
+        if network.pooled:
+            shape = (packing.num_sequences, cotangent.shape[-1])
+            cotangent = torch.arange(shape[0] * shape[1]).reshape(shape).cos().double()
+        if context is not None:
+            packing, x, mask = context.split_packing(BOUNDS_OF_TEXTS), context.split(x), context.split(mask)
+            cotangent = cotangent / context.size if network.pooled else context.split(cotangent)
+        y = module(x, mask, **{"packing" if network.takes == "tokens" else "cu_seqlens": packing})
+        y = y if network.pooled else y * mask.unsqueeze(-1)
+        (y * cotangent).sum().backward()
+        found[name] = y.detach(), gradients_of(module)
+    return found
+
+
+def test_packed_texts_are_shared(ranks):
+    for name, (expected, gradients) in packed(None).items():
+        values = [rank["packed"][name][0] for rank in ranks]
+        y = values[0] if NETWORKS[name].pooled else torch.cat(values, dim=1)
+        assert_close(f"{name}: result", y, expected, 1e-10)
+        assert_close(f"{name}: gradients", sum(rank["packed"][name][1] for rank in ranks), gradients, 1e-10)
 
 
 def dropped(context: ContextParallel) -> Tensor:

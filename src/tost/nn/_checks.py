@@ -6,6 +6,7 @@ from torch import Tensor
 
 from tost import parallel
 from tost.errors import BackendError
+from tost.ops import Packing
 
 
 def check_heads(embed_dim: int, num_heads: int) -> None:
@@ -38,4 +39,13 @@ def refuse_context(what: str) -> None:
         raise BackendError(
             f"{what} needs whole sequences, but a ContextParallel context is active and each rank holds only a piece. "
             "Use TSSA without it, or run this model without context parallelism."
+        )
+
+
+def check_packing(packing: Packing | None) -> None:
+    """Refuse packed sequences that ranks share, if only those of one rank are known."""
+    if packing is not None and parallel.active() is not None and not isinstance(packing, parallel.SharedPacking):
+        raise BackendError(
+            "a packed batch was described by the sequences of this rank alone, but a ContextParallel context is active "
+            "and each rank holds a piece. Pass cu_seqlens=context.split_packing(cu_seqlens), with those of the whole row."
         )

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tost import parallel
-from tost.nn._checks import check_blocks, check_heads, check_width, refuse_context
+from tost.nn._checks import check_blocks, check_heads, check_packing, check_width
 from tost.nn.extensions import Extensions
 from tost.nn.masks import read_attention_mask
 from tost.nn.paper import PaperForm
@@ -142,11 +142,6 @@ class _ProjectedAttention(nn.Module):
         return F.dropout(flat, self.out_drop) if self.training and self.out_drop > 0 else flat
 
 
-def _refuse_packing(packing: Packing | None) -> None:
-    if packing is not None:
-        refuse_context("a packed batch")
-
-
 class TSSAttention(_ProjectedAttention):
     """Token Statistics Self-Attention: a drop-in for a non-causal attention module, in linear time.
 
@@ -231,7 +226,7 @@ class TSSAttention(_ProjectedAttention):
 
         Raises:
             ValueError: `attn_mask` says more than which tokens are real, or `is_causal` is true.
-            BackendError: Sequences are packed, and processes share them.
+            BackendError: Sequences are packed, and processes share them, but `packing` is that of one process.
         """
         if is_causal:
             raise ValueError("is_causal=True, but TSSAttention mixes all tokens; use CausalTSSAttention.")
@@ -245,17 +240,18 @@ class TSSAttention(_ProjectedAttention):
             run = tssa_ if self._may_overwrite(w) else tssa
             y = run(w, temperature, mask=mask, cu_seqlens=packing, backend=self.backend, **self.operator_options())
         else:
-            _refuse_packing(packing)
-            y = parallel.tssa(w, temperature, mask=mask, context=context, **self.operator_options())
+            check_packing(packing)
+            y = parallel.tssa(w, temperature, mask=mask, cu_seqlens=packing, context=context, **self.operator_options())
         if self.training and self.gain_drop > 0:
             # y is proportional to D, so dropping entries of D drops whole features of a head.
-            if packing is None:
-                kept = F.dropout(y.new_ones(y.shape[0], 1, *y.shape[2:]), self.gain_drop)
-            else:
-                kept = packing.of_tokens(F.dropout(y.new_ones(packing.num_sequences, *y.shape[2:]), self.gain_drop))
-            y = y * (kept if context is None else context.share(kept))
+            sequences = y.shape[0] if packing is None else packing.num_sequences
+            kept = F.dropout(y.new_ones(sequences, *y.shape[2:]), self.gain_drop)
+            kept = kept if context is None else context.share(kept)
+            y = y * (kept.unsqueeze(1) if packing is None else packing.of_tokens(kept))
+        count: Tensor | int
         if context is not None and self.paper.step_size is not None:
-            count: Tensor | int = context.total(x.shape[1], mask, device=x.device).clamp_min(1)[:, None, None]
+            total = context.total(x.shape[1], mask, packing=packing, device=x.device).clamp_min(1)
+            count = (total.unsqueeze(1) if packing is None else packing.of_tokens(total)).unsqueeze(-1)
         elif packing is not None:
             count = packing.of_tokens(packing.num_tokens(mask).clamp_min(1)).unsqueeze(-1)
         else:
@@ -369,7 +365,7 @@ class CausalTSSAttention(_ProjectedAttention):
 
         Raises:
             ValueError: `attn_mask` says more than which tokens are real and which come first.
-            BackendError: Sequences are packed, and processes share them.
+            BackendError: Sequences are packed, and processes share them, but `packing` is that of one process.
         """
         mask = self._real(x, mask, attn_mask)
         state = None if carry is None else carry.state
@@ -377,9 +373,9 @@ class CausalTSSAttention(_ProjectedAttention):
         overwrite = self._may_overwrite(w, bias, options["decay"], *(state or ()))
         run: Callable[..., tuple[Tensor, TSSAState]] = causal_tssa_ if overwrite else causal_tssa_with_state
         if parallel.active() is not None:
-            _refuse_packing(packing)
+            check_packing(packing)
             run = parallel.causal_tssa_with_state
-        elif packing is not None:
+        if packing is not None:
             options["cu_seqlens"] = packing
         y, after = run(w, self._temperatures(), bias, mask=mask, state=state, backend=self.backend, **options)
         if carry is not None:
@@ -477,7 +473,8 @@ class CausalTSSAttention(_ProjectedAttention):
     def _count(x: Tensor, state: TSSAState | None, mask: Tensor | None, packing: Packing | None) -> Tensor:
         """Return j, the number of real tokens up to and including each one, [B or 1, N, 1]."""
         if packing is not None:
-            return (packing.positions(mask, None if state is None else state.position) + 1).unsqueeze(-1)
+            start = None if state is None else state.position
+            return (token_positions(x.shape[1], mask=mask, start=start, packing=packing) + 1).unsqueeze(-1)
         ones = torch.ones(1, x.shape[1], dtype=torch.int64, device=x.device) if mask is None else mask
         count = ones.cumsum(dim=1).clamp_min(1)
         count = count if state is None else count + state.position.unsqueeze(1)

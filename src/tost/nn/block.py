@@ -175,10 +175,9 @@ def _keep_sequences(x: Tensor, probability: float, packing: Packing | None) -> T
     sequences = x.shape[0] if packing is None else packing.num_sequences
     chances = torch.full((sequences, 1, 1), probability, dtype=torch.float32, device=x.device)
     kept = (chances.bernoulli() / probability).to(x.dtype)
-    if packing is not None:
-        return packing.of_tokens(kept.squeeze(1))
-    context = parallel.active()
-    return kept if context is None else context.share(kept)  # the pieces of a sequence stay together
+    if (context := parallel.active()) is not None:
+        kept = context.share(kept)  # the pieces of a sequence stay together
+    return kept if packing is None else packing.of_tokens(kept.squeeze(1))
 
 
 class CausalBlock(Block, ContinuesPacked[MixerState | BlockState]):

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tost import parallel
-from tost.nn._checks import check_width, refuse_context
+from tost.nn._checks import check_packing, check_width, refuse_context
 from tost.nn.state import Carry, ContinuesPacked
 from tost.ops import Packing
 from tost.ops._checks import check_mask
@@ -96,6 +96,7 @@ class CausalConvolution(nn.Module, ContinuesPacked[Tensor]):
         check_mask(mask, x)
         sequences = x.shape[0] if packing is None else packing.num_sequences
         before = self._window(x, sequences, None if carry is None else carry.state)
+        check_packing(packing)
         y, after = self._masked(x, before, mask) if packing is None else self._packed(x, before, mask, packing)
         if carry is not None:
             carry.state = after
@@ -114,7 +115,6 @@ class CausalConvolution(nn.Module, ContinuesPacked[Tensor]):
 
     def _packed(self, x: Tensor, before: Tensor, mask: Tensor | None, packing: Packing) -> tuple[Tensor, Tensor]:
         """Convolve packed sequences, among which may be padding."""
-        refuse_context("a packed batch")
         if mask is not None:
             real, shorter = packing.without_padding(mask)
             near, after = self._packed(x.flatten(0, 1).index_select(0, real).unsqueeze(0), before, None, shorter)
@@ -122,13 +122,15 @@ class CausalConvolution(nn.Module, ContinuesPacked[Tensor]):
             return y.reshape(x.shape), after
         if packing.num_sequences == 0:
             return torch.zeros_like(x), before
+        after = None
+        if (context := parallel.active()) is not None:
+            own = _last_packed(*packing.prepend(x, torch.zeros_like(before)), before.shape)
+            before, after = last_tokens(own, packing.num_tokens(), before, context=context)
         # Each sequence after its window: what the convolution finds where one ends and the next begins is not used.
         seen, longer = packing.prepend(x, before)
-        reach = self.width - 1
-        place = torch.arange(len(packing.sequence), device=x.device) + packing.sequence * reach
+        place = torch.arange(len(packing.sequence), device=x.device) + packing.sequence * (self.width - 1)
         y = self._correlated(seen).squeeze(0).index_select(0, place).reshape(x.shape)
-        last = longer.cu_seqlens[1:].unsqueeze(1) + torch.arange(-reach, 0, device=x.device)
-        return y, seen.squeeze(0).index_select(0, last.flatten()).reshape(before.shape)
+        return y, _last_packed(seen, longer, before.shape) if after is None else after
 
     def _run(self, x: Tensor, before: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
         """Convolve tokens of which the real ones come first."""
@@ -232,6 +234,12 @@ def _last(seen: Tensor, count: int, mask: Tensor | None) -> Tensor:
         return seen[:, seen.shape[1] - count :]
     index = mask.sum(dim=1, keepdim=True) + torch.arange(count, device=seen.device)
     return seen.gather(1, index.unsqueeze(-1).expand(-1, -1, seen.shape[2]))
+
+
+def _last_packed(seen: Tensor, packing: Packing, shape: torch.Size) -> Tensor:
+    """Return the last tokens of each packed sequence of seen [1, T, C], as many as the shape [S, count, C] says."""
+    last = packing.cu_seqlens[1:].unsqueeze(1) + torch.arange(-shape[1], 0, device=seen.device)
+    return seen.squeeze(0).index_select(0, last.flatten()).reshape(shape)
 
 
 def _correlate(seen: Tensor, weight: Tensor) -> Tensor:

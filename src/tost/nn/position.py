@@ -57,11 +57,11 @@ def token_positions(
                 f"the sequence reaches position {needed}, but this model has {max_length} positions. "
                 f"Use a shorter sequence, or build the model with max_length={needed} or more."
             )
+    if (context := active()) is not None:
+        before = context.offset(num_tokens, mask, packing=packing, device=device)
+        start = before if start is None else start + before
     if packing is not None:
         return packing.positions(mask, start)
-    if (context := active()) is not None:
-        before = context.offset(num_tokens, mask, device=device)
-        start = before if start is None else start + before
     positions = torch.arange(num_tokens, device=device).unsqueeze(0) if mask is None else mask.cumsum(dim=1) - 1
     if start is not None:
         positions = positions + start.unsqueeze(1)
@@ -82,10 +82,10 @@ def _needed(
     # The count is data: looking at it would break a graph, or wait for the device.
     if torch.compiler.is_compiling() or is_transformed() or torch.device(device or "cpu").type != "cpu":
         return 0
-    if packing is not None:
+    if context is not None:  # every rank has to come to the same conclusion
+        tokens = context.total(num_tokens, mask, packing=packing, device=device)
+    elif packing is not None:
         tokens = packing.num_tokens(mask)
-    elif context is not None:  # every rank has to come to the same conclusion
-        tokens = context.total(num_tokens, mask, device=device)
     else:
         tokens = torch.tensor([num_tokens]) if mask is None else mask.sum(dim=1)
     tokens = tokens if start is None else tokens + start

@@ -207,10 +207,14 @@ class Packing:
         """Return all sequences, padded to the longest."""
         return self._group(range(self.num_sequences))
 
-    def groups(self) -> Iterator[Group]:
-        """Return the sequences in a few groups, padded to the longest of each, which is less than twice the others."""
+    def groups(self, lengths: Sequence[int] | None = None) -> Iterator[Group]:
+        """Return the sequences in a few groups, padded to the longest of each, which is less than twice the others.
+
+        Args:
+            lengths: Lengths to group by, where they are not those of the tokens here.
+        """
         by_size: dict[int, list[int]] = {}
-        for sequence, length in enumerate(self.lengths):
+        for sequence, length in enumerate(self.lengths if lengths is None else lengths):
             by_size.setdefault(length.bit_length(), []).append(sequence)
         return map(self._group, by_size.values())
 

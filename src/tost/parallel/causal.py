@@ -26,7 +26,7 @@ from tost.ops._numerics import num_tokens, statistics_dtype
 from tost.ops.form import Form
 from tost.parallel._autograd import exclusive_sum, local_squares, total_of
 from tost.parallel._channel import Channel, untraced
-from tost.parallel.context import ContextParallel, resolve
+from tost.parallel.context import ContextParallel, SharedPacking, resolve
 
 
 def causal_tssa(
@@ -35,6 +35,7 @@ def causal_tssa(
     bias: Tensor | None = None,
     *,
     mask: Tensor | None = None,
+    cu_seqlens: SharedPacking | None = None,
     count_scaled: bool = False,
     decay: Tensor | None = None,
     block_size: int = 1,
@@ -49,6 +50,7 @@ def causal_tssa(
         w: This rank's projected tokens, ``[B, N, H, D]``; N may differ between ranks and may be 0.
         bias: A table for the whole sequence, or the biases of this rank's tokens.
         mask: Real tokens of this rank, bool ``[B, N]``.
+        cu_seqlens: How packed sequences lie in this rank's piece; see `ContextParallel.split_packing`.
         context: The ranks that share the sequence; None for the active context.
 
     Returns:
@@ -64,6 +66,7 @@ def causal_tssa(
         temperature,
         bias,
         mask=mask,
+        cu_seqlens=cu_seqlens,
         count_scaled=count_scaled,
         decay=decay,
         block_size=block_size,
@@ -80,6 +83,7 @@ def causal_tssa_with_state(
     bias: Tensor | None = None,
     *,
     mask: Tensor | None = None,
+    cu_seqlens: SharedPacking | None = None,
     state: TSSAState | None = None,
     count_scaled: bool = False,
     decay: Tensor | None = None,
@@ -92,7 +96,7 @@ def causal_tssa_with_state(
     Each rank hands out ``B (4 H (2D+1) + 8)`` bytes forward (statistics in float32, and a count of tokens) and
     ``4 B H (2D+1)`` backward, in two collectives each, whatever the length of the sequence; in blocks of g features
     ``D + D(g+1)/2 + 1`` stands for ``2D+1``. A loss that uses the returned state must do so on every rank; its backward
-    pass then takes two more.
+    pass then takes two more. Packed sequences count as so many in a batch: B is then their number S.
 
     Arguments are those of `causal_tssa`, and:
 
@@ -108,11 +112,11 @@ def causal_tssa_with_state(
         RuntimeError: No context was given and none is active.
     """
     form = Form(count_scaled=count_scaled, block_size=block_size)
-    check_causal(form, None, w, temperature, None, mask, state, decay)
+    check_causal(form, cu_seqlens, w, temperature, None, mask, state, decay)
     # The form of the bias; its length is checked when the length of the whole sequence is known.
     check_bias(bias, w if bias is not None and bias.dim() == 3 else w[:, :0], None, None)
     channel = resolve(context).channel
-    zeros = _zeros(w, block_size)
+    zeros = _zeros(w, block_size, cu_seqlens)
     state = zeros if state is None else state
     decay = None if decay is None else decay.to(statistics_dtype(w.dtype))
 
@@ -122,6 +126,7 @@ def causal_tssa_with_state(
             temperature,
             bias,
             mask=mask,
+            cu_seqlens=cu_seqlens,
             state=before,
             count_scaled=count_scaled,
             decay=decay,
@@ -129,8 +134,11 @@ def causal_tssa_with_state(
             backend=backend,
         )
 
-    squares = local_squares(w, mask, decay)
-    all_squares, all_tokens = channel.gather(squares, num_tokens(w, mask))
+    if cu_seqlens is None:
+        squares, tokens = local_squares(w, mask, decay), num_tokens(w, mask)
+    else:
+        squares, tokens = run(zeros)[1].squares, cu_seqlens.num_tokens(mask)
+    all_squares, all_tokens = channel.gather(squares, tokens)
     end = state.position + all_tokens.sum(dim=0)
     _check_length(bias, end)
     fading = None if decay is None else _fading(decay, all_tokens)
@@ -185,8 +193,9 @@ def _total(start: Tensor, own: Tensor, everyone: Tensor, channel: Channel, fadin
     return start * fading.whole + total_of(faded, all_faded, channel)
 
 
-def _zeros(w: Tensor, block_size: int) -> TSSAState:
+def _zeros(w: Tensor, block_size: int, packing: SharedPacking | None) -> TSSAState:
     B, _, H, D = w.shape
+    B = B if packing is None else packing.num_sequences
     return TSSAState.empty(B, H, D, block_size=block_size, dtype=statistics_dtype(w.dtype), device=w.device)
 
 

@@ -6,6 +6,7 @@ Rank r holds a contiguous piece of the tokens, in rank order. Pieces may differ 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Self
 
 import torch
@@ -13,11 +14,21 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
+from tost.ops import Packing
 from tost.parallel._autograd import join_pieces, sum_over_ranks
 from tost.parallel._channel import Channel
 
 # Not a context variable: the backward pass, which recomputes checkpointed layers, may run in another thread.
 _ENTERED: list[ContextParallel] = []
+
+
+@dataclass(frozen=True, eq=False)
+class SharedPacking(Packing):
+    """A rank's piece of packed sequences: every sequence has an entry on every rank, empty where it has no token there.
+
+    `ContextParallel.split_packing` makes it. Any other `Packing` knows the sequences of one rank only, and is refused
+    where ranks share them.
+    """
 
 
 class ContextParallel:
@@ -136,6 +147,25 @@ class ContextParallel:
             )
         return x.narrow(dim, sum(pieces[: self.rank]), pieces[self.rank])
 
+    def split_packing(self, cu_seqlens: Tensor, *, lengths: Sequence[int] | None = None) -> SharedPacking:
+        """Return how packed sequences lie in this rank's piece of their row; ranks may begin anywhere in a sequence.
+
+        Args:
+            cu_seqlens: Cumulative lengths of the sequences in the whole row, int32 or int64 ``[S + 1]``; the same on
+                every rank.
+            lengths: Length of every rank's piece; None for `split_lengths`.
+
+        Returns:
+            What modules take as ``packing=``, and operators and models as ``cu_seqlens=``, with S entries on every rank.
+
+        Raises:
+            ValueError: The lengths are not one per rank, or do not add up, or `cu_seqlens` has another form.
+        """
+        whole = Packing.from_cu_seqlens(cu_seqlens, int(cu_seqlens[-1]) if cu_seqlens.numel() else 0)
+        here = self.split(torch.arange(whole.shape[1]), dim=0, lengths=lengths)
+        begin = int(here[0]) if len(here) else 0
+        return SharedPacking((whole.cu_seqlens - begin).clamp(0, len(here)), (1, len(here)))
+
     def unsplit(self, x: Tensor, dim: int = 1) -> Tensor:
         """Return the pieces of all ranks joined, on every rank: the inverse of `split`.
 
@@ -156,24 +186,37 @@ class ContextParallel:
         return self.channel.broadcast(x)
 
     def offset(
-        self, num_tokens: int, mask: Tensor | None = None, *, device: torch.device | str | None = None
+        self,
+        num_tokens: int,
+        mask: Tensor | None = None,
+        *,
+        packing: Packing | None = None,
+        device: torch.device | str | None = None,
     ) -> Tensor:
         """Return how many real tokens of each sequence are on the ranks before: the position of the first one here.
 
         Args:
             num_tokens: Length of this rank's piece, padding included.
             mask: Real tokens of this rank, bool ``[B, num_tokens]``; given on all ranks or on none.
+            packing: How packed sequences lie in this rank's piece; see `split_packing`.
             device: Where the result is needed; that of the mask by default.
 
         Returns:
-            int64, ``[B]``, or ``[1]`` without a mask.
+            int64, ``[B]``, or ``[1]`` without a mask; ``[S]`` for packed sequences.
         """
-        (counts,) = self.channel.gather(_count(num_tokens, mask, device))
+        (counts,) = self.channel.gather(_count(num_tokens, mask, packing, device))
         return counts[: self.rank].sum(dim=0)
 
-    def total(self, num_tokens: int, mask: Tensor | None = None, *, device: torch.device | str | None = None) -> Tensor:
+    def total(
+        self,
+        num_tokens: int,
+        mask: Tensor | None = None,
+        *,
+        packing: Packing | None = None,
+        device: torch.device | str | None = None,
+    ) -> Tensor:
         """Return how many real tokens each shared sequence has on all ranks together; as `offset` otherwise."""
-        return self.channel.all_reduce(_count(num_tokens, mask, device))
+        return self.channel.all_reduce(_count(num_tokens, mask, packing, device))
 
     def mean_loss(self, loss_sum: Tensor, num_tokens: Tensor | int) -> Tensor:
         """Return this rank's share of a loss that is a mean over the tokens of the shared sequences.
@@ -192,7 +235,9 @@ class ContextParallel:
         return self.size * loss_sum / self.channel.all_reduce(count).clamp_min(1)
 
 
-def _count(num_tokens: int, mask: Tensor | None, device: torch.device | str | None) -> Tensor:
+def _count(num_tokens: int, mask: Tensor | None, packing: Packing | None, device: torch.device | str | None) -> Tensor:
+    if packing is not None:
+        return packing.num_tokens(mask)
     return torch.tensor([num_tokens], device=device) if mask is None else mask.sum(dim=1)
 
 

@@ -14,14 +14,14 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from tost.ops._checks import check_block_size, check_mask, check_temperature, check_tokens
+from tost.ops._checks import check_block_size, check_mask, check_packing, check_temperature, check_tokens
 from tost.ops._inputs import Inputs
 from tost.ops._numerics import MASS_FLOOR, SQUARE_FLOOR, num_tokens, statistics_dtype, zero_padding
 from tost.ops.form import Form
 from tost.ops.pytorch import block_tssa
 from tost.parallel._channel import Channel, untraced
 from tost.parallel._chunks import accumulate, chunks, tokens_of
-from tost.parallel.context import ContextParallel, resolve
+from tost.parallel.context import ContextParallel, SharedPacking, resolve
 
 
 @untraced
@@ -30,6 +30,7 @@ def tssa(
     temperature: Tensor,
     *,
     mask: Tensor | None = None,
+    cu_seqlens: SharedPacking | None = None,
     normalize: bool = True,
     count_scaled: bool = False,
     block_size: int = 1,
@@ -40,13 +41,15 @@ def tssa(
     Each rank hands out ``4 B H (2D+1)`` bytes forward and ``8 B H D`` backward (statistics in float32), in two
     collectives each, whatever the length of the sequence; without normalization it is one collective each. Counting the
     tokens takes one more forward, of ``8 B`` bytes. With blocks of g features the sums that depend on memberships are
-    ``D(g+1)/2`` products where there were D squares.
+    ``D(g+1)/2`` products where there were D squares. Packed sequences are taken in groups of similar lengths, each with
+    these exchanges for B sequences, after one that counts their tokens.
 
     Arguments are those of `tost.tssa`, the same on every rank except for the tokens, and:
 
     Args:
         w: This rank's projected tokens, ``[B, N, H, D]``; N may differ between ranks and may be 0.
         mask: Real tokens of this rank, bool ``[B, N]``.
+        cu_seqlens: How packed sequences lie in this rank's piece; see `ContextParallel.split_packing`.
         context: The ranks that share the sequence; None for the active context.
 
     Returns:
@@ -60,9 +63,22 @@ def tssa(
     check_temperature(temperature, w)
     check_mask(mask, w)
     check_block_size(block_size, w)
+    check_packing(cu_seqlens, w)
     channel = resolve(context).channel
     form = Form(normalize=normalize, count_scaled=count_scaled, block_size=block_size)
-    if block_size > 1:
+    if cu_seqlens is None:
+        return _run(w, temperature, mask, form, channel)
+    # Every rank has to make the same groups, so they go by the lengths of whole sequences.
+    lengths = channel.all_reduce(cu_seqlens.num_tokens()).tolist()
+    y = torch.zeros_like(w)
+    for group in cu_seqlens.groups(lengths):
+        y = y + group.put(_run(group.take(w), temperature, group.mask(mask), form, channel), w)
+    return y
+
+
+def _run(w: Tensor, temperature: Tensor, mask: Tensor | None, form: Form, channel: Channel) -> Tensor:
+    """Return y of this rank's tokens, each row a piece of another sequence."""
+    if form.block_size > 1:
         return block_tssa(Inputs(w, temperature, mask), form, channel.all_reduce)
     y: Tensor = _SharedTSSA.apply(w, temperature, mask, form, channel)  # type: ignore[no-untyped-call]
     return y

@@ -147,7 +147,7 @@ class LengthMeasurement(Measurement[LengthScale, LengthResults]):
                 except TostError as error:
                     note = str(error).removeprefix(f"{point.label}: ")
             results.rows.append(replace(row, note=note))
-            yield f"{point.label}: {note or _told(results.rows[-1])}"
+            yield note or _told(results.rows[-1])
 
     @staticmethod
     def tables(results: LengthResults) -> list[Table]:

@@ -150,7 +150,10 @@ class SequenceClassifier(TokenModel):
             return _first_real(tokens, mask)
         if packing is not None:
             total = packing.sum(tokens if mask is None else tokens.where(mask.unsqueeze(-1), 0))
-            return total / packing.num_tokens(mask).clamp_min(1).unsqueeze(1)
+            count = packing.num_tokens(mask)
+            if context is not None:
+                total, count = context.sum(total), context.sum(count)
+            return total / count.clamp_min(1).unsqueeze(1)
         return _mean(tokens, mask, padded=self.options.pooling == "mean_padded")
 
     def no_weight_decay(self) -> set[str]:
