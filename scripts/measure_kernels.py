@@ -1,6 +1,7 @@
 """Stores what can be known about the Triton kernels without a GPU, in benchmarks/results/kernels.json.
 
-python scripts/measure_kernels.py
+python scripts/measure_kernels.py                  everything
+python scripts/measure_kernels.py 24x64 bfloat16   of what is compiled, only what has all these words in its name
 
 Bytes and launches are counted under Triton's interpreter; registers and stack come from compiling ahead of time for
 four targets. What the file has already is not measured again: delete it after a change of the kernels. Takes about half
@@ -27,13 +28,13 @@ import tost.ops.triton
 
 sys.path.insert(0, str(ROOT))
 
-from tests.ops.triton.interpreter import metered_calls
+from tests.ops.triton.interpreter import metered_calls, speed_up
+from tost.ops.triton.tiles import TARGET_NAMES
 
-__all__ = ["DTYPES", "FILE", "SHAPES", "TARGETS", "main"]
+__all__ = ["DTYPES", "FILE", "SHAPES", "main"]
 
 FILE = MEASUREMENTS / "kernels.json"
 SHAPES = ("4x48", "6x64", "8x48", "12x64", "16x64", "20x64", "24x64")
-TARGETS = ("sm80", "sm90", "sm100", "gfx942")
 DTYPES = ("bfloat16", "float32")
 TOKENS = 512
 
@@ -68,23 +69,24 @@ def store(path: Path, found: dict[str, Any]) -> None:
     path.write_text(json.dumps(found, indent=1, sort_keys=True) + "\n")
 
 
-def main(path: Path = FILE) -> None:
-    """Measure what the file does not have yet."""
+def main(*words: str, path: Path = FILE) -> None:
+    """Measure what the file does not have yet; of what is compiled, what has all the words in its name."""
     found: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {"traffic": {}, "resources": {}}
     found["versions"] = {"torch": torch.__version__, "triton": triton.__version__, "tost": tost.__version__}
+    speed_up()
     for shape in ("6x64", "8x48", "12x64"):
         if shape not in found["traffic"]:
             found["traffic"][shape] = traffic(shape)
             store(path, found)
     for dtype in DTYPES:
         for shape in SHAPES:
-            for target in TARGETS:
+            for target in TARGET_NAMES:
                 key = f"{target} {shape} {dtype}"
-                if key not in found["resources"]:
+                if key not in found["resources"] and set(words) <= set(key.split()):
                     print(key, flush=True)
                     found["resources"][key] = resources(target, shape, dtype)
                     store(path, found)
 
 
 if __name__ == "__main__":
-    main()
+    main(*sys.argv[1:])

@@ -1,6 +1,7 @@
 """`tost bench gpu-check`, on a CPU: Triton's interpreter stands for the GPU, and a constant for its clock."""
 
 import sys
+from dataclasses import replace
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 
@@ -12,7 +13,7 @@ from tost.bench.gpu_check.cases import BENCHMARK, GpuCheckScale
 from tost.errors import ConfigError
 from tost.ops.triton import approval
 
-SMALL = GpuCheckScale(device="cpu", compile=False, checked=((2, 5, 2, 3),), shapes=((1, 3, 2, 3),))
+SMALL = GpuCheckScale(device="cpu", compile=False, checked=((2, 3, 2, 3),), shapes=((1, 3, 2, 3),))
 
 
 @pytest.fixture
@@ -37,39 +38,50 @@ def test_the_interpreter_is_not_taken_for_a_gpu(interpreted):
         BENCHMARK.start(GpuCheckScale())
 
 
-@pytest.mark.parametrize("record", [True, False])
-def test_kernels_that_are_right_are_timed_and_recorded(interpreted, monkeypatch, record):
+@pytest.fixture
+def clocked(interpreted, monkeypatch):
     def clock(call):
         call()
         return 2e-6
 
     monkeypatch.setattr(run, "events", clock)
-    measurement = run.GpuCheck(GpuCheckScale(**{**vars_of(SMALL), "record": record}))
+    return interpreted
+
+
+def test_kernels_that_are_right_are_timed_and_recorded(clocked):
+    measurement = run.GpuCheck(SMALL)
     report = measurement.open_report("gpu-check")
     assert report.gate.passed
     names = {check.name for check in report.gate.checks}
-    assert "causal_tssa 2x5x2x3 float32 with all options: ddecay" in names
-    assert "tssa 2x5x2x3 float32: bits of a second run" in names
+    assert "causal_tssa 2x3x2x3 float32, all options: ddecay" in names
+    assert {f"{op} 2x3x2x3 float32, packed: dw" for op in ("tssa", "causal_tssa")} <= names
+    assert "causal_tssa 2x3x2x3 float32, one token: mass" in names
+    assert "tssa 2x3x2x3 float32, not normalized: bits of a second run" in names
     lines = list(measurement.measure(report.results, lambda line: None))
     assert len(lines) == measurement.steps == 4
-    assert interpreted.exists() == record
-    assert bool(report.results.recorded) == record
+    assert clocked.exists()
+    assert report.results.recorded
     (finding,) = measurement.findings(report.results)
     assert finding.startswith("To paste into an issue: the Triton kernels passed")
     assert "1/1 to 1/1 of the time" in finding
     assert "| tssa fwd 1x3 H=2 D=3 | 2 | 2 | 2 | 2 |" in measurement.page(report)
 
 
-def vars_of(scale):
-    return {name: getattr(scale, name) for name in scale.__dataclass_fields__}
+def test_nothing_is_recorded_where_it_is_not_asked_for(clocked):
+    results = run.GpuCheckResults()
+    list(run.GpuCheck(replace(SMALL, record=False)).measure(results, lambda line: None))
+    assert len(results.rows) == 16
+    assert not clocked.exists()
+    assert not results.recorded
+    assert "nothing was recorded" in run.GpuCheck.findings(results)[0]
 
 
 def test_a_wrong_kernel_turns_the_gate_red(interpreted, monkeypatch):
     right = run._run
 
-    def wrong(leaves, mask, backend, *, causal):
-        found = right(leaves, mask, backend, causal=causal)
-        return found | {"dw": 1.01 * found["dw"]} if backend == "triton" else found
+    def wrong(leaves, options, backend, *, causal):
+        found = right(leaves, options, backend, causal=causal)
+        return found | {"dw": 1.01 * found["dw"]} if backend == "triton" and "dw" in found else found
 
     monkeypatch.setattr(run, "_run", wrong)
     report = run.GpuCheck(SMALL).open_report("gpu-check")

@@ -4,14 +4,15 @@ import dataclasses
 import os
 import subprocess
 import sys
+from typing import NamedTuple
 
 import pytest
 import torch
 
 import tost
 from tost.errors import BackendError
+from tost.ops import _dispatch
 from tost.ops import triton as backend
-from tost.ops._dispatch import select
 from tost.ops.form import Form
 from tost.ops.triton import approval
 
@@ -37,7 +38,7 @@ def test_a_machine_without_a_gpu_says_so_and_the_cpu_does_not_miss_it():
 
 
 def test_it_is_never_chosen_for_cpu_tensors():
-    assert select("tssa", "auto", torch.ones(1, 1, 1, 1)).backend.name == "native"
+    assert _dispatch.select("tssa", "auto", torch.ones(1, 1, 1, 1)).backend.name == "native"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -48,8 +49,45 @@ class NewForm(Form):
 def test_a_form_that_it_does_not_know_is_refused():
     w = torch.ones(1, 1, 1, 1)
     assert backend.unsupported(w, NewForm(normalize=False, count_scaled=True)) == []
-    assert backend.unsupported(w, NewForm(sorted_first=2)) == ["has no sorted_first"]
+    assert backend.unsupported(w, NewForm(sorted_first=2)) == ["its kernels have no sorted_first, got sorted_first=2"]
     assert "got complex64" in backend.unsupported(w.to(torch.complex64), Form())[0]
+
+
+def test_every_option_of_the_operator_is_known_or_refused():
+    w = torch.ones(1, 1, 1, 1)
+    for field in dataclasses.fields(Form):
+        other = not field.default if isinstance(field.default, bool) else 2
+        said = backend.unsupported(w, Form(**{field.name: other}))
+        assert said == [] if field.name in ("count_scaled", "normalize") else field.name in said[0]
+
+
+def test_blocks_are_refused_by_name_and_auto_takes_another_backend(gpu, monkeypatch):
+    w, t = torch.ones(1, 3, 1, 4), torch.ones(1)
+    with pytest.raises(BackendError, match="triton: its kernels have no block_size, got block_size=2"):
+        tost.tssa(w, t, block_size=2, backend="triton")
+    approval.approve()
+    monkeypatch.setattr(_dispatch, "_WARNED", set())
+    with pytest.warns(RuntimeWarning, match="'triton' is faster but cannot be used: its kernels have no block_size"):
+        assert _dispatch._select("tssa", "auto", w, Form(block_size=2)).backend.name == "native"
+
+
+class MoreInputs(NamedTuple):
+    """`Inputs` with a tensor that the kernels do not know."""
+
+    w: torch.Tensor
+    temperature: torch.Tensor
+    mask: torch.Tensor | None = None
+    decay: torch.Tensor | None = None
+    center: torch.Tensor | None = None
+
+
+@pytest.mark.parametrize("run", [backend.tssa, backend.causal_tssa])
+def test_a_tensor_that_it_does_not_know_is_refused(run):
+    w, t = torch.ones(1, 3, 2, 4), torch.ones(2)
+    with pytest.raises(BackendError, match=r"have no center\. Use backend='torch'"):
+        run(MoreInputs(w, t, center=w), Form())
+    with pytest.raises(BackendError, match=r"decay of shape \(1, 3, 2\), only \[H\]"):
+        run(MoreInputs(w, t, decay=w[..., 0]), Form())
 
 
 def test_a_missing_package_is_named(monkeypatch):

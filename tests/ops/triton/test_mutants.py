@@ -37,6 +37,7 @@ MUTANTS = [
     ("common", "return tl.cumsum(x, 0) + start", "return tl.cumsum(x, 0)"),
     ("common", "tl.cumsum(x, 0, reverse=True) + later", "tl.cumsum(x, 0) + later"),
     ("common", "tl.cumsum(x, 0, reverse=True) + later", "tl.cumsum(x, 0, reverse=True)"),
+    ("common", "tl.where(real, power(powers, head, 1, CHUNK), 1.0)", "power(powers, head, 1, CHUNK)"),
     ("common", "total = within + later * like(power(powers, head, left, CHUNK), x)", "total = within + later"),
     ("common", "x = x * like(power(powers, head, counted(real), CHUNK), x)", "x = x"),
     ("common", "x = x * like(power(powers, head, left, CHUNK), x)", "x = x"),
@@ -77,7 +78,6 @@ MUTANTS = [
     ("causal", "energy = energy * s", "energy = energy"),
     ("causal", "before * factor[:, None], total * factor[:, None], m * factor", "before, total * factor[:, None], m"),
     ("causal", "tl.sum(x * (x * bar - o * gain), 1) + bar_mass", "tl.sum(x * (x * bar - o * gain), 1)"),
-    ("causal", "after = common.real_tokens(mask, rows + 1, begin, end)", "after = real"),
     ("causal", "total = total * fade[:, None]", "total = total"),
 ]  # fmt: skip
 
@@ -105,6 +105,7 @@ def compare_step():
 
 def compare_tssa():
     compare(run_tssa, (2, 7, 3, 5), masked=True, count_scaled=True)
+    compare(run_tssa, (1, 7, 3, 5), times=1e-13)
     compare(run_tssa, (1, 9, 3, 5), times=1e-13)
     compare(run_tssa, (2, 18, 3, 5), masked=True, count_scaled=True)
     compare_packed_tssa(PACKED, count_scaled=True)

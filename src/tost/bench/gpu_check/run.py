@@ -1,7 +1,8 @@
 """Compares the compiled Triton kernels with the reference on the GPU, then times them beside what else there is.
 
-The comparison is that of the tests, on the device: outputs, states and every gradient, masks, options, dtypes, and the
-same bits twice. Times are medians of CUDA events with a cold cache (`triton.testing.do_bench`).
+The comparison is that of the tests, on the device: outputs, states and every gradient, masks, options, packed
+sequences, steps of decoding, dtypes, and the same bits twice. Times are medians of CUDA events with a cold cache
+(`triton.testing.do_bench`).
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ class GpuCheckResults:
     recorded: str = ""
 
 
-def _leaves(shape: Shape, dtype: torch.dtype, device: str, *, causal: bool, options: bool) -> dict[str, Tensor]:
+def _leaves(shape: Shape, dtype: torch.dtype, device: str, *, causal: bool, form: str) -> dict[str, Tensor]:
     """Return what an operator is differentiated in, by name, rounded to a dtype."""
     g = torch.Generator().manual_seed(0)
     B, N, H, D = shape
@@ -59,47 +60,65 @@ def _leaves(shape: Shape, dtype: torch.dtype, device: str, *, causal: bool, opti
     found = {"w": torch.randn(shape, generator=g).to(dtype), "temperature": torch.randn(H, generator=g).to(sums)}
     if causal:
         found["bias"] = (0.3 * torch.randn(H, N + 4, generator=g)).to(sums)
-    if causal and options:
+    if causal and form in ("all options", "one token"):
         sizes = {"squares": (B, H, D), "weighted_squares": (B, H, D), "mass": (B, H)}
         found |= {name: (3 * torch.rand(size, generator=g)).to(sums) for name, size in sizes.items()}
+    if causal and form:
         found["decay"] = torch.tensor([0.9, 1.0, 0.5, 0.999])[torch.arange(H) % 4].to(sums)
+    if form == "one token":
+        found["w"] = found["w"][:, :1].contiguous()
+    if form == "packed":
+        found["w"] = found["w"].reshape(1, B * N, H, D)
     return {name: x.to(device) for name, x in found.items()}
 
 
-def _run(leaves: dict[str, Tensor], mask: Tensor | None, backend: str, *, causal: bool) -> dict[str, Tensor]:
-    """Return outputs and gradients of an operator; the cotangents are the outputs, so that none is left out."""
-    inputs = {name: x.detach().requires_grad_() for name, x in leaves.items()}
+def _options(shape: Shape, device: str, form: str) -> dict[str, Any]:
+    """Return the arguments of a form that are not differentiated in."""
+    B, N = shape[:2]
+    if form == "all options":
+        mask = torch.rand((B, N), generator=torch.Generator().manual_seed(1)) > 0.3
+        return {"mask": mask.to(device), "count_scaled": True}
+    if form == "packed":  # the rows, the first one cut after a token, and an empty sequence
+        begins = sorted([*range(0, B * N + 1, N), min(1, B * N), B * N])
+        return {"cu_seqlens": torch.tensor(begins, dtype=torch.int32, device=device)}
+    return {"normalize": False} if form == "not normalized" else {}
+
+
+def _run(leaves: dict[str, Tensor], options: dict[str, Any], backend: str, *, causal: bool) -> dict[str, Tensor]:
+    """Return outputs and gradients of an operator; the cotangents are the outputs, so that none is left out.
+
+    A single token is a step of decoding, which has no gradients.
+    """
+    step = causal and leaves["w"].shape[1] == 1 and "mass" in leaves
+    inputs = {name: x.detach().requires_grad_(not step) for name, x in leaves.items()}
     w, temperature = inputs["w"], inputs["temperature"]
-    scaled = mask is not None
     if not causal:
-        outputs = {"y": tssa(w, temperature, mask=mask, count_scaled=scaled, backend=backend)}
+        outputs = {"y": tssa(w, temperature, **options, backend=backend)}
     else:
         state = None
         if "mass" in inputs:
             position = torch.ones(w.shape[0], dtype=torch.int64, device=w.device)
             state = TSSAState(inputs["squares"], inputs["weighted_squares"], inputs["mass"], position)
         y, after = causal_tssa_with_state(
-            w, temperature, inputs["bias"], mask=mask, state=state, count_scaled=scaled,
-            decay=inputs.get("decay"), backend=backend,
-        )  # fmt: skip
+            w, temperature, inputs["bias"], state=state, decay=inputs.get("decay"), **options, backend=backend
+        )
         outputs = {"y": y, **dict(zip(TSSAState._fields[:3], after[:3], strict=True))}
+    if step:
+        return outputs
     gradients = torch.autograd.grad(
         list(outputs.values()), list(inputs.values()), [x.detach() for x in outputs.values()]
     )
     return {**outputs, **{f"d{name}": x for name, x in zip(inputs, gradients, strict=True)}}
 
 
-def compare(shape: Shape, dtype: torch.dtype, device: str, *, causal: bool, options: bool) -> list[Check]:
+def compare(shape: Shape, dtype: torch.dtype, device: str, *, causal: bool, form: str) -> list[Check]:
     """Compare the kernels with the reference in float64 on the same rounded inputs, and with themselves."""
-    leaves = _leaves(shape, dtype, device, causal=causal, options=options)
-    mask = None
-    if options:
-        mask = (torch.rand(shape[:2], generator=torch.Generator().manual_seed(1)) > 0.3).to(device)
-    found, again = (_run(leaves, mask, "triton", causal=causal) for _ in range(2))
-    double = {name: x.double() for name, x in leaves.items()}
-    expected = _run(double, mask, "reference", causal=causal)
+    leaves = _leaves(shape, dtype, device, causal=causal, form=form)
+    options = _options(shape, device, form)
+    found, again = (_run(leaves, options, "triton", causal=causal) for _ in range(2))
+    expected = _run({name: x.double() for name, x in leaves.items()}, options, "reference", causal=causal)
     name = f"{'causal_tssa' if causal else 'tssa'} {'x'.join(map(str, shape))} {str(dtype).removeprefix('torch.')}"
-    name += " with all options" if options else ""
+    name += f", {form}" if form else ""
     same = all(torch.equal(found[key], again[key]) for key in found)
     checks = [Check(name=f"{name}: bits of a second run", error=0.0 if same else float("inf"), bound=0.0)]
     return checks + [
@@ -206,7 +225,10 @@ class GpuCheck(Measurement[GpuCheckScale, GpuCheckResults]):
     def __init__(self, scale: GpuCheckScale) -> None:
         super().__init__(scale)
         if reasons := unavailable():
-            raise ConfigError(f"there is nothing to check here: {'; '.join(reasons)}.")
+            raise ConfigError(
+                f"there is nothing to check here: {'; '.join(reasons)}. The check needs a GPU that triton supports; "
+                "run the same command on a machine that has one."
+            )
         if scale.device == "cuda":
             if TRITON_INTERPRETS:
                 raise ConfigError("TRITON_INTERPRET=1 is set, so that no kernel would run on the GPU; unset it.")
@@ -219,8 +241,8 @@ class GpuCheck(Measurement[GpuCheckScale, GpuCheckResults]):
             for shape in self.scale.checked
             for dtype in DTYPES
             for causal in (False, True)
-            for options in (False, True)
-            for check in compare(shape, dtype, self.scale.device, causal=causal, options=options)
+            for form in ("", "all options", "packed", "one token" if causal else "not normalized")
+            for check in compare(shape, dtype, self.scale.device, causal=causal, form=form)
         ]
         return GateResult(checks=tuple(checks))
 

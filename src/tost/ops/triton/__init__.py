@@ -13,6 +13,7 @@ from importlib.util import find_spec
 import torch
 from torch import Tensor
 
+from tost.errors import BackendError
 from tost.ops._inputs import Inputs, Sums
 from tost.ops._numerics import statistics_dtype
 from tost.ops.backends import TRITON_INTERPRETS
@@ -27,7 +28,10 @@ if _INSTALLED:
     from tost.ops.triton import operators as operators  # registers them
 
 _TYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+# What the kernels implement, by name. Anything else that a call varies is refused, also what is added to the operator
+# later: an option that they do not know can never be ignored.
 _KNOWN = ("count_scaled", "normalize")
+_KNOWN_TENSORS = ("w", "temperature", "mask", "bias", "before", "scale", "decay", "packing")
 
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
@@ -48,9 +52,19 @@ def unsupported(w: Tensor, form: Form) -> list[str]:
     if torch.compiler.is_exporting() and torch.onnx.is_in_onnx_export():
         reasons.append("ONNX has no such operator")
     for field in fields(form):
-        if field.name not in _KNOWN and getattr(form, field.name) != field.default:
-            reasons.append(f"has no {field.name}")
+        if field.name not in _KNOWN and (value := getattr(form, field.name)) != field.default:
+            reasons.append(f"its kernels have no {field.name}, got {field.name}={value!r}")
     return reasons
+
+
+def _check_tensors(inputs: Inputs) -> None:
+    """Refuse tensors that the kernels do not know, or in a form that they do not know."""
+    given = inputs._asdict()
+    unknown = [name for name, x in given.items() if name not in _KNOWN_TENSORS and x is not None]
+    if inputs.decay is not None and inputs.decay.dim() != 1:
+        unknown.append(f"decay of shape {tuple(inputs.decay.shape)}, only [H]")
+    if unknown:
+        raise BackendError(f"the Triton kernels have no {', '.join(unknown)}. Use backend='torch'.")
 
 
 def _check_width(w: Tensor) -> None:
@@ -66,6 +80,7 @@ def _check_width(w: Tensor) -> None:
 def tssa(inputs: Inputs, form: Form) -> Tensor:
     """Return y [B, N, H, D] in the dtype of w."""
     w, mask = inputs.w, inputs.mask
+    _check_tensors(inputs)
     _check_width(w)
     temperature = inputs.temperature.to(statistics_dtype(w.dtype))
     cu_seqlens = None if inputs.packing is None else inputs.packing.cu_seqlens
@@ -77,10 +92,11 @@ def tssa(inputs: Inputs, form: Form) -> Tensor:
 
 def causal_tssa(inputs: Inputs, form: Form) -> tuple[Tensor, Sums]:
     """Return y [B, N, H, D] in the dtype of w, and the sums after the last token."""
-    w, temperature, mask, bias, before, scale, decay, packing = inputs
+    _check_tensors(inputs)
+    w, packing, before = inputs.w, inputs.packing, inputs.before or (None, None, None)
     _check_width(w)
-    temperature = temperature.to(statistics_dtype(w.dtype))
-    arguments = (w, temperature, bias, mask, *(before or (None, None, None)), scale, decay)
+    temperature = inputs.temperature.to(statistics_dtype(w.dtype))
+    arguments = (w, temperature, inputs.bias, inputs.mask, *before, inputs.scale, inputs.decay)
     if packing is not None:
         y, _, _, _, _, *sums = torch.ops.tost.causal_tssa_triton(*arguments, packing.cu_seqlens)
     elif w.shape[1] == 1 and not _differentiated(arguments):

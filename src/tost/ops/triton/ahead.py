@@ -86,7 +86,8 @@ def calls(H: int, D: int, dtype: torch.dtype) -> dict[str, Callable[[], object]]
         return torch.empty(shape, dtype=dtype, device="meta")
 
     def starts(layout: launch.Layout) -> Sums:
-        return Sums(*(empty(layout.programs, H, D) for _ in range(2)), empty(layout.programs, H))
+        C = layout.programs
+        return Sums(empty(C, H, D), empty(C, H, D), empty(C, H))
 
     def packed(*, decays: bool = False) -> launch.Layout:
         return launch.packed_layout(empty(S + 1, dtype=torch.int32), N, choose_tiles(H, D, decays=decays).CHUNK)

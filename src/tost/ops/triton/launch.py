@@ -139,6 +139,9 @@ class _Launcher:
         """Return what chunks start with and what the last one leaves, for sums and for masses."""
         S, C, H, D = self.layout.sequences, self.layout.programs, self.H, self.D
         starts, mass_starts, after, mass_after = _empty(self.w, (C, H, D), (C, H), (S, H, D), (S, H))
+        if self.layout.table is not None:  # what its empty entries start with is written by no one, and read
+            starts.zero_()
+            mass_starts.zero_()
         tensors = (sums, masses, fades, before, mass_before, starts, mass_starts, after, mass_after)
         self.over_chunks(common.scan_chunks, *tensors, BACKWARD=backward)
         return starts, mass_starts, after, mass_after

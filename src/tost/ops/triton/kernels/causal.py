@@ -172,11 +172,10 @@ def d_memberships(
     """Write the gradient of the memberships for a chunk and a head."""
     chunk, _, _, begin, end = common.place(table, chunks, N, CHUNK)
     head, rows, real = common.rows_of_head(mask, begin, end, CHUNK)
-    after = common.real_tokens(mask, rows + 1, begin, end)
     x, o, _, gain, direct, to_mass = replay(w, dy, pi, weighted, mass, chunk, head, rows, real, powers, H, D, DP, CHUNK)
     later = common.load_sum(later_weighted, chunk, head, H, D, DP)
-    bar = common.reaching(direct, later, real, after, powers, head, CHUNK)
-    bar_mass = common.reaching(to_mass, tl.load(later_mass + chunk * H + head), real, after, powers, head, CHUNK)
+    bar = common.reaching(direct, later, real, powers, head, CHUNK)
+    bar_mass = common.reaching(to_mass, tl.load(later_mass + chunk * H + head), real, powers, head, CHUNK)
     value = tl.sum(x * (x * bar - o * gain), 1) + bar_mass
     tl.store(d_pi + rows * H + head, value, rows < end)
 
@@ -238,21 +237,20 @@ def gradient(
     """Write dw for a chunk and a head, and with a decay its gradient [chunks, H]."""
     chunk, _, first, begin, end = common.place(table, chunks, N, CHUNK)
     head, rows, real = common.rows_of_head(mask, begin, end, CHUNK)
-    after = common.real_tokens(mask, rows + 1, begin, end)
     x, o, p, gain, direct, to_mass = replay(w, dy, pi, weighted, mass, chunk, head, rows, real, powers, H, D, DP, CHUNK)
     later = common.load_sum(later_weighted, chunk, head, H, D, DP)
-    bar = common.reaching(direct, later, real, after, powers, head, CHUNK)
+    bar = common.reaching(direct, later, real, powers, head, CHUNK)
     value = 2.0 * x * p[:, None] * bar - p[:, None] * o * gain
     d_share = tl.load(temperature + head) * tl.load(d_logit + rows * H + head, real, 0.0)
     if scale is not None:
         d_share = d_share * load_of_tokens(scale, rows, first, real, head, H, SCALE_SHARED)
     inverse, direct = through_shares(x, d_share, squares, chunk, head, real, powers, H, D, DP, CHUNK)
     later = common.load_sum(later_squares, chunk, head, H, D, DP)
-    bar_squares = common.reaching(direct, later, real, after, powers, head, CHUNK)
+    bar_squares = common.reaching(direct, later, real, powers, head, CHUNK)
     value += 2.0 * x * (d_share[:, None] * inverse + bar_squares)
     common.store_head(dw, value, rows, head, end, H, D, DP)
     if powers is not None:
-        bar_mass = common.reaching(to_mass, tl.load(later_mass + chunk * H + head), real, after, powers, head, CHUNK)
+        bar_mass = common.reaching(to_mass, tl.load(later_mass + chunk * H + head), real, powers, head, CHUNK)
         # The sums before every token: the same scan, one row later.
         before = common.real_tokens(mask, rows - 1, begin, end)
         x = common.load_head(w, rows - 1, head, before, H, D, DP, pi.dtype.element_ty)

@@ -219,12 +219,12 @@ def running(x, start, real, powers, head, CHUNK: tl.constexpr):
 
 
 @triton.jit
-def reaching(x, later, real, after, powers, head, CHUNK: tl.constexpr):
-    """Return the sums of x from every row on, with those of later chunks. `after`: whether the next row is real."""
+def reaching(x, later, real, powers, head, CHUNK: tl.constexpr):
+    """Return the sums of x from every real row on, with those of later chunks; x is 0 in the other rows."""
     if powers is None:
         total = tl.cumsum(x, 0, reverse=True) + later
     else:
-        factor = tl.where(after, power(powers, head, 1, CHUNK), 1.0)
+        factor = tl.where(real, power(powers, head, 1, CHUNK), 1.0)
         within = tl.associative_scan((tl.broadcast_to(like(factor, x), x.shape), x), 0, fade_and_add, reverse=True)[1]
         left = tl.sum(real.to(tl.int32), 0) - counted(real)
         total = within + later * like(power(powers, head, left, CHUNK), x)
