@@ -34,7 +34,6 @@ _KNOWN = ("count_scaled", "normalize")
 _KNOWN_TENSORS = ("w", "temperature", "mask", "bias", "before", "scale", "decay", "packing")
 
 
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def unavailable() -> list[str]:
     """Return why the kernels cannot be used on this machine."""
     if not _INSTALLED:
