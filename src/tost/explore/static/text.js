@@ -201,8 +201,8 @@ export class TextView {
     this.running = null;
     this.go.disabled = false;
     this.stop.disabled = true;
-    await this.update();
     this.go.textContent = this.session ? "Continue" : "Generate";
+    await this.update();
   }
 
   tell(part) {
