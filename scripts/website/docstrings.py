@@ -51,6 +51,20 @@ def described(value: object) -> str | None:
 class HouseStyle(griffe.Extension):
     """Turns what griffe reads from the sources into Markdown."""
 
+    def on_package(self, *, pkg: griffe.Module, **kwargs: Any) -> None:
+        """List what lazy packages export: what their stubs import, since `__all__` is computed when they are loaded."""
+        waiting = [pkg]
+        for module in waiting:
+            waiting += [child for child in module.modules.values() if not child.is_alias]
+            stub = module.filepath if isinstance(module.filepath, list) else [module.filepath]
+            if (
+                module.exports is None
+                and module.is_init_module
+                and any((path.parent / "__init__.pyi").exists() for path in stub)
+            ):
+                aliases = [name for name, member in module.members.items() if member.is_alias]
+                module.exports = [name for name in aliases if name not in ("attach", "annotations")]
+
     def on_instance(self, *, obj: griffe.Object, **kwargs: Any) -> None:
         """Set the docstring of an object in Markdown."""
         if obj.docstring is not None:

@@ -46,7 +46,7 @@ def problems(site: Path) -> list[str]:
         site: The folder that it was built into.
     """
     pages: dict[Path, Html] = {}
-    for path in sorted(site.rglob("*.html")):
+    for path in sorted(set(site.rglob("*.html")) - {site / "404.html"}):  # that one names everything from the root
         pages[path.resolve()] = page = Html()
         page.feed(path.read_text(encoding="utf-8"))
     found = []
