@@ -172,19 +172,17 @@ def run_tests(name: str, isa: str, package: Path) -> Run:
         "OMP_WAIT_POLICY": "passive",
     }
     options = ["-q", "-n", "0", "-p", "no:cacheprovider", "--timeout", "3000"]
-    done = subprocess.run(
-        [sys.executable, "-c", PYTEST, isa, *sanitizer.tests, *options],
-        cwd=ROOT,
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        errors="replace",
-        check=False,
-    )
     log = BUILD / f"{name}-{isa}.log"
-    log.write_text(done.stdout)
-    passed, problems = count_outcomes(done.stdout, done.returncode)
+    with log.open("w") as output:  # to be looked at while it grows
+        done = subprocess.run(
+            [sys.executable, "-u", "-c", PYTEST, isa, *sanitizer.tests, *options],
+            cwd=ROOT,
+            env=environment,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            check=False,
+        )
+    passed, problems = count_outcomes(log.read_text(errors="replace"), done.returncode)
     if problems:
         print(f"what was found is in {log}", file=sys.stderr)
     return Run(name, isa, passed, round(time.monotonic() - start), problems)
