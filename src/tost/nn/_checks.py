@@ -47,5 +47,5 @@ def check_packing(packing: Packing | None) -> None:
     if packing is not None and parallel.active() is not None and not isinstance(packing, parallel.SharedPacking):
         raise BackendError(
             "a packed batch was described by the sequences of this rank alone, but a ContextParallel context is active "
-            "and each rank holds a piece. Pass cu_seqlens=context.split_packing(cu_seqlens), with those of the whole row."
+            "and each rank holds a piece. Pass cu_seqlens=context.split_packing(cu_seqlens), given the whole row."
         )
