@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tost import parallel
-from tost.nn._checks import check_blocks, check_heads, check_packing, check_width
+from tost.nn._checks import check_blocks, check_heads, check_width, shared_packing
 from tost.nn.extensions import Extensions
 from tost.nn.masks import read_attention_mask
 from tost.nn.paper import PaperForm
@@ -373,7 +373,7 @@ class CausalTSSAttention(_ProjectedAttention):
         overwrite = self._may_overwrite(w, bias, options["decay"], *(state or ()))
         run: Callable[..., tuple[Tensor, TSSAState]] = causal_tssa_ if overwrite else causal_tssa_with_state
         if parallel.active() is not None:
-            check_packing(packing)
+            shared_packing(packing)
             run = parallel.causal_tssa_with_state
         if packing is not None:
             options["cu_seqlens"] = packing

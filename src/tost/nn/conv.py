@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tost import parallel
-from tost.nn._checks import check_packing, check_width, refuse_context
+from tost.nn._checks import check_width, refuse_context, shared_packing
 from tost.nn.state import Carry, ContinuesPacked
 from tost.ops import Packing
 from tost.ops._checks import check_mask
@@ -96,7 +96,8 @@ class CausalConvolution(nn.Module, ContinuesPacked[Tensor]):
         check_mask(mask, x)
         sequences = x.shape[0] if packing is None else packing.num_sequences
         before = self._window(x, sequences, None if carry is None else carry.state)
-        check_packing(packing)
+        if parallel.active() is not None:
+            shared_packing(packing)
         y, after = self._masked(x, before, mask) if packing is None else self._packed(x, before, mask, packing)
         if carry is not None:
             carry.state = after
@@ -122,7 +123,7 @@ class CausalConvolution(nn.Module, ContinuesPacked[Tensor]):
             return y.reshape(x.shape), after
         if packing.num_sequences == 0:
             return torch.zeros_like(x), before
-        after = None
+        after: Tensor | None = None
         if (context := parallel.active()) is not None:
             own = _last_packed(*packing.prepend(x, torch.zeros_like(before)), before.shape)
             before, after = last_tokens(own, packing.num_tokens(), before, context=context)
