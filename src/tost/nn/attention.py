@@ -240,8 +240,8 @@ class TSSAttention(_ProjectedAttention):
             run = tssa_ if self._may_overwrite(w) else tssa
             y = run(w, temperature, mask=mask, cu_seqlens=packing, backend=self.backend, **self.operator_options())
         else:
-            check_packing(packing)
-            y = parallel.tssa(w, temperature, mask=mask, cu_seqlens=packing, context=context, **self.operator_options())
+            shared = shared_packing(packing)
+            y = parallel.tssa(w, temperature, mask=mask, cu_seqlens=shared, context=context, **self.operator_options())
         if self.training and self.gain_drop > 0:
             # y is proportional to D, so dropping entries of D drops whole features of a head.
             sequences = y.shape[0] if packing is None else packing.num_sequences
