@@ -59,6 +59,7 @@ def generate(file: Path = FILE) -> str:
         file: The stored numbers.
     """
     found: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+    found["quality"] = dict(sorted(found["quality"].items(), key=lambda item: (item[0] != "teacher", item[0])))
     time = ""
     if "seconds" in found:
         time = TIME.format(seconds=_seconds(found).markdown(), threads=found["threads"])

@@ -43,10 +43,10 @@ $ python scripts/update_lengths.py
 STEPS = """
 ## Training on one long sequence
 
-`model.loss(ids, targets, chunk=...)` and `train.chunk` take a sequence in pieces. Gradients are those of the whole, since
-they flow through the states, and memory is that of one piece plus the states. Below is one step, forward and backward, of
-models with {depth} layers of width {width} on bytes, in pieces of {chunk:,} tokens, each point in a process of its own.
-Memory goes back to the system as soon as it is free there, which takes time.
+`model.loss(ids, targets, chunk=...)` and `train.chunk` take a sequence in pieces. Gradients are those of the whole,
+since they flow through the states, and memory is that of one piece plus the states. Below is one step, forward and
+backward, of models with {depth} layers of width {width} on bytes in pieces of {chunk:,} tokens, each point in a process
+of its own. Memory goes back to the system as soon as it is free there, which takes time.
 
 {findings}
 

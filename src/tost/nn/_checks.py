@@ -42,10 +42,11 @@ def refuse_context(what: str) -> None:
         )
 
 
-def check_packing(packing: Packing | None) -> None:
-    """Refuse packed sequences that ranks share, if only those of one rank are known."""
-    if packing is not None and parallel.active() is not None and not isinstance(packing, parallel.SharedPacking):
+def shared_packing(packing: Packing | None) -> parallel.SharedPacking | None:
+    """Return where packed sequences lie that ranks share; refuse it if only those of one rank are known."""
+    if packing is not None and not isinstance(packing, parallel.SharedPacking):
         raise BackendError(
             "a packed batch was described by the sequences of this rank alone, but a ContextParallel context is active "
-            "and each rank holds a piece. Pass cu_seqlens=context.split_packing(cu_seqlens), with those of the whole row."
+            "and each rank holds a piece. Pass cu_seqlens=context.split_packing(cu_seqlens), given the whole row."
         )
+    return packing

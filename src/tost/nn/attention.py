@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tost import parallel
-from tost.nn._checks import check_blocks, check_heads, check_packing, check_width
+from tost.nn._checks import check_blocks, check_heads, check_width, shared_packing
 from tost.nn.extensions import Extensions
 from tost.nn.masks import read_attention_mask
 from tost.nn.paper import PaperForm
@@ -240,8 +240,8 @@ class TSSAttention(_ProjectedAttention):
             run = tssa_ if self._may_overwrite(w) else tssa
             y = run(w, temperature, mask=mask, cu_seqlens=packing, backend=self.backend, **self.operator_options())
         else:
-            check_packing(packing)
-            y = parallel.tssa(w, temperature, mask=mask, cu_seqlens=packing, context=context, **self.operator_options())
+            shared = shared_packing(packing)
+            y = parallel.tssa(w, temperature, mask=mask, cu_seqlens=shared, context=context, **self.operator_options())
         if self.training and self.gain_drop > 0:
             # y is proportional to D, so dropping entries of D drops whole features of a head.
             sequences = y.shape[0] if packing is None else packing.num_sequences
@@ -373,7 +373,7 @@ class CausalTSSAttention(_ProjectedAttention):
         overwrite = self._may_overwrite(w, bias, options["decay"], *(state or ()))
         run: Callable[..., tuple[Tensor, TSSAState]] = causal_tssa_ if overwrite else causal_tssa_with_state
         if parallel.active() is not None:
-            check_packing(packing)
+            shared_packing(packing)
             run = parallel.causal_tssa_with_state
         if packing is not None:
             options["cu_seqlens"] = packing

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tost import parallel
-from tost.nn._checks import check_packing, check_width, refuse_context
+from tost.nn._checks import check_width, refuse_context, shared_packing
 from tost.nn.state import Carry, ContinuesPacked
 from tost.ops import Packing
 from tost.ops._checks import check_mask
@@ -96,7 +96,8 @@ class CausalConvolution(nn.Module, ContinuesPacked[Tensor]):
         check_mask(mask, x)
         sequences = x.shape[0] if packing is None else packing.num_sequences
         before = self._window(x, sequences, None if carry is None else carry.state)
-        check_packing(packing)
+        if parallel.active() is not None:
+            shared_packing(packing)
         y, after = self._masked(x, before, mask) if packing is None else self._packed(x, before, mask, packing)
         if carry is not None:
             carry.state = after
@@ -122,15 +123,15 @@ class CausalConvolution(nn.Module, ContinuesPacked[Tensor]):
             return y.reshape(x.shape), after
         if packing.num_sequences == 0:
             return torch.zeros_like(x), before
-        after = None
+        last: Tensor | None = None
         if (context := parallel.active()) is not None:
             own = _last_packed(*packing.prepend(x, torch.zeros_like(before)), before.shape)
-            before, after = last_tokens(own, packing.num_tokens(), before, context=context)
+            before, last = last_tokens(own, packing.num_tokens(), before, context=context)
         # Each sequence after its window: what the convolution finds where one ends and the next begins is not used.
         seen, longer = packing.prepend(x, before)
         place = torch.arange(len(packing.sequence), device=x.device) + packing.sequence * (self.width - 1)
         y = self._correlated(seen).squeeze(0).index_select(0, place).reshape(x.shape)
-        return y, _last_packed(seen, longer, before.shape) if after is None else after
+        return y, _last_packed(seen, longer, before.shape) if last is None else last
 
     def _run(self, x: Tensor, before: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
         """Convolve tokens of which the real ones come first."""

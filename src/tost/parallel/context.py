@@ -156,7 +156,7 @@ class ContextParallel:
             lengths: Length of every rank's piece; None for `split_lengths`.
 
         Returns:
-            What modules take as ``packing=``, and operators and models as ``cu_seqlens=``, with S entries on every rank.
+            What modules take as ``packing=``, operators and models as ``cu_seqlens=``, with S entries on every rank.
 
         Raises:
             ValueError: The lengths are not one per rank, or do not add up, or `cu_seqlens` has another form.

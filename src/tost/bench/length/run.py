@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -57,13 +58,13 @@ class Point:
     @property
     def flops(self) -> int:
         """Operations of a forward pass."""
-        options = model_options(MODELS[self.way], self._options() | {"max_length": self.tokens})
+        options: Any = model_options(MODELS[self.way], self._options() | {"max_length": self.tokens})
         return self.tokens * token_flops(options).total
 
     def build(self) -> LanguageToST:
         """Return the model; without learned positions it takes any length."""
         torch.manual_seed(0)
-        return create_model(MODELS[self.way], **self._options())
+        return cast(LanguageToST, create_model(MODELS[self.way], **self._options()))
 
     def _options(self) -> dict[str, int | str]:
         sizes = {"embed_dim": self.width, "num_heads": self.heads, "depth": self.depth, "vocab_size": self.vocab_size}
@@ -237,7 +238,7 @@ def difference(dtype: torch.dtype, tokens: int) -> float:
     """
     torch.manual_seed(0)
     sizes = {"embed_dim": 32, "num_heads": 4, "depth": 3, "vocab_size": 256}
-    model = create_model("tost_lm_base", **sizes, position="none", layer_scale=None).to(dtype)
+    model = cast(LanguageToST, create_model("tost_lm_base", **sizes, position="none", layer_scale=None)).to(dtype)
     ids = _ids(tokens, 256)
 
     def gradients(chunk: int | None) -> Tensor:
