@@ -217,10 +217,6 @@ inline void widen(const S* from, int64_t count, double* to) {
 
 constexpr int64_t kColumns = 64;
 
-// Sums may be added as a tree (see setup.py), and compilers would add neighbouring chunks first in one place and not in
-// another. What has been added to `sums` before this has been added first.
-inline void keep_order(const double* sums) { asm volatile("" : : "r"(sums) : "memory"); }
-
 // total[b, j] = the sum of parts[c, j] over the chunks of sequence b.
 template <class S>
 inline void total_over_chunks(const Layout& layout, const double* parts, int64_t width, S* total) {
@@ -233,7 +229,6 @@ inline void total_over_chunks(const Layout& layout, const double* parts, int64_t
     for (int64_t c = layout.first_chunk(b); c < layout.first_chunk(b + 1); ++c) {
       const double* part = parts + c * width + first;
       for (int64_t j = 0; j < count; ++j) sum[j] += part[j];
-      keep_order(sum);
     }
     for (int64_t j = 0; j < count; ++j) total[b * width + first + j] = S(sum[j]);
   }
