@@ -71,11 +71,11 @@ SIGNATURES = {
     ),
     "load_pretrained": "(name)",
     "check_tssa": "(module, *, num_heads=None, seed=0)",
-    "objective.coding_rate": "(z, eps, *, f=LOG, mask=None)",
-    "objective.compression_rate": "(z, pi, eps, *, f=LOG, mask=None)",
-    "objective.rate_reduction": "(z, pi, eps, *, f=LOG, mask=None)",
-    "objective.variational_compression": "(z, pi, u, eps, *, f=LOG, mask=None, block_size=1)",
-    "objective.variational_gradient": "(z, pi, u, eps, *, f=LOG, mask=None, block_size=1)",
+    "objective.coding_rate": "(z, eps, *, f=LOG, mask=None, centered=False)",
+    "objective.compression_rate": "(z, pi, eps, *, f=LOG, mask=None, centered=False)",
+    "objective.rate_reduction": "(z, pi, eps, *, f=LOG, mask=None, centered=False)",
+    "objective.variational_compression": "(z, pi, u, eps, *, f=LOG, mask=None, block_size=1, centered=False)",
+    "objective.variational_gradient": "(z, pi, u, eps, *, f=LOG, mask=None, block_size=1, centered=False)",
 }
 # Constructors may gain keyword-only options; what comes by position may not change.
 POSITIONAL = {
