@@ -43,8 +43,8 @@ def tssa(
     collectives each, whatever the length of the sequence; without normalization it is one collective each. Counting the
     tokens takes one more forward, of ``8 B`` bytes. With blocks of g features the sums that depend on memberships are
     ``D(g+1)/2`` products where there were D squares. Centered statistics take one more collective each way, of
-    ``4 B H (D+1)`` bytes forward and ``4 B H D`` backward. Packed sequences are taken in groups of similar lengths, each
-    with these exchanges for B sequences, after one that counts their tokens.
+    ``4 B H (D+1)`` bytes forward and ``4 B H D`` backward. Packed sequences are taken in groups of similar lengths,
+    each with these exchanges for B sequences, after one that counts their tokens.
 
     Arguments are those of `tost.tssa`, the same on every rank except for the tokens, and:
 
