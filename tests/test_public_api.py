@@ -29,26 +29,29 @@ SOURCE = ROOT / "src" / "tost"
 SIGNATURES = {
     "tssa": (
         "(w, temperature, *, mask=None, cu_seqlens=None, segment_ids=None, normalize=True, count_scaled=False, "
-        "block_size=1, backend='auto')"
+        "block_size=1, centered=False, backend='auto')"
     ),
     "membership": (
         "(w, temperature, *, mask=None, cu_seqlens=None, segment_ids=None, normalize=True, count_scaled=False, "
-        "block_size=1)"
+        "block_size=1, centered=False)"
     ),
     "causal_tssa": (
         "(w, temperature, bias=None, *, mask=None, cu_seqlens=None, segment_ids=None, count_scaled=False, decay=None, "
-        "block_size=1, backend='auto')"
+        "block_size=1, centered=False, backend='auto')"
     ),
     "causal_tssa_with_state": (
         "(w, temperature, bias=None, *, mask=None, cu_seqlens=None, segment_ids=None, state=None, count_scaled=False, "
-        "decay=None, block_size=1, backend='auto')"
+        "decay=None, block_size=1, centered=False, backend='auto')"
     ),
     "causal_membership": (
         "(w, temperature, bias=None, *, mask=None, cu_seqlens=None, segment_ids=None, state=None, count_scaled=False, "
-        "decay=None, block_size=1)"
+        "decay=None, block_size=1, centered=False)"
     ),
     "available_backends": "(op)",
-    "TSSAState.empty": "(batch_size, num_heads, head_dim, *, block_size=1, dtype=torch.float32, device=None)",
+    "TSSAState.empty": (
+        "(batch_size, num_heads, head_dim, *, block_size=1, centered=False, channel_decay=False, counted=False, "
+        "dtype=torch.float32, device=None)"
+    ),
     "TSSAState.merge": "(self, other, decay=None)",
     "TSSAState.to": "(self, device=None, dtype=None)",
     "TSSAState.detach": "(self)",
@@ -58,7 +61,8 @@ SIGNATURES = {
     "CausalTSSAttention.forward": "(self, x, mask=None, *, packing=None, carry=None, attn_mask=None, is_causal=True)",
     "CausalTSSAttention.forward_with_state": "(self, x, state=None, mask=None, *, packing=None)",
     "causal_tssa_step": (
-        "(w, temperature, bias=None, *, state=None, count_scaled=False, decay=None, block_size=1, backend='auto')"
+        "(w, temperature, bias=None, *, state=None, count_scaled=False, decay=None, block_size=1, centered=False, "
+        "backend='auto')"
     ),
     "load_official": "(path_or_state_dict, *, weights='model', **overrides)",
     "load_model": "(path, *, ema=False)",
@@ -67,11 +71,11 @@ SIGNATURES = {
     ),
     "load_pretrained": "(name)",
     "check_tssa": "(module, *, num_heads=None, seed=0)",
-    "objective.coding_rate": "(z, eps, *, f=LOG, mask=None)",
-    "objective.compression_rate": "(z, pi, eps, *, f=LOG, mask=None)",
-    "objective.rate_reduction": "(z, pi, eps, *, f=LOG, mask=None)",
-    "objective.variational_compression": "(z, pi, u, eps, *, f=LOG, mask=None, block_size=1)",
-    "objective.variational_gradient": "(z, pi, u, eps, *, f=LOG, mask=None, block_size=1)",
+    "objective.coding_rate": "(z, eps, *, f=LOG, mask=None, centered=False)",
+    "objective.compression_rate": "(z, pi, eps, *, f=LOG, mask=None, centered=False)",
+    "objective.rate_reduction": "(z, pi, eps, *, f=LOG, mask=None, centered=False)",
+    "objective.variational_compression": "(z, pi, u, eps, *, f=LOG, mask=None, block_size=1, centered=False)",
+    "objective.variational_gradient": "(z, pi, u, eps, *, f=LOG, mask=None, block_size=1, centered=False)",
 }
 # Constructors may gain keyword-only options; what comes by position may not change.
 POSITIONAL = {

@@ -15,6 +15,11 @@ maximal coding rate reduction, and ``eps = sqrt(d)`` the plain ``log(1 + x)`` of
 the eigenvalues of the diagonal blocks of a matrix are majorized by its own, and those of smaller blocks by those of the
 larger ones that hold them, so for a concave `f` merging blocks only lowers the sum. One block of all columns is `R_c`.
 
+With ``centered=True`` the mean of each group is removed first: ``M_k`` becomes ``M_k - m_k m_k^T`` with the mean
+``m_k = sum_n pi[n, k] z_n / n_k``, and ``R`` that of all tokens as one group. Everything above holds for these moments
+as it does for any others, and rates only fall. What the mean adds to the gradient vanishes, since deviations from it
+sum to zero: the step is the same with ``z_n - m_k`` in place of ``z_n``.
+
 Half-precision inputs are computed, and their rates returned, in float32, also under autocast. Pass float64 where
 ``d/eps^2 * M`` exceeds 1e6: rounding blurs every eigenvalue by a fraction of the largest.
 """
@@ -169,7 +174,9 @@ def diagonal_bound(m: Tensor, q: Tensor, f: Concave = LOG, *, block_size: int = 
         return spectral_sum(left.mT @ right, f).sum(-1)
 
 
-def coding_rate(z: Tensor, eps: float, *, f: Concave = LOG, mask: Tensor | None = None) -> Tensor:
+def coding_rate(
+    z: Tensor, eps: float, *, f: Concave = LOG, mask: Tensor | None = None, centered: bool = False
+) -> Tensor:
     """Measure the volume of all tokens: ``R(z) = 1/2 log det(I + d/(n eps^2) z^T z)``.
 
     Args:
@@ -177,6 +184,7 @@ def coding_rate(z: Tensor, eps: float, *, f: Concave = LOG, mask: Tensor | None 
         eps: Precision to which tokens are coded, positive; ``sqrt(d)`` gives ``1/2 log det(I + z^T z / n)``.
         f: Replaces ``log(1 + x)``.
         mask: ``[..., n]`` bool; False leaves a token out, exactly as if it were not in `z`.
+        centered: Take the second moments of a group about its mean.
 
     Returns:
         ``[...]``; 0 where no token is left.
@@ -188,10 +196,12 @@ def coding_rate(z: Tensor, eps: float, *, f: Concave = LOG, mask: Tensor | None 
         >>> coding_rate(torch.eye(3), eps=1.0)  # three directions, 1/2 log 2 each
         tensor(1.0397)
     """
-    return compression_rate(z, z.new_ones(*z.shape[:-1], 1), eps, f=f, mask=mask)
+    return compression_rate(z, z.new_ones(*z.shape[:-1], 1), eps, f=f, mask=mask, centered=centered)
 
 
-def compression_rate(z: Tensor, pi: Tensor, eps: float, *, f: Concave = LOG, mask: Tensor | None = None) -> Tensor:
+def compression_rate(
+    z: Tensor, pi: Tensor, eps: float, *, f: Concave = LOG, mask: Tensor | None = None, centered: bool = False
+) -> Tensor:
     """Measure the volumes of the groups: ``R_c = 1/2 sum_k n_k/n log det(I + d/(n_k eps^2) z^T diag(pi_k) z)``.
 
     Args:
@@ -200,6 +210,7 @@ def compression_rate(z: Tensor, pi: Tensor, eps: float, *, f: Concave = LOG, mas
         eps: Precision to which tokens are coded, positive.
         f: Replaces ``log(1 + x)``.
         mask: ``[..., n]`` bool; False leaves a token out, exactly as if it were in neither `z` nor `pi`.
+        centered: Take the second moments of a group about its mean.
 
     Returns:
         ``[...]``. A group without tokens adds 0 and receives no gradient.
@@ -214,10 +225,12 @@ def compression_rate(z: Tensor, pi: Tensor, eps: float, *, f: Concave = LOG, mas
     _check(z, pi, eps, mask)
     scale = z.shape[-1] / eps**2
     z, weight, share = _groups(z, pi, mask, _compute_dtype(z, pi))
-    return 0.5 * (share * spectral_sum(scale * _second_moments(z, weight), f)).sum(-1)
+    return 0.5 * (share * spectral_sum(scale * _second_moments(z, weight, centered), f)).sum(-1)
 
 
-def rate_reduction(z: Tensor, pi: Tensor, eps: float, *, f: Concave = LOG, mask: Tensor | None = None) -> Tensor:
+def rate_reduction(
+    z: Tensor, pi: Tensor, eps: float, *, f: Concave = LOG, mask: Tensor | None = None, centered: bool = False
+) -> Tensor:
     """Return ``R(z) - R_c(z, pi)``, the gain from coding by group; not negative if the rows of `pi` sum to one.
 
     Args:
@@ -226,6 +239,7 @@ def rate_reduction(z: Tensor, pi: Tensor, eps: float, *, f: Concave = LOG, mask:
         eps: Precision to which tokens are coded, positive.
         f: Replaces ``log(1 + x)``.
         mask: ``[..., n]`` bool; False leaves a token out.
+        centered: Take the second moments of a group about its mean.
 
     Returns:
         ``[...]``.
@@ -237,11 +251,21 @@ def rate_reduction(z: Tensor, pi: Tensor, eps: float, *, f: Concave = LOG, mask:
         >>> rate_reduction(torch.eye(4), torch.tensor([[1, 0], [1, 0], [0, 1], [0, 1]]), eps=1.0)
         tensor(0.2877)
     """
-    return coding_rate(z, eps, f=f, mask=mask) - compression_rate(z, pi, eps, f=f, mask=mask)
+    return coding_rate(z, eps, f=f, mask=mask, centered=centered) - compression_rate(
+        z, pi, eps, f=f, mask=mask, centered=centered
+    )
 
 
 def variational_compression(
-    z: Tensor, pi: Tensor, u: Tensor, eps: float, *, f: Concave = LOG, mask: Tensor | None = None, block_size: int = 1
+    z: Tensor,
+    pi: Tensor,
+    u: Tensor,
+    eps: float,
+    *,
+    f: Concave = LOG,
+    mask: Tensor | None = None,
+    block_size: int = 1,
+    centered: bool = False,
 ) -> Tensor:
     """Evaluate ``R_c_var = 1/2 sum_k n_k/n sum_i f(d/eps^2 * sum_n pi[n, k] (u_k^T z_n)_i^2 / n_k)``.
 
@@ -257,6 +281,7 @@ def variational_compression(
         mask: ``[..., n]`` bool; False leaves a token out.
         block_size: Consecutive columns of `u` in a block, g; divides p. More is tighter: ``g = p`` is the rate of the
             projected groups itself.
+        centered: Take the second moments of a group about its mean.
 
     Returns:
         ``[...]``. A group without tokens adds 0 and receives no gradient.
@@ -273,14 +298,22 @@ def variational_compression(
     _check_blocks(u, block_size)
     scale, dtype = z.shape[-1] / eps**2, _compute_dtype(z, pi, u)
     z, weight, share = _groups(z, pi, mask, dtype)
-    w, moment = _project(z, weight, u.to(dtype))
+    w, moment = _project(z, weight, u.to(dtype), centered)
     if block_size == 1:
         return 0.5 * (share * f.value(scale * moment).sum(-1)).sum(-1)
     return 0.5 * (share * spectral_sum(scale * _block_moments(w, weight, block_size), f).sum(-1)).sum(-1)
 
 
 def variational_gradient(
-    z: Tensor, pi: Tensor, u: Tensor, eps: float, *, f: Concave = LOG, mask: Tensor | None = None, block_size: int = 1
+    z: Tensor,
+    pi: Tensor,
+    u: Tensor,
+    eps: float,
+    *,
+    f: Concave = LOG,
+    mask: Tensor | None = None,
+    block_size: int = 1,
+    centered: bool = False,
 ) -> Tensor:
     """Differentiate `variational_compression` with respect to `z`, `pi` held fixed, in closed form.
 
@@ -306,7 +339,7 @@ def variational_gradient(
     scale, dtype, out_dtype = z.shape[-1] / eps**2, _compute_dtype(z, pi, u), z.dtype
     z, weight, share = _groups(z, pi, mask, dtype)
     u = u.to(dtype)
-    w, moment = _project(z, weight, u)
+    w, moment = _project(z, weight, u, centered)
     pi_over_n = (share[..., None] * weight.mT)[..., None]  # [..., K, n, 1]
     with torch.autocast(z.device.type, enabled=False):
         if block_size == 1:
@@ -328,6 +361,7 @@ def tssa_step(
     f: Concave = LOG,
     mask: Tensor | None = None,
     block_size: int = 1,
+    centered: bool = False,
 ) -> Tensor:
     """Return ``-tau * variational_gradient``, the update that token statistics self-attention adds to `z`.
 
@@ -345,6 +379,7 @@ def tssa_step(
         f: Replaces ``log(1 + x)``.
         mask: ``[..., n]`` bool; False leaves a token out, and its update is 0.
         block_size: Consecutive columns of `u` in a block, g; divides p.
+        centered: Take the second moments of a group about its mean.
 
     Returns:
         ``[..., n, d]``, in the dtype of `z`, to be added to `z`.
@@ -358,7 +393,7 @@ def tssa_step(
         tensor([[0.5000, 0.0000],
                 [0.0000, 0.5000]])
     """
-    return -tau * variational_gradient(z, pi, u, eps, f=f, mask=mask, block_size=block_size)
+    return -tau * variational_gradient(z, pi, u, eps, f=f, mask=mask, block_size=block_size, centered=centered)
 
 
 def _compute_dtype(*tensors: Tensor) -> torch.dtype:
@@ -378,9 +413,11 @@ def _groups(z: Tensor, pi: Tensor, mask: Tensor | None, dtype: torch.dtype) -> t
     return z, pi / n_k.where(n_k > 0, 1)[..., None, :], n_k / num_tokens
 
 
-def _second_moments(z: Tensor, weight: Tensor) -> Tensor:
+def _second_moments(z: Tensor, weight: Tensor, centered: bool) -> Tensor:
     """Return ``z^T diag(weight_k) z`` for every group, or the n x n matrix of the same spectrum if that is smaller."""
     z, weight = z[..., None, :, :], weight.mT[..., None]  # [..., 1, n, d] and [..., K, n, 1]
+    if centered:
+        z = z - (weight * z).sum(-2, keepdim=True)
     with torch.autocast(z.device.type, enabled=False):
         # The n x n form needs the square root of pi, whose derivative at 0 is infinite: only for a constant pi.
         if z.shape[-2] < z.shape[-1] and not weight.requires_grad:
@@ -388,10 +425,12 @@ def _second_moments(z: Tensor, weight: Tensor) -> Tensor:
         return (weight * z).mT @ z
 
 
-def _project(z: Tensor, weight: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
-    """Return ``w = u_k^T z_n`` [..., K, n, p] and its second moment in each group [..., K, p]."""
+def _project(z: Tensor, weight: Tensor, u: Tensor, centered: bool) -> tuple[Tensor, Tensor]:
+    """Return ``w = u_k^T z_n`` [..., K, n, p], less its mean if centered, and its second moment in each group."""
     with torch.autocast(z.device.type, enabled=False):
         w = z[..., None, :, :] @ u
+    if centered:
+        w = w - (weight.mT[..., None] * w).sum(-2, keepdim=True)
     return w, (weight.mT[..., None] * w.square()).sum(-2)
 
 

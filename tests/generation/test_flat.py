@@ -35,8 +35,13 @@ OPTIONS = {
     "count": {"count_scaled": True},
     "blocks": {"block_size": 2},
     "forgetting": {"forget": True},
+    "centered": {"centered": True},
 }
-ALONE = {"plain": {}, "reference": {"backend": "reference"}, **OPTIONS}
+FROM_DATA = {
+    "forgetting by head": {"forget": "head", "count_scaled": True},
+    "forgetting by channel": {"forget": "channel", "count_scaled": True, "block_size": 2, "centered": True},
+}
+ALONE = {"plain": {}, "reference": {"backend": "reference"}, **OPTIONS, **FROM_DATA}
 
 
 def pairs():

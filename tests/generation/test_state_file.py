@@ -75,8 +75,9 @@ def test_a_text_of_one_token_has_no_state_yet(file):
         {"mixer": "softmax", "layer_scale": None, "conv_width": 3, "conv_at": "both"},
         {"conv_width": 3, "gate": True, "forget": True, "count_scaled": True, "position": "none"},
         {"block_size": 2, "forget": True},
+        {"forget": "channel", "centered": True, "count_scaled": True},
     ],
-    ids=["softmax", "softmax with convolutions", "plus", "blocks"],
+    ids=["softmax", "softmax with convolutions", "plus", "blocks", "content"],
 )
 def test_states_of_every_kind_come_back(file, options, lengths):
     model = make(torch.float32, **options)

@@ -115,8 +115,11 @@ def make_case(
     before = (squares, weighted, 3 * rand(B, H, K) if form.channel_decay else 3 * rand(B, H))
     if form.counted:
         before = (torch.cat((squares, 1 + rand(B, H, form.num_masses(D))), dim=-1), *before[1:])
-    if centered:  # of masses below the squares of what they weigh
-        before = (before[0], torch.cat((weighted + 1, 0.1 * randn(B, H, D)), dim=-1), before[2])
+    if centered:  # of some tokens, so that what is left of the moments is a covariance
+        weight, seen = rand(B, 3, H, 1), randn(B, 3, H, D)
+        parts = torch.cat((products(seen, block_size), seen), dim=-1)
+        mass = before[2] + (weight.sum(dim=1) if form.channel_decay else weight.sum(dim=(1, 3)))
+        before = (before[0], (weight * parts).sum(dim=1), mass)
     position = torch.randint(0, 4, (B,), generator=g)
     decays = make_decay(H, sums) if decay else None
     if form.token_decay:

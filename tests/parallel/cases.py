@@ -12,7 +12,9 @@ from torch import Tensor
 
 import tost
 from tost.ops._blocks import products
+from tost.ops._inputs import causal_form
 from tost.ops._numerics import statistics_dtype
+from tost.ops.state import sum_shapes
 from tost.parallel import ContextParallel, causal_tssa_with_state, tssa
 
 SUMS = ("squares", "weighted_squares", "mass")
@@ -32,8 +34,9 @@ class Case:
     state: bool = False
     normalize: bool = True
     count_scaled: bool = False
-    decay: bool = False
+    decay: bool | str = False
     block_size: int = 1
+    centered: bool = False
     backend: str = "auto"
     packed: tuple[int, ...] = ()  # lengths of packed sequences; the batch is then one row
     shape: tuple[int, int, int] = (2, 3, 5)  # B, H, D
@@ -41,7 +44,8 @@ class Case:
 
     def __str__(self) -> str:
         words = ["causal" if self.causal else "plain", str(self.dtype).removeprefix("torch."), self.mask]
-        words += [name for name in ("bias", "state", "count_scaled", "decay") if getattr(self, name)]
+        words += [name for name in ("bias", "state", "count_scaled", "centered") if getattr(self, name)]
+        words += [f"decay={self.decay}"] if self.decay else []
         words += [] if self.normalize else ["unnormalized"]
         words += [] if self.block_size == 1 else [f"blocks of {self.block_size}"]
         words += [] if self.backend == "auto" else [self.backend]
@@ -73,20 +77,29 @@ def make_inputs(case: Case) -> dict[str, Tensor | None]:
     def moments(*size: int) -> Tensor:
         return randn(*size).abs() if case.block_size == 1 else products(randn(*size), case.block_size)
 
+    form = causal_form(
+        None if not case.decay else torch.empty({True: (H,), "head": (B, N, H), "channel": (B, N, H, 1)}[case.decay]),
+        **{name: getattr(case, name) for name in ("count_scaled", "block_size", "centered")},
+    )
+    shapes = dict(zip(SUMS, sum_shapes(S, H, D, form), strict=True))
+    weighted = moments(S, H, D)
+    if case.centered:  # a mean that is no larger than the moments allow
+        weighted = torch.cat((weighted + 1, 0.1 * randn(S, H, D)), dim=-1)
+    decay = torch.tensor([0.97, 1.0, 0.5, 0.9995])[torch.arange(H) % 4]
+    if form.token_decay:
+        decay = torch.rand(B, N, *shapes["mass"][1:], generator=g).pow(0.3)
     made = {
         "w": randn(B, N, H, D).to(case.dtype),
         # Energies that are scaled by the number of tokens need a temperature that is as small.
         "temperature": ((1.0 if case.normalize else 0.2) / (max(N, 1) if case.count_scaled else 1) * randn(H)).to(sums),
         "bias": (0.3 * randn(H, N + 4)).to(sums),
-        "decay": torch.tensor([0.97, 1.0, 0.5, 0.9995])[torch.arange(H) % 4].to(sums),
-        "squares": 3 * randn(S, H, D).abs().to(sums),
-        "weighted_squares": moments(S, H, D).to(sums),
-        "mass": 3 * randn(S, H).abs().to(sums),
+        "decay": decay.to(sums),
+        "squares": 3 * randn(*shapes["squares"]).abs().to(sums),
+        "weighted_squares": weighted.to(sums),
+        "mass": 3 * randn(*shapes["mass"]).abs().to(sums),
         "position": torch.randint(0, 4, (S,), generator=g),
         "dy": randn(B, N, H, D).to(case.dtype),
-        "d_squares": randn(S, H, D).to(sums),
-        "d_weighted_squares": randn(S, H, D * (case.block_size + 1) // 2).to(sums),
-        "d_mass": randn(S, H).to(sums),
+        **{f"d_{name}": randn(*shape).to(sums) for name, shape in shapes.items()},
         "mask": make_mask(case.mask, B, N, g),
     }
     left_out = [name for name in ("bias", "decay") if not getattr(case, name)]
@@ -99,7 +112,7 @@ def differentiate(case: Case, inputs: dict[str, Tensor | None], context: Context
     names = [name for name in ("w", *REPLICATED) if inputs.get(name) is not None]
     leaves = {name: inputs[name].detach().clone().requires_grad_() for name in names}
     arguments = (leaves["w"], leaves["temperature"])
-    extra = {"count_scaled": case.count_scaled, "block_size": case.block_size}
+    extra = {name: getattr(case, name) for name in ("count_scaled", "block_size", "centered")}
     extra |= {"context": context} if context is not None else {}
     if case.packed:
         bounds = torch.tensor((0, *accumulate(case.packed)), dtype=torch.int32)
@@ -139,8 +152,8 @@ def run_exact(case: Case) -> dict[str, Tensor]:
 def run_shared(case: Case, context: ContextParallel) -> dict[str, Tensor]:
     """This rank's outputs and gradients: pieces of those of tokens, parts of those of what is replicated."""
     inputs = make_inputs(case)
-    for name in ("w", "dy", "mask"):
-        if inputs.get(name) is not None:
+    for name in ("w", "dy", "mask", "decay"):
+        if inputs.get(name) is not None and inputs[name].dim() > 1:
             inputs[name] = context.split(inputs[name], lengths=case.lengths)
     return differentiate(case, inputs, context)
 
@@ -150,7 +163,7 @@ def assemble(results: list[dict[str, Tensor]]) -> dict[str, Tensor]:
     whole: dict[str, Tensor] = {}
     for name in results[0]:
         values = [result[name] for result in results]
-        if name in ("y", "dw"):
+        if name in ("y", "dw") or (name == "ddecay" and values[0].dim() > 1):
             whole[name] = torch.cat(values, dim=1)
         elif name.startswith("d"):
             whole[name] = torch.stack(values).sum(dim=0)
@@ -200,6 +213,20 @@ def cases_for(size: int) -> list[Case]:
                 Case(lengths, causal=False, count_scaled=True, block_size=2, **blocks),
                 Case(lengths, causal=False, normalize=False, block_size=3, **blocks),
             ]
+            by_tokens = blocks | {"bias": True, "state": True, "centered": True}
+            cases += (
+                []
+                if dtype is torch.float32
+                else [
+                    Case(lengths, dtype=dtype, decay="head"),
+                    Case(lengths, decay="channel", count_scaled=True, **blocks),
+                    Case(lengths, decay="head", count_scaled=True, block_size=3, **by_tokens),
+                    Case(lengths, decay="channel", block_size=2, **by_tokens),
+                    Case(lengths, decay=True, **by_tokens),
+                    Case(lengths, causal=False, centered=True, block_size=2, **blocks),
+                    Case(lengths, causal=False, centered=True, **blocks),
+                ]
+            )
     cases += [Case(lengths, causal=causal, dtype=torch.bfloat16, mask="random") for causal in (True, False)]
     cases += [case for lengths in lengths_for(size) for case in packed_cases(lengths)]
     # More numbers than a chunk of the shared non-causal operator holds, and no sequence at all.

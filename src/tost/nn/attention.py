@@ -430,7 +430,9 @@ class CausalTSSAttention(_ProjectedAttention):
         if x is not None:
             logit = logit + self.proj_decay(x).to(dtype)
         decay = logit.sigmoid()
-        return decay.reshape(*decay.shape[:-1], self.num_heads, -1) if self.extensions.forget == "channel" else decay
+        if self.extensions.forget == "head":
+            return decay
+        return decay.reshape(*decay.shape[:-1], self.num_heads, decay.shape[-1] // self.num_heads)
 
     def _initial_forgetting(self) -> Tensor:
         first = 16 if self.extensions.forget is True else 4

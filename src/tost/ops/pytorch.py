@@ -358,7 +358,7 @@ class _CausalThrough(NamedTuple):
     squares: _Faded  # the running sums of squares
 
 
-def _summed_squares(square: Tensor, mask: Tensor | None, layout: Layout, form: Form) -> Tensor:
+def summed_squares(square: Tensor, mask: Tensor | None, layout: Layout, form: Form) -> Tensor:
     """Return what is summed up for the energies: squares [B, N, H, D], and 1 for every real token where it counts."""
     if not form.counted:
         return square
@@ -380,7 +380,7 @@ def _through_causal_memberships(
     d_logit: Tensor,
 ) -> _CausalThrough:
     width, d_energy = square.shape[-1], temperature.to(square.dtype) * d_logit
-    squares = running = running_sums(_summed_squares(square, mask, layout, form), start, fading)
+    squares = running = running_sums(summed_squares(square, mask, layout, form), start, fading)
     if form.counted:
         squares, count = running[..., :width], running[..., width:]
     inverse = 1 / squares.clamp_min(PREFIX_FLOOR)
@@ -416,7 +416,7 @@ def _causal_memberships(
     start: Tensor,
 ) -> tuple[Tensor, Tensor]:
     """Return pi [B, N, H] and the sums of squares after the last token."""
-    width, summed = square.shape[-1], _summed_squares(square, mask, layout, form)
+    width, summed = square.shape[-1], summed_squares(square, mask, layout, form)
     running = running_sums(summed, start, fading)
     squares = _last(summed, start, running, fading)
     share = square / running[..., :width].clamp_min(PREFIX_FLOOR)

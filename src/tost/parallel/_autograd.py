@@ -44,6 +44,15 @@ def exclusive_sum(x: Tensor, everyone: Tensor, channel: Channel, weights: Tensor
     return before
 
 
+def gather_sums(x: Tensor, num_tokens: Tensor, channel: Channel) -> tuple[Tensor, Tensor]:
+    """Return what every rank has, x ``[size, ...]`` and the numbers of their tokens, in one collective.
+
+    Unlike the functions above it hands the gradient of every rank's x back, in a sum over all ranks of ``[size, ...]``.
+    """
+    everyone, tokens = _Gather.apply(x, num_tokens, channel)  # type: ignore[no-untyped-call]
+    return everyone, tokens
+
+
 @untraced
 def join_pieces(x: Tensor, channel: Channel, dim: int) -> Tensor:
     """Return the pieces of all ranks joined along `dim`, on every rank; they may differ in length along it."""
@@ -120,6 +129,19 @@ class _WeightedSum(torch.autograd.Function):
         d_weights = torch.zeros_like(weights)
         d_weights[:, ctx.channel.rank] = (grad * everyone).sum_to_size(weights[:, 0].shape)
         return _add(weights[ctx.channel.rank] * grads), d_weights, None, None
+
+
+class _Gather(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, num_tokens: Tensor, channel: Channel) -> tuple[Tensor, Tensor]:
+        ctx.channel = channel
+        everyone, tokens = channel.gather(x, num_tokens)
+        ctx.mark_non_differentiable(tokens)
+        return everyone, tokens
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor, _: None) -> tuple[Tensor, None, None]:
+        return _Sum.apply(grad, ctx.channel)[ctx.channel.rank], None, None  # type: ignore[no-untyped-call]
 
 
 class _JoinPieces(torch.autograd.Function):

@@ -9,22 +9,28 @@ first only for its sums. A run is cheap next to the projections around it, and a
 nothing has to be derived again.
 
 With forgetting, the sums of a rank fade with every token of the ranks between it and where they are added. The number
-of tokens of every rank is known to all, so this costs no exchange.
+of tokens of every rank is known to all, so this costs no exchange. Where decays come from the data, each rank hands out
+their product over its tokens with its sums.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from tost import ops
+from tost.errors import BackendError
 from tost.ops import TSSAState
+from tost.ops._blocks import Layout
 from tost.ops._checks import check_bias, check_causal
-from tost.ops._numerics import num_tokens, statistics_dtype
+from tost.ops._inputs import causal_form, empty_sums, mass_columns, mass_of_columns, one_for_padding
+from tost.ops._numerics import num_tokens, statistics_dtype, zero_padding
 from tost.ops.form import Form
-from tost.parallel._autograd import exclusive_sum, local_squares, total_of
+from tost.ops.pytorch import summed_squares
+from tost.parallel._autograd import exclusive_sum, gather_sums, local_squares, total_of
 from tost.parallel._channel import Channel, untraced
 from tost.parallel.context import ContextParallel, SharedPacking, resolve
 
@@ -39,6 +45,7 @@ def causal_tssa(
     count_scaled: bool = False,
     decay: Tensor | None = None,
     block_size: int = 1,
+    centered: bool = False,
     backend: str = "auto",
     context: ContextParallel | None = None,
 ) -> Tensor:
@@ -51,6 +58,7 @@ def causal_tssa(
         bias: A table for the whole sequence, or the biases of this rank's tokens.
         mask: Real tokens of this rank, bool ``[B, N]``.
         cu_seqlens: How packed sequences lie in this rank's piece; see `ContextParallel.split_packing`.
+        decay: ``[H]``, or from the data that of this rank's tokens.
         context: The ranks that share the sequence; None for the active context.
 
     Returns:
@@ -70,6 +78,7 @@ def causal_tssa(
         count_scaled=count_scaled,
         decay=decay,
         block_size=block_size,
+        centered=centered,
         backend=backend,
         context=context,
     )
@@ -88,6 +97,7 @@ def causal_tssa_with_state(
     count_scaled: bool = False,
     decay: Tensor | None = None,
     block_size: int = 1,
+    centered: bool = False,
     backend: str = "auto",
     context: ContextParallel | None = None,
 ) -> tuple[Tensor, TSSAState]:
@@ -95,8 +105,10 @@ def causal_tssa_with_state(
 
     Each rank hands out ``B (4 H (2D+1) + 8)`` bytes forward (statistics in float32, and a count of tokens) and
     ``4 B H (2D+1)`` backward, in two collectives each, whatever the length of the sequence; in blocks of g features
-    ``D + D(g+1)/2 + 1`` stands for ``2D+1``. A loss that uses the returned state must do so on every rank; its backward
-    pass then takes two more. Packed sequences count as so many in a batch: B is then their number S.
+    ``D + D(g+1)/2 + 1`` stands for ``2D+1``, and it is as much more as the state is larger where statistics are
+    centered or decays come from the data. For the latter each rank hands out its product of decays too, and backward
+    as much for every rank. A loss that uses the returned state must do so on every rank; its backward pass then takes
+    two more. Packed sequences count as so many in a batch: B is then their number S.
 
     Arguments are those of `causal_tssa`, and:
 
@@ -111,12 +123,19 @@ def causal_tssa_with_state(
         BackendError: As `tost.causal_tssa` does.
         RuntimeError: No context was given and none is active.
     """
-    form = Form(count_scaled=count_scaled, block_size=block_size)
+    form = causal_form(decay, count_scaled=count_scaled, block_size=block_size, centered=centered)
     check_causal(form, cu_seqlens, w, temperature, None, mask, state, decay)
+    if form.token_decay and cu_seqlens is not None:
+        raise BackendError(
+            "decays that come from the data and packed sequences cannot both be shared between processes; use a decay "
+            "[H], or a batch with padding."
+        )
     # The form of the bias; its length is checked when the length of the whole sequence is known.
     check_bias(bias, w if bias is not None and bias.dim() == 3 else w[:, :0], None, None)
     channel = resolve(context).channel
-    zeros = _zeros(w, block_size, cu_seqlens)
+    sequences = w.shape[0] if cu_seqlens is None else cu_seqlens.num_sequences
+    none = w.new_empty((sequences, 0, *w.shape[2:]))
+    zeros = TSSAState(*empty_sums(none, form), num_tokens(none, None))
     state = zeros if state is None else state
     decay = None if decay is None else decay.to(statistics_dtype(w.dtype))
 
@@ -131,9 +150,12 @@ def causal_tssa_with_state(
             count_scaled=count_scaled,
             decay=decay,
             block_size=block_size,
+            centered=centered,
             backend=backend,
         )
 
+    if form.token_decay:
+        return _fading_by_tokens(form, w, bias, mask, decay, state, zeros, channel, run)
     if cu_seqlens is None:
         squares, tokens = local_squares(w, mask, decay), num_tokens(w, mask)
     else:
@@ -146,13 +168,68 @@ def causal_tssa_with_state(
         squares=_before(state.squares, squares, all_squares, channel, fading),
         position=state.position + all_tokens[: channel.rank].sum(dim=0),
     )
-    sums = _joined(run(before)[1])
+    sums = _joined(run(before)[1], form)
     (all_sums,) = channel.gather(sums)
-    prior = _before(_joined(state), sums, all_sums, channel, fading)
+    prior = _before(_joined(state, form), sums, all_sums, channel, fading)
     y, _ = run(before._replace(weighted_squares=prior[..., :-1], mass=prior[..., -1]))
-    total = _total(_joined(state), sums, all_sums, channel, fading)
+    total = _total(_joined(state, form), sums, all_sums, channel, fading)
     total_squares = _total(state.squares, squares, all_squares, channel, fading)
     return y, TSSAState(total_squares, total[..., :-1], total[..., -1], end)
+
+
+def _fading_by_tokens(
+    form: Form,
+    w: Tensor,
+    bias: Tensor | None,
+    mask: Tensor | None,
+    decay: Tensor | None,
+    state: TSSAState,
+    zeros: TSSAState,
+    channel: Channel,
+    run: Callable[[TSSAState], tuple[Tensor, TSSAState]],
+) -> tuple[Tensor, TSSAState]:
+    """Do the same with decays from the data, through the products of those of every rank."""
+    assert decay is not None
+    layout, K = Layout(w.shape[-1], form, w.device), form.num_masses(w.shape[-1])
+    squares, product = _faded_squares(w, mask, decay, layout, form)
+    everyone, all_tokens = gather_sums(torch.cat((squares, product), dim=-1), num_tokens(w, mask), channel)
+    all_squares, products = everyone[..., :-K], everyone[..., -K:]
+    end = state.position + all_tokens.sum(dim=0)
+    _check_length(bias, end)
+    of_squares = _at_ranks(state.squares, all_squares, layout.spread(products, layout.squares))
+    before = zeros._replace(
+        squares=of_squares[channel.rank], position=state.position + all_tokens[: channel.rank].sum(dim=0)
+    )
+    sums = _joined(run(before)[1], form)
+    all_sums, _ = gather_sums(sums, num_tokens(w, mask), channel)
+    fading = torch.cat((layout.spread(products, layout.weighted).expand_as(all_sums[..., :-K]), products), dim=-1)
+    of_sums = _at_ranks(_joined(state, form), all_sums, fading)
+    (weighted, mass), last = (
+        (sums[..., :-K], mass_of_columns(sums[..., -K:], form)) for sums in (of_sums[channel.rank], of_sums[-1])
+    )
+    y, _ = run(before._replace(weighted_squares=weighted, mass=mass))
+    return y, TSSAState(of_squares[-1], *last, end)
+
+
+def _faded_squares(w: Tensor, mask: Tensor | None, decay: Tensor, layout: Layout, form: Form) -> tuple[Tensor, Tensor]:
+    """Return this rank's sums of squares, faded by its own decays, and the product of these, ``[B, H, K]``."""
+    columns = one_for_padding(decay, mask)
+    columns = columns if form.channel_decay else columns.unsqueeze(-1)
+    first = columns.new_ones(columns.shape[0], 1, *columns.shape[2:])
+    after = torch.cat((first, columns.flip(1)), dim=1).cumprod(dim=1).flip(1)  # with the product of all in front
+    summed = summed_squares(zero_padding(w.to(columns.dtype), mask).square(), mask, layout, form)
+    return (summed * layout.spread(after[:, 1:], layout.squares)).sum(dim=1), after[:, 0]
+
+
+def _at_ranks(start: Tensor, everyone: Tensor, fading: Tensor) -> Tensor:
+    """Return a sum where each rank begins, and after the last, ``[size + 1, ...]``.
+
+    All of them, on every rank: so every rank takes part when gradients are handed back.
+    """
+    totals = [start]
+    for own, faded in zip(everyone, fading, strict=True):
+        totals.append(faded * totals[-1] + own)
+    return torch.stack(totals)
 
 
 class _Fading(NamedTuple):
@@ -193,15 +270,9 @@ def _total(start: Tensor, own: Tensor, everyone: Tensor, channel: Channel, fadin
     return start * fading.whole + total_of(faded, all_faded, channel)
 
 
-def _zeros(w: Tensor, block_size: int, packing: SharedPacking | None) -> TSSAState:
-    B, _, H, D = w.shape
-    B = B if packing is None else packing.num_sequences
-    return TSSAState.empty(B, H, D, block_size=block_size, dtype=statistics_dtype(w.dtype), device=w.device)
-
-
-def _joined(state: TSSAState) -> Tensor:
+def _joined(state: TSSAState, form: Form) -> Tensor:
     """Return the two sums that depend on memberships as one tensor, [B, H, D + 1] without blocks."""
-    return torch.cat((state.weighted_squares, state.mass.unsqueeze(-1)), dim=-1)
+    return torch.cat((state.weighted_squares, mass_columns(state.mass, form)), dim=-1)
 
 
 def _check_length(bias: Tensor | None, position_after: Tensor) -> None:

@@ -34,6 +34,7 @@ def tssa(
     normalize: bool = True,
     count_scaled: bool = False,
     block_size: int = 1,
+    centered: bool = False,
     context: ContextParallel | None = None,
 ) -> Tensor:
     """Run `tost.tssa` on a sequence of which this rank holds a piece.
@@ -41,8 +42,9 @@ def tssa(
     Each rank hands out ``4 B H (2D+1)`` bytes forward and ``8 B H D`` backward (statistics in float32), in two
     collectives each, whatever the length of the sequence; without normalization it is one collective each. Counting the
     tokens takes one more forward, of ``8 B`` bytes. With blocks of g features the sums that depend on memberships are
-    ``D(g+1)/2`` products where there were D squares. Packed sequences are taken in groups of similar lengths, each with
-    these exchanges for B sequences, after one that counts their tokens.
+    ``D(g+1)/2`` products where there were D squares. Centered statistics take one more collective each way, of
+    ``4 B H (D+1)`` bytes forward and ``4 B H D`` backward. Packed sequences are taken in groups of similar lengths,
+    each with these exchanges for B sequences, after one that counts their tokens.
 
     Arguments are those of `tost.tssa`, the same on every rank except for the tokens, and:
 
@@ -65,7 +67,7 @@ def tssa(
     check_block_size(block_size, w)
     check_packing(cu_seqlens, w)
     channel = resolve(context).channel
-    form = Form(normalize=normalize, count_scaled=count_scaled, block_size=block_size)
+    form = Form(normalize=normalize, count_scaled=count_scaled, block_size=block_size, centered=centered)
     if cu_seqlens is None:
         return _run(w, temperature, mask, form, channel)
     # Every rank has to make the same groups, so they go by the lengths of whole sequences.
@@ -78,7 +80,7 @@ def tssa(
 
 def _run(w: Tensor, temperature: Tensor, mask: Tensor | None, form: Form, channel: Channel) -> Tensor:
     """Return y of this rank's tokens, each row a piece of another sequence."""
-    if form.block_size > 1:
+    if form.block_size > 1 or form.centered:
         return block_tssa(Inputs(w, temperature, mask), form, channel.all_reduce)
     y: Tensor = _SharedTSSA.apply(w, temperature, mask, form, channel)  # type: ignore[no-untyped-call]
     return y

@@ -20,6 +20,7 @@ KINDS = {
     "authors": {},
     "plus": {"conv_width": 4, "gate": True, "count_scaled": True, "forget": True},
     "blocks": {"block_size": 4, "forget": True, "head_norm": True, "unit_variance": True},
+    "content": {"forget": "channel", "centered": True, "count_scaled": True},
     "both": {"conv_width": 3, "conv_at": "both", "position": "sinusoidal", "tie_head": False, "bias": True},
     "hold": {"after_last_position": "repeat", "max_position_embeddings": 6},
     "none": {"position": "none"},

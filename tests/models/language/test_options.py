@@ -25,7 +25,10 @@ OURS = [
     {"gate": True},
     {"count_scaled": True},
     {"forget": True},
+    {"forget": "head", "count_scaled": True},
+    {"forget": "channel", "block_size": 2, "centered": True},
     {"block_size": 2},
+    {"centered": True},
     {"head_norm": True},
     {"after_last_position": "repeat"},
 ]
@@ -50,7 +53,8 @@ def option_sets(draw):
     if softmax:
         return {**options, "mixer": "softmax", "layer_scale": None, "activation": "gelu_tanh"}
     options["block_size"] = draw(st.sampled_from((1, 2)))
-    return options | {name: draw(st.booleans()) for name in ("gate", "count_scaled", "forget", "head_norm")}
+    options["forget"] = draw(st.sampled_from((False, True, "head", "channel")))
+    return options | {name: draw(st.booleans()) for name in ("gate", "count_scaled", "centered", "head_norm")}
 
 
 cuts = st.lists(st.integers(0, LENGTH), max_size=4).map(lambda found: [0, *sorted(found), LENGTH])
