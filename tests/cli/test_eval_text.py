@@ -7,6 +7,7 @@ import json
 import pytest
 
 from tests.recipes.language_folders import train, write_passages, write_text
+from tost.cli import _console
 from tost.train.evaluate.protocol import Protocol
 
 
@@ -40,12 +41,12 @@ def test_protocols_and_their_numbers(run, trained):
 
 
 def test_progress_is_shown_and_windows_are_counted(run, trained, monkeypatch):
-    monkeypatch.setattr("tost.cli._eval._SECONDS_BETWEEN_LINES", 0.0)
+    told = []
+    monkeypatch.setattr(_console.Progress, "update", lambda self, *counts: told.append(counts[:2]))
     arguments = ("evaluate.batch_size=4", "--protocol", "authors", "--windows", "10", "--json")
     outcome = run("eval", str(trained / "run"), *arguments)
     assert json.loads(outcome.out.splitlines()[-1])["tokens"] == 10 * 16
-    assert "4 of 10 (40%)" in outcome.err
-    assert "8 of 10 (80%)" in outcome.err
+    assert told == [(4, 10), (8, 10), (10, 10)]
 
 
 def test_other_texts_and_files(run, trained, tmp_path):

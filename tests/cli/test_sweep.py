@@ -106,7 +106,7 @@ def test_on_a_terminal_bars_move(run, here, started, monkeypatch):
     outcome = run("sweep", "mine.yaml", "--out", "out", "--only", "thin/seed0")
     assert outcome.code == 0
     assert "[1/1] thin/seed0: finished" in outcome.err
-    assert "loss 1.2500, 1.5 min to go" in outcome.err
+    assert "step 3 of 7, loss 1.2500, eta 1m30s" in outcome.err
     assert "thin" in outcome.out
 
 

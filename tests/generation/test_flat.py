@@ -77,12 +77,15 @@ def test_flat_step_is_the_model(options, dtype, bound):
 @pytest.mark.parametrize("options", ALONE.values(), ids=ALONE)
 def test_native_step_is_the_model(options):
     model = make(torch.float32, **options)
-    if "backend" in options:
-        assert native_obstacles(model) == ["its backend is reference"]
-    elif "head_norm" in options:
-        assert native_obstacles(model) == ["its attentions norm their heads"]
-    else:
-        assert native_obstacles(model) == []
+    reasons = {
+        "its backend is reference": "backend" in options,
+        "its attentions norm their heads": "head_norm" in options,
+        "its statistics are centered": "centered" in options,
+        "its decays come from the data": options.get("forget") in ("head", "channel"),
+    }
+    expected = [reason for reason, holds in reasons.items() if holds]
+    assert native_obstacles(model) == expected
+    if not expected:
         check_step(model, NativeStep(model), 1e-5)
 
 
@@ -90,7 +93,7 @@ def test_native_step_is_the_model(options):
 def test_options_go_together(options):
     model = make(torch.float32, **options)
     check_step(model, FlatStep(model), 1e-5)
-    if not options.get("head_norm"):
+    if not {"head_norm", "centered"} & options.keys():
         check_step(model, NativeStep(model), 1e-5)
 
 

@@ -37,7 +37,7 @@ def test_both_stages_come_closer_to_the_teacher(name):
     assert sum(progress.outputs[-5:]) < sum(progress.outputs[:5])
     assert compare(teacher, student, batches(name, seed=1), 2) < before
     assert all(torch.equal(kept[key], value) for key, value in teacher.state_dict().items())
-    assert lines[0].startswith("layers: step 3 of 30")
+    assert lines[0].startswith("layers: 3 of 30 (10%), eta ")
 
 
 def test_the_first_stage_moves_the_replaced_blocks_only():

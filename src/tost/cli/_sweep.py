@@ -202,8 +202,11 @@ class _Plain:
 
     def tick(self, running: Sequence[Run]) -> None:
         if self._pace.due():
+            from tost.sweep import progress_of
+
             for run in running:
-                self.say(f"{run.name}: {_where(run) or 'starting'}")
+                found = progress_of(run)
+                self.say(f"{run.name}: {_where(run, found) if found else 'starting'}")
 
 
 class _Live(_Plain):
@@ -232,15 +235,10 @@ class _Live(_Plain):
 
         for run in running:
             if found := progress_of(run):
-                self._progress.update(self._bars[run.name], completed=found["step"], text=_where(run))
+                self._progress.update(self._bars[run.name], completed=found["step"], text=_where(run, found))
 
 
-def _where(run: Run) -> str:
-    """Return how far a run is, as it has recorded itself; empty before its first step."""
-    from tost.sweep import progress_of
-
-    found = progress_of(run)
-    if not found:
-        return ""
+def _where(run: Run, found: Mapping[str, Any]) -> str:
+    """Say how far a run is by what it has recorded."""
     steps = f"step {found['step']:,} of {run.settings.train.steps:,}"
     return f"{steps}, loss {found['loss']:.4f}, eta {format_duration(found['eta_seconds'])}"

@@ -396,7 +396,7 @@ def _through_causal_memberships(
     reach = _reach(direct, d_squares, fading)
     share = share.sum(dim=-1)
     return _CausalThrough(
-        [d_share * inverse, reach.upto[..., :width]],
+        [d_share * inverse, reach.upto[..., :width] if form.counted else reach.upto],
         (d_logit * _energy(share, bias, scale, width)).sum(dim=(0, 1)).to(temperature.dtype),
         None if bias is None else (width * d_energy).sum_to_size(bias.shape),
         None if scale is None else (d_energy * share).sum_to_size(scale.shape),
