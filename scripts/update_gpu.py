@@ -9,7 +9,7 @@ python scripts/update_gpu.py --check   only say whether it is up to date; exit c
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -118,6 +118,22 @@ def _traffic(found: dict[str, Any]) -> Table:
     return Table(headers=("call", "H x D", "launches", "moved", "compulsory"), rows=rows, labels=2)
 
 
+def _combinations(resources: Mapping[str, Any]) -> str:
+    """Name the targets, sizes and types that were compiled, those with the same sizes and types together."""
+    found: dict[str, dict[str, list[str]]] = {}
+    for key in sorted(resources):
+        target, heads, dtype = key.split()
+        found.setdefault(target, {}).setdefault(heads, []).append(dtype)
+    same: dict[str, list[str]] = {}
+    for target, sizes in found.items():
+        types: dict[str, list[str]] = {}
+        for heads in sorted(sizes, key=lambda name: tuple(map(int, name.split("x")))):
+            types.setdefault(" and ".join(sizes[heads]), []).append(heads)
+        text = "; ".join(f"{', '.join(heads)} in {dtypes}" for dtypes, heads in types.items())
+        same.setdefault(text, []).append(target)
+    return "; ".join(f"{', '.join(targets)}: {text}" for text, targets in same.items())
+
+
 def _registers(found: dict[str, dict[str, dict[str, int]]]) -> Table:
     targets = list(dict.fromkeys(key.split()[0] for key in found))
     kernels = list(dict.fromkeys(kernel for each in found.values() for kernel in each))
@@ -150,7 +166,7 @@ def generate(path: Path = FILE) -> str:
     columns = ("call", "w", "MB moved", *(f"us of kernels, {name}" for name in BANDWIDTH), "us of launches")
     return TEXT.format(
         targets=", ".join(targets),
-        combinations="; ".join(sorted(resources)),
+        combinations=_combinations(resources),
         traffic=_traffic(found["traffic"]).markdown(),
         registers=_registers(resources).markdown(),
         predicted=Table(headers=columns, rows=list(_predicted(found["traffic"])), labels=2).markdown(),
