@@ -37,7 +37,7 @@ MUTANTS = [
     ("common", "return tl.cumsum(x, 0) + start", "return tl.cumsum(x, 0)"),
     ("common", "tl.cumsum(x, 0, reverse=True) + later", "tl.cumsum(x, 0) + later"),
     ("common", "tl.cumsum(x, 0, reverse=True) + later", "tl.cumsum(x, 0, reverse=True)"),
-    ("common", "tl.where(real, power(powers, head, 1, CHUNK), 1.0)", "power(powers, head, 1, CHUNK)"),
+    ("common", "tl.where(real, power(powers, head, 1, CHUNK), 1.0)", "real * 0 + power(powers, head, 1, CHUNK)"),
     ("common", "total = within + later * like(power(powers, head, left, CHUNK), x)", "total = within + later"),
     ("common", "x = x * like(power(powers, head, counted(real), CHUNK), x)", "x = x"),
     ("common", "x = x * like(power(powers, head, left, CHUNK), x)", "x = x"),
