@@ -68,7 +68,7 @@ def test_only_the_convolution_before_the_attention_starts_with_the_token_before(
     assert block.conv.weight[:, -2].mean() > 0.5
     assert block.conv_mlp.weight[:, -2].mean().abs() < 0.5
     for none in ({}, {"conv_width": 4, "conv_at": "mlp"}):
-        with pytest.raises(ConfigError, match="conv_start=previous is about a convolution before the attention, but there is none"):
+        with pytest.raises(ConfigError, match="conv_start=previous is about a convolution before the attention"):
             make_tiny("tost_lm_base", conv_start="previous", **none)
 
 
