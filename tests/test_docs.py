@@ -9,7 +9,9 @@ import shlex
 import subprocess
 import sys
 import tomllib
+from contextlib import redirect_stderr, redirect_stdout
 from functools import cache
+from io import StringIO
 from itertools import takewhile
 from pathlib import Path
 from types import ModuleType
@@ -17,6 +19,8 @@ from typing import NamedTuple
 
 import pytest
 import yaml
+
+from tost.cli import main
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -88,9 +92,11 @@ def make_targets() -> set[str]:
 @cache
 def help_of(words: tuple[str, ...]) -> str:
     """What the program itself says about a command; empty if it does not know it."""
-    program = [sys.executable, "-c", "from tost.cli import main; main()"]
-    shown = subprocess.run([*program, *words, "--help"], capture_output=True, text=True, check=False)
-    return shown.stdout if shown.returncode == 0 else ""
+    with pytest.MonkeyPatch.context() as patch, redirect_stdout(StringIO()) as shown, redirect_stderr(StringIO()):
+        patch.setattr(sys, "argv", ["tost", *words, "--help"])
+        with pytest.raises(SystemExit) as ended:
+            main()
+    return "" if ended.value.code else shown.getvalue()
 
 
 def commands_of(page: str) -> list[tuple[str, ...]]:

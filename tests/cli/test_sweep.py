@@ -229,23 +229,6 @@ def test_ls_lists_the_plans(run):
     assert [line.split("\t")[0] for line in outcome.out.splitlines()] == list_plans()
 
 
-@pytest.mark.parametrize(
-    "arguments", [["sweep", "vision_finetune"], ["ls", "sweeps"], ["sweep", "--help"]], ids=" ".join
-)
-def test_no_torch_is_loaded(arguments, tmp_path):
-    program = (
-        "import sys\n"
-        f"sys.argv = ['tost', *{arguments!r}]\n"
-        "from tost.cli import main\n"
-        "try:\n"
-        "    main()\n"
-        "except SystemExit:\n"
-        "    print('loaded:', sorted({'torch', 'numpy', 'rich'} & set(sys.modules)))\n"
-    )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=tmp_path)
-    assert done.stdout.splitlines()[-1] == "loaded: []"
-
-
 def command(*arguments: str, **options) -> subprocess.Popen[str]:
     line = [sys.executable, "-m", "tost.cli", "sweep", *arguments]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive"}

@@ -120,8 +120,7 @@ def entropy(pi: Tensor, dim: int = -1) -> Tensor:
     count = pi.shape[dim]
     if count == 1:
         return torch.zeros_like(pi.select(dim, 0))
-    found: Tensor = -torch.special.xlogy(pi, pi).sum(dim) / math.log(count)
-    return found
+    return -torch.special.xlogy(pi, pi).sum(dim) / math.log(count)
 
 
 def image_bytes(result: Result, image_format: str = "png") -> bytes:

@@ -144,8 +144,7 @@ class CausalConvolution(nn.Module, ContinuesPacked[Tensor]):
 
     def _correlated(self, seen: Tensor) -> Tensor:
         correlate = _correlate if is_transformed() else _Convolution.apply
-        y: Tensor = correlate(seen, self.weight.to(seen.dtype))
-        return y
+        return correlate(seen, self.weight.to(seen.dtype))
 
     def _window(self, x: Tensor, sequences: int, window: Tensor | None) -> Tensor:
         shape = (sequences, self.width - 1, self.embed_dim)

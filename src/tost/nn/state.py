@@ -205,5 +205,4 @@ def call_with_state(
 
 
 def _map(function: object, state: ModelState) -> ModelState:
-    mapped: ModelState = pytree.tree_map(function, state)  # type: ignore[arg-type]
-    return mapped
+    return pytree.tree_map(function, state)  # type: ignore[arg-type]

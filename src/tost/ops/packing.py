@@ -109,8 +109,7 @@ class Packing:
     @cached_property
     def lengths(self) -> list[int]:
         """Tokens of each sequence. On a GPU this waits for the device, once."""
-        lengths: list[int] = self.cu_seqlens.diff().tolist()
-        return lengths
+        return self.cu_seqlens.diff().tolist()
 
     @property
     def sequence(self) -> Tensor:

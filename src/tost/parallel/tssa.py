@@ -82,8 +82,7 @@ def _run(w: Tensor, temperature: Tensor, mask: Tensor | None, form: Form, channe
     """Return y of this rank's tokens, each row a piece of another sequence."""
     if form.block_size > 1 or form.centered:
         return block_tssa(Inputs(w, temperature, mask), form, channel.all_reduce)
-    y: Tensor = _SharedTSSA.apply(w, temperature, mask, form, channel)  # type: ignore[no-untyped-call]
-    return y
+    return _SharedTSSA.apply(w, temperature, mask, form, channel)  # type: ignore[no-untyped-call]
 
 
 class _SharedTSSA(torch.autograd.Function):
@@ -125,8 +124,7 @@ class _SharedTSSA(torch.autograd.Function):
 
         def reach(rows: slice) -> Tensor:
             v, o = tokens_of(w, mask, rows), tokens_of(dy, mask, rows)
-            total: Tensor = (weight[:, rows] * v * o).sum(dim=1)
-            return total
+            return (weight[:, rows] * v * o).sum(dim=1)
 
         # moment = weighted / mass, gain = 1 / (1 + moment)
         d_weighted = gain.square() * ctx.channel.all_reduce(accumulate(map(reach, cuts))) / mass

@@ -50,8 +50,7 @@ class TaskSpec:
 
     def create(self) -> Task:
         """Return a new task; loads torch."""
-        task: Task = load(self.build)() if isinstance(self.build, str) else self.build()
-        return task
+        return load(self.build)() if isinstance(self.build, str) else self.build()
 
 
 def register_task(name: str, *, description: str = "") -> Callable[[TaskClass], TaskClass]:

@@ -115,8 +115,7 @@ class SequenceClassifier(TokenModel):
         if self.options.towers == 2:
             u, v = pooled.reshape(-1, 2, pooled.shape[-1]).unbind(1)
             pooled = torch.cat((u, v, u * v, u - v) if self.options.pair == "nli" else (u, v), dim=-1)
-        logits: Tensor = self.head(pooled)
-        return logits
+        return self.head(pooled)
 
     def features(self, x: Tensor, mask: Tensor | None = None, packing: Packing | None = None) -> Tensor:
         """Return the pooled vector of each sequence, ``[B, C]``; the arguments are those of one tower's `forward`."""
