@@ -261,6 +261,21 @@ class Group(NamedTuple):
         return packed.reshape(*like.shape[:2], *y.shape[1:])
 
 
+def count_tokens(
+    num_tokens: int,
+    mask: Tensor | None = None,
+    packing: Packing | None = None,
+    device: torch.device | str | None = None,
+) -> Tensor:
+    """Return the number of real tokens of each sequence in rows of `num_tokens`, int64.
+
+    It is ``[B]`` with a mask ``[B, num_tokens]``, ``[S]`` for packed sequences, and otherwise ``[1]``, for all of them.
+    """
+    if packing is not None:
+        return packing.num_tokens(mask)
+    return torch.tensor([num_tokens], device=device) if mask is None else mask.sum(dim=1)
+
+
 def find_packing(
     shape: tuple[int, ...], cu_seqlens: Tensor | Packing | None, segment_ids: Tensor | None
 ) -> Packing | None:

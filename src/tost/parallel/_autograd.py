@@ -26,7 +26,7 @@ def sum_over_ranks(x: Tensor, channel: Channel) -> Tensor:
     return total.to(x.dtype)
 
 
-def total_of(x: Tensor, everyone: Tensor, channel: Channel) -> Tensor:
+def sum_of_gathered(x: Tensor, everyone: Tensor, channel: Channel) -> Tensor:
     """Return the sum over ranks of x, whose values `everyone` [size, ...] were gathered before: no exchange forward."""
     return _Total.apply(x, everyone, channel)  # type: ignore[no-untyped-call]
 

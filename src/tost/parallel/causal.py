@@ -30,7 +30,7 @@ from tost.ops._inputs import causal_form, empty_sums, mass_columns, mass_of_colu
 from tost.ops._numerics import num_tokens, statistics_dtype, zero_padding
 from tost.ops.form import Form
 from tost.ops.pytorch import summed_squares
-from tost.parallel._autograd import exclusive_sum, gather_sums, local_squares, total_of
+from tost.parallel._autograd import exclusive_sum, gather_sums, local_squares, sum_of_gathered
 from tost.parallel._channel import Channel, untraced
 from tost.parallel.context import ContextParallel, SharedPacking, resolve
 
@@ -265,9 +265,9 @@ def _before(start: Tensor, own: Tensor, everyone: Tensor, channel: Channel, fadi
 def _total(start: Tensor, own: Tensor, everyone: Tensor, channel: Channel, fading: _Fading | None) -> Tensor:
     """Return a sum after the whole sequence: of the state and of all ranks."""
     if fading is None:
-        return start + total_of(own, everyone, channel)
+        return start + sum_of_gathered(own, everyone, channel)
     faded, all_faded = own * fading.from_rank[channel.rank], everyone * fading.from_rank.detach()
-    return start * fading.whole + total_of(faded, all_faded, channel)
+    return start * fading.whole + sum_of_gathered(faded, all_faded, channel)
 
 
 def _joined(state: TSSAState, form: Form) -> Tensor:

@@ -19,7 +19,7 @@ from tost.nn import MLP, S4, Block, LearnedPositions, SinusoidalPositions, TSSAt
 from tost.nn._checks import refuse_context
 from tost.nn.mixers import MixerBlock
 from tost.ops import Packing
-from tost.ops.packing import find_packing
+from tost.ops.packing import count_tokens, find_packing
 from tost.parallel import active
 
 
@@ -248,5 +248,5 @@ def _mean(x: Tensor, mask: Tensor | None, *, padded: bool = False) -> Tensor:
     if context is None:
         count = max(x.shape[1], 1) if mask is None else mask.sum(dim=1, keepdim=True).clamp_min(1)
         return total / count
-    count = context.total(x.shape[1], mask, device=x.device).clamp_min(1)
+    count = context.sum(count_tokens(x.shape[1], mask, device=x.device)).clamp_min(1)
     return context.sum(total) / count.unsqueeze(1)
