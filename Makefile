@@ -35,7 +35,7 @@ demo: $(STAMP)
 	@$(BIN)/python scripts/demo.py --out demo
 
 test: $(STAMP)
-	OMP_WAIT_POLICY=passive $(BIN)/python -m pytest -n 2
+	OMP_WAIT_POLICY=passive $(BIN)/python -m pytest -n 2 --dist worksteal
 
 test-slow: $(STAMP)
 	OMP_WAIT_POLICY=passive $(BIN)/python -m pytest -m slow

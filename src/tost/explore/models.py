@@ -39,7 +39,7 @@ class ExploredModel:
         saved: Its weights and options.
         kind: Whether it reads text or images.
         pretrained: What is known of a model in the box; None for others.
-        lock: Taken by whoever runs the model.
+        lock: Held while the model runs.
     """
 
     name: str

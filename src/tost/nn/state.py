@@ -1,6 +1,6 @@
 """What a causal model carries from one piece of a sequence to the next.
 
-Every state here is a tuple of tensors, or of such tuples, with the batch as the first axis: whoever moves, selects or
+Every state here is a tuple of tensors, or of such tuples, with the batch as the first axis: code that moves, selects or
 stores states needs to know no more than that. None is ever changed in place, and gradients flow through all of them.
 """
 

@@ -117,7 +117,7 @@ class ContextParallel:
 
     @property
     def bytes_exchanged(self) -> int:
-        """Bytes that this rank has handed to collectives so far: its own contribution, before any copying to others."""
+        """Bytes that this rank has sent in collectives so far: its own contribution, before any copying to others."""
         return self.channel.bytes_exchanged
 
     def split_lengths(self, num_tokens: int) -> list[int]:

@@ -39,7 +39,7 @@ def tssa(
 ) -> Tensor:
     """Run `tost.tssa` on a sequence of which this rank holds a piece.
 
-    Each rank hands out ``4 B H (2D+1)`` bytes forward and ``8 B H D`` backward (statistics in float32), in two
+    Each rank sends ``4 B H (2D+1)`` bytes forward and ``8 B H D`` backward (statistics in float32), in two
     collectives each, whatever the length of the sequence; without normalization it is one collective each. Counting the
     tokens takes one more forward, of ``8 B`` bytes. With blocks of g features the sums that depend on memberships are
     ``D(g+1)/2`` products where there were D squares. Centered statistics take one more collective each way, of

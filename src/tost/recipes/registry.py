@@ -107,7 +107,7 @@ def get_task(name: str) -> Task:
 
 def _adapt(name: str, found: Any, description: str = "") -> TaskSpec:
     """Make the spec of a class."""
-    from tost.train.task import Task  # whoever has a class of tasks has loaded torch
+    from tost.train.task import Task  # to have a class of tasks, torch was loaded
 
     if not (inspect.isclass(found) and issubclass(found, Task)):
         raise ConfigError(f"{name!r} refers to {found!r}, but a task is a class that derives from tost.train.Task.")

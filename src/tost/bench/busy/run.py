@@ -87,7 +87,7 @@ class BusyMeasurement(Measurement[BusyScale, BusyResults]):
         for work, place in self.scale.cases:
             watch(f"{work}: {MEANING[place]}")
             job = BusyJob(work=work, seconds=self.scale.seconds, threads=1 if place is Place.ONE_THREAD else None)
-            with _in(place):
+            with _conditions(place):
                 found = run_in_process(run_work, job, label=f"{work}, {place}", inherit_threads=False)
             row = BusyRow(work=work, place=place, seconds=spread(found.seconds), threads=found.threads)
             results.rows.append(row)
@@ -142,8 +142,8 @@ def _seconds(results: BusyResults, work: Work, place: Place) -> float | None:
 
 
 @contextmanager
-def _in(place: Place) -> Iterator[None]:
-    """Start processes in some place: what is started inherits the environment and the processors of this one."""
+def _conditions(place: Place) -> Iterator[None]:
+    """Set what started processes inherit, environment and processors, and keep the machine busy if asked for."""
     cores, variables = sorted(os.sched_getaffinity(0)), dict(os.environ)
     others: list[subprocess.Popen[bytes]] = []
     try:
