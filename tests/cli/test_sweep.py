@@ -122,7 +122,7 @@ def test_finished_runs_are_not_repeated_and_json_is_the_last_line(run, here, sta
 
 
 def test_threads_are_shared_out_unless_told_otherwise(run, here, started, monkeypatch):
-    monkeypatch.setattr(os, "cpu_count", lambda: 6)
+    monkeypatch.setattr("tost.cli._sweep.available_cpus", lambda: 6)
     run("sweep", "mine.yaml", "--out", "one", "--only", "thin")
     run("sweep", "mine.yaml", "--out", "two", "--only", "thin", "--jobs", "2")
     assert [threads for _, threads in started] == [None, None, 3, 3]
