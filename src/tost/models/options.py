@@ -106,13 +106,23 @@ class MixedOptions(ModelOptions):
             found.append(f"mixer_options={given}: with mixer=tssa, set options of the model: {', '.join(own)}")
         elif isinstance(mixer, str) and isinstance(given, Mapping):
             found += cls._mixer_problems(mixer, values)
-        for name in (*own, "backend"):
+        others: set[str] = set() if mixer == "tssa" else {*own} - cls.for_all_mixers
+        others = others if cls._is_tssa(mixer) else {*others, "backend"}
+        for name in (name for name in (*own, "backend") if name in others):
             default = cls.model_fields[name].default
-            if mixer != "tssa" and name not in cls.for_all_mixers and values.get(name, default) != default:
+            if values.get(name, default) != default:
                 found.append(
                     f"{name}={values[name]} is about TSSA, but mixer={mixer}; use mixer=tssa, or leave {name}={default}"
                 )
         return found
+
+    @classmethod
+    def _is_tssa(cls, mixer: Any) -> bool:
+        """Return whether a mixer is TSSA under one of its names."""
+        try:
+            return hasattr(find_mixer(mixer, cls.place).options, "extensions")
+        except ConfigError:
+            return False  # reported with the mixer itself
 
     @classmethod
     def _mixer_problems(cls, mixer: str, values: Mapping[str, Any]) -> list[str]:
@@ -122,9 +132,9 @@ class MixedOptions(ModelOptions):
             return []  # reported with the mixer itself
         given, block_size = values["mixer_options"], spec.options.model_fields.get("block_size")
         problems = mixer_problems(spec, given, official=values.get("mixer_form") == "lra")
-        if problems or block_size is None or not hasattr(spec.options, "extensions"):  # another mixer's blocks
+        if problems or block_size is None or not cls._is_tssa(mixer):  # other mixers have blocks of another kind
             return problems
-        return _blocks_fit(values, given.get("block_size", block_size.default))
+        return _blocks_fit(values, spec.filled(given).get("block_size", block_size.default))
 
 
 class ConvolutionOptions(MixedOptions):
