@@ -26,6 +26,7 @@ SMALL = {
     "bigbird": {"block_size": 2, "num_random": 1},
     "linformer": {"rank": 4},
     "nystrom": {"num_landmarks": 3, "conv_width": 3},
+    "tssa_plus": {"block_size": 2},
     "s4": {"state_size": 4},
     "s4d": {"state_size": 4},
 }
@@ -84,6 +85,19 @@ def test_neighbours_and_averages_are_learned_and_counted(options):
     assert token_flops(o).products - token_flops(plain).products == 2 * taps
 
 
+def test_plus_is_tssa_with_other_defaults():
+    given = {"block_size": 2, "gate": True, "head_norm": True, "unit_variance": True}
+    plus, same = (
+        make(mixer=mixer, mixer_options=own).eval()
+        for mixer, own in (("tssa_plus", {"block_size": 2}), ("tssa", given))
+    )
+    x = example(plus)
+    assert torch.equal(plus(x), same(x))
+    own = model_options("lra_text", {"mixer": "tssa_plus", "mixer_options": {"gate": False}}).all_mixer_options()
+    assert (own.block_size, own.gate, own.head_norm, own.unit_variance) == (8, False, True, True)
+    assert model_options("lra_text", {"mixer": "tssa_plus", "backend": "torch"}).backend == "torch"
+
+
 def test_a_mixer_without_values_is_refused_by_name():
     with pytest.raises(ConfigError, match="but mixer=s4d takes none; use another place, such as conv_at=block"):
         make_tiny("lra_listops", mixer="s4d", conv_width=3, conv_at="values")
@@ -122,9 +136,10 @@ def test_options_reach_the_mixer(mixer):
     model = make_tiny("lra_listops", mixer=mixer, mixer_options=SMALL.get(mixer, {}))
     attention = model.blocks[0].attention
     for name, value in SMALL.get(mixer, {}).items():
-        held = attention.kernel.pairs * 2 if name == "state_size" else getattr(attention, name)
+        owner = attention.extensions if mixer == "tssa_plus" else attention
+        held = attention.kernel.pairs * 2 if name == "state_size" else getattr(owner, name)
         assert held == value
-    assert (mixer == "tssa") == (token_flops(model.options).statistics > 0)
+    assert (mixer in ("tssa", "tssa_plus")) == (token_flops(model.options).statistics > 0)
     assert (
         type(model)(model.options).options == model.options == model_options("lra_listops", model.options.model_dump())
     )
@@ -372,6 +387,7 @@ def test_sizes_are_the_papers():
         ({"mixer_options": 3}, "mixer_options: 3 given; needs keys and their values"),
         ({"towers": 3}, "towers: 3 given; needs one of 1, 2"),
         ({"mixer_options": {"block_size": 24}}, "block_size=24 does not divide the width of a head, 64"),
+        ({"mixer": "tssa_plus", "num_heads": 64}, "block_size=8 does not divide the width of a head, 4"),
         ({"conv_width": 4}, "conv_width=4 has no middle"),
         ({"conv_at": "mlp"}, "conv_at=mlp places a convolution, but conv_width=0 has none"),
         ({"conv_width": 3, "num_averages": 2}, "would both be in front of the mixer; move the convolution"),
