@@ -110,7 +110,7 @@ class ExploredModel:
             "kind": self.kind,
             "model": self.saved.name,
             "parameters": sum(tensor.numel() for tensor in self.saved.tensors.values()),
-            "groups": options.get("mixer") == "tssa",
+            "groups": options.get("mixer") in ("tssa", "tssa_plus"),
             "options": {key: options[key] for key in keys if key in options},
             "samples": [path.stem for path in self.samples()],
             "pretrained": self.pretrained is not None,

@@ -39,6 +39,7 @@ class TaskSpec:
         bases: Tasks whose classes its class derives from; it trains their models and takes their data too.
         regularizes: Whether it reads the section ``regularize`` of a configuration.
         chunks: Whether it follows ``train.chunk``.
+        hides: Whether it needs ``train.hide``.
     """
 
     name: str
@@ -47,6 +48,7 @@ class TaskSpec:
     bases: tuple[str, ...] = ()
     regularizes: bool = True
     chunks: bool = False
+    hides: bool = False
 
     def create(self) -> Task:
         """Return a new task; loads torch."""
@@ -135,6 +137,14 @@ _BUILT_IN = (
         name="image_classification",
         build="tost.recipes.image_classification:ImageClassification",
         description="one label per image, with label smoothing, Mixup and CutMix",
+    ),
+    TaskSpec(
+        name="masked_prediction",
+        build="tost.recipes.masked_prediction:MaskedPrediction",
+        description="hidden parts of sequences and images: pretraining on a task's own inputs",
+        bases=("classification", "image_classification"),
+        regularizes=False,
+        hides=True,
     ),
     TaskSpec(
         name="language_modeling",
@@ -260,10 +270,18 @@ def _takes_pieces(chunk: int | None, recipe: str) -> str:
     return f"{chunk} given, but the recipe {recipe} takes its sequences as a whole; leave it out"
 
 
-def _keeps_images_whole(context: int, recipe: str) -> str:
-    if context == 1 or recipe != "image_classification":
+def _hides(share: float | None, recipe: str) -> str:
+    if task_spec(recipe).hides == (share is not None):
         return ""
-    return f"{context} processes cannot share an image; set it to 1, every process then takes images of its own"
+    if share is None:
+        return f"the recipe {recipe} needs the share of the inputs that it hides, such as 0.3; set it"
+    return f"{share} given, but the recipe {recipe} hides nothing; leave it out"
+
+
+def _keeps_samples_whole(context: int, recipe: str) -> str:
+    if context == 1 or "image_classification" not in _kinds(recipe):
+        return ""
+    return f"{context} processes cannot share a sample of {recipe}; set it to 1, every process then takes its own"
 
 
 _RULES = (
@@ -271,6 +289,7 @@ _RULES = (
     Rule(("model.name", "recipe"), _trains_the_model),
     Rule(("data.name", "recipe"), _trains_on_the_data),
     Rule(("regularize", "recipe"), _regularizes),
-    Rule(("parallel.context", "recipe"), _keeps_images_whole),
+    Rule(("parallel.context", "recipe"), _keeps_samples_whole),
     Rule(("train.chunk", "recipe"), _takes_pieces),
+    Rule(("train.hide", "recipe"), _hides),
 )

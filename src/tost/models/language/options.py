@@ -82,8 +82,8 @@ class LanguageOptions(CausalExtensionOptions, MixedOptions):
         before = values.get("conv_width", 0) > 0 and values.get("conv_at", "attention") != "mlp"
         if not before and values.get("conv_start", "random") != "random":
             found.append(
-                f"conv_start={values['conv_start']} is about a convolution before the attention, and there is none; set "
-                "conv_width, such as 4, and conv_at=attention or both, or leave conv_start=random"
+                f"conv_start={values['conv_start']} is about a convolution before the attention, and there is none; "
+                "set conv_width, such as 4, and conv_at=attention or both, or leave conv_start=random"
             )
         if values.get("window_every") == 0 and values.get("window", 128) != 128:
             found.append(

@@ -16,7 +16,7 @@ import tost._torchvision  # noqa: F401  timm imports torchvision, which a CPU bu
 # isort: split
 from timm.models.xcit import PositionalEncodingFourier
 
-from tost.models._common import build_mixer
+from tost.models._common import build_convolutions, build_mixer
 from tost.models.vision.base import Grid, ImageModel
 from tost.models.vision.options import VisionOptions
 from tost.models.vision.parts import ClassBlock, ConvStem
@@ -152,14 +152,15 @@ class VisionToST(ImageModel):
 
     def _new_block(self, drop_path: float) -> Block:
         o, C = self.options, self.options.embed_dim
+        convs = build_convolutions(o, GridConvolution)
         return Block(
-            build_mixer(o),
+            build_mixer(o, value_conv=convs.pop("value_conv")),
             ISTA(C) if o.feed_forward == "ista" else MLP(C, o.hidden_dim, drop=o.dropout),
             C,
             norm_eps=NORM_EPS,
             layer_scale=o.layer_scale,
             drop_path=drop_path,
-            conv=GridConvolution(C, width=o.conv_width) if o.conv_width else None,
+            **convs,
         )
 
     def _new_class_block(self) -> ClassBlock:
