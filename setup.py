@@ -1,4 +1,4 @@
-"""Builds the native CPU kernel: one C++ source compiled once per instruction set, linked into one library.
+"""Builds the native CPU kernels: C++ sources compiled once per instruction set, linked into one library.
 
 Everything else about the package is in pyproject.toml. The library has a plain C interface and is loaded with ctypes,
 so neither torch nor Python headers are needed. When it cannot be built the installation still succeeds: the reason is
@@ -19,6 +19,7 @@ from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_ext import build_ext
 
 CSRC = Path("src/tost/ops/csrc")
+KERNELS = ["kernel.cpp", "content.cpp", "step.cpp"]
 BASE_FLAGS = ["-std=c++17", "-O3", "-g0", "-fPIC", "-fvisibility=hidden", "-fno-math-errno", "-fno-trapping-math"]
 # Sums over a head's features may be added as a tree. Infinities and NaN keep their meaning.
 BASE_FLAGS += ["-fassociative-math", "-fno-signed-zeros"]
@@ -66,13 +67,14 @@ class BuildNative(build_ext):
             flags = {name: flags[name] for name in flags if name in (*wanted, "baseline")}
         with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
             jobs = {
-                name: pool.submit(
-                    self._compile, "kernel.cpp", name, [("TOST_ISA", name)], [*BASE_FLAGS, *openmp, *flags[name]]
-                )
+                name: [
+                    pool.submit(self._compile, source, name, [("TOST_ISA", name)], [*BASE_FLAGS, *openmp, *flags[name]])
+                    for source in KERNELS
+                ]
                 for name in flags
             }
-        built = [name for name in jobs if self._succeeded(name, jobs[name])]
-        objects = [path for name in built for path in jobs[name].result()]
+        built = [name for name in jobs if all(self._succeeded(name, job) for job in jobs[name])]
+        objects = [path for name in built for job in jobs[name] for path in job.result()]
         macros = [(f"TOST_HAVE_{name.upper()}", "1") for name in built]
         objects += self._compile("library.cpp", "library", macros, [*BASE_FLAGS, *openmp])
         self.compiler.link_shared_object(objects, str(target), extra_postargs=openmp, target_lang="c++")
@@ -126,6 +128,6 @@ def _headers() -> list[str]:
 
 
 setup(
-    ext_modules=[Extension("tost.ops._kernels", [str(CSRC / "kernel.cpp"), str(CSRC / "library.cpp")])],
+    ext_modules=[Extension("tost.ops._kernels", [str(CSRC / name) for name in (*KERNELS, "library.cpp")])],
     cmdclass={"build_ext": BuildNative, "bdist_wheel": PlatformWheel},
 )
