@@ -47,8 +47,8 @@ TIME = """
 
 {seconds}
 
-Milliseconds of a forward pass of one sequence, threads: {threads}, the shortest of three turns; ratios are to the
-original. Beyond 512 tokens the encoder has no positions of its own, so they are repeated: the time is real, the
+Milliseconds of processor time of a forward pass of one sequence, threads: {threads}, the shortest of three turns;
+ratios are to the original. Beyond 512 tokens the encoder has no positions of its own, so they are repeated: the time is real, the
 vectors mean nothing.
 """
 
@@ -65,7 +65,7 @@ def generate(file: Path = FILE) -> str:
         name: " or ".join(map(str, sorted({each[name] for each in students}))) for name in ("batch_size", "length")
     }
     time = ""
-    if "seconds" in found:
+    if "processor_seconds" in found:
         time = TIME.format(seconds=_seconds(found).markdown(), threads=found["threads"])
     quality = _quality(found["teacher"], students).markdown()
     verdict = _verdict(found["teacher"], students)
@@ -94,12 +94,12 @@ def _layers(count: int) -> str:
 
 
 def _seconds(found: dict[str, Any]) -> Table:
-    lengths = list(found["seconds"])
+    lengths = list(found["processor_seconds"])
     rows = []
-    for count in found["seconds"][lengths[0]]:
+    for count in found["processor_seconds"][lengths[0]]:
         cells = []
         for length in lengths:
-            taken, original = (found["seconds"][length][which] for which in (count, "0"))
+            taken, original = (found["processor_seconds"][length][which] for which in (count, "0"))
             cells += [f"{1000 * taken:,.0f}", f"{taken / original:.2f}"]
         rows.append(("the original" if count == "0" else f"{_layers(int(count))} replaced", *cells))
     headers = [part for length in lengths for part in (f"{int(length):,} tokens", "ratio")]
