@@ -48,8 +48,8 @@ TIME = """
 {seconds}
 
 Milliseconds of processor time of a forward pass of one sequence, threads: {threads}, the shortest of three turns;
-ratios are to the original. Beyond 512 tokens the encoder has no positions of its own, so they are repeated: the time is real, the
-vectors mean nothing.
+ratios are to the original. Beyond 512 tokens the encoder has no positions of its own, so they are repeated: the time
+is real, the vectors mean nothing.
 """
 
 
