@@ -118,6 +118,13 @@ def test_json_is_one_line_with_everything(run, endless):
     assert (content["tokens"], content["prompt_tokens"], content["seed"], content["ended"]) == (5, 3, 1, "length")
 
 
+def test_a_long_text_into_a_file_tells_how_far_it_is(run, endless, monkeypatch):
+    monkeypatch.setattr(_generate, "Pace", partial(_generate.Pace, seconds=0.0))
+    outcome = run("generate", endless, "--prompt", "a", "--max-new-tokens", "4")
+    assert "tokens: 1 of 4 (25%), eta" in outcome.err
+    assert "tokens: 4 of 4 (100%)" in outcome.err
+
+
 def test_a_stop_text_ends_it_and_is_not_shown(run, endless):
     options = ["--prompt", "abc", "--max-new-tokens", "40", "--seed", "1", "--json"]
     whole = json.loads(run("generate", endless, *options).out)["text"]
