@@ -271,9 +271,11 @@ def _effective_count(decay: Array, count: Array) -> Array:
 
 def _products(x: Array, block_size: int) -> Array:
     """Return the products of features of one block, [..., D(g+1)/2], in the order of `tost.TSSAState`."""
-    blocks = x.reshape(*x.shape[:-1], -1, block_size)
+    # Sizes are written out: JAX does not infer one from no tokens.
+    *rows, K = *x.shape[:-1], x.shape[-1] // block_size
+    blocks = x.reshape(*rows, K, block_size)
     pairs = [blocks[..., : block_size - k] * blocks[..., k:] for k in range(block_size)]
-    return jnp.concatenate([pair.reshape(*x.shape[:-1], -1) for pair in pairs], axis=-1)
+    return jnp.concatenate([pair.reshape(*rows, K * (block_size - k)) for k, pair in enumerate(pairs)], axis=-1)
 
 
 def _shrunk(v: Array, moment: Array, block_size: int) -> Array:
@@ -282,7 +284,7 @@ def _shrunk(v: Array, moment: Array, block_size: int) -> Array:
         return v / (1 + moment)
     places = matrices(torch.arange(moment.shape[-1]), v.shape[-1], block_size).numpy()
     blocks = jnp.eye(block_size, dtype=v.dtype) + moment[..., places]
-    return jnp.linalg.solve(blocks, v.reshape(*v.shape[:-1], -1, block_size, 1)).reshape(v.shape)
+    return jnp.linalg.solve(blocks, v.reshape(*v.shape[:-1], *places.shape[:2], 1)).reshape(v.shape)
 
 
 def _check_tokens(w: Array, temperature: Array, mask: Array | None, block_size: int) -> None:
