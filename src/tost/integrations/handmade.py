@@ -45,8 +45,9 @@ class TSSACheck:
         return self.is_tssa
 
     def _repr_html_(self) -> str:
-        """Return a table for a notebook."""
-        errors = {f"off from {name!r}": f"{error:.2g}" for name, error in self.errors.items()}
+        """Return a table for a notebook: how far it is from the right forms and from the nearest one."""
+        shown = ("tssa", "causal", min(self.errors, key=self.errors.__getitem__))
+        errors = {f"off from {name!r}": f"{self.errors[name]:.2g}" for name in shown}
         return html_card(self.message, {"finding": self.finding, **errors})
 
 
