@@ -52,6 +52,7 @@ docs: $(STAMP)
 	$(BIN)/python scripts/update_distill.py --check
 	$(BIN)/python scripts/update_lengths.py --check
 	$(BIN)/python scripts/update_promises.py --check
+	$(BIN)/python scripts/update_explore.py --check
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
 	$(BIN)/python scripts/website/links.py site
 	@echo site/index.html

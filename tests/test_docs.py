@@ -205,6 +205,16 @@ def test_page_of_the_gpu_is_generated():
     assert "**Predictions, not measurements**" in page
 
 
+def test_the_times_of_the_explorer_are_those_that_are_stored(tmp_path):
+    script = load_script("update_explore")
+    page = (ROOT / "docs" / "explore.md").read_text()
+    assert page == script.generate(), "run `python scripts/update_explore.py`"
+    stored = json.loads(script.FILE.read_text())
+    stored["times"]["keystroke"] |= {"median_seconds": 0.0333, "slowest_seconds": 3.0}
+    (tmp_path / "explore.json").write_text(json.dumps(stored))
+    assert "| 33 ms | 3.0 s | " in script.generate(tmp_path / "explore.json")
+
+
 def test_the_page_of_promises_is_up_to_date():
     script = load_script("update_promises")
     assert (ROOT / "docs" / "promises.md").read_text() == script.generate(), "run `python scripts/update_promises.py`"

@@ -97,7 +97,8 @@ def span(values: Tensor, form: str = ".4f") -> str:
 def plain(value: Any) -> Any:
     """Return tensors, tuples and mappings as lists and dictionaries; numbers that are not finite as None."""
     if isinstance(value, Tensor):
-        return plain(value.tolist())
+        found = value.tolist()
+        return found if value.isfinite().all() else plain(found)
     if isinstance(value, Mapping):
         return {str(key): plain(entry) for key, entry in value.items()}
     if isinstance(value, Sequence) and not isinstance(value, str | bytes):

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from tost._text import html_card
 from tost.ops import Packing, TSSAState
 from tost.ops._numerics import statistics_dtype
 
@@ -142,6 +143,12 @@ class ModelState(NamedTuple):
     def bytes(self) -> int:
         """Return the memory that the state takes."""
         return sum(x.numel() * x.element_size() for x in pytree.tree_leaves(self))
+
+    def _repr_html_(self) -> str:
+        """Return a table for a notebook."""
+        mixers = {type(layer.mixer if isinstance(layer, BlockState) else layer).__name__ for layer in self.layers}
+        entries = {"layers": f"{len(self.layers)} ({', '.join(sorted(mixers))})", "bytes": f"{self.bytes():,}"}
+        return html_card("State of a model", {"tokens seen": self.position.tolist(), **entries})
 
 
 class Carry:
