@@ -22,6 +22,8 @@ CSRC = Path("src/tost/ops/csrc")
 BASE_FLAGS = ["-std=c++17", "-O3", "-g0", "-fPIC", "-fvisibility=hidden", "-fno-math-errno", "-fno-trapping-math"]
 # Sums over a head's features may be added as a tree. Infinities and NaN keep their meaning.
 BASE_FLAGS += ["-fassociative-math", "-fno-signed-zeros"]
+# Last, so that they win over those above; scripts/sanitize.py optimizes less.
+EXTRA_FLAGS = os.environ.get("TOST_BUILD_FLAGS", "").split()
 # Instruction sets of the kernel, best first. The loader picks the first one that the processor has.
 X86_TARGETS = {
     "avx512": ["-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mfma", "-mprefer-vector-width=512"],
@@ -67,14 +69,18 @@ class BuildNative(build_ext):
         with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
             jobs = {
                 name: pool.submit(
-                    self._compile, "kernel.cpp", name, [("TOST_ISA", name)], [*BASE_FLAGS, *openmp, *flags[name]]
+                    self._compile,
+                    "kernel.cpp",
+                    name,
+                    [("TOST_ISA", name)],
+                    [*BASE_FLAGS, *openmp, *flags[name], *EXTRA_FLAGS],
                 )
                 for name in flags
             }
         built = [name for name in jobs if self._succeeded(name, jobs[name])]
         objects = [path for name in built for path in jobs[name].result()]
         macros = [(f"TOST_HAVE_{name.upper()}", "1") for name in built]
-        objects += self._compile("library.cpp", "library", macros, [*BASE_FLAGS, *openmp])
+        objects += self._compile("library.cpp", "library", macros, [*BASE_FLAGS, *openmp, *EXTRA_FLAGS])
         self.compiler.link_shared_object(objects, str(target), extra_postargs=openmp, target_lang="c++")
 
     @staticmethod
