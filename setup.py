@@ -23,6 +23,8 @@ KERNELS = ["kernel.cpp", "content.cpp", "step.cpp"]
 BASE_FLAGS = ["-std=c++17", "-O3", "-g0", "-fPIC", "-fvisibility=hidden", "-fno-math-errno", "-fno-trapping-math"]
 # Sums over a head's features may be added as a tree. Infinities and NaN keep their meaning.
 BASE_FLAGS += ["-fassociative-math", "-fno-signed-zeros"]
+# Last, so that they win over those above; scripts/sanitize.py optimizes less.
+EXTRA_FLAGS = os.environ.get("TOST_BUILD_FLAGS", "").split()
 # Instruction sets of the kernel, best first. The loader picks the first one that the processor has.
 X86_TARGETS = {
     "avx512": ["-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mfma", "-mprefer-vector-width=512"],
@@ -65,10 +67,11 @@ class BuildNative(build_ext):
         flags = {**(X86_TARGETS if is_x86 else {}), "baseline": []}
         if wanted := os.environ.get("TOST_BUILD_ISAS", "").split():
             flags = {name: flags[name] for name in flags if name in (*wanted, "baseline")}
+        common = [*BASE_FLAGS, *openmp]
         with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
             jobs = {
                 name: [
-                    pool.submit(self._compile, source, name, [("TOST_ISA", name)], [*BASE_FLAGS, *openmp, *flags[name]])
+                    pool.submit(self._compile, source, name, [("TOST_ISA", name)], [*common, *flags[name]])
                     for source in KERNELS
                 ]
                 for name in flags
@@ -76,7 +79,7 @@ class BuildNative(build_ext):
         built = [name for name in jobs if all(self._succeeded(name, job) for job in jobs[name])]
         objects = [path for name in built for job in jobs[name] for path in job.result()]
         macros = [(f"TOST_HAVE_{name.upper()}", "1") for name in built]
-        objects += self._compile("library.cpp", "library", macros, [*BASE_FLAGS, *openmp])
+        objects += self._compile("library.cpp", "library", macros, common)
         self.compiler.link_shared_object(objects, str(target), extra_postargs=openmp, target_lang="c++")
 
     @staticmethod
@@ -91,7 +94,11 @@ class BuildNative(build_ext):
     def _compile(self, source: str, folder: str, macros: list[tuple[str, str]], flags: list[str]) -> list[str]:
         output = str(Path(self.build_temp) / folder)
         compiled: list[str] = self.compiler.compile(
-            [str(CSRC / source)], output_dir=output, macros=macros, extra_postargs=flags, depends=_headers()
+            [str(CSRC / source)],
+            output_dir=output,
+            macros=macros,
+            extra_postargs=[*flags, *EXTRA_FLAGS],
+            depends=_headers(),
         )
         return compiled
 
