@@ -14,7 +14,7 @@ import json
 import lzma
 import re
 import zlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -418,7 +418,9 @@ def _read_tar(path: Path, columns: list[str] | None, errors: str) -> Iterator[Ro
                 yield {(columns or [""])[0]: text}
 
 
-_READERS = {"json": _read_json, "csv": _read_csv, "tsv": partial(_read_csv, delimiter="\t"), "tar": _read_tar}
+_READERS: dict[str, Callable[[Path, list[str] | None, str], Iterator[Row]]] = {
+    **{"json": _read_json, "csv": _read_csv, "tsv": partial(_read_csv, delimiter="\t"), "tar": _read_tar}
+}
 
 
 def _read_parquet(span: Span, columns: list[str]) -> Iterator[Row]:
