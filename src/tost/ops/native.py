@@ -5,7 +5,7 @@ Derivatives that the kernels do not have, and whatever is under a transform of `
 of `tost.ops.pytorch`.
 Shapes: w, y [B, N, H, D], temperature [H], bias, scale [B or 1, N, H], decay [H], [B, N, H] or [B, N, H, K], mask
 [B, N], pi [B, N, H], the sums squares, weighted and mass as in `TSSAState`, starts [B, chunks, F] with the sums before
-every chunk; all but w, y and dy in the statistics' dtype. The fields of `Form` are the last arguments of operators.
+every chunk; all but w, y and dy in the statistics' dtype. The fields of `Form` in `FLAGS` are the last arguments.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from tost.ops._inputs import Inputs, Sums, empty_sums
 from tost.ops._numerics import MASS_FLOOR, statistics_dtype
 from tost.ops._transforms import transforms_active, wants_graph
 from tost.ops.flops import tssa_flops
-from tost.ops.form import Form, OperatorOptions
+from tost.ops.form import FLAGS, Form, OperatorOptions
 from tost.ops.packing import Packing
 from tost.ops.state import sum_shapes
 
@@ -33,13 +33,13 @@ unavailable = _library.unavailable  # what the dispatcher asks every backend
 
 
 def unsupported(w: Tensor, form: Form) -> list[str]:
-    """Return why the native kernels cannot run on the tokens `w`; they have every form."""
+    """Return why the native kernels cannot run on the tokens `w`, or in this form."""
     reasons = []
     if w.dtype not in _library.TYPES:
         reasons.append(f"supports float32, float64, bfloat16 and float16, got {str(w.dtype).removeprefix('torch.')}")
     if torch.compiler.is_exporting() and torch.onnx.is_in_onnx_export():
         reasons.append("ONNX has no such operator")
-    return reasons
+    return reasons + [f"has no {name}" for name in form.beyond(FLAGS)]
 
 
 def tssa(inputs: Inputs, form: Form) -> Tensor:
@@ -138,7 +138,7 @@ def _run(
 
 _OPERATORS = torch.library.Library("tost", "FRAGMENT")  # type: ignore[no-untyped-call]
 # Without defaults: torch leaves trailing arguments out that equal them. Types are bool or int.
-_FLAGS = ", ".join(f"{field.type} {field.name}" for field in fields(Form))
+_FLAGS = ", ".join(f"{field.type} {field.name}" for field in fields(Form) if field.name in FLAGS)
 
 
 def _operator(

@@ -134,7 +134,7 @@ class CenteredTiles {
           slope += work.x[i] * (S(0.5) * work.t[i] + rest);
           work.t[i] = p * (work.t[i] + rest);
         }
-        tile.collect(slope, slopes + k * H);
+        collect<S>(tile, slope, slopes + k * H);
         blocks.store_features(tile, work.t, dw + n * HD);
       }
     });

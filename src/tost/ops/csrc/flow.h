@@ -106,7 +106,7 @@ class Flow {
       for (int k = 0; k < chunk.rows.count; ++k) {
         add_squares(tile, chunk.row(k), work, q);
         const V share = shares(work.x, work.U, work.t);
-        tile.collect(counted ? share * q : share, energy + k * H);
+        collect<S>(tile, counted ? share * q : share, energy + k * H);
       }
     });
   }
@@ -214,7 +214,7 @@ class Flow {
           slope += work.x[i] * (S(0.5) * work.t[i] + rest);
           work.t[i] = p * (work.t[i] + rest);
         }
-        tile.collect(slope, slopes + k * H);
+        collect<S>(tile, slope, slopes + k * H);
         blocks.store_features(tile, work.t, dw + n * HD);
         if (!ddecay) continue;
         V da = blocks.dot(work.C, work.products + k * pairs, pairs) + bar_mass * work.masses[k];
@@ -238,7 +238,7 @@ class Flow {
         add_squares(tile, n, work, q);
         if (decay_) kept *= own.load(tile, decay_ + n * own.count);
         const V d = tile.spread(dn + k * H), share = shares(work.x, work.U, work.t);
-        tile.collect(counted ? share * q : share, energy + k * H);
+        collect<S>(tile, counted ? share * q : share, energy + k * H);
         total += kept * d * share;
         const V faded = kept * (counted ? d * q : d);
         for (int64_t i = 0; i < g; ++i) work.bar[i] -= faded * to_square(work.x[i], work.U[i], work.t[i]);
