@@ -75,9 +75,9 @@ class NoWaiting(TorchDispatchMode):
 
 
 def make_tensor(make, data, *, device=None, **keywords):
-    """``torch.tensor``, which knows no such device."""
+    """``torch.tensor``, which would fill memory of the device."""
     made = make(data, **keywords)
-    return made if device is None else made.to(device)
+    return made if device is None else torch.empty(made.shape, dtype=made.dtype, device=device)
 
 
 def placed(name, **options):
