@@ -76,7 +76,7 @@ def test_a_training_step_of_every_model(deterministic, name):
 @pytest.mark.slow
 @pytest.mark.parametrize("mixer", list_mixers(place="sequence"))
 def test_a_training_step_of_a_classifier_with_every_mixer(deterministic, mixer):
-    check_step("lra_listops", mixer=mixer)
+    check_step("lra_listops", mixer=mixer, num_heads=2)
 
 
 @pytest.mark.parametrize("mixer", list_mixers(place="language"))

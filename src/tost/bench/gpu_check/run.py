@@ -153,8 +153,7 @@ def _linear_attention(w: Tensor, temperature: Tensor) -> Tensor:
     """Return causal linear attention by the package flash-linear-attention: a state per head too, but D x D numbers."""
     from fla.ops.linear_attn import chunk_linear_attn
 
-    y: Tensor = chunk_linear_attn(w, w, w, normalize=False)[0]
-    return y
+    return chunk_linear_attn(w, w, w, normalize=False)[0]
 
 
 def measure_case(case: Case, device: str, *, compiled: bool, clock: Callable[..., float]) -> list[Row]:

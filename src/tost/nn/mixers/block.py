@@ -150,5 +150,4 @@ class MixerBlock(nn.Module):
         return x + mix(self.attention, self._normed(x, mask), mask, packing)
 
     def _normed(self, x: Tensor, mask: Tensor | None) -> Tensor:
-        normed: Tensor = self.norm1(x) if isinstance(self.norm1, nn.LayerNorm) else self.norm1(x, mask)
-        return normed
+        return self.norm1(x) if isinstance(self.norm1, nn.LayerNorm) else self.norm1(x, mask)
