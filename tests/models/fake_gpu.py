@@ -166,7 +166,7 @@ def notice_mistakes():
 
 
 def place_of(error):
-    """The last line of ours that an error went through."""
+    """The last line of the package that an error went through."""
     lines, where = [], error.__traceback__
     while where is not None:
         lines.append(f"{where.tb_frame.f_globals.get('__name__')}, line {where.tb_lineno}")
