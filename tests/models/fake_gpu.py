@@ -75,9 +75,9 @@ class NoWaiting(TorchDispatchMode):
 
 
 def make_tensor(make, data, *, device=None, **keywords):
-    """``torch.tensor``, which knows no such device."""
+    """``torch.tensor``, which would fill memory of the device."""
     made = make(data, **keywords)
-    return made if device is None else made.to(device)
+    return made if device is None else torch.empty(made.shape, dtype=made.dtype, device=device)
 
 
 def placed(name, **options):
@@ -166,7 +166,7 @@ def notice_mistakes():
 
 
 def place_of(error):
-    """The last line of ours that an error went through."""
+    """The last line of the package that an error went through."""
     lines, where = [], error.__traceback__
     while where is not None:
         lines.append(f"{where.tb_frame.f_globals.get('__name__')}, line {where.tb_lineno}")

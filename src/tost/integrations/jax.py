@@ -188,7 +188,7 @@ def causal_tssa_with_state(
     if form.counted:
         ones = _real(jnp.ones((B, N, H, layout.num_masses), x.dtype), mask)
         summed = jnp.concatenate((summed, ones), axis=-1)
-    squares, squares_after = _running(summed, state.squares, _spread(factor, layout.squares))
+    squares, squares_after = _running(summed, state.squares, factor, layout.squares)
     share = jnp.square(x) / jnp.maximum(squares[..., :D], PREFIX_FLOOR)
     if form.counted:
         share = share * _spread(squares[..., D:], layout.features)
@@ -202,7 +202,7 @@ def causal_tssa_with_state(
     parts = _products(x, block_size)
     if centered:
         parts = jnp.concatenate((parts, x), axis=-1)
-    weighted, weighted_after = _running(pi * parts, state.weighted_squares, _spread(factor, layout.weighted))
+    weighted, weighted_after = _running(pi * parts, state.weighted_squares, factor, layout.weighted)
     weights = jnp.broadcast_to(pi, (B, N, H, layout.num_masses))
     mass, mass_after = _running(weights, state.mass.reshape(B, H, layout.num_masses), factor)
     moment = weighted / _spread(mass + MASS_FLOOR, layout.weighted)
@@ -233,18 +233,22 @@ def _factor(decay: Array, mask: Array | None) -> Array:
     return factor if mask is None else jnp.where(mask[..., None, None], factor, 1)
 
 
-def _spread(x: Array | None, places: torch.Tensor | None) -> Array | None:
+def _spread(x: Array, places: torch.Tensor | None) -> Array:
     """Return x [..., K] for each number in a sum, [..., F], as `Layout.spread` does."""
-    return x if x is None or places is None else x[..., places.numpy()]
+    return x if places is None else x[..., places.numpy()]
 
 
-def _running(x: Array, before: Array, factor: Array | None) -> tuple[Array, Array]:
-    """Return the sums of x [B, N, H, F] up to every token, after those before [B, H, F], and after the last token."""
+def _running(x: Array, before: Array, factor: Array | None, places: torch.Tensor | None = None) -> tuple[Array, Array]:
+    """Return the sums of x [B, N, H, F] up to every token, after those before [B, H, F], and after the last token.
+
+    `places` are the factors [..., K] of the numbers in a sum; None if factors broadcast.
+    """
     if x.shape[1] == 0:
         return x, before
     if factor is None:
         total = before[:, None] + jnp.cumsum(x, axis=1)
     else:
+        factor = _spread(factor, places)
         factors = jnp.broadcast_to(factor, (*x.shape[:3], factor.shape[-1]))
         faded, total = jax.lax.associative_scan(_fade_and_add, (factors, x), axis=1)
         total = total + faded * before[:, None]

@@ -27,7 +27,8 @@ from tost.ops.triton.tiles import WIDEST, choose_tiles
 __all__ = ["approved", "causal_tssa", "tssa", "unavailable", "unsupported"]
 
 _INSTALLED = find_spec("triton") is not None
-if _INSTALLED:
+# Registering takes milliseconds, which a build of torch without GPUs need not spend.
+if _INSTALLED and (TRITON_INTERPRETS or torch.version.cuda or torch.version.hip):
     from tost.ops.triton import operators as operators  # registers them
 
 _TYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
