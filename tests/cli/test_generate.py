@@ -281,14 +281,6 @@ def test_without_a_prompt_a_text_begins_with_a_line_break(run, endless, monkeypa
     assert outcome.out == continuation(endless, "\n", 10, temperature=0.0) + "\n"
 
 
-def test_help_and_missing_prompts_load_no_torch(tmp_path):
-    program = "import sys; from tost.cli import main\ntry: main()\nfinally: print('torch' in sys.modules)"
-    for arguments in (["--help"], [str(tmp_path), "--prompt", ""]):
-        command = [sys.executable, "-c", program, "generate", *arguments]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        assert done.stdout.splitlines()[-1] == "False"
-
-
 def test_an_interrupt_keeps_what_is_there(run, endless, tmp_path, monkeypatch):
     original, shown = _generate._write, []
 

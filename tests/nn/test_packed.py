@@ -10,7 +10,16 @@ from torch import nn
 
 import tost
 from tost.errors import ConfigError
-from tost.nn import MLP, Block, CausalBlock, CausalConvolution, Extensions, GridConvolution, PaperForm
+from tost.nn import (
+    MLP,
+    Block,
+    CausalBlock,
+    CausalConvolution,
+    Extensions,
+    GridConvolution,
+    PaperForm,
+    SoftmaxAttention,
+)
 from tost.testing import assert_close
 
 C, H = 12, 3
@@ -137,6 +146,12 @@ def test_dropped_branches_and_features_are_those_of_whole_sequences():
 
 
 def test_what_does_not_know_packing_is_refused():
-    block = Block(tost.TSSAttention(C, H), MLP(C, C), C, conv=GridConvolution(C))
-    with pytest.raises(ConfigError, match="the grid of one image, but the batch is packed"):
-        block(torch.randn(1, 6, C), None, (2, 3), packing=pack([2, 4]))
+    for attention, convs in (
+        (tost.TSSAttention(C, H), {"conv": GridConvolution(C)}),
+        (tost.TSSAttention(C, H), {"conv_block": GridConvolution(C)}),
+        (tost.TSSAttention(C, H, value_conv=GridConvolution(C)), {}),
+        (SoftmaxAttention(C, H, value_conv=GridConvolution(C)), {}),
+    ):
+        block = Block(attention, MLP(C, C), C, **convs)
+        with pytest.raises(ConfigError, match="the grid of one image, but the batch is packed"):
+            block(torch.randn(1, 6, C), None, (2, 3), packing=pack([2, 4]))

@@ -6,7 +6,7 @@ import pytest
 
 from tests.bench.reports import report
 from tost.bench.busy.cases import BusyScale, Place, Work
-from tost.bench.busy.run import BusyJob, BusyMeasurement, BusyResults, BusyRow, _in, ratio, run_work
+from tost.bench.busy.run import BusyJob, BusyMeasurement, BusyResults, BusyRow, _conditions, ratio, run_work
 from tost.bench.harness.timing import spread
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="processes cannot be bound here")
@@ -67,7 +67,7 @@ def test_a_ratio_is_the_median_over_turns():
 def test_places_are_left_as_they_were():
     before, variables = os.sched_getaffinity(0), dict(os.environ)
     for place in Place:
-        with _in(place):
+        with _conditions(place):
             if place is Place.ONE_CORE:
                 assert len(os.sched_getaffinity(0)) == 1
         assert os.sched_getaffinity(0) == before

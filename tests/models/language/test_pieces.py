@@ -14,7 +14,7 @@ from tests.models.tiny import make_tiny, perturb
 from tost.errors import ConfigError
 from tost.testing import assert_close
 
-N, V = 30, 13
+N, V = 20, 13
 FORMS = {
     "paper": {},
     "plus": {

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Annotated
 
-from tost.bench.harness.benchmark import Benchmark, Option
+from tost.bench.harness.benchmark import Benchmark, Choice, Option
 
 
 class Work(StrEnum):
@@ -18,23 +18,14 @@ class Work(StrEnum):
     TSSA = "tssa"
 
 
-class Place(StrEnum):
+class Place(Choice):
     """What else the machine does, and how much of it there is."""
 
-    ALONE = "alone"
-    SPINNING = "spinning"
-    BUSY = "busy"
-    ONE_CORE = "one-core"
-    ONE_THREAD = "one-thread"
-
-
-MEANING = {
-    Place.ALONE: "nothing else runs",
-    Place.SPINNING: "nothing else runs, and threads wait as OpenMP has it: by spinning",
-    Place.BUSY: "one other process per core never rests",
-    Place.ONE_CORE: "the process may use one core, as with `taskset -c 0`, and knows it",
-    Place.ONE_THREAD: "the process uses one thread and may use every core",
-}
+    ALONE = "alone", "nothing else runs"
+    SPINNING = "spinning", "nothing else runs, and threads wait as OpenMP has it: by spinning"
+    BUSY = "busy", "one other process per core never rests"
+    ONE_CORE = "one-core", "the process may use one core, as with `taskset -c 0`, and knows it"
+    ONE_THREAD = "one-thread", "the process uses one thread and may use every core"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -20,7 +20,7 @@ import torch
 
 import tost
 from tost._text import Table
-from tost.bench.busy.cases import MEANING, BusyScale, Place, Work
+from tost.bench.busy.cases import BusyScale, Place, Work
 from tost.bench.harness.gate import Check, GateResult
 from tost.bench.harness.measurement import Measurement
 from tost.bench.harness.table import cell
@@ -86,9 +86,9 @@ class BusyMeasurement(Measurement[BusyScale, BusyResults]):
     def measure(self, results: BusyResults, watch: Callable[[str], None]) -> Iterator[str]:
         """Time one case after the other, each in its own process."""
         for work, turn, place in self.scale.cases:
-            watch(f"{work}: {MEANING[place]}")
+            watch(f"{work}: {place.meaning}")
             job = BusyJob(work=work, seconds=self.scale.seconds, threads=1 if place is Place.ONE_THREAD else None)
-            with _in(place):
+            with _conditions(place):
                 found = run_in_process(run_work, job, label=f"{work}, {place}", inherit_threads=False)
             row = BusyRow(work=work, place=place, seconds=spread(found.seconds), threads=found.threads, turn=turn)
             results.rows.append(row)
@@ -106,8 +106,7 @@ class BusyMeasurement(Measurement[BusyScale, BusyResults]):
             for work in dict.fromkeys(row.work for row in results.rows)
         ]
         headers = ("work", "alone, ms", "busy / alone", "alone / spinning", "one core / one thread")
-        notes = tuple(f"{place}: {meaning}" for place, meaning in MEANING.items())
-        return [Table(title="Beside busy processes", headers=headers, rows=tuple(lines), notes=notes)]
+        return [Table(title="Beside busy processes", headers=headers, rows=tuple(lines), notes=Place.notes())]
 
     @staticmethod
     def findings(results: BusyResults) -> list[str]:
@@ -159,8 +158,8 @@ def _told(found: list[float]) -> str:
 
 
 @contextmanager
-def _in(place: Place) -> Iterator[None]:
-    """Start processes in some place: what is started inherits the environment and the processors of this one."""
+def _conditions(place: Place) -> Iterator[None]:
+    """Set what started processes inherit, environment and processors, and keep the machine busy if asked for."""
     cores, variables = sorted(os.sched_getaffinity(0)), dict(os.environ)
     others: list[subprocess.Popen[bytes]] = []
     try:
