@@ -60,13 +60,17 @@ def test_bench_shows_no_speed_behind_a_red_gate(run, monkeypatch, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def interrupt_at(monkeypatch, count: int, number: int = signal.SIGINT) -> None:
-    """Press Ctrl-C, or send another signal, while case number `count` is measured."""
+def press_ctrl_c() -> None:
+    raise KeyboardInterrupt  # not the signal, which a process in the background ignores
+
+
+def interrupt_at(monkeypatch, count: int, interrupt=press_ctrl_c) -> None:
+    """Interrupt while case number `count` is measured."""
     real, calls = ops.measure_case, iter(range(1, count + 1))
 
     def measure_case(*args, **kwargs):
         if next(calls) == count:
-            signal.raise_signal(number)
+            interrupt()
         return real(*args, **kwargs)
 
     monkeypatch.setattr(ops, "measure_case", measure_case)
@@ -94,7 +98,7 @@ def test_interrupted_bench_without_out_says_that_no_file_was_written(run, monkey
 
 def test_a_terminated_bench_keeps_the_finished_cases(run, monkeypatch, tmp_path, green_gate):
     before = signal.getsignal(signal.SIGTERM)
-    interrupt_at(monkeypatch, 3, signal.SIGTERM)
+    interrupt_at(monkeypatch, 3, lambda: signal.raise_signal(signal.SIGTERM))
     outcome = run(*TINY, "--out", str(tmp_path))
     assert (outcome.code, "2 of 8 cases are kept" in outcome.err) == (130, True)
     assert [path.name.endswith(".partial.json") for path in tmp_path.iterdir()] == [True]
