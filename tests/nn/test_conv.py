@@ -148,6 +148,7 @@ def test_autocast_and_a_window_of_another_dtype_change_little():
     ("call", "message"),
     [
         (lambda: CausalConvolution(C, width=1), "width=1 reaches no other token; use at least 2"),
+        (lambda: CausalConvolution(C, start="next"), "start='next' is not known; it takes 'random' or 'previous'"),
         (lambda: SequenceConvolution(C, width=4), "width=4 has no centre; use an odd number"),
         (lambda: make_centred()(torch.zeros(2, 3, 7)), r"shape \(2, 3, 7\); this module needs \[B, N, 6\]"),
         (lambda: make()(torch.zeros(2, 3, 7)), r"shape \(2, 3, 7\); this module needs \[B, N, 6\]"),
@@ -219,6 +220,17 @@ def test_shared_sequence_is_the_whole(tmp_path):
             assert rank[key]["exchanged"] == (3 * numbers + 8 * B, 3)
         for name in ("x", "start", "weight"):
             assert_close(f"{key} {name}", sum(rank[key][name] for rank in ranks), expected[name], 1e-13)
+
+
+@pytest.mark.parametrize("width", [2, 4])
+def test_a_kernel_may_start_with_the_token_before(width):
+    torch.manual_seed(0)
+    random = CausalConvolution(C, width=width).weight
+    torch.manual_seed(0)
+    previous = CausalConvolution(C, width=width, start="previous").weight
+    before = torch.zeros(width)
+    before[-2] = 1
+    torch.testing.assert_close(previous, 0.3 * random + before)
 
 
 def make_centred(width=3, dtype=torch.float64, embed_dim=C):

@@ -78,7 +78,7 @@ class LayerRecord:
     Attributes:
         layer: Which layer.
         mask: Real tokens, bool ``[B, N]``; None if all are.
-        grid: Rows and columns of the tokens, where the model has said.
+        grid: Rows and columns of the tokens, if the model passes them to its blocks.
         tokens: Projected tokens w that went into the operator, ``[B, N, H, D]``.
         decay: By how much a causal layer's statistics fade with each token, as the operator takes it.
         input: The residual stream before the block, ``[B, N, C]``.

@@ -24,6 +24,7 @@ from tost.nn.state import Carry, call_with_state
 from tost.ops import Packing, TSSAState, causal_tssa_, causal_tssa_with_state, tssa, tssa_
 from tost.ops._numerics import statistics_dtype, zero_padding
 from tost.ops._transforms import is_transformed
+from tost.ops.packing import count_tokens
 
 
 class _ProjectedAttention(nn.Module):
@@ -269,7 +270,7 @@ class TSSAttention(_ProjectedAttention):
             y = y * (kept.unsqueeze(1) if packing is None else packing.of_tokens(kept))
         count: Tensor | int
         if context is not None and self.paper.step_size is not None:
-            total = context.total(x.shape[1], mask, packing=packing, device=x.device).clamp_min(1)
+            total = context.sum(count_tokens(x.shape[1], mask, packing, x.device)).clamp_min(1)
             count = (total.unsqueeze(1) if packing is None else packing.of_tokens(total)).unsqueeze(-1)
         elif packing is not None:
             count = packing.of_tokens(packing.num_tokens(mask).clamp_min(1)).unsqueeze(-1)
@@ -501,5 +502,5 @@ class CausalTSSAttention(_ProjectedAttention):
         count = count if state is None else count + state.position.unsqueeze(1)
         context = parallel.active()
         if context is not None:
-            count = count + context.offset(x.shape[1], mask, device=x.device).unsqueeze(1)
+            count = count + context.offset(count_tokens(x.shape[1], mask, device=x.device)).unsqueeze(1)
         return count.unsqueeze(-1)

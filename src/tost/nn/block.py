@@ -142,8 +142,7 @@ class Block(nn.Module):
 
     def _seen(self, x: Tensor, norm: nn.Module) -> Tensor:
         """Return what a branch sees of x."""
-        seen: Tensor = norm(x) if self.norm == "pre" else x
-        return seen
+        return norm(x) if self.norm == "pre" else x
 
     def _mixed(self, x: Tensor, mixed: Tensor, packing: Packing | None) -> Tensor:
         """Return x after the branch of the attention, which gave `mixed`."""

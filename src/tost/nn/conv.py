@@ -6,7 +6,7 @@ N = rows * columns in row-major order.
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
@@ -24,6 +24,8 @@ from tost.parallel.window import last_tokens
 
 # Below this many tokens a convolution costs more to set up than to compute.
 _FEW = 8
+# How much of a random kernel there is at first in one that starts with the token before.
+_NOISE = 0.3
 # Numbers in a chunk of the sum over tokens: a few of these stay in a cache.
 _CHUNK_NUMEL = 1 << 17
 
@@ -33,20 +35,23 @@ class CausalConvolution(nn.Module, ContinuesPacked[Tensor]):
 
     Statistics of a prefix cannot tell the last tokens from the first; this can. A `CausalBlock` adds the result to what
     a branch sees, so the identity is not part of the kernel, and there is no bias, which the projection after it may
-    have. Only real tokens are neighbours of each other; before the first there is zero. The kernel starts as
+    have. Only real tokens are neighbours of each other; before the first there is zero. By default the kernel starts as
     N(0, 1 / sqrt(K)), a mixture of the neighbours as large as the token: each feature looks elsewhere from the first
-    step on. Language models that started with small kernels learned more slowly.
+    step on. Language models that started with small kernels learned more slowly. With ``start="previous"`` it starts as
+    that times 0.3, plus the token before. A token then looks the same to what follows the convolution whether it is the
+    token itself or the one before, so that one projection, as TSSA has it, recognizes a pair of tokens by its first.
 
     The state that `forward_with_state` takes and returns is the window of the last tokens, ``[B, K - 1, C]``.
 
     Args:
         embed_dim: Width of the tokens, C.
         width: Number of taps, K: the token itself and the K - 1 before it; at least 2.
+        start: Initial kernel: ``"random"``, or ``"previous"``.
         device: Where the parameters live.
         dtype: Type of the parameters.
 
     Raises:
-        ValueError: `width` reaches no other token.
+        ValueError: `width` reaches no other token, or `start` is neither of the two.
 
     Example:
         >>> import torch, tost
@@ -64,15 +69,21 @@ class CausalConvolution(nn.Module, ContinuesPacked[Tensor]):
         embed_dim: int,
         *,
         width: int = 4,
+        start: Literal["random", "previous"] = "random",
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
         if width < 2:
             raise ValueError(f"width={width} reaches no other token; use at least 2, such as 4.")
+        if start not in ("random", "previous"):
+            raise ValueError(f"start={start!r} is not known; it takes 'random' or 'previous'.")
         self.embed_dim, self.width = embed_dim, width
         self.weight = nn.Parameter(torch.empty(embed_dim, width, device=device, dtype=dtype))
         nn.init.normal_(self.weight, std=width**-0.5)
+        if start == "previous":
+            with torch.no_grad():
+                self.weight.mul_(_NOISE)[:, -2].add_(1)
 
     def extra_repr(self) -> str:
         """Show the sizes in ``print(module)``."""

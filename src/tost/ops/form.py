@@ -2,7 +2,7 @@
 
 A new option of the operator is one field of `OperatorOptions`. From there it reaches `tost.nn.Extensions`, the options
 of the models and their configuration in transformers. It is written again only where it is used: in the public
-functions and in the implementations. Registered operators and the native library have those in `FLAGS`, as numbers.
+functions and in the implementations. Registered operators and the native library take all fields of `Form` as numbers.
 """
 
 from __future__ import annotations
@@ -85,5 +85,5 @@ class Form(OperatorOptions):
         return cls(**dict(zip(FLAGS, flags, strict=True)))
 
 
-FLAGS = ("count_scaled", "block_size", "normalize")
-"""Names of the fields of `Form` that the native library and registered operators have, in order."""
+FLAGS = tuple(field.name for field in fields(Form))
+"""Names of the fields of `Form`, in the order in which the native library and registered operators have them."""

@@ -52,8 +52,7 @@ class TaskSpec:
 
     def create(self) -> Task:
         """Return a new task; loads torch."""
-        task: Task = load(self.build)() if isinstance(self.build, str) else self.build()
-        return task
+        return load(self.build)() if isinstance(self.build, str) else self.build()
 
 
 def register_task(name: str, *, description: str = "") -> Callable[[TaskClass], TaskClass]:
@@ -110,7 +109,7 @@ def get_task(name: str) -> Task:
 
 def _adapt(name: str, found: Any, description: str = "") -> TaskSpec:
     """Make the spec of a class."""
-    from tost.train.task import Task  # whoever has a class of tasks has loaded torch
+    from tost.train.task import Task  # to have a class of tasks, torch was loaded
 
     if not (inspect.isclass(found) and issubclass(found, Task)):
         raise ConfigError(f"{name!r} refers to {found!r}, but a task is a class that derives from tost.train.Task.")

@@ -76,6 +76,28 @@ def test_a_sample_of_recall_asks_for_every_key_once():
     assert questions.min() > 0  # anywhere after the pairs
 
 
+def test_first_epochs_of_recall_may_have_shorter_samples():
+    train = build("recall", first_lengths=[8, 16]).train
+    plain = build("recall").train
+    for epoch, (length, pairs) in enumerate([(8, 2), (16, 4), (24, 5), (24, 5)]):
+        batch = train.gather(epoch * 50 + torch.arange(50))
+        assert batch["inputs"].shape == batch["targets"].shape == (50, length)
+        assert ((batch["targets"] != IGNORED).sum(dim=1) == pairs).all()
+    late = torch.tensor([100, 151])
+    assert torch.equal(train.gather(late)["inputs"], plain.gather(late)["inputs"])
+    assert build("recall", first_lengths=[8, 16]).info == build("recall").info  # samples to measure on stay as they are
+
+
+def test_a_batch_from_two_stages_is_padded_by_tokens_that_do_not_ask():
+    train = build("recall", first_lengths=[8]).train
+    short, both = train.gather(torch.tensor([49])), train.gather(torch.tensor([49, 50]))
+    assert torch.equal(both["inputs"][:1, :8], short["inputs"])
+    assert torch.equal(both["targets"][:1, :8], short["targets"])
+    assert both["inputs"].shape == (2, 24)
+    assert both["inputs"][0, 8:].unique().tolist() == [0]
+    assert both["targets"][0, 8:].unique().tolist() == [IGNORED]
+
+
 def test_most_frequent_has_one_winner_and_brackets_reach_every_depth():
     for row in build("most_frequent").validation.gather(torch.arange(40))["inputs"].tolist():
         counts = sorted((row[:-1].count(symbol) for symbol in range(1, 5)), reverse=True)
@@ -99,6 +121,7 @@ def test_draws_are_new_in_every_epoch_repeat_and_travel_to_workers(name):
     [
         ("recall", {"length": 14}, "length=14 is too short: these options need 15 tokens"),
         ("recall", {"pairs": 10, "length": 99}, "pairs=10 need as many different keys, but num_keys=9"),
+        ("recall", {"first_lengths": [8, 25]}, r"first_lengths=\[8, 25\] has samples of more than length=24 tokens"),
         ("selective_copy", {"length": 11}, "these options need 12 tokens"),
     ],
 )

@@ -63,6 +63,15 @@ masks = st.none() | st.lists(st.lists(st.booleans(), min_size=LENGTH, max_size=L
 )
 
 
+def test_only_the_convolution_before_the_attention_starts_with_the_token_before():
+    block = make_tiny("tost_lm_base", conv_width=4, conv_at="both", conv_start="previous").blocks[0]
+    assert block.conv.weight[:, -2].mean() > 0.5
+    assert block.conv_mlp.weight[:, -2].mean().abs() < 0.5
+    for none in ({}, {"conv_width": 4, "conv_at": "mlp"}):
+        with pytest.raises(ConfigError, match="conv_start=previous is about a convolution before the attention"):
+            make_tiny("tost_lm_base", conv_start="previous", **none)
+
+
 def in_pieces(model, ids, mask, edges):
     state, pieces, sizes = None, [], set()
     for begin, end in itertools.pairwise(edges):

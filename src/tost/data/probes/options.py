@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 from pydantic import Field, model_validator
 
 from tost.data.spec import DataSetOptions, DataShape, DataSpec
@@ -21,6 +23,10 @@ class ProbeOptions(DataSetOptions):
     def needed(self) -> int:
         """Return how long a sample must be at least."""
         return 4
+
+    def training_stages(self) -> list[ProbeOptions]:
+        """Return the options of the first epochs of training that differ from these, one for each epoch."""
+        return []
 
     def shape(self, path: str | None = None) -> DataShape:
         """Ids in, an id out at the tokens that ask."""
@@ -42,6 +48,18 @@ class RecallOptions(ProbeOptions):
     pairs: int = Field(default=16, ge=1, description="key-value pairs at the start of a sample, each asked for once")
     num_keys: int = Field(default=128, ge=1, description="different keys; a sample uses each at most once")
     num_values: int = Field(default=128, ge=2, description="different values")
+    first_lengths: list[Annotated[int, Field(ge=4)]] = Field(
+        default=[],
+        description="tokens per sample in the first epochs of training, one length for each, with a quarter as many "
+        "pairs at most; shorter ones are learned sooner",
+    )
+
+    def training_stages(self) -> list[ProbeOptions]:
+        """Return the options with shorter samples."""
+        return [
+            self.model_copy(update={"length": length, "pairs": min(self.pairs, length // 4)})
+            for length in self.first_lengths
+        ]
 
     def vocab_size(self) -> int:
         """A blank, the keys, the values."""
@@ -56,6 +74,11 @@ class RecallOptions(ProbeOptions):
         if self.pairs > self.num_keys:
             raise ValueError(
                 f"pairs={self.pairs} need as many different keys, but num_keys={self.num_keys}; raise num_keys."
+            )
+        if max(self.first_lengths, default=0) > self.length:
+            raise ValueError(
+                f"first_lengths={self.first_lengths} has samples of more than length={self.length} tokens; leave these "
+                "out, or raise length."
             )
         return self
 

@@ -6,7 +6,7 @@ Each sample has inputs, int64 ``[length]``, and targets, int64 ``[length]``: the
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -32,6 +32,7 @@ IGNORED = -100
 
 Ids = NDArray[np.int64]
 Pair = tuple[Ids, Ids]
+Draw = Callable[[np.random.Generator], Pair]
 _TRAIN, _VALIDATION = 0, 1
 
 
@@ -39,24 +40,33 @@ class Probe(Dataset):
     """Samples of a probe: the seed and the number of a draw decide each of them.
 
     Args:
-        draw: Returns inputs and targets of one sample.
+        stages: Each returns inputs and targets of one sample: one for every epoch, of which the last goes on.
         count: Number of samples; in training, per epoch.
         seed: Decides which they are.
         draws: Draw new ones in every epoch.
     """
 
-    def __init__(self, draw: Callable[[np.random.Generator], Pair], count: int, seed: int, *, draws: bool) -> None:
-        self.draw, self.count, self.seed, self.draws = draw, count, seed, draws
+    def __init__(self, stages: Sequence[Draw], count: int, seed: int, *, draws: bool) -> None:
+        self.stages, self.count, self.seed, self.draws = stages, count, seed, draws
 
     def __len__(self) -> int:
         """Return the number of samples per epoch."""
         return self.count
 
     def gather(self, indices: Tensor) -> Batch:
-        """Return samples as a batch."""
-        rows = [self.draw(np.random.default_rng(mix(self.seed, index))) for index in indices.tolist()]
-        inputs, targets = (torch.from_numpy(np.stack(part)) for part in zip(*rows, strict=True))
-        return {"inputs": inputs, "targets": targets}
+        """Return samples as a batch; shorter ones end in zeros that do not ask, which no answer depends on."""
+        rows = [self._draw(index) for index in indices.tolist()]
+        inputs, targets = zip(*rows, strict=True)
+        return {"inputs": _stack(inputs, 0), "targets": _stack(targets, IGNORED)}
+
+    def _draw(self, index: int) -> Pair:
+        stage = self.stages[min(index // self.count, len(self.stages) - 1)]
+        return stage(np.random.default_rng(mix(self.seed, index)))
+
+
+def _stack(rows: Sequence[Ids], padding: int) -> Tensor:
+    length = max(len(row) for row in rows)
+    return torch.from_numpy(np.stack([np.pad(row, (0, length - len(row)), constant_values=padding) for row in rows]))
 
 
 def _unasked(length: int) -> Ids:
@@ -130,8 +140,9 @@ def build_probe(options: ProbeOptions, seed: int) -> DataBundle:
         options: What to draw, and how many.
         seed: Decides which are drawn.
     """
-    draw = partial(_DRAWS[type(options)], options)
-    train = Probe(draw, options.train_count, mix(seed, _TRAIN), draws=True)
-    validation = Probe(draw, options.validation_count, mix(seed, _VALIDATION), draws=False)
+    draw = _DRAWS[type(options)]
+    stages = [partial(draw, stage) for stage in (*options.training_stages(), options)]
+    train = Probe(stages, options.train_count, mix(seed, _TRAIN), draws=True)
+    validation = Probe(stages[-1:], options.validation_count, mix(seed, _VALIDATION), draws=False)
     held_out = validation.gather(torch.arange(len(validation)))
     return DataBundle(train=train, validation=validation, info=DataInfo(fingerprint=fingerprint(*held_out.values())))

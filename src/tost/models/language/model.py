@@ -346,8 +346,9 @@ class LanguageToST(TokenModel):
             mixer = build_mixer(o, in_bias=o.bias, out_bias=o.bias, max_length=o.max_length, position_bias=bias)
 
         def conv(at: str) -> CausalConvolution | None:
-            wanted = o.conv_width and o.conv_at in (at, "both")
-            return CausalConvolution(C, width=o.conv_width) if wanted else None
+            if not o.conv_width or o.conv_at not in (at, "both"):
+                return None
+            return CausalConvolution(C, width=o.conv_width, start=o.conv_start if at == "attention" else "random")
 
         return CausalBlock(
             mixer, mlp, C, norm_bias=o.bias, layer_scale=o.layer_scale, conv=conv("attention"), conv_mlp=conv("mlp")

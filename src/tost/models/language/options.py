@@ -45,6 +45,11 @@ class LanguageOptions(CausalExtensionOptions, MixedOptions):
     conv_at: Literal["attention", "mlp", "both"] = Field(
         "attention", description="the branch whose normed input the convolution is added to (extension)"
     )
+    conv_start: Literal["random", "previous"] = Field(
+        "random",
+        description="initial kernel of the convolution before the attention: random, or mostly the token before, from "
+        "which TSSA learns sooner to recall what followed a token (extension)",
+    )
     window_every: Annotated[int, Field(ge=0, strict=True)] = Field(
         0,
         description="the last of every so many blocks has softmax attention over a window of tokens "
@@ -73,6 +78,12 @@ class LanguageOptions(CausalExtensionOptions, MixedOptions):
             found.append(
                 f"conv_at={values['conv_at']} places a convolution, but conv_width=0 has none; set conv_width, such as "
                 "4, or leave conv_at=attention"
+            )
+        before = values.get("conv_width", 0) > 0 and values.get("conv_at", "attention") != "mlp"
+        if not before and values.get("conv_start", "random") != "random":
+            found.append(
+                f"conv_start={values['conv_start']} is about a convolution before the attention, and there is none; "
+                "set conv_width, such as 4, and conv_at=attention or both, or leave conv_start=random"
             )
         if values.get("window_every") == 0 and values.get("window", 128) != 128:
             found.append(

@@ -92,5 +92,4 @@ class MixerSpec:
 
     def factory(self) -> Callable[..., nn.Module]:
         """Return the class."""
-        found: Callable[..., nn.Module] = load(self.build) if isinstance(self.build, str) else self.build
-        return found
+        return load(self.build) if isinstance(self.build, str) else self.build

@@ -30,7 +30,7 @@ from tost.nn import (
 from tost.nn._checks import refuse_context
 from tost.nn.mixers import MixerBlock
 from tost.ops import Packing
-from tost.ops.packing import find_packing
+from tost.ops.packing import count_tokens, find_packing
 from tost.parallel import active
 
 
@@ -127,8 +127,7 @@ class SequenceClassifier(TokenModel):
         if self.options.towers == 2 and self.options.pooling != "none":
             u, v = pooled.reshape(-1, 2, pooled.shape[-1]).unbind(1)
             pooled = torch.cat((u, v, u * v, u - v) if self.options.pair == "nli" else (u, v), dim=-1)
-        logits: Tensor = self.head(pooled)
-        return logits
+        return self.head(pooled)
 
     def features(self, x: Tensor, mask: Tensor | None = None, packing: Packing | None = None) -> Tensor:
         """Return the pooled vector of each sequence, ``[B, C]``; the arguments are those of one tower's `forward`.
@@ -270,5 +269,5 @@ def _mean(x: Tensor, mask: Tensor | None, *, padded: bool = False) -> Tensor:
     if context is None:
         count = max(x.shape[1], 1) if mask is None else mask.sum(dim=1, keepdim=True).clamp_min(1)
         return total / count
-    count = context.total(x.shape[1], mask, device=x.device).clamp_min(1)
+    count = context.sum(count_tokens(x.shape[1], mask, device=x.device)).clamp_min(1)
     return context.sum(total) / count.unsqueeze(1)

@@ -134,13 +134,11 @@ class VisionToST(ImageModel):
         return self.pos_drop(x + positions), grid
 
     def _block(self, block: nn.Module, x: Tensor, grid: Grid) -> Tensor:
-        result: Tensor = self._call(block, x, None, grid)
-        return result
+        return self._call(block, x, None, grid)
 
     def _close(self, x: Tensor) -> Tensor:
         token, patches = self._look(x, keep_patches=True)
-        result: Tensor = self.norm(torch.cat((token, patches), dim=1))
-        return result
+        return self.norm(torch.cat((token, patches), dim=1))
 
     def _look(self, patches: Tensor, *, keep_patches: bool) -> tuple[Tensor, Tensor]:
         """Run the class blocks; without `keep_patches` the patches that come back are of no use."""
