@@ -74,17 +74,16 @@ def test_convolutions_in_front_of_the_block_and_of_both_branches(norm):
     assert_close("y", block(x, None, GRID), naive(block, x), 1e-14)
 
 
-@pytest.mark.parametrize("extensions", [None, Extensions(gate=True, head_norm=True, block_size=2)])
-@pytest.mark.parametrize("mixer", MIXERS)
-def test_values_of_neighbours_are_added_to_what_the_mixer_gives(mixer, extensions):
-    if extensions is not None and mixer is not tost.TSSAttention:
-        pytest.skip("extensions are those of TSSA")
-    options = {} if extensions is None else {"extensions": extensions}
+PLUS = {"extensions": Extensions(gate=True, head_norm=True, block_size=2)}
+
+
+@pytest.mark.parametrize(("mixer", "options"), [*((mixer, {}) for mixer in MIXERS), (tost.TSSAttention, PLUS)])
+def test_values_of_neighbours_are_added_to_what_the_mixer_gives(mixer, options):
     module, x = perturb(mixer(C, H, value_conv=GridConvolution(C), **options)), tokens().requires_grad_()
     mask = torch.ones(B, N, dtype=torch.bool)
     mask[0, 3:] = False
     near = module.value_conv(module.proj_in(x)[..., -C:], GRID, mask)
-    if extensions is not None:
+    if options:
         near = near * torch.nn.functional.silu(module.proj_gate(x))
     added = module(x, mask=mask, grid=GRID)
     with torch.no_grad():

@@ -31,7 +31,8 @@ class MaskedPrediction(Task):
     """
 
     share: float
-    patch_size: int = 1
+    patch_size: int | None = None
+    """Edge of the patches of images; None for sequences."""
 
     def build_model(self, config: RunConfig, bundle: DataBundle) -> nn.Module:
         """Return the classifier that the configuration names, with an output for every element."""
@@ -39,7 +40,7 @@ class MaskedPrediction(Task):
         self.share, options = config.train.hide, dict(config.model.options)
         if "global_pool" in options:
             self.patch_size = options["patch_size"]
-            options["global_pool"], outputs = "", options["in_chans"] * self.patch_size**2
+            options["global_pool"], outputs = "", options["in_chans"] * options["patch_size"] ** 2
         elif options.get("pooling") in ("mean", "mean_padded", "first"):
             options["pooling"], outputs = "none", options["vocab_size"] or options["in_features"]
         else:
@@ -57,7 +58,7 @@ class MaskedPrediction(Task):
 
     def flops(self, model: nn.Module, batch: Batch) -> float | None:
         """Return the arithmetic of a forward pass over this batch; None if the model does not say."""
-        if batch["inputs"].dim() != 4 or self.patch_size == 1:
+        if self.patch_size is None:
             return super().flops(model, batch)
         per_image = flops_per_image(model, *batch["inputs"].shape[-2:])
         return None if per_image is None else per_image * batch["inputs"].shape[0]
@@ -72,7 +73,7 @@ class MaskedPrediction(Task):
             batch = self._hide(batch, 0)
         hidden, samples = batch["hidden"], batch["targets"].shape[0]
         outputs = model(batch["inputs"], **sequence_arguments(batch)).float()
-        if self.patch_size > 1:
+        if self.patch_size is not None:
             outputs = outputs[:, outputs.shape[1] - hidden.shape[1] :]  # class tokens come first
         found, wanted = outputs.reshape(*hidden.shape, -1)[hidden], batch["whole"][hidden]
         scale = samples / max(found.shape[0], 1)
@@ -84,7 +85,7 @@ class MaskedPrediction(Task):
     def _elements(self, inputs: Tensor) -> Tensor:
         """Return the elements of inputs, [..., N, numbers]; images become patches, row by row."""
         P = self.patch_size
-        if P == 1:
+        if P is None:
             return inputs if inputs.is_floating_point() else inputs.unsqueeze(-1)
         rows, columns = inputs.shape[-2] % P, inputs.shape[-1] % P
         whole = F.pad(inputs, (0, P - columns if columns else 0, 0, P - rows if rows else 0))
@@ -97,10 +98,10 @@ class MaskedPrediction(Task):
         draws = torch.rand(elements.shape[:-1], generator=torch.Generator().manual_seed(seed))
         hidden = (draws < self.share).to(inputs.device)
         hidden = hidden if mask is None else hidden & mask
-        if self.patch_size == 1:
+        if (P := self.patch_size) is None:
             left = inputs.masked_fill(hidden if inputs.dim() == hidden.dim() else hidden.unsqueeze(-1), HIDDEN)
         else:
-            P, (height, width) = self.patch_size, inputs.shape[-2:]
+            height, width = inputs.shape[-2:]
             place = hidden.unflatten(1, (-1, -(-width // P)))
             place = place.repeat_interleave(P, 1).repeat_interleave(P, 2)[:, None, :height, :width]
             left = inputs.masked_fill(place, HIDDEN)
