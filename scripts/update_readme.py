@@ -20,12 +20,12 @@ from results_page import fill
 
 from tost.sweep import read_results
 
-__all__ = ["main", "render_result", "render_speed", "stored", "updated"]
+__all__ = ["main", "render_speed", "stored", "updated"]
 
 README = ROOT / "README.md"
 FRONT = ROOT / "docs" / "index.md"
 IMAGES = ROOT / "docs" / "img"
-SWEEP = ROOT / "results" / "language_shakespeare.json"
+RESULTS = ROOT / "results"
 # Four rows of the stored measurement are enough for a first impression: operator and number of tokens.
 SPEED_ROWS = (("tssa", 1024), ("tssa", 10_240), ("tssa", 65_536), ("causal_tssa", 8192))
 SPEED_COLUMNS = {
@@ -42,6 +42,19 @@ RESULT = """\
 | GPT-2 with a short convolution | {gpt2_local.parameters:,} | {gpt2_local.loss.mean:.3f} |
 | ToST with the same convolution | {tost_local.parameters:,} | {tost_local.loss.mean:.3f} |
 | ... and a gate, forgetting, count-scaled energies (`plus`) | {plus.parameters:,} | {plus.loss.mean:.3f} |"""
+
+RECALL = """\
+| mixer | state, bytes | recalled |
+| --- | ---: | ---: |
+| none | {none.state_bytes:,} | {none.accuracy.mean:.1f} % |
+| TSSA as in the paper | {tssa.state_bytes:,} | {tssa.accuracy.mean:.1f} % |
+| TSSA in blocks of 16 features | {tssa_16.state_bytes:,} | {tssa_16.accuracy.mean:.1f} % |
+| TSSA in blocks of 32 features | {tssa_32.state_bytes:,} | {tssa_32.accuracy.mean:.1f} % |
+| linear attention | {linear.state_bytes:,} | {linear.accuracy.mean:.1f} % |
+| Gated DeltaNet | {gated_delta.state_bytes:,} | {gated_delta.accuracy.mean:.1f} % |
+| softmax attention | {softmax.state_bytes:,} | {softmax.accuracy.mean:.1f} % |"""
+# The stored sweep and the table of each block.
+TABLES = {"result": ("language_shakespeare", RESULT), "recall": ("probes_recall", RECALL)}
 
 
 def stored(theme: str, folder: Path = MEASUREMENTS) -> Path:
@@ -87,11 +100,6 @@ def _three_digits(number: float) -> str:
     return f"{number:.1f}" if number < 100 else f"{number:,.0f}"
 
 
-def render_result(results: Mapping[str, Any]) -> str:
-    """Return a table of validation losses of a stored sweep."""
-    return fill(RESULT, results)
-
-
 def updated(page: str, blocks: Mapping[str, str]) -> str:
     """Return the text of a page with the text between each pair of markers made anew.
 
@@ -118,7 +126,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--check", action="store_true", help="change nothing")
     options = parser.parse_args(arguments)
     speed, figures = stored("ops"), stored("attention")
-    blocks = {"bench": render_speed(json.loads(speed.read_text())), "result": render_result(read_results(SWEEP))}
+    blocks = {"bench": render_speed(json.loads(speed.read_text()))}
+    blocks |= {name: fill(text, read_results(RESULTS / f"{sweep}.json")) for name, (sweep, text) in TABLES.items()}
     wanted = {
         **{page: updated(page.read_text(), blocks) for page in (README, FRONT)},
         IMAGES / "speed.svg": speed.with_suffix(".svg").read_text(),

@@ -79,10 +79,10 @@ class LanguageOptions(CausalExtensionOptions, MixedOptions):
                 f"conv_at={values['conv_at']} places a convolution, but conv_width=0 has none; set conv_width, such as "
                 "4, or leave conv_at=attention"
             )
-        before = values.get("conv_width", 0) > 0 and values.get("conv_at", "attention") != "mlp"
-        if not before and values.get("conv_start", "random") != "random":
+        none_before = values.get("conv_width", 0) == 0 or values.get("conv_at") == "mlp"
+        if none_before and values.get("conv_start", "random") != "random":
             found.append(
-                f"conv_start={values['conv_start']} is about a convolution before the attention, and there is none; "
+                f"conv_start={values['conv_start']} is about a convolution before the attention, but there is none; "
                 "set conv_width, such as 4, and conv_at=attention or both, or leave conv_start=random"
             )
         if values.get("window_every") == 0 and values.get("window", 128) != 128:
