@@ -38,12 +38,13 @@ def generate(file: Path = FILE, page: Path = PAGE) -> str:
     stored: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
     rows = [
         (
-            NAMES[name].format(tokens=stored["tokens"]),
+            about.format(tokens=stored["tokens"]),
             *(_time(found[key]) for key in ("median_seconds", "slowest_seconds", "server_seconds")),
             str(found["repeats"]),
             f"under {_time(found['promised_seconds'])}",
         )
-        for name, found in stored["times"].items()
+        for name, about in NAMES.items()
+        if (found := stored["times"][name])
     ]
     place = stored["environment"]
     note = (

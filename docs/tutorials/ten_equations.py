@@ -119,7 +119,7 @@ for _ in range(30):
     z = z + objective.tssa_step(z, pi, U, eps, tau=n / 20)
 figure, axes = plt.subplots(1, 2, figsize=(9, 2.8), layout="constrained")
 axes[0].plot(path)
-axes[0].set(xlabel="step", ylabel="nats", title="R_c^var")
+axes[0].set(xlabel="step", ylabel="nats", title="$R_c^{var}$")
 before, after = ((torch.einsum("nd,ndp->np", tokens, U[group]) ** 2).mean(0).sqrt() for tokens in (Z, z))
 axes[1].bar(range(p), after / before)
 axes[1].set(xlabel="direction, strong to weak", ylabel="what is left", title="30 steps", xticks=range(p), ylim=(0, 1))

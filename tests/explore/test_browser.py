@@ -343,6 +343,33 @@ def test_another_site_cannot_call_it(browser, address):
         urlopen(Request(f"{address}api/models", headers={"Origin": "https://example.org"}))
 
 
+def test_the_recorded_page_needs_no_server(browser, tmp_path, monkeypatch):
+    """The page in the documentation, read from the disk: every view, before and after a text was generated."""
+    monkeypatch.syspath_prepend(str(ROOT / "scripts" / "website"))
+    import recording
+
+    for name, content in recording.page().items():
+        (tmp_path / name).write_bytes(content)
+    context = browser.new_context()
+    page = context.new_page()
+    page.goto((tmp_path / "index.html").as_uri())
+    page.wait_for_selector("html[data-ready]")
+    for _ in range(2):
+        for view in ("image", "inside", "compare", "text"):
+            open_view(page, view)
+            page.wait_for_timeout(500)  # what was there before may be answered anew
+            assert page.locator("#message.error").count() == 0
+        page.hover("#view-text .tokens span >> nth=5")
+        page.wait_for_selector("#detail svg")
+        if page.is_enabled("#generate") and page.inner_text("#generate") == "Generate":
+            page.click("#generate")
+            page.wait_for_selector("#speed .tiles")
+            page.wait_for_selector("#generate:not([disabled])")
+            until(page, "document.getElementById('message').textContent.includes('bits per token')")
+    photograph(page, "recorded")
+    context.close()
+
+
 def test_ctrl_c_ends_it(server):
     """The last test: it ends the server."""
     address, process = server
