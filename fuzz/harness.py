@@ -50,7 +50,7 @@ class Turn:
 
     Attributes:
         target: Name of the parser.
-        seconds: Processor time that it may take.
+        seconds: Processor time that it may take, besides that for the inputs of earlier turns.
         corpus: Folder that holds inputs to start from, and will hold those that reach something new.
         log: File for what libFuzzer writes.
         current: File that holds the input being tried.

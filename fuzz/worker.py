@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import mmap
 import os
 import signal
@@ -98,7 +99,7 @@ def _fuzz(harness: Harness, turn: Turn) -> None:
     from fuzz.mutate import mutate
 
     known: set[str] = set()
-    crashes, end = CRASHES / turn.target, time.process_time() + turn.seconds
+    crashes, end = CRASHES / turn.target, math.inf
 
     def test(data: bytes) -> None:
         show(data)
@@ -115,6 +116,9 @@ def _fuzz(harness: Harness, turn: Turn) -> None:
             file.write_bytes(data)
 
     def change(data: bytes, most: int, seed: int) -> bytes:
+        nonlocal end
+        if end == math.inf:  # all that was found before has been tried again
+            end = time.process_time() + turn.seconds
         chance = Random(seed)
         if chance.random() < 0.5:
             return atheris.Mutate(data, most)

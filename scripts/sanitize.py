@@ -79,7 +79,7 @@ class Sanitizer(NamedTuple):
     sources: tuple[str, ...] = ()
 
 
-TESTS = ("tests/ops", "tests/generation/test_native.py", "--ignore=tests/ops/triton")
+TESTS = ("tests/ops", "tests/generation/test_native.py", "--ignore", "tests/ops/triton")
 SANITIZERS = {
     "address": Sanitizer(
         flags="-fsanitize=address,undefined -fno-sanitize-recover=undefined -fno-omit-frame-pointer",
