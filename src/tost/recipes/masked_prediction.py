@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tost.data import Batch, DataBundle
+from tost.data.dataset import IGNORED
 from tost.errors import ConfigError
 from tost.models import create_model
 from tost.models.interface import flops_per_image
@@ -71,16 +72,18 @@ class MaskedPrediction(Task):
         """Return the mean error over the hidden elements, and of ids how many were right, for each sample."""
         if "hidden" not in batch:
             batch = self._hide(batch, 0)
-        hidden, samples = batch["hidden"], batch["targets"].shape[0]
+        hidden, whole = batch["hidden"], batch["whole"]
         outputs = model(batch["inputs"], **sequence_arguments(batch)).float()
         if self.patch_size is not None:
             outputs = outputs[:, outputs.shape[1] - hidden.shape[1] :]  # class tokens come first
-        found, wanted = outputs.reshape(*hidden.shape, -1)[hidden], batch["whole"][hidden]
-        scale = samples / max(found.shape[0], 1)
-        if wanted.is_floating_point():
-            return BatchResult(scale * F.mse_loss(found, wanted.float(), reduction="none").mean(dim=-1).sum())
-        right = (found.argmax(dim=-1) == wanted).sum()
-        return BatchResult(scale * F.cross_entropy(found, wanted, reduction="sum"), {"accuracy": scale * right})
+        outputs = outputs.reshape(*hidden.shape, -1)
+        scale = batch["targets"].shape[0] / hidden.sum().clamp_min(1)
+        if whole.is_floating_point():
+            return BatchResult(scale * (outputs - whole).square().mean(dim=-1).where(hidden, 0).sum())
+        wanted = whole.masked_fill(~hidden, IGNORED)
+        loss = F.cross_entropy(outputs.flatten(0, -2), wanted.flatten(), reduction="sum", ignore_index=IGNORED)
+        right = (outputs.argmax(dim=-1) == wanted).sum()
+        return BatchResult(scale * loss, {"accuracy": scale * right})
 
     def _elements(self, inputs: Tensor) -> Tensor:
         """Return the elements of inputs, [..., N, numbers]; images become patches, row by row."""
