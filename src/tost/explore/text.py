@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Iterator
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from secrets import token_hex
 from time import perf_counter
@@ -151,7 +151,10 @@ def look(source: ExploredModel, ids: Tensor) -> dict[str, Any]:
 
 def _read(source: ExploredModel, ids: Tensor) -> tuple[Surprise, list[LayerRecord]]:
     """Run a model once over ids ``[1, N]``: the surprise of every token, and what the TSSA layers saw, if any."""
-    with source.lock, capture(source.model) if source.has_groups() else nullcontext([]) as records:
+    layers: AbstractContextManager[list[LayerRecord]] = nullcontext([])
+    if source.has_groups():
+        layers = capture(source.model)
+    with source.lock, layers as records:
         return surprise(source.model, ids, strings(source, ids)), records
 
 

@@ -50,7 +50,8 @@ class TSSAState(NamedTuple):
     ) -> TSSAState:
         """Return the state before the first token: all zeros; arguments are those of `tost.TSSAState.empty`."""
         like = ops.TSSAState.empty(batch_size, num_heads, head_dim, **options, device="meta")
-        return cls(*(jnp.zeros(x.shape, dtype) for x in like[:3]), jnp.zeros(batch_size, jnp.int32))
+        squares, weighted, mass = (jnp.zeros(x.shape, dtype) for x in like[:3])
+        return cls(squares, weighted, mass, jnp.zeros(batch_size, jnp.int32))
 
 
 def tssa(
@@ -276,7 +277,7 @@ def _effective_count(decay: Array, count: Array) -> Array:
 def _products(x: Array, block_size: int) -> Array:
     """Return the products of features of one block, [..., D(g+1)/2], in the order of `tost.TSSAState`."""
     # Sizes are written out: JAX does not infer one from no tokens.
-    *rows, K = *x.shape[:-1], x.shape[-1] // block_size
+    rows, K = x.shape[:-1], x.shape[-1] // block_size
     blocks = x.reshape(*rows, K, block_size)
     pairs = [blocks[..., : block_size - k] * blocks[..., k:] for k in range(block_size)]
     return jnp.concatenate([pair.reshape(*rows, K * (block_size - k)) for k, pair in enumerate(pairs)], axis=-1)

@@ -73,7 +73,7 @@ def build_mixer(options: MixedOptions, *, drop: float | None = None, **chosen: A
 
 def build_convolutions(
     options: ConvolutionOptions, kind: type[GridConvolution | SequenceConvolution]
-) -> dict[str, nn.Module | None]:
+) -> dict[str, Any]:
     """Build the convolutions of a block: arguments of `Block`, and `value_conv` of its mixer."""
     places = {"conv": "attention", "conv_mlp": "mlp", "conv_block": "block", "value_conv": "values"}
     return {

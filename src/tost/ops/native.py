@@ -99,7 +99,7 @@ def _sequences(w: Tensor, cu_seqlens: Tensor | None) -> int:
 
 def _sums(w: Tensor, cu_seqlens: Tensor | None, flags: Sequence[int], *before: tuple[int, ...]) -> Tensors:
     """Return unfilled squares, weighted and mass, after others of the shapes `before`."""
-    return _unfilled(w, *before, *sum_shapes(_sequences(w, cu_seqlens), *w.shape[2:], Form.from_flags(flags)))
+    return _unfilled(w, *before, *sum_shapes(_sequences(w, cu_seqlens), w.shape[2], w.shape[3], Form.from_flags(flags)))
 
 
 def _dense(*tensors: Tensor | None) -> list[Tensor | None]:
@@ -345,12 +345,12 @@ _batch("tssa_backward", 2)
 
 def _causal_outputs(w: Tensor, *arguments: Any) -> Tensors:
     """Return unfilled y, pi and starts, which only the backward pass needs, and the sums after the last token."""
-    B, N, H, _ = w.shape
+    B, N, H, D = w.shape
     cu_seqlens, flags = arguments[8], arguments[9:]
     chunks = (N + _library.CAUSAL_CHUNK - 1) // _library.CAUSAL_CHUNK
     if cu_seqlens is not None:  # as many as there can be: all sequences but one may end in a chunk of their own
         chunks = N // _library.CAUSAL_CHUNK + cu_seqlens.shape[0] - 1
-    per_chunk = sum(math.prod(shape) for shape in sum_shapes(1, *w.shape[2:], Form.from_flags(flags)))
+    per_chunk = sum(math.prod(shape) for shape in sum_shapes(1, H, D, Form.from_flags(flags)))
     starts = (B, chunks, per_chunk)
     return (_like_tokens(w), *_sums(w, cu_seqlens, flags, (B, N, H), starts))
 

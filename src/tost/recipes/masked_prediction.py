@@ -105,7 +105,7 @@ class MaskedPrediction(Task):
             left = inputs.masked_fill(hidden if inputs.dim() == hidden.dim() else hidden.unsqueeze(-1), HIDDEN)
         else:
             height, width = inputs.shape[-2:]
-            place = hidden.unflatten(1, (-1, -(-width // P)))
+            place = hidden.reshape(len(hidden), -1, -(-width // P))
             place = place.repeat_interleave(P, 1).repeat_interleave(P, 2)[:, None, :height, :width]
             left = inputs.masked_fill(place, HIDDEN)
         whole = elements if inputs.is_floating_point() else inputs

@@ -53,7 +53,9 @@ class TextbookAttention(SoftmaxAttention):
 class TextbookCausalAttention(CausalSoftmaxAttention):
     """Causal softmax attention as a textbook writes it; the same as `tost.nn.CausalSoftmaxAttention` without state."""
 
-    def forward(self, x: Tensor, mask: Tensor | None = None, *, carry: Carry | None = None) -> Tensor:
+    def forward(  # type: ignore[override]  # a causal mixer takes a state and no grid
+        self, x: Tensor, mask: Tensor | None = None, *, carry: Carry | None = None
+    ) -> Tensor:
         """Mix the tokens x [B, N, C], each with those before it.
 
         Args:
