@@ -35,7 +35,7 @@ demo: $(STAMP)
 	@$(BIN)/python scripts/demo.py --out demo
 
 test: $(STAMP)
-	OMP_WAIT_POLICY=passive $(BIN)/python -m pytest -n 2
+	OMP_WAIT_POLICY=passive $(BIN)/python -m pytest -n 2 --dist worksteal
 
 test-slow: $(STAMP)
 	OMP_WAIT_POLICY=passive $(BIN)/python -m pytest -m slow
@@ -52,6 +52,7 @@ docs: $(STAMP)
 	$(BIN)/python scripts/update_distill.py --check
 	$(BIN)/python scripts/update_lengths.py --check
 	$(BIN)/python scripts/update_promises.py --check
+	$(BIN)/python scripts/update_explore.py --check
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
 	$(BIN)/python scripts/website/links.py site
 	@echo site/index.html

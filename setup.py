@@ -1,4 +1,4 @@
-"""Builds the native CPU kernel: one C++ source compiled once per instruction set, linked into one library.
+"""Builds the native CPU kernels: C++ sources compiled once per instruction set, linked into one library.
 
 Everything else about the package is in pyproject.toml. The library has a plain C interface and is loaded with ctypes,
 so neither torch nor Python headers are needed. When it cannot be built the installation still succeeds: the reason is
@@ -19,9 +19,12 @@ from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_ext import build_ext
 
 CSRC = Path("src/tost/ops/csrc")
+KERNELS = ["kernel.cpp", "content.cpp", "step.cpp"]
 BASE_FLAGS = ["-std=c++17", "-O3", "-g0", "-fPIC", "-fvisibility=hidden", "-fno-math-errno", "-fno-trapping-math"]
 # Sums over a head's features may be added as a tree. Infinities and NaN keep their meaning.
 BASE_FLAGS += ["-fassociative-math", "-fno-signed-zeros"]
+# Last, so that they win over those above; scripts/sanitize.py optimizes less.
+EXTRA_FLAGS = os.environ.get("TOST_BUILD_FLAGS", "").split()
 # Instruction sets of the kernel, best first. The loader picks the first one that the processor has.
 X86_TARGETS = {
     "avx512": ["-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mfma", "-mprefer-vector-width=512"],
@@ -64,17 +67,19 @@ class BuildNative(build_ext):
         flags = {**(X86_TARGETS if is_x86 else {}), "baseline": []}
         if wanted := os.environ.get("TOST_BUILD_ISAS", "").split():
             flags = {name: flags[name] for name in flags if name in (*wanted, "baseline")}
+        common = [*BASE_FLAGS, *openmp]
         with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
             jobs = {
-                name: pool.submit(
-                    self._compile, "kernel.cpp", name, [("TOST_ISA", name)], [*BASE_FLAGS, *openmp, *flags[name]]
-                )
+                name: [
+                    pool.submit(self._compile, source, name, [("TOST_ISA", name)], [*common, *flags[name]])
+                    for source in KERNELS
+                ]
                 for name in flags
             }
-        built = [name for name in jobs if self._succeeded(name, jobs[name])]
-        objects = [path for name in built for path in jobs[name].result()]
+        built = [name for name in jobs if all(self._succeeded(name, job) for job in jobs[name])]
+        objects = [path for name in built for job in jobs[name] for path in job.result()]
         macros = [(f"TOST_HAVE_{name.upper()}", "1") for name in built]
-        objects += self._compile("library.cpp", "library", macros, [*BASE_FLAGS, *openmp])
+        objects += self._compile("library.cpp", "library", macros, common)
         self.compiler.link_shared_object(objects, str(target), extra_postargs=openmp, target_lang="c++")
 
     @staticmethod
@@ -89,7 +94,11 @@ class BuildNative(build_ext):
     def _compile(self, source: str, folder: str, macros: list[tuple[str, str]], flags: list[str]) -> list[str]:
         output = str(Path(self.build_temp) / folder)
         compiled: list[str] = self.compiler.compile(
-            [str(CSRC / source)], output_dir=output, macros=macros, extra_postargs=flags, depends=_headers()
+            [str(CSRC / source)],
+            output_dir=output,
+            macros=macros,
+            extra_postargs=[*flags, *EXTRA_FLAGS],
+            depends=_headers(),
         )
         return compiled
 
@@ -126,6 +135,6 @@ def _headers() -> list[str]:
 
 
 setup(
-    ext_modules=[Extension("tost.ops._kernels", [str(CSRC / "kernel.cpp"), str(CSRC / "library.cpp")])],
+    ext_modules=[Extension("tost.ops._kernels", [str(CSRC / name) for name in (*KERNELS, "library.cpp")])],
     cmdclass={"build_ext": BuildNative, "bdist_wheel": PlatformWheel},
 )

@@ -44,6 +44,40 @@ class Harness:
     prefix: int = 0
 
 
+@dataclass(frozen=True)
+class Turn:
+    """What a worker is asked to do.
+
+    Attributes:
+        target: Name of the parser.
+        seconds: Processor time that it may take, besides that for the inputs of earlier turns.
+        corpus: Folder that holds inputs to start from, and will hold those that reach something new.
+        log: File for what libFuzzer writes.
+        current: File that holds the input being tried.
+        options: Of libFuzzer.
+    """
+
+    target: str
+    seconds: float
+    corpus: str
+    log: str
+    current: str
+    options: Sequence[str] = ()
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a turn ended.
+
+    Attributes:
+        code: Exit code of the process; minus the number of the signal that ended it.
+        seconds: Processor time that it took.
+    """
+
+    code: int
+    seconds: float
+
+
 class TimeLimitError(BaseException):
     """An input took too long. Not an `Exception`, so that no parser can take it for a damaged file."""
 

@@ -14,26 +14,29 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import re
-import resource
 import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 
-from fuzz.harness import CRASHES, FOUND, LENGTH_BYTES, LONGEST_INPUT, ROOT
+from fuzz.harness import CRASHES, FOUND, LENGTH_BYTES, LONGEST_INPUT, ROOT, Outcome, Turn
 from fuzz.targets import TARGETS
 from tost._io import write_json
 
 RESULTS = ROOT / "results" / "fuzz.json"
 CORPUS = ROOT / "build" / "fuzz"
 NEVER = 1 << 30
+Ask = Callable[[Turn], Outcome]
+"""Has a worker take a turn."""
 MISSING = """atheris, the coverage-guided fuzzer, is not installed. `make fuzz` installs it, or
     pip install --constraint constraints.txt --editable '.[fuzz]'
 It has wheels for Linux on x86-64; elsewhere it has to be built with clang. The tests in tests/fuzz need none of it."""
@@ -66,9 +69,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--target", action="append", choices=TARGETS, help="one or more of them; all by default")
-    parser.add_argument("--seconds", type=int, default=60, help="for every target (60)")
+    parser.add_argument("--seconds", type=int, default=60, help="processor time for every target (60)")
     parser.add_argument("--inputs", type=int, default=0, help="at most, for every target; 0 for any number")
-    parser.add_argument("--slice", type=int, default=120, help="seconds of a turn (120)")
+    parser.add_argument("--slice", type=int, default=120, help="processor time of a turn (120)")
     parser.add_argument("--results", type=Path, default=RESULTS, help="file to add to (results/fuzz.json)")
     given = parser.parse_args(arguments)
     if find_spec("atheris") is None:
@@ -77,25 +80,39 @@ def main(arguments: Sequence[str] | None = None) -> int:
     names = given.target or list(TARGETS)
     tallies = read_tallies(given.results)
     spent, tried = dict.fromkeys(names, 0), dict.fromkeys(names, 0)
-    while waiting := [n for n in names if spent[n] < given.seconds and not 0 < given.inputs <= tried[n]]:
-        for name in waiting:
-            turn = min(given.slice, given.seconds - spent[name])
-            done = take_turn(name, turn, given.inputs - tried[name] if given.inputs else 0)
-            spent[name] += turn
-            tried[name] += done.inputs
-            add(tallies.setdefault(name, Tally(name)), done)
-            write_tallies(given.results, tallies)
-            print(f"{name}: {done.inputs:,} inputs, coverage {done.coverage:,}, problems {done.problems}", flush=True)
+    memory = "/dev/shm" if Path("/dev/shm").is_dir() else None  # faster than a disk, if there is one
+    with tempfile.TemporaryDirectory(dir=memory) as folder, worker(Path(folder)) as ask:
+        while waiting := [n for n in names if spent[n] < given.seconds and not 0 < given.inputs <= tried[n]]:
+            for name in waiting:
+                turn = min(given.slice, given.seconds - spent[name])
+                done = take_turn(name, turn, given.inputs - tried[name] if given.inputs else 0, ask, Path(folder))
+                spent[name] += turn
+                tried[name] += done.inputs
+                add(tallies.setdefault(name, Tally(name)), done)
+                write_tallies(given.results, tallies)
+                rate = done.inputs // max(1, done.seconds)
+                print(
+                    f"{name}: {done.inputs:,} inputs, {rate:,} a second, coverage {done.coverage:,}, "
+                    f"problems {done.problems}",
+                    flush=True,
+                )
     return int(any(tallies[name].problems for name in names))
 
 
-def take_turn(name: str, seconds: int, inputs: int) -> Tally:
-    """Fuzz one target for a while, in a process of its own."""
+def take_turn(name: str, seconds: int, inputs: int, ask: Ask, folder: Path) -> Tally:
+    """Fuzz one target for a while, in a process of its own.
+
+    Args:
+        name: The target.
+        seconds: Processor time that it may take.
+        inputs: How many may be tried; 0 for any number.
+        ask: Has a worker take a turn.
+        folder: For the input that is being tried.
+    """
     corpus, log, crashes = CORPUS / "corpus" / name, CORPUS / f"{name}.log", CRASHES / name
-    for folder in (corpus, crashes):
-        folder.mkdir(parents=True, exist_ok=True)
+    for place in (corpus, crashes):
+        place.mkdir(parents=True, exist_ok=True)
     options = {
-        "max_total_time": seconds,
         "runs": inputs + len(list(corpus.iterdir())) if inputs else -1,
         "timeout": NEVER,  # libFuzzer reads a clock, which goes on while the process is stopped
         "report_slow_units": NEVER,
@@ -105,29 +122,50 @@ def take_turn(name: str, seconds: int, inputs: int) -> Tally:
         "artifact_prefix": f"{crashes}/",
         "print_final_stats": 1,
     }
-    command = [sys.executable, "-m", "fuzz.worker", "--target", name, "--corpus", str(corpus)]
-    command += [f"-{key}={value}" for key, value in options.items()]
-    memory = "/dev/shm" if Path("/dev/shm").is_dir() else None  # faster than a disk, if there is one
-    before = processor_time()
-    with tempfile.TemporaryDirectory(dir=memory) as folder, log.open("w") as output:
-        files, current = Path(folder) / "files", Path(folder) / "current"
-        files.mkdir()
-        command += ["--folder", str(files), "--current", str(current)]
-        done = subprocess.run(command, cwd=ROOT, stdout=output, stderr=subprocess.STDOUT, check=False)
-        if done.returncode < 0:  # ended by a signal
-            reason = signal.Signals(-done.returncode).name
+    current = folder / "current"
+    current.unlink(missing_ok=True)
+    given = [f"-{key}={value}" for key, value in options.items()]
+    done = ask(Turn(name, seconds, str(corpus), str(log), str(current), given))
+    if done.code < 0:  # ended by a signal
+        reason = signal.Signals(-done.code).name
+        with log.open("a") as output:
             output.write(f"\n{FOUND}{reason}\n")
-            if current.exists():
-                content = current.read_bytes()
-                size = int.from_bytes(content[:LENGTH_BYTES], "little")
-                (crashes / reason).write_bytes(content[LENGTH_BYTES : LENGTH_BYTES + size])
-    return read_log(name, log.read_text(errors="replace"), round(processor_time() - before))
+        if current.exists():
+            content = current.read_bytes()
+            size = int.from_bytes(content[:LENGTH_BYTES], "little")
+            (crashes / reason).write_bytes(content[LENGTH_BYTES : LENGTH_BYTES + size])
+    return read_log(name, log.read_text(errors="replace"), round(done.seconds))
 
 
-def processor_time() -> float:
-    """Return the seconds of processor time of all workers that have ended."""
-    used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return used.ru_utime + used.ru_stime
+@contextmanager
+def worker(folder: Path) -> Iterator[Ask]:
+    """Start a worker; return what has it take a turn.
+
+    Args:
+        folder: An empty one, for the files of the targets.
+    """
+    command = [sys.executable, "-m", "fuzz.worker", "--folder", str(folder)]
+    alone = {**os.environ, "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}  # a fork has no other threads
+    log = CORPUS / "worker.log"
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with (
+        log.open("w") as said,
+        subprocess.Popen(
+            command, cwd=ROOT, env=alone, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=said, text=True
+        ) as process,
+    ):
+        assert process.stdin is not None
+        assert process.stdout is not None
+        lines, answers = process.stdin, process.stdout
+
+        def ask(turn: Turn) -> Outcome:
+            print(json.dumps(asdict(turn)), file=lines, flush=True)
+            if not (answer := answers.readline()):
+                raise SystemExit(f"the worker ended while it prepared {turn.target}; what it said is in {log}")
+            return Outcome(**json.loads(answer))
+
+        yield ask
+        lines.close()
 
 
 def read_log(name: str, text: str, seconds: int) -> Tally:

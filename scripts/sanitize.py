@@ -2,11 +2,13 @@
 
 python scripts/sanitize.py                  all sanitizers
 python scripts/sanitize.py --only thread    one of them: address (with undefined behaviour), thread
+python scripts/sanitize.py --isa avx2       one instruction set
 
 The kernel is built into build/sanitize, beside a copy of the package; the usual library is left alone. Each sanitizer
-runs on every instruction set that this processor has. AddressSanitizer and UndefinedBehaviorSanitizer run all tests of
-the operators and of the native generation. ThreadSanitizer runs those that use several threads, with plain threads in
-the place of libgomp, whose synchronization it cannot see. Needs GCC on Linux.
+runs on every instruction set that this processor has. AddressSanitizer and UndefinedBehaviorSanitizer run the tests of
+the operators and of the native generation, except those of other backends and of compilers, which do not run the
+kernel. ThreadSanitizer runs those that use several threads, with plain threads in the place of libgomp, whose
+synchronization it cannot see. Needs GCC on Linux.
 """
 
 from __future__ import annotations
@@ -31,13 +33,21 @@ ROOT = Path(__file__).resolve().parents[1]
 BUILD = ROOT / "build" / "sanitize"
 RESULTS = ROOT / "results" / "sanitize.json"
 THREADS = 4
-# Runs pytest with "auto" meaning one instruction set, also in tests that go back to it.
+OPTIMIZE = "-O1"  # with more, GCC takes many minutes for the checks of arithmetic
+# Runs pytest with "auto" meaning one instruction set, also in tests that go back to it, and without other backends.
 PYTEST = """
 import sys, tost.ops._library as library, pytest
 select, isa = library.select_isa, sys.argv[1]
 library.select_isa = lambda name: select(isa if name == "auto" else name)
 library.select_isa("auto")
-sys.exit(pytest.main(sys.argv[2:]))
+
+class Native:
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_collection_modifyitems(self, items):
+        backends = [getattr(item, "callspec", None) and item.callspec.params.get("backend") for item in items]
+        items[:] = [item for item, backend in zip(items, backends) if backend in (None, "native", "auto")]
+
+sys.exit(pytest.main(sys.argv[2:], plugins=[Native()]))
 """
 AVAILABLE = """
 import tost.ops._library as library
@@ -69,18 +79,19 @@ class Sanitizer(NamedTuple):
     sources: tuple[str, ...] = ()
 
 
+TESTS = ("tests/ops", "tests/generation/test_native.py", "--ignore", "tests/ops/triton")
 SANITIZERS = {
     "address": Sanitizer(
         flags="-fsanitize=address,undefined -fno-sanitize-recover=undefined -fno-omit-frame-pointer",
         preload=("libasan.so", "libstdc++.so"),  # the second, so that exceptions of other libraries can be followed
         environment={"ASAN_OPTIONS": "detect_leaks=0", "UBSAN_OPTIONS": "print_stacktrace=1"},
-        tests=("tests/ops", "tests/generation/test_native.py"),
+        tests=(*TESTS, "-k", "not compile"),
     ),
     "thread": Sanitizer(
         flags="-fsanitize=thread -fno-omit-frame-pointer",
         preload=("libtsan.so",),
         environment={"TSAN_OPTIONS": "ignore_noninstrumented_modules=1 exitcode=66"},
-        tests=("tests/ops", "tests/generation/test_native.py", "-k", "thread"),
+        tests=(*TESTS, "-k", "thread"),
         sources=("scripts/openmp_threads.cpp",),
     ),
 }
@@ -108,18 +119,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", choices=SANITIZERS, help="one sanitizer; all by default")
+    parser.add_argument("--isa", action="append", help="one instruction set; all that the processor has by default")
     parser.add_argument("--results", type=Path, default=RESULTS, help="file to write (results/sanitize.json)")
     given = parser.parse_args(arguments)
     if shutil.which("g++") is None or sys.platform != "linux":
         print("the sanitizers need Linux and GCC (for example `apt install g++`)", file=sys.stderr)
         return 2
-    runs, isas = [], instruction_sets()
+    runs, isas = [], given.isa or instruction_sets()
     for name in [given.only] if given.only else SANITIZERS:
         package = build(name, isas)
         for isa in isas:
             runs.append(run_tests(name, isa, package))
             print(f"{name}, {isa}: {runs[-1].tests} tests passed, {runs[-1].problems} problems", flush=True)
-        write_results(given.results, runs)
+            write_results(given.results, runs)
     return int(any(run.problems or not run.tests for run in runs))
 
 
@@ -140,13 +152,13 @@ def build(name: str, isas: Sequence[str]) -> Path:
     objects = []
     for source in sanitizer.sources:
         objects.append(str(temporary / f"{Path(source).stem}.o"))
-        flags = ["-std=c++17", "-O1", "-fPIC", *sanitizer.flags.split()]
+        flags = ["-std=c++17", OPTIMIZE, "-fPIC", *sanitizer.flags.split()]
         subprocess.run(["g++", *flags, "-c", source, "-o", objects[-1]], cwd=ROOT, check=True)
     command = [sys.executable, "setup.py", "--quiet", "build"]
     command += ["--build-lib", str(package), "--build-temp", str(temporary)]
     link = " ".join([sanitizer.flags, *objects])
     flags = {"CFLAGS": sanitizer.flags, "CXXFLAGS": sanitizer.flags, "LDFLAGS": link}
-    environment = {**os.environ, **flags, "TOST_BUILD_ISAS": " ".join(isas)}
+    environment = {**os.environ, **flags, "TOST_BUILD_ISAS": " ".join(isas), "TOST_BUILD_FLAGS": OPTIMIZE}
     subprocess.run(command, cwd=ROOT, env=environment, check=True)
     library = package / "tost" / "ops" / "_kernels.so"
     if not library.exists():

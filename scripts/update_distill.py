@@ -23,8 +23,9 @@ PAGE = ROOT / "docs" / "distill.md"
 TEXT = """# What is left of a sentence encoder
 
 `{model}` is a BERT of six layers that turns sentences into vectors. The attention of its last layers was
-[replaced](replace.md) by TSSA and distilled for {steps[0]} steps block by block and {steps[1]} on the outputs, in
-batches of {batch_size} lines of up to {length} tokens of WikiText-2: minutes on one core, a beginning and not the end.
+[replaced](replace.md) by TSSA, with extensions where the table names them, and distilled in batches of {batch_size}
+lines of up to {length} tokens of WikiText-2. Steps are those block by block and those on the outputs: minutes on one
+core, a beginning and not the end.
 
 {quality}
 
@@ -46,9 +47,9 @@ TIME = """
 
 {seconds}
 
-Milliseconds of a forward pass of one sequence, threads: {threads}, the shortest of three turns; ratios are to the
-original. Beyond 512 tokens the encoder has no positions of its own, so they are repeated: the time is real, the
-vectors mean nothing.
+Milliseconds of processor time of a forward pass of one sequence, threads: {threads}, the shortest of three turns;
+ratios are to the original. Beyond 512 tokens the encoder has no positions of its own, so they are repeated: the time
+is real, the vectors mean nothing.
 """
 
 
@@ -59,51 +60,62 @@ def generate(file: Path = FILE) -> str:
         file: The stored numbers.
     """
     found: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
-    found["quality"] = dict(sorted(found["quality"].items(), key=lambda item: (item[0] != "teacher", item[0])))
+    students = sorted(found["students"], key=lambda each: (each["layers"], each["steps"], str(each["extensions"])))
+    sizes = {
+        name: " or ".join(map(str, sorted({each[name] for each in students}))) for name in ("batch_size", "length")
+    }
     time = ""
-    if "seconds" in found:
+    if "processor_seconds" in found:
         time = TIME.format(seconds=_seconds(found).markdown(), threads=found["threads"])
-    return TEXT.format(**{**found, "quality": _quality(found).markdown(), "verdict": _verdict(found), "time": time})
+    quality = _quality(found["teacher"], students).markdown()
+    verdict = _verdict(found["teacher"], students)
+    return TEXT.format(**{**found, **sizes, "quality": quality, "verdict": verdict, "time": time})
 
 
-def _quality(found: dict[str, Any]) -> Table:
-    rows = []
-    for name, numbers in found["quality"].items():
-        before = numbers.get("untrained")
-        rows.append(
-            (
-                "the original" if name == "teacher" else f"{name} replaced",
-                "-" if before is None else f"{before['spearman']:.3f}",
-                f"{numbers['spearman']:.3f}",
-                "-" if before is None else f"{100 * before['same_article']:.1f} %",
-                f"{100 * numbers['same_article']:.1f} %",
-            )
-        )
-    return Table(headers=("", "agreement before", "agreement", "same article before", "same article"), rows=rows)
+def _quality(teacher: dict[str, Any], students: list[dict[str, Any]]) -> Table:
+    rows = [("the original", "", "", *_numbers(None), *_numbers(teacher))]
+    for student in students:
+        extensions = ", ".join(f"`{name}={json.dumps(value)}`" for name, value in student["extensions"].items())
+        steps = " + ".join(f"{count:,}" for count in student["steps"])
+        before, after = _numbers(student["untrained"]), _numbers(student)
+        rows.append((_layers(student["layers"]), extensions, steps, *before, *after))
+    pair = ("agreement", "same article")
+    return Table(headers=("replaced", "extensions", "steps", *(f"{name} before" for name in pair), *pair), rows=rows)
+
+
+def _numbers(measured: dict[str, Any] | None) -> tuple[str, str]:
+    if measured is None:
+        return "-", "-"
+    return f"{measured['spearman']:.3f}", f"{100 * measured['same_article']:.1f} %"
+
+
+def _layers(count: int) -> str:
+    return f"{count} layer{'s' if count > 1 else ''}"
 
 
 def _seconds(found: dict[str, Any]) -> Table:
-    lengths = list(found["seconds"])
+    lengths = list(found["processor_seconds"])
     rows = []
-    for name in found["seconds"][lengths[0]]:
+    for count in found["processor_seconds"][lengths[0]]:
         cells = []
         for length in lengths:
-            taken, original = (found["seconds"][length][which] for which in (name, "teacher"))
+            taken, original = (found["processor_seconds"][length][which] for which in (count, "0"))
             cells += [f"{1000 * taken:,.0f}", f"{taken / original:.2f}"]
-        rows.append(("the original" if name == "teacher" else f"{name} replaced", *cells))
+        rows.append(("the original" if count == "0" else f"{_layers(int(count))} replaced", *cells))
     headers = [part for length in lengths for part in (f"{int(length):,} tokens", "ratio")]
     return Table(headers=("", *headers), rows=rows)
 
 
-def _verdict(found: dict[str, Any]) -> str:
-    kept = {name: numbers["same_article"] for name, numbers in found["quality"].items()}
-    parts = [
-        f"With {name} replaced, {100 * kept[name] / kept['teacher']:.0f} % of the original's retrieval is left and the "
-        f"agreement is {found['quality'][name]['spearman']:.2f}."
-        for name in kept
-        if name != "teacher"
-    ]
-    return " ".join(parts)
+def _verdict(teacher: dict[str, Any], students: list[dict[str, Any]]) -> str:
+    parts = []
+    for count in sorted({each["layers"] for each in students}):
+        best = max((each for each in students if each["layers"] == count), key=lambda each: float(each["spearman"]))
+        kept = 100 * best["same_article"] / teacher["same_article"]
+        parts.append(
+            f"With {_layers(count)} replaced, the student that agrees best has an agreement of {best['spearman']:.2f} "
+            f"and {kept:.0f} % of the original's retrieval."
+        )
+    return "\n".join(f"- {part}" for part in parts)
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -34,16 +34,21 @@ There are Triton kernels for both operators. They are **experimental: we have ne
 on this page is a prediction from counted bytes, and no speed on a GPU has been measured. What we did without one:
 
 - the tests of the operators run under Triton's interpreter: outputs, states and all gradients, in float64 to
-  bfloat16, with masks, bias, state, decay and count scaling, and packed sequences at the level of the kernels;
+  bfloat16, with masks, bias, state, a decay per head, count scaling and packed sequences;
 - the interpreter counts the bytes that move, refuses access outside of tensors, two writers of one address, and
   reading what the same launch writes, and programs run in random order with the same bits;
 - tests put mistakes into the kernels on purpose, and fail unless the comparisons notice;
-- kernels are compiled ahead of time for {targets}.
+- kernels are compiled ahead of time for {targets};
+- steps of training and of generation of every model run on a stand-in for a GPU, whose tensors have no numbers: nothing
+  is left behind on the CPU, and nothing waits for the device.
+
+The kernels have no statistics in blocks or about the mean, and no decays from the data. `backend="triton"` refuses
+these by name, and `auto` runs them with PyTorch.
 
 ## If you have a GPU
 
 ```console
-$ pip install 'tost[gpu]'
+$ pip install '.[gpu]'  # from a checkout
 $ tost bench gpu-check --out results
 ```
 

@@ -9,7 +9,9 @@ import shlex
 import subprocess
 import sys
 import tomllib
+from contextlib import redirect_stderr, redirect_stdout
 from functools import cache
+from io import StringIO
 from itertools import takewhile
 from pathlib import Path
 from types import ModuleType
@@ -17,6 +19,8 @@ from typing import NamedTuple
 
 import pytest
 import yaml
+
+from tost.cli import main
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -88,9 +92,11 @@ def make_targets() -> set[str]:
 @cache
 def help_of(words: tuple[str, ...]) -> str:
     """What the program itself says about a command; empty if it does not know it."""
-    program = [sys.executable, "-c", "from tost.cli import main; main()"]
-    shown = subprocess.run([*program, *words, "--help"], capture_output=True, text=True, check=False)
-    return shown.stdout if shown.returncode == 0 else ""
+    with pytest.MonkeyPatch.context() as patch, redirect_stdout(StringIO()) as shown, redirect_stderr(StringIO()):
+        patch.setattr(sys, "argv", ["tost", *words, "--help"])
+        with pytest.raises(SystemExit) as ended:
+            main()
+    return "" if ended.value.code else shown.getvalue()
 
 
 def commands_of(page: str) -> list[tuple[str, ...]]:
@@ -197,6 +203,16 @@ def test_page_of_the_gpu_is_generated():
     page = (ROOT / "docs" / "gpu.md").read_text()
     assert page == load_script("update_gpu").generate(), "run `python scripts/update_gpu.py`"
     assert "**Predictions, not measurements**" in page
+
+
+def test_the_times_of_the_explorer_are_those_that_are_stored(tmp_path):
+    script = load_script("update_explore")
+    page = (ROOT / "docs" / "explore.md").read_text()
+    assert page == script.generate(), "run `python scripts/update_explore.py`"
+    stored = json.loads(script.FILE.read_text())
+    stored["times"]["keystroke"] |= {"median_seconds": 0.0333, "slowest_seconds": 3.0}
+    (tmp_path / "explore.json").write_text(json.dumps(stored))
+    assert "| 33 ms | 3.0 s | " in script.generate(tmp_path / "explore.json")
 
 
 def test_the_page_of_promises_is_up_to_date():

@@ -57,7 +57,7 @@ SIGNATURES = {
     "TSSAState.detach": "(self)",
     "Packing.from_cu_seqlens": "(cu_seqlens, num_tokens)",
     "Packing.from_segment_ids": "(segment_ids)",
-    "TSSAttention.forward": "(self, x, mask=None, *, packing=None, attn_mask=None, is_causal=False)",
+    "TSSAttention.forward": "(self, x, mask=None, *, packing=None, grid=None, attn_mask=None, is_causal=False)",
     "CausalTSSAttention.forward": "(self, x, mask=None, *, packing=None, carry=None, attn_mask=None, is_causal=True)",
     "CausalTSSAttention.forward_with_state": "(self, x, state=None, mask=None, *, packing=None)",
     "causal_tssa_step": (

@@ -56,6 +56,7 @@ for name, values in times.items():
     ax.loglog(lengths[name], values, marker="o", label=name)
 ax.set(xlabel="tokens", ylabel="seconds", title="Forward and backward of one causal layer")
 ax.legend()
+plt.show()
 # %% [markdown]
 # ## A whole model: a state that does not grow
 #
@@ -87,6 +88,7 @@ ax.semilogy(read, cache, marker="o", label="keys and values of softmax attention
 ax.semilogy(read, kept, marker="o", label="state")
 ax.set(xlabel="bytes read", ylabel="bytes kept", title="What a model has to keep")
 ax.legend()
+plt.show()
 # %% [markdown]
 # ## Pieces do not matter
 #

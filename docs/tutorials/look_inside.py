@@ -56,6 +56,7 @@ figure, ax = plt.subplots(figsize=(9, 2.4), layout="constrained")
 ax.bar(range(1, len(text)), found.bits[1:], width=1)
 ax.set(xlabel="byte", ylabel="bits", xticks=range(len(text)), title="Surprise")
 ax.set_xticklabels([letter if letter.strip() else "·" for letter in text], fontsize=6, family="monospace")
+plt.show()
 # %% [markdown]
 # ## Groups of patches
 #

@@ -151,7 +151,7 @@ Path("notes.txt").write_text(Path(argparse.__file__).read_text())
 #   model.depth=2 train.steps=60 train.batch_size=8 log.every=20 --out runs/notes
 
 # %% language="sh"
-# tost generate runs/notes --prompt "def parse" --max-new-tokens 120 --temperature 0.3 --seed 1
+# tost generate runs/notes --prompt "def parse" --max-new-tokens 120 --top-k 8 --seed 1
 
 # %% [markdown]
 # Next: [Image data](../image-data.md), [Text data](../text-data.md), [Configuration](../configuration.md); a task, a

@@ -136,6 +136,8 @@ axes[0].set(xlabel="epoch", ylabel="test accuracy", title="Digits", xticks=range
 for name, values in times.items():
     axes[1].loglog(lengths, values, marker="o", label=name)
 axes[1].set(xlabel="tokens", ylabel="milliseconds", title="One attention layer")
+axes[1].set_xticks(lengths, [f"{tokens:,}" for tokens in lengths])
+axes[1].minorticks_off()
 for ax in axes:
     ax.legend()
 

@@ -10,7 +10,7 @@ __all__ = ["ROOT", "kept"]
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "build" / "site"
-SUFFIXES = (".cpp", ".h", ".js", ".json", ".png", ".py", ".safetensors", ".toml", ".yaml")
+SUFFIXES = (".cpp", ".h", ".json", ".png", ".py", ".safetensors", ".toml", ".yaml")
 
 
 def kept(source: Path, make: Callable[[], str]) -> str:

@@ -61,6 +61,7 @@
   }
   const choice = document.createElement("p");
   choice.className = "recorded";
+  choice.style.marginBottom = "1rem";
   choice.append("Recorded texts: ");
   for (const [name, text] of Object.entries(texts)) {
     const button = document.createElement("button");

@@ -9,7 +9,7 @@ from __future__ import annotations
 import base64
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -92,8 +92,11 @@ def record() -> dict[str, Any]:
     with TestClient(app, base_url=f"http://127.0.0.1:{PORT}/{TOKEN}/api/") as client:
         models = client.get("models").json()
         answers["models"] = models
+        language = [model for model in models["models"] if model["kind"] == "text"]
+        _record_texts(client, language, answers)
         for model in models["models"]:
-            (_record_texts if model["kind"] == "text" else _record_images)(client, model, answers)
+            if model["kind"] == "image":
+                _record_images(client, model, answers)
     return {"answers": answers, "texts": TEXTS}
 
 
@@ -103,24 +106,34 @@ def _ask(client: TestClient, answers: dict[str, Any], path: str, content: Mappin
     return answer
 
 
-def _record_texts(client: TestClient, model: Mapping[str, Any], answers: dict[str, Any]) -> None:
+def _record_texts(client: TestClient, models: Sequence[Mapping[str, Any]], answers: dict[str, Any]) -> None:
     for text in TEXTS.values():
-        about = {"model": model["name"], "text": text}
-        _record_text(client, about, answers)
-        _ask(client, answers, "inside", about)
-        sampling = {"temperature": 0.7, "top_p": 0.95, "count": TOKENS, "seed": 1}
-        lines = [json.loads(line) for line in client.post("generate", json=about | sampling).text.splitlines()]
-        key = json.dumps(about, separators=(",", ":"), sort_keys=True, ensure_ascii=False)
-        answers[f"generate {key}"] = lines
-        _record_text(client, {"session": lines[0]["session"]}, answers)
+        _record_views(client, models, text, answers)
+        for model in models:
+            about = {"model": model["name"], "text": text}
+            _record_tokens(client, about, answers)
+            sampling = {"temperature": 0.7, "top_p": 0.95, "count": TOKENS, "seed": 1}
+            lines = [json.loads(line) for line in client.post("generate", json=about | sampling).text.splitlines()]
+            key = json.dumps(about, separators=(",", ":"), sort_keys=True, ensure_ascii=False)
+            answers[f"generate {key}"] = lines
+            session = {"session": lines[0]["session"]}
+            _ask(client, answers, "memory", session)
+            written = _record_tokens(client, session, answers)
+            _record_views(client, models, written["text"], answers)  # the other views show what was generated
 
 
-def _record_text(client: TestClient, about: Mapping[str, Any], answers: dict[str, Any]) -> None:
+def _record_views(client: TestClient, models: Sequence[Mapping[str, Any]], text: str, answers: dict[str, Any]) -> None:
+    for model in models:
+        for path in ("text", "memory", "inside") if model["groups"] else ("text", "memory"):
+            _ask(client, answers, path, {"model": model["name"], "text": text})
+
+
+def _record_tokens(client: TestClient, about: Mapping[str, Any], answers: dict[str, Any]) -> Any:
     found = _ask(client, answers, "text", about)
-    _ask(client, answers, "memory", about)
     for position in range(len(found["tokens"])):
         answer = _ask(client, answers, "token", {**about, "position": position})
         answer["gains"] = [[[round(gain, 2) for gain in head] for head in layer] for layer in answer["gains"]]
+    return found
 
 
 def _record_images(client: TestClient, model: Mapping[str, Any], answers: dict[str, Any]) -> None:

@@ -92,9 +92,20 @@ def page(notebook: Any, name: str) -> tuple[str, dict[str, bytes]]:
                 )
             continue
         parts.append(f"```python\n{cell.source}\n```")
-        for output in cell.outputs:
+        for output in _joined(cell.outputs):
             parts.append(_shown(output, name, pictures))
     return "\n\n".join(part for part in parts if part) + "\n", pictures
+
+
+def _joined(outputs: list[Any]) -> list[Any]:
+    """Return outputs with what was printed in pieces as one."""
+    found: list[Any] = []
+    for output in outputs:
+        if output.output_type == "stream" and found and found[-1].output_type == "stream":
+            found[-1] = nbformat.v4.new_output("stream", name="stdout", text=found[-1].text + output.text)
+        else:
+            found.append(output)
+    return found
 
 
 def _shown(output: Any, name: str, pictures: dict[str, bytes]) -> str:

@@ -40,7 +40,7 @@ def source_revision() -> str | None:
         return None
     command = ["git", "-C", str(root), "describe", "--always", "--dirty", "--abbrev=10"]
     try:
-        # Without optional locks, describing a checkout cannot get in the way of whoever is working in it.
+        # Without optional locks, describing a checkout does not disturb other uses of it.
         environment = {**os.environ, "GIT_OPTIONAL_LOCKS": "0"}
         done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=10, env=environment)
     except (OSError, subprocess.SubprocessError):

@@ -290,8 +290,7 @@ def suggestion(key: str, keys: Iterable[str]) -> str:
 
 def _entry_schema(schema: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return what an entry of a list may be; the lists of a configuration have entries of one kind."""
-    found: Mapping[str, Any] = schema["prefixItems"][0] if "prefixItems" in schema else schema["items"]
-    return found
+    return schema["prefixItems"][0] if "prefixItems" in schema else schema["items"]
 
 
 def _choices(schema: Mapping[str, Any]) -> list[Any]:

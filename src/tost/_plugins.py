@@ -189,8 +189,7 @@ class Registry(Generic[Spec]):
     def renamed(self, name: str, build: object) -> Spec | None:
         """Return the spec of what `build` makes under another name; None if it is not registered."""
         found: Any = next((spec for spec in self._specs.values() if getattr(spec, "build", None) is build), None)
-        spec: Spec | None = None if found is None else replace(found, name=name)
-        return spec
+        return None if found is None else replace(found, name=name)
 
     def __contains__(self, name: str) -> bool:
         return name in self._found() or name in self._specs

@@ -174,8 +174,7 @@ def show_value(value: Any, *, longest: int = 60) -> str:
 
 def _compose(text: str, *, place: str) -> yaml.Node | None:
     try:
-        node: yaml.Node | None = yaml.compose(text, Loader=_Loader)
-        return node
+        return yaml.compose(text, Loader=_Loader)
     except yaml.YAMLError as error:
         if not place and isinstance(error, yaml.MarkedYAMLError):
             raise

@@ -18,7 +18,7 @@ class ConfigError(TostError, ValueError):
 
 
 class CheckpointError(TostError, ValueError):
-    """A checkpoint that was handed in cannot be read, or does not fit."""
+    """A given checkpoint cannot be read, or does not fit."""
 
 
 class StorageError(TostError, RuntimeError):

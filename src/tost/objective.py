@@ -96,8 +96,7 @@ def _logdet_one_plus(m: Tensor) -> Tensor:
 
 
 def _inverse_one_plus(m: Tensor) -> Tensor:
-    inverse: Tensor = torch.linalg.inv(m + torch.eye(m.shape[-1], dtype=m.dtype, device=m.device))
-    return inverse
+    return torch.linalg.inv(m + torch.eye(m.shape[-1], dtype=m.dtype, device=m.device))
 
 
 LOG = Concave("log", torch.log1p, lambda x: 1 / (1 + x), _logdet_one_plus, _inverse_one_plus)
@@ -451,8 +450,7 @@ def _matrix_derivative(m: Tensor, f: Concave) -> Tensor:
     if f.matrix_derivative is not None:
         return f.matrix_derivative(m)
     values, vectors = torch.linalg.eigh(m)
-    derivative: Tensor = (vectors * f.derivative(values.clamp_min(0))[..., None, :]) @ vectors.mT
-    return derivative
+    return (vectors * f.derivative(values.clamp_min(0))[..., None, :]) @ vectors.mT
 
 
 def _check_blocks(basis: Tensor, block_size: int) -> None:

@@ -113,21 +113,6 @@ def test_ls(run):
     assert run("data", "ls", "nothing").code == 2
 
 
-@pytest.mark.parametrize("arguments", [["data"], ["data", "prepare", "-h"], ["data", "ls"], ["data", "ls", "text"]])
-def test_help_loads_no_torch(arguments):
-    program = (
-        "import sys\n"
-        f"sys.argv = ['tost', *{arguments!r}]\n"
-        "from tost.cli import main\n"
-        "try:\n"
-        "    main()\n"
-        "except SystemExit:\n"
-        "    print('loaded:', sorted({'torch', 'numpy', 'datasets', 'tokenizers'} & set(sys.modules)))\n"
-    )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert done.stdout.splitlines()[-1] == "loaded: []"
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
 def test_stopped_by_a_signal_it_goes_on(tmp_path, how):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 
 import pytest
@@ -43,6 +44,24 @@ def test_the_command(run, folder, tmp_path):
     assert torch.isfinite(model(example("encoder_bert") % 28)[0]).all()
     again = run("distill", str(folder / "model"), "--data", str(folder / "text.txt"), "--out", str(out))
     assert (again.code, "exists and was left as it is" in again.err) == (2, True)
+
+
+def test_ctrl_c_keeps_the_model(run, folder, tmp_path, monkeypatch):
+    draw = TextBatches.__iter__
+
+    def stops(self):
+        yield from itertools.islice(draw(self), 3)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(TextBatches, "__iter__", stops)
+    out = tmp_path / "student"
+    where = ("--data", str(folder / "text.txt"), "--out", str(out))
+    sizes = ("--layer-steps", "2", "--output-steps", "9", "--batch-size", "4", "--length", "16")
+    outcome = run("distill", str(folder / "model"), *where, *sizes, "--json")
+    assert (outcome.code, "interrupted; the model is written as it is now" in outcome.err) == (130, True)
+    told = json.loads(outcome.out.splitlines()[-1])
+    assert (len(told["layer_losses"]), len(told["output_losses"])) == (2, 1)
+    assert len(load_replaced(out).config.tost_attention[0]["layers"]) == 3
 
 
 @pytest.mark.parametrize(

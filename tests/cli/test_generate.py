@@ -118,6 +118,13 @@ def test_json_is_one_line_with_everything(run, endless):
     assert (content["tokens"], content["prompt_tokens"], content["seed"], content["ended"]) == (5, 3, 1, "length")
 
 
+def test_a_long_text_into_a_file_tells_how_far_it_is(run, endless, monkeypatch):
+    monkeypatch.setattr(_generate, "Pace", partial(_generate.Pace, seconds=0.0))
+    outcome = run("generate", endless, "--prompt", "a", "--max-new-tokens", "4")
+    assert "tokens: 1 of 4 (25%), eta" in outcome.err
+    assert "tokens: 4 of 4 (100%)" in outcome.err
+
+
 def test_a_stop_text_ends_it_and_is_not_shown(run, endless):
     options = ["--prompt", "abc", "--max-new-tokens", "40", "--seed", "1", "--json"]
     whole = json.loads(run("generate", endless, *options).out)["text"]
@@ -272,14 +279,6 @@ def test_without_a_prompt_a_text_begins_with_a_line_break(run, endless, monkeypa
     monkeypatch.setattr(sys.stdin, "isatty", lambda: stdin == "terminal")
     outcome = run("generate", endless, "--max-new-tokens", "10", "--temperature", "0")
     assert outcome.out == continuation(endless, "\n", 10, temperature=0.0) + "\n"
-
-
-def test_help_and_missing_prompts_load_no_torch(tmp_path):
-    program = "import sys; from tost.cli import main\ntry: main()\nfinally: print('torch' in sys.modules)"
-    for arguments in (["--help"], [str(tmp_path), "--prompt", ""]):
-        command = [sys.executable, "-c", program, "generate", *arguments]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        assert done.stdout.splitlines()[-1] == "False"
 
 
 def test_an_interrupt_keeps_what_is_there(run, endless, tmp_path, monkeypatch):

@@ -14,23 +14,6 @@ from tost._lazy import load
 from tost.cli import COMMANDS, _info
 from tost.errors import BackendError, ConfigError
 
-HELP_PAGES = [[], ["--help"], ["--version"], ["info", "-h"], ["bench"], ["bench", "ops", "--help"], ["no-such-command"]]
-
-
-@pytest.mark.parametrize("arguments", HELP_PAGES, ids=" ".join)
-def test_help_and_mistakes_load_no_torch(arguments):
-    program = (
-        "import sys\n"
-        f"sys.argv = ['tost', *{arguments!r}]\n"
-        "from tost.cli import main\n"
-        "try:\n"
-        "    main()\n"
-        "except SystemExit:\n"
-        "    print('loaded:', sorted({'torch', 'numpy', 'rich', 'matplotlib'} & set(sys.modules)))\n"
-    )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert done.stdout.splitlines()[-1] == "loaded: []"
-
 
 def test_help_lists_every_command(run):
     outcome = run("--help")

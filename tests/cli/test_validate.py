@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -43,30 +41,3 @@ def test_validate_names_file_and_line(run, tmp_path, monkeypatch, content, messa
     outcome = run("validate", "my.yaml")
     assert (outcome.code, outcome.out) == (2, "")
     assert outcome.err.startswith(f"ConfigError: {message}")
-
-
-COMMANDS = [
-    ["ls", "configs"],
-    ["ls", "models", "--json"],
-    ["ls", "data"],
-    ["cat", "demo/digits"],
-    ["cat", "demo/stdlib_bytes", "nonsense"],
-    ["validate", "demo/listops"],
-    ["cp", "demo/digits", "copy.yaml"],
-    *([command, "--help"] for command in ("ls", "cat", "cp", "validate")),
-]
-
-
-@pytest.mark.parametrize("arguments", COMMANDS, ids=" ".join)
-def test_commands_on_configurations_load_no_torch(arguments, tmp_path):
-    program = (
-        "import sys\n"
-        f"sys.argv = ['tost', *{arguments!r}]\n"
-        "from tost.cli import main\n"
-        "try:\n"
-        "    main()\n"
-        "except SystemExit:\n"
-        "    print('loaded:', sorted({'torch', 'numpy', 'rich', 'sklearn', 'accelerate'} & set(sys.modules)))\n"
-    )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=tmp_path)
-    assert done.stdout.splitlines()[-1] == "loaded: []"

@@ -173,3 +173,5 @@ def test_models_are_opened_by_path_and_by_name(tmp_path):
         open_models([str(tmp_path / "other")])
     with pytest.raises(CheckpointError, match="there is no nowhere"):
         open_models(["nowhere"])
+    with pytest.raises(CheckpointError, match="did you mean 'bytes-tiny'"):
+        open_models(["bytes-tny"])

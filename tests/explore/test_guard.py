@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+import socket
 
 import pytest
 
 from tests.explore.client import HOST, TOKEN, ask, send
 from tests.explore.test_answers import picture
+from tost.errors import ConfigError
 from tost.explore import image
-from tost.explore.server import MAX_JSON
+from tost.explore.server import MAX_JSON, serve
 
 PAGES = ["", "app.js", "style.css", "api/models"]
 
@@ -153,6 +155,15 @@ def test_images_that_unpack_to_too_much(app, monkeypatch):
 def test_sizes_that_are_none(app, side):
     answer = send(app, f"api/image?model=digits-tiny&side={side}", picture(8, 8))
     assert answer.status == 400
+
+
+def test_a_port_that_is_taken():
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with pytest.raises(ConfigError, match=f"port {port} cannot be used"):
+            serve({}, port=port, ready=pytest.fail)
 
 
 def test_large_bodies_are_refused_unread(app):

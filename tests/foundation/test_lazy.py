@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import ast
 import subprocess
 import sys
 from pathlib import Path
@@ -25,6 +26,19 @@ def test_every_listed_name_can_be_loaded(package):
     assert set(module.__all__) <= set(dir(module))
     with pytest.raises(AttributeError, match=f"module '{package}' has no attribute 'no_such_name'"):
         _ = module.no_such_name
+
+
+@pytest.mark.parametrize("stub", LAZY, ids=package_of)
+def test_no_name_is_also_a_file_of_the_package(stub):
+    """Importing the file would put the module in the place of the name."""
+    inside = {path.stem for path in stub.parent.iterdir() if path.suffix == ".py" or (path / "__init__.py").is_file()}
+    named = {
+        alias.name
+        for node in ast.parse(stub.read_text()).body
+        if isinstance(node, ast.ImportFrom) and node.module != package_of(stub)
+        for alias in node.names
+    }
+    assert not inside & named
 
 
 def test_lazy_packages_load_no_torch():

@@ -25,6 +25,22 @@ def test_an_analysis_shows_its_summary_and_its_picture():
     assert "data:image/png;base64," in shown
 
 
+def test_a_figure_shows_itself_without_pyplot():
+    result = tost.analysis.gains_by_layer(tost.create_model("tost_mini", depth=1), [torch.randn(2, 3, 16, 16)])
+    assert result.figure()._repr_png_().startswith(b"\x89PNG")
+
+
+def test_states_say_what_they_hold():
+    _, state = tost.causal_tssa_with_state(torch.randn(2, 5, 3, 4), torch.ones(3))
+    shown = state._repr_html_()
+    assert all(
+        text in shown for text in ("[5, 5]", "3, 4 squares each", f'<td style="text-align:left">{3 * (2 * 4 + 1)}<')
+    )
+    model = tost.load_pretrained("bytes-tiny")
+    _, whole = model.forward_with_state(torch.zeros(1, 7, dtype=torch.int64), None)
+    assert all(text in whole._repr_html_() for text in ("[7]", "4 (TSSAState)", f"{whole.bytes():,}"))
+
+
 def test_runs_and_checks_show_themselves(tmp_path):
     assert "0.5" in RunResult("finished", 10, {"loss": 0.5})._repr_html_()
     assert "unfinished" in RunRecord("mine", tmp_path)._repr_html_()

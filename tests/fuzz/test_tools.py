@@ -5,16 +5,19 @@ from __future__ import annotations
 import gzip
 import io
 import json
+import os
+import signal
 import struct
 import tarfile
 import zipfile
+from pathlib import Path
 from random import Random
 from time import sleep
 
 import pytest
 
-from fuzz import run
-from fuzz.harness import Harness, memory_limit, one_of_many, problem_of, time_limit
+from fuzz import run, worker
+from fuzz.harness import Harness, Turn, memory_limit, one_of_many, problem_of, time_limit
 from fuzz.mutate import mutate
 from tests.data.images.files import encoded, picture, tar_of
 from tost.errors import ConfigError
@@ -173,24 +176,31 @@ def test_what_was_done_adds_up(tmp_path):
     assert run.read_tallies(path)["tar"] == expected
 
 
-DYING = """
-import os, pathlib, signal, sys
-current = pathlib.Path(sys.argv[sys.argv.index("--current") + 1])
-current.write_bytes((3).to_bytes(8, "little") + b"abc" + bytes(9))
-print("#2\\tINITED cov: 10 ft: 10", flush=True)
-os.kill(os.getpid(), signal.SIGVTALRM)
-"""
-
-
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="turns are forks")
 def test_the_input_that_ends_the_worker_is_kept(tmp_path, monkeypatch):
-    worker = tmp_path / "fuzz" / "worker.py"
-    worker.parent.mkdir()
-    worker.write_text(DYING)
-    for name, folder in {"ROOT": tmp_path, "CORPUS": tmp_path / "build", "CRASHES": tmp_path / "crashes"}.items():
+    for name, folder in {"CORPUS": tmp_path / "build", "CRASHES": tmp_path / "crashes"}.items():
         monkeypatch.setattr(run, name, folder)
-    monkeypatch.delenv("PYTHONPATH", raising=False)
-    assert run.take_turn("tar", 1, 0).problems == 1
+
+    def ask(turn):
+        def die():
+            with worker.current_input(Path(turn.current)) as show:
+                show(b"abc")
+                os.write(1, b"#2\tINITED cov: 10 ft: 10\n")
+                os.kill(os.getpid(), signal.SIGVTALRM)
+
+        return worker.fork(turn, die)
+
+    done = run.take_turn("tar", 1, 0, ask, tmp_path)
+    assert (done.problems, done.coverage) == (1, 10)
     assert (tmp_path / "crashes" / "tar" / "SIGVTALRM").read_bytes() == b"abc"
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="turns are forks")
+def test_a_turn_that_fails_is_told_in_its_log(tmp_path):
+    turn = Turn("tar", 1, str(tmp_path), str(tmp_path / "log"), str(tmp_path / "current"))
+    assert worker.fork(turn, raising(ImportError("no atheris"))).code == 1
+    assert "no atheris" in (tmp_path / "log").read_text()
+    assert run.read_log("tar", (tmp_path / "log").read_text(), 0).problems == 1
 
 
 def test_time_on_the_clock_does_not_count():

@@ -21,6 +21,7 @@ from tost.ops import _library as library
 from tost.ops._library import compiled_isas
 from tost.testing import assert_close
 
+CONTENT = {"forget": "channel", "centered": True, "head_norm": True}
 PLUS = {"conv_width": 4, "gate": True, "count_scaled": True, "forget": True, "position": "none"}
 
 
@@ -39,10 +40,12 @@ def step_both(model, count, weights="fp32", length=6):
     st.sampled_from([(4, 1), (12, 3), (16, 2), (20, 4), (36, 2), (72, 4), (132, 1)]),
     st.booleans(),
     st.booleans(),
+    st.booleans(),
 )
-@settings(max_examples=20, deadline=None)
-def test_any_batch_and_any_width(count, sizes, plus, blocks):
+@settings(max_examples=25, deadline=None)
+def test_any_batch_and_any_width(count, sizes, plus, blocks, content):
     options = (PLUS if plus else {}) | ({"block_size": sizes[0] // sizes[1]} if blocks else {})
+    options |= CONTENT if content else {}
     model = make(torch.float32, embed_dim=sizes[0], num_heads=sizes[1], depth=1, **options)
     (found, after), (expected, state) = step_both(model, count)
     assert_close("logits", found, expected, 1e-5)
@@ -50,9 +53,11 @@ def test_any_batch_and_any_width(count, sizes, plus, blocks):
         assert_close("state", one.double(), other.double(), 1e-5)
 
 
-def test_threads_change_nothing():
+@pytest.mark.parametrize("content", [{}, CONTENT], ids=["plain", "content"])
+def test_threads_change_nothing(content):
     # Widths for which the shares of threads differ, with a rest that no block takes.
-    model, threads = make(torch.float32, embed_dim=36, vocab_size=75, block_size=3, **PLUS), torch.get_num_threads()
+    model = make(torch.float32, embed_dim=36, vocab_size=75, block_size=3, **(PLUS | content))
+    threads = torch.get_num_threads()
     ids = torch.stack(prompts(6, 6, 6))
     before, step = prefill(model, ids[:, :-1]), NativeStep(model)
     try:
@@ -68,13 +73,14 @@ def test_threads_change_nothing():
 
 @pytest.mark.parametrize("isa", compiled_isas())
 @pytest.mark.parametrize("weights", ["fp32", "bf16", "int8"])
-def test_every_instruction_set(isa, weights):
+@pytest.mark.parametrize("content", [{}, CONTENT], ids=["plain", "content"])
+def test_every_instruction_set(isa, weights, content):
     try:
         select_isa(isa)
     except ConfigError as error:
         pytest.skip(str(error))
     try:
-        model = make(torch.float32, embed_dim=72, **PLUS)
+        model = make(torch.float32, embed_dim=72, **(PLUS | content))
         rounded = copy.deepcopy(model)
         round_weights(rounded, weights)
         (found, _), _ = step_both(model, 3, weights)

@@ -14,9 +14,9 @@ from tost.errors import ConfigError
 class Copy(nn.Module):
     """TSSA as people copy it from the paper, with one thing changed."""
 
-    def __init__(self, dim=24, heads=3, change="", out=True):
+    def __init__(self, dim=24, heads=3, change="", out=True, causal=False):
         super().__init__()
-        self.heads, self.change = heads, change
+        self.heads, self.change, self.causal = heads, change, causal
         self.qkv = nn.Linear(dim, dim, bias=False)
         self.temp = nn.Parameter(torch.ones(heads, 1))
         self.to_out = nn.Sequential(nn.Linear(dim, dim), nn.Dropout(0.5)) if out else nn.Identity()
@@ -26,11 +26,20 @@ class Copy(nn.Module):
         heads = 1 if self.change == "one head" else self.heads
         w = self.qkv(x).view(B, N, heads, -1).transpose(1, 2)  # [B, H, N, D]
         axis = {"energy normalized over features": -1, "energy normalized over heads": 1}.get(self.change, -2)
-        normed = w if self.change == "energy not normalized" else F.normalize(w, dim=axis)
+        if self.change == "energy not normalized":
+            normed = w
+        elif self.causal and axis == -2 and self.change != "energy looks ahead":
+            normed = w / (w**2).cumsum(axis).sqrt()
+        else:
+            normed = F.normalize(w, dim=axis)
         temp = 1.0 if self.change in ("temperature ignored", "one head") else self.temp
         pi = ((normed**2).sum(-1) * temp).softmax(dim=2 if self.change == "softmax over tokens" else 1)
-        weight = pi if self.change == "moment not divided" else pi / (pi.sum(-1, keepdim=True) + 1e-8)
-        moment = weight.unsqueeze(-2) @ w**2
+        if self.causal:
+            mass = 1.0 if self.change == "moment not divided" else pi.cumsum(-1).unsqueeze(-1)
+            moment = (pi.unsqueeze(-1) * w**2).cumsum(-2) / mass
+        else:
+            weight = pi if self.change == "moment not divided" else pi / (pi.sum(-1, keepdim=True) + 1e-8)
+            moment = weight.unsqueeze(-2) @ w**2
         if self.change == "moment over features":
             moment = moment.sum(-1, keepdim=True)
         y = (1 if self.change == "sign" else -1) * w * pi.unsqueeze(-1) / (1 + moment)
@@ -50,6 +59,7 @@ MISTAKES = [
     "sign",
     "temperature ignored",
 ]
+CAUSAL = [*MISTAKES, "energy looks ahead"]
 
 
 @pytest.mark.parametrize("out", [True, False])
@@ -69,8 +79,21 @@ def test_known_mistakes_are_named(mistake, seed):
     assert found.errors["tssa"] > 1e-3
 
 
-def test_an_unknown_mistake_is_told_as_such():
-    found = tost.check_tssa(Copy(change="something else"))
+def test_a_faithful_causal_copy_is_right():
+    assert tost.check_tssa(Copy(causal=True)).finding == "causal"
+
+
+@pytest.mark.parametrize("mistake", CAUSAL)
+def test_known_mistakes_are_named_in_causal_copies_too(mistake):
+    found = tost.check_tssa(Copy(change=mistake, causal=True))
+    assert not found
+    assert found.finding == f"causal, {mistake}"
+    assert found.errors["causal"] > 1e-3
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_an_unknown_mistake_is_told_as_such(causal):
+    found = tost.check_tssa(Copy(change="something else", causal=causal))
     assert (found.is_tssa, found.finding) == (False, "unknown")
     assert "no known mistake explains it" in found.message
 

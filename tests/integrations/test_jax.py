@@ -44,8 +44,11 @@ def check(found, expected, dtype):
     assert_all_close({name: to_torch(x) for name, x in found.items()}, expected, BOUNDS[dtype])
 
 
-def cases(flags, *quick):
-    """All combinations of cases and options; those named `quick` run by default, in float64. Each is compiled."""
+def cases(flags, *quick, empty=True):
+    """All combinations of cases and options; those named `quick` run by default, in float64. Each is compiled.
+
+    Not `empty`: without sequences of no tokens, of which torch takes no gradients.
+    """
     return pytest.mark.parametrize(
         ("shape", "dtype", "flags"),
         [
@@ -57,20 +60,34 @@ def cases(flags, *quick):
                 marks=() if (shape, dtype) == CASES[0] and words in quick else pytest.mark.slow,
             )
             for shape, dtype in CASES
+            if empty or shape[1] > 0
             for words in flags
         ],
     )
 
 
 def make(shape, dtype, flags):
-    """A case with some options by name; `blocks` are of three features, where there are as many."""
+    """A case with some options by name; `blocks` are of three features, where there are as many.
+
+    `by_head` and `by_channel` are decays from the data.
+    """
     options = dict.fromkeys(flags.split(), True)
     options["block_size"] = 3 if options.pop("blocks", False) and shape[3] % 3 == 0 else 1
+    for name in ("head", "channel"):
+        if options.pop(f"by_{name}", False):
+            options["decay"] = name
     options["normalize"] = not options.pop("unnormalized", False)
     return make_case(shape, dtype, **options)
 
 
-@cases(["", "unnormalized", "masked", "blocks", "masked count_scaled"], "masked count_scaled")
+def options_of(case):
+    return {"count_scaled": case.count_scaled, "block_size": case.block_size, "centered": case.centered}
+
+
+@cases(
+    ["", "unnormalized", "masked", "blocks", "masked count_scaled", "masked centered", "centered blocks"],
+    "masked count_scaled",
+)
 def test_tssa_matches_reference(call, shape, dtype, flags):
     case = make(shape, dtype, flags)
     found = call(
@@ -78,7 +95,7 @@ def test_tssa_matches_reference(call, shape, dtype, flags):
         {"w": to_numpy(case.w), "temperature": to_numpy(case.temperature)},
         [to_numpy(case.dy)],
         None if case.mask is None else case.mask.numpy(),
-        {"normalize": case.normalize, "count_scaled": case.count_scaled, "block_size": case.block_size},
+        {"normalize": case.normalize} | options_of(case),
         double=dtype == torch.float64,
     )
     check(found, run_tssa(case.double(), "reference"), dtype)
@@ -87,7 +104,16 @@ def test_tssa_matches_reference(call, shape, dtype, flags):
 ALL = "masked bias state count_scaled decay"
 
 
-@cases(["", "bias", "masked bias state", "decay", "masked count_scaled", "state blocks", ALL], ALL)
+FROM_DATA = [
+    "by_head",
+    "masked state by_head count_scaled",
+    "masked bias state by_channel count_scaled",
+    "state blocks by_channel centered",
+]
+PLAIN = ["", "bias", "masked bias state", "decay", "masked count_scaled", "state blocks", "state centered", ALL]
+
+
+@cases(PLAIN + FROM_DATA, ALL, FROM_DATA[2], empty=False)
 def test_causal_tssa_matches_reference(call, shape, dtype, flags):
     case = make(shape, dtype, flags)
     given = {"w": case.w, "temperature": case.temperature}
@@ -99,7 +125,7 @@ def test_causal_tssa_matches_reference(call, shape, dtype, flags):
         [to_numpy(x) for x in (case.dy, *case.dstate)],
         None if case.mask is None else case.mask.numpy(),
         None if case.state is None else case.state.position.numpy(),
-        {"count_scaled": case.count_scaled, "block_size": case.block_size},
+        options_of(case),
         double=dtype == torch.float64,
     )
     expected = run_causal(case.double(), "reference")
@@ -164,6 +190,7 @@ def test_positions_beyond_the_table_of_biases_do_not_pass_unnoticed(call):
         ("causal_tssa", {"bias": ((4, 2), "float32")}, "bias has shape (4, 2) and dtype float32; it needs (4, 3) or"),
         ("causal_tssa", {"bias": ((2, 3, 5), "float32")}, "it needs (2, 3, 4) or (1, 3, 4)"),
         ("causal_tssa", {"decay": ((1,), "float32")}, "decay has shape (1,)"),
+        ("causal_tssa", {"decay": ((2, 3, 4, 2), "float32")}, "it needs (4,) or (2, 3, 4) or (2, 3, 4, 6)"),
         ("causal_tssa", {"state": (2, 4, 5)}, "state.squares has shape (2, 4, 5)"),
         ("causal_tssa", {"state": (2, 4, 6), "block_size": 2}, "state.weighted_squares has shape (2, 4, 6)"),
     ],

@@ -1,13 +1,16 @@
-"""Training steps on a device that is no CPU: `meta`, whose tensors have a shape but no numbers.
+"""Steps on devices that are no CPU: `meta`, whose tensors have a shape but no numbers, and a GPU that is not there.
 
 Tensors that were left on the CPU, or a number that is asked for in the middle of a step, are errors there.
 """
+
+import subprocess
+import sys
 
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tests.models.tiny import distinct, example, make_tiny
+from tests.models.tiny import LANGUAGE_VARIANTS, VISION_VARIANTS, distinct, example, make_tiny
 from tost.models.mixers import list_mixers
 
 # Operators without a deterministic form on CUDA, from the page of `torch.use_deterministic_algorithms`. Cumulative sums
@@ -73,9 +76,28 @@ def test_a_training_step_of_every_model(deterministic, name):
 @pytest.mark.slow
 @pytest.mark.parametrize("mixer", list_mixers(place="sequence"))
 def test_a_training_step_of_a_classifier_with_every_mixer(deterministic, mixer):
-    check_step("lra_listops", mixer=mixer)
+    check_step("lra_listops", mixer=mixer, num_heads=2)
 
 
 @pytest.mark.parametrize("mixer", list_mixers(place="language"))
 def test_a_training_step_of_a_language_model_with_every_mixer(deterministic, mixer):
     check_step("tost_lm_base", mixer=mixer)
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        pytest.param(name, options, id=f"{name} {variant}")
+        for name, variants in (("tost_lm_base", LANGUAGE_VARIANTS), ("tost_small_patch16_224", VISION_VARIANTS))
+        for variant, options in variants.items()
+    ],
+)
+def test_a_training_step_with_every_extension(deterministic, name, options):
+    check_step(name, **options)
+
+
+@pytest.mark.parametrize("words", [["plain"], pytest.param([], marks=pytest.mark.slow, id="all")])
+def test_steps_on_a_gpu_that_is_not_there(words):
+    command = [sys.executable, "-m", "tests.models.fake_gpu", *words]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.stdout, done.returncode) == ("", 0), done.stderr

@@ -112,7 +112,7 @@ def test_images_of_different_sizes_are_classified_as_each_alone(options):
 
 def test_images_that_cannot_be_packed_are_refused():
     with pytest.raises(ConfigError, match="the grid of one image, but the batch is packed"):
-        make_tiny("tost_tiny_patch16_224", conv_width=3).forward_packed([torch.randn(3, 32, 32)])
+        make_tiny("tost_tiny_patch16_224", conv_width=3, conv_at="values").forward_packed([torch.randn(3, 32, 32)])
     with pytest.raises(ValueError, match="0 images"):
         make_tiny("tost_tiny_patch16_224").forward_packed([])
 

@@ -7,11 +7,24 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from tests.models.tiny import distinct, example, make_tiny, perturb
+from tost.models import list_mixers
 from tost.testing import assert_close
 
 # Forward mode and second derivatives exist for the plain form of softmax attention only.
 pytestmark = pytest.mark.usefixtures("plain_attention")
-models = pytest.mark.parametrize("name", distinct())
+STATISTICS = {"block_size": 2, "centered": True, "count_scaled": True}
+CASES = [
+    *((name, {}) for name in distinct()),
+    *(("lra_listops", {"mixer": name}) for name in list_mixers(place="sequence") if name != "tssa"),
+    *(("tost_lm_base", {"mixer": name}) for name in list_mixers(place="language") if name != "tssa"),
+    ("tost_tiny_patch16_224", STATISTICS),
+    ("tost_lm_base", {**STATISTICS, "forget": "head"}),
+    ("tost_lm_base", {**STATISTICS, "forget": "channel"}),
+    ("tost_lm_base", {"block_size": 4, "forget": True, "gate": True}),
+]
+models = pytest.mark.parametrize(
+    ("name", "options"), CASES, ids=[" ".join([name, *map(str, options.values())]) for name, options in CASES]
+)
 
 
 @pytest.fixture
@@ -20,10 +33,10 @@ def plain_attention():
         yield
 
 
-def make_pair(name, dtype=torch.float64):
+def make_pair(name, options, dtype=torch.float64):
     """A model with the default backend, the same one with the reference, its parameters and an input."""
     torch.manual_seed(0)
-    fast = perturb(make_tiny(name), by=0.1).to(dtype).eval()
+    fast = perturb(make_tiny(name, **options), by=0.1).to(dtype).eval()
     slow = copy.deepcopy(fast)
     for module in slow.modules():
         if hasattr(module, "backend"):
@@ -53,8 +66,8 @@ def directions(parameters, seed):
 
 
 @models
-def test_forward_mode(name):
-    fast, slow, parameters, x = make_pair(name)
+def test_forward_mode(name, options):
+    fast, slow, parameters, x = make_pair(name, options)
     along = directions(parameters, 1)
     value, slope = torch.func.jvp(loss_of(fast, x), (parameters,), (along,))
     gradients = torch.func.grad(loss_of(slow, x))(parameters)
@@ -63,8 +76,8 @@ def test_forward_mode(name):
 
 
 @models
-def test_gradients_and_products_with_the_hessian(name):
-    fast, slow, parameters, x = make_pair(name)
+def test_gradients_and_products_with_the_hessian(name, options):
+    fast, slow, parameters, x = make_pair(name, options)
     along = directions(parameters, 2)
     assert_same(torch.func.grad(loss_of(fast, x))(parameters), torch.func.grad(loss_of(slow, x))(parameters))
 
@@ -81,8 +94,8 @@ def test_gradients_and_products_with_the_hessian(name):
 
 
 @models
-def test_vmap_over_inputs(name):
-    fast, _, _, x = make_pair(name)
+def test_vmap_over_inputs(name, options):
+    fast, _, _, x = make_pair(name, options)
     several = torch.stack((x, x.flip(0)))
     mapped = torch.vmap(fast)(several)
     assert_close("outputs", mapped, torch.stack([fast(each) for each in several]), 1e-10)
@@ -90,7 +103,7 @@ def test_vmap_over_inputs(name):
 
 @pytest.mark.parametrize("name", ["tost_lm_base", "tost_tiny_patch16_224", "lra_listops"])
 def test_gradients_of_each_sample(name):
-    fast, slow, parameters, x = make_pair(name)
+    fast, slow, parameters, x = make_pair(name, {})
 
     def loss(model):
         return lambda parameters, x: loss_of(model, x[None])(parameters)
@@ -102,8 +115,8 @@ def test_gradients_of_each_sample(name):
 
 
 @models
-def test_autocast(name):
-    fast, slow, parameters, x = make_pair(name, torch.float32)
+def test_autocast(name, options):
+    fast, slow, parameters, x = make_pair(name, options, torch.float32)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         actual, expected = loss_of(fast, x)(parameters), loss_of(slow, x)(parameters)
     assert_close("backends", actual, expected, 0.02)

@@ -26,6 +26,25 @@ TINY = {
     VitOptions: {"embed_dim": 16, "depth": 2, "num_heads": 4, "num_classes": 3, "image_size": 32},
 }
 
+# Options of the models that take a path of their own, by name.
+LANGUAGE_VARIANTS = {
+    "plain": {},
+    "blocks": {"block_size": 2, "head_norm": True, "unit_variance": True, "gate": True},
+    "centered": {"centered": True, "count_scaled": True},
+    "forgetting": {"forget": True, "position": "none"},
+    "forgetting by token": {"forget": "head", "count_scaled": True, "position": "none"},
+    "forgetting by channel": {"forget": "channel", "centered": True, "block_size": 2, "position": "none"},
+    "windows": {"window_every": 2, "window": 5, "position": "none"},
+    "convolutions": {"conv_width": 4, "conv_at": "both", "position": "sinusoidal"},
+    "checkpointing": {"gradient_checkpointing": True, "dropout": 0.1, "after_last_position": "repeat"},
+    "own head": {"tie_head": False, "bias": True, "layer_scale": None},
+}
+VISION_VARIANTS = {
+    "blocks": {"block_size": 2, "centered": True, "head_norm": True, "unit_variance": True, "gate": True},
+    "convolutions": {"conv_width": 3, "count_scaled": True, "normalize": False},
+    "ista": {"feed_forward": "ista", "drop_path": 0.1, "drop_path_rule": "linear", "global_pool": "avg"},
+}
+
 
 def make_tiny(name, **overrides):
     return tost.create_model(name, **{**TINY[model_spec(name).options], **overrides})

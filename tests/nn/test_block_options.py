@@ -10,8 +10,12 @@ from tost.nn import (
     MLP,
     Block,
     CausalBlock,
+    CausalConvolution,
+    CausalSoftmaxAttention,
     CrossCovarianceAttention,
+    Extensions,
     GridConvolution,
+    SequenceConvolution,
     SoftmaxAttention,
     SubspaceAttention,
     run_blocks,
@@ -49,15 +53,62 @@ def make_block(mixer=tost.TSSAttention, mlp=None, conv=True, **options):
 def naive(block, x):
     """The block as the note in its docstring writes it, one operation at a time."""
     pre = block.norm == "pre"
+    if block.conv_block is not None:
+        x = x + block.conv_block(x, GRID)
     scale1, scale2 = (1 if gamma is None else gamma for gamma in (block.gamma1, block.gamma2))
     u = block.norm1(x) if pre else x
     if block.conv is not None:
         u = u + block.conv(u, GRID)
     x = x + scale1 * block.attention(u)
     x = x if pre else block.norm1(x)
-    fed = block.mlp(block.norm2(x) if pre else x)
+    u = block.norm2(x) if pre else x
+    fed = block.mlp(u if block.conv_mlp is None else u + block.conv_mlp(u, GRID))
     x = x + scale2 * fed if getattr(block.mlp, "residual", True) else fed
     return x if pre else block.norm2(x)
+
+
+@pytest.mark.parametrize("norm", ["pre", "post"])
+def test_convolutions_in_front_of_the_block_and_of_both_branches(norm):
+    more = {"conv_mlp": GridConvolution(C), "conv_block": GridConvolution(C)}
+    block, x = make_block(norm=norm, **more), tokens()
+    assert_close("y", block(x, None, GRID), naive(block, x), 1e-14)
+
+
+PLUS = {"extensions": Extensions(gate=True, head_norm=True, block_size=2)}
+
+
+@pytest.mark.parametrize(("mixer", "options"), [*((mixer, {}) for mixer in MIXERS), (tost.TSSAttention, PLUS)])
+def test_values_of_neighbours_are_added_to_what_the_mixer_gives(mixer, options):
+    module, x = perturb(mixer(C, H, value_conv=GridConvolution(C), **options)), tokens().requires_grad_()
+    mask = torch.ones(B, N, dtype=torch.bool)
+    mask[0, 3:] = False
+    near = module.value_conv(module.proj_in(x)[..., -C:], GRID, mask)
+    if options:
+        near = near * torch.nn.functional.silu(module.proj_gate(x))
+    added = module(x, mask=mask, grid=GRID)
+    with torch.no_grad():
+        alone = module(x, mask=mask, grid=GRID)
+    module.value_conv = None
+    expected = module(x, mask=mask) + near @ module.proj_out.weight.t()
+    assert_close("y", added, expected, 1e-13)
+    assert_close("without gradients", alone, expected, 1e-13)
+    cotangent = torch.randn_like(added)
+    for a, b in zip(*(torch.autograd.grad(y, x, cotangent) for y in (added, expected)), strict=True):
+        assert_close("gradient", a, b, 1e-12)
+
+
+@pytest.mark.parametrize("mixer", MIXERS)
+def test_values_along_a_sequence_are_exact_under_masks_and_packing(mixer):
+    block = perturb(
+        Block(mixer(C, H, value_conv=SequenceConvolution(C)), MLP(C, C), C, conv_block=SequenceConvolution(C))
+    )
+    x, lengths = torch.randn(1, 9, C, dtype=torch.float64), [4, 5]
+    alone = torch.cat([block(part) for part in x.split(lengths, dim=1)], dim=1)
+    packing = tost.Packing.from_cu_seqlens(torch.tensor([0, 4, 9]), 9)
+    assert_close("packed", block(x, packing=packing), alone, 1e-13)
+    mask = torch.tensor([[False, True, True, False, False, True, True, False, False]])
+    real = block(x.masked_fill(~mask.unsqueeze(-1), float("nan")), mask)[mask]
+    assert_close("masked", real, block(x[mask][None])[0], 1e-13)
 
 
 @pytest.mark.parametrize("norm", ["pre", "post"])
@@ -194,6 +245,8 @@ def test_block_compiles_without_a_break(feed_forward):
         (lambda: Block(Ones(), Ones(), C, drop_path=-0.1), r"drop_path=-0.1 is not possible"),
         (lambda: CausalBlock(Ones(), Ones(), C, conv=GridConvolution(C)), "a causal block takes no convolution"),
         (lambda: make_block()(tokens()), r"grid=None does not hold the 8 tokens"),
+        (lambda: CausalBlock(Ones(), Ones(), C, conv_block=CausalConvolution(C)), "a causal block takes no conv_block"),
+        (lambda: CausalSoftmaxAttention(C, H, value_conv=SequenceConvolution(C)), "causal and takes no value_conv"),
     ],
 )
 def test_bad_arguments_are_refused(call, message):

@@ -1,4 +1,4 @@
-"""The causal convolution: what it computes, alone, in pieces, around padding, and between processes."""
+"""Convolutions of sequences: what they compute, alone, in pieces, around padding, and between processes."""
 
 import itertools
 
@@ -8,8 +8,10 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import tost
 from tests.parallel.ranks import run_ranks
-from tost.nn import CausalConvolution
+from tost.nn import CausalConvolution, SequenceConvolution
+from tost.nn.packed import mix
 from tost.parallel import ContextParallel
 from tost.parallel.window import last_tokens
 from tost.testing import assert_close
@@ -147,6 +149,8 @@ def test_autocast_and_a_window_of_another_dtype_change_little():
     [
         (lambda: CausalConvolution(C, width=1), "width=1 reaches no other token; use at least 2"),
         (lambda: CausalConvolution(C, start="next"), "start='next' is not known; it takes 'random' or 'previous'"),
+        (lambda: SequenceConvolution(C, width=4), "width=4 has no centre; use an odd number"),
+        (lambda: make_centred()(torch.zeros(2, 3, 7)), r"shape \(2, 3, 7\); this module needs \[B, N, 6\]"),
         (lambda: make()(torch.zeros(2, 3, 7)), r"shape \(2, 3, 7\); this module needs \[B, N, 6\]"),
         (lambda: make()(tokens(3), torch.ones(2, 4) > 0), r"mask has shape \(2, 4\)"),
         (
@@ -227,3 +231,50 @@ def test_a_kernel_may_start_with_the_token_before(width):
     before = torch.zeros(width)
     before[-2] = 1
     torch.testing.assert_close(previous, 0.3 * random + before)
+
+
+def make_centred(width=3, dtype=torch.float64, embed_dim=C):
+    torch.manual_seed(0)
+    conv = SequenceConvolution(embed_dim, width=width, dtype=dtype)
+    with torch.no_grad():
+        conv.weight.normal_()
+    return conv
+
+
+@pytest.mark.parametrize("width", [1, 3, 7])
+@pytest.mark.parametrize("length", [0, 1, 2, 7, 30])
+@pytest.mark.parametrize(("dtype", "bound"), [(torch.float64, 1e-13), (torch.float32, 2e-6), (torch.bfloat16, 1e-2)])
+def test_both_sides_are_a_plain_convolution_with_its_gradients(width, length, dtype, bound):
+    conv, x, cotangent = make_centred(width, dtype), tokens(length, dtype), tokens(length, dtype)
+    wide = [a.detach().double().requires_grad_() for a in (x, conv.weight)]
+    expected = torch.zeros_like(wide[0])
+    if length:
+        rows = F.conv1d(wide[0].transpose(1, 2), wide[1].unsqueeze(1), padding=width // 2, groups=C)
+        expected = rows.transpose(1, 2) + 0 * wide[1].sum() + 0 * wide[0]
+    else:
+        expected = expected + 0 * wide[1].sum() + 0 * wide[0]
+    expected.backward(cotangent.double())
+    x.requires_grad_()
+    y = conv(x)
+    assert y.dtype == dtype
+    y.backward(cotangent)
+    for name, a, b in (("y", y, expected), ("x", x.grad, wide[0].grad), ("weight", conv.weight.grad, wide[1].grad)):
+        assert_close(name, a, b, bound)
+
+
+@given(st.sampled_from([1, 3, 5]), st.lists(st.booleans(), min_size=1, max_size=14))
+@settings(max_examples=60)
+def test_padding_anywhere_is_deletion_on_both_sides(width, real):
+    conv, x = make_centred(width), tokens(len(real))
+    mask = torch.stack((torch.tensor(real), torch.tensor(real).flip(0)))
+    y = conv(x.masked_fill(~mask.unsqueeze(-1), float("nan")), mask)
+    assert not y[~mask].any()
+    for row in range(B):
+        assert_close("alone", y[row, mask[row]], conv(x[row, mask[row]][None])[0], 1e-14)
+
+
+def test_packed_sequences_do_not_see_each_other():
+    conv, row = make_centred(5), torch.randn(1, 12, C, dtype=torch.float64)
+    packing = tost.Packing.from_cu_seqlens(torch.tensor([0, 4, 4, 5, 12]), 12)
+    alone = [conv(row[:, begin:end]) for begin, end in ((0, 4), (4, 5), (5, 12))]
+    assert_close("packed", mix(conv, row, None, packing), torch.cat(alone, dim=1), 1e-14)

@@ -1,5 +1,7 @@
 """Modules on packed sequences: each gives what it gives alone, convolutions, positions and states included."""
 
+from functools import partial
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -8,12 +10,22 @@ from torch import nn
 
 import tost
 from tost.errors import ConfigError
-from tost.nn import MLP, Block, CausalBlock, CausalConvolution, Extensions, GridConvolution, PaperForm
+from tost.nn import (
+    MLP,
+    Block,
+    CausalBlock,
+    CausalConvolution,
+    Extensions,
+    GridConvolution,
+    PaperForm,
+    SoftmaxAttention,
+)
 from tost.testing import assert_close
 
 C, H = 12, 3
 lengths_of_sequences = st.lists(st.integers(0, 9), min_size=1, max_size=6)
 examples = settings(max_examples=8, deadline=None)
+CONTINUED = ["causal", "head", "channel", "conv", "block", "softmax", "recurrent", "window"]
 
 
 def pack(lengths):
@@ -41,6 +53,12 @@ def make(kind):
         given = {"extensions": extensions(forget=True, after_last_position="repeat"), "paper": PaperForm(step_size=0.1)}
         module = tost.CausalTSSAttention(C, H, 6, **given)
         nn.init.normal_(module.position_bias)
+    elif kind == "centered":  # in blocks: without its mean nothing but rounding is left of a token that is alone
+        attention = tost.TSSAttention(C, H, extensions=extensions(centered=True, head_norm=True))
+        module = Block(attention, MLP(C, 2 * C), C)
+    elif kind in ("head", "channel"):
+        given = extensions(centered=True, head_norm=True, forget=kind)
+        module = CausalBlock(tost.CausalTSSAttention(C, H, 12, position_bias=None, extensions=given), MLP(C, 2 * C), C)
     elif kind == "conv":
         module = CausalConvolution(C, width=4)
     elif kind == "block":
@@ -48,13 +66,14 @@ def make(kind):
         convs = {"conv": CausalConvolution(C, width=3), "conv_mlp": CausalConvolution(C, width=5)}
         module = CausalBlock(attention, MLP(C, 2 * C), C, layer_scale=0.5, **convs)
     else:
-        mixer = {"softmax": tost.nn.CausalSoftmaxAttention, "recurrent": tost.nn.MinGRU}[kind](C, H)
+        window = partial(tost.nn.WindowAttention, window=3)
+        mixer = {"softmax": tost.nn.CausalSoftmaxAttention, "recurrent": tost.nn.MinGRU, "window": window}[kind](C, H)
         module = CausalBlock(mixer, MLP(C, 2 * C), C)
     return module.double()
 
 
 @pytest.mark.parametrize("masked", [False, True])
-@pytest.mark.parametrize("kind", ["tssa", "causal", "conv", "block", "softmax", "recurrent"])
+@pytest.mark.parametrize("kind", ["tssa", "centered", *CONTINUED])
 @examples
 @given(lengths=lengths_of_sequences, seed=st.integers(0, 2**31))
 def test_a_packed_batch_is_each_sequence_alone(kind, masked, lengths, seed):
@@ -74,7 +93,7 @@ def test_a_packed_batch_is_each_sequence_alone(kind, masked, lengths, seed):
         assert_close("gradient", actual, expected, 1e-9)
 
 
-@pytest.mark.parametrize("kind", ["causal", "conv", "block", "softmax", "recurrent"])
+@pytest.mark.parametrize("kind", CONTINUED)
 @examples
 @given(lengths=st.lists(st.integers(1, 7), min_size=1, max_size=4), data=st.data())
 def test_packed_sequences_continue_from_their_states(kind, lengths, data):
@@ -127,6 +146,12 @@ def test_dropped_branches_and_features_are_those_of_whole_sequences():
 
 
 def test_what_does_not_know_packing_is_refused():
-    block = Block(tost.TSSAttention(C, H), MLP(C, C), C, conv=GridConvolution(C))
-    with pytest.raises(ConfigError, match="the grid of one image, but the batch is packed"):
-        block(torch.randn(1, 6, C), None, (2, 3), packing=pack([2, 4]))
+    for attention, convs in (
+        (tost.TSSAttention(C, H), {"conv": GridConvolution(C)}),
+        (tost.TSSAttention(C, H), {"conv_block": GridConvolution(C)}),
+        (tost.TSSAttention(C, H, value_conv=GridConvolution(C)), {}),
+        (SoftmaxAttention(C, H, value_conv=GridConvolution(C)), {}),
+    ):
+        block = Block(attention, MLP(C, C), C, **convs)
+        with pytest.raises(ConfigError, match="the grid of one image, but the batch is packed"):
+            block(torch.randn(1, 6, C), None, (2, 3), packing=pack([2, 4]))

@@ -6,13 +6,26 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import tost
-from tests.ops.cases import BOUNDS, assert_all_close, make_case, run_causal, run_tssa
-from tost.errors import BackendError
+from tests.ops.cases import (
+    BLOCK_BACKENDS,
+    BOUNDS,
+    FAST_BLOCK_BACKENDS,
+    assert_all_close,
+    make_case,
+    run_causal,
+    run_tssa,
+)
+from tost.errors import ConfigError
+from tost.ops import native
+from tost.ops._dispatch import select
+from tost.ops._inputs import causal_form, causal_inputs
+from tost.ops._library import compiled_isas
+from tost.ops.form import Form
 from tost.testing import assert_close
 
-# The others refuse these options.
-BACKENDS = ("torch", "reference")
-backends = pytest.mark.parametrize("backend", BACKENDS)
+# The others refuse these options, as they do blocks.
+backends = pytest.mark.parametrize("backend", BLOCK_BACKENDS)
+fast_backends = pytest.mark.parametrize("backend", FAST_BLOCK_BACKENDS)
 dtypes = pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
 EVERY_OPTION = {"masked": True, "bias": True, "state": True, "count_scaled": True}
 BOUND = 1e-9
@@ -53,23 +66,121 @@ def assert_same_state(actual, expected, bound=BOUND):
         assert_close(name, a, b, bound)
 
 
+@fast_backends
 @forms
 @dtypes
 @pytest.mark.parametrize("flags", [{}, EVERY_OPTION], ids=["plain", "every option"])
-def test_causal_matches_reference(form, dtype, flags):
+def test_causal_matches_reference(backend, form, dtype, flags):
     for shape in ((2, 67, 3, 6), (1, 2, 1, 6)):
         case = make_case(shape, dtype, **form, **({"state": True} | flags))
         # A product of decays that differ by orders of magnitude has a gradient that cancels.
         bound = BOUNDS[dtype] * (10 if dtype == torch.float32 else 1)
-        assert_all_close(run_causal(case, "torch"), run_causal(case.double(), "reference"), bound)
+        assert_all_close(run_causal(case, backend), run_causal(case.double(), "reference"), bound)
 
 
+@fast_backends
 @dtypes
 @pytest.mark.parametrize("g", [1, 2, 6])
 @pytest.mark.parametrize("flags", [{}, {"masked": True, "count_scaled": True}, {"normalize": False}], ids=str)
-def test_centered_tssa_matches_reference(dtype, g, flags):
+def test_centered_tssa_matches_reference(backend, dtype, g, flags):
     case = make_case((2, 67, 3, 6), dtype, block_size=g, centered=True, **flags)
-    assert_all_close(run_tssa(case, "torch"), run_tssa(case.double(), "reference"), 2 * BOUNDS[dtype])
+    assert_all_close(run_tssa(case, backend), run_tssa(case.double(), "reference"), 2 * BOUNDS[dtype])
+
+
+# Several chunks; heads that fill tiles, that share one, and that end within one; a size of blocks that is a constant.
+@pytest.mark.parametrize(
+    ("shape", "g"), [((2, 200, 2, 16), 1), ((1, 150, 3, 5), 1), ((1, 140, 2, 64), 8), ((1, 140, 3, 24), 8)], ids=str
+)
+@pytest.mark.parametrize("decay", [False, True, "head", "channel"])
+@pytest.mark.parametrize("centered", [False, True])
+def test_native_tiles_match_the_torch_backend(shape, g, decay, centered):
+    case = make_case(shape, torch.float64, block_size=g, decay=decay, centered=centered, **EVERY_OPTION)
+    assert_all_close(run_causal(case, "native"), run_causal(case, "torch"), 1e-9)
+    single = make_case(shape, torch.float32, block_size=g, decay=decay, centered=centered, **EVERY_OPTION)
+    found, expected = run_causal(single, "native"), run_causal(case, "torch")
+    for name in ("y", "dw", "ddecay", "squares", "weighted_squares", "mass"):
+        if name in expected:
+            assert_close(name, found[name], expected[name], 2e-4)
+    if centered and not decay:
+        assert_all_close(run_tssa(case, "native"), run_tssa(case, "torch"), 1e-9)
+        assert_close("y", run_tssa(single, "native")["y"], run_tssa(case, "torch")["y"], 1e-5)
+
+
+@pytest.mark.parametrize("isa", compiled_isas())
+def test_every_instruction_set(isa):
+    try:
+        tost.ops.select_isa(isa)
+    except ConfigError as error:
+        pytest.skip(str(error))
+    try:
+        for form in FORMS[2:7]:
+            case = make_case((2, 70, 3, 12), torch.float32, **(EVERY_OPTION | form))
+            exact = case.double()
+            assert_close("y", run_causal(case, "native")["y"], run_causal(exact, "torch")["y"], 1e-4)
+            assert_close("dw", run_causal(case, "native")["dw"], run_causal(exact, "torch")["dw"], 1e-3)
+        assert_close("y", run_tssa(case, "native")["y"], run_tssa(exact, "torch")["y"], 1e-5)
+    finally:
+        tost.ops.select_isa("auto")
+
+
+@pytest.mark.parametrize("g", [1, 3])
+@pytest.mark.parametrize("causal", [False, True], ids=["tssa", "causal"])
+def test_native_results_do_not_depend_on_the_number_of_threads(causal, g):
+    form = {"decay": "channel", **EVERY_OPTION} if causal else {"masked": True}
+    case = make_case((2, 1500, 4, 24), torch.float32, block_size=g, centered=True, **form)
+    run, before, results = run_causal if causal else run_tssa, torch.get_num_threads(), []
+    try:
+        for threads in (1, 2, 3):
+            torch.set_num_threads(threads)
+            results.append(run(case, "native"))
+    finally:
+        torch.set_num_threads(before)
+    for other in results[1:]:
+        assert all(torch.equal(results[0][name], other[name]) for name in other)
+
+
+@forms
+def test_native_overwrites_its_input_where_it_may(form):
+    case = make((2, 80, 3, 6), 4, form)
+    with torch.no_grad():
+        given = options(case, backend="native")
+        y, state = tost.causal_tssa_with_state(case.w, case.temperature, case.bias, **given)
+        w = case.w.clone()
+        z, after = tost.ops.causal_tssa_(w, case.temperature, case.bias, **given)
+        assert z is w
+        assert torch.equal(w, y)
+        assert all(map(torch.equal, after, state))
+        both = {"mask": case.mask, "block_size": case.block_size, "centered": case.centered, "backend": "native"}
+        w = case.w.clone()
+        assert torch.equal(tost.ops.tssa_(w, case.temperature, **both), tost.tssa(case.w, case.temperature, **both))
+
+
+@forms
+def test_native_operators_pass_opcheck(form):
+    case = make((2, 5, 2, 6), 1, form)
+    inputs = (case.w, case.temperature, case.bias, case.mask, case.state, case.decay)
+    chosen = causal_form(case.decay, count_scaled=case.count_scaled, block_size=case.block_size, centered=case.centered)
+    arguments = native._causal_arguments(causal_inputs(chosen, None, *inputs), chosen)
+    arguments = [x.requires_grad_() if torch.is_tensor(x) and x.is_floating_point() else x for x in arguments]
+    tests = ("test_schema", "test_faketensor", "test_autograd_registration")
+    torch.library.opcheck(torch.ops.tost.causal_tssa.default, arguments, test_utils=tests)
+    both = Form(block_size=case.block_size, centered=case.centered)
+    torch.library.opcheck(
+        torch.ops.tost.tssa.default, (case.w, case.temperature, case.mask, None, *both.flags()), test_utils=tests
+    )
+
+
+@pytest.mark.parametrize("decay", ["head", True])
+def test_native_calls_can_be_mapped_over(decay):
+    case = make((3, 9, 2, 6), 2, {"decay": decay, "centered": True}, masked=False, state=False)
+
+    def run(w, decay):
+        return tost.causal_tssa(w.unsqueeze(0), case.temperature, decay=decay, centered=True, backend="native")[0]
+
+    each = case.decay.unsqueeze(1) if decay == "head" else case.decay
+    mapped = torch.vmap(run, in_dims=(0, 0 if decay == "head" else None))(case.w, each)
+    whole = tost.causal_tssa(case.w, case.temperature, decay=case.decay, centered=True, backend="native")
+    assert_close("y", mapped, whole, BOUND)
 
 
 @backends
@@ -223,8 +334,9 @@ def test_packed_sequences_are_taken_alone(backend, form):
         begin += n
 
 
+@fast_backends
 @forms
-def test_gradcheck(form):
+def test_gradcheck(backend, form):
     case = make((1, 4, 2, 6), 1, form)
     decay = None if case.decay is None else (0.2 + 0.7 * case.decay)  # away from the ends of what is allowed
     tensors = (case.w, case.temperature * 3, case.bias, *case.state[:3], *([] if decay is None else [decay]))
@@ -232,20 +344,21 @@ def test_gradcheck(form):
 
     def call(w, t, bias, squares, weighted, mass, decay=None):
         state = tost.TSSAState(squares, weighted, mass, case.state.position)
-        given = options(case, decay=decay, state=state, backend="torch")
+        given = options(case, decay=decay, state=state, backend=backend)
         y, after = tost.causal_tssa_with_state(w, t, bias, **given)
         return (y, *after[:3])
 
     assert torch.autograd.gradcheck(call, tensors, fast_mode=True)
-    if case.block_size < 3:  # a second derivative of factors takes seconds
+    if case.block_size < 3 and backend == "torch":  # a second derivative of factors takes seconds
         assert torch.autograd.gradgradcheck(call, tensors, fast_mode=True)
 
 
+@fast_backends
 @pytest.mark.parametrize("g", [1, 3])
-def test_gradcheck_of_centered_tssa(g):
+def test_gradcheck_of_centered_tssa(backend, g):
     case = make_case((2, 4, 2, 6), torch.float64, masked=True)
     inputs = (case.w.requires_grad_(), case.temperature.requires_grad_())
-    form = {"mask": case.mask, "block_size": g, "centered": True, "backend": "torch"}
+    form = {"mask": case.mask, "block_size": g, "centered": True, "backend": backend}
     assert torch.autograd.gradcheck(lambda w, t: tost.tssa(w, t, **form), inputs, fast_mode=True)
     assert torch.autograd.gradgradcheck(lambda w, t: tost.tssa(w, t, **form), inputs, fast_mode=True)
 
@@ -311,14 +424,13 @@ def test_empty_states_have_the_shapes_of_the_form(form):
     assert [x.shape for x in empty] == [x.shape for x in after]
 
 
-def test_the_fast_kernels_refuse_with_a_reason_and_auto_says_nothing(recwarn):
-    w, t = torch.randn(1, 4, 2, 6), torch.ones(2)
-    with pytest.raises(BackendError, match="native: has no centered"):
-        tost.tssa(w, t, centered=True, backend="native")
-    with pytest.raises(BackendError, match="native: has no token_decay; has no channel_decay"):
-        tost.causal_tssa(w, t, decay=torch.rand(1, 4, 2, 6), backend="native")
-    tost.tssa(w, t, centered=True)
-    assert not recwarn.list
+@forms
+def test_the_fastest_backend_takes_every_form(form):
+    w, form = torch.randn(1, 4, 2, 6), {"centered": False} | form
+    decay = None if isinstance(form["decay"], bool) else torch.rand((1, 4, 2, 6)[: 3 + (form["decay"] == "channel")])
+    chosen = causal_form(decay, count_scaled=True, block_size=form.get("block_size", 1), centered=form["centered"])
+    assert select("causal_tssa", "auto", w, chosen).backend.name == FAST_BLOCK_BACKENDS[0]
+    assert select("tssa", "auto", w, Form(centered=True)).backend.name == FAST_BLOCK_BACKENDS[0]
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ from tost.testing import assert_close
 backends = pytest.mark.parametrize("backend", BACKENDS)
 fast_backends = pytest.mark.parametrize("backend", FAST_BACKENDS)
 SHAPE = (2, 19, 3, 4)
+CU_SEQLENS = torch.tensor([0, 7, 8, 19, 38], dtype=torch.int32)
 
 
 def tssa(case: Case, **options):
@@ -62,6 +63,16 @@ def make(name):
     fading = make_case(SHAPE, torch.float64, masked=True, count_scaled=True, decay=True)
     every = {"masked": True, "bias": True, "state": True, "count_scaled": True, "decay": True}
     in_blocks = make_case(SHAPE, torch.float64, block_size=2, **every)
+    centered = make_case(SHAPE, torch.float64, centered=True, masked=True)
+
+    def from_data(decay, **options):
+        case = make_case(SHAPE, torch.float64, **(every | {"decay": decay}), **options)
+        return causal(case, count_scaled=True, **options)
+
+    def in_one_row(operator, **options):
+        case = make_case((1, 2 * SHAPE[1], *SHAPE[2:]), torch.float64, masked=True, **options)
+        return operator(case, cu_seqlens=CU_SEQLENS, **options)
+
     return {
         "tssa": lambda: tssa(plain),
         "tssa masked": lambda: tssa(full, count_scaled=True),
@@ -72,6 +83,13 @@ def make(name):
         "step": lambda: step(full),
         "tssa in blocks": lambda: tssa(in_blocks, count_scaled=True, block_size=2),
         "causal in blocks": lambda: causal(in_blocks, count_scaled=True, block_size=2),
+        "tssa packed": lambda: in_one_row(tssa),
+        "causal packed": lambda: in_one_row(causal),
+        "tssa centered": lambda: tssa(centered, centered=True),
+        "causal centered": lambda: from_data(True, centered=True),
+        "decays of heads": lambda: from_data("head"),
+        "decays of channels": lambda: from_data("channel", block_size=2, centered=True),
+        "packed blocks": lambda: in_one_row(causal, block_size=2),
     }[name]()
 
 
@@ -83,10 +101,15 @@ names = [
     "causal from a state",
     "causal fading",
     "step",
+    "tssa packed",
+    "causal packed",
 ]
-blocks = ["tssa in blocks", "causal in blocks"]
+blocks = ["tssa in blocks", "causal in blocks", "packed blocks"]
+# Not every backend has these; "auto" takes the fastest that does.
+some = ["tssa centered", "causal centered", "decays of heads", "decays of channels"]
 calls = pytest.mark.parametrize(
-    ("backend", "name"), [*product(FAST_BACKENDS, names), *product(FAST_BLOCK_BACKENDS, blocks)]
+    ("backend", "name"),
+    [*product(FAST_BACKENDS, names), *product(FAST_BLOCK_BACKENDS, blocks), *product(("auto", "torch"), some)],
 )
 
 
@@ -153,7 +176,7 @@ def test_functional_gradients(backend, name):
 @calls
 def test_vmap(backend, name):
     run, inputs = make(name)
-    stacked = tuple(torch.stack((x, x.sqrt() if (x > 0).all() else 2 * x, x), dim=-1) for x in inputs)
+    stacked = tuple(torch.stack((x, x.sqrt() if (x >= 0).all() else x / 2, x), dim=-1) for x in inputs)
     for mapped in ((0,), range(len(inputs)), range(1, len(inputs)), (len(inputs) - 1,)):
         dims = tuple(-1 if i in mapped else None for i in range(len(inputs)))
         given = tuple(s if d else x for s, x, d in zip(stacked, inputs, dims, strict=True))

@@ -47,6 +47,9 @@ NETWORKS = {
         position="none", conv_width=4, conv_at="both", gate=True, forget=True
     ),
     "language model, recomputed": language_model(gradient_checkpointing=True),
+    "language model, statistics": language_model(
+        position="none", centered=True, block_size=2, head_norm=True, count_scaled=True, forget="head", conv_width=3
+    ),
     "classifier": classifier(pooling="mean"),
     "classifier, class token": classifier(pooling="cls", position="learned"),
 }

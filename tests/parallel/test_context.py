@@ -12,6 +12,7 @@ from torch import Tensor
 import tost
 from tests.parallel.ranks import run_ranks
 from tost import parallel
+from tost.ops.packing import count_tokens
 from tost.parallel import ContextParallel, active, make_mesh
 from tost.testing import assert_close
 
@@ -50,6 +51,7 @@ def pieces_and_gradients() -> dict[str, object]:
     total = context.sum(number)
     (total * whole(20 + context.rank, 4)).sum().backward()
     here = context.split(mask, lengths=LENGTHS)
+    counts = (count_tokens(LENGTHS[context.rank]), count_tokens(here.shape[1], here))
     return {
         "rank": (context.rank, context.size, repr(context)),
         "lengths": [context.split_lengths(n) for n in range(8)],
@@ -63,8 +65,8 @@ def pieces_and_gradients() -> dict[str, object]:
         "dsum": number.grad,
         "count": context.sum(torch.tensor(context.rank)),
         "share": context.share(torch.tensor([float(context.rank + 5)])),
-        "offset": (context.offset(LENGTHS[context.rank]), context.offset(here.shape[1], here)),
-        "total": (context.total(LENGTHS[context.rank]), context.total(here.shape[1], here)),
+        "offset": tuple(map(context.offset, counts)),
+        "total": tuple(map(context.sum, counts)),
         "loss": mean_loss(context),
         "second": second_derivative(context),
         "refused": refused_on_every_rank(context),

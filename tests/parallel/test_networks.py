@@ -94,20 +94,27 @@ def test_language_model_continues_a_shared_sequence(ranks):
     assert_close("gradients", sum(rank["continued"][2] for rank in ranks), gradients, 1e-10)
 
 
-def pieces(context: ContextParallel | None) -> Tensor:
+LANGUAGE_MODELS = [name for name in NETWORKS if name.startswith("language model")]
+
+
+def pieces(context: ContextParallel | None) -> dict[str, Tensor]:
     """Gradients of a text that is taken in pieces of 12 tokens, each of them shared."""
-    model = make_network("language model", torch.float64)
-    ids, mask, _ = make_inputs("language model", 30, True, torch.float64)
-    chunk, here = 12, [ids, ids.roll(-1, dims=1), mask]
-    if context is not None:
-        here = [torch.cat([context.split(piece) for piece in x.split(chunk, dim=1)], dim=1) for x in here]
-        chunk //= context.size
-    model.loss(*here, reduction="sum", chunk=chunk).backward()
-    return gradients_of(model)
+    found = {}
+    for name in LANGUAGE_MODELS:
+        model = make_network(name, torch.float64)
+        ids, mask, _ = make_inputs(name, 30, True, torch.float64)
+        chunk, here = 12, [ids, ids.roll(-1, dims=1), mask]
+        if context is not None:
+            here = [torch.cat([context.split(piece) for piece in x.split(chunk, dim=1)], dim=1) for x in here]
+            chunk //= context.size
+        model.loss(*here, reduction="sum", chunk=chunk).backward()
+        found[name] = gradients_of(model)
+    return found
 
 
 def test_shared_texts_are_taken_in_pieces(ranks):
-    assert_close("gradients", sum(rank["pieces"] for rank in ranks), pieces(None), 1e-10)
+    for name, expected in pieces(None).items():
+        assert_close(f"{name}: gradients", sum(rank["pieces"][name] for rank in ranks), expected, 1e-10)
 
 
 PACKED = ("plain, paper", "causal, paper", "language model", "language model, convolutions", "classifier")

@@ -98,7 +98,7 @@ def test_sections_of_other_recipes_are_not_ignored():
 
 
 def test_images_are_not_shared_out():
-    with pytest.raises(ConfigError, match=r"parallel.context \(command line\): 2 processes cannot share an image"):
+    with pytest.raises(ConfigError, match=r"parallel.context \(command line\): 2 processes cannot share a sample"):
         load_config("small/cifar10", ["data.path=x", "parallel.context=2"])
 
 

@@ -108,7 +108,7 @@ def test_verdict_counts_falls_and_names_rises():
     trained = rates("trained", [9, 9, 9, 0], [4.0, 3.0, 3.5, 1.0])
     said = (trained + rates("control", [0, 0, 0, 0], [1.0, 2.0, 3.0, 4.0])).verdict()
     assert "falls in 2 of 3 steps" in said
-    assert "in 3 of 4 layers" in said
+    assert "within the attention of 3 of 4 layers" in said
     assert "It rises from layer 1 to 2." in said
     assert "In an untrained model of the same form: 0 of 3 steps and 0 of 4 layers." in said
     assert "not fall" not in said

@@ -96,3 +96,13 @@ def test_batches_for_a_gpu_are_pinned(monkeypatch, tmp_path, pinned):
     monkeypatch.setattr(Distributed, "pin_memory", pinned)
     run(tmp_path, "train.steps=2", "evaluate.every=1", "evaluate.telemetry=false")
     assert asked == [pinned] * 3
+
+
+def test_flags_of_processes_on_gpus_do_not_wait_for_them(monkeypatch):
+    seen = []
+    monkeypatch.setattr(torch.distributed, "new_group", lambda backend: f"group of {backend}")
+    monkeypatch.setattr(torch.distributed, "all_reduce", lambda x, group: seen.append((x.device.type, group)))
+    gpus = SimpleNamespace(num_processes=2, process_index=0, device=torch.device("cuda", 0))
+    processes = Distributed(gpus, load_config("demo/digits", []))
+    assert (processes.any(True), processes.any(False)) == (True, False)
+    assert seen == [("cpu", "group of gloo")] * 2

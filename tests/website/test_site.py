@@ -74,7 +74,8 @@ def test_outputs_of_a_notebook_are_in_its_page(tutorials):
     output = nbformat.v4.new_output
     dot = "iVBORw0KGgo="
     outputs = [
-        output("stream", name="stdout", text="printed\n"),
+        output("stream", name="stdout", text="print"),
+        output("stream", name="stdout", text="ed\n"),
         output(
             "execute_result", data={"text/plain": "Repr()", "text/html": f'<img src="data:image/png;base64,{dot}">'}
         ),

@@ -1,3 +1,5 @@
+from tost.analysis.bits import Surprise as Surprise
+from tost.analysis.bits import surprise as surprise
 from tost.analysis.class_attention import ClassAttentionMaps as ClassAttentionMaps
 from tost.analysis.class_attention import class_attention_maps as class_attention_maps
 from tost.analysis.foreground import foreground_by_border as foreground_by_border
@@ -40,5 +42,3 @@ from tost.analysis.run import require as require
 from tost.analysis.run import unsupported_reason as unsupported_reason
 from tost.analysis.subspaces import SubspaceCoherence as SubspaceCoherence
 from tost.analysis.subspaces import subspace_coherence as subspace_coherence
-from tost.analysis.surprise import Surprise as Surprise
-from tost.analysis.surprise import surprise as surprise

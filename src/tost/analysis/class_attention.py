@@ -223,7 +223,7 @@ def class_attention_maps(
         maps = torch.stack([weights[..., layer.prefix :] for weights, layer in looked], dim=1).cpu()  # [B, L, H, N]
         share = maps.double() / maps.double().sum(dim=-1, keepdim=True).clamp_min(1e-30)
         sums.append(torch.stack((own.double(), entropy(share))).sum(dim=1))
-        return maps.unflatten(-1, _grid(model, images, maps.shape[-1]))  # type: ignore[no-untyped-call, no-any-return]
+        return maps.unflatten(-1, _grid(model, images, maps.shape[-1]))  # type: ignore[no-untyped-call]
 
     with at_rest(model), _looking(wanted, found):
         seen = collect_maps(batches, look, pixels=pixels, shown=shown)

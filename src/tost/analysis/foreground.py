@@ -54,7 +54,7 @@ def foreground_by_border(pixels: Tensor, grid: tuple[int, int]) -> Tensor:
     away = colours - mean
     distance = (away * torch.linalg.solve(covariance, away.mT).mT).sum(-1).clamp_min(0).sqrt()
     masks = [row > otsu(row) for row in distance]
-    return torch.stack(masks).unflatten(1, grid)  # type: ignore[no-untyped-call, no-any-return]
+    return torch.stack(masks).unflatten(1, grid)  # type: ignore[no-untyped-call]
 
 
 def agreement(maps: Tensor, truth: Tensor) -> tuple[Tensor, Tensor] | None:

@@ -118,15 +118,7 @@ def _principal(blocks: Tensor) -> Tensor:
 
 
 def gains_by_layer(model: nn.Module, batches: Iterable[Batch], *, layers: Sequence[int] | None = None) -> Gains:
-    """Measure D in every TSSA layer.
-
-    Args:
-        model: Any model with TSSA layers.
-        batches: Samples.
-        layers: Which layers; None for all.
-
-    Raises:
-        ConfigError: The model has no TSSA layers.
+    """Measure D in every TSSA layer; arguments and errors are those of `head_usage`.
 
     Example:
         >>> import torch, tost, tost.analysis

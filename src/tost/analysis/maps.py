@@ -34,11 +34,11 @@ class ImageMaps(Result):
         pixels: The first images in [0, 1], ``[S, 3, height, width]``.
         foreground: Their foreground, bool ``[S, rows, columns]``; an estimate unless it was given.
         area: Mean probability that a foreground patch has more of a head than a background patch, ``[L, H]``, over all
-            images: 1 if the head is the foreground, 0 if it is the background, 1/2 if it does not care.
+            images: 1 if the head is the foreground, 0 if it is the background, 1/2 if the two are unrelated.
         overlap: Mean intersection over union of the patches whose largest map is the head's, and the foreground,
             ``[L, H]``, over all images.
-        images: How many images were looked at.
-        compared: How many of them have both foreground and background.
+        images: Number of images.
+        compared: Number of those that have both foreground and background.
     """
 
     not_stored: ClassVar[tuple[str, ...]] = ("pixels",)

@@ -196,8 +196,8 @@ class CodingRates(Result):
         most = trained.steps > 0 and 2 * trained.over_depth > trained.steps
         sentence = (
             f"The compression measure R_c^var {'falls' if most else 'does not fall over most layers: it falls'} in "
-            f"{trained.over_depth} of {trained.steps} steps from one layer to the next, and in {trained.within} of "
-            f"{trained.layers} layers from in front of the attention to behind it{samples}."
+            f"{trained.over_depth} of {trained.steps} steps from one layer to the next, and within the attention of "
+            f"{trained.within} of {trained.layers} layers{samples}."
         )
         curve = self.curve("trained", split, "attention")
         rising = (curve.mean().diff() >= 0).tolist()

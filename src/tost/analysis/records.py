@@ -18,6 +18,7 @@ from torch.utils.hooks import RemovableHandle
 
 from tost.errors import ConfigError
 from tost.nn import Block, CausalTSSAttention, TSSAttention
+from tost.nn.block import with_neighbours
 from tost.ops import causal_membership, membership
 
 Place = Literal["tokens", "input", "attention", "output"]
@@ -77,7 +78,7 @@ class LayerRecord:
     Attributes:
         layer: Which layer.
         mask: Real tokens, bool ``[B, N]``; None if all are.
-        grid: Rows and columns of the tokens, where the model has said.
+        grid: Rows and columns of the tokens, if the model passes them to its blocks.
         tokens: Projected tokens w that went into the operator, ``[B, N, H, D]``.
         decay: By how much a causal layer's statistics fade with each token, as the operator takes it.
         input: The residual stream before the block, ``[B, N, C]``.
@@ -115,10 +116,9 @@ class LayerRecord:
         block = self.layer.block
         seen = z
         if block is not None:
-            seen = block.norm1(z) if block.norm == "pre" else z
-            if block.conv is not None:
-                arguments = (self.mask,) if block.attention.causal else (self.grid, self.mask)
-                seen = seen + block.conv(seen, *arguments)
+            seen = with_neighbours(z, block.conv_block, self.mask, self.grid)
+            seen = block.norm1(seen) if block.norm == "pre" else seen
+            seen = with_neighbours(seen, block.conv, self.mask, self.grid)
         return seen, self.layer.split(self.layer.attention.proj_in(seen))
 
 

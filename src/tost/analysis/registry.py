@@ -54,8 +54,7 @@ class Analysis:
 
     def function(self) -> Callable[..., Any]:
         """Return the function, importing it if need be. It takes a model and `Samples` and returns a `Result`."""
-        found: Callable[..., Any] = load(self.target) if isinstance(self.target, str) else self.target
-        return found
+        return load(self.target) if isinstance(self.target, str) else self.target
 
     def accepts(self, argument: str) -> bool:
         """Return whether the function has a keyword argument, such as ``layers`` or ``control``."""

@@ -97,7 +97,8 @@ def span(values: Tensor, form: str = ".4f") -> str:
 def plain(value: Any) -> Any:
     """Return tensors, tuples and mappings as lists and dictionaries; numbers that are not finite as None."""
     if isinstance(value, Tensor):
-        return plain(value.tolist())
+        found = value.tolist()
+        return found if value.isfinite().all() else plain(found)
     if isinstance(value, Mapping):
         return {str(key): plain(entry) for key, entry in value.items()}
     if isinstance(value, Sequence) and not isinstance(value, str | bytes):
@@ -120,8 +121,7 @@ def entropy(pi: Tensor, dim: int = -1) -> Tensor:
     count = pi.shape[dim]
     if count == 1:
         return torch.zeros_like(pi.select(dim, 0))
-    found: Tensor = -torch.special.xlogy(pi, pi).sum(dim) / math.log(count)
-    return found
+    return -torch.special.xlogy(pi, pi).sum(dim) / math.log(count)
 
 
 def image_bytes(result: Result, image_format: str = "png") -> bytes:

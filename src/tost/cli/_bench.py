@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
 from types import UnionType
@@ -35,7 +37,9 @@ def _command(benchmark: Benchmark) -> Callable[..., None]:
         out, json, threads, quick = (given.pop(name, None) for name in ("out", "json", "threads", "quick"))
         chosen = {name: _value(name, *options[name], value) for name, value in given.items() if value not in (None, [])}
         scale = benchmark.make_scale(quick=bool(quick), **chosen)
-        _run(benchmark, scale, theme=benchmark.theme(scale, quick=bool(quick)), threads=threads, out=out, json=json)
+        theme = benchmark.theme(scale, quick=bool(quick))
+        with _terminating_interrupts():
+            _run(benchmark, scale, theme=theme, threads=threads, out=out, json=json)
 
     parameters = [_parameter(benchmark, name, kind, option) for name, (kind, option) in options.items()]
     parameters += _common(benchmark)
@@ -112,6 +116,16 @@ def _value(name: str, kind: Any, option: Option, given: Any) -> Any:
             return tuple(given)
         return numbers(given, option.flag or name) if get_args(_given(kind))[0] is int else names(given)
     return given
+
+
+@contextmanager
+def _terminating_interrupts() -> Iterator[None]:
+    """Let SIGTERM do what Ctrl-C does: end the processes that a measurement has started, and keep what is finished."""
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _run(benchmark: Benchmark, scale: Any, *, theme: str, threads: int | None, out: Path | None, json: bool) -> None:

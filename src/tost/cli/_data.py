@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from tost._threads import available_cpus
 from tost.cli import _console
 from tost.errors import ConfigError
 
@@ -38,7 +38,7 @@ def prepare(
     given = _given(context.args)
     try:
         with _console.progress() as progress:
-            facts = make(name, given, out, workers=workers or _processors(), report=progress.update)
+            facts = make(name, given, out, workers=workers or available_cpus(), report=progress.update)
     except KeyboardInterrupt:
         _console.log(f"stopped; what is done is kept in {out}, and the same command continues there")
         raise typer.Exit(INTERRUPTED) from None
@@ -82,11 +82,6 @@ def check(
         _console.show_json({"folder": str(folder), "ok": True, **facts})
     else:
         _console.show(f"{folder} is whole: {_facts(facts)}")
-
-
-def _processors() -> int:
-    """Return the number of processors that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _given(arguments: Sequence[str]) -> dict[str, str]:

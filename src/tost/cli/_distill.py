@@ -12,6 +12,8 @@ from tost.cli import _console
 from tost.cli._arguments import Json
 from tost.errors import ConfigError
 
+INTERRUPTED = 130
+
 
 def distill(
     model: Annotated[str, typer.Argument(metavar="MODEL", help="Folder of a model of transformers, or its name.")],
@@ -31,12 +33,13 @@ def distill(
     """Replace the attention of a pretrained model by TSSA, and train it to do what the original does.
 
     First each block learns to return what the original block returns, then the model learns to return the original's
-    logits, or its hidden states. The result is read by tost.integrations.replace.saved.load_replaced.
+    logits, or its hidden states. The result is read by tost.integrations.replace.saved.load_replaced. Ctrl-C ends the
+    training and keeps what is there.
     """
     places = _places(layers)
     if out.exists():
         raise ConfigError(f"{out} exists and was left as it is; give another place with --out")
-    from tost.integrations.distill import TextBatches, compare, load_teacher
+    from tost.integrations.distill import Progress, TextBatches, compare, load_teacher
     from tost.integrations.distill import distill as train
     from tost.integrations.replace import replace_attention
 
@@ -45,16 +48,22 @@ def distill(
     student = replace_attention(copy.deepcopy(teacher), layers=places)
     count = min(8, -(-len(texts.held_out) // batch_size))
     before = compare(teacher, student, texts.held_out_batches(), count)
-    progress = train(
-        teacher,
-        student,
-        iter(texts),
-        layer_steps=layer_steps,
-        output_steps=output_steps,
-        lr=lr,
-        output_lr=output_lr,
-        report=_console.log,
-    )
+    progress, interrupted = Progress(), False
+    try:
+        train(
+            teacher,
+            student,
+            iter(texts),
+            layer_steps=layer_steps,
+            output_steps=output_steps,
+            lr=lr,
+            output_lr=output_lr,
+            report=_console.log,
+            progress=progress,
+        )
+    except KeyboardInterrupt:
+        interrupted = True
+        _console.log("interrupted; the model is written as it is now")
     after = compare(teacher, student, texts.held_out_batches(), count)
     student.save_pretrained(out)
     tokenizer.save_pretrained(out)
@@ -70,6 +79,8 @@ def distill(
     if json:
         losses = {"layer_losses": progress.layers, "output_losses": progress.outputs}
         _console.show_json({"model": model, "out": str(out), "before": before, "after": after, **losses})
+    if interrupted:
+        raise typer.Exit(INTERRUPTED)
 
 
 def _places(layers: str) -> list[int] | None:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
 import typer
 
 from tost._io import read_text
+from tost._progress import Pace, format_progress
 from tost._text import printable
 from tost.cli import _console
 from tost.cli._arguments import Device, Ema, Source, load_source
@@ -154,6 +155,7 @@ def _run(stream: TokenStream, wanted: int | None, text: TextStream, *, show: boo
         count, ended = (USUAL_LENGTH, "length") if room is None or room > USUAL_LENGTH else (room, "positions")
     pieces: list[str] = []
     tokens, started = 0, perf_counter()
+    pace = None if show and sys.stdout.isatty() else Pace()  # a text in a terminal shows itself how far it is
 
     def take(piece: str) -> None:
         pieces.append(piece)
@@ -167,6 +169,8 @@ def _run(stream: TokenStream, wanted: int | None, text: TextStream, *, show: boo
             if text.stopped:
                 ended = "stop"
                 break
+            if pace is not None and pace.due():
+                _console.log(format_progress("tokens", tokens, count or 0, pace.elapsed))
     except KeyboardInterrupt:
         ended = "interrupt"
     except BrokenPipeError:

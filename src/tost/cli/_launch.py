@@ -16,7 +16,7 @@ from tost.cli import _console
 def main(arguments: list[str]) -> int:
     """Start the processes and wait for them; return the exit code of the first that failed.
 
-    A process that fails has said why. Only one that was ended by a signal could not.
+    A process that fails prints its reason itself; one that was ended by a signal cannot.
     """
     logging.disable(logging.ERROR)
     try:

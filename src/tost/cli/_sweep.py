@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import os
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -15,6 +14,7 @@ import typer
 
 from tost._progress import Pace, format_duration
 from tost._text import integers
+from tost._threads import available_cpus
 from tost.cli import _console
 from tost.cli._arguments import Json, Overrides
 from tost.errors import ConfigError
@@ -128,7 +128,7 @@ def _carry_out(waiting: Sequence[Run], folder: Path, jobs: int, threads: int | N
     from tost.train.stopping import StopRequest
 
     if threads is None and jobs > 1:
-        threads = max(1, (os.cpu_count() or 1) // jobs)
+        threads = max(1, available_cpus() // jobs)
     with claim(folder) as lock, StopRequest() as stop, _open_watcher(len(waiting)) as watcher:
         start = partial(start_process, threads=threads, keep_open=(lock,))
         outcomes = execute(waiting, start, watcher, jobs=jobs, stopping=lambda: stop.requested)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from tost._threads import available_cpus
 from tost.cli import _console
 from tost.cli._arguments import Config, Device, Json, Overrides
 from tost.cli._reporter import ProgressStyle, is_first, open_reporter
@@ -68,7 +69,7 @@ def _launch(nproc: int, folder: Path) -> int:
     # --nproc for an abbreviation of its own.
     command = [*launcher, "--shutdown-timeout=600", "-m", "--", "tost.cli", *sys.argv[1:]]
     # Each process takes its share of the cores; torchrun would give every one a single thread.
-    threads = str(max(1, (os.cpu_count() or 1) // nproc))
+    threads = str(max(1, available_cpus() // nproc))
     before = _read_summary(folder)
     # A session of its own: Ctrl-C then reaches this process only, which passes it on once.
     process = subprocess.Popen(command, env={"OMP_NUM_THREADS": threads, **os.environ}, start_new_session=True)

@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 from torch import nn
 
+from tost._text import did_you_mean
 from tost.analysis import attention_layers, control_of
 from tost.data.images.options import ImageFolderOptions, ImageOptions
 from tost.errors import CheckpointError, ConfigError
@@ -39,7 +40,7 @@ class ExploredModel:
         saved: Its weights and options.
         kind: Whether it reads text or images.
         pretrained: What is known of a model in the box; None for others.
-        lock: Taken by whoever runs the model.
+        lock: Held while the model runs.
     """
 
     name: str
@@ -110,7 +111,7 @@ class ExploredModel:
             "kind": self.kind,
             "model": self.saved.name,
             "parameters": sum(tensor.numel() for tensor in self.saved.tensors.values()),
-            "groups": options.get("mixer") == "tssa",
+            "groups": options.get("mixer") in ("tssa", "tssa_plus"),
             "options": {key: options[key] for key in keys if key in options},
             "samples": [path.stem for path in self.samples()],
             "pretrained": self.pretrained is not None,
@@ -148,9 +149,10 @@ def _open(source: str) -> ExploredModel:
     path, pretrained = Path(source), None
     if not path.exists():
         if source not in list_pretrained():
-            names = ", ".join(list_pretrained())
+            names = list_pretrained()
             raise CheckpointError(
-                f"there is no {source}; give a run folder, one of its checkpoints, a model folder, or one of {names}"
+                f"there is no {source}; {did_you_mean(source, names)}give a run folder, one of its checkpoints, a "
+                f"model folder, or one of {', '.join(names)}"
             )
         pretrained = find_pretrained(source)
         pretrained.verify()

@@ -20,7 +20,7 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 from torch import Tensor
 
-from tost.errors import TostError
+from tost.errors import ConfigError, TostError
 from tost.explore import image, inside, text
 from tost.explore.guard import App, Guard, TooLargeError
 from tost.explore.models import ExploredModel
@@ -231,11 +231,16 @@ def serve(models: Mapping[str, ExploredModel], *, port: int, ready: Callable[[st
         ready: Receives the address once the server listens.
 
     Raises:
-        OSError: The port is taken.
+        ConfigError: The port cannot be used.
     """
     with closing(socket.socket()) as listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(("127.0.0.1", port))
+        try:
+            listener.bind(("127.0.0.1", port))
+        except OSError as error:
+            raise ConfigError(
+                f"port {port} cannot be used ({error.strerror}); give another one with --port, or none for a free one"
+            ) from error
         listener.listen()
         port, token = listener.getsockname()[1], secrets.token_urlsafe(16)
         app = build_app(models, token=token, port=port)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from secrets import token_hex
 from time import perf_counter
@@ -13,10 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tost.analysis import attention_layers, capture, state_memory, surprise, text_memberships
+from tost.analysis import LayerRecord, Surprise, attention_layers, capture, state_memory, surprise
 from tost.analysis.gains import moments
-from tost.analysis.records import at_rest
-from tost.analysis.result import plain, rounded
+from tost.analysis.result import entropy, plain, rounded
 from tost.errors import ConfigError
 from tost.explore.models import ExploredModel
 from tost.generation import (
@@ -138,16 +138,24 @@ def strings(source: ExploredModel, ids: Tensor) -> list[str]:
 
 def look(source: ExploredModel, ids: Tensor) -> dict[str, Any]:
     """Return the groups and the surprise of every token: what colours a text."""
-    written = strings(source, ids)
-    with source.lock:
-        found = surprise(source.model, ids, written)
-        groups = text_memberships(source.model, ids, written) if source.has_groups() else None
+    found, records = _read(source, ids)
+    written = list(found.tokens)
     result: dict[str, Any] = {"tokens": written, "bits": rounded(found.bits), "layers": 0, "heads": 0}
     result |= {"text": source.tokenizer.decode(ids[0].tolist()), "mean_bits": found.summary()["bits per token"]}
-    if groups is not None:
-        layers, _, heads = groups.pi.shape
-        result |= {"layers": layers, "heads": heads, "pi": rounded(groups.pi), "entropy": rounded(groups.entropy)}
+    if records:
+        pi = torch.stack([record.membership()[0] for record in records])
+        result |= {"layers": pi.shape[0], "heads": pi.shape[2], "pi": rounded(pi)}
+        result |= {"entropy": rounded(entropy(pi.double()).mean(dim=1))}
     return result
+
+
+def _read(source: ExploredModel, ids: Tensor) -> tuple[Surprise, list[LayerRecord]]:
+    """Run a model once over ids ``[1, N]``: the surprise of every token, and what the TSSA layers saw, if any."""
+    layers: AbstractContextManager[list[LayerRecord]] = nullcontext([])
+    if source.has_groups():
+        layers = capture(source.model)
+    with source.lock, layers as records:
+        return surprise(source.model, ids, strings(source, ids)), records
 
 
 def look_at_token(source: ExploredModel, ids: Tensor, position: int) -> dict[str, Any]:
@@ -158,20 +166,12 @@ def look_at_token(source: ExploredModel, ids: Tensor, position: int) -> dict[str
     """
     if not 0 <= position < ids.shape[1]:
         raise ConfigError(f"there is no token {position}; the text has {ids.shape[1]}.")
-    ids = ids[:, : position + 1]
-    written = strings(source, ids)
     gains, pi = [], []
-    with source.lock:
-        found = surprise(source.model, ids, written)
-        if source.has_groups():
-            with at_rest(source.model), capture(source.model) as records:
-                source.model(ids)
-                for record in records:
-                    membership = record.membership()
-                    gains.append(
-                        1 / (1 + moments(record.layer, record.stream("tokens"), membership, decay=record.decay)[0, -1])
-                    )
-                    pi.append(membership[0, -1])
+    found, records = _read(source, ids[:, : position + 1])
+    for record in records:
+        membership = record.membership()
+        gains.append(1 / (1 + moments(record.layer, record.stream("tokens"), membership, decay=record.decay)[0, -1]))
+        pi.append(membership[0, -1])
     expected = strings(source, found.expected[-1])
     follows = [{"token": token, "p": p} for token, p in zip(expected, rounded(found.probability[-1]), strict=True)]
     return {"pi": [rounded(x) for x in pi], "gains": [rounded(x) for x in gains], "follows": follows}

@@ -116,6 +116,7 @@ class Layer(NamedTuple):
     position_bias: Tensor | None
     operator_options: dict[str, Any]
     decay: Decay | None
+    forget: Affine | None  # what `decay` computes with: a sigmoid of it
     backend: str
     head_norm: Tensor | None
     gate: Affine | None
@@ -142,6 +143,7 @@ class Layer(NamedTuple):
             None if bias is None else bias.t(),
             attention.operator_options(),
             None if attention.proj_decay is None else attention.decay,
+            None if attention.proj_decay is None else Affine(attention.proj_decay.weight, attention.decay_logit),
             attention.backend,
             attention.norm_weight,
             None if attention.proj_gate is None else Affine.of(attention.proj_gate),
@@ -162,6 +164,9 @@ class StateForm:
 
     Args:
         model: A model without `flat_obstacles`.
+
+    Attributes:
+        sums: Shapes of the three sums of a layer, without the batch.
     """
 
     def __init__(self, model: LanguageToST) -> None:
@@ -174,7 +179,7 @@ class StateForm:
             channel_decay=forget == "channel",
         )
         # Without their first dimension, that of the batch.
-        self._sums = tuple(torch.Size(shape[1:]) for shape in sum_shapes(1, *heads, form))
+        self.sums = tuple(torch.Size(shape[1:]) for shape in sum_shapes(1, *heads, form))
         self._dtype = torch.promote_types(model.tokens.weight.dtype, torch.float32)
         blocks = [cast(CausalBlock, block) for block in model.blocks]
         convs = [[conv for conv in (block.conv, block.conv_mlp) if conv is not None] for block in blocks]
@@ -192,7 +197,7 @@ class StateForm:
             *sums, position = mixer
             if position.shape != rows or any(x.dtype != self._dtype for x in sums):
                 return False
-            if any(x.shape != rows + shape for x, shape in zip(sums, self._sums, strict=True)):
+            if any(x.shape != rows + shape for x, shape in zip(sums, self.sums, strict=True)):
                 return False
             if any(window.shape != (*rows, *shape) for window, shape in zip(windows, expected, strict=True)):
                 return False

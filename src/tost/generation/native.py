@@ -16,12 +16,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tost.errors import ConfigError
-from tost.generation.flat import Affine, Layer, flat_obstacles
+from tost.generation.flat import Affine, Layer, StateForm, flat_obstacles
 from tost.models import LanguageToST
-from tost.nn import BlockState, CausalBlock, LearnedPositions, ModelState
+from tost.nn import BlockState, CausalBlock, CausalTSSAttention, LearnedPositions, ModelState
 from tost.ops import TSSAState
 from tost.ops import _library as library
-from tost.ops._blocks import packed_width
 from tost.ops.form import Form
 
 Weights = Literal["fp32", "bf16", "int8"]
@@ -34,14 +33,10 @@ def native_obstacles(model: nn.Module) -> list[str]:
         return found
     parameters = list(model.parameters())
     backend = cast(LanguageToST, model).options.backend
-    extensions = cast(LanguageToST, model).options.extensions()
     checks = {
         "its parameters are not all float32": any(p.dtype != torch.float32 for p in parameters),
         "it is not on a CPU": any(p.device.type != "cpu" for p in parameters),
         f"its backend is {backend}": backend not in ("auto", "native"),
-        "its attentions norm their heads": extensions.head_norm,
-        "its statistics are centered": extensions.centered,
-        "its decays come from the data": extensions.forget in ("head", "channel"),
     }
     return [reason for reason, true in checks.items() if true]
 
@@ -106,8 +101,7 @@ class NativeStep:
         self._weights = weights
         self._dtype = {"fp32": torch.float32, "bf16": torch.bfloat16, "int8": torch.int8}[weights]
         self._alive: list[Tensor] = []  # the library has their addresses only
-        self._shape = (options.num_heads, options.embed_dim // options.num_heads)
-        self._products = packed_width(self._shape[1], options.extensions().block_size)
+        self._sums = StateForm(model).sums
         self._tokens = model.tokens.weight.detach()
         self._positions = model.positions.weight.detach() if isinstance(model.positions, LearnedPositions) else None
         self._waves = model._position_vectors if self._positions is None and model.positions is not None else None
@@ -137,8 +131,7 @@ class NativeStep:
             x = x + F.embedding(place, self._positions)
         if self._waves is not None:
             x = x + self._waves(1, position, None, x.device).squeeze(1)
-        shapes = (self._shape, (self._shape[0], self._products), self._shape[:1])
-        squares, weighted, mass = (x.new_empty(depth, count, *shape).unbind(0) for shape in shapes)
+        squares, weighted, mass = (x.new_empty(depth, count, *shape).unbind(0) for shape in self._sums)
         after = list(zip(squares, weighted, mass, strict=True))
         windows = [[x.new_empty(count, width - 1, x.shape[1]) for width in widths] for widths in self._widths]
         alive = [self._point(*each) for each in zip(range(depth), state.layers, after, windows, strict=True)]
@@ -168,12 +161,18 @@ class NativeStep:
         bias = None if layer.position_bias is None else layer.position_bias.t()
         options = dict(layer.operator_options)
         decay = options.pop("decay")
+        if layer.forget is not None:  # then that was the decay of no token
+            decay, rows = None, len(layer.forget.weight)
+            options |= {"token_decay": True, "channel_decay": rows > len(layer.temperature)}
+        heads = Affine(layer.head_norm, None) if layer.head_norm is not None else None
         return library.Layer(
             norm1=self._norm(layer.norm1, layer.eps[0]),
             norm2=self._norm(layer.norm2, layer.eps[1]),
+            heads=library.Norm() if heads is None else self._norm(heads, CausalTSSAttention.norm_eps),
             conv=self._convolution(layer.conv),
             conv_mlp=self._convolution(layer.conv_mlp),
             proj_in=self._matrix(layer.attention_in),
+            forget=library.Matrix() if layer.forget is None else self._matrix(layer.forget),
             gate=library.Matrix() if layer.gate is None else self._matrix(layer.gate),
             proj_out=self._matrix(layer.attention_out),
             mlp_in=self._matrix(layer.mlp_in),

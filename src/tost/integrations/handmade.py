@@ -7,8 +7,8 @@ projections themselves can be anything, so that only the attention between them 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -23,9 +23,6 @@ TOLERANCE = 1e-5
 """Largest difference, relative to the largest value, that counts as equal in float64."""
 _HEADS = ("num_heads", "heads", "n_heads", "n_head", "h", "H")
 
-Attention = Callable[[Tensor, Tensor], Tensor]
-"""From projected tokens ``[B, N, H, D]`` and temperatures ``[H]`` to ``[B, N, H, D]``."""
-
 
 @dataclass(frozen=True)
 class TSSACheck:
@@ -33,7 +30,8 @@ class TSSACheck:
 
     Attributes:
         is_tssa: Whether the module computes TSSA.
-        finding: Which form it computes: ``"tssa"``, ``"causal"``, the name of a known mistake, or ``"unknown"``.
+        finding: Which form it computes: ``"tssa"``, ``"causal"``, the name of a known mistake (after ``"causal, "`` in
+            a copy of the causal operator), or ``"unknown"``.
         message: The same in a sentence, with what to change.
         errors: Largest difference from each form, relative to the largest value of it.
     """
@@ -47,8 +45,9 @@ class TSSACheck:
         return self.is_tssa
 
     def _repr_html_(self) -> str:
-        """Return a table for a notebook."""
-        errors = {f"off from {name!r}": f"{error:.2g}" for name, error in self.errors.items()}
+        """Return a table for a notebook: how far it is from the right forms and from the nearest one."""
+        shown = ("tssa", "causal", min(self.errors, key=self.errors.__getitem__))
+        errors = {f"off from {name!r}": f"{self.errors[name]:.2g}" for name in shown}
         return html_card(self.message, {"finding": self.finding, **errors})
 
 
@@ -56,9 +55,18 @@ class TSSACheck:
 class _Form:
     """A way to compute it: the right ones, and mistakes that copies have."""
 
-    compute: Attention
+    compute: Callable[..., Tensor]
     message: str
     is_right: bool = False
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    def causal(self) -> _Form:
+        """The same mistake in a copy of the causal operator."""
+        return replace(self, options={**self.options, "causal": True})
+
+    def __call__(self, w: Tensor, temperature: Tensor) -> Tensor:
+        """From projected tokens ``[B, N, H, D]`` and temperatures ``[H]`` to ``[B, N, H, D]``."""
+        return self.compute(w, temperature, **self.options)
 
 
 def _formula(
@@ -69,61 +77,90 @@ def _formula(
     softmax_over: int = 2,
     moment: str = "weighted",
     sign: float = -1.0,
+    causal: bool = False,
+    looks_ahead: bool = False,
 ) -> Tensor:
-    """Compute TSSA with one of its parts replaced; see the equations of `tost.ops.tssa`."""
-    share = w.square() if normalized_over is None else w.square() / w.square().sum(dim=normalized_over, keepdim=True)
+    """Compute TSSA with one of its parts replaced; see the equations of `tost.ops.tssa` and `tost.ops.causal_tssa`."""
+
+    def over_tokens(x: Tensor) -> Tensor:
+        return x.cumsum(dim=1) if causal else x.sum(dim=1, keepdim=True)
+
+    squares = w.square()
+    share = squares
+    if normalized_over is not None:
+        over_all = looks_ahead or normalized_over != 1
+        share = squares / (squares.sum(dim=normalized_over, keepdim=True) if over_all else over_tokens(squares))
     pi = (share.sum(dim=-1) * temperature).softmax(dim=softmax_over).unsqueeze(-1)  # [B, N, H, 1]
-    mass = pi.sum(dim=1, keepdim=True) if moment != "not divided" else 1.0
-    second = (pi * w.square()).sum(dim=1, keepdim=True) / mass  # [B, 1, H, D]
+    mass = over_tokens(pi) if moment != "not divided" else 1.0
+    second = over_tokens(pi * squares) / mass  # [B, 1 or N, H, D]
     if moment == "of the head":
         second = second.sum(dim=-1, keepdim=True)
     return sign * pi * w / (1 + second)
 
 
-def _one_head(w: Tensor, temperature: Tensor) -> Tensor:
-    return -w / (1 + w.square().mean(dim=1, keepdim=True))
+def _one_head(w: Tensor, temperature: Tensor, *, causal: bool = False) -> Tensor:
+    squares = w.square()
+    count = torch.arange(1, w.shape[1] + 1, dtype=w.dtype)[:, None, None]
+    return -w / (1 + (squares.cumsum(dim=1) / count if causal else squares.mean(dim=1, keepdim=True)))
 
 
-_FORMS: dict[str, _Form] = {
-    "tssa": _Form(tssa, "It is TSSA.", is_right=True),
-    "causal": _Form(causal_tssa, "It is causal TSSA, with inclusive prefix sums.", is_right=True),
+_MISTAKES: dict[str, _Form] = {
     "softmax over tokens": _Form(
-        lambda w, t: _formula(w, t, softmax_over=1),
+        _formula,
         "The softmax of the memberships runs over the tokens. A token chooses among the heads: use dim=heads.",
+        options={"softmax_over": 1},
     ),
     "one head": _Form(
         _one_head,
         "All tokens belong to one group: the softmax runs over an axis of length 1. Split the width into heads first.",
     ),
     "moment over features": _Form(
-        lambda w, t: _formula(w, t, moment="of the head"),
+        _formula,
         "The second moment is summed over the features of a head. Each feature has one of its own: keep that axis.",
+        options={"moment": "of the head"},
     ),
     "energy normalized over features": _Form(
-        lambda w, t: _formula(w, t, normalized_over=3),
+        _formula,
         "The energy is normalized over the features of a token, so that it is 1 for every token and the memberships "
         "do not depend on the data. Normalize each feature over the tokens.",
+        options={"normalized_over": 3},
     ),
     "energy normalized over heads": _Form(
-        lambda w, t: _formula(w, t, normalized_over=2),
+        _formula,
         "The energy is normalized over the heads. Normalize each feature over the tokens.",
+        options={"normalized_over": 2},
     ),
     "energy not normalized": _Form(
-        lambda w, t: _formula(w, t, normalized_over=None),
+        _formula,
         "The energy is not normalized over the tokens. That is the equation of the paper, not its code; the option "
         "normalize=False of `tost.tssa` computes it.",
+        options={"normalized_over": None},
     ),
     "moment not divided": _Form(
-        lambda w, t: _formula(w, t, moment="not divided"),
+        _formula,
         "The second moment is a sum. Divide it by the mass of the group, sum of pi over the tokens.",
+        options={"moment": "not divided"},
     ),
     "sign": _Form(
-        lambda w, t: _formula(w, t, sign=1.0),
+        _formula,
         "The sign is missing. TSSA takes away from the residual stream: multiply by -1.",
+        options={"sign": 1.0},
     ),
     "temperature ignored": _Form(
-        lambda w, t: _formula(w, torch.ones_like(t)),
+        lambda w, t, causal=False: _formula(w, torch.ones_like(t), causal=causal),
         "The temperature has no effect. Multiply the energy of each head by its own, before the softmax.",
+    ),
+}
+_FORMS: dict[str, _Form] = {
+    "tssa": _Form(tssa, "It is TSSA.", is_right=True),
+    "causal": _Form(causal_tssa, "It is causal TSSA, with inclusive prefix sums.", is_right=True),
+    **_MISTAKES,
+    **{f"causal, {name}": form.causal() for name, form in _MISTAKES.items()},
+    "causal, energy looks ahead": _Form(
+        _formula,
+        "The energy is normalized over all tokens, also over those that come later. Use the prefix sum of the squares, "
+        "as for the second moment.",
+        options={"causal": True, "looks_ahead": True},
     ),
 }
 
@@ -167,7 +204,7 @@ def check_tssa(module: nn.Module, *, num_heads: int | None = None, seed: int = 0
             f"{heads} heads both have to be [1, {TOKENS}, heads * width]. Name the heads with num_heads."
         )
     split = w.view(*w.shape[:-1], heads, -1)
-    errors = {name: _error(form.compute(split, temperature).flatten(2), y) for name, form in _FORMS.items()}
+    errors = {name: _error(form(split, temperature).flatten(2), y) for name, form in _FORMS.items()}
     best = min(errors, key=errors.__getitem__)
     if errors[best] > TOLERANCE:
         message = f"It is not TSSA, and no known mistake explains it; {best!r} is nearest, {errors[best]:.1%} off."

@@ -2,20 +2,23 @@
 
 They are `tost.tssa` and `tost.causal_tssa` in plain ``jax.numpy``: equal to the reference in values and gradients, to
 be used with ``jax.jit``, ``jax.grad`` and ``jax.vmap``. Running sums are associative scans, so the causal operator
-takes log N steps. Needs ``pip install 'tost[jax]'``.
+takes log N steps. Sequences are not packed here. Needs the extra ``jax``.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import torch
 from jax import Array
 
-from tost.ops._blocks import matrices, packed_width
+from tost import ops
+from tost.ops._blocks import Layout, matrices
 from tost.ops._numerics import MASS_FLOOR, PREFIX_FLOOR, SQUARE_FLOOR
+from tost.ops.form import Form
+from tost.ops.state import sum_shapes
 
 __all__ = ["TSSAState", "causal_tssa", "causal_tssa_with_state", "tssa"]
 
@@ -24,9 +27,9 @@ class TSSAState(NamedTuple):
     """The state of causal TSSA, as in `tost.TSSAState`, with JAX arrays in it: a pytree.
 
     Attributes:
-        squares: ``sum_n w_n^2``, shape ``[B, H, D]``.
+        squares: ``sum_n w_n^2``, shape ``[B, H, D]``; what comes after them is as in `tost.TSSAState`, and so below.
         weighted_squares: ``sum_n pi_n w_n^2``, shape ``[B, H, D]``, or packed products ``[B, H, D(g+1)/2]``.
-        mass: ``sum_n pi_n``, shape ``[B, H]``.
+        mass: ``sum_n pi_n``, shape ``[B, H]``; with decays per channel ``[B, H, D / g]``.
         position: Number of tokens seen, padding not counted, shape ``[B]``, int32.
     """
 
@@ -42,13 +45,13 @@ class TSSAState(NamedTuple):
         num_heads: int,
         head_dim: int,
         *,
-        block_size: int = 1,
         dtype: jax.typing.DTypeLike = jnp.float32,
+        **options: Any,
     ) -> TSSAState:
         """Return the state before the first token: all zeros; arguments are those of `tost.TSSAState.empty`."""
-        B, H, D = batch_size, num_heads, head_dim
-        squares, products = jnp.zeros((B, H, D), dtype), jnp.zeros((B, H, packed_width(D, block_size)), dtype)
-        return cls(squares, products, jnp.zeros((B, H), dtype), jnp.zeros(B, jnp.int32))
+        like = ops.TSSAState.empty(batch_size, num_heads, head_dim, **options, device="meta")
+        squares, weighted, mass = (jnp.zeros(x.shape, dtype) for x in like[:3])
+        return cls(squares, weighted, mass, jnp.zeros(batch_size, jnp.int32))
 
 
 def tssa(
@@ -59,6 +62,7 @@ def tssa(
     normalize: bool = True,
     count_scaled: bool = False,
     block_size: int = 1,
+    centered: bool = False,
 ) -> Array:
     """Run `tost.tssa` on JAX arrays; arguments and result are those of `tost.tssa`.
 
@@ -69,6 +73,7 @@ def tssa(
         normalize: Divide the squares of each feature by their sum over the tokens.
         count_scaled: Multiply energies by the number of real tokens.
         block_size: Consecutive features whose second moments are taken together.
+        centered: Take the moments about the mean of the group.
 
     Returns:
         y, ``[B, N, H, D]``, in the dtype of `w`.
@@ -93,8 +98,10 @@ def tssa(
     if count_scaled:
         energy = energy * (w.shape[1] if mask is None else mask.sum(axis=1)[:, None, None])
     pi = _memberships(temperature.astype(x.dtype) * energy, mask)
-    mass = pi.sum(axis=1, keepdims=True)
-    moment = (pi * _products(x, block_size)).sum(axis=1, keepdims=True) / (mass + MASS_FLOOR)
+    mass = pi.sum(axis=1, keepdims=True) + MASS_FLOOR
+    if centered:
+        x = x - (pi * x).sum(axis=1, keepdims=True) / mass
+    moment = (pi * _products(x, block_size)).sum(axis=1, keepdims=True) / mass
     return _shrunk(-pi * x, moment, block_size).astype(w.dtype)
 
 
@@ -107,10 +114,18 @@ def causal_tssa(
     count_scaled: bool = False,
     decay: Array | None = None,
     block_size: int = 1,
+    centered: bool = False,
 ) -> Array:
     """Run `tost.causal_tssa` on JAX arrays; arguments and result are those of `causal_tssa_with_state`."""
     y, _ = causal_tssa_with_state(
-        w, temperature, bias, mask=mask, count_scaled=count_scaled, decay=decay, block_size=block_size
+        w,
+        temperature,
+        bias,
+        mask=mask,
+        count_scaled=count_scaled,
+        decay=decay,
+        block_size=block_size,
+        centered=centered,
     )
     return y
 
@@ -125,11 +140,12 @@ def causal_tssa_with_state(
     count_scaled: bool = False,
     decay: Array | None = None,
     block_size: int = 1,
+    centered: bool = False,
 ) -> tuple[Array, TSSAState]:
     """Run `tost.causal_tssa_with_state` on JAX arrays.
 
     Values are not looked at, since they may be traced: a position beyond the table of biases gives NaN, and a decay
-    outside of (0, 1] is not noticed.
+    that keeps no share of the sums is not noticed.
 
     Args:
         w: Projected tokens, ``[B, N, H, D]``.
@@ -138,8 +154,10 @@ def causal_tssa_with_state(
         mask: Real tokens, bool ``[B, N]``.
         state: The state after the tokens before `w`; None at the start of a sequence.
         count_scaled: Multiply the share of the energy by the number of real tokens up to and including each one.
-        decay: What the sums of each head are multiplied by before a token is added, ``[H]`` in (0, 1].
+        decay: What the sums of each head are multiplied by before a token is added, ``[H]`` in (0, 1]; or from the
+            data, ``[B, N, H]`` or ``[B, N, H, D / g]`` in [0, 1].
         block_size: Consecutive features whose second moments are taken together.
+        centered: Take the moments about the mean of the group.
 
     Returns:
         y, ``[B, N, H, D]``, in the dtype of `w`, and the state after these tokens.
@@ -148,28 +166,53 @@ def causal_tssa_with_state(
         ValueError: An argument has the wrong shape or dtype.
     """
     _check_tokens(w, temperature, mask, block_size)
-    _check_causal(w, bias, mask, state, decay, block_size)
-    B, N, H, D = w.shape
+    axes = 0 if decay is None else decay.ndim
+    form = Form(
+        count_scaled=count_scaled,
+        block_size=block_size,
+        centered=centered,
+        token_decay=axes > 1,
+        channel_decay=axes > 3,
+    )
+    _check_causal(w, bias, mask, state, decay, form)
+    (B, N, H, D), layout = w.shape, Layout(w.shape[-1], form, torch.device("cpu"))
     x = _real(w, mask)
     temperature, bias, decay = (None if z is None else z.astype(x.dtype) for z in (temperature, bias, decay))
     if state is None:
-        state = TSSAState.empty(B, H, D, block_size=block_size, dtype=x.dtype)
+        kept = {"channel_decay": form.channel_decay, "counted": form.counted}
+        state = TSSAState.empty(B, H, D, block_size=block_size, centered=centered, **kept, dtype=x.dtype)
     tokens = N if mask is None else mask.sum(axis=1, dtype=state.position.dtype)
     index = jnp.arange(N)[None] if mask is None else mask.cumsum(axis=1) - 1
     index = state.position[:, None] + jnp.where(True if mask is None else mask, index, 0)
     factor = None if decay is None else _factor(decay, mask)
-    squares, squares_after = _running(jnp.square(x), state.squares, factor)
-    energy = (jnp.square(x) / jnp.maximum(squares, PREFIX_FLOOR)).sum(axis=-1)
-    if count_scaled:
+    summed = jnp.square(x)
+    if form.counted:
+        ones = _real(jnp.ones((B, N, H, layout.num_masses), x.dtype), mask)
+        summed = jnp.concatenate((summed, ones), axis=-1)
+    squares, squares_after = _running(summed, state.squares, factor, layout.squares)
+    share = jnp.square(x) / jnp.maximum(squares[..., :D], PREFIX_FLOOR)
+    if form.counted:
+        share = share * _spread(squares[..., D:], layout.features)
+    energy = share.sum(axis=-1)
+    if form.count_scaled and not form.counted:
         energy = energy * ((index + 1)[..., None] if decay is None else _effective_count(decay, index + 1))
     if bias is not None:
         each = bias if bias.ndim == 3 else jnp.take(bias.T, index, axis=0, mode="fill", fill_value=jnp.nan)
         energy = energy + D * _real(each, mask)
     pi = _memberships(temperature * energy, mask)
-    weighted, weighted_after = _running(pi * _products(x, block_size), state.weighted_squares, factor)
-    mass, mass_after = _running(pi, state.mass[..., None], factor)
-    y = _shrunk(-pi * x, weighted / (mass + MASS_FLOOR), block_size).astype(w.dtype)
-    after = TSSAState(squares_after, weighted_after, mass_after[..., 0], state.position + tokens)
+    parts = _products(x, block_size)
+    if centered:
+        parts = jnp.concatenate((parts, x), axis=-1)
+    weighted, weighted_after = _running(pi * parts, state.weighted_squares, factor, layout.weighted)
+    weights = jnp.broadcast_to(pi, (B, N, H, layout.num_masses))
+    mass, mass_after = _running(weights, state.mass.reshape(B, H, layout.num_masses), factor)
+    moment = weighted / _spread(mass + MASS_FLOOR, layout.weighted)
+    if centered:
+        moment, mean = moment[..., :-D], moment[..., -D:]
+        moment, x = moment - _products(mean, block_size), x - mean
+        moment = jnp.maximum(moment, 0) if block_size == 1 else moment
+    y = _shrunk(-pi * x, moment, block_size).astype(w.dtype)
+    after = TSSAState(squares_after, weighted_after, mass_after.reshape(state.mass.shape), state.position + tokens)
     return y, after
 
 
@@ -185,19 +228,29 @@ def _memberships(logits: Array, mask: Array | None) -> Array:
 
 
 def _factor(decay: Array, mask: Array | None) -> Array:
-    """Return what a token multiplies the sums before it with, [B or 1, N or 1, H, 1]."""
-    factor = decay[None, None] if mask is None else jnp.where(mask[..., None], decay, 1)
-    return factor[..., None]
+    """Return what a token multiplies the sums before it with, [B or 1, N or 1, H, 1 or K]."""
+    factor = decay[None, None] if decay.ndim == 1 else decay
+    factor = factor if factor.ndim == 4 else factor[..., None]
+    return factor if mask is None else jnp.where(mask[..., None, None], factor, 1)
 
 
-def _running(x: Array, before: Array, factor: Array | None) -> tuple[Array, Array]:
-    """Return the sums of x [B, N, H, F] up to every token, after those before [B, H, F], and after the last token."""
+def _spread(x: Array, places: torch.Tensor | None) -> Array:
+    """Return x [..., K] for each number in a sum, [..., F], as `Layout.spread` does."""
+    return x if places is None else x[..., places.numpy()]
+
+
+def _running(x: Array, before: Array, factor: Array | None, places: torch.Tensor | None = None) -> tuple[Array, Array]:
+    """Return the sums of x [B, N, H, F] up to every token, after those before [B, H, F], and after the last token.
+
+    `places` are the factors [..., K] of the numbers in a sum; None if factors broadcast.
+    """
     if x.shape[1] == 0:
         return x, before
     if factor is None:
         total = before[:, None] + jnp.cumsum(x, axis=1)
     else:
-        factors = jnp.broadcast_to(factor, (*x.shape[:3], 1))
+        factor = _spread(factor, places)
+        factors = jnp.broadcast_to(factor, (*x.shape[:3], factor.shape[-1]))
         faded, total = jax.lax.associative_scan(_fade_and_add, (factors, x), axis=1)
         total = total + faded * before[:, None]
     return total, total[:, -1]
@@ -223,9 +276,11 @@ def _effective_count(decay: Array, count: Array) -> Array:
 
 def _products(x: Array, block_size: int) -> Array:
     """Return the products of features of one block, [..., D(g+1)/2], in the order of `tost.TSSAState`."""
-    blocks = x.reshape(*x.shape[:-1], -1, block_size)
+    # Sizes are written out: JAX does not infer one from no tokens.
+    rows, K = x.shape[:-1], x.shape[-1] // block_size
+    blocks = x.reshape(*rows, K, block_size)
     pairs = [blocks[..., : block_size - k] * blocks[..., k:] for k in range(block_size)]
-    return jnp.concatenate([pair.reshape(*x.shape[:-1], -1) for pair in pairs], axis=-1)
+    return jnp.concatenate([pair.reshape(*rows, K * (block_size - k)) for k, pair in enumerate(pairs)], axis=-1)
 
 
 def _shrunk(v: Array, moment: Array, block_size: int) -> Array:
@@ -234,7 +289,7 @@ def _shrunk(v: Array, moment: Array, block_size: int) -> Array:
         return v / (1 + moment)
     places = matrices(torch.arange(moment.shape[-1]), v.shape[-1], block_size).numpy()
     blocks = jnp.eye(block_size, dtype=v.dtype) + moment[..., places]
-    return jnp.linalg.solve(blocks, v.reshape(*v.shape[:-1], -1, block_size, 1)).reshape(v.shape)
+    return jnp.linalg.solve(blocks, v.reshape(*v.shape[:-1], *places.shape[:2], 1)).reshape(v.shape)
 
 
 def _check_tokens(w: Array, temperature: Array, mask: Array | None, block_size: int) -> None:
@@ -256,17 +311,16 @@ def _check_causal(
     mask: Array | None,
     state: TSSAState | None,
     decay: Array | None,
-    block_size: int,
+    form: Form,
 ) -> None:
     B, N, H, D = w.shape
-    _check_shape("decay", decay, [(H,)], jnp.floating)
+    _check_shape("decay", decay, [(H,), (B, N, H), (B, N, H, D // form.block_size)], jnp.floating)
     if bias is not None:
         # Padding needs no bias, so that with a mask the table may be shorter than the rows.
         table = [(H, bias.shape[1] if mask is not None else max(N, bias.shape[1]))] if bias.ndim == 2 else []
         _check_shape("bias", bias, [*table, (B, N, H), (1, N, H)], jnp.floating)
     if state is not None:
-        needed = ((B, H, D), (B, H, packed_width(D, block_size)), (B, H))
-        for name, shape in zip(TSSAState._fields[:3], needed, strict=True):
+        for name, shape in zip(TSSAState._fields[:3], sum_shapes(B, H, D, form), strict=True):
             _check_shape(f"state.{name}", getattr(state, name), [shape], jnp.floating)
         _check_shape("state.position", state.position, [(B,)], jnp.integer)
 

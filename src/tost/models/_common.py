@@ -9,10 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from tost.errors import ConfigError
 from tost.models.flops import token_flops
 from tost.models.mixers import MixerOptions
-from tost.models.options import MixedOptions
-from tost.nn import LearnedPositions
+from tost.models.options import ConvolutionOptions, MixedOptions
+from tost.nn import GridConvolution, LearnedPositions, SequenceConvolution
 from tost.ops._transforms import has_values
 
 INTEGERS = (torch.int64, torch.int32)
@@ -60,9 +61,25 @@ def build_mixer(options: MixedOptions, *, drop: float | None = None, **chosen: A
     offered: dict[str, Any] = dict.fromkeys(("attn_drop", "gain_drop"), inner)
     offered |= {"out_drop": options.dropout, "drop": options.dropout, "backend": options.backend, **chosen}
     named = _arguments_of(factory)
+    if chosen.get("value_conv") is not None and "value_conv" not in named:
+        raise ConfigError(
+            f"conv_at=values adds a convolution to the values of a mixer, but mixer={options.mixer} takes none; "
+            "use another place, such as conv_at=block."
+        )
     arguments = own.arguments() if isinstance(own, MixerOptions) else dict(own)
     taken = {name: value for name, value in offered.items() if name in named}
     return factory(options.embed_dim, options.num_heads, **taken, **arguments)
+
+
+def build_convolutions(
+    options: ConvolutionOptions, kind: type[GridConvolution | SequenceConvolution]
+) -> dict[str, Any]:
+    """Build the convolutions of a block: arguments of `Block`, and `value_conv` of its mixer."""
+    places = {"conv": "attention", "conv_mlp": "mlp", "conv_block": "block", "value_conv": "values"}
+    return {
+        name: kind(options.embed_dim, width=options.conv_width) if options.has_convolution(place) else None
+        for name, place in places.items()
+    }
 
 
 def _arguments_of(factory: Callable[..., Any]) -> set[str]:

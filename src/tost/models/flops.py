@@ -62,6 +62,7 @@ def token_flops(options: ModelOptions) -> TokenFlops:
     if isinstance(options, SequenceClassifierOptions):
         mixing, statistics = _mixing(options, options.max_length)
         block = mixing + (2 * C * options.hidden_dim if options.block == "mlp" else 0)
+        block += options.num_convolutions * options.conv_width * C
         ends = C * (options.in_features or 0)
     elif isinstance(options, ImageOptions):
         raise TypeError("the operations of an image model are counted per image; use image_flops.")
@@ -122,7 +123,7 @@ def image_flops(options: ImageOptions, height: int, width: int) -> TokenFlops:
         looked = 4 * C * C + 2 * C * options.hidden_dim + (2 * N + 1) * C * heads
         mixing, statistics = _mixing(options, N)
         feeding = 2 * C * C if options.feed_forward == "ista" else 2 * C * options.hidden_dim
-        block = mixing + feeding + options.conv_width**2 * C
+        block = mixing + feeding + options.num_convolutions * options.conv_width**2 * C
         products = _stem(options, height, width) + N * options.depth * block + options.class_depth * looked
         return TokenFlops(2 * (products + head), N * options.depth * statistics)
     pixels, T = P * P * options.in_chans, N + 1

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, BeforeValidator, Field, field_validator
 
@@ -42,13 +42,8 @@ class ModelOptions(Options):
                 f"embed_dim={values['embed_dim']} is not divisible by num_heads={values['num_heads']}: "
                 "every head takes an equal share of the width; change one of the two"
             )
-        elif _numbers(values, "embed_dim", "num_heads", "block_size"):
-            head_dim = values["embed_dim"] // values["num_heads"]
-            if head_dim % values["block_size"]:
-                found.append(
-                    f"block_size={values['block_size']} does not divide the width of a head, {head_dim}: blocks take "
-                    "whole features of one head; change block_size or num_heads"
-                )
+        elif _numbers(values, "block_size"):
+            found += _blocks_fit(values, values["block_size"])
         if _numbers(values, "embed_dim", "mlp_ratio"):
             hidden = values["embed_dim"] * values["mlp_ratio"]
             if abs(hidden - round(hidden)) > 1e-6 or round(hidden) < 1:
@@ -111,13 +106,23 @@ class MixedOptions(ModelOptions):
             found.append(f"mixer_options={given}: with mixer=tssa, set options of the model: {', '.join(own)}")
         elif isinstance(mixer, str) and isinstance(given, Mapping):
             found += cls._mixer_problems(mixer, values)
-        for name in (*own, "backend"):
+        others: set[str] = set() if mixer == "tssa" else {*own} - cls.for_all_mixers
+        others = others if cls._is_tssa(mixer) else {*others, "backend"}
+        for name in (name for name in (*own, "backend") if name in others):
             default = cls.model_fields[name].default
-            if mixer != "tssa" and name not in cls.for_all_mixers and values.get(name, default) != default:
+            if values.get(name, default) != default:
                 found.append(
                     f"{name}={values[name]} is about TSSA, but mixer={mixer}; use mixer=tssa, or leave {name}={default}"
                 )
         return found
+
+    @classmethod
+    def _is_tssa(cls, mixer: Any) -> bool:
+        """Return whether a mixer is TSSA under one of its names."""
+        try:
+            return hasattr(find_mixer(mixer, cls.place).options, "extensions")
+        except ConfigError:
+            return False  # reported with the mixer itself
 
     @classmethod
     def _mixer_problems(cls, mixer: str, values: Mapping[str, Any]) -> list[str]:
@@ -125,7 +130,48 @@ class MixedOptions(ModelOptions):
             spec = find_mixer(mixer, cls.place)
         except ConfigError:
             return []  # reported with the mixer itself
-        return mixer_problems(spec, values["mixer_options"], official=values.get("mixer_form") == "lra")
+        given, block_size = values["mixer_options"], spec.options.model_fields.get("block_size")
+        problems = mixer_problems(spec, given, official=values.get("mixer_form") == "lra")
+        if problems or block_size is None or not cls._is_tssa(mixer):  # other mixers have blocks of another kind
+            return problems
+        return _blocks_fit(values, spec.filled(given).get("block_size", block_size.default))
+
+
+class ConvolutionOptions(MixedOptions):
+    """Options of a model whose blocks may have depth-wise convolutions over the neighbours of a token."""
+
+    conv_width: Annotated[int, Field(ge=0, strict=True)] = Field(
+        0, description="width of a depth-wise convolution over the tokens around each one, an odd number; 0 has none"
+    )
+    conv_at: Literal["attention", "mlp", "both", "block", "values"] = Field(
+        "attention",
+        description="what it is added to: the normed input of the mixer, of the MLP, or of both; the tokens "
+        "in front of each block (conditional positions); the output of the mixer, from its values (extension)",
+    )
+
+    def has_convolution(self, place: str) -> bool:
+        """Return whether there is a convolution at one of the places ``attention``, ``mlp``, ``block``, ``values``."""
+        both = self.conv_at == "both" and place in ("attention", "mlp")
+        return self.conv_width > 0 and (both or self.conv_at == place)
+
+    @property
+    def num_convolutions(self) -> int:
+        """Convolutions of each block."""
+        return sum(map(self.has_convolution, ("attention", "mlp", "block", "values")))
+
+    @classmethod
+    def conflicts(cls, values: Mapping[str, Any]) -> list[str]:
+        """Return which options do not go together; see `ModelOptions.conflicts`."""
+        found = super().conflicts(values)
+        width, at = values.get("conv_width", 0), values.get("conv_at", "attention")
+        if isinstance(width, int) and width > 0 and width % 2 == 0:
+            found.append(f"conv_width={width} has no middle: the convolution needs an odd width; use {width + 1}, or 0")
+        if width == 0 and at != "attention":
+            found.append(
+                f"conv_at={at} places a convolution, but conv_width=0 has none; set conv_width, such as 3, or leave "
+                "conv_at=attention"
+            )
+        return found
 
 
 def waves_fit(values: Mapping[str, Any]) -> list[str]:
@@ -136,6 +182,19 @@ def waves_fit(values: Mapping[str, Any]) -> list[str]:
     return [
         f"embed_dim={width} cannot hold the sines and cosines of position=sinusoidal; "
         "use an even width of at least 4 or another position"
+    ]
+
+
+def _blocks_fit(values: Mapping[str, Any], block_size: int) -> list[str]:
+    """Return the problem, if any, of blocks of features that do not divide a head."""
+    if not _numbers(values, "embed_dim", "num_heads") or values["embed_dim"] % values["num_heads"]:
+        return []
+    head_dim = values["embed_dim"] // values["num_heads"]
+    if head_dim % block_size == 0:
+        return []
+    return [
+        f"block_size={block_size} does not divide the width of a head, {head_dim}: blocks take whole features of one "
+        "head; change block_size or num_heads"
     ]
 
 

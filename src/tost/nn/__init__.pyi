@@ -5,6 +5,8 @@ from tost.nn.block import CausalBlock as CausalBlock
 from tost.nn.block import run_blocks as run_blocks
 from tost.nn.conv import CausalConvolution as CausalConvolution
 from tost.nn.conv import GridConvolution as GridConvolution
+from tost.nn.conv import SequenceConvolution as SequenceConvolution
+from tost.nn.ema import DampedEMA as DampedEMA
 from tost.nn.extensions import Extensions as Extensions
 from tost.nn.ista import ISTA as ISTA
 from tost.nn.loss import linear_cross_entropy as linear_cross_entropy

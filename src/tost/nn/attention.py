@@ -17,12 +17,14 @@ from tost import parallel
 from tost.nn._checks import check_blocks, check_heads, check_width, shared_packing
 from tost.nn.extensions import Extensions
 from tost.nn.masks import read_attention_mask
+from tost.nn.packed import mix
 from tost.nn.paper import PaperForm
 from tost.nn.position import token_positions
 from tost.nn.state import Carry, call_with_state
 from tost.ops import Packing, TSSAState, causal_tssa_, causal_tssa_with_state, tssa, tssa_
 from tost.ops._numerics import statistics_dtype, zero_padding
 from tost.ops._transforms import is_transformed
+from tost.ops.packing import count_tokens
 
 
 class _ProjectedAttention(nn.Module):
@@ -115,11 +117,16 @@ class _ProjectedAttention(nn.Module):
         seen = type(self.proj_in) is not nn.Linear or len(self.proj_in._forward_hooks) > 0
         return not (recorded or seen or torch.compiler.is_compiling() or is_transformed())
 
-    def _gated(self, y: Tensor, x: Tensor, mask: Tensor | None) -> Tensor:
-        """Return y [B, N, H, D], normed, times the gate that each token x [B, N, C] sets, as far as there are these."""
+    def _gated(self, y: Tensor, x: Tensor, mask: Tensor | None, near: Tensor | None = None) -> Tensor:
+        """Return y [B, N, H, D] after what follows the operator, as far as there is any of it.
+
+        That is the norm, the neighbours `near` [B, N, C], and the gate that each token x [B, N, C] sets.
+        """
         if self.norm_weight is not None:
             weight = self.norm_weight.to(y.dtype).reshape(self.num_heads, self.head_dim)
             y = F.rms_norm(y, (self.head_dim,), eps=self.norm_eps) * weight
+        if near is not None:
+            y = y + near.reshape(y.shape)
         if self.proj_gate is None:
             return y
         gate = zero_padding(F.silu(self.proj_gate(x)), mask)  # 0 times whatever padding holds may not be 0
@@ -158,6 +165,9 @@ class TSSAttention(_ProjectedAttention):
         paper: Use the paper's equations where they differ from the code; see `PaperForm`.
         extensions: Extensions that are not in the paper; see `Extensions`.
         head_dim: Width of a head, D; by default C / H.
+        value_conv: An extension that is not in the paper: adds the neighbours of each projected token to the operator's
+            output, ``tssa(w) + value_conv(w)``, such as `GridConvolution` of width H * D. It is added after the norm
+            and before the gate of `extensions`.
         backend: Implementation of the operator, see `tost.tssa`.
         device: Where the parameters live.
         dtype: Type of the parameters.
@@ -185,18 +195,25 @@ class TSSAttention(_ProjectedAttention):
         paper: PaperForm | None = None,
         extensions: Extensions | None = None,
         head_dim: int | None = None,
+        value_conv: nn.Module | None = None,
         backend: str = "auto",
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
         projected = (embed_dim, num_heads, in_bias, out_bias, out_drop, paper, extensions, head_dim)
         super().__init__(*projected, backend, device, dtype)
+        self.value_conv = value_conv
         if self.extensions.forget or self.extensions.after_last_position != "error":
             raise ValueError(
                 f"{extensions} asks for forgetting or for a rule about positions, but {type(self).__name__} does not "
                 "look at the order of its tokens. Leave these two out, or use CausalTSSAttention."
             )
         self.gain_drop, self.normalize = gain_drop, normalize
+
+    @property
+    def takes_grid(self) -> bool:
+        """Whether it is to be given the grid of its tokens."""
+        return getattr(self.value_conv, "takes_grid", False)
 
     def operator_options(self) -> dict[str, Any]:
         """Return the options of this layer's operator, as keyword arguments of `tost.tssa` and `tost.membership`."""
@@ -208,6 +225,7 @@ class TSSAttention(_ProjectedAttention):
         mask: Tensor | None = None,
         *,
         packing: Packing | None = None,
+        grid: tuple[int, int] | None = None,
         attn_mask: Tensor | None = None,
         is_causal: bool = False,
     ) -> Tensor:
@@ -217,6 +235,7 @@ class TSSAttention(_ProjectedAttention):
             x: Tokens, ``[B, N, C]``.
             mask: Real tokens, bool ``[B, N]``. Masked tokens are ignored; their output is the bias.
             packing: Where the sequences begin, if several are packed into a row. Each is taken alone.
+            grid: Rows and columns of the tokens; needed by a `value_conv` over a grid.
             attn_mask: The same as timm and torch pass it: bool or added to scores, for tokens ``[B, N]`` or for pairs
                 of them ``[B, heads, N, N]`` with any of these axes 1; see `tost.nn.masks`.
             is_causal: For callers of other attention modules; has to be False.
@@ -232,6 +251,7 @@ class TSSAttention(_ProjectedAttention):
             raise ValueError("is_causal=True, but TSSAttention mixes all tokens; use CausalTSSAttention.")
         w = self._tokens(x)
         mask = self._real(x, mask, attn_mask)
+        near = None if self.value_conv is None else mix(self.value_conv, w.flatten(2), mask, packing, grid)
         temperature = self._temperatures()
         if not self.normalize:
             temperature = temperature / self._scale() ** 2
@@ -250,13 +270,13 @@ class TSSAttention(_ProjectedAttention):
             y = y * (kept.unsqueeze(1) if packing is None else packing.of_tokens(kept))
         count: Tensor | int
         if context is not None and self.paper.step_size is not None:
-            total = context.total(x.shape[1], mask, packing=packing, device=x.device).clamp_min(1)
+            total = context.sum(count_tokens(x.shape[1], mask, packing, x.device)).clamp_min(1)
             count = (total.unsqueeze(1) if packing is None else packing.of_tokens(total)).unsqueeze(-1)
         elif packing is not None:
             count = packing.of_tokens(packing.num_tokens(mask).clamp_min(1)).unsqueeze(-1)
         else:
             count = x.shape[1] if mask is None else mask.sum(dim=1).clamp_min(1)[:, None, None]
-        return self._project_out(self._gated(y, x, mask), count)
+        return self._project_out(self._gated(y, x, mask, near), count)
 
 
 class CausalTSSAttention(_ProjectedAttention):
@@ -482,5 +502,5 @@ class CausalTSSAttention(_ProjectedAttention):
         count = count if state is None else count + state.position.unsqueeze(1)
         context = parallel.active()
         if context is not None:
-            count = count + context.offset(x.shape[1], mask, device=x.device).unsqueeze(1)
+            count = count + context.offset(count_tokens(x.shape[1], mask, device=x.device)).unsqueeze(1)
         return count.unsqueeze(-1)

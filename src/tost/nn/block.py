@@ -44,14 +44,17 @@ class Block(nn.Module):
         layer_scale: Initial value of the learned vectors gamma1 and gamma2; None has none.
         drop_path: Stochastic depth: the probability that a sequence skips a branch in training. Branches that are
             kept are scaled by ``1 / (1 - drop_path)``, so that evaluation needs no correction.
-        conv: Adds neighbours to what the attention sees, ``u + conv(u, grid, mask)``, such as `GridConvolution`.
+        conv: Adds neighbours to what the attention sees, ``u + conv(u)``, such as `SequenceConvolution`. One with
+            ``takes_grid = True``, as `GridConvolution` has it, is called with ``grid=``.
         conv_mlp: The same for the feed-forward.
+        conv_block: The same for the tokens themselves, before anything else: ``x = x + conv_block(x)``, a conditional
+            position encoding. Not for causal blocks.
         device: Where the parameters live.
         dtype: Type of the parameters.
 
     Raises:
-        ValueError: `norm` is neither of the two, `drop_path` is not a probability below 1, or a causal block is given a
-            convolution that is not causal.
+        ValueError: `norm` is neither of the two, `drop_path` is not a probability below 1, or a causal block is given
+            `conv_block` or a convolution that is not causal.
 
     Example:
         >>> import torch, tost
@@ -79,6 +82,7 @@ class Block(nn.Module):
         drop_path: float = 0.0,
         conv: nn.Module | None = None,
         conv_mlp: nn.Module | None = None,
+        conv_block: nn.Module | None = None,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
@@ -91,9 +95,12 @@ class Block(nn.Module):
                     f"a causal block takes no convolution of type {type(one).__name__}, which may see tokens that are "
                     "still to come; use CausalConvolution."
                 )
+        if conv_block is not None and self.conv_kind is not nn.Module:
+            raise ValueError("a causal block takes no conv_block; use conv or conv_mlp, in front of its branches.")
         if not 0 <= drop_path < 1:
             raise ValueError(f"drop_path={drop_path} is not possible; it takes a probability from 0 to below 1.")
         self.norm, self.drop_path = norm, drop_path
+        self.conv_block = conv_block
         self.norm1 = nn.LayerNorm(embed_dim, eps=norm_eps, bias=norm_bias, device=device, dtype=dtype)
         self.conv = conv
         self.attention = attention
@@ -114,7 +121,7 @@ class Block(nn.Module):
         Args:
             x: Tokens, ``[B, N, C]``.
             mask: Real tokens, bool ``[B, N]``.
-            grid: Rows and columns of the tokens; needed by a block with `conv`, and by no other.
+            grid: Rows and columns of the tokens; needed by a block with convolutions over a grid, and by no other.
             packing: Where the sequences begin, if several are packed into a row. An attention that does not know
                 packed sequences sees them padded to the longest.
 
@@ -124,32 +131,18 @@ class Block(nn.Module):
         Raises:
             ConfigError: Sequences are packed, but the block has a convolution over a grid.
         """
-        seen = self._with_neighbours(self._seen(x, self.norm1), self.conv, mask, grid, packing)
-        x = self._mixed(x, mix(self.attention, seen, mask, packing), packing)
-        seen = self._with_neighbours(self._seen(x, self.norm2), self.conv_mlp, mask, grid, packing)
-        return self._fed(x, seen, packing)
+        x = with_neighbours(x, self.conv_block, mask, grid, packing)
+        seen = with_neighbours(self._seen(x, self.norm1), self.conv, mask, grid, packing)
+        x = self._mixed(x, mix(self.attention, seen, mask, packing, grid), packing)
+        return self._fed(x, with_neighbours(self._seen(x, self.norm2), self.conv_mlp, mask, grid, packing), packing)
 
     def extra_repr(self) -> str:
         """Show the layout in ``print(module)``."""
         return f"norm={self.norm!r}, layer_scale={self.gamma1 is not None}, drop_path={self.drop_path}"
 
-    def _with_neighbours(
-        self, seen: Tensor, conv: nn.Module | None, mask: Tensor | None, grid: Grid | None, packing: Packing | None
-    ) -> Tensor:
-        if conv is None:
-            return seen
-        if packing is not None:
-            raise ConfigError(
-                f"{type(conv).__name__} works on the grid of one image, but the batch is packed; use a model without "
-                "it, or images of one size."
-            )
-        near: Tensor = conv(seen, grid, mask)
-        return seen + near
-
     def _seen(self, x: Tensor, norm: nn.Module) -> Tensor:
         """Return what a branch sees of x."""
-        seen: Tensor = norm(x) if self.norm == "pre" else x
-        return seen
+        return norm(x) if self.norm == "pre" else x
 
     def _mixed(self, x: Tensor, mixed: Tensor, packing: Packing | None) -> Tensor:
         """Return x after the branch of the attention, which gave `mixed`."""
@@ -168,6 +161,13 @@ class Block(nn.Module):
             kept = _keep_sequences(x, 1 - self.drop_path, packing)
             gamma = kept if gamma is None else gamma * kept
         return x + branch if gamma is None else torch.addcmul(x, gamma, branch)
+
+
+def with_neighbours(
+    x: Tensor, conv: nn.Module | None, mask: Tensor | None, grid: Grid | None, packing: Packing | None = None
+) -> Tensor:
+    """Return ``x + conv(x)`` for tokens x [B, N, C], or x without a convolution; see `tost.nn.packed.mix`."""
+    return x if conv is None else x + mix(conv, x, mask, packing, grid)
 
 
 def _keep_sequences(x: Tensor, probability: float, packing: Packing | None) -> Tensor:
@@ -272,11 +272,6 @@ class CausalBlock(Block, ContinuesPacked[MixerState | BlockState]):
                 "returned, or None at the start of a sequence."
             )
         return mixer, windows
-
-    def _with_neighbours(
-        self, seen: Tensor, conv: nn.Module | None, mask: Tensor | None, grid: Grid | None, packing: Packing | None
-    ) -> Tensor:
-        return seen if conv is None else seen + conv(seen, mask, packing=packing)
 
 
 def run_blocks(

@@ -6,7 +6,7 @@ N = rows * columns in row-major order.
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from tost import parallel
 from tost.nn._checks import check_width, refuse_context, shared_packing
+from tost.nn.mixers._order import real_first
 from tost.nn.state import Carry, ContinuesPacked
 from tost.ops import Packing
 from tost.ops._checks import check_mask
@@ -60,6 +61,8 @@ class CausalConvolution(nn.Module, ContinuesPacked[Tensor]):
         >>> second.shape, window.shape
         (torch.Size([1, 1, 64]), torch.Size([1, 3, 64]))
     """
+
+    takes_packing: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -141,7 +144,7 @@ class CausalConvolution(nn.Module, ContinuesPacked[Tensor]):
         # Each sequence after its window: what the convolution finds where one ends and the next begins is not used.
         seen, longer = packing.prepend(x, before)
         place = torch.arange(len(packing.sequence), device=x.device) + packing.sequence * (self.width - 1)
-        y = self._correlated(seen).squeeze(0).index_select(0, place).reshape(x.shape)
+        y = _correlated(seen, self.weight).squeeze(0).index_select(0, place).reshape(x.shape)
         return y, _last_packed(seen, longer, before.shape) if last is None else last
 
     def _run(self, x: Tensor, before: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -151,12 +154,7 @@ class CausalConvolution(nn.Module, ContinuesPacked[Tensor]):
             own = _last(torch.cat((torch.zeros_like(before), x), dim=1), self.width - 1, mask)
             before, after = last_tokens(own, num_tokens(x, mask), before, context=context)
         seen = torch.cat((before, x), dim=1)
-        return self._correlated(seen), _last(seen, self.width - 1, mask) if after is None else after
-
-    def _correlated(self, seen: Tensor) -> Tensor:
-        correlate = _correlate if is_transformed() else _Convolution.apply
-        y: Tensor = correlate(seen, self.weight.to(seen.dtype))
-        return y
+        return _correlated(seen, self.weight), _last(seen, self.width - 1, mask) if after is None else after
 
     def _window(self, x: Tensor, sequences: int, window: Tensor | None) -> Tensor:
         shape = (sequences, self.width - 1, self.embed_dim)
@@ -174,8 +172,9 @@ class GridConvolution(nn.Module):
     """A depth-wise convolution over the neighbours of each token on the grid, zero beyond its edge.
 
     Statistics over all tokens cannot tell neighbours from strangers; this can. A `Block` adds the result to what its
-    attention sees, so the identity is not part of the kernel: it starts small, N(0, 0.02), and without a bias, which
-    the norm before and the projection after it already have. The kernel fits every grid, whatever its size and aspect.
+    branches see or to the tokens themselves, so the identity is not part of the kernel: it starts small, N(0, 0.02),
+    and without a bias, which the norms and projections around it already have. The kernel fits every grid, whatever its
+    size and aspect.
 
     Args:
         embed_dim: Width of the tokens, C.
@@ -192,6 +191,8 @@ class GridConvolution(nn.Module):
         torch.Size([2, 15, 64])
     """
 
+    takes_grid: ClassVar[bool] = True
+
     def __init__(
         self,
         embed_dim: int,
@@ -201,8 +202,7 @@ class GridConvolution(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        if width < 1 or width % 2 == 0:
-            raise ValueError(f"width={width} has no centre; use an odd number of at least 1, such as 3.")
+        _check_centre(width)
         self.embed_dim, self.width = embed_dim, width
         self.weight = nn.Parameter(torch.empty(embed_dim, 1, width, width, device=device, dtype=dtype))
         nn.init.normal_(self.weight, std=0.02)
@@ -220,7 +220,7 @@ class GridConvolution(nn.Module):
             mask: Real tokens, bool ``[B, N]``; the others count as beyond the edge.
 
         Returns:
-            ``[B, N, C]``.
+            ``[B, N, C]``; 0 for padding.
 
         Raises:
             ValueError: `x` or `mask` has the wrong shape, or `grid` is missing or does not hold N tokens.
@@ -237,7 +237,80 @@ class GridConvolution(nn.Module):
         # Tokens in row-major order are an image in channels-last layout: these are views, not copies.
         image = zero_padding(x, mask).reshape(x.shape[0], *grid, self.embed_dim).permute(0, 3, 1, 2)
         mixed = F.conv2d(image, self.weight, padding=self.width // 2, groups=self.embed_dim)
-        return mixed.permute(0, 2, 3, 1).flatten(1, 2)
+        return zero_padding(mixed.permute(0, 2, 3, 1).flatten(1, 2), mask)
+
+
+class SequenceConvolution(nn.Module):
+    """Mixes each token with its neighbours on both sides, feature by feature; zero beyond the ends of the sequence.
+
+    .. code-block:: text
+
+        y[n] = sum_{k < K} weight[:, k] * x[n + k - (K - 1) / 2]
+
+    This is `GridConvolution` for sequences in a `Block`, whose identity is not part of the kernel either. Neighbours
+    are real tokens: those that a mask leaves between them are passed over, so a mask is a deletion.
+
+    Args:
+        embed_dim: Width of the tokens, C.
+        width: Number of taps, K; odd, so that it has a centre.
+        device: Where the parameters live.
+        dtype: Type of the parameters.
+
+    Raises:
+        ValueError: `width` is not odd.
+
+    Example:
+        >>> import torch, tost
+        >>> tost.nn.SequenceConvolution(64, width=5)(torch.randn(2, 15, 64)).shape
+        torch.Size([2, 15, 64])
+    """
+
+    def __init__(
+        self,
+        embed_dim: int,
+        *,
+        width: int = 3,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        _check_centre(width)
+        self.embed_dim, self.width = embed_dim, width
+        self.weight = nn.Parameter(torch.empty(embed_dim, width, device=device, dtype=dtype))
+        nn.init.normal_(self.weight, std=0.02)
+
+    def extra_repr(self) -> str:
+        """Show the sizes in ``print(module)``."""
+        return f"embed_dim={self.embed_dim}, width={self.width}"
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Mix each of the tokens x [B, N, C] with those around it.
+
+        Args:
+            x: Tokens, ``[B, N, C]``.
+            mask: Real tokens, bool ``[B, N]``, padding anywhere.
+
+        Returns:
+            ``[B, N, C]``; 0 for padding.
+
+        Raises:
+            ValueError: `x` or `mask` has the wrong shape.
+            BackendError: Context parallelism is active; a piece of a sequence does not hold all neighbours.
+        """
+        refuse_context("SequenceConvolution")
+        check_width(x, self.embed_dim)
+        check_mask(mask, x)
+        return zero_padding(real_first(self._run, zero_padding(x, mask), mask), mask)
+
+    def _run(self, x: Tensor, mask: Tensor | None) -> Tensor:
+        """Convolve tokens of which the real ones come first, and zeros follow."""
+        reach = self.width // 2
+        return _correlated(F.pad(x, (0, 0, reach, reach)), self.weight)
+
+
+def _check_centre(width: int) -> None:
+    if width < 1 or width % 2 == 0:
+        raise ValueError(f"width={width} has no centre; use an odd number of at least 1, such as 3.")
 
 
 def _last(seen: Tensor, count: int, mask: Tensor | None) -> Tensor:
@@ -252,6 +325,13 @@ def _last_packed(seen: Tensor, packing: Packing, shape: torch.Size) -> Tensor:
     """Return the last tokens of each packed sequence of seen [1, T, C], as many as the shape [S, count, C] says."""
     last = packing.cu_seqlens[1:].unsqueeze(1) + torch.arange(-shape[1], 0, device=seen.device)
     return seen.squeeze(0).index_select(0, last.flatten()).reshape(shape)
+
+
+def _correlated(seen: Tensor, weight: Tensor) -> Tensor:
+    """Return `_correlate`, in the dtype of the tokens and with the faster derivative where that is possible."""
+    correlate = _correlate if is_transformed() else _Convolution.apply
+    y: Tensor = correlate(seen, weight.to(seen.dtype))
+    return y
 
 
 def _correlate(seen: Tensor, weight: Tensor) -> Tensor:

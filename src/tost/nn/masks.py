@@ -50,6 +50,46 @@ def read_attention_mask(
     return None if bool(real.all()) else real.expand(B, N)
 
 
+def read_packed_mask(
+    mask: Tensor, batch_size: int, num_tokens: int, *, causal: bool, windowed: bool = False
+) -> Tensor | None:
+    """Return the sequences of a mask over pairs that keeps packed sequences apart.
+
+    Args:
+        mask: As in `read_attention_mask`, which takes it if it is none of packed sequences.
+        batch_size: B.
+        num_tokens: N.
+        causal: The attention is causal, so the mask is so, too.
+        windowed: The mask may hide what lies further back than a window; it is read as if it did not.
+
+    Returns:
+        The number of each token's sequence in its row, int64 ``[B, N]``; None if every token sees the one before it,
+        or if the mask cannot be looked at.
+
+    Raises:
+        ValueError: Tokens do not see the one before them, and yet the mask is not that of packed sequences.
+    """
+    pairs = _pairs(_allowed(mask), batch_size, num_tokens)
+    if pairs.shape[1] != pairs.shape[2] or not _can_look(pairs):
+        return None
+    keys = pairs.any(dim=1)
+    seen = pairs.diagonal(-1, dim1=1, dim2=2)
+    begins = torch.zeros_like(keys)
+    begins[:, 1:] = keys[:, 1:] & keys[:, :-1] & ~seen
+    if not bool(begins.any()):
+        return None
+    segments = begins.cumsum(dim=1)
+    expected = (segments.unsqueeze(1) == segments.unsqueeze(2)) & keys.unsqueeze(1)
+    expected = expected.tril() if causal else expected
+    wrong = (pairs & ~expected) if causal and windowed else pairs != expected
+    demand(
+        ~(wrong & keys.unsqueeze(2)).any(),
+        "attn_mask is neither that of packed sequences nor of padding: tokens see some of the others, and not the one "
+        "before them. TSSA has sums over whole sequences and cannot leave out single pairs.",
+    )
+    return segments.expand(batch_size, -1)
+
+
 def read_segments(mask: Tensor) -> Tensor | None:
     """Return the groups of a mask that lets tokens meet within groups only, as that of shifted windows.
 
@@ -131,7 +171,7 @@ def _check_pairs(pairs: Tensor, keys: Tensor, *, causal: bool) -> None:
         demand(
             same | in_order,
             "attn_mask is neither causal nor a mask of padding: some tokens see others. TSSA sums over all "
-            "tokens before each one and cannot leave out pairs. Pad instead of packing, and leave the mask out.",
+            "tokens before each one and cannot leave out pairs. Leave the mask out; pass packed sequences as packing=.",
         )
         return
     hint = "tokens see different others."

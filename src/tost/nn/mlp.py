@@ -69,5 +69,4 @@ class MLP(nn.Module):
         return F.dropout(y, self.drop) if self.training and self.drop > 0 else y
 
     def _finish(self, hidden: Tensor) -> Tensor:
-        y: Tensor = self.proj_out(F.gelu(hidden, approximate="none" if self.activation == "gelu" else "tanh"))
-        return y
+        return self.proj_out(F.gelu(hidden, approximate="none" if self.activation == "gelu" else "tanh"))

@@ -6,27 +6,44 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from tost.errors import ConfigError
 from tost.nn._checks import refuse_context
 from tost.ops import Packing
 
 
-def mix(mixer: nn.Module, x: Tensor, mask: Tensor | None, packing: Packing | None) -> Tensor:
+def mix(
+    mixer: nn.Module,
+    x: Tensor,
+    mask: Tensor | None,
+    packing: Packing | None,
+    grid: tuple[int, int] | None = None,
+) -> Tensor:
     """Call ``mixer(x, mask)``, on each sequence alone where several are packed.
 
     A mixer whose class has ``takes_packing = True`` is called as ``mixer(x, mask, packing=packing)``. Any other one
-    sees the sequences as a batch that is padded to the longest of them.
+    sees the sequences as a batch that is padded to the longest of them. One with ``takes_grid = True`` is called as
+    ``mixer(x, mask=mask, grid=grid)``.
 
     Args:
-        mixer: Mixes tokens, from ``[B, N, C]`` to ``[B, N, C]``.
+        mixer: Mixes tokens, from ``[B, N, C]`` to ``[B, N, C]``; a convolution, for example.
         x: Tokens, ``[B, N, C]``.
         mask: Real tokens, bool ``[B, N]``.
         packing: Where the sequences begin; None if each row is one.
+        grid: Rows and columns of the tokens, if they have any.
 
     Raises:
         BackendError: Sequences are packed, and processes share them.
+        ConfigError: Sequences are packed, but the mixer works on a grid.
     """
     mixed: Tensor
-    if packing is None:
+    if getattr(mixer, "takes_grid", False):
+        if packing is not None:
+            raise ConfigError(
+                f"{type(mixer).__name__} works on the grid of one image, but the batch is packed; use a model without "
+                "convolutions in its blocks, or images of one size."
+            )
+        mixed = mixer(x, mask=mask, grid=grid)
+    elif packing is None:
         mixed = mixer(x, mask)
     elif getattr(mixer, "takes_packing", False):
         mixed = mixer(x, mask, packing=packing)

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from tost.ops import Packing
 from tost.ops._transforms import is_transformed
+from tost.ops.packing import count_tokens
 from tost.parallel import active
 
 
@@ -58,7 +59,7 @@ def token_positions(
                 f"Use a shorter sequence, or build the model with max_length={needed} or more."
             )
     if (context := active()) is not None:
-        before = context.offset(num_tokens, mask, packing=packing, device=device)
+        before = context.offset(count_tokens(num_tokens, mask, packing, device))
         start = before if start is None else start + before
     if packing is not None:
         return packing.positions(mask, start)
@@ -82,12 +83,9 @@ def _needed(
     # The count is data: looking at it would break a graph, or wait for the device.
     if torch.compiler.is_compiling() or is_transformed() or torch.device(device or "cpu").type != "cpu":
         return 0
+    tokens = count_tokens(num_tokens, mask, packing, device)
     if context is not None:  # every rank has to come to the same conclusion
-        tokens = context.total(num_tokens, mask, packing=packing, device=device)
-    elif packing is not None:
-        tokens = packing.num_tokens(mask)
-    else:
-        tokens = torch.tensor([num_tokens]) if mask is None else mask.sum(dim=1)
+        tokens = context.sum(tokens)
     tokens = tokens if start is None else tokens + start
     return int(tokens.max()) if tokens.numel() else 0
 

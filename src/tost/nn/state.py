@@ -1,6 +1,6 @@
 """What a causal model carries from one piece of a sequence to the next.
 
-Every state here is a tuple of tensors, or of such tuples, with the batch as the first axis: whoever moves, selects or
+Every state here is a tuple of tensors, or of such tuples, with the batch as the first axis: code that moves, selects or
 stores states needs to know no more than that. None is ever changed in place, and gradients flow through all of them.
 """
 
@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from tost._text import html_card
 from tost.ops import Packing, TSSAState
 from tost.ops._numerics import statistics_dtype
 
@@ -143,6 +144,12 @@ class ModelState(NamedTuple):
         """Return the memory that the state takes."""
         return sum(x.numel() * x.element_size() for x in pytree.tree_leaves(self))
 
+    def _repr_html_(self) -> str:
+        """Return a table for a notebook."""
+        mixers = {type(layer.mixer if isinstance(layer, BlockState) else layer).__name__ for layer in self.layers}
+        entries = {"layers": f"{len(self.layers)} ({', '.join(sorted(mixers))})", "bytes": f"{self.bytes():,}"}
+        return html_card("State of a model", {"tokens seen": self.position.tolist(), **entries})
+
 
 class Carry:
     """Hands a state to the ``forward`` of a module, which leaves the state after its tokens in its place.
@@ -205,5 +212,4 @@ def call_with_state(
 
 
 def _map(function: object, state: ModelState) -> ModelState:
-    mapped: ModelState = pytree.tree_map(function, state)  # type: ignore[arg-type]
-    return mapped
+    return pytree.tree_map(function, state)  # type: ignore[arg-type]

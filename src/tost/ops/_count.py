@@ -35,8 +35,7 @@ def effective_count(decay: Tensor, count: Tensor) -> Tensor:
 
 def _count(decay: Tensor, t: Tensor) -> Tensor:
     function = _TransformedCount if is_transformed() else _EffectiveCount
-    effective: Tensor = function.apply(decay, t)  # type: ignore[no-untyped-call]
-    return effective
+    return function.apply(decay, t)  # type: ignore[no-untyped-call]
 
 
 class _EffectiveCount(torch.autograd.Function):

@@ -7,7 +7,7 @@ or the length of the bias table.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -82,16 +82,15 @@ class Inputs(NamedTuple):
         return torch.split(x, self.packing.lengths, dim=1)
 
 
-def causal_form(decay: Tensor | None, *, count_scaled: bool, block_size: int, centered: bool) -> Form:
-    """Return the form of a causal call, with what its decay says about it: a dimension for tokens, one for channels."""
+def causal_form(decay: Tensor | None, **options: Any) -> Form:
+    """Return the form of a causal call with these options; whether decays differ by token or channel, the decay says.
+
+    Args:
+        decay: The decay of the call.
+        **options: Fields of `OperatorOptions`.
+    """
     axes = 0 if decay is None else decay.dim()
-    return Form(
-        count_scaled=count_scaled,
-        block_size=block_size,
-        centered=centered,
-        token_decay=axes > 1,
-        channel_decay=axes > 3,
-    )
+    return Form(**options, token_decay=axes > 1, channel_decay=axes > 3)
 
 
 def causal_inputs(form: Form, packing: Packing | None, *given: *CausalArguments) -> Inputs:

@@ -87,7 +87,7 @@ class Matrix(ctypes.Structure):
 
 
 class Norm(ctypes.Structure):
-    """A LayerNorm."""
+    """A LayerNorm, or a norm of heads by their root mean square; without a weight there is none."""
 
     _fields_ = (*_pointers("weight bias"), ("eps", c_float))
 
@@ -102,9 +102,9 @@ class Layer(ctypes.Structure):
     """A block, with the sums of its attention before and after."""
 
     _fields_ = (
-        *((name, Norm) for name in ("norm1", "norm2")),
+        *((name, Norm) for name in ("norm1", "norm2", "heads")),
         *((name, Convolution) for name in ("conv", "conv_mlp")),
-        *((name, Matrix) for name in ("proj_in", "gate", "proj_out", "mlp_in", "mlp_out")),
+        *((name, Matrix) for name in ("proj_in", "forget", "gate", "proj_out", "mlp_in", "mlp_out")),
         *_pointers("temperature bias decay gamma1 gamma2 squares_in weighted_in mass_in squares weighted mass"),
         ("form", Flags),
         ("tanh", c_int32),

@@ -85,5 +85,5 @@ class Form(OperatorOptions):
         return cls(**dict(zip(FLAGS, flags, strict=True)))
 
 
-FLAGS = ("count_scaled", "block_size", "normalize")
+FLAGS = ("count_scaled", "block_size", "centered", "normalize", "token_decay", "channel_decay")
 """Names of the fields of `Form` that the native library and registered operators have, in order."""

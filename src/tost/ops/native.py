@@ -3,13 +3,14 @@
 ``torch.ops.tost.tssa`` and ``torch.ops.tost.causal_tssa`` return y, the sums, and what their backward passes need.
 Derivatives that the kernels do not have, and whatever is under a transform of ``torch.func``, come from the formulas
 of `tost.ops.pytorch`.
-Shapes: w, y [B, N, H, D], temperature, decay [H], bias, scale [B or 1, N, H], mask [B, N], pi [B, N, H], squares
-[B, H, D], weighted [B, H, P], mass [B, H], starts [B, chunks, H(D + P + 1)], where P = D without blocks; all but w, y
-and dy in the statistics' dtype. The fields of `Form` in `FLAGS` are the last arguments of every operator.
+Shapes: w, y [B, N, H, D], temperature [H], bias, scale [B or 1, N, H], decay [H], [B, N, H] or [B, N, H, K], mask
+[B, N], pi [B, N, H], the sums squares, weighted and mass as in `TSSAState`, starts [B, chunks, F] with the sums before
+every chunk; all but w, y and dy in the statistics' dtype. The fields of `Form` in `FLAGS` are the last arguments.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import fields
 from typing import Any
@@ -19,17 +20,16 @@ from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
 from tost.ops import _library, pytorch
-from tost.ops._blocks import packed_width
 from tost.ops._inputs import Inputs, Sums, empty_sums
 from tost.ops._numerics import MASS_FLOOR, statistics_dtype
 from tost.ops._transforms import transforms_active, wants_graph
 from tost.ops.flops import tssa_flops
-from tost.ops.form import FLAGS, Form
+from tost.ops.form import FLAGS, Form, OperatorOptions
 from tost.ops.packing import Packing
+from tost.ops.state import sum_shapes
 
 Tensors = tuple[Tensor, ...]
 unavailable = _library.unavailable  # what the dispatcher asks every backend
-_BLOCK_SIZE = FLAGS.index("block_size")
 
 
 def unsupported(w: Tensor, form: Form) -> list[str]:
@@ -92,11 +92,6 @@ def _like_tokens(w: Tensor) -> Tensor:
     return torch.empty_like(w, memory_format=torch.contiguous_format)
 
 
-def _packed(w: Tensor, flags: Sequence[int]) -> int:
-    """Return how many weighted products a head has; D of them without blocks."""
-    return packed_width(w.shape[3], flags[_BLOCK_SIZE])
-
-
 def _sequences(w: Tensor, cu_seqlens: Tensor | None) -> int:
     """Return how many sequences there are: B, or those that are packed into one row."""
     return w.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
@@ -104,8 +99,7 @@ def _sequences(w: Tensor, cu_seqlens: Tensor | None) -> int:
 
 def _sums(w: Tensor, cu_seqlens: Tensor | None, flags: Sequence[int], *before: tuple[int, ...]) -> Tensors:
     """Return unfilled squares, weighted and mass, after others of the shapes `before`."""
-    S, (H, D) = _sequences(w, cu_seqlens), w.shape[2:]
-    return _unfilled(w, *before, (S, H, D), (S, H, _packed(w, flags)), (S, H))
+    return _unfilled(w, *before, *sum_shapes(_sequences(w, cu_seqlens), w.shape[2], w.shape[3], Form.from_flags(flags)))
 
 
 def _dense(*tensors: Tensor | None) -> list[Tensor | None]:
@@ -122,12 +116,15 @@ def _run(
 ) -> None:
     """Call the library with inputs, tokens first, and fill the outputs.
 
-    Blocks are compiled for tokens in the dtype of their statistics. Others go through a copy, and so do gradients.
+    All forms but the plain one, with or without fixed decays, are compiled for tokens in the dtype of their statistics.
+    Others go through a copy, and so do gradients.
     """
     w = inputs[0]
     assert w is not None
     cu_seqlens = None if cu_seqlens is None else cu_seqlens.contiguous()
-    if flags[_BLOCK_SIZE] == 1 or w.dtype == statistics_dtype(w.dtype):
+    form = Form.from_flags(flags)
+    plain = form.block_size == 1 and not form.centered and not form.token_decay
+    if plain or w.dtype == statistics_dtype(w.dtype):
         return _library.run(name, w, flags, cu_seqlens, (*inputs, *outputs), *strides)
     wide = statistics_dtype(w.dtype)
     widened = [x.to(wide) if x is not None and x.dtype == w.dtype else x for x in inputs]
@@ -221,16 +218,18 @@ def _batch(name: str, returns: int, per_sequence: tuple[int, ...] = ()) -> None:
     Args:
         name: Name of the operator.
         returns: How many tensors it returns.
-        per_sequence: Numbers of the arguments ``[B or 1, ...]``, tokens first. If no other one is mapped over, the
-            mapped dimension becomes a part of the batch; otherwise, and for packed sequences, the operator is called
-            once for each entry.
+        per_sequence: Numbers of the arguments ``[B or 1, ...]``, tokens first, or ``[H]`` where all sequences share
+            them. If nothing else is mapped over, the mapped dimension becomes a part of the batch; otherwise, and for
+            packed sequences, the operator is called once for each entry.
     """
     operator = getattr(torch.ops.tost, name).default
     cu_seqlens = [argument.name for argument in operator._schema.arguments].index("cu_seqlens")
 
     def rule(info: Any, dims: tuple[int | None, ...], *arguments: Any) -> tuple[Tensors, tuple[int, ...]]:
         size = info.batch_size
-        rows = dims[0] is not None and all(dim is None or i in per_sequence for i, dim in enumerate(dims))
+        rows = dims[0] is not None and all(
+            dim is None or (i in per_sequence and arguments[i].dim() > 2) for i, dim in enumerate(dims)
+        )
         if rows and arguments[cu_seqlens] is None:
             batch = (size, arguments[0].movedim(dims[0], 0).shape[1])
             merged = [_merge(x, dims[i], batch) if i in per_sequence else x for i, x in enumerate(arguments)]
@@ -248,7 +247,7 @@ def _batch(name: str, returns: int, per_sequence: tuple[int, ...] = ()) -> None:
 
 def _merge(x: Tensor | None, dim: int | None, batch: tuple[int, int]) -> Tensor | None:
     """Return x [B or 1, ...] for every entry and sequence of a mapped batch, with the mapped dimension at `dim`."""
-    if x is None or (dim is None and x.shape[0] == 1 != batch[1]):
+    if x is None or (dim is None and (x.dim() == 1 or x.shape[0] == 1 != batch[1])):
         return x  # shared by all sequences
     x = x.unsqueeze(0) if dim is None else x.movedim(dim, 0)
     return x.expand(*batch, *x.shape[2:]).flatten(0, 1)
@@ -319,12 +318,15 @@ def _tssa_autograd(ctx: Any, dy: Tensor | None, *_: Tensor | None) -> tuple[Tens
 def _tssa_formulas(
     w: Tensor, temperature: Tensor, mask: Tensor | None, cu_seqlens: Tensor | None, *flags: int
 ) -> Tensors:
+    form = Form.from_flags(flags)
     if cu_seqlens is not None:  # y is all that is used
         inputs = Inputs(w, temperature, mask, packing=_packing(cu_seqlens, w))
         unused = _tssa_outputs(w, temperature, mask, cu_seqlens, *flags)[1:]
-        return pytorch.tssa_formulas(inputs, Form.from_flags(flags)), *map(torch.zeros_like, unused)
-    y, pi, squares, _, weighted, mass = pytorch.tssa_forward(w, temperature, mask, Form.from_flags(flags))
+        return pytorch.tssa_formulas(inputs, form), *map(torch.zeros_like, unused)
+    y, pi, squares, _, weighted, mass = pytorch.tssa_forward(w, temperature, mask, form)
     squares = torch.zeros_like(weighted[..., : w.shape[-1]]) if squares is None else squares
+    if form.centered:  # the sums of the means are for the backward pass only
+        weighted = torch.cat((weighted, torch.zeros_like(squares)), dim=-1)
     return y, pi, squares.squeeze(1), weighted.squeeze(1), mass.squeeze(1) - MASS_FLOOR
 
 
@@ -348,7 +350,8 @@ def _causal_outputs(w: Tensor, *arguments: Any) -> Tensors:
     chunks = (N + _library.CAUSAL_CHUNK - 1) // _library.CAUSAL_CHUNK
     if cu_seqlens is not None:  # as many as there can be: all sequences but one may end in a chunk of their own
         chunks = N // _library.CAUSAL_CHUNK + cu_seqlens.shape[0] - 1
-    starts = (B, chunks, H * (D + _packed(w, flags) + 1))
+    per_chunk = sum(math.prod(shape) for shape in sum_shapes(1, H, D, Form.from_flags(flags)))
+    starts = (B, chunks, per_chunk)
     return (_like_tokens(w), *_sums(w, cu_seqlens, flags, (B, N, H), starts))
 
 
@@ -357,10 +360,16 @@ def _stride(x: Tensor | None) -> int:
     return 0 if x is None or x.shape[0] == 1 else x.shape[1] * x.shape[2]
 
 
+def _decays(decay: Tensor | None, w: Tensor, flags: Sequence[int]) -> Tensor | None:
+    """Return the decays as the kernels take them: centered statistics fade by those of tokens."""
+    fixed = decay is not None and decay.dim() == 1 and Form.from_flags(flags).centered
+    return decay.expand(w.shape[:3]) if decay is not None and fixed else decay
+
+
 def _run_causal(w: Tensor, arguments: tuple[Any, ...], outputs: tuple[Tensor | None, ...]) -> None:
     """Fill `outputs`: y, pi, starts and the sums; `arguments` are those of the operator after w."""
     temperature, bias, mask, squares, weighted, mass, scale, decay, cu_seqlens, *flags = arguments
-    inputs = _dense(w, temperature, bias, mask, scale, decay, squares, weighted, mass)
+    inputs = _dense(w, temperature, bias, mask, scale, _decays(decay, w, flags), squares, weighted, mass)
     _run("tost_causal_tssa_forward", flags, cu_seqlens, inputs, outputs, _stride(bias), _stride(scale))
 
 
@@ -399,7 +408,7 @@ def _causal_gradients(*arguments: Any) -> Tensors:
     """
     w, scale, decay, cu_seqlens, *flags = (arguments[4], *arguments[10:])
     B, N, H, _ = w.shape
-    options = _unfilled(w, (0,) if scale is None else (B, N, H), (0,) if decay is None else (H,))
+    options = _unfilled(w, (0,) if scale is None else (B, N, H), (0,) if decay is None else decay.shape)
     return (_like_tokens(w), *_sums(w, cu_seqlens, flags, (H,), (B, N, H)), *options)
 
 
@@ -412,10 +421,14 @@ def _causal_gradients(*arguments: Any) -> Tensors:
 )
 def _causal_tssa_backward(*arguments: Any) -> Tensors:
     dy, dsquares, dweighted, dmass, w, temperature, bias, mask, pi, starts, scale, decay, cu_seqlens, *flags = arguments
-    outputs = _causal_gradients(*arguments)
-    inputs = _dense(w, temperature, bias, mask, scale, decay, dy, dsquares, dweighted, dmass, pi, starts)
-    _run("tost_causal_tssa_backward", flags, cu_seqlens, inputs, outputs, _stride(bias), _stride(scale))
-    return outputs
+    outputs, decays = _causal_gradients(*arguments), _decays(decay, w, flags)
+    ddecays = outputs[-1] if decays is None else torch.empty_like(decays, memory_format=torch.contiguous_format)
+    inputs = _dense(w, temperature, bias, mask, scale, decays, dy, dsquares, dweighted, dmass, pi, starts)
+    filled = (*outputs[:-1], ddecays)
+    _run("tost_causal_tssa_backward", flags, cu_seqlens, inputs, filled, _stride(bias), _stride(scale))
+    if decay is not None:
+        ddecays = ddecays.sum_to_size(decay.shape)
+    return (*outputs[:-1], ddecays)
 
 
 def _causal_setup(ctx: Any, inputs: tuple[Any, ...], output: Tensors) -> None:
@@ -493,24 +506,26 @@ def _causal_formulas_inplace(w: Tensor, *arguments: Any) -> Tensors:
 
 _differentiate("causal_tssa", _causal_formulas, _causal_setup, _causal_autograd)
 _differentiate("causal_tssa_", _causal_formulas_inplace)
-_batch("causal_tssa", 6, per_sequence=(0, 2, 3, 4, 5, 6, 7))
+_batch("causal_tssa", 6, per_sequence=(0, 2, 3, 4, 5, 6, 7, 8))
 _batch("causal_tssa_backward", 8)
 
 
 # --- operations, for `torch.utils.flop_counter.FlopCounterMode`
 
 
+def _chosen(form: Form) -> dict[str, Any]:
+    return {field.name: getattr(form, field.name) for field in fields(OperatorOptions)}
+
+
 def _tssa_flops(w: Any, temperature: Any, mask: Any, cu_seqlens: Any, *flags: Any, **_: Any) -> int:
     (B, N, H, D), form = w, Form.from_flags(flags)
-    per_token = tssa_flops(H, D, causal=False, count_scaled=form.count_scaled, block_size=form.block_size)
-    return int(B * N * per_token)
+    return int(B * N * tssa_flops(H, D, causal=False, **_chosen(form)))
 
 
 def _causal_flops(w: Any, temperature: Any, bias: Any, mask: Any, *rest: Any, **_: Any) -> int:
-    (B, N, H, D), (scale, decay) = w, rest[3:5]
-    options = {"bias": bias is not None, "count_scaled": scale is not None, "forget": decay is not None}
-    block_size = Form.from_flags(rest[6:]).block_size
-    return int(B * N * tssa_flops(H, D, causal=True, block_size=block_size, **options))
+    (B, N, H, D), options = w, _chosen(Form.from_flags(rest[6:]))
+    per_token = tssa_flops(H, D, causal=True, bias=bias is not None, forget=rest[4] is not None, **options)
+    return int(B * N * per_token)
 
 
 def _tssa_backward_flops(dy: Any, w: Any, temperature: Any, mask: Any, *rest: Any, **_: Any) -> int:

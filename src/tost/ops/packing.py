@@ -109,8 +109,7 @@ class Packing:
     @cached_property
     def lengths(self) -> list[int]:
         """Tokens of each sequence. On a GPU this waits for the device, once."""
-        lengths: list[int] = self.cu_seqlens.diff().tolist()
-        return lengths
+        return self.cu_seqlens.diff().tolist()
 
     @property
     def sequence(self) -> Tensor:
@@ -260,6 +259,21 @@ class Group(NamedTuple):
         tokens, y = (x.flatten(0, 1) if self.real is None else x[self.real] for x in (self.tokens, y))
         packed = y.new_zeros(like.shape[0] * like.shape[1], *y.shape[1:]).index_copy(0, tokens, y)
         return packed.reshape(*like.shape[:2], *y.shape[1:])
+
+
+def count_tokens(
+    num_tokens: int,
+    mask: Tensor | None = None,
+    packing: Packing | None = None,
+    device: torch.device | str | None = None,
+) -> Tensor:
+    """Return the number of real tokens of each sequence in rows of `num_tokens`, int64.
+
+    It is ``[B]`` with a mask ``[B, num_tokens]``, ``[S]`` for packed sequences, and otherwise ``[1]``, for all of them.
+    """
+    if packing is not None:
+        return packing.num_tokens(mask)
+    return torch.tensor([num_tokens], device=device) if mask is None else mask.sum(dim=1)
 
 
 def find_packing(

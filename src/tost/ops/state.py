@@ -7,6 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from tost._text import html_card
 from tost.ops._blocks import packed_width
 from tost.ops.form import Form
 
@@ -109,6 +110,15 @@ class TSSAState(NamedTuple):
     def detach(self) -> TSSAState:
         """Return the state cut off from the graph that made it, as truncated back-propagation wants."""
         return TSSAState(*(x.detach() for x in self))
+
+    def _repr_html_(self) -> str:
+        """Return a table for a notebook."""
+        heads = f"{self.squares.shape[1]}, {self.squares.shape[2]} squares each"
+        numbers = sum(x[:1].numel() for x in self[:3])
+        return html_card(
+            "State of causal TSSA",
+            {"tokens seen": self.position.tolist(), "heads": heads, "numbers per sequence": f"{numbers:,}"},
+        )
 
 
 def sum_shapes(batch_size: int, num_heads: int, head_dim: int, form: Form) -> tuple[tuple[int, ...], ...]:

@@ -26,10 +26,9 @@ def sum_over_ranks(x: Tensor, channel: Channel) -> Tensor:
     return total.to(x.dtype)
 
 
-def total_of(x: Tensor, everyone: Tensor, channel: Channel) -> Tensor:
+def sum_of_gathered(x: Tensor, everyone: Tensor, channel: Channel) -> Tensor:
     """Return the sum over ranks of x, whose values `everyone` [size, ...] were gathered before: no exchange forward."""
-    total: Tensor = _Total.apply(x, everyone, channel)  # type: ignore[no-untyped-call]
-    return total
+    return _Total.apply(x, everyone, channel)  # type: ignore[no-untyped-call]
 
 
 def exclusive_sum(x: Tensor, everyone: Tensor, channel: Channel, weights: Tensor | None = None) -> Tensor:
@@ -56,8 +55,7 @@ def gather_sums(x: Tensor, num_tokens: Tensor, channel: Channel) -> tuple[Tensor
 @untraced
 def join_pieces(x: Tensor, channel: Channel, dim: int) -> Tensor:
     """Return the pieces of all ranks joined along `dim`, on every rank; they may differ in length along it."""
-    whole: Tensor = _JoinPieces.apply(x, channel, dim)  # type: ignore[no-untyped-call]
-    return whole
+    return _JoinPieces.apply(x, channel, dim)  # type: ignore[no-untyped-call]
 
 
 def local_squares(w: Tensor, mask: Tensor | None, decay: Tensor | None = None) -> Tensor:
@@ -65,8 +63,7 @@ def local_squares(w: Tensor, mask: Tensor | None, decay: Tensor | None = None) -
 
     With a `decay` [H] each square has faded by it for every real token of this rank that comes after.
     """
-    squares: Tensor = _LocalSquares.apply(w, mask, decay)  # type: ignore[no-untyped-call]
-    return squares
+    return _LocalSquares.apply(w, mask, decay)  # type: ignore[no-untyped-call]
 
 
 def _add(parts: Tensor) -> Tensor:

@@ -32,7 +32,7 @@ def untraced(function: _Function) -> _Function:
 
 
 class Channel:
-    """A process group as seen from one of its ranks, with a count of what this rank has handed to it.
+    """A process group as seen from one of its ranks, with a count of what this rank has sent.
 
     Attributes:
         group: The process group.

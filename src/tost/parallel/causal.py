@@ -9,7 +9,7 @@ first only for its sums. A run is cheap next to the projections around it, and a
 nothing has to be derived again.
 
 With forgetting, the sums of a rank fade with every token of the ranks between it and where they are added. The number
-of tokens of every rank is known to all, so this costs no exchange. Where decays come from the data, each rank hands out
+of tokens of every rank is known to all, so this costs no exchange. Where decays come from the data, each rank sends
 their product over its tokens with its sums.
 """
 
@@ -30,7 +30,7 @@ from tost.ops._inputs import causal_form, empty_sums, mass_columns, mass_of_colu
 from tost.ops._numerics import num_tokens, statistics_dtype, zero_padding
 from tost.ops.form import Form
 from tost.ops.pytorch import summed_squares
-from tost.parallel._autograd import exclusive_sum, gather_sums, local_squares, total_of
+from tost.parallel._autograd import exclusive_sum, gather_sums, local_squares, sum_of_gathered
 from tost.parallel._channel import Channel, untraced
 from tost.parallel.context import ContextParallel, SharedPacking, resolve
 
@@ -103,10 +103,10 @@ def causal_tssa_with_state(
 ) -> tuple[Tensor, TSSAState]:
     """Run `tost.causal_tssa_with_state` on a sequence of which this rank holds a piece.
 
-    Each rank hands out ``B (4 H (2D+1) + 8)`` bytes forward (statistics in float32, and a count of tokens) and
+    Each rank sends ``B (4 H (2D+1) + 8)`` bytes forward (statistics in float32, and a count of tokens) and
     ``4 B H (2D+1)`` backward, in two collectives each, whatever the length of the sequence; in blocks of g features
     ``D + D(g+1)/2 + 1`` stands for ``2D+1``, and it is as much more as the state is larger where statistics are
-    centered or decays come from the data. For the latter each rank hands out its product of decays too, and backward
+    centered or decays come from the data. For the latter each rank also sends its product of decays, and backward
     as much for every rank. A loss that uses the returned state must do so on every rank; its backward pass then takes
     two more. Packed sequences count as so many in a batch: B is then their number S.
 
@@ -224,7 +224,7 @@ def _faded_squares(w: Tensor, mask: Tensor | None, decay: Tensor, layout: Layout
 def _at_ranks(start: Tensor, everyone: Tensor, fading: Tensor) -> Tensor:
     """Return a sum where each rank begins, and after the last, ``[size + 1, ...]``.
 
-    All of them, on every rank: so every rank takes part when gradients are handed back.
+    All of them, on every rank: so every rank takes part in the backward pass.
     """
     totals = [start]
     for own, faded in zip(everyone, fading, strict=True):
@@ -265,9 +265,9 @@ def _before(start: Tensor, own: Tensor, everyone: Tensor, channel: Channel, fadi
 def _total(start: Tensor, own: Tensor, everyone: Tensor, channel: Channel, fading: _Fading | None) -> Tensor:
     """Return a sum after the whole sequence: of the state and of all ranks."""
     if fading is None:
-        return start + total_of(own, everyone, channel)
+        return start + sum_of_gathered(own, everyone, channel)
     faded, all_faded = own * fading.from_rank[channel.rank], everyone * fading.from_rank.detach()
-    return start * fading.whole + total_of(faded, all_faded, channel)
+    return start * fading.whole + sum_of_gathered(faded, all_faded, channel)
 
 
 def _joined(state: TSSAState, form: Form) -> Tensor:

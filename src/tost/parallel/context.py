@@ -117,7 +117,7 @@ class ContextParallel:
 
     @property
     def bytes_exchanged(self) -> int:
-        """Bytes that this rank has handed to collectives so far: its own contribution, before any copying to others."""
+        """Bytes that this rank has sent in collectives so far: its own contribution, before any copying to others."""
         return self.channel.bytes_exchanged
 
     def split_lengths(self, num_tokens: int) -> list[int]:
@@ -185,38 +185,15 @@ class ContextParallel:
         """Return the first rank's `x` on every rank, without a gradient: for random numbers that all must agree on."""
         return self.channel.broadcast(x)
 
-    def offset(
-        self,
-        num_tokens: int,
-        mask: Tensor | None = None,
-        *,
-        packing: Packing | None = None,
-        device: torch.device | str | None = None,
-    ) -> Tensor:
-        """Return how many real tokens of each sequence are on the ranks before: the position of the first one here.
+    def offset(self, num_tokens: Tensor) -> Tensor:
+        """Return how many tokens of each sequence are on the ranks before: the position of the first one here.
 
         Args:
-            num_tokens: Length of this rank's piece, padding included.
-            mask: Real tokens of this rank, bool ``[B, num_tokens]``; given on all ranks or on none.
-            packing: How packed sequences lie in this rank's piece; see `split_packing`.
-            device: Where the result is needed; that of the mask by default.
-
-        Returns:
-            int64, ``[B]``, or ``[1]`` without a mask; ``[S]`` for packed sequences.
+            num_tokens: Real tokens of each sequence on this rank, int64 ``[B]``, such as ``mask.sum(dim=1)``. Their sum
+                over all ranks is ``context.sum(num_tokens)``.
         """
-        (counts,) = self.channel.gather(_count(num_tokens, mask, packing, device))
+        (counts,) = self.channel.gather(num_tokens)
         return counts[: self.rank].sum(dim=0)
-
-    def total(
-        self,
-        num_tokens: int,
-        mask: Tensor | None = None,
-        *,
-        packing: Packing | None = None,
-        device: torch.device | str | None = None,
-    ) -> Tensor:
-        """Return how many real tokens each shared sequence has on all ranks together; as `offset` otherwise."""
-        return self.channel.all_reduce(_count(num_tokens, mask, packing, device))
 
     def mean_loss(self, loss_sum: Tensor, num_tokens: Tensor | int) -> Tensor:
         """Return this rank's share of a loss that is a mean over the tokens of the shared sequences.
@@ -233,12 +210,6 @@ class ContextParallel:
         """
         count = torch.as_tensor(num_tokens, device=loss_sum.device)
         return self.size * loss_sum / self.channel.all_reduce(count).clamp_min(1)
-
-
-def _count(num_tokens: int, mask: Tensor | None, packing: Packing | None, device: torch.device | str | None) -> Tensor:
-    if packing is not None:
-        return packing.num_tokens(mask)
-    return torch.tensor([num_tokens], device=device) if mask is None else mask.sum(dim=1)
 
 
 def active() -> ContextParallel | None:

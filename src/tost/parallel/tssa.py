@@ -39,7 +39,7 @@ def tssa(
 ) -> Tensor:
     """Run `tost.tssa` on a sequence of which this rank holds a piece.
 
-    Each rank hands out ``4 B H (2D+1)`` bytes forward and ``8 B H D`` backward (statistics in float32), in two
+    Each rank sends ``4 B H (2D+1)`` bytes forward and ``8 B H D`` backward (statistics in float32), in two
     collectives each, whatever the length of the sequence; without normalization it is one collective each. Counting the
     tokens takes one more forward, of ``8 B`` bytes. With blocks of g features the sums that depend on memberships are
     ``D(g+1)/2`` products where there were D squares. Centered statistics take one more collective each way, of
@@ -82,8 +82,7 @@ def _run(w: Tensor, temperature: Tensor, mask: Tensor | None, form: Form, channe
     """Return y of this rank's tokens, each row a piece of another sequence."""
     if form.block_size > 1 or form.centered:
         return block_tssa(Inputs(w, temperature, mask), form, channel.all_reduce)
-    y: Tensor = _SharedTSSA.apply(w, temperature, mask, form, channel)  # type: ignore[no-untyped-call]
-    return y
+    return _SharedTSSA.apply(w, temperature, mask, form, channel)  # type: ignore[no-untyped-call]
 
 
 class _SharedTSSA(torch.autograd.Function):
@@ -125,8 +124,7 @@ class _SharedTSSA(torch.autograd.Function):
 
         def reach(rows: slice) -> Tensor:
             v, o = tokens_of(w, mask, rows), tokens_of(dy, mask, rows)
-            total: Tensor = (weight[:, rows] * v * o).sum(dim=1)
-            return total
+            return (weight[:, rows] * v * o).sum(dim=1)
 
         # moment = weighted / mass, gain = 1 / (1 + moment)
         d_weighted = gain.square() * ctx.channel.all_reduce(accumulate(map(reach, cuts))) / mass

@@ -1,6 +1,6 @@
 """The last few tokens before a piece of a sequence, for layers that look back over a fixed distance.
 
-Every rank hands out its own last tokens, as many as such a layer can see, and how many tokens it has. From these each
+Every rank sends its own last tokens, as many as such a layer can see, and how many tokens it has. From these each
 rank picks what stands before its first token: often all from the rank before, from further back where pieces are short.
 """
 
@@ -22,7 +22,7 @@ def last_tokens(
 ) -> tuple[Tensor, Tensor]:
     """Return the last W tokens before this rank's piece, and those of the whole sequence.
 
-    Each rank hands out ``B W C`` numbers and ``B`` counts forward, and ``B W C`` numbers backward, in one collective
+    Each rank sends ``B W C`` numbers and ``B`` counts forward, and ``B W C`` numbers backward, in one collective
     each, whatever the length of the sequence. A loss that uses the second result must do so on every rank; its backward
     pass then takes one more.
 

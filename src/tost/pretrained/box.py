@@ -75,7 +75,7 @@ def list_pretrained(pattern: str = "*") -> list[str]:
     Example:
         >>> from tost.pretrained import list_pretrained
         >>> list_pretrained("bytes-*")
-        ['bytes-tiny']
+        ['bytes-gpt-tiny', 'bytes-tiny']
     """
     return sorted(name for name in _index() if fnmatchcase(name, pattern))
 
@@ -108,8 +108,8 @@ def load_pretrained(name: str) -> nn.Module:
     Weights are stored in half precision and computed with in float32. Their hash is compared before they are read.
 
     Args:
-        name: ``bytes-tiny``, a causal language model over bytes that runs without end; ``digits-tiny``, a classifier of
-            handwritten digits. ``tost ls pretrained`` lists them.
+        name: ``bytes-tiny``, a causal language model over bytes that runs without end; ``bytes-gpt-tiny``, a GPT to
+            compare with; ``digits-tiny``, a classifier of handwritten digits. ``tost ls pretrained`` lists them.
 
     Returns:
         The model, on the CPU and in evaluation mode.

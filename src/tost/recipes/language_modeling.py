@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from torch import nn
+from torch import Tensor, nn
 
 from tost.data import Batch, DataBundle
 from tost.data.dataset import IGNORED
@@ -35,11 +35,11 @@ class LanguageModeling(Task):
         with suppress(ConfigError):  # data sets of other packages have none
             save_tokenizer(tokenizer_of(config.data), folder)
 
-    def terms(self, batch: Batch) -> int:
+    def terms(self, batch: Batch) -> int | Tensor:
         """Return the number of predicted tokens."""
         if "segment_ids" not in batch:
             return batch["targets"].numel()
-        return int((batch["targets"] != IGNORED).sum())
+        return (batch["targets"] != IGNORED).sum()
 
     def compute(self, model: nn.Module, batch: Batch) -> BatchResult:
         """Return the summed cross-entropy."""

@@ -39,6 +39,7 @@ class TaskSpec:
         bases: Tasks whose classes its class derives from; it trains their models and takes their data too.
         regularizes: Whether it reads the section ``regularize`` of a configuration.
         chunks: Whether it follows ``train.chunk``.
+        hides: Whether it needs ``train.hide``.
     """
 
     name: str
@@ -47,11 +48,11 @@ class TaskSpec:
     bases: tuple[str, ...] = ()
     regularizes: bool = True
     chunks: bool = False
+    hides: bool = False
 
     def create(self) -> Task:
         """Return a new task; loads torch."""
-        task: Task = load(self.build)() if isinstance(self.build, str) else self.build()
-        return task
+        return load(self.build)() if isinstance(self.build, str) else self.build()
 
 
 def register_task(name: str, *, description: str = "") -> Callable[[TaskClass], TaskClass]:
@@ -108,7 +109,7 @@ def get_task(name: str) -> Task:
 
 def _adapt(name: str, found: Any, description: str = "") -> TaskSpec:
     """Make the spec of a class."""
-    from tost.train.task import Task  # whoever has a class of tasks has loaded torch
+    from tost.train.task import Task  # to have a class of tasks, torch was loaded
 
     if not (inspect.isclass(found) and issubclass(found, Task)):
         raise ConfigError(f"{name!r} refers to {found!r}, but a task is a class that derives from tost.train.Task.")
@@ -136,6 +137,14 @@ _BUILT_IN = (
         name="image_classification",
         build="tost.recipes.image_classification:ImageClassification",
         description="one label per image, with label smoothing, Mixup and CutMix",
+    ),
+    TaskSpec(
+        name="masked_prediction",
+        build="tost.recipes.masked_prediction:MaskedPrediction",
+        description="hidden parts of sequences and images: pretraining on a task's own inputs",
+        bases=("classification", "image_classification"),
+        regularizes=False,
+        hides=True,
     ),
     TaskSpec(
         name="language_modeling",
@@ -261,10 +270,18 @@ def _takes_pieces(chunk: int | None, recipe: str) -> str:
     return f"{chunk} given, but the recipe {recipe} takes its sequences as a whole; leave it out"
 
 
-def _keeps_images_whole(context: int, recipe: str) -> str:
-    if context == 1 or recipe != "image_classification":
+def _hides(share: float | None, recipe: str) -> str:
+    if task_spec(recipe).hides == (share is not None):
         return ""
-    return f"{context} processes cannot share an image; set it to 1, every process then takes images of its own"
+    if share is None:
+        return f"the recipe {recipe} needs the share of the inputs that it hides, such as 0.3; set it"
+    return f"{share} given, but the recipe {recipe} hides nothing; leave it out"
+
+
+def _keeps_samples_whole(context: int, recipe: str) -> str:
+    if context == 1 or "image_classification" not in _kinds(recipe):
+        return ""
+    return f"{context} processes cannot share a sample of {recipe}; set it to 1, every process then takes its own"
 
 
 _RULES = (
@@ -272,6 +289,7 @@ _RULES = (
     Rule(("model.name", "recipe"), _trains_the_model),
     Rule(("data.name", "recipe"), _trains_on_the_data),
     Rule(("regularize", "recipe"), _regularizes),
-    Rule(("parallel.context", "recipe"), _keeps_images_whole),
+    Rule(("parallel.context", "recipe"), _keeps_samples_whole),
     Rule(("train.chunk", "recipe"), _takes_pieces),
+    Rule(("train.hide", "recipe"), _hides),
 )

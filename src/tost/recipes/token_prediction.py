@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import torch.nn.functional as F
-from torch import nn
+from torch import Tensor, nn
 
 from tost.data import Batch
 from tost.data.probes.samples import IGNORED
@@ -18,15 +18,14 @@ class TokenPrediction(LanguageModeling):
 
     metric = "accuracy"
 
-    def terms(self, batch: Batch) -> int:
+    def terms(self, batch: Batch) -> Tensor:
         """Return the number of answers."""
-        return int((batch["targets"] != IGNORED).sum())
+        return (batch["targets"] != IGNORED).sum()
 
     def compute(self, model: nn.Module, batch: Batch) -> BatchResult:
         """Return the summed cross-entropy and the number of correct answers."""
-        asked = batch["targets"] != IGNORED
-        logits, targets = model(batch["inputs"])[asked].float(), batch["targets"][asked]
-        loss = F.cross_entropy(logits, targets, reduction="sum")
+        logits, targets = model(batch["inputs"]).flatten(0, 1).float(), batch["targets"].flatten()
+        loss = F.cross_entropy(logits, targets, reduction="sum", ignore_index=IGNORED)
         return BatchResult(loss, {"accuracy": (logits.argmax(dim=-1) == targets).sum()})
 
     def metrics(self, sums: Mapping[str, float], terms: float) -> dict[str, float]:

@@ -60,8 +60,7 @@ def share_batch_norms(model: nn.Module, device: torch.device) -> nn.Module:
         if isinstance(module, TokenBatchNorm):
             module.share(partial(sum_over_ranks, channel=channel))
     if device.type == "cuda":
-        shared: nn.Module = nn.SyncBatchNorm.convert_sync_batchnorm(model)  # type: ignore[no-untyped-call]
-        return shared
+        return nn.SyncBatchNorm.convert_sync_batchnorm(model)  # type: ignore[no-untyped-call]
     for module in model.modules():
         if type(module) is nn.BatchNorm2d and module.affine and module.track_running_stats:
             module.__class__ = SharedBatchNorm2d  # the same parameters, in the same places, with another rule

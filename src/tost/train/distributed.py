@@ -73,6 +73,8 @@ class Distributed:
         if context > 1:
             mesh = make_mesh(data=self.data_size, context=context, device_type=self.device.type)
             self.sequence = ContextParallel.from_mesh(mesh)
+        # Flags stay off a GPU: reading one there would wait for all that it has to do. None: as everything else.
+        self._flags = dist.new_group(backend="gloo") if self.size > 1 and self.asynchronous else None
 
     @classmethod
     @contextmanager
@@ -236,8 +238,12 @@ class Distributed:
         return value
 
     def any(self, flag: bool) -> bool:
-        """Tell whether the flag is set on any process."""
-        return flag if self.size == 1 else bool(self.sum(torch.tensor(float(flag), device=self.device)) > 0)
+        """Tell whether the flag is set on any process, without waiting for the device."""
+        if self.size == 1:
+            return flag
+        raised = torch.tensor(float(flag))
+        dist.all_reduce(raised, group=self._flags)
+        return bool(raised > 0)
 
     def wait(self) -> None:
         """Wait for all processes."""

@@ -295,7 +295,7 @@ class _Run:
             seed = mix(config.train.seed, self.step, part, processes.data_rank)
             micro.append(self.task.training_batch(processes.place(next(batches)), config, seed))
         count = sum(self.task.terms(batch) for batch in micro)
-        terms = processes.sum(torch.tensor(count, dtype=torch.float64, device=processes.device))
+        terms = processes.sum(torch.as_tensor(count, dtype=torch.float64, device=processes.device))
         loss = torch.zeros((), device=processes.device)
         self.wrapped.train()
         for index, batch in enumerate(micro):

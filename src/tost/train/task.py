@@ -88,8 +88,11 @@ class Task(ABC):
             folder: Its folder; only the first process writes.
         """
 
-    def terms(self, batch: Batch) -> int:
-        """Return the number of terms that the loss of this batch is averaged over; by default that of samples."""
+    def terms(self, batch: Batch) -> int | Tensor:
+        """Return the number of terms that the loss of this batch is averaged over; by default that of samples.
+
+        What has to be counted stays a tensor on the device of the batch: a number would have to wait for it.
+        """
         return batch["targets"].shape[0]
 
     def tokens(self, batch: Batch) -> int:

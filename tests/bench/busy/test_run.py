@@ -6,14 +6,14 @@ import pytest
 
 from tests.bench.reports import report
 from tost.bench.busy.cases import BusyScale, Place, Work
-from tost.bench.busy.run import BusyJob, BusyMeasurement, BusyResults, BusyRow, _in, ratio, run_work
+from tost.bench.busy.run import BusyJob, BusyMeasurement, BusyResults, BusyRow, _conditions, ratio, run_work
 from tost.bench.harness.timing import spread
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="processes cannot be bound here")
 
 
-def row(work, place, seconds):
-    return BusyRow(work=work, place=place, seconds=spread([seconds]), threads=2)
+def row(work, place, seconds, turn=0):
+    return BusyRow(work=work, place=place, seconds=spread([seconds]), threads=2, turn=turn)
 
 
 def made_up():
@@ -31,7 +31,7 @@ def test_every_kind_of_work_runs(work):
 
 def test_a_case_runs_in_its_own_process(monkeypatch):
     scale = BusyScale(work=(Work.TSSA,), seconds=0.1)
-    monkeypatch.setattr(BusyScale, "cases", [(Work.TSSA, Place.ONE_CORE), (Work.TSSA, Place.ONE_THREAD)])
+    monkeypatch.setattr(BusyScale, "cases", [(Work.TSSA, 0, Place.ONE_CORE), (Work.TSSA, 0, Place.ONE_THREAD)])
     measurement, results = BusyMeasurement(scale), BusyResults()
     assert measurement.check().passed
     assert len(list(measurement.measure(results, lambda _: None))) == measurement.steps == 2
@@ -49,14 +49,25 @@ def test_ratios_and_pages():
     assert [cells[0] for cells in table.rows] == ["tssa", "train"]
     assert "busy: at most 2.50 (tssa); the goal is 2.5" in BusyMeasurement.findings(results)
     assert "## Beside busy processes" in BusyMeasurement.page(report("busy", results))
-    assert len(BusyScale().cases) == 20
+    assert len(BusyScale(turns=3).cases) == 60
+    assert [place for work, turn, place in BusyScale(turns=2).cases[:10]] == [*Place, *Place]
     assert BusyScale.quick().work == (Work.GENERATE_TINY, Work.TSSA)
+
+
+def test_a_ratio_is_the_median_over_turns():
+    # The machine is three times as slow in the second turn, in both places.
+    times = [(Place.ALONE, 1.0), (Place.BUSY, 2.0), (Place.ALONE, 3.0), (Place.BUSY, 6.6), (Place.BUSY, 90.0)]
+    rows = [row(Work.TSSA, place, seconds, turn=index // 2) for index, (place, seconds) in enumerate(times)]
+    results = BusyResults(rows=rows)
+    assert ratio(results, Work.TSSA, Place.BUSY) == pytest.approx(2.1)  # the third turn has nothing to compare with
+    (table,) = BusyMeasurement.tables(results)
+    assert table.rows[0][2] == "2.10 (2.05-2.15)"
 
 
 def test_places_are_left_as_they_were():
     before, variables = os.sched_getaffinity(0), dict(os.environ)
     for place in Place:
-        with _in(place):
+        with _conditions(place):
             if place is Place.ONE_CORE:
                 assert len(os.sched_getaffinity(0)) == 1
         assert os.sched_getaffinity(0) == before

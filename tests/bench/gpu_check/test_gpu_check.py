@@ -28,12 +28,19 @@ def interpreted(monkeypatch, tmp_path):
 
 
 def test_a_machine_without_a_gpu_is_told_so(monkeypatch):
-    monkeypatch.setattr(run, "unavailable", lambda: ["torch finds no GPU here"])
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(ConfigError, match="nothing to check here: torch finds no GPU"):
         BENCHMARK.start(GpuCheckScale())
 
 
-def test_the_interpreter_is_not_taken_for_a_gpu(interpreted):
+def test_a_missing_package_is_named(monkeypatch):
+    monkeypatch.setattr(run, "unavailable", lambda: ["triton is not installed"])
+    with pytest.raises(ConfigError, match=r"nothing to check here: triton is not installed\."):
+        BENCHMARK.start(SMALL)
+
+
+def test_the_interpreter_is_not_taken_for_a_gpu(interpreted, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     with pytest.raises(ConfigError, match="TRITON_INTERPRET=1 is set"):
         BENCHMARK.start(GpuCheckScale())
 

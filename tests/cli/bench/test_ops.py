@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import signal
 
 import pytest
 
@@ -14,19 +15,20 @@ TINY += ["--threads", "1", "--no-compile", "--quick"]
 
 @pytest.fixture
 def green_gate(monkeypatch):
-    """Skip the parity checks, which the end-to-end test runs in full."""
+    """Skip the parity checks."""
     result = GateResult(checks=(Check(name="nothing", error=0.0, bound=1.0),))
     monkeypatch.setattr(gate, "run_gate", lambda ops, **_: result)
 
 
-def test_bench_ops_end_to_end(run, tmp_path):
+def test_bench_ops_end_to_end(run, monkeypatch, tmp_path):
+    monkeypatch.setattr(gate, "SHAPES", gate.SHAPES[:2])  # its own tests run it in full
     out = tmp_path / "results"
     outcome = run(*TINY, "--json", "--out", str(out))
     assert outcome.code == 0, outcome.err
     content = json.loads(outcome.out.splitlines()[-1])
     assert content["complete"]
     assert content["gate"]["passed"]
-    assert content["gate"]["checks"] > 500
+    assert content["gate"]["checks"] > 200
     contenders = {"limit", "tost", "tost-torch", "paper eager", "sdpa"}
     seen = {(row["op"], row["mode"], row["tokens"], row["contender"]) for row in content["rows"]}
     for mode in ("fwd", "fwd+bwd"):
@@ -58,13 +60,17 @@ def test_bench_shows_no_speed_behind_a_red_gate(run, monkeypatch, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def interrupt_at(monkeypatch, count: int) -> None:
-    """Press Ctrl-C while case number `count` is measured."""
+def press_ctrl_c() -> None:
+    raise KeyboardInterrupt  # not the signal, which a process in the background ignores
+
+
+def interrupt_at(monkeypatch, count: int, interrupt=press_ctrl_c) -> None:
+    """Interrupt while case number `count` is measured."""
     real, calls = ops.measure_case, iter(range(1, count + 1))
 
     def measure_case(*args, **kwargs):
         if next(calls) == count:
-            raise KeyboardInterrupt
+            interrupt()
         return real(*args, **kwargs)
 
     monkeypatch.setattr(ops, "measure_case", measure_case)
@@ -88,6 +94,15 @@ def test_interrupted_bench_without_out_says_that_no_file_was_written(run, monkey
     outcome = run(*TINY)
     assert outcome.code == 130
     assert "1 of 8 cases are kept above, but in no file" in outcome.err
+
+
+def test_a_terminated_bench_keeps_the_finished_cases(run, monkeypatch, tmp_path, green_gate):
+    before = signal.getsignal(signal.SIGTERM)
+    interrupt_at(monkeypatch, 3, lambda: signal.raise_signal(signal.SIGTERM))
+    outcome = run(*TINY, "--out", str(tmp_path))
+    assert (outcome.code, "2 of 8 cases are kept" in outcome.err) == (130, True)
+    assert [path.name.endswith(".partial.json") for path in tmp_path.iterdir()] == [True]
+    assert signal.getsignal(signal.SIGTERM) is before
 
 
 def test_interrupt_during_the_gate_keeps_nothing(run, monkeypatch, tmp_path):

@@ -45,6 +45,8 @@ FILES = {
     "nested.json": json.dumps({"version": 1, "data": ROWS}).encode(),
     "lines.json": LINES,
     "a.jsonl": LINES,
+    "bom.jsonl": b"\xef\xbb\xbf" + LINES,
+    "bom.json": b"\xef\xbb\xbf" + json.dumps(ROWS).encode(),
     "a.JSONL.GZ": gzip.compress(LINES),
     "a.jsonl.xz": lzma.compress(LINES),
     "a.jsonl.zst": zstandard(LINES),
@@ -82,6 +84,16 @@ REFUSED = {
     "README": (b"words", "is not known"),
     "a.csv": (b"body,id\nx,1\n", r"a\.csv has no column 'text'; its columns are: body, id\. Set column"),
     "typo.csv": (b"texts,id\nx,1\n", "did you mean 'texts'"),
+    "twice.csv": (b"text,text\nx,y\n", "has the column 'text' 2 times; rename all but one"),
+    "semicolon.csv": (b"text;id\nx;1\n", "They seem to be separated by ';'. Convert it"),
+    "tab.csv": (b"text\tid\nx\t1\n", "They seem to be separated by .*Add format=tsv"),
+    "comma.tsv": (b"text,id\nx,1\n", "They seem to be separated by ','. Add format=csv"),
+    "header.csv": (b"text,id\n", "holds no documents"),
+    **{
+        f"wide.{ending}": ("text\n".encode("utf-16"), "begins as UTF-16 does, but text is read as UTF-8; convert it")
+        for ending in ("txt", "csv", "json", "jsonl")
+    },
+    "wide.txt.gz": (gzip.compress("text\n".encode("utf-16")), "begins as UTF-16 does"),
     "short.csv": (b"text,id\nx\n", r"line 2: not a row of a table \(it has 1 fields, but the first line names 2"),
     "quote.csv": (b'text\n"open\n', "not a row of a table"),
     "a.tsv": (b"body\tid\nx\t1\n", r"a\.tsv has no column 'text'; its columns are: body, id\. Set column"),
@@ -119,6 +131,32 @@ def test_encodings(tmp_path):
     with pytest.raises(ConfigError, match=r"a\.csv: byte 0xef is not UTF-8; convert the file, or use tokenizer=bytes"):
         prepare("text", {**options, "tokenizer": "chars"}, tmp_path / "out")
     assert bytes(all_tokens(make(tmp_path / "out", **options))) == b"na\xefve\nplain\n"
+
+
+def test_files_of_several_encodings(tmp_path):
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "a.txt").write_bytes("naïve\n".encode())
+    (tmp_path / "in" / "b.txt").write_bytes("naïve\n".encode("latin-1"))
+    options = {"source": str(tmp_path / "in"), "validation": 0}
+    with pytest.raises(ConfigError, match=r"b\.txt: byte 0xef is not UTF-8; convert the file, or use tokenizer=bytes"):
+        prepare("text", {**options, "tokenizer": "chars"}, tmp_path / "out")
+
+
+def test_folders_of_datasets_that_cannot_be_read(tmp_path):
+    import datasets
+
+    datasets.Dataset.from_dict({"body": DOCUMENTS}).save_to_disk(str(tmp_path / "other"))
+    with pytest.raises(ConfigError, match="has no column 'text'; its columns are: body"):
+        make(tmp_path / "out", source=str(tmp_path / "other"), validation=0)
+    datasets.Dataset.from_dict({"text": []}).save_to_disk(str(tmp_path / "empty"))
+    with pytest.raises(ConfigError, match=r"holds no documents|it is empty or damaged"):
+        make(tmp_path / "out", source=str(tmp_path / "empty"), validation=0)
+
+
+def test_a_table_called_something_else(tmp_path):
+    (tmp_path / "table.dat").write_bytes(table("\t"))
+    options = {"source": str(tmp_path / "table.dat"), "format": "tsv", "validation": 0}
+    assert texts(make(tmp_path / "out", **options)) == DOCUMENTS
 
 
 def test_a_format_can_be_given(tmp_path):

@@ -26,6 +26,7 @@ SMALL = {
     "bigbird": {"block_size": 2, "num_random": 1},
     "linformer": {"rank": 4},
     "nystrom": {"num_landmarks": 3, "conv_width": 3},
+    "tssa_plus": {"block_size": 2},
     "s4": {"state_size": 4},
     "s4d": {"state_size": 4},
 }
@@ -48,6 +49,74 @@ def test_mask_equals_deletion_with_every_mixer(mixer, pooling):
         assert_close("logits", model(junk, mask), expected, 1e-9)
 
 
+PLUS = {"block_size": 2, "gate": True, "head_norm": True, "unit_variance": True}
+NEAR = {
+    "attention": {"conv_width": 3},
+    "both": {"conv_width": 3, "conv_at": "both", "norm": "post"},
+    "block": {"conv_width": 5, "conv_at": "block", "mixer": "none"},
+    "values": {"conv_width": 3, "conv_at": "values", "mixer_options": PLUS},
+    "softmax": {"conv_width": 3, "conv_at": "values", "mixer": "softmax"},
+    "averages": {"num_averages": 2, "conv_width": 3, "conv_at": "block", "mixer_options": PLUS},
+}
+
+
+@pytest.mark.parametrize("options", NEAR.values(), ids=NEAR.keys())
+def test_neighbours_and_averages_stop_at_the_ends_of_a_sequence(options):
+    model = make(**options).eval()
+    x = example(model)
+    expected = model(x)
+    assert not torch.allclose(expected, model(x.flip(1)))
+    for before, after in ((0, 5), (2, 4)):
+        junk, mask = padded(x, before, after)
+        assert_close("logits", model(junk, mask), expected, 1e-9)
+    packed = model(x.reshape(1, -1), cu_seqlens=torch.tensor([0, 9, 18]))
+    assert_close("packed", packed, expected, 1e-9)
+
+
+@pytest.mark.parametrize("options", NEAR.values(), ids=NEAR.keys())
+def test_neighbours_and_averages_are_learned_and_counted(options):
+    model = make_tiny("lra_listops", **options)
+    F.cross_entropy(model(example(model, length=24)), torch.tensor([0, 2])).backward()
+    near = {name: p for name, p in model.named_parameters() if "conv" in name}
+    assert near
+    assert all(bool(p.grad.any()) for p in near.values())
+    o, taps = model.options, sum(p.numel() for name, p in near.items() if p.dim() == 2)
+    plain = model_options("lra_listops", {**o.model_dump(), "conv_width": 0, "conv_at": "attention"})
+    assert token_flops(o).products - token_flops(plain).products == 2 * taps
+
+
+def test_plus_is_tssa_with_other_defaults():
+    given = {"block_size": 2, "gate": True, "head_norm": True, "unit_variance": True}
+    plus, same = (
+        make(mixer=mixer, mixer_options=own).eval()
+        for mixer, own in (("tssa_plus", {"block_size": 2}), ("tssa", given))
+    )
+    x = example(plus)
+    assert torch.equal(plus(x), same(x))
+    own = model_options("lra_text", {"mixer": "tssa_plus", "mixer_options": {"gate": False}}).all_mixer_options()
+    assert (own.block_size, own.gate, own.head_norm, own.unit_variance) == (8, False, True, True)
+    assert model_options("lra_text", {"mixer": "tssa_plus", "backend": "torch"}).backend == "torch"
+
+
+def test_a_mixer_without_values_is_refused_by_name():
+    with pytest.raises(ConfigError, match="but mixer=s4d takes none; use another place, such as conv_at=block"):
+        make_tiny("lra_listops", mixer="s4d", conv_width=3, conv_at="values")
+
+
+def test_without_pooling_every_element_has_logits():
+    model = make(pooling="none", head_kind="linear").eval()
+    x = example(model)
+    expected = model(x)
+    assert expected.shape == (2, 9, 3)
+    junk, mask = padded(x, 2, 4)
+    assert_close("masked", model(junk, mask)[mask], expected.flatten(0, 1), 1e-9)
+    assert_close(
+        "packed", model(x.reshape(1, -1), cu_seqlens=torch.tensor([0, 9, 18]))[0], expected.flatten(0, 1), 1e-9
+    )
+    pairs = make("lra_retrieval", pooling="none", head_kind="linear").eval()
+    assert pairs(example(pairs)).shape[:2] == (4, 9)
+
+
 @pytest.mark.parametrize("mixer", MIXERS)
 @pytest.mark.parametrize("block", ["mlp", "mixer"])
 def test_every_parameter_gets_a_gradient_with_every_mixer(mixer, block):
@@ -67,9 +136,10 @@ def test_options_reach_the_mixer(mixer):
     model = make_tiny("lra_listops", mixer=mixer, mixer_options=SMALL.get(mixer, {}))
     attention = model.blocks[0].attention
     for name, value in SMALL.get(mixer, {}).items():
-        held = attention.kernel.pairs * 2 if name == "state_size" else getattr(attention, name)
+        owner = attention.extensions if mixer == "tssa_plus" else attention
+        held = attention.kernel.pairs * 2 if name == "state_size" else getattr(owner, name)
         assert held == value
-    assert (mixer == "tssa") == (token_flops(model.options).statistics > 0)
+    assert (mixer in ("tssa", "tssa_plus")) == (token_flops(model.options).statistics > 0)
     assert (
         type(model)(model.options).options == model.options == model_options("lra_listops", model.options.model_dump())
     )
@@ -316,6 +386,12 @@ def test_sizes_are_the_papers():
         ({"norm_kind": "batch"}, "norm_kind=batch goes with block=mixer"),
         ({"mixer_options": 3}, "mixer_options: 3 given; needs keys and their values"),
         ({"towers": 3}, "towers: 3 given; needs one of 1, 2"),
+        ({"mixer_options": {"block_size": 24}}, "block_size=24 does not divide the width of a head, 64"),
+        ({"mixer": "tssa_plus", "num_heads": 64}, "block_size=8 does not divide the width of a head, 4"),
+        ({"conv_width": 4}, "conv_width=4 has no middle"),
+        ({"conv_at": "mlp"}, "conv_at=mlp places a convolution, but conv_width=0 has none"),
+        ({"conv_width": 3, "num_averages": 2}, "would both be in front of the mixer; move the convolution"),
+        ({"block": "mixer", "num_averages": 2}, "belong to blocks with an MLP; use block=mlp"),
     ],
 )
 def test_impossible_options_are_refused(overrides, message):

@@ -30,11 +30,13 @@ def test_a_machine_without_a_gpu_says_so_and_the_cpu_does_not_miss_it():
         "print(tost.available_backends('tssa')['triton'])\n"
         "print(list(tost.ops.backends_on('cpu', 'tssa')), list(tost.ops.backends_on('cuda', 'tssa')))\n"
         "tost.tssa(torch.ones(1, 2, 1, 1), torch.ones(1))\n"
-        "print([name for name in ('tost.ops.triton.launch', 'torch._dynamo') if name in sys.modules])"
+        "print([name for name in ('tost.ops.triton.launch', 'torch._dynamo') if name in sys.modules])\n"
+        "gpus = torch.version.cuda or torch.version.hip\n"
+        "print(bool(gpus) or 'tost.ops.triton.operators' not in sys.modules)"
     )
     said = run_python(code, CUDA_VISIBLE_DEVICES="").stdout.splitlines()
     assert "torch finds no GPU here" in said[0] or "triton is not installed" in said[0]
-    assert said[1:] == ["['native', 'torch', 'reference'] ['torch', 'reference']", "[]"]
+    assert said[1:] == ["['native', 'torch', 'reference'] ['torch', 'reference']", "[]", "True"]
 
 
 def test_it_is_never_chosen_for_cpu_tensors():

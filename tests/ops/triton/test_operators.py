@@ -22,6 +22,16 @@ def test_operators_pass_opcheck(full):
 
 
 @pytest.mark.slow
+def test_operators_on_packed_sequences_pass_opcheck():
+    case = make_case((1, 9, 3, 4), torch.float32, masked=True)
+    w, t, cu_seqlens = case.w.requires_grad_(), case.temperature.requires_grad_(), torch.tensor([0, 2, 2, 9])
+    torch.library.opcheck(OPS.tssa_triton.default, (w, t, case.mask, cu_seqlens, True, True))
+    sums = make_case((3, 1, 3, 4), torch.float32, state=True).state[:3]
+    options = (torch.rand(1, 9, 3), make_decay(3, torch.float32).requires_grad_(), cu_seqlens)
+    torch.library.opcheck(OPS.causal_tssa_triton.default, (w, t, None, case.mask, *sums, *options))
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("full", [False, True], ids=["plain", "all options"])
 def test_steps_and_backward_operators_pass_opcheck(full):
     case = make_case((2, 5, 3, 4), torch.float32, masked=full, state=True)

@@ -66,7 +66,7 @@ def path(tmp_path_factory):
     return tmp_path_factory.mktemp("config") / "run.yaml"
 
 
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(configs(), st.booleans())
 def test_written_configurations_read_back(path, original, comments):
     text = dump_config(original, comments=comments)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from typing import TYPE_CHECKING, Any
 
 from matplotlib.colors import to_rgb
@@ -36,9 +37,18 @@ def depth_colour(position: int, count: int) -> Any:
     return colormaps[SEQUENTIAL](0.0 if count < 2 else 0.9 * position / (count - 1))
 
 
+class _Shown(Figure):
+    """A figure that notebooks show, whether or not pyplot was imported."""
+
+    def _repr_png_(self) -> bytes:
+        buffer = io.BytesIO()
+        self.savefig(buffer, format="png")
+        return buffer.getvalue()
+
+
 def new_figure(width: float, height: float) -> Figure:
     """Return an empty figure, sizes in inches, which arranges its parts by itself."""
-    return Figure(figsize=(width, height), layout="constrained")
+    return _Shown(figsize=(width, height), layout="constrained")
 
 
 def add_colour_bar(figure: Figure, picture: ScalarMappable, panels: Any, label: str, **options: Any) -> None:

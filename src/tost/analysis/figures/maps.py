@@ -104,8 +104,7 @@ def _enlarged(grid: NDArray[np.float32], like: NDArray[np.float32]) -> NDArray[n
     """Repeat the patches of a grid up to the size of an image; the last ones may be cut off."""
     height, width = like.shape[:2]
     tall, wide = -(-height // grid.shape[0]), -(-width // grid.shape[1])
-    repeated: NDArray[np.float32] = np.repeat(np.repeat(grid, tall, axis=0), wide, axis=1)[:height, :width]
-    return repeated
+    return np.repeat(np.repeat(grid, tall, axis=0), wide, axis=1)[:height, :width]
 
 
 def _overlay(photograph: NDArray[np.float32], maps: Tensor) -> NDArray[np.float32]:
@@ -113,13 +112,11 @@ def _overlay(photograph: NDArray[np.float32], maps: Tensor) -> NDArray[np.float3
     colours = np.array([rgb(head) for head in range(maps.shape[0])], dtype=np.float32)
     tint = _enlarged(colours[maps.argmax(dim=0).numpy()], photograph)
     grey = photograph.mean(axis=2, keepdims=True)
-    mixed: NDArray[np.float32] = 0.45 * grey + 0.55 * tint
-    return mixed
+    return 0.45 * grey + 0.55 * tint
 
 
 def _masked(photograph: NDArray[np.float32], mask: Tensor) -> NDArray[np.float32]:
     """Fade what a mask leaves out."""
     inside = _enlarged(mask.float().numpy()[..., None], photograph)
     outside = 0.8 + 0.2 * photograph.mean(axis=2, keepdims=True)
-    mixed: NDArray[np.float32] = photograph * inside + outside * (1 - inside)
-    return mixed
+    return photograph * inside + outside * (1 - inside)

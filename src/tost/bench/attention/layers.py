@@ -53,7 +53,9 @@ class TextbookAttention(SoftmaxAttention):
 class TextbookCausalAttention(CausalSoftmaxAttention):
     """Causal softmax attention as a textbook writes it; the same as `tost.nn.CausalSoftmaxAttention` without state."""
 
-    def forward(self, x: Tensor, mask: Tensor | None = None, *, carry: Carry | None = None) -> Tensor:
+    def forward(  # type: ignore[override]  # a causal mixer takes a state and no grid
+        self, x: Tensor, mask: Tensor | None = None, *, carry: Carry | None = None
+    ) -> Tensor:
         """Mix the tokens x [B, N, C], each with those before it.
 
         Args:
@@ -72,8 +74,7 @@ class TextbookCausalAttention(CausalSoftmaxAttention):
         if carry is not None:
             raise ValueError("the textbook's attention keeps no state; use tost.nn.CausalSoftmaxAttention.")
         parts = self.proj_in(x).reshape(*x.shape[:2], 3, self.num_heads, self.head_dim)
-        y: Tensor = self.proj_out(_attend(*parts.unbind(2), causal=True).flatten(2))
-        return y
+        return self.proj_out(_attend(*parts.unbind(2), causal=True).flatten(2))
 
 
 def build_layer(point: Point) -> nn.Module:
@@ -122,8 +123,7 @@ class _LastLogits(nn.Module):
     def forward(self, ids: Tensor) -> Tensor:
         """Read a text. No state is kept: what later tokens would need is no part of this comparison."""
         model: Any = self.model
-        logits: Tensor = model.logits(model._features(ids, None, None)[:, -1])
-        return logits
+        return model.logits(model._features(ids, None, None)[:, -1])
 
 
 def _as_textbook(layer: CausalSoftmaxAttention) -> TextbookCausalAttention:
@@ -164,5 +164,4 @@ def _definition(name: str, layer: Any, x: Tensor) -> Tensor:
         if name.startswith("gpt2"):
             scores = scores + torch.full_like(scores, -math.inf).triu(1)
         heads.append(scores.softmax(dim=-1) @ v)
-    result: Tensor = layer.proj_out(torch.cat(heads, dim=-1))
-    return result
+    return layer.proj_out(torch.cat(heads, dim=-1))

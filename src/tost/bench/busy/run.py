@@ -2,7 +2,7 @@
 
 Every case is a process of its own, because how threads wait and how many there are is decided when torch is loaded.
 Another busy process on each core leaves half of the machine, so twice the time is fair. What takes longer waits for
-threads that are not running.
+threads that are not running. Places take turns, and a ratio is the median of those within each turn.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -20,7 +20,7 @@ import torch
 
 import tost
 from tost._text import Table
-from tost.bench.busy.cases import MEANING, BusyScale, Place, Work
+from tost.bench.busy.cases import BusyScale, Place, Work
 from tost.bench.harness.gate import Check, GateResult
 from tost.bench.harness.measurement import Measurement
 from tost.bench.harness.table import cell
@@ -54,12 +54,13 @@ class BusyTimes:
 
 @dataclass(frozen=True, kw_only=True)
 class BusyRow:
-    """One case: what ran where, seconds each time, and threads."""
+    """One case: what ran where and in which turn, seconds each time, and threads."""
 
     work: Work
     place: Place
     seconds: Spread
     threads: int
+    turn: int = 0
 
 
 @dataclass(kw_only=True)
@@ -84,12 +85,12 @@ class BusyMeasurement(Measurement[BusyScale, BusyResults]):
 
     def measure(self, results: BusyResults, watch: Callable[[str], None]) -> Iterator[str]:
         """Time one case after the other, each in its own process."""
-        for work, place in self.scale.cases:
-            watch(f"{work}: {MEANING[place]}")
+        for work, turn, place in self.scale.cases:
+            watch(f"{work}: {place.meaning}")
             job = BusyJob(work=work, seconds=self.scale.seconds, threads=1 if place is Place.ONE_THREAD else None)
-            with _in(place):
+            with _conditions(place):
                 found = run_in_process(run_work, job, label=f"{work}, {place}", inherit_threads=False)
-            row = BusyRow(work=work, place=place, seconds=spread(found.seconds), threads=found.threads)
+            row = BusyRow(work=work, place=place, seconds=spread(found.seconds), threads=found.threads, turn=turn)
             results.rows.append(row)
             yield f"{work}, {place}: {1e3 * row.seconds.median:.3g} ms on {row.threads} threads"
 
@@ -99,14 +100,13 @@ class BusyMeasurement(Measurement[BusyScale, BusyResults]):
         lines = [
             (
                 work,
-                cell(_seconds(results, work, Place.ALONE), ".3f", scale=1e3),
-                *(cell(ratio(results, work, place), ".2f") for place in BARS),
+                cell(_median(_seconds(results, work, Place.ALONE).values()), ".3f", scale=1e3),
+                *(_told(ratios(results, work, place)) for place in BARS),
             )
             for work in dict.fromkeys(row.work for row in results.rows)
         ]
         headers = ("work", "alone, ms", "busy / alone", "alone / spinning", "one core / one thread")
-        notes = tuple(f"{place}: {meaning}" for place, meaning in MEANING.items())
-        return [Table(title="Beside busy processes", headers=headers, rows=tuple(lines), notes=notes)]
+        return [Table(title="Beside busy processes", headers=headers, rows=tuple(lines), notes=Place.notes())]
 
     @staticmethod
     def findings(results: BusyResults) -> list[str]:
@@ -122,7 +122,12 @@ class BusyMeasurement(Measurement[BusyScale, BusyResults]):
 
 
 def ratio(results: BusyResults, work: Work, place: Place) -> float | None:
-    """Return how many times as long the work takes as it should; None if that was not measured.
+    """Return how many times as long the work takes as it should; None if that was not measured."""
+    return _median(ratios(results, work, place))
+
+
+def ratios(results: BusyResults, work: Work, place: Place) -> list[float]:
+    """Return how many times as long the work takes as it should, in each turn.
 
     Beside busy processes it is compared with the same work alone, on one core with one thread, and the way in which
     this package lets threads wait with OpenMP's own.
@@ -133,17 +138,28 @@ def ratio(results: BusyResults, work: Work, place: Place) -> float | None:
         Place.ONE_CORE: (Place.ONE_CORE, Place.ONE_THREAD),
     }
     above, below = (_seconds(results, work, each) for each in pairs[place])
-    return None if above is None or below is None else above / below
+    return [above[turn] / below[turn] for turn in sorted(above.keys() & below.keys())]
 
 
-def _seconds(results: BusyResults, work: Work, place: Place) -> float | None:
-    found = [row.seconds.median for row in results.rows if (row.work, row.place) == (work, place)]
-    return found[0] if found else None
+def _seconds(results: BusyResults, work: Work, place: Place) -> dict[int, float]:
+    """Return the median time of some work in some place by turn."""
+    return {row.turn: row.seconds.median for row in results.rows if (row.work, row.place) == (work, place)}
+
+
+def _median(values: Iterable[float]) -> float | None:
+    found = list(values)
+    return spread(found).median if found else None
+
+
+def _told(found: list[float]) -> str:
+    """Write the median of ratios, with the quartiles if there are several."""
+    text = cell(_median(found), ".2f")
+    return f"{text} ({spread(found).lower:.2f}-{spread(found).upper:.2f})" if len(found) > 1 else text
 
 
 @contextmanager
-def _in(place: Place) -> Iterator[None]:
-    """Start processes in some place: what is started inherits the environment and the processors of this one."""
+def _conditions(place: Place) -> Iterator[None]:
+    """Set what started processes inherit, environment and processors, and keep the machine busy if asked for."""
     cores, variables = sorted(os.sched_getaffinity(0)), dict(os.environ)
     others: list[subprocess.Popen[bytes]] = []
     try:

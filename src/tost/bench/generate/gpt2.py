@@ -54,8 +54,7 @@ class HuggingFaceGPT2(nn.Module):
 
     def loss(self, ids: Tensor) -> Tensor:
         """Return the loss as transformers computes it: all logits at once."""
-        loss: Tensor = self.model(ids, labels=ids, use_cache=False).loss
-        return loss
+        return self.model(ids, labels=ids, use_cache=False).loss
 
     def chunked_loss(self, ids: Tensor) -> Tensor:
         """Return the same loss by `tost.nn.linear_cross_entropy`, which never holds all logits."""

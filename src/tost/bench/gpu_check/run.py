@@ -153,8 +153,7 @@ def _linear_attention(w: Tensor, temperature: Tensor) -> Tensor:
     """Return causal linear attention by the package flash-linear-attention: a state per head too, but D x D numbers."""
     from fla.ops.linear_attn import chunk_linear_attn
 
-    y: Tensor = chunk_linear_attn(w, w, w, normalize=False)[0]
-    return y
+    return chunk_linear_attn(w, w, w, normalize=False)[0]
 
 
 def measure_case(case: Case, device: str, *, compiled: bool, clock: Callable[..., float]) -> list[Row]:
@@ -224,11 +223,13 @@ class GpuCheck(Measurement[GpuCheckScale, GpuCheckResults]):
 
     def __init__(self, scale: GpuCheckScale) -> None:
         super().__init__(scale)
-        if reasons := unavailable():
+        if scale.device == "cuda" and not torch.cuda.is_available():
             raise ConfigError(
-                f"there is nothing to check here: {'; '.join(reasons)}. The check needs a GPU that triton supports; "
-                "run the same command on a machine that has one."
+                "there is nothing to check here: torch finds no GPU. Run the same command on a machine that has one, "
+                "with a build of torch for it; `tost info` shows what is there."
             )
+        if reasons := unavailable():
+            raise ConfigError(f"there is nothing to check here: {'; '.join(reasons)}.")
         if scale.device == "cuda":
             if TRITON_INTERPRETS:
                 raise ConfigError("TRITON_INTERPRET=1 is set, so that no kernel would run on the GPU; unset it.")

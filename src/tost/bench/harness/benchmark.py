@@ -5,13 +5,31 @@ from __future__ import annotations
 import pkgutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from enum import StrEnum
 from importlib import import_module
-from typing import Any, get_type_hints
+from typing import Any, Self, get_type_hints
 
 import tost.bench
 from tost._lazy import load
 from tost._text import integers
 from tost.errors import ConfigError
+
+
+class Choice(StrEnum):
+    """A choice with a sentence about it: ``ALONE = "alone", "nothing else runs"``."""
+
+    meaning: str
+
+    def __new__(cls, value: str, meaning: str) -> Self:
+        """Make a choice; its value is the first of the two."""
+        choice = str.__new__(cls, value)
+        choice._value_, choice.meaning = value, meaning
+        return choice
+
+    @classmethod
+    def notes(cls) -> tuple[str, ...]:
+        """Return what each choice means, a line each."""
+        return tuple(f"{choice}: {choice.meaning}" for choice in cls)
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ import tost
 from tost._env import VARIABLES
 from tost._machine import cpu_model, source_revision
 from tost._text import count
+from tost._threads import available_cpus
 from tost.ops import available_backends, native_info, operators
 
 
@@ -73,7 +74,7 @@ def describe_environment() -> Environment:
     """Return the environment of this process as it is now."""
     return Environment(
         cpu=cpu_model(),
-        cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
+        cores=available_cpus(),
         threads=torch.get_num_threads(),
         load=round(os.getloadavg()[0], 2) if hasattr(os, "getloadavg") else None,
         system=f"{platform.system()} {platform.machine()}",

@@ -1,4 +1,4 @@
-"""The condition for showing a speed: what is measured computes what its reference computes."""
+"""The correctness gate: a speed is shown only if what is measured agrees with its reference."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ Stopwatch = Callable[[Callable[[], object]], float]
 
 
 def no_reset() -> None:
-    """Tidy up nothing."""
+    """Do nothing."""
 
 
 @dataclass(frozen=True, kw_only=True)

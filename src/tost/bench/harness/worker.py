@@ -81,8 +81,7 @@ def run_in_process(
         raise TostError(f"{label}: ended after {timeout:.0f} s") from None
     if done.returncode:
         raise TostError(f"{label}: {reason(done.returncode, done.stderr.decode(errors='replace'))}")
-    result: Result = TypeAdapter(get_type_hints(function)["return"]).validate_json(done.stdout)
-    return result
+    return TypeAdapter(get_type_hints(function)["return"]).validate_json(done.stdout)
 
 
 def reason(code: int, errors: str) -> str:

@@ -3,25 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import StrEnum
 from typing import Annotated
 
-from tost.bench.harness.benchmark import Benchmark, Option
+from tost.bench.harness.benchmark import Benchmark, Choice, Option
 
 
-class Way(StrEnum):
+class Way(Choice):
     """A model, and how it takes a sequence."""
 
-    PIECES = "pieces"
-    WHOLE = "whole"
-    GPT2 = "gpt2"
-
-
-MEANING = {
-    Way.PIECES: "ToST, piece by piece: each is computed again on the way back, gradients flow through the states",
-    Way.WHOLE: "the same model on the whole sequence at once",
-    Way.GPT2: "GPT-2 of the same width and depth on the whole sequence, softmax attention on PyTorch's fused kernel",
-}
+    PIECES = "pieces", "ToST, piece by piece: each is computed again on the way back, gradients flow through the states"
+    WHOLE = "whole", "the same model on the whole sequence at once"
+    GPT2 = "gpt2", "GPT-2 of the same width and depth on the whole sequence, with PyTorch's fused softmax attention"
 
 
 @dataclass(frozen=True, kw_only=True)

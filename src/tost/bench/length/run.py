@@ -22,7 +22,7 @@ from tost.bench.harness.measurement import Measurement
 from tost.bench.harness.passes import measure_step
 from tost.bench.harness.table import cell, pivot, without_empty
 from tost.bench.harness.worker import run_in_process
-from tost.bench.length.cases import MEANING, LengthScale, Way
+from tost.bench.length.cases import LengthScale, Way
 from tost.errors import TostError
 from tost.models import create_model, model_options, token_flops
 from tost.models.language.model import LanguageToST
@@ -153,7 +153,6 @@ class LengthMeasurement(Measurement[LengthScale, LengthResults]):
     @staticmethod
     def tables(results: LengthResults) -> list[Table]:
         """Return memory and time by length; what was left out says why."""
-        notes = tuple(f"{way}: {meaning}" for way, meaning in MEANING.items())
         skipped = tuple(f"{row.way}, {row.tokens:,} tokens: {row.note}" for row in results.rows if row.note)
         made = [
             pivot(
@@ -163,7 +162,7 @@ class LengthMeasurement(Measurement[LengthScale, LengthResults]):
                 notes=extra,
             )
             for title, key, form, scale, extra in (
-                ("Growth of memory in a step, MB", "peak_bytes", ",.0f", 1e-6, notes + skipped),
+                ("Growth of memory in a step, MB", "peak_bytes", ",.0f", 1e-6, Way.notes() + skipped),
                 ("Time per token, microseconds", "seconds", ".1f", 1e6, ()),
                 ("Processor time per token, microseconds", "cpu_seconds", ".1f", 1e6, ()),
             )

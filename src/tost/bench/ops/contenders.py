@@ -115,8 +115,7 @@ class PaperAttention(nn.Module):
             y_BNHD = paper_tssa(w_BNHD, self.temperature)
         else:
             y_BNHD = paper_causal_tssa(w_BNHD, self.temperature, self.bias)
-        y: Tensor = self.proj_out(y_BNHD.flatten(-2))
-        return y
+        return self.proj_out(y_BNHD.flatten(-2))
 
 
 def our_layer(case: Case, *, backend: str) -> nn.Module:

@@ -26,11 +26,7 @@ def report(
     ] = None,
     prompt: Annotated[
         list[str] | None,
-        typer.Option(
-            metavar="TEXT",
-            help="Text for language models to continue; can be repeated.",
-            show_default="the beginning of their validation text",
-        ),
+        typer.Option(metavar="TEXT", help="Text to continue, by default the start of the validation text; repeatable."),
     ] = None,
 ) -> None:
     """Write one HTML page about runs: curves, results, analyses, speed. It works offline."""

@@ -94,5 +94,4 @@ def _keep_no_bits(policy: Any) -> None:
 
 def _posterize(image: Image.Image, bits: int, **settings: Any) -> Image.Image:
     keep: Any = posterize
-    kept: Image.Image = keep(image, bits, **settings) if bits > 0 else Image.new(image.mode, image.size)
-    return kept
+    return keep(image, bits, **settings) if bits > 0 else Image.new(image.mode, image.size)

@@ -333,16 +333,10 @@ class ImageNetOptions(ImageOptions):
             )
 
 
+_BUILD = "tost.data.images.build:build_images"
 SPECS = tuple(
-    DataSpec(
-        name=name,
-        task="image_classification",
-        description=description,
-        options=options,
-        build="tost.data.images.build:build_images",
-        takes_path=True,
-    )
-    for name, options, description in (
+    DataSpec(name=name, task="image_classification", description=text, options=options, build=_BUILD, takes_path=True)
+    for name, options, text in (
         ("cifar10", Cifar10Options, "photographs of 32 x 32 pixels, 10 classes; parquet or the binary version"),
         ("cifar100", Cifar100Options, "photographs of 32 x 32 pixels, 100 classes; parquet or the binary version"),
         ("fashion_mnist", FashionMnistOptions, "clothes, 28 x 28 grey pixels, 10 classes; idx files, packed or not"),

@@ -6,6 +6,7 @@ groups, of rows, or a whole file.
 
 from __future__ import annotations
 
+import codecs
 import csv
 import gzip
 import io
@@ -13,8 +14,9 @@ import json
 import lzma
 import re
 import zlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import IO, Any, Literal, NamedTuple, get_args
 
@@ -139,6 +141,8 @@ def plan_file(path: Path, kind: Kind, size: int) -> list[Span]:
     Raises:
         ConfigError: It cannot be read as what it is.
     """
+    if kind not in ("parquet", "tar"):
+        _refuse_utf16(path)
     if kind == "text":
         return [Span(str(path), kind, 0, path.stat().st_size, 1)]
     if kind == "parquet":
@@ -163,6 +167,16 @@ def plan_file(path: Path, kind: Kind, size: int) -> list[Span]:
     if place > start:
         spans.append(Span(str(path), kind, start, place, rows, first_line))
     return spans
+
+
+def _refuse_utf16(path: Path) -> None:
+    with _open_binary(path) as file:
+        mark = file.read(2)
+    if mark in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):
+        raise ConfigError(
+            f"{path} begins as UTF-16 does, but text is read as UTF-8; convert it, such as with `iconv -f UTF-16 -t "
+            "UTF-8`."
+        )
 
 
 def _is_jsonl(path: Path) -> bool:
@@ -322,7 +336,7 @@ def _decode(data: bytes, errors: str, place: str) -> str:
 
 def _parse(text: str, place: str) -> Any:
     try:
-        return json.loads(text)
+        return json.loads(text.removeprefix("\ufeff"))  # some programs begin a file with a byte order mark
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"{place}: not valid JSON ({error}); every line must hold one object.") from error
 
@@ -356,16 +370,19 @@ def _read_json(path: Path, columns: list[str] | None, errors: str) -> Iterator[R
         yield _pick(row, columns, f"{path}, entry {number}")
 
 
-def _read_csv(path: Path, columns: list[str] | None, errors: str) -> Iterator[Row]:
+def _read_csv(path: Path, columns: list[str] | None, errors: str, delimiter: str = ",") -> Iterator[Row]:
     """Read a table whose first line names the columns."""
     csv.field_size_limit(_LONGEST)
-    delimiter = "\t" if format_of(path) == "tsv" else ","
     with _open_binary(path) as raw, io.TextIOWrapper(raw, encoding="utf-8-sig", errors=errors, newline="") as file:
         rows = csv.reader(file, delimiter=delimiter, strict=True)
         try:
             names = next(rows, [])
             if columns is not None and names:
-                check_columns(columns, names, path, _SET_COLUMN)
+                check_columns(columns, names, path, _other_delimiter(names, delimiter) or _SET_COLUMN)
+                if twice := [name for name in columns if names.count(name) > 1]:
+                    raise ConfigError(
+                        f"{path} has the column {twice[0]!r} {names.count(twice[0])} times; rename all but one."
+                    )
             for row in rows:
                 if len(row) != len(names):
                     raise csv.Error(f"it has {len(row)} fields, but the first line names {len(names)} columns")
@@ -374,6 +391,15 @@ def _read_csv(path: Path, columns: list[str] | None, errors: str) -> Iterator[Ro
             raise ConfigError(f"{path}, line {rows.line_num}: not a row of a table ({error}).") from error
         except UnicodeDecodeError as error:
             raise ConfigError(f"{path}: {_not_utf8(error)}") from error
+
+
+def _other_delimiter(names: list[str], delimiter: str) -> str:
+    """Return what to do about a first line that is separated by something else; nothing if it is not."""
+    if len(names) != 1 or not (found := [mark for mark in ",;\t|" if mark in names[0] and mark != delimiter]):
+        return ""
+    known = {",": " Add format=csv.", "\t": " Add format=tsv."}
+    default = " Convert it: .csv is separated by commas, .tsv by tabs."
+    return f" They seem to be separated by {found[0]!r}.{known.get(found[0], default)}"
 
 
 def _read_tar(path: Path, columns: list[str] | None, errors: str) -> Iterator[Row]:
@@ -392,7 +418,9 @@ def _read_tar(path: Path, columns: list[str] | None, errors: str) -> Iterator[Ro
                 yield {(columns or [""])[0]: text}
 
 
-_READERS = {"json": _read_json, "csv": _read_csv, "tsv": _read_csv, "tar": _read_tar}
+_READERS: dict[str, Callable[[Path, list[str] | None, str], Iterator[Row]]] = {
+    **{"json": _read_json, "csv": _read_csv, "tsv": partial(_read_csv, delimiter="\t"), "tar": _read_tar}
+}
 
 
 def _read_parquet(span: Span, columns: list[str]) -> Iterator[Row]:

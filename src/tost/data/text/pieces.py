@@ -280,8 +280,7 @@ def _joined(piece: Piece, job: TextJob, hub: Hub) -> Iterator[str]:
 def _blocks(value: Any, span: Span, job: TextJob) -> Iterable[str]:
     """Return the text of one row."""
     if span.kind == "text":
-        blocks: Iterable[str] = value
-        return blocks
+        return value
     if not isinstance(value, str):
         raise ConfigError(
             f"{span.file}: {job.column!r} holds {'nothing' if value is None else type(value).__name__} where a text is "

@@ -78,7 +78,9 @@ def _load_saved(folder: Path) -> dict[str, Any]:
         splits = loaded if isinstance(loaded, datasets.DatasetDict) else {"train": loaded}
         return {split_of_name(Path(name), Path(name)) or "train": data for name, data in splits.items()}
     except Exception as error:  # a damaged folder makes the library fail in many ways
-        raise ConfigError(f"{folder} cannot be read as a folder of datasets.save_to_disk: {error}") from error
+        raise ConfigError(
+            f"{folder} cannot be read as a folder of datasets.save_to_disk, it is empty or damaged: {error}"
+        ) from error
 
 
 def make_plan(job: TextJob, hub: Hub, report: Report) -> Plan:

@@ -283,8 +283,7 @@ def tokenizer_of(data: DataOptions) -> DataTokenizer:
     if spec.tokenizer is None:
         raise ConfigError(f"data set {data.name!r} has no tokenizer; it is no text.")
     make = load(spec.tokenizer) if isinstance(spec.tokenizer, str) else spec.tokenizer
-    tokenizer: DataTokenizer = make(data.path) if spec.takes_path else make()
-    return tokenizer
+    return make(data.path) if spec.takes_path else make()
 
 
 def read_folder_tokenizer(path: str) -> DataTokenizer:

@@ -5,7 +5,15 @@ let send = (path, request) => fetch(`api/${path}`, request);
 /** Let something else answer, such as a recording: a function of the path and the request that returns a Response. */
 export function answerWith(source) { send = source; }
 
-async function check(response) {
+const LARGEST = 400_000; // characters of a request; the server takes a little more
+
+async function ask(path, request) {
+  let response;
+  try {
+    response = await send(path, request);
+  } catch (error) {
+    throw error.name === "AbortError" ? error : new Error("the server does not answer; is `tost explore` still running?");
+  }
   if (response.ok) return response;
   const text = await response.text();
   let reason = text;
@@ -13,23 +21,26 @@ async function check(response) {
   throw new Error(reason.trim() || `the server answered ${response.status}`);
 }
 
-const asJson = (content, signal) => (
-  { method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify(content), signal });
+function asJson(content, signal) {
+  const body = JSON.stringify(content);
+  if (body.length > LARGEST) throw new Error(`the text has ${content.text.length.toLocaleString("en")} characters, far more than the page shows; shorten it.`);
+  return { method: "POST", headers: { "Content-Type": "application/json" }, body, signal };
+}
 
-export const get = async (path) => (await check(await send(path))).json();
-export const post = async (path, content, signal) => (await check(await send(path, asJson(content, signal)))).json();
+export const get = async (path) => (await ask(path)).json();
+export const post = async (path, content, signal) => (await ask(path, asJson(content, signal))).json();
 
 /** Send an image file; `query` names the model and maybe the size. */
-export const postImage = async (path, query, file) => (await check(await send(`${path}?${new URLSearchParams(query)}`,
-  { method: "POST", headers: { "Content-Type": "application/octet-stream" }, body: file }))).json();
+export const postImage = async (path, query, file) => (await ask(`${path}?${new URLSearchParams(query)}`,
+  { method: "POST", headers: { "Content-Type": "application/octet-stream" }, body: file })).json();
 
 /** Receive an image that comes with a model. */
 export const sample = async (model, name) =>
-  (await check(await send(`sample?${new URLSearchParams({ model, name })}`))).blob();
+  (await ask(`sample?${new URLSearchParams({ model, name })}`)).blob();
 
 /** Send a request and receive lines of JSON as they come. */
 export async function* stream(path, content, signal) {
-  const response = await check(await send(path, asJson(content, signal)));
+  const response = await ask(path, asJson(content, signal));
   const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
   let rest = "";
   for (;;) {

@@ -48,7 +48,7 @@ const shared = {
     if (!this.picture) {
       const { samples } = model;
       const name = samples.includes(this.settings.sample) ? this.settings.sample : samples[samples.length >> 1];
-      if (name === undefined) throw new Error("drop a picture in the view Image first.");
+      if (name === undefined) throw new Error("drop a picture on this page first.");
       this.picture = { file: await sample(model.name, name), sample: name };
     }
     return this.picture;
@@ -97,7 +97,9 @@ const views = {
 };
 const tabs = Object.keys(views).map((name) => document.getElementById(`tab-${name}`));
 
+let current = "text";
 function show(name) {
+  current = name;
   for (const tab of tabs) {
     const chosen = tab.id === `tab-${name}`;
     tab.setAttribute("aria-selected", chosen);
@@ -118,6 +120,24 @@ tabs.forEach((tab, i) => {
     next.focus();
     show(next.id.slice(4));
   });
+});
+
+// A picture may be dropped anywhere; without this the browser would leave the page to show it.
+for (const kind of ["dragover", "drop"])
+  addEventListener(kind, (event) => {
+    const file = event.dataTransfer?.files[0];
+    if (event.defaultPrevented || !event.dataTransfer?.types.includes("Files")) return;
+    event.preventDefault();
+    if (!file) return;
+    shared.picture = { file, sample: "" };
+    show("image");
+  });
+
+let width = innerWidth;
+addEventListener("resize", () => {
+  if (width === innerWidth) return;
+  width = innerWidth;
+  views[current].draw?.(); // charts are as wide as there is room
 });
 
 const theme = document.getElementById("theme");

@@ -1,7 +1,7 @@
 // Two models on the same input, side by side.
 
 import { post, postImage } from "./api.js";
-import { bars, Choice, el, intro, labelled, options, panel, scale, size, tiles } from "./dom.js";
+import { bars, Choice, el, intro, labelled, oneAtATime, options, panel, scale, size, tiles } from "./dom.js";
 import { lineChart, stack } from "./draw.js";
 import { overlay } from "./image.js";
 import { drawTokens, TokenList } from "./tokens.js";
@@ -20,51 +20,56 @@ function runningMean(values) {
 }
 
 export class CompareView {
-  constructor(shared, root) { Object.assign(this, { shared, root, asked: 0, sides: [] }); }
+  constructor(shared, root) { Object.assign(this, { shared, root, sides: [], update: oneAtATime(() => this.refresh()) }); }
 
   build() {
     const { shared } = this;
-    const names = shared.models.map(({ name }) => [name, name]);
-    const first = shared.withGroups("text") ?? shared.withGroups("image");
-    const second = shared.of(shared.model(first)?.kind).find(({ name }) => name !== first)?.name ?? first;
-    this.selects = [["a", first], ["b", second]].map(([key, usual]) => {
-      const select = el("select", { onchange: () => this.update() });
-      options(select, names, shared.settings[key] ?? usual);
-      return select;
-    });
+    const [left, right] = [el("select", { onchange: () => { this.fillRight(); this.update(); } }), el("select", { onchange: () => this.update() })];
+    this.selects = [left, right];
+    options(left, shared.models.map(({ name }) => [name, name]), shared.settings.a ?? shared.withGroups("text") ?? shared.withGroups("image"));
+    this.fillRight(shared.settings.b);
     this.by = new Choice("compare-by", "Colour by", () => this.draw());
     this.by.offer([["surprise", "surprise"], ["group", "groups, first layer"], ["group-last", "groups, last layer"]], shared.settings.compare_by);
-    this.input = el("textarea", { id: "compare-input", spellcheck: "false", maxlength: 20000,
+    this.input = el("textarea", { id: "compare-input", spellcheck: "false", placeholder: "Type or paste a text …",
       oninput: () => { shared.text = this.input.value; this.update(); } });
+    this.key = scale("expected, 0 bits", "surprising, 8 bits", "bits");
     this.field = panel("", el("label", { for: "compare-input" }, el("h3", {}, "Your text")), this.input,
-      el("div", { class: "row" }, this.by.root, scale("expected, 0 bits", "surprising, 8 bits", "bits")));
+      el("div", { class: "row middle" }, this.by.root, this.key));
     this.columns = el("div", { class: "halves" });
     this.chart = el("div", {});
     this.root.append(
-      intro("Two models, one input", "Both models read the same input. Where a token is dark, it cost that model many bits; the lower curve is the model that understands the input better.",
+      intro("Two models, one input", this.lead = el("span"),
         labelled("Left", this.selects[0]), labelled("Right", this.selects[1])),
       this.field, this.columns, this.chart, panel("", shared.tools("compare", () => this.drawing(), () => this.python())));
   }
 
   show() { this.input.value = this.shared.text; return this.update(); }
 
+  /** Offer models that read what the left one reads. */
+  fillRight(wanted) {
+    const left = this.shared.model(this.selects[0].value);
+    const fitting = this.shared.of(left?.kind).map(({ name }) => name);
+    options(this.selects[1], fitting.map((name) => [name, name]), wanted ?? fitting.find((name) => name !== left.name) ?? left?.name);
+  }
+
   chosen() { return this.selects.map((select) => this.shared.model(select.value)); }
 
-  async update() {
+  async refresh() {
     const { shared } = this;
-    const ask = ++this.asked;
     const models = this.chosen();
     if (models.some((model) => !model)) return;
     shared.choose({ a: models[0].name, b: models[1].name });
     const kind = models[0].kind;
     this.field.hidden = kind !== "text";
+    this.lead.textContent = kind === "text" ?
+      "Both models read the same text. The stronger the colour of a token, the more bits it cost that model; the lower curve belongs to the model that predicts the text better." :
+      "Both models see the same picture: what they take it for, and which of its parts belong together.";
     const sides = await shared.attempt(async () => {
-      if (models[1].kind !== kind) throw new Error("choose two models of text, or two of images.");
       if (kind === "text" && !shared.text) throw new Error("type something.");
       return Promise.all(models.map((model) => (kind === "text" ? this.readText(model) : this.readImage(model))));
     });
-    if (!sides || ask !== this.asked) return;
-    shared.say("");
+    if (!sides) return;
+    shared.say(models[0] === models[1] ? "Both sides are the same model; name others after `tost explore`." : "");
     this.sides = sides;
     this.draw();
   }
@@ -82,6 +87,7 @@ export class CompareView {
   draw() {
     const { sides } = this;
     this.shared.choose({ compare_by: this.by.value });
+    this.key.hidden = this.by.value !== "surprise";
     this.columns.replaceChildren(...sides.map((side) => panel(side.model.name, el("p", { class: "quiet" }, side.model.description || side.model.model),
       side.found.tokens ? this.text(side) : this.image(side))));
     const [first] = sides;

@@ -35,6 +35,26 @@ export const el = (tag, attributes = {}, ...children) => fill(document.createEle
 export const svg = (tag, attributes = {}, ...children) =>
   fill(document.createElementNS(SVG, tag), attributes, children);
 
+/** Run some work, one at a time: of all calls while it is under way, one more run follows. Typing fast asks no more than that. */
+export function oneAtATime(work) {
+  let [again, running] = [false, null];
+  const run = async () => {
+    try {
+      while (again) {
+        again = false;
+        await work();
+      }
+    } finally {
+      running = null;
+    }
+  };
+  return () => {
+    again = true;
+    running ??= run();
+    return running;
+  };
+}
+
 /** A labelled control for a row of controls. */
 export const labelled = (text, control) => el("label", { class: "field" }, el("span", {}, text), control);
 
@@ -42,8 +62,12 @@ export const labelled = (text, control) => el("label", { class: "field" }, el("s
 export const intro = (title, lead, ...controls) => el("div", { class: "intro" },
   el("div", {}, el("h2", {}, title), el("p", {}, lead)), el("div", { class: "row" }, ...controls));
 
+/** A text with the names of the rates set as formulas. */
+export const formulas = (text) => text.split(/(R_c\^var|R_c)/).map((part) => (
+  part.startsWith("R_c") ? el("span", {}, "R", el("sub", {}, "c"), part === "R_c" ? null : el("sup", {}, "var")) : part));
+
 /** A box with a heading. */
-export const panel = (title, ...children) => el("div", { class: "panel" }, title ? el("h3", {}, title) : null, ...children);
+export const panel = (title, ...children) => el("div", { class: "panel" }, title ? el("h3", {}, ...formulas(title)) : null, ...children);
 
 /** A few numbers, large, each with its name. */
 export const tiles = (entries) => el("dl", { class: "tiles" },
@@ -68,20 +92,23 @@ export class Choice {
     if (input) input.checked = true;
   }
 
-  /** Offer entries `[value, text, colour]`; those that are there already stay, with the focus that one may have. */
+  /**
+   * Offer entries `[value, text, colour, words]`; those that are there already stay, with the focus that one may have.
+   * Words are what a screen reader says in place of the text. An entry without a value begins a new line.
+   */
   offer(entries, chosen) {
     if (this.known !== JSON.stringify(entries)) {
       this.known = JSON.stringify(entries);
-      this.root.replaceChildren(this.root.firstChild, ...entries.map(([value, text, tint]) => el("label", { class: "chip" },
-        el("input", { type: "radio", name: this.id, value }),
-        el("span", {}, tint ? el("i", { class: "swatch", "--c": tint }) : null, text))));
+      this.root.replaceChildren(this.root.firstChild, ...entries.flatMap(([value, text, tint, words]) => (value == null ? [el("i", { class: "turn" }), el("span", { class: "words" }, text)] :
+        el("label", { class: "chip" }, el("input", { type: "radio", name: this.id, value, "aria-label": words }),
+          el("span", {}, tint ? el("i", { class: "swatch", "--c": tint }) : null, text)))));
       this.value = entries[0]?.[0] ?? "";
     }
     if (chosen != null) this.value = String(chosen);
   }
 
   /** A button that goes through the entries. */
-  player(text) { return el("button", { type: "button", class: "plain", onclick: () => this.play() }, text); }
+  player(text) { return el("button", { type: "button", onclick: () => this.play() }, text); }
 
   async play(pause = 700) {
     const run = this.run = Symbol("run");
@@ -106,4 +133,4 @@ export function bars(entries) {
 }
 
 export const size = (bytes) =>
-  bytes < 1e4 ? `${bytes} B` : bytes < 1e6 ? `${(bytes / 1e3).toFixed(1)} kB` : `${(bytes / 1e6).toFixed(2)} MB`;
+  bytes < 1e4 ? `${bytes} B` : bytes < 1e6 ? `${Number((bytes / 1e3).toPrecision(3))} kB` : `${(bytes / 1e6).toFixed(2)} MB`;

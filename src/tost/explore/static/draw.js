@@ -15,15 +15,17 @@ function ticks(low, high, whole = false) {
 
 const POINTS = 24; // up to so many values have a dot each
 
-/** Lines over layers or tokens. Each has `name`, `values`, and maybe `dash`; `labels` name the places along x. */
-export function lineChart({ title, x, y, lines, labels, width = 420, height = 270 }) {
+/** Lines over layers or tokens. Each has `name`, `values`, and maybe `dash`; `ages` are the places along x on a scale of factors. */
+export function lineChart({ title, x, y, lines, ages, width: widest = 420, height = 270 }) {
+  const width = Math.min(widest, Math.max(document.documentElement.clientWidth - 60, 240)); // letters keep their size on a phone
   const [left, right, top, bottom] = [46, 14, 14, 46 + 20 * Math.ceil(lines.length / 2)];
   const known = lines.flatMap((line) => line.values.filter((value) => value != null));
   const low = Math.min(0, ...known);
   const scale = ticks(low, Math.max(...known, low + 1e-9));
   const high = Math.max(...known, scale.at(-1));
   const longest = Math.max(...lines.map((line) => line.values.length));
-  const atX = (i) => left + (longest < 2 ? 0.5 : i / (longest - 1)) * (width - left - right);
+  const share = ages ? (age) => Math.log(age / ages[0]) / Math.log(ages.at(-1) / ages[0]) : (i) => i / (longest - 1);
+  const atX = (place) => left + (longest < 2 ? 0.5 : share(place)) * (width - left - right);
   const atY = (value) => height - bottom - ((value - low) / (high - low || 1)) * (height - top - bottom);
   const chart = svg("svg", { viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": describe(title, lines) });
   const words = (text, px, py, more = {}) => svg("text", { x: px, y: py, "font-size": 12, fill: "currentColor", opacity: 0.8, ...more }, text);
@@ -31,18 +33,18 @@ export function lineChart({ title, x, y, lines, labels, width = 420, height = 27
     chart.append(
       svg("line", { x1: left, x2: width - right, y1: atY(value), y2: atY(value), stroke: "currentColor", opacity: value === 0 ? 0.45 : 0.13 }),
       words(value, left - 8, atY(value) + 4, { "text-anchor": "end" }));
-  const places = labels ? ticks(0, longest - 1, true).slice(0, 8) : ticks(0, longest - 1, true);
-  for (const i of places) chart.append(words(labels?.[i] ?? i, atX(i), height - bottom + 17, { "text-anchor": "middle" }));
+  const places = ages ? [1, 3, 10, 30, 100, 300, 1000, 3000].filter((age) => age <= ages.at(-1)) : ticks(0, longest - 1, true);
+  for (const place of places) chart.append(words(place, atX(place), height - bottom + 17, { "text-anchor": "middle" }));
   chart.append(words(x, (left + width - right) / 2, height - bottom + 34, { "text-anchor": "middle" }),
     words(y, 11, (top + height - bottom) / 2, { "text-anchor": "middle", transform: `rotate(-90 11 ${(top + height - bottom) / 2})` }));
   lines.forEach((line, i) => {
     const tint = line.tint ?? colour(i);
-    const points = line.values.flatMap((value, j) => (value == null ? [] : [[atX(j), atY(value), j, value]]));
+    const points = line.values.flatMap((value, j) => (value == null ? [] : [[atX(ages?.[j] ?? j), atY(value), j, value]]));
     chart.append(svg("polyline", { points: points.map(([px, py]) => `${px.toFixed(1)},${py.toFixed(1)}`).join(" "), fill: "none", stroke: tint,
       "stroke-width": 2.25, "stroke-linejoin": "round", "stroke-dasharray": line.dash }));
     if (points.length <= POINTS)
       for (const [px, py, j, value] of points)
-        chart.append(svg("circle", { cx: px, cy: py, r: 3.2, fill: tint }, svg("title", {}, `${line.name}, ${x} ${labels?.[j] ?? j}: ${value.toPrecision(4)}`)));
+        chart.append(svg("circle", { cx: px, cy: py, r: 3.2, fill: tint }, svg("title", {}, `${line.name}, ${x} ${ages?.[j] ?? j}: ${value.toPrecision(4)}`)));
     const [px, py] = [left + (i % 2) * ((width - left) / 2), height - 8 - 20 * (Math.ceil(lines.length / 2) - 1 - Math.floor(i / 2))];
     chart.append(svg("line", { x1: px, x2: px + 20, y1: py - 4, y2: py - 4, stroke: tint, "stroke-width": 3,
       "stroke-dasharray": line.dash }), words(line.name, px + 27, py, { opacity: 1 }));

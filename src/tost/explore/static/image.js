@@ -7,6 +7,15 @@ import { stack } from "./draw.js";
 const SIDE = 320; // of the large map, in units of the drawing
 const SMALL = 96;
 
+/** Least and largest number of the maps that share a scale: of all heads of a layer, or of one head of the class token. */
+function range(found, by, layer) {
+  const numbers = by.startsWith("class") ? [0, ...found.class_attention[Number(by.slice(5))].flat()] : found.maps[layer].flat(2);
+  return numbers.reduce(([low, high], value) => [Math.min(low, value), Math.max(high, value)], [numbers[0], numbers[0]]);
+}
+
+/** The largest share of each patch. */
+const largest = (maps) => maps[0].flatMap((row, r) => row.map((_, c) => Math.max(...maps.map((map) => map[r][c]))));
+
 /** The picture with a map over it: groups by colour, or one map from dark blue to yellow; `by` as in the view. */
 export function overlay(found, by, layer, side, label) {
   const scaled = side / Math.max(found.width, found.height);
@@ -20,13 +29,12 @@ export function overlay(found, by, layer, side, label) {
   const [rows, columns] = [maps[0].length, maps[0][0].length];
   const shares = (r, c) => maps.map((map) => map[r][c]);
   const even = 1 / maps.length;
-  const all = maps[0].map((row, r) => row.map((_, c) => Math.max(...shares(r, c)))).flat();
-  const most = Math.max(...(one ? one.flat() : all.map((share) => share - even)), 1e-9);
+  const [low, high] = range(found, by, layer);
   for (let r = 0; r < rows; r++) for (let c = 0; c < columns; c++) {
     const at = shares(r, c);
     const head = at.indexOf(Math.max(...at));
-    const paint = one ? { fill: shade(one[r][c] / most), opacity: 0.72 } :
-      { fill: colour(head), opacity: by === "group" ? 0.65 : (0.08 + (0.77 * (at[head] - even)) / most).toFixed(3) };
+    const paint = one ? { fill: shade((one[r][c] - low) / (high - low || 1)), opacity: 0.78 } :
+      { fill: colour(head), opacity: by === "group" ? 0.65 : (0.08 + (0.77 * (at[head] - even)) / (high - even || 1)).toFixed(3) };
     whole.append(svg("rect", { x: (c * width) / columns, y: (r * height) / rows, width: width / columns, height: height / rows, "data-i": r * columns + c, ...paint }));
   }
   return whole;
@@ -55,17 +63,18 @@ export class ImageView {
     this.small = el("div", { class: "small" });
     this.top = el("div", { id: "top" });
     this.detail = el("div", { id: "patch", class: "panel", "aria-live": "polite" });
-    this.watch = this.layer.player("▶ Watch the groups form");
+    this.layers = el("div", { class: "row middle" }, this.layer.root, this.layer.player("▶ Watch the groups form"));
     this.root.append(
       intro("Which parts of a picture belong together?",
         "The model cuts the picture into patches and sorts them into groups, one for each head. A patch has the colour of the group that has most of it; a map of one head is bright where that head has most.",
         labelled("Model", this.model), labelled("Longer side", this.side)),
       el("div", { class: "columns" },
         el("div", {}, panel("", zone),
-          panel("", el("div", { class: "row middle" }, this.layer.root, this.watch), this.by.root,
+          this.result = panel("", this.layers, this.by.root,
             el("div", { class: "maps" }, el("div", {}, this.map, this.caption), this.small),
             shared.tools("image", () => this.found && this.drawing(), () => this.python()))),
-        el("div", {}, panel("What the model takes it for", this.top), this.detail)));
+        this.beside = el("div", {}, panel("What the model takes it for", this.top), this.detail)));
+    this.result.hidden = this.beside.hidden = true;
     options(this.model, shared.of("image").map(({ name }) => [name, name]), shared.settings.image_model ?? shared.withGroups("image"));
     options(this.side, [["", "as trained"], ...["32", "48", "64", "96", "128"].map((n) => [n, `${n} pixels`])], shared.settings.side ?? "");
     this.fillSamples();
@@ -103,12 +112,14 @@ export class ImageView {
     const found = await this.shared.attempt(() => postImage("image", query, picture.file));
     if (!found || ask !== this.asked) return;
     this.found = found;
+    this.result.hidden = this.beside.hidden = false;
     const heads = Array.from(found.maps?.[0] ?? [], (_, i) => [String(i), `head ${i}`, colour(i)]);
-    this.layer.root.hidden = this.watch.hidden = !heads.length;
+    this.layers.hidden = !heads.length;
     this.layer.offer((found.maps ?? []).map((_, i) => [String(i), String(i)]), this.layer.value || settings.image_layer);
     this.by.offer([
-      ...(heads.length ? [["group", "groups, hard"], ["soft", "groups, soft"], ...heads] : []),
-      ...(found.class_attention ?? []).map((_, i) => [`class${i}`, `class token ${i}`]), ["none", "picture"],
+      ...(heads.length ? [["group", "groups, hard"], ["soft", "groups, soft"], ...heads] : []), ["none", "picture"],
+      ...(found.class_attention ? [[null, "Attention of the class token"]] : []),
+      ...(found.class_attention ?? []).map((_, i) => [`class${i}`, `head ${i}`, null, `attention of the class token, head ${i}`]),
     ], this.by.value || settings.image_by);
     this.shared.say(`${found.width} x ${found.height} pixels: ${found.top[0].label}, ${(100 * found.top[0].p).toFixed(0)} %`);
     this.top.replaceChildren(bars(found.top.map(({ label, p }) => ({ label, value: p }))));
@@ -123,11 +134,11 @@ export class ImageView {
     const layer = Number(this.layer.value || 0);
     const large = overlay(this.found, by, layer, SIDE, this.describe(by, layer));
     large.setAttribute("tabindex", "0");
-    large.addEventListener("keydown", (event) => this.key(event));
+    large.addEventListener("keydown", (event) => this.walk(event));
     large.addEventListener("mousemove", (event) => { if (event.target.dataset.i) this.pick(Number(event.target.dataset.i)); });
     this.map.replaceChildren(large);
     const words = { group: "Colour: the head that has most of the patch.", soft: "Colour: the head that has most. Strength: by how much.", none: "What the model sees." }[by];
-    this.caption.replaceChildren(words ? el("p", { class: "quiet" }, words) : scale("none", by.startsWith("class") ? "most attention" : "most membership"));
+    this.caption.replaceChildren(words ? el("p", { class: "quiet" }, words, by === "none" ? "" : ` ${this.strength(layer)}`) : this.key(by, layer));
     this.small.replaceChildren(...(this.found.maps?.[layer] ?? []).map((_, head) => el("button", { type: "button", onclick: () => { this.by.value = String(head); this.draw(); } },
       overlay(this.found, String(head), layer, SMALL, `head ${head} of layer ${layer}`), el("span", {}, el("i", { class: "swatch", "--c": colour(head) }), `head ${head}`))));
     this.pick(Math.min(this.patch, this.cells().length - 1));
@@ -140,10 +151,24 @@ export class ImageView {
     return by === "group" || by === "soft" ? `groups of the patches in layer ${layer}` : `head ${by} of layer ${layer}`;
   }
 
+  /** How decided the groups are: bright colours alone would not tell. */
+  strength(layer) {
+    const shares = largest(this.found.maps[layer]);
+    const mean = shares.reduce((sum, share) => sum + share, 0) / shares.length;
+    return `It has ${mean.toFixed(2)} of a patch on average; ${(1 / this.found.maps[layer].length).toFixed(2)} would be an even share.`;
+  }
+
+  /** What the ends of the scale of a map are. */
+  key(by, layer) {
+    const [low, high] = range(this.found, by, layer).map((value) => value.toFixed(3));
+    return by.startsWith("class") ? scale(low, `${high} of the attention`) :
+      scale(low, `${high} of a patch; ${(1 / this.found.maps[layer].length).toFixed(3)} is an even share`);
+  }
+
   grid() { return this.found.maps?.[0][0] ?? this.found.class_attention?.[0] ?? [[0]]; }
   cells() { return this.grid().flat(); }
 
-  key(event) {
+  walk(event) {
     const columns = this.grid()[0].length;
     const step = { ArrowRight: 1, ArrowLeft: -1, ArrowDown: columns, ArrowUp: -columns }[event.key];
     if (!step) return;

@@ -1,7 +1,7 @@
 // What the layers do to this very input: coding rates against an untrained control, coherence, gains, block statistics.
 
 import { post, postImage } from "./api.js";
-import { Choice, colour, el, intro, labelled, options, panel, scale } from "./dom.js";
+import { Choice, colour, el, formulas, intro, labelled, options, panel, scale } from "./dom.js";
 import { lineChart, matrix, matrixGrid, stack } from "./draw.js";
 
 const RATES = {
@@ -48,8 +48,8 @@ export class InsideView {
     if (ask !== this.asked) return;
     if (!this.found) { this.charts.replaceChildren(); this.matrices.replaceChildren(); this.verdict.textContent = ""; return; }
     shared.say("");
-    this.input.textContent = model.kind === "text" ? "Input: the text of the view Text." : "Input: the picture of the view Image.";
-    this.verdict.textContent = this.found.verdict;
+    this.input.textContent = model.kind === "text" ? "Input: the text of the tab Text." : "Input: the picture of the tab Image.";
+    this.verdict.replaceChildren(...formulas(this.found.verdict));
     this.draw();
   }
 
@@ -60,7 +60,7 @@ export class InsideView {
     this.shared.choose({ place });
     const at = (source) => found.curves.find((curve) => curve.source === source && curve.place === place).values;
     const [trained, control] = [at("trained"), at("control")];
-    const charts = Object.entries(RATES).map(([measure, [title, text]], i) => panel(title, el("p", { class: "quiet" }, text), lineChart({
+    const charts = Object.entries(RATES).map(([measure, [title, text]], i) => panel(title, el("p", { class: "quiet" }, ...formulas(text)), lineChart({
       title, x: "layer", y: "nats", width: 560, height: 250,
       lines: [{ name: "this model", values: trained[measure], tint: colour(i) }, { name: "untrained", values: control[measure], tint: "#7F7F7F", dash: "5 4" }],
     })));

@@ -1,23 +1,24 @@
 // Type a text, see its groups, let it be continued, go back.
 
 import { post, stream } from "./api.js";
-import { bars, Choice, colour, el, intro, labelled, options, panel, scale, size, tiles } from "./dom.js";
+import { bars, Choice, colour, el, intro, labelled, oneAtATime, options, panel, scale, size, tiles } from "./dom.js";
 import { lineChart, matrix } from "./draw.js";
 import { drawTokens, TokenList } from "./tokens.js";
 
 const PAUSE = 400; // ms between two colourings while tokens are coming
+const DWELL = 200; // ms that a pointer or a keyboard rests before what is slower is computed
 
 export class TextView {
   constructor(shared, root) {
-    Object.assign(this, { shared, root, found: null, session: null, prompt: 0, running: null, asked: 0 });
+    Object.assign(this, { shared, root, found: null, session: null, prompt: 0, running: null, asked: 0, update: oneAtATime(() => this.refresh()) });
   }
 
   build() {
     const { shared } = this;
-    this.model = el("select", { onchange: () => { this.session = null; this.update(); } });
+    this.model = el("select", { onchange: () => { this.forget(); this.update(); } });
     this.layer = new Choice("text-layer", "Layer", () => this.recolour());
     this.by = new Choice("text-by", "Colour by", () => this.recolour());
-    this.input = el("textarea", { id: "text-input", spellcheck: "false", maxlength: 20000, oninput: () => this.typed() });
+    this.input = el("textarea", { id: "text-input", spellcheck: "false", placeholder: "Type or paste a text …", oninput: () => this.typed() });
     this.list = new TokenList("Tokens, coloured by group", (i, firm) => this.pick(i, firm));
     this.legend = el("div", {});
     this.temperature = this.slider("temperature", 0, 2, 0.05, 0.7);
@@ -26,20 +27,21 @@ export class TextView {
     this.go = el("button", { type: "button", class: "main", id: "generate", onclick: () => this.generate() }, "Generate");
     this.stop = el("button", { type: "button", id: "stop", disabled: true, onclick: () => this.running?.abort() }, "Stop");
     this.back = el("button", { type: "button", id: "back", disabled: true, onclick: () => this.goBack() }, "Go back to this token");
-    this.speed = el("div", { class: "quiet", id: "speed" }, "Choose a token of a generated text to go back to it and take another way.");
-    this.detail = el("div", { id: "detail", class: "panel" }, el("h3", {}, "This token"), el("p", { class: "quiet" }, "Point at a token, or walk through them with the arrow keys."));
+    this.speed = el("div", { class: "quiet grow", id: "speed" });
+    this.detail = el("div", { id: "detail", class: "panel" });
     this.memory = el("div", { id: "memory", class: "panel" });
-    this.watch = this.layer.player("▶ Watch the groups form");
+    this.layers = el("div", { class: "row middle" }, this.layer.root, this.layer.player("▶ Watch the groups form"));
+    this.clear();
     this.root.append(
       intro("Which group does each token belong to?",
-        "A ToST layer sorts its tokens into groups, one for each head, and a token meets the others only in the statistics of its groups. Every token below has the colour of the group that has most of it.",
+        "A ToST layer sorts its tokens into groups, one for each head, and a token meets the others only in the statistics of its groups. Each token below has the colour of the group it belongs to most.",
         labelled("Model", this.model)),
       el("div", { class: "columns" },
         el("div", {},
           panel("", el("label", { for: "text-input" }, el("h3", {}, "Your text")), this.input,
             el("div", { class: "row" }, this.temperature.box, this.topP.box, labelled("Tokens", this.count),
               el("div", { class: "row end" }, this.stop, this.go))),
-          panel("", el("div", { class: "row middle" }, this.layer.root, this.watch), this.by.root, this.list.root, this.legend,
+          panel("", this.layers, this.by.root, this.list.root, this.legend,
             el("div", { class: "row middle" }, this.back, this.speed),
             shared.tools("text", () => this.found && drawTokens(this.found, this.choice()), () => this.python()))),
         el("div", {}, this.detail, this.memory)));
@@ -59,15 +61,30 @@ export class TextView {
 
   show() {
     if (!this.model.value) return this.shared.say("There is no language model here; name one after `tost explore`.");
-    if (this.input.value !== this.shared.text) { this.input.value = this.shared.text; this.session = null; }
+    if (this.input.value !== this.shared.text) { this.input.value = this.shared.text; this.forget(); }
     return this.update();
+  }
+
+  /** Leave what was generated, and what was found about its tokens. */
+  forget() {
+    [this.session, this.closer] = [null, null];
+    this.speed.textContent = "Choose a token of a generated text to go back to it and take another way.";
+    if (this.list.picked < 0) this.detail.replaceChildren(el("h3", {}, "This token"), el("p", { class: "quiet" }, "Point at a token, or walk through them with the arrow keys."));
+  }
+
+  /** Show what there is to see as long as there is nothing. */
+  clear() {
+    [this.found, this.remembered] = [null, null];
+    this.list.show({ tokens: [], bits: [] }, this.choice());
+    this.forget();
+    this.memory.replaceChildren(el("h3", {}, "What the state remembers"), el("p", { class: "quiet" }, "How far back, and how many bytes of it."));
   }
 
   choice() { return { layer: Number(this.layer.value || 0), by: this.by.value || "group" }; }
 
   typed() {
     this.shared.text = this.input.value;
-    this.session = null;
+    this.forget();
     this.running?.abort();
     this.update();
   }
@@ -75,28 +92,29 @@ export class TextView {
   /** What a request is about: the generated text, or the one that was typed. */
   about() { return this.session ? { session: this.session } : { model: this.model.value, text: this.shared.text }; }
 
-  /** Colour the text; of several requests only the last counts. */
-  async update() {
+  /** Colour the text. */
+  async refresh() {
     const ask = ++this.asked;
     if (!this.session) this.go.textContent = "Generate";
     if (!this.shared.text && !this.session) {
-      this.list.show({ tokens: [], bits: [] }, this.choice());
+      this.clear();
       return this.shared.say("Type something.");
     }
     const found = await this.shared.attempt(() => post("text", this.about()));
-    if (!found || ask !== this.asked) return undefined;
+    if (!found) return undefined;
     this.found = found;
     this.fillChoices(found);
     if (!this.running) this.shared.say(`${found.tokens.length} tokens, ${found.mean_bits?.toFixed(2) ?? "–"} bits per token`);
-    if (this.session && !this.running) { this.shared.text = this.input.value = found.text; }
+    if (this.session && !this.running) { this.shared.text = this.input.value = found.text; this.input.scrollTop = this.input.scrollHeight; }
     this.recolour();
-    if (!this.running) this.remember(ask);
+    clearTimeout(this.later);
+    if (!this.running) this.later = setTimeout(() => this.remember(ask), DWELL); // not while somebody types
     return undefined;
   }
 
   fillChoices(found) {
     const { settings } = this.shared;
-    this.layer.root.hidden = this.watch.hidden = !found.layers;
+    this.layers.hidden = !found.layers;
     const numbers = (count) => Array.from({ length: count }, (_, i) => i);
     this.layer.offer(numbers(found.layers).map((i) => [String(i), String(i)]), this.layer.value || settings.layer);
     const groups = numbers(found.heads).map((i) => [String(i), `head ${i}`, colour(i)]);
@@ -117,7 +135,9 @@ export class TextView {
 
   pick(i, firm) {
     if (!this.found || i >= this.found.tokens.length) return;
+    clearTimeout(this.dwell);
     if (firm) { this.back.disabled = !this.session; this.lookCloser(i); }
+    else if (this.closer?.i !== i && !this.running) this.dwell = setTimeout(() => this.lookCloser(i), DWELL);
     const { layer } = this.choice();
     const pi = this.found.pi?.[layer]?.[i] ?? [];
     const bits = this.found.bits[i];
@@ -126,7 +146,7 @@ export class TextView {
         el("span", { class: "quiet" }, bits == null ? " first token" : ` surprise ${bits.toFixed(2)} bits`)),
       pi.length ? el("h4", {}, `Membership, layer ${layer}`) : null,
       bars(pi.map((value, head) => ({ label: `head ${head}`, value, tint: colour(head), text: value.toFixed(3) }))),
-      ...(this.closer?.i === i ? this.closer.parts : [el("p", { class: "quiet" }, "Choose it for its gains and what may follow.")]));
+      ...(this.closer?.i === i ? this.closer.parts : [el("p", { class: "quiet" }, "What may follow, and the gains …")]));
   }
 
   async lookCloser(i) {
@@ -164,7 +184,7 @@ export class TextView {
         el("h4", {}, `Half of layer ${layer}'s state is from the last …`),
         bars(found.half_life[layer].map((value, head) => ({ label: `head ${head}`, value: value / tokens, tint: colour(head), text: `${value} tokens` }))),
         el("h4", {}, "Share of the state by age"),
-        lineChart({ title: `Share of the state by age, layer ${layer}`, x: "the last … tokens", y: "share", lines, labels: found.recent, width: 340, height: 250 }));
+        lineChart({ title: `Share of the state by age, layer ${layer}`, x: "the last … tokens", y: "share", lines, ages: found.recent, width: 340, height: 250 }));
     }
     this.memory.replaceChildren(...parts);
   }
@@ -197,7 +217,7 @@ export class TextView {
         }
       }
     });
-    if (this.running.signal.aborted) this.speed.textContent = "Stopped; Continue goes on from the saved state.";
+    if (this.running.signal.aborted && this.session) this.speed.textContent = "Stopped; Continue goes on from the saved state.";
     this.running = null;
     this.go.disabled = false;
     this.stop.disabled = true;

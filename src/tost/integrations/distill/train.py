@@ -49,6 +49,7 @@ def distill(
     lr: float = 1e-3,
     output_lr: float = 2e-4,
     report: Callable[[str], None] = lambda line: None,
+    progress: Progress | None = None,
 ) -> Progress:
     """Train the student to do what the teacher does; see the module.
 
@@ -61,6 +62,7 @@ def distill(
         lr: Highest learning rate of the first stage.
         output_lr: Highest learning rate of the second stage.
         report: Receives a line now and then.
+        progress: Receives the losses as they come.
 
     Returns:
         The losses.
@@ -70,7 +72,7 @@ def distill(
         TrainingError: A loss is no longer a number.
     """
     names = _block_names(student)
-    progress = Progress()
+    progress = Progress() if progress is None else progress
     was_training = student.training
     teacher.eval()
     student.eval()

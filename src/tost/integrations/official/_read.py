@@ -163,7 +163,7 @@ def _unwrap(content: Mapping[str, Any], weights: str, place: str) -> Mapping[str
     wrapped = any(isinstance(content.get(entry), Mapping) for entry in _ANY_ENTRY)
     for entry in _ENTRIES[weights]:
         if isinstance(content.get(entry), Mapping):
-            return content[entry]  # type: ignore[no-any-return]
+            return content[entry]
     held = ", ".join(map(str, list(content)[:10])) or "nothing"
     if wrapped or weights == "ema":
         raise CheckpointError(

@@ -119,7 +119,7 @@ class VisionLayout(Layout):
 
 
 def _mixer(state: State, projected: int, width: int) -> dict[str, Any]:
-    """Return the mixer that projects `width` numbers to `projected` ones, and its heads if they are told."""
+    """Return the mixer that projects `width` numbers to `projected` ones, and its heads if they are known."""
     temperature = first(state, "blocks.", ".attn.temp")
     if temperature is None:
         temperature = first(state, "blocks.", ".attn.temperature")

@@ -17,8 +17,8 @@ from tost.nn import CausalTSSAttention, TSSAttention
 from tost.nn.masks import read_segments
 
 
-class BiasedAttention(nn.Module):
-    """TSSA called as BEiT calls its attention.
+class _Wrapper(nn.Module):
+    """TSSA with the signature of another attention module.
 
     Args:
         attention: The TSSA layer.
@@ -27,23 +27,18 @@ class BiasedAttention(nn.Module):
     def __init__(self, attention: TSSAttention | CausalTSSAttention) -> None:
         super().__init__()
         self.attention = attention
+
+
+class BiasedAttention(_Wrapper):
+    """TSSA called as BEiT calls its attention."""
 
     def forward(self, x: Tensor, shared_rel_pos_bias: Tensor | None = None) -> Tensor:
         """Mix the tokens x [B, N, C]; a bias on scores between pairs of them has nothing to act on."""
-        mixed: Tensor = self.attention(x)
-        return mixed
+        return self.attention(x)
 
 
-class WindowAttention(nn.Module):
-    """TSSA within windows, called as Swin calls its attention.
-
-    Args:
-        attention: The TSSA layer.
-    """
-
-    def __init__(self, attention: TSSAttention | CausalTSSAttention) -> None:
-        super().__init__()
-        self.attention = attention
+class WindowAttention(_Wrapper):
+    """TSSA within windows, called as Swin calls its attention."""
 
     def set_window_size(self, window_size: tuple[int, int]) -> None:
         """Do nothing: no parameter depends on the size of a window."""
@@ -60,8 +55,7 @@ class WindowAttention(nn.Module):
             ValueError: The mask does not divide the tokens of a window into regions.
         """
         if mask is None:
-            mixed: Tensor = self.attention(x)
-            return mixed
+            return self.attention(x)
         regions = read_segments(mask)
         if regions is None:
             raise ValueError(

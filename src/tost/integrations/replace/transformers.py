@@ -9,6 +9,8 @@ import copy
 from collections.abc import Callable
 from typing import Any, cast
 
+import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 import tost._torchvision  # noqa: F401  transformers may import torchvision, which a CPU build of torch has to be prepared for
@@ -27,7 +29,9 @@ from tost.integrations.replace.families import LLAMA, TRANSFORMERS
 from tost.integrations.replace.parts import Parts, read_linear, split_fused
 from tost.integrations.transformers.cache import adopt_layer
 from tost.nn import CausalTSSAttention, TSSAttention
-from tost.nn.masks import demand, read_attention_mask
+from tost.nn.masks import demand, read_attention_mask, read_packed_mask
+from tost.ops import Packing
+from tost.ops.packing import find_packing
 
 IMPLEMENTATION = "tssa"
 """The attention implementation of a model without other attention: its masks stay [B, K], whatever the length."""
@@ -35,14 +39,15 @@ IMPLEMENTATION = "tssa"
 _REFUSED = {
     "encoder_hidden_states": "attention to another sequence is not self-attention",
     "output_attentions": "tokens meet in sums, so there are no weights between pairs of them",
-    **dict.fromkeys(("cu_seq_lens_q", "cu_seq_lens_k", "seq_idx"), "packed sequences are not separated; pad them"),
 }
 
 
 class ReplacedAttention(nn.Module):
     """TSSA called as models of transformers call their self-attention.
 
-    A causal layer keeps its state in the cache, in place of keys and values.
+    A causal layer keeps its state in the cache, in place of keys and values. Packed sequences are kept apart, as the
+    mask over pairs, ``cu_seq_lens_q`` or ``seq_idx`` say, or ``position_ids`` that do not go on from one token to the
+    next where there is no mask.
 
     Args:
         attention: The TSSA layer.
@@ -82,25 +87,52 @@ class ReplacedAttention(nn.Module):
         for name, reason in _REFUSED.items():
             if others.get(name) is not None and others[name] is not False:
                 raise ValueError(f"{name} was passed to attention that is replaced by TSSA: {reason}.")
-        positions = others.get("position_ids")
-        if attention_mask is None and past_key_values is None and positions is not None:
-            demand(
-                (positions.diff() > 0).all(),
-                "position_ids start again within a row, so sequences are packed into it, which replaced attention does "
-                "not separate; pad them instead.",
-            )
-        real = self._real(attention_mask, hidden_states)
+        packing = self._packing(attention_mask, hidden_states, others)
+        real = self._real(attention_mask, hidden_states, packed=packing is not None)
         if past_key_values is None:
-            return self.attention(hidden_states, real), None
+            return self.attention(hidden_states, real, packing=packing), None
+        if packing is not None:
+            raise ValueError(
+                "sequences are packed, and a cache was passed, which has one state per row; call the model with "
+                "use_cache=False."
+            )
         return self._continue(hidden_states, real, past_key_values), None
 
-    def _real(self, mask: Tensor | None, x: Tensor) -> Tensor | None:
-        """Return which of the tokens x are real, bool [B, N]; None if all are."""
+    def _packing(self, mask: Tensor | None, x: Tensor, others: dict[str, Any]) -> Packing | None:
+        """Return how sequences are packed; None if each row is one."""
+        shape = (x.shape[0], x.shape[1])
+        cu_seqlens = others.get("cu_seq_lens_q", others.get("cu_seq_lens_k"))
+        packing = find_packing(shape, cu_seqlens, others.get("seq_idx") if cu_seqlens is None else None)
+        segments = None
+        if mask is not None and mask.dim() > 2:
+            options = {"causal": self.attention.causal, "windowed": self.windowed}
+            segments = read_packed_mask(mask, *shape, **options)
+        elif mask is None and packing is None and (positions := others.get("position_ids")) is not None:
+            jumps = positions.diff(dim=-1) != 1
+            if torch.compiler.is_compiling():
+                demand(
+                    ~jumps.any(), "position_ids jump, as those of packed sequences; compiled models need cu_seq_lens_q."
+                )
+            elif bool(jumps.any()):
+                segments = F.pad(jumps.cumsum(dim=-1), (1, 0)).expand(shape)
+        if segments is None:
+            return packing
+        found = Packing.from_segment_ids(segments)
+        if packing is not None and not torch.equal(packing.cu_seqlens, found.cu_seqlens):
+            raise ValueError(
+                f"cu_seq_lens_q or seq_idx say that sequences begin at {packing.cu_seqlens.tolist()}, but the mask "
+                f"keeps them apart at {found.cu_seqlens.tolist()}; pass the position_ids of these sequences."
+            )
+        return found
+
+    def _real(self, mask: Tensor | None, x: Tensor, *, packed: bool) -> Tensor | None:
+        """Return which of the tokens x are real, bool [B, N]; None if all are. Packed ones have their pairs checked."""
         if mask is None:
             return None
         if mask.dim() == 2:
             mask = mask[:, None, None, -x.shape[1] :]
-        return read_attention_mask(mask, x.shape[0], x.shape[1], causal=self.attention.causal, windowed=self.windowed)
+        causal = self.attention.causal or packed
+        return read_attention_mask(mask, x.shape[0], x.shape[1], causal=causal, windowed=self.windowed or packed)
 
     def _continue(self, x: Tensor, real: Tensor | None, cache: Cache) -> Tensor:
         if isinstance(cache, EncoderDecoderCache):
@@ -195,14 +227,24 @@ def _padding_mask(
     attention_mask: Tensor | None = None,
     local_size: int | None = None,
     allow_is_causal_skip: bool = True,
+    use_vmap: bool = False,
     **sizes: Any,
 ) -> Tensor | None:
-    """Return the mask of real tokens [B, K] as it is; one over pairs only where there is more to say, as if packed."""
+    """Return the mask of real tokens [B, K] as it is; one over pairs only where there is more to say.
+
+    Without a mask and without functions of the user (`use_vmap`), what remains to say is how sequences are packed, and
+    layers read that from position_ids.
+    """
     windowed = local_size is not None and allow_is_causal_skip
-    if windowed or mask_function in (causal_mask_function, bidirectional_mask_function):
+    packed = attention_mask is None and not use_vmap
+    if windowed or packed or mask_function in (causal_mask_function, bidirectional_mask_function):
         return attention_mask
     made: Tensor | None = sdpa_mask(
-        mask_function=mask_function, attention_mask=attention_mask, allow_is_causal_skip=False, **sizes
+        mask_function=mask_function,
+        attention_mask=attention_mask,
+        allow_is_causal_skip=False,
+        use_vmap=use_vmap,
+        **sizes,
     )
     return made
 

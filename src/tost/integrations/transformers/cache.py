@@ -48,8 +48,7 @@ class StateLayer(LinearAttentionLayer, CacheLayerMixin):
         """Return the state, or None before the first token."""
         if not any(self.has_previous_state.values()):
             return None
-        state: LayerState = _build(self.form, iter(self.recurrent_states.values()))
-        return state
+        return _build(self.form, iter(self.recurrent_states.values()))
 
     def write(self, state: LayerState, num_tokens: int) -> None:
         """Keep the state after `num_tokens` more tokens, padding included."""

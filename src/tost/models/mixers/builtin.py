@@ -258,6 +258,15 @@ BUILTIN = (
         ),
     ),
     _mixer(
+        "tssa_plus",
+        "TSSAttention",
+        "tssa with statistics in blocks, output norm, gate and unit variance",
+        _tssa_products,
+        TSSAOptions,
+        statistics=_tssa_statistics,
+        defaults={"block_size": 8, "gate": True, "head_norm": True, "unit_variance": True},
+    ),
+    _mixer(
         "softmax",
         "SoftmaxAttention",
         "softmax attention between all pairs of tokens",

@@ -125,8 +125,7 @@ def find_mixer(name: str, place: Place) -> MixerSpec:
 
 def mixer_problems(spec: MixerSpec, given: Mapping[str, Any], *, official: bool = False) -> list[str]:
     """Return what is wrong with the options of a mixer, one sentence each; see `MixerSpec.validate`."""
-    values = {**(spec.official if official else {}), **given}
-    _, problems = check_options(spec.options, values, prefix="mixer_options.")
+    _, problems = check_options(spec.options, spec.filled(given, official=official), prefix="mixer_options.")
     other = f"; if it is an option of another mixer than {spec.name}, clear them all with mixer_options=null"
     return [f"{one.key}: {one.text}{other if one.text.startswith('unknown') else ''}" for one in problems]
 

@@ -53,7 +53,8 @@ class MixerSpec:
         description: One line for listings.
         products: Returns the multiply-adds per token, projections included; None if unknown.
         statistics: Returns other operations per token, where there are enough to count.
-        official: Defaults of the official Long-Range Arena, where they differ from those of `options`.
+        defaults: Defaults of its options, where they differ from those of `options`.
+        official: Those of the official Long-Range Arena, where they differ from that.
         causal: The form of it that language models take, where that is another class.
     """
 
@@ -64,6 +65,7 @@ class MixerSpec:
     description: str = ""
     products: Callable[[MixerSizes, Any], int] | None = None
     statistics: Callable[[MixerSizes, Any], int] = lambda sizes, own: 0
+    defaults: Mapping[str, Any] = field(default_factory=dict)
     official: Mapping[str, Any] = field(default_factory=dict)
     causal: MixerSpec | None = None
 
@@ -82,9 +84,12 @@ class MixerSpec:
         Raises:
             ValidationError: The options are not usable.
         """
-        return self.options.model_validate({**(self.official if official else {}), **given})
+        return self.options.model_validate(self.filled(given, official=official))
+
+    def filled(self, given: Mapping[str, Any], *, official: bool = False) -> dict[str, Any]:
+        """Return the given options after the defaults of this mixer, which may differ from those of `options`."""
+        return {**self.defaults, **(self.official if official else {}), **given}
 
     def factory(self) -> Callable[..., nn.Module]:
         """Return the class."""
-        found: Callable[..., nn.Module] = load(self.build) if isinstance(self.build, str) else self.build
-        return found
+        return load(self.build) if isinstance(self.build, str) else self.build

@@ -13,22 +13,33 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tost.errors import ConfigError
-from tost.models._common import TokenModel, build_mixer, check_ids, check_mask
+from tost.models._common import TokenModel, build_convolutions, build_mixer, check_ids, check_mask
 from tost.models.sequence.options import SequenceClassifierOptions
-from tost.nn import MLP, S4, Block, LearnedPositions, SinusoidalPositions, TSSAttention, run_blocks, token_positions
+from tost.nn import (
+    MLP,
+    S4,
+    Block,
+    DampedEMA,
+    LearnedPositions,
+    SequenceConvolution,
+    SinusoidalPositions,
+    TSSAttention,
+    run_blocks,
+    token_positions,
+)
 from tost.nn._checks import refuse_context
 from tost.nn.mixers import MixerBlock
 from tost.ops import Packing
-from tost.ops.packing import find_packing
+from tost.ops.packing import count_tokens, find_packing
 from tost.parallel import active
 
 
-def sequence_mixer(options: SequenceClassifierOptions) -> nn.Module:
+def sequence_mixer(options: SequenceClassifierOptions, value_conv: nn.Module | None = None) -> nn.Module:
     """Return a fresh mixer of the blocks of a `SequenceClassifier`; it is called as ``mixer(x, mask)``."""
     o = options
     # A class token is one more than the sequence has.
-    length = o.max_length + (o.pooling == "cls")
-    return build_mixer(o, drop=o.attention_dropout, in_bias=o.mixer_bias, out_bias=o.mixer_bias, max_length=length)
+    chosen = {"max_length": o.max_length + (o.pooling == "cls"), "value_conv": value_conv}
+    return build_mixer(o, drop=o.attention_dropout, in_bias=o.mixer_bias, out_bias=o.mixer_bias, **chosen)
 
 
 class SequenceClassifier(TokenModel):
@@ -102,7 +113,8 @@ class SequenceClassifier(TokenModel):
             segment_ids: Another way to pack, int64 ``[B, N]``, the same for neighbours of one sequence.
 
         Returns:
-            Logits, ``[B, K]``; ``[S, K]`` for packed sequences.
+            Logits, ``[B, K]``; ``[S, K]`` for packed sequences. With ``pooling="none"`` those of every element,
+            ``[B, N, K]``, or ``[2 B, N, K]`` with two towers.
 
         Raises:
             ValueError: The input is not of this form, or longer than ``options.max_length``.
@@ -112,16 +124,18 @@ class SequenceClassifier(TokenModel):
         if self.options.towers == 2 and packing is None:
             x, mask = _side_by_side(x, mask)
         pooled = self.features(x, mask, packing)
-        if self.options.towers == 2:
+        if self.options.towers == 2 and self.options.pooling != "none":
             u, v = pooled.reshape(-1, 2, pooled.shape[-1]).unbind(1)
             pooled = torch.cat((u, v, u * v, u - v) if self.options.pair == "nli" else (u, v), dim=-1)
-        logits: Tensor = self.head(pooled)
-        return logits
+        return self.head(pooled)
 
     def features(self, x: Tensor, mask: Tensor | None = None, packing: Packing | None = None) -> Tensor:
-        """Return the pooled vector of each sequence, ``[B, C]``; the arguments are those of one tower's `forward`."""
+        """Return the pooled vector of each sequence, ``[B, C]``; the arguments are those of one tower's `forward`.
+
+        With ``pooling="none"`` it is the vector of each element, ``[B, N, C]``.
+        """
         check_mask(mask, x)
-        if packing is not None and self.options.pooling != "mean":
+        if packing is not None and self.options.pooling not in ("mean", "none"):
             raise ConfigError(
                 f"a packed batch is pooled by the mean of each sequence, but this model has pooling="
                 f"{self.options.pooling}; use pooling=mean, or pad the sequences."
@@ -142,6 +156,8 @@ class SequenceClassifier(TokenModel):
         tokens = run_blocks(blocks, tokens, mask, packing=packing, recompute=self.options.gradient_checkpointing)
         if self.norm_out is not None:
             tokens = self.norm_out(tokens)
+        if self.options.pooling == "none":
+            return tokens
         if self.class_token is not None:
             # Where the token is not, zeros that depend on x: the backward pass has to meet other processes there too.
             first = tokens[:, : int(leads)].sum(dim=1)
@@ -157,8 +173,9 @@ class SequenceClassifier(TokenModel):
         return _mean(tokens, mask, padded=self.options.pooling == "mean_padded")
 
     def no_weight_decay(self) -> set[str]:
-        """Name the parameters that are not to decay: those of `slow_parameters`."""
-        return self.slow_parameters()
+        """Name the parameters that are not to decay: those of `slow_parameters`, and the rates of moving averages."""
+        averages = [(name, module) for name, module in self.named_modules() if isinstance(module, DampedEMA)]
+        return self.slow_parameters() | {f"{name}.{rate}" for name, module in averages for rate in module.rates}
 
     def slow_parameters(self) -> set[str]:
         """Name the parameters that learn at a rate of their own, ``optim.slow_lr``: steps and state matrices of S4."""
@@ -184,14 +201,17 @@ class SequenceClassifier(TokenModel):
 
     def _block(self) -> nn.Module:
         o = self.options
-        mixer = sequence_mixer(o)
+        convs = build_convolutions(o, SequenceConvolution)
+        mixer = sequence_mixer(o, convs.pop("value_conv"))
         if o.block == "mixer":
             return MixerBlock(mixer, o.embed_dim, norm=o.norm, norm_kind=o.norm_kind)
-        return Block(mixer, MLP(o.embed_dim, o.hidden_dim, drop=o.dropout), o.embed_dim, norm=o.norm)
+        if o.num_averages:
+            convs["conv"] = DampedEMA(o.embed_dim, num_averages=o.num_averages)
+        return Block(mixer, MLP(o.embed_dim, o.hidden_dim, drop=o.dropout), o.embed_dim, norm=o.norm, **convs)
 
     def _head(self) -> nn.Module:
         o = self.options
-        width = o.embed_dim * (1 if o.towers == 1 else 4 if o.pair == "nli" else 2)
+        width = o.embed_dim * (1 if o.towers == 1 or o.pooling == "none" else 4 if o.pair == "nli" else 2)
         if o.head_kind == "linear":
             return nn.Linear(width, o.num_classes)
         if o.head_kind == "mlp":
@@ -249,5 +269,5 @@ def _mean(x: Tensor, mask: Tensor | None, *, padded: bool = False) -> Tensor:
     if context is None:
         count = max(x.shape[1], 1) if mask is None else mask.sum(dim=1, keepdim=True).clamp_min(1)
         return total / count
-    count = context.total(x.shape[1], mask, device=x.device).clamp_min(1)
+    count = context.sum(count_tokens(x.shape[1], mask, device=x.device)).clamp_min(1)
     return context.sum(total) / count.unsqueeze(1)

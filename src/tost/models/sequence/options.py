@@ -9,10 +9,10 @@ from pydantic import Field
 
 from tost._options import Count, Switch
 from tost.models.mixers import Place
-from tost.models.options import MixedOptions, waves_fit
+from tost.models.options import ConvolutionOptions, waves_fit
 
 
-class SequenceClassifierOptions(MixedOptions):
+class SequenceClassifierOptions(ConvolutionOptions):
     """Options of `SequenceClassifier`."""
 
     place: ClassVar[Place] = "sequence"
@@ -33,10 +33,11 @@ class SequenceClassifierOptions(MixedOptions):
     attention_dropout: float | None = Field(
         None, ge=0, lt=1, description="dropout on attention weights, or gains of TSSA; null: the same as dropout"
     )
-    pooling: Literal["mean", "cls", "first", "mean_padded"] = Field(
+    pooling: Literal["mean", "cls", "first", "mean_padded", "none"] = Field(
         "mean",
         description="mean: average of the real elements; cls: what becomes of a learned vector put in front; first: "
-        "the first element; mean_padded: sum of the real elements divided by the length with padding, as in Skyformer",
+        "the first element; mean_padded: sum of the real elements divided by the length with padding, as in Skyformer; "
+        "none: every element has logits of its own",
     )
     position: Literal["sinusoidal", "learned", "none"] = Field(
         "sinusoidal", description="vectors added to tell positions apart: fixed waves, learned, or none"
@@ -55,6 +56,11 @@ class SequenceClassifierOptions(MixedOptions):
         description="mlp: a hidden layer as wide as that of the MLPs and a GELU, as in Mega; mlp_relu: a ReLU, and one "
         "layer more after pair=concat, as in the official code; linear: none",
     )
+    num_averages: Annotated[int, Field(ge=0, strict=True)] = Field(
+        0,
+        description="damped moving averages of each feature, in both directions, that are added to the normed input of "
+        "the mixer, as in Mega; 0 has none (extension)",
+    )
     tied: Switch = Field(False, description="all blocks share their weights, as Mega's ListOps models do")
 
     @classmethod
@@ -68,6 +74,17 @@ class SequenceClassifierOptions(MixedOptions):
             if values.get(other) is not None:
                 found.append(f"input={kind} has no use for {other}={values[other]}; set it to null")
         found += waves_fit(values) if values.get("position") == "sinusoidal" else []
+        conv, averages = values.get("conv_width", 0), values.get("num_averages", 0)
+        if values.get("block") == "mixer" and (conv or averages):
+            found.append(
+                f"conv_width={conv} and num_averages={averages} belong to blocks with an MLP; use block=mlp, or set "
+                "both to 0"
+            )
+        if conv and averages and values.get("conv_at", "attention") in ("attention", "both"):
+            found.append(
+                f"conv_width={conv} and num_averages={averages} would both be in front of the mixer; move the "
+                "convolution, such as conv_at=block, or leave one of them out"
+            )
         if values.get("norm_kind") == "batch" and values.get("block") == "mlp":
             found.append("norm_kind=batch goes with block=mixer; blocks with an MLP have layer norms")
         return found

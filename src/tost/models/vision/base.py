@@ -285,8 +285,7 @@ class ImageModel(CountedModel):
 
     def _block(self, block: nn.Module, x: Tensor, grid: Grid) -> Tensor:
         """Call one block."""
-        result: Tensor = self._call(block, x)
-        return result
+        return self._call(block, x)
 
     def _call(self, module: Callable[..., Any], *inputs: Any) -> Any:
         """Call a module, with gradient checkpointing if it is switched on."""

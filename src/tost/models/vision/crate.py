@@ -72,8 +72,7 @@ class CRATE(ImageModel):
         self.options = self.options.model_copy(update={"image_size": image[0] if image[0] == image[1] else image})
 
     def _close(self, x: Tensor) -> Tensor:
-        result: Tensor = self.norm(x)
-        return result
+        return self.norm(x)
 
     def _new_block(self, drop_path: float) -> Block:
         o, C = self.options, self.options.embed_dim

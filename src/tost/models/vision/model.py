@@ -16,7 +16,7 @@ import tost._torchvision  # noqa: F401  timm imports torchvision, which a CPU bu
 # isort: split
 from timm.models.xcit import PositionalEncodingFourier
 
-from tost.models._common import build_mixer
+from tost.models._common import build_convolutions, build_mixer
 from tost.models.vision.base import Grid, ImageModel
 from tost.models.vision.options import VisionOptions
 from tost.models.vision.parts import ClassBlock, ConvStem
@@ -134,13 +134,11 @@ class VisionToST(ImageModel):
         return self.pos_drop(x + positions), grid
 
     def _block(self, block: nn.Module, x: Tensor, grid: Grid) -> Tensor:
-        result: Tensor = self._call(block, x, None, grid)
-        return result
+        return self._call(block, x, None, grid)
 
     def _close(self, x: Tensor) -> Tensor:
         token, patches = self._look(x, keep_patches=True)
-        result: Tensor = self.norm(torch.cat((token, patches), dim=1))
-        return result
+        return self.norm(torch.cat((token, patches), dim=1))
 
     def _look(self, patches: Tensor, *, keep_patches: bool) -> tuple[Tensor, Tensor]:
         """Run the class blocks; without `keep_patches` the patches that come back are of no use."""
@@ -154,14 +152,15 @@ class VisionToST(ImageModel):
 
     def _new_block(self, drop_path: float) -> Block:
         o, C = self.options, self.options.embed_dim
+        convs = build_convolutions(o, GridConvolution)
         return Block(
-            build_mixer(o),
+            build_mixer(o, value_conv=convs.pop("value_conv")),
             ISTA(C) if o.feed_forward == "ista" else MLP(C, o.hidden_dim, drop=o.dropout),
             C,
             norm_eps=NORM_EPS,
             layer_scale=o.layer_scale,
             drop_path=drop_path,
-            conv=GridConvolution(C, width=o.conv_width) if o.conv_width else None,
+            **convs,
         )
 
     def _new_class_block(self) -> ClassBlock:

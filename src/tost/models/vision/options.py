@@ -10,7 +10,7 @@ from pydantic import Field, field_validator
 from tost._options import Count, Depth, Switch
 from tost.models.extensions import ExtensionOptions
 from tost.models.mixers import Place
-from tost.models.options import MixedOptions, ModelOptions
+from tost.models.options import ConvolutionOptions, ModelOptions
 
 Rate = Annotated[float, Field(ge=0, lt=1)]
 
@@ -72,7 +72,7 @@ class FixedSizeOptions(ImageOptions):
         return found
 
 
-class VisionOptions(ExtensionOptions, ImageOptions, MixedOptions):
+class VisionOptions(ExtensionOptions, ImageOptions, ConvolutionOptions):
     """Options of `VisionToST`."""
 
     place: ClassVar[Place] = "vision"
@@ -89,23 +89,16 @@ class VisionOptions(ExtensionOptions, ImageOptions, MixedOptions):
     )
     class_depth: Depth = Field(2, description="number of class-attention blocks after the others")
     tokens_norm: Switch = Field(True, description="second norm of class attention for all tokens, not the class alone")
-    conv_width: Annotated[int, Field(ge=0, strict=True)] = Field(
-        0, description="width of a depth-wise convolution over the tokens' grid in front of the mixer; 0 has none"
-    )
 
     @classmethod
     def conflicts(cls, values: Mapping[str, Any]) -> list[str]:
         """Return which options do not go together; see `ModelOptions.conflicts`."""
         found = super().conflicts(values)
-        width, patch, conv_width = (values.get(name) for name in ("embed_dim", "patch_size", "conv_width"))
+        width, patch = values.get("embed_dim"), values.get("patch_size")
         if isinstance(width, int) and patch in (2, 4, 8, 16) and width % (patch // 2):
             found.append(
                 f"embed_dim={width} is not divisible by {patch // 2}: with patch_size={patch} the stem starts with "
                 f"1/{patch // 2} of the width and doubles it; change one of the two"
-            )
-        if isinstance(conv_width, int) and conv_width > 0 and conv_width % 2 == 0:
-            found.append(
-                f"conv_width={conv_width} has no middle: the convolution needs an odd width; use {conv_width + 1}, or 0"
             )
         return found
 

@@ -84,15 +84,13 @@ class ConvStem(nn.Module):
         x = layers[0][0](x)
         for (_, norm), (conv, _) in pairwise(layers):
             x = recompute(partial(_step, norm, self.proj[1], conv), x, preserve_rng_state=False)
-        result: Tensor = layers[-1][1](x)
-        return result
+        return layers[-1][1](x)
 
 
 def _fixed_norm(norm: nn.Module, x: Tensor) -> Tensor:
     """Apply a norm that does not learn from x, step by step: vmap of torch's own returns wrong gradients (2.13)."""
     if type(norm) is not nn.BatchNorm2d or norm.running_var is None or norm.running_mean is None:
-        result: Tensor = norm(x)
-        return result
+        return norm(x)
     scale = norm.weight * (norm.running_var + norm.eps).rsqrt()
     shift = norm.bias - norm.running_mean * scale
     return x * scale.to(x.dtype)[:, None, None] + shift.to(x.dtype)[:, None, None]
@@ -108,8 +106,7 @@ def _step(norm: nn.Module, activation: nn.Module, conv: nn.Module, x: Tensor) ->
         x = F.batch_norm(x, *unused, norm.weight, norm.bias, training=True, eps=norm.eps)
     else:
         x = norm(x)
-    result: Tensor = conv(activation(x))
-    return result
+    return conv(activation(x))
 
 
 @register_notrace_module
@@ -152,8 +149,7 @@ class ClassBlock(ClassAttentionBlock):
     def _attend(self, token: Tensor, patches: Tensor) -> Tensor:
         attn = self.attn
         if not (_is_plain(attn.k) and _is_plain(attn.v)):
-            replaced: Tensor = attn(torch.cat((token, patches), dim=1))
-            return replaced
+            return attn(torch.cat((token, patches), dim=1))
         B, _, C = token.shape
         H, D = attn.num_heads, C // attn.num_heads
         weights = attn.attn_drop(self._scores(token, patches).softmax(dim=-1))
@@ -161,8 +157,7 @@ class ClassBlock(ClassAttentionBlock):
         # Dropout changes the sum of the weights, and with it the share of the values' bias.
         values = torch.einsum("bhc,hdc->bhd", mean, attn.v.weight.view(H, D, C))
         values = values + weights.sum(dim=-1, keepdim=True) * attn.v.bias.view(H, D)
-        result: Tensor = attn.proj_drop(attn.proj(values.reshape(B, 1, C)))
-        return result
+        return attn.proj_drop(attn.proj(values.reshape(B, 1, C)))
 
     def _scores(self, token: Tensor, patches: Tensor) -> Tensor:
         attn = self.attn

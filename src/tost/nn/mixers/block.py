@@ -85,7 +85,7 @@ class TokenBatchNorm(nn.Module):
     def _statistics(self, x: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
         """Return mean and variance [C] of a batch, padded with zeros, and update the averages."""
         total = self._sum or (lambda part: part)
-        count = x.new_tensor(x.shape[0] * x.shape[1]) if mask is None else mask.sum().to(x.dtype)
+        count = x.new_full((), x.shape[0] * x.shape[1]) if mask is None else mask.sum().to(x.dtype)
         count = total(count).clamp_min(1)
         mean = total(x.sum(dim=(0, 1))) / count
         variance = total(zero_padding(x - mean, mask).square().sum(dim=(0, 1))) / count
@@ -150,5 +150,4 @@ class MixerBlock(nn.Module):
         return x + mix(self.attention, self._normed(x, mask), mask, packing)
 
     def _normed(self, x: Tensor, mask: Tensor | None) -> Tensor:
-        normed: Tensor = self.norm1(x) if isinstance(self.norm1, nn.LayerNorm) else self.norm1(x, mask)
-        return normed
+        return self.norm1(x) if isinstance(self.norm1, nn.LayerNorm) else self.norm1(x, mask)

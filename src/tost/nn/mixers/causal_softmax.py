@@ -33,7 +33,9 @@ class CausalSoftmaxAttention(ProjectedMixer, Continues[KVState]):
 
     state_kind: ClassVar[type] = KVState
 
-    def forward(self, x: Tensor, mask: Tensor | None = None, *, carry: Carry | None = None) -> Tensor:
+    def forward(  # type: ignore[override]  # a causal mixer takes a state and no grid
+        self, x: Tensor, mask: Tensor | None = None, *, carry: Carry | None = None
+    ) -> Tensor:
         """Mix the tokens x [B, N, C], each with those before it.
 
         Args:

@@ -127,8 +127,7 @@ class NystromAttention(ProjectedMixer):
         padding = None if mask is None else (~mask & mask.any(dim=1, keepdim=True))[:, None, None, :]
         columns = _weights(landmarks[0] @ key.mT, padding)
         rows, columns = (F.dropout(part, self.attn_drop, self.training) for part in (rows, columns))
-        mixed: Tensor = rows @ (iterative_pinv(middle, self.iterations) @ (columns @ value))
-        return mixed
+        return rows @ (iterative_pinv(middle, self.iterations) @ (columns @ value))
 
     def _segments(self, x: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
         """Return sums of x [B, N, ...] over M equal shares of the real tokens, which come first, and their sizes."""

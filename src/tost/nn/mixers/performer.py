@@ -61,7 +61,7 @@ def positive_features(x: Tensor, directions: Tensor, shift: Tensor | float = 0.0
     Args:
         x: ``[..., D]``.
         directions: ``[F, D]``; see `orthogonal_directions`.
-        shift: Keeps the exponentials in range; whoever divides by the sum of the weights gets rid of it again.
+        shift: Keeps the exponentials in range; it cancels when the weights are divided by their sum.
         eps: Added to every feature, so that none vanishes.
 
     Returns:

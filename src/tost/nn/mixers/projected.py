@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tost.nn._checks import check_heads, check_width, refuse_context
+from tost.nn.packed import mix
 from tost.ops._checks import check_mask
 from tost.ops._numerics import zero_padding
 
@@ -24,6 +25,7 @@ class LinearProjections(TypedDict, total=False):
     out_drop: float
     device: torch.device | str | None
     dtype: torch.dtype | None
+    value_conv: nn.Module | None
 
 
 class Projections(LinearProjections, total=False):
@@ -44,13 +46,15 @@ class ProjectedMixer(nn.Module):
         out_drop: Dropout on the output.
         device: Where the parameters live.
         dtype: Type of the parameters.
+        value_conv: Adds the neighbours of each token's values to what comes out of the middle, such as
+            `GridConvolution`; for mixers of whole sequences.
 
     Raises:
-        ValueError: `num_heads` does not divide `embed_dim`.
+        ValueError: `num_heads` does not divide `embed_dim`, or the mixer is causal and there is a `value_conv`.
     """
 
     parts: ClassVar[int] = 3
-    """Number of vectors of width C that the first projection makes of a token."""
+    """Number of vectors of width C that the first projection makes of a token; the last are the values."""
 
     def __init__(
         self,
@@ -62,6 +66,7 @@ class ProjectedMixer(nn.Module):
         out_drop: float = 0.0,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
+        value_conv: nn.Module | None = None,
     ) -> None:
         super().__init__()
         check_heads(embed_dim, num_heads)
@@ -69,18 +74,27 @@ class ProjectedMixer(nn.Module):
         self.proj_in = nn.Linear(embed_dim, self.parts * embed_dim, bias=in_bias, device=device, dtype=dtype)
         self.proj_out = nn.Linear(embed_dim, embed_dim, bias=out_bias, device=device, dtype=dtype)
         self.attn_drop, self.out_drop = attn_drop, out_drop
+        if value_conv is not None and type(self).forward is not ProjectedMixer.forward:
+            raise ValueError(f"{type(self).__name__} is causal and takes no value_conv; leave it out.")
+        self.value_conv = value_conv
         self._add_parameters(device, dtype)
 
     def extra_repr(self) -> str:
         """Show the sizes in ``print(module)``."""
         return f"embed_dim={self.embed_dim}, num_heads={self.num_heads}"
 
-    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+    @property
+    def takes_grid(self) -> bool:
+        """Whether it is to be given the grid of its tokens."""
+        return getattr(self.value_conv, "takes_grid", False)
+
+    def forward(self, x: Tensor, mask: Tensor | None = None, grid: tuple[int, int] | None = None) -> Tensor:
         """Mix the tokens x [B, N, C].
 
         Args:
             x: Tokens, ``[B, N, C]``.
             mask: Real tokens, bool ``[B, N]``; the others are ignored, and their output is the bias.
+            grid: Rows and columns of the tokens; needed by a `value_conv` over a grid.
 
         Returns:
             ``[B, N, C]``.
@@ -89,7 +103,11 @@ class ProjectedMixer(nn.Module):
             ValueError: `x` or `mask` has the wrong shape or dtype.
             BackendError: Context parallelism is active; this mixer needs whole sequences.
         """
-        return self._project_out(self._mix(self._project_in(x, mask), mask), mask)
+        parts = self._project_in(x, mask)
+        y = self._mix(parts, mask)
+        if self.value_conv is not None:
+            y = y + mix(self.value_conv, parts[:, :, -1].flatten(2), mask, None, grid).reshape(y.shape)
+        return self._project_out(y, mask)
 
     def _project_in(self, x: Tensor, mask: Tensor | None) -> Tensor:
         """Return the parts [B, N, P, H, D] of x [B, N, C], zero for padding."""

@@ -58,7 +58,9 @@ class _RecurrentMixer(ProjectedMixer, Continues[RecurrentState]):
 
     state_kind: ClassVar[type] = RecurrentState
 
-    def forward(self, x: Tensor, mask: Tensor | None = None, *, carry: Carry | None = None) -> Tensor:
+    def forward(  # type: ignore[override]  # a causal mixer takes a state and no grid
+        self, x: Tensor, mask: Tensor | None = None, *, carry: Carry | None = None
+    ) -> Tensor:
         """Mix the tokens x [B, N, C], each with those before it.
 
         Args:

@@ -56,7 +56,9 @@ class WindowAttention(ProjectedMixer, Continues[WindowState]):
         """Show the sizes in ``print(module)``."""
         return f"{super().extra_repr()}, window={self.window}"
 
-    def forward(self, x: Tensor, mask: Tensor | None = None, *, carry: Carry | None = None) -> Tensor:
+    def forward(  # type: ignore[override]  # a causal mixer takes a state and no grid
+        self, x: Tensor, mask: Tensor | None = None, *, carry: Carry | None = None
+    ) -> Tensor:
         """Mix the tokens x [B, N, C], each with the last ones before it, as `CausalSoftmaxAttention.forward` does.
 
         Padding gets the output bias and takes no place in a window.

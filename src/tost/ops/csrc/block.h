@@ -77,7 +77,9 @@ inline void transpose(V* rows) {
 template <class S, int kBlock>
 class Blocks {
  public:
+  using Scalar = S;
   using V = Lanes<S>;
+  static constexpr int kSize = kBlock;
   static constexpr int kSide = sizeof(V) / sizeof(S);
 
   Blocks(int64_t H, int64_t D, int64_t size)
@@ -120,6 +122,7 @@ class Blocks {
     }
     template <class OfHead>
     V spread_by(OfHead of_head) const {
+      if (head[0] == head[kSide - 1]) return V{} + of_head(head[0]);
       V out;
       for (int v = 0; v < kSide; ++v) out[v] = of_head(head[v]);
       return out;
@@ -211,15 +214,17 @@ class Blocks {
   }
 
   // F = the factors of m I + W = L P L^T: 1 / P on the diagonal, L below it. What elimination leaves of W is positive
-  // semi-definite but for rounding errors. Held above those, it leaves solutions bounded for W of any size.
-  TOST_OUTLINE void factor(const V& m, const V* __restrict W, V* __restrict F) const {
+  // semi-definite but for rounding errors. Held above those, it leaves solutions bounded for W of any size. They are
+  // those of `from`, the products that W was made of, or W itself.
+  void factor(const V& m, const V* W, V* F) const { factor(m, W, W, F); }
+  TOST_OUTLINE void factor(const V& m, const V* W, const V* from, V* __restrict F) const {
     const int64_t g = size();
     const S noise = S(g) * std::numeric_limits<S>::epsilon();
     TOST_UNROLL
     for (int64_t k = 0; k < (kBlock ? kBlock * (kBlock + 1) / 2 : pairs); ++k) F[k] = W[k];
     TOST_UNROLL
     for (int64_t j = 0; j < g; ++j) {
-      const V least = noise * W[at(j, j)], left = F[at(j, j)];
+      const V least = noise * from[at(j, j)], left = F[at(j, j)];
       const V pivot = S(1) / (m + (left < least ? least : left));
       F[at(j, j)] = pivot;
       TOST_UNROLL

@@ -1,12 +1,6 @@
 // Compiled once per instruction set, with TOST_ISA set to its name; offers the operators for every storage type.
 #include "causal_tssa.h"
-#include "step.h"
 #include "tssa.h"
-
-#define TOST_JOIN_(a, b) a##b
-#define TOST_JOIN(a, b) TOST_JOIN_(a, b)
-#define TOST_TEXT_(a) #a
-#define TOST_TEXT(a) TOST_TEXT_(a)
 
 // Defines `int name(type, call)` that runs function<storage type, head width, block size>. The common widths are compiled
 // with a constant, so that a head's running sums stay in registers; 0 stands for any. Statistics in blocks are compiled
@@ -47,5 +41,8 @@ TOST_BY_TYPE(run_causal_backward, causal_backward, tost::CausalBackward)
 }  // namespace
 
 const tost::Kernels tost::TOST_JOIN(kernels_, TOST_ISA) = {
-    TOST_TEXT(TOST_ISA), run_forward, run_backward, run_causal_forward, run_causal_backward, run_language_step,
+    TOST_TEXT(TOST_ISA), &tost::TOST_JOIN(content_, TOST_ISA),
+    run_forward,         run_backward,
+    run_causal_forward,  run_causal_backward,
+    tost::TOST_JOIN(language_step_, TOST_ISA),
 };

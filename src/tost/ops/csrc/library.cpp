@@ -93,16 +93,17 @@ TOST_API const char* tost_form() {
 
 TOST_API int64_t tost_causal_chunk() { return tost::kCausalChunk; }
 
-TOST_API int32_t tost_tssa_forward(int32_t type, const tost::Forward* call) {
-  return tost::active->forward(type, *call);
-}
-TOST_API int32_t tost_tssa_backward(int32_t type, const tost::Backward* call) {
-  return tost::active->backward(type, *call);
-}
+// `pass` of the kernels that have the form of a call.
+#define TOST_RUN(pass, type, call)                                         \
+  ((call)->form.centered || (call)->form.token_decay ? tost::active->content->pass((type), *(call)) \
+                                                     : tost::active->pass((type), *(call)))
+
+TOST_API int32_t tost_tssa_forward(int32_t type, const tost::Forward* call) { return TOST_RUN(forward, type, call); }
+TOST_API int32_t tost_tssa_backward(int32_t type, const tost::Backward* call) { return TOST_RUN(backward, type, call); }
 TOST_API int32_t tost_causal_tssa_forward(int32_t type, const tost::CausalForward* call) {
-  return tost::active->causal_forward(type, *call);
+  return TOST_RUN(causal_forward, type, call);
 }
 TOST_API int32_t tost_causal_tssa_backward(int32_t type, const tost::CausalBackward* call) {
-  return tost::active->causal_backward(type, *call);
+  return TOST_RUN(causal_backward, type, call);
 }
 TOST_API int32_t tost_language_step(int32_t type, const tost::Step* call) { return tost::active->step(type, *call); }

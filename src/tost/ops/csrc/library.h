@@ -11,6 +11,11 @@
 
 #include <cstdint>
 
+#define TOST_JOIN_(a, b) a##b
+#define TOST_JOIN(a, b) TOST_JOIN_(a, b)
+#define TOST_TEXT_(a) #a
+#define TOST_TEXT(a) TOST_TEXT_(a)
+
 namespace tost {
 
 enum Status : int32_t { kDone = 0, kNoMemory = 1, kUnknownType = 2, kBadSequences = 3 };
@@ -25,7 +30,9 @@ struct Shape {
 };
 
 // What a call may vary: the fields of Form in ops/form.py, in their order. A new one is one more entry here.
-#define TOST_FORM(FIELD) FIELD(count_scaled) FIELD(block_size) FIELD(normalize)
+#define TOST_FORM(FIELD)                                  \
+  FIELD(count_scaled) FIELD(block_size) FIELD(centered)   \
+  FIELD(normalize) FIELD(token_decay) FIELD(channel_decay)
 
 struct Form {
 #define TOST_FIELD(name) int32_t name;
@@ -34,7 +41,8 @@ struct Form {
 };
 
 // y may be w itself. pi and the three sums may be null if the caller does not keep them. With form.count_scaled a
-// sequence's energies are multiplied by the number of its real tokens.
+// sequence's energies are multiplied by the number of its real tokens. With form.centered the D means of a head follow its
+// weighted products, which are about them.
 struct Forward {
   int32_t threads;
   Form form;
@@ -63,6 +71,11 @@ struct Backward {
 // are multiplied by before a token is added, [H] in (0, 1], or null for 1. starts receives the three sums before every
 // chunk, one after the other, [B, chunks, 2HD + H] without blocks: what the backward pass needs to replay a chunk. It and
 // pi may be null if the caller does not keep them, and y may be w itself. The effect of form.count_scaled is in scale.
+//
+// With form.token_decay decay is that of every token, [B, N, H] in [0, 1]; with form.channel_decay that of every block of
+// its features, [B, N, H, D / g], and masses are [B, H, D / g]. With form.token_decay and form.count_scaled the number of
+// tokens is a sum too: it follows the D squares of a head, once or for each block. With form.centered the D weighted
+// tokens of a head, sum pi w, follow its weighted products, and a decay is [B, N, H] at least.
 struct CausalForward {
   int32_t threads;
   Form form;
@@ -77,7 +90,7 @@ struct CausalForward {
   void *y, *pi, *starts, *squares, *weighted, *mass;
 };
 
-// dscale [B, N, H] is filled if there is a scale, ddecay [H] if there is a decay.
+// dscale [B, N, H] is filled if there is a scale, ddecay, of the shape of decay, if there is a decay.
 struct CausalBackward {
   int32_t threads;
   Form form;
@@ -113,12 +126,13 @@ struct Convolution {
   int64_t width;
 };
 
-// A block. gate.weight, bias (a table [H, bias_length]), decay, gamma1 and gamma2 may be null. The sums are those of
-// CausalForward, before and after the step.
+// A block. gate.weight, bias (a table [H, bias_length]), decay, gamma1 and gamma2 may be null. With form.token_decay
+// decays are sigmoids of what `forget` gives. heads norms the outputs of every head, by their root mean square, if its
+// weight [C] is not null. The sums are those of CausalForward, before and after the step.
 struct StepLayer {
-  Norm norm1, norm2;
+  Norm norm1, norm2, heads;
   Convolution conv, conv_mlp;
-  Matrix in, gate, out, mlp_in, mlp_out;
+  Matrix in, forget, gate, out, mlp_in, mlp_out;
   const float *temperature, *bias, *decay, *gamma1, *gamma2;
   const float *squares_in, *weighted_in, *mass_in;
   float *squares, *weighted, *mass;
@@ -138,8 +152,17 @@ struct Step {
   float *x, *logits;
 };
 
+// The calls with form.centered or form.token_decay, for tokens in the type of their statistics: the caller widens others.
+struct ContentKernels {
+  int (*forward)(int32_t type, const Forward&);
+  int (*backward)(int32_t type, const Backward&);
+  int (*causal_forward)(int32_t type, const CausalForward&);
+  int (*causal_backward)(int32_t type, const CausalBackward&);
+};
+
 struct Kernels {
   const char* name;
+  const ContentKernels* content;
   int (*forward)(int32_t type, const Forward&);
   int (*backward)(int32_t type, const Backward&);
   int (*causal_forward)(int32_t type, const CausalForward&);
@@ -147,6 +170,10 @@ struct Kernels {
   int (*step)(int32_t type, const Step&);
 };
 
+int language_step_avx512(int32_t type, const Step&);
+int language_step_avx2(int32_t type, const Step&);
+int language_step_baseline(int32_t type, const Step&);
+extern const ContentKernels content_avx512, content_avx2, content_baseline;
 extern const Kernels kernels_avx512, kernels_avx2, kernels_baseline;
 
 }  // namespace tost

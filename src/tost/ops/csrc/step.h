@@ -7,7 +7,7 @@
 #pragma once
 
 #include "barrier.h"
-#include "causal_tssa.h"
+#include "flow.h"
 #include "matvec.h"
 
 namespace {
@@ -108,26 +108,107 @@ inline void mix_blocks(const Step& step, const StepLayer& layer, int64_t b, cons
   shrink_causally(blocks, work, w, one, pi, masses, layer.weighted_in + b * step.H * blocks.width, layer.decay, y);
 }
 
-// Registers of scratch that a step needs where statistics are in blocks.
-inline int64_t block_scratch(const Step& step) {
+// What decides the rounding of new sums. It depends on the position, the layer and the place only: a text is the same in
+// any batch.
+class Bits {
+ public:
+  Bits(const Step& step, int64_t index, int64_t b)
+      : seed_(scramble(uint32_t(step.position[b]) + scramble(uint32_t(index)))) {}
+  uint32_t operator()(int64_t place) const { return scramble(seed_ + uint32_t(place) * 0x9e3779b9u); }
+
+ private:
+  const uint32_t seed_;
+};
+
+inline bool has_content(const StepLayer& layer) { return layer.form.centered || layer.form.token_decay; }
+
+// Numbers in the sums of one sequence, as flow.h has them.
+inline SumLayout sums_of(const Step& step, const StepLayer& layer) {
+  return Flow<Blocks<float, 0>>({1, 1, step.H, step.C / step.H}, layer.form, nullptr, nullptr).sums;
+}
+
+// The largest `of` a layer.
+template <class Of>
+inline int64_t largest(const Step& step, Of of) {
   int64_t count = 0;
-  for (int64_t l = 0; l < step.depth; ++l) {
-    const int64_t g = step.layers[l].form.block_size;
-    if (g > 1) count = std::max(count, BlockWork<float, 0>::count({step.H, step.C / step.H, g}));
-  }
+  for (int64_t l = 0; l < step.depth; ++l) count = std::max<int64_t>(count, of(step.layers[l]));
   return count;
 }
 
-// Causal TSSA of one token w [C] of sequence b into y [C]; pi is 2 H numbers of scratch, memory `block_scratch`. See
-// causal_tssa.h. What decides the rounding of the new sums depends on the position, the layer and the place only: a text
-// is the same in any batch.
+// Registers of scratch that a step needs where statistics are in tiles.
+inline int64_t tile_scratch(const Step& step) {
+  return largest(step, [&](const StepLayer& layer) {
+    const int64_t g = layer.form.block_size;
+    if (has_content(layer)) return FlowWork<Lanes<float>>::count(g, g * (g + 1) / 2, 0, 0);
+    return g > 1 ? BlockWork<float, 0>::count({step.H, step.C / step.H, g}) : 0;
+  });
+}
+
+// As `mix`, for statistics about means or with decays from the data, decay [H] or [H, K]: see flow.h. start is
+// `sums_of` numbers of scratch.
+template <class B>
+inline void mix_content(const Step& step, int64_t index, int64_t b, const float* w, const float* decay, bool keep,
+                        float* pi, float* start, Lanes<float>* memory, float* y) {
+  const StepLayer& layer = step.layers[index];
+  const Shape shape = {1, 1, step.H, step.C / step.H};
+  const Flow<B> flow(shape, layer.form, w, decay);
+  const int64_t H = step.H, D = shape.D, P = flow.blocks.width, g = flow.blocks.size(), K = flow.own.each;
+  const int64_t counts = flow.counted ? K : 0, tokens = flow.centered ? D : 0;
+  const float* const squares = layer.squares_in + b * H * (D + counts);
+  const float* const weighted = layer.weighted_in + b * H * (P + tokens);
+  const float* const mass = layer.mass_in + b * H * K;
+  for (int64_t h = 0; h < H; ++h) {
+    const float *const own = squares + h * (D + counts), *const sums = weighted + h * (P + tokens);
+    std::copy(own, own + D, start + h * D);
+    std::copy(own + D, own + D + counts, start + flow.sums.counts + h * counts);
+    std::copy(sums, sums + P, start + flow.sums.products + h * P);
+    std::copy(sums + P, sums + P + tokens, start + flow.sums.means + h * tokens);
+  }
+  std::copy(mass, mass + H * K, start + flow.sums.masses);
+  const typename Flow<B>::Work work(memory, g, flow.blocks.pairs, 0, 0);
+  const Layout layout(shape, 1, nullptr, 1);
+  const Chunk chunk(layout, nullptr, 0);
+  flow.energies(chunk, work, start, pi);
+  for (int64_t h = 0; h < H; ++h) {
+    if (layer.form.count_scaled && !flow.counted) pi[h] *= count_of(float(step.position[b] + 1), decay, h);
+    if (layer.bias) pi[h] += float(D) * layer.bias[h * step.bias_length + step.place[b]];
+    pi[h] *= layer.temperature[h];
+  }
+  softmax_rows(pi, 1, H);
+  flow.shrink(chunk, work, pi, start, y);
+  if (!keep) return;
+  const Bits bits(step, index, b);
+  int64_t place = 0;
+  for (int64_t h = 0; h < H; ++h) {
+    const float* const x = w + h * D;
+    const double p = pi[h];
+    // The new value of a number in a sum, to which `added` is added, after it has faded with block j.
+    const auto next = [&](float before, int64_t j, double added) {
+      const double kept = decay ? double(decay[h * K + (K > 1 ? j : 0)]) : 1.0;
+      return round_fairly(kept * before + added, bits(place++));
+    };
+    int64_t at = (b * H + h) * (D + counts);
+    for (int64_t d = 0; d < D; ++d, ++at) layer.squares[at] = next(layer.squares_in[at], d / g, double(x[d]) * x[d]);
+    for (int64_t j = 0; j < counts; ++j, ++at) layer.squares[at] = next(layer.squares_in[at], j, 1);
+    at = (b * H + h) * (P + tokens);
+    for (int64_t apart = 0; apart < g; ++apart)  // in the order of block.h
+      for (int64_t first = 0; first < D; first += g)
+        for (int64_t i = first; i < first + g - apart; ++i, ++at)
+          layer.weighted[at] = next(layer.weighted_in[at], first / g, p * (double(x[i]) * x[i + apart]));
+    for (int64_t d = 0; d < tokens; ++d, ++at) layer.weighted[at] = next(layer.weighted_in[at], d / g, p * x[d]);
+    at = (b * H + h) * K;
+    for (int64_t j = 0; j < K; ++j, ++at) layer.mass[at] = next(layer.mass_in[at], j, p);
+  }
+}
+
+// Causal TSSA of one token w [C] of sequence b into y [C]; pi is 2 H numbers of scratch, memory `tile_scratch`. See
+// causal_tssa.h.
 inline void mix(const Step& step, int64_t index, int64_t b, const float* w, bool keep, float* pi,
                 Lanes<float>* memory, float* y) {
   const StepLayer& layer = step.layers[index];
   const int64_t H = step.H, D = step.C / H, HD = step.C, g = layer.form.block_size;
   const int64_t P = D * (g + 1) / 2;
-  const uint32_t seed = scramble(uint32_t(step.position[b]) + scramble(uint32_t(index)));
-  const auto bits = [&](int64_t place) { return scramble(seed + uint32_t(place) * 0x9e3779b9u); };
+  const Bits bits(step, index, b);
   for (int64_t h = 0; h < H; ++h) {
     const float fade = layer.decay ? layer.decay[h] : 1.0f;
     const float* const squares = layer.squares_in + (b * H + h) * D;
@@ -178,6 +259,31 @@ inline void mix(const Step& step, int64_t index, int64_t b, const float* w, bool
   }
 }
 
+// Runs mix_content with the blocks of the layer; decay is that of the token, if it has its own. It stays a call, as do the
+// norms of heads, so that plain layers are compiled as if there were neither.
+TOST_OUTLINE void mix_with_content(const Step& step, int64_t index, int64_t b, const float* w, const float* decay,
+                                   bool keep, float* pi, float* start, Lanes<float>* memory, float* y) {
+  const StepLayer& layer = step.layers[index];
+  const int64_t g = layer.form.block_size;
+  decay = layer.form.token_decay ? decay : layer.decay;
+  if (g == 1) return mix_content<Singles<float>>(step, index, b, w, decay, keep, pi, start, memory, y);
+  if (g == kFastBlock)
+    return mix_content<Blocks<float, kFastBlock>>(step, index, b, w, decay, keep, pi, start, memory, y);
+  mix_content<Blocks<float, 0>>(step, index, b, w, decay, keep, pi, start, memory, y);
+}
+
+// y [H, D] over the root mean square of every head, times the weight.
+TOST_OUTLINE void norm_heads(const tost::Norm& norm, int64_t H, int64_t D, float* y) {
+  for (int64_t h = 0; h < H; ++h) {
+    float* const own = y + h * D;
+    float sum = 0;
+#pragma omp simd reduction(+ : sum)
+    for (int64_t d = 0; d < D; ++d) sum += own[d] * own[d];
+    const float scale = 1.0f / std::sqrt(sum / float(D) + norm.eps);
+    for (int64_t d = 0; d < D; ++d) own[d] *= scale * norm.weight[h * D + d];
+  }
+}
+
 // In whole registers, also where the last is not full: a number alone might be rounded otherwise than one among others,
 // and how many are left over depends on the number of threads.
 inline void activate(float* x, int64_t count, bool tanh) {
@@ -198,7 +304,8 @@ inline int step_threads(const Step& step) {
   int64_t numbers = step.head.rows * step.head.columns;
   for (int64_t l = 0; l < step.depth; ++l) {
     const StepLayer& layer = step.layers[l];
-    const tost::Matrix* const matrices[] = {&layer.in, &layer.gate, &layer.out, &layer.mlp_in, &layer.mlp_out};
+    const tost::Matrix* const matrices[] = {&layer.in,  &layer.forget, &layer.gate,
+                                            &layer.out, &layer.mlp_in, &layer.mlp_out};
     for (const tost::Matrix* m : matrices) numbers += m->weight ? m->rows * m->columns : 0;
   }
   const int64_t useful = numbers * int64_t(sizeof(W)) / ((4 * step.depth + 1) * kWorthAThread);
@@ -209,19 +316,23 @@ template <class W>
 int language_step(const Step& step) {
   const int64_t B = step.B, C = step.C, width = B * C, hidden = step.hidden;
   const int threads = step_threads<W>(step);
-  const int64_t per_thread = 2 * (width + step.H), per_work = block_scratch(step);
+  const int64_t decays = largest(step, [](const StepLayer& layer) { return layer.forget.weight ? layer.forget.rows : 0; });
+  const int64_t sums = largest(
+      step, [&](const StepLayer& layer) { return has_content(layer) ? sums_of(step, layer).size : 0; });
+  const int64_t per_thread = 2 * (width + step.H) + sums, per_work = tile_scratch(step);
   Barrier meeting;
-  Buffer<float> shared(2 * width + B * hidden), own(threads * per_thread);
+  Buffer<float> shared(2 * width + B * (hidden + decays)), own(threads * per_thread);
   Buffer<Lanes<float>> works(threads * per_work);
   if (shared.failed() || own.failed() || works.failed()) return tost::kNoMemory;
   float *const x = step.x, *const w = shared + 0, *const gate = shared + width, *const m = shared + 2 * width;
+  float* const decay = m + B * hidden;
 
 #pragma omp parallel num_threads(threads) if (threads > 1)
   {
     const int me = thread_index(), team = team_size();
     const bool first = me == 0;
     float* const u = own + me * per_thread;
-    float *const y = u + width, *const pi = y + width;
+    float *const y = u + width, *const pi = y + width, *const start = pi + 2 * step.H;
     for (int64_t l = 0; l < step.depth; ++l) {
       const StepLayer& layer = step.layers[l];
       look(step, layer.norm1, layer.conv, x, first, u);
@@ -229,8 +340,19 @@ int language_step(const Step& step) {
       if (layer.gate.weight)
         multiply<W>(layer.gate, u, B, me, team,
                     [&](int64_t b, int64_t row, float value) { gate[b * C + row] = value * sigmoid(value); });
+      const int64_t forgotten = layer.forget.weight ? layer.forget.rows : 0;
+      if (forgotten)
+        multiply<W>(layer.forget, u, B, me, team,
+                    [&](int64_t b, int64_t row, float value) { decay[b * forgotten + row] = sigmoid(value); });
       meeting.wait(team);
-      for (int64_t b = 0; b < B; ++b) mix(step, l, b, w + b * C, first, pi, works + me * per_work, y + b * C);
+      Lanes<float>* const memory = works + me * per_work;
+      for (int64_t b = 0; b < B; ++b) {
+        if (has_content(layer))
+          mix_with_content(step, l, b, w + b * C, decay + b * forgotten, first, pi, start, memory, y + b * C);
+        else
+          mix(step, l, b, w + b * C, first, pi, memory, y + b * C);
+        if (layer.heads.weight) norm_heads(layer.heads, step.H, C / step.H, y + b * C);
+      }
       if (layer.gate.weight)
         for (int64_t i = 0; i < width; ++i) y[i] *= gate[i];
       multiply<W>(layer.out, y, B, me, team, [&](int64_t b, int64_t row, float value) {
@@ -253,15 +375,6 @@ int language_step(const Step& step) {
                 [&](int64_t b, int64_t row, float value) { step.logits[b * step.head.rows + row] = value; });
   }
   return tost::kDone;
-}
-
-inline int run_language_step(int32_t type, const Step& step) {
-  switch (type) {
-    case tost::kFloat: return language_step<float>(step);
-    case tost::kBfloat16: return language_step<bfloat16>(step);
-    case tost::kInt8: return language_step<int8_t>(step);
-  }
-  return tost::kUnknownType;
 }
 
 }  // namespace

@@ -2,7 +2,8 @@
 
 They are compared with the reference under Triton's interpreter (``TRITON_INTERPRET=1``, CPU tensors) and compiled
 ahead of time for four targets. ``backend="auto"`` takes them only where ``tost bench gpu-check`` has passed on the same
-device with the same versions. Importing this module loads no triton.
+device with the same versions. Second derivatives and the transforms of ``torch.func`` go through plain PyTorch.
+Importing this module loads no triton.
 """
 
 from __future__ import annotations
@@ -14,8 +15,10 @@ import torch
 from torch import Tensor
 
 from tost.errors import BackendError
+from tost.ops import pytorch
 from tost.ops._inputs import Inputs, Sums
 from tost.ops._numerics import statistics_dtype
+from tost.ops._transforms import is_transformed
 from tost.ops.backends import TRITON_INTERPRETS
 from tost.ops.form import Form
 from tost.ops.triton.approval import approved
@@ -24,7 +27,8 @@ from tost.ops.triton.tiles import WIDEST, choose_tiles
 __all__ = ["approved", "causal_tssa", "tssa", "unavailable", "unsupported"]
 
 _INSTALLED = find_spec("triton") is not None
-if _INSTALLED:
+# Registering takes milliseconds, which a build of torch without GPUs need not spend.
+if _INSTALLED and (TRITON_INTERPRETS or torch.version.cuda or torch.version.hip):
     from tost.ops.triton import operators as operators  # registers them
 
 _TYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
@@ -80,6 +84,8 @@ def tssa(inputs: Inputs, form: Form) -> Tensor:
     """Return y [B, N, H, D] in the dtype of w."""
     w, mask = inputs.w, inputs.mask
     _check_tensors(inputs)
+    if is_transformed():
+        return pytorch.tssa_formulas(inputs, form)
     _check_width(w)
     temperature = inputs.temperature.to(statistics_dtype(w.dtype))
     cu_seqlens = None if inputs.packing is None else inputs.packing.cu_seqlens
@@ -92,6 +98,8 @@ def tssa(inputs: Inputs, form: Form) -> Tensor:
 def causal_tssa(inputs: Inputs, form: Form) -> tuple[Tensor, Sums]:
     """Return y [B, N, H, D] in the dtype of w, and the sums after the last token."""
     _check_tensors(inputs)
+    if is_transformed():
+        return pytorch.causal_formulas(inputs, form)
     w, packing, before = inputs.w, inputs.packing, inputs.before or (None, None, None)
     _check_width(w)
     temperature = inputs.temperature.to(statistics_dtype(w.dtype))

@@ -4,6 +4,8 @@ They take tensors of any device that triton runs on. Shapes: w, y [B, N, H, D], 
 [B or 1, N, H], mask [B, N], pi [B, N, H], squares, weighted [B, H, D], mass [B, H]; the sums at the start of each chunk
 [chunks, H, D] and [chunks, H]. All but w, y, dy and dw are in the dtype of the statistics. Sequences packed into
 one row begin where cu_seqlens [S + 1] says; their sums have S entries in place of B.
+
+Second derivatives come from the formulas of `tost.ops.pytorch`.
 """
 
 from __future__ import annotations
@@ -14,8 +16,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tost.ops import pytorch
 from tost.ops._inputs import Inputs, Sums
 from tost.ops._numerics import num_tokens, statistics_dtype
+from tost.ops._transforms import wants_graph
+from tost.ops.form import Form
 from tost.ops.packing import Packing
 from tost.ops.triton.tiles import choose_tiles, num_chunks
 
@@ -52,6 +57,25 @@ def _layout(w: Tensor, cu_seqlens: Tensor | None, *, decays: bool = False) -> An
     return launch.packed_layout(cu_seqlens, w.shape[1], choose_tiles(*w.shape[2:], decays=decays).CHUNK)
 
 
+def _packing(w: Tensor, cu_seqlens: Tensor | None) -> Packing | None:
+    return None if cu_seqlens is None else Packing(cu_seqlens, (1, w.shape[1]))
+
+
+def _one_by_one(name: str) -> None:
+    """Register that ``tost::name`` is called once for each entry of a mapped batch, as that of many cotangents."""
+    operator = getattr(torch.ops.tost, name)
+
+    def rule(info: Any, dims: tuple[int | None, ...], *arguments: Any) -> tuple[Tensors, tuple[int, ...]]:
+        each = [
+            operator(*(x if dim is None else x.select(dim, i) for x, dim in zip(arguments, dims, strict=True)))
+            for i in range(info.batch_size)
+        ]
+        outputs = tuple([torch.stack(tensors) for tensors in zip(*each, strict=True)])
+        return outputs, (0,) * len(outputs)
+
+    torch.library.register_vmap(f"tost::{name}", rule)
+
+
 def _dense(x: Tensor | None) -> Any:
     return None if x is None else x.contiguous()
 
@@ -82,7 +106,8 @@ def _tssa(
 def _count(w: Tensor, mask: Tensor | None, cu_seqlens: Tensor | None, count_scaled: bool) -> Tensor | None:
     if not count_scaled:
         return None
-    counts = num_tokens(w, mask) if cu_seqlens is None else Packing(cu_seqlens, (1, w.shape[1])).num_tokens(mask)
+    packing = _packing(w, cu_seqlens)
+    counts = num_tokens(w, mask) if packing is None else packing.num_tokens(mask)
     return counts.to(statistics_dtype(w.dtype))
 
 
@@ -135,12 +160,18 @@ def _tssa_setup(ctx: Any, inputs: tuple[Any, ...], output: Tensors) -> None:
 def _tssa_autograd(ctx: Any, dy: Tensor | None, *_: Tensor | None) -> tuple[Tensor | None, ...]:
     if dy is None:
         return (None,) * 6
-    w, *saved = ctx.saved_tensors
-    dw, d_temperature = torch.ops.tost.tssa_triton_backward(dy.to(w.dtype), w, *saved, *ctx.flags)
-    return dw, d_temperature, None, None, None, None
+    w, temperature, mask, *saved, cu_seqlens = ctx.saved_tensors
+    dy = dy.to(w.dtype)
+    if wants_graph():
+        form = Form(**dict(zip(("normalize", "count_scaled"), ctx.flags, strict=True)))
+        found = pytorch.tssa_gradients(dy, w, temperature, mask, form, _packing(w, cu_seqlens))
+    else:
+        found = torch.ops.tost.tssa_triton_backward(dy, w, temperature, mask, *saved, cu_seqlens, *ctx.flags)
+    return *found, None, None, None, None
 
 
 torch.library.register_autograd("tost::tssa_triton", _tssa_autograd, setup_context=_tssa_setup)
+_one_by_one("tssa_triton_backward")
 
 
 # --- causal_tssa
@@ -223,18 +254,26 @@ def _(*arguments: Any) -> Tensors:
 
 
 def _causal_setup(ctx: Any, inputs: tuple[Any, ...], output: Tensors) -> None:
-    w, temperature, bias, mask, squares, _, _, scale, decay, cu_seqlens = inputs
+    w, temperature, bias, mask, *before, scale, decay, cu_seqlens = inputs
     ctx.set_materialize_grads(False)
-    ctx.has_sums_before = squares is not None
-    ctx.save_for_backward(w, temperature, bias, mask, *output[1:5], scale, decay, cu_seqlens)
+    ctx.save_for_backward(w, temperature, bias, mask, *output[1:5], scale, decay, cu_seqlens, *before)
 
 
 def _causal_autograd(ctx: Any, dy: Tensor | None, *rest: Tensor | None) -> tuple[Tensor | None, ...]:
     dsums = rest[-3:]
     if dy is None and all(x is None for x in dsums):
         return (None,) * 10
-    w, temperature, bias, *saved, scale, decay, cu_seqlens = ctx.saved_tensors
+    w, temperature, bias, *saved, scale, decay, cu_seqlens = ctx.saved_tensors[:-3]
+    before = ctx.saved_tensors[-3:]
     dy = torch.zeros_like(w) if dy is None else dy.to(w.dtype)
+    if wants_graph():
+        zeros = tuple(map(torch.zeros_like, _sums(w, cu_seqlens)))
+        cotangents = (dy, *(zero if d is None else d for d, zero in zip(dsums, zeros, strict=True)))
+        given = (w, temperature, bias, scale, decay, *(zeros if before[0] is None else before))
+        dw, dt, dbias, dscale, ddecay, *dbefore = pytorch.causal_gradients(
+            cotangents, given, saved[0], Form(), _packing(w, cu_seqlens)
+        )
+        return dw, dt, dbias, None, *((None, None, None) if before[0] is None else dbefore), dscale, ddecay, None
     dw, dtemperature, dlogit, *dbefore, dscale, ddecay = torch.ops.tost.causal_tssa_triton_backward(
         dy, *dsums, w, temperature, bias, *saved, scale, decay, cu_seqlens
     )
@@ -243,7 +282,7 @@ def _causal_autograd(ctx: Any, dy: Tensor | None, *rest: Tensor | None) -> tuple
         dtemperature,
         None if bias is None else (w.shape[-1] * temperature * dlogit).sum_to_size(bias.shape),
         None,
-        *(dbefore if ctx.has_sums_before else (None, None, None)),
+        *((None, None, None) if before[0] is None else dbefore),
         None if scale is None else dscale.sum_to_size(scale.shape),
         None if decay is None else ddecay,
         None,
@@ -251,3 +290,4 @@ def _causal_autograd(ctx: Any, dy: Tensor | None, *rest: Tensor | None) -> tuple
 
 
 torch.library.register_autograd("tost::causal_tssa_triton", _causal_autograd, setup_context=_causal_setup)
+_one_by_one("causal_tssa_triton_backward")

@@ -31,6 +31,7 @@ _PositiveCount = Annotated[int, Field(ge=1, le=_MOST), _NUMBER]
 _NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False), _NUMBER]
 _Positive = Annotated[float, Field(gt=0, allow_inf_nan=False), _NUMBER]
 _Fraction = Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False), _NUMBER]
+_Share = Annotated[float, Field(gt=0, lt=1, allow_inf_nan=False), _NUMBER]
 _Probability = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False), _NUMBER]
 _Seed = Annotated[int, Field(ge=0, lt=2**32), _NUMBER]
 
@@ -99,6 +100,9 @@ class TrainConfig(_Section):
         None,
         "tokens of a text that are processed at a time, in memory that does not grow with its length; gradients are "
         "those of the whole text; null: all of them",
+    )
+    hide: _Share | None = _key(
+        None, "share of the elements of a sequence or patches of an image that masked_prediction hides; null: none"
     )
     compile: bool = _key(False, "run the model through torch.compile")
     deterministic: bool = _key(True, "refuse algorithms whose result may differ from run to run")

@@ -85,7 +85,7 @@ def measure(
         placed = processes.place(batch)
         with processes.context():
             result = task.compute(model, placed)
-        terms += task.terms(placed)
+        terms += float(task.terms(placed))
         sums["loss"] += result.loss.item()
         for name, value in result.sums.items():
             sums[name] = sums.get(name, 0.0) + float(value)

@@ -51,16 +51,13 @@ def evaluate_text_checkpoint(
 ) -> Evaluation:
     """Measure a checkpoint of a run.
 
+    Arguments are those of `evaluate_checkpoint`, and:
+
     Args:
-        checkpoint: A checkpoint folder inside a run folder.
         test: What to measure.
-        overrides: Changes to the run's configuration, such as ``data.path=DIR``.
-        ema: Use the moving average of the weights.
-        device: Where to compute; ``"auto"`` takes a GPU if there is one.
-        report: Receives the progress.
 
     Raises:
-        CheckpointError: The checkpoint cannot be read, or does not belong to the configuration beside it.
+        CheckpointError: As `evaluate_checkpoint` does.
         ConfigError: The text was prepared with another tokenizer than the training data, or cannot be measured so.
     """
     config, load = read_checkpoint(checkpoint, overrides=overrides, ema=ema)
