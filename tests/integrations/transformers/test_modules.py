@@ -177,6 +177,23 @@ def test_gradient_checkpointing_of_the_base_model():
     assert all(torch.allclose(a.grad, b.grad) for a, b in zip(plain.parameters(), again.parameters(), strict=True))
 
 
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_some_layers_only_are_recomputed(reentrant):
+    model, calls = make(depth=3).train(), []
+    for index, block in enumerate(model.model.blocks):
+        block.register_forward_pre_hook(lambda *_, index=index: calls.append(index))
+    assert not model.is_gradient_checkpointing
+    model.gradient_checkpointing_enable({"use_reentrant": reentrant}, every_n_layers=2)
+    assert model.is_gradient_checkpointing
+    model(tokens(2, 9), labels=tokens(2, 9)).loss.backward()
+    assert sorted(calls) == [0, 0, 1, 2, 2]
+    model.gradient_checkpointing_disable()
+    calls.clear()
+    model(tokens(2, 9), labels=tokens(2, 9)).loss.backward()
+    assert calls == [0, 1, 2]
+    assert not any(name.startswith("model.calls") for name in model.state_dict())
+
+
 # Positions
 
 

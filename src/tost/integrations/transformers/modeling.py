@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from functools import partial
 from typing import Any, cast
 
 import torch
@@ -19,6 +18,7 @@ import tost._torchvision  # noqa: F401  transformers may import torchvision, whi
 # isort: split
 from transformers import Cache, PreTrainedModel
 from transformers import initialization as init
+from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import BaseModelOutputWithPast
 from transformers.utils.generic import can_return_tuple
 
@@ -28,6 +28,7 @@ from tost.integrations.transformers.configuration import TostConfig
 from tost.models import LanguageToST
 from tost.models.language.model import INITIAL_STD
 from tost.nn import CausalBlock, CausalConvolution, CausalTSSAttention, LearnedPositions
+from tost.ops import Packing
 
 SHARED = ("tokens", "positions", "blocks", "norm")
 """Modules that `TostModel` and `LanguageToST` have in common, under the same names."""
@@ -92,6 +93,17 @@ class TostPreTrainedModel(PreTrainedModel):  # type: ignore[no-untyped-call]
         return any(module in (block.attention.proj_out, block.mlp.proj_out) for block in blocks)
 
 
+class Recomputed(GradientCheckpointingLayer):
+    """The call of a block. transformers marks those layers of this kind that the backward pass computes once more.
+
+    It has no parameters, so that the blocks, their names and their weights are those of `LanguageToST`.
+    """
+
+    def forward(self, x: Tensor, mask: Tensor | None, *, block: CausalBlock, packing: Packing | None) -> Tensor:
+        """Return what the block gives for tokens x ``[B, N, C]``."""
+        return cast(Tensor, block(x, mask, packing=packing))
+
+
 class TostModel(TostPreTrainedModel):
     """The network of `tost.models.LanguageToST` up to its last norm, as ``AutoModel`` builds it.
 
@@ -123,7 +135,7 @@ class TostModel(TostPreTrainedModel):
         self.options = config.options()
         network = LanguageToST(self.options)
         self.tokens, self.positions, self.blocks, self.norm = (getattr(network, name) for name in SHARED)
-        self.gradient_checkpointing = False
+        self.calls = nn.ModuleList(Recomputed() for _ in self.blocks)
         self.post_init()  # type: ignore[no-untyped-call]
 
     @can_return_tuple  # type: ignore[untyped-decorator]
@@ -188,16 +200,17 @@ class TostModel(TostPreTrainedModel):
             x = self.add_positions(cast(Tensor, inputs_embeds), start, mask, packing)  # type: ignore[misc]
         hidden: list[Tensor] | None = [] if hidden_wanted else None
         after = []
-        recompute = self.gradient_checkpointing and self.training
-        for block, state in zip(cast(Iterable[CausalBlock], self.blocks), before, strict=True):
+        blocks = cast(Iterable[CausalBlock], self.blocks)
+        for block, call, state in zip(blocks, cast(Iterable[Recomputed], self.calls), before, strict=True):
             if hidden is not None:
                 hidden.append(x)
             if cache is not None:
                 x, state = block.forward_with_state(x, state, mask)
                 after.append(state)
+            elif call.gradient_checkpointing and self.training:
+                x = call(x, mask, block=block, packing=packing)
             else:
-                run = partial(block.__call__, packing=packing)
-                x = self._gradient_checkpointing_func(run, x, mask) if recompute else run(x, mask)
+                x = block(x, mask, packing=packing)
         if cache is not None:
             write_states(cache, after, x.shape[1])
         x = self.norm(x)
