@@ -56,7 +56,8 @@ def read_packed_mask(
     """Return the sequences of a mask over pairs that keeps packed sequences apart.
 
     Args:
-        mask: As in `read_attention_mask`, which takes it if it is none of packed sequences.
+        mask: Over pairs of tokens, broadcastable to ``[B, H, N, N]``, bool or added to scores. If it is none of packed
+            sequences, `read_attention_mask` takes it.
         batch_size: B.
         num_tokens: N.
         causal: The attention is causal, so the mask is so, too.
