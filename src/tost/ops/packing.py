@@ -256,9 +256,20 @@ class Group(NamedTuple):
 
     def put(self, y: Tensor, like: Tensor) -> Tensor:
         """Return the padded batch y [R, L, ...] as a packed one, [B, N, ...] as in `like`; 0 where it has no token."""
-        tokens, y = (x.flatten(0, 1) if self.real is None else x[self.real] for x in (self.tokens, y))
-        packed = y.new_zeros(like.shape[0] * like.shape[1], *y.shape[1:]).index_copy(0, tokens, y)
-        return packed.reshape(*like.shape[:2], *y.shape[1:])
+        return put_tokens([y], [self], like)
+
+
+def put_tokens(batches: Sequence[Tensor], groups: Sequence[Group], like: Tensor) -> Tensor:
+    """Return padded batches [R, L, ...], one for each group, as a packed one, [B, N, ...] as in `like`.
+
+    Padding goes to a row of its own behind the others, which is cut off: picking the real tokens would have to wait for
+    the device to count them.
+    """
+    total = like.shape[0] * like.shape[1]
+    tokens = [x.tokens if x.real is None else x.tokens.where(x.real, total) for x in groups]
+    y = torch.cat([batch.flatten(0, 1) for batch in batches])
+    rows = y.new_zeros(total + 1, *y.shape[1:]).index_copy(0, torch.cat([x.flatten() for x in tokens]), y)
+    return rows[:total].reshape(*like.shape[:2], *y.shape[1:])
 
 
 def count_tokens(

@@ -39,7 +39,7 @@ from tost.ops._numerics import MASS_FLOOR, PREFIX_FLOOR, SQUARE_FLOOR, num_token
 from tost.ops._scan import Fading, Powers, Products, prefix_sums, real_tokens, running_sums
 from tost.ops._transforms import gradients, is_transformed, wants_graph
 from tost.ops.form import Form
-from tost.ops.packing import Group, Packing
+from tost.ops.packing import Group, Packing, put_tokens
 
 
 def tssa(inputs: Inputs, form: Form) -> Tensor:
@@ -96,18 +96,13 @@ def _in_groups(run: Callable[[Inputs], tuple[Tensor, Sequence[Tensor]]], inputs:
     """Run packed sequences in a few padded batches; return y in one row and the sums of all sequences."""
     packing = inputs.packing
     assert packing is not None
-    outputs, sums, tokens, sequences = [], [], [], []
-    for group in packing.groups():
-        y, after = run(_group_inputs(inputs, group))
-        outputs.append(y.flatten(0, 1) if group.real is None else y[group.real])
-        tokens.append(group.tokens.flatten() if group.real is None else group.tokens[group.real])
-        sums.append(after)
-        sequences.append(group.sequences)
-    if not outputs:
+    groups = list(packing.groups())
+    if not groups:
         return (torch.zeros_like(inputs.w),)
-    y = torch.cat(outputs).index_select(0, torch.cat(tokens).argsort())
-    back = torch.cat(sequences).argsort()
-    return y.unsqueeze(0), *(torch.cat(each).index_select(0, back) for each in zip(*sums, strict=True))
+    outputs, sums = zip(*(run(_group_inputs(inputs, group)) for group in groups), strict=True)
+    back = torch.cat([group.sequences for group in groups]).argsort()
+    y = put_tokens(outputs, groups, inputs.w)
+    return y, *(torch.cat(each).index_select(0, back) for each in zip(*sums, strict=True))
 
 
 def _group_inputs(inputs: Inputs, group: Group) -> Inputs:
