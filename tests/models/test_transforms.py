@@ -15,7 +15,7 @@ pytestmark = pytest.mark.usefixtures("plain_attention")
 STATISTICS = {"block_size": 2, "centered": True, "count_scaled": True}
 CASES = [
     *((name, {}) for name in distinct()),
-    *(("lra_listops", {"mixer": name}) for name in list_mixers(place="sequence") if name != "tssa"),
+    *(("lra_listops", {"mixer": name, "num_heads": 2}) for name in list_mixers(place="sequence") if name != "tssa"),
     *(("tost_lm_base", {"mixer": name}) for name in list_mixers(place="language") if name != "tssa"),
     ("tost_tiny_patch16_224", STATISTICS),
     ("tost_lm_base", {**STATISTICS, "forget": "head"}),

@@ -8,6 +8,7 @@ that decays may be arbitrarily small, or zero. No token meets one that comes aft
 
 from __future__ import annotations
 
+from itertools import accumulate
 from typing import NamedTuple
 
 import torch
@@ -79,7 +80,8 @@ class Products(NamedTuple):
 
     def over_blocks(self) -> tuple[Tensor, Products]:
         """Return the factors from the start of a block up to each entry, and the fading over whole blocks."""
-        within = self.decay.cumprod(dim=2)
+        # Neither torch's cumulative product nor the cumulative sum in its gradient has a deterministic form on GPUs.
+        within = torch.stack([*accumulate(self.decay.unbind(2), torch.mul)], dim=2)
         return within, Products(within[:, :, -1])
 
 
