@@ -33,6 +33,8 @@ def check(cases: list[Case], ranks: list[list[dict[str, torch.Tensor]]]) -> None
         for name in whole[0]:
             actual, expected, exact = (compared(name, result[name]) for result in whole)
             bound = BOUNDS[case.dtype]
+            if case.centered and sum(case.lengths) == 1:  # a token less itself: what is left is nearly all rounding
+                bound *= 1e4
             if name in CANCELLING:
                 bound = max(bound, 3 * relative_rms(expected, exact))
             assert_close(f"{name} of {case}", actual, expected, bound)
