@@ -37,7 +37,7 @@ def test_a_name_that_does_not_exist(run):
     outcome = run("generate", "no-such-model", "--prompt", "def ")
     assert outcome.code == 2
     assert "a name of `tost ls pretrained`" in outcome.err
-    assert "did you mean 'bytes-tiny'?" in run("generate", "byte-tiny").err
+    assert "did you mean 'bytes-tiny'?" in run("generate", "byte-tiny", "--prompt", "a").err
 
 
 @pytest.mark.slow
