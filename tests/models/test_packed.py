@@ -106,8 +106,13 @@ def test_pairs_are_packed_one_after_the_other():
 def test_images_of_different_sizes_are_classified_as_each_alone(options):
     model = perturb(make_tiny("tost_tiny_patch16_224", **options).double()).eval()
     images = [torch.randn(3, *size, dtype=torch.float64) for size in [(32, 48), (16, 16), (48, 64), (32, 48)]]
-    found = model.forward_packed(images)
-    assert_close("logits", found, torch.cat([model(image[None]) for image in images]), 1e-10)
+    found, alone = model.forward_packed(images), torch.cat([model(image[None]) for image in images])
+    assert_close("logits", found, alone, 1e-10)
+    weights = [weight for weight in model.parameters() if weight.requires_grad]
+    gradients = [torch.autograd.grad(y.square().sum(), weights, allow_unused=True) for y in (found, alone)]
+    for got, want in zip(*gradients, strict=True):
+        assert (got is None) == (want is None)
+        assert got is None or torch.allclose(got, want, rtol=1e-8, atol=1e-10)
 
 
 def test_images_that_cannot_be_packed_are_refused():
