@@ -13,7 +13,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import NamedTuple
 
 import torch
@@ -200,6 +200,7 @@ class Packing:
             last.append(len(bounds) - 1)
         device = self.cu_seqlens.device
         packing = Packing(torch.tensor([*bounds, B * width], device=device), (B, width))
+        vars(packing)["lengths"] = [end - first for first, end in pairwise((*bounds, B * width))]  # no need to wait
         return Piece(packing, torch.tensor(goes_on, device=device), torch.tensor(last, device=device))
 
     @cached_property
