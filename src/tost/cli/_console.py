@@ -174,7 +174,7 @@ class Progress:
             # What was done before, by an earlier run of the same command, took none of this time.
             done, total = self._done - self._first, self._total - self._first
             ending = format_progress("", done, total, self._pace.elapsed)
-            log(f"{self._name}: {ending}" if self._name else ending)
+            log(f"{self._name or 'at work'}: {ending}")
 
 
 class _LiveProgress(Progress):
