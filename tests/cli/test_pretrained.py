@@ -41,6 +41,7 @@ def test_a_name_that_does_not_exist(run):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1200)
 def test_the_model_of_the_demonstration_writes_without_end(run, tmp_path):
     few = ("train.steps=2", "train.batch_size=2", "schedule.warmup_steps=1", "evaluate.batches=1", "log.every=1")
     assert run("train", "small/stdlib_bytes", *few, "--out", str(tmp_path / "run")).code == 0
