@@ -106,8 +106,10 @@ class LanguageToST(TokenModel):
             chunk: Tokens per piece of the loss; only with `targets`.
             truncate: Pieces after which the gradient of the loss is cut off; only with `chunk`.
             cu_seqlens: Cumulative lengths of texts that are packed into one row (B = 1), int32 ``[S + 1]``; or a
-                `Packing`. Each text is taken alone, from position 0 on.
-            segment_ids: Another way to pack, int64 ``[B, N]``, the same for neighbours of one text.
+                `Packing`. Each text is taken alone, from position 0 on. Where processes share the row, it is that of
+                the whole row.
+            segment_ids: Another way to pack, int64 ``[B, N]``, the same for neighbours of one text. Where processes
+                share the rows, those of the tokens here.
 
         Returns:
             Logits, ``[B, N, V]``; with `targets` a scalar.
