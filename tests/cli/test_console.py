@@ -73,6 +73,20 @@ def test_long_steps_are_not_silent(capsys, monkeypatch):
     assert lines == ["first: 0 of 4 (0%), 0s so far", "[1/4] first: fine", "second: 1 of 4 (25%), eta 0s"]
 
 
+def test_work_of_unknown_length_says_where_it_is(capsys, monkeypatch):
+    monkeypatch.setattr(_console, "Pace", lambda: Pace(seconds=0))
+    with _console.progress() as progress:
+        progress.note("gate: comparing both")
+        progress.beat()
+    assert capsys.readouterr().err.splitlines() == ["gate: comparing both", "gate: comparing both: 0s so far"]
+    pretend_terminal(monkeypatch)
+    with _console.progress() as progress:
+        progress.note("first [not markup]")
+    captured = capsys.readouterr()
+    assert "first [not markup]" in captured.err
+    assert captured.out == ""
+
+
 def test_counted_work_names_its_parts(capsys):
     with _console.progress() as progress:
         for part in ("write a", "write b", "check a"):

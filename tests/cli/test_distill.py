@@ -33,6 +33,13 @@ def folder(tmp_path_factory):
     return root
 
 
+def test_a_model_that_is_not_there_is_said_at_once(run, folder, tmp_path, monkeypatch):
+    monkeypatch.setattr("tost.data._hub.unreachable", lambda: "there is no network")
+    outcome = run("distill", "some/model", "--data", str(folder / "text.txt"), "--out", str(tmp_path / "out"))
+    assert outcome.code == 2
+    assert "cannot load some/model: there is no such folder, it is not on this machine, and there is no" in outcome.err
+
+
 def test_the_command(run, folder, tmp_path):
     out = tmp_path / "student"
     arguments = ("--layer-steps", "2", "--output-steps", "2", "--batch-size", "4", "--length", "16", "--layers", "0,-1")

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import socket
+import threading
 
 import pytest
 
 from tests.explore.client import HOST, TOKEN, ask, send
 from tests.explore.test_answers import picture
 from tost.errors import ConfigError
-from tost.explore import image
+from tost.explore import image, server, text
 from tost.explore.server import MAX_JSON, serve
 
 PAGES = ["", "app.js", "style.css", "api/models"]
@@ -155,6 +156,16 @@ def test_images_that_unpack_to_too_much(app, monkeypatch):
 def test_sizes_that_are_none(app, side):
     answer = send(app, f"api/image?model=digits-tiny&side={side}", picture(8, 8))
     assert answer.status == 400
+
+
+def test_what_takes_too_long_is_not_waited_for(app, monkeypatch):
+    ended = threading.Event()
+    monkeypatch.setattr(server, "MAX_SECONDS", 0.1)
+    monkeypatch.setattr(text, "look", lambda *_: ended.wait(60))
+    answer = send(app, "api/text", json.dumps({"model": "bytes-tiny", "text": "a"}).encode())
+    ended.set()
+    assert answer.status == 400
+    assert "longer than 0.1 seconds; try a shorter text" in answer.json()["error"]
 
 
 def test_a_port_that_is_taken():

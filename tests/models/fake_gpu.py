@@ -131,6 +131,8 @@ def packed_step(name, **options):
     vars(packing)["lengths"] = LENGTHS
     with NoWaiting():
         train(model, model.loss(ids, ids, cu_seqlens=packing))
+        if hasattr(model.blocks[0].attention, "forward_with_state") and model.options.mixer != "softmax":
+            train(model, model.loss(ids, ids, cu_seqlens=packing, chunk=5))
 
 
 def cases():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import Literal
 
 import torch
@@ -240,6 +240,7 @@ def packed_cases(lengths: tuple[int, ...]) -> list[Case]:
     N = sum(lengths)
     first = min(N, max(1, lengths[0]))
     cases: list[Case] = []
+    blocks = {"block_size": 2, "shape": (1, 3, 6), "mask": "random"}
     for packed in ((first, 0, N - first), (N // 3, 1, N - N // 3 - 1), (N,)):
         if min(packed) < 0:
             continue
@@ -247,6 +248,8 @@ def packed_cases(lengths: tuple[int, ...]) -> list[Case]:
             Case(lengths, packed=packed),
             Case(lengths, packed=packed, mask="random", bias=True, state=True, count_scaled=True, decay=True),
             Case(lengths, packed=packed, backend="torch", state=True, block_size=3, shape=(1, 3, 6), mask="random"),
+            Case(lengths, packed=packed, mask="random", decay="head"),
+            Case(lengths, packed=packed, decay="channel", bias=True, state=True, centered=True, **blocks),
             Case(lengths, packed=packed, causal=False),
             Case(lengths, packed=packed, causal=False, mask="random", count_scaled=True, dtype=torch.float32),
             Case(lengths, packed=packed, causal=False, normalize=False, block_size=2, shape=(1, 3, 6)),
@@ -254,12 +257,20 @@ def packed_cases(lengths: tuple[int, ...]) -> list[Case]:
     return cases
 
 
+def random_lengths(total: int, pick: random.Random) -> tuple[int, ...]:
+    """Lengths of sequences that fill a row of `total` tokens; some have none, one or two."""
+    cuts = sorted(pick.randrange(total + 1) for _ in range(pick.randrange(1, 7)))
+    cuts = sorted((*cuts, *(min(total, cuts[0] + step) for step in (0, 1, 3))))
+    return tuple(end - begin for begin, end in pairwise((0, *cuts, total)))
+
+
 def random_cases(size: int, count: int, seed: int) -> list[Case]:
-    """Calls at random: any cut, any mask, any of the options."""
+    """Calls at random: any cut, any mask, any of the options, packed or not."""
     pick = random.Random(seed)
     return [
         Case(
-            lengths=tuple(pick.choice((0, 1, 2, pick.randrange(3, 200))) for _ in range(size)),
+            lengths=lengths,
+            packed=random_lengths(sum(lengths), pick) if pick.random() < 0.4 else (),
             causal=causal,
             dtype=pick.choice((torch.float32, torch.float64)),
             mask=pick.choice(("none", "left", "right", "random")),
@@ -267,10 +278,11 @@ def random_cases(size: int, count: int, seed: int) -> list[Case]:
             state=causal and pick.random() < 0.5,
             normalize=causal or pick.random() < 0.8,
             count_scaled=pick.random() < 0.3,
-            decay=causal and pick.random() < 0.5,
+            decay=causal and pick.choice((False, False, True, "head", "channel")),
             shape=(pick.randrange(1, 4), pick.randrange(1, 5), pick.randrange(1, 9)),
             seed=number,
         )
         for number in range(count)
         for causal in [pick.random() < 0.6]
+        for lengths in [tuple(pick.choice((0, 1, 2, pick.randrange(3, 200))) for _ in range(size))]
     ]

@@ -34,6 +34,8 @@ def run_networks(size: int) -> dict[str, object]:
             "continued": continued(context),
             "pieces": pieces(context),
             "packed": packed(context),
+            "rows": packed_rows(context),
+            "packed pieces": packed_pieces(context),
             "dropped": dropped(context),
             "half": half_precision(context),
         }
@@ -147,6 +149,60 @@ def test_packed_texts_are_shared(ranks):
         y = values[0] if NETWORKS[name].pooled else torch.cat(values, dim=1)
         assert_close(f"{name}: result", y, expected, 1e-10)
         assert_close(f"{name}: gradients", sum(rank["packed"][name][1] for rank in ranks), gradients, 1e-10)
+
+
+def texts_of_rows() -> Tensor:
+    """Which text each token of two rows of 30 belongs to; some texts have one or two tokens."""
+    cuts = torch.tensor([[[1], [3], [14], [15]], [[6], [12], [13], [25]]])
+    return (torch.arange(30) >= cuts).sum(dim=1)
+
+
+def packed_rows(context: ContextParallel | None) -> dict[str, tuple[Tensor, Tensor]]:
+    """Results and gradients of texts that are packed into two rows, each rank knowing the texts of its own tokens."""
+    found = {}
+    for name in PACKED[:-1]:
+        module = make_network(name, torch.float64)
+        x, _, cotangent = make_inputs(name, 30, True, torch.float64)
+        ids, packing = texts_of_rows(), tost.Packing.from_segment_ids(texts_of_rows())
+        if context is not None:
+            x, cotangent, ids = context.split(x), context.split(cotangent), context.split(ids)
+            packing = context.split_packing(packing)
+        y = module(x, **({"packing": packing} if NETWORKS[name].takes == "tokens" else {"segment_ids": ids}))
+        (y * cotangent).sum().backward()
+        found[name] = y.detach(), gradients_of(module)
+    return found
+
+
+def test_texts_packed_into_rows_are_shared(ranks):
+    for name, (expected, gradients) in packed_rows(None).items():
+        y = torch.cat([rank["rows"][name][0] for rank in ranks], dim=1)
+        assert_close(f"{name}: result", y, expected, 1e-10)
+        assert_close(f"{name}: gradients", sum(rank["rows"][name][1] for rank in ranks), gradients, 1e-10)
+
+
+def packed_pieces(context: ContextParallel | None) -> dict[str, Tensor]:
+    """Gradients of packed texts that are taken in pieces of 12 tokens, each of them shared."""
+    found = {}
+    for name, by_lengths in itertools.product(LANGUAGE_MODELS, (True, False)):
+        model = make_network(name, torch.float64)
+        ids, _, _ = make_inputs(name, 30, False, torch.float64)
+        texts, chunk = texts_of_rows(), 12
+        if by_lengths:
+            ids, texts = ids[:1], texts[:1]
+        here = [ids, ids.roll(-1, dims=1), texts]
+        if context is not None:
+            here = [torch.cat([context.split(piece) for piece in x.split(chunk, dim=1)], dim=1) for x in here]
+            chunk //= context.size
+        lengths = tost.Packing.from_segment_ids(texts).cu_seqlens
+        given = {"cu_seqlens": lengths} if by_lengths else {"segment_ids": here[2]}
+        model.loss(*here[:2], reduction="sum", chunk=chunk, **given).backward()
+        found[f"{name}, {len(ids)} rows"] = gradients_of(model)
+    return found
+
+
+def test_shared_packed_texts_are_taken_in_pieces(ranks):
+    for name, expected in packed_pieces(None).items():
+        assert_close(f"{name}: gradients", sum(rank["packed pieces"][name] for rank in ranks), expected, 1e-10)
 
 
 def dropped(context: ContextParallel) -> Tensor:

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from tests.recipes.language_folders import STEPS, TINY, write_text
+from tost.data import build_data
 from tost.errors import ConfigError
 from tost.models import create_model
 from tost.recipes import get_task, list_configs, load_config
@@ -135,12 +136,25 @@ def test_language_recipes_take_two_steps(name, tmp_path):
     assert result.metrics["perplexity"] == pytest.approx(math.exp(result.metrics["loss"]))
 
 
+def test_gradients_are_cut_off_after_the_pieces_that_were_asked_for():
+    config = load_config("demo/stdlib_bytes", [*TINY, "train.chunk=4", "train.truncate=2", "model.dropout=0.0"])
+    task = get_task(config.recipe)
+    model = task.build_model(config, build_data(config.data, seed=0))
+    ids = torch.randint(256, (2, 12), generator=torch.Generator().manual_seed(0))
+    taken = task.compute(model, {"inputs": ids, "targets": ids}).loss
+    cut, exact = (model.loss(ids, ids, reduction="sum", chunk=4, truncate=pieces) for pieces in (2, None))
+    gradients = [torch.autograd.grad(loss, model.blocks[0].attention.proj_in.weight)[0] for loss in (taken, cut, exact)]
+    assert torch.equal(gradients[0], gradients[1])
+    assert not torch.equal(gradients[0], gradients[2])
+
+
 @pytest.mark.parametrize(
     ("config", "overrides", "message"),
     [
         ("demo/digits", ["train.chunk=8"], "the recipe classification takes its sequences as a whole"),
         ("probes/recall", ["train.chunk=8"], "the recipe token_prediction takes its sequences as a whole"),
         ("demo/stdlib_bytes", ["train.chunk=9", "parallel.context=2"], "9 tokens cannot be shared by 2 processes"),
+        ("demo/stdlib_bytes", ["train.truncate=2"], "2 counts pieces, but texts are taken as a whole; set train.chunk"),
     ],
 )
 def test_pieces_are_refused_where_they_cannot_be_taken(config, overrides, message):

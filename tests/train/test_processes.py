@@ -10,6 +10,7 @@ import sys
 import pytest
 
 from tests.train.runs import TINY, assert_same_run, command, records, run, two_ranks
+from tost.data.prepare import prepare
 from tost.train.checkpoint.files import load_tensors
 from tost.train.runfolder import RunFolder
 
@@ -96,6 +97,29 @@ def test_texts_in_pieces_take_the_same_steps_shared_or_not(tmp_path):
     assert len(losses(tmp_path / "shared")) > 1
     for name in ("pieces", "shared"):
         assert losses(tmp_path / name) == pytest.approx(losses(tmp_path / "whole"), rel=1e-5)
+
+
+def test_packed_texts_take_the_same_steps_whole_shared_or_in_pieces(tmp_path):
+    (tmp_path / "text.jsonl").write_text("".join(json.dumps({"text": "a b" * n}) + "\n" for n in range(1, 40)))
+    prepare("text", {"source": str(tmp_path / "text.jsonl")}, tmp_path / "data")
+    short = (*NO_DROPOUT, "data.name=tokens", f"data.path={tmp_path / 'data'}", "data.options.separate_documents=true")
+    short = (*short, "data.options.length=32", "model.max_length=32", "train.steps=6")
+    run(tmp_path / "whole", *short, config="demo/stdlib_bytes")
+    run(tmp_path / "pieces", *short, "train.chunk=12", config="demo/stdlib_bytes")
+    finished(two_ranks(tmp_path / "shared", *short, "parallel.context=2", config="demo/stdlib_bytes"))
+    finished(two_ranks(tmp_path / "both", *short, "train.chunk=12", "parallel.context=2", config="demo/stdlib_bytes"))
+    assert len(losses(tmp_path / "both")) > 1
+    for name in ("pieces", "shared", "both"):
+        assert losses(tmp_path / name) == pytest.approx(losses(tmp_path / "whole"), rel=1e-5)
+
+
+def test_packed_classification_takes_the_same_steps_when_it_is_shared(tmp_path):
+    prepare("lra/listops", {"count": 500, "min_length": 20, "max_length": 60}, tmp_path / "data")
+    packed = (*NO_DROPOUT, f"data.path={tmp_path / 'data'}", "data.options.padding=none", "train.steps=4")
+    run(tmp_path / "1", *packed, config="lra/listops_cpu")
+    finished(two_ranks(tmp_path / "2", *packed, "parallel.context=2", config="lra/listops_cpu"))
+    assert len(losses(tmp_path / "2")) == 4
+    assert losses(tmp_path / "2") == pytest.approx(losses(tmp_path / "1"), rel=1e-5)
 
 
 @pytest.mark.slow

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from tost._text import did_you_mean
 from tost.cli import _console
 from tost.errors import CheckpointError
 
@@ -62,13 +63,13 @@ def load_source(source: Path, *, ema: bool, changes: Mapping[str, Any] | None = 
         ema: Take the moving averages of the weights.
         changes: Options of the model that differ from those it was saved with.
     """
-    from tost.pretrained.box import WEIGHTS, load_pretrained
+    from tost.pretrained.box import WEIGHTS, list_pretrained, load_pretrained
     from tost.train.checkpoint.model import build_saved, read_saved
 
     if not source.exists():
         raise CheckpointError(
-            f"there is no {source}; give a run folder, one of its checkpoints, a model folder, or a name of "
-            "`tost ls pretrained`"
+            f"there is no {source}; {did_you_mean(str(source), list_pretrained())}give a run folder, one of its "
+            "checkpoints, a model folder, or a name of `tost ls pretrained`"
         )
     if source.parent == WEIGHTS and not ema and not changes:
         return load_pretrained(source.name)

@@ -140,8 +140,9 @@ def _run(benchmark: Benchmark, scale: Any, *, theme: str, threads: int | None, o
         measurement = benchmark.start(scale)
         if out and measurement.draws:  # fails now if pictures could not be drawn later
             require_matplotlib()
-        _console.log(f"gate: comparing {measurement.checked}")
-        report = measurement.open_report(theme)
+        with _console.progress() as progress:
+            progress.note(f"gate: comparing {measurement.checked}")
+            report = measurement.open_report(theme)
     except KeyboardInterrupt:
         _console.log("interrupted before anything was measured; nothing was kept")
         raise typer.Exit(130) from None

@@ -162,13 +162,19 @@ class Progress:
         log(f"[{self._done}/{self._total}] {self._name}: {result}")
         self._pace.said()
 
+    def note(self, line: str) -> None:
+        """Work of which the number of steps is not known has come to the one that `line` tells of."""
+        log(line)
+        self._name = line
+        self._pace.said()
+
     def beat(self) -> None:
         """Say how far the work is, unless there was a line a moment ago."""
         if self._pace.due():
             # What was done before, by an earlier run of the same command, took none of this time.
             done, total = self._done - self._first, self._total - self._first
             ending = format_progress("", done, total, self._pace.elapsed)
-            log(f"{self._name}: {ending}" if self._name else ending)
+            log(f"{self._name or 'at work'}: {ending}")
 
 
 class _LiveProgress(Progress):
@@ -186,6 +192,9 @@ class _LiveProgress(Progress):
 
     def finish(self, result: str) -> None:
         self._bars.update(self._task, advance=1)
+
+    def note(self, line: str) -> None:
+        print_above(self._bars, line)
 
 
 def _draw_table(table: Table) -> None:

@@ -77,7 +77,9 @@ def check(
     """Compare every file of a prepared folder with its checksum."""
     from tost.data.prepare import check_folder
 
-    facts = check_folder(folder)
+    with _console.progress() as progress:
+        progress.start(f"checking {folder}")
+        facts = check_folder(folder)
     if json:
         _console.show_json({"folder": str(folder), "ok": True, **facts})
     else:

@@ -80,7 +80,7 @@ def evaluate(
 def _measure(
     source: str, overrides: list[str], test: TextTest | None, device: Device, *, ema: bool, report: Report
 ) -> Evaluation:
-    from tost.recipes import get_task, load_config
+    from tost.recipes import get_task, list_configs, load_config
     from tost.train.checkpoint.files import resolve_checkpoint
     from tost.train.evaluate.metrics import evaluate_checkpoint, evaluate_initial
     from tost.train.evaluate.text import evaluate_text_checkpoint, evaluate_text_initial
@@ -91,7 +91,12 @@ def _measure(
         if test is None:
             return evaluate_checkpoint(checkpoint, get_task, overrides=overrides, ema=ema, device=device, report=report)
         return evaluate_text_checkpoint(checkpoint, test, overrides=overrides, ema=ema, device=device, report=report)
-    config = load_config(source, overrides)
+    try:
+        config = load_config(source, overrides)
+    except ConfigError as error:
+        if path.exists() or source in list_configs():
+            raise
+        raise ConfigError(f"there is no run or checkpoint {source}; {error}") from None
     if ema:
         raise ConfigError("--ema takes the average that a run has kept; name the run, or leave it out.")
     if test is None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from tost._text import did_you_mean
+from tost.data._hub import asked_once
 from tost.errors import ConfigError
 
 _ROWS = 1024  # that are unpacked at once
@@ -111,7 +112,9 @@ def load_hub(name: str, config: str | None = None, *, remedy: str, **settings: A
     """
     import datasets
 
-    try:
-        return datasets.load_dataset(name, config, **settings)
-    except Exception as error:  # of the network, of the hub, of the files: each library has its own
-        raise ConfigError(f"{name} cannot be loaded from the hub: {error}; {remedy}") from error
+    with asked_once() as reason:
+        try:
+            return datasets.load_dataset(name, config, **settings)
+        except Exception as error:  # of the network, of the hub, of the files: each library has its own
+            problem = f"it is not on this machine, and {reason}" if reason else str(error)
+            raise ConfigError(f"{name} cannot be loaded from the hub: {problem}; {remedy}") from error

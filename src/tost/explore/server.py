@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import uvicorn
-from anyio import CapacityLimiter, to_thread
+from anyio import CapacityLimiter, fail_after, to_thread
 from starlette.applications import Starlette
 from starlette.concurrency import iterate_in_threadpool
 from starlette.requests import Request
@@ -29,6 +29,8 @@ from tost.generation import Sampling
 STATIC = Path(__file__).parent / "static"
 WORKERS = 2
 """Analyses that run at a time; others wait."""
+MAX_SECONDS = 120.0
+"""Time that the page waits for one answer."""
 MAX_JSON = 512 * 1024
 _SHUTDOWN = 2
 
@@ -154,10 +156,17 @@ class Explorer:
         return source, await self._work(image.read, source, data, None if side is None else int(side))
 
     async def _work(self, function: Callable[..., Value], *arguments: Any) -> Value:
-        """Run a function in a thread, so that the page stays responsive."""
+        """Run a function in a thread, so that the page stays responsive. One that takes too long is not waited for."""
         if self._limiter is None:
             self._limiter = CapacityLimiter(WORKERS)
-        return await to_thread.run_sync(function, *arguments, limiter=self._limiter)
+        try:
+            with fail_after(MAX_SECONDS):
+                return await to_thread.run_sync(function, *arguments, limiter=self._limiter, abandon_on_cancel=True)
+        except TimeoutError as error:
+            raise BadRequestError(
+                f"this takes longer than {MAX_SECONDS:g} seconds; try a shorter text, a smaller picture or a smaller "
+                "model, or `tost analyze`, which has no limit."
+            ) from error
 
 
 async def _lines(*parts: Any) -> AsyncIterator[bytes]:

@@ -126,19 +126,17 @@ class ModelState(NamedTuple):
         index = torch.as_tensor(rows, dtype=torch.int64, device=self.position.device)
         return _map(lambda x: x.index_select(0, index), self)
 
-    def last(self, count: int, *, continued: bool) -> ModelState:
-        """Return the states at the start of `count` packed sequences, of which the first may go on from the last here.
+    def go_on(self, rows: Tensor) -> ModelState:
+        """Return the states at the start of sequences of which some go on from those here.
 
         Args:
-            count: How many there are.
-            continued: Whether the first one does; all others start afresh.
+            rows: The sequence that each of them goes on from, int64 ``[S]``; -1 for one that begins.
         """
 
-        def shift(x: Tensor) -> Tensor:
-            begin = x[-1:] if continued else torch.zeros_like(x[-1:])
-            return torch.cat((begin, x.new_zeros(count - 1, *x.shape[1:])))
+        def begin(x: Tensor) -> Tensor:
+            return torch.cat((torch.zeros_like(x[:1]), x)).index_select(0, rows + 1)
 
-        return _map(shift, self)
+        return _map(begin, self)
 
     def bytes(self) -> int:
         """Return the memory that the state takes."""

@@ -9,9 +9,11 @@ Shapes: cu_seqlens [S + 1] for S sequences, segment_ids, mask [B, N], x [B, N, .
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import accumulate, pairwise
 from typing import NamedTuple
 
 import torch
@@ -183,18 +185,31 @@ class Packing:
         longer = self.cu_seqlens + torch.arange(S + 1, device=x.device) * K
         return row, Packing(longer, (1, len(source)))
 
-    def piece(self, begin: int, end: int) -> tuple[Packing, bool]:
-        """Return the packing of the tokens from `begin` to `end` of one row, and whether the first goes on from before.
+    def piece(self, begin: int, end: int) -> Piece:
+        """Return how sequences lie in the tokens from `begin` to `end` of every row.
 
-        Sequences that have no token there are left out, except an empty piece, which is one empty sequence.
+        Sequences that have no token there are left out; a row of no tokens is one empty sequence.
         """
-        cuts = [0]
-        for length in self.lengths:
-            cuts.append(cuts[-1] + length)
-        inside = [cut - begin for cut in cuts if begin < cut < end]
-        bounds = sorted({0, *inside, end - begin}) if end > begin else [0, 0]
-        continued = begin > 0 and begin not in cuts
-        return Packing(torch.tensor(bounds, device=self.cu_seqlens.device), (1, end - begin)), continued
+        (B, N), width = self.shape, end - begin
+        bounds, goes_on, last = [], [], []
+        for row in range(B):
+            first = row * N + begin
+            inside = self._cuts[bisect_right(self._cuts, first) : bisect_left(self._cuts, first + width)]
+            bounds += [row * width, *(row * width + cut - first for cut in inside)]
+            goes_on += [row if first not in self._begins and begin > 0 else -1, *(-1 for _ in inside)]
+            last.append(len(bounds) - 1)
+        device = self.cu_seqlens.device
+        packing = Packing(torch.tensor([*bounds, B * width], device=device), (B, width))
+        vars(packing)["lengths"] = [end - first for first, end in pairwise((*bounds, B * width))]  # no need to wait
+        return Piece(packing, torch.tensor(goes_on, device=device), torch.tensor(last, device=device))
+
+    @cached_property
+    def _begins(self) -> frozenset[int]:
+        return frozenset(accumulate(self.lengths, initial=0))
+
+    @cached_property
+    def _cuts(self) -> list[int]:
+        return sorted(self._begins)
 
     def without_padding(self, mask: Tensor) -> tuple[Tensor, Packing]:
         """Return the numbers of the real tokens, int64 [R], and the packing of these alone, in one row."""
@@ -228,6 +243,20 @@ class Packing:
             within = within * real
         tokens = self.cu_seqlens[sequences].unsqueeze(1) + within
         return Group(sequences, tokens.clamp_max(self.shape[0] * self.shape[1] - 1), real)  # an empty one has no first
+
+
+class Piece(NamedTuple):
+    """Some columns of a packed batch of B rows.
+
+    Attributes:
+        packing: How the sequences lie there; S of them have a token.
+        goes_on: For each the row whose text it goes on with, -1 if it begins here; int64 ``[S]``.
+        last: The sequence of the last token of every row, int64 ``[B]``.
+    """
+
+    packing: Packing
+    goes_on: Tensor
+    last: Tensor
 
 
 class Group(NamedTuple):

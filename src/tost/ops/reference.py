@@ -127,12 +127,11 @@ def _running(
     """Return the sums of x [B, N, H, F] up to every token, after those before [B, H, F], and after the last token."""
     if decay is None:
         return before.unsqueeze(1) + prefix_sums(x), before + x.sum(dim=1)
+    if decay.dim() == 1:
+        decay = decay.expand(x.shape[:3]) if mask is None else torch.where(mask.unsqueeze(-1), decay, 1)
+    factors = decay.unsqueeze(-1) if decay.dim() == 3 else layout.spread(decay, places)
     total, totals = before, []
-    for n in range(x.shape[1]):
-        if decay.dim() == 1:
-            factor = (decay if mask is None else torch.where(mask[:, n, None], decay, 1)).unsqueeze(-1)
-        else:
-            factor = decay[:, n].unsqueeze(-1) if decay.dim() == 3 else layout.spread(decay[:, n], places)
-        total = factor * total + x[:, n]
+    for factor, own in zip(factors.unbind(1), x.unbind(1), strict=True):
+        total = factor * total + own
         totals.append(total)
     return torch.stack(totals, dim=1) if totals else x, total

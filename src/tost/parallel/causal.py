@@ -22,7 +22,6 @@ import torch
 from torch import Tensor
 
 from tost import ops
-from tost.errors import BackendError
 from tost.ops import TSSAState
 from tost.ops._blocks import Layout
 from tost.ops._checks import check_bias, check_causal
@@ -125,11 +124,6 @@ def causal_tssa_with_state(
     """
     form = causal_form(decay, count_scaled=count_scaled, block_size=block_size, centered=centered)
     check_causal(form, cu_seqlens, w, temperature, None, mask, state, decay)
-    if form.token_decay and cu_seqlens is not None:
-        raise BackendError(
-            "decays that come from the data and packed sequences cannot both be shared between processes; use a decay "
-            "[H], or a batch with padding."
-        )
     # The form of the bias; its length is checked when the length of the whole sequence is known.
     check_bias(bias, w if bias is not None and bias.dim() == 3 else w[:, :0], None, None)
     channel = resolve(context).channel
@@ -155,11 +149,9 @@ def causal_tssa_with_state(
         )
 
     if form.token_decay:
-        return _fading_by_tokens(form, w, bias, mask, decay, state, zeros, channel, run)
-    if cu_seqlens is None:
-        squares, tokens = local_squares(w, mask, decay), num_tokens(w, mask)
-    else:
-        squares, tokens = run(zeros)[1].squares, cu_seqlens.num_tokens(mask)
+        return _fading_by_tokens(form, w, bias, mask, cu_seqlens, decay, state, zeros, channel, run)
+    tokens = _num_tokens(w, mask, cu_seqlens)
+    squares = local_squares(w, mask, decay) if cu_seqlens is None else run(zeros)[1].squares
     all_squares, all_tokens = channel.gather(squares, tokens)
     end = state.position + all_tokens.sum(dim=0)
     _check_length(bias, end)
@@ -182,6 +174,7 @@ def _fading_by_tokens(
     w: Tensor,
     bias: Tensor | None,
     mask: Tensor | None,
+    packing: SharedPacking | None,
     decay: Tensor | None,
     state: TSSAState,
     zeros: TSSAState,
@@ -191,8 +184,15 @@ def _fading_by_tokens(
     """Do the same with decays from the data, through the products of those of every rank."""
     assert decay is not None
     layout, K = Layout(w.shape[-1], form, w.device), form.num_masses(w.shape[-1])
-    squares, product = _faded_squares(w, mask, decay, layout, form)
-    everyone, all_tokens = gather_sums(torch.cat((squares, product), dim=-1), num_tokens(w, mask), channel)
+    if packing is None:
+        faded = _faded_squares(w, mask, decay, layout, form)
+    else:
+        faded = state.squares.new_zeros(packing.num_sequences, w.shape[2], state.squares.shape[-1] + K)
+        for group in packing.groups():
+            rows = _faded_squares(group.take(w), group.mask(mask), group.take(decay), layout, form)
+            faded = faded.index_copy(0, group.sequences, rows)
+    tokens = _num_tokens(w, mask, packing)
+    everyone, all_tokens = gather_sums(faded, tokens, channel)
     all_squares, products = everyone[..., :-K], everyone[..., -K:]
     end = state.position + all_tokens.sum(dim=0)
     _check_length(bias, end)
@@ -201,7 +201,7 @@ def _fading_by_tokens(
         squares=of_squares[channel.rank], position=state.position + all_tokens[: channel.rank].sum(dim=0)
     )
     sums = _joined(run(before)[1], form)
-    all_sums, _ = gather_sums(sums, num_tokens(w, mask), channel)
+    all_sums, _ = gather_sums(sums, tokens, channel)
     fading = torch.cat((layout.spread(products, layout.weighted).expand_as(all_sums[..., :-K]), products), dim=-1)
     of_sums = _at_ranks(_joined(state, form), all_sums, fading)
     (weighted, mass), last = (
@@ -211,14 +211,18 @@ def _fading_by_tokens(
     return y, TSSAState(of_squares[-1], *last, end)
 
 
-def _faded_squares(w: Tensor, mask: Tensor | None, decay: Tensor, layout: Layout, form: Form) -> tuple[Tensor, Tensor]:
-    """Return this rank's sums of squares, faded by its own decays, and the product of these, ``[B, H, K]``."""
+def _num_tokens(w: Tensor, mask: Tensor | None, packing: SharedPacking | None) -> Tensor:
+    return num_tokens(w, mask) if packing is None else packing.num_tokens(mask)
+
+
+def _faded_squares(w: Tensor, mask: Tensor | None, decay: Tensor, layout: Layout, form: Form) -> Tensor:
+    """Return this rank's sums of squares, faded by its own decays, and behind them the K products of these."""
     columns = one_for_padding(decay, mask)
     columns = columns if form.channel_decay else columns.unsqueeze(-1)
     first = columns.new_ones(columns.shape[0], 1, *columns.shape[2:])
     after = torch.cat((first, columns.flip(1)), dim=1).cumprod(dim=1).flip(1)  # with the product of all in front
     summed = summed_squares(zero_padding(w.to(columns.dtype), mask).square(), mask, layout, form)
-    return (summed * layout.spread(after[:, 1:], layout.squares)).sum(dim=1), after[:, 0]
+    return torch.cat(((summed * layout.spread(after[:, 1:], layout.squares)).sum(dim=1), after[:, 0]), dim=-1)
 
 
 def _at_ranks(start: Tensor, everyone: Tensor, fading: Tensor) -> Tensor:

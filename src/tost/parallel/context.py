@@ -15,6 +15,8 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from tost.ops import Packing
+from tost.ops.packing import Piece
+from tost.ops.packing import find_packing as find_in_rows
 from tost.parallel._autograd import join_pieces, sum_over_ranks
 from tost.parallel._channel import Channel
 
@@ -28,7 +30,27 @@ class SharedPacking(Packing):
 
     `ContextParallel.split_packing` makes it. Any other `Packing` knows the sequences of one rank only, and is refused
     where ranks share them.
+
+    Attributes:
+        whole: The packing of all ranks' tokens.
+        context: The ranks.
     """
+
+    whole: Packing
+    context: ContextParallel
+
+    def piece(self, begin: int, end: int) -> Piece:
+        """Return how sequences lie in this rank's part of a piece that all ranks share, its tokens from begin to end.
+
+        A rank holds its equal part of every such piece, one after the other, and not a part of the whole.
+        """
+        if self.shape[1] * self.context.size != self.whole.shape[1]:
+            raise ValueError(
+                f"rows of {self.whole.shape[1]} packed tokens cannot be taken in pieces by {self.context.size} ranks; "
+                "make their length a multiple of that."
+            )
+        piece = self.whole.piece(begin * self.context.size, end * self.context.size)
+        return piece._replace(packing=self.context.split_packing(piece.packing))
 
 
 class ContextParallel:
@@ -147,12 +169,12 @@ class ContextParallel:
             )
         return x.narrow(dim, sum(pieces[: self.rank]), pieces[self.rank])
 
-    def split_packing(self, cu_seqlens: Tensor, *, lengths: Sequence[int] | None = None) -> SharedPacking:
-        """Return how packed sequences lie in this rank's piece of their row; ranks may begin anywhere in a sequence.
+    def split_packing(self, cu_seqlens: Tensor | Packing, *, lengths: Sequence[int] | None = None) -> SharedPacking:
+        """Return how packed sequences lie in this rank's piece of their rows; ranks may begin anywhere in a sequence.
 
         Args:
-            cu_seqlens: Cumulative lengths of the sequences in the whole row, int32 or int64 ``[S + 1]``; the same on
-                every rank.
+            cu_seqlens: Cumulative lengths of the sequences in the whole row, int32 or int64 ``[S + 1]``, or the packing
+                of whole rows; the same on every rank.
             lengths: Length of every rank's piece; None for `split_lengths`.
 
         Returns:
@@ -161,10 +183,15 @@ class ContextParallel:
         Raises:
             ValueError: The lengths are not one per rank, or do not add up, or `cu_seqlens` has another form.
         """
-        whole = Packing.from_cu_seqlens(cu_seqlens, int(cu_seqlens[-1]) if cu_seqlens.numel() else 0)
-        here = self.split(torch.arange(whole.shape[1]), dim=0, lengths=lengths)
+        whole = cu_seqlens
+        if not isinstance(whole, Packing):
+            whole = Packing.from_cu_seqlens(whole, int(whole[-1]) if whole.numel() else 0)
+        B, N = whole.shape
+        here = self.split(torch.arange(N), dim=0, lengths=lengths)
         begin = int(here[0]) if len(here) else 0
-        return SharedPacking((whole.cu_seqlens - begin).clamp(0, len(here)), (1, len(here)))
+        row, column = whole.cu_seqlens // max(N, 1), whole.cu_seqlens % max(N, 1)
+        bounds = row * len(here) + (column - begin).clamp(0, len(here))
+        return SharedPacking(bounds, (B, len(here)), whole, self)
 
     def unsplit(self, x: Tensor, dim: int = 1) -> Tensor:
         """Return the pieces of all ranks joined, on every rank: the inverse of `split`.
@@ -230,6 +257,54 @@ def resolve(context: ContextParallel | None) -> ContextParallel:
             "Pass context=ContextParallel(...), call inside `with ContextParallel(...):`, or use tost.ops."
         )
     return context
+
+
+def find_packing(
+    shape: tuple[int, ...],
+    cu_seqlens: Tensor | Packing | None,
+    segment_ids: Tensor | None,
+    *,
+    chunk: int | None = None,
+) -> Packing | None:
+    """Return the packing of tokens [B, N] that a caller describes in one of two ways; None without any.
+
+    In an active context `cu_seqlens` is that of the whole row, the same on every rank, and `segment_ids` are those of
+    this rank's tokens, which are then exchanged.
+
+    Args:
+        shape: ``(B, N)`` of the tokens here.
+        cu_seqlens: Cumulative lengths of the sequences in one row, ``[S + 1]``; or a packing, which is returned.
+        segment_ids: The sequence of each token, ``[B, N]``.
+        chunk: Tokens of a piece, where this rank holds its part of every piece and not one of the whole.
+
+    Raises:
+        ValueError: Both are given, or what is given is not of this form.
+    """
+    context = active()
+    if context is not None and (cu_seqlens is None) != (segment_ids is None) and not isinstance(cu_seqlens, Packing):
+        cu_seqlens, segment_ids = _shared_packing(context, cu_seqlens, segment_ids, chunk), None
+    return find_in_rows(shape, cu_seqlens, segment_ids)
+
+
+def _shared_packing(
+    context: ContextParallel, cu_seqlens: Tensor | None, segment_ids: Tensor | None, chunk: int | None
+) -> SharedPacking:
+    if cu_seqlens is not None:
+        return context.split_packing(cu_seqlens)
+    assert segment_ids is not None
+    (counts,) = context.channel.gather(torch.tensor(segment_ids.shape[1], device=segment_ids.device))
+    lengths: list[int] = counts.tolist()
+    if chunk is None:
+        whole = context.unsplit(segment_ids)
+    elif len(set(lengths)) > 1:
+        raise ValueError(
+            f"with chunk={chunk} the ranks have {lengths} tokens; they share every piece equally. Make the number of "
+            "tokens a multiple of that of the ranks."
+        )
+    else:
+        (pieces,) = context.channel.gather(segment_ids)
+        whole = torch.cat([part for piece in torch.split(pieces, chunk, dim=2) for part in piece], dim=1)
+    return context.split_packing(Packing.from_segment_ids(whole), lengths=lengths)
 
 
 def make_mesh(*, data: int = 1, context: int = 1, device_type: str = "cpu") -> DeviceMesh:

@@ -23,11 +23,13 @@ class LanguageModeling(Task):
 
     chunk: int | None = None
     """Tokens per piece on this process; see `LanguageToST.loss`."""
+    truncate: int | None = None
+    """Pieces after which gradients are cut off."""
 
     def build_model(self, config: RunConfig, bundle: DataBundle) -> nn.Module:
         """Return the model that the configuration names, and take its text in pieces of ``train.chunk`` from now on."""
         if config.train.chunk is not None:
-            self.chunk = config.train.chunk // config.parallel.context
+            self.chunk, self.truncate = config.train.chunk // config.parallel.context, config.train.truncate
         return super().build_model(config, bundle)
 
     def save_artifacts(self, config: RunConfig, folder: Path) -> None:
@@ -43,7 +45,7 @@ class LanguageModeling(Task):
 
     def compute(self, model: nn.Module, batch: Batch) -> BatchResult:
         """Return the summed cross-entropy."""
-        pieces = {} if self.chunk is None else {"chunk": self.chunk}
+        pieces = {} if self.chunk is None else {"chunk": self.chunk, "truncate": self.truncate}
         return BatchResult(model(batch["inputs"], targets=batch["targets"], **sequence_arguments(batch), **pieces))
 
     def metrics(self, sums: Mapping[str, float], terms: float) -> dict[str, float]:

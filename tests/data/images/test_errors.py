@@ -6,6 +6,7 @@ import pytest
 from pydantic import ValidationError
 
 from tost.data import DataOptions, build_data
+from tost.data.images.options import ImageFolderOptions
 from tost.errors import ConfigError
 
 from . import files
@@ -45,6 +46,17 @@ def test_a_folder_of_something_else(tmp_path):
     files.write(tmp_path / "a.jpg", b"x")
     with pytest.raises(ConfigError, match="this one holds images itself"):
         build("image_folder", tmp_path, num_classes=3)
+
+
+def test_classes_without_splits(folder):
+    remedy = r"data\.options\.train_split=\. and data\.options\.hold_out=N, how many images to validate on"
+    classes = folder.parent / "classes"
+    (folder / "train").rename(classes)
+    with pytest.raises(ConfigError, match=rf"has no folder 'train', it has: ant/, bee/, cat/; .*{remedy}"):
+        build("image_folder", classes, num_classes=3)
+    with pytest.raises(ConfigError, match=rf"has no folder 'train' whose classes could be counted; .*{remedy}"):
+        ImageFolderOptions().class_count(str(classes))
+    assert build("image_folder", classes, train_split=".", hold_out=3, image_size=16).info.num_classes == 3
 
 
 def test_a_split_without_classes(tmp_path):

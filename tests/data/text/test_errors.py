@@ -158,7 +158,10 @@ def test_the_hub_is_not_reached(tmp_path, monkeypatch):
         raise ConnectionError("no route")
 
     monkeypatch.setattr(datasets, "load_dataset", load)
+    monkeypatch.setattr("tost.data._hub.unreachable", lambda: "")
     fails(tmp_path, "cannot be loaded from the hub: no route; give --source", name="openwebtext")
+    monkeypatch.setattr("tost.data._hub.unreachable", lambda: "there is no network")
+    fails(tmp_path, "not on this machine, and there is no network; give --source", name="openwebtext")
 
 
 def test_only_prepared_folders_are_checked(tmp_path):

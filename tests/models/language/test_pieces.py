@@ -76,7 +76,7 @@ CHOICES = {
     "forget": [False, True, "head", "channel"],
     "window_every": [0, 2],
     "gradient_checkpointing": [False, True],
-    "texts": ["whole", "padded", "packed"],
+    "texts": ["whole", "padded", "packed", "packed in rows"],
 }
 
 
@@ -118,6 +118,9 @@ def test_every_pair_of_options_in_pieces(options):
         more = {"mask": mask}
     elif texts == "packed":
         ids, targets, more = ids[:1], targets[:1], {"cu_seqlens": torch.tensor([0, 1, 3, 14, 15, N])}
+    elif texts == "packed in rows":
+        cuts = torch.arange(N) >= torch.tensor([[[1], [3], [14], [15]], [[4], [8], [9], [20]]])
+        more = {"segment_ids": cuts.sum(dim=1)}
     whole, expected = differentiate(model, ids, targets, **more)
     for chunk in (4, 13):
         loss, gradients = differentiate(model, ids, targets, **more, chunk=chunk)

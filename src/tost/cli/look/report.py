@@ -39,7 +39,9 @@ def report(
         prompts=tuple(prompt or ()),
         command=("tost", *command_arguments()),
     )
-    _console.show(str(write_report(request, out or runs[0] / "report.html", _console.log)))
+    with _console.progress() as progress:
+        page = write_report(request, out or runs[0] / "report.html", progress.note)
+    _console.show(str(page))
 
 
 def _names(text: str) -> tuple[str, ...] | None:

@@ -111,7 +111,9 @@ def _check_classes(train: Split, validation: Split, options: ImageOptions, path:
         )
     expected = options.class_count(str(path))
     if train.class_names and len(train.class_names) != expected:
-        remedy = "correct data.options.num_classes" if options.known_classes is None else "this is another data set"
+        remedy = "this is another data set"
+        if options.known_classes is None:
+            remedy = "correct data.options.num_classes, or set it to null to have folders counted"
         raise ConfigError(
             f"{path} has {len(train.class_names)} classes ({_few(train.class_names)}), but {expected} are expected; "
             f"{remedy}."

@@ -296,6 +296,12 @@ class ImageFolderOptions(CustomImageOptions):
     def _count_classes(self, path: Path) -> int:
         folders = (path / name for name in split_names(self.train_split))
         folder = next((folder for folder in folders if folder.is_dir()), None)
+        if folder is None and path.is_dir():
+            raise ConfigError(
+                f"{path} has no folder {self.train_split!r} whose classes could be counted; it must hold "
+                "<split>/<class>/<image>. For <class>/<image> set data.options.train_split=. and "
+                "data.options.hold_out=N, how many images to validate on."
+            )
         if folder is None:
             return 0  # reading the data says what is wrong
         return sum(entry.is_dir() and not entry.name.startswith(".") for entry in folder.iterdir())

@@ -9,19 +9,17 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-import socket
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
-from urllib.parse import urlsplit
-from urllib.request import getproxies
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tost._io import read_json, write_atomic, write_json
 from tost._tokenizer import ByteTokenizer, TokenDecoder, Tokenizer
+from tost.data._hub import unreachable
 from tost.errors import ConfigError
 
 Ids = NDArray[Any]
@@ -282,7 +280,7 @@ def _from_hub(name: str) -> HFTokenizer:
     )
     if (copy := _cached(repository)) is not None:
         return _from_file(copy, name)
-    if reason := _unreachable():  # else the hub is tried again and again, for half a minute
+    if reason := unreachable():  # else the hub is tried again and again, for half a minute
         raise ConfigError(f"{problem}: it is not on this machine, and {reason}.")
     with _loading(problem):
         return HFTokenizer(Tokenizer.from_pretrained(repository), name)
@@ -297,22 +295,6 @@ def _cached(repository: str) -> Path | None:
     except ValueError:  # not the name of a repository; the hub says so in its words
         return None
     return Path(found) if isinstance(found, str) else None
-
-
-def _unreachable() -> str:
-    """Return why the hub cannot be reached; empty if it can be, or if only a proxy knows."""
-    from huggingface_hub import constants
-
-    if constants.HF_HUB_OFFLINE:
-        return "HF_HUB_OFFLINE is set"
-    address = urlsplit(constants.ENDPOINT)
-    if getproxies():
-        return ""
-    try:
-        with socket.create_connection((address.hostname, address.port or 443), timeout=3):
-            return ""
-    except OSError as error:
-        return f"{address.hostname} cannot be reached ({error})"
 
 
 def _from_file(path: Path, name: str) -> HFTokenizer:

@@ -31,8 +31,8 @@ from tost.nn import (
 )
 from tost.nn.recompute import recompute
 from tost.ops import Packing
-from tost.ops.packing import find_packing
 from tost.parallel import active
+from tost.parallel.context import find_packing
 
 INITIAL_STD = 0.02
 
@@ -91,6 +91,7 @@ class LanguageToST(TokenModel):
         *,
         targets: Tensor | None = None,
         chunk: int | None = None,
+        truncate: int | None = None,
         cu_seqlens: Tensor | Packing | None = None,
         segment_ids: Tensor | None = None,
     ) -> Tensor:
@@ -103,9 +104,12 @@ class LanguageToST(TokenModel):
             targets: Tokens to be predicted; then the result is ``loss(ids, targets, mask, reduction="sum")``, which
                 wrappers around the model, such as data parallelism, only reach through this function.
             chunk: Tokens per piece of the loss; only with `targets`.
+            truncate: Pieces after which the gradient of the loss is cut off; only with `chunk`.
             cu_seqlens: Cumulative lengths of texts that are packed into one row (B = 1), int32 ``[S + 1]``; or a
-                `Packing`. Each text is taken alone, from position 0 on.
-            segment_ids: Another way to pack, int64 ``[B, N]``, the same for neighbours of one text.
+                `Packing`. Each text is taken alone, from position 0 on. Where processes share the row, it is that of
+                the whole row.
+            segment_ids: Another way to pack, int64 ``[B, N]``, the same for neighbours of one text. Where processes
+                share the rows, those of the tokens here.
 
         Returns:
             Logits, ``[B, N, V]``; with `targets` a scalar.
@@ -113,9 +117,9 @@ class LanguageToST(TokenModel):
         Raises:
             ValueError: The input is not of this form, or longer than the model's positions.
         """
-        packing = find_packing(ids.shape, cu_seqlens, segment_ids)
+        packing = find_packing(ids.shape, cu_seqlens, segment_ids, chunk=chunk)
         if targets is not None:
-            return self.loss(ids, targets, mask, reduction="sum", chunk=chunk, cu_seqlens=packing)
+            return self.loss(ids, targets, mask, reduction="sum", chunk=chunk, truncate=truncate, cu_seqlens=packing)
         return self.logits(self._features(ids, mask, packing))
 
     def loss(
@@ -156,10 +160,9 @@ class LanguageToST(TokenModel):
 
         Raises:
             ValueError: As in `forward`, or the targets are not of this form, or `chunk` or `truncate` is not positive.
-            ConfigError: `chunk` is given, but the mixer has no state, or texts are packed into several rows, or the
-                state of the mixer grows with packed texts.
+            ConfigError: `chunk` is given, but the mixer has no state, or one that grows with packed texts.
         """
-        packing = find_packing(ids.shape, cu_seqlens, segment_ids)
+        packing = find_packing(ids.shape, cu_seqlens, segment_ids, chunk=chunk)
         if targets.shape != ids.shape:
             raise ValueError(
                 f"targets have shape {tuple(targets.shape)}, but ids {tuple(ids.shape)}; there is one target per token."
@@ -193,18 +196,24 @@ class LanguageToST(TokenModel):
         """Return the summed loss; see `loss`."""
         if chunk < 1 or (truncate is not None and truncate < 1):
             raise ValueError(f"chunk={chunk} and truncate={truncate} must be at least 1, or None.")
-        if packing is not None and (len(ids) > 1 or self.options.mixer == "softmax"):
+        if packing is not None and self.options.mixer == "softmax":
             raise ConfigError(
-                f"chunk={chunk} cuts packed texts where they lie in one row and the state has a constant size, but "
-                f"there are {len(ids)} rows and the mixer is {self.options.mixer}; leave chunk out, or use one row."
+                f"chunk={chunk} cuts packed texts where the state has a constant size, but that of softmax attention "
+                "grows with its text; leave chunk out, or use another mixer."
             )
 
         def piece(begin: int, state: ModelState | None) -> tuple[Tensor, ModelState]:
-            part, within = slice(begin, begin + chunk), None
+            part, here = slice(begin, begin + chunk), None
             if packing is not None:
-                within, continued = packing.piece(begin, min(begin + chunk, ids.shape[1]))
-                state = None if state is None else state.last(within.num_sequences, continued=continued)
-            x, after = self.features_with_state(ids[:, part], state, None if mask is None else mask[:, part], within)
+                here = packing.piece(begin, min(begin + chunk, ids.shape[1]))
+                state = None if state is None else state.go_on(here.goes_on)
+            x, after = self.features_with_state(
+                ids[:, part],
+                state,
+                None if mask is None else mask[:, part],
+                None if here is None else here.packing,
+            )
+            after = after if here is None else after.select(here.last)
             loss = linear_cross_entropy(
                 self.norm(x), self._head(), targets[:, part], ignore_index=ignore_index, reduction="sum"
             )

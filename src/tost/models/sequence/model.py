@@ -30,8 +30,9 @@ from tost.nn import (
 from tost.nn._checks import refuse_context
 from tost.nn.mixers import MixerBlock
 from tost.ops import Packing
-from tost.ops.packing import count_tokens, find_packing
+from tost.ops.packing import count_tokens
 from tost.parallel import active
+from tost.parallel.context import find_packing
 
 
 def sequence_mixer(options: SequenceClassifierOptions, value_conv: nn.Module | None = None) -> nn.Module:

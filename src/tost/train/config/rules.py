@@ -151,6 +151,11 @@ RULES: tuple[Rule, ...] = (
         "{0} tokens cannot be shared by {1} processes (parallel.context); make it a multiple of that",
         *("train.chunk", "parallel.context"),
     ),
+    unless(
+        lambda truncate, chunk: truncate is None or chunk is not None,
+        "{0} counts pieces, but texts are taken as a whole; set train.chunk, too, or leave it out",
+        *("train.truncate", "train.chunk"),
+    ),
     Rule(("schedule.name", "schedule.warmup_steps"), _needs_warm_up),
     unless(
         lambda floor, name: floor == 0 or name not in ("constant", "one_cycle"),

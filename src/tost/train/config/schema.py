@@ -101,6 +101,9 @@ class TrainConfig(_Section):
         "tokens of a text that are processed at a time, in memory that does not grow with its length; gradients are "
         "those of the whole text; null: all of them",
     )
+    truncate: _PositiveCount | None = _key(
+        None, "pieces of train.chunk tokens after which gradients are cut off; null: never, they are exact"
+    )
     hide: _Share | None = _key(
         None, "share of the elements of a sequence or patches of an image that masked_prediction hides; null: none"
     )

@@ -110,6 +110,11 @@ def _guess(path: Path, split: str) -> str:
             return f"; did you mean {place}?"
     if _holds_images(path):
         return "; this one holds images itself."
+    if any(entry.is_dir() and _holds_images(entry) for entry in path.iterdir()):
+        return (
+            ". If these are the classes, without splits, set data.options.train_split=. and data.options.hold_out=N, "
+            "how many images to validate on."
+        )
     return ", or name the splits with data.options.train_split and validation_split."
 
 
