@@ -112,10 +112,20 @@ def test_a_kernel_that_does_not_run_turns_the_gate_red(interpreted, monkeypatch)
 
 @pytest.mark.slow
 @pytest.mark.parametrize("causal", [False, True], ids=["tssa", "causal"])
-@pytest.mark.parametrize("dtype", run.DTYPES, ids=str)
-@pytest.mark.parametrize("shape", GpuCheckScale().checked, ids=str)
+@pytest.mark.parametrize(
+    ("shape", "dtype"),
+    [
+        pytest.param(shape, dtype, id=f"{shape} {dtype}")
+        for shape in GpuCheckScale().checked
+        for dtype in run.DTYPES
+        if shape[1] < 1000 or dtype == torch.float32
+    ],
+)
 def test_the_kernels_pass_what_a_gpu_is_asked(interpreted, shape, dtype, causal):
-    """So that what fails on a device is the device's doing, not that of a bound."""
+    """So that what fails on a device is the device's doing, not that of a bound.
+
+    Of long sequences, which take minutes here, only in float32: rounding comes closest to its bound.
+    """
     forms = run.FORMS[causal]
     checks = [check for form in forms for check in run.compare(shape, dtype, "cpu", causal=causal, form=form)]
     assert len(checks) > len(forms)
