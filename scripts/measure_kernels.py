@@ -4,16 +4,19 @@ python scripts/measure_kernels.py                  everything
 python scripts/measure_kernels.py 24x64 bfloat16   of what is compiled, only what has all these words in its name
 
 Bytes and launches are counted under Triton's interpreter; registers and stack come from compiling ahead of time for
-four targets. What the file has already is not measured again: delete it after a change of the kernels. Takes about half
-an hour. `scripts/update_gpu.py` makes docs/gpu.md from it.
+four targets. What the file has already is not measured again, unless the code of the kernels or the version of triton
+is another: then everything is. Takes about half an hour, and may be interrupted. `scripts/update_gpu.py` makes
+docs/gpu.md from it.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import subprocess
 import sys
+import tokenize
 
 os.environ["TRITON_INTERPRET"] = "1"  # before triton is imported
 
@@ -29,14 +32,25 @@ import tost.ops.triton
 sys.path.insert(0, str(ROOT))
 
 from tests.ops.triton.interpreter import metered_calls, speed_up
+from tests.ops.triton.limits import DTYPES, SHAPES
 from tost.ops.triton.tiles import TARGET_NAMES
 
-__all__ = ["DTYPES", "FILE", "SHAPES", "main"]
+__all__ = ["FILE", "fingerprint", "main"]
 
 FILE = MEASUREMENTS / "kernels.json"
-SHAPES = ("4x48", "6x64", "8x48", "12x64", "16x64", "20x64", "24x64")
-DTYPES = ("bfloat16", "float32")
+FOLDER = Path(tost.ops.triton.__file__).parent
 TOKENS = 512
+
+
+def fingerprint() -> str:
+    """Return a hash of the code of kernels, tiles and launches, without comments and docstrings."""
+    found = hashlib.sha256()
+    for path in (*sorted(FOLDER.glob("kernels/*.py")), FOLDER / "launch.py", FOLDER / "tiles.py"):
+        with path.open("rb") as file:
+            for kind, text, *_ in tokenize.tokenize(file.readline):
+                if kind not in (tokenize.COMMENT, tokenize.NL) and not text.startswith('"""'):
+                    found.update(f"{tokenize.tok_name[kind]} {text}\n".encode())
+    return found.hexdigest()[:16]
 
 
 def traffic(shape: str) -> dict[str, Any]:
@@ -71,10 +85,14 @@ def store(path: Path, found: dict[str, Any]) -> None:
 
 def main(*words: str, path: Path = FILE) -> None:
     """Measure what the file does not have yet; of what is compiled, what has all the words in its name."""
-    found: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {"traffic": {}, "resources": {}}
-    found["versions"] = {"torch": torch.__version__, "triton": triton.__version__, "tost": tost.__version__}
+    versions = {"torch": torch.__version__, "triton": triton.__version__, "tost": tost.__version__}
+    found: dict[str, Any] = {"kernels": fingerprint(), "versions": versions, "traffic": {}, "resources": {}}
+    if path.exists():
+        before = json.loads(path.read_text())
+        if (before.get("kernels"), before["versions"]["triton"]) == (found["kernels"], versions["triton"]):
+            found = before | {"versions": versions}
     speed_up()
-    for shape in ("6x64", "8x48", "12x64"):
+    for shape in SHAPES:
         if shape not in found["traffic"]:
             found["traffic"][shape] = traffic(shape)
             store(path, found)

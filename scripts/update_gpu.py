@@ -69,8 +69,8 @@ the device, so calls can be captured in CUDA graphs. Statistics are float32, or 
 
 ## Launches and bytes
 
-Counted under the interpreter for one sequence in bfloat16, every access as often as it happens. The unit is the
-size of w, [tokens, heads, width].
+Counted under the interpreter for one sequence in bfloat16, every access as often as it happens, by heads x width. The
+unit is the size of w, [tokens, heads, width].
 
 {traffic}
 
@@ -113,14 +113,22 @@ def _moved(call: dict[str, Any]) -> float:
     return total / call["tokens_bytes"]
 
 
+def _size(shape: str) -> tuple[int, ...]:
+    """Return heads and width, for sorting."""
+    return tuple(map(int, shape.split("x")))
+
+
 def _traffic(found: dict[str, Any]) -> Table:
+    shapes = sorted(found, key=_size)
     rows = []
-    for shape, calls in found.items():
-        for name, call in calls.items():
-            compulsory = str(COMPULSORY[name.rpartition(" ")[2]]) if "step" not in name else ""
-            moved = f"{_moved(call):.2f}" if "step" not in name else f"{sum(x['bytes'] for x in call['launches']):,} B"
-            rows.append((name, shape, str(len(call["launches"])), moved, compulsory))
-    return Table(headers=("call", "H x D", "launches", "moved", "compulsory"), rows=rows, labels=2)
+    for name, call in found[shapes[0]].items():
+        calls = [found[shape][name] for shape in shapes]
+        if "step" in name:
+            compulsory, moved = "", [f"{sum(x['bytes'] for x in each['launches']):,} B" for each in calls]
+        else:
+            compulsory, moved = str(COMPULSORY[name.rpartition(" ")[2]]), [f"{_moved(each):.2f}" for each in calls]
+        rows.append((name, str(len(call["launches"])), compulsory, *moved))
+    return Table(headers=("call", "launches", "compulsory", *shapes), rows=rows)
 
 
 def _combinations(resources: Mapping[str, Any]) -> str:
@@ -132,7 +140,7 @@ def _combinations(resources: Mapping[str, Any]) -> str:
     same: dict[str, list[str]] = {}
     for target, sizes in found.items():
         types: dict[str, list[str]] = {}
-        for heads in sorted(sizes, key=lambda name: tuple(map(int, name.split("x")))):
+        for heads in sorted(sizes, key=_size):
             types.setdefault(" and ".join(sizes[heads]), []).append(heads)
         text = "; ".join(f"{', '.join(heads)} in {dtypes}" for dtypes, heads in types.items())
         same.setdefault(text, []).append(target)

@@ -20,7 +20,9 @@ from typing import NamedTuple
 import pytest
 import yaml
 
+from tests.ops.triton.limits import DTYPES, SHAPES, TRAFFIC, check_resources, check_traffic
 from tost.cli import main
+from tost.ops.triton.tiles import TARGET_NAMES
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -203,6 +205,25 @@ def test_page_of_the_gpu_is_generated():
     page = (ROOT / "docs" / "gpu.md").read_text()
     assert page == load_script("update_gpu").generate(), "run `python scripts/update_gpu.py`"
     assert "**Predictions, not measurements**" in page
+
+
+def test_what_is_stored_about_triton_kernels_is_about_these_and_within_their_limits():
+    pytest.importorskip("triton", reason="triton has no packages for this platform")
+    script = load_script("measure_kernels")
+    stored = json.loads(script.FILE.read_text())
+    assert stored["kernels"] == script.fingerprint(), "run `python scripts/measure_kernels.py`, then update_gpu.py"
+    wanted = {f"{target} {shape} {dtype}" for target in TARGET_NAMES for shape in SHAPES for dtype in DTYPES}
+    assert stored["resources"].keys() == wanted
+    for key, kernels in stored["resources"].items():
+        for kernel, found in kernels.items():
+            check_resources(found | {"kernel": kernel, "combination": key}, key.split()[0])
+    assert stored["traffic"].keys() == set(SHAPES)
+    for calls in stored["traffic"].values():
+        assert calls.keys() == {*TRAFFIC, "causal step"}
+        assert len(calls["causal step"]["launches"]) == 1
+        for name in TRAFFIC:
+            launches = calls[name]["launches"]
+            check_traffic(name, len(launches), sum(x["bytes"] for x in launches) / calls[name]["tokens_bytes"])
 
 
 def test_the_times_of_the_explorer_are_those_that_are_stored(tmp_path):

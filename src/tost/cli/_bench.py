@@ -192,6 +192,8 @@ def _show(measurement: Measurement[Any, Any], report: Report[Any]) -> None:
         _console.show(f"  {check.message}")
     _console.show()
     if not report.gate.passed:
+        for sentence in measurement.regrets(report.gate):
+            _console.show(sentence)
         return
     for table in measurement.tables(report.results):
         _console.print_table(table)

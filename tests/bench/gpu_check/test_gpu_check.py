@@ -91,10 +91,45 @@ def test_a_wrong_kernel_turns_the_gate_red(interpreted, monkeypatch):
         return found | {"dw": 1.01 * found["dw"]} if backend == "triton" and "dw" in found else found
 
     monkeypatch.setattr(run, "_run", wrong)
-    report = run.GpuCheck(SMALL).open_report("gpu-check")
+    measurement = run.GpuCheck(SMALL)
+    report = measurement.open_report("gpu-check")
     assert not report.gate.passed
     assert all(check.name.endswith(": dw") for check in report.gate.failures)
     assert not interpreted.exists()
+    (sentence,) = measurement.regrets(report.gate)
+    assert sentence.startswith("To paste into an issue, with the lines above: the Triton kernels failed 7 of ")
+
+
+def test_a_kernel_that_does_not_run_turns_the_gate_red(interpreted, monkeypatch):
+    def broken(*_):
+        raise RuntimeError("out of resource: shared memory\nand a trace")
+
+    monkeypatch.setattr("tost.ops.triton.launch.causal_step", broken)
+    report = run.GpuCheck(SMALL).open_report("gpu-check")
+    (failure,) = report.gate.failures
+    assert failure.name == "causal_tssa 2x3x2x3 float32, one token: RuntimeError: out of resource: shared memory"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("causal", [False, True], ids=["tssa", "causal"])
+@pytest.mark.parametrize(
+    ("shape", "dtype"),
+    [
+        pytest.param(shape, dtype, id=f"{shape} {dtype}")
+        for shape in GpuCheckScale().checked
+        for dtype in run.DTYPES
+        if shape[1] < 1000 or dtype == torch.float32
+    ],
+)
+def test_the_kernels_pass_what_a_gpu_is_asked(interpreted, shape, dtype, causal):
+    """So that what fails on a device is the device's doing, not that of a bound.
+
+    Of long sequences, which take minutes here, only in float32: rounding comes closest to its bound.
+    """
+    forms = run.FORMS[causal]
+    checks = [check for form in forms for check in run.compare(shape, dtype, "cpu", causal=causal, form=form)]
+    assert len(checks) > len(forms)
+    assert not [check.message for check in checks if not check.passed]
 
 
 def test_a_contender_that_fails_leaves_its_reason():

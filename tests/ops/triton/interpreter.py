@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import cache
+from math import prod
 from typing import NamedTuple
 from unittest.mock import patch
 
@@ -19,12 +21,39 @@ def speed_up() -> None:
     """Make the interpreter several times as fast.
 
     Its own scans call the function that combines two numbers for every number: here whole arrays are combined, in log N
-    rounds as on a device. And it prepares the language again for every function that a kernel calls: here the launch
-    does for the kernel's own, and this function for those of triton, once.
+    rounds as on a device. It prepares the language again for every function that a kernel calls: here the launch does
+    for the kernel's own, and this function for those of triton, once. And it works out the type and the shape of every
+    result again, which takes longer than the result: here those of one kind are worked out once.
     """
     ScanOps.generic_scan = _scan
     interpreter._patch_lang(tl.zeros.fn)
     InterpretedFunction.__call__ = _call
+    tl.tensor.__init__, tl.block_type.__init__ = _init_tensor, _init_block_type
+    interpreter._get_np_dtype = _get_np_dtype
+
+
+@cache
+def _size(shape):
+    return tl.constexpr(prod(shape)), tl.tuple([tl.constexpr(n) for n in shape])
+
+
+def _init_tensor(self, handle, type):
+    self.handle, self.type, self.dtype = handle, type, type.scalar
+    self.numel, self.shape = _size(tuple(type.shape) if type.is_block() else ())
+
+
+def _get_np_dtype(dtype, *, find=interpreter._get_np_dtype, known={}):  # noqa: B006
+    if dtype.name not in known:
+        known[dtype.name] = find(dtype)
+    return known[dtype.name]
+
+
+def _init_block_type(self, element_ty, shape, *, init=tl.block_type.__init__, known={}):  # noqa: B006
+    key = (element_ty.name, *[n.value if isinstance(n, tl.constexpr) else n for n in shape])
+    if key not in known:
+        init(self, element_ty, shape)
+        known[key] = vars(self).copy()
+    vars(self).update(known[key])
 
 
 def _call(self, *args, **kwargs):

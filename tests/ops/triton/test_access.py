@@ -10,6 +10,7 @@ from tests.ops.cases import assert_all_close, make_case, run_causal, run_tssa
 pytest.importorskip("triton", reason="triton has no packages for this platform")
 
 from tests.ops.triton.interpreter import Access, Launch, metered_calls, watched
+from tests.ops.triton.limits import TRAFFIC, check_traffic
 from tost.ops.triton import launch
 
 EVERYTHING = {"masked": True, "bias": True, "state": True, "count_scaled": True, "decay": True}
@@ -17,23 +18,12 @@ EVERYTHING = {"masked": True, "bias": True, "state": True, "count_scaled": True,
 LONG = (1, 64 * 17 + 3, 2, 3)
 
 
-# Launches of each call, and the bytes it moves in units of w: what its passes over w, dy and y come to, and the bound.
-TRAFFIC = {
-    "tssa forward": (5, 4, 4.3),
-    "tssa backward": (5, 7, 7.7),
-    "short tssa forward": (1, 4, 4.3),
-    "causal forward": (5, 4, 4.5),
-    "causal backward": (7, 8, 9.5),
-}
-
-
 @pytest.mark.parametrize(("H", "D"), [(4, 48), pytest.param(6, 64, marks=pytest.mark.slow)])
 def test_bytes_moved_stay_near_what_the_sums_demand(H, D):
     found = metered_calls(H, D, 320)
-    for name, (launches, least, most) in TRAFFIC.items():
+    for name in TRAFFIC:
         seen, size = found[name]
-        assert len(seen) == launches, name
-        assert least <= sum(launch.bytes for launch in seen) / size <= most, name
+        check_traffic(name, len(seen), sum(launch.bytes for launch in seen) / size)
 
 
 def test_short_sequences_and_steps_are_one_launch():

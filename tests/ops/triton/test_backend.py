@@ -111,6 +111,7 @@ def gpu(monkeypatch, tmp_path):
     """A machine with a GPU, as far as approvals are concerned."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda *_: "Test GPU")
     return tmp_path / "tost" / "gpu-check.json"
 
@@ -129,6 +130,26 @@ def test_an_approval_is_for_one_device_and_its_versions(gpu, monkeypatch):
     assert approval.approved()
     monkeypatch.setattr(approval, "version", lambda package: "0.0")
     assert not approval.approved()
+
+
+def test_of_several_devices_every_kind_has_to_pass(gpu, monkeypatch):
+    """Tokens may be on any of them."""
+    names = ["Test GPU", "Test GPU", "Another GPU"]
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: len(names))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device=None: names[device or 0])
+    approval.approve()
+    assert not approval.approved()
+    assert "not checked" in approval.state()
+    names.pop()
+    assert approval.approved()
+
+
+def test_auto_takes_the_kernels_only_after_an_approval(gpu):
+    tokens, chosen = torch.ones(1, 3, 2, 4), []
+    for _ in range(2):
+        chosen.append(_dispatch._select("causal_tssa", "auto", tokens, Form()).backend.name)
+        approval.approve()
+    assert chosen == ["native", "triton"]
 
 
 def test_an_approval_is_a_constant_for_the_compiler():

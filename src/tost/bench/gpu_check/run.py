@@ -31,6 +31,8 @@ from tost.ops.triton import approval, unavailable
 from tost.testing import relative_rms
 
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+# What a call of each operator varies, the causal one second.
+FORMS = (("", "all options", "packed", "not normalized"), ("", "all options", "packed", "one token"))
 _BOUNDS = BOUNDS | {torch.float16: 5e-3}
 
 
@@ -112,13 +114,20 @@ def _run(leaves: dict[str, Tensor], options: dict[str, Any], backend: str, *, ca
 
 
 def compare(shape: Shape, dtype: torch.dtype, device: str, *, causal: bool, form: str) -> list[Check]:
-    """Compare the kernels with the reference in float64 on the same rounded inputs, and with themselves."""
+    """Compare the kernels with the reference in float64 on the same rounded inputs, and with themselves.
+
+    Kernels that do not run at all are a check that fails, and its name has the reason.
+    """
     leaves = _leaves(shape, dtype, device, causal=causal, form=form)
     options = _options(shape, device, form)
-    found, again = (_run(leaves, options, "triton", causal=causal) for _ in range(2))
-    expected = _run({name: x.double() for name, x in leaves.items()}, options, "reference", causal=causal)
     name = f"{'causal_tssa' if causal else 'tssa'} {'x'.join(map(str, shape))} {str(dtype).removeprefix('torch.')}"
     name += f", {form}" if form else ""
+    try:
+        found, again = (_run(leaves, options, "triton", causal=causal) for _ in range(2))
+        expected = _run({name: x.double() for name, x in leaves.items()}, options, "reference", causal=causal)
+    except Exception as error:  # compilers and drivers may fail in any way
+        reason = str(error).partition("\n")[0]
+        return [Check(name=f"{name}: {type(error).__name__}: {reason}", error=float("inf"), bound=0.0)]
     same = all(torch.equal(found[key], again[key]) for key in found)
     checks = [Check(name=f"{name}: bits of a second run", error=0.0 if same else float("inf"), bound=0.0)]
     return checks + [
@@ -192,6 +201,11 @@ def _tables(results: GpuCheckResults) -> list[Table]:
     return [pivot("Microseconds of one run, bfloat16", ["case"], cells, notes=notes)] if cells else []
 
 
+def _subject() -> str:
+    """Return the device and the versions, in words."""
+    return ", ".join(f"{key} {value}" for key, value in approval.subject().items())
+
+
 def _findings(results: GpuCheckResults) -> list[str]:
     times = {(row.case, row.contender): row.seconds for row in results.rows}
     ratios = sorted(
@@ -201,10 +215,9 @@ def _findings(results: GpuCheckResults) -> list[str]:
     )
     if not ratios:
         return []
-    what = ", ".join(f"{key} {value}" for key, value in approval.subject().items())
     outcome = "`auto` now uses the kernels here" if results.recorded else "nothing was recorded"
     return [
-        f"To paste into an issue: the Triton kernels passed `tost bench gpu-check` ({what}). Against the PyTorch "
+        f"To paste into an issue: the Triton kernels passed `tost bench gpu-check` ({_subject()}). Against the PyTorch "
         f"backend they took 1/{ratios[0]:.2g} to 1/{ratios[-1]:.2g} of the time; {outcome}."
     ]
 
@@ -242,10 +255,17 @@ class GpuCheck(Measurement[GpuCheckScale, GpuCheckResults]):
             for shape in self.scale.checked
             for dtype in DTYPES
             for causal in (False, True)
-            for form in ("", "all options", "packed", "one token" if causal else "not normalized")
+            for form in FORMS[causal]
             for check in compare(shape, dtype, self.scale.device, causal=causal, form=form)
         ]
         return GateResult(checks=tuple(checks))
+
+    def regrets(self, gate: GateResult) -> list[str]:
+        """Return what to paste into an issue if a comparison failed."""
+        return [
+            f"To paste into an issue, with the lines above: the Triton kernels failed {len(gate.failures)} of "
+            f"{len(gate.checks)} comparisons of `tost bench gpu-check` ({_subject()}). `auto` does not use them here."
+        ]
 
     def about(self) -> dict[str, Any]:
         """Return what was checked: the device and the versions."""

@@ -46,6 +46,10 @@ class Measurement(ABC, Generic[Scale, Results]):
     def check(self) -> GateResult:
         """Compare what is measured with its reference."""
 
+    def regrets(self, gate: GateResult) -> list[str]:
+        """Return what is said about a red gate beside its failures, in sentences."""
+        return []
+
     def about(self) -> dict[str, Any]:
         """Return what the result files hold about the conditions; by default the scale."""
         hidden = {name for name, (_, option) in options_of(type(self.scale)).items() if not option.stored}

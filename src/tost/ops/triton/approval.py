@@ -1,7 +1,7 @@
 """Whether ``backend="auto"`` may take the Triton kernels on this machine: a record that `tost bench gpu-check` writes.
 
 The record is one JSON file in the user's cache folder. It names the device and the versions that passed; any other
-device or version has to pass again.
+device or version has to pass again. Of several GPUs of different kinds every one has to.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ def record_path() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tost" / "gpu-check.json"
 
 
-def subject() -> dict[str, str]:
-    """Return what an approval is for: the current GPU, and the versions of torch, triton and tost."""
-    found = {"device": torch.cuda.get_device_name() if torch.cuda.is_available() else ""}
+def subject(device: int | None = None) -> dict[str, str]:
+    """Return what an approval is for: a GPU, the current one if None, and the versions of torch, triton and tost."""
+    found = {"device": torch.cuda.get_device_name(device) if torch.cuda.is_available() else ""}
     for package in ("torch", "triton", "tost"):
         try:
             found[package] = version(package)
@@ -36,14 +36,17 @@ def state() -> str:
     """Return whether the kernels have passed on this machine, in words."""
     if not torch.cuda.is_available():
         return "no GPU here"
-    if _passed(subject()):
+    if approved():
         return "passed on this device: `auto` uses the kernels"
     return "not checked on this device with these versions: run `tost bench gpu-check`"
 
 
 def approved() -> bool:
     """Return whether ``backend="auto"`` may take the kernels here."""
-    return torch.cuda.is_available() and _passed(subject())
+    if not torch.cuda.is_available():
+        return False
+    passed = _records()
+    return all(subject(device) in passed for device in range(torch.cuda.device_count()))
 
 
 # For the compiler the answer is a constant. `torch.compiler.assume_constant_result` sets the same mark, but loads the
@@ -58,10 +61,6 @@ def approve() -> Path:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_json(path, {"passed": [*passed, subject()]})
     return path
-
-
-def _passed(wanted: dict[str, str]) -> bool:
-    return wanted in _records()
 
 
 def _records() -> list[object]:
