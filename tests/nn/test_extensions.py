@@ -1,6 +1,7 @@
 """Extensions of the modules: gate, output norm, scale at the start, count-scaled energies."""
 
 from dataclasses import fields
+from typing import get_type_hints
 
 import pytest
 import torch
@@ -8,7 +9,8 @@ import torch.nn.functional as F
 
 import tost
 from tost.nn import Extensions, PaperForm
-from tost.ops.form import Form, OperatorOptions
+from tost.ops._inputs import causal_form
+from tost.ops.form import Form, OperatorKeywords, OperatorOptions
 from tost.testing import assert_close
 
 B, N, C, H = 2, 15, 12, 3
@@ -148,6 +150,16 @@ def test_without_extensions_nothing_is_added(form):
     assert module.extensions == GATE
     assert f"extensions={GATE}" in repr(module)
     assert "proj_gate.weight" in module.state_dict()
+
+
+def test_options_of_the_operator_are_keywords_of_the_same_types():
+    assert get_type_hints(OperatorKeywords) == get_type_hints(OperatorOptions)
+
+
+@pytest.mark.parametrize("name", ["normalize", "token_decay", "centred"])
+def test_causal_call_takes_options_of_the_operator_only(name):
+    with pytest.raises(TypeError, match=name):
+        causal_form(None, **{name: True})
 
 
 def test_options_of_the_operator_are_extensions():

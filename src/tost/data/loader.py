@@ -8,7 +8,7 @@ import time
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from typing import Any
+from typing import Any, NotRequired, TypedDict, Unpack
 
 import torch
 from torch.utils.data import default_collate
@@ -231,15 +231,17 @@ def make_loader(
     return Loader(dataset, sampler, workers=workers, pin_memory=pin_memory)
 
 
-def make_evaluation_loader(
-    dataset: Dataset,
-    *,
-    batch_size: int,
-    rank: int = 0,
-    world_size: int = 1,
-    workers: int = 0,
-    pin_memory: bool = False,
-) -> Loader:
+class Share(TypedDict):
+    """Arguments of `make_loader` that say which samples a process gets, and how."""
+
+    batch_size: int
+    rank: NotRequired[int]
+    world_size: NotRequired[int]
+    workers: NotRequired[int]
+    pin_memory: NotRequired[bool]
+
+
+def make_evaluation_loader(dataset: Dataset, **share: Unpack[Share]) -> Loader:
     """Return a loader that passes once over a data set, in its order, every sample on exactly one process.
 
     Every process gets the same number of batches, so that models whose processes talk to each other can be evaluated
@@ -248,11 +250,7 @@ def make_evaluation_loader(
 
     Args:
         dataset: Map-style data set.
-        batch_size: Samples per step of this process.
-        rank: This process, from 0.
-        world_size: Number of processes that share the samples.
-        workers: Processes that prepare batches ahead; 0 prepares them in this one.
-        pin_memory: Put batches into memory that a GPU can copy from on its own.
+        **share: `batch_size`, `rank`, `world_size`, `workers` and `pin_memory`, as in `make_loader`.
 
     Returns:
         A loader with a length.
@@ -260,8 +258,7 @@ def make_evaluation_loader(
     Raises:
         ValueError: An argument is out of range, or there are no samples.
     """
-    share = {"batch_size": batch_size, "rank": rank, "world_size": world_size, "workers": workers}
-    return make_loader(dataset, seed=0, shuffle=False, infinite=False, pin_memory=pin_memory, **share)
+    return make_loader(dataset, seed=0, shuffle=False, infinite=False, **share)
 
 
 def _describe(counts: Mapping[str, Any]) -> str:

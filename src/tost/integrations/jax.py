@@ -7,7 +7,7 @@ takes log N steps. Sequences are not packed here. Needs the extra ``jax``.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Unpack
 
 import jax
 import jax.numpy as jnp
@@ -17,7 +17,7 @@ from jax import Array
 from tost import ops
 from tost.ops._blocks import Layout, matrices
 from tost.ops._numerics import MASS_FLOOR, PREFIX_FLOOR, SQUARE_FLOOR
-from tost.ops.form import Form
+from tost.ops.form import Form, OperatorKeywords
 from tost.ops.state import sum_shapes
 
 __all__ = ["TSSAState", "causal_tssa", "causal_tssa_with_state", "tssa"]
@@ -39,19 +39,11 @@ class TSSAState(NamedTuple):
     position: Array
 
     @classmethod
-    def empty(
-        cls,
-        batch_size: int,
-        num_heads: int,
-        head_dim: int,
-        *,
-        dtype: jax.typing.DTypeLike = jnp.float32,
-        **options: Any,
-    ) -> TSSAState:
+    def empty(cls, *sizes: int, dtype: jax.typing.DTypeLike = jnp.float32, **options: Any) -> TSSAState:
         """Return the state before the first token: all zeros; arguments are those of `tost.TSSAState.empty`."""
-        like = ops.TSSAState.empty(batch_size, num_heads, head_dim, **options, device="meta")
-        squares, weighted, mass = (jnp.zeros(x.shape, dtype) for x in like[:3])
-        return cls(squares, weighted, mass, jnp.zeros(batch_size, jnp.int32))
+        *sums, position = ops.TSSAState.empty(*sizes, **options, device="meta")
+        squares, weighted, mass = (jnp.zeros(x.shape, dtype) for x in sums)
+        return cls(squares, weighted, mass, jnp.zeros(position.shape, jnp.int32))
 
 
 def tssa(
@@ -60,9 +52,7 @@ def tssa(
     *,
     mask: Array | None = None,
     normalize: bool = True,
-    count_scaled: bool = False,
-    block_size: int = 1,
-    centered: bool = False,
+    **options: Unpack[OperatorKeywords],
 ) -> Array:
     """Run `tost.tssa` on JAX arrays; arguments and result are those of `tost.tssa`.
 
@@ -71,9 +61,7 @@ def tssa(
         temperature: Multiplier of each head's energy, ``[H]``.
         mask: Real tokens, bool ``[B, N]``.
         normalize: Divide the squares of each feature by their sum over the tokens.
-        count_scaled: Multiply energies by the number of real tokens.
-        block_size: Consecutive features whose second moments are taken together.
-        centered: Take the moments about the mean of the group.
+        **options: Options of the operator, as in `tost.tssa`.
 
     Returns:
         y, ``[B, N, H, D]``, in the dtype of `w`.
@@ -88,45 +76,34 @@ def tssa(
         >>> jax.jit(tssa)(w, jnp.ones(2)).shape
         (1, 10, 2, 4)
     """
-    _check_tokens(w, temperature, mask, block_size)
+    form = Form(**options, normalize=normalize, token_decay=False, channel_decay=False)
+    _check_tokens(w, temperature, mask, form.block_size)
     x = _real(w, mask)
     share = x
-    if normalize:
+    if form.normalize:
         # By the norm, not by its square: the derivative of 1 / 1e-24 would leave float32.
         share = x / jnp.sqrt(jnp.maximum(jnp.square(x).sum(axis=1, keepdims=True), SQUARE_FLOOR))
     energy = jnp.square(share).sum(axis=-1)
-    if count_scaled:
+    if form.count_scaled:
         energy = energy * (w.shape[1] if mask is None else mask.sum(axis=1)[:, None, None])
     pi = _memberships(temperature.astype(x.dtype) * energy, mask)
     mass = pi.sum(axis=1, keepdims=True) + MASS_FLOOR
-    if centered:
+    if form.centered:
         x = x - (pi * x).sum(axis=1, keepdims=True) / mass
-    moment = (pi * _products(x, block_size)).sum(axis=1, keepdims=True) / mass
-    return _shrunk(-pi * x, moment, block_size).astype(w.dtype)
+    moment = (pi * _products(x, form.block_size)).sum(axis=1, keepdims=True) / mass
+    return _shrunk(-pi * x, moment, form.block_size).astype(w.dtype)
 
 
-def causal_tssa(
-    w: Array,
-    temperature: Array,
-    bias: Array | None = None,
-    *,
-    mask: Array | None = None,
-    count_scaled: bool = False,
-    decay: Array | None = None,
-    block_size: int = 1,
-    centered: bool = False,
-) -> Array:
+class CausalKeywords(OperatorKeywords, total=False):
+    """Keyword arguments of `causal_tssa`."""
+
+    mask: Array | None
+    decay: Array | None
+
+
+def causal_tssa(w: Array, temperature: Array, bias: Array | None = None, **options: Unpack[CausalKeywords]) -> Array:
     """Run `tost.causal_tssa` on JAX arrays; arguments and result are those of `causal_tssa_with_state`."""
-    y, _ = causal_tssa_with_state(
-        w,
-        temperature,
-        bias,
-        mask=mask,
-        count_scaled=count_scaled,
-        decay=decay,
-        block_size=block_size,
-        centered=centered,
-    )
+    y, _ = causal_tssa_with_state(w, temperature, bias, state=None, **options)
     return y
 
 
@@ -137,10 +114,8 @@ def causal_tssa_with_state(
     *,
     mask: Array | None = None,
     state: TSSAState | None = None,
-    count_scaled: bool = False,
     decay: Array | None = None,
-    block_size: int = 1,
-    centered: bool = False,
+    **options: Unpack[OperatorKeywords],
 ) -> tuple[Array, TSSAState]:
     """Run `tost.causal_tssa_with_state` on JAX arrays.
 
@@ -153,11 +128,9 @@ def causal_tssa_with_state(
         bias: By head and position, ``[H, L]``; or that of every token, ``[B, N, H]`` or ``[1, N, H]``.
         mask: Real tokens, bool ``[B, N]``.
         state: The state after the tokens before `w`; None at the start of a sequence.
-        count_scaled: Multiply the share of the energy by the number of real tokens up to and including each one.
         decay: What the sums of each head are multiplied by before a token is added, ``[H]`` in (0, 1]; or from the
             data, ``[B, N, H]`` or ``[B, N, H, D / g]`` in [0, 1].
-        block_size: Consecutive features whose second moments are taken together.
-        centered: Take the moments about the mean of the group.
+        **options: Options of the operator, as in `tost.causal_tssa`.
 
     Returns:
         y, ``[B, N, H, D]``, in the dtype of `w`, and the state after these tokens.
@@ -165,15 +138,10 @@ def causal_tssa_with_state(
     Raises:
         ValueError: An argument has the wrong shape or dtype.
     """
-    _check_tokens(w, temperature, mask, block_size)
     axes = 0 if decay is None else decay.ndim
-    form = Form(
-        count_scaled=count_scaled,
-        block_size=block_size,
-        centered=centered,
-        token_decay=axes > 1,
-        channel_decay=axes > 3,
-    )
+    form = Form(**options, normalize=True, token_decay=axes > 1, channel_decay=axes > 3)
+    block_size, centered = form.block_size, form.centered
+    _check_tokens(w, temperature, mask, block_size)
     _check_causal(w, bias, mask, state, decay, form)
     (B, N, H, D), layout = w.shape, Layout(w.shape[-1], form, torch.device("cpu"))
     x = _real(w, mask)

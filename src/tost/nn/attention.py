@@ -20,7 +20,7 @@ from tost.nn.masks import read_attention_mask
 from tost.nn.packed import mix
 from tost.nn.paper import PaperForm
 from tost.nn.position import token_positions
-from tost.nn.state import Carry, call_with_state
+from tost.nn.state import Carry, ContinuesPacked
 from tost.ops import Packing, TSSAState, causal_tssa_, causal_tssa_with_state, tssa, tssa_
 from tost.ops._numerics import statistics_dtype, zero_padding
 from tost.ops._transforms import is_transformed
@@ -279,7 +279,7 @@ class TSSAttention(_ProjectedAttention):
         return self._project_out(self._gated(y, x, mask, near), count)
 
 
-class CausalTSSAttention(_ProjectedAttention):
+class CausalTSSAttention(_ProjectedAttention, ContinuesPacked[TSSAState]):
     """Causal TSSA: a drop-in for a causal attention module that streams from a constant-size state.
 
     ``y = proj_out(causal_tssa(proj_in(x)))``; see `tost.causal_tssa` for the operator. The defaults are the authors'
@@ -404,27 +404,6 @@ class CausalTSSAttention(_ProjectedAttention):
             y = F.dropout(y, self.gain_drop)  # y is proportional to D, entry by entry
         count = None if self.paper.step_size is None else self._count(x, state, mask, packing)
         return self._project_out(self._gated(y, x, mask), count)
-
-    def forward_with_state(
-        self,
-        x: Tensor,
-        state: TSSAState | None = None,
-        mask: Tensor | None = None,
-        *,
-        packing: Packing | None = None,
-    ) -> tuple[Tensor, TSSAState]:
-        """Continue sequences of which `state` has seen the beginning.
-
-        Args:
-            x: The next tokens, ``[B, N, C]``.
-            state: The state returned with the tokens before; None at the start.
-            mask: Real tokens, bool ``[B, N]``.
-            packing: Where the sequences begin, as in `forward`.
-
-        Returns:
-            ``[B, N, C]`` and the state after these tokens.
-        """
-        return call_with_state(self, x, state, mask, packing)
 
     def decay(self, x: Tensor | None = None) -> Tensor | None:
         """Return by how much statistics fade with a token, in [0, 1], float32 or better; None without forgetting.

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from functools import partial
-from typing import Any, ClassVar, Literal, TypeAlias
+from typing import Any, ClassVar, Literal, TypeAlias, Unpack
 
 import torch
 from torch import Tensor, nn
 
 from tost import parallel
 from tost.errors import ConfigError
+from tost.nn._factory import Factory
 from tost.nn.conv import CausalConvolution
 from tost.nn.packed import mix, mix_with_state
 from tost.nn.recompute import recompute as recompute_block
@@ -49,8 +50,7 @@ class Block(nn.Module):
         conv_mlp: The same for the feed-forward.
         conv_block: The same for the tokens themselves, before anything else: ``x = x + conv_block(x)``, a conditional
             position encoding. Not for causal blocks.
-        device: Where the parameters live.
-        dtype: Type of the parameters.
+        **factory: `device` and `dtype` of the parameters.
 
     Raises:
         ValueError: `norm` is neither of the two, `drop_path` is not a probability below 1, or a causal block is given
@@ -83,8 +83,7 @@ class Block(nn.Module):
         conv: nn.Module | None = None,
         conv_mlp: nn.Module | None = None,
         conv_block: nn.Module | None = None,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
+        **factory: Unpack[Factory],
     ) -> None:
         super().__init__()
         if norm not in ("pre", "post"):
@@ -101,16 +100,16 @@ class Block(nn.Module):
             raise ValueError(f"drop_path={drop_path} is not possible; it takes a probability from 0 to below 1.")
         self.norm, self.drop_path = norm, drop_path
         self.conv_block = conv_block
-        self.norm1 = nn.LayerNorm(embed_dim, eps=norm_eps, bias=norm_bias, device=device, dtype=dtype)
+        self.norm1 = nn.LayerNorm(embed_dim, eps=norm_eps, bias=norm_bias, **factory)
         self.conv = conv
         self.attention = attention
-        self.norm2 = nn.LayerNorm(embed_dim, eps=norm_eps, bias=norm_bias, device=device, dtype=dtype)
+        self.norm2 = nn.LayerNorm(embed_dim, eps=norm_eps, bias=norm_bias, **factory)
         self.mlp = mlp
         self.conv_mlp = conv_mlp
         self.residual_mlp: bool = getattr(mlp, "residual", True)
         for name, wanted in (("gamma1", True), ("gamma2", self.residual_mlp)):
             scale = None if layer_scale is None or not wanted else layer_scale
-            gamma = None if scale is None else torch.full((embed_dim,), scale, device=device, dtype=dtype)
+            gamma = None if scale is None else torch.full((embed_dim,), scale, **factory)
             self.register_parameter(name, None if gamma is None else nn.Parameter(gamma))
 
     def forward(

@@ -6,7 +6,7 @@ N = rows * columns in row-major order.
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, Unpack
 
 import torch
 import torch.nn.functional as F
@@ -14,7 +14,8 @@ from torch import Tensor, nn
 
 from tost import parallel
 from tost.nn._checks import check_width, refuse_context, shared_packing
-from tost.nn.mixers._order import real_first
+from tost.nn._factory import Factory
+from tost.nn.mixers._order import OrderedMixer
 from tost.nn.state import Carry, ContinuesPacked
 from tost.ops import Packing
 from tost.ops._checks import check_mask
@@ -47,8 +48,7 @@ class CausalConvolution(nn.Module, ContinuesPacked[Tensor]):
         embed_dim: Width of the tokens, C.
         width: Number of taps, K: the token itself and the K - 1 before it; at least 2.
         start: Initial kernel: ``"random"``, or ``"previous"``.
-        device: Where the parameters live.
-        dtype: Type of the parameters.
+        **factory: `device` and `dtype` of the parameters.
 
     Raises:
         ValueError: `width` reaches no other token, or `start` is neither of the two.
@@ -70,8 +70,7 @@ class CausalConvolution(nn.Module, ContinuesPacked[Tensor]):
         *,
         width: int = 4,
         start: Literal["random", "previous"] = "random",
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
+        **factory: Unpack[Factory],
     ) -> None:
         super().__init__()
         if width < 2:
@@ -79,7 +78,7 @@ class CausalConvolution(nn.Module, ContinuesPacked[Tensor]):
         if start not in ("random", "previous"):
             raise ValueError(f"start={start!r} is not known; it takes 'random' or 'previous'.")
         self.embed_dim, self.width = embed_dim, width
-        self.weight = nn.Parameter(torch.empty(embed_dim, width, device=device, dtype=dtype))
+        self.weight = nn.Parameter(torch.empty(embed_dim, width, **factory))
         nn.init.normal_(self.weight, std=width**-0.5)
         if start == "previous":
             with torch.no_grad():
@@ -168,7 +167,28 @@ class CausalConvolution(nn.Module, ContinuesPacked[Tensor]):
         return window.to(x.dtype)
 
 
-class GridConvolution(nn.Module):
+class _Centred(nn.Module):
+    """A kernel for each feature, with the token itself in its middle. It starts small, N(0, 0.02)."""
+
+    def __init__(self, embed_dim: int, *, width: int = 3, **factory: Unpack[Factory]) -> None:
+        super().__init__()
+        if width < 1 or width % 2 == 0:
+            raise ValueError(f"width={width} has no centre; use an odd number of at least 1, such as 3.")
+        self.embed_dim, self.width = embed_dim, width
+        self.weight = nn.Parameter(torch.empty(embed_dim, *self._taps(width), **factory))
+        nn.init.normal_(self.weight, std=0.02)
+
+    @staticmethod
+    def _taps(width: int) -> tuple[int, ...]:
+        """Return the shape of the kernel of one feature."""
+        return (width,)
+
+    def extra_repr(self) -> str:
+        """Show the sizes in ``print(module)``."""
+        return f"embed_dim={self.embed_dim}, width={self.width}"
+
+
+class GridConvolution(_Centred):
     """A depth-wise convolution over the neighbours of each token on the grid, zero beyond its edge.
 
     Statistics over all tokens cannot tell neighbours from strangers; this can. A `Block` adds the result to what its
@@ -179,8 +199,7 @@ class GridConvolution(nn.Module):
     Args:
         embed_dim: Width of the tokens, C.
         width: Side of the kernel in tokens; odd, so that it has a centre.
-        device: Where the parameters live.
-        dtype: Type of the parameters.
+        **factory: `device` and `dtype` of the parameters.
 
     Raises:
         ValueError: `width` is not odd.
@@ -193,23 +212,9 @@ class GridConvolution(nn.Module):
 
     takes_grid: ClassVar[bool] = True
 
-    def __init__(
-        self,
-        embed_dim: int,
-        *,
-        width: int = 3,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
-    ) -> None:
-        super().__init__()
-        _check_centre(width)
-        self.embed_dim, self.width = embed_dim, width
-        self.weight = nn.Parameter(torch.empty(embed_dim, 1, width, width, device=device, dtype=dtype))
-        nn.init.normal_(self.weight, std=0.02)
-
-    def extra_repr(self) -> str:
-        """Show the sizes in ``print(module)``."""
-        return f"embed_dim={self.embed_dim}, width={self.width}"
+    @staticmethod
+    def _taps(width: int) -> tuple[int, ...]:
+        return 1, width, width
 
     def forward(self, x: Tensor, grid: tuple[int, int] | None, mask: Tensor | None = None) -> Tensor:
         """Mix each of the tokens x [B, N, C] with those around it.
@@ -240,7 +245,7 @@ class GridConvolution(nn.Module):
         return zero_padding(mixed.permute(0, 2, 3, 1).flatten(1, 2), mask)
 
 
-class SequenceConvolution(nn.Module):
+class SequenceConvolution(_Centred, OrderedMixer):
     """Mixes each token with its neighbours on both sides, feature by feature; zero beyond the ends of the sequence.
 
     .. code-block:: text
@@ -248,16 +253,8 @@ class SequenceConvolution(nn.Module):
         y[n] = sum_{k < K} weight[:, k] * x[n + k - (K - 1) / 2]
 
     This is `GridConvolution` for sequences in a `Block`, whose identity is not part of the kernel either. Neighbours
-    are real tokens: those that a mask leaves between them are passed over, so a mask is a deletion.
-
-    Args:
-        embed_dim: Width of the tokens, C.
-        width: Number of taps, K; odd, so that it has a centre.
-        device: Where the parameters live.
-        dtype: Type of the parameters.
-
-    Raises:
-        ValueError: `width` is not odd.
+    are real tokens: those that a mask leaves between them are passed over, so a mask is a deletion. Arguments are those
+    of `GridConvolution`; the width is the number of taps, K.
 
     Example:
         >>> import torch, tost
@@ -265,52 +262,9 @@ class SequenceConvolution(nn.Module):
         torch.Size([2, 15, 64])
     """
 
-    def __init__(
-        self,
-        embed_dim: int,
-        *,
-        width: int = 3,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
-    ) -> None:
-        super().__init__()
-        _check_centre(width)
-        self.embed_dim, self.width = embed_dim, width
-        self.weight = nn.Parameter(torch.empty(embed_dim, width, device=device, dtype=dtype))
-        nn.init.normal_(self.weight, std=0.02)
-
-    def extra_repr(self) -> str:
-        """Show the sizes in ``print(module)``."""
-        return f"embed_dim={self.embed_dim}, width={self.width}"
-
-    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Mix each of the tokens x [B, N, C] with those around it.
-
-        Args:
-            x: Tokens, ``[B, N, C]``.
-            mask: Real tokens, bool ``[B, N]``, padding anywhere.
-
-        Returns:
-            ``[B, N, C]``; 0 for padding.
-
-        Raises:
-            ValueError: `x` or `mask` has the wrong shape.
-            BackendError: Context parallelism is active; a piece of a sequence does not hold all neighbours.
-        """
-        refuse_context("SequenceConvolution")
-        check_width(x, self.embed_dim)
-        check_mask(mask, x)
-        return zero_padding(real_first(self._run, zero_padding(x, mask), mask), mask)
-
     def _run(self, x: Tensor, mask: Tensor | None) -> Tensor:
-        """Convolve tokens of which the real ones come first, and zeros follow."""
         reach = self.width // 2
         return _correlated(F.pad(x, (0, 0, reach, reach)), self.weight)
-
-
-def _check_centre(width: int) -> None:
-    if width < 1 or width % 2 == 0:
-        raise ValueError(f"width={width} has no centre; use an odd number of at least 1, such as 3.")
 
 
 def _last(seen: Tensor, count: int, mask: Tensor | None) -> Tensor:

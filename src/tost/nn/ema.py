@@ -6,19 +6,18 @@ mask [B, N].
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import ClassVar, Unpack
 
 import torch
 from torch import Tensor, nn
 
-from tost.nn._checks import check_width, refuse_context
-from tost.nn.mixers._order import real_first
+from tost.nn._factory import Factory
+from tost.nn.mixers._order import OrderedMixer
 from tost.nn.mixers.s4 import long_convolution
-from tost.ops._checks import check_mask
-from tost.ops._numerics import statistics_dtype, zero_padding
+from tost.ops._numerics import statistics_dtype
 
 
-class DampedEMA(nn.Module):
+class DampedEMA(OrderedMixer):
     """Damped exponential moving averages of every feature, forwards and backwards (Ma et al., 2023).
 
     .. code-block:: text
@@ -38,8 +37,7 @@ class DampedEMA(nn.Module):
     Args:
         embed_dim: Width of the tokens, C.
         num_averages: Averages per feature and direction, S.
-        device: Where the parameters live.
-        dtype: Type of the parameters.
+        **factory: `device` and `dtype` of the parameters.
 
     Raises:
         ValueError: There is no average.
@@ -53,24 +51,15 @@ class DampedEMA(nn.Module):
     rates: ClassVar[tuple[str, ...]] = ("alpha", "delta")
     """Parameters that set the rates, as logits; they are not to decay."""
 
-    def __init__(
-        self,
-        embed_dim: int,
-        *,
-        num_averages: int = 4,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
-    ) -> None:
+    def __init__(self, embed_dim: int, *, num_averages: int = 4, **factory: Unpack[Factory]) -> None:
         super().__init__()
         if num_averages < 1:
             raise ValueError(f"num_averages={num_averages} leaves nothing; use at least 1, such as 4.")
         self.embed_dim, self.num_averages = embed_dim, num_averages
         shape = (2, embed_dim, num_averages)
-        self.alpha, self.delta, self.weight = (
-            nn.Parameter(torch.empty(shape, device=device, dtype=dtype)) for _ in range(3)
-        )
+        self.alpha, self.delta, self.weight = (nn.Parameter(torch.empty(shape, **factory)) for _ in range(3))
         with torch.no_grad():
-            self.alpha.copy_(torch.logspace(-1.7, -0.05, num_averages, device=device).logit().expand(shape))
+            self.alpha.copy_(torch.logspace(-1.7, -0.05, num_averages, device=self.alpha.device).logit().expand(shape))
             nn.init.zeros_(self.delta)
             nn.init.normal_(self.weight, std=num_averages**-0.5)
 
@@ -86,27 +75,7 @@ class DampedEMA(nn.Module):
         kept = torch.exp(torch.log1p(-alpha * delta).unsqueeze(-1) * steps)
         return torch.einsum("rcs,rcsn->rcn", self.weight.to(wide) * alpha, kept)
 
-    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Average the tokens x [B, N, C].
-
-        Args:
-            x: Tokens, ``[B, N, C]``.
-            mask: Real tokens, bool ``[B, N]``, padding anywhere.
-
-        Returns:
-            ``[B, N, C]``; 0 for padding.
-
-        Raises:
-            ValueError: `x` or `mask` has the wrong shape.
-            BackendError: Context parallelism is active; the averages need whole sequences.
-        """
-        refuse_context("DampedEMA")
-        check_width(x, self.embed_dim)
-        check_mask(mask, x)
-        return zero_padding(real_first(self._run, zero_padding(x, mask), mask), mask)
-
     def _run(self, x: Tensor, mask: Tensor | None) -> Tensor:
-        """Average tokens of which the real ones come first, and zeros follow."""
         if x.shape[1] == 0:
             return x
         # Fourier transforms have no half precision; autocast would bring it back through the products of the kernel.

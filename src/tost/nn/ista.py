@@ -5,11 +5,13 @@ Shapes: x [B, N, C] (batch, tokens, width), dictionary [C, C].
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import ClassVar, Unpack
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+from tost.nn._factory import Factory
 
 
 class ISTA(nn.Module):
@@ -26,8 +28,7 @@ class ISTA(nn.Module):
         embed_dim: Width of the tokens, C.
         step_size: eta.
         threshold: lambda, the price of a non-zero entry.
-        device: Where the parameters live.
-        dtype: Type of the parameters.
+        **factory: `device` and `dtype` of the parameters.
 
     Attributes:
         residual: False; read by `Block`.
@@ -46,12 +47,11 @@ class ISTA(nn.Module):
         *,
         step_size: float = 0.1,
         threshold: float = 0.1,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
+        **factory: Unpack[Factory],
     ) -> None:
         super().__init__()
         self.step_size, self.threshold = step_size, threshold
-        self.dictionary = nn.Parameter(torch.empty(embed_dim, embed_dim, device=device, dtype=dtype))
+        self.dictionary = nn.Parameter(torch.empty(embed_dim, embed_dim, **factory))
         nn.init.kaiming_uniform_(self.dictionary)
 
     def extra_repr(self) -> str:

@@ -5,13 +5,14 @@ Shapes: x [B, N, C] (batch, tokens, width), hidden [B, N, M].
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, Unpack
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from tost.nn._factory import Factory
 from tost.ops._transforms import is_transformed
 
 
@@ -27,8 +28,7 @@ class MLP(nn.Module):
         bias: Biases of both layers.
         drop: Dropout on the output.
         activation: ``"gelu"``, the exact one, or ``"gelu_tanh"``, the approximation that GPT-2 was trained with.
-        device: Where the parameters live.
-        dtype: Type of the parameters.
+        **factory: `device` and `dtype` of the parameters.
 
     Raises:
         ValueError: `activation` is neither of the two.
@@ -47,14 +47,13 @@ class MLP(nn.Module):
         bias: bool = True,
         drop: float = 0.0,
         activation: Literal["gelu", "gelu_tanh"] = "gelu",
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
+        **factory: Unpack[Factory],
     ) -> None:
         super().__init__()
         if activation not in ("gelu", "gelu_tanh"):
             raise ValueError(f"activation={activation!r} is not known; it takes 'gelu' or 'gelu_tanh'.")
-        self.proj_in = nn.Linear(embed_dim, hidden_dim, bias=bias, device=device, dtype=dtype)
-        self.proj_out = nn.Linear(hidden_dim, embed_dim, bias=bias, device=device, dtype=dtype)
+        self.proj_in = nn.Linear(embed_dim, hidden_dim, bias=bias, **factory)
+        self.proj_out = nn.Linear(hidden_dim, embed_dim, bias=bias, **factory)
         self.drop, self.activation = drop, activation
 
     def forward(self, x: Tensor) -> Tensor:

@@ -186,7 +186,7 @@ class Continues(Generic[State]):
             ValueError: As in `forward`, or the state belongs to another batch or another kind of module.
             BackendError: As in `forward`.
         """
-        return call_with_state(cast(nn.Module, self), x, state, mask)
+        return _call_with_state(cast(nn.Module, self), x, state, mask)
 
 
 class ContinuesPacked(Generic[State]):
@@ -196,10 +196,10 @@ class ContinuesPacked(Generic[State]):
         self, x: Tensor, state: State | None = None, mask: Tensor | None = None, *, packing: Packing | None = None
     ) -> tuple[Tensor, State]:
         """Continue sequences as `Continues` does; with a packing, states have an entry for each of its sequences."""
-        return call_with_state(cast(nn.Module, self), x, state, mask, packing)
+        return _call_with_state(cast(nn.Module, self), x, state, mask, packing)
 
 
-def call_with_state(
+def _call_with_state(
     module: nn.Module, x: Tensor, state: Any, mask: Tensor | None, packing: Packing | None = None
 ) -> tuple[Tensor, Any]:
     """Call ``module(x, mask, carry=...)``, with a packing if there is one; return the output and the state after x."""

@@ -7,14 +7,14 @@ or the length of the bias table.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple, Unpack
 
 import torch
 from torch import Tensor
 
 from tost.ops._count import effective_count
 from tost.ops._numerics import statistics_dtype
-from tost.ops.form import Form
+from tost.ops.form import Form, OperatorKeywords
 from tost.ops.packing import Packing
 from tost.ops.state import CausalArguments, sum_shapes
 
@@ -82,7 +82,7 @@ class Inputs(NamedTuple):
         return torch.split(x, self.packing.lengths, dim=1)
 
 
-def causal_form(decay: Tensor | None, **options: Any) -> Form:
+def causal_form(decay: Tensor | None, **options: Unpack[OperatorKeywords]) -> Form:
     """Return the form of a causal call with these options; whether decays differ by token or channel, the decay says.
 
     Args:
@@ -90,7 +90,7 @@ def causal_form(decay: Tensor | None, **options: Any) -> Form:
         **options: Fields of `OperatorOptions`.
     """
     axes = 0 if decay is None else decay.dim()
-    return Form(**options, token_decay=axes > 1, channel_decay=axes > 3)
+    return Form(**options, normalize=True, token_decay=axes > 1, channel_decay=axes > 3)
 
 
 def causal_inputs(form: Form, packing: Packing | None, *given: *CausalArguments) -> Inputs:

@@ -1,15 +1,16 @@
 """What a TSSA call may vary, as one object that every implementation receives. Loads no torch.
 
 A new option of the operator is one field of `OperatorOptions`. From there it reaches `tost.nn.Extensions`, the options
-of the models and their configuration in transformers. It is written again only where it is used: in the public
-functions and in the implementations. Registered operators and the native library have those in `FLAGS`, as numbers.
+of the models and their configuration in transformers. It is written again only in `OperatorKeywords` and where it is
+used: in the public functions and in the implementations. Registered operators and the native library have those in
+`FLAGS`, as numbers.
 """
 
 from __future__ import annotations
 
 from collections.abc import Container, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any
+from typing import Any, TypedDict
 
 
 def option(default: Any, description: str, *, causal: bool | None = None, **limits: Any) -> Any:
@@ -42,6 +43,14 @@ class OperatorOptions:
     count_scaled: bool = option(False, "multiply the energies of TSSA by the number of tokens they are taken over")
     block_size: int = option(1, "features of a head whose second moments are taken together", ge=1)
     centered: bool = option(False, "take second moments about the mean of each group, and remove it from the tokens")
+
+
+class OperatorKeywords(TypedDict, total=False):
+    """The fields of `OperatorOptions` as keyword arguments, for functions that pass them on."""
+
+    count_scaled: bool
+    block_size: int
+    centered: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -272,8 +272,7 @@ def causal_tssa_with_state(
     """
     packing = find_packing(w.shape[:2], cu_seqlens, segment_ids)
     form = causal_form(decay, count_scaled=count_scaled, block_size=block_size, centered=centered)
-    y, sums = _run(form, backend, packing, w, temperature, bias, mask, state, decay)
-    return y, TSSAState(*sums, _position_after(w, mask, state, packing))
+    return _continue(form, backend, packing, w, temperature, bias, mask, state, decay)
 
 
 def causal_tssa_step(
@@ -310,17 +309,8 @@ def causal_tssa_step(
         )
     if decay is not None and decay.dim() > 1 and decay.shape[0] == w.shape[0]:
         decay = decay.unsqueeze(1)
-    y, state = causal_tssa_with_state(
-        w.unsqueeze(1),
-        temperature,
-        bias,
-        state=state,
-        count_scaled=count_scaled,
-        decay=decay,
-        block_size=block_size,
-        centered=centered,
-        backend=backend,
-    )
+    form = causal_form(decay, count_scaled=count_scaled, block_size=block_size, centered=centered)
+    y, state = _continue(form, backend, None, w.unsqueeze(1), temperature, bias, None, state, decay)
     return y.squeeze(1), state
 
 
@@ -354,8 +344,7 @@ def causal_tssa_(
     refuse_autograd("causal_tssa_", w, temperature, bias, decay, *(state or ()))
     packing = find_packing(w.shape[:2], cu_seqlens, segment_ids)
     form = causal_form(decay, count_scaled=count_scaled, block_size=block_size, centered=centered)
-    y, sums = _run(form, backend, packing, w, temperature, bias, mask, state, decay, inplace=True)
-    return y, TSSAState(*sums, _position_after(w, mask, state, packing))
+    return _continue(form, backend, packing, w, temperature, bias, mask, state, decay, inplace=True)
 
 
 def causal_membership(
@@ -428,6 +417,11 @@ def _shares_memory(inputs: Inputs, w: Tensor) -> bool:
     return inputs.packing is None or w.shape[0] == 1 or w.is_contiguous()
 
 
-def _position_after(w: Tensor, mask: Tensor | None, state: TSSAState | None, packing: Packing | None) -> Tensor:
+def _continue(
+    form: Form, backend: str, packing: Packing | None, *given: *CausalArguments, inplace: bool = False
+) -> tuple[Tensor, TSSAState]:
+    """Return y and the state after the tokens."""
+    w, _, _, mask, state, _ = given
+    y, sums = _run(form, backend, packing, *given, inplace=inplace)
     tokens = num_tokens(w, mask) if packing is None else packing.num_tokens(mask)
-    return tokens if state is None else state.position + tokens
+    return y, TSSAState(*sums, tokens if state is None else state.position + tokens)

@@ -51,7 +51,7 @@ def tssa(inputs: Inputs, form: Form) -> Tensor:
     w, temperature, mask, *_ = inputs
     if form.block_size > 1 or form.centered:
         return block_tssa(inputs, form)
-    y: Tensor = _TSSA.apply(w, temperature, mask, form)  # type: ignore[no-untyped-call]
+    y: Tensor = _TSSA.apply(form, mask, w, temperature)  # type: ignore[no-untyped-call]
     return y
 
 
@@ -64,13 +64,12 @@ def causal_tssa(inputs: Inputs, form: Form) -> tuple[Tensor, Sums]:
         return y, Sums(*sums) if sums else empty_sums(inputs.w[:0], form)
     w, temperature, mask, bias, before, scale, decay, _ = inputs
     before = empty_sums(w, form) if before is None else before
+    of_energies = (w, temperature, bias, scale, decay)
     if form.block_size > 1 or form.centered:
-        energies = (w, temperature, bias, mask, scale, decay, form, before.squares)
-        pi, squares = _CausalMembership.apply(*energies)  # type: ignore[no-untyped-call]
-        statistics = (w, pi, mask, decay, form, *before[1:])
-        y, *sums = _CausalBlockTSSA.apply(*statistics)  # type: ignore[no-untyped-call]
+        pi, squares = _CausalMembership.apply(form, mask, *of_energies, before.squares)  # type: ignore[no-untyped-call]
+        y, *sums = _CausalBlockTSSA.apply(form, mask, w, pi, decay, *before[1:])  # type: ignore[no-untyped-call]
         return y, Sums(squares, *sums)
-    y, *sums = _CausalTSSA.apply(w, temperature, bias, mask, scale, decay, form, *before)  # type: ignore[no-untyped-call]
+    y, *sums = _CausalTSSA.apply(form, mask, *of_energies, *before)  # type: ignore[no-untyped-call]
     return y, Sums(*sums)
 
 
@@ -88,7 +87,7 @@ def causal_formulas(inputs: Inputs, form: Form) -> tuple[Tensor, Sums]:
         return y, Sums(*sums) if sums else empty_sums(inputs.w[:0], form)
     w, temperature, mask, bias, before, scale, decay, _ = inputs
     before = empty_sums(w, form) if before is None else before
-    y, _, *sums = causal_forward(w, temperature, bias, mask, scale, decay, form, *before)
+    y, _, *sums = causal_forward(form, mask, w, temperature, bias, scale, decay, *before)
     return y, Sums(*sums)
 
 
@@ -117,11 +116,14 @@ def _group_inputs(inputs: Inputs, group: Group) -> Inputs:
     return Inputs(w, inputs.temperature, mask, bias, before, scale, decay)
 
 
+_Reduce = Callable[[Tensor], Tensor]
+
+
 def _alone(total: Tensor) -> Tensor:
     return total
 
 
-def block_tssa(inputs: Inputs, form: Form, reduce: Callable[[Tensor], Tensor] = _alone) -> Tensor:
+def block_tssa(inputs: Inputs, form: Form, reduce: _Reduce = _alone) -> Tensor:
     """Run `tssa` with statistics in blocks, or about a mean.
 
     Args:
@@ -130,8 +132,8 @@ def block_tssa(inputs: Inputs, form: Form, reduce: Callable[[Tensor], Tensor] = 
         reduce: Adds a sum over these tokens to those of the other processes.
     """
     w, temperature, mask, *_ = inputs
-    pi = _Membership.apply(w, temperature, mask, form, reduce)  # type: ignore[no-untyped-call]
-    y: Tensor = _BlockTSSA.apply(w, pi, mask, form, reduce)  # type: ignore[no-untyped-call]
+    pi = _Membership.apply(form, reduce, mask, w, temperature)  # type: ignore[no-untyped-call]
+    y: Tensor = _BlockTSSA.apply(form, reduce, mask, w, pi)  # type: ignore[no-untyped-call]
     return y
 
 
@@ -154,7 +156,7 @@ def _memberships(
     temperature: Tensor,
     mask: Tensor | None,
     form: Form,
-    reduce: Callable[[Tensor], Tensor] = _alone,
+    reduce: _Reduce = _alone,
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
     """Return pi [B, N, H] of the tokens v; the sums of their squares and their count, where these are used."""
     squares, count, scale = None, None, temperature.to(v.dtype)
@@ -186,7 +188,7 @@ def _through_memberships(
     squares: Tensor | None,
     count: Tensor | None,
     d_logit: Tensor,
-    reduce: Callable[[Tensor], Tensor] = _alone,
+    reduce: _Reduce = _alone,
 ) -> _Through:
     scale = temperature.to(square.dtype)
     d_energy = (scale if count is None else scale * count) * d_logit
@@ -244,7 +246,7 @@ def tssa_gradients(
 
 class _TSSA(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, w: Tensor, temperature: Tensor, mask: Tensor | None, form: Form) -> Tensor:
+    def forward(ctx: Any, form: Form, mask: Tensor | None, w: Tensor, temperature: Tensor) -> Tensor:
         y, *saved = tssa_forward(w, temperature, mask, form)
         ctx.form = form
         ctx.save_for_backward(w, temperature, mask, *saved)
@@ -254,7 +256,7 @@ class _TSSA(torch.autograd.Function):
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         w, temperature, mask, pi, squares, count, weighted, mass = ctx.saved_tensors
         if wants_graph():
-            return (*tssa_gradients(dy, w, temperature, mask, ctx.form), None, None)
+            return None, None, *tssa_gradients(dy, w, temperature, mask, ctx.form)
         gain = _gain(weighted, mass)
         v, o = zero_padding(w.to(pi.dtype), mask), zero_padding(dy.to(pi.dtype), mask)
         square, weight = v.square(), pi.unsqueeze(-1)
@@ -265,7 +267,7 @@ class _TSSA(torch.autograd.Function):
         d_pi = (v * (v * d_weighted - o * gain)).sum(dim=-1) + d_mass
         through = _through_memberships(square, temperature, squares, count, _through_logits(pi, d_pi))
         dw = 2 * v * sum(through.terms, weight * d_weighted) - weight * o * gain
-        return dw.to(w.dtype), through.temperature, None, None
+        return None, None, dw.to(w.dtype), through.temperature
 
 
 class _Fadings(NamedTuple):
@@ -361,94 +363,92 @@ def summed_squares(square: Tensor, mask: Tensor | None, layout: Layout, form: Fo
     return torch.cat((square, ones), dim=-1)
 
 
-def _through_causal_memberships(
-    square: Tensor,
-    temperature: Tensor,
-    bias: Tensor | None,
-    mask: Tensor | None,
-    scale: Tensor | None,
-    fading: Fading | None,
-    layout: Layout,
-    form: Form,
-    start: Tensor,
-    d_squares: Tensor,
-    d_logit: Tensor,
-) -> _CausalThrough:
-    width, d_energy = square.shape[-1], temperature.to(square.dtype) * d_logit
-    squares = running = running_sums(summed_squares(square, mask, layout, form), start, fading)
-    if form.counted:
-        squares, count = running[..., :width], running[..., width:]
-    inverse = 1 / squares.clamp_min(PREFIX_FLOOR)
-    d_share = (d_energy if scale is None else d_energy * scale).unsqueeze(-1)
-    share = square * inverse
-    if form.counted:
-        d_count = layout.collect(d_share * share, layout.features)
-        count = layout.spread(count, layout.features)
-        share, d_share = share * count, d_share * count
-    direct = -d_share * square * inverse.square() * (squares > PREFIX_FLOOR)
-    if form.counted:
-        direct = torch.cat((direct, d_count), dim=-1)
-    reach = _reach(direct, d_squares, fading)
-    share = share.sum(dim=-1)
-    return _CausalThrough(
-        [d_share * inverse, reach.upto[..., :width] if form.counted else reach.upto],
-        (d_logit * _energy(share, bias, scale, width)).sum(dim=(0, 1)).to(temperature.dtype),
-        None if bias is None else (width * d_energy).sum_to_size(bias.shape),
-        None if scale is None else (d_energy * share).sum_to_size(scale.shape),
-        _Faded(reach, running, start, layout.squares),
-    )
+_CausalTensors = tuple[Tensor, Tensor, Tensor | None, Tensor | None, Tensor | None, Tensor, *tuple[Tensor, ...]]
+"""w, temperature, bias, scale, decay and the sums before the first token: what has a gradient, in this order."""
 
 
-def _causal_memberships(
-    square: Tensor,
-    temperature: Tensor,
-    bias: Tensor | None,
-    mask: Tensor | None,
-    scale: Tensor | None,
-    fading: Fading | None,
-    layout: Layout,
-    form: Form,
-    start: Tensor,
-) -> tuple[Tensor, Tensor]:
-    """Return pi [B, N, H] and the sums of squares after the last token."""
-    width, summed = square.shape[-1], summed_squares(square, mask, layout, form)
-    running = running_sums(summed, start, fading)
-    squares = _last(summed, start, running, fading)
-    share = square / running[..., :width].clamp_min(PREFIX_FLOOR)
-    if form.counted:
-        share = share * layout.spread(running[..., width:], layout.features)
-    share = share.sum(dim=-1)
-    del running  # as large as w
-    energy = _energy(share, bias, scale, width)
-    return zero_padding((temperature.to(square.dtype) * energy).softmax(dim=-1), mask), squares
+class _Energies(NamedTuple):
+    """What memberships are found from in the causal form; `start` is the sum of squares before the first token."""
+
+    form: Form
+    layout: Layout
+    mask: Tensor | None
+    v: Tensor
+    square: Tensor
+    temperature: Tensor
+    bias: Tensor | None
+    scale: Tensor | None
+    fadings: _Fadings
+    start: Tensor
+
+    @classmethod
+    def of(cls, form: Form, mask: Tensor | None, *tensors: *_CausalTensors) -> _Energies:
+        """Return those of a call."""
+        w, temperature, bias, scale, decay, start, *_ = tensors
+        v, layout = zero_padding(w.to(statistics_dtype(w.dtype)), mask), Layout(w.shape[-1], form, w.device)
+        fadings = _Fadings.of(decay, mask, w, layout)
+        return cls(form, layout, mask, v, v.square(), temperature, bias, scale, fadings, start)
+
+    def memberships(self) -> tuple[Tensor, Tensor]:
+        """Return pi [B, N, H] and the sums of squares after the last token."""
+        form, layout, mask, _, square, temperature, bias, scale, (fading, *_), start = self
+        width, summed = square.shape[-1], summed_squares(square, mask, layout, form)
+        running = running_sums(summed, start, fading)
+        squares = _last(summed, start, running, fading)
+        share = square / running[..., :width].clamp_min(PREFIX_FLOOR)
+        if form.counted:
+            share = share * layout.spread(running[..., width:], layout.features)
+        share = share.sum(dim=-1)
+        del running  # as large as w
+        energy = _energy(share, bias, scale, width)
+        return zero_padding((temperature.to(square.dtype) * energy).softmax(dim=-1), mask), squares
+
+    def through(self, d_squares: Tensor, d_logit: Tensor) -> _CausalThrough:
+        """Return the gradients, given those of the last sums of squares and of what the softmax is taken of."""
+        form, layout, mask, _, square, temperature, bias, scale, (fading, *_), start = self
+        width, d_energy = square.shape[-1], temperature.to(square.dtype) * d_logit
+        squares = running = running_sums(summed_squares(square, mask, layout, form), start, fading)
+        if form.counted:
+            squares, count = running[..., :width], running[..., width:]
+        inverse = 1 / squares.clamp_min(PREFIX_FLOOR)
+        d_share = (d_energy if scale is None else d_energy * scale).unsqueeze(-1)
+        share = square * inverse
+        if form.counted:
+            d_count = layout.collect(d_share * share, layout.features)
+            count = layout.spread(count, layout.features)
+            share, d_share = share * count, d_share * count
+        direct = -d_share * square * inverse.square() * (squares > PREFIX_FLOOR)
+        if form.counted:
+            direct = torch.cat((direct, d_count), dim=-1)
+        reach = _reach(direct, d_squares, fading)
+        share = share.sum(dim=-1)
+        return _CausalThrough(
+            [d_share * inverse, reach.upto[..., :width] if form.counted else reach.upto],
+            (d_logit * _energy(share, bias, scale, width)).sum(dim=(0, 1)).to(temperature.dtype),
+            None if bias is None else (width * d_energy).sum_to_size(bias.shape),
+            None if scale is None else (d_energy * share).sum_to_size(scale.shape),
+            _Faded(reach, running, start, layout.squares),
+        )
 
 
 def causal_forward(
-    w: Tensor,
-    temperature: Tensor,
-    bias: Tensor | None,
-    mask: Tensor | None,
-    scale: Tensor | None,
-    decay: Tensor | None,
-    form: Form,
-    *before: Tensor,
+    form: Form, mask: Tensor | None, *tensors: *_CausalTensors
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Return y, the memberships and the three sums after the last token; differentiable, as `tssa_forward` is."""
-    v = zero_padding(w.to(statistics_dtype(w.dtype)), mask)
-    layout = Layout(w.shape[-1], form, w.device)
-    fading = _Fadings.of(decay, mask, w, layout)
-    square, starts = v.square(), (before[0], before[1], mass_columns(before[2], form))
-    energies = (square, temperature, bias, mask, scale, fading.squares, layout, form)
-    pi, squares = _causal_memberships(*energies, starts[0])
+    w, _, _, _, decay, _, *before = tensors
+    energies = _Energies.of(form, mask, *tensors)
+    pi, squares = energies.memberships()
     if form.block_size > 1 or form.centered:
-        y, weighted, mass, _ = _in_causal_blocks(w, pi, mask, decay, form, *before[1:])
+        y, weighted, mass, _ = _in_causal_blocks(w, pi, mask, decay, form, *before)
         return y, pi, squares, weighted, mass
-    weight, weights = pi.unsqueeze(-1), pi.unsqueeze(-1).expand(-1, -1, -1, layout.num_masses)
-    weighted = running_sums(weight * square, starts[1], fading.weighted)
-    mass = running_sums(weights, starts[2], fading.mass)
-    y = -weight * v / (1 + weighted / (mass + MASS_FLOOR))
-    weighted_squares = _last(weight * square, starts[1], weighted, fading.weighted)
-    after = mass_of_columns(_last(weights, starts[2], mass, fading.mass), form)
+    square, fadings = energies.square, energies.fadings
+    weight, weights = pi.unsqueeze(-1), pi.unsqueeze(-1).expand(-1, -1, -1, energies.layout.num_masses)
+    starts = (before[0], mass_columns(before[1], form))
+    weighted = running_sums(weight * square, starts[0], fadings.weighted)
+    mass = running_sums(weights, starts[1], fadings.mass)
+    y = -weight * energies.v / (1 + weighted / (mass + MASS_FLOOR))
+    weighted_squares = _last(weight * square, starts[0], weighted, fadings.weighted)
+    after = mass_of_columns(_last(weights, starts[1], mass, fadings.mass), form)
     return y.to(w.dtype), pi, squares, weighted_squares, after
 
 
@@ -479,78 +479,66 @@ def causal_gradients(
 class _CausalTSSA(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any,
-        w: Tensor,
-        temperature: Tensor,
-        bias: Tensor | None,
-        mask: Tensor | None,
-        scale: Tensor | None,
-        decay: Tensor | None,
-        form: Form,
-        *before: Tensor,
+        ctx: Any, form: Form, mask: Tensor | None, *tensors: *_CausalTensors
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        y, pi, squares, weighted, mass = causal_forward(w, temperature, bias, mask, scale, decay, form, *before)
+        y, pi, squares, weighted, mass = causal_forward(form, mask, *tensors)
         ctx.form = form
-        ctx.save_for_backward(w, temperature, bias, mask, scale, decay, pi, *before)
+        ctx.save_for_backward(mask, pi, *tensors)
         return y, squares, weighted, mass
 
     @staticmethod
     def backward(
         ctx: Any, dy: Tensor, d_squares: Tensor, d_weighted: Tensor, d_mass: Tensor
     ) -> tuple[Tensor | None, ...]:
-        w, temperature, bias, mask, scale, decay, pi, *before = ctx.saved_tensors
+        mask, pi, *tensors = ctx.saved_tensors
         if wants_graph():
-            inputs, cotangents = (w, temperature, bias, scale, decay, *before), (dy, d_squares, d_weighted, d_mass)
-            dw, dt, d_bias, d_scale, d_decay, *d_before = causal_gradients(cotangents, inputs, mask, ctx.form)
-            return (dw, dt, d_bias, None, d_scale, d_decay, None, *d_before)
-        form, layout = ctx.form, Layout(w.shape[-1], ctx.form, w.device)
-        fading = _Fadings.of(decay, mask, w, layout)
-        v, o = zero_padding(w.to(pi.dtype), mask), zero_padding(dy.to(pi.dtype), mask)
-        square, weight, starts = v.square(), pi.unsqueeze(-1), (before[0], before[1], mass_columns(before[2], form))
-        weighted = running_sums(weight * square, starts[1], fading.weighted)
-        mass = running_sums(weight.expand(-1, -1, -1, layout.num_masses), starts[2], fading.mass)
+            cotangents = (dy, d_squares, d_weighted, d_mass)
+            return None, None, *causal_gradients(cotangents, tuple(tensors), mask, ctx.form)
+        w, _, _, _, decay, _, *before = tensors
+        energies = _Energies.of(ctx.form, mask, *tensors)
+        form, layout, fadings = ctx.form, energies.layout, energies.fadings
+        v, o, weight = energies.v, zero_padding(dy.to(pi.dtype), mask), pi.unsqueeze(-1)
+        starts = (before[0], mass_columns(before[1], form))
+        weighted = running_sums(weight * energies.square, starts[0], fadings.weighted)
+        mass = running_sums(weight.expand(-1, -1, -1, layout.num_masses), starts[1], fadings.mass)
         floored = mass + MASS_FLOOR
         gain = floored / (floored + weighted)
 
         direct = gain.square() * weight * o * v / floored
         to_mass = -layout.collect(direct * weighted / floored, layout.weighted)
-        bar_weighted = _reach(direct, d_weighted, fading.weighted)
-        bar_mass = _reach(to_mass, mass_columns(d_mass, form), fading.mass)
+        bar_weighted = _reach(direct, d_weighted, fadings.weighted)
+        bar_mass = _reach(to_mass, mass_columns(d_mass, form), fadings.mass)
         d_pi = (v * (v * bar_weighted.upto - o * gain)).sum(dim=-1) + bar_mass.upto.sum(dim=-1)
-        energies = (square, temperature, bias, mask, scale, fading.squares, layout, form, starts[0], d_squares)
-        through = _through_causal_memberships(*energies, _through_logits(pi, d_pi))
+        through = energies.through(d_squares, _through_logits(pi, d_pi))
         dw = 2 * v * sum(through.terms, weight * bar_weighted.upto) - weight * o * gain
         d_decay = None
         if decay is not None:
-            sums = (_Faded(bar_weighted, weighted, starts[1], layout.weighted), _Faded(bar_mass, mass, starts[2]))
+            sums = (_Faded(bar_weighted, weighted, starts[0], layout.weighted), _Faded(bar_mass, mass, starts[1]))
             d_decay = _through_decay(decay, mask, layout, through.squares, *sums)
-        return (
-            dw.to(w.dtype),
-            through.temperature,
-            through.bias,
-            None,
-            through.scale,
-            d_decay,
-            None,
-            through.squares.reach.start,
-            bar_weighted.start,
-            mass_of_columns(bar_mass.start, form),
-        )
+        rest = (through.temperature, through.bias, through.scale, d_decay, through.squares.reach.start)
+        return None, None, dw.to(w.dtype), *rest, bar_weighted.start, mass_of_columns(bar_mass.start, form)
 
 
 # --- Statistics in blocks
 
 
+def _shared_gradients(
+    ctx: Any,
+    cotangent: Tensor,
+    closed: Callable[[Any, Tensor], tuple[Tensor | None, ...]],
+    run: Callable[[Tensor, Tensor], Tensor],
+) -> tuple[Tensor | None, ...]:
+    """Return gradients in closed form, or through `run` of the first two saved tensors if there is to be a graph."""
+    if not wants_graph():
+        return closed(ctx, cotangent)
+    if ctx.reduce is not _alone:  # other processes do not take part in a graph
+        return once_differentiable(closed)(ctx, cotangent)
+    return None, None, None, *gradients(run, ctx.saved_tensors[:2], cotangent)
+
+
 class _Membership(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx: Any,
-        w: Tensor,
-        temperature: Tensor,
-        mask: Tensor | None,
-        form: Form,
-        reduce: Callable[[Tensor], Tensor],
-    ) -> Tensor:
+    def forward(ctx: Any, form: Form, reduce: _Reduce, mask: Tensor | None, w: Tensor, temperature: Tensor) -> Tensor:
         v = zero_padding(w.to(statistics_dtype(w.dtype)), mask)
         pi, squares, count = _memberships(v, v.square(), temperature, mask, form, reduce)
         ctx.form, ctx.reduce = form, reduce
@@ -559,17 +547,13 @@ class _Membership(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, d_pi: Tensor) -> tuple[Tensor | None, ...]:
-        if not wants_graph():
-            return _through_membership(ctx, d_pi)
-        if ctx.reduce is not _alone:  # other processes do not take part in a graph
-            return once_differentiable(_through_membership)(ctx, d_pi)
-        w, temperature, mask, *_ = ctx.saved_tensors
+        mask = ctx.saved_tensors[2]
 
         def run(w: Tensor, temperature: Tensor) -> Tensor:
             v = zero_padding(w.to(d_pi.dtype), mask)
             return _memberships(v, v.square(), temperature, mask, ctx.form)[0]
 
-        return (*gradients(run, (w, temperature), d_pi), None, None, None)
+        return _shared_gradients(ctx, d_pi, _through_membership, run)
 
 
 def _through_membership(ctx: Any, d_pi: Tensor) -> tuple[Tensor | None, ...]:
@@ -578,54 +562,37 @@ def _through_membership(ctx: Any, d_pi: Tensor) -> tuple[Tensor | None, ...]:
     d_logit = _through_logits(pi, d_pi)
     through = _through_memberships(v.square(), temperature, squares, count, d_logit, ctx.reduce)
     dw = 2 * v * sum(through.terms[1:], through.terms[0])
-    return dw.to(w.dtype), through.temperature, None, None, None
+    return None, None, None, dw.to(w.dtype), through.temperature
 
 
 class _CausalMembership(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx: Any,
-        w: Tensor,
-        temperature: Tensor,
-        bias: Tensor | None,
-        mask: Tensor | None,
-        scale: Tensor | None,
-        decay: Tensor | None,
-        form: Form,
-        start: Tensor,
-    ) -> tuple[Tensor, Tensor]:
-        v, layout = zero_padding(w.to(statistics_dtype(w.dtype)), mask), Layout(w.shape[-1], form, w.device)
-        fading = _Fadings.of(decay, mask, w, layout).squares
-        pi, squares = _causal_memberships(v.square(), temperature, bias, mask, scale, fading, layout, form, start)
+    def forward(ctx: Any, form: Form, mask: Tensor | None, *tensors: *_CausalTensors) -> tuple[Tensor, Tensor]:
+        pi, squares = _Energies.of(form, mask, *tensors).memberships()
         ctx.form = form
-        ctx.save_for_backward(w, temperature, bias, mask, scale, decay, start, pi)
+        ctx.save_for_backward(mask, pi, *tensors)
         return pi, squares
 
     @staticmethod
     def backward(ctx: Any, d_pi: Tensor, d_squares: Tensor) -> tuple[Tensor | None, ...]:
-        w, temperature, bias, mask, scale, decay, start, pi = ctx.saved_tensors
-        form, layout = ctx.form, Layout(w.shape[-1], ctx.form, w.device)
+        mask, pi, *tensors = ctx.saved_tensors
         if wants_graph():
 
-            def run(w: Tensor, t: Tensor, bias: Any, scale: Any, decay: Any, start: Tensor) -> tuple[Tensor, Tensor]:
-                square = zero_padding(w.to(d_pi.dtype), mask).square()
-                fading = _Fadings.of(decay, mask, w, layout).squares
-                return _causal_memberships(square, t, bias, mask, scale, fading, layout, form, start)
+            def run(*tensors: *_CausalTensors) -> tuple[Tensor, Tensor]:
+                return _Energies.of(ctx.form, mask, *tensors).memberships()
 
-            inputs = (w, temperature, bias, scale, decay, start)
-            dw, dt, d_bias, d_scale, d_decay, d_start = gradients(run, inputs, (d_pi, d_squares))
-            return dw, dt, d_bias, None, d_scale, d_decay, None, d_start
-        v, fading = zero_padding(w.to(pi.dtype), mask), _Fadings.of(decay, mask, w, layout).squares
-        energies = (v.square(), temperature, bias, mask, scale, fading, layout, form, start, d_squares)
-        through = _through_causal_memberships(*energies, _through_logits(pi, d_pi))
-        dw = 2 * v * sum(through.terms[1:], through.terms[0])
-        d_decay = None if decay is None else _through_decay(decay, mask, layout, through.squares)
-        rest = (through.temperature, through.bias, None, through.scale, d_decay, None, through.squares.reach.start)
-        return dw.to(w.dtype), *rest
+            return None, None, *gradients(run, tuple(tensors), (d_pi, d_squares))
+        w, _, _, _, decay, _ = tensors
+        energies = _Energies.of(ctx.form, mask, *tensors)
+        through = energies.through(d_squares, _through_logits(pi, d_pi))
+        dw = 2 * energies.v * sum(through.terms[1:], through.terms[0])
+        d_decay = None if decay is None else _through_decay(decay, mask, energies.layout, through.squares)
+        rest = (through.temperature, through.bias, through.scale, d_decay, through.squares.reach.start)
+        return None, None, dw.to(w.dtype), *rest
 
 
 def _in_blocks(
-    w: Tensor, pi: Tensor, mask: Tensor | None, form: Form, reduce: Callable[[Tensor], Tensor] = _alone
+    w: Tensor, pi: Tensor, mask: Tensor | None, form: Form, reduce: _Reduce = _alone
 ) -> tuple[Tensor, Tensor | None, Tensor, Tensor]:
     """Return y, the mean [B, 1, H, D] if there is one, the weighted products [B, 1, H, P] and the floored mass.
 
@@ -647,9 +614,7 @@ def _in_blocks(
 
 class _BlockTSSA(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx: Any, w: Tensor, pi: Tensor, mask: Tensor | None, form: Form, reduce: Callable[[Tensor], Tensor]
-    ) -> Tensor:
+    def forward(ctx: Any, form: Form, reduce: _Reduce, mask: Tensor | None, w: Tensor, pi: Tensor) -> Tensor:
         y, mean, weighted, mass = _in_blocks(w, pi, mask, form, reduce)
         ctx.form, ctx.reduce = form, reduce
         ctx.save_for_backward(w, pi, mask, mean, weighted / mass, mass)
@@ -657,13 +622,8 @@ class _BlockTSSA(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
-        if not wants_graph():
-            return _through_blocks(ctx, dy)
-        if ctx.reduce is not _alone:  # other processes do not take part in a graph
-            return once_differentiable(_through_blocks)(ctx, dy)
-        w, pi, mask, *_ = ctx.saved_tensors
-        d_inputs = gradients(lambda w, pi: _in_blocks(w, pi, mask, ctx.form)[0], (w, pi), dy)
-        return (*d_inputs, None, None, None)
+        mask = ctx.saved_tensors[2]
+        return _shared_gradients(ctx, dy, _through_blocks, lambda w, pi: _in_blocks(w, pi, mask, ctx.form)[0])
 
 
 def _through_blocks(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
@@ -682,7 +642,7 @@ def _through_blocks(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
     if mean is not None:
         d_mean = -ctx.reduce(dw.sum(dim=1)).unsqueeze(1) / mass
         d_pi, dw = d_pi + (v * d_mean).sum(dim=-1), dw + weight * d_mean
-    return dw.to(w.dtype), zero_padding(d_pi, mask), None, None, None
+    return None, None, None, dw.to(w.dtype), zero_padding(d_pi, mask)
 
 
 # Tokens in a chunk of the causal form with blocks.
@@ -709,33 +669,23 @@ class _CausalBlockTSSA(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any,
-        w: Tensor,
-        pi: Tensor,
-        mask: Tensor | None,
-        decay: Tensor | None,
-        form: Form,
-        weighted: Tensor,
-        mass: Tensor,
+        ctx: Any, form: Form, mask: Tensor | None, w: Tensor, pi: Tensor, decay: Tensor | None, *before: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
-        *outputs, starts = _in_causal_blocks(w, pi, mask, decay, form, weighted, mass)
+        y, weighted, mass, starts = _in_causal_blocks(w, pi, mask, decay, form, *before)
         ctx.form = form
-        ctx.save_for_backward(w, pi, mask, decay, *(starts or (weighted, mass)))
-        y, weighted, mass = outputs
+        ctx.save_for_backward(mask, w, pi, decay, *(starts or before))
         return y, weighted, mass
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor, d_weighted: Tensor, d_mass: Tensor) -> tuple[Tensor | None, ...]:
-        w, pi, mask, decay, *starts = ctx.saved_tensors
+        mask, w, pi, decay, *starts = ctx.saved_tensors
         form = ctx.form
         if wants_graph():
 
-            def run(w: Tensor, pi: Tensor, decay: Any, weighted: Tensor, mass: Tensor) -> tuple[Tensor, ...]:
-                return _in_causal_blocks(w, pi, mask, decay, form, weighted, mass)[:3]
+            def run(w: Tensor, pi: Tensor, decay: Any, *before: Tensor) -> tuple[Tensor, ...]:
+                return _in_causal_blocks(w, pi, mask, decay, form, *before)[:3]
 
-            inputs, cotangents = (w, pi, decay, *starts[:2]), (dy, d_weighted, d_mass)
-            dw, d_pi, d_decay, *d_before = gradients(run, inputs, cotangents)
-            return (dw, d_pi, None, d_decay, None, *d_before)
+            return None, None, *gradients(run, (w, pi, decay, *starts[:2]), (dy, d_weighted, d_mass))
         d_tokens, d_memberships, d_decays = [torch.zeros_like(w[:, :0])], [pi[:, :0]], []
         d_mass = mass_columns(d_mass, form)
         for index, rows in reversed([*enumerate(_chunks(w, form))]):
@@ -751,7 +701,7 @@ class _CausalBlockTSSA(torch.autograd.Function):
             fixed = torch.stack((torch.zeros_like(decay), *d_decays)).sum(dim=0) if decay.dim() == 1 else None
             d_decay = torch.cat((*d_decays[::-1], decay[:, :0]), dim=1) if fixed is None else fixed
         dw, d_pi = torch.cat(d_tokens[::-1], dim=1), torch.cat(d_memberships[::-1], dim=1)
-        return dw, d_pi, None, d_decay, None, d_weighted, mass_of_columns(d_mass, form)
+        return None, None, dw, d_pi, d_decay, d_weighted, mass_of_columns(d_mass, form)
 
 
 def _chunks(w: Tensor, form: Form) -> list[slice]:

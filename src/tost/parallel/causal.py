@@ -16,7 +16,7 @@ their product over its tokens with its sums.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import NamedTuple, Unpack
 
 import torch
 from torch import Tensor
@@ -27,60 +27,39 @@ from tost.ops._blocks import Layout
 from tost.ops._checks import check_bias, check_causal
 from tost.ops._inputs import causal_form, empty_sums, mass_columns, mass_of_columns, one_for_padding
 from tost.ops._numerics import num_tokens, statistics_dtype, zero_padding
-from tost.ops.form import Form
+from tost.ops.form import Form, OperatorKeywords
 from tost.ops.pytorch import summed_squares
 from tost.parallel._autograd import exclusive_sum, gather_sums, local_squares, sum_of_gathered
 from tost.parallel._channel import Channel, untraced
 from tost.parallel.context import ContextParallel, SharedPacking, resolve
 
 
+class CausalKeywords(OperatorKeywords, total=False):
+    """Keyword arguments of `causal_tssa`."""
+
+    mask: Tensor | None
+    cu_seqlens: SharedPacking | None
+    decay: Tensor | None
+    backend: str
+    context: ContextParallel | None
+
+
 def causal_tssa(
-    w: Tensor,
-    temperature: Tensor,
-    bias: Tensor | None = None,
-    *,
-    mask: Tensor | None = None,
-    cu_seqlens: SharedPacking | None = None,
-    count_scaled: bool = False,
-    decay: Tensor | None = None,
-    block_size: int = 1,
-    centered: bool = False,
-    backend: str = "auto",
-    context: ContextParallel | None = None,
+    w: Tensor, temperature: Tensor, bias: Tensor | None = None, **options: Unpack[CausalKeywords]
 ) -> Tensor:
     """Run `tost.causal_tssa` on a sequence of which this rank holds a piece.
 
-    Arguments are those of `tost.causal_tssa`, the same on every rank except for the tokens, and:
-
-    Args:
-        w: This rank's projected tokens, ``[B, N, H, D]``; N may differ between ranks and may be 0.
-        bias: A table for the whole sequence, or the biases of this rank's tokens.
-        mask: Real tokens of this rank, bool ``[B, N]``.
-        cu_seqlens: How packed sequences lie in this rank's piece; see `ContextParallel.split_packing`.
-        decay: ``[H]``, or from the data that of this rank's tokens.
-        context: The ranks that share the sequence; None for the active context.
+    Arguments are those of `causal_tssa_with_state`, without the state.
 
     Returns:
         y of this rank's tokens, ``[B, N, H, D]``, in the dtype of `w`.
 
     Raises:
-        ValueError: As `tost.causal_tssa` does; a bias shorter than the whole sequence is refused on every rank.
+        ValueError: As `causal_tssa_with_state` does.
         BackendError: As `tost.causal_tssa` does.
         RuntimeError: No context was given and none is active.
     """
-    y, _ = causal_tssa_with_state(
-        w,
-        temperature,
-        bias,
-        mask=mask,
-        cu_seqlens=cu_seqlens,
-        count_scaled=count_scaled,
-        decay=decay,
-        block_size=block_size,
-        centered=centered,
-        backend=backend,
-        context=context,
-    )
+    y, _ = causal_tssa_with_state(w, temperature, bias, state=None, **options)
     return y
 
 
@@ -93,12 +72,10 @@ def causal_tssa_with_state(
     mask: Tensor | None = None,
     cu_seqlens: SharedPacking | None = None,
     state: TSSAState | None = None,
-    count_scaled: bool = False,
     decay: Tensor | None = None,
-    block_size: int = 1,
-    centered: bool = False,
     backend: str = "auto",
     context: ContextParallel | None = None,
+    **options: Unpack[OperatorKeywords],
 ) -> tuple[Tensor, TSSAState]:
     """Run `tost.causal_tssa_with_state` on a sequence of which this rank holds a piece.
 
@@ -109,20 +86,28 @@ def causal_tssa_with_state(
     as much for every rank. A loss that uses the returned state must do so on every rank; its backward pass then takes
     two more. Packed sequences count as so many in a batch: B is then their number S.
 
-    Arguments are those of `causal_tssa`, and:
+    Arguments are those of `tost.causal_tssa_with_state`, the same on every rank except for the tokens, and:
 
     Args:
+        w: This rank's projected tokens, ``[B, N, H, D]``; N may differ between ranks and may be 0.
+        bias: A table for the whole sequence, or the biases of this rank's tokens.
+        mask: Real tokens of this rank, bool ``[B, N]``.
+        cu_seqlens: How packed sequences lie in this rank's piece; see `ContextParallel.split_packing`.
         state: The state before the whole shared sequence, the same on every rank; None at its start.
+        decay: ``[H]``, or from the data that of this rank's tokens.
+        context: The ranks that share the sequence; None for the active context.
+        **options: Options of the operator, as in `tost.causal_tssa`.
 
     Returns:
         y of this rank's tokens, ``[B, N, H, D]``, and the state after the whole sequence, the same on every rank.
 
     Raises:
-        ValueError: As `tost.causal_tssa_with_state` does.
+        ValueError: As `tost.causal_tssa_with_state` does; a bias shorter than the whole sequence is refused on every
+            rank.
         BackendError: As `tost.causal_tssa` does.
         RuntimeError: No context was given and none is active.
     """
-    form = causal_form(decay, count_scaled=count_scaled, block_size=block_size, centered=centered)
+    form = causal_form(decay, **options)
     check_causal(form, cu_seqlens, w, temperature, None, mask, state, decay)
     # The form of the bias; its length is checked when the length of the whole sequence is known.
     check_bias(bias, w if bias is not None and bias.dim() == 3 else w[:, :0], None, None)
@@ -141,11 +126,9 @@ def causal_tssa_with_state(
             mask=mask,
             cu_seqlens=cu_seqlens,
             state=before,
-            count_scaled=count_scaled,
             decay=decay,
-            block_size=block_size,
-            centered=centered,
             backend=backend,
+            **options,
         )
 
     if form.token_decay:

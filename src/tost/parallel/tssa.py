@@ -8,7 +8,7 @@ Shapes: w, y [B, N, H, D] (N tokens of this rank), temperature [H], mask [B, N],
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 from torch import Tensor
@@ -17,7 +17,7 @@ from torch.autograd.function import once_differentiable
 from tost.ops._checks import check_block_size, check_mask, check_packing, check_temperature, check_tokens
 from tost.ops._inputs import Inputs
 from tost.ops._numerics import MASS_FLOOR, SQUARE_FLOOR, num_tokens, statistics_dtype, zero_padding
-from tost.ops.form import Form
+from tost.ops.form import Form, OperatorKeywords
 from tost.ops.pytorch import block_tssa
 from tost.parallel._channel import Channel, untraced
 from tost.parallel._chunks import accumulate, chunks, tokens_of
@@ -32,10 +32,8 @@ def tssa(
     mask: Tensor | None = None,
     cu_seqlens: SharedPacking | None = None,
     normalize: bool = True,
-    count_scaled: bool = False,
-    block_size: int = 1,
-    centered: bool = False,
     context: ContextParallel | None = None,
+    **options: Unpack[OperatorKeywords],
 ) -> Tensor:
     """Run `tost.tssa` on a sequence of which this rank holds a piece.
 
@@ -53,6 +51,7 @@ def tssa(
         mask: Real tokens of this rank, bool ``[B, N]``.
         cu_seqlens: How packed sequences lie in this rank's piece; see `ContextParallel.split_packing`.
         context: The ranks that share the sequence; None for the active context.
+        **options: Options of the operator, as in `tost.tssa`.
 
     Returns:
         y of this rank's tokens, ``[B, N, H, D]``, in the dtype of `w`.
@@ -64,10 +63,10 @@ def tssa(
     check_tokens(w)
     check_temperature(temperature, w)
     check_mask(mask, w)
-    check_block_size(block_size, w)
+    form = Form(**options, normalize=normalize, token_decay=False, channel_decay=False)
+    check_block_size(form.block_size, w)
     check_packing(cu_seqlens, w)
     channel = resolve(context).channel
-    form = Form(normalize=normalize, count_scaled=count_scaled, block_size=block_size, centered=centered)
     if cu_seqlens is None:
         return _run(w, temperature, mask, form, channel)
     # Every rank has to make the same groups, so they go by the lengths of whole sequences.

@@ -5,12 +5,45 @@ Shapes: x [B, N, ...] (batch, tokens), mask [B, N].
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from tost.nn._checks import check_width, refuse_context
+from tost.ops._checks import check_mask
+from tost.ops._numerics import zero_padding
 from tost.ops._transforms import has_values
+
+
+class OrderedMixer(nn.Module):
+    """Mixes tokens by their places in a whole sequence; subclasses supply how. A mask is a deletion."""
+
+    embed_dim: int
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Mix each of the tokens x [B, N, C] with others.
+
+        Args:
+            x: Tokens, ``[B, N, C]``.
+            mask: Real tokens, bool ``[B, N]``, padding anywhere.
+
+        Returns:
+            ``[B, N, C]``; 0 for padding.
+
+        Raises:
+            ValueError: `x` or `mask` has the wrong shape.
+            BackendError: Context parallelism is active; this needs whole sequences.
+        """
+        refuse_context(type(self).__name__)
+        check_width(x, self.embed_dim)
+        check_mask(mask, x)
+        return zero_padding(real_first(self._run, zero_padding(x, mask), mask), mask)
+
+    @abstractmethod
+    def _run(self, x: Tensor, mask: Tensor | None) -> Tensor:
+        """Mix tokens of which the real ones come first, and zeros follow."""
 
 
 def real_first(mix: Callable[[Tensor, Tensor | None], Tensor], x: Tensor, mask: Tensor | None) -> Tensor:

@@ -6,11 +6,12 @@ Shapes: x [B, N, C] (batch, tokens, width), mask [B, N].
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Literal
+from typing import Literal, Unpack
 
 import torch
 from torch import Tensor, nn
 
+from tost.nn._factory import Factory
 from tost.nn.packed import mix
 from tost.nn.recompute import is_recomputing
 from tost.ops import Packing
@@ -29,8 +30,7 @@ class TokenBatchNorm(nn.Module):
         embed_dim: Width of the tokens, C.
         eps: Added to the variance.
         momentum: Weight of a batch in the averages.
-        device: Where the parameters live.
-        dtype: Type of the parameters.
+        **factory: `device` and `dtype` of the parameters.
 
     Example:
         >>> import torch
@@ -43,21 +43,13 @@ class TokenBatchNorm(nn.Module):
     running_var: Tensor
     _sum: Callable[[Tensor], Tensor] | None = None
 
-    def __init__(
-        self,
-        embed_dim: int,
-        *,
-        eps: float = 1e-5,
-        momentum: float = 0.1,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
-    ) -> None:
+    def __init__(self, embed_dim: int, *, eps: float = 1e-5, momentum: float = 0.1, **factory: Unpack[Factory]) -> None:
         super().__init__()
         self.embed_dim, self.eps, self.momentum = embed_dim, eps, momentum
-        self.weight = nn.Parameter(torch.ones(embed_dim, device=device, dtype=dtype))
-        self.bias = nn.Parameter(torch.zeros(embed_dim, device=device, dtype=dtype))
-        self.register_buffer("running_mean", torch.zeros(embed_dim, device=device, dtype=dtype))
-        self.register_buffer("running_var", torch.ones(embed_dim, device=device, dtype=dtype))
+        self.weight = nn.Parameter(torch.ones(embed_dim, **factory))
+        self.bias = nn.Parameter(torch.zeros(embed_dim, **factory))
+        self.register_buffer("running_mean", torch.zeros(embed_dim, **factory))
+        self.register_buffer("running_var", torch.ones(embed_dim, **factory))
 
     def extra_repr(self) -> str:
         """Show the sizes in ``print(module)``."""
@@ -109,8 +101,7 @@ class MixerBlock(nn.Module):
         embed_dim: Width of the tokens, C.
         norm: Place of the norm: ``"pre"`` or ``"post"``.
         norm_kind: ``"batch"``, see `TokenBatchNorm`, or ``"layer"``.
-        device: Where the parameters live.
-        dtype: Type of the parameters.
+        **factory: `device` and `dtype` of the parameters.
 
     Raises:
         ValueError: `norm` or `norm_kind` is not known.
@@ -129,15 +120,14 @@ class MixerBlock(nn.Module):
         *,
         norm: Literal["pre", "post"] = "pre",
         norm_kind: Literal["batch", "layer"] = "batch",
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
+        **factory: Unpack[Factory],
     ) -> None:
         super().__init__()
         if norm not in ("pre", "post") or norm_kind not in ("batch", "layer"):
             raise ValueError(f"norm={norm!r} takes 'pre' or 'post', norm_kind={norm_kind!r} takes 'batch' or 'layer'.")
         self.norm, self.attention = norm, mixer
         kind: type[TokenBatchNorm | nn.LayerNorm] = TokenBatchNorm if norm_kind == "batch" else nn.LayerNorm
-        self.norm1 = kind(embed_dim, device=device, dtype=dtype)
+        self.norm1 = kind(embed_dim, **factory)
 
     def extra_repr(self) -> str:
         """Show the layout in ``print(module)``."""

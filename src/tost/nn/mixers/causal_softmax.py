@@ -12,12 +12,12 @@ import torch
 from torch import Tensor
 
 from tost.nn.mixers._growing import append_tokens
-from tost.nn.mixers.projected import ProjectedMixer
-from tost.nn.state import Carry, Continues, KVState
+from tost.nn.mixers.projected import CausalMixer
+from tost.nn.state import KVState
 from tost.ops._numerics import num_tokens
 
 
-class CausalSoftmaxAttention(ProjectedMixer, Continues[KVState]):
+class CausalSoftmaxAttention(CausalMixer[KVState]):
     """Scaled dot-product attention between each token and those up to it, as in GPT-2.
 
     Arguments are those of `ProjectedMixer`.
@@ -33,30 +33,11 @@ class CausalSoftmaxAttention(ProjectedMixer, Continues[KVState]):
 
     state_kind: ClassVar[type] = KVState
 
-    def forward(  # type: ignore[override]  # a causal mixer takes a state and no grid
-        self, x: Tensor, mask: Tensor | None = None, *, carry: Carry | None = None
-    ) -> Tensor:
-        """Mix the tokens x [B, N, C], each with those before it.
-
-        Args:
-            x: Tokens, ``[B, N, C]``.
-            mask: Real tokens, bool ``[B, N]``, padding anywhere; it gets the output bias.
-            carry: A state to continue from, which is replaced by the one after these tokens; see `forward_with_state`.
-
-        Returns:
-            ``[B, N, C]``.
-
-        Raises:
-            ValueError: `x` or `mask` has the wrong shape or dtype.
-            BackendError: Context parallelism is active; this mixer needs whole sequences.
-        """
-        query, key, value = (part.transpose(1, 2) for part in self._project_in(x, mask).unbind(2))
-        after = self._extend(None if carry is None else carry.state, key, value, mask)
-        if carry is not None:
-            carry.state = after
+    def _advance(self, x: Tensor, parts: Tensor, state: KVState | None, mask: Tensor | None) -> tuple[Tensor, KVState]:
+        query, key, value = (part.transpose(1, 2) for part in parts.unbind(2))
+        after = self._extend(state, key, value, mask)
         rule, causal = _visible(after, x.shape[1])
-        y = self._softmax(query, after.keys, after.values, rule, causal=causal)
-        return self._project_out(y.transpose(1, 2), mask)
+        return self._softmax(query, after.keys, after.values, rule, causal=causal).transpose(1, 2), after
 
     def _extend(self, state: KVState | None, key: Tensor, value: Tensor, mask: Tensor | None) -> KVState:
         """Return the state after tokens with these keys and values, [B, H, N, D]."""

@@ -5,26 +5,27 @@ Shapes: x [B, N, C] (batch, tokens, width), parts [B, N, P, H, D] with C = H * D
 
 from __future__ import annotations
 
-from typing import ClassVar, TypedDict
+from abc import abstractmethod
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tost.nn._checks import check_heads, check_width, refuse_context
+from tost.nn._factory import Factory
 from tost.nn.packed import mix
+from tost.nn.state import Carry, Continues, State
 from tost.ops._checks import check_mask
 from tost.ops._numerics import zero_padding
 
 
-class LinearProjections(TypedDict, total=False):
+class LinearProjections(Factory, total=False):
     """Arguments of `ProjectedMixer` that a subclass without attention weights passes on."""
 
     in_bias: bool
     out_bias: bool
     out_drop: float
-    device: torch.device | str | None
-    dtype: torch.dtype | None
     value_conv: nn.Module | None
 
 
@@ -142,3 +143,36 @@ class ProjectedMixer(nn.Module):
         """Return softmax(q k^T / sqrt(D)) v, with dropout on the weights; everything is [..., N, D]."""
         drop = self.attn_drop if self.training else 0.0
         return F.scaled_dot_product_attention(query, key, value, attn_mask=mask, dropout_p=drop, is_causal=causal)
+
+
+class CausalMixer(ProjectedMixer, Continues[State]):
+    """A projected mixer that can continue a sequence; subclasses supply what its next tokens do to the state."""
+
+    state_kind: ClassVar[type]
+
+    def forward(  # type: ignore[override]  # a causal mixer takes a state and no grid
+        self, x: Tensor, mask: Tensor | None = None, *, carry: Carry | None = None
+    ) -> Tensor:
+        """Mix the tokens x [B, N, C], each with those before it.
+
+        Args:
+            x: Tokens, ``[B, N, C]``.
+            mask: Real tokens, bool ``[B, N]``, padding anywhere; it is ignored and gets the output bias.
+            carry: A state to continue from, which is replaced by the one after these tokens; see `forward_with_state`.
+
+        Returns:
+            ``[B, N, C]``.
+
+        Raises:
+            ValueError: `x`, `mask` or the state has the wrong shape or dtype.
+            BackendError: Context parallelism is active; this mixer needs whole sequences.
+        """
+        parts = self._project_in(x, mask)
+        y, after = self._advance(x, parts, None if carry is None else carry.state, mask)
+        if carry is not None:
+            carry.state = after
+        return self._project_out(y, mask)
+
+    @abstractmethod
+    def _advance(self, x: Tensor, parts: Tensor, state: State | None, mask: Tensor | None) -> tuple[Tensor, State]:
+        """Return the outputs [B, N, H, D] of tokens x with parts [B, N, P, H, D], and the state after them."""

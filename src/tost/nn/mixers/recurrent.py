@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tost.nn.mixers.projected import ProjectedMixer
+from tost.nn.mixers.projected import CausalMixer
 from tost.nn.state import Carry, Continues, RecurrentState
 from tost.ops._checks import check_mask
 from tost.ops._numerics import num_tokens, zero_padding
@@ -53,30 +53,14 @@ class NoMixer(nn.Module, Continues[RecurrentState]):
         return zero_padding(x, mask) * 0
 
 
-class _RecurrentMixer(ProjectedMixer, Continues[RecurrentState]):
+class _RecurrentMixer(CausalMixer[RecurrentState]):
     """A projected mixer with a memory; subclasses supply its size and what a piece of a sequence does to it."""
 
     state_kind: ClassVar[type] = RecurrentState
 
-    def forward(  # type: ignore[override]  # a causal mixer takes a state and no grid
-        self, x: Tensor, mask: Tensor | None = None, *, carry: Carry | None = None
-    ) -> Tensor:
-        """Mix the tokens x [B, N, C], each with those before it.
-
-        Args:
-            x: Tokens, ``[B, N, C]``.
-            mask: Real tokens, bool ``[B, N]``; the others are ignored, and their output is the bias.
-            carry: A state to continue from, which is replaced by the one after these tokens; see `forward_with_state`.
-
-        Returns:
-            ``[B, N, C]``.
-
-        Raises:
-            ValueError: `x`, `mask` or the state has the wrong shape or dtype.
-            BackendError: Context parallelism is active; this mixer needs whole sequences.
-        """
-        parts = self._project_in(x, mask)
-        state = None if carry is None else carry.state
+    def _advance(
+        self, x: Tensor, parts: Tensor, state: RecurrentState | None, mask: Tensor | None
+    ) -> tuple[Tensor, RecurrentState]:
         before = RecurrentState.empty(x, *self._memory_shape()) if state is None else state
         if before.memory.shape != (len(x), *self._memory_shape()):
             raise ValueError(
@@ -89,9 +73,7 @@ class _RecurrentMixer(ProjectedMixer, Continues[RecurrentState]):
             # The recurrences multiply many small numbers: they run in float32 or better, also under autocast.
             with torch.autocast("cpu" if x.is_meta else x.device.type, enabled=False):
                 y, memory = self._recur(x, parts, before.memory, mask)
-        if carry is not None:
-            carry.state = RecurrentState(memory, before.position + num_tokens(x, mask))
-        return self._project_out(y.to(parts.dtype), mask)
+        return y.to(parts.dtype), RecurrentState(memory, before.position + num_tokens(x, mask))
 
     @abstractmethod
     def _memory_shape(self) -> tuple[int, ...]:

@@ -10,11 +10,12 @@ pairs of reals, [..., 2]: optimizers, files and half precision support those.
 from __future__ import annotations
 
 import math
-from typing import Literal, NamedTuple, TypedDict, Unpack
+from typing import Literal, NamedTuple, Unpack
 
 import torch
 from torch import Tensor, nn
 
+from tost.nn._factory import Factory
 from tost.nn.recompute import recompute
 from tost.ops._numerics import statistics_dtype
 
@@ -72,12 +73,10 @@ Init = Literal["lin", "legs"]
 """Eigenvalues that a diagonal kernel starts with."""
 
 
-class _Own(TypedDict, total=False):
+class _Own(Factory, total=False):
     """Arguments of both kernels that they pass on."""
 
     step: tuple[float, float]
-    device: torch.device | str | None
-    dtype: torch.dtype | None
 
 
 class _Kernel(nn.Module):
@@ -90,8 +89,7 @@ class _Kernel(nn.Module):
         directions: R.
         eigenvalues: At the start, ``[N/2]``.
         step: Range of the initial steps, which are log-uniform in it.
-        device: Where the parameters live.
-        dtype: Type of the parameters.
+        **factory: `device` and `dtype` of the parameters.
     """
 
     def __init__(
@@ -103,19 +101,18 @@ class _Kernel(nn.Module):
         eigenvalues: Tensor,
         *,
         step: tuple[float, float] = (1e-3, 1e-1),
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
+        **factory: Unpack[Factory],
     ) -> None:
         super().__init__()
         self.channels, self.groups, self.pairs = channels, groups, state_size // 2
         low, high = (math.log(bound) for bound in step)
-        self.log_step = nn.Parameter(torch.empty(channels, device=device, dtype=dtype).uniform_(low, high))
+        self.log_step = nn.Parameter(torch.empty(channels, **factory).uniform_(low, high))
         self.log_decay, self.frequency = (
-            nn.Parameter(torch.empty(groups, self.pairs, device=device, dtype=dtype).copy_(start))
+            nn.Parameter(torch.empty(groups, self.pairs, **factory).copy_(start))
             for start in ((-eigenvalues.real).log(), eigenvalues.imag)
         )
         # Real and imaginary part of variance 1/2 each: a complex standard normal number.
-        drawn = torch.empty(directions, channels, self.pairs, 2, device=device, dtype=dtype).normal_(std=math.sqrt(0.5))
+        drawn = torch.empty(directions, channels, self.pairs, 2, **factory).normal_(std=math.sqrt(0.5))
         self.c = nn.Parameter(drawn)
 
     def _steps(self) -> tuple[Tensor, Tensor, Tensor]:

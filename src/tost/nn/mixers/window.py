@@ -11,15 +11,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tost.nn.mixers.projected import ProjectedMixer, Projections
-from tost.nn.state import Carry, Continues, WindowState
+from tost.nn.mixers.projected import CausalMixer, Projections
+from tost.nn.state import WindowState
 from tost.ops._numerics import num_tokens
 
 
-class WindowAttention(ProjectedMixer, Continues[WindowState]):
+class WindowAttention(CausalMixer[WindowState]):
     """Scaled dot-product attention between each token and the last `window` real tokens, itself among them.
 
-    Queries are taken in chunks that meet the keys of their own windows only, so time is linear in the tokens.
+    Queries are taken in chunks that meet the keys of their own windows only, so time is linear in the tokens. Padding
+    takes no place in a window.
 
     Arguments are those of `ProjectedMixer`, plus:
 
@@ -56,26 +57,19 @@ class WindowAttention(ProjectedMixer, Continues[WindowState]):
         """Show the sizes in ``print(module)``."""
         return f"{super().extra_repr()}, window={self.window}"
 
-    def forward(  # type: ignore[override]  # a causal mixer takes a state and no grid
-        self, x: Tensor, mask: Tensor | None = None, *, carry: Carry | None = None
-    ) -> Tensor:
-        """Mix the tokens x [B, N, C], each with the last ones before it, as `CausalSoftmaxAttention.forward` does.
-
-        Padding gets the output bias and takes no place in a window.
-        """
-        parts = self._project_in(x, mask)
+    def _advance(
+        self, x: Tensor, parts: Tensor, state: WindowState | None, mask: Tensor | None
+    ) -> tuple[Tensor, WindowState]:
         order = None if mask is None else mask.argsort(dim=1, descending=True, stable=True)
         if order is not None:  # real tokens first: windows then are neighbours
             parts = parts.take_along_dim(order[:, :, None, None, None], dim=1)
         query, key, value = (part.transpose(1, 2) for part in parts.unbind(2))
-        before = self._before(None if carry is None else carry.state, key)
+        before = self._before(state, key)
         keys, values = (torch.cat((a.to(b.dtype), b), dim=2) for a, b in ((before.keys, key), (before.values, value)))
         y = self._look_back(query, keys, values, before.position).transpose(1, 2)
         if order is not None:
             y = y.take_along_dim(order.argsort(dim=1)[:, :, None, None], dim=1)
-        if carry is not None:
-            carry.state = self._after(keys, values, before.position, num_tokens(x, mask))
-        return self._project_out(y, mask)
+        return y, self._after(keys, values, before.position, num_tokens(x, mask))
 
     def _before(self, state: WindowState | None, key: Tensor) -> WindowState:
         B, wanted = len(key), (len(key), self.num_heads, self.window - 1, self.head_dim)
