@@ -56,7 +56,8 @@ This compares the compiled kernels with the reference on your device, then times
 what `torch.compile` makes of it, PyTorch's softmax attention and, if the package is installed, the linear attention of
 flash-linear-attention. Please paste what it prints into an issue. If everything is right it also records the device
 and the versions of torch, triton and tost (`~/.cache/tost/gpu-check.json`), and from then on `backend="auto"` uses the
-kernels there; `tost info` shows the state. Before that they run only if they are asked for, with `backend="triton"` or
+kernels there; `tost info` shows the state. In a machine with GPUs of several kinds each has to pass: choose it with
+`CUDA_VISIBLE_DEVICES`. Before that they run only if they are asked for, with `backend="triton"` or
 `TOST_BACKEND=triton`. Without any of this, GPUs use the PyTorch backend, which works on every device.
 
 ## How it works

@@ -158,7 +158,7 @@ def test_padding_neither_counts_nor_makes_forget(backend, size, seed, keep):
     assert_close("ddecay", masked, gradient, 1e-9)
 
 
-@pytest.mark.filterwarnings("ignore:invalid value encountered")  # of numpy in Triton's interpreter: inf / inf
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # Triton's interpreter warns about infinite tokens
 @backends
 @examples
 @given(size=sizes, seed=seeds, data=st.data())

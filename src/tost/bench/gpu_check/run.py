@@ -59,7 +59,10 @@ def _leaves(shape: Shape, dtype: torch.dtype, device: str, *, causal: bool, form
     g = torch.Generator().manual_seed(0)
     B, N, H, D = shape
     sums = statistics_dtype(dtype)
-    found = {"w": torch.randn(shape, generator=g).to(dtype), "temperature": torch.randn(H, generator=g).to(sums)}
+    # Un-normalized energies are as large as D, and scaled ones as N: memberships should not be all or nothing.
+    sharpness = {"not normalized": 0.2, "all options": 1 / max(N, 1)}.get(form, 1.0)
+    temperature = (sharpness * torch.randn(H, generator=g)).to(sums)
+    found = {"w": torch.randn(shape, generator=g).to(dtype), "temperature": temperature}
     if causal:
         found["bias"] = (0.3 * torch.randn(H, N + 4, generator=g)).to(sums)
     if causal and form in ("all options", "one token"):
@@ -87,7 +90,7 @@ def _options(shape: Shape, device: str, form: str) -> dict[str, Any]:
 
 
 def _run(leaves: dict[str, Tensor], options: dict[str, Any], backend: str, *, causal: bool) -> dict[str, Tensor]:
-    """Return outputs and gradients of an operator; the cotangents are the outputs, so that none is left out.
+    """Return outputs and gradients of an operator, for the same cotangents in every dtype.
 
     A single token is a step of decoding, which has no gradients.
     """
@@ -107,9 +110,9 @@ def _run(leaves: dict[str, Tensor], options: dict[str, Any], backend: str, *, ca
         outputs = {"y": y, **dict(zip(TSSAState._fields[:3], after[:3], strict=True))}
     if step:
         return outputs
-    gradients = torch.autograd.grad(
-        list(outputs.values()), list(inputs.values()), [x.detach() for x in outputs.values()]
-    )
+    g = torch.Generator().manual_seed(2)
+    cotangents = [torch.randn(x.shape, generator=g).bfloat16().to(x) for x in outputs.values()]
+    gradients = torch.autograd.grad(list(outputs.values()), list(inputs.values()), cotangents)
     return {**outputs, **{f"d{name}": x for name, x in zip(inputs, gradients, strict=True)}}
 
 
