@@ -20,6 +20,7 @@ from functools import partial
 from pathlib import Path
 from typing import IO, Any, Literal, NamedTuple, get_args
 
+from tost._io import read_pieces
 from tost._text import did_you_mean
 from tost.data._tables import check_columns, open_parquet
 from tost.data._tar import open_tar
@@ -357,7 +358,7 @@ def _pick(row: Any, columns: list[str] | None, place: str) -> Row:
 def _read_json(path: Path, columns: list[str] | None, errors: str) -> Iterator[Row]:
     """Read a list of objects, or an object that holds one."""
     with _open_binary(path) as file:
-        data = file.read(_LONGEST + 1)
+        data = bytes(read_pieces(file, _LONGEST + 1))
     if len(data) > _LONGEST:
         raise ConfigError(
             f"{path} has more than {_LONGEST:,} bytes, too many to be read at once; convert it to .jsonl."
