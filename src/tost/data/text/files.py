@@ -385,6 +385,8 @@ def _read_csv(path: Path, columns: list[str] | None, errors: str, delimiter: str
                         f"{path} has the column {twice[0]!r} {names.count(twice[0])} times; rename all but one."
                     )
             for row in rows:
+                if not names:
+                    raise csv.Error("the first line names no columns")
                 if len(row) != len(names):
                     raise csv.Error(f"it has {len(row)} fields, but the first line names {len(names)} columns")
                 yield dict(zip(names, row, strict=True))
