@@ -69,7 +69,7 @@ class _Loader(yaml.SafeLoader):
         self.depth -= 1
         return node
 
-    def fetch_flow_collection_start(self, TokenClass: Any) -> None:  # noqa: N803 - PyYAML's name
+    def fetch_flow_collection_start(self, TokenClass: Any) -> None:
         # Brackets are looked at far ahead of what is composed, as all of it could be a key.
         if self.flow_level == MAX_DEPTH:
             raise yaml.MarkedYAMLError(problem=_TOO_DEEP, problem_mark=self.get_mark())  # type: ignore[no-untyped-call]
