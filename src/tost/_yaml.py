@@ -72,8 +72,8 @@ class _Loader(yaml.SafeLoader):
     def fetch_flow_collection_start(self, TokenClass: Any) -> None:
         # Brackets are looked at far ahead of what is composed, as all of it could be a key.
         if self.flow_level == MAX_DEPTH:
-            raise yaml.MarkedYAMLError(problem=_TOO_DEEP, problem_mark=self.get_mark())  # type: ignore[no-untyped-call]
-        super().fetch_flow_collection_start(TokenClass)  # type: ignore[no-untyped-call]
+            raise yaml.MarkedYAMLError(problem=_TOO_DEEP, problem_mark=self.get_mark())
+        super().fetch_flow_collection_start(TokenClass)
 
 
 class _Dumper(yaml.SafeDumper):
