@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import resource
 import signal
 import traceback
@@ -21,6 +22,8 @@ FOUND = "found: "
 SECONDS = 10.0
 """Processor time that one input may take. Not time on a clock, which goes on while a process is stopped."""
 LONGEST_INPUT = 1 << 16
+SHORTEST_LIMIT = 1 << 13
+"""Length that every target allows: enough for brackets that are nested deeper than Python counts."""
 LENGTH_BYTES = 8
 """Bytes in front of the current input of a worker that say how long it is."""
 MEMORY = 1 << 30
@@ -42,6 +45,11 @@ class Harness:
     seeds: Sequence[bytes]
     words: Sequence[bytes] = ()
     prefix: int = 0
+
+    @property
+    def longest(self) -> int:
+        """Length of the longest input: room for two of the largest seed. Long inputs take time and find little."""
+        return min(LONGEST_INPUT, max(SHORTEST_LIMIT, 2 * max(map(len, self.seeds), default=0)))
 
 
 @dataclass(frozen=True)
@@ -138,11 +146,20 @@ def memory_limit(memory: int = MEMORY) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_AS, before)
 
 
+def write_file(path: Path, data: bytes) -> None:
+    """Write a file; unlike `Path.write_bytes` with few calls, as it happens for every input."""
+    file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    try:
+        os.write(file, data)
+    finally:
+        os.close(file)
+
+
 def one_file(path: Path, parse: Callable[[Path], object], seeds: Sequence[bytes], words: Sequence[str] = ()) -> Harness:
     """Return the harness of a parser of single files."""
 
     def write_and_parse(data: bytes) -> None:
-        path.write_bytes(data)
+        write_file(path, data)
         parse(path)
 
     return Harness(write_and_parse, seeds, [word.encode() for word in words])
@@ -153,7 +170,7 @@ def one_of_many(
     names: Sequence[str],
     parse: Callable[[Path], object],
     *,
-    prepare: Callable[[Path], None] | None = None,
+    prepare: Callable[[Path], Sequence[Path]] | None = None,
     words: Sequence[str] = (),
 ) -> Harness:
     """Return the harness of a parser of folders: the first byte of an input chooses the file that the rest replaces.
@@ -162,22 +179,24 @@ def one_of_many(
         folder: A folder as the program writes it.
         names: Files in it that are attacked.
         parse: Reads what the file that it gets belongs to.
-        prepare: Called with a file after it was replaced, such as to bring checksums up to date.
+        prepare: Called with a file after it was replaced, such as to bring checksums up to date; returns what else it
+            wrote.
         words: Pieces that mean something to the parser.
     """
+    files = [folder / name for name in names]
     original = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
     def replace_and_parse(data: bytes) -> None:
-        file = folder / names[data[0] % len(names)] if data else folder / names[0]
+        file = files[data[0] % len(files)] if data else files[0]
+        changed = [file]
         try:
-            file.write_bytes(data[1:])
+            write_file(file, data[1:])
             if prepare is not None:
-                prepare(file)
+                changed += prepare(file)
             parse(file)
         finally:
-            for path, content in original.items():
-                if path == file or prepare is not None:
-                    path.write_bytes(content)
+            for path in changed:
+                write_file(path, original[path])
 
-    seeds = [bytes([number]) + original[folder / name] for number, name in enumerate(names)]
+    seeds = [bytes([number]) + original[file] for number, file in enumerate(files)]
     return Harness(replace_and_parse, seeds, [word.encode() for word in words], prefix=1)

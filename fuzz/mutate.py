@@ -116,7 +116,7 @@ def _change_json(data: bytes, chance: Random, words: Sequence[bytes]) -> bytes:
         place = chance.randrange(len(lines))
         lines[place] = _change_json(lines[place], chance, words) if len(lines) > 1 and lines[place] else b"{}"
         return b"\n".join(lines)
-    places = list(_places(root))
+    places = _places(root)
     holder, key = chance.choice(places)
     match chance.randrange(5):
         case 0:
@@ -134,11 +134,14 @@ def _change_json(data: bytes, chance: Random, words: Sequence[bytes]) -> bytes:
     return json.dumps(root[0] if root else None).encode()
 
 
-def _places(holder: Any) -> Any:
-    for key in list(holder) if isinstance(holder, dict) else range(len(holder)):
-        yield holder, key
-        if isinstance(holder[key], dict | list):
-            yield from _places(holder[key])
+def _places(root: list[Any]) -> list[tuple[Any, Any]]:
+    found, holders = [], [root]
+    for holder in holders:
+        for key, value in list(holder.items() if isinstance(holder, dict) else enumerate(holder)):
+            found.append((holder, key))
+            if isinstance(value, dict | list):
+                holders.append(value)
+    return found
 
 
 def _change_gzip(data: bytes, chance: Random, words: Sequence[bytes]) -> bytes:

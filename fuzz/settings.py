@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -10,8 +11,9 @@ from typing import Any
 from fuzz.harness import ROOT, Harness, one_file, one_of_many
 
 SMALL = (
-    "recipe: classification\nmodel: {name: lra_image, depth: 1}\ndata: {name: digits}\n"
-    "train:\n  steps: 7\n  batch_size: 4\n"
+    "recipe: classification\nmodel: {name: tost_sequence, embed_dim: 16, depth: 1, num_heads: 2}\n"
+    "data: {name: digits}\n"
+    "train: {steps: 7, batch_size: 4}\noptim: {lr: 1e-3}\n"
 )
 FORMS = (
     "recipe: language_modeling\nmodel:\n  name: tost_lm_base\n  embed_dim: 64\n  layer_scale: 1e-5\n"
@@ -45,9 +47,11 @@ def config(folder: Path) -> Harness:
 
     full = dump_config(load_config("demo/digits"), comments=False)
     words = [f"{line.strip()}\n" for line in full.splitlines()]
-    return one_file(
-        folder / "mine.yaml", lambda path: load_config(str(path)), [t.encode() for t in (SMALL, *FORMS, full)], words
-    )
+    needed = {line.partition(":")[0]: line for line in SMALL.splitlines(keepends=True)}
+    parts = re.findall(r"^(\w+):\n((?: .*\n)+)", full, flags=re.MULTILINE)
+    each = ["".join({**needed, name: f"{name}:\n{lines}"}.values()) for name, lines in parts]  # whole, it takes long
+    seeds = [text.encode() for text in (SMALL, *FORMS, *each)]
+    return one_file(folder / "mine.yaml", lambda path: load_config(str(path)), seeds, words)
 
 
 def overrides(folder: Path) -> Harness:

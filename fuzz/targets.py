@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from fuzz import images, settings, texts, weights
+from fuzz import images, parts, settings, texts, weights
 from fuzz.harness import Harness
 
 _MAKERS: tuple[Callable[[Path], Harness], ...] = (
@@ -15,6 +15,8 @@ _MAKERS: tuple[Callable[[Path], Harness], ...] = (
     *(weights.tokenizer, texts.tokens, texts.documents),
     *(images.image, images.tar, images.parquet, images.idx, images.cifar, images.labels, images.matlab),
     *(texts.listops, texts.reviews, texts.pairs, texts.pathfinder),
+    *(parts.value, parts.tensors, parts.tar_file, parts.idx_file, parts.matlab_file, parts.listops_line),
+    parts.pairs_file,
 )
 TARGETS = {make.__name__: make for make in _MAKERS}
 """What makes each harness, given an empty folder for its files."""

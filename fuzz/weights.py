@@ -45,10 +45,12 @@ def model_folder(folder: Path) -> Harness:
     saved = folder / "model"
     save_model(tost.create_model("tost_lm_base", **TINY), saved)
 
-    def prepare(file: Path) -> None:
-        if file.name != MANIFEST:  # whoever tampers with a file can write the manifest too
-            (saved / MANIFEST).unlink()
-            write_manifest(saved)
+    def prepare(file: Path) -> list[Path]:
+        if file.name == MANIFEST:
+            return []
+        (saved / MANIFEST).unlink()  # whoever tampers with a file can write the manifest too
+        write_manifest(saved)
+        return [saved / MANIFEST]
 
     names = ("model.json", MANIFEST, "model.safetensors")
     return one_of_many(saved, names, lambda _: load_model(saved), prepare=prepare, words=("name", "options", "format"))
@@ -60,6 +62,7 @@ def resume(folder: Path) -> Harness:
     from tost.recipes import get_task, load_config
     from tost.train.checkpoint.files import MANIFEST, resolve_checkpoint, write_manifest
     from tost.train.checkpoint.state import RunState, restore_checkpoint
+    from tost.train.config import dump_config
     from tost.train.ema import WeightAverage
     from tost.train.loop import fit
     from tost.train.optim import build_optimizer
@@ -68,6 +71,7 @@ def resume(folder: Path) -> Harness:
     config, out = load_config("demo/digits", RUN), folder / "run"
     task = get_task(config.recipe)
     fit(config, task, out)
+    (out / "config.yaml").write_text(dump_config(config, comments=False))  # comments only take time
     for link in ("best", "last"):
         (out / "checkpoints" / link).unlink(missing_ok=True)
     checkpoint = out / "checkpoints" / "step-00000001"
@@ -83,10 +87,12 @@ def resume(folder: Path) -> Harness:
         processes=alone,
     )
 
-    def prepare(file: Path) -> None:
-        if file.parent == checkpoint and file.name != MANIFEST:
-            (checkpoint / MANIFEST).unlink()
-            write_manifest(checkpoint)
+    def prepare(file: Path) -> list[Path]:
+        if file.parent != checkpoint or file.name == MANIFEST:
+            return []
+        (checkpoint / MANIFEST).unlink()
+        write_manifest(checkpoint)
+        return [checkpoint / MANIFEST]
 
     def parse(file: Path) -> None:
         if file.parent == checkpoint:

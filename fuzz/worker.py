@@ -18,7 +18,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -51,7 +51,10 @@ def _prepare(name: str, folder: Path) -> Harness:
     folder.mkdir()
     with atheris.instrument_imports(include=GUIDED, enable_loader_override=False):
         from fuzz.targets import TARGETS
+        from tost import _yaml
 
+        if not hasattr(_yaml._compose, "cache_info"):  # the files around the attacked one stay as they are
+            _yaml._compose = lru_cache(_yaml._compose)
         harness = TARGETS[name](folder)
         for seed in harness.seeds:  # what is imported at first use belongs to no input
             problem_of(harness, seed)
@@ -127,7 +130,8 @@ def _fuzz(harness: Harness, turn: Turn) -> None:
     for number, seed in enumerate(harness.seeds):
         Path(turn.corpus, f"seed-{number}").write_bytes(seed)
     with current_input(Path(turn.current)) as show:
-        atheris.Setup([sys.argv[0], turn.corpus, *turn.options], test, custom_mutator=change)
+        options = [f"-max_len={harness.longest}", *turn.options]
+        atheris.Setup([sys.argv[0], turn.corpus, *options], test, custom_mutator=change)
         with memory_limit():
             for file in sorted(crashes.glob("*")):  # what was mended stays mended, and what was not is not forgotten
                 test(file.read_bytes())

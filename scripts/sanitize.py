@@ -23,6 +23,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
+from hashlib import sha256
 from importlib.metadata import version
 from pathlib import Path
 from typing import NamedTuple
@@ -145,8 +146,16 @@ def write_results(path: Path, runs: Sequence[Run]) -> None:
 
 
 def build(name: str, isas: Sequence[str]) -> Path:
-    """Build a copy of the package with the kernel under a sanitizer, and return its folder."""
+    """Build a copy of the package with the kernel under a sanitizer, and return its folder.
+
+    A kernel that was built from the same files is taken again.
+    """
     sanitizer, package, temporary = SANITIZERS[name], BUILD / name, BUILD / f"{name}-temporary"
+    library, stamp, made_of = package / "tost" / "ops" / "_kernels.so", BUILD / f"{name}.sha256", digest(name, isas)
+    command = [sys.executable, "setup.py", "--quiet"]
+    if library.exists() and stamp.exists() and stamp.read_text() == made_of:
+        subprocess.run([*command, "build_py", "--build-lib", str(package)], cwd=ROOT, check=True)
+        return package
     shutil.rmtree(package, ignore_errors=True)
     temporary.mkdir(parents=True, exist_ok=True)
     objects = []
@@ -154,16 +163,29 @@ def build(name: str, isas: Sequence[str]) -> Path:
         objects.append(str(temporary / f"{Path(source).stem}.o"))
         flags = ["-std=c++17", OPTIMIZE, "-fPIC", *sanitizer.flags.split()]
         subprocess.run(["g++", *flags, "-c", source, "-o", objects[-1]], cwd=ROOT, check=True)
-    command = [sys.executable, "setup.py", "--quiet", "build"]
-    command += ["--build-lib", str(package), "--build-temp", str(temporary)]
+    command += ["build", "--build-lib", str(package), "--build-temp", str(temporary)]
     link = " ".join([sanitizer.flags, *objects])
     flags = {"CFLAGS": sanitizer.flags, "CXXFLAGS": sanitizer.flags, "LDFLAGS": link}
     environment = {**os.environ, **flags, "TOST_BUILD_ISAS": " ".join(isas), "TOST_BUILD_FLAGS": OPTIMIZE}
     subprocess.run(command, cwd=ROOT, env=environment, check=True)
-    library = package / "tost" / "ops" / "_kernels.so"
     if not library.exists():
         raise SystemExit(f"the kernel was not built with {sanitizer.flags}; what the compiler said is above")
+    stamp.write_text(made_of)
     return package
+
+
+def digest(name: str, isas: Sequence[str]) -> str:
+    """Return a number for what a kernel is built from: files, flags and instruction sets."""
+    sanitizer, content = SANITIZERS[name], sha256()
+    sources = [
+        ROOT / "setup.py",
+        *(ROOT / "src" / "tost" / "ops" / "csrc").iterdir(),
+        *map(ROOT.joinpath, sanitizer.sources),
+    ]
+    content.update(repr([sanitizer.flags, OPTIMIZE, sorted(isas)]).encode())
+    for path in sorted(sources):
+        content.update(path.read_bytes())
+    return content.hexdigest()
 
 
 def instruction_sets() -> list[str]:

@@ -49,12 +49,22 @@ def fuzz_section(results: Mapping[str, Any]) -> str:
             duration(target["seconds"]),
             number(target["coverage"]),
             number(target["quiet_inputs"]),
+            duration(target["quiet_seconds"]),
             number(target["problems"]),
         ]
         for target in targets
     ]
     shown = Table(
-        headers=["parser", "inputs", "time", "branches", "inputs since the last new branch", "problems"], rows=rows
+        headers=[
+            "parser",
+            "inputs",
+            "time",
+            "branches",
+            "inputs since the last new branch",
+            "whole turns since",
+            "problems",
+        ],
+        rows=rows,
     )
     return f"{told}\n\n{shown.markdown()}"
 

@@ -10,7 +10,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from tost.errors import ConfigError, StorageError, TostError
 
@@ -112,11 +112,16 @@ def read_text(path: Path, what: str = "text") -> str:
 
 def read_at_most(path: Path, size: int) -> bytes:
     """Return the first bytes of a file, also of a device that never ends; takes memory for what is there only."""
-    content = bytearray()
     with path.open("rb") as file:
-        while piece := file.read(min(size - len(content), 1 << 20)):
-            content += piece
-    return bytes(content)
+        return bytes(read_pieces(file, size))
+
+
+def read_pieces(file: IO[bytes], size: int) -> bytearray:
+    """Return the next bytes of a file, at most `size`; unlike `read`, takes memory for what is there only."""
+    content = bytearray()
+    while piece := file.read(min(size - len(content), 1 << 20)):
+        content += piece
+    return content
 
 
 def sha256_of(path: Path) -> str:

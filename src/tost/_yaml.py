@@ -34,6 +34,7 @@ MAX_BYTES = 2**20
 """The largest configuration that is read."""
 MAX_DEPTH = 50
 _MOST_SHOWN = 200
+_TOO_DEEP = "nested too deeply for a configuration"
 
 
 @dataclass(frozen=True)
@@ -62,11 +63,17 @@ class _Loader(yaml.SafeLoader):
         if isinstance(event, yaml.AliasEvent):
             raise _refusal(event, "an alias (*name) is not supported; write the value out")
         if self.depth == MAX_DEPTH:  # PyYAML takes time with the square of the depth
-            raise _refusal(event, "nested too deeply for a configuration")
+            raise _refusal(event, _TOO_DEEP)
         self.depth += 1
         node = super().compose_node(parent, index)
         self.depth -= 1
         return node
+
+    def fetch_flow_collection_start(self, TokenClass: Any) -> None:
+        # Brackets are looked at far ahead of what is composed, as all of it could be a key.
+        if self.flow_level == MAX_DEPTH:
+            raise yaml.MarkedYAMLError(problem=_TOO_DEEP, problem_mark=self.get_mark())
+        super().fetch_flow_collection_start(TokenClass)
 
 
 class _Dumper(yaml.SafeDumper):

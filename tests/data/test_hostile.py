@@ -28,6 +28,7 @@ from tost.data.images.sources.matlab import read_matlab
 from tost.data.images.sources.parquet import open_shards
 from tost.data.images.sources.tar import index_tar, tar_source
 from tost.data.lra.readers.pixels import _metadata_rows
+from tost.data.text.files import plan_file, read_rows
 from tost.data.text.tokenizers import read_tokenizer
 from tost.errors import ConfigError, StorageError
 
@@ -147,6 +148,22 @@ def test_packed_idx_files(tmp_path, shape, said):
         file.write(bytes(1 << 24))
     with limited(1), pytest.raises(ConfigError, match=said):
         build_data(DataOptions(name="fashion_mnist", path=str(tmp_path)), seed=0)
+
+
+@pytest.mark.parametrize("opened", [open, gzip.open], ids=["plain", "packed"])
+def test_idx_files_that_announce_more_than_they_hold(tmp_path, opened):
+    files.write_fashion_mnist(tmp_path)
+    with opened(tmp_path / "train-labels-idx1-ubyte.gz", "wb") as file:
+        file.write(bytes([0, 0, 8, 1]) + (2**30 - 1).to_bytes(4, "big"))
+    with limited(0.5), pytest.raises(ConfigError, match="states 1073741823 values after its header, but holds 0"):
+        build_data(DataOptions(name="fashion_mnist", path=str(tmp_path)), seed=0)
+
+
+def test_small_json_files_take_little_memory(tmp_path):
+    (tmp_path / "a.json").write_text('[{"text": "One."}]')
+    (span,) = plan_file(tmp_path / "a.json", "json", 16)
+    with limited(0.125):
+        assert list(read_rows(span, ["text"], {}, "strict")) == [{"text": "One."}]
 
 
 def test_large_cifar_files_are_not_read(tmp_path):

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from tost.data.images import decode
 from tost.data.images.decode import BadImageError, read_image
 from tost.errors import StorageError
 
@@ -52,6 +53,26 @@ def test_black_and_white_becomes_black_and_white():
 def test_sixteen_bits_keep_the_upper_byte(form):
     deep = RAMP.astype(np.uint16) * 257
     assert (pixels(saved(Image.fromarray(deep), form)) == grey(RAMP)).all()
+
+
+@pytest.mark.parametrize("pixels_at_a_time", [1, 7, 10])
+@pytest.mark.parametrize("mode", ["RGB", "RGBA", "LA", "PA", "P", "L", "1", "I", "I;16", "I;16B", "CMYK", "YCbCr"])
+def test_strips_are_those_of_the_whole(mode, pixels_at_a_time, monkeypatch):
+    image = Image.fromarray(RAMP.astype(np.uint16) * 257) if mode.startswith("I") else Image.fromarray(COLOURS)
+    image = image.convert("I").convert(mode) if mode == "I;16B" else image.convert(mode)
+    if "A" in mode:
+        image.putalpha(Image.fromarray(RAMP))
+    whole = decode._to_rgb(image)
+    monkeypatch.setattr(decode, "_STRIP", pixels_at_a_time)
+    assert decode._to_rgb(image).tobytes() == whole.tobytes()
+
+
+def test_transparent_colours_are_kept_by_strips(monkeypatch):
+    image = Image.fromarray(RAMP // 16).convert("P")
+    image.info["transparency"] = 3
+    whole = decode._to_rgb(image)
+    monkeypatch.setattr(decode, "_STRIP", 5)
+    assert decode._to_rgb(image).tobytes() == whole.tobytes()
 
 
 def test_palettes_are_looked_up():

@@ -95,6 +95,7 @@ REFUSED = {
     },
     "wide.txt.gz": (gzip.compress("text\n".encode("utf-16")), "begins as UTF-16 does"),
     "short.csv": (b"text,id\nx\n", r"line 2: not a row of a table \(it has 1 fields, but the first line names 2"),
+    "blank.csv": (b"\n\n", r"line 2: not a row of a table \(the first line names no columns\)"),
     "quote.csv": (b'text\n"open\n', "not a row of a table"),
     "a.tsv": (b"body\tid\nx\t1\n", r"a\.tsv has no column 'text'; its columns are: body, id\. Set column"),
     "empty.csv": (b"", "holds no documents"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -20,9 +21,14 @@ Results = TypeVar("Results")
 _HEAD = ("theme", "complete", "command", "environment", "accelerator", "gate")
 
 
+@cache
+def _adapter(kind: type[Any]) -> TypeAdapter[Any]:
+    return TypeAdapter(kind)
+
+
 def plain(value: object) -> Any:
     """Return a dataclass as JSON holds it."""
-    return TypeAdapter(type(value)).dump_python(value, mode="json")
+    return _adapter(type(value)).dump_python(value, mode="json")
 
 
 @dataclass(kw_only=True)
@@ -99,15 +105,14 @@ class Report(Generic[Results]):
         Raises:
             ConfigError: It is not a report of this benchmark.
         """
-        numbers = TypeAdapter(results)
         names = {name for name in content if name in getattr(results, "__dataclass_fields__", ())}
         try:
             return cls(
                 theme=content["theme"],
                 command=content["command"],
-                environment=TypeAdapter(Environment).validate_python(content["environment"]),
+                environment=_adapter(Environment).validate_python(content["environment"]),
                 gate=GateResult.from_json(content.get("gate")),
-                results=numbers.validate_python({name: content[name] for name in names}),
+                results=_adapter(results).validate_python({name: content[name] for name in names}),
                 about={key: value for key, value in content.items() if key not in names and key not in _HEAD},
                 accelerator=content.get("accelerator"),
                 complete=content.get("complete", True),

@@ -16,6 +16,7 @@ from torch import Tensor
 from tost.errors import StorageError
 
 _WHITE = (255, 255, 255, 255)
+_STRIP = 1 << 22  # pixels that are converted at a time
 
 
 class BadImageError(StorageError):
@@ -57,13 +58,25 @@ def read_image(data: bytes, name: str, *, channels: int = 3) -> Image.Image:
 
 
 def _to_rgb(image: Image.Image) -> Image.Image:
+    """Return an image in RGB, converted in strips: at once, it would take memory for several copies of a large one."""
+    rows = max(1, _STRIP // max(1, image.width))
+    if rows >= image.height:
+        return _strip_to_rgb(image)
+    plain = Image.new("RGB", image.size)
+    for top in range(0, image.height, rows):
+        box = (0, top, image.width, min(image.height, top + rows))
+        plain.paste(_strip_to_rgb(image.crop(box)), box)
+    return plain
+
+
+def _strip_to_rgb(image: Image.Image) -> Image.Image:
     if image.mode.startswith("I"):
         deep = np.asarray(image).astype(np.int64).clip(0, 0xFFFF)
         return Image.fromarray((deep >> 8).astype(np.uint8)).convert("RGB")
     if image.mode == "F":
         raise ValueError("its pixels are floating-point numbers, whose range is not known; store it with 8 or 16 bits")
     if "A" in image.getbands() or "a" in image.getbands() or "transparency" in image.info:
-        layered = image.convert("RGBA")
+        layered = image if image.mode == "RGBA" else image.convert("RGBA")
         return Image.alpha_composite(Image.new("RGBA", layered.size, _WHITE), layered).convert("RGB")
     return image.convert("RGB")
 

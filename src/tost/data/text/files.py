@@ -20,6 +20,7 @@ from functools import partial
 from pathlib import Path
 from typing import IO, Any, Literal, NamedTuple, get_args
 
+from tost._io import read_pieces
 from tost._text import did_you_mean
 from tost.data._tables import check_columns, open_parquet
 from tost.data._tar import open_tar
@@ -357,7 +358,7 @@ def _pick(row: Any, columns: list[str] | None, place: str) -> Row:
 def _read_json(path: Path, columns: list[str] | None, errors: str) -> Iterator[Row]:
     """Read a list of objects, or an object that holds one."""
     with _open_binary(path) as file:
-        data = file.read(_LONGEST + 1)
+        data = bytes(read_pieces(file, _LONGEST + 1))
     if len(data) > _LONGEST:
         raise ConfigError(
             f"{path} has more than {_LONGEST:,} bytes, too many to be read at once; convert it to .jsonl."
@@ -384,6 +385,8 @@ def _read_csv(path: Path, columns: list[str] | None, errors: str, delimiter: str
                         f"{path} has the column {twice[0]!r} {names.count(twice[0])} times; rename all but one."
                     )
             for row in rows:
+                if not names:
+                    raise csv.Error("the first line names no columns")
                 if len(row) != len(names):
                     raise csv.Error(f"it has {len(row)} fields, but the first line names {len(names)} columns")
                 yield dict(zip(names, row, strict=True))

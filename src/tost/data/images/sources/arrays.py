@@ -14,6 +14,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from tost._io import read_pieces
 from tost.data._tables import columns_of
 from tost.data.dataset import fingerprint
 from tost.data.images.decode import to_grey
@@ -117,13 +118,13 @@ def _read_idx(path: Path, dims: int) -> Tensor:
             size, stated = math.prod(shape), f"{path} states {' x '.join(map(str, shape))} values after its header"
             if size > _LARGEST:
                 raise ConfigError(f"{stated}, more than {_LARGEST:,}, which no such file has; it was not read.")
-            data = file.read(size + 1)  # what the header does not announce is not unpacked
+            data = read_pieces(file, size + 1)  # what the header does not announce is not unpacked
     except (OSError, EOFError, zlib.error) as error:
         raise ConfigError(f"{path} cannot be unpacked, it is damaged or incomplete: {error}.") from error
     if len(data) != size:
         held = len(data) if len(data) < size else "more"
         raise ConfigError(f"{stated}, but holds {held}; it is damaged or incomplete.")
-    return torch.from_numpy(np.frombuffer(bytearray(data), dtype=np.uint8).reshape(shape))
+    return torch.from_numpy(np.frombuffer(data, dtype=np.uint8).reshape(shape))
 
 
 def open_cifar(options: ImageOptions, path: Path, split: str) -> Split:

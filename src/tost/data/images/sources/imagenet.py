@@ -46,6 +46,11 @@ def imagenet_classes() -> tuple[tuple[str, ...], tuple[str, ...]]:
     return identifiers, tuple(info.label_name_to_description(name) for name in identifiers)
 
 
+@cache
+def _numbers(identifiers: tuple[str, ...]) -> Mapping[str, int]:
+    return {identifier: label for label, identifier in enumerate(identifiers)}
+
+
 def open_imagenet(options: ImageNetOptions, path: Path, split: str) -> Split:
     """Read ImageNet-1k from folders, tar or parquet files; the validation split with ReaL labels on request."""
     check_folder(path, _EXPECTED)
@@ -131,8 +136,7 @@ def _targets_of(names: Sequence[str], path: Path) -> Tensor:
 
 
 def _labels_by_image(path: Path) -> Mapping[str, int]:
-    identifiers, _ = imagenet_classes()
-    numbers = {identifier: label for label, identifier in enumerate(identifiers)}
+    numbers = _numbers(imagenet_classes()[0])
     file = next((path / name for name in _LABEL_FILES if (path / name).is_file()), None)
     if file is None:
         raise ConfigError(

@@ -1,0 +1,112 @@
+"""Parsers alone, without the folders around them: many more inputs a second for the code that reads the bytes."""
+
+from __future__ import annotations
+
+import gzip
+from pathlib import Path
+
+from fuzz.harness import Harness, one_file
+
+
+def value(folder: Path) -> Harness:
+    """The right-hand side of an override."""
+    from tost._yaml import parse_value
+
+    seeds = (
+        "1e-3",
+        "[0.9, 'a', ~]",
+        '"\\u0041"',
+        "text # no",
+        "{a: 1}",
+        "|-\n  b",
+        "&a x",
+        "!!int 3",
+        "0x1F",
+        "- 1\n- 2",
+    )
+
+    def parse(data: bytes) -> None:
+        parse_value(data.replace(b"\0", b"").decode("utf-8", "surrogateescape"))
+
+    return Harness(parse, [seed.encode() for seed in seeds], [b".inf", b"1_000", b"\\x", b"\\U00110000", b"? "])
+
+
+def tensors(folder: Path) -> Harness:
+    """Tensors in safetensors, of every type."""
+    import torch
+    from safetensors.torch import save
+
+    from tost.train.checkpoint.files import load_tensors
+
+    kinds = (torch.float32, torch.bfloat16, torch.int64, torch.bool, torch.float8_e4m3fn, torch.complex64)
+    seeds = [save({"w": torch.zeros(2, 3, dtype=kind)}) for kind in kinds]
+    return one_file(folder / "w.safetensors", load_tensors, seeds, ("__metadata__", "data_offsets", "shape", "F8_E5M2"))
+
+
+def tar_file(folder: Path) -> Harness:
+    """The walk through tar files."""
+    from tests.data.images.files import tar_of
+    from tost.data._tar import open_tar
+
+    def parse(path: Path) -> None:
+        with open_tar(path) as part:
+            for entry in part.entries():
+                assert len(part.content(entry)) == entry.size
+                if entry.path.suffix == ".tar":
+                    list(part.inner(entry).entries())
+
+    # Up to the block after the two that mark the end.
+    seeds = [tar_of({"a.txt": b"3"})[:2048], tar_of({"b.tar": tar_of({"c.txt": b"4"})[:2048]})[:4096]]
+    return one_file(folder / "some.tar", parse, seeds, ("x.txt", "x.tar"))
+
+
+def idx_file(folder: Path) -> Harness:
+    """An array of bytes in idx, compressed or not."""
+    import numpy as np
+
+    from tests.data.images.files import idx
+    from tost.data.images.sources.arrays import _read_idx
+
+    plain = idx(np.arange(24, dtype=np.uint8).reshape(2, 3, 4))
+    seeds = [plain, gzip.compress(plain, mtime=0)]
+    return one_file(folder / "images", lambda path: _read_idx(path, 3), seeds)
+
+
+def matlab_file(folder: Path) -> Harness:
+    """Numbers, text and records in MATLAB's format."""
+    import numpy as np
+    from scipy.io import savemat
+
+    from tost.data.images.sources.matlab import read_matlab
+
+    records = np.array([(1, "n01"), (2, "n02")], dtype=[("number", "u1"), ("name", "O")])
+    seeds = []
+    for packed in (False, True):
+        savemat(folder / "seed.mat", {"labels": np.arange(3.0), "records": records, "text": "a"}, do_compression=packed)
+        seeds.append((folder / "seed.mat").read_bytes())
+    return one_file(folder / "some.mat", lambda path: read_matlab(path, ("labels", "records", "text")), seeds)
+
+
+def listops_line(folder: Path) -> Harness:
+    """A line of ListOps."""
+    from tost.data.lra.readers.listops import _parse
+
+    seeds = (b"[MAX 1 [SM 2 3 ] ]\t5", b"( ( ( [MED 4 ) 5 ) ] )\t4", b"[MIN 7 8 X\t7")
+    return Harness(
+        lambda data: _parse(data, "a line"), seeds, (b"[MAX", b"[MIN", b"[MED", b"[SM", b"] ", b"( ", b"\t9")
+    )
+
+
+def pairs_file(folder: Path) -> Harness:
+    """A file of pairs of documents."""
+    from tests.data.lra.files import write_pairs
+    from tost.data.lra.readers.retrieval import _index
+
+    seed = (write_pairs(folder) / "new_aan_pairs.train.tsv").read_bytes()
+
+    def parse(path: Path) -> None:
+        spans, labels = _index(path)
+        assert spans.shape == (len(labels), 2, 2)
+        assert 0 <= spans.min() <= spans.max() <= path.stat().st_size
+
+    return one_file(folder / "pairs.tsv", parse, [seed], ("1.0\t", "0.0\ta\tb\tc\td\n"))
