@@ -124,7 +124,7 @@ def test_a_kernel_that_does_not_run_turns_the_gate_red(interpreted, monkeypatch)
 def test_the_kernels_pass_what_a_gpu_is_asked(interpreted, shape, dtype, causal):
     """So that what fails on a device is the device's doing, not that of a bound.
 
-    Of long sequences, which take minutes here, only in float32: rounding comes closest to its bound.
+    Long sequences, which take minutes here, are in float32 only.
     """
     forms = run.FORMS[causal]
     checks = [check for form in forms for check in run.compare(shape, dtype, "cpu", causal=causal, form=form)]

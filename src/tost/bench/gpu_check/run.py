@@ -60,7 +60,7 @@ def _leaves(shape: Shape, dtype: torch.dtype, device: str, *, causal: bool, form
     B, N, H, D = shape
     sums = statistics_dtype(dtype)
     # Un-normalized energies are as large as D, and scaled ones as N: memberships should not be all or nothing.
-    sharpness = {"not normalized": 0.2, "all options": 1 / max(N, 1)}.get(form, 1.0)
+    sharpness = {"not normalized": 1 / D, "all options": 1 / max(N, 1)}.get(form, 1.0)
     temperature = (sharpness * torch.randn(H, generator=g)).to(sums)
     found = {"w": torch.randn(shape, generator=g).to(dtype), "temperature": temperature}
     if causal:
