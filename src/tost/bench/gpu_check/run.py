@@ -59,8 +59,9 @@ def _leaves(shape: Shape, dtype: torch.dtype, device: str, *, causal: bool, form
     g = torch.Generator().manual_seed(0)
     B, N, H, D = shape
     sums = statistics_dtype(dtype)
-    # Un-normalized energies are as large as D, and scaled ones as N: memberships should not be all or nothing.
-    sharpness = {"not normalized": 1 / D, "all options": 1 / max(N, 1)}.get(form, 1.0)
+    # Memberships should not be all or nothing, or gradients are rounding. Energies that are not normalized, and those
+    # of first tokens, are as large as D, and scaled ones as N.
+    sharpness = {"not normalized": 1 / D, "all options": 1 / max(N, 1)}.get(form, min(1, 16 / D) if causal else 1.0)
     temperature = (sharpness * torch.randn(H, generator=g)).to(sums)
     found = {"w": torch.randn(shape, generator=g).to(dtype), "temperature": temperature}
     if causal:
