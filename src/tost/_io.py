@@ -10,7 +10,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any
+from typing import Any, Protocol
 
 from tost.errors import ConfigError, StorageError, TostError
 
@@ -110,13 +110,17 @@ def read_text(path: Path, what: str = "text") -> str:
         raise ConfigError(f"cannot read the {what} from {path}: {error.strerror}") from error
 
 
+class _Readable(Protocol):
+    def read(self, size: int, /) -> bytes: ...
+
+
 def read_at_most(path: Path, size: int) -> bytes:
     """Return the first bytes of a file, also of a device that never ends; takes memory for what is there only."""
     with path.open("rb") as file:
         return bytes(read_pieces(file, size))
 
 
-def read_pieces(file: IO[bytes], size: int) -> bytearray:
+def read_pieces(file: _Readable, size: int) -> bytearray:
     """Return the next bytes of a file, at most `size`; unlike `read`, takes memory for what is there only."""
     content = bytearray()
     while piece := file.read(min(size - len(content), 1 << 20)):

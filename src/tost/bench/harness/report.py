@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
-from functools import cache
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -21,9 +20,13 @@ Results = TypeVar("Results")
 _HEAD = ("theme", "complete", "command", "environment", "accelerator", "gate")
 
 
-@cache
+_adapters: dict[type[Any], TypeAdapter[Any]] = {}  # each takes milliseconds to build
+
+
 def _adapter(kind: type[Any]) -> TypeAdapter[Any]:
-    return TypeAdapter(kind)
+    if kind not in _adapters:
+        _adapters[kind] = TypeAdapter(kind)
+    return _adapters[kind]
 
 
 def plain(value: object) -> Any:
