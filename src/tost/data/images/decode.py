@@ -46,7 +46,8 @@ def read_image(data: bytes, name: str, *, channels: int = 3) -> Image.Image:
                     f"{image.width} x {image.height} pixels are more than the limit of {limit}, which guards against "
                     "files that unpack to more than memory holds"
                 )
-            if max(image.size) > _LONGEST_SIDE:  # a row takes memory besides its pixels
+            width, height = image.size
+            if max(width, height) > _LONGEST_SIDE:  # a row takes memory besides its pixels
                 raise ValueError(
                     f"{image.width} x {image.height} pixels; no image has a side of over {_LONGEST_SIDE:,}"
                 )
