@@ -197,9 +197,10 @@ def _sizes(folder: Path, metadata: Path) -> dict[str, int]:
     try:
         with os.scandir(folder) as found:
             return {entry.name: entry.stat().st_size for entry in found}
-    except OSError as error:  # there is none, or its name is longer than any
+    except (OSError, ValueError) as error:  # there is none, its name is longer than any, or holds a zero
+        reason = error.strerror if isinstance(error, OSError) else error
         raise ConfigError(
-            f"{metadata} names images in {str(folder)[:_SHOWN]}, which is no folder ({error.strerror})."
+            f"{metadata} names images in {str(folder)[:_SHOWN]}, which is no folder ({reason})."
         ) from error
 
 
