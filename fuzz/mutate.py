@@ -56,7 +56,7 @@ def mutate(data: bytes, chance: Random, words: Sequence[bytes] = ()) -> bytes:
             change = next((inside for begins, inside in _FORMATS if begins(data)), _change_text)
         try:
             data = change(data, chance, words)
-        except (ValueError, RecursionError, OSError, EOFError, zlib.error, struct.error, zipfile.BadZipFile):
+        except (ValueError, RuntimeError, OSError, EOFError, zlib.error, struct.error, zipfile.BadZipFile):
             data = _change_bytes(data, chance, words)  # no longer what its first bytes promise
     return data
 

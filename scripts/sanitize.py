@@ -91,7 +91,7 @@ SANITIZERS = {
     "thread": Sanitizer(
         flags="-fsanitize=thread -fno-omit-frame-pointer",
         preload=("libtsan.so",),
-        environment={"TSAN_OPTIONS": "ignore_noninstrumented_modules=1 exitcode=66"},
+        environment={"TSAN_OPTIONS": "ignore_noninstrumented_modules=1 die_after_fork=0 exitcode=66"},
         tests=(*TESTS, "-k", "thread"),
         sources=("scripts/openmp_threads.cpp",),
     ),

@@ -75,6 +75,14 @@ class _Loader(yaml.SafeLoader):
             raise yaml.MarkedYAMLError(problem=_TOO_DEEP, problem_mark=self.get_mark())
         super().fetch_flow_collection_start(TokenClass)
 
+    def scan_flow_scalar_non_spaces(self, double: Any, start_mark: Any) -> Any:
+        try:
+            return super().scan_flow_scalar_non_spaces(double, start_mark)
+        except (ValueError, OverflowError):  # "\\U00110000" and beyond
+            raise yaml.MarkedYAMLError(
+                problem="an escape names no character that there is", problem_mark=start_mark
+            ) from None
+
 
 class _Dumper(yaml.SafeDumper):
     """Quotes whatever would not come back as the same text, be it read here or by a YAML 1.1 program."""

@@ -64,6 +64,7 @@ def test_values_of_overrides(text, value):
         ("!!python/object/apply:os.getcwd []", "is not supported"),
         ("\x00", "not readable as YAML"),
         ("[" * 5000, "nested too deeply"),
+        ('"\\U00110000"', "an escape names no character"),
     ],
     ids=lambda text: text[:20],
 )
@@ -130,6 +131,8 @@ REFUSED = {
     "control characters": (b"a: \x01\n", "my.yaml: not readable as YAML"),
     "deep": ("a: " + "[" * 5000, "my.yaml:1: nested too deeply"),
     "deep, line by line": ("- " * 5000, "my.yaml:1: nested too deeply"),
+    "no character": ('a: 1\nb: "\\U00110000"\n', "my.yaml:2: an escape names no character that there is"),
+    "no character at all": ('a: "\\UFFFFFFFF"\n', "my.yaml:1: an escape names no character that there is"),
     "large": ("# " + "x" * 2**20, "my.yaml: larger than 1,048,576 bytes"),
 }
 

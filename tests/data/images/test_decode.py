@@ -75,6 +75,12 @@ def test_transparent_colours_are_kept_by_strips(monkeypatch):
     assert decode._to_rgb(image).tobytes() == whole.tobytes()
 
 
+def test_endless_sides_are_refused():
+    with pytest.raises(BadImageError, match="1 x 1048577 pixels; no image has a side of over 1,048,576"):
+        pixels(saved(Image.new("1", (1, 2**20 + 1))))
+    assert pixels(saved(Image.new("1", (1, 2**20)))).shape == (2**20, 1, 3)
+
+
 def test_palettes_are_looked_up():
     image = Image.fromarray(COLOURS).convert("P", palette=Image.Palette.ADAPTIVE, colors=16)
     assert (pixels(saved(image)) == np.asarray(image.convert("RGB"))).all()

@@ -16,6 +16,7 @@ from torch import Tensor
 from tost.errors import StorageError
 
 _WHITE = (255, 255, 255, 255)
+_LONGEST_SIDE = 1 << 20  # pixels
 _STRIP = 1 << 22  # pixels that are converted at a time
 
 
@@ -44,6 +45,11 @@ def read_image(data: bytes, name: str, *, channels: int = 3) -> Image.Image:
                 raise ValueError(
                     f"{image.width} x {image.height} pixels are more than the limit of {limit}, which guards against "
                     "files that unpack to more than memory holds"
+                )
+            width, height = image.size
+            if max(width, height) > _LONGEST_SIDE:  # a row takes memory besides its pixels
+                raise ValueError(
+                    f"{image.width} x {image.height} pixels; no image has a side of over {_LONGEST_SIDE:,}"
                 )
             image.load()
             plain = _to_rgb(image)

@@ -28,6 +28,7 @@ _IN_MEMORY = 1 << 29  # bytes of pixels that are kept by default
 _AT_ONCE = 2048  # images that are turned grey together
 _NUMPY = b"\x93NUMPY"
 _FIELDS = 11  # of a line of metadata
+_SHOWN = 500  # characters of the name of a folder
 _LARGEST = 1 << 26  # bytes of metadata of one folder
 _HUB_COLUMNS = ("img", "image")
 
@@ -193,10 +194,14 @@ def _read_metadata(folder: Path) -> tuple[list[str], list[int], int]:
 
 
 def _sizes(folder: Path, metadata: Path) -> dict[str, int]:
-    if not folder.is_dir():
-        raise ConfigError(f"{metadata} names images in {folder}, which is no folder.")
-    with os.scandir(folder) as found:
-        return {entry.name: entry.stat().st_size for entry in found}
+    try:
+        with os.scandir(folder) as found:
+            return {entry.name: entry.stat().st_size for entry in found}
+    except (OSError, ValueError) as error:  # there is none, its name is longer than any, or holds a zero
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise ConfigError(
+            f"{metadata} names images in {str(folder)[:_SHOWN]}, which is no folder ({reason})."
+        ) from error
 
 
 def _metadata_rows(file: Path) -> list[list[str]]:
