@@ -144,7 +144,7 @@ def worker(folder: Path) -> Iterator[Ask]:
         folder: An empty one, for the files of the targets.
     """
     command = [sys.executable, "-m", "fuzz.worker", "--folder", str(folder)]
-    # A fork has no other threads, and nobody reads where in Rust an error came from, which takes milliseconds to tell.
+    # A fork has no other threads, and where in Rust an error came from is not shown, which takes milliseconds to find.
     alone = {**os.environ, "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "RUST_BACKTRACE": "0"}
     log = CORPUS / "worker.log"
     log.parent.mkdir(parents=True, exist_ok=True)

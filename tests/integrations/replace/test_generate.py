@@ -152,7 +152,9 @@ def test_packed_sequences_by_a_mask_over_pairs(family, implementation):
     ids = example(f"decoder_{family}", batch=1)
     alone = torch.cat([model(piece, use_cache=False).logits for piece in ids.split(LENGTHS, dim=1)], dim=1)
     packed = model(ids, position_ids=POSITIONS, use_cache=False).logits
-    torch.testing.assert_close(packed, alone, rtol=0, atol=1e-10)
+    # The eager softmax of the layer that stays is taken in float32, which rounds by length on some processors.
+    bound = 1e-10 if implementation == "sdpa" else 1e-6
+    torch.testing.assert_close(packed, alone, rtol=0, atol=bound)
 
 
 @pytest.mark.parametrize("family", ENCODERS)
