@@ -255,6 +255,7 @@ def test_the_page_of_promises_shows_what_is_stored(tmp_path):
         "seconds": 7200.0,
         "coverage": 812,
         "quiet_inputs": 9_000,
+        "quiet_seconds": 61.0,
         "problems": 0,
     }
     (tmp_path / "fuzz.json").write_text(json.dumps({"targets": [target], "tost": "9.9", "date": "2001-02-03T04:05:06"}))
@@ -267,7 +268,7 @@ def test_the_page_of_promises_shows_what_is_stored(tmp_path):
     assert "| `train` | a run killed | 1,200 kills | 7 | 1 | 1 min 30 s |" in text
     assert "| `full-disk` | a full disk (2 refused) | 3 times | 3 | 0 | 1 s |" in text
     assert "5,000,000 inputs to 1 parsers in 2 h 0 min of processor time, 0 problems" in text
-    assert "| `tar` | 5,000,000 | 2 h 0 min | 812 | 9,000 | 0 |" in text
+    assert "| `tar` | 5,000,000 | 2 h 0 min | 812 | 9,000 | 1 min 1 s | 0 |" in text
     assert "| ThreadSanitizer | `avx2` | 41 | 1 min 1 s | 1 |" in text
 
 

@@ -29,6 +29,10 @@ def open_parquet(path: Path) -> Iterator[Any]:
 
     try:
         with pq.ParquetFile(path) as file:
+            facts = file.metadata
+            rows = sum(facts.row_group(index).num_rows for index in range(facts.num_row_groups))
+            if rows != facts.num_rows:
+                raise ConfigError(f"{path} states {facts.num_rows} rows, but its groups {rows}; it is damaged.")
             yield file
     except (pa.ArrowException, OSError, UnicodeError, OverflowError, LookupError) as error:
         raise ConfigError(f"{path} cannot be read as a parquet file: {error}") from error
@@ -60,7 +64,9 @@ def read_column(paths: Sequence[Path], column: str, *, limit: int = 1 << 31) -> 
     for path in paths:
         with open_parquet(path) as file:
             chunks += file.read_row_groups([], columns=[column]).columns  # nothing yet but the type
+            rows = 0
             for batch in file.iter_batches(_ROWS, columns=[column]):
+                rows += len(batch)
                 for part in batch.columns:
                     part.validate(full=True)
                     chunks.append(part)
@@ -70,6 +76,11 @@ def read_column(paths: Sequence[Path], column: str, *, limit: int = 1 << 31) -> 
                         f"column {column!r} of {path} unpacks to more than {limit:,} bytes; the file is damaged, or "
                         "made to fill the memory."
                     )
+            if rows != file.metadata.num_rows:
+                raise ConfigError(
+                    f"column {column!r} of {path} has {rows} rows, but {file.metadata.num_rows} are stated; "
+                    "the file is damaged."
+                )
     if len(types := sorted({str(chunk.type) for chunk in chunks})) > 1:
         raise ConfigError(
             f"column {column!r} holds {' and '.join(types)} in the files of {paths[0].parent}; it must have one type."

@@ -120,7 +120,7 @@ class MixedOptions(ModelOptions):
     def _is_tssa(cls, mixer: Any) -> bool:
         """Return whether a mixer is TSSA under one of its names."""
         try:
-            return hasattr(find_mixer(mixer, cls.place).options, "extensions")
+            return isinstance(mixer, str) and hasattr(find_mixer(mixer, cls.place).options, "extensions")
         except ConfigError:
             return False  # reported with the mixer itself
 
