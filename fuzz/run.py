@@ -125,11 +125,11 @@ def take_turn(name: str, seconds: int, inputs: int, ask: Ask, folder: Path) -> T
     current.unlink(missing_ok=True)
     given = [f"-{key}={value}" for key, value in options.items()]
     done = ask(Turn(name, seconds, str(corpus), str(log), str(current), given))
-    if done.code < 0:  # ended by a signal
-        reason = signal.Signals(-done.code).name
+    if done.code:  # libFuzzer ends with 0 when its time is over
+        reason = signal.Signals(-done.code).name if done.code < 0 else f"exit-{done.code}"
         with log.open("a") as output:
             output.write(f"\n{FOUND}{reason}\n")
-        if current.exists():
+        if done.code < 0 and current.exists():
             content = current.read_bytes()
             size = int.from_bytes(content[:LENGTH_BYTES], "little")
             (crashes / reason).write_bytes(content[LENGTH_BYTES : LENGTH_BYTES + size])

@@ -176,11 +176,15 @@ def test_what_was_done_adds_up(tmp_path):
     assert run.read_tallies(path)["tar"] == expected
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="turns are forks")
-def test_the_input_that_ends_the_worker_is_kept(tmp_path, monkeypatch):
+@pytest.fixture
+def places(tmp_path, monkeypatch):
     for name, folder in {"CORPUS": tmp_path / "build", "CRASHES": tmp_path / "crashes"}.items():
         monkeypatch.setattr(run, name, folder)
+    return tmp_path
 
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="turns are forks")
+def test_the_input_that_ends_the_worker_is_kept(places):
     def ask(turn):
         def die():
             with worker.current_input(Path(turn.current)) as show:
@@ -190,9 +194,22 @@ def test_the_input_that_ends_the_worker_is_kept(tmp_path, monkeypatch):
 
         return worker.fork(turn, die)
 
-    done = run.take_turn("tar", 1, 0, ask, tmp_path)
+    done = run.take_turn("tar", 1, 0, ask, places)
     assert (done.problems, done.coverage) == (1, 10)
-    assert (tmp_path / "crashes" / "tar" / "SIGVTALRM").read_bytes() == b"abc"
+    assert (places / "crashes" / "tar" / "SIGVTALRM").read_bytes() == b"abc"
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="turns are forks")
+def test_a_worker_that_fails_in_its_own_code_is_a_problem(places):
+    def ask(turn):
+        def fail():
+            os.write(1, b"#2\tINITED cov: 10 ft: 10\n")
+            raise OSError("the corpus cannot be written")
+
+        return worker.fork(turn, fail)
+
+    assert run.take_turn("tar", 1, 0, ask, places).problems == 1
+    assert list((places / "crashes" / "tar").iterdir()) == []
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="turns are forks")

@@ -23,6 +23,7 @@ from tost._text import Table
 from tost.bench.busy.cases import BusyScale, Place, Work
 from tost.bench.harness.gate import Check, GateResult
 from tost.bench.harness.measurement import Measurement
+from tost.bench.harness.memory import keep_freed_memory
 from tost.bench.harness.table import cell
 from tost.bench.harness.timing import Spread, spread
 from tost.bench.harness.worker import run_in_process
@@ -183,6 +184,7 @@ def _conditions(place: Place) -> Iterator[None]:
 
 def run_work(job: BusyJob) -> BusyTimes:
     """Repeat some work for some time; called in a process of its own."""
+    keep_freed_memory()  # as everywhere but in a worker; otherwise the time is that of getting pages from the system
     if job.threads is not None:
         torch.set_num_threads(job.threads)
     run = _WORK[job.work]()

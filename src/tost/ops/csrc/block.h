@@ -145,6 +145,15 @@ class Blocks {
     return apart * size() - apart * (apart - 1) / 2 + (i < j ? i : j);
   }
 
+  // Calls each(place in [H, width], i, j) for the products i <= j of a block.
+  template <class Each>
+  void for_each_product_of(int64_t block, Each each) const {
+    const int64_t g = size(), h = block / per_head;
+    for (int64_t apart = 0, before = 0; apart < g; before += g - apart, ++apart)
+      for (int64_t i = 0; i < g - apart; ++i)
+        each(h * width + per_head * before + (block - h * per_head) * (g - apart) + i, i, i + apart);
+  }
+
   // x = the features of a tile in a row [H, D], and back.
   TOST_OUTLINE void load_features(const Tile& tile, const S* row, V* __restrict x) const {
     row += tile.first * size();
@@ -220,21 +229,25 @@ class Blocks {
   TOST_OUTLINE void factor(const V& m, const V* W, const V* from, V* __restrict F) const {
     const int64_t g = size();
     const S noise = S(g) * std::numeric_limits<S>::epsilon();
+    // Row by row, so that W is read where it stands. The entries of a row are those of L P until the row is done.
     TOST_UNROLL
-    for (int64_t k = 0; k < (kBlock ? kBlock * (kBlock + 1) / 2 : pairs); ++k) F[k] = W[k];
-    TOST_UNROLL
-    for (int64_t j = 0; j < g; ++j) {
-      const V least = noise * from[at(j, j)], left = F[at(j, j)];
-      const V pivot = S(1) / (m + (left < least ? least : left));
-      F[at(j, j)] = pivot;
+    for (int64_t i = 0; i < g; ++i) {
       TOST_UNROLL
-      for (int64_t i = j + 1; i < g; ++i) {
-        const V l = F[at(j, i)] * pivot;
+      for (int64_t j = 0; j < i; ++j) {
+        V entry = W[at(j, i)];
         TOST_UNROLL
-        for (int64_t r = j + 1; r < i; ++r) F[at(r, i)] -= F[at(j, r)] * F[at(j, i)];
-        F[at(i, i)] -= l * F[at(j, i)];
+        for (int64_t r = 0; r < j; ++r) entry -= F[at(r, i)] * F[at(r, j)];
+        F[at(j, i)] = entry;
+      }
+      V left = W[at(i, i)];
+      TOST_UNROLL
+      for (int64_t j = 0; j < i; ++j) {
+        const V entry = F[at(j, i)], l = entry * F[at(j, j)];
+        left -= entry * l;
         F[at(j, i)] = l;
       }
+      const V least = noise * from[at(i, i)];
+      F[at(i, i)] = S(1) / (m + (left < least ? least : left));
     }
   }
 
@@ -318,13 +331,8 @@ class Blocks {
   // Calls each(place in [H, width], place in the tile, lane).
   template <class Each>
   void for_each_product(const Tile& tile, Each each) const {
-    const int64_t g = size();
-    for (int64_t v = 0; v < tile.count; ++v) {
-      const int64_t h = tile.head[v], block = tile.first + v - h * per_head;
-      for (int64_t apart = 0, before = 0; apart < g; before += g - apart, ++apart)
-        for (int64_t i = 0; i < g - apart; ++i)
-          each(h * width + per_head * before + block * (g - apart) + i, before + i, v);
-    }
+    for (int64_t v = 0; v < tile.count; ++v)
+      for_each_product_of(tile.first + v, [&](int64_t place, int64_t i, int64_t j) { each(place, at(i, j), v); });
   }
 };
 

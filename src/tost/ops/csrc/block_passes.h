@@ -5,15 +5,18 @@
 #pragma once
 
 #include "block.h"
+#include "block_rows.h"
 
 namespace {
 
 // The scratch of one thread: tiles of features x, o, t, of products W, F, C, and a square of features. `rows` tiles of
-// features u and z are kept for the tokens of a causal chunk, and `histories` tiles of products.
+// features u and z are kept for the tokens of a causal chunk, and `histories` tiles of products. Blocks of a known size have
+// outer [lanes, g, g].
 template <class S, int kBlock>
 struct BlockWork {
   using V = Lanes<S>;
   V *x, *o, *t, *W, *F, *C, *square, *u, *z, *history;
+  S* outer;
 
   BlockWork(const Blocks<S, kBlock>& blocks, V* memory, int64_t rows = 0) {
     const auto take = [&](int64_t count) {
@@ -25,13 +28,19 @@ struct BlockWork {
     x = take(g), o = take(g), t = take(g);
     W = take(blocks.pairs), F = take(blocks.pairs), C = take(blocks.pairs);
     square = take(g * g);
+    outer = reinterpret_cast<S*>(take(outer_count(blocks)));
     u = take(rows * g), z = take(rows * g);
     history = memory;
   }
   // Registers that it takes.
   static int64_t count(const Blocks<S, kBlock>& blocks, int64_t rows = 0, int64_t histories = 0) {
     const int64_t g = blocks.size();
-    return (3 + g + 2 * rows) * g + (3 + histories) * blocks.pairs;
+    return (3 + g + 2 * rows) * g + (3 + histories) * blocks.pairs + outer_count(blocks);
+  }
+
+ private:
+  static int64_t outer_count(const Blocks<S, kBlock>& blocks) {
+    return kBlock > 0 ? blocks.lanes * kBlock * kBlock / blocks.kSide : 0;
   }
 };
 
@@ -65,6 +74,7 @@ inline Lanes<S> descend(const Blocks<S, kBlock>& blocks, const Lanes<S>& p, cons
 template <class S, int kBlock>
 TOST_OUTLINE void sum_products(const Blocks<S, kBlock>& blocks, const BlockWork<S, kBlock>& work, const S* w,
                                const Rows& rows, const S* weight, const S* decay, S* sums) {
+  if constexpr (kBlock > 0) return sum_products_by_row(blocks, w, rows, weight, decay, work.outer, sums);
   for (int64_t index = 0; index < blocks.tiles; ++index) {
     const typename Blocks<S, kBlock>::Tile tile(blocks, index);
     fill_zero(work.W, blocks.pairs);
@@ -93,10 +103,19 @@ TOST_OUTLINE void factor_tiles(const Blocks<S, kBlock>& blocks, const BlockWork<
   }
 }
 
+// What the tokens of a sequence are multiplied by, as tiles: its factors and, in the backward pass, its dW. Blocks of a known
+// size have both as matrices [lanes, g, g]; see block_rows.h.
+template <class S>
+struct Multipliers {
+  const Lanes<S>*factors, *reaches;
+  const S *inverses, *through;
+};
+
 // y = -pi m (m I + W)^{-1} w.
 template <class S, int kBlock>
 TOST_OUTLINE void shrink_tokens(const Blocks<S, kBlock>& blocks, const BlockWork<S, kBlock>& work, const S* w,
-                                const Rows& rows, const S* pi, const S* mass, const Lanes<S>* factors, S* y) {
+                                const Rows& rows, const S* pi, const S* mass, const Multipliers<S>& by, S* y) {
+  if constexpr (kBlock > 0) return shrink_by_row(blocks, w, rows, pi, by.inverses, y);
   const int64_t HD = blocks.H * blocks.D;
   for (int64_t index = 0; index < blocks.tiles; ++index) {
     const typename Blocks<S, kBlock>::Tile tile(blocks, index);
@@ -104,7 +123,7 @@ TOST_OUTLINE void shrink_tokens(const Blocks<S, kBlock>& blocks, const BlockWork
     for (int k = 0; k < rows.count; ++k) {
       const int n = rows.index[k];
       blocks.load_features(tile, w + n * HD, work.x);
-      blocks.solve(factors + index * blocks.pairs, work.x);
+      blocks.solve(by.factors + index * blocks.pairs, work.x);
       const Lanes<S> share = -m * tile.spread(pi + n * blocks.H);
       for (int64_t i = 0; i < blocks.size(); ++i) work.x[i] *= share;
       blocks.store_features(tile, work.x, y + n * HD);
@@ -116,6 +135,7 @@ TOST_OUTLINE void shrink_tokens(const Blocks<S, kBlock>& blocks, const BlockWork
 template <class S, int kBlock>
 TOST_OUTLINE void sum_symmetric(const Blocks<S, kBlock>& blocks, const BlockWork<S, kBlock>& work, const S* w,
                                 const S* o, const Rows& rows, const S* pi, S* sums) {
+  if constexpr (kBlock > 0) return sum_symmetric_by_row(blocks, w, o, rows, pi, work.outer, sums);
   const int64_t HD = blocks.H * blocks.D;
   for (int64_t index = 0; index < blocks.tiles; ++index) {
     const typename Blocks<S, kBlock>::Tile tile(blocks, index);
@@ -154,8 +174,9 @@ TOST_OUTLINE void reach_tiles(const Blocks<S, kBlock>& blocks, const BlockWork<S
 // slopes [rows, H] and the first part of dw, in the places of w: see `descend`.
 template <class S, int kBlock>
 TOST_OUTLINE void descend_tokens(const Blocks<S, kBlock>& blocks, const BlockWork<S, kBlock>& work, const S* w,
-                                 const S* o, const Rows& rows, const S* pi, const S* mass, const Lanes<S>* factors,
-                                 const Lanes<S>* reaches, S* slopes, S* dw) {
+                                 const S* o, const Rows& rows, const S* pi, const S* mass, const Multipliers<S>& by,
+                                 S* slopes, S* dw) {
+  if constexpr (kBlock > 0) return descend_by_row(blocks, w, o, rows, pi, by.inverses, by.through, slopes, dw);
   const int64_t HD = blocks.H * blocks.D;
   fill_zero(slopes, rows.count * blocks.H);
   for (int64_t index = 0; index < blocks.tiles; ++index) {
@@ -165,8 +186,8 @@ TOST_OUTLINE void descend_tokens(const Blocks<S, kBlock>& blocks, const BlockWor
       const int n = rows.index[k];
       blocks.load_features(tile, w + n * HD, work.x);
       blocks.load_features(tile, o + n * HD, work.o);
-      blocks.through_products(reaches + index * blocks.pairs, work.x, work.t);
-      blocks.solve(factors + index * blocks.pairs, work.o);
+      blocks.through_products(by.reaches + index * blocks.pairs, work.x, work.t);
+      blocks.solve(by.factors + index * blocks.pairs, work.o);
       const Lanes<S> slope = descend(blocks, tile.spread(pi + n * blocks.H), m, work.x, work.o, work.t);
       tile.collect(slope, slopes + k * blocks.H);
       blocks.store_features(tile, work.t, dw + n * HD);

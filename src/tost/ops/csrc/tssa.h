@@ -84,10 +84,11 @@ int tssa_forward(const tost::Forward& call) {
   Buffer<double> parts(items * HP), mass_parts(items * H);
   Buffer<S> scale(B * HD), scratch(threads * per_thread);
   Buffer<Lanes<S>> factors(B * per_sequence), works(threads * per_work);
+  Buffer<S> inverses(kBlock > 1 ? B * HD * kBlock : 0);
   const bool keep = call.squares != nullptr;
   Buffer<S> own(keep ? 0 : tokens * H + B * HD + B * HP + B * H);
   if (layout.failed() || parts.failed() || mass_parts.failed() || scale.failed() || factors.failed() ||
-      scratch.failed() || works.failed() || own.failed())
+      inverses.failed() || scratch.failed() || works.failed() || own.failed())
     return tost::kNoMemory;
   S* const pi = keep ? static_cast<S*>(call.pi) : own + 0;
   S* const squares = keep ? static_cast<S*>(call.squares) : pi + tokens * H;
@@ -156,6 +157,7 @@ int tssa_forward(const tost::Forward& call) {
       }
     } else {
       factor_tiles(blocks, work, B, mass, weighted, factors + 0);
+      if constexpr (kBlock > 0) invert_tiles(blocks, B, mass, factors + 0, inverses + 0);
     }
 
 #pragma omp for schedule(static)
@@ -166,8 +168,8 @@ int tssa_forward(const tost::Forward& call) {
       for_each_masked(rows, [&](int n) { fill_zero(y + (chunk.token + n) * HD, HD); });
       if constexpr (kBlock != 1) {
         const int64_t token = chunk.token;
-        shrink_tokens(blocks, work, w + token * HD, rows, pi + token * H, mass + chunk.b * H,
-                      factors + chunk.b * per_sequence, y + token * HD);
+        const Multipliers<S> by = {factors + chunk.b * per_sequence, nullptr, inverses + chunk.b * HD * kBlock, nullptr};
+        shrink_tokens(blocks, work, w + token * HD, rows, pi + token * H, mass + chunk.b * H, by, y + token * HD);
         continue;
       }
       for (int k = 0; k < rows.count; ++k) {
@@ -215,9 +217,10 @@ int tssa_backward(const tost::Backward& call) {
   Buffer<S> q(B * HD), g(B * HD), dA(B * HP), dM(B * H), ds(B * HD), de(tokens * H);
   Buffer<S> scratch(threads * per_thread);
   Buffer<Lanes<S>> factors(B * per_sequence), reaches(B * per_sequence), works(threads * per_work);
+  Buffer<S> inverses(kBlock > 1 ? B * HD * kBlock : 0), through(kBlock > 1 ? B * HD * kBlock : 0);
   if (layout.failed() || parts.failed() || dt_parts.failed() || q.failed() || g.failed() || dA.failed() ||
-      dM.failed() || ds.failed() || de.failed() || factors.failed() || reaches.failed() || scratch.failed() ||
-      works.failed())
+      dM.failed() || ds.failed() || de.failed() || factors.failed() || reaches.failed() || inverses.failed() ||
+      through.failed() || scratch.failed() || works.failed())
     return tost::kNoMemory;
 
 #pragma omp parallel num_threads(threads) if (threads > 1)
@@ -251,7 +254,9 @@ int tssa_backward(const tost::Backward& call) {
     total_over_chunks(layout, parts + 0, HP, dA + 0);
     if constexpr (kBlock != 1) {
       factor_tiles(blocks, work, B, mass, weighted, factors + 0);
+      if constexpr (kBlock > 0) invert_tiles(blocks, B, mass, factors + 0, inverses + 0);
       reach_tiles(blocks, work, B, mass, weighted, factors + 0, dA + 0, reaches + 0, dM + 0);
+      if constexpr (kBlock > 0) spread_reaches(blocks, B, reaches + 0, through + 0);
     }
 #pragma omp for schedule(static)
     for (int64_t i = 0; i < B * H; ++i) {
@@ -277,8 +282,10 @@ int tssa_backward(const tost::Backward& call) {
       for (int64_t h = 0; h < H; ++h) dt_parts[item * H + h] = 0;
       if constexpr (kBlock != 1) {
         const int64_t token = chunk.token;
-        descend_tokens(blocks, work, w + token * HD, o + token * HD, rows, pi + token * H, mass + b * H,
-                       factors + b * per_sequence, reaches + b * per_sequence, dpi, dw + token * HD);
+        const Multipliers<S> by = {factors + b * per_sequence, reaches + b * per_sequence, inverses + b * HD * kBlock,
+                                   through + b * HD * kBlock};
+        descend_tokens(blocks, work, w + token * HD, o + token * HD, rows, pi + token * H, mass + b * H, by, dpi,
+                       dw + token * HD);
         energies<T, kWidth>(w + token * HD, rows, H, D, qb, energy);
       }
       for (int k = 0; k < rows.count; ++k) {

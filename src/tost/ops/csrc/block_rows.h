@@ -1,0 +1,193 @@
+// As block_passes.h, for blocks of a known size: the features of such a block in a row fill a register.
+//
+// As long as its matrix is that of many tokens, a block is taken alone, and nothing is transposed. A few tokens are taken at
+// once, so that rows are read in their order and the sums or matrices of all blocks, [lanes, g, g], stay in the first cache.
+#pragma once
+
+#include "block.h"
+
+namespace {
+
+template <class S, int kBlock>
+struct RowOf {
+  typedef S type __attribute__((vector_size(kBlock * sizeof(S))));
+  typedef S anywhere __attribute__((vector_size(kBlock * sizeof(S)), aligned(sizeof(S)), may_alias));
+};
+template <class S, int kBlock>
+using Row = typename RowOf<S, kBlock>::type;
+template <class S, int kBlock>
+using RowAnywhere = typename RowOf<S, kBlock>::anywhere;
+
+template <class S, int kBlock>
+inline Row<S, kBlock> row_at(const S* place) {
+  return *reinterpret_cast<const RowAnywhere<S, kBlock>*>(place);
+}
+
+// A few of the real tokens of a chunk: numbers k .. k + count - 1, at the rows n. Past the last one it is repeated.
+struct Few {
+  static constexpr int kMost = 8;
+  int k, count;
+  int64_t n[kMost];
+
+  Few(const Rows& rows, int k) : k(k), count(rows.count - k < kMost ? rows.count - k : kMost) {
+    for (int v = 0; v < kMost; ++v) n[v] = rows.index[k + (v < count ? v : count - 1)];
+  }
+};
+
+// outer [lanes, g, g] += x_i z for the few tokens, where z = weight [tokens, H] times their rows of `from`; sums so far fade
+// with every token by decay [H], or null.
+template <class S, int kBlock>
+inline void add_outer(const Blocks<S, kBlock>& blocks, const Few& few, const S* x, const S* from, const S* weight,
+                      const int64_t* weight_row, const S* decay, S* outer) {
+  const int64_t HD = blocks.H * blocks.D;
+  for (int64_t h = 0, block = 0; h < blocks.H; ++h) {
+    const S fade = decay ? decay[h] : S(1);
+    for (int64_t end = block + blocks.per_head; block < end; ++block) {
+      S* const place = outer + block * kBlock * kBlock;
+      Row<S, kBlock> sum[kBlock];
+      std::memcpy(sum, place, sizeof sum);
+      for (int v = 0; v < few.count; ++v) {
+        const int64_t at = few.n[v] * HD + block * kBlock;
+        const Row<S, kBlock> z = weight[weight_row[v] * blocks.H + h] * row_at<S, kBlock>(from + at);
+        if (decay) {
+          TOST_UNROLL
+          for (int i = 0; i < kBlock; ++i) sum[i] *= fade;
+        }
+        TOST_UNROLL
+        for (int i = 0; i < kBlock; ++i) sum[i] += x[at + i] * z;
+      }
+      std::memcpy(place, sum, sizeof sum);
+    }
+  }
+}
+
+// sums [H, width] = sum over the real rows of pi w_b w_b^T, after those before have faded by decay [H], or null; the
+// weight [rows, H] is pi. outer is scratch.
+template <class S, int kBlock>
+TOST_OUTLINE void sum_products_by_row(const Blocks<S, kBlock>& blocks, const S* w, const Rows& rows, const S* weight,
+                                      const S* decay, S* outer, S* sums) {
+  fill_zero(outer, blocks.lanes * kBlock * kBlock);
+  for (int k = 0; k < rows.count; k += Few::kMost) {
+    const Few few(rows, k);
+    int64_t number[Few::kMost];
+    for (int v = 0; v < Few::kMost; ++v) number[v] = k + v;
+    add_outer(blocks, few, w, w, weight, number, decay, outer);
+  }
+  for (int64_t block = 0; block < blocks.lanes; ++block, outer += kBlock * kBlock)
+    blocks.for_each_product_of(block, [&](int64_t to, int64_t i, int64_t j) { sums[to] = outer[i * kBlock + j]; });
+}
+
+// sums [H, width] = sum over the real rows of pi (o_i w_j + o_j w_i), once for i = j.
+template <class S, int kBlock>
+TOST_OUTLINE void sum_symmetric_by_row(const Blocks<S, kBlock>& blocks, const S* w, const S* o, const Rows& rows,
+                                       const S* pi, S* outer, S* sums) {
+  fill_zero(outer, blocks.lanes * kBlock * kBlock);
+  for (int k = 0; k < rows.count; k += Few::kMost) {
+    const Few few(rows, k);
+    add_outer(blocks, few, w, o, pi, few.n, static_cast<const S*>(nullptr), outer);
+  }
+  for (int64_t block = 0; block < blocks.lanes; ++block, outer += kBlock * kBlock)
+    blocks.for_each_product_of(block, [&](int64_t to, int64_t i, int64_t j) {
+      sums[to] = i == j ? outer[i * kBlock + i] : outer[i * kBlock + j] + outer[j * kBlock + i];
+    });
+}
+
+// matrices [B, lanes, g, g] of all sequences, whose columns `column(item, tile, j, x)` gives for a tile, in a parallel region.
+template <class S, int kBlock, class Column>
+inline void spread_tiles(const Blocks<S, kBlock>& blocks, int64_t B, Column column, S* matrices) {
+#pragma omp for schedule(static)
+  for (int64_t item = 0; item < B * blocks.tiles; ++item) {
+    const typename Blocks<S, kBlock>::Tile tile(blocks, item % blocks.tiles);
+    S* const first = matrices + (item / blocks.tiles * blocks.lanes + tile.first) * kBlock * kBlock;
+    for (int j = 0; j < kBlock; ++j) {
+      Lanes<S> x[kBlock] = {};
+      column(item, tile, j, x);
+      for (int64_t v = 0; v < tile.count; ++v)
+        for (int i = 0; i < kBlock; ++i) first[(v * kBlock + j) * kBlock + i] = x[i][v];
+    }
+  }
+}
+
+// matrices = m (m I + W)^{-1}, by the factors of `factor_tiles`.
+template <class S, int kBlock>
+TOST_OUTLINE void invert_tiles(const Blocks<S, kBlock>& blocks, int64_t B, const S* mass, const Lanes<S>* factors,
+                               S* matrices) {
+  const auto column = [&](int64_t item, const typename Blocks<S, kBlock>::Tile& tile, int j, Lanes<S>* x) {
+    x[j] = tile.spread(mass + item / blocks.tiles * blocks.H) + S(kMassFloor);
+    blocks.solve(factors + item * blocks.pairs, x);
+  };
+  spread_tiles(blocks, B, column, matrices);
+}
+
+// matrices = what the gradients dW of `reach_tiles` are to w; see `through_products`.
+template <class S, int kBlock>
+TOST_OUTLINE void spread_reaches(const Blocks<S, kBlock>& blocks, int64_t B, const Lanes<S>* reaches, S* matrices) {
+  const auto column = [&](int64_t item, const typename Blocks<S, kBlock>::Tile&, int j, Lanes<S>* x) {
+    for (int i = 0; i < kBlock; ++i) x[i] = (i == j ? S(2) : S(1)) * reaches[item * blocks.pairs + blocks.at(i, j)];
+  };
+  spread_tiles(blocks, B, column, matrices);
+}
+
+// out = sum_j x_j column_j for a block of the few tokens.
+template <class S, int kBlock>
+inline void multiply(const Few& few, int64_t HD, int64_t block, const S* matrices, const S* x, Row<S, kBlock>* out) {
+  const S* const columns = matrices + block * kBlock * kBlock;
+  TOST_UNROLL
+  for (int v = 0; v < Few::kMost; ++v) out[v] = Row<S, kBlock>{};
+  TOST_UNROLL
+  for (int j = 0; j < kBlock; ++j) {
+    const Row<S, kBlock> column = row_at<S, kBlock>(columns + j * kBlock);
+    TOST_UNROLL
+    for (int v = 0; v < Few::kMost; ++v) out[v] += x[few.n[v] * HD + block * kBlock + j] * column;
+  }
+}
+
+// y = -pi m (m I + W)^{-1} w, with the inverses of the sequence; y may be w.
+template <class S, int kBlock>
+TOST_OUTLINE void shrink_by_row(const Blocks<S, kBlock>& blocks, const S* w, const Rows& rows, const S* pi,
+                                const S* inverses, S* y) {
+  const int64_t H = blocks.H, HD = H * blocks.D;
+  for (int k = 0; k < rows.count; k += Few::kMost) {
+    const Few few(rows, k);
+    for (int64_t h = 0, block = 0; h < H; ++h)
+      for (int64_t end = block + blocks.per_head; block < end; ++block) {
+        Row<S, kBlock> out[Few::kMost];
+        multiply<S, kBlock>(few, HD, block, inverses, w, out);
+        TOST_UNROLL
+        for (int v = 0; v < Few::kMost; ++v)
+          *reinterpret_cast<RowAnywhere<S, kBlock>*>(y + few.n[v] * HD + block * kBlock) = -pi[few.n[v] * H + h] * out[v];
+      }
+  }
+}
+
+// As `descend_tokens`, with the matrices of the sequence: the inverses, and those of its dW.
+template <class S, int kBlock>
+TOST_OUTLINE void descend_by_row(const Blocks<S, kBlock>& blocks, const S* w, const S* o, const Rows& rows, const S* pi,
+                                 const S* inverses, const S* reaches, S* slopes, S* dw) {
+  const int64_t H = blocks.H, HD = H * blocks.D;
+  for (int k = 0; k < rows.count; k += Few::kMost) {
+    const Few few(rows, k);
+    for (int64_t h = 0, block = 0; h < H; ++h) {
+      Row<S, kBlock> parts[Few::kMost] = {};
+      for (int64_t end = block + blocks.per_head; block < end; ++block) {
+        Row<S, kBlock> t[Few::kMost], mz[Few::kMost];
+        multiply<S, kBlock>(few, HD, block, reaches, w, t);
+        multiply<S, kBlock>(few, HD, block, inverses, o, mz);
+        TOST_UNROLL
+        for (int v = 0; v < Few::kMost; ++v) {
+          const int64_t at = few.n[v] * HD + block * kBlock;
+          parts[v] += row_at<S, kBlock>(w + at) * (S(0.5) * t[v] - mz[v]);
+          *reinterpret_cast<RowAnywhere<S, kBlock>*>(dw + at) = pi[few.n[v] * H + h] * (t[v] - mz[v]);
+        }
+      }
+      for (int v = 0; v < few.count; ++v) {
+        S slope = 0;
+        TOST_UNROLL
+        for (int i = 0; i < kBlock; ++i) slope += parts[v][i];
+        slopes[(k + v) * H + h] = slope;
+      }
+    }
+  }
+}
+
+}  // namespace
