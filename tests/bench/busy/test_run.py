@@ -7,13 +7,12 @@ import pytest
 from tests.bench.reports import report
 from tost.bench.busy.cases import BusyScale, Place, Work
 from tost.bench.busy.run import BusyJob, BusyMeasurement, BusyResults, BusyRow, _conditions, ratio, run_work
-from tost.bench.harness.timing import spread
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="processes cannot be bound here")
 
 
 def row(work, place, seconds, turn=0):
-    return BusyRow(work=work, place=place, seconds=spread([seconds]), threads=2, turn=turn)
+    return BusyRow(work=work, place=place, seconds=seconds, runs=5, threads=2, turn=turn)
 
 
 def made_up():

@@ -2,7 +2,9 @@
 
 Every case is a process of its own, because how threads wait and how many there are is decided when torch is loaded.
 Another busy process on each core leaves half of the machine, so twice the time is fair. What takes longer waits for
-threads that are not running. Places take turns, and a ratio is the median of those within each turn.
+threads that are not running. A time is that of all runs of a turn, divided by their number: beside others most short
+runs are not interrupted, and a few take many times as long. Places take turns, and a ratio is the median of those within
+each turn.
 """
 
 from __future__ import annotations
@@ -19,13 +21,14 @@ from typing import Any
 import torch
 
 import tost
+from tost import _threads
 from tost._text import Table
 from tost.bench.busy.cases import BusyScale, Place, Work
 from tost.bench.harness.gate import Check, GateResult
 from tost.bench.harness.measurement import Measurement
 from tost.bench.harness.memory import keep_freed_memory
 from tost.bench.harness.table import cell
-from tost.bench.harness.timing import Spread, spread
+from tost.bench.harness.timing import spread
 from tost.bench.harness.worker import run_in_process
 from tost.testing import relative_rms
 
@@ -55,11 +58,12 @@ class BusyTimes:
 
 @dataclass(frozen=True, kw_only=True)
 class BusyRow:
-    """One case: what ran where and in which turn, seconds each time, and threads."""
+    """One case: what ran where and in which turn, seconds per run, how many runs, and threads."""
 
     work: Work
     place: Place
-    seconds: Spread
+    seconds: float
+    runs: int
     threads: int
     turn: int = 0
 
@@ -91,9 +95,11 @@ class BusyMeasurement(Measurement[BusyScale, BusyResults]):
             job = BusyJob(work=work, seconds=self.scale.seconds, threads=1 if place is Place.ONE_THREAD else None)
             with _conditions(place):
                 found = run_in_process(run_work, job, label=f"{work}, {place}", inherit_threads=False)
-            row = BusyRow(work=work, place=place, seconds=spread(found.seconds), threads=found.threads, turn=turn)
+            runs = len(found.seconds)
+            mean = sum(found.seconds) / runs
+            row = BusyRow(work=work, place=place, seconds=mean, runs=runs, threads=found.threads, turn=turn)
             results.rows.append(row)
-            yield f"{work}, {place}: {1e3 * row.seconds.median:.3g} ms on {row.threads} threads"
+            yield f"{work}, {place}: {1e3 * mean:.3g} ms on {row.threads} threads"
 
     @staticmethod
     def tables(results: BusyResults) -> list[Table]:
@@ -143,8 +149,8 @@ def ratios(results: BusyResults, work: Work, place: Place) -> list[float]:
 
 
 def _seconds(results: BusyResults, work: Work, place: Place) -> dict[int, float]:
-    """Return the median time of some work in some place by turn."""
-    return {row.turn: row.seconds.median for row in results.rows if (row.work, row.place) == (work, place)}
+    """Return the time of some work in some place by turn."""
+    return {row.turn: row.seconds for row in results.rows if (row.work, row.place) == (work, place)}
 
 
 def _median(values: Iterable[float]) -> float | None:
@@ -164,6 +170,8 @@ def _conditions(place: Place) -> Iterator[None]:
     cores, variables = sorted(os.sched_getaffinity(0)), dict(os.environ)
     others: list[subprocess.Popen[bytes]] = []
     try:
+        for name in _threads.WAITING:  # each process decides by what it finds, not by what this one found
+            os.environ.pop(name, None)
         if place is Place.SPINNING:
             os.environ.update(_SPINNING)
         if place is Place.ONE_CORE:
