@@ -5,9 +5,7 @@ from __future__ import annotations
 import ipaddress
 import os
 import random
-import signal
 import socket
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
@@ -17,20 +15,6 @@ from typing import Any
 # Triton kernels run on CPU tensors, in Python. Triton, which torch imports, reads the variable when it is imported.
 if find_spec("triton"):
     os.environ["TRITON_INTERPRET"] = "1"
-
-
-def dies_of_amx() -> bool:
-    """Whether a product in bfloat16 ends the process, as in virtual machines that announce AMX but do not describe it."""
-    flags = Path("/proc/cpuinfo")
-    if not flags.exists() or "amx_tile" not in flags.read_text():
-        return False
-    product = "import torch; torch.ones(64, 64, dtype=torch.bfloat16) @ torch.ones(64, 64, dtype=torch.bfloat16)"
-    return subprocess.run([sys.executable, "-c", product], capture_output=True).returncode == -signal.SIGILL
-
-
-# oneDNN reads the variable when torch is imported. Workers of pytest-xdist inherit it.
-if "ONEDNN_MAX_CPU_ISA" not in os.environ and "PYTEST_XDIST_WORKER" not in os.environ and dies_of_amx():
-    os.environ["ONEDNN_MAX_CPU_ISA"] = "AVX512_CORE_FP16"
 
 import hypothesis
 import numpy as np

@@ -354,7 +354,10 @@ EXAMPLES = {
 }
 
 
-@pytest.mark.parametrize("name", EXAMPLES)
+LONG = ("look_inside", "hf_trainer")
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] * (n in LONG)) for n in EXAMPLES])
 def test_example_runs(name, tmp_path):
     arguments, last = EXAMPLES[name]
     command = [sys.executable, ROOT / "examples" / f"{name}.py", *arguments]

@@ -309,6 +309,7 @@ def test_control_characters_cannot_reach_a_terminal(capsys, monkeypatch):
     assert capsys.readouterr().out == "\u241b[31m\ta\u2421\n"
 
 
+@pytest.mark.slow
 def test_a_broken_pipe_is_quiet(endless):
     command = [*COMMAND, endless, "--prompt", "a", "--max-new-tokens", "100000", "--seed", "0"]
     with subprocess.Popen(command, **PIPES) as process:

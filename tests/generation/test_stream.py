@@ -70,7 +70,12 @@ PLUS = {"conv_width": 4, "gate": True, "count_scaled": True, "forget": True}
 
 
 @pytest.mark.parametrize(
-    ("options", "count"), [({}, 5000), (PLUS, 1500), ({"position": "sinusoidal"}, 1500)], ids=["plain", "plus", "waves"]
+    ("options", "count"),
+    [
+        pytest.param({}, 5000, id="plain", marks=pytest.mark.slow),
+        pytest.param(PLUS, 1500, id="plus"),
+        pytest.param({"position": "sinusoidal"}, 1500, id="waves", marks=pytest.mark.slow),
+    ],
 )
 def test_a_long_text_takes_no_memory_and_stays_exact(options, count):
     check_long_text(endless(torch.float32, **options), count)

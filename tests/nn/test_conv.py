@@ -206,6 +206,7 @@ def shared():
     return found
 
 
+@pytest.mark.slow
 def test_shared_sequence_is_the_whole(tmp_path):
     ranks = run_ranks(3, tmp_path, shared)
     numbers = 8 * B * 3 * C

@@ -1,5 +1,6 @@
 """One registration per backend: what follows from it, and which backend runs on which device."""
 
+import os
 import subprocess
 import sys
 from types import SimpleNamespace
@@ -98,6 +99,24 @@ def test_other_devices_have_no_native_backend(op):
     assert list(backends_on("cuda", op)) == ["torch", "reference"]
     assert list(backends_on("cpu", op)) == ["native", "torch", "reference"]
     assert _dispatch.select(op, "auto", torch.empty(1, 1, 1, 1, device="meta")).backend.name == "torch"
+
+
+@pytest.mark.parametrize(
+    ("broken", "chosen", "expected"),
+    [(0, None, None), (1, None, "AVX512_CORE_FP16"), (0, "AVX2", "AVX2"), (1, "AVX2", "AVX2")],
+)
+def test_matrix_registers_that_are_not_as_announced_are_left_alone(monkeypatch, broken, chosen, expected):
+    monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", chosen or "")
+    if chosen is None:
+        monkeypatch.delenv("ONEDNN_MAX_CPU_ISA")
+    _library._avoid_broken_amx(SimpleNamespace(tost_amx_is_broken=lambda: broken))
+    assert os.environ.get("ONEDNN_MAX_CPU_ISA") == expected
+
+
+@pytest.mark.skipif(_library._LIBRARY is None, reason="the library knows about the registers")
+def test_products_in_bfloat16_work_here_once_the_library_is_loaded():
+    ones = torch.ones(64, 64, dtype=torch.bfloat16)
+    assert (ones @ ones == 64).all()
 
 
 def test_flags_are_fields_in_the_order_of_the_library():

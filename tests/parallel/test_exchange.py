@@ -111,7 +111,7 @@ def exchange() -> tuple[dict[Key, dict[str, tuple[int, ...]]], tuple[int, ...]]:
         return {key: count_operator(context, witness, key) for key in keys}, count_module(context, witness)
 
 
-@pytest.fixture(scope="module", params=[2, 3], ids=lambda size: f"{size} ranks")
+@pytest.fixture(scope="module", params=[2, pytest.param(3, marks=pytest.mark.slow)], ids=lambda size: f"{size} ranks")
 def ranks(request, tmp_path_factory):
     return run_ranks(request.param, tmp_path_factory.mktemp("exchange"), exchange)
 

@@ -41,7 +41,7 @@ def run_networks(size: int) -> dict[str, object]:
         }
 
 
-@pytest.fixture(scope="module", params=[2, 3], ids=lambda size: f"{size} ranks")
+@pytest.fixture(scope="module", params=[pytest.param(2, marks=pytest.mark.slow), 3], ids=lambda size: f"{size} ranks")
 def ranks(request, tmp_path_factory):
     size = request.param
     return run_ranks(size, tmp_path_factory.mktemp(f"networks_{size}"), run_networks, size)

@@ -40,7 +40,7 @@ def check(cases: list[Case], ranks: list[list[dict[str, torch.Tensor]]]) -> None
             assert_close(f"{name} of {case}", actual, expected, bound)
 
 
-@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("size", [1, pytest.param(2, marks=pytest.mark.slow), 3])
 def test_ranks_equal_one_process(size, tmp_path):
     cases = cases_for(size) + random_cases(size, count=20, seed=size)
     check(cases, run_ranks(size, tmp_path, run_all, cases))

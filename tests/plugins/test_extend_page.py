@@ -43,7 +43,7 @@ def test_page_has_the_files_of_two_examples_and_of_a_package():
     assert set(files()) == {"forecast.py", "forecast.yaml", "label.py", "label.yaml", "pyproject.toml"}
 
 
-@pytest.mark.parametrize("name", ["forecast", "label"])
+@pytest.mark.parametrize("name", [pytest.param("forecast", marks=pytest.mark.slow), "label"])
 def test_commands_of_the_example_work(name, folder, tost_in):
     assert {command[0] for command in commands(name)} >= {"train", "eval"}
     for command in commands(name):

@@ -99,6 +99,7 @@ def test_texts_in_pieces_take_the_same_steps_shared_or_not(tmp_path):
         assert losses(tmp_path / name) == pytest.approx(losses(tmp_path / "whole"), rel=1e-5)
 
 
+@pytest.mark.slow
 def test_packed_texts_take_the_same_steps_whole_shared_or_in_pieces(tmp_path):
     (tmp_path / "text.jsonl").write_text("".join(json.dumps({"text": "a b" * n}) + "\n" for n in range(1, 40)))
     prepare("text", {"source": str(tmp_path / "text.jsonl")}, tmp_path / "data")
@@ -113,6 +114,7 @@ def test_packed_texts_take_the_same_steps_whole_shared_or_in_pieces(tmp_path):
         assert losses(tmp_path / name) == pytest.approx(losses(tmp_path / "whole"), rel=1e-5)
 
 
+@pytest.mark.slow
 def test_packed_classification_takes_the_same_steps_when_it_is_shared(tmp_path):
     prepare("lra/listops", {"count": 500, "min_length": 20, "max_length": 60}, tmp_path / "data")
     packed = (*NO_DROPOUT, f"data.path={tmp_path / 'data'}", "data.options.padding=none", "train.steps=4")
@@ -157,6 +159,7 @@ def test_class_token_and_shared_sequences_train_together(tmp_path):
     assert losses(tmp_path / "2") == pytest.approx(losses(tmp_path / "1"), rel=1e-5)
 
 
+@pytest.mark.slow
 def test_two_processes_that_are_refused_say_so_once_each(tmp_path):
     """The first finds the folder locked; the second learns of it, and none leaves a traceback."""
     out = tmp_path / "run"

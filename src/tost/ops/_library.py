@@ -153,12 +153,23 @@ def _load() -> tuple[ctypes.CDLL | None, str]:
     for name in ("tost_compiled_isa", "tost_active_isa", "tost_compiler"):
         getattr(library, name).restype = c_char_p
     library.tost_causal_chunk.restype = c_int64
+    _avoid_broken_amx(library)
     return library, ""
+
+
+def _avoid_broken_amx(library: ctypes.CDLL) -> None:
+    """Keep oneDNN, which multiplies torch's matrices in bfloat16, from matrix registers that are not as announced.
+
+    Some virtual machines announce AMX but hide how large its tiles are, and the process dies of an illegal instruction.
+    oneDNN reads the variable when it is first used.
+    """
+    if library.tost_amx_is_broken():
+        os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_FP16")
 
 
 def _matches(library: ctypes.CDLL) -> bool:
     """Return whether the library reads calls as they are laid out here: an old one would misread their memory."""
-    if not hasattr(library, "tost_form"):
+    if not hasattr(library, "tost_form") or not hasattr(library, "tost_amx_is_broken"):
         return False
     library.tost_form.restype, library.tost_call_size.restype = c_char_p, c_int64
     structures: list[type[ctypes.Structure]] = [*_CALLS.values(), Layer]

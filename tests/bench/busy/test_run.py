@@ -21,13 +21,14 @@ def made_up():
     return BusyResults(rows=[*rows, row(Work.TRAIN, Place.ALONE, 1.0), row(Work.TRAIN, Place.BUSY, 2.0)])
 
 
-@pytest.mark.parametrize("work", list(Work))
+@pytest.mark.parametrize("work", [pytest.param(w, marks=[pytest.mark.slow] * (w is Work.GENERATE_BASE)) for w in Work])
 def test_every_kind_of_work_runs(work):
     found = run_work(BusyJob(work=work, seconds=0.0, threads=1))
     assert len(found.seconds) == 3
     assert found.threads == 1
 
 
+@pytest.mark.slow
 def test_a_case_runs_in_its_own_process(monkeypatch):
     scale = BusyScale(work=(Work.TSSA,), seconds=0.1)
     monkeypatch.setattr(BusyScale, "cases", [(Work.TSSA, 0, Place.ONE_CORE), (Work.TSSA, 0, Place.ONE_THREAD)])

@@ -61,6 +61,7 @@ def test_models_without_a_choice_of_operators_have_nothing_to_compare():
     assert check_model("vit_mini") == []
 
 
+@pytest.mark.slow
 def test_peak_memory_grows_with_the_batch():
     cases = [ModelCase(image_size=32, batch=batch, training=True) for batch in (1, 64)]
     small, large = (peak_bytes(Pass(model="tost_mini", case=case)) for case in cases)

@@ -3,8 +3,8 @@
 Every case is a process of its own, because how threads wait and how many there are is decided when torch is loaded.
 Another busy process on each core leaves half of the machine, so twice the time is fair. What takes longer waits for
 threads that are not running. A time is that of all runs of a turn, divided by their number: beside others most short
-runs are not interrupted, and a few take many times as long. Places take turns, and a ratio is the median of those within
-each turn.
+runs are not interrupted, and a few take many times as long. Places take turns, and a ratio is the median of those
+within each turn.
 """
 
 from __future__ import annotations

@@ -3,6 +3,9 @@
 
 #include <cstring>
 
+#ifdef __x86_64__
+#include <cpuid.h>
+#endif
 #ifdef _OPENMP
 #include <omp.h>
 #endif
@@ -65,6 +68,17 @@ TOST_API int32_t tost_select_isa(const char* name) {
     return 0;
   }
   return 1;
+}
+
+// Whether the processor announces AMX but does not describe its tiles, as in some virtual machines.
+TOST_API int32_t tost_amx_is_broken() {
+#ifdef __x86_64__
+  unsigned a, b, c, d;
+  const bool announced = __get_cpuid_count(7, 0, &a, &b, &c, &d) && (d >> 24 & 1);
+  return announced && !(__get_cpuid_count(0x1d, 1, &a, &b, &c, &d) && a > 0);
+#else
+  return 0;
+#endif
 }
 
 TOST_API const char* tost_compiler() { return __VERSION__; }

@@ -73,6 +73,7 @@ def test_path_x_is_large(tmp_path, tiny):
     assert find_preparer("lra/pathfinder64").resolution == 64
 
 
+@pytest.mark.slow
 def test_files_do_not_depend_on_the_number_of_processes(tmp_path):
     for workers in (1, 2):
         prepare("lra/pathfinder32", {"count": 510, "seed": 9}, tmp_path / str(workers), workers=workers)
