@@ -14,7 +14,6 @@ BOUNDS = {torch.float64: 1e-10, torch.float32: 1e-6, torch.bfloat16: 1e-2}
 # Sums over all tokens of terms of order 10 and either sign, which may cancel. They are measured with a 10 beside them,
 # and may be off by as much as one process is itself off from the result without rounding.
 CANCELLING = ("dtemperature", "dbias", "ddecay")
-SIZES = (1, 2, 3)
 
 
 def run_all(cases: list[Case]) -> list[dict[str, torch.Tensor]]:
