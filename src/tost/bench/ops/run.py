@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from tost.bench.harness import timing
-from tost.bench.harness.memory import kept_bytes
+from tost.bench.harness.memory import keep_freed_memory, kept_bytes
 from tost.bench.harness.passes import layer_trial
 from tost.bench.harness.timing import Plan, Round, Spread, Trial, Warmup
 from tost.bench.ops.cases import Case, Mode, Op, Shape
@@ -146,6 +146,7 @@ def measure_case(case: Case, *, plan: Plan, contenders: Sequence[Contender] = CO
     Returns:
         One row per contender, in the order given; a skipped one has no times but a note.
     """
+    keep_freed_memory()  # otherwise chance decides in which processes every tensor is made of new pages
     x, cotangent = _inputs(case, plan.seed)
     fitting = [contender for contender in contenders if case.op in contender.ops]
     entrants, refusals = _line_up(fitting, case, x, cotangent, plan)
