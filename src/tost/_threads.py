@@ -2,8 +2,8 @@
 
 A thread that waits for another one by spinning is quick on an idle machine and ruinous on a busy one, where the other
 may not be running: GNU OpenMP spins for milliseconds at each of the hundreds of meetings of a training step. Here it
-spins for about as long as going to sleep and being woken takes, and then sleeps; on a machine that is busy already it
-hardly spins at all. `import tost` arranges this, unless torch was loaded before it or the environment says otherwise.
+spins for about as long as going to sleep and being woken takes, and then sleeps. `import tost` arranges this, unless
+torch was loaded before it or the environment says otherwise.
 """
 
 from __future__ import annotations
@@ -11,16 +11,11 @@ from __future__ import annotations
 import math
 import os
 import sys
-import time
 from pathlib import Path
 
-WAITING = {"GOMP_SPINCOUNT": "10000", "KMP_BLOCKTIME": "1"}
-"""How GNU OpenMP (turns of a loop, 0.1 to 0.5 ms) and LLVM's (milliseconds) wait before they sleep."""
-WAITING_BUSY = {"GOMP_SPINCOUNT": "100", "KMP_BLOCKTIME": "0"}
-"""The same beside processes that want every processor."""
+WAITING = {"GOMP_SPINCOUNT": "30000", "KMP_BLOCKTIME": "1"}
+"""How GNU OpenMP (turns of a loop, 0.3 to 1.5 ms) and LLVM's (milliseconds) wait before they sleep."""
 
-_LOAD = Path("/proc/loadavg")
-_LOOKS, _LOOK_SECONDS = 3, 0.001
 _CGROUPS = Path("/sys/fs/cgroup")
 _OWN_CGROUPS = Path("/proc/self/cgroup")
 
@@ -30,7 +25,7 @@ def prepare() -> None:
     if "torch" in sys.modules:
         return
     if not any(name in os.environ for name in (*WAITING, "OMP_WAIT_POLICY")):
-        os.environ.update(WAITING_BUSY if _is_busy() else WAITING)
+        os.environ.update(WAITING)
     # OpenMP knows which processors it may use, but not how much of them a container gets.
     if "OMP_NUM_THREADS" not in os.environ and available_cpus() < _allowed_cpus():
         os.environ["OMP_NUM_THREADS"] = str(available_cpus())
@@ -40,20 +35,6 @@ def available_cpus() -> int:
     """Return how many processors this process may keep busy: those it may run on, within the limit of its container."""
     quota = _quota()
     return _allowed_cpus() if quota is None else max(1, min(_allowed_cpus(), math.floor(quota)))
-
-
-def _is_busy() -> bool:
-    """Return whether, whenever one looks, other threads that can run are as many as the machine has processors."""
-    try:
-        for look in range(_LOOKS):
-            if look:
-                time.sleep(_LOOK_SECONDS)
-            runnable = int(_LOAD.read_text().split()[3].partition("/")[0])
-            if runnable - 1 < (os.cpu_count() or 1):  # this one can run, too
-                return False
-    except (OSError, ValueError, IndexError):
-        return False
-    return True
 
 
 def _allowed_cpus() -> int:
