@@ -21,7 +21,6 @@ from typing import Any
 import torch
 
 import tost
-from tost import _threads
 from tost._text import Table
 from tost.bench.busy.cases import BusyScale, Place, Work
 from tost.bench.harness.gate import Check, GateResult
@@ -170,8 +169,6 @@ def _conditions(place: Place) -> Iterator[None]:
     cores, variables = sorted(os.sched_getaffinity(0)), dict(os.environ)
     others: list[subprocess.Popen[bytes]] = []
     try:
-        for name in _threads.WAITING:  # each process decides by what it finds, not by what this one found
-            os.environ.pop(name, None)
         if place is Place.SPINNING:
             os.environ.update(_SPINNING)
         if place is Place.ONE_CORE:
