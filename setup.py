@@ -23,6 +23,8 @@ KERNELS = ["kernel.cpp", "content.cpp", "step.cpp"]
 BASE_FLAGS = ["-std=c++17", "-O3", "-g0", "-fPIC", "-fvisibility=hidden", "-fno-math-errno", "-fno-trapping-math"]
 # Sums over a head's features may be added as a tree. Infinities and NaN keep their meaning.
 BASE_FLAGS += ["-fassociative-math", "-fno-signed-zeros"]
+# Registers that the processor does not have are passed between functions that are inlined only.
+BASE_FLAGS += ["-Wno-psabi"]
 # Last, so that they win over those above; scripts/sanitize.py optimizes less.
 EXTRA_FLAGS = os.environ.get("TOST_BUILD_FLAGS", "").split()
 # Instruction sets of the kernel, best first. The loader picks the first one that the processor has.
