@@ -132,9 +132,9 @@ def _read_pickle(path: Path) -> Mapping[str, Any]:
 
 def _refuse_packed(path: Path) -> None:
     """Refuse an archive that unpacks to more than it is; PyTorch packs nothing."""
-    if not zipfile.is_zipfile(path):
-        return
     try:
+        if not zipfile.is_zipfile(path):
+            return
         with zipfile.ZipFile(path) as archive:
             unpacked = sum(entry.file_size for entry in archive.infolist())
     except (zipfile.BadZipFile, ValueError, NotImplementedError, OSError):
