@@ -203,7 +203,7 @@ def _value(node: yaml.Node, *, prefix: str, lines: dict[str, int]) -> Any:
     if isinstance(node, yaml.SequenceNode) and node.tag == f"{_TAG}seq":
         return [_value(item, prefix=f"{prefix}{index}.", lines=lines) for index, item in enumerate(node.value)]
     text = node.value
-    match node.tag.removeprefix(_TAG):
+    match node.tag.removeprefix(_TAG) if isinstance(node, yaml.ScalarNode) else None:
         case "str":
             return text
         case "null":

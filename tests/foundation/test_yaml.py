@@ -62,6 +62,8 @@ def test_values_of_overrides(text, value):
         ("path # 3", "'path # 3' would lose what follows its '#'"),
         ("*alias", "an alias (*name) is not supported"),
         ("!!python/object/apply:os.getcwd []", "is not supported"),
+        ("!!str [a, b]", "a list with the tag tag:yaml.org,2002:str is not supported"),
+        ("!!int [3]", "a list with the tag tag:yaml.org,2002:int is not supported"),
         ("\x00", "not readable as YAML"),
         ("[" * 5000, "nested too deeply"),
         ('"\\U00110000"', "an escape names no character"),
