@@ -1,20 +1,27 @@
-"""How many threads to use and how they wait: settings that OpenMP reads once, when torch is loaded. Loads no torch.
+"""How many threads to use and how they wait: settings that are read once, when torch is loaded. Loads no torch.
 
 A thread that waits for another one by spinning is quick on an idle machine and ruinous on a busy one, where the other
 may not be running: GNU OpenMP spins for milliseconds at each of the hundreds of meetings of a training step. Here it
-spins for about as long as going to sleep and being woken takes, and then sleeps. `import tost` arranges this, unless
-torch was loaded before it or the environment says otherwise.
+spins for about as long as going to sleep and being woken takes, and then sleeps. When it is woken, all others wait for
+it while another process uses up its time slice. Threads that ask for short slices themselves are let in before that;
+their share of the processor is the same. `import tost` arranges both, unless torch was loaded before it or the
+environment says otherwise.
 """
 
 from __future__ import annotations
 
+import ctypes
 import math
 import os
+import platform
 import sys
 from pathlib import Path
 
 WAITING = {"GOMP_SPINCOUNT": "30000", "KMP_BLOCKTIME": "1"}
 """How GNU OpenMP (turns of a loop, 0.3 to 1.5 ms) and LLVM's (milliseconds) wait before they sleep."""
+
+TIME_SLICE = 100_000
+"""Time slice to ask for, in nanoseconds: the shortest that Linux grants."""
 
 _CGROUPS = Path("/sys/fs/cgroup")
 _OWN_CGROUPS = Path("/proc/self/cgroup")
@@ -26,9 +33,48 @@ def prepare() -> None:
         return
     if not any(name in os.environ for name in (*WAITING, "OMP_WAIT_POLICY")):
         os.environ.update(WAITING)
+        _shorten_time_slice()
     # OpenMP knows which processors it may use, but not how much of them a container gets.
     if "OMP_NUM_THREADS" not in os.environ and available_cpus() < _allowed_cpus():
         os.environ["OMP_NUM_THREADS"] = str(available_cpus())
+
+
+class _Scheduling(ctypes.Structure):
+    """Linux's ``struct sched_attr``; for ordinary processes `runtime` is the time slice, and the last two are 0."""
+
+    _fields_ = (
+        *(("size", ctypes.c_uint32), ("policy", ctypes.c_uint32), ("flags", ctypes.c_uint64)),
+        *(("nice", ctypes.c_int32), ("priority", ctypes.c_uint32)),
+        *((name, ctypes.c_uint64) for name in ("runtime", "deadline", "period")),
+    )
+
+
+# Numbers of the system calls sched_setattr and sched_getattr, for which few C libraries have functions.
+_SYSTEM_CALLS = {"x86_64": (314, 315), "aarch64": (274, 275)}
+_ORDINARY = 0  # SCHED_OTHER
+
+
+def time_slice() -> int | None:
+    """Return the time slice of this thread in nanoseconds; None where the system does not tell."""
+    found = _scheduling()
+    return None if found is None or found.runtime == 0 else found.runtime
+
+
+def _scheduling() -> _Scheduling | None:
+    """Return how this thread is scheduled; None if that is not known, or not as ordinary processes are."""
+    if sys.platform != "linux" or platform.machine() not in _SYSTEM_CALLS:
+        return None
+    found, (_, number) = _Scheduling(), _SYSTEM_CALLS[platform.machine()]
+    failed = ctypes.CDLL(None).syscall(number, 0, ctypes.byref(found), ctypes.sizeof(found), 0)
+    return None if failed or found.policy != _ORDINARY else found
+
+
+def _shorten_time_slice() -> None:
+    """Ask for short time slices for this thread and those that it starts; Linux before 6.12 has no such wish."""
+    wanted = _scheduling()
+    if wanted is not None and wanted.runtime > TIME_SLICE:
+        wanted.size, wanted.runtime = ctypes.sizeof(wanted), TIME_SLICE
+        ctypes.CDLL(None).syscall(_SYSTEM_CALLS[platform.machine()][0], 0, ctypes.byref(wanted), 0)
 
 
 def available_cpus() -> int:

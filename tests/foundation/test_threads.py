@@ -36,9 +36,38 @@ def test_importing_the_package_keeps_threads_from_spinning():
     assert run(code) == [_threads.WAITING["GOMP_SPINCOUNT"], "False"]
 
 
+@pytest.mark.skipif(_threads.time_slice() is None, reason="processes cannot ask for time slices here")
+def test_threads_get_short_time_slices():
+    # First it takes back what importing the package did, there or in the process that runs the tests.
+    code = """
+import ctypes, os, threading
+from tost import _threads
+usual = _threads._Scheduling(size=48)
+ctypes.CDLL(None).syscall(_threads._SYSTEM_CALLS[os.uname().machine][0], 0, ctypes.byref(usual), 0)
+print(_threads.time_slice() > _threads.TIME_SLICE)
+del os.environ["GOMP_SPINCOUNT"], os.environ["KMP_BLOCKTIME"]  # set by the import, and not chosen by the user
+_threads.prepare()
+print(_threads.time_slice())
+thread = threading.Thread(target=lambda: print(_threads.time_slice()))
+thread.start(), thread.join()
+print(os.getpriority(os.PRIO_PROCESS, 0), os.sched_getscheduler(0) == os.SCHED_OTHER)
+"""
+    nice, slice_ = str(os.getpriority(os.PRIO_PROCESS, 0)), str(_threads.TIME_SLICE)
+    assert run(code) == ["True", slice_, slice_, nice, "True"]
+
+
+def test_systems_without_time_slices_are_left_alone(fresh):
+    for name, value in (("platform", "darwin"), ("platform", "linux")):
+        fresh.setattr(sys, name, value)
+        fresh.setattr("platform.machine", lambda: "riscv64")
+        assert _threads.time_slice() is None
+        _threads.prepare()
+
+
 @pytest.mark.parametrize("name", ["GOMP_SPINCOUNT", "OMP_WAIT_POLICY", "KMP_BLOCKTIME"])
 def test_what_the_user_chose_stays(fresh, name):
     fresh.setenv(name, "7")
+    fresh.setattr(_threads, "_shorten_time_slice", lambda: pytest.fail("the user chose how threads wait"))
     _threads.prepare()
     assert os.environ[name] == "7"
     assert [other for other in _threads.WAITING if other in os.environ] == [name] * (name != "OMP_WAIT_POLICY")

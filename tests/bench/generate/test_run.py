@@ -66,8 +66,11 @@ def test_every_part_is_measured(rows):
     own = [row for row in rows if row.part is Part.DECODE and row.contender == "tost_lm_base"]
     assert all({*limits, "tost_lm_base at 8"} <= row.ratios.keys() for row in own)
     assert own[0].ratios["tost_lm_base at 8"].median == 1
-    # H (2D + 1) numbers of 4 bytes, and the position.
+    # H (2D + 1) numbers of 4 bytes, and the position; in blocks of g, D (g + 1) / 2 in place of one D.
     assert {row.state_bytes for row in own} == {4 * 12 * (2 * 64 + 1) + 8}
+    (blocks,) = (row for row in rows if row.contender == bench.BLOCKS)
+    assert blocks.state_bytes == 4 * 12 * (64 + 64 * 9 // 2 + 1) + 8
+    assert "tost_lm_base at 16" in blocks.ratios
 
 
 def test_tables_show_each_row_once(rows):
@@ -126,7 +129,7 @@ def test_gate_compares_steps_with_the_reference(monkeypatch):
     original = bench.make_step
     monkeypatch.setattr(bench, "make_step", lambda model: lambda tokens, state: original(model)(tokens * 0, state))
     assert [check.name for check in check_generation() if not check.passed] == [
-        f"{name} step" for name in ("tost_lm_base", "tost_lm_base_plus", "gpt2_base")
+        f"{name} step" for name in ("tost_lm_base", bench.BLOCKS, "tost_lm_base_plus", "gpt2_base")
     ]
 
 

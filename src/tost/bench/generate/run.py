@@ -33,6 +33,7 @@ from tost.ops import _library as library
 from tost.testing import relative_rms
 
 OURS, BASELINE, HUGGING_FACE = "tost_lm_base", "gpt2_base", "transformers GPT-2"
+BLOCKS = f"{OURS}, blocks of 8"
 TORCH_LIMIT, OUR_LIMIT = "weights alone, torch", "weights alone, ours"
 TRAINED = (OURS, HUGGING_FACE, f"{HUGGING_FACE}, our loss")
 _SHORT = 64  # tokens of prompts whose length does not matter
@@ -136,15 +137,15 @@ def _build(step: TrainStep) -> tuple[nn.Module, Callable[[Tensor], Tensor]]:
 def check_generation() -> list[Check]:
     """Compare prompts in pieces, steps of every kind, and the loss, with a float64 pass of the reference operators."""
     checks: list[Check] = []
-    for name in (OURS, f"{OURS}_plus", BASELINE):
+    for name in (OURS, BLOCKS, f"{OURS}_plus", BASELINE):
         sizes = {"embed_dim": 128, "num_heads": 2, "depth": 2, "vocab_size": 301, "max_length": 64}
         torch.manual_seed(0)
-        model = create_model(name, **sizes)
+        model = _create(name, **sizes)
         with torch.no_grad():
             for parameter in model.parameters():
                 parameter.add_(0.1 * torch.randn_like(parameter))
         backend = {} if name == BASELINE else {"backend": "reference"}
-        exact = create_model(name, **sizes, **backend).double()
+        exact = _create(name, **sizes, **backend).double()
         exact.load_state_dict(model.state_dict())
         ids = torch.randint(301, (3, 40), generator=torch.Generator().manual_seed(1))
         with torch.no_grad():
@@ -157,6 +158,11 @@ def check_generation() -> list[Check]:
             for what, value in found.items()
         ]
     return checks
+
+
+def _create(name: str, **options: Any) -> nn.Module:
+    """Create one of our models, by its name or as `BLOCKS`."""
+    return create_model(OURS, block_size=8, **options) if name == BLOCKS else create_model(name, **options)
 
 
 def measure_generation(scale: GenerateScale, *, watch: Callable[[str], None]) -> Iterator[list[GenerateRow]]:
@@ -191,7 +197,7 @@ class _Bench:
             torch.manual_seed(0)
             sizes: dict[str, Any] = {"depth": self._scale.depth, "max_length": self._longest}
             sizes |= {} if self._scale.vocab_size is None else {"vocab_size": self._scale.vocab_size}
-            model = HuggingFaceGPT2(**sizes) if name == HUGGING_FACE else create_model(name, **sizes)
+            model = HuggingFaceGPT2(**sizes) if name == HUGGING_FACE else _create(name, **sizes)
             self._models[name] = model.eval()
         return self._models[name]
 
@@ -233,7 +239,7 @@ class _Bench:
     def decode(self) -> Iterator[list[GenerateRow]]:
         scale = self._scale
         cases = [(OURS, context) for context in scale.contexts]
-        cases += [(name, context) for context in scale.baseline_contexts for name in self._baselines()]
+        cases += [(name, context) for context in scale.baseline_contexts for name in (BLOCKS, *self._baselines())]
         calls: dict[str, Callable[[], object]] = {}
         sizes: dict[str, int | None] = {}
         for name, context in cases:
