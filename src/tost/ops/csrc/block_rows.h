@@ -27,29 +27,33 @@ inline void put_row(const Row<S, kBlock>& row, S* place) {
   *reinterpret_cast<RowAnywhere<S, kBlock>*>(place) = row;
 }
 
-// How many tokens are added to sums at once, and how many are multiplied, each of which takes a register.
-constexpr int kAdded = 16, kMultiplied = 8;
-
 // A few of the real tokens of a chunk: numbers k .. k + count - 1, at the rows n. Past the last one it is repeated.
-template <int kMost>
 struct Few {
+  static constexpr int kMost = 8;
   int k, count;
   int64_t n[kMost];
 
   Few(const Rows& rows, int k) : k(k), count(rows.count - k < kMost ? rows.count - k : kMost) {
     for (int v = 0; v < kMost; ++v) n[v] = rows.index[k + (v < count ? v : count - 1)];
   }
+  // Asks for the rows of the next few tokens: a block is a jump away from that of the next token, which processors do not
+  // foresee.
+  template <class S>
+  void prefetch_next(const Rows& rows, const S* x, int64_t HD) const {
+    for (int next = k + count; next < rows.count && next < k + 2 * kMost; ++next)
+      for (int64_t j = 0; j < HD; j += 64 / int64_t(sizeof(S))) __builtin_prefetch(x + rows.index[next] * HD + j);
+  }
 };
 
 // outer [lanes, g, g] += x_i z for the few tokens, where z = weight [tokens, H] times their rows of `from`; sums so far fade
 // with every token by decay [H], or null.
 template <class S, int kBlock>
-inline void add_outer(const Blocks<S, kBlock>& blocks, const Few<kAdded>& few, const S* x, const S* from, const S* weight,
+inline void add_outer(const Blocks<S, kBlock>& blocks, const Few& few, const S* x, const S* from, const S* weight,
                       const int64_t* weight_row, const S* decay, S* outer) {
   const int64_t HD = blocks.H * blocks.D;
   for (int64_t h = 0, block = 0; h < blocks.H; ++h) {
     const S fade = decay ? decay[h] : S(1);
-    S share[kAdded];
+    S share[Few::kMost];
     for (int v = 0; v < few.count; ++v) share[v] = weight[weight_row[v] * blocks.H + h];
     for (int64_t end = block + blocks.per_head; block < end; ++block) {
       S* const place = outer + block * kBlock * kBlock;
@@ -78,10 +82,11 @@ template <class S, int kBlock>
 TOST_OUTLINE void sum_products_by_row(const Blocks<S, kBlock>& blocks, const S* w, const Rows& rows, const S* weight,
                                       const S* decay, S* outer, S* sums) {
   fill_zero(outer, blocks.lanes * kBlock * kBlock);
-  for (int k = 0; k < rows.count; k += kAdded) {
-    const Few<kAdded> few(rows, k);
-    int64_t number[kAdded];
-    for (int v = 0; v < kAdded; ++v) number[v] = k + v;
+  for (int k = 0; k < rows.count; k += Few::kMost) {
+    const Few few(rows, k);
+    int64_t number[Few::kMost];
+    for (int v = 0; v < Few::kMost; ++v) number[v] = k + v;
+    few.prefetch_next(rows, w, blocks.H * blocks.D);
     add_outer(blocks, few, w, w, weight, number, decay, outer);
   }
   for (int64_t block = 0; block < blocks.lanes; ++block, outer += kBlock * kBlock)
@@ -93,8 +98,10 @@ template <class S, int kBlock>
 TOST_OUTLINE void sum_symmetric_by_row(const Blocks<S, kBlock>& blocks, const S* w, const S* o, const Rows& rows,
                                        const S* pi, S* outer, S* sums) {
   fill_zero(outer, blocks.lanes * kBlock * kBlock);
-  for (int k = 0; k < rows.count; k += kAdded) {
-    const Few<kAdded> few(rows, k);
+  for (int k = 0; k < rows.count; k += Few::kMost) {
+    const Few few(rows, k);
+    few.prefetch_next(rows, w, blocks.H * blocks.D);
+    few.prefetch_next(rows, o, blocks.H * blocks.D);
     add_outer(blocks, few, w, o, pi, few.n, static_cast<const S*>(nullptr), outer);
   }
   for (int64_t block = 0; block < blocks.lanes; ++block, outer += kBlock * kBlock)
@@ -141,17 +148,17 @@ TOST_OUTLINE void spread_reaches(const Blocks<S, kBlock>& blocks, int64_t B, con
 
 // out = sum_j x_j column_j for a block of the few tokens.
 template <class S, int kBlock>
-inline void multiply(const Few<kMultiplied>& few, int64_t HD, int64_t block, const S* matrices, const S* x,
+inline void multiply(const Few& few, int64_t HD, int64_t block, const S* matrices, const S* x,
                      Row<S, kBlock>* out) {
   const S* const columns = matrices + block * kBlock * kBlock;
   TOST_UNROLL
-  for (int v = 0; v < kMultiplied; ++v) out[v] = Row<S, kBlock>{};
+  for (int v = 0; v < Few::kMost; ++v) out[v] = Row<S, kBlock>{};
   // Unrolled, the sums would be made trees, with additions beside the products.
   _Pragma("GCC unroll 1")
   for (int j = 0; j < kBlock; ++j) {
     const Row<S, kBlock> column = row_at<S, kBlock>(columns + j * kBlock);
     TOST_UNROLL
-    for (int v = 0; v < kMultiplied; ++v) out[v] += x[few.n[v] * HD + block * kBlock + j] * column;
+    for (int v = 0; v < Few::kMost; ++v) out[v] += x[few.n[v] * HD + block * kBlock + j] * column;
   }
 }
 
@@ -160,16 +167,17 @@ template <class S, int kBlock>
 TOST_OUTLINE void shrink_by_row(const Blocks<S, kBlock>& blocks, const S* w, const Rows& rows, const S* pi,
                                 const S* inverses, S* y) {
   const int64_t H = blocks.H, HD = H * blocks.D;
-  for (int k = 0; k < rows.count; k += kMultiplied) {
-    const Few<kMultiplied> few(rows, k);
+  for (int k = 0; k < rows.count; k += Few::kMost) {
+    const Few few(rows, k);
+    few.prefetch_next(rows, w, HD);
     for (int64_t h = 0, block = 0; h < H; ++h) {
-      S share[kMultiplied];
-      for (int v = 0; v < kMultiplied; ++v) share[v] = -pi[few.n[v] * H + h];
+      S share[Few::kMost];
+      for (int v = 0; v < Few::kMost; ++v) share[v] = -pi[few.n[v] * H + h];
       for (int64_t end = block + blocks.per_head; block < end; ++block) {
-        Row<S, kBlock> out[kMultiplied];
+        Row<S, kBlock> out[Few::kMost];
         multiply<S, kBlock>(few, HD, block, inverses, w, out);
         TOST_UNROLL
-        for (int v = 0; v < kMultiplied; ++v) put_row<S, kBlock>(share[v] * out[v], y + few.n[v] * HD + block * kBlock);
+        for (int v = 0; v < Few::kMost; ++v) put_row<S, kBlock>(share[v] * out[v], y + few.n[v] * HD + block * kBlock);
       }
     }
   }
@@ -180,16 +188,18 @@ template <class S, int kBlock>
 TOST_OUTLINE void descend_by_row(const Blocks<S, kBlock>& blocks, const S* w, const S* o, const Rows& rows, const S* pi,
                                  const S* inverses, const S* reaches, S* slopes, S* dw) {
   const int64_t H = blocks.H, HD = H * blocks.D;
-  for (int k = 0; k < rows.count; k += kMultiplied) {
-    const Few<kMultiplied> few(rows, k);
+  for (int k = 0; k < rows.count; k += Few::kMost) {
+    const Few few(rows, k);
+    few.prefetch_next(rows, w, HD);
+    few.prefetch_next(rows, o, HD);
     for (int64_t h = 0, block = 0; h < H; ++h) {
-      Row<S, kBlock> parts[kMultiplied] = {};
+      Row<S, kBlock> parts[Few::kMost] = {};
       for (int64_t end = block + blocks.per_head; block < end; ++block) {
-        Row<S, kBlock> t[kMultiplied], mz[kMultiplied];
+        Row<S, kBlock> t[Few::kMost], mz[Few::kMost];
         multiply<S, kBlock>(few, HD, block, reaches, w, t);
         multiply<S, kBlock>(few, HD, block, inverses, o, mz);
         TOST_UNROLL
-        for (int v = 0; v < kMultiplied; ++v) {
+        for (int v = 0; v < Few::kMost; ++v) {
           const int64_t at = few.n[v] * HD + block * kBlock;
           parts[v] += row_at<S, kBlock>(w + at) * (S(0.5) * t[v] - mz[v]);
           put_row<S, kBlock>(pi[few.n[v] * H + h] * (t[v] - mz[v]), dw + at);
