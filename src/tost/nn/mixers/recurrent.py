@@ -204,7 +204,10 @@ class GatedDeltaNet(_RecurrentMixer):
 
 
 def linear_recurrence(factor: Tensor, value: Tensor, start: Tensor) -> Tensor:
-    """Return h with ``h[n] = factor[n] h[n-1] + value[n]`` for all n, by doubling.
+    """Return h with ``h[n] = factor[n] h[n-1] + value[n]`` for all n.
+
+    The sequence is cut into about as many chunks as each has tokens. All chunks are run through at once, token by
+    token, from zero; then what enters each chunk is carried from one to the next, and added to its tokens.
 
     Args:
         factor: ``[B, N, C]``, in [0, 1].
@@ -214,15 +217,19 @@ def linear_recurrence(factor: Tensor, value: Tensor, start: Tensor) -> Tensor:
     Returns:
         ``[B, N, C]``.
     """
-    reach = 1
-    while reach < value.shape[1]:
-        # Each token stands for itself and the `reach - 1` before it; now also for as many before these.
-        earlier_value, earlier_factor = (F.pad(part[:, :-reach], (0, 0, reach, 0)) for part in (value, factor))
-        first = torch.arange(value.shape[1], device=value.device)[:, None] < reach
-        value = torch.addcmul(value, factor, earlier_value)
-        factor = torch.where(first, factor, factor * earlier_factor)
-        reach *= 2
-    return torch.addcmul(value, factor, start.unsqueeze(1))
+    N = value.shape[1]
+    size = max(1, math.isqrt(N))
+    spare = -N % size
+    factors, values = (F.pad(part, (0, 0, 0, spare)).unflatten(1, (-1, size)).unbind(2) for part in (factor, value))
+    hidden, kept = [values[0]], [factors[0]]
+    for a, v in zip(factors[1:], values[1:], strict=True):
+        hidden.append(torch.addcmul(v, a, hidden[-1]))
+        kept.append(a * kept[-1])
+    enters = [start]
+    for last, share in zip(hidden[-1].unbind(1)[:-1], kept[-1].unbind(1)[:-1], strict=True):
+        enters.append(torch.addcmul(last, share, enters[-1]))
+    before = torch.stack(enters, dim=1).unsqueeze(2)
+    return torch.addcmul(torch.stack(hidden, dim=2), torch.stack(kept, dim=2), before).flatten(1, 2)[:, :N]
 
 
 def delta_rule(
