@@ -16,6 +16,7 @@ from tost.nn.mixers import CausalLinearAttention as CausalLinearAttention
 from tost.nn.mixers import CausalSoftmaxAttention as CausalSoftmaxAttention
 from tost.nn.mixers import CrossCovarianceAttention as CrossCovarianceAttention
 from tost.nn.mixers import GatedDeltaNet as GatedDeltaNet
+from tost.nn.mixers import GatedTSSA as GatedTSSA
 from tost.nn.mixers import LinearAttention as LinearAttention
 from tost.nn.mixers import Linformer as Linformer
 from tost.nn.mixers import MinGRU as MinGRU

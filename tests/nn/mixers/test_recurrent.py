@@ -8,12 +8,17 @@ from hypothesis import strategies as st
 
 import tost
 from tests.models.tiny import perturb
-from tost.nn import CausalLinearAttention, GatedDeltaNet, MinGRU, NoMixer
+from tost.nn import CausalLinearAttention, GatedDeltaNet, GatedTSSA, MinGRU, NoMixer
 from tost.testing import assert_close
 
 B, C, H = 2, 12, 3
 D = C // H
-MIXERS = {"linear": CausalLinearAttention, "mingru": MinGRU, "gated_delta": GatedDeltaNet}
+MIXERS = {
+    "linear": CausalLinearAttention,
+    "mingru": MinGRU,
+    "gated_tssa": GatedTSSA,
+    "gated_delta": GatedDeltaNet,
+}
 
 
 def make(name, dtype=torch.float64, **options):
@@ -39,6 +44,19 @@ def mingru(module, x, parts, memory):
     return (F.silu(gate) * memory).view(H, D), memory
 
 
+def gated_tssa(module, x, parts, memory):
+    update, value, gate = parts.flatten(1)
+    z, (mean, variance) = update.sigmoid(), memory.chunk(2)
+    # Weighted moments of the tokens so far, with the rest of the weight on a token of zeros before the first.
+    square = (1 - z) * (variance + mean**2) + z * value**2
+    mean = (1 - z) * mean + z * value
+    variance = square - mean**2
+    pi = H * torch.softmax(module.temperature * (value**2 / square).view(H, D).mean(dim=1), dim=0)
+    step = pi[:, None] * ((value - mean) / (1 + variance)).view(H, D)
+    y = (F.silu(gate) * mean).view(H, D) - (F.silu(gate) * module.share).view(H, D) * step
+    return y, torch.cat((mean, variance))
+
+
 def gated_delta(module, x, parts, memory):
     q, k, v, gate = parts
     q, k = (F.silu(part) / F.silu(part).norm(dim=-1, keepdim=True) for part in (q, k))
@@ -52,7 +70,7 @@ def gated_delta(module, x, parts, memory):
     return y * F.silu(gate), memory
 
 
-STEPS = {"linear": linear, "mingru": mingru, "gated_delta": gated_delta}
+STEPS = {"linear": linear, "mingru": mingru, "gated_tssa": gated_tssa, "gated_delta": gated_delta}
 
 
 def definition(name, module, x):
@@ -127,6 +145,30 @@ def test_every_dtype_follows_float64(name, dtype, bound):
     y, state = module.forward_with_state(x.to(dtype))
     assert (y.dtype, state.memory.dtype) == (dtype, torch.float32)
     assert_close("y", y, exact(x), bound)
+
+
+def test_gated_statistics_without_their_step_are_mingru():
+    gated, plain = make("gated_tssa"), make("mingru")
+    plain.load_state_dict({name: value for name, value in gated.state_dict().items() if name.startswith("proj")})
+    with torch.no_grad():
+        gated.share.zero_()
+    assert_close("y", gated(tokens(40)), plain(tokens(40)), 1e-12)
+
+
+def test_variances_of_gated_statistics_survive_large_means():
+    # In float32 the mean of squares less the square of the mean would be all rounding.
+    module, wide = make("gated_tssa", torch.float32), make("gated_tssa")
+    for each in (module, wide):
+        each.load_state_dict(module.state_dict())
+        with torch.no_grad():
+            each.proj_in.bias[C : 2 * C] = 1e4  # of the values
+    x = tokens(200, torch.float32)
+    (mean, found), (_, exact) = (
+        each.forward_with_state(x.to(each.share.dtype))[1].memory.chunk(2, dim=1) for each in (module, wide)
+    )
+    assert mean.min() > 5e3
+    assert found.min() >= 0
+    assert_close("variance", found, exact, 1e-2)
 
 
 def test_the_control_mixes_nothing_and_counts():

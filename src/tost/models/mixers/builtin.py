@@ -338,6 +338,13 @@ BUILTIN = (
         places=("language",),
     ),
     _mixer(
+        "gated_tssa",
+        "GatedTSSA",
+        "centered token statistics over windows from the data, with their mean",
+        lambda sizes, own: 4 * sizes.embed_dim**2,
+        places=("language",),
+    ),
+    _mixer(
         "gated_delta",
         "GatedDeltaNet",
         "a memory of keys and values that forgets and overwrites (Gated DeltaNet)",

@@ -15,6 +15,7 @@ from tost.nn.mixers.performer import positive_features as positive_features
 from tost.nn.mixers.projected import ProjectedMixer as ProjectedMixer
 from tost.nn.mixers.recurrent import CausalLinearAttention as CausalLinearAttention
 from tost.nn.mixers.recurrent import GatedDeltaNet as GatedDeltaNet
+from tost.nn.mixers.recurrent import GatedTSSA as GatedTSSA
 from tost.nn.mixers.recurrent import MinGRU as MinGRU
 from tost.nn.mixers.recurrent import NoMixer as NoMixer
 from tost.nn.mixers.recurrent import delta_rule as delta_rule

@@ -1,4 +1,4 @@
-"""Causal mixers with a state of constant size besides TSSA: baselines for language models and probes.
+"""Causal mixers with a state of constant size besides `CausalTSSAttention`, for language models and probes.
 
 Each is its recurrence, computed for all tokens of a piece at once. Padding leaves the state as it is.
 
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from tost.nn.mixers.projected import CausalMixer
 from tost.nn.state import Carry, Continues, RecurrentState
 from tost.ops._checks import check_mask
-from tost.ops._numerics import num_tokens, zero_padding
+from tost.ops._numerics import PREFIX_FLOOR, num_tokens, zero_padding
 from tost.ops._scan import prefix_sums
 
 _CHUNK = 64  # tokens that meet by matrix products; longer sequences are walked in chunks
@@ -152,6 +152,54 @@ class MinGRU(_RecurrentMixer):
         update = zero_padding(update.sigmoid(), mask)
         hidden = linear_recurrence(1 - update, update * value, memory)
         return (F.silu(gate) * hidden).reshape(parts[:, :, 0].shape), hidden[:, -1]
+
+
+class GatedTSSA(_RecurrentMixer):
+    """Token statistics about a mean that carries content, over as many tokens as each channel chooses.
+
+    .. code-block:: text
+
+        z = sigmoid(W_z x),   v = W_v x
+        mean[n] = mean[n-1] + z[n] (v[n] - mean[n-1])
+        var[n]  = (1 - z[n]) (var[n-1] + z[n] (v[n] - mean[n-1])^2)                memory [2 C]
+        pi[n,:] = H softmax_h( temperature[h] mean_d(v[n]^2 / (mean[n]^2 + var[n])) )
+        y[n]    = silu(W_g x[n]) (mean[n] - share pi[n] (v[n] - mean[n]) / (1 + var[n]))
+
+    The last term is the step of centered TSSA: deviations from the mean of a group are shrunk, those of features that
+    vary little most. TSSA takes all tokens of a group alike and returns the step alone, so that only the sizes of
+    features pass between tokens. Here a token that matters to a channel writes itself (z near 1), one that does not is
+    passed over (z near 0), and the mean passes on what was written. Without the step it is `MinGRU`.
+
+    Arguments are those of `ProjectedMixer`, of which `attn_drop` has no effect. This is not in the paper.
+
+    Example:
+        >>> import torch, tost
+        >>> _, state = tost.nn.GatedTSSA(64, 4).forward_with_state(torch.randn(1, 100, 64))
+        >>> state.memory.shape
+        torch.Size([1, 128])
+    """
+
+    def _add_parameters(self, device: torch.device | str | None, dtype: torch.dtype | None) -> None:
+        self.temperature = nn.Parameter(torch.ones(self.num_heads, device=device, dtype=dtype))
+        self.share = nn.Parameter(torch.ones(self.embed_dim, device=device, dtype=dtype))
+
+    def _memory_shape(self) -> tuple[int, ...]:
+        return (2 * self.embed_dim,)
+
+    def _recur(self, x: Tensor, parts: Tensor, memory: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
+        wide, heads = memory.dtype, (self.num_heads, self.head_dim)
+        update, value, gate = parts.to(wide).flatten(3).unbind(2)
+        update = zero_padding(update.sigmoid(), mask)
+        first_mean, first_variance = memory.chunk(2, dim=1)
+        mean = linear_recurrence(1 - update, update * value, first_mean)
+        change = value - torch.cat((first_mean.unsqueeze(1), mean[:, :-1]), dim=1)
+        variance = linear_recurrence(1 - update, (1 - update) * update * change.square(), first_variance)
+        energy = value.square() / (mean.square() + variance).clamp_min(PREFIX_FLOOR)
+        energy = energy.unflatten(2, heads).mean(dim=3)
+        pi = self.num_heads * (self.temperature.to(wide) * energy).softmax(dim=2)
+        shrunk = pi.unsqueeze(3) * ((value - mean) / (1 + variance)).unflatten(2, heads)
+        y = F.silu(gate) * (mean - self.share.to(wide) * shrunk.flatten(2))
+        return y.unflatten(2, heads), torch.cat((mean[:, -1], variance[:, -1]), dim=1)
 
 
 class GatedDeltaNet(_RecurrentMixer):
