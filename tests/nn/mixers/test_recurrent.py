@@ -155,6 +155,20 @@ def test_gated_statistics_without_their_step_are_mingru():
     assert_close("y", gated(tokens(40)), plain(tokens(40)), 1e-12)
 
 
+def test_the_step_of_gated_statistics_is_the_gradient_of_their_rate():
+    module, x = make("gated_tssa"), tokens(9)
+    parts = module.proj_in(x).view(B, 9, 3, H, D).detach().requires_grad_()
+    with torch.no_grad():
+        module.temperature.zero_()  # all memberships are 1
+        module.share.fill_(1.0)
+    y, memory = module._recur(x, parts, x.new_zeros(B, 2 * C), None)
+    mean, variance = memory.chunk(2, dim=1)
+    (gradient,) = torch.autograd.grad(torch.log1p(variance).sum() / 2, parts, retain_graph=True)
+    update, _, gate = parts[:, -1].flatten(2).unbind(1)
+    step = mean - y[:, -1].flatten(1) / F.silu(gate)
+    assert_close("step", update.sigmoid() * step, gradient[:, -1, 1].flatten(1), 1e-10)
+
+
 def test_variances_of_gated_statistics_survive_large_means():
     # In float32 the mean of squares less the square of the mean would be all rounding.
     module, wide = make("gated_tssa", torch.float32), make("gated_tssa")
