@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 import tost
 from tests.models.tiny import perturb
 from tost.nn import CausalLinearAttention, GatedDeltaNet, GatedTSSA, MinGRU, NoMixer
+from tost.nn.mixers.recurrent import linear_recurrence
 from tost.testing import assert_close
 
 B, C, H = 2, 12, 3
@@ -96,6 +97,20 @@ def test_mixer_is_its_recurrence_with_every_gradient(name, N):
     gradients = torch.autograd.grad(expected, variables, cotangent)
     for got, want in zip(torch.autograd.grad(y, variables, cotangent), gradients, strict=True):
         assert_close("gradient", got, want, 1e-10)
+
+
+@pytest.mark.parametrize("N", [1, 2, 5, 16, 17])
+def test_linear_recurrence_has_every_derivative(N):
+    generator = torch.Generator().manual_seed(N)
+    inputs = [torch.rand(shape, dtype=torch.float64, generator=generator) for shape in ((2, N, 3), (2, N, 3), (2, 3))]
+    leaves = [x.clone().requires_grad_() for x in inputs]
+    assert torch.autograd.gradcheck(linear_recurrence, leaves)
+    assert torch.autograd.gradgradcheck(linear_recurrence, leaves)
+    tangents = [torch.ones_like(x) for x in inputs]
+    h, found = torch.func.jvp(linear_recurrence, tuple(inputs), tuple(tangents))
+    expected = torch.autograd.functional.jvp(linear_recurrence, tuple(leaves), tuple(tangents))[1]
+    assert_close("tangent", found, expected, 1e-12)
+    assert_close("h", h, linear_recurrence(*leaves), 1e-12)
 
 
 @pytest.mark.parametrize("name", MIXERS)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -20,6 +20,7 @@ from tost.nn.state import Carry, Continues, RecurrentState
 from tost.ops._checks import check_mask
 from tost.ops._numerics import PREFIX_FLOOR, num_tokens, zero_padding
 from tost.ops._scan import prefix_sums
+from tost.ops._transforms import gradients, is_transformed, wants_graph
 
 _CHUNK = 64  # tokens that meet by matrix products; longer sequences are walked in chunks
 
@@ -254,9 +255,6 @@ class GatedDeltaNet(_RecurrentMixer):
 def linear_recurrence(factor: Tensor, value: Tensor, start: Tensor) -> Tensor:
     """Return h with ``h[n] = factor[n] h[n-1] + value[n]`` for all n.
 
-    The sequence is cut into about as many chunks as each has tokens. All chunks are run through at once, token by
-    token, from zero; then what enters each chunk is carried from one to the next, and added to its tokens.
-
     Args:
         factor: ``[B, N, C]``, in [0, 1].
         value: ``[B, N, C]``.
@@ -265,10 +263,20 @@ def linear_recurrence(factor: Tensor, value: Tensor, start: Tensor) -> Tensor:
     Returns:
         ``[B, N, C]``.
     """
+    run = _run_recurrence if is_transformed() else _LinearRecurrence.apply
+    h: Tensor = run(factor, value, start)
+    return h
+
+
+def _run_recurrence(factor: Tensor, value: Tensor, start: Tensor) -> Tensor:
+    """Return h as `linear_recurrence` does.
+
+    The sequence is cut into about as many chunks as each has tokens. All chunks are run through at once, token by
+    token, from zero; then what enters each chunk is carried from one to the next, and added to its tokens.
+    """
     N = value.shape[1]
     size = max(1, math.isqrt(N))
-    spare = -N % size
-    factors, values = (F.pad(part, (0, 0, 0, spare)).unflatten(1, (-1, size)).unbind(2) for part in (factor, value))
+    factors, values = (F.pad(part, (0, 0, 0, -N % size)).unflatten(1, (-1, size)).unbind(2) for part in (factor, value))
     hidden, kept = [values[0]], [factors[0]]
     for a, v in zip(factors[1:], values[1:], strict=True):
         hidden.append(torch.addcmul(v, a, hidden[-1]))
@@ -278,6 +286,26 @@ def linear_recurrence(factor: Tensor, value: Tensor, start: Tensor) -> Tensor:
         enters.append(torch.addcmul(last, share, enters[-1]))
     before = torch.stack(enters, dim=1).unsqueeze(2)
     return torch.addcmul(torch.stack(hidden, dim=2), torch.stack(kept, dim=2), before).flatten(1, 2)[:, :N]
+
+
+class _LinearRecurrence(torch.autograd.Function):
+    """The gradient is a recurrence from the last token to the first; torch's own takes several times as long."""
+
+    @staticmethod
+    def forward(ctx: Any, factor: Tensor, value: Tensor, start: Tensor) -> Tensor:
+        h = _run_recurrence(factor, value, start)
+        ctx.save_for_backward(factor, value, start, h)
+        return h
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        factor, value, start, h = ctx.saved_tensors
+        if wants_graph():
+            return gradients(_run_recurrence, (factor, value, start), grad)
+        later = F.pad(factor[:, 1:], (0, 0, 0, 1))
+        d_value = _run_recurrence(later.flip(1), grad.flip(1), torch.zeros_like(start)).flip(1)
+        before = torch.cat((start.unsqueeze(1), h[:, :-1]), dim=1)
+        return d_value * before, d_value, factor[:, 0] * d_value[:, 0]
 
 
 def delta_rule(
