@@ -188,7 +188,7 @@ class GatedTSSA(_RecurrentMixer):
         return (2 * self.embed_dim,)
 
     def _recur(self, x: Tensor, parts: Tensor, memory: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
-        wide, heads = memory.dtype, (self.num_heads, self.head_dim)
+        wide, heads = memory.dtype, (*x.shape[:2], self.num_heads, self.head_dim)
         update, value, gate = parts.to(wide).flatten(3).unbind(2)
         update = zero_padding(update.sigmoid(), mask)
         first_mean, first_variance = memory.chunk(2, dim=1)
@@ -196,11 +196,11 @@ class GatedTSSA(_RecurrentMixer):
         change = value - torch.cat((first_mean.unsqueeze(1), mean[:, :-1]), dim=1)
         variance = linear_recurrence(1 - update, (1 - update) * update * change.square(), first_variance)
         energy = value.square() / (mean.square() + variance).clamp_min(PREFIX_FLOOR)
-        energy = energy.unflatten(2, heads).mean(dim=3)
+        energy = energy.reshape(heads).mean(dim=3)
         pi = self.num_heads * (self.temperature.to(wide) * energy).softmax(dim=2)
-        shrunk = pi.unsqueeze(3) * ((value - mean) / (1 + variance)).unflatten(2, heads)
+        shrunk = pi.unsqueeze(3) * ((value - mean) / (1 + variance)).reshape(heads)
         y = F.silu(gate) * (mean - self.share.to(wide) * shrunk.flatten(2))
-        return y.unflatten(2, heads), torch.cat((mean[:, -1], variance[:, -1]), dim=1)
+        return y.reshape(heads), torch.cat((mean[:, -1], variance[:, -1]), dim=1)
 
 
 class GatedDeltaNet(_RecurrentMixer):
@@ -274,9 +274,12 @@ def _run_recurrence(factor: Tensor, value: Tensor, start: Tensor) -> Tensor:
     The sequence is cut into about as many chunks as each has tokens. All chunks are run through at once, token by
     token, from zero; then what enters each chunk is carried from one to the next, and added to its tokens.
     """
-    N = value.shape[1]
+    B, N, C = value.shape
     size = max(1, math.isqrt(N))
-    factors, values = (F.pad(part, (0, 0, 0, -N % size)).unflatten(1, (-1, size)).unbind(2) for part in (factor, value))
+    chunks = -(-N // size)
+    factors, values = (
+        F.pad(part, (0, 0, 0, chunks * size - N)).reshape(B, chunks, size, C).unbind(2) for part in (factor, value)
+    )
     hidden, kept = [values[0]], [factors[0]]
     for a, v in zip(factors[1:], values[1:], strict=True):
         hidden.append(torch.addcmul(v, a, hidden[-1]))
