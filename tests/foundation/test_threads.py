@@ -42,7 +42,8 @@ def test_threads_get_short_time_slices():
     code = """
 import ctypes, os, threading
 from tost import _threads
-usual = _threads._Scheduling(size=48)
+usual = _threads._scheduling()
+usual.size, usual.runtime = ctypes.sizeof(usual), 0
 ctypes.CDLL(None).syscall(_threads._SYSTEM_CALLS[os.uname().machine][0], 0, ctypes.byref(usual), 0)
 print(_threads.time_slice() > _threads.TIME_SLICE)
 del os.environ["GOMP_SPINCOUNT"], os.environ["KMP_BLOCKTIME"]  # set by the import, and not chosen by the user
