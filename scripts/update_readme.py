@@ -35,13 +35,12 @@ SPEED_COLUMNS = {
     "limit": "matrix products alone",
 }
 RESULT = """\
-| network | parameters | validation loss |
+| mixer | state, bytes | validation loss |
 | --- | ---: | ---: |
-| GPT-2 | {gpt2.parameters:,} | {gpt2.loss.mean:.3f} |
-| ToST as in the paper | {tost.parameters:,} | {tost.loss.mean:.3f} |
-| GPT-2 with a short convolution | {gpt2_local.parameters:,} | {gpt2_local.loss.mean:.3f} |
-| ToST with the same convolution | {tost_local.parameters:,} | {tost_local.loss.mean:.3f} |
-| ... and a gate, forgetting, count-scaled energies (`plus`) | {plus.parameters:,} | {plus.loss.mean:.3f} |"""
+| none | {none.state_bytes:,} | {none.loss.mean:.3f} |
+| softmax attention (GPT) | {softmax.state_bytes:,} | {softmax.loss.mean:.3f} |
+| minGRU | {mingru.state_bytes:,} | {mingru.loss.mean:.3f} |
+| token statistics about a gated mean (`gated_tssa`) | {gated_tssa.state_bytes:,} | {gated_tssa.loss.mean:.3f} |"""
 
 RECALL = """\
 | mixer | state, bytes | recalled |
@@ -54,7 +53,7 @@ RECALL = """\
 | Gated DeltaNet | {gated_delta.state_bytes:,} | {gated_delta.accuracy.mean:.1f} % |
 | softmax attention | {softmax.state_bytes:,} | {softmax.accuracy.mean:.1f} % |"""
 # The stored sweep and the table of each block.
-TABLES = {"result": ("language_shakespeare", RESULT), "recall": ("probes_recall", RECALL)}
+TABLES = {"result": ("language_long_wikitext", RESULT), "recall": ("probes_recall", RECALL)}
 
 
 def stored(theme: str, folder: Path = MEASUREMENTS) -> Path:

@@ -148,8 +148,7 @@ TOST_OUTLINE void spread_reaches(const Blocks<S, kBlock>& blocks, int64_t B, con
 
 // out = sum_j x_j column_j for a block of the few tokens.
 template <class S, int kBlock>
-inline void multiply(const Few& few, int64_t HD, int64_t block, const S* matrices, const S* x,
-                     Row<S, kBlock>* out) {
+inline void multiply(const Few& few, int64_t HD, int64_t block, const S* matrices, const S* x, Row<S, kBlock>* out) {
   const S* const columns = matrices + block * kBlock * kBlock;
   TOST_UNROLL
   for (int v = 0; v < Few::kMost; ++v) out[v] = Row<S, kBlock>{};
