@@ -33,7 +33,7 @@ def prepare() -> None:
         return
     if not any(name in os.environ for name in (*WAITING, "OMP_WAIT_POLICY")):
         os.environ.update(WAITING)
-        _shorten_time_slice()
+        set_time_slice(TIME_SLICE)
     # OpenMP knows which processors it may use, but not how much of them a container gets.
     if "OMP_NUM_THREADS" not in os.environ and available_cpus() < _allowed_cpus():
         os.environ["OMP_NUM_THREADS"] = str(available_cpus())
@@ -69,11 +69,11 @@ def _scheduling() -> _Scheduling | None:
     return None if failed or found.policy != _ORDINARY else found
 
 
-def _shorten_time_slice() -> None:
-    """Ask for short time slices for this thread and those that it starts; Linux before 6.12 has no such wish."""
+def set_time_slice(nanoseconds: int) -> None:
+    """Ask for a time slice for this thread and what it starts; 0 for the usual one. Linux has this since 6.12."""
     wanted = _scheduling()
-    if wanted is not None and wanted.runtime > TIME_SLICE:
-        wanted.size, wanted.runtime = ctypes.sizeof(wanted), TIME_SLICE
+    if wanted is not None and wanted.runtime > 0:
+        wanted.size, wanted.runtime = ctypes.sizeof(wanted), nanoseconds
         ctypes.CDLL(None).syscall(_SYSTEM_CALLS[platform.machine()][0], 0, ctypes.byref(wanted), 0)
 
 

@@ -40,11 +40,9 @@ def test_importing_the_package_keeps_threads_from_spinning():
 def test_threads_get_short_time_slices():
     # First it takes back what importing the package did, there or in the process that runs the tests.
     code = """
-import ctypes, os, threading
+import os, threading
 from tost import _threads
-usual = _threads._scheduling()
-usual.size, usual.runtime = ctypes.sizeof(usual), 0
-ctypes.CDLL(None).syscall(_threads._SYSTEM_CALLS[os.uname().machine][0], 0, ctypes.byref(usual), 0)
+_threads.set_time_slice(0)
 print(_threads.time_slice() > _threads.TIME_SLICE)
 del os.environ["GOMP_SPINCOUNT"], os.environ["KMP_BLOCKTIME"]  # set by the import, and not chosen by the user
 _threads.prepare()
@@ -68,7 +66,7 @@ def test_systems_without_time_slices_are_left_alone(fresh):
 @pytest.mark.parametrize("name", ["GOMP_SPINCOUNT", "OMP_WAIT_POLICY", "KMP_BLOCKTIME"])
 def test_what_the_user_chose_stays(fresh, name):
     fresh.setenv(name, "7")
-    fresh.setattr(_threads, "_shorten_time_slice", lambda: pytest.fail("the user chose how threads wait"))
+    fresh.setattr(_threads, "set_time_slice", lambda _: pytest.fail("the user chose how threads wait"))
     _threads.prepare()
     assert os.environ[name] == "7"
     assert [other for other in _threads.WAITING if other in os.environ] == [name] * (name != "OMP_WAIT_POLICY")

@@ -34,6 +34,12 @@ from tost.testing import relative_rms
 BARS = {Place.BUSY: 2.5, Place.SPINNING: 1.0, Place.ONE_CORE: 1.1}
 """Largest accepted ratio of each place; see `ratio`."""
 
+# A busy process that is not one of this package: it has the usual time slices, which it would inherit otherwise.
+_OTHER = """
+from tost._threads import set_time_slice
+set_time_slice(0)
+while True: pass
+"""
 # GNU OpenMP's default, in turns of its loop: some milliseconds.
 _SPINNING = {"GOMP_SPINCOUNT": "300000"}
 
@@ -175,7 +181,7 @@ def _conditions(place: Place) -> Iterator[None]:
             os.sched_setaffinity(0, cores[:1])
         if place is Place.BUSY:
             for core in cores:
-                others.append(subprocess.Popen([sys.executable, "-c", "while True: pass"]))
+                others.append(subprocess.Popen([sys.executable, "-c", _OTHER]))
                 os.sched_setaffinity(others[-1].pid, {core})
         yield
     finally:
