@@ -16,6 +16,8 @@ CASES = {
         {"max_length": 4, "after_last_position": "repeat", "gradient_checkpointing": True},
     ),
     "sinusoidal": ("tost_lm_base", {"position": "sinusoidal", "conv_width": 3, "conv_at": "mlp"}),
+    "gated mean": ("tost_lm_base_plus2", {"position": "none"}),
+    "minGRU": ("tost_lm_base", {"mixer": "mingru", "position": "none"}),
     "mean, pre": ("lra_listops", {"dropout": 0.0}),
     "cls, post, learned": ("lra_image", {"pooling": "cls", "norm": "post", "position": "learned"}),
     "recomputed": ("lra_image", {"gradient_checkpointing": True}),

@@ -32,6 +32,7 @@ from tost.ops.pytorch import summed_squares
 from tost.parallel._autograd import exclusive_sum, gather_sums, local_squares, sum_of_gathered
 from tost.parallel._channel import Channel, untraced
 from tost.parallel.context import ContextParallel, SharedPacking, resolve
+from tost.parallel.recurrence import at_ranks
 
 
 class CausalKeywords(OperatorKeywords, total=False):
@@ -179,14 +180,14 @@ def _fading_by_tokens(
     all_squares, products = everyone[..., :-K], everyone[..., -K:]
     end = state.position + all_tokens.sum(dim=0)
     _check_length(bias, end)
-    of_squares = _at_ranks(state.squares, all_squares, layout.spread(products, layout.squares))
+    of_squares = at_ranks(state.squares, all_squares, layout.spread(products, layout.squares))
     before = zeros._replace(
         squares=of_squares[channel.rank], position=state.position + all_tokens[: channel.rank].sum(dim=0)
     )
     sums = _joined(run(before)[1], form)
     all_sums, _ = gather_sums(sums, tokens, channel)
     fading = torch.cat((layout.spread(products, layout.weighted).expand_as(all_sums[..., :-K]), products), dim=-1)
-    of_sums = _at_ranks(_joined(state, form), all_sums, fading)
+    of_sums = at_ranks(_joined(state, form), all_sums, fading)
     (weighted, mass), last = (
         (sums[..., :-K], mass_of_columns(sums[..., -K:], form)) for sums in (of_sums[channel.rank], of_sums[-1])
     )
@@ -206,17 +207,6 @@ def _faded_squares(w: Tensor, mask: Tensor | None, decay: Tensor, layout: Layout
     after = torch.cat((first, columns.flip(1)), dim=1).cumprod(dim=1).flip(1)  # with the product of all in front
     summed = summed_squares(zero_padding(w.to(columns.dtype), mask).square(), mask, layout, form)
     return torch.cat(((summed * layout.spread(after[:, 1:], layout.squares)).sum(dim=1), after[:, 0]), dim=-1)
-
-
-def _at_ranks(start: Tensor, everyone: Tensor, fading: Tensor) -> Tensor:
-    """Return a sum where each rank begins, and after the last, ``[size + 1, ...]``.
-
-    All of them, on every rank: so every rank takes part in the backward pass.
-    """
-    totals = [start]
-    for own, faded in zip(everyone, fading, strict=True):
-        totals.append(faded * totals[-1] + own)
-    return torch.stack(totals)
 
 
 class _Fading(NamedTuple):

@@ -76,7 +76,7 @@ STEPS = {"linear": linear, "mingru": mingru, "gated_tssa": gated_tssa, "gated_de
 
 def definition(name, module, x):
     """The outputs and the memory of one sequence x [N, C], one token after another."""
-    memory, outputs = x.new_zeros(module._memory_shape()), []
+    memory, outputs = x.new_zeros(module.memory_shape()), []
     for token in x:
         y, memory = STEPS[name](module, token, module.proj_in(token).view(-1, H, D), memory)
         outputs.append(module.proj_out(y.flatten()))
@@ -176,7 +176,7 @@ def test_the_step_of_gated_statistics_is_the_gradient_of_their_rate():
     with torch.no_grad():
         module.temperature.zero_()  # all memberships are 1
         module.share.fill_(1.0)
-    y, memory = module._recur(x, parts, x.new_zeros(B, 2 * C), None)
+    y, memory = module.recur(x, parts, x.new_zeros(B, 2 * C), None)
     mean, variance = memory.chunk(2, dim=1)
     (gradient,) = torch.autograd.grad(torch.log1p(variance).sum() / 2, parts, retain_graph=True)
     update, _, gate = parts[:, -1].flatten(2).unbind(1)

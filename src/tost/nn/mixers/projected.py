@@ -56,6 +56,8 @@ class ProjectedMixer(nn.Module):
 
     parts: ClassVar[int] = 3
     """Number of vectors of width C that the first projection makes of a token; the last are the values."""
+    takes_context: ClassVar[bool] = False
+    """Whether processes can share its sequences."""
 
     def __init__(
         self,
@@ -112,7 +114,8 @@ class ProjectedMixer(nn.Module):
 
     def _project_in(self, x: Tensor, mask: Tensor | None) -> Tensor:
         """Return the parts [B, N, P, H, D] of x [B, N, C], zero for padding."""
-        refuse_context(type(self).__name__)
+        if not self.takes_context:
+            refuse_context(type(self).__name__)
         check_width(x, self.embed_dim)
         check_mask(mask, x)
         projected = zero_padding(self.proj_in(x), mask)
@@ -165,7 +168,7 @@ class CausalMixer(ProjectedMixer, Continues[State]):
 
         Raises:
             ValueError: `x`, `mask` or the state has the wrong shape or dtype.
-            BackendError: Context parallelism is active; this mixer needs whole sequences.
+            BackendError: Context parallelism is active, and this mixer needs whole sequences.
         """
         parts = self._project_in(x, mask)
         y, after = self._advance(x, parts, None if carry is None else carry.state, mask)

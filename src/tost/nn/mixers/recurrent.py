@@ -15,12 +15,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from tost import parallel
 from tost.nn.mixers.projected import CausalMixer
 from tost.nn.state import Carry, Continues, RecurrentState
 from tost.ops._checks import check_mask
 from tost.ops._numerics import PREFIX_FLOOR, num_tokens, zero_padding
 from tost.ops._scan import prefix_sums
 from tost.ops._transforms import gradients, is_transformed, wants_graph
+from tost.parallel.recurrence import recurrence_ends
 
 _CHUNK = 64  # tokens that meet by matrix products; longer sequences are walked in chunks
 
@@ -62,26 +64,28 @@ class _RecurrentMixer(CausalMixer[RecurrentState]):
     def _advance(
         self, x: Tensor, parts: Tensor, state: RecurrentState | None, mask: Tensor | None
     ) -> tuple[Tensor, RecurrentState]:
-        before = RecurrentState.empty(x, *self._memory_shape()) if state is None else state
-        if before.memory.shape != (len(x), *self._memory_shape()):
+        before = RecurrentState.empty(x, *self.memory_shape()) if state is None else state
+        if before.memory.shape != (len(x), *self.memory_shape()):
             raise ValueError(
                 f"the state has a memory of shape {tuple(before.memory.shape)}, but {len(x)} sequences and this mixer "
-                f"need {(len(x), *self._memory_shape())}. Pass the state that came from the same batch and model, or "
+                f"need {(len(x), *self.memory_shape())}. Pass the state that came from the same batch and model, or "
                 "None at the start."
             )
-        y, memory = parts[:, :, 0], before.memory
-        if x.shape[1] > 0:
+        y, memory, seen = parts[:, :, 0], before.memory, num_tokens(x, mask)
+        if (context := parallel.active()) is not None:
+            seen = context.sum(seen)
+        if x.shape[1] > 0 or context is not None:
             # The recurrences multiply many small numbers: they run in float32 or better, also under autocast.
             with torch.autocast("cpu" if x.is_meta else x.device.type, enabled=False):
-                y, memory = self._recur(x, parts, before.memory, mask)
-        return y.to(parts.dtype), RecurrentState(memory, before.position + num_tokens(x, mask))
+                y, memory = self.recur(x, parts, before.memory, mask)
+        return y.to(parts.dtype), RecurrentState(memory, before.position + seen)
 
     @abstractmethod
-    def _memory_shape(self) -> tuple[int, ...]:
+    def memory_shape(self) -> tuple[int, ...]:
         """Return the shape of the memory of one sequence."""
 
     @abstractmethod
-    def _recur(self, x: Tensor, parts: Tensor, memory: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
+    def recur(self, x: Tensor, parts: Tensor, memory: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
         """Return the outputs [B, N, H, D] and the memory after the tokens.
 
         Args:
@@ -113,10 +117,12 @@ class CausalLinearAttention(_RecurrentMixer):
 
     eps: ClassVar[float] = 1e-6
 
-    def _memory_shape(self) -> tuple[int, ...]:
+    def memory_shape(self) -> tuple[int, ...]:
+        """Return the shape of the memory of one sequence."""
         return self.num_heads, self.head_dim, self.head_dim + 1
 
-    def _recur(self, x: Tensor, parts: Tensor, memory: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
+    def recur(self, x: Tensor, parts: Tensor, memory: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Return the outputs and the memory after the tokens; see the base class."""
         query, key, value = (part.transpose(1, 2) for part in parts.to(memory.dtype).unbind(2))
         query, key = F.elu(query) + 1, zero_padding((F.elu(key) + 1).transpose(1, 2), mask).transpose(1, 2)
         value = F.pad(value, (0, 1), value=1.0)
@@ -145,14 +151,18 @@ class MinGRU(_RecurrentMixer):
         torch.Size([1, 64])
     """
 
-    def _memory_shape(self) -> tuple[int, ...]:
+    takes_context: ClassVar[bool] = True
+
+    def memory_shape(self) -> tuple[int, ...]:
+        """Return the shape of the memory of one sequence."""
         return (self.embed_dim,)
 
-    def _recur(self, x: Tensor, parts: Tensor, memory: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
+    def recur(self, x: Tensor, parts: Tensor, memory: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Return the outputs and the memory after the tokens; see the base class."""
         update, value, gate = parts.to(memory.dtype).flatten(3).unbind(2)
         update = zero_padding(update.sigmoid(), mask)
-        hidden = linear_recurrence(1 - update, update * value, memory)
-        return (F.silu(gate) * hidden).reshape(parts[:, :, 0].shape), hidden[:, -1]
+        hidden, _, last = shared_recurrence(1 - update, update * value, memory)
+        return (F.silu(gate) * hidden).reshape(parts[:, :, 0].shape), last
 
 
 class GatedTSSA(_RecurrentMixer):
@@ -180,27 +190,32 @@ class GatedTSSA(_RecurrentMixer):
         torch.Size([1, 128])
     """
 
+    takes_context: ClassVar[bool] = True
+
     def _add_parameters(self, device: torch.device | str | None, dtype: torch.dtype | None) -> None:
         self.temperature = nn.Parameter(torch.ones(self.num_heads, device=device, dtype=dtype))
         self.share = nn.Parameter(torch.ones(self.embed_dim, device=device, dtype=dtype))
 
-    def _memory_shape(self) -> tuple[int, ...]:
+    def memory_shape(self) -> tuple[int, ...]:
+        """Return the shape of the memory of one sequence."""
         return (2 * self.embed_dim,)
 
-    def _recur(self, x: Tensor, parts: Tensor, memory: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
+    def recur(self, x: Tensor, parts: Tensor, memory: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Return the outputs and the memory after the tokens; see the base class."""
         wide, heads = memory.dtype, (*x.shape[:2], self.num_heads, self.head_dim)
         update, value, gate = parts.to(wide).flatten(3).unbind(2)
         update = zero_padding(update.sigmoid(), mask)
-        first_mean, first_variance = memory.chunk(2, dim=1)
-        mean = linear_recurrence(1 - update, update * value, first_mean)
-        change = value - torch.cat((first_mean.unsqueeze(1), mean[:, :-1]), dim=1)
-        variance = linear_recurrence(1 - update, (1 - update) * update * change.square(), first_variance)
+        start_mean, start_variance = memory.chunk(2, dim=1)
+        mean, before, last_mean = shared_recurrence(1 - update, update * value, start_mean)
+        change = value - torch.cat((before.unsqueeze(1), mean), dim=1)[:, :-1]
+        spread = (1 - update) * update * change.square()
+        variance, _, last_variance = shared_recurrence(1 - update, spread, start_variance)
         energy = value.square() / (mean.square() + variance).clamp_min(PREFIX_FLOOR)
         energy = energy.reshape(heads).mean(dim=3)
         pi = self.num_heads * (self.temperature.to(wide) * energy).softmax(dim=2)
         shrunk = pi.unsqueeze(3) * ((value - mean) / (1 + variance)).reshape(heads)
         y = F.silu(gate) * (mean - self.share.to(wide) * shrunk.flatten(2))
-        return y.reshape(heads), torch.cat((mean[:, -1], variance[:, -1]), dim=1)
+        return y.reshape(heads), torch.cat((last_mean, last_variance), dim=1)
 
 
 class GatedDeltaNet(_RecurrentMixer):
@@ -236,10 +251,12 @@ class GatedDeltaNet(_RecurrentMixer):
         self.offset = nn.Parameter(steps.expm1().log().to(device=device, dtype=dtype))
         self.norm_weight = nn.Parameter(torch.ones(self.head_dim, device=device, dtype=dtype))
 
-    def _memory_shape(self) -> tuple[int, ...]:
+    def memory_shape(self) -> tuple[int, ...]:
+        """Return the shape of the memory of one sequence."""
         return self.num_heads, self.head_dim, self.head_dim
 
-    def _recur(self, x: Tensor, parts: Tensor, memory: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
+    def recur(self, x: Tensor, parts: Tensor, memory: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Return the outputs and the memory after the tokens; see the base class."""
         wide = memory.dtype
         query, key, value, gate = (part.transpose(1, 2) for part in parts.to(wide).unbind(2))
         query, key = (F.normalize(F.silu(part), dim=-1) for part in (query, key))
@@ -250,6 +267,35 @@ class GatedDeltaNet(_RecurrentMixer):
         y, memory = delta_rule(query, key, value, log_fade, write, memory)
         y = F.rms_norm(y, (self.head_dim,), self.norm_weight.to(wide), eps=1e-6) * F.silu(gate)
         return y.transpose(1, 2), memory
+
+
+def shared_recurrence(factor: Tensor, value: Tensor, start: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return h as `linear_recurrence` does, h before the first token, and h after the last one.
+
+    Where processes share the sequence, the tokens are those of this rank, `start` is h before the whole sequence, and
+    the last result is h after it.
+
+    Args:
+        factor: ``[B, N, C]``, in [0, 1].
+        value: ``[B, N, C]``.
+        start: ``[B, C]``.
+
+    Returns:
+        ``[B, N, C]``, ``[B, C]`` and ``[B, C]``.
+    """
+    if parallel.active() is None:
+        h = linear_recurrence(factor, value, start)
+        return h, start, h[:, -1]
+    if value.shape[1] > 0:
+        kept = linear_recurrence(factor, torch.zeros_like(value), torch.ones_like(start))
+        own = linear_recurrence(factor, value, torch.zeros_like(start))
+        product, end = kept[:, -1], own[:, -1]
+    else:
+        # Sums over no tokens, which keep this rank in the exchanges of the backward pass.
+        kept, own = factor, value
+        product, end = 1 + kept.sum(dim=1), own.sum(dim=1)
+    before, after = recurrence_ends(product, end, start)
+    return torch.addcmul(own, kept, before.unsqueeze(1)), before, after
 
 
 def linear_recurrence(factor: Tensor, value: Tensor, start: Tensor) -> Tensor:
@@ -263,6 +309,8 @@ def linear_recurrence(factor: Tensor, value: Tensor, start: Tensor) -> Tensor:
     Returns:
         ``[B, N, C]``.
     """
+    if value.shape[1] == 1:
+        return torch.addcmul(value, factor, start.unsqueeze(1))
     run = _run_recurrence if is_transformed() else _LinearRecurrence.apply
     h: Tensor = run(factor, value, start)
     return h

@@ -1,0 +1,57 @@
+"""Linear recurrences over ranks, ``h[n] = a[n] h[n-1] + v[n]``: each rank needs h where the rank before it ends.
+
+Over a rank's tokens h is the product of their factors a times what it was before, plus what the rank adds of its own.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from tost.parallel._autograd import gather_sums
+from tost.parallel._channel import untraced
+from tost.parallel.context import ContextParallel, resolve
+
+
+@untraced
+def recurrence_ends(
+    product: Tensor, end: Tensor, start: Tensor, *, context: ContextParallel | None = None
+) -> tuple[Tensor, Tensor]:
+    """Return h before this rank's first token, and after the last token of all ranks.
+
+    Each rank sends ``2 B C`` numbers forward and as many for every rank backward, in one collective each, whatever the
+    length of the sequence.
+
+    Args:
+        product: Product of the factors of this rank's tokens, ``[B, C]``; ones where it has no tokens.
+        end: h after them from zero, ``[B, C]``; zeros where it has no tokens.
+        start: h before the whole sequence, ``[B, C]``, the same on every rank.
+        context: The ranks that share the sequence; None for the active context.
+
+    Returns:
+        Two tensors ``[B, C]``; the second is the same on every rank.
+
+    Raises:
+        RuntimeError: No context was given and none is active.
+    """
+    channel = resolve(context).channel
+    no_counts = torch.empty(0, dtype=torch.int64, device=end.device)
+    everyone, _ = gather_sums(torch.stack((product, end)), no_counts, channel)
+    states = at_ranks(start, everyone[:, 1], everyone[:, 0])
+    return states[channel.rank], states[-1]
+
+
+def at_ranks(start: Tensor, everyone: Tensor, fading: Tensor) -> Tensor:
+    """Return a sum where each rank begins, and after the last, ``[size + 1, ...]``.
+
+    All of them, on every rank: so every rank takes part in the backward pass.
+
+    Args:
+        start: The sum before all ranks.
+        everyone: What each rank adds, ``[size, ...]``.
+        fading: What the sums before are multiplied by over its tokens, ``[size, ...]``.
+    """
+    totals = [start]
+    for own, faded in zip(everyone, fading, strict=True):
+        totals.append(faded * totals[-1] + own)
+    return torch.stack(totals)
