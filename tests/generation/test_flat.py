@@ -29,7 +29,7 @@ OPTIONS = {
     "tanh": {"activation": "gelu_tanh"},
     "convolution": {"conv_width": 4},
     "convolution before the mlp": {"conv_width": 2, "conv_at": "mlp"},
-    "both convolutions": {"conv_width": 3, "conv_at": "both"},
+    "both convolutions": {"conv_width": 3, "conv_at": "both", "conv_start": "previous"},
     "gate": {"gate": True},
     "head norm": {"head_norm": True},
     "count": {"count_scaled": True},
@@ -46,6 +46,11 @@ FROM_DATA = {
     },
     "fixed forgetting about means": {"forget": True, "centered": True, "count_scaled": True, "block_size": 2},
     "forgetting by channel": {"forget": "channel", "count_scaled": True, "block_size": 2, "centered": True},
+}
+GATED = {
+    "gated means": {"mixer": "gated_tssa"},
+    "gated means everywhere": {"mixer": "gated_tssa", "conv_width": 4, "conv_at": "both", "conv_start": "previous"},
+    "minGRU": {"mixer": "mingru", "position": "none", "bias": True, "layer_scale": None},
 }
 ALONE = {"plain": {}, "reference": {"backend": "reference"}, **OPTIONS, **FROM_DATA}
 
@@ -72,7 +77,7 @@ def check_step(model, step, bound):
         assert_close("state", one.double(), other.double(), bound)
 
 
-@pytest.mark.parametrize("options", ALONE.values(), ids=ALONE)
+@pytest.mark.parametrize("options", [*ALONE.values(), *GATED.values()], ids=[*ALONE, *GATED])
 @pytest.mark.parametrize(("dtype", "bound"), [(torch.float64, 1e-13), (torch.float32, 1e-5), (torch.bfloat16, 3e-2)])
 def test_flat_step_is_the_model(options, dtype, bound):
     model = make(dtype, **options)
@@ -93,6 +98,19 @@ def test_options_go_together(options):
     model = make(torch.float32, **options)
     check_step(model, FlatStep(model), 1e-5)
     check_step(model, NativeStep(model), 1e-5)
+
+
+@pytest.mark.parametrize("options", GATED.values(), ids=GATED)
+def test_gated_means_are_left_to_the_flat_step(options, monkeypatch):
+    model, seen = make(torch.float32, **options), []
+    assert native_obstacles(model) == ["its mixer is not TSSA"]
+    monkeypatch.setattr(FlatStep, "__call__", lambda self, *given: seen.append(given) or (given[0], given[1]))
+    before = prefill(model, prompts(5)[0].unsqueeze(0))
+    make_step(model)(torch.tensor([1]), before)
+    assert len(seen) == 1
+    with pytest.raises(ValueError, match="the state is a"):  # one of another kind goes to the model, which refuses it
+        make_step(make(torch.float32))(torch.tensor([1]), before)
+    assert len(seen) == 1
 
 
 class Strange(torch.nn.Linear):

@@ -2,8 +2,8 @@
 
 A step reads every weight once and computes next to nothing, so what Python does between two matrices counts: calling a
 hundred modules takes as long as reading a fifth of the weights of a base model. This step is `LanguageToST` with TSSA
-written out over a list of tensors. `flat_obstacles` lists what a model has that is not written out here; such a model
-runs its own modules.
+or gated means written out over a list of tensors. `flat_obstacles` lists what a model has that is not written out here;
+such a model runs its own modules.
 
 Shapes: tokens [B], x [B, C] (batch, width), w [B, 1, H, D] with C = H * D, window [B, K - 1, C] for K taps.
 """
@@ -27,24 +27,27 @@ from tost.nn import (
     CausalBlock,
     CausalConvolution,
     CausalTSSAttention,
+    GatedTSSA,
     LearnedPositions,
+    MinGRU,
     ModelState,
     PaperForm,
     SinusoidalPositions,
 )
+from tost.nn.state import RecurrentState
 from tost.ops import TSSAState, causal_tssa_
 from tost.ops.form import Form, OperatorOptions
 from tost.ops.state import sum_shapes
 
 _MODULES = (
-    *(LanguageToST, CausalBlock, CausalTSSAttention, CausalConvolution, MLP, LearnedPositions),
-    SinusoidalPositions,
+    *(LanguageToST, CausalBlock, CausalTSSAttention, GatedTSSA, MinGRU, CausalConvolution, MLP),
+    *(LearnedPositions, SinusoidalPositions),
     *(nn.Embedding, nn.LayerNorm, nn.Linear, nn.ModuleList),
 )
 _PARAMETERS = re.compile(
     r"tokens\.weight|positions\.weight|head\.weight|norm\.(weight|bias)|blocks\.\d+\.("
     r"gamma[12]|norm[12]\.(weight|bias)|(attention|mlp)\.proj_(in|out)\.(weight|bias)|conv(_mlp)?\.weight|"
-    r"attention\.(temperature|position_bias|decay_logit|norm_weight|proj_decay\.weight|proj_gate\.weight|proj_gate\.bias))"
+    r"attention\.(temperature|share|position_bias|decay_logit|norm_weight|proj_decay\.weight|proj_gate\.weight|proj_gate\.bias))"
 )
 # Extensions that a step has: those of the operator, which it passes on, and those that are written out here.
 _EXTENSIONS = {
@@ -54,7 +57,17 @@ _EXTENSIONS = {
 # Options that are seen in the modules and parameters, or that make no difference to a step.
 _OPTIONS = {
     *("embed_dim", "depth", "num_heads", "mlp_ratio", "vocab_size", "max_length", "layer_scale", "bias", "tie_head"),
-    *("mixer", "activation", "position", "conv_width", "conv_at", "dropout", "gradient_checkpointing", "backend"),
+    *(
+        "mixer",
+        "activation",
+        "position",
+        "conv_width",
+        "conv_at",
+        "conv_start",
+        "dropout",
+        "gradient_checkpointing",
+        "backend",
+    ),
     *_EXTENSIONS,
 }
 
@@ -65,7 +78,7 @@ def flat_obstacles(model: nn.Module) -> list[str]:
         return [f"it has modules of type {', '.join(strangers)}"]
     model = cast(LanguageToST, model)
     blocks = [cast(CausalBlock, block) for block in model.blocks]
-    attentions = [cast(CausalTSSAttention, block.attention) for block in blocks]
+    attentions = [block.attention for block in blocks if isinstance(block.attention, CausalTSSAttention)]
     plain = PaperForm(step_size=None, tied=False, shared_temperature=False)
     known = type(model.options).model_fields
     chosen = [name for name in known if name not in _OPTIONS and getattr(model.options, name) != known[name].default]
@@ -106,12 +119,9 @@ Decay = Callable[[Tensor], Tensor | None]
 """Finds the decays of tokens, from [B, 1, C]."""
 
 
-class Layer(NamedTuple):
-    """The tensors of a block, in the order of their use."""
+class Statistics(NamedTuple):
+    """What the operator of causal TSSA takes besides tokens, and what is done to its output."""
 
-    norm1: Affine
-    conv: Tensor | None
-    attention_in: Affine
     temperature: Tensor
     position_bias: Tensor | None
     operator_options: dict[str, Any]
@@ -120,6 +130,30 @@ class Layer(NamedTuple):
     backend: str
     head_norm: Tensor | None
     gate: Affine | None
+
+    @classmethod
+    def of(cls, attention: CausalTSSAttention) -> Statistics:
+        """Return those of an attention."""
+        bias, rates, gate = attention.position_bias, attention.proj_decay, attention.proj_gate
+        return cls(
+            attention.temperature,
+            None if bias is None else bias.t(),
+            attention.operator_options(),
+            None if rates is None else attention.decay,
+            None if rates is None else Affine(rates.weight, attention.decay_logit),
+            attention.backend,
+            attention.norm_weight,
+            None if gate is None else Affine.of(gate),
+        )
+
+
+class Layer(NamedTuple):
+    """The tensors of a block, in the order of their use."""
+
+    norm1: Affine
+    conv: Tensor | None
+    attention_in: Affine
+    mixer: Statistics | GatedTSSA | MinGRU
     attention_out: Affine
     gamma1: Tensor | None
     norm2: Affine
@@ -132,21 +166,13 @@ class Layer(NamedTuple):
 
     @classmethod
     def of(cls, block: CausalBlock) -> Layer:
-        """Return those of a block with causal TSSA and an MLP."""
-        attention, mlp = cast(CausalTSSAttention, block.attention), cast(MLP, block.mlp)
-        bias = attention.position_bias
+        """Return those of a block with causal TSSA or a gated mean, and an MLP."""
+        attention, mlp = cast(CausalTSSAttention | GatedTSSA | MinGRU, block.attention), cast(MLP, block.mlp)
         return cls(
             Affine.of(block.norm1),
             _taps(block.conv),
             Affine.of(attention.proj_in),
-            attention.temperature,
-            None if bias is None else bias.t(),
-            attention.operator_options(),
-            None if attention.proj_decay is None else attention.decay,
-            None if attention.proj_decay is None else Affine(attention.proj_decay.weight, attention.decay_logit),
-            attention.backend,
-            attention.norm_weight,
-            None if attention.proj_gate is None else Affine.of(attention.proj_gate),
+            Statistics.of(attention) if isinstance(attention, CausalTSSAttention) else attention,
             Affine.of(attention.proj_out),
             block.gamma1,
             Affine.of(block.norm2),
@@ -182,6 +208,10 @@ class StateForm:
         self.sums = tuple(torch.Size(shape[1:]) for shape in sum_shapes(1, *heads, form))
         self._dtype = torch.promote_types(model.tokens.weight.dtype, torch.float32)
         blocks = [cast(CausalBlock, block) for block in model.blocks]
+        self._memories = [
+            None if isinstance(block.attention, CausalTSSAttention) else cast(MinGRU, block.attention).memory_shape()
+            for block in blocks
+        ]
         convs = [[conv for conv in (block.conv, block.conv_mlp) if conv is not None] for block in blocks]
         self._windows = [[(conv.width - 1, conv.embed_dim) for conv in each] for each in convs]
 
@@ -190,14 +220,15 @@ class StateForm:
         if not isinstance(state, ModelState) or len(state.layers) != len(self._windows):
             return False
         rows = tokens.shape
-        for layer, expected in zip(state.layers, self._windows, strict=True):
+        for layer, memory, expected in zip(state.layers, self._memories, self._windows, strict=True):
             mixer, windows = layer if isinstance(layer, BlockState) else (layer, ())
-            if not isinstance(mixer, TSSAState) or len(windows) != len(expected):
+            if not isinstance(mixer, TSSAState if memory is None else RecurrentState) or len(windows) != len(expected):
                 return False
             *sums, position = mixer
+            shapes = self.sums if memory is None else (torch.Size(memory),)
             if position.shape != rows or any(x.dtype != self._dtype for x in sums):
                 return False
-            if any(x.shape != rows + shape for x, shape in zip(sums, self.sums, strict=True)):
+            if any(x.shape != rows + shape for x, shape in zip(sums, shapes, strict=True)):
                 return False
             if any(window.shape != (*rows, *shape) for window, shape in zip(windows, expected, strict=True)):
                 return False
@@ -246,24 +277,23 @@ class FlatStep:
         logits = F.linear(F.layer_norm(x, self._width, *self._norm, self._eps), self._head)
         return logits, ModelState(tuple(after))
 
-    def _block(self, layer: Layer, x: Tensor, before: Any, place: Tensor) -> tuple[Tensor, TSSAState | BlockState]:
+    def _block(
+        self, layer: Layer, x: Tensor, before: Any, place: Tensor
+    ) -> tuple[Tensor, TSSAState | RecurrentState | BlockState]:
         mixer, windows = before if isinstance(before, BlockState) else (before, ())
         kept: list[Tensor] = []
         u = F.layer_norm(x, self._width, *layer.norm1, layer.eps[0])
         if layer.conv is not None:
             u = _look(u, layer.conv, windows, kept)
-        w = F.linear(u, *layer.attention_in).view(len(x), 1, *self._heads)
-        bias = None if layer.position_bias is None else F.embedding(place, layer.position_bias)
-        options = {"state": cast(TSSAState, mixer), "backend": layer.backend, **layer.operator_options}
-        if layer.decay is not None:
-            options["decay"] = layer.decay(u.unsqueeze(1))
-        y, reached = causal_tssa_(w, layer.temperature, bias, **options)
-        if layer.head_norm is not None:
-            weight = layer.head_norm.to(y.dtype).view(self._heads)
-            y = F.rms_norm(y, self._heads[1:], eps=CausalTSSAttention.norm_eps) * weight
-        y = y.view(x.shape)
-        if layer.gate is not None:
-            y = y * F.silu(F.linear(u, *layer.gate))
+        projected = F.linear(u, *layer.attention_in)
+        reached: TSSAState | RecurrentState
+        if isinstance(layer.mixer, Statistics):
+            w = projected.view(len(x), 1, *self._heads)
+            y, reached = self._attend(layer.mixer, u, w, cast(TSSAState, mixer), place)
+        else:
+            parts, known = projected.view(len(x), 1, layer.mixer.parts, *self._heads), cast(RecurrentState, mixer)
+            y, memory = layer.mixer.recur(u.unsqueeze(1), parts, known.memory, None)
+            y, reached = y.to(x.dtype).view(x.shape), RecurrentState(memory, known.position + 1)
         x = _add(x, F.linear(y, *layer.attention_out), layer.gamma1)
         u = F.layer_norm(x, self._width, *layer.norm2, layer.eps[1])
         if layer.conv_mlp is not None:
@@ -271,6 +301,23 @@ class FlatStep:
         hidden = F.gelu(F.linear(u, *layer.mlp_in), approximate=layer.activation)
         x = _add(x, F.linear(hidden, *layer.mlp_out), layer.gamma2)
         return x, BlockState(reached, tuple(kept)) if kept else reached
+
+    def _attend(
+        self, by: Statistics, u: Tensor, w: Tensor, before: TSSAState, place: Tensor
+    ) -> tuple[Tensor, TSSAState]:
+        """Return the output of TSSA [B, C] for the tokens u [B, C], projected to w [B, 1, H, D]."""
+        bias = None if by.position_bias is None else F.embedding(place, by.position_bias)
+        options = {"state": before, "backend": by.backend, **by.operator_options}
+        if by.decay is not None:
+            options["decay"] = by.decay(u.unsqueeze(1))
+        y, reached = causal_tssa_(w, by.temperature, bias, **options)
+        if by.head_norm is not None:
+            weight = by.head_norm.to(y.dtype).view(self._heads)
+            y = F.rms_norm(y, self._heads[1:], eps=CausalTSSAttention.norm_eps) * weight
+        y = y.view(u.shape)
+        if by.gate is not None:
+            y = y * F.silu(F.linear(u, *by.gate))
+        return y, reached
 
 
 def _taps(conv: CausalConvolution | None) -> Tensor | None:

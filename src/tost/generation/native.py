@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tost.errors import ConfigError
-from tost.generation.flat import Affine, Layer, StateForm, flat_obstacles
+from tost.generation.flat import Affine, Layer, StateForm, Statistics, flat_obstacles
 from tost.models import LanguageToST
 from tost.nn import BlockState, CausalBlock, CausalTSSAttention, LearnedPositions, ModelState
 from tost.ops import TSSAState
@@ -34,6 +34,9 @@ def native_obstacles(model: nn.Module) -> list[str]:
     parameters = list(model.parameters())
     backend = cast(LanguageToST, model).options.backend
     checks = {
+        "its mixer is not TSSA": not all(
+            isinstance(block.attention, CausalTSSAttention) for block in cast(LanguageToST, model).blocks
+        ),
         "its parameters are not all float32": any(p.dtype != torch.float32 for p in parameters),
         "it is not on a CPU": any(p.device.type != "cpu" for p in parameters),
         f"its backend is {backend}": backend not in ("auto", "native"),
@@ -158,13 +161,14 @@ class NativeStep:
         return given
 
     def _layer(self, layer: Layer) -> library.Layer:
-        bias = None if layer.position_bias is None else layer.position_bias.t()
-        options = dict(layer.operator_options)
+        by = cast(Statistics, layer.mixer)
+        bias = None if by.position_bias is None else by.position_bias.t()
+        options = dict(by.operator_options)
         decay = options.pop("decay")
-        if layer.forget is not None:  # then that was the decay of no token
-            decay, rows = None, len(layer.forget.weight)
-            options |= {"token_decay": True, "channel_decay": rows > len(layer.temperature)}
-        heads = Affine(layer.head_norm, None) if layer.head_norm is not None else None
+        if by.forget is not None:  # then that was the decay of no token
+            decay, rows = None, len(by.forget.weight)
+            options |= {"token_decay": True, "channel_decay": rows > len(by.temperature)}
+        heads = Affine(by.head_norm, None) if by.head_norm is not None else None
         return library.Layer(
             norm1=self._norm(layer.norm1, layer.eps[0]),
             norm2=self._norm(layer.norm2, layer.eps[1]),
@@ -172,12 +176,12 @@ class NativeStep:
             conv=self._convolution(layer.conv),
             conv_mlp=self._convolution(layer.conv_mlp),
             proj_in=self._matrix(layer.attention_in),
-            forget=library.Matrix() if layer.forget is None else self._matrix(layer.forget),
-            gate=library.Matrix() if layer.gate is None else self._matrix(layer.gate),
+            forget=library.Matrix() if by.forget is None else self._matrix(by.forget),
+            gate=library.Matrix() if by.gate is None else self._matrix(by.gate),
             proj_out=self._matrix(layer.attention_out),
             mlp_in=self._matrix(layer.mlp_in),
             mlp_out=self._matrix(layer.mlp_out),
-            temperature=self._keep(layer.temperature),
+            temperature=self._keep(by.temperature),
             bias=self._keep(bias),
             decay=self._keep(decay),
             gamma1=self._keep(layer.gamma1),
