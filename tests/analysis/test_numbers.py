@@ -145,7 +145,9 @@ TEXTS = ("coding-rate", "gains", "heads", "flattening", "state-memory")
 
 
 @pytest.mark.parametrize(
-    ("model", "names"), [("tost_mini", IMAGES), ("tost_lm_base_plus", TEXTS)], ids=["images", "texts"]
+    ("model", "names"),
+    [("tost_mini", IMAGES), ("tost_lm_base_plus", TEXTS), ("tost_lm_base_plus2", ("gated-memory",))],
+    ids=["images", "texts", "gated"],
 )
 def test_batches_of_1_and_64_agree(model, names):
     model = perturb(make_tiny(model)).double()
@@ -276,3 +278,41 @@ def test_state_without_forgetting_holds_all_alike():
     assert not found.forgets
     assert found.half_life.unique().tolist() == [8]
     assert found.to_json()["decay_half_life"] == [[None] * 4] * 2
+
+
+def test_gated_means_reach_as_far_as_their_gates_say():
+    model = make_tiny("tost_lm_base_plus2", bias=True)
+    gates = torch.tensor([0.5, 0.2, 0.9, 0.001])
+    with torch.no_grad():
+        for block in model.blocks:
+            block.attention.proj_in.weight.zero_()
+            block.attention.proj_in.bias[:4] = gates.logit()
+    found = analysis.gated_memory(model, [torch.randint(11, (3, 20)), torch.randint(11, (1, 20))])
+    torch.testing.assert_close(found.written[:, :4], gates.double().expand(2, 4), rtol=1e-6, atol=0)
+    assert found.reach[:, :4].tolist() == [[1, 4, 1, 21]] * 2  # 1 - 0.8^4 = 0.59; the last never holds half
+    assert found.samples == 4
+
+
+def test_gated_means_are_those_that_the_weights_give():
+    mixer = tost.nn.MinGRU(8, 2).double()
+    x = torch.randn(1, 12, 8, dtype=torch.float64)
+    seen = analysis.reach._weights(mixer, x)[1]
+    value = mixer.proj_in(x)[..., 8:16]
+    _, state = mixer.forward_with_state(x)
+    torch.testing.assert_close((seen * value).sum(dim=1), state.memory)
+
+
+@pytest.mark.parametrize(
+    ("batches", "message"),
+    [
+        ([], "there are no samples"),
+        ([torch.zeros(1, 4, dtype=torch.int64), torch.zeros(1, 5, dtype=torch.int64)], "texts of 4 and of 5 tokens"),
+        (
+            [{"inputs": torch.zeros(1, 4, dtype=torch.int64), "mask": torch.tensor([[True, True, True, False]])}],
+            "these are padded",
+        ),
+    ],
+)
+def test_gated_memory_refuses_texts_that_it_cannot_compare(batches, message):
+    with pytest.raises(ConfigError, match=message):
+        analysis.gated_memory(make_tiny("tost_lm_base_plus2"), batches)

@@ -202,6 +202,11 @@ def test_what_applies_and_what_does_not():
     assert analysis.applicable(make_tiny("vit_mini")) == ["class-attention"]
     assert analysis.applicable(make_tiny("xcit_mini")) == ["class-attention"]
     assert analysis.applicable(make_tiny("gpt2_base")) == []
+    assert analysis.applicable(make_tiny("tost_lm_base_plus2")) == ["gated-memory"]
+    with pytest.raises(
+        ConfigError, match="gated-memory does not apply to LanguageToST: the model has no layers with g"
+    ):
+        analysis.analyze("gated-memory", language, analysis.Samples())
     assert "state-memory" not in analysis.applicable(make_tiny("lra_listops"))
     assert "text-memberships" not in analysis.applicable(make_tiny("lra_image"))
     with pytest.raises(ConfigError, match="did you mean 'coding-rate'"):

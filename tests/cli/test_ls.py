@@ -44,7 +44,9 @@ def test_ls_lists_configs_unless_told_otherwise(run):
 def test_ls_takes_a_pattern(run):
     out = run("ls", "models", "tost_lm_*").out
     assert [line.split("\t")[:2] for line in out.splitlines()] == [
-        [f"tost_lm_{size}{kind}", "language_modeling"] for size in ("base", "large", "medium") for kind in ("", "_plus")
+        [f"tost_lm_{size}{kind}", "language_modeling"]
+        for size in ("base", "large", "medium")
+        for kind in ("", "_plus", "_plus2")
     ]
 
 

@@ -19,6 +19,9 @@ from tost.analysis.rates import CodingRates as CodingRates
 from tost.analysis.rates import RateCurve as RateCurve
 from tost.analysis.rates import coding_rate_by_layer as coding_rate_by_layer
 from tost.analysis.rates import rates_of_tokens as rates_of_tokens
+from tost.analysis.reach import GatedMemory as GatedMemory
+from tost.analysis.reach import gated_layers as gated_layers
+from tost.analysis.reach import gated_memory as gated_memory
 from tost.analysis.records import AttentionLayer as AttentionLayer
 from tost.analysis.records import LayerRecord as LayerRecord
 from tost.analysis.records import attention_layers as attention_layers

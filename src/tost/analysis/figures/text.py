@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from tost.analysis.memberships import TextMemberships
     from tost.analysis.memory import StateMemory
+    from tost.analysis.reach import GatedMemory
 
 WIDTH = 84
 MOST_ROWS = 9
@@ -137,3 +138,27 @@ def _draw_half_lives(axes: Axes, result: StateMemory) -> None:
     axes.set_ylim(bottom=0)
     style.finish(axes, title="half of the state is the last so many tokens", x="layer", y="tokens")
     axes.legend(frameon=False, fontsize=8.5, ncols=2 if heads > 4 else 1)
+
+
+def draw_reach(result: GatedMemory) -> Figure:
+    """Draw how far back the channels of every layer reach, sorted, and how much of them a token replaces."""
+    figure = style.new_figure(11.2, 4.6)
+    left, right = figure.subplots(1, 2)
+    count = len(result.layers)
+    shares = np.linspace(0, 1, result.reach.shape[1])
+    for i, layer in enumerate(result.layers):
+        look: dict[str, Any] = {"color": style.depth_colour(i, count), "linewidth": 1.6, "label": f"layer {layer}"}
+        left.plot(shares, result.reach[i].sort().values.numpy(), **look)
+        right.plot(shares, result.written[i].sort().values.numpy(), **look)
+    left.axhline(result.length, color="0.45", linestyle=":", linewidth=2, label="the text")
+    left.set_yscale("log", base=2)
+    left.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
+    where = "share of the channels, sorted"
+    style.finish(left, title="last tokens that hold half of the mean", x=where, y="tokens")
+    style.finish(right, title="what a token replaces of the mean", x=where, y="mean of z")
+    right.set_ylim(0, 1.02)
+    left.legend(frameon=False, fontsize=style.TICK)
+    figure.suptitle(
+        f"What gated means remember of {result.length} tokens ({result.samples} texts)", fontsize=style.TITLE
+    )
+    return figure
