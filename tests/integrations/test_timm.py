@@ -22,7 +22,10 @@ from tost.models import CrateOptions, VisionOptions, model_spec
 
 TINY = {"embed_dim": 32, "depth": 3, "num_heads": 4}
 NAMES = sorted(name for name in tost.list_models() if model_spec(name).options in (VisionOptions, CrateOptions))
-KINDS = ["tost_tiny_patch16_224", "tost_medium_patch8_224", "tost_mini", "xcit_mini", "softmax_mini", "crate_mini"]
+KINDS = [
+    *["tost_tiny_patch16_224", "tost_medium_patch8_224", "tost_mini", "tost_mini_plus"],
+    *["xcit_mini", "softmax_mini", "crate_mini"],
+]
 every_kind = pytest.mark.parametrize("name", KINDS)
 
 

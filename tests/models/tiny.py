@@ -46,15 +46,21 @@ VISION_VARIANTS = {
 }
 
 
+def tiny_options(name):
+    """Options that make a registered model small, with as many features in a block as fit into its heads."""
+    small, blocks = TINY[model_spec(name).options], model_spec(name).defaults.get("block_size", 1)
+    return {**small, "block_size": 2} if blocks > 1 else small
+
+
 def make_tiny(name, **overrides):
-    return tost.create_model(name, **{**TINY[model_spec(name).options], **overrides})
+    return tost.create_model(name, **{**tiny_options(name), **overrides})
 
 
 def distinct():
     """Names of models that are not the same once they are small."""
     found = {}
     for name in tost.list_models():
-        found.setdefault(model_options(name, TINY[model_spec(name).options]), name)
+        found.setdefault(model_options(name, tiny_options(name)), name)
     return sorted(found.values())
 
 

@@ -19,6 +19,7 @@ TINY = {
 KINDS = {
     "authors": {},
     "plus": {"conv_width": 4, "gate": True, "count_scaled": True, "forget": True},
+    "plus2": {"mixer": "gated_tssa", "conv_width": 4, "conv_at": "both", "conv_start": "previous", "position": "none"},
     "blocks": {"block_size": 4, "forget": True, "head_norm": True, "unit_variance": True},
     "content": {"forget": "channel", "centered": True, "count_scaled": True},
     "both": {"conv_width": 3, "conv_at": "both", "position": "sinusoidal", "tie_head": False, "bias": True},

@@ -50,7 +50,7 @@ def test_a_config_is_the_options_one_for_one(kind):
 
 def test_defaults_are_those_of_the_base_model():
     assert TostConfig().options() == tost.models.model_options("tost_lm_base", {})
-    for name in ("tost_lm_medium_plus", "gpt2_large"):
+    for name in ("tost_lm_medium_plus", "tost_lm_base_plus2", "gpt2_large"):
         assert TostConfig.from_name(name).options() == tost.models.model_options(name, {})
     with pytest.raises(ConfigError, match="no language model"):
         TostConfig.from_name("tost_mini")

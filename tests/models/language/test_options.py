@@ -312,13 +312,23 @@ def test_options_that_contradict_each_other_are_refused(options, message):
         model_options("tost_lm_base", options)
 
 
-def test_plus_is_the_same_at_every_size():
+@pytest.mark.parametrize(
+    ("end", "expected"),
+    [
+        ("_plus", PLUS),
+        (
+            "_plus2",
+            {"mixer": "gated_tssa", "conv_width": 4, "conv_at": "both", "conv_start": "previous", "layer_scale": None},
+        ),
+    ],
+)
+def test_plus_is_the_same_at_every_size_and_stays_what_it_was(end, expected):
     added = {}
     for size in ("base", "medium", "large"):
-        plain, plus = (model_options(f"tost_lm_{size}{end}", {}) for end in ("", "_plus"))
+        plain, plus = (model_options(f"tost_lm_{size}{kind}", {}) for kind in ("", end))
         added[size] = {k: v for k, v in dict(plus).items() if v != getattr(plain, k)}
         assert isinstance(plus, LanguageOptions)
-    assert added["base"] == added["medium"] == added["large"] == {**PLUS, "position": "none"}
+    assert added["base"] == added["medium"] == added["large"] == {**expected, "position": "none"}
 
 
 def test_waves_are_of_the_size_of_fresh_embeddings_and_have_no_end():

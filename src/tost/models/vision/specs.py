@@ -39,10 +39,18 @@ def _vision(name: str, description: str, sizes: tuple[int, int, int], **more: An
 
 
 _MINI = {"patch_size": 4, "num_classes": 10}
+# Extensions to the paper, for quality at the same linear cost.
+_PLUS = {
+    **{"conv_width": 3, "conv_at": "block"},
+    **{"block_size": 8, "gate": True, "head_norm": True, "unit_variance": True},
+}
 IMAGE_MODELS = (
     *_vision("tost_tiny", "image classifier, 5.8M parameters", (192, 12, 4)),
     *_vision("tost_small", "image classifier, 22.6M parameters", (384, 12, 8)),
     *_vision("tost_medium", "image classifier, 71.5M parameters", (512, 24, 8)),
+    *_vision("tost_tiny_plus", "tost_tiny with extensions, 6.2M parameters", (192, 12, 4), **_PLUS),
+    *_vision("tost_small_plus", "tost_small with extensions, 24.4M parameters", (384, 12, 8), **_PLUS),
+    *_vision("tost_medium_plus", "tost_medium with extensions, 77.9M parameters", (512, 24, 8), **_PLUS),
     *_vision("tost_tiny_24", "image classifier, 24 layers, 10.2M parameters", (192, 24, 4)),
     *_vision("tost_small_24", "image classifier, 24 layers, 40.3M parameters", (384, 24, 8)),
     *_vision("tost_large", "image classifier, 24 layers, 160M parameters", (768, 24, 16)),
@@ -58,6 +66,15 @@ IMAGE_MODELS = (
     _image("deit_base_patch16_224", VitOptions, "the same network as vit_base, under DeiT's name", (768, 12, 12)),
     # Small images on a CPU: 0.38M parameters each, within 2 % of each other, for 10 classes of 32 x 32 pixels.
     _image("tost_mini", VisionOptions, "ToST for images of 28 to 64 pixels, 0.38M parameters", (64, 6, 4), **_MINI),
+    _image(
+        "tost_mini_plus",
+        VisionOptions,
+        "tost_mini with extensions",
+        (64, 6, 4),
+        mlp_ratio=3.5,
+        **_PLUS,
+        **_MINI,
+    ),
     _image("softmax_mini", VisionOptions, "tost_mini with softmax attention", (64, 5, 4), mixer="softmax", **_MINI),
     _image("xcit_mini", VisionOptions, "tost_mini with cross-covariance attention", (64, 5, 4), mixer="xca", **_MINI),
     _image(
