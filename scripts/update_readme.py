@@ -20,7 +20,7 @@ from results_page import fill
 
 from tost.sweep import read_results
 
-__all__ = ["main", "render_speed", "stored", "updated"]
+__all__ = ["main", "render_losses", "render_speed", "stored", "updated"]
 
 README = ROOT / "README.md"
 FRONT = ROOT / "docs" / "index.md"
@@ -34,14 +34,15 @@ SPEED_COLUMNS = {
     "sdpa": "softmax attention",
     "limit": "matrix products alone",
 }
-RESULT = """\
-| mixer | state, bytes | validation loss |
-| --- | ---: | ---: |
-| none | {none.state_bytes:,} | {none.loss.mean:.3f} |
-| softmax attention (GPT) | {softmax.state_bytes:,} | {softmax.loss.mean:.3f} |
-| minGRU | {mingru.state_bytes:,} | {mingru.loss.mean:.3f} |
-| token statistics about a gated mean (`gated_tssa`) | {gated_tssa.state_bytes:,} | {gated_tssa.loss.mean:.3f} |"""
-
+# The sweep of each text, and what the table calls its arms.
+TEXTS = {"WikiText-2 bytes": "language_long_wikitext", "Shakespeare": "language_long_shakespeare"}
+MIXERS = {
+    "none": "none",
+    "softmax": "softmax attention (GPT)",
+    "gated_delta": "Gated DeltaNet",
+    "mingru": "minGRU",
+    "gated_tssa": "token statistics about a gated mean (`tost_lm_*_plus2`)",
+}
 RECALL = """\
 | mixer | state, bytes | recalled |
 | --- | ---: | ---: |
@@ -52,8 +53,6 @@ RECALL = """\
 | linear attention | {linear.state_bytes:,} | {linear.accuracy.mean:.1f} % |
 | Gated DeltaNet | {gated_delta.state_bytes:,} | {gated_delta.accuracy.mean:.1f} % |
 | softmax attention | {softmax.state_bytes:,} | {softmax.accuracy.mean:.1f} % |"""
-# The stored sweep and the table of each block.
-TABLES = {"result": ("language_long_wikitext", RESULT), "recall": ("probes_recall", RECALL)}
 
 
 def stored(theme: str, folder: Path = MEASUREMENTS) -> Path:
@@ -95,6 +94,17 @@ def render_speed(measured: Mapping[str, Any]) -> str:
     )
 
 
+def render_losses(sweeps: Mapping[str, Mapping[str, Any]]) -> str:
+    """Return a table of validation losses, from the results of a sweep for each text."""
+    first = next(iter(sweeps.values()))["arms"]
+    lines = [f"| mixer | state, bytes | {' | '.join(f'loss, {text}' for text in sweeps)} |"]
+    lines += [f"| --- | ---: |{' ---: |' * len(sweeps)}"]
+    for arm, name in MIXERS.items():
+        losses = [f"{sweep['arms'][arm]['metrics']['loss']['mean']:.3f}" for sweep in sweeps.values()]
+        lines += [f"| {name} | {first[arm]['state_bytes']:,} | {' | '.join(losses)} |"]
+    return "\n".join(lines)
+
+
 def _three_digits(number: float) -> str:
     return f"{number:.1f}" if number < 100 else f"{number:,.0f}"
 
@@ -126,7 +136,8 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     speed, figures = stored("ops"), stored("attention")
     blocks = {"bench": render_speed(json.loads(speed.read_text()))}
-    blocks |= {name: fill(text, read_results(RESULTS / f"{sweep}.json")) for name, (sweep, text) in TABLES.items()}
+    blocks["result"] = render_losses({text: read_results(RESULTS / f"{name}.json") for text, name in TEXTS.items()})
+    blocks["recall"] = fill(RECALL, read_results(RESULTS / "probes_recall.json"))
     wanted = {
         **{page: updated(page.read_text(), blocks) for page in (README, FRONT)},
         IMAGES / "speed.svg": speed.with_suffix(".svg").read_text(),
