@@ -8,6 +8,7 @@ from pydantic import BaseModel, Field
 from torch import nn
 
 import tost
+from tests.models.tiny import Running
 from tost._plugins import allow
 from tost.errors import CheckpointError, ConfigError
 from tost.models import mixer_spec, model_options, model_spec, registry, token_flops
@@ -48,16 +49,6 @@ class Mean(nn.Module):
 
     def forward(self, x, mask=None):
         return self.scale * self.proj(x).mean(dim=1, keepdim=True).expand_as(x)
-
-
-class Running(nn.Module):
-    """Causal, without a state."""
-
-    def __init__(self, embed_dim: int, num_heads: int) -> None:
-        super().__init__()
-
-    def forward(self, x, mask=None):
-        return x.cumsum(dim=1)
 
 
 def test_options_are_checked_against_the_signature():
@@ -166,6 +157,8 @@ def test_a_causal_mixer_without_a_state_trains_and_does_not_generate():
     model(ids, targets=ids).backward()
     with pytest.raises(ConfigError, match="Running has no forward_with_state, so this model cannot"):
         tost.generate(model, ids, max_new_tokens=2)
+    with pytest.raises(ConfigError, match="has no forward_with_state"):
+        model.loss(ids, ids, chunk=4)
 
 
 MODULE = """

@@ -13,6 +13,7 @@ from tost.nn.loss import linear_cross_entropy as linear_cross_entropy
 from tost.nn.mixers import S4 as S4
 from tost.nn.mixers import BigBird as BigBird
 from tost.nn.mixers import CausalLinearAttention as CausalLinearAttention
+from tost.nn.mixers import CausalS4D as CausalS4D
 from tost.nn.mixers import CausalSoftmaxAttention as CausalSoftmaxAttention
 from tost.nn.mixers import CrossCovarianceAttention as CrossCovarianceAttention
 from tost.nn.mixers import GatedDeltaNet as GatedDeltaNet

@@ -33,6 +33,15 @@ def check_width(x: Tensor, embed_dim: int) -> None:
         raise ValueError(f"x has shape {tuple(x.shape)}; this module needs [B, N, {embed_dim}].")
 
 
+def check_memory(memory: Tensor, batch: int, shape: tuple[int, ...]) -> None:
+    """Refuse the memory of a `RecurrentState` that is not of this batch or mixer."""
+    if memory.shape != (batch, *shape):
+        raise ValueError(
+            f"the state has a memory of shape {tuple(memory.shape)}, but {batch} sequences and this mixer need "
+            f"{(batch, *shape)}. Pass the state that came from the same batch and model, or None at the start."
+        )
+
+
 def refuse_context(what: str) -> None:
     """Refuse to run where each rank holds a piece of the sequence: the result would be that of the piece alone."""
     if parallel.active() is not None:

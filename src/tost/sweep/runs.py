@@ -63,7 +63,7 @@ class Run:
 
     @property
     def name(self) -> str:
-        """``arm/seed0``, ``arm/optim.lr=0.001/seed0`` or ``arm/optim.lr=0.001/trial0``; also the place of its folder."""
+        """``arm/seed0``, ``arm/optim.lr=0.001/seed0`` or ``.../trial0``; also the place of its folder."""
         return run_name(self.arm, self.seed, self.trial, self.only_trial)
 
     @property

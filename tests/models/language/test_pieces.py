@@ -11,7 +11,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.models.tiny import make_tiny, perturb
-from tost.errors import ConfigError
 from tost.testing import assert_close
 
 N, V = 20, 13
@@ -165,15 +164,13 @@ def test_truncated_gradients_stop_at_the_pieces_that_were_asked_for():
     assert any((got - want).abs().max() > 1e-6 for got, want in zip(truncated, whole, strict=True))
 
 
-def test_sizes_that_make_no_sense_and_mixers_without_a_state_are_refused():
+def test_sizes_that_make_no_sense_are_refused():
     model, (ids, targets, _) = make("paper"), text()
     for options in ({"chunk": 0}, {"chunk": 4, "truncate": 0}):
         with pytest.raises(ValueError, match="must be at least 1"):
             model.loss(ids, targets, **options)
     with pytest.raises(ValueError, match="truncate=2 counts pieces, but there is no chunk"):
         model.loss(ids, targets, truncate=2)
-    with pytest.raises(ConfigError, match="has no forward_with_state"):
-        make("paper", mixer="s4d", position="none").loss(ids, targets, chunk=4)
 
 
 MEASURE = """

@@ -208,6 +208,10 @@ class CausalS4DOptions(S4DOptions):
 
     bidirectional: Literal[False] = False
 
+    def arguments(self) -> dict[str, Any]:
+        """Return the keyword arguments of `CausalS4D`."""
+        return {key: value for key, value in super().arguments().items() if key != "bidirectional"}
+
 
 def _s4_products(sizes: MixerSizes, own: S4Options) -> int:
     return 2 * sizes.embed_dim**2
@@ -328,7 +332,7 @@ BUILTIN = (
         "state space layer with a diagonal matrix",
         _s4_products,
         S4DOptions,
-        causal=_causal("s4d", "S4", _s4_products, CausalS4DOptions),
+        causal=_causal("s4d", "CausalS4D", _s4_products, CausalS4DOptions),
     ),
     _mixer(
         "mingru",

@@ -23,6 +23,7 @@ from tost.nn.mixers.recurrent import linear_recurrence as linear_recurrence
 from tost.nn.mixers.reformer import Reformer as Reformer
 from tost.nn.mixers.reformer import hash_buckets as hash_buckets
 from tost.nn.mixers.s4 import S4 as S4
+from tost.nn.mixers.s4 import CausalS4D as CausalS4D
 from tost.nn.mixers.s4 import long_convolution as long_convolution
 from tost.nn.mixers.s4_kernels import DenseSystem as DenseSystem
 from tost.nn.mixers.s4_kernels import DiagonalKernel as DiagonalKernel

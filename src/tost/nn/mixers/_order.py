@@ -62,6 +62,11 @@ def real_first(mix: Callable[[Tensor, Tensor | None], Tensor], x: Tensor, mask: 
     return _take(mix(_take(x, order), mask.gather(1, order)), order.argsort(dim=1))
 
 
+def real_last(x: Tensor, mask: Tensor | None) -> Tensor:
+    """Return the tokens x [B, N, ...] with all padding in front of the real ones."""
+    return x if mask is None else _take(x, mask.to(torch.uint8).argsort(dim=1, stable=True))
+
+
 def _is_behind(mask: Tensor) -> bool:
     """Return whether all padding is at the end, as is usual; False if the data cannot be looked at."""
     return has_values(mask) and not bool((mask[:, 1:] > mask[:, :-1]).any())

@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tost import parallel
+from tost.nn._checks import check_memory
 from tost.nn.mixers.projected import CausalMixer
 from tost.nn.state import Carry, Continues, RecurrentState
 from tost.ops._checks import check_mask
@@ -65,12 +66,7 @@ class _RecurrentMixer(CausalMixer[RecurrentState]):
         self, x: Tensor, parts: Tensor, state: RecurrentState | None, mask: Tensor | None
     ) -> tuple[Tensor, RecurrentState]:
         before = RecurrentState.empty(x, *self.memory_shape()) if state is None else state
-        if before.memory.shape != (len(x), *self.memory_shape()):
-            raise ValueError(
-                f"the state has a memory of shape {tuple(before.memory.shape)}, but {len(x)} sequences and this mixer "
-                f"need {(len(x), *self.memory_shape())}. Pass the state that came from the same batch and model, or "
-                "None at the start."
-            )
+        check_memory(before.memory, len(x), self.memory_shape())
         y, memory, seen = parts[:, :, 0], before.memory, num_tokens(x, mask)
         if (context := parallel.active()) is not None:
             seen = context.sum(seen)

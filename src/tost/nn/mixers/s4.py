@@ -5,17 +5,19 @@ Shapes: x [B, N, C] (batch, tokens, width), kernel [R, C, N] with R directions, 
 
 from __future__ import annotations
 
+from functools import partial
 from typing import ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tost.nn._checks import check_heads, check_width, refuse_context
-from tost.nn.mixers._order import real_first
+from tost.nn._checks import check_heads, check_memory, check_width, refuse_context
+from tost.nn.mixers._order import real_first, real_last
 from tost.nn.mixers.s4_kernels import DiagonalKernel, Init, LowRankKernel
+from tost.nn.state import Carry, Continues, RecurrentState
 from tost.ops._checks import check_mask
-from tost.ops._numerics import statistics_dtype, zero_padding
+from tost.ops._numerics import num_tokens, statistics_dtype, zero_padding
 
 
 def long_convolution(u: Tensor, kernel: Tensor) -> Tensor:
@@ -132,6 +134,10 @@ class S4(nn.Module):
             ValueError: `x` or `mask` has the wrong shape or dtype, or the sequence is too long for the kernel.
             BackendError: Context parallelism is active; this mixer needs whole sequences.
         """
+        self._check(x, mask)
+        return self._project_out(real_first(self._convolve, zero_padding(x, mask), mask), mask)
+
+    def _check(self, x: Tensor, mask: Tensor | None) -> None:
         refuse_context(type(self).__name__)
         check_width(x, self.embed_dim)
         check_mask(mask, x)
@@ -141,7 +147,10 @@ class S4(nn.Module):
                 f"the sequence has {x.shape[1]} tokens, but this module was made for max_length={limit}. "
                 f"Use a shorter sequence, or build it with max_length={x.shape[1]} or more."
             )
-        y = F.gelu(zero_padding(real_first(self._convolve, zero_padding(x, mask), mask), mask))
+
+    def _project_out(self, y: Tensor, mask: Tensor | None) -> Tensor:
+        """Return the output [B, N, C] of what comes out of the convolution."""
+        y = F.gelu(zero_padding(y, mask))
         if self.training and self.drop > 0:
             shape = (y.shape[0], 1, y.shape[2]) if self.tied_drop else y.shape
             y = y * F.dropout(y.new_ones(shape), self.drop)
@@ -151,11 +160,104 @@ class S4(nn.Module):
         """Return the convolution of x [B, N, C] plus its direct share; padding is zero and at the end."""
         if x.shape[1] == 0:
             return x
-        # Fourier transforms have no half precision; autocast would bring it back through the products of the kernel.
-        with torch.autocast("cpu" if x.is_meta else x.device.type, enabled=False):
+        with _full_precision(x):
             u = x.to(statistics_dtype(x.dtype)).transpose(1, 2)
             y = long_convolution(u, self.kernel(x.shape[1]).to(u.dtype)).transpose(1, 2)
         return (y + self.d * x).to(x.dtype)
+
+
+class CausalS4D(S4, Continues[RecurrentState]):
+    """S4D in one direction, which can go on with a sequence from its states.
+
+    .. code-block:: text
+
+        h[n] = exp(step A) h[n-1] + (exp(step A) - 1) / A  x[n]          memory [C, state_size]
+        y[n] = 2 Re(c h[n]) + d * x[n],   the rest as in `S4`
+
+    A whole piece is convolved, and what the states before it leave in its tokens is added. Arguments are those of `S4`
+    without `bidirectional` and `max_length`.
+
+    Example:
+        >>> import torch, tost
+        >>> mixer = tost.nn.CausalS4D(64, 1, state_size=16)
+        >>> _, state = mixer.forward_with_state(torch.randn(1, 100, 64))
+        >>> state.memory.shape
+        torch.Size([1, 64, 16])
+    """
+
+    state_kind: ClassVar[type] = RecurrentState
+    kernel: DiagonalKernel
+
+    def __init__(
+        self,
+        embed_dim: int,
+        num_heads: int,
+        *,
+        state_size: int = 64,
+        kernel: Literal["s4d-lin", "s4d-legs"] = "s4d-legs",
+        step: tuple[float, float] = (1e-3, 1e-1),
+        drop: float = 0.0,
+        tied_drop: bool = False,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__(
+            embed_dim,
+            num_heads,
+            state_size=state_size,
+            kernel=kernel,
+            bidirectional=False,
+            step=step,
+            drop=drop,
+            tied_drop=tied_drop,
+            device=device,
+            dtype=dtype,
+        )
+        self.state_size = state_size
+
+    def memory_shape(self) -> tuple[int, ...]:
+        """Return the shape of the memory of one sequence: for each channel real and imaginary parts of its states."""
+        return self.embed_dim, self.state_size
+
+    def forward(self, x: Tensor, mask: Tensor | None = None, *, carry: Carry | None = None) -> Tensor:
+        """Mix the tokens x [B, N, C], each with those before it.
+
+        Args:
+            x: Tokens, ``[B, N, C]``.
+            mask: Real tokens, bool ``[B, N]``, padding anywhere; the others do not count.
+            carry: A state to continue from, which is replaced by the one after these tokens; see `forward_with_state`.
+
+        Returns:
+            ``[B, N, C]``.
+
+        Raises:
+            ValueError: `x`, `mask` or the state has the wrong shape or dtype.
+            BackendError: Context parallelism is active; this mixer needs whole sequences.
+        """
+        if carry is None:
+            return super().forward(x, mask)
+        self._check(x, mask)
+        before = RecurrentState.empty(x, *self.memory_shape()) if carry.state is None else carry.state
+        check_memory(before.memory, len(x), self.memory_shape())
+        x = zero_padding(x, mask)
+        count = num_tokens(x, mask)
+        with _full_precision(x):
+            states = before.memory.unflatten(2, (-1, 2))
+            u = real_last(x, mask).to(states.dtype).transpose(1, 2)
+            memory = self.kernel.advance(states, u, count).to(states.dtype).flatten(2)
+        carry.state = RecurrentState(memory, before.position + count)
+        return self._project_out(real_first(partial(self._continue, states), x, mask), mask)
+
+    def _continue(self, states: Tensor, x: Tensor, mask: Tensor | None) -> Tensor:
+        """Return the convolution of x [B, N, C] with what the states [B, C, N/2, 2] before it add."""
+        with _full_precision(x):
+            left = self.kernel.respond(states, x.shape[1]).transpose(1, 2)
+        return (self._convolve(x, mask) + left).to(x.dtype)
+
+
+def _full_precision(x: Tensor) -> torch.autocast:
+    """Turn autocast off: Fourier transforms have no half precision, and products would bring it back."""
+    return torch.autocast("cpu" if x.is_meta else x.device.type, enabled=False)
 
 
 def _check_options(kernel: str, max_length: int | None, state_size: int, step: tuple[float, float]) -> None:

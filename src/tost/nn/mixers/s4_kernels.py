@@ -148,25 +148,51 @@ class DiagonalKernel(_Kernel):
 
     def forward(self, length: int) -> Tensor:
         """Return the first L entries of the kernels, [R, C, L]."""
-        step, real, imag = self._steps()
-        rate = torch.complex(real, imag)
-        c = torch.view_as_complex(_exact(self.c)) * (rate.exp() - 1) / rate * step
-        # l = a * width + b: a table of powers for a and one for b, whose product is the whole, in little memory.
-        width = math.isqrt(max(length - 1, 0)) + 1
-        rows = torch.arange(-(-length // width), dtype=real.dtype, device=real.device) * width
-        columns = torch.arange(width, dtype=real.dtype, device=real.device)
-        left = 2 * c.unsqueeze(-2) * _powers(rate, rows)  # [R, C, rows, N/2]
-        right = _powers(rate, columns)  # [C, columns, N/2]
-        product = torch.cat((left.real, -left.imag), dim=-1) @ torch.cat((right.real, right.imag), dim=-1).mT
-        return product.flatten(2)[..., :length]
+        rate, b, c = self._system()
+        return _read(2 * c * b, rate, length)
+
+    def respond(self, states: Tensor, length: int) -> Tensor:
+        """Return what states leave in the next outputs: ``y[l] = 2 Re sum_n c[n] exp((l+1) step A[n]) x[n]``.
+
+        Args:
+            states: Before the first token, real and imaginary parts, ``[B, C, N/2, 2]``.
+            length: Number of tokens, L.
+
+        Returns:
+            ``[B, C, L]``, of the first direction.
+        """
+        rate, _, c = self._system()
+        return _read(2 * c[0] * rate.exp() * torch.view_as_complex(states), rate, length)
+
+    def advance(self, states: Tensor, u: Tensor, count: Tensor) -> Tensor:
+        """Return the states after some tokens: ``x[l] = exp(step A) x[l-1] + (exp(step A) - 1) / A u[l]``.
+
+        Args:
+            states: Before the first token, real and imaginary parts, ``[B, C, N/2, 2]``.
+            u: Inputs, ``[B, C, L]``, the last one at the end; where a sequence has fewer, zeros come before the first.
+            count: Number of tokens of each sequence, ``[B]``.
+
+        Returns:
+            ``[B, C, N/2, 2]``.
+        """
+        rate, b, _ = self._system()
+        rows, columns = _two_tables(rate, u.shape[-1])
+        cut = torch.nn.functional.pad(u.flip(-1), (0, rows.shape[1] * columns.shape[1] - u.shape[-1]))
+        cut = cut.unflatten(-1, (rows.shape[1], columns.shape[1]))  # the last token first, [B, C, rows, columns]
+        sums = torch.complex(cut @ columns.real, cut @ columns.imag)
+        kept = (rate * count.to(rate.real.dtype)[:, None, None]).exp() * torch.view_as_complex(states)
+        return torch.view_as_real(kept + b * (rows * sums).sum(dim=2))
 
     def dense(self) -> DenseSystem:
         """Return the discrete system of which this is the kernel."""
+        rate, b, c = self._system()
+        return DenseSystem(torch.diag_embed(_pairs(rate.exp())), _pairs(b), _pairs(c))
+
+    def _system(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Return step * A and the discrete B, [C, N/2] each, and c [R, C, N/2]."""
         step, real, imag = self._steps()
         rate = torch.complex(real, imag)
-        a, b = rate.exp(), (rate.exp() - 1) / rate * step
-        c = torch.view_as_complex(_exact(self.c))
-        return DenseSystem(torch.diag_embed(_pairs(a)), _pairs(b), _pairs(c))
+        return rate, (rate.exp() - 1) / rate * step, torch.view_as_complex(_exact(self.c))
 
 
 class LowRankKernel(_Kernel):
@@ -275,6 +301,25 @@ def _generating(angles: Tensor, step: Tensor, real: Tensor, imag: Tensor, residu
 def _exact(x: Tensor) -> Tensor:
     """Return a parameter in single precision at least."""
     return x.to(statistics_dtype(x.dtype))
+
+
+def _read(weights: Tensor, rate: Tensor, length: int) -> Tensor:
+    """Return ``Re sum_n weights[n] exp(l rate[n])`` for l < L, [..., C, L], of weights [..., C, N/2]."""
+    rows, columns = _two_tables(rate, length)
+    left = weights.unsqueeze(-2) * rows  # [..., C, rows, N/2]
+    product = torch.cat((left.real, -left.imag), dim=-1) @ torch.cat((columns.real, columns.imag), dim=-1).mT
+    return product.flatten(-2)[..., :length]
+
+
+def _two_tables(rate: Tensor, length: int) -> tuple[Tensor, Tensor]:
+    """Return two tables of powers whose products are all up to a length, in little memory.
+
+    ``exp(l rate)`` with ``l = a * width + b``: [C, rows, N/2] for a, and [C, width, N/2] for b.
+    """
+    width = math.isqrt(max(length - 1, 0)) + 1
+    rows = torch.arange(-(-length // width), dtype=rate.real.dtype, device=rate.device) * width
+    columns = torch.arange(width, dtype=rate.real.dtype, device=rate.device)
+    return _powers(rate, rows), _powers(rate, columns)
 
 
 def _powers(rate: Tensor, exponents: Tensor) -> Tensor:
