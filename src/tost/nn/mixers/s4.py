@@ -242,7 +242,7 @@ class CausalS4D(S4, Continues[RecurrentState]):
         x = zero_padding(x, mask)
         count = num_tokens(x, mask)
         with _full_precision(x):
-            states = before.memory.unflatten(2, (-1, 2))
+            states = before.memory.reshape(len(x), self.embed_dim, -1, 2)
             u = real_last(x, mask).to(states.dtype).transpose(1, 2)
             memory = self.kernel.advance(states, u, count).to(states.dtype).flatten(2)
         carry.state = RecurrentState(memory, before.position + count)

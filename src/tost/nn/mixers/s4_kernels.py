@@ -13,6 +13,7 @@ import math
 from typing import Literal, NamedTuple, Unpack
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tost.nn._factory import Factory
@@ -177,8 +178,8 @@ class DiagonalKernel(_Kernel):
         """
         rate, b, _ = self._system()
         rows, columns = _two_tables(rate, u.shape[-1])
-        cut = torch.nn.functional.pad(u.flip(-1), (0, rows.shape[1] * columns.shape[1] - u.shape[-1]))
-        cut = cut.unflatten(-1, (rows.shape[1], columns.shape[1]))  # the last token first, [B, C, rows, columns]
+        cut = F.pad(u.flip(-1), (0, rows.shape[1] * columns.shape[1] - u.shape[-1]))
+        cut = cut.reshape(*u.shape[:2], rows.shape[1], columns.shape[1])  # the last token first
         sums = torch.complex(cut @ columns.real, cut @ columns.imag)
         kept = (rate * count.to(rate.real.dtype)[:, None, None]).exp() * torch.view_as_complex(states)
         return torch.view_as_real(kept + b * (rows * sums).sum(dim=2))
