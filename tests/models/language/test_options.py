@@ -34,6 +34,9 @@ OURS = [
 ]
 
 
+RECURRENT = ("linear", "mingru", "gated_tssa", "gated_delta", "s4d")
+
+
 def make(options, **more):
     torch.manual_seed(0)
     return perturb(make_tiny("tost_lm_base", **{**options, **more}).double())
@@ -42,7 +45,7 @@ def make(options, **more):
 @st.composite
 def option_sets(draw):
     """A valid choice of everything that decides how tokens meet."""
-    softmax = draw(st.integers(0, 3)) == 0
+    mixer = draw(st.sampled_from((*["tssa"] * 6, "softmax", "softmax", *RECURRENT)))
     options = {"conv_width": draw(st.sampled_from((0, 2, 4))), "bias": draw(st.booleans())}
     if options["conv_width"]:
         options["conv_at"] = draw(st.sampled_from(("attention", "mlp", "both")))
@@ -50,8 +53,10 @@ def option_sets(draw):
     options |= draw(st.sampled_from(({}, {"window_every": 2, "window": 3}, {"window_every": 1, "window": 30})))
     if options["position"] == "learned" and draw(st.booleans()):
         options |= {"after_last_position": "repeat", "max_length": draw(st.sampled_from((1, 5, 24)))}
-    if softmax:
-        return {**options, "mixer": "softmax", "layer_scale": None, "activation": "gelu_tanh"}
+    if mixer == "softmax":
+        return {**options, "mixer": mixer, "layer_scale": None, "activation": "gelu_tanh"}
+    if mixer in RECURRENT:
+        return {**options, "mixer": mixer}
     options["block_size"] = draw(st.sampled_from((1, 2)))
     options["forget"] = draw(st.sampled_from((False, True, "head", "channel")))
     return options | {name: draw(st.booleans()) for name in ("gate", "count_scaled", "centered", "head_norm")}

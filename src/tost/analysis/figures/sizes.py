@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import io
+import textwrap
 from collections.abc import Mapping
 
 import matplotlib
 from matplotlib.ticker import FuncFormatter, NullLocator
 
 from tost.analysis.figures import _style as style
+
+_LETTERS_PER_INCH = 8  # of a title beside the legend
 
 
 def draw_sizes(
@@ -18,7 +21,7 @@ def draw_sizes(
 
     Args:
         points: Size, value and the ends of the error bar, by name.
-        title: Line above the picture.
+        title: Text above the picture.
         x: Label of the sizes.
         y: Label of the values.
         width: Width in inches.
@@ -49,7 +52,7 @@ def draw_sizes(
         axes.xaxis.set_major_formatter(FuncFormatter(lambda size, _: f"{size:,.0f}"))
         axes.xaxis.set_minor_locator(NullLocator())
         axes.tick_params(axis="x", rotation=30)
-        style.finish(axes, title=title, x=x, y=y)
+        style.finish(axes, title=textwrap.fill(title, round(_LETTERS_PER_INCH * width)), x=x, y=y)
         axes.legend(frameon=False, fontsize=style.TICK, loc="center left", bbox_to_anchor=(1.0, 0.5))
         buffer = io.BytesIO()
         figure.savefig(buffer, format="svg", metadata={"Date": None})
