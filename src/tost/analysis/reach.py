@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tost.analysis.records import Batch, at_rest, choose, run_batch
+from tost.analysis.records import Batch, choose, run_batches
 from tost.analysis.result import Result, grid_rows, span
 from tost.errors import ConfigError
 from tost.nn import GatedTSSA, MinGRU
@@ -86,7 +86,7 @@ def gated_memory(model: nn.Module, batches: Iterable[Batch], *, layers: Sequence
     mixers = gated_layers(model)
     chosen = choose(layers, len(mixers), "layers with gated means")
     written, weights = ({index: torch.zeros(()) for index in chosen} for _ in range(2))
-    lengths, samples = set(), 0
+    lengths = set()
 
     def watch(index: int) -> Callable[..., None]:
         def visit(mixer: nn.Module, given: tuple[Tensor, ...], named: dict[str, Any]) -> None:
@@ -103,14 +103,10 @@ def gated_memory(model: nn.Module, batches: Iterable[Batch], *, layers: Sequence
 
         return visit
 
-    with at_rest(model), ExitStack() as hooks:
+    with ExitStack() as hooks:
         for index in chosen:
             hooks.enter_context(mixers[index].register_forward_pre_hook(watch(index), with_kwargs=True))
-        for batch in batches:
-            run_batch(model, batch)
-            samples += len(batch if isinstance(batch, Tensor) else batch.get("inputs", batch.get("input_ids")))
-    if samples == 0:
-        raise ConfigError("there are no samples to look at; give at least one batch.")
+        samples = run_batches(model, batches)
     held = torch.stack([weights[index] for index in chosen]).flip(1).cumsum(dim=1) / samples  # [L, last tokens, C]
     return GatedMemory(
         layers=tuple(chosen),

@@ -380,8 +380,18 @@ def observe(
     Raises:
         ConfigError: There are no such layers, they are not in residual blocks, or there are no batches.
     """
+    with capture(model, layers, what, visit=visit):
+        return run_batches(model, batches)
+
+
+def run_batches(model: nn.Module, batches: Iterable[Batch]) -> int:
+    """Run a model over batches, in evaluation mode, for the sake of its hooks, and return the number of samples.
+
+    Raises:
+        ConfigError: There are none.
+    """
     samples = 0
-    with at_rest(model), capture(model, layers, what, visit=visit):
+    with at_rest(model):
         for batch in batches:
             run_batch(model, batch)
             first = batch if isinstance(batch, Tensor) else batch.get("inputs", batch.get("input_ids"))
