@@ -6,7 +6,7 @@ import pytest
 
 from tests.sweep.samples import leave, make_plan, make_runs
 from tost.errors import ConfigError
-from tost.sweep import collect, load_plan, statements, table
+from tost.sweep import collect, load_plan, table
 from tost.sweep.equal import parameters
 
 TUNE = {"key": "optim.lr", "values": [1e-3, 3e-3]}
@@ -42,29 +42,6 @@ def test_the_lowest_value_wins_where_less_is_better(tmp_path):
     for run, loss in zip(make_runs(plan, tmp_path), (0.4, 0.6), strict=True):
         leave(run, loss=loss)
     assert make_runs(plan, tmp_path)[-1].name == "a/optim.lr=0.001/seed1"
-
-
-def test_trials_of_their_own_are_shorter_and_no_part_of_the_results(tmp_path):
-    plan = make_plan(tune={**TUNE, "set": ["train.steps=3"]}, seeds=[5, 6], arms={"a": {}})
-    trials = make_runs(plan, tmp_path)
-    assert [run.name for run in trials] == ["a/optim.lr=0.001/trial5", "a/optim.lr=0.003/trial5"]
-    assert [run.settings.train.steps for run in trials] == [3, 3]
-    leave(trials[0], accuracy=0.9)
-    assert make_runs(plan, tmp_path) == trials  # nothing is chosen yet
-    leave(trials[1], accuracy=0.1)
-    runs = make_runs(plan, tmp_path)
-    assert [run.name for run in runs[2:]] == ["a/optim.lr=0.001/seed5", "a/optim.lr=0.001/seed6"]
-    assert [run.settings.train.steps for run in runs[2:]] == [7, 7]
-    unfinished = collect("mine", plan, [], runs)
-    assert "a/seed5 (new)" in statements(unfinished)[0]
-    for run, accuracy in zip(runs[2:], (0.3, 0.5), strict=True):
-        leave(run, accuracy=accuracy)
-    results = collect("mine", plan, [], make_runs(plan, tmp_path))
-    assert [run.get("only_trial", False) for run in results["runs"]] == [True, True, False, False]
-    assert results["arms"]["a"]["trial"] == "optim.lr=0.001"
-    assert results["arms"]["a"]["metrics"]["accuracy"]["mean"] == pytest.approx(0.4)
-    with pytest.raises(ConfigError, match="seeds"):
-        make_runs(make_plan(tune={**TUNE, "set": ["train.seed=3"]}), tmp_path)
 
 
 def test_arms_start_from_the_best_run_of_a_sweep_that_tuned(tmp_path):

@@ -15,8 +15,7 @@
       tuned: {config: small/other, after: tost}
     levels: {majority: 17.0}          # what is reached without learning, for comparison; needs a source too
     tasks: {text: {chance: 50}}       # arms are named TASK_SETTING, such as text_tost: one table over tasks
-    tune: {key: optim.lr, values: [1e-3, 3e-3]}  # each arm tries all of them with the first seed and keeps the best;
-                                      # with set: [train.steps=500] in shorter runs of their own
+    tune: {key: optim.lr, values: [1e-3, 3e-3]}  # each arm tries all of them with the first seed and keeps the best
     equal: vit                        # MLPs as wide as it takes to have the parameters of this arm (or setting)
     states: true                      # also show how much the mixers of language models remember
 """
@@ -88,13 +87,10 @@ class Tune(_Part):
     Attributes:
         key: Dotted key, such as ``optim.lr``.
         values: What each arm tries with the first seed; the one with the best metric is used for all seeds.
-        set: ``key=value`` texts for the trials alone, such as fewer steps; they are then no part of the results, and
-            every seed is run with the chosen value. Without any, the trials are the runs with the first seed.
     """
 
     key: str = Field(min_length=1)
     values: list[float] = Field(min_length=2)
-    set: list[str] = Field(default=[])
 
     def trials(self) -> list[str]:
         """Return the changes to try."""

@@ -167,7 +167,7 @@ def collect(name: str, plan: Plan, changes: Sequence[str], runs: Sequence[Run]) 
 
 def _arm(plan: Plan, name: str, runs: Sequence[Run], records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Return the results of an arm, with the value that it chose of what is tuned."""
-    own = [record for record in records if record["arm"] == name and not record.get("only_trial")]
+    own = [record for record in records if record["arm"] == name]
     size = {"state_bytes": state_bytes(next(run.settings for run in runs if run.arm == name))} if plan.states else {}
     if plan.tune is None:
         return {**size, **_aggregate(own)}
@@ -186,7 +186,6 @@ def _record(run: Run) -> dict[str, Any]:
         "arm": run.arm,
         "seed": run.seed,
         **({"trial": run.trial} if run.trial else {}),
-        **({"only_trial": True} if run.only_trial else {}),
         "status": str(state),
         "config": run.config,
         "config_hash": config_hash(run.settings),

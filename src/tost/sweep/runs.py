@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from fnmatch import fnmatchcase
@@ -48,7 +48,6 @@ class Run:
         folder: The run folder.
         after: Name of the run of this sweep that it starts from; None if it does not depend on any.
         trial: The value of what the plan tunes, as a change; empty if it tunes nothing.
-        only_trial: Whether it serves the choice of that value alone, by other settings, and is no result.
     """
 
     arm: str
@@ -59,12 +58,11 @@ class Run:
     folder: Path
     after: str | None = None
     trial: str = ""
-    only_trial: bool = False
 
     @property
     def name(self) -> str:
-        """``arm/seed0``, ``arm/optim.lr=0.001/seed0`` or ``.../trial0``; also the place of its folder."""
-        return run_name(self.arm, self.seed, self.trial, self.only_trial)
+        """``arm/seed0``, or ``arm/optim.lr=0.001/seed0``; also the place of its folder."""
+        return run_name(self.arm, self.seed, self.trial)
 
     @property
     def arguments(self) -> list[str]:
@@ -72,15 +70,15 @@ class Run:
         return ["train", self.config, *self.changes, "--out", str(self.folder), "--resume", "auto"]
 
 
-def run_name(arm: str, seed: int, trial: str = "", only_trial: bool = False) -> str:
+def run_name(arm: str, seed: int, trial: str = "") -> str:
     """Return the name of the run of an arm with a seed."""
-    return "/".join([arm, *([trial] if trial else []), f"{'trial' if only_trial else 'seed'}{seed}"])
+    return "/".join([arm, *([trial] if trial else []), f"seed{seed}"])
 
 
 def expand(plan: Plan, changes: Sequence[str], out: Path, *, name: str, start: Path | None = None) -> list[Run]:
     """Return the runs of a plan, all arms with the first seed first.
 
-    Where the plan tunes something, what follows the choice is there as soon as the trials of the arm are finished.
+    Where the plan tunes something, runs with the other seeds are there as soon as the trials of their arm are finished.
 
     Args:
         plan: What to run.
@@ -110,10 +108,11 @@ def expand(plan: Plan, changes: Sequence[str], out: Path, *, name: str, start: P
         for arm in _in_order(plan):
             if seed not in plan.seeds_of(arm):
                 continue
-            for trial, only_trial in _trials(plan, arm, seed, found.values()):
+            for trial in _trials(plan, arm, seed, found.values()):
                 try:
-                    run = _make(plan, arm, seed, trial, only_trial, given(arm, trial), out, start, found)
-                    found[run.name] = run
+                    found[run_name(arm, seed, trial)] = _make(
+                        plan, arm, seed, trial, given(arm, trial), out, start, found
+                    )
                 except ConfigError as error:
                     problems.setdefault(str(error), {})[arm] = None
     if problems:
@@ -123,19 +122,14 @@ def expand(plan: Plan, changes: Sequence[str], out: Path, *, name: str, start: P
     return sorted(found.values(), key=lambda run: (plan.seeds.index(run.seed), order.index(run.arm)))
 
 
-def _trials(plan: Plan, arm: str, seed: int, runs: Iterable[Run]) -> Iterator[tuple[str, bool]]:
-    """Yield with which values of what is tuned an arm is run with a seed, and whether that is a trial alone.
-
-    `runs` is looked at after the trials have been yielded, and has to have them by then.
-    """
+def _trials(plan: Plan, arm: str, seed: int, runs: Iterable[Run]) -> list[str]:
+    """Return with which values of what is tuned an arm is run with a seed."""
     if plan.tune is None:
-        yield "", False
-        return
-    apart = bool(plan.tune.set)
-    if first := seed == plan.seeds_of(arm)[0]:
-        yield from ((trial, apart) for trial in plan.tune.trials())
-    if (apart or not first) and (best := chosen_trial(plan, arm, runs)) is not None:
-        yield best, False
+        return [""]
+    if seed == plan.seeds_of(arm)[0]:
+        return plan.tune.trials()
+    best = chosen_trial(plan, arm, runs)
+    return [] if best is None else [best]
 
 
 def chosen_trial(plan: Plan, arm: str, runs: Iterable[Run]) -> str | None:
@@ -146,9 +140,7 @@ def chosen_trial(plan: Plan, arm: str, runs: Iterable[Run]) -> str | None:
         arm: The arm.
         runs: Runs of the sweep, those of other arms and seeds among them.
     """
-    apart = plan.tune is not None and bool(plan.tune.set)
-    first = plan.seeds_of(arm)[0]
-    trials = [run for run in runs if run.arm == arm and run.seed == first and run.only_trial == apart]
+    trials = [run for run in runs if run.arm == arm and run.seed == plan.seeds_of(arm)[0]]
     if any(state_of(run) is not State.finished for run in trials):
         return None
     best = _best_folder([run.folder for run in trials], plan)
@@ -181,7 +173,6 @@ def _make(
     name: str,
     seed: int,
     trial: str,
-    only_trial: bool,
     given: Sequence[str],
     out: Path,
     start: Path | None,
@@ -189,7 +180,6 @@ def _make(
 ) -> Run:
     arm = plan.arms[name]
     after, checkpoint = _find_start(plan, arm, seed, start, made)
-    given = (*given, *(plan.tune.set if plan.tune and only_trial else ()))
     everything = (*given, f"{_SEED}={seed}", *([f"{_START}={write_value(str(checkpoint))}"] if checkpoint else []))
     return Run(
         arm=name,
@@ -197,17 +187,16 @@ def _make(
         config=arm.config or plan.config,
         changes=everything,
         settings=_load(plan, name, everything),
-        folder=out / run_name(name, seed, trial, only_trial),
+        folder=out / run_name(name, seed, trial),
         after=after,
         trial=trial,
-        only_trial=only_trial,
     )
 
 
 def _given_at_equal_size(plan: Plan, name: str, trial: str, changes: Sequence[str]) -> tuple[str, ...]:
     """Return the changes for a trial of an arm, with the width that makes it as large as the plan asks."""
     given = _given(plan, name, changes)
-    _refuse_reserved([*given, *(plan.tune.set if plan.tune else ())], plan.arms[name])
+    _refuse_reserved(given, plan.arms[name])
     given += [trial] if trial else []
     if plan.equal is not None:
         task = plan.task_of(name)[0]

@@ -10,7 +10,6 @@ from typing import Any
 
 from tost._text import Table, grouped
 from tost.sweep.plan import Plan
-from tost.sweep.runs import run_name
 
 _UNKNOWN = "-"
 
@@ -119,9 +118,7 @@ def statements(results: Mapping[str, Any]) -> list[str]:
     plan = _plan(results)
     said = []
     missing = [
-        f"{run_name(run['arm'], run['seed'], only_trial=run.get('only_trial', False))} ({run['status']})"
-        for run in results["runs"]
-        if run["status"] != "finished"
+        f"{run['arm']}/seed{run['seed']} ({run['status']})" for run in results["runs"] if run["status"] != "finished"
     ]
     if missing:
         said.append(f"Not finished: {', '.join(missing)}.")
