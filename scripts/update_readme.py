@@ -48,7 +48,6 @@ RECALL = """\
 | --- | ---: | ---: |
 | none | {none.state_bytes:,} | {none.accuracy.mean:.1f} % |
 | TSSA as in the paper | {tssa.state_bytes:,} | {tssa.accuracy.mean:.1f} % |
-| minGRU | {mingru.state_bytes:,} | {mingru.accuracy.mean:.1f} % |
 | S4D | {s4d.state_bytes:,} | {s4d.accuracy.mean:.1f} % |
 | TSSA in blocks of 16 features | {tssa_16.state_bytes:,} | {tssa_16.accuracy.mean:.1f} % |
 | TSSA in blocks of 32 features | {tssa_32.state_bytes:,} | {tssa_32.accuracy.mean:.1f} % |

@@ -333,7 +333,10 @@ def test_inplace_form_takes_blocks(backend):
     assert all(torch.allclose(a, b) for a, b in zip(state, after, strict=True))
 
 
-@pytest.mark.parametrize("backend", FAST_BLOCK_BACKENDS)
+@pytest.mark.parametrize(
+    "backend",
+    [pytest.param(name, marks=pytest.mark.slow) if name == "torch" else name for name in FAST_BLOCK_BACKENDS],
+)
 def test_blocks_compile_without_a_graph_break(backend):
     case = make_case((2, 5, 2, 4), torch.float32, block_size=2, **EVERY_OPTION)
 

@@ -20,6 +20,7 @@ def green_gate(monkeypatch):
     monkeypatch.setattr(gate, "run_gate", lambda ops: result)
 
 
+@pytest.mark.slow
 def test_bench_lra_end_to_end(run, green_gate, tmp_path):  # noqa: F811
     outcome = run(*SMALL, "--quick", "--json", "--out", str(tmp_path))
     assert outcome.code == 0, outcome.err
