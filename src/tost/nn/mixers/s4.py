@@ -213,11 +213,10 @@ class CausalS4D(S4, Continues[RecurrentState]):
             device=device,
             dtype=dtype,
         )
-        self.state_size = state_size
 
     def memory_shape(self) -> tuple[int, ...]:
         """Return the shape of the memory of one sequence: for each channel real and imaginary parts of its states."""
-        return self.embed_dim, self.state_size
+        return self.embed_dim, 2 * self.kernel.pairs
 
     def forward(self, x: Tensor, mask: Tensor | None = None, *, carry: Carry | None = None) -> Tensor:
         """Mix the tokens x [B, N, C], each with those before it.
