@@ -112,10 +112,11 @@ class _ProjectedAttention(nn.Module):
 
     def _may_overwrite(self, w: Tensor, *others: Tensor | None) -> bool:
         """Return whether w may be overwritten: nothing else uses its values. `others` go into the operator too."""
-        used = (w, self.temperature, *others)
-        recorded = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in used)
-        seen = type(self.proj_in) is not nn.Linear or len(self.proj_in._forward_hooks) > 0
-        return not (recorded or seen or torch.compiler.is_compiling() or is_transformed())
+        if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in (w, self.temperature, *others)):
+            return False
+        project = self.proj_in
+        seen = type(project) is not nn.Linear or len(project._forward_hooks) > 0
+        return not (seen or torch.compiler.is_compiling() or is_transformed())
 
     def _gated(self, y: Tensor, x: Tensor, mask: Tensor | None, near: Tensor | None = None) -> Tensor:
         """Return y [B, N, H, D] after what follows the operator, as far as there is any of it.

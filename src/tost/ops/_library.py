@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import ctypes
 import os
-from collections.abc import Sequence
+import struct
+from collections.abc import Iterator, Sequence
 from ctypes import POINTER, c_char_p, c_float, c_int32, c_int64, c_void_p
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -134,6 +136,17 @@ _CALLS: dict[str, type[ctypes.Structure]] = {
 }
 
 
+def _letters(structure: type[ctypes.Structure]) -> Iterator[str]:
+    """Return the fields of a structure, and of those in it, in the letters of `struct`."""
+    known = {c_int32: "i", c_int64: "q", c_void_p: "P"}
+    for _, kind in structure._fields_:  # type: ignore[misc]
+        yield from [known[kind]] if kind in known else _letters(kind)
+
+
+# Calls of operators are packed: to fill a structure field by field takes as long as a small call itself.
+_PACKERS = {name: struct.Struct("".join(_letters(call))) for name, call in _CALLS.items() if call is not Step}
+
+
 def _load() -> tuple[ctypes.CDLL | None, str]:
     folder = Path(__file__).parent
     note = folder / "_native_build_error.txt"
@@ -148,7 +161,7 @@ def _load() -> tuple[ctypes.CDLL | None, str]:
     if not _matches(library):
         return None, "the native library was built from other sources than this package; reinstall tost"
     for name, structure in _CALLS.items():
-        getattr(library, name).argtypes = [c_int32, POINTER(structure)]
+        getattr(library, name).argtypes = [c_int32, c_char_p if name in _PACKERS else POINTER(structure)]
         getattr(library, name).restype = c_int32
     for name in ("tost_compiled_isa", "tost_active_isa", "tost_compiler"):
         getattr(library, name).restype = c_char_p
@@ -266,11 +279,15 @@ def run(
         cu_seqlens: First token of each sequence in one row, and the end, int64 ``[S + 1]``; None if a row is one.
         tensors: Contiguous tensors in the order of the call's structure, None for null.
         *strides: What else the structure has between the shape and the addresses.
+
+    Raises:
+        MemoryError: There is no memory for the partial sums.
     """
-    addresses = [None if x is None else x.data_ptr() for x in tensors]
-    packed = (w.shape[0], None) if cu_seqlens is None else (len(cu_seqlens) - 1, cu_seqlens.data_ptr())
-    call = _CALLS[function](num_threads(), tuple(flags), tuple(w.shape), *packed, *strides, *addresses)
-    _call(function, TYPES[w.dtype], call, f"the partial sums of {w.shape[1]} tokens")
+    shape = w.shape
+    addresses = [0 if x is None else x.data_ptr() for x in tensors]
+    packed = (shape[0], 0) if cu_seqlens is None else (len(cu_seqlens) - 1, cu_seqlens.data_ptr())
+    call = _PACKERS[function].pack(num_threads(), *flags, *shape, *packed, *strides, *addresses)
+    _call(function, TYPES[w.dtype], call, f"the partial sums of {shape[1]} tokens")
 
 
 def run_step(dtype: torch.dtype, step: Step) -> None:
@@ -279,13 +296,13 @@ def run_step(dtype: torch.dtype, step: Step) -> None:
     Raises:
         MemoryError: There is no memory for what the layers pass on.
     """
-    _call("tost_language_step", _MATRIX_TYPES[dtype], step, f"a step of {step.B} sequences")
+    _call("tost_language_step", _MATRIX_TYPES[dtype], ctypes.byref(step), f"a step of {step.B} sequences")
 
 
-def _call(function: str, kind: int, call: ctypes.Structure, purpose: str) -> None:
+def _call(function: str, kind: int, call: Any, purpose: str) -> None:
     """Call a function of the library and raise the error that its code stands for; see `Status` in ``library.h``."""
     assert _LIBRARY is not None
-    code = getattr(_LIBRARY, function)(kind, ctypes.byref(call))
+    code = getattr(_LIBRARY, function)(kind, call)
     if code == 0:
         return
     if code == 1:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Container, Sequence
 from dataclasses import dataclass, field, fields
+from functools import cache
 from typing import Any, TypedDict
 
 
@@ -91,7 +92,12 @@ class Form(OperatorOptions):
     @classmethod
     def from_flags(cls, flags: Sequence[Any]) -> Form:
         """Return the form that `flags` came from."""
-        return cls(**dict(zip(FLAGS, flags, strict=True)))
+        return _from_flags(tuple(flags))
+
+
+@cache
+def _from_flags(flags: tuple[Any, ...]) -> Form:
+    return Form(**dict(zip(FLAGS, flags, strict=True)))
 
 
 FLAGS = ("count_scaled", "block_size", "centered", "normalize", "token_decay", "channel_decay")

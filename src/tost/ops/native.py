@@ -44,35 +44,41 @@ def unsupported(w: Tensor, form: Form) -> list[str]:
 
 def tssa(inputs: Inputs, form: Form) -> Tensor:
     """Return y [B, N, H, D] in the dtype of w."""
-    temperature = inputs.temperature.to(statistics_dtype(inputs.w.dtype))
-    outputs: Tensors = torch.ops.tost.tssa(inputs.w, temperature, inputs.mask, _cu_seqlens(inputs), *form.flags())
+    outputs: Tensors = torch.ops.tost.tssa.default(*_arguments(inputs, form))
     return outputs[0]
 
 
 def tssa_(inputs: Inputs, form: Form) -> Tensor:
     """Overwrite w with y, and return it."""
-    temperature = inputs.temperature.to(statistics_dtype(inputs.w.dtype))
-    torch.ops.tost.tssa_(inputs.w, temperature, inputs.mask, _cu_seqlens(inputs), *form.flags())
+    torch.ops.tost.tssa_.default(*_arguments(inputs, form))
     return inputs.w
+
+
+def _arguments(inputs: Inputs, form: Form) -> tuple[Any, ...]:
+    return (inputs.w, _temperature(inputs), inputs.mask, _cu_seqlens(inputs), *form.flags())
 
 
 def causal_tssa(inputs: Inputs, form: Form) -> tuple[Tensor, Sums]:
     """Return y [B, N, H, D] in the dtype of w, and the sums after the last token."""
-    y, _, _, *sums = torch.ops.tost.causal_tssa(*_causal_arguments(inputs, form))
+    y, _, _, *sums = torch.ops.tost.causal_tssa.default(*_causal_arguments(inputs, form))
     return y, Sums(*sums)
 
 
 def causal_tssa_(inputs: Inputs, form: Form) -> tuple[Tensor, Sums]:
     """Overwrite w with y, and return it with the sums after the last token."""
-    sums = torch.ops.tost.causal_tssa_(*_causal_arguments(inputs, form))
+    sums = torch.ops.tost.causal_tssa_.default(*_causal_arguments(inputs, form))
     return inputs.w, Sums(*sums)
 
 
 def _causal_arguments(inputs: Inputs, form: Form) -> tuple[Any, ...]:
-    w, temperature, mask, bias, before, scale, decay, _ = inputs
-    temperature = temperature.to(statistics_dtype(w.dtype))
+    w, _, mask, bias, before, scale, decay, _ = inputs
     sums = before or (None, None, None)
-    return (w, temperature, bias, mask, *sums, scale, decay, _cu_seqlens(inputs), *form.flags())
+    return (w, _temperature(inputs), bias, mask, *sums, scale, decay, _cu_seqlens(inputs), *form.flags())
+
+
+def _temperature(inputs: Inputs) -> Tensor:
+    given, dtype = inputs.temperature, statistics_dtype(inputs.w.dtype)
+    return given if given.dtype == dtype else given.to(dtype)
 
 
 def _cu_seqlens(inputs: Inputs) -> Tensor | None:
@@ -122,11 +128,10 @@ def _run(
     w = inputs[0]
     assert w is not None
     cu_seqlens = None if cu_seqlens is None else cu_seqlens.contiguous()
-    form = Form.from_flags(flags)
+    wide, form = statistics_dtype(w.dtype), Form.from_flags(flags)
     plain = form.block_size == 1 and not form.centered and not form.token_decay
-    if plain or w.dtype == statistics_dtype(w.dtype):
+    if plain or w.dtype == wide:
         return _library.run(name, w, flags, cu_seqlens, (*inputs, *outputs), *strides)
-    wide = statistics_dtype(w.dtype)
     widened = [x.to(wide) if x is not None and x.dtype == w.dtype else x for x in inputs]
     filled = [torch.empty_like(x, dtype=wide) if x is not None and x.dtype == w.dtype else x for x in outputs]
     _library.run(name, w.to(wide), flags, cu_seqlens, (*widened, *filled), *strides)
@@ -278,7 +283,7 @@ def _tssa(w: Tensor, temperature: Tensor, mask: Tensor | None, cu_seqlens: Tenso
 @_operator("tssa_", "Tensor(a!) w, Tensor temperature, Tensor? mask, Tensor? cu_seqlens", 0, lambda *_: None)
 def _tssa_inplace(w: Tensor, temperature: Tensor, mask: Tensor | None, cu_seqlens: Tensor | None, *flags: int) -> None:
     y = w.contiguous()
-    _run("tost_tssa_forward", flags, cu_seqlens, (y, *_dense(temperature, mask)), (y,))
+    _run("tost_tssa_forward", flags, cu_seqlens, (y, *_dense(temperature, mask)), (y, None, None, None, None))
     if y is not w:
         w.copy_(y)
 
