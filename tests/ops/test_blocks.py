@@ -31,7 +31,7 @@ sizes = st.tuples(st.integers(1, 80), st.integers(1, 4), st.integers(1, 3), st.i
 BOUND = 1e-10
 EVERY_OPTION = {"masked": True, "bias": True, "state": True, "count_scaled": True, "decay": True}
 # One block and several, sizes that are powers of 2 and others, tiles that are full and those that are not.
-SHAPES = [((1, 1, 1, 2), 2), ((2, 67, 3, 6), 3), ((5, 2, 4, 4), 4), ((1, 70, 3, 48), 8), ((1, 66, 2, 32), 16)]
+SHAPES = [((1, 1, 1, 2), 2), ((2, 67, 3, 6), 3), ((5, 2, 4, 4), 4), ((1, 70, 3, 48), 8), ((2, 140, 3, 48), 16)]
 on_shapes = pytest.mark.parametrize(("shape", "g"), SHAPES, ids=str)
 
 
@@ -276,9 +276,10 @@ def test_states_of_blocks_merge(size, seed):
         assert_close(name, a, b, BOUND)
 
 
+@pytest.mark.parametrize("g", [8, 16])
 @pytest.mark.parametrize("causal", [False, True], ids=["tssa", "causal"])
-def test_native_blocks_do_not_depend_on_the_number_of_threads(causal):
-    case = make_case((1, 700, 4, 24), torch.float32, block_size=8, **(EVERY_OPTION if causal else {}))
+def test_native_blocks_do_not_depend_on_the_number_of_threads(causal, g):
+    case = make_case((1, 700, 4, 48), torch.float32, block_size=g, **(EVERY_OPTION if causal else {}))
     run, before, results = run_causal if causal else run_tssa, torch.get_num_threads(), []
     try:
         for threads in (1, 2, 3):

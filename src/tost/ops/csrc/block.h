@@ -20,8 +20,8 @@
 
 namespace {
 
-// The size of blocks that is compiled as a constant, in float.
-constexpr int kFastBlock = 8;
+// The sizes of blocks that are compiled as a constant, in float; the larger one without order only.
+constexpr int kFastBlock = 8, kWideBlock = 16;
 
 // A register of numbers. None is wider than kFastBlock floats, so that tiles of such blocks are transposed as squares.
 #ifdef __AVX__

@@ -1,4 +1,4 @@
-// As block_passes.h, for blocks of a known size: the features of such a block in a row fill a register.
+// As block_passes.h, for blocks of a known size: the features of such a block in a row fill a register, or two.
 //
 // As long as its matrix is that of many tokens, a block is taken alone, and nothing is transposed. A few tokens are taken at
 // once, so that rows are read in their order and the sums or matrices of all blocks, [lanes, g, g], stay in the first cache.
@@ -8,10 +8,20 @@
 
 namespace {
 
+// Features of a block that are in one register.
+#ifdef __AVX512F__
+constexpr int kRowBytes = 64;
+#else
+constexpr int kRowBytes = 32;
+#endif
+template <class S, int kBlock>
+constexpr int kRow = kBlock * sizeof(S) <= kRowBytes ? kBlock : kRowBytes / sizeof(S);
+
 template <class S, int kBlock>
 struct RowOf {
-  typedef S type __attribute__((vector_size(kBlock * sizeof(S))));
-  typedef S anywhere __attribute__((vector_size(kBlock * sizeof(S)), aligned(sizeof(S)), may_alias));
+  static constexpr int kBytes = kRow<S, kBlock> * sizeof(S);
+  typedef S type __attribute__((vector_size(kBytes)));
+  typedef S anywhere __attribute__((vector_size(kBytes), aligned(sizeof(S)), may_alias));
 };
 template <class S, int kBlock>
 using Row = typename RowOf<S, kBlock>::type;
@@ -25,6 +35,13 @@ inline Row<S, kBlock> row_at(const S* place) {
 template <class S, int kBlock>
 inline void put_row(const Row<S, kBlock>& row, S* place) {
   *reinterpret_cast<RowAnywhere<S, kBlock>*>(place) = row;
+}
+template <class S, int kBlock>
+inline S sum_of(const Row<S, kBlock>& row) {
+  S sum = 0;
+  TOST_UNROLL
+  for (int i = 0; i < kRow<S, kBlock>; ++i) sum += row[i];
+  return sum;
 }
 
 // A few of the real tokens of a chunk: numbers k .. k + count - 1, at the rows n. Past the last one it is repeated.
@@ -45,6 +62,9 @@ struct Few {
   }
 };
 
+// Rows of a block's matrix that are summed at once, in registers.
+constexpr int kHeld = 8;
+
 // outer [lanes, g, g] += x_i z for the few tokens, where z = weight [tokens, H] times their rows of `from`; sums so far fade
 // with every token by decay [H], or null.
 template <class S, int kBlock>
@@ -56,22 +76,26 @@ inline void add_outer(const Blocks<S, kBlock>& blocks, const Few& few, const S* 
     S share[Few::kMost];
     for (int v = 0; v < few.count; ++v) share[v] = weight[weight_row[v] * blocks.H + h];
     for (int64_t end = block + blocks.per_head; block < end; ++block) {
-      S* const place = outer + block * kBlock * kBlock;
-      Row<S, kBlock> sum[kBlock];
-      TOST_UNROLL
-      for (int i = 0; i < kBlock; ++i) sum[i] = row_at<S, kBlock>(place + i * kBlock);
-      for (int v = 0; v < few.count; ++v) {
-        const int64_t at = few.n[v] * HD + block * kBlock;
-        const Row<S, kBlock> z = share[v] * row_at<S, kBlock>(from + at);
-        if (decay) {
+      for (int first = 0; first < kBlock; first += kHeld) {
+        for (int column = 0; column < kBlock; column += kRow<S, kBlock>) {
+          S* const place = outer + (block * kBlock + first) * kBlock + column;
+          Row<S, kBlock> sum[kHeld];
           TOST_UNROLL
-          for (int i = 0; i < kBlock; ++i) sum[i] *= fade;
+          for (int i = 0; i < kHeld; ++i) sum[i] = row_at<S, kBlock>(place + i * kBlock);
+          for (int v = 0; v < few.count; ++v) {
+            const int64_t at = few.n[v] * HD + block * kBlock;
+            const Row<S, kBlock> z = share[v] * row_at<S, kBlock>(from + at + column);
+            if (decay) {
+              TOST_UNROLL
+              for (int i = 0; i < kHeld; ++i) sum[i] *= fade;
+            }
+            TOST_UNROLL
+            for (int i = 0; i < kHeld; ++i) sum[i] += x[at + first + i] * z;
+          }
+          TOST_UNROLL
+          for (int i = 0; i < kHeld; ++i) put_row<S, kBlock>(sum[i], place + i * kBlock);
         }
-        TOST_UNROLL
-        for (int i = 0; i < kBlock; ++i) sum[i] += x[at + i] * z;
       }
-      TOST_UNROLL
-      for (int i = 0; i < kBlock; ++i) put_row<S, kBlock>(sum[i], place + i * kBlock);
     }
   }
 }
@@ -146,10 +170,11 @@ TOST_OUTLINE void spread_reaches(const Blocks<S, kBlock>& blocks, int64_t B, con
   spread_tiles(blocks, B, column, matrices);
 }
 
-// out = sum_j x_j column_j for a block of the few tokens.
+// out = sum_j x_j column_j for the features from `first` on of a block of the few tokens.
 template <class S, int kBlock>
-inline void multiply(const Few& few, int64_t HD, int64_t block, const S* matrices, const S* x, Row<S, kBlock>* out) {
-  const S* const columns = matrices + block * kBlock * kBlock;
+inline void multiply(const Few& few, int64_t HD, int64_t block, int first, const S* matrices, const S* x,
+                     Row<S, kBlock>* out) {
+  const S* const columns = matrices + block * kBlock * kBlock + first;
   TOST_UNROLL
   for (int v = 0; v < Few::kMost; ++v) out[v] = Row<S, kBlock>{};
   // Unrolled, the sums would be made trees, with additions beside the products.
@@ -173,10 +198,15 @@ TOST_OUTLINE void shrink_by_row(const Blocks<S, kBlock>& blocks, const S* w, con
       S share[Few::kMost];
       for (int v = 0; v < Few::kMost; ++v) share[v] = -pi[few.n[v] * H + h];
       for (int64_t end = block + blocks.per_head; block < end; ++block) {
-        Row<S, kBlock> out[Few::kMost];
-        multiply<S, kBlock>(few, HD, block, inverses, w, out);
-        TOST_UNROLL
-        for (int v = 0; v < Few::kMost; ++v) put_row<S, kBlock>(share[v] * out[v], y + few.n[v] * HD + block * kBlock);
+        constexpr int kSize = kRow<S, kBlock>, kParts = kBlock / kSize;
+        Row<S, kBlock> out[kParts][Few::kMost];  // all of it before any of w may be overwritten
+        for (int part = 0; part < kParts; ++part)
+          multiply<S, kBlock>(few, HD, block, part * kSize, inverses, w, out[part]);
+        for (int part = 0; part < kParts; ++part) {
+          S* const place = y + block * kBlock + part * kSize;
+          TOST_UNROLL
+          for (int v = 0; v < Few::kMost; ++v) put_row<S, kBlock>(share[v] * out[part][v], place + few.n[v] * HD);
+        }
       }
     }
   }
@@ -194,22 +224,19 @@ TOST_OUTLINE void descend_by_row(const Blocks<S, kBlock>& blocks, const S* w, co
     for (int64_t h = 0, block = 0; h < H; ++h) {
       Row<S, kBlock> parts[Few::kMost] = {};
       for (int64_t end = block + blocks.per_head; block < end; ++block) {
-        Row<S, kBlock> t[Few::kMost], mz[Few::kMost];
-        multiply<S, kBlock>(few, HD, block, reaches, w, t);
-        multiply<S, kBlock>(few, HD, block, inverses, o, mz);
-        TOST_UNROLL
-        for (int v = 0; v < Few::kMost; ++v) {
-          const int64_t at = few.n[v] * HD + block * kBlock;
-          parts[v] += row_at<S, kBlock>(w + at) * (S(0.5) * t[v] - mz[v]);
-          put_row<S, kBlock>(pi[few.n[v] * H + h] * (t[v] - mz[v]), dw + at);
+        for (int first = 0; first < kBlock; first += kRow<S, kBlock>) {
+          Row<S, kBlock> t[Few::kMost], mz[Few::kMost];
+          multiply<S, kBlock>(few, HD, block, first, reaches, w, t);
+          multiply<S, kBlock>(few, HD, block, first, inverses, o, mz);
+          TOST_UNROLL
+          for (int v = 0; v < Few::kMost; ++v) {
+            const int64_t at = few.n[v] * HD + block * kBlock + first;
+            parts[v] += row_at<S, kBlock>(w + at) * (S(0.5) * t[v] - mz[v]);
+            put_row<S, kBlock>(pi[few.n[v] * H + h] * (t[v] - mz[v]), dw + at);
+          }
         }
       }
-      for (int v = 0; v < few.count; ++v) {
-        S slope = 0;
-        TOST_UNROLL
-        for (int i = 0; i < kBlock; ++i) slope += parts[v][i];
-        slopes[(k + v) * H + h] = slope;
-      }
+      for (int v = 0; v < few.count; ++v) slopes[(k + v) * H + h] = sum_of<S, kBlock>(parts[v]);
     }
   }
 }
