@@ -136,10 +136,10 @@ _CALLS: dict[str, type[ctypes.Structure]] = {
 }
 
 
-def _letters(structure: type[ctypes.Structure]) -> Iterator[str]:
+def _letters(structure: Any) -> Iterator[str]:
     """Return the fields of a structure, and of those in it, in the letters of `struct`."""
     known = {c_int32: "i", c_int64: "q", c_void_p: "P"}
-    for _, kind in structure._fields_:  # type: ignore[misc]
+    for _, kind in structure._fields_:
         yield from [known[kind]] if kind in known else _letters(kind)
 
 
