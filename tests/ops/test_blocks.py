@@ -31,7 +31,14 @@ sizes = st.tuples(st.integers(1, 80), st.integers(1, 4), st.integers(1, 3), st.i
 BOUND = 1e-10
 EVERY_OPTION = {"masked": True, "bias": True, "state": True, "count_scaled": True, "decay": True}
 # One block and several, sizes that are powers of 2 and others, tiles that are full and those that are not.
-SHAPES = [((1, 1, 1, 2), 2), ((2, 67, 3, 6), 3), ((5, 2, 4, 4), 4), ((1, 70, 3, 48), 8), ((2, 140, 3, 48), 16)]
+SHAPES = [
+    ((1, 1, 1, 2), 2),
+    ((2, 67, 3, 6), 3),
+    ((5, 2, 4, 4), 4),
+    ((1, 70, 3, 48), 8),
+    ((2, 67, 2, 24), 8),
+    ((2, 140, 3, 48), 16),
+]
 on_shapes = pytest.mark.parametrize(("shape", "g"), SHAPES, ids=str)
 
 
@@ -101,7 +108,7 @@ def test_blocks_agree_on_every_instruction_set(isa, g):
     except tost.errors.ConfigError as error:
         pytest.skip(str(error))
     try:
-        case = make_case((1, 66, 5, 16), torch.float32, block_size=g, **EVERY_OPTION)
+        case = make_case((1, 66, 5, 3 * g), torch.float32, block_size=g, **EVERY_OPTION)
         assert_all_close(run_causal(case, "native"), run_causal(case.double(), "torch"), 2e-5)
         assert_all_close(run_tssa(case, "native"), run_tssa(case.double(), "torch"), 2e-5)
     finally:
@@ -320,9 +327,10 @@ def test_tokens_of_any_size_in_any_direction_have_bounded_outputs(backend):
 
 
 @backends
-def test_inplace_form_takes_blocks(backend):
-    case = make_case((2, 70, 3, 6), torch.float32, block_size=3, **EVERY_OPTION)
-    form = {"mask": case.mask, "block_size": 3, "backend": backend}
+@pytest.mark.parametrize("g", [3, 8, 16])
+def test_inplace_form_takes_blocks(backend, g):
+    case = make_case((2, 70, 3, 3 * g), torch.float32, block_size=g, **EVERY_OPTION)
+    form = {"mask": case.mask, "block_size": g, "backend": backend}
     w, y = case.w.clone(), tost.tssa(case.w, case.temperature, **form)
     assert tost.ops.tssa_(w, case.temperature, **form) is w
     assert_close("y", w, y, 1e-6)

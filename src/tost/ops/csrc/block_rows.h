@@ -62,75 +62,159 @@ struct Few {
   }
 };
 
-// Rows of a block's matrix that are summed at once, in registers.
-constexpr int kHeld = 8;
+#if defined(__AVX2__) && __has_builtin(__builtin_shufflevector)
+#define TOST_TURNS 1
+#else
+#define TOST_TURNS 0
+#endif
 
-// outer [lanes, g, g] += x_i z for the few tokens, where z = weight [tokens, H] times their rows of `from`; sums so far fade
-// with every token by decay [H], or null.
-template <class S, int kBlock>
-inline void add_outer(const Blocks<S, kBlock>& blocks, const Few& few, const S* x, const S* from, const S* weight,
-                      const int64_t* weight_row, const S* decay, S* outer) {
-  const int64_t HD = blocks.H * blocks.D;
-  for (int64_t h = 0, block = 0; h < blocks.H; ++h) {
-    const S fade = decay ? decay[h] : S(1);
-    S share[Few::kMost];
-    for (int v = 0; v < few.count; ++v) share[v] = weight[weight_row[v] * blocks.H + h];
-    for (int64_t end = block + blocks.per_head; block < end; ++block) {
-      for (int first = 0; first < kBlock; first += kHeld) {
-        for (int column = 0; column < kBlock; column += kRow<S, kBlock>) {
-          S* const place = outer + (block * kBlock + first) * kBlock + column;
-          Row<S, kBlock> sum[kHeld];
-          TOST_UNROLL
-          for (int i = 0; i < kHeld; ++i) sum[i] = row_at<S, kBlock>(place + i * kBlock);
-          for (int v = 0; v < few.count; ++v) {
-            const int64_t at = few.n[v] * HD + block * kBlock;
-            const Row<S, kBlock> z = share[v] * row_at<S, kBlock>(from + at + column);
-            if (decay) {
-              TOST_UNROLL
-              for (int i = 0; i < kHeld; ++i) sum[i] *= fade;
-            }
+// Sums of x z^T over tokens, for all blocks, where z = weight [tokens, H] times their rows of `from`. kTwins says that x is
+// `from`, so that the sums are symmetric.
+template <class S, int kBlock, bool kTwins>
+class Outer {
+ public:
+  // At least `lanes * g * g` numbers.
+  Outer(const Blocks<S, kBlock>& blocks, S* sums) : blocks_(blocks), sums_(sums) {
+    fill_zero(sums, blocks.lanes * kBlock * kBlock);
+  }
+
+  // Adds the few tokens; sums so far fade with every one of them by decay [H], or null.
+  void add(const Few& few, const S* x, const S* from, const S* weight, const int64_t* weight_row, const S* decay) const {
+    for (int64_t h = 0, block = 0; h < blocks_.H; ++h) {
+      S share[Few::kMost];
+      for (int v = 0; v < few.count; ++v) share[v] = weight[weight_row[v] * blocks_.H + h];
+      for (int64_t end = block + blocks_.per_head; block < end; ++block)
+        add_block(few, x + block * kBlock, from + block * kBlock, share, decay ? decay + h : nullptr,
+                  sums_ + block * kBlock * kBlock);
+    }
+  }
+
+  // The sum of x_i z_j in a block, and of z_i x_j if they are twins.
+  S at(int64_t block, int64_t i, int64_t j) const { return sums_[(block * kBlock + i) * kBlock + j]; }
+
+ private:
+  static constexpr int kHeld = 8;  // rows of a block's matrix that are summed at once, in registers
+
+  void add_block(const Few& few, const S* x, const S* from, const S* share, const S* decay, S* sums) const {
+    const int64_t HD = blocks_.H * blocks_.D;
+    for (int first = 0; first < kBlock; first += kHeld) {
+      for (int column = 0; column < kBlock; column += kRow<S, kBlock>) {
+        S* const place = sums + first * kBlock + column;
+        Row<S, kBlock> sum[kHeld];
+        TOST_UNROLL
+        for (int i = 0; i < kHeld; ++i) sum[i] = row_at<S, kBlock>(place + i * kBlock);
+        for (int v = 0; v < few.count; ++v) {
+          const Row<S, kBlock> z = share[v] * row_at<S, kBlock>(from + few.n[v] * HD + column);
+          if (decay) {
             TOST_UNROLL
-            for (int i = 0; i < kHeld; ++i) sum[i] += x[at + first + i] * z;
+            for (int i = 0; i < kHeld; ++i) sum[i] *= *decay;
           }
           TOST_UNROLL
-          for (int i = 0; i < kHeld; ++i) put_row<S, kBlock>(sum[i], place + i * kBlock);
+          for (int i = 0; i < kHeld; ++i) sum[i] += x[few.n[v] * HD + first + i] * z;
         }
+        TOST_UNROLL
+        for (int i = 0; i < kHeld; ++i) put_row<S, kBlock>(sum[i], place + i * kBlock);
       }
     }
   }
-}
+
+  const Blocks<S, kBlock>& blocks_;
+  S* const sums_;
+};
+
+#if TOST_TURNS
+// As above for blocks of 8 floats, which are turned in their register: z times x turned by r has the entries z_i x_{i+r}, where
+// indices go around. Twins need the turns 0 .. 4 only, as those of r and 8 - r are the same. Registers of 16 floats take two
+// neighbouring blocks of a head at once. Sums lie in the order of the blocks, [turns, 8], or [turns, 16] for two.
+template <bool kTwins>
+class Outer<float, 8, kTwins> {
+ public:
+  Outer(const Blocks<float, 8>& blocks, float* sums) : blocks_(blocks), sums_(sums) {
+    fill_zero(sums, blocks.lanes * kSquare);
+  }
+
+  void add(const Few& few, const float* x, const float* from, const float* weight, const int64_t* weight_row,
+           const float* decay) const {
+    for (int64_t h = 0, block = 0; h < blocks_.H; ++h) {
+      float share[Few::kMost];
+      for (int v = 0; v < few.count; ++v) share[v] = weight[weight_row[v] * blocks_.H + h];
+      const float* const fade = decay ? decay + h : nullptr;
+      const int64_t end = block + blocks_.per_head;
+      for (; block + kMost <= end; block += kMost)
+        add_turns<8 * kMost>(few, x + block * 8, from + block * 8, share, fade, sums_ + block * kSquare, Turns());
+      for (; block < end; ++block)
+        add_turns<8>(few, x + block * 8, from + block * 8, share, fade, sums_ + block * kSquare, Turns());
+    }
+  }
+
+  float at(int64_t block, int64_t i, int64_t j) const {
+    if (kTwins && (i + 8 - j) % 8 > 4) std::swap(i, j);
+    const int64_t before = block % blocks_.per_head, side = before % kMost;
+    const bool together = before - side + kMost <= blocks_.per_head;
+    const int64_t first = together ? block - side : block, wide = together ? 8 * kMost : 8;
+    return sums_[first * kSquare + (i + 8 - j) % 8 * wide + (block - first) * 8 + j];
+  }
+
+ private:
+  static constexpr int64_t kSquare = 64, kMost = kRowBytes / 32;  // blocks in a register
+  using Turns = std::make_integer_sequence<int, kTwins ? 5 : 8>;
+
+  template <int kBy, class V, int... e>
+  static V turned(const V& x, std::integer_sequence<int, e...>) {
+    return __builtin_shufflevector(x, x, ((e & ~7) | ((e + kBy) & 7))...);
+  }
+
+  template <int kWide, int... r>
+  void add_turns(const Few& few, const float* x, const float* from, const float* share, const float* decay, float* sums,
+                 std::integer_sequence<int, r...>) const {
+    using Entries = std::make_integer_sequence<int, kWide>;
+    const int64_t HD = blocks_.H * blocks_.D;
+    Row<float, kWide> sum[] = {row_at<float, kWide>(sums + r * kWide)...};
+    for (int v = 0; v < few.count; ++v) {
+      const Row<float, kWide> row = row_at<float, kWide>(x + few.n[v] * HD);
+      const Row<float, kWide> z = share[v] * row_at<float, kWide>(from + few.n[v] * HD);
+      if (decay) ((sum[r] *= *decay), ...);
+      ((sum[r] += z * turned<r>(row, Entries())), ...);
+    }
+    (put_row<float, kWide>(sum[r], sums + r * kWide), ...);
+  }
+
+  const Blocks<float, 8>& blocks_;
+  float* const sums_;
+};
+#endif
 
 // sums [H, width] = sum over the real rows of pi w_b w_b^T, after those before have faded by decay [H], or null; the
-// weight [rows, H] is pi. outer is scratch.
+// weight [rows, H] is pi.
 template <class S, int kBlock>
 TOST_OUTLINE void sum_products_by_row(const Blocks<S, kBlock>& blocks, const S* w, const Rows& rows, const S* weight,
-                                      const S* decay, S* outer, S* sums) {
-  fill_zero(outer, blocks.lanes * kBlock * kBlock);
+                                      const S* decay, S* scratch, S* sums) {
+  const Outer<S, kBlock, true> outer(blocks, scratch);
   for (int k = 0; k < rows.count; k += Few::kMost) {
     const Few few(rows, k);
     int64_t number[Few::kMost];
     for (int v = 0; v < Few::kMost; ++v) number[v] = k + v;
     few.prefetch_next(rows, w, blocks.H * blocks.D);
-    add_outer(blocks, few, w, w, weight, number, decay, outer);
+    outer.add(few, w, w, weight, number, decay);
   }
-  for (int64_t block = 0; block < blocks.lanes; ++block, outer += kBlock * kBlock)
-    blocks.for_each_product_of(block, [&](int64_t to, int64_t i, int64_t j) { sums[to] = outer[i * kBlock + j]; });
+  for (int64_t block = 0; block < blocks.lanes; ++block)
+    blocks.for_each_product_of(block, [&](int64_t to, int64_t i, int64_t j) { sums[to] = outer.at(block, i, j); });
 }
 
 // sums [H, width] = sum over the real rows of pi (o_i w_j + o_j w_i), once for i = j.
 template <class S, int kBlock>
 TOST_OUTLINE void sum_symmetric_by_row(const Blocks<S, kBlock>& blocks, const S* w, const S* o, const Rows& rows,
-                                       const S* pi, S* outer, S* sums) {
-  fill_zero(outer, blocks.lanes * kBlock * kBlock);
+                                       const S* pi, S* scratch, S* sums) {
+  const Outer<S, kBlock, false> outer(blocks, scratch);
   for (int k = 0; k < rows.count; k += Few::kMost) {
     const Few few(rows, k);
     few.prefetch_next(rows, w, blocks.H * blocks.D);
     few.prefetch_next(rows, o, blocks.H * blocks.D);
-    add_outer(blocks, few, w, o, pi, few.n, static_cast<const S*>(nullptr), outer);
+    outer.add(few, w, o, pi, few.n, nullptr);
   }
-  for (int64_t block = 0; block < blocks.lanes; ++block, outer += kBlock * kBlock)
+  for (int64_t block = 0; block < blocks.lanes; ++block)
     blocks.for_each_product_of(block, [&](int64_t to, int64_t i, int64_t j) {
-      sums[to] = i == j ? outer[i * kBlock + i] : outer[i * kBlock + j] + outer[j * kBlock + i];
+      sums[to] = i == j ? outer.at(block, i, i) : outer.at(block, i, j) + outer.at(block, j, i);
     });
 }
 
