@@ -1,7 +1,12 @@
 """The operators as torch sees them: registered ops, compile, autocast, layouts, dtypes, memory, edge sizes."""
 
+import subprocess
+import sys
+
 import pytest
 import torch
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import tost
 from tests.ops.cases import BACKENDS, FAST_BACKENDS, make_case, make_decay, run_causal, run_tssa
@@ -205,6 +210,79 @@ def test_inplace_form_refuses_autograd(run):
         run(w, torch.ones(2, requires_grad=True))
     with torch.no_grad():
         run(w, torch.ones(2, requires_grad=True))
+
+
+@backends
+@pytest.mark.parametrize("run", [tost.ops.tssa_, tost.ops.causal_tssa_])
+def test_autograd_notices_that_a_saved_tensor_was_overwritten(backend, run):
+    w = torch.randn(1, 4, 2, 3, requires_grad=True) + 0
+    loss = w.square().sum()
+    with torch.no_grad():
+        run(w, torch.ones(2), backend=backend)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+
+
+class Names:
+    def __init__(self):
+        super().__init__()
+        self.names = []
+
+    def note(self, function, types, args=(), kwargs=None):
+        self.names.append(str(function))
+        return function(*args, **(kwargs or {}))
+
+
+class Dispatched(Names, TorchDispatchMode):
+    __torch_dispatch__ = Names.note
+
+
+class Called(Names, TorchFunctionMode):
+    __torch_function__ = Names.note
+
+
+@pytest.mark.parametrize("name", ["tssa", "tssa_", "causal_tssa", "causal_tssa_"])
+@pytest.mark.parametrize("mode", [Dispatched, Called])
+def test_modes_see_the_operator(name, mode):
+    with torch.no_grad(), mode() as seen:
+        getattr(tost.ops, name)(torch.randn(1, 4, 2, 3), torch.ones(2), backend="native")
+    assert f"tost.{name}.default" in seen.names
+
+
+def test_profiler_sees_the_operator():
+    with torch.no_grad(), torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        tost.ops.tssa_(torch.randn(1, 4, 2, 3), torch.ones(2), backend="native")
+    assert "tost::tssa_" in [event.name for event in profile.events()]
+
+
+@pytest.mark.parametrize("context", ["torch.device('meta')", "torch.inference_mode()", "FakeTensorMode()"])
+def test_operators_may_be_loaded_while_a_mode_is_at_work(context):
+    program = (
+        "import torch\n"
+        "from torch._subclasses.fake_tensor import FakeTensorMode\n"
+        f"with {context}:\n"
+        "    from tost.ops import tssa\n"
+        "    from tost.ops._transforms import is_observed\n"
+        "assert not is_observed((torch.ones(2), None, 1))\n"
+        "assert is_observed((torch.ones(2, device='meta'),))\n"
+        "with FakeTensorMode():\n"
+        "    print(type(tssa(torch.ones(1, 4, 2, 3), torch.ones(2), backend='native')).__name__)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == "FakeTensor"
+
+
+@fast_backends
+@pytest.mark.parametrize("run", [tost.tssa, tost.causal_tssa])
+def test_views_that_are_still_to_be_negated(backend, run):
+    w = torch.complex(torch.randn(1, 9, 2, 3), torch.randn(1, 9, 2, 3)).conj().imag
+    t = torch.complex(torch.ones(2), torch.ones(2)).conj().imag
+    assert w.is_neg()
+    assert t.is_neg()
+    expected = run(w.resolve_neg(), t.resolve_neg(), backend="reference")
+    assert_close("y", run(w, t, backend=backend), expected, 1e-6)
+    assert_close("y", run(w.resolve_neg(), t, backend=backend), expected, 1e-6)
 
 
 @backends

@@ -23,7 +23,7 @@ from tost.nn.position import token_positions
 from tost.nn.state import Carry, ContinuesPacked
 from tost.ops import Packing, TSSAState, causal_tssa_, causal_tssa_with_state, tssa, tssa_
 from tost.ops._numerics import statistics_dtype, zero_padding
-from tost.ops._transforms import is_transformed
+from tost.ops._transforms import transforms_active
 from tost.ops.packing import count_tokens
 
 
@@ -116,7 +116,7 @@ class _ProjectedAttention(nn.Module):
             return False
         project = self.proj_in
         seen = type(project) is not nn.Linear or len(project._forward_hooks) > 0
-        return not (seen or torch.compiler.is_compiling() or is_transformed())
+        return not (seen or torch.compiler.is_compiling() or transforms_active())
 
     def _gated(self, y: Tensor, x: Tensor, mask: Tensor | None, near: Tensor | None = None) -> Tensor:
         """Return y [B, N, H, D] after what follows the operator, as far as there is any of it.

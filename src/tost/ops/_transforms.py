@@ -7,12 +7,15 @@ equations as plain differentiable PyTorch, of any order and in any combination.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import reduce
+from operator import or_
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
+from torch.autograd import forward_ad, profiler
+from torch.overrides import has_torch_function
 
 Tensors = tuple[Tensor | None, ...]
 
@@ -28,6 +31,34 @@ def is_transformed() -> bool:
 def transforms_active() -> bool:
     """Return the same for a registered operator, which the compiler does not look into."""
     return torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
+
+
+def _keys(*names: str) -> int:
+    sets = (torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, name)) for name in names)
+    return reduce(or_, (int(each.raw_repr()) for each in sets))
+
+
+# By name, not by looking at a tensor: a mode may be at work when this module is loaded.
+_USUAL = _keys("BackendSelect", "ADInplaceOrView")  # what every thread starts with
+_PLAIN = (
+    _keys("CPU", "AutocastCPU", "AutogradCPU", "ADInplaceOrView"),
+    _keys("CPU", "AutocastCPU"),
+)  # and inference tensors
+
+
+def is_observed(arguments: Sequence[Any]) -> bool:
+    """Return whether a call with these arguments has to go through torch's dispatcher.
+
+    That is so if a mode, a transform, a tracer or the profiler is at work, or if a tensor among them is more than plain
+    memory on the CPU: of a class of its own, or a view that is still to be negated. Autograd is left to the caller.
+    """
+    return (
+        has_torch_function(arguments)
+        or torch._C._dispatch_tls_local_include_set().raw_repr() & ~_USUAL != 0
+        or forward_ad._current_level >= 0
+        or profiler._is_profiler_enabled
+        or any(isinstance(x, Tensor) and torch._C._dispatch_keys(x).raw_repr() not in _PLAIN for x in arguments)
+    )
 
 
 def has_values(x: Tensor) -> bool:

@@ -22,7 +22,7 @@ from torch.utils.flop_counter import register_flop_formula
 from tost.ops import _library, pytorch
 from tost.ops._inputs import Inputs, Sums, empty_sums
 from tost.ops._numerics import MASS_FLOOR, statistics_dtype
-from tost.ops._transforms import transforms_active, wants_graph
+from tost.ops._transforms import is_observed, transforms_active, wants_graph
 from tost.ops.flops import tssa_flops
 from tost.ops.form import FLAGS, Form, OperatorOptions
 from tost.ops.packing import Packing
@@ -44,13 +44,13 @@ def unsupported(w: Tensor, form: Form) -> list[str]:
 
 def tssa(inputs: Inputs, form: Form) -> Tensor:
     """Return y [B, N, H, D] in the dtype of w."""
-    outputs: Tensors = torch.ops.tost.tssa.default(*_arguments(inputs, form))
+    outputs: Tensors = _call("tssa", *_arguments(inputs, form))
     return outputs[0]
 
 
 def tssa_(inputs: Inputs, form: Form) -> Tensor:
     """Overwrite w with y, and return it."""
-    torch.ops.tost.tssa_.default(*_arguments(inputs, form))
+    _call("tssa_", *_arguments(inputs, form))
     return inputs.w
 
 
@@ -60,13 +60,13 @@ def _arguments(inputs: Inputs, form: Form) -> tuple[Any, ...]:
 
 def causal_tssa(inputs: Inputs, form: Form) -> tuple[Tensor, Sums]:
     """Return y [B, N, H, D] in the dtype of w, and the sums after the last token."""
-    y, _, _, *sums = torch.ops.tost.causal_tssa.default(*_causal_arguments(inputs, form))
+    y, _, _, *sums = _call("causal_tssa", *_causal_arguments(inputs, form))
     return y, Sums(*sums)
 
 
 def causal_tssa_(inputs: Inputs, form: Form) -> tuple[Tensor, Sums]:
     """Overwrite w with y, and return it with the sums after the last token."""
-    sums = torch.ops.tost.causal_tssa_.default(*_causal_arguments(inputs, form))
+    sums = _call("causal_tssa_", *_causal_arguments(inputs, form))
     return inputs.w, Sums(*sums)
 
 
@@ -112,6 +112,13 @@ def _dense(*tensors: Tensor | None) -> list[Tensor | None]:
     return [None if x is None else x.contiguous() for x in tensors]
 
 
+def _overwrite(w: Tensor, y: Tensor) -> None:
+    """Make w hold y, which may be in its memory already, and let autograd know: others may have saved w."""
+    if y is not w:
+        w.copy_(y)
+    torch.autograd.graph.increment_version(w)
+
+
 def _run(
     name: str,
     flags: Sequence[int],
@@ -128,9 +135,8 @@ def _run(
     w = inputs[0]
     assert w is not None
     cu_seqlens = None if cu_seqlens is None else cu_seqlens.contiguous()
-    wide, form = statistics_dtype(w.dtype), Form.from_flags(flags)
-    plain = form.block_size == 1 and not form.centered and not form.token_decay
-    if plain or w.dtype == wide:
+    wide = statistics_dtype(w.dtype)
+    if w.dtype == wide or _is_plain(Form.from_flags(flags)):
         return _library.run(name, w, flags, cu_seqlens, (*inputs, *outputs), *strides)
     widened = [x.to(wide) if x is not None and x.dtype == w.dtype else x for x in inputs]
     filled = [torch.empty_like(x, dtype=wide) if x is not None and x.dtype == w.dtype else x for x in outputs]
@@ -141,7 +147,13 @@ def _run(
     return None
 
 
+def _is_plain(form: Form) -> bool:
+    return form.block_size == 1 and not form.centered and not form.token_decay
+
+
 _OPERATORS = torch.library.Library("tost", "FRAGMENT")  # type: ignore[no-untyped-call]
+_KERNELS: dict[str, Callable[..., Any]] = {}
+_RECORDERS: dict[str, Callable[..., Any]] = {}
 # Without defaults: torch leaves trailing arguments out that equal them. Types are bool or int.
 _FLAGS = ", ".join(f"{field.type} {field.name}" for field in fields(Form) if field.name in FLAGS)
 
@@ -163,9 +175,23 @@ def _operator(
 
     def register(function: Callable[..., Any]) -> Callable[..., Any]:
         _OPERATORS.impl(name, function, "CPU")  # type: ignore[no-untyped-call]
+        _KERNELS[name] = function
         return function
 
     return register
+
+
+def _call(name: str, *arguments: Any) -> Any:
+    """Call ``tost::name``, past torch's dispatcher if that has nothing to add.
+
+    It leads through C++ and back for each of its rules. Between two matrix products, when caches hold little else, that
+    takes longer than the rest of a call in Python.
+    """
+    if torch.compiler.is_compiling() or is_observed(arguments):
+        return getattr(torch.ops.tost, name).default(*arguments)
+    if torch.is_grad_enabled() and torch._C._any_requires_grad(*arguments):
+        return _RECORDERS[name](None, *arguments)
+    return _KERNELS[name](*arguments)
 
 
 def _differentiate(
@@ -188,6 +214,8 @@ def _differentiate(
     operator = getattr(torch.ops.tost, name).default
 
     def below(keys: Any, *arguments: Any) -> Any:
+        if keys is None:  # the dispatcher was left out
+            return _KERNELS[name](*arguments)
         with torch._C._AutoDispatchBelowAutograd():
             return operator.redispatch(keys & torch._C._after_autograd_keyset, *arguments)
 
@@ -209,10 +237,14 @@ def _differentiate(
             return formulas(*arguments)
         if not (torch.is_grad_enabled() and torch._C._any_requires_grad(*arguments)):
             return below(keys, *arguments)
+        return record(keys, *arguments)
+
+    def record(keys: Any, *arguments: Any) -> Any:
         if setup is None:
             raise RuntimeError(f"tost::{name} overwrites its input, but autograd needs it for the backward pass.")
         return Recorded.apply(keys, *arguments)  # type: ignore[no-untyped-call]
 
+    _RECORDERS[name] = record
     Recorded.__name__ = Recorded.__qualname__ = f"{name}_recorded"
     _OPERATORS.impl(name, run, "Autograd", with_keyset=True)  # type: ignore[no-untyped-call]
 
@@ -284,8 +316,7 @@ def _tssa(w: Tensor, temperature: Tensor, mask: Tensor | None, cu_seqlens: Tenso
 def _tssa_inplace(w: Tensor, temperature: Tensor, mask: Tensor | None, cu_seqlens: Tensor | None, *flags: int) -> None:
     y = w.contiguous()
     _run("tost_tssa_forward", flags, cu_seqlens, (y, *_dense(temperature, mask)), (y, None, None, None, None))
-    if y is not w:
-        w.copy_(y)
+    _overwrite(w, y)
 
 
 @_operator(
@@ -317,7 +348,7 @@ def _tssa_autograd(ctx: Any, dy: Tensor | None, *_: Tensor | None) -> tuple[Tens
     if wants_graph():
         form, packing = Form.from_flags(ctx.flags), _packing(saved[-1], w)
         return (*pytorch.tssa_gradients(dy, w, temperature, mask, form, packing), *rest)
-    return (*torch.ops.tost.tssa_backward(dy, w, temperature, mask, *saved, *ctx.flags), *rest)
+    return (*_call("tssa_backward", dy, w, temperature, mask, *saved, *ctx.flags), *rest)
 
 
 def _tssa_formulas(
@@ -401,8 +432,7 @@ def _causal_sums(w: Tensor, *arguments: Any) -> Tensors:
 def _causal_tssa_inplace(w: Tensor, *arguments: Any) -> Tensors:
     y, after = w.contiguous(), _causal_sums(w, *arguments)
     _run_causal(y, arguments, (y, None, None, *after))
-    if y is not w:
-        w.copy_(y)
+    _overwrite(w, y)
     return after
 
 
@@ -454,8 +484,8 @@ def _causal_autograd(
     if wants_graph():
         arguments = (w, temperature, bias, mask, *before, scale, decay)
         return (*_causal_graph(ctx.flags, cu_seqlens, (dy, *dsums), arguments), *rest)
-    dw, dtemperature, denergy, *dbefore, dscale, ddecay = torch.ops.tost.causal_tssa_backward(
-        dy, *dsums, w, temperature, bias, mask, pi, starts, scale, decay, cu_seqlens, *ctx.flags
+    dw, dtemperature, denergy, *dbefore, dscale, ddecay = _call(
+        "causal_tssa_backward", dy, *dsums, w, temperature, bias, mask, pi, starts, scale, decay, cu_seqlens, *ctx.flags
     )
     return (
         dw,
