@@ -73,10 +73,12 @@ class TaskColumn(_Part):
     """One of the tasks of a plan that compares settings over several tasks.
 
     Attributes:
+        set: ``key=value`` texts for its arms, on top of those of the plan.
         chance: What guessing reaches, as the metric is shown.
         extra: Whether averages are taken without it, and again with it; without a result it then counts at chance.
     """
 
+    set: list[str] = Field(default=[])
     chance: float = Field(allow_inf_nan=False)
     extra: bool = False
 

@@ -207,9 +207,10 @@ def _given_at_equal_size(plan: Plan, name: str, trial: str, changes: Sequence[st
 
 
 def _given(plan: Plan, name: str, changes: Sequence[str]) -> list[str]:
-    """Return the changes for an arm: those of the plan, its own, and those of the command line."""
+    """Return the changes for an arm: those of the plan, of its task, its own, and those of the command line."""
     addressed = [text for pattern, text in map(_addressed, changes) if fnmatchcase(name, pattern)]
-    return [*plan.set, *plan.arms[name].set, *addressed]
+    task = plan.tasks.get(plan.task_of(name)[0])
+    return [*plan.set, *(task.set if task else []), *plan.arms[name].set, *addressed]
 
 
 def _load(plan: Plan, name: str, changes: Sequence[str]) -> RunConfig:
