@@ -10,7 +10,7 @@ from typing import Any
 
 from tost._text import closest, count
 from tost.errors import ConfigError
-from tost.sweep import Plan, statements, table
+from tost.sweep import Plan, measured_tables, statements, table
 from tost.sweep.summary import has_best
 
 __all__ = ["fill", "page", "section"]
@@ -51,6 +51,7 @@ def section(results: Mapping[str, Any], commentary: str = "") -> str:
     plan = Plan.model_validate(results["plan"])
     parts = [f"## {plan.title.removesuffix('.')}", f"```shell\n{shlex.join(results['command'])}\n```"]
     parts += [table(results).markdown(), " ".join(statements(results))]
+    parts += [shown.markdown() for shown in measured_tables(results)]
     if plan.states:
         parts.append(f"![{plan.metric} over the size of the state](img/{results['name']}.svg)")
     if notes := [f"- `{name}`: {arm.note}" for name, arm in plan.arms.items() if arm.note]:
@@ -85,7 +86,8 @@ def fill(text: str, results: Mapping[str, Any]) -> str:
 
     A placeholder is ``{arm.metric.mean:.1f}``: a name, and how Python formats the number. After an arm come
     ``parameters``, ``steps``, ``samples``, ``seconds``, ``state_bytes``, ``reference``, or a metric (or ``best``) and
-    ``mean``, ``std``, ``min`` or ``max``; ``levels.NAME`` is a level of the plan. Two names may be joined by
+    ``mean``, ``std``, ``min`` or ``max``; a metric that the plan measures with other settings is ``METRIC_NAME``;
+    ``levels.NAME`` is a level of the plan. Two names may be joined by
     ``+ - * /`` with spaces around it, as in ``{tost.top1.mean - vit.top1.mean:+.1f}``. Double braces stand for braces.
 
     Args:
@@ -131,7 +133,7 @@ def _values(results: Mapping[str, Any]) -> Iterator[tuple[str, float | None]]:
         yield f"{name}.reference", plan.arms[name].reference
         spreads = {**found["metrics"], **({"best": found["best"]} if has_best(found, plan) else {})}
         for metric, spread in spreads.items():
-            shown = plan.shown if metric in (plan.metric, "best") else 1.0
+            shown = plan.shown if metric in (plan.metric, "best", *map(plan.measured_as, plan.measure)) else 1.0
             for key in ("mean", "std", "min", "max"):
                 value = spread[key] if spread else None
                 yield f"{name}.{metric}.{key}", None if value is None else value * shown

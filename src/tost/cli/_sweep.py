@@ -81,6 +81,9 @@ def sweep(
         ended, stopped = _carry_out(waiting, folder, jobs, threads)
         outcomes += ended
         runs, waiting = look()  # where something is tuned, finished trials bring new runs
+    if loaded.measure and not stopped:
+        with sweeps.claim(folder), _console.progress() as progress:
+            sweeps.measure_runs(loaded, runs, progress.update)
     results = sweeps.collect(plan, loaded, changes, runs)
     sweeps.write_results(folder / "results.json", results)
     _draw(folder / "states.svg", results)
@@ -137,9 +140,10 @@ def _carry_out(waiting: Sequence[Run], folder: Path, jobs: int, threads: int | N
 
 def _show(results: Mapping[str, Any], outcomes: Sequence[RunOutcome]) -> None:
     """Show the table and what it means; then, on stderr, what went wrong."""
-    from tost.sweep import State, statements, table, tail
+    from tost.sweep import State, measured_tables, statements, table, tail
 
-    _console.print_table(table(results))
+    for shown in (table(results), *measured_tables(results)):
+        _console.print_table(shown)
     for statement in statements(results):
         _console.show(statement)
     for outcome in outcomes:

@@ -1,3 +1,4 @@
+from tost.sweep.measure import measure_runs as measure_runs
 from tost.sweep.memory import state_picture as state_picture
 from tost.sweep.plan import Arm as Arm
 from tost.sweep.plan import Plan as Plan
@@ -23,5 +24,6 @@ from tost.sweep.runs import expand as expand
 from tost.sweep.runs import select as select
 from tost.sweep.runs import state_of as state_of
 from tost.sweep.runs import unfinished as unfinished
+from tost.sweep.summary import measured_tables as measured_tables
 from tost.sweep.summary import statements as statements
 from tost.sweep.summary import table as table

@@ -40,7 +40,7 @@ def state_bytes(settings: RunConfig) -> int | None:
 
 
 def state_picture(results: Mapping[str, Any]) -> bytes | None:
-    """Draw the metric of every arm over the size of its state.
+    """Draw the metric of every arm over the size of its state; over several tasks, a panel for each.
 
     Args:
         results: What `tost.sweep.collect` gathered.
@@ -50,14 +50,15 @@ def state_picture(results: Mapping[str, Any]) -> bytes | None:
         nothing is finished.
     """
     plan = Plan.model_validate(results["plan"])
-    points = {
-        name: (size, spread["mean"] * plan.shown, (spread["min"] * plan.shown, spread["max"] * plan.shown))
-        for name, found in results["arms"].items()
-        if (size := found.get("state_bytes")) is not None and (spread := found["metrics"].get(plan.metric))
-    }
-    if not points:
+    panels: dict[str, dict[str, Any]] = {}
+    for arm, found in results["arms"].items():
+        if (size := found.get("state_bytes")) is not None and (spread := found["metrics"].get(plan.metric)):
+            task, setting = plan.task_of(arm)
+            mean, low, high = (spread[key] * plan.shown for key in ("mean", "min", "max"))
+            panels.setdefault(task, {})[setting] = (size, mean, (low, high))
+    if not panels:
         return None
     from tost.analysis.figures.sizes import draw_sizes
 
     unit = f"{plan.metric} %" if plan.percent else plan.metric
-    return draw_sizes(points, title=plan.title, x="state of one sequence, bytes", y=unit)
+    return draw_sizes(panels, title=plan.title, x="state of one sequence, bytes", y=unit)

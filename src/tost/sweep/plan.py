@@ -18,6 +18,7 @@
     tune: {key: optim.lr, values: [1e-3, 3e-3]}  # each arm tries all of them with the first seed and keeps the best
     equal: vit                        # MLPs as wide as it takes to have the parameters of this arm (or setting)
     states: true                      # also show how much the mixers of language models remember
+    measure: {long: [data.options.length=512]}  # also evaluate the trained weights with these changes
 """
 
 from __future__ import annotations
@@ -117,6 +118,7 @@ class Plan(_Part):
         equal: Arm, or setting where there are tasks, whose number of parameters all others get, by the width of their
             MLPs.
         states: Whether the size of each arm's state is part of the results; for language models.
+        measure: ``key=value`` texts with which the finished runs are evaluated once more, by the name of the column.
         arms: Settings by name.
     """
 
@@ -133,6 +135,7 @@ class Plan(_Part):
     tune: Tune | None = None
     equal: str | None = None
     states: bool = False
+    measure: dict[Annotated[str, Field(pattern=r"^[a-z0-9_]+$")], list[str]] = Field(default={})
     arms: dict[str, Arm] = Field(min_length=1)
 
     def seeds_of(self, arm: str) -> list[int]:
@@ -144,6 +147,10 @@ class Plan(_Part):
         """Return the task and the setting in the name of an arm; the task is empty if the plan has none."""
         task = max((name for name in self.tasks if arm.startswith(f"{name}_")), key=len, default="")
         return task, arm.removeprefix(f"{task}_") if task else arm
+
+    def measured_as(self, name: str) -> str:
+        """Return what the metric of the plan is called where it was measured with the changes of this name."""
+        return f"{self.metric}_{name}"
 
     @property
     def shown(self) -> float:
@@ -213,7 +220,7 @@ def _known_keys(values: dict[str, Any]) -> Keys:
     """Return the keys of a plan, with those of each arm, level and task that it names."""
     keys = keys_of(Plan)
     keys |= keys_of(Tune, "tune.")
-    for section, schema in (("arms", Arm), ("levels", None), ("tasks", TaskColumn)):
+    for section, schema in (("arms", Arm), ("levels", None), ("measure", None), ("tasks", TaskColumn)):
         found = values.get(section)
         for name in found if isinstance(found, dict) else ():
             keys[f"{section}.{name}"] = Key(Plan, section)

@@ -8,7 +8,8 @@
       command     the command of the sweep
       collected   when the file was written, in UTC
       runs        for every run: arm, seed, status, hash of its configuration, changes, command, parameters, steps,
-                  samples, metrics, best, seconds, memory, revision, machine, the weights it started from
+                  samples, metrics (METRIC_NAME for those of NAME in ``measure``), best, seconds, memory, revision,
+                  machine, the weights it started from
       arms        for every arm: what it chose, if something is tuned; the size of its state, if the plan asks for it;
                   seeds, parameters, steps, samples; of every metric mean, std, min, max over the seeds
 
@@ -30,6 +31,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from tost._io import write_atomic
 from tost._machine import command_arguments
 from tost.errors import ConfigError
+from tost.sweep.measure import read_measured
 from tost.sweep.memory import state_bytes
 from tost.sweep.plan import Plan
 from tost.sweep.runs import Run, State, chosen_trial, state_of
@@ -151,7 +153,7 @@ def collect(name: str, plan: Plan, changes: Sequence[str], runs: Sequence[Run]) 
     Raises:
         ConfigError: The ``summary.json`` of a finished run is damaged.
     """
-    records = [_record(run) for run in runs]
+    records = [_record(plan, run) for run in runs]
     return {
         "format": FORMAT,
         "name": Path(name).stem,
@@ -175,12 +177,15 @@ def _arm(plan: Plan, name: str, runs: Sequence[Run], records: Sequence[Mapping[s
     return {"trial": chosen, **size, **_aggregate([record for record in own if record["trial"] == chosen])}
 
 
-def _record(run: Run) -> dict[str, Any]:
+def _record(plan: Plan, run: Run) -> dict[str, Any]:
     """Return what is known about one run; None for what is not known yet."""
     state = state_of(run)
     # A run that was started again still has the summary of its last end.
     summary = _read_summary(run.folder / "summary.json") if state is State.finished else None
     environment = _known(_Environment, run.folder / "env.json")
+    measured = {
+        f"{metric}_{name}": value for name, found in read_measured(plan, run).items() for metric, value in found.items()
+    }
     start = _known(_Start, run.folder / "start.json")
     return {
         "arm": run.arm,
@@ -194,7 +199,7 @@ def _record(run: Run) -> dict[str, Any]:
         "parameters": summary and summary.parameters,
         "steps": summary and summary.steps,
         "samples": summary and summary.steps * run.settings.train.batch_size,
-        "metrics": {name: _finite(value) for name, value in summary.final.items()} if summary else {},
+        "metrics": {name: _finite(value) for name, value in summary.final.items()} | measured if summary else {},
         "best": summary and _finite(summary.best),
         "best_metric": run.settings.checkpoint.best_metric,
         "seconds": summary and summary.seconds,

@@ -100,7 +100,10 @@ def expand(plan: Plan, changes: Sequence[str], out: Path, *, name: str, start: P
 
     @cache  # the same for all seeds, and a width takes a while to find
     def given(arm: str, trial: str) -> tuple[str, ...]:
-        return _given_at_equal_size(plan, arm, trial, changes)
+        made = _given_at_equal_size(plan, arm, trial, changes)
+        for others in plan.measure.values():
+            _load(plan, arm, (*made, *others))
+        return made
 
     found: dict[str, Run] = {}
     problems: dict[str, dict[str, None]] = {}  # the arms of each, in order

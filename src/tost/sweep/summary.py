@@ -43,6 +43,33 @@ def table(results: Mapping[str, Any]) -> Table:
     return Table(headers=headers, rows=rows, title=plan.title)
 
 
+def measured_tables(results: Mapping[str, Any]) -> list[Table]:
+    """Return what the arms reach with the changes that the plan measures them with; over several tasks, one table each.
+
+    Args:
+        results: What `tost.sweep.collect` gathered.
+    """
+    plan = _plan(results)
+    if not plan.measure:
+        return []
+    headers = ["as trained", *plan.measure]
+    metrics = [plan.metric, *map(plan.measured_as, plan.measure)]
+
+    def row(arm: str) -> list[str]:
+        found = [results["arms"][arm]["metrics"].get(metric) for metric in metrics]
+        return [
+            _spread(spread, partial(_number, plan=plan, like=spread["mean"])) if spread else _UNKNOWN
+            for spread in found
+        ]
+
+    tables = []
+    for task in plan.tasks or [""]:
+        arms = {plan.task_of(arm)[1]: arm for arm in plan.arms if plan.task_of(arm)[0] == task}
+        rows = [[setting, *row(arm)] for setting, arm in arms.items()]
+        tables.append(Table(headers=[task or "arm", *headers], rows=rows))
+    return tables
+
+
 def averages(values: Mapping[str, float | None], plan: Plan) -> tuple[float | None, float | None]:
     """Return two averages over tasks.
 
@@ -77,10 +104,14 @@ def _task_table(results: Mapping[str, Any], plan: Plan) -> Table:
         reported = {task: plan.arms[arm].reference for task, arm in arms.items()}
         cells = [_spread(found.get(task), partial(_two_decimals, scale=plan.shown)) for task in plan.tasks]
         rows.append([setting, *cells, *map(_two_decimals, averages(means, plan)[: len(sizes)])])
+        if plan.states:
+            states = {results["arms"][arm]["state_bytes"] for arm in arms.values()}
+            rows[-1].append(_count(states.pop()) if len(states) == 1 else _UNKNOWN)
         if any(value is not None for value in reported.values()):
             numbers = [*(reported.get(task) for task in plan.tasks), *averages(reported, plan)[: len(sizes)]]
-            rows.append([f"{setting}, reported", *map(_two_decimals, numbers)])
+            rows.append([f"{setting}, reported", *map(_two_decimals, numbers), *([""] if plan.states else [])])
     headers = ["setting", *plan.tasks, *(f"mean of {size}" for size in sizes)]
+    headers += ["state, bytes"] if plan.states else []
     return Table(headers=headers, rows=rows, title=plan.title)
 
 
@@ -135,6 +166,9 @@ def statements(results: Mapping[str, Any]) -> list[str]:
         said.append(f"The {plan.metric} is that of the last step; best is that of the best {best}.")
     if plan.states:
         said.append("The state is what the mixers of all layers keep of one sample; - where a mixer has none.")
+    if plan.measure:
+        columns = "; ".join(f"{name} with {', '.join(changes)}" for name, changes in plan.measure.items())
+        said.append(f"The weights of the last step were also measured with other settings: {columns}.")
     if plan.levels:
         levels = ", ".join(f"{name.replace('_', ' ')} {value:g}" for name, value in plan.levels.items())
         said.append(f"Without learning: {levels}.")
