@@ -222,32 +222,30 @@ class Blocks {
     }
   }
 
-  // F = the factors of m I + W = L P L^T: 1 / P on the diagonal, L below it. What elimination leaves of W is positive
-  // semi-definite but for rounding errors. Held above those, it leaves solutions bounded for W of any size. They are
-  // those of `from`, the products that W was made of, or W itself.
+  // F = the factors of m I + W = L P L^T, row after row: L below the diagonal, 1 / P on it. What elimination leaves of W is
+  // positive semi-definite but for rounding errors. Held above those, it leaves solutions bounded for W of any size. They
+  // are those of `from`, the products that W was made of, or W itself.
   void factor(const V& m, const V* W, V* F) const { factor(m, W, W, F); }
   TOST_OUTLINE void factor(const V& m, const V* W, const V* from, V* __restrict F) const {
     const int64_t g = size();
     const S noise = S(g) * std::numeric_limits<S>::epsilon();
-    // Row by row, so that W is read where it stands. The entries of a row are those of L P until the row is done.
     TOST_UNROLL
     for (int64_t i = 0; i < g; ++i) {
+      V* const row = F + in_row(i, 0);  // its entries are those of L P until the row is done
+      int64_t j = 0;
       TOST_UNROLL
-      for (int64_t j = 0; j < i; ++j) {
-        V entry = W[at(j, i)];
-        TOST_UNROLL
-        for (int64_t r = 0; r < j; ++r) entry -= F[at(r, i)] * F[at(r, j)];
-        F[at(j, i)] = entry;
-      }
+      for (; j + kAtOnce <= i; j += kAtOnce) eliminate<kAtOnce>(W, F, i, j, row);
+      TOST_UNROLL
+      for (; j < i; ++j) eliminate<1>(W, F, i, j, row);
       V left = W[at(i, i)];
       TOST_UNROLL
-      for (int64_t j = 0; j < i; ++j) {
-        const V entry = F[at(j, i)], l = entry * F[at(j, j)];
+      for (j = 0; j < i; ++j) {
+        const V entry = row[j], l = entry * F[in_row(j, j)];
         left -= entry * l;
-        F[at(j, i)] = l;
+        row[j] = l;
       }
       const V least = noise * from[at(i, i)];
-      F[at(i, i)] = S(1) / (m + (left < least ? least : left));
+      row[i] = S(1) / (m + (left < least ? least : left));
     }
   }
 
@@ -257,14 +255,14 @@ class Blocks {
     TOST_UNROLL
     for (int64_t j = 0; j < g; ++j) {
       TOST_UNROLL
-      for (int64_t i = j + 1; i < g; ++i) x[i] -= F[at(j, i)] * x[j];
+      for (int64_t i = j + 1; i < g; ++i) x[i] -= F[in_row(i, j)] * x[j];
     }
     TOST_UNROLL
-    for (int64_t j = 0; j < g; ++j) x[j] *= F[at(j, j)];
+    for (int64_t j = 0; j < g; ++j) x[j] *= F[in_row(j, j)];
     TOST_UNROLL
     for (int64_t i = g - 1; i > 0; --i) {
       TOST_UNROLL
-      for (int64_t j = 0; j < i; ++j) x[j] -= F[at(j, i)] * x[i];
+      for (int64_t j = 0; j < i; ++j) x[j] -= F[in_row(i, j)] * x[i];
     }
   }
 
@@ -320,6 +318,29 @@ class Blocks {
  private:
   using Anywhere = typename LanesOf<S>::anywhere;  // in memory that is not aligned
   static constexpr bool kFast = kBlock > 0 && kBlock % kSide == 0;
+
+  // Where entry j <= i of a row of the factors stands in a tile.
+  static constexpr int64_t in_row(int64_t i, int64_t j) { return i * (i + 1) / 2 + j; }
+
+  // Entries j .. j + n - 1 of row i of the factors, before they are divided by P. One after the other they would wait for
+  // their own sums.
+  static constexpr int kAtOnce = 4;
+  template <int n>
+  void eliminate(const V* W, const V* F, int64_t i, int64_t j, V* row) const {
+    V entry[n];
+    TOST_UNROLL
+    for (int c = 0; c < n; ++c) entry[c] = W[at(j + c, i)];
+    for (int64_t r = 0; r < j; ++r) {
+      TOST_UNROLL
+      for (int c = 0; c < n; ++c) entry[c] -= row[r] * F[in_row(j + c, r)];
+    }
+    TOST_UNROLL
+    for (int c = 0; c < n; ++c) {
+      TOST_UNROLL
+      for (int r = 0; r < c; ++r) entry[c] -= entry[r] * F[in_row(j + c, j + r)];
+      row[j + c] = entry[c];
+    }
+  }
 
   // Tokens are visited one after the other for the same tile, which is a jump over the rest of a row that processors do
   // not foresee: this asks for a tile of a later row.
