@@ -40,10 +40,10 @@ def _keys(*names: str) -> int:
 
 # By name, not by looking at a tensor: a mode may be at work when this module is loaded.
 _USUAL = _keys("BackendSelect", "ADInplaceOrView")  # what every thread starts with
-_PLAIN = (
+_PLAIN = {
     _keys("CPU", "AutocastCPU", "AutogradCPU", "ADInplaceOrView"),
-    _keys("CPU", "AutocastCPU"),
-)  # and inference tensors
+    _keys("CPU", "AutocastCPU"),  # inference tensors
+}
 
 
 def is_observed(arguments: Sequence[Any]) -> bool:
@@ -57,7 +57,7 @@ def is_observed(arguments: Sequence[Any]) -> bool:
         or torch._C._dispatch_tls_local_include_set().raw_repr() & ~_USUAL != 0
         or forward_ad._current_level >= 0
         or profiler._is_profiler_enabled
-        or any(isinstance(x, Tensor) and torch._C._dispatch_keys(x).raw_repr() not in _PLAIN for x in arguments)
+        or not _PLAIN.issuperset([torch._C._dispatch_keys(x).raw_repr() for x in arguments if isinstance(x, Tensor)])
     )
 
 
