@@ -45,13 +45,16 @@ def draw_sizes(panels: Mapping[str, Points], *, title: str, x: str, y: str, widt
         places = list(grid.flat)
         for axes, (panel, points) in zip(places, panels.items(), strict=False):
             _draw_points(axes, points, names)
-            _scale(axes, sizes)
+            _scale(axes, sizes, every=1 if len(panels) == 1 else 2)
             style.finish(axes, title=heading if len(panels) == 1 else panel, x=x, y=y)
         for axes in places[len(panels) :]:
             axes.set_visible(False)
-        last = places[len(panels) - 1]
-        last.legend(frameon=False, fontsize=style.TICK, loc="center left", bbox_to_anchor=(1.0, 0.5))
-        if len(panels) > 1:
+        if len(panels) == 1:
+            places[0].legend(frameon=False, fontsize=style.TICK, loc="center left", bbox_to_anchor=(1.0, 0.5))
+        else:
+            marks = {label: mark for axes in places for mark, label in zip(*axes.get_legend_handles_labels(), strict=True)}
+            listed = [marks[name] for name in names]
+            figure.legend(listed, names, frameon=False, fontsize=style.TICK, loc="outside right center")
             figure.suptitle(heading, fontsize=style.TITLE)
         buffer = io.BytesIO()
         figure.savefig(buffer, format="svg", metadata={"Date": None})
@@ -73,10 +76,10 @@ def _draw_points(axes: Axes, points: Points, names: list[str]) -> None:
         )
 
 
-def _scale(axes: Axes, sizes: list[int]) -> None:
-    """Make room for 0 and these sizes on the axis."""
+def _scale(axes: Axes, sizes: list[int], every: int) -> None:
+    """Make room for 0 and these sizes on the axis, with a label for every so many powers of 2."""
     axes.set_xscale("symlog", base=2, linthresh=min(sizes) / 2)
-    powers = range(min(sizes).bit_length() - 1, max(sizes).bit_length() + 1)
+    powers = range(min(sizes).bit_length() - 1, max(sizes).bit_length() + 1, every)
     axes.set_xticks([0, *(2**power for power in powers)])
     axes.xaxis.set_major_formatter(FuncFormatter(lambda size, _: f"{size:,.0f}"))
     axes.xaxis.set_minor_locator(NullLocator())
