@@ -52,7 +52,9 @@ def draw_sizes(panels: Mapping[str, Points], *, title: str, x: str, y: str, widt
         if len(panels) == 1:
             places[0].legend(frameon=False, fontsize=style.TICK, loc="center left", bbox_to_anchor=(1.0, 0.5))
         else:
-            marks = {label: mark for axes in places for mark, label in zip(*axes.get_legend_handles_labels(), strict=True)}
+            marks = {
+                label: mark for axes in places for mark, label in zip(*axes.get_legend_handles_labels(), strict=True)
+            }
             listed = [marks[name] for name in names]
             figure.legend(listed, names, frameon=False, fontsize=style.TICK, loc="outside right center")
             figure.suptitle(heading, fontsize=style.TITLE)
