@@ -123,5 +123,5 @@ def test_tasks_have_settings_of_their_own_a_table_and_a_panel_each(tmp_path, mon
 
 
 def test_changes_that_a_configuration_refuses_are_found_before_anything_is_trained(tmp_path):
-    with pytest.raises(ConfigError, match=r"data\.options\.lenght.*did you mean.*length"):
-        make_runs(plan_of(measure={"long": ["data.options.lenght=32"]}), tmp_path)
+    with pytest.raises(ConfigError, match=r"data\.options\.lengths.*did you mean.*length"):
+        make_runs(plan_of(measure={"long": ["data.options.lengths=32"]}), tmp_path)
