@@ -1,8 +1,8 @@
-"""Fills the tables of README and front page, and the plots of README and docs, from the newest stored measurements.
+"""Fills the tables of README, front page and operator page, and the plots of README and docs, from stored measurements.
 
 No number is typed by hand.
 
-python scripts/update_readme.py           rewrite both pages and the plots in docs/img
+python scripts/update_readme.py           rewrite the pages and the plots in docs/img
 python scripts/update_readme.py --check   only say whether they are up to date; exit code 1 if not
 """
 
@@ -20,10 +20,11 @@ from results_page import fill
 
 from tost.sweep import read_results
 
-__all__ = ["main", "render_losses", "render_speed", "stored", "updated"]
+__all__ = ["main", "render_blocks", "render_losses", "render_speed", "stored", "updated"]
 
 README = ROOT / "README.md"
 FRONT = ROOT / "docs" / "index.md"
+OPERATOR = ROOT / "docs" / "operator.md"
 IMAGES = ROOT / "docs" / "img"
 RESULTS = ROOT / "results"
 # Four rows of the stored measurement are enough for a first impression: operator and number of tokens.
@@ -34,6 +35,8 @@ SPEED_COLUMNS = {
     "sdpa": "softmax attention",
     "limit": "matrix products alone",
 }
+BLOCK_SIZE = 8
+PASSES = {"fwd": "forward", "fwd+bwd": "with backward"}
 # The sweep of each text, and what the table calls its arms.
 TEXTS = {"WikiText-2 bytes": "language_long_wikitext", "Shakespeare": "language_long_shakespeare"}
 MIXERS = {
@@ -95,6 +98,31 @@ def render_speed(measured: Mapping[str, Any]) -> str:
     )
 
 
+def render_blocks(folder: Path = MEASUREMENTS) -> str:
+    """Return what layers in blocks take of the time of their matrix products, with a column for each machine."""
+    columns: dict[str, dict[tuple[str, ...], str]] = {}
+    for path in sorted(folder.glob("ops-selection_*.json")):
+        measured = json.loads(path.read_text())
+        rows = [row for row in measured["rows"] if row["contender"] == "tost" and row["block_size"] == BLOCK_SIZE]
+        if rows and measured["complete"] and measured["gate"]["passed"]:
+            place = measured["environment"]
+            machine = f"{place['cpu']}, {place['native']['isa']}, {place['measured'][:10]}"
+            columns[machine] = {
+                (
+                    f"`{row['op']}`",
+                    f"{row['width']} / {row['heads']}",
+                    f"{row['tokens']:,}",
+                    PASSES[row["mode"]],
+                ): f"{row['ratio_to_limit_median']:.2f}"
+                for row in rows
+            }
+    cases = dict.fromkeys(case for cells in columns.values() for case in cells)
+    lines = [["operator", "width / heads", "tokens", "pass", *columns], ["---", "---", "---:", "---"]]
+    lines[1] += ["---:"] * len(columns)
+    lines += [[*case, *(cells.get(case, "") for cells in columns.values())] for case in cases]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+
+
 def render_losses(sweeps: Mapping[str, Mapping[str, Any]]) -> str:
     """Return a table of validation losses, from the results of a sweep for each text."""
     first = next(iter(sweeps.values()))["arms"]
@@ -141,6 +169,7 @@ def main(arguments: list[str] | None = None) -> int:
     blocks["recall"] = fill(RECALL, read_results(RESULTS / "probes_recall.json"))
     wanted = {
         **{page: updated(page.read_text(), blocks) for page in (README, FRONT)},
+        OPERATOR: updated(OPERATOR.read_text(), {"blocks": render_blocks()}),
         IMAGES / "speed.svg": speed.with_suffix(".svg").read_text(),
         IMAGES / "attention.svg": figures.with_name(f"{figures.stem}_tokens.svg").read_text(),
     }

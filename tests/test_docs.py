@@ -309,6 +309,24 @@ def test_speed_is_shown_in_milliseconds_and_only_where_it_is_wanted(result):
     assert "A CPU, 2 threads, torch 9.9, tost 0.0, 2001-02-03." in shown
 
 
+def test_cost_of_blocks_has_a_column_for_each_machine_that_passed(result, tmp_path):
+    content = json.loads(result.read_text())
+    rows = [
+        {**row, "block_size": 8, "ratio_to_limit_median": 1.064} for row in content["rows"] if row["tokens"] == 1024
+    ]
+    for cpu, block_size, passed in (("A", 8, True), ("B", 8, True), ("C", 8, False), ("D", 16, True)):
+        place = {**content["environment"], "cpu": cpu, "native": {"isa": "avx2"}}
+        stored = {**content, "environment": place, "gate": {"passed": passed}}
+        stored["rows"] = [{**row, "block_size": block_size} for row in rows]
+        (tmp_path / f"ops-selection_{cpu}.json").write_text(json.dumps(stored))
+    shown = load_script("update_readme").render_blocks(tmp_path).splitlines()
+    assert shown[0] == "| operator | width / heads | tokens | pass | A, avx2, 2001-02-03 | B, avx2, 2001-02-03 |"
+    assert shown[2:] == [
+        "| `tssa` | 384 / 8 | 1,024 | with backward | 1.06 | 1.06 |",
+        "| `tssa` | 384 / 8 | 1,024 | forward | 1.06 | 1.06 |",
+    ]
+
+
 def test_update_readme_fills_its_blocks_and_nothing_else():
     script = load_script("update_readme")
     before = "above\n<!-- a:start -->\nold\n<!-- a:end -->\nbetween\n<!-- b:start -->\n<!-- b:end -->\nbelow\n"
