@@ -38,7 +38,11 @@ SPEED_COLUMNS = {
 BLOCK_SIZE = 8
 PASSES = {"fwd": "forward", "fwd+bwd": "with backward"}
 # The sweep of each text, and what the table calls its arms.
-TEXTS = {"WikiText-2 bytes": "language_long_wikitext", "Shakespeare": "language_long_shakespeare"}
+TEXTS = {
+    "Shakespeare": "language_long_shakespeare",
+    "WikiText-2 bytes": "language_long_wikitext",
+    "WikiText-2, 3x the steps": "language_longer_wikitext",
+}
 MIXERS = {
     "none": "none",
     "softmax": "softmax attention (GPT)",
@@ -124,12 +128,13 @@ def render_blocks(folder: Path = MEASUREMENTS) -> str:
 
 
 def render_losses(sweeps: Mapping[str, Mapping[str, Any]]) -> str:
-    """Return a table of validation losses, from the results of a sweep for each text."""
+    """Return a table of validation losses, from the results of a sweep for each text; "-" where an arm was not run."""
     first = next(iter(sweeps.values()))["arms"]
     lines = [f"| mixer | state, bytes | {' | '.join(f'loss, {text}' for text in sweeps)} |"]
     lines += [f"| --- | ---: |{' ---: |' * len(sweeps)}"]
     for arm, name in MIXERS.items():
-        losses = [f"{sweep['arms'][arm]['metrics']['loss']['mean']:.3f}" for sweep in sweeps.values()]
+        found = [sweep["arms"].get(arm) for sweep in sweeps.values()]
+        losses = [f"{each['metrics']['loss']['mean']:.3f}" if each else "-" for each in found]
         lines += [f"| {name} | {first[arm]['state_bytes']:,} | {' | '.join(losses)} |"]
     return "\n".join(lines)
 

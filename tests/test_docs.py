@@ -309,6 +309,15 @@ def test_speed_is_shown_in_milliseconds_and_only_where_it_is_wanted(result):
     assert "A CPU, 2 threads, torch 9.9, tost 0.0, 2001-02-03." in shown
 
 
+def test_losses_of_arms_that_a_sweep_does_not_have_are_left_open():
+    script = load_script("update_readme")
+    arms = {arm: {"state_bytes": 2048, "metrics": {"loss": {"mean": 1.25}}} for arm in script.MIXERS}
+    shown = script.render_losses({"a text": {"arms": arms}, "another": {"arms": {"none": arms["none"]}}}).splitlines()
+    assert shown[0] == "| mixer | state, bytes | loss, a text | loss, another |"
+    assert shown[2] == "| none | 2,048 | 1.250 | 1.250 |"
+    assert shown[3].endswith("| 2,048 | 1.250 | - |")
+
+
 def test_cost_of_blocks_has_a_column_for_each_machine_that_passed(result, tmp_path):
     content = json.loads(result.read_text())
     rows = [
