@@ -7,26 +7,29 @@ import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
-__all__ = ["MEASUREMENTS", "ROOT", "newest", "update_page"]
+__all__ = ["MEASUREMENTS", "ROOT", "newest", "update_page", "usable"]
 
 ROOT = Path(__file__).resolve().parents[1]
 MEASUREMENTS = ROOT / "benchmarks" / "results"
 
 
 def newest(theme: str, folder: Path = MEASUREMENTS) -> Path | None:
-    """Return the file of the latest complete measurement whose gate was green; None if there is none.
+    """Return the file of the latest measurement that can be shown; None if there is none. Arguments as for `usable`."""
+    found = usable(theme, folder)
+    return max(found, key=lambda path: found[path]["environment"]["measured"], default=None)
+
+
+def usable(theme: str, folder: Path = MEASUREMENTS) -> dict[Path, dict[str, Any]]:
+    """Return the complete measurements whose gate was green, by their files.
 
     Args:
         theme: What was measured, as in `tost bench THEME`.
         folder: Where measurements are stored.
     """
-    usable: dict[str, Path] = {}
-    for path in sorted(folder.glob(f"{theme}_*.json")):
-        result = json.loads(path.read_text())
-        if result.get("complete", True) and result["gate"]["passed"]:
-            usable[result["environment"]["measured"]] = path
-    return usable[max(usable)] if usable else None
+    found = {path: json.loads(path.read_text()) for path in sorted(folder.glob(f"{theme}_*.json"))}
+    return {path: result for path, result in found.items() if result.get("complete", True) and result["gate"]["passed"]}
 
 
 def update_page(

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from page_file import MEASUREMENTS, ROOT, newest
+from page_file import MEASUREMENTS, ROOT, newest, usable
 from results_page import fill
 
 from tost.sweep import read_results
@@ -105,10 +105,9 @@ def render_speed(measured: Mapping[str, Any]) -> str:
 def render_blocks(folder: Path = MEASUREMENTS) -> str:
     """Return what layers in blocks take of the time of their matrix products, with a column for each machine."""
     columns: dict[str, dict[tuple[str, ...], str]] = {}
-    for path in sorted(folder.glob("ops-selection_*.json")):
-        measured = json.loads(path.read_text())
+    for measured in usable("ops-selection", folder).values():
         rows = [row for row in measured["rows"] if row["contender"] == "tost" and row["block_size"] == BLOCK_SIZE]
-        if rows and measured["complete"] and measured["gate"]["passed"]:
+        if rows:
             place = measured["environment"]
             machine = f"{place['cpu']}, {place['native']['isa']}, {place['measured'][:10]}"
             columns[machine] = {
