@@ -24,13 +24,13 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
-from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 
 from fuzz.harness import CRASHES, FOUND, LENGTH_BYTES, ROOT, Outcome, Turn
 from fuzz.targets import TARGETS
 from tost._io import write_json
+from tost._machine import VERSION
 
 RESULTS = ROOT / "results" / "fuzz.json"
 CORPUS = ROOT / "build" / "fuzz"
@@ -211,7 +211,7 @@ def read_tallies(path: Path) -> dict[str, Tally]:
 def write_tallies(path: Path, tallies: dict[str, Tally]) -> None:
     """Write what was done so far."""
     known = [asdict(tallies[name]) for name in TARGETS if name in tallies]
-    write_json(path, {"targets": known, "tost": version("tost"), "date": datetime.now(UTC).date().isoformat()})
+    write_json(path, {"targets": known, "tost": VERSION, "date": datetime.now(UTC).date().isoformat()})
 
 
 if __name__ == "__main__":

@@ -24,11 +24,11 @@ import time
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from hashlib import sha256
-from importlib.metadata import version
 from pathlib import Path
 from typing import NamedTuple
 
 from tost._io import write_json
+from tost._machine import VERSION
 
 ROOT = Path(__file__).resolve().parents[1]
 BUILD = ROOT / "build" / "sanitize"
@@ -141,7 +141,7 @@ def write_results(path: Path, runs: Sequence[Run]) -> None:
     kept = json.loads(path.read_text())["runs"] if path.exists() else []
     new = {(run.sanitizer, run.isa): run._asdict() for run in runs}
     found = {**{(run["sanitizer"], run["isa"]): run for run in kept}, **new}
-    about = {"tost": version("tost"), "date": datetime.now(UTC).date().isoformat()}
+    about = {"tost": VERSION, "date": datetime.now(UTC).date().isoformat()}
     write_json(path, {"runs": [found[key] for key in sorted(found)], **about})
 
 

@@ -32,7 +32,7 @@ def wheel(tmp_path_factory) -> Path:
 
 
 def test_one_wheel_serves_every_python(wheel):
-    assert wheel.name.startswith("tost-")
+    assert wheel.name.startswith("tost_transformer-0.1.0-")
     assert "-py3-none-" in wheel.name
     assert not wheel.name.endswith("-any.whl"), "the library in it belongs to one platform"
 

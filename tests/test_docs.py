@@ -20,6 +20,7 @@ from typing import NamedTuple
 import pytest
 import yaml
 
+import tost
 from tests.ops.triton.limits import DTYPES, SHAPES, TRAFFIC, check_resources, check_traffic
 from tost.cli import main
 from tost.ops.triton.tiles import TARGET_NAMES
@@ -139,7 +140,7 @@ def test_readme_names_the_two_commands_that_set_everything_up():
 def test_citation_has_the_version_of_the_package():
     citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    assert str(citation["version"]) == project["version"]
+    assert str(citation["version"]) == tost.__version__
     assert citation["license"] == project["license"]
     assert citation["preferred-citation"]["title"] in (ROOT / "README.md").read_text().replace("\n  ", " ")
 

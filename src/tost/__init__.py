@@ -13,13 +13,8 @@ _load_name, __dir__, __all__ = attach(__name__)
 
 
 def __getattr__(name: str) -> Any:
-    return _find_version() if name == "__version__" else _load_name(name)
+    if name == "__version__":
+        from tost._machine import VERSION  # its imports are slow and rarely needed
 
-
-def _find_version() -> str:
-    from importlib.metadata import PackageNotFoundError, version  # slow to import, and rarely needed
-
-    try:
-        return version("tost")
-    except PackageNotFoundError:  # a source tree on the path, not installed
-        return "0+unknown"
+        return VERSION
+    return _load_name(name)

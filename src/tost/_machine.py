@@ -1,4 +1,4 @@
-"""The machine: its processor and its limits, and the source revision, which measurements and runs record."""
+"""The machine and the software: processor, memory limits, version and source revision, as measurements record them."""
 
 from __future__ import annotations
 
@@ -9,6 +9,9 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+
+VERSION = "0.1.0"
+"""Version of this package; pyproject.toml reads it from here."""
 
 # What torch, its libraries and the system say when no memory is left. The last one may have another cause, rarely.
 _NO_MEMORY = (

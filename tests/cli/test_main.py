@@ -75,7 +75,7 @@ def test_missing_extra_is_named(tmp_path):
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 1
     assert "needs the package torchdata" in done.stderr
-    assert "pip install 'tost[train]'" in done.stderr
+    assert "pip install 'tost-transformer[train]'" in done.stderr
     assert "Traceback" not in done.stderr
 
 

@@ -67,7 +67,9 @@ def main() -> NoReturn:
         if package not in _EXTRAS:
             raise
         extra = _EXTRAS[package]
-        _console.log(f"this needs the package {package}, which is not installed; run: pip install 'tost[{extra}]'")
+        _console.log(
+            f"this needs the package {package}, which is not installed; run: pip install 'tost-transformer[{extra}]'"
+        )
         sys.exit(1)
     except TostError as error:
         _console.log(f"{type(error).__name__}: {error}")

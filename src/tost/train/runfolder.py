@@ -24,7 +24,7 @@ from typing import Any
 import torch
 
 from tost._io import DRAFT_PREFIX, write_atomic, write_json, writing
-from tost._machine import command_arguments, cpu_model, source_revision
+from tost._machine import VERSION, command_arguments, cpu_model, source_revision
 from tost._yaml import flatten
 from tost.errors import CheckpointError, ConfigError
 from tost.ops import native_info
@@ -218,8 +218,8 @@ def check_changes(changes: Mapping[str, tuple[Any, Any]], checkpoint: str) -> No
 
 def describe_environment(device: torch.device, processes: int) -> dict[str, Any]:
     """Return versions, processor, threads, the operator's implementation and the command, without private paths."""
-    versions = {}
-    for package in ("tost", *PACKAGES):
+    versions = {"tost": VERSION}
+    for package in PACKAGES:
         try:
             versions[package] = version(package)
         except PackageNotFoundError:

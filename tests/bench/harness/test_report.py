@@ -110,7 +110,7 @@ def test_a_failed_write_leaves_the_old_file(tmp_path, monkeypatch):
 
 def test_missing_matplotlib_is_reported_before_measuring(monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(ConfigError, match=r"pip install 'tost\[analysis\]'"):
+    with pytest.raises(ConfigError, match=r"pip install 'tost-transformer\[analysis\]'"):
         require_matplotlib()
 
 

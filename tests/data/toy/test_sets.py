@@ -137,7 +137,9 @@ def test_the_split_of_the_digits_does_not_depend_on_the_seed():
 
 def test_digits_without_scikit_learn_say_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "sklearn", None)
-    with pytest.raises(ConfigError, match=r"'digits' is read from scikit-learn, .*run `pip install 'tost\[train\]'`"):
+    with pytest.raises(
+        ConfigError, match=r"'digits' is read from scikit-learn, .*run `pip install 'tost-transformer\[train\]'`"
+    ):
         build("digits")
 
 

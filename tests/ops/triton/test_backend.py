@@ -94,7 +94,7 @@ def test_a_tensor_that_it_does_not_know_is_refused(run):
 
 def test_a_missing_package_is_named(monkeypatch):
     monkeypatch.setattr(backend, "_INSTALLED", False)
-    assert backend.unavailable() == ["triton is not installed; install tost[gpu]"]
+    assert backend.unavailable() == ["triton is not installed; run: pip install 'tost-transformer[gpu]'"]
 
 
 def test_too_many_heads_are_refused():

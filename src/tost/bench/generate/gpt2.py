@@ -36,7 +36,9 @@ class HuggingFaceGPT2(nn.Module):
         try:
             from transformers import GPT2Config, GPT2LMHeadModel
         except ImportError as error:
-            raise ConfigError(f"transformers cannot be imported ({error}); install tost[language].") from error
+            raise ConfigError(
+                f"transformers cannot be imported ({error}); run: pip install 'tost-transformer[language]'."
+            ) from error
         sizes: dict[str, Any] = {"n_positions": max_length, "n_layer": depth, "vocab_size": vocab_size}
         sizes |= dict.fromkeys(("bos_token_id", "eos_token_id"), vocab_size - 1)
         sizes |= dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0)

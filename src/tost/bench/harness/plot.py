@@ -97,7 +97,7 @@ def require_matplotlib() -> None:
     if importlib.util.find_spec("matplotlib") is None:
         raise ConfigError(
             "writing a report draws a plot, which needs matplotlib, and it is not installed; "
-            "run `pip install 'tost[analysis]'`, or leave out --out and use --json."
+            "run `pip install 'tost-transformer[analysis]'`, or leave out --out and use --json."
         )
 
 

@@ -257,7 +257,7 @@ def _open_zstandard(path: Path) -> Any:
         import pyarrow as pa  # type: ignore[import-untyped]
     except ImportError as error:
         raise ConfigError(
-            f"{path} is unpacked by pyarrow; run `pip install 'tost[language]'`, or unpack it."
+            f"{path} is unpacked by pyarrow; run `pip install 'tost-transformer[language]'`, or unpack it."
         ) from error
 
     class Reader(io.RawIOBase):

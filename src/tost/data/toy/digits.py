@@ -38,7 +38,7 @@ def build_digits(options: DigitsOptions) -> DataBundle:
     except ImportError as error:
         raise ConfigError(
             "data set 'digits' is read from scikit-learn, which is not installed; "
-            "run `pip install 'tost[train]'` or choose another data.name."
+            "run `pip install 'tost-transformer[train]'` or choose another data.name."
         ) from error
     inputs = torch.from_numpy(images.astype(np.float32)).unsqueeze(-1)  # [n, 64, 1]
     targets = torch.from_numpy(labels.astype(np.int64))
@@ -74,7 +74,7 @@ def write_digits(options: DigitFilesOptions, out: Path, *, workers: int, report:
     except ImportError as error:
         raise ConfigError(
             f"the digits come with scikit-learn and are written by Pillow, but {error.name} is not installed; "
-            "run `pip install 'tost[train,vision]'`."
+            "run `pip install 'tost-transformer[train,vision]'`."
         ) from error
     grey = np.rint(images.reshape(-1, 8, 8) * 255).astype(np.uint8)
     splits = np.where(is_validation, "val", "train").tolist()

@@ -41,7 +41,7 @@ _KNOWN_TENSORS = ("w", "temperature", "mask", "bias", "before", "scale", "decay"
 def unavailable() -> list[str]:
     """Return why the kernels cannot be used on this machine."""
     if not _INSTALLED:
-        return ["triton is not installed; install tost[gpu]"]
+        return ["triton is not installed; run: pip install 'tost-transformer[gpu]'"]
     if not (TRITON_INTERPRETS or torch.cuda.is_available()):
         return ["torch finds no GPU here; TRITON_INTERPRET=1 runs the kernels on CPU tensors, very slowly"]
     return []

@@ -13,6 +13,7 @@ from pathlib import Path
 import torch
 
 from tost._io import read_json, write_json
+from tost._machine import VERSION
 from tost.errors import TostError
 
 
@@ -24,7 +25,8 @@ def record_path() -> Path:
 def subject(device: int | None = None) -> dict[str, str]:
     """Return what an approval is for: a GPU, the current one if None, and the versions of torch, triton and tost."""
     found = {"device": torch.cuda.get_device_name(device) if torch.cuda.is_available() else ""}
-    for package in ("torch", "triton", "tost"):
+    found["tost"] = VERSION
+    for package in ("torch", "triton"):
         try:
             found[package] = version(package)
         except PackageNotFoundError:
