@@ -49,7 +49,6 @@ check: $(STAMP)
 docs: $(STAMP)
 	$(BIN)/python scripts/update_paper_tables.py --check
 	$(BIN)/python scripts/update_gpu.py --check
-	$(BIN)/python scripts/update_distill.py --check
 	$(BIN)/python scripts/update_lengths.py --check
 	$(BIN)/python scripts/update_promises.py --check
 	$(BIN)/python scripts/update_explore.py --check

@@ -23,7 +23,7 @@ __all__ = ["draw", "generate", "main"]
 RESULTS = ROOT / "results"
 PAGE = ROOT / "docs" / "results.md"
 IMAGES = ROOT / "docs" / "img"
-OTHERS = ("stress", "fuzz", "sanitize", "distill_minilm", "lengths", "explore")
+OTHERS = ("stress", "fuzz", "sanitize", "lengths", "explore")
 """Results of other programs, which other pages show."""
 
 

@@ -46,7 +46,6 @@ THIRD_PARTY: dict[str, tuple[str, ...]] = {
     "torch": ("_torchvision", *(name for name in RANK if not name.startswith("_") and name not in ("", "errors"))),
     "triton": ("ops.triton", "bench.gpu_check"),
     "fla": ("bench.gpu_check",),
-    "jax": ("integrations.jax",),
     "numpy": ("_tokenizer", *FROM_MODELS_ON),
     "safetensors": ("models", "generation", "train", "integrations"),
     "timm": (

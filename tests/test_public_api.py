@@ -70,7 +70,6 @@ SIGNATURES = {
         "(model, *, layers=None, causal=None, num_heads=None, source='value', extensions=None, backend='auto')"
     ),
     "load_pretrained": "(name)",
-    "check_tssa": "(module, *, num_heads=None, seed=0)",
     "objective.coding_rate": "(z, eps, *, f=LOG, mask=None, centered=False)",
     "objective.compression_rate": "(z, pi, eps, *, f=LOG, mask=None, centered=False)",
     "objective.rate_reduction": "(z, pi, eps, *, f=LOG, mask=None, centered=False)",

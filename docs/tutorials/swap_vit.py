@@ -146,11 +146,8 @@ for ax in axes:
 #
 # No timm? `tost.TSSAttention(embed_dim, num_heads)` takes `[B, N, C]` and a mask of real tokens, and returns `[B, N,
 # C]`.
-# If you have written the operator yourself, let it be checked: many copies have the softmax over the wrong axis.
-
-# %%
-tost.check_tssa(tost.TSSAttention(64, num_heads=4))
-
-# %% [markdown]
+# If you have written the operator yourself, compare it with `tost.tssa`:
+# [many copies](../which-tssa.md) have the softmax over the wrong axis.
+#
 # Next: [TSSA in a model that you have](../replace.md) lists the models that are known and what is lost with the scores;
 # [Results](../results.md) has larger images, where TSSA is behind softmax attention by a point or so at equal steps.

@@ -6,7 +6,6 @@ from tost import ops as ops
 from tost.analysis.registry import register_analysis as register_analysis
 from tost.data.registry import register_data as register_data
 from tost.generation import generate as generate
-from tost.integrations.handmade import check_tssa as check_tssa
 from tost.integrations.official import load_official as load_official
 from tost.integrations.replace import replace_attention as replace_attention
 from tost.models import create_model as create_model

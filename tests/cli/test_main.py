@@ -26,7 +26,6 @@ def test_help_lists_every_command(run):
         "validate",
         "train",
         "sweep",
-        "distill",
         "eval",
         "generate",
         "analyze",

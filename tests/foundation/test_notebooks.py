@@ -41,7 +41,6 @@ def test_states_say_what_they_hold():
     assert all(text in whole._repr_html_() for text in ("[7]", "4 (TSSAState)", f"{whole.bytes():,}"))
 
 
-def test_runs_and_checks_show_themselves(tmp_path):
+def test_runs_show_themselves(tmp_path):
     assert "0.5" in RunResult("finished", 10, {"loss": 0.5})._repr_html_()
     assert "unfinished" in RunRecord("mine", tmp_path)._repr_html_()
-    assert "It is TSSA." in tost.check_tssa(tost.TSSAttention(24, num_heads=3))._repr_html_()

@@ -11,6 +11,7 @@ import tost._torchvision  # noqa: F401
 
 # isort: split
 import timm
+import tokenizers
 import transformers
 
 WIDTH, VOCABULARY, LENGTH = 32, 61, 12
@@ -79,6 +80,14 @@ def example(name: str, batch: int = 2) -> torch.Tensor:
     if name in TIMM or name in IMAGES:
         return torch.randn(batch, 3, 32, 32)
     return torch.randint(1, VOCABULARY, (batch, LENGTH))
+
+
+def letters_tokenizer() -> transformers.PreTrainedTokenizerFast:
+    """A tokenizer of letters."""
+    vocabulary = {"[PAD]": 0, "[UNK]": 1} | {letter: n for n, letter in enumerate("abcdefghijklmnopqrstuvwxyz ", 2)}
+    letters = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocabulary, unk_token="[UNK]"))
+    letters.pre_tokenizer = tokenizers.pre_tokenizers.Split("", "isolated")
+    return transformers.PreTrainedTokenizerFast(tokenizer_object=letters, pad_token="[PAD]", unk_token="[UNK]")
 
 
 def output(model: nn.Module, x: torch.Tensor) -> torch.Tensor:

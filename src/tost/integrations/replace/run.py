@@ -52,7 +52,7 @@ def replace_attention(
     the values (grouped heads get a copy each), since the operator turns the sign; the output projection is the old
     module itself. Queries, keys and what acts on scores between pairs of tokens (rotary positions, relative position
     biases, dropout of weights) are gone; a warning names them. The model computes something else from then on and has
-    to be trained, see ``tost distill``.
+    to be trained, see ``examples/distill.py``.
 
     Causal layers generate from a state of constant size in the cache of transformers.
 
