@@ -65,7 +65,6 @@ THIRD_PARTY: dict[str, tuple[str, ...]] = {
     "pyarrow": ("data",),
     "scipy": ("data",),
     "sklearn": ("data", "analysis"),
-    "torchdata": ("data", "train"),
     "accelerate": ("train",),
     "pydantic": ("_options", "models", "data", "train", "recipes", "sweep", "bench"),
     "pydantic_core": ("_options", "models", "data", "train", "recipes"),

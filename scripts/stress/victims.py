@@ -23,7 +23,7 @@ def preload() -> None:
     """Import what the victims need."""
     import accelerate  # noqa: F401
     import sklearn.datasets  # noqa: F401
-    import torchdata.stateful_dataloader  # noqa: F401
+    import torch.utils.data  # noqa: F401
 
     import tost.cli._convert
     import tost.cli._generate

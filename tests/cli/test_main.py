@@ -69,11 +69,11 @@ def test_a_plugin_must_be_a_package(run):
 
 
 def test_missing_extra_is_named(tmp_path):
-    code = "import sys; sys.modules['torchdata'] = None; from tost.cli import main; main()"
+    code = "import sys; sys.modules['accelerate'] = None; from tost.cli import main; main()"
     command = [sys.executable, "-c", code, "train", "demo/digits", "--out", str(tmp_path / "run")]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 1
-    assert "needs the package torchdata" in done.stderr
+    assert "needs the package accelerate" in done.stderr
     assert "pip install 'tost-transformer[train]'" in done.stderr
     assert "Traceback" not in done.stderr
 

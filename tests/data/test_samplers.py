@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from tost.data import make_evaluation_loader, make_loader
 from tost.data._random import mix, mix_array
-from tost.data.samplers import GlobalOrder, epoch_length
+from tost.data.loader import GlobalOrder, epoch_length
 
 from .samples import Draws, Numbers, PlainNumbers, joined, loaders, numbers_of, step_by_step
 

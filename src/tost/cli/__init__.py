@@ -42,7 +42,7 @@ COMMANDS = {
 
 # Packages that only some commands need, with the extra that installs them.
 _EXTRAS = {
-    **dict.fromkeys(("accelerate", "torchdata", "sklearn", "datasets", "scipy"), "train"),
+    **dict.fromkeys(("accelerate", "sklearn", "datasets", "scipy"), "train"),
     **dict.fromkeys(("timm", "torchvision", "PIL", "pyarrow"), "vision"),
     **dict.fromkeys(("transformers", "tokenizers"), "language"),
     "matplotlib": "analysis",

@@ -1,28 +1,145 @@
-"""Loaders that remember their position, in numbers of samples that all processes together have consumed."""
+"""Loaders that remember their position, in numbers of samples that all processes together have consumed.
+
+Position k of the global order (k = 0, 1, 2, ...) is sample ``permutation(seed, epoch)[k mod n]`` of epoch ``k // n``.
+A step of W processes with b samples each takes the next ``W * b`` positions, process r the r-th of W contiguous slices.
+So the samples of a step, read process after process, do not depend on how many processes share them.
+
+Repeated augmentation changes two things. Every sample comes R times in a row, while an epoch has no more positions than
+before: about n of them, and so about n / R different samples. And process r takes every W-th position of a step from
+the r-th on, so that the versions of an image meet in one step but, with R processes or more, not on one process.
+
+For data sets that draw something for each sample, the order gives *draw numbers* instead: ``round * n + sample``, where
+a round is an epoch or, with repetitions, one repetition in it. So a draw number comes only once, and whatever is drawn
+from it is the same for any number of processes and workers, and after a resume.
+"""
 
 from __future__ import annotations
 
 import os
 import sys
 import time
-import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any, NotRequired, TypedDict, Unpack
 
 import torch
-from torch.utils.data import default_collate
-from torchdata.stateful_dataloader import StatefulDataLoader
+from torch import Tensor
+from torch.utils.data import DataLoader, Sampler, default_collate
 
 from tost.data._random import mix
 from tost.data.dataset import Batch, Dataset, Sample
-from tost.data.samplers import GlobalOrder, ShardedBatchSampler
 from tost.errors import StorageError, TostError
 
+_ROUNDED_TO = 256  # DeiT's rule: an epoch with repetitions is cut to a multiple of this
 _KILLED = (
     "a process that prepares batches was killed, perhaps for lack of memory. What was saved is intact: start again, a "
     "run with `--resume auto`, and with a smaller data.workers if it happens again."
 )
+
+
+def epoch_length(samples: int, repeats: int = 1) -> int:
+    """Return the number of positions that make up an epoch.
+
+    With repetitions it is the largest multiple of 256 up to `samples`, as in DeiT's sampler; below 256 samples, where
+    that would be nothing, it is `samples`.
+
+    Args:
+        samples: Different samples that there are.
+        repeats: How often each comes in a row.
+    """
+    if repeats == 1 or samples < _ROUNDED_TO:
+        return samples
+    return samples // _ROUNDED_TO * _ROUNDED_TO
+
+
+class GlobalOrder:
+    """An endless sequence of sample numbers: one permutation of all samples after another.
+
+    Args:
+        samples: n, at least 1.
+        seed: With the epoch it decides the permutation.
+        shuffle: False gives ``0 .. n-1`` in every epoch.
+        repeats: R, how often each sample comes in a row.
+        draws: Give draw numbers instead of sample numbers.
+
+    Attributes:
+        epoch: Positions per epoch.
+    """
+
+    def __init__(self, samples: int, *, seed: int, shuffle: bool, repeats: int = 1, draws: bool = False) -> None:
+        self.samples, self.seed, self.shuffle, self.repeats, self.draws = samples, seed, shuffle, repeats, draws
+        self.epoch = epoch_length(samples, repeats)
+        self._epoch = -1
+        self._permutation = torch.empty(0, dtype=torch.int64)
+
+    def permutation(self, epoch: int) -> Tensor:
+        """Return the sample numbers of one epoch in order, int64 ``[n]``; the latest epoch is kept."""
+        if epoch != self._epoch:
+            if self.shuffle:
+                generator = torch.Generator().manual_seed(mix(self.seed, epoch))
+                self._permutation = torch.randperm(self.samples, generator=generator)
+            else:
+                self._permutation = torch.arange(self.samples)
+            self._epoch = epoch
+        return self._permutation
+
+    def indices(self, start: int, stop: int) -> list[int]:
+        """Return what is at positions ``start .. stop - 1``, over as many epochs as they touch."""
+        found: list[int] = []
+        while start < stop:
+            epoch, offset = divmod(start, self.epoch)
+            places = torch.arange(offset, min(self.epoch, offset + stop - start))
+            samples = self.permutation(epoch)[places // self.repeats]
+            if self.draws:
+                samples = samples + (epoch * self.repeats + places % self.repeats) * self.samples
+            found += samples.tolist()
+            start += len(places)
+        return found
+
+
+class ShardedBatchSampler(Sampler[list[int]]):
+    """The batches of one process, as sample or draw numbers, from `start` on.
+
+    An infinite sampler runs on into the next epoch inside a batch. A finite one ends after one epoch; its last step
+    shares what is left as evenly as possible. Every process gets the same number of batches, so that they can meet in
+    collective operations; a batch of that last step may be smaller or empty.
+
+    Args:
+        order: The order that all processes share.
+        batch_size: b, samples per step of this process.
+        rank: r, this process.
+        world_size: W, the number of processes.
+        infinite: False to stop at the end of the first epoch.
+
+    Attributes:
+        start: Global position of the first sample of the next iteration.
+    """
+
+    def __init__(self, order: GlobalOrder, *, batch_size: int, rank: int, world_size: int, infinite: bool) -> None:
+        self.order, self.rank, self.world_size, self.infinite = order, rank, world_size, infinite
+        self.global_batch = batch_size * world_size
+        self.start = 0
+
+    def __iter__(self) -> Iterator[list[int]]:
+        begin = self.start
+        while self.infinite or begin < self.order.epoch:
+            end = self.after(begin, steps=1)
+            if self.order.repeats > 1:
+                yield self.order.indices(begin, end)[self.rank :: self.world_size]
+            else:
+                first, last = ((end - begin) * rank // self.world_size for rank in (self.rank, self.rank + 1))
+                yield self.order.indices(begin + first, begin + last)
+            begin = end
+
+    def after(self, position: int, *, steps: int) -> int:
+        """Return the global position that follows a number of steps from `position`."""
+        position += steps * self.global_batch
+        return position if self.infinite else min(position, self.order.epoch)
+
+    def __len__(self) -> int:
+        if self.infinite:
+            raise TypeError("an infinite loader has no length; take as many batches as there are steps.")
+        return -(-self.order.epoch // self.global_batch)
 
 
 @contextmanager
@@ -36,14 +153,13 @@ def watching_workers() -> Iterator[None]:
         raise StorageError(_KILLED) from error
 
 
-class Loader(StatefulDataLoader):  # type: ignore[misc] # torchdata ships no types
+class Loader(DataLoader[Batch]):
     """One process's share of the batches, made by `make_loader`.
 
     `state_dict` counts what the training loop has received, not what workers have prepared ahead, and it counts for all
-    processes together. Unlike the state of the base class, it is the same on every process and fits a loader with
-    another number of workers or processes.
+    processes together: it is the same on every process and fits a loader with another number of workers or processes.
 
-    An infinite loader is one stream: every ``iter()`` goes on where the last one stopped. A finite loader starts from
+    An infinite loader is one stream: every ``iter()`` continues where the last one stopped. A finite loader starts from
     the beginning with every ``iter()``, except for the first one after `load_state_dict` or `seek`.
 
     The batches are this process's share already; handing the loader to ``Accelerator.prepare`` would split them again.
@@ -58,21 +174,17 @@ class Loader(StatefulDataLoader):  # type: ignore[misc] # torchdata ships no typ
     def __init__(
         self, dataset: Dataset, sampler: ShardedBatchSampler, *, workers: int, pin_memory: bool = False
     ) -> None:
-        with warnings.catch_warnings():
-            # torchdata 0.11 calls a function of torch that newer versions deprecate; users are not affected.
-            warnings.filterwarnings("ignore", message="'set_vital' is deprecated", category=UserWarning)
-            super().__init__(
-                dataset,
-                batch_sampler=sampler,
-                num_workers=workers,
-                collate_fn=_Collate(dataset),
-                worker_init_fn=_leave_process_group,
-                multiprocessing_context=_start_method() if workers else None,
-                pin_memory=pin_memory,
-                # Without a generator of its own, starting to iterate would draw from the global one.
-                generator=torch.Generator().manual_seed(mix(sampler.order.seed)),
-                snapshot_every_n_steps=None,
-            )
+        super().__init__(
+            dataset,
+            batch_sampler=sampler,
+            num_workers=workers,
+            collate_fn=_Collate(dataset),
+            worker_init_fn=_leave_process_group,
+            multiprocessing_context=_start_method() if workers else None,
+            pin_memory=pin_memory,
+            # Without a generator of its own, starting to iterate would draw from the global one.
+            generator=torch.Generator().manual_seed(mix(sampler.order.seed)),
+        )
         self._shares = sampler
         self._position = 0
         self._sought = False
@@ -90,15 +202,16 @@ class Loader(StatefulDataLoader):  # type: ignore[misc] # torchdata ships no typ
         """Samples, of all processes together, after which an epoch is over; repetitions count as samples."""
         return self._shares.order.epoch
 
-    def __iter__(self) -> Iterator[Batch]:
-        goes_on = self._sought or self._shares.infinite
+    def __iter__(self) -> Iterator[Batch]:  # type: ignore[override] # torch's is an iterator with a length
+        continues = self._sought or self._shares.infinite
         finished = not self._shares.infinite and self._position >= self._shares.order.epoch
-        start = self._position if goes_on and not finished else 0
+        start = self._position if continues and not finished else 0
         self._sought = False
         self._shares.start = self._position = start
         try:
             with watching_workers():
-                for step, batch in enumerate(super().__iter__(), start=1):
+                self._iterator = super().__iter__()
+                for step, batch in enumerate(self._iterator, start=1):
                     self._position = self._shares.after(start, steps=step)
                     yield batch
         except TostError as error:
@@ -108,7 +221,12 @@ class Loader(StatefulDataLoader):  # type: ignore[misc] # torchdata ships no typ
         except (ConnectionError, EOFError) as error:
             if not self.num_workers or str(error).startswith("Caught "):  # the data set's own error
                 raise
-            self._await_end_of_worker()
+            # torch's signal of a killed worker comes after its connection broke, and raises at any line.
+            with suppress(RuntimeError):
+                for _ in range(200):
+                    if not all(worker.is_alive() for worker in getattr(self._iterator, "_workers", ())):
+                        break
+                    time.sleep(0.01)
             raise StorageError(_KILLED) from error
         finally:
             self._iterator = None  # the last reference: its workers end now and not when the loader goes
@@ -156,15 +274,6 @@ class Loader(StatefulDataLoader):  # type: ignore[misc] # torchdata ships no typ
                 "samples is another one. Resume with the same data and seed, or start a new run."
             )
         self.seek(state_dict["global_position"])
-
-    def _await_end_of_worker(self) -> None:
-        """Wait for the signal of a killed worker, which comes after its connection broke and raises at any line."""
-        workers = getattr(self._iterator, "_workers", ())
-        for _ in range(200):
-            with suppress(RuntimeError):
-                if not all(worker.is_alive() for worker in workers):
-                    return
-                time.sleep(0.01)
 
     def _order(self) -> dict[str, Any]:
         order = self._shares.order

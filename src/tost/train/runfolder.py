@@ -46,7 +46,7 @@ FREE = (
     "drop_path_rule",
 )
 """Options of models that a run may go on with another value of: they change how a model is computed or trained."""
-PACKAGES = ("torch", "accelerate", "torchdata", "numpy", "timm", "transformers", "datasets")
+PACKAGES = ("torch", "accelerate", "numpy", "timm", "transformers", "datasets")
 
 
 class RunFolder:
