@@ -156,15 +156,12 @@ def bench(folder: Path) -> Harness:
     from tests.report.folders import bench as ops
     from tests.report.folders import write_run
     from tost.bench.harness.report import Report
-    from tost.report.bench import read_bench
-    from tost.report.page import Content, render
-    from tost.report.runs import read_runs
+    from tost.report import read_bench, read_runs, render
 
     runs = read_runs([write_run(folder / "run")])
 
     def parse(path: Path) -> None:
-        record = read_bench(path)
-        render(Content(runs=runs, benchmarks=[record]))
+        render(runs, benchmarks={path.name: read_bench(path)})
         Report.from_json(json.loads(path.read_bytes()), Numbers)
 
     stored = (ROOT / "benchmarks" / "results").glob("*.json")
@@ -175,9 +172,8 @@ def bench(folder: Path) -> Harness:
 def report(folder: Path) -> Harness:
     """Run folders, as the page about runs shows them."""
     from tests.report.folders import write_run
-    from tost.report.page import Content, render
-    from tost.report.runs import read_runs
+    from tost.report import read_runs, render
 
     run = write_run(folder / "run", steps=10)
     names = ("config.yaml", "env.json", "metrics.jsonl", "summary.json")
-    return one_of_many(run, names, lambda _: render(Content(runs=read_runs([run]))))
+    return one_of_many(run, names, lambda _: render(read_runs([run])))

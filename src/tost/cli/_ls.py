@@ -68,8 +68,7 @@ def _pretrained(pattern: str) -> list[Entry]:
 
 
 def _runs(folder: str) -> list[Entry]:
-    from tost.report.compare import as_cells, find_runs, summarize
-    from tost.report.runs import read_runs
+    from tost.report.runs import as_cells, find_runs, read_runs, summarize
 
     place = Path() if folder == "*" else Path(folder)
     if not place.is_dir():

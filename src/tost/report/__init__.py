@@ -1,7 +1,6 @@
-"""One page about training runs: what was trained, how it went, what is inside, how fast it is. Loads no torch.
+"""Read training runs, compare them, and write one HTML page about them.
 
-What is on disk is read (`runs.py`, `bench.py`), models are looked into (`look.py`) and asked for text (`texts.py`),
-and everything is set as HTML that needs nothing but itself (`page.py` and the files that it uses).
+Importing this package loads no torch: the names below are loaded on first use.
 """
 
 from tost._lazy import attach

@@ -1,11 +1,11 @@
-"""Samples for analyses: from a run's data, or from images and texts of the user. Loads torch."""
+"""Models of runs, samples for analyses (from a run's data, or images and texts of the user), and generated text."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from math import gcd
 from pathlib import Path
+from time import perf_counter
 
 import torch
 from torch import Tensor, nn
@@ -18,7 +18,7 @@ from tost.data.images.options import ImageFolderOptions, ImageOptions
 from tost.data.images.transform import evaluation_transform
 from tost.data.text.tokenizers import DataTokenizer
 from tost.errors import ConfigError
-from tost.generation import ByteTokenizer
+from tost.generation import ByteTokenizer, Sampling, context_limit, stream_tokens
 from tost.recipes import load_config
 from tost.train.checkpoint.files import resolve_checkpoint
 from tost.train.checkpoint.model import build_saved, read_saved
@@ -26,16 +26,14 @@ from tost.train.config import RunConfig
 from tost.train.tokenizer import find_tokenizer
 
 SAMPLES = 64
-"""Samples of each split that are looked at, unless they are long."""
-TOKENS = 16_384
-"""Tokens of each split that are looked at, at most."""
-TEXT_TOKENS = 512
-"""Tokens of the text whose memberships are shown, at most."""
-USUAL_LENGTH = 256
-"""Tokens of a window for models that take any number."""
-_BATCH = 16
+"""Samples of each split, unless they are long."""
+_MOST_TOKENS = 16_384  # of each split
+_TEXT_TOKENS = 512  # of the text whose memberships are shown
+_USUAL_LENGTH = 256  # of a window for models of any length
+_BEGINNING = 48  # tokens of the validation text that are continued if no prompt is given
+_TEMPERATURE, _TOP_K, _SEED = 0.8, 40, 0
 _ENDINGS = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".ppm", ".tif", ".tiff", ".gif")
-# The training images as they are: what augmentation does to them is no property of the model.
+# Training images without augmentation.
 _PLAIN = ("crop=none", "flip=0.0", "auto_augment=null", "color_jitter=0.0", "erasing=0.0", "repeats=1")
 
 
@@ -48,43 +46,34 @@ class LoadedRun:
         samples: What to look at.
         checkpoint: Where the weights are from.
         tokenizer: What its ids mean; None if the data is not text, or the tokenizer is unknown.
-        count: How many samples of each split there are in `samples`, at most.
     """
 
     model: nn.Module
     samples: Samples
     checkpoint: Path
     tokenizer: DataTokenizer | None
-    count: int
 
 
 class Batches:
-    """Some samples of a data set, in batches that can be gone through again and again; one is held at a time.
+    """Some samples of a data set, drawn at random, in batches; can be iterated again and again.
 
     Args:
         dataset: The samples.
-        count: How many, spread over the set and taken in leaps, because files are often sorted by class and the first
-            few are drawn.
+        count: How many.
         batch_size: How many at once.
-        options: What is known about images; their batches have ``"pixels"`` too, to be drawn.
+        options: Options of the data; batches of images have ``"pixels"`` too, to be drawn.
     """
 
     def __init__(self, dataset: Dataset, count: int, batch_size: int, options: object = None) -> None:
-        spread = torch.linspace(0, len(dataset) - 1, min(count, len(dataset))).round().long()
-        self.indices = spread[torch.arange(len(spread)) * _leap(len(spread)) % len(spread)]
+        self.indices = torch.randperm(len(dataset), generator=torch.Generator().manual_seed(0))[:count]
         self.dataset, self.batch_size, self.options = dataset, batch_size, options
 
     def __iter__(self) -> Iterator[dict[str, Tensor]]:
-        for start in range(0, len(self.indices), self.batch_size):
-            batch = self.dataset.gather(self.indices[start : start + self.batch_size])
+        for indices in torch.split(self.indices, self.batch_size):
+            batch = self.dataset.gather(indices)
             if isinstance(self.options, ImageOptions):
                 batch = {**batch, "pixels": _pixels(batch["inputs"], self.options)}
             yield batch
-
-
-def _leap(count: int) -> int:
-    """Return a step that visits all of `count` places, and spreads the first few of them: the golden section."""
-    return next(step for step in range(max(1, round(0.618 * count)), 2 * count + 1) if gcd(step, count) == 1)
 
 
 def _plain_config(file: Path) -> RunConfig:
@@ -99,22 +88,18 @@ def _plain_config(file: Path) -> RunConfig:
     return load_config(str(file), [f"data.options.{change}" for change in _PLAIN])
 
 
-def run_samples(config_file: Path, *, count: int = SAMPLES, batch_size: int = _BATCH) -> Samples:
+def run_samples(config_file: Path, *, count: int = SAMPLES, batch_size: int = 16) -> Samples:
     """Return samples of both splits of a run's data, and a text of it if it has any.
 
     Args:
         config_file: The configuration in the run folder.
-        count: Samples of each split.
+        count: Samples of each split, at most; fewer if they are long.
         batch_size: Samples at once.
 
     Raises:
         ConfigError: The configuration cannot be used here, or the data is not there any more.
     """
-    tokenizer = find_tokenizer(config_file.parent)
-    return _samples(_plain_config(config_file), tokenizer, count=count, batch_size=batch_size)
-
-
-def _samples(config: RunConfig, tokenizer: DataTokenizer | None, *, count: int, batch_size: int = _BATCH) -> Samples:
+    config = _plain_config(config_file)
     bundle = build_data(config.data, config.train.seed)
     options = config.data.data_set_options()
     train, validation = (Batches(split, count, batch_size, options) for split in (bundle.train, bundle.validation))
@@ -122,32 +107,31 @@ def _samples(config: RunConfig, tokenizer: DataTokenizer | None, *, count: int, 
     ids, mask = first["inputs"], first.get("mask")
     if ids.is_floating_point() or ids.dim() != 2:
         return Samples(train=train, validation=validation)
-    ids = (ids if mask is None else ids[mask][None])[:, :TEXT_TOKENS]
-    return Samples(train=train, validation=validation, text=(ids, _strings(ids[0].tolist(), tokenizer)))
+    ids = (ids if mask is None else ids[mask][None])[:, :_TEXT_TOKENS]
+    text = (ids, _strings(ids[0].tolist(), find_tokenizer(config_file.parent)))
+    return Samples(train=train, validation=validation, text=text)
 
 
-def load_run(
-    folder: Path, *, count: int = SAMPLES, ema: bool = False, log: Callable[[str], None] | None = None
-) -> LoadedRun:
+def load_run(folder: Path, *, count: int = SAMPLES, log: Callable[[str], None] | None = None) -> LoadedRun:
     """Read the newest model of a run, and samples of its data.
 
     Args:
         folder: The run folder, or one of its checkpoints.
         count: Samples of each split, at most; fewer if they are long.
-        ema: Take the moving average of the weights.
-        log: Receives a line for each newer checkpoint that is damaged and passed over.
+        log: Receives a line for each newer checkpoint that is damaged and skipped.
 
     Raises:
         CheckpointError: There is no usable checkpoint.
         ConfigError: The configuration cannot be used here any more, or the data is not there.
     """
     checkpoint = resolve_checkpoint(folder, log or (lambda line: None))
-    model = build_saved(read_saved(checkpoint, ema=ema), str(folder)).eval()
-    config = _plain_config(checkpoint.parents[1] / "config.yaml")
-    tokenizer = find_tokenizer(checkpoint) if config.recipe == "language_modeling" else None
+    model = build_saved(read_saved(checkpoint), str(folder)).eval()
+    config_file = checkpoint.parents[1] / "config.yaml"
+    config = load_config(str(config_file))
     length = config.data.shape().length
-    fitting = count if length is None else max(1, min(count, TOKENS // length))
-    return LoadedRun(model, _samples(config, tokenizer, count=fitting), checkpoint, tokenizer, fitting)
+    fitting = count if length is None else max(1, min(count, _MOST_TOKENS // length))
+    tokenizer = find_tokenizer(checkpoint) if config.recipe == "language_modeling" else None
+    return LoadedRun(model, run_samples(config_file, count=fitting), checkpoint, tokenizer)
 
 
 def _pixels(images: Tensor, options: ImageOptions) -> Tensor:
@@ -178,41 +162,30 @@ def image_samples(
     Raises:
         ConfigError: The model takes no images, or there are none.
     """
-    options, files = _image_options(model, config_file), _image_files(paths)
+    known = getattr(model, "options", None)
+    options: object
+    if config_file is not None:
+        options = _plain_config(config_file).data.data_set_options()
+        if not isinstance(options, ImageOptions):
+            raise ConfigError(f"--images takes photographs, but the data of this run is {type(options).__name__}.")
+    elif getattr(known, "in_chans", None) is None:
+        raise ConfigError(f"--images takes photographs, but a {type(model).__name__} does not read any.")
+    else:
+        side = getattr(known, "image_size", 224)
+        size = list(side) if isinstance(side, tuple) else side
+        options = ImageFolderOptions(image_size=size, channels=known.in_chans, num_classes=2, crop="none", flip=0.0)  # type: ignore[union-attr]
+    files: list[Path] = []
+    for path in paths:
+        if not path.exists():
+            raise ConfigError(f"there is no image file and no folder {path}.")
+        files += sorted(f for f in path.rglob("*") if f.suffix.lower() in _ENDINGS) if path.is_dir() else [path]
+    if not files:
+        raise ConfigError(f"there are no images in {', '.join(map(str, paths))}; known are {', '.join(_ENDINGS)}.")
     transform = evaluation_transform(options)
     chosen = [files[round(i * (len(files) - 1) / max(count - 1, 1))] for i in range(min(count, len(files)))]
     loaded = [transform(read_image(file.read_bytes(), str(file), channels=options.channels)) for file in chosen]
     batches = torch.split(torch.stack(loaded), batch_size)
     return Samples(validation=[{"inputs": inputs, "pixels": _pixels(inputs, options)} for inputs in batches])
-
-
-def _image_options(model: nn.Module, config_file: Path | None) -> ImageOptions:
-    """Return size and normalization of the run's images, or those of ImageNet in the size of the model."""
-    if config_file is not None:
-        options = _plain_config(config_file).data.data_set_options()
-        if isinstance(options, ImageOptions):
-            return options
-        raise ConfigError(f"--images shows photographs to the model, but its run is about {type(options).__name__}.")
-    known = getattr(model, "options", None)
-    if getattr(known, "in_chans", None) is None:
-        raise ConfigError(f"--images shows photographs to the model, but a {type(model).__name__} does not read any.")
-    side = getattr(known, "image_size", 224)
-    size = list(side) if isinstance(side, tuple) else side
-    return ImageFolderOptions(image_size=size, channels=known.in_chans, num_classes=2, crop="none", flip=0.0)  # type: ignore[union-attr]
-
-
-def _image_files(paths: Sequence[Path]) -> list[Path]:
-    found: list[Path] = []
-    for path in paths:
-        if path.is_dir():
-            found += sorted(file for file in path.rglob("*") if file.suffix.lower() in _ENDINGS)
-        elif path.is_file():
-            found.append(path)
-        else:
-            raise ConfigError(f"there is no image file and no folder {path}.")
-    if not found:
-        raise ConfigError(f"there are no images in {', '.join(map(str, paths))}; known are {', '.join(_ENDINGS)}.")
-    return found
 
 
 def text_samples(model: nn.Module, config_file: Path | None, file: Path, *, count: int, batch_size: int) -> Samples:
@@ -231,7 +204,7 @@ def text_samples(model: nn.Module, config_file: Path | None, file: Path, *, coun
     options = getattr(model, "options", None)
     size = getattr(options, "vocab_size", None)
     if size is None:
-        raise ConfigError(f"--text shows a text to the model, but a {type(model).__name__} does not read tokens.")
+        raise ConfigError(f"--text takes a text, but a {type(model).__name__} does not read tokens.")
     known = None if config_file is None else find_tokenizer(config_file.parent)
     if known is None and size != ByteTokenizer.vocab_size:
         raise ConfigError(
@@ -242,7 +215,48 @@ def text_samples(model: nn.Module, config_file: Path | None, file: Path, *, coun
     ids = torch.tensor(tokenizer.encode(read_text(file)), dtype=torch.int64)
     if len(ids) < 2:
         raise ConfigError(f"{file} has {len(ids)} tokens; a text to look at needs at least 2.")
-    length = min(len(ids), getattr(options, "max_length", None) or USUAL_LENGTH)
+    length = min(len(ids), getattr(options, "max_length", None) or _USUAL_LENGTH)
     windows = ids.unfold(0, length, length)[:count]
-    shown = ids[None, : min(length, TEXT_TOKENS)]
+    shown = ids[None, : min(length, _TEXT_TOKENS)]
     return Samples(validation=torch.split(windows, batch_size), text=(shown, _strings(shown[0].tolist(), tokenizer)))
+
+
+@dataclass(frozen=True)
+class Passage:
+    """A prompt and its continuation by a model."""
+
+    prompt: str
+    text: str
+    tokens: int
+    seconds: float
+
+
+def continue_prompts(run: LoadedRun, prompts: Sequence[str], *, length: int = 300) -> list[Passage]:
+    """Continue texts with the model of a run, always with the same seed.
+
+    Args:
+        run: A language modelling run.
+        prompts: Texts to continue; if there are none, the beginning of its validation text.
+        length: Tokens to generate, at most; fewer if the model has fewer positions.
+
+    Raises:
+        ConfigError: The model does not generate, or a prompt cannot be written with its tokens.
+    """
+    tokenizer = run.tokenizer
+    if tokenizer is None:
+        return []
+    given = list(prompts)
+    if not given and run.samples.text is not None:
+        given = [tokenizer.decode(run.samples.text[0][0, :_BEGINNING].tolist())]
+    limit = context_limit(run.model)
+    sampling = Sampling(temperature=_TEMPERATURE, top_k=min(_TOP_K, tokenizer.vocab_size))
+    passages = []
+    for prompt in given:
+        ids = torch.tensor([tokenizer.encode(prompt)])
+        count = length if limit is None else max(0, min(length, limit - ids.shape[1]))
+        generator = torch.Generator().manual_seed(_SEED)
+        began = perf_counter()
+        stream = stream_tokens(run.model, ids, max_new_tokens=count, sampling=sampling, generator=generator)
+        tokens = [int(token) for token in stream]
+        passages.append(Passage(prompt, tokenizer.decode(tokens), len(tokens), perf_counter() - began))
+    return passages

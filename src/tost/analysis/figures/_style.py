@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import io
-from typing import TYPE_CHECKING, Any
+import warnings
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+import matplotlib
+import numpy as np
 from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
+from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -18,6 +23,7 @@ PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#0
 SEQUENTIAL = "cividis"
 MARKERS = ("o", "s", "^", "D", "v", "P")
 TITLE, LABEL, TICK = 12, 11, 10
+_MOST_POINTS = 240
 
 
 def colour(index: int) -> str:
@@ -71,3 +77,63 @@ def finish(axes: Axes, *, title: str = "", x: str = "", y: str = "") -> None:
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(axis="y", color="0.92", zorder=0)
     axes.set_axisbelow(True)
+
+
+class Line(NamedTuple):
+    """A line of a chart: points that count one by one (marked), or a stream of them that is averaged (thin)."""
+
+    label: str
+    points: Sequence[tuple[float, float]]
+    colour: int
+    thin: bool = False
+
+
+def draw_lines(
+    lines: Sequence[Line], *, title: str, x: str, y: str, log_x: bool = False, log_y: bool = False, whole: bool = False
+) -> Figure | None:
+    """Draw lines over common axes; None if no point has a place on them.
+
+    Args:
+        lines: The lines; those without points are left out.
+        title: Text above the picture.
+        x: Label of the horizontal axis.
+        y: Label of the vertical axis.
+        log_x: Logarithmic horizontal axis.
+        log_y: Logarithmic vertical axis.
+        whole: The horizontal axis has whole numbers only.
+    """
+    figure = new_figure(6.0, 4.0)
+    axes = figure.subplots()
+    for line in lines:
+        points = np.array(line.points, dtype=float).reshape(-1, 2)
+        fits = np.isfinite(points).all(axis=1)
+        for column, log in enumerate((log_x, log_y)):
+            fits &= (points[:, column] > 0) | (not log)
+        if not fits.any():
+            continue
+        points = points[fits]
+        if line.thin:
+            points = np.array([part.mean(axis=0) for part in np.array_split(points, min(len(points), _MOST_POINTS))])
+        look = {"linewidth": 1, "alpha": 0.7} if line.thin else {"marker": MARKERS[line.colour % len(MARKERS)]}
+        axes.plot(*points.T, label=line.label, color=colour(line.colour), **look)
+    if not axes.lines:
+        return None
+    if log_x:
+        axes.set_xscale("log", base=2)
+        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
+    elif whole:
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    if log_y:
+        axes.set_yscale("log")
+    finish(axes, title=title, x=x, y=y)
+    axes.legend(frameon=False, fontsize=TICK)
+    return figure
+
+
+def svg(figure: Figure) -> bytes:
+    """Return a figure as SVG, the same bytes for the same figure."""
+    buffer = io.BytesIO()
+    with matplotlib.rc_context({"svg.hashsalt": "tost", "svg.fonttype": "path"}), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph")  # of a script that the font does not have
+        figure.savefig(buffer, format="svg", metadata={"Date": None})
+    return buffer.getvalue()

@@ -19,8 +19,7 @@ def compare(
     json: Json = False,
 ) -> None:
     """Show runs side by side: status, steps, best result, size, speed, and the settings in which they differ."""
-    from tost.report.compare import as_cells, differences, find_runs, summarize
-    from tost.report.runs import read_runs
+    from tost.report.runs import as_cells, differences, find_runs, read_runs, summarize
 
     folders = [found for folder in runs for found in find_runs(folder) or [folder]]
     records = read_runs(folders)

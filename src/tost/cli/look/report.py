@@ -30,17 +30,20 @@ def report(
     ] = None,
 ) -> None:
     """Write one HTML page about runs: curves, results, analyses, speed. It works offline."""
-    from tost.report import Request, write_report
+    from tost.report import write_report
 
-    request = Request(
-        runs=tuple(runs),
-        benchmarks=tuple(bench or ()),
-        analyses=_names(analyses),
-        prompts=tuple(prompt or ()),
-        command=("tost", *command_arguments()),
-    )
+    names = _names(analyses)
+    command = ("tost", *command_arguments())
     with _console.progress() as progress:
-        page = write_report(request, out or runs[0] / "report.html", progress.note)
+        page = write_report(
+            runs,
+            out or runs[0] / "report.html",
+            benchmarks=bench or (),
+            analyses=names,
+            prompts=prompt or (),
+            command=command,
+            log=progress.note,
+        )
     _console.show(str(page))
 
 
