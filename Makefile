@@ -48,8 +48,6 @@ check: $(STAMP)
 
 docs: $(STAMP)
 	$(BIN)/python scripts/update_paper_tables.py --check
-	$(BIN)/python scripts/update_gpu.py --check
-	$(BIN)/python scripts/update_lengths.py --check
 	$(BIN)/python scripts/update_promises.py --check
 	$(BIN)/python scripts/update_explore.py --check
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict

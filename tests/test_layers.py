@@ -44,8 +44,7 @@ RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
 FROM_MODELS_ON = tuple(name for name, rank in RANK.items() if rank >= RANK["models"] and name not in ("", "cli"))
 THIRD_PARTY: dict[str, tuple[str, ...]] = {
     "torch": ("_torchvision", *(name for name in RANK if not name.startswith("_") and name not in ("", "errors"))),
-    "triton": ("ops.triton", "bench.gpu_check"),
-    "fla": ("bench.gpu_check",),
+    "triton": ("ops.triton",),
     "numpy": ("_tokenizer", *FROM_MODELS_ON),
     "safetensors": ("models", "generation", "train", "integrations"),
     "timm": (

@@ -142,7 +142,6 @@ for low, high in itertools.pairwise(edges):
     print(f"after {low:>5} to {high:>5} bytes: {bits[:, low:high].mean():.2f} bits per byte")
 
 # %% [markdown]
-# Next: [Generate](../generate.md) for batches, stopping and streaming; [Longer than trained](../lengths.md) for
-# measured models;
+# Next: [Generate](../generate.md) for batches, stopping and streaming;
 # [Scale out](../scale-out.md) for one sequence on several processes; [Probes](../probes.md) for what a state can and
 # cannot recall.

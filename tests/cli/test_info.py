@@ -7,7 +7,6 @@ import torch
 import tost
 from tost._env import VARIABLES
 from tost.cli import _info
-from tost.ops.triton import approval
 from tost.ops.triton.tiles import TARGET_NAMES
 
 
@@ -39,19 +38,10 @@ def test_info_shows_the_reason_of_a_missing_backend(run, monkeypatch):
     assert reason in run("info").out
 
 
-def test_info_shows_what_triton_kernels_were_compiled_for_and_whether_they_passed_here(run, monkeypatch, tmp_path):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+def test_info_shows_what_triton_kernels_were_compiled_for(run):
     out = run("info").out
     assert ", ".join(TARGET_NAMES) in out
     assert "never; experimental" in out
-    assert "no GPU here" in out
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda *_: "Test GPU")
-    assert "run `tost bench gpu-check`" in _info.collect()["triton"]["this machine"]
-    approval.approve()
-    assert _info.collect()["triton"]["this machine"].startswith("passed on this device")
 
 
 def test_info_shows_variables_that_are_set(monkeypatch):

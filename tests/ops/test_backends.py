@@ -77,17 +77,6 @@ def test_a_form_that_a_backend_does_not_have_is_refused_and_left_to_others(monke
         _dispatch.select("tssa", "plain", W, Form(count_scaled=True))
 
 
-def test_a_backend_that_is_not_automatic_can_be_approved(monkeypatch):
-    trial = Backend("trial", "nowhere", automatic=False)
-    answers = [False, True]
-    first = _dispatch.Implementation(trial, lambda *_: None, None, list, lambda *_: [], lambda: answers[-1])
-    monkeypatch.setitem(_dispatch._IMPLEMENTATIONS, "tssa", (first, *_dispatch._IMPLEMENTATIONS["tssa"]))
-    for _ in range(2):
-        monkeypatch.setattr(_dispatch, "_SELECTED", {})
-        assert _dispatch.select("tssa", "auto", W).backend.name == ("trial" if answers[-1] else "native")
-        answers.pop()
-
-
 def test_a_backend_that_is_not_automatic_runs_by_its_name_only(monkeypatch):
     put_first(monkeypatch, Backend("trial", "nowhere", automatic=False), [])
     assert _dispatch.select("tssa", "auto", W).backend.name == "native"

@@ -29,6 +29,8 @@ def info(json: Json = False) -> None:
     columns = ("name", "value", "source", "values", "help")
     variables = [tuple(entry[column] for column in columns) for entry in found["variables"]]
     _console.show_table(("variable", "value", "source", "takes", "meaning"), variables, title="Environment variables")
+    if _package_version("tost"):
+        _console.log("another distribution called tost is installed and may shadow this one; run: pip uninstall tost")
     if json:
         _console.show_json(found)
 
@@ -43,7 +45,6 @@ def collect() -> dict[str, Any]:
     import tost
     from tost._machine import cpu_model
     from tost.ops import native_info, operators
-    from tost.ops.triton.approval import state
     from tost.ops.triton.tiles import TARGET_NAMES
 
     devices = [f"cpu ({cpu_model()})"]
@@ -59,7 +60,6 @@ def collect() -> dict[str, Any]:
         "triton": {
             "compiled in tests for": ", ".join(TARGET_NAMES),
             "run on a GPU by us": "never; experimental",
-            "this machine": state(),
         },
         "variables": [_describe_variable(variable) for variable in VARIABLES],
     }

@@ -33,7 +33,6 @@ class Implementation(NamedTuple):
         unavailable: Returns reasons why the backend cannot be used on this machine.
         unsupported: Returns reasons why it cannot be used for tokens ``w`` in a form. Of the tokens, it may look at the
             dtype.
-        approved: Returns whether ``backend="auto"`` may choose it although it is not automatic.
     """
 
     backend: Backend
@@ -41,11 +40,10 @@ class Implementation(NamedTuple):
     run_inplace: Callable[..., Any] | None
     unavailable: Callable[[], list[str]]
     unsupported: Callable[[Tensor, Form], list[str]]
-    approved: Callable[[], bool] = lambda: False
 
     def automatic(self, device_type: str) -> bool:
         """Return whether ``backend="auto"`` may choose it on a type of device."""
-        return self.backend.runs_on(device_type) and (self.backend.automatic or self.approved())
+        return self.backend.runs_on(device_type) and self.backend.automatic
 
     def obstacles(self, w: Tensor, form: Form) -> list[str]:
         """Return every reason why it cannot run on the tokens `w` in a form; empty if it can."""
@@ -65,7 +63,6 @@ def _implementation(op: str, backend: Backend, module: ModuleType) -> Implementa
         getattr(module, f"{op}_", None),
         getattr(module, "unavailable", _nothing),
         getattr(module, "unsupported", _nothing),
-        getattr(module, "approved", lambda: False),
     )
 
 

@@ -22,10 +22,9 @@ class Backend:
 
     Its module has a function for each operator, ``tssa(inputs, form)`` and ``causal_tssa(inputs, form)``. It may also
     have ``tssa_`` and ``causal_tssa_``, which leave the result in the memory of ``inputs.w``; ``unavailable()``, which
-    returns reasons why the backend cannot be used on this machine; ``unsupported(w, form)``, which returns reasons why
-    it cannot be used for tokens of the dtype of w, or in a form; and ``approved()``, whether ``backend="auto"`` may
-    choose it here although it is not automatic. No reasons mean that it can. Importing the module must work on every
-    machine.
+    returns reasons why the backend cannot be used on this machine; and ``unsupported(w, form)``, which returns reasons
+    why it cannot be used for tokens of the dtype of w, or in a form. No reasons mean that it can. Importing the module
+    must work on every machine.
 
     Attributes:
         name: What users pass as ``backend=``.

@@ -26,9 +26,9 @@ def cache(tmp_path_factory):
 
 
 def resources(cache, *arguments):
-    """What `tost.ops.triton.ahead` prints. In its own process: this one interprets kernels."""
+    """What `tests.ops.triton.ahead` prints. In its own process: this one interprets kernels."""
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    command = [sys.executable, "-m", "tost.ops.triton.ahead", *arguments]
+    command = [sys.executable, "-m", "tests.ops.triton.ahead", *arguments]
     environment["TRITON_CACHE_DIR"] = cache
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

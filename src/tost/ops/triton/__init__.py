@@ -1,9 +1,9 @@
 """Both operators by Triton kernels, for GPUs. Experimental: we have never run the compiled kernels on a device.
 
 They are compared with the reference under Triton's interpreter (``TRITON_INTERPRET=1``, CPU tensors) and compiled
-ahead of time for four targets. ``backend="auto"`` takes them only where ``tost bench gpu-check`` has passed on the same
-device with the same versions. Second derivatives and the transforms of ``torch.func`` go through plain PyTorch.
-Importing this module loads no triton.
+ahead of time for four targets. ``backend="auto"`` does not take them: ask for them with ``backend="triton"`` or
+``TOST_BACKEND=triton``. Second derivatives and the transforms of ``torch.func`` go through plain PyTorch. Importing
+this module loads no triton.
 """
 
 from __future__ import annotations
@@ -21,10 +21,9 @@ from tost.ops._numerics import statistics_dtype
 from tost.ops._transforms import is_transformed
 from tost.ops.backends import TRITON_INTERPRETS
 from tost.ops.form import Form
-from tost.ops.triton.approval import approved
 from tost.ops.triton.tiles import WIDEST, choose_tiles
 
-__all__ = ["approved", "causal_tssa", "tssa", "unavailable", "unsupported"]
+__all__ = ["causal_tssa", "tssa", "unavailable", "unsupported"]
 
 _INSTALLED = find_spec("triton") is not None
 # Registering takes milliseconds, which a build of torch without GPUs need not spend.

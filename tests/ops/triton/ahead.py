@@ -1,6 +1,6 @@
 """Compiles the kernels for devices that are not here, and reads what they need: registers, memory, spills.
 
-    python -m tost.ops.triton.ahead sm90 12x64 bfloat16
+    python -m tests.ops.triton.ahead sm90 12x64 bfloat16
 
 prints one JSON object per launch, of all `calls` or of those that are named. The kernels and their arguments are those
 that `launch` runs, recorded from calls on tensors without data. Does not work in a process that interprets kernels

@@ -1,1 +1,0 @@
-"""Work beside other busy processes, and on fewer processors than the machine has."""

@@ -1,1 +1,0 @@
-"""The Triton kernels on this machine's GPU: are they right, and how fast are they?"""

@@ -1,1 +1,0 @@
-"""Training steps on very long sequences: memory and time by length."""

@@ -1,1 +1,0 @@
-"""Token mixers of the Long Range Arena side by side."""

@@ -1,1 +1,0 @@
-"""Packed sequences against padded ones, and against a single one."""
