@@ -332,13 +332,11 @@ def test_inplace_form_takes_blocks(backend, g):
     case = make_case((2, 70, 3, 3 * g), torch.float32, block_size=g, **EVERY_OPTION)
     form = {"mask": case.mask, "block_size": g, "backend": backend}
     w, y = case.w.clone(), tost.tssa(case.w, case.temperature, **form)
-    assert tost.ops.tssa_(w, case.temperature, **form) is w
-    assert_close("y", w, y, 1e-6)
+    assert_close("y", tost.tssa(w, case.temperature, overwrite=True, **form), y, 1e-6)
     arguments = options(case, backend=backend)
     w, (y, state) = case.w.clone(), tost.causal_tssa_with_state(case.w, case.temperature, case.bias, **arguments)
-    same, after = tost.ops.causal_tssa_(w, case.temperature, case.bias, **arguments)
-    assert same is w
-    assert_close("y", w, y, 1e-6)
+    same, after = tost.causal_tssa_with_state(w, case.temperature, case.bias, overwrite=True, **arguments)
+    assert_close("y", same, y, 1e-6)
     assert all(torch.allclose(a, b) for a, b in zip(state, after, strict=True))
 
 
@@ -420,10 +418,8 @@ def test_blocks_that_do_not_divide_the_head_are_refused(g):
     calls = (
         tost.tssa,
         tost.membership,
-        tost.ops.tssa_,
         tost.causal_tssa,
         tost.causal_membership,
-        tost.ops.causal_tssa_,
     )
     for call in calls:
         with pytest.raises(ValueError, match=message):

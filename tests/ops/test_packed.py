@@ -189,16 +189,16 @@ def test_in_place_and_memberships(backend):
     for ids in (cu_seqlens, None):
         segments = None if ids is not None else torch.tensor([[0] * 4 + [1] + [2] * 7])
         into, out = w.clone(), w.clone()
-        assert tost.ops.tssa_(into, t, cu_seqlens=ids, segment_ids=segments, backend=backend) is into
-        assert_close("tssa_", into, y, 1e-12)
-        _, state = tost.ops.causal_tssa_(out, t, cu_seqlens=ids, segment_ids=segments, backend=backend)
-        assert_close("causal_tssa_", out, causal, 1e-12)
+        given = {"cu_seqlens": ids, "segment_ids": segments, "backend": backend, "overwrite": True}
+        assert_close("y", tost.tssa(into, t, **given), y, 1e-12)
+        z, state = tost.causal_tssa_with_state(out, t, **given)
+        assert_close("causal y", z, causal, 1e-12)
         assert_close("mass", state.mass, after.mass, 1e-12)
     rows = torch.tensor([[0, 0, 1], [1, 1, 1]]).t()  # packed into rows that do not lie one after the other
     spread = torch.randn(2, 3, H, D, dtype=torch.float64).transpose(0, 1)
     expected = tost.tssa(spread.contiguous(), t, segment_ids=rows)
-    tost.ops.tssa_(spread, t, segment_ids=rows, backend=backend)
-    assert_close("rows", spread, expected, 1e-12)
+    found = tost.tssa(spread, t, segment_ids=rows, backend=backend, overwrite=True)
+    assert_close("rows", found, expected, 1e-12)
     assert_close("pi", tost.membership(w, t, cu_seqlens=cu_seqlens)[:, 5:], tost.membership(w[:, 5:], t), 1e-12)
     pi = tost.causal_membership(w, t, cu_seqlens=cu_seqlens)
     assert_close("causal pi", pi[:, 5:], tost.causal_membership(w[:, 5:], t), 1e-12)

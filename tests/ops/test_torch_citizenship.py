@@ -185,40 +185,53 @@ def test_backward_keeps_little_more_than_w(backend, causal):
 
 
 @backends
-def test_inplace_form_returns_the_same_numbers_in_the_same_memory(backend):
+def test_overwriting_gives_the_same_numbers(backend):
     case = make_case((2, 70, 3, 5), torch.float32, masked=True, bias=True, state=True)
-    expected = tost.tssa(case.w, case.temperature, mask=case.mask, backend=backend)
-    for w in (case.w.clone(), case.w.transpose(1, 2).contiguous().transpose(1, 2)):
-        address = w.data_ptr()
-        y = tost.ops.tssa_(w, case.temperature, mask=case.mask, backend=backend)
-        assert y is w
-        assert y.data_ptr() == address
-        assert_close("y", y, expected, 1e-6)
-    arguments = {"mask": case.mask, "state": case.state, "backend": backend}
-    z, after = tost.causal_tssa_with_state(case.w, case.temperature, case.bias, **arguments)
-    w = case.w.clone()
-    y, state = tost.ops.causal_tssa_(w, case.temperature, case.bias, **arguments)
-    assert y is w
-    assert_close("y", y, z, 1e-6)
-    assert all(torch.allclose(a, b) for a, b in zip(state, after, strict=True))
+    arguments = {"mask": case.mask, "backend": backend}
+    y = tost.tssa(case.w, case.temperature, **arguments)
+    z, after = tost.causal_tssa_with_state(case.w, case.temperature, case.bias, state=case.state, **arguments)
+    arguments["overwrite"] = True
+    for copy in (torch.clone, lambda w: w.transpose(1, 2).contiguous().transpose(1, 2)):
+        w = copy(case.w)
+        found = tost.tssa(w, case.temperature, **arguments)
+        assert (found.data_ptr() == w.data_ptr()) == (backend == "native" and w.is_contiguous())
+        assert_close("y", found, y, 1e-6)
+        w = copy(case.w)
+        found, state = tost.causal_tssa_with_state(w, case.temperature, case.bias, state=case.state, **arguments)
+        assert (found.data_ptr() == w.data_ptr()) == (backend == "native" and w.is_contiguous())
+        assert_close("y", found, z, 1e-6)
+        assert all(torch.allclose(a, b) for a, b in zip(state, after, strict=True))
 
 
-@pytest.mark.parametrize("run", [tost.ops.tssa_, tost.ops.causal_tssa_])
-def test_inplace_form_refuses_autograd(run):
-    w = torch.randn(1, 4, 2, 3)
-    with pytest.raises(RuntimeError, match=r"overwrites its input.*torch\.no_grad"):
-        run(w, torch.ones(2, requires_grad=True))
-    with torch.no_grad():
-        run(w, torch.ones(2, requires_grad=True))
+@pytest.mark.parametrize("needed", ["w", "temperature", "bias", "decay", "state", "jvp", "vmap"])
+def test_tokens_that_are_needed_are_not_overwritten(needed):
+    case = make_case((2, 7, 3, 5), torch.float64, bias=True, state=True, decay=True)
+    tensors = {name: getattr(case, name) for name in ("w", "temperature", "bias", "decay")}
+    if needed in tensors:
+        tensors[needed].requires_grad_()
+    elif needed == "state":
+        case.state.mass.requires_grad_()
+    w, before = tensors["w"], tensors["w"].detach().clone()
+
+    def run(w, overwrite=True):
+        given = {"decay": tensors["decay"], "state": case.state, "overwrite": overwrite}
+        return tost.causal_tssa_with_state(w, tensors["temperature"], tensors["bias"], **given)[0]
+
+    if needed == "jvp":
+        y, tangent = torch.func.jvp(run, (w,), (torch.ones_like(w),))
+        assert_close("dy", tangent, torch.func.jvp(lambda w: run(w, False), (w,), (torch.ones_like(w),))[1], 1e-12)
+    else:
+        y = torch.vmap(run)(w.unsqueeze(0))[0] if needed == "vmap" else run(w)
+    assert torch.equal(w, before)
+    assert_close("y", y, run(w, False), 1e-12)
 
 
-@backends
-@pytest.mark.parametrize("run", [tost.ops.tssa_, tost.ops.causal_tssa_])
-def test_autograd_notices_that_a_saved_tensor_was_overwritten(backend, run):
+@pytest.mark.parametrize("run", [tost.tssa, tost.causal_tssa_with_state])
+def test_autograd_notices_that_a_saved_tensor_was_overwritten(run):
     w = torch.randn(1, 4, 2, 3, requires_grad=True) + 0
     loss = w.square().sum()
     with torch.no_grad():
-        run(w, torch.ones(2), backend=backend)
+        run(w, torch.ones(2), backend="native", overwrite=True)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         loss.backward()
 
@@ -241,17 +254,19 @@ class Called(Names, TorchFunctionMode):
     __torch_function__ = Names.note
 
 
-@pytest.mark.parametrize("name", ["tssa", "tssa_", "causal_tssa", "causal_tssa_"])
+@pytest.mark.parametrize("name", ["tssa", "causal_tssa"])
+@pytest.mark.parametrize("overwrite", [False, True])
 @pytest.mark.parametrize("mode", [Dispatched, Called])
-def test_modes_see_the_operator(name, mode):
+def test_modes_see_the_operator(name, overwrite, mode):
+    run = tost.tssa if name == "tssa" else tost.causal_tssa_with_state
     with torch.no_grad(), mode() as seen:
-        getattr(tost.ops, name)(torch.randn(1, 4, 2, 3), torch.ones(2), backend="native")
-    assert f"tost.{name}.default" in seen.names
+        run(torch.randn(1, 4, 2, 3), torch.ones(2), backend="native", overwrite=overwrite)
+    assert f"tost.{name}{'_' * overwrite}.default" in seen.names
 
 
 def test_profiler_sees_the_operator():
     with torch.no_grad(), torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
-        tost.ops.tssa_(torch.randn(1, 4, 2, 3), torch.ones(2), backend="native")
+        tost.tssa(torch.randn(1, 4, 2, 3), torch.ones(2), backend="native", overwrite=True)
     assert "tost::tssa_" in [event.name for event in profile.events()]
 
 

@@ -11,7 +11,6 @@ from torch.utils.flop_counter import FlopCounterMode
 import tost
 from tests.ops.cases import BACKENDS, FAST_BACKENDS, FAST_BLOCK_BACKENDS, Case, make_case
 from tost.ops.flops import tssa_flops
-from tost.ops.form import Form
 from tost.testing import assert_close
 
 backends = pytest.mark.parametrize("backend", BACKENDS)
@@ -242,28 +241,6 @@ def test_third_derivatives(backend):
                 x = dw.square().sum()
             third[chosen] = dw
         assert_same(third[backend], third["reference"])
-
-
-@pytest.mark.parametrize("name", ["tssa_", "causal_tssa_"])
-def test_operators_that_overwrite_pass_tangents_on(name):
-    case = make_case(SHAPE, torch.float64)
-    inplace, plain = getattr(tost.ops, name), getattr(tost, name.rstrip("_"))
-
-    def run(w):
-        y = inplace(w.clone(), case.temperature, backend="native")
-        return y if name == "tssa_" else y[0]
-
-    (dw,) = like((case.w,))
-    expected = torch.func.jvp(lambda w: plain(w, case.temperature, backend="reference"), (case.w,), (dw,))
-    assert_same(torch.func.jvp(run, (case.w,), (dw,)), expected)
-    assert_same(torch.vmap(run)(torch.stack((case.w, case.w))), torch.stack((expected[0], expected[0])))
-    with pytest.raises(RuntimeError, match="overwrites its input"):
-        getattr(torch.ops.tost, name)(case.w.requires_grad_(), *_rest(name, case))
-
-
-def _rest(name, case):
-    flags = Form().flags()
-    return (case.temperature, *(None,) * (2 if name == "tssa_" else 8), *flags)
 
 
 @pytest.mark.parametrize("run", [tost.tssa, tost.causal_tssa])

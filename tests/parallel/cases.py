@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from contextlib import nullcontext
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import Literal
@@ -15,7 +16,7 @@ from tost.ops._blocks import products
 from tost.ops._inputs import causal_form
 from tost.ops._numerics import statistics_dtype
 from tost.ops.state import sum_shapes
-from tost.parallel import ContextParallel, causal_tssa_with_state, tssa
+from tost.parallel import ContextParallel
 
 SUMS = ("squares", "weighted_squares", "mass")
 # What every rank has a copy of, so that its gradient is the sum over the ranks.
@@ -113,19 +114,18 @@ def differentiate(case: Case, inputs: dict[str, Tensor | None], context: Context
     leaves = {name: inputs[name].detach().clone().requires_grad_() for name in names}
     arguments = (leaves["w"], leaves["temperature"])
     extra = {name: getattr(case, name) for name in ("count_scaled", "block_size", "centered")}
-    extra |= {"context": context} if context is not None else {}
     if case.packed:
         bounds = torch.tensor((0, *accumulate(case.packed)), dtype=torch.int32)
         extra["cu_seqlens"] = bounds if context is None else context.split_packing(bounds, lengths=case.lengths)
     if not case.causal:
-        extra |= {} if context is not None else {"backend": case.backend}
-        run = tssa if context is not None else tost.tssa
-        outputs = {"y": run(*arguments, mask=inputs["mask"], normalize=case.normalize, **extra)}
+        extra |= {"mask": inputs["mask"], "normalize": case.normalize, "backend": case.backend}
+        with context or nullcontext():
+            outputs = {"y": tost.tssa(*arguments, **extra)}
     else:
-        run = causal_tssa_with_state if context is not None else tost.causal_tssa_with_state
         state = tost.TSSAState(*(leaves[name] for name in SUMS), inputs["position"]) if case.state else None
         extra |= {"mask": inputs["mask"], "state": state, "backend": case.backend, "decay": leaves.get("decay")}
-        y, after = run(*arguments, leaves.get("bias"), **extra)
+        with context or nullcontext():
+            y, after = tost.causal_tssa_with_state(*arguments, leaves.get("bias"), **extra)
         outputs = {"y": y, **after._asdict()}
     # Every rank has the returned state; a loss on it that is shared out equally is the same loss as in one process.
     share = 1 if context is None else 1 / context.size

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -11,7 +12,6 @@ from torch import Tensor
 
 import tost
 from tests.parallel.ranks import run_ranks
-from tost import parallel
 from tost.ops.packing import count_tokens
 from tost.parallel import ContextParallel, active, make_mesh
 from tost.testing import assert_close
@@ -86,10 +86,8 @@ def second_derivative(context: ContextParallel | None) -> Tensor:
     """The gradient of a squared gradient, through the reference implementation."""
     w, t = whole(3, 1, N, 2, 3), torch.tensor([0.7, -1.2], dtype=torch.float64)
     w = (w if context is None else context.split(w, lengths=LENGTHS)).clone().requires_grad_()
-    if context is None:
+    with context or nullcontext():
         y = tost.causal_tssa(w, t, backend="reference")
-    else:
-        y = parallel.causal_tssa(w, t, backend="reference", context=context)
     (first,) = torch.autograd.grad(y.square().sum(), w, create_graph=True)
     return torch.autograd.grad(first.square().sum(), w)[0]
 
@@ -98,8 +96,10 @@ def refused_on_every_rank(context: ContextParallel) -> dict[str, str]:
     w, t = torch.zeros(1, LENGTHS[context.rank], 2, 3), torch.ones(2)
     others = dist.new_group([0, 1])
     outsider = dist.get_rank() == 2
+    with context:
+        bias = refusal(lambda: tost.causal_tssa(w, t, torch.zeros(2, N - 1)))
     return {
-        "bias": refusal(lambda: parallel.causal_tssa(w, t, torch.zeros(2, N - 1), context=context)),
+        "bias": bias,
         "group": refusal(lambda: ContextParallel(others)) if outsider else "member",
         "mesh": refusal(lambda: make_mesh(data=2, context=2)),
         "name": refusal(lambda: ContextParallel.from_mesh(make_mesh(context=3), "sequence")),
@@ -197,14 +197,16 @@ def test_the_innermost_context_is_in_force_in_every_thread(alone):
 
 def test_a_group_of_one_equals_no_group(alone):
     w, t = whole(0, 2, 9, 3, 4), torch.tensor([1.0, -0.5, 2.0], dtype=torch.float64)
-    with alone:
-        assert_close("tssa", parallel.tssa(w, t), tost.tssa(w, t), 1e-14)
-        assert_close("causal", parallel.causal_tssa(w, t), tost.causal_tssa(w, t), 1e-14)
+    for run in (tost.tssa, tost.causal_tssa):
+        with alone:
+            shared = run(w, t)
+        assert_close("y", shared, run(w, t), 1e-14)
 
 
 def test_second_derivatives_of_what_forgets_are_refused_not_wrong(alone):
     w, t = whole(0, 1, 4, 2, 3).requires_grad_(), torch.ones(2, dtype=torch.float64)
-    y = parallel.causal_tssa(w, t, decay=0.9 * t, backend="reference", context=alone)
+    with alone:
+        y = tost.causal_tssa(w, t, decay=0.9 * t, backend="reference")
     with pytest.raises(RuntimeError, match=r"second derivatives through a decay .* shared by ranks\. Compute them in"):
         torch.autograd.grad(y.square().sum(), w, create_graph=True)
 
@@ -228,24 +230,19 @@ def test_lengths_that_do_not_cut_are_refused(alone, lengths):
 def test_bad_tokens_are_refused_before_any_exchange(alone):
     w, t = torch.zeros(1, 4, 2, 3), torch.ones(2)
     for call, message in (
-        (lambda: parallel.tssa(w[0], t), r"w has shape \(4, 2, 3\); TSSA needs"),
-        (lambda: parallel.tssa(w, t[:1]), r"temperature has shape \(1,\)"),
-        (lambda: parallel.tssa(w, t, mask=torch.ones(1, 3, dtype=torch.bool)), r"mask has shape \(1, 3\)"),
-        (lambda: parallel.causal_tssa(w, t, torch.zeros(3, 9)), r"bias has shape \(3, 9\)"),
-        (lambda: parallel.causal_tssa(w, t, decay=2 * t), r"decay lies in \[2, 2\]"),
+        (lambda: tost.tssa(w[0], t), r"w has shape \(4, 2, 3\); TSSA needs"),
+        (lambda: tost.tssa(w, t[:1]), r"temperature has shape \(1,\)"),
+        (lambda: tost.tssa(w, t, mask=torch.ones(1, 3, dtype=torch.bool)), r"mask has shape \(1, 3\)"),
+        (lambda: tost.causal_tssa(w, t, torch.zeros(3, 9)), r"bias has shape \(3, 9\)"),
+        (lambda: tost.causal_tssa(w, t, decay=2 * t), r"decay lies in \[2, 2\]"),
         (
-            lambda: parallel.causal_tssa_with_state(w, t, state=tost.TSSAState.empty(2, 2, 3)),
+            lambda: tost.causal_tssa_with_state(w, t, state=tost.TSSAState.empty(2, 2, 3)),
             r"state.squares has shape \(2, 2, 3\)",
         ),
     ):
         with alone, pytest.raises(ValueError, match=message):
             call()
     assert alone.num_collectives == 0
-
-
-def test_without_a_group_or_a_context_the_error_says_how_to_get_one(alone):
-    with pytest.raises(RuntimeError, match=r"no context is active and none was given.*`with ContextParallel"):
-        parallel.tssa(torch.zeros(1, 4, 2, 3), torch.ones(2))
 
 
 def test_a_context_needs_torch_distributed():

@@ -15,7 +15,7 @@ from torch import Tensor
 
 import tost
 from tests.parallel.ranks import run_ranks
-from tost.parallel import ContextParallel, causal_tssa, tssa
+from tost.parallel import ContextParallel
 
 B, H, D = 2, 3, 8
 LENGTHS = (1_024, 65_536)
@@ -79,13 +79,13 @@ def count(context: ContextParallel, witness: Witness, run: Callable[[], Result])
 
 
 OPERATORS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
-    "tssa": tssa,
-    "tssa unnormalized": lambda w, t: tssa(w, t, normalize=False),
-    "tssa scaled": lambda w, t: tssa(w, t, count_scaled=True),
-    "tssa in blocks": lambda w, t: tssa(w, t, block_size=D),
-    "causal_tssa": causal_tssa,
-    "causal_tssa in blocks": lambda w, t: causal_tssa(w, t, block_size=D),
-    "causal_tssa forgetting": lambda w, t: causal_tssa(w, t, count_scaled=True, decay=0.9 * torch.ones_like(t)),
+    "tssa": tost.tssa,
+    "tssa unnormalized": lambda w, t: tost.tssa(w, t, normalize=False),
+    "tssa scaled": lambda w, t: tost.tssa(w, t, count_scaled=True),
+    "tssa in blocks": lambda w, t: tost.tssa(w, t, block_size=D),
+    "causal_tssa": tost.causal_tssa,
+    "causal_tssa in blocks": lambda w, t: tost.causal_tssa(w, t, block_size=D),
+    "causal_tssa forgetting": lambda w, t: tost.causal_tssa(w, t, count_scaled=True, decay=0.9 * torch.ones_like(t)),
 }
 
 

@@ -35,7 +35,7 @@ from tost.nn import (
     SinusoidalPositions,
 )
 from tost.nn.state import RecurrentState
-from tost.ops import TSSAState, causal_tssa_
+from tost.ops import TSSAState, causal_tssa_with_state
 from tost.ops.form import Form, OperatorOptions
 from tost.ops.state import sum_shapes
 
@@ -310,7 +310,7 @@ class FlatStep:
         options = {"state": before, "backend": by.backend, **by.operator_options}
         if by.decay is not None:
             options["decay"] = by.decay(u.unsqueeze(1))
-        y, reached = causal_tssa_(w, by.temperature, bias, **options)
+        y, reached = causal_tssa_with_state(w, by.temperature, bias, **options, overwrite=True)
         if by.head_norm is not None:
             weight = by.head_norm.to(y.dtype).view(self._heads)
             y = F.rms_norm(y, self._heads[1:], eps=CausalTSSAttention.norm_eps) * weight

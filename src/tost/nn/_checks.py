@@ -6,7 +6,6 @@ from torch import Tensor
 
 from tost import parallel
 from tost.errors import BackendError
-from tost.ops import Packing
 
 
 def check_heads(embed_dim: int, num_heads: int) -> None:
@@ -49,13 +48,3 @@ def refuse_context(what: str) -> None:
             f"{what} needs whole sequences, but a ContextParallel context is active and each rank holds only a piece. "
             "Use TSSA without it, or run this model without context parallelism."
         )
-
-
-def shared_packing(packing: Packing | None) -> parallel.SharedPacking | None:
-    """Return where packed sequences lie that ranks share; refuse it if only those of one rank are known."""
-    if packing is not None and not isinstance(packing, parallel.SharedPacking):
-        raise BackendError(
-            "a packed batch was described by the sequences of this rank alone, but a ContextParallel context is active "
-            "and each rank holds a piece. Pass cu_seqlens=context.split_packing(cu_seqlens), given the whole row."
-        )
-    return packing

@@ -6,7 +6,6 @@ Shapes: x [B, N, C] (batch, tokens, width), w [B, N, H, D] with C = H * D unless
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -14,16 +13,15 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tost import parallel
-from tost.nn._checks import check_blocks, check_heads, check_width, shared_packing
+from tost.nn._checks import check_blocks, check_heads, check_width
 from tost.nn.extensions import Extensions
 from tost.nn.masks import read_attention_mask
 from tost.nn.packed import mix
 from tost.nn.paper import PaperForm
 from tost.nn.position import token_positions
 from tost.nn.state import Carry, ContinuesPacked
-from tost.ops import Packing, TSSAState, causal_tssa_, causal_tssa_with_state, tssa, tssa_
+from tost.ops import Packing, TSSAState, causal_tssa_with_state, tssa
 from tost.ops._numerics import statistics_dtype, zero_padding
-from tost.ops._transforms import transforms_active
 from tost.ops.packing import count_tokens
 
 
@@ -110,13 +108,9 @@ class _ProjectedAttention(nn.Module):
     def _temperatures(self) -> Tensor:
         return self.temperature.expand(self.num_heads) if self.paper.shared_temperature else self.temperature
 
-    def _may_overwrite(self, w: Tensor, *others: Tensor | None) -> bool:
-        """Return whether w may be overwritten: nothing else uses its values. `others` go into the operator too."""
-        if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in (w, self.temperature, *others)):
-            return False
-        project = self.proj_in
-        seen = type(project) is not nn.Linear or len(project._forward_hooks) > 0
-        return not (seen or torch.compiler.is_compiling() or transforms_active())
+    def _owns_tokens(self) -> bool:
+        """Return whether the operator may overwrite its tokens: nothing else holds what the projection returns."""
+        return type(self.proj_in) is nn.Linear and not self.proj_in._forward_hooks
 
     def _gated(self, y: Tensor, x: Tensor, mask: Tensor | None, near: Tensor | None = None) -> Tensor:
         """Return y [B, N, H, D] after what follows the operator, as far as there is any of it.
@@ -256,13 +250,9 @@ class TSSAttention(_ProjectedAttention):
         temperature = self._temperatures()
         if not self.normalize:
             temperature = temperature / self._scale() ** 2
+        options = {"mask": mask, "cu_seqlens": packing, "backend": self.backend, **self.operator_options()}
+        y = tssa(w, temperature, **options, overwrite=self._owns_tokens())
         context = parallel.active()
-        if context is None:
-            run = tssa_ if self._may_overwrite(w) else tssa
-            y = run(w, temperature, mask=mask, cu_seqlens=packing, backend=self.backend, **self.operator_options())
-        else:
-            shared = shared_packing(packing)
-            y = parallel.tssa(w, temperature, mask=mask, cu_seqlens=shared, context=context, **self.operator_options())
         if self.training and self.gain_drop > 0:
             # y is proportional to D, so dropping entries of D drops whole features of a head.
             sequences = y.shape[0] if packing is None else packing.num_sequences
@@ -391,14 +381,8 @@ class CausalTSSAttention(_ProjectedAttention, ContinuesPacked[TSSAState]):
         mask = self._real(x, mask, attn_mask)
         state = None if carry is None else carry.state
         w, bias, options = self._tokens(x), self.bias_of(x, state, mask, packing), self.operator_options(x)
-        overwrite = self._may_overwrite(w, bias, options["decay"], *(state or ()))
-        run: Callable[..., tuple[Tensor, TSSAState]] = causal_tssa_ if overwrite else causal_tssa_with_state
-        if parallel.active() is not None:
-            shared_packing(packing)
-            run = parallel.causal_tssa_with_state
-        if packing is not None:
-            options["cu_seqlens"] = packing
-        y, after = run(w, self._temperatures(), bias, mask=mask, state=state, backend=self.backend, **options)
+        options |= {"mask": mask, "cu_seqlens": packing, "state": state, "backend": self.backend}
+        y, after = causal_tssa_with_state(w, self._temperatures(), bias, **options, overwrite=self._owns_tokens())
         if carry is not None:
             carry.state = after
         if self.training and self.gain_drop > 0:

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tost import parallel
-from tost.nn._checks import check_width, refuse_context, shared_packing
+from tost.nn._checks import check_width, refuse_context
 from tost.nn._factory import Factory
 from tost.nn.mixers._order import OrderedMixer
 from tost.nn.state import Carry, ContinuesPacked
@@ -21,6 +21,7 @@ from tost.ops import Packing
 from tost.ops._checks import check_mask
 from tost.ops._numerics import num_tokens, statistics_dtype, zero_padding
 from tost.ops._transforms import gradients, is_transformed, wants_graph
+from tost.parallel.context import require_shared
 from tost.parallel.window import last_tokens
 
 # Below this many tokens a convolution costs more to set up than to compute.
@@ -110,7 +111,7 @@ class CausalConvolution(nn.Module, ContinuesPacked[Tensor]):
         sequences = x.shape[0] if packing is None else packing.num_sequences
         before = self._window(x, sequences, None if carry is None else carry.state)
         if parallel.active() is not None:
-            shared_packing(packing)
+            require_shared(packing)
         y, after = self._masked(x, before, mask) if packing is None else self._packed(x, before, mask, packing)
         if carry is not None:
             carry.state = after

@@ -5,11 +5,9 @@ from tost.ops._library import native_info as native_info
 from tost.ops._library import select_isa as select_isa
 from tost.ops.functional import causal_membership as causal_membership
 from tost.ops.functional import causal_tssa as causal_tssa
-from tost.ops.functional import causal_tssa_ as causal_tssa_
 from tost.ops.functional import causal_tssa_step as causal_tssa_step
 from tost.ops.functional import causal_tssa_with_state as causal_tssa_with_state
 from tost.ops.functional import membership as membership
 from tost.ops.functional import tssa as tssa
-from tost.ops.functional import tssa_ as tssa_
 from tost.ops.packing import Packing as Packing
 from tost.ops.state import TSSAState as TSSAState

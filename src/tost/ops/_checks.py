@@ -181,15 +181,6 @@ def check_causal(form: Form, packing: Packing | None, *given: *CausalArguments) 
     check_decay(decay, w, mask, form)
 
 
-def refuse_autograd(name: str, *tensors: Tensor | None) -> None:
-    """Refuse to overwrite values that autograd needs; `name` is the in-place function that was called."""
-    if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors):
-        raise RuntimeError(
-            f"`{name}` overwrites its input, but autograd needs it for the backward pass. "
-            f"Use `{name.rstrip('_')}`, or call it under torch.no_grad()."
-        )
-
-
 def _check_device(name: str, tensor: Tensor, w: Tensor) -> None:
     if tensor.device != w.device:
         raise ValueError(f"{name} is on {tensor.device}, but w is on {w.device}. Move it with .to({str(w.device)!r}).")

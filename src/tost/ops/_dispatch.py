@@ -12,7 +12,7 @@ from dataclasses import fields
 from importlib import import_module
 from operator import attrgetter
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -21,6 +21,26 @@ from tost._text import closest
 from tost.errors import BackendError
 from tost.ops.backends import BACKENDS, OPERATORS, VARIABLE, Backend
 from tost.ops.form import Form
+
+if TYPE_CHECKING:
+    from tost.ops._inputs import Inputs
+    from tost.ops.packing import Packing
+    from tost.ops.state import CausalArguments, TSSAState
+
+
+class Sharing(Protocol):
+    """Runs the operators on sequences of which this process holds a piece; see `tost.parallel.ContextParallel`."""
+
+    def tssa(self, inputs: Inputs, form: Form) -> Tensor: ...
+
+    def causal_tssa(
+        self, form: Form, backend: str, packing: Packing | None, *given: *CausalArguments, overwrite: bool
+    ) -> tuple[Tensor, TSSAState]: ...
+
+
+# What runs the operators in place of a backend, the innermost last; empty where a process has whole sequences. Not a
+# context variable: the backward pass, which recomputes checkpointed layers, may run in another thread.
+SHARING: list[Sharing] = []
 
 
 class Implementation(NamedTuple):

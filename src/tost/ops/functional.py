@@ -5,6 +5,10 @@ Options come as keyword arguments. They become one `Form` here, which implementa
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
+import torch
 from torch import Tensor
 
 from tost.ops import reference
@@ -15,12 +19,11 @@ from tost.ops._checks import (
     check_packing,
     check_temperature,
     check_tokens,
-    refuse_autograd,
 )
-from tost.ops._dispatch import select
+from tost.ops._dispatch import SHARING, Implementation, select
 from tost.ops._inputs import Inputs, Sums, causal_form, causal_inputs
 from tost.ops._numerics import num_tokens
-from tost.ops._transforms import is_transformed
+from tost.ops._transforms import transforms_active
 from tost.ops.form import Form
 from tost.ops.packing import Packing, find_packing
 from tost.ops.state import CausalArguments, TSSAState
@@ -38,6 +41,7 @@ def tssa(
     block_size: int = 1,
     centered: bool = False,
     backend: str = "auto",
+    overwrite: bool = False,
 ) -> Tensor:
     r"""Token Statistics Self-Attention: every token is scaled by statistics of all tokens, without pairwise scores.
 
@@ -70,6 +74,8 @@ def tssa(
             and ``var = sum_n pi (w - mu)^2 / sum_n pi``, or in blocks the covariance for ``S_b``,
             ``y = -pi (w - mu) / (1 + var)``. Memberships stay as they are.
         backend: ``"auto"`` for the fastest that can run, or ``"triton"``, ``"native"``, ``"torch"``, ``"reference"``.
+        overwrite: The values of `w` are not needed any more, so that y may be written into its memory. This happens
+            where a backend can do it and autograd does not need `w`.
 
     Returns:
         y, ``[B, N, H, D]``, in the dtype of `w`.
@@ -85,43 +91,12 @@ def tssa(
     """
     form = Form(normalize=normalize, count_scaled=count_scaled, block_size=block_size, centered=centered)
     inputs = _inputs(form, w, temperature, mask, cu_seqlens, segment_ids)
-    y: Tensor = select("tssa", backend, w, form).run(inputs, form)
+    if SHARING:
+        y = SHARING[-1].tssa(inputs, form)
+    else:
+        chosen = select("tssa", backend, w, form)
+        y = (_inplace(chosen, inputs, w, temperature) if overwrite else chosen.run)(inputs, form)
     return y if inputs.packing is None else y.reshape(w.shape)
-
-
-def tssa_(
-    w: Tensor,
-    temperature: Tensor,
-    *,
-    mask: Tensor | None = None,
-    cu_seqlens: Tensor | Packing | None = None,
-    segment_ids: Tensor | None = None,
-    normalize: bool = True,
-    count_scaled: bool = False,
-    block_size: int = 1,
-    centered: bool = False,
-    backend: str = "auto",
-) -> Tensor:
-    """Run `tssa` in the memory of `w`: no second tensor of that size exists. For inference only.
-
-    Arguments are those of `tssa`; `w` is overwritten.
-
-    Returns:
-        `w` itself, now holding y.
-
-    Raises:
-        ValueError: As `tssa` does.
-        RuntimeError: Autograd would need the values that are overwritten.
-        BackendError: As `tssa` does.
-    """
-    form = Form(normalize=normalize, count_scaled=count_scaled, block_size=block_size, centered=centered)
-    inputs = _inputs(form, w, temperature, mask, cu_seqlens, segment_ids)
-    refuse_autograd("tssa_", w, temperature)
-    chosen = select("tssa", backend, w, form)
-    if chosen.run_inplace is None or is_transformed() or not _shares_memory(inputs, w):
-        return w.copy_(chosen.run(inputs, form).reshape(w.shape))
-    chosen.run_inplace(inputs, form)
-    return w
 
 
 def membership(
@@ -224,8 +199,7 @@ def causal_tssa(
     """
     packing = find_packing(w.shape[:2], cu_seqlens, segment_ids)
     form = causal_form(decay, count_scaled=count_scaled, block_size=block_size, centered=centered)
-    y, _ = _run(form, backend, packing, w, temperature, bias, mask, None, decay)
-    return y
+    return _causal(form, backend, packing, w, temperature, bias, mask, None, decay)[0]
 
 
 def causal_tssa_with_state(
@@ -242,6 +216,7 @@ def causal_tssa_with_state(
     block_size: int = 1,
     centered: bool = False,
     backend: str = "auto",
+    overwrite: bool = False,
 ) -> tuple[Tensor, TSSAState]:
     """Run `causal_tssa` on the continuation of a sequence: state in, state out.
 
@@ -249,11 +224,12 @@ def causal_tssa_with_state(
     through the state, the gradients of the whole. Use ``state.detach()`` between pieces to truncate them.
 
     Arguments are those of `causal_tssa`; a table of biases is indexed by the position in the whole sequence, and a
-    decay ``[H]`` is the same for all pieces. There is one more:
+    decay ``[H]`` is the same for all pieces. There are two more:
 
     Args:
         state: The state after the tokens before `w`; None at the start of a sequence. With packed sequences states
             have S entries in place of B.
+        overwrite: The values of `w` are not needed any more, as in `tssa`.
 
     Returns:
         y, ``[B, N, H, D]``, and the state after these tokens.
@@ -272,7 +248,7 @@ def causal_tssa_with_state(
     """
     packing = find_packing(w.shape[:2], cu_seqlens, segment_ids)
     form = causal_form(decay, count_scaled=count_scaled, block_size=block_size, centered=centered)
-    return _continue(form, backend, packing, w, temperature, bias, mask, state, decay)
+    return _causal(form, backend, packing, w, temperature, bias, mask, state, decay, overwrite=overwrite)
 
 
 def causal_tssa_step(
@@ -310,41 +286,8 @@ def causal_tssa_step(
     if decay is not None and decay.dim() > 1 and decay.shape[0] == w.shape[0]:
         decay = decay.unsqueeze(1)
     form = causal_form(decay, count_scaled=count_scaled, block_size=block_size, centered=centered)
-    y, state = _continue(form, backend, None, w.unsqueeze(1), temperature, bias, None, state, decay)
+    y, state = _causal(form, backend, None, w.unsqueeze(1), temperature, bias, None, state, decay)
     return y.squeeze(1), state
-
-
-def causal_tssa_(
-    w: Tensor,
-    temperature: Tensor,
-    bias: Tensor | None = None,
-    *,
-    mask: Tensor | None = None,
-    cu_seqlens: Tensor | Packing | None = None,
-    segment_ids: Tensor | None = None,
-    state: TSSAState | None = None,
-    count_scaled: bool = False,
-    decay: Tensor | None = None,
-    block_size: int = 1,
-    centered: bool = False,
-    backend: str = "auto",
-) -> tuple[Tensor, TSSAState]:
-    """Run `causal_tssa_with_state` in the memory of `w`. For inference only.
-
-    Arguments are those of `causal_tssa_with_state`; `w` is overwritten.
-
-    Returns:
-        `w` itself, now holding y, and the state after these tokens.
-
-    Raises:
-        ValueError: As `causal_tssa_with_state` does.
-        RuntimeError: Autograd would need the values that are overwritten.
-        BackendError: As `causal_tssa` does.
-    """
-    refuse_autograd("causal_tssa_", w, temperature, bias, decay, *(state or ()))
-    packing = find_packing(w.shape[:2], cu_seqlens, segment_ids)
-    form = causal_form(decay, count_scaled=count_scaled, block_size=block_size, centered=centered)
-    return _continue(form, backend, packing, w, temperature, bias, mask, state, decay, inplace=True)
 
 
 def causal_membership(
@@ -396,32 +339,32 @@ def _inputs(
     return Inputs(w, temperature, mask).in_one_row(packing)
 
 
-def _run(
-    form: Form, backend: str, packing: Packing | None, *given: *CausalArguments, inplace: bool = False
-) -> tuple[Tensor, Sums]:
+def _causal(
+    form: Form, backend: str, packing: Packing | None, *given: *CausalArguments, overwrite: bool = False
+) -> tuple[Tensor, TSSAState]:
+    run = SHARING[-1].causal_tssa if SHARING else run_causal
+    return run(form, backend, packing, *given, overwrite=overwrite)
+
+
+def run_causal(
+    form: Form, backend: str, packing: Packing | None, *given: *CausalArguments, overwrite: bool = False
+) -> tuple[Tensor, TSSAState]:
+    """Run the causal operator on the tokens of this process; return y and the state after them."""
     check_causal(form, packing, *given)
-    w = given[0]
+    w, temperature, bias, mask, state, decay = given
     chosen = select("causal_tssa", backend, w, form)
     inputs = causal_inputs(form, packing, *given)
-    if inplace and chosen.run_inplace is not None and not is_transformed() and _shares_memory(inputs, w):
-        _, sums = chosen.run_inplace(inputs, form)
-        return w, sums
-    y, sums = chosen.run(inputs, form)
-    if packing is not None:
-        y = y.reshape(w.shape)
-    return (w.copy_(y) if inplace else y), sums
-
-
-def _shares_memory(inputs: Inputs, w: Tensor) -> bool:
-    """Return whether overwriting the tokens of `inputs` overwrites w: putting rows that are apart into one copies."""
-    return inputs.packing is None or w.shape[0] == 1 or w.is_contiguous()
-
-
-def _continue(
-    form: Form, backend: str, packing: Packing | None, *given: *CausalArguments, inplace: bool = False
-) -> tuple[Tensor, TSSAState]:
-    """Return y and the state after the tokens."""
-    w, _, _, mask, state, _ = given
-    y, sums = _run(form, backend, packing, *given, inplace=inplace)
+    run = _inplace(chosen, inputs, w, temperature, bias, decay, *(state or ())) if overwrite else chosen.run
+    sums: Sums
+    y, sums = run(inputs, form)
     tokens = num_tokens(w, mask) if packing is None else packing.num_tokens(mask)
-    return y, TSSAState(*sums, tokens if state is None else state.position + tokens)
+    after = TSSAState(*sums, tokens if state is None else state.position + tokens)
+    return y if packing is None else y.reshape(w.shape), after
+
+
+def _inplace(chosen: Implementation, inputs: Inputs, *tensors: Tensor | None) -> Callable[..., Any]:
+    """Return the in-place form of an implementation; the other one where the first of the `tensors`, w, is needed."""
+    recorded = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors)
+    if recorded or chosen.run_inplace is None or torch.compiler.is_compiling() or transforms_active():
+        return chosen.run
+    return chosen.run_inplace if inputs.w.is_contiguous() else chosen.run

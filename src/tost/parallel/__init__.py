@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from tost.parallel.causal import causal_tssa, causal_tssa_with_state
 from tost.parallel.context import ContextParallel, SharedPacking, active, make_mesh
-from tost.parallel.tssa import tssa
 
-__all__ = ["ContextParallel", "SharedPacking", "active", "causal_tssa", "causal_tssa_with_state", "make_mesh", "tssa"]
+__all__ = ["ContextParallel", "SharedPacking", "active", "make_mesh"]

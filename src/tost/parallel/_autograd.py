@@ -52,6 +52,22 @@ def gather_sums(x: Tensor, num_tokens: Tensor, channel: Channel) -> tuple[Tensor
     return everyone, tokens
 
 
+def at_ranks(start: Tensor, everyone: Tensor, fading: Tensor) -> Tensor:
+    """Return a sum where each rank begins, and after the last, ``[size + 1, ...]``.
+
+    All of them, on every rank: so every rank takes part in the backward pass.
+
+    Args:
+        start: The sum before all ranks.
+        everyone: What each rank adds, ``[size, ...]``.
+        fading: What the sums before are multiplied by over its tokens, ``[size, ...]``.
+    """
+    totals = [start]
+    for own, faded in zip(everyone, fading, strict=True):
+        totals.append(faded * totals[-1] + own)
+    return torch.stack(totals)
+
+
 @untraced
 def join_pieces(x: Tensor, channel: Channel, dim: int) -> Tensor:
     """Return the pieces of all ranks joined along `dim`, on every rank; they may differ in length along it."""

@@ -16,69 +16,32 @@ their product over its tokens with its sums.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple, Unpack
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from tost import ops
-from tost.ops import TSSAState
+from tost.ops import Packing, TSSAState
 from tost.ops._blocks import Layout
 from tost.ops._checks import check_bias, check_causal
-from tost.ops._inputs import causal_form, empty_sums, mass_columns, mass_of_columns, one_for_padding
+from tost.ops._inputs import empty_sums, mass_columns, mass_of_columns, one_for_padding
 from tost.ops._numerics import num_tokens, statistics_dtype, zero_padding
-from tost.ops.form import Form, OperatorKeywords
+from tost.ops.form import Form
+from tost.ops.functional import run_causal
 from tost.ops.pytorch import summed_squares
-from tost.parallel._autograd import exclusive_sum, gather_sums, local_squares, sum_of_gathered
+from tost.ops.state import CausalArguments
+from tost.parallel._autograd import at_ranks, exclusive_sum, gather_sums, local_squares, sum_of_gathered
 from tost.parallel._channel import Channel, untraced
-from tost.parallel.context import ContextParallel, SharedPacking, resolve
-from tost.parallel.recurrence import at_ranks
-
-
-class CausalKeywords(OperatorKeywords, total=False):
-    """Keyword arguments of `causal_tssa`."""
-
-    mask: Tensor | None
-    cu_seqlens: SharedPacking | None
-    decay: Tensor | None
-    backend: str
-    context: ContextParallel | None
-
-
-def causal_tssa(
-    w: Tensor, temperature: Tensor, bias: Tensor | None = None, **options: Unpack[CausalKeywords]
-) -> Tensor:
-    """Run `tost.causal_tssa` on a sequence of which this rank holds a piece.
-
-    Arguments are those of `causal_tssa_with_state`, without the state.
-
-    Returns:
-        y of this rank's tokens, ``[B, N, H, D]``, in the dtype of `w`.
-
-    Raises:
-        ValueError: As `causal_tssa_with_state` does.
-        BackendError: As `tost.causal_tssa` does.
-        RuntimeError: No context was given and none is active.
-    """
-    y, _ = causal_tssa_with_state(w, temperature, bias, state=None, **options)
-    return y
 
 
 @untraced
-def causal_tssa_with_state(
-    w: Tensor,
-    temperature: Tensor,
-    bias: Tensor | None = None,
-    *,
-    mask: Tensor | None = None,
-    cu_seqlens: SharedPacking | None = None,
-    state: TSSAState | None = None,
-    decay: Tensor | None = None,
-    backend: str = "auto",
-    context: ContextParallel | None = None,
-    **options: Unpack[OperatorKeywords],
+def causal_tssa(
+    form: Form, backend: str, packing: Packing | None, *given: *CausalArguments, channel: Channel
 ) -> tuple[Tensor, TSSAState]:
-    """Run `tost.causal_tssa_with_state` on a sequence of which this rank holds a piece.
+    """Run `tost.causal_tssa_with_state` on sequences of which this rank holds a piece; `given` are this rank's tensors.
+
+    The state is that before the whole sequences, the same on every rank, and so is the one that is returned. A table of
+    biases is one for the whole sequences; one that is shorter is refused on every rank.
 
     Each rank sends ``B (4 H (2D+1) + 8)`` bytes forward (statistics in float32, and a count of tokens) and
     ``4 B H (2D+1)`` backward, in two collectives each, whatever the length of the sequence; in blocks of g features
@@ -86,56 +49,24 @@ def causal_tssa_with_state(
     centered or decays come from the data. For the latter each rank also sends its product of decays, and backward
     as much for every rank. A loss that uses the returned state must do so on every rank; its backward pass then takes
     two more. Packed sequences count as so many in a batch: B is then their number S.
-
-    Arguments are those of `tost.causal_tssa_with_state`, the same on every rank except for the tokens, and:
-
-    Args:
-        w: This rank's projected tokens, ``[B, N, H, D]``; N may differ between ranks and may be 0.
-        bias: A table for the whole sequence, or the biases of this rank's tokens.
-        mask: Real tokens of this rank, bool ``[B, N]``.
-        cu_seqlens: How packed sequences lie in this rank's piece; see `ContextParallel.split_packing`.
-        state: The state before the whole shared sequence, the same on every rank; None at its start.
-        decay: ``[H]``, or from the data that of this rank's tokens.
-        context: The ranks that share the sequence; None for the active context.
-        **options: Options of the operator, as in `tost.causal_tssa`.
-
-    Returns:
-        y of this rank's tokens, ``[B, N, H, D]``, and the state after the whole sequence, the same on every rank.
-
-    Raises:
-        ValueError: As `tost.causal_tssa_with_state` does; a bias shorter than the whole sequence is refused on every
-            rank.
-        BackendError: As `tost.causal_tssa` does.
-        RuntimeError: No context was given and none is active.
     """
-    form = causal_form(decay, **options)
-    check_causal(form, cu_seqlens, w, temperature, None, mask, state, decay)
+    w, temperature, bias, mask, state, decay = given
+    check_causal(form, packing, w, temperature, None, mask, state, decay)
     # The form of the bias; its length is checked when the length of the whole sequence is known.
     check_bias(bias, w if bias is not None and bias.dim() == 3 else w[:, :0], None, None)
-    channel = resolve(context).channel
-    sequences = w.shape[0] if cu_seqlens is None else cu_seqlens.num_sequences
+    sequences = w.shape[0] if packing is None else packing.num_sequences
     none = w.new_empty((sequences, 0, *w.shape[2:]))
     zeros = TSSAState(*empty_sums(none, form), num_tokens(none, None))
     state = zeros if state is None else state
     decay = None if decay is None else decay.to(statistics_dtype(w.dtype))
 
     def run(before: TSSAState) -> tuple[Tensor, TSSAState]:
-        return ops.causal_tssa_with_state(
-            w,
-            temperature,
-            bias,
-            mask=mask,
-            cu_seqlens=cu_seqlens,
-            state=before,
-            decay=decay,
-            backend=backend,
-            **options,
-        )
+        return run_causal(form, backend, packing, w, temperature, bias, mask, before, decay)
 
     if form.token_decay:
-        return _fading_by_tokens(form, w, bias, mask, cu_seqlens, decay, state, zeros, channel, run)
-    tokens = _num_tokens(w, mask, cu_seqlens)
-    squares = local_squares(w, mask, decay) if cu_seqlens is None else run(zeros)[1].squares
+        return _fading_by_tokens(form, w, bias, mask, packing, decay, state, zeros, channel, run)
+    tokens = _num_tokens(w, mask, packing)
+    squares = local_squares(w, mask, decay) if packing is None else run(zeros)[1].squares
     all_squares, all_tokens = channel.gather(squares, tokens)
     end = state.position + all_tokens.sum(dim=0)
     _check_length(bias, end)
@@ -158,7 +89,7 @@ def _fading_by_tokens(
     w: Tensor,
     bias: Tensor | None,
     mask: Tensor | None,
-    packing: SharedPacking | None,
+    packing: Packing | None,
     decay: Tensor | None,
     state: TSSAState,
     zeros: TSSAState,
@@ -195,7 +126,7 @@ def _fading_by_tokens(
     return y, TSSAState(of_squares[-1], *last, end)
 
 
-def _num_tokens(w: Tensor, mask: Tensor | None, packing: SharedPacking | None) -> Tensor:
+def _num_tokens(w: Tensor, mask: Tensor | None, packing: Packing | None) -> Tensor:
     return num_tokens(w, mask) if packing is None else packing.num_tokens(mask)
 
 

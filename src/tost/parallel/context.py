@@ -7,21 +7,25 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Self
+from typing import Self, cast
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from tost.ops import Packing
+from tost.errors import BackendError
+from tost.ops import Packing, TSSAState
+from tost.ops._dispatch import SHARING
+from tost.ops._inputs import Inputs
+from tost.ops.form import Form
 from tost.ops.packing import Piece
 from tost.ops.packing import find_packing as find_in_rows
+from tost.ops.state import CausalArguments
+from tost.parallel import causal
+from tost.parallel import tssa as plain
 from tost.parallel._autograd import join_pieces, sum_over_ranks
 from tost.parallel._channel import Channel
-
-# Not a context variable: the backward pass, which recomputes checkpointed layers, may run in another thread.
-_ENTERED: list[ContextParallel] = []
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,8 +60,8 @@ class SharedPacking(Packing):
 class ContextParallel:
     """The ranks that share one sequence, each with a contiguous piece of its tokens.
 
-    Inside ``with context:`` every attention module works on the whole sequence, though it is given this rank's
-    tokens only. Keep the backward pass inside too where layers are checkpointed, as they run again there.
+    Inside ``with context:`` the operators and every attention module work on the whole sequence, though they are given
+    this rank's tokens only. Keep the backward pass inside too where layers are checkpointed, as they run again there.
 
     Gradients are those of the sum of the ranks' losses. A tensor that holds tokens gets its full gradient. A tensor
     that every rank has a copy of, such as a parameter, gets on each rank that rank's part; the sum of the parts, which
@@ -123,11 +127,11 @@ class ContextParallel:
         return cls(mesh.get_group(name))
 
     def __enter__(self) -> Self:
-        _ENTERED.append(self)
+        SHARING.append(self)
         return self
 
     def __exit__(self, *error: object) -> None:
-        _ENTERED.pop()
+        SHARING.pop()
 
     def __repr__(self) -> str:
         return f"ContextParallel(rank={self.rank}, size={self.size})"
@@ -222,6 +226,18 @@ class ContextParallel:
         (counts,) = self.channel.gather(num_tokens)
         return counts[: self.rank].sum(dim=0)
 
+    def tssa(self, inputs: Inputs, form: Form) -> Tensor:
+        """Run `tost.tssa` on this rank's tokens; `tost.tssa` calls it inside ``with``."""
+        require_shared(inputs.packing)
+        return plain.tssa(inputs, form, self.channel)
+
+    def causal_tssa(
+        self, form: Form, backend: str, packing: Packing | None, *given: *CausalArguments, overwrite: bool = False
+    ) -> tuple[Tensor, TSSAState]:
+        """Run the causal operators on this rank's tokens; the states are those of whole sequences, on every rank."""
+        require_shared(packing)
+        return causal.causal_tssa(form, backend, packing, *given, channel=self.channel)
+
     def mean_loss(self, loss_sum: Tensor, num_tokens: Tensor | int) -> Tensor:
         """Return this rank's share of a loss that is a mean over the tokens of the shared sequences.
 
@@ -239,9 +255,18 @@ class ContextParallel:
         return self.size * loss_sum / self.channel.all_reduce(count).clamp_min(1)
 
 
+def require_shared(packing: Packing | None) -> None:
+    """Refuse packed sequences of which only the pieces of one rank are known."""
+    if packing is not None and not isinstance(packing, SharedPacking):
+        raise BackendError(
+            "a packed batch was described by the sequences of this rank alone, but a ContextParallel context is active "
+            "and each rank holds a piece. Pass cu_seqlens=context.split_packing(cu_seqlens), given the whole row."
+        )
+
+
 def active() -> ContextParallel | None:
     """Return the context whose ``with`` block is being run, the innermost one; None outside of any."""
-    return _ENTERED[-1] if _ENTERED else None
+    return cast(ContextParallel, SHARING[-1]) if SHARING else None
 
 
 def resolve(context: ContextParallel | None) -> ContextParallel:

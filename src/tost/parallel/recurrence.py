@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from tost.parallel._autograd import gather_sums
+from tost.parallel._autograd import at_ranks, gather_sums
 from tost.parallel._channel import untraced
 from tost.parallel.context import ContextParallel, resolve
 
@@ -39,19 +39,3 @@ def recurrence_ends(
     everyone, _ = gather_sums(torch.stack((product, end)), no_counts, channel)
     states = at_ranks(start, everyone[:, 1], everyone[:, 0])
     return states[channel.rank], states[-1]
-
-
-def at_ranks(start: Tensor, everyone: Tensor, fading: Tensor) -> Tensor:
-    """Return a sum where each rank begins, and after the last, ``[size + 1, ...]``.
-
-    All of them, on every rank: so every rank takes part in the backward pass.
-
-    Args:
-        start: The sum before all ranks.
-        everyone: What each rank adds, ``[size, ...]``.
-        fading: What the sums before are multiplied by over its tokens, ``[size, ...]``.
-    """
-    totals = [start]
-    for own, faded in zip(everyone, fading, strict=True):
-        totals.append(faded * totals[-1] + own)
-    return torch.stack(totals)

@@ -8,34 +8,23 @@ Shapes: w, y [B, N, H, D] (N tokens of this rank), temperature [H], mask [B, N],
 
 from __future__ import annotations
 
-from typing import Any, Unpack
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from tost.ops._checks import check_block_size, check_mask, check_packing, check_temperature, check_tokens
 from tost.ops._inputs import Inputs
 from tost.ops._numerics import MASS_FLOOR, SQUARE_FLOOR, num_tokens, statistics_dtype, zero_padding
-from tost.ops.form import Form, OperatorKeywords
+from tost.ops.form import Form
 from tost.ops.pytorch import block_tssa
 from tost.parallel._channel import Channel, untraced
 from tost.parallel._chunks import accumulate, chunks, tokens_of
-from tost.parallel.context import ContextParallel, SharedPacking, resolve
 
 
 @untraced
-def tssa(
-    w: Tensor,
-    temperature: Tensor,
-    *,
-    mask: Tensor | None = None,
-    cu_seqlens: SharedPacking | None = None,
-    normalize: bool = True,
-    context: ContextParallel | None = None,
-    **options: Unpack[OperatorKeywords],
-) -> Tensor:
-    """Run `tost.tssa` on a sequence of which this rank holds a piece.
+def tssa(inputs: Inputs, form: Form, channel: Channel) -> Tensor:
+    """Run `tost.tssa` on sequences of which this rank holds a piece; return y of its tokens.
 
     Each rank sends ``4 B H (2D+1)`` bytes forward and ``8 B H D`` backward (statistics in float32), in two
     collectives each, whatever the length of the sequence; without normalization it is one collective each. Counting the
@@ -43,36 +32,14 @@ def tssa(
     ``D(g+1)/2`` products where there were D squares. Centered statistics take one more collective each way, of
     ``4 B H (D+1)`` bytes forward and ``4 B H D`` backward. Packed sequences are taken in groups of similar lengths,
     each with these exchanges for B sequences, after one that counts their tokens.
-
-    Arguments are those of `tost.tssa`, the same on every rank except for the tokens, and:
-
-    Args:
-        w: This rank's projected tokens, ``[B, N, H, D]``; N may differ between ranks and may be 0.
-        mask: Real tokens of this rank, bool ``[B, N]``.
-        cu_seqlens: How packed sequences lie in this rank's piece; see `ContextParallel.split_packing`.
-        context: The ranks that share the sequence; None for the active context.
-        **options: Options of the operator, as in `tost.tssa`.
-
-    Returns:
-        y of this rank's tokens, ``[B, N, H, D]``, in the dtype of `w`.
-
-    Raises:
-        ValueError: An argument has the wrong shape, dtype or device.
-        RuntimeError: No context was given and none is active.
     """
-    check_tokens(w)
-    check_temperature(temperature, w)
-    check_mask(mask, w)
-    form = Form(**options, normalize=normalize, token_decay=False, channel_decay=False)
-    check_block_size(form.block_size, w)
-    check_packing(cu_seqlens, w)
-    channel = resolve(context).channel
-    if cu_seqlens is None:
+    w, temperature, mask, packing = inputs.w, inputs.temperature, inputs.mask, inputs.packing
+    if packing is None:
         return _run(w, temperature, mask, form, channel)
     # Every rank has to make the same groups, so they go by the lengths of whole sequences.
-    lengths = channel.all_reduce(cu_seqlens.num_tokens()).tolist()
+    lengths = channel.all_reduce(packing.num_tokens()).tolist()
     y = torch.zeros_like(w)
-    for group in cu_seqlens.groups(lengths):
+    for group in packing.groups(lengths):
         y = y + group.put(_run(group.take(w), temperature, group.mask(mask), form, channel), w)
     return y
 

@@ -18,7 +18,7 @@ from tost.bench.harness.gate import BOUNDS, Check, GateResult
 from tost.bench.ops.cases import Op
 from tost.bench.ops.contenders import paper_causal_tssa, paper_tssa
 from tost.errors import BackendError
-from tost.ops import available_backends, causal_tssa, causal_tssa_, tssa, tssa_
+from tost.ops import available_backends, causal_tssa, causal_tssa_with_state, tssa
 from tost.ops.backends import BACKENDS
 from tost.testing import relative_rms
 
@@ -138,8 +138,10 @@ def _backend(op: Op, name: str, block_size: int = 1) -> Candidate:
 
     def overwrite(x: Sample) -> Tensor:
         if op is Op.CAUSAL_TSSA:
-            return causal_tssa_(*x.arguments, mask=x.mask, block_size=block_size, backend=name)[0]
-        return tssa_(*x.arguments, mask=x.mask, block_size=block_size, backend=name)
+            return causal_tssa_with_state(
+                *x.arguments, mask=x.mask, block_size=block_size, backend=name, overwrite=True
+            )[0]
+        return tssa(*x.arguments, mask=x.mask, block_size=block_size, backend=name, overwrite=True)
 
     return Candidate(call=call, overwrite=overwrite, threaded=name == "native")
 
