@@ -29,7 +29,7 @@ SOURCE = ROOT / "src" / "tost"
 SIGNATURES = {
     "tssa": (
         "(w, temperature, *, mask=None, cu_seqlens=None, segment_ids=None, normalize=True, count_scaled=False, "
-        "block_size=1, centered=False, backend='auto')"
+        "block_size=1, centered=False, backend='auto', overwrite=False)"
     ),
     "membership": (
         "(w, temperature, *, mask=None, cu_seqlens=None, segment_ids=None, normalize=True, count_scaled=False, "
@@ -41,7 +41,7 @@ SIGNATURES = {
     ),
     "causal_tssa_with_state": (
         "(w, temperature, bias=None, *, mask=None, cu_seqlens=None, segment_ids=None, state=None, count_scaled=False, "
-        "decay=None, block_size=1, centered=False, backend='auto')"
+        "decay=None, block_size=1, centered=False, backend='auto', overwrite=False)"
     ),
     "causal_membership": (
         "(w, temperature, bias=None, *, mask=None, cu_seqlens=None, segment_ids=None, state=None, count_scaled=False, "
