@@ -27,15 +27,17 @@ class Answer(NamedTuple):
 
 def send(
     app: Any,
-    path: str,
+    path: str = "",
     body: bytes | Iterable[bytes] = b"",
     *,
     method: str = "POST",
     headers: Mapping[str, str] | None = None,
     token: str = TOKEN,
+    address: str | None = None,
 ) -> Answer:
-    """Send a request; `path` is what follows the token."""
-    address, _, query = f"/{token}/{path}".partition("?")
+    """Send a request; `path` is what follows the token, `address` the whole path if it has none."""
+    whole, _, query = f"/{token}/{path}".partition("?")
+    address = whole if address is None else address
     pieces = [body] if isinstance(body, bytes) else list(body)
     given = {"host": HOST, **({"content-length": str(len(body))} if isinstance(body, bytes) else {}), **(headers or {})}
     scope = {

@@ -12,8 +12,9 @@ from PIL import Image
 import tost.analysis
 from tests.explore.client import PORT, TOKEN, ask, send
 from tost.errors import CheckpointError, ConfigError
-from tost.explore import build_app, open_models
+from tost.explore import build_app, open_models, text
 from tost.explore.text import MAX_TOKENS
+from tost.generation import Sampling, state_bytes
 from tost.models import create_model
 from tost.train.checkpoint.model import save_model
 
@@ -68,8 +69,6 @@ def test_a_softmax_model_has_surprise_but_no_groups(tmp_path):
     assert found["layers"] == 0
     assert "pi" not in found
     assert found["mean_bits"] > 0
-    memory = ask(app, "memory", model="gpt", text=TEXT).json()
-    assert memory["state_bytes"] == memory["cache_bytes"] > 0
 
 
 def test_a_token_has_gains_and_what_may_follow(app):
@@ -88,6 +87,33 @@ def test_the_state_keeps_its_size(app):
     assert short["state_bytes"] == long["state_bytes"]
     assert long["cache_bytes"] == 8 * short["cache_bytes"]
     assert torch.tensor(long["mass"])[..., -1].allclose(torch.ones(4, 4))
+
+
+@pytest.mark.parametrize("mixer", ["softmax", "mingru", "s4d", "linear", "tssa"])
+def test_the_state_is_the_one_that_the_model_returns(tmp_path, mixer):
+    sizes = {"embed_dim": 32, "depth": 2, "num_heads": 2, "vocab_size": 256}
+    model = create_model("tost_lm_base", mixer=mixer, position="none", **sizes)
+    save_model(model, tmp_path / mixer)
+    app = build_app(open_models([str(tmp_path / mixer)]), token=TOKEN, port=PORT)
+    found = ask(app, "memory", model=mixer, text=TEXT).json()
+    _, state = model.forward_with_state(torch.tensor([list(TEXT.encode())]))
+    assert found["state_bytes"] == state_bytes(state)
+    assert found["cache_bytes"] == 2 * 4 * 2 * 32 * len(TEXT)
+    assert found["grows"] == (mixer == "softmax")
+
+
+def test_a_text_is_continued_by_one_request_at_a_time(app, models, monkeypatch):
+    monkeypatch.setattr(text, "PATIENCE", 0.01)
+    session = text.Session(models["bytes-tiny"], list(b"def "))
+    first = text.continue_text(session, Sampling(), 20, 0)
+    next(first)
+    with pytest.raises(ConfigError, match="continued already"):
+        next(text.continue_text(session, Sampling(), 20, 0))
+    with pytest.raises(ConfigError, match="continued already"):
+        session.go_back(2)
+    assert [len(session.ids), next(first)["id"]] == [5, session.ids[5]]
+    first.close()  # as when the browser is gone
+    assert session.go_back(5)
 
 
 def test_generate_go_back_and_go_on(app):

@@ -157,6 +157,23 @@ def test_generate_stop_go_back_and_go_on(page):
     photograph(page, "generated")
 
 
+def test_generation_lays_the_text_out_once_per_frame(page):
+    page.evaluate(
+        """() => {
+             Object.assign(window, { reads: 0, frames: 0 });
+             const { get } = Object.getOwnPropertyDescriptor(Element.prototype, "scrollHeight");
+             Object.defineProperty(Element.prototype, "scrollHeight",
+               { get() { reads += this.className === "tokens"; return get.call(this); } });
+             const next = () => { frames += 1; requestAnimationFrame(next); };
+             next();
+           }"""
+    )
+    page.fill("#view-text input[type=number]", "500")
+    page.click("#generate")
+    page.wait_for_selector("#speed .tiles")
+    assert 0 < page.evaluate("reads") <= page.evaluate("frames")
+
+
 def test_a_picture_is_dropped_and_layers_are_switched(page):
     open_view(page, "image")
     page.set_input_files("#drop input", {"name": "noise.png", "mimeType": "image/png", "buffer": picture(120, 60)})
@@ -220,6 +237,8 @@ def test_another_text_leaves_nothing_of_the_last(page):
     page.wait_for_selector("#detail svg")
     page.select_option("#view-text select", "bytes-gpt-tiny")
     until(page, "document.querySelector('#view-text .choice').closest('.row').hidden")
+    assert "How surprising is each token?" in page.inner_text("#view-text .intro")
+    assert "groups, one for each head" not in page.inner_text("#view-text")
     assert page.locator("#detail svg").count() == 0
     page.fill("#text-input", "")
     until(page, "document.getElementById('message').textContent === 'Type something.'")
@@ -325,6 +344,8 @@ def test_mistakes_are_explained(page):
     page.set_input_files("#drop input", {"name": "broken.png", "mimeType": "image/png", "buffer": b"no picture"})
     page.wait_for_selector("#message.error")
     assert "cannot be read as an image" in page.inner_text("#message")
+    page.click("#view-image summary")
+    assert "broken.png" not in page.inner_text("#view-image pre")
     page.complaints[:] = [line for line in page.complaints if "400" not in line]  # the browser logs refused requests
 
 

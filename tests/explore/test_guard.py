@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import io
 import json
 import socket
 import threading
 
 import pytest
+from PIL import Image
 
 from tests.explore.client import HOST, TOKEN, ask, send
 from tests.explore.test_answers import picture
@@ -64,6 +66,11 @@ def test_the_page_itself_is_let_in(app):
 )
 def test_no_other_file_is_served(app, path):
     assert send(app, path, method="GET").status == 404
+
+
+@pytest.mark.parametrize(("method", "path"), [("OPTIONS", "*"), ("GET", ""), ("CONNECT", "127.0.0.1:1")])
+def test_what_is_no_path_is_refused(app, method, path):
+    assert send(app, method=method, address=path).status == 400
 
 
 def test_samples_are_only_those_of_the_model(app):
@@ -126,6 +133,9 @@ def test_what_is_no_json(app, body):
         {"temperature": -1},
         {"temperature": "hot"},
         {"temperature": True},
+        {"temperature": 10**400},
+        {"top_p": float("inf")},
+        {"count": 1e30},
         {"top_p": 0},
         {"top_p": 2},
         {"count": 1.5},
@@ -144,6 +154,16 @@ def test_broken_images(app):
         assert answer.status == 400
         assert "image" in answer.json()["error"]
     assert "reads text" in send(app, "api/image?model=bytes-tiny", picture(8, 8)).json()["error"]
+
+
+def test_a_page_description_is_no_image(app, monkeypatch):
+    monkeypatch.setattr("PIL.EpsImagePlugin.gs_binary", None)
+    monkeypatch.setattr("subprocess.check_call", pytest.fail)
+    file = io.BytesIO()
+    Image.new("RGB", (8, 8)).save(file, format="EPS")
+    answer = send(app, "api/image?model=digits-tiny", file.getvalue())
+    assert answer.status == 400
+    assert "use PNG, JPEG" in answer.json()["error"]
 
 
 def test_images_that_unpack_to_too_much(app, monkeypatch):

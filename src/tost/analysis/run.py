@@ -41,7 +41,7 @@ class Samples:
 
 
 def applicable(model: nn.Module) -> list[str]:
-    """Return the analyzes that make sense for a model, by name."""
+    """Return the names of the analyses that apply to a model."""
     return [name for name in list_analyses() if unsupported_reason(model, name) is None]
 
 

@@ -54,6 +54,8 @@ class Guard:
 
     def _problem(self, scope: Scope) -> tuple[int, str] | None:
         """Return the status and the reason of a refusal; None for a request that is all right."""
+        if not scope["path"].startswith("/"):  # OPTIONS *, CONNECT host:port, GET ?
+            return 400, "this is no address of a page"
         headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope["headers"]}
         host = headers.get("host", "")
         if host not in self.hosts:

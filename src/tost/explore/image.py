@@ -14,7 +14,7 @@ from torch import Tensor
 from tost.analysis import class_attention_maps, membership_maps, unsupported_reason
 from tost.analysis.records import at_rest
 from tost.analysis.result import plain, rounded
-from tost.data.images.decode import read_image
+from tost.data.images.decode import FORMATS, read_image
 from tost.data.images.transform import evaluation_transform, scale_and_shift
 from tost.errors import ConfigError
 from tost.explore.models import ExploredModel
@@ -61,7 +61,7 @@ def _check_pixels(data: bytes) -> None:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error")
-            with Image.open(io.BytesIO(data)) as picture:
+            with Image.open(io.BytesIO(data), formats=FORMATS) as picture:
                 width, height = picture.size
     except Exception as error:  # decoders of broken files raise about anything
         raise ConfigError("this file cannot be read as an image; use PNG, JPEG, WebP or GIF.") from error

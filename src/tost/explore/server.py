@@ -115,7 +115,8 @@ class Explorer:
         """Drop the end of a generated text."""
         given = await _read_json(request)
         session = self.sessions.get(str(given.get("session")))
-        return JSONResponse({"saved": session.go_back(_whole(given, "position")), "tokens": len(session.ids)})
+        saved = await self._work(session.go_back, _whole(given, "position"))
+        return JSONResponse({"saved": saved, "tokens": len(session.ids)})
 
     async def look_at_image(self, request: Request) -> Response:
         """Maps of an image, which is the body of the request."""
@@ -195,7 +196,10 @@ def _number(given: Mapping[str, Any], key: str, default: float) -> float:
     value = given.get(key, default)
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise BadRequestError(f"{key} is not a number.")
-    return float(value)
+    try:
+        return float(value)
+    except OverflowError as error:  # JSON has whole numbers of any length
+        raise BadRequestError(f"{key} is too large for a number.") from error
 
 
 def _whole(given: Mapping[str, Any], key: str, default: int | None = None) -> int:

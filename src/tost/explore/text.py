@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from secrets import token_hex
 from time import perf_counter
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from tost.analysis import LayerRecord, Surprise, attention_layers, capture, state_memory, surprise
 from tost.analysis.gains import moments
-from tost.analysis.result import entropy, plain, rounded
+from tost.analysis.result import entropy, rounded
 from tost.errors import ConfigError
 from tost.explore.models import ExploredModel
 from tost.generation import (
@@ -35,6 +35,8 @@ MAX_NEW_TOKENS = 2000
 """Tokens that are generated in one go."""
 MAX_SECONDS = 120.0
 """Time that one go may take."""
+PATIENCE = 2.0
+"""Seconds that a request waits for another one about the same text, which the browser may have just stopped."""
 SESSIONS = 8
 """Generated texts that can be gone on with; the oldest is forgotten first."""
 
@@ -52,6 +54,21 @@ class Session:
     source: ExploredModel
     ids: list[int]
     states: dict[int, Continuation] = field(default_factory=dict)
+    _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
+
+    @contextmanager
+    def writing(self) -> Iterator[None]:
+        """Change the text, one request at a time.
+
+        Raises:
+            ConfigError: Another request is still changing it.
+        """
+        if not self._lock.acquire(timeout=PATIENCE):
+            raise ConfigError("this text is being continued already; stop that, or wait for its end.")
+        try:
+            yield
+        finally:
+            self._lock.release()
 
     def go_back(self, position: int) -> bool:
         """Drop all but the first tokens.
@@ -63,13 +80,14 @@ class Session:
             Whether the state after them was saved.
 
         Raises:
-            ConfigError: The text has fewer tokens.
+            ConfigError: The text has fewer tokens, or is being continued.
         """
-        if not 1 <= position <= len(self.ids):
-            raise ConfigError(f"there is no token {position}; the text has {len(self.ids)}.")
-        self.ids = self.ids[:position]
-        self.states = {place: state for place, state in self.states.items() if place <= position}
-        return position in self.states
+        with self.writing():
+            if not 1 <= position <= len(self.ids):
+                raise ConfigError(f"there is no token {position}; the text has {len(self.ids)}.")
+            self.ids = self.ids[:position]
+            self.states = {place: state for place, state in self.states.items() if place <= position}
+            return position in self.states
 
 
 class Sessions:
@@ -178,21 +196,19 @@ def look_at_token(source: ExploredModel, ids: Tensor, position: int) -> dict[str
 
 
 def memory(source: ExploredModel, ids: Tensor) -> dict[str, Any]:
-    """Return how much of the state the last tokens hold, and what a softmax model would have to keep instead."""
+    """Return the size of the state, that of a softmax cache, and in TSSA layers how much of it the last tokens hold."""
     with source.lock:
         model = source.model
-        cache = softmax_bytes(source, ids.shape[1])
+        one, two, whole = (state_bytes(prefill(model, read)) for read in (ids[:, :1], ids[:, :1].expand(1, 2), ids))
+        sizes = {"state_bytes": whole, "cache_bytes": softmax_bytes(source, ids.shape[1]), "grows": two > one}
         if not source.has_groups():
-            return {"cache_bytes": cache, "state_bytes": cache, "recent": [], "mass": [], "half_life": []}
+            return {**sizes, "recent": [], "mass": [], "half_life": []}
         found = state_memory(model, [ids])
-        state = prefill(model, ids[:, :1])
     return {
-        "cache_bytes": cache,
-        "state_bytes": state_bytes(state),
+        **sizes,
         "recent": list(found.recent),
         "mass": rounded(found.mass),
         "half_life": rounded(found.half_life),
-        "forgetting": plain(found.decay_half_life),
     }
 
 
@@ -203,7 +219,7 @@ def softmax_bytes(source: ExploredModel, tokens: int) -> int:
 
 
 def continue_text(session: Session, sampling: Sampling, count: int, seed: int | None) -> Iterator[dict[str, Any]]:
-    """Go on with a text, token by token, from the state that was saved at its end.
+    """Continue a text token by token from the state that was saved at its end, one request at a time.
 
     Args:
         session: The text.
@@ -217,29 +233,29 @@ def continue_text(session: Session, sampling: Sampling, count: int, seed: int | 
     source = session.source
     generator = torch.Generator()
     generator.seed() if seed is None else generator.manual_seed(seed)
-    position = len(session.ids)
-    saved = session.states.get(position)
-    ids = None if saved is not None else torch.tensor([session.ids])
-    started = perf_counter()
-    with source.lock:
-        stream = stream_tokens(source.model, ids, sampling=sampling, generator=generator, state=saved)
-        session.states[position] = stream.continuation
-    taken, ended = 0, "length"
-    begun = perf_counter()
-    while taken < count:
-        if perf_counter() - started > MAX_SECONDS:
-            ended = "time"
-            break
-        if len(session.ids) >= MAX_TOKENS or stream.room == 0:
-            ended = "room"
-            break
+    with session.writing():
+        saved = session.states.get(len(session.ids))
+        ids = None if saved is not None else torch.tensor([session.ids])
+        started = perf_counter()
         with source.lock:
-            token = next(stream)
-        session.ids.append(int(token))
-        session.states[len(session.ids)] = stream.continuation
-        taken += 1
-        yield {"id": int(token), "token": strings(source, token)[0]}
-    seconds = max(perf_counter() - begun, 1e-9)
+            stream = stream_tokens(source.model, ids, sampling=sampling, generator=generator, state=saved)
+            session.states[len(session.ids)] = stream.continuation
+        taken, ended = 0, "length"
+        begun = perf_counter()
+        while taken < count:
+            if perf_counter() - started > MAX_SECONDS:
+                ended = "time"
+                break
+            if len(session.ids) >= MAX_TOKENS or stream.room == 0:
+                ended = "room"
+                break
+            with source.lock:
+                token = next(stream)
+            session.ids.append(int(token))
+            session.states[len(session.ids)] = stream.continuation
+            taken += 1
+            yield {"id": int(token), "token": strings(source, token)[0]}
+        seconds = max(perf_counter() - begun, 1e-9)
     yield {
         "ended": ended,
         "tokens": taken,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 
 import numpy as np
 import pytest
@@ -159,3 +160,15 @@ def test_a_bomb_is_refused_where_warnings_are_only_shown(monkeypatch, recwarn):
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 999_999)
     with pytest.raises(BadImageError, match="1000 x 1000 pixels are more than the limit of 999999"):
         read_image(saved(Image.new("1", (1000, 1000))), "huge.png")
+
+
+def test_no_format_starts_another_program(tmp_path, monkeypatch):
+    """Pillow opens EPS with Ghostscript, whatever the name of the file is."""
+    log = tmp_path / "started"
+    (tmp_path / "gs").write_text(f"#!/bin/sh\necho started >> {log}\n")
+    (tmp_path / "gs").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.setattr("PIL.EpsImagePlugin.gs_binary", None)
+    with pytest.raises(BadImageError, match="unknown format"):
+        read_image(saved(Image.fromarray(COLOURS), "EPS"), "0.png")
+    assert not log.exists()

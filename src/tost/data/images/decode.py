@@ -15,6 +15,8 @@ from torch import Tensor
 
 from tost.errors import StorageError
 
+FORMATS = ("BMP", "GIF", "JPEG", "JPEG2000", "PNG", "PPM", "TIFF", "WEBP")
+"""What is decoded, all of it in this process: Pillow opens EPS files with Ghostscript, whatever their name."""
 _WHITE = (255, 255, 255, 255)
 _LONGEST_SIDE = 1 << 20  # pixels
 _STRIP = 1 << 22  # pixels that are converted at a time
@@ -28,7 +30,7 @@ def read_image(data: bytes, name: str, *, channels: int = 3) -> Image.Image:
     """Decode an image.
 
     Args:
-        data: Content of an image file, in any format that Pillow reads.
+        data: Content of an image file in one of `FORMATS`.
         name: What to call the image in messages.
         channels: 3 for RGB, 1 for grey.
 
@@ -39,7 +41,7 @@ def read_image(data: bytes, name: str, *, channels: int = 3) -> Image.Image:
         BadImageError: It is not an image, or truncated, or too large.
     """
     try:
-        with Image.open(io.BytesIO(data)) as image:
+        with Image.open(io.BytesIO(data), formats=FORMATS) as image:
             limit = Image.MAX_IMAGE_PIXELS  # Pillow itself refuses only above twice its limit, and warns before
             if limit is not None and image.width * image.height > limit:
                 raise ValueError(

@@ -105,12 +105,15 @@ export class ImageView {
   }
 
   async update() {
-    const { picture, settings } = this.shared;
+    const { shared } = this;
+    const { picture, settings } = shared;
     if (!picture) return;
     const ask = ++this.asked;
     const query = { model: this.model.value, ...(this.side.value ? { side: this.side.value } : {}) };
-    const found = await this.shared.attempt(() => postImage("image", query, picture.file));
-    if (!found || ask !== this.asked) return;
+    const found = await shared.attempt(() => postImage("image", query, picture.file));
+    if (ask !== this.asked) return;
+    if (!found) { shared.picture = this.accepted ?? null; return; } // no view shows or cites a file that was refused
+    this.accepted = picture;
     this.found = found;
     this.result.hidden = this.beside.hidden = false;
     const heads = Array.from(found.maps?.[0] ?? [], (_, i) => [String(i), `head ${i}`, colour(i)]);

@@ -15,7 +15,7 @@ export class TextView {
 
   build() {
     const { shared } = this;
-    this.model = el("select", { onchange: () => { this.forget(); this.update(); } });
+    this.model = el("select", { onchange: () => { this.explain(); this.forget(); this.update(); } });
     this.layer = new Choice("text-layer", "Layer", () => this.recolour());
     this.by = new Choice("text-by", "Colour by", () => this.recolour());
     this.input = el("textarea", { id: "text-input", spellcheck: "false", placeholder: "Type or paste a text …", oninput: () => this.typed() });
@@ -33,9 +33,7 @@ export class TextView {
     this.layers = el("div", { class: "row middle" }, this.layer.root, this.layer.player("▶ Watch the groups form"));
     this.clear();
     this.root.append(
-      intro("Which group does each token belong to?",
-        "A ToST layer sorts its tokens into groups, one for each head, and a token meets the others only in the statistics of its groups. Each token below has the colour of the group it belongs to most.",
-        labelled("Model", this.model)),
+      this.intro = intro("", "", labelled("Model", this.model)),
       el("div", { class: "columns" },
         el("div", {},
           panel("", el("label", { for: "text-input" }, el("h3", {}, "Your text")), this.input,
@@ -47,6 +45,17 @@ export class TextView {
         el("div", {}, this.detail, this.memory)));
     options(this.model, shared.of("text").map(({ name }) => [name, name]), shared.settings.model ?? shared.withGroups("text"));
     this.input.value = shared.text;
+    this.explain();
+  }
+
+  /** Introduce what the chosen model has: groups, or a surprise only. */
+  explain() {
+    const [title, lead] = this.shared.model(this.model.value)?.groups === false ?
+      ["How surprising is each token?", "This model has no groups. The stronger the colour of a token, the more bits it cost the model."] :
+      ["Which group does each token belong to?", "A ToST layer sorts its tokens into groups, one for each head, and a token meets the others only in the statistics of its groups. Each token below has the colour of the group it belongs to most."];
+    this.intro.querySelector("h2").textContent = title;
+    this.intro.querySelector("p").textContent = lead;
+    this.list.root.setAttribute("aria-label", title);
   }
 
   slider(name, min, max, step, value) {
@@ -146,7 +155,7 @@ export class TextView {
         el("span", { class: "quiet" }, bits == null ? " first token" : ` surprise ${bits.toFixed(2)} bits`)),
       pi.length ? el("h4", {}, `Membership, layer ${layer}`) : null,
       bars(pi.map((value, head) => ({ label: `head ${head}`, value, tint: colour(head), text: value.toFixed(3) }))),
-      ...(this.closer?.i === i ? this.closer.parts : [el("p", { class: "quiet" }, "What may follow, and the gains …")]));
+      ...(this.closer?.i === i ? this.closer.parts : [el("p", { class: "quiet" }, pi.length ? "What may follow, and the gains …" : "What may follow …")]));
   }
 
   async lookCloser(i) {
@@ -176,12 +185,11 @@ export class TextView {
       { label: "this state", value: found.state_bytes / most, text: size(found.state_bytes) },
       { label: "softmax cache", value: found.cache_bytes / most, text: size(found.cache_bytes), tint: colour(1) }])];
     const layer = Math.min(this.choice().layer, found.mass.length - 1);
-    if (!found.recent.length) parts.push(el("p", { class: "quiet" }, "Softmax attention keeps every token, so that what it keeps grows with the text."));
-    else {
+    parts.push(el("p", { class: "quiet" }, found.grows ? "This model keeps every token, so its state grows with the text." : "However long the text is, the state keeps its size."));
+    if (found.recent.length) {
       const tokens = found.recent.at(-1);
       const lines = found.mass[layer].map((values, head) => ({ name: `head ${head}`, values, tint: colour(head) }));
-      parts.push(el("p", { class: "quiet" }, "However long the text is, the state keeps its size."),
-        el("h4", {}, `Half of layer ${layer}'s state is from the last …`),
+      parts.push(el("h4", {}, `Half of layer ${layer}'s state is from the last …`),
         bars(found.half_life[layer].map((value, head) => ({ label: `head ${head}`, value: value / tokens, tint: colour(head), text: `${value} tokens` }))),
         el("h4", {}, "Share of the state by age"),
         lineChart({ title: `Share of the state by age, layer ${layer}`, x: "the last … tokens", y: "share", lines, ages: found.recent, width: 340, height: 250 }));
@@ -206,7 +214,7 @@ export class TextView {
         else if (part.ended) this.tell(part);
         else {
           this.list.add(part.token).classList.add("new");
-          this.list.root.scrollTop = this.list.root.scrollHeight;
+          this.list.scrollToEnd();
           came += 1;
           const now = performance.now();
           if (now - coloured > PAUSE) {

@@ -25,7 +25,7 @@ export class TokenList {
   constructor(label, pick) {
     this.pick = pick;
     this.picked = -1;
-    this.found = null;
+    this.spans = []; // counting the children of a node takes time in their number
     this.id = `tokens-${TokenList.count = (TokenList.count ?? 0) + 1}`;
     this.root = el("div", { class: "tokens", role: "listbox", tabindex: "0", "aria-label": label, id: this.id });
     this.root.addEventListener("click", (event) => this.choose(this.indexOf(event.target), true));
@@ -36,35 +36,34 @@ export class TokenList {
   indexOf(target) { return target.dataset?.i === undefined ? -1 : Number(target.dataset.i); }
 
   key(event) {
-    const last = this.root.children.length - 1;
+    const last = this.spans.length - 1;
     const next = { ArrowRight: this.picked + 1, ArrowDown: this.picked + 1, ArrowLeft: this.picked - 1,
       ArrowUp: this.picked - 1, Home: 0, End: last }[event.key];
     if (next === undefined || last < 0) return;
     event.preventDefault();
     this.choose(Math.min(Math.max(next, 0), last), true);
-    this.root.children[this.picked].scrollIntoView({ block: "nearest" });
+    this.spans[this.picked].scrollIntoView({ block: "nearest" });
   }
 
   /** Pick a token; a firm choice stays when the pointer moves on. */
   choose(i, firm) {
-    if (i < 0 || i >= this.root.children.length) return;
+    if (i < 0 || i >= this.spans.length) return;
     if (firm) {
-      this.root.children[this.picked]?.classList.remove("picked");
-      this.root.children[this.picked]?.setAttribute("aria-selected", "false");
+      this.spans[this.picked]?.classList.remove("picked");
+      this.spans[this.picked]?.setAttribute("aria-selected", "false");
       this.picked = i;
-      this.root.children[i].classList.add("picked");
-      this.root.children[i].setAttribute("aria-selected", "true");
-      this.root.setAttribute("aria-activedescendant", this.root.children[i].id);
+      this.spans[i].classList.add("picked");
+      this.spans[i].setAttribute("aria-selected", "true");
+      this.root.setAttribute("aria-activedescendant", this.spans[i].id);
     }
     this.pick(i, firm);
   }
 
   /** Show tokens; `fresh` is where those begin that were generated. */
   show(found, choice, fresh = Infinity) {
-    this.found = found;
     if (this.picked >= found.tokens.length) this.forget();
     found.tokens.forEach((token, i) => {
-      const span = this.root.children[i] ?? this.add();
+      const span = this.spans[i] ?? this.add();
       const text = token === "\n" ? "↵\n" : token;
       if (span.textContent !== text) span.textContent = text;
       const { tint, share } = paintOf(found, choice, i);
@@ -73,20 +72,29 @@ export class TokenList {
       span.classList.toggle("new", i >= fresh);
       span.setAttribute("aria-label", spoken(found, choice, i));
     });
-    while (this.root.children.length > found.tokens.length) this.root.lastChild.remove();
+    for (const span of this.spans.splice(found.tokens.length)) span.remove();
   }
 
   /** Add a token that has no colour yet. */
   add(text = "") {
-    const i = this.root.children.length;
+    const i = this.spans.length;
     const span = el("span", { role: "option", "aria-selected": "false", "data-i": i, id: `${this.id}-${i}` },
       text === "\n" ? "↵\n" : text);
     this.root.append(span);
+    this.spans.push(span);
     return span;
   }
 
+  /** Show the end of the text in the next frame; asking for its height at every token would lay out all of them anew. */
+  scrollToEnd() {
+    this.scrolling ??= requestAnimationFrame(() => {
+      this.scrolling = null;
+      this.root.scrollTop = this.root.scrollHeight;
+    });
+  }
+
   forget() {
-    this.root.children[this.picked]?.classList.remove("picked");
+    this.spans[this.picked]?.classList.remove("picked");
     this.picked = -1;
     this.root.removeAttribute("aria-activedescendant");
   }
