@@ -22,7 +22,7 @@ SOURCE = Path(__file__).parents[1] / "src" / PACKAGE
 LAYERS: tuple[tuple[str, ...], ...] = (
     ("errors",),
     ("_io", "_lazy"),
-    ("_env", "_machine", "_progress", "_text", "_threads", "_tokenizer", "_torchvision", "_yaml"),
+    ("_env", "_machine", "_progress", "_text", "_tokenizer", "_torchvision", "_yaml"),
     ("_options", "_plugins"),
     ("testing",),
     ("ops",),

@@ -6,9 +6,7 @@ Public names are loaded on first use, so that ``import tost`` and the command li
 from typing import Any
 
 from tost._lazy import attach
-from tost._threads import prepare as _prepare_threads
 
-_prepare_threads()
 _load_name, __dir__, __all__ = attach(__name__)
 
 

@@ -1,17 +1,47 @@
 """Lazy packages: names are imported on first use, as listed in the package's stub file.
 
-A lazy package has an ``__init__.pyi`` with one ``from module import name as name`` per public name. Type checkers read
-it as it is; `attach` reads the same file, so that each name is written once.
+A lazy package has an ``__init__.pyi`` with one ``from module import name as name`` per public name, for type checkers
+and for `attach`.
 """
 
 from __future__ import annotations
 
 import ast
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
 from typing import Any
+
+EXTRAS = {
+    **dict.fromkeys(("accelerate", "sklearn", "datasets", "scipy"), "train"),
+    **dict.fromkeys(("timm", "torchvision", "PIL", "pyarrow"), "vision"),
+    **dict.fromkeys(("transformers", "tokenizers"), "language"),
+    "matplotlib": "analysis",
+    **dict.fromkeys(("starlette", "uvicorn", "anyio"), "explore"),
+}
+"""Optional packages, with the extra that installs them."""
+
+
+@contextmanager
+def naming_extras() -> Iterator[None]:
+    """Add the name of the extra to the error about a missing optional package.
+
+    Raises:
+        ModuleNotFoundError: The package is not installed.
+    """
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        package = (error.name or "").partition(".")[0]
+        if package not in EXTRAS:
+            raise
+        raise ModuleNotFoundError(
+            f"this needs the package {package}, which is not installed; run: "
+            f"pip install 'tost-transformer[{EXTRAS[package]}]'",
+            name=error.name,
+        ) from error
 
 
 def attach(package: str) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
@@ -32,7 +62,8 @@ def attach(package: str) -> tuple[Callable[[str], Any], Callable[[], list[str]],
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
         # `from package import module as module` names a submodule; everything else is an attribute of its module.
         is_module = home[name] == package
-        value = import_module(f"{package}.{name}") if is_module else getattr(import_module(home[name]), name)
+        with naming_extras():
+            value = import_module(f"{package}.{name}") if is_module else getattr(import_module(home[name]), name)
         setattr(sys.modules[package], name, value)
         return value
 
@@ -45,4 +76,5 @@ def attach(package: str) -> tuple[Callable[[str], Any], Callable[[], list[str]],
 def load(target: str) -> Any:
     """Import the object that a ``"package.module:name"`` string refers to."""
     module, _, name = target.partition(":")
-    return getattr(import_module(module), name)
+    with naming_extras():
+        return getattr(import_module(module), name)

@@ -1,8 +1,9 @@
-"""The machine and the software: processor, memory limits, version and source revision, as measurements record them."""
+"""The machine and the software: processors and their limits, memory errors, version and source revision. No torch."""
 
 from __future__ import annotations
 
 import errno
+import math
 import os
 import platform
 import re
@@ -13,7 +14,7 @@ from pathlib import Path
 VERSION = "0.1.0"
 """Version of this package; pyproject.toml reads it from here."""
 
-# What torch, its libraries and the system say when no memory is left. The last one may have another cause, rarely.
+# Messages of torch, its libraries and the system without memory. The last one may have another cause, rarely.
 _NO_MEMORY = (
     "out of memory",
     "can't allocate memory",
@@ -29,16 +30,58 @@ def cpu_model() -> str:
     """Return the marketing name of the processor, or its architecture where the system does not provide it."""
     cpuinfo = Path("/proc/cpuinfo")
     if cpuinfo.exists():
-        match = re.search(r"^model name\s*:\s*(.+)$", cpuinfo.read_text(), flags=re.MULTILINE)
+        match = re.search(
+            r"^model name\s*:\s*(.+)$", cpuinfo.read_text(encoding="utf-8", errors="replace"), flags=re.MULTILINE
+        )
         if match:
             return re.sub(r"\((?:R|TM)\)|\bCPU\b|@.*", "", match[1]).strip()
     return platform.processor() or platform.machine()
 
 
+_WAITING = {"GOMP_SPINCOUNT": "30000", "KMP_BLOCKTIME": "1"}
+_CGROUPS = Path("/sys/fs/cgroup")
+_OWN_CGROUPS = Path("/proc/self/cgroup")
+
+
+def limit_threads() -> None:
+    """Set OpenMP's variables of this process and its children, unless they are set; called by the command line only.
+
+    Waiting threads spin for about a millisecond and then sleep: spinning is ruinous on a busy machine. Their number
+    stays within the limit of a container. Has no effect once torch is loaded.
+    """
+    if not any(name in os.environ for name in (*_WAITING, "OMP_WAIT_POLICY")):
+        os.environ.update(_WAITING)
+    if available_cpus() < _allowed_cpus():
+        os.environ.setdefault("OMP_NUM_THREADS", str(available_cpus()))
+
+
+def available_cpus() -> int:
+    """Return the number of processors for this process, within the limit of its container (control groups, version 2).
+
+    Limits of the groups around its own count, as far as they are visible.
+    """
+    limits = [float(_allowed_cpus())]
+    try:
+        own = re.findall(r"^0::/(.*)$", _OWN_CGROUPS.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    except OSError:
+        own = []
+    for folder in [parent for path in own for parent in (Path(path), *Path(path).parents)]:
+        try:
+            quota, period = (_CGROUPS / folder / "cpu.max").read_text(encoding="utf-8").split()
+            limits.append(int(quota) / int(period))
+        except (OSError, ValueError, ZeroDivisionError):
+            continue  # no such file, or "max": no limit
+    return max(1, math.floor(min(limits)))
+
+
+def _allowed_cpus() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def source_revision() -> str | None:
     """Return the git revision of the checkout that this package is imported from, None if it is not in one."""
     root = Path(__file__).resolve().parents[2]
-    # An installed copy may lie inside the checkout of another project, whose revision is not that of this package.
+    # An installed copy may lie inside the checkout of another project, whose revision is another one.
     if not (root / ".git").exists() or not (root / "src" / "tost").exists():
         return None
     command = ["git", "-C", str(root), "describe", "--always", "--dirty", "--abbrev=10"]

@@ -131,6 +131,6 @@ def test_text_from_files_cannot_control_a_terminal(capsys, monkeypatch):
     assert not {"\x9b", "\u202e", "\x07"} & set(captured.out)
 
 
-def test_results_in_a_pipe_are_left_as_they_are(capsys):
-    _console.show("a\x1b[31mb")
-    assert capsys.readouterr().out == "a\x1b[31mb\n"
+def test_results_in_a_pipe_have_no_control_characters(capsys):
+    _console.show("a\x1b[31mb\u202ec")
+    assert capsys.readouterr().out == "a\u241b[31mb\ufffdc\n"

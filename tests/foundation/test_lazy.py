@@ -48,5 +48,41 @@ def test_lazy_packages_load_no_torch():
     assert done.stdout.strip() == "False"
 
 
+def test_front_page_knows_every_package():
+    folder = Path(tost.__file__).parent
+    found = {path.parent.name for path in folder.glob("*/__init__.py")} | {
+        path.stem for path in folder.glob("[a-z]*.py")
+    }
+    names = sorted(found - {"cli", "sweep"})
+    program = f"import tost\nfor name in {names}: assert getattr(tost, name).__name__ == f'tost.{{name}}', name"
+    subprocess.run([sys.executable, "-c", program], check=True)
+    assert set(names) <= set(tost.__all__)
+
+
+MISSING = """
+import sys
+from importlib.machinery import PathFinder
+find = PathFinder.find_spec
+PathFinder.find_spec = classmethod(lambda c, name, *rest: None if name.split(".")[0] == {!r} else find(name, *rest))
+{}
+"""
+
+
+@pytest.mark.parametrize(
+    ("package", "extra", "code"),
+    [
+        ("timm", "vision", "import tost; tost.create_model('tost_mini')"),
+        ("timm", "vision", "import tost.integrations.timm"),
+        ("transformers", "language", "import tost.integrations.transformers"),
+    ],
+)
+def test_a_missing_package_names_its_extra(package, extra, code):
+    program = [sys.executable, "-c", MISSING.format(package, code)]
+    done = subprocess.run(program, capture_output=True, text=True, check=False)
+    last = done.stderr.splitlines()[-1]
+    assert f"needs the package {package}" in last
+    assert f"pip install 'tost-transformer[{extra}]'" in last
+
+
 def test_load_imports_by_string():
     assert load("tost.errors:ConfigError") is tost.errors.ConfigError

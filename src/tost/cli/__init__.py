@@ -6,6 +6,7 @@ mistakes answer at once.
 
 from __future__ import annotations
 
+import io
 import sys
 from typing import Annotated, Any, NoReturn
 
@@ -13,8 +14,8 @@ import typer
 from typer.core import TyperGroup
 
 import tost
-from tost._lazy import load
-from tost._machine import is_out_of_memory
+from tost._lazy import EXTRAS, load, naming_extras
+from tost._machine import is_out_of_memory, limit_threads
 from tost.cli import _console
 from tost.errors import CheckpointError, ConfigError, TostError
 
@@ -40,15 +41,6 @@ COMMANDS = {
 }
 """By name: where the command is, and what it does. A function is one command, a typer application may be several."""
 
-# Packages that only some commands need, with the extra that installs them.
-_EXTRAS = {
-    **dict.fromkeys(("accelerate", "sklearn", "datasets", "scipy"), "train"),
-    **dict.fromkeys(("timm", "torchvision", "PIL", "pyarrow"), "vision"),
-    **dict.fromkeys(("transformers", "tokenizers"), "language"),
-    "matplotlib": "analysis",
-    **dict.fromkeys(("starlette", "uvicorn", "anyio"), "explore"),
-}
-
 
 def main() -> NoReturn:
     """Run the command line of this process and exit.
@@ -56,19 +48,20 @@ def main() -> NoReturn:
     The exit code is 0 for done, 1 for a failure, 2 for a mistake in the command or its configuration, and 130 for an
     interrupt.
     """
+    limit_threads()
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # whatever the locale is
+            stream.reconfigure(encoding="utf-8", errors="backslashreplace")
     try:
-        _build()(_plugins_first(sys.argv[1:]), prog_name="tost")
+        with naming_extras():
+            _build()(_plugins_first(sys.argv[1:]), prog_name="tost")
     except KeyboardInterrupt:
         _console.log("stopped at once; what was saved before is intact")
         sys.exit(130)
     except ModuleNotFoundError as error:
-        package = (error.name or "").partition(".")[0]
-        if package not in _EXTRAS:
+        if (error.name or "").partition(".")[0] not in EXTRAS:
             raise
-        extra = _EXTRAS[package]
-        _console.log(
-            f"this needs the package {package}, which is not installed; run: pip install 'tost-transformer[{extra}]'"
-        )
+        _console.log(str(error))
         sys.exit(1)
     except TostError as error:
         _console.log(f"{type(error).__name__}: {error}")

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
 
 def show(text: str = "") -> None:
-    """Write a line of results to stdout; on a terminal without control characters, which may come from a file."""
-    sys.stdout.write(f"{printable(text) if sys.stdout.isatty() else text}\n")
+    """Write a line of results to stdout, without control characters, which may come from a file."""
+    sys.stdout.write(f"{printable(text)}\n")
     sys.stdout.flush()
 
 

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from tost._threads import available_cpus
+from tost._machine import available_cpus
 from tost.cli import _console
 from tost.errors import ConfigError
 

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from tost._machine import available_cpus
 from tost._progress import Pace, format_duration
 from tost._text import integers
-from tost._threads import available_cpus
 from tost.cli import _console
 from tost.cli._arguments import Json, Overrides
 from tost.errors import ConfigError

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tost._threads import available_cpus
+from tost._machine import available_cpus
 from tost.cli import _console
 from tost.cli._arguments import Config, Device, Json, Overrides
 from tost.cli._reporter import ProgressStyle, is_first, open_reporter

@@ -22,10 +22,12 @@ import torch
 from torch import nn
 
 import tost._torchvision  # noqa: F401  timm imports torchvision, which a CPU build of torch has to be prepared for
+from tost._lazy import naming_extras
 
 # isort: split
-from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
-from timm.models import build_model_with_cfg, generate_default_cfgs, register_model
+with naming_extras():
+    from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
+    from timm.models import build_model_with_cfg, generate_default_cfgs, register_model
 
 from tost.errors import ConfigError
 from tost.models import CrateOptions, VisionOptions, create_model, model_options, model_spec

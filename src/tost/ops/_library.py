@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from tost import _env
-from tost._threads import available_cpus
+from tost._machine import available_cpus
 from tost.errors import BackendError, ConfigError
 from tost.ops.form import FLAGS
 

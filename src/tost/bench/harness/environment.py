@@ -12,9 +12,8 @@ import torch
 
 import tost
 from tost._env import VARIABLES
-from tost._machine import cpu_model, source_revision
+from tost._machine import available_cpus, cpu_model, source_revision
 from tost._text import count
-from tost._threads import available_cpus
 from tost.ops import available_backends, native_info, operators
 
 

@@ -9,9 +9,11 @@ and `TostForSequenceClassification` put a head on it. What transformers offers f
 from __future__ import annotations
 
 import tost._torchvision  # noqa: F401  transformers may import torchvision, which a CPU build of torch has to be prepared for
+from tost._lazy import naming_extras
 
 # isort: split
-from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoModelForSequenceClassification
+with naming_extras():
+    from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoModelForSequenceClassification
 
 from tost.integrations.transformers.cache import StateLayer
 from tost.integrations.transformers.causal_lm import TostForCausalLM
