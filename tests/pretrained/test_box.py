@@ -109,3 +109,18 @@ def test_timm_loads_the_image_model():
     with torch.no_grad():
         assert torch.equal(theirs(image), ours(image))
     assert timm.create_model("tost_mini", pretrained=True, num_classes=3)(image).shape == (1, 3)
+
+
+def test_every_loader_returns_evaluation_mode(tmp_path):
+    from tost.integrations.official import to_official
+    from tost.train.checkpoint.model import save_model
+
+    model = tost.create_model("tost_mini", num_classes=3)
+    assert model.training
+    save_model(model, tmp_path / "mine")
+    loaded = (
+        tost.load_model(tmp_path / "mine"),
+        tost.load_official(to_official(model)),
+        tost.load_pretrained("digits-tiny"),
+    )
+    assert not any(module.training for each in loaded for module in each.modules())

@@ -74,4 +74,4 @@ def load_source(source: Path, *, ema: bool, changes: Mapping[str, Any] | None = 
     if source.parent == WEIGHTS and not ema and not changes:
         return load_pretrained(source.name)
     saved = read_saved(source, ema=ema, report=_console.log)
-    return build_saved(saved, str(source), changes).eval()
+    return build_saved(saved, str(source), changes)

@@ -55,7 +55,7 @@ class ExploredModel:
     def model(self) -> nn.Module:
         """The model in evaluation mode, in float32."""
         with self.lock:
-            return build_saved(self.saved, str(self.source)).float().eval().requires_grad_(False)
+            return build_saved(self.saved, str(self.source)).float().requires_grad_(False)
 
     @cached_property
     def control(self) -> nn.Module:

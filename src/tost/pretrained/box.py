@@ -129,4 +129,4 @@ def load_pretrained(name: str) -> nn.Module:
 
     found = find_pretrained(name)
     found.verify()
-    return load_model(found.folder).float().eval()
+    return load_model(found.folder).float()

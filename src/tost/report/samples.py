@@ -125,7 +125,7 @@ def load_run(folder: Path, *, count: int = SAMPLES, log: Callable[[str], None] |
         ConfigError: The configuration cannot be used here any more, or the data is not there.
     """
     checkpoint = resolve_checkpoint(folder, log or (lambda line: None))
-    model = build_saved(read_saved(checkpoint), str(folder)).eval()
+    model = build_saved(read_saved(checkpoint), str(folder))
     config_file = checkpoint.parents[1] / "config.yaml"
     config = load_config(str(config_file))
     length = config.data.shape().length

@@ -188,7 +188,7 @@ def test_loading_copies_and_draws_no_random_numbers():
     random = torch.get_rng_state()
     model = tost.load_official(state)
     assert torch.equal(torch.get_rng_state(), random)
-    assert model.training
+    assert not model.training
     assert not any(tensor.is_meta for tensor in model.state_dict().values())
     with torch.no_grad():
         for parameter in model.parameters():

@@ -33,14 +33,14 @@ def measure_quality(source: Path, text: Path, *, tokens: int) -> list[GenerateRo
         ConfigError: The file cannot be read or is too short, or the model is not a ToST language model.
         CheckpointError: The model cannot be read.
     """
-    model = load_model(source).eval()
+    model = load_model(source)
     check_causal(model)
     if not isinstance(model, LanguageToST):
         raise ConfigError(f"{source} holds a {type(model).__name__}; its matrices cannot be rounded.")
     ids = _read(source, text, model.options.vocab_size)[:, : tokens + 1]
     rows = []
     for weights in WEIGHTS:
-        rounded = load_model(source).eval()
+        rounded = load_model(source)
         round_weights(rounded, weights)
         loss = loss_of_text(rounded, ids)  # type: ignore[arg-type]
         tokens = ids.shape[1] - 1

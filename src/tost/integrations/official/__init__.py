@@ -50,7 +50,7 @@ def load_official(
             the file tells have to agree with it.
 
     Returns:
-        The model, in training mode, as a new one is; call ``eval()`` before using it.
+        The model, in evaluation mode; call ``train()`` before training it.
 
     Raises:
         CheckpointError: The file cannot be read, is not such a checkpoint, or contradicts an override.
@@ -77,7 +77,7 @@ def load_official(
             f"the overrides ask for parameters that the authors' models do not have: {list_names(sorted(extra))}"
         )
     model.load_state_dict(to_ours(pairs, state, model, f"{layout.kind} models"), strict=True, assign=True)
-    return model
+    return model.eval()
 
 
 def to_official(model: nn.Module) -> dict[str, Tensor]:

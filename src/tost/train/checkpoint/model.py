@@ -89,7 +89,7 @@ def load_model(path: str | Path, *, ema: bool = False) -> nn.Module:
         ema: Take the moving averages of the weights instead, if the run kept them.
 
     Returns:
-        The model, on the CPU and in training mode, as a new one is; call ``eval()`` before using it.
+        The model, on the CPU and in evaluation mode; call ``train()`` before training it.
 
     Raises:
         CheckpointError: There is no such thing, it is damaged, or its weights do not fit its options.
@@ -107,7 +107,7 @@ def load_model(path: str | Path, *, ema: bool = False) -> nn.Module:
 
 
 def build_saved(saved: SavedModel, source: str, changes: Mapping[str, Any] | None = None) -> nn.Module:
-    """Build the model that was read from `source`, with changes to its options; see `load_model`."""
+    """Build the model that was read from `source`, in evaluation mode, with changes to its options."""
     try:
         with torch.device("meta"):
             options = current_names(saved.options, model_spec(saved.name).options.model_fields)
@@ -115,7 +115,7 @@ def build_saved(saved: SavedModel, source: str, changes: Mapping[str, Any] | Non
     except ConfigError as error:
         raise CheckpointError(f"{source} describes a model that this version cannot build: {error}") from error
     _assign(model, current_names(saved.tensors, model.state_dict()), source)
-    return model
+    return model.eval()
 
 
 def save_model(
