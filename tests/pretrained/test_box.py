@@ -115,12 +115,9 @@ def test_every_loader_returns_evaluation_mode(tmp_path):
     from tost.integrations.official import to_official
     from tost.train.checkpoint.model import save_model
 
-    model = tost.create_model("tost_mini", num_classes=3)
+    model = tost.create_model("tost_lm_base", embed_dim=64, depth=1, num_heads=4, vocab_size=256, position="learned")
     assert model.training
     save_model(model, tmp_path / "mine")
-    loaded = (
-        tost.load_model(tmp_path / "mine"),
-        tost.load_official(to_official(model)),
-        tost.load_pretrained("digits-tiny"),
-    )
+    official = tost.load_official(to_official(model))
+    loaded = (tost.load_model(tmp_path / "mine"), official, tost.load_pretrained("digits-tiny"))
     assert not any(module.training for each in loaded for module in each.modules())
