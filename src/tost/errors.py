@@ -2,7 +2,18 @@
 
 from __future__ import annotations
 
-__all__ = ["BackendError", "CheckpointError", "ConfigError", "StorageError", "TostError", "TrainingError"]
+__all__ = [
+    "INTERRUPTED",
+    "BackendError",
+    "CheckpointError",
+    "ConfigError",
+    "StorageError",
+    "TostError",
+    "TrainingError",
+]
+
+INTERRUPTED = 130
+"""Exit code of commands that were interrupted by Ctrl-C or SIGTERM."""
 
 
 class TostError(Exception):
@@ -26,4 +37,4 @@ class StorageError(TostError, RuntimeError):
 
 
 class TrainingError(TostError, RuntimeError):
-    """Training cannot go on, for example because the loss is no longer a number."""
+    """Training cannot continue, for example because the loss is not finite."""

@@ -49,11 +49,15 @@ class Recorder:
         self.evaluations[step] = dict(metrics)
 
 
-def run(out: Path, *overrides: str, config="demo/digits", resume=None, stop_after=None) -> tuple[RunResult, Recorder]:
+def run(
+    out: Path, *overrides: str, config="demo/digits", resume=None, stop_after=None, accept_data_change=False
+) -> tuple[RunResult, Recorder]:
     """Run in this process."""
     settings = load_config(config, [*TINY, *overrides])
     recorder = Recorder(stop_after)
-    return fit(settings, get_task(settings.recipe), out, resume=resume, reporter=recorder), recorder
+    task = get_task(settings.recipe)
+    flags = {"reporter": recorder, "accept_data_change": accept_data_change}
+    return fit(settings, task, out, resume=resume, **flags), recorder
 
 
 def command(out: Path, *arguments: str, config: str = "demo/digits") -> subprocess.CompletedProcess[str]:

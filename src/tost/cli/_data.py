@@ -10,9 +10,7 @@ import typer
 
 from tost._machine import available_cpus
 from tost.cli import _console
-from tost.errors import ConfigError
-
-INTERRUPTED = 130
+from tost.errors import INTERRUPTED, ConfigError
 
 app = typer.Typer(help="Make data sets and check them.", no_args_is_help=True, rich_markup_mode=None)
 

@@ -16,14 +16,13 @@ from tost._progress import Pace, format_progress
 from tost._text import printable
 from tost.cli import _console
 from tost.cli._arguments import Device, Ema, Source, load_source
-from tost.errors import ConfigError
+from tost.errors import INTERRUPTED, ConfigError
 
 if TYPE_CHECKING:
     from torch import Generator, nn
 
     from tost.generation import Continuation, TextStream, TokenStream
 
-INTERRUPTED = 130
 USUAL_LENGTH = 256
 START = "\n"
 """What a text begins with where none is given."""

@@ -17,7 +17,7 @@ from tost._progress import Pace, format_duration
 from tost._text import integers
 from tost.cli import _console
 from tost.cli._arguments import Json, Overrides
-from tost.errors import ConfigError
+from tost.errors import INTERRUPTED, ConfigError
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from tost.sweep import Run, RunOutcome, Watcher
 
 FAILED = 1
-INTERRUPTED = 130
 
 
 def sweep(

@@ -17,11 +17,10 @@ from tost._machine import available_cpus
 from tost.cli import _console
 from tost.cli._arguments import Config, Device, Json, Overrides
 from tost.cli._reporter import ProgressStyle, is_first, open_reporter
+from tost.errors import INTERRUPTED
 
 if TYPE_CHECKING:
     from tost.train.config import RunConfig
-
-INTERRUPTED = 130
 
 
 def train(
@@ -35,6 +34,9 @@ def train(
     device: Device = "auto",
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Build everything, print its size, and stop.")] = False,
     progress: Annotated[ProgressStyle, typer.Option(help="Live bar or plain lines; auto looks.")] = "auto",
+    accept_data_change: Annotated[
+        bool, typer.Option("--accept-data-change", help="Resume although the content of the data set has changed.")
+    ] = False,
     json: Json = False,
 ) -> None:
     """Train a recipe. Ctrl-C once saves and stops, twice stops at once."""
@@ -52,7 +54,15 @@ def train(
     from tost.train.loop import fit
 
     with open_reporter(progress, settings.train.steps) as reporter:
-        result = fit(settings, get_task(settings.recipe), folder, resume=resume, reporter=reporter, device=device)
+        result = fit(
+            settings,
+            get_task(settings.recipe),
+            folder,
+            resume=resume,
+            reporter=reporter,
+            device=device,
+            accept_data_change=accept_data_change,
+        )
     if is_first():
         if json:
             _console.show_json({"status": result.status, "step": result.step, "out": str(folder), **result.metrics})

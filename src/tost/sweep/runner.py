@@ -14,11 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from tost.errors import ConfigError
+from tost.errors import INTERRUPTED, ConfigError
 from tost.sweep.runs import OUTPUT, Run, State, state_of
 
 POLL_SECONDS = 0.2
-INTERRUPTED = 130
 _TAIL_LINES = 12
 _TAIL_BYTES = 4096
 

@@ -219,15 +219,19 @@ class Distributed:
         self.accelerator.backward(loss)
 
     def clip(self, model: nn.Module, config: TrainConfig) -> Tensor | None:
-        """Clip gradients as configured; return their norm if it was needed."""
-        if config.clip_value is None and config.clip_norm is None:
+        """Clip gradients as configured and return their norm before clipping.
+
+        None for fp16 without clipping: its scaler skips steps whose gradients are not finite.
+        """
+        if self.accelerator.scaler is not None and config.clip_value is None and config.clip_norm is None:
             return None
         self.accelerator.unscale_gradients()
+        if config.clip_norm is not None:
+            norm = nn.utils.clip_grad_norm_(model.parameters(), config.clip_norm)
+        else:
+            norm = nn.utils.get_total_norm([p.grad for p in model.parameters() if p.grad is not None])
         if config.clip_value is not None:
             nn.utils.clip_grad_value_(model.parameters(), config.clip_value)
-            return None
-        assert config.clip_norm is not None
-        norm = nn.utils.clip_grad_norm_(model.parameters(), config.clip_norm)
         return norm.full_tensor() if isinstance(norm, DTensor) else norm
 
     def sum(self, value: Tensor) -> Tensor:

@@ -7,6 +7,7 @@ steps, up to the rounding of sums.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, nullcontext
@@ -16,6 +17,7 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 
 from tost._io import writing
 from tost._machine import source_revision
@@ -97,17 +99,20 @@ MOST_UNCHECKED = 50
 
 
 class _Loss(NamedTuple):
-    """Loss of an optimizer step, on the device: number of the step, mean over the global batch, learning rate."""
+    """Loss and gradient norm of an optimizer step, on the device; None for a norm that was not computed."""
 
     step: int
     value: Tensor
     lr: float
-    norm: Tensor | None = None
+    norm: Tensor | None
 
 
 @dataclass(frozen=True)
 class RunResult:
-    """How a run ended: ``"finished"`` or ``"interrupted"``, after how many steps, with which validation metrics."""
+    """Status, step and validation metrics at the end of a run.
+
+    The status is ``"finished"``, ``"interrupted"`` by a signal, or ``"stopped"`` by ``train.max_minutes``.
+    """
 
     status: str
     step: int
@@ -127,6 +132,7 @@ def fit(
     resume: str | Path | None = None,
     reporter: Reporter | None = None,
     device: DeviceChoice = "auto",
+    accept_data_change: bool = False,
 ) -> RunResult:
     """Run a recipe until its last step or until a signal stops it.
 
@@ -138,13 +144,14 @@ def fit(
             it has none; None for a new run.
         reporter: Receives the events of the first process; None for lines on stderr, `SilentReporter` for none.
         device: Where to compute; ``"auto"`` takes a GPU if there is one.
+        accept_data_change: Resume although the content of the data set has changed.
 
     Returns:
         How the run ended.
 
     Raises:
-        TrainingError: The loss is not a number any more, or another process was ended. The last checkpoint is left as
-            it is.
+        TrainingError: The loss, the gradient, the weights or the final metrics are not finite, or another process was
+            ended. The last checkpoint is kept.
         CheckpointError: `resume` is damaged or does not fit this run.
         ConfigError: Another process writes to the run folder, or it holds a run that would be overwritten.
         StorageError: The run folder cannot be written, or a data worker was killed.
@@ -160,7 +167,7 @@ def fit(
                 start = folder.find_start(resume, reporter.message)
         if not processes.is_first and resume is not None:
             start = folder.find_start(resume, lambda line: None)
-        run = _Run(config, task, folder, processes, reporter, start)
+        run = _Run(config, task, folder, processes, reporter, start, accept_data_change)
         run.start()
         with StopRequest() as stop, watching_workers():
             return run.until_done(stop)
@@ -177,15 +184,17 @@ class _Run:
         processes: Distributed,
         reporter: Reporter,
         resume: Path | None,
+        accept_data_change: bool,
     ) -> None:
         self.config, self.task, self.processes, self.reporter = config, task, processes, reporter
         self.pace = Pace()
-        self.folder, self.resume = folder, resume
+        self.folder, self.resume, self.accept_data_change = folder, resume, accept_data_change
         self.store = CheckpointStore(self.folder.checkpoints, keep=config.checkpoint.keep)
         self.began = time.perf_counter()
         self.step = 0
         self.metrics: dict[str, float] = {}
         self.best: float | None = None
+        self.bad_since: int | None = None
         self.unchecked: list[_Loss] = []
 
         self.bundle = task.build_data(config)
@@ -218,11 +227,15 @@ class _Run:
         config, processes, resume = self.config, self.processes, self.resume
         environment = describe_environment(processes.device, processes.size)
         if resume is not None:
-            position = restore_checkpoint(resume, self._state())
+            position, data_changes = restore_checkpoint(
+                resume, self._state(), accept_data_change=self.accept_data_change
+            )
             self.step, self.metrics, self.best = position.step, dict(position.metrics), position.best
+            self._note_metrics()
         changes = changed_settings(self.folder.path if resume is None else resume.parents[1], config)
         if resume is not None:
             check_changes(changes, resume.name)
+            changes |= data_changes
         processes.wait()  # until all have read
         if processes.is_first:
             with writing(self.folder.path):
@@ -271,10 +284,13 @@ class _Run:
             last = self.step >= steps
             best = not fresh and (last or self._due(config.evaluate.every)) and self._evaluate()
             interrupted = self.processes.any(stop.requested) and not last
-            if not fresh and (last or interrupted or best or self._due(config.checkpoint.every)):
+            stopped = self.processes.any(self._is_out_of_time()) and not fresh and not last and not interrupted
+            if stopped and not self._due(config.evaluate.every):
+                best = self._evaluate()
+            if not fresh and (last or interrupted or stopped or best or self._due(config.checkpoint.every)):
                 self._save(best)
-            if last or interrupted:
-                return self._finish("interrupted" if interrupted else "finished")
+            if last or interrupted or stopped:
+                return self._finish("interrupted" if interrupted else "stopped" if stopped else "finished")
             taken = self._step(batches)
             fresh = False
             if self.step % config.log.every == 0 or self.step in (1, steps):
@@ -305,30 +321,41 @@ class _Run:
                 # Data parallel training averages gradients over processes; the sum over all terms is wanted.
                 processes.backward(result.loss * (processes.size / terms).to(result.loss.dtype))
             loss += result.loss.detach()
-        taken = _Loss(self.step + 1, processes.sum(loss.double()) / terms, lr)
+        norm = processes.clip(self.wrapped, config.train)
+        taken = _Loss(self.step + 1, processes.sum(loss.double()) / terms, lr, norm)
         self.unchecked.append(taken)
         if len(self.unchecked) >= (MOST_UNCHECKED if processes.asynchronous else 1):
             self._check_losses()
-        norm = processes.clip(self.wrapped, config.train)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         if self.average is not None:
             self.average.update()
         self.step += 1
         self.progress.step_done()
-        return taken._replace(norm=norm)
+        return taken
 
     def _check_losses(self) -> None:
-        """Raise if a loss since the last check is not a number.
+        """Raise if a loss or a gradient since the last check is not finite.
 
-        Reading a loss waits for the device, so that losses are checked several at a time, and always before anything is
-        logged, measured or saved: no trace of a step after the bad one is left.
+        Reading a loss waits for the device. So losses are checked several at a time, and always before anything is
+        logged, measured or saved.
         """
         if not self.unchecked:
             return
-        finite = torch.stack([taken.value for taken in self.unchecked]).isfinite()
+        # fp16 gradients overflow now and then; the scaler skips these steps.
+        scaled = self.processes.accelerator.scaler is not None
+        values = [t.value if scaled or t.norm is None else t.value + t.norm for t in self.unchecked]
+        finite = torch.stack(values).isfinite()
         if not finite.all():
-            self._fail(self.unchecked[int(finite.logical_not().nonzero()[0])])
+            taken = self.unchecked[int(finite.logical_not().nonzero()[0])]
+            loss = taken.value.item()
+            what = (
+                f"the loss is {loss}"
+                if not math.isfinite(loss) or taken.norm is None
+                else (f"the gradient norm is {float(taken.norm)}, with a loss of {loss:.4g},")
+            )
+            self.step = taken.step - 1
+            self._fail(f"{what} at step {taken.step} (learning rate {taken.lr:.2e}); the step was not taken")
         self.unchecked.clear()
 
     def _log(self, taken: _Loss) -> None:
@@ -374,10 +401,27 @@ class _Run:
             self.reporter.evaluation(self.step, self.metrics)
         self.processes.track({f"validation/{name}": value for name, value in self.metrics.items()}, self.step)
         self.progress.pause()
+        self._note_metrics()
         return self._is_best()
+
+    def _note_metrics(self) -> None:
+        """Note since which step the metrics that judge the model are not finite."""
+        judged = {"loss", self.task.metric, self.config.checkpoint.best_metric}
+        if all(math.isfinite(value) for name, value in self.metrics.items() if name in judged):
+            self.bad_since = None
+        elif self.bad_since is None:
+            self.bad_since = self.step
+
+    def _is_out_of_time(self) -> bool:
+        minutes = self.config.train.max_minutes
+        return minutes is not None and time.perf_counter() - self.began >= 60 * minutes
 
     def _save(self, best: bool) -> None:
         self._check_losses()
+        weights = [p.detach() for p in self.model.parameters()]
+        finite = torch.stack([(p.to_local() if isinstance(p, DTensor) else p).isfinite().all() for p in weights]).all()
+        if self.processes.any(not finite):
+            self._fail(f"the weights are not finite after step {self.step}; they were not saved")
         position = Position(step=self.step, metrics=self.metrics, best=self.best)
         save_checkpoint(self.store, position, self._state(), best=best)
         self.progress.pause()
@@ -390,27 +434,34 @@ class _Run:
     def _is_best(self) -> bool:
         value = self.metrics.get(self.config.checkpoint.best_metric or "")
         sign = 1 if self.config.checkpoint.best_mode == "max" else -1
-        if value is None or (self.best is not None and sign * value <= sign * self.best):
+        if value is None or not math.isfinite(value):
+            return False
+        if self.best is not None and sign * value <= sign * self.best:
             return False
         self.best = value
         return True
 
     def _finish(self, status: str) -> RunResult:
+        failed = status != "interrupted" and self.bad_since is not None
         if self.processes.is_first:
-            self.folder.write_summary(self._summary(status))
+            self.folder.write_summary(self._summary("failed" if failed else status))
         self._say(f"{status} at step {self.step}; results in {self.folder.path}")
         self.processes.end_trackers()
+        if failed:
+            raise TrainingError(
+                f"the run {status} at step {self.step}, but its metrics are not finite since the evaluation of step "
+                f"{self.bad_since}: {', '.join(f'{name} {value}' for name, value in self.metrics.items())}. Train "
+                "again with a lower optim.lr, with train.clip_norm, or in another train.precision."
+            )
         return RunResult(status, self.step, self.metrics)
 
-    def _fail(self, taken: _Loss) -> None:
-        self.step = taken.step - 1
+    def _fail(self, problem: str) -> None:
         kept = self.store.newest(lambda _: None) if self.processes.is_first else None
         if self.processes.is_first:
             self.folder.write_summary(self._summary("failed"))
         where = "no checkpoint was written yet" if kept is None else f"the last good state is {kept}"
         raise TrainingError(
-            f"the loss is {taken.value.item()} at step {taken.step} (learning rate {taken.lr:.2e}); the step was not "
-            f"taken and {where}. Resume with a lower optim.lr, with train.clip_norm, or in another train.precision."
+            f"{problem} and {where}. Resume with a lower optim.lr, with train.clip_norm, or in another train.precision."
         )
 
     def _summary(self, status: str) -> dict[str, Any]:

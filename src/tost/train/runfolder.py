@@ -13,6 +13,7 @@ import json
 import os
 import platform
 import shutil
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
@@ -34,6 +35,8 @@ from tost.train.config import RunConfig, config_hash, dump_config
 from tost.train.config.upgrade import FORMAT, read_run_document
 
 LOCK = ".lock"
+STALE_SECONDS = 600
+"""Age of a draft that is no longer being written."""
 WRITTEN = ("config.yaml", "env.json", "start.json", "metrics.jsonl", "summary.json")
 """Files that only the run itself writes, each whole or not at all."""
 FREE = (
@@ -98,8 +101,14 @@ class RunFolder:
             if found.parent != self.checkpoints.resolve():
                 self.refuse_existing()  # two runs would be mixed
             return found
-        newest = CheckpointStore(self.checkpoints).newest(report) if self.checkpoints.is_dir() else None
+        store = CheckpointStore(self.checkpoints)
+        newest = store.newest(report)
         if newest is None:
+            if damaged := store.steps():
+                raise CheckpointError(
+                    f"none of the {len(damaged)} checkpoints in {self.checkpoints} is whole; nothing was changed. "
+                    "Restore them from a copy, or start a new run in another folder with `--out`."
+                )
             if self.is_run and not (self.path / "env.json").exists():  # a run writes that first
                 raise ConfigError(
                     f"{self.path} has a config.yaml that is not of a run; give another folder with `--out`."
@@ -160,7 +169,9 @@ class RunFolder:
         """Drop records of steps that the run will take again, and what an interrupted write left."""
         with writing(self.path):
             for draft in self.path.glob(f"{DRAFT_PREFIX}*"):
-                if any((draft / name).exists() for name in WRITTEN):  # not that of a command that writes here now
+                # A recent draft of another file may belong to a command that writes here now.
+                is_ours = any((draft / name).exists() for name in WRITTEN)
+                if is_ours or time.time() - draft.stat().st_mtime > STALE_SECONDS:
                     shutil.rmtree(draft)
         path = self.path / "metrics.jsonl"
         if path.exists():

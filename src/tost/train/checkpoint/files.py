@@ -22,7 +22,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from tost._io import atomic_path, read_json, sha256_of, sync_folder, write_json
-from tost.errors import CheckpointError, TostError
+from tost.errors import CheckpointError, StorageError, TostError
 
 TensorTree = Mapping[str, Tensor]
 MANIFEST = "manifest.json"
@@ -113,7 +113,7 @@ class CheckpointStore:
         number = next(number for number in count(1) if not any(self.folder.glob(f"{ASIDE}{number}-*")))
         here = start is not None and start.parent.resolve() == self.folder.resolve()
         name = start.name if start is not None and here else ""
-        later = [path for other, path in self._steps() if other >= step and path.name != name]
+        later = [path for other, path in self.steps() if other >= step and path.name != name]
         aside = [path.rename(path.with_name(f"{ASIDE}{number}-{path.name}")) for path in later]
         if name:
             (self.folder / name).rename(self.path(step))
@@ -130,7 +130,7 @@ class CheckpointStore:
             report: Receives the lines.
             files: Files that will be read and have to be whole; None for all.
         """
-        for _, path in self._steps():
+        for _, path in self.steps():
             problem = verify(path, files)
             if problem is None:
                 return path
@@ -143,9 +143,17 @@ class CheckpointStore:
         temporary.symlink_to(target.name)
         temporary.replace(self.folder / name)
 
-    def _steps(self) -> list[tuple[int, Path]]:
-        """Return the checkpoints and their steps, the latest step first."""
-        numbers = {path: path.name.removeprefix(PREFIX) for path in self.folder.glob(f"{PREFIX}*")}
+    def steps(self) -> list[tuple[int, Path]]:
+        """Return the checkpoints and their steps, the latest step first; whether they are whole is not checked.
+
+        Raises:
+            StorageError: The folder cannot be read.
+        """
+        try:
+            paths = list(self.folder.iterdir()) if self.folder.exists() else []
+        except OSError as error:
+            raise StorageError(f"cannot read the checkpoints in {self.folder}: {error}") from error
+        numbers = {path: path.name.removeprefix(PREFIX) for path in paths if path.name.startswith(PREFIX)}
         return sorted(((int(text), path) for path, text in numbers.items() if text.isdecimal()), reverse=True)
 
     def _remove_old(self, committed: Path) -> None:
@@ -153,11 +161,11 @@ class CheckpointStore:
         self._whole.add(committed)
         protected = {committed.resolve(), (self.folder / "best").resolve()}
         kept = 1
-        for _, path in self._steps():
+        for _, path in self.steps():
             if kept >= self.keep:
                 if path.resolve() not in protected:
                     _remove(path)
-            elif path != committed and (path in self._whole or verify(path) is None):
+            elif path != committed and (path in self._whole or _is_whole(path)):
                 self._whole.add(path)  # hashed once
                 kept += 1
         for path in self.folder.glob(f".tmp-{PREFIX}*"):
@@ -177,17 +185,29 @@ def write_manifest(folder: Path) -> None:
     write_json(folder / MANIFEST, entries)
 
 
+def _is_whole(path: Path) -> bool:
+    try:
+        return verify(path) is None
+    except StorageError:
+        return False
+
+
 def verify(path: Path, files: Collection[str] | None = None) -> str | None:
     """Return what is wrong with a checkpoint, or None if it matches its manifest.
 
     Args:
         path: Its folder.
         files: Names of those to compare, where the checkpoint has them; None for all.
+
+    Raises:
+        StorageError: A file cannot be read, for lack of permission or because the disk fails. The checkpoint may be
+            whole.
     """
-    if not (path / MANIFEST).is_file():
-        return f"no {MANIFEST}"
     try:
-        entries = read_json(path / MANIFEST)
+        if not (path / MANIFEST).is_file():
+            return f"no {MANIFEST}"
+        with (path / MANIFEST).open("rb"):  # raises what `read_json` would wrap
+            entries = read_json(path / MANIFEST)
         if WEIGHTS not in entries:
             return f"{MANIFEST} does not list {WEIGHTS}"
         for name, entry in entries.items():
@@ -202,7 +222,11 @@ def verify(path: Path, files: Collection[str] | None = None) -> str | None:
                 return f"{name} has {file.stat().st_size} bytes instead of {entry['bytes']}"
             if sha256_of(file) != entry["sha256"]:
                 return f"{name} does not match its hash"
-    except (TostError, OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except OSError as error:
+        raise StorageError(
+            f"cannot read the checkpoint {path}: {error}. It was left as it is; make it readable and try again."
+        ) from error
+    except (TostError, ValueError, KeyError, TypeError, AttributeError) as error:
         return f"{MANIFEST} cannot be read: {error}"
     return None
 
@@ -259,7 +283,10 @@ def resolve_checkpoint(path: Path, report: Callable[[str], None], files: Collect
         if problem is not None:
             raise CheckpointError(f"checkpoint {path} is damaged: {problem}. Use another one of the run.")
         return path.resolve()
-    found = CheckpointStore(path / "checkpoints").newest(report, files) if (path / "checkpoints").is_dir() else None
+    store = CheckpointStore(path / "checkpoints")
+    found = store.newest(report, files)
+    if found is None and (damaged := store.steps()):
+        raise CheckpointError(f"none of the {len(damaged)} checkpoints in {store.folder} is whole; use another run.")
     if found is None:
         raise CheckpointError(
             f"{path} holds no checkpoint; give a run folder (with checkpoints/ in it) or a folder such as "

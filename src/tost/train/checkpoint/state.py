@@ -7,6 +7,7 @@ would have taken without the interruption.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
@@ -15,6 +16,7 @@ from typing import Any, cast
 
 import torch
 import torch.distributed.checkpoint.state_dict as states
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
@@ -112,15 +114,46 @@ def save_checkpoint(store: CheckpointStore, position: Position, run: RunState, *
         ) from error
 
 
-def restore_checkpoint(path: Path, run: RunState) -> Position:
+class _LoaderState(BaseModel):
+    model_config = ConfigDict(strict=True, extra="allow")
+
+    global_position: int = Field(ge=0, le=10**15)
+
+
+class _State(BaseModel):
+    """Content of ``state.json``. Its hash is right, but anyone can make hashes."""
+
+    model_config = ConfigDict(strict=True)
+
+    step: int = Field(ge=0, le=10**12)
+    metrics: dict[str, float]
+    best: float | None
+    groups: list[dict[str, Any]]
+    data: str
+    loader: _LoaderState
+    processes: int
+    scaler: dict[str, Any] | None
+
+
+def restore_checkpoint(
+    path: Path, run: RunState, *, accept_data_change: bool = False
+) -> tuple[Position, dict[str, tuple[Any, Any]]]:
     """Put a checkpoint back into a run that was just built from its configuration.
 
+    Args:
+        path: The checkpoint.
+        run: The run.
+        accept_data_change: Resume although the content of the data set has changed.
+
+    Returns:
+        The position, and the changes of the data: old and new value by name.
+
     Raises:
-        CheckpointError: The checkpoint belongs to another model or another kind of run, or something in it is not what
-            this code writes.
+        CheckpointError: The checkpoint belongs to another model or another kind of run, the data has changed, or
+            something in the checkpoint is not what this code writes.
     """
     with _reading(path):
-        return _restore(path, run)
+        return _restore(path, run, accept_data_change)
 
 
 @contextmanager
@@ -139,18 +172,31 @@ def _reading(path: Path) -> Iterator[None]:
         ) from error
 
 
-def _restore(path: Path, run: RunState) -> Position:
-    state = read_json(path / "state.json", error=CheckpointError)
-    check_format(state.get("format", 1), path.name)
-    position = Position(step=state["step"], metrics=state["metrics"], best=state["best"])
-    if not isinstance(position.step, int) or position.step < 0 or not isinstance(position.metrics, dict):
-        raise ValueError(f"step {position.step!r}, metrics {position.metrics!r}")
+def _restore(path: Path, run: RunState, accept_data_change: bool) -> tuple[Position, dict[str, tuple[Any, Any]]]:
+    content = read_json(path / "state.json", error=CheckpointError)
+    check_format(content.get("format", 1), path.name)
+    try:
+        state = _State.model_validate(content)
+    except ValidationError as error:
+        wrong = [f"{'.'.join(map(str, entry['loc']))}: {entry['msg']}" for entry in error.errors()]
+        raise ValueError(f"state.json: {'; '.join(wrong)}") from None
+    best = state.best if state.best is None or math.isfinite(state.best) else None
+    position = Position(step=state.step, metrics=state.metrics, best=best)
     processes, average, scaler = run.processes, run.average, run.processes.accelerator.scaler
-    if state["data"] != run.fingerprint:
-        raise CheckpointError(
-            f"{path.name} was trained on other data: its fingerprint is {state['data'][:12]}, that of the data here is "
-            f"{run.fingerprint[:12]}. Resume with the same data set, options and seed."
-        )
+    loader, here = state.loader.model_dump(), run.loader.state_dict()
+    changes: dict[str, tuple[Any, Any]] = {}
+    if state.data != run.fingerprint:
+        changes["data (fingerprint)"] = (state.data[:12], run.fingerprint[:12])
+        if loader.get("samples") != here["samples"]:
+            changes["data (training samples)"] = (loader.get("samples"), here["samples"])
+        if not accept_data_change:
+            differing = ", ".join(f"{name}: {old} -> {new}" for name, (old, new) in changes.items())
+            raise CheckpointError(
+                f"{path.name} was trained on other data: {differing}. Resume with the same data set, options and seed. "
+                "If files were repaired or removed on purpose, add --accept-data-change; the order of samples is then "
+                "that of the data here."
+            )
+        loader["samples"] = here["samples"]
     if average is not None and not (path / "ema.safetensors").exists():
         raise CheckpointError(
             f"{path.name} holds no moving average, but train.ema_decay={average.decay}; resume without "
@@ -158,17 +204,17 @@ def _restore(path: Path, run: RunState) -> Position:
         )
     options = states.StateDictOptions(full_state_dict=True)
     states.set_model_state_dict(run.model, _model_state(path, run.model), options=options)
-    groups = _optimizer_state(path, state["groups"], run.model)
+    groups = _optimizer_state(path, state.groups, run.model)
     states.set_optimizer_state_dict(run.model, run.optimizer, groups, options=options)
     if average is not None:
         average.load(current_names(load_tensors(path / "ema.safetensors"), average.average))
-    if scaler is not None and state["scaler"] is not None:
-        scaler.load_state_dict(state["scaler"])
-    run.loader.load_state_dict(state["loader"])
+    if scaler is not None and state.scaler is not None:
+        scaler.load_state_dict(state.scaler)
+    run.loader.load_state_dict(loader)
     randomness = path / f"random-{processes.rank:05d}.json"
-    if state["processes"] == processes.size and randomness.exists():
+    if state.processes == processes.size and randomness.exists():
         files.restore_rng(read_json(randomness, error=CheckpointError))
-    return position
+    return position, changes
 
 
 def _optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> tuple[dict[str, Tensor], Any]:

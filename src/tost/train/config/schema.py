@@ -107,6 +107,9 @@ class TrainConfig(_Section):
     hide: _Share | None = _key(
         None, "share of the elements of a sequence or patches of an image that masked_prediction hides; null: none"
     )
+    max_minutes: _Positive | None = _key(
+        None, "minutes after which this start of the run evaluates, saves and stops; null: no limit"
+    )
     compile: bool = _key(False, "run the model through torch.compile")
     deterministic: bool = _key(True, "refuse algorithms whose result may differ from run to run")
 
