@@ -50,12 +50,12 @@ def test_a_gradient_that_is_not_finite_stops_the_run_before_the_step(tmp_path, m
     out, options = tmp_path / "run", (*option.split(), "checkpoint.every=1", "checkpoint.keep=1", "evaluate.every=50")
     poisoned_after(monkeypatch, 6)
     with pytest.raises(TrainingError, match=r"gradient norm is nan.* at step 7 .*last good state is .*step-00000006"):
-        run(out, option, "checkpoint.every=1", "checkpoint.keep=1", "evaluate.every=50")
+        run(out, *options)
     kept = CheckpointStore(out / "checkpoints").newest(pytest.fail)
     assert all(tensor.isfinite().all() for tensor in load_tensors(kept / "model.safetensors").values())
     monkeypatch.undo()
-    run(out, option, "checkpoint.every=1", "checkpoint.keep=1", "evaluate.every=50", resume="auto")
-    run(tmp_path / "whole", option, "checkpoint.every=1", "checkpoint.keep=1", "evaluate.every=50")
+    run(out, *options, resume="auto")
+    run(tmp_path / "whole", *options)
     assert_same_run(tmp_path / "whole", out)
 
 
@@ -119,9 +119,9 @@ def test_checkpoints_that_are_all_damaged_stop_the_resume(tmp_path):
     for path in (out / "checkpoints").glob("step-*"):
         (path / "model.safetensors").write_bytes(b"x")
     metrics = (out / "metrics.jsonl").read_text()
-    with pytest.raises(CheckpointError, match=r"none of the 2 checkpoints in .* is whole; nothing was changed"):
+    with pytest.raises(CheckpointError, match=r"none of the \d checkpoints in .* is whole; nothing was changed"):
         run(out, resume="auto")
-    with pytest.raises(CheckpointError, match="none of the 2 checkpoints"):
+    with pytest.raises(CheckpointError, match=r"none of the \d checkpoints"):
         run(tmp_path / "other", resume=out)
     assert (out / "metrics.jsonl").read_text() == metrics
 
