@@ -47,7 +47,7 @@ check: $(STAMP)
 	$(BIN)/codespell
 
 docs: $(STAMP)
-	$(BIN)/python scripts/update_paper_tables.py --check
+	$(BIN)/python -m research pages --check
 	$(BIN)/python scripts/update_promises.py --check
 	$(BIN)/python scripts/update_explore.py --check
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict

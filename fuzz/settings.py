@@ -1,4 +1,4 @@
-"""Targets that people write or publish: configurations, overrides, sweeps, measurements. Most of them need no torch."""
+"""Targets that people write or publish: configurations, overrides, measurements. Most of them need no torch."""
 
 from __future__ import annotations
 
@@ -20,24 +20,6 @@ FORMS = (
     "data: {name: stdlib_bytes, options: {length: 32}}\noptim: {betas: [0.9, 0.95]}\n",
     "a: &x [1, .inf, ~, 'q', \"\\u0041\"]\nb: *x\nc: !!python/name:os.system {}\n? d\n: |\n  text\n",
 )
-PLAN = """title: Two sizes.
-config: demo/digits
-metric: accuracy
-percent: true
-seeds: [0, 1]
-set: [train.steps=7]
-source: a table
-levels: {majority: 10.0}
-arms:
-  thin: {set: [model.embed_dim=16], note: narrow, reference: 91.2}
-  wide: {after: thin, seeds: [0]}
-"""
-TASKS = """title: Tasks.
-config: demo/listops
-metric: accuracy
-tasks: {text: {chance: 50}, image: {chance: 10, extra: true}}
-arms: {text_tost: {}, image_tost: {}}
-"""
 
 
 def config(folder: Path) -> Harness:
@@ -73,75 +55,6 @@ def overrides(folder: Path) -> Harness:
 
     words = ("model.", "data.options.", "train.", "optim.", "schedule.", "evaluate.", "=", "[1, 2]", "{a: 1}", "&a ")
     return Harness(parse, [seed.encode() for seed in seeds], [word.encode() for word in words])
-
-
-def sweep_plan(folder: Path) -> Harness:
-    """Plans of sweeps, and the runs that they mean."""
-    from tost.sweep import expand, load_plan
-
-    def parse(path: Path) -> None:
-        plan = load_plan(str(path))
-        if len(plan.arms) * len(plan.seeds) <= 4:  # each takes a configuration to be read
-            expand(plan, [], folder / "out", name="mine")
-
-    words = ("after: ", "seeds: ", "set: [", "reference: ", "arms:\n", "tasks:\n", "levels:\n", "config: ")
-    return one_file(folder / "plan.yaml", parse, [PLAN.encode(), TASKS.encode()], words)
-
-
-def sweep_results(folder: Path) -> Harness:
-    """Stored results of sweeps, as tables and text are made from them."""
-    from scripts.results_page import section
-
-    from tost.sweep import read_results
-
-    def parse(path: Path) -> None:
-        section(read_results(path), "Reached: {thin.accuracy.mean:.1f}.")
-
-    return one_file(folder / "results.json", parse, [_results(folder, PLAN), _results(folder, TASKS)])
-
-
-def _results(folder: Path, plan: str) -> bytes:
-    from tests.sweep.samples import leave
-    from tost.sweep import collect, expand, load_plan, write_results
-
-    file, out, stored = folder / "seed.yaml", folder / "seed-runs", folder / "seed.json"
-    file.write_text(plan)
-    loaded = load_plan(str(file))
-    runs = expand(loaded, [], out, name="seed")
-    for run in runs:
-        leave(run)
-    write_results(stored, collect("seed", loaded, [], runs))
-    return stored.read_bytes()
-
-
-def sweep_folder(folder: Path) -> Harness:
-    """Run folders, as a sweep reads them to go on and to gather results."""
-    from scripts.results_page import section
-
-    from tests.sweep.samples import leave
-    from tost.sweep import check_folders, collect, expand, load_plan, metric_problem, unfinished
-    from tost.sweep.runner import progress_of
-
-    file, out = folder / "plan.yaml", folder / "out"
-    file.write_text(PLAN.replace("seeds: [0, 1]", "seeds: [0]"))
-    plan = load_plan(str(file))
-    runs = expand(plan, [], out, name="plan")
-    for run in runs:
-        leave(run)
-    first = runs[0].folder
-    (first / "metrics.jsonl").write_text('{"kind": "step", "step": 3, "loss": 0.5, "eta_seconds": 1.5}\n')
-    (first / "start.json").write_text('{"path": "x", "sha256": "00", "loaded": 3, "fresh": ["head.weight"]}\n')
-
-    def parse(_: Path) -> None:
-        progress_of(runs[0])
-        unfinished(runs, runs)
-        results = collect("plan", plan, [], runs)
-        if not metric_problem(results):
-            section(json.loads(json.dumps(results, allow_nan=False)))
-        check_folders(runs)
-
-    names = ("summary.json", "env.json", "start.json", "metrics.jsonl", "log.txt", "config.yaml")
-    return one_of_many(first, names, parse)
 
 
 @dataclass

@@ -9,8 +9,7 @@ from fuzz import images, parts, settings, texts, weights
 from fuzz.harness import Harness
 
 _MAKERS: tuple[Callable[[Path], Harness], ...] = (
-    *(settings.config, settings.overrides, settings.sweep_plan, settings.sweep_results, settings.sweep_folder),
-    *(settings.bench, settings.report),
+    *(settings.config, settings.overrides, settings.bench, settings.report),
     *(weights.safetensors, weights.model_folder, weights.resume, weights.state_file, weights.official),
     *(weights.tokenizer, texts.tokens, texts.documents),
     *(images.image, images.tar, images.parquet, images.idx, images.cifar, images.labels, images.matlab),

@@ -5,11 +5,11 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-__all__ = ["MEASUREMENTS", "ROOT", "newest", "update_page", "usable"]
+__all__ = ["MEASUREMENTS", "ROOT", "newest", "update_page", "updated", "usable"]
 
 ROOT = Path(__file__).resolve().parents[1]
 MEASUREMENTS = ROOT / "benchmarks" / "results"
@@ -30,6 +30,26 @@ def usable(theme: str, folder: Path = MEASUREMENTS) -> dict[Path, dict[str, Any]
     """
     found = {path: json.loads(path.read_text()) for path in sorted(folder.glob(f"{theme}_*.json"))}
     return {path: result for path, result in found.items() if result.get("complete", True) and result["gate"]["passed"]}
+
+
+def updated(page: str, blocks: Mapping[str, str]) -> str:
+    """Return the text of a page with the text between each pair of markers made anew.
+
+    Args:
+        page: Old text. ``<!-- NAME:start -->`` and ``<!-- NAME:end -->`` enclose each block.
+        blocks: New text of the blocks, by name.
+
+    Raises:
+        SystemExit: Markers are missing, repeated or in the wrong order.
+    """
+    for name, text in blocks.items():
+        first, last = f"<!-- {name}:start -->", f"<!-- {name}:end -->"
+        before, start, rest = page.partition(first)
+        _, end, after = rest.partition(last)
+        if not start or not end or first in after or last in before + after:
+            raise SystemExit(f"the page needs exactly one {first} and, below it, one {last}")
+        page = f"{before}{first}\n{text}\n{last}{after}"
+    return page
 
 
 def update_page(

@@ -1,4 +1,4 @@
-"""Draws the pictures of docs/look-inside.md and docs/gallery.md anew, from a finished demonstration and the box.
+"""Draws the pictures of docs/look-inside.md anew, from a finished demonstration and the box.
 
 make demo
 python scripts/update_pictures.py demo/runs/bytes-tost

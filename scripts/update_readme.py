@@ -1,4 +1,4 @@
-"""Fills the tables of README, front page and operator page, and the plots of README and docs, from stored measurements.
+"""Fills the tables of speed in README, front page and operator page, and copies plots, from stored measurements.
 
 No number is typed by hand.
 
@@ -15,18 +15,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from page_file import MEASUREMENTS, ROOT, newest, usable
-from results_page import fill
+from page_file import MEASUREMENTS, ROOT, newest, updated, usable
 
-from tost.sweep import read_results
-
-__all__ = ["main", "render_blocks", "render_losses", "render_speed", "stored", "updated"]
+__all__ = ["main", "render_blocks", "render_speed", "stored", "updated"]
 
 README = ROOT / "README.md"
 FRONT = ROOT / "docs" / "index.md"
 OPERATOR = ROOT / "docs" / "operator.md"
 IMAGES = ROOT / "docs" / "img"
-RESULTS = ROOT / "results"
 # Four rows of the stored measurement are enough for a first impression: operator and number of tokens.
 SPEED_ROWS = (("tssa", 1024), ("tssa", 10_240), ("tssa", 65_536), ("causal_tssa", 8192))
 SPEED_COLUMNS = {
@@ -37,30 +33,6 @@ SPEED_COLUMNS = {
 }
 BLOCK_SIZE = 8
 PASSES = {"fwd": "forward", "fwd+bwd": "with backward"}
-# The sweep of each text, and what the table calls its arms.
-TEXTS = {
-    "Shakespeare": "language_long_shakespeare",
-    "WikiText-2 bytes": "language_long_wikitext",
-    "WikiText-2, 3x the steps": "language_longer_wikitext",
-}
-MIXERS = {
-    "none": "none",
-    "softmax": "softmax attention (GPT)",
-    "gated_delta": "Gated DeltaNet",
-    "mingru": "minGRU",
-    "gated_tssa": "token statistics about a gated mean (`tost_lm_*_plus2`)",
-}
-RECALL = """\
-| mixer | state, bytes | recalled |
-| --- | ---: | ---: |
-| none | {none.state_bytes:,} | {none.accuracy.mean:.1f} % |
-| TSSA as in the paper | {tssa.state_bytes:,} | {tssa.accuracy.mean:.1f} % |
-| S4D | {s4d.state_bytes:,} | {s4d.accuracy.mean:.1f} % |
-| TSSA in blocks of 16 features | {tssa_16.state_bytes:,} | {tssa_16.accuracy.mean:.1f} % |
-| TSSA in blocks of 32 features | {tssa_32.state_bytes:,} | {tssa_32.accuracy.mean:.1f} % |
-| linear attention | {linear.state_bytes:,} | {linear.accuracy.mean:.1f} % |
-| Gated DeltaNet | {gated_delta.state_bytes:,} | {gated_delta.accuracy.mean:.1f} % |
-| softmax attention | {softmax.state_bytes:,} | {softmax.accuracy.mean:.1f} % |"""
 
 
 def stored(theme: str, folder: Path = MEASUREMENTS) -> Path:
@@ -126,40 +98,8 @@ def render_blocks(folder: Path = MEASUREMENTS) -> str:
     return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
 
 
-def render_losses(sweeps: Mapping[str, Mapping[str, Any]]) -> str:
-    """Return a table of validation losses, from the results of a sweep for each text; "-" where an arm was not run."""
-    first = next(iter(sweeps.values()))["arms"]
-    lines = [f"| mixer | state, bytes | {' | '.join(f'loss, {text}' for text in sweeps)} |"]
-    lines += [f"| --- | ---: |{' ---: |' * len(sweeps)}"]
-    for arm, name in MIXERS.items():
-        found = [sweep["arms"].get(arm) for sweep in sweeps.values()]
-        losses = [f"{each['metrics']['loss']['mean']:.3f}" if each else "-" for each in found]
-        lines += [f"| {name} | {first[arm]['state_bytes']:,} | {' | '.join(losses)} |"]
-    return "\n".join(lines)
-
-
 def _three_digits(number: float) -> str:
     return f"{number:.1f}" if number < 100 else f"{number:,.0f}"
-
-
-def updated(page: str, blocks: Mapping[str, str]) -> str:
-    """Return the text of a page with the text between each pair of markers made anew.
-
-    Args:
-        page: Old text. ``<!-- NAME:start -->`` and ``<!-- NAME:end -->`` enclose each block.
-        blocks: New text of the blocks, by name.
-
-    Raises:
-        SystemExit: Markers are missing, repeated or in the wrong order.
-    """
-    for name, text in blocks.items():
-        first, last = f"<!-- {name}:start -->", f"<!-- {name}:end -->"
-        before, start, rest = page.partition(first)
-        _, end, after = rest.partition(last)
-        if not start or not end or first in after or last in before + after:
-            raise SystemExit(f"the page needs exactly one {first} and, below it, one {last}")
-        page = f"{before}{first}\n{text}\n{last}{after}"
-    return page
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -169,8 +109,6 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     speed, figures = stored("ops"), stored("attention")
     blocks = {"bench": render_speed(json.loads(speed.read_text()))}
-    blocks["result"] = render_losses({text: read_results(RESULTS / f"{name}.json") for text, name in TEXTS.items()})
-    blocks["recall"] = fill(RECALL, read_results(RESULTS / "probes_recall.json"))
     wanted = {
         **{page: updated(page.read_text(), blocks) for page in (README, FRONT)},
         OPERATOR: updated(OPERATOR.read_text(), {"blocks": render_blocks()}),

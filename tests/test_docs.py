@@ -182,15 +182,10 @@ def test_numbers_of_the_readme_and_measured_plots_are_generated():
     assert load_script("update_readme").main(["--check"]) == 0, "run `python scripts/update_readme.py`"
 
 
-def test_results_page_is_generated():
-    script = load_script("update_results")
-    assert (ROOT / "docs" / "results.md").read_text() == script.generate(), "run `python scripts/update_results.py`"
+def test_pages_of_research_are_generated():
+    from research.pages import update
 
-
-def test_page_of_the_papers_tables_is_generated():
-    script = load_script("update_paper_tables")
-    page = (ROOT / "docs" / "paper-tables.md").read_text()
-    assert page == script.generate(), "run `python scripts/update_paper_tables.py`"
+    assert update(check=True) == 0, "run `python -m research pages`"
 
 
 def test_the_times_of_the_explorer_are_those_that_are_stored(tmp_path):
@@ -274,15 +269,6 @@ def test_speed_is_shown_in_milliseconds_and_only_where_it_is_wanted(result):
     assert "| `tssa` | 384 / 8 | 65,536 | 1,234 |  |  |  |" in shown
     assert "4,096" not in shown
     assert "A CPU, 2 threads, torch 9.9, tost 0.0, 2001-02-03." in shown
-
-
-def test_losses_of_arms_that_a_sweep_does_not_have_are_left_open():
-    script = load_script("update_readme")
-    arms = {arm: {"state_bytes": 2048, "metrics": {"loss": {"mean": 1.25}}} for arm in script.MIXERS}
-    shown = script.render_losses({"a text": {"arms": arms}, "another": {"arms": {"none": arms["none"]}}}).splitlines()
-    assert shown[0] == "| mixer | state, bytes | loss, a text | loss, another |"
-    assert shown[2] == "| none | 2,048 | 1.250 | 1.250 |"
-    assert shown[3].endswith("| 2,048 | 1.250 | - |")
 
 
 def test_cost_of_blocks_has_a_column_for_each_machine_that_passed(result, tmp_path):

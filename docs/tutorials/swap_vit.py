@@ -150,4 +150,4 @@ for ax in axes:
 # [many copies](../which-tssa.md) have the softmax over the wrong axis.
 #
 # Next: [TSSA in a model that you have](../replace.md) lists the models that are known and what is lost with the scores;
-# [Results](../results.md) has larger images, where TSSA is behind softmax attention by a point or so at equal steps.
+# [Tried](../tried.md#images) has larger images, where TSSA is behind softmax attention by a point or so at equal steps.

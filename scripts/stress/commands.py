@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-import json
-import os
 import re
 import shutil
-import signal
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
-from compare import compare_runs
 from job import Job, Scenario
 from training import BYTES, TINY
-from victims import fork
 
 Command = Callable[[Path], list[str]]
 """Makes the command line that writes to a folder."""
@@ -138,111 +132,9 @@ def _listops(folder: Path) -> list[str]:
     return ["data", "prepare", "lra/listops", *options, "--out", str(folder / "result"), "--workers", "1"]
 
 
-class ForkedRun:
-    """A run of a sweep, forked instead of started anew; what `tost.sweep.runner.Process` asks for."""
-
-    def __init__(self, arguments: Sequence[str], output: Path) -> None:
-        output.parent.mkdir(parents=True, exist_ok=True)
-        self.pid = fork(arguments, output, {}, None)
-        self._code: int | None = None
-
-    def poll(self) -> int | None:
-        """Return the exit code, None while it runs."""
-        if self._code is None:
-            found, status = os.waitpid(self.pid, os.WNOHANG)
-            self._code = os.waitstatus_to_exitcode(status) if found else None
-        return self._code
-
-    def send_signal(self, sig: int) -> None:
-        """Send it a signal."""
-        os.kill(self.pid, sig)
-
-    def kill(self) -> None:
-        """End it at once."""
-        self.send_signal(signal.SIGKILL)
-
-    def wait(self) -> int:
-        """Wait until it has ended."""
-        while self.poll() is None:
-            time.sleep(0.01)
-        return self._code or 0
-
-
-def _fork_runs() -> None:
-    """Let a sweep fork its runs, which takes a tenth of the time."""
-    import tost.sweep
-    from tost.sweep.runs import OUTPUT
-
-    def start(run: Any, **settings: Any) -> ForkedRun:
-        return ForkedRun(run.arguments, run.folder / OUTPUT)
-
-    tost.sweep.start_process = start  # type: ignore[attr-defined,assignment]
-
-
-def _sweep(job: Job) -> None:
-    """Kill a sweep of two runs, with or without its runs, and repeat it."""
-    plan = job.folder / "plan.yaml"
-    arms = "arms:\n  small: {}\n  large: {set: [model.depth=2]}\n"
-    plan.write_text(
-        f"title: stress\nconfig: demo/digits\nseeds: [0]\nmetric: accuracy\nset: {json.dumps([*TINY])}\n{arms}"
-    )
-
-    def command(name: str) -> list[str]:
-        return ["sweep", str(plan), "--out", str(job.folder / name), "--jobs", "1"]
-
-    started = time.monotonic()
-    job.run(command("reference"), prepare=_fork_runs)
-    whole = time.monotonic() - started
-    while not job.done:
-        name = f"victim-{job.counts['compared']}"
-        while not job.done:
-            victim = job.start(command(name), prepare=_fork_runs)
-            victim.wait_for(lambda: False, job.chance.random() * 0.7 * whole)
-            if victim.poll() is not None:
-                job.expect(victim.poll() == 0, f"ended by itself: {victim.output[-2000:]}")
-                break
-            victim.kill(alone=job.chance.random() < 0.5)
-            job.counts["kills"] += 1
-            _wait_for_orphans(job, command(name))
-        job.run(command(name), prepare=_fork_runs)
-        for arm in ("small", "large"):
-            wrong = compare_runs(job.folder / "reference" / arm / "seed0", job.folder / name / arm / "seed0")
-            job.expect(not wrong, f"{arm}: {', '.join(wrong[:10])}")
-        job.counts["compared"] += 1
-        shutil.rmtree(job.folder / name)
-
-
-def _wait_for_orphans(job: Job, command: Sequence[str]) -> None:
-    """Wait until a run that has outlived its sweep has ended; until then a second sweep must be refused."""
-    lock = Path(command[3]) / ".lock"
-    if _is_locked(lock):
-        second = job.start(command, prepare=_fork_runs)
-        if second.wait() != 0:  # otherwise the run has ended meanwhile
-            job.expect_message(second, [2], "is at work in")
-    for _ in range(600):
-        if not _is_locked(lock):
-            return
-        time.sleep(0.1)
-    job.expect(False, "a run that has outlived its sweep does not end")
-
-
-def _is_locked(path: Path) -> bool:
-    import fcntl
-
-    if not path.exists():
-        return False
-    with path.open() as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
-    return False
-
-
 SCENARIOS = {
     "prepare-digits": killed_command("tost data prepare digits", _digits),
     "prepare-listops": killed_command("tost data prepare lra/listops", _listops),
-    "sweep": Scenario("tost sweep killed, alone or with its runs", _sweep, share=0.5),
     "report": killed_command("tost report", _report, model=True),
     "convert": killed_command("tost convert to a folder", _to_folder, model=True),
     "convert-official": killed_command("tost convert to a file of the authors' code", _to_file, model=True),

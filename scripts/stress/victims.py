@@ -27,12 +27,10 @@ def preload() -> None:
 
     import tost.cli._convert
     import tost.cli._generate
-    import tost.cli._sweep
     import tost.cli._train
     import tost.cli.look.report
     import tost.generation
     import tost.recipes.registry
-    import tost.sweep
     import tost.train.loop  # noqa: F401
     from tost.data.toy import digits, listops  # noqa: F401
 

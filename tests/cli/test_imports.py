@@ -9,10 +9,10 @@ import sys
 HEAVY = {"torch", "numpy", "rich", "matplotlib", "sklearn", "accelerate", "datasets", "tokenizers"}
 COMMANDS = [
     *([], ["--help"], ["--version"], ["info", "-h"], ["bench"], ["bench", "ops", "--help"], ["no-such-command"]),
-    *(["ls", "configs"], ["ls", "models", "--json"], ["ls", "data"], ["ls", "sweeps"]),
+    *(["ls", "configs"], ["ls", "models", "--json"], ["ls", "data"]),
     *(["cat", "demo/digits"], ["cat", "demo/stdlib_bytes", "nonsense"], ["validate", "demo/listops"]),
-    *(["cp", "demo/digits", "copy.yaml"], ["sweep", "vision_finetune"], ["generate", ".", "--prompt", ""]),
-    *([command, "--help"] for command in ("ls", "cat", "cp", "validate", "sweep", "generate", "convert")),
+    *(["cp", "demo/digits", "copy.yaml"], ["generate", ".", "--prompt", ""]),
+    *([command, "--help"] for command in ("ls", "cat", "cp", "validate", "generate", "convert")),
     *(["data"], ["data", "prepare", "-h"], ["data", "ls"], ["data", "ls", "text"]),
 ]
 # One process imports the program, and is forked for every command.

@@ -25,7 +25,6 @@ def test_help_lists_every_command(run):
         "cp",
         "validate",
         "train",
-        "sweep",
         "eval",
         "generate",
         "analyze",

@@ -12,7 +12,6 @@ from tost.data import build_data
 from tost.errors import ConfigError
 from tost.models import create_model
 from tost.recipes import get_task, list_configs, load_config
-from tost.sweep import expand, load_plan
 from tost.train.loop import fit
 from tost.train.optim import parameter_groups
 from tost.train.schedule import learning_rate
@@ -88,41 +87,6 @@ def test_shakespeare_is_the_setting_of_nanogpt():
     assert (longer.data.shape().length, longer.train.steps) == (256, 1000)
     same = load("small/shakespeare", "data.options.length=256", "train.steps=1000", "checkpoint.every=1000")
     assert longer.model_dump(exclude={"evaluate"}) == same.model_dump(exclude={"evaluate"})
-
-
-def parameters(plan, tmp_path):
-    """Parameters of every arm, learned positions included, as a run's summary counts them."""
-    runs = expand(load_plan(plan), ["data.path=somewhere"], tmp_path, name=plan)
-    return {run.arm: build(run.settings).num_parameters(positions=True) for run in runs}
-
-
-@pytest.mark.parametrize("plan", ["language_shakespeare", "language_shakespeare_256"])
-def test_no_variant_has_more_parameters_than_gpt(plan, tmp_path):
-    found = parameters(plan, tmp_path)
-    assert all(count <= found["gpt2"] for arm, count in found.items() if not arm.startswith("gpt2"))
-    assert load_plan(plan).mode == "min"
-    assert load_plan(plan).seeds_of("plus") == [0, 1, 2]
-    if plan == "language_shakespeare":
-        assert (found["gpt2"], found["tost"]) == (804_096, 675_088)
-
-
-def test_wikitext_arms_have_equal_parameters(tmp_path):
-    found = parameters("language_wikitext", tmp_path)
-    assert max(found.values()) / min(found.values()) < 1.01
-    assert found["plus"] <= found["gpt2"]
-    runs = expand(load_plan("language_wikitext"), ["data.path=somewhere"], tmp_path, name="language_wikitext")
-    assert len({(run.settings.train.steps, run.settings.train.batch_size) for run in runs}) == 1
-
-
-def test_options_are_tried_one_by_one(tmp_path):
-    plan = load_plan("language_options")
-    runs = {run.arm: run.settings.model.options for run in expand(plan, ["data.path=x"], tmp_path, name="options")}
-    chosen = ("conv_width", "gate", "forget", "count_scaled")
-    assert {name: runs["local"][name] for name in chosen} == dict(zip(chosen, (4, False, False, False), strict=True))
-    for arm, option in {"gate": "gate", "forget": "forget", "count": "count_scaled"}.items():
-        assert {key for key in runs[arm] if runs[arm][key] != runs["local"][key]} == {option}
-    for arm in ("no_local", "width3", "width8", "at_mlp", "at_both", "no_position", "waves", "scaled"):
-        assert len({key for key in runs[arm] if runs[arm][key] != runs["plus"][key]}) == 1, arm
 
 
 @pytest.mark.parametrize("name", ["small/shakespeare", "small/shakespeare_256", "small/wikitext2", "owt/tost_base"])

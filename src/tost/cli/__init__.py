@@ -27,7 +27,6 @@ COMMANDS = {
     "cp": ("tost.cli._configs:cp", "Copy a configuration to a file of your own."),
     "validate": ("tost.cli._validate:validate", "Check a configuration; list all problems, exit 2 if any."),
     "train": ("tost.cli._train:train", "Train a recipe."),
-    "sweep": ("tost.cli._sweep:sweep", "Train several settings and compare them in one table."),
     "eval": ("tost.cli._eval:evaluate", "Measure a trained model on its validation set."),
     "generate": ("tost.cli._generate:generate", "Continue a text with a trained language model."),
     "analyze": ("tost.cli.look.analyze:analyze", "Measure and draw what the layers of a trained model do."),

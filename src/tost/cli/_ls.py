@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from tost._plugins import Registry
 
 Entry = dict[str, str]
-Kind = Literal["tasks", "configs", "sweeps", "models", "mixers", "data", "ops", "analyses", "pretrained", "runs"]
+Kind = Literal["tasks", "configs", "models", "mixers", "data", "ops", "analyses", "pretrained", "runs"]
 """What can be listed."""
 
 
@@ -34,7 +34,7 @@ def ls(
     ] = "*",
     json: Annotated[bool, typer.Option("--json", help="Print one line of JSON instead.")] = False,
 ) -> None:
-    """List tasks, configurations, sweeps, models, mixers, data sets, operators, analyses, pretrained models or runs.
+    """List tasks, configurations, models, mixers, data sets, operators, analyses, pretrained models or runs.
 
     A table on a terminal; in a pipe one line per entry, its columns separated by tabs, the name first.
     """
@@ -88,7 +88,6 @@ def _ops(pattern: str) -> list[Entry]:
 _LISTS: dict[Kind, Callable[[str], list[Entry]]] = {
     "tasks": partial(_registered, "tost.recipes.registry:TASKS"),
     "configs": partial(_described, "tost.recipes:list_configs", "tost.recipes:config_summary"),
-    "sweeps": partial(_described, "tost.sweep:list_plans", "tost.sweep:plan_summary"),
     "models": partial(_registered, "tost.models.registry:MODELS"),
     "mixers": partial(_registered, "tost.models.mixers.registry:MIXERS"),
     "data": partial(_registered, "tost.data.registry:DATA_SETS"),
