@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from fuzz.harness import ROOT, Harness, one_file, one_of_many
 
@@ -57,25 +55,18 @@ def overrides(folder: Path) -> Harness:
     return Harness(parse, [seed.encode() for seed in seeds], [word.encode() for word in words])
 
 
-@dataclass
-class Numbers:
-    """What a benchmark measured."""
-
-    rows: list[dict[str, Any]] = field(default_factory=list)
 
 
 def bench(folder: Path) -> Harness:
-    """Measurements, as the page about runs shows them and as the benchmarks read them back."""
+    """Measurements, as the page about runs shows them."""
     from tests.report.folders import bench as ops
     from tests.report.folders import write_run
-    from tost.bench.harness.report import Report
     from tost.report import read_bench, read_runs, render
 
     runs = read_runs([write_run(folder / "run")])
 
     def parse(path: Path) -> None:
         render(runs, benchmarks={path.name: read_bench(path)})
-        Report.from_json(json.loads(path.read_bytes()), Numbers)
 
     stored = (ROOT / "benchmarks" / "results").glob("*.json")
     seeds = [json.dumps(ops()).encode(), *(path.read_bytes() for path in stored if path.stat().st_size < 20_000)]

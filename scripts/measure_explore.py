@@ -18,7 +18,6 @@ import signal
 import subprocess
 import sys
 import time
-from dataclasses import asdict
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -26,7 +25,7 @@ from typing import Any
 from playwright.sync_api import Page, sync_playwright
 
 from tost._io import write_json
-from tost.bench.harness.environment import describe_environment
+from tost.bench.harness import describe_environment
 
 TOKENS, REPEATS = 500, 15
 PROMISED = {"first_text": 10.0, "keystroke": 0.15, "image_maps": 1.0}
@@ -161,7 +160,7 @@ def main() -> None:
     for name, values in found.items():
         print(name, values)
     if options.out is not None:
-        write_json(options.out, {"tokens": TOKENS, "environment": asdict(environment), "times": found})
+        write_json(options.out, {"tokens": TOKENS, "environment": environment, "times": found})
 
 
 if __name__ == "__main__":

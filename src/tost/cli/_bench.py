@@ -1,126 +1,183 @@
-"""`tost bench`: measurements, shown only when the gate is green. All commands are made from their descriptions."""
+"""`tost bench`: measurements, shown only when the gate is green."""
 
 from __future__ import annotations
 
-import inspect
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
-from types import UnionType
-from typing import TYPE_CHECKING, Annotated, Any, get_args, get_origin
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tost.bench.harness.benchmark import Benchmark, Option, benchmarks, names, numbers, options_of, written
+from tost._text import integers
 from tost.cli import _console
+from tost.errors import ConfigError
 
 if TYPE_CHECKING:
-    from tost.bench.harness.measurement import Measurement
-    from tost.bench.harness.report import Report
+    from tost.bench.harness import Benchmark, Report
+
+app = typer.Typer(help="Measure speed and memory, if all results are right.", no_args_is_help=True)
+
+Op = StrEnum("Op", ["tssa", "causal_tssa"])
+Mode = StrEnum("Mode", {"FORWARD": "fwd", "BACKWARD": "fwd+bwd"})
+Dtype = StrEnum("Dtype", ["float32", "bfloat16", "float64"])
+Figure = StrEnum("Figure", ["alone", "tokens", "width", "large", "causal", "base"])
+Part = StrEnum("Part", ["prefill", "decode", "batch", "train"])
+Device = StrEnum("Device", ["auto", "cpu", "cuda"])
+
+Out = Annotated[Path | None, typer.Option(metavar="DIR", help="Write JSON, Markdown and pictures here.")]
+Json = Annotated[bool, typer.Option("--json", help="End with one line of JSON.")]
+Quick = Annotated[bool, typer.Option("--quick", help="Measure small sizes a few times, as a demonstration.")]
+Threads = Annotated[
+    int | None, typer.Option(min=1, metavar="N", help="Threads per operation.", show_default="torch's own")
+]
+Modes = Annotated[
+    list[Mode] | None, typer.Option(metavar="fwd|fwd+bwd", help="Pass; repeat for more.", show_default="both")
+]
+_STANDARD = "as the standard shapes"
 
 
-def build() -> typer.Typer:
-    """Return `tost bench` with one command for each benchmark."""
-    made = typer.Typer(help="Measure speed and memory, if all results are right.", no_args_is_help=True)
-    for benchmark in benchmarks():
-        made.command(benchmark.name)(_command(benchmark))
-    return made
+@app.command()
+def ops(
+    op: Annotated[
+        list[Op] | None,
+        typer.Option(metavar="tssa|causal_tssa", help="Operator; repeat for more.", show_default="all"),
+    ] = None,
+    mode: Modes = None,
+    tokens: Annotated[
+        str | None, typer.Option(metavar="N,N,...", help="Sequence lengths.", show_default=_STANDARD)
+    ] = None,
+    width: Annotated[int | None, typer.Option(metavar="N", min=1, help="Model width.", show_default=_STANDARD)] = None,
+    heads: Annotated[int | None, typer.Option(metavar="N", min=1, help="Heads.", show_default=_STANDARD)] = None,
+    batch: Annotated[int | None, typer.Option(metavar="N", min=1, help="Sequences.", show_default=_STANDARD)] = None,
+    dtype: Annotated[Dtype, typer.Option(help="Type of inputs and weights.")] = Dtype.float32,
+    block_size: Annotated[
+        int, typer.Option(metavar="N", min=1, help="Features in a block of our layer's statistics.")
+    ] = 1,
+    repeats: Annotated[int, typer.Option(metavar="N", min=3, help="Least timed runs.")] = 30,
+    compile: Annotated[bool, typer.Option(help="Include torch.compile of the paper's listing.")] = True,
+    quick: Quick = False,
+    threads: Threads = None,
+    out: Out = None,
+    json: Json = False,
+) -> None:
+    """Time our attention layers against their projections, the paper's code and others."""
+    from tost.bench import ops as bench
+
+    benchmark = bench.Ops(
+        op=tuple(op or bench.OPS),
+        mode=tuple(mode or bench.MODES),
+        tokens=None if tokens is None else _numbers(tokens),
+        width=width,
+        heads=heads,
+        batch=batch,
+        dtype=dtype,
+        block_size=block_size,
+        repeats=repeats,
+        compile=compile,
+        quick=quick,
+    )
+    _run(benchmark, threads, out, json)
 
 
-def _command(benchmark: Benchmark) -> Callable[..., None]:
-    """Return the function that typer makes a command of: its parameters are the options of the benchmark."""
-    options = options_of(benchmark.scale)
+@app.command()
+def attention(
+    figure: Annotated[
+        list[Figure] | None,
+        typer.Option(metavar="|".join(Figure), help="Figure; repeat for more.", show_default="all"),
+    ] = None,
+    device: Annotated[Device, typer.Option(help="Where; auto takes a GPU if there is one.")] = Device.auto,
+    limit_seconds: Annotated[float, typer.Option(metavar="S", min=0, help="Skip slower passes.")] = 60.0,
+    limit_gb: Annotated[
+        float | None,
+        typer.Option(metavar="GB", min=0, help="Skip passes that need more.", show_default="3/4 of the free memory"),
+    ] = None,
+    minutes: Annotated[float, typer.Option(metavar="M", min=0, help="Start no point after this long.")] = 26.0,
+    quick: Quick = False,
+    threads: Threads = None,
+    out: Out = None,
+    json: Json = False,
+) -> None:
+    """Time ToST, ViT, CRATE, XCiT and GPT-2 attention by size, with memory and roofline."""
+    from tost.bench import attention as bench
 
-    def command(**given: Any) -> None:
-        out, json, threads, quick = (given.pop(name, None) for name in ("out", "json", "threads", "quick"))
-        chosen = {name: _value(name, *options[name], value) for name, value in given.items() if value not in (None, [])}
-        scale = benchmark.make_scale(quick=bool(quick), **chosen)
-        theme = benchmark.theme(scale, quick=bool(quick))
-        with _terminating_interrupts():
-            _run(benchmark, scale, theme=theme, threads=threads, out=out, json=json)
-
-    parameters = [_parameter(benchmark, name, kind, option) for name, (kind, option) in options.items()]
-    parameters += _common(benchmark)
-    command.__doc__ = benchmark.help
-    command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    return command
-
-
-def _parameter(benchmark: Benchmark, name: str, kind: Any, option: Option) -> inspect.Parameter:
-    """Return an option of a benchmark as a parameter."""
-    reads = option.reads or _reads(_given(kind), option)
-    default, shown = _default(benchmark, name, option)
-    details: dict[str, Any] = {"help": option.help, "show_default": shown, "min": option.least}
-    if option.argument:
-        made = typer.Argument(**details)
-    else:
-        element = get_args(reads)[0] if get_origin(reads) is list else reads
-        choices = "|".join(element) if isinstance(element, type) and issubclass(element, StrEnum) else None
-        flag = option.flag or name.replace("_", "-")
-        flags = f"--{flag}/--no-{flag}" if reads is bool else f"--{flag}"
-        made = typer.Option(flags, metavar=choices or option.metavar or None, **details)
-    return _keyword(name, Annotated[reads | None, made], default)
+    benchmark = bench.Attention(
+        figure=tuple(figure or bench.FIGURES),
+        device=device,
+        limit_seconds=limit_seconds,
+        limit_bytes=None if limit_gb is None else int(1e9 * limit_gb),
+        total_seconds=60 * minutes,
+        quick=quick,
+    )
+    _run(benchmark, threads, out, json)
 
 
-def _default(benchmark: Benchmark, name: str, option: Option) -> tuple[Any, str | bool]:
-    """Return the default of an option, and how it is shown. None stands for that of the scale."""
-    standard = getattr(benchmark.scale(), name)
-    quick = getattr(benchmark.make_scale(quick=True), name) if benchmark.has_quick else standard
-    if option.default or standard in (None, ()):
-        return None, option.default or False
-    if isinstance(standard, tuple | dict):
-        return None, written(standard)
-    if quick == standard:
-        return standard, True
-    return None, name if standard is True else f"{written(standard)}, with --quick {written(quick)}"
+@app.command()
+def model(
+    models: Annotated[
+        list[str] | None,
+        typer.Argument(
+            help="Registered image models; the first is compared with the others.",
+            show_default="ToST, ViT and XCiT of the small size",
+        ),
+    ] = None,
+    size: Annotated[
+        str, typer.Option(metavar="PX:B,...", help="Image sizes with images per batch.")
+    ] = "224:8,512:2,1024:1",
+    mode: Modes = None,
+    repeats: Annotated[int, typer.Option(metavar="N", min=3, help="Timed passes of each model.")] = 11,
+    memory: Annotated[bool, typer.Option(help="Measure peak memory too, in one process each.")] = True,
+    threads: Threads = None,
+    out: Out = None,
+    json: Json = False,
+) -> None:
+    """Time whole image models against each other, and measure their memory."""
+    try:
+        sizes = {int(px): int(batch) for px, _, batch in (part.partition(":") for part in size.split(","))}
+    except ValueError:
+        raise ConfigError(
+            f"{size!r} is not a list of sizes with batches; write for example --size 224:8,512:2."
+        ) from None
+    from tost.bench import model as bench
+    from tost.bench.ops import MODES
+
+    names = tuple(models or bench.STANDARD_MODELS)
+    benchmark = bench.Models(models=names, size=sizes, mode=tuple(mode or MODES), repeats=repeats, memory=memory)
+    _run(benchmark, threads, out, json)
 
 
-def _reads(kind: Any, option: Option) -> Any:
-    """Return what the command line reads for a field of some type."""
-    if get_origin(kind) is tuple:
-        element = get_args(kind)[0]
-        return list[element] if option.argument or issubclass(element, StrEnum) else str  # type: ignore[valid-type]
-    return kind
+@app.command()
+def generate(
+    part: Annotated[
+        list[Part] | None, typer.Option(metavar="|".join(Part), help="Part; repeat for more.", show_default="all")
+    ] = None,
+    repeats: Annotated[int, typer.Option(metavar="N", min=3, help="Timed tokens of each.")] = 40,
+    rounds: Annotated[int, typer.Option(metavar="N", min=1, help="Timed prompts and steps.")] = 2,
+    quick: Quick = False,
+    threads: Threads = None,
+    out: Out = None,
+    json: Json = False,
+) -> None:
+    """Time language models: a token by context, batches, prompts, training steps, beside GPT-2."""
+    from tost.bench import generate as bench
+
+    _run(
+        bench.Generate(part=tuple(part or bench.PARTS), repeats=repeats, rounds=rounds, quick=quick), threads, out, json
+    )
 
 
-def _given(kind: Any) -> Any:
-    """Return a type without None."""
-    parts = [part for part in get_args(kind) if part is not type(None)]
-    return parts[0] if isinstance(kind, UnionType) else kind
-
-
-def _common(benchmark: Benchmark) -> list[inspect.Parameter]:
-    threads = typer.Option(min=1, metavar="N", help="Threads per operation.", show_default="torch's own")
-    out = typer.Option(metavar="DIR", help=f"Write {benchmark.files} here.")
-    parameters = [_keyword("threads", Annotated[int | None, threads], None)]
-    if benchmark.has_quick:
-        explained = inspect.getdoc(benchmark.scale.quick)  # type: ignore[attr-defined]
-        parameters.append(_keyword("quick", Annotated[bool, typer.Option("--quick", help=explained)], False))
-    parameters.append(_keyword("out", Annotated[Path | None, out], None))
-    json = typer.Option("--json", help="End with one line of JSON.")
-    return [*parameters, _keyword("json", Annotated[bool, json], False)]
-
-
-def _keyword(name: str, annotation: Any, default: Any) -> inspect.Parameter:
-    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
-
-
-def _value(name: str, kind: Any, option: Option, given: Any) -> Any:
-    """Return the value of a field from what the command line read."""
-    if option.convert:
-        return option.convert(given)
-    if get_origin(_given(kind)) is tuple:
-        if isinstance(given, list):
-            return tuple(given)
-        return numbers(given, option.flag or name) if get_args(_given(kind))[0] is int else names(given)
-    return given
+def _numbers(text: str) -> tuple[int, ...]:
+    found = integers(text)
+    if found is None or min(found) < 1:
+        raise ConfigError(f"{text!r} is not a list of lengths; write for example --tokens 1024,4096.")
+    return found
 
 
 @contextmanager
 def _terminating_interrupts() -> Iterator[None]:
-    """Let SIGTERM do what Ctrl-C does: end the processes that a measurement has started, and keep what is finished."""
+    """Treat SIGTERM as Ctrl-C: end the processes that a measurement has started, and keep the finished cases."""
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         yield
@@ -128,79 +185,69 @@ def _terminating_interrupts() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-def _run(benchmark: Benchmark, scale: Any, *, theme: str, threads: int | None, out: Path | None, json: bool) -> None:
+def _run(benchmark: Benchmark, threads: int | None, out: Path | None, json: bool) -> None:
     """Pass the gate, measure, show and write."""
     import torch
 
-    from tost.bench.harness.plot import require_matplotlib
+    from tost.bench.plot import require_matplotlib
 
     if threads:
         torch.set_num_threads(threads)
-    try:
-        measurement = benchmark.start(scale)
-        if out and measurement.draws:  # fails now if pictures could not be drawn later
-            require_matplotlib()
-        with _console.progress() as progress:
-            progress.note(f"gate: comparing {measurement.checked}")
-            report = measurement.open_report(theme)
-    except KeyboardInterrupt:
-        _console.log("interrupted before anything was measured; nothing was kept")
-        raise typer.Exit(130) from None
-    finished = _measure(measurement, report, out) if report.gate.passed else 0
-    _show(measurement, report)
+    if out and benchmark.draws:
+        require_matplotlib()
+    with _terminating_interrupts():
+        try:
+            with _console.progress() as progress:
+                progress.note(f"gate: comparing {benchmark.checked}")
+                report = benchmark.open_report()
+        except KeyboardInterrupt:
+            _console.log("interrupted before anything was measured; nothing was kept")
+            raise typer.Exit(130) from None
+        _console.log(report.headline)
+        finished = _measure(benchmark, report, out) if report.gate.passed else 0
+    _console.show(f"machine  {report.headline}")
+    for check in report.gate.failures:
+        _console.show(f"  {check}")
     if not report.gate.passed:
         _console.log("the gate is red: an implementation is wrong, so no speed was measured")
-    paths = measurement.write(report, out) if out and report.gate.passed else []
-    for path in paths:
-        _console.log(f"wrote {path}")
-    if report.gate.passed and not report.complete:
-        where = f"in {paths[0]}" if paths else "above, but in no file (there was no --out)"
-        _console.log(f"interrupted: {finished} of {measurement.steps} cases are kept {where}")
+    else:
+        _console.show()
+        for table in benchmark.tables(report.results):
+            _console.print_table(table)
+            for note in table.notes:
+                _console.log(note)
+        for sentence in benchmark.findings(report.results):
+            _console.show(sentence)
+        paths = report.write(out) if out else []
+        for path in paths:
+            _console.log(f"wrote {path}")
+        if not report.complete:
+            where = f"in {paths[0]}" if paths else "above, but in no file (there was no --out)"
+            _console.log(f"interrupted: {finished} of {benchmark.steps} cases are kept {where}")
     if json:
         _console.show_json(report.to_json())
     if not report.complete:
         raise typer.Exit(130 if report.gate.passed else 1)
 
 
-def _measure(measurement: Measurement[Any, Any], report: Report[Any], out: Path | None) -> int:
+def _measure(benchmark: Benchmark, report: Report, out: Path | None) -> int:
     """Fill the report and keep it on disk while it grows; an interrupt ends the measurement, not the program.
 
     Returns:
-        How many cases are finished.
+        The number of finished cases.
     """
-    _console.log(report.headline)
-    load, cores = report.environment.load, report.environment.cores
+    load, cores = report.environment["load"], report.environment["cores"]
     if load is not None and load > 0.5 * cores:
         _console.log(f"warning: the machine is busy (load {load} on {cores} cores), so expect wide quartiles")
     finished = 0
-    with _console.progress(measurement.steps) as steps:
+    with _console.progress(benchmark.steps) as steps:
         try:
-            for summary in measurement.measure(report.results, steps.start):
+            for summary in benchmark.measure(report.results, steps.start):
                 steps.finish(summary)
                 finished += 1
                 if out:
-                    measurement.write(report, out)
+                    report.write(out)
             report.complete = True
         except KeyboardInterrupt:
             pass
     return finished
-
-
-def _show(measurement: Measurement[Any, Any], report: Report[Any]) -> None:
-    _console.show(f"machine  {report.headline}")
-    for check in report.gate.failures:
-        _console.show(f"  {check.message}")
-    _console.show()
-    if not report.gate.passed:
-        for sentence in measurement.regrets(report.gate):
-            _console.show(sentence)
-        return
-    for table in measurement.tables(report.results):
-        _console.print_table(table)
-        for note in table.notes:
-            _console.log(note)
-    for sentence in measurement.findings(report.results):
-        _console.show(sentence)
-
-
-app = build()

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import importlib.util
 import io
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tost.errors import ConfigError
 
@@ -21,9 +21,8 @@ if TYPE_CHECKING:
 _WIDE_SCALE = 300  # a scale that spans more than this shows powers of ten only
 
 
-@dataclass(frozen=True)
-class Style:
-    """How a contender is drawn."""
+class Style(NamedTuple):
+    """Label, colour, marker and dashes of a contender."""
 
     label: str
     color: str
@@ -40,7 +39,6 @@ class Line:
         points: Sizes and values, ascending.
         quartiles: Lower and upper ends of error bars, if any.
         bold: Thick and in front, for the subject of the comparison.
-        thin: Without markers and behind the others.
         end: Text at the last point.
     """
 
@@ -48,7 +46,6 @@ class Line:
     points: Sequence[tuple[int, float]]
     quartiles: Sequence[tuple[float, float]] = ()
     bold: bool = False
-    thin: bool = False
     end: str = ""
 
 
@@ -61,35 +58,18 @@ class Panel:
         lines: What is drawn.
         sizes: Ticks of the horizontal axis.
         level: Label of a dashed line at 1; empty for none.
-        ticks: Where the vertical axis may have ticks; empty for 1, 2 and 5 in every decade.
-        unit: Stands after the numbers of the vertical axis.
+        unit: Suffix of the numbers of the vertical axis.
     """
 
     title: str
     lines: Sequence[Line]
     sizes: Sequence[int]
     level: str = ""
-    ticks: Sequence[float] = field(default_factory=tuple)
     unit: str = ""
 
 
-def lines_of(styles: Mapping[str, Style], points: Iterable[tuple[str, int, float | None]], *, bold: str) -> list[Line]:
-    """Return the lines of contenders in the order of their styles.
-
-    Args:
-        styles: How each is drawn, by name.
-        points: Names, sizes and values; missing values and zeros are left out.
-        bold: Name of the subject.
-    """
-    found: dict[str, list[tuple[int, float]]] = {name: [] for name in styles}
-    for name, size, value in points:
-        if value and name in found:
-            found[name].append((size, value))
-    return [Line(style=styles[name], points=sorted(line), bold=name == bold) for name, line in found.items() if line]
-
-
 def require_matplotlib() -> None:
-    """Fail early, before anything is measured, if the plot cannot be drawn later.
+    """Fail before anything is measured if pictures could not be drawn later.
 
     Raises:
         ConfigError: matplotlib is not installed.
@@ -101,30 +81,14 @@ def require_matplotlib() -> None:
         )
 
 
-def draw(
-    panels: Sequence[Panel],
-    *,
-    below: Sequence[str],
-    beside: str = "",
-    legend_columns: int = 4,
-    image_format: str = "svg",
-) -> bytes:
-    """Draw panels in two columns with one legend.
+def draw(panels: Sequence[Panel], *, below: Sequence[str], beside: str = "") -> bytes:
+    """Draw panels in two columns with one legend, as SVG; the same bytes for the same panels.
 
     Args:
         panels: What to draw.
         below: Lines below the picture: the horizontal axis, remarks, the machine.
         beside: Label of all vertical axes.
-        legend_columns: Labels side by side.
-        image_format: Any format that matplotlib writes, such as ``svg`` or ``png``.
-
-    Returns:
-        The content of the image file; as ``svg``, the same bytes for the same panels.
-
-    Raises:
-        ConfigError: matplotlib is not installed.
     """
-    require_matplotlib()
     import matplotlib
     from matplotlib.figure import Figure
 
@@ -139,14 +103,11 @@ def draw(
             handles = dict(zip(*reversed(axes.get_legend_handles_labels()), strict=True)) | handles
         for axes in grid[len(panels) :]:
             axes.set_visible(False)
-        figure.legend(
-            list(handles.values()), list(handles), loc="outside upper center", ncols=legend_columns, frameon=False
-        )
+        figure.legend(list(handles.values()), list(handles), loc="outside upper center", ncols=4, frameon=False)
         figure.supxlabel("\n".join(below), fontsize=9)
         figure.supylabel(beside, fontsize=10)
-        # The time of its making would make every file different.
-        buffer, metadata = io.BytesIO(), {"Date": None} if image_format == "svg" else None
-        figure.savefig(buffer, format=image_format, metadata=metadata, dpi=120)
+        buffer = io.BytesIO()
+        figure.savefig(buffer, format="svg", metadata={"Date": None})  # a date would make every file different
     return buffer.getvalue()
 
 
@@ -154,7 +115,23 @@ def _draw_panel(axes: Axes, panel: Panel) -> None:
     if panel.level:
         axes.axhline(1, color="0.45", linestyle="--", linewidth=1.2, label=panel.level)
     for line in panel.lines:
-        _draw_line(axes, line)
+        sizes, values = zip(*line.points, strict=True)
+        ends = [
+            (value - lower, upper - value)
+            for value, (lower, upper) in zip(values, line.quartiles, strict=bool(line.quartiles))
+        ]
+        label, color, marker, dashes = line.style
+        look: dict[str, Any] = {"color": color, "linestyle": dashes, "marker": marker, "markersize": 5, "capsize": 2}
+        look |= {"linewidth": 2.6, "zorder": 3} if line.bold else {"linewidth": 1.5, "zorder": 2}
+        axes.errorbar(sizes, values, yerr=[*zip(*ends, strict=True)] or None, label=label, **look)
+        if line.end:
+            box = {
+                "facecolor": "white",
+                "edgecolor": "none",
+                "pad": 1,
+            }  # keeps a dashed line from striking the text out
+            place: dict[str, Any] = {"xytext": (8, 0), "textcoords": "offset points", "va": "center"}
+            axes.annotate(line.end, line.points[-1], fontsize=9, color=color, bbox=box, **place)
     axes.set_title(panel.title, fontsize=10)
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
@@ -162,27 +139,9 @@ def _draw_panel(axes: Axes, panel: Panel) -> None:
         axes.margins(x=0.12)  # room for the texts at the ends
     low, high = axes.get_ylim()
     steps = (1,) if high / low > _WIDE_SCALE else (1, 2, 5)
-    ticks = panel.ticks or [step * 10.0**power for power in range(-6, 9) for step in steps]
-    shown = [tick for tick in ticks if low <= tick <= high]
+    shown = [step * 10.0**power for power in range(-6, 9) for step in steps if low <= step * 10.0**power <= high]
     axes.set_yticks(shown, [f"{tick:,g}{panel.unit}" for tick in shown])
     axes.minorticks_off()
     axes.set_xticks(panel.sizes, [f"{size:,}" for size in panel.sizes], rotation=30 if len(panel.sizes) > 4 else 0)
     axes.grid(axis="y", color="0.9")
     axes.spines[["top", "right"]].set_visible(False)
-
-
-def _draw_line(axes: Axes, line: Line) -> None:
-    style = line.style
-    sizes, values = zip(*line.points, strict=True)
-    ends = [
-        (value - lower, upper - value)
-        for value, (lower, upper) in zip(values, line.quartiles, strict=bool(line.quartiles))
-    ]
-    width, order = (2.6, 3) if line.bold else (1.3, 1) if line.thin else (1.5, 2)
-    marks: dict[str, Any] = {"marker": "" if line.thin else style.marker, "markersize": 5, "capsize": 2}
-    look: dict[str, Any] = {"color": style.color, "linestyle": style.dashes, "linewidth": width, "zorder": order}
-    axes.errorbar(sizes, values, yerr=[*zip(*ends, strict=True)] or None, label=style.label, **marks, **look)
-    if line.end:
-        box = {"facecolor": "white", "edgecolor": "none", "pad": 1}  # a dashed line must not strike the text out
-        place: dict[str, Any] = {"xytext": (8, 0), "textcoords": "offset points", "va": "center"}
-        axes.annotate(line.end, line.points[-1], fontsize=9, color=style.color, bbox=box, **place)

@@ -1,1 +1,0 @@
-"""Attention layers side by side: the efficiency figures of the paper."""

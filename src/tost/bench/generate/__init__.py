@@ -1,1 +1,0 @@
-"""Language models: decoding, prompts and training steps."""

@@ -1,1 +1,0 @@
-"""What all benchmarks share: gate, timing, memory, environment and result files."""

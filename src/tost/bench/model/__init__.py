@@ -1,1 +1,0 @@
-"""Whole image models side by side."""

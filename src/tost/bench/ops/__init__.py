@@ -1,1 +1,0 @@
-"""The operators against the matrix products they contain."""
