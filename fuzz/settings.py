@@ -55,8 +55,6 @@ def overrides(folder: Path) -> Harness:
     return Harness(parse, [seed.encode() for seed in seeds], [word.encode() for word in words])
 
 
-
-
 def bench(folder: Path) -> Harness:
     """Measurements, as the page about runs shows them."""
     from tests.report.folders import bench as ops
