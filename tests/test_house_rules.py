@@ -28,7 +28,7 @@ BRITISH_S = re.compile(
 )
 # Old names that are read, and a typo that a test makes on purpose.
 SPELLED_OTHERWISE = {
-    "src/tost/train/config/upgrade.py": "regularise",
+    "src/tost/train/config/files.py": "regularise",
     "tests/regression/make_run.py": "regularise",
     "tests/data/text/test_errors.py": "tokeniser",
 }

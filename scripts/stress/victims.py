@@ -30,8 +30,8 @@ def preload() -> None:
     import tost.cli._train
     import tost.cli.look.report
     import tost.generation
-    import tost.recipes.registry
-    import tost.train.loop  # noqa: F401
+    import tost.train.loop
+    import tost.train.registry  # noqa: F401
     from tost.data.toy import digits, listops  # noqa: F401
 
 

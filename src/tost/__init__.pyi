@@ -36,7 +36,7 @@ from tost.ops import causal_tssa_with_state as causal_tssa_with_state
 from tost.ops import membership as membership
 from tost.ops import tssa as tssa
 from tost.pretrained import load_pretrained as load_pretrained
-from tost.recipes.registry import register_task as register_task
 from tost.train.checkpoint.model import load_model as load_model
+from tost.train.registry import register_task as register_task
 
 __version__: str

@@ -14,13 +14,10 @@ from tost.errors import ConfigError
 from tost.models import list_models
 from tost.recipes import find_config, get_task, list_configs, list_tasks, load_config, task_spec
 
-SOURCE = Path(recipes.__file__).parent
 DEMOS = ["demo/digits", "demo/listops", "demo/stdlib_bytes"]
 
 
-def test_recipes_are_those_that_have_a_file():
-    files = sorted(path.stem for path in SOURCE.glob("*.py") if path.stem not in ("__init__", "registry"))
-    assert list_tasks() == files
+def test_tasks_are_listed():
     assert list_tasks("lang*") == ["language_modeling"]
 
 
@@ -92,7 +89,7 @@ def test_recipe_model_and_data_have_to_fit():
 
 
 def test_sections_of_other_recipes_are_not_ignored():
-    with pytest.raises(ConfigError, match=r"regularize \(command line\): label_smoothing, mixup given, but the recipe"):
+    with pytest.raises(ConfigError, match=r"regularize.mixup \(command line\): 0.8 given, but the recipe"):
         load_config("demo/digits", ["regularize.mixup=0.8", "regularize.label_smoothing=0.1"])
     assert load_config("demo/digits", ["regularize.mixup=0"])
 

@@ -9,9 +9,9 @@ from torch import nn
 import tost
 from tost import _env
 from tost.errors import ConfigError
-from tost.recipes import get_task, list_tasks, load_config, registry, task_spec
+from tost.recipes import get_task, list_tasks, load_config, task_spec
 from tost.recipes.classification import Classification
-from tost.train import BatchResult, Task
+from tost.train import BatchResult, Task, registry
 
 
 @pytest.fixture(autouse=True)

@@ -13,7 +13,7 @@ from tost.errors import CheckpointError, ConfigError
 from tost.recipes import get_task
 from tost.train.checkpoint.files import resolve_checkpoint, write_manifest
 from tost.train.config import load_config
-from tost.train.config.upgrade import FORMAT
+from tost.train.config.files import FORMAT
 from tost.train.evaluate.metrics import evaluate_checkpoint
 
 

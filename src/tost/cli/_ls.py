@@ -86,7 +86,7 @@ def _ops(pattern: str) -> list[Entry]:
 
 # What is listed is imported when it is asked for.
 _LISTS: dict[Kind, Callable[[str], list[Entry]]] = {
-    "tasks": partial(_registered, "tost.recipes.registry:TASKS"),
+    "tasks": partial(_registered, "tost.train.registry:TASKS"),
     "configs": partial(_described, "tost.recipes:list_configs", "tost.recipes:config_summary"),
     "models": partial(_registered, "tost.models.registry:MODELS"),
     "mixers": partial(_registered, "tost.models.mixers.registry:MIXERS"),

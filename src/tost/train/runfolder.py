@@ -32,7 +32,7 @@ from tost.ops import native_info
 from tost.train.checkpoint.files import CheckpointStore, resolve_checkpoint
 from tost.train.checkpoint.initial import InitialWeights
 from tost.train.config import RunConfig, config_hash, dump_config
-from tost.train.config.upgrade import FORMAT, read_run_document
+from tost.train.config.files import FORMAT, read_run_document
 
 LOCK = ".lock"
 STALE_SECONDS = 600

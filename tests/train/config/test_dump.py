@@ -45,10 +45,11 @@ def configs(draw) -> RunConfig:
             ]
         )
     )
+    task = "language_modeling" if data.name == "stdlib_bytes" else "classification"
     name = {"digits": "lra_image", "listops": "lra_listops", "stdlib_bytes": "tost_lm_base"}[data.name]
     options = {"dropout": draw(st.floats(0, 0.999)), "backend": draw(st.sampled_from(["auto", "torch"]))}
     return config(
-        recipe=draw(st.text(min_size=1)),
+        recipe=task,
         model=ModelConfig(name=name, options=options),
         data=data,
         train=TrainConfig(

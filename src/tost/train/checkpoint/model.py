@@ -32,7 +32,7 @@ from tost.train.checkpoint.files import (
     save_tensors,
     write_manifest,
 )
-from tost.train.config.upgrade import read_run_document
+from tost.train.config.files import read_run_document
 
 DESCRIPTION = "model.json"
 AVERAGES = "ema.safetensors"

@@ -27,7 +27,7 @@ from tost.errors import CheckpointError, StorageError, TostError
 from tost.models.renamed import current_names
 from tost.train.checkpoint import files
 from tost.train.checkpoint.files import CheckpointStore, load_tensors, save_tensors
-from tost.train.config.upgrade import FORMAT, check_format
+from tost.train.config.files import FORMAT, check_format
 from tost.train.distributed import Distributed
 from tost.train.ema import WeightAverage
 

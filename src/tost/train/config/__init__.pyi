@@ -1,5 +1,8 @@
-from tost.train.config.dump import dump_config as dump_config
-from tost.train.config.read import load_config as load_config
+from tost.train.config.files import config_summary as config_summary
+from tost.train.config.files import dump_config as dump_config
+from tost.train.config.files import find_config as find_config
+from tost.train.config.files import list_configs as list_configs
+from tost.train.config.files import load_config as load_config
 from tost.train.config.schema import CheckpointConfig as CheckpointConfig
 from tost.train.config.schema import EvaluateConfig as EvaluateConfig
 from tost.train.config.schema import LogConfig as LogConfig

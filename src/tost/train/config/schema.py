@@ -7,13 +7,13 @@ import json
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, model_serializer, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_serializer, model_validator
 from pydantic_core import PydanticCustomError
 
 from tost._options import check_options, defaults_of, options_error
 from tost.data import DataOptions, find_data
 from tost.models import model_spec
-from tost.train.config.rules import RULES, broken_rules
+from tost.train.config.rules import broken_rules
 
 
 def _no_boolean(value: Any) -> Any:
@@ -228,14 +228,14 @@ class RunConfig(_Section):
     parallel: ParallelConfig = _key(ParallelConfig(), "sharing the work of several processes")
 
     @model_validator(mode="after")
-    def _complete(self, info: ValidationInfo) -> Self:
+    def _complete(self) -> Self:
         name = self.model.name
         given = default_options(name, self.data) | self.model.options
         options, wrong = check_options(model_option_class(name), given)
         if options is None:
             raise options_error(f"model {name!r} cannot be built with these options", wrong)
         object.__setattr__(self, "model", ModelConfig(name=name, options=options.model_dump(mode="json")))
-        if not (info.context or {}).get("skip_rules") and (problems := list(broken_rules(RULES, self.value))):
+        if problems := list(broken_rules(self.value)):
             raise ValueError("; ".join(f"{problem.key}: {problem.text}" for problem in problems))
         return self
 
