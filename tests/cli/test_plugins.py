@@ -10,7 +10,7 @@ import pytest
 from tost import _env
 from tost.data.registry import DATA_SETS
 from tost.models import registry as models_registry
-from tost.recipes import registry
+from tost.train import registry
 
 TASK = '''
 import tost
