@@ -37,6 +37,7 @@ CORPUS = ROOT / "build" / "fuzz"
 NEVER = 1 << 30
 Ask = Callable[[Turn], Outcome]
 """Has a worker take a turn."""
+FINISHED = "stat::number_of_executed_units"
 MISSING = """atheris, the coverage-guided fuzzer, is not installed. `make fuzz` installs it, or
     pip install --constraint constraints.txt --editable '.[fuzz]'
 It has wheels for Linux on x86-64; elsewhere it has to be built with clang. The tests in tests/fuzz need none of it."""
@@ -125,11 +126,12 @@ def take_turn(name: str, seconds: int, inputs: int, ask: Ask, folder: Path) -> T
     current.unlink(missing_ok=True)
     given = [f"-{key}={value}" for key, value in options.items()]
     done = ask(Turn(name, seconds, str(corpus), str(log), str(current), given))
-    if done.code:  # libFuzzer ends with 0 when its time is over
+    finished = FINISHED in log.read_text(errors="replace")
+    if done.code or not finished:  # libFuzzer ends with 0 and its statistics when its time is over
         reason = signal.Signals(-done.code).name if done.code < 0 else f"exit-{done.code}"
         with log.open("a") as output:
             output.write(f"\n{FOUND}{reason}\n")
-        if done.code < 0 and current.exists():
+        if not finished and current.exists():
             content = current.read_bytes()
             size = int.from_bytes(content[:LENGTH_BYTES], "little")
             (crashes / reason).write_bytes(content[LENGTH_BYTES : LENGTH_BYTES + size])
@@ -175,7 +177,7 @@ def read_log(name: str, text: str, seconds: int) -> Tally:
     last = max((int(number) for number, _, _ in status), default=0)
     coverage = max((int(cov) for _, _, cov in status), default=0)
     newest = next((int(number) for number, _, cov in status if int(cov) == coverage), 0)
-    total = re.search(r"stat::number_of_executed_units: +(\d+)", text)
+    total = re.search(rf"{FINISHED}: +(\d+)", text)
     tried = int(total[1]) if total else last
     problems = set(re.findall(rf"^{FOUND}(.+)$", text, flags=re.MULTILINE))
     problems |= set(re.findall(r"^==\d+== ERROR: libFuzzer: (.+)$", text, flags=re.MULTILINE))

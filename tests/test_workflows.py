@@ -43,7 +43,7 @@ def words_of(step: dict[str, Any]) -> list[list[str]]:
 def test_every_step_names_what_exists(step):
     assert ("run" in step) != ("uses" in step)
     if "uses" in step:
-        assert re.fullmatch(r"[\w-]+/[\w-]+@[\w./]+", step["uses"]), "an action needs a version"
+        assert re.fullmatch(r"[\w-]+/[\w-]+@[0-9a-f]{40}", step["uses"]), "actions are pinned by hash"
     for words in words_of(step):
         if words[0] == "make":
             assert set(words[1:]) <= make_targets()
@@ -70,10 +70,17 @@ def test_what_ci_runs_here_is_what_it_runs_there():
     assert set(local) == remote - {"browser"}, "Chrome is on the runners, but not on every machine"
 
 
+@pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.stem)
+def test_workflows_may_only_read_and_keep_no_credentials(path):
+    assert yaml.safe_load(path.read_text())["permissions"] == {"contents": "read"}
+    checkouts = [step for job in jobs(path).values() for step in job["steps"] if "checkout" in step.get("uses", "")]
+    assert all(step["with"] == {"persist-credentials": False} for step in checkouts)
+
+
 def test_only_a_tag_publishes_and_no_password_is_stored():
     publish = jobs(ROOT / ".github" / "workflows" / "release.yml")["publish"]
     assert "refs/tags/v" in publish["if"]
-    assert publish["permissions"] == {"id-token": "write"}
+    assert publish["permissions"] == {"id-token": "write", "attestations": "write"}
     assert set(publish["needs"]) == {"wheels", "sdist"}
     assert not any("secrets." in path.read_text() for path in WORKFLOWS)
 

@@ -184,19 +184,27 @@ def places(tmp_path, monkeypatch):
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="turns are forks")
-def test_the_input_that_ends_the_worker_is_kept(places):
+@pytest.mark.parametrize(
+    ("end", "name"),
+    [
+        (lambda: os.kill(os.getpid(), signal.SIGVTALRM), "SIGVTALRM"),
+        (lambda: os._exit(0), "exit-0"),
+        (lambda: os._exit(3), "exit-3"),
+    ],
+)
+def test_the_input_that_ends_the_worker_is_kept(places, end, name):
     def ask(turn):
         def die():
             with worker.current_input(Path(turn.current)) as show:
                 show(b"abc")
                 os.write(1, b"#2\tINITED cov: 10 ft: 10\n")
-                os.kill(os.getpid(), signal.SIGVTALRM)
+                end()
 
         return worker.fork(turn, die)
 
     done = run.take_turn("tar", 1, 0, ask, places)
     assert (done.problems, done.coverage) == (1, 10)
-    assert (places / "crashes" / "tar" / "SIGVTALRM").read_bytes() == b"abc"
+    assert (places / "crashes" / "tar" / name).read_bytes() == b"abc"
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="turns are forks")
