@@ -38,7 +38,8 @@ def documents(folder: Path) -> Harness:
     import pyarrow.parquet as pq
 
     from tests.data.images.files import tar_of
-    from tost.data.text.files import format_of, plan_file, read_rows
+    from tost.data.text.corpora import TextOptions
+    from tost.data.text.read import documents_of, find_sources
 
     pa.set_cpu_count(1)
     rows = [{"text": "One."}, {"text": "Zwei\u00e9"}]
@@ -52,9 +53,9 @@ def documents(folder: Path) -> Harness:
     names = ("a.txt", "a.jsonl", "a.txt.gz", "a.parquet", "a.csv", "a.json", "a.tar")
 
     def parse(file: Path) -> None:
-        for span in plan_file(file, format_of(file) or "text", 16):
-            for row in read_rows(span, ["text"], {}, "strict"):
-                "".join(row["text"]) if span.kind == "text" else str(row["text"])
+        job = TextOptions(source=str(file), tokenizer="chars").job()
+        for document in documents_of(find_sources(job)["train"], job):
+            "".join(document.blocks)
 
     return one_of_many(folder, names, parse, words=('{"text": "a"}\n', "text"))
 

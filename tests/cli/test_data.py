@@ -90,7 +90,7 @@ def test_a_newcomer_prepares_plain_text_and_another_column(run, tmp_path):
         ("a.cvs", "text\nx\n", "the ending '.cvs' is not known; did you mean '.csv'?"),
         ("a.docx", "x", "If it is plain text, add format=text"),
         ("a.csv", "body\nx\n", "has no column 'text'; its columns are: body. Set column"),
-        ("a.jsonl", '{"body": "x"}\n', "has no key 'text'; its keys are: body"),
+        ("a.jsonl", '{"body": "x"}\n', "line 1 has no column 'text'; its columns are: body"),
         ("a.csv", "", "holds no documents"),
     ],
     ids=["ending", "other file", "column", "key", "empty"],

@@ -28,7 +28,8 @@ from tost.data.images.sources.matlab import read_matlab
 from tost.data.images.sources.parquet import open_shards
 from tost.data.images.sources.tar import index_tar, tar_source
 from tost.data.lra.readers.pixels import _metadata_rows
-from tost.data.text.files import plan_file, read_rows
+from tost.data.text.corpora import TextOptions
+from tost.data.text.read import documents_of, find_sources
 from tost.data.text.tokenizers import read_tokenizer
 from tost.errors import ConfigError, StorageError
 
@@ -161,9 +162,9 @@ def test_idx_files_that_announce_more_than_they_hold(tmp_path, opened):
 
 def test_small_json_files_take_little_memory(tmp_path):
     (tmp_path / "a.json").write_text('[{"text": "One."}]')
-    (span,) = plan_file(tmp_path / "a.json", "json", 16)
+    job = TextOptions(source=str(tmp_path / "a.json")).job()
     with limited(0.125):
-        assert list(read_rows(span, ["text"], {}, "strict")) == [{"text": "One."}]
+        assert [document.blocks for document in documents_of(find_sources(job)["train"], job)] == [("One.",)]
 
 
 def test_large_cifar_files_are_not_read(tmp_path):

@@ -21,7 +21,8 @@ def prepare(
     name: Annotated[str, typer.Argument(metavar="NAME", help="Data set to make; `tost data ls` lists the names.")],
     out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Folder to write to, new or empty.")],
     workers: Annotated[
-        int | None, typer.Option(min=1, help="Processes that share the work. Default: one for each processor.")
+        int | None,
+        typer.Option(min=1, help="Processes or threads that share the work. Default: one for each processor."),
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print one line of JSON at the end.")] = False,
 ) -> None:

@@ -1,14 +1,16 @@
-"""Tables from elsewhere: parquet files, and data sets of the Hugging Face hub. What goes wrong is said in words."""
+"""Parquet files and data sets of the Hugging Face hub; errors of their libraries are raised as ConfigError."""
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
+from urllib.request import getproxies
 
 from tost._text import did_you_mean
-from tost.data._hub import asked_once
 from tost.errors import ConfigError
 
 _ROWS = 1024  # that are unpacked at once
@@ -16,7 +18,7 @@ _ROWS = 1024  # that are unpacked at once
 
 @contextmanager
 def open_parquet(path: Path) -> Iterator[Any]:
-    """Open a parquet file, and say in words what is wrong with it for the duration of a ``with`` block.
+    """Open a parquet file; errors in the ``with`` block are raised as ConfigError.
 
     Yields:
         ``pyarrow.parquet.ParquetFile``.
@@ -109,8 +111,26 @@ def check_columns(wanted: Iterable[str], there: Sequence[str], where: object, ad
         )
 
 
+def unreachable() -> str:
+    """Return why the hub cannot be reached; empty if it can be, or if only a proxy knows."""
+    from huggingface_hub import constants
+
+    if constants.HF_HUB_OFFLINE:
+        return "HF_HUB_OFFLINE is set"
+    address = urlsplit(constants.ENDPOINT)
+    if getproxies():
+        return ""
+    try:
+        with socket.create_connection((address.hostname, address.port or 443), timeout=3):
+            return ""
+    except OSError as error:
+        return f"{address.hostname} cannot be reached ({error})"
+
+
 def load_hub(name: str, config: str | None = None, *, remedy: str, **settings: Any) -> Any:
     """Load a data set of the hub, which `datasets` downloads once.
+
+    If the hub cannot be reached, only the cache is tried, because the library would retry for half a minute.
 
     Args:
         name: Such as ``"stanfordnlp/imdb"``.
@@ -122,10 +142,14 @@ def load_hub(name: str, config: str | None = None, *, remedy: str, **settings: A
         ConfigError: It cannot be loaded.
     """
     import datasets
+    from huggingface_hub import constants
 
-    with asked_once() as reason:
-        try:
-            return datasets.load_dataset(name, config, **settings)
-        except Exception as error:  # of the network, of the hub, of the files: each library has its own
-            problem = f"it is not on this machine, and {reason}" if reason else str(error)
-            raise ConfigError(f"{name} cannot be loaded from the hub: {problem}; {remedy}") from error
+    reason, before = unreachable(), constants.HF_HUB_OFFLINE
+    constants.HF_HUB_OFFLINE = before or bool(reason)
+    try:
+        return datasets.load_dataset(name, config, **settings)
+    except Exception as error:  # of the network, of the hub, of the files: each library has its own
+        problem = f"it is not on this machine, and {reason}" if reason else str(error)
+        raise ConfigError(f"{name} cannot be loaded from the hub: {problem}; {remedy}") from error
+    finally:
+        constants.HF_HUB_OFFLINE = before

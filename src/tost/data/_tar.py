@@ -39,7 +39,7 @@ def open_tar(path: Path) -> Iterator[TarPart]:
         with path.open("rb") as stream:
             yield TarPart(stream, 0, os.fstat(stream.fileno()).st_size)
     except (tarfile.TarError, OSError, ValueError, OverflowError, LookupError, RecursionError) as error:
-        if isinstance(error, ConfigError):
+        if isinstance(error, (ConfigError, UnicodeDecodeError)):
             raise
         raise ConfigError(
             f"{path} cannot be read as a tar file: {error}; it must be complete, and not compressed, because files are "

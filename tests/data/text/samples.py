@@ -104,3 +104,18 @@ def texts(folder, split="train") -> list[str]:
 def all_tokens(folder, split="train") -> list[int]:
     tokens = folder.split(split).tokens
     return np.asarray(tokens[:]).tolist()
+
+
+def load_from_memory(monkeypatch, **splits):
+    """Let the hub be a few documents in memory."""
+    import datasets
+
+    columns = {name: {"text": found} if isinstance(found, list) else found for name, found in splits.items()}
+    asked = []
+
+    def load(name, config, *, revision):
+        asked.append((name, config, revision))
+        return {name: datasets.Dataset.from_dict(found) for name, found in columns.items()}
+
+    monkeypatch.setattr(datasets, "load_dataset", load)
+    return asked

@@ -1,4 +1,4 @@
-"""Every format that text is read from gives the same documents; what cannot be read is refused by name."""
+"""Every format that text is read from gives the same documents; what cannot be read is an error by name."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ import io
 import json
 import lzma
 
+import pyarrow as pa
 import pytest
 
 from tests.data.images.files import tar_of
-from tests.data.text.samples import DOCUMENTS, all_tokens, make, texts
+from tests.data.text.samples import DOCUMENTS, all_tokens, load_from_memory, make, texts
 from tost.data.prepare import prepare
 from tost.errors import ConfigError
 
@@ -27,8 +28,6 @@ def table(delimiter):
 
 
 def zstandard(data):
-    import pyarrow as pa
-
     stream = pa.BufferOutputStream()
     with pa.CompressedOutputStream(stream, "zstd") as packer:
         packer.write(data)
@@ -74,76 +73,115 @@ def test_folders_of_datasets(tmp_path):
     assert (texts(folder), texts(folder, "test")) == (DOCUMENTS, DOCUMENTS[:1])
 
 
+def parquet(**columns):
+    import pyarrow.parquet as pq
+
+    stream = pa.BufferOutputStream()
+    pq.write_table(pa.table(columns), stream)
+    return stream.getvalue().to_pybytes()
+
+
+NOT_UTF8 = r"byte 0xef after b.*na. is not UTF-8; convert the file, or use tokenizer=bytes"
 REFUSED = {
-    "a.cvs": (
-        b"text\nx\n",
-        r"the ending '\.cvs' is not known; did you mean '\.csv'\? files are known",
-    ),
+    "a.cvs": (b"text\nx\n", r"the ending '\.cvs' is not known; did you mean '\.csv'\? files are known"),
     "a.bin": (b"\0\1", r"the ending '\.bin' is not known; .*If it is plain text, add format=text"),
     "a.tar.gz": (b"", r"the ending '\.tar\.gz' is not known"),
     "README": (b"words", "is not known"),
+    "empty.txt": (b"", "no text at all"),
+    "latin.txt": ("na\u00efve\n".encode("latin-1"), rf"latin\.txt: {NOT_UTF8}"),
+    "wide.txt": ("text\n".encode("utf-16"), "begins as UTF-16 does, but text is read as UTF-8; convert it"),
+    "wide.txt.gz": (gzip.compress("text\n".encode("utf-16")), "begins as UTF-16 does"),
     "a.csv": (b"body,id\nx,1\n", r"a\.csv has no column 'text'; its columns are: body, id\. Set column"),
     "typo.csv": (b"texts,id\nx,1\n", "did you mean 'texts'"),
-    "twice.csv": (b"text,text\nx,y\n", "has the column 'text' 2 times; rename all but one"),
-    "semicolon.csv": (b"text;id\nx;1\n", "They seem to be separated by ';'. Convert it"),
-    "tab.csv": (b"text\tid\nx\t1\n", "They seem to be separated by .*Add format=tsv"),
-    "comma.tsv": (b"text,id\nx,1\n", "They seem to be separated by ','. Add format=csv"),
+    "latin.csv": (b"text\nna\xefve\n", rf"latin\.csv: {NOT_UTF8}"),
+    "twice.csv": (b"text,text\nx,y\n", r"line 1: not a row of a table \(two columns have the same name\)"),
+    "semicolon.csv": (b"text;id\nx;1\n", "They seem to be separated by ';'; .csv is read with commas, .tsv with tabs"),
+    "comma.tsv": (b"text,id\nx,1\n", "They seem to be separated by ','"),
     "header.csv": (b"text,id\n", "holds no documents"),
-    **{
-        f"wide.{ending}": ("text\n".encode("utf-16"), "begins as UTF-16 does, but text is read as UTF-8; convert it")
-        for ending in ("txt", "csv", "json", "jsonl")
-    },
-    "wide.txt.gz": (gzip.compress("text\n".encode("utf-16")), "begins as UTF-16 does"),
     "short.csv": (b"text,id\nx\n", r"line 2: not a row of a table \(it has 1 fields, but the first line names 2"),
-    "blank.csv": (b"\n\n", r"line 2: not a row of a table \(the first line names no columns\)"),
+    "blank.csv": (b"\n\n", "its columns are: none"),
     "quote.csv": (b'text\n"open\n', "not a row of a table"),
-    "a.tsv": (b"body\tid\nx\t1\n", r"a\.tsv has no column 'text'; its columns are: body, id\. Set column"),
     "empty.csv": (b"", "holds no documents"),
-    "empty.tsv": (b"", "holds no documents"),
     "empty.tar": (tar_of({}), "holds no documents"),
     "empty.jsonl.zst": (zstandard(b""), "holds no documents"),
     "empty.json": (b"", "holds no documents"),
-    "empty.xz.jsonl": (b"", "holds no documents"),
-    "a.json": (b'[{"body": "x"}]', r"entry 1: has no key 'text'; its keys are: body"),
+    "a.json": (b'[{"body": "x"}]', r"entry 1 has no column 'text'; its columns are: body"),
     "b.json": (b"[1, 2]", "entry 1: holds a int, not an object"),
     "c.json": (b"[" * 100_000, "not valid JSON"),
-    "packed.jsonl.gz": (gzip.compress(b'{"body": "x"}\n'), r"line 1: has no key 'text'; its keys are: body"),
+    "blank.jsonl": (b"\n\n", "holds no documents"),
+    "cut.jsonl": (b'{"text": "a"}\n\n{"text": "b"\n', r"cut\.jsonl, line 3: not valid JSON"),
+    "list.jsonl": (b'{"text": "a"}\n["text"]\n', r"list\.jsonl, line 2: holds a list"),
+    "key.jsonl": (
+        b'{"text": "a"}\n{"body": "b", "id": 1}\n',
+        r"line 2 has no column 'text'; its columns are: body, id",
+    ),
+    "number.jsonl": (b'{"text": "a"}\n{"text": 7}\n', "'text' holds int where a text is needed"),
+    "latin.jsonl": (b'{"text": "na\xef"}\n', NOT_UTF8),
+    "none.jsonl": (b'{"text": ""}\n{"text": ""}\n', "no text at all|no characters at all"),
     "deep.jsonl": (b"[" * 100_000 + b"\n", "not valid JSON"),
     "half.jsonl": (b'{"text": "a\\ud800"}\n{"text": "b"}\n', "half of a character"),
+    "a.jsonl.gz": (b"no gzip", "is damaged or not complete"),
+    "cut.jsonl.gz": (gzip.compress(LINES)[:-30], "is damaged or not complete"),
     "a.jsonl.xz": (b"no xz", "is damaged or not complete"),
     "a.jsonl.zst": (b"no zstandard", "is damaged or not complete"),
     "a.tar": (tar_of({"a.jpg": b"x"}), "holds no documents"),
-    "b.tar": (tar_of({"a.json": b"{}"}), "has no key 'text'"),
+    "b.tar": (tar_of({"a.json": b"{}"}), "a.json has no column 'text'"),
+    "latin.tar": (tar_of({"a.txt": b"na\xef"}), NOT_UTF8),
     "cut.tar": (tar_of({"a.txt": b"x"})[:700], "cannot be read as a tar file"),
+    "a.parquet": (b"no parquet", "cannot be read as a parquet file"),
+    "null.parquet": (parquet(text=["x", None]), "'text' holds nothing where a text is needed"),
+    "body.parquet": (parquet(body=["x"], id=[1]), r"has no column 'text'; its columns are: body, id"),
 }
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_cannot_be_read_is_refused(tmp_path, name):
+def test_what_cannot_be_read_is_an_error(tmp_path, name):
     content, said = REFUSED[name]
     (tmp_path / name).write_bytes(content)
+    tokenizer = "chars" if name.startswith("latin") else "bytes"
     with pytest.raises(ConfigError, match=said):
-        prepare("text", {"source": str(tmp_path / name), "validation": 0}, tmp_path / "out")
+        make(tmp_path / "out", source=str(tmp_path / name), validation=0, tokenizer=tokenizer)
+    assert "no text" in said or not list(tmp_path.glob("out/*")), "the folder is free for another attempt"
 
 
-def test_encodings(tmp_path):
-    (tmp_path / "a.csv").write_bytes(b"text\nna\xefve\nplain\n")
-    options = {"source": str(tmp_path / "a.csv"), "validation": 0}
-    with pytest.raises(ConfigError, match=r"a\.csv: byte 0xef is not UTF-8; convert the file, or use tokenizer=bytes"):
-        prepare("text", {**options, "tokenizer": "chars"}, tmp_path / "out")
-    assert bytes(all_tokens(make(tmp_path / "out", **options))) == b"na\xefve\nplain\n"
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"source": "nowhere"}, "nowhere does not exist"),
+        ({}, "text needs a source"),
+        ({"name": "shakespeare"}, "input.txt"),
+        ({"source": "empty"}, "holds no text; files are known by their endings"),
+        ({"source": "a.txt", "tokeniser": "bytes"}, r"tokeniser: unknown key; did you mean tokenizer\?"),
+        ({"source": "a.txt", "validation": "lots"}, "validation: lots given; needs a number >= 0 and < 1"),
+        ({"source": "a.txt", "tokenizer": "what"}, "no tokenizer 'what'"),
+        ({"source": "a.txt", "split": "random"}, "leaves none for training"),
+        ({"source": "a.txt"}, "1 characters, too few"),
+        ({"name": "ptb", "source": "a.txt"}, "has the splits: none by its names; need train or validation"),
+        ({"name": "lambada", "source": "train.txt"}, "has the splits: train; need test"),
+        ({"name": "wikitxt2"}, "did you mean 'wikitext2'"),
+    ],
+)
+def test_mistakes(tmp_path, monkeypatch, options, said):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "empty").mkdir()
+    for name in ("a.txt", "train.txt"):
+        (tmp_path / name).write_text("x")
+    options = {"name": "text", "tokenizer": "bytes", **options}
+    with pytest.raises(ConfigError, match=said):
+        prepare(options.pop("name"), options, tmp_path / "out")
 
 
-def test_files_of_several_encodings(tmp_path):
-    (tmp_path / "in").mkdir()
-    (tmp_path / "in" / "a.txt").write_bytes("naïve\n".encode())
-    (tmp_path / "in" / "b.txt").write_bytes("naïve\n".encode("latin-1"))
-    options = {"source": str(tmp_path / "in"), "validation": 0}
-    with pytest.raises(ConfigError, match=r"b\.txt: byte 0xef is not UTF-8; convert the file, or use tokenizer=bytes"):
-        prepare("text", {**options, "tokenizer": "chars"}, tmp_path / "out")
+def test_bytes_take_any_encoding(tmp_path):
+    content = b"na\xefve \xff\r\n" * 50
+    (tmp_path / "a.txt").write_bytes(content)
+    folder = make(tmp_path / "a", source=str(tmp_path / "a.txt"))
+    assert bytes(all_tokens(folder) + all_tokens(folder, "validation")) == content
+    assert folder.split("train").num_bytes == folder.split("train").num_tokens
+    (tmp_path / "b.csv").write_bytes(b"text\nna\xefve\nplain\n")
+    assert bytes(all_tokens(make(tmp_path / "b", source=str(tmp_path / "b.csv"), validation=0))) == b"na\xefve\nplain\n"
 
 
-def test_folders_of_datasets_that_cannot_be_read(tmp_path):
+def test_a_table_in_a_data_set_that_cannot_be_read(tmp_path, monkeypatch):
     import datasets
 
     datasets.Dataset.from_dict({"body": DOCUMENTS}).save_to_disk(str(tmp_path / "other"))
@@ -152,26 +190,34 @@ def test_folders_of_datasets_that_cannot_be_read(tmp_path):
     datasets.Dataset.from_dict({"text": []}).save_to_disk(str(tmp_path / "empty"))
     with pytest.raises(ConfigError, match=r"holds no documents|it is empty or damaged"):
         make(tmp_path / "out", source=str(tmp_path / "empty"), validation=0)
-
-
-def test_a_table_called_something_else(tmp_path):
-    (tmp_path / "table.dat").write_bytes(table("\t"))
-    options = {"source": str(tmp_path / "table.dat"), "format": "tsv", "validation": 0}
-    assert texts(make(tmp_path / "out", **options)) == DOCUMENTS
+    load_from_memory(monkeypatch, train={"body": ["x", "y"]})
+    with pytest.raises(ConfigError, match="has no column 'text'; its columns are: body"):
+        make(tmp_path / "out", source="hub:any/thing")
 
 
 def test_a_format_can_be_given(tmp_path):
+    (tmp_path / "table.dat").write_bytes(table("\t"))
     (tmp_path / "notes.md").write_text("# Notes\n")
-    assert texts(make(tmp_path / "out", source=str(tmp_path / "notes.md"), format="text", validation=0)) == [
-        "# Notes\n"
-    ]
+    for name, format, expected in (("table.dat", "tsv", DOCUMENTS), ("notes.md", "text", ["# Notes\n"])):
+        folder = make(tmp_path / format, source=str(tmp_path / name), format=format, validation=0)
+        assert texts(folder) == expected
 
 
-def test_a_tokenizer_that_is_not_there_is_said_at_once(tmp_path, monkeypatch):
+def test_the_hub_is_not_reached(tmp_path, monkeypatch):
+    import datasets
     from huggingface_hub import constants
 
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    monkeypatch.setattr("tost.data.text.tokenizers._cached", lambda repository: None)
-    (tmp_path / "a.txt").write_text("text")
-    with pytest.raises(ConfigError, match=r"not on this machine, and HF_HUB_OFFLINE is set"):
-        prepare("text", {"source": str(tmp_path / "a.txt"), "tokenizer": "gpt2"}, tmp_path / "out")
+    def load(*_, **__):
+        raise ConnectionError("no route")
+
+    monkeypatch.setattr(datasets, "load_dataset", load)
+    monkeypatch.setattr("tost.data._tables.unreachable", lambda: "")
+    with pytest.raises(ConfigError, match="cannot be loaded from the hub: no route; give --source"):
+        make(tmp_path / "out", "openwebtext", tokenizer="bytes")
+    monkeypatch.setattr("tost.data._tables.unreachable", lambda: "there is no network")
+    with pytest.raises(ConfigError, match="not on this machine, and there is no network; give --source"):
+        make(tmp_path / "out", "openwebtext", tokenizer="bytes")
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr("tost.data.text.tokenizers.unreachable", lambda: "there is no network")
+    with pytest.raises(ConfigError, match="not on this machine, and there is no network"):
+        make(tmp_path / "out", source="a.txt", tokenizer="gpt2")

@@ -7,8 +7,16 @@ import json
 import numpy as np
 import pytest
 
-from tests.data.text.samples import DOCUMENTS, all_tokens, make, texts, write_jsonl, write_parquet, write_tokenizer
-from tests.data.text.test_prepare import load_from_memory
+from tests.data.text.samples import (
+    DOCUMENTS,
+    all_tokens,
+    load_from_memory,
+    make,
+    texts,
+    write_jsonl,
+    write_parquet,
+    write_tokenizer,
+)
 from tost.data.tokens.reader import cbt_questions, lambada_pairs, open_tokens
 from tost.errors import ConfigError
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 from dataclasses import replace
@@ -14,6 +15,7 @@ from tests.data.text.samples import (
     DOCUMENTS,
     all_tokens,
     contents,
+    load_from_memory,
     make,
     texts,
     write_jsonl,
@@ -25,30 +27,16 @@ from tost._io import DRAFT_PREFIX
 from tost.data.prepare import _preparers as preparers
 from tost.data.prepare import check_folder, find_preparer, list_preparers, prepare
 from tost.data.text import corpora as text_corpora
-from tost.data.text import files as text_files
-from tost.data.text import pieces as text_pieces
+from tost.data.text import prepare as text_prepare
+from tost.data.text import read as text_read
 from tost.data.text.corpora import CorpusOptions
-from tost.errors import ConfigError
+from tost.data.tokens.writer import ShardWriter
+from tost.errors import ConfigError, StorageError
 
 
 @pytest.fixture
 def source(tmp_path):
     return write_jsonl(tmp_path / "source.jsonl")
-
-
-def load_from_memory(monkeypatch, **splits):
-    """Let the hub be a few documents in memory."""
-    import datasets
-
-    columns = {name: {"text": found} if isinstance(found, list) else found for name, found in splits.items()}
-    asked = []
-
-    def load(name, config, *, revision):
-        asked.append((name, config, revision))
-        return {name: datasets.Dataset.from_dict(found) for name, found in columns.items()}
-
-    monkeypatch.setattr(datasets, "load_dataset", load)
-    return asked
 
 
 @pytest.mark.parametrize("tokenizer", ["bytes", "chars", "bpe"])
@@ -101,9 +89,10 @@ def test_end_of_text_follows_every_document(tmp_path, source):
 
 
 def test_workers_and_shards_do_not_change_the_tokens(tmp_path, source):
-    one = make(tmp_path / "one", source=str(source), shard_bytes=300)
-    two = make(tmp_path / "two", source=str(source), shard_bytes=300, workers=2)
-    whole = make(tmp_path / "whole", source=str(source))
+    tokenizer = str(write_tokenizer(tmp_path / "bpe"))
+    one = make(tmp_path / "one", source=str(source), shard_bytes=200, tokenizer=tokenizer)
+    two = make(tmp_path / "two", source=str(source), shard_bytes=200, tokenizer=tokenizer, workers=2)
+    whole = make(tmp_path / "whole", source=str(source), tokenizer=tokenizer)
     assert len(one.index.splits["train"].shards) > 3
     assert contents(one.path) == contents(two.path)
     for split in ("train", "validation"):
@@ -117,9 +106,9 @@ def test_a_long_text_is_read_in_pieces(tmp_path, monkeypatch, tokenizer):
     text = "\n".join(DOCUMENTS)
     (tmp_path / "a.txt").write_text(text, encoding="utf-8", newline="")
     whole = make(tmp_path / "whole", source=str(tmp_path / "a.txt"), tokenizer=chosen, validation=0.3)
-    monkeypatch.setattr(text_files, "_BLOCK", 7)
-    monkeypatch.setattr(text_pieces, "_CHUNK", 20)
-    monkeypatch.setattr(text_pieces, "_BATCH", 50)
+    monkeypatch.setattr(text_read, "_BLOCK", 7)
+    monkeypatch.setattr(text_prepare, "_CHUNK", 20)
+    monkeypatch.setattr(text_prepare, "_BATCH", 50)
     pieces = make(tmp_path / "pieces", source=str(tmp_path / "a.txt"), tokenizer=chosen, validation=0.3)
     assert contents(whole.path) == contents(pieces.path)
     place = int(len(text) * 0.7)
@@ -131,7 +120,7 @@ def test_a_long_text_is_read_in_pieces(tmp_path, monkeypatch, tokenizer):
 
 @pytest.mark.parametrize("tokenizer", ["bytes", "chars"])
 def test_interrupted_anywhere_it_ends_with_the_same_bytes(tmp_path, source, tokenizer):
-    options = {"source": str(source), "shard_bytes": 300, "tokenizer": tokenizer}
+    options = {"source": str(source), "shard_bytes": 200, "tokenizer": tokenizer}
     calls = []
     expected = contents(make(tmp_path / "whole", report=lambda *call: calls.append(call), **options).path)
     assert calls[-1][0] == calls[-1][1] == len(DOCUMENTS)
@@ -152,19 +141,6 @@ def test_interrupted_anywhere_it_ends_with_the_same_bytes(tmp_path, source, toke
         assert contents(out) == expected
 
 
-def test_what_was_done_is_not_done_again(tmp_path, source, monkeypatch):
-    options = {"source": str(source), "shard_bytes": 300}
-    with pytest.raises(KeyboardInterrupt):
-        prepare("text", options, tmp_path / "out", report=interrupt_after(6))
-    done = {path: path.stat().st_mtime_ns for path in (tmp_path / "out").glob("train-*")}
-    lost = min(done)
-    lost.write_bytes(lost.read_bytes()[:-1])  # as a machine that lost power might leave it
-    make(tmp_path / "out", **options)
-    assert len(done) > 2
-    assert {path for path in done if path.stat().st_mtime_ns != done[path]} == {lost, lost.with_suffix(".lengths")}
-    check_folder(tmp_path / "out")
-
-
 def interrupt_after(count):
     left = iter(range(count))
 
@@ -175,13 +151,74 @@ def interrupt_after(count):
     return report
 
 
-def test_a_source_that_changed_meanwhile_is_refused(tmp_path, source):
-    options = {"source": str(source), "shard_bytes": 300}
+@pytest.mark.parametrize("lost", [0, 1, 2])
+def test_complete_shards_are_kept(tmp_path, source, lost):
+    options = {"source": str(source), "shard_bytes": 200}
+    whole = contents(make(tmp_path / "whole", **options).path)
+    with pytest.raises(KeyboardInterrupt):
+        prepare("text", options, tmp_path / "out", report=interrupt_after(6))
+    done = {path: path.stat().st_mtime_ns for path in sorted((tmp_path / "out").glob("train-*"))}
+    assert len(done) == 6
+    victim = tmp_path / "out" / f"train-{lost:05d}.bin"
+    victim.write_bytes(victim.read_bytes()[:-1])  # as a machine that lost power might leave it
+    make(tmp_path / "out", **options)
+    kept = [path for path in done if path.stat().st_mtime_ns == done[path]]
+    assert kept == list(done)[: 2 * lost], "the files in front of the damaged one"
+    assert contents(tmp_path / "out") == whole
+
+
+def test_a_full_disk_can_be_mended(tmp_path, source, monkeypatch):
+    options = {"source": str(source), "shard_bytes": 200}
+    expected = contents(make(tmp_path / "whole", **options).path)
+    written = []
+
+    def add(self, ids, original=ShardWriter.add):
+        written.append(ids)
+        if len(written) == 20:
+            raise OSError(errno.ENOSPC, "No space left on device", "train-00001.bin")
+        original(self, ids)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ShardWriter, "add", add)
+        with pytest.raises(StorageError, match=r"train-00001\.bin: No space left on device; what is done is kept"):
+            prepare("text", options, tmp_path / "out")
+    make(tmp_path / "out", **options)
+    assert contents(tmp_path / "out") == expected
+
+
+def test_an_interrupted_preparation_finds_the_same_source(tmp_path, source):
+    options = {"source": str(source), "shard_bytes": 200}
     with pytest.raises(KeyboardInterrupt):
         prepare("text", options, tmp_path / "out", report=interrupt_after(4))
-    write_jsonl(source, [*DOCUMENTS, "one more"])
-    with pytest.raises(ConfigError, match="the source is not what it was"):
+    plan = tmp_path / "out" / "work" / "plan.json"
+    before = plan.read_text()
+    plan.write_text(json.dumps(["bytes", [], [], {}]))  # as an earlier version wrote it
+    with pytest.raises(ConfigError, match="the version of tost is not what it was"):
         prepare("text", options, tmp_path / "out")
+    plan.write_text(before)
+    write_jsonl(source, [*DOCUMENTS, "one more"])
+    with pytest.raises(ConfigError, match="the source, the tokenizer or the version of tost is not what it was"):
+        prepare("text", options, tmp_path / "out")
+
+
+def test_other_content_is_left_alone(tmp_path, source):
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / "thesis.tex").write_text("important")
+    with pytest.raises(ConfigError, match=r"holds something else \(thesis\.tex\)"):
+        make(out, source=str(source))
+    assert list(contents(out)) == ["thesis.tex"]
+    with pytest.raises(ConfigError, match="is a file"):
+        make(source, source=str(source))
+    make(tmp_path / "made", source=str(source))
+    with pytest.raises(ConfigError, match=r"other settings \(validation was 0.01 and is 0.5\)"):
+        make(tmp_path / "made", source=str(source), validation=0.5)
+
+
+@pytest.mark.parametrize("folder", ["", "nowhere"])
+def test_only_prepared_folders_are_checked(tmp_path, folder):
+    with pytest.raises(ConfigError, match=r"no prepare\.json"):
+        check_folder(tmp_path / folder)
 
 
 def test_once_more_is_nothing(tmp_path, source):

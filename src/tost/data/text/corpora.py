@@ -5,6 +5,8 @@ To add a corpus, write its class and list it in `CORPORA`.
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable
 from dataclasses import dataclass, field, fields, replace
 from typing import Annotated, Any, Literal, NamedTuple
 
@@ -15,6 +17,44 @@ from tost.errors import ConfigError
 
 Documents = Literal["file", "line"]
 SplitRule = Literal["auto", "random", "tail", "named"]
+
+
+_QUOTES = str.maketrans({"\u201c": '"', "\u201d": '"', "\u2018": "'", "\u2019": "'"})
+
+
+def straighten_quotes(text: str) -> str:
+    """Replace curly quotes, single and double, by straight ones."""
+    return text.translate(_QUOTES)
+
+
+def detokenize_wikitext(text: str) -> str:
+    r"""Undo WikiText's spaces around punctuation and its marks ``@-@``, ``@,@`` and ``@.@`` inside words and numbers.
+
+    Headings, line ends and ``<unk>`` stay.
+
+    Example:
+        >>> detokenize_wikitext(' The " 1 @,@ 000 @-@ ton " ship ( 1912 ) didn \'t sink . \n')
+        'The "1,000-ton" ship (1912) didn\'t sink.\n'
+    """
+    text = re.sub(r" @([-,.])@ ", r"\1", text)
+    return _close_up(re.sub(r'" ([^"]*?) "', r'"\1"', text))
+
+
+def detokenize_ptb(text: str) -> str:
+    """Undo the spaces of the Penn Treebank around punctuation and inside contractions; ``<unk>`` and ``N`` stay.
+
+    Example:
+        >>> detokenize_ptb("he did n't pay $ N , said <unk> 's lawyer .")
+        "he didn't pay $N, said <unk>'s lawyer."
+    """
+    return _close_up(re.sub(r"([$#]) (?=[N\d])| (n't)\b", r"\1\2", text))
+
+
+def _close_up(text: str) -> str:
+    text = re.sub(r" ('(?:s|re|ve|ll|d|m|t)?)(?= |$)", r"\1", text, flags=re.IGNORECASE)
+    text = re.sub(r" ([.,;:!?%)\]}]+)(?= |$|\n|['\"])", r"\1", text)
+    text = re.sub(r"([(\[{]) ", r"\1", text)
+    return re.sub(r"^ | (?=\n|$)", "", text)
 
 
 def _from_commas(value: Any) -> Any:
@@ -53,13 +93,13 @@ class TextJob:
         documents: What a document is in a plain text file.
         joined: All rows of a split make up one document.
         newlines: Lines keep the character that ends them, except for blank lines, which become empty.
-        edit: Changes to the text, a name of `tost.data.text.detokenize.EDITS`; empty for none.
+        edit: Function that changes each line or row of the text; None for none.
         split: How a validation set is taken from a corpus without splits.
         validation: Its share.
         seed: Decides which documents are drawn for it.
         splits: Splits to take of a corpus with its own; empty for all.
         sources: Further sources by split.
-        choices: Rows are questions with a choice of answers (see `tost.data.text.cbt`); which kind of questions.
+        choices: Rows are questions with a choice of answers of the Children's Book Test; which kind of questions.
         format: Format of the files; ``auto`` goes by their endings.
     """
 
@@ -73,7 +113,7 @@ class TextJob:
     documents: Documents = "line"
     joined: bool = False
     newlines: bool = False
-    edit: str = ""
+    edit: Callable[[str], str] | None = None
     split: SplitRule = "named"
     validation: float = 0.0
     seed: int = 0
@@ -197,7 +237,7 @@ class _WikiTextOptions(_LinesOptions):
         """Return how the corpus is read."""
         size = self.name.removeprefix("wikitext")
         hub = HubSet("Salesforce/wikitext", f"wikitext-{size}-{'raw-' if self.raw else ''}v1")
-        return replace(super().job(), hub=hub, newlines=True, edit="wikitext" if self.detokenize else "")
+        return replace(super().job(), hub=hub, newlines=True, edit=detokenize_wikitext if self.detokenize else None)
 
 
 class WikiText2Options(_WikiTextOptions):
@@ -221,7 +261,7 @@ class PtbOptions(_LinesOptions):
         """Return how the corpus is read."""
         # The hub's own conversion: the data set itself is a script, which is not run.
         hub = HubSet("ptb-text-only/ptb_text_only", None, "refs/convert/parquet")
-        return replace(super().job(), hub=hub, column="sentence", edit="ptb" if self.detokenize else "")
+        return replace(super().job(), hub=hub, column="sentence", edit=detokenize_ptb if self.detokenize else None)
 
 
 class LambadaOptions(CorpusOptions):
@@ -241,7 +281,7 @@ class LambadaOptions(CorpusOptions):
         """Return how the corpus is read."""
         original, openai = HubSet("cimec/lambada"), HubSet("EleutherAI/lambada_openai", "default")
         hub = original if self.variant == "original" else openai
-        return replace(super().job(), hub=hub, edit="quotes" if self.straight_quotes else "")
+        return replace(super().job(), hub=hub, edit=straighten_quotes if self.straight_quotes else None)
 
 
 class CbtOptions(CorpusOptions):

@@ -1,51 +1,72 @@
-"""From text to a folder of tokens, in many processes, continued where it was stopped.
-
-Every piece of the corpus becomes files by itself; a file gets its name once it is complete, and the record of a piece
-is written after its files. After an interruption, only the pieces without a record are written again.
-"""
+"""From text to a folder of tokens, in shards. After an interruption, complete shards are kept."""
 
 from __future__ import annotations
 
+import hashlib
 import json
+import math
+import os
 import shutil
-from functools import lru_cache, partial
+from collections.abc import Callable, Iterable, Iterator
+from itertools import chain, compress, islice
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, NamedTuple, cast
 
+import numpy as np
 from pydantic import TypeAdapter, ValidationError
 
-from tost._io import read_json, sha256_of, write_json
-from tost.data._pool import Tick, WorkerPool
+from tost._io import read_json, sha256_of, write_atomic, write_json
 from tost.data.prepare import Report
 from tost.data.text.corpora import CorpusOptions, TextJob
-from tost.data.text.files import Hub
-from tost.data.text.pieces import HELD_OUT, KEPT, Cut, Piece, documents_of, write_piece
-from tost.data.text.plan import VALIDATION, Plan, load_hub, make_plan
+from tost.data.text.read import CHOICES, Document, Source, documents_of, find_sources, lines_of
 from tost.data.text.tokenizers import (
     TOKENIZER_FILE,
     CharTokenizer,
     DataTokenizer,
+    cut_text,
     end_of_text_id,
     load_tokenizer,
-    tokenizer_from_record,
 )
 from tost.data.tokens.format import (
     INDEX,
     MAX_INDEX_BYTES,
-    VERSION,
     FileRecord,
     Index,
     SplitRecord,
     TokenizerRecord,
-    content_fingerprint,
     read_index,
-    write_index,
 )
-from tost.data.tokens.writer import merge_shards, token_dtype
+from tost.data.tokens.writer import token_dtype, write_shard
 from tost.errors import ConfigError, StorageError
 
-_WORK = "work"
-_PieceRecord = TypeAdapter(dict[str, SplitRecord])
+_CHUNK = 1 << 18  # characters that are encoded at once
+_BATCH = 1 << 21  # characters that are gathered before they are encoded together
+_Records = TypeAdapter(list[SplitRecord])
+
+
+class Part(NamedTuple):
+    """The documents of one split of the result.
+
+    Attributes:
+        split: Its name.
+        sources: Where they are read.
+        documents: Number of documents.
+        chosen: Which documents of the sources belong to it, bool; None for all.
+        characters: First and last character of the only document that belong to it; None for all.
+    """
+
+    split: str
+    sources: list[Source]
+    documents: int
+    chosen: Any = None
+    characters: tuple[int, int] | None = None
+
+    def read(self, job: TextJob) -> Iterator[Document]:
+        """Return the documents."""
+        documents = documents_of(self.sources, job)
+        if self.characters is not None:
+            return iter([Document(_characters(next(documents).blocks, *self.characters))])
+        return documents if self.chosen is None else compress(documents, self.chosen)
 
 
 def prepare_text(options: CorpusOptions, out: Path, *, workers: int, report: Report) -> dict[str, object]:
@@ -54,55 +75,71 @@ def prepare_text(options: CorpusOptions, out: Path, *, workers: int, report: Rep
     Args:
         options: The corpus, and how it is read.
         out: Folder to write to.
-        workers: Processes that share the work.
-        report: Receives the progress.
+        workers: Threads of the tokenizers library. It reads their number once in a process.
+        report: Progress callback.
 
     Returns:
         Facts about the folder.
 
     Raises:
         ConfigError: The source, the tokenizer or an option cannot be used.
-        StorageError: A process died, or the source is not what it was when the preparation began.
     """
+    work = out / "work"
     if (out / INDEX).is_file():
-        shutil.rmtree(out / _WORK, ignore_errors=True)  # the very last thing that an interruption could leave
+        shutil.rmtree(work, ignore_errors=True)
         return {**_facts(read_index(out)), "already there": True}
+    os.environ.setdefault("RAYON_NUM_THREADS", str(workers))
     job = options.job()
-    # Whatever can be wrong with the options shows before anything is written.
+    # Mistakes in the options are found before anything is written.
     given = None if job.tokenizer == "chars" else load_tokenizer(job.tokenizer)
     if given is not None:
         end_of_text_id(given, job.end_of_text)
-    hub = load_hub(job)
-    plan = make_plan(job, hub, report)
-    _check_unchanged(out, plan, "chars" if given is None else given.fingerprint)
+    splits = find_sources(job)
     try:
-        with WorkerPool(min(workers, len(plan.pieces)), job, hub, out) as pool:
-            separate = plan.needs_separator(job)
-            tokenizer = given or CharTokenizer(_alphabet(plan, pool, out, report, {"\n"} if separate else set()))
-            end_of_text = end_of_text_id(tokenizer, job.end_of_text, separate=separate)
-            tokenizer.save(out)
-            write = partial(_write_piece, record=json.dumps(tokenizer.record()), end_of_text=end_of_text)
-            units = list(zip(plan.pieces, plan.cuts, strict=True))
-            for _ in pool.run(write, units, report=report, total=plan.documents, what="tokenizing"):
-                pass
+        counts, alphabet = _survey(job, splits, work, "chars" if given is None else given.fingerprint, report)
+        separate = job.end_of_text == "auto" and not job.newlines and sum(counts.values()) > 1
+        tokenizer = given or CharTokenizer("".join(sorted({*alphabet, "\n"} if separate else alphabet)))
+        end_of_text = end_of_text_id(tokenizer, job.end_of_text, separate=separate)
+        parts, rule = _parts(job, splits, counts)
+        tokenizer.save(out)
+        done, total = 0, sum(part.documents for part in parts)
+
+        def tick(count: int) -> None:
+            nonlocal done
+            done += count
+            report(done, total, "tokenizing")
+
+        tick(0)
+        records = {part.split: _write_split(part, job, tokenizer, end_of_text, out, tick) for part in parts}
     except ConfigError:
-        # If no piece is complete, a mistake in the options can be corrected in the same folder.
-        if not any((out / _WORK).glob("*-[0-9]*.json")):
-            shutil.rmtree(out / _WORK)
+        # If no shard is complete, a mistake in the options can be corrected in the same folder.
+        if not any(work.glob("*.shards.json")):
+            shutil.rmtree(work, ignore_errors=True)
             (out / TOKENIZER_FILE).unlink(missing_ok=True)
         raise
-    index = _make_index(job, plan, tokenizer, end_of_text, out, options)
-    write_index(out, index)
-    shutil.rmtree(out / _WORK)
+    settings = options.model_dump(mode="json")
+    settings["source"] = Path(job.source).name if job.source else job.hub
+    index = Index(
+        format="tost-tokens",
+        version=1,
+        name=job.name,
+        fingerprint=_fingerprint(tokenizer, records),
+        dtype=cast(Any, token_dtype(tokenizer.vocab_size).name),
+        tokenizer=_tokenizer_record(tokenizer, end_of_text, out),
+        splits=records,
+        source=[_source_facts(source, split, job) for split in splits for source in splits[split]],
+        settings={**settings, "split": rule},
+    )
+    write_atomic(out / INDEX, json.dumps(index.model_dump(mode="json"), indent=1) + "\n")
+    shutil.rmtree(work)
     return _facts(index)
 
 
 def _facts(index: Index) -> dict[str, object]:
-    tokenizer = index.tokenizer
     return {
         "name": index.name,
-        "tokenizer": tokenizer.name,
-        "vocab_size": tokenizer.vocab_size,
+        "tokenizer": index.tokenizer.name,
+        "vocab_size": index.tokenizer.vocab_size,
         "dtype": index.dtype,
         **{f"{split} tokens": record.tokens for split, record in index.splits.items()},
         **{f"{split} documents": record.documents for split, record in index.splits.items()},
@@ -110,145 +147,13 @@ def _facts(index: Index) -> dict[str, object]:
     }
 
 
-def _check_unchanged(out: Path, plan: Plan, tokenizer: str) -> None:
-    """Compare the plan with that of an interrupted call."""
-    path = out / _WORK / "plan.json"
-    now = json.loads(json.dumps([tokenizer, plan.seen, plan.pieces, plan.split]))
-    if not path.is_file():
-        write_json(path, now)
-        return
-    before = read_json(
-        path, error=StorageError, max_bytes=MAX_INDEX_BYTES, hint=f"remove {out} and run the command again."
-    )
-    if before != now:
-        what = "the tokenizer" if before[0] != tokenizer else "the source"
-        raise ConfigError(f"{what} is not what it was when {out} was begun; remove {out} and run the command again.")
-
-
-def _alphabet(plan: Plan, pool: WorkerPool, out: Path, report: Report, further: set[str]) -> str:
-    """Return every character of the corpus once, and further ones, sorted."""
-    path = out / _WORK / "characters.json"
-    if not path.is_file():
-        found: set[str] = set()
-        for _, characters in pool.run(
-            _find_characters, plan.pieces, report=report, total=plan.documents, what="reading"
-        ):
-            found |= characters
-        if not found:
-            raise ConfigError("the documents hold no characters at all; there is nothing to learn.")
-        write_json(path, "".join(sorted(found | further)))
-    return str(read_json(path, error=StorageError, hint=f"remove {path} and run the same command again."))
-
-
-def _find_characters(piece: Piece, job: TextJob, hub: Hub, out: Path, tick: Tick) -> set[str]:
-    found: set[str] = set()
-    for document in documents_of(piece, job, hub):
-        for block in document.blocks:
-            found |= set(block)
-        tick(1)
-    return found
-
-
-def _write_piece(
-    unit: tuple[Piece, Cut], job: TextJob, hub: Hub, out: Path, tick: Tick, *, record: str, end_of_text: int | None
-) -> None:
-    piece, cut = unit
-    if _read_record(piece, out) is not None:
-        tick(piece.rows)
-        return
-    tokenizer, folders = _tokenizer(record, out), _folders(out)
-    written = write_piece(
-        piece, cut, job, hub, tokenizer=tokenizer, end_of_text=end_of_text, folders=folders, tick=tick
-    )
-    write_json(_record_path(piece, out), _PieceRecord.dump_python(written))
-
-
-@lru_cache(maxsize=1)
-def _tokenizer(record: str, out: Path) -> DataTokenizer:
-    return tokenizer_from_record(json.loads(record), out)
-
-
-def _folders(out: Path) -> dict[str, Path]:
-    return {KEPT: out, HELD_OUT: out / _WORK}
-
-
-def _record_path(piece: Piece, out: Path) -> Path:
-    return out / _WORK / f"{piece.name}.json"
-
-
-def _read_record(piece: Piece, out: Path) -> dict[str, SplitRecord] | None:
-    """Return what was written of a piece; None if it is not complete.
-
-    The sizes of the files are compared, because a machine that loses power may lose the end of the last ones.
-    """
-    try:
-        record = _PieceRecord.validate_json(_record_path(piece, out).read_bytes())
-    except (FileNotFoundError, ValidationError):
-        return None
-    for output, folder in _folders(out).items():
-        for shard in record[output].shards if output in record else ():
-            for known in (shard.data, shard.lengths):
-                path = folder / known.file
-                if not path.is_file() or path.stat().st_size != known.size:
-                    return None
-    return record
-
-
-def _make_index(
-    job: TextJob, plan: Plan, tokenizer: DataTokenizer, end_of_text: int | None, out: Path, options: CorpusOptions
-) -> Index:
-    splits = _merge(plan, out, token_dtype(tokenizer.vocab_size))
-    empty = [split for split, record in splits.items() if record.bytes == 0]
-    if empty:
-        raise ConfigError(
-            f"split {empty[0]!r} of {job.source or job.name} has no text at all; there is nothing to learn."
-        )
-    settings = options.model_dump(mode="json")
-    settings["source"] = Path(job.source).name if job.source else job.hub
-    return Index(
-        format="tost-tokens",
-        version=VERSION,
-        name=job.name,
-        fingerprint=content_fingerprint(tokenizer.fingerprint, splits),
-        dtype=cast(Literal["uint8", "uint16", "uint32"], token_dtype(tokenizer.vocab_size).name),
-        tokenizer=_tokenizer_record(tokenizer, end_of_text, out),
-        splits=splits,
-        source=plan.facts,
-        settings={**settings, "split": plan.split},
-    )
-
-
-def _merge(plan: Plan, out: Path, dtype: Any) -> dict[str, SplitRecord]:
-    """Return the record of every split; documents that were held out become one shard."""
-    found: dict[str, list[SplitRecord]] = {}
-    held_out = False
-    for piece in plan.pieces:
-        record = _read_record(piece, out)
-        assert record is not None, "every piece was written"
-        found.setdefault(piece.split, []).extend([record[KEPT]] if KEPT in record else [])
-        if HELD_OUT in record:
-            found.setdefault(VALIDATION, []).append(record[HELD_OUT])
-            held_out = True
-    splits = {split: _sum(records) for split, records in found.items()}
-    if held_out:  # then the validation set has nothing else
-        shard = merge_shards(out / _WORK, splits[VALIDATION].shards, out / f"{VALIDATION}-00000.bin", dtype)
-        splits[VALIDATION] = splits[VALIDATION].model_copy(update={"shards": [shard]})
-    return splits
-
-
-def _sum(records: list[SplitRecord]) -> SplitRecord:
-    counts = ("tokens", "documents", "bytes", "source_bytes", "source_words")
-    return SplitRecord(
-        **{key: sum(getattr(record, key) for record in records) for key in counts},
-        shards=[shard for record in records for shard in record.shards],
-        answers=[answer for record in records for answer in record.answers],
-        choices=max((record.choices for record in records), default=0),
-    )
+def _fingerprint(tokenizer: DataTokenizer, splits: dict[str, SplitRecord]) -> str:
+    files = {name: [shard.model_dump() for shard in split.shards] for name, split in splits.items()}
+    return hashlib.sha256(json.dumps([tokenizer.fingerprint, files], sort_keys=True).encode()).hexdigest()
 
 
 def _tokenizer_record(tokenizer: DataTokenizer, end_of_text: int | None, out: Path) -> TokenizerRecord:
-    known = tokenizer.record()
-    path = out / TOKENIZER_FILE
+    known, path = tokenizer.record(), out / TOKENIZER_FILE
     file = FileRecord(file=path.name, size=path.stat().st_size, sha256=sha256_of(path)) if "file" in known else None
     return TokenizerRecord(
         kind=known["kind"],
@@ -259,3 +164,211 @@ def _tokenizer_record(tokenizer: DataTokenizer, end_of_text: int | None, out: Pa
         characters=known.get("characters"),
         file=file,
     )
+
+
+def _source_facts(source: Source, split: str, job: TextJob) -> dict[str, Any]:
+    root, path = Path(str(job.source)), source.path
+    if source.table is not None:
+        return {"hub": job.hub or root.name, "split": split, "rows": len(source.table)}
+    name = path.relative_to(root).as_posix() if path.is_relative_to(root) and path != root else path.name
+    return {"file": name, "split": split, "size": path.stat().st_size}
+
+
+def _survey(
+    job: TextJob, splits: dict[str, list[Source]], work: Path, tokenizer: str, report: Report
+) -> tuple[dict[str, int], str]:
+    """Return the number of documents of every split, and all characters if they are the tokenizer.
+
+    Both are kept for the case of an interruption; the sources and the tokenizer must be the same then.
+    """
+    path, again = work / "plan.json", f"remove {work.parent} and run the command again."
+    sources = [(split, source) for split in splits for source in splits[split]]
+    now = {"tokenizer": tokenizer, "sources": [[split, *_state(source)] for split, source in sources]}
+    if path.is_file():
+        before = read_json(path, error=StorageError, max_bytes=MAX_INDEX_BYTES, hint=again)
+        if not isinstance(before, dict) or any(before.get(key) != now[key] for key in now):
+            raise ConfigError(
+                f"the source, the tokenizer or the version of tost is not what it was when {work.parent} was begun; "
+                f"{again}"
+            )
+        return before["documents"], before["characters"]
+    counts, alphabet = dict.fromkeys(splits, 0), set[str]()
+    for number, (split, source) in enumerate(sources):
+        report(number, len(sources), f"reading {source.path.name}")
+        for document in documents_of([source], job):
+            counts[split] += 1
+            if tokenizer == "chars":
+                alphabet.update(*document.blocks)
+    if job.joined:
+        counts = dict.fromkeys(splits, 1)
+    if not sum(counts.values()):
+        raise ConfigError(f"{job.title} holds no documents; there is nothing to prepare.")
+    if tokenizer == "chars" and not alphabet:
+        raise ConfigError("the documents hold no characters at all; there is nothing to learn.")
+    characters = "".join(sorted(alphabet))
+    write_json(path, {**now, "documents": counts, "characters": characters})
+    return counts, characters
+
+
+def _state(source: Source) -> list[Any]:
+    if source.table is not None:
+        return [str(source.path), len(source.table), source.table._fingerprint]
+    found = source.path.stat()
+    return [str(source.path), found.st_size, found.st_mtime_ns]
+
+
+def _parts(job: TextJob, splits: dict[str, list[Source]], counts: dict[str, int]) -> tuple[list[Part], dict[str, Any]]:
+    """Return the parts, and how the validation set was made; it is cut off if the source has none."""
+    whole, *others = (Part(split, sources, counts[split]) for split, sources in splits.items())
+    if job.split == "named" or "validation" in splits or job.validation == 0.0:
+        return [whole, *others], {"rule": "named", "splits": sorted(splits)}
+    count, rule = whole.documents, {"rule": "tail", "validation": job.validation}
+    if count == 1 and job.split != "random":
+        # Where bytes are not text, one of them counts as a character.
+        length = sum(len(block) for block in next(whole.read(job)).blocks)
+        place = int(length * (1 - job.validation))
+        if not 0 < place < length:
+            raise ConfigError(f"{job.title} has {length} characters, too few to cut off a validation set.")
+        train = whole._replace(characters=(0, place))
+        validation = whole._replace(split="validation", characters=(place, length))
+        return [train, validation, *others], {**rule, "of": "characters"}
+    held_out = math.ceil(job.validation * count)
+    if held_out >= count:
+        raise ConfigError(
+            f"validation={job.validation} of {count} document(s) leaves none for training; give more documents, a "
+            "smaller share, split=tail for a single text, or validation_source."
+        )
+    chosen = np.zeros(count, dtype=bool)
+    if job.split == "tail":
+        chosen[-held_out:] = True
+    else:
+        # As `datasets` draws it in `train_test_split`, so that a known seed gives the known documents.
+        chosen[np.random.default_rng(job.seed).permutation(count)[:held_out]] = True
+        rule = {"rule": "random", "validation": job.validation, "seed": job.seed}
+    train = whole._replace(documents=count - held_out, chosen=~chosen)
+    return [train, Part("validation", whole.sources, held_out, chosen), *others], rule
+
+
+def _characters(blocks: Iterable[str], start: int, stop: int) -> Iterator[str]:
+    """Return the characters from `start` to before `stop` of a text."""
+    place = 0
+    for block in blocks:
+        yield block[max(0, start - place) : stop - place]
+        place += len(block)
+        if place >= stop:
+            return
+
+
+def _write_split(
+    part: Part, job: TextJob, tokenizer: DataTokenizer, end_of_text: int | None, out: Path, tick: Callable[[int], None]
+) -> SplitRecord:
+    """Write the shards of a split that are missing, and return the record of all."""
+    path = out / "work" / f"{part.split}.shards.json"
+    records = _complete_shards(path, out)
+    documents = part.read(job)
+    tick(sum(1 for _ in islice(documents, sum(record.documents for record in records))))
+    for first in documents:
+        shard, left = out / f"{part.split}-{len(records):05d}.bin", chain([first], documents)
+        records.append(_write_shard(shard, left, job, tokenizer, end_of_text, tick))
+        write_json(path, _Records.dump_python(records))
+    if not any(record.bytes for record in records):
+        raise ConfigError(f"split {part.split!r} of {job.title} has no text at all; there is nothing to learn.")
+    counts = ("tokens", "documents", "bytes", "source_bytes", "source_words")
+    return SplitRecord(
+        **{key: sum(getattr(record, key) for record in records) for key in counts},
+        shards=[shard for record in records for shard in record.shards],
+        answers=[answer for record in records for answer in record.answers],
+        choices=CHOICES if job.choices else 0,
+    )
+
+
+def _complete_shards(path: Path, out: Path) -> list[SplitRecord]:
+    """Return the records of the first shards, up to one whose files have another size.
+
+    A machine that loses power may lose the end of the last files.
+    """
+    try:
+        records = _Records.validate_json(path.read_bytes())
+    except (FileNotFoundError, ValidationError):
+        return []
+    for number, record in enumerate(records):
+        files = [out / known.file for shard in record.shards for known in (shard.data, shard.lengths)]
+        sizes = [known.size for shard in record.shards for known in (shard.data, shard.lengths)]
+        if [file.stat().st_size if file.is_file() else None for file in files] != sizes:
+            return records[:number]
+    return records
+
+
+def _write_shard(
+    path: Path,
+    documents: Iterable[Document],
+    job: TextJob,
+    tokenizer: DataTokenizer,
+    end_of_text: int | None,
+    tick: Callable[[int], None],
+) -> SplitRecord:
+    """Write documents until they have `job.shard_bytes`."""
+    end = np.array([] if end_of_text is None else [end_of_text], dtype=np.int64)
+    counts, answers = dict.fromkeys(("bytes", "source_bytes", "source_words"), 0), list[int]()
+    try:
+        with write_shard(path, token_dtype(tokenizer.vocab_size)) as shard:
+            for batch in _batches(_chunks(documents, job, tokenizer, counts, answers)):
+                encoded = tokenizer.encode_batch([text for text, _ in batch])
+                for (text, is_last), ids in zip(batch, encoded, strict=True):
+                    counts["bytes"] += _size(text)
+                    shard.add(ids)
+                    if is_last:
+                        shard.add(end)
+                        shard.end_document()
+                tick(sum(is_last for _, is_last in batch))
+    except UnicodeEncodeError as error:
+        raise ConfigError(
+            f"{job.title} holds {error.object[error.start]!r}, half of a character, which JSON can state but no text "
+            "can hold; remove it."
+        ) from error
+    record = shard.record
+    return SplitRecord(tokens=record.tokens, documents=record.documents, shards=[record], answers=answers, **counts)
+
+
+def _size(text: str) -> int:
+    return len(text.encode("utf-8", errors="surrogateescape"))
+
+
+def _chunks(
+    documents: Iterable[Document], job: TextJob, tokenizer: DataTokenizer, counts: dict[str, int], answers: list[int]
+) -> Iterator[tuple[str, bool]]:
+    """Return texts that can be encoded alone, each with whether it is the last one of its document."""
+    for document in documents:
+        blocks = _counted(document.blocks, counts)
+        chunks = cut_text(map(job.edit, lines_of(blocks)) if job.edit else blocks, tokenizer, _CHUNK)
+        text = next(chunks, "")
+        for following in chunks:
+            yield text, False
+            text = following
+        yield text, True
+        if document.answer is not None:
+            answers.append(document.answer)
+        if counts["source_bytes"] >= job.shard_bytes:
+            return
+
+
+def _counted(blocks: Iterable[str], counts: dict[str, int]) -> Iterator[str]:
+    """Count the bytes and words of a text on the way."""
+    is_inside = False  # of a word that began in the block before
+    for block in filter(None, blocks):
+        counts["source_bytes"] += _size(block)
+        counts["source_words"] += len(block.split()) - (is_inside and not block[0].isspace())
+        is_inside = not block[-1].isspace()
+        yield block
+
+
+def _batches(chunks: Iterable[tuple[str, bool]]) -> Iterator[list[tuple[str, bool]]]:
+    batch, size = list[tuple[str, bool]](), 0
+    for chunk in chunks:
+        batch.append(chunk)
+        size += len(chunk[0]) + 1
+        if size >= _BATCH:
+            yield batch
+            batch, size = [], 0
+    if batch:
+        yield batch

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from tost._io import read_json, write_atomic, write_json
 from tost._tokenizer import ByteTokenizer, TokenDecoder, Tokenizer
-from tost.data._hub import unreachable
+from tost.data._tables import unreachable
 from tost.errors import ConfigError
 
 Ids = NDArray[Any]
@@ -271,30 +271,19 @@ def _loading(problem: str) -> Iterator[None]:
 
 
 def _from_hub(name: str) -> HFTokenizer:
-    from tokenizers import Tokenizer
+    from huggingface_hub import hf_hub_download, try_to_load_from_cache
 
     repository = "openai-community/gpt2" if name == "gpt2" else name
-    problem = (
+    with _loading(
         f"tokenizer {repository!r} cannot be loaded from the hub; give the path of its tokenizer.json, or of a folder "
         "with vocab.json and merges.txt, or tokenizer=bytes, which needs no files"
-    )
-    if (copy := _cached(repository)) is not None:
-        return _from_file(copy, name)
-    if reason := unreachable():  # else the hub is tried again and again, for half a minute
-        raise ConfigError(f"{problem}: it is not on this machine, and {reason}.")
-    with _loading(problem):
-        return HFTokenizer(Tokenizer.from_pretrained(repository), name)
-
-
-def _cached(repository: str) -> Path | None:
-    """Return the file of a tokenizer that was loaded from the hub before; None if there is none."""
-    from huggingface_hub import try_to_load_from_cache
-
-    try:
+    ):
         found = try_to_load_from_cache(repository, TOKENIZER_FILE)
-    except ValueError:  # not the name of a repository; the hub says so in its words
-        return None
-    return Path(found) if isinstance(found, str) else None
+        if not isinstance(found, str):
+            if reason := unreachable():  # the library would retry for half a minute
+                raise ConfigError(f"it is not on this machine, and {reason}.")
+            found = hf_hub_download(repository, TOKENIZER_FILE)
+    return _from_file(Path(found), name)
 
 
 def _from_file(path: Path, name: str) -> HFTokenizer:

@@ -14,8 +14,6 @@ from numpy.typing import NDArray
 from tost._io import atomic_path, write_atomic
 from tost.data.tokens.format import FileRecord, ShardRecord
 
-_BLOCK = 1 << 20
-
 
 def token_dtype(vocab_size: int) -> np.dtype[Any]:
     """Return the smallest type that holds ids below `vocab_size`: uint8, uint16 or uint32, little-endian."""
@@ -38,24 +36,15 @@ class ShardWriter:
 
     def add(self, ids: NDArray[Any]) -> None:
         """Append tokens to the current document."""
-        self._write(ids.astype(self._dtype).tobytes())
+        content = ids.astype(self._dtype).tobytes()
+        self._file.write(content)
+        self._digest.update(content)
+        self._size += len(content)
 
     def end_document(self) -> None:
         """Let the next token begin a document."""
         self._lengths.append((self._size - self._document_start) // self._dtype.itemsize)
         self._document_start = self._size
-
-    def copy(self, folder: Path, shard: ShardRecord) -> None:
-        """Append the documents of a shard in another folder."""
-        with (folder / shard.data.file).open("rb") as file:
-            while block := file.read(_BLOCK):
-                self._write(block)
-        self._lengths += np.fromfile(folder / shard.lengths.file, dtype="<u8").tolist()
-
-    def _write(self, content: bytes) -> None:
-        self._file.write(content)
-        self._digest.update(content)
-        self._size += len(content)
 
     def _finish(self, path: Path) -> None:
         lengths = np.array(self._lengths, dtype="<u8").tobytes()
@@ -84,18 +73,3 @@ def write_shard(path: Path, dtype: np.dtype[Any]) -> Iterator[ShardWriter]:
         writer = ShardWriter(file, dtype)
         yield writer
     writer._finish(path)
-
-
-def merge_shards(folder: Path, shards: list[ShardRecord], path: Path, dtype: np.dtype[Any]) -> ShardRecord:
-    """Write shards of a folder one after another into one.
-
-    Args:
-        folder: Folder that they are in.
-        shards: Shards in order.
-        path: File to write.
-        dtype: How tokens are stored.
-    """
-    with write_shard(path, dtype) as writer:
-        for shard in shards:
-            writer.copy(folder, shard)
-    return writer.record
