@@ -30,7 +30,6 @@ BRITISH_S = re.compile(
 SPELLED_OTHERWISE = {
     "src/tost/train/config/files.py": "regularise",
     "tests/regression/make_run.py": "regularise",
-    "tests/data/text/test_errors.py": "tokeniser",
 }
 STILTED = re.compile(r"\b(?:of ours|nobody|one door)\b", re.IGNORECASE)
 AS_IN = re.compile(r"^\s*\w+: As in `")

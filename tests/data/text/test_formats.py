@@ -151,7 +151,7 @@ def test_what_cannot_be_read_is_an_error(tmp_path, name):
         ({}, "text needs a source"),
         ({"name": "shakespeare"}, "input.txt"),
         ({"source": "empty"}, "holds no text; files are known by their endings"),
-        ({"source": "a.txt", "tokeniser": "bytes"}, r"tokeniser: unknown key; did you mean tokenizer\?"),
+        ({"source": "a.txt", "tokenizerr": "bytes"}, r"tokenizerr: unknown key; did you mean tokenizer\?"),
         ({"source": "a.txt", "validation": "lots"}, "validation: lots given; needs a number >= 0 and < 1"),
         ({"source": "a.txt", "tokenizer": "what"}, "no tokenizer 'what'"),
         ({"source": "a.txt", "split": "random"}, "leaves none for training"),
