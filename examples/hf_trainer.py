@@ -40,12 +40,16 @@ arguments = TrainingArguments(
     logging_steps=max(1, options.steps // 5),
     save_strategy="no",
     report_to=[],
+    use_cpu=not torch.accelerator.is_available(),  # several processes on CPUs find each other only if it is said
 )
 trainer = Trainer(model, arguments, train_dataset=windows)
 trainer.train()
 trainer.save_model()
 
-trained = AutoModelForCausalLM.from_pretrained(options.out)
-start = torch.tensor([list(prompt)]) + 1
-text = trained.generate(start, max_new_tokens=60, do_sample=False)[0] - 1
-print("continuation:", bytes(text[text >= 0].tolist()))
+if trainer.is_world_process_zero():  # the process that wrote the folder
+    trained = AutoModelForCausalLM.from_pretrained(options.out)
+    start = torch.tensor([list(prompt)]) + 1
+    text = trained.generate(start, max_new_tokens=60, do_sample=False)[0] - 1
+    print("continuation:", bytes(text[text >= 0].tolist()))
+if torch.distributed.is_initialized():
+    torch.distributed.destroy_process_group()

@@ -110,6 +110,11 @@ def read_text(path: Path, what: str = "text") -> str:
         raise ConfigError(f"cannot read the {what} from {path}: {error.strerror}") from error
 
 
+def is_utf8(path: Path) -> bool:
+    """Return whether a path can be written as UTF-8; names of files may be any bytes."""
+    return not any("\ud800" <= letter <= "\udfff" for letter in str(path))
+
+
 class _Readable(Protocol):
     def read(self, size: int, /) -> bytes: ...
 

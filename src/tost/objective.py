@@ -36,6 +36,7 @@ import torch
 from torch import Tensor
 
 from tost.ops._blocks import in_blocks
+from tost.ops._checks import mask_hint
 
 __all__ = [
     "EXP",
@@ -491,7 +492,7 @@ def _check(z: Tensor, pi: Tensor, eps: float, mask: Tensor | None, u: Tensor | N
     if mask is not None and (mask.dtype != torch.bool or mask.ndim < 1 or mask.shape[-1] != n):
         raise ValueError(
             f"mask has shape {tuple(mask.shape)} and dtype {mask.dtype}; it must be bool, [..., {n}], one entry per "
-            "token of z. Convert with mask.bool(), True for the tokens to keep."
+            f"token of z, True for the tokens to keep. {'' if mask.dtype == torch.bool else mask_hint(mask)}"
         )
     batches = {"z": z.shape[:-2], "pi": pi.shape[:-2]} | ({} if mask is None else {"mask": mask.shape[:-1]})
     batches |= {} if u is None else {"u": u.shape[:-3]}

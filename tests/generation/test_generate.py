@@ -282,6 +282,7 @@ def test_no_new_tokens_are_none():
         ({"ids": [torch.tensor([1]), torch.tensor([], dtype=torch.int64)]}, "prompt 1 is empty"),
         ({"ids": [torch.tensor([[1]])]}, r"prompt 0 is of shape \(1, 1\)"),
         ({"ids": [[1, 2]]}, "prompt 0 is a list"),
+        ({"ids": "def"}, r"prompt 0 is a str; .*Encode text first: .*tokenizer.encode"),
         ({"ids": [torch.tensor([1])], "mask": torch.ones(1, 1, dtype=torch.bool)}, "needs no mask"),
         ({"mask": torch.ones(1, 2)}, "mask has shape .* dtype torch.float32"),
         ({"mask": torch.tensor([[False, False]])}, "prompt 0 is empty"),

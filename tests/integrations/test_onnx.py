@@ -6,6 +6,7 @@ import torch
 
 import tost
 from tests.models.tiny import perturb
+from tost.errors import ConfigError
 from tost.integrations.onnx import export_onnx, plain_operators
 
 
@@ -35,6 +36,28 @@ def test_file_computes_what_the_model_computes(tmp_path, name, overrides, size):
             expected = model(images)
         (logits,) = session.run(["logits"], {"images": images.numpy()})
         torch.testing.assert_close(torch.from_numpy(logits), expected, rtol=1e-5, atol=1e-5)
+
+
+class FixedBatch(torch.nn.Linear):
+    def forward(self, x):
+        return super().forward(x.flatten(1)) if x.shape[0] == 2 else x
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        (
+            tost.create_model("tost_lm_base", embed_dim=32, depth=1, num_heads=2, vocab_size=64),
+            "LanguageToST takes tokens",
+        ),
+        (tost.create_model("lra_listops", depth=1), "takes tokens"),
+        (FixedBatch(3 * 4 * 4, 5), "FixedBatch cannot be exported with batches of any size"),
+    ],
+)
+def test_what_cannot_be_exported_is_named(tmp_path, model, message):
+    with pytest.raises(ConfigError, match=message):
+        export_onnx(model, tmp_path / "model.onnx", image_size=4)
+    assert not list(tmp_path.iterdir())
 
 
 def test_plain_operators_are_switched_back():

@@ -233,7 +233,7 @@ ERRORS = {
     ),
     "mask dtype": (
         lambda: objective.coding_rate(zeros(3, 2), 1.0, mask=zeros(3)),
-        r"mask has shape \(3,\) and dtype torch.float32; it must be bool, \[\.\.\., 3\].* Convert with mask\.bool\(\)",
+        r"mask has shape \(3,\) and dtype torch.float32; it must be bool, \[\.\.\., 3\].* Use mask\.bool\(\)",
     ),
     "mask shape": (
         lambda: objective.coding_rate(zeros(3, 2), 1.0, mask=zeros(4).bool()),

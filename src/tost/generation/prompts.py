@@ -97,7 +97,10 @@ def _from_rows(rows: Sequence[Tensor], mask: Tensor | None) -> tuple[Tensor, Ten
             found = f"a {type(row).__name__}"
             if isinstance(row, Tensor):
                 found = f"of shape {tuple(row.shape)} and dtype {row.dtype}"
-            raise ConfigError(f"prompt {index} is {found}; a list of prompts holds tensors [N] of dtype torch.int64.")
+            hint = " Encode text first: torch.tensor([tokenizer.encode(text)])." if "str" in found else ""
+            raise ConfigError(
+                f"prompt {index} is {found}; prompts are tensors [N] of token ids, dtype torch.int64.{hint}"
+            )
     longest = max((len(row) for row in rows), default=0)
     device = rows[0].device if rows else None
     ids = torch.zeros(len(rows), longest, dtype=torch.int64, device=device)

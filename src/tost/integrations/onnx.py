@@ -10,9 +10,12 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from os import PathLike
+from typing import Any
 
 import torch
 from torch import nn
+
+from tost.errors import ConfigError
 
 __all__ = ["export_onnx", "plain_operators"]
 
@@ -65,7 +68,15 @@ def export_onnx(
         >>> from tost.integrations.onnx import export_onnx
         >>> model = tost.create_model("tost_tiny_patch16_224")
         >>> export_onnx(model, "tost_tiny.onnx", image_size=224)    # doctest: +SKIP
+
+    Raises:
+        ConfigError: The model takes no images, or cannot be exported for batches of any size.
     """
+    if hasattr(model, "forward_with_state") or hasattr(getattr(model, "options", None), "vocab_size"):
+        raise ConfigError(
+            f"{type(model).__name__} takes tokens, and export_onnx writes image models; export it yourself, see "
+            "plain_operators and torch.export, or generate with tost.generate."
+        )
     sides = (image_size, image_size) if isinstance(image_size, int) else image_size
     like = next(model.parameters())
     channels = getattr(model, "in_chans", 3) if in_chans is None else in_chans
@@ -76,16 +87,21 @@ def export_onnx(
             # The exporter copies its own trees in a way that it has deprecated.
             warnings.filterwarnings("ignore", category=FutureWarning)
             warnings.filterwarnings("ignore", category=DeprecationWarning)
-            torch.onnx.export(
+            program: Any = torch.onnx.export(
                 model,
                 (images,),
-                str(path),
                 input_names=["images"],
                 output_names=["logits"],
                 dynamic_shapes=({0: torch.export.Dim("batch")},),
                 dynamo=True,
                 verbose=False,
-                external_data=False,
             )
+            graph = program.model.graph
+            if any(isinstance(value.shape[0], int) for value in (*graph.inputs, *graph.outputs)):
+                raise ValueError("it computes something else for another number of images")
+            program.save(str(path), external_data=False)
+    except (RuntimeError, TypeError, ValueError) as error:  # the exporter's own, all of them
+        reason = next(filter(None, map(str.strip, str(error).splitlines())), type(error).__name__)
+        raise ConfigError(f"{type(model).__name__} cannot be exported with batches of any size: {reason}") from error
     finally:
         model.train(training)

@@ -10,6 +10,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from tost.ops._checks import mask_hint
+
 MASKED = -100.0
 """From here down, what a float mask adds to a score hides the token: exp(-100) is 0 in float32."""
 
@@ -125,11 +127,12 @@ def _allowed(mask: Tensor) -> Tensor:
     """Return true where a mask lets through."""
     if not mask.is_floating_point():
         return mask != 0
+    fits = ((mask == 0) | (mask <= MASKED)).all()
+    hint = mask_hint(mask).replace("mask", "attn_mask") if _can_look(fits) and not bool(fits) else ""
     demand(
-        ((mask == 0) | (mask <= MASKED)).all(),
+        fits,
         "attn_mask adds values to scores other than 0 (counts) and -100 or less (hidden), but TSSA has no scores "
-        "between pairs of tokens that a bias could be added to. Leave position biases out; turn a mask of ones and "
-        "zeros into a bool mask (mask.bool()).",
+        f"between pairs of tokens that a bias could be added to. Leave position biases out. {hint}",
     )
     return mask > MASKED
 

@@ -40,13 +40,23 @@ def check_temperature(temperature: Tensor, w: Tensor) -> None:
     _check_device("temperature", temperature, w)
 
 
+def mask_hint(mask: Tensor) -> str:
+    """Return how to make a boolean mask of another one: masks that are added to scores mean the opposite."""
+    if has_values(mask) and not torch.compiler.is_compiling():
+        if bool((mask == 1).any()) and bool(((mask == 0) | (mask == 1)).all()):
+            return "It holds ones and zeros: use mask.bool() if the ones are real tokens."
+        if bool((mask < 0).any()) and bool((mask <= 0).all()):
+            return "It looks like a mask that is added to scores, 0 for real tokens: use mask == 0."
+    return "Use mask.bool() if it holds ones for real tokens, or mask == 0 if it is added to scores."
+
+
 def check_mask(mask: Tensor | None, w: Tensor) -> None:
     """Refuse a mask that is not boolean, or not ``[B, N]``, or on another device than `w`."""
     if mask is None:
         return
     if mask.dtype != torch.bool:
         raise ValueError(
-            f"mask has dtype {mask.dtype}; it must be torch.bool with True for real tokens. Use mask.bool()."
+            f"mask has dtype {mask.dtype}; it must be torch.bool with True for real tokens. {mask_hint(mask)}"
         )
     if mask.shape != w.shape[:2]:
         raise ValueError(

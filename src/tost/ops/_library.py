@@ -152,7 +152,8 @@ def _load() -> tuple[ctypes.CDLL | None, str]:
     note = folder / "_native_build_error.txt"
     path = folder / "_kernels.so"
     if not path.exists():
-        cause = note.read_text().strip() if note.exists() else "the package was not built from its own setup.py"
+        built = note.read_text(encoding="utf-8").strip() if note.exists() else ""
+        cause = built or "the package was not built from its own setup.py"
         return None, f"the native library was not built ({cause}); reinstall tost with a C++17 compiler"
     try:
         library = ctypes.CDLL(str(path))

@@ -131,7 +131,7 @@ class RunFolder:
         """
         with writing(self.path):
             self.path.mkdir(parents=True, exist_ok=True)
-            file = (self.path / LOCK).open("a+")
+            file = (self.path / LOCK).open("a+", encoding="utf-8")
         with file:
             try:
                 # Unlike that of flock, this lock is not inherited by data workers, which may outlive a killed run.
@@ -176,7 +176,7 @@ class RunFolder:
         path = self.path / "metrics.jsonl"
         if path.exists():
             with writing(path):
-                lines = path.read_text(errors="replace").splitlines()
+                lines = path.read_text("utf-8", errors="replace").splitlines()
                 write_atomic(path, "".join(f"{line}\n" for line in lines if _is_until(step, line)))
 
     def record(self, value: Mapping[str, Any], name: str = "metrics.jsonl") -> None:
@@ -185,7 +185,8 @@ class RunFolder:
 
     def log(self, line: str, name: str = "log.txt") -> None:
         """Append one line to ``log.txt``, or to another file."""
-        with writing(self.path / name), (self.path / name).open("a") as file:
+        path = self.path / name
+        with writing(path), path.open("a", encoding="utf-8", errors="backslashreplace") as file:
             file.write(line + "\n")
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:

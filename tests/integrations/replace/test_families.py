@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 import re
 
 import pytest
@@ -107,9 +108,40 @@ def test_save_and_load(name, tmp_path):
     torch.testing.assert_close(output(again.eval(), x), expected)
 
 
+HOSTILE = {
+    "kernels from elsewhere": ({"_attn_implementation": "kernels-community/flash-attn"}, "code from elsewhere"),
+    "code in the folder": ({"model_type": "evil", "auto_map": {"AutoConfig": "evil.Evil"}}, "trust_remote_code"),
+    "a name that is no model": ({"architectures": ["os"]}, "os"),
+    "a number for a name": ({"architectures": [3]}, "TypeError"),
+    "nothing replaced": ({"tost_attention": []}, r"tost_attention=\[\]"),
+    "a strange call": ({"tost_attention": [{"layers": "1"}]}, "extensions"),
+    "more layers than tensors": ({"n_layer": 10**9}, "num_hidden_layers=1000000000 does not fit the weights"),
+    "no layer": ({"n_layer": 0}, "num_hidden_layers=0"),
+    "no head": ({"n_head": 0}, "num_attention_heads=0"),
+    "a wide model": ({"n_embd": 10**9}, "hidden_size=1000000000"),
+    "a number as text": ({"n_layer": "2"}, "n_layer"),
+    "an unknown function": ({"activation_function": "evil"}, "evil"),
+    "an unknown type": ({"dtype": "evil"}, "evil"),
+    "labels": ({"id2label": 3}, "AttributeError"),
+}
+
+
+@pytest.mark.parametrize("case", HOSTILE)
+def test_a_hostile_folder_is_one_error(case, tmp_path, monkeypatch):
+    changes, message = HOSTILE[case]
+    quietly(tost.replace_attention, make("decoder_gpt2"), layers=[1]).save_pretrained(tmp_path)
+    content = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(content | changes))
+    (tmp_path / "evil.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
+    monkeypatch.setattr("builtins.input", lambda *_: pytest.fail("a question about foreign code"))
+    with pytest.raises(CheckpointError, match=f"(?s)cannot load .*save_pretrained wrote after .*{message}"):
+        load_replaced(tmp_path)
+    assert not (tmp_path / "ran").exists()
+
+
 def test_loading_refuses_other_folders(tmp_path):
     make("encoder_bert").save_pretrained(tmp_path)
-    with pytest.raises(CheckpointError, match="does not hold a model that save_pretrained wrote after"):
+    with pytest.raises(CheckpointError, match="save_pretrained wrote after"):
         load_replaced(tmp_path)
 
 

@@ -6,6 +6,7 @@ import copy
 
 import pytest
 import torch
+import transformers
 
 import tost
 from tests.integrations.replace.models import DECODERS, ENCODERS, VOCABULARY, example, make, quietly
@@ -64,6 +65,29 @@ def test_left_padding_of_bert_is_exact_if_positions_are_given(layers):
     ]
     for mine, theirs in zip(*states, strict=True):
         torch.testing.assert_close(mine.recurrent_states, theirs.recurrent_states, rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize("layers", [[0], [1], None])
+@pytest.mark.parametrize("family", ["llama", "gpt2"])
+def test_a_static_cache_gives_what_no_cache_gives(family, layers):
+    model = replaced(family, layers)
+    ids = example(f"decoder_{family}")
+    mask = torch.ones_like(ids)
+    mask[1, :3] = 0
+    expected = model(ids, attention_mask=mask, use_cache=False).logits
+    cache, found = transformers.StaticCache(config=model.config, max_cache_len=20), []
+    for start, end in ((0, 5), (5, 6), (6, 9), (9, 12)):
+        part = {"attention_mask": mask[:, :end], "past_key_values": cache, "use_cache": True}
+        found.append(model(ids[:, start:end], **part).logits)
+    real = mask.bool()
+    torch.testing.assert_close(torch.cat(found, dim=1)[real], expected[real], rtol=0, atol=1e-9)
+
+
+def test_a_static_cache_with_windows_is_refused():
+    model = replaced("mistral", [1])
+    cache = transformers.StaticCache(config=model.config, max_cache_len=20)
+    with pytest.raises(ValueError, match=r"static cache with sliding windows.*use a DynamicCache"):
+        model(example("decoder_mistral"), past_key_values=cache)
 
 
 @pytest.mark.parametrize("family", DECODERS)

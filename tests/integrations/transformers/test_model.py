@@ -353,3 +353,29 @@ def test_parameters_are_those_of_the_network(kind):
         "lm_head.weight"
     }
     assert model.base_model is model.model
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        *({"depth": value} for value in (0, -1, 10**9, "2", None, 2.5)),
+        *({"num_heads": value} for value in (0, 3, [2])),
+        *({"embed_dim": 10**9}, {"vocab_size": -1}, {"mlp_ratio": 1e300}, {"mixer": 3}, {"layer_scale": {}}),
+        *({"id2label": 3}, {"dtype": "evil"}, {"num_labels": "x"}),
+    ],
+    ids=str,
+)
+def test_a_hostile_config_is_one_error(tmp_path, change):
+    TostForCausalLM(TostConfig(**TINY)).save_pretrained(tmp_path)
+    content = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(content | change))
+    with pytest.raises(ConfigError):
+        AutoModelForCausalLM.from_pretrained(tmp_path)
+
+
+def test_kernels_from_elsewhere_are_not_loaded(tmp_path):
+    TostForCausalLM(TostConfig(**TINY)).save_pretrained(tmp_path)
+    content = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(content | {"_attn_implementation": "kernels-community/x"}))
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path)
+    assert loaded.config._attn_implementation != "kernels-community/x"

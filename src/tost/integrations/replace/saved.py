@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import copy
+import math
 import warnings
 from pathlib import Path
 from typing import Any
 
+from safetensors import safe_open
 from torch import nn
 
 import tost._torchvision  # noqa: F401  transformers may import torchvision, which a CPU build of torch has to be prepared for
@@ -14,8 +16,10 @@ import tost._torchvision  # noqa: F401  transformers may import torchvision, whi
 # isort: split
 import transformers
 
+from tost._io import read_json
 from tost.errors import CheckpointError
 from tost.integrations.replace.run import replace_attention
+from tost.integrations.replace.transformers import IMPLEMENTATION
 from tost.nn import Extensions
 
 
@@ -44,16 +48,20 @@ def load_replaced(path: str | Path, *, dtype: Any = "auto", device_map: Any = No
         'GPT2LMHeadModel'
     """
     try:
-        config = transformers.AutoConfig.from_pretrained(path)
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"cannot load {path}: {error}") from error
-    calls, names = getattr(config, "tost_attention", None), getattr(config, "architectures", None)
-    if not calls or not names or not hasattr(transformers, names[0]):
+        return _load(Path(path), dtype=dtype, device_map=device_map)
+    except CheckpointError:
+        raise
+    except Exception as error:  # values of any type and size in config.json make transformers fail in any way
         raise CheckpointError(
-            f"{path} does not hold a model that save_pretrained wrote after tost.replace_attention: config.json has "
-            f"tost_attention={calls} and architectures={names}."
-        )
-    kind = getattr(transformers, names[0])
+            f"cannot load {path} as a model that save_pretrained wrote after tost.replace_attention: "
+            f"{type(error).__name__}: {error}"
+        ) from error
+
+
+def _load(path: Path, *, dtype: Any, device_map: Any) -> nn.Module:
+    config = _read_config(path)
+    calls = config.tost_attention
+    kind = getattr(transformers, config.architectures[0])
 
     def build(self: Any, given: Any, *args: Any, **kwargs: Any) -> None:
         plain = copy.deepcopy(given)
@@ -68,10 +76,37 @@ def load_replaced(path: str | Path, *, dtype: Any = "auto", device_map: Any = No
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         options = {"dtype": dtype, "device_map": device_map, "use_safetensors": True, "output_loading_info": True}
-        model, info = replacing.from_pretrained(path, config=config, **options)
+        model, info = replacing.from_pretrained(path, config=config, trust_remote_code=False, **options)
     wrong = {key: sorted(map(str, found)) for key, found in info.items() if found and key != "error_msgs"}
     if wrong:
         raise CheckpointError(f"the weights in {path} do not fit: {wrong}")
     model.__class__ = kind
     loaded: nn.Module = model.eval()
     return loaded
+
+
+def _read_config(path: Path) -> Any:
+    """Return the configuration of a replaced model: no code from elsewhere, sizes no larger than its weights."""
+    content = read_json(path / "config.json", error=CheckpointError)
+    calls, (name, *_) = content["tost_attention"], content["architectures"]
+    kind = getattr(transformers, name)
+    if not calls or not issubclass(kind, transformers.PreTrainedModel):
+        raise ValueError(f"tost_attention={calls}, architectures={name}")
+    config = transformers.AutoConfig.from_pretrained(path, trust_remote_code=False)
+    if config._attn_implementation not in (None, "eager", "sdpa", "flex_attention", IMPLEMENTATION):
+        raise ValueError(f"the attention {config._attn_implementation!r} is code from elsewhere")
+    tensors = numbers = 0
+    for file in path.glob("*.safetensors"):
+        with safe_open(file, framework="pt") as opened:
+            shapes = [opened.get_slice(name).get_shape() for name in opened.keys()]  # noqa: SIM118 - not a mapping
+        tensors, numbers = tensors + len(shapes), numbers + sum(map(math.prod, shapes))
+    sizes = {
+        "num_hidden_layers": tensors,
+        "hidden_size": numbers,
+        "vocab_size": numbers,
+        "num_attention_heads": numbers,
+    }
+    for key, most in sizes.items():
+        if not 0 < getattr(config, key, 1) <= most:
+            raise ValueError(f"{key}={getattr(config, key)} does not fit the weights")
+    return config

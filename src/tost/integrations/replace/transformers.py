@@ -27,7 +27,7 @@ from transformers.masking_utils import (
 
 from tost.integrations.replace.families import LLAMA, TRANSFORMERS
 from tost.integrations.replace.parts import Parts, read_linear, split_fused
-from tost.integrations.transformers.cache import adopt_layer
+from tost.integrations.transformers.cache import StateLayer, adopt_layer
 from tost.nn import CausalTSSAttention, TSSAttention
 from tost.nn.masks import demand, read_attention_mask, read_packed_mask
 from tost.ops import Packing
@@ -87,6 +87,8 @@ class ReplacedAttention(nn.Module):
         for name, reason in _REFUSED.items():
             if others.get(name) is not None and others[name] is not False:
                 raise ValueError(f"{name} was passed to attention that is replaced by TSSA: {reason}.")
+        if past_key_values is not None and attention_mask is not None and attention_mask.dim() == 4:
+            attention_mask = self._of_tokens(attention_mask, past_key_values, hidden_states.shape[1])
         packing = self._packing(attention_mask, hidden_states, others)
         real = self._real(attention_mask, hidden_states, packed=packing is not None)
         if past_key_values is None:
@@ -97,6 +99,31 @@ class ReplacedAttention(nn.Module):
                 "use_cache=False."
             )
         return self._continue(hidden_states, real, past_key_values), None
+
+    def _of_tokens(self, mask: Tensor, cache: Cache, num_tokens: int) -> Tensor:
+        """Return a mask [B, 1, N, K] with the new tokens last; those of a static cache end with its empty places."""
+        layer = self._state_layer(cache)
+        if not layer.mask_length:
+            return mask
+        if layer.mask_slides:
+            raise ValueError(
+                "past_key_values is a static cache with sliding windows, which layers replaced by TSSA cannot follow; "
+                "use a DynamicCache (cache_implementation='dynamic')."
+            )
+        seen: Tensor | int = 0 if layer.count is None else layer.count
+        places = (torch.arange(mask.shape[-1], device=mask.device) + seen + num_tokens) % mask.shape[-1]
+        return mask.index_select(-1, places)
+
+    def _state_layer(self, cache: Cache) -> StateLayer:
+        """Return the layer of the cache that holds the state."""
+        if isinstance(cache, EncoderDecoderCache):
+            cache = cache.self_attention_cache
+        if not isinstance(self.attention, CausalTSSAttention) or self.layer_idx is None:
+            raise ValueError(
+                "a cache was passed to attention that is replaced by TSSA over all tokens; only causal layers continue "
+                "from a state. Call the model with use_cache=False."
+            )
+        return adopt_layer(cache, self.layer_idx)
 
     def _packing(self, mask: Tensor | None, x: Tensor, others: dict[str, Any]) -> Packing | None:
         """Return how sequences are packed; None if each row is one."""
@@ -135,15 +162,9 @@ class ReplacedAttention(nn.Module):
         return read_attention_mask(mask, x.shape[0], x.shape[1], causal=causal, windowed=self.windowed or packed)
 
     def _continue(self, x: Tensor, real: Tensor | None, cache: Cache) -> Tensor:
-        if isinstance(cache, EncoderDecoderCache):
-            cache = cache.self_attention_cache
-        if not isinstance(self.attention, CausalTSSAttention) or self.layer_idx is None:
-            raise ValueError(
-                "a cache was passed to attention that is replaced by TSSA over all tokens; only causal layers can go "
-                "on from a state. Call the model with use_cache=False."
-            )
-        layer = adopt_layer(cache, self.layer_idx)
-        y, state = self.attention.forward_with_state(x, cast(Any, layer.read()), real)
+        layer = self._state_layer(cache)
+        attention = cast(CausalTSSAttention, self.attention)
+        y, state = attention.forward_with_state(x, cast(Any, layer.read()), real)
         layer.write(state, x.shape[1])
         return y
 

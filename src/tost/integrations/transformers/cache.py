@@ -15,7 +15,7 @@ from torch import Tensor
 import tost._torchvision  # noqa: F401  transformers may import torchvision, which a CPU build of torch has to be prepared for
 
 # isort: split
-from transformers.cache_utils import Cache, CacheLayerMixin, DynamicCache, LinearAttentionLayer
+from transformers.cache_utils import Cache, CacheLayerMixin, DynamicCache, LinearAttentionLayer, StaticLayer
 
 from tost.nn.state import BlockState, MixerState
 
@@ -38,6 +38,8 @@ class StateLayer(LinearAttentionLayer, CacheLayerMixin):
         LinearAttentionLayer.__init__(self, number_of_states=0)
         CacheLayerMixin.__init__(self)  # type: ignore[no-untyped-call]
         self.grows = grows
+        self.mask_length = 0  # of the layer of a static cache that it replaces: the length of the masks for all layers
+        self.mask_slides = False
         self.is_compileable = not grows
         self.count: Tensor | None = None  # a tensor, since a compiled step would be compiled again for every number
         self.form: Any = None
@@ -73,7 +75,7 @@ class StateLayer(LinearAttentionLayer, CacheLayerMixin):
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         """Return the length and the offset of a mask over all tokens."""
-        return self.get_seq_length() + query_length, 0
+        return self.mask_length or self.get_seq_length() + query_length, 0
 
     def reset(self) -> None:
         """Forget everything."""
@@ -178,6 +180,9 @@ def adopt_layer(cache: Cache, index: int) -> StateLayer:
             "TSSA; pass what this model returned, an empty DynamicCache, or None."
         )
     cache.layers[index] = state = StateLayer()
+    if isinstance(layer, StaticLayer):
+        state.mask_length = layer.max_cache_len
+        state.mask_slides = layer.is_sliding
     return state
 
 

@@ -117,8 +117,15 @@ class TostConfig(_OptionFields):  # type: ignore[misc]
             for name, value in current_names(former, _OPTIONS).items():
                 setattr(self, name, value)
         problems = self._unknown(kwargs)
-        super().__post_init__(**kwargs)
-        self._check(problems)
+        for name, key in self.attribute_map.items():
+            if name in kwargs:
+                setattr(self, key, kwargs.pop(name))
+        kwargs = {key: value for key, value in kwargs.items() if not key.endswith("_implementation")}
+        self._check(problems)  # before transformers computes with the values
+        try:
+            super().__post_init__(**kwargs)
+        except (AttributeError, TypeError, ValueError) as error:
+            raise ConfigError(f"this TostConfig describes no model:\n  {error}") from error
 
     @classmethod
     def from_options(cls, options: LanguageOptions, **kwargs: Any) -> TostConfig:

@@ -22,6 +22,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import BaseModelOutputWithPast
 from transformers.utils.generic import can_return_tuple
 
+from tost.errors import ConfigError
 from tost.integrations.transformers import inputs
 from tost.integrations.transformers.cache import adopt, read_states, write_states
 from tost.integrations.transformers.configuration import TostConfig
@@ -133,7 +134,10 @@ class TostModel(TostPreTrainedModel):
     def __init__(self, config: TostConfig) -> None:
         super().__init__(config)
         self.options = config.options()
-        network = LanguageToST(self.options)
+        try:
+            network = LanguageToST(self.options)
+        except (MemoryError, RuntimeError, TypeError) as error:  # sizes beyond what torch can address
+            raise ConfigError(f"a model of these sizes cannot be built: {error}") from error
         self.tokens, self.positions, self.blocks, self.norm = (getattr(network, name) for name in SHARED)
         self.calls = nn.ModuleList(Recomputed() for _ in self.blocks)
         self.post_init()  # type: ignore[no-untyped-call]

@@ -18,10 +18,10 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from safetensors.torch import load, save_file
 from torch import Tensor
 
-from tost._io import atomic_path, read_json, sha256_of, sync_folder, write_json
+from tost._io import atomic_path, is_utf8, read_json, sha256_of, sync_folder, write_json
 from tost.errors import CheckpointError, StorageError, TostError
 
 TensorTree = Mapping[str, Tensor]
@@ -41,6 +41,8 @@ def load_tensors(path: Path) -> dict[str, Tensor]:
     if not path.is_file():
         raise CheckpointError(f"there is no file {path}")
     try:
+        if not is_utf8(path):  # which safetensors does not open
+            return load(path.read_bytes())
         with safe_open(path, framework="pt") as file:
             return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a mapping
     except (SafetensorError, OSError) as error:

@@ -145,9 +145,9 @@ def _labels_by_image(path: Path) -> Mapping[str, int]:
         )
     try:
         if file.suffix == ".csv":
-            with file.open(newline="") as stream:
+            with file.open(newline="", encoding="utf-8") as stream:
                 return {row["ImageId"]: numbers[row["PredictionString"].split()[0]] for row in csv.DictReader(stream)}
-        lines = [line.split() for line in file.read_text().splitlines() if line.strip()]
+        lines = [line.split() for line in file.read_text(encoding="utf-8").splitlines() if line.strip()]
         if file.name == "val.txt":
             by_text = {str(label): label for label in numbers.values()}
             return {name.partition(".")[0]: by_text[label] for name, label in lines}
