@@ -486,7 +486,7 @@ class Attention(Benchmark):
         if "alone" in self.figure:
             for training in (False, True):
                 watch(f"tost and vit-sdpa in turns{', training step' * training}")
-                results["pairs"].append(pair := self._measure_pair(training))
+                results["pairs"].append(pair := self.measure_pair(training))
                 yield f"softmax attention takes {pair['ratio']['median']:.2f} times as long"
         limit_bytes = self.limit_bytes or free_bytes(self.device) * 3 // 4
         rates: dict[tuple[str, str, bool], float] = {}
@@ -526,7 +526,7 @@ class Attention(Benchmark):
             return f"no time left, predicted {_seconds(expected)}"
         return ""
 
-    def _measure_pair(self, training: bool) -> Row:
+    def measure_pair(self, training: bool) -> Row:
         """Time one layer of ToST and of softmax attention in turns, at the paper's length or the longest one."""
         lengths, widths, heads = (_QUICK if self.quick else _STANDARD)["alone"]
         tokens = PAPER_TOKENS if PAPER_TOKENS in lengths else max(lengths)
@@ -690,7 +690,7 @@ def _relative_table(rows: Sequence[Row]) -> Table:
     cells = []
     for tokens, other in product(sorted({row["tokens"] for row in rows}), CAUSAL_CONTENDERS[1:]):
         ours, theirs = base.get(("tost", tokens)), base.get((other, tokens))
-        measured = [_quotient(ours, theirs, value) for value in (_milliseconds, _peak_and_weights)]
+        measured = [_quotient(ours, theirs, _milliseconds), _quotient(ours, theirs, _peak_and_weights)]
         paper = [cell(number, ".2f") for number in _PAPER_RELATIVE.get(tokens, (None, None))]
         names = ("time", "memory", "paper: time", "paper: memory")
         cells += [((f"{tokens:,}", other), name, text) for name, text in zip(names, [*measured, *paper], strict=True)]

@@ -20,7 +20,6 @@ from torch import Tensor, nn
 
 from tost._text import Table, grouped
 from tost.bench.harness import (
-    MISSING,
     NETWORK_BOUND,
     Benchmark,
     Check,
@@ -206,13 +205,8 @@ class Generate(Benchmark):
 
     def measure(self, results: dict[str, Any], watch: Callable[[str], None]) -> Iterator[str]:
         """Measure all parts; the training steps last, in other processes, which need the memory of the models."""
-        parts: dict[str, Callable[[], Iterator[list[Row]]]] = {
-            "prefill": self._measure_prefill,
-            "decode": self._measure_decode,
-            "batch": self._measure_batch,
-            "train": self._measure_train,
-        }
-        for part, measure in parts.items():
+        parts = (self.measure_prefill, self.measure_decode, self.measure_batch, self.measure_train)
+        for part, measure in zip(PARTS, parts, strict=True):
             if part in self.part:
                 watch(part)
                 for rows in measure():
@@ -237,7 +231,8 @@ class Generate(Benchmark):
             self._states[name, tokens] = state
         return state
 
-    def _measure_prefill(self) -> Iterator[list[Row]]:
+    def measure_prefill(self) -> Iterator[list[Row]]:
+        """Time a prompt."""
         names = (OURS, *self._baselines)
         for name in names:
             self._read(name, _SHORT)
@@ -245,10 +240,17 @@ class Generate(Benchmark):
         rounds = interleave(trials, dict.fromkeys(names, self.rounds))
         yield [_row("prefill", name, self._prompt, rounds, (OURS,)) for name in names]
 
-    def _measure_decode(self) -> Iterator[list[Row]]:
+    def measure_decode(self) -> Iterator[list[Row]]:
+        """Time a token after contexts of several lengths."""
         cases = [(OURS, context) for context in self._contexts]
         cases += [(name, context) for context in self._baseline_contexts for name in (BLOCKS, *self._baselines)]
-        calls: dict[str, Callable[[], object]] = {LIMIT: _weights_alone(self._model(OURS))}
+        ours: LanguageToST = self._model(OURS)
+        linear = [module.weight for module in ours.modules() if isinstance(module, nn.Linear)]
+        matrices = [weight.detach() for weight in (*linear, *([ours.tokens.weight] if ours.head is None else []))]
+        vectors = {matrix.shape[1]: torch.randn(1, matrix.shape[1]) for matrix in matrices}
+        calls: dict[str, Callable[[], object]] = {
+            LIMIT: lambda: [F.linear(vectors[matrix.shape[1]], matrix) for matrix in matrices]
+        }
         bytes_of: dict[str, int | None] = {}
         for name, context in cases:
             state = self._states.get((name, context)) or self._read(name, context)
@@ -262,7 +264,8 @@ class Generate(Benchmark):
             rows.append(_row("decode", name, context, rounds, others, key=key, state_bytes=bytes_of[key]))
         yield rows
 
-    def _measure_batch(self) -> Iterator[list[Row]]:
+    def measure_batch(self) -> Iterator[list[Row]]:
+        """Time a token of several texts at a time, with weights in fewer bits."""
         model = self._model(OURS)
         kinds = ["fp32"] if native_obstacles(model) else list(WEIGHTS)
         cases = [(kind, batch) for batch in (1, 8) for kind in kinds]
@@ -276,7 +279,8 @@ class Generate(Benchmark):
             for kind, batch in cases
         ]
 
-    def _measure_train(self) -> Iterator[list[Row]]:
+    def measure_train(self) -> Iterator[list[Row]]:
+        """Time training steps in processes of their own."""
         self._models.clear()
         self._states.clear()
         names = TRAINED if HUGGING_FACE in self._baselines else TRAINED[:1]
@@ -294,62 +298,58 @@ class Generate(Benchmark):
 
     def tables(self, results: Mapping[str, Any]) -> list[Table]:
         """Return one table per part."""
-        builders = {
-            "decode": self._decode_table,
-            "batch": _batch_table,
-            "prefill": _prefill_table,
-            "train": _train_table,
+        first = self._contexts[0]
+        tokens: Column = ("tokens", lambda row: f"{row['tokens']:,}")
+        contender: Column = ("contender", lambda row: row["contender"])
+        seconds: Column = ("seconds", lambda row: f"{_median(row):.2f}")
+        shown: dict[str, tuple[str, list[Column]]] = {
+            "decode": (
+                "A token, by context (batch 1)",
+                [
+                    tokens,
+                    contender,
+                    ("ms/token", lambda row: f"{1e3 * _median(row):.2f}"),
+                    ("/ weights alone", partial(_ratio, other=LIMIT)),
+                    (f"/ {OURS}, same context", lambda row: _ratio(row, f"{OURS} at {row['tokens']}")),
+                    (f"/ {OURS}, {first}", partial(_ratio, other=f"{OURS} at {first}")),
+                    ("state kB", lambda row: cell(row.get("state_bytes"), ".1f", 1e-3)),
+                ],
+            ),
+            "batch": (
+                f"Several texts at a time, and matrices in fewer bits ({OURS})",
+                [
+                    ("weights", lambda row: row["weights"]),
+                    ("texts", lambda row: str(row["batch"])),
+                    ("ms/step", lambda row: f"{1e3 * _median(row):.2f}"),
+                    ("tokens/s", lambda row: f"{row['batch'] / _median(row):.1f}"),
+                ],
+            ),
+            "prefill": (
+                "Reading a prompt (batch 1)",
+                [
+                    tokens,
+                    contender,
+                    seconds,
+                    ("tokens/s", lambda row: f"{row['tokens'] / _median(row):.0f}"),
+                    (f"/ {OURS}", partial(_ratio, other=OURS)),
+                ],
+            ),
+            "train": (
+                "Forward, loss and backward on one text (batch 1)",
+                [
+                    tokens,
+                    contender,
+                    seconds,
+                    *((f"time / {other}", partial(_ratio, other=other)) for other in TRAINED[1:]),
+                    ("peak MB", lambda row: cell(row["peak_bytes"], ".0f", 1e-6)),
+                ],
+            ),
         }
         by_part = grouped(results["rows"], lambda row: str(row["part"]))
-        return [build(by_part[part]) for part, build in builders.items() if part in by_part]
-
-    def _decode_table(self, rows: Sequence[Row]) -> Table:
-        first = self._contexts[0]
-        cells: Cells = [
-            ("context", lambda row: f"{row['tokens']:,}" if row["tokens"] else MISSING),
-            ("contender", lambda row: row["contender"]),
-            ("ms/token", lambda row: f"{1e3 * _median(row):.2f}"),
-            ("/ weights alone", lambda row: _ratio(row, LIMIT)),
-            (f"/ {OURS}, same context", lambda row: _ratio(row, f"{OURS} at {row['tokens']}")),
-            (f"/ {OURS}, {first}", lambda row: _ratio(row, f"{OURS} at {first}")),
-            ("state kB", lambda row: cell(row.get("state_bytes"), ".1f", 1e-3)),
-        ]
-        return columns("A token, by context (batch 1)", rows, cells, labels=2)
+        return [columns(title, by_part[part], cells, 2) for part, (title, cells) in shown.items() if part in by_part]
 
 
-Cells = list[tuple[str, Callable[[Row], str]]]
-
-
-def _batch_table(rows: Sequence[Row]) -> Table:
-    cells: Cells = [
-        ("weights", lambda row: row["weights"]),
-        ("texts", lambda row: str(row["batch"])),
-        ("ms/step", lambda row: f"{1e3 * _median(row):.2f}"),
-        ("tokens/s", lambda row: f"{row['batch'] / _median(row):.1f}"),
-    ]
-    return columns(f"Several texts at a time, and matrices in fewer bits ({OURS})", rows, cells, labels=2)
-
-
-def _prefill_table(rows: Sequence[Row]) -> Table:
-    cells: Cells = [
-        ("tokens", lambda row: f"{row['tokens']:,}"),
-        ("contender", lambda row: row["contender"]),
-        ("seconds", lambda row: f"{_median(row):.2f}"),
-        ("tokens/s", lambda row: f"{row['tokens'] / _median(row):.0f}"),
-        (f"/ {OURS}", lambda row: _ratio(row, OURS)),
-    ]
-    return columns("Reading a prompt (batch 1)", rows, cells, labels=2)
-
-
-def _train_table(rows: Sequence[Row]) -> Table:
-    cells: Cells = [
-        ("tokens", lambda row: f"{row['tokens']:,}"),
-        ("contender", lambda row: row["contender"]),
-        ("seconds", lambda row: f"{_median(row):.2f}"),
-        *((f"time / {other}", partial(_ratio, other=other)) for other in TRAINED[1:]),
-        ("peak MB", lambda row: cell(row["peak_bytes"], ".0f", 1e-6)),
-    ]
-    return columns("Forward, loss and backward on one text (batch 1)", rows, cells, labels=2)
+Column = tuple[str, Callable[[Row], str]]
 
 
 def _median(row: Row) -> float:
@@ -387,16 +387,3 @@ def _time(calls: Mapping[str, Callable[[], object]], repeats: int) -> list[Round
     for trial in trials.values():
         warm_up(trial, runs=3)
     return interleave(trials, dict.fromkeys(trials, repeats))
-
-
-def _weights_alone(model: LanguageToST) -> Callable[[], object]:
-    """Return a call that reads every matrix of a model once, by torch's matrix-vector products."""
-    linear = [module.weight for module in model.modules() if isinstance(module, nn.Linear)]
-    matrices = [weight.detach() for weight in (*linear, *([model.tokens.weight] if model.head is None else []))]
-    inputs = {matrix.shape[1]: torch.randn(1, matrix.shape[1]) for matrix in matrices}
-
-    def read() -> None:
-        for matrix in matrices:
-            F.linear(inputs[matrix.shape[1]], matrix)
-
-    return read

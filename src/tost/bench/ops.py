@@ -258,7 +258,7 @@ class Ops(Benchmark):
     def tables(self, results: Mapping[str, Any]) -> list[Table]:
         """Return ratios, growth, memory of operators and layers, and times. Empty tables are left out."""
         rows = results["rows"]
-        notes = [f"{Case(**_case(row)).label}, {row['contender']}: {row['note']}" for row in rows if row["note"]]
+        notes = [f"{row['op']} {row['tokens']}, {row['contender']}: {row['note']}" for row in rows if row["note"]]
         memory = [row for row in rows if row.get("kept_bytes") is not None]
         kept = [
             (
@@ -609,10 +609,6 @@ def _one_thread() -> Iterator[None]:
 
 def _quartiles(value: Any) -> dict[str, float]:
     return {"median": value.median, "lower_quartile": value.lower, "upper_quartile": value.upper}
-
-
-def _case(row: Row) -> dict[str, Any]:
-    return {name: row[name] for name in Case.__dataclass_fields__}
 
 
 def _by_case(title: str, rows: Sequence[Row], text: Callable[[Row], str], notes: Sequence[str] = ()) -> Table:
