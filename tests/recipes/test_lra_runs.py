@@ -63,7 +63,16 @@ CASES = {
     "retrieval_cpu": (lambda folder: write_pairs(folder / "tsv_data").parent, SHORT),
     "image_cpu": (write_photographs, ()),
     "pathfinder_cpu": (write_images(32), ()),
-    "pathx_cpu": (write_images(128), ("train.batch_size=1", "evaluate.batches=1")),
+    "pathx": (
+        write_images(128),
+        (
+            "data.options.difficulty=easy",
+            "train.clip_value=null",
+            "schedule.name=cosine",
+            "train.batch_size=1",
+            "evaluate.batches=1",
+        ),
+    ),
 }
 
 
