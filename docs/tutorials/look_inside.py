@@ -77,7 +77,7 @@ with torch.inference_mode():
     print("taken for:", digits(images).argmax(-1).tolist())
 
 # %%
-analysis.membership_maps(digits, [images], layers=[0, 3, 5], pixels=pixels, shown=4)
+analysis.membership_maps(digits, [{"inputs": images, "pixels": pixels}], layers=[0, 3, 5], shown=4)
 
 # %% [markdown]
 # ## Does each layer compress?

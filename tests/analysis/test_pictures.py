@@ -19,7 +19,7 @@ from timm.models.xcit import Xcit
 
 from tests.models.tiny import make_tiny, perturb
 from tost.analysis.class_attention import class_attention_layers, keep_mass
-from tost.analysis.foreground import agreement, foreground_by_border, otsu
+from tost.analysis.maps import agreement, foreground_by_border, otsu
 from tost.analysis.records import run_batch
 from tost.errors import ConfigError, StorageError
 
@@ -117,7 +117,6 @@ def test_agreement_with_a_foreground():
     area, overlap = agreement(maps, truth)
     assert area.tolist() == pytest.approx([1.0, 0.0, 0.25])
     assert overlap.tolist() == [1.0, 0.0, 0.0]
-    assert agreement(maps, torch.ones(4, dtype=torch.bool)) is None
 
 
 def test_membership_maps_are_the_memberships():
@@ -202,11 +201,6 @@ def test_what_applies_and_what_does_not():
     assert analysis.applicable(make_tiny("vit_mini")) == ["class-attention"]
     assert analysis.applicable(make_tiny("xcit_mini")) == ["class-attention"]
     assert analysis.applicable(make_tiny("gpt2_base")) == []
-    assert analysis.applicable(make_tiny("tost_lm_base_plus2")) == ["gated-memory"]
-    with pytest.raises(
-        ConfigError, match="gated-memory does not apply to LanguageToST: the model has no layers with g"
-    ):
-        analysis.analyze("gated-memory", language, analysis.Samples())
     assert "state-memory" not in analysis.applicable(make_tiny("lra_listops"))
     assert "text-memberships" not in analysis.applicable(make_tiny("lra_image"))
     with pytest.raises(ConfigError, match="did you mean 'coding-rate'"):

@@ -40,7 +40,7 @@ def language(tmp_path_factory):
 
 @pytest.fixture(autouse=True)
 def small_pictures(monkeypatch):
-    monkeypatch.setattr("tost.analysis.result.DPI", 20)
+    monkeypatch.setattr("tost.analysis.plots.DPI", 20)
 
 
 def content(outcome):

@@ -5,9 +5,9 @@ from torch import nn
 import tost
 from tests.train.runs import run
 from tost import objective
+from tost.analysis.rates import compression_by_layer, variational_rate
 from tost.nn import Extensions, PaperForm
 from tost.testing import assert_close
-from tost.train.telemetry import compression_by_layer, compression_of_tokens
 
 
 def test_measure_is_the_variational_objective_of_the_projected_tokens():
@@ -19,7 +19,7 @@ def test_measure_is_the_variational_objective_of_the_projected_tokens():
     mask = torch.tensor([[True] * 7, [True] * 4 + [False] * 3])
     pi = tost.membership(w, torch.ones(heads), mask=mask)
     expected = objective.variational_compression(z, pi, u, eps=d**0.5, mask=mask)
-    assert_close("R_c_var", compression_of_tokens(w, pi), expected, 1e-7)
+    assert_close("R_c_var", variational_rate(w, pi), expected, 1e-7)
 
 
 def test_layers_are_found_in_order_and_hooks_are_gone():
@@ -29,7 +29,7 @@ def test_layers_are_found_in_order_and_hooks_are_gone():
     found = compression_by_layer(model, lambda: model(x))
     assert list(found) == ["compression/layer_00", "compression/layer_01"]
     first = model[0].proj_in(x).unflatten(-1, (2, 4))
-    expected = compression_of_tokens(first, tost.membership(first, torch.ones(2))).mean().item()
+    expected = variational_rate(first, tost.membership(first, torch.ones(2))).mean().item()
     assert found["compression/layer_00"] == expected
     assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
 
@@ -51,7 +51,7 @@ def test_options_of_causal_attention_are_part_of_the_measure():
     bias = attention.position_bias.t()[[0, 1, 2, 2, 2]] / 4
     form = {"count_scaled": True, "decay": attention.decay()}
     pi = tost.causal_membership(w, attention.temperature, bias.unsqueeze(0), **form)
-    assert found["compression/layer_00"] == compression_of_tokens(w, pi).mean().item()
+    assert found["compression/layer_00"] == variational_rate(w, pi).mean().item()
 
 
 def test_blocks_are_part_of_the_measure():
@@ -75,7 +75,7 @@ def test_coding_precision_is_part_of_the_measure():
     found = compression_by_layer(nn.Sequential(attention), lambda: attention(x))
     w = attention.proj_in(x).unflatten(-1, (2, 4)) * (8**0.5 / 0.5)
     pi = tost.membership(w, attention.temperature.expand(2))
-    assert found["compression/layer_00"] == compression_of_tokens(w, pi).mean().item()
+    assert found["compression/layer_00"] == variational_rate(w, pi).mean().item()
 
 
 def test_models_without_tssa_have_nothing_to_measure():

@@ -6,11 +6,11 @@ rest is not normalized again. Maps are enlarged by repeating patches and drawn f
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -22,13 +22,16 @@ from timm.layers.attention import Attention
 from timm.models.vision_transformer import VisionTransformer
 from timm.models.xcit import ClassAttentionBlock
 
-from tost.analysis.maps import SHOWN, ImageMaps, collect_maps
+from tost.analysis.maps import SHOWN, ImageMaps, collect_maps, masked
 from tost.analysis.records import Batch, at_rest, choose, run_batch
 from tost.analysis.result import entropy, grid_rows, span
 from tost.errors import ConfigError
 from tost.models.vision.crate import CRATE
 from tost.models.vision.parts import ClassBlock
-from tost.nn import Block, SubspaceAttention
+from tost.nn import SubspaceAttention
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 MASS = 0.6
 
@@ -49,18 +52,13 @@ class ClassAttentionMaps(ImageMaps):
     """Where the class token looks; with what it gives to itself, the weights on the patches add up to 1.
 
     Attributes:
-        layers: Numbers of the layers, from 0.
-        names: Their paths in the model.
-        depth: How many layers look from a class token.
+        names: Paths of the layers in the model.
         itself: Mean weight of the class token on itself (and other tokens that are no patches), ``[L, H]``.
         entropy: Mean entropy of the map as a distribution over patches, ``[L, H]``; 1 is uniform.
     """
 
     name: ClassVar[str] = "class-attention"
-    drawing: ClassVar[str] = "maps:draw_class_attention"
-    layers: tuple[int, ...]
     names: tuple[str, ...]
-    depth: int
     itself: Tensor
     entropy: Tensor
 
@@ -85,6 +83,24 @@ class ClassAttentionMaps(ImageMaps):
             f"foreground agreement: {best}, area under the curve (chance 0.5)": round(self.area.max().item(), 4),
         }
 
+    def figure(self) -> Figure:
+        """Draw the first of the layers: the photograph, what the mean over heads keeps, that mean, and every head."""
+        from tost.analysis import plots
+
+        mean = self.maps[:, 0].mean(dim=1)
+        kept = keep_mass(mean.flatten(1), MASS).view(mean.shape)
+        pictures = {
+            f"{MASS:.0%} of the mean": list(map(masked, self.pixels, kept)),
+            "mean of heads": list(mean.numpy()),
+        }
+        figure = self.draw(pictures, (0.0, 0.9))
+        figure.suptitle(
+            f"Where the class token looks in {self.names[0]}; each map from its least (dark) to its most (light)\n"
+            f"head {self.area[0].argmax()} agrees best with the foreground: {self.area[0].max():.2f} (chance: 0.5)",
+            fontsize=plots.TITLE,
+        )
+        return figure
+
 
 def keep_mass(weights: Tensor, mass: float) -> Tensor:
     """Return the largest entries along the last axis that together hold a share of the sum, as DINO does.
@@ -106,26 +122,20 @@ def keep_mass(weights: Tensor, mass: float) -> Tensor:
 def class_attention_layers(model: nn.Module) -> list[ClassAttentionLayer]:
     """Return the layers of a model in which a class token looks at patches, in order; none for other models."""
     named = list(model.named_modules())
-    found = []
-    for name, module in named:
-        if isinstance(module, ClassAttentionBlock):
-            weights = module.weights if isinstance(module, ClassBlock) else partial(_of_class_block, module)
-            found.append(ClassAttentionLayer(name, module, weights, 1))
-    if found:
-        return found
+    blocks = [(name, module) for name, module in named if isinstance(module, ClassAttentionBlock)]
+    if blocks:
+        return [
+            ClassAttentionLayer(
+                name, module, module.weights if isinstance(module, ClassBlock) else partial(_of_class_block, module), 1
+            )
+            for name, module in blocks
+        ]
     if isinstance(model, VisionTransformer) and model.cls_token is not None:
-        return [
-            ClassAttentionLayer(name, module, partial(_of_attention, module), model.num_prefix_tokens)
-            for name, module in named
-            if type(module) is Attention
-        ]
+        attentions = [(name, module) for name, module in named if type(module) is Attention]
+        return [ClassAttentionLayer(n, m, partial(_of_attention, m), model.num_prefix_tokens) for n, m in attentions]
     if isinstance(model, CRATE):
-        blocks = [(name, block.attention) for name, block in named if isinstance(block, Block)]
-        return [
-            ClassAttentionLayer(f"{name}.attention", mixer, partial(_of_subspaces, mixer), 1)
-            for name, mixer in blocks
-            if isinstance(mixer, SubspaceAttention)
-        ]
+        mixers = [(name, module) for name, module in named if isinstance(module, SubspaceAttention)]
+        return [ClassAttentionLayer(name, mixer, partial(_of_subspaces, mixer), 1) for name, mixer in mixers]
     return []
 
 
@@ -154,19 +164,6 @@ def _weights(query: Tensor, key: Tensor, scale: float) -> Tensor:
     return ((query * scale) @ key.mT).softmax(dim=-1).squeeze(2)
 
 
-@contextmanager
-def _looking(layers: Sequence[ClassAttentionLayer], found: list[Tensor]) -> Iterator[None]:
-    """Collect the weights of every layer that is called, and remove the hooks afterwards."""
-
-    def look(layer: ClassAttentionLayer, module: nn.Module, arguments: tuple[Any, ...]) -> None:
-        found.append(layer.weights(*arguments[: 2 if isinstance(module, ClassBlock) else 1]))
-
-    with ExitStack() as hooks:
-        for layer in layers:
-            hooks.enter_context(layer.module.register_forward_pre_hook(partial(look, layer)))
-        yield
-
-
 def _grid(model: nn.Module, images: Tensor, patches: int) -> tuple[int, int]:
     """Return the rows and columns of the patches of these images."""
     size = getattr(getattr(model, "options", None), "patch_size", None)
@@ -187,16 +184,14 @@ def class_attention_maps(
     batches: Iterable[Batch],
     *,
     layers: Sequence[int] | None = None,
-    pixels: Tensor | None = None,
     shown: int = SHOWN,
 ) -> ClassAttentionMaps:
     """Measure where the class token of an image model looks.
 
     Args:
         model: A model with class-attention blocks (ToST, XCiT), timm's VisionTransformer or CRATE.
-        batches: Images, normalized as the model needs them.
+        batches: Images, normalized as the model needs them; see `membership_maps`.
         layers: Which of the layers that look from a class token; None for the last but one, as in the paper.
-        pixels: The same images in [0, 1], to be drawn; see `membership_maps`.
         shown: Maps of so many images are kept. The numbers are over all.
 
     Raises:
@@ -212,22 +207,28 @@ def class_attention_maps(
     usual = [max(len(every) - 2, 0)] if layers is None else layers
     chosen = choose(usual, len(every), "layers in which a class token looks at patches")
     wanted = [every[index] for index in chosen]
-    found: list[Tensor] = []
+    weights: list[Tensor] = []
     sums: list[Tensor] = []
 
-    def look(batch: Batch, images: Tensor) -> Tensor:
-        found.clear()
+    def visit(layer: ClassAttentionLayer, module: nn.Module, arguments: tuple[Any, ...]) -> None:
+        weights.append(layer.weights(*arguments[: 2 if isinstance(module, ClassBlock) else 1]))
+
+    def measure(batch: Batch, images: Tensor) -> Tensor:
+        weights.clear()
         run_batch(model, batch)
-        looked = list(zip(found, wanted, strict=True))
-        own = torch.stack([weights[..., : layer.prefix].sum(-1) for weights, layer in looked], dim=1).cpu()
-        maps = torch.stack([weights[..., layer.prefix :] for weights, layer in looked], dim=1).cpu()  # [B, L, H, N]
+        pairs = list(zip(weights, wanted, strict=True))
+        itself = torch.stack([each[..., : layer.prefix].sum(-1) for each, layer in pairs], dim=1).cpu()
+        maps = torch.stack([each[..., layer.prefix :] for each, layer in pairs], dim=1).cpu()  # [B, L, H, N]
         share = maps.double() / maps.double().sum(dim=-1, keepdim=True).clamp_min(1e-30)
-        sums.append(torch.stack((own.double(), entropy(share))).sum(dim=1))
+        sums.append(torch.stack((itself.double(), entropy(share))).sum(dim=1))
         return maps.unflatten(-1, _grid(model, images, maps.shape[-1]))  # type: ignore[no-untyped-call]
 
-    with at_rest(model), _looking(wanted, found):
-        seen = collect_maps(batches, look, pixels=pixels, shown=shown)
-    itself, spread = torch.stack(sums).sum(dim=0) / seen.images
-    measured = {"itself": itself, "entropy": spread, **vars(seen)}
+    with at_rest(model), ExitStack() as hooks:
+        for layer in wanted:
+            hooks.enter_context(layer.module.register_forward_pre_hook(partial(visit, layer)))
+        shared = collect_maps(batches, measure, shown=shown)
+    itself, spread = torch.stack(sums).sum(dim=0) / shared["images"]
     names = tuple(layer.name for layer in wanted)
-    return ClassAttentionMaps(layers=tuple(chosen), names=names, depth=len(every), **measured)
+    return ClassAttentionMaps(
+        layers=tuple(chosen), names=names, depth=len(every), itself=itself, entropy=spread, **shared
+    )

@@ -12,12 +12,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from tost.analysis.records import AttentionLayer, Batch, LayerRecord, decay_of_tokens, sum_by_layer
+from tost.analysis.records import AttentionLayer, Batch, LayerRecord, sum_by_layer
 from tost.analysis.result import Result, grid_rows, span
 from tost.nn import CausalTSSAttention
 from tost.ops._blocks import matrices
@@ -25,6 +25,9 @@ from tost.ops._inputs import causal_form
 from tost.ops._numerics import zero_padding
 from tost.ops.form import Form
 from tost.ops.pytorch import causal_moments, group_moments
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 
 @dataclass(frozen=True)
@@ -41,7 +44,6 @@ class Gains(Result):
     """
 
     name: ClassVar[str] = "gains"
-    drawing: ClassVar[str] = "numbers:draw_gains"
     layers: tuple[int, ...]
     mean: Tensor = field(repr=False)
     deviation: Tensor = field(repr=False)
@@ -72,6 +74,21 @@ class Gains(Result):
             "standard deviation of D from sample to sample, mean": round(self.deviation.mean().item(), 4),
         }
 
+    def figure(self) -> Figure:
+        """Draw D, sorted within each head, one panel per layer."""
+        from tost.analysis import plots
+
+        figure, panels = plots.panels(len(self.layers), 4, 2.4, 1.9)
+        for i, axes in enumerate(panels):
+            ordered = self.mean[i].sort(dim=-1).values.numpy()
+            picture = axes.imshow(ordered, cmap=plots.SEQUENTIAL, vmin=0, vmax=1, aspect="auto")
+            axes.set_title(f"layer {self.layers[i]}: {self.suppressed()[i].mean():.0%} above ½", fontsize=plots.TICK)
+        plots.add_color_bar(figure, picture, panels, "D", shrink=0.9)
+        figure.supxlabel("direction, sorted", fontsize=plots.LABEL)
+        figure.supylabel("head", fontsize=plots.LABEL)
+        figure.suptitle("D = 1 / (1 + second moment), from 0 (kept) to 1 (suppressed)", fontsize=plots.TITLE)
+        return figure
+
 
 def moment_blocks(
     layer: AttentionLayer, w: Tensor, pi: Tensor, mask: Tensor | None = None, decay: Tensor | None = None
@@ -91,7 +108,7 @@ def moment_blocks(
     extensions = layer.attention.extensions
     g, options = extensions.block_size, extensions.operator_options()
     if isinstance(layer.attention, CausalTSSAttention):
-        decay = decay_of_tokens(layer, w, decay)
+        decay = layer.decay_of(w) if decay is None else decay
         found = causal_moments(w, pi, mask, decay, causal_form(decay, **options))
     else:
         found = group_moments(w, pi, mask, Form(**options))
@@ -137,6 +154,7 @@ def gains_by_layer(model: nn.Module, batches: Iterable[Batch], *, layers: Sequen
             each = gain.mean(dim=1)
         return each.sum(dim=0), each.square().sum(dim=0), blocks[:, -1].sum(dim=0)
 
-    found = sum_by_layer(model, batches, measure, layers=layers)
-    mean, square, blocks = (total / found.samples for total in found.sums)
-    return Gains(found.indices, mean, (square - mean.square()).clamp_min(0).sqrt(), found.samples, blocks)
+    chosen, sums, samples = sum_by_layer(model, batches, measure, layers=layers)
+    mean, square, blocks = (total / samples for total in sums)
+    deviation = (square - mean.square()).clamp_min(0).sqrt()
+    return Gains(tuple(layer.index for layer in chosen), mean, deviation, samples, blocks)

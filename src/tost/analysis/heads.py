@@ -5,18 +5,21 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tost.analysis.records import AttentionLayer, Batch, LayerRecord, membership_of, select_layers, sum_by_layer
+from tost.analysis.records import AttentionLayer, Batch, LayerRecord, select_layers, sum_by_layer
 from tost.analysis.result import Result, entropy, grid_rows, span
 from tost.errors import ConfigError
 from tost.nn import CausalTSSAttention
 from tost.ops import membership
 from tost.ops._numerics import zero_padding
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 FACTORS = (1 / 16, 1 / 4, 1.0, 4.0, 16.0, 64.0)
 MOST_RANGES = 64
@@ -39,7 +42,6 @@ class HeadUsage(Result):
     """
 
     name: ClassVar[str] = "heads"
-    drawing: ClassVar[str] = "numbers:draw_heads"
     layers: tuple[int, ...]
     usage: Tensor
     hard: Tensor
@@ -68,6 +70,25 @@ class HeadUsage(Result):
             f"effective rank of a head's group (of {self.head_dim}), least and most": span(self.rank, ".4g"),
             "entropy of memberships, least and most of a layer (1 = uniform)": span(self.entropy, ".4g"),
         }
+
+    def figure(self) -> Figure:
+        """Draw usage, hard share, temperature and rank of every head; the entropy stands beside the layer."""
+        from tost.analysis import plots
+
+        heads = self.usage.shape[1]
+        tables = {
+            f"usage (equal: {1 / heads:.3g})": (self.usage, 2 / heads),
+            "share of tokens with it as largest": (self.hard, 2 / heads),
+            "temperature": (self.temperature, None),
+            f"effective rank (of {self.head_dim})": (self.rank, self.head_dim),
+        }
+        figure, panels = plots.panels(4, 2, 4.4, max(2.4, 0.3 * len(self.layers) + 0.8))
+        rows = [f"{layer} ({entropy:.3f})" for layer, entropy in zip(self.layers, self.entropy.tolist(), strict=True)]
+        for axes, (title, (values, top)) in zip(panels, tables.items(), strict=True):
+            plots.draw_table(axes, title, values.numpy(), rows, top)
+        figure.supylabel("layer (entropy of its memberships; 1 = uniform)", fontsize=plots.LABEL)
+        figure.suptitle(f"The heads, over {self.samples} samples", fontsize=plots.TITLE)
+        return figure
 
 
 def effective_rank(moment: Tensor) -> Tensor:
@@ -103,7 +124,7 @@ def head_usage(model: nn.Module, batches: Iterable[Batch], *, layers: Sequence[i
         tensor([1., 1., 1., 1., 1., 1.], dtype=torch.float64)
     """
 
-    def measure(record: LayerRecord) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    def measure(record: LayerRecord) -> tuple[Tensor, ...]:
         pi = record.membership().double()
         real = torch.ones(pi.shape[:2], dtype=torch.bool, device=pi.device) if record.mask is None else record.mask
         w = zero_padding(record.stream("tokens").double(), record.mask)
@@ -111,17 +132,16 @@ def head_usage(model: nn.Module, batches: Iterable[Batch], *, layers: Sequence[i
         moment = torch.einsum("bnh,bnhi,bnhj->hij", pi, w, w)
         return pi.sum((0, 1)), hard.sum((0, 1)), entropy(pi)[real].sum(), real.sum(), moment
 
-    found = sum_by_layer(model, batches, measure, layers=layers)
-    usage, hard, spread, tokens, moment = found.sums
+    chosen, (usage, hard, spread, tokens, moment), samples = sum_by_layer(model, batches, measure, layers=layers)
     return HeadUsage(
-        found.indices,
+        tuple(layer.index for layer in chosen),
         usage=usage / tokens[:, None],
         hard=hard.double() / tokens[:, None],
-        temperature=torch.stack([layer.temperatures().double().cpu() for layer in found.layers]),
+        temperature=torch.stack([layer.temperatures().double().cpu() for layer in chosen]),
         rank=effective_rank(moment),
         entropy=spread / tokens,
-        head_dim=found.layers[0].attention.head_dim,
-        samples=found.samples,
+        head_dim=chosen[0].attention.head_dim,
+        samples=samples,
     )
 
 
@@ -140,7 +160,6 @@ class Flattening(Result):
     """
 
     name: ClassVar[str] = "flattening"
-    drawing: ClassVar[str] = "numbers:draw_flattening"
     causal: bool
     layers: tuple[int, ...]
     lengths: tuple[float, ...]
@@ -164,6 +183,28 @@ class Flattening(Result):
             "energies are multiplied by the number of tokens": "yes" if self.count_scaled else "no",
         }
 
+    def figure(self) -> Figure:
+        """Draw the distance from uniform over the number of tokens, on two logarithmic axes."""
+        from tost.analysis import plots
+
+        figure = plots.new_figure(6.4, 3.8)
+        axes, count = figure.subplots(), len(self.layers)
+        for i, layer in enumerate(self.layers):
+            label = f"layer {layer}" if i in (0, count // 2, count - 1) else None
+            line = {"color": plots.depth_color(i, count), "marker": "o", "markersize": 4, "label": label}
+            axes.plot(self.lengths, self.deviation[i].clamp_min(1e-12).numpy(), **line)
+        peak = int(self.deviation.mean(dim=0).argmax())  # the first token of a causal layer is a case of its own
+        reference = [self.deviation[:, peak].max().item() * self.lengths[peak] / x for x in self.lengths[peak:]]
+        axes.plot(self.lengths[peak:], reference, color="0.5", linestyle=":", label="falls as 1/tokens")
+        axes.set_yscale("log")
+        plots.log_tokens(axes)
+        scaled = "energies times the number of tokens" if self.count_scaled else "normalized energies"
+        unit = "position" if self.causal else "tokens in the sequence"
+        title = f"Distance from uniform memberships\n({scaled}, {self.samples} samples)"
+        plots.finish(axes, title=title, x=unit, y="largest |π - 1/H| of a token, mean")
+        axes.legend(frameon=False, fontsize=plots.TICK)
+        return figure
+
 
 def membership_at_length(layer: AttentionLayer, w: Tensor, factor: float) -> Tensor:
     """Return the memberships of tokens in a non-causal layer if there were more or fewer of the same kind.
@@ -178,14 +219,11 @@ def membership_at_length(layer: AttentionLayer, w: Tensor, factor: float) -> Ten
         pi of those tokens, ``[B, n, H]``.
     """
     attention = layer.attention
-    if isinstance(attention, CausalTSSAttention):
-        raise ValueError("a causal layer has a length at every position; look at those.")
     if factor <= 1:
         count = max(1, round(factor * w.shape[1]))
-        return membership_of(layer, w[:, torch.linspace(0, w.shape[1] - 1, count).round().long()])
-    scaled = attention.extensions.count_scaled
-    if not attention.normalize or scaled:
-        return membership_of(layer, w)
+        return layer.membership(w[:, torch.linspace(0, w.shape[1] - 1, count).round().long()])
+    if attention.extensions.count_scaled or not attention.normalize:
+        return layer.membership(w)
     return membership(w, layer.temperatures() / factor)
 
 
@@ -232,16 +270,15 @@ def membership_flattening(
             raise ConfigError("flattening is measured on whole samples, but these are padded; leave padded ones out.")
         return (torch.stack([_sums(membership_at_length(record.layer, w, f).double()) for f in factors]),)
 
-    found = sum_by_layer(model, batches, measure, layers=layers)
-    (table,) = found.sums  # [L, lengths, 3]
+    chosen, (table,), samples = sum_by_layer(model, batches, measure, layers=layers)  # [L, lengths, 3]
     table = table[:, table[0, :, 2] > 0]  # causal: as far as the longest sample reaches
     if causal:
         lengths = tuple(math.sqrt(2**i * min(2 ** (i + 1) - 1, length)) for i in range(table.shape[1]))
     else:
         lengths = tuple(float(max(1, round(factor * length))) for factor in factors)
-    scaled = any(layer.attention.extensions.count_scaled for layer in found.layers)
-    means = table[..., :2] / table[..., 2:]
-    return Flattening(causal, found.indices, lengths, means[..., 0], means[..., 1], scaled, found.samples)
+    scaled = any(layer.attention.extensions.count_scaled for layer in chosen)
+    entropies, deviations = (table[..., i] / table[..., 2] for i in range(2))
+    return Flattening(causal, tuple(layer.index for layer in chosen), lengths, entropies, deviations, scaled, samples)
 
 
 def _sums(pi: Tensor) -> Tensor:

@@ -1,11 +1,11 @@
-"""State memory: how much of a causal layer's state each token makes up as later tokens arrive."""
+"""State memory: how much of a causal layer's state the last tokens make up."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -14,16 +14,16 @@ from tost.analysis.records import Batch, LayerRecord, select_layers, sum_by_laye
 from tost.analysis.result import Result, grid_rows, span
 from tost.errors import ConfigError
 from tost.nn import CausalTSSAttention
-from tost.ops._scan import Products, running_sums
 
-MARKS = (1 / 16, 1 / 4, 1 / 2)
-TIMES = 48
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
 RECENT = 64
 
 
 @dataclass(frozen=True)
 class StateMemory(Result):
-    """How long tokens stay in the state.
+    """How far back the state of a causal layer reaches.
 
     The state of a head is three sums over tokens; token m adds ``pi_m`` to the mass and ``pi_m w_m^2`` to the weighted
     squares, faded by ``decay`` with every token after it where the layer forgets; where channels forget at different
@@ -36,9 +36,6 @@ class StateMemory(Result):
         recent: Numbers of last tokens, ascending to N.
         mass: Share of the mass that those last tokens hold at the end of the text, ``[L, H, recent]``.
         squares: The same of the weighted squares.
-        marks: Positions of the tokens that are followed.
-        times: Positions at which they are looked at.
-        trace: Share of the mass that a followed token has at a time, ``[L, H, marks, times]``; 0 before it came.
         half_life: Smallest number of last tokens that hold half of the mass at the end, ``[L, H]``.
         decay_half_life: Tokens after which forgetting alone halves a share, ``[L, H]``; infinite without forgetting. If
             the data set it, that of tokens of zeros.
@@ -46,15 +43,11 @@ class StateMemory(Result):
     """
 
     name: ClassVar[str] = "state-memory"
-    drawing: ClassVar[str] = "text:draw_memory"
     layers: tuple[int, ...]
     length: int
     recent: tuple[int, ...] = field(repr=False)
     mass: Tensor = field(repr=False)
     squares: Tensor = field(repr=False)
-    marks: tuple[int, ...]
-    times: tuple[int, ...] = field(repr=False)
-    trace: Tensor = field(repr=False)
     half_life: Tensor
     decay_half_life: Tensor
     samples: int
@@ -71,16 +64,45 @@ class StateMemory(Result):
 
     def summary(self) -> dict[str, Any]:
         """Return how far back the state reaches."""
-        low, high = self.half_life.min().item(), self.half_life.max().item()
-        found = {"tokens of a text": self.length, "half of a state is the last so many tokens": f"{low:g} to {high:g}"}
+        reach = span(self.half_life.double(), "g").replace(", ", " to ")
+        lines = {"tokens of a text": self.length, "half of a state is the last so many tokens": reach}
         if self.forgets:
             finite = self.decay_half_life[torch.isfinite(self.decay_half_life)]
-            found["half-life of forgetting, least and most of a head, tokens"] = span(finite, ".4g")
-        return found
+            lines["half-life of forgetting, least and most of a head, tokens"] = span(finite, ".4g")
+        return lines
+
+    def figure(self) -> Figure:
+        """Draw which share of the mass the last tokens hold, and the half-lives of all heads."""
+        from tost.analysis import plots
+
+        figure, (left, right) = plots.panels(2, 2, 5.2, 3.6)
+        count, heads = len(self.layers), self.mass.shape[1]
+        for i, layer in enumerate(self.layers):
+            for head in range(heads):
+                label = f"layer {layer}" if head == 0 and i in (0, count // 2, count - 1) else None
+                shade = plots.depth_color(i, count)
+                left.plot(self.recent, self.mass[i, head].numpy(), color=shade, linewidth=1.2, label=label)
+        for head in range(heads):
+            look: dict[str, Any] = {"color": plots.color(head), "marker": plots.marker(head), "linewidth": 1}
+            right.plot(self.layers, self.half_life[:, head].numpy(), label=f"head {head}", **look)
+        alike: dict[str, Any] = {"color": "0.45", "linestyle": ":", "linewidth": 2, "label": "all tokens alike"}
+        left.plot(self.recent, [tokens / self.length for tokens in self.recent], **alike)
+        right.axhline(self.length / 2, **alike)
+        plots.log_tokens(left)
+        right.set_xticks(self.layers)
+        right.set_ylim(bottom=0)
+        plots.finish(left, title="mass of the last tokens, at the end", x="last tokens", y="share of the state's mass")
+        plots.finish(right, title="half of the state is the last so many tokens", x="layer", y="tokens")
+        left.legend(frameon=False, fontsize=plots.TICK)
+        right.legend(frameon=False, fontsize=8.5, ncols=2 if heads > 4 else 1)
+        forgetting = "with" if self.forgets else "without"
+        title = f"What the state remembers of {self.length} tokens ({forgetting} forgetting, {self.samples} texts)"
+        figure.suptitle(title, fontsize=plots.TITLE)
+        return figure
 
 
 def state_memory(model: nn.Module, batches: Iterable[Batch], *, layers: Sequence[int] | None = None) -> StateMemory:
-    """Measure how much of the state each token makes up as later tokens come.
+    """Measure how much of the state the last tokens make up.
 
     Args:
         model: A model with causal TSSA layers.
@@ -109,57 +131,35 @@ def state_memory(model: nn.Module, batches: Iterable[Batch], *, layers: Sequence
             raise ConfigError(f"texts of {given} tokens are compared by age; cut them to one length.")
         return _shares(record)
 
-    found = sum_by_layer(model, batches, measure, layers=layers)
-    mass, squares, trace = (total / found.samples for total in found.sums)
+    chosen, sums, samples = sum_by_layer(model, batches, measure, layers=layers)
+    mass, squares = ((total / samples).cumsum(dim=-1) for total in sums)
     length = mass.shape[-1]
-    mass, squares = mass.cumsum(dim=-1), squares.cumsum(dim=-1)
     last = torch.linspace(0, math.log(length), RECENT, dtype=torch.float64).exp().round().long()
-    kept = sorted(set(last.tolist()))
-    marks, times = _points(length)
+    last = torch.unique(last)
     return StateMemory(
-        layers=found.indices,
+        layers=tuple(layer.index for layer in chosen),
         length=length,
-        recent=tuple(kept),
-        mass=mass[..., torch.tensor(kept) - 1],
-        squares=squares[..., torch.tensor(kept) - 1],
-        marks=marks,
-        times=times,
-        trace=trace,
+        recent=tuple(last.tolist()),
+        mass=mass[..., last - 1],
+        squares=squares[..., last - 1],
         half_life=(mass < 0.5 - 1e-9).sum(dim=-1) + 1,
-        decay_half_life=torch.stack([_decay_half_life(layer.attention) for layer in found.layers]),
-        samples=found.samples,
+        decay_half_life=torch.stack([_decay_half_life(layer.attention) for layer in chosen]),
+        samples=samples,
     )
-
-
-def _points(length: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Return the positions of the tokens that are followed, and those at which they are looked at."""
-    marks = tuple(sorted({int(mark * (length - 1)) for mark in MARKS}))
-    times = torch.linspace(0, length - 1, min(TIMES, length)).round().long().tolist()
-    return marks, tuple(sorted(set(times)))
 
 
 def _shares(record: LayerRecord) -> list[Tensor]:
-    """Return sums over the samples of the shares: of mass and squares by age, [H, N], and of single tokens."""
-    pi = record.membership().double()  # [B, N, H]
-    w = record.stream("tokens").double()
-    N = pi.shape[1]
-    log = torch.zeros(()) if record.decay is None else _log(record.decay)
-    upto = log.expand(pi.shape).cumsum(dim=1)  # [B, N, H], as pi
-    found = []
-    for added in (pi, pi * w.square().sum(dim=-1)):
-        faded = added.cpu() * torch.exp(upto[:, -1:] - upto)
-        found.append((faded / faded.sum(dim=1, keepdim=True).clamp_min(1e-300)).sum(dim=0).flip(0).mT)  # [H, ages]
-    total = running_sums(
-        pi.cpu().unsqueeze(-1),
-        pi.new_zeros(*pi.shape[::2], 1).cpu(),
-        Products(log.expand(pi.shape).exp().unsqueeze(-1)),
-    )
-    marks, times = (torch.tensor(points) for points in _points(N))
-    since = (upto[:, None, times] - upto[:, marks, None]).clamp_max(0)  # [B, marks, times, H]
-    faded = torch.exp(since) * (times >= marks[:, None])[..., None]
-    share = pi.cpu()[:, marks, None] * faded / total.squeeze(-1)[:, None, times]
-    found.append(share.sum(dim=0).movedim(-1, 0))
-    return found
+    """Return sums over the samples of the shares of mass and squares by age, [H, N] each."""
+    pi = record.membership().double().cpu()  # [B, N, H]
+    later = torch.zeros_like(pi)
+    if record.decay is not None:
+        upto = _log(record.decay).expand(pi.shape).cumsum(dim=1)
+        later = upto[:, -1:] - upto
+    shares = []
+    for added in (pi, pi * record.stream("tokens").double().cpu().square().sum(dim=-1)):
+        faded = added * later.exp()
+        shares.append((faded / faded.sum(dim=1, keepdim=True).clamp_min(1e-300)).sum(dim=0).flip(0).mT)
+    return shares
 
 
 def _log(decay: Tensor) -> Tensor:

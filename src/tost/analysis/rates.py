@@ -18,30 +18,37 @@ after the last token.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import reduce
 from itertools import pairwise
-from operator import add
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor, nn
 
-from tost.analysis.records import Batch, LayerRecord, Place, attention_layers, choose, observe
+from tost.analysis.records import Batch, LayerRecord, Place, attention_layers, capture, choose, observe
 from tost.analysis.result import Result, plain
 from tost.errors import ConfigError
 from tost.objective import coding_rate, compression_rate, spectral_sum
 from tost.ops._blocks import in_blocks
 
 if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
     from tost.analysis.run import Samples
 
 Measure = Literal["variational", "subspaces", "rate", "compression", "reduction"]
 MEASURES: tuple[Measure, ...] = get_args(Measure)
-STREAMS: tuple[Place, ...] = ("input", "attention", "output")
-STEPS: tuple[tuple[Place, Place], ...] = (("input", "attention"), ("attention", "output"))
-"""The two halves of a block: the attention, and the MLP after it."""
+PLACES: dict[Place, str] = {
+    "input": "in front of the attention",
+    "attention": "behind the attention",
+    "output": "behind the block",
+}
+STEPS: dict[tuple[Place, Place], str] = {
+    ("input", "attention"): "what the attention does to it (below 0: compresses)",
+    ("attention", "output"): "what the MLP does to it",
+}
+"""The two halves of a block."""
 
 
 class Falls(NamedTuple):
@@ -67,14 +74,14 @@ class RateCurve:
     Attributes:
         source: Which model: ``"trained"``, ``"control"`` or another label.
         split: Which samples.
-        place: Where in the block: ``"input"``, ``"attention"`` or ``"output"``.
+        place: Where in the block: ``"input"``, ``"attention"``, ``"output"``, or the change between two of them.
         layers: Numbers of the layers.
         values: By measure, ``[S, L]``: samples and layers, float64.
     """
 
     source: str
     split: str
-    place: Place
+    place: str
     layers: tuple[int, ...]
     values: dict[Measure, Tensor] = field(repr=False)
 
@@ -96,7 +103,6 @@ class CodingRates(Result):
     """
 
     name: ClassVar[str] = "coding-rate"
-    drawing: ClassVar[str] = "rates:draw_rates"
     curves: tuple[RateCurve, ...]
 
     def __add__(self, other: CodingRates) -> CodingRates:
@@ -108,11 +114,11 @@ class CodingRates(Result):
         Raises:
             ConfigError: There is no such curve.
         """
-        for curve in self.curves:
-            if (curve.source, curve.split, curve.place) == (source, split, place):
-                return curve
-        have = ", ".join(f"{curve.source}/{curve.split}/{curve.place}" for curve in self.curves)
-        raise ConfigError(f"there is no curve {source}/{split}/{place}; there are {have}.")
+        known = {(curve.source, curve.split, curve.place): curve for curve in self.curves}
+        if (source, split, place) not in known:
+            have = ", ".join(map("/".join, known))
+            raise ConfigError(f"there is no curve {source}/{split}/{place}; there are {have}.")
+        return known[source, split, place]
 
     def change(self, source: str, split: str, before: Place, after: Place) -> RateCurve:
         """Return by how much a layer changes the rates between two places, sample by sample, with its own subspaces.
@@ -121,7 +127,8 @@ class CodingRates(Result):
             ConfigError: One of the places was not measured.
         """
         first, second = (self.curve(source, split, place) for place in (before, after))
-        return replace(second, values={measure: second.values[measure] - first.values[measure] for measure in MEASURES})
+        values = {measure: second.values[measure] - first.values[measure] for measure in MEASURES}
+        return replace(second, place=f"{after} - {before}", values=values)
 
     def steps(self) -> list[tuple[Place, Place]]:
         """Return the steps within a block of which both ends were measured."""
@@ -138,50 +145,42 @@ class CodingRates(Result):
         over_depth = int((after.diff() < 0).sum())
         return Falls(over_depth, len(after) - 1, int((after < before).sum()), len(after))
 
+    def _with_changes(self) -> list[RateCurve]:
+        """Return every curve and then every change within a block."""
+        return [*self.curves, *(self.change(*pair, *step) for pair in self.pairs() for step in self.steps())]
+
     def to_json(self) -> dict[str, Any]:
         """Return means and quartiles of everything as plain data, changes within a block included."""
         curves = []
-        for place, curve in self._all():
+        for curve in self._with_changes():
             numbers = {name: {"mean": curve.mean(name), "quartiles": curve.quartiles(name)} for name in MEASURES}
-            samples = len(curve.values["variational"])
-            labels = {"source": curve.source, "split": curve.split, "place": place, "layers": curve.layers}
-            curves.append({**labels, "samples": samples, "measures": numbers})
+            labels = {"source": curve.source, "split": curve.split, "place": curve.place, "layers": curve.layers}
+            curves.append({**labels, "samples": len(curve.values["variational"]), "measures": numbers})
         return {"unit": "nats", "curves": plain(curves), "summary": plain(self.summary())}
-
-    def _all(self) -> list[tuple[str, RateCurve]]:
-        """Return every curve and then every change, each with the name of its place."""
-        changes = [
-            (f"{after} - {before}", self.change(source, split, before, after))
-            for source, split in self.pairs()
-            for before, after in self.steps()
-        ]
-        return [(curve.place, curve) for curve in self.curves] + changes
 
     def rows(self) -> list[dict[str, Any]]:
         """Return one row per model, split, place or change, layer and measure."""
-        found = []
-        for place, curve in self._all():
+        rows = []
+        for curve in self._with_changes():
             for measure in MEASURES:
-                mean, quartiles = curve.mean(measure).tolist(), curve.quartiles(measure).mT.tolist()
-                for layer, value, (lower, median, upper) in zip(curve.layers, mean, quartiles, strict=True):
-                    labels = {"source": curve.source, "split": curve.split, "place": place, "layer": layer}
-                    spread = {"lower_quartile": lower, "median": median, "upper_quartile": upper}
-                    found.append({**labels, "measure": measure, "mean": value, **spread})
-        return found
+                numbers = torch.stack((curve.mean(measure), *curve.quartiles(measure)), dim=1).tolist()
+                for layer, values in zip(curve.layers, numbers, strict=True):
+                    labels = {"source": curve.source, "split": curve.split, "place": curve.place, "layer": layer}
+                    columns = ("mean", "lower_quartile", "median", "upper_quartile")
+                    rows.append({**labels, "measure": measure, **dict(zip(columns, values, strict=True))})
+        return rows
 
     def summary(self) -> dict[str, Any]:
         """Return how often R_c^var falls, for every model and split."""
-        found: dict[str, Any] = {}
-        if ("input", "attention") not in self.steps():
-            return found
-        for source, split in self.pairs():
+        lines: dict[str, Any] = {}
+        for source, split in self.pairs() if ("input", "attention") in self.steps() else ():
             falls = self.falls(source, split)
-            mean = self.curve(source, split, "attention").mean().tolist()
-            key = f"{source}, {split}"
-            found[f"{key}: R_c^var falls from layer to layer"] = f"{falls.over_depth} of {falls.steps}"
-            found[f"{key}: R_c^var falls within the attention"] = f"{falls.within} of {falls.layers}"
-            found[f"{key}: R_c^var behind the first and the last attention"] = f"{mean[0]:.3f}, {mean[-1]:.3f}"
-        return found
+            mean = self.curve(source, split, "attention").mean()
+            key = f"{source}, {split}: R_c^var"
+            lines[f"{key} falls from layer to layer"] = f"{falls.over_depth} of {falls.steps}"
+            lines[f"{key} falls within the attention"] = f"{falls.within} of {falls.layers}"
+            lines[f"{key} behind the first and the last attention"] = f"{mean[0]:.3f}, {mean[-1]:.3f}"
+        return lines
 
     def verdict(self) -> str:
         """Return in how many layers R_c^var falls, in the trained model and in the control, and where it rises.
@@ -191,18 +190,15 @@ class CodingRates(Result):
         split = next((split for source, split in reversed(self.pairs()) if source == "trained"), None)
         if split is None:
             return ""
-        trained = self.falls("trained", split)
-        samples = f" ({split} samples)" if split else ""
+        trained, curve = self.falls("trained", split), self.curve("trained", split, "attention")
         most = trained.steps > 0 and 2 * trained.over_depth > trained.steps
         sentence = (
             f"The compression measure R_c^var {'falls' if most else 'does not fall over most layers: it falls'} in "
             f"{trained.over_depth} of {trained.steps} steps from one layer to the next, and within the attention of "
-            f"{trained.within} of {trained.layers} layers{samples}."
+            f"{trained.within} of {trained.layers} layers{f' ({split} samples)' if split else ''}."
         )
-        curve = self.curve("trained", split, "attention")
         rising = (curve.mean().diff() >= 0).tolist()
-        rises = [f"{a} to {b}" for (a, b), up in zip(pairwise(curve.layers), rising, strict=True) if up]
-        if rises:
+        if rises := [f"{a} to {b}" for (a, b), up in zip(pairwise(curve.layers), rising, strict=True) if up]:
             sentence += f" It rises from layer {', '.join(rises)}."
         if ("control", split) in self.pairs():
             control = self.falls("control", split)
@@ -212,6 +208,71 @@ class CodingRates(Result):
             )
         return sentence
 
+    def figure(self) -> Figure:
+        """Draw R_c^var behind the attention, by how much each half of a block changes it, and R beside R_c.
+
+        Lines are means, bands go from the lower to the upper quartile of the samples.
+        """
+        from tost.analysis import plots
+
+        place = max((curve.place for curve in self.curves), key=("input", "output", "attention").index)
+        drawn = [(PLACES[place], r"$R_c^{\,\mathrm{var}}$ (nats)", [self.curve(*pair, place) for pair in self.pairs()])]  # type: ignore[index,arg-type]
+        for step in self.steps():
+            changes = [self.change(*pair, *step) for pair in self.pairs()]
+            drawn.append((STEPS[step], r"change of $R_c^{\,\mathrm{var}}$ (nats)", changes))
+        figure, (*panels, last) = plots.panels(len(drawn) + 1, 2, 5.4, 3.2)
+        for axes, (title, label, curves) in zip(panels, drawn, strict=True):
+            for i, curve in enumerate(curves):
+                color, line = ("0.45", "--") if curve.source == "control" else (plots.color(i), "-")
+                look = {"color": color, "linestyle": line, "marker": plots.marker(i)}
+                _draw(axes, curve, "variational", f"{curve.source}, {curve.split}", **look)
+            plots.finish(axes, title=title, x="layer", y=label)
+            if curves[0].place in PLACES:
+                axes.set_ylim(bottom=0)
+            else:
+                axes.axhline(0, color="0.2", linewidth=0.8)
+        # Where memberships are nearly uniform R and R_c lie on top of each other.
+        shown = next((curve for curve in drawn[0][2][::-1] if curve.source != "control"), drawn[0][2][0])
+        _draw(last, shown, "rate", "$R$, all tokens", color=plots.color(4), linewidth=4, alpha=0.8)
+        _draw(last, shown, "compression", "$R_c$, by group", color=plots.color(2), marker="o", linestyle="--")
+        plots.finish(last, title=f"{PLACES[place]} ({shown.source}, {shown.split})", x="layer", y="rate (nats)")  # type: ignore[index]
+        last.set_ylim(bottom=0)
+        last.legend(frameon=False, fontsize=plots.LABEL, loc="lower left")
+        handles, labels = panels[0].get_legend_handles_labels()
+        figure.legend(handles, labels, loc="outside upper center", ncols=3, frameon=False, fontsize=plots.LABEL)
+        samples = len(shown.values["variational"])
+        figure.supxlabel(f"line: mean; band: middle half of {samples} samples", fontsize=plots.TICK, color="0.35")
+        return figure
+
+
+def _draw(axes: Any, curve: RateCurve, measure: Measure, label: str, **style: Any) -> None:
+    lower, _, upper = curve.quartiles(measure).tolist()
+    axes.fill_between(curve.layers, lower, upper, color=style["color"], alpha=0.16, linewidth=0)
+    axes.plot(curve.layers, curve.mean(measure).tolist(), label=label, markersize=5, **style)
+    axes.set_xticks(curve.layers[:: max(1, len(curve.layers) // 12)])
+
+
+def variational_rate(w: Tensor, pi: Tensor, block_size: int = 1) -> Tensor:
+    """Return R_c^var of every sequence.
+
+    Args:
+        w: Projected tokens, ``[..., n, K, p]``.
+        pi: Memberships, ``[..., n, K]``; 0 for padding.
+        block_size: Features in a block of the layer's statistics.
+
+    Returns:
+        ``[...]``, in the dtype of `pi`.
+    """
+    mass = pi.sum(dim=-2)
+    share = mass / mass.sum(dim=-1, keepdim=True).clamp_min(1)
+    w, mass = w.to(pi.dtype), mass.clamp_min(1e-8)
+    if block_size == 1:
+        moments = torch.einsum("...nh,...nhd->...hd", pi, w.square()) / mass.unsqueeze(-1)
+        return 0.5 * (share * moments.log1p().sum(dim=-1)).sum(dim=-1)
+    blocks = in_blocks(w, block_size)
+    products = torch.einsum("...nh,...nhki,...nhkj->...hkij", pi, blocks, blocks)
+    return 0.5 * (share * spectral_sum(products / mass[..., None, None, None]).sum(dim=-1)).sum(dim=-1)
+
 
 def rates_of_tokens(
     x: Tensor, w: Tensor, pi: Tensor, *, eps: float | None = None, mask: Tensor | None = None, block_size: int = 1
@@ -219,7 +280,7 @@ def rates_of_tokens(
     """Return the rates of tokens, as the module's head defines them.
 
     Args:
-        x: Tokens as the attention sees them, ``[..., n, d]``.
+        x: Tokens as the attention gets them, ``[..., n, d]``.
         w: The same in the coordinates of the heads, ``[..., n, K, p]``.
         pi: Memberships, ``[..., n, K]``.
         eps: Coding precision of rate and compression; None for ``sqrt(d)``.
@@ -233,22 +294,11 @@ def rates_of_tokens(
     x, w, pi = x.double(), w.double(), pi.double()
     if mask is not None:
         w, pi = w.masked_fill(~mask[..., None, None], 0), pi.masked_fill(~mask[..., None], 0)
-    count = x.shape[-2] if mask is None else mask.sum(-1).clamp_min(1)[..., None]
-    mass = pi.sum(-2)  # [..., K]
-    weight = pi / mass.where(mass > 0, 1)[..., None, :]
-    groups = w.movedim(-2, -3)  # [..., K, n, p]
-    moments = (weight.mT[..., None] * groups).mT @ groups
-    share = mass / count
-    if block_size == 1:
-        of_blocks = torch.diagonal(moments, dim1=-2, dim2=-1).log1p()
-    else:
-        pairs = in_blocks(in_blocks(moments, block_size).movedim(-3, -1), block_size)  # [..., blocks, g, blocks, g]
-        of_blocks = spectral_sum(torch.diagonal(pairs, dim1=-4, dim2=-2).movedim(-1, -3))  # [..., K, p / g, g, g]
     rate = coding_rate(x, eps, mask=mask)
     compression = compression_rate(x, pi, eps, mask=mask)
     return {
-        "variational": 0.5 * (share * of_blocks.sum(-1)).sum(-1),
-        "subspaces": 0.5 * (share * spectral_sum(moments)).sum(-1),
+        "variational": variational_rate(w, pi, block_size),
+        "subspaces": variational_rate(w, pi, w.shape[-1]),  # all features of a head are one block
         "rate": rate,
         "compression": compression,
         "reduction": rate - compression,
@@ -263,7 +313,7 @@ def coding_rate_by_layer(
     split: str = "validation",
     source: str = "trained",
     eps: float | None = None,
-    places: Sequence[Place] = STREAMS,
+    places: Sequence[Place] = tuple(PLACES),
 ) -> CodingRates:
     """Measure the coding rates of the residual stream in every TSSA layer.
 
@@ -289,10 +339,10 @@ def coding_rate_by_layer(
         >>> rates.curve("trained", "validation", "attention").mean().shape
         torch.Size([6])
     """
-    if unknown := set(places) - set(STREAMS):
-        raise ConfigError(f"there is no place {', '.join(sorted(unknown))}; choose from {', '.join(STREAMS)}.")
+    if unknown := set(places) - set(PLACES):
+        raise ConfigError(f"there is no place {', '.join(sorted(unknown))}; choose from {', '.join(PLACES)}.")
     chosen = choose(layers, len(attention_layers(model)))
-    found: dict[tuple[Place, int, Measure], list[Tensor]] = {}
+    measured: dict[tuple[Place, int, Measure], list[Tensor]] = {}
 
     def visit(record: LayerRecord) -> None:
         for place in places:
@@ -300,12 +350,12 @@ def coding_rate_by_layer(
             block_size = record.layer.attention.extensions.block_size
             rates = rates_of_tokens(x, w, record.membership(w, x), eps=eps, mask=record.mask, block_size=block_size)
             for measure, values in rates.items():
-                found.setdefault((place, record.layer.index, measure), []).append(values.cpu())
+                measured.setdefault((place, record.layer.index, measure), []).append(values.cpu())
 
     observe(model, batches, visit, layers=layers, what=places)
     curves = []
     for place in places:
-        values = {m: torch.stack([torch.cat(found[place, i, m]) for i in chosen], dim=1) for m in MEASURES}
+        values = {m: torch.stack([torch.cat(measured[place, i, m]) for i in chosen], dim=1) for m in MEASURES}
         curves.append(RateCurve(source, split, place, tuple(chosen), values))
     return CodingRates(tuple(curves))
 
@@ -313,22 +363,38 @@ def coding_rate_by_layer(
 def coding_rates(
     model: nn.Module, samples: Samples, *, layers: Sequence[int] | None = None, control: nn.Module | None = None
 ) -> CodingRates:
-    """Measure the coding rates of both splits, and of an untrained model on one of them.
-
-    Args:
-        model: A model of TSSA blocks.
-        samples: Training samples, validation samples or both.
-        layers: Numbers of the layers; None for all.
-        control: An untrained model of the same form; None for no comparison.
-
-    Raises:
-        ConfigError: The model has no TSSA blocks, or there are no samples.
-    """
+    """Measure the coding rates of both splits, and of an untrained model on one of them; see `coding_rate_by_layer`."""
     iter(samples)  # raises if there are none
     splits = {"train": samples.train, "validation": samples.validation}
-    given = {split: batches for split, batches in splits.items() if batches is not None}
-    found = [coding_rate_by_layer(model, batches, layers=layers, split=split) for split, batches in given.items()]
+    rates = CodingRates(())
+    for split, batches in splits.items():
+        if batches is not None:
+            rates += coding_rate_by_layer(model, batches, layers=layers, split=split)
     if control is not None:
-        split = "validation" if "validation" in given else "train"
-        found.append(coding_rate_by_layer(control, samples, layers=layers, split=split, source="control"))
-    return reduce(add, found)
+        split = rates.curves[-1].split
+        rates += coding_rate_by_layer(control, samples, layers=layers, split=split, source="control")
+    return rates
+
+
+@torch.no_grad()
+def compression_by_layer(model: nn.Module, run: Callable[[], Any]) -> dict[str, float]:
+    """Measure R_c^var of the tokens in every TSSA layer while `run` runs the model once, for the log of a training.
+
+    Args:
+        model: The model.
+        run: Runs the model on a batch, in evaluation mode.
+
+    Returns:
+        ``compression/layer_00`` and so on, in the order in which the layers run: the mean over the batch. Empty for a
+        model without TSSA layers.
+    """
+    rates: list[Tensor] = []
+
+    def measure(record: LayerRecord) -> None:
+        block_size = record.layer.attention.extensions.block_size
+        rates.append(variational_rate(record.stream("tokens"), record.membership(), block_size).mean())
+
+    if attention_layers(model):
+        with capture(model, visit=measure):
+            run()
+    return {f"compression/layer_{index:02d}": value.item() for index, value in enumerate(rates)}

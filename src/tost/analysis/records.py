@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
@@ -58,6 +58,33 @@ class AttentionLayer:
     def decay(self, x: Tensor) -> Tensor | None:
         """Return the decays of what the attention gets, x ``[B, N, C]``; None if it does not forget."""
         return self.attention.decay(x) if isinstance(self.attention, CausalTSSAttention) else None
+
+    def decay_of(self, w: Tensor) -> Tensor | None:
+        """Return the decays of tokens w ``[B, N, ...]`` of which nothing else is known: those of tokens of zeros."""
+        attention = self.attention
+        decay = attention.decay() if isinstance(attention, CausalTSSAttention) else None
+        if decay is None or attention.proj_decay is None:
+            return decay
+        return decay.expand(*w.shape[:2], *decay.shape)
+
+    def membership(self, w: Tensor, mask: Tensor | None = None, decay: Tensor | None = None) -> Tensor:
+        """Return the memberships that the layer gives to tokens.
+
+        Args:
+            w: Projected tokens, ``[B, N, H, D]``.
+            mask: Real tokens, bool ``[B, N]``.
+            decay: Those of the tokens in a layer that sets them from the data; None for `decay_of` them.
+
+        Returns:
+            pi, ``[B, N, H]``, float32 or better: what `tost.membership` or `tost.causal_membership` gives with the
+            layer's temperature, position bias and options.
+        """
+        attention, options = self.attention, self.attention.operator_options()
+        if isinstance(attention, CausalTSSAttention):
+            options["decay"] = self.decay_of(w) if decay is None else decay
+            return causal_membership(w, self.temperatures(), attention.bias_of(w, None, mask), mask=mask, **options)
+        temperature = self.temperatures() if attention.normalize else self.temperatures() / self.scale**2
+        return membership(w, temperature, mask=mask, **options)
 
     def subspaces(self) -> Tensor:
         """Return the bases U_k: ``[H, C, D]``, the rows of the projection's weight by head, transposed."""
@@ -108,8 +135,8 @@ class LayerRecord:
         `x` is what the attention gets with other tokens `w`, as `project` returns it: decays may depend on it.
         """
         if w is None:
-            return membership_of(self.layer, self.stream("tokens"), self.mask, self.decay)
-        return membership_of(self.layer, w, self.mask, None if x is None else self.layer.decay(x))
+            return self.layer.membership(self.stream("tokens"), self.mask, self.decay)
+        return self.layer.membership(w, self.mask, None if x is None else self.layer.decay(x))
 
     def project(self, z: Tensor) -> tuple[Tensor, Tensor]:
         """Apply the layer to other tokens z: return its attention's input, ``[B, N, C]``, and the projected tokens."""
@@ -120,37 +147,6 @@ class LayerRecord:
             seen = block.norm1(seen) if block.norm == "pre" else seen
             seen = with_neighbours(seen, block.conv, self.mask, self.grid)
         return seen, self.layer.split(self.layer.attention.proj_in(seen))
-
-
-def membership_of(layer: AttentionLayer, w: Tensor, mask: Tensor | None = None, decay: Tensor | None = None) -> Tensor:
-    """Return the memberships that a layer gives to tokens.
-
-    Args:
-        layer: The layer.
-        w: Projected tokens, ``[B, N, H, D]``.
-        mask: Real tokens, bool ``[B, N]``.
-        decay: Those of the tokens in a layer that sets them from the data; None for those of tokens of zeros.
-
-    Returns:
-        pi, ``[B, N, H]``, float32 or better: what `tost.membership` or `tost.causal_membership` gives with the layer's
-        temperature, position bias and options.
-    """
-    attention, options = layer.attention, layer.attention.operator_options()
-    if isinstance(attention, CausalTSSAttention):
-        bias = attention.bias_of(w, None, mask)
-        options["decay"] = decay_of_tokens(layer, w, decay)
-        return causal_membership(w, layer.temperatures(), bias, mask=mask, **options)
-    temperature = layer.temperatures() if attention.normalize else layer.temperatures() / layer.scale**2
-    return membership(w, temperature, mask=mask, **options)
-
-
-def decay_of_tokens(layer: AttentionLayer, w: Tensor, decay: Tensor | None) -> Tensor | None:
-    """Return the decays of tokens w ``[B, N, ...]``, where none are known those that tokens of zeros have."""
-    attention = layer.attention
-    if decay is not None or not isinstance(attention, CausalTSSAttention):
-        return decay
-    decay = attention.decay()
-    return decay if attention.proj_decay is None or decay is None else decay.expand(*w.shape[:2], *decay.shape)
 
 
 def attention_layers(model: nn.Module) -> list[AttentionLayer]:
@@ -165,12 +161,10 @@ def attention_layers(model: nn.Module) -> list[AttentionLayer]:
         >>> [layer.name for layer in tost.analysis.attention_layers(model)][:2]
         ['blocks.0.attention', 'blocks.1.attention']
     """
+    kinds = (TSSAttention, CausalTSSAttention)
     blocks = {id(block.attention): block for block in model.modules() if isinstance(block, Block)}
-    found = [(name, module) for name, module in model.named_modules() if isinstance(module, _TSSA)]
-    return [AttentionLayer(i, name, module, blocks.get(id(module))) for i, (name, module) in enumerate(found)]
-
-
-_TSSA = (TSSAttention, CausalTSSAttention)
+    named = [(name, module) for name, module in model.named_modules() if isinstance(module, kinds)]
+    return [AttentionLayer(i, name, module, blocks.get(id(module))) for i, (name, module) in enumerate(named)]
 
 
 def choose(layers: Sequence[int] | None, count: int, what: str = "TSSA layers") -> list[int]:
@@ -380,44 +374,14 @@ def observe(
     Raises:
         ConfigError: There are no such layers, they are not in residual blocks, or there are no batches.
     """
-    with capture(model, layers, what, visit=visit):
-        return run_batches(model, batches)
-
-
-def run_batches(model: nn.Module, batches: Iterable[Batch]) -> int:
-    """Run a model over batches, in evaluation mode, for the sake of its hooks, and return the number of samples.
-
-    Raises:
-        ConfigError: There are none.
-    """
     samples = 0
-    with at_rest(model):
+    with capture(model, layers, what, visit=visit), at_rest(model):
         for batch in batches:
             run_batch(model, batch)
-            first = batch if isinstance(batch, Tensor) else batch.get("inputs", batch.get("input_ids"))
-            samples += len(first)
+            samples += len(batch if isinstance(batch, Tensor) else batch.get("inputs", batch.get("input_ids")))
     if samples == 0:
         raise ConfigError("there are no samples to look at; give at least one batch.")
     return samples
-
-
-class LayerSums(NamedTuple):
-    """Sums over samples, by layer.
-
-    Attributes:
-        layers: The layers, L of them.
-        sums: What was added up, each ``[L, ...]``, on the CPU.
-        samples: Number of samples.
-    """
-
-    layers: list[AttentionLayer]
-    sums: list[Tensor]
-    samples: int
-
-    @property
-    def indices(self) -> tuple[int, ...]:
-        """Numbers of the layers."""
-        return tuple(layer.index for layer in self.layers)
 
 
 def sum_by_layer(
@@ -426,7 +390,7 @@ def sum_by_layer(
     measure: Callable[[LayerRecord], Sequence[Tensor]],
     *,
     layers: Sequence[int] | None = None,
-) -> LayerSums:
+) -> tuple[list[AttentionLayer], list[Tensor], int]:
     """Run a model over batches and add up what a function measures in each layer.
 
     Args:
@@ -435,17 +399,20 @@ def sum_by_layer(
         measure: Returns tensors of one batch in one layer, of the same shapes for every batch.
         layers: Numbers of the layers; None for all.
 
+    Returns:
+        The L layers, the sums of the tensors, each ``[L, ...]``, on the CPU, and the number of samples.
+
     Raises:
         ConfigError: There are no such layers, or no batches.
     """
-    chosen = select_layers(model, layers)
     totals: dict[int, list[Tensor]] = {}
 
     def visit(record: LayerRecord) -> None:
-        found = [tensor.cpu() for tensor in measure(record)]
+        measured = [tensor.cpu() for tensor in measure(record)]
         before = totals.get(record.layer.index)
-        totals[record.layer.index] = found if before is None else [a + b for a, b in zip(before, found, strict=True)]
+        totals[record.layer.index] = measured if before is None else list(map(torch.add, before, measured))
 
     samples = observe(model, batches, visit, layers=layers)
-    stacked = [torch.stack(sums) for sums in zip(*(totals[layer.index] for layer in chosen), strict=True)]
-    return LayerSums(chosen, stacked, samples)
+    chosen = [layer for layer in attention_layers(model) if layer.index in totals]
+    sums = zip(*(totals[layer.index] for layer in chosen), strict=True)
+    return chosen, [torch.stack(tensors) for tensors in sums], samples

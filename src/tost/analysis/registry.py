@@ -16,8 +16,8 @@ from tost.errors import ConfigError
 ALL = "all"
 """Stands for every analysis that applies to a model."""
 
-Needs = Literal["", "tssa", "causal", "blocks", "gated", "class"]
-"""What a model must have: TSSA layers, causal ones, TSSA layers in `tost.nn` blocks, gated means, or a class token."""
+Needs = Literal["", "tssa", "causal", "blocks", "class"]
+"""What a model must have: TSSA layers, causal ones, TSSA layers in `tost.nn` blocks, or a class token."""
 
 Data = Literal["", "samples", "images", "text"]
 """What an analysis looks at: any samples, images, one text, or the weights alone (empty)."""
@@ -92,7 +92,7 @@ def register_analysis(
         name: Name on the command line.
         summary: What it shows, in one line; by default the first line of the function's docstring.
         needs: What a model must have: ``"tssa"`` layers, ``"causal"`` TSSA layers, TSSA layers in ``"blocks"`` of
-            `tost.nn`, layers with ``"gated"`` means, a ``"class"`` token that attends to patches, or nothing (empty).
+            `tost.nn`, a ``"class"`` token that attends to patches, or nothing (empty).
         data: What it looks at: ``"samples"``, ``"images"``, a ``"text"``, or the weights alone (empty).
         title: The question that it answers, as a heading of the report; by default the summary.
         explanation: How to read the answer, for the report.

@@ -16,21 +16,18 @@ import torch
 from torch import Tensor
 
 from tost._io import write_atomic
-from tost._lazy import load
 from tost._text import html_card
 from tost.errors import StorageError
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-DPI = 130
-
 
 class Result:
     """Base class of the results of analyses, usually frozen dataclasses of numbers and tensors.
 
-    A subclass sets `name` and defines `summary`; the rest has defaults. Drawing is separate from computing, so that
-    matplotlib is loaded only when a picture is wanted.
+    A subclass sets `name` and defines `summary`; the rest has defaults. A `figure` method imports matplotlib, so that
+    it is loaded only when a picture is wanted.
     """
 
     name: ClassVar[str]
@@ -41,9 +38,6 @@ class Result:
 
     is_photographic: ClassVar[bool] = False
     """Whether pictures are better stored as pixels than as lines."""
-
-    drawing: ClassVar[str] = ""
-    """Function of `tost.analysis.figures` that draws it, as ``"module:function"``; empty for no picture."""
 
     def summary(self) -> dict[str, Any]:
         """Return the few numbers that are worth printing, each with a name that explains it."""
@@ -62,15 +56,15 @@ class Result:
         stored = {name: plain(value) for name, value in vars(self).items() if name not in self.not_stored}
         return {**stored, "summary": plain(self.summary())}
 
-    def _repr_html_(self) -> str:
-        """Return the summary and the picture for a notebook."""
-        picture = image_bytes(self)
-        shown = f'<img src="data:image/png;base64,{base64.b64encode(picture).decode()}">' if picture else ""
-        return html_card(self.name, self.summary()) + shown
-
     def figure(self) -> Figure | None:
         """Draw it; None if there is no picture."""
-        return load(f"tost.analysis.figures.{self.drawing}")(self) if self.drawing else None
+        return None
+
+    def _repr_html_(self) -> str:
+        """Return the summary and the picture for a notebook."""
+        picture = base64.b64encode(image_bytes(self)).decode()
+        shown = f'<img src="data:image/png;base64,{picture}">' if picture else ""
+        return html_card(self.name, self.summary()) + shown
 
 
 def grid_rows(axes: Mapping[str, Sequence[Any]], values: Mapping[str, Tensor]) -> list[dict[str, Any]]:
@@ -80,12 +74,10 @@ def grid_rows(axes: Mapping[str, Sequence[Any]], values: Mapping[str, Tensor]) -
         axes: Names of the axes with the labels along them; the last one varies fastest.
         values: Tensors by column, indexed by all axes or by the first ones.
     """
-    names = list(axes)
-    places = product(*(range(len(labels)) for labels in axes.values()))
     return [
-        {name: axes[name][i] for name, i in zip(names, place, strict=True)}
+        {name: axes[name][i] for name, i in zip(axes, place, strict=True)}
         | {column: tensor[place[: tensor.dim()]].item() for column, tensor in values.items()}
-        for place in places
+        for place in product(*(range(len(labels)) for labels in axes.values()))
     ]
 
 
@@ -97,8 +89,7 @@ def span(values: Tensor, form: str = ".4f") -> str:
 def plain(value: Any) -> Any:
     """Return tensors, tuples and mappings as lists and dictionaries; numbers that are not finite as None."""
     if isinstance(value, Tensor):
-        found = value.tolist()
-        return found if value.isfinite().all() else plain(found)
+        return value.tolist() if value.isfinite().all() else plain(value.tolist())
     if isinstance(value, Mapping):
         return {str(key): plain(entry) for key, entry in value.items()}
     if isinstance(value, Sequence) and not isinstance(value, str | bytes):
@@ -118,10 +109,7 @@ def entropy(pi: Tensor, dim: int = -1) -> Tensor:
         pi: Not negative, adding up to 1 along `dim`.
         dim: The axis of the distribution.
     """
-    count = pi.shape[dim]
-    if count == 1:
-        return torch.zeros_like(pi.select(dim, 0))
-    return -torch.special.xlogy(pi, pi).sum(dim) / math.log(count)
+    return (0 - torch.special.xlogy(pi, pi).sum(dim)) / math.log(max(pi.shape[dim], 2))
 
 
 def image_bytes(result: Result, image_format: str = "png") -> bytes:
@@ -134,16 +122,12 @@ def image_bytes(result: Result, image_format: str = "png") -> bytes:
     Returns:
         As SVG, the same bytes for the same result. Empty if the result has no picture.
     """
-    import matplotlib
+    figure = result.figure()
+    if figure is None:
+        return b""
+    from tost.analysis import plots
 
-    with matplotlib.rc_context({"svg.hashsalt": "tost", "svg.fonttype": "path"}):
-        figure = result.figure()
-        if figure is None:
-            return b""
-        buffer = io.BytesIO()
-        metadata = {"Date": None} if image_format == "svg" else None
-        figure.savefig(buffer, format=image_format, dpi=DPI, metadata=metadata)
-    return buffer.getvalue()
+    return plots.encode(figure, image_format)
 
 
 def save(result: Result, folder: str | Path, stem: str | None = None) -> list[Path]:

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from tost.analysis.reach import gated_layers
 from tost.analysis.records import Batch, attention_layers
 from tost.analysis.registry import Analysis, find_analysis, list_analyses
 from tost.analysis.result import Result
@@ -63,8 +62,6 @@ def unsupported_reason(model: nn.Module, name: str) -> str | None:
         from tost.analysis.class_attention import class_attention_layers  # loads timm, which takes seconds
 
         return None if class_attention_layers(model) else "no class token looks at patches in this model"
-    if analysis.needs == "gated":
-        return None if gated_layers(model) else "the model has no layers with gated means"
     layers = attention_layers(model)
     if not layers:
         return "the model has no TSSA layers"

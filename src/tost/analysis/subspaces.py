@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -13,6 +13,9 @@ from torch import Tensor, nn
 
 from tost.analysis.records import select_layers
 from tost.analysis.result import Result, grid_rows
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 
 @dataclass(frozen=True)
@@ -31,7 +34,6 @@ class SubspaceCoherence(Result):
     """
 
     name: ClassVar[str] = "subspaces"
-    drawing: ClassVar[str] = "numbers:draw_subspaces"
     is_photographic: ClassVar[bool] = True
     layers: tuple[int, ...]
     blocks: Tensor = field(repr=False)
@@ -55,6 +57,32 @@ class SubspaceCoherence(Result):
             "the same for random directions": round(self.random, 4),
             "mutual coherence, most of a layer": round(self.mutual.max().item(), 4),
         }
+
+    def figure(self) -> Figure:
+        """Draw the inner products of a few directions of every head, one panel per layer."""
+        from tost.analysis import plots
+
+        figure, panels = plots.panels(len(self.layers), 4, 2.4, 2.6)
+        size, step = self.sample.shape[-1], self.directions
+        centers = [step * head + (step - 1) / 2 for head in range(size // step)]
+        names = [str(head) for head in range(size // step)]
+        for i, axes in enumerate(panels):
+            picture = axes.imshow(self.sample[i].abs().numpy(), cmap=plots.SEQUENTIAL, vmin=0, vmax=1)
+            for edge in range(step, size, step):
+                axes.axhline(edge - 0.5, color="white", linewidth=0.6)
+                axes.axvline(edge - 0.5, color="white", linewidth=0.6)
+            axes.set_xticks(centers, names)
+            axes.set_yticks(centers, names)
+            axes.tick_params(length=0)
+            title = f"layer {self.layers[i]}: mean {self.between[i]:.3f}\nmost {self.mutual[i]:.2f}"
+            axes.set_title(title, fontsize=plots.TICK)
+        plots.add_color_bar(figure, picture, panels, "|cosine| between directions", shrink=0.8)
+        figure.suptitle(
+            f"Subspaces: {step} directions of every head;  mean |cosine| between heads "
+            f"{self.between.mean():.3f}, random {self.random:.3f}",
+            fontsize=plots.TITLE,
+        )
+        return figure
 
 
 def coherence_of(u: Tensor) -> Tensor:

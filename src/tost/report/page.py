@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from tost._io import read_json, write_atomic
 from tost._text import byte_size, duration, grouped, number, percent, printable, real, rounded
 from tost._yaml import flatten
-from tost.analysis.figures._style import Line, draw_lines, svg
+from tost.analysis.plots import Line, draw_lines, encode
 from tost.analysis.registry import find_analysis
 from tost.errors import ConfigError, StorageError, TostError
 from tost.report.runs import LAYERS, RunRecord, differences, read_runs
@@ -299,12 +299,12 @@ def _curves(runs: Sequence[RunRecord]) -> str:
     lines += [Line(f"{run.name}, validation", run.curve("loss"), i) for i, run in enumerate(runs)]
     values = [value for line in lines for _, value in line.points]
     wide = bool(values) and min(values) > 0 and max(values) / min(values) > 20
-    charts = [_chart(lines, title="Loss by step, lower is better", x="step", y="loss (nats)", log_y=wide, whole=True)]
+    charts = [_chart(lines, title="Loss by step, lower is better", x="step", y="loss (nats)", log_y=wide)]
     names = dict.fromkeys(str(key) for run in runs for record in run.evaluations for key in record)
     metrics = [key for key in names if key not in _NO_CHART and not key.startswith(LAYERS)]
     for name in [key for key in metrics if any(run.curve(key) for run in runs)][:_MOST_METRICS]:
         lines = [Line(run.name, run.curve(name), i) for i, run in enumerate(runs)]
-        charts.append(_chart(lines, title=f"{name} on the validation set", x="step", y=name, whole=True))
+        charts.append(_chart(lines, title=f"{name} on the validation set", x="step", y=name))
     for run in runs:
         measured = [record for record in run.evaluations if any(key.startswith(LAYERS) for key in record)]
         lines = []
@@ -313,7 +313,7 @@ def _curves(runs: Sequence[RunRecord]) -> str:
             points = [(float(key), value) for key, value in layers.items() if key.isdigit() and value is not None]
             lines.append(Line(f"step {measured[moment]['step']}", sorted(points), look))
         title = f"{run.name}: compression term by layer"
-        charts.append(_chart(lines, title=title, x="layer", y="R_c^var (nats)", whole=True))
+        charts.append(_chart(lines, title=title, x="layer", y="R_c^var (nats)"))
     drawn = "".join(charts) or note("There are no records of steps or evaluations yet, so there are no curves.")
     return f'<h3>{text(_title(runs[0]))}</h3><div class="charts">{drawn}</div>'
 
@@ -330,7 +330,7 @@ def _chart(lines: Sequence[Line], *, title: str, x: str, y: str, **options: bool
     if figure is None:
         return ""
     ranges = [f"{line.label} from {line.points[0][1]:.4g} to {line.points[-1][1]:.4g}" for line in with_points]
-    return picture(svg(figure), f"{title}: {'; '.join(ranges)}.")
+    return picture(encode(figure, "svg"), f"{title}: {'; '.join(ranges)}.")
 
 
 def _trained(run: RunRecord) -> str:

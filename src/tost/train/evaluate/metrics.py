@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from tost._io import write_json
 from tost._progress import Report, silent
 from tost._text import html_card, number
+from tost.analysis.rates import compression_by_layer
 from tost.data import Dataset, make_evaluation_loader
 from tost.errors import CheckpointError, ConfigError
 from tost.train.checkpoint.files import read_model_tensors
@@ -24,7 +25,6 @@ from tost.train.config import RunConfig, load_config
 from tost.train.device import DeviceChoice
 from tost.train.distributed import Distributed
 from tost.train.task import Details, Task
-from tost.train.telemetry import compression_by_layer
 
 
 @dataclass(frozen=True)
