@@ -131,16 +131,11 @@ def test_a_far_position_is_reached_at_once():
 OTHER_STATES = {
     "other data": (
         {"samples": 9},
-        "saved for 9 samples shuffled with seed 3, but this loader has 8 samples shuffled with seed 3: the order of "
-        "samples is another one. Resume with the same data and seed, or start a new run",
+        "saved with samples=9 instead of 8: the order of samples is another one. Resume with the same data and seed",
     ),
-    "other seed": ({"seed": 4}, "saved for 8 samples shuffled with seed 4"),
-    "other order": ({"shuffle": False}, "saved for 8 samples in order, but"),
-    "repeated": (
-        {"repeats": 3},
-        "saved for 8 samples shuffled with seed 3, each 3 times in a row, but this loader has 8 samples shuffled with "
-        "seed 3: the",
-    ),
+    "other seed": ({"seed": 4}, "saved with seed=4 instead of 3"),
+    "other order": ({"shuffle": False}, "saved with shuffle=False instead of True"),
+    "repeated": ({"repeats": 3}, "saved with repeats=3 instead of 1"),
     "negative": ({"global_position": -1}, "global position -1 cannot be reached; it must be 0 or more"),
 }
 

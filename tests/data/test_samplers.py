@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from tost.data import make_evaluation_loader, make_loader
 from tost.data._random import mix, mix_array
-from tost.data.loader import GlobalOrder, epoch_length
+from tost.data.loader import GlobalOrder
 
 from .samples import Draws, Numbers, PlainNumbers, joined, loaders, numbers_of, step_by_step
 
@@ -161,12 +161,12 @@ def test_loading_leaves_the_global_random_numbers_alone(workers):
 
 BAD = {
     "empty": ({"dataset": Numbers(0)}, r"the data set has no samples; a loader needs at least one"),
-    "no batch": ({"batch_size": 0}, r"batch_size=0: every process needs at least one sample per step; pass 1 or more"),
+    "no batch": ({"batch_size": 0}, r"batch_size=0, workers=0: a process needs at least one sample per step"),
     "negative batch": ({"batch_size": -3}, r"batch_size=-3"),
     "rank": ({"rank": 2, "world_size": 2}, r"rank=2 of world_size=2 does not exist; ranks count from 0"),
     "negative rank": ({"rank": -1}, r"rank=-1 of world_size=1"),
     "world": ({"world_size": 0}, r"rank=0 of world_size=0"),
-    "workers": ({"workers": -1}, r"workers=-1 is negative; pass 0 to prepare batches in this process"),
+    "workers": ({"workers": -1}, r"workers=-1: a process needs .* no negative number of workers"),
 }
 
 
@@ -221,7 +221,6 @@ def take_steps(loader, steps):
     [(1_281_167, 3, 1_281_024), (1_281_167, 1, 1_281_167), (511, 3, 256), (256, 2, 256), (255, 3, 255), (1, 3, 1)],
 )
 def test_an_epoch_with_repetitions_is_about_as_long_as_one_without(samples, repeats, expected):
-    assert epoch_length(samples, repeats) == expected
     assert make_loader(Draws(samples, repeats), batch_size=4, seed=0).samples_per_epoch == expected
 
 

@@ -1,13 +1,13 @@
-from tost.data.build import build_data as build_data
 from tost.data.dataset import Batch as Batch
 from tost.data.dataset import DataBundle as DataBundle
 from tost.data.dataset import Dataset as Dataset
 from tost.data.dataset import Sample as Sample
 from tost.data.dataset import TensorDataset as TensorDataset
+from tost.data.dataset import build_data as build_data
 from tost.data.loader import Loader as Loader
 from tost.data.loader import make_evaluation_loader as make_evaluation_loader
 from tost.data.loader import make_loader as make_loader
-from tost.data.options import DataOptions as DataOptions
+from tost.data.registry import DataOptions as DataOptions
 from tost.data.registry import find_data as find_data
 from tost.data.registry import list_data as list_data
 from tost.data.registry import register_data as register_data

@@ -20,6 +20,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
+from functools import partial
 from typing import Any, NotRequired, TypedDict, Unpack
 
 import torch
@@ -37,21 +38,6 @@ _KILLED = (
 )
 
 
-def epoch_length(samples: int, repeats: int = 1) -> int:
-    """Return the number of positions that make up an epoch.
-
-    With repetitions it is the largest multiple of 256 up to `samples`, as in DeiT's sampler; below 256 samples, where
-    that would be nothing, it is `samples`.
-
-    Args:
-        samples: Different samples that there are.
-        repeats: How often each comes in a row.
-    """
-    if repeats == 1 or samples < _ROUNDED_TO:
-        return samples
-    return samples // _ROUNDED_TO * _ROUNDED_TO
-
-
 class GlobalOrder:
     """An endless sequence of sample numbers: one permutation of all samples after another.
 
@@ -63,12 +49,12 @@ class GlobalOrder:
         draws: Give draw numbers instead of sample numbers.
 
     Attributes:
-        epoch: Positions per epoch.
+        epoch: Positions per epoch: `samples`; with repetitions the largest multiple of 256 up to it, if there is one.
     """
 
     def __init__(self, samples: int, *, seed: int, shuffle: bool, repeats: int = 1, draws: bool = False) -> None:
         self.samples, self.seed, self.shuffle, self.repeats, self.draws = samples, seed, shuffle, repeats, draws
-        self.epoch = epoch_length(samples, repeats)
+        self.epoch = samples if repeats == 1 or samples < _ROUNDED_TO else samples // _ROUNDED_TO * _ROUNDED_TO
         self._epoch = -1
         self._permutation = torch.empty(0, dtype=torch.int64)
 
@@ -178,7 +164,7 @@ class Loader(DataLoader[Batch]):
             dataset,
             batch_sampler=sampler,
             num_workers=workers,
-            collate_fn=_Collate(dataset),
+            collate_fn=partial(_collate, dataset),
             worker_init_fn=_leave_process_group,
             multiprocessing_context=_start_method() if workers else None,
             pin_memory=pin_memory,
@@ -267,11 +253,11 @@ class Loader(DataLoader[Batch]):
                 f"this is not the state of a loader: got the keys {sorted(state_dict)}, "
                 f"need {sorted(['global_position', *here])}; pass what state_dict() returned."
             )
-        saved = {key: known[key] for key in here}
-        if saved != here:
+        if saved := {key: known[key] for key in here if known[key] != here[key]}:
+            differs = ", ".join(f"{key}={value!r} instead of {here[key]!r}" for key, value in saved.items())
             raise ValueError(
-                f"the position was saved for {_describe(saved)}, but this loader has {_describe(here)}: the order of "
-                "samples is another one. Resume with the same data and seed, or start a new run."
+                f"the position was saved with {differs}: the order of samples is another one. Resume with the same "
+                "data and seed, or start a new run."
             )
         self.seek(state_dict["global_position"])
 
@@ -326,14 +312,15 @@ def make_loader(
     """
     if len(dataset) < 1:
         raise ValueError("the data set has no samples; a loader needs at least one.")
-    if batch_size < 1:
-        raise ValueError(f"batch_size={batch_size}: every process needs at least one sample per step; pass 1 or more.")
-    if world_size < 1 or not 0 <= rank < world_size:
+    if batch_size < 1 or workers < 0:
+        raise ValueError(
+            f"batch_size={batch_size}, workers={workers}: a process needs at least one sample per step, and no "
+            "negative number of workers."
+        )
+    if not 0 <= rank < world_size:
         raise ValueError(
             f"rank={rank} of world_size={world_size} does not exist; ranks count from 0 to world_size - 1."
         )
-    if workers < 0:
-        raise ValueError(f"workers={workers} is negative; pass 0 to prepare batches in this process, or a number.")
     repeats, draws = getattr(dataset, "repeats", 1), getattr(dataset, "draws", False)
     order = GlobalOrder(len(dataset), seed=seed, shuffle=shuffle, repeats=repeats, draws=draws)
     sampler = ShardedBatchSampler(order, batch_size=batch_size, rank=rank, world_size=world_size, infinite=infinite)
@@ -370,25 +357,14 @@ def make_evaluation_loader(dataset: Dataset, **share: Unpack[Share]) -> Loader:
     return make_loader(dataset, seed=0, shuffle=False, infinite=False, **share)
 
 
-def _describe(counts: Mapping[str, Any]) -> str:
-    order = f"shuffled with seed {counts['seed']}" if counts["shuffle"] else "in order"
-    repeated = f", each {counts['repeats']} times in a row" if counts["repeats"] > 1 else ""
-    return f"{counts['samples']} samples {order}{repeated}"
-
-
-class _Collate:
-    """Makes a batch of what the data set returned: one already if it gathers, a list of samples otherwise."""
-
-    def __init__(self, dataset: Dataset) -> None:
-        self.dataset = dataset
-
-    def __call__(self, samples: Batch | list[Sample]) -> Batch:
-        if isinstance(samples, dict):
-            return samples
-        if samples:
-            batch: Batch = default_collate(samples)
-            return batch
-        return {key: value.new_empty((0, *value.shape)) for key, value in self.dataset[0].items()}
+def _collate(dataset: Dataset, samples: Batch | list[Sample]) -> Batch:
+    """Return the batch that a data set gathered, or make one of a list of samples."""
+    if isinstance(samples, dict):
+        return samples
+    if samples:
+        batch: Batch = default_collate(samples)
+        return batch
+    return {key: value.new_empty((0, *value.shape)) for key, value in dataset[0].items()}
 
 
 def _leave_process_group(worker: int) -> None:

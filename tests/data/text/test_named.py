@@ -85,7 +85,7 @@ def test_lambada_is_cut_before_the_last_word(tmp_path, bpe, tokenizer):
     chosen = bpe if tokenizer == "bpe" else "bytes"
     folder = make(tmp_path / "out", "lambada", source=str(source), tokenizer=chosen)
     encode = folder.tokenizer().encode
-    for pair, passage in zip(lambada_pairs(folder.path), PASSAGES, strict=True):
+    for pair, passage in zip(lambada_pairs(folder.split("test")), PASSAGES, strict=True):
         assert np.concatenate([pair.context, pair.word]).tolist() == encode(passage)
         assert folder.tokenizer().decode(pair.word.tolist()) == f" {pair.text}"
         assert pair.text == passage.split()[-1]
@@ -100,7 +100,7 @@ def test_lambada_needs_passages(tmp_path):
     with pytest.raises(ConfigError, match=r"document 0 .* no passage"):
         lambada_pairs(folder.split("test"))
     with pytest.raises(ConfigError, match="no questions"):
-        cbt_questions(folder, "test")
+        cbt_questions(folder.split("test"))
 
 
 def cbt_as_published(*questions):
@@ -123,7 +123,7 @@ def test_cbt(tmp_path, form):
         (folder / "cbtest_CN_test_2500ex.txt").write_text(cbt_as_published(QUESTION, second), encoding="utf-8")
         (folder / "cbtest_NE_test_2500ex.txt").write_text(cbt_as_published(QUESTION), encoding="utf-8")
     made = make(tmp_path / "out", "cbt", source=str(folder), tokenizer="bytes")
-    questions = cbt_questions(made, "test")
+    questions = cbt_questions(made.split("test"))
     assert [question.answer for question in questions] == [1, 9]
     story = " ".join(QUESTION["sentences"])
     read = [bytes(option.tolist()).decode() for option in questions[0].options]

@@ -9,8 +9,8 @@ import pytest
 from PIL import Image
 
 from tost.data import build_data
-from tost.data.options import DataOptions
 from tost.data.prepare import prepare
+from tost.data.registry import DataOptions
 from tost.errors import ConfigError
 
 

@@ -27,7 +27,7 @@ from tost.data.text.tokenizers import (
     end_of_text_id,
     load_tokenizer,
 )
-from tost.data.tokens.format import (
+from tost.data.tokens.options import (
     INDEX,
     MAX_INDEX_BYTES,
     FileRecord,
@@ -292,9 +292,8 @@ def _complete_shards(path: Path, out: Path) -> list[SplitRecord]:
     except (FileNotFoundError, ValidationError):
         return []
     for number, record in enumerate(records):
-        files = [out / known.file for shard in record.shards for known in (shard.data, shard.lengths)]
-        sizes = [known.size for shard in record.shards for known in (shard.data, shard.lengths)]
-        if [file.stat().st_size if file.is_file() else None for file in files] != sizes:
+        paths = [out / known.file for known in record.files]
+        if [path.is_file() and path.stat().st_size for path in paths] != [known.size for known in record.files]:
             return records[:number]
     return records
 

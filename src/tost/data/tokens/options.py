@@ -1,15 +1,157 @@
-"""Options of the data set ``tokens``. No torch here."""
+"""Options of the data set ``tokens``, and ``index.json`` of its folders. Loads no torch and no numpy."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Any, Final, Literal, Self
 
-from pydantic import Field
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from tost._io import read_json
 from tost.data.spec import DataSetOptions, DataShape, DataSpec
-from tost.data.tokens.format import read_index
-from tost.errors import ConfigError
+from tost.errors import ConfigError, StorageError
+
+INDEX = "index.json"
+VERSION: Final = 1
+"""Format version that this version of tost reads and writes."""
+
+MAX_INDEX_BYTES = 1 << 30  # it lists every source file, and there may be millions
+_AGAIN = "prepare the data again"
+
+# Names only, no paths: an index must not be able to point out of its folder.
+FileName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9._-]*$")]
+Count = Annotated[int, Field(ge=0)]
+
+
+class _Record(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+
+class FileRecord(_Record):
+    """A file of the folder, with its size in bytes and its SHA-256."""
+
+    file: FileName
+    size: Count
+    sha256: str
+
+
+class ShardRecord(_Record):
+    """A part of a split: its tokens one after another, and the lengths of its documents (uint64, little-endian)."""
+
+    tokens: Count
+    documents: Count
+    data: FileRecord
+    lengths: FileRecord
+
+
+class SplitRecord(_Record):
+    """One split.
+
+    Attributes:
+        tokens: Number of tokens, those that end documents included.
+        documents: Number of documents.
+        bytes: UTF-8 bytes of the text that was encoded.
+        source_bytes: The same before it was edited.
+        source_words: Words, separated by white space, before it was edited.
+        shards: Its files, in order.
+        answers: If documents are candidates for answers: which one of every `choices` documents is right.
+        choices: Number of candidates; 0 if documents are just documents.
+    """
+
+    tokens: Count
+    documents: Count
+    bytes: Count
+    source_bytes: Count
+    source_words: Count
+    shards: list[ShardRecord]
+    answers: list[int] = []
+    choices: Count = 0
+
+    @property
+    def files(self) -> list[FileRecord]:
+        """Records of all files."""
+        return [file for shard in self.shards for file in (shard.data, shard.lengths)]
+
+    @model_validator(mode="after")
+    def _adds_up(self) -> Self:
+        for total, parts in ((self.tokens, "tokens"), (self.documents, "documents")):
+            if total != (found := sum(getattr(shard, parts) for shard in self.shards)):
+                raise ValueError(f"{total} {parts} are stated, but its shards have {found}")
+        if self.choices * len(self.answers) > self.documents:
+            raise ValueError(
+                f"{len(self.answers)} questions of {self.choices} do not fit in {self.documents} documents"
+            )
+        return self
+
+
+class TokenizerRecord(_Record):
+    """The tokenizer of a folder: what rebuilds it, and its fingerprint to compare with that of a model."""
+
+    kind: Literal["bytes", "chars", "tokenizers"]
+    name: str
+    vocab_size: Annotated[int, Field(ge=1)]
+    fingerprint: str
+    end_of_text: int | None
+    characters: str | None = None
+    file: FileRecord | None = None
+
+
+class Index(_Record):
+    """Content of ``index.json``."""
+
+    format: Literal["tost-tokens"]
+    version: Literal[1]
+    name: str
+    fingerprint: str
+    dtype: Literal["uint8", "uint16", "uint32"]
+    tokenizer: TokenizerRecord
+    splits: dict[FileName, SplitRecord]
+    source: list[dict[str, Any]]
+    settings: dict[str, Any]
+
+    @model_validator(mode="after")
+    def _fits_its_files(self) -> Self:
+        width = {"uint8": 1, "uint16": 2, "uint32": 4}[self.dtype]
+        for shard in (shard for split in self.splits.values() for shard in split.shards):
+            if (shard.tokens * width, shard.documents * 8) != (shard.data.size, shard.lengths.size):
+                raise ValueError(f"{shard.data.file} does not have the size of its {shard.tokens} tokens")
+        return self
+
+
+def read_index(folder: Path) -> Index:
+    """Return the index of a folder.
+
+    Raises:
+        ConfigError: There is no such folder, or its preparation was interrupted.
+        StorageError: The index is damaged, or of another version.
+    """
+    path = folder / INDEX
+    if not path.is_file():
+        raise ConfigError(_no_index(folder))
+    content = read_json(path, error=StorageError, max_bytes=MAX_INDEX_BYTES, hint=f"the file may be damaged: {_AGAIN}.")
+    version = content.get("version", VERSION) if isinstance(content, dict) else VERSION
+    if version != VERSION:
+        remedy = "update tost" if isinstance(version, int) and version > VERSION else _AGAIN
+        raise StorageError(
+            f"{path} was written by another version: its format is {version!r}, and this version of tost reads format "
+            f"{VERSION}; {remedy}."
+        )
+    try:
+        return Index.model_validate(content)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        place = ".".join(map(str, first["loc"])) or "the file"
+        raise StorageError(
+            f"{path} is damaged or was written by another version ({place}: {first['msg']}); {_AGAIN}."
+        ) from error
+
+
+def _no_index(folder: Path) -> str:
+    if not folder.exists():
+        return f"there is no folder {folder}; make it with `tost data prepare NAME --out {folder}`."
+    if (folder / "prepare.json").is_file():
+        return f"{folder} is incomplete; run the same `tost data prepare` command again."
+    return f"{folder} holds no prepared tokens (no {INDEX}); make them with `tost data prepare NAME --out DIR`."
 
 
 class TokensOptions(DataSetOptions):

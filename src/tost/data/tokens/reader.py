@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple, overload
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tost._io import sha256_of
 from tost._lazy import load
-from tost.data.options import DataOptions
-from tost.data.registry import find_data
+from tost.data.registry import DataOptions, find_data
 from tost.data.text.tokenizers import DataTokenizer, tokenizer_from_record
-from tost.data.tokens.format import FileRecord, Index, ShardRecord, SplitRecord, read_index
+from tost.data.tokens.options import FileRecord, Index, ShardRecord, SplitRecord, read_index
 from tost.errors import ConfigError, StorageError
 
 Ids = NDArray[np.int64]
@@ -33,8 +32,9 @@ def open_tokens(path: str | Path) -> TokenFolder:
         StorageError: A file is missing or has another size than it should have.
     """
     folder = TokenFolder(Path(path), read_index(Path(path)))
-    for file in folder.shard_files():
-        folder.check_size(file)
+    for split in folder.index.splits.values():
+        for file in split.files:
+            folder.check_size(file)
     return folder
 
 
@@ -52,7 +52,8 @@ def check_tokens(path: Path) -> dict[str, object]:
         StorageError: A file is missing or damaged; the message names it.
     """
     folder = open_tokens(path)
-    files = [*filter(None, [folder.index.tokenizer.file]), *folder.shard_files()]
+    splits, tokenizer = folder.index.splits, folder.index.tokenizer.file
+    files = [*([tokenizer] if tokenizer else []), *(file for split in splits.values() for file in split.files)]
     for record in files:
         folder.check_size(record)
         if sha256_of(path / record.file) != record.sha256:
@@ -63,7 +64,7 @@ def check_tokens(path: Path) -> dict[str, object]:
         "name": folder.name,
         "files": len(files),
         "bytes": sum(record.size for record in files),
-        **{f"{name} tokens": split.tokens for name, split in folder.index.splits.items()},
+        **{f"{name} tokens": split.tokens for name, split in splits.items()},
         "fingerprint": folder.fingerprint[:12],
     }
 
@@ -89,11 +90,6 @@ class TokenFolder:
         self.vocab_size, self.end_of_text = index.tokenizer.vocab_size, index.tokenizer.end_of_text
         self.tokenizer_fingerprint = index.tokenizer.fingerprint
         self.remedy = f"copy it again, or remove {path} and run its `tost data prepare` command again."
-
-    def shard_files(self) -> list[FileRecord]:
-        """Return the records of all shard files."""
-        shards = [shard for split in self.index.splits.values() for shard in split.shards]
-        return [file for shard in shards for file in (shard.data, shard.lengths)]
 
     def check_size(self, record: FileRecord) -> None:
         """Compare the size of a file with its record.
@@ -167,7 +163,7 @@ class TokenSplit:
 
     def document(self, number: int) -> Ids:
         """Return the tokens of one document, without the one that ends it: int64 ``[n]``."""
-        ids = self.tokens.window(int(self.documents[number]), int(self.documents[number + 1]))
+        ids = self.tokens[int(self.documents[number]) : int(self.documents[number + 1])].astype(np.int64)
         return ids if self.folder.end_of_text is None else ids[:-1]
 
 
@@ -193,26 +189,18 @@ class TokenArray:
     def __len__(self) -> int:
         return int(self._starts[-1])
 
-    @overload
-    def __getitem__(self, place: int) -> int: ...
-
-    @overload
-    def __getitem__(self, place: slice) -> NDArray[Any]: ...
-
-    def __getitem__(self, place: int | slice) -> int | NDArray[Any]:
-        if isinstance(place, slice):
-            start, stop, step = place.indices(len(self))
-            if step != 1:
-                raise ValueError(f"tokens are read side by side; take every {step}th from what is returned.")
-            return self._read(start, max(start, stop))
-        if not -len(self) <= place < len(self):
-            raise IndexError(f"token {place} does not exist; there are {len(self)}.")
-        place %= len(self)
-        return int(self._read(place, place + 1)[0])
-
-    def window(self, start: int, stop: int) -> Ids:
-        """Return the tokens from `start` to before `stop`, int64."""
-        return self[start:stop].astype(np.int64)
+    def __getitem__(self, place: slice) -> NDArray[Any]:
+        start, stop, _ = place.indices(len(self))
+        shard = int(np.searchsorted(self._starts, start, side="right")) - 1
+        parts = []
+        while start < stop:
+            begin, end = int(self._starts[shard]), int(self._starts[shard + 1])
+            if start < end:
+                parts.append(self._map(shard)[start - begin : stop - begin])
+            start, shard = max(start, end), shard + 1
+        if len(parts) == 1:
+            return parts[0]
+        return np.concatenate(parts) if parts else np.empty(0, dtype=self.dtype)
 
     def windows(self, starts: Ids, length: int) -> Ids:
         """Return several windows of the same length.
@@ -226,20 +214,8 @@ class TokenArray:
         """
         found = np.empty((len(starts), length), dtype=np.int64)
         for row, start in enumerate(starts.tolist()):
-            found[row] = self._read(start, start + length)
+            found[row] = self[start : start + length]
         return found
-
-    def _read(self, start: int, stop: int) -> NDArray[Any]:
-        first = int(np.searchsorted(self._starts, start, side="right")) - 1
-        parts = []
-        while start < stop:
-            begin, end = int(self._starts[first]), int(self._starts[first + 1])
-            if end > begin:
-                parts.append(self._map(first)[start - begin : min(stop, end) - begin])
-            start, first = max(start, min(stop, end)), first + 1
-        if len(parts) == 1:
-            return parts[0]
-        return np.concatenate(parts) if parts else np.empty(0, dtype=self.dtype)
 
     def _map(self, shard: int) -> NDArray[Any]:
         if shard not in self._maps:
@@ -283,7 +259,8 @@ def tokenizer_of(data: DataOptions) -> DataTokenizer:
     if spec.tokenizer is None:
         raise ConfigError(f"data set {data.name!r} has no tokenizer; it is no text.")
     make = load(spec.tokenizer) if isinstance(spec.tokenizer, str) else spec.tokenizer
-    return make(data.path) if spec.takes_path else make()
+    tokenizer: DataTokenizer = make(data.path) if spec.takes_path else make()
+    return tokenizer
 
 
 def read_folder_tokenizer(path: str) -> DataTokenizer:
@@ -292,7 +269,7 @@ def read_folder_tokenizer(path: str) -> DataTokenizer:
 
 
 class LambadaPair(NamedTuple):
-    """A passage: what is read, and the word that is to be guessed.
+    """A passage and its last word.
 
     Attributes:
         context: Ids of all before the last word, int64 ``[n]``.
@@ -305,17 +282,12 @@ class LambadaPair(NamedTuple):
     text: str
 
 
-def lambada_pairs(source: TokenSplit | TokenFolder | str | Path, split: str = "test") -> list[LambadaPair]:
-    """Return passages cut before their last word; the documents of the split are the passages.
-
-    Args:
-        source: A split, or a folder.
-        split: Which split of a folder.
+def lambada_pairs(passages: TokenSplit) -> list[LambadaPair]:
+    """Return the documents of a split, each cut before its last word.
 
     Raises:
         ConfigError: A document has fewer than two words.
     """
-    passages = _split_of(source, split)
     tokenizer = passages.folder.tokenizer()
     pairs: list[LambadaPair] = []
     for number in range(passages.record.documents):
@@ -326,7 +298,7 @@ def lambada_pairs(source: TokenSplit | TokenFolder | str | Path, split: str = "t
                 f"document {number} of {passages.folder.path} is no passage with a last word: {text[:60]!r}."
             )
         whole, before = tokenizer.encode(text), tokenizer.encode(context)
-        # A tokenizer that looks beyond words may encode the whole differently; then the parts count.
+        # A tokenizer with tokens across words may encode the whole differently; then the parts count.
         rest = whole[len(before) :] if whole[: len(before)] == before else tokenizer.encode(f" {word}")
         pairs.append(LambadaPair(np.array(before, dtype=np.int64), np.array(rest, dtype=np.int64), word))
     return pairs
@@ -337,20 +309,19 @@ class CbtQuestion(NamedTuple):
 
     Attributes:
         options: Ids of the whole passage with each candidate in its place, int64 ``[n]`` each.
-        answer: Which of them is right.
+        answer: Number of the right one.
     """
 
     options: list[Ids]
     answer: int
 
 
-def cbt_questions(source: TokenSplit | TokenFolder | str | Path, split: str = "test") -> list[CbtQuestion]:
-    """Return the questions of a folder that was prepared as ``cbt``. Arguments are those of `lambada_pairs`.
+def cbt_questions(passages: TokenSplit) -> list[CbtQuestion]:
+    """Return the questions of a split that was prepared as ``cbt``.
 
     Raises:
         ConfigError: It holds no questions.
     """
-    passages = _split_of(source, split)
     choices = passages.record.choices
     if not choices:
         raise ConfigError(f"{passages.folder.path} holds {passages.folder.name}, no questions; prepare cbt.")
@@ -358,9 +329,3 @@ def cbt_questions(source: TokenSplit | TokenFolder | str | Path, split: str = "t
         CbtQuestion([passages.document(number * choices + choice) for choice in range(choices)], answer)
         for number, answer in enumerate(passages.record.answers)
     ]
-
-
-def _split_of(source: TokenSplit | TokenFolder | str | Path, split: str) -> TokenSplit:
-    if isinstance(source, TokenSplit):
-        return source
-    return (source if isinstance(source, TokenFolder) else open_tokens(source)).split(split)

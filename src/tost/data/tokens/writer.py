@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tost._io import atomic_path, write_atomic
-from tost.data.tokens.format import FileRecord, ShardRecord
+from tost.data.tokens.options import FileRecord, ShardRecord
 
 
 def token_dtype(vocab_size: int) -> np.dtype[Any]:
