@@ -7,6 +7,7 @@ import importlib
 import re
 from functools import cache
 from pathlib import Path
+from types import ModuleType
 from typing import NamedTuple
 
 import numpy as np
@@ -130,7 +131,7 @@ def test_a_page_with_an_order_of_its_own_leaves_nothing_out(page):
 
 def test_front_page_of_the_reference_names_everything():
     listed = set(re.findall(r"^\| \[`(?:tost\.)?(\w+)`\]", (REFERENCE / "tost.md").read_text(), flags=re.MULTILINE))
-    assert listed == set(tost.__all__)
+    assert listed == {name for name in tost.__all__ if not isinstance(getattr(tost, name), ModuleType)}
 
 
 def test_every_page_is_in_the_navigation():
