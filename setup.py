@@ -42,7 +42,7 @@ class BuildNative(build_ext):
         return []
 
     def get_ext_filename(self, fullname: str) -> str:
-        """No CPython tag: the same file serves every Python version. ``tost.ops._native`` looks for this name."""
+        """No CPython tag: the same file serves every Python version. `tost.ops._library` loads this name."""
         return f"{fullname.replace('.', os.sep)}.so"
 
     def build_extension(self, ext: Extension) -> None:

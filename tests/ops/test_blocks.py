@@ -15,7 +15,6 @@ from tests.ops.cases import (
     assert_all_close,
     dtype_id,
     make_case,
-    make_decay,
     run_causal,
     run_tssa,
 )
@@ -387,16 +386,6 @@ def test_blocks_take_empty_batches_and_sequences(backend, size):
         assert torch.equal(results["weighted_squares"], case.state.weighted_squares)
         assert torch.equal(results["dweighted_squares"], case.dstate[1])
     assert run_tssa(case, backend)["y"].shape == case.w.shape
-
-
-def test_registered_operators_pass_the_checks_of_torch():
-    case = make_case((2, 7, 2, 4), torch.float32, block_size=2, **EVERY_OPTION)
-    flags = tost.ops.form.Form(count_scaled=True, block_size=2).flags()
-    w, t = case.w.requires_grad_(), case.temperature.requires_grad_()
-    torch.library.opcheck(torch.ops.tost.tssa.default, (w, t, case.mask, None, *flags))
-    scale = torch.ones(1, 7, 2)
-    arguments = (w, t, None, case.mask, *case.state[:3], scale, make_decay(2, torch.float32), None, *flags)
-    torch.library.opcheck(torch.ops.tost.causal_tssa.default, arguments)
 
 
 @pytest.mark.parametrize(("D", "g"), [(4, 1), (4, 2), (6, 3), (8, 8)])

@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 
 import tost
 from tests.ops.cases import BACKENDS, BLOCK_BACKENDS, BOUNDS, FAST_BACKENDS, Case, make_case
-from tost.ops.form import Form
 from tost.testing import assert_close
 
 H, D = 3, 4
@@ -221,16 +220,6 @@ def test_compiled_calls_take_new_lengths_without_a_graph_break(backend, compiler
     if backend == "native":  # the kernel is the first to look at the numbers; those of a GPU never do
         with pytest.raises(ValueError, match="never decrease"):
             step(w, t, bias, torch.tensor([0, 20, 12], dtype=torch.int32))
-
-
-@pytest.mark.parametrize("grad", [False, pytest.param(True, marks=pytest.mark.slow)])
-def test_registered_operators_pass_the_checks_of_torch(grad):
-    case, cu_seqlens = packed_case([3, 70, 0, 1], {"masked": True, "state": True})
-    w, t = case.w.requires_grad_(grad), case.temperature.requires_grad_(grad)
-    flags = Form().flags()
-    torch.library.opcheck(torch.ops.tost.tssa.default, (w, t, case.mask, cu_seqlens.long(), *flags))
-    options = (None, case.mask, *case.state[:3], None, None, cu_seqlens.long(), *flags)
-    torch.library.opcheck(torch.ops.tost.causal_tssa.default, (w, t, *options))
 
 
 @pytest.mark.parametrize(

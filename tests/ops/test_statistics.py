@@ -16,9 +16,8 @@ from tests.ops.cases import (
     run_tssa,
 )
 from tost.errors import ConfigError
-from tost.ops import native
 from tost.ops._dispatch import select
-from tost.ops._inputs import causal_form, causal_inputs
+from tost.ops._inputs import causal_form
 from tost.ops._library import compiled_isas
 from tost.ops.form import Form
 from tost.testing import assert_close
@@ -153,21 +152,6 @@ def test_native_overwrites_its_input_where_it_may(form):
         both = {"mask": case.mask, "block_size": case.block_size, "centered": case.centered, "backend": "native"}
         y = tost.tssa(case.w, case.temperature, **both)
         assert torch.equal(tost.tssa(case.w.clone(), case.temperature, **both, overwrite=True), y)
-
-
-@forms
-def test_native_operators_pass_opcheck(form):
-    case = make((2, 5, 2, 6), 1, form)
-    inputs = (case.w, case.temperature, case.bias, case.mask, case.state, case.decay)
-    chosen = causal_form(case.decay, count_scaled=case.count_scaled, block_size=case.block_size, centered=case.centered)
-    arguments = native._causal_arguments(causal_inputs(chosen, None, *inputs), chosen)
-    arguments = [x.requires_grad_() if torch.is_tensor(x) and x.is_floating_point() else x for x in arguments]
-    tests = ("test_schema", "test_faketensor", "test_autograd_registration")
-    torch.library.opcheck(torch.ops.tost.causal_tssa.default, arguments, test_utils=tests)
-    both = Form(block_size=case.block_size, centered=case.centered)
-    torch.library.opcheck(
-        torch.ops.tost.tssa.default, (case.w, case.temperature, case.mask, None, *both.flags()), test_utils=tests
-    )
 
 
 @pytest.mark.parametrize("decay", ["head", True])

@@ -110,9 +110,10 @@ def causal_inputs(form: Form, packing: Packing | None, *given: *CausalArguments)
     return Inputs(w, temperature, mask, bias, before, scale, decay).in_one_row(packing)
 
 
-def empty_sums(w: Tensor, form: Form) -> Sums:
-    """Return the sums before the first token of w [B, N, H, D]."""
+def empty_sums(w: Tensor, form: Form, num_sequences: int | None = None) -> Sums:
+    """Return the sums before the first token of w [B, N, H, D], by default of B sequences."""
     B, _, H, D = w.shape
+    B = B if num_sequences is None else num_sequences
     return Sums(*(w.new_zeros(shape, dtype=statistics_dtype(w.dtype)) for shape in sum_shapes(B, H, D, form)))
 
 

@@ -20,10 +20,11 @@ from torch import Tensor
 from tost import _env
 from tost._machine import available_cpus
 from tost.errors import BackendError, ConfigError
-from tost.ops.form import FLAGS
+from tost.ops.form import FLAGS, Form
 
 TYPES = {torch.float32: 0, torch.float64: 1, torch.bfloat16: 2, torch.float16: 3}
 """Types of tokens that the kernels take, and their numbers in the library."""
+_NARROW = (torch.bfloat16, torch.float16)
 _MATRIX_TYPES = {torch.float32: 0, torch.bfloat16: 2, torch.int8: 4}
 
 
@@ -265,30 +266,53 @@ if hasattr(os, "register_at_fork"):
 
 def run(
     function: str,
-    w: Tensor,
-    flags: Sequence[int],
+    form: Form,
     cu_seqlens: Tensor | None,
-    tensors: Sequence[Tensor | None],
+    inputs: Sequence[Tensor | None],
+    outputs: Sequence[Tensor | None],
     *strides: int,
 ) -> None:
     """Run an operator of the library.
 
+    Only the plain form and fixed decays are compiled for tokens in less than the dtype of their statistics. In other
+    forms these go through a copy, and so do gradients.
+
     Args:
         function: Name of its function.
-        w: Tokens, ``[B, N, H, D]``.
-        flags: The fields of `Form`.
+        form: Options of the call.
         cu_seqlens: First token of each sequence in one row, and the end, int64 ``[S + 1]``; None if a row is one.
-        tensors: Contiguous tensors in the order of the call's structure, None for null.
-        *strides: What else the structure has between the shape and the addresses.
+        inputs: Contiguous tensors in the order of the call's structure, tokens ``[B, N, H, D]`` first; None for null.
+        outputs: Likewise; they are filled.
+        *strides: The fields of the structure between the shape and the addresses.
 
     Raises:
         MemoryError: There is no memory for the partial sums.
+        ValueError: A tensor has no memory, or `cu_seqlens` does not describe the tokens.
     """
-    shape = w.shape
-    addresses = [0 if x is None else x.data_ptr() for x in tensors]
+    w = inputs[0]
+    assert w is not None
+    if w.dtype in _NARROW and (form.block_size > 1 or form.centered or form.token_decay):
+        wide = [x.float() if x is not None and x.dtype == w.dtype else x for x in inputs]
+        filled = [torch.empty_like(x, dtype=torch.float32) if x is not None else x for x in outputs]
+        run(function, form, cu_seqlens, wide, filled, *strides)
+        for x, y in zip(outputs, filled, strict=True):
+            if x is not None and y is not None:
+                x.copy_(y)
+        return
+    shape, tensors = w.shape, (*inputs, *outputs)
+    addresses = [0 if x is None else x.data_ptr() or _no_memory(x) for x in tensors]
     packed = (shape[0], 0) if cu_seqlens is None else (len(cu_seqlens) - 1, cu_seqlens.data_ptr())
-    call = _PACKERS[function].pack(num_threads(), *flags, *shape, *packed, *strides, *addresses)
-    _call(function, TYPES[w.dtype], call, f"the partial sums of {shape[1]} tokens")
+    call = _PACKERS[function].pack(num_threads(), *form.flags(), *shape, *packed, *strides, *addresses)
+    code = getattr(_LIBRARY, function)(TYPES[w.dtype], call)
+    if code:
+        raise _error(function, code, TYPES[w.dtype], f"the partial sums of {shape[1]} tokens")
+
+
+def _no_memory(x: Tensor) -> int:
+    """Return the address of an empty tensor."""
+    if x.numel() > 0:
+        raise ValueError(f"a tensor of shape {tuple(x.shape)} has no memory: its storage was resized to 0 bytes.")
+    return 0
 
 
 def run_step(dtype: torch.dtype, step: Step) -> None:
@@ -297,22 +321,19 @@ def run_step(dtype: torch.dtype, step: Step) -> None:
     Raises:
         MemoryError: There is no memory for what the layers pass on.
     """
-    _call("tost_language_step", _MATRIX_TYPES[dtype], ctypes.byref(step), f"a step of {step.B} sequences")
-
-
-def _call(function: str, kind: int, call: Any, purpose: str) -> None:
-    """Call a function of the library and raise the error that its code stands for; see `Status` in ``library.h``."""
     assert _LIBRARY is not None
-    code = getattr(_LIBRARY, function)(kind, call)
-    if code == 0:
-        return
-    if code == 1:
-        raise MemoryError(f"{function}: no memory for {purpose}")
-    if code == 2:
-        raise BackendError(f"{function}: the native library has no kernel for type {kind}; reinstall tost")
-    if code == 3:
-        raise ValueError("cu_seqlens has to begin with 0, end with the number of tokens and never decrease.")
-    raise RuntimeError(f"{function} failed with error code {code}, which is not known")
+    if code := _LIBRARY.tost_language_step(_MATRIX_TYPES[dtype], ctypes.byref(step)):
+        raise _error("tost_language_step", code, _MATRIX_TYPES[dtype], f"a step of {step.B} sequences")
+
+
+def _error(function: str, code: int, kind: int, purpose: str) -> Exception:
+    """Return the error that a code of the library stands for; see `Status` in ``library.h``."""
+    known: dict[int, Exception] = {
+        1: MemoryError(f"{function}: no memory for {purpose}"),
+        2: BackendError(f"{function}: the native library has no kernel for type {kind}; reinstall tost"),
+        3: ValueError("cu_seqlens has to begin with 0, end with the number of tokens and never decrease."),
+    }
+    return known.get(code) or RuntimeError(f"{function} failed with error code {code}, which is not known")
 
 
 if _LIBRARY is not None:

@@ -7,58 +7,19 @@ equations as plain differentiable PyTorch, of any order and in any combination.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import reduce
-from operator import or_
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad, profiler
-from torch.overrides import has_torch_function
+from torch.autograd import forward_ad
 
 Tensors = tuple[Tensor | None, ...]
 
 
 def is_transformed() -> bool:
-    """Return whether a transform of ``torch.func``, or forward-mode differentiation, is at work.
-
-    False while ``torch.compile`` reads Python: registered operators are asked again when the graph is built.
-    """
-    return not torch.compiler.is_compiling() and transforms_active()
-
-
-def transforms_active() -> bool:
-    """Return the same for a registered operator, which the compiler does not look into."""
+    """Return whether a transform of ``torch.func``, or forward-mode differentiation, is active."""
     return torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
-
-
-def _keys(*names: str) -> int:
-    sets = (torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, name)) for name in names)
-    return reduce(or_, (int(each.raw_repr()) for each in sets))
-
-
-# By name, not by looking at a tensor: a mode may be at work when this module is loaded.
-_USUAL = _keys("BackendSelect", "ADInplaceOrView")  # what every thread starts with
-_PLAIN = {
-    _keys("CPU", "AutocastCPU", "AutogradCPU", "ADInplaceOrView"),
-    _keys("CPU", "AutocastCPU"),  # inference tensors
-}
-
-
-def is_observed(arguments: Sequence[Any]) -> bool:
-    """Return whether a call with these arguments has to go through torch's dispatcher.
-
-    That is so if a mode, a transform, a tracer or the profiler is at work, or if a tensor among them is more than plain
-    memory on the CPU: of a class of its own, or a view that is still to be negated. Autograd is left to the caller.
-    """
-    return (
-        has_torch_function(arguments)
-        or torch._C._dispatch_tls_local_include_set().raw_repr() & ~_USUAL != 0
-        or forward_ad._current_level >= 0
-        or profiler._is_profiler_enabled
-        or not _PLAIN.issuperset([torch._C._dispatch_keys(x).raw_repr() for x in arguments if isinstance(x, Tensor)])
-    )
 
 
 def has_values(x: Tensor) -> bool:
@@ -66,7 +27,7 @@ def has_values(x: Tensor) -> bool:
 
     Looking would break a compiled graph and wait for another device, which refuses bad numbers in its own words.
     """
-    return x.device.type == "cpu" and not torch.compiler.is_compiling() and not transforms_active()
+    return x.device.type == "cpu" and not torch.compiler.is_compiling() and not is_transformed()
 
 
 def wants_graph() -> bool:

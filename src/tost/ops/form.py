@@ -87,7 +87,8 @@ class Form(OperatorOptions):
 
     def flags(self) -> tuple[int, ...]:
         """Return the values in the order of `FLAGS`, as registered operators take them."""
-        return tuple([getattr(self, name) for name in FLAGS])
+        known = (self.count_scaled, self.block_size, self.centered)  # written out, which is faster and can be traced
+        return *known, self.normalize, self.token_decay, self.channel_decay
 
     @classmethod
     def from_flags(cls, flags: Sequence[Any]) -> Form:

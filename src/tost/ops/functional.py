@@ -23,7 +23,7 @@ from tost.ops._checks import (
 from tost.ops._dispatch import SHARING, Implementation, select
 from tost.ops._inputs import Inputs, Sums, causal_form, causal_inputs
 from tost.ops._numerics import num_tokens
-from tost.ops._transforms import transforms_active
+from tost.ops._transforms import is_transformed
 from tost.ops.form import Form
 from tost.ops.packing import Packing, find_packing
 from tost.ops.state import CausalArguments, TSSAState
@@ -365,6 +365,6 @@ def run_causal(
 def _inplace(chosen: Implementation, inputs: Inputs, *tensors: Tensor | None) -> Callable[..., Any]:
     """Return the in-place form of an implementation; the other one where the first of the `tensors`, w, is needed."""
     recorded = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors)
-    if recorded or chosen.run_inplace is None or torch.compiler.is_compiling() or transforms_active():
+    if recorded or chosen.run_inplace is None or torch.compiler.is_compiling() or is_transformed():
         return chosen.run
     return chosen.run_inplace if inputs.w.is_contiguous() else chosen.run

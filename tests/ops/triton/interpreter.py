@@ -16,6 +16,8 @@ import triton.language as tl
 from triton.runtime import interpreter
 from triton.runtime.interpreter import InterpretedFunction, ScanOps
 
+from tost.ops.form import Form
+
 
 def speed_up() -> None:
     """Make the interpreter several times as fast.
@@ -176,6 +178,7 @@ def watched(order: np.random.Generator | None = None) -> Iterator[list[Launch]]:
 def metered_calls(H: int, D: int, tokens: int) -> dict[str, tuple[list[Launch], int]]:
     """Return the launches of every operator on one sequence in bfloat16, and the bytes of the tokens it was given."""
     w, t, ops = torch.randn(1, tokens, H, D).bfloat16(), torch.rand(H), torch.ops.tost
+    form = Form().flags()
     found = {}
 
     def run(name, operator, *arguments):
@@ -184,11 +187,23 @@ def metered_calls(H: int, D: int, tokens: int) -> dict[str, tuple[list[Launch], 
         found[name] = launches, arguments[0].nbytes
         return result
 
-    forward = run("tssa forward", ops.tssa_triton, w, t, None, None, True, False)
-    run("tssa backward", ops.tssa_triton_backward, w, w, t, None, *forward[1:], None, True, False)
-    run("short tssa forward", ops.tssa_triton, w[:, :196].contiguous(), t, None, None, True, False)
-    forward = run("causal forward", ops.causal_tssa_triton, w, t, *[None] * 8)
-    saved = (w, t, None, None, *forward[1:5], None, None, None)
+    forward = run("tssa forward", ops.tssa_triton, w, t, None, None, form)
+    run("tssa backward", ops.tssa_triton_backward, w, w, t, None, *forward[1:], None, form)
+    run("short tssa forward", ops.tssa_triton, w[:, :196].contiguous(), t, None, None, form)
+    forward = run("causal forward", ops.causal_tssa_triton, w, t, *[None] * 8, form)
+    saved = (w, t, None, None, *forward[1:3], None, None, None, form)
     run("causal backward", ops.causal_tssa_triton_backward, w, None, None, None, *saved)
-    run("causal step", ops.causal_tssa_triton_step, w[:, :1].contiguous(), t, None, None, *forward[5:], None, None)
+    run(
+        "causal step",
+        ops.causal_tssa_triton_step,
+        w[:, :1].contiguous(),
+        t,
+        None,
+        None,
+        *forward[3:],
+        None,
+        None,
+        None,
+        form,
+    )
     return found

@@ -15,9 +15,8 @@ import torch
 from torch import Tensor
 
 from tost.errors import BackendError
-from tost.ops import pytorch
 from tost.ops._inputs import Inputs, Sums
-from tost.ops._numerics import statistics_dtype
+from tost.ops._operators import causal_arguments, is_differentiated, run_causal, run_tssa
 from tost.ops._transforms import is_transformed
 from tost.ops.backends import TRITON_INTERPRETS
 from tost.ops.form import Form
@@ -67,10 +66,7 @@ def _check_tensors(inputs: Inputs) -> None:
         unknown.append(f"decay of shape {tuple(inputs.decay.shape)}, only [H]")
     if unknown:
         raise BackendError(f"the Triton kernels have no {', '.join(unknown)}. Use backend='torch'.")
-
-
-def _check_width(w: Tensor) -> None:
-    H, D = w.shape[2:]
+    H, D = inputs.w.shape[2:]
     size = choose_tiles(H, D)
     if size.HP * size.DP > WIDEST:
         raise ValueError(
@@ -81,36 +77,15 @@ def _check_width(w: Tensor) -> None:
 
 def tssa(inputs: Inputs, form: Form) -> Tensor:
     """Return y [B, N, H, D] in the dtype of w."""
-    w, mask = inputs.w, inputs.mask
     _check_tensors(inputs)
-    if is_transformed():
-        return pytorch.tssa_formulas(inputs, form)
-    _check_width(w)
-    temperature = inputs.temperature.to(statistics_dtype(w.dtype))
-    cu_seqlens = None if inputs.packing is None else inputs.packing.cu_seqlens
-    outputs: tuple[Tensor, ...] = torch.ops.tost.tssa_triton(
-        w, temperature, mask, cu_seqlens, form.normalize, form.count_scaled
-    )
-    return outputs[0]
+    return run_tssa("tssa_triton", inputs, form)
 
 
 def causal_tssa(inputs: Inputs, form: Form) -> tuple[Tensor, Sums]:
     """Return y [B, N, H, D] in the dtype of w, and the sums after the last token."""
     _check_tensors(inputs)
-    if is_transformed():
-        return pytorch.causal_formulas(inputs, form)
-    w, packing, before = inputs.w, inputs.packing, inputs.before or (None, None, None)
-    _check_width(w)
-    temperature = inputs.temperature.to(statistics_dtype(w.dtype))
-    arguments = (w, temperature, inputs.bias, inputs.mask, *before, inputs.scale, inputs.decay)
-    if packing is not None:
-        y, _, _, _, _, *sums = torch.ops.tost.causal_tssa_triton(*arguments, packing.cu_seqlens)
-    elif w.shape[1] == 1 and not _differentiated(arguments):
+    arguments = causal_arguments(inputs, form)
+    if inputs.packing is None and inputs.w.shape[1] == 1 and not (is_transformed() or is_differentiated(arguments)):
         y, *sums = torch.ops.tost.causal_tssa_triton_step(*arguments)
-    else:
-        y, _, _, _, _, *sums = torch.ops.tost.causal_tssa_triton(*arguments, None)
-    return y, Sums(*sums)
-
-
-def _differentiated(tensors: tuple[Tensor | None, ...]) -> bool:
-    return torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors)
+        return y, Sums(*sums)
+    return run_causal("causal_tssa_triton", inputs, form)
