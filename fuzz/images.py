@@ -15,7 +15,7 @@ def image(folder: Path) -> Harness:
     import numpy as np
     from PIL import Image
 
-    from tost.data.images.decode import read_image
+    from tost.data.images.transforms import read_image
 
     pixels = np.arange(7 * 5 * 4, dtype=np.uint8).reshape(7, 5, 4)
     seeds = []
@@ -37,7 +37,7 @@ def image(folder: Path) -> Harness:
 def tar(folder: Path) -> Harness:
     """Images in tar files."""
     from tests.data.images.files import jpeg, tar_of
-    from tost.data.images.sources.tar import index_tar, tar_source
+    from tost.data.images.sources import TarImages, index_tar
 
     picture = jpeg(0, 0)[:64]  # only decoding would tell
     plain = tar_of({"a/x.jpg": picture, "a/x.cls": b"3", "b/y.jpg": picture})
@@ -45,7 +45,7 @@ def tar(folder: Path) -> Harness:
 
     def parse(path: Path) -> None:
         members = index_tar([path])
-        source = tar_source([path], members)
+        source = TarImages([path], members)
         source.fingerprint()
         for row, member in enumerate(members):
             source.name(row)
@@ -61,8 +61,7 @@ def parquet(folder: Path) -> Harness:
     import pyarrow.parquet as pq
 
     from tests.data.images.files import write_parquet
-    from tost.data.images.sources.base import BadImageError
-    from tost.data.images.sources.parquet import open_shards
+    from tost.data.images.sources import BadImageError, open_shards
 
     pa.set_cpu_count(1)
     write_parquet(folder / "numbers", [0, 1, 2], size=(4, 4), names=("a", "b", "c"), file_names={0: "x.png"})
@@ -96,7 +95,7 @@ def idx(folder: Path) -> Harness:
 
     from tests.data.images.files import idx as write_idx
     from tost.data.images.options import FashionMnistOptions
-    from tost.data.images.sources.arrays import open_fashion_mnist
+    from tost.data.images.published import open_fashion_mnist
 
     images, labels = np.zeros((3, 4, 4), dtype=np.uint8), np.arange(3, dtype=np.uint8)
     names = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte")
@@ -118,7 +117,7 @@ def cifar(folder: Path) -> Harness:
     """CIFAR-100's records and the names of its classes."""
     from tests.data.images.files import write_cifar_binary
     from tost.data.images.options import Cifar100Options
-    from tost.data.images.sources.arrays import open_cifar
+    from tost.data.images.published import open_cifar
 
     write_cifar_binary(folder, classes=100, count=1)
     options = Cifar100Options()
@@ -128,12 +127,12 @@ def cifar(folder: Path) -> Harness:
 def labels(folder: Path) -> Harness:
     """Lists of labels in text: ImageNet's, the reassessed ones, those of the pets."""
     from tests.data.images.files import write_pets
+    from tost.data.images import published
     from tost.data.images.options import PetsOptions
-    from tost.data.images.sources import imagenet
-    from tost.data.images.sources.folders import FileImages
-    from tost.data.images.sources.oxford import open_pets
+    from tost.data.images.published import open_pets
+    from tost.data.images.sources import FileImages
 
-    identifier = imagenet.imagenet_classes()[0][0]
+    identifier = published.imagenet_classes()[0][0]
     csv, text = folder / "csv", folder / "text"
     for place in (csv, text):
         place.mkdir()
@@ -144,20 +143,9 @@ def labels(folder: Path) -> Harness:
     write_pets(folder / "pets", breeds=2)
     source, pets = FileImages(folder, [f"{name}.JPEG"]), PetsOptions()
     readers = {
-        "csv/LOC_val_solution.csv": lambda: imagenet._targets_of([f"{name}.JPEG"], csv),
-        "text/val.txt": lambda: imagenet._targets_of([f"{name}.JPEG"], text),
-        "real.json": lambda: imagenet.real_labels(str(folder / "real.json"), source),
+        "csv/LOC_val_solution.csv": lambda: published.targets_of([f"{name}.JPEG"], csv),
+        "text/val.txt": lambda: published.targets_of([f"{name}.JPEG"], text),
+        "real.json": lambda: published.real_labels(str(folder / "real.json"), source),
         "pets/annotations/test.txt": lambda: open_pets(pets, folder / "pets", "test"),
     }
     return one_of_many(folder, list(readers), lambda file: readers[file.relative_to(folder).as_posix()]())
-
-
-def matlab(folder: Path) -> Harness:
-    """Lists of labels in MATLAB's format: those of the flowers."""
-    from tests.data.images.files import write_flowers102
-    from tost.data.images.options import Flowers102Options
-    from tost.data.images.sources.oxford import open_flowers102
-
-    write_flowers102(folder, count=12)
-    options = Flowers102Options()
-    return one_of_many(folder, ("setid.mat", "imagelabels.mat"), lambda _: open_flowers102(options, folder, "train"))

@@ -65,48 +65,33 @@ def idx_file(folder: Path) -> Harness:
     import numpy as np
 
     from tests.data.images.files import idx
-    from tost.data.images.sources.arrays import _read_idx
+    from tost.data.images.published import _read_idx
 
     plain = idx(np.arange(24, dtype=np.uint8).reshape(2, 3, 4))
     seeds = [plain, gzip.compress(plain, mtime=0)]
     return one_file(folder / "images", lambda path: _read_idx(path, 3), seeds)
 
 
-def matlab_file(folder: Path) -> Harness:
-    """Numbers, text and records in MATLAB's format."""
-    import numpy as np
-    from scipy.io import savemat
-
-    from tost.data.images.sources.matlab import read_matlab
-
-    records = np.array([(1, "n01"), (2, "n02")], dtype=[("number", "u1"), ("name", "O")])
-    seeds = []
-    for packed in (False, True):
-        savemat(folder / "seed.mat", {"labels": np.arange(3.0), "records": records, "text": "a"}, do_compression=packed)
-        seeds.append((folder / "seed.mat").read_bytes())
-    return one_file(folder / "some.mat", lambda path: read_matlab(path, ("labels", "records", "text")), seeds)
-
-
 def listops_line(folder: Path) -> Harness:
     """A line of ListOps."""
-    from tost.data.lra.readers.listops import _parse
+    from tost.data.lra.readers import parse_listops
 
     seeds = (b"[MAX 1 [SM 2 3 ] ]\t5", b"( ( ( [MED 4 ) 5 ) ] )\t4", b"[MIN 7 8 X\t7")
     return Harness(
-        lambda data: _parse(data, "a line"), seeds, (b"[MAX", b"[MIN", b"[MED", b"[SM", b"] ", b"( ", b"\t9")
+        lambda data: parse_listops(data, "a line"), seeds, (b"[MAX", b"[MIN", b"[MED", b"[SM", b"] ", b"( ", b"\t9")
     )
 
 
 def pairs_file(folder: Path) -> Harness:
     """A file of pairs of documents."""
     from tests.data.lra.files import write_pairs
-    from tost.data.lra.readers.retrieval import _index
+    from tost.data.lra.readers import index_pairs
 
     seed = (write_pairs(folder) / "new_aan_pairs.train.tsv").read_bytes()
 
     def parse(path: Path) -> None:
-        spans, labels = _index(path)
-        assert spans.shape == (len(labels), 2, 2)
-        assert 0 <= spans.min() <= spans.max() <= path.stat().st_size
+        source = index_pairs(path)
+        assert source.spans.shape == (len(source.targets), 2, 2)
+        assert 0 <= source.spans.min() <= source.spans.max() <= path.stat().st_size
 
     return one_file(folder / "pairs.tsv", parse, [seed], ("1.0\t", "0.0\ta\tb\tc\td\n"))

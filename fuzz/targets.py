@@ -12,9 +12,9 @@ _MAKERS: tuple[Callable[[Path], Harness], ...] = (
     *(settings.config, settings.overrides, settings.bench, settings.report),
     *(weights.safetensors, weights.model_folder, weights.resume, weights.state_file, weights.official),
     *(weights.tokenizer, texts.tokens, texts.documents),
-    *(images.image, images.tar, images.parquet, images.idx, images.cifar, images.labels, images.matlab),
+    *(images.image, images.tar, images.parquet, images.idx, images.cifar, images.labels),
     *(texts.listops, texts.reviews, texts.pairs, texts.pathfinder),
-    *(parts.value, parts.tensors, parts.tar_file, parts.idx_file, parts.matlab_file, parts.listops_line),
+    *(parts.value, parts.tensors, parts.tar_file, parts.idx_file, parts.listops_line),
     parts.pairs_file,
 )
 TARGETS = {make.__name__: make for make in _MAKERS}

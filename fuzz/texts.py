@@ -71,13 +71,13 @@ def listops(folder: Path) -> Harness:
     """ListOps."""
     from tests.data.lra.files import write_listops
     from tost.data.lra.options import LraListOpsOptions
-    from tost.data.lra.readers.listops import build_lra_listops
+    from tost.data.lra.readers import build_listops
 
     write_listops(folder)
     options = LraListOpsOptions(length=16)
     words = ("[MAX ", "[MED ", "[SM ", "( ", ") ", "] ", "X ", "\t9\n")
     names = ("basic_train.tsv", "basic_val.tsv")
-    return one_of_many(folder, names, lambda _: _use(build_lra_listops(options, str(folder))), words=words)
+    return one_of_many(folder, names, lambda _: _use(build_listops(options, str(folder))), words=words)
 
 
 def reviews(folder: Path) -> Harness:
@@ -86,7 +86,7 @@ def reviews(folder: Path) -> Harness:
     import pyarrow.parquet as pq
 
     from tost.data.lra.options import LraTextOptions
-    from tost.data.lra.readers.text import build_lra_text
+    from tost.data.lra.readers import build_text
 
     pa.set_cpu_count(1)
     parquet, plain = folder / "parquet", folder / "plain"
@@ -102,9 +102,9 @@ def reviews(folder: Path) -> Harness:
 
     def parse(file: Path) -> None:
         if file.suffix == ".parquet":
-            _use(build_lra_text(in_bytes, str(parquet)))
+            _use(build_text(in_bytes, str(parquet)))
         else:
-            _use(build_lra_text(in_chars, str(plain)))
+            _use(build_text(in_chars, str(plain)))
 
     return one_of_many(folder, names, parse)
 
@@ -113,14 +113,14 @@ def pairs(folder: Path) -> Harness:
     """The pairs of documents of the retrieval task."""
     from tests.data.lra.files import write_pairs
     from tost.data.lra.options import LraRetrievalOptions
-    from tost.data.lra.readers.retrieval import build_lra_retrieval
+    from tost.data.lra.readers import build_retrieval
 
     write_pairs(folder)
     options = LraRetrievalOptions(length=16), LraRetrievalOptions(length=16, unit="chars", vocab_size=64)
 
     def parse(_: Path) -> None:
         for option in options:
-            _use(build_lra_retrieval(option, str(folder)))
+            _use(build_retrieval(option, str(folder)))
 
     names = ("new_aan_pairs.train.tsv", "new_aan_pairs.eval.tsv")
     return one_of_many(folder, names, parse, words=("1.0\t", "0.0\ta\tb\tc\td\n"))
@@ -130,7 +130,7 @@ def pathfinder(folder: Path) -> Harness:
     """Pathfinder's metadata, as text and as an array, and its images."""
     from tests.data.lra.files import write_pathfinder
     from tost.data.lra.options import LraPathfinderOptions
-    from tost.data.lra.readers.pixels import build_lra_pathfinder
+    from tost.data.lra.readers import build_pathfinder
 
     write_pathfinder(folder / "text", batches=(0,), each=10)
     write_pathfinder(folder / "array", batches=(0,), each=10, as_array=True)
@@ -138,7 +138,7 @@ def pathfinder(folder: Path) -> Harness:
 
     def parse(file: Path) -> None:
         release = file.relative_to(folder).parts[0]
-        _use(build_lra_pathfinder(options, str(folder / release)))
+        _use(build_pathfinder(options, str(folder / release)))
 
     found = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("0.npy"))
     images = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("sample_0.png"))

@@ -29,10 +29,11 @@ def preload() -> None:
     import tost.cli._generate
     import tost.cli._train
     import tost.cli.look.report
+    import tost.data.lra.listops
+    import tost.data.toy
     import tost.generation
     import tost.train.loop
     import tost.train.registry  # noqa: F401
-    from tost.data.toy import digits, listops  # noqa: F401
 
 
 class Victim:

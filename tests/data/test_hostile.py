@@ -21,13 +21,12 @@ import pytest
 from scipy.io import savemat
 
 from tost.data import DataOptions, build_data, open_tokens
-from tost.data._tables import open_parquet, read_column
-from tost.data.images.sources import imagenet
-from tost.data.images.sources.folders import FileImages, image_files
-from tost.data.images.sources.matlab import read_matlab
-from tost.data.images.sources.parquet import open_shards
-from tost.data.images.sources.tar import index_tar, tar_source
-from tost.data.lra.readers.pixels import _metadata_rows
+from tost.data._tables import open_parquet
+from tost.data.images import published
+from tost.data.images.published import read_matlab
+from tost.data.images.sources import FileImages, TarImages, image_files, index_tar, open_shards
+from tost.data.images.transforms import BadImageError
+from tost.data.lra.readers import read_metadata_rows
 from tost.data.text.corpora import TextOptions
 from tost.data.text.read import documents_of, find_sources
 from tost.data.text.tokenizers import read_tokenizer
@@ -53,22 +52,12 @@ def limited(gigabytes=4.0):
 # Folders.
 
 
-def test_links_that_lead_back_are_refused(tmp_path):
+def test_folders_that_are_linked_in_many_ways_are_read_once(tmp_path):
     root = files.write_folder(tmp_path)
-    for name in ("again", "and_again"):
+    for name in ("again", "and_again"):  # 2^40 ways, if links were followed
         (root / "train" / "ant" / name).symlink_to(root / "train")
-    with pytest.raises(ConfigError, match=r"again links to .*train, which it is in; remove the link"):
-        build_data(DataOptions(name="image_folder", path=str(root), options={"num_classes": 3}), seed=0)
-
-
-def test_folders_that_are_reached_in_many_ways_are_read_once(tmp_path):
-    files.write(tmp_path / "top" / "end" / "a.jpg", b"x")
-    for level in range(30):  # 2^30 ways
-        place = tmp_path / f"level{level}"
-        place.mkdir()
-        for name in ("left", "right"):
-            (place / name).symlink_to(tmp_path / (f"level{level + 1}" if level < 29 else "top"))
-    assert len(image_files(tmp_path / "level0")) == 1
+    (root / "train" / "dog").symlink_to(root / "train" / "bee")  # a class may be a link
+    assert [len(image_files(root / "train" / name)) for name in ("ant", "dog")] == [3, 3]
 
 
 def test_large_files_are_no_images(tmp_path):
@@ -76,6 +65,46 @@ def test_large_files_are_no_images(tmp_path):
         file.truncate(1 << 40)
     with pytest.raises(StorageError, match=r"a\.jpg cannot be opened: it has 1,099,511,627,776 bytes; images of more"):
         FileImages(tmp_path, ["a.jpg"]).image(0)
+
+
+EPS = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 10 10\n%%EndComments\nshowpage\n%%EOF\n"
+
+
+def eps_in_folder(root):
+    files.write(root / "0.png", EPS)
+    FileImages(root, ["0.png"]).image(0)
+
+
+def eps_in_tar(root):
+    files.write(root / "a.tar", files.tar_of({"0.png": EPS}))
+    TarImages([root / "a.tar"], index_tar([root / "a.tar"])).image(0)
+
+
+def eps_in_parquet(root):
+    pq.write_table(pa.table({"image": [EPS], "label": [0]}), root / "a.parquet")
+    open_shards([root / "a.parquet"]).source.image(0)
+
+
+def eps_on_the_hub(root):
+    import datasets
+
+    table = datasets.Dataset.from_dict({"img": [{"bytes": EPS, "path": None}], "label": [0]})
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(datasets, "load_dataset", lambda *_, **__: table.cast_column("img", datasets.Image()))
+        build_data(DataOptions(name="lra_image", path="hub:a/b"), seed=0)
+
+
+@pytest.mark.parametrize("read", [eps_in_folder, eps_in_tar, eps_in_parquet, eps_on_the_hub])
+def test_no_image_starts_another_program(tmp_path, monkeypatch, read):
+    """Pillow opens EPS with Ghostscript, whatever the name of the file is."""
+    log = tmp_path / "started"
+    files.write(tmp_path / "bin" / "gs", f"#!/bin/sh\necho started >> {log}\n".encode())
+    (tmp_path / "bin" / "gs").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.setattr("PIL.EpsImagePlugin.gs_binary", None)
+    with pytest.raises(BadImageError, match="unknown format; the formats that are read are BMP, GIF, JPEG"):
+        read(tmp_path)
+    assert not log.exists()
 
 
 # Tar files.
@@ -129,7 +158,7 @@ def test_large_members_are_not_read(tmp_path):
         file.write(header("a.jpg", 1 << 33))
         file.seek((1 << 33) + 512)
         file.write(END)
-    source = tar_source([path], index_tar([path]))
+    source = TarImages([path], index_tar([path]))
     with pytest.raises(StorageError, match=r"a\.jpg cannot be opened: it has 8,589,934,592 bytes"):
         source.image(0)
 
@@ -175,22 +204,62 @@ def test_large_cifar_files_are_not_read(tmp_path):
         build_data(DataOptions(name="cifar10", path=str(tmp_path)), seed=0)
 
 
-def test_parquet_columns_of_one_value_a_billion_times(tmp_path):
-    path = tmp_path / "train.parquet"
-    with pq.ParquetWriter(path, pa.schema({"label": pa.int64()}), compression="zstd") as writer:
-        writer.write_table(pa.table({"label": np.zeros(1 << 24, dtype=np.int64)}), row_group_size=1 << 24)
-    assert path.stat().st_size < 100_000
-    with pytest.raises(ConfigError, match=r"'label' of .*train\.parquet unpacks to more than 1,000,000 bytes"):
-        read_column([path], "label", limit=1_000_000)
+def write_repeated(path, value, rows, **settings):
+    """A file of one image, repeated: a dictionary or a prefix holds it once."""
+    indices = pa.array(np.zeros(rows, dtype=np.int32))
+    images = pa.DictionaryArray.from_arrays(indices, pa.array([value], pa.binary()))
+    table = pa.table({"image": images, "label": np.zeros(rows, dtype=np.int64)})
+    with pq.ParquetWriter(path, table.schema, compression="zstd", store_schema=False, **settings) as writer:
+        writer.write_table(table, row_group_size=rows)
 
 
-def test_matlab_files(tmp_path):
+def write_column(path, values, label, **settings):
+    table = pa.table({"image": values, "label": label})
+    pq.write_table(table, path, compression="zstd", use_dictionary=False, row_group_size=len(values), **settings)
+
+
+PREFIXES = {"column_encoding": {"image": "DELTA_BYTE_ARRAY", "label": "PLAIN"}}
+PARQUETS = {
+    "long values": ("image", lambda path: write_repeated(path, b"x" * (1 << 20), 1 << 20)),
+    "huge value": ("image", lambda path: write_repeated(path, b"x" * (300 << 20), 8)),
+    "many rows": ("label", lambda path: write_repeated(path, b"x", 1 << 26)),
+    "prefixes": ("image", lambda path: write_column(path, [b"x" * 100_000] * 4000, [0] * 4000, **PREFIXES)),
+    "plain": ("image", lambda path: write_column(path, [b"x" * (1 << 20)] * 400, [0] * 400)),
+    "nothing": ("label", lambda path: write_column(path, pa.nulls(1 << 26), pa.nulls(1 << 26))),
+}
+
+
+@pytest.mark.parametrize(("column", "write"), PARQUETS.values(), ids=PARQUETS.keys())
+def test_small_parquet_files_that_unpack_to_gigabytes(tmp_path, column, write):
+    write(tmp_path / "a.parquet")
+    assert (tmp_path / "a.parquet").stat().st_size < 1_000_000
+    with (
+        limited(1.0),
+        pytest.raises(ConfigError, match=rf"'{column}' of .*a\.parquet unpacks to more than 268,435,456"),
+    ):
+        open_shards([tmp_path / "a.parquet"])
+
+
+def test_parquet_files_that_state_more_than_images_unpack_to(tmp_path):
+    write_column(tmp_path / "a.parquet", [b"x" * (1 << 20)] * 1100, [0] * 1100)
+    with limited(1.0), pytest.raises(ConfigError, match=r"state to unpack to 1,153,.* made to fill the disk"):
+        open_shards([tmp_path / "a.parquet"])
+
+
+def test_matlab_files(tmp_path, monkeypatch):
     savemat(tmp_path / "a.mat", {"labels": np.zeros(20_000_000, dtype=np.uint8)}, do_compression=True)
-    with pytest.raises(ConfigError, match="a variable unpacks to more than 16,777,216 bytes"):
+    with pytest.raises(ConfigError, match="a variable has more than 1,000,000 values"):
         read_matlab(tmp_path / "a.mat", ["labels"])
-    savemat(tmp_path / "b.mat", {"labels": np.array(["one", "two"], dtype=object)})
-    with pytest.raises(ConfigError, match="cannot be read as a MATLAB file with labels"):
-        read_matlab(tmp_path / "b.mat", ["labels"], dtype=np.int64)
+    savemat(tmp_path / "b.mat", {"labels": np.arange(40)})
+    whole = (tmp_path / "b.mat").read_bytes()
+    for damaged, names in ((whole[:150], ["labels"]), (b"MATLAB 5.0", ["labels"]), (whole, ["other"])):
+        (tmp_path / "b.mat").write_bytes(damaged)
+        with pytest.raises(ConfigError, match=rf"b\.mat cannot be read as a MATLAB file with {names[0]}: "):
+            read_matlab(tmp_path / "b.mat", names)
+    # SciPy's compiled reader has ended the program for damaged files.
+    monkeypatch.setattr(published, "_MATLAB", "import os; os.kill(os.getpid(), 11)")
+    with pytest.raises(ConfigError, match=r"b\.mat cannot be read as a MATLAB file with labels: .*SIGSEGV"):
+        read_matlab(tmp_path / "b.mat", ["labels"])
 
 
 # Tables.
@@ -257,14 +326,14 @@ def npy(text):
 def test_pathfinder_metadata(tmp_path, content):
     (tmp_path / "0.npy").write_bytes(content)
     with limited(1), pytest.raises(ConfigError, match=r"0\.npy cannot be read: "):
-        _metadata_rows(tmp_path / "0.npy")
+        read_metadata_rows(tmp_path / "0.npy")
 
 
 def test_large_metadata_is_not_read(tmp_path):
     with (tmp_path / "0.npy").open("wb") as file:
         file.truncate(1 << 40)
     with pytest.raises(ConfigError, match=r"more than metadata ever has; it was not read"):
-        _metadata_rows(tmp_path / "0.npy")
+        read_metadata_rows(tmp_path / "0.npy")
 
 
 @pytest.mark.parametrize(
@@ -286,14 +355,14 @@ def test_lines_without_end(tmp_path, name, file):
 def test_label_files_of_imagenet(tmp_path, name, content):
     (tmp_path / name).write_bytes(content)
     with pytest.raises(ConfigError, match="is not the label file that its name promises"):
-        imagenet._labels_by_image(tmp_path)
+        published.labels_by_image(tmp_path)
 
 
 @pytest.mark.parametrize("content", ["[" * 100_000, f"[{list(range(500)) * 100}]", "7", '["ab"]', "[[1000]]"])
 def test_reassessed_labels(tmp_path, content):
     (tmp_path / "real.json").write_text(content)
     with pytest.raises(ConfigError, match=r"real\.json"):
-        imagenet._read_real(str(tmp_path / "real.json"))
+        published._read_real(str(tmp_path / "real.json"))
 
 
 def changed(tmp_path, change):

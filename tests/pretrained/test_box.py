@@ -64,11 +64,11 @@ def test_the_classifier_knows_its_samples():
     from PIL import Image
 
     from tost.data.images.options import ImageFolderOptions
-    from tost.data.images.transform import evaluation_transform
+    from tost.data.images.transforms import EvaluationTransform
 
     about, model = find_pretrained("digits-tiny"), load_pretrained("digits-tiny")
     sizes = {key: about.image[key] for key in ("image_size", "mean", "std")}
-    transform = evaluation_transform(ImageFolderOptions(num_classes=10, **sizes))
+    transform = EvaluationTransform(ImageFolderOptions(num_classes=10, **sizes))
     files = sorted((about.folder / "samples").glob("*.png"))
     images = torch.stack([transform(Image.open(file).convert("RGB")) for file in files])
     with torch.no_grad():

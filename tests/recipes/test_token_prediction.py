@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from tost.data.probes.samples import IGNORED
+from tost.data.dataset import IGNORED
 from tost.recipes import get_task, load_config
 
 

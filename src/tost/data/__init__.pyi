@@ -18,4 +18,4 @@ from tost.data.tokens.reader import TokenFolder as TokenFolder
 from tost.data.tokens.reader import TokenSplit as TokenSplit
 from tost.data.tokens.reader import open_tokens as open_tokens
 from tost.data.tokens.reader import tokenizer_of as tokenizer_of
-from tost.data.toy.stdlib_bytes import decode as decode
+from tost.data.toy import decode as decode

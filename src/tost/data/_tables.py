@@ -14,6 +14,8 @@ from tost._text import did_you_mean
 from tost.errors import ConfigError
 
 _ROWS = 1024  # that are unpacked at once
+_AT_ONCE = 1 << 26  # bytes that they may have
+_MOST_PACKED, _SMALL = 100, 1 << 28  # a column unpacks to so many times the size of its files, or to so many bytes
 
 
 @contextmanager
@@ -46,13 +48,16 @@ def columns_of(path: Path) -> list[str]:
         return list(file.schema_arrow.names)
 
 
-def read_column(paths: Sequence[Path], column: str, *, limit: int = 1 << 31) -> Any:
+def read_column(paths: Sequence[Path], column: str, *, limit: int = 1 << 30) -> Any:
     """Return a column of parquet files, or with a dot a field of one.
+
+    A few bytes can stand for any number of long values. So sizes are checked before anything is unpacked, and rows are
+    read a few at a time: as many as stay small even if each were as long as all that its group states.
 
     Args:
         paths: The files, in order.
         column: Its name.
-        limit: Bytes that it may have in memory.
+        limit: Bytes that it may have in memory; less for small files.
 
     Returns:
         ``pyarrow.ChunkedArray``; an empty one if there is no such column.
@@ -63,21 +68,30 @@ def read_column(paths: Sequence[Path], column: str, *, limit: int = 1 << 31) -> 
     import pyarrow as pa
 
     chunks, size = [], 0
+    limit = min(limit, max(_SMALL, _MOST_PACKED * sum(path.stat().st_size for path in paths)))
     for path in paths:
         with open_parquet(path) as file:
+            groups = [file.metadata.row_group(index) for index in range(file.metadata.num_row_groups)]
+            parts = [group.column(index) for group in groups for index in range(group.num_columns)]
+            inside = [part for part in parts if f"{part.path_in_schema}.".startswith(f"{column}.")]
+            largest = max((part.total_uncompressed_size for part in inside), default=1)
+            too_large = largest > limit or file.metadata.num_rows > limit // 8
             chunks += file.read_row_groups([], columns=[column]).columns  # nothing yet but the type
             rows = 0
-            for batch in file.iter_batches(_ROWS, columns=[column]):
+            at_once = max(1, min(_ROWS, _AT_ONCE // max(1, largest)))
+            for batch in () if too_large else file.iter_batches(at_once, columns=[column]):
                 rows += len(batch)
                 for part in batch.columns:
                     part.validate(full=True)
                     chunks.append(part)
                     size += part.nbytes
-                if size > limit:
-                    raise ConfigError(
-                        f"column {column!r} of {path} unpacks to more than {limit:,} bytes; the file is damaged, or "
-                        "made to fill the memory."
-                    )
+                if too_large := size > limit:
+                    break
+            if too_large:
+                raise ConfigError(
+                    f"column {column!r} of {path} unpacks to more than {limit:,} bytes; the file is damaged, or made "
+                    "to fill the memory."
+                )
             if rows != file.metadata.num_rows:
                 raise ConfigError(
                     f"column {column!r} of {path} has {rows} rows, but {file.metadata.num_rows} are stated; "

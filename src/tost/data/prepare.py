@@ -45,9 +45,9 @@ class PrepareOptions(Options):
 
 @cache
 def _preparers() -> dict[str, type[PrepareOptions]]:
-    from tost.data.lra.generate.options import GENERATED
+    from tost.data.embedded import DigitFilesOptions
+    from tost.data.lra.options import GENERATED
     from tost.data.text.corpora import CORPORA
-    from tost.data.toy.options import DigitFilesOptions
 
     known: list[type[PrepareOptions]] = [*CORPORA, *GENERATED, DigitFilesOptions]
     return {preparer.name: preparer for preparer in known}

@@ -1,6 +1,7 @@
 """Registry of data sets, open to other packages, and the ``data`` part of a configuration. Loads no torch.
 
-tost's own data sets are registered beside their options: in the tuple ``SPECS`` of each ``options.py`` below.
+tost's own data sets are registered beside their options: in the tuple ``SPECS`` of ``embedded.py`` and of every
+``options.py`` below.
 """
 
 from __future__ import annotations
@@ -14,12 +15,11 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, create_model,
 
 from tost._options import Options, options_of_signature
 from tost._plugins import Registry
+from tost.data.embedded import SPECS as EMBEDDED
 from tost.data.images.options import SPECS as IMAGES
 from tost.data.lra.options import SPECS as LONG_RANGE_ARENA
-from tost.data.probes.options import SPECS as PROBES
 from tost.data.spec import DataShape, DataSpec
 from tost.data.tokens.options import SPECS as TOKENS
-from tost.data.toy.options import SPECS as TOY
 from tost.errors import ConfigError
 
 Builder = TypeVar("Builder", bound=Callable[..., Any])
@@ -129,7 +129,7 @@ def _adapt(name: str, found: Any) -> DataSpec:
     return _spec(name, found, options=None, takes_path="path" in inspect.signature(found).parameters)
 
 
-_BUILT_IN = (*TOY, *PROBES, *TOKENS, *LONG_RANGE_ARENA, *IMAGES)
+_BUILT_IN = (*EMBEDDED, *TOKENS, *LONG_RANGE_ARENA, *IMAGES)
 DATA_SETS: Registry[DataSpec] = Registry(
     "data set", "tost.data", _adapt, _BUILT_IN, columns=lambda spec: {"recipe": spec.task or "any"}
 )

@@ -14,8 +14,7 @@ from torch import Tensor
 from tost.analysis import class_attention_maps, membership_maps, unsupported_reason
 from tost.analysis.records import at_rest
 from tost.analysis.result import plain, rounded
-from tost.data.images.decode import FORMATS, read_image
-from tost.data.images.transform import evaluation_transform, scale_and_shift
+from tost.data.images.transforms import FORMATS, EvaluationTransform, read_image, scale_and_shift
 from tost.errors import ConfigError
 from tost.explore.models import ExploredModel
 from tost.models.vision.options import FixedSizeOptions
@@ -53,7 +52,7 @@ def read(source: ExploredModel, data: bytes, side: int | None) -> Tensor:
         if (width // patch) * (height // patch) > MAX_PATCHES:
             raise ConfigError(f"{width} x {height} pixels are more than {MAX_PATCHES} patches; choose a smaller size.")
         options = options.model_copy(update={"image_size": [height, width], "eval_resize": "squash"})
-    return evaluation_transform(options)(picture).unsqueeze(0)
+    return EvaluationTransform(options)(picture).unsqueeze(0)
 
 
 def _check_pixels(data: bytes) -> None:

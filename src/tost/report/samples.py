@@ -13,9 +13,8 @@ from torch import Tensor, nn
 from tost._io import read_text
 from tost.analysis import Samples
 from tost.data import Dataset, build_data
-from tost.data.images.decode import read_image
 from tost.data.images.options import ImageFolderOptions, ImageOptions
-from tost.data.images.transform import evaluation_transform
+from tost.data.images.transforms import EvaluationTransform, read_image
 from tost.data.text.tokenizers import DataTokenizer
 from tost.errors import ConfigError
 from tost.generation import ByteTokenizer, Sampling, context_limit, stream_tokens
@@ -181,7 +180,7 @@ def image_samples(
         files += sorted(f for f in path.rglob("*") if f.suffix.lower() in _ENDINGS) if path.is_dir() else [path]
     if not files:
         raise ConfigError(f"there are no images in {', '.join(map(str, paths))}; known are {', '.join(_ENDINGS)}.")
-    transform = evaluation_transform(options)
+    transform = EvaluationTransform(options)
     chosen = [files[round(i * (len(files) - 1) / max(count - 1, 1))] for i in range(min(count, len(files)))]
     loaded = [transform(read_image(file.read_bytes(), str(file), channels=options.channels)) for file in chosen]
     batches = torch.split(torch.stack(loaded), batch_size)

@@ -14,9 +14,8 @@ from PIL import Image
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tost.data import DataOptions, build_data, make_loader
-from tost.data.images.augment import training_transform
 from tost.data.images.dataset import PixelImages
-from tost.data.images.transform import drawing_from, evaluation_transform, resized_size
+from tost.data.images.transforms import EvaluationTransform, drawing_from, resized_size, training_transform
 
 from . import files
 
@@ -174,7 +173,7 @@ def test_validation_is_that_of_timm(shape, resize, crop_pct, mode):
     choice = options_of("imagenet", image_size=24 if resize == 24 else 28, eval_resize=resize)
     size = choice.size
     theirs = create_transform((3, *size), crop_pct=crop_pct, crop_mode=mode, interpolation="bicubic")(image)
-    torch.testing.assert_close(evaluation_transform(choice)(image), theirs, atol=1e-5, rtol=0)
+    torch.testing.assert_close(EvaluationTransform(choice)(image), theirs, atol=1e-5, rtol=0)
 
 
 def test_training_is_that_of_timm():

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from tost.data import DataOptions, build_data, make_evaluation_loader, make_loader
-from tost.data.images.decode import BadImageError
+from tost.data.images.transforms import BadImageError
 
 from . import files
 
@@ -42,9 +42,8 @@ def test_the_neighbour_takes_the_place_of_a_bad_image(folder, caplog):
     assert torch.equal(found["inputs"], whole["inputs"][expected])
     assert torch.equal(found["targets"], whole["targets"][expected])
     (record,) = caplog.records  # once, though it was met twice
-    assert record.getMessage() == (
-        f"{folder}/train/bee/bee_1.jpg cannot be read as an image: unknown format; its neighbour is taken instead"
-    )
+    assert record.getMessage().startswith(f"{folder}/train/bee/bee_1.jpg cannot be read as an image: unknown format; ")
+    assert record.getMessage().endswith("; its neighbour is taken instead")
 
 
 def test_the_last_image_is_replaced_by_the_first(folder):
@@ -69,7 +68,8 @@ def test_a_blank_image_is_scored_with_the_label_of_the_bad_one(folder, caplog):
     batch = next(iter(make_evaluation_loader(build(folder).validation, batch_size=9)))
     assert batch["targets"].tolist() == [0, 0, 0, 1, 1, 1, 2, 2, 2], "the number of scored images stays the same"
     assert (batch["inputs"][4] == 0).all()
-    assert "bee_1.jpg cannot be read as an image: unknown format; a blank image is scored instead" in caplog.text
+    assert "bee_1.jpg cannot be read as an image: unknown format" in caplog.text
+    assert "; a blank image is scored instead" in caplog.text
 
 
 @pytest.mark.parametrize("split", ["train", "val"])

@@ -11,9 +11,9 @@ import torch
 from scipy.io import savemat
 
 from tost.data import DataOptions, build_data, make_loader
+from tost.data.images import published as images_imagenet
 from tost.data.images.options import ImageNetOptions
-from tost.data.images.sources import imagenet as images_imagenet
-from tost.data.images.sources.imagenet import imagenet_classes
+from tost.data.images.published import imagenet_classes
 from tost.errors import ConfigError
 
 from . import files

@@ -187,9 +187,9 @@ def test_texts_are_labels_too(tmp_path):
 def test_large_parquet_files_are_mapped(tmp_path, monkeypatch):
     import datasets
 
-    from tost.data.images.sources import parquet as images_parquet
+    from tost.data.images import sources
 
-    monkeypatch.setattr(images_parquet, "_IN_MEMORY", 0)
+    monkeypatch.setattr(sources, "_IN_MEMORY", 0)
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
     datasets.disable_progress_bars()
     (tmp_path / "files").mkdir()

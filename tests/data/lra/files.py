@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from PIL import Image
 
-from tost.data.lra.generate.pathfinder.settings import FOLDERS
+from tost.data.lra.options import PATHFINDER_FOLDERS
 
 LISTOPS = [
     ("( ( ( [MAX 2 ) 9 ) ] )", 9),
@@ -41,7 +41,7 @@ def pixels_of(batch, number, side):
 
 def write_pathfinder(release, resolution=32, difficulty="hard", batches=(10, 2), each=10, as_array=False, mark=0):
     """Images of two batches; the second sorts first by name but not by number."""
-    folder = release / f"pathfinder{resolution}" / FOLDERS[difficulty]
+    folder = release / f"pathfinder{resolution}" / PATHFINDER_FOLDERS[difficulty]
     (folder / "metadata").mkdir(parents=True)
     for batch in batches:
         (folder / "imgs" / str(batch)).mkdir(parents=True)

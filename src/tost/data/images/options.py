@@ -28,35 +28,29 @@ def _size(value: Any) -> int | list[int]:
 
 
 def _resize(value: Any) -> int | str:
-    if value in ("ratio", "squash"):
-        return str(value)
-    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= _LARGEST:
+    is_number = isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= _LARGEST
+    if value not in ("ratio", "squash") and not is_number:
         raise ValueError(f"{value!r} given; needs ratio, squash, or a number of pixels from 1 to {_LARGEST}.")
-    return value
+    return value if is_number else str(value)
 
 
 def _policy(value: Any) -> str | None:
-    if value is None:
-        return None
     found = _POLICY.fullmatch(value) if isinstance(value, str) else None
-    if found is None or int(found[4] or 0) > _MAGNITUDES:
+    if value is not None and (found is None or int(found[4] or 0) > _MAGNITUDES):
         raise ValueError(
             f"{value!r} given; needs null, a policy of timm such as rand-m9-mstd0.5-inc1, or one of torchvision: "
             f"torchvision-trivial, or torchvision-rand-n2-m14 (n: operations, m: magnitude up to {_MAGNITUDES})."
         )
-    return str(value)
+    return value if value is None else str(value)
 
 
 _PIXELS = {"type": "integer", "minimum": 1}
-_Size = Annotated[
-    int | list[int], PlainValidator(_size), WithJsonSchema({"anyOf": [_PIXELS, {"type": "array", "items": _PIXELS}]})
-]
-_Resize = Annotated[
-    int | str, PlainValidator(_resize), WithJsonSchema({"anyOf": [{"enum": ["ratio", "squash"]}, _PIXELS]})
-]
-_Policy = Annotated[
-    str | None, PlainValidator(_policy), WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "null"}]})
-]
+_SIZES = {"anyOf": [_PIXELS, {"type": "array", "items": _PIXELS}]}
+_RESIZES = {"anyOf": [{"enum": ["ratio", "squash"]}, _PIXELS]}
+_POLICIES = {"anyOf": [{"type": "string"}, {"type": "null"}]}
+_Size = Annotated[int | list[int], PlainValidator(_size), WithJsonSchema(_SIZES)]
+_Resize = Annotated[int | str, PlainValidator(_resize), WithJsonSchema(_RESIZES)]
+_Policy = Annotated[str | None, PlainValidator(_policy), WithJsonSchema(_POLICIES)]
 _Share = Annotated[float, Field(ge=0, le=1)]
 _Pair = Annotated[list[Annotated[float, Field(gt=0)]], Field(min_length=2, max_length=2)]
 _PerChannel = Annotated[list[float], Field(min_length=1, max_length=3)]
@@ -66,6 +60,11 @@ def split_names(split: str) -> tuple[str, ...]:
     """Return the names that files and folders of a split may have, the given one first."""
     usual = ("val", "validation", "valid")
     return (split, *(name for name in usual if name != split)) if split in usual[:2] else (split,)
+
+
+def class_folders(folder: Path) -> list[str]:
+    """Return the names of the folders in a folder, sorted, without hidden ones."""
+    return sorted(entry.name for entry in folder.iterdir() if entry.is_dir() and not entry.name.startswith("."))
 
 
 _CROP = "training: pad shifts by up to `padding` pixels, resized takes a random part, none does as validation does"
@@ -111,10 +110,7 @@ class ImageOptions(DataSetOptions):
     )
     erasing_count: int = Field(default=1, ge=1, description="most parts that are erased in one image")
     repeats: int = Field(
-        default=1,
-        ge=1,
-        le=16,
-        description="repeated augmentation: how often each image comes in a row, in different versions",
+        default=1, ge=1, le=16, description="repeated augmentation: how often each image comes in a row, each different"
     )
 
     interpolation: Literal["bilinear", "bicubic"] = Field(default="bicubic", description="how images are resized")
@@ -149,10 +145,7 @@ class ImageOptions(DataSetOptions):
                 yield f"{key}={[low, high]} is no range; give [least, most], shares of the area being at most 1."
         for key in ("mean", "std"):
             if len(getattr(self, key)) not in (1, self.channels):
-                yield (
-                    f"{key}={getattr(self, key)} does not fit channels={self.channels}; give one number, or one per "
-                    "channel."
-                )
+                yield f"{key}={getattr(self, key)} does not fit channels={self.channels}; give one number, or one each."
         if min(self.std) <= 0:
             yield f"std={self.std} divides the pixels; every number must be above 0."
         if self.train_split == self.validation_split and not self.hold_out:
@@ -181,8 +174,7 @@ class ImageOptions(DataSetOptions):
         Raises:
             ConfigError: It cannot be known.
         """
-        if self.known_classes is None:  # subclasses without a fixed number take it from their options
-            raise NotImplementedError
+        assert self.known_classes is not None  # subclasses without a fixed number take it from their options
         return self.known_classes
 
     def shape(self, path: str | None = None) -> DataShape:
@@ -196,7 +188,7 @@ class ImageOptions(DataSetOptions):
 class Cifar10Options(ImageOptions):
     """Options of ``cifar10``."""
 
-    opener = "tost.data.images.sources.arrays:open_cifar"
+    opener = "tost.data.images.published:open_cifar"
     known_classes = 10
 
     image_size: _Size = Field(default=32, description=_SIZE)
@@ -219,7 +211,7 @@ class Cifar100Options(Cifar10Options):
 class FashionMnistOptions(Cifar10Options):
     """Options of ``fashion_mnist``."""
 
-    opener = "tost.data.images.sources.arrays:open_fashion_mnist"
+    opener = "tost.data.images.published:open_fashion_mnist"
     image_size: _Size = Field(default=28, description=_SIZE)
     channels: Literal[1, 3] = Field(default=1, description="1 for grey, as the images are; 3 repeats it")
     padding: int = Field(default=2, ge=0, description="largest shift of crop: pad, in pixels; black moves in")
@@ -230,7 +222,7 @@ class FashionMnistOptions(Cifar10Options):
 class Flowers102Options(ImageOptions):
     """Options of ``flowers102``."""
 
-    opener = "tost.data.images.sources.oxford:open_flowers102"
+    opener = "tost.data.images.published:open_flowers102"
     known_classes = 102
 
     train_split: Literal["train", "val", "trainval", "test"] = Field(default="train", description=_TRAIN_ON)
@@ -240,7 +232,7 @@ class Flowers102Options(ImageOptions):
 class PetsOptions(ImageOptions):
     """Options of ``pets``."""
 
-    opener = "tost.data.images.sources.oxford:open_pets"
+    opener = "tost.data.images.published:open_pets"
     known_classes = 37
 
     train_split: Literal["trainval", "test"] = Field(default="trainval", description=_TRAIN_ON)
@@ -258,59 +250,49 @@ class CustomImageOptions(ImageOptions):
     )
 
     def class_count(self, path: str | None = None) -> int:
-        """Return the number of classes that was given, or that the folders have."""
-        count = self.num_classes or (self._count_classes(Path(path)) if path else 0)
-        if not count:
+        """Return the number of classes that was given."""
+        if self.num_classes is None:
             raise ConfigError(
                 "data.options.num_classes is missing; the number of classes of this data set must be known before it "
                 "is read: set it to the number of class folders or of different labels."
             )
-        return count
-
-    def _count_classes(self, path: Path) -> int:
-        """Return the number of classes, 0 if the data has to be read for that."""
-        return 0
+        return self.num_classes
 
     def _conflicts(self) -> Iterator[str]:
         yield from super()._conflicts()
         if self.in_memory and not self.is_vectorized:
+            off = {"auto_augment": "null", "color_jitter": "0", "erasing": "0"}
+            wrong = {"crop": "none"} if self.crop == "resized" else {}
+            wrong |= {key: value for key, value in off.items() if getattr(self, key)}
             yield (
                 "in_memory=True keeps images of the final size, so crop: resized, auto_augment, color_jitter and "
-                f"erasing cannot be applied to them; {self._remedy()}, or leave in_memory out."
+                "erasing cannot be applied to them; add "
+                f"{' '.join(f'data.options.{key}={value}' for key, value in wrong.items())}, or leave in_memory out."
             )
-
-    def _remedy(self) -> str:
-        """Return what to type so that images can be kept in memory."""
-        off = {"auto_augment": "null", "color_jitter": "0", "erasing": "0"}
-        wrong = {"crop": "none"} if self.crop == "resized" else {}
-        wrong |= {key: value for key, value in off.items() if getattr(self, key)}
-        return "add " + " ".join(f"data.options.{key}={value}" for key, value in wrong.items())
 
 
 class ImageFolderOptions(CustomImageOptions):
     """Options of ``image_folder``."""
 
-    opener = "tost.data.images.sources.folders:open_image_folder"
+    opener = "tost.data.images.sources:open_image_folder"
     validation_split: str = Field(default="val", description="split, that is sub-folder, to validate on")
 
-    def _count_classes(self, path: Path) -> int:
-        folders = (path / name for name in split_names(self.train_split))
-        folder = next((folder for folder in folders if folder.is_dir()), None)
-        if folder is None and path.is_dir():
-            raise ConfigError(
-                f"{path} has no folder {self.train_split!r} whose classes could be counted; it must hold "
-                "<split>/<class>/<image>. For <class>/<image> set data.options.train_split=. and "
-                "data.options.hold_out=N, how many images to validate on."
-            )
-        if folder is None:
-            return 0  # reading the data says what is wrong
-        return sum(entry.is_dir() and not entry.name.startswith(".") for entry in folder.iterdir())
+    def class_count(self, path: str | None = None) -> int:
+        """Return the number of classes that was given, or that the folders have."""
+        if self.num_classes is None and path and Path(path).is_dir():
+            for name in split_names(self.train_split):
+                if Path(path, name).is_dir():
+                    return len(class_folders(Path(path, name)))
+            from tost.data.images.sources import no_split  # loads torch
+
+            raise no_split(Path(path), self.train_split)
+        return super().class_count(path)
 
 
 class ImageParquetOptions(CustomImageOptions):
     """Options of ``image_parquet``."""
 
-    opener = "tost.data.images.sources.parquet:open_image_parquet"
+    opener = "tost.data.images.sources:open_image_parquet"
     image_column: str | None = Field(default=None, description="column of the images; null: image or img")
     label_column: str | None = Field(
         default=None, description="column of the labels; null: label, labels, fine_label or target"
@@ -320,7 +302,7 @@ class ImageParquetOptions(CustomImageOptions):
 class ImageNetOptions(ImageOptions):
     """Options of ``imagenet``."""
 
-    opener = "tost.data.images.sources.imagenet:open_imagenet"
+    opener = "tost.data.images.published:open_imagenet"
     known_classes = 1000
 
     validation_split: str = Field(default="val", description=_VALIDATE_ON)
@@ -339,7 +321,7 @@ class ImageNetOptions(ImageOptions):
             )
 
 
-_BUILD = "tost.data.images.build:build_images"
+_BUILD = "tost.data.images.dataset:build_images"
 SPECS = tuple(
     DataSpec(name=name, task="image_classification", description=text, options=options, build=_BUILD, takes_path=True)
     for name, options, text in (

@@ -1,4 +1,4 @@
-"""Options of the Long Range Arena data sets, checked without torch. `docs/lra-data.md` explains them.
+"""Options of the Long Range Arena data sets and their generators, checked without torch. See `docs/lra-data.md`.
 
 Code bases read the same files differently. Every difference is an option; a preset names the choices of one code base
 and fills in what is not given. The defaults follow the paper, which used Mega's code for all tasks but Pathfinder, and
@@ -8,11 +8,12 @@ Skyformer's for that.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Final, Literal, Self
 
 from pydantic import Field, model_validator
 
-from tost.data.lra.generate.pathfinder.settings import Difficulty
+from tost.data.embedded import ListOpsLimits
+from tost.data.prepare import PrepareOptions
 from tost.data.spec import DataSetOptions, DataShape, DataSpec
 
 _LONGEST = 1 << 20  # tokens; a longer sequence is a slip of the finger
@@ -22,18 +23,24 @@ _MASK_ZERO = "mask pixels of value 0, as if they were padding"
 _MEAN, _STD = "input: values: subtracted, of pixels in [0, 1]", "input: values: then divided by"
 _Number = Annotated[float, Field(allow_inf_nan=False)]
 _Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-Overrides = Mapping[str, Mapping[str, Any]]
+_Presets = Mapping[str, Mapping[str, Any]]
+_Difficulty = Literal["easy", "intermediate", "hard"]
+
+PATHFINDER_FOLDERS: Final = {
+    "easy": "curv_baseline",
+    "intermediate": "curv_contour_length_9",
+    "hard": "curv_contour_length_14",
+}
+"""Folder of each difficulty in the official release."""
 
 
 class LraOptions(DataSetOptions):
     """Options of all tasks."""
 
-    presets: ClassVar[Overrides] = {}
+    presets: ClassVar[_Presets] = {}
     """Options that each preset but `paper` changes."""
     classes: ClassVar[int]
     """Number of classes."""
-    reader: ClassVar[str]
-    """``"module:function"`` that builds the data, below `tost.data.lra.readers`."""
 
     preset: Literal["paper", "official", "s4", "mega", "skyformer"] = Field(
         default="paper", description="code base to follow in all options that are not given"
@@ -44,9 +51,7 @@ class LraOptions(DataSetOptions):
     @model_validator(mode="before")
     @classmethod
     def _fill_in(cls, given: Any) -> Any:
-        if not isinstance(given, Mapping):
-            return given
-        return {**cls.presets.get(str(given.get("preset")), {}), **given}
+        return {**cls.presets.get(str(given.get("preset")), {}), **given} if isinstance(given, Mapping) else given
 
 
 class SequenceOptions(LraOptions):
@@ -83,9 +88,8 @@ class SequenceOptions(LraOptions):
 class LraListOpsOptions(SequenceOptions):
     """Options of ``lra_listops``."""
 
-    reader = "listops:build_lra_listops"
     classes = 10
-    presets: ClassVar[Overrides] = {
+    presets: ClassVar[_Presets] = {
         "official": {"length": 2000, "eos": False},
         "s4": {"length": 2048},
         "skyformer": {"length": 2048, "eos": False, "brackets": False},
@@ -134,8 +138,7 @@ class LettersOptions(SequenceOptions):
 class LraTextOptions(LettersOptions):
     """Options of ``lra_text``."""
 
-    reader = "text:build_lra_text"
-    presets: ClassVar[Overrides] = {
+    presets: ClassVar[_Presets] = {
         "official": {"length": 1000, "eos": False},
         "s4": {"length": 4096, "unit": "chars", "min_frequency": 15, "vocab_size": 136},
         "skyformer": {"length": 4000, "eos": False},
@@ -144,15 +147,14 @@ class LraTextOptions(LettersOptions):
     hold_out: int = Field(
         default=0, ge=0, description="split val: so many training reviews, not the test reviews; split_seed draws them"
     )
-    split_seed: int = Field(default=42, description="decides which reviews are held out")
+    split_seed: int = Field(default=42, description="decides which reviews are held out, and the order of validation")
 
 
 class LraRetrievalOptions(LettersOptions):
     """Options of ``lra_retrieval``, pairs of documents."""
 
-    reader = "retrieval:build_lra_retrieval"
     towers = 2
-    presets: ClassVar[Overrides] = {
+    presets: ClassVar[_Presets] = {
         "official": {"length": 4000, "eos": False},
         "s4": {"length": 4000, "unit": "chars", "vocab_size": 256},
         "skyformer": {"length": 4000, "eos": False},
@@ -174,7 +176,7 @@ class PixelOptions(LraOptions):
     @property
     def side(self) -> int:
         """Height and width of an image."""
-        raise NotImplementedError
+        return 32
 
     def shape(self, path: str | None = None) -> DataShape:
         """The pixels, row after row."""
@@ -182,18 +184,17 @@ class PixelOptions(LraOptions):
         return DataShape(task="classification", input=self.input, length=self.side**2, num_classes=self.classes, **kind)
 
 
-_AS_TOKENS = {"input": "tokens", "mask_zero": True}
+_AS_TOKENS = {"input": "tokens", "mask_zero": True, "grey": "tensorflow", "split": "order"}
 
 
 class LraImageOptions(PixelOptions):
     """Options of ``lra_image``."""
 
-    reader = "pixels:build_lra_image"
     classes = 10
-    presets: ClassVar[Overrides] = {
-        "official": {**_AS_TOKENS, "grey": "tensorflow", "split": "order"},
+    presets: ClassVar[_Presets] = {
+        "official": _AS_TOKENS,
         "s4": {"mean": 122.6 / 255, "std": 61 / 255},
-        "skyformer": {**_AS_TOKENS, "grey": "tensorflow", "split": "order"},
+        "skyformer": _AS_TOKENS,
     }
 
     mean: _Number = Field(default=0.48, description=_MEAN)
@@ -203,25 +204,19 @@ class LraImageOptions(PixelOptions):
     )
     val_share: float = Field(default=0.1, gt=0, lt=1, description="share of the training images that is split val")
 
-    @property
-    def side(self) -> int:
-        """32 pixels."""
-        return 32
-
 
 class LraPathfinderOptions(PixelOptions):
     """Options of ``lra_pathfinder``."""
 
-    reader = "pixels:build_lra_pathfinder"
     classes = 2
-    presets: ClassVar[Overrides] = {
+    presets: ClassVar[_Presets] = {
         "official": {"split": "order"},
         "s4": {"input": "values", "mask_zero": False, "mean": 0.0, "std": 1.0},
         "mega": {"input": "values", "mask_zero": False},
     }
 
     resolution: Literal[32, 64, 128, 256] = Field(default=32, description="height and width of the images; 128: Path-X")
-    difficulty: Difficulty = Field(default="hard", description="which images; the benchmark has the hard ones")
+    difficulty: _Difficulty = Field(default="hard", description="which images; the benchmark has the hard ones")
     input: Literal["tokens", "values"] = Field(default="tokens", description=_INPUT)
     mask_zero: bool = Field(default=True, description=_MASK_ZERO)
     in_memory: bool | None = Field(
@@ -242,20 +237,74 @@ class LraPathxOptions(LraPathfinderOptions):
 
 SPECS = tuple(
     DataSpec(
-        name=name,
+        name=f"lra_{name}",
         task="classification",
         description=f"Long Range Arena: {description}",
         options=options,
-        build=f"tost.data.lra.readers.{options.reader}",
+        build=f"tost.data.lra.readers:build_{builder}",
         takes_path=True,
     )
-    for name, options, description in (
-        ("lra_image", LraImageOptions, "CIFAR-10 in grey, 1024 pixels as a sequence; 10 classes"),
-        ("lra_listops", LraListOpsOptions, "nested list operations of up to 2000 symbols; the value, 0 to 9"),
-        ("lra_pathfinder", LraPathfinderOptions, "are two discs on one dashed curve? 1024 pixels; 2 classes"),
-        ("lra_pathx", LraPathxOptions, "the same with 16,384 pixels (Path-X)"),
-        ("lra_retrieval", LraRetrievalOptions, "are two papers related? bytes of both (AAN); 2 classes"),
-        ("lra_text", LraTextOptions, "bytes of reviews of films (IMDb), negative or positive"),
+    for name, options, builder, description in (
+        ("image", LraImageOptions, "image", "CIFAR-10 in grey, 1024 pixels as a sequence; 10 classes"),
+        ("listops", LraListOpsOptions, "listops", "nested list operations of up to 2000 symbols; the value, 0 to 9"),
+        ("pathfinder", LraPathfinderOptions, "pathfinder", "are two discs on one dashed curve? 1024 pixels; 2 classes"),
+        ("pathx", LraPathxOptions, "pathfinder", "the same with 16,384 pixels (Path-X)"),
+        ("retrieval", LraRetrievalOptions, "retrieval", "are two papers related? bytes of both (AAN); 2 classes"),
+        ("text", LraTextOptions, "text", "bytes of reviews of films (IMDb), negative or positive"),
     )
 )
 """The data sets of this folder."""
+
+
+class _GeneratedOptions(PrepareOptions):
+    seed: int = Field(default=0, description="another number gives other data")
+
+
+class ListOpsFilesOptions(ListOpsLimits, _GeneratedOptions):
+    """Options of ``lra/listops``."""
+
+    name = "lra/listops"
+    summary = "generated ListOps expressions, in the layout of the Long Range Arena"
+    run = "tost.data.lra.listops:prepare_listops"
+
+    count: int = Field(
+        default=100_000, ge=3, description="examples together; 1 in 50 is for validation, and as many for testing"
+    )
+    max_depth: int = Field(default=10, ge=2, le=64, description="levels of an expression")
+    max_args: int = Field(default=10, ge=2, description="most arguments of one operator; the fewest are 2")
+    min_length: int = Field(default=500, ge=1, description="expressions are longer than this, in tokens")
+    max_length: int = Field(default=2000, ge=5, description="expressions are shorter than this, in tokens")
+
+    def counts(self) -> dict[str, int]:
+        """Return the number of examples of each split."""
+        part = max(1, self.count // 50)
+        return {"train": self.count - 2 * part, "val": part, "test": part}
+
+
+class PathfinderFilesOptions(_GeneratedOptions):
+    """Options of ``lra/pathfinder*`` and ``lra/pathx``."""
+
+    run = "tost.data.lra.pathfinder:prepare_pathfinder"
+    resolution: ClassVar[int] = 32
+    name = "lra/pathfinder32"
+    summary = "generated Pathfinder images, 32 x 32 pixels, in the layout of the Long Range Arena"
+
+    count: int = Field(default=200_000, ge=1, description="images")
+    difficulty: _Difficulty = Field(default="hard", description="how long the curves are: 6, 9 or 14 dashes")
+
+
+class _Pathfinder64(PathfinderFilesOptions):
+    name, resolution, summary = "lra/pathfinder64", 64, PathfinderFilesOptions.summary.replace("32", "64")
+
+
+class _Pathfinder256(PathfinderFilesOptions):
+    name, resolution, summary = "lra/pathfinder256", 256, PathfinderFilesOptions.summary.replace("32", "256")
+
+
+class _Pathx(PathfinderFilesOptions):
+    name, resolution = "lra/pathx", 128
+    summary = PathfinderFilesOptions.summary.replace("32", "128") + " (Path-X)"
+
+
+GENERATED = (ListOpsFilesOptions, PathfinderFilesOptions, _Pathfinder64, _Pathfinder256, _Pathx)
+"""Every generator."""

@@ -1,4 +1,4 @@
-"""What holds for every embedded data set of the registry, and what is particular to the embedded ones."""
+"""Embedded data sets: what holds for all of them, and what is particular to each."""
 
 from __future__ import annotations
 
@@ -7,13 +7,16 @@ import subprocess
 import sys
 import sysconfig
 
+import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from tost.data import DataOptions, build_data, decode, find_data, list_data, make_loader
-from tost.data.probes.options import SPECS as PROBES
+from tost.data.embedded import PROBES
+from tost.data.prepare import prepare
 from tost.data.tokens.dataset import TokenWindows
-from tost.data.toy.stdlib_bytes import ByteArray, read_corpus
+from tost.data.toy import ByteArray, read_corpus
 from tost.errors import ConfigError
 
 SMALL = {
@@ -254,3 +257,29 @@ def test_the_default_number_of_windows_fills_the_corpus():
 def test_decode_survives_half_letters():
     assert decode(torch.tensor([0x68, 0xC3, 0xA9])) == "hé"
     assert decode([0x68, 0xC3]) == "h\ufffd"
+
+
+def test_images_and_split_are_those_of_the_sequences(tmp_path):
+    facts = prepare("digits", {}, tmp_path / "digits")
+    assert facts == {"train_images": 1437, "validation_images": 360}
+    bundle = build_data(DataOptions(name="digits"), seed=0)
+    for split, rows in (("train", bundle.train.rows), ("val", bundle.validation.rows)):
+        files = sorted((tmp_path / "digits" / split).glob("*/*.png"), key=lambda file: int(file.stem))
+        assert [int(file.parent.name) for file in files] == rows["targets"].tolist()
+        pixels = np.stack([np.asarray(Image.open(file)) for file in files[::50]])
+        assert pixels.shape[1:] == (8, 8)
+        known = rows["inputs"].view(-1, 8, 8)[::50].numpy()
+        np.testing.assert_allclose(pixels / 255, known, atol=0.5 / 255 + 1e-6)
+
+
+def test_a_second_call_changes_nothing(tmp_path):
+    prepare("digits", {}, tmp_path / "digits")
+    before = {file: file.read_bytes() for file in (tmp_path / "digits").rglob("*.png")}
+    prepare("digits", {}, tmp_path / "digits")
+    assert {file: file.read_bytes() for file in (tmp_path / "digits").rglob("*.png")} == before
+
+
+def test_missing_package_is_named(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "sklearn", None)
+    with pytest.raises(ConfigError, match="pip install"):
+        prepare("digits", {}, tmp_path / "digits")

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tost.data import DataOptions, build_data
-from tost.data.probes.options import SPECS
-from tost.data.probes.samples import IGNORED
+from tost.data.dataset import IGNORED
+from tost.data.embedded import PROBES
 
 SMALL = {
     "recall": {"length": 24, "pairs": 5, "num_keys": 9, "num_values": 4},
@@ -52,7 +52,7 @@ ANSWERS = {f.__name__: f for f in (recall, induction, selective_copy, most_frequ
 
 
 def test_every_probe_is_tested_here():
-    assert sorted(ANSWERS) == sorted(SMALL) == sorted(spec.name for spec in SPECS)
+    assert sorted(ANSWERS) == sorted(SMALL) == sorted(spec.name for spec in PROBES)
 
 
 @pytest.mark.parametrize("name", SMALL)

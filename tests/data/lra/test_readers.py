@@ -1,9 +1,13 @@
-"""ListOps and retrieval as released, and what becomes of sequences: cut, ended, padded."""
+"""ListOps, pairs of papers and reviews as released, and what becomes of sequences: cut, ended, padded."""
 
 from __future__ import annotations
 
 import pickle
+from itertools import chain
 
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 from hypothesis import given
@@ -11,7 +15,9 @@ from hypothesis import strategies as st
 
 from tests.data.lra.files import PAIRS, write_listops, write_pairs
 from tost.data import DataOptions, build_data, make_loader
-from tost.data.lra.grammar import SYMBOLS
+from tost.data.lra.listops import SYMBOLS
+from tost.data.lra.options import LraRetrievalOptions, LraTextOptions
+from tost.data.lra.readers import Sequences, SequenceSource
 from tost.errors import ConfigError
 
 
@@ -117,54 +123,35 @@ def test_missing_and_wrong_files_are_named(tmp_path):
 
 
 @given(
-    ids=st.lists(st.integers(1, 255), max_size=12),
+    ids=st.lists(st.lists(st.integers(1, 255), max_size=12), min_size=2, max_size=4).filter(lambda ids: len(ids) != 3),
     length=st.integers(2, 9),
     eos=st.booleans(),
     keep=st.sampled_from(["start", "end"]),
-    padding=st.sampled_from(["right", "left"]),
-)
-def test_sequences_are_cut_then_ended_then_padded(ids, length, eos, keep, padding):
-    import numpy as np
-
-    from tost.data.lra.sequences import Form
-
-    form = Form(length, 999 if eos else None, keep, padding)
-    row, mask = np.zeros(length, dtype=np.int64), np.zeros(length, dtype=bool)
-    form.fill(np.array(ids, dtype=np.int64), row, mask)
-    room = length - eos
-    wanted = (ids[:room] if keep == "start" else ids[-room:]) + [999] * eos
-    assert row[mask].tolist() == wanted
-    assert (row[~mask] == 0).all()
-    assert (
-        mask.tolist() == ([True] * len(wanted) + [False] * (length - len(wanted)))[:: 1 if padding == "right" else -1]
-    )
-
-
-@given(
-    texts=st.lists(st.lists(st.integers(1, 255), max_size=12), max_size=4),
-    length=st.integers(2, 9),
-    eos=st.booleans(),
-    keep=st.sampled_from(["start", "end"]),
+    padding=st.sampled_from(["right", "left", "none"]),
     towers=st.sampled_from([1, 2]),
 )
-def test_packed_batches_hold_the_real_tokens_of_padded_ones(texts, length, eos, keep, towers):
-    import numpy as np
-    import torch
-
-    from tost.data.lra.sequences import Form, IdsInMemory, Sequences
-
-    ends = np.cumsum([0, *map(len, texts)])[1:]
-    source = IdsInMemory(np.array([one for each in texts for one in each], dtype=np.uint8), ends)
-    rows, targets = torch.arange(len(texts)), torch.arange(len(texts)) % 2
-    batches = {}
-    for padding in ("right", "none"):
-        form = Form(length, 999 if eos else None, keep, padding)
-        batches[padding] = Sequences(source, rows, targets, form, towers=towers).gather(rows)
-    padded, packed = batches["right"], batches["none"]
-    assert packed["inputs"].tolist() == [padded["inputs"][padded["mask"]].tolist()]
-    assert packed["cu_seqlens"].dtype == torch.int32
-    assert packed["cu_seqlens"].diff().tolist() == padded["mask"].sum(dim=-1).flatten().tolist()
-    assert torch.equal(packed["targets"], padded["targets"])
+def test_sequences_are_cut_then_ended_then_padded_or_packed(ids, length, eos, keep, padding, towers):
+    choice = {"length": length, "eos": eos, "keep": keep, "padding": padding}
+    options = (LraRetrievalOptions if towers == 2 else LraTextOptions)(**choice)
+    ends = np.cumsum([len(one) for one in ids])
+    spans = np.stack((ends - [len(one) for one in ids], ends), axis=-1).reshape(-1, towers, 2)
+    targets = torch.arange(len(spans))
+    source = SequenceSource(np.array(list(chain(*ids)), dtype=np.uint8), spans, targets)
+    batch = Sequences(source, targets, options, 999).gather(targets)
+    room = length - eos
+    wanted = [(one[:room] if keep == "start" else one[-room:]) + [999] * eos for one in ids]
+    assert torch.equal(batch["targets"], targets)
+    if padding == "none":
+        assert batch["inputs"].tolist() == [list(chain(*wanted))]
+        assert batch["cu_seqlens"].tolist() == [0, *np.cumsum([len(one) for one in wanted])]
+        assert batch["cu_seqlens"].dtype == torch.int32
+        return
+    assert batch["inputs"].shape == ((len(targets), 2, length) if towers == 2 else (len(targets), length))
+    for row, mask, one in zip(*(batch[key].view(-1, length) for key in ("inputs", "mask")), wanted, strict=True):
+        assert row[mask].tolist() == one
+        assert (row[~mask] == 0).all()
+        filled = [True] * len(one) + [False] * (length - len(one))
+        assert mask.tolist() == filled[:: 1 if padding == "right" else -1]
 
 
 def text(ids):
@@ -186,20 +173,6 @@ def test_pairs_have_no_header_and_no_quoting(tmp_path):
     assert bundle.info.towers == 2
     assert bundle.info.model_options()["towers"] == 2
     assert bundle.info.vocab_size == 258
-
-
-def test_bytes_start_at_one(tmp_path):
-    bundle = build("lra_retrieval", write_pairs(tmp_path, [(b"0.0", b"a", b"b", b"A", b"\xff\x01")]), preset="official")
-    assert bundle.train[0]["inputs"][:, :3].tolist() == [[66, 0, 0], [256, 2, 0]]
-    assert bundle.info.vocab_size == 257
-
-
-def test_long_documents_are_cut(tmp_path):
-    write_pairs(tmp_path, [(b"1", b"a", b"b", bytes(range(1, 8)), b"xy")])
-    start = build("lra_retrieval", tmp_path, length=4, eos=False).train[0]
-    assert start["inputs"].tolist() == [[2, 3, 4, 5], [121, 122, 0, 0]]
-    end = build("lra_retrieval", tmp_path, length=4, eos=True, keep="end", padding="left").train[0]
-    assert end["inputs"].tolist() == [[6, 7, 8, 257], [0, 121, 122, 257]]
 
 
 def test_characters_have_ids_by_frequency(tmp_path):
@@ -257,3 +230,138 @@ def test_limits_spread_over_the_split(tmp_path):
         b"A", b"C", b"E", b"G", b"I"
     ]  # fmt: skip
     assert bundle.info.fingerprint != build("lra_retrieval", tmp_path).info.fingerprint
+
+
+REVIEWS = {"text": ["bad", "good A", "worse — é", "best"], "label": [0, 1, 0, 1]}
+TEST = {"text": ["poor", "fine"], "label": [0, 1]}
+
+
+def write_reviews(folder, train=REVIEWS, test=TEST):
+    folder.mkdir(exist_ok=True)
+    for split, table in (("train", train), ("test", test)):
+        pq.write_table(pa.table(table), folder / f"{split}.parquet")
+    return folder
+
+
+def build_reviews(path, **options):
+    return build_data(DataOptions(name="lra_text", path=str(path), options=options), seed=0)
+
+
+def gathered(dataset):
+    return dataset.gather(torch.arange(len(dataset)))
+
+
+def reviews(dataset):
+    return [
+        bytes(token - 1 for token in ids if 0 < token < 257).decode() for ids in gathered(dataset)["inputs"].tolist()
+    ]
+
+
+def test_reviews_are_bytes_and_the_test_set_validates(tmp_path):
+    bundle = build_reviews(write_reviews(tmp_path))
+    assert reviews(bundle.train) == REVIEWS["text"]
+    assert gathered(bundle.train)["targets"].tolist() == REVIEWS["label"]
+    assert sorted(reviews(bundle.validation)) == sorted(TEST["text"])
+    assert bundle.train[1]["inputs"][:8].tolist() == [104, 112, 112, 101, 33, 66, 257, 0]  # "A" is 66, then the end
+    assert bundle.info.details["layout"] == "parquet"
+    assert bundle.info.class_names == ("neg", "pos")
+
+
+def test_presets_cut_as_the_code_bases_do(tmp_path):
+    long = {"text": ["x" * 5000, "y"], "label": [0, 1]}
+    write_reviews(tmp_path, long, long)
+    for preset, length, ended in (("official", 1000, False), ("skyformer", 4000, False), ("paper", 4001, True)):
+        bundle = build_reviews(tmp_path, preset=preset)
+        ids = bundle.train[0]["inputs"]
+        assert ids.shape == (length,)
+        assert ids.unique().tolist() == ([121, 257] if ended else [121])
+        assert bundle.info.details["cut"] == 2
+
+
+@pytest.mark.parametrize("hold_out", [0, 200])
+def test_the_first_batches_of_a_validation_hold_both_classes(tmp_path, hold_out):
+    """Published files are sorted by label, and an evaluation may end after a few batches."""
+    many = {"text": [f"review {number}" for number in range(400)], "label": [0] * 200 + [1] * 200}
+    write_reviews(tmp_path, many, many)
+    validation = build_reviews(tmp_path, hold_out=hold_out).validation
+    first = validation.gather(torch.arange(64))
+    assert 16 < int(first["targets"].sum()) < 48
+    assert torch.equal(first["targets"], build_reviews(tmp_path, hold_out=hold_out).validation.gather(
+        torch.arange(64))["targets"])  # fmt: skip
+    few = build_reviews(tmp_path, hold_out=hold_out, limit=10)
+    assert sorted(reviews(few.validation)) == sorted(set(reviews(few.validation)) & set(reviews(validation)))
+    assert gathered(few.validation)["targets"].sum() == 5 or hold_out
+
+
+def test_held_out_reviews_leave_the_training_set(tmp_path):
+    many = {"text": [f"review {number}" for number in range(20)], "label": [0, 1] * 10}
+    bundle = build_reviews(write_reviews(tmp_path, many), hold_out=5)
+    assert (len(bundle.train), len(bundle.validation)) == (15, 5)
+    assert sorted(reviews(bundle.train) + reviews(bundle.validation)) == sorted(many["text"])
+    assert sorted(reviews(build_reviews(tmp_path, hold_out=5, validation_split="test").validation)) == sorted(
+        TEST["text"]
+    )
+    assert reviews(build_reviews(tmp_path, hold_out=5, split_seed=1).validation) != reviews(bundle.validation)
+    with pytest.raises(ConfigError, match=r"hold_out=20 leaves nothing to train on; .* has 20 training reviews"):
+        build_reviews(tmp_path, hold_out=20)
+
+
+def test_the_published_folders(tmp_path):
+    for split in ("train", "test"):
+        for name in ("neg", "pos", "unsup"):
+            folder = tmp_path / "aclImdb" / split / name
+            folder.mkdir(parents=True)
+            for number in range(2):
+                (folder / f"{number}_7.txt").write_bytes(f"{split} {name} {number}\r\n".encode())
+    bundle = build_reviews(tmp_path)
+    assert reviews(bundle.train) == [f"train {name} {number}\r\n" for name in ("neg", "pos") for number in range(2)]
+    assert sorted(gathered(bundle.validation)["targets"].tolist()) == [0, 0, 1, 1]
+    assert bundle.info.details["layout"] == "folders"
+    for file in (tmp_path / "aclImdb" / "train" / "pos").iterdir():
+        file.unlink()
+    with pytest.raises(ConfigError, match=r"pos holds no \.txt files"):
+        build_reviews(tmp_path)
+
+
+def test_datasets_loads_what_the_hub_would(tmp_path, monkeypatch):
+    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
+    import datasets
+
+    tables = {"train": REVIEWS, "test": TEST}
+    monkeypatch.setattr(
+        datasets,
+        "load_dataset",
+        lambda name, config, split: datasets.Dataset.from_dict({"a/imdb": tables}[name][split]),
+    )
+    bundle = build_reviews("hub:a/imdb")
+    assert reviews(bundle.train) == REVIEWS["text"]
+    assert bundle.info.details["layout"] == "hub"
+    with pytest.raises(ConfigError, match=r"b/imdb cannot be loaded from the hub: .*check the name and the connection"):
+        build_reviews("hub:b/imdb")
+
+
+@pytest.mark.parametrize(
+    ("table", "message"),
+    [
+        ({"review": ["x"], "label": [0]}, r"train\.parquet has no column 'text'; its columns are: review, label"),
+        ({"text": ["x"], "label": [2]}, "has the label 2; labels are 0"),
+        ({"text": ["x"], "label": [None]}, "has the label None; labels are 0"),
+        ({"text": [7], "label": [0]}, "reviews that are no text"),
+    ],
+)
+def test_bad_tables_are_refused(tmp_path, table, message):
+    with pytest.raises(ConfigError, match=message):
+        build_reviews(write_reviews(tmp_path, table))
+
+
+def test_missing_reviews_are_named(tmp_path):
+    with pytest.raises(ConfigError, match=r"nowhere does not exist; it must point at the folder of train\.parquet"):
+        build_reviews(tmp_path / "nowhere")
+    with pytest.raises(
+        ConfigError, match=r"holds no reviews of the split 'train', it has: nothing; data\.path must point"
+    ):
+        build_reviews(tmp_path)
+    write_reviews(tmp_path)
+    (tmp_path / "train.parquet").write_bytes(b"PAR1 cut off")
+    with pytest.raises(ConfigError, match=r"train\.parquet cannot be read as a parquet file"):
+        build_reviews(tmp_path)

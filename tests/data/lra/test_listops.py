@@ -1,4 +1,4 @@
-"""ListOps files: their form, their values by an evaluator that reads the text, and that nothing else decides them."""
+"""ListOps in memory and as files: values by an evaluator that reads the text, and that only seed and options count."""
 
 from __future__ import annotations
 
@@ -6,14 +6,15 @@ import statistics
 from collections import Counter
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tost.data import DataOptions, build_data
-from tost.data.lra.grammar import SYMBOLS, ListOpsGenerator, listops_text
+from tost.data.embedded import ListOpsOptions
+from tost.data.lra import listops
+from tost.data.lra.listops import PAD, SYMBOLS, ListOpsGenerator, build_listops, listops_text
 from tost.data.prepare import prepare
-from tost.data.toy.listops import build_listops
-from tost.data.toy.options import ListOpsOptions
 from tost.errors import ConfigError
 
 SMALL = {"max_depth": 4, "max_args": 4, "min_length": 8, "max_length": 60}
@@ -62,16 +63,6 @@ def read(folder, split):
 
 def everything(folder):
     return {file.relative_to(folder): file.read_bytes() for file in sorted(folder.rglob("*")) if file.is_file()}
-
-
-def test_the_evaluator_and_the_text_know_the_examples_of_the_original():
-    assert evaluate("( ( ( [MAX 2 ) 9 ) ] )")[0] == 9
-    assert evaluate("( ( ( [MED 1 ) 2 ) ] )")[0] == 1
-    assert evaluate("( ( ( [MED 0 ) 3 ) ] )")[0] == 1
-    assert evaluate("( ( ( ( [MED 4 ) 5 ) 9 ) ] )")[0] == 5
-    assert evaluate("( ( ( [SM 7 ) 8 ) ] )")[0] == 5
-    tokens = bytes(map(SYMBOLS.index, ("[SM", "1", "[MIN", "4", "7", "]", "]")))
-    assert listops_text(tokens) == "( ( ( [SM 1 ) ( ( ( [MIN 4 ) 7 ) ] ) ) ] )"
 
 
 @settings(max_examples=40, deadline=None)
@@ -193,3 +184,62 @@ def test_the_full_set_has_the_statistics_of_the_original(tmp_path):
     first = {"[MIN": 0, "[MAX": 9, "[MED": 4}
     right = sum(target == first.get(source.lstrip("( ").split(" ", 1)[0], 0) for source, target in rows)
     assert abs(right / 1000 - 36.3) < 1.0, "the level that reading the first operator alone reaches, in percent"
+
+
+def words(ids):
+    return [SYMBOLS[token] for token in ids if token != PAD]
+
+
+def rows(dataset):
+    return dataset.gather(torch.arange(len(dataset)))
+
+
+@pytest.fixture(scope="module")
+def bundle():
+    return build_data(DataOptions(name="listops", options={"train_count": 3000, "validation_count": 500}), seed=0)
+
+
+def lengths(samples):
+    return samples["mask"].sum(dim=1).tolist()
+
+
+def test_lengths_are_strictly_between_the_limits():
+    tight = build_listops(ListOpsOptions(min_length=10, max_length=13, train_count=400, validation_count=1), 0)
+    assert set(lengths(rows(tight.train))) == {11, 12}
+    assert tight.train[0]["inputs"].shape == (13,)
+
+
+def test_the_mask_covers_the_expression(bundle):
+    samples = rows(bundle.train)
+    assert torch.equal(samples["mask"], samples["inputs"] != PAD)
+    first_padding = samples["mask"].int().sum(dim=1, keepdim=True)
+    assert torch.equal(samples["mask"], torch.arange(100) < first_padding)
+
+
+def test_no_expression_occurs_twice(bundle):
+    ids = torch.cat([rows(bundle.train)["inputs"], rows(bundle.validation)["inputs"]])
+    assert len(torch.unique(ids, dim=0)) == len(ids)
+
+
+def test_more_samples_than_expressions_are_refused(monkeypatch):
+    monkeypatch.setattr(listops, "_MAX_DRAWS", 5000)
+    few = ListOpsOptions(max_depth=2, max_args=2, min_length=3, max_length=5, train_count=400, validation_count=100)
+    with pytest.raises(
+        ConfigError, match=r"found only 400 different ListOps expressions .*'max_depth': 2.* ask for few"
+    ):
+        build_listops(few, 0)
+
+
+def test_an_example_depends_on_seed_and_number():
+    options = ListOpsOptions()
+    first, second = (ListOpsGenerator(options, seed=5).split(1, count)[0] for count in (40, 90))
+    assert (first == second[:40]).all()
+    assert (first != ListOpsGenerator(options, seed=6).split(1, 40)[0]).any(axis=1).all()
+    assert (first != ListOpsGenerator(options, seed=5).split(0, 40)[0]).any(axis=1).all()
+
+
+def test_the_validation_set_does_not_depend_on_the_size_of_the_training_set():
+    small, large = (
+        build_listops(ListOpsOptions(train_count=count, validation_count=50), 3).validation for count in (10, 400)
+    )
+    assert torch.equal(rows(small)["inputs"], rows(large)["inputs"])

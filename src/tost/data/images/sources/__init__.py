@@ -1,1 +1,0 @@
-"""Sources of images: folders, tar files, parquet files and published archives."""

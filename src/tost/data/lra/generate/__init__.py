@@ -1,1 +1,0 @@
-"""Generators of Long Range Arena data."""

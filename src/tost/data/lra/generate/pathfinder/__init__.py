@@ -1,1 +1,0 @@
-"""Generator of Pathfinder images."""

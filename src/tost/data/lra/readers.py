@@ -1,0 +1,633 @@
+"""Reading the Long Range Arena as released: ListOps, reviews (IMDb), pairs of papers (AAN), CIFAR-10, Pathfinder.
+
+Ids of letters: 0 is padding. Bytes follow from 1 to 256, the end is 257. With characters 1 stands for unknown ones, 2
+is the end if there is one, then come the characters, the most frequent ones first. The ids of ListOps are
+`tost.data.lra.listops.SYMBOLS`; 16 stands for an unknown symbol, which does not occur, and 17 is the end.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from tost.data._tables import check_columns, columns_of, load_hub, read_column
+from tost.data.dataset import Batch, DataBundle, Dataset, fingerprint, spread
+from tost.data.images.options import Cifar10Options
+from tost.data.images.published import CIFAR10_NAMES, open_cifar
+from tost.data.images.sources import (
+    FileImages,
+    check_folder,
+    entries,
+    find_folder,
+    find_shards,
+    hash_lines,
+    open_image_folder,
+)
+from tost.data.images.transforms import read_image, to_grey
+from tost.data.lra import options as lra
+from tost.data.lra.listops import FOLDER, SYMBOLS
+from tost.data.spec import DataInfo
+from tost.errors import ConfigError
+
+_RELEASE = "lra_release"
+_HUB = "hub:"  # start of a path that names a data set of the Hugging Face hub
+_LONGEST_LINE = 1 << 26  # bytes
+_SHOWN = 40  # bytes of what is wrong
+_UNKNOWN = 1  # id of a character that has none
+_BYTES_PER_CHARACTER = 4  # at most, in UTF-8
+
+
+class SequenceSource:
+    """Sequences in one array, or in a file that is mapped into memory.
+
+    Args:
+        data: Ids, or text as UTF-8 if there is an alphabet; or the file that holds it.
+        spans: Where each sequence begins and ends, int64 ``[n, towers, 2]``.
+        targets: Labels, int64 ``[n]``.
+        offset: Added to every id.
+        alphabet: Id of every character, uint16 ``[sys.maxunicode + 1]``; None for bytes.
+    """
+
+    def __init__(
+        self,
+        data: NDArray[Any] | Path,
+        spans: NDArray[np.int64],
+        targets: Tensor,
+        *,
+        offset: int = 0,
+        alphabet: NDArray[np.uint16] | None = None,
+    ) -> None:
+        self.data, self.spans, self.targets, self.offset, self.alphabet = data, spans, targets, offset, alphabet
+        self._mapped: NDArray[Any] | None = None
+
+    @classmethod
+    def of(cls, parts: Sequence[NDArray[Any]], targets: Tensor, *, offset: int = 0) -> SequenceSource:
+        """Join sequences in memory."""
+        ends = np.cumsum([len(part) for part in parts])
+        starts = np.concatenate(([0], ends[:-1]))
+        return cls(np.concatenate(parts), np.stack((starts, ends), axis=-1)[:, None], targets, offset=offset)
+
+    def read(self, row: int, tower: int, start: slice) -> NDArray[np.int64]:
+        """Return the part of a sequence that a slice from its start or to its end names."""
+        if self._mapped is None:
+            self._mapped = _mapped(self.data) if isinstance(self.data, Path) else self.data
+        begin, end = (int(place) for place in self.spans[row, tower])
+        found = self._mapped[begin:end]
+        if self.alphabet is None:
+            return found[start].astype(np.int64) + self.offset
+        if start.stop is not None:  # more than this cannot be needed
+            found = found[: start.stop * _BYTES_PER_CHARACTER]
+        text = found.tobytes().decode("utf-8", errors="replace")
+        return encode(self.alphabet, text)[start].astype(np.int64)
+
+    def content(self) -> list[Tensor]:
+        """Return what identifies the sequences: ids and ends, or places in a file."""
+        if isinstance(self.data, Path):
+            return [torch.from_numpy(self.spans), self.targets]
+        return [torch.from_numpy(self.data), torch.from_numpy(self.spans[:, 0, 1]), self.targets]
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_mapped": None}  # a worker maps the file itself
+
+
+def _mapped(path: Path) -> NDArray[np.uint8]:
+    return np.memmap(path, dtype=np.uint8, mode="r")
+
+
+class Sequences(Dataset):
+    """Samples: inputs int64 ``[length]``, mask bool of the same shape, targets int64 ``[]``; ``[2, length]`` in pairs.
+
+    Without padding a batch is one row: inputs int64 ``[1, T]`` with the sequences one after the other, those of a pair
+    side by side; cu_seqlens int32 ``[S + 1]``, see `tost.Packing`; targets int64 ``[B]``.
+
+    Args:
+        source: The sequences.
+        rows: Which of them, int64 ``[n]``.
+        options: How they are cut, ended and padded.
+        end: Id that ends a sequence, if the options ask for one.
+    """
+
+    def __init__(self, source: SequenceSource, rows: Tensor, options: lra.SequenceOptions, end: int) -> None:
+        self.source, self.rows, self.options = source, rows, options
+        self.end = [end] * options.eos
+
+    def __len__(self) -> int:
+        """Return the number of samples."""
+        return len(self.rows)
+
+    def gather(self, indices: Tensor) -> Batch:
+        """Return samples as a batch."""
+        rows, towers, length = self.rows[indices], self.options.towers, self.options.length
+        room = length - len(self.end)
+        kept = slice(None, room) if self.options.keep == "start" else slice(-room, None)
+        each = [
+            np.concatenate((self.source.read(row, tower, kept), np.array(self.end, dtype=np.int64)))
+            for row in rows.tolist()
+            for tower in range(towers)
+        ]
+        targets = self.source.targets[rows]
+        if self.options.padding == "none":
+            ids = torch.from_numpy(np.concatenate([np.zeros(0, dtype=np.int64), *each]))
+            ends = torch.tensor([0, *map(len, each)], dtype=torch.int32).cumsum(0, dtype=torch.int32)
+            return {"inputs": ids[None], "cu_seqlens": ends, "targets": targets}
+        inputs = torch.zeros(len(each), length, dtype=torch.int64)
+        mask = torch.zeros(len(each), length, dtype=torch.bool)
+        for place, one in enumerate(each):
+            filled = slice(0, len(one)) if self.options.padding == "right" else slice(length - len(one), length)
+            inputs[place, filled], mask[place, filled] = torch.from_numpy(one), True
+        shape = (len(rows), towers, length) if towers > 1 else (len(rows), length)
+        return {"inputs": inputs.view(shape), "mask": mask.view(shape), "targets": targets}
+
+
+def encode(alphabet: NDArray[np.uint16], text: str) -> NDArray[np.uint16]:
+    """Return the ids of characters."""
+    codes = np.frombuffer(text.encode("utf-32-le", errors="surrogatepass"), dtype="<u4")
+    return np.asarray(alphabet[codes])
+
+
+def _end_and_alphabet(
+    options: lra.LettersOptions, texts: Iterable[str], where: Path | str
+) -> tuple[int, NDArray[np.uint16] | None]:
+    """Return the id of the end, and the ids of the characters of the training texts unless bytes are asked for."""
+    if options.unit == "bytes":
+        return 257, None
+    counts: Counter[str] = Counter()
+    for text in texts:
+        counts.update(text)
+    first, limit = _UNKNOWN + 1 + options.eos, options.ids()
+    # Ties by the character itself: the ids must not depend on the order of the texts.
+    frequent = [letter for letter in counts if counts[letter] >= options.min_frequency]
+    frequent.sort(key=lambda letter: (-counts[letter], letter))
+    if first + len(frequent) > limit:
+        raise ConfigError(
+            f"the training texts of {where} have {len(frequent)} different characters that occur at least "
+            f"{options.min_frequency} times, which makes {first + len(frequent)} ids with the special ones; "
+            f"data.options.vocab_size={limit} is too small, raise it or data.options.min_frequency."
+        )
+    alphabet = np.full(sys.maxunicode + 1, _UNKNOWN, dtype=np.uint16)
+    alphabet[[ord(letter) for letter in frequent]] = np.arange(first, first + len(frequent))
+    return _UNKNOWN + 1, alphabet
+
+
+def _bundle(
+    sets: Sequence[Dataset], content: str, details: Mapping[str, int | str], class_names: tuple[str, ...] = ()
+) -> DataBundle:
+    train, validation = sets
+    counts = {"train_samples": len(train), "validation_samples": len(validation)}
+    info = DataInfo(fingerprint=content, details={**details, **counts}, class_names=class_names)
+    return DataBundle(train=train, validation=validation, info=info)
+
+
+def _sequence_bundle(
+    options: lra.SequenceOptions, sources: Sequence[SequenceSource], end: int, details: Mapping[str, int | str]
+) -> DataBundle:
+    rows = [spread(torch.arange(len(source.targets)), options.limit) for source in sources]
+    sets = [Sequences(source, chosen, options, end) for source, chosen in zip(sources, rows, strict=True)]
+    parts = [part for one in sets for part in (*one.source.content(), one.rows)]
+    return _bundle(sets, fingerprint(*parts), details)
+
+
+def _find_release(path: Path, folder: str, needed: Sequence[str]) -> Path:
+    """Return the folder that holds some files of the release, given itself or any folder on the way to it.
+
+    The archive unpacks to a folder within a folder of the same name. Some of its content is in the outer folder once
+    more; the inner copy is the right one, so places are tried from the innermost out.
+    """
+    places = [path.joinpath(*[_RELEASE] * depth, folder) for depth in (2, 1, 0)]
+    return find_folder(path, [*places, path], needed, f"lra_release, or at its folder {folder} with "
+                       f"{' and '.join(needed)}")  # fmt: skip
+
+
+def _rows(file: IO[bytes], path: Path) -> Iterator[tuple[int, bytes]]:
+    """Yield the lines of a file, which end at line feeds only, with the places where they begin."""
+    place = 0
+    while line := file.readline(_LONGEST_LINE + 1):
+        if len(line) > _LONGEST_LINE:
+            raise ConfigError(f"{path} has a line of more than {_LONGEST_LINE:,} bytes; it is damaged.")
+        yield place, line
+        place += len(line)
+
+
+def _shown(data: bytes) -> str:
+    return data[:_SHOWN].decode("utf-8", errors="replace")
+
+
+# ListOps: a header, then source and target. Parentheses add nothing to the brackets and are left out.
+
+_CLOSE, _BAD = SYMBOLS.index("]"), 255
+_OPERATORS = {name.encode(): bytes([0x80 + place]) for place, name in enumerate(SYMBOLS) if name.startswith("[")}
+_CODES = {0x80 + place: place for place in range(len(SYMBOLS))}
+_CODES |= {ord(name): place for place, name in enumerate(SYMBOLS) if len(name) == 1}
+_CODES[ord("X")] = _CLOSE  # as others write it after they took the brackets off
+_IDS = bytes(_CODES.get(code, _BAD) for code in range(256))
+
+
+def build_listops(options: lra.LraListOpsOptions, path: str) -> DataBundle:
+    """Return ListOps: inputs int64 ``[length]``, mask bool of the same shape, targets int64 ``[]``."""
+    names = [f"basic_{split}.tsv" for split in ("train", options.validation_split)]
+    folder = _find_release(Path(path), FOLDER, names)
+    sources = [_read_listops(folder / name, brackets=options.brackets) for name in names]
+    return _sequence_bundle(options, sources, 17, {"folder": str(folder)})
+
+
+def _read_listops(path: Path, *, brackets: bool) -> SequenceSource:
+    expressions, targets = [], []
+    with path.open("rb") as file:
+        lines = _rows(file, path)
+        _, first = next(lines, (0, b""))
+        header = first.rstrip(b"\r\n").split(b"\t")
+        if header != [b"Source", b"Target"]:
+            raise ConfigError(
+                f"{path} begins with {len(header)} columns, {_shown(header[0])!r}; it must begin with the line "
+                "Source<tab>Target."
+            )
+        for number, (_, line) in enumerate(lines, start=2):
+            expression, value = parse_listops(line.rstrip(b"\r\n"), f"{path}, line {number}")
+            kept = expression if brackets else expression.replace(bytes([_CLOSE]), b"")
+            expressions.append(np.frombuffer(kept, dtype=np.uint8))
+            targets.append(value)
+    if not targets:
+        raise ConfigError(f"{path} holds a header and nothing else; it is incomplete.")
+    return SequenceSource.of(expressions, torch.tensor(targets))
+
+
+def parse_listops(line: bytes, where: str) -> tuple[bytes, int]:
+    """Return the ids and the value of an expression.
+
+    Raises:
+        ConfigError: The line is something else.
+    """
+    columns = line.split(b"\t")
+    if len(columns) != 2:
+        raise ConfigError(f"{where} has {len(columns)} columns; it must have two, an expression and its value.")
+    source, target = columns
+    if len(target) != 1 or not target.isdigit():
+        raise ConfigError(f"{where} has the value {_shown(target)!r}; it must be a digit, 0 to 9.")
+    for name, code in _OPERATORS.items():
+        source = source.replace(name, code)
+    expression = source.translate(_IDS, b"() ")
+    words = source.count(b" ") + 1  # of one byte each by now, if they are what they should be
+    if not expression or _BAD in expression or words != len(expression) + source.count(b"(") + source.count(b")"):
+        raise ConfigError(
+            f"{where} is no ListOps expression: {_shown(columns[0])!r}; the symbols are {', '.join(SYMBOLS[1:])} and "
+            "parentheses, with one space between them."
+        )
+    return expression, int(target)
+
+
+# Retrieval: no header and no quoting, a quotation mark is text like any other. The texts stay on disk.
+
+_PAIRS = {"train": "new_aan_pairs.train.tsv", "val": "new_aan_pairs.eval.tsv", "test": "new_aan_pairs.test.tsv"}
+_LABELS = {b"0.0": 0, b"1.0": 1, b"0": 0, b"1": 1}
+
+
+def build_retrieval(options: lra.LraRetrievalOptions, path: str) -> DataBundle:
+    """Return pairs: inputs int64 ``[2, length]``, mask bool of the same shape, targets int64 ``[]``."""
+    names = [_PAIRS["train"], _PAIRS[options.validation_split]]
+    folder = _find_release(Path(path), "tsv_data", names)
+    sources = [index_pairs(folder / name) for name in names]
+    end, alphabet = _end_and_alphabet(options, _texts(sources[0]), folder / names[0])
+    for source in sources:
+        source.alphabet = alphabet
+    return _sequence_bundle(options, sources, end, {"folder": str(folder)})
+
+
+def _texts(source: SequenceSource) -> Iterator[str]:
+    assert isinstance(source.data, Path)
+    content = _mapped(source.data)
+    for begin, end in source.spans.reshape(-1, 2).tolist():
+        yield content[begin:end].tobytes().decode("utf-8", errors="replace")
+
+
+def index_pairs(path: Path) -> SequenceSource:
+    """Find the labels and the places of the texts in a file of label, two names of papers, two texts.
+
+    Raises:
+        ConfigError: The file is something else.
+    """
+    spans, targets = [], []
+    with path.open("rb") as file:  # texts hold other things that look like line ends
+        for number, (place, line) in enumerate(_rows(file, path), start=1):
+            columns = line.rstrip(b"\n").split(b"\t")
+            if len(columns) != 5:
+                raise ConfigError(
+                    f"{path}, line {number} has {len(columns)} columns; it must have 5: label, two names of papers, "
+                    "two texts."
+                )
+            if columns[0] not in _LABELS:
+                raise ConfigError(f"{path}, line {number} has the label {_shown(columns[0])!r}; it must be 0.0 or 1.0.")
+            begin = place + sum(len(column) + 1 for column in columns[:3])
+            middle = begin + len(columns[3]) + 1
+            spans.append(((begin, middle - 1), (middle, middle + len(columns[4]))))
+            targets.append(_LABELS[columns[0]])
+    if not targets:
+        raise ConfigError(f"{path} is empty; it must hold lines of label, two names of papers, two texts.")
+    return SequenceSource(path, np.array(spans, dtype=np.int64), torch.tensor(targets), offset=1)
+
+
+# Text: reviews of films, which the release does not hold.
+
+_REVIEWS = (
+    "the folder of train.parquet and test.parquet (columns text and label), or of train/neg, train/pos, test/neg and "
+    "test/pos with one review per .txt file; or be hub:NAME, such as hub:stanfordnlp/imdb"
+)
+_CLASSES = ("neg", "pos")
+
+
+def build_text(options: lra.LraTextOptions, path: str) -> DataBundle:
+    """Return reviews: inputs int64 ``[length]``, mask bool of the same shape, targets int64 ``[]``, 1 if positive.
+
+    Published files are sorted by label. Validation reviews come in an order that `split_seed` draws, so that the first
+    batches of an evaluation hold both.
+    """
+    texts, targets, layout = _read_reviews(path, "train")
+    order = _shuffled(len(targets), options.split_seed)
+    if options.hold_out >= len(order):
+        raise ConfigError(
+            f"data.options.hold_out={options.hold_out} leaves nothing to train on; {path} has {len(order)} training "
+            "reviews."
+        )
+    end, alphabet = _end_and_alphabet(options, texts, path)
+    train = validation = _review_source(texts, targets, alphabet)
+    rows, held_out = order[options.hold_out :].sort().values, order[: options.hold_out].sort().values
+    if options.validation_split == "test" or not options.hold_out:
+        texts, targets, _ = _read_reviews(path, "test")  # which doubles as the validation set in every code base
+        validation, held_out = _review_source(texts, targets, alphabet), torch.arange(len(targets))
+    sets: list[Sequences] = []
+    parts, cut = [], 0
+    for source, chosen in ((train, spread(rows, options.limit)), (validation, spread(held_out, options.limit))):
+        parts += [*source.content(), chosen]
+        cut += int((np.diff(source.spans[chosen.numpy(), 0])[:, 0] > options.length - options.eos).sum())
+        if sets:
+            chosen = chosen[_shuffled(len(chosen), options.split_seed)]
+        sets.append(Sequences(source, chosen, options, end))
+    return _bundle(sets, fingerprint(*parts), {"layout": layout, "cut": cut}, _CLASSES)
+
+
+def _review_source(texts: Sequence[str], targets: Tensor, alphabet: NDArray[np.uint16] | None) -> SequenceSource:
+    if alphabet is None:
+        return SequenceSource.of([np.frombuffer(text.encode(), dtype=np.uint8) for text in texts], targets, offset=1)
+    return SequenceSource.of([encode(alphabet, text) for text in texts], targets)
+
+
+def _read_reviews(path: str, split: str) -> tuple[list[str], Tensor, str]:
+    """Return texts, labels and the kind of files."""
+    where, columns = f"the split {split!r} of {path}", ("text", "label")
+    if path.startswith(_HUB):
+        loaded = _load_hub_split(path, split)
+        check_columns(columns, loaded.column_names, where)
+        return *_checked(list(loaded["text"]), list(loaded["label"]), where), "hub"
+    folder = Path(path)
+    check_folder(folder, _REVIEWS)
+    if shards := find_shards(folder, [split]):
+        for shard in shards:
+            check_columns(columns, columns_of(shard), shard)
+        texts, labels = (read_column(shards, name).to_pylist() for name in columns)
+        return *_checked(texts, labels, where), "parquet"
+    place = next((place for place in (folder / split, folder / "aclImdb" / split) if (place / "neg").is_dir()), None)
+    if place is None:
+        raise ConfigError(
+            f"{folder} holds no reviews of the split {split!r}, it has: {entries(folder)}; data.path must point at "
+            f"{_REVIEWS}."
+        )
+    files = {name: sorted((place / name).glob("*.txt")) for name in _CLASSES}
+    if missing := [name for name, found in files.items() if not found]:
+        raise ConfigError(f"{place / missing[0]} holds no .txt files; data.path must point at {_REVIEWS}.")
+    texts = [file.read_bytes().decode("utf-8", errors="replace") for name in _CLASSES for file in files[name]]
+    labels = [label for label, name in enumerate(_CLASSES) for _ in files[name]]
+    return texts, torch.tensor(labels), "folders"
+
+
+def _checked(texts: list[Any], labels: list[Any], where: str) -> tuple[list[str], Tensor]:
+    if not texts:
+        raise ConfigError(f"{where} holds no reviews.")
+    for label in labels:
+        if type(label) not in (int, bool) or label not in (0, 1):
+            raise ConfigError(f"{where} has the label {label!r}; labels are 0 (negative) and 1 (positive).")
+    if any(not isinstance(text, str) for text in texts):
+        raise ConfigError(f"{where} has reviews that are no text.")
+    return texts, torch.tensor(labels, dtype=torch.int64)
+
+
+def _load_hub_split(path: str, split: str) -> Any:
+    remedy = f"the split {split!r} is needed; check the name and the connection, or point data.path at a folder."
+    return load_hub(path.removeprefix(_HUB), split=split, remedy=remedy)
+
+
+# Grey images as sequences of pixels, row after row: CIFAR-10 and Pathfinder.
+
+_IN_MEMORY = 1 << 29  # bytes of pixels that are kept by default
+_AT_ONCE = 2048  # images that are turned grey together: numbers take more room than bytes
+_FIELDS = 11  # of a line of metadata
+_LARGEST = 1 << 26  # bytes of metadata of one folder
+
+
+class PixelSequences(Dataset):
+    """Samples: inputs int64 ``[N]`` or float32 ``[N, 1]``, targets int64 ``[]``, and a mask if zeros are masked.
+
+    Args:
+        source: The images by row, uint8 ``[n, pixels]``, in memory or on disk.
+        rows: Which of them, int64 ``[n]``.
+        targets: Labels by row of the source, int64.
+        options: How pixels are encoded.
+    """
+
+    def __init__(self, source: Tensor | _Files, rows: Tensor, targets: Tensor, options: lra.PixelOptions) -> None:
+        self.source, self.rows, self.targets, self.options = source, rows, targets, options
+
+    def __len__(self) -> int:
+        """Return the number of images."""
+        return len(self.rows)
+
+    def gather(self, indices: Tensor) -> Batch:
+        """Return images as a batch."""
+        rows = self.rows[indices]
+        pixels = self.source[rows]
+        if self.options.input == "tokens":
+            inputs = pixels.long()
+        else:
+            inputs = pixels.float().div_(255).sub_(self.options.mean).div_(self.options.std).unsqueeze(-1)
+        batch = {"inputs": inputs, "targets": self.targets[rows]}
+        return batch | {"mask": pixels != 0} if self.options.mask_zero else batch
+
+
+class _Files:
+    """Image files of one size, read on first use, and kept if there is room."""
+
+    def __init__(self, files: FileImages, side: int, *, keep: bool) -> None:
+        self.files, self.side, self.keep = files, side, keep
+        self._kept: Tensor | None = None
+        self._known = torch.zeros(len(files), dtype=torch.bool)
+
+    def __getitem__(self, rows: Tensor) -> Tensor:
+        if not self.keep:
+            return self._read(rows)
+        if self._kept is None:  # memory that is not written to is not used yet
+            self._kept = torch.empty(len(self.files), self.side**2, dtype=torch.uint8)
+        missing = rows[~self._known[rows]]
+        self._kept[missing] = self._read(missing)
+        self._known[missing] = True
+        return self._kept[rows]
+
+    def _read(self, rows: Tensor) -> Tensor:
+        return self.files.decode(rows, (self.side, self.side), channels=1).flatten(1)
+
+    def __getstate__(self) -> dict[str, Any]:
+        # A worker reads for itself: the pixels so far would take longer to send than to read.
+        return self.__dict__ | {"_kept": None, "_known": torch.zeros_like(self._known)}
+
+
+def _shuffled(count: int, seed: int) -> Tensor:
+    """Return the numbers below `count` in the order that torch's `random_split` takes with this seed."""
+    return torch.randperm(count, generator=torch.Generator().manual_seed(seed))
+
+
+def build_image(options: lra.LraImageOptions, path: str) -> DataBundle:
+    """Return CIFAR-10 in grey, each image a sequence of 1024 pixels."""
+    pixels, targets = _read_cifar(path, "train", options.grey)
+    count = len(targets)
+    order = torch.arange(count) if options.split == "order" else _shuffled(count, options.split_seed)
+    held = int(count * options.val_share)
+    rows, held_out = order[: count - held], order[count - held :]
+    train = PixelSequences(pixels, spread(rows, options.limit), targets, options)
+    if options.validation_split == "test":
+        pixels, targets = _read_cifar(path, "test", options.grey)
+        held_out = torch.arange(len(targets))
+    validation = PixelSequences(pixels, spread(held_out, options.limit), targets, options)
+    if not len(train) or not len(validation):
+        raise ConfigError(f"{path} holds {count} training images, too few to hold out a share of {options.val_share}.")
+    parts = [part[split.rows] for split in (train, validation) for part in (split.source, split.targets)]
+    return _bundle((train, validation), fingerprint(*parts), {}, CIFAR10_NAMES)
+
+
+def _read_cifar(path: str, split: str, grey: str) -> tuple[Tensor, Tensor]:
+    """Return pixels uint8 ``[n, 1024]`` and labels int64 ``[n]``."""
+    if path.startswith(_HUB):
+        colour, targets = _read_hub_images(path, split)
+    else:
+        folder = Path(path)
+        check_folder(folder, "the folder of CIFAR-10: parquet files, the binary version, or <split>/<class>/<image>")
+        is_folder = (folder / split).is_dir() and any(entry.is_dir() for entry in (folder / split).iterdir())
+        found = (open_image_folder if is_folder else open_cifar)(Cifar10Options(), folder, split)
+        targets = found.targets
+        colour = found.source.decode(torch.arange(len(targets)), (32, 32), channels=3)
+    if len(targets) and not 0 <= int(targets.min()) <= int(targets.max()) < len(CIFAR10_NAMES):
+        raise ConfigError(f"the split {split!r} of {path} has labels up to {int(targets.max())}; there are 10 classes.")
+    turn = to_grey if grey == "pillow" else _tensorflow_grey
+    return torch.cat([turn(part).flatten(1) for part in torch.split(colour, _AT_ONCE)]), targets
+
+
+def _read_hub_images(path: str, split: str) -> tuple[Tensor, Tensor]:
+    import datasets
+
+    loaded = _load_hub_split(path, split)
+    column = "image" if "image" in loaded.column_names and "img" not in loaded.column_names else "img"
+    check_columns((column, "label"), loaded.column_names, path, " Images are in img or image.")
+    encoded = loaded.cast_column(column, datasets.Image(decode=False))[column]
+    images = [np.asarray(read_image(one["bytes"], f"image {row} of {path}")) for row, one in enumerate(encoded)]
+    return torch.from_numpy(np.stack(images)).permute(0, 3, 1, 2), torch.tensor(list(loaded["label"]))
+
+
+def _tensorflow_grey(colour: Tensor) -> Tensor:
+    red, green, blue = colour.double().unbind(1)
+    return (0.2989 * red + 0.5870 * green + 0.1140 * blue).round_().to(torch.uint8).unsqueeze(1)
+
+
+def build_pathfinder(options: lra.LraPathfinderOptions, path: str) -> DataBundle:
+    """Return Pathfinder images, each a sequence of its pixels; the target is 1 if one curve joins the discs."""
+    level, root = lra.PATHFINDER_FOLDERS[options.difficulty], Path(path)
+    is_level = (root / "metadata").is_dir()
+    folder = root if is_level else _find_release(root, f"pathfinder{options.side}", [level]) / level
+    names, labels, empty = _read_metadata(folder)
+    files, targets, count = FileImages(folder, names), torch.tensor(labels), len(names)
+    order = torch.arange(count) if options.split == "order" else _shuffled(count, options.split_seed)
+    tenth = count // 10
+    train, held_out = order[: count - 2 * tenth], order[count - 2 * tenth :]
+    held_out = held_out[:tenth] if options.validation_split == "val" else held_out[tenth:]
+    if not len(train) or not len(held_out):
+        raise ConfigError(f"{folder} holds {count} images, too few to be split into training, validation and testing.")
+    chosen = [spread(rows, options.limit) for rows in (train, held_out)]
+    keep = options.in_memory if options.in_memory is not None else count * options.side**2 <= _IN_MEMORY
+    source = _Files(files, options.side, keep=keep)
+    content = hash_lines([files.fingerprint(), fingerprint(targets, *chosen)])
+    sets = [PixelSequences(source, rows, targets, options) for rows in chosen]
+    return _bundle(sets, content, {"folder": str(folder), "images": count, "empty": empty})
+
+
+def _read_metadata(folder: Path) -> tuple[list[str], list[int], int]:
+    """Return the images below a folder in the order of the metadata, their labels, and how many files are empty."""
+    place = folder / "metadata"
+    files = sorted((file for file in place.glob("*.npy") if file.stem.isdigit()), key=lambda file: int(file.stem))
+    if not files:
+        raise ConfigError(f"{place} holds no metadata; files called 0.npy, 1.npy and so on are needed.")
+    sizes: dict[str, dict[str, int]] = {}
+    names, labels, empty = [], [], 0
+    for file in files:
+        for number, fields in enumerate(read_metadata_rows(file), start=1):
+            if len(fields) != _FIELDS:
+                raise ConfigError(
+                    f"{file}, line {number} has {len(fields)} fields; it must have {_FIELDS}, the folder, the file, a "
+                    "number and the label being the first."
+                )
+            inside, image, _, label = fields[:4]
+            if label not in ("0", "1"):
+                raise ConfigError(f"{file}, line {number} has the label {label!r}; it must be 0 or 1.")
+            if inside not in sizes:
+                sizes[inside] = _sizes(folder / inside, file)
+            size = sizes[inside].get(image)
+            if size is None:
+                raise ConfigError(f"{file} names {inside}/{image}, but {folder / inside / image} does not exist.")
+            if not size:
+                empty += 1
+                continue
+            names.append(f"{inside}/{image}")
+            labels.append(int(label))
+    return names, labels, empty
+
+
+def _sizes(folder: Path, metadata: Path) -> dict[str, int]:
+    try:
+        with os.scandir(folder) as found:
+            return {entry.name: entry.stat().st_size for entry in found}
+    except (OSError, ValueError) as error:  # there is none, its name is longer than any, or holds a zero
+        shown, reason = str(folder)[:500], error.strerror if isinstance(error, OSError) else error
+        raise ConfigError(f"{metadata} names images in {shown}, which is no folder ({reason}).") from error
+
+
+def read_metadata_rows(file: Path) -> list[list[str]]:
+    """Read metadata: text in the release, in spite of the name; arrays of texts from the public generator.
+
+    Raises:
+        ConfigError: It is something else.
+    """
+    if file.stat().st_size > _LARGEST:
+        raise ConfigError(f"{file} has {file.stat().st_size:,} bytes, more than metadata ever has; it was not read.")
+    data = file.read_bytes()
+    if not data.startswith(b"\x93NUMPY"):
+        try:
+            return [line.split() for line in data.decode("utf-8").splitlines() if line.strip()]
+        except UnicodeDecodeError as error:
+            raise ConfigError(f"{file} is neither text nor an array: {error}.") from error
+    try:
+        # Mapped, because a header may state any size; that of the file is compared then.
+        rows = np.load(file, mmap_mode="r", allow_pickle=False)
+        if rows.ndim != 2 or rows.dtype.kind not in "US":
+            raise ValueError(f"it holds an array {rows.dtype} {rows.shape}, not rows of texts")
+        texts = np.ascontiguousarray(rows.astype(str))
+        if texts.size and texts.view(np.uint32).max() > sys.maxunicode:
+            raise ValueError("it holds characters that do not exist")
+    except Exception as error:  # a damaged header makes numpy's parser fail in many ways
+        raise ConfigError(
+            f"{file} cannot be read: {error}. An array of objects is a pickle, which can run any program, so it is not "
+            "read; save it as an array of texts."
+        ) from error
+    return [list(row) for row in texts.tolist()]

@@ -1,1 +1,0 @@
-"""Readers for the files of the official Long Range Arena release."""

@@ -1,1 +1,0 @@
-"""Synthetic tasks, each of which needs one ability of a causal model."""

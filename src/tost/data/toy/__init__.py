@@ -1,1 +1,0 @@
-"""Small data sets that need no download."""
