@@ -27,8 +27,8 @@ def preload() -> None:
 
     import tost.cli._convert
     import tost.cli._generate
+    import tost.cli._look
     import tost.cli._train
-    import tost.cli.look.report
     import tost.data.lra.listops
     import tost.data.toy
     import tost.generation

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import tost.analysis as analysis
-import tost.cli.look.analyze
+import tost.cli._analyze
 from tests.models.tiny import make_tiny
 from tost.errors import ConfigError
 from tost.train.checkpoint.model import save_model
@@ -26,7 +26,7 @@ def folder(tmp_path):
 
 @pytest.mark.usefixtures("installed")
 def test_the_command_line_runs_an_analysis_of_an_installed_package(run, folder, tmp_path):
-    importlib.reload(tost.cli.look.analyze)
+    importlib.reload(tost.cli._analyze)
     assert "count-parameters  from the package stranger" in run("analyze", "--help").out
     outcome = run("analyze", str(folder), "count-parameters", "--out", str(tmp_path / "out"), "--json")
     assert outcome.code == 0, outcome.err

@@ -101,8 +101,11 @@ def test_overwrites_only_by_force(run, state):
         (["theirs.pth", "--out", "theirs.pth", "--force"], "is what is to be converted"),
         (["theirs.pth", "--out", "text.pth", "--force"], "exists and is not a folder"),
         (["ours", "--out", "no/such/x.pth"], "the folder no/such does not exist"),
-        (["ours", "--out", "folder"], "folder is a folder; an official checkpoint is a file"),
-        (["ours", "--out", "x.safetensors"], "PyTorch files only; write for example --out x.pth"),
+        (["ours", "--out", "folder"], "folder is none, write for example --out folder/model.pth"),
+        (
+            ["ours", "--out", "x.safetensors"],
+            "PyTorch files only; x.safetensors is none, write for example --out x.pth",
+        ),
         (["ours", "--out", "x.pth", "depth=1"], "depth=1: a folder of this package has all options"),
         (["ours", "--out", "x.pth"], "CheckpointError: the authors' code has no gate=True"),
         (["folder", "--out", "x.pth"], "CheckpointError: folder holds no checkpoint"),

@@ -8,7 +8,7 @@ import pytest
 from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 
-from tost.cli import _launch
+from tost.cli import _train
 
 
 def failure(rank, code):
@@ -29,7 +29,7 @@ def test_torchrun_leaves_no_traceback(monkeypatch, capsys, raised, code, message
         if raised is not None:
             raise raised
 
-    monkeypatch.setattr(_launch, "run", run)
-    monkeypatch.setattr(_launch.logging, "disable", lambda level: None)
-    assert _launch.main(["--standalone", "script.py"]) == code
+    monkeypatch.setattr("torch.distributed.run.run", run)
+    monkeypatch.setattr(_train.logging, "disable", lambda level: None)
+    assert _train.torchrun(["--standalone", "script.py"]) == code
     assert message in capsys.readouterr().err

@@ -25,14 +25,14 @@ COMMANDS = {
     "ls": ("tost.cli._ls:ls", "List configurations, models, data sets and more."),
     "cat": ("tost.cli._configs:cat", "Show a configuration, complete and explained."),
     "cp": ("tost.cli._configs:cp", "Copy a configuration to a file of your own."),
-    "validate": ("tost.cli._validate:validate", "Check a configuration; list all problems, exit 2 if any."),
+    "validate": ("tost.cli._configs:validate", "Check a configuration; list all problems, exit 2 if any."),
     "train": ("tost.cli._train:train", "Train a recipe."),
     "eval": ("tost.cli._eval:evaluate", "Measure a trained model on its validation set."),
     "generate": ("tost.cli._generate:generate", "Continue a text with a trained language model."),
-    "analyze": ("tost.cli.look.analyze:analyze", "Measure and draw what the layers of a trained model do."),
-    "report": ("tost.cli.look.report:report", "Write one HTML page about runs."),
-    "explore": ("tost.cli.look.explore:explore", "Look inside models in the browser, on this machine only."),
-    "compare": ("tost.cli.look.compare:compare", "Show runs side by side, with the settings that differ."),
+    "analyze": ("tost.cli._analyze:analyze", "Measure and draw what the layers of a trained model do."),
+    "report": ("tost.cli._look:report", "Write one HTML page about runs."),
+    "explore": ("tost.cli._look:explore", "Look inside models in the browser, on this machine only."),
+    "compare": ("tost.cli._look:compare", "Show runs side by side, with the settings that differ."),
     "convert": ("tost.cli._convert:convert", "Convert weights between the authors' code and this package."),
     "info": ("tost.cli._info:info", "Show what is installed, what can run here and why not."),
     "bench": ("tost.cli._bench:app", "Measure speed and memory, if all results are right."),
@@ -53,7 +53,16 @@ def main() -> NoReturn:
             stream.reconfigure(encoding="utf-8", errors="backslashreplace")
     try:
         with naming_extras():
-            _build()(_plugins_first(sys.argv[1:]), prog_name="tost")
+            typer.Typer(
+                cls=_Commands,
+                callback=_global_options,
+                help="Token Statistics Transformers: attention from token statistics, in linear time.",
+                no_args_is_help=True,
+                add_completion=False,
+                pretty_exceptions_enable=False,
+                rich_markup_mode=None,  # boxes leave no room for the text, and help reads the same in a pipe
+                context_settings={"help_option_names": ["-h", "--help"]},
+            )(_plugins_first(sys.argv[1:]), prog_name="tost")
     except KeyboardInterrupt:
         _console.log("stopped at once; what was saved before is intact")
         sys.exit(130)
@@ -101,19 +110,6 @@ class _Commands(TyperGroup):
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         with formatter.section("Commands"):
             formatter.write_dl([(name, summary) for name, (_, summary) in COMMANDS.items()])
-
-
-def _build() -> typer.Typer:
-    return typer.Typer(
-        cls=_Commands,
-        callback=_global_options,
-        help="Token Statistics Transformers: attention from token statistics, in linear time.",
-        no_args_is_help=True,
-        add_completion=False,
-        pretty_exceptions_enable=False,
-        rich_markup_mode=None,  # boxes leave no room for the text, and help reads the same in a pipe
-        context_settings={"help_option_names": ["-h", "--help"]},
-    )
 
 
 def _plugins_first(arguments: list[str]) -> list[str]:

@@ -1,4 +1,4 @@
-"""`tost cat` and `tost cp`: a configuration as it will be used, and a copy of it to edit. Loads no torch."""
+"""`tost cat`, `tost cp` and `tost validate`: configurations. Loads no torch."""
 
 from __future__ import annotations
 
@@ -25,6 +25,18 @@ def cat(config: Config, overrides: Overrides = None) -> None:
     _console.show(dump_config(settings).removesuffix("\n"))
 
 
+def validate(config: Config, overrides: Overrides = None) -> None:
+    """Check a configuration; list all problems, exit 2 if any."""
+    from tost.recipes import load_config
+    from tost.train.config import config_hash
+
+    settings = load_config(config, overrides or [])
+    _console.show(
+        f"ok  {config}: {settings.recipe}, {settings.model.name} on {settings.data.name}, "
+        f"{settings.train.steps} steps of {settings.train.batch_size}, hash {config_hash(settings)}"
+    )
+
+
 def cp(
     config: Config,
     dest: Annotated[Path, typer.Argument(metavar="DEST", help="New file, or a folder to put it in.")],
@@ -41,7 +53,7 @@ def cp(
         content = source.read_bytes()
         if force and target.exists() and target.samefile(source):
             raise ConfigError(f"{target} is the file to be copied; give another destination")
-        # Mode "x" makes looking and creating one step, so nothing that appears in between can be lost.
+        # Mode "x" checks and creates in one step, so no file that appears in between is lost.
         with target.open("wb" if force else "xb") as file:
             file.write(content)
     except FileExistsError:

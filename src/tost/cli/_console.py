@@ -20,6 +20,9 @@ from tost._text import Table, log_line, printable
 if TYPE_CHECKING:
     from rich.progress import Progress as Bars
 
+log = log_line
+"""Writes a line to stderr."""
+
 
 def show(text: str = "") -> None:
     """Write a line of results to stdout, without control characters, which may come from a file."""
@@ -28,44 +31,51 @@ def show(text: str = "") -> None:
 
 
 def show_json(content: dict[str, object]) -> None:
-    """Write an object as one line of JSON to stdout; the last thing a command with ``--json`` does."""
+    """Write an object as one line of JSON to stdout; the last output of a command with ``--json``."""
     show(json.dumps(content, allow_nan=False))
 
 
-log = log_line
-"""Writes a line about what is going on to stderr."""
-
-
 def is_live() -> bool:
-    """Whether stderr can be drawn on: a terminal, and not the one that a notebook pretends to be for ``!tost``."""
+    """Return whether stderr can be drawn on: a terminal, and not the one that a notebook pretends to be."""
     return sys.stderr.isatty() and "JPY_PARENT_PID" not in os.environ
 
 
-def show_table(
-    headers: Sequence[str], rows: Sequence[Sequence[str]], *, title: str | None = None, labels: int | None = None
-) -> None:
-    """Write a table of text to stdout; see `print_table`.
+def is_first() -> bool:
+    """Return whether this is the process that writes output."""
+    return os.environ.get("RANK", "0") == "0"
 
-    Args:
-        headers: Column titles.
-        rows: Cells.
-        title: Line above the table.
-        labels: Number of columns on the left that hold words; the others hold numbers and are aligned to the right.
-            None for words only.
-    """
-    print_table(Table(headers=headers, rows=rows, title=title or "", labels=len(headers) if labels is None else labels))
+
+def show_table(
+    headers: Sequence[str], rows: Sequence[Sequence[str]], *, title: str = "", labels: int | None = None
+) -> None:
+    """Write a table to stdout; the first `labels` columns hold words (all by default), the others numbers."""
+    print_table(Table(headers=headers, rows=rows, title=title, labels=len(headers) if labels is None else labels))
 
 
 def print_table(table: Table) -> None:
     """Write a table with its title to stdout, and an empty line after it.
 
-    On a terminal it is drawn; in a pipe its cells are padded and separated by tabs, to be read by eye or by ``cut``.
+    On a terminal it is drawn; in a pipe its cells are padded and separated by tabs, for eyes and ``cut``.
     """
-    if sys.stdout.isatty():
-        _draw_table(table)
-    else:
-        for line in [*filter(None, [table.title]), *table.plain()]:
+    if not sys.stdout.isatty():
+        for line in [*filter(None, [table.title]), *table.plain(), ""]:
             show(line)
+        return
+    from rich import box
+    from rich import table as rich_table
+    from rich.console import Console
+    from rich.text import Text
+
+    # The title is printed apart: inside, it would be wrapped to the width of a narrow table.
+    console = Console(highlight=False)
+    if table.title:
+        console.print(Text(printable(table.title), style="bold"))
+    drawn = rich_table.Table(box=box.SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0))
+    for column, header in enumerate(table.headers):
+        drawn.add_column(header, justify="left" if column < table.labels else "right", overflow="fold")
+    for row in table.rows:
+        drawn.add_row(*(Text(printable(cell)) for cell in row))  # as a str, square brackets would be markup
+    console.print(drawn)
     show()
 
 
@@ -92,20 +102,19 @@ def progress(total: int = 0) -> Iterator[Progress]:
         with live_bars("spinner", "bar", "count", "elapsed", "remaining", "description", transient=True) as bars:
             yield _LiveProgress(total, bars)
         return
-    shown = Progress(total)
-    ended = threading.Event()
+    shown, ended = Progress(total), threading.Event()
 
-    def speak() -> None:
+    def beat() -> None:
         while not ended.wait(1.0):
             shown.beat()
 
-    speaker = threading.Thread(target=speak, daemon=True)
-    speaker.start()
+    thread = threading.Thread(target=beat, daemon=True)
+    thread.start()
     try:
         yield shown
     finally:
         ended.set()
-        speaker.join()
+        thread.join()
 
 
 @contextmanager
@@ -113,7 +122,7 @@ def live_bars(*columns: str, transient: bool = False) -> Iterator[Bars]:
     """Draw progress bars on stderr, which is a terminal.
 
     Args:
-        *columns: ``spinner``, ``bar``, ``count``, ``elapsed``, ``remaining``, or an attribute of the tasks as text.
+        *columns: ``spinner``, ``bar``, ``count``, ``elapsed``, ``remaining`` or ``description``.
         transient: Remove the bars at the end.
 
     Yields:
@@ -135,46 +144,41 @@ def print_above(bars: Bars, text: str) -> None:
 
 
 class Progress:
-    """Progress of work as lines.
-
-    Work either counts, with `update`, or consists of steps of which each has a name and a result, with `start` and
-    `finish`.
-    """
+    """Progress of work as lines: either counted, with `update`, or in named steps, with `start` and `finish`."""
 
     def __init__(self, total: int = 0) -> None:
         self._pace = Pace()
         self._done, self._total, self._name, self._first = 0, total, "", 0
 
     def update(self, done: int, total: int, what: str = "") -> None:
-        """So much of the work is done. A change of the first word of `what` is worth a line of its own."""
+        """Report a count; a change of the first word of `what` gets a line at once."""
         if what.partition(" ")[0] != self._name.partition(" ")[0]:
             self._pace, self._first = Pace(), done
             log(f"{what}: {done:,} of {total:,}")
         self._done, self._total, self._name = done, total, what
 
     def start(self, name: str) -> None:
-        """A step begins."""
+        """Begin a step."""
         self._name = name
 
     def finish(self, result: str) -> None:
-        """The step that began last is done; `result` sums it up in one line."""
+        """End the current step with one line about its result."""
         self._done += 1
         log(f"[{self._done}/{self._total}] {self._name}: {result}")
         self._pace.said()
 
     def note(self, line: str) -> None:
-        """Work of which the number of steps is not known has come to the one that `line` tells of."""
+        """Begin a step of unknown number with a line."""
         log(line)
         self._name = line
         self._pace.said()
 
     def beat(self) -> None:
-        """Say how far the work is, unless there was a line a moment ago."""
+        """Write a line, unless there was one recently."""
         if self._pace.due():
-            # What was done before, by an earlier run of the same command, took none of this time.
+            # Steps of an earlier run of the same command took none of this time.
             done, total = self._done - self._first, self._total - self._first
-            ending = format_progress("", done, total, self._pace.elapsed)
-            log(f"{self._name or 'at work'}: {ending}")
+            log(f"{self._name or 'at work'}: {format_progress('', done, total, self._pace.elapsed)}")
 
 
 class _LiveProgress(Progress):
@@ -195,22 +199,3 @@ class _LiveProgress(Progress):
 
     def note(self, line: str) -> None:
         print_above(self._bars, line)
-
-
-def _draw_table(table: Table) -> None:
-    from rich import box
-    from rich import table as rich_table
-    from rich.console import Console
-    from rich.text import Text
-
-    # The title is printed apart: inside, it would be wrapped to the width of a narrow table.
-    console = Console(highlight=False)
-    if table.title:
-        console.print(Text(printable(table.title), style="bold"))
-    drawn = rich_table.Table(box=box.SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0))
-    for column, header in enumerate(table.headers):
-        drawn.add_column(header, justify="left" if column < table.labels else "right", overflow="fold")
-    for row in table.rows:
-        # Text, not str: a reason may contain square brackets, which rich would take for markup.
-        drawn.add_row(*(Text(printable(cell)) for cell in row))
-    console.print(drawn)

@@ -23,6 +23,8 @@ Form = Literal["tost", "official"]
 Weights = Literal["model", "ema"]
 """Which weights of the source are taken."""
 
+_SIZES = ("embed_dim", "depth", "num_heads", "mixer", "patch_size", "num_classes", "vocab_size", "max_length")
+
 
 def convert(
     source: Annotated[
@@ -45,63 +47,64 @@ def convert(
 
     Files are read without running anything in them, and every tensor is accounted for.
     """
-    ours = source.is_dir()
-    form = to or ("official" if ours else "tost")
+    form = to or ("official" if source.is_dir() else "tost")
     _check_target(source, out, form, force=force)
-    name, model = _read_folder(source, overrides, weights) if ours else _read_file(source, overrides, weights)
+    name, model = _read(source, overrides or [], weights)
     if form == "tost":
         from tost.data.text.tokenizers import save_tokenizer
         from tost.train.checkpoint.model import save_model
         from tost.train.tokenizer import find_tokenizer
 
-        tokenizer = find_tokenizer(source) if ours else None
+        tokenizer = find_tokenizer(source) if source.is_dir() else None
         add = None if tokenizer is None else partial(save_tokenizer, tokenizer)
         save_model(model, out, name=name, force=force, add=add)
     else:
         _save_official(model, out)
-    _show(source, out, form, name, model, json=json)
+    options: dict[str, Any] = model.options.model_dump(mode="json")  # type: ignore[union-attr,operator]
+    parameters = sum(p.numel() for p in model.parameters())
+    size = sum(file.stat().st_size for file in (out.iterdir() if out.is_dir() else [out]))
+    rows = [
+        *(("source", str(source)), ("model", name)),
+        *((key, str(options[key])) for key in _SIZES if key in options),
+        ("parameters", f"{parameters:,}"),
+        ("written", f"{out}, {byte_size(size)}, for {'the code of the authors' if form == 'official' else 'tost'}"),
+    ]
+    _console.show_table(("converted", ""), rows)
+    if json:
+        summary = {"source": str(source), "out": str(out), "form": form, "model": name, "options": options}
+        _console.show_json({**summary, "parameters": parameters, "bytes": size})
 
 
 def _check_target(source: Path, out: Path, form: Form, *, force: bool) -> None:
-    """Refuse a place that cannot be written, or where something would be lost, before any work is done."""
+    """Raise a ConfigError before any work if `out` cannot be written or would lose a file."""
     if out.exists() and source.exists() and out.samefile(source):
         raise ConfigError(f"{out} is what is to be converted; give another place with --out")
     if form == "tost":
         from tost.train.checkpoint.model import refuse_existing
 
         refuse_existing(out, force=force)
-        return
-    if not out.absolute().parent.is_dir():
+    elif not out.absolute().parent.is_dir():
         raise ConfigError(f"the folder {out.parent} does not exist; make it first, or give another place with --out")
-    if out.is_dir():
-        raise ConfigError(f"{out} is a folder; an official checkpoint is a file, such as --out {out / 'model.pth'}")
-    if out.suffix == ".safetensors":
+    elif out.is_dir() or out.suffix == ".safetensors":
+        example = out / "model.pth" if out.is_dir() else out.with_suffix(".pth")
         raise ConfigError(
-            f"the authors' code reads PyTorch files only; write for example --out {out.with_suffix('.pth')}"
+            f"the authors' code reads PyTorch files only; {out} is none, write for example --out {example}"
         )
-    if out.exists() and not force:
+    elif out.exists() and not force:
         raise ConfigError(f"{out} exists and was left as it is; add --force to replace it")
 
 
-def _read_file(source: Path, overrides: list[str] | None, weights: Weights) -> tuple[str, nn.Module]:
-    from tost.integrations.official import load_official
-    from tost.train.checkpoint.model import nearest_name
+def _read(source: Path, overrides: list[str], weights: Weights) -> tuple[str, nn.Module]:
+    """Return the registered name and the model of a folder of this package or a file of the authors."""
+    from tost.train.checkpoint.model import build_saved, nearest_name, read_saved
 
-    model = load_official(source, weights=weights, **_options(overrides or []))
-    return nearest_name(model.options), model  # type: ignore[arg-type]
-
-
-def _read_folder(source: Path, overrides: list[str] | None, weights: Weights) -> tuple[str, nn.Module]:
-    from tost.train.checkpoint.model import build_saved, read_saved
-
-    if overrides:
-        raise ConfigError(f"{overrides[0]}: a folder of this package has all options of its model; leave it out")
-    saved = read_saved(source, ema=weights == "ema", report=_console.log)
-    return saved.name, build_saved(saved, str(source))
-
-
-def _options(overrides: list[str]) -> dict[str, Any]:
+    if source.is_dir():
+        if overrides:
+            raise ConfigError(f"{overrides[0]}: a folder of this package has all options of its model; leave it out")
+        saved = read_saved(source, ema=weights == "ema", report=_console.log)
+        return saved.name, build_saved(saved, str(source))
     from tost._yaml import parse_value
+    from tost.integrations.official import load_official
 
     options: dict[str, Any] = {}
     for text in overrides:
@@ -111,7 +114,8 @@ def _options(overrides: list[str]) -> dict[str, Any]:
         if key in options:
             raise ConfigError(f"{key} is given twice; keep one of the two")
         options[key] = parse_value(value)
-    return options
+    model = load_official(source, weights=weights, **options)
+    return nearest_name(model.options), model  # type: ignore[arg-type]
 
 
 def _save_official(model: nn.Module, out: Path) -> None:
@@ -125,21 +129,3 @@ def _save_official(model: nn.Module, out: Path) -> None:
             torch.save(content, draft)
     except (OSError, RuntimeError) as error:  # torch reports a full disk as the latter
         raise StorageError(f"cannot write {out}: {error}") from error
-
-
-def _show(source: Path, out: Path, form: Form, name: str, model: nn.Module, *, json: bool) -> None:
-    options: dict[str, Any] = model.options.model_dump(mode="json")  # type: ignore[union-attr,operator]
-    parameters = sum(p.numel() for p in model.parameters())
-    size = sum(file.stat().st_size for file in (out.iterdir() if out.is_dir() else [out]))
-    sizes = ("embed_dim", "depth", "num_heads", "mixer", "patch_size", "num_classes", "vocab_size", "max_length")
-    rows = [
-        ("source", str(source)),
-        ("model", name),
-        *((key, str(options[key])) for key in sizes if key in options),
-        ("parameters", f"{parameters:,}"),
-        ("written", f"{out}, {byte_size(size)}, for {'the code of the authors' if form == 'official' else 'tost'}"),
-    ]
-    _console.show_table(("converted", ""), rows)
-    if json:
-        summary = {"source": str(source), "out": str(out), "form": form, "model": name, "options": options}
-        _console.show_json({**summary, "parameters": parameters, "bytes": size})

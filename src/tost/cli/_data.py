@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -14,6 +13,8 @@ from tost.errors import INTERRUPTED, ConfigError
 
 app = typer.Typer(help="Make data sets and check them.", no_args_is_help=True, rich_markup_mode=None)
 
+Json = Annotated[bool, typer.Option("--json", help="Print one line of JSON instead.")]
+
 
 @app.command("prepare", context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
 def prepare(
@@ -21,8 +22,7 @@ def prepare(
     name: Annotated[str, typer.Argument(metavar="NAME", help="Data set to make; `tost data ls` lists the names.")],
     out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Folder to write to, new or empty.")],
     workers: Annotated[
-        int | None,
-        typer.Option(min=1, help="Processes or threads that share the work. Default: one for each processor."),
+        int | None, typer.Option(min=1, help="Processes that share the work. Default: one for each processor.")
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print one line of JSON at the end.")] = False,
 ) -> None:
@@ -34,10 +34,10 @@ def prepare(
     from tost.data.prepare import prepare as make
 
     find_preparer(name)
-    given = _given(context.args)
+    options = _read_options(context.args)
     try:
         with _console.progress() as progress:
-            facts = make(name, given, out, workers=workers or available_cpus(), report=progress.update)
+            facts = make(name, options, out, workers=workers or available_cpus(), report=progress.update)
     except KeyboardInterrupt:
         _console.log(f"stopped; what is done is kept in {out}, and the same command continues there")
         raise typer.Exit(INTERRUPTED) from None
@@ -50,7 +50,7 @@ def prepare(
 @app.command("ls")
 def ls(
     name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="Show the options of this one.")] = None,
-    json: Annotated[bool, typer.Option("--json", help="Print one line of JSON instead.")] = False,
+    json: Json = False,
 ) -> None:
     """List what `tost data prepare` can make, or the options of one of them."""
     from tost.data.prepare import find_preparer, list_preparers
@@ -71,7 +71,7 @@ def ls(
 @app.command("check")
 def check(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="A folder that `tost data prepare` made.")],
-    json: Annotated[bool, typer.Option("--json", help="Print one line of JSON instead.")] = False,
+    json: Json = False,
 ) -> None:
     """Compare every file of a prepared folder with its checksum."""
     from tost.data.prepare import check_folder
@@ -85,22 +85,21 @@ def check(
         _console.show(f"{folder} is whole: {_facts(facts)}")
 
 
-def _given(arguments: Sequence[str]) -> dict[str, str]:
+def _read_options(arguments: list[str]) -> dict[str, str]:
     """Return options that were written as ``key=value``, ``--key=value`` or ``--key value``."""
-    given: dict[str, str] = {}
-    left = list(arguments)
-    while left:
-        text = left.pop(0)
+    options: dict[str, str] = {}
+    remaining = iter(arguments)
+    for text in remaining:
         key, equals, value = text.removeprefix("--").partition("=")
         if not equals:
-            if not text.startswith("--") or not left or left[0].startswith("--"):
+            value = next(remaining, "--")
+            if not text.startswith("--") or value.startswith("--"):
                 raise ConfigError(f"{text!r} is no option; write key=value or --key value.")
-            value = left.pop(0)
         key = key.replace("-", "_")
-        if key in given:
-            raise ConfigError(f"option {key} is given twice: {given[key]!r} and {value!r}; keep one.")
-        given[key] = value
-    return given
+        if key in options:
+            raise ConfigError(f"option {key} is given twice: {options[key]!r} and {value!r}; keep one.")
+        options[key] = value
+    return options
 
 
 def _default(value: object) -> str:
@@ -110,7 +109,6 @@ def _default(value: object) -> str:
 
 
 def _facts(facts: dict[str, object]) -> str:
-    def show(value: object) -> str:
-        return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
-
-    return ", ".join(key if value is True else f"{key} {show(value)}" for key, value in facts.items())
+    """Write facts in one line; those that are true by their names."""
+    written = {key: f"{value:,}" if type(value) is int else str(value) for key, value in facts.items()}
+    return ", ".join(key if facts[key] is True else f"{key} {text}" for key, text in written.items())

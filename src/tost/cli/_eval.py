@@ -11,12 +11,10 @@ from tost._io import writing
 from tost._text import Table
 from tost.cli import _console
 from tost.cli._arguments import Device, Ema, Json, Overrides
-from tost.cli._reporter import is_first
 from tost.errors import ConfigError
 from tost.train.evaluate.protocol import Protocol, TextTest
 
 if TYPE_CHECKING:
-    from tost._progress import Report
     from tost.train.evaluate.metrics import Evaluation
 
 
@@ -61,9 +59,8 @@ def evaluate(
     if given and protocol is None:
         raise ConfigError(f"{', '.join(given)} given without --protocol, which chooses how a text is measured; add it.")
     test = None if protocol is None else TextTest(protocol=protocol, **numbers)
-    with _console.progress() as progress:
-        found = _measure(source, overrides or [], test, device, ema=ema, report=progress.update)
-    if not is_first():
+    found = _measure(source, overrides or [], test, device, ema=ema)
+    if not _console.is_first():
         return
     metrics = [(name, f"{value:.6g}") for name, value in found.metrics.items()]
     for table in (Table(headers=("metric", "value"), rows=metrics), *found.details.tables):
@@ -77,28 +74,29 @@ def evaluate(
         _console.show_json(found.content())
 
 
-def _measure(
-    source: str, overrides: list[str], test: TextTest | None, device: Device, *, ema: bool, report: Report
-) -> Evaluation:
+def _measure(source: str, overrides: list[str], test: TextTest | None, device: Device, *, ema: bool) -> Evaluation:
     from tost.recipes import get_task, list_configs, load_config
     from tost.train.checkpoint.files import resolve_checkpoint
     from tost.train.evaluate.metrics import evaluate_checkpoint, evaluate_initial
     from tost.train.evaluate.text import evaluate_text_checkpoint, evaluate_text_initial
 
     path = Path(source)
-    if path.exists() and path.suffix not in (".yaml", ".yml"):
-        checkpoint = resolve_checkpoint(path, _console.log)
+    with _console.progress() as progress:
+        report = progress.update
+        if path.exists() and path.suffix not in (".yaml", ".yml"):
+            checkpoint = resolve_checkpoint(path, _console.log)
+            options = {"overrides": overrides, "ema": ema, "device": device, "report": report}
+            if test is None:
+                return evaluate_checkpoint(checkpoint, get_task, **options)  # type: ignore[arg-type]
+            return evaluate_text_checkpoint(checkpoint, test, **options)  # type: ignore[arg-type]
+        try:
+            config = load_config(source, overrides)
+        except ConfigError as error:
+            if path.exists() or source in list_configs():
+                raise
+            raise ConfigError(f"there is no run or checkpoint {source}; {error}") from None
+        if ema:
+            raise ConfigError("--ema takes the average that a run has kept; name the run, or leave it out.")
         if test is None:
-            return evaluate_checkpoint(checkpoint, get_task, overrides=overrides, ema=ema, device=device, report=report)
-        return evaluate_text_checkpoint(checkpoint, test, overrides=overrides, ema=ema, device=device, report=report)
-    try:
-        config = load_config(source, overrides)
-    except ConfigError as error:
-        if path.exists() or source in list_configs():
-            raise
-        raise ConfigError(f"there is no run or checkpoint {source}; {error}") from None
-    if ema:
-        raise ConfigError("--ema takes the average that a run has kept; name the run, or leave it out.")
-    if test is None:
-        return evaluate_initial(config, get_task(config.recipe), device=device, report=report)
-    return evaluate_text_initial(config, test, device=device, report=report)
+            return evaluate_initial(config, get_task(config.recipe), device=device, report=report)
+        return evaluate_text_initial(config, test, device=device, report=report)

@@ -19,13 +19,11 @@ from tost.cli._arguments import Device, Ema, Source, load_source
 from tost.errors import INTERRUPTED, ConfigError
 
 if TYPE_CHECKING:
-    from torch import Generator, nn
-
-    from tost.generation import Continuation, TextStream, TokenStream
+    from tost.generation import TextStream, TokenStream
 
 USUAL_LENGTH = 256
 START = "\n"
-"""What a text begins with where none is given."""
+"""The prompt where none is given."""
 
 Precision = Literal["float32", "bfloat16"]
 """Arithmetic of the model."""
@@ -60,8 +58,8 @@ def generate(
         int | None, typer.Option(min=0, max=2**63 - 1, help="Repeats a text. Default: a new one, shown at the end.")
     ] = None,
     stop: Annotated[list[str] | None, typer.Option(help="Text that ends it, not shown; can be repeated.")] = None,
-    state: Annotated[Path | None, typer.Option(help="Go on with a text that was put aside.")] = None,
-    save_state: Annotated[Path | None, typer.Option(help="Put the text aside, to go on later.")] = None,
+    state: Annotated[Path | None, typer.Option(help="Resume a text from a saved state.")] = None,
+    save_state: Annotated[Path | None, typer.Option(help="Save the state of the text, to resume it later.")] = None,
     repeat_last_position: Annotated[
         bool, typer.Option("--repeat-last-position", help="Let tokens after the last learned position share it.")
     ] = False,
@@ -76,85 +74,77 @@ def generate(
     if save_state is not None and (save_state.is_dir() or not save_state.absolute().parent.is_dir()):
         raise ConfigError(f"--save-state {save_state} cannot be written; give a file in a folder that exists")
     if "" in (stop or []):
-        raise ConfigError("--stop is empty, so that nothing could be generated; leave it out")
+        raise ConfigError("--stop is empty, so that no text could be generated; leave it out")
     import torch
 
-    from tost.generation import Sampling, TextStream, stream_tokens
-    from tost.generation import save_state as put_aside
+    from tost import generation
     from tost.train.device import choose_device
     from tost.train.tokenizer import require_tokenizer
 
     # Mistakes in the options are found before the weights are read.
-    sampling = Sampling(temperature=temperature, top_k=top_k, top_p=top_p, repetition_penalty=repetition_penalty)
+    sampling = generation.Sampling(
+        temperature=temperature, top_k=top_k, top_p=top_p, repetition_penalty=repetition_penalty
+    )
     place = choose_device(device)
     changes = {"after_last_position": "repeat"} if repeat_last_position else {}
     model = load_source(source, ema=ema, changes=changes)
     tokenizer = require_tokenizer(model, source)
     model = model.to(place, dtype=None if dtype is None else getattr(torch, dtype))
-    before, generator, seed = _begin(model, state, seed)
+    generator = torch.Generator()
+    before = None if state is None else generation.load_state(state, model, generator=generator)
+    if seed is None and before is None:
+        seed = generator.seed() % 2**32  # short enough to type
+    if seed is not None:
+        generator.manual_seed(seed)
     ids = None if text is None else torch.tensor([tokenizer.encode(text)])
     prompt_tokens = 0 if ids is None else ids.shape[1]
     started = perf_counter()
-    stream = stream_tokens(
+    stream = generation.stream_tokens(
         model, ids, max_new_tokens=max_new_tokens, sampling=sampling, generator=generator, state=before, weights=weights
     )
     reading = perf_counter() - started
-    done = _run(stream, max_new_tokens, TextStream(tokenizer.decoder(), stop or []), show=not json)
+    done = _run(stream, max_new_tokens, generation.TextStream(tokenizer.decoder(), stop or []), show=not json)
     if save_state is not None:
-        put_aside(save_state, stream.continuation, model, generator=generator)
+        generation.save_state(save_state, stream.continuation, model, generator=generator)
     if json:
         numbers = {"tokens": done.tokens, "seconds": done.seconds, "prompt_tokens": prompt_tokens, "seed": seed}
         _console.show_json({"text": done.text, "ended": done.ended, **numbers, "prompt_seconds": reading})
     elif done.ended != "pipe":
-        _summarize(done, prompt_tokens, reading, seed, stream)
+        rate = done.tokens / done.seconds if done.seconds > 0 else 0.0
+        parts = [f"{done.tokens} tokens in {done.seconds:.2f} s ({rate:.0f} tokens/s)"]
+        parts += [f"prompt of {prompt_tokens} tokens in {reading:.2f} s"] if prompt_tokens else []
+        parts += [f"state {generation.state_bytes(stream.continuation.state) / 1000:.1f} kB"]
+        parts += [f"seed {seed}"] if seed is not None else []
+        reasons = {"positions": "no positions are left", "stop": "stop text", "interrupt": "interrupted"}
+        parts += [reasons[done.ended]] if done.ended in reasons else []
+        _console.log("; ".join(parts))
     if done.ended == "interrupt":
         raise typer.Exit(INTERRUPTED)
 
 
 def _read_prompt(prompt: str | None, file: Path | None, *, continues: bool) -> str | None:
-    """Return the text to continue, its bytes as they are; None to go on without one."""
+    """Return the text to continue, its bytes as they are; None to continue a saved state without one."""
     if prompt is not None and file is not None:
         raise ConfigError("--prompt and --prompt-file are both given; keep one of the two")
-    if prompt is None and file is None:
-        piped = "" if continues or sys.stdin.isatty() else _read_stdin()
-        return piped or (None if continues else START)
+    given = prompt is not None or file is not None
     if file is not None:
         prompt = read_text(file, "prompt")
-    elif prompt == "-":
-        prompt = _read_stdin()
-    if not prompt and not continues:
+    elif prompt == "-" or not (given or continues or sys.stdin.isatty()):
+        prompt = sys.stdin.buffer.read().decode("utf-8", errors="surrogateescape")
+    if given and not prompt and not continues:
         raise ConfigError("the prompt is empty; a text needs at least one character to begin with")
-    return prompt or None
-
-
-def _read_stdin() -> str:
-    return sys.stdin.buffer.read().decode("utf-8", errors="surrogateescape")
-
-
-def _begin(model: nn.Module, state: Path | None, seed: int | None) -> tuple[Continuation | None, Generator, int | None]:
-    """Return what came before, the source of randomness, and its seed if it starts here."""
-    import torch
-
-    from tost.generation import load_state
-
-    generator = torch.Generator()
-    before = None if state is None else load_state(state, model, generator=generator)
-    if seed is None and before is None:
-        seed = generator.seed() % 2**32  # short enough to type
-    if seed is not None:
-        generator.manual_seed(seed)
-    return before, generator, seed
+    return prompt or (None if continues else START)
 
 
 def _run(stream: TokenStream, wanted: int | None, text: TextStream, *, show: bool) -> _Generated:
     """Generate, and show the text as it comes, until something ends it."""
     count, ended = wanted, "length"
-    if wanted is None:
-        room = stream.room
-        count, ended = (USUAL_LENGTH, "length") if room is None or room > USUAL_LENGTH else (room, "positions")
+    if count is None:
+        limited = stream.room is not None and stream.room <= USUAL_LENGTH
+        count, ended = (stream.room, "positions") if limited else (USUAL_LENGTH, "length")
     pieces: list[str] = []
     tokens, started = 0, perf_counter()
-    pace = None if show and sys.stdout.isatty() else Pace()  # a text in a terminal shows itself how far it is
+    pace = None if show and sys.stdout.isatty() else Pace()  # a text in a terminal shows its progress itself
 
     def take(piece: str) -> None:
         pieces.append(piece)
@@ -187,21 +177,8 @@ def _run(stream: TokenStream, wanted: int | None, text: TextStream, *, show: boo
 
 
 def _write(text: str) -> None:
-    """Write to stdout at once, as UTF-8 whatever the locale is."""
+    """Write generated text to stdout at once: exact in a pipe, without control characters on a terminal."""
     if text:
         safe = printable(text) if sys.stdout.isatty() else text
         sys.stdout.buffer.write(safe.encode())
         sys.stdout.buffer.flush()
-
-
-def _summarize(done: _Generated, prompt_tokens: int, reading: float, seed: int | None, stream: TokenStream) -> None:
-    from tost.generation import state_bytes
-
-    rate = done.tokens / done.seconds if done.seconds > 0 else 0.0
-    parts = [f"{done.tokens} tokens in {done.seconds:.2f} s ({rate:.0f} tokens/s)"]
-    parts += [f"prompt of {prompt_tokens} tokens in {reading:.2f} s"] if prompt_tokens else []
-    parts += [f"state {state_bytes(stream.continuation.state) / 1000:.1f} kB"]
-    parts += [f"seed {seed}"] if seed is not None else []
-    reasons = {"positions": "no positions are left", "stop": "stop text", "interrupt": "interrupted"}
-    parts += [reasons[done.ended]] if done.ended in reasons else []
-    _console.log("; ".join(parts))

@@ -7,7 +7,7 @@ import platform
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
-from tost._env import VARIABLES, Variable
+from tost._env import VARIABLES
 from tost.cli import _console
 from tost.cli._arguments import Json
 
@@ -26,8 +26,7 @@ def info(json: Json = False) -> None:
     if found["native"]:
         _console.show_table(("native kernel", ""), list(found["native"].items()))
     _console.show_table(("triton kernels", ""), list(found["triton"].items()))
-    columns = ("name", "value", "source", "values", "help")
-    variables = [tuple(entry[column] for column in columns) for entry in found["variables"]]
+    variables = [tuple(entry.values()) for entry in found["variables"]]
     _console.show_table(("variable", "value", "source", "takes", "meaning"), variables, title="Environment variables")
     if _package_version("tost"):
         _console.log("another distribution called tost is installed and may shadow this one; run: pip uninstall tost")
@@ -36,10 +35,7 @@ def info(json: Json = False) -> None:
 
 
 def collect() -> dict[str, Any]:
-    """Return what `tost info` shows.
-
-    Optional packages are looked up without being imported, so a broken one cannot break this command.
-    """
+    """Return what `tost info` shows. Optional packages are not imported, so a broken one cannot break this command."""
     import torch
 
     import tost
@@ -61,7 +57,16 @@ def collect() -> dict[str, Any]:
             "compiled in tests for": ", ".join(TARGET_NAMES),
             "run on a GPU by us": "never; experimental",
         },
-        "variables": [_describe_variable(variable) for variable in VARIABLES],
+        "variables": [
+            {
+                "name": variable.name,
+                "value": variable.get(),
+                "source": "set" if variable.name in os.environ else "default",
+                "values": ", ".join(variable.values) or "any text",
+                "help": variable.help,
+            }
+            for variable in VARIABLES
+        ],
     }
 
 
@@ -70,13 +75,3 @@ def _package_version(name: str) -> str | None:
         return version(name)
     except PackageNotFoundError:
         return None
-
-
-def _describe_variable(variable: Variable) -> dict[str, str]:
-    return {
-        "name": variable.name,
-        "value": variable.get(),
-        "source": "set" if variable.name in os.environ else "default",
-        "values": ", ".join(variable.values) or "any text",
-        "help": variable.help,
-    }

@@ -41,14 +41,12 @@ def ls(
     entries = _LISTS[kind](pattern)
     if json:
         _console.show_json({"kind": kind, "entries": entries})
-    elif not entries:
-        _console.log(
-            f"there are no {kind} yet"
-            if pattern == "*" or kind == "runs"
-            else f"no {kind} match {pattern!r}; `tost ls {kind}` lists all"
-        )
-    else:
+    elif entries:
         _console.show_entries(entries)
+    elif pattern == "*" or kind == "runs":
+        _console.log(f"there are no {kind} yet")
+    else:
+        _console.log(f"no {kind} match {pattern!r}; `tost ls {kind}` lists all")
 
 
 def _described(names: str, summary: str, pattern: str) -> list[Entry]:

@@ -1,26 +1,36 @@
-"""`tost train`: run a recipe, watch it, interrupt it, resume it."""
+"""`tost train`: run a recipe, watch it, interrupt it, resume it.
+
+As a program, ``python -m tost.cli._train ARGUMENTS OF TORCHRUN`` is torchrun with messages in place of its tracebacks.
+"""
 
 from __future__ import annotations
 
+import logging
 import math
 import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from tost._machine import available_cpus
 from tost.cli import _console
 from tost.cli._arguments import Config, Device, Json, Overrides
-from tost.cli._reporter import ProgressStyle, is_first, open_reporter
 from tost.errors import INTERRUPTED
 
 if TYPE_CHECKING:
     from tost.train.config import RunConfig
+    from tost.train.loop import Reporter
+    from tost.train.metrics import StepRecord
+
+ProgressStyle = Literal["auto", "live", "plain", "none"]
+"""How a run reports on stderr."""
 
 
 def train(
@@ -30,13 +40,13 @@ def train(
     resume: Annotated[
         str | None, typer.Option(help="auto: newest checkpoint of the run folder; or a checkpoint, or another run.")
     ] = None,
+    accept_data_change: Annotated[
+        bool, typer.Option("--accept-data-change", help="Resume although the content of the data set has changed.")
+    ] = False,
     nproc: Annotated[int, typer.Option(min=1, help="Processes to start on this machine.")] = 1,
     device: Device = "auto",
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Build everything, print its size, and stop.")] = False,
     progress: Annotated[ProgressStyle, typer.Option(help="Live bar or plain lines; auto looks.")] = "auto",
-    accept_data_change: Annotated[
-        bool, typer.Option("--accept-data-change", help="Resume although the content of the data set has changed.")
-    ] = False,
     json: Json = False,
 ) -> None:
     """Train a recipe. Ctrl-C once saves and stops, twice stops at once."""
@@ -53,17 +63,11 @@ def train(
     from tost.recipes import get_task
     from tost.train.loop import fit
 
-    with open_reporter(progress, settings.train.steps) as reporter:
-        result = fit(
-            settings,
-            get_task(settings.recipe),
-            folder,
-            resume=resume,
-            reporter=reporter,
-            device=device,
-            accept_data_change=accept_data_change,
-        )
-    if is_first():
+    task = get_task(settings.recipe)
+    with _open_reporter(progress, settings.train.steps) as reporter:
+        options = {"resume": resume, "device": device, "accept_data_change": accept_data_change}
+        result = fit(settings, task, folder, reporter=reporter, **options)  # type: ignore[arg-type]
+    if _console.is_first():
         if json:
             _console.show_json({"status": result.status, "step": result.step, "out": str(folder), **result.metrics})
         else:
@@ -72,15 +76,38 @@ def train(
         raise typer.Exit(INTERRUPTED)
 
 
+@contextmanager
+def _open_reporter(style: ProgressStyle, steps: int) -> Iterator[Reporter]:
+    """Yield a live bar on a terminal, one greppable line per record elsewhere, or silence."""
+    from tost.train.loop import LineReporter, SilentReporter
+    from tost.train.metrics import format_line
+
+    if style == "none" or not _console.is_first():
+        yield SilentReporter()
+    elif style == "plain" or (style == "auto" and not _console.is_live()):
+        yield LineReporter()
+    else:
+        with _console.live_bars("bar", "count", "description") as bars:
+            task = bars.add_task("starting", total=steps)
+
+            class Live(LineReporter):
+                def step(self, record: StepRecord) -> None:
+                    fields = format_line(record).partition(" | ")[2]
+                    bars.update(task, completed=record.step, description=fields)
+
+            yield Live(lambda text: _console.print_above(bars, text))
+
+
 def _launch(nproc: int, folder: Path) -> int:
     """Run this same command in `nproc` processes through torchrun; return its exit code."""
-    launcher = [sys.executable, "-m", "tost.cli._launch", "--standalone", f"--nproc-per-node={nproc}"]
-    # Time to save before torchrun loses patience. After the dashes nothing is an option of torchrun, which would take
-    # --nproc for an abbreviation of its own.
+    launcher = [sys.executable, "-m", "tost.cli._train", "--standalone", f"--nproc-per-node={nproc}"]
+    # Time to save before torchrun loses patience. After the dashes there are no options of torchrun, which would take
+    # --nproc for an abbreviation.
     command = [*launcher, "--shutdown-timeout=600", "-m", "--", "tost.cli", *sys.argv[1:]]
     # Each process takes its share of the cores; torchrun would give every one a single thread.
     threads = str(max(1, available_cpus() // nproc))
-    before = _read_summary(folder)
+    summary = folder / "summary.json"
+    before = summary.read_bytes() if summary.is_file() else b""
     # A session of its own: Ctrl-C then reaches this process only, which passes it on once.
     process = subprocess.Popen(command, env={"OMP_NUM_THREADS": threads, **os.environ}, start_new_session=True)
     asked = False
@@ -96,15 +123,33 @@ def _launch(nproc: int, folder: Path) -> int:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, pass_on)
     code = process.wait()
-    after = _read_summary(folder)
+    after = summary.read_bytes() if summary.is_file() else b""
     stopped = after != before and b'"interrupted"' in after  # not the summary of the run that is resumed
     return INTERRUPTED if asked or (code != 0 and stopped) else code
 
 
-def _read_summary(folder: Path) -> bytes:
-    """Return the summary of a run folder; a run writes it when it ends."""
-    path = folder / "summary.json"
-    return path.read_bytes() if path.is_file() else b""
+def torchrun(arguments: list[str]) -> int:
+    """Start the processes and wait for them; return the exit code of the first that failed.
+
+    A process that fails prints its reason itself; one that was ended by a signal cannot.
+    """
+    from torch.distributed import run
+    from torch.distributed.elastic.multiprocessing.api import SignalException
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+
+    logging.disable(logging.ERROR)
+    try:
+        run.run(run.parse_args(arguments))  # type: ignore[no-untyped-call]
+    except SignalException as stopped:
+        return 128 + int(stopped.sigval)
+    except ChildFailedError as failed:
+        rank, failure = failed.get_first_failure()
+        if failure.exitcode >= 0:
+            return failure.exitcode
+        name = signal.Signals(-failure.exitcode).name
+        _console.log(f"process {rank} was ended by {name}, and with it the others; the checkpoints before are intact")
+        return 1
+    return 0
 
 
 def _dry_run(config: RunConfig) -> None:
@@ -135,3 +180,7 @@ def _dry_run(config: RunConfig) -> None:
         ("memory for weights, gradients and optimizer", f"{copies * 4 * parameters / 1e6:.1f} MB"),
     ]
     _console.show_table(("dry run", ""), rows)
+
+
+if __name__ == "__main__":
+    sys.exit(torchrun(sys.argv[1:]))

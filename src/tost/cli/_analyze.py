@@ -17,7 +17,7 @@ from tost.errors import ConfigError
 if TYPE_CHECKING:
     from torch import nn
 
-    from tost.analysis import Result, Samples
+    from tost.analysis import Samples
 
 
 def analyze(
@@ -51,21 +51,20 @@ def analyze(
         raise ConfigError(f"--layers {layers} are no numbers; write for example --layers 0,4,-1")
     model = load_source(source, ema=ema)
     config, home = _find_run(source)
-    from tost.analysis import Samples, applicable, control_of, require
-    from tost.analysis import analyze as run_analysis
+    from tost import analysis
 
     if name != ALL:
-        require(model, name)
-    names = applicable(model) if name == ALL else [name]
+        analysis.require(model, name)
+    names = analysis.applicable(model) if name == ALL else [name]
     if not names:
         raise ConfigError(
             f"no analysis applies to {type(model).__name__}: it has neither TSSA layers nor a class token"
         )
-    gathered = Samples()
+    gathered = analysis.Samples()
     if any(find_analysis(each).data for each in names):
         gathered = _gather(model, config, images or [], text, samples, batch_size)
     compares = control and any(find_analysis(each).accepts("control") for each in names)
-    fresh = control_of(model, seed=seed) if compares else None
+    fresh = analysis.control_of(model, seed=seed) if compares else None
     folder = out or home / "analysis"
     found: dict[str, dict[str, Any]] = {}
     skipped: dict[str, str] = {}
@@ -73,14 +72,18 @@ def analyze(
         for each in names:
             progress.start(each)
             try:
-                result = run_analysis(each, model, gathered, layers=chosen, control=fresh)
+                result = analysis.analyze(each, model, gathered, layers=chosen, control=fresh)
             except ConfigError as error:
                 if name != ALL:
                     raise
                 skipped[each] = str(error)
                 progress.finish(f"left out: {error}")
                 continue
-            files = _write(result, folder, by_layer=chosen is not None)
+            if isinstance(result, analysis.MembershipMaps) and chosen is not None:  # a picture for each chosen layer
+                parts = [(result.at(layer), f"{result.name}-layer{layer:02d}") for layer in result.layers]
+                files = [file for part, stem in parts for file in analysis.save(part, folder, stem)]
+            else:
+                files = analysis.save(result, folder)
             found[each] = {"summary": result.summary(), "files": [str(file) for file in files]}
             progress.finish(f"{len(files)} files")
     rows = [(each, key, str(value)) for each, part in found.items() for key, value in part["summary"].items()]
@@ -130,13 +133,3 @@ def _gather(
             "run folder."
         )
     return run_samples(config, count=count, batch_size=batch_size)
-
-
-def _write(result: Result, folder: Path, *, by_layer: bool) -> list[Path]:
-    """Write a result; maps of chosen layers get a picture each."""
-    from tost.analysis import MembershipMaps, save
-
-    if isinstance(result, MembershipMaps) and by_layer:
-        parts = [(result.at(layer), f"{result.name}-layer{layer:02d}") for layer in result.layers]
-        return [file for part, stem in parts for file in save(part, folder, stem)]
-    return save(result, folder)
