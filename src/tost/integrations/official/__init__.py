@@ -9,10 +9,16 @@ import torch
 from torch import Tensor, nn
 
 from tost.errors import CheckpointError, ConfigError
+from tost.integrations.official._layouts import (
+    LanguageLayout,
+    Layout,
+    VisionLayout,
+    lacking,
+    list_names,
+    to_ours,
+    to_theirs,
+)
 from tost.integrations.official._read import Source, read_state
-from tost.integrations.official._table import Layout, list_names, to_ours, to_theirs
-from tost.integrations.official.language import LanguageLayout
-from tost.integrations.official.vision import VisionLayout
 from tost.models import create_model, model_options
 from tost.models.options import ModelOptions
 from tost.train.checkpoint.model import nearest_model
@@ -102,11 +108,11 @@ def to_official(model: nn.Module) -> dict[str, Tensor]:
             f"the authors have no model like {type(model).__name__}; vision models (VisionToST) and language models "
             "(LanguageToST) can be converted"
         )
-    if lacking := layout.lacks(options):
+    if missing := lacking(layout, options):
         raise CheckpointError(
-            f"the authors' code has no {' and no '.join(lacking)}: it could not compute what this model does"
+            f"the authors' code has no {' and no '.join(missing)}: it could not compute what this model does"
         )
-    return layout.complete(to_theirs(layout.pairs(options), model.state_dict()), options)
+    return layout.complete(to_theirs(layout.pairs(options), model.state_dict()))
 
 
 def _find_layout(state: Mapping[str, Tensor]) -> Layout:
@@ -125,14 +131,15 @@ def _find_layout(state: Mapping[str, Tensor]) -> Layout:
 
 
 def _decide(layout: Layout, state: Mapping[str, Tensor], overrides: Mapping[str, Any]) -> tuple[str, ModelOptions]:
-    """Return all options of the model, and the registered name that is nearest to it."""
-    fields = layout.options.model_fields
-    told = layout.told(state)
-    defaults = {name: field.default for name, field in fields.items() if not field.is_required()}
-    found = {**defaults, **layout.assumed(state), **told}
+    """Return the registered name that is nearest to the model, and all its options."""
+    decided, assumed = layout.read(state)
+    defaults = {name: field.default for name, field in layout.options.model_fields.items() if not field.is_required()}
+    found = {**defaults, **assumed, **decided}
     name = nearest_model(layout.options, found)
     wrong = [
-        f"{key}={overrides[key]} (the file: {told[key]})" for key in told if overrides.get(key, told[key]) != told[key]
+        f"{key}={overrides[key]} (the file: {value})"
+        for key, value in decided.items()
+        if overrides.get(key, value) != value
     ]
     if "layer_scale" in overrides and (overrides["layer_scale"] is None) != (found["layer_scale"] is None):
         gammas = "without gammas" if found["layer_scale"] is None else "with gammas"
@@ -147,7 +154,6 @@ def _decide(layout: Layout, state: Mapping[str, Tensor], overrides: Mapping[str,
     except ConfigError as error:
         if overrides:
             raise
-        guess = (
-            "" if "num_heads" in told else f" (num_heads={found['num_heads']} is a guess: no tensor tells it; give it)"
-        )
+        heads = found["num_heads"]
+        guess = "" if "num_heads" in decided else f" (num_heads={heads} is a guess: no tensor has it; give it)"
         raise CheckpointError(f"the sizes in the checkpoint make no model{guess}: {error}") from None

@@ -36,7 +36,7 @@ _ANY_ENTRY = {name for names in _ENTRIES.values() for name in names}
 
 
 class _Inert:
-    """Takes the place of an object that is of no use here: remembers nothing, does nothing."""
+    """Placeholder for unneeded pickled classes."""
 
     def __new__(cls, *args: Any) -> _Inert:
         return super().__new__(cls)
@@ -96,24 +96,19 @@ def _read_file(path: Path) -> Mapping[str, Any]:
     try:
         with path.open("rb") as file:
             head = file.read(16)
+        if head[8:9] == b"{":  # the length of a header, then the header, which is JSON
+            with safe_open(path, framework="pt") as tensors:
+                return {name: tensors.get_tensor(name) for name in tensors.keys()}  # noqa: SIM118 - not a mapping
+    except SafetensorError as error:
+        raise CheckpointError(f"{path} is damaged: {error}. Get it again.") from error
     except OSError as error:
         raise CheckpointError(f"cannot read {path}: {error.strerror}") from None
-    if head[8:9] == b"{":  # the length of a header, then the header, which is JSON
-        return _read_safetensors(path)
     if head[:2] == b"PK" or head[:1] == b"\x80":
         return _read_pickle(path)
     raise CheckpointError(
         f"{path} is neither a PyTorch checkpoint nor a safetensors file (it starts with {head[:8]!r}); "
         "if it was downloaded, it may be an error page or an archive to unpack first"
     )
-
-
-def _read_safetensors(path: Path) -> dict[str, Tensor]:
-    try:
-        with safe_open(path, framework="pt") as file:
-            return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a mapping
-    except (SafetensorError, OSError) as error:
-        raise CheckpointError(f"{path} is damaged: {error}. Get it again.") from error
 
 
 def _read_pickle(path: Path) -> Mapping[str, Any]:
@@ -124,38 +119,33 @@ def _read_pickle(path: Path) -> Mapping[str, Any]:
             warnings.simplefilter("ignore")  # remarks on old formats; what matters becomes an error below
             content = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # a damaged file can make the reader fail in any way
-        raise CheckpointError(_explain(path, error)) from None
+        if refused := re.search(r"GLOBAL (\S+)", str(error)):
+            raise CheckpointError(
+                f"{path} asks for {refused[1]} to be used while it is read, which is neither a tensor nor a plain "
+                "setting. It was refused and no code in the file was run. If you trust the file, load it with PyTorch "
+                "yourself and pass the state dict."
+            ) from None
+        reason = next(iter(str(error).splitlines()), "") or type(error).__name__
+        raise CheckpointError(
+            f"{path} is damaged or not a PyTorch checkpoint ({reason}); no code in it was run. Get it again."
+        ) from None
     if not isinstance(content, Mapping):
         raise CheckpointError(f"{path} holds a {type(content).__name__}; a dictionary of tensors is needed")
     return content
 
 
 def _refuse_packed(path: Path) -> None:
-    """Refuse an archive that unpacks to more than it is; PyTorch packs nothing."""
+    """Refuse an archive that unpacks to more than it is; PyTorch packs without compression."""
     try:
-        if not zipfile.is_zipfile(path):
-            return
         with zipfile.ZipFile(path) as archive:
             unpacked = sum(entry.file_size for entry in archive.infolist())
     except (zipfile.BadZipFile, ValueError, NotImplementedError, OSError):
-        return  # torch says what is wrong with it
+        return  # not an archive, or torch reports what is wrong with it
     if unpacked > path.stat().st_size:
         raise CheckpointError(
             f"{path} has {path.stat().st_size:,} bytes and unpacks to {unpacked:,}, which no checkpoint of PyTorch "
             "does. It was refused."
         )
-
-
-def _explain(path: Path, error: Exception) -> str:
-    text = str(error)
-    if refused := re.search(r"GLOBAL (\S+)", text):
-        return (
-            f"{path} asks for {refused[1]} to be used while it is read, which is neither a tensor nor a plain setting. "
-            "It was refused and nothing in the file was run. If you trust the file, load it with PyTorch yourself and "
-            "pass the state dict."
-        )
-    reason = next(iter(text.splitlines()), "") or type(error).__name__
-    return f"{path} is damaged or not a PyTorch checkpoint ({reason}); nothing in it was run. Get it again."
 
 
 def _unwrap(content: Mapping[str, Any], weights: str, place: str) -> Mapping[str, Any]:
@@ -177,18 +167,14 @@ def _unwrap(content: Mapping[str, Any], weights: str, place: str) -> Mapping[str
 
 def _strip(state: Mapping[str, Any]) -> dict[str, Tensor]:
     """Remove the prefixes of wrappers; refuse anything but plain tensors."""
-    if strange := [f"{name} ({_kind(value)})" for name, value in state.items() if _kind(value) is not None]:
+    strange = [
+        f"{name} ({type(value).__name__ if not isinstance(value, Tensor) else value.layout})"
+        for name, value in state.items()
+        if not isinstance(value, Tensor) or value.is_quantized or value.layout != torch.strided
+    ]
+    if strange:
         raise CheckpointError(f"among the weights are things that are not plain tensors: {', '.join(strange[:10])}")
     names = [str(name) for name in state]
     while prefix := next((p for p in _PREFIXES if names and all(name.startswith(p) for name in names)), None):
         names = [name.removeprefix(prefix) for name in names]
     return dict(zip(names, state.values(), strict=True))
-
-
-def _kind(value: Any) -> str | None:
-    """Describe a value; None for a plain tensor."""
-    if not isinstance(value, Tensor):
-        return type(value).__name__
-    if value.is_quantized:
-        return "quantized"
-    return None if value.layout == torch.strided else str(value.layout).removeprefix("torch.")

@@ -1,4 +1,4 @@
-"""What an attention layer of another library is made of, and the TSSA layer that takes its place.
+"""The attention classes of other libraries that can be replaced, their parts, and the TSSA layer in their place.
 
 Shapes: weights [H * D, C] for H heads of width D and tokens of width C.
 """
@@ -6,7 +6,7 @@ Shapes: weights [H * D, C] for H heads of width D and tokens of width C.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -16,15 +16,34 @@ from tost.nn import CausalTSSAttention, Extensions, TSSAttention
 
 Source = Literal["value", "query", "key"]
 
+TIMM = {
+    ("timm.layers.attention", "Attention"): "ViT",
+    ("timm.models.beit", "Attention"): "BEiT",
+    ("timm.models.swin_transformer", "WindowAttention"): "Swin",
+}
+"""By module and name: the models that they are from."""
 
-@dataclass(frozen=True, slots=True)
-class Projection:
-    """One linear map of an attention layer.
+BERT = ("query", "key", "value", None)
+LLAMA = ("q_proj", "k_proj", "v_proj", "o_proj")
+TRANSFORMERS: dict[str, tuple[str | None, ...]] = {
+    "BertSelfAttention": BERT,
+    "RobertaSelfAttention": BERT,
+    "XLMRobertaSelfAttention": BERT,
+    "CamembertSelfAttention": BERT,
+    "ElectraSelfAttention": BERT,
+    "DistilBertSelfAttention": ("q_lin", "k_lin", "v_lin", "out_lin"),
+    "ViTAttention": LLAMA,
+    "GPT2Attention": ("c_attn", "c_proj"),
+    "LlamaAttention": LLAMA,
+    "MistralAttention": LLAMA,
+    "Qwen2Attention": LLAMA,
+    "Qwen3Attention": LLAMA,
+}
+"""By name: the projections to queries, keys and values, or one for all three; the output projection, if it has one."""
 
-    Attributes:
-        weight: ``[H * D, C]``, or fewer heads where several share one.
-        bias: ``[H * D]``; None for none.
-    """
+
+class Projection(NamedTuple):
+    """One linear map of an attention layer: weight ``[H * D, C]``, or fewer heads where several share one, and bias."""
 
     weight: Tensor
     bias: Tensor | None
@@ -57,17 +76,6 @@ class Parts:
     dropped: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Choices:
-    """How layers are replaced; the arguments of `replace_attention`."""
-
-    causal: bool | None
-    num_heads: int | None
-    source: Source
-    extensions: Extensions | None
-    backend: str
-
-
 def read_linear(module: nn.Module, name: str, *, of: nn.Module) -> Projection:
     """Return the weight of a linear layer, ``[out, in]``.
 
@@ -94,29 +102,37 @@ def split_fused(fused: Projection, biases: tuple[Tensor | None, ...] | None = No
     return tuple(Projection(weight, bias) for weight, bias in zip(weights, biases, strict=True))
 
 
-def build_attention(parts: Parts, choices: Choices) -> TSSAttention | CausalTSSAttention:
-    """Return a TSSA layer that starts from the weights of another attention layer.
+def build_attention(
+    parts: Parts,
+    *,
+    causal: bool | None,
+    num_heads: int | None,
+    source: Source,
+    extensions: Extensions | None,
+    backend: str,
+) -> TSSAttention | CausalTSSAttention:
+    """Return a TSSA layer that starts from the weights of another attention layer; see `replace_attention`.
 
     Raises:
         ConfigError: The heads do not fit.
     """
     inner, width = parts.query.weight.shape
-    num_heads = parts.num_heads if choices.num_heads is None else choices.num_heads
+    num_heads = parts.num_heads if num_heads is None else num_heads
     if inner % num_heads:
         raise ConfigError(f"num_heads={num_heads} does not divide the {inner} features of all heads; choose a divisor.")
-    old: Projection = getattr(parts, choices.source)
+    old: Projection = getattr(parts, source)
     shared = {
         "in_bias": old.bias is not None,
         "out_bias": False,
         "out_drop": parts.out_drop,
-        "extensions": choices.extensions,
+        "extensions": extensions,
         "head_dim": inner // num_heads,
-        "backend": choices.backend,
+        "backend": backend,
         "device": old.weight.device,
         "dtype": old.weight.dtype,
     }
     made: TSSAttention | CausalTSSAttention
-    if parts.causal if choices.causal is None else choices.causal:
+    if parts.causal if causal is None else causal:
         made = CausalTSSAttention(width, num_heads, parts.max_length, position_bias=None, **shared)  # type: ignore[arg-type]
     else:
         made = TSSAttention(width, num_heads, **shared)  # type: ignore[arg-type]

@@ -12,8 +12,7 @@ from typing import NamedTuple, TypeVar, get_args
 from torch import nn
 
 from tost.errors import ConfigError
-from tost.integrations.replace import families
-from tost.integrations.replace.parts import Choices, Source, build_attention
+from tost.integrations.replace.parts import TIMM, TRANSFORMERS, Source, build_attention
 from tost.nn import CausalTSSAttention, Extensions, TSSAttention
 
 Model = TypeVar("Model", bound=nn.Module)
@@ -84,14 +83,15 @@ def replace_attention(
         raise ConfigError(f"source={source!r} is not known; a layer can start from its 'value', 'query' or 'key'.")
     found = list(find_layers(model))
     chosen = _choose(found, layers, model)
-    choices = Choices(causal, num_heads, source, extensions, backend)
     made: dict[str, nn.Module] = {}
     dropped: dict[str, None] = {}
-    for layer in chosen:
-        assert layer.library is not None
-        parts = layer.library.read(layer.module)
-        attention = build_attention(parts, choices).train(layer.module.training)
-        made[layer.name] = layer.library.wrap(attention, layer.module)
+    for name, module, library in chosen:
+        assert library is not None
+        parts = library.read(module)
+        attention = build_attention(
+            parts, causal=causal, num_heads=num_heads, source=source, extensions=extensions, backend=backend
+        )
+        made[name] = library.wrap(attention.train(module.training), module)
         dropped |= dict.fromkeys(parts.dropped)
     for name, module in made.items():
         model.set_submodule(name, module)
@@ -132,7 +132,9 @@ def find_layers(model: nn.Module) -> Iterator[Layer]:
 
 def _choose(found: list[Layer], layers: Iterable[int] | None, model: nn.Module) -> list[Layer]:
     if not any(layer.library for layer in found):
-        raise ConfigError(_nothing(model, replaced=bool(found)))
+        if found:
+            raise ConfigError("all self-attention layers of this model are replaced already.")
+        raise ConfigError(_describe_known(model))
     if layers is None:
         return [layer for layer in found if layer.library is not None]
     places = sorted({place + len(found) if place < 0 else place for place in layers})
@@ -147,10 +149,8 @@ def _choose(found: list[Layer], layers: Iterable[int] | None, model: nn.Module) 
     return [found[place] for place in places]
 
 
-def _nothing(model: nn.Module, *, replaced: bool) -> str:
-    if replaced:
-        return "all self-attention layers of this model are replaced already."
-    known = [*(f"timm's {family}" for family in families.TIMM.values()), *families.TRANSFORMERS]
+def _describe_known(model: nn.Module) -> str:
+    known = [*(f"timm's {family}" for family in TIMM.values()), *TRANSFORMERS]
     seen = sorted({type(m).__name__ for m in model.modules() if "attention" in type(m).__name__.lower()})
     has = f"it has {', '.join(seen)}" if seen else "it has no module with that name"
     return (

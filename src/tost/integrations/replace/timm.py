@@ -11,8 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from tost.errors import ConfigError
-from tost.integrations.replace.families import TIMM
-from tost.integrations.replace.parts import Parts, read_linear, split_fused
+from tost.integrations.replace.parts import TIMM, Parts, read_linear, split_fused
 from tost.nn import CausalTSSAttention, TSSAttention
 from tost.nn.masks import read_segments
 

@@ -25,8 +25,7 @@ from transformers.masking_utils import (
     sdpa_mask,
 )
 
-from tost.integrations.replace.families import LLAMA, TRANSFORMERS
-from tost.integrations.replace.parts import Parts, read_linear, split_fused
+from tost.integrations.replace.parts import LLAMA, TRANSFORMERS, Parts, read_linear, split_fused
 from tost.integrations.transformers.cache import StateLayer, adopt_layer
 from tost.nn import CausalTSSAttention, TSSAttention
 from tost.nn.masks import demand, read_attention_mask, read_packed_mask
