@@ -12,7 +12,6 @@ from PIL import Image
 from tests.models.tiny import make_tiny, perturb
 from tests.recipes.pictures import write_cifar10
 from tests.train.runs import Recorder
-from tost.analysis import list_analyses
 from tost.recipes import get_task, load_config
 from tost.train.checkpoint.model import save_model
 from tost.train.loop import fit
@@ -46,11 +45,6 @@ def small_pictures(monkeypatch):
 def content(outcome):
     assert outcome.code == 0, outcome.err
     return json.loads(outcome.out.splitlines()[-1])
-
-
-def test_help_lists_the_analyses(run):
-    shown = run("analyze", "--help").out
-    assert all(f"{name}  " in shown or f"{name} " in shown for name in [*list_analyses(), "all"])
 
 
 def test_coding_rate_of_a_run_lands_in_its_folder(run, trained):
@@ -135,7 +129,3 @@ def test_mistakes_are_named(run, trained, language, arguments, hint):
     assert outcome.code == 2
     assert hint in outcome.err
     assert "Traceback" not in outcome.err
-
-
-def test_subspaces_need_no_data(run, language, tmp_path):
-    assert run("analyze", str(language), "subspaces", "--out", str(tmp_path)).code == 0

@@ -63,16 +63,8 @@ def test_compare_shows_the_settings_that_differ(run, runs):
     assert [entry["best"] for entry in content["runs"]] == [1.5, 1.25]
     assert "Settings that differ" in outcome.out
     assert "optim.lr" in outcome.out
-
-
-def test_compare_takes_a_folder_of_runs(run, runs):
     content = json.loads(run("compare", str(runs), "--json").out.splitlines()[-1])
     assert [entry["run"] for entry in content["runs"]] == ["a", "b", "c"]
-
-
-def test_compare_refuses_what_is_no_run(run, tmp_path):
-    outcome = run("compare", str(tmp_path))
-    assert (outcome.code, "holds no run" in outcome.err) == (2, True)
 
 
 def test_a_damaged_run_is_listed_all_the_same(run, runs):

@@ -101,14 +101,6 @@ def test_a_notebook_gets_lines(capsys, monkeypatch):
     assert not _console.is_live()
 
 
-def test_live_progress_leaves_stdout_alone(capsys, monkeypatch):
-    pretend_terminal(monkeypatch)
-    with _console.progress(2) as steps:
-        steps.start("first [not markup]")
-        steps.finish("fine")
-    assert capsys.readouterr().out == ""
-
-
 def test_json_is_one_line_of_legal_json(capsys):
     _console.show_json({"text": "two\nlines", "value": 1.5})
     out = capsys.readouterr().out

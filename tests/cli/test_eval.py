@@ -42,14 +42,6 @@ def test_run_folder_and_checkpoint_give_the_same_complete_json(run, trained):
     assert sum(count for label, guess, count in found["confusion"] if label == guess) == round(found["accuracy"] * 30)
 
 
-def test_tables_show_metrics_classes_and_confusions(run, trained):
-    out = run("eval", str(trained / "run")).out
-    assert "accuracy_top5" in out
-    assert "all classes, worst first" in out
-    assert "commonest confusions" in out
-    assert not out.splitlines()[-1].startswith("{")
-
-
 def test_files_on_request(run, trained, tmp_path):
     outcome = run("eval", str(trained / "run"), "--out", str(tmp_path / "report"))
     assert outcome.out.splitlines()[-2:] == [str(tmp_path / "report" / f) for f in ("evaluation.json", "confusion.csv")]
@@ -57,11 +49,6 @@ def test_files_on_request(run, trained, tmp_path):
     rows = (tmp_path / "report" / "confusion.csv").read_text().splitlines()
     assert rows[0].startswith("label,airplane,automobile,")
     assert len(rows) == 11
-
-
-def test_part_of_the_set(run, trained):
-    found = content(run("eval", str(trained / "run"), "evaluate.batches=2", "evaluate.batch_size=5", "--json"))
-    assert found["samples"] == 10
 
 
 def test_weights_by_themselves_need_a_configuration(run, trained):

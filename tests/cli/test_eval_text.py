@@ -24,13 +24,6 @@ def test_the_command_line_shows_every_protocol(run, monkeypatch):
     assert "|".join(Protocol) in run("eval", "--help").out
 
 
-def test_without_a_protocol_the_validation_set_is_measured_as_in_training(run, trained):
-    summary = json.loads((trained / "run" / "summary.json").read_text())
-    found = json.loads(run("eval", str(trained / "run"), "--json").out.splitlines()[-1])
-    assert found == pytest.approx(summary["final"])
-    assert set(found) == {"loss", "perplexity", "bits_per_token"}
-
-
 def test_protocols_and_their_numbers(run, trained):
     outcome = run("eval", str(trained / "run"), "--protocol", "sliding", "--stride", "4", "--json")
     assert outcome.code == 0, outcome.err

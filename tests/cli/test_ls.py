@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import json
-import sys
 
 import pytest
 
@@ -21,24 +20,16 @@ LISTS = {
 
 
 @pytest.mark.parametrize(("kind", "names"), LISTS.items())
-def test_ls_in_a_pipe_is_one_line_per_entry(run, kind, names):
+def test_ls_is_one_line_per_entry_or_json(run, kind, names):
     outcome = run("ls", kind)
     assert (outcome.code, outcome.err) == (0, "")
     rows = [line.split("\t") for line in outcome.out.splitlines()]
     assert [row[0] for row in rows] == names
     assert len({len(row) for row in rows}) == 1
     assert all(cell and cell == cell.strip() for row in rows for cell in row)
-
-
-@pytest.mark.parametrize(("kind", "names"), LISTS.items())
-def test_ls_ends_with_json(run, kind, names):
     content = json.loads(run("ls", kind, "--json").out)
     assert content["kind"] == kind
     assert [entry["name"] for entry in content["entries"]] == names
-
-
-def test_ls_lists_configs_unless_told_otherwise(run):
-    assert run("ls") == run("ls", "configs")
 
 
 def test_ls_takes_a_pattern(run):
@@ -48,16 +39,6 @@ def test_ls_takes_a_pattern(run):
         for size in ("base", "large", "medium")
         for kind in ("", "_plus", "_plus2")
     ]
-
-
-def test_ls_draws_a_table_on_a_terminal(run, monkeypatch):
-    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
-    monkeypatch.setenv("TERM", "dumb")
-    monkeypatch.setenv("COLUMNS", "80")
-    out = run("ls", "data").out
-    assert "\t" not in out
-    assert out.splitlines()[0].split() == ["name", "recipe", "description"]
-    assert "───" in out
 
 
 def test_ls_without_a_match_says_so(run, monkeypatch):
@@ -71,9 +52,3 @@ def test_ls_refuses_what_it_does_not_know(run):
     outcome = run("ls", "modelz")
     assert outcome.code == 2
     assert "'models'" in outcome.err
-
-
-def test_ls_lists_the_analyses(run):
-    names = [line.split("\t")[0] for line in run("ls", "analyses").out.splitlines()]
-    assert names[:2] == ["coding-rate", "membership-maps"]
-    assert run("ls", "analyses", "heads").out.startswith("heads\tusage, temperature")

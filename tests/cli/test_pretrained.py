@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 
-import pytest
 import torch
 
 import tost
@@ -38,15 +37,3 @@ def test_a_name_that_does_not_exist(run):
     assert outcome.code == 2
     assert "a name of `tost ls pretrained`" in outcome.err
     assert "did you mean 'bytes-tiny'?" in run("generate", "byte-tiny", "--prompt", "a").err
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(1200)
-def test_the_model_of_the_demonstration_writes_without_end(run, tmp_path):
-    few = ("train.steps=2", "train.batch_size=2", "schedule.warmup_steps=1", "evaluate.batches=1", "log.every=1")
-    assert run("train", "small/stdlib_bytes", *few, "--out", str(tmp_path / "run")).code == 0
-    outcome = run(
-        "generate", str(tmp_path / "run"), "--prompt", "def ", "--max-new-tokens", "100000", "--seed", "0", "--json"
-    )
-    assert outcome.code == 0, outcome.err
-    assert json.loads(outcome.out)["tokens"] == 100_000

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import signal
 
 import pytest
 import torch
+from torch.distributed.elastic.multiprocessing.api import SignalException
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 
 from tests.train.runs import TINY
 from tost.cli import _train
@@ -81,3 +84,27 @@ def test_exit_code_of_several_processes(tmp_path, monkeypatch, before, after, co
     monkeypatch.setattr(_train.subprocess, "Popen", Process)
     monkeypatch.setattr(_train.signal, "signal", lambda number, handler: None)
     assert _train._launch(2, tmp_path) == expected
+
+
+def failure(rank, code):
+    return {rank: ProcessFailure(local_rank=rank, pid=123, exitcode=code, error_file="/dev/null")}
+
+
+@pytest.mark.parametrize(
+    ("raised", "code", "message"),
+    [
+        (None, 0, ""),
+        (SignalException("stopped", signal.SIGTERM), 143, ""),
+        (ChildFailedError("tost", failure(0, 2)), 2, ""),  # it has said why
+        (ChildFailedError("tost", failure(1, -9)), 1, "process 1 was ended by SIGKILL"),
+    ],
+)
+def test_torchrun_leaves_no_traceback(monkeypatch, capsys, raised, code, message):
+    def run(arguments):
+        if raised is not None:
+            raise raised
+
+    monkeypatch.setattr("torch.distributed.run.run", run)
+    monkeypatch.setattr(_train.logging, "disable", lambda level: None)
+    assert _train.torchrun(["--standalone", "script.py"]) == code
+    assert message in capsys.readouterr().err

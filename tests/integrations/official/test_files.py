@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import os
 import pathlib
-import pickle
 import zipfile
 from collections import OrderedDict
 from collections.abc import Callable
@@ -170,22 +169,6 @@ def test_nothing_in_a_file_is_ever_run(kind, place, new_format, state, tmp_path)
     assert not harm.exists()
 
 
-def test_the_attack_is_real(tmp_path):
-    payload, _ = attacks(tmp_path / "harm")["exec"]
-    pickle.loads(pickle.dumps(payload))
-    assert (tmp_path / "harm").exists()
-
-
-def test_plain_pickles_are_not_run(tmp_path):
-    harm = tmp_path / "harm"
-    for protocol in range(pickle.HIGHEST_PROTOCOL + 1):
-        for payload, _ in attacks(harm).values():
-            (tmp_path / "bad.pkl").write_bytes(pickle.dumps({"model": payload}, protocol=protocol))
-            with pytest.raises(CheckpointError):
-                tost.load_official(tmp_path / "bad.pkl")
-            assert not harm.exists()
-
-
 @pytest.mark.parametrize("name", ["zip", "legacy", "safetensors"])
 def test_no_damage_is_a_traceback(name, state, tmp_path):
     file, damaged = tmp_path / "good", tmp_path / "damaged"
@@ -247,13 +230,6 @@ def test_a_packed_archive_is_refused(state, tmp_path):
     tost.load_official(plain)
     with pytest.raises(CheckpointError, match=r"has [\d,]+ bytes and unpacks to"):
         tost.load_official(packed)
-
-
-def test_other_archives_are_refused(tmp_path):
-    with zipfile.ZipFile(tmp_path / "x.pth", "w") as archive:
-        archive.writestr("readme.txt", "hello")
-    with pytest.raises(CheckpointError, match="not a PyTorch checkpoint"):
-        tost.load_official(tmp_path / "x.pth")
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,6 @@
 """The forward pass under transformers' conventions: masks, labels, caches, hidden states, compilation, bad input."""
 
 import copy
-import weakref
 from itertools import pairwise
 
 import pytest
@@ -10,8 +9,6 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch._dynamo.testing import CompileCounter
-
-import tost.integrations.transformers
 
 # isort: split
 from transformers import DynamicCache, StaticCache
@@ -169,20 +166,6 @@ def test_hidden_states(kind):
     assert hidden[0].grad is not None
 
 
-@torch.no_grad()
-def test_nothing_is_kept_of_a_block_that_is_done():
-    model, seen = make("plus", depth=3), []
-
-    def look(block, arguments):
-        assert all(reference() is None for reference in seen)
-        seen.append(weakref.ref(arguments[0]))
-
-    for block in model.model.blocks:
-        block.register_forward_pre_hook(look)
-    model(tokens(1, 9), use_cache=False)
-    assert len(seen) == 3
-
-
 def test_logits_of_some_tokens_only():
     model, ids = make("plus", dtype=torch.float64), tokens(2, 9)
     full = model(ids).logits
@@ -190,16 +173,6 @@ def test_logits_of_some_tokens_only():
     assert close(model(ids, logits_to_keep=20).logits, full)
     assert close(model(ids, logits_to_keep=torch.tensor([0, 5])).logits, full[:, [0, 5]])
     assert model(ids, skip_logits=True).logits is None
-
-
-def test_a_tuple_instead_of_an_output():
-    model, ids = make("plus"), tokens(2, 9)
-    loss, logits, cache = model(ids, labels=ids, return_dict=False)
-    assert loss.shape == ()
-    assert logits.shape == (2, 9, 61)
-    assert cache.get_seq_length() == 9
-    model.config.return_dict = False
-    assert len(model(ids, use_cache=False)) == 1
 
 
 # Labels
@@ -268,11 +241,6 @@ def test_gradient_checkpointing_changes_nothing(kind, reentrant):
     assert not again.is_gradient_checkpointing
 
 
-def test_the_option_of_ours_turns_gradient_checkpointing_on():
-    ours = tost.create_model("tost_lm_base", embed_dim=8, depth=1, num_heads=2, gradient_checkpointing=True)
-    assert tost.integrations.transformers.TostForCausalLM.from_tost(ours).is_gradient_checkpointing
-
-
 # torch.compile
 
 
@@ -316,14 +284,6 @@ def test_compiled_steps_use_the_cache_and_do_not_compile_without_end(kind, fresh
         assert close(step(ids[:, n : n + 1], past_key_values=cache).logits, full[:, n : n + 1])
     assert counter.frame_count == 1
     assert cache.get_seq_length() == 12
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", ["plus", "gpt2"])
-def test_compiled_with_inductor(kind, fresh_compiler):
-    model, ids = make(kind), tokens(2, 9)
-    compiled = torch.compile(model)
-    assert torch.allclose(compiled(ids, use_cache=False).logits, model(ids).logits, atol=1e-4)
 
 
 # Bad input

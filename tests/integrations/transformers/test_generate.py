@@ -11,7 +11,7 @@ from torch._dynamo.utils import counters
 import tost.integrations.transformers
 
 # isort: split
-from transformers import CompileConfig, DynamicCache, TextStreamer
+from transformers import CompileConfig, DynamicCache
 
 from tests.integrations.transformers.models import KINDS, LINEAR, left_padded, make, tokens
 
@@ -43,18 +43,6 @@ def test_greedy_texts_are_those_of_the_full_forward_pass(kind):
     assert torch.equal(logits.argmax(-1), text[:, 7:])
     assert torch.allclose(torch.stack(out.logits, dim=1).double(), logits, atol=1e-5)
     assert torch.equal(tost.generate(model.to_tost(), ids, max_new_tokens=NEW, temperature=0), text)
-
-
-@every_kind
-def test_with_and_without_a_cache(kind):
-    model = make(kind, dtype=torch.float64)
-    ids, mask = left_padded(prompts())
-    cached, plain = scored(model, ids, attention_mask=mask), scored(model, ids, attention_mask=mask, use_cache=False)
-    assert torch.equal(cached.sequences, plain.sequences)
-    assert plain.past_key_values is None
-    assert cached.past_key_values.get_seq_length() == 7 + NEW - 1
-    for a, b in zip(cached.logits, plain.logits, strict=True):
-        assert torch.allclose(a, b, atol=1e-5)
 
 
 @every_kind
@@ -113,15 +101,6 @@ def test_other_modes_do_not_depend_on_the_cache(kind, options):
     assert torch.equal(*texts)
 
 
-@pytest.mark.parametrize("kind", ["plus", "hold", "gpt2"])
-@pytest.mark.parametrize("chunk", [1, 3, 100])
-def test_a_prompt_can_be_read_in_chunks(kind, chunk):
-    model = make(kind, dtype=torch.float64)
-    ids, mask = left_padded(prompts())
-    options = {"attention_mask": mask, "max_new_tokens": 6, "do_sample": False}
-    assert torch.equal(model.generate(ids, prefill_chunk_size=chunk, **options), model.generate(ids, **options))
-
-
 @every_kind
 def test_a_text_goes_on_from_its_cache(kind):
     model = make(kind, dtype=torch.float64)
@@ -144,15 +123,6 @@ def test_a_text_goes_on_from_its_cache(kind):
     # A copy branches off, and takes the new tokens alone as well.
     branch = model.generate(asked[:, 11:], past_key_values=kept, **options)
     assert torch.equal(branch[:, 5:], more[:, 16:])
-
-
-def test_from_embeddings():
-    model, ids = make("plus", dtype=torch.float64), tokens(2, 7)
-    vectors = model.get_input_embeddings()(ids)
-    text = model.generate(ids, max_new_tokens=6, do_sample=False)
-    assert torch.equal(model.generate(inputs_embeds=vectors, max_new_tokens=6, do_sample=False), text[:, 7:])
-    both = model.generate(ids, inputs_embeds=vectors, max_new_tokens=6, do_sample=False)
-    assert torch.equal(both, text)
 
 
 def test_texts_end_where_they_should():
@@ -194,11 +164,6 @@ def test_a_text_that_does_not_fit_is_refused_before_any_work():
     text = model.generate(tokens(1, 10), max_new_tokens=39, do_sample=False, past_key_values=cache)
     with pytest.raises(ValueError, match="reaches position 49"):
         model.generate(text, max_new_tokens=2, past_key_values=cache)
-
-
-def test_the_length_that_transformers_chooses_fits():
-    with pytest.warns(UserWarning, match="max_new_tokens"):
-        assert make("authors", max_position_embeddings=12).generate(tokens(1, 5), do_sample=False).shape == (1, 12)
 
 
 def test_bad_prompts_are_refused():
@@ -246,19 +211,3 @@ def test_generation_compiled_by_transformers():
     text = model.generate(ids, max_new_tokens=NEW, do_sample=False, cache_implementation="static", compile_config=how)
     assert torch.equal(text, model.generate(ids, max_new_tokens=NEW, do_sample=False))
     assert counters["stats"]["unique_graphs"] == 1  # whatever the number of tokens is
-
-
-def test_every_token_is_streamed():
-    class Recorder(TextStreamer):
-        def __init__(self):
-            self.seen = []
-
-        def put(self, value):
-            self.seen += value.flatten().tolist()
-
-        def end(self):
-            self.seen.append("end")
-
-    model, recorder = make("plus"), Recorder()
-    text = model.generate(tokens(1, 4), max_new_tokens=5, do_sample=False, streamer=recorder)
-    assert recorder.seen == [*text[0].tolist(), "end"]

@@ -1,6 +1,5 @@
 """What transformers' own tests ask of a model, asked of tost's: configuration, files, fresh weights, embeddings."""
 
-import copy
 import importlib
 import json
 import subprocess
@@ -14,7 +13,7 @@ from torch import nn
 import tost.integrations.transformers
 
 # isort: split
-from transformers import AutoConfig, AutoModelForCausalLM, GPT2LMHeadModel
+from transformers import AutoConfig, AutoModelForCausalLM
 
 import tost
 from tests.integrations.transformers.models import KINDS, TINY, make, tokens
@@ -46,26 +45,6 @@ def test_a_config_is_the_options_one_for_one(kind):
     fields = set(LanguageOptions.model_fields) - {"gradient_checkpointing", "max_length"}
     assert {key: getattr(config, key) for key in fields} == {key: getattr(options, key) for key in fields}
     assert config.max_position_embeddings == options.max_length
-
-
-def test_defaults_are_those_of_the_base_model():
-    assert TostConfig().options() == tost.models.model_options("tost_lm_base", {})
-    for name in ("tost_lm_medium_plus", "tost_lm_base_plus2", "gpt2_large"):
-        assert TostConfig.from_name(name).options() == tost.models.model_options(name, {})
-    with pytest.raises(ConfigError, match="no language model"):
-        TostConfig.from_name("tost_mini")
-
-
-@every_kind
-def test_a_config_survives_a_file(kind, tmp_path):
-    config = TostConfig(**{**TINY, **KINDS[kind]}, eos_token_id=[3, 4], bos_token_id=2)
-    config.save_pretrained(tmp_path)
-    assert json.loads((tmp_path / "config.json").read_text())["model_type"] == "tost"
-    for again in (TostConfig.from_pretrained(tmp_path), AutoConfig.from_pretrained(tmp_path), copy.deepcopy(config)):
-        assert type(again) is TostConfig
-        assert {**again.to_dict(), "_name_or_path": ""} == config.to_dict()
-    config.to_json_file(tmp_path / "file.json")
-    assert TostConfig.from_json_file(tmp_path / "file.json").to_dict() == config.to_dict()
 
 
 def test_the_names_that_transformers_uses_everywhere():
@@ -114,15 +93,6 @@ def test_values_that_are_changed_later_are_checked_too(tmp_path):
     TostConfig(**TINY).save_pretrained(tmp_path)
     with pytest.raises(ConfigError, match="num_heads=7"):
         TostForCausalLM(AutoConfig.from_pretrained(tmp_path, num_heads=7))
-
-
-def test_a_file_of_an_earlier_version_has_other_names_of_options(tmp_path):
-    TostConfig(**TINY, after_last_position="repeat").save_pretrained(tmp_path)
-    file = tmp_path / "config.json"
-    file.write_text(file.read_text().replace('"after_last_position": "repeat"', '"beyond": "hold"'))
-    assert TostConfig.from_pretrained(tmp_path).after_last_position == "repeat"
-    with pytest.raises(ConfigError, match="beyond: not an option"):
-        TostConfig(**TINY, beyond="hold")
 
 
 def test_keys_of_other_programs_in_a_file_are_kept_but_slips_are_not(tmp_path):
@@ -228,12 +198,6 @@ def test_missing_weights_are_initialized_as_those_of_a_new_model(tmp_path):
                 assert not torch.equal(weight, fresh), key
 
 
-def test_weights_of_another_shape_are_refused(tmp_path):
-    make("authors").save_pretrained(tmp_path)
-    with pytest.raises(RuntimeError, match=r"(?i)mismatch"):
-        TostForCausalLM.from_pretrained(tmp_path, vocab_size=70)
-
-
 # Our own checkpoints, and the authors'
 
 
@@ -279,17 +243,6 @@ def test_a_bare_state_dict_of_ours_beside_a_config_is_read(kind, tmp_path):
     assert equal(TostForCausalLM.from_pretrained(tmp_path), model)
 
 
-def test_other_models_are_not_wrapped():
-    with pytest.raises(ConfigError, match="no causal language model of this package"):
-        TostForCausalLM.from_tost(nn.Linear(2, 2))
-
-
-def test_a_gpt2_of_ours_counts_as_many_parameters_as_that_of_transformers():
-    sizes = {"n_embd": 32, "n_layer": 2, "n_head": 4, "vocab_size": 61, "n_positions": 48}
-    theirs = GPT2LMHeadModel(AutoConfig.for_model("gpt2", **sizes))
-    assert make("gpt2").num_parameters() == theirs.num_parameters()
-
-
 # Embeddings and flags
 
 
@@ -307,13 +260,6 @@ def test_the_vocabulary_can_be_resized(tie_head):
     model.resize_token_embeddings(11, pad_to_multiple_of=8)
     assert model.config.vocab_size == 16
     assert model.generate(torch.ones(1, 2, dtype=torch.int64), max_new_tokens=3, do_sample=False).shape == (1, 5)
-
-
-def test_a_resized_model_survives_files(tmp_path):
-    model = make("authors")
-    model.resize_token_embeddings(70)
-    model.save_pretrained(tmp_path)
-    assert equal(TostForCausalLM.from_pretrained(tmp_path), model)
 
 
 def test_embeddings_can_be_replaced():
@@ -342,17 +288,6 @@ def test_what_the_model_says_it_supports_is_true():
     assert TostForCausalLM._from_config(TostConfig(**TINY), attn_implementation="eager").training
     names = {type(module).__name__ for module in make("authors").modules()}
     assert TostForCausalLM._no_split_modules <= names
-
-
-@every_kind
-def test_parameters_are_those_of_the_network(kind):
-    model = make(kind)
-    network = model.to_tost()
-    assert model.num_parameters() == sum(parameter.numel() for parameter in network.parameters())
-    assert {f"model.{key}" for key in network.state_dict()} - {"model.head.weight"} == {*model.state_dict()} - {
-        "lm_head.weight"
-    }
-    assert model.base_model is model.model
 
 
 @pytest.mark.parametrize(

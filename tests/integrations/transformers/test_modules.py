@@ -49,16 +49,6 @@ def test_hooks_fire_with_and_without_a_cache(kind, use_cache):
     assert sorted(fired) == sorted(called)
 
 
-def test_a_hook_may_change_what_a_block_gives():
-    model, ids = make("plus", dtype=torch.float64), tokens(2, 9)
-    model.model.blocks[0].register_forward_hook(lambda module, given, output: output.roll(1, -1))
-    whole = model(ids, use_cache=False).logits
-    cache = model(ids[:, :4]).past_key_values
-    assert torch.allclose(model(ids[:, 4:], past_key_values=cache).logits, whole[:, 4:])
-    model.model.blocks[0]._forward_hooks.clear()
-    assert not torch.allclose(model(ids).logits, whole)
-
-
 # Offloading
 
 
@@ -130,13 +120,6 @@ def test_an_output_layer_that_is_watched_is_called_for_the_loss():
     assert seen == [(2, 9, 61)]
 
 
-def test_resizing_keeps_tied_layers_tied():
-    model = make("plus")
-    model.resize_token_embeddings(70)
-    assert model.lm_head.weight is model.model.tokens.weight
-    assert model.lm_head.out_features == 70
-
-
 # The base model
 
 
@@ -164,37 +147,6 @@ def test_the_base_model_gives_what_the_output_layer_takes(kind, tmp_path):
         whole = TostForCausalLM.from_pretrained(tmp_path / "base")
         a, b = (one(ids, attention_mask=mask).logits for one in (whole, model))
         assert torch.allclose(a[real], b[real])
-
-
-def test_the_auto_classes_build_the_base_model():
-    assert type(AutoModel.from_config(AutoConfig.for_model("tost", **TINY))) is TostModel
-
-
-def test_gradient_checkpointing_of_the_base_model():
-    plain = make("plus", dtype=torch.float64).model.train()
-    again = copy.deepcopy(plain)
-    again.gradient_checkpointing_enable()
-    ids = tokens(2, 9)
-    for model in (plain, again):
-        model(ids).last_hidden_state.square().sum().backward()
-    assert all(torch.allclose(a.grad, b.grad) for a, b in zip(plain.parameters(), again.parameters(), strict=True))
-
-
-@pytest.mark.parametrize("reentrant", [False, True])
-def test_some_layers_only_are_recomputed(reentrant):
-    model, calls = make(depth=3).train(), []
-    for index, block in enumerate(model.model.blocks):
-        block.register_forward_pre_hook(lambda *_, index=index: calls.append(index))
-    assert not model.is_gradient_checkpointing
-    model.gradient_checkpointing_enable({"use_reentrant": reentrant}, every_n_layers=2)
-    assert model.is_gradient_checkpointing
-    model(tokens(2, 9), labels=tokens(2, 9)).loss.backward()
-    assert sorted(calls) == [0, 0, 1, 2, 2]
-    model.gradient_checkpointing_disable()
-    calls.clear()
-    model(tokens(2, 9), labels=tokens(2, 9)).loss.backward()
-    assert calls == [0, 1, 2]
-    assert not any(name.startswith("model.calls") for name in model.state_dict())
 
 
 # Positions
