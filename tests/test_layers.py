@@ -70,6 +70,8 @@ THIRD_PARTY: dict[str, tuple[str, ...]] = {
     "yaml": ("_yaml",),
     "psutil": ("train", "bench"),
     "matplotlib": ("analysis", "bench"),
+    "jinja2": ("report",),
+    "markupsafe": ("report",),
     "starlette": ("explore",),
     "uvicorn": ("explore",),
     "anyio": ("explore",),

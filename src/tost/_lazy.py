@@ -18,6 +18,7 @@ EXTRAS = {
     **dict.fromkeys(("accelerate", "sklearn", "datasets", "scipy"), "train"),
     **dict.fromkeys(("timm", "torchvision", "PIL", "pyarrow"), "vision"),
     **dict.fromkeys(("transformers", "tokenizers"), "language"),
+    "jinja2": "analysis",
     "matplotlib": "analysis",
     **dict.fromkeys(("starlette", "uvicorn", "anyio"), "explore"),
 }

@@ -1,16 +1,17 @@
-"""One HTML page about runs: results, curves, what is inside the models, speed. It needs nothing but itself."""
+"""One HTML page about runs: results, curves, what is inside the models, speed. It needs no other file."""
 
 from __future__ import annotations
 
 import base64
-import html
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from string import Template
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from jinja2 import Environment, PackageLoader
+from markupsafe import Markup
 
 from tost._io import read_json, write_atomic
 from tost._text import byte_size, duration, grouped, number, percent, printable, real, rounded
@@ -21,12 +22,12 @@ from tost.errors import ConfigError, StorageError, TostError
 from tost.report.runs import LAYERS, RunRecord, differences, read_runs
 
 if TYPE_CHECKING:
-    from tost.report.samples import LoadedRun
+    from tost.report.samples import LoadedRun, Passage
 
-_LONGEST = 4000  # letters of a text
+_LONGEST = 30_000  # letters of a text
 _MOST_SVG = 400_000  # bytes of a picture of lines; with more of them pixels are smaller
 _MOST_ROWS, _MOST_COLUMNS = 80, 12
-_MOST_METRICS, _MOST_SETTINGS = 4, 12
+_MOST_METRICS, _MOST_SETTINGS, _MOST_CHARTS = 4, 12, 4
 # The loss has a chart of its own, and these are the same in other units.
 _NO_CHART = ("step", "loss", "perplexity", "bits_per_token", "bits_per_byte", "loss_error", "tokens", "accuracy_top5")
 _FACTS = {
@@ -37,36 +38,51 @@ _FACTS = {
     "schedule": ("name", "warmup_steps"),
 }
 # Columns of measurements that tell charts apart, and ends of the names of those that are not shown.
-_KINDS = (
-    "op",
-    "mode",
-    "figure",
-    "part",
-    "training",
-    "block_size",
-    "width",
-    "heads",
-    "depth",
-    "batch",
-    "dtype",
-    "weights",
-)
+_KINDS = ("op", "mode", "figure", "part", "training", "block_size", "width", "heads", "depth", "batch", "dtype")
 _SPREAD = (" lower", " upper", " count", "_lower_quartile", "_upper_quartile", "repeats", "warmup_runs")
+
+
+class Table(NamedTuple):
+    """A table of the page; `best` are rows to be marked."""
+
+    headers: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    caption: str
+    best: Sequence[int] = ()
+
+
+class Picture(NamedTuple):
+    """A picture that is part of the page, and its description."""
+
+    source: str
+    words: str
+
+
+class Finding(NamedTuple):
+    """What an analysis shows of a model."""
+
+    pictures: list[Picture]
+    verdict: str
+    numbers: Table
 
 
 @dataclass
 class Insight:
-    """What the model of a run shows, as HTML.
+    """What the model of a run shows.
 
     Attributes:
-        findings: Pictures and numbers of the analyses.
-        verdicts: Their conclusions, as plain text.
+        findings: By the name of the analysis.
+        notes: What could not be shown.
+        verdicts: Conclusions of the analyses.
         texts: Generated text.
+        silence: Why there is none.
     """
 
-    findings: list[str] = field(default_factory=list)
+    findings: dict[str, Finding] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
     verdicts: list[str] = field(default_factory=list)
-    texts: list[str] = field(default_factory=list)
+    texts: list[Passage] = field(default_factory=list)
+    silence: str = ""
 
 
 def write_report(
@@ -98,7 +114,7 @@ def write_report(
         StorageError: The file cannot be written.
     """
     for name in analyses or ():
-        find_analysis(name)  # a wrong name is found before anything is read
+        find_analysis(name)  # a wrong name is an error before anything is read
     if out.is_dir() or not out.name.endswith((".html", ".htm")):
         raise ConfigError(f"--out {out} is not the name of a page; give a file such as report.html.")
     runs = read_runs(folders)
@@ -132,31 +148,36 @@ def render(
         insights: What the models show, by name of the run.
         command: The command line.
     """
-    measured, seen = benchmarks or {}, insights or {}
-    compared = grouped(runs, lambda run: run.subject).values()
-    verdicts = [f"{run}: {verdict}" for run, insight in seen.items() for verdict in insight.verdicts]
-    short = "".join(f"<li>{text(sentence)}</li>" for sentence in [*map(_judgement, compared), *verdicts] if sentence)
-    unfinished = ", ".join(run.name for run in runs if run.status != "finished")
-    warning = note(f"Not finished: {unfinished}. The numbers are those so far.", "warning") if unfinished else ""
-    sections = {
-        "In short": warning + (f"<ul>{short}</ul>" if short else note("Nothing has been measured yet.")),
-        "Results": "".join(map(_results, compared)),
-        "Curves": "".join(map(_curves, compared)),
-        "What was trained": "".join(map(_trained, runs)),
-        "Looking inside": _by_run({name: insight.findings for name, insight in seen.items()}),
-        "Generated text": _by_run({name: insight.texts for name, insight in seen.items()}),
-        "Speed": "".join(_measurement(name, content) for name, content in measured.items()),
-        "How to repeat it": _repeat(runs, measured, command),
-    }
-    shown = [(f"part-{i}", title, body) for i, (title, body) in enumerate(sections.items()) if body]
-    title = "Report on " + ", ".join(run.name for run in runs)
-    return Template(_file("page.html")).substitute(
-        title=text(title[:200]),
-        style=_file("style.css"),
-        links="".join(f'<li><a href="#{anchor}">{name}</a></li>' for anchor, name, _ in shown),
-        main="".join(f'<section id="{anchor}"><h2>{name}</h2>{body}</section>' for anchor, name, body in shown),
-        closing=text(f"Written on {datetime.now(UTC):%Y-%m-%d %H:%M UTC} by: {shlex.join(command)}"),
+    measured, insights = benchmarks or {}, insights or {}
+    compared = list(grouped(runs, lambda run: run.subject).values())
+    verdicts = [f"{run}: {verdict}" for run, insight in insights.items() for verdict in insight.verdicts]
+    known = dict.fromkeys(name for insight in insights.values() for name in insight.findings)
+    environment = Environment(loader=PackageLoader("tost.report", "."), autoescape=True, finalize=_written)
+    return environment.get_template("page.html").render(
+        title=("Report on " + ", ".join(run.name for run in runs))[:200],
+        style=Markup(Path(__file__).with_name("style.css").read_text(encoding="utf-8")),
+        runs=runs,
+        unfinished=", ".join(run.name for run in runs if run.status != "finished"),
+        sentences=[sentence for sentence in [*map(_judgement, compared), *verdicts] if sentence],
+        groups=[
+            {"title": _title(group[0]), "results": _results(group), "fair": _fairness(group), "charts": _curves(group)}
+            for group in compared
+        ],
+        settings=_settings(runs),
+        insights=insights,
+        analyses={name: find_analysis(name) for name in known},
+        measurements=[_measurement(name, content) for name, content in measured.items()],
+        commands="\n".join(_commands(runs, measured, command)),
+        environments={
+            run.name: {k: v for k, v in flatten(dict(run.environment)).items() if k != "command"} for run in runs
+        },
+        closing=f"Written on {datetime.now(UTC):%Y-%m-%d %H:%M UTC} by: {shlex.join(command)}",
     )
+
+
+def _written(value: object) -> object:
+    """Return anything as text without control characters, cut where it is too long; markup as it is."""
+    return value if isinstance(value, Markup) else printable(str(value)[:_LONGEST])
 
 
 def read_bench(file: Path) -> dict[str, Any]:
@@ -177,59 +198,9 @@ def read_bench(file: Path) -> dict[str, Any]:
     return {**content, "rows": [row for row in rows if isinstance(row, dict)]}
 
 
-def text(value: object, most: int = _LONGEST) -> str:
-    """Return anything as text that is safe inside elements and quoted attributes, cut where it is too long."""
-    shown = str(value)
-    return html.escape(printable(shown if len(shown) <= most else f"{shown[: most - 1]}…"))
-
-
-def note(value: str, kind: str = "note") -> str:
-    """Return a paragraph that stands out; `kind` is ``note`` or ``warning``."""
-    return f'<p class="{kind}">{text(value)}</p>'
-
-
-def table(headers: Sequence[str], rows: Sequence[Sequence[str]], *, caption: str, best: Sequence[int] = ()) -> str:
-    """Return a table; `best` are rows to be marked."""
-    head = "".join(f'<th scope="col">{text(cell, 60)}</th>' for cell in headers)
-    body = ""
-    for place, (first, *others) in enumerate(rows):
-        cells = "".join(f"<td>{text(cell, 200)}</td>" for cell in others)
-        body += f'<tr{" class=best" * (place in best)}><th scope="row">{text(first, 200)}</th>{cells}</tr>'
-    label = text(caption)
-    return (
-        f'<div class="scroll" tabindex="0" role="region" aria-label="{label}"><table><caption><span>{label}</span>'
-        f"</caption><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
-    )
-
-
-def definitions(entries: Mapping[str, object]) -> str:
-    """Return names and values, one below the other."""
-    return "<dl>" + "".join(f"<dt>{text(k)}</dt><dd>{text(v)}</dd>" for k, v in entries.items()) + "</dl>"
-
-
-def preformatted(value: str, label: str, title: str = "") -> str:
-    """Return text in which spaces and lines count, below a title in bold."""
-    bold = f"<b>{text(title)}</b>" if title else ""
-    return f'<pre tabindex="0" role="region" aria-label="{text(label)}">{bold}{text(value, 30_000)}</pre>'
-
-
-def picture(content: bytes, description: str, kind: str = "svg+xml") -> str:
-    """Return an image that is part of the page."""
-    data = base64.b64encode(content).decode("ascii")
-    return f'<div class="picture"><img src="data:image/{kind};base64,{data}" alt="{text(description, 600)}"></div>'
-
-
-def _file(name: str) -> str:
-    return Path(__file__).with_name(name).read_text(encoding="utf-8")
-
-
 def _object(content: Mapping[str, Any], key: str) -> Mapping[str, Any]:
-    found = content.get(key)
-    return found if isinstance(found, dict) else {}
-
-
-def _by_run(parts: Mapping[str, Sequence[str]]) -> str:
-    return "".join(f"<h3>{text(name)}</h3>{''.join(found)}" for name, found in parts.items() if found)
+    value = content.get(key)
+    return value if isinstance(value, dict) else {}
 
 
 def _title(run: RunRecord) -> str:
@@ -248,14 +219,14 @@ def _metric(name: str, value: object) -> str:
 def _judgement(runs: Sequence[RunRecord]) -> str:
     """Return a sentence about the results of comparable runs, best first."""
     metric, mode = runs[0].metric
-    ended = sorted(((run.final[metric], run) for run in runs if metric in run.final), key=lambda pair: pair[0])
-    listed = [f"{run.name} ({_model(run)}) {_metric(metric, value)}" for value, run in ended]
-    listed = listed[::-1] if mode == "max" else listed
-    return f"{_title(runs[0])}: {metric} on the validation set: {', '.join(listed)}." if listed else ""
+    ended = [(run.final[metric], run) for run in runs if metric in run.final]
+    ended.sort(key=lambda pair: pair[0], reverse=mode == "max")
+    listed = ", ".join(f"{run.name} ({_model(run)}) {_metric(metric, value)}" for value, run in ended)
+    return f"{_title(runs[0])}: {metric} on the validation set: {listed}." if listed else ""
 
 
-def _results(runs: Sequence[RunRecord]) -> str:
-    """Return the table of comparable runs, and whether they differ in more than the model."""
+def _results(runs: Sequence[RunRecord]) -> Table:
+    """Return the table of comparable runs."""
     metric, mode = runs[0].metric
     others = [name for name in dict.fromkeys(name for run in runs for name in run.final) if name != metric]
     shown = [metric, *others[:_MOST_METRICS]]
@@ -280,18 +251,22 @@ def _results(runs: Sequence[RunRecord]) -> str:
     top = (max if mode == "max" else min)(ended.values(), default=None)
     marked = [place for place, value in ended.items() if value == top] if len(set(ended.values())) > 1 else []
     caption = f"{_title(runs[0])}. One run with one seed per row; measured on the validation set at the end."
-    found = table(headers, rows, caption=caption, best=marked)
+    return Table(headers, rows, caption, marked)
+
+
+def _fairness(runs: Sequence[RunRecord]) -> str:
+    """Return whether comparable runs differ in more than the model; empty if there is no other to compare with."""
     known = [run for run in runs if run.config]
     if len(known) < 2:
-        return found
+        return ""
     other = [key for key in differences(known) if not key.startswith("model.")]
     if not other:
-        return found + note("These runs differ in nothing but the model: data, steps, batches and recipe are the same.")
+        return "These runs differ in nothing but the model: data, steps, batches and recipe are the same."
     listed = ", ".join(other[:_MOST_SETTINGS]) + (" and more" if len(other) > _MOST_SETTINGS else "")
-    return found + note(f"These runs differ not only in the model but also in {listed}.")
+    return f"These runs differ not only in the model but also in {listed}."
 
 
-def _curves(runs: Sequence[RunRecord]) -> str:
+def _curves(runs: Sequence[RunRecord]) -> list[Picture]:
     """Return charts of comparable runs: loss, other metrics, and the compression term of the layers."""
     lines = [
         Line(f"{run.name}, training", run.curve("loss", training=True), i, thin=True) for i, run in enumerate(runs)
@@ -308,18 +283,16 @@ def _curves(runs: Sequence[RunRecord]) -> str:
     for run in runs:
         measured = [record for record in run.evaluations if any(key.startswith(LAYERS) for key in record)]
         lines = []
-        for look, moment in enumerate(dict.fromkeys([0, len(measured) // 2, len(measured) - 1]) if measured else ()):
+        for i, moment in enumerate(dict.fromkeys([0, len(measured) // 2, len(measured) - 1]) if measured else ()):
             layers = {key.removeprefix(LAYERS): real(value) for key, value in measured[moment].items()}
             points = [(float(key), value) for key, value in layers.items() if key.isdigit() and value is not None]
-            lines.append(Line(f"step {measured[moment]['step']}", sorted(points), look))
-        title = f"{run.name}: compression term by layer"
-        charts.append(_chart(lines, title=title, x="layer", y="R_c^var (nats)"))
-    drawn = "".join(charts) or note("There are no records of steps or evaluations yet, so there are no curves.")
-    return f'<h3>{text(_title(runs[0]))}</h3><div class="charts">{drawn}</div>'
+            lines.append(Line(f"step {measured[moment]['step']}", sorted(points), i))
+        charts.append(_chart(lines, title=f"{run.name}: compression term by layer", x="layer", y="R_c^var (nats)"))
+    return [chart for chart in charts if chart is not None]
 
 
-def _chart(lines: Sequence[Line], *, title: str, x: str, y: str, **options: bool) -> str:
-    """Draw lines as a picture, described by the range of each; nothing if there are no points."""
+def _chart(lines: Sequence[Line], *, title: str, x: str, y: str, **options: bool) -> Picture | None:
+    """Draw lines as a picture, described by the range of each; None if there are no points."""
 
     def label(words: str) -> str:
         return printable(words)[:80].replace("$", r"\$")  # between dollars matplotlib reads formulas
@@ -328,18 +301,23 @@ def _chart(lines: Sequence[Line], *, title: str, x: str, y: str, **options: bool
     labelled = [line._replace(label=label(line.label)) for line in with_points]
     figure = draw_lines(labelled, title=label(title), x=label(x), y=label(y), **options)
     if figure is None:
-        return ""
+        return None
     ranges = [f"{line.label} from {line.points[0][1]:.4g} to {line.points[-1][1]:.4g}" for line in with_points]
-    return picture(encode(figure, "svg"), f"{title}: {'; '.join(ranges)}.")
+    return _picture(encode(figure, "svg"), "svg+xml", f"{title}: {'; '.join(ranges)}.")
 
 
-def _trained(run: RunRecord) -> str:
-    facts = {"parameters": rounded(run.summary.get("parameters"))}
+def _picture(content: bytes, kind: str, words: str) -> Picture:
+    return Picture(f"data:image/{kind};base64,{base64.b64encode(content).decode()}", words[:600])
+
+
+def _settings(runs: Sequence[RunRecord]) -> Table:
+    """Return the main settings, a column for each run."""
+    rows = [["parameters", *(rounded(run.summary.get("parameters")) for run in runs)]]
     for part, keys in _FACTS.items():
-        found = [(key.replace("_", " "), run.setting(f"{part}.{key}")) for key in keys]
-        facts[part] = ", ".join(f"{key} {value}" for key, value in found if value is not None) or "unknown"
-    problems = "".join(note(problem, "warning") for problem in run.problems)
-    return f"<h3>{text(run.name)}</h3>{problems}{definitions(facts)}"
+        given = [[(key, run.setting(f"{part}.{key}")) for key in keys] for run in runs]
+        cells = [[f"{key.replace('_', ' ')} {value}" for key, value in each if value is not None] for each in given]
+        rows.append([part, *(", ".join(cell) or "unknown" for cell in cells)])
+    return Table(["", *(run.name for run in runs)], rows, "The main settings.")
 
 
 def _look_into(
@@ -355,73 +333,65 @@ def _look_into(
     try:
         loaded = load_run(run.folder, log=log)
     except (TostError, OSError) as error:
-        insight.findings.append(note(f"The model could not be loaded: {error}"))
+        insight.notes.append(f"The model could not be loaded: {error}")
         return insight
     if analyses != ():
         _analyze(run.name, loaded, analyses, insight, log)
     try:
-        for passage in continue_prompts(loaded, prompts) if writes else ():
-            speed = f"{passage.tokens / passage.seconds:,.0f} tokens per second" if passage.seconds > 0 else ""
-            insight.texts.append(preformatted(passage.text, f"Text by {run.name}", passage.prompt))
-            insight.texts.append(f"<p>{passage.tokens} tokens, {speed}. The prompt is in bold.</p>")
+        insight.texts = continue_prompts(loaded, prompts) if writes else []
     except TostError as error:
-        insight.texts.append(note(f"No text was generated: {error}"))
+        insight.silence = f"No text was generated: {error}"
     return insight
 
 
 def _analyze(
-    name: str, loaded: LoadedRun, wanted: Sequence[str] | None, insight: Insight, log: Callable[[str], None]
+    run: str, loaded: LoadedRun, wanted: Sequence[str] | None, insight: Insight, log: Callable[[str], None]
 ) -> None:
     from tost.analysis import analyze, applicable, control_of, image_bytes, unsupported_reason
 
-    source = f"Weights of {loaded.checkpoint.name}, samples of the validation set (and of the training set to compare)."
-    insight.findings.append(f'<p class="lead">{text(source)}</p>')
     try:
         control = control_of(loaded.model)
     except (TostError, TypeError):  # a model of another package has no options
         control = None
-    for analysis in applicable(loaded.model) if wanted is None else wanted:
-        if reason := unsupported_reason(loaded.model, analysis):
-            insight.findings.append(note(f"{analysis}: left out, because {reason}."))
+    for name in applicable(loaded.model) if wanted is None else wanted:
+        if reason := unsupported_reason(loaded.model, name):
+            insight.notes.append(f"{name}: left out, because {reason}.")
             continue
         try:
-            result = analyze(analysis, loaded.model, loaded.samples, control=control)
+            result = analyze(name, loaded.model, loaded.samples, control=control)
             kind, content = "svg+xml", b"" if result.is_photographic else image_bytes(result, "svg")
             if not content or len(content) > _MOST_SVG:
                 kind, content = "png", image_bytes(result, "png")
         except (TostError, ValueError) as error:
-            insight.findings.append(note(f"{analysis}: could not be done: {error}"))
-            log(f"{name}: {analysis} could not be done: {error}")
+            insight.notes.append(f"{name}: could not be done: {error}")
+            log(f"{run}: {name} could not be done: {error}")
             continue
-        spec, verdict = find_analysis(analysis), result.verdict()
+        spec, verdict = find_analysis(name), result.verdict()
         numbers = [[key, value if isinstance(value, str) else number(value)] for key, value in result.summary().items()]
-        title = spec.title or spec.summary or analysis
-        parts = [f"<h4>{text(title)}</h4><p>{text(spec.explanation)}</p>"]
-        parts += [f'<p class="verdict">{text(verdict)}</p>'] if verdict else []
-        parts += [picture(content, f"{title} {name}. {verdict}", kind)] if content else []
-        parts += [table(["what", "value"], numbers, caption=f"{name}: {analysis} in numbers")]
-        insight.findings.append("".join(parts))
+        caption = f"{name}; weights of {loaded.checkpoint.name}, samples of the validation set."
+        pictures = [_picture(content, kind, f"{spec.title or name} {run}. {verdict}")] if content else []
+        insight.findings[name] = Finding(pictures, verdict, Table(["what", "value"], numbers, caption))
         insight.verdicts += [verdict] if verdict else []
-        log(f"{name}: {analysis}: {verdict or '; '.join(' '.join(row) for row in numbers[:2])}")
+        log(f"{run}: {name}: {verdict or '; '.join(' '.join(row) for row in numbers[:2])}")
 
 
-def _measurement(name: str, content: Mapping[str, Any]) -> str:
+def _measurement(name: str, content: Mapping[str, Any]) -> dict[str, Any]:
     """Return a measurement: the machine, whether results were right, charts over the number of tokens, and the rows."""
     environment, gate = _object(content, "environment"), _object(content, "gate")
     keys = ("cpu", "threads", "load", "torch", "tost", "revision", "measured")
     facts = {key: environment[key] for key in keys if environment.get(key) is not None}
-    parts = [f"<h3>tost bench: {text(content['theme'])}</h3>", definitions({**facts, "file": name})]
-    if content.get("complete") is False:
-        parts.append(note("This measurement was interrupted before its end.", "warning"))
+    shown = {
+        "theme": content["theme"],
+        "facts": {**facts, "file": name},
+        "interrupted": content.get("complete") is False,
+    }
     checks = f"{number(gate.get('checks'))} comparisons with the reference"
-    if "passed" not in gate:
-        parts.append(note("This measurement has no gate: results were not checked in the same run."))
-    elif gate["passed"] is True:
-        parts.append(note(f"Gate: green. {checks} were right before anything was timed."))
-    else:
-        return "".join([*parts, note(f"Gate: red. Some of {checks} failed, so no speed is shown.", "warning")])
+    if "passed" in gate and gate["passed"] is not True:
+        return {**shown, "gate": (f"Gate: red. Some of {checks} failed, so no speed is shown.", "warning")}
+    green = f"Gate: green. {checks} were right before anything was timed."
+    none = "This measurement has no gate: results were not checked in the same run."
     rows = content["rows"]
-    charts = ""
+    charts: list[Picture | None] = []
     for kind, same in grouped(rows, lambda row: tuple(f"{key} {row[key]}" for key in _KINDS if key in row)).items():
         points: dict[str, list[tuple[float, float]]] = {}
         for row in same:
@@ -430,17 +400,21 @@ def _measurement(name: str, content: Mapping[str, Any]) -> str:
             tokens = real(row.get("tokens"))
             if value is not None and tokens is not None:
                 points.setdefault(str(row.get("contender")), []).append((tokens, value))
-        lines = [Line(contender, sorted(found), i) for i, (contender, found) in enumerate(points.items())]
-        if any(len(line.points) > 1 for line in lines):
-            charts += _chart(lines, title=", ".join(kind), x="tokens", y="seconds", log_x=True, log_y=True)
+        lines = [Line(contender, sorted(line), i) for i, (contender, line) in enumerate(points.items())]
+        if len(charts) < _MOST_CHARTS and any(len(line.points) > 1 for line in lines):
+            charts.append(_chart(lines, title=", ".join(kind), x="tokens", y="seconds", log_x=True, log_y=True))
     flat = [flatten(row, " ") for row in rows[:_MOST_ROWS]]
     columns = [key for key in dict.fromkeys(key for row in flat for key in row) if not key.endswith(_SPREAD)]
     columns = columns[:_MOST_COLUMNS]
     cells = [[_cell(key, row.get(key)) for key in columns] for row in flat]
     more = f", the first {len(flat)} of {len(rows)} rows" if len(flat) < len(rows) else ""
-    parts.append(f'<div class="charts">{charts}</div>' if charts else "")
-    parts.append(table(columns, cells, caption=f"As measured{more}") if columns else note("The file holds no rows."))
-    return "".join(parts)
+    table = Table(columns, cells, f"{name}{more}") if columns else None
+    return {
+        **shown,
+        "gate": (green if "passed" in gate else none,),
+        "charts": list(filter(None, charts)),
+        "rows": table,
+    }
 
 
 def _cell(key: str, value: object) -> str:
@@ -449,13 +423,10 @@ def _cell(key: str, value: object) -> str:
     return duration(value) if "seconds" in key else byte_size(value) if "bytes" in key else number(value)
 
 
-def _repeat(runs: Sequence[RunRecord], benchmarks: Mapping[str, Mapping[str, Any]], command: Sequence[str]) -> str:
+def _commands(
+    runs: Sequence[RunRecord], benchmarks: Mapping[str, Mapping[str, Any]], command: Sequence[str]
+) -> list[str]:
     known = [run.environment.get("command") for run in runs]
     commands = [shlex.join(map(str, words)) for words in known if isinstance(words, list)]
     commands += [str(content["command"]) for content in benchmarks.values() if content.get("command")]
-    parts = [preformatted("\n".join(dict.fromkeys([*commands, shlex.join(command)])), "Commands")]
-    for run in runs:
-        facts = {key: value for key, value in flatten(dict(run.environment)).items() if key != "command"}
-        shown = definitions(facts) + preformatted(run.config_text, f"Configuration of {run.name}")
-        parts.append(f"<details><summary>{text(run.name)}: environment and config.yaml</summary>{shown}</details>")
-    return "".join(parts)
+    return list(dict.fromkeys([*commands, shlex.join(command)]))
