@@ -1,4 +1,4 @@
-"""Who may talk to the server: a browser on this machine that knows the address, and no other site."""
+"""Request guard: host, origin, token and size checks, and headers of every answer."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ HEADERS = {
 
 
 class Guard:
-    """Refuses requests without the token, by other sites, and with too large a body; adds headers to the others.
+    """Refuse requests without the token, by other sites, and with too large a body; add headers to the others.
 
     The token is the first part of the path. The host has to be this machine's own name, so that another site cannot
     reach the server by pointing a name of its own at it.
@@ -88,7 +88,7 @@ class _Bounded:
         message = await self.receive()
         self.left -= len(message.get("body", b""))
         if self.left < 0:
-            raise TooLargeError
+            raise TooLargeError("the request is too large.")
         return message
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import secrets
 import socket
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Mapping
 from contextlib import closing
+from itertools import chain
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -20,8 +21,12 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 from torch import Tensor
 
+from tost import analysis
+from tost.analysis.rates import Measure
+from tost.analysis.records import Place
+from tost.analysis.result import plain, rounded
 from tost.errors import ConfigError, TostError
-from tost.explore import image, inside, text
+from tost.explore import image, text
 from tost.explore.guard import App, Guard, TooLargeError
 from tost.explore.models import ExploredModel
 from tost.generation import Sampling
@@ -32,6 +37,8 @@ WORKERS = 2
 MAX_SECONDS = 120.0
 """Time that the page waits for one answer."""
 MAX_JSON = 512 * 1024
+MEASURES: tuple[Measure, ...] = ("rate", "compression", "variational")
+PLACES: tuple[Place, ...] = ("input", "attention")
 _SHUTDOWN = 2
 
 Value = TypeVar("Value")
@@ -55,46 +62,38 @@ class Explorer:
 
     def routes(self) -> list[Route]:
         """Return every address below ``api/``."""
+        answers: dict[str, Callable[[Mapping[str, Any]], Any]] = {
+            "/model": lambda given: text.describe(self._model(given.get("model"))),
+            "/text": lambda given: text.look(*self._ids(given)),
+            "/token": lambda given: text.look_at_token(*self._ids(given), _whole(given, "position")),
+            "/memory": lambda given: text.memory(*self._ids(given)),
+            "/back": self._go_back,
+        }
         return [
             Route("/models", self.list_models),
-            Route("/model", self.describe_model, methods=["POST"]),
             Route("/sample", self.show_sample),
-            Route("/text", self.look_at_text, methods=["POST"]),
-            Route("/token", self.look_at_token, methods=["POST"]),
-            Route("/memory", self.look_at_memory, methods=["POST"]),
             Route("/generate", self.generate, methods=["POST"]),
-            Route("/back", self.go_back, methods=["POST"]),
             Route("/image", self.look_at_image, methods=["POST"]),
             Route("/inside", self.look_inside, methods=["POST"]),
+            *(Route(path, self._answer(answer), methods=["POST"]) for path, answer in answers.items()),
         ]
+
+    def _answer(self, function: Callable[[Mapping[str, Any]], Any]) -> Callable[[Request], Awaitable[Response]]:
+        """Return the endpoint of a function from the JSON of a request to that of its answer."""
+
+        async def endpoint(request: Request) -> Response:
+            return JSONResponse(await self._work(function, await _read_json(request)))
+
+        return endpoint
 
     async def list_models(self, request: Request) -> Response:
         """The models, without loading them."""
         return JSONResponse({"models": [model.describe() for model in self.models.values()]})
 
-    async def describe_model(self, request: Request) -> Response:
-        """Layers and heads of a model, which loads it."""
-        source = self._model((await _read_json(request)).get("model"))
-        return JSONResponse(await self._work(text.describe, source))
-
     async def show_sample(self, request: Request) -> Response:
         """An image that comes with a model, by the name of its file."""
         source = self._model(request.query_params.get("model"))
         return FileResponse(source.sample(request.query_params.get("name")), media_type="image/png")
-
-    async def look_at_text(self, request: Request) -> Response:
-        """Groups and surprise of a text."""
-        return JSONResponse(await self._work(text.look, *await self._text(request)))
-
-    async def look_at_token(self, request: Request) -> Response:
-        """Gains and memberships at one token."""
-        given = await _read_json(request)
-        source, ids = await self._work(self._ids, given)
-        return JSONResponse(await self._work(text.look_at_token, source, ids, _whole(given, "position")))
-
-    async def look_at_memory(self, request: Request) -> Response:
-        """What the state remembers after a text."""
-        return JSONResponse(await self._work(text.memory, *await self._text(request)))
 
     async def generate(self, request: Request) -> Response:
         """Tokens as they come, a line of JSON each."""
@@ -111,23 +110,15 @@ class Explorer:
         lines = _lines({"session": name}, first, tokens)
         return StreamingResponse(lines, media_type="application/x-ndjson")
 
-    async def go_back(self, request: Request) -> Response:
-        """Drop the end of a generated text."""
-        given = await _read_json(request)
-        session = self.sessions.get(str(given.get("session")))
-        saved = await self._work(session.go_back, _whole(given, "position"))
-        return JSONResponse({"saved": saved, "tokens": len(session.ids)})
-
     async def look_at_image(self, request: Request) -> Response:
         """Maps of an image, which is the body of the request."""
-        source, inputs = await self._image(request)
-        return JSONResponse(await self._work(image.look, source, inputs))
+        return JSONResponse(await self._work(image.look, *await self._image(request)))
 
     async def look_inside(self, request: Request) -> Response:
         """What the layers do to a text or an image."""
         is_json = request.headers.get("content-type", "").startswith("application/json")
-        source, inputs = await (self._text(request) if is_json else self._image(request))
-        return JSONResponse(await self._work(inside.look, source, inputs))
+        given = await (self._work(self._ids, await _read_json(request)) if is_json else self._image(request))
+        return JSONResponse(await self._work(look_inside, *given))
 
     def _model(self, name: Any) -> ExploredModel:
         if not isinstance(name, str) or name not in self.models:
@@ -145,8 +136,9 @@ class Explorer:
         source = self._model(given.get("model"))
         return source, text.encode(source, content)
 
-    async def _text(self, request: Request) -> tuple[ExploredModel, Tensor]:
-        return await self._work(self._ids, await _read_json(request))
+    def _go_back(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        session = self.sessions.get(str(given.get("session")))
+        return {"saved": session.go_back(_whole(given, "position")), "tokens": len(session.ids)}
 
     async def _image(self, request: Request) -> tuple[ExploredModel, Tensor]:
         source = self._model(request.query_params.get("model"))
@@ -157,7 +149,7 @@ class Explorer:
         return source, await self._work(image.read, source, data, None if side is None else int(side))
 
     async def _work(self, function: Callable[..., Value], *arguments: Any) -> Value:
-        """Run a function in a thread, so that the page stays responsive. One that takes too long is not waited for."""
+        """Run a function in a thread, so that the page stays responsive; do not wait for one that takes too long."""
         if self._limiter is None:
             self._limiter = CapacityLimiter(WORKERS)
         try:
@@ -170,12 +162,36 @@ class Explorer:
             ) from error
 
 
-async def _lines(*parts: Any) -> AsyncIterator[bytes]:
-    *first, tokens = parts
-    for item in first:
-        yield json.dumps(item).encode() + b"\n"
+def look_inside(source: ExploredModel, inputs: Tensor) -> dict[str, Any]:
+    """Return what the layers do to ids ``[1, N]`` or an image: rates against an untrained control, coherence, gains.
+
+    Raises:
+        ConfigError: The model has no TSSA layers.
+    """
+    if not source.has_groups():
+        raise ConfigError(f"{source.name} has no TSSA layers, so that there are no groups to measure; see Compare.")
+    with source.lock:
+        model, places = source.model, PLACES
+        rates = analysis.coding_rate_by_layer(model, [inputs], split="", places=places)
+        rates += analysis.coding_rate_by_layer(source.control, [inputs], split="", source="control", places=places)
+        coherence, heads = analysis.subspace_coherence(model), analysis.head_usage(model, [inputs])
+        gains = analysis.gains_by_layer(model, [inputs])
+    curves = [
+        {"source": c.source, "place": c.place, "values": {m: plain(c.mean(m)) for m in MEASURES}} for c in rates.curves
+    ]
+    return {
+        "curves": curves,
+        "verdict": rates.verdict(),
+        "coherence": {"blocks": plain(coherence.blocks), "random": coherence.random},
+        "gains": plain(gains.mean),
+        "blocks": rounded(gains.correlations()) if gains.moments.shape[-1] > 1 else None,
+        "usage": plain(heads.usage),
+    }
+
+
+async def _lines(session: Any, first: Any, tokens: Generator[dict[str, Any]]) -> AsyncIterator[bytes]:
     with closing(tokens):
-        async for item in iterate_in_threadpool(tokens):
+        async for item in iterate_in_threadpool(chain((session, first), tokens)):
             yield json.dumps(item).encode() + b"\n"
 
 
@@ -211,11 +227,7 @@ def _whole(given: Mapping[str, Any], key: str, default: int | None = None) -> in
 
 async def _explain(request: Request, error: Exception) -> Response:
     """Answer a mistake with its message."""
-    return JSONResponse({"error": str(error)}, status_code=400)
-
-
-async def _too_large(request: Request, error: Exception) -> Response:
-    return JSONResponse({"error": "the request is too large."}, status_code=413)
+    return JSONResponse({"error": str(error)}, status_code=413 if isinstance(error, TooLargeError) else 400)
 
 
 def build_app(models: Mapping[str, ExploredModel], *, token: str, port: int) -> App:
@@ -230,7 +242,7 @@ def build_app(models: Mapping[str, ExploredModel], *, token: str, port: int) -> 
         Mount("/api", routes=Explorer(models).routes()),
         Mount("/", app=StaticFiles(directory=STATIC, html=True)),
     ]
-    handlers = {TostError: _explain, TooLargeError: _too_large}
+    handlers = {TostError: _explain, TooLargeError: _explain}
     inner = Starlette(routes=[Mount(f"/{token}", routes=pages)], exception_handlers=handlers)
     return Guard(inner, token=token, port=port, max_body=image.MAX_BYTES)
 

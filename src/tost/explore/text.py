@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from secrets import token_hex
@@ -94,16 +93,16 @@ class Sessions:
     """The last few generated texts, by a random name. Safe to use from several threads."""
 
     def __init__(self) -> None:
-        self._known: OrderedDict[str, Session] = OrderedDict()
+        self._known: dict[str, Session] = {}
         self._lock = threading.Lock()
 
     def add(self, session: Session) -> str:
         """Keep a text; return its name."""
+        name = token_hex(8)
         with self._lock:
-            name = token_hex(8)
             self._known[name] = session
             while len(self._known) > SESSIONS:
-                self._known.popitem(last=False)
+                del self._known[next(iter(self._known))]
         return name
 
     def get(self, name: str) -> Session:
@@ -115,7 +114,7 @@ class Sessions:
         with self._lock:
             if name not in self._known:
                 raise ConfigError("this text is not kept any more; generate it again.")
-            self._known.move_to_end(name)
+            self._known[name] = self._known.pop(name)  # the last to be forgotten
             return self._known[name]
 
 
@@ -218,7 +217,7 @@ def softmax_bytes(source: ExploredModel, tokens: int) -> int:
     return 2 * 4 * int(options["depth"]) * int(options["embed_dim"]) * tokens
 
 
-def continue_text(session: Session, sampling: Sampling, count: int, seed: int | None) -> Iterator[dict[str, Any]]:
+def continue_text(session: Session, sampling: Sampling, count: int, seed: int | None) -> Generator[dict[str, Any]]:
     """Continue a text token by token from the state that was saved at its end, one request at a time.
 
     Args:
