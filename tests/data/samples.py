@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import resource
+from contextlib import contextmanager
 from itertools import chain, islice
+from pathlib import Path
 
 import pytest
 import torch
@@ -83,3 +86,15 @@ def messages(**given):
     if given["name"] in list_data():
         keys |= keys_of(find_data(given["name"]).options, "options.")
     return {problem.key: problem.text for problem in translate(info.value, keys)}
+
+
+@contextmanager
+def limited(gigabytes=4.0):
+    """Let the process take this much more address space, and no more."""
+    used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (used + int(gigabytes * 2**30), before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, before)

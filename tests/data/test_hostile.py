@@ -4,14 +4,10 @@ from __future__ import annotations
 
 import gzip
 import io
-import json
 import os
-import resource
-import shutil
 import subprocess
 import sys
 import tarfile
-from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -20,34 +16,17 @@ import pyarrow.parquet as pq
 import pytest
 from scipy.io import savemat
 
-from tost.data import DataOptions, build_data, open_tokens
+from tost.data import DataOptions, build_data
 from tost.data._tables import open_parquet
 from tost.data.images import published
 from tost.data.images.published import read_matlab
 from tost.data.images.sources import FileImages, TarImages, image_files, index_tar, open_shards
 from tost.data.images.transforms import BadImageError
 from tost.data.lra.readers import read_metadata_rows
-from tost.data.text.corpora import TextOptions
-from tost.data.text.read import documents_of, find_sources
-from tost.data.text.tokenizers import read_tokenizer
 from tost.errors import ConfigError, StorageError
 
 from .images import files
-
-REGRESSION = Path(__file__).parents[1] / "regression" / "tokens"
-
-
-@contextmanager
-def limited(gigabytes=4.0):
-    """Let the process take this much more address space, and no more."""
-    used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-    before = resource.getrlimit(resource.RLIMIT_AS)
-    resource.setrlimit(resource.RLIMIT_AS, (used + int(gigabytes * 2**30), before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_AS, before)
-
+from .samples import limited
 
 # Folders.
 
@@ -187,13 +166,6 @@ def test_idx_files_that_announce_more_than_they_hold(tmp_path, opened):
         file.write(bytes([0, 0, 8, 1]) + (2**30 - 1).to_bytes(4, "big"))
     with limited(0.5), pytest.raises(ConfigError, match="states 1073741823 values after its header, but holds 0"):
         build_data(DataOptions(name="fashion_mnist", path=str(tmp_path)), seed=0)
-
-
-def test_small_json_files_take_little_memory(tmp_path):
-    (tmp_path / "a.json").write_text('[{"text": "One."}]')
-    job = TextOptions(source=str(tmp_path / "a.json")).job()
-    with limited(0.125):
-        assert [document.blocks for document in documents_of(find_sources(job)["train"], job)] == [("One.",)]
 
 
 def test_large_cifar_files_are_not_read(tmp_path):
@@ -363,47 +335,6 @@ def test_reassessed_labels(tmp_path, content):
     (tmp_path / "real.json").write_text(content)
     with pytest.raises(ConfigError, match=r"real\.json"):
         published._read_real(str(tmp_path / "real.json"))
-
-
-def changed(tmp_path, change):
-    folder = tmp_path / "tokens"
-    shutil.copytree(REGRESSION / "bytes", folder)
-    index = json.loads((folder / "index.json").read_text())
-    change(index)
-    (folder / "index.json").write_text(json.dumps(index))
-    return folder
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        lambda index: index["splits"]["train"].update(tokens=10**30),
-        lambda index: index["splits"]["train"]["shards"][0].update(tokens=10**9),
-        lambda index: index["splits"]["train"].update(documents=7),
-        lambda index: index["splits"]["train"].update(answers=[0] * 9, choices=9),
-        lambda index: index.update(dtype="uint32"),
-    ],
-)
-def test_an_index_that_does_not_fit_its_files(tmp_path, change):
-    with pytest.raises(StorageError, match=r"index\.json is damaged"):
-        open_tokens(changed(tmp_path, change))
-
-
-def test_lengths_that_do_not_add_up(tmp_path):
-    folder = changed(tmp_path, lambda index: None)
-    file = next(folder.glob("train-*.lengths"))
-    np.full(file.stat().st_size // 8, 2**63, dtype="<u8").tofile(file)
-    with pytest.raises(StorageError, match=r"lengths of the documents .* do not add up"):
-        open_tokens(folder).split("train").document(0)
-
-
-@pytest.mark.parametrize(
-    "record", [{"kind": "chars", "characters": ["a", "b"]}, {"kind": "chars", "characters": 7}, {"kind": "x"}, [1]]
-)
-def test_tokenizer_records(tmp_path, record):
-    (tmp_path / "tokenizer_record.json").write_text(json.dumps(record))
-    with pytest.raises(ConfigError):
-        read_tokenizer(tmp_path)
 
 
 KILLED = """

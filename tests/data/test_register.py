@@ -19,7 +19,6 @@ from tost.data import (
     build_data,
     find_data,
     list_data,
-    make_loader,
     tokenizer_of,
 )
 from tost.data.registry import DATA_SETS
@@ -82,18 +81,14 @@ def test_a_function_is_registered_by_its_signature():
     assert options.options == {"count": 10, "length": 4}
     bundle = build_data(options, seed=3)
     assert (len(bundle.train), len(bundle.validation)) == (13, 2)
-    assert bundle.info.name == "series"
-    assert bundle.info.task == "classification"
-    assert (
-        bundle.info.model_options()
-        == options.shape().model_options()
-        == {
-            "input": "values",
-            "in_features": 1,
-            "num_classes": 2,
-            "max_length": 4,
-        }
-    )
+    assert (bundle.info.name, bundle.info.task) == ("series", "classification")
+    known = {"input": "values", "in_features": 1, "num_classes": 2, "max_length": 4}
+    assert bundle.info.model_options() == options.shape().model_options() == known
+    assert messages(name="series") == {"options.count": "missing; needs a whole number"}
+    config = load_config("demo/digits", ["data.name=series", "data.options.count=9"])
+    assert {key: config.model.options[key] for key in known} == known
+    with pytest.raises(ConfigError, match=r"model\.in_features .*: 3 does not fit the data: series has 1 number"):
+        load_config("demo/digits", ["data.name=series", "data.options.count=9", "model.in_features=3"])
 
 
 def test_a_class_of_options_is_passed_as_an_object():
@@ -111,42 +106,26 @@ def test_a_class_of_options_is_passed_as_an_object():
     assert DataOptions(**options.model_dump()) == options
     build_data(options, seed=0)
     assert seen == [(SeriesOptions(horizon=6), "folder")]
-    assert "set data.path" in messages(name="series")["path"]
-
-
-@pytest.mark.parametrize("schema", [None, SeriesOptions], ids=["signature", "class"])
-def test_options_are_checked_and_typos_are_named(schema):
-    @tost.register_data("series", options=schema)
-    def series(horizon: int = 4):
-        return Series(8), Series(2)
-
-    found = messages(name="series", options={"horizn": 8, "horizon": "far"})
-    assert found["options.horizn"] == "unknown key; did you mean options.horizon?"
-    assert found["options.horizon"].startswith("far given; needs a whole number")
-    assert "there is no data set 'serie'; did you mean 'series'?" in messages(name="serie")["name"]
-
-
-def test_errors_of_foreign_validators_stand_beside_ours():
-    tost.register_data("series", options=SeriesOptions)(lambda options: (Series(8), Series(2)))
-    found = messages(name="series", options={"horizon": 5, "x": 1})
+    found = messages(name="series", options={"horizon": 5, "horizn": 1})
+    assert "set data.path" in found["path"]
     assert found["options.horizon"] == "must be even"
-    assert found["options.x"] == "unknown key; did you mean options.root?"
+    assert found["options.horizn"] == "unknown key; did you mean options.horizon?"
 
 
-def test_missing_options_are_named():
-    @tost.register_data("series")
-    def series(count: int):
-        return Series(count), Series(2)
-
-    assert messages(name="series") == {"options.count": "missing; needs a whole number"}
-
-
-def test_keywords_take_any_option():
-    @tost.register_data("series")
+def test_keywords_take_any_option_and_a_shape_may_be_missing():
+    @tost.register_data("series", task="mine")
     def series(**more: int):
-        return Series(more["count"]), Series(2)
+        info = DataInfo(fingerprint="ab" * 32, details={"rows": 8}, class_names=("even", "odd"))
+        return DataBundle(train=Series(more["count"]), validation=Series(2), info=info)
 
-    assert len(build_data(DataOptions(name="series", options={"count": 5}), 0).train) == 5
+    options = DataOptions(name="series", options={"count": 5})
+    bundle = build_data(options, 0)
+    assert (len(bundle.train), options.shape()) == (5, DataShape(task="mine"))
+    info = bundle.info
+    assert (info.name, info.fingerprint, info.details, info.class_names) == (
+        *("series", "ab" * 32),
+        *({"rows": 8}, ("even", "odd")),
+    )
 
 
 @pytest.mark.parametrize("name", ["digits", "imagenet", "series"])
@@ -154,36 +133,6 @@ def test_names_are_taken_once(name):
     tost.register_data("series")(lambda: (Series(8), Series(2)))
     with pytest.raises(ConfigError, match=f"there is a data set '{name}' already"):
         tost.register_data(name)(lambda: (Series(8), Series(2)))
-
-
-def test_without_a_shape_nothing_is_demanded():
-    tost.register_data("series", task="mine")(lambda: (Series(8), Series(2)))
-    options = DataOptions(name="series")
-    assert options.shape() == DataShape(task="mine")
-    assert options.shape().model_options() == {}
-    assert build_data(options, 0).info.model_options() == {}
-
-
-def test_a_configuration_follows_the_shape():
-    tost.register_data("series", task="classification", shape=SHAPE)(lambda: (Series(8), Series(2)))
-    config = load_config("demo/digits", ["data.name=series"])
-    assert {key: config.model.options[key] for key in ("input", "in_features", "num_classes", "max_length")} == {
-        "input": "values",
-        "in_features": 1,
-        "num_classes": 2,
-        "max_length": 4,
-    }
-    with pytest.raises(ConfigError, match=r"model\.in_features .*: 3 does not fit the data: series has 1 number"):
-        load_config("demo/digits", ["data.name=series", "model.in_features=3"])
-    with pytest.raises(ConfigError, match=r"data\.options\.size .*: unknown key"):
-        load_config("demo/digits", ["data.name=series", "data.options.size=3"])
-
-
-def test_a_configuration_without_a_shape_gives_the_options_of_the_model():
-    tost.register_data("series")(lambda: (Series(8), Series(2)))
-    given = {"input": "values", "in_features": 3, "num_classes": 2, "max_length": 4}
-    config = load_config("demo/digits", ["data.name=series", *(f"model.{key}={value}" for key, value in given.items())])
-    assert {key: config.model.options[key] for key in given} == given
 
 
 def test_options_that_the_file_sets_for_other_data_are_left_out():
@@ -199,22 +148,6 @@ def test_a_data_set_for_another_task_is_refused():
     tost.register_data("series", task="mine")(lambda: (Series(8), Series(2)))
     with pytest.raises(ConfigError, match=r"data\.name .*series is for the .* mine, but this is classification"):
         load_config("demo/digits", ["data.name=series"])
-
-
-def test_a_bundle_keeps_what_it_knows():
-    @tost.register_data("series")
-    def series():
-        known = DataInfo(**vars(SHAPE), fingerprint="ab" * 32, details={"rows": 8}, class_names=("even", "odd"))
-        return DataBundle(train=Series(8), validation=Series(2), info=known)
-
-    info = build_data(DataOptions(name="series"), 0).info
-    assert (info.name, info.fingerprint, info.details, info.class_names) == (
-        "series",
-        "ab" * 32,
-        {"rows": 8},
-        ("even", "odd"),
-    )
-    assert info.num_classes == 2
 
 
 def test_the_fingerprint_follows_from_options_and_lengths():
@@ -238,21 +171,6 @@ def test_a_text_comes_with_its_tokenizer():
     assert tokenizer_of(DataOptions(name="file", path="xy")).vocab_size == 2
     with pytest.raises(ConfigError, match="data set 'series' has no tokenizer"):
         tokenizer_of(DataOptions(name="series"))
-
-
-@pytest.mark.parametrize("workers", [0, 1])
-def test_loaders_give_batches_and_resume(workers):
-    tost.register_data("series")(lambda: (Series(10), Series(2)))
-    train = build_data(DataOptions(name="series"), 0).train
-    batches = iter(make_loader(train, batch_size=4, seed=1))
-    first, second, third = (next(batches) for _ in range(3))
-    assert first["inputs"].shape == (4, 4, 1)
-    resumed = make_loader(train, batch_size=4, seed=1, workers=workers)
-    resumed.seek(4)
-    again = iter(resumed)
-    for expected in (second, third):
-        found = next(again)
-        assert all(torch.equal(found[key], expected[key]) for key in expected)
 
 
 class Stream(torch.utils.data.IterableDataset):
@@ -336,9 +254,3 @@ def test_allowed_functions_are_called_by_their_name(package):
     assert find_data("outside_data:decorated").name == "outside_data:decorated"
     assert "outside_data has no 'plan'; did you mean 'plain'?" in messages(name="outside_data:plan")["name"]
     assert "'outside_data:THING' is a int, but" in messages(name="outside_data:THING")["name"]
-
-
-def test_allowed_packages_register_when_a_name_is_looked_up(package, monkeypatch):
-    monkeypatch.setattr(DATA_SETS, "_entry_points", {})
-    allow(package)
-    assert find_data("decorated").task == "classification"

@@ -102,35 +102,6 @@ def test_workers_do_not_change_the_order(dataset, workers):
     assert step_by_step(loaders(dataset, global_batch=6, world_size=2, seed=3, workers=workers), 9) == expected
 
 
-@settings(max_examples=6)
-@given(runs(), st.integers(1, 8))
-def test_workers_do_not_change_the_order_of_any_run(run, steps):
-    options = {"global_batch": run["global_batch"], "seed": run["seed"], "shuffle": run["shuffle"]}
-    plain = step_by_step(loaders(Numbers(run["samples"]), world_size=run["worlds"][0], **options), steps)
-    made = loaders(Numbers(run["samples"]), world_size=run["worlds"][1], **options, workers=2)
-    assert step_by_step(made[:1], steps) == [step[: len(step) // len(made)] for step in plain]
-
-
-def test_epochs_and_seeds_have_their_own_permutations():
-    orders = {
-        (seed, epoch): tuple(GlobalOrder(50, seed=seed, shuffle=True).permutation(epoch).tolist())
-        for seed in range(4)
-        for epoch in range(4)
-    }
-    assert all(sorted(order) == list(range(50)) for order in orders.values())
-    assert len(set(orders.values())) == len(orders)
-
-
-def test_only_the_latest_epoch_is_drawn(monkeypatch):
-    drawn = []
-    real = torch.randperm
-    monkeypatch.setattr(torch, "randperm", lambda n, **options: (drawn.append(n), real(n, **options))[1])
-    order = GlobalOrder(100, seed=0, shuffle=True)
-    for start in range(0, 250, 5):
-        order.indices(start, start + 5)
-    assert drawn == [100, 100, 100]
-
-
 def test_the_order_is_what_it_was():
     # A run that is resumed with another version of this package must find its samples again.
     assert mix(0) == 0xE220A8397B1DCDAF  # the first number of SplitMix64 from seed 0
@@ -143,11 +114,6 @@ def test_the_order_is_what_it_was():
 @given(st.integers(-(2**65), 2**65), st.lists(st.integers(0, 2**64 - 1), max_size=5))
 def test_numbers_mixed_at_once_are_those_mixed_one_by_one(seed, last):
     assert mix_array(mix(7, seed), np.array(last, dtype=np.uint64)).tolist() == [mix(7, seed, word) for word in last]
-
-
-def test_an_infinite_loader_has_no_length():
-    with pytest.raises(TypeError, match="an infinite loader has no length; take as many batches as there are steps"):
-        len(make_loader(Numbers(4), batch_size=2, seed=0))
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -221,7 +187,7 @@ def take_steps(loader, steps):
     [(1_281_167, 3, 1_281_024), (1_281_167, 1, 1_281_167), (511, 3, 256), (256, 2, 256), (255, 3, 255), (1, 3, 1)],
 )
 def test_an_epoch_with_repetitions_is_about_as_long_as_one_without(samples, repeats, expected):
-    assert make_loader(Draws(samples, repeats), batch_size=4, seed=0).samples_per_epoch == expected
+    assert GlobalOrder(samples, seed=0, shuffle=True, repeats=repeats).epoch == expected
 
 
 def test_an_epoch_with_repetitions_has_a_third_of_the_samples():

@@ -1,4 +1,4 @@
-"""Random numbers by counting: a number depends only on what it is for, not on what was drawn before.
+"""Random numbers by counting: a number depends on its keys only, not on earlier draws.
 
 The mixer is the finalizer of SplitMix64, which spreads a change of any input bit over all 64 output bits.
 """

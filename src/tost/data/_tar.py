@@ -1,4 +1,4 @@
-"""Walking through tar files that may come from anywhere: forward only, one header at a time, nothing unpacked."""
+"""Untrusted tar files, read forward, one header at a time, without unpacking."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class TarEntry(NamedTuple):
 
 @contextmanager
 def open_tar(path: Path) -> Iterator[TarPart]:
-    """Open a tar file, and say in words what is wrong with it for the duration of a ``with`` block.
+    """Open a tar file; errors in the ``with`` block are raised as ConfigError.
 
     Raises:
         ConfigError: It is compressed, damaged or cut off.
@@ -60,7 +60,7 @@ class TarPart:
         self.stream, self.start, self.stop = stream, start, stop
 
     def read(self, size: int) -> bytes:
-        """Return the next bytes; refuse more than any header has."""
+        """Return the next bytes, at most the size of the largest header."""
         if not 0 <= size <= _LONGEST_HEADER:
             raise tarfile.ReadError(f"one of its headers states a size of {size:,} bytes")
         return self.stream.read(max(0, min(size, self.stop - self.stream.tell())))

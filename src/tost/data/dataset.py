@@ -25,7 +25,7 @@ Sample = dict[str, Tensor]
 Batch = dict[str, Tensor]
 """Samples with the batch as their first axis."""
 IGNORED = -100
-"""Target of a token that predicts nothing."""
+"""Target without a loss."""
 
 
 class Dataset(torch.utils.data.Dataset[Sample]):
@@ -35,8 +35,8 @@ class Dataset(torch.utils.data.Dataset[Sample]):
     A batch comes from one indexing operation, and a batch of no samples keeps its shapes.
 
     A data set that draws something at random for each sample, such as the place of a crop, sets `draws`. The loader
-    then passes draw numbers ``round * n + sample``, n being the length, and every number means another draw. What is
-    drawn must follow from that number and from the seed with which the data set was built, from nothing else.
+    then passes draw numbers ``round * n + sample``, n being the length, and every number means another draw. Draws
+    must follow from that number and from the seed with which the data set was built alone.
 
     Attributes:
         draws: Whether `gather` takes draw numbers. A number below n, round 0, is a sample number as well.
@@ -57,7 +57,7 @@ class Dataset(torch.utils.data.Dataset[Sample]):
             indices: Which, int64 ``[B]``, each in ``[0, len)``; any draw number from 0 on if the data set draws.
 
         Returns:
-            Tensors whose first axis is B; that of the targets is, where sequences are packed into one row.
+            Tensors whose first axis is B; of sequences that are packed into one row, only the targets.
         """
         raise NotImplementedError
 
@@ -94,12 +94,12 @@ class TensorDataset(Dataset):
 
 @dataclass(frozen=True, kw_only=True)
 class DataBundle:
-    """The two splits of a data set and what is known about it.
+    """The two splits of a data set and facts about it.
 
     Attributes:
         train: Samples to train on, in any map-style data set whose samples are dictionaries of tensors.
         validation: Samples to evaluate.
-        info: Facts about both; what is left out is filled in by `build_data`.
+        info: Facts about both; `build_data` fills in missing ones.
     """
 
     train: Dataset
@@ -130,7 +130,7 @@ def build_data(options: DataOptions, seed: int) -> DataBundle:
             the seed of the loader.
 
     Returns:
-        Both splits, and what is known about them.
+        Both splits, and facts about them.
 
     Raises:
         ConfigError: The options ask for data that cannot be made here, or the function that was registered for it
@@ -150,7 +150,7 @@ def build_data(options: DataOptions, seed: int) -> DataBundle:
 
 
 def _bundle(name: str, built: Any) -> DataBundle:
-    """Return what a builder returned as a bundle, once it is seen to be one."""
+    """Check what a builder returned, and make it a bundle."""
     if isinstance(built, DataBundle):
         return built
     if not isinstance(built, tuple | list) or len(built) != 2:

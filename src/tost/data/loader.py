@@ -70,7 +70,7 @@ class GlobalOrder:
         return self._permutation
 
     def indices(self, start: int, stop: int) -> list[int]:
-        """Return what is at positions ``start .. stop - 1``, over as many epochs as they touch."""
+        """Return the numbers at positions ``start .. stop - 1``, over as many epochs as they touch."""
         found: list[int] = []
         while start < stop:
             epoch, offset = divmod(start, self.epoch)
@@ -146,7 +146,7 @@ class Loader(DataLoader[Batch]):
     processes together: it is the same on every process and fits a loader with another number of workers or processes.
 
     An infinite loader is one stream: every ``iter()`` continues where the last one stopped. A finite loader starts from
-    the beginning with every ``iter()``, except for the first one after `load_state_dict` or `seek`.
+    the beginning with every ``iter()``.
 
     The batches are this process's share already; handing the loader to ``Accelerator.prepare`` would split them again.
 
@@ -173,26 +173,12 @@ class Loader(DataLoader[Batch]):
         )
         self._shares = sampler
         self._position = 0
-        self._sought = False
 
     def check_worker_number_rationality(self) -> None:
         """Accept any number of workers: batches do not depend on it, so it is for the user to choose."""
 
-    @property
-    def global_position(self) -> int:
-        """Samples consumed so far by all processes together."""
-        return self._position
-
-    @property
-    def samples_per_epoch(self) -> int:
-        """Samples, of all processes together, after which an epoch is over; repetitions count as samples."""
-        return self._shares.order.epoch
-
     def __iter__(self) -> Iterator[Batch]:  # type: ignore[override] # torch's is an iterator with a length
-        continues = self._sought or self._shares.infinite
-        finished = not self._shares.infinite and self._position >= self._shares.order.epoch
-        start = self._position if continues and not finished else 0
-        self._sought = False
+        start = self._position if self._shares.infinite else 0
         self._shares.start = self._position = start
         try:
             with watching_workers():
@@ -217,28 +203,12 @@ class Loader(DataLoader[Batch]):
         finally:
             self._iterator = None  # the last reference: its workers end now and not when the loader goes
 
-    def seek(self, global_position: int) -> None:
-        """Let the next ``iter()`` start at a position.
-
-        Args:
-            global_position: Samples to leave out, counted over all processes. At the end of a finite loader the next
-                pass begins.
-
-        Raises:
-            ValueError: The position is negative, or beyond the end of a finite loader.
-        """
-        last = self._shares.order.epoch
-        if global_position < 0 or (global_position > last and not self._shares.infinite):
-            limit = "0 or more" if self._shares.infinite else f"from 0 to {last}, the number of samples"
-            raise ValueError(f"global position {global_position} cannot be reached; it must be {limit}.")
-        self._position, self._sought = global_position, True
-
     def state_dict(self) -> dict[str, Any]:
-        """Return the position and what it counts in, as plain numbers; the same on every process."""
+        """Return the position and the order that it counts in, as plain numbers; the same on every process."""
         return {"global_position": self._position, **self._order()}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Let the next ``iter()`` go on after the last batch that was consumed when the state was taken.
+        """Let the next ``iter()`` continue after the last batch that was consumed when the state was taken.
 
         Args:
             state_dict: What `state_dict` returned, on any process and with any numbers of workers and processes.
@@ -248,10 +218,9 @@ class Loader(DataLoader[Batch]):
         """
         here = self._order()
         known = {"repeats": 1, **state_dict}  # states from before there were repetitions lack it
-        if not {"global_position", *here} <= set(known):
+        if missing := [key for key in ("global_position", *here) if key not in known]:
             raise ValueError(
-                f"this is not the state of a loader: got the keys {sorted(state_dict)}, "
-                f"need {sorted(['global_position', *here])}; pass what state_dict() returned."
+                f"this is not the state of a loader: it lacks {', '.join(missing)}; pass what state_dict() returned."
             )
         if saved := {key: known[key] for key in here if known[key] != here[key]}:
             differs = ", ".join(f"{key}={value!r} instead of {here[key]!r}" for key, value in saved.items())
@@ -259,7 +228,9 @@ class Loader(DataLoader[Batch]):
                 f"the position was saved with {differs}: the order of samples is another one. Resume with the same "
                 "data and seed, or start a new run."
             )
-        self.seek(state_dict["global_position"])
+        if known["global_position"] < 0:
+            raise ValueError(f"global position {known['global_position']} does not exist; it must be 0 or more.")
+        self._position = known["global_position"]
 
     def _order(self) -> dict[str, Any]:
         order = self._shares.order
@@ -293,9 +264,9 @@ def make_loader(
         world_size: Number of processes that share the samples.
         workers: Processes that prepare batches ahead; 0 prepares them in this one.
         shuffle: False keeps the order of the data set.
-        infinite: True goes on into the next epoch for ever, inside a batch too: no sample is left out and none comes
+        infinite: True continues with the next epoch for ever, inside a batch too: no sample is left out and none comes
             twice within an epoch. False makes one pass; see `make_evaluation_loader`.
-        pin_memory: Put batches into memory that a GPU can copy from on its own, while the processor goes on.
+        pin_memory: Put batches into memory that a GPU can copy from on its own, while the processor works.
 
     Returns:
         A loader of dictionaries of tensors ``[B, ...]``.

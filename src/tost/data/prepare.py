@@ -21,7 +21,7 @@ MARKER = "prepare.json"
 
 
 Report = Callable[[int, int, str], None]
-"""Called with the number of items done, their total number, and what they are."""
+"""Progress callback: number of items done, their total number, and their name."""
 
 
 class PrepareOptions(Options):
@@ -32,7 +32,7 @@ class PrepareOptions(Options):
         summary: One line for tables.
         run: ``"module:function"``, loaded when it runs. The function takes ``(options, out, *, workers, report)`` and
             returns facts for the last line. Called again with the same arguments after it was stopped, it continues
-            and ends with the same bytes; the fact ``"already there"`` means that there was nothing left to do.
+            and ends with the same bytes; the fact ``"already there"`` means that the folder was complete.
         check: ``"module:function"`` that takes the folder and returns facts, or raises `StorageError` if a file is
             damaged; None if there is no check.
     """
@@ -86,7 +86,7 @@ def prepare(
         report: Receives the progress.
 
     Returns:
-        Facts about what was made.
+        Facts about the result.
 
     Raises:
         ConfigError: The name, an option or the folder cannot be used, or the source is not what it should be.

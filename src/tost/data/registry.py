@@ -185,5 +185,5 @@ class DataOptions(Options):
         return find_data(self.name).options.model_validate(self.options)
 
     def shape(self) -> DataShape:
-        """Return what a model must fit, without building the data; all None if the data set does not state it."""
+        """Return the shape of the samples without building the data; all None if the data set does not state it."""
         return find_data(self.name).shape_of(self.data_set_options(), self.path)

@@ -1,4 +1,4 @@
-"""What a data set is registered with: its options, its builder and the shape of its samples. Loads no torch."""
+"""Specification of a data set: its options, its builder and the shape of its samples. Loads no torch."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tost._options import Options
 
 @dataclass(frozen=True, kw_only=True)
 class DataShape:
-    """What a model must fit. None stands for what does not apply, or is not known before the data is built.
+    """Shape of samples, which a model must fit. None: does not apply, or is not known before the data is built.
 
     Attributes:
         task: Task of the samples, such as ``"classification"``.
@@ -60,9 +60,9 @@ class DataShape:
 
 @dataclass(frozen=True, kw_only=True)
 class DataInfo(DataShape):
-    """What is known about a data set that was built: its shape, and what identifies its content.
+    """Facts about a data set that was built: its shape, and the identity of its content.
 
-    Builders fill in what they find in the data; `build_data` adds the name and the shape.
+    Builders fill in the facts that they find; `build_data` adds the name and the shape.
 
     Attributes:
         name: Its name in the registry.
@@ -84,7 +84,7 @@ class DataSetOptions(Options):
     model_config = ConfigDict(strict=True)
 
     def shape(self, path: str | None = None) -> DataShape:
-        """Return what a model must fit.
+        """Return the shape of the samples.
 
         Args:
             path: Where the data is; few data sets have to look at it.
@@ -121,7 +121,7 @@ class DataSpec:
     tokenizer: str | Callable[..., Any] | None = None
 
     def shape_of(self, options: BaseModel, path: str | None) -> DataShape:
-        """Return what a model must fit; every field is None if that is not known."""
+        """Return the shape of the samples; every field is None if it is not known."""
         if self.shape is None:
             return options.shape(path) if isinstance(options, DataSetOptions) else DataShape(task=self.task)
         shape = self.shape if isinstance(self.shape, DataShape) else self.shape(options)

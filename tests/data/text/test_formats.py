@@ -12,8 +12,11 @@ import pyarrow as pa
 import pytest
 
 from tests.data.images.files import tar_of
+from tests.data.samples import limited
 from tests.data.text.samples import DOCUMENTS, all_tokens, load_from_memory, make, texts
 from tost.data.prepare import prepare
+from tost.data.text.corpora import TextOptions
+from tost.data.text.read import documents_of, find_sources
 from tost.errors import ConfigError
 
 ROWS = [{"text": text, "id": str(number)} for number, text in enumerate(DOCUMENTS)]
@@ -221,3 +224,17 @@ def test_the_hub_is_not_reached(tmp_path, monkeypatch):
     monkeypatch.setattr("tost.data.text.tokenizers.unreachable", lambda: "there is no network")
     with pytest.raises(ConfigError, match="not on this machine, and there is no network"):
         make(tmp_path / "out", source="a.txt", tokenizer="gpt2")
+
+
+def test_small_json_files_take_little_memory(tmp_path):
+    (tmp_path / "a.json").write_text('[{"text": "One."}]')
+    job = TextOptions(source=str(tmp_path / "a.json")).job()
+    with limited(0.125):
+        assert [document.blocks for document in documents_of(find_sources(job)["train"], job)] == [("One.",)]
+
+
+def test_lines_without_end_are_not_read(tmp_path):
+    with (tmp_path / "a.jsonl").open("wb") as file:
+        file.truncate(1 << 33)
+    with limited(1.5), pytest.raises(ConfigError, match=r"a\.jsonl has a line of more than 268,435,456 bytes"):
+        make(tmp_path / "out", source=str(tmp_path / "a.jsonl"))

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from tests.data.text.samples import DOCUMENTS, write_pairs, write_tokenizer
 from tost._tokenizer import ByteTokenizer
+from tost.data.text.prepare import token_dtype
 from tost.data.text.tokenizers import (
     RECORD_FILE,
     CharTokenizer,
@@ -24,7 +25,6 @@ from tost.data.text.tokenizers import (
     save_tokenizer,
     tokenizer_from_record,
 )
-from tost.data.tokens.writer import token_dtype
 from tost.errors import ConfigError
 
 # Dense in what GPT-2's rule is sensitive to.
@@ -123,9 +123,11 @@ def test_a_tokenizer_travels_with_a_run(tmp_path, single):
     (tmp_path / "tokenizer.json").write_text(json.dumps(content), encoding="utf-8")
     with pytest.raises(ConfigError, match="is not the one that was written there"):
         read_tokenizer(tmp_path)
-    (tmp_path / RECORD_FILE).write_text("[]", encoding="utf-8")
-    with pytest.raises(ConfigError, match="cannot be read as a tokenizer"):
-        read_tokenizer(tmp_path)
+    wrong = ([], [1], {"kind": "x"}, {"kind": "chars", "characters": 7}, {"kind": "chars", "characters": ["a", "b"]})
+    for record in wrong:
+        (tmp_path / RECORD_FILE).write_text(json.dumps(record), encoding="utf-8")
+        with pytest.raises(ConfigError):
+            read_tokenizer(tmp_path)
 
 
 def test_end_of_text(single):

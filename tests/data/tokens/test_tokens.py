@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import pickle
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -179,25 +178,23 @@ def test_another_tokenizer_is_refused(folder, prepared):
         check_tokenizer(prepared.tokenizer_fingerprint, folder, model="run7")
 
 
+def victim(folder, ending):
+    return folder.path / ("tokenizer.json" if ending == "json" else f"train-00001.{ending}")
+
+
 @pytest.mark.parametrize("ending", ["bin", "lengths", "json"])
-def test_a_cut_off_file_is_named(folder, ending):
-    victim = folder.path / ("tokenizer.json" if ending == "json" else f"train-00001.{ending}")
-    victim.write_bytes(victim.read_bytes()[:-1])
-    with pytest.raises(StorageError, match=rf"{victim.name} is cut off: .* remove .*prepare"):
+def test_damaged_files_are_named(folder, ending):
+    assert check_folder(folder.path)["name"] == "text"
+    path = victim(folder, ending)
+    content = path.read_bytes()
+    path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    with pytest.raises(StorageError, match=rf"{path.name} has the right size but not the content"):
+        check_folder(folder.path)
+    path.write_bytes(content[:-1])
+    with pytest.raises(StorageError, match=rf"{path.name} is cut off: .* remove .*prepare"):
         check_folder(folder.path)
     with pytest.raises(StorageError, match="is cut off"):
         open_tokens(folder.path).tokenizer()
-
-
-@pytest.mark.parametrize("ending", ["bin", "lengths", "json"])
-def test_a_changed_file_is_found_by_the_check(folder, ending):
-    assert check_folder(folder.path)["name"] == "text"
-    victim = folder.path / ("tokenizer.json" if ending == "json" else f"train-00001.{ending}")
-    content = bytearray(victim.read_bytes())
-    content[-1] ^= 1
-    victim.write_bytes(content)
-    with pytest.raises(StorageError, match=rf"{victim.name} has the right size but not the content"):
-        check_folder(folder.path)
 
 
 def test_missing_files(folder):
@@ -212,31 +209,38 @@ def test_missing_files(folder):
         open_tokens(folder.path)
 
 
+DAMAGED = r"index\.json is damaged or was written by another version"
+VERSION = r"index\.json was written by another version: its format is {}, .* reads format 1; {}"
+
+
 @pytest.mark.parametrize(
-    "change",
+    ("change", "said"),
     [
-        lambda index: index["splits"]["train"]["shards"][0]["data"].update(file="../../secret"),
-        lambda index: index["splits"]["train"].update(tokens=-1),
-        lambda index: index.update(dtype="object"),
+        (lambda index: index["splits"]["train"]["shards"][0]["data"].update(file="../../secret"), DAMAGED),
+        (lambda index: index["splits"]["train"].update(tokens=-1), DAMAGED),
+        (lambda index: index["splits"]["train"].update(tokens=10**30), DAMAGED),
+        (lambda index: index["splits"]["train"]["shards"][0].update(tokens=10**9), DAMAGED),
+        (lambda index: index["splits"]["train"].update(documents=7), DAMAGED),
+        (lambda index: index["splits"]["train"].update(answers=[0] * 9, choices=9), DAMAGED),
+        (lambda index: index.update(dtype="object"), DAMAGED),
+        (lambda index: index.update(dtype="uint32"), DAMAGED),
+        (lambda index: index.clear(), DAMAGED),
+        (lambda index: index.update(version=2), VERSION.format(2, "update tost")),
+        (lambda index: index.update(version=0), VERSION.format(0, "prepare the data again")),
+        (lambda index: index.update(version="x"), VERSION.format("'x'", "prepare the data again")),
     ],
 )
-def test_a_strange_index_is_refused(folder, change):
-    path: Path = folder.path / "index.json"
+def test_an_index_that_does_not_fit(folder, change, said):
+    path = folder.path / "index.json"
     index = json.loads(path.read_text(encoding="utf-8"))
     change(index)
     path.write_text(json.dumps(index), encoding="utf-8")
-    with pytest.raises(StorageError, match=r"index\.json is damaged or was written by another version"):
-        open_tokens(folder.path)
-    path.write_text("{", encoding="utf-8")
-    with pytest.raises(StorageError, match="damaged"):
+    with pytest.raises(StorageError, match=said):
         open_tokens(folder.path)
 
 
-@pytest.mark.parametrize(("version", "remedy"), [(2, "update tost"), (0, "prepare the data again"), ("x", "prepare")])
-def test_another_version_of_the_format_is_named(folder, version, remedy):
-    path: Path = folder.path / "index.json"
-    index = json.loads(path.read_text(encoding="utf-8"))
-    path.write_text(json.dumps({**index, "version": version}), encoding="utf-8")
-    expected = rf"index\.json was written by another version: its format is {version!r}, .* reads format 1; {remedy}"
-    with pytest.raises(StorageError, match=expected):
-        open_tokens(folder.path)
+def test_lengths_that_do_not_add_up(folder):
+    path = folder.path / "train-00000.lengths"
+    np.full(path.stat().st_size // 8, 2**63, dtype="<u8").tofile(path)
+    with pytest.raises(StorageError, match=r"lengths of the documents .* do not add up"):
+        open_tokens(folder.path).split("train").document(0)

@@ -90,7 +90,7 @@ class TextJob:
         shard_bytes: Bytes of text that make up a shard, about.
         hub: The corpus on the hub; None if it is not there.
         column: Key of jsonl lines, column of parquet files and hub data sets.
-        documents: What a document is in a plain text file.
+        documents: A document of a plain text file: the file or a line.
         joined: All rows of a split make up one document.
         newlines: Lines keep the character that ends them, except for blank lines, which become empty.
         edit: Function that changes each line or row of the text; None for none.
@@ -174,7 +174,7 @@ class TextOptions(CorpusOptions):
     )
     tokenizer: str = Field(default="bytes", description=CorpusOptions.model_fields["tokenizer"].description)
     column: str = Field(default="text", description="key of JSON objects, column of tables")
-    documents: Documents = Field(default="file", description="what a document is in a plain text file: file or line")
+    documents: Documents = Field(default="file", description="documents of a plain text file: the file or its lines")
     split: SplitRule = Field(
         default="auto",
         description="random draws validation documents, tail takes the last ones (of a single document the last "
@@ -196,9 +196,7 @@ class TextOptions(CorpusOptions):
         hub = None
         if self.source.startswith("hub:"):
             if any(given.values()):
-                raise ConfigError(
-                    "validation_source and test_source go with files; a hub data set has splits of its own."
-                )
+                raise ConfigError("validation_source and test_source go with files; a hub data set has its splits.")
             hub = HubSet(self.source.removeprefix("hub:"), self.config, self.revision)
         sources = {split: source for split, source in given.items() if source}
         return replace(super().job(), source=None if hub else self.source, hub=hub, sources=sources)
@@ -271,8 +269,7 @@ class LambadaOptions(CorpusOptions):
 
     variant: Literal["original", "openai"] = Field(
         default="original",
-        description="which text to take from the hub: the authors of LAMBADA's (which ToST's authors use), or that of "
-        "GPT-2's authors",
+        description="text of LAMBADA's authors (which ToST's authors use), or of GPT-2's",
     )
     straight_quotes: bool = Field(default=False, description="replace curly quotes by straight ones")
     splits: _Names = Field(default=("test",), description="which of the corpus's splits")

@@ -8,14 +8,15 @@ import math
 import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from itertools import chain, compress, islice
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 import numpy as np
-from pydantic import TypeAdapter, ValidationError
+from pydantic import ValidationError
 
-from tost._io import read_json, sha256_of, write_atomic, write_json
+from tost._io import atomic_path, read_json, sha256_of, write_atomic, write_json
 from tost.data.prepare import Report
 from tost.data.text.corpora import CorpusOptions, TextJob
 from tost.data.text.read import CHOICES, Document, Source, documents_of, find_sources, lines_of
@@ -32,16 +33,15 @@ from tost.data.tokens.options import (
     MAX_INDEX_BYTES,
     FileRecord,
     Index,
+    ShardRecord,
     SplitRecord,
     TokenizerRecord,
     read_index,
 )
-from tost.data.tokens.writer import token_dtype, write_shard
 from tost.errors import ConfigError, StorageError
 
 _CHUNK = 1 << 18  # characters that are encoded at once
 _BATCH = 1 << 21  # characters that are gathered before they are encoded together
-_Records = TypeAdapter(list[SplitRecord])
 
 
 class Part(NamedTuple):
@@ -110,22 +110,33 @@ def prepare_text(options: CorpusOptions, out: Path, *, workers: int, report: Rep
             report(done, total, "tokenizing")
 
         tick(0)
-        records = {part.split: _write_split(part, job, tokenizer, end_of_text, out, tick) for part in parts}
+        records = {part.split: _SplitWriter(part, job, tokenizer, end_of_text, out, tick).write() for part in parts}
     except ConfigError:
         # If no shard is complete, a mistake in the options can be corrected in the same folder.
         if not any(work.glob("*.shards.json")):
             shutil.rmtree(work, ignore_errors=True)
             (out / TOKENIZER_FILE).unlink(missing_ok=True)
         raise
+    known, path = tokenizer.record(), out / TOKENIZER_FILE
+    file = FileRecord(file=path.name, size=path.stat().st_size, sha256=sha256_of(path)) if "file" in known else None
+    files = {name: [shard.model_dump() for shard in split.shards] for name, split in records.items()}
     settings = options.model_dump(mode="json")
     settings["source"] = Path(job.source).name if job.source else job.hub
     index = Index(
         format="tost-tokens",
         version=1,
         name=job.name,
-        fingerprint=_fingerprint(tokenizer, records),
+        fingerprint=hashlib.sha256(json.dumps([tokenizer.fingerprint, files], sort_keys=True).encode()).hexdigest(),
         dtype=cast(Any, token_dtype(tokenizer.vocab_size).name),
-        tokenizer=_tokenizer_record(tokenizer, end_of_text, out),
+        tokenizer=TokenizerRecord(
+            kind=known["kind"],
+            name=tokenizer.name,
+            vocab_size=tokenizer.vocab_size,
+            fingerprint=tokenizer.fingerprint,
+            end_of_text=end_of_text,
+            characters=known.get("characters"),
+            file=file,
+        ),
         splits=records,
         source=[_source_facts(source, split, job) for split in splits for source in splits[split]],
         settings={**settings, "split": rule},
@@ -145,25 +156,6 @@ def _facts(index: Index) -> dict[str, object]:
         **{f"{split} documents": record.documents for split, record in index.splits.items()},
         "fingerprint": index.fingerprint[:12],
     }
-
-
-def _fingerprint(tokenizer: DataTokenizer, splits: dict[str, SplitRecord]) -> str:
-    files = {name: [shard.model_dump() for shard in split.shards] for name, split in splits.items()}
-    return hashlib.sha256(json.dumps([tokenizer.fingerprint, files], sort_keys=True).encode()).hexdigest()
-
-
-def _tokenizer_record(tokenizer: DataTokenizer, end_of_text: int | None, out: Path) -> TokenizerRecord:
-    known, path = tokenizer.record(), out / TOKENIZER_FILE
-    file = FileRecord(file=path.name, size=path.stat().st_size, sha256=sha256_of(path)) if "file" in known else None
-    return TokenizerRecord(
-        kind=known["kind"],
-        name=tokenizer.name,
-        vocab_size=tokenizer.vocab_size,
-        fingerprint=tokenizer.fingerprint,
-        end_of_text=end_of_text,
-        characters=known.get("characters"),
-        file=file,
-    )
 
 
 def _source_facts(source: Source, split: str, job: TextJob) -> dict[str, Any]:
@@ -259,115 +251,134 @@ def _characters(blocks: Iterable[str], start: int, stop: int) -> Iterator[str]:
             return
 
 
-def _write_split(
-    part: Part, job: TextJob, tokenizer: DataTokenizer, end_of_text: int | None, out: Path, tick: Callable[[int], None]
-) -> SplitRecord:
-    """Write the shards of a split that are missing, and return the record of all."""
-    path = out / "work" / f"{part.split}.shards.json"
-    records = _complete_shards(path, out)
-    documents = part.read(job)
-    tick(sum(1 for _ in islice(documents, sum(record.documents for record in records))))
-    for first in documents:
-        shard, left = out / f"{part.split}-{len(records):05d}.bin", chain([first], documents)
-        records.append(_write_shard(shard, left, job, tokenizer, end_of_text, tick))
-        write_json(path, _Records.dump_python(records))
-    if not any(record.bytes for record in records):
-        raise ConfigError(f"split {part.split!r} of {job.title} has no text at all; there is nothing to learn.")
-    counts = ("tokens", "documents", "bytes", "source_bytes", "source_words")
-    return SplitRecord(
-        **{key: sum(getattr(record, key) for record in records) for key in counts},
-        shards=[shard for record in records for shard in record.shards],
-        answers=[answer for record in records for answer in record.answers],
-        choices=CHOICES if job.choices else 0,
-    )
+class _SplitWriter:
+    """Writes the shards of a split. The record of the complete ones is kept for the case of an interruption.
 
-
-def _complete_shards(path: Path, out: Path) -> list[SplitRecord]:
-    """Return the records of the first shards, up to one whose files have another size.
-
-    A machine that loses power may lose the end of the last files.
+    Args:
+        part: The documents.
+        job: How they are read.
+        tokenizer: Tokenizer.
+        end_of_text: Id that follows every document; None for none.
+        out: Folder.
+        tick: Called with the number of documents done.
     """
-    try:
-        records = _Records.validate_json(path.read_bytes())
-    except (FileNotFoundError, ValidationError):
-        return []
-    for number, record in enumerate(records):
-        paths = [out / known.file for known in record.files]
-        if [path.is_file() and path.stat().st_size for path in paths] != [known.size for known in record.files]:
-            return records[:number]
-    return records
 
+    def __init__(
+        self,
+        part: Part,
+        job: TextJob,
+        tokenizer: DataTokenizer,
+        end_of_text: int | None,
+        out: Path,
+        tick: Callable[[int], None],
+    ) -> None:
+        self.part, self.job, self.tokenizer, self.out, self.tick = part, job, tokenizer, out, tick
+        self.end = np.array([] if end_of_text is None else [end_of_text], dtype=np.int64)
+        self.counts = dict.fromkeys(("tokens", "documents", "bytes", "source_bytes", "source_words"), 0)
+        self.shards: list[ShardRecord] = []
+        self.answers: list[int] = []
 
-def _write_shard(
-    path: Path,
-    documents: Iterable[Document],
-    job: TextJob,
-    tokenizer: DataTokenizer,
-    end_of_text: int | None,
-    tick: Callable[[int], None],
-) -> SplitRecord:
-    """Write documents until they have `job.shard_bytes`."""
-    end = np.array([] if end_of_text is None else [end_of_text], dtype=np.int64)
-    counts, answers = dict.fromkeys(("bytes", "source_bytes", "source_words"), 0), list[int]()
-    try:
-        with write_shard(path, token_dtype(tokenizer.vocab_size)) as shard:
-            for batch in _batches(_chunks(documents, job, tokenizer, counts, answers)):
-                encoded = tokenizer.encode_batch([text for text, _ in batch])
+    def write(self) -> SplitRecord:
+        """Write the missing shards, and return the record of the split."""
+        path = self.out / "work" / f"{self.part.split}.shards.json"
+        self._resume(path)
+        documents = self.part.read(self.job)
+        self.tick(sum(1 for _ in islice(documents, self.counts["documents"])))
+        try:
+            for first in documents:
+                self._write_shard(self._chunks(chain([first], documents)))
+                write_json(path, self._record().model_dump())
+        except UnicodeEncodeError as error:
+            raise ConfigError(
+                f"{self.job.title} holds {error.object[error.start]!r}, half of a character, which JSON can state but "
+                "no text can hold; remove it."
+            ) from error
+        if not self.counts["bytes"]:
+            raise ConfigError(
+                f"split {self.part.split!r} of {self.job.title} has no text at all; there is nothing to learn."
+            )
+        return self._record()
+
+    def _record(self) -> SplitRecord:
+        choices = CHOICES if self.job.choices else 0
+        return SplitRecord(**self.counts, shards=self.shards, answers=self.answers, choices=choices)
+
+    def _resume(self, path: Path) -> None:
+        """Take over the complete shards, unless a machine that lost power lost a part of them."""
+        with suppress(OSError, ValidationError):
+            record = SplitRecord.model_validate_json(path.read_bytes())
+            if all((self.out / file.file).stat().st_size == file.size for file in record.files):
+                self.counts = {key: getattr(record, key) for key in self.counts}
+                self.shards, self.answers = list(record.shards), list(record.answers)
+
+    def _write_shard(self, chunks: Iterator[tuple[str, bool]]) -> None:
+        path = self.out / f"{self.part.split}-{len(self.shards):05d}.bin"
+        dtype, digest, lengths, length = token_dtype(self.tokenizer.vocab_size), hashlib.sha256(), list[int](), 0
+        with atomic_path(path) as draft, draft.open("wb") as file:
+            while batch := list(_batch(chunks)):
+                encoded = self.tokenizer.encode_batch([text for text, _ in batch])
                 for (text, is_last), ids in zip(batch, encoded, strict=True):
-                    counts["bytes"] += _size(text)
-                    shard.add(ids)
+                    self.counts["bytes"] += _size(text)
+                    stored = np.concatenate([ids, self.end] if is_last else [ids]).astype(dtype).tobytes()
+                    file.write(stored)
+                    digest.update(stored)
+                    length += len(stored) // dtype.itemsize
                     if is_last:
-                        shard.add(end)
-                        shard.end_document()
-                tick(sum(is_last for _, is_last in batch))
-    except UnicodeEncodeError as error:
-        raise ConfigError(
-            f"{job.title} holds {error.object[error.start]!r}, half of a character, which JSON can state but no text "
-            "can hold; remove it."
-        ) from error
-    record = shard.record
-    return SplitRecord(tokens=record.tokens, documents=record.documents, shards=[record], answers=answers, **counts)
+                        lengths.append(length)
+                        length = 0
+                self.tick(sum(is_last for _, is_last in batch))
+        tokens, ends, beside = sum(lengths), np.array(lengths, dtype="<u8").tobytes(), path.with_suffix(".lengths")
+        write_atomic(beside, ends)
+        data = FileRecord(file=path.name, size=tokens * dtype.itemsize, sha256=digest.hexdigest())
+        offsets = FileRecord(file=beside.name, size=len(ends), sha256=hashlib.sha256(ends).hexdigest())
+        self.shards.append(ShardRecord(tokens=tokens, documents=len(lengths), data=data, lengths=offsets))
+        self.counts["tokens"] += tokens
+        self.counts["documents"] += len(lengths)
+
+    def _chunks(self, documents: Iterable[Document]) -> Iterator[tuple[str, bool]]:
+        """Return texts that can be encoded alone, each with whether it is the last one of its document.
+
+        They end with the document that completes the shard.
+        """
+        limit = self.counts["source_bytes"] + self.job.shard_bytes
+        for document in documents:
+            blocks = self._counted(document.blocks)
+            edited = map(self.job.edit, lines_of(blocks)) if self.job.edit else blocks
+            chunks = cut_text(edited, self.tokenizer, _CHUNK)
+            text = next(chunks, "")
+            for following in chunks:
+                yield text, False
+                text = following
+            yield text, True
+            if document.answer is not None:
+                self.answers.append(document.answer)
+            if self.counts["source_bytes"] >= limit:
+                return
+
+    def _counted(self, blocks: Iterable[str]) -> Iterator[str]:
+        """Count the bytes and words of a text on the way."""
+        is_inside = False  # of a word that began in the block before
+        for block in filter(None, blocks):
+            self.counts["source_bytes"] += _size(block)
+            self.counts["source_words"] += len(block.split()) - (is_inside and not block[0].isspace())
+            is_inside = not block[-1].isspace()
+            yield block
+
+
+def token_dtype(vocab_size: int) -> np.dtype[Any]:
+    """Return the smallest type that holds ids below `vocab_size`: uint8, uint16 or uint32, little-endian."""
+    return np.dtype("u1" if vocab_size <= 1 << 8 else "<u2" if vocab_size <= 1 << 16 else "<u4")
 
 
 def _size(text: str) -> int:
     return len(text.encode("utf-8", errors="surrogateescape"))
 
 
-def _chunks(
-    documents: Iterable[Document], job: TextJob, tokenizer: DataTokenizer, counts: dict[str, int], answers: list[int]
-) -> Iterator[tuple[str, bool]]:
-    """Return texts that can be encoded alone, each with whether it is the last one of its document."""
-    for document in documents:
-        blocks = _counted(document.blocks, counts)
-        chunks = cut_text(map(job.edit, lines_of(blocks)) if job.edit else blocks, tokenizer, _CHUNK)
-        text = next(chunks, "")
-        for following in chunks:
-            yield text, False
-            text = following
-        yield text, True
-        if document.answer is not None:
-            answers.append(document.answer)
-        if counts["source_bytes"] >= job.shard_bytes:
-            return
-
-
-def _counted(blocks: Iterable[str], counts: dict[str, int]) -> Iterator[str]:
-    """Count the bytes and words of a text on the way."""
-    is_inside = False  # of a word that began in the block before
-    for block in filter(None, blocks):
-        counts["source_bytes"] += _size(block)
-        counts["source_words"] += len(block.split()) - (is_inside and not block[0].isspace())
-        is_inside = not block[-1].isspace()
-        yield block
-
-
-def _batches(chunks: Iterable[tuple[str, bool]]) -> Iterator[list[tuple[str, bool]]]:
-    batch, size = list[tuple[str, bool]](), 0
+def _batch(chunks: Iterator[tuple[str, bool]]) -> Iterator[tuple[str, bool]]:
+    """Return the next chunks that are encoded together."""
+    size = 0
     for chunk in chunks:
-        batch.append(chunk)
+        yield chunk
         size += len(chunk[0]) + 1
         if size >= _BATCH:
-            yield batch
-            batch, size = [], 0
-    if batch:
-        yield batch
+            return

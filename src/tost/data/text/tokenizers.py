@@ -12,13 +12,13 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tost._io import read_json, write_atomic, write_json
-from tost._tokenizer import ByteTokenizer, TokenDecoder, Tokenizer
+from tost._tokenizer import ByteTokenizer, TokenDecoder
 from tost.data._tables import unreachable
 from tost.errors import ConfigError
 
@@ -41,27 +41,6 @@ _PROBE = (
     "na\u00efve \u00c5ngstr\u00f6m \u4f60\u597d \U0001f642 x_y = {'a': [1.50, None]}; "
     "<|endoftext|> </s> UPPER lower\r\n "
 )
-
-
-class DataTokenizer(Tokenizer, Protocol):
-    """Tokenizer for data and for generation."""
-
-    @property
-    def fingerprint(self) -> str:
-        """Hexadecimal text that two tokenizers share only if they give the same ids."""
-
-    @property
-    def cuts(self) -> str:
-        """Where a text can be cut without changing its ids: ``anywhere``, ``lines`` or ``nowhere``."""
-
-    def encode_batch(self, texts: Sequence[str]) -> list[Ids]:
-        """Return the ids of several texts, each ``[n]``."""
-
-    def record(self) -> dict[str, Any]:
-        """Return the argument of `tokenizer_from_record`, which also reads the file that `save` writes."""
-
-    def save(self, folder: Path) -> None:
-        """Write what does not fit into the record."""
 
 
 class CharTokenizer:
@@ -233,7 +212,15 @@ class _HFDecoder:
         return text
 
 
-def load_tokenizer(which: str) -> ByteTokenizer | HFTokenizer:
+DataTokenizer = ByteTokenizer | CharTokenizer | HFTokenizer
+"""Tokenizers for data and for generation.
+
+All have `encode_batch`, a `fingerprint` that two tokenizers share only if they give the same ids, and `cuts`: where a
+text can be cut without changing its ids, ``anywhere``, ``lines`` or ``nowhere``.
+"""
+
+
+def load_tokenizer(which: str) -> DataTokenizer:
     """Return the tokenizer that an option names.
 
     Args:
@@ -303,7 +290,7 @@ def _from_vocabulary(folder: Path) -> HFTokenizer:
         return HFTokenizer(tokenizer, folder.resolve().name)
 
 
-def tokenizer_from_record(record: Mapping[str, Any], folder: Path) -> ByteTokenizer | CharTokenizer | HFTokenizer:
+def tokenizer_from_record(record: Mapping[str, Any], folder: Path) -> DataTokenizer:
     """Return the tokenizer that a folder was prepared with.
 
     Args:
@@ -327,7 +314,7 @@ def save_tokenizer(tokenizer: DataTokenizer, folder: Path) -> None:
     write_json(folder / RECORD_FILE, known)
 
 
-def read_tokenizer(folder: Path) -> ByteTokenizer | CharTokenizer | HFTokenizer | None:
+def read_tokenizer(folder: Path) -> DataTokenizer | None:
     """Return the tokenizer that `save_tokenizer` wrote to a folder, None if there is none.
 
     Raises:

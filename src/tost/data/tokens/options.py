@@ -85,7 +85,7 @@ class SplitRecord(_Record):
 
 
 class TokenizerRecord(_Record):
-    """The tokenizer of a folder: what rebuilds it, and its fingerprint to compare with that of a model."""
+    """The tokenizer of a folder, and its fingerprint, which a model has too."""
 
     kind: Literal["bytes", "chars", "tokenizers"]
     name: str
@@ -178,8 +178,8 @@ class TokensOptions(DataSetOptions):
     vocab_size: int | None = Field(
         default=None,
         ge=1,
-        description="number of ids that the model gets; null takes that of the prepared folder, more pads it (50304 "
-        "for GPT-2's 50257)",
+        description="number of ids of the model; null takes the number of the prepared folder, more pads it (50304 for "
+        "GPT-2's 50257)",
     )
     train_split: str = Field(default="train", description="split of the folder that is trained on")
     validation_split: str = Field(default="validation", description="split of the folder that is evaluated")

@@ -249,7 +249,7 @@ def tokenizer_of(data: DataOptions) -> DataTokenizer:
     """Return the tokenizer that the data of a configuration is made with.
 
     Args:
-        data: The ``data`` part of a configuration, such as that of a run.
+        data: The ``data`` part of a configuration.
 
     Raises:
         ConfigError: The data is no text, or its folder is not there any more.
