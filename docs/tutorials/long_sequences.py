@@ -1,10 +1,8 @@
 # %% [markdown]
 # # Long sequences
 #
-# Attention from token statistics needs three sums per head, whatever the length. This page reads a long text piece by
-# piece,
-# shows that the state does not grow and that the pieces do not matter, and says what a state of constant size cannot
-# do.
+# Attention from token statistics needs three sums per head, whatever the length. This page measures one layer, reads
+# a long text piece by piece, and shows what a state of constant size does not give.
 
 # %%
 import argparse
@@ -24,9 +22,9 @@ torch.manual_seed(0)
 torch.set_num_threads(1)
 
 # %% [markdown]
-# ## One layer: linear time
+# ## Linear time
 #
-# Forward and backward of one causal layer of width 256, on one thread, beside PyTorch's fused softmax attention.
+# Forward and backward of one causal layer, on one thread, beside PyTorch's fused softmax attention.
 
 # %%
 width, heads = 256, 4
@@ -48,52 +46,42 @@ def seconds(function, tokens):
 
 
 lengths = {"token statistics": [1024, 2048, 4096, 8192, 16384], "softmax": [1024, 2048, 4096]}
-functions = {"token statistics": layer, "softmax": softmax}
-times = {name: [seconds(functions[name], n) for n in lengths[name]] for name in lengths}
-
 figure, ax = plt.subplots(figsize=(6, 3.2), layout="constrained")
-for name, values in times.items():
-    ax.loglog(lengths[name], values, marker="o", label=name)
+for name, function in {"token statistics": layer, "softmax": softmax}.items():
+    ax.loglog(lengths[name], [seconds(function, n) for n in lengths[name]], marker="o", label=name)
 ax.set(xlabel="tokens", ylabel="seconds", title="Forward and backward of one causal layer")
 ax.legend()
 plt.show()
 # %% [markdown]
-# ## A whole model: a state that does not grow
+# ## A state that does not grow
 #
-# `bytes-tiny` comes with the package and was trained on 512 bytes at a time. It has no positions, so it reads on
-# without
-# end. Here it reads modules of the standard library, one after the other.
+# `bytes-tiny` comes with the package. It was trained on 512 bytes at a time and has no positions, so there is no
+# limit on the length. Here it reads modules of the standard library.
 
 # %%
 model = tost.load_pretrained("bytes-tiny")
 text = b"".join(Path(module.__file__).read_bytes() for module in (argparse, inspect))[: 16 * 8192]
 ids = torch.tensor([list(text)])
 options = model.options
-print(f"{ids.shape[1]:,} bytes")
 
-read, kept, cache = [], [], []
-state = None
-start = time.perf_counter()
+read, kept, cache, state = [], [], [], None
 for piece in ids.split(8192, dim=1):
     state = prefill(model, piece, state)
     read.append(int(state.position[0]))
     kept.append(state_bytes(state))
     cache.append(2 * 4 * options.depth * options.embed_dim * read[-1])  # keys and values in float32
-print(f"read in {time.perf_counter() - start:.1f} s, {read[-1] / (time.perf_counter() - start):,.0f} bytes a second")
 print(f"state: {kept[-1]:,} bytes; keys and values of softmax attention: {cache[-1]:,} bytes")
 
-# %%
 figure, ax = plt.subplots(figsize=(6, 3), layout="constrained")
 ax.semilogy(read, cache, marker="o", label="keys and values of softmax attention")
 ax.semilogy(read, kept, marker="o", label="state")
-ax.set(xlabel="bytes read", ylabel="bytes kept", title="What a model has to keep")
+ax.set(xlabel="bytes read", ylabel="bytes kept")
 ax.legend()
 plt.show()
 # %% [markdown]
-# ## Pieces do not matter
+# ## Pieces of any size
 #
-# Reading in pieces of any size gives the same state up to rounding, so the size of a piece is a question of memory
-# only.
+# Pieces give the same state up to rounding, so their size is a question of memory only.
 
 # %%
 short = ids[:, :4096]
@@ -101,47 +89,39 @@ whole = prefill(model, short, chunk_size=4096)
 pieces = None
 for piece in short.split(100, dim=1):
     pieces = prefill(model, piece, pieces)
-sampling = Sampling(temperature=0)
+greedy = Sampling(temperature=0)
 first, second = (
-    generate_with_state(model, short[:, -1:], max_new_tokens=60, sampling=sampling, state=s) for s in (whole, pieces)
+    generate_with_state(model, short[:, -1:], max_new_tokens=60, sampling=greedy, state=s) for s in (whole, pieces)
 )
 print("the same continuation:", torch.equal(first.tokens, second.tokens))
 
 # %% [markdown]
-# ## Put a text aside
-#
-# What has been read fits into a small file, and reading can go on next week.
+# ## Save a text and resume it
 
 # %%
-random = torch.Generator().manual_seed(2)
-sampling = Sampling(temperature=0.6)
-done = generate_with_state(model, ids[:, :3000], max_new_tokens=120, sampling=sampling, generator=random)
+done = generate_with_state(model, ids[:, :3000], max_new_tokens=120, sampling=greedy)
 save_state("text.safetensors", done.continuation, model)
 state = load_state("text.safetensors", model)
-again = generate_with_state(model, None, max_new_tokens=120, sampling=sampling, generator=random, state=state)
+again = generate_with_state(model, None, max_new_tokens=120, sampling=greedy, state=state)
 print(f"{Path('text.safetensors').stat().st_size:,} bytes in the file")
-print(bytes(done.tokens[0].tolist()).decode(errors="replace"), end="")
-print(bytes(again.tokens[0].tolist()).decode(errors="replace"))
+print(bytes([*done.tokens[0].tolist(), *again.tokens[0].tolist()]).decode(errors="replace"))
 
 # %% [markdown]
 # ## Does more context help?
 #
-# The honest question. Bits per byte by how much came before: training saw 512 bytes, and beyond that the model neither
-# breaks
-# nor learns much more from the past. A state of constant size cannot quote what it has read.
+# Bits per byte by the length of the context. Beyond the 512 bytes of its training this model neither breaks nor
+# learns much from the past: one moment per feature holds no content to quote. Statistics in blocks do, see
+# [Probes](../probes.md).
 
 # %%
-count = 12
-starts = torch.linspace(0, ids.shape[1] - 4096, count).long().tolist()
+starts = torch.linspace(0, ids.shape[1] - 4096, 12).long().tolist()
 windows = torch.cat([ids[:, s : s + 4096] for s in starts])
 with torch.inference_mode():
     logits = torch.cat([model(row[None]) for row in windows])
 bits = F.cross_entropy(logits[:, :-1].transpose(1, 2), windows[:, 1:], reduction="none") / torch.log(torch.tensor(2.0))
-edges = [0, 16, 64, 256, 512, 1024, 2048, 4095]
-for low, high in itertools.pairwise(edges):
+for low, high in itertools.pairwise([0, 16, 64, 256, 512, 1024, 2048, 4095]):
     print(f"after {low:>5} to {high:>5} bytes: {bits[:, low:high].mean():.2f} bits per byte")
 
 # %% [markdown]
-# Next: [Generate](../generate.md) for batches, stopping and streaming;
-# [Scale out](../scale-out.md) for one sequence on several processes; [Probes](../probes.md) for what a state can and
-# cannot recall.
+# Next: [Generate](../generate.md) for batches, stopping and streaming; [Scale out](../scale-out.md) for one sequence
+# on several processes.

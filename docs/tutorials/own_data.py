@@ -1,10 +1,8 @@
 # %% [markdown]
 # # Your own data
 #
-# Three ways to train on what you have, from least to most support: tensors and a loop of your own, a folder of pictures
-# and a recipe, a text file and a recipe. Everything here is made up on the spot, so that the page runs offline; put
-# your
-# own paths in.
+# Tensors and a loop of your own, a folder of pictures and a recipe, a text file and a recipe. The data are made up on
+# the spot, so that the page runs offline.
 
 # %%
 import math
@@ -20,8 +18,7 @@ import tost
 # %% [markdown]
 # ## Tensors, and a loop of your own
 #
-# Noisy series of different lengths; which of three frequencies is in them? Padding is left out exactly: what stands
-# there changes nothing.
+# Noisy series of different lengths; which of three frequencies is in them? Padding is left out exactly.
 
 
 # %%
@@ -74,18 +71,11 @@ print("padding changes the answer:", not torch.equal(model(values, mask), model(
 
 # %%
 def shape(kind: str, random: torch.Generator) -> Image.Image:
-    def pick(low: int, high: int) -> int:
-        return int(torch.randint(low, high, (1,), generator=random))
-
-    picture = Image.effect_noise((32, 32), 30).point(lambda value: value // 2).convert("RGB")
-    x, y, r = pick(13, 19), pick(13, 19), pick(9, 13)
+    picture = Image.effect_noise((32, 32), 30).convert("RGB")
+    x, y = torch.randint(13, 19, (2,), generator=random).tolist()
     corners = {"circle": 24, "square": 4, "triangle": 3}[kind]
-    turn = pick(0, 20) / 100
-    points = [
-        (x + r * math.cos(turn + 2 * math.pi * i / corners), y + r * math.sin(turn + 2 * math.pi * i / corners))
-        for i in range(corners)
-    ]
-    ImageDraw.Draw(picture).polygon(points, fill=tuple(pick(150, 256) for _ in range(3)))
+    angles = [2 * math.pi * i / corners for i in range(corners)]
+    ImageDraw.Draw(picture).polygon([(x + 10 * math.cos(a), y + 10 * math.sin(a)) for a in angles], fill=(220, 80, 60))
     return picture
 
 
@@ -104,8 +94,8 @@ for i, ax in enumerate(axes):
     ax.axis("off")
 
 # %% [markdown]
-# A recipe names task, model, data and schedule. On the command line this is
-# `tost train shapes.yaml --out runs/shapes`; a typo in a key is an error that names the key you meant.
+# A recipe names task, model, data and schedule. On the command line this is `tost train shapes.yaml --out
+# runs/shapes`; a typo in a key is an error that names the key you meant.
 
 # %%
 from tost.recipes import get_task, load_config  # noqa: E402
@@ -134,9 +124,8 @@ sorted(path.name for path in Path("runs/shapes").iterdir())
 # %% [markdown]
 # ## A text file, and the command line
 #
-# Any text becomes a folder of tokens; the tokenizer travels with it and with the run. Here it is a module of Python's
-# standard library, read as bytes. A minute is far too short for a language model: the point is that three commands do
-# it.
+# Any text becomes a folder of tokens; the tokenizer travels with it and with the run. A minute is too short for a
+# language model, the commands are the point.
 
 # %%
 import argparse  # noqa: E402
@@ -155,5 +144,4 @@ Path("notes.txt").write_text(Path(argparse.__file__).read_text())
 
 # %% [markdown]
 # Next: [Image data](../image-data.md), [Text data](../text-data.md), [Configuration](../configuration.md); a task, a
-# model or
-# a data set of your own: [Your own model, data, task](../extend.md).
+# model or a data set of your own: [Your own model, data, task](../extend.md).

@@ -1,8 +1,8 @@
 # %% [markdown]
 # # Swap it into your ViT
 #
-# Take a Vision Transformer of timm, replace its attention by token statistics in one line, train both, and look at
-# accuracy, parameters and time. Nothing is downloaded: the images are scikit-learn's handwritten digits.
+# Replace the attention of a Vision Transformer of timm by token statistics, train both, and compare accuracy,
+# parameters and time, on handwritten digits of scikit-learn.
 
 # %%
 import time
@@ -29,11 +29,8 @@ images.shape
 # %% [markdown]
 # ## One line
 #
-# A small ViT, 16 tokens of 2 x 2 pixels. It averages its tokens at the end instead of reading a class token: token
-# statistics
-# rescale what a token holds and never copy from one token to another, so a class token would learn little of the
-# patches.
-# (ToST itself ends with two class-attention layers for that reason.) `replace_attention` works in place.
+# A small ViT with 16 tokens. It averages its tokens at the end: token statistics rescale tokens and do not copy from
+# one to another, so a class token would learn little (ToST ends with two class-attention layers for that reason).
 
 
 # %%
@@ -60,8 +57,7 @@ for name, model in {"softmax": softmax, "token statistics": swapped}.items():
     )
 
 # %% [markdown]
-# One projection takes the place of queries, keys and values, so the model is smaller. Your training loop does not
-# change:
+# One projection takes the place of queries, keys and values. The training loop is the same:
 
 
 # %%
@@ -93,8 +89,8 @@ for name, model in {"softmax": softmax, "token statistics": swapped}.items():
 # %% [markdown]
 # ## From a model that is already trained
 #
-# A replaced layer starts from the value projection of the old one. The network computes something else at first, and
-# has to be trained on. Replacing some of the layers costs less than replacing all of them:
+# A replaced layer starts from the value projection of the old one, and has to be trained on. Here the swap costs some
+# accuracy, and less if only one layer is replaced:
 
 # %%
 for layers in ([1], [0, 1]):
@@ -109,8 +105,7 @@ for layers in ([1], [0, 1]):
 # %% [markdown]
 # ## What it costs
 #
-# With 16 tokens both are fast. The difference comes with the number of tokens: scores of pairs are quadratic, sums are
-# linear. One layer, width 192, forward, one thread:
+# Scores of pairs are quadratic in the tokens, sums are linear. One layer, width 192, forward, one thread:
 
 # %%
 lengths = [256, 512, 1024, 2048, 4096]
@@ -142,12 +137,5 @@ for ax in axes:
     ax.legend()
 
 # %% [markdown]
-# ## Your own module
-#
-# No timm? `tost.TSSAttention(embed_dim, num_heads)` takes `[B, N, C]` and a mask of real tokens, and returns `[B, N,
-# C]`.
-# If you have written the operator yourself, compare it with `tost.tssa`:
-# [many copies](../which-tssa.md) have the softmax over the wrong axis.
-#
-# Next: [TSSA in a model that you have](../replace.md) lists the models that are known and what is lost with the scores;
-# [Tried](../tried.md#images) has larger images, where TSSA is behind softmax attention by a point or so at equal steps.
+# `tost.TSSAttention(embed_dim, num_heads)` takes `[B, N, C]` and a mask of real tokens in your own module. Next:
+# [TSSA in a model that you have](../replace.md), [which models are ahead at equal steps](../tried.md#images).

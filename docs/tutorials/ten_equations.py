@@ -1,10 +1,8 @@
 # %% [markdown]
 # # White box in ten equations
 #
-# Where does this attention come from? Ten equations lead from "code tokens with few bits" to the operator, and each is
-# checked
-# here by a line of code. Tokens are the rows of $Z \in \mathbb{R}^{n \times d}$; equation numbers in brackets are the
-# paper's.
+# From "code tokens with few bits" to the operator, each step checked by a line of code. Tokens are the rows of $Z \in
+# \mathbb{R}^{n \times d}$; numbers in brackets are the paper's equations.
 
 # %%
 import matplotlib.pyplot as plt
@@ -92,8 +90,7 @@ print(f"R_c^var = {variational:.4f}, by hand {by_hand:.4f}; the exact rate withi
 
 # %% [markdown]
 # **6. Its gradient** has no pair of tokens in it: shrink each token along each direction, by a factor that depends on
-# the second
-# moment of its group alone [5, 6]:
+# the second moment of its group alone [5, 6]:
 #
 # $$\frac{\partial R_c^{var}}{\partial z_j} = \frac{1}{n} \sum_k \pi_{jk} U_k D_k U_k^\top z_j,
 # \qquad D_k = \operatorname{diag}\left(\frac{d / \epsilon^2}{1 + s_{ki} d / \epsilon^2}\right)$$
@@ -135,9 +132,8 @@ guess = tost.membership(w, torch.full((K,), 2.0), normalize=False)
 print(f"largest membership is the true group for {(guess[0].argmax(-1) == group).float().mean():.1%} of the tokens")
 
 # %% [markdown]
-# **9. Token statistics self-attention**: the step with estimated groups, a free output matrix and learned temperatures.
-# With
-# constants absorbed into the projection, the operator is [11]
+# **9. Token statistics self-attention**: the step with estimated groups, a free output matrix and learned
+# temperatures. With constants absorbed into the projection, the operator is [11]
 #
 # $$y_{jk} = -\pi_{jk} \, \frac{w_{jk}}{1 + s_k}, \qquad s_k = \frac{\sum_m \pi_{mk} w_{mk}^2}{\sum_m \pi_{mk}}$$
 #
@@ -151,9 +147,8 @@ gradient = objective.variational_gradient(Z, guess[0], U, eps)
 print(f"largest difference from -n times the gradient: {(step + n * gradient).abs().max():.1e}")
 
 # %% [markdown]
-# **10. Sums can be continued.** In the causal form every sum runs over the tokens so far. The three sums of a head are
-# all it needs
-# to go on, $K (2p + 1)$ numbers for a layer, after ten tokens and after ten million:
+# **10. Sums can be continued.** In the causal form every sum runs over the tokens so far. The three sums of a head
+# are all it needs to go on, $K (2p + 1)$ numbers for a layer, after ten tokens and after ten million:
 #
 # $$a_t = a_{t-1} + w_t^2, \quad b_t = b_{t-1} + \pi_t w_t^2,
 # \quad c_t = c_{t-1} + \pi_t, \quad y_t = -\pi_t \frac{w_t}{1 + b_t / c_t}$$
@@ -169,9 +164,7 @@ kept = sum(part.numel() for part in (state.squares, state.weighted_squares, stat
 print(f"numbers in the state after {n} tokens: {kept}")
 
 # %% [markdown]
-# That is the whole layer. What theory does not say: whether trained networks follow it. Their output matrix is free,
-# the
-# normalization of the energies breaks the posterior, and the MLP between two layers does what it likes. So measure:
-# [Look inside](look_inside.py). Where the paper's text, listings and code differ: [Which TSSA is right](../which-
-# tssa.md); all
-# equations with their functions and tests: [From equations to code](../equations.md).
+# Whether trained networks follow the theory is a question to measure: their output matrix is free, normalized
+# energies break the posterior, and the MLP is free too. See [Look inside](../look-inside.md). Where the paper's text,
+# listings and code differ: [Which TSSA is right](../which-tssa.md); all equations with their functions and tests:
+# [From equations to code](../equations.md).
