@@ -32,8 +32,7 @@ SIGNATURES = {
         "block_size=1, centered=False, backend='auto', overwrite=False)"
     ),
     "membership": (
-        "(w, temperature, *, mask=None, cu_seqlens=None, segment_ids=None, normalize=True, count_scaled=False, "
-        "block_size=1, centered=False)"
+        "(w, temperature, *, mask=None, cu_seqlens=None, segment_ids=None, normalize=True, count_scaled=False)"
     ),
     "causal_tssa": (
         "(w, temperature, bias=None, *, mask=None, cu_seqlens=None, segment_ids=None, count_scaled=False, decay=None, "
@@ -45,12 +44,11 @@ SIGNATURES = {
     ),
     "causal_membership": (
         "(w, temperature, bias=None, *, mask=None, cu_seqlens=None, segment_ids=None, state=None, count_scaled=False, "
-        "decay=None, block_size=1, centered=False)"
+        "decay=None)"
     ),
     "available_backends": "(op)",
     "TSSAState.empty": (
-        "(batch_size, num_heads, head_dim, *, block_size=1, centered=False, channel_decay=False, counted=False, "
-        "dtype=torch.float32, device=None)"
+        "(batch_size, num_heads, head_dim, *, block_size=1, centered=False, dtype=torch.float32, device=None)"
     ),
     "TSSAState.merge": "(self, other, decay=None)",
     "TSSAState.to": "(self, device=None, dtype=None)",

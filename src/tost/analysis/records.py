@@ -80,6 +80,8 @@ class AttentionLayer:
             layer's temperature, position bias and options.
         """
         attention, options = self.attention, self.attention.operator_options()
+        for without_effect in ("block_size", "centered"):
+            options.pop(without_effect, None)
         if isinstance(attention, CausalTSSAttention):
             options["decay"] = self.decay_of(w) if decay is None else decay
             return causal_membership(w, self.temperatures(), attention.bias_of(w, None, mask), mask=mask, **options)

@@ -36,15 +36,6 @@ def check_ids(ids: Tensor, vocab_size: int) -> None:
         )
 
 
-def check_mask(mask: Tensor | None, x: Tensor) -> None:
-    """Refuse a mask that is not boolean and one entry per token of x [B, N, ...]."""
-    if mask is not None and (mask.dtype != torch.bool or mask.shape != x.shape[:2]):
-        raise ValueError(
-            f"mask has shape {tuple(mask.shape)} and dtype {mask.dtype}, but there are {x.shape[0]} sequences of "
-            f"{x.shape[1]} tokens; it needs shape {tuple(x.shape[:2])} and dtype torch.bool, True for real tokens."
-        )
-
-
 def build_mixer(options: MixedOptions, *, drop: float | None = None, **chosen: Any) -> nn.Module:
     """Build the mixer of a block.
 

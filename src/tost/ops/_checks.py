@@ -51,7 +51,7 @@ def mask_hint(mask: Tensor) -> str:
 
 
 def check_mask(mask: Tensor | None, w: Tensor) -> None:
-    """Refuse a mask that is not boolean, or not ``[B, N]``, or on another device than `w`."""
+    """Refuse a mask that is not boolean, or not ``[B, N]``, or on another device than `w` [B, N, ...]."""
     if mask is None:
         return
     if mask.dtype != torch.bool:
@@ -60,7 +60,7 @@ def check_mask(mask: Tensor | None, w: Tensor) -> None:
         )
     if mask.shape != w.shape[:2]:
         raise ValueError(
-            f"mask has shape {tuple(mask.shape)}, but w has {w.shape[0]} sequences of {w.shape[1]} tokens; "
+            f"mask has shape {tuple(mask.shape)}, but there are {w.shape[0]} sequences of {w.shape[1]} tokens; "
             f"it needs shape {tuple(w.shape[:2])}, one entry per token."
         )
     _check_device("mask", mask, w)
@@ -88,17 +88,14 @@ def check_state(state: TSSAState | None, w: Tensor, form: Form, packing: Packing
         return
     B, _, H, D = w.shape
     B = B if packing is None else packing.num_sequences
-    blocks = "" if form.block_size == 1 else f", block_size={form.block_size}"
-    options = blocks + "".join(
-        f", {name}=True" for name in ("centered", "channel_decay", "counted") if getattr(form, name)
-    )
     needed = dict(zip(TSSAState._fields, (*sum_shapes(B, H, D, form), (B,)), strict=True))
     for name, shape in needed.items():
         value: Tensor = getattr(state, name)
         if value.shape != shape:
             raise ValueError(
-                f"state.{name} has shape {tuple(value.shape)}, but w of shape {tuple(w.shape)}{options} needs {shape}. "
-                f"Pass the state that came from the same batch, or start with TSSAState.empty({B}, {H}, {D}{options})."
+                f"state.{name} has shape {tuple(value.shape)}, but w of shape {tuple(w.shape)} needs {shape}, with "
+                f"block_size={form.block_size}, centered={form.centered} and this decay. Pass the state that came from "
+                "the same batch and options, or start with state=None."
             )
         _check_device(f"state.{name}", value, w)
     dtype = statistics_dtype(w.dtype)

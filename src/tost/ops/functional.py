@@ -21,7 +21,7 @@ from tost.ops._checks import (
     check_tokens,
 )
 from tost.ops._dispatch import SHARING, Implementation, select
-from tost.ops._inputs import Inputs, Sums, causal_form, causal_inputs
+from tost.ops._inputs import Inputs, Sums, causal_form, causal_inputs, empty_sums
 from tost.ops._numerics import num_tokens
 from tost.ops._transforms import is_transformed
 from tost.ops.form import Form
@@ -108,12 +108,10 @@ def membership(
     segment_ids: Tensor | None = None,
     normalize: bool = True,
     count_scaled: bool = False,
-    block_size: int = 1,
-    centered: bool = False,
 ) -> Tensor:
     """Return the soft assignment of tokens to heads (groups) that `tssa` uses.
 
-    Arguments are those of `tssa`, without the backend. Memberships depend neither on `block_size` nor on `centered`.
+    Arguments are those of `tssa`. Memberships depend neither on `block_size` nor on `centered`.
 
     Returns:
         pi, ``[B, N, H]``, float32 or better. Rows of real tokens sum to 1, rows of padding are 0.
@@ -127,7 +125,7 @@ def membership(
         >>> bool(torch.allclose(pi.sum(-1), torch.ones(1, 5)))
         True
     """
-    form = Form(normalize=normalize, count_scaled=count_scaled, block_size=block_size, centered=centered)
+    form = Form(normalize=normalize, count_scaled=count_scaled)
     inputs = _inputs(form, w, temperature, mask, cu_seqlens, segment_ids)
     return reference.membership(inputs, form).reshape(w.shape[:3])
 
@@ -301,13 +299,11 @@ def causal_membership(
     state: TSSAState | None = None,
     count_scaled: bool = False,
     decay: Tensor | None = None,
-    block_size: int = 1,
-    centered: bool = False,
 ) -> Tensor:
     """Return the soft assignment of tokens to heads (groups) that `causal_tssa` uses.
 
-    Arguments are those of `causal_tssa_with_state`, without the backend. `block_size` and `centered` are those of the
-    state; memberships do not depend on them.
+    Arguments are those of `causal_tssa_with_state`. Memberships depend neither on `block_size` nor on `centered`; of a
+    state they use the squares and the position.
 
     Returns:
         pi, ``[B, N, H]``, float32 or better. Rows of real tokens sum to 1, rows of padding are 0.
@@ -315,8 +311,13 @@ def causal_membership(
     Raises:
         ValueError: As `causal_tssa_with_state` does.
     """
-    form = causal_form(decay, count_scaled=count_scaled, block_size=block_size, centered=centered)
+    # A decay of blocks has one entry for each of them.
+    block_size = max(1, w.shape[-1] // max(1, decay.shape[-1])) if decay is not None and decay.dim() == 4 else 1
+    form = causal_form(decay, count_scaled=count_scaled, block_size=block_size)
     packing = find_packing(w.shape[:2], cu_seqlens, segment_ids)
+    if state is not None:
+        unused = empty_sums(w, form, state.squares.shape[0])
+        state = state._replace(weighted_squares=unused.weighted_squares, mass=unused.mass)
     given = (w, temperature, bias, mask, state, decay)
     check_causal(form, packing, *given)
     return reference.causal_membership(causal_inputs(form, packing, *given), form).reshape(w.shape[:3])

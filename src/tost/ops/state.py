@@ -53,12 +53,10 @@ class TSSAState(NamedTuple):
         *,
         block_size: int = 1,
         centered: bool = False,
-        channel_decay: bool = False,
-        counted: bool = False,
         dtype: torch.dtype = torch.float32,
         device: torch.device | str | None = None,
     ) -> TSSAState:
-        """Return the state before the first token: all zeros.
+        """Return the state before the first token: all zeros. With decays from the data pass ``state=None`` instead.
 
         Args:
             batch_size: Number of sequences, B.
@@ -66,19 +64,10 @@ class TSSAState(NamedTuple):
             head_dim: Width of a head, D.
             block_size: Features in a block of the statistics, g; divides D.
             centered: For centered statistics.
-            channel_decay: For decays from the data that differ between channels, or blocks of them.
-            counted: For decays from the data together with ``count_scaled``.
             dtype: float32, or float64 for float64 tokens.
             device: Where the tokens will be.
         """
-        form = Form(
-            block_size=block_size,
-            centered=centered,
-            channel_decay=channel_decay,
-            count_scaled=counted,
-            token_decay=counted or channel_decay,
-        )
-        shapes = sum_shapes(batch_size, num_heads, head_dim, form)
+        shapes = sum_shapes(batch_size, num_heads, head_dim, Form(block_size=block_size, centered=centered))
         squares, weighted_squares, mass = (torch.zeros(shape, dtype=dtype, device=device) for shape in shapes)
         return cls(squares, weighted_squares, mass, torch.zeros(batch_size, dtype=torch.int64, device=device))
 

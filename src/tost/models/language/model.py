@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tost.errors import ConfigError
-from tost.models._common import TokenModel, build_mixer, check_ids, check_mask
+from tost.models._common import TokenModel, build_mixer, check_ids
 from tost.models.language.options import LanguageOptions
 from tost.nn import (
     MLP,
@@ -31,6 +31,7 @@ from tost.nn import (
 )
 from tost.nn.recompute import recompute
 from tost.ops import Packing
+from tost.ops._checks import check_mask
 from tost.parallel import active
 from tost.parallel.context import find_packing
 

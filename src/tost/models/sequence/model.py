@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tost.errors import ConfigError
-from tost.models._common import TokenModel, build_convolutions, build_mixer, check_ids, check_mask
+from tost.models._common import TokenModel, build_convolutions, build_mixer, check_ids
 from tost.models.sequence.options import SequenceClassifierOptions
 from tost.nn import (
     MLP,
@@ -30,6 +30,7 @@ from tost.nn import (
 from tost.nn._checks import refuse_context
 from tost.nn.mixers import MixerBlock
 from tost.ops import Packing
+from tost.ops._checks import check_mask
 from tost.ops.packing import count_tokens
 from tost.parallel import active
 from tost.parallel.context import find_packing
