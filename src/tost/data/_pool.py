@@ -4,88 +4,64 @@ from __future__ import annotations
 
 import multiprocessing
 import signal
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
-from typing import Any, TypeVar
+from typing import Protocol, TypeVar
 
 from tost.data.prepare import Report
 from tost.errors import StorageError
 
-Unit = TypeVar("Unit")
 
-Tick = Callable[[int], None]
-"""Called by the work with the number of items done since the last call."""
+class _Unit(Protocol):
+    @property
+    def size(self) -> int: ...
 
 
-class WorkerPool:
-    """Processes that share work; with one worker, this process does it.
+Unit = TypeVar("Unit", bound=_Unit)
+
+
+def share_work(
+    function: Callable[[Unit], None], units: Sequence[Unit], *, workers: int, report: Report, total: int, what: str
+) -> None:
+    """Call a function for every unit of work, in any order.
 
     Args:
-        workers: Number of processes.
+        function: Function of a module, which other processes can find.
+        units: Units of work; their sizes are numbers of items.
+        workers: Number of processes; with one, this process does the work.
+        report: Progress callback, after every unit.
+        total: Number of items, those that were done before included.
+        what: Name of the items, for the progress.
+
+    Raises:
+        StorageError: A process was killed.
     """
-
-    def __init__(self, workers: int) -> None:
-        self._pool: ProcessPoolExecutor | None = None
-        if workers > 1:
-            # Not forked: this process may have threads.
-            self._pool = ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"), _ignore_interrupts)
-
-    def __enter__(self) -> WorkerPool:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._pool is not None:
-            self._pool.shutdown(cancel_futures=True)
-
-    def run(
-        self,
-        function: Callable[..., Any],
-        units: Sequence[Unit],
-        *,
-        report: Report,
-        total: int,
-        what: str,
-        done: int = 0,
-    ) -> Iterator[tuple[Unit, Any]]:
-        """Call ``function(unit, tick)`` for every unit, in any order.
-
-        Args:
-            function: Function of a module, which other processes can find.
-            units: Units of work.
-            report: Progress callback, after every unit.
-            total: Number of items, for the progress.
-            what: Name of the items, for the progress.
-            done: Items that were done before.
-
-        Yields:
-            Each unit with the result of its call.
-
-        Raises:
-            StorageError: A process was killed.
-        """
-        report(done, total, what)
-        if self._pool is None:
-            results = ((unit, _call(function, unit)) for unit in units)
-        else:
-            waiting = {self._pool.submit(_call, function, unit): unit for unit in units}
-            results = ((waiting[future], future.result()) for future in as_completed(waiting))
-        try:
-            for unit, (result, count) in results:
-                done += count
-                report(min(done, total), total, what)
-                yield unit, result
-        except BrokenProcessPool as error:
-            raise StorageError(
-                "a process was killed, perhaps for lack of memory; what is done is kept: run the same command again, "
-                "with fewer --workers if need be."
-            ) from error
+    done = total - sum(unit.size for unit in units)
+    report(done, total, what)
+    if workers == 1 or len(units) < 2:
+        for unit in units:
+            function(unit)
+            done += unit.size
+            report(done, total, what)
+        return
+    # Not forked: this process may have threads.
+    processes = multiprocessing.get_context("spawn")
+    pool = ProcessPoolExecutor(min(workers, len(units)), processes, _ignore_interrupts)
+    try:
+        waiting = {pool.submit(function, unit): unit for unit in units}
+        for future in as_completed(waiting):
+            future.result()
+            done += waiting[future].size
+            report(done, total, what)
+    except BrokenProcessPool as error:
+        raise StorageError(
+            "a process was killed, perhaps for lack of memory; what is done is kept: run the same command again, with "
+            "fewer --workers if need be."
+        ) from error
+    finally:
+        pool.shutdown(cancel_futures=True)
 
 
 def _ignore_interrupts() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches every process; the first one stops the others
-
-
-def _call(function: Callable[..., Any], unit: Any) -> tuple[Any, int]:
-    counts: list[int] = []
-    return function(unit, counts.append), sum(counts)

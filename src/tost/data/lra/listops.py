@@ -24,7 +24,7 @@ import torch
 from numpy.typing import NDArray
 
 from tost._io import atomic_path
-from tost.data._pool import Tick, WorkerPool
+from tost.data._pool import share_work
 from tost.data._random import mix
 from tost.data.dataset import DataBundle, TensorDataset, fingerprint
 from tost.data.embedded import ListOpsLimits, ListOpsOptions
@@ -221,19 +221,15 @@ def prepare_listops(options: ListOpsFilesOptions, out: Path, *, workers: int, re
     if not drafts.exists() and all((folder / f"basic_{split}.tsv").is_file() for split in counts):
         return {**facts, "already there": True}
     missing = [part for part in parts if not part.path.is_file()]
-    done = options.count - sum(part.size for part in missing)
-    with WorkerPool(min(workers, len(missing))) as pool:
-        for _ in pool.run(_write_part, missing, report=report, total=options.count, what="examples", done=done):
-            pass
+    share_work(_write_part, missing, workers=workers, report=report, total=options.count, what="examples")
     facts["fingerprint"] = _join(parts, counts, folder)[:12]
     shutil.rmtree(drafts)
     return facts
 
 
-def _write_part(part: _Part, tick: Tick) -> None:
+def _write_part(part: _Part) -> None:
     with atomic_path(part.path, sync=False) as draft, draft.open("wb") as file:
         file.writelines(part.line(index, lambda tokens: False) for index in range(part.first, part.first + part.size))
-    tick(part.size)
 
 
 def _join(parts: list[_Part], counts: dict[str, int], folder: Path) -> str:

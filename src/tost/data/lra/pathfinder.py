@@ -24,7 +24,7 @@ from PIL import Image, ImageDraw
 from scipy.ndimage import grey_dilation  # type: ignore[import-untyped]
 
 from tost._io import atomic_path
-from tost.data._pool import Tick, WorkerPool
+from tost.data._pool import share_work
 from tost.data._random import mix
 from tost.data.lra.options import PATHFINDER_FOLDERS, PathfinderFilesOptions
 from tost.data.prepare import Report
@@ -648,14 +648,11 @@ def prepare_pathfinder(
     missing = [batch for batch in batches if not batch.metadata.is_file()]
     if not missing:
         return {**facts, "already there": True}
-    done = options.count - sum(batch.size for batch in missing)
-    with WorkerPool(min(workers, len(missing))) as pool:
-        for _ in pool.run(_write_batch, missing, report=report, total=options.count, what="images", done=done):
-            pass
+    share_work(_write_batch, missing, workers=workers, report=report, total=options.count, what="images")
     return facts
 
 
-def _write_batch(batch: _Batch, tick: Tick) -> None:
+def _write_batch(batch: _Batch) -> None:
     images = batch.folder / "imgs" / str(batch.number)
     images.mkdir(parents=True, exist_ok=True)
     made = []
@@ -664,7 +661,6 @@ def _write_batch(batch: _Batch, tick: Tick) -> None:
         made.append(make_pictures(batch.settings, min(_SEEDED, batch.size - first), seed))
         for place, pixels in enumerate(made[-1].pixels, first):
             Image.fromarray(pixels).save(images / f"sample_{place}.png")
-    tick(batch.size)
     names = ("labels", "margins", "markers", "targets", "distractors")
     records = {name: np.concatenate([getattr(one, name) for one in made]) for name in names}
     with atomic_path(batch.folder / "contours" / f"{batch.number}.npz", sync=False) as draft, draft.open("wb") as file:
