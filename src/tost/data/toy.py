@@ -178,6 +178,10 @@ class ByteArray:
     def __len__(self) -> int:
         return len(self.text)
 
+    def __getitem__(self, place: slice) -> NDArray[np.uint8]:
+        found: NDArray[np.uint8] = self.text[place].numpy()
+        return found
+
     def windows(self, starts: NDArray[np.int64], length: int) -> NDArray[np.int64]:
         """Return windows of the same length, int64 ``[B, length]``."""
         return sliding_window_view(self.text.numpy(), length)[starts].astype(np.int64)
