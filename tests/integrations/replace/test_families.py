@@ -12,7 +12,7 @@ import torch
 import tost
 from tests.integrations.replace.models import ALL, TIMM, example, make, output, quietly
 from tost.errors import CheckpointError, ConfigError
-from tost.integrations.replace.run import find_layers
+from tost.integrations.replace import find_layers
 from tost.integrations.replace.saved import load_replaced
 from tost.nn import CausalTSSAttention, Extensions, TSSAttention
 

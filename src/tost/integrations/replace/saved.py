@@ -18,7 +18,7 @@ import transformers
 
 from tost._io import read_json
 from tost.errors import CheckpointError
-from tost.integrations.replace.run import replace_attention
+from tost.integrations.replace import replace_attention
 from tost.integrations.replace.transformers import IMPLEMENTATION
 from tost.nn import Extensions
 

@@ -16,10 +16,8 @@ with naming_extras():
     from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoModelForSequenceClassification
 
 from tost.integrations.transformers.cache import StateLayer
-from tost.integrations.transformers.causal_lm import TostForCausalLM
-from tost.integrations.transformers.classification import TostForSequenceClassification
 from tost.integrations.transformers.configuration import TostConfig
-from tost.integrations.transformers.modeling import TostModel
+from tost.integrations.transformers.modeling import TostForCausalLM, TostForSequenceClassification, TostModel
 
 __all__ = ["StateLayer", "TostConfig", "TostForCausalLM", "TostForSequenceClassification", "TostModel"]
 

@@ -11,10 +11,6 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor
-
-import tost._torchvision  # noqa: F401  transformers may import torchvision, which a CPU build of torch has to be prepared for
-
-# isort: split
 from transformers.cache_utils import Cache, CacheLayerMixin, DynamicCache, LinearAttentionLayer, StaticLayer
 
 from tost.nn.state import BlockState, MixerState

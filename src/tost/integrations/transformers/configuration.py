@@ -8,9 +8,6 @@ from dataclasses import field, fields
 from pathlib import Path
 from typing import Any, ClassVar, cast
 
-import tost._torchvision  # noqa: F401  transformers may import torchvision, which a CPU build of torch has to be prepared for
-
-# isort: split
 from transformers import GenerationConfig, PreTrainedConfig
 
 from tost._io import write_atomic

@@ -11,10 +11,6 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-
-import tost._torchvision  # noqa: F401  transformers may import torchvision, which a CPU build of torch has to be prepared for
-
-# isort: split
 from transformers import Cache
 
 from tost.nn import token_positions
