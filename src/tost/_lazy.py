@@ -14,6 +14,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from tost.errors import MissingPackageError
+
 EXTRAS = {
     **dict.fromkeys(("accelerate", "sklearn", "datasets", "scipy"), "train"),
     **dict.fromkeys(("timm", "torchvision", "PIL", "pyarrow"), "vision"),
@@ -30,15 +32,15 @@ def naming_extras() -> Iterator[None]:
     """Add the name of the extra to the error about a missing optional package.
 
     Raises:
-        ModuleNotFoundError: The package is not installed.
+        MissingPackageError: The package is not installed.
     """
     try:
         yield
     except ModuleNotFoundError as error:
         package = (error.name or "").partition(".")[0]
-        if package not in EXTRAS:
+        if package not in EXTRAS or isinstance(error, MissingPackageError):
             raise
-        raise ModuleNotFoundError(
+        raise MissingPackageError(
             f"this needs the package {package}, which is not installed; run: "
             f"pip install 'tost-transformer[{EXTRAS[package]}]'",
             name=error.name,

@@ -7,6 +7,7 @@ __all__ = [
     "BackendError",
     "CheckpointError",
     "ConfigError",
+    "MissingPackageError",
     "StorageError",
     "TostError",
     "TrainingError",
@@ -30,6 +31,10 @@ class ConfigError(TostError, ValueError):
 
 class CheckpointError(TostError, ValueError):
     """A given checkpoint cannot be read, or does not fit."""
+
+
+class MissingPackageError(TostError, ModuleNotFoundError):
+    """An optional package is not installed; the message names the extra that installs it."""
 
 
 class StorageError(TostError, RuntimeError):

@@ -14,7 +14,7 @@ import typer
 from typer.core import TyperGroup
 
 import tost
-from tost._lazy import EXTRAS, load, naming_extras
+from tost._lazy import load, naming_extras
 from tost._machine import is_out_of_memory, limit_threads
 from tost.cli import _console
 from tost.errors import CheckpointError, ConfigError, TostError
@@ -66,11 +66,6 @@ def main() -> NoReturn:
     except KeyboardInterrupt:
         _console.log("stopped at once; what was saved before is intact")
         sys.exit(130)
-    except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] not in EXTRAS:
-            raise
-        _console.log(str(error))
-        sys.exit(1)
     except TostError as error:
         _console.log(f"{type(error).__name__}: {error}")
         sys.exit(2 if isinstance(error, ConfigError | CheckpointError) else 1)

@@ -99,7 +99,7 @@ def progress(total: int = 0) -> Iterator[Progress]:
         Receives the progress.
     """
     if is_live():
-        with live_bars("spinner", "bar", "count", "elapsed", "remaining", "description", transient=True) as bars:
+        with live_bars(transient=True) as bars:
             yield _LiveProgress(total, bars)
         return
     shown, ended = Progress(total), threading.Event()
@@ -118,23 +118,14 @@ def progress(total: int = 0) -> Iterator[Progress]:
 
 
 @contextmanager
-def live_bars(*columns: str, transient: bool = False) -> Iterator[Bars]:
-    """Draw progress bars on stderr, which is a terminal.
-
-    Args:
-        *columns: ``spinner``, ``bar``, ``count``, ``elapsed``, ``remaining`` or ``description``.
-        transient: Remove the bars at the end.
-
-    Yields:
-        Takes tasks and updates.
-    """
+def live_bars(*, transient: bool = False) -> Iterator[Bars]:
+    """Draw progress bars on stderr, which is a terminal; `transient` removes them at the end."""
     from rich import progress as rich
     from rich.console import Console
 
-    drawn = {"spinner": rich.SpinnerColumn, "bar": rich.BarColumn, "count": rich.MofNCompleteColumn}
-    drawn |= {"elapsed": rich.TimeElapsedColumn, "remaining": rich.TimeRemainingColumn}
-    made = [drawn[name]() if name in drawn else rich.TextColumn(f"{{task.{name}}}", markup=False) for name in columns]
-    with rich.Progress(*made, console=Console(stderr=True), transient=transient) as bars:
+    columns = (rich.BarColumn(), rich.MofNCompleteColumn(), rich.TimeElapsedColumn(), rich.TimeRemainingColumn())
+    text = rich.TextColumn("{task.description}", markup=False)
+    with rich.Progress(*columns, text, console=Console(stderr=True), transient=transient) as bars:
         yield bars
 
 

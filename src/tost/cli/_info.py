@@ -18,14 +18,13 @@ def info(json: Json = False) -> None:
     """Show what is installed, what can run here and why not."""
     found = collect()
     versions = {**found["versions"], **{name: text or "not installed" for name, text in found["packages"].items()}}
-    _console.show_table(("package", "version"), list(versions.items()), title="Versions")
-    machine = [("devices", ", ".join(found["devices"])), ("threads", str(found["threads"]))]
-    _console.show_table(("machine", ""), machine)
+    machine = {"devices": ", ".join(found["devices"]), "threads": str(found["threads"])}
     backends = [(op, name, status) for op, statuses in found["backends"].items() for name, status in statuses.items()]
+    _console.show_table(("package", "version"), list(versions.items()), title="Versions")
+    _console.show_table(("machine", ""), list(machine.items()))
     _console.show_table(("op", "backend", "status"), backends, title="Backends, fastest first")
-    if found["native"]:
-        _console.show_table(("native kernel", ""), list(found["native"].items()))
-    _console.show_table(("triton kernels", ""), list(found["triton"].items()))
+    for title in ("native", "triton"):
+        _console.show_table((f"{title} kernels", ""), list(found[title].items()))
     variables = [tuple(entry.values()) for entry in found["variables"]]
     _console.show_table(("variable", "value", "source", "takes", "meaning"), variables, title="Environment variables")
     if _package_version("tost"):
@@ -53,17 +52,12 @@ def collect() -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "backends": {op: dict(tost.available_backends(op)) for op in operators()},
         "native": native_info(),
-        "triton": {
-            "compiled in tests for": ", ".join(TARGET_NAMES),
-            "run on a GPU by us": "never; experimental",
-        },
+        "triton": {"compiled in tests for": ", ".join(TARGET_NAMES), "run on a GPU by us": "never; experimental"},
         "variables": [
             {
-                "name": variable.name,
-                "value": variable.get(),
-                "source": "set" if variable.name in os.environ else "default",
-                "values": ", ".join(variable.values) or "any text",
-                "help": variable.help,
+                **{"name": variable.name, "value": variable.get()},
+                **{"source": "set" if variable.name in os.environ else "default"},
+                **{"values": ", ".join(variable.values) or "any text", "help": variable.help},
             }
             for variable in VARIABLES
         ],

@@ -87,7 +87,7 @@ def _open_reporter(style: ProgressStyle, steps: int) -> Iterator[Reporter]:
     elif style == "plain" or (style == "auto" and not _console.is_live()):
         yield LineReporter()
     else:
-        with _console.live_bars("bar", "count", "description") as bars:
+        with _console.live_bars() as bars:
             task = bars.add_task("starting", total=steps)
 
             class Live(LineReporter):
