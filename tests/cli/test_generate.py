@@ -146,18 +146,6 @@ def test_more_than_the_positions_can_share_the_last_one(run, folders):
     assert "100 tokens" in outcome.err
 
 
-def test_the_models_of_the_demos_write_without_end(run, tmp_path):
-    tiny = ("model.embed_dim=16", "model.depth=1", "model.num_heads=2", "train.steps=1", "train.batch_size=2")
-    quick = ("data.options.length=16", "evaluate.batches=1", "evaluate.every=1", "schedule.warmup_steps=0")
-    for recipe in ("demo/stdlib_bytes", "small/stdlib_bytes"):
-        place = str(tmp_path / recipe.replace("/", "-"))
-        trained = run("train", recipe, *tiny, *quick, "--out", place)
-        assert trained.code == 0, trained.err
-        outcome = run("generate", place, "--prompt", "def ", "--max-new-tokens", "3000", "--seed", "0", "--json")
-        found = json.loads(outcome.out)
-        assert (found["tokens"], found["ended"]) == (3000, "length")
-
-
 def test_default_length_ends_where_positions_end(run, folders):
     outcome = run("generate", str(folders / "short"), "--prompt", "abcd", "--seed", "0")
     assert outcome.code == 0

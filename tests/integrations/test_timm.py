@@ -216,18 +216,6 @@ def test_a_checkpoint_is_loaded(tmp_path, suffix):
     assert torch.equal(other(images), model(images))
 
 
-def test_weights_of_colour_images_fit_grey_ones(tmp_path):
-    """timm adapts the first convolution and drops the head where it does not fit."""
-    model = make("tost_mini").eval()
-    torch.save(model.state_dict(), tmp_path / "model.pth")
-    overlay = {"file": str(tmp_path / "model.pth")}
-    grey = make("tost_mini", pretrained=True, pretrained_cfg_overlay=overlay, in_chans=1, num_classes=4).eval()
-    image = torch.randn(1, 1, 32, 32)
-    expected = model.forward_features(image.expand(1, 3, 32, 32))
-    torch.testing.assert_close(grey.forward_features(image), expected, rtol=1e-4, atol=1e-5)
-    assert grey(image).shape == (1, 4)
-
-
 @every_kind
 @pytest.mark.parametrize("train", [False, True])
 def test_features_by_torch_fx(name, train):
@@ -243,18 +231,6 @@ def test_features_by_torch_fx(name, train):
     torch.testing.assert_close(traced(larger)["logits"], model(larger))
     found["logits"].sum().backward()
     assert all(parameter.grad is not None for parameter in model.parameters())
-
-
-@every_kind
-def test_intermediate_layers_as_dino_has_them(name):
-    model = make(name).eval()
-    images = images_for(model)
-    maps = model.forward_intermediates(images, norm=True, intermediates_only=True)
-    (last,) = model.get_intermediate_layers(images, reshape=True, norm=True)
-    assert torch.equal(last, maps[-1])
-    first, second = model.get_intermediate_layers(images, [0, 1], norm=True)
-    assert torch.equal(second, maps[1].flatten(2).transpose(1, 2))
-    assert first.shape == second.shape
 
 
 @every_kind
