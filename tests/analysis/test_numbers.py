@@ -14,11 +14,9 @@ import tost
 import tost.analysis as analysis
 from tests.models.tiny import make_tiny, perturb
 from tost import objective
-from tost.analysis.gains import moments
-from tost.analysis.heads import effective_rank, membership_at_length
+from tost.analysis.heads import coherence_of, effective_rank, membership_at_length, moments
 from tost.analysis.rates import MEASURES, rates_of_tokens
 from tost.analysis.records import attention_layers
-from tost.analysis.subspaces import coherence_of
 from tost.errors import ConfigError
 
 

@@ -9,7 +9,7 @@ from torch import nn
 import tost
 import tost.analysis as analysis
 from tests.models.tiny import example, make_tiny, perturb
-from tost.analysis.gains import moments
+from tost.analysis.heads import moments
 from tost.analysis.records import choose, run_batch
 from tost.errors import ConfigError
 from tost.nn import Block, PaperForm

@@ -1,10 +1,17 @@
-"""Head usage, and how memberships flatten as sequences get longer."""
+"""Statistics of heads: their usage, subspaces and gains, and how memberships flatten as sequences get longer.
+
+TSSA scales direction d of head h by its gain ``D[h, d] = 1 / (1 + moment[h, d])``, the same for all tokens: near 1
+where the group has little energy, near 0 where it has much. The attention subtracts the scaled tokens (before the
+output projection), so a direction with D near 0 is kept, and one with D near 1 is suppressed, by its membership.
+Where statistics are in blocks of features, the directions of a head are the principal ones of each block, that of the
+largest moment first: a block scales tokens along them by ``1 / (1 + eigenvalue)``.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
@@ -16,7 +23,11 @@ from tost.analysis.result import Result, entropy, grid_rows, span
 from tost.errors import ConfigError
 from tost.nn import CausalTSSAttention
 from tost.ops import membership
+from tost.ops._blocks import matrices
+from tost.ops._inputs import causal_form
 from tost.ops._numerics import zero_padding
+from tost.ops.form import Form
+from tost.ops.pytorch import causal_moments, group_moments
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -294,3 +305,252 @@ def _by_position(pi: Tensor, mask: Tensor | None) -> Tensor:
     position = real.cumsum(dim=1)  # from 1
     ranges = int(position.max()).bit_length()
     return torch.stack([_sums(pi[real & (position >= 2**i) & (position < 2 ** (i + 1))]) for i in range(ranges)])
+
+
+@dataclass(frozen=True)
+class Gains(Result):
+    """D by layer, head and direction.
+
+    Attributes:
+        layers: Numbers of the layers.
+        mean: Mean of D over the samples, ``[L, H, D]``; in causal layers over the tokens of each sample, too.
+        deviation: Standard deviation of D from sample to sample, ``[L, H, D]``: how much it depends on the data.
+        samples: How many samples.
+        moments: The statistics behind D: second moments of the groups, ``[L, H, D / g, g, g]`` for blocks of g
+            features, mean over the samples; in causal layers those after the last token.
+    """
+
+    name: ClassVar[str] = "gains"
+    layers: tuple[int, ...]
+    mean: Tensor = field(repr=False)
+    deviation: Tensor = field(repr=False)
+    samples: int
+    moments: Tensor = field(repr=False)
+
+    def correlations(self) -> Tensor:
+        """Return how the features of a block vary together, ``[L, H, D / g, g, g]`` in [-1, 1]; the diagonal is 1."""
+        deviation = self.moments.diagonal(dim1=-2, dim2=-1).sqrt().clamp_min(1e-12)
+        return self.moments / (deviation.unsqueeze(-1) * deviation.unsqueeze(-2))
+
+    def suppressed(self, threshold: float = 0.5) -> Tensor:
+        """Return the share of directions whose D is above a threshold, ``[L, H]``."""
+        return (self.mean > threshold).double().mean(dim=-1)
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Return one row per layer, head and direction."""
+        heads, directions = map(range, self.mean.shape[1:])
+        axes = {"layer": self.layers, "head": heads, "direction": directions}
+        return grid_rows(axes, {"gain": self.mean, "deviation": self.deviation})
+
+    def summary(self) -> dict[str, Any]:
+        """Return the range of D and how much of it depends on the data."""
+        share = self.suppressed().mean(dim=1)
+        return {
+            "D, least and most of a direction": span(self.mean),
+            "share of suppressed directions (D > 1/2), first and last layer": f"{share[0]:.3f}, {share[-1]:.3f}",
+            "standard deviation of D from sample to sample, mean": round(self.deviation.mean().item(), 4),
+        }
+
+    def figure(self) -> Figure:
+        """Draw D, sorted within each head, one panel per layer."""
+        from tost.analysis import plots
+
+        titles = [
+            f"layer {i}: {share.mean():.0%} above ½" for i, share in zip(self.layers, self.suppressed(), strict=True)
+        ]
+        figure, _ = plots.draw_panels(self.mean.sort(dim=-1).values.numpy(), titles, "D", height=1.9)
+        figure.supxlabel("direction, sorted", fontsize=plots.LABEL)
+        figure.supylabel("head", fontsize=plots.LABEL)
+        figure.suptitle("D = 1 / (1 + second moment), from 0 (kept) to 1 (suppressed)", fontsize=plots.TITLE)
+        return figure
+
+
+def moment_blocks(
+    layer: AttentionLayer, w: Tensor, pi: Tensor, mask: Tensor | None = None, decay: Tensor | None = None
+) -> Tensor:
+    """Return the second moments of the groups that a layer uses, a matrix for each block of g features.
+
+    Args:
+        layer: The layer.
+        w: Projected tokens, ``[B, N, H, D]``.
+        pi: Their memberships, ``[B, N, H]``.
+        mask: Real tokens, bool ``[B, N]``.
+        decay: Those of the tokens in a layer that sets them from the data; None for those of tokens of zeros.
+
+    Returns:
+        ``[B, 1, H, D / g, g, g]``, or in a causal layer those of every token, ``[B, N, H, D / g, g, g]``.
+    """
+    extensions = layer.attention.extensions
+    g, options = extensions.block_size, extensions.operator_options()
+    if isinstance(layer.attention, CausalTSSAttention):
+        decay = layer.decay_of(w) if decay is None else decay
+        found = causal_moments(w, pi, mask, decay, causal_form(decay, **options))
+    else:
+        found = group_moments(w, pi, mask, Form(**options))
+    return matrices(found, w.shape[-1], g)
+
+
+def moments(
+    layer: AttentionLayer, w: Tensor, pi: Tensor, mask: Tensor | None = None, decay: Tensor | None = None
+) -> Tensor:
+    """Return the second moments along the principal directions of each block, largest first; see `moment_blocks`.
+
+    Returns:
+        ``[B, 1, H, D]``, or in a causal layer those of every token, ``[B, N, H, D]``.
+    """
+    return _principal(moment_blocks(layer, w, pi, mask, decay))
+
+
+def _principal(blocks: Tensor) -> Tensor:
+    """Return the eigenvalues of the blocks ``[..., D / g, g, g]``, largest first in each, ``[..., D]``."""
+    if blocks.shape[-1] == 1:
+        return blocks.flatten(-3)
+    eigenvalues: Tensor = torch.linalg.eigvalsh(blocks)
+    return eigenvalues.clamp_min(0).flip(-1).flatten(-2)
+
+
+def gains_by_layer(model: nn.Module, batches: Iterable[Batch], *, layers: Sequence[int] | None = None) -> Gains:
+    """Measure D in every TSSA layer; arguments and errors are those of `head_usage`.
+
+    Example:
+        >>> import torch, tost, tost.analysis
+        >>> model = tost.create_model("tost_mini")
+        >>> tost.analysis.gains_by_layer(model, [torch.randn(4, 3, 32, 32)]).mean.shape
+        torch.Size([6, 4, 16])
+    """
+
+    def measure(record: LayerRecord) -> tuple[Tensor, ...]:
+        w, mask = record.stream("tokens"), record.mask
+        blocks = moment_blocks(record.layer, w, record.membership(), mask, record.decay).double()
+        gain = 1 / (1 + _principal(blocks))  # [B, 1 or N, H, D]
+        if gain.shape[1] > 1 and mask is not None:
+            each = zero_padding(gain, mask).sum(dim=1) / mask.sum(dim=1).clamp_min(1)[:, None, None]
+        else:
+            each = gain.mean(dim=1)
+        return each.sum(dim=0), each.square().sum(dim=0), blocks[:, -1].sum(dim=0)
+
+    chosen, sums, samples = sum_by_layer(model, batches, measure, layers=layers)
+    mean, square, blocks = (total / samples for total in sums)
+    deviation = (square - mean.square()).clamp_min(0).sqrt()
+    return Gains(tuple(layer.index for layer in chosen), mean, deviation, samples, blocks)
+
+
+@dataclass(frozen=True)
+class SubspaceCoherence(Result):
+    """Inner products of the directions of all heads, each of unit length: ``G = [U_1 ... U_K]^T [U_1 ... U_K]``.
+
+    Attributes:
+        layers: Numbers of the layers.
+        blocks: Mean of abs(G) in every block of heads, ``[L, K, K]``; in a diagonal block without the diagonal.
+        between: Mean of abs(G) over directions of different heads, ``[L]``.
+        within: Mean of abs(G) over different directions of the same head, ``[L]``.
+        mutual: Largest abs(G) of two directions of different heads, ``[L]``: the mutual coherence.
+        random: What `between` is for random directions of this width, ``sqrt(2 / (pi d))``.
+        sample: G of a few directions of every head, drawn at random, ``[L, K m, K m]``, for the picture.
+        directions: m, how many of every head.
+    """
+
+    name: ClassVar[str] = "subspaces"
+    is_photographic: ClassVar[bool] = True
+    layers: tuple[int, ...]
+    blocks: Tensor = field(repr=False)
+    between: Tensor
+    within: Tensor
+    mutual: Tensor
+    random: float
+    sample: Tensor = field(repr=False)
+    directions: int
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Return one row per layer."""
+        random = torch.full_like(self.between, self.random)
+        values = {"between": self.between, "within": self.within, "mutual_coherence": self.mutual, "random": random}
+        return grid_rows({"layer": self.layers}, values)
+
+    def summary(self) -> dict[str, Any]:
+        """Return how coherent directions of different heads are, beside random ones."""
+        return {
+            "mean |cosine| of directions of different heads, all layers": round(self.between.mean().item(), 4),
+            "the same for random directions": round(self.random, 4),
+            "mutual coherence, most of a layer": round(self.mutual.max().item(), 4),
+        }
+
+    def figure(self) -> Figure:
+        """Draw the inner products of a few directions of every head, one panel per layer."""
+        from tost.analysis import plots
+
+        size, step = self.sample.shape[-1], self.directions
+        names = {step * head + (step - 1) / 2: str(head) for head in range(size // step)}
+        each = zip(self.layers, self.between, self.mutual, strict=True)
+        titles = [f"layer {layer}: mean {mean:.3f}\nmost {most:.2f}" for layer, mean, most in each]
+        figure, panels = plots.draw_panels(self.sample.abs().numpy(), titles, "|cosine| of directions", height=2.6)
+        for axes in panels:
+            for edge in range(step, size, step):
+                axes.axhline(edge - 0.5, color="white", linewidth=0.6)
+                axes.axvline(edge - 0.5, color="white", linewidth=0.6)
+            axes.set_xticks(list(names), list(names.values()))
+            axes.set_yticks(list(names), list(names.values()))
+        figure.suptitle(
+            f"Subspaces: {step} directions of every head;  mean |cosine| between heads "
+            f"{self.between.mean():.3f}, random {self.random:.3f}",
+            fontsize=plots.TITLE,
+        )
+        return figure
+
+
+def coherence_of(u: Tensor) -> Tensor:
+    """Return the inner products of normalized directions.
+
+    Args:
+        u: Bases, ``[K, d, p]``.
+
+    Returns:
+        G, ``[K, p, K, p]``, float64.
+    """
+    K, _, p = u.shape
+    directions = F.normalize(u.double(), dim=1).movedim(1, 2).flatten(0, 1)  # [K p, d]
+    return (directions @ directions.mT).view(K, p, K, p)
+
+
+def subspace_coherence(
+    model: nn.Module, samples: object = None, *, layers: Sequence[int] | None = None, directions: int = 4, seed: int = 0
+) -> SubspaceCoherence:
+    """Measure how coherent the subspaces of each layer are. Looks at the weights only.
+
+    Args:
+        model: Any model with TSSA layers.
+        samples: Not used, like the samples of any analysis of the weights.
+        layers: Which layers; None for all.
+        directions: How many directions of every head go into the picture, as in the paper.
+        seed: Decides which.
+
+    Raises:
+        ConfigError: The model has no TSSA layers.
+
+    Example:
+        >>> import tost, tost.analysis
+        >>> found = tost.analysis.subspace_coherence(tost.create_model("tost_mini"))
+        >>> found.blocks.shape, found.sample.shape
+        (torch.Size([6, 4, 4]), torch.Size([6, 16, 16]))
+    """
+    chosen = select_layers(model, layers)
+    generator = torch.Generator().manual_seed(seed)
+    found = []
+    for layer in chosen:
+        gram = coherence_of(layer.subspaces().cpu())
+        K, p = gram.shape[:2]
+        size = gram.abs().permute(0, 2, 1, 3)  # [K, K, p, p]
+        same = torch.eye(K, dtype=torch.bool)
+        means = size.mean((2, 3))
+        # The diagonal of a diagonal block is 1 by construction.
+        own = (size.sum((2, 3)).diagonal() - p) / max(p * (p - 1), 1)
+        means[same] = own
+        nothing = torch.zeros((), dtype=torch.float64)
+        between, mutual = (means[~same].mean(), size[~same].max()) if K > 1 else (nothing, nothing)
+        count = min(directions, p)
+        picked = torch.stack([torch.randperm(p, generator=generator)[:count] + head * p for head in range(K)]).flatten()
+        found.append((means, between, own.mean(), mutual, gram.view(K * p, K * p)[picked][:, picked]))
+    blocks, between, within, mutual, sample = map(torch.stack, zip(*found, strict=True))
+    indices, first = tuple(layer.index for layer in chosen), chosen[0].attention
+    random, shown = math.sqrt(2 / (math.pi * first.embed_dim)), min(directions, first.head_dim)
+    return SubspaceCoherence(indices, blocks, between, within, mutual, random, sample, shown)

@@ -99,6 +99,17 @@ def log_tokens(axes: Axes) -> None:
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
 
 
+def draw_panels(tables: NDArray[Any], titles: Sequence[str], label: str, *, height: float) -> tuple[Figure, list[Axes]]:
+    """Draw tables of numbers from 0 to 1, one panel of this height for each."""
+    figure, axes = panels(len(tables), 4, 2.4, height)
+    for one, table, title in zip(axes, tables, titles, strict=True):
+        picture = one.imshow(table, cmap=SEQUENTIAL, vmin=0, vmax=1, aspect="auto")
+        one.set_title(title, fontsize=TICK)
+        one.tick_params(length=0)
+    add_color_bar(figure, picture, axes, label, shrink=0.9)
+    return figure, axes
+
+
 def draw_table(axes: Axes, title: str, table: NDArray[Any], rows: Sequence[str], top: float | None = None) -> None:
     """Draw a table of layers and heads in colors, with the numbers where there is room.
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from tost.analysis import LayerRecord, Surprise, attention_layers, capture, state_memory, surprise
-from tost.analysis.gains import moments
+from tost.analysis.heads import moments
 from tost.analysis.result import entropy, rounded
 from tost.errors import ConfigError
 from tost.explore.models import ExploredModel

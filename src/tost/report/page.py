@@ -19,7 +19,7 @@ from tost._yaml import flatten
 from tost.analysis.plots import Line, draw_lines, encode
 from tost.analysis.registry import find_analysis
 from tost.errors import ConfigError, StorageError, TostError
-from tost.report.runs import LAYERS, RunRecord, differences, read_runs
+from tost.report.runs import LAYERS, RunRecord, as_cells, differences, read_runs, summarize
 
 if TYPE_CHECKING:
     from tost.report.samples import LoadedRun, Passage
@@ -207,11 +207,6 @@ def _title(run: RunRecord) -> str:
     return f"{run.subject[1]}: {run.subject[0].replace('_', ' ')}"
 
 
-def _model(run: RunRecord) -> str:
-    mixer = run.setting("model.mixer", "tssa")
-    return str(run.setting("model.name", "unknown model")) + (f", {mixer}" if mixer != "tssa" else "")
-
-
 def _metric(name: str, value: object) -> str:
     return percent(value) if name.startswith("accuracy") else number(value)
 
@@ -221,7 +216,9 @@ def _judgement(runs: Sequence[RunRecord]) -> str:
     metric, mode = runs[0].metric
     ended = [(run.final[metric], run) for run in runs if metric in run.final]
     ended.sort(key=lambda pair: pair[0], reverse=mode == "max")
-    listed = ", ".join(f"{run.name} ({_model(run)}) {_metric(metric, value)}" for value, run in ended)
+    listed = ", ".join(
+        f"{run.name} ({run.setting('model.name', 'unknown model')}) {_metric(metric, value)}" for value, run in ended
+    )
     return f"{_title(runs[0])}: {metric} on the validation set: {listed}." if listed else ""
 
 
@@ -232,26 +229,15 @@ def _results(runs: Sequence[RunRecord]) -> Table:
     shown = [metric, *others[:_MOST_METRICS]]
     rows = []
     for run in runs:
-        best = run.best()
-        rows.append(
-            [
-                run.name,
-                _model(run),
-                rounded(run.summary.get("parameters")),
-                number(run.last_step),
-                "not measured" if best is None else f"{_metric(metric, best[1])} (step {best[0]:,.0f})",
-                *(_metric(name, run.final.get(name)) for name in shown),
-                duration(run.summary.get("seconds")) + (" since it was resumed" if run.resumed else ""),
-                byte_size(run.summary.get("peak_memory_bytes")),
-                run.status,
-            ]
-        )
-    headers = ["run", "model", "parameters", "steps", f"best {metric}", *shown, "time", "peak memory", "status"]
+        cells = as_cells(summarize(run))
+        cells["time"] += " since it was resumed" if run.resumed else ""
+        metrics = {name: _metric(name, run.final.get(name)) for name in shown}
+        rows.append({**cells, "peak memory": byte_size(run.summary.get("peak_memory_bytes")), **metrics})
     ended = {place: run.final[metric] for place, run in enumerate(runs) if metric in run.final}
     top = (max if mode == "max" else min)(ended.values(), default=None)
     marked = [place for place, value in ended.items() if value == top] if len(set(ended.values())) > 1 else []
     caption = f"{_title(runs[0])}. One run with one seed per row; measured on the validation set at the end."
-    return Table(headers, rows, caption, marked)
+    return Table(list(rows[0]), [list(row.values()) for row in rows], caption, marked)
 
 
 def _fairness(runs: Sequence[RunRecord]) -> str:
@@ -288,7 +274,7 @@ def _curves(runs: Sequence[RunRecord]) -> list[Picture]:
             points = [(float(key), value) for key, value in layers.items() if key.isdigit() and value is not None]
             lines.append(Line(f"step {measured[moment]['step']}", sorted(points), i))
         charts.append(_chart(lines, title=f"{run.name}: compression term by layer", x="layer", y="R_c^var (nats)"))
-    return [chart for chart in charts if chart is not None]
+    return list(filter(None, charts))
 
 
 def _chart(lines: Sequence[Line], *, title: str, x: str, y: str, **options: bool) -> Picture | None:
@@ -380,19 +366,10 @@ def _measurement(name: str, content: Mapping[str, Any]) -> dict[str, Any]:
     environment, gate = _object(content, "environment"), _object(content, "gate")
     keys = ("cpu", "threads", "load", "torch", "tost", "revision", "measured")
     facts = {key: environment[key] for key in keys if environment.get(key) is not None}
-    shown = {
-        "theme": content["theme"],
-        "facts": {**facts, "file": name},
-        "interrupted": content.get("complete") is False,
-    }
-    checks = f"{number(gate.get('checks'))} comparisons with the reference"
-    if "passed" in gate and gate["passed"] is not True:
-        return {**shown, "gate": (f"Gate: red. Some of {checks} failed, so no speed is shown.", "warning")}
-    green = f"Gate: green. {checks} were right before anything was timed."
-    none = "This measurement has no gate: results were not checked in the same run."
-    rows = content["rows"]
-    charts: list[Picture | None] = []
-    for kind, same in grouped(rows, lambda row: tuple(f"{key} {row[key]}" for key in _KINDS if key in row)).items():
+    rows = content["rows"] if gate.get("passed", True) is True else []
+    charts = []
+    kinds = grouped(rows, lambda row: tuple(f"{key} {row[key]}" for key in _KINDS if key in row))
+    for kind, same in list(kinds.items())[:_MOST_CHARTS]:
         points: dict[str, list[tuple[float, float]]] = {}
         for row in same:
             seconds = row.get("seconds", row.get("seconds_median"))
@@ -401,19 +378,20 @@ def _measurement(name: str, content: Mapping[str, Any]) -> dict[str, Any]:
             if value is not None and tokens is not None:
                 points.setdefault(str(row.get("contender")), []).append((tokens, value))
         lines = [Line(contender, sorted(line), i) for i, (contender, line) in enumerate(points.items())]
-        if len(charts) < _MOST_CHARTS and any(len(line.points) > 1 for line in lines):
+        if any(len(line.points) > 1 for line in lines):
             charts.append(_chart(lines, title=", ".join(kind), x="tokens", y="seconds", log_x=True, log_y=True))
     flat = [flatten(row, " ") for row in rows[:_MOST_ROWS]]
     columns = [key for key in dict.fromkeys(key for row in flat for key in row) if not key.endswith(_SPREAD)]
-    columns = columns[:_MOST_COLUMNS]
-    cells = [[_cell(key, row.get(key)) for key in columns] for row in flat]
+    cells = [[_cell(key, row.get(key)) for key in columns[:_MOST_COLUMNS]] for row in flat]
     more = f", the first {len(flat)} of {len(rows)} rows" if len(flat) < len(rows) else ""
-    table = Table(columns, cells, f"{name}{more}") if columns else None
     return {
-        **shown,
-        "gate": (green if "passed" in gate else none,),
+        "theme": content["theme"],
+        "facts": {**facts, "file": name},
+        "interrupted": content.get("complete") is False,
+        "checks": number(gate.get("checks")),
+        "passed": gate.get("passed"),
         "charts": list(filter(None, charts)),
-        "rows": table,
+        "rows": Table(columns[:_MOST_COLUMNS], cells, f"{name}{more}"),
     }
 
 
