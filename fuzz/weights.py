@@ -22,7 +22,7 @@ def safetensors(folder: Path) -> Harness:
     import torch
     from safetensors.torch import save
 
-    from tost.train.checkpoint.initial import load_initial
+    from tost.train.checkpoint.model import load_initial
 
     model = torch.nn.Sequential(torch.nn.Linear(2, 3))
     model.add_module("head", torch.nn.Linear(3, 2))
@@ -63,9 +63,8 @@ def resume(folder: Path) -> Harness:
     from tost.train.checkpoint.files import MANIFEST, resolve_checkpoint, write_manifest
     from tost.train.checkpoint.state import RunState, restore_checkpoint
     from tost.train.config import dump_config
-    from tost.train.ema import WeightAverage
     from tost.train.loop import fit
-    from tost.train.optim import build_optimizer
+    from tost.train.optim import WeightAverage, build_optimizer
     from tost.train.runfolder import RunFolder, changed_settings, check_changes
 
     config, out = load_config("demo/digits", RUN), folder / "run"

@@ -43,7 +43,11 @@ RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
 # Where each third-party package may be imported, as patterns below `tost.`; a pattern covers its submodules.
 FROM_MODELS_ON = tuple(name for name, rank in RANK.items() if rank >= RANK["models"] and name not in ("", "cli"))
 THIRD_PARTY: dict[str, tuple[str, ...]] = {
-    "torch": ("_torchvision", *(name for name in RANK if not name.startswith("_") and name not in ("", "errors"))),
+    "torch": (
+        "_torchvision",
+        "_machine",
+        *(name for name in RANK if not name.startswith("_") and name not in ("", "errors")),
+    ),
     "triton": ("ops.triton",),
     "numpy": ("_tokenizer", *FROM_MODELS_ON),
     "safetensors": ("models", "generation", "train", "integrations"),

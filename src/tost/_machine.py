@@ -10,6 +10,12 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from tost.errors import ConfigError
+
+if TYPE_CHECKING:
+    import torch
 
 VERSION = "0.1.0"
 """Version of this package; pyproject.toml reads it from here."""
@@ -109,3 +115,21 @@ def is_out_of_memory(error: BaseException) -> bool:
     if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno == errno.ENOMEM):
         return True
     return isinstance(error, RuntimeError) and any(text in str(error).lower() for text in _NO_MEMORY)
+
+
+DeviceChoice = Literal["auto", "cpu", "cuda"]
+"""A device by name; ``auto`` is a GPU if there is one, or else the CPU."""
+
+
+def choose_device(wanted: str) -> torch.device:
+    """Return the device for a `DeviceChoice`; loads torch.
+
+    Raises:
+        ConfigError: ``cuda`` was requested, but there is no GPU.
+    """
+    import torch
+
+    present = torch.cuda.is_available()
+    if wanted == "cuda" and not present:
+        raise ConfigError("--device cuda was given, but torch finds no CUDA device here; use --device cpu or auto.")
+    return torch.device("cuda" if present and wanted != "cpu" else "cpu")

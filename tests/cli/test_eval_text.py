@@ -8,7 +8,7 @@ import pytest
 
 from tests.recipes.language_folders import train, write_passages, write_text
 from tost.cli import _console
-from tost.train.evaluate.protocol import Protocol
+from tost.train.evaluate import Protocol
 
 
 @pytest.fixture(scope="module")

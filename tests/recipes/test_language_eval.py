@@ -13,9 +13,8 @@ from tost.data.prepare import prepare
 from tost.errors import ConfigError
 from tost.recipes import load_config
 from tost.train.checkpoint.model import load_model
-from tost.train.evaluate.last_word import score_choices
-from tost.train.evaluate.protocol import Protocol, TextTest
-from tost.train.evaluate.text import evaluate_text, evaluate_text_checkpoint, evaluate_text_initial
+from tost.train.evaluate import Protocol, TextTest
+from tost.train.evaluate.text import evaluate_text, evaluate_text_checkpoint, evaluate_text_initial, score_choices
 
 PASSAGES = ["the rose is red", "the violet is blue and", "as sweet as you"]
 

@@ -13,8 +13,7 @@ from tost.errors import ConfigError
 from tost.models import create_model
 from tost.recipes import get_task, load_config
 from tost.train.loop import fit
-from tost.train.optim import parameter_groups
-from tost.train.schedule import learning_rate
+from tost.train.optim import learning_rate, parameter_groups
 
 OWT = {
     "gpt2_base": ("owt/tost_base", "model.name=gpt2_base", "optim.weight_decay=0.1"),

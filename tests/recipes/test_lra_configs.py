@@ -10,7 +10,7 @@ import torch
 
 from tost.models import create_model
 from tost.recipes import find_config, load_config
-from tost.train.schedule import learning_rate
+from tost.train.optim import learning_rate
 
 TASKS = ("listops", "text", "retrieval", "image", "pathfinder", "pathx")
 # The paper's table: L, d, K, MLP, batch, learning rate, dropout, decay, iterations, warm-up, schedule.

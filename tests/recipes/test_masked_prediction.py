@@ -8,7 +8,7 @@ from tests.recipes.pictures import write_cifar10
 from tost.errors import ConfigError
 from tost.recipes import get_task, list_configs, load_config
 from tost.train import fit
-from tost.train.checkpoint.initial import load_initial
+from tost.train.checkpoint.model import load_initial
 from tost.train.loop import SilentReporter
 
 QUICK = ["train.steps=2", "train.batch_size=4", "schedule.warmup_steps=1", "checkpoint.every=2", "evaluate.every=2"]

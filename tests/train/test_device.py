@@ -8,11 +8,11 @@ import pytest
 import torch
 
 from tests.train.runs import TINY, run
+from tost._machine import choose_device
 from tost.data import DataOptions, build_data, make_evaluation_loader, make_loader
 from tost.errors import ConfigError
 from tost.recipes import load_config
 from tost.train import distributed, loop
-from tost.train.device import choose_device
 from tost.train.distributed import Distributed
 from tost.train.metrics import measure_peak_flops
 

@@ -1,7 +1,7 @@
 import torch
 from torch import nn
 
-from tost.train.ema import WeightAverage
+from tost.train.optim import WeightAverage
 
 
 def test_average_follows_the_formula_and_is_lent_and_returned():

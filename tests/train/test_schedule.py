@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tost.train.config import ScheduleConfig
-from tost.train.schedule import learning_rate
+from tost.train.optim import learning_rate
 
 
 def rates(total, peak=1.0, **config):

@@ -6,8 +6,8 @@ import time
 
 import pytest
 
-from tost.train import stopping
-from tost.train.stopping import StopRequest
+from tost.train import loop
+from tost.train.loop import StopRequest
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -21,7 +21,7 @@ def test_the_first_signal_is_a_request(number):
 
 
 def test_a_second_ctrl_c_stops_at_once(monkeypatch):
-    monkeypatch.setattr(stopping, "GRACE_SECONDS", 0.01)
+    monkeypatch.setattr(loop, "GRACE_SECONDS", 0.01)
     with StopRequest() as stop:
         os.kill(os.getpid(), signal.SIGINT)
         assert stop.requested

@@ -38,6 +38,7 @@ from typing import Any, ClassVar, NamedTuple, cast
 import torch
 from torch import Tensor, nn
 
+from tost._machine import choose_device
 from tost._text import Table, count, grouped
 from tost.bench.harness import (
     BOUNDS,
@@ -79,7 +80,6 @@ from tost.nn import (
 )
 from tost.ops.flops import tssa_flops
 from tost.testing import relative_rms
-from tost.train.device import choose_device
 
 CONTENDERS = ("tost", "vit-sdpa", "vit-textbook", "crate", "xcit")
 CAUSAL_CONTENDERS = ("tost", "gpt2-sdpa", "gpt2-textbook")

@@ -12,7 +12,7 @@ from tost._text import Table
 from tost.cli import _console
 from tost.cli._arguments import Device, Ema, Json, Overrides
 from tost.errors import ConfigError
-from tost.train.evaluate.protocol import Protocol, TextTest
+from tost.train.evaluate import Protocol, TextTest
 
 if TYPE_CHECKING:
     from tost.train.evaluate.metrics import Evaluation

@@ -78,7 +78,7 @@ def generate(
     import torch
 
     from tost import generation
-    from tost.train.device import choose_device
+    from tost._machine import choose_device
     from tost.train.tokenizer import require_tokenizer
 
     # Mistakes in the options are found before the weights are read.

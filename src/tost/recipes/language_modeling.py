@@ -15,7 +15,7 @@ from tost.data.text.tokenizers import save_tokenizer
 from tost.data.tokens.reader import tokenizer_of
 from tost.errors import ConfigError
 from tost.train.config import RunConfig
-from tost.train.evaluate.perplexity import Score
+from tost.train.evaluate.text import Score
 from tost.train.task import BatchResult, Task, sequence_arguments
 
 

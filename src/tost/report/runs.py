@@ -13,7 +13,7 @@ from typing import Any
 from tost._text import UNKNOWN, duration, html_card, number, real, rounded
 from tost._yaml import flatten, read_document
 from tost.errors import ConfigError
-from tost.train.history import was_resumed
+from tost.train.metrics import was_resumed
 
 LAYERS = "compression/layer_"
 """Prefix of the metrics that `evaluate.telemetry` adds, one per layer."""

@@ -8,11 +8,14 @@ steps, up to the rounding of sums.
 from __future__ import annotations
 
 import math
+import signal
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
+from types import FrameType
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -20,7 +23,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from tost._io import writing
-from tost._machine import source_revision
+from tost._machine import DeviceChoice, source_revision
 from tost._progress import Pace, format_progress
 from tost._text import count, html_card, log_line, number
 from tost._yaml import show_value
@@ -29,18 +32,14 @@ from tost.data._random import mix
 from tost.data.loader import watching_workers
 from tost.errors import TrainingError
 from tost.train.checkpoint.files import CheckpointStore, resolve_checkpoint
-from tost.train.checkpoint.initial import Head, load_initial
+from tost.train.checkpoint.model import Head, load_initial
 from tost.train.checkpoint.state import Position, RunState, restore_checkpoint, save_checkpoint
 from tost.train.config import RunConfig
-from tost.train.device import DeviceChoice
 from tost.train.distributed import Distributed
-from tost.train.ema import WeightAverage
 from tost.train.evaluate.metrics import evaluate
 from tost.train.metrics import Progress, StepRecord, format_line, measure_peak_flops
-from tost.train.optim import build_optimizer, set_rate
+from tost.train.optim import WeightAverage, build_optimizer, learning_rate, set_rate
 from tost.train.runfolder import RunFolder, changed_settings, check_changes, describe_environment
-from tost.train.schedule import learning_rate
-from tost.train.stopping import StopRequest
 from tost.train.task import Task
 
 
@@ -483,3 +482,37 @@ class _Run:
         if self.processes.is_first:
             self.folder.log(text)
             self.reporter.message(text)
+
+
+GRACE_SECONDS = 0.5
+"""Signals that follow the first one so soon are the same wish: a launcher passes on what the terminal sent to all."""
+
+
+class StopRequest:
+    """Records signals for the duration of a ``with`` block.
+
+    Attributes:
+        requested: Whether a signal has asked the process to stop.
+    """
+
+    def __init__(self) -> None:
+        self.requested = False
+        self._since = 0.0
+        self._previous: dict[int, object] = {}
+
+    def __enter__(self) -> StopRequest:
+        if threading.current_thread() is threading.main_thread():  # elsewhere Python does not let us
+            for signum in (signal.SIGINT, signal.SIGTERM):
+                self._previous[signum] = signal.signal(signum, self._note)
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        for signum, handler in self._previous.items():
+            signal.signal(signum, handler)  # type: ignore[arg-type]
+
+    def _note(self, signum: int, frame: FrameType | None) -> None:
+        now = time.monotonic()
+        if not self.requested:
+            self.requested, self._since = True, now
+        elif signum == signal.SIGINT and now - self._since > GRACE_SECONDS:
+            raise KeyboardInterrupt

@@ -1,4 +1,4 @@
-"""One object that turns step times into throughput, time left and utilization, and the line that shows them."""
+"""Throughput, time left and utilization, the line that shows them, and records that a run has left. Loads no torch."""
 
 from __future__ import annotations
 
@@ -6,10 +6,15 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-import torch
-
+from tost._io import read_json
 from tost._progress import format_duration
+from tost.errors import TostError
+
+if TYPE_CHECKING:
+    import torch
 
 WINDOW = 50
 """Steps over which throughput is averaged: long enough to be steady, short enough to follow a change."""
@@ -117,6 +122,8 @@ def measure_peak_flops(device: torch.device, dtype: torch.dtype, *, size: int | 
         size: Rows of the matrices; None for as many as it takes to keep the device busy.
         repeats: Measurements after the first.
     """
+    import torch
+
     # A GPU needs a large product, and several in a row: starting one takes as long as a small product.
     size, burst = (size or 768, 1) if device.type == "cpu" else (size or 4096, 10)
     # Not random: a run may not draw numbers that its training does not.
@@ -158,3 +165,21 @@ def format_line(record: StepRecord) -> str:
         f"eta {format_duration(record.eta_seconds)}",
     ]
     return " | ".join(fields)
+
+
+def read_record(path: Path) -> dict[str, Any]:
+    """Return the content of a JSON file of a run; empty if it is missing, damaged or not an object."""
+    try:
+        content = read_json(path)
+    except TostError:
+        return {}
+    return content if isinstance(content, dict) else {}
+
+
+def was_resumed(folder: Path) -> bool:
+    """Return whether a run was interrupted and resumed; its summary then has the time since the last interruption."""
+    try:
+        with (folder / "log.txt").open(encoding="utf-8", errors="replace") as lines:
+            return any(line.startswith("resumed from ") for line in lines)
+    except OSError:
+        return False

@@ -1,15 +1,23 @@
-"""The optimizer and which parameters it decays."""
+"""The optimizer, the learning rate of every step, and an average of the weights.
+
+Learning rates are functions of the step rather than torch schedulers, in the exact forms of the code bases that the
+paper's experiments use: there is nothing to save or restore. The average is a second set of tensors rather than the
+second module of ``torch.optim.swa_utils.AveragedModel``: it works for sharded parameters as it is.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 
-from tost.train.config import OptimConfig
+from tost.train.config import OptimConfig, ScheduleConfig
 
 STATISTICS = ("temperature", "position_bias")
 """Parameters of the operator itself. They set the scale of memberships; decaying them flattens every head alike."""
@@ -71,3 +79,91 @@ def build_optimizer(model: nn.Module, config: OptimConfig) -> torch.optim.Optimi
     return torch.optim.AdamW(
         parameter_groups(model, config), lr=config.lr, betas=config.betas, eps=config.eps, fused=True
     )
+
+
+def learning_rate(step: int, *, config: ScheduleConfig, peak: float, total: int) -> float:
+    """Return the learning rate of a step.
+
+    Args:
+        step: Steps done before this one: 0 for the first.
+        config: The form and its numbers.
+        peak: The highest rate, reached at the end of the warm-up.
+        total: Steps of the whole run.
+
+    Returns:
+        The rate that step `step` uses.
+    """
+    t, warmup = step, config.warmup_steps
+    if config.epoch_steps:  # the rate is that of the beginning of an epoch
+        t = max(0, step // config.epoch_steps - config.lag) * config.epoch_steps
+    if config.name == "one_cycle":
+        return _one_cycle(t, warmup, peak, total)
+    if t < warmup and config.warmup_first_step == "zero":  # fairseq, older nanoGPT: the first is at the starting rate
+        return config.warmup_from + t * (peak - config.warmup_from) / warmup
+    if t < warmup:
+        return peak * (t + 1) / (warmup + 1)  # nanoGPT today: no step is lost at rate 0
+    begin = warmup if config.decay_from == "warmup" else 0
+    progress = min(1.0, (t - begin) / max(1, total - begin))
+    match config.name:
+        case "constant":
+            return peak
+        case "cosine":
+            return config.min_lr + 0.5 * (peak - config.min_lr) * (1 + math.cos(math.pi * progress))
+        case "linear":
+            return config.min_lr + (peak - config.min_lr) * (1 - progress)
+        case "inverse_sqrt":
+            return max(config.min_lr, peak * math.sqrt(max(1, warmup) / max(1, t)))
+    raise AssertionError(config.name)
+
+
+def _one_cycle(t: int, warmup: int, peak: float, total: int) -> float:
+    """Linear from peak / 25 up to the peak and down to peak / 250,000, with the ends that torch's OneCycleLR has."""
+    start, end = peak / 25, peak / 250_000
+    top, bottom = max(1, warmup - 1), max(1, total - 1)
+    if t <= top:
+        return start + (peak - start) * t / top
+    return peak + (end - peak) * min(1.0, (t - top) / max(1, bottom - top))
+
+
+class WeightAverage:
+    """``average = decay * average + (1 - decay) * weight`` for every trainable parameter.
+
+    Args:
+        model: The model whose parameters are followed.
+        decay: How much of the average stays at each update, in (0, 1).
+    """
+
+    def __init__(self, model: nn.Module, decay: float) -> None:
+        self.decay = decay
+        self.parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
+        self.average = {name: p.detach().clone() for name, p in self.parameters.items()}
+
+    @torch.no_grad()
+    def update(self) -> None:
+        """Move the average towards the present weights."""
+        torch._foreach_lerp_(list(self.average.values()), list(self.parameters.values()), 1 - self.decay)
+
+    @contextmanager
+    def applied(self) -> Iterator[None]:
+        """Put the averages into the model for the duration of a ``with`` block, and the weights back after it."""
+        self._swap()
+        try:
+            yield
+        finally:
+            self._swap()
+
+    @torch.no_grad()
+    def _swap(self) -> None:
+        for name, parameter in self.parameters.items():
+            kept = parameter.detach().clone()
+            parameter.copy_(self.average[name])
+            self.average[name].copy_(kept)
+
+    @torch.no_grad()
+    def load(self, tensors: Mapping[str, Tensor]) -> None:
+        """Take over averages that were saved; every parameter must be there."""
+        for name, average in self.average.items():
+            whole = tensors[name].to(average.device)
+            if isinstance(average, DTensor):
+                whole = distribute_tensor(whole, average.device_mesh, average.placements)
+            average.copy_(whole)

@@ -30,7 +30,7 @@ from tost._yaml import flatten
 from tost.errors import CheckpointError, ConfigError
 from tost.ops import native_info
 from tost.train.checkpoint.files import CheckpointStore, resolve_checkpoint
-from tost.train.checkpoint.initial import InitialWeights
+from tost.train.checkpoint.model import InitialWeights
 from tost.train.config import RunConfig, config_hash, dump_config
 from tost.train.config.files import FORMAT, read_run_document
 

@@ -8,8 +8,7 @@ import torch
 import tost
 from tost.errors import CheckpointError
 from tost.train.checkpoint.files import save_tensors
-from tost.train.checkpoint.initial import load_initial, load_weights
-from tost.train.checkpoint.model import save_model
+from tost.train.checkpoint.model import load_initial, load_weights, save_model
 
 OPTIONS = {"embed_dim": 16, "depth": 1, "num_heads": 2, "class_depth": 1}
 

@@ -10,7 +10,7 @@ import torch
 import tost
 from tests.generation.models import VOCABULARY, endless, make
 from tost.errors import ConfigError
-from tost.train.evaluate.last_word import LastWords, Passage, score_last_words, score_last_words_by_generation
+from tost.train.evaluate.text import LastWords, Passage, score_last_words, score_last_words_by_generation
 
 MODEL = make(max_length=24)
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from tests.generation.models import VOCABULARY, endless, make
 from tost.errors import ConfigError
-from tost.train.evaluate.perplexity import Score, score_random, score_stream, score_windows
+from tost.train.evaluate.text import Score, score_random, score_stream, score_windows
 
 ENDLESS, LIMITED = endless(), make(max_length=24)
 
@@ -74,7 +74,7 @@ def test_streams_of_other_models(options):
 
 def test_streams_hold_few_logits_at_once(monkeypatch):
     expected = score_stream(ENDLESS, text_of(50))
-    monkeypatch.setattr("tost.train.evaluate.perplexity._LOGITS_AT_ONCE", 3 * VOCABULARY)
+    monkeypatch.setattr("tost.train.evaluate.text._LOGITS_AT_ONCE", 3 * VOCABULARY)
     seen = []
     logits = type(ENDLESS).logits
     monkeypatch.setattr(type(ENDLESS), "logits", lambda model, x: seen.append(len(x)) or logits(model, x))

@@ -29,7 +29,7 @@ from tost.train.checkpoint import files
 from tost.train.checkpoint.files import CheckpointStore, load_tensors, save_tensors
 from tost.train.config.files import FORMAT, check_format
 from tost.train.distributed import Distributed
-from tost.train.ema import WeightAverage
+from tost.train.optim import WeightAverage
 
 _WHOLE = states.StateDictOptions(full_state_dict=True, cpu_offload=True)
 

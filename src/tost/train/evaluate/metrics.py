@@ -14,15 +14,15 @@ import torch
 from torch import Tensor, nn
 
 from tost._io import write_json
+from tost._machine import DeviceChoice
 from tost._progress import Report, silent
 from tost._text import html_card, number
 from tost.analysis.rates import compression_by_layer
 from tost.data import Dataset, make_evaluation_loader
 from tost.errors import CheckpointError, ConfigError
 from tost.train.checkpoint.files import read_model_tensors
-from tost.train.checkpoint.initial import load_initial, load_weights
+from tost.train.checkpoint.model import load_initial, load_weights
 from tost.train.config import RunConfig, load_config
-from tost.train.device import DeviceChoice
 from tost.train.distributed import Distributed
 from tost.train.task import Details, Task
 
