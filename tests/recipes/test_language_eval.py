@@ -14,7 +14,8 @@ from tost.errors import ConfigError
 from tost.recipes import load_config
 from tost.train.checkpoint.model import load_model
 from tost.train.evaluate import Protocol, TextTest
-from tost.train.evaluate.text import evaluate_text, evaluate_text_checkpoint, evaluate_text_initial, score_choices
+from tost.train.evaluate.metrics import evaluate_checkpoint, evaluate_initial
+from tost.train.evaluate.text import evaluate_text, score_choices
 
 PASSAGES = ["the rose is red", "the violet is blue and", "as sweet as you"]
 
@@ -32,7 +33,7 @@ def place(tmp_path_factory):
 def measure(place, protocol, *overrides, run="run", **numbers):
     test = TextTest(protocol=Protocol(protocol), **numbers)
     checkpoint = place / run / "checkpoints" / "last"
-    return evaluate_text_checkpoint(checkpoint, test, overrides=overrides, ema=False)
+    return evaluate_checkpoint(checkpoint, test=test, overrides=overrides)
 
 
 def validation_text():
@@ -122,7 +123,7 @@ def test_weights_without_a_run_and_the_embedded_bytes(place):
     weights = f"train.init_from={place / 'run'}"
     config = load_config("small/wikitext2", [f"data.path={place / 'verse'}", *TINY, weights])
     test = TextTest(protocol=Protocol.blocks)
-    assert evaluate_text_initial(config, test).metrics == pytest.approx(measure(place, "blocks").metrics, rel=1e-4)
+    assert evaluate_initial(config, test=test).metrics == pytest.approx(measure(place, "blocks").metrics, rel=1e-4)
     config = load_config("small/stdlib_bytes", [*TINY, "model.name=tost_lm_base"])
     model = load_model(place / "run")
     found = evaluate_text(model, config, TextTest(protocol=Protocol.authors, windows=4)).content()

@@ -9,7 +9,7 @@ from tost.errors import ConfigError
 from tost.recipes import get_task, list_configs, load_config
 from tost.train import fit
 from tost.train.checkpoint.model import load_initial
-from tost.train.loop import SilentReporter
+from tost.train.loop import LineReporter
 
 QUICK = ["train.steps=2", "train.batch_size=4", "schedule.warmup_steps=1", "checkpoint.every=2", "evaluate.every=2"]
 QUICK += ["evaluate.batches=2", "evaluate.batch_size=4"]
@@ -112,7 +112,7 @@ def test_the_classifier_starts_from_all_but_the_head(first, second, tmp_path):
     if "cifar10" in first:
         data = [f"data.path={write_cifar10(tmp_path / 'images')}"]
     config = load_config(first, [*data, *HIDING, *SMALL, *QUICK])
-    result = fit(config, get_task(config.recipe), tmp_path / "first", reporter=SilentReporter())
+    result = fit(config, get_task(config.recipe), tmp_path / "first", reporter=LineReporter([].append))
     assert result.metrics["loss"] > 0
     config = load_config(second, [*data, *SMALL])
     model = get_task(config.recipe).build_model(config, None)

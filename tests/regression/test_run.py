@@ -10,7 +10,6 @@ from tests.regression.make_run import HERE
 from tests.train.runs import run
 from tost._io import write_json
 from tost.errors import CheckpointError, ConfigError
-from tost.recipes import get_task
 from tost.train.checkpoint.files import resolve_checkpoint, write_manifest
 from tost.train.config import load_config
 from tost.train.config.files import FORMAT
@@ -25,7 +24,7 @@ def test_an_old_run_folder_loads_and_is_evaluated():
     assert tost.load_model(HERE).options.embed_dim == 16
     assert tost.load_model(HERE, ema=True).options.embed_dim == 16
     checkpoint = resolve_checkpoint(HERE, pytest.fail)
-    found = evaluate_checkpoint(checkpoint, get_task, overrides=[], ema=True)
+    found = evaluate_checkpoint(checkpoint, ema=True)
     expected = json.loads((HERE / "summary.json").read_text())["final"]
     assert found.metrics == pytest.approx(expected, rel=1e-5)
 

@@ -75,20 +75,18 @@ def evaluate(
 
 
 def _measure(source: str, overrides: list[str], test: TextTest | None, device: Device, *, ema: bool) -> Evaluation:
-    from tost.recipes import get_task, list_configs, load_config
+    from tost.recipes import list_configs, load_config
     from tost.train.checkpoint.files import resolve_checkpoint
     from tost.train.evaluate.metrics import evaluate_checkpoint, evaluate_initial
-    from tost.train.evaluate.text import evaluate_text_checkpoint, evaluate_text_initial
 
     path = Path(source)
     with _console.progress() as progress:
         report = progress.update
         if path.exists() and path.suffix not in (".yaml", ".yml"):
             checkpoint = resolve_checkpoint(path, _console.log)
-            options = {"overrides": overrides, "ema": ema, "device": device, "report": report}
-            if test is None:
-                return evaluate_checkpoint(checkpoint, get_task, **options)  # type: ignore[arg-type]
-            return evaluate_text_checkpoint(checkpoint, test, **options)  # type: ignore[arg-type]
+            return evaluate_checkpoint(
+                checkpoint, overrides=overrides, ema=ema, test=test, device=device, report=report
+            )
         try:
             config = load_config(source, overrides)
         except ConfigError as error:
@@ -97,6 +95,4 @@ def _measure(source: str, overrides: list[str], test: TextTest | None, device: D
             raise ConfigError(f"there is no run or checkpoint {source}; {error}") from None
         if ema:
             raise ConfigError("--ema takes the average that a run has kept; name the run, or leave it out.")
-        if test is None:
-            return evaluate_initial(config, get_task(config.recipe), device=device, report=report)
-        return evaluate_text_initial(config, test, device=device, report=report)
+        return evaluate_initial(config, test=test, device=device, report=report)

@@ -79,11 +79,11 @@ def train(
 @contextmanager
 def _open_reporter(style: ProgressStyle, steps: int) -> Iterator[Reporter]:
     """Yield a live bar on a terminal, one greppable line per record elsewhere, or silence."""
-    from tost.train.loop import LineReporter, SilentReporter
+    from tost.train.loop import LineReporter
     from tost.train.metrics import format_line
 
     if style == "none" or not _console.is_first():
-        yield SilentReporter()
+        yield LineReporter(lambda text: None)
     elif style == "plain" or (style == "auto" and not _console.is_live()):
         yield LineReporter()
     else:

@@ -44,7 +44,7 @@ from tost.train.task import Task
 
 
 class Reporter(Protocol):
-    """Receives training progress events."""
+    """Receives the events of a training run."""
 
     def message(self, text: str) -> None:
         """Receive a line about the run."""
@@ -78,19 +78,6 @@ class LineReporter:
         """Write validation metrics."""
         values = " | ".join(f"{name} {value:.4f}" for name, value in metrics.items())
         self.message(f"eval step {step} | {values}")
-
-
-class SilentReporter:
-    """Ignores all events."""
-
-    def message(self, text: str) -> None:
-        """Ignore a line."""
-
-    def step(self, record: StepRecord) -> None:
-        """Ignore a step."""
-
-    def evaluation(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Ignore metrics."""
 
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -141,7 +128,7 @@ def fit(
         out: The run folder.
         resume: Checkpoint or run folder to resume from; ``"auto"`` for the newest checkpoint of `out`, or a new run if
             it has none; None for a new run.
-        reporter: Receives the events of the first process; None for lines on stderr, `SilentReporter` for none.
+        reporter: Receives the events of the first process; None for lines on stderr.
         device: Where to compute; ``"auto"`` takes a GPU if there is one.
         accept_data_change: Resume although the content of the data set has changed.
 

@@ -7,11 +7,9 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from tost._io import read_json
 from tost._progress import format_duration
-from tost.errors import TostError
 
 if TYPE_CHECKING:
     import torch
@@ -165,15 +163,6 @@ def format_line(record: StepRecord) -> str:
         f"eta {format_duration(record.eta_seconds)}",
     ]
     return " | ".join(fields)
-
-
-def read_record(path: Path) -> dict[str, Any]:
-    """Return the content of a JSON file of a run; empty if it is missing, damaged or not an object."""
-    try:
-        content = read_json(path)
-    except TostError:
-        return {}
-    return content if isinstance(content, dict) else {}
 
 
 def was_resumed(folder: Path) -> bool:

@@ -164,9 +164,9 @@ def test_weights_that_do_not_fit_are_listed(folder):
     with pytest.raises(CheckpointError) as caught:
         tost.load_model(folder)
     for text in (
-        "blocks.1.norm1.weight is missing",
-        "blocks.0.gamma1 has no place in the model",
-        "tokens.weight has shape (11, 8), the model needs (12, 8)",
+        "blocks.1.norm1.weight: missing there, (8,) here",
+        "blocks.0.gamma1: (8,) there, unknown here",
+        "tokens.weight: (11, 8) there, (12, 8) here",
     ):
         assert text in str(caught.value)
 

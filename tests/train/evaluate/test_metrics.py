@@ -93,7 +93,7 @@ def logits_loss(model, bundle):
 
 def test_checkpoint_is_measured_with_its_report(checkpoint, bundle):
     folder, model = checkpoint
-    found = evaluate_checkpoint(folder, get_task, overrides=[], ema=False)
+    found = evaluate_checkpoint(folder, overrides=[], ema=False)
     assert found.metrics["loss"] == pytest.approx(logits_loss(model, bundle), rel=1e-5)
     assert found.content()["samples"] == 23
     assert found.content()["loss"] == found.metrics["loss"]
@@ -101,7 +101,7 @@ def test_checkpoint_is_measured_with_its_report(checkpoint, bundle):
 
 def test_averages_take_the_statistics_of_batch_norms_from_the_weights(checkpoint, bundle):
     folder, model = checkpoint
-    found = evaluate_checkpoint(folder, get_task, overrides=[], ema=True)
+    found = evaluate_checkpoint(folder, overrides=[], ema=True)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.neg_()
@@ -111,23 +111,23 @@ def test_averages_take_the_statistics_of_batch_norms_from_the_weights(checkpoint
 def test_checkpoints_are_refused_with_reasons(checkpoint, tmp_path):
     folder, _ = checkpoint
     with pytest.raises(CheckpointError, match="belongs to another model"):
-        evaluate_checkpoint(folder, get_task, overrides=["model.depth=2"], ema=False)
+        evaluate_checkpoint(folder, overrides=["model.depth=2"], ema=False)
     (folder / "ema.safetensors").unlink()
     with pytest.raises(CheckpointError, match=r"there is no file .*ema\.safetensors"):
-        evaluate_checkpoint(folder, get_task, overrides=[], ema=True)
+        evaluate_checkpoint(folder, overrides=[], ema=True)
     (tmp_path / "run" / "config.yaml").unlink()
     with pytest.raises(CheckpointError, match=r"does not lie in a run folder.*tost eval CONFIG train\.init_from="):
-        evaluate_checkpoint(folder, get_task, overrides=[], ema=False)
+        evaluate_checkpoint(folder, overrides=[], ema=False)
 
 
 def test_weights_without_a_run_are_measured_by_a_configuration(checkpoint, bundle):
     folder, model = checkpoint
     weights = config(f"train.init_from={folder / 'model.safetensors'}")
-    assert evaluate_initial(weights, TASK).metrics["loss"] == pytest.approx(logits_loss(model, bundle), rel=1e-5)
+    assert evaluate_initial(weights).metrics["loss"] == pytest.approx(logits_loss(model, bundle), rel=1e-5)
     with pytest.raises(ConfigError, match=r"no weights to measure; add train\.init_from=PATH"):
-        evaluate_initial(config(), TASK)
+        evaluate_initial(config())
     with pytest.raises(CheckpointError, match=r"head\.weight: \(10, 16\) there, \(11, 16\) here"):
-        evaluate_initial(config(f"train.init_from={folder / 'model.safetensors'}", "model.num_classes=11"), TASK)
+        evaluate_initial(config(f"train.init_from={folder / 'model.safetensors'}", "model.num_classes=11"))
 
 
 def test_files_hold_everything(tmp_path):

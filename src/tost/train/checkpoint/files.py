@@ -28,6 +28,8 @@ TensorTree = Mapping[str, Tensor]
 MANIFEST = "manifest.json"
 WEIGHTS = "model.safetensors"
 PREFIX = "step-"
+SHOWN = 40
+"""Most differences that a message lists."""
 ASIDE = "set-aside-"
 """Start of the names of checkpoints that a run has left behind, to go on from an earlier one."""
 
@@ -254,14 +256,27 @@ def save_tensors(path: Path, tensors: TensorTree) -> None:
             raise OSError(str(error)) from error
 
 
-def shapes_of(tensors: TensorTree) -> dict[str, tuple[int, ...]]:
-    """Return the shape of each tensor by name."""
-    return {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+def check_fit(here: TensorTree, there: TensorTree, source: str, remedy: str, *, spared: Collection[str] = ()) -> None:
+    """Raise if two sets of tensors differ in names or shapes.
 
+    Args:
+        here: Tensors of the model.
+        there: Tensors of a file.
+        source: Name of the file in messages.
+        remedy: Advice at the end of the message.
+        spared: Names that may differ.
 
-def differing(here: Mapping[str, tuple[int, ...]], there: Mapping[str, tuple[int, ...]]) -> list[str]:
-    """Return the names of tensors that two models do not share, or that have another shape."""
-    return [name for name in {**here, **there} if here.get(name) != there.get(name)]
+    Raises:
+        CheckpointError: Names or shapes differ; the message lists them.
+    """
+    wanted, found = ({name: tuple(x.shape) for name, x in tensors.items()} for tensors in (here, there))
+    wrong = [name for name in {**wanted, **found} if wanted.get(name) != found.get(name) and name not in spared]
+    if wrong:
+        lines = [f"{source} belongs to another model: {len(wrong)} of {len(wanted)} tensors differ; nothing was loaded"]
+        for name in wrong[:SHOWN]:
+            lines.append(f"{name}: {found.get(name, 'missing')} there, {wanted.get(name, 'unknown')} here")
+        lines += [f"and {len(wrong) - SHOWN} more"] if len(wrong) > SHOWN else []
+        raise CheckpointError("\n  ".join([*lines, remedy]))
 
 
 def resolve_checkpoint(path: Path, report: Callable[[str], None], files: Collection[str] | None = None) -> Path:

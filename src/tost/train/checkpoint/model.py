@@ -27,12 +27,11 @@ from tost.models.renamed import current_names
 from tost.train.checkpoint.files import (
     MANIFEST,
     WEIGHTS,
-    differing,
+    check_fit,
     load_tensors,
     read_model_tensors,
     resolve_checkpoint,
     save_tensors,
-    shapes_of,
     write_manifest,
 )
 from tost.train.config.files import read_run_document
@@ -117,7 +116,10 @@ def build_saved(saved: SavedModel, source: str, changes: Mapping[str, Any] | Non
             model = create_model(saved.name, **{**options, **(changes or {})})
     except ConfigError as error:
         raise CheckpointError(f"{source} describes a model that this version cannot build: {error}") from error
-    _assign(model, current_names(saved.tensors, model.state_dict()), source)
+    needed = model.state_dict()
+    tensors = current_names(saved.tensors, needed)
+    check_fit(needed, tensors, source, "the weights do not fit the options that are stored with them")
+    model.load_state_dict(dict(tensors), strict=True, assign=True)
     return model.eval()
 
 
@@ -208,25 +210,6 @@ def nearest_name(options: BaseModel) -> str:
     return nearest_model(type(options), options.model_dump(mode="json"))
 
 
-def _assign(model: nn.Module, tensors: Mapping[str, Tensor], source: str) -> None:
-    """Give a model that was built without memory its tensors, each of them, with their types.
-
-    Raises:
-        CheckpointError: They are not exactly those of the model; the message names every difference.
-    """
-    needed = model.state_dict()
-    problems = [f"{name} is missing" for name in needed if name not in tensors]
-    problems += [f"{name} has no place in the model" for name in tensors if name not in needed]
-    problems += [
-        f"{name} has shape {tuple(tensors[name].shape)}, the model needs {tuple(value.shape)}"
-        for name, value in needed.items()
-        if name in tensors and tensors[name].shape != value.shape
-    ]
-    if problems:
-        raise CheckpointError("\n  ".join([f"the weights in {source} do not fit its options:", *problems]))
-    model.load_state_dict(dict(tensors), strict=True, assign=True)
-
-
 def _description(checkpoint: Path) -> tuple[str, dict[str, Any]]:
     """Return the name and the options of the model whose checkpoint or model folder this is."""
     file = checkpoint / DESCRIPTION
@@ -261,7 +244,6 @@ Head = Literal["same", "fit", "new"]
 """The head that a model gets: that of the source; a new one if the source has other classes; a new one."""
 
 PICKLES = (".pth", ".pt", ".t7", ".bin", ".ckpt", ".pkl")
-SHOWN = 40
 
 
 @dataclass(frozen=True)
@@ -322,18 +304,12 @@ def load_weights(
     Raises:
         CheckpointError: Names or shapes differ.
     """
-    here = shapes_of(model.state_dict())
+    here = model.state_dict()
     tensors = current_names(tensors, here)
-    there = shapes_of(tensors)
-    fresh = tuple(name for name in here if _stays(name, here[name], there.get(name), head))
+    fresh = tuple(name for name in here if _stays(name, here[name], tensors.get(name), head))
     # A source without a head may belong to a model that has one, and the other way round.
-    spared = {*fresh, *(name for name in there if head != "same" and name.startswith(HEAD) and name not in here)}
-    if wrong := [name for name in differing(here, there) if name not in spared]:
-        lines = [f"{source} belongs to another model: {len(wrong)} of {len(here)} tensors differ; nothing was loaded"]
-        for name in wrong[:SHOWN]:
-            lines.append(f"{name}: {there.get(name, 'missing')} there, {here.get(name, 'unknown')} here")
-        lines += [f"and {len(wrong) - SHOWN} more"] if len(wrong) > SHOWN else []
-        raise CheckpointError("\n  ".join([*lines, "choose model.name and its options as they were there"]))
+    spared = {*fresh, *(name for name in tensors if head != "same" and name.startswith(HEAD) and name not in here)}
+    check_fit(here, tensors, source, "choose model.name and its options as they were there", spared=spared)
     model.load_state_dict({name: tensors[name] for name in here if name not in fresh}, strict=False)
     return fresh
 
@@ -361,8 +337,8 @@ def _find(path: Path, report: Callable[[str], None]) -> Path:
     )
 
 
-def _stays(name: str, here: tuple[int, ...], there: tuple[int, ...] | None, head: Head) -> bool:
+def _stays(name: str, here: Tensor, there: Tensor | None, head: Head) -> bool:
     """Tell whether a tensor keeps its values: in a head that is new, or of other classes, which are its first axis."""
     if head == "same" or not name.startswith(HEAD):
         return False
-    return head == "new" or there is None or (here != there and here[1:] == there[1:])
+    return head == "new" or there is None or (here.shape != there.shape and here.shape[1:] == there.shape[1:])

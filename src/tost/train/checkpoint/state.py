@@ -249,14 +249,7 @@ def _optimizer_state(path: Path, groups: Any, model: nn.Module) -> dict[str, Any
 
 
 def _model_state(path: Path, model: nn.Module) -> dict[str, Any]:
-    expected = files.shapes_of(cast(dict[str, Tensor], states.get_model_state_dict(model)))
+    expected = cast(dict[str, Tensor], states.get_model_state_dict(model))
     tensors = current_names(load_tensors(path / files.WEIGHTS), expected)
-    found = files.shapes_of(tensors)
-    if wrong := files.differing(expected, found):
-        example = min(wrong)
-        raise CheckpointError(
-            f"{path.name} belongs to another model: {len(wrong)} of {len(expected)} tensors differ, for example "
-            f"{example} is {found.get(example, 'missing')} there and {expected.get(example, 'unknown')} here. "
-            "Resume with the configuration that the run was started with."
-        )
+    files.check_fit(expected, tensors, path.name, "resume with the configuration that the run was started with")
     return tensors

@@ -24,6 +24,8 @@ from tost.train.checkpoint.files import read_model_tensors
 from tost.train.checkpoint.model import load_initial, load_weights
 from tost.train.config import RunConfig, load_config
 from tost.train.distributed import Distributed
+from tost.train.evaluate import TextTest
+from tost.train.registry import get_task
 from tost.train.task import Details, Task
 
 
@@ -148,43 +150,27 @@ class Evaluation:
 
 def evaluate_checkpoint(
     checkpoint: Path,
-    get_task: Callable[[str], Task],
     *,
-    overrides: Sequence[str],
-    ema: bool,
+    overrides: Sequence[str] = (),
+    ema: bool = False,
+    test: TextTest | None = None,
     device: DeviceChoice = "auto",
     report: Report = silent,
 ) -> Evaluation:
-    """Build the model of a run, load a checkpoint of it, and measure it on the validation set.
+    """Measure a checkpoint of a run.
 
     Args:
         checkpoint: A checkpoint folder inside a run folder.
-        get_task: Looks up a recipe's task by name.
         overrides: Changes to the run's configuration, as ``key=value``.
         ema: Use the moving average of the weights; what has none, such as the statistics of a batch norm, is taken as
             it is.
+        test: Protocol for the text of a language model; None for the metrics of the run's task.
         device: Where to compute; ``"auto"`` takes a GPU if there is one.
         report: Receives the progress; see `measure`.
 
     Raises:
         CheckpointError: The checkpoint cannot be read, or does not belong to the configuration beside it.
-    """
-    config, load = read_checkpoint(checkpoint, overrides=overrides, ema=ema)
-    return _evaluate(config, get_task(config.recipe), load, device, report)
-
-
-def read_checkpoint(
-    checkpoint: Path, *, overrides: Sequence[str], ema: bool
-) -> tuple[RunConfig, Callable[[nn.Module], object]]:
-    """Return the configuration of a run, and a function that fills its model with a checkpoint.
-
-    Args:
-        checkpoint: A checkpoint folder inside a run folder.
-        overrides: Changes to the run's configuration, as ``key=value``.
-        ema: Use the moving average of the weights, as in `evaluate_checkpoint`.
-
-    Raises:
-        CheckpointError: The checkpoint cannot be read, or lies by itself.
+        ConfigError: The text was prepared with another tokenizer than the training data, or cannot be measured so.
     """
     path = checkpoint.parents[1] / "config.yaml"
     if not path.is_file():
@@ -192,46 +178,46 @@ def read_checkpoint(
             f"{checkpoint} does not lie in a run folder, so it is not known which data to measure it on; name a "
             f"configuration instead: `tost eval CONFIG train.init_from={checkpoint}`."
         )
-    config = load_config(str(path), overrides)
+    config = load_config(path, overrides)
     tensors = read_model_tensors(checkpoint)
     if ema:
         tensors |= read_model_tensors(checkpoint, ema=True)
-    return config, lambda model: load_weights(model, tensors, str(checkpoint))
+    return _evaluate(
+        config, lambda model: load_weights(model, tensors, str(checkpoint)), test, device, report, source=checkpoint
+    )
 
 
 def evaluate_initial(
-    config: RunConfig, task: Task, *, device: DeviceChoice = "auto", report: Report = silent
+    config: RunConfig, *, test: TextTest | None = None, device: DeviceChoice = "auto", report: Report = silent
 ) -> Evaluation:
-    """Measure the weights that a run would start from, ``train.init_from``, on its validation set.
-
-    Args:
-        config: The run.
-        task: What a batch costs.
-        device: Where to compute; ``"auto"`` takes a GPU if there is one.
-        report: Receives the progress; see `measure`.
+    """Measure the weights that a run would start from, ``train.init_from``; see `evaluate_checkpoint`.
 
     Raises:
-        ConfigError: The configuration names no weights.
+        ConfigError: The configuration names no weights, or the text cannot be measured so.
         CheckpointError: They cannot be read, or belong to another model or another number of classes.
-    """
-    return _evaluate(config, task, read_initial(config), device, report)
-
-
-def read_initial(config: RunConfig) -> Callable[[nn.Module], object]:
-    """Return a function that fills a model with the weights that a run would start from.
-
-    Raises:
-        ConfigError: The configuration names none.
     """
     source = config.train.init_from
     if source is None:
         raise ConfigError("a configuration has no weights to measure; add train.init_from=PATH, or name a run.")
-    return lambda model: load_initial(model, source, lambda line: None, head="same")
+    return _evaluate(
+        config, lambda model: load_initial(model, source, lambda line: None, head="same"), test, device, report
+    )
 
 
 def _evaluate(
-    config: RunConfig, task: Task, load: Callable[[nn.Module], object], device: DeviceChoice, report: Report
+    config: RunConfig,
+    load: Callable[[nn.Module], object],
+    test: TextTest | None,
+    device: DeviceChoice,
+    report: Report,
+    *,
+    source: Path | None = None,
 ) -> Evaluation:
+    if test is not None:
+        from tost.train.evaluate.text import evaluate_on_text  # which imports this module
+
+        return evaluate_on_text(config, load, test, device, report, source=source)
+    task = get_task(config.recipe)
     with Distributed.join(config, device=device) as processes:
         bundle = task.build_data(config)
         model = task.build_model(config, bundle)

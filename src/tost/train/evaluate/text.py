@@ -45,7 +45,7 @@ from tost.models import create_model, model_spec
 from tost.train.config import RunConfig
 from tost.train.distributed import Distributed
 from tost.train.evaluate import Protocol, TextTest
-from tost.train.evaluate.metrics import Evaluation, read_checkpoint, read_initial
+from tost.train.evaluate.metrics import Evaluation
 from tost.train.task import Details
 from tost.train.tokenizer import find_tokenizer
 
@@ -479,61 +479,28 @@ class _Corpus(NamedTuple):
     split: TokenSplit | None
 
 
-def evaluate_text_checkpoint(
-    checkpoint: Path,
-    test: TextTest,
-    *,
-    overrides: Sequence[str],
-    ema: bool,
-    device: DeviceChoice = "auto",
-    report: Report = silent,
-) -> Evaluation:
-    """Measure a checkpoint of a run.
-
-    Arguments are those of `evaluate_checkpoint`, and:
-
-    Args:
-        test: What to measure.
-
-    Raises:
-        CheckpointError: As `evaluate_checkpoint` does.
-        ConfigError: The text was prepared with another tokenizer than the training data, or cannot be measured so.
-    """
-    config, load = read_checkpoint(checkpoint, overrides=overrides, ema=ema)
-    tokenizer = find_tokenizer(checkpoint)
-    known = None if tokenizer is None else tokenizer.fingerprint
-    return _evaluate(config, load, test, device, tokenizer=known, model=str(checkpoint), report=report)
-
-
-def evaluate_text_initial(
-    config: RunConfig, test: TextTest, *, device: DeviceChoice = "auto", report: Report = silent
-) -> Evaluation:
-    """Measure the weights that a run would start from, ``train.init_from``.
-
-    Args:
-        config: The run. Which tokenizer the weights belong to is not known, so only the number of ids is compared.
-        test: What to measure.
-        device: Where to compute; ``"auto"`` takes a GPU if there is one.
-        report: Receives the progress.
-
-    Raises:
-        ConfigError: The configuration names no weights, or the text cannot be measured so.
-        CheckpointError: The weights cannot be read, or belong to another model.
-    """
-    load, model = read_initial(config), str(config.train.init_from)
-    return _evaluate(config, load, test, device, tokenizer=None, model=model, report=report)
-
-
-def _evaluate(
+def evaluate_on_text(
     config: RunConfig,
     load: Callable[[nn.Module], object],
     test: TextTest,
     device: DeviceChoice,
-    *,
-    tokenizer: str | None,
-    model: str,
     report: Report,
+    *,
+    source: Path | None = None,
 ) -> Evaluation:
+    """Build the model of a configuration, load its weights and measure it on a text.
+
+    Args:
+        config: The run.
+        load: Fills the model with weights.
+        test: What to measure.
+        device: Where to compute.
+        report: Receives the progress.
+        source: Checkpoint, whose tokenizer the text must have; None to compare only the number of ids.
+
+    Raises:
+        ConfigError: The text was prepared with another tokenizer than the training data, or cannot be measured so.
+    """
     if "language_modeling" not in (model_spec(config.model.name).tasks or ("language_modeling",)):
         raise ConfigError(
             f"the protocol {test.protocol} measures language models, but {config.model.name} is none; leave --protocol "
@@ -541,7 +508,9 @@ def _evaluate(
         )
     corpus = _open(config.data)
     if corpus.split is not None:
-        check_tokenizer(tokenizer, corpus.split.folder, model=model)
+        tokenizer = None if source is None else find_tokenizer(source)
+        known = None if tokenizer is None else tokenizer.fingerprint
+        check_tokenizer(known, corpus.split.folder, model=str(source or config.train.init_from))
     with Distributed.join(config, device=device) as processes:
         if processes.size > 1:
             raise ConfigError(f"{processes.size} processes cannot share this measurement; start one.")
