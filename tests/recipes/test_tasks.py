@@ -1,6 +1,8 @@
-"""Tasks of other packages: registered by decorator, found by name, refused unless they are allowed."""
+"""Tasks and configurations by name; tasks of other packages are refused unless they are allowed."""
 
 from __future__ import annotations
+
+from pathlib import Path
 
 import pytest
 import torch
@@ -8,8 +10,10 @@ from torch import nn
 
 import tost
 from tost import _env
+from tost.data import find_data, list_data
 from tost.errors import ConfigError
-from tost.recipes import get_task, list_tasks, load_config, task_spec
+from tost.models import list_models
+from tost.recipes import find_config, get_task, list_configs, list_tasks, load_config, task_spec
 from tost.recipes.classification import Classification
 from tost.train import BatchResult, Task, registry
 
@@ -94,3 +98,51 @@ def test_code_is_loaded_only_if_its_package_is_allowed(tmp_path, monkeypatch):
     assert type(get_task(config.recipe)).__name__ == "Mine"
     with pytest.raises(ConfigError, match="tasks_of_others has no 'Mina'; did you mean 'Mine'"):
         load_config("demo/digits", ["recipe=tasks_of_others:Mina"])
+
+
+@pytest.mark.parametrize("name", list_tasks())
+def test_tasks_of_the_package_can_be_created(name):
+    assert get_task(name).metric
+    assert task_spec(name).description
+
+
+def test_configurations_are_found_by_name_pattern_and_file(tmp_path, monkeypatch):
+    assert list_configs("demo/*") == ["demo/digits", "demo/listops", "demo/stdlib_bytes"]
+    assert list_configs("nothing*") == []
+    monkeypatch.chdir(tmp_path)
+    for file in ("my.yaml", "my.yml", "plain"):
+        Path(file).write_bytes(find_config("demo/digits").read_bytes())
+        assert find_config(file) == Path(file)
+        assert load_config(file) == load_config(str(tmp_path / file)) == load_config("demo/digits")
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("demo/digitz", "demo/digitz: neither a built-in configuration nor a file; did you mean demo/digits?"),
+        ("digits", "did you mean demo/digits?"),
+        ("zzz", "`tost ls configs` lists the built-in ones"),
+        ("none.yaml", "none.yaml: there is no such file"),
+        (".", "is a folder; give the YAML file in it"),
+    ],
+)
+def test_configurations_that_do_not_exist(tmp_path, monkeypatch, name, message):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError) as error:
+        load_config(name)
+    assert message in str(error.value)
+
+
+def test_recipe_model_and_data_have_to_fit():
+    with pytest.raises(ConfigError) as error:
+        load_config("demo/digits", ["recipe=language_modeling", "lr=1"])
+    models = ", ".join(list_models(task="language_modeling"))
+    data = ", ".join(name for name in list_data() if find_data(name).task == "language_modeling")
+    assert str(error.value).splitlines() == [
+        "demo/digits cannot be used, 3 problems:",
+        "  lr (command line): unknown key; did you mean optim.lr?",
+        "  model.name (line 7): tost_sequence is a model for classification, but the recipe language_modeling trains: "
+        f"{models}",
+        "  data.name (line 8): digits is for the recipe classification, but this is language_modeling, "
+        f"which takes: {data}",
+    ]
