@@ -1,12 +1,8 @@
 from __future__ import annotations
 
-import json
-import stat
-import tracemalloc
-
 import pytest
 
-from tost._io import DRAFT_PREFIX, atomic_path, read_json, remove_drafts, sha256_of, write_atomic, write_json
+from tost._io import DRAFT_PREFIX, atomic_path, read_json, remove_drafts, write_atomic, write_json
 from tost.errors import CheckpointError, TostError
 
 
@@ -31,13 +27,6 @@ def test_failed_write_keeps_the_old_content_and_leaves_no_draft(tmp_path):
         write_half()
     assert path.read_text() == "old"
     assert [entry.name for entry in tmp_path.iterdir()] == ["file.txt"]
-
-
-def test_permissions_are_those_of_any_new_file(tmp_path):
-    (tmp_path / "plain").write_text("x")
-    write_atomic(tmp_path / "atomic", "x")
-    modes = {stat.S_IMODE((tmp_path / name).stat().st_mode) for name in ("plain", "atomic")}
-    assert len(modes) == 1
 
 
 def test_json_round_trip_is_sorted_and_refuses_nan(tmp_path):
@@ -66,25 +55,6 @@ def test_unusable_json_is_an_error_of_the_given_class(tmp_path, content, message
     limit = 1000 if "larger" in message else 10**6
     with pytest.raises(CheckpointError, match=message):
         read_json(path, error=CheckpointError, max_bytes=limit)
-
-
-def test_a_limit_takes_no_memory(tmp_path):
-    (tmp_path / "x.json").write_text("[1]")
-    tracemalloc.start()
-    assert read_json(tmp_path / "x.json", max_bytes=1 << 34) == [1]
-    _, peak = tracemalloc.get_traced_memory()
-    tracemalloc.stop()
-    assert peak < 1 << 22
-
-
-def test_missing_json_is_an_error(tmp_path):
-    with pytest.raises(TostError, match="cannot read"):
-        read_json(tmp_path / "none.json")
-
-
-def test_hash_is_that_of_the_content(tmp_path):
-    write_atomic(tmp_path / "x", json.dumps([1]))
-    assert sha256_of(tmp_path / "x") == "080a9ed428559ef602668b4c00f114f1a11c3f6b02a435f0bdc154578e4d7f22"
 
 
 def test_drafts_of_a_killed_process_are_removed_and_nothing_else(tmp_path):

@@ -7,8 +7,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from tost import _plugins
-from tost._options import options_of_signature
-from tost._plugins import Registry, allow, is_foreign, load_foreign
+from tost._plugins import Registry, allow, load_foreign
 from tost.errors import ConfigError
 
 
@@ -62,14 +61,6 @@ def test_names_are_unique_and_plain():
         registry.add("a:b", ("a:b", 2))
 
 
-@pytest.mark.parametrize(
-    ("name", "foreign"),
-    [("a:b", True), ("a.b:C.d", True), ("a", False), ("a:", False), (":b", False), ("a b:c", False), ("a/b:c", False)],
-)
-def test_form_of_foreign_names(name, foreign):
-    assert is_foreign(name) is foreign
-
-
 def test_foreign_code_is_not_imported_unless_allowed(package):
     with pytest.raises(ConfigError, match=r"code outside tost.*--plugin stranger.*TOST_PLUGINS=stranger"):
         make("tost.none").get("stranger:Thing")
@@ -101,26 +92,3 @@ def test_a_broken_import_inside_a_plugin_is_not_hidden(tmp_path, monkeypatch):
     allow("broken_plugin")
     with pytest.raises(ModuleNotFoundError, match="not_installed_anywhere"):
         _plugins.load_foreign("broken_plugin:x")
-
-
-def function(width: int, depth: int = 2, *, name: str | None = None) -> None:
-    """Do something."""
-
-
-class Constructed:
-    """Has options."""
-
-    def __init__(self, width: int = 3, **more: object) -> None: ...
-
-
-def test_options_follow_the_signature():
-    options = options_of_signature(function, skip=("name",))
-    assert options(width=3).model_dump() == {"width": 3, "depth": 2}
-    for wrong in ({}, {"width": "wide"}, {"width": 1, "name": "x"}):
-        with pytest.raises(ValueError, match="validation error"):
-            options(**wrong)
-
-
-def test_options_of_a_constructor_with_keywords_take_any_key():
-    options = options_of_signature(Constructed)
-    assert options(other=1).model_dump() == {"width": 3, "other": 1}

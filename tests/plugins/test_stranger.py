@@ -124,12 +124,6 @@ def test_typos_are_answered_with_names_of_others(installed, tost_in):
     assert "did you mean 'dots'?" in done.stderr
 
 
-def test_options_of_others_are_checked(installed, tost_in):
-    done = tost_in("validate", "mine.yaml", "model.sharpness=very", path=installed)
-    assert done.returncode == 2
-    assert "model.sharpness" in done.stderr
-
-
 def test_a_mixer_of_others_fits_into_a_model_of_tost(installed, tost_in):
     changes = ["model.name=tost_mini", "model.mixer=half_mean", "model.mixer_options.share=0.25", "model.depth=1"]
     done = tost_in("train", "mine.yaml", *changes, "train.steps=2", "--out", "run", path=installed)

@@ -1,7 +1,8 @@
 """Devices that this machine does not have: what a run arranges for them, and where commands compute."""
 
+from __future__ import annotations
+
 import os
-import time
 from types import SimpleNamespace
 
 import pytest
@@ -9,12 +10,12 @@ import torch
 
 from tests.train.runs import TINY, run
 from tost._machine import choose_device
-from tost.data import DataOptions, build_data, make_evaluation_loader, make_loader
+from tost.data import make_evaluation_loader, make_loader
 from tost.errors import ConfigError
+from tost.ops import backends_on, operators
 from tost.recipes import load_config
 from tost.train import distributed, loop
 from tost.train.distributed import Distributed
-from tost.train.metrics import measure_peak_flops
 
 
 @pytest.fixture
@@ -67,21 +68,6 @@ def test_memory_on_a_gpu_is_that_of_its_tensors(monkeypatch):
     assert (Distributed.memory_bytes(process), Distributed.peak_memory_bytes(process)) == (3, 7)
 
 
-@pytest.mark.parametrize(("device", "size", "products"), [("cpu", 768, 1), ("meta", 4096, 10)])
-def test_the_peak_is_that_of_products_which_keep_the_device_busy(monkeypatch, device, size, products):
-    """Each reading of the clock is a second after the last one; `meta` stands for a device that is not a CPU."""
-    seconds = iter(range(100))
-    monkeypatch.setattr(time, "perf_counter", lambda: float(next(seconds)))
-    assert measure_peak_flops(torch.device(device), torch.float32) == products * 2 * size**3
-
-
-def test_loaders_pin_memory_where_it_is_asked_for():
-    data = build_data(DataOptions(name="digits"), seed=0).train
-    assert make_loader(data, batch_size=2, seed=0, pin_memory=True).pin_memory
-    assert make_evaluation_loader(data, batch_size=2, pin_memory=True).pin_memory
-    assert not make_loader(data, batch_size=2, seed=0).pin_memory
-
-
 @pytest.mark.parametrize("pinned", [False, True])
 def test_batches_for_a_gpu_are_pinned(monkeypatch, tmp_path, pinned):
     asked = []
@@ -106,3 +92,13 @@ def test_flags_of_processes_on_gpus_do_not_wait_for_them(monkeypatch):
     processes = Distributed(gpus, load_config("demo/digits", []))
     assert (processes.any(True), processes.any(False)) == (True, False)
     assert seen == [("cpu", "group of gloo")] * 2
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_backends_are_those_of_the_device(device):
+    """The native kernels run on CPUs; on a graphics card nothing says "native"."""
+    text = Distributed.describe_backends(SimpleNamespace(device=torch.device(device)))
+    for op in operators():
+        ready = [name for name, status in backends_on(device, op).items() if status == "ready"]
+        assert f"{op} by {ready[0]}" in text
+    assert device == "cpu" or "native" not in text

@@ -115,16 +115,6 @@ def test_packed_texts_take_the_same_steps_whole_shared_or_in_pieces(tmp_path):
 
 
 @pytest.mark.slow
-def test_packed_classification_takes_the_same_steps_when_it_is_shared(tmp_path):
-    prepare("lra/listops", {"count": 500, "min_length": 20, "max_length": 60}, tmp_path / "data")
-    packed = (*NO_DROPOUT, f"data.path={tmp_path / 'data'}", "data.options.padding=none", "train.steps=4")
-    run(tmp_path / "1", *packed, config="lra/listops_cpu")
-    finished(two_ranks(tmp_path / "2", *packed, "parallel.context=2", config="lra/listops_cpu"))
-    assert len(losses(tmp_path / "2")) == 4
-    assert losses(tmp_path / "2") == pytest.approx(losses(tmp_path / "1"), rel=1e-5)
-
-
-@pytest.mark.slow
 def test_a_run_goes_on_with_another_number_of_processes(tmp_path):
     finished(command(tmp_path / "1", *NO_DROPOUT))
     finished(command(tmp_path / "2", *NO_DROPOUT, "train.steps=12", "--nproc", "2"))

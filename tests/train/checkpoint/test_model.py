@@ -1,4 +1,4 @@
-"""Model folders: written whole or not at all, loaded again bit by bit, never at the cost of anything else."""
+"""Model folders, and weights that a run starts from: accepted, refused, written whole or not at all."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ import tost
 from tost.errors import CheckpointError, ConfigError, StorageError
 from tost.recipes import load_config
 from tost.train import dump_config
-from tost.train.checkpoint.files import CheckpointStore, resolve_checkpoint, save_tensors, write_manifest
-from tost.train.checkpoint.model import nearest_name, read_saved, save_model
+from tost.train.checkpoint.files import CheckpointStore, save_tensors, write_manifest
+from tost.train.checkpoint.model import load_initial, load_weights, nearest_name, read_saved, save_model
 
 MODELS = {
     "tost_lm_base": {"embed_dim": 8, "depth": 1, "num_heads": 2, "vocab_size": 11, "max_length": 8, "dropout": 0.1},
@@ -54,10 +54,6 @@ def test_a_saved_model_comes_back(name, tmp_path):
     assert all(parameter.requires_grad for parameter in again.parameters())
 
 
-def test_a_model_folder_is_read_as_a_checkpoint_is(folder):
-    assert resolve_checkpoint(folder, print) == folder
-
-
 @pytest.fixture
 def run_folder(tmp_path) -> tuple[Path, nn.Module]:
     """A run as the engine leaves it, with two checkpoints; averages are three times the weights."""
@@ -84,17 +80,6 @@ def test_a_run_is_loaded_from_its_newest_checkpoint(run_folder):
     average = tost.load_model(run, ema=True)
     for ours, theirs in zip(average.parameters(), model.parameters(), strict=True):
         assert torch.equal(ours, 3 * theirs)
-
-
-def test_averages_leave_buffers_as_they_are(tmp_path):
-    model = tost.create_model("tost_small_patch8_224", **MODELS["tost_small_patch8_224"])
-    save_model(model, tmp_path / "mine")
-    # Put in by hand what only a run writes.
-    save_tensors(tmp_path / "mine" / "ema.safetensors", {name: 2 * p for name, p in model.named_parameters()})
-    write_manifest(tmp_path / "mine")
-    saved = read_saved(tmp_path / "mine", ema=True)
-    assert torch.equal(saved.tensors["head.weight"], 2 * model.head.weight)
-    assert saved.tensors.keys() == model.state_dict().keys()
 
 
 def test_a_damaged_checkpoint_is_reported_and_passed_over(run_folder):
@@ -235,3 +220,132 @@ def test_a_folder_that_cannot_be_replaced_is_left_as_it_was(folder, monkeypatch)
         save_model(tost.load_model(folder), folder, force=True)
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
     assert [path.name for path in folder.parent.iterdir() if path.name.startswith(".")] == []
+
+
+OPTIONS = {"embed_dim": 16, "depth": 1, "num_heads": 2, "class_depth": 1}
+
+
+def image_model(**options):
+    return tost.create_model("tost_mini", **{**OPTIONS, "num_classes": 4, **options})
+
+
+def never(line):
+    raise AssertionError(line)
+
+
+@pytest.fixture
+def saved(tmp_path):
+    """Write a model's weights, return the file and the model."""
+
+    def write(**options):
+        torch.manual_seed(0)
+        model = image_model(**options)
+        for buffer in model.buffers():  # batch norm statistics that differ from fresh ones
+            buffer.add_(1)
+        save_tensors(tmp_path / "model.safetensors", model.state_dict())
+        return tmp_path / "model.safetensors", model
+
+    return write
+
+
+def test_everything_is_taken_over(saved):
+    path, source = saved()
+    model = image_model()
+    start = load_initial(model, str(path), never)
+    for name, tensor in source.state_dict().items():
+        assert torch.equal(model.state_dict()[name], tensor), name
+    assert (start.loaded, start.fresh) == (len(source.state_dict()), ())
+    assert len(start.sha256) == 64
+    assert str(start) == f"started from {path}: {start.loaded} tensors"
+
+
+def test_the_folder_of_a_model_works_too_and_damage_is_noticed(tmp_path):
+    source, model = image_model(), image_model()
+    save_model(source, tmp_path / "mine", name="tost_mini")
+    assert load_initial(model, str(tmp_path / "mine"), never).fresh == ()
+    assert torch.equal(model.cls_token, source.cls_token)
+    weights = tmp_path / "mine" / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1] + b"x")
+    with pytest.raises(CheckpointError, match="is damaged"):
+        load_initial(model, str(tmp_path / "mine"), never)
+
+
+@pytest.mark.parametrize("classes", [7, 0])
+def test_a_head_of_other_classes_stays_new(saved, classes):
+    path, source = saved(num_classes=classes)
+    model = image_model()
+    before = {name: tensor.clone() for name, tensor in model.head.state_dict().items()}
+    start = load_initial(model, str(path), never)
+    assert start.fresh == ("head.weight", "head.bias")
+    assert str(start).endswith("; new: head.weight, head.bias")
+    assert all(torch.equal(model.head.state_dict()[name], tensor) for name, tensor in before.items())
+    assert torch.equal(model.cls_token, source.cls_token)
+
+
+def test_a_model_without_a_head_starts_from_one_with_a_head(saved):
+    path, source = saved()
+    model = image_model(num_classes=0)
+    assert load_initial(model, str(path), never).fresh == ()
+    assert torch.equal(model.norm.weight, source.norm.weight)
+
+
+def test_a_new_head_is_new_whatever_the_source_has(saved):
+    path, source = saved()
+    model = image_model()
+    before = model.head.weight.clone()
+    assert load_initial(model, str(path), never, head="new").fresh == ("head.weight", "head.bias")
+    assert torch.equal(model.head.weight, before)
+    assert torch.equal(model.norm.weight, source.norm.weight)
+
+
+def test_where_the_head_must_fit_it_is_refused(saved):
+    path, _ = saved(num_classes=7)
+    with pytest.raises(CheckpointError, match=r"head\.weight: \(7, 16\) there, \(4, 16\) here"):
+        load_initial(image_model(), str(path), never, head="same")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            {"in_chans": 1},
+            r"1 of \d+ tensors differ.*\n  patch_embed\.proj\.0\.0\.weight: \(8, 1, 3, 3\) there, \(8, 3",
+        ),
+        ({"depth": 2}, r"blocks\.1\.norm1\.weight: \(16,\) there, unknown here"),
+        ({"class_depth": 2}, r"there, unknown here\n  choose model\.name and its options as they were there"),
+        ({"embed_dim": 32}, r"\d+ of \d+ tensors differ; nothing was loaded.*\n  and \d+ more\n  choose"),
+        ({"embed_dim": 32, "num_classes": 9}, r"cls_token: \(1, 1, 32\) there, \(1, 1, 16\) here"),
+    ],
+)
+def test_other_models_are_refused_with_what_differs(saved, options, message):
+    path, _ = saved(**options)
+    model = image_model()
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    with pytest.raises(CheckpointError, match="(?s)" + message) as error:
+        load_initial(model, str(path), never)
+    assert "head.bias: (4,)" not in str(error.value)
+    assert all(torch.equal(model.state_dict()[name], tensor) for name, tensor in before.items())
+
+
+@pytest.mark.parametrize("name", ["weights.pth", "checkpoint.pt", "net.t7"])
+def test_pickles_are_refused_unread(tmp_path, name):
+    (tmp_path / name).write_bytes(b"whatever")
+    with pytest.raises(CheckpointError, match=r"is a pickle, which is never opened here.*`tost convert`"):
+        load_initial(image_model(), str(tmp_path / name), never)
+
+
+def test_places_without_weights_are_named(tmp_path):
+    with pytest.raises(CheckpointError, match=r"there is no .*nowhere; train\.init_from takes a run folder"):
+        load_initial(image_model(), str(tmp_path / "nowhere"), never)
+    with pytest.raises(CheckpointError, match=r"holds no weights; needed are a run folder"):
+        load_initial(image_model(), str(tmp_path), never)
+    (tmp_path / "checkpoints").mkdir()
+    with pytest.raises(CheckpointError, match="holds no checkpoint"):
+        load_initial(image_model(), str(tmp_path), never)
+
+
+def test_heads_with_a_hidden_layer_keep_what_does_not_depend_on_the_classes():
+    options = {"embed_dim": 16, "depth": 1, "num_heads": 2, "max_length": 8}
+    source, model = (tost.create_model("lra_image", **options, num_classes=count) for count in (3, 5))
+    assert load_weights(model, source.state_dict(), "x", head="fit") == ("head.2.weight",)
+    assert torch.equal(model.head[0].weight, source.head[0].weight)
