@@ -602,6 +602,6 @@ def _open(data: DataOptions) -> _Corpus:
         split = open_tokens(data.path or "").split(data.options["validation_split"])
         return _Corpus(split.tokens, split.source_bytes, split.source_words, split)
     if data.name == "stdlib_bytes":
-        text = build_data(data, seed=0).validation.tokens  # type: ignore[attr-defined]
+        text = build_data(data, seed=0).validation.tokens.text  # type: ignore[attr-defined]
         return _Corpus(text, len(text), None, None)
     raise ConfigError(f"data set {data.name!r} is no text; a protocol for texts measures tokens or stdlib_bytes.")
