@@ -27,7 +27,7 @@ def main(arguments: list[str] | None = None) -> int:
     sweep.add_argument("--out", type=Path, help="folder (runs/PLAN)")
     sweep.add_argument("--jobs", type=int, default=1, help="runs at a time")
     sweep.add_argument("--threads", type=int, help="threads of each run (an equal share)")
-    sweep.add_argument("--seeds", help="seeds, such as 0,1,2, in place of those of the plan")
+    sweep.add_argument("--seeds", help="seeds, such as 0,1,2, in place of the plan's")
     sweep.add_argument("--store", action="store_true", help="copy the results of a finished sweep to research/results")
     sweep.add_argument("--dry-run", action="store_true", help="only show the commands of the runs")
     pages = commands.add_parser("pages", help="update the pages made from stored results")

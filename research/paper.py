@@ -1,4 +1,4 @@
-"""The page of the paper's tables: what the paper prints, what of it is built here, and what reproduces it."""
+"""The page of the paper's tables: its numbers, our sizes and schedules beside them, and the commands for both."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Plans: which settings are compared, on what, with which seeds. README.md describes the file."""
+"""Schema and reader of plans. README.md describes the file."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Arm(_Part):
         seeds: Seeds of the plan that it is run with; None: all of them.
         reference: Published value of the metric.
         references: The same for every task of a plan, in order.
-        note: What is special about it.
+        note: Difference from the other arms.
     """
 
     config: str | None = None
@@ -66,7 +66,7 @@ class Plan(_Part):
     """Arms, each run with every seed. Stored results hold the plan that they were made with.
 
     Attributes:
-        title: What is compared, in one line.
+        title: Subject in one line.
         config: Configuration that the arms start from.
         metric: Validation metric of the table.
         mode: Whether the lowest or the highest value is best.
@@ -74,9 +74,9 @@ class Plan(_Part):
         seeds: Seeds of every arm.
         set: ``key=value`` texts for all arms.
         source: Origin of references and levels.
-        levels: Values without training, such as that of guessing, by name.
+        levels: Values without training, such as guessing, by name.
         tasks: Tasks; arms are then named ``TASK_SETTING``.
-        tune: What every arm chooses for itself.
+        tune: Key that every arm chooses for itself.
         equal: Arm (setting of tasks) whose number of parameters the others get, by the width of their MLPs.
         states: Whether the size of each arm's recurrent state is stored.
         measure: ``key=value`` texts with which finished runs are evaluated again, by the name of the column.
@@ -123,7 +123,7 @@ class Plan(_Part):
             if self.equal is not None and self.equal_arm(name) not in self.arms:
                 raise ValueError(f"equal: there is no arm {self.equal_arm(name)}")
             if not self.seeds_of(name):
-                raise ValueError(f"arm {name}: its seeds {self.arms[name].seeds} are not among those of the plan")
+                raise ValueError(f"arm {name}: its seeds {self.arms[name].seeds} are not seeds of the plan")
         if not self.source and (self.levels or any(arm.reference is not None for arm in self.arms.values())):
             raise ValueError("source: name the origin of references and levels")
         return self

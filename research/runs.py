@@ -1,4 +1,4 @@
-"""Runs of a plan: their settings, their processes and what these leave behind."""
+"""Runs of a plan: settings, processes and run folders."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ __all__ = ["Run", "chosen_trial", "execute", "expand", "measure", "measured", "r
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """One arm with one seed, and with one value of what the plan tunes."""
+    """One arm with one seed, and one value of the tuned key if the plan has one."""
 
     arm: str
     seed: int
@@ -58,7 +58,7 @@ def expand(plan: Plan, changes: Sequence[str], out: Path) -> list[Run]:
     Where the plan tunes a key, runs with other seeds appear once all trials of their arm have finished.
 
     Args:
-        plan: What to run.
+        plan: The plan.
         changes: ``key=value`` texts for all arms, or ``PATTERN:key=value`` for those that match a shell pattern.
         out: Folder of the sweep.
 
@@ -149,7 +149,7 @@ def _parameters(settings: RunConfig, **changes: Any) -> int:
 def execute(runs: Sequence[Run], jobs: int, threads: int) -> list[Run]:
     """Carry out runs that have not finished; return those that failed.
 
-    Each is a process of its own. Ctrl-C reaches all of them: they save, and the same command resumes them.
+    Each is a process. Ctrl-C reaches all of them: they save, and the same command resumes them.
     """
     environment = {"OMP_WAIT_POLICY": "passive", **os.environ, "OMP_NUM_THREADS": str(threads)}
 

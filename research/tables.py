@@ -89,7 +89,7 @@ def averages(values: Mapping[str, float | None], plan: Plan) -> tuple[float | No
     Published tables of the Long-Range Arena are of either kind. Both are None where another task has no result.
 
     Args:
-        values: What was reached, by task, as it is shown.
+        values: Shown metric by task.
         plan: Plan with the tasks.
     """
     core = [values.get(name) for name, task in plan.tasks.items() if not task.extra]
@@ -101,7 +101,7 @@ def averages(values: Mapping[str, float | None], plan: Plan) -> tuple[float | No
 
 
 def _measured(results: Results, plan: Plan) -> list[list[list[str]]]:
-    """Return what arms reach with the changes of ``measure``: one table for each task."""
+    """Return a table of metrics under the changes of ``measure`` for each task."""
     metrics = [plan.metric, *(f"{plan.metric}_{name}" for name in plan.measure)]
     shown = []
     for task in (plan.tasks or [""]) if plan.measure else []:

@@ -106,7 +106,8 @@ def commands_of(page: str) -> list[tuple[str, ...]]:
     for block in blocks(page):
         prose = prose.replace(block.text, "")
         if block.language in SHELLS:
-            lines = [line for line in block.text.splitlines() if block.language != "console" or line.startswith("$ ")]
+            lines = block.text.splitlines()  # with prompts among them, the others are output
+            lines = [line for line in lines if line.startswith("$ ")] or lines
             found += [tuple(shlex.split(line.removeprefix("$ "), comments=True)) for line in lines]
     found += [tuple(code.split()) for code in re.findall(r"`((?:make|tost) [a-z][^`]*)`", prose)]
     return [command for command in found if command]

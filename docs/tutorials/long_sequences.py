@@ -2,7 +2,7 @@
 # # Long sequences
 #
 # Attention from token statistics needs three sums per head, whatever the length. This page measures one layer, reads
-# a long text piece by piece, and shows what a state of constant size does not give.
+# a long text piece by piece, and shows the limits of a state of constant size.
 
 # %%
 import argparse

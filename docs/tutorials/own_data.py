@@ -113,7 +113,7 @@ result = fit(config, get_task(config.recipe), Path("runs/shapes"))
 result
 
 # %% [markdown]
-# The run folder holds the configuration, every logged number and the checkpoints; `--resume auto` goes on after an
+# The run folder holds the configuration, every logged number and the checkpoints; `--resume auto` continues after an
 # interruption, bit for bit. The trained model is an ordinary module:
 
 # %%

@@ -119,7 +119,7 @@ axes[0].plot(path)
 axes[0].set(xlabel="step", ylabel="nats", title="$R_c^{var}$")
 before, after = ((torch.einsum("nd,ndp->np", tokens, U[group]) ** 2).mean(0).sqrt() for tokens in (Z, z))
 axes[1].bar(range(p), after / before)
-axes[1].set(xlabel="direction, strong to weak", ylabel="what is left", title="30 steps", xticks=range(p), ylim=(0, 1))
+axes[1].set(xlabel="direction, strong to weak", ylabel="share left", title="30 steps", xticks=range(p), ylim=(0, 1))
 plt.show()
 # %% [markdown]
 # **8. The groups are not given.** They are estimated from the energy of each token in each subspace [10]:
@@ -148,7 +148,7 @@ print(f"largest difference from -n times the gradient: {(step + n * gradient).ab
 
 # %% [markdown]
 # **10. Sums can be continued.** In the causal form every sum runs over the tokens so far. The three sums of a head
-# are all it needs to go on, $K (2p + 1)$ numbers for a layer, after ten tokens and after ten million:
+# are its whole state, $K (2p + 1)$ numbers for a layer, after ten tokens and after ten million:
 #
 # $$a_t = a_{t-1} + w_t^2, \quad b_t = b_{t-1} + \pi_t w_t^2,
 # \quad c_t = c_{t-1} + \pi_t, \quad y_t = -\pi_t \frac{w_t}{1 + b_t / c_t}$$
