@@ -77,9 +77,7 @@ def listops_line(folder: Path) -> Harness:
     from tost.data.lra.readers import parse_listops
 
     seeds = (b"[MAX 1 [SM 2 3 ] ]\t5", b"( ( ( [MED 4 ) 5 ) ] )\t4", b"[MIN 7 8 X\t7")
-    return Harness(
-        lambda data: parse_listops(data, "a line"), seeds, (b"[MAX", b"[MIN", b"[MED", b"[SM", b"] ", b"( ", b"\t9")
-    )
+    return Harness(lambda data: parse_listops(data), seeds, (b"[MAX", b"[MIN", b"[MED", b"[SM", b"] ", b"( ", b"\t9"))
 
 
 def pairs_file(folder: Path) -> Harness:

@@ -147,7 +147,7 @@ def test_large_members_are_not_read(tmp_path):
 
 @pytest.mark.parametrize(
     ("shape", "said"),
-    [((3, 1 << 15, 1 << 15), "no such file has; it was not read"), ((2, 2, 2), "but holds more; it is damaged")],
+    [((3, 1 << 15, 1 << 15), "more than any such file has"), ((2, 2, 2), "values are stated, but it holds more")],
 )
 def test_packed_idx_files(tmp_path, shape, said):
     files.write_fashion_mnist(tmp_path)
@@ -164,7 +164,7 @@ def test_idx_files_that_announce_more_than_they_hold(tmp_path, opened):
     files.write_fashion_mnist(tmp_path)
     with opened(tmp_path / "train-labels-idx1-ubyte.gz", "wb") as file:
         file.write(bytes([0, 0, 8, 1]) + (2**30 - 1).to_bytes(4, "big"))
-    with limited(0.5), pytest.raises(ConfigError, match="states 1073741823 values after its header, but holds 0"):
+    with limited(0.5), pytest.raises(ConfigError, match=r"\[1073741823\] values are stated, but it holds 0"):
         build_data(DataOptions(name="fashion_mnist", path=str(tmp_path)), seed=0)
 
 

@@ -105,15 +105,6 @@ def test_options_are_read_without_torch():
     assert done.stdout.split() == ["100", "1000", "False"]
 
 
-def test_unknown_names_of_the_package_are_refused():
-    import tost.data
-
-    with pytest.raises(AttributeError, match=r"module 'tost\.data' has no attribute 'lodaer'"):
-        _ = tost.data.lodaer
-    assert "make_loader" in dir(tost.data)
-    assert all(getattr(tost.data, name) is not None for name in tost.data.__all__)
-
-
 def test_digits_are_split_once_and_evenly():
     from sklearn.datasets import load_digits
 
@@ -132,10 +123,6 @@ def test_digits_are_split_once_and_evenly():
     for part in rows:
         for image, label in zip(part["inputs"].squeeze(-1).tolist(), part["targets"].tolist(), strict=True):
             assert label_of[tuple(16 * value for value in image)] == label
-
-
-def test_the_split_of_the_digits_does_not_depend_on_the_seed():
-    assert build("digits", seed=0).info == build("digits", seed=1).info
 
 
 def test_digits_without_scikit_learn_say_what_to_install(monkeypatch):
@@ -241,24 +228,6 @@ def test_validation_windows_lie_side_by_side(size, count):
     assert windows.gather(torch.arange(count))["inputs"].flatten().tolist() == list(range(16 * count))
 
 
-def test_windows_are_drawn_anew_in_every_epoch():
-    train = build("stdlib_bytes").train
-    epochs = iter(make_loader(train, batch_size=len(train), seed=0))
-    first, second = (set(map(tuple, next(epochs)["inputs"].tolist())) for _ in range(2))
-    assert len(first) == len(train)
-    assert not first & second
-
-
-def test_the_default_number_of_windows_fills_the_corpus():
-    bundle = build("stdlib_bytes", windows=None)
-    assert len(bundle.train) == (bundle.info.details["train_bytes"] - 1) // 32
-
-
-def test_decode_survives_half_letters():
-    assert decode(torch.tensor([0x68, 0xC3, 0xA9])) == "hé"
-    assert decode([0x68, 0xC3]) == "h\ufffd"
-
-
 def test_images_and_split_are_those_of_the_sequences(tmp_path):
     facts = prepare("digits", {}, tmp_path / "digits")
     assert facts == {"train_images": 1437, "validation_images": 360}
@@ -270,13 +239,6 @@ def test_images_and_split_are_those_of_the_sequences(tmp_path):
         assert pixels.shape[1:] == (8, 8)
         known = rows["inputs"].view(-1, 8, 8)[::50].numpy()
         np.testing.assert_allclose(pixels / 255, known, atol=0.5 / 255 + 1e-6)
-
-
-def test_a_second_call_changes_nothing(tmp_path):
-    prepare("digits", {}, tmp_path / "digits")
-    before = {file: file.read_bytes() for file in (tmp_path / "digits").rglob("*.png")}
-    prepare("digits", {}, tmp_path / "digits")
-    assert {file: file.read_bytes() for file in (tmp_path / "digits").rglob("*.png")} == before
 
 
 def test_missing_package_is_named(tmp_path, monkeypatch):

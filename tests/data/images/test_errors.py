@@ -63,12 +63,6 @@ def test_the_first_error_about_classes_without_splits_names_all_that_is_needed(f
         build("image_folder", classes, train_split=".")
 
 
-def test_a_split_without_classes(tmp_path):
-    files.write(tmp_path / "train" / "a.jpg", files.jpeg(0, 0))
-    with pytest.raises(ConfigError, match=r"train has no folder per class, it has: a.jpg"):
-        build("image_folder", tmp_path, num_classes=3)
-
-
 def test_a_class_without_images(folder):
     files.write(folder / "train" / "dog" / "notes.txt", b"x")
     with pytest.raises(ConfigError, match=r"train/dog holds no images, it has: notes.txt; a class needs at least one"):
@@ -91,9 +85,7 @@ def test_other_names_of_the_validation_split(tmp_path):
 
 def test_splits_with_different_classes(folder):
     (folder / "val" / "cat").rename(folder / "val" / "dog")
-    with pytest.raises(
-        ConfigError, match=r"different classes: 3 in 'train' \(alone there: cat\), 3 in 'val' \(alone there: dog"
-    ):
+    with pytest.raises(ConfigError, match=r"different classes: only 'train' has cat; only 'val' has dog\."):
         build("image_folder", folder, num_classes=3)
 
 
@@ -194,17 +186,17 @@ IDX = {
     ),
     "cut": (
         lambda root: cut(root / "t10k-images-idx3-ubyte"),
-        "states 12 x 28 x 28 values after its header, but holds 9403",
+        r"\[12, 28, 28\] values are stated, but it holds 9403",
     ),
     "labels for images": (
         lambda root: (root / "train-labels-idx1-ubyte").rename(root / "train-images-idx3-ubyte"),
-        "is not an idx file of bytes with 3 dimensions: it starts with 00000801, expected 00000803",
+        "is no idx file, or damaged or incomplete: 3 dimensions of bytes begin with 00000803, not 00000801",
     ),
     "damaged gzip": (
         lambda root: (root / "train-labels-idx1-ubyte").write_bytes(
             files.gzip.compress(files.idx(files.np.arange(12, dtype=files.np.uint8)))[:-12]
         ),
-        "cannot be unpacked, it is damaged or incomplete",
+        "is no idx file, or damaged or incomplete: Compressed file ended",
     ),
     "other count": (
         lambda root: (root / "train-labels-idx1-ubyte").write_bytes(files.idx(files.np.zeros(5, files.np.uint8))),
@@ -310,11 +302,6 @@ def test_wrong_options(name, options, key, message):
     assert info.value.errors()[0]["loc"] == ("options", *([key] if key else []))
 
 
-def test_all_conflicts_are_said_at_once():
-    with pytest.raises(ValidationError, match=r"(?s)crop_scale=.*std="):
-        DataOptions(name="cifar10", path="x", options={"crop_scale": [1.0, 0.1], "std": [-1.0]})
-
-
 def test_the_number_of_classes_must_be_given():
     for name in ("image_folder", "image_parquet"):
         with pytest.raises(
@@ -339,17 +326,6 @@ def test_classes_are_counted_from_the_folders(folder):
         build("image_folder", folder, num_classes=7)
 
 
-def test_the_test_split_is_validated_on_if_there_is_no_other(tmp_path):
-    files.write_folder(tmp_path, splits=("train", "test"))
-    assert len(build("image_folder", tmp_path, num_classes=3).validation) == 9
-    files.write(tmp_path / "val" / "ant" / "one.jpg", files.jpeg(0, 0))
-    for name in ("bee", "cat"):
-        files.write(tmp_path / "val" / name / "one.jpg", files.jpeg(1, 0))
-    assert len(build("image_folder", tmp_path, num_classes=3).validation) == 3, (
-        "a validation set of its own comes first"
-    )
-
-
 @pytest.mark.parametrize(
     ("options", "remedy"),
     [
@@ -369,8 +345,3 @@ def test_images_in_memory_say_what_to_add(folder, options, remedy):
     read = {"none": "none", "0": 0.0, "null": None}
     mended = {key.removeprefix("data.options."): read[value] for key, value in typed.items()}
     DataOptions(name="image_folder", path=str(folder), options={"in_memory": True, **options, **mended})
-
-
-def test_image_sets_are_read_from_disk():
-    with pytest.raises(ValidationError, match=r"data set 'cifar10' is read from disk; set data\.path"):
-        DataOptions(name="cifar10")

@@ -166,13 +166,6 @@ def test_reassessed_labels_follow_the_images(form, tmp_path):
     assert torch.equal(validation[2]["real"], whole["real"][2])
 
 
-def test_reassessed_labels_are_part_of_the_fingerprint(tmp_path):
-    folders(tmp_path)
-    (tmp_path / "real.json").write_text(json.dumps([[0]] * 6))
-    with_labels = build(tmp_path, real_labels=str(tmp_path / "real.json")).info.fingerprint
-    assert with_labels != build(tmp_path).info.fingerprint
-
-
 def test_tar_files_are_read_by_workers(tmp_path):
     official_tars(tmp_path)
     train = build(tmp_path).train

@@ -1,14 +1,16 @@
-"""Image data sets from the files in which they are published: every image with its own label, in the right split."""
+"""Published files: every image with its own label, in the right split; a bad image does not end a run."""
 
 from __future__ import annotations
 
+import logging
 import pickle
 
 import numpy as np
 import pytest
 import torch
 
-from tost.data import DataOptions, build_data, find_data, list_data, make_loader
+from tost.data import DataOptions, build_data, find_data, list_data, make_evaluation_loader, make_loader
+from tost.data.images.transforms import BadImageError
 
 from . import files
 
@@ -244,3 +246,110 @@ def test_normalization_is_per_channel(tmp_path):
     other = everything(build("image_folder", tmp_path, mean=mean, std=std).validation)["inputs"]
     expected = (plain - torch.tensor(mean).view(3, 1, 1)) / torch.tensor(std).view(3, 1, 1)
     torch.testing.assert_close(other, expected, atol=1e-5, rtol=0)
+
+
+AS_THEY_ARE = {"flip": 0.0, "crop": "none", "image_size": 8, "num_classes": 3, **files.PLAIN}
+
+
+def build_folder(root, **options):
+    return build_data(DataOptions(name="image_folder", path=str(root), options={**AS_THEY_ARE, **options}), 0)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return files.write_folder(tmp_path)
+
+
+def damage(folder, *names, split="train"):
+    for name in names:
+        (folder / split / name.partition("_")[0] / f"{name}.jpg").write_bytes(b"no image")
+
+
+def test_the_neighbour_takes_the_place_of_a_bad_image(folder, caplog):
+    whole = build_folder(folder).train.gather(torch.arange(9))
+    damage(folder, "bee_1")
+    train = build_folder(folder).train
+    with caplog.at_level(logging.WARNING, logger="tost.data"):
+        found = train.gather(torch.arange(9))
+        train.gather(torch.arange(9) + 9)
+    expected = torch.tensor([0, 1, 2, 3, 5, 5, 6, 7, 8])
+    assert torch.equal(found["inputs"], whole["inputs"][expected])
+    assert torch.equal(found["targets"], whole["targets"][expected])
+    (record,) = caplog.records  # once, though it was met twice
+    assert record.getMessage().startswith(f"{folder}/train/bee/bee_1.jpg cannot be read as an image: unknown format; ")
+    assert record.getMessage().endswith("; its neighbour is taken instead")
+
+
+def test_the_replacement_is_the_same_for_any_number_of_workers(folder):
+    damage(folder, "ant_2")
+    options = {"crop": "resized", "flip": 0.5}
+    streams = [
+        iter(make_loader(build_folder(folder, **options).train, batch_size=4, seed=1, workers=n)) for n in (0, 2)
+    ]
+    for _ in range(5):
+        first, second = (next(stream) for stream in streams)
+        assert torch.equal(first["inputs"], second["inputs"])
+        assert torch.equal(first["targets"], second["targets"])
+    for stream in streams:
+        stream.close()
+
+
+def test_a_blank_image_is_scored_with_the_label_of_the_bad_one(folder, caplog):
+    damage(folder, "bee_1", split="val")
+    batch = next(iter(make_evaluation_loader(build_folder(folder).validation, batch_size=9)))
+    assert batch["targets"].tolist() == [0, 0, 0, 1, 1, 1, 2, 2, 2], "the number of scored images stays the same"
+    assert (batch["inputs"][4] == 0).all()
+    assert "bee_1.jpg cannot be read as an image: unknown format" in caplog.text
+    assert "; a blank image is scored instead" in caplog.text
+
+
+@pytest.mark.parametrize("split", ["train", "val"])
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_bad_image_is_an_error_if_that_is_wanted(folder, split, workers):
+    damage(folder, "bee_1", split=split)
+    bundle = build_folder(folder, on_bad_image="error")
+    dataset = bundle.train if split == "train" else bundle.validation
+    with pytest.raises(BadImageError) as info:
+        list(make_evaluation_loader(dataset, batch_size=9, workers=workers))
+    assert str(info.value).startswith(f"{folder}/{split}/bee/bee_1.jpg cannot be read as an image: unknown format; ")
+    assert str(info.value).endswith("set data.options.on_bad_image to replace to go on without it.")
+
+
+@pytest.mark.parametrize("split", ["train", "val"])
+def test_many_bad_images_end_the_run(folder, split):
+    damage(folder, "ant_0", "bee_1", split=split)
+    bundle = build_folder(folder)
+    dataset = bundle.train if split == "train" else bundle.validation
+    with pytest.raises(BadImageError, match="2 of 9 images cannot be read, more than one in 100; repair") as info:
+        dataset.gather(torch.arange(9))
+    assert "ant_0.jpg" in str(info.value)
+    assert "bee_1.jpg" in str(info.value)
+
+
+def test_a_share_of_bad_images_is_tolerated(tmp_path, caplog):
+    files.write_folder(tmp_path, each=100)
+    damage(tmp_path, "ant_0", "bee_1", "cat_5")
+    train = build_folder(tmp_path).train
+    assert len(train.gather(torch.arange(300))["targets"]) == 300
+    assert len(caplog.records) == 3
+    damage(tmp_path, "cat_50")
+    with pytest.raises(BadImageError, match="4 of 300 images cannot be read"):
+        train.gather(torch.arange(300))
+
+
+def test_a_folder_that_went_away_is_noticed_at_once(folder, monkeypatch):
+    monkeypatch.setattr("tost.data.images.dataset._TOLERATED", 1)  # as if there were a million images
+    train = build_folder(folder).train
+    (folder / "train").rename(folder / "elsewhere")
+    with pytest.raises(BadImageError, match=r"no image can be read any more; the last that failed:\n .*No such file"):
+        train[3]
+
+
+def test_images_in_memory_are_replaced_when_they_are_read(folder, caplog):
+    damage(folder, "bee_1")
+    damage(folder, "cat_0", split="val")
+    bundle = build_folder(folder, in_memory=True)
+    assert files.recognize(bundle.train.gather(torch.arange(3, 6))["inputs"]) == [(1, 0), (1, 2), (1, 2)]
+    assert bundle.validation[6]["targets"] == 2
+    assert (bundle.validation[6]["inputs"] == 0).all()
+    assert len(caplog.records) == 2

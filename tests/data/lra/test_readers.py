@@ -43,23 +43,6 @@ def test_listops_keeps_the_brackets_and_drops_the_parentheses(tmp_path):
     assert bundle.train[0]["inputs"].shape == (2001,)
 
 
-@pytest.mark.parametrize(
-    ("preset", "ids", "length", "vocab_size"),
-    [
-        ("paper", ["[MAX", "2", "9", "]", "END"], 2001, 18),
-        ("mega", ["[MAX", "2", "9", "]", "END"], 2001, 18),
-        ("official", ["[MAX", "2", "9", "]"], 2000, 17),
-        ("s4", ["[MAX", "2", "9", "]", "END"], 2048, 18),
-        ("skyformer", ["[MAX", "2", "9"], 2048, 17),
-    ],
-)
-def test_presets_of_listops(tmp_path, preset, ids, length, vocab_size):
-    bundle = build("lra_listops", write_listops(tmp_path), preset=preset)
-    assert symbols(real(bundle.train[0])) == ids
-    assert bundle.train[0]["inputs"].shape == (length,)
-    assert bundle.info.vocab_size == vocab_size
-
-
 def test_the_inner_copy_of_the_release_counts(tmp_path):
     outer = tmp_path / "lra_release"
     write_listops(outer / "listops-1000", [("( ( ( [MAX 1 ) 1 ) ] )", 1)])
@@ -88,7 +71,7 @@ def test_the_validation_split_can_be_the_test_split(tmp_path):
         ("( ( ( [MAX 2 ) 9 ) ] )\t9\t9", "line 2 has 3 columns"),
         ("( ( ( [MAX 2 ) 9 ) ] )\t12", "line 2 has the value '12'; it must be a digit"),
         ("( ( ( [MAX 2 ) 9 ) ] )\t", "line 2 has the value ''; it must be a digit"),
-        ("( ( ( [FIRST 2 ) 9 ) ] )\t2", "line 2 is no ListOps expression: '. . . .FIRST"),
+        ("( ( ( [FIRST 2 ) 9 ) ] )\t2", "line 2 is no ListOps expression of .*: '. . . .FIRST"),
         ("( ( ( [MAX 2 ) 19 ) ] )\t9", "line 2 is no ListOps expression"),
         ("\t9", "line 2 is no ListOps expression"),
     ],
@@ -115,7 +98,7 @@ def test_missing_and_wrong_files_are_named(tmp_path):
         build("lra_listops", tmp_path / "listops-1000" / "basic_train.tsv")
     write_listops(tmp_path / "listops-1000")
     (tmp_path / "listops-1000" / "basic_train.tsv").write_text("a\tb\tc\n")
-    with pytest.raises(ConfigError, match=r"begins with 3 columns, 'a'; it must begin with the line Source<tab>Target"):
+    with pytest.raises(ConfigError, match=r"begins with .*; it must begin with the line Source<tab>Target"):
         build("lra_listops", tmp_path)
     (tmp_path / "listops-1000" / "basic_train.tsv").write_text("Source\tTarget\n")
     with pytest.raises(ConfigError, match="holds a header and nothing else"):
@@ -137,9 +120,9 @@ def test_sequences_are_cut_then_ended_then_padded_or_packed(ids, length, eos, ke
     spans = np.stack((ends - [len(one) for one in ids], ends), axis=-1).reshape(-1, towers, 2)
     targets = torch.arange(len(spans))
     source = SequenceSource(np.array(list(chain(*ids)), dtype=np.uint8), spans, targets)
-    batch = Sequences(source, targets, options, 999).gather(targets)
+    batch = Sequences(source, targets, options).gather(targets)
     room = length - eos
-    wanted = [(one[:room] if keep == "start" else one[-room:]) + [999] * eos for one in ids]
+    wanted = [(one[:room] if keep == "start" else one[-room:]) + [257] * eos for one in ids]
     assert torch.equal(batch["targets"], targets)
     if padding == "none":
         assert batch["inputs"].tolist() == [list(chain(*wanted))]
@@ -173,18 +156,6 @@ def test_pairs_have_no_header_and_no_quoting(tmp_path):
     assert bundle.info.towers == 2
     assert bundle.info.model_options()["towers"] == 2
     assert bundle.info.vocab_size == 258
-
-
-def test_characters_have_ids_by_frequency(tmp_path):
-    write_pairs(tmp_path, [(b"1.0", b"a", b"b", "ééé ab".encode(), b"aab"), (b"0.0", b"a", b"b", b"z", b"a")])
-    options = {"unit": "chars", "vocab_size": 8, "length": 8, "min_frequency": 2, "eos": True}
-    sample = build("lra_retrieval", tmp_path, **options).train[0]
-    # a 4 times, é 3, b 2: ids 3, 4, 5; the space and z are too rare; the end is 2
-    assert real({key: value[0] for key, value in sample.items() if key != "targets"}) == [4, 4, 4, 1, 3, 5, 2]
-    with pytest.raises(ConfigError, match=r"have 3 different characters .* makes 6 ids .*vocab_size=5 is too small"):
-        build("lra_retrieval", tmp_path, **options | {"vocab_size": 5})
-    cut = build("lra_retrieval", tmp_path, **options | {"length": 4, "keep": "end"}).train[0]
-    assert cut["inputs"][0].tolist() == [1, 3, 5, 2]
 
 
 @pytest.mark.parametrize(
@@ -346,7 +317,7 @@ def test_datasets_loads_what_the_hub_would(tmp_path, monkeypatch):
         ({"review": ["x"], "label": [0]}, r"train\.parquet has no column 'text'; its columns are: review, label"),
         ({"text": ["x"], "label": [2]}, "has the label 2; labels are 0"),
         ({"text": ["x"], "label": [None]}, "has the label None; labels are 0"),
-        ({"text": [7], "label": [0]}, "reviews that are no text"),
+        ({"text": [7], "label": [0]}, "holds no reviews, or some that are no text"),
     ],
 )
 def test_bad_tables_are_refused(tmp_path, table, message):

@@ -186,8 +186,7 @@ class StoredImages(Dataset):
             ) from error
 
     def _list(self) -> str:
-        shown = list(self._bad.values())[-_SHOWN:]
-        return "".join(f"\n  {text}" for text in shown)
+        return "".join(f"\n  {text}" for text in list(self._bad.values())[-_SHOWN:])
 
 
 def build_images(options: ImageOptions, path: str, seed: int) -> DataBundle:
@@ -261,23 +260,22 @@ def _hold_out(targets: Tensor, count: int, path: Path) -> tuple[Tensor, Tensor]:
 
 
 def _check_classes(train: Split, validation: Split, options: ImageOptions, path: Path) -> None:
+    named = ((train, options.train_split), (validation, options.validation_split))
     if train.class_names != validation.class_names:
         first, second = set(train.class_names), set(validation.class_names)
         raise ConfigError(
-            f"the splits of {path} have different classes: {len(train.class_names)} in {options.train_split!r} "
-            f"(alone there: {_few(sorted(first - second))}), {len(validation.class_names)} in "
-            f"{options.validation_split!r} (alone there: {_few(sorted(second - first))})."
+            f"the splits of {path} have different classes: only {options.train_split!r} has "
+            f"{_few(sorted(first - second))}; only {options.validation_split!r} has {_few(sorted(second - first))}."
         )
     expected = options.class_count(str(path))
     if train.class_names and len(train.class_names) != expected:
-        remedy = "this is another data set"
-        if options.known_classes is None:
-            remedy = "correct data.options.num_classes, or set it to null to have folders counted"
+        known = options.known_classes is not None
+        remedy = "this is another data set" if known else "correct data.options.num_classes, or set it to null"
         raise ConfigError(
             f"{path} has {len(train.class_names)} classes ({_few(train.class_names)}), but {expected} are expected; "
             f"{remedy}."
         )
-    for split, name in ((train, options.train_split), (validation, options.validation_split)):
+    for split, name in named:
         if not len(split.targets):
             raise ConfigError(f"the split {name!r} of {path} has no images.")
         low, high = int(split.targets.min()), int(split.targets.max())

@@ -126,20 +126,16 @@ def _read_idx(path: Path, dims: int) -> Tensor:
         with gzip.open(path) if is_packed else path.open("rb") as file:
             header = file.read(4 + 4 * dims)
             if len(header) < 4 + 4 * dims or not header.startswith(expected):
-                raise ConfigError(
-                    f"{path} is not an idx file of bytes with {dims} dimensions: it starts with {header[:4].hex()}, "
-                    f"expected {expected.hex()}."
-                )
+                raise ValueError(f"{dims} dimensions of bytes begin with {expected.hex()}, not {header[:4].hex()}")
             shape = np.frombuffer(header, dtype=">u4", offset=4).tolist()
-            size, stated = math.prod(shape), f"{path} states {' x '.join(map(str, shape))} values after its header"
+            size = math.prod(shape)
             if size > _LARGEST:
-                raise ConfigError(f"{stated}, more than {_LARGEST:,}, which no such file has; it was not read.")
+                raise ValueError(f"{shape} values are stated, more than any such file has")
             data = read_pieces(file, size + 1)  # what the header does not announce is not unpacked
-    except (OSError, EOFError, zlib.error) as error:
-        raise ConfigError(f"{path} cannot be unpacked, it is damaged or incomplete: {error}.") from error
-    if len(data) != size:
-        held = len(data) if len(data) < size else "more"
-        raise ConfigError(f"{stated}, but holds {held}; it is damaged or incomplete.")
+        if len(data) != size:
+            raise ValueError(f"{shape} values are stated, but it holds {'more' if len(data) > size else len(data)}")
+    except (OSError, EOFError, ValueError, zlib.error) as error:
+        raise ConfigError(f"{path} is no idx file, or damaged or incomplete: {error}.") from error
     return torch.from_numpy(np.frombuffer(data, dtype=np.uint8).reshape(shape))
 
 

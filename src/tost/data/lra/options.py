@@ -8,7 +8,7 @@ Skyformer's for that.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Final, Literal, Self
+from typing import Annotated, Any, ClassVar, Final, Literal
 
 from pydantic import Field, model_validator
 
@@ -68,10 +68,8 @@ class SequenceOptions(LraOptions):
 
     towers: ClassVar[int] = 1
     """Sequences per sample."""
-
-    def ids(self) -> int:
-        """Return the number of ids."""
-        raise NotImplementedError
+    end: ClassVar[int]
+    """Id that ends a sequence."""
 
     def shape(self, path: str | None = None) -> DataShape:
         """Symbols, padded to the length."""
@@ -79,7 +77,7 @@ class SequenceOptions(LraOptions):
             task="classification",
             input="tokens",
             length=self.length,
-            vocab_size=self.ids(),
+            vocab_size=self.end + self.eos,
             num_classes=self.classes,
             towers=self.towers,
         )
@@ -89,6 +87,7 @@ class LraListOpsOptions(SequenceOptions):
     """Options of ``lra_listops``."""
 
     classes = 10
+    end = 17  # after 15 symbols, one for padding, and one for unknown ones as in the official code
     presets: ClassVar[_Presets] = {
         "official": {"length": 2000, "eos": False},
         "s4": {"length": 2048},
@@ -100,39 +99,22 @@ class LraListOpsOptions(SequenceOptions):
         default=True, description="keep the closing brackets, without which the task cannot be solved in general"
     )
 
-    def ids(self) -> int:
-        """15 symbols, one for padding, one for unknown ones as in the official code, and the end."""
-        return 17 + self.eos
-
 
 class LettersOptions(SequenceOptions):
-    """Options of the tasks of texts."""
+    """Options of the tasks of texts, which are cut into the bytes of UTF-8."""
 
     classes = 2
-    unit: Literal["bytes", "chars"] = Field(default="bytes", description="what texts are cut into; bytes are of UTF-8")
-    min_frequency: int = Field(
-        default=1, ge=1, description="unit: chars: rarer ones in the training texts are one unknown symbol"
-    )
-    vocab_size: int | None = Field(
-        default=None,
-        ge=4,
-        description="unit: chars: number of ids, special ones included; it must suffice. null for bytes",
-    )
+    end = 257
 
-    @model_validator(mode="after")
-    def _ids_are_known(self) -> Self:
-        if self.unit == "chars" and self.vocab_size is None:
-            raise ValueError(
-                "unit=chars needs vocab_size: the number of ids must be known before the texts are read; give an upper "
-                "limit, such as 256, and building the data fails if it is too low."
-            )
-        if self.unit == "bytes" and (self.vocab_size is not None or self.min_frequency != 1):
-            raise ValueError("vocab_size and min_frequency belong to unit=chars; leave them out for bytes.")
-        return self
-
-    def ids(self) -> int:
-        """Return the number of ids."""
-        return self.vocab_size or 257 + self.eos
+    @model_validator(mode="before")
+    @classmethod
+    def _check_unit(cls, given: Any) -> Any:
+        if not isinstance(given, Mapping):
+            return given
+        if given.get("preset") == "s4" or given.get("unit", "bytes") != "bytes":
+            raise ValueError("S4 cuts texts into characters, which are not supported; choose another preset (bytes).")
+        # Options of earlier versions that change nothing.
+        return {key: value for key, value in given.items() if key not in ("unit", "min_frequency", "vocab_size")}
 
 
 class LraTextOptions(LettersOptions):
@@ -140,7 +122,6 @@ class LraTextOptions(LettersOptions):
 
     presets: ClassVar[_Presets] = {
         "official": {"length": 1000, "eos": False},
-        "s4": {"length": 4096, "unit": "chars", "min_frequency": 15, "vocab_size": 136},
         "skyformer": {"length": 4000, "eos": False},
     }
 
@@ -156,7 +137,6 @@ class LraRetrievalOptions(LettersOptions):
     towers = 2
     presets: ClassVar[_Presets] = {
         "official": {"length": 4000, "eos": False},
-        "s4": {"length": 4000, "unit": "chars", "vocab_size": 256},
         "skyformer": {"length": 4000, "eos": False},
     }
 

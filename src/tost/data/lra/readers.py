@@ -1,7 +1,6 @@
 """Reading the Long Range Arena as released: ListOps, reviews (IMDb), pairs of papers (AAN), CIFAR-10, Pathfinder.
 
-Ids of letters: 0 is padding. Bytes follow from 1 to 256, the end is 257. With characters 1 stands for unknown ones, 2
-is the end if there is one, then come the characters, the most frequent ones first. The ids of ListOps are
+Id 0 is padding. Bytes are the ids 1 to 256, and 257 is their end. The ids of ListOps are
 `tost.data.lra.listops.SYMBOLS`; 16 stands for an unknown symbol, which does not occur, and 17 is the end.
 """
 
@@ -9,8 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
@@ -42,52 +40,38 @@ _RELEASE = "lra_release"
 _HUB = "hub:"  # start of a path that names a data set of the Hugging Face hub
 _LONGEST_LINE = 1 << 26  # bytes
 _SHOWN = 40  # bytes of what is wrong
-_UNKNOWN = 1  # id of a character that has none
-_BYTES_PER_CHARACTER = 4  # at most, in UTF-8
 
 
 class SequenceSource:
     """Sequences in one array, or in a file that is mapped into memory.
 
     Args:
-        data: Ids, or text as UTF-8 if there is an alphabet; or the file that holds it.
+        data: Ids, or the file that holds them.
         spans: Where each sequence begins and ends, int64 ``[n, towers, 2]``.
         targets: Labels, int64 ``[n]``.
         offset: Added to every id.
-        alphabet: Id of every character, uint16 ``[sys.maxunicode + 1]``; None for bytes.
     """
 
     def __init__(
-        self,
-        data: NDArray[Any] | Path,
-        spans: NDArray[np.int64],
-        targets: Tensor,
-        *,
-        offset: int = 0,
-        alphabet: NDArray[np.uint16] | None = None,
+        self, data: NDArray[np.uint8] | Path, spans: NDArray[np.int64], targets: Tensor, *, offset: int = 0
     ) -> None:
-        self.data, self.spans, self.targets, self.offset, self.alphabet = data, spans, targets, offset, alphabet
-        self._mapped: NDArray[Any] | None = None
+        self.data, self.spans, self.targets, self.offset = data, spans, targets, offset
+        self._mapped: NDArray[np.uint8] | None = None
 
     @classmethod
-    def of(cls, parts: Sequence[NDArray[Any]], targets: Tensor, *, offset: int = 0) -> SequenceSource:
+    def of(cls, parts: Sequence[bytes], targets: Tensor, *, offset: int = 0) -> SequenceSource:
         """Join sequences in memory."""
         ends = np.cumsum([len(part) for part in parts])
-        starts = np.concatenate(([0], ends[:-1]))
-        return cls(np.concatenate(parts), np.stack((starts, ends), axis=-1)[:, None], targets, offset=offset)
+        spans = np.stack((np.concatenate(([0], ends[:-1])), ends), axis=-1)[:, None]
+        return cls(np.frombuffer(bytearray(b"".join(parts)), dtype=np.uint8), spans, targets, offset=offset)
 
-    def read(self, row: int, tower: int, start: slice) -> NDArray[np.int64]:
-        """Return the part of a sequence that a slice from its start or to its end names."""
+    def read(self, row: int, tower: int, kept: slice) -> NDArray[np.int64]:
+        """Return a part of a sequence."""
         if self._mapped is None:
-            self._mapped = _mapped(self.data) if isinstance(self.data, Path) else self.data
-        begin, end = (int(place) for place in self.spans[row, tower])
-        found = self._mapped[begin:end]
-        if self.alphabet is None:
-            return found[start].astype(np.int64) + self.offset
-        if start.stop is not None:  # more than this cannot be needed
-            found = found[: start.stop * _BYTES_PER_CHARACTER]
-        text = found.tobytes().decode("utf-8", errors="replace")
-        return encode(self.alphabet, text)[start].astype(np.int64)
+            source = self.data
+            self._mapped = np.memmap(source, dtype=np.uint8, mode="r") if isinstance(source, Path) else source
+        begin, end = self.spans[row, tower].tolist()
+        return self._mapped[begin:end][kept].astype(np.int64) + self.offset
 
     def content(self) -> list[Tensor]:
         """Return what identifies the sequences: ids and ends, or places in a file."""
@@ -97,10 +81,6 @@ class SequenceSource:
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_mapped": None}  # a worker maps the file itself
-
-
-def _mapped(path: Path) -> NDArray[np.uint8]:
-    return np.memmap(path, dtype=np.uint8, mode="r")
 
 
 class Sequences(Dataset):
@@ -113,12 +93,11 @@ class Sequences(Dataset):
         source: The sequences.
         rows: Which of them, int64 ``[n]``.
         options: How they are cut, ended and padded.
-        end: Id that ends a sequence, if the options ask for one.
     """
 
-    def __init__(self, source: SequenceSource, rows: Tensor, options: lra.SequenceOptions, end: int) -> None:
+    def __init__(self, source: SequenceSource, rows: Tensor, options: lra.SequenceOptions) -> None:
         self.source, self.rows, self.options = source, rows, options
-        self.end = [end] * options.eos
+        self.end = np.array([options.end] * options.eos, dtype=np.int64)
 
     def __len__(self) -> int:
         """Return the number of samples."""
@@ -130,7 +109,7 @@ class Sequences(Dataset):
         room = length - len(self.end)
         kept = slice(None, room) if self.options.keep == "start" else slice(-room, None)
         each = [
-            np.concatenate((self.source.read(row, tower, kept), np.array(self.end, dtype=np.int64)))
+            np.concatenate((self.source.read(row, tower, kept), self.end))
             for row in rows.tolist()
             for tower in range(towers)
         ]
@@ -148,36 +127,6 @@ class Sequences(Dataset):
         return {"inputs": inputs.view(shape), "mask": mask.view(shape), "targets": targets}
 
 
-def encode(alphabet: NDArray[np.uint16], text: str) -> NDArray[np.uint16]:
-    """Return the ids of characters."""
-    codes = np.frombuffer(text.encode("utf-32-le", errors="surrogatepass"), dtype="<u4")
-    return np.asarray(alphabet[codes])
-
-
-def _end_and_alphabet(
-    options: lra.LettersOptions, texts: Iterable[str], where: Path | str
-) -> tuple[int, NDArray[np.uint16] | None]:
-    """Return the id of the end, and the ids of the characters of the training texts unless bytes are asked for."""
-    if options.unit == "bytes":
-        return 257, None
-    counts: Counter[str] = Counter()
-    for text in texts:
-        counts.update(text)
-    first, limit = _UNKNOWN + 1 + options.eos, options.ids()
-    # Ties by the character itself: the ids must not depend on the order of the texts.
-    frequent = [letter for letter in counts if counts[letter] >= options.min_frequency]
-    frequent.sort(key=lambda letter: (-counts[letter], letter))
-    if first + len(frequent) > limit:
-        raise ConfigError(
-            f"the training texts of {where} have {len(frequent)} different characters that occur at least "
-            f"{options.min_frequency} times, which makes {first + len(frequent)} ids with the special ones; "
-            f"data.options.vocab_size={limit} is too small, raise it or data.options.min_frequency."
-        )
-    alphabet = np.full(sys.maxunicode + 1, _UNKNOWN, dtype=np.uint16)
-    alphabet[[ord(letter) for letter in frequent]] = np.arange(first, first + len(frequent))
-    return _UNKNOWN + 1, alphabet
-
-
 def _bundle(
     sets: Sequence[Dataset], content: str, details: Mapping[str, int | str], class_names: tuple[str, ...] = ()
 ) -> DataBundle:
@@ -188,10 +137,10 @@ def _bundle(
 
 
 def _sequence_bundle(
-    options: lra.SequenceOptions, sources: Sequence[SequenceSource], end: int, details: Mapping[str, int | str]
+    options: lra.SequenceOptions, sources: Sequence[SequenceSource], details: Mapping[str, int | str]
 ) -> DataBundle:
     rows = [spread(torch.arange(len(source.targets)), options.limit) for source in sources]
-    sets = [Sequences(source, chosen, options, end) for source, chosen in zip(sources, rows, strict=True)]
+    sets = [Sequences(source, chosen, options) for source, chosen in zip(sources, rows, strict=True)]
     parts = [part for one in sets for part in (*one.source.content(), one.rows)]
     return _bundle(sets, fingerprint(*parts), details)
 
@@ -236,7 +185,7 @@ def build_listops(options: lra.LraListOpsOptions, path: str) -> DataBundle:
     names = [f"basic_{split}.tsv" for split in ("train", options.validation_split)]
     folder = _find_release(Path(path), FOLDER, names)
     sources = [_read_listops(folder / name, brackets=options.brackets) for name in names]
-    return _sequence_bundle(options, sources, 17, {"folder": str(folder)})
+    return _sequence_bundle(options, sources, {"folder": str(folder)})
 
 
 def _read_listops(path: Path, *, brackets: bool) -> SequenceSource:
@@ -244,43 +193,34 @@ def _read_listops(path: Path, *, brackets: bool) -> SequenceSource:
     with path.open("rb") as file:
         lines = _rows(file, path)
         _, first = next(lines, (0, b""))
-        header = first.rstrip(b"\r\n").split(b"\t")
-        if header != [b"Source", b"Target"]:
-            raise ConfigError(
-                f"{path} begins with {len(header)} columns, {_shown(header[0])!r}; it must begin with the line "
-                "Source<tab>Target."
-            )
+        if first.rstrip(b"\r\n") != b"Source\tTarget":
+            raise ConfigError(f"{path} begins with {_shown(first)!r}; it must begin with the line Source<tab>Target.")
         for number, (_, line) in enumerate(lines, start=2):
-            expression, value = parse_listops(line.rstrip(b"\r\n"), f"{path}, line {number}")
-            kept = expression if brackets else expression.replace(bytes([_CLOSE]), b"")
-            expressions.append(np.frombuffer(kept, dtype=np.uint8))
+            try:
+                expression, value = parse_listops(line.rstrip(b"\r\n"))
+            except ConfigError as error:
+                raise ConfigError(f"{path}, line {number} {error}") from error
+            expressions.append(expression if brackets else expression.replace(bytes([_CLOSE]), b""))
             targets.append(value)
     if not targets:
         raise ConfigError(f"{path} holds a header and nothing else; it is incomplete.")
     return SequenceSource.of(expressions, torch.tensor(targets))
 
 
-def parse_listops(line: bytes, where: str) -> tuple[bytes, int]:
-    """Return the ids and the value of an expression.
-
-    Raises:
-        ConfigError: The line is something else.
-    """
-    columns = line.split(b"\t")
-    if len(columns) != 2:
-        raise ConfigError(f"{where} has {len(columns)} columns; it must have two, an expression and its value.")
-    source, target = columns
+def parse_listops(line: bytes) -> tuple[bytes, int]:
+    """Return the ids and the value of an expression; a `ConfigError` says what else the line is."""
+    source, tab, target = line.partition(b"\t")
+    if not tab or b"\t" in target:
+        raise ConfigError(f"has {line.count(tab or b'-') + 1} columns; it must have two, an expression and its value.")
     if len(target) != 1 or not target.isdigit():
-        raise ConfigError(f"{where} has the value {_shown(target)!r}; it must be a digit, 0 to 9.")
+        raise ConfigError(f"has the value {_shown(target)!r}; it must be a digit, 0 to 9.")
+    codes = source
     for name, code in _OPERATORS.items():
-        source = source.replace(name, code)
-    expression = source.translate(_IDS, b"() ")
-    words = source.count(b" ") + 1  # of one byte each by now, if they are what they should be
-    if not expression or _BAD in expression or words != len(expression) + source.count(b"(") + source.count(b")"):
-        raise ConfigError(
-            f"{where} is no ListOps expression: {_shown(columns[0])!r}; the symbols are {', '.join(SYMBOLS[1:])} and "
-            "parentheses, with one space between them."
-        )
+        codes = codes.replace(name, code)
+    expression = codes.translate(_IDS, b"() ")
+    words = codes.count(b" ") + 1  # of one byte each by now, if they are what they should be
+    if not expression or _BAD in expression or words != len(expression) + codes.count(b"(") + codes.count(b")"):
+        raise ConfigError(f"is no ListOps expression of symbols with one space between them: {_shown(source)!r}.")
     return expression, int(target)
 
 
@@ -295,17 +235,7 @@ def build_retrieval(options: lra.LraRetrievalOptions, path: str) -> DataBundle:
     names = [_PAIRS["train"], _PAIRS[options.validation_split]]
     folder = _find_release(Path(path), "tsv_data", names)
     sources = [index_pairs(folder / name) for name in names]
-    end, alphabet = _end_and_alphabet(options, _texts(sources[0]), folder / names[0])
-    for source in sources:
-        source.alphabet = alphabet
-    return _sequence_bundle(options, sources, end, {"folder": str(folder)})
-
-
-def _texts(source: SequenceSource) -> Iterator[str]:
-    assert isinstance(source.data, Path)
-    content = _mapped(source.data)
-    for begin, end in source.spans.reshape(-1, 2).tolist():
-        yield content[begin:end].tobytes().decode("utf-8", errors="replace")
+    return _sequence_bundle(options, sources, {"folder": str(folder)})
 
 
 def index_pairs(path: Path) -> SequenceSource:
@@ -319,10 +249,8 @@ def index_pairs(path: Path) -> SequenceSource:
         for number, (place, line) in enumerate(_rows(file, path), start=1):
             columns = line.rstrip(b"\n").split(b"\t")
             if len(columns) != 5:
-                raise ConfigError(
-                    f"{path}, line {number} has {len(columns)} columns; it must have 5: label, two names of papers, "
-                    "two texts."
-                )
+                what = "label, two names of papers, two texts"
+                raise ConfigError(f"{path}, line {number} has {len(columns)} columns; it must have 5: {what}.")
             if columns[0] not in _LABELS:
                 raise ConfigError(f"{path}, line {number} has the label {_shown(columns[0])!r}; it must be 0.0 or 1.0.")
             begin = place + sum(len(column) + 1 for column in columns[:3])
@@ -356,12 +284,11 @@ def build_text(options: lra.LraTextOptions, path: str) -> DataBundle:
             f"data.options.hold_out={options.hold_out} leaves nothing to train on; {path} has {len(order)} training "
             "reviews."
         )
-    end, alphabet = _end_and_alphabet(options, texts, path)
-    train = validation = _review_source(texts, targets, alphabet)
+    train = validation = _review_source(texts, targets)
     rows, held_out = order[options.hold_out :].sort().values, order[: options.hold_out].sort().values
     if options.validation_split == "test" or not options.hold_out:
         texts, targets, _ = _read_reviews(path, "test")  # which doubles as the validation set in every code base
-        validation, held_out = _review_source(texts, targets, alphabet), torch.arange(len(targets))
+        validation, held_out = _review_source(texts, targets), torch.arange(len(targets))
     sets: list[Sequences] = []
     parts, cut = [], 0
     for source, chosen in ((train, spread(rows, options.limit)), (validation, spread(held_out, options.limit))):
@@ -369,14 +296,12 @@ def build_text(options: lra.LraTextOptions, path: str) -> DataBundle:
         cut += int((np.diff(source.spans[chosen.numpy(), 0])[:, 0] > options.length - options.eos).sum())
         if sets:
             chosen = chosen[_shuffled(len(chosen), options.split_seed)]
-        sets.append(Sequences(source, chosen, options, end))
+        sets.append(Sequences(source, chosen, options))
     return _bundle(sets, fingerprint(*parts), {"layout": layout, "cut": cut}, _CLASSES)
 
 
-def _review_source(texts: Sequence[str], targets: Tensor, alphabet: NDArray[np.uint16] | None) -> SequenceSource:
-    if alphabet is None:
-        return SequenceSource.of([np.frombuffer(text.encode(), dtype=np.uint8) for text in texts], targets, offset=1)
-    return SequenceSource.of([encode(alphabet, text) for text in texts], targets)
+def _review_source(texts: Sequence[str], targets: Tensor) -> SequenceSource:
+    return SequenceSource.of([text.encode() for text in texts], targets, offset=1)
 
 
 def _read_reviews(path: str, split: str) -> tuple[list[str], Tensor, str]:
@@ -408,13 +333,11 @@ def _read_reviews(path: str, split: str) -> tuple[list[str], Tensor, str]:
 
 
 def _checked(texts: list[Any], labels: list[Any], where: str) -> tuple[list[str], Tensor]:
-    if not texts:
-        raise ConfigError(f"{where} holds no reviews.")
-    for label in labels:
-        if type(label) not in (int, bool) or label not in (0, 1):
-            raise ConfigError(f"{where} has the label {label!r}; labels are 0 (negative) and 1 (positive).")
-    if any(not isinstance(text, str) for text in texts):
-        raise ConfigError(f"{where} has reviews that are no text.")
+    wrong = [label for label in labels if type(label) not in (int, bool) or label not in (0, 1)]
+    if wrong:
+        raise ConfigError(f"{where} has the label {wrong[0]!r}; labels are 0 (negative) and 1 (positive).")
+    if not texts or any(not isinstance(text, str) for text in texts):
+        raise ConfigError(f"{where} holds no reviews, or some that are no text.")
     return texts, torch.tensor(labels, dtype=torch.int64)
 
 
@@ -573,24 +496,21 @@ def _read_metadata(folder: Path) -> tuple[list[str], list[int], int]:
     names, labels, empty = [], [], 0
     for file in files:
         for number, fields in enumerate(read_metadata_rows(file), start=1):
-            if len(fields) != _FIELDS:
+            if len(fields) != _FIELDS or fields[3] not in ("0", "1"):
                 raise ConfigError(
-                    f"{file}, line {number} has {len(fields)} fields; it must have {_FIELDS}, the folder, the file, a "
-                    "number and the label being the first."
+                    f"{file}, line {number} has {len(fields)} fields: {' '.join(fields)[:_SHOWN]!r}; it must have "
+                    f"{_FIELDS}: the folder, the file, a number, the label 0 or 1, and settings."
                 )
-            inside, image, _, label = fields[:4]
-            if label not in ("0", "1"):
-                raise ConfigError(f"{file}, line {number} has the label {label!r}; it must be 0 or 1.")
+            inside, image = fields[:2]
             if inside not in sizes:
                 sizes[inside] = _sizes(folder / inside, file)
             size = sizes[inside].get(image)
             if size is None:
                 raise ConfigError(f"{file} names {inside}/{image}, but {folder / inside / image} does not exist.")
-            if not size:
-                empty += 1
-                continue
-            names.append(f"{inside}/{image}")
-            labels.append(int(label))
+            if size:
+                names.append(f"{inside}/{image}")
+                labels.append(int(fields[3]))
+            empty += not size
     return names, labels, empty
 
 

@@ -1,7 +1,8 @@
-"""Augmentation: what is drawn follows from the seed and the draw number only, and is what is asked for."""
+"""Every kind of image becomes RGB as it is meant, and augmentation follows from the seed and the draw number only."""
 
 from __future__ import annotations
 
+import io
 import random
 from itertools import islice
 
@@ -11,13 +12,142 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from tost.data import DataOptions, build_data, make_loader
+from tost.data.images import transforms
 from tost.data.images.dataset import PixelImages
-from tost.data.images.transforms import EvaluationTransform, drawing_from, resized_size, training_transform
+from tost.data.images.transforms import (
+    BadImageError,
+    EvaluationTransform,
+    drawing_from,
+    read_image,
+    resized_size,
+    training_transform,
+)
+from tost.errors import StorageError
 
 from . import files
+from .files import encoded
+
+RAMP = np.linspace(0, 255, 6 * 5, dtype=np.uint8).reshape(6, 5)
+COLOURS = np.stack([RAMP, RAMP[::-1], np.full_like(RAMP, 77)], axis=-1)
+
+
+def saved(image, form="PNG", **settings):
+    stream = io.BytesIO()
+    image.save(stream, form, **settings)
+    return stream.getvalue()
+
+
+def pixels(data, **settings):
+    image = read_image(data, "picture", **settings)
+    assert image.mode == ("L" if settings.get("channels") == 1 else "RGB")
+    return np.asarray(image).astype(int)
+
+
+def grey(values):
+    return np.repeat(values[..., None], 3, axis=-1).astype(int)
+
+
+@pytest.mark.parametrize("form", ["PNG", "BMP", "PPM", "TIFF", "WEBP"])
+def test_colours_are_kept(form):
+    assert (pixels(encoded(COLOURS, form, **({"lossless": True} if form == "WEBP" else {}))) == COLOURS).all()
+
+
+def test_grey_is_repeated():
+    assert (pixels(encoded(RAMP)) == grey(RAMP)).all()
+    assert (pixels(encoded(RAMP), channels=1) == RAMP).all()
+
+
+@pytest.mark.parametrize("form", ["PNG", "TIFF"])
+def test_sixteen_bits_keep_the_upper_byte(form):
+    deep = RAMP.astype(np.uint16) * 257
+    assert (pixels(saved(Image.fromarray(deep), form)) == grey(RAMP)).all()
+
+
+@pytest.mark.parametrize("pixels_at_a_time", [1, 7, 10])
+@pytest.mark.parametrize("mode", ["RGB", "RGBA", "LA", "PA", "P", "L", "1", "I", "I;16", "I;16B", "CMYK", "YCbCr"])
+def test_strips_are_those_of_the_whole(mode, pixels_at_a_time, monkeypatch):
+    image = Image.fromarray(RAMP.astype(np.uint16) * 257) if mode.startswith("I") else Image.fromarray(COLOURS)
+    image = image.convert("I").convert(mode) if mode == "I;16B" else image.convert(mode)
+    if "A" in mode:
+        image.putalpha(Image.fromarray(RAMP))
+    whole = transforms.to_rgb(image)
+    monkeypatch.setattr(transforms, "_STRIP", pixels_at_a_time)
+    assert transforms.to_rgb(image).tobytes() == whole.tobytes()
+
+
+def test_endless_sides_are_refused():
+    with pytest.raises(BadImageError, match="1 x 1048577 pixels; no image has a side of over 1,048,576"):
+        pixels(saved(Image.new("1", (1, 2**20 + 1))))
+    assert pixels(saved(Image.new("1", (1, 2**20)))).shape == (2**20, 1, 3)
+
+
+@pytest.mark.parametrize("mode", ["RGBA", "LA", "P"])
+def test_transparent_parts_become_white(mode):
+    opaque = np.zeros((6, 5), dtype=np.uint8)
+    opaque[:3] = 255
+    if mode == "P":
+        image = Image.fromarray((opaque // 255).astype(np.uint8)).convert("P")
+        image.putpalette([10, 20, 30, 40, 50, 60])
+        data, solid = saved(image, transparency=b"\x00\xff"), (40, 50, 60)
+    else:
+        base = Image.new("RGB" if mode == "RGBA" else "L", (5, 6), (40, 50, 60) if mode == "RGBA" else 90)
+        base.putalpha(Image.fromarray(opaque))
+        data, solid = saved(base), (40, 50, 60) if mode == "RGBA" else (90, 90, 90)
+    found = pixels(data)
+    assert (found[:3] == solid).all()
+    assert (found[3:] == 255).all()
+
+
+def test_half_transparent_parts_are_mixed_with_white():
+    image = Image.new("RGBA", (4, 4), (0, 100, 200, 128))
+    assert np.abs(pixels(saved(image)) - np.array([127, 177, 227])).max() <= 1
+
+
+def test_cmyk_is_converted():
+    image = Image.fromarray(np.full((16, 16, 3), (200, 100, 50), dtype=np.uint8)).convert("CMYK")
+    for form in ("JPEG", "TIFF"):
+        assert np.abs(pixels(saved(image, form)) - np.array([200, 100, 50])).max() <= 4
+
+
+def test_orientation_is_left_alone():
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    data = saved(Image.fromarray(COLOURS), "JPEG", exif=exif)
+    assert pixels(data).shape == COLOURS.shape
+
+
+PHOTO = encoded(np.random.default_rng(0).integers(0, 255, (40, 40, 3), dtype=np.uint8), "JPEG")
+BROKEN = {
+    "empty": (b"", "unknown format"),
+    "text": (b"<html>not found</html>", "unknown format"),
+    "cut JPEG": (PHOTO[: len(PHOTO) // 2], "truncated"),
+    "cut PNG": (encoded(COLOURS)[:60], "."),
+    "damaged PNG": (encoded(COLOURS).replace(b"IDAT", b"IDAx"), "."),
+    "cut WebP": (encoded(COLOURS, "WEBP")[:40], "."),
+    "only a header": (PHOTO[:20], "."),
+    "floating point": (saved(Image.fromarray(RAMP.astype(np.float32)), "TIFF"), "floating-point numbers"),
+}
+
+
+@pytest.mark.parametrize(("data", "reason"), BROKEN.values(), ids=BROKEN.keys())
+def test_what_is_no_image_is_named(data, reason):
+    with pytest.raises(BadImageError, match=rf"^/data/x\.jpg cannot be read as an image: .*{reason}") as info:
+        read_image(data, "/data/x.jpg")
+    assert isinstance(info.value, StorageError)
+    assert "BytesIO" not in str(info.value)
+
+
+def test_an_image_that_unpacks_to_more_than_memory_is_refused(monkeypatch):
+    data = saved(Image.new("1", (1000, 1000)))
+    for limit in (999_999, 400_000):  # Pillow itself warns about the first and refuses the second
+        monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", limit)
+        with pytest.raises(BadImageError, match=r"huge\.png cannot be read as an image: .*limit of"):
+            read_image(data, "huge.png")
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 1_000_000)
+    assert read_image(data, "huge.png").size == (1000, 1000)
+
 
 POLICIES = {
     "pixels": {"crop": "pad", "image_size": 32},
@@ -51,7 +181,7 @@ def take(loader, steps):
     return [batch["inputs"] for batch in islice(loader, steps)]
 
 
-def same(first, second):
+def equal(first, second):
     return len(first) == len(second) and all(map(torch.equal, first, second))
 
 
@@ -94,7 +224,7 @@ def test_workers_processes_and_interruptions_change_nothing(cifar, policy, repea
     train = train_set(cifar, repeats=repeats, **POLICIES[policy])
     steps = 7  # three epochs of ten images
     whole = take(make_loader(train, batch_size=4, seed=2), steps)
-    assert same(take(make_loader(train, batch_size=4, seed=2, workers=2), steps), whole)
+    assert equal(take(make_loader(train, batch_size=4, seed=2, workers=2), steps), whole)
 
     shares = [take(make_loader(train, batch_size=2, seed=2, rank=rank, world_size=2), steps) for rank in (0, 1)]
     for step, batch in enumerate(whole):
@@ -107,21 +237,7 @@ def test_workers_processes_and_interruptions_change_nothing(cifar, policy, repea
     first = take(loader, 3)
     other = make_loader(train, batch_size=4, seed=2)
     other.load_state_dict(loader.state_dict())
-    assert same(first + take(other, steps - 3), whole)
-
-
-def test_epochs_and_repetitions_are_drawn_anew(cifar):
-    train = train_set(cifar, repeats=3, crop="resized", image_size=16)
-    images = torch.cat(take(make_loader(train, batch_size=10, seed=0), 9))
-    assert len({image.numpy().tobytes() for image in images}) == 90
-
-
-def test_the_same_images_come_with_and_without_augmentation(cifar):
-    plain, drawn = train_set(cifar, crop="none", flip=0.0), train_set(cifar)
-    for first, second in zip(
-        *(islice(make_loader(one, batch_size=4, seed=0), 5) for one in (plain, drawn)), strict=True
-    ):
-        assert torch.equal(first["targets"], second["targets"])
+    assert equal(first + take(other, steps - 3), whole)
 
 
 @settings(max_examples=25)
@@ -220,26 +336,3 @@ def test_the_strongest_policy_works_with_every_pillow():
 def test_an_unknown_policy_is_refused(cifar):
     with pytest.raises(ValueError, match=r"auto_augment='rand-q7' is not a policy of timm"):
         train_set(cifar, auto_augment="rand-q7")
-
-
-class CountOperations(TorchDispatchMode):
-    """Counts what torch is asked to do."""
-
-    def __init__(self):
-        super().__init__()
-        self.count = 0
-
-    def __torch_dispatch__(self, function, types, arguments=(), named=None):
-        self.count += 1
-        return function(*arguments, **(named or {}))
-
-
-def test_a_batch_of_small_images_takes_as_many_operations_as_one(cifar):
-    pixels = torch.randint(0, 255, (2000, 3, 32, 32), dtype=torch.uint8)
-    dataset = PixelImages(pixels, torch.zeros(2000, dtype=torch.int64), options_of(), seed=0)
-    counts = []
-    for size in (1, 128):
-        with CountOperations() as operations:
-            dataset.gather(torch.arange(size) * 15)
-        counts.append(operations.count)
-    assert counts[1] < 2 * counts[0], "images are handled one at a time"
