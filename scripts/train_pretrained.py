@@ -24,7 +24,7 @@ from tost._io import sha256_of, write_atomic, write_json
 from tost._text import count
 from tost.data import build_data
 from tost.data.images.options import ImageOptions
-from tost.pretrained.box import FILE, INDEX, WEIGHTS
+from tost.pretrained import FILE, INDEX, WEIGHTS
 from tost.recipes import load_config
 from tost.train.checkpoint.model import load_model, save_model
 from tost.train.config import RunConfig

@@ -63,7 +63,7 @@ def load_source(source: Path, *, ema: bool, changes: Mapping[str, Any] | None = 
         ema: Take the moving averages of the weights.
         changes: Options of the model that differ from those it was saved with.
     """
-    from tost.pretrained.box import WEIGHTS, list_pretrained, load_pretrained
+    from tost.pretrained import WEIGHTS, list_pretrained, load_pretrained
     from tost.train.checkpoint.model import build_saved, read_saved
 
     if not source.exists():

@@ -33,7 +33,7 @@ from tost.errors import ConfigError
 from tost.models import CrateOptions, VisionOptions, create_model, model_options, model_spec
 from tost.models.registry import loaded_models
 from tost.models.vision.options import FixedSizeOptions, ImageOptions
-from tost.pretrained.box import FILE, find_pretrained
+from tost.pretrained import FILE, find_pretrained
 
 __all__ = ["default_cfgs"]
 

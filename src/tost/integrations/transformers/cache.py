@@ -188,14 +188,3 @@ def _used(layer: Any) -> bool:
         return layer.get_seq_length() > 0
     states = getattr(layer, "has_previous_state", {})
     return any(states.values()) or (isinstance(layer, CacheLayerMixin) and bool(layer.get_seq_length()))
-
-
-def read_states(cache: Cache) -> list[LayerState | None]:
-    """Return the state of every block; all are None before the first token."""
-    return [cast(StateLayer, layer).read() for layer in cache.layers]
-
-
-def write_states(cache: Cache, states: list[LayerState], num_tokens: int) -> None:
-    """Keep the states of all blocks after `num_tokens` more tokens."""
-    for layer, state in zip(cache.layers, states, strict=True):
-        cast(StateLayer, layer).write(state, num_tokens)

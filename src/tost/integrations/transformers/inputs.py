@@ -55,20 +55,6 @@ def check_prompt(mask: Tensor | None) -> None:
     )
 
 
-def check_embeddings(x: Tensor | None, width: int) -> torch.Size:
-    """Return the shape [B, N] of vectors that replace the embeddings.
-
-    Raises:
-        ValueError: They have another shape than [B, N, width].
-    """
-    assert x is not None
-    if x.dim() != 3 or x.shape[-1] != width or not x.is_floating_point():
-        raise ValueError(
-            f"inputs_embeds has shape {tuple(x.shape)} and dtype {x.dtype}; this model needs vectors [B, N, {width}]."
-        )
-    return x.shape[:2]
-
-
 def read_mask(mask: Tensor | None, shape: torch.Size, cache: Cache | None) -> Tensor | None:
     """Return which of the tokens are real, bool [B, N]; None if all are, as far as can be seen.
 

@@ -28,7 +28,7 @@ from transformers.utils.generic import can_return_tuple
 
 from tost.errors import ConfigError
 from tost.integrations.transformers import inputs
-from tost.integrations.transformers.cache import adopt, read_states, write_states
+from tost.integrations.transformers.cache import StateLayer, adopt
 from tost.integrations.transformers.configuration import TostConfig
 from tost.models import LanguageToST
 from tost.models.language.model import INITIAL_STD
@@ -193,7 +193,8 @@ class TostModel(TostPreTrainedModel):
         cache = None
         if use_cache or past_key_values is not None:
             cache = adopt(past_key_values, self.config.depth, grows=self.config.mixer == "softmax")
-        before = [None] * self.config.depth if cache is None else read_states(cache)
+        layers = [] if cache is None else cast(list[StateLayer], cache.layers)
+        before = [layer.read() for layer in layers] or [None] * self.config.depth
         start = None if before[0] is None else before[0].position
         if start is not None and len(start) != shape[0]:
             raise ValueError(
@@ -220,18 +221,27 @@ class TostModel(TostPreTrainedModel):
                 x = call(x, mask, block=block, packing=packing)
             else:
                 x = block(x, mask, packing=packing)
-        if cache is not None:
-            write_states(cache, after, x.shape[1])
+        for layer, state in zip(layers, after, strict=True):
+            layer.write(state, x.shape[1])
         x = self.norm(x)
         kept: Any = None if hidden is None else (*hidden, x)
         return BaseModelOutputWithPast(x, cache if use_cache else None, kept)
 
     def _input_shape(self, ids: Tensor | None, embeddings: Tensor | None) -> torch.Size:
         """Return [B, N] of whichever input is given."""
-        if (ids is None) == (embeddings is None):
+        if ids is None and embeddings is not None:
+            width = self.config.embed_dim
+            if embeddings.dim() != 3 or embeddings.shape[-1] != width or not embeddings.is_floating_point():
+                raise ValueError(
+                    f"inputs_embeds has shape {tuple(embeddings.shape)} and dtype {embeddings.dtype}; this model needs "
+                    f"vectors [B, N, {width}]."
+                )
+            shape = embeddings.shape[:2]
+        elif ids is None or embeddings is not None:
             given = "neither is" if ids is None else "both are"
             raise ValueError(f"a model needs either input_ids or inputs_embeds, but {given} given.")
-        shape = inputs.check_embeddings(embeddings, self.config.embed_dim) if ids is None else ids.shape
+        else:
+            shape = ids.shape
         if len(shape) == 2 and shape[1] == 0:
             raise ValueError("there is no token in the input; a text begins with at least one, such as bos_token_id.")
         return shape
@@ -432,20 +442,15 @@ class TostForCausalLM(TostPreTrainedModel, GenerationMixin):
             cache = adopt(cache, self.config.depth, grows=self.config.mixer == "softmax")
         mask = model_kwargs.get("attention_mask")
         inputs.check_prompt(mask)
-        if cache is None or cache.get_seq_length() == 0:
-            self._check_room(max_cache_length, mask)
-        return done
-
-    def _check_room(self, num_tokens: int, mask: Tensor | None) -> None:
-        """Refuse to read more tokens than there are positions, before any work is done."""
         padding = 0 if mask is None else int((mask == 0).sum(dim=1).min())
-        needed, limit = num_tokens - padding, self.config.context_limit
-        if limit is not None and needed > limit:
+        needed, limit = max_cache_length - padding, self.config.context_limit
+        if limit is not None and needed > limit and (cache is None or cache.get_seq_length() == 0):
             raise ValueError(
                 f"this text would take {needed} positions, but the model has learned {limit}. Generate "
                 f"{needed - limit} tokens less (max_new_tokens), use a shorter prompt, or a model without such a "
                 "limit: with after_last_position='repeat', position='sinusoidal' or position='none'."
             )
+        return done
 
 
 def _is_plain(head: nn.Module) -> bool:

@@ -10,9 +10,10 @@ import pytest
 import torch
 
 import tost
+from tost import pretrained as box
 from tost.errors import CheckpointError, ConfigError
 from tost.generation import context_limit
-from tost.pretrained import box, find_pretrained, list_pretrained, load_pretrained
+from tost.pretrained import find_pretrained, list_pretrained, load_pretrained
 from tost.recipes import list_configs
 
 NAMES = ["bytes-gpt-tiny", "bytes-tiny", "digits-tiny"]
