@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import re
 from html.parser import HTMLParser
 
@@ -59,8 +60,12 @@ def complaints(page: str) -> list[str]:
                 found.append(f"<{tag} {name}={value[:40]}> leads outside")
             if name not in ("aria-label", "alt") and not value.startswith("data:") and OUTSIDE.search(value):
                 found.append(f"<{tag} {name}={value[:40]}> names another place")
-        if tag == "img" and not attributes.get("alt"):
-            found.append("a picture has no words")
+        if tag == "img":
+            if not attributes.get("alt"):
+                found.append("a picture has no words")
+            content = base64.b64decode(attributes["src"].partition("base64,")[2])
+            if not content.endswith((b"</svg>\n", b"IEND\xaeB`\x82")):
+                found.append("a picture is cut off")
         if tag == "th" and attributes.get("scope") not in ("row", "col"):
             found.append("a header does not say what it heads")
     if re.search(r"url\(|@import|@font-face", page):

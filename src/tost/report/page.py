@@ -54,7 +54,7 @@ class Table(NamedTuple):
 class Picture(NamedTuple):
     """A picture that is part of the page, and its description."""
 
-    source: str
+    source: Markup
     words: str
 
 
@@ -293,7 +293,8 @@ def _chart(lines: Sequence[Line], *, title: str, x: str, y: str, **options: bool
 
 
 def _picture(content: bytes, kind: str, words: str) -> Picture:
-    return Picture(f"data:image/{kind};base64,{base64.b64encode(content).decode()}", words[:600])
+    source = Markup(f"data:image/{kind};base64,{base64.b64encode(content).decode()}")
+    return Picture(source, words[:600])
 
 
 def _settings(runs: Sequence[RunRecord]) -> Table:
