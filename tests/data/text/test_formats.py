@@ -234,6 +234,17 @@ def test_small_json_files_take_little_memory(tmp_path):
         assert [document.blocks for document in documents_of(find_sources(job)["train"], job)] == [("One.",)]
 
 
+def test_a_long_text_that_parquet_stores_once_is_unpacked_a_few_at_a_time(tmp_path):
+    import pyarrow.parquet as pq
+
+    text = pa.DictionaryArray.from_arrays(pa.array([0] * 1000, pa.int8()), pa.array(["x" * (1 << 23)]))
+    pq.write_table(pa.table({"text": text}), tmp_path / "a.parquet", compression="zstd")
+    job = TextOptions(source=str(tmp_path / "a.parquet")).job()
+    with limited(2):
+        document = next(documents_of(find_sources(job)["train"], job))
+    assert len("".join(document.blocks)) == 1 << 23
+
+
 def test_lines_without_end_are_not_read(tmp_path):
     with (tmp_path / "a.jsonl").open("wb") as file:
         file.truncate(1 << 33)

@@ -236,7 +236,10 @@ def _rows(source: Source, columns: Columns, errors: str) -> Iterator[Row]:
         case "parquet":
             with open_parquet(path) as file:
                 check_columns(columns, file.schema_arrow.names, path, _SET_COLUMN)
-                for batch in file.iter_batches(_ROWS, columns=list(columns)):
+                # A group may store one long text for all of its rows.
+                groups = (file.metadata.row_group(group) for group in range(file.metadata.num_row_groups))
+                largest = max((group.total_byte_size for group in groups), default=1)
+                for batch in file.iter_batches(max(1, min(_ROWS, _LONGEST // max(1, largest))), columns=list(columns)):
                     yield from batch.to_pylist()
         case _:
             check_columns(columns, source.table.column_names, f"split {path} of the data set", _SET_COLUMN)
