@@ -61,7 +61,7 @@ def words_of(folder):
     return b"".join(path.read_bytes() for path in sorted(folder.glob("train-*.bin"))).decode()
 
 
-@pytest.mark.parametrize("name", sorted(FILES))
+@pytest.mark.parametrize("name", ["a.csv", "a.jsonl.zst", "a.tar", "nested.json"])
 def test_a_newcomer_prepares_a_file_of_any_format(run, tmp_path, name):
     (tmp_path / name).write_bytes(FILES[name])
     out = tmp_path / "out"

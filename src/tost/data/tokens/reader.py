@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -268,28 +268,14 @@ def read_folder_tokenizer(path: str) -> DataTokenizer:
     return open_tokens(path).tokenizer()
 
 
-class LambadaPair(NamedTuple):
-    """A passage and its last word.
-
-    Attributes:
-        context: Ids of all before the last word, int64 ``[n]``.
-        word: Ids of the last word with the space in front of it, int64 ``[m]``.
-        text: The last word.
-    """
-
-    context: Ids
-    word: Ids
-    text: str
-
-
-def lambada_pairs(passages: TokenSplit) -> list[LambadaPair]:
-    """Return the documents of a split, each cut before its last word.
+def lambada_pairs(passages: TokenSplit) -> list[tuple[list[int], list[int]]]:
+    """Return the documents of a split, each cut before the space in front of its last word, as ids.
 
     Raises:
         ConfigError: A document has fewer than two words.
     """
     tokenizer = passages.folder.tokenizer()
-    pairs: list[LambadaPair] = []
+    pairs = []
     for number in range(passages.record.documents):
         text = tokenizer.decode(passages.document(number).tolist()).rstrip()
         context, _, word = text.rpartition(" ")
@@ -300,24 +286,15 @@ def lambada_pairs(passages: TokenSplit) -> list[LambadaPair]:
         whole, before = tokenizer.encode(text), tokenizer.encode(context)
         # A tokenizer with tokens across words may encode the whole differently; then the parts count.
         rest = whole[len(before) :] if whole[: len(before)] == before else tokenizer.encode(f" {word}")
-        pairs.append(LambadaPair(np.array(before, dtype=np.int64), np.array(rest, dtype=np.int64), word))
+        pairs.append((before, rest))
     return pairs
 
 
-class CbtQuestion(NamedTuple):
-    """A question with its candidates.
-
-    Attributes:
-        options: Ids of the whole passage with each candidate in its place, int64 ``[n]`` each.
-        answer: Number of the right one.
-    """
-
-    options: list[Ids]
-    answer: int
-
-
-def cbt_questions(passages: TokenSplit) -> list[CbtQuestion]:
+def cbt_questions(passages: TokenSplit) -> list[tuple[list[list[int]], int]]:
     """Return the questions of a split that was prepared as ``cbt``.
+
+    Returns:
+        For each the ids of the passage with each candidate in its place, and the number of the right one.
 
     Raises:
         ConfigError: It holds no questions.
@@ -326,6 +303,6 @@ def cbt_questions(passages: TokenSplit) -> list[CbtQuestion]:
     if not choices:
         raise ConfigError(f"{passages.folder.path} holds {passages.folder.name}, no questions; prepare cbt.")
     return [
-        CbtQuestion([passages.document(number * choices + choice) for choice in range(choices)], answer)
+        ([passages.document(number * choices + choice).tolist() for choice in range(choices)], answer)
         for number, answer in enumerate(passages.record.answers)
     ]

@@ -586,10 +586,9 @@ def _answers(model: nn.Module, split: TokenSplit | None, protocol: Protocol, bat
             "data.name=tokens and data.path."
         )
     if protocol is Protocol.choices:
-        questions = [([option.tolist() for option in options], answer) for options, answer in cbt_questions(split)]
-        return score_choices(model, questions, before=split.folder.end_of_text)
+        return score_choices(model, cbt_questions(split), before=split.folder.end_of_text)
     if protocol is Protocol.last_word:
-        passages = [Passage(pair.context.tolist(), pair.word.tolist()) for pair in lambada_pairs(split)]
+        passages = [Passage(context, word) for context, word in lambada_pairs(split)]
         return score_last_words(model, passages, batch_size=batch).metrics()
     tokenizer = split.folder.tokenizer()
     texts = [tokenizer.decode(split.document(number).tolist()) for number in range(len(split.documents) - 1)]
