@@ -1,4 +1,4 @@
-"""Draws the pictures of docs/look-inside.md anew, from a finished demonstration and the box.
+"""Draws the pictures of docs/look-inside.md anew, from a finished demonstration.
 
 make demo
 python scripts/update_pictures.py demo/runs/bytes-tost
@@ -19,15 +19,11 @@ __all__ = ["PICTURES", "main"]
 
 IMAGES = ROOT / "docs" / "img"
 TEXT = ROOT / "src" / "tost" / "errors.py"
-# The analysis of the classifier in the box, and the samples that come with it.
-DIGITS = ROOT / "src" / "tost" / "pretrained" / "weights" / "digits-tiny" / "samples"
-MAPS = ("digits-tiny", "membership-maps", "--samples", "4", "--images", str(DIGITS))
 # Analysis, the kind of picture, and its file in the documentation.
 PICTURES = (
     ("coding-rate", ".svg", "look_rates.svg"),
     ("text-memberships", ".png", "look_text.png"),
     ("state-memory", ".svg", "look_memory.svg"),
-    ("membership-maps", ".png", "look_maps.png"),
 )
 
 
@@ -40,8 +36,7 @@ def main(arguments: list[str] | None = None) -> int:
         for name, suffix, file in PICTURES:
             # Which groups the bytes of a text belong to is shown on a file of this project.
             text = ("--text", str(TEXT)) if name == "text-memberships" else ()
-            about = MAPS if name == "membership-maps" else (str(run), name, *text)
-            command = [sys.executable, "-m", "tost.cli", "analyze", *about, "--out", folder]
+            command = [sys.executable, "-m", "tost.cli", "analyze", str(run), name, *text, "--out", folder]
             code = subprocess.run(command, stdout=subprocess.DEVNULL).returncode
             if code != 0:
                 return code
