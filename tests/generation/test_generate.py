@@ -14,7 +14,7 @@ import tost
 from tests.generation.models import VOCABULARY, endless, make, prompts, seeded
 from tests.models.tiny import make_tiny
 from tost.errors import ConfigError
-from tost.generation import ENDED, Sampling, decode_step, flat, generate_with_state, prefill, run
+from tost.generation import ENDED, Sampling, decode_step, generate_with_state, prefill, run
 from tost.generation.sampling import choose, draw_noise
 from tost.testing import assert_close
 
@@ -187,13 +187,13 @@ def test_rows_that_ended_at_different_times_go_on_together():
 
 def test_ended_rows_cost_nothing(monkeypatch):
     sizes = []
-    original = flat.FlatStep.__call__
+    original = MODEL.forward_with_state
 
-    def counted(self, tokens, state):
-        sizes.append(len(tokens))
-        return original(self, tokens, state)
+    def counted(ids, *others):
+        sizes.append(len(ids))
+        return original(ids, *others)
 
-    monkeypatch.setattr(flat.FlatStep, "__call__", counted)
+    monkeypatch.setattr(MODEL, "forward_with_state", counted)
     rows = prompts(4, 4, 4, 4, seed=3)
     done = generate_with_state(
         MODEL, rows, max_new_tokens=30, sampling=Sampling(stop_tokens=[2, 5]), generator=seeded(1)

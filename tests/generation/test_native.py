@@ -1,6 +1,9 @@
-"""The native step in any batch, width, thread count and instruction set; matrices that are stored in fewer bits."""
+"""The native step is the step of the model in any batch, width, thread count and instruction set, or says why not."""
 
 import copy
+import itertools
+import re
+from dataclasses import dataclass
 
 import pytest
 import torch
@@ -10,11 +13,12 @@ from torch.utils import _pytree as pytree
 
 import tost
 from tests.generation.models import make, prompts, seeded
+from tost import nn as tost_nn
 from tost.errors import ConfigError
 from tost.generation import decode_step, prefill
-from tost.generation.flat import StateForm
-from tost.generation.native import NativeStep, native_obstacles, pack_rows, round_weights
-from tost.generation.step import make_step
+from tost.generation.native import NativeStep, make_step, native_obstacles, pack_rows, round_weights
+from tost.generation.prompts import align_prompts
+from tost.models import LanguageOptions
 from tost.nn import ModelState
 from tost.ops import TSSAState, select_isa
 from tost.ops import _library as library
@@ -25,12 +29,223 @@ CONTENT = {"forget": "channel", "centered": True, "head_norm": True}
 PLUS = {"conv_width": 4, "gate": True, "count_scaled": True, "forget": True, "position": "none"}
 
 
+OPTIONS = {
+    "endless": {"position": "none"},
+    "waves": {"position": "sinusoidal"},
+    "hold": {"after_last_position": "repeat", "max_length": 6},
+    "biases": {"bias": True},
+    "free head": {"tie_head": False},
+    "no layer scale": {"layer_scale": None},
+    "narrow": {"mlp_ratio": 0.5, "num_heads": 1},
+    "tanh": {"activation": "gelu_tanh"},
+    "convolution": {"conv_width": 4},
+    "convolution before the mlp": {"conv_width": 2, "conv_at": "mlp"},
+    "both convolutions": {"conv_width": 3, "conv_at": "both", "conv_start": "previous"},
+    "gate": {"gate": True},
+    "head norm": {"head_norm": True},
+    "count": {"count_scaled": True},
+    "blocks": {"block_size": 2},
+    "forgetting": {"forget": True},
+    "centered": {"centered": True},
+}
+FROM_DATA = {
+    "forgetting by head": {"forget": "head", "count_scaled": True},
+    "forgetting by channel alone": {"forget": "channel"},
+    "all at once": {
+        **{"forget": "channel", "centered": True, "head_norm": True, "gate": True, "unit_variance": True},
+        **{"count_scaled": True, "conv_width": 4, "embed_dim": 32, "num_heads": 2, "block_size": 8, "position": "none"},
+    },
+    "fixed forgetting about means": {"forget": True, "centered": True, "count_scaled": True, "block_size": 2},
+    "forgetting by channel": {"forget": "channel", "count_scaled": True, "block_size": 2, "centered": True},
+}
+ALONE = {"plain": {}, **OPTIONS, **FROM_DATA}
+
+
+def pairs():
+    """Two options at a time, where they go together."""
+    for (one, a), (other, b) in itertools.combinations(OPTIONS.items(), 2):
+        if not a.keys() & b.keys() and not {"position", "after_last_position"} <= {*a, *b}:
+            yield pytest.param({**a, **b}, id=f"{one}, {other}")
+
+
+def check_step(model, step, bound):
+    """Compare a step with the model's own, from the states of texts of different length."""
+    ids, mask = align_prompts(prompts(12, 5, 9), vocab_size=11)
+    before = prefill(model, ids[:, :-1], mask=mask[:, :-1])
+    with torch.no_grad():
+        found, after = step(ids[:, -1], before)
+    expected, state = decode_step(model, ids[:, -1], before)
+    assert_close("logits", found, expected, bound)
+    assert after.position.tolist() == state.position.tolist() == [12, 5, 9]
+    assert pytree.tree_structure(after) == pytree.tree_structure(state)
+    for one, other in zip(pytree.tree_leaves(after), pytree.tree_leaves(state), strict=True):
+        assert one.dtype == other.dtype
+        assert_close("state", one.double(), other.double(), bound)
+
+
+@pytest.mark.parametrize("options", ALONE.values(), ids=ALONE)
+def test_native_step_is_the_model(options):
+    model = make(torch.float32, **options)
+    assert native_obstacles(model) == []
+    check_step(model, NativeStep(model), 1e-5)
+
+
+@pytest.mark.parametrize("options", list(pairs()))
+def test_options_go_together(options):
+    model = make(torch.float32, **options)
+    check_step(model, NativeStep(model), 1e-5)
+
+
+def test_every_option_of_the_models_is_known_to_these_tests():
+    """A new option is compared above, or it is one of those that the modules and parameters show."""
+    tried = {name for options in ALONE.values() for name in options}
+    shown = {"depth", "vocab_size", "dropout", "gradient_checkpointing", "backend", "mixer", "mixer_options"}
+    assert set(LanguageOptions.model_fields) == tried | shown
+
+
+class Strange(torch.nn.Linear):
+    """A layer that somebody put in the place of another, as adapters are."""
+
+
+def replace_mlp(model):
+    model.blocks[1].mlp.proj_in = Strange(16, 64, bias=False)
+
+
+def add_parameter(model):
+    model.blocks[0].attention.register_parameter("mystery", torch.nn.Parameter(torch.zeros(1)))
+
+
+def extend(model):
+    @dataclass(frozen=True)
+    class Later(tost_nn.Extensions):
+        new: bool = False
+
+    model.blocks[0].attention.extensions = Later(new=True)
+
+
+def hook(model):
+    model.blocks[0].norm1.register_forward_hook(lambda *args: None)
+
+
+def hook_that_acts(model):
+    model.blocks[0].mlp.register_forward_hook(lambda module, inputs, y: -2 * y)
+
+
+def head_bias(model):
+    model.blocks[0].attention.position_bias_form = "head"
+
+
+def post_norm(model):
+    model.blocks[0].norm = "post"
+
+
+def paper(model):
+    model.blocks[0].attention.paper = tost_nn.PaperForm()
+
+
+def replace_forward(model):
+    model.blocks[0].mlp.forward = lambda x: 0 * x
+
+
+def subclass(model):
+    class Packed(torch.Tensor):
+        """Weights in a form of their own, such as those of quantization."""
+
+    layer = model.blocks[0].mlp.proj_in
+    layer.weight = torch.nn.Parameter(layer.weight.detach().as_subclass(Packed))
+
+
+def negate(model):
+    layer = model.blocks[0].mlp.proj_in
+    layer.weight = torch.nn.Parameter(torch._neg_view(-layer.weight.detach()))
+
+
+def move(model):
+    model.blocks[0].mlp.proj_in.to("meta")
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (replace_mlp, "modules of type Strange"),
+        (add_parameter, "parameters such as .*mystery"),
+        (extend, "extensions that came later"),
+        (hook, "hooks or another forward"),
+        (replace_forward, "hooks or another forward"),
+        (subclass, "no plain tensors"),
+        (negate, "no plain tensors"),
+        (move, "not on a CPU"),
+        (head_bias, "bias per head"),
+        (post_norm, "norms after"),
+        (paper, "paper's form"),
+    ],
+)
+def test_other_parts_are_left_to_the_model(change, reason):
+    model = make(torch.float32)
+    change(model)
+    assert re.search(reason, "; ".join(native_obstacles(model)))
+
+
+def greedy(model):
+    return tost.generate(model, torch.tensor([[1, 2, 3]]), max_new_tokens=6, temperature=0)
+
+
+@pytest.mark.parametrize("change", [hook_that_acts, replace_forward, negate], ids=lambda change: change.__name__)
+def test_a_changed_model_generates_as_it_computes(change):
+    model = make(torch.float32)
+    change(model)
+    ids = torch.tensor([[1, 2, 3]])
+    for _ in range(6):
+        with torch.no_grad():
+            ids = torch.cat((ids, model(ids)[:, -1:].argmax(-1)), dim=1)
+    assert torch.equal(greedy(model), ids)
+
+
+def test_global_hooks_are_called():
+    model, seen = make(torch.float32), []
+    handle = torch.nn.modules.module.register_module_forward_hook(lambda module, *_: seen.append(type(module)))
+    try:
+        assert native_obstacles(model) == ["a module has hooks or another forward"]
+        greedy(model)
+    finally:
+        handle.remove()
+    assert seen.count(tost_nn.MLP) == 2 * (1 + 6)  # two layers: the prompt once, then every token
+
+
+def test_autocast_and_shared_sequences_are_left_to_the_model(monkeypatch):
+    model = make(torch.float32)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert native_obstacles(model) == ["autocast is on"]
+    monkeypatch.setattr("tost.parallel.active", object)
+    assert native_obstacles(model) == ["sequences are shared between processes"]
+
+
+def test_any_model_with_a_state_can_be_stepped():
+    """A model of another kind, whose state is a nest of tensors."""
+
+    class Counter(torch.nn.Module):
+        options = LanguageOptions(embed_dim=4, depth=1, num_heads=1, vocab_size=7, position="none")
+
+        def __init__(self):
+            super().__init__()
+            self.weight = torch.nn.Parameter(torch.zeros(1))
+
+        def forward_with_state(self, ids, state=None, mask=None):
+            total = ids.sum(dim=1) + (0 if state is None else state["total"][0])
+            return torch.nn.functional.one_hot((total + 1) % 7, 7)[:, None].float(), {"total": (total,)}
+
+    step = make_step(Counter())
+    logits, state = step(torch.tensor([3]), None)
+    logits, state = step(torch.tensor([2]), state)
+    assert logits.argmax().item() == 6
+
+
 def step_both(model, count, weights="fp32", length=6):
     """Return what the native step and the model give for a batch."""
     ids = torch.stack(prompts(*[length] * count))
     before = prefill(model, ids[:, :-1])
     step = NativeStep(model, weights)
-    assert StateForm(model).fits(ids[:, -1], before)
+    assert step.fits(ids[:, -1], before)
     with torch.no_grad():
         return step(ids[:, -1], before), decode_step(model, ids[:, -1], before)
 
@@ -140,7 +355,7 @@ def test_an_old_library_is_left_alone(monkeypatch):
 
 def test_a_state_of_another_model_never_reaches_the_library():
     model = make(torch.float32, **PLUS)
-    form, tokens = StateForm(model), torch.tensor([1, 2])
+    form, tokens = NativeStep(model), torch.tensor([1, 2])
     ids = torch.ones(2, 3, dtype=torch.int64)
     state = prefill(model, ids)
     assert form.fits(tokens, state)

@@ -16,8 +16,7 @@ import tost
 from tests.generation.models import endless, make, prompts, seeded
 from tost.errors import CheckpointError, StorageError
 from tost.generation import Sampling, generate_with_state, load_state, save_state, state_file
-from tost.generation.state_file import _pack, _unpack
-from tost.models.renamed import former_name
+from tost.generation.state_file import _first_name, _pack, _unpack
 
 MODEL = make(torch.float32)
 
@@ -212,7 +211,7 @@ def model_of_the_stored_file():
     options = {"conv_width": 3, "gate": True, "count_scaled": True, "forget": True, "after_last_position": "repeat"}
     model = tost.create_model("tost_lm_base", **sizes, **options).eval()
     with torch.no_grad():
-        named = sorted((former_name(name), parameter) for name, parameter in model.named_parameters())
+        named = sorted((_first_name(name), parameter) for name, parameter in model.named_parameters())
         for index, (_, parameter) in enumerate(named):
             numbers = ((torch.arange(parameter.numel()) * 37 + index) % 101 - 50) / 500
             parameter.copy_(numbers.reshape(parameter.shape))

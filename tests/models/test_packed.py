@@ -139,4 +139,6 @@ def test_what_cannot_be_packed_is_refused():
 def test_a_packed_batch_cannot_be_shared_by_processes(monkeypatch):
     monkeypatch.setattr("tost.parallel.active", lambda: object())
     with pytest.raises(tost.errors.BackendError, match=r"the sequences of this rank alone.*context\.split_packing"):
-        tost.TSSAttention(8, 2)(torch.randn(1, 6, 8), packing=tost.Packing.from_segment_ids(torch.zeros(1, 6).long()))
+        tost.nn.CausalConvolution(8)(
+            torch.randn(1, 6, 8), packing=tost.Packing.from_segment_ids(torch.zeros(1, 6).long())
+        )

@@ -11,10 +11,9 @@ import tost
 from tests.models.tiny import Running
 from tost._plugins import allow
 from tost.errors import CheckpointError, ConfigError
-from tost.models import mixer_spec, model_options, model_spec, registry, token_flops
-from tost.models.interface import flops_per_token, model_options_of
+from tost.models import mixer_spec, mixers, model_options, model_spec, registry, token_flops
 from tost.models.mixers import list_mixers
-from tost.models.mixers import registry as mixers
+from tost.models.registry import flops_per_token, model_options_of
 from tost.train.checkpoint.model import save_model
 
 

@@ -35,7 +35,6 @@ LANGUAGE_VARIANTS = {
     "forgetting": {"forget": True, "position": "none"},
     "forgetting by token": {"forget": "head", "count_scaled": True, "position": "none"},
     "forgetting by channel": {"forget": "channel", "centered": True, "block_size": 2, "position": "none"},
-    "windows": {"window_every": 2, "window": 5, "position": "none"},
     "convolutions": {"conv_width": 4, "conv_at": "both", "position": "sinusoidal"},
     "checkpointing": {"gradient_checkpointing": True, "dropout": 0.1, "after_last_position": "repeat"},
     "own head": {"tie_head": False, "bias": True, "layer_scale": None},

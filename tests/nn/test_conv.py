@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 import tost
 from tests.parallel.ranks import run_ranks
 from tost.nn import CausalConvolution, SequenceConvolution
-from tost.nn.packed import mix
+from tost.nn.mixers.base import mix
 from tost.parallel import ContextParallel
 from tost.parallel.window import last_tokens
 from tost.testing import assert_close

@@ -1,7 +1,5 @@
 """Modules on packed sequences: each gives what it gives alone, convolutions, positions and states included."""
 
-from functools import partial
-
 import pytest
 import torch
 from hypothesis import given, settings
@@ -25,7 +23,7 @@ from tost.testing import assert_close
 C, H = 12, 3
 lengths_of_sequences = st.lists(st.integers(0, 9), min_size=1, max_size=6)
 examples = settings(max_examples=8, deadline=None)
-CONTINUED = ["causal", "head", "channel", "conv", "block", "softmax", "recurrent", "window"]
+CONTINUED = ["causal", "head", "channel", "conv", "block", "softmax", "recurrent"]
 
 
 def pack(lengths):
@@ -66,8 +64,7 @@ def make(kind):
         convs = {"conv": CausalConvolution(C, width=3), "conv_mlp": CausalConvolution(C, width=5)}
         module = CausalBlock(attention, MLP(C, 2 * C), C, layer_scale=0.5, **convs)
     else:
-        window = partial(tost.nn.WindowAttention, window=3)
-        mixer = {"softmax": tost.nn.CausalSoftmaxAttention, "recurrent": tost.nn.MinGRU, "window": window}[kind](C, H)
+        mixer = {"softmax": tost.nn.CausalSoftmaxAttention, "recurrent": tost.nn.MinGRU}[kind](C, H)
         module = CausalBlock(mixer, MLP(C, 2 * C), C)
     return module.double()
 

@@ -10,7 +10,6 @@ from tost.nn import (
     MLP,
     Block,
     CrossCovarianceAttention,
-    DampedEMA,
     Extensions,
     GridConvolution,
     SequenceConvolution,
@@ -43,7 +42,6 @@ def refusals():
         "mssa": lambda: SubspaceAttention(C, H)(x),
         "conv": lambda: GridConvolution(C)(x, (2, 3)),
         "line": lambda: SequenceConvolution(C)(x),
-        "averages": lambda: DampedEMA(C)(x),
     }
 
 
@@ -82,6 +80,6 @@ def test_extended_attention_equals_one_process(ranks):
     assert_close("causal y", torch.cat([rank["causal"] for rank in ranks], dim=1), extended_causal_attention()(x), 1e-6)
 
 
-@pytest.mark.parametrize("name", ["softmax", "xca", "mssa", "conv", "line", "averages"])
+@pytest.mark.parametrize("name", ["softmax", "xca", "mssa", "conv", "line"])
 def test_what_needs_whole_sequences_is_refused(ranks, name):
     assert all("needs whole sequences" in rank[name] and "context parallelism" in rank[name] for rank in ranks)

@@ -1,7 +1,7 @@
 """Write the small model folders beside this file; run once, with the version whose format is to stay readable.
 
-The folders and their outputs were written by version 0.1.0 before options and modules were renamed. They are kept as
-they are: `test_weights.py` loads them with today's code.
+The folders were written at revision be43f5d, three of them from weights of an earlier one. They are kept as they are:
+`test_weights.py` loads them with today's code.
 """
 
 from __future__ import annotations
@@ -17,17 +17,18 @@ HERE = Path(__file__).parent / "weights"
 MODELS = {
     "language": (
         "tost_lm_base_plus",
-        {"embed_dim": 16, "depth": 2, "num_heads": 2, "vocab_size": 32, "max_length": 12, "local_at": "both"},
+        {"embed_dim": 16, "depth": 2, "num_heads": 2, "vocab_size": 32, "max_length": 12, "conv_at": "both"},
     ),
     "hold": (
         "tost_lm_base",
-        {"embed_dim": 16, "depth": 1, "num_heads": 2, "vocab_size": 32, "max_length": 6, "beyond": "hold"},
+        {"embed_dim": 16, "depth": 1, "num_heads": 2, "vocab_size": 32, "max_length": 6}
+        | {"after_last_position": "repeat"},
     ),
-    "vision": ("tost_mini", {"embed_dim": 16, "depth": 2, "num_heads": 2, "local": 3, "gate": True}),
+    "vision": ("tost_mini", {"embed_dim": 16, "depth": 2, "num_heads": 2, "conv_width": 3, "gate": True}),
     "sequence": (
         "lra_listops",
-        {"embed_dim": 16, "depth": 2, "num_heads": 2, "max_length": 12, "mixer": "nystrom"}
-        | {"mixer_options": {"num_landmarks": 4, "conv_width": 3}},
+        {"embed_dim": 16, "depth": 2, "num_heads": 2, "max_length": 12, "mixer": "reformer"}
+        | {"mixer_options": {"chunk_size": 4}},
     ),
 }
 
@@ -41,7 +42,7 @@ def example(kind: str) -> torch.Tensor:
 
 def main() -> None:
     """Write every folder, and beside it its outputs in evaluation."""
-    from tost.train.saved import save_model  # type: ignore[import-not-found]  # where it was at that time
+    from tost.train.checkpoint.model import save_model
 
     for kind, (name, options) in MODELS.items():
         torch.manual_seed(0)

@@ -39,20 +39,19 @@ def test_an_old_run_is_resumed(tmp_path):
     assert set(recorder.losses) == {5, 6}
 
 
-def test_old_configurations_have_the_new_names_of_options(tmp_path):
+def test_old_configurations_may_name_options_that_were_removed(tmp_path):
     text = """
 recipe: language_modeling
-model: {name: tost_lm_base, embed_dim: 16, num_heads: 2, max_length: 6, local: 3, beyond: hold}
+model: {name: tost_lm_base, embed_dim: 16, num_heads: 2, conv_width: 3, window_every: 0}
 data: {name: stdlib_bytes}
 train: {steps: 1, batch_size: 1}
 optim: {lr: 1.0}
 """
     (tmp_path / "config.yaml").write_text(text)
     write_json(tmp_path / "env.json", {"format": 2})
-    options = load_config(tmp_path / "config.yaml").model.options
-    assert (options["after_last_position"], options["conv_width"]) == ("repeat", 3)
-    write_json(tmp_path / "env.json", {"format": FORMAT})
-    with pytest.raises(ConfigError, match=r"model\.beyond .*unknown key"):
+    assert load_config(tmp_path / "config.yaml").model.options["conv_width"] == 3
+    (tmp_path / "env.json").unlink()
+    with pytest.raises(ConfigError, match=r"model\.window_every .*unknown key"):
         load_config(tmp_path / "config.yaml")
 
 

@@ -1,11 +1,16 @@
 """Weights that an older version wrote load, and the models compute what they computed then."""
 
+import json
+import shutil
+
 import pytest
 import torch
 from safetensors.torch import load_file
 
 import tost
 from tests.regression.make_weights import HERE, MODELS, example
+from tost.errors import CheckpointError
+from tost.train.checkpoint.files import write_manifest
 
 
 @pytest.mark.parametrize("kind", MODELS)
@@ -17,7 +22,12 @@ def test_old_weights_load_and_give_the_same_outputs(kind):
     assert torch.allclose(outputs, expected, rtol=1e-4, atol=1e-5)
 
 
-def test_old_names_and_values_of_options_have_their_new_ones():
-    assert '"beyond": "hold"' in (HERE / "hold" / "model.json").read_text()
-    assert tost.load_model(HERE / "hold").options.after_last_position == "repeat"
-    assert tost.load_model(HERE / "language").options.after_last_position == "error"
+def test_an_option_that_was_removed_is_refused_by_name_where_it_is_used(tmp_path):
+    description = json.loads((HERE / "language" / "model.json").read_text())
+    assert description["options"]["window_every"] == 0
+    description["options"]["window_every"] = 2
+    copy = shutil.copytree(HERE / "language", tmp_path / "copy")
+    (copy / "model.json").write_text(json.dumps(description))
+    write_manifest(copy)
+    with pytest.raises(CheckpointError, match=r"window_every=2: this option was removed after revision be43f5d"):
+        tost.load_model(copy)

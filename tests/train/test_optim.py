@@ -70,7 +70,7 @@ def test_image_models_spare_tokens_positions_and_vectors():
 
 
 def test_what_learns_slowly_has_its_own_rate_only_if_one_is_given():
-    module = tost.create_model("lra_image_s4", embed_dim=16, depth=1, max_length=16)
+    module = tost.create_model("lra_image", embed_dim=16, depth=1, max_length=16, mixer="s4")
     kernels = {id(p) for name, p in module.named_parameters() if name in module.slow_parameters()}
     assert kernels
     plain = parameter_groups(module, OptimConfig(lr=1e-2, weight_decay=0.1))

@@ -26,8 +26,8 @@ from tost.analysis.maps import SHOWN, ImageMaps, collect_maps, masked
 from tost.analysis.records import Batch, at_rest, choose, run_batch
 from tost.analysis.result import entropy, grid_rows, span
 from tost.errors import ConfigError
-from tost.models.vision.crate import CRATE
-from tost.models.vision.parts import ClassBlock
+from tost.models.vision.baselines import CRATE
+from tost.models.vision.tost import ClassBlock
 from tost.nn import SubspaceAttention
 
 if TYPE_CHECKING:

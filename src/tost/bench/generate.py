@@ -42,8 +42,7 @@ from tost.bench.harness import (
 from tost.bench.ops import check_operators
 from tost.generation import decode_step, prefill
 from tost.generation.decode import State, state_bytes
-from tost.generation.native import WEIGHTS, native_obstacles
-from tost.generation.step import make_step
+from tost.generation.native import WEIGHTS, make_step, native_obstacles
 from tost.models import LanguageToST, create_model
 from tost.nn import linear_cross_entropy
 from tost.testing import relative_rms

@@ -87,7 +87,7 @@ _LISTS: dict[Kind, Callable[[str], list[Entry]]] = {
     "tasks": partial(_registered, "tost.train.registry:TASKS"),
     "configs": partial(_described, "tost.recipes:list_configs", "tost.recipes:config_summary"),
     "models": partial(_registered, "tost.models.registry:MODELS"),
-    "mixers": partial(_registered, "tost.models.mixers.registry:MIXERS"),
+    "mixers": partial(_registered, "tost.models.mixers:MIXERS"),
     "data": partial(_registered, "tost.data.registry:DATA_SETS"),
     "ops": _ops,
     "analyses": lambda pattern: load("tost.analysis:describe_analyses")(pattern),

@@ -17,7 +17,7 @@ from tost.analysis.result import plain, rounded
 from tost.data.images.transforms import FORMATS, EvaluationTransform, read_image, scale_and_shift
 from tost.errors import ConfigError
 from tost.explore.models import ExploredModel
-from tost.models.vision.options import FixedSizeOptions
+from tost.models.options import FixedSizeOptions
 
 MAX_BYTES = 8 * 2**20
 """Size of an image file."""

@@ -46,6 +46,11 @@ def check_causal(model: nn.Module) -> CausalModel:
     return cast(CausalModel, model)
 
 
+def device_of(model: nn.Module) -> torch.device:
+    """Return the device of a model; parameters that are offloaded, on the meta device, do not count."""
+    return next((p.device for p in model.parameters() if not p.is_meta), torch.device("cpu"))
+
+
 def context_limit(model: nn.Module) -> int | None:
     """Return the number of tokens after which a model has no more positions; None if it runs without end."""
     options = check_causal(model).options

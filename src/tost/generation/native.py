@@ -1,47 +1,136 @@
 """One token through a language model in a single call of the native CPU library.
 
-It computes what `FlatStep` computes, in float32. Its matrices may be stored in fewer bits: then fewer bytes are read
-per token, which is what a step takes its time for, and every weight is rounded once. Sums, states and everything that
-is not a matrix stay float32.
+A step reads every weight once and computes next to nothing, so Python's work between two matrices counts. This step is
+`LanguageToST` with causal TSSA in float32; `native_obstacles` lists the parts of a model that it does not have, and
+such a model runs its own modules. Its matrices may be stored in fewer bits: then fewer bytes are read per token, and
+every weight is rounded once. Sums, states and everything that is not a matrix stay float32.
 
 Shapes: tokens [B], x [B, C], logits [B, V]; states as in `tost.nn.state`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from dataclasses import fields
 from typing import Any, Literal, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from tost import parallel
 from tost.errors import ConfigError
-from tost.generation.flat import Affine, Layer, StateForm, Statistics, flat_obstacles
+from tost.generation.decode import State, decode_step
 from tost.models import LanguageToST
-from tost.nn import BlockState, CausalBlock, CausalTSSAttention, LearnedPositions, ModelState
+from tost.nn import (
+    MLP,
+    BlockState,
+    CausalBlock,
+    CausalConvolution,
+    CausalTSSAttention,
+    LearnedPositions,
+    ModelState,
+    PaperForm,
+    SinusoidalPositions,
+)
+from tost.nn._checks import has_global_hooks, is_plain
 from tost.ops import TSSAState
 from tost.ops import _library as library
-from tost.ops.form import Form
+from tost.ops.form import Form, OperatorOptions
+from tost.ops.state import sum_shapes
 
 Weights = Literal["fp32", "bf16", "int8"]
 WEIGHTS: tuple[Weights, ...] = ("fp32", "bf16", "int8")
+Step = Callable[[Tensor, State | None], tuple[Tensor, State]]
+
+# Rows from which on torch's matrix products are faster than reading each matrix once for all vectors.
+_MANY = 32
+_MODULES = (
+    *(LanguageToST, CausalBlock, CausalTSSAttention, CausalConvolution, MLP, LearnedPositions, SinusoidalPositions),
+    *(nn.Embedding, nn.LayerNorm, nn.Linear, nn.ModuleList),
+)
+# Extensions that the step has: those of the operator, and five more.
+_EXTENSIONS = {field.name for field in fields(OperatorOptions)} | {
+    *("gate", "forget", "after_last_position", "head_norm", "unit_variance")
+}
 
 
 def native_obstacles(model: nn.Module) -> list[str]:
-    """Return what prevents a `NativeStep` for a model; an empty list means that it computes the same."""
-    if found := flat_obstacles(model) or library.unavailable():
-        return found
-    parameters = list(model.parameters())
-    backend = cast(LanguageToST, model).options.backend
+    """Return the reasons against a `NativeStep` for a model; an empty list means that it computes the same."""
+    if strangers := sorted({type(module).__name__ for module in model.modules() if type(module) not in _MODULES}):
+        return [f"it has modules of type {', '.join(strangers)}"]
+    if reasons := library.unavailable():
+        return reasons
+    model = cast(LanguageToST, model)
+    blocks = [cast(CausalBlock, block) for block in model.blocks]
+    attentions = [cast(CausalTSSAttention, block.attention) for block in blocks]
+    known = {id(parameter) for parameter in _parameters(model)}
+    unknown = [name for name, parameter in model.named_parameters() if id(parameter) not in known]
+    backend = model.options.backend
     checks = {
-        "its mixer is not TSSA": not all(
-            isinstance(block.attention, CausalTSSAttention) for block in cast(LanguageToST, model).blocks
-        ),
-        "its parameters are not all float32": any(p.dtype != torch.float32 for p in parameters),
-        "it is not on a CPU": any(p.device.type != "cpu" for p in parameters),
+        f"it has parameters such as {unknown[:1]}": unknown,
+        "its parameters are not all float32": any(p.dtype != torch.float32 for p in model.parameters()),
+        "it is not on a CPU": any(p.device.type != "cpu" for p in model.parameters()),
+        "its parameters are no plain tensors": not all(map(_is_plain_tensor, model.parameters())),
+        "an attention has extensions that came later": any(map(_extended, attentions)),
+        "a module has hooks or another forward": has_global_hooks() or not all(map(is_plain, model.modules())),
+        "a block has its norms after the sums": any(block.norm != "pre" for block in blocks),
+        "an attention has the paper's form": any(attention.paper != PaperForm.free() for attention in attentions),
+        "an attention adds its bias per head": any(attention.position_bias_form == "head" for attention in attentions),
         f"its backend is {backend}": backend not in ("auto", "native"),
+        "sequences are shared between processes": parallel.active() is not None,
+        "autocast is on": torch.is_autocast_enabled(model.tokens.weight.device.type),
     }
-    return [reason for reason, true in checks.items() if true]
+    return [reason for reason, applies in checks.items() if applies]
+
+
+def _parameters(model: LanguageToST) -> Iterator[Tensor | None]:
+    """Return the parameters that the step reads."""
+    layers: list[Any] = [model.tokens, model.positions, model.norm, model.head]
+    for block in cast(Any, model.blocks):
+        a, mlp = block.attention, block.mlp
+        layers += [block.norm1, block.norm2, block.conv, block.conv_mlp, mlp.proj_in, mlp.proj_out]
+        layers += [a.proj_in, a.proj_out, a.proj_gate, a.proj_decay]
+        yield from (block.gamma1, block.gamma2, a.temperature, a.position_bias, a.decay_logit, a.norm_weight)
+    for layer in layers:
+        yield getattr(layer, "weight", None)
+        yield getattr(layer, "bias", None)
+
+
+def _is_plain_tensor(x: Tensor) -> bool:
+    """Return whether the memory of a tensor holds its values: no subclass, no lazily negated view."""
+    return type(x) in (Tensor, nn.Parameter) and x.layout is torch.strided and not x.is_neg()
+
+
+def _extended(attention: CausalTSSAttention) -> bool:
+    """Return whether an attention has an extension that the step does not have."""
+    later = [field for field in fields(attention.extensions) if field.name not in _EXTENSIONS]
+    return any(getattr(attention.extensions, field.name) != field.default for field in later)
+
+
+def make_step(model: nn.Module, weights: Weights = "fp32") -> Step:
+    """Return a function that does what `decode_step` does for one model.
+
+    Args:
+        model: A causal language model, whose parameters stay the same for as long as the function is used.
+        weights: Storage of the matrices; see `pack_rows`. Anything but ``"fp32"`` takes the native library.
+
+    Raises:
+        ConfigError: The weights cannot be stored like that, and why.
+    """
+    reasons = native_obstacles(model) if weights in WEIGHTS else [f"it takes one of {', '.join(WEIGHTS)}"]
+    if weights != "fp32" and reasons:
+        raise ConfigError(f"weights={weights!r} cannot be used: {'; '.join(reasons)}. Leave it out.")
+    native = None if reasons else NativeStep(cast(LanguageToST, model), weights)
+
+    def step(tokens: Tensor, state: State | None) -> tuple[Tensor, State]:
+        few = weights != "fp32" or tokens.shape[0] < _MANY
+        if native is None or not few or state is None or not native.fits(tokens, state):
+            return decode_step(model, tokens, state)  # the model explains a state that does not fit
+        with torch.no_grad():
+            return native(tokens, state)
+
+    return step
 
 
 def pack_rows(weight: Tensor, weights: Weights) -> tuple[Tensor, Tensor | None]:
@@ -65,11 +154,11 @@ def pack_rows(weight: Tensor, weights: Weights) -> tuple[Tensor, Tensor | None]:
 
 @torch.no_grad()
 def round_weights(model: nn.Module, weights: Weights) -> None:
-    """Round the matrices of a model in place, to what a step with such weights computes with; for measuring the loss.
+    """Round the matrices of a model in place, to those of a step with such weights; for measuring the loss.
 
     Args:
-        model: A `LanguageToST`. An output layer that is tied to the embedding becomes one of its own:
-            tokens are looked up as they are.
+        model: A `LanguageToST`. An output layer that is tied to the embedding becomes a layer apart: tokens are looked
+            up as they are.
         weights: As in `pack_rows`.
     """
     language = cast(LanguageToST, model)
@@ -84,16 +173,16 @@ def round_weights(model: nn.Module, weights: Weights) -> None:
 
 
 class NativeStep:
-    """`decode_step` of one model, for as long as its parameters stay what they are.
+    """`decode_step` of one model, for as long as its parameters stay the same.
 
-    States are not checked: see `StateForm`.
+    States are not checked by the call, which would read other memory; see `fits`.
 
     Args:
         model: A model without `native_obstacles`.
-        weights: How matrices are stored; see `pack_rows`. Anything but ``"fp32"`` is a copy.
+        weights: Storage of the matrices; see `pack_rows`. Anything but ``"fp32"`` is a copy.
 
     Raises:
-        ConfigError: There is no such way of storing them.
+        ConfigError: There is no such storage.
     """
 
     @torch.no_grad()
@@ -104,28 +193,48 @@ class NativeStep:
         self._weights = weights
         self._dtype = {"fp32": torch.float32, "bf16": torch.bfloat16, "int8": torch.int8}[weights]
         self._alive: list[Tensor] = []  # the library has their addresses only
-        self._sums = StateForm(model).sums
+        extensions, heads = options.extensions(), (options.num_heads, options.embed_dim // options.num_heads)
+        self._form: dict[str, Any] = extensions.operator_options()
+        if isinstance(extensions.forget, str):
+            self._form |= {"token_decay": True, "channel_decay": extensions.forget == "channel"}
+        # Without their first dimension, that of the batch.
+        self._sums = tuple(torch.Size(shape[1:]) for shape in sum_shapes(1, *heads, Form(**self._form)))
         self._tokens = model.tokens.weight.detach()
         self._positions = model.positions.weight.detach() if isinstance(model.positions, LearnedPositions) else None
         self._waves = model._position_vectors if self._positions is None and model.positions is not None else None
         self._last = options.max_length - 1
-        layers = [Layer.of(cast(CausalBlock, block)) for block in model.blocks]
-        self._widths = [[len(taps) for taps in (layer.conv, layer.conv_mlp) if taps is not None] for layer in layers]
-        self._layers = (library.Layer * len(layers))(*map(self._layer, layers))
+        blocks = [cast(CausalBlock, block) for block in model.blocks]
+        convs = [[conv for conv in (block.conv, block.conv_mlp) if conv is not None] for block in blocks]
+        self._windows = [[(conv.width - 1, conv.embed_dim) for conv in each] for each in convs]
+        self._layers = (library.Layer * len(blocks))(*map(self._layer, blocks))
         self._places = [
             [place for place in (layer.conv, layer.conv_mlp) if place.taps is not None] for layer in self._layers
         ]
         self._step = library.Step(C=options.embed_dim, H=options.num_heads, hidden=options.hidden_dim)
-        self._step.depth, self._step.bias_length, self._step.layers = len(layers), options.max_length, self._layers
-        self._step.norm = self._norm(Affine.of(model.norm), model.norm.eps)
+        self._step.depth, self._step.bias_length, self._step.layers = len(blocks), options.max_length, self._layers
+        self._step.norm = self._norm(model.norm)
         head = self._tokens if model.head is None else model.head.weight
-        self._step.head = self._matrix(Affine(head, None))
+        self._step.head = self._matrix(head)
         self._size = len(head)
+
+    def fits(self, tokens: Tensor, state: Any) -> bool:
+        """Return whether a state has the shapes and dtypes of this model, for tokens ``[B]``."""
+        if not isinstance(state, ModelState) or len(state.layers) != len(self._windows):
+            return False
+        rows = tokens.shape
+        for layer, expected in zip(state.layers, self._windows, strict=True):
+            mixer, windows = layer if isinstance(layer, BlockState) else (layer, ())
+            if not isinstance(mixer, TSSAState) or len(windows) != len(expected) or mixer.position.shape != rows:
+                return False
+            pairs = [*zip(mixer[:3], self._sums, strict=True), *zip(windows, expected, strict=True)]
+            if any(x.dtype != torch.float32 or x.shape != (*rows, *shape) for x, shape in pairs):
+                return False
+        return True
 
     def __call__(self, tokens: Tensor, state: ModelState) -> tuple[Tensor, ModelState]:
         """Advance every row by one token; see `decode_step`.
 
-        Positions are not checked: after the last one it goes on as with ``after_last_position="repeat"``.
+        Positions are not checked: later ones are treated as with ``after_last_position="repeat"``.
         """
         step, count, depth = self._step, tokens.shape[0], len(self._layers)
         position, place = state.position.contiguous(), state.position.clamp_max(self._last)
@@ -136,58 +245,51 @@ class NativeStep:
             x = x + self._waves(1, position, None, x.device).squeeze(1)
         squares, weighted, mass = (x.new_empty(depth, count, *shape).unbind(0) for shape in self._sums)
         after = list(zip(squares, weighted, mass, strict=True))
-        windows = [[x.new_empty(count, width - 1, x.shape[1]) for width in widths] for widths in self._widths]
+        windows = [[x.new_empty(count, *shape) for shape in shapes] for shapes in self._windows]
         alive = [self._point(*each) for each in zip(range(depth), state.layers, after, windows, strict=True)]
         logits = x.new_empty(count, self._size)
         step.threads, step.B = library.num_threads(), count
         step.position, step.place = position.data_ptr(), place.data_ptr()
         step.x, step.logits = x.data_ptr(), logits.data_ptr()
         library.run_step(self._dtype, step)
-        del alive  # what the addresses point to had to stay until here
-        reached = position + 1
-        mixers = [TSSAState(*each, reached) for each in after]
+        del alive  # the memory behind the addresses has to stay until here
+        mixers = [TSSAState(*each, position + 1) for each in after]
         layers = [BlockState(m, tuple(w)) if w else m for m, w in zip(mixers, windows, strict=True)]
         return logits, ModelState(tuple(layers))
 
     def _point(self, index: int, before: Any, after: tuple[Tensor, ...], windows: list[Tensor]) -> list[Tensor]:
-        """Set the addresses of a layer's state and of the next one; returns what must stay alive meanwhile."""
+        """Set the addresses of a layer's state and of the next one; returns the tensors that must stay alive."""
         layer = self._layers[index]
         mixer, kept = before if isinstance(before, BlockState) else (before, ())
-        given = [x.contiguous() for x in (*cast(TSSAState, mixer)[:3], *kept)]
-        layer.squares_in, layer.weighted_in, layer.mass_in = (x.data_ptr() for x in given[:3])
+        dense = [x.contiguous() for x in (*cast(TSSAState, mixer)[:3], *kept)]
+        layer.squares_in, layer.weighted_in, layer.mass_in = (x.data_ptr() for x in dense[:3])
         layer.squares, layer.weighted, layer.mass = (x.data_ptr() for x in after)
-        for conv, window_in, window in zip(self._places[index], given[3:], windows, strict=True):
+        for conv, window_in, window in zip(self._places[index], dense[3:], windows, strict=True):
             conv.window_in, conv.window = window_in.data_ptr(), window.data_ptr()
-        return given
+        return dense
 
-    def _layer(self, layer: Layer) -> library.Layer:
-        by = cast(Statistics, layer.mixer)
-        bias = None if by.position_bias is None else by.position_bias.t()
-        options = dict(by.operator_options)
-        decay = options.pop("decay")
-        if by.forget is not None:  # then that was the decay of no token
-            decay, rows = None, len(by.forget.weight)
-            options |= {"token_decay": True, "channel_decay": rows > len(by.temperature)}
-        heads = Affine(by.head_norm, None) if by.head_norm is not None else None
+    def _layer(self, block: CausalBlock) -> library.Layer:
+        attention, mlp = cast(CausalTSSAttention, block.attention), cast(MLP, block.mlp)
+        rates, gate = attention.proj_decay, attention.proj_gate
         return library.Layer(
-            norm1=self._norm(layer.norm1, layer.eps[0]),
-            norm2=self._norm(layer.norm2, layer.eps[1]),
-            heads=library.Norm() if heads is None else self._norm(heads, CausalTSSAttention.norm_eps),
-            conv=self._convolution(layer.conv),
-            conv_mlp=self._convolution(layer.conv_mlp),
-            proj_in=self._matrix(layer.attention_in),
-            forget=library.Matrix() if by.forget is None else self._matrix(by.forget),
-            gate=library.Matrix() if by.gate is None else self._matrix(by.gate),
-            proj_out=self._matrix(layer.attention_out),
-            mlp_in=self._matrix(layer.mlp_in),
-            mlp_out=self._matrix(layer.mlp_out),
-            temperature=self._keep(by.temperature),
-            bias=self._keep(bias),
-            decay=self._keep(decay),
-            gamma1=self._keep(layer.gamma1),
-            gamma2=self._keep(layer.gamma2),
-            form=library.Flags(*Form(**options).flags()),
-            tanh=layer.activation == "tanh",
+            norm1=self._norm(block.norm1),
+            norm2=self._norm(block.norm2),
+            heads=library.Norm(self._keep(attention.norm_weight), None, attention.norm_eps),
+            conv=self._convolution(block.conv),
+            conv_mlp=self._convolution(block.conv_mlp),
+            proj_in=self._linear(attention.proj_in),
+            forget=library.Matrix() if rates is None else self._matrix(rates.weight, attention.decay_logit),
+            gate=library.Matrix() if gate is None else self._linear(gate),
+            proj_out=self._linear(attention.proj_out),
+            mlp_in=self._linear(mlp.proj_in),
+            mlp_out=self._linear(mlp.proj_out),
+            temperature=self._keep(attention.temperature),
+            bias=self._keep(attention.position_bias),
+            decay=self._keep(attention.decay() if rates is None else None),
+            gamma1=self._keep(block.gamma1),
+            gamma2=self._keep(block.gamma2),
+            form=library.Flags(*Form(**self._form).flags()),
+            tanh=mlp.activation == "gelu_tanh",
         )
 
     def _keep(self, tensor: Tensor | None) -> int | None:
@@ -197,13 +299,18 @@ class NativeStep:
         self._alive.append(tensor.detach().contiguous())
         return self._alive[-1].data_ptr()
 
-    def _norm(self, norm: Affine, eps: float) -> library.Norm:
-        return library.Norm(self._keep(norm.weight), self._keep(norm.bias), eps)
+    def _norm(self, norm: nn.LayerNorm) -> library.Norm:
+        return library.Norm(self._keep(norm.weight), self._keep(norm.bias), norm.eps)
 
-    def _convolution(self, taps: Tensor | None) -> library.Convolution:
+    def _convolution(self, conv: CausalConvolution | None) -> library.Convolution:
+        taps = None if conv is None else conv.weight.t()
         return library.Convolution(self._keep(taps), None, None, 1 if taps is None else len(taps))
 
-    def _matrix(self, affine: Affine) -> library.Matrix:
-        weight, scale = pack_rows(affine.weight.detach(), self._weights)
+    def _linear(self, linear: nn.Linear | None) -> library.Matrix:
+        layer = cast(nn.Linear, linear)
+        return self._matrix(layer.weight, layer.bias)
+
+    def _matrix(self, matrix: Tensor, bias: Tensor | None = None) -> library.Matrix:
+        weight, scale = pack_rows(matrix.detach(), self._weights)
         self._alive += [weight] if scale is None else [weight, scale]
-        return library.Matrix(weight.data_ptr(), self._keep(scale), self._keep(affine.bias), *weight.shape)
+        return library.Matrix(weight.data_ptr(), self._keep(scale), self._keep(bias), *weight.shape)

@@ -21,9 +21,9 @@ from torch.utils import _pytree as pytree
 
 from tost._io import write_atomic
 from tost.errors import CheckpointError, StorageError
-from tost.generation.decode import State, check_causal, context_limit, evaluating
+from tost.generation.decode import State, check_causal, context_limit, device_of, evaluating
 from tost.generation.stream import Continuation
-from tost.models.renamed import current_names, former_name
+from tost.models.options import saved_options
 
 FORMAT = "tost-continuation"
 VERSION = 1
@@ -102,7 +102,7 @@ def load_state(path: str | Path, model: nn.Module, *, generator: torch.Generator
             generator.set_state(tensors["generator"])
     except (KeyError, ValueError, RuntimeError, TypeError) as error:
         raise CheckpointError(f"{path} does not hold the state of a text: {error}") from error
-    device = next(model.parameters()).device
+    device = device_of(model)
     state = pytree.tree_map_only(Tensor, lambda x: x.to(device), state)
     return Continuation(state, last.to(device), seen.to(device))
 
@@ -116,17 +116,23 @@ def _describe(model: nn.Module) -> dict[str, Any]:
 def _weights_mark(model: nn.Module) -> str:
     """Return a hash of a few numbers of every tensor, which catches mistakes, not malice."""
     digest = hashlib.sha256()
-    for name, tensor in sorted((former_name(name), tensor) for name, tensor in model.state_dict().items()):
+    for name, tensor in sorted((_first_name(name), tensor) for name, tensor in model.state_dict().items()):
         flat = tensor.detach().flatten()
         sample = flat[:: max(1, len(flat) // _SAMPLES)][:_SAMPLES].double().cpu()
         digest.update(f"{name} {tuple(tensor.shape)}\n".encode() + sample.numpy().tobytes())
     return digest.hexdigest()
 
 
+def _first_name(parameter: str) -> str:
+    """Return the name of a parameter in version 1 of the format, which marks weights by it."""
+    return parameter.replace(".conv.weight", ".local.weight").replace(".conv_mlp.weight", ".local_mlp.weight")
+
+
 def _check_model(path: Path, description: Mapping[str, Any], model: nn.Module) -> None:
-    ours, fields = _describe(model), type(check_causal(model).options).model_fields
+    ours, schema = _describe(model), type(check_causal(model).options)
     # An option that the file does not mention came later; what was written before has its default.
-    saved = {key: fields[key].default for key in ours if key in fields} | current_names(description["model"], ours)
+    defaults = {key: schema.model_fields[key].default for key in ours if key in schema.model_fields}
+    saved = defaults | saved_options(description["model"], schema)
     if saved != ours:
         keys = [key for key in sorted({*saved, *ours}) if saved.get(key) != ours.get(key)]
         changes = ", ".join(f"{key} {saved.get(key)} instead of {ours.get(key)}" for key in keys)
@@ -159,7 +165,7 @@ def _example(model: nn.Module, tokens: int) -> State:
     """Return the state of a model after some tokens, in its most general form: as if there might be padding."""
     limit = context_limit(model)
     ids = torch.zeros(1, tokens if limit is None else min(tokens, limit), dtype=torch.int64)
-    ids = ids.to(next(model.parameters()).device)
+    ids = ids.to(device_of(model))
     with torch.no_grad(), evaluating(model):
         return check_causal(model).forward_with_state(ids, None, torch.ones_like(ids, dtype=torch.bool))[1]
 

@@ -17,15 +17,15 @@ from tost.generation.decode import (
     State,
     check_causal,
     context_limit,
+    device_of,
     join_rows,
     prefill,
     select_rows,
     state_bytes,
 )
-from tost.generation.native import Weights
+from tost.generation.native import Weights, make_step
 from tost.generation.prompts import Prompts, align_prompts
 from tost.generation.sampling import Sampling, choose, draw_noise
-from tost.generation.step import make_step
 
 ENDED = -1
 """Stands for the token of a row that has ended."""
@@ -226,7 +226,7 @@ def stream_tokens(
         1000
     """
     size = check_causal(model).options.vocab_size
-    device = next(model.parameters()).device
+    device = device_of(model)
     sampling = sampling or Sampling()
     if max_new_tokens is not None and max_new_tokens < 0:
         raise ConfigError(f"max_new_tokens={max_new_tokens} cannot be generated; it needs at least 0.")

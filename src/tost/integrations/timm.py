@@ -31,8 +31,8 @@ with naming_extras():
 
 from tost.errors import ConfigError
 from tost.models import CrateOptions, VisionOptions, create_model, model_options, model_spec
+from tost.models.options import FixedSizeOptions, ImageOptions
 from tost.models.registry import loaded_models
-from tost.models.vision.options import FixedSizeOptions, ImageOptions
 from tost.pretrained import FILE, find_pretrained
 
 __all__ = ["default_cfgs"]

@@ -9,12 +9,17 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from tost.models.language.options import LanguageOptions
 from tost.models.mixers import MixerSizes
-from tost.models.mixers.builtin import WindowOptions, window_products
-from tost.models.options import MixedOptions, ModelOptions
-from tost.models.sequence.options import SequenceClassifierOptions
-from tost.models.vision.options import CrateOptions, ImageOptions, VisionOptions, VitOptions
+from tost.models.options import (
+    CrateOptions,
+    ImageOptions,
+    LanguageOptions,
+    MixedOptions,
+    ModelOptions,
+    SequenceClassifierOptions,
+    VisionOptions,
+    VitOptions,
+)
 
 
 class TokenFlops(NamedTuple):
@@ -72,15 +77,11 @@ def token_flops(options: ModelOptions) -> TokenFlops:
 
 
 def _language_flops(options: LanguageOptions) -> TokenFlops:
-    """Count by block: some may have attention over a window in place of the mixer."""
     C, N = options.embed_dim, options.max_length
     mixing, statistics = _mixing(options, N, position_bias=options.position == "learned")
-    windows = sum(map(options.is_window, range(options.depth)))
-    looking = window_products(MixerSizes(C, options.num_heads, N), WindowOptions(window=options.window))
     near = options.conv_width * C * (2 if options.conv_at == "both" else 1)
-    mixed = options.depth - windows
-    products = options.depth * (2 * C * options.hidden_dim + near) + mixed * mixing + windows * looking
-    return TokenFlops(2 * (C * options.vocab_size + products), mixed * statistics)
+    products = options.depth * (mixing + 2 * C * options.hidden_dim + near)
+    return TokenFlops(2 * (C * options.vocab_size + products), options.depth * statistics)
 
 
 def _mixing(options: MixedOptions, num_tokens: int, *, position_bias: bool = False) -> tuple[int, int]:

@@ -1,4 +1,18 @@
-"""Models by name: registration, options, construction. Loads no torch until a model is built."""
+"""Models by name: registration, options, construction. Loads no torch until a model is built.
+
+A model is a ``torch.nn.Module`` that is called according to its task:
+
+* ``classification``: ``model(x) -> logits [B, K]`` from ids ``[B, N]`` or values ``[B, N, F]``; ``model(x, mask=mask)``
+  if the data has padding, with True for real elements.
+* ``image_classification``: ``model(images) -> logits [B, K]`` from ``[B, channels, height, width]``.
+* ``language_modeling``: ``model(ids) -> logits [B, N, V]``, and ``model(ids, targets=targets)``, which returns the
+  cross-entropy summed over all targets but -100. To generate, ``forward_with_state(ids, state, mask)``, as in
+  `LanguageToST`, and ``options`` with `vocab_size` and `max_length`.
+
+Everything else is optional: ``options``, ``flops_per_token()``, ``flops_per_image(height, width)``, and for the
+optimizer ``no_weight_decay()`` and ``slow_parameters()``, the names of parameters that do not decay or that learn at
+``optim.slow_lr``.
+"""
 
 from __future__ import annotations
 
@@ -11,15 +25,13 @@ from pydantic import BaseModel
 from tost._options import check_options, options_error, options_of_signature
 from tost._plugins import Registry
 from tost.errors import ConfigError
-from tost.models.interface import note_options
-from tost.models.language.specs import LANGUAGE_MODELS
-from tost.models.sequence.specs import SEQUENCE_MODELS
-from tost.models.spec import ModelSpec
-from tost.models.vision.specs import IMAGE_MODELS
+from tost.models.presets import IMAGE_MODELS, LANGUAGE_MODELS, SEQUENCE_MODELS, ModelSpec
 
 if TYPE_CHECKING:
     from torch import nn
 
+_OPTIONS = "_tost_options"
+"""Attribute for the options of a model that does not keep them itself."""
 Factory = TypeVar("Factory", bound=Callable[..., Any])
 
 
@@ -33,7 +45,7 @@ def register_model(
 ) -> Callable[[Factory], Factory]:
     """Make a model available by name, to `create_model`, in configurations and on the command line.
 
-    It is any ``torch.nn.Module`` with the interface of its tasks; see `tost.models.interface`.
+    It is any ``torch.nn.Module`` with the interface of its tasks; see `tost.models.registry`.
 
     Args:
         name: What users call it.
@@ -124,7 +136,7 @@ def model_options(name: str, overrides: Mapping[str, Any]) -> BaseModel:
         ConfigError: There is no such model, or the options are not usable; every problem is in the message.
     """
     spec = model_spec(name)
-    options, problems = check_options(spec.options, {**spec.defaults, **overrides})
+    options, problems = check_options(spec.options, {**spec.defaults_for(overrides), **overrides})
     if options is None:
         raise options_error(f"model {name!r} cannot be built with these options", problems)
     return options
@@ -153,8 +165,33 @@ def create_model(name: str, **overrides: Any) -> nn.Module:
     """
     options = model_options(name, overrides)
     model = model_spec(name).create(options)
-    note_options(model, options)
+    object.__setattr__(model, _OPTIONS, options)
     return model
+
+
+def model_options_of(model: nn.Module) -> BaseModel | None:
+    """Return the options of a model: its ``options``, else those that `create_model` made it with; None if unknown."""
+    own = getattr(model, "options", None)
+    return own if isinstance(own, BaseModel) else getattr(model, _OPTIONS, None)
+
+
+def flops_per_token(model: nn.Module) -> int | None:
+    """Return the operations of a forward pass per token, from ``model.flops_per_token()``; None if unknown."""
+    return _counted(model, "flops_per_token")
+
+
+def flops_per_image(model: nn.Module, height: int, width: int) -> int | None:
+    """Return the operations of a forward pass for an image, from ``model.flops_per_image``; None if unknown."""
+    return _counted(model, "flops_per_image", height, width)
+
+
+def _counted(model: nn.Module, method: str, *arguments: int) -> int | None:
+    count = getattr(model, method, None)
+    try:
+        found: int | None = count(*arguments) if callable(count) else None
+    except NotImplementedError:
+        return None
+    return found
 
 
 def _adapt(name: str, found: Any) -> ModelSpec:

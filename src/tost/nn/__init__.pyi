@@ -6,11 +6,11 @@ from tost.nn.block import run_blocks as run_blocks
 from tost.nn.conv import CausalConvolution as CausalConvolution
 from tost.nn.conv import GridConvolution as GridConvolution
 from tost.nn.conv import SequenceConvolution as SequenceConvolution
-from tost.nn.ema import DampedEMA as DampedEMA
 from tost.nn.extensions import Extensions as Extensions
-from tost.nn.ista import ISTA as ISTA
+from tost.nn.extensions import PaperForm as PaperForm
 from tost.nn.loss import linear_cross_entropy as linear_cross_entropy
 from tost.nn.mixers import S4 as S4
+from tost.nn.mixers import Accepts as Accepts
 from tost.nn.mixers import BigBird as BigBird
 from tost.nn.mixers import CausalLinearAttention as CausalLinearAttention
 from tost.nn.mixers import CausalS4D as CausalS4D
@@ -22,14 +22,12 @@ from tost.nn.mixers import LinearAttention as LinearAttention
 from tost.nn.mixers import Linformer as Linformer
 from tost.nn.mixers import MinGRU as MinGRU
 from tost.nn.mixers import NoMixer as NoMixer
-from tost.nn.mixers import NystromAttention as NystromAttention
 from tost.nn.mixers import Performer as Performer
 from tost.nn.mixers import Reformer as Reformer
 from tost.nn.mixers import SoftmaxAttention as SoftmaxAttention
 from tost.nn.mixers import SubspaceAttention as SubspaceAttention
-from tost.nn.mixers import WindowAttention as WindowAttention
+from tost.nn.mlp import ISTA as ISTA
 from tost.nn.mlp import MLP as MLP
-from tost.nn.paper import PaperForm as PaperForm
 from tost.nn.position import LearnedPositions as LearnedPositions
 from tost.nn.position import SinusoidalPositions as SinusoidalPositions
 from tost.nn.position import token_positions as token_positions
@@ -38,4 +36,3 @@ from tost.nn.state import Carry as Carry
 from tost.nn.state import KVState as KVState
 from tost.nn.state import ModelState as ModelState
 from tost.nn.state import RecurrentState as RecurrentState
-from tost.nn.state import WindowState as WindowState

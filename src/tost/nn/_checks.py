@@ -1,11 +1,23 @@
-"""Checks that the modules share."""
+"""Checks, types and helpers that the modules share."""
 
 from __future__ import annotations
 
-from torch import Tensor
+from typing import TypedDict
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules import module as torch_module
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from tost import parallel
 from tost.errors import BackendError
+
+
+class Factory(TypedDict, total=False):
+    """Where the parameters of a module live and what type they have, as torch's own modules take them."""
+
+    device: torch.device | str | None
+    dtype: torch.dtype | None
 
 
 def check_heads(embed_dim: int, num_heads: int) -> None:
@@ -48,3 +60,18 @@ def refuse_context(what: str) -> None:
             f"{what} needs whole sequences, but a ContextParallel context is active and each rank holds only a piece. "
             "Use TSSA without it, or run this model without context parallelism."
         )
+
+
+def is_plain(module: nn.Module) -> bool:
+    """Return whether calling a module runs the forward of its class and nothing else."""
+    return not (module._forward_hooks or module._forward_pre_hooks or "forward" in vars(module))
+
+
+def is_plain_linear(layer: nn.Module) -> bool:
+    """Return whether a layer is no more than its weight and bias, so that they may be used without calling it."""
+    return type(layer) is nn.Linear and is_plain(layer) and not is_traceable_wrapper_subclass(layer.weight)
+
+
+def has_global_hooks() -> bool:
+    """Return whether torch calls hooks around the forward of every module."""
+    return bool(torch_module._global_forward_hooks or torch_module._global_forward_pre_hooks)

@@ -13,11 +13,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tost import parallel
-from tost.nn._checks import check_blocks, check_heads, check_width
-from tost.nn.extensions import Extensions
+from tost.nn._checks import check_blocks, check_heads, check_width, is_plain_linear
+from tost.nn.extensions import Extensions, PaperForm
 from tost.nn.masks import read_attention_mask
-from tost.nn.packed import mix
-from tost.nn.paper import PaperForm
+from tost.nn.mixers.base import Accepts, accepted, mix
 from tost.nn.position import token_positions
 from tost.nn.state import Carry, ContinuesPacked
 from tost.ops import Packing, TSSAState, causal_tssa_with_state, tssa
@@ -30,7 +29,7 @@ class _ProjectedAttention(nn.Module):
 
     causal: ClassVar[bool] = False
     norm_eps: ClassVar[float] = 1e-6
-    takes_packing: ClassVar[bool] = True
+    accepts = Accepts(packing=True, shared=True)
 
     def __init__(
         self,
@@ -52,10 +51,9 @@ class _ProjectedAttention(nn.Module):
             head_dim = embed_dim // num_heads
         self.extensions = Extensions() if extensions is None else extensions
         check_blocks(head_dim, self.extensions.block_size)
-        free = PaperForm(step_size=None, tied=False, shared_temperature=False)
         self.embed_dim, self.num_heads, self.head_dim = embed_dim, num_heads, head_dim
         inner = num_heads * head_dim
-        self.paper = free if paper is None else paper
+        self.paper = PaperForm.free() if paper is None else paper
         self.backend = backend
         self.proj_in = nn.Linear(embed_dim, inner, bias=in_bias, device=device, dtype=dtype)
         temperatures = 1 if self.paper.shared_temperature else num_heads
@@ -110,7 +108,7 @@ class _ProjectedAttention(nn.Module):
 
     def _owns_tokens(self) -> bool:
         """Return whether the operator may overwrite its tokens: nothing else holds what the projection returns."""
-        return type(self.proj_in) is nn.Linear and not self.proj_in._forward_hooks
+        return is_plain_linear(self.proj_in)
 
     def _gated(self, y: Tensor, x: Tensor, mask: Tensor | None, near: Tensor | None = None) -> Tensor:
         """Return y [B, N, H, D] after what follows the operator, as far as there is any of it.
@@ -198,17 +196,13 @@ class TSSAttention(_ProjectedAttention):
         projected = (embed_dim, num_heads, in_bias, out_bias, out_drop, paper, extensions, head_dim)
         super().__init__(*projected, backend, device, dtype)
         self.value_conv = value_conv
+        self.accepts = self.accepts._replace(grid=accepted(value_conv).grid)
         if self.extensions.forget or self.extensions.after_last_position != "error":
             raise ValueError(
                 f"{extensions} asks for forgetting or for a rule about positions, but {type(self).__name__} does not "
                 "look at the order of its tokens. Leave these two out, or use CausalTSSAttention."
             )
         self.gain_drop, self.normalize = gain_drop, normalize
-
-    @property
-    def takes_grid(self) -> bool:
-        """Whether it is to be given the grid of its tokens."""
-        return getattr(self.value_conv, "takes_grid", False)
 
     def operator_options(self) -> dict[str, Any]:
         """Return the options of this layer's operator, as keyword arguments of `tost.tssa` and `tost.membership`."""
@@ -307,7 +301,7 @@ class CausalTSSAttention(_ProjectedAttention, ContinuesPacked[TSSAState]):
     """
 
     causal: ClassVar[bool] = True
-    state_kind: ClassVar[type] = TSSAState
+    accepts = Accepts(packing=True, shared=True, state=TSSAState)
 
     def __init__(
         self,

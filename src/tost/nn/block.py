@@ -5,21 +5,24 @@ Shapes: x [B, N, C] (batch, tokens, width), mask [B, N].
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import partial
-from typing import Any, ClassVar, Literal, TypeAlias, Unpack
+from typing import ClassVar, Literal, TypeAlias, Unpack
 
 import torch
 from torch import Tensor, nn
 
 from tost import parallel
 from tost.errors import ConfigError
-from tost.nn._factory import Factory
+from tost.nn._checks import Factory
 from tost.nn.conv import CausalConvolution
-from tost.nn.packed import mix, mix_with_state
+from tost.nn.mixers.base import accepted, mix
+from tost.nn.recompute import is_recomputing
 from tost.nn.recompute import recompute as recompute_block
 from tost.nn.state import BlockState, Carry, ContinuesPacked, MixerState
 from tost.ops import Packing
+from tost.ops._checks import check_mask
+from tost.ops._numerics import statistics_dtype, zero_padding
 
 Grid: TypeAlias = tuple[int, int]
 
@@ -46,7 +49,7 @@ class Block(nn.Module):
         drop_path: Stochastic depth: the probability that a sequence skips a branch in training. Branches that are
             kept are scaled by ``1 / (1 - drop_path)``, so that evaluation needs no correction.
         conv: Adds neighbours to what the attention sees, ``u + conv(u)``, such as `SequenceConvolution`. One with
-            ``takes_grid = True``, as `GridConvolution` has it, is called with ``grid=``.
+            ``accepts.grid``, as `GridConvolution` has it, is called with ``grid=``.
         conv_mlp: The same for the feed-forward.
         conv_block: The same for the tokens themselves, before anything else: ``x = x + conv_block(x)``, a conditional
             position encoding. Not for causal blocks.
@@ -130,29 +133,29 @@ class Block(nn.Module):
         Raises:
             ConfigError: Sequences are packed, but the block has a convolution over a grid.
         """
+        return self._run(x, mask, grid, packing, (None, None, None))
+
+    def _run(
+        self,
+        x: Tensor,
+        mask: Tensor | None,
+        grid: Grid | None,
+        packing: Packing | None,
+        carries: tuple[Carry | None, Carry | None, Carry | None],
+    ) -> Tensor:
+        """Run both branches, with the carries of the attention and of the two convolutions in front of the branches."""
+        pre, (carry, carry_conv, carry_mlp) = self.norm == "pre", carries
         x = with_neighbours(x, self.conv_block, mask, grid, packing)
-        seen = with_neighbours(self._seen(x, self.norm1), self.conv, mask, grid, packing)
-        x = self._mixed(x, mix(self.attention, seen, mask, packing, grid), packing)
-        return self._fed(x, with_neighbours(self._seen(x, self.norm2), self.conv_mlp, mask, grid, packing), packing)
+        u = with_neighbours(self.norm1(x) if pre else x, self.conv, mask, grid, packing, carry_conv)
+        x = self._add(x, mix(self.attention, u, mask, packing, grid, carry), self.gamma1, packing)
+        x = x if pre else self.norm1(x)
+        fed = self.mlp(with_neighbours(self.norm2(x) if pre else x, self.conv_mlp, mask, grid, packing, carry_mlp))
+        x = self._add(x, fed, self.gamma2, packing) if self.residual_mlp else fed
+        return x if pre else self.norm2(x)
 
     def extra_repr(self) -> str:
         """Show the layout in ``print(module)``."""
         return f"norm={self.norm!r}, layer_scale={self.gamma1 is not None}, drop_path={self.drop_path}"
-
-    def _seen(self, x: Tensor, norm: nn.Module) -> Tensor:
-        """Return what a branch sees of x."""
-        return norm(x) if self.norm == "pre" else x
-
-    def _mixed(self, x: Tensor, mixed: Tensor, packing: Packing | None) -> Tensor:
-        """Return x after the branch of the attention, which gave `mixed`."""
-        x = self._add(x, mixed, self.gamma1, packing)
-        return x if self.norm == "pre" else self.norm1(x)
-
-    def _fed(self, x: Tensor, seen: Tensor, packing: Packing | None) -> Tensor:
-        """Return x after the feed-forward, which sees `seen`."""
-        fed = self.mlp(seen)
-        x = self._add(x, fed, self.gamma2, packing) if self.residual_mlp else fed
-        return x if self.norm == "pre" else self.norm2(x)
 
     def _add(self, x: Tensor, branch: Tensor, gamma: Tensor | None, packing: Packing | None) -> Tensor:
         """Return x plus the scaled branch; all scales are small and act in one pass over the tokens."""
@@ -163,10 +166,15 @@ class Block(nn.Module):
 
 
 def with_neighbours(
-    x: Tensor, conv: nn.Module | None, mask: Tensor | None, grid: Grid | None, packing: Packing | None = None
+    x: Tensor,
+    conv: nn.Module | None,
+    mask: Tensor | None,
+    grid: Grid | None,
+    packing: Packing | None = None,
+    carry: Carry | None = None,
 ) -> Tensor:
-    """Return ``x + conv(x)`` for tokens x [B, N, C], or x without a convolution; see `tost.nn.packed.mix`."""
-    return x if conv is None else x + mix(conv, x, mask, packing, grid)
+    """Return ``x + conv(x)`` for tokens x [B, N, C], or x without a convolution; see `tost.nn.mixers.base.mix`."""
+    return x if conv is None else x + mix(conv, x, mask, packing, grid, carry)
 
 
 def _keep_sequences(x: Tensor, probability: float, packing: Packing | None) -> Tensor:
@@ -226,35 +234,20 @@ class CausalBlock(Block, ContinuesPacked[MixerState | BlockState]):
         """
         if carry is None:
             return super().forward(x, mask, grid, packing=packing)
-        x, carry.state = self._continue(x, carry.state, mask, packing)
-        return x
-
-    def _continue(
-        self, x: Tensor, state: MixerState | BlockState | None, mask: Tensor | None, packing: Packing | None
-    ) -> tuple[Tensor, MixerState | BlockState]:
-        attention: Any = self.attention
-        if not hasattr(attention, "forward_with_state"):
+        if not hasattr(self.attention, "forward_with_state"):
             raise ConfigError(
-                f"{type(attention).__name__} has no forward_with_state, so this model cannot continue a sequence or "
-                "generate; use it on whole sequences, or choose another mixer."
+                f"{type(self.attention).__name__} has no forward_with_state, so this model cannot continue a sequence "
+                "or generate; use it on whole sequences, or choose another mixer."
             )
-        convs = [conv for conv in (self.conv, self.conv_mlp) if conv is not None]
-        before, windows = self._parts(state, len(convs))
-        after: list[Tensor] = []
-
-        def look(seen: Tensor, conv: CausalConvolution | None) -> Tensor:
-            if conv is None:
-                return seen
-            window = windows[len(after)] if windows else None
-            near, window = conv.forward_with_state(seen, window, mask, packing=packing)
-            after.append(window)
-            return seen + near
-
-        seen = look(self._seen(x, self.norm1), self.conv)
-        mixed, remembered = mix_with_state(attention, seen, before, mask, packing)
-        x = self._mixed(x, mixed, packing)
-        x = self._fed(x, look(self._seen(x, self.norm2), self.conv_mlp), packing)
-        return x, BlockState(remembered, tuple(after)) if after else remembered
+        convs = (self.conv, self.conv_mlp)
+        before, windows = self._parts(carry.state, sum(conv is not None for conv in convs))
+        rest = iter(windows)
+        first, second = (None if conv is None else Carry(next(rest, None)) for conv in convs)
+        mixer = Carry(before)
+        x = self._run(x, mask, None, packing, (mixer, first, second))
+        after = tuple(one.state for one in (first, second) if one is not None)
+        carry.state = BlockState(mixer.state, after) if after else mixer.state
+        return x
 
     def _parts(
         self, state: MixerState | BlockState | None, num_windows: int
@@ -263,8 +256,8 @@ class CausalBlock(Block, ContinuesPacked[MixerState | BlockState]):
         if state is None:
             return None, ()
         mixer, windows = state if isinstance(state, BlockState) else (state, ())
-        kind: Any = self.attention.state_kind
-        if not isinstance(mixer, kind) or len(windows) != num_windows:
+        kind = accepted(self.attention).state
+        if (kind is not None and not isinstance(mixer, kind)) or len(windows) != num_windows:
             raise ValueError(
                 f"the state is a {type(mixer).__name__} with {len(windows)} windows of convolutions, but this block "
                 f"has {type(self.attention).__name__} and {num_windows} of them; pass the state that the same model "
@@ -303,3 +296,127 @@ def run_blocks(
         again = recompute and torch.is_grad_enabled()
         x = recompute_block(run, x, *arguments) if again else run(x, *arguments)
     return x
+
+
+class TokenBatchNorm(nn.Module):
+    """Batch norm over all real tokens of all sequences of a batch.
+
+    In training, mean and variance are those of the batch; averages of both are kept for evaluation. Padding has no part
+    in them. A batch counts once, also where a block is computed again in the backward pass. Where several processes
+    share a batch, `share` makes it one batch; without it each process normalizes its own sequences.
+
+    Args:
+        embed_dim: Width of the tokens, C.
+        eps: Added to the variance.
+        momentum: Weight of a batch in the averages.
+        **factory: `device` and `dtype` of the parameters.
+
+    Example:
+        >>> import torch
+        >>> from tost.nn.mixers import TokenBatchNorm
+        >>> TokenBatchNorm(64)(torch.randn(2, 10, 64)).shape
+        torch.Size([2, 10, 64])
+    """
+
+    running_mean: Tensor
+    running_var: Tensor
+    _sum: Callable[[Tensor], Tensor] | None = None
+
+    def __init__(self, embed_dim: int, *, eps: float = 1e-5, momentum: float = 0.1, **factory: Unpack[Factory]) -> None:
+        super().__init__()
+        self.embed_dim, self.eps, self.momentum = embed_dim, eps, momentum
+        self.weight = nn.Parameter(torch.ones(embed_dim, **factory))
+        self.bias = nn.Parameter(torch.zeros(embed_dim, **factory))
+        self.register_buffer("running_mean", torch.zeros(embed_dim, **factory))
+        self.register_buffer("running_var", torch.ones(embed_dim, **factory))
+
+    def extra_repr(self) -> str:
+        """Show the sizes in ``print(module)``."""
+        return f"{self.embed_dim}, eps={self.eps}, momentum={self.momentum}"
+
+    def share(self, sum_over_processes: Callable[[Tensor], Tensor]) -> None:
+        """Take mean and variance over the batches of several processes.
+
+        Args:
+            sum_over_processes: Returns the sum of a tensor over the processes, with its derivative.
+        """
+        self._sum = sum_over_processes
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Normalize the tokens x [B, N, C]; those that are not real, by `mask` [B, N], do not count."""
+        check_mask(mask, x)
+        wide = zero_padding(x, mask).to(statistics_dtype(x.dtype))
+        if self.training:
+            mean, variance = self._statistics(wide, mask)
+        else:
+            mean, variance = self.running_mean.to(wide.dtype), self.running_var.to(wide.dtype)
+        scale = self.weight * (variance + self.eps).rsqrt()
+        return ((wide - mean) * scale + self.bias).to(x.dtype)
+
+    def _statistics(self, x: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Return mean and variance [C] of a batch, padded with zeros, and update the averages."""
+        total = self._sum or (lambda part: part)
+        count = x.new_full((), x.shape[0] * x.shape[1]) if mask is None else mask.sum().to(x.dtype)
+        count = total(count).clamp_min(1)
+        mean = total(x.sum(dim=(0, 1))) / count
+        variance = total(zero_padding(x - mean, mask).square().sum(dim=(0, 1))) / count
+        if not is_recomputing():
+            unbiased = variance.detach() * (count / (count - 1).clamp_min(1))
+            self.running_mean.lerp_(mean.detach().to(self.running_mean.dtype), self.momentum)
+            self.running_var.lerp_(unbiased.to(self.running_var.dtype), self.momentum)
+        return mean, variance
+
+
+class MixerBlock(nn.Module):
+    """A residual block that is nothing but its mixer.
+
+    .. code-block:: text
+
+        pre:   x = x + mixer(norm(x))
+        post:  x = norm(x + mixer(x))
+
+    Args:
+        mixer: Mixes tokens; called as ``mixer(x, mask)``, from ``[B, N, C]`` to ``[B, N, C]``.
+        embed_dim: Width of the tokens, C.
+        norm: Place of the norm: ``"pre"`` or ``"post"``.
+        norm_kind: ``"batch"``, see `TokenBatchNorm`, or ``"layer"``.
+        **factory: `device` and `dtype` of the parameters.
+
+    Raises:
+        ValueError: `norm` or `norm_kind` is not known.
+
+    Example:
+        >>> import torch, tost
+        >>> from tost.nn.mixers import MixerBlock
+        >>> MixerBlock(tost.nn.S4(64, 1, max_length=10), 64)(torch.randn(2, 10, 64)).shape
+        torch.Size([2, 10, 64])
+    """
+
+    def __init__(
+        self,
+        mixer: nn.Module,
+        embed_dim: int,
+        *,
+        norm: Literal["pre", "post"] = "pre",
+        norm_kind: Literal["batch", "layer"] = "batch",
+        **factory: Unpack[Factory],
+    ) -> None:
+        super().__init__()
+        if norm not in ("pre", "post") or norm_kind not in ("batch", "layer"):
+            raise ValueError(f"norm={norm!r} takes 'pre' or 'post', norm_kind={norm_kind!r} takes 'batch' or 'layer'.")
+        self.norm, self.attention = norm, mixer
+        kind: type[TokenBatchNorm | nn.LayerNorm] = TokenBatchNorm if norm_kind == "batch" else nn.LayerNorm
+        self.norm1 = kind(embed_dim, **factory)
+
+    def extra_repr(self) -> str:
+        """Show the layout in ``print(module)``."""
+        return f"norm={self.norm!r}"
+
+    def forward(self, x: Tensor, mask: Tensor | None = None, *, packing: Packing | None = None) -> Tensor:
+        """Transform the tokens x [B, N, C], with `mask` [B, N] of the real ones; returns [B, N, C]."""
+        if self.norm == "post":
+            return self._normed(x + mix(self.attention, x, mask, packing), mask)
+        return x + mix(self.attention, self._normed(x, mask), mask, packing)
+
+    def _normed(self, x: Tensor, mask: Tensor | None) -> Tensor:
+        return self.norm1(x) if isinstance(self.norm1, nn.LayerNorm) else self.norm1(x, mask)

@@ -6,16 +6,15 @@ N = rows * columns in row-major order.
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Literal, Unpack
+from typing import Any, Literal, Unpack
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tost import parallel
-from tost.nn._checks import check_width, refuse_context
-from tost.nn._factory import Factory
-from tost.nn.mixers._order import OrderedMixer
+from tost.nn._checks import Factory, check_width, refuse_context
+from tost.nn.mixers.base import Accepts, OrderedMixer
 from tost.nn.state import Carry, ContinuesPacked
 from tost.ops import Packing
 from tost.ops._checks import check_mask
@@ -63,7 +62,7 @@ class CausalConvolution(nn.Module, ContinuesPacked[Tensor]):
         (torch.Size([1, 1, 64]), torch.Size([1, 3, 64]))
     """
 
-    takes_packing: ClassVar[bool] = True
+    accepts = Accepts(packing=True, shared=True, state=Tensor)
 
     def __init__(
         self,
@@ -211,7 +210,7 @@ class GridConvolution(_Centred):
         torch.Size([2, 15, 64])
     """
 
-    takes_grid: ClassVar[bool] = True
+    accepts = Accepts(grid=True)
 
     @staticmethod
     def _taps(width: int) -> tuple[int, ...]:

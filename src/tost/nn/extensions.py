@@ -1,4 +1,4 @@
-"""Optional extensions of the TSSA modules that are not in the paper. Loads no torch."""
+"""Forms of the TSSA modules: extensions that are not in the paper, and the equations of the paper. Loads no torch."""
 
 from __future__ import annotations
 
@@ -42,3 +42,30 @@ class Extensions(OperatorOptions):
     def operator_options(self) -> dict[str, Any]:
         """Return the options of the operator, as keyword arguments of `tost.tssa` and `tost.causal_tssa`."""
         return {field.name: getattr(self, field.name) for field in fields(OperatorOptions)}
+
+
+@dataclass(frozen=True)
+class PaperForm:
+    """The attention of the paper's equations, where it differs from the authors' code.
+
+    The code frees what the equations tie: a second weight matrix in place of ``U``, and with it the step size; one
+    temperature per head; no coding precision. With ``eps = sqrt(C)`` (so ``C / eps^2 = 1``) and orthonormal heads the
+    module's output is minus `step_size` times the gradient of the variational compression objective.
+
+    Attributes:
+        step_size: tau. The output is multiplied by ``tau / n`` (``tau / j`` at position j of a causal sequence), n
+            counting the real tokens. None leaves it out.
+        eps: Coding precision; the operator becomes ``D = c / (1 + c * moment)``, ``c = C / eps^2``. None means c = 1.
+        tied: Project back with the transpose of the first projection's weight.
+        shared_temperature: One temperature ``1 / (2 eta)`` for all heads.
+    """
+
+    step_size: float | None = 1.0
+    eps: float | None = None
+    tied: bool = True
+    shared_temperature: bool = True
+
+    @classmethod
+    def free(cls) -> PaperForm:
+        """Return the form of the authors' code."""
+        return cls(step_size=None, tied=False, shared_temperature=False)

@@ -37,20 +37,6 @@ class KVState(NamedTuple):
     position: Tensor
 
 
-class WindowState(NamedTuple):
-    """What attention over a window of W tokens remembers: the last W - 1 of them.
-
-    Attributes:
-        keys: ``[B, H, W - 1, D]``, the last token at the end; without meaning where there were fewer tokens.
-        values: ``[B, H, W - 1, D]``.
-        position: Number of tokens seen, padding not counted, int64 ``[B]``.
-    """
-
-    keys: Tensor
-    values: Tensor
-    position: Tensor
-
-
 class RecurrentState(NamedTuple):
     """What the recurrent baselines remember.
 
@@ -69,7 +55,7 @@ class RecurrentState(NamedTuple):
         return cls(memory, torch.zeros(len(x), dtype=torch.int64, device=x.device))
 
 
-MixerState: TypeAlias = TSSAState | KVState | WindowState | RecurrentState
+MixerState: TypeAlias = TSSAState | KVState | RecurrentState
 
 
 class BlockState(NamedTuple):

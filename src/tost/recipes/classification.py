@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from tost._text import Table
 from tost.data import Batch, DataInfo
 from tost.errors import ConfigError
-from tost.models.interface import flops_per_image
+from tost.models.registry import flops_per_image
 from tost.train.config import RegularizeConfig, RunConfig
 from tost.train.task import BatchResult, Details, Task, sequence_arguments
 

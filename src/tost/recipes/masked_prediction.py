@@ -14,7 +14,7 @@ from tost.data import Batch, DataBundle
 from tost.data.dataset import IGNORED
 from tost.errors import ConfigError
 from tost.models import create_model
-from tost.models.interface import flops_per_image
+from tost.models.registry import flops_per_image
 from tost.train.config import RunConfig
 from tost.train.task import BatchResult, Task, sequence_arguments
 

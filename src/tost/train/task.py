@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from tost._text import Table
 from tost.data import Batch, DataBundle, DataInfo, build_data
 from tost.models import create_model
-from tost.models.interface import flops_per_token
+from tost.models.registry import flops_per_token
 from tost.train.config import RunConfig
 
 

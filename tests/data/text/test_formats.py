@@ -71,8 +71,7 @@ def test_folders_of_datasets(tmp_path):
     data = datasets.Dataset.from_dict({"text": DOCUMENTS})
     data.save_to_disk(str(tmp_path / "one"))
     assert texts(make(tmp_path / "a", source=str(tmp_path / "one"), validation=0)) == DOCUMENTS
-    more = datasets.DatasetDict(train=data, test=data.select([0]), unsupervised=data.select([1, 2]))
-    more.save_to_disk(str(tmp_path / "two"))
+    datasets.DatasetDict(train=data, test=data.select([0])).save_to_disk(str(tmp_path / "two"))
     folder = make(tmp_path / "b", source=str(tmp_path / "two"), split="named")
     assert (texts(folder), texts(folder, "test")) == (DOCUMENTS, DOCUMENTS[:1])
 

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.models.tiny import example, make_tiny, padded, perturb
+from tost.errors import ConfigError
 from tost.models import LanguageToST, model_options
 from tost.testing import assert_close
 
@@ -245,3 +246,25 @@ def test_dropout_reaches_every_branch():
 def test_bad_input_is_refused(call, message):
     with pytest.raises(ValueError, match=message):
         call(make())
+
+
+@pytest.mark.parametrize("chunk", [None, 3])
+def test_an_untied_head_is_called_like_every_other_module(chunk):
+    model = make_tiny("tost_lm_base", tie_head=False).eval()
+    ids = example(model)
+    plain, loss = model(ids), model.loss(ids, ids, chunk=chunk)
+    model.head.register_forward_hook(lambda module, inputs, y: 2 * y)
+    assert torch.equal(model(ids), 2 * plain)
+    assert torch.equal(model.forward_with_state(ids)[0], 2 * plain)
+    expected = torch.nn.functional.cross_entropy(2 * plain.flatten(0, 1), ids.flatten())
+    assert_close("loss", model.loss(ids, ids, chunk=chunk), expected, 1e-5)
+    assert not torch.isclose(loss, expected)
+
+
+def test_a_tied_head_that_is_offloaded_is_refused():
+    model = make_tiny("tost_lm_base")
+    ids = example(model)
+    x, _ = model.features_with_state(ids)
+    model.tokens.to("meta")
+    with pytest.raises(ConfigError, match=r"its token embedding, which is on the meta device.*tie_head=false"):
+        model.logits(x)

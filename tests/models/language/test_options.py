@@ -50,7 +50,6 @@ def option_sets(draw):
     if options["conv_width"]:
         options["conv_at"] = draw(st.sampled_from(("attention", "mlp", "both")))
     options["position"] = draw(st.sampled_from(("learned", "sinusoidal", "none")))
-    options |= draw(st.sampled_from(({}, {"window_every": 2, "window": 3}, {"window_every": 1, "window": 30})))
     if options["position"] == "learned" and draw(st.booleans()):
         options |= {"after_last_position": "repeat", "max_length": draw(st.sampled_from((1, 5, 24)))}
     if mixer == "softmax":
@@ -170,9 +169,7 @@ def test_options_are_off_by_default_and_change_the_network(options):
     assert torch.allclose(model(ids), plain(ids)) is (not same)
 
 
-@pytest.mark.parametrize(
-    "options", [*OURS, {"window_every": 2}, {"mixer": "linear"}, {"activation": "gelu_tanh"}], ids=str
-)
+@pytest.mark.parametrize("options", [*OURS, {"mixer": "linear"}, {"activation": "gelu_tanh"}], ids=str)
 def test_authors_format_has_no_place_for_them(options):
     from tost.integrations.official import to_official
 
@@ -241,20 +238,6 @@ def test_fresh_heads_forget_at_different_rates_and_none_at_once():
     assert model.bfloat16().blocks[0].attention.decay().dtype == torch.float32
 
 
-def test_every_so_many_blocks_look_at_a_window():
-    model = make({"window_every": 2, "window": 3}, depth=5)
-    kinds = [isinstance(block.attention, tost.nn.WindowAttention) for block in model.blocks]
-    assert kinds == [False, True, False, True, False]
-    ids = example(model, length=24)
-    assert token_flops(model.options).products == count_products(model, ids) / ids.numel()
-    only = make({"window_every": 1, "window": 3, "position": "none"}, depth=2)
-    other = ids.clone()
-    other[:, 0] = (other[:, 0] + 1) % 11
-    change = (only(other) - only(ids)).abs().sum(dim=(0, 2))
-    assert change[:5].all(), "two layers of three tokens"
-    assert not change[5:].any()
-
-
 def test_what_was_long_ago_is_forgotten():
     model = make({"forget": True, "position": "none"}, depth=1)
     with torch.no_grad():
@@ -308,7 +291,6 @@ def test_matrices_decay_and_what_belongs_to_the_operator_does_not():
         ({"mixer": "softmax", "gate": True, "forget": True}, "gate=True is about TSSA.*\n.*forget=True is about TSSA"),
         ({"mixer": "softmax", "backend": "torch"}, "backend=torch is about TSSA, but mixer=softmax"),
         ({"position": "sinusoidal", "embed_dim": 3, "num_heads": 3}, "embed_dim=3 cannot hold the sines and cosines"),
-        ({"window": 64}, "window=64 is the size of windows, but window_every=0 has none; set window_every, such as 4"),
         ({"after_last_position": "wrap"}, "after_last_position: wrap given; needs one of error, repeat"),
     ],
 )

@@ -73,7 +73,6 @@ CHOICES = {
     "block_size": [1, 2],
     "centered": [False, True],
     "forget": [False, True, "head", "channel"],
-    "window_every": [0, 2],
     "gradient_checkpointing": [False, True],
     "texts": ["whole", "padded", "packed", "packed in rows"],
 }
@@ -108,7 +107,6 @@ PAIRS = cover_pairs(CHOICES)
 def test_every_pair_of_options_in_pieces(options):
     options = dict(options)
     texts = options.pop("texts")
-    options |= {"window": 5} if options["window_every"] else {}
     torch.manual_seed(0)
     model = perturb(make_tiny("tost_lm_base", **{"vocab_size": V, "max_length": N, **options}).double())
     ids, targets, mask = text()

@@ -8,13 +8,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-import tost
 from tests.models.tiny import count_products, example, make_tiny, padded, perturb
 from tost.errors import ConfigError
 from tost.models import model_options, token_flops
 from tost.models.mixers import list_mixers
-from tost.models.sequence.specs import SEQUENCE_MODELS
-from tost.nn import S4, Performer, Reformer
 from tost.nn.mixers import MixerBlock, TokenBatchNorm
 from tost.testing import assert_close
 
@@ -25,10 +22,18 @@ SMALL = {
     "reformer": {"chunk_size": 4, "num_buckets": 4},
     "bigbird": {"block_size": 2, "num_random": 1},
     "linformer": {"rank": 4},
-    "nystrom": {"num_landmarks": 3, "conv_width": 3},
     "tssa_plus": {"block_size": 2},
     "s4": {"state_size": 4},
     "s4d": {"state_size": 4},
+}
+
+
+S4_LAYOUT = {
+    "mixer": "s4",
+    "block": "mixer",
+    "norm_kind": "batch",
+    "mixer_options": {"state_size": 4},
+    "position": "none",
 }
 
 
@@ -56,12 +61,11 @@ NEAR = {
     "block": {"conv_width": 5, "conv_at": "block", "mixer": "none"},
     "values": {"conv_width": 3, "conv_at": "values", "mixer_options": PLUS},
     "softmax": {"conv_width": 3, "conv_at": "values", "mixer": "softmax"},
-    "averages": {"num_averages": 2, "conv_width": 3, "conv_at": "block", "mixer_options": PLUS},
 }
 
 
 @pytest.mark.parametrize("options", NEAR.values(), ids=NEAR.keys())
-def test_neighbours_and_averages_stop_at_the_ends_of_a_sequence(options):
+def test_neighbours_stop_at_the_ends_of_a_sequence(options):
     model = make(**options).eval()
     x = example(model)
     expected = model(x)
@@ -74,7 +78,7 @@ def test_neighbours_and_averages_stop_at_the_ends_of_a_sequence(options):
 
 
 @pytest.mark.parametrize("options", NEAR.values(), ids=NEAR.keys())
-def test_neighbours_and_averages_are_learned_and_counted(options):
+def test_neighbours_are_learned_and_counted(options):
     model = make_tiny("lra_listops", **options)
     F.cross_entropy(model(example(model, length=24)), torch.tensor([0, 2])).backward()
     near = {name: p for name, p in model.named_parameters() if "conv" in name}
@@ -158,26 +162,10 @@ def test_options_of_another_mixer_are_refused_until_they_are_cleared():
         ConfigError,
         match=r"state_size: unknown key; .* than linear, clear them all with mixer_options=",
     ):
-        model_options("lra_text_s4", {"mixer": "linear"})
-    cleared = model_options("lra_text_s4", {"mixer": "linear", "mixer_options": None})
-    assert cleared == model_options("lra_text_s4", {"mixer": "linear", "mixer_options": {}})
-    assert hash(cleared) == hash(model_options("lra_text_s4", {"mixer": "linear", "mixer_options": {}}))
-
-
-def test_official_form_is_the_official_codes():
-    official = {mixer: model_options("lra_text_official", {"mixer": mixer}).all_mixer_options() for mixer in MIXERS}
-    assert (official["linformer"].rank, official["linformer"].share) == (16, "kv")
-    assert (official["reformer"].num_hashes, official["reformer"].form) == (1, "lra")
-    assert official["performer"].kernel == "relu"
-    assert official["bigbird"].random_length == 1024
-    given = model_options("lra_text_official", {"mixer": "linformer", "mixer_options": {"rank": 8}})
-    assert (given.all_mixer_options().rank, given.all_mixer_options().share) == (8, "kv")
-    tiny = make_tiny("lra_text_official", mixer="performer").blocks[0].attention
-    assert isinstance(tiny, Performer)
-    assert tiny.kernel == "relu"
-    assert tiny.proj_in.bias is None
-    assert make_tiny("lra_text", mixer="performer").blocks[0].attention.kernel == "softmax"
-    assert isinstance(make_tiny("lra_text", mixer="reformer").blocks[0].attention, Reformer)
+        model_options("lra_text", {**S4_LAYOUT, "mixer": "linear"})
+    cleared = model_options("lra_text", {"mixer": "linear", "mixer_options": None})
+    assert cleared == model_options("lra_text", {"mixer": "linear", "mixer_options": {}})
+    assert hash(cleared) == hash(model_options("lra_text", {"mixer": "linear", "mixer_options": {}}))
 
 
 @pytest.mark.parametrize("pair", ["nli", "concat"])
@@ -218,11 +206,7 @@ def test_what_is_no_pair_is_refused(shape):
 def test_poolings_are_what_they_are_called():
     x = torch.randint(1, 16, (2, 9))
     mask = torch.tensor([[True] * 6 + [False] * 3, [False] * 2 + [True] * 7])
-    mean, padded_mean, first = (make(pooling=pooling) for pooling in ("mean", "mean_padded", "first"))
-    share = mask.sum(dim=1, keepdim=True).double() / 9
-    assert_close("mean_padded", padded_mean.features(x, mask), mean.features(x, mask) * share, 1e-12)
-    assert_close("mean_padded", padded_mean.features(x), mean.features(x), 1e-12)
-    tokens = []
+    first, tokens = make(pooling="first"), []
     first.norm_out.register_forward_hook(lambda *inputs: tokens.append(inputs[-1]))
     assert torch.equal(first.features(x, mask), torch.stack((tokens[0][0, 0], tokens[0][1, 2])))
     assert torch.equal(first.features(x), tokens[1][:, 0])
@@ -242,7 +226,7 @@ def test_tied_blocks_are_one_block_many_times():
 
 @pytest.mark.parametrize("norm", ["pre", "post"])
 def test_layout_of_s4_is_its_equation(norm):
-    model = make("lra_image_s4", "s4", norm=norm, num_heads=1)
+    model = make("lra_image", **S4_LAYOUT, norm=norm, num_heads=1)
     x = example(model, dtype=torch.float64)
     tokens = model.embedding(x)
     for block in model.blocks:
@@ -317,7 +301,7 @@ def test_batch_norm_of_parts_that_share_their_sums_is_that_of_the_whole():
 
 
 def test_steps_and_state_matrices_do_not_decay():
-    model = make_tiny("lra_text_s4", mixer_options={"state_size": 4}, num_heads=2)
+    model = make_tiny("lra_text", **S4_LAYOUT, num_heads=2)
     names = model.no_weight_decay()
     assert len(names) == 2 * 5
     assert names < {name for name, _ in model.named_parameters()}
@@ -326,18 +310,11 @@ def test_steps_and_state_matrices_do_not_decay():
 
 
 def test_dropout_of_attention_can_differ():
-    model = make_tiny("lra_image_official", mixer="softmax")
+    model = make_tiny("lra_image", mixer="softmax", attention_dropout=0.2, dropout=0.3)
     assert model.blocks[0].attention.attn_drop == 0.2
     assert model.blocks[0].attention.out_drop == 0.3
     assert make_tiny("lra_text", mixer="softmax").blocks[0].attention.attn_drop == 0.1
-    assert make_tiny("lra_image_s4").blocks[0].attention.drop == 0.1
-    assert make_tiny("lra_image_s4").blocks[0].attention.tied_drop
-
-
-def test_every_task_has_three_settings():
-    names = {spec.name for spec in SEQUENCE_MODELS}
-    assert names == {"tost_sequence", *(f"lra_{t}{s}" for t in TASKS for s in ("", "_official", "_s4"))}
-    assert tost.list_models("lra_*") == sorted(names - {"tost_sequence"})
+    assert make_tiny("lra_text", **S4_LAYOUT).blocks[0].attention.drop == 0.1
 
 
 def test_sizes_are_the_papers():
@@ -352,15 +329,6 @@ def test_sizes_are_the_papers():
         o = model_options(f"lra_{task}", {})
         assert (o.depth, o.embed_dim, o.num_heads, o.hidden_dim, o.dropout) == sizes
         assert o.mixer == "tssa"
-    official = {"listops": (4, 512, 8, 1024), "text": (4, 256, 4, 1024), "retrieval": (4, 128, 4, 512)}
-    for task, sizes in official.items():
-        o = model_options(f"lra_{task}_official", {})
-        assert (o.depth, o.embed_dim, o.num_heads, o.hidden_dim) == sizes
-    states = {"listops": 4, "text": 4, "retrieval": 4, "image": 64, "pathfinder": 64, "pathx": 64}
-    for task, size in states.items():
-        o = model_options(f"lra_{task}_s4", {})
-        assert (o.depth, o.mixer, o.all_mixer_options().state_size, o.block) == (6, "s4", size, "mixer")
-    assert isinstance(make_tiny("lra_pathx_s4").blocks[0].attention, S4)
 
 
 @pytest.mark.parametrize(
@@ -380,7 +348,6 @@ def test_sizes_are_the_papers():
             {"mixer": "linformer", "mixer_options": {"rank": 0}},
             "mixer_options.rank: 0 given; needs a whole number >= 1",
         ),
-        ({"mixer": "nystrom", "mixer_options": {"conv_width": 4}}, "conv_width=4 has no centre"),
         ({"mixer": "s4", "mixer_options": {"step_min": 0.2}}, "step_min=0.2 is above step_max=0.1"),
         ({"mixer": "linear", "backend": "torch"}, "backend=torch is about TSSA, but mixer=linear"),
         ({"norm_kind": "batch"}, "norm_kind=batch goes with block=mixer"),
@@ -390,8 +357,7 @@ def test_sizes_are_the_papers():
         ({"mixer": "tssa_plus", "num_heads": 64}, "block_size=8 does not divide the width of a head, 4"),
         ({"conv_width": 4}, "conv_width=4 has no middle"),
         ({"conv_at": "mlp"}, "conv_at=mlp places a convolution, but conv_width=0 has none"),
-        ({"conv_width": 3, "num_averages": 2}, "would both be in front of the mixer; move the convolution"),
-        ({"block": "mixer", "num_averages": 2}, "belong to blocks with an MLP; use block=mlp"),
+        ({"block": "mixer", "conv_width": 3}, "belongs to blocks with an MLP; use block=mlp"),
     ],
 )
 def test_impossible_options_are_refused(overrides, message):

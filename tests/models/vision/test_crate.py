@@ -6,7 +6,7 @@ import torch.nn.functional as F
 
 import tost
 from tests.models.tiny import make_tiny, perturb
-from tost.models.vision.crate import _positions
+from tost.models.vision.baselines import _positions
 
 
 def norm(p, name, x):

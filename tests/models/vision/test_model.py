@@ -16,7 +16,7 @@ import tost
 from tests.models.tiny import make_tiny, perturb
 from tost.errors import BackendError
 from tost.models.mixers import list_mixers
-from tost.models.vision.parts import ClassBlock, ConvStem
+from tost.models.vision.tost import ClassBlock, ConvStem
 
 NAME = "tost_tiny_patch16_224"
 

@@ -7,7 +7,7 @@ import tost
 from tests.models.tiny import count_products, make_tiny
 from tost.errors import ConfigError
 from tost.models import image_flops, model_options, token_flops
-from tost.models.vision.options import FixedSizeOptions, ImageOptions, VisionOptions
+from tost.models.options import FixedSizeOptions, ImageOptions, VisionOptions
 from tost.ops.flops import tssa_flops
 
 

@@ -3,7 +3,7 @@
 import torch
 
 import tost
-from tost.nn import S4, BigBird, LinearAttention, Linformer, NystromAttention, Performer, Reformer, SoftmaxAttention
+from tost.nn import S4, BigBird, LinearAttention, Linformer, Performer, Reformer, SoftmaxAttention
 
 C, H = 12, 3
 D = C // H
@@ -16,14 +16,11 @@ MIXERS = {
     "performer": lambda *sizes, **options: Performer(*sizes, **{"num_features": 6, **options}),
     "performer_relu": lambda *sizes, **options: Performer(*sizes, kernel="relu", **options),
     "linformer": lambda *sizes, **options: Linformer(*sizes, **{"max_length": LONGEST, "rank": 5, **options}),
-    "nystrom": lambda *sizes, **options: NystromAttention(
-        *sizes, **{"num_landmarks": 3, "conv_width": 3, "iterations": 12, **options}
-    ),
     "bigbird": lambda *sizes, **options: BigBird(*sizes, **{"block_size": 3, "num_random": 1, **options}),
     "reformer": lambda *sizes, **options: Reformer(*sizes, **{"chunk_size": 4, "num_buckets": 4, **options}),
     "reformer_lra": lambda *sizes, **options: Reformer(*sizes, form="lra", **{"num_hashes": 1, **options}),
     "s4": lambda *sizes, **options: S4(*sizes, **{"max_length": LONGEST, "state_size": 4, **options}),
-    "s4d": lambda *sizes, **options: S4(*sizes, kernel="s4d-lin", **{"state_size": 4, **options}),
+    "s4d": lambda *sizes, **options: S4(*sizes, kernel="s4d", **{"state_size": 4, **options}),
 }
 
 

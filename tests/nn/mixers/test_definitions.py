@@ -1,6 +1,5 @@
 """The mixers of the long-range table against their definitions, written out with matrices of all pairs."""
 
-import itertools
 import math
 
 import pytest
@@ -9,7 +8,7 @@ import torch.nn.functional as F
 
 from tests.nn.mixers.long_mixers import MIXERS, C, D, H, finish, heads, make, tokens
 from tost.nn import SoftmaxAttention
-from tost.nn.mixers import bigbird_pattern, hash_buckets, iterative_pinv, orthogonal_directions, positive_features
+from tost.nn.mixers import bigbird_pattern, hash_buckets, orthogonal_directions, positive_features
 from tost.testing import assert_close
 
 
@@ -130,63 +129,6 @@ def test_linformer_with_the_identity_is_softmax_attention():
     softmax = SoftmaxAttention(C, H, dtype=torch.float64)
     softmax.load_state_dict({key: value for key, value in module.state_dict().items() if key != "mixtures"})
     assert_close("y", module(x), softmax(x), 1e-12)
-
-
-def softmax_of(module):
-    plain = SoftmaxAttention(C, H, dtype=torch.float64)
-    plain.load_state_dict({key: value for key, value in module.state_dict().items() if key.startswith("proj")})
-    return plain
-
-
-def test_nystrom_with_a_landmark_per_token_is_softmax_attention():
-    x = tokens()
-    exact = make("nystrom", num_landmarks=20, conv_width=0)
-    assert_close("y", exact(x), softmax_of(exact)(x), 1e-12)
-    # More tokens, which are padding: landmarks again, some of them empty, and the iteration has to get there by itself.
-    module = make("nystrom", num_landmarks=20, conv_width=0, iterations=40)
-    for length in (20, 13, 1):
-        padded, mask = F.pad(x[:, :length], (0, 0, 0, 21 - length)), torch.arange(21).expand(2, -1) < length
-        assert_close("y", module(padded, mask)[:, :length], softmax_of(module)(x[:, :length]), 1e-7)
-        # Empty landmarks take no part at all, so few steps go as far as they go without them.
-        module.iterations = 3
-        q, k, v = heads(module, x[0, :length], 3)
-        scores = (q @ k.mT / math.sqrt(D)).softmax(-1)
-        expected = finish(module, scores @ iterative_pinv(scores, 3) @ scores @ v)
-        assert_close("y", module(padded, mask)[0, :length], expected, 1e-10)
-        module.iterations = 40
-
-
-@pytest.mark.parametrize("length", [20, 21, 23])
-def test_nystrom_is_its_three_matrices(length):
-    module = make("nystrom", num_landmarks=5, iterations=60)
-
-    def definition(x):
-        q, k, v = heads(module, x, 3)
-        cuts = [-(-i * length // 5) for i in range(6)]
-        means = [torch.stack([y[:, a:b].mean(1) for a, b in itertools.pairwise(cuts)], 1) for y in (q, k)]
-        rows, middle, columns = (
-            (a @ b.mT / math.sqrt(D)).softmax(-1) for a, b in ((q, means[1]), (means[0], means[1]), (means[0], k))
-        )
-        near = torch.zeros_like(v)
-        for h in range(H):
-            for n in range(length):
-                for j, weight in enumerate(module.conv[h, 0]):
-                    if 0 <= n + j - 1 < length:
-                        near[h, n] = near[h, n] + weight * v[h, n + j - 1]
-        return finish(module, rows @ torch.linalg.pinv(middle) @ columns @ v + near)
-
-    with torch.no_grad():
-        x = tokens(1, length)
-        assert_close("y", module(x)[0], definition(x[0]), 1e-6)
-
-
-def test_iteration_reaches_the_pseudo_inverse():
-    matrix = torch.randn(3, 6, 6, dtype=torch.float64).mul(2).softmax(-1)
-    assert_close("inverse", iterative_pinv(matrix, 60), torch.linalg.pinv(matrix), 1e-8)
-    errors = [(matrix @ iterative_pinv(matrix, steps) @ matrix - matrix).norm() for steps in (2, 6, 10)]
-    assert errors[0] > errors[1] > errors[2]
-    singular = torch.ones(4, 4, dtype=torch.float64) / 4
-    assert_close("inverse", iterative_pinv(singular, 10), singular, 1e-10)
 
 
 def stated_pattern(draws, count, limit=None):

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.models.tiny import make_tiny, perturb
-from tost.nn.mixers._growing import append_tokens
+from tost.nn.mixers.softmax import append_tokens
 
 SHAPE = (2, 3, 5)  # batch, heads, width
 

@@ -1,10 +1,9 @@
 """What every mixer of the long-range table keeps to, whatever its definition.
 
-A mask is a deletion for all of them, with two exceptions that cannot be avoided:
+A mask is a deletion for all of them, with one exception that cannot be avoided:
 
 | mixer | where not | why |
 |---|---|---|
-| Nystrom | at most M of more than M tokens are real | M tokens or fewer get exact softmax, which needs their number |
 | Reformer | `num_buckets` not given, or ``form="lra"`` | buckets, or chunks, are counted by the length with padding |
 """
 
@@ -225,7 +224,7 @@ def test_dropout_acts_in_training_only(name):
     assert torch.equal(module.eval()(x), plain(x))
 
 
-@pytest.mark.parametrize("name", ["linformer", "nystrom", "bigbird", "reformer"])
+@pytest.mark.parametrize("name", ["linformer", "bigbird", "reformer"])
 def test_dropout_of_weights_acts_in_training_only(name):
     module, x = make(name, torch.float32, attn_drop=0.5), tokens(dtype=torch.float32)
     assert not torch.equal(module(x), module(x))
@@ -249,8 +248,6 @@ def test_bad_arguments_are_refused(name):
         ("performer", {"kernel": "cosine"}, "kernel='cosine' is not known"),
         ("linformer", {"share": "all"}, "share='all' is not known"),
         ("linformer", {"rank": 0}, "max_length=64 and rank=0 must both be at least 1"),
-        ("nystrom", {"num_landmarks": 0}, "num_landmarks=0 and iterations=12 must both be at least 1"),
-        ("nystrom", {"conv_width": 4}, "conv_width=4 has no centre"),
         ("bigbird", {"block_size": 0}, "block_size=0, num_random=1"),
         ("reformer", {"num_buckets": 3}, "num_buckets=3 is not an even number from 2 to 1024"),
         ("reformer", {"form": "trax"}, "form='trax' is not known"),

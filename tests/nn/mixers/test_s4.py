@@ -1,13 +1,11 @@
 """S4 and S4D: kernels against the recurrences that they stand for, in double precision."""
 
-import math
-
 import pytest
 import torch
 
 from tests.nn.mixers.long_mixers import perturb
 from tost.nn import S4
-from tost.nn.mixers import DiagonalKernel, LowRankKernel, hippo_legs, long_convolution, s4_kernels
+from tost.nn.mixers import DiagonalKernel, LowRankKernel, hippo_legs, long_convolution, s4
 from tost.testing import assert_close
 
 C, G, N = 6, 3, 8
@@ -17,8 +15,8 @@ def low_rank(max_length=40, directions=2, state_size=N):
     return perturb(LowRankKernel(C, G, state_size, directions, max_length=max_length, dtype=torch.float64))
 
 
-def diagonal(directions=2, init="legs"):
-    return perturb(DiagonalKernel(C, G, N, directions, init=init, dtype=torch.float64))
+def diagonal(directions=2):
+    return perturb(DiagonalKernel(C, G, N, directions, dtype=torch.float64))
 
 
 def recurrence(system, u):
@@ -36,8 +34,7 @@ KERNELS = {
     "s4, even": lambda: low_rank(40),
     "s4, odd": lambda: low_rank(41),
     "s4, one": lambda: low_rank(30, directions=1),
-    "s4d, legs": diagonal,
-    "s4d, lin": lambda: diagonal(init="lin"),
+    "s4d": diagonal,
 }
 
 
@@ -72,9 +69,8 @@ def test_dense_matrices_are_the_bilinear_rule_of_diagonal_plus_low_rank():
         assert_close("b", torch.view_as_real(b[channel]), torch.view_as_real(left @ (step * b_full)), 1e-12)
 
 
-@pytest.mark.parametrize("init", ["legs", "lin"])
-def test_diagonal_kernel_is_its_vandermonde_sum(init):
-    kernel = diagonal(init=init)
+def test_diagonal_kernel_is_its_vandermonde_sum():
+    kernel = diagonal()
     step = kernel.log_step.exp()[:, None]
     rate = torch.complex(-kernel.log_decay.exp(), kernel.frequency).repeat_interleave(C // G, dim=0)
     c = torch.view_as_complex(kernel.c.detach())
@@ -120,7 +116,7 @@ def test_pieces_of_the_spectrum_change_nothing(monkeypatch):
     kernel = low_rank()
     whole = kernel(40)
     (expected,) = torch.autograd.grad(whole.square().sum(), kernel.p)
-    monkeypatch.setattr(s4_kernels, "LARGEST_TABLE", 7 * C * N // 2)
+    monkeypatch.setattr(s4, "LARGEST_TABLE", 7 * C * N // 2)
     pieces = kernel(40)
     (actual,) = torch.autograd.grad(pieces.square().sum(), kernel.p)
     assert_close("kernel", pieces, whole, 1e-13)
@@ -146,7 +142,7 @@ def test_layer_is_its_equation():
 
 def test_one_direction_is_causal_and_two_are_not():
     x = torch.randn(1, 20, C)
-    for kernel in ("s4", "s4d-lin"):
+    for kernel in ("s4", "s4d"):
         for both in (False, True):
             layer = S4(C, G, max_length=20, kernel=kernel, bidirectional=both, state_size=4)
             changed = x.clone()
@@ -156,7 +152,7 @@ def test_one_direction_is_causal_and_two_are_not():
 
 
 def test_tied_dropout_decides_once_for_all_tokens():
-    layer = S4(C, G, kernel="s4d-lin", state_size=4, drop=0.5, tied_drop=True)
+    layer = S4(C, G, kernel="s4d", state_size=4, drop=0.5, tied_drop=True)
     seen = []
     layer.proj_out.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
     layer(torch.randn(4, 9, C))
@@ -170,9 +166,3 @@ def test_kernel_parameters_exist():
     names = dict(S4(C, G, max_length=20, state_size=4).named_parameters())
     assert set(S4.kernel_parameters) < set(names)
     assert set(names) - set(S4.kernel_parameters) == {"kernel.c", "d", "proj_out.weight", "proj_out.bias"}
-
-
-def test_lin_frequencies_are_multiples_of_pi():
-    kernel = DiagonalKernel(C, G, N, 1, init="lin")
-    assert_close("frequencies", kernel.frequency[1], math.pi * torch.arange(N // 2), 1e-6)
-    assert_close("decay", kernel.log_decay.exp(), torch.full((G, N // 2), 0.5), 1e-6)

@@ -4,11 +4,9 @@ import json
 import shutil
 
 import pytest
-from safetensors.torch import load_file, save_file
 
-from tests.train.runs import assert_same_run, run
+from tests.train.runs import run
 from tost.errors import CheckpointError, TostError
-from tost.models.renamed import former_name
 from tost.train.checkpoint.files import write_manifest
 
 OPTIONS = ("train.ema_decay=0.9", "train.steps=6", "checkpoint.every=3", "evaluate.every=6")
@@ -82,33 +80,3 @@ def test_deep_json_is_refused_in_words(finished, tmp_path):
     write_manifest(start)
     with pytest.raises(TostError, match="not JSON"):
         run(tmp_path / "new", *OPTIONS, resume=start)
-
-
-def test_a_checkpoint_with_former_names_is_resumed_exactly(tmp_path):
-    """Parameters of convolutions had another name in the first version: in weights, optimizer and averages."""
-    sizes = ("model.max_length=32", "data.options.length=32", "model.conv_width=3", "checkpoint.best_metric=loss")
-    options = (*OPTIONS, *sizes)
-    run(tmp_path / "whole", *options, config="demo/stdlib_bytes")
-    old = tmp_path / "cut" / "checkpoints" / "step-00000003"
-    shutil.copytree(tmp_path / "whole", tmp_path / "cut", symlinks=True)
-    shutil.rmtree(tmp_path / "cut" / "checkpoints" / "step-00000006")
-    (tmp_path / "cut" / "checkpoints" / "last").unlink()
-    renamed = 0
-    for name in ("model", "optimizer", "ema"):
-        tensors = load_file(old / f"{name}.safetensors")
-        former = {_former(key): value for key, value in tensors.items()}
-        renamed += len(former.keys() - tensors.keys())
-        save_file(former, old / f"{name}.safetensors")
-    state = json.loads((old / "state.json").read_text())
-    for group in state["groups"]:
-        group["params"] = [former_name(name) for name in group["params"]]
-    (old / "state.json").write_text(json.dumps(state))
-    write_manifest(old)
-    assert renamed > 3
-    run(tmp_path / "cut", *options, config="demo/stdlib_bytes", resume="auto")
-    assert_same_run(tmp_path / "whole", tmp_path / "cut")
-
-
-def _former(key):
-    name, slash, quantity = key.partition("/")
-    return f"{former_name(name)}{slash}{quantity}"

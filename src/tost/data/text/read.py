@@ -39,7 +39,6 @@ _PACKED = (".gz", ".xz", ".zst")
 _KNOWN = f"files are known by their endings: {', '.join(_ENDINGS)}; text, json and csv also with {', '.join(_PACKED)}"
 _SPLIT = re.compile(r"(?:^|[._-])(train|training|valid|validation|val|dev|development|test)(?=[._-]|$)")
 _SPLITS = {"train": "train", "training": "train", "test": "test"}
-_ORDER: tuple[str, ...] = ("train", "validation", "test")
 _SET_COLUMN = " Set column."
 _BLOCK = 1 << 20
 _ROWS = 512
@@ -80,14 +79,17 @@ def find_sources(job: TextJob) -> dict[str, list[Source]]:
     """
     groups: dict[str, list[Source]] = {}
     tables = _load_tables(job)
-    for name, table in tables.items():  # of several splits with one meaning, the first
-        groups.setdefault(_split_of([name]) or "train", [Source(Path(name), "table", table)])
+    for name, table in tables.items():
+        groups.setdefault(_split_of([name]) or "train", []).append(Source(Path(name), "table", table))
     if not tables:
         root = Path(str(job.source))
         for source in _find_files(job, root):
             groups.setdefault(_split_of(source.path.relative_to(root).parts or [root.name]), []).append(source)
     everything = sorted((source for group in groups.values() for source in group), key=lambda source: source.path)
-    named = {split: groups[split] for split in _ORDER if split in groups}
+    named: dict[str, list[Source]] = {}
+    for split in ("train", "validation", "test"):
+        if split in groups:
+            named[split] = groups[split]
     if job.sources:
         return {"train": everything} | {split: _find_files(job, Path(path)) for split, path in job.sources.items()}
     if job.split in ("random", "tail"):
@@ -102,7 +104,7 @@ def find_sources(job: TextJob) -> dict[str, list[Source]]:
     if not wanted:
         raise ConfigError(
             f"{job.title} has the splits: {', '.join(sorted(named)) or 'none by its names'}; need "
-            f"{' or '.join(job.splits or _ORDER)}. Call files or folders by their split, such "
+            f"{' or '.join(job.splits or ('train', 'validation', 'test'))}. Call files or folders by their split, such "
             "as test.txt, or set splits to a single one."
         )
     return wanted

@@ -14,8 +14,7 @@ from tost._io import write_atomic
 from tost._text import closest
 from tost.errors import ConfigError
 from tost.models import LanguageOptions, model_options, model_spec
-from tost.models.renamed import OPTIONS as FORMER_OPTIONS
-from tost.models.renamed import current_names
+from tost.models.options import saved_options
 
 RENAMED = {"max_length": "max_position_embeddings"}
 """Options whose name transformers uses for something else: a generation of at most `max_length` tokens."""
@@ -110,9 +109,7 @@ class TostConfig(_OptionFields):  # type: ignore[misc]
     def __post_init__(self, **kwargs: Any) -> None:
         """Take what is not a field, and check everything."""
         if self.transformers_version is not None:  # it was saved, perhaps by an earlier version
-            former = {key: kwargs.pop(key) for key in FORMER_OPTIONS if key in kwargs}
-            for name, value in current_names(former, _OPTIONS).items():
-                setattr(self, name, value)
+            kwargs = saved_options(kwargs, LanguageOptions)
         problems = self._unknown(kwargs)
         for name, key in self.attribute_map.items():
             if name in kwargs:

@@ -31,7 +31,7 @@ from tost.integrations.transformers import inputs
 from tost.integrations.transformers.cache import StateLayer, adopt
 from tost.integrations.transformers.configuration import TostConfig
 from tost.models import LanguageToST
-from tost.models.language.model import INITIAL_STD
+from tost.models.language import INITIAL_STD
 from tost.nn import CausalBlock, CausalConvolution, CausalTSSAttention, LearnedPositions, linear_cross_entropy
 from tost.ops import Packing
 from tost.ops._numerics import statistics_dtype

@@ -19,9 +19,9 @@ from timm.models._features import feature_take_indices
 from timm.models._features_fx import register_notrace_module
 
 from tost.errors import BackendError
-from tost.models._common import count_parameters
+from tost.models.common import count_parameters
 from tost.models.flops import image_flops
-from tost.models.vision.options import ImageOptions
+from tost.models.options import ImageOptions
 from tost.nn import Block
 from tost.nn.recompute import recompute
 from tost.parallel import active

@@ -15,8 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tost.nn.mixers._order import real_first
-from tost.nn.mixers.projected import ProjectedMixer, Projections
+from tost.nn.mixers.base import ProjectedMixer, Projections, real_first
 
 ROWS = 256
 """Blocks for which random numbers are kept; longer sequences use them again."""

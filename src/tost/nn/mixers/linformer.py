@@ -10,8 +10,7 @@ from typing import Literal, Unpack
 
 from torch import Tensor, nn
 
-from tost.nn.mixers._order import real_first
-from tost.nn.mixers.projected import ProjectedMixer, Projections
+from tost.nn.mixers.base import ProjectedMixer, Projections, real_first
 
 
 class Linformer(ProjectedMixer):

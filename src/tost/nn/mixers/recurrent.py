@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from tost import parallel
 from tost.nn._checks import check_memory
-from tost.nn.mixers.projected import CausalMixer
+from tost.nn.mixers.base import Accepts, CausalMixer
 from tost.nn.state import Carry, Continues, RecurrentState
 from tost.ops._checks import check_mask
 from tost.ops._numerics import PREFIX_FLOOR, num_tokens, zero_padding
@@ -41,7 +41,7 @@ class NoMixer(nn.Module, Continues[RecurrentState]):
         tensor(False)
     """
 
-    state_kind: ClassVar[type] = RecurrentState
+    accepts = Accepts(state=RecurrentState)
 
     def __init__(self, embed_dim: int, num_heads: int) -> None:
         super().__init__()
@@ -60,7 +60,7 @@ class NoMixer(nn.Module, Continues[RecurrentState]):
 class _RecurrentMixer(CausalMixer[RecurrentState]):
     """A projected mixer with a memory; subclasses supply its size and what a piece of a sequence does to it."""
 
-    state_kind: ClassVar[type] = RecurrentState
+    accepts = Accepts(state=RecurrentState)
 
     def _advance(
         self, x: Tensor, parts: Tensor, state: RecurrentState | None, mask: Tensor | None
@@ -147,7 +147,7 @@ class MinGRU(_RecurrentMixer):
         torch.Size([1, 64])
     """
 
-    takes_context: ClassVar[bool] = True
+    accepts = Accepts(state=RecurrentState, shared=True)
 
     def memory_shape(self) -> tuple[int, ...]:
         """Return the shape of the memory of one sequence."""
@@ -186,7 +186,7 @@ class GatedTSSA(_RecurrentMixer):
         torch.Size([1, 128])
     """
 
-    takes_context: ClassVar[bool] = True
+    accepts = Accepts(state=RecurrentState, shared=True)
 
     def _add_parameters(self, device: torch.device | str | None, dtype: torch.dtype | None) -> None:
         self.temperature = nn.Parameter(torch.ones(self.num_heads, device=device, dtype=dtype))

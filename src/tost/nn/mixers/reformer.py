@@ -16,8 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tost.nn.mixers._order import real_first
-from tost.nn.mixers.projected import ProjectedMixer
+from tost.nn.mixers.base import ProjectedMixer, real_first
 from tost.ops._numerics import statistics_dtype
 
 MOST_BUCKETS = 1024

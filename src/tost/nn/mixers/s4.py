@@ -1,23 +1,329 @@
 """S4 and S4D: a long convolution per channel, whose kernel is that of a state space model.
 
-Shapes: x [B, N, C] (batch, tokens, width), kernel [R, C, N] with R directions, mask [B, N].
+Each of the C channels is a linear system ``x' = A x + B u, y = 2 Re(c x)`` whose N states come in conjugate pairs, of
+which one is kept. Channels are divided among G groups; those of a group share A and B.
+
+Shapes: x [B, N, C] (batch, tokens, width), kernel [R, C, L] with R directions, A and B [G, N/2], c [R, C, N/2], steps
+[C], mask [B, N]. Complex parameters are stored as pairs of reals, [..., 2]: optimizers, files and half precision
+support those.
 """
 
 from __future__ import annotations
 
+import math
 from functools import partial
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, NamedTuple, Unpack
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tost.nn._checks import check_heads, check_memory, check_width, refuse_context
-from tost.nn.mixers._order import real_first, real_last
-from tost.nn.mixers.s4_kernels import DiagonalKernel, Init, LowRankKernel
+from tost.nn._checks import Factory, check_heads, check_memory, check_width, refuse_context
+from tost.nn.mixers.base import Accepts, real_first, real_last
+from tost.nn.recompute import recompute
 from tost.nn.state import Carry, Continues, RecurrentState
 from tost.ops._checks import check_mask
 from tost.ops._numerics import num_tokens, statistics_dtype, zero_padding
+
+LARGEST_TABLE = 2**21
+"""Entries of the table of frequencies, channels and states that is held at a time."""
+
+
+class DenseSystem(NamedTuple):
+    """A discrete system ``x[l+1] = a x[l] + b u[l+1], y[l] = c x[l]`` for each channel, with both states of every pair.
+
+    Attributes:
+        a: State matrices, complex ``[C, N, N]``.
+        b: Complex ``[C, N]``.
+        c: Complex ``[R, C, N]``.
+    """
+
+    a: Tensor
+    b: Tensor
+    c: Tensor
+
+
+def hippo_legs(state_size: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Diagonalize the HiPPO-LegS matrix up to a term of rank one.
+
+    .. code-block:: text
+
+        A[i,j] = -sqrt(2i+1) sqrt(2j+1) for i > j,  -(i+1) for i = j,  0 above
+        B[i]   = sqrt(2i+1),   P[i] = sqrt(i+1/2)
+        A = V (diag(lambda) - p p*) V*,   b = V* B,   p = V* P
+
+    ``A + P P^T`` is -1/2 plus a skew matrix, so V is unitary. The phases of its columns are free; they are chosen such
+    that b is real and positive, which makes the result the same on every machine.
+
+    Args:
+        state_size: N, even.
+
+    Returns:
+        lambda, b and p of the N/2 eigenvalues with negative imaginary part, complex128 ``[N/2]`` each, on the CPU.
+    """
+    i = torch.arange(state_size, dtype=torch.float64, device="cpu")
+    roots = (2 * i + 1).sqrt()
+    a = -(roots[:, None] * roots).tril(-1) - (i + 1).diag()
+    p = (i + 0.5).sqrt()
+    skew = a + p[:, None] * p + 0.5 * torch.eye(state_size, dtype=torch.float64, device="cpu")
+    frequencies, v = torch.linalg.eigh(-1j * skew)
+    half = slice(0, state_size // 2)  # in ascending order, so these are the negative ones
+    inverse = v[:, half].mH
+    b = inverse @ roots.to(v.dtype)
+    phases = (b / b.abs()).conj()
+    eigenvalues = torch.complex(torch.full_like(frequencies[half], -0.5), frequencies[half])
+    return eigenvalues, b * phases, (inverse @ p.to(v.dtype)) * phases
+
+
+class _Own(Factory, total=False):
+    """Arguments of both kernels that they pass on."""
+
+    step: tuple[float, float]
+
+
+class _Kernel(nn.Module):
+    """Common to both kernels: steps per channel, eigenvalues per group, an output vector per direction and channel.
+
+    Args:
+        channels: C.
+        groups: G; divides C.
+        state_size: N, even.
+        directions: R.
+        eigenvalues: At the start, ``[N/2]``.
+        step: Range of the initial steps, which are log-uniform in it.
+        **factory: `device` and `dtype` of the parameters.
+    """
+
+    def __init__(
+        self,
+        channels: int,
+        groups: int,
+        state_size: int,
+        directions: int,
+        eigenvalues: Tensor,
+        *,
+        step: tuple[float, float] = (1e-3, 1e-1),
+        **factory: Unpack[Factory],
+    ) -> None:
+        super().__init__()
+        self.channels, self.groups, self.pairs = channels, groups, state_size // 2
+        low, high = (math.log(bound) for bound in step)
+        self.log_step = nn.Parameter(torch.empty(channels, **factory).uniform_(low, high))
+        self.log_decay, self.frequency = (
+            nn.Parameter(torch.empty(groups, self.pairs, **factory).copy_(start))
+            for start in ((-eigenvalues.real).log(), eigenvalues.imag)
+        )
+        # Real and imaginary part of variance 1/2 each: a complex standard normal number.
+        drawn = torch.empty(directions, channels, self.pairs, 2, **factory).normal_(std=math.sqrt(0.5))
+        self.c = nn.Parameter(drawn)
+
+    def _steps(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the steps [C, 1], and real and imaginary parts of step * eigenvalue [C, N/2]."""
+        step = _exact(self.log_step).exp().unsqueeze(-1)
+        return step, -step * self._spread(_exact(self.log_decay).exp()), step * self._spread(_exact(self.frequency))
+
+    def _spread(self, x: Tensor) -> Tensor:
+        """Give every channel what its group has: [G, ...] to [C, ...]."""
+        return x.repeat_interleave(self.channels // self.groups, dim=0)
+
+
+class DiagonalKernel(_Kernel):
+    """The kernel of S4D (Gu et al., 2022), with B = 1 and a zero-order hold.
+
+    .. code-block:: text
+
+        k[l] = 2 Re sum_n c[n] (exp(step A[n]) - 1) / A[n]  exp(l step A[n])
+
+    It starts with the eigenvalues of `hippo_legs`. Arguments are those of `_Kernel`, without the eigenvalues.
+    """
+
+    def __init__(self, channels: int, groups: int, state_size: int, directions: int, **own: Unpack[_Own]) -> None:
+        super().__init__(channels, groups, state_size, directions, hippo_legs(state_size)[0], **own)
+
+    def forward(self, length: int) -> Tensor:
+        """Return the first L entries of the kernels, [R, C, L]."""
+        rate, b, c = self._system()
+        return _read(2 * c * b, rate, length)
+
+    def respond(self, states: Tensor, length: int) -> Tensor:
+        """Return what states leave in the next outputs: ``y[l] = 2 Re sum_n c[n] exp((l+1) step A[n]) x[n]``.
+
+        Args:
+            states: Before the first token, real and imaginary parts, ``[B, C, N/2, 2]``.
+            length: Number of tokens, L.
+
+        Returns:
+            ``[B, C, L]``, of the first direction.
+        """
+        rate, _, c = self._system()
+        return _read(2 * c[0] * rate.exp() * torch.view_as_complex(states), rate, length)
+
+    def advance(self, states: Tensor, u: Tensor, count: Tensor) -> Tensor:
+        """Return the states after some tokens: ``x[l] = exp(step A) x[l-1] + (exp(step A) - 1) / A u[l]``.
+
+        Args:
+            states: Before the first token, real and imaginary parts, ``[B, C, N/2, 2]``.
+            u: Inputs, ``[B, C, L]``, the last one at the end; where a sequence has fewer, zeros come before the first.
+            count: Number of tokens of each sequence, ``[B]``.
+
+        Returns:
+            ``[B, C, N/2, 2]``.
+        """
+        rate, b, _ = self._system()
+        rows, columns = _two_tables(rate, u.shape[-1])
+        cut = F.pad(u.flip(-1), (0, rows.shape[1] * columns.shape[1] - u.shape[-1]))
+        cut = cut.reshape(*u.shape[:2], rows.shape[1], columns.shape[1])  # the last token first
+        sums = torch.complex(cut @ columns.real, cut @ columns.imag)
+        kept = (rate * count.to(rate.real.dtype)[:, None, None]).exp() * torch.view_as_complex(states)
+        return torch.view_as_real(kept + b * (rows * sums).sum(dim=2))
+
+    def dense(self) -> DenseSystem:
+        """Return the discrete system of which this is the kernel."""
+        rate, b, c = self._system()
+        return DenseSystem(torch.diag_embed(_pairs(rate.exp())), _pairs(b), _pairs(c))
+
+    def _system(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Return step * A and the discrete B, [C, N/2] each, and c [R, C, N/2]."""
+        step, real, imag = self._steps()
+        rate = torch.complex(real, imag)
+        return rate, (rate.exp() - 1) / rate * step, torch.view_as_complex(_exact(self.c))
+
+
+class LowRankKernel(_Kernel):
+    """The kernel of S4 (Gu et al., 2022): ``A = diag(lambda) - p p*``, discretized by the bilinear rule.
+
+    It starts as HiPPO-LegS, see `hippo_legs`. The kernel is the inverse Fourier transform of its generating function
+
+    .. code-block:: text
+
+        K(w) = sum_{l<L} k[l] w^l = 2 / (1+w) ( r_cb - r_cp r_pb / (1 + r_pp) )          at the L-th roots of unity w
+        r_uv = sum_n step u[n] v[n] / ( z - step lambda[n] ),   z = 2 (1-w) / (1+w)      over both states of a pair
+
+    where c stands for ``c (I - a^L)`` of the discrete system: this is the parameter, and L is `max_length`. The sums
+    are taken for pairs at once, in real numbers: on the unit circle z is imaginary. Frequencies go in pieces that are
+    computed again in the backward pass, so that memory does not grow with length times states.
+
+    Arguments are those of `_Kernel`, without the eigenvalues, plus:
+
+    Args:
+        max_length: L. Shorter kernels are the beginning of this one.
+    """
+
+    def __init__(
+        self, channels: int, groups: int, state_size: int, directions: int, *, max_length: int, **own: Unpack[_Own]
+    ) -> None:
+        eigenvalues, b, p = hippo_legs(state_size)
+        super().__init__(channels, groups, state_size, directions, eigenvalues, **own)
+        self.max_length = max_length
+        self.b, self.p = (
+            nn.Parameter(self.c.new_empty(groups, self.pairs, 2).copy_(torch.view_as_real(start))) for start in (b, p)
+        )
+        with torch.no_grad():  # from the c that was drawn to the one that is learned
+            a, _, c = self._dense(self.c)
+            # Real and imaginary parts of a pair instead of its two states: all is real then, and four times as fast.
+            half = torch.eye(self.pairs, dtype=a.dtype, device=a.device) * math.sqrt(0.5)
+            basis = torch.cat((torch.cat((half, half), dim=1), torch.cat((-1j * half, 1j * half), dim=1)))
+            power = torch.linalg.matrix_power((basis @ a @ basis.mH).real, max_length)
+            cut = c - ((c.movedim(0, 1) @ basis.mH).real @ power).movedim(1, 0).to(c.dtype) @ basis
+            self.c.copy_(torch.view_as_real(cut[..., : self.pairs]))
+
+    def forward(self, length: int) -> Tensor:
+        """Return the first entries of the kernels, [R, C, length]; at most `max_length` of them."""
+        L = self.max_length
+        angles = torch.arange(L // 2 + 1, dtype=torch.float64, device=self.c.device) * (2 * math.pi / L)
+        step, real, imag = self._steps()
+        values = (step, real, imag, self._residues(real, imag))
+        piece = max(1, LARGEST_TABLE // (self.channels * self.pairs))
+        if len(angles) <= piece:
+            spectrum = _generating(angles.to(step.dtype), *values)
+        else:
+            pieces = (angles[at : at + piece].to(step.dtype) for at in range(0, len(angles), piece))
+            spectrum = torch.cat([recompute(_generating, at, *values) for at in pieces], dim=-1)
+        kernel: Tensor = torch.fft.irfft(spectrum, n=L)
+        return kernel[..., :length]
+
+    def dense(self) -> DenseSystem:
+        """Return the discrete system of which this is the kernel."""
+        a, b, cut = self._dense(self.c)
+        rest = torch.eye(a.shape[-1], dtype=a.dtype, device=a.device) - torch.linalg.matrix_power(a, self.max_length)
+        return DenseSystem(a, b, torch.linalg.solve(rest.mT, cut.movedim(0, -1)).movedim(-1, 0))
+
+    def _dense(self, c: Tensor) -> DenseSystem:
+        step, real, imag = self._steps()
+        rate = _pairs(torch.complex(real, imag))
+        b, p = (_pairs(self._spread(torch.view_as_complex(_exact(x)))) for x in (self.b, self.p))
+        a = torch.diag_embed(rate) - step.unsqueeze(-1) * p.unsqueeze(-1) * p.conj().unsqueeze(-2)
+        eye = torch.eye(a.shape[-1], dtype=a.dtype, device=a.device)
+        half = eye - a / 2
+        b = torch.linalg.solve(half, (step * b).unsqueeze(-1)).squeeze(-1)
+        return DenseSystem(torch.linalg.solve(half, eye + a / 2), b, _pairs(torch.view_as_complex(_exact(c))))
+
+    def _residues(self, real: Tensor, imag: Tensor) -> Tensor:
+        """Return 2 Re(u v) and 2 Re(u v conj(step lambda)), each for cb and cp of every direction, pb and pp.
+
+        The shape is [C, N/2, 2, 2 R + 2].
+        """
+        c = torch.view_as_complex(_exact(self.c))
+        b, p = (self._spread(torch.view_as_complex(_exact(x))) for x in (self.b, self.p))
+        products = torch.cat((c * b, c * p, (p.conj() * b)[None], (p.conj() * p)[None])).movedim(0, -1)
+        weighted = products.real * real.unsqueeze(-1) + products.imag * imag.unsqueeze(-1)
+        return 2 * torch.stack((products.real, weighted), dim=-2)
+
+
+def _generating(angles: Tensor, step: Tensor, real: Tensor, imag: Tensor, residues: Tensor) -> Tensor:
+    """Return K(w) at ``w = exp(-i angle)``: complex [R, C, len(angles)].
+
+    With ``s = 2 sin(angle/2)`` and ``k = cos(angle/2)`` the common phase of ``2 (1-w) = 2 i s e`` and ``1+w = 2 k e``
+    leaves ``(z - step lambda)(z - conj) ~ |step lambda|^2 k^2 - s^2 - 2 i Re(step lambda) s k``, finite also at w = -1.
+    """
+    s, k = 2 * (angles / 2).sin(), (angles / 2).cos()
+    above = (real.square() + imag.square()).unsqueeze(1) * k.square()[:, None] - s.square()[:, None]
+    aside = -2 * real.unsqueeze(1) * (s * k)[:, None]
+    size = above.square() + aside.square()
+    inverse = torch.cat((above / size, -aside / size), dim=1)  # [C, 2 F, N/2]: real parts, then imaginary ones
+    sums = (inverse @ residues.flatten(2)).reshape(len(step), 2, len(angles), 2, -1)
+    plain, weighted = torch.complex(sums[:, 0], sums[:, 1]).unbind(2)  # [C, F, 2 R + 2] each
+    e = torch.polar(torch.ones_like(angles), angles / 2)
+    rational = step[..., None] * e[:, None] * (1j * s[:, None] * plain - k[:, None] * weighted)
+    R = (rational.shape[-1] - 2) // 2
+    cb, cp, pb, pp = rational[..., :R], rational[..., R : 2 * R], rational[..., 2 * R, None], rational[..., -1:]
+    half = (e.conj() * k)[:, None]
+    spectrum: Tensor = cb - cp * (half * pb) / (1 + half * pp)
+    return spectrum.movedim(-1, 0)
+
+
+def _exact(x: Tensor) -> Tensor:
+    """Return a parameter in single precision at least."""
+    return x.to(statistics_dtype(x.dtype))
+
+
+def _read(weights: Tensor, rate: Tensor, length: int) -> Tensor:
+    """Return ``Re sum_n weights[n] exp(l rate[n])`` for l < L, [..., C, L], of weights [..., C, N/2]."""
+    rows, columns = _two_tables(rate, length)
+    left = weights.unsqueeze(-2) * rows  # [..., C, rows, N/2]
+    product = torch.cat((left.real, -left.imag), dim=-1) @ torch.cat((columns.real, columns.imag), dim=-1).mT
+    return product.flatten(-2)[..., :length]
+
+
+def _two_tables(rate: Tensor, length: int) -> tuple[Tensor, Tensor]:
+    """Return two tables of powers whose products are all up to a length, in little memory.
+
+    ``exp(l rate)`` with ``l = a * width + b``: [C, rows, N/2] for a, and [C, width, N/2] for b.
+    """
+    width = math.isqrt(max(length - 1, 0)) + 1
+    rows = torch.arange(-(-length // width), dtype=rate.real.dtype, device=rate.device) * width
+    columns = torch.arange(width, dtype=rate.real.dtype, device=rate.device)
+    return _powers(rate, rows), _powers(rate, columns)
+
+
+def _powers(rate: Tensor, exponents: Tensor) -> Tensor:
+    """Return ``exp(rate * exponent)``, [C, E, N/2]."""
+    return (rate.unsqueeze(1) * exponents[:, None]).exp()
+
+
+def _pairs(x: Tensor) -> Tensor:
+    """Add to states [..., N/2] their conjugates: [..., N]."""
+    return torch.cat((x, x.conj()), dim=-1)
 
 
 def long_convolution(u: Tensor, kernel: Tensor) -> Tensor:
@@ -52,7 +358,7 @@ class S4(nn.Module):
         out[n] = GLU( proj_out( dropout( gelu(y[n]) ) ) )
 
     There is no projection in front. The kernel belongs to a state space model for each channel; see `LowRankKernel`
-    (``"s4"``) and `DiagonalKernel` (``"s4d-lin"``, ``"s4d-legs"``). The cost is that of a Fourier transform. Steps and
+    (``"s4"``) and `DiagonalKernel` (``"s4d"``). The cost is that of a Fourier transform. Steps and
     state matrices are named in `kernel_parameters`: they are trained with a small learning rate and without decay.
 
     Padding counts as zeros after the last real token, and tokens that a mask leaves between them are moved
@@ -61,9 +367,9 @@ class S4(nn.Module):
     Args:
         embed_dim: Width of the tokens, C; every feature is a channel.
         num_heads: Number of different state matrices; divides C. All channels of one have their own step and output.
-        max_length: Longest sequence; needed by ``kernel="s4"``, the others have no limit.
+        max_length: Longest sequence; needed by ``kernel="s4"``, the other has no limit.
         state_size: States per channel, counted with their conjugates; even.
-        kernel: ``"s4"``, ``"s4d-lin"`` or ``"s4d-legs"``.
+        kernel: ``"s4"`` or ``"s4d"``.
         bidirectional: With a second kernel that runs backwards, so that each token sees those after it too.
         step: Range of the initial steps, which are log-uniform in it. Path-X has (0.0001, 0.1).
         drop: Dropout in front of the projection.
@@ -94,7 +400,7 @@ class S4(nn.Module):
         *,
         max_length: int | None = None,
         state_size: int = 64,
-        kernel: Literal["s4", "s4d-lin", "s4d-legs"] = "s4",
+        kernel: Literal["s4", "s4d"] = "s4",
         bidirectional: bool = True,
         step: tuple[float, float] = (1e-3, 1e-1),
         drop: float = 0.0,
@@ -111,8 +417,7 @@ class S4(nn.Module):
         if kernel == "s4" and max_length is not None:
             self.kernel = LowRankKernel(*sizes, max_length=max_length, step=step, device=device, dtype=dtype)
         else:
-            init: Init = "lin" if kernel == "s4d-lin" else "legs"
-            self.kernel = DiagonalKernel(*sizes, step=step, init=init, device=device, dtype=dtype)
+            self.kernel = DiagonalKernel(*sizes, step=step, device=device, dtype=dtype)
         self.d = nn.Parameter(torch.randn(embed_dim, device=device, dtype=dtype))
         self.proj_out = nn.Linear(embed_dim, 2 * embed_dim, device=device, dtype=dtype)
 
@@ -175,7 +480,7 @@ class CausalS4D(S4, Continues[RecurrentState]):
         y[n] = 2 Re(c h[n]) + d * x[n],   the rest as in `S4`
 
     A whole piece is convolved, and what the states before it leave in its tokens is added. Arguments are those of `S4`
-    without `bidirectional` and `max_length`.
+    without `bidirectional`, `kernel` and `max_length`.
 
     Example:
         >>> import torch, tost
@@ -185,7 +490,7 @@ class CausalS4D(S4, Continues[RecurrentState]):
         torch.Size([1, 64, 16])
     """
 
-    state_kind: ClassVar[type] = RecurrentState
+    accepts = Accepts(state=RecurrentState)
     kernel: DiagonalKernel
 
     def __init__(
@@ -194,7 +499,6 @@ class CausalS4D(S4, Continues[RecurrentState]):
         num_heads: int,
         *,
         state_size: int = 64,
-        kernel: Literal["s4d-lin", "s4d-legs"] = "s4d-legs",
         step: tuple[float, float] = (1e-3, 1e-1),
         drop: float = 0.0,
         tied_drop: bool = False,
@@ -205,7 +509,7 @@ class CausalS4D(S4, Continues[RecurrentState]):
             embed_dim,
             num_heads,
             state_size=state_size,
-            kernel=kernel,
+            kernel="s4d",
             bidirectional=False,
             step=step,
             drop=drop,
@@ -260,8 +564,8 @@ def _full_precision(x: Tensor) -> torch.autocast:
 
 
 def _check_options(kernel: str, max_length: int | None, state_size: int, step: tuple[float, float]) -> None:
-    if kernel not in ("s4", "s4d-lin", "s4d-legs"):
-        raise ValueError(f"kernel={kernel!r} is not known; it takes 's4', 's4d-lin' or 's4d-legs'.")
+    if kernel not in ("s4", "s4d"):
+        raise ValueError(f"kernel={kernel!r} is not known; it takes 's4' or 's4d'.")
     if kernel == "s4" and (max_length is None or max_length < 1):
         raise ValueError(f"kernel='s4' needs max_length, the longest sequence, but it is {max_length}; set it.")
     if state_size < 2 or state_size % 2:

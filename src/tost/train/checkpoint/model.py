@@ -21,9 +21,8 @@ from tost._io import read_json, sha256_of, write_json
 from tost.data.text.tokenizers import RECORD_FILE, TOKENIZER_FILE
 from tost.errors import CheckpointError, ConfigError, StorageError
 from tost.models import create_model, model_spec
-from tost.models.interface import model_options_of
-from tost.models.registry import loaded_models
-from tost.models.renamed import current_names
+from tost.models.options import saved_options
+from tost.models.registry import loaded_models, model_options_of
 from tost.train.checkpoint.files import (
     MANIFEST,
     WEIGHTS,
@@ -112,12 +111,12 @@ def build_saved(saved: SavedModel, source: str, changes: Mapping[str, Any] | Non
     """Build the model that was read from `source`, in evaluation mode, with changes to its options."""
     try:
         with torch.device("meta"):
-            options = current_names(saved.options, model_spec(saved.name).options.model_fields)
+            options = saved_options(saved.options, model_spec(saved.name).options)
             model = create_model(saved.name, **{**options, **(changes or {})})
     except ConfigError as error:
         raise CheckpointError(f"{source} describes a model that this version cannot build: {error}") from error
     needed = model.state_dict()
-    tensors = current_names(saved.tensors, needed)
+    tensors = saved.tensors
     check_fit(needed, tensors, source, "the weights do not fit the options that are stored with them")
     model.load_state_dict(dict(tensors), strict=True, assign=True)
     return model.eval()
@@ -305,7 +304,6 @@ def load_weights(
         CheckpointError: Names or shapes differ.
     """
     here = model.state_dict()
-    tensors = current_names(tensors, here)
     fresh = tuple(name for name in here if _stays(name, here[name], tensors.get(name), head))
     # A source without a head may belong to a model that has one, and the other way round.
     spared = {*fresh, *(name for name in tensors if head != "same" and name.startswith(HEAD) and name not in here)}

@@ -24,7 +24,6 @@ from tost._io import read_json, write_json
 from tost._machine import is_out_of_memory
 from tost.data import Loader
 from tost.errors import CheckpointError, StorageError, TostError
-from tost.models.renamed import current_names
 from tost.train.checkpoint import files
 from tost.train.checkpoint.files import CheckpointStore, load_tensors, save_tensors
 from tost.train.config.files import FORMAT, check_format
@@ -207,7 +206,7 @@ def _restore(path: Path, run: RunState, accept_data_change: bool) -> tuple[Posit
     groups = _optimizer_state(path, state.groups, run.model)
     states.set_optimizer_state_dict(run.model, run.optimizer, groups, options=options)
     if average is not None:
-        average.load(current_names(load_tensors(path / "ema.safetensors"), average.average))
+        average.load(load_tensors(path / "ema.safetensors"))
     if scaler is not None and state.scaler is not None:
         scaler.load_state_dict(state.scaler)
     run.loader.load_state_dict(loader)
@@ -237,9 +236,6 @@ def _optimizer_state(path: Path, groups: Any, model: nn.Module) -> dict[str, Any
         parameter, _, quantity = name.rpartition("/")
         state.setdefault(parameter, {})[quantity] = tensor
     groups = [{**group, "betas": tuple(group["betas"])} if "betas" in group else group for group in groups]
-    for group in groups:
-        group["params"] = list(current_names(dict.fromkeys(group["params"]), known))
-    state = current_names(state, known)
     listed = [name for group in groups for name in group["params"]]
     if strangers := ({*listed, *state} - known.keys()) | (state.keys() - {*listed}):
         raise ValueError(
@@ -250,6 +246,6 @@ def _optimizer_state(path: Path, groups: Any, model: nn.Module) -> dict[str, Any
 
 def _model_state(path: Path, model: nn.Module) -> dict[str, Any]:
     expected = cast(dict[str, Tensor], states.get_model_state_dict(model))
-    tensors = current_names(load_tensors(path / files.WEIGHTS), expected)
+    tensors = load_tensors(path / files.WEIGHTS)
     files.check_fit(expected, tensors, path.name, "resume with the configuration that the run was started with")
     return tensors

@@ -19,8 +19,8 @@ from tost._options import Keys, Problem, check_options, defaults_of, keys_of, op
 from tost._yaml import Document, parse_value, read_document, write_value
 from tost.data import DataOptions
 from tost.errors import CheckpointError, ConfigError
-from tost.models import model_spec
-from tost.models.renamed import current_names
+from tost.models import list_models, model_spec
+from tost.models.options import saved_options
 from tost.train.config.rules import UNKNOWN, broken_rules
 from tost.train.config.schema import ModelConfig, RunConfig, data_option_class, default_options, model_option_class
 
@@ -29,7 +29,7 @@ FORMAT = 3
 have a number.
 
 2: the section ``regularise`` of a configuration is ``regularize``.
-3: some options of models have other names, see `tost.models.renamed`.
+3: some options of models have other names.
 """
 SUPPLIED = ("input", "vocab_size", "in_features", "num_classes", "max_length", "in_chans", "image_size")
 """Options of models that a data set may decide."""
@@ -134,10 +134,9 @@ def read_run_document(path: Path) -> Document:
         check_format(version, str(path.parent))
         if version < 2 and "regularise" in document.values:
             document.values["regularize"] = document.values.pop("regularise")
-        if version < 3 and isinstance(model := document.values.get("model"), dict):
-            with suppress(ConfigError):  # an unknown model is reported when the configuration is checked
-                known = {"name", *model_spec(str(model.get("name"))).options.model_fields}
-                document.values["model"] = current_names(model, known)
+        model = document.values.get("model")
+        if isinstance(model, dict) and str(model.get("name")) in list_models():  # others are reported later
+            document.values["model"] = saved_options(model, model_spec(str(model.get("name"))).options)
     return document
 
 
@@ -244,7 +243,7 @@ def _check_model(values: Mapping[str, Any], keys: Keys, data: DataOptions | None
     except ConfigError as error:
         return [Problem("model.name", str(error))]
     given = {key: value for key, value in values["model"].items() if key != "name"}
-    full = default_options(name, data) | given
+    full = default_options(name, data, given) | given
     # Without the data, nothing is known about the options that it decides.
     missing = () if data else {*SUPPLIED, *(key for key in schema.model_fields if key not in full)}
     _, found = check_options(schema, full, prefix="model.", keys=keys, unknown=missing)
@@ -291,9 +290,8 @@ def dump_config(config: RunConfig, *, comments: bool = True) -> str:
         values = section.model_dump(mode="json")
         if isinstance(section, ModelConfig):
             rows += _rows(ModelConfig, {"name": values.pop("name")}, depth=1)
-            rows += _rows(
-                model_option_class(section.name), values, depth=1, defaults=default_options(section.name, config.data)
-            )
+            defaults = default_options(section.name, config.data, section.options)
+            rows += _rows(model_option_class(section.name), values, depth=1, defaults=defaults)
             continue
         options = values.pop("options", {})
         rows += _rows(type(section), values, depth=1)

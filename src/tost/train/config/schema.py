@@ -230,7 +230,7 @@ class RunConfig(_Section):
     @model_validator(mode="after")
     def _complete(self) -> Self:
         name = self.model.name
-        given = default_options(name, self.data) | self.model.options
+        given = default_options(name, self.data, self.model.options) | self.model.options
         options, wrong = check_options(model_option_class(name), given)
         if options is None:
             raise options_error(f"model {name!r} cannot be built with these options", wrong)
@@ -271,16 +271,17 @@ def data_option_class(name: str) -> type[BaseModel]:
     return find_data(name).options
 
 
-def default_options(name: str, data: DataOptions | None) -> dict[str, Any]:
+def default_options(name: str, data: DataOptions | None, given: Mapping[str, Any]) -> dict[str, Any]:
     """Return the options that a model has if none is given: what the data demands, else what is registered.
 
     Args:
         name: Registered model.
         data: The data; None if it is not known.
+        given: Options that are given; another mixer has other defaults.
 
     Raises:
         ConfigError: There is no such model.
     """
     schema, demanded = model_option_class(name), data.shape().model_options() if data else {}
     known = {key: value for key, value in demanded.items() if key in schema.model_fields}
-    return defaults_of(schema) | dict(model_spec(name).defaults) | known
+    return defaults_of(schema) | model_spec(name).defaults_for(given) | known

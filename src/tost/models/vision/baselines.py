@@ -1,4 +1,4 @@
-"""CRATE, the white-box transformer that ToST is compared with: subspace attention and a sparsifying step.
+"""CRATE and the vision transformer, the networks that ToST is compared with.
 
 Shapes: images [B, channels, height, width], tokens [B, 1 + N, C] (batch, class token and patches, width), logits
 [B, K].
@@ -10,8 +10,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tost.models.vision.base import Grid, ImageModel
-from tost.models.vision.options import CrateOptions
+import tost._torchvision  # noqa: F401  timm imports torchvision, which a CPU build of torch has to be prepared for
+
+# isort: split
+from timm.models.vision_transformer import VisionTransformer
+
+from tost.models.options import CrateOptions, VitOptions
+from tost.models.vision.base import CountedModel, Grid, ImageModel
 from tost.nn import ISTA, Block, SubspaceAttention
 
 
@@ -113,3 +118,38 @@ def _positions(table: Tensor, own: Grid, grid: Grid) -> Tensor:
     wide = image.to(torch.promote_types(image.dtype, torch.float32))
     resized = F.interpolate(wide, size=grid, mode="bicubic", antialias=True).to(image.dtype)
     return torch.cat((token, resized.flatten(2).transpose(1, 2)), dim=1)
+
+
+class ViT(CountedModel, VisionTransformer):
+    """timm's VisionTransformer, nothing else: patches by one convolution, learned positions, a class token.
+
+    Its parameters have timm's names, so that timm's weights load as they are. It takes images of the size that it was
+    made for.
+
+    Example:
+        >>> import torch, tost
+        >>> model = tost.create_model("vit_mini", num_classes=10)
+        >>> model(torch.randn(2, 3, 32, 32)).shape
+        torch.Size([2, 10])
+    """
+
+    def __init__(self, options: VitOptions) -> None:
+        o, same = options, ("patch_size", "in_chans", "num_classes", "global_pool", "embed_dim", "depth", "num_heads")
+        super().__init__(
+            img_size=o.image_shape,
+            **{name: getattr(o, name) for name in same},
+            mlp_ratio=(o.hidden_dim + 0.5) / o.embed_dim,  # timm rounds down
+            drop_rate=o.head_dropout,
+            pos_drop_rate=o.dropout,
+            proj_drop_rate=o.dropout,
+            attn_drop_rate=o.dropout,
+            drop_path_rate=o.drop_path,
+        )
+        self.options = options
+        self.set_grad_checkpointing(o.gradient_checkpointing)
+
+    def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
+        """Replace the head by a fresh one; see `ImageModel.reset_classifier`."""
+        changes = {"num_classes": num_classes} | ({} if global_pool is None else {"global_pool": global_pool})
+        super().reset_classifier(num_classes, global_pool)
+        self.options = VitOptions.model_validate({**self.options.model_dump(), **changes})

@@ -14,8 +14,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tost.errors import ConfigError
-from tost.models._common import TokenModel, build_mixer, check_ids
-from tost.models.language.options import LanguageOptions
+from tost.models.common import TokenModel, build_mixer, check_ids
+from tost.models.options import LanguageOptions
 from tost.nn import (
     MLP,
     CausalBlock,
@@ -24,11 +24,11 @@ from tost.nn import (
     LearnedPositions,
     ModelState,
     SinusoidalPositions,
-    WindowAttention,
     linear_cross_entropy,
     run_blocks,
     token_positions,
 )
+from tost.nn._checks import is_plain_linear
 from tost.nn.recompute import recompute
 from tost.ops import Packing
 from tost.ops._checks import check_mask
@@ -52,7 +52,6 @@ class LanguageToST(TokenModel):
     temperatures as 1, position biases as 0. With ``mixer="softmax"`` and without layer scale it is GPT-2. Extensions
     to the paper are off by default: convolutions (`CausalConvolution`), a gate, count-scaled energies and forgetting
     (`Extensions`). They keep everything else as it is: masks, states, pieces and sequences shared between processes.
-    With `window_every` some blocks have `WindowAttention`, which keeps all of that but the last.
 
     Sinusoidal positions are scaled to the size of a fresh embedding, so that they do not drown the tokens.
 
@@ -79,7 +78,7 @@ class LanguageToST(TokenModel):
         if options.position != "none":
             learned = options.position == "learned"
             self.positions = LearnedPositions(options.max_length, C) if learned else SinusoidalPositions(None, C)
-        self.blocks = nn.ModuleList(self._block(index) for index in range(options.depth))
+        self.blocks = nn.ModuleList(self._block() for _ in range(options.depth))
         self.norm = nn.LayerNorm(C, bias=options.bias)
         # A tied head is the embedding itself, not a second name for it: every weight is stored once.
         self.head = None if options.tie_head else nn.Linear(C, V, bias=False)
@@ -173,10 +172,7 @@ class LanguageToST(TokenModel):
         if chunk is None:
             if truncate is not None:
                 raise ValueError(f"truncate={truncate} counts pieces, but there is no chunk; give both, or neither.")
-            x = self.norm(self._features(ids, mask, packing))
-            if reduction == "mean" and active() is None:
-                return linear_cross_entropy(x, self._head(), targets, ignore_index=ignore_index)
-            total = linear_cross_entropy(x, self._head(), targets, ignore_index=ignore_index, reduction="sum")
+            total = self._cross_entropy(self._features(ids, mask, packing), targets, ignore_index)
         else:
             total = self._loss_by_pieces(ids, targets, mask, ignore_index, chunk, truncate, packing)
         if reduction == "sum":
@@ -215,10 +211,7 @@ class LanguageToST(TokenModel):
                 None if here is None else here.packing,
             )
             after = after if here is None else after.select(here.last)
-            loss = linear_cross_entropy(
-                self.norm(x), self._head(), targets[:, part], ignore_index=ignore_index, reduction="sum"
-            )
-            return loss, after
+            return self._cross_entropy(x, targets[:, part], ignore_index), after
 
         run = partial(recompute, piece) if torch.is_grad_enabled() else piece
         total, state = run(0, None)
@@ -277,7 +270,7 @@ class LanguageToST(TokenModel):
 
     def logits(self, x: Tensor) -> Tensor:
         """Turn outputs of the last block, ``[..., C]``, into logits ``[..., V]``."""
-        return F.linear(self.norm(x), self._head())
+        return self._project(self.norm(x))
 
     def _check_state(self, state: ModelState, ids: Tensor, packing: Packing | None) -> None:
         if len(state.layers) != len(self.blocks):
@@ -293,8 +286,30 @@ class LanguageToST(TokenModel):
                 "pass the state that came from the same batch, or None at the start of a sequence."
             )
 
-    def _head(self) -> Tensor:
-        return self.tokens.weight if self.head is None else self.head.weight
+    def _project(self, x: Tensor) -> Tensor:
+        """Return the logits of normed tokens."""
+        if self.head is not None:
+            return self.head(x)
+        self._check_tied(x)
+        return F.linear(x, self.tokens.weight)
+
+    def _cross_entropy(self, x: Tensor, targets: Tensor, ignore_index: int) -> Tensor:
+        """Return the summed loss of outputs of the last block; without all logits where the head is only a matrix."""
+        x = self.norm(x)
+        if self.head is not None and not is_plain_linear(self.head):
+            logits = self.head(x).flatten(0, -2).float()
+            return F.cross_entropy(logits, targets.flatten(), ignore_index=ignore_index, reduction="sum")
+        self._check_tied(x)
+        weight = self.tokens.weight if self.head is None else self.head.weight
+        return linear_cross_entropy(x, weight, targets, ignore_index=ignore_index, reduction="sum")
+
+    def _check_tied(self, x: Tensor) -> None:
+        """Refuse an embedding that is offloaded: its weight is only there while the embedding is called."""
+        if self.head is None and self.tokens.weight.is_meta and not x.is_meta:
+            raise ConfigError(
+                "the output layer of this model is its token embedding, which is on the meta device while it is not "
+                "called, as offloading leaves it; keep the embedding where the model runs, or use tie_head=false."
+            )
 
     def _features(self, ids: Tensor, mask: Tensor | None, packing: Packing | None) -> Tensor:
         x = self.embed(ids, None, mask, packing)
@@ -337,23 +352,11 @@ class LanguageToST(TokenModel):
         vectors: Tensor = cast(nn.Module, self.positions)(at.clamp_max(length - 1) if learned else at)
         return vectors if learned else vectors * (INITIAL_STD * math.sqrt(2))
 
-    def _block(self, index: int) -> CausalBlock:
+    def _block(self) -> CausalBlock:
         o, C = self.options, self.options.embed_dim
         mlp = MLP(C, o.hidden_dim, bias=o.bias, drop=o.dropout, activation=o.activation)
         bias = "feature" if o.position == "learned" else None
-        mixer: nn.Module
-        if o.is_window(index):
-            mixer = WindowAttention(
-                C,
-                o.num_heads,
-                window=o.window,
-                in_bias=o.bias,
-                out_bias=o.bias,
-                attn_drop=o.dropout,
-                out_drop=o.dropout,
-            )
-        else:
-            mixer = build_mixer(o, in_bias=o.bias, out_bias=o.bias, max_length=o.max_length, position_bias=bias)
+        mixer = build_mixer(o, in_bias=o.bias, out_bias=o.bias, max_length=o.max_length, position_bias=bias)
 
         def conv(at: str) -> CausalConvolution | None:
             if not o.conv_width or o.conv_at not in (at, "both"):

@@ -13,13 +13,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tost.errors import ConfigError
-from tost.models._common import TokenModel, build_convolutions, build_mixer, check_ids
-from tost.models.sequence.options import SequenceClassifierOptions
+from tost.models.common import TokenModel, build_convolutions, build_mixer, check_ids
+from tost.models.options import SequenceClassifierOptions
 from tost.nn import (
     MLP,
     S4,
     Block,
-    DampedEMA,
     LearnedPositions,
     SequenceConvolution,
     SinusoidalPositions,
@@ -172,12 +171,11 @@ class SequenceClassifier(TokenModel):
             if context is not None:
                 total, count = context.sum(total), context.sum(count)
             return total / count.clamp_min(1).unsqueeze(1)
-        return _mean(tokens, mask, padded=self.options.pooling == "mean_padded")
+        return _mean(tokens, mask)
 
     def no_weight_decay(self) -> set[str]:
-        """Name the parameters that are not to decay: those of `slow_parameters`, and the rates of moving averages."""
-        averages = [(name, module) for name, module in self.named_modules() if isinstance(module, DampedEMA)]
-        return self.slow_parameters() | {f"{name}.{rate}" for name, module in averages for rate in module.rates}
+        """Name the parameters that are not to decay: those of `slow_parameters`."""
+        return self.slow_parameters()
 
     def slow_parameters(self) -> set[str]:
         """Name the parameters that learn at a rate of their own, ``optim.slow_lr``: steps and state matrices of S4."""
@@ -207,8 +205,6 @@ class SequenceClassifier(TokenModel):
         mixer = sequence_mixer(o, convs.pop("value_conv"))
         if o.block == "mixer":
             return MixerBlock(mixer, o.embed_dim, norm=o.norm, norm_kind=o.norm_kind)
-        if o.num_averages:
-            convs["conv"] = DampedEMA(o.embed_dim, num_averages=o.num_averages)
         return Block(mixer, MLP(o.embed_dim, o.hidden_dim, drop=o.dropout), o.embed_dim, norm=o.norm, **convs)
 
     def _head(self) -> nn.Module:
@@ -262,12 +258,10 @@ def _side_by_side(x: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor | None
     return x.flatten(0, 1), None if mask is None else mask.flatten(0, 1)
 
 
-def _mean(x: Tensor, mask: Tensor | None, *, padded: bool = False) -> Tensor:
+def _mean(x: Tensor, mask: Tensor | None) -> Tensor:
     """Average the real tokens of x [B, N, C], those of all processes that share a sequence; none at all give zeros."""
     context = active()
     total = (x if mask is None else x.where(mask.unsqueeze(-1), 0)).sum(dim=1)
-    if padded:
-        mask = None  # padding adds nothing and counts all the same
     if context is None:
         count = max(x.shape[1], 1) if mask is None else mask.sum(dim=1, keepdim=True).clamp_min(1)
         return total / count

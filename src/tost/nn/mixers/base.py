@@ -1,4 +1,4 @@
-"""A token mixer between two projections, the base of most mixers here.
+"""Bases of the token mixers, and the one way to call them.
 
 Shapes: x [B, N, C] (batch, tokens, width), parts [B, N, P, H, D] with C = H * D, mask [B, N].
 """
@@ -6,18 +6,146 @@ Shapes: x [B, N, C] (batch, tokens, width), parts [B, N, P, H, D] with C = H * D
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import ClassVar
+from collections.abc import Callable
+from typing import Any, ClassVar, NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tost.nn._checks import check_heads, check_width, refuse_context
-from tost.nn._factory import Factory
-from tost.nn.packed import mix
+from tost.errors import ConfigError
+from tost.nn._checks import Factory, check_heads, check_width, refuse_context
 from tost.nn.state import Carry, Continues, State
+from tost.ops import Packing
 from tost.ops._checks import check_mask
 from tost.ops._numerics import zero_padding
+from tost.ops._transforms import has_values
+from tost.ops.packing import Group
+
+
+class Accepts(NamedTuple):
+    """The inputs that a token mixer takes besides ``mixer(x, mask)``; its attribute ``accepts``.
+
+    Attributes:
+        packing: Packed sequences, as the keyword `packing`. Others get a batch that is padded to the longest sequence.
+        grid: Rows and columns of the tokens, as the keyword `grid`.
+        shared: Pieces of sequences that several processes share.
+        state: Type of the state from which ``forward_with_state(x, state, mask)`` continues; None if it has none.
+    """
+
+    packing: bool = False
+    grid: bool = False
+    shared: bool = False
+    state: type | None = None
+
+
+def accepted(mixer: nn.Module | None) -> Accepts:
+    """Return the inputs that a mixer takes; of a class from elsewhere without the attribute, tokens and a mask."""
+    return getattr(mixer, "accepts", Accepts())
+
+
+def mix(
+    mixer: nn.Module,
+    x: Tensor,
+    mask: Tensor | None,
+    packing: Packing | None = None,
+    grid: tuple[int, int] | None = None,
+    carry: Carry | None = None,
+) -> Tensor:
+    """Call a mixer with those inputs that it accepts, on each sequence alone where several are packed.
+
+    Args:
+        mixer: Mixes tokens, from ``[B, N, C]`` to ``[B, N, C]``; a convolution, for example.
+        x: Tokens, ``[B, N, C]``.
+        mask: Real tokens, bool ``[B, N]``.
+        packing: Bounds of packed sequences; None if each row is one.
+        grid: Rows and columns of the tokens, if they have any.
+        carry: A state to continue from, which is replaced by the one after these tokens.
+
+    Raises:
+        BackendError: Sequences are packed, and processes share them.
+        ConfigError: Sequences are packed, but the mixer works on a grid.
+    """
+    accepts, model = accepted(mixer), cast(Any, mixer)
+    if accepts.grid:
+        if packing is not None:
+            raise ConfigError(
+                f"{type(mixer).__name__} works on the grid of one image, but the batch is packed; use a model without "
+                "convolutions in its blocks, or images of one size."
+            )
+        return model(x, mask=mask, grid=grid)
+    more = {"packing": packing} if packing is not None and accepts.packing else {}
+    rows: Group | None = None
+    tokens, real = x, mask
+    if packing is not None and not more:
+        refuse_context("a packed batch")
+        rows = packing.rows()
+        tokens, real = rows.take(x), rows.mask(mask)
+    if carry is None:
+        mixed: Tensor = model(tokens, real, **more)
+    else:
+        mixed, carry.state = model.forward_with_state(tokens, carry.state, real, **more)
+    return mixed if rows is None else rows.put(mixed, x)
+
+
+class OrderedMixer(nn.Module):
+    """Mixes tokens by their places in a whole sequence; subclasses supply how. A mask is a deletion."""
+
+    embed_dim: int
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Mix each of the tokens x [B, N, C] with others.
+
+        Args:
+            x: Tokens, ``[B, N, C]``.
+            mask: Real tokens, bool ``[B, N]``, padding anywhere.
+
+        Returns:
+            ``[B, N, C]``; 0 for padding.
+
+        Raises:
+            ValueError: `x` or `mask` has the wrong shape.
+            BackendError: Context parallelism is active; this needs whole sequences.
+        """
+        refuse_context(type(self).__name__)
+        check_width(x, self.embed_dim)
+        check_mask(mask, x)
+        return zero_padding(real_first(self._run, zero_padding(x, mask), mask), mask)
+
+    @abstractmethod
+    def _run(self, x: Tensor, mask: Tensor | None) -> Tensor:
+        """Mix tokens of which the real ones come first, and zeros follow."""
+
+
+def real_first(mix: Callable[[Tensor, Tensor | None], Tensor], x: Tensor, mask: Tensor | None) -> Tensor:
+    """Return ``mix(x, mask)`` as if all padding came after the real tokens, with every result at its token's place.
+
+    A mixer that numbers, cuts or convolves its tokens then treats padding anywhere like padding at the end.
+
+    Args:
+        mix: From ``[B, N, ...]`` and a mask to ``[B, N, ...]``.
+        x: Tokens, ``[B, N, ...]``.
+        mask: Real tokens, bool ``[B, N]``.
+    """
+    if mask is None or _is_behind(mask):
+        return mix(x, mask)
+    order = (~mask).to(torch.uint8).argsort(dim=1, stable=True)
+    return _take(mix(_take(x, order), mask.gather(1, order)), order.argsort(dim=1))
+
+
+def real_last(x: Tensor, mask: Tensor | None) -> Tensor:
+    """Return the tokens x [B, N, ...] with all padding in front of the real ones."""
+    return x if mask is None else _take(x, mask.to(torch.uint8).argsort(dim=1, stable=True))
+
+
+def _is_behind(mask: Tensor) -> bool:
+    """Return whether all padding is at the end, as is usual; False if the data cannot be looked at."""
+    return has_values(mask) and not bool((mask[:, 1:] > mask[:, :-1]).any())
+
+
+def _take(x: Tensor, order: Tensor) -> Tensor:
+    """Return the tokens of x [B, N, ...] in the order [B, N]."""
+    return x.gather(1, order.reshape(*order.shape, *(1,) * (x.dim() - 2)).expand_as(x))
 
 
 class LinearProjections(Factory, total=False):
@@ -56,8 +184,7 @@ class ProjectedMixer(nn.Module):
 
     parts: ClassVar[int] = 3
     """Number of vectors of width C that the first projection makes of a token; the last are the values."""
-    takes_context: ClassVar[bool] = False
-    """Whether processes can share its sequences."""
+    accepts: Accepts = Accepts()
 
     def __init__(
         self,
@@ -80,16 +207,12 @@ class ProjectedMixer(nn.Module):
         if value_conv is not None and type(self).forward is not ProjectedMixer.forward:
             raise ValueError(f"{type(self).__name__} is causal and takes no value_conv; leave it out.")
         self.value_conv = value_conv
+        self.accepts = self.accepts._replace(grid=accepted(value_conv).grid)
         self._add_parameters(device, dtype)
 
     def extra_repr(self) -> str:
         """Show the sizes in ``print(module)``."""
         return f"embed_dim={self.embed_dim}, num_heads={self.num_heads}"
-
-    @property
-    def takes_grid(self) -> bool:
-        """Whether it is to be given the grid of its tokens."""
-        return getattr(self.value_conv, "takes_grid", False)
 
     def forward(self, x: Tensor, mask: Tensor | None = None, grid: tuple[int, int] | None = None) -> Tensor:
         """Mix the tokens x [B, N, C].
@@ -114,7 +237,7 @@ class ProjectedMixer(nn.Module):
 
     def _project_in(self, x: Tensor, mask: Tensor | None) -> Tensor:
         """Return the parts [B, N, P, H, D] of x [B, N, C], zero for padding."""
-        if not self.takes_context:
+        if not self.accepts.shared:
             refuse_context(type(self).__name__)
         check_width(x, self.embed_dim)
         check_mask(mask, x)
@@ -150,8 +273,6 @@ class ProjectedMixer(nn.Module):
 
 class CausalMixer(ProjectedMixer, Continues[State]):
     """A projected mixer that can continue a sequence; subclasses supply what its next tokens do to the state."""
-
-    state_kind: ClassVar[type]
 
     def forward(  # type: ignore[override]  # a causal mixer takes a state and no grid
         self, x: Tensor, mask: Tensor | None = None, *, carry: Carry | None = None

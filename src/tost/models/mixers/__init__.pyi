@@ -1,9 +1,0 @@
-from tost.models.mixers.registry import find_mixer as find_mixer
-from tost.models.mixers.registry import list_mixers as list_mixers
-from tost.models.mixers.registry import mixer_problems as mixer_problems
-from tost.models.mixers.registry import mixer_spec as mixer_spec
-from tost.models.mixers.registry import register_mixer as register_mixer
-from tost.models.mixers.spec import MixerOptions as MixerOptions
-from tost.models.mixers.spec import MixerSizes as MixerSizes
-from tost.models.mixers.spec import MixerSpec as MixerSpec
-from tost.models.mixers.spec import Place as Place

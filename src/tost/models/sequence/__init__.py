@@ -1,1 +1,0 @@
-"""Sequence classifiers, the models of the Long Range Arena tasks."""
