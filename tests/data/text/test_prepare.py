@@ -195,6 +195,16 @@ def test_an_interrupted_preparation_finds_the_same_source(tmp_path, source):
         prepare("text", options, tmp_path / "out")
 
 
+@pytest.mark.parametrize("documents", [[*DOCUMENTS, "one more"], DOCUMENTS[:-1]])
+def test_a_source_that_changes_while_it_is_read_is_an_error(tmp_path, source, documents):
+    def report(done, total, what):
+        if what == "tokenizing" and done == 0:
+            write_jsonl(source, documents)
+
+    with pytest.raises(StorageError, match="has changed while it was read"):
+        prepare("text", {"source": str(source), "validation": 0}, tmp_path / "out", report=report)
+
+
 def test_other_content_is_left_alone(tmp_path, source):
     out = tmp_path / "out"
     out.mkdir()

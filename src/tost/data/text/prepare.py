@@ -187,6 +187,9 @@ def _survey(
     counts, alphabet = dict.fromkeys(splits, 0), set[str]()
     for number, (split, source) in enumerate(sources):
         report(number, len(sources), f"reading {source.path.name}")
+        if source.table is not None and tokenizer != "chars" and not job.choices:
+            counts[split] += len(source.table)
+            continue
         for document in documents_of([source], job):
             counts[split] += 1
             if tokenizer == "chars":
@@ -293,6 +296,10 @@ class _SplitWriter:
                 f"{self.job.title} holds {error.object[error.start]!r}, half of a character, which JSON can state but "
                 "no text can hold; remove it."
             ) from error
+        if self.counts["documents"] != self.part.documents:
+            raise StorageError(
+                f"{self.job.title} has changed while it was read; remove {self.out} and run the command again."
+            )
         if not self.counts["bytes"]:
             raise ConfigError(
                 f"split {self.part.split!r} of {self.job.title} has no text at all; there is nothing to learn."
