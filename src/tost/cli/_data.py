@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Annotated
 
@@ -22,7 +23,8 @@ def prepare(
     name: Annotated[str, typer.Argument(metavar="NAME", help="Data set to make; `tost data ls` lists the names.")],
     out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Folder to write to, new or empty.")],
     workers: Annotated[
-        int | None, typer.Option(min=1, help="Processes that share the work. Default: one for each processor.")
+        int | None,
+        typer.Option(min=1, help="Processes or threads that share the work. Default: one for each processor."),
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print one line of JSON at the end.")] = False,
 ) -> None:
@@ -35,9 +37,11 @@ def prepare(
 
     find_preparer(name)
     options = _read_options(context.args)
+    workers = workers or available_cpus()
+    os.environ.setdefault("RAYON_NUM_THREADS", str(workers))  # threads of the tokenizers library
     try:
         with _console.progress() as progress:
-            facts = make(name, options, out, workers=workers or available_cpus(), report=progress.update)
+            facts = make(name, options, out, workers=workers, report=progress.update)
     except KeyboardInterrupt:
         _console.log(f"stopped; what is done is kept in {out}, and the same command continues there")
         raise typer.Exit(INTERRUPTED) from None

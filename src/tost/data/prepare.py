@@ -82,8 +82,9 @@ def prepare(
         name: One of `list_preparers`.
         given: Its options; text is converted where another type is needed.
         out: Folder to write to: new, empty, or of an earlier call with the same name and options.
-        workers: Processes that share the work. The files do not depend on it.
-        report: Receives the progress.
+        workers: Processes that share the work; text is shared by the tokenizer's threads, RAYON_NUM_THREADS of them.
+            The files do not depend on it.
+        report: Progress callback.
 
     Returns:
         Facts about the result.

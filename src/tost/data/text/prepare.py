@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
@@ -75,7 +74,7 @@ def prepare_text(options: CorpusOptions, out: Path, *, workers: int, report: Rep
     Args:
         options: The corpus, and how it is read.
         out: Folder to write to.
-        workers: Threads of the tokenizers library. It reads their number once in a process.
+        workers: Unused: the tokenizers library takes as many threads as RAYON_NUM_THREADS says.
         report: Progress callback.
 
     Returns:
@@ -88,7 +87,6 @@ def prepare_text(options: CorpusOptions, out: Path, *, workers: int, report: Rep
     if (out / INDEX).is_file():
         shutil.rmtree(work, ignore_errors=True)
         return {**_facts(read_index(out)), "already there": True}
-    os.environ.setdefault("RAYON_NUM_THREADS", str(workers))
     job = options.job()
     # Mistakes in the options are found before anything is written.
     given = None if job.tokenizer == "chars" else load_tokenizer(job.tokenizer)
