@@ -43,7 +43,7 @@ def atomic_path(path: Path, *, sync: bool = True) -> Iterator[Path]:
 
 @contextmanager
 def writing(what: object) -> Iterator[None]:
-    """Say in words why something cannot be written, for the duration of a ``with`` block.
+    """Raise errors of writing as StorageError, for the duration of a ``with`` block.
 
     Raises:
         StorageError: The system refused: the disk is full or read-only, a folder is missing, a permission is.
@@ -120,7 +120,7 @@ class _Readable(Protocol):
 
 
 def read_at_most(path: Path, size: int) -> bytes:
-    """Return the first bytes of a file, also of a device that never ends; takes memory for what is there only."""
+    """Return the first bytes of a file, also of a device that never ends; takes no more memory than its content."""
     with path.open("rb") as file:
         return bytes(read_pieces(file, size))
 

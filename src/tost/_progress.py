@@ -1,4 +1,4 @@
-"""When to say how far long work is, and how: a line at least every ten seconds, with the time that is left."""
+"""Progress of long work: a line at least every ten seconds, with the remaining time."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Pace:
 
 
 def silent(done: int, total: int) -> None:
-    """Report nothing."""
+    """Ignore progress."""
 
 
 def format_duration(seconds: float) -> str:

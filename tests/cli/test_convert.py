@@ -98,7 +98,7 @@ def test_overwrites_only_by_force(run, state):
         (["theirs.pth", "--out", "x", "depth"], "'depth' is not an option of a model; write key=value"),
         (["theirs.pth", "--out", "x", "depth=1", "depth=1"], "depth is given twice"),
         (["theirs.pth", "--out", "no/such/x"], "the folder no/such does not exist"),
-        (["theirs.pth", "--out", "theirs.pth", "--force"], "is what is to be converted"),
+        (["theirs.pth", "--out", "theirs.pth", "--force"], "is the source itself"),
         (["theirs.pth", "--out", "text.pth", "--force"], "exists and is not a folder"),
         (["ours", "--out", "no/such/x.pth"], "the folder no/such does not exist"),
         (["ours", "--out", "folder"], "folder is none, write for example --out folder/model.pth"),

@@ -38,7 +38,7 @@ COMMANDS = {
     "bench": ("tost.cli._bench:app", "Measure speed and memory, if all results are right."),
     "data": ("tost.cli._data:app", "Make data sets and check them."),
 }
-"""By name: where the command is, and what it does. A function is one command, a typer application may be several."""
+"""By name: target and summary. A function is one command, a typer application may be several."""
 
 
 def main() -> NoReturn:

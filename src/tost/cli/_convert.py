@@ -78,7 +78,7 @@ def convert(
 def _check_target(source: Path, out: Path, form: Form, *, force: bool) -> None:
     """Raise a ConfigError before any work if `out` cannot be written or would lose a file."""
     if out.exists() and source.exists() and out.samefile(source):
-        raise ConfigError(f"{out} is what is to be converted; give another place with --out")
+        raise ConfigError(f"{out} is the source itself; give another place with --out")
     if form == "tost":
         from tost.train.checkpoint.model import refuse_existing
 

@@ -171,7 +171,7 @@ def _run(stream: TokenStream, wanted: int | None, text: TextStream, *, show: boo
             _write("\n")
     except BrokenPipeError:
         ended = "pipe"
-        # Its reader has gone: what is left in the buffer of stdout is discarded when the process ends.
+        # Discard the rest of the buffer of stdout when the process ends.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return _Generated("".join(pieces), tokens, seconds, ended)
 

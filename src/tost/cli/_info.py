@@ -1,4 +1,4 @@
-"""`tost info`: what is installed, what can run here, and why the rest cannot."""
+"""`tost info`: installed packages, backends with reasons where one cannot run, environment variables."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`tost ls`: what there is to use, by name. Only `ls ops` loads torch."""
+"""`tost ls`: names of configurations, models, data sets and more. Only `ls ops` loads torch."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Bridges to other libraries. Each is a module of its own, and nothing is loaded until it is imported."""
+"""Bridges to other libraries, a module each, which is loaded when it is imported."""

@@ -86,7 +86,7 @@ def _build(name: str, device: Any = None, dtype: torch.dtype | None = None, **gi
 
 
 def _sized(name: str, size: Any, overrides: dict[str, Any]) -> dict[str, Any]:
-    """Return the option that tells a model its image size. Most take any, and need not be told."""
+    """Return the option for the image size; most models take any size."""
     sides = (size, size) if isinstance(size, int) else tuple(size)
     options = model_options(name, overrides)
     if isinstance(options, FixedSizeOptions):

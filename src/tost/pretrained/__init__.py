@@ -87,7 +87,7 @@ def list_pretrained(pattern: str = "*") -> list[str]:
 
 
 def find_pretrained(name: str) -> PretrainedModel:
-    """Return what is known of a model in the box.
+    """Return the description of a shipped model.
 
     Raises:
         ConfigError: There is no such model.

@@ -1,5 +1,9 @@
 """The tools around a model: a tokenizer made here, pipeline, stop strings, Trainer, data collators."""
 
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -155,3 +159,14 @@ def test_trainer_accumulates_and_recomputes_the_same(words, tmp_path):
     assert found[1] == pytest.approx(found[0], rel=1e-4)
     # The loss is a mean over all targets of a step, however they are split.
     assert found[2] == pytest.approx(found[0], rel=1e-3)
+
+
+@pytest.mark.slow
+def test_the_example_of_the_trainer_runs_in_two_processes(tmp_path):
+    example = Path(__file__).parents[3] / "examples" / "hf_trainer.py"
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", str(example)]
+    done = subprocess.run(
+        [*command, "--steps", "2", "--out", str(tmp_path / "model")], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("continuation:") == 1

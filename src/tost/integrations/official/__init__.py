@@ -34,7 +34,7 @@ def load_official(
     """Build the model that a checkpoint of the authors holds, with its weights.
 
     Vision models (``tost_cab_*``, ``xcit_cab_*``, ``vit_cab_*``) and language models (``model_TSSA.py``, and the GPT
-    with softmax attention that it is compared with) are told apart by their names, and their sizes by their shapes.
+    with softmax attention that it is compared with) are recognized by their names, and their sizes by their shapes.
     Every tensor of the checkpoint is used, and every parameter of the model comes from it; if that is not possible,
     nothing is loaded and the error lists the differences. Weights keep their type, so a checkpoint in half precision
     gives a model in half precision.
@@ -50,7 +50,7 @@ def load_official(
     Args:
         path_or_state_dict: A file in PyTorch's format or safetensors: the weights, or a dictionary that holds them, as
             the authors' programs write. Or what such a file holds, already loaded. A pickle is read with PyTorch's
-            restricted reader: nothing in it is ever run.
+            restricted reader, which runs no code.
         weights: ``"ema"`` takes the moving average of the weights, which their vision training can store.
         **overrides: Options of the model. Those that matter to training, such as `drop_path`, are free; those that
             the file tells have to agree with it.

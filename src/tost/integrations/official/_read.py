@@ -1,4 +1,4 @@
-"""Reading of checkpoint files that somebody else wrote, without ever running what is in them.
+"""Read checkpoint files from elsewhere without running code in them.
 
 A pickle is a program. It is read with torch's restricted reader, which builds tensors and plain containers only.
 Besides the weights such files hold the settings of the run, which are objects of a few well-known classes; each of
@@ -149,7 +149,7 @@ def _refuse_packed(path: Path) -> None:
 
 
 def _unwrap(content: Mapping[str, Any], weights: str, place: str) -> Mapping[str, Any]:
-    """Find the state dict in what a file holds."""
+    """Find the state dict in the content of a file."""
     wrapped = any(isinstance(content.get(entry), Mapping) for entry in _ANY_ENTRY)
     for entry in _ENTRIES[weights]:
         if isinstance(content.get(entry), Mapping):

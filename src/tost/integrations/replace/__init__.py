@@ -108,7 +108,7 @@ def replace_attention(
     if dropped:
         warnings.warn(
             f"{' and '.join(dropped)} acted on scores between pairs of tokens, which TSSA does not have, and are gone. "
-            "If the model knows the order of its tokens by nothing else, it sees a set, or a causal sequence.",
+            "Without other positions the model has a set of tokens, or a causal sequence.",
             stacklevel=2,
         )
     return model

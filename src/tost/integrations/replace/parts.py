@@ -59,7 +59,7 @@ class Parts:
         value: The projection to values.
         out: The output projection, kept as it is; the identity if it is in another module.
         num_heads: Number of heads of the queries.
-        causal: Each token sees only those before it.
+        causal: Each token attends only to those before it.
         max_length: Longest sequence that the model is made for.
         out_drop: Dropout after the output projection.
         dropped: What of the layer acts on scores between pairs of tokens, and goes with them.

@@ -32,7 +32,7 @@ class BiasedAttention(_Wrapper):
     """TSSA called as BEiT calls its attention."""
 
     def forward(self, x: Tensor, shared_rel_pos_bias: Tensor | None = None) -> Tensor:
-        """Mix the tokens x [B, N, C]; a bias on scores between pairs of them has nothing to act on."""
+        """Mix the tokens x [B, N, C]; a bias on scores between pairs of them is ignored."""
         return self.attention(x)
 
 

@@ -1,4 +1,4 @@
-"""Attention layers of transformers' models: BERT and its kin, ViT, GPT-2, Llama and its kin.
+"""Attention layers of transformers' models: the families of BERT and Llama, ViT, GPT-2.
 
 Shapes: hidden states [B, N, C], attention_mask [B, K] or [B, 1, N, K] with K tokens including those in the cache.
 """
@@ -45,7 +45,7 @@ class ReplacedAttention(nn.Module):
     """TSSA called as models of transformers call their self-attention.
 
     A causal layer keeps its state in the cache, in place of keys and values. Packed sequences are kept apart, as the
-    mask over pairs, ``cu_seq_lens_q`` or ``seq_idx`` say, or ``position_ids`` that do not go on from one token to the
+    mask over pairs, ``cu_seq_lens_q`` or ``seq_idx`` say, or ``position_ids`` that jump from one token to the
     next where there is no mask.
 
     Args:
@@ -220,7 +220,7 @@ def _window(module: Any) -> int | None:
 
 
 def finish(model: nn.Module, record: dict[str, Any]) -> None:
-    """Note in the configuration what was replaced, and have no masks made for pairs if nothing needs them.
+    """Record the replacement in the configuration, and build no masks over pairs if no layer needs them.
 
     Args:
         model: A model of transformers, or one that holds it. It gets a configuration of its own, since others may
@@ -250,7 +250,7 @@ def _padding_mask(
     use_vmap: bool = False,
     **sizes: Any,
 ) -> Tensor | None:
-    """Return the mask of real tokens [B, K] as it is; one over pairs only where there is more to say.
+    """Return the mask of real tokens [B, K] as it is; one over pairs only where it is needed.
 
     Without a mask and without functions of the user (`use_vmap`), what remains to say is how sequences are packed, and
     layers read that from position_ids.

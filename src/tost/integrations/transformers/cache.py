@@ -25,7 +25,7 @@ class StateLayer(LinearAttentionLayer, CacheLayerMixin):
     Those of a fixed size keep their memory, so that a compiled step finds them where they were.
 
     Args:
-        grows: The state becomes larger with the text, as that of softmax attention does.
+        grows: The state becomes larger with the text, as in softmax attention.
     """
 
     is_croppable = False
@@ -66,7 +66,7 @@ class StateLayer(LinearAttentionLayer, CacheLayerMixin):
         self.device, self.dtype = leaves[0].device, leaves[0].dtype
 
     def get_seq_length(self) -> int:
-        """Return the number of tokens that went in, padding included."""
+        """Return the number of tokens so far, padding included."""
         return 0 if self.count is None else int(self.count)
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
@@ -89,7 +89,7 @@ class StateLayer(LinearAttentionLayer, CacheLayerMixin):
             self.batch_select_indices(torch.arange(len(first), device=self.device).repeat_interleave(repeats))
 
     def crop(self, tokens_to_remove: int) -> None:
-        """Refuse to forget the last tokens: they are in the sums and cannot be told apart any more.
+        """Refuse to forget the last tokens: they are parts of sums.
 
         Raises:
             ValueError: Always, but for 0 tokens.
@@ -128,7 +128,7 @@ def _build(form: tuple[type, tuple[Any, ...]] | None, leaves: Iterator[Any]) -> 
 
 
 def adopt(cache: Cache | None, depth: int, *, grows: bool) -> Cache:
-    """Return a cache whose layers hold our states: a new one, or the one given, if nothing else is in it.
+    """Return a cache whose layers hold our states: a new one, or the given one if it is unused.
 
     Args:
         cache: A cache of this class, one of any kind that was not used yet, or None.
@@ -172,8 +172,8 @@ def adopt_layer(cache: Cache, index: int) -> StateLayer:
         return layer
     if _used(layer):
         raise ValueError(
-            f"layer {index} of past_key_values holds keys and values of softmax attention, but that of the model is "
-            "TSSA; pass what this model returned, an empty DynamicCache, or None."
+            f"layer {index} of past_key_values holds keys and values of softmax attention, but this layer "
+            "is TSSA; pass what this model returned, an empty DynamicCache, or None."
         )
     cache.layers[index] = state = StateLayer()
     if isinstance(layer, StaticLayer):

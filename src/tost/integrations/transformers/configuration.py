@@ -107,7 +107,7 @@ class TostConfig(_OptionFields):  # type: ignore[misc]
     pad_token_id: int | None = None
 
     def __post_init__(self, **kwargs: Any) -> None:
-        """Take what is not a field, and check everything."""
+        """Take values that are no fields, and check all."""
         if self.transformers_version is not None:  # it was saved, perhaps by an earlier version
             kwargs = saved_options(kwargs, LanguageOptions)
         problems = self._unknown(kwargs)
@@ -168,7 +168,7 @@ class TostConfig(_OptionFields):  # type: ignore[misc]
     def save_pretrained(self, save_directory: str | os.PathLike[str], push_to_hub: bool = False, **kwargs: Any) -> None:
         """Write ``config.json``, and beside it a module that imports this package.
 
-        With it, programs that have never imported ``tost`` load the folder if they are told to trust its code.
+        With it, programs that have never imported ``tost`` load the folder if they trust its code.
 
         Args:
             save_directory: Folder to write to; it is created.
@@ -202,7 +202,7 @@ class TostConfig(_OptionFields):  # type: ignore[misc]
 
     @property
     def layer_types(self) -> list[str]:
-        """What each layer remembers, in the words of transformers: linear attention has a state of constant size."""
+        """Types of the layers in transformers' terms: linear attention has a state of constant size."""
         return ["full_attention" if self.mixer == "softmax" else "linear_attention"] * self.depth
 
     @property
@@ -238,7 +238,7 @@ class TostConfig(_OptionFields):  # type: ignore[misc]
 
 
 def _renamed(line: str) -> str:
-    """Return what is said about an option under the name that it has here."""
+    """Return a message about an option under its name here."""
     for key, name in RENAMED.items():
         line = line.replace(key, name)
     return line

@@ -1,4 +1,4 @@
-"""What transformers passes to a model, checked and turned into what the models of this package take.
+"""Arguments of transformers' models, checked and converted for the models of this package.
 
 Shapes: attention_mask [B, N] or [B, M + N] with M tokens in the cache, labels [B, N].
 """
@@ -41,7 +41,7 @@ def refuse_arguments(given: Mapping[str, Any]) -> None:
 
 
 def check_prompt(mask: Tensor | None) -> None:
-    """Refuse prompts whose last token is padding: what comes out there means nothing, so nothing can go on from it.
+    """Refuse prompts whose last token is padding, which has no continuation.
 
     Raises:
         ValueError: A row of the attention_mask ends with 0.
@@ -50,7 +50,7 @@ def check_prompt(mask: Tensor | None) -> None:
         return
     rows = (mask[:, -1] == 0).nonzero().flatten().tolist()
     raise ValueError(
-        f"the attention_mask says that row {rows[0]} ends with padding, but a text goes on from its last token; pad "
+        f"the attention_mask says that row {rows[0]} ends with padding, but a text continues from its last token; pad "
         "prompts on the left (tokenizer.padding_side = 'left'), and give every row at least one token."
     )
 
@@ -92,7 +92,7 @@ def read_mask(mask: Tensor | None, shape: torch.Size, cache: Cache | None) -> Te
 def read_packing(
     given: MutableMapping[str, Any], shape: torch.Size, mask: Tensor | None, start: Tensor | None
 ) -> Packing | None:
-    """Take what a padding-free collator says of packed sequences out of the arguments, and check the position_ids.
+    """Remove the arguments of padding-free collators about packed sequences, and check the position_ids.
 
     Sequences are packed if ``cu_seq_lens_q`` or ``seq_idx`` is given, or if ``position_ids`` return to 0 within a row
     that has no padding.
@@ -141,7 +141,7 @@ def check_positions(
     """Refuse position_ids other than the numbers of the real tokens, which the model counts itself.
 
     Args:
-        given: The position_ids, int64 ``[B, N]`` or ``[1, N]``; what they say of padding does not matter.
+        given: The position_ids, int64 ``[B, N]`` or ``[1, N]``; those of padding are ignored.
         shape: ``[B, N]`` of the tokens.
         mask: Real tokens, bool ``[B, N]``; None if all are.
         start: Tokens that came before, padding not counted, int64 ``[B]``; None for none.

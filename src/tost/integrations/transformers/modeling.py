@@ -67,7 +67,7 @@ class TostPreTrainedModel(PreTrainedModel):  # type: ignore[no-untyped-call]
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
-        """Give one module fresh weights, those of a new `LanguageToST`; what was loaded is marked and stays."""
+        """Initialize one module as in a new `LanguageToST`; loaded weights are marked and stay."""
         if isinstance(module, nn.Linear) and self._ends_branch(module):
             init.normal_(module.weight, std=INITIAL_STD / math.sqrt(2 * self.config.depth))
             if module.bias is not None:
@@ -106,7 +106,7 @@ class Recomputed(GradientCheckpointingLayer):
     """
 
     def forward(self, x: Tensor, mask: Tensor | None, *, block: CausalBlock, packing: Packing | None) -> Tensor:
-        """Return what the block gives for tokens x ``[B, N, C]``."""
+        """Call the block with tokens x ``[B, N, C]``."""
         return cast(Tensor, block(x, mask, packing=packing))
 
 
@@ -248,7 +248,7 @@ class TostModel(TostPreTrainedModel):
 
 
 class TostForCausalLM(TostPreTrainedModel, GenerationMixin):
-    """A `LanguageToST` that transformers takes for one of its own models.
+    """A `LanguageToST` as a model of transformers.
 
     ``model.model`` is the network without its head, a `TostModel`; ``model.lm_head`` is the output layer, with the
     weight of the embedding if they are tied. `from_tost` and `to_tost` lead from and to `LanguageToST`, which
@@ -304,7 +304,7 @@ class TostForCausalLM(TostPreTrainedModel, GenerationMixin):
             )
         dtype = model.tokens.weight.dtype
         config = TostConfig.from_options(model.options, dtype=str(dtype).removeprefix("torch."), **kwargs)
-        with torch.device("meta"):  # nothing of this shell is kept but its attributes
+        with torch.device("meta"):  # only attributes of this shell are kept
             shell = cls(config)
         for name in SHARED:
             setattr(shell.model, name, getattr(model, name))
@@ -325,7 +325,7 @@ class TostForCausalLM(TostPreTrainedModel, GenerationMixin):
         Raises:
             ConfigError: The output layer is no plain linear layer, such as one with an adapter that is not merged.
         """
-        with torch.device("meta"):  # nothing of this shell is kept but its attributes
+        with torch.device("meta"):  # only attributes of this shell are kept
             network = LanguageToST(self.model.options)
         for name in SHARED:
             setattr(network, name, getattr(self.model, name))
@@ -363,7 +363,7 @@ class TostForCausalLM(TostPreTrainedModel, GenerationMixin):
             past_key_values: What an earlier call returned; it is updated in place. None at the start.
             inputs_embeds: Vectors in place of `input_ids`, ``[B, N, C]``.
             labels: The tokens once more, int64 ``[B, N]``, with -100 for those that are not to be predicted. Where the
-                mask says padding, nothing is predicted, and nothing predicts.
+                mask says padding, no token is predicted, and none predicts.
             logits_to_keep: Compute logits for the last tokens only, this many, or for tokens at these places; 0 for
                 all.
             skip_logits: Leave the logits out, which the loss does not need; by default in training with labels, if
