@@ -102,16 +102,12 @@ def source_revision() -> str | None:
 
 def command_arguments() -> list[str]:
     """Return the arguments of this process, absolute paths cut to their last part: results are published."""
-    return [_shortened(argument) for argument in sys.argv[1:]]
-
-
-def _shortened(argument: str) -> str:
-    key, equals, value = argument.rpartition("=")
-    return f"{key}{equals}{Path(value).name}" if Path(value).is_absolute() else argument
+    pairs = [argument.rpartition("=") for argument in sys.argv[1:]]
+    return [f"{key}{equals}{Path(text).name if Path(text).is_absolute() else text}" for key, equals, text in pairs]
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Tell whether an error means that there was not enough memory; torch has no class for it on CPUs."""
+    """Return whether an error means too little memory; torch has no class for it on CPUs."""
     if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno == errno.ENOMEM):
         return True
     return isinstance(error, RuntimeError) and any(text in str(error).lower() for text in _NO_MEMORY)

@@ -28,11 +28,10 @@ def _repair() -> None:
         return
     try:
         import_module("torchvision")
+        return
     except RuntimeError as error:
         if "torchvision::nms" not in str(error):
             raise
-    else:
-        return
     library = torch.library.Library("torchvision", "DEF")  # type: ignore[no-untyped-call]
     for name in _OPERATORS:
         library.define(f"{name}{_SCHEMA}")  # type: ignore[no-untyped-call]

@@ -11,8 +11,7 @@ import time
 
 import pytest
 
-from tests.data.text.samples import DOCUMENTS, contents, make, write_jsonl
-from tests.data.text.test_formats import FILES
+from tests.data.text.samples import contents, make, write_jsonl
 
 
 @pytest.fixture
@@ -54,34 +53,6 @@ def test_mistakes(run, tmp_path, arguments, said):
     assert outcome.code == 2
     assert said in outcome.err
     assert "Traceback" not in outcome.err
-
-
-def words_of(folder):
-    """The text of a prepared folder of bytes."""
-    return b"".join(path.read_bytes() for path in sorted(folder.glob("train-*.bin"))).decode()
-
-
-@pytest.mark.parametrize("name", ["a.csv", "a.jsonl.zst", "a.tar", "nested.json"])
-def test_a_newcomer_prepares_a_file_of_any_format(run, tmp_path, name):
-    (tmp_path / name).write_bytes(FILES[name])
-    out = tmp_path / "out"
-    outcome = run("data", "prepare", "text", "--source", str(tmp_path / name), "--out", str(out), "validation=0")
-    assert outcome.code == 0, outcome.err
-    assert words_of(out) == "".join(f"{text}\n" for text in DOCUMENTS)
-    assert run("data", "check", str(out)).code == 0
-
-
-def test_a_newcomer_prepares_plain_text_and_another_column(run, tmp_path):
-    (tmp_path / "a.txt").write_text("one line\nand another\n")
-    (tmp_path / "b.csv").write_text("id,body\n1,hello\n2,there\n")
-    for file, more, text in (
-        ("a.txt", (), "one line\nand another\n"),
-        ("b.csv", ("column=body",), "hello\nthere\n"),
-    ):
-        out = tmp_path / f"out-{file}"
-        outcome = run("data", "prepare", "text", f"source={tmp_path / file}", "--out", str(out), "validation=0", *more)
-        assert outcome.code == 0, outcome.err
-        assert words_of(out).strip() == text.strip()
 
 
 @pytest.mark.parametrize(
