@@ -34,9 +34,6 @@ def test_models_are_described_before_they_are_loaded(app):
     assert {name for name, model in found.items() if model["groups"]} == {"bytes-tiny", "digits-tiny"}
     assert found["digits-tiny"]["kind"] == "image"
     assert len(found["digits-tiny"]["samples"]) == 10
-    assert found["bytes-tiny"]["options"]["position"] == "none"
-    layers = ask(app, "model", model="bytes-tiny").json()
-    assert layers == {"layers": 4, "heads": 4, "head_dim": 32}
 
 
 def test_colours_of_a_text_are_its_memberships_and_surprise(app, models):

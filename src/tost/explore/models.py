@@ -103,18 +103,14 @@ class ExploredModel:
 
     def describe(self) -> dict[str, Any]:
         """Return what the page has to know before the model is used."""
-        options = self.saved.options
-        keys = ("embed_dim", "depth", "num_heads", "mixer", "position", "patch_size", "image_size")
         return {
             "name": self.name,
             "source": self.given,
             "kind": self.kind,
             "model": self.saved.name,
             "parameters": sum(tensor.numel() for tensor in self.saved.tensors.values()),
-            "groups": options.get("mixer") in ("tssa", "tssa_plus"),
-            "options": {key: options[key] for key in keys if key in options},
+            "groups": self.saved.options.get("mixer") in ("tssa", "tssa_plus"),
             "samples": [path.stem for path in self.samples()],
-            "pretrained": self.pretrained is not None,
             "description": "" if self.pretrained is None else self.pretrained.description,
         }
 

@@ -19,6 +19,7 @@ from starlette.requests import Request
 from starlette.responses import FileResponse, JSONResponse, Response, StreamingResponse
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
+from starlette.types import ASGIApp
 from torch import Tensor
 
 from tost import analysis
@@ -27,7 +28,7 @@ from tost.analysis.records import Place
 from tost.analysis.result import plain, rounded
 from tost.errors import ConfigError, TostError
 from tost.explore import image, text
-from tost.explore.guard import App, Guard, TooLargeError
+from tost.explore.guard import Guard, TooLargeError
 from tost.explore.models import ExploredModel
 from tost.generation import Sampling
 
@@ -63,7 +64,6 @@ class Explorer:
     def routes(self) -> list[Route]:
         """Return every address below ``api/``."""
         answers: dict[str, Callable[[Mapping[str, Any]], Any]] = {
-            "/model": lambda given: text.describe(self._model(given.get("model"))),
             "/text": lambda given: text.look(*self._ids(given)),
             "/token": lambda given: text.look_at_token(*self._ids(given), _whole(given, "position")),
             "/memory": lambda given: text.memory(*self._ids(given)),
@@ -230,7 +230,7 @@ async def _explain(request: Request, error: Exception) -> Response:
     return JSONResponse({"error": str(error)}, status_code=413 if isinstance(error, TooLargeError) else 400)
 
 
-def build_app(models: Mapping[str, ExploredModel], *, token: str, port: int) -> App:
+def build_app(models: Mapping[str, ExploredModel], *, token: str, port: int) -> ASGIApp:
     """Return the page and its answers as an ASGI application.
 
     Args:

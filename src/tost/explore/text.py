@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tost.analysis import LayerRecord, Surprise, attention_layers, capture, state_memory, surprise
+from tost.analysis import LayerRecord, Surprise, capture, state_memory, surprise
 from tost.analysis.heads import moments
 from tost.analysis.result import entropy, rounded
 from tost.errors import ConfigError
@@ -262,15 +262,4 @@ def continue_text(session: Session, sampling: Sampling, count: int, seed: int | 
         "state_bytes": state_bytes(stream.continuation.state),
         "cache_bytes": softmax_bytes(source, len(session.ids)),
         "resumed": saved is not None,
-    }
-
-
-def describe(source: ExploredModel) -> dict[str, Any]:
-    """Return the layers and heads of a model, which takes loading it."""
-    layers = attention_layers(source.model)
-    first = layers[0].attention if layers else None
-    return {
-        "layers": len(layers),
-        "heads": first.num_heads if first else 0,
-        "head_dim": first.head_dim if first else 0,
     }
