@@ -38,6 +38,8 @@ def main(arguments: list[str] | None = None) -> int:
     except TostError as error:
         print(error, file=sys.stderr)
         return 2
+    except KeyboardInterrupt:  # the runs have saved; the same command resumes them
+        return 130
 
 
 def _sweep(options: argparse.Namespace) -> int:
