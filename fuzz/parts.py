@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import gzip
+from itertools import pairwise
 from pathlib import Path
 
 from fuzz.harness import Harness, one_file
+from tost.errors import ConfigError
 
 
 def value(folder: Path) -> Harness:
@@ -93,3 +95,27 @@ def pairs_file(folder: Path) -> Harness:
         assert 0 <= source.spans.min() <= source.spans.max() <= path.stat().st_size
 
     return one_file(folder / "pairs.tsv", parse, [seed], ("1.0\t", "0.0\ta\tb\tc\td\n"))
+
+
+def packing(folder: Path) -> Harness:
+    """Boundaries of packed sequences: each sequence gets the outputs it has alone, or the call is an error."""
+    import torch
+
+    import tost
+
+    w, temperature = torch.randn(1, 24, 2, 4, generator=torch.Generator().manual_seed(0)), torch.ones(2)
+
+    def parse(data: bytes) -> None:
+        kind = (torch.int32, torch.int64, torch.float32, torch.uint8)[data[0] % 4 if data else 0]
+        bounds = torch.tensor([byte - 256 * (byte > 200) for byte in data[1:]], dtype=torch.int64).to(kind)
+        for operator in (tost.tssa, tost.causal_tssa):
+            try:
+                found = operator(w, temperature, cu_seqlens=bounds)
+            except (TypeError, ValueError) as error:
+                raise ConfigError(str(error)) from error
+            ends = bounds.tolist()
+            alone = [operator(w[:, a:b], temperature) for a, b in pairwise(ends)]
+            torch.testing.assert_close(found, torch.cat(alone, dim=1), rtol=1e-4, atol=1e-5)
+
+    seeds = (b"\0\0\x18", b"\0\0\5\x18", b"\1\0\1\1\2\x10\x18", b"\2\0\x18", b"\0\5\0\x18", b"\0")
+    return Harness(parse, seeds)

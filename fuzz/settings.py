@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 
 from fuzz.harness import ROOT, Harness, one_file, one_of_many
+from tost.errors import ConfigError
 
 SMALL = (
     "recipe: classification\nmodel: {name: tost_sequence, embed_dim: 16, depth: 1, num_heads: 2}\n"
@@ -79,3 +80,25 @@ def report(folder: Path) -> Harness:
     run = write_run(folder / "run", steps=10)
     names = ("config.yaml", "env.json", "metrics.jsonl", "summary.json")
     return one_of_many(run, names, lambda _: render(read_runs([run])))
+
+
+def explorer(folder: Path) -> Harness:
+    """Requests to the explorer: the first byte chooses the address, the rest is the JSON. No answer is a failure."""
+    from tests.explore.client import PORT, TOKEN, send
+    from tost.explore import build_app, open_models
+
+    app = build_app(open_models([]), token=TOKEN, port=PORT)
+    paths = ("model", "text", "token", "memory", "back", "generate", "inside")
+    given = {"model": "bytes-tiny", "text": "def f", "position": 1, "count": 1, "temperature": 0.5, "seed": 3}
+
+    def parse(data: bytes) -> None:
+        path = paths[data[0] % len(paths)] if data else paths[0]
+        answer = send(app, f"api/{path}", data[1:], headers={"content-type": "application/json"})
+        if answer.status >= 500:
+            raise AssertionError(f"{path}: {answer.status} {answer.body[:200]!r}")
+        if answer.status >= 400:
+            raise ConfigError(answer.body.decode() or " ")
+
+    seeds = [bytes([number]) + json.dumps(given).encode() for number in range(len(paths))]
+    words = (b'"session": "x"', b"1e400", b"-1", b'"top_p": 0', b'"layer": 0', b'"ids": [1]')
+    return Harness(parse, seeds, words, prefix=1)

@@ -9,13 +9,21 @@ from fuzz import images, parts, settings, texts, weights
 from fuzz.harness import Harness
 
 _MAKERS: tuple[Callable[[Path], Harness], ...] = (
-    *(settings.config, settings.overrides, settings.bench, settings.report),
-    *(weights.safetensors, weights.model_folder, weights.resume, weights.state_file, weights.official),
+    *(settings.config, settings.overrides, settings.bench, settings.report, settings.explorer),
+    *(
+        weights.safetensors,
+        weights.model_folder,
+        weights.resume,
+        weights.state_file,
+        weights.official,
+        weights.hf_folder,
+    ),
     *(weights.tokenizer, texts.tokens, texts.documents),
     *(images.image, images.tar, images.parquet, images.idx, images.cifar, images.labels),
     *(texts.listops, texts.reviews, texts.pairs, texts.pathfinder),
     *(parts.value, parts.tensors, parts.tar_file, parts.idx_file, parts.listops_line),
     parts.pairs_file,
+    parts.packing,
 )
 TARGETS = {make.__name__: make for make in _MAKERS}
 """What makes each harness, given an empty folder for its files."""

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import io
+import json
 from argparse import Namespace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 from fuzz.harness import Harness, one_file, one_of_many
+from tost.errors import ConfigError
 
 TINY = {"embed_dim": 8, "depth": 1, "num_heads": 2, "vocab_size": 11, "max_length": 4}
 RUN = (
@@ -173,3 +175,23 @@ def tokenizer(folder: Path) -> Harness:
             found.decode(found.encode("ab"))
 
     return one_of_many(folder, ("tokenizer_record.json", "tokenizer.json"), parse, words=("bytes", "chars", "kind"))
+
+
+def hf_folder(folder: Path) -> Harness:
+    """Folders of models as transformers writes them."""
+    from tost.integrations.transformers import TostConfig, TostForCausalLM
+
+    saved, sizes = folder / "hf", {name: size for name, size in TINY.items() if name != "max_length"}
+    TostForCausalLM(TostConfig(**sizes)).save_pretrained(saved)
+    words = ("n_layer", "hidden_size", "auto_map", "torch_dtype", "_attn_implementation", "1e999", "null", "[]")
+
+    def parse(file: Path) -> None:
+        # Of the file itself transformers is the parser, and it compares the sizes of the weights.
+        try:
+            if not isinstance(json.loads(file.read_bytes()), dict):
+                return
+            TostForCausalLM.from_pretrained(saved, local_files_only=True)
+        except (OSError, RecursionError, RuntimeError, UnicodeDecodeError, json.JSONDecodeError) as error:
+            raise ConfigError(str(error) or "unreadable") from error
+
+    return one_of_many(saved, ("config.json",), parse, words=words)

@@ -16,7 +16,7 @@ from tost.errors import TostError
 
 MUTATIONS = 80
 # Those that build a model, or a configuration of a run, for each input.
-FEWER = {"resume": 12, "model_folder": 16, "official": 16, "overrides": 32}
+FEWER = {"resume": 12, "hf_folder": 24, "explorer": 24, "model_folder": 16, "official": 16, "overrides": 32}
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # what libraries say about damaged files
 

@@ -8,6 +8,7 @@ from dataclasses import field, fields
 from pathlib import Path
 from typing import Any, ClassVar, cast
 
+import torch
 from transformers import GenerationConfig, PreTrainedConfig
 
 from tost._io import write_atomic
@@ -114,6 +115,10 @@ class TostConfig(_OptionFields):  # type: ignore[misc]
         for name, key in self.attribute_map.items():
             if name in kwargs:
                 setattr(self, key, kwargs.pop(name))
+        for name in ("dtype", "torch_dtype"):
+            value = kwargs.get(name, getattr(self, name, None))
+            if not isinstance(getattr(torch, value, None) if isinstance(value, str) else value, torch.dtype | None):
+                problems.append(f"{name}: {value!r} is not the name of a type of torch; write for example float32")
         kwargs = {key: value for key, value in kwargs.items() if not key.endswith("_implementation")}
         self._check(problems)  # before transformers computes with the values
         try:
