@@ -100,22 +100,10 @@ def test_transparent_parts_become_white(mode):
     assert (found[3:] == 255).all()
 
 
-def test_half_transparent_parts_are_mixed_with_white():
-    image = Image.new("RGBA", (4, 4), (0, 100, 200, 128))
-    assert np.abs(pixels(saved(image)) - np.array([127, 177, 227])).max() <= 1
-
-
 def test_cmyk_is_converted():
     image = Image.fromarray(np.full((16, 16, 3), (200, 100, 50), dtype=np.uint8)).convert("CMYK")
     for form in ("JPEG", "TIFF"):
         assert np.abs(pixels(saved(image, form)) - np.array([200, 100, 50])).max() <= 4
-
-
-def test_orientation_is_left_alone():
-    exif = Image.Exif()
-    exif[0x0112] = 6
-    data = saved(Image.fromarray(COLOURS), "JPEG", exif=exif)
-    assert pixels(data).shape == COLOURS.shape
 
 
 PHOTO = encoded(np.random.default_rng(0).integers(0, 255, (40, 40, 3), dtype=np.uint8), "JPEG")
@@ -207,15 +195,6 @@ def test_the_global_generators_are_left_as_they_were(cifar, policy):
     assert random.getstate() == before[0]
     assert np.random.get_state()[1].tolist() == before[1]
     assert torch.equal(torch.get_rng_state(), before[2])
-
-
-def test_generators_are_given_back_after_an_error():
-    random.seed(5), torch.manual_seed(5)
-    before = random.getstate(), torch.get_rng_state()
-    with pytest.raises(ZeroDivisionError), drawing_from(2**64 - 1):
-        assert random.random() / 0 >= 0
-    assert random.getstate() == before[0]
-    assert torch.equal(torch.get_rng_state(), before[1])
 
 
 @pytest.mark.parametrize("policy", ["pixels", "imagenet"])

@@ -194,33 +194,6 @@ def rows(dataset):
     return dataset.gather(torch.arange(len(dataset)))
 
 
-@pytest.fixture(scope="module")
-def bundle():
-    return build_data(DataOptions(name="listops", options={"train_count": 3000, "validation_count": 500}), seed=0)
-
-
-def lengths(samples):
-    return samples["mask"].sum(dim=1).tolist()
-
-
-def test_lengths_are_strictly_between_the_limits():
-    tight = build_listops(ListOpsOptions(min_length=10, max_length=13, train_count=400, validation_count=1), 0)
-    assert set(lengths(rows(tight.train))) == {11, 12}
-    assert tight.train[0]["inputs"].shape == (13,)
-
-
-def test_the_mask_covers_the_expression(bundle):
-    samples = rows(bundle.train)
-    assert torch.equal(samples["mask"], samples["inputs"] != PAD)
-    first_padding = samples["mask"].int().sum(dim=1, keepdim=True)
-    assert torch.equal(samples["mask"], torch.arange(100) < first_padding)
-
-
-def test_no_expression_occurs_twice(bundle):
-    ids = torch.cat([rows(bundle.train)["inputs"], rows(bundle.validation)["inputs"]])
-    assert len(torch.unique(ids, dim=0)) == len(ids)
-
-
 def test_more_samples_than_expressions_are_refused(monkeypatch):
     monkeypatch.setattr(listops, "_MAX_DRAWS", 5000)
     few = ListOpsOptions(max_depth=2, max_args=2, min_length=3, max_length=5, train_count=400, validation_count=100)

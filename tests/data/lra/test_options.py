@@ -113,8 +113,3 @@ def test_what_is_given_wins_over_the_preset():
 def test_bad_options_are_refused(name, given, message):
     with pytest.raises(ValidationError, match=message.replace("(", r"\(").replace("?", r"\?")):
         options(name, **given)
-
-
-def test_they_are_read_from_disk():
-    with pytest.raises(ValidationError, match=r"'lra_pathx' is read from disk; set data\.path"):
-        DataOptions(name="lra_pathx")

@@ -14,12 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from tost.data import DataOptions, build_data
 from tost.data.lra import pathfinder
 from tost.data.lra.pathfinder import (
     ANGLES,
     CONTOUR_LENGTHS,
-    first_places,
     make_pictures,
     make_shapes,
     pathfinder_settings,
@@ -73,13 +71,6 @@ def small():
 @pytest.fixture(scope="module")
 def large():
     return make_pictures(pathfinder_settings(128), 12, seed=1)
-
-
-def testfirst_places_are_the_middle_minus_the_dash():
-    places, counts = first_places(pathfinder_settings(32), 1)
-    used = np.concatenate([places[angle, : counts[angle]] for angle in range(ANGLES)])
-    assert ((used >= 14) & (used <= 17)).all()
-    assert counts.max() < 16
 
 
 def test_few_directions_can_begin_at_32_pixels():
@@ -165,13 +156,6 @@ def test_images_have_the_statistics_of_the_original(small):
     assert abs(small.labels.mean() - 0.5) < 4 * 0.5 / 300**0.5
 
 
-def test_path_x_has_the_statistics_of_the_original(large):
-    found = statistics(large.pixels)
-    assert abs(found["zeros"] - 0.87) < 0.02
-    assert abs(found["mean"] - 7.5) < 1
-    assert set(large.margins.tolist()) == {2, 3}
-
-
 @settings(max_examples=8, deadline=None)
 @given(seed=st.integers(0, 2**64 - 1), count=st.integers(1, 5), level=st.sampled_from(sorted(CONTOUR_LENGTHS)))
 def test_every_seed_gives_valid_images(seed, count, level):
@@ -226,18 +210,6 @@ def test_the_layout_is_that_of_the_release(tmp_path, tiny):
             with Image.open(folder / fields[0] / fields[1]) as image:
                 assert (image.mode, image.size) == ("L", (32, 32))
     assert len(list((folder / "imgs").rglob("*.png"))) == 15
-
-
-def test_our_reader_reads_it(tmp_path, tiny):
-    prepare("lra/pathfinder32", {"count": 20}, tmp_path)
-    bundle = build_data(DataOptions(name="lra_pathfinder", path=str(tmp_path), options={"split": "order"}), seed=0)
-    assert (len(bundle.train), len(bundle.validation)) == (16, 2)
-    folder = tmp_path / "pathfinder32" / "curv_contour_length_14"
-    lines = (folder / "metadata" / "0.npy").read_text().splitlines()
-    sample = bundle.train[3]
-    assert int(sample["targets"]) == int(lines[3].split()[3])
-    with Image.open(folder / "imgs" / "0" / "sample_3.png") as image:
-        assert sample["inputs"].tolist() == list(np.asarray(image).flatten())
 
 
 @pytest.mark.slow

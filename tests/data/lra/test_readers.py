@@ -57,13 +57,6 @@ def test_carriage_returns_and_x_for_brackets(tmp_path):
     assert symbols(real(bundle.train[0])) == ["[MAX", "2", "9", "]", "END"]
 
 
-def test_the_validation_split_can_be_the_test_split(tmp_path):
-    write_listops(tmp_path)
-    write_listops(tmp_path, [("( ( ( [MAX 2 ) 4 ) ] )", 4)], splits=["test"])
-    assert len(build("lra_listops", tmp_path).validation) == 3
-    assert len(build("lra_listops", tmp_path, validation_split="test").validation) == 1
-
-
 @pytest.mark.parametrize(
     ("row", "message"),
     [
@@ -171,17 +164,6 @@ def test_bad_pairs_are_named(tmp_path, row, message):
         build("lra_retrieval", tmp_path)
 
 
-def test_missing_and_empty_pairs_are_named(tmp_path):
-    with pytest.raises(
-        ConfigError,
-        match=r"has no new_aan_pairs\.train\.tsv and no new_aan_pairs\.eval\.tsv, it has: nothing; .* folder tsv_data",
-    ):
-        build("lra_retrieval", tmp_path)
-    write_pairs(tmp_path, [])
-    with pytest.raises(ConfigError, match="is empty; it must hold lines"):
-        build("lra_retrieval", tmp_path)
-
-
 @pytest.mark.parametrize("name", ["lra_listops", "lra_retrieval"])
 def test_samples_reach_workers_unchanged(tmp_path, name):
     write_pairs(tmp_path)
@@ -192,15 +174,6 @@ def test_samples_reach_workers_unchanged(tmp_path, name):
     for other in (copy.gather(torch.arange(3)), train.gather(torch.arange(3))):
         assert all(torch.equal(other[key], train.gather(torch.arange(3))[key]) for key in other)
     assert all(torch.equal(batches[0][key], batches[1][key]) for key in batches[0])
-
-
-def test_limits_spread_over_the_split(tmp_path):
-    write_pairs(tmp_path, [(b"0.0", b"a", b"b", bytes([65 + row]), b"x") for row in range(10)])
-    bundle = build("lra_retrieval", tmp_path, limit=5)
-    assert [text(real({k: v[0] for k, v in bundle.train[row].items() if k != "targets"})) for row in range(5)] == [
-        b"A", b"C", b"E", b"G", b"I"
-    ]  # fmt: skip
-    assert bundle.info.fingerprint != build("lra_retrieval", tmp_path).info.fingerprint
 
 
 REVIEWS = {"text": ["bad", "good A", "worse — é", "best"], "label": [0, 1, 0, 1]}

@@ -247,13 +247,13 @@ def open_image_folder(options: ImageOptions, path: Path, split: str) -> Split:
 def no_split(path: Path, split: str) -> ConfigError:
     """Return the error about a folder without a split, with all that is needed where it holds classes or splits."""
     folders = [path / name for name in class_folders(path)]
-    has_images = any(_is_image(entry.name) for entry in path.iterdir())
-    hint = "; this one holds images itself." if has_images else (
-        ", or name the splits with data.options.train_split and validation_split."
-    )  # fmt: skip
+    hint = ", or name the splits with data.options.train_split and validation_split; hold_out=N needs no second one."
     if guesses := [place for place in (path.parent, path.parent.parent, *folders) if (place / split).is_dir()]:
         hint = f"; did you mean {guesses[0]}?"
-    elif count := sum(len(image_files(folder)) for folder in folders):
+    elif any(_is_image(entry.name) for entry in path.iterdir()):
+        hint = "; this one holds images itself."
+    elif any(_is_image(entry.name) for folder in folders for entry in folder.iterdir()):
+        count = sum(len(image_files(folder)) for folder in folders)
         hint = (
             f". These seem to be {len(folders)} classes without splits; to validate on a tenth of them, add "
             f"data.options.train_split=. data.options.hold_out={max(1, count // 10)} "
