@@ -97,14 +97,11 @@ def reviews(folder: Path) -> Harness:
         for name in ("neg", "pos"):
             (plain / split / name).mkdir(parents=True)
             (plain / split / name / "0_1.txt").write_text("A film.")
-    in_bytes, in_chars = LraTextOptions(length=16), LraTextOptions(length=16, unit="chars", vocab_size=64)
+    options = LraTextOptions(length=16)
     names = ("parquet/train.parquet", "plain/train/neg/0_1.txt", "plain/test/pos/0_1.txt")
 
     def parse(file: Path) -> None:
-        if file.suffix == ".parquet":
-            _use(build_text(in_bytes, str(parquet)))
-        else:
-            _use(build_text(in_chars, str(plain)))
+        _use(build_text(options, str(parquet if file.suffix == ".parquet" else plain)))
 
     return one_of_many(folder, names, parse)
 
@@ -116,14 +113,10 @@ def pairs(folder: Path) -> Harness:
     from tost.data.lra.readers import build_retrieval
 
     write_pairs(folder)
-    options = LraRetrievalOptions(length=16), LraRetrievalOptions(length=16, unit="chars", vocab_size=64)
-
-    def parse(_: Path) -> None:
-        for option in options:
-            _use(build_retrieval(option, str(folder)))
-
+    options = LraRetrievalOptions(length=16)
     names = ("new_aan_pairs.train.tsv", "new_aan_pairs.eval.tsv")
-    return one_of_many(folder, names, parse, words=("1.0\t", "0.0\ta\tb\tc\td\n"))
+    words = ("1.0\t", "0.0\ta\tb\tc\td\n")
+    return one_of_many(folder, names, lambda _: _use(build_retrieval(options, str(folder))), words=words)
 
 
 def pathfinder(folder: Path) -> Harness:
