@@ -139,8 +139,8 @@ def build_data(options: DataOptions, seed: int) -> DataBundle:
     spec = find_data(options.name)
     bundle = _bundle(options.name, spec.make(options.data_set_options(), options.path, seed))
     shape = options.shape()
-    known = vars(shape) if shape.input is not None else {}
-    info = replace(bundle.info, name=options.name, **known)
+    fields = vars(shape) if shape.input is not None else {}
+    info = replace(bundle.info, name=options.name, **fields)
     if not info.fingerprint:
         # Data that has none of its own is identified by its name and options, and by how much there is.
         counts = [len(bundle.train), len(bundle.validation)]

@@ -71,16 +71,16 @@ class GlobalOrder:
 
     def indices(self, start: int, stop: int) -> list[int]:
         """Return the numbers at positions ``start .. stop - 1``, over as many epochs as they touch."""
-        found: list[int] = []
+        numbers: list[int] = []
         while start < stop:
             epoch, offset = divmod(start, self.epoch)
             places = torch.arange(offset, min(self.epoch, offset + stop - start))
             samples = self.permutation(epoch)[places // self.repeats]
             if self.draws:
                 samples = samples + (epoch * self.repeats + places % self.repeats) * self.samples
-            found += samples.tolist()
+            numbers += samples.tolist()
             start += len(places)
-        return found
+        return numbers
 
 
 class ShardedBatchSampler(Sampler[list[int]]):
@@ -217,20 +217,20 @@ class Loader(DataLoader[Batch]):
             ValueError: The state is of another data set or another order, or is no such state.
         """
         here = self._order()
-        known = {"repeats": 1, **state_dict}  # states from before there were repetitions lack it
-        if missing := [key for key in ("global_position", *here) if key not in known]:
+        state = {"repeats": 1, **state_dict}  # states from before there were repetitions lack it
+        if missing := [key for key in ("global_position", *here) if key not in state]:
             raise ValueError(
                 f"this is not the state of a loader: it lacks {', '.join(missing)}; pass what state_dict() returned."
             )
-        if saved := {key: known[key] for key in here if known[key] != here[key]}:
+        if saved := {key: state[key] for key in here if state[key] != here[key]}:
             differs = ", ".join(f"{key}={value!r} instead of {here[key]!r}" for key, value in saved.items())
             raise ValueError(
                 f"the position was saved with {differs}: the order of samples is another one. Resume with the same "
                 "data and seed, or start a new run."
             )
-        if known["global_position"] < 0:
-            raise ValueError(f"global position {known['global_position']} does not exist; it must be 0 or more.")
-        self._position = known["global_position"]
+        if state["global_position"] < 0:
+            raise ValueError(f"global position {state['global_position']} does not exist; it must be 0 or more.")
+        self._position = state["global_position"]
 
     def _order(self) -> dict[str, Any]:
         order = self._shares.order

@@ -49,8 +49,8 @@ def _preparers() -> dict[str, type[PrepareOptions]]:
     from tost.data.lra.options import GENERATED
     from tost.data.text.corpora import CORPORA
 
-    known: list[type[PrepareOptions]] = [*CORPORA, *GENERATED, DigitFilesOptions]
-    return {preparer.name: preparer for preparer in known}
+    preparers: list[type[PrepareOptions]] = [*CORPORA, *GENERATED, DigitFilesOptions]
+    return {preparer.name: preparer for preparer in preparers}
 
 
 def list_preparers() -> list[str]:
@@ -64,13 +64,13 @@ def find_preparer(name: str) -> type[PrepareOptions]:
     Raises:
         ConfigError: There is none; the message lists those that exist.
     """
-    known = _preparers()
-    if name not in known:
+    preparers = _preparers()
+    if name not in preparers:
         raise ConfigError(
-            f"there is no data set {name!r} to prepare; {did_you_mean(name, known)}"
+            f"there is no data set {name!r} to prepare; {did_you_mean(name, preparers)}"
             f"there are: {', '.join(list_preparers())}."
         )
-    return known[name]
+    return preparers[name]
 
 
 def prepare(
@@ -145,9 +145,9 @@ def _claim(out: Path, options: PrepareOptions) -> None:
     if marker is None:
         # The draft of the marker is all that is left if the very first write was interrupted.
         names = sorted(entry.name for entry in out.iterdir()) if out.is_dir() else []
-        there = [name for name in names if not name.startswith(DRAFT_PREFIX)]
-        if there:
-            some = ", ".join(there[:3]) + (", ..." if len(there) > 3 else "")
+        others = [name for name in names if not name.startswith(DRAFT_PREFIX)]
+        if others:
+            some = ", ".join(others[:3]) + (", ..." if len(others) > 3 else "")
             raise ConfigError(f"{out} holds something else ({some}); give a folder that is new or empty.")
         try:
             write_json(out / MARKER, asked)

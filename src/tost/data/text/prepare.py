@@ -89,14 +89,14 @@ def prepare_text(options: CorpusOptions, out: Path, *, workers: int, report: Rep
         return {**_facts(read_index(out)), "already there": True}
     job = options.job()
     # Mistakes in the options are found before anything is written.
-    given = None if job.tokenizer == "chars" else load_tokenizer(job.tokenizer)
-    if given is not None:
-        end_of_text_id(given, job.end_of_text)
+    loaded = None if job.tokenizer == "chars" else load_tokenizer(job.tokenizer)
+    if loaded is not None:
+        end_of_text_id(loaded, job.end_of_text)
     splits = find_sources(job)
     try:
-        counts, alphabet = _survey(job, splits, work, "chars" if given is None else given.fingerprint, report)
+        counts, alphabet = _survey(job, splits, work, "chars" if loaded is None else loaded.fingerprint, report)
         separate = job.end_of_text == "auto" and not job.newlines and sum(counts.values()) > 1
-        tokenizer = given or CharTokenizer("".join(sorted({*alphabet, "\n"} if separate else alphabet)))
+        tokenizer = loaded or CharTokenizer("".join(sorted({*alphabet, "\n"} if separate else alphabet)))
         end_of_text = end_of_text_id(tokenizer, job.end_of_text, separate=separate)
         parts, rule = _parts(job, splits, counts)
         tokenizer.save(out)
@@ -115,8 +115,8 @@ def prepare_text(options: CorpusOptions, out: Path, *, workers: int, report: Rep
             shutil.rmtree(work, ignore_errors=True)
             (out / TOKENIZER_FILE).unlink(missing_ok=True)
         raise
-    known, path = tokenizer.record(), out / TOKENIZER_FILE
-    file = FileRecord(file=path.name, size=path.stat().st_size, sha256=sha256_of(path)) if "file" in known else None
+    record, path = tokenizer.record(), out / TOKENIZER_FILE
+    file = FileRecord(file=path.name, size=path.stat().st_size, sha256=sha256_of(path)) if "file" in record else None
     files = {name: [shard.model_dump() for shard in split.shards] for name, split in records.items()}
     settings = options.model_dump(mode="json")
     settings["source"] = Path(job.source).name if job.source else job.hub
@@ -127,12 +127,12 @@ def prepare_text(options: CorpusOptions, out: Path, *, workers: int, report: Rep
         fingerprint=hashlib.sha256(json.dumps([tokenizer.fingerprint, files], sort_keys=True).encode()).hexdigest(),
         dtype=cast(Any, token_dtype(tokenizer.vocab_size).name),
         tokenizer=TokenizerRecord(
-            kind=known["kind"],
+            kind=record["kind"],
             name=tokenizer.name,
             vocab_size=tokenizer.vocab_size,
             fingerprint=tokenizer.fingerprint,
             end_of_text=end_of_text,
-            characters=known.get("characters"),
+            characters=record.get("characters"),
             file=file,
         ),
         splits=records,
@@ -206,8 +206,8 @@ def _survey(
 def _state(source: Source) -> list[Any]:
     if source.table is not None:
         return [str(source.path), len(source.table), source.table._fingerprint]
-    found = source.path.stat()
-    return [str(source.path), found.st_size, found.st_mtime_ns]
+    status = source.path.stat()
+    return [str(source.path), status.st_size, status.st_mtime_ns]
 
 
 def _parts(job: TextJob, splits: dict[str, list[Source]], counts: dict[str, int]) -> tuple[list[Part], dict[str, Any]]:

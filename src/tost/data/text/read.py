@@ -151,10 +151,10 @@ def _find_files(job: TextJob, root: Path) -> list[Source]:
         visible = [entry for entry in below if not any(part.startswith(".") for part in entry[1])]
         files = [file for file, _ in sorted(visible, key=lambda entry: entry[1])]
     auto = job.format == "auto"
-    found = [Source(file, format) for file in files if (format := _format_of(file) if auto else job.format)]
+    sources = [Source(file, format) for file in files if (format := _format_of(file) if auto else job.format)]
     if auto:  # beside other files, .json describes them
-        found = [source for source in found if source.format != "json"] or found
-    if not found:
+        sources = [source for source in sources if source.format != "json"] or sources
+    if not sources:
         ending = "".join(root.suffixes[-2:] if root.suffix.lower() in _PACKED else root.suffixes[-1:])
         problem = (
             f"{root}: the ending {ending or 'of a name without one'!r} is not known; {did_you_mean(ending, _ENDINGS)}"
@@ -163,17 +163,17 @@ def _find_files(job: TextJob, root: Path) -> list[Source]:
             f"{problem if root.is_file() else f'the source {root} holds no text; '}{_KNOWN}. If it is plain text, add "
             "format=text."
         )
-    if job.choices and any(f"_{job.choices}_" in source.path.name for source in found):
-        found = [source for source in found if f"_{job.choices}_" in source.path.name]
+    if job.choices and any(f"_{job.choices}_" in source.path.name for source in sources):
+        sources = [source for source in sources if f"_{job.choices}_" in source.path.name]
     if job.documents == "line" and not job.joined:
-        found = [source._replace(format="lines") if source.format == "text" else source for source in found]
-    return found
+        sources = [source._replace(format="lines") if source.format == "text" else source for source in sources]
+    return sources
 
 
 def _format_of(path: Path) -> str | None:
     is_packed = path.suffix.lower() in _PACKED
-    found = _ENDINGS.get((Path(path.stem) if is_packed else path).suffix.lower())
-    return None if is_packed and found in ("parquet", "tar") else found
+    format = _ENDINGS.get((Path(path.stem) if is_packed else path).suffix.lower())
+    return None if is_packed and format in ("parquet", "tar") else format
 
 
 def documents_of(sources: Iterable[Source], job: TextJob) -> Iterator[Document]:
@@ -309,12 +309,12 @@ def _lines(path: Path, errors: str, *, mark: bytes = b"") -> Iterator[str]:
 
 def lines_of(blocks: Iterable[str]) -> Iterator[str]:
     """Return the lines of a text that comes in blocks of any size, each with the line feed that ends it."""
-    held = ""
+    rest = ""
     for block in blocks:
-        *complete, held = (held + block).split("\n")
+        *complete, rest = (rest + block).split("\n")
         yield from (f"{line}\n" for line in complete)
-    if held:
-        yield held
+    if rest:
+        yield rest
 
 
 def _json_rows(path: Path, columns: Columns, errors: str, *, by_line: bool) -> Iterator[Row]:
@@ -332,11 +332,11 @@ def _json_rows(path: Path, columns: Columns, errors: str, *, by_line: bool) -> I
                 f"{path} has more than {_LONGEST:,} bytes; to read it line by line, convert it to .jsonl."
             )
         text = data.decode("utf-8", errors).removeprefix("\ufeff")
-    found = _parsed(text, path) if text.strip() else []
-    if isinstance(found, dict) and columns[0] not in found:
-        lists = [value for value in found.values() if isinstance(value, list)]
-        found = lists[0] if len(lists) == 1 else found
-    for number, row in enumerate(found if isinstance(found, list) else [found], 1):
+    content = _parsed(text, path) if text.strip() else []
+    if isinstance(content, dict) and columns[0] not in content:
+        lists = [value for value in content.values() if isinstance(value, list)]
+        content = lists[0] if len(lists) == 1 else content
+    for number, row in enumerate(content if isinstance(content, list) else [content], 1):
         yield _picked(row, columns, f"{path}, entry {number}")
 
 

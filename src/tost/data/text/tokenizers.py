@@ -149,8 +149,8 @@ class HFTokenizer:
         merges = self._content["model"].get("merges") or []
         pairs = [pair.split(" ", 1) if isinstance(pair, str) else list(pair) for pair in merges]
         ordered = sorted(self._vocabulary.items(), key=lambda entry: (entry[1], entry[0]))
-        known = json.dumps([ordered, pairs, self.encode(_PROBE)], ensure_ascii=True)
-        return hashlib.sha256(known.encode()).hexdigest()
+        content = json.dumps([ordered, pairs, self.encode(_PROBE)], ensure_ascii=True)
+        return hashlib.sha256(content.encode()).hexdigest()
 
     @property
     def cuts(self) -> str:
@@ -169,8 +169,8 @@ class HFTokenizer:
 
     def encode_batch(self, texts: Sequence[str]) -> list[Ids]:
         """Return the ids of several texts."""
-        found = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
-        return [np.array(encoding.ids, dtype=np.int64) for encoding in found]
+        encodings = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
+        return [np.array(encoding.ids, dtype=np.int64) for encoding in encodings]
 
     def decode(self, ids: Iterable[int]) -> str:
         """Return the text of ids; those that pad the vocabulary have none."""
@@ -265,12 +265,12 @@ def _from_hub(name: str) -> HFTokenizer:
         f"tokenizer {repository!r} cannot be loaded from the hub; give the path of its tokenizer.json, or of a folder "
         "with vocab.json and merges.txt, or tokenizer=bytes, which needs no files"
     ):
-        found = try_to_load_from_cache(repository, TOKENIZER_FILE)
-        if not isinstance(found, str):
+        path = try_to_load_from_cache(repository, TOKENIZER_FILE)
+        if not isinstance(path, str):
             if reason := unreachable():  # the library would retry for half a minute
                 raise ConfigError(f"it is not on this machine, and {reason}.")
-            found = hf_hub_download(repository, TOKENIZER_FILE)
-    return _from_file(Path(found), name)
+            path = hf_hub_download(repository, TOKENIZER_FILE)
+    return _from_file(Path(path), name)
 
 
 def _from_file(path: Path, name: str) -> HFTokenizer:
@@ -310,8 +310,8 @@ def tokenizer_from_record(record: Mapping[str, Any], folder: Path) -> DataTokeni
 def save_tokenizer(tokenizer: DataTokenizer, folder: Path) -> None:
     """Write a tokenizer to an existing folder, such as that of a run, so that it is found without the data."""
     tokenizer.save(folder)
-    known = {**tokenizer.record(), "fingerprint": tokenizer.fingerprint, "vocab_size": tokenizer.vocab_size}
-    write_json(folder / RECORD_FILE, known)
+    record = {**tokenizer.record(), "fingerprint": tokenizer.fingerprint, "vocab_size": tokenizer.vocab_size}
+    write_json(folder / RECORD_FILE, record)
 
 
 def read_tokenizer(folder: Path) -> DataTokenizer | None:
@@ -350,8 +350,8 @@ def end_of_text_id(tokenizer: DataTokenizer, wanted: str, *, separate: bool = Fa
         return None
     if isinstance(tokenizer, HFTokenizer):
         for token in _END_TOKENS if wanted == "auto" else (wanted,):
-            if (found := tokenizer.id_of(token)) is not None:
-                return found
+            if (number := tokenizer.id_of(token)) is not None:
+                return number
         missing = f"none of {', '.join(_END_TOKENS)}" if wanted == "auto" else f"no token {wanted!r}"
         raise ConfigError(f"tokenizer {tokenizer.name} has {missing}; set end_of_text to a token of it, or to none.")
     if wanted == "auto" and not separate:
@@ -371,17 +371,17 @@ def cut_text(blocks: Iterable[str], tokenizer: DataTokenizer, size: int) -> Iter
         tokenizer: Its `cuts` decide where the text may be cut.
         size: Characters of a piece, about. A text that cannot be cut stays in one piece.
     """
-    held = ""
+    rest = ""
     for block in blocks:
-        held += block
-        while len(held) > size:
-            end = _last_cut(held, tokenizer.cuts, size)
+        rest += block
+        while len(rest) > size:
+            end = _last_cut(rest, tokenizer.cuts, size)
             if end == 0:
                 break
-            yield held[:end]
-            held = held[end:]
-    if held:
-        yield held
+            yield rest[:end]
+            rest = rest[end:]
+    if rest:
+        yield rest
 
 
 def _last_cut(text: str, cuts: str, size: int) -> int:
@@ -390,8 +390,8 @@ def _last_cut(text: str, cuts: str, size: int) -> int:
     last = 0
     if cuts == "lines":
         # The pattern does not match at the end of the text, because what follows is not known yet.
-        for found in _LINE_CUT.finditer(text):
-            if found.end() > size and last:
+        for match in _LINE_CUT.finditer(text):
+            if match.end() > size and last:
                 break
-            last = found.end()
+            last = match.end()
     return last

@@ -75,8 +75,8 @@ class SplitRecord(_Record):
     @model_validator(mode="after")
     def _adds_up(self) -> Self:
         for total, parts in ((self.tokens, "tokens"), (self.documents, "documents")):
-            if total != (found := sum(getattr(shard, parts) for shard in self.shards)):
-                raise ValueError(f"{total} {parts} are stated, but its shards have {found}")
+            if total != (count := sum(getattr(shard, parts) for shard in self.shards)):
+                raise ValueError(f"{total} {parts} are stated, but its shards have {count}")
         if self.choices * len(self.answers) > self.documents:
             raise ValueError(
                 f"{len(self.answers)} questions of {self.choices} do not fit in {self.documents} documents"

@@ -212,10 +212,10 @@ class TokenArray:
         Returns:
             int64 ``[B, length]``.
         """
-        found = np.empty((len(starts), length), dtype=np.int64)
+        rows = np.empty((len(starts), length), dtype=np.int64)
         for row, start in enumerate(starts.tolist()):
-            found[row] = self[start : start + length]
-        return found
+            rows[row] = self[start : start + length]
+        return rows
 
     def _map(self, shard: int) -> NDArray[Any]:
         if shard not in self._maps:
