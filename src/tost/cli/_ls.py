@@ -49,20 +49,14 @@ def ls(
         _console.log(f"no {kind} match {pattern!r}; `tost ls {kind}` lists all")
 
 
-def _described(names: str, summary: str, pattern: str) -> list[Entry]:
-    describe = load(summary)
-    return [{"name": name, "description": describe(name)} for name in load(names)(pattern)]
+def _described(names: str, describe: str, pattern: str) -> list[Entry]:
+    found = [(name, load(describe)(name)) for name in load(names)(pattern)]
+    return [each if isinstance(each, dict) else {"name": name, "description": each} for name, each in found]
 
 
 def _registered(registry: str, pattern: str) -> list[Entry]:
     found: Registry[Any] = load(registry)
     return [found.describe(name) for name in found.names(pattern)]
-
-
-def _pretrained(pattern: str) -> list[Entry]:
-    from tost.pretrained import describe_pretrained, list_pretrained
-
-    return [describe_pretrained(name) for name in list_pretrained(pattern)]
 
 
 def _runs(folder: str) -> list[Entry]:
@@ -91,6 +85,6 @@ _LISTS: dict[Kind, Callable[[str], list[Entry]]] = {
     "data": partial(_registered, "tost.data.registry:DATA_SETS"),
     "ops": _ops,
     "analyses": lambda pattern: load("tost.analysis:describe_analyses")(pattern),
-    "pretrained": _pretrained,
+    "pretrained": partial(_described, "tost.pretrained:list_pretrained", "tost.pretrained:describe_pretrained"),
     "runs": _runs,
 }
