@@ -184,6 +184,12 @@ def test_a_changed_data_set_is_named_and_can_be_accepted(tmp_path, monkeypatch):
     assert "data (fingerprint)" in json.loads((out / "changes.jsonl").read_text())["changes"]
 
 
+def test_another_order_of_samples_is_named(tmp_path):
+    run(tmp_path / "run", stop_after=5)
+    with pytest.raises(CheckpointError, match=r"step-00000005 cannot be resumed here: .*shuffled with seed 0.* seed 1"):
+        run(tmp_path / "run", "train.seed=1", resume="auto", accept_data_change=True)
+
+
 def test_a_budget_of_time_ends_with_an_evaluation_and_a_checkpoint(tmp_path):
     out = tmp_path / "run"
     result, told = run(out, "train.max_minutes=1e-9")

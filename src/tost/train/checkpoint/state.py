@@ -209,7 +209,10 @@ def _restore(path: Path, run: RunState, accept_data_change: bool) -> tuple[Posit
         average.load(load_tensors(path / "ema.safetensors"))
     if scaler is not None and state.scaler is not None:
         scaler.load_state_dict(state.scaler)
-    run.loader.load_state_dict(loader)
+    try:
+        run.loader.load_state_dict(loader)
+    except ValueError as error:
+        raise CheckpointError(f"{path.name} cannot be resumed here: {error}") from error
     randomness = path / f"random-{processes.rank:05d}.json"
     if state.processes == processes.size and randomness.exists():
         files.restore_rng(read_json(randomness, error=CheckpointError))
