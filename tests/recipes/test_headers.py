@@ -81,12 +81,6 @@ def test_one_run_says_that_it_is_one_and_replaces_older_numbers(script, recipe, 
     assert "#   expect   accuracy 0.75 (one seed) at step 7\n" in recipe.read_text()
 
 
-def test_all_metrics_are_told_if_none_is_chosen(script, recipe, make_run):
-    recipe.write_text(recipe.read_text().replace("best_metric: accuracy, ", ""))
-    script.main([str(recipe), str(make_run(0, 0.5))])
-    assert "#   expect   accuracy 0.5 (one seed), loss 0.5 (one seed) at step 7\n" in recipe.read_text()
-
-
 def test_runs_that_prove_nothing_are_refused(script, recipe, make_run, tmp_path):
     before = recipe.read_text()
     same = make_run(0, 0.5)
@@ -100,12 +94,6 @@ def test_runs_that_prove_nothing_are_refused(script, recipe, make_run, tmp_path)
         with pytest.raises(SystemExit, match=message):
             script.main([str(recipe), *map(str, runs)])
     assert recipe.read_text() == before
-
-
-def test_a_header_without_its_command_is_refused(script, recipe, make_run):
-    recipe.write_text(recipe.read_text().replace("#   run ", "#   walk "))
-    with pytest.raises(SystemExit, match="the header needs exactly one line"):
-        script.main([str(recipe), str(make_run(0, 0.5))])
 
 
 def test_places_of_data_and_weights_do_not_matter_but_random_weights_do(script, tmp_path):

@@ -8,13 +8,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-import torch
 from PIL import Image
 
 from tests.data.lra.files import write_listops, write_pairs, write_pathfinder
 from tests.train.runs import Recorder
 from tost.recipes import get_task, load_config
-from tost.recipes.classification import Classification
 from tost.train.loop import fit
 
 TINY = (
@@ -85,9 +83,3 @@ def test_a_task_trains_on_files_in_the_official_layout(name, tmp_path):
     assert (result.status, result.step) == ("finished", 2)
     assert 0 <= result.metrics["accuracy"] <= 1
     assert np.isfinite(result.metrics["loss"])
-
-
-def test_positions_of_pairs_count_twice():
-    task = Classification()
-    assert task.tokens({"inputs": torch.zeros(3, 2, 50, dtype=torch.int64)}) == 300
-    assert task.tokens({"inputs": torch.zeros(3, 50, 1)}) == 150

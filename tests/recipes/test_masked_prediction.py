@@ -97,13 +97,6 @@ def test_hidden_numbers_of_pairs_and_of_sequences():
     torch.testing.assert_close(task.compute(model, hidden).loss, expected)
 
 
-def test_nothing_hidden_costs_nothing():
-    task, _, model = make_task()
-    batch = {"inputs": torch.ones(2, 3, dtype=torch.int64), "targets": torch.zeros(2)}
-    empty = {**batch, "whole": batch["inputs"], "hidden": torch.zeros(2, 3, dtype=torch.bool)}
-    assert task.compute(model, empty).loss == 0
-
-
 @pytest.mark.parametrize(
     ("first", "second"), [("lra/listops_cpu", "lra/listops_cpu"), ("pretrain/cifar10", "small/cifar10")]
 )

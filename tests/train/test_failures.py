@@ -186,7 +186,7 @@ def test_a_changed_data_set_is_named_and_can_be_accepted(tmp_path, monkeypatch):
 
 def test_another_order_of_samples_is_named(tmp_path):
     run(tmp_path / "run", stop_after=5)
-    with pytest.raises(CheckpointError, match=r"step-00000005 cannot be resumed here: .*shuffled with seed 0.* seed 1"):
+    with pytest.raises(CheckpointError, match="cannot be resumed here: the position was saved with seed=0"):
         run(tmp_path / "run", "train.seed=1", resume="auto", accept_data_change=True)
 
 

@@ -1,7 +1,6 @@
 """Throughput, time left and utilization from a clock that the test holds in its hand."""
 
 import pytest
-import torch
 
 from tost.train.metrics import (
     WINDOW,
@@ -10,7 +9,6 @@ from tost.train.metrics import (
     format_count,
     format_duration,
     format_line,
-    measure_peak_flops,
 )
 
 
@@ -68,7 +66,3 @@ def test_line_has_fixed_fields():
 def test_numbers_are_readable():
     assert [format_duration(s) for s in (0.4, 41, 724, 11_220)] == ["0s", "41s", "12m04s", "3h07m"]
     assert [format_count(x) for x in (12, 41_234, 1.3e6, 2.5e9, 1.22e12)] == ["12", "41.2k", "1.3M", "2.5G", "1.22T"]
-
-
-def test_peak_is_positive():
-    assert measure_peak_flops(torch.device("cpu"), torch.float32, size=32, repeats=1) > 0

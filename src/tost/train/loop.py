@@ -270,7 +270,10 @@ class _Run:
             last = self.step >= steps
             best = not fresh and (last or self._due(config.evaluate.every)) and self._evaluate()
             interrupted = self.processes.any(stop.requested) and not last
-            stopped = self.processes.any(self._is_out_of_time()) and not fresh and not last and not interrupted
+            spent = time.perf_counter() - self.began
+            budget = config.train.max_minutes
+            stopped = budget is not None and self.processes.any(spent >= 60 * budget)
+            stopped = stopped and not fresh and not last and not interrupted
             if stopped and not self._due(config.evaluate.every):
                 best = self._evaluate()
             if not fresh and (last or interrupted or stopped or best or self._due(config.checkpoint.every)):
@@ -397,10 +400,6 @@ class _Run:
             self.bad_since = None
         elif self.bad_since is None:
             self.bad_since = self.step
-
-    def _is_out_of_time(self) -> bool:
-        minutes = self.config.train.max_minutes
-        return minutes is not None and time.perf_counter() - self.began >= 60 * minutes
 
     def _save(self, best: bool) -> None:
         self._check_losses()

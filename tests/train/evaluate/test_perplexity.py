@@ -135,13 +135,6 @@ def test_numbers_that_are_told():
     assert Score(1e6, 1).perplexity == math.inf
 
 
-def test_bits_per_byte_compare_vocabularies():
-    """A model that knows nothing needs 8 bits per byte, however bytes are grouped into tokens of equal length."""
-    for size in (1, 2, 4):
-        uniform = Score(nats=12 * math.log(256**size), tokens=12)
-        assert uniform.bits_per_byte(float(size)) == pytest.approx(8.0)
-
-
 REFUSED = {
     "window longer than the text": (lambda: score_windows(LIMITED, text_of(8), length=8), "has 8 tokens, .* need 9"),
     "drawn window too": (lambda: score_random(LIMITED, text_of(8), length=8), "at most 7 tokens"),
@@ -159,7 +152,3 @@ REFUSED = {
 def test_what_cannot_be_measured_is_refused(call, message):
     with pytest.raises(ConfigError, match=message):
         call()
-
-
-def test_a_stream_may_fill_the_positions():
-    assert score_stream(LIMITED, text_of(25), chunk_size=10).tokens == 24

@@ -8,8 +8,7 @@ would have taken without the interruption.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, cast
@@ -151,15 +150,8 @@ def restore_checkpoint(
         CheckpointError: The checkpoint belongs to another model or another kind of run, the data has changed, or
             something in the checkpoint is not what this code writes.
     """
-    with _reading(path):
-        return _restore(path, run, accept_data_change)
-
-
-@contextmanager
-def _reading(path: Path) -> Iterator[None]:
-    """Say of which checkpoint it is that something cannot be used. Its hashes are right, but anyone can make hashes."""
     try:
-        yield
+        return _restore(path, run, accept_data_change)
     except TostError:
         raise
     except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, AssertionError, RuntimeError) as error:
