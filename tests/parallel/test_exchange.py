@@ -122,7 +122,7 @@ def expected(name: str, width: int) -> dict[str, tuple[int, int]]:
     causal = {"forward": (squares + tokens + weighted + mass, 2), "backward": (squares + weighted + mass, 2)}
     products = weighted * (D + 1) // 2
     return {
-        "tssa in blocks": {"forward": (squares + products + mass, 2), "backward": (squares + products, 2)},
+        "tssa in blocks": {"forward": (squares + products + mass, 2), "backward": (squares + products + mass, 2)},
         "causal_tssa in blocks": {
             "forward": (squares + tokens + products + mass, 2),
             "backward": (squares + products + mass, 2),

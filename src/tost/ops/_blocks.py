@@ -33,21 +33,9 @@ def products(v: Tensor, block_size: int) -> Tensor:
     return torch.cat([a * b for a, b in _pairs(v, v, block_size)], dim=-1)
 
 
-def symmetric_products(u: Tensor, z: Tensor, block_size: int) -> Tensor:
-    """Return ``(u_i z_j + u_j z_i) / (1 + [i = j])`` packed as `products` are: what ``d(w_i w_j)`` collects."""
-    rest = zip(_pairs(u, z, block_size)[1:], _pairs(z, u, block_size)[1:], strict=True)
-    return torch.cat([u * z, *(a * b + c * d for (a, b), (c, d) in rest)], dim=-1)
-
-
 def sum_products(u: Tensor, z: Tensor, block_size: int) -> Tensor:
     """Return the sum over tokens of products of u with z [B, N, H, D], ``[B, H, D(g+1)/2]``, one distance at a time."""
     return torch.cat([(a * b).sum(dim=1) for a, b in _pairs(u, z, block_size)], dim=-1)
-
-
-def sum_symmetric_products(u: Tensor, z: Tensor, block_size: int) -> Tensor:
-    """Return the sum over tokens of `symmetric_products`, likewise."""
-    one, other = sum_products(u, z, block_size), sum_products(z, u, block_size)
-    return torch.cat((one[..., : u.shape[-1]], (one + other)[..., u.shape[-1] :]), dim=-1)
 
 
 def _pairs(u: Tensor, z: Tensor, block_size: int) -> list[tuple[Tensor, Tensor]]:
@@ -69,31 +57,6 @@ def _places(head_dim: int, block_size: int, device: torch.device) -> Tensor:
     before = apart * block_size - apart * (apart - 1) // 2  # pairs of a block that are less far apart
     block = torch.arange(blocks, device=device)[:, None, None]
     return blocks * before + block * (block_size - apart) + first
-
-
-def gradient_matrices(packed: Tensor, head_dim: int, block_size: int) -> Tensor:
-    """Return the gradient of packed products as that of the symmetric matrices: each pair stands for two entries."""
-    share = 0.5 + 0.5 * torch.eye(block_size, dtype=packed.dtype, device=packed.device)
-    return matrices(packed, head_dim, block_size) * share
-
-
-def times(m: Tensor, x: Tensor) -> Tensor:
-    """Return the matrices m [..., g, g] times the vectors x [..., g], without a temporary of both shapes at once."""
-    total = m[..., 0] * x[..., :1]
-    for j in range(1, x.shape[-1]):
-        total = total + m[..., j] * x[..., j : j + 1]
-    return total
-
-
-def turned(packed: Tensor, x: Tensor, block_size: int) -> Tensor:
-    """Return the gradient of packed products, as symmetric matrices, times x [..., D]; what comes after it is ignored.
-
-    It is half of what x gets from the products of its own features.
-    """
-    D = x.shape[-1]
-    if block_size == 1:
-        return packed[..., :D] * x
-    return times(gradient_matrices(packed, D, block_size), in_blocks(x, block_size)).flatten(-2)
 
 
 class Factors:
@@ -146,19 +109,15 @@ class Shrinkage:
     """
 
     def __init__(self, moments: Tensor, head_dim: int, block_size: int, mean: Tensor | None = None) -> None:
-        self._block_size, self._head_dim = block_size, head_dim
-        self._negative: Tensor | None = None
-        size = None
+        self._block_size, size = block_size, None
         if mean is not None:
             size = in_blocks(moments[..., :head_dim], block_size)
             moments = moments - products(mean, block_size)
         if block_size == 1:
-            self._negative = None if mean is None else moments < 0
             moments = moments if mean is None else moments.clamp_min(0)
             self._pivots = 1 + moments
         else:
-            self._matrices = matrices(moments, head_dim, block_size)
-            self._factors = Factors(self._matrices, size)
+            self._factors = Factors(matrices(moments, head_dim, block_size), size)
         self.moments = moments
 
     def solve(self, x: Tensor) -> Tensor:
@@ -166,18 +125,6 @@ class Shrinkage:
         if self._block_size == 1:
             return x / self._pivots
         return self._factors.solve(in_blocks(x, self._block_size)).flatten(-2)
-
-    def solve_both(self, packed: Tensor) -> Tensor:
-        """Return ``(I + S_b)^{-1} X_b (I + S_b)^{-1}`` as matrices, for packed gradients of symmetric ones."""
-        outer = gradient_matrices(packed, self._head_dim, self._block_size)
-        if self._block_size == 1:
-            return outer / self._pivots[..., None, None].square()
-        rows = Factors(self._matrices.unsqueeze(-3))
-        return rows.solve(rows.solve(outer).mT)
-
-    def held(self, gradient: Tensor) -> Tensor:
-        """Return the gradient of the moments, 0 for a variance that is held at 0."""
-        return gradient if self._negative is None else gradient.masked_fill(self._negative, 0)
 
 
 class Layout:

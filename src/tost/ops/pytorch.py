@@ -8,7 +8,7 @@ Shapes: w, y [B, N, H, D], temperature [H], decay [H], [B, N, H] or [B, N, H, K]
 [B, N], pi [B, N, H]. Sums over all tokens are [B, 1, H, D] or [B, 1, H], running sums [B, N, H, D], that of the mass
 [B, N, H, K], where K = 1 unless decays differ between channels; see `Layout`.
 
-With statistics in blocks, or about a mean, each operator is two functions: memberships and what is done with them.
+With statistics in blocks, or about a mean, the formulas are replayed in the backward pass, as checkpointed layers are.
 Products of features are packed as in ``_blocks.py``, P = D(g+1)/2 of them per head, and with means the D weighted
 tokens follow. The causal form walks through the tokens in chunks, so that no temporary has P numbers for every token.
 """
@@ -20,20 +20,9 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
+from torch.utils.checkpoint import checkpoint
 
-from tost.ops._blocks import (
-    Layout,
-    Shrinkage,
-    in_blocks,
-    matrices,
-    products,
-    sum_products,
-    sum_symmetric_products,
-    symmetric_products,
-    times,
-    turned,
-)
+from tost.ops._blocks import Layout, Shrinkage, products, sum_products
 from tost.ops._inputs import Inputs, Sums, empty_sums, mass_columns, mass_of_columns, one_for_padding
 from tost.ops._numerics import MASS_FLOOR, PREFIX_FLOOR, SQUARE_FLOOR, num_tokens, statistics_dtype, zero_padding
 from tost.ops._scan import Fading, Powers, Products, prefix_sums, real_tokens, running_sums
@@ -44,50 +33,43 @@ from tost.ops.packing import Group, Packing, put_tokens
 
 def tssa(inputs: Inputs, form: Form) -> Tensor:
     """Return y [B, N, H, D] in the dtype of w."""
-    if is_transformed():
-        return tssa_formulas(inputs, form)
-    if inputs.packing is not None:
-        return _in_groups(lambda group: (tssa(group, form), ()), inputs)[0]
-    w, temperature, mask, *_ = inputs
-    if form.block_size > 1 or form.centered:
-        return block_tssa(inputs, form)
-    y: Tensor = _TSSA.apply(form, mask, w, temperature)  # type: ignore[no-untyped-call]
-    return y
+    return tssa_formulas(inputs, form) if is_transformed() else _tssa(_TSSA.apply, inputs, form)
 
 
 def causal_tssa(inputs: Inputs, form: Form) -> tuple[Tensor, Sums]:
     """Return y [B, N, H, D] in the dtype of w, and the sums after the last token."""
-    if is_transformed():
-        return causal_formulas(inputs, form)
-    if inputs.packing is not None:
-        y, *sums = _in_groups(lambda group: causal_tssa(group, form), inputs)
-        return y, Sums(*sums) if sums else empty_sums(inputs.w[:0], form)
-    w, temperature, mask, bias, before, scale, decay, _ = inputs
-    before = empty_sums(w, form) if before is None else before
-    of_energies = (w, temperature, bias, scale, decay)
-    if form.block_size > 1 or form.centered:
-        pi, squares = _CausalMembership.apply(form, mask, *of_energies, before.squares)  # type: ignore[no-untyped-call]
-        y, *sums = _CausalBlockTSSA.apply(form, mask, w, pi, decay, *before[1:])  # type: ignore[no-untyped-call]
-        return y, Sums(squares, *sums)
-    y, *sums = _CausalTSSA.apply(form, mask, *of_energies, *before)  # type: ignore[no-untyped-call]
-    return y, Sums(*sums)
+    return causal_formulas(inputs, form) if is_transformed() else _causal_tssa(_CausalTSSA.apply, inputs, form)
 
 
 def tssa_formulas(inputs: Inputs, form: Form) -> Tensor:
     """Run `tssa` in plain differentiable PyTorch, which keeps its intermediate results."""
-    if inputs.packing is not None:
-        return _in_groups(lambda group: (tssa_formulas(group, form), ()), inputs)[0]
-    return tssa_forward(inputs.w, inputs.temperature, inputs.mask, form).y
+    return _tssa(lambda *arguments: tssa_forward(*arguments).y, inputs, form)
 
 
 def causal_formulas(inputs: Inputs, form: Form) -> tuple[Tensor, Sums]:
     """Run `causal_tssa` in plain differentiable PyTorch, which keeps its intermediate results."""
+    return _causal_tssa(lambda *arguments: causal_forward(*arguments)[1:], inputs, form)
+
+
+def _tssa(plain: Callable[..., Any], inputs: Inputs, form: Form) -> Tensor:
+    """Run the operator, without blocks and means by `plain`."""
     if inputs.packing is not None:
-        y, *sums = _in_groups(lambda group: causal_formulas(group, form), inputs)
+        return _in_groups(lambda group: (_tssa(plain, group, form), ()), inputs)[0]
+    if form.block_size > 1 or form.centered:
+        return block_tssa(inputs, form)
+    y: Tensor = plain(form, inputs.mask, inputs.w, inputs.temperature)
+    return y
+
+
+def _causal_tssa(plain: Callable[..., Any], inputs: Inputs, form: Form) -> tuple[Tensor, Sums]:
+    """Run the causal operator, without blocks and means by `plain`."""
+    if inputs.packing is not None:
+        y, *sums = _in_groups(lambda group: _causal_tssa(plain, group, form), inputs)
         return y, Sums(*sums) if sums else empty_sums(inputs.w[:0], form)
     w, temperature, mask, bias, before, scale, decay, _ = inputs
+    run = _causal_block_tssa if form.block_size > 1 or form.centered else plain
     before = empty_sums(w, form) if before is None else before
-    y, _, *sums = causal_forward(form, mask, w, temperature, bias, scale, decay, *before)
+    y, *sums = run(form, mask, w, temperature, bias, scale, decay, *before)
     return y, Sums(*sums)
 
 
@@ -123,31 +105,11 @@ def _alone(total: Tensor) -> Tensor:
     return total
 
 
-def block_tssa(inputs: Inputs, form: Form, reduce: _Reduce = _alone) -> Tensor:
-    """Run `tssa` with statistics in blocks, or about a mean.
-
-    Args:
-        inputs: The tensors; those of this process where sequences are shared.
-        form: Options of the call.
-        reduce: Adds a sum over these tokens to those of the other processes.
-    """
-    w, temperature, mask, *_ = inputs
-    pi = _Membership.apply(form, reduce, mask, w, temperature)  # type: ignore[no-untyped-call]
-    y: Tensor = _BlockTSSA.apply(form, reduce, mask, w, pi)  # type: ignore[no-untyped-call]
-    return y
-
-
-def group_moments(w: Tensor, pi: Tensor, mask: Tensor | None, form: Form) -> Tensor:
-    """Return the second moments that `tssa` finds with memberships pi, packed, ``[B, 1, H, P]``."""
-    _, _, weighted, mass = _in_blocks(w, pi, mask, form)
-    return weighted / mass
-
-
-def causal_moments(w: Tensor, pi: Tensor, mask: Tensor | None, decay: Tensor | None, form: Form) -> Tensor:
-    """Return those that `causal_tssa` finds for every token, ``[B, N, H, P]``; `decay` as in `Inputs`."""
-    decay = None if decay is None else one_for_padding(decay.to(pi.dtype), mask)
-    start = empty_sums(w.to(pi.dtype), form)[1:]
-    return _Chunk(w, pi, mask, decay, slice(None), form, *start).moments
+def _replayed(function: Callable[..., Any], *tensors: Tensor | None) -> Any:
+    """Run a differentiable function. The backward pass runs it again, in place of keeping its intermediate results."""
+    if not torch.is_grad_enabled() or torch.compiler.is_compiling() or is_transformed():
+        return function(*tensors)
+    return checkpoint(function, *tensors, use_reentrant=False, preserve_rng_state=False)
 
 
 def _memberships(
@@ -156,19 +118,21 @@ def _memberships(
     temperature: Tensor,
     mask: Tensor | None,
     form: Form,
-    reduce: _Reduce = _alone,
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
     """Return pi [B, N, H] of the tokens v; the sums of their squares and their count, where these are used."""
-    squares, count, scale = None, None, temperature.to(v.dtype)
-    if form.normalize:
-        squares = reduce(square.sum(dim=1, keepdim=True))
-        energy = (square / squares.clamp_min(SQUARE_FLOOR)).sum(dim=-1)
-    else:
-        energy = square.sum(dim=-1)
-    if form.count_scaled:
-        count = reduce(num_tokens(v, mask)).to(v.dtype)[:, None, None]
-        scale = scale * count
-    return zero_padding((scale * energy).softmax(dim=-1), mask), squares, count
+    squares = square.sum(dim=1, keepdim=True) if form.normalize else None
+    count = num_tokens(v, mask).to(v.dtype)[:, None, None] if form.count_scaled else None
+    return _memberships_in(square, temperature, mask, squares, count), squares, count
+
+
+def _memberships_in(
+    square: Tensor, temperature: Tensor, mask: Tensor | None, squares: Tensor | None, count: Tensor | None
+) -> Tensor:
+    """Return pi [B, N, H] in sequences with the given sums of squares and counts."""
+    scale = temperature.to(square.dtype)
+    scale = scale if count is None else scale * count
+    share = square if squares is None else square / squares.clamp_min(SQUARE_FLOOR)
+    return zero_padding((scale * share.sum(dim=-1)).softmax(dim=-1), mask)
 
 
 def _through_logits(pi: Tensor, d_pi: Tensor) -> Tensor:
@@ -188,7 +152,6 @@ def _through_memberships(
     squares: Tensor | None,
     count: Tensor | None,
     d_logit: Tensor,
-    reduce: _Reduce = _alone,
 ) -> _Through:
     scale = temperature.to(square.dtype)
     d_energy = (scale if count is None else scale * count) * d_logit
@@ -198,7 +161,7 @@ def _through_memberships(
         inverse = 1 / squares.clamp_min(SQUARE_FLOOR)
         energy = (square * inverse).sum(dim=-1)
         # Multiplied one by one: the square of the inverse may leave float32.
-        d_squares = -inverse * (inverse * reduce((square * d_energy.unsqueeze(-1)).sum(dim=1, keepdim=True)))
+        d_squares = -inverse * (inverse * (square * d_energy.unsqueeze(-1)).sum(dim=1, keepdim=True))
         terms = [inverse * d_energy.unsqueeze(-1), d_squares.where(squares > SQUARE_FLOOR, 0)]
     if count is not None:
         energy = energy * count
@@ -219,14 +182,11 @@ class Forward(NamedTuple):
     mass: Tensor
 
 
-def tssa_forward(w: Tensor, temperature: Tensor, mask: Tensor | None, form: Form) -> Forward:
-    """Run the operator; differentiable, but its intermediate results are then kept."""
+def tssa_forward(form: Form, mask: Tensor | None, w: Tensor, temperature: Tensor) -> Forward:
+    """Run the plain operator; differentiable, but its intermediate results are then kept."""
     v = zero_padding(w.to(statistics_dtype(w.dtype)), mask)
     square = v.square()
     pi, squares, count = _memberships(v, square, temperature, mask, form)
-    if form.block_size > 1 or form.centered:
-        y, _, weighted, mass = _in_blocks(w, pi, mask, form)
-        return Forward(y, pi, squares, count, weighted, mass.squeeze(-1))
     mass = pi.sum(dim=1, keepdim=True) + MASS_FLOOR
     weighted = (pi.unsqueeze(-1) * square).sum(dim=1, keepdim=True)
     y = -pi.unsqueeze(-1) * v * _gain(weighted, mass)
@@ -247,7 +207,7 @@ def tssa_gradients(
 class _TSSA(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, form: Form, mask: Tensor | None, w: Tensor, temperature: Tensor) -> Tensor:
-        y, *saved = tssa_forward(w, temperature, mask, form)
+        y, *saved = tssa_forward(form, mask, w, temperature)
         ctx.form = form
         ctx.save_for_backward(w, temperature, mask, *saved)
         return y
@@ -434,13 +394,10 @@ class _Energies(NamedTuple):
 def causal_forward(
     form: Form, mask: Tensor | None, *tensors: *_CausalTensors
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Return y, the memberships and the three sums after the last token; differentiable, as `tssa_forward` is."""
-    w, _, _, _, decay, _, *before = tensors
+    """Return the memberships, y and the three sums after the last token; differentiable, as `tssa_forward` is."""
+    w, _, _, _, _, _, *before = tensors
     energies = _Energies.of(form, mask, *tensors)
     pi, squares = energies.memberships()
-    if form.block_size > 1 or form.centered:
-        y, weighted, mass, _ = _in_causal_blocks(w, pi, mask, decay, form, *before)
-        return y, pi, squares, weighted, mass
     square, fadings = energies.square, energies.fadings
     weight, weights = pi.unsqueeze(-1), pi.unsqueeze(-1).expand(-1, -1, -1, energies.layout.num_masses)
     starts = (before[0], mass_columns(before[1], form))
@@ -449,7 +406,7 @@ def causal_forward(
     y = -weight * energies.v / (1 + weighted / (mass + MASS_FLOOR))
     weighted_squares = _last(weight * square, starts[0], weighted, fadings.weighted)
     after = mass_of_columns(_last(weights, starts[1], mass, fadings.mass), form)
-    return y.to(w.dtype), pi, squares, weighted_squares, after
+    return pi, y.to(w.dtype), squares, weighted_squares, after
 
 
 def causal_gradients(
@@ -478,13 +435,11 @@ def causal_gradients(
 
 class _CausalTSSA(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx: Any, form: Form, mask: Tensor | None, *tensors: *_CausalTensors
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        y, pi, squares, weighted, mass = causal_forward(form, mask, *tensors)
+    def forward(ctx: Any, form: Form, mask: Tensor | None, *tensors: *_CausalTensors) -> tuple[Tensor, ...]:
+        pi, *outputs = causal_forward(form, mask, *tensors)
         ctx.form = form
         ctx.save_for_backward(mask, pi, *tensors)
-        return y, squares, weighted, mass
+        return tuple(outputs)
 
     @staticmethod
     def backward(
@@ -519,195 +474,103 @@ class _CausalTSSA(torch.autograd.Function):
         return None, None, dw.to(w.dtype), *rest, bar_weighted.start, mass_of_columns(bar_mass.start, form)
 
 
-# --- Statistics in blocks
+# --- Statistics in blocks, or about a mean: formulas that are replayed piece by piece
 
 
-def _shared_gradients(
-    ctx: Any,
-    cotangent: Tensor,
-    closed: Callable[[Any, Tensor], tuple[Tensor | None, ...]],
-    run: Callable[[Tensor, Tensor], Tensor],
-) -> tuple[Tensor | None, ...]:
-    """Return gradients in closed form, or through `run` of the first two saved tensors if there is to be a graph."""
-    if not wants_graph():
-        return closed(ctx, cotangent)
-    if ctx.reduce is not _alone:  # other processes do not take part in a graph
-        return once_differentiable(closed)(ctx, cotangent)
-    return None, None, None, *gradients(run, ctx.saved_tensors[:2], cotangent)
+def block_tssa(inputs: Inputs, form: Form, reduce: _Reduce = _alone) -> Tensor:
+    """Run `tssa` with statistics in blocks, or about a mean.
 
-
-class _Membership(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, form: Form, reduce: _Reduce, mask: Tensor | None, w: Tensor, temperature: Tensor) -> Tensor:
-        v = zero_padding(w.to(statistics_dtype(w.dtype)), mask)
-        pi, squares, count = _memberships(v, v.square(), temperature, mask, form, reduce)
-        ctx.form, ctx.reduce = form, reduce
-        ctx.save_for_backward(w, temperature, mask, pi, squares, count)
-        return pi
-
-    @staticmethod
-    def backward(ctx: Any, d_pi: Tensor) -> tuple[Tensor | None, ...]:
-        mask = ctx.saved_tensors[2]
-
-        def run(w: Tensor, temperature: Tensor) -> Tensor:
-            v = zero_padding(w.to(d_pi.dtype), mask)
-            return _memberships(v, v.square(), temperature, mask, ctx.form)[0]
-
-        return _shared_gradients(ctx, d_pi, _through_membership, run)
-
-
-def _through_membership(ctx: Any, d_pi: Tensor) -> tuple[Tensor | None, ...]:
-    w, temperature, mask, pi, squares, count = ctx.saved_tensors
-    v = zero_padding(w.to(pi.dtype), mask)
-    d_logit = _through_logits(pi, d_pi)
-    through = _through_memberships(v.square(), temperature, squares, count, d_logit, ctx.reduce)
-    dw = 2 * v * sum(through.terms[1:], through.terms[0])
-    return None, None, None, dw.to(w.dtype), through.temperature
-
-
-class _CausalMembership(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, form: Form, mask: Tensor | None, *tensors: *_CausalTensors) -> tuple[Tensor, Tensor]:
-        pi, squares = _Energies.of(form, mask, *tensors).memberships()
-        ctx.form = form
-        ctx.save_for_backward(mask, pi, *tensors)
-        return pi, squares
-
-    @staticmethod
-    def backward(ctx: Any, d_pi: Tensor, d_squares: Tensor) -> tuple[Tensor | None, ...]:
-        mask, pi, *tensors = ctx.saved_tensors
-        if wants_graph():
-
-            def run(*tensors: *_CausalTensors) -> tuple[Tensor, Tensor]:
-                return _Energies.of(ctx.form, mask, *tensors).memberships()
-
-            return None, None, *gradients(run, tuple(tensors), (d_pi, d_squares))
-        w, _, _, _, decay, _ = tensors
-        energies = _Energies.of(ctx.form, mask, *tensors)
-        through = energies.through(d_squares, _through_logits(pi, d_pi))
-        dw = 2 * energies.v * sum(through.terms[1:], through.terms[0])
-        d_decay = None if decay is None else _through_decay(decay, mask, energies.layout, through.squares)
-        rest = (through.temperature, through.bias, through.scale, d_decay, through.squares.reach.start)
-        return None, None, dw.to(w.dtype), *rest
-
-
-def _in_blocks(
-    w: Tensor, pi: Tensor, mask: Tensor | None, form: Form, reduce: _Reduce = _alone
-) -> tuple[Tensor, Tensor | None, Tensor, Tensor]:
-    """Return y, the mean [B, 1, H, D] if there is one, the weighted products [B, 1, H, P] and the floored mass.
-
-    The mass is [B, 1, H, 1]. Differentiable if alone.
+    Args:
+        inputs: The tensors; those of this process where sequences are shared.
+        form: Options of the call.
+        reduce: Adds a sum over these tokens to those of the other processes; differentiable.
     """
-    v, weight, mean, mass = zero_padding(w.to(pi.dtype), mask), pi.unsqueeze(-1), None, None
+    w, temperature, mask, *_ = inputs
+    squares, count, mean, wide = None, None, None, statistics_dtype(w.dtype)
+
+    def tokens(w: Tensor) -> Tensor:
+        return zero_padding(w.to(wide), mask)
+
+    if form.normalize:
+        squares = reduce(_replayed(lambda w: tokens(w).square().sum(dim=1, keepdim=True), w))
+    if form.count_scaled:
+        count = reduce(num_tokens(w, mask)).to(wide)[:, None, None]
+    pi = _replayed(
+        lambda w, t, squares: _memberships_in(tokens(w).square(), t, mask, squares, count), w, temperature, squares
+    )
     if form.centered:
-        sums = reduce(torch.cat(((weight * v).sum(dim=1), weight.sum(dim=1)), dim=-1)).unsqueeze(1)
-        mass = sums[..., -1:] + MASS_FLOOR
-        mean = sums[..., :-1] / mass
-        v = v - mean  # padding too, but its weight is 0
-        weighted = reduce(sum_products(weight * v, v, form.block_size)).unsqueeze(1)
-    else:
-        sums = reduce(torch.cat((sum_products(weight * v, v, form.block_size), weight.sum(dim=1)), dim=-1)).unsqueeze(1)
-        weighted, mass = sums[..., :-1], sums[..., -1:] + MASS_FLOOR
-    solved = Shrinkage(weighted / mass, v.shape[-1], form.block_size).solve(v)
-    return (-weight * solved).to(w.dtype), mean, weighted, mass
+        mean = _group_mean(w, pi, mask, reduce)
+    moment, _ = _group_moments(w, pi, mask, form, mean, reduce)
+
+    def shrink(w: Tensor, pi: Tensor, moment: Tensor, mean: Tensor | None) -> Tensor:
+        v = tokens(w) if mean is None else tokens(w) - mean
+        return (-pi.unsqueeze(-1) * Shrinkage(moment, v.shape[-1], form.block_size).solve(v)).to(w.dtype)
+
+    y: Tensor = _replayed(shrink, w, pi, moment, mean)
+    return y
 
 
-class _BlockTSSA(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, form: Form, reduce: _Reduce, mask: Tensor | None, w: Tensor, pi: Tensor) -> Tensor:
-        y, mean, weighted, mass = _in_blocks(w, pi, mask, form, reduce)
-        ctx.form, ctx.reduce = form, reduce
-        ctx.save_for_backward(w, pi, mask, mean, weighted / mass, mass)
-        return y
+def _group_mean(w: Tensor, pi: Tensor, mask: Tensor | None, reduce: _Reduce) -> Tensor:
+    """Return the means of the groups, [B, 1, H, D]."""
 
-    @staticmethod
-    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
-        mask = ctx.saved_tensors[2]
-        return _shared_gradients(ctx, dy, _through_blocks, lambda w, pi: _in_blocks(w, pi, mask, ctx.form)[0])
+    def sums(w: Tensor, pi: Tensor) -> Tensor:
+        weight = pi.unsqueeze(-1)
+        weighted = (weight * zero_padding(w.to(pi.dtype), mask)).sum(dim=1)
+        return torch.cat((weighted, weight.sum(dim=1)), dim=-1)
+
+    total = reduce(_replayed(sums, w, pi)).unsqueeze(1)
+    return total[..., :-1] / (total[..., -1:] + MASS_FLOOR)
 
 
-def _through_blocks(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
-    w, pi, mask, mean, moment, mass = ctx.saved_tensors
-    g, D, weight = ctx.form.block_size, w.shape[-1], pi.unsqueeze(-1)
-    v, o = zero_padding(w.to(pi.dtype), mask), zero_padding(dy.to(pi.dtype), mask)
-    v = v if mean is None else v - mean
-    shrinkage = Shrinkage(moment, D, g)
-    # The sum of z u^T over the tokens, with z = (I + S)^{-1} o and u = (I + S)^{-1} v.
-    outer = ctx.reduce(sum_symmetric_products(weight * o, v, g)).unsqueeze(1)
-    d_weighted = shrinkage.solve_both(outer) / mass[..., None, None]
-    d_mass = -(d_weighted * matrices(moment, D, g)).sum(dim=(-3, -2, -1))
-    moved = times(d_weighted, in_blocks(v, g)).flatten(-2)
-    d_pi = (v * moved - o * shrinkage.solve(v)).sum(dim=-1) + d_mass
-    dw = weight * (2 * moved - shrinkage.solve(o))
-    if mean is not None:
-        d_mean = -ctx.reduce(dw.sum(dim=1)).unsqueeze(1) / mass
-        d_pi, dw = d_pi + (v * d_mean).sum(dim=-1), dw + weight * d_mean
-    return None, None, None, dw.to(w.dtype), zero_padding(d_pi, mask)
+def _group_moments(
+    w: Tensor, pi: Tensor, mask: Tensor | None, form: Form, mean: Tensor | None, reduce: _Reduce
+) -> tuple[Tensor, Tensor]:
+    """Return the second moments, about the mean if there is one, packed, [B, 1, H, P], and the floored mass."""
+
+    def sums(w: Tensor, pi: Tensor, mean: Tensor | None) -> Tensor:
+        v, weight = zero_padding(w.to(pi.dtype), mask), pi.unsqueeze(-1)
+        v = v if mean is None else v - mean  # padding too, but its weight is 0
+        return torch.cat((sum_products(weight * v, v, form.block_size), weight.sum(dim=1)), dim=-1)
+
+    total = reduce(_replayed(sums, w, pi, mean)).unsqueeze(1)
+    mass = total[..., -1:] + MASS_FLOOR
+    return total[..., :-1] / mass, mass
+
+
+def group_moments(w: Tensor, pi: Tensor, mask: Tensor | None, form: Form) -> Tensor:
+    """Return the second moments that `tssa` finds with memberships pi, packed, ``[B, 1, H, P]``."""
+    mean = _group_mean(w, pi, mask, _alone) if form.centered else None
+    return _group_moments(w, pi, mask, form, mean, _alone)[0]
 
 
 # Tokens in a chunk of the causal form with blocks.
 _CHUNK = 64
 
 
-def _in_causal_blocks(
-    w: Tensor, pi: Tensor, mask: Tensor | None, decay: Tensor | None, form: Form, weighted: Tensor, mass: Tensor
-) -> tuple[Tensor, Tensor, Tensor, list[Tensor]]:
-    """Return y, the weighted products and the mass after the last token, and both at the start of every chunk."""
-    starts, outputs = [], []
-    for rows in _chunks(w, form):
-        chunk = _Chunk(w, pi, mask, decay, rows, form, weighted, mass)
-        starts += [weighted, mass]
-        outputs.append(-chunk.weight * chunk.shrinkage.solve(chunk.tokens))
-        weighted, mass = chunk.after()
-    if not outputs:
-        return torch.empty_like(w), weighted.clone(), mass.clone(), starts
-    return torch.cat(outputs, dim=1).to(w.dtype), weighted, mass, starts
+def _causal_block_tssa(form: Form, mask: Tensor | None, *tensors: *_CausalTensors) -> tuple[Tensor, ...]:
+    """Return y and the three sums after the last token."""
+    w, _, _, _, decay, _, *after = tensors
+    pi, squares = _replayed(lambda *given: _Energies.of(form, mask, *given).memberships(), *tensors[:6])
+    size = _CHUNK if form.block_size > 1 else max(w.shape[1], 1)  # no products of features, so no chunks
+    outputs = []
+    for first in range(0, max(w.shape[1], 1), size):
+        rows = slice(first, first + size)
+        own = decay if decay is None or decay.dim() == 1 else decay[:, rows]
+        here = None if mask is None else mask[:, rows]
+
+        def run(*given: Any, here: Tensor | None = here) -> tuple[Tensor, Tensor, Tensor]:
+            chunk = _Chunk(form, here, *given)
+            return -chunk.weight * chunk.shrinkage.solve(chunk.tokens), *chunk.after()
+
+        y, *after = _replayed(run, w[:, rows], pi[:, rows], own, *after)
+        outputs.append(y)
+    return torch.cat(outputs, dim=1).to(w.dtype), squares, *after
 
 
-class _CausalBlockTSSA(torch.autograd.Function):
-    """The sums at the start of every chunk are kept; backward, a chunk is replayed from them."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, form: Form, mask: Tensor | None, w: Tensor, pi: Tensor, decay: Tensor | None, *before: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        y, weighted, mass, starts = _in_causal_blocks(w, pi, mask, decay, form, *before)
-        ctx.form = form
-        ctx.save_for_backward(mask, w, pi, decay, *(starts or before))
-        return y, weighted, mass
-
-    @staticmethod
-    def backward(ctx: Any, dy: Tensor, d_weighted: Tensor, d_mass: Tensor) -> tuple[Tensor | None, ...]:
-        mask, w, pi, decay, *starts = ctx.saved_tensors
-        form = ctx.form
-        if wants_graph():
-
-            def run(w: Tensor, pi: Tensor, decay: Any, *before: Tensor) -> tuple[Tensor, ...]:
-                return _in_causal_blocks(w, pi, mask, decay, form, *before)[:3]
-
-            return None, None, *gradients(run, (w, pi, decay, *starts[:2]), (dy, d_weighted, d_mass))
-        d_tokens, d_memberships, d_decays = [torch.zeros_like(w[:, :0])], [pi[:, :0]], []
-        d_mass = mass_columns(d_mass, form)
-        for index, rows in reversed([*enumerate(_chunks(w, form))]):
-            chunk = _Chunk(w, pi, mask, decay, rows, form, *starts[2 * index : 2 * index + 2])
-            dw, d_pi, bar_weighted, bar_mass = chunk.through(dy[:, rows], d_weighted, d_mass)
-            d_weighted, d_mass = bar_weighted.start, bar_mass.start
-            d_memberships.append(d_pi)
-            d_tokens.append(dw.to(w.dtype))
-            if decay is not None:
-                d_decays.append(chunk.through_decay(bar_weighted, bar_mass))
-        d_decay = None
-        if decay is not None:
-            fixed = torch.stack((torch.zeros_like(decay), *d_decays)).sum(dim=0) if decay.dim() == 1 else None
-            d_decay = torch.cat((*d_decays[::-1], decay[:, :0]), dim=1) if fixed is None else fixed
-        dw, d_pi = torch.cat(d_tokens[::-1], dim=1), torch.cat(d_memberships[::-1], dim=1)
-        return None, None, dw, d_pi, d_decay, d_weighted, mass_of_columns(d_mass, form)
-
-
-def _chunks(w: Tensor, form: Form) -> list[slice]:
-    """Return consecutive ranges that cover the tokens; a single one where there are no products of features."""
-    size = _CHUNK if form.block_size > 1 else max(w.shape[1], 1)
-    return [slice(first, min(first + size, w.shape[1])) for first in range(0, w.shape[1], size)]
+def causal_moments(w: Tensor, pi: Tensor, mask: Tensor | None, decay: Tensor | None, form: Form) -> Tensor:
+    """Return those that `causal_tssa` finds for every token, ``[B, N, H, P]``; `decay` as in `Inputs`."""
+    decay = None if decay is None else one_for_padding(decay.to(pi.dtype), mask)
+    return _Chunk(form, mask, w, pi, decay, *empty_sums(w.to(pi.dtype), form)[1:]).shrinkage.moments
 
 
 class _Chunk:
@@ -715,66 +578,34 @@ class _Chunk:
 
     def __init__(
         self,
+        form: Form,
+        mask: Tensor | None,
         w: Tensor,
         pi: Tensor,
-        mask: Tensor | None,
         decay: Tensor | None,
-        rows: slice,
-        form: Form,
         weighted: Tensor,
         mass: Tensor,
     ) -> None:
         D, self._form = w.shape[-1], form
-        self._layout = layout = Layout(D, form, w.device)
-        self._mask = None if mask is None else mask[:, rows]
-        self._decay = decay if decay is None or decay.dim() == 1 else decay[:, rows]
-        self._fading = _Fadings.of(self._decay, self._mask, w[:, rows], layout)
-        self.v, self.weight = zero_padding(w[:, rows].to(pi.dtype), self._mask), pi[:, rows].unsqueeze(-1)
-        self._starts = (weighted, mass_columns(mass, form))
-        self._summed = products(self.v, form.block_size)
-        if form.centered:
-            self._summed = torch.cat((self._summed, self.v), dim=-1)
-        self._weights = self.weight.expand(-1, -1, -1, layout.num_masses)
-        self.weighted = running_sums(self.weight * self._summed, self._starts[0], self._fading.weighted)
-        self.mass = running_sums(self._weights, self._starts[1], self._fading.mass)
-        self._floored = layout.spread(self.mass + MASS_FLOOR, layout.weighted)
-        moments, self.tokens, self._mean = self.weighted / self._floored, self.v, None
-        if form.centered:
-            moments, self._mean = moments[..., :-D], moments[..., -D:]
-            self.tokens = self.v - self._mean
-        self.shrinkage = Shrinkage(moments, D, form.block_size, self._mean)
-        self.moments = self.shrinkage.moments
+        layout = Layout(D, form, w.device)
+        fadings = _Fadings.of(decay, mask, w, layout)
+        v, self.weight = zero_padding(w.to(pi.dtype), mask), pi.unsqueeze(-1)
+        summed = products(v, form.block_size)
+        summed = torch.cat((summed, v), dim=-1) if form.centered else summed
+        self._weighted = (
+            self.weight * summed,
+            weighted,
+            running_sums(self.weight * summed, weighted, fadings.weighted),
+        )
+        weights, start = self.weight.expand(-1, -1, -1, layout.num_masses), mass_columns(mass, form)
+        self._mass = (weights, start, running_sums(weights, start, fadings.mass))
+        self._fadings = fadings
+        moments = self._weighted[-1] / layout.spread(self._mass[-1] + MASS_FLOOR, layout.weighted)
+        moments, mean = (moments[..., :-D], moments[..., -D:]) if form.centered else (moments, None)
+        self.tokens = v if mean is None else v - mean
+        self.shrinkage = Shrinkage(moments, D, form.block_size, mean)
 
     def after(self) -> tuple[Tensor, Tensor]:
         """Return the weighted products and the mass after the last token."""
-        weighted = _last(self.weight * self._summed, self._starts[0], self.weighted, self._fading.weighted)
-        mass = _last(self._weights, self._starts[1], self.mass, self._fading.mass)
-        return weighted, mass_of_columns(mass, self._form)
-
-    def through(self, dy: Tensor, d_weighted: Tensor, d_mass: Tensor) -> tuple[Tensor, Tensor, _Reach, _Reach]:
-        """Return the gradients of the tokens, of the memberships and of both sums, given those after the last token."""
-        g, layout, (_, _, _, D) = self._form.block_size, self._layout, self.v.shape
-        o = zero_padding(dy.to(self.weight.dtype), self._mask)
-        u, z = self.shrinkage.solve(self.tokens), self.shrinkage.solve(o)
-        direct = self.shrinkage.held(self.weight * symmetric_products(u, z, g))
-        if self._mean is not None:
-            direct = torch.cat((direct, self.weight * z - 2 * turned(direct, self._mean, g)), dim=-1)
-        direct = direct / self._floored
-        to_mass = -layout.collect(direct * self.weighted / self._floored, layout.weighted)
-        bar_weighted = _reach(direct, d_weighted, self._fading.weighted)
-        bar_mass = _reach(to_mass, d_mass, self._fading.mass)
-        bar, moved = bar_weighted.upto, turned(bar_weighted.upto, self.v, g)
-        to_token = 2 * moved - z
-        to_weight = self.v * moved - o * u
-        if self._mean is not None:
-            to_token, to_weight = to_token + bar[..., -D:], to_weight + self.v * bar[..., -D:]
-        d_pi = zero_padding(to_weight.sum(dim=-1) + bar_mass.upto.sum(dim=-1), self._mask)
-        return self.weight * to_token, d_pi, bar_weighted, bar_mass
-
-    def through_decay(self, bar_weighted: _Reach, bar_mass: _Reach) -> Tensor:
-        """Return the gradient of the decay."""
-        assert self._decay is not None
-        weighted = _Faded(bar_weighted, self.weighted, self._starts[0], self._layout.weighted)
-        return _through_decay(
-            self._decay, self._mask, self._layout, weighted, _Faded(bar_mass, self.mass, self._starts[1])
-        )
+        weighted = _last(*self._weighted, self._fadings.weighted)
+        return weighted, mass_of_columns(_last(*self._mass, self._fadings.mass), self._form)

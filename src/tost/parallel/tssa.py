@@ -18,6 +18,7 @@ from tost.ops._inputs import Inputs
 from tost.ops._numerics import MASS_FLOOR, SQUARE_FLOOR, num_tokens, statistics_dtype, zero_padding
 from tost.ops.form import Form
 from tost.ops.pytorch import block_tssa
+from tost.parallel._autograd import sum_over_ranks
 from tost.parallel._channel import Channel, untraced
 from tost.parallel._chunks import accumulate, chunks, tokens_of
 
@@ -47,7 +48,7 @@ def tssa(inputs: Inputs, form: Form, channel: Channel) -> Tensor:
 def _run(w: Tensor, temperature: Tensor, mask: Tensor | None, form: Form, channel: Channel) -> Tensor:
     """Return y of this rank's tokens, each row a piece of another sequence."""
     if form.block_size > 1 or form.centered:
-        return block_tssa(Inputs(w, temperature, mask), form, channel.all_reduce)
+        return block_tssa(Inputs(w, temperature, mask), form, lambda x: sum_over_ranks(x, channel))
     return _SharedTSSA.apply(w, temperature, mask, form, channel)  # type: ignore[no-untyped-call]
 
 
