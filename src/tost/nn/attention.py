@@ -241,27 +241,34 @@ class TSSAttention(_ProjectedAttention):
         w = self._tokens(x)
         mask = self._real(x, mask, attn_mask)
         near = None if self.value_conv is None else mix(self.value_conv, w.flatten(2), mask, packing, grid)
-        temperature = self._temperatures()
-        if not self.normalize:
-            temperature = temperature / self._scale() ** 2
         options = {"mask": mask, "cu_seqlens": packing, "backend": self.backend, **self.operator_options()}
-        y = tssa(w, temperature, **options, overwrite=self._owns_tokens())
+        y = tssa(w, self._temperatures(), **options, overwrite=self._owns_tokens())
+        y = self._gated(self._drop_gains(y, packing), x, mask, near)
+        return self._project_out(y, None if self.paper.step_size is None else self._count(x, mask, packing))
+
+    def _temperatures(self) -> Tensor:
+        temperature = super()._temperatures()
+        return temperature if self.normalize else temperature / self._scale() ** 2
+
+    def _drop_gains(self, y: Tensor, packing: Packing | None) -> Tensor:
+        """Drop entries of D: y is proportional to it, so whole features of a head go."""
+        if not self.training or self.gain_drop == 0:
+            return y
+        sequences = y.shape[0] if packing is None else packing.num_sequences
+        kept = F.dropout(y.new_ones(sequences, *y.shape[2:]), self.gain_drop)
+        if (context := parallel.active()) is not None:
+            kept = context.share(kept)
+        return y * (kept.unsqueeze(1) if packing is None else packing.of_tokens(kept))
+
+    @staticmethod
+    def _count(x: Tensor, mask: Tensor | None, packing: Packing | None) -> Tensor | int:
+        """Return the number of real tokens of each token's sequence, [B or 1, 1 or N, 1]."""
         context = parallel.active()
-        if self.training and self.gain_drop > 0:
-            # y is proportional to D, so dropping entries of D drops whole features of a head.
-            sequences = y.shape[0] if packing is None else packing.num_sequences
-            kept = F.dropout(y.new_ones(sequences, *y.shape[2:]), self.gain_drop)
-            kept = kept if context is None else context.share(kept)
-            y = y * (kept.unsqueeze(1) if packing is None else packing.of_tokens(kept))
-        count: Tensor | int
-        if context is not None and self.paper.step_size is not None:
-            total = context.sum(count_tokens(x.shape[1], mask, packing, x.device)).clamp_min(1)
-            count = (total.unsqueeze(1) if packing is None else packing.of_tokens(total)).unsqueeze(-1)
-        elif packing is not None:
-            count = packing.of_tokens(packing.num_tokens(mask).clamp_min(1)).unsqueeze(-1)
-        else:
-            count = x.shape[1] if mask is None else mask.sum(dim=1).clamp_min(1)[:, None, None]
-        return self._project_out(self._gated(y, x, mask, near), count)
+        if mask is None and packing is None and context is None:
+            return x.shape[1]
+        total = count_tokens(x.shape[1], mask, packing, x.device)
+        total = (total if context is None else context.sum(total)).clamp_min(1)
+        return (total.unsqueeze(1) if packing is None else packing.of_tokens(total)).unsqueeze(-1)
 
 
 class CausalTSSAttention(_ProjectedAttention, ContinuesPacked[TSSAState]):
@@ -452,13 +459,6 @@ class CausalTSSAttention(_ProjectedAttention, ContinuesPacked[TSSAState]):
     @staticmethod
     def _count(x: Tensor, state: TSSAState | None, mask: Tensor | None, packing: Packing | None) -> Tensor:
         """Return j, the number of real tokens up to and including each one, [B or 1, N, 1]."""
-        if packing is not None:
-            start = None if state is None else state.position
-            return (token_positions(x.shape[1], mask=mask, start=start, packing=packing) + 1).unsqueeze(-1)
-        ones = torch.ones(1, x.shape[1], dtype=torch.int64, device=x.device) if mask is None else mask
-        count = ones.cumsum(dim=1).clamp_min(1)
-        count = count if state is None else count + state.position.unsqueeze(1)
-        context = parallel.active()
-        if context is not None:
-            count = count + context.offset(count_tokens(x.shape[1], mask, device=x.device)).unsqueeze(1)
-        return count.unsqueeze(-1)
+        start = None if state is None else state.position
+        places = token_positions(x.shape[1], mask=mask, start=start, device=x.device, packing=packing)
+        return (places + 1).unsqueeze(-1)
