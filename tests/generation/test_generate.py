@@ -1,9 +1,5 @@
 """Texts are those of the full forward pass, in any batch, in any pieces."""
 
-import inspect
-import subprocess
-import sys
-
 import pytest
 import torch
 import torch.nn.functional as F
@@ -14,7 +10,7 @@ import tost
 from tests.generation.models import VOCABULARY, endless, make, prompts, seeded
 from tests.models.tiny import make_tiny
 from tost.errors import ConfigError
-from tost.generation import ENDED, Sampling, decode_step, generate_with_state, prefill, run
+from tost.generation import ENDED, Sampling, decode_step, generate_with_state, prefill
 from tost.generation.sampling import choose, draw_noise
 from tost.testing import assert_close
 
@@ -202,16 +198,6 @@ def test_ended_rows_cost_nothing(monkeypatch):
     assert sizes == [sum(length >= step for length in lengths) for step in range(1, max(lengths) + 1)]
 
 
-def test_a_text_can_go_on_in_several_ways():
-    done = generate_with_state(MODEL, prompts(5, 6), max_new_tokens=3, generator=seeded())
-    many = done.continuation.select([1, 1, 1, 0])
-    drawn = generate_with_state(
-        MODEL, None, max_new_tokens=12, state=many, generator=[seeded(i) for i in (1, 2, 2, 3)]
-    ).tokens
-    assert torch.equal(drawn[1], drawn[2])
-    assert not torch.equal(drawn[0], drawn[1])
-
-
 def test_the_same_seed_gives_the_same_text_and_another_one_another():
     ids = torch.stack(prompts(6, 6))
     texts = [tost.generate(MODEL, ids, max_new_tokens=30, generator=seeded(seed)) for seed in (1, 1, 2)]
@@ -246,27 +232,6 @@ def test_dropout_is_off_and_the_model_is_left_as_it_was():
     assert model.training
     assert model.blocks[0].mlp.training
     assert not model.norm.training
-
-
-def test_what_comes_back_can_be_used_with_gradients():
-    done = generate_with_state(MODEL, prompts(5), max_new_tokens=3)
-    logits, _ = MODEL.forward_with_state(done.continuation.last[:, None], done.continuation.state)
-    logits.sum().backward()
-    assert MODEL.tokens.weight.grad is not None
-    MODEL.zero_grad()
-
-
-def test_every_token_is_told_as_it_comes():
-    told = []
-    options = {"max_new_tokens": 12, "stop_tokens": [2, 5]}
-    done = tost.generate(MODEL, prompts(4, 4), **options, generator=seeded(1), on_token=told.append)
-    for index in range(2):
-        assert [t[index].item() for t in told if t[index] != ENDED] == done[index][4:].tolist()
-
-
-def test_no_new_tokens_are_none():
-    ids = torch.stack(prompts(5))
-    assert torch.equal(tost.generate(MODEL, ids, max_new_tokens=0), ids)
 
 
 @pytest.mark.parametrize(
@@ -319,14 +284,3 @@ def test_a_continuation_needs_its_own_model_and_batch():
         generate_with_state(MODEL, prompts(3), max_new_tokens=1, state=done.continuation)
     with pytest.raises(ConfigError, match="there is no prompt; give ids"):
         generate_with_state(MODEL, None, max_new_tokens=1)
-
-
-def test_generate_is_the_function_however_the_package_was_imported():
-    probe = (
-        "import sys, tost\n"
-        "import tost.generation; from tost.generation import Tokenizer\n"
-        "assert 'torch' not in sys.modules and callable(tost.generate)"
-    )
-    subprocess.run([sys.executable, "-c", probe], check=True)
-    assert tost.generate is run.generate
-    assert list(inspect.signature(tost.generate).parameters)[:3] == ["model", "ids", "max_new_tokens"]

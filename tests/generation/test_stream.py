@@ -97,15 +97,6 @@ def test_state_of_any_length_has_the_same_size():
     assert sizes == {2 * 8 * (2 * 16 + 4 + 1)}
 
 
-def test_a_long_stream_has_the_state_of_a_fresh_pass():
-    model = endless()
-    stream = stream_tokens(model, prompts(4), generator=seeded())
-    text = torch.cat([prompts(4)[0], *itertools.islice(stream, 500)])[None]
-    fresh = prefill(model, text[:, :-1], chunk_size=100)
-    for found, expected in zip(*map(pytree.tree_leaves, (stream.continuation.state, fresh)), strict=True):
-        assert_close("state", found.double(), expected.double(), 1e-10)
-
-
 def test_positions_run_out_after_everything_that_had_one_was_given_out():
     model = make(max_length=20)
     stream = stream_tokens(model, prompts(5), sampling=Sampling(temperature=0))
@@ -120,14 +111,6 @@ def test_positions_run_out_after_everything_that_had_one_was_given_out():
     assert stream.continuation.state.position.tolist() == [20]
     assert stream.continuation.last.tolist() == text[-1:].tolist()
     assert torch.equal(model(text[None, :20])[0, -1].argmax(), text[-1])
-
-
-def test_the_last_position_is_used_by_a_limited_text_too():
-    model = make(max_length=20)
-    done = generate_with_state(model, prompts(5), max_new_tokens=16)
-    assert done.tokens.shape == (1, 16)
-    with pytest.raises(ConfigError, match="at most 16 more tokens"):
-        generate_with_state(model, prompts(5), max_new_tokens=17)
 
 
 def test_only_rows_that_go_on_need_positions():

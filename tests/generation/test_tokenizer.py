@@ -1,13 +1,8 @@
 """Text from tokens: whatever the pieces, what is shown is the text, as early as it is certain."""
 
-import subprocess
-import sys
-
-import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from tost.errors import ConfigError
 from tost.generation import ByteTokenizer, TextStream
 
 BYTES = st.binary(max_size=30)
@@ -87,13 +82,3 @@ def test_nothing_comes_after_the_stop():
     assert shown.feed(b"aXb") == "a"
     assert shown.stopped
     assert shown.feed(b"more") == shown.finish() == ""
-
-
-def test_an_empty_stop_text_is_refused():
-    with pytest.raises(ConfigError, match="stop text is empty"):
-        TextStream(ByteTokenizer().decoder(), ["a", ""])
-
-
-def test_tokenizer_loads_no_torch():
-    probe = "import sys; from tost.generation import ByteTokenizer, TextStream; print('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=True).stdout == "False\n"

@@ -70,12 +70,6 @@ def test_bias_of_the_equation_has_one_part_in_head_dim_of_the_listings_effect():
     assert_close("y", module(inputs()), authors_language(module, inputs(), effect_of_bias=1 / D), 1e-13)
 
 
-def test_no_position_bias_has_no_length_limit():
-    module = tost.CausalTSSAttention(C, H, max_length=4, position_bias=None)
-    assert module.position_bias is None
-    assert module(torch.randn(1, 50, C)).shape == (1, 50, C)
-
-
 def test_paper_form_is_a_gradient_step_on_the_variational_objective():
     eps, tau = 0.7, 1.3
     paper = PaperForm(step_size=tau, eps=eps)

@@ -85,24 +85,6 @@ def test_mlp_is_two_layers_with_the_exact_gelu():
     assert_close("y", mlp(x), F.linear(gelu, mlp.proj_out.weight, mlp.proj_out.bias), 1e-14)
 
 
-def test_mlp_drops_in_training_only():
-    mlp = MLP(C, 3 * C, drop=0.5)
-    x = torch.randn(1, 4, C)
-    assert (mlp(x) == 0).any()
-    mlp.eval()
-    assert torch.equal(mlp(x), mlp(x))
-    assert not (mlp(x) == 0).any()
-
-
-def test_parameters_are_those_that_were_asked_for():
-    bare = Block(nn.Identity(), nn.Identity(), C, norm_bias=False)
-    assert [name for name, _ in bare.named_parameters()] == ["norm1.weight", "norm2.weight"]
-    scaled = Block(nn.Identity(), nn.Identity(), C, layer_scale=1e-5)
-    assert torch.equal(scaled.gamma1, torch.full((C,), 1e-5))
-    assert torch.equal(scaled.gamma2, torch.full((C,), 1e-5))
-    assert MLP(C, 8, bias=False).proj_in.bias is None
-
-
 @pytest.mark.parametrize("norm", ["pre", "post"])
 def test_padding_reaches_no_other_token(norm):
     block, x = make_block(norm=norm), tokens()
@@ -155,8 +137,3 @@ def test_recomputation_gives_the_same_gradients_and_runs_every_block_twice():
         calls.clear()
         run_blocks(blocks, x, recompute=True)
         assert len(calls) == 3
-
-
-def test_unknown_layout_is_refused():
-    with pytest.raises(ValueError, match="norm='sandwich' is not known; it takes 'pre' or 'post'"):
-        Block(nn.Identity(), nn.Identity(), C, norm="sandwich")

@@ -146,19 +146,6 @@ def test_feed_forward_that_replaces_has_no_scale_and_no_residual():
     assert_close("y", block(x), block.mlp(block.norm2(x + 0.5)), 1e-6)
 
 
-def test_names_of_parameters_are_the_contract():
-    block = Block(tost.TSSAttention(C, H), MLP(C, C), C, layer_scale=1.0, conv=GridConvolution(C))
-    heads = {name.partition(".")[0] for name in block.state_dict()}
-    assert heads == {"norm1", "attention", "norm2", "mlp", "gamma1", "gamma2", "conv"}
-    assert not any(name.startswith("conv") for name in Block(Ones(), Ones(), C).state_dict())
-
-
-def test_norms_take_their_eps():
-    block = Block(Ones(), Ones(), C, norm_eps=1e-6)
-    assert block.norm1.eps == block.norm2.eps == 1e-6
-    assert Block(Ones(), Ones(), C).norm1.eps == 1e-5
-
-
 @pytest.mark.parametrize("layer_scale", [None, 0.5])
 def test_drop_path_drops_whole_sequences_and_keeps_the_mean(layer_scale):
     drop, scale, many = 0.25, 1.0 if layer_scale is None else layer_scale, 8000
@@ -171,28 +158,6 @@ def test_drop_path_drops_whole_sequences_and_keeps_the_mean(layer_scale):
         share = (count == branches).float().mean().item()
         assert abs(share - probability) < 5 * (probability * (1 - probability) / many) ** 0.5
     assert abs(count.mean().item() / (1 - drop) - 2) < 0.05
-
-
-def test_drop_path_is_nothing_in_evaluation_and_nothing_at_zero():
-    x = tokens()
-    plain, dropping = make_block(conv=False, layer_scale=0.1), make_block(conv=False, layer_scale=0.1, drop_path=0.9)
-    dropping.load_state_dict(plain.state_dict())
-    assert not torch.equal(dropping(x), plain(x))
-    assert torch.equal(dropping.eval()(x), plain(x))
-    state = torch.get_rng_state()
-    plain(x)
-    assert torch.equal(torch.get_rng_state(), state)
-
-
-def test_dropped_sequences_send_no_gradient_into_the_branch():
-    block = Block(nn.Identity(), Ones(), C, drop_path=0.5)
-    block.attention = MLP(C, C)
-    block.attention.forward = lambda x, mask=None: MLP.forward(block.attention, x)
-    torch.manual_seed(0)
-    x = torch.randn(16, N, C, requires_grad=True)
-    (added,) = torch.autograd.grad(block(x).sum(), x)
-    dropped = (added == 1).flatten(1).all(dim=1)
-    assert 0 < dropped.sum() < 16
 
 
 def test_recomputation_draws_the_same_paths_and_passes_the_grid():
@@ -225,17 +190,6 @@ def test_autocast_leaves_the_residual_stream_in_full_precision(layer_scale):
     y.sum().backward()
     assert all(p.grad.dtype == torch.float32 for p in block.parameters())
     assert_close("y", exact, naive(block, x), 3e-2)
-
-
-@pytest.mark.parametrize("feed_forward", [lambda: MLP(C, 2 * C), lambda: ISTA(C)], ids=["mlp", "ista"])
-def test_block_compiles_without_a_break(feed_forward):
-    block = make_block(mlp=feed_forward(), layer_scale=0.1, drop_path=0.3).float()
-    x = tokens(torch.float32)
-    compiled = torch.compile(block, fullgraph=True, backend="aot_eager")
-    compiled(x, None, GRID).sum().backward()
-    assert all(p.grad is not None for p in block.parameters())
-    block.eval()
-    assert_close("y", compiled(x, None, GRID), block(x, None, GRID), 1e-6)
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tost.nn import LearnedPositions, ModelState, SinusoidalPositions, token_positions
+from tost.nn import ModelState, SinusoidalPositions, token_positions
 from tost.ops import TSSAState
 
 
@@ -41,18 +41,6 @@ def test_positions_end_at_max_length(call, reached):
         call(9)
 
 
-def test_padding_after_a_full_sequence_is_no_position():
-    mask = torch.tensor([[False, False]])
-    assert token_positions(2, mask=mask, start=torch.tensor([8]), max_length=8).tolist() == [[0, 0]]
-
-
-def test_learned_positions_are_rows_of_a_small_table():
-    table = LearnedPositions(500, 16)
-    assert 0.019 < table.weight.std() < 0.021
-    positions = torch.tensor([[0, 3], [499, 3]])
-    assert torch.equal(table(positions), table.weight[positions])
-
-
 def test_sinusoidal_positions_are_the_waves_they_claim_to_be():
     waves = SinusoidalPositions(max_length=40, embed_dim=6)
     assert not list(waves.state_dict())
@@ -63,12 +51,6 @@ def test_sinusoidal_positions_are_the_waves_they_claim_to_be():
     torch.testing.assert_close(alike[0, position], torch.tensor(expected))
     rows = torch.tensor([[3, 17, 0], [39, 1, 2]])
     assert torch.equal(waves(rows), alike[0][rows])
-
-
-@pytest.mark.parametrize("width", [2, 7])
-def test_sinusoidal_positions_refuse_a_width_without_halves(width):
-    with pytest.raises(ValueError, match=f"embed_dim={width} cannot hold sines and cosines; use an even number"):
-        SinusoidalPositions(8, width)
 
 
 def test_model_state_moves_and_detaches_all_layers():

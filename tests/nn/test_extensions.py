@@ -1,16 +1,15 @@
 """Extensions of the modules: gate, output norm, scale at the start, count-scaled energies."""
 
 from dataclasses import fields
-from typing import get_type_hints
 
 import pytest
 import torch
 import torch.nn.functional as F
 
 import tost
-from tost.nn import Extensions, PaperForm
+from tost.nn import Extensions
 from tost.ops._inputs import causal_form
-from tost.ops.form import Form, OperatorKeywords, OperatorOptions
+from tost.ops.form import Form, OperatorOptions
 from tost.testing import assert_close
 
 B, N, C, H = 2, 15, 12, 3
@@ -50,15 +49,6 @@ def test_gate_multiplies_the_operators_output(form):
 
 
 @FORMS
-def test_gate_learns_and_follows_the_first_projection(form):
-    gated = make(form, GATE, torch.bfloat16, in_bias=True)
-    assert gated.proj_gate.weight.dtype == torch.bfloat16
-    gated(tokens(torch.bfloat16)).float().square().sum().backward()
-    assert all(parameter.grad.any() for parameter in gated.parameters())
-    assert make(form, GATE, in_bias=False).proj_gate.bias is None
-
-
-@FORMS
 def test_head_norm_divides_by_the_root_mean_square_of_each_head(form):
     normed, x = make(form, NORM), tokens()
     plain = make(form, Extensions())
@@ -79,13 +69,6 @@ def test_head_norm_leaves_padding_out(form):
     y = normed(x.masked_fill(~mask[..., None], torch.nan), mask)
     assert_close("tokens", y[1, :4], normed(x[1:, :4])[0], 1e-12)
     assert torch.isfinite(y).all()
-
-
-def test_normed_attention_streams():
-    normed, x = make("causal", NORM), tokens()
-    first, state = normed.forward_with_state(x[:, :6])
-    second, _ = normed.forward_with_state(x[:, 6:], state)
-    assert_close("y", torch.cat((first, second), dim=1), normed(x), 1e-12)
 
 
 @FORMS
@@ -123,24 +106,6 @@ def test_blocks_are_those_of_the_operator(form):
 
 
 @FORMS
-@pytest.mark.parametrize("paper", [None, PaperForm(eps=0.5)])
-def test_gate_works_in_place_and_leaves_the_tokens_alone(form, paper):
-    gated, x = make(form, GATE, torch.float32, paper=paper), tokens(torch.float32)
-    kept = x.clone()
-    expected = gated(x)
-    with torch.no_grad():
-        assert_close("y", gated(x), expected, 1e-6)
-    assert torch.equal(x, kept)
-
-
-def test_gated_attention_streams():
-    gated, x = make("causal", GATE), tokens()
-    first, state = gated.forward_with_state(x[:, :6])
-    second, _ = gated.forward_with_state(x[:, 6:], state)
-    assert_close("y", torch.cat((first, second), dim=1), gated(x), 1e-13)
-
-
-@FORMS
 def test_without_extensions_nothing_is_added(form):
     for module in (make(form, Extensions()), make(form, None)):
         assert module.extensions == Extensions()
@@ -150,10 +115,6 @@ def test_without_extensions_nothing_is_added(form):
     assert module.extensions == GATE
     assert f"extensions={GATE}" in repr(module)
     assert "proj_gate.weight" in module.state_dict()
-
-
-def test_options_of_the_operator_are_keywords_of_the_same_types():
-    assert get_type_hints(OperatorKeywords) == get_type_hints(OperatorOptions)
 
 
 @pytest.mark.parametrize("name", ["normalize", "token_decay", "centred"])
@@ -170,12 +131,6 @@ def test_options_of_the_operator_are_extensions():
     assert COUNT.operator_options() == {**Extensions().operator_options(), "count_scaled": True}
 
 
-@FORMS
-def test_gated_module_compiles_without_a_break(form):
-    gated, x = make(form, GATE, torch.float32), tokens(torch.float32)
-    assert_close("y", torch.compile(gated, fullgraph=True, backend="aot_eager")(x), gated(x), 1e-6)
-
-
 @pytest.mark.parametrize("normalize", [True, False])
 def test_count_scaled_energies_are_temperatures_times_the_count(normalize):
     scaled, x = make("plain", COUNT, normalize=normalize), tokens()
@@ -185,19 +140,6 @@ def test_count_scaled_energies_are_temperatures_times_the_count(normalize):
         plain.load_state_dict(scaled.state_dict() | {"temperature": count * scaled.temperature.detach()})
         assert_close("y", scaled(x, mask)[row, :count], plain(x[row : row + 1, :count])[0], 1e-12)
     assert_close("whole", scaled(x, mask)[:1], scaled(x[:1]), 1e-12)
-
-
-@FORMS
-def test_count_scaled_works_in_place_and_with_gradients(form):
-    scaled, x = make(form, COUNT, torch.float32), tokens(torch.float32)
-    expected = scaled(x)
-    with torch.no_grad():
-        assert_close("y", scaled(x), expected, 1e-5)
-    expected.square().sum().backward()
-    assert all(parameter.grad.any() for parameter in scaled.parameters())
-    plain = make(form, Extensions(), torch.float32)
-    plain.load_state_dict(scaled.state_dict())
-    assert not torch.allclose(expected, plain(x))
 
 
 def test_count_scaled_causal_energy_is_the_temperature_times_the_position():

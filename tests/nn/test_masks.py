@@ -55,11 +55,6 @@ def test_causal_masks_are_known_in_causal_modules(kind):
         tost.TSSAttention(C, H)(x, attn_mask=CAUSAL[kind])
 
 
-def test_a_mask_without_padding_is_none():
-    assert read_attention_mask(torch.ones(B, 1, 1, N).bool(), B, N, causal=False) is None
-    assert read_attention_mask(ORDER, B, N, causal=True) is None
-
-
 def test_both_masks_count():
     x = torch.randn(B, N, C)
     other = torch.tensor([1, 0, 1, 1, 1]).bool().expand(B, N)
@@ -107,11 +102,6 @@ def test_as_many_sequences_as_tokens_are_not_guessed():
         tost.TSSAttention(C, H)(torch.randn(N, N, C), attn_mask=square)
 
 
-def test_is_causal_is_refused_where_it_is_not():
-    with pytest.raises(ValueError, match="use CausalTSSAttention"):
-        tost.TSSAttention(C, H)(torch.randn(B, N, C), is_causal=True)
-
-
 def test_segments():
     label = torch.tensor([[0, 0, 0, 0, 0], [0, 1, 1, 0, 2]])
     mask = added(label[:, :, None] == label[:, None], -100.0)
@@ -124,10 +114,3 @@ def test_compiled_with_a_mask_over_pairs():
     for dynamic in (False, True):
         compiled = torch.compile(module, backend="eager", fullgraph=True, dynamic=dynamic)
         assert_close("y", compiled(x, attn_mask=KEYS["pairs"]), module(x, REAL), 1e-6)
-
-
-@pytest.mark.parametrize("causal", [False, True])
-def test_heads_of_another_width(causal):
-    module = tost.CausalTSSAttention(C, H, N, head_dim=7) if causal else tost.TSSAttention(C, H, head_dim=7)
-    assert (module.proj_in.out_features, module.proj_out.in_features, module.head_dim) == (14, 14, 7)
-    assert module(torch.randn(B, N, C), REAL).shape == (B, N, C)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 import tost
 from tests.models.tiny import count_products, example, make_tiny, perturb
-from tost.errors import CheckpointError, ConfigError
+from tost.errors import ConfigError
 from tost.models import LanguageOptions, model_options, token_flops
 from tost.nn import BlockState, Extensions
 from tost.testing import assert_close
@@ -65,15 +65,6 @@ cuts = st.lists(st.integers(0, LENGTH), max_size=4).map(lambda found: [0, *sorte
 masks = st.none() | st.lists(st.lists(st.booleans(), min_size=LENGTH, max_size=LENGTH), min_size=2, max_size=2).map(
     torch.tensor
 )
-
-
-def test_only_the_convolution_before_the_attention_starts_with_the_token_before():
-    block = make_tiny("tost_lm_base", conv_width=4, conv_at="both", conv_start="previous").blocks[0]
-    assert block.conv.weight[:, -2].mean() > 0.5
-    assert block.conv_mlp.weight[:, -2].mean().abs() < 0.5
-    for none in ({}, {"conv_width": 4, "conv_at": "mlp"}):
-        with pytest.raises(ConfigError, match="conv_start=previous is about a convolution before the attention"):
-            make_tiny("tost_lm_base", conv_start="previous", **none)
 
 
 def in_pieces(model, ids, mask, edges):
@@ -157,27 +148,6 @@ def test_loss_is_that_of_the_logits(options, mask):
     assert_close("mean", model.loss(ids, junk, mask), expected / max(1, int(real.sum())), 1e-11)
 
 
-@pytest.mark.parametrize("options", [{}, *OURS, PLUS], ids=str)
-def test_options_are_off_by_default_and_change_the_network(options):
-    if options == {"after_last_position": "repeat"}:
-        options = {**options, "max_length": 5}
-    model, plain = make(options), make({key: options[key] for key in options if key in ("max_length", "layer_scale")})
-    ids = example(plain, length=5)
-    assert plain.options == model.options or set(model.state_dict()) >= set(plain.state_dict())
-    model.load_state_dict(plain.state_dict(), strict=False)
-    same = {} if options.get("after_last_position") else options
-    assert torch.allclose(model(ids), plain(ids)) is (not same)
-
-
-@pytest.mark.parametrize("options", [*OURS, {"mixer": "linear"}, {"activation": "gelu_tanh"}], ids=str)
-def test_authors_format_has_no_place_for_them(options):
-    from tost.integrations.official import to_official
-
-    name = next(key for key in options if key not in ("conv_at",))
-    with pytest.raises(CheckpointError, match=name):
-        to_official(make(options))
-
-
 def test_rows_of_a_state_are_selected_moved_and_measured():
     model = make(PLUS)
     ids = example(model, batch=3, length=7)
@@ -238,31 +208,10 @@ def test_fresh_heads_forget_at_different_rates_and_none_at_once():
     assert model.bfloat16().blocks[0].attention.decay().dtype == torch.float32
 
 
-def test_what_was_long_ago_is_forgotten():
-    model = make({"forget": True, "position": "none"}, depth=1)
-    with torch.no_grad():
-        model.blocks[0].attention.decay_logit.fill_(-1.0)
-    ids = example(model, length=40)
-    other = ids.clone()
-    other[:, :2] = (other[:, :2] + 1) % 11
-    change = (model(other) - model(ids)).norm(dim=-1).mean(dim=0)
-    assert change[3] > 1e-3
-    assert change[-1] < 1e-12
-
-
 def test_attention_without_an_order_takes_no_rules_about_it():
     for options in ({"forget": True}, {"after_last_position": "repeat"}):
         with pytest.raises(ValueError, match="TSSAttention does not look at the order of its tokens"):
             tost.TSSAttention(8, 2, extensions=Extensions(**options))
-
-
-def test_frozen_operator_still_learns_what_is_added():
-    attention = tost.CausalTSSAttention(8, 2, 16, extensions=Extensions(forget=True)).requires_grad_(False)
-    for name in ("decay_logit", "position_bias"):
-        parameter = getattr(attention, name).requires_grad_()
-        attention(torch.randn(2, 9, 8)).square().sum().backward()
-        assert parameter.grad.any(), name
-        parameter.requires_grad_(False)
 
 
 def test_matrices_decay_and_what_belongs_to_the_operator_does_not():

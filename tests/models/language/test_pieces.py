@@ -1,6 +1,5 @@
 """The loss of a text taken in pieces: that of the whole, with its gradients, in memory that does not grow."""
 
-import itertools
 import json
 import subprocess
 import sys
@@ -61,69 +60,6 @@ def test_pieces_have_the_loss_and_the_gradients_of_the_whole(form, chunk, padded
         assert_close(f"gradient of {name}", got, want, 1e-10)
     with torch.no_grad():
         assert_close("loss without gradients", model.loss(*arguments, reduction=reduction, chunk=chunk), whole, 1e-12)
-
-
-CHOICES = {
-    "position": ["learned", "sinusoidal", "none"],
-    "conv_width": [0, 3],
-    "conv_at": ["attention", "mlp", "both"],
-    "gate": [False, True],
-    "head_norm": [False, True],
-    "count_scaled": [False, True],
-    "block_size": [1, 2],
-    "centered": [False, True],
-    "forget": [False, True, "head", "channel"],
-    "gradient_checkpointing": [False, True],
-    "texts": ["whole", "padded", "packed", "packed in rows"],
-}
-
-
-def fits(one):
-    """Whether options go together: a convolution that is not there has no place."""
-    return one.get("conv_width") != 0 or one.get("conv_at", "attention") == "attention"
-
-
-def cover_pairs(choices):
-    """Few combinations in which every pair of values occurs that can: each takes as many of the missing as it can."""
-    values = [(name, value) for name in choices for value in choices[name]]
-    missing = {frozenset(pair) for pair in itertools.combinations(values, 2) if pair[0][0] != pair[1][0]}
-    missing = {pair for pair in missing if fits(dict(pair))}
-    found = []
-    while missing:
-        one = dict(min(missing, key=lambda pair: sorted(map(str, pair))))
-        for name in choices:
-            possible = [value for value in choices[name] if fits(one | {name: value})]
-            gain = {v: sum(frozenset(((name, v), other)) in missing for other in one.items()) for v in possible}
-            one.setdefault(name, max(possible, key=lambda value: gain[value]))
-        missing -= {frozenset(pair) for pair in itertools.combinations(one.items(), 2)}
-        found.append(one)
-    return found
-
-
-PAIRS = cover_pairs(CHOICES)
-
-
-@pytest.mark.parametrize("options", PAIRS, ids=map(str, range(len(PAIRS))))
-def test_every_pair_of_options_in_pieces(options):
-    options = dict(options)
-    texts = options.pop("texts")
-    torch.manual_seed(0)
-    model = perturb(make_tiny("tost_lm_base", **{"vocab_size": V, "max_length": N, **options}).double())
-    ids, targets, mask = text()
-    more = {}
-    if texts == "padded":
-        more = {"mask": mask}
-    elif texts == "packed":
-        ids, targets, more = ids[:1], targets[:1], {"cu_seqlens": torch.tensor([0, 1, 3, 14, 15, N])}
-    elif texts == "packed in rows":
-        cuts = torch.arange(N) >= torch.tensor([[[1], [3], [14], [15]], [[4], [8], [9], [20]]])
-        more = {"segment_ids": cuts.sum(dim=1)}
-    whole, expected = differentiate(model, ids, targets, **more)
-    for chunk in (4, 13):
-        loss, gradients = differentiate(model, ids, targets, **more, chunk=chunk)
-        assert_close("loss", loss, whole, 1e-12)
-        for (name, _), got, want in zip(model.named_parameters(), gradients, expected, strict=True):
-            assert_close(f"gradient of {name}", got, want, 1e-9)
 
 
 def test_dropout_is_the_same_when_a_piece_is_computed_again():

@@ -58,11 +58,6 @@ def test_logits_and_gradients_are_those_of_the_description():
         torch.testing.assert_close(parameter.grad, p[name].grad, rtol=1e-8, atol=1e-10)
 
 
-def test_settings_of_the_sparse_step_reach_it():
-    model = make(step_size=0.2, threshold=0.5)
-    assert all((block.mlp.step_size, block.mlp.threshold) == (0.2, 0.5) for block in model.blocks)
-
-
 def test_class_token_and_positions_start_standard_normal():
     torch.manual_seed(0)
     model = tost.create_model("crate_tiny_patch16_224", depth=1)
@@ -100,10 +95,3 @@ def test_intermediates_leave_the_class_token_out():
     assert last.shape == (2, 1 + 6, 16)
     assert [tuple(image.shape) for image in maps] == [(2, 16, 2, 3)]
     torch.testing.assert_close(model.norm(maps[0][1, :, 1, 2]), last[1, 1 + 5])
-
-
-def test_average_pooling_leaves_the_class_token_out():
-    model = make(global_pool="avg")
-    images = torch.randn(2, 3, 32, 32).double()
-    features = model.forward_features(images)
-    torch.testing.assert_close(model.forward_head(features, pre_logits=True), features[:, 1:].mean(dim=1))

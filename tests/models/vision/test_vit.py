@@ -50,11 +50,3 @@ def test_width_of_the_mlp_is_not_rounded_down():
     options = VitOptions(embed_dim=96, depth=1, num_heads=4, mlp_ratio=307 / 96, image_size=32, patch_size=4)
     assert options.hidden_dim == 307
     assert tost.models.ViT(options).blocks[0].mlp.fc1.out_features == 307
-
-
-def test_drop_path_grows_and_dropouts_reach_their_places():
-    model = make_tiny("vit_mini", depth=3, drop_path=0.2, dropout=0.1, head_dropout=0.3)
-    rates = [getattr(block.drop_path1, "drop_prob", 0.0) for block in model.blocks]
-    assert rates == pytest.approx([0, 0.1, 0.2])
-    assert model.options.drop_paths() == pytest.approx(rates)
-    assert (model.pos_drop.p, model.head_drop.p, model.blocks[0].attn.attn_drop.p) == (0.1, 0.3, 0.1)

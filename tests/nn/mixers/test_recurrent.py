@@ -8,7 +8,6 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import tost
 from tests.models.tiny import perturb
 from tost.nn import CausalLinearAttention, CausalS4D, GatedDeltaNet, GatedTSSA, MinGRU, NoMixer
 from tost.nn.mixers.recurrent import linear_recurrence
@@ -181,14 +180,6 @@ def test_every_dtype_follows_float64(name, dtype, bound):
     assert_close("y", y, exact(x), bound)
 
 
-def test_gated_statistics_without_their_step_are_mingru():
-    gated, plain = make("gated_tssa"), make("mingru")
-    plain.load_state_dict({name: value for name, value in gated.state_dict().items() if name.startswith("proj")})
-    with torch.no_grad():
-        gated.share.zero_()
-    assert_close("y", gated(tokens(40)), plain(tokens(40)), 1e-12)
-
-
 def test_the_step_of_gated_statistics_is_the_gradient_of_their_rate():
     module, x = make("gated_tssa"), tokens(9)
     parts = module.proj_in(x).view(B, 9, 3, H, D).detach().requires_grad_()
@@ -227,18 +218,6 @@ def test_the_control_mixes_nothing_and_counts():
     assert NoMixer(C, H).forward_with_state(x, state)[1].position.tolist() == [10, 7]
     assert y.requires_grad  # what comes before it is not left without a gradient
     assert sum(p.numel() for p in NoMixer(C, H).parameters()) == 0
-
-
-@pytest.mark.parametrize("mixer", ["none", *MIXERS])
-def test_language_models_generate_from_its_state(mixer):
-    sizes = {"embed_dim": C, "depth": 2, "num_heads": H, "vocab_size": 11, "position": "none", "conv_width": 3}
-    model = perturb(tost.create_model("tost_lm_base", mixer=mixer, **sizes).double())
-    ids = torch.randint(11, (2, 9))
-    logits, state = model.forward_with_state(ids[:, :4])
-    rest, _ = model.forward_with_state(ids[:, 4:], state)
-    assert_close("logits", torch.cat((logits, rest), dim=1), model(ids), 1e-11)
-    done = tost.generate(model, ids, max_new_tokens=3, temperature=0.0)
-    assert done.shape == (2, 12)
 
 
 @pytest.mark.parametrize("name", MIXERS)
