@@ -291,7 +291,7 @@ def test_a_bad_image_is_an_error_if_that_is_wanted(folder, split, workers):
     with pytest.raises(BadImageError) as info:
         list(make_evaluation_loader(dataset, batch_size=9, workers=workers))
     assert str(info.value).startswith(f"{folder}/{split}/bee/bee_1.jpg cannot be read as an image: unknown format; ")
-    assert str(info.value).endswith("set data.options.on_bad_image to replace to go on without it.")
+    assert str(info.value).endswith("set data.options.on_bad_image to replace to continue without it.")
 
 
 @pytest.mark.parametrize("split", ["train", "val"])

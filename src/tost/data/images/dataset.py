@@ -37,7 +37,7 @@ _SHOWN = 20  # bad images that are named one by one
 _IN_A_ROW = 16  # this many bad images side by side are no accident
 _TOLERATED = 100  # one image in this many may be bad
 _AT_ONCE = 64  # images that are read in one go
-_SHIFT, _FLIP = 0, 1  # what a random number is for
+_SHIFT, _FLIP = 0, 1  # purposes of random numbers
 _AUGMENTATION = 1  # keeps its random numbers apart from others of the same seed
 
 
@@ -149,7 +149,7 @@ class StoredImages(Dataset):
         return {"inputs": inputs, **{key: values[rows] for key, values in taken.items()}}
 
     def _sample(self, draw: int) -> tuple[Tensor, int]:
-        """Return an image and the row that it came from, which is that of its neighbour if it is bad."""
+        """Return an image and its row, or the next image that can be read."""
         first = draw % len(self)
         for step in range(min(_IN_A_ROW, len(self))):
             row = int(self.rows[(first + step) % len(self)])
@@ -166,11 +166,11 @@ class StoredImages(Dataset):
         raise BadImageError(f"no image can be read any more; the last that failed:{self._list()}")
 
     def _note(self, row: int, error: BadImageError) -> None:
-        """Remember a bad image; say so the first time; give up if there are too many."""
+        """Record a bad image: log it the first time, and raise an error if there are too many."""
         text = str(error)
         if self.options.on_bad_image == "error":
             raise BadImageError(
-                f"{text}; repair or remove it, or set data.options.on_bad_image to replace to go on without it."
+                f"{text}; repair or remove it, or set data.options.on_bad_image to replace to continue without it."
             ) from error
         if row in self._bad:
             return

@@ -169,7 +169,7 @@ class ImageOptions(DataSetOptions):
         """Return the number of classes.
 
         Args:
-            path: Where the data is; looked at if the number is neither fixed nor given.
+            path: Folder of the data, whose classes are counted if the number is neither fixed nor given.
 
         Raises:
             ConfigError: It cannot be known.

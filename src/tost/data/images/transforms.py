@@ -144,7 +144,7 @@ def resized_size(stored: tuple[int, int], options: ImageOptions) -> tuple[int, i
 
 
 def scale_and_shift(options: ImageOptions) -> tuple[Tensor, Tensor]:
-    """Return what pixels from 0 to 255 are multiplied by, and what is added then, each float32 ``[1 or C, 1, 1]``."""
+    """Return scale and shift that normalize pixels from 0 to 255, each float32 ``[1 or C, 1, 1]``."""
     mean, std = (torch.tensor(numbers).view(-1, 1, 1) for numbers in (options.mean, options.std))
     return 1 / (255 * std), -mean / std
 

@@ -204,7 +204,7 @@ def _opposite(angles: Floats) -> Floats:
 
 
 def _draw_dash(settings: PathfinderSettings, margin: int, angle: float) -> tuple[Bytes, Bytes]:
-    """Return what a dash paints and what it occupies, uint8 ``[2 r + 1, 2 r + 1]`` around its anchor."""
+    """Return the painted and the occupied pixels of a dash, uint8 ``[2 r + 1, 2 r + 1]`` around its anchor."""
     reach = settings.dash_length + int(np.ceil(settings.dash_thickness)) + margin
     centre = reach * _FINE
     end = translate(np.full(2, centre, dtype=np.int32), np.asarray(angle), settings.dash_length * _FINE)

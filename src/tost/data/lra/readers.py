@@ -39,7 +39,7 @@ from tost.errors import ConfigError
 _RELEASE = "lra_release"
 _HUB = "hub:"  # start of a path that names a data set of the Hugging Face hub
 _LONGEST_LINE = 1 << 26  # bytes
-_SHOWN = 40  # bytes of what is wrong
+_SHOWN = 40  # bytes of a wrong value in messages
 
 
 class SequenceSource:
@@ -208,7 +208,7 @@ def _read_listops(path: Path, *, brackets: bool) -> SequenceSource:
 
 
 def parse_listops(line: bytes) -> tuple[bytes, int]:
-    """Return the ids and the value of an expression; a `ConfigError` says what else the line is."""
+    """Return the ids and the value of an expression; raise `ConfigError` if the line is something else."""
     source, tab, target = line.partition(b"\t")
     if not tab or b"\t" in target:
         raise ConfigError(f"has {line.count(tab or b'-') + 1} columns; it must have two, an expression and its value.")
