@@ -36,7 +36,7 @@ from tost.train.checkpoint.model import Head, load_initial
 from tost.train.checkpoint.state import Position, RunState, restore_checkpoint, save_checkpoint
 from tost.train.config import RunConfig
 from tost.train.distributed import Distributed
-from tost.train.evaluate.metrics import evaluate
+from tost.train.evaluate.metrics import measure
 from tost.train.metrics import Progress, StepRecord, format_line, measure_peak_flops
 from tost.train.optim import WeightAverage, build_optimizer, learning_rate, set_rate
 from tost.train.runfolder import RunFolder, changed_settings, check_changes, describe_environment
@@ -383,7 +383,7 @@ class _Run:
 
         with nullcontext() if average is None else average.applied():
             validation = self.bundle.validation
-            self.metrics = evaluate(self.wrapped, self.task, validation, self.config, self.processes, report)
+            self.metrics = measure(self.wrapped, self.task, validation, self.config, self.processes, report).metrics
         if self.processes.is_first:
             self.pace.said()
             self.folder.record({"kind": "evaluation", "step": self.step, **self.metrics})

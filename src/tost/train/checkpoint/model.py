@@ -214,10 +214,9 @@ def _description(checkpoint: Path) -> tuple[str, dict[str, Any]]:
     file = checkpoint / DESCRIPTION
     if file.is_file():
         content = read_json(file, error=CheckpointError)
-        if not isinstance(content, dict) or not isinstance(content.get("options"), dict):
+        known = isinstance(content, dict) and isinstance(content.get("name"), str)
+        if not known or not isinstance(content.get("options"), dict) or "name" in content["options"]:
             raise CheckpointError(f"{file} does not describe a model; it needs the keys name and options")
-        if not isinstance(content.get("name"), str) or "name" in content["options"]:
-            raise CheckpointError(f"{file} does not name one model: {content.get('name')!r}")
         if content.get("format") != FORMAT:
             raise CheckpointError(
                 f"{file} has format {content.get('format')!r}, this version reads {FORMAT}; use a newer version"

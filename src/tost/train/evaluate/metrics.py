@@ -42,13 +42,6 @@ class Measurement:
     counts: dict[str, Tensor]
 
 
-def evaluate(
-    model: nn.Module, task: Task, dataset: Dataset, config: RunConfig, processes: Distributed, report: Report = silent
-) -> dict[str, float]:
-    """Return the metrics of a model on a data set; see `measure`."""
-    return measure(model, task, dataset, config, processes, report).metrics
-
-
 @torch.no_grad()
 def measure(
     model: nn.Module,
