@@ -13,6 +13,7 @@ from tost.analysis.heads import moments
 from tost.analysis.records import choose, run_batch
 from tost.errors import ConfigError
 from tost.nn import Block, PaperForm
+from tost.nn.block import with_neighbours
 
 KINDS = {
     "vision": ("tost_mini", {}),
@@ -96,7 +97,10 @@ def test_stream_is_that_of_the_blocks(model):
         seen, w = record.project(record.input)
         torch.testing.assert_close(w, record.tokens)
         mixed = record.layer.attention(seen, record.mask)
-        torch.testing.assert_close(record.layer.block._mixed(record.input, mixed, None), record.attention)
+        block = record.layer.block
+        expected = with_neighbours(record.input, block.conv_block, record.mask, record.grid)
+        expected = block._add(expected, mixed, block.gamma1, None)
+        torch.testing.assert_close(expected if block.norm == "pre" else block.norm1(expected), record.attention)
 
 
 @pytest.mark.parametrize("model", [kind for kind in KINDS if KINDS[kind][0] != "tost_mini"], indirect=True)
