@@ -39,8 +39,7 @@ def generate(file: Path = FILE, page: Path = PAGE) -> str:
     rows = [
         (
             about.format(tokens=stored["tokens"]),
-            *(_time(found[key]) for key in ("median_seconds", "slowest_seconds", "server_seconds")),
-            str(found["repeats"]),
+            *(_time(found[key]) for key in ("median_seconds", "slowest_seconds")),
             f"under {_time(found['promised_seconds'])}",
         )
         for name, about in NAMES.items()
@@ -48,10 +47,10 @@ def generate(file: Path = FILE, page: Path = PAGE) -> str:
     ]
     place = stored["environment"]
     note = (
-        f"*{place['cpu']}, {place['cores']} cores at a load of {place['load']} before the start, "
-        f"torch {place['torch']}, tost {place['tost']}, {place['measured'][:10]}.*"
+        f"*{place['cpu']}, {place['cores']} cores, torch {place['torch']}, tost {place['tost']}, "
+        f"{place['measured'][:10]}.*"
     )
-    headers = ("", "median", "slowest", "processor time of the server", "times", "promised")
+    headers = ("", "median", "slowest", "promised")
     table = Table(headers=headers, rows=rows).markdown()
     return updated(page.read_text(encoding="utf-8"), {"times": f"{table}\n\n{note}"})
 
