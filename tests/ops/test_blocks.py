@@ -158,49 +158,6 @@ def test_operator_is_minus_n_times_the_gradient_of_the_block_objective(backend):
 @backends
 @examples
 @given(size=sizes, seed=seeds, data=st.data())
-def test_blocks_may_be_split_anywhere(backend, size, seed, data):
-    case = draw(size, seed)
-    N = size[0]
-    cuts = sorted(data.draw(st.lists(st.integers(0, N), max_size=3)))
-    w, decay = case.w.requires_grad_(), case.decay.requires_grad_()
-    arguments = options(case, decay=decay, backend=backend)
-    whole, state = tost.causal_tssa_with_state(w, case.temperature, case.bias, **arguments)
-    pieces, carried = [], case.state
-    for begin, end in zip([0, *cuts], [*cuts, N], strict=True):
-        here = arguments | {"mask": case.mask[:, begin:end], "state": carried}
-        y, carried = tost.causal_tssa_with_state(w[:, begin:end], case.temperature, case.bias, **here)
-        pieces.append(y)
-    joined = torch.cat(pieces, dim=1)
-    assert_close("y", joined, whole, BOUND)
-    for name, a, b in zip(state._fields, carried, state, strict=True):
-        assert_close(name, a, b, BOUND)
-    expected = torch.autograd.grad((whole, *state[:3]), (w, decay), (case.dy, *case.dstate))
-    through_state = torch.autograd.grad((joined, *carried[:3]), (w, decay), (case.dy, *case.dstate))
-    assert_close("dw", through_state[0], expected[0], 1e-9)
-    assert_close("ddecay", through_state[1], expected[1], 1e-8)
-
-
-@backends
-def test_step_by_step_equals_the_full_pass_in_blocks(backend):
-    case = draw((20, 3, 2, 3), 7, masked=False)
-    arguments = options(case, backend=backend)
-    del arguments["mask"]
-    whole, state = tost.causal_tssa_with_state(case.w, case.temperature, case.bias, **arguments)
-    carried, steps = case.state, []
-    for n in range(20):
-        y, carried = tost.causal_tssa_step(
-            case.w[:, n], case.temperature, case.bias, **(arguments | {"state": carried})
-        )
-        steps.append(y)
-    assert_close("y", torch.stack(steps, dim=1), whole, BOUND)
-    for name, a, b in zip(state._fields, carried, state, strict=True):
-        assert_close(name, a, b, BOUND)
-    assert sum(x[0].numel() for x in carried[:3]) == 3 * (6 + 6 * 4 // 2 + 1)
-
-
-@backends
-@examples
-@given(size=sizes, seed=seeds, data=st.data())
 def test_blocks_and_heads_are_alike_and_nobody_sees_the_future(backend, size, seed, data):
     case = draw(size, seed, state=False)
     (N, H, blocks, g), random = size, torch.Generator().manual_seed(seed)
@@ -221,79 +178,6 @@ def test_blocks_and_heads_are_alike_and_nobody_sees_the_future(backend, size, se
 
 def options_without_state(case, decay):
     return {"mask": case.mask, "count_scaled": True, "decay": decay, "block_size": case.block_size}
-
-
-@backends
-@examples
-@given(size=sizes, seed=seeds, keep=st.floats(0.1, 1.0))
-def test_mask_equals_deletion_in_blocks(backend, size, seed, keep):
-    case = draw(size, seed, state=False)
-    mask = torch.rand(case.w.shape[:2], generator=torch.Generator().manual_seed(seed)) < keep
-    mask[:, size[0] // 2] = True
-    garbage = case.w.masked_fill(~mask[..., None, None], float("nan"))
-    form = {"count_scaled": True, "block_size": case.block_size, "backend": backend}
-    y = tost.tssa(garbage, case.temperature, mask=mask, **form)
-    form["decay"] = case.decay
-    causal, state = tost.causal_tssa_with_state(garbage, case.temperature, case.bias, mask=mask, **form)
-    assert not y[~mask].any()
-    assert not causal[~mask].any()
-    for b in range(2):
-        alone = case.w[b : b + 1, mask[b]]
-        whole = {name: value for name, value in form.items() if name != "decay"}
-        assert_close("tssa", y[b : b + 1, mask[b]], tost.tssa(alone, case.temperature, **whole), BOUND)
-        z, after = tost.causal_tssa_with_state(alone, case.temperature, case.bias, **form)
-        assert_close("causal", causal[b : b + 1, mask[b]], z, BOUND)
-        for name, shared, part in zip(state._fields, state, after, strict=True):
-            assert_close(name, shared[b : b + 1], part, BOUND)
-
-
-@backends
-def test_gradcheck_in_blocks(backend):
-    case = make_case((2, 3, 2, 4), torch.float64, block_size=2, **EVERY_OPTION)
-    decay = torch.tensor([0.6, 0.95], dtype=torch.float64)
-    tensors = (case.w, case.temperature * 5, case.bias, decay, *case.state[:3])
-    tensors = tuple(x.detach().requires_grad_() for x in tensors)
-
-    def call(w, t, bias, decay, *sums):
-        state = tost.TSSAState(*sums, case.state.position)
-        arguments = options(case, decay=decay, state=state, backend=backend)
-        y, after = tost.causal_tssa_with_state(w, t, bias, **arguments)
-        return (y, *after[:3])
-
-    assert torch.autograd.gradcheck(call, tensors)
-    form = {"mask": case.mask, "count_scaled": True, "block_size": 4, "backend": backend}
-    assert torch.autograd.gradcheck(lambda w, t: tost.tssa(w, t, **form), tensors[:2])
-
-
-@examples
-@given(size=sizes, seed=seeds)
-def test_states_of_blocks_merge(size, seed):
-    case = draw(size, seed, masked=False)
-    (N, H, blocks, g) = size
-    arguments = options(case)
-    del arguments["mask"]
-    whole = tost.causal_tssa_with_state(case.w, case.temperature, case.bias, **arguments)[1]
-    empty = tost.TSSAState.empty(2, H, blocks * g, block_size=g, dtype=torch.float64)
-    context = empty._replace(squares=case.state.squares, position=case.state.position)
-    later = tost.causal_tssa_with_state(case.w, case.temperature, case.bias, **(arguments | {"state": context}))[1]
-    squares = tost.causal_tssa_with_state(case.w, case.temperature, decay=case.decay)[1].squares
-    later = later._replace(squares=squares, position=torch.full((2,), N))
-    for name, a, b in zip(whole._fields, case.state.merge(later, case.decay), whole, strict=True):
-        assert_close(name, a, b, BOUND)
-
-
-@pytest.mark.parametrize("g", [8, 16])
-@pytest.mark.parametrize("causal", [False, True], ids=["tssa", "causal"])
-def test_native_blocks_do_not_depend_on_the_number_of_threads(causal, g):
-    case = make_case((1, 700, 4, 48), torch.float32, block_size=g, **(EVERY_OPTION if causal else {}))
-    run, before, results = run_causal if causal else run_tssa, torch.get_num_threads(), []
-    try:
-        for threads in (1, 2, 3):
-            torch.set_num_threads(threads)
-            results.append(run(case, "native"))
-    finally:
-        torch.set_num_threads(before)
-    assert all(torch.equal(results[0][name], other[name]) for other in results[1:] for name in other)
 
 
 def test_blocks_stay_accurate_over_many_tokens():
@@ -323,20 +207,6 @@ def test_tokens_of_any_size_in_any_direction_have_bounded_outputs(backend):
     ):
         assert y.isfinite().all()
         assert (y.norm(dim=-1) <= 1.01 * w.norm(dim=-1)).all()
-
-
-@backends
-@pytest.mark.parametrize("g", [3, 8, 16])
-def test_inplace_form_takes_blocks(backend, g):
-    case = make_case((2, 70, 3, 3 * g), torch.float32, block_size=g, **EVERY_OPTION)
-    form = {"mask": case.mask, "block_size": g, "backend": backend}
-    w, y = case.w.clone(), tost.tssa(case.w, case.temperature, **form)
-    assert_close("y", tost.tssa(w, case.temperature, overwrite=True, **form), y, 1e-6)
-    arguments = options(case, backend=backend)
-    w, (y, state) = case.w.clone(), tost.causal_tssa_with_state(case.w, case.temperature, case.bias, **arguments)
-    same, after = tost.causal_tssa_with_state(w, case.temperature, case.bias, overwrite=True, **arguments)
-    assert_close("y", same, y, 1e-6)
-    assert all(torch.allclose(a, b) for a, b in zip(state, after, strict=True))
 
 
 @pytest.mark.parametrize(

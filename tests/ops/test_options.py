@@ -88,97 +88,6 @@ def test_sums_are_the_powers_of_the_decay_times_the_tokens(backend, size, seed):
     assert_close("pi", tost.causal_membership(*arguments, **options(case, case.decay)), pi, BOUND)
 
 
-@backends
-@examples
-@given(size=sizes, seed=seeds, data=st.data())
-def test_a_forgetting_sequence_may_be_split_anywhere(backend, size, seed, data):
-    case = make(size, seed)
-    cuts = sorted(data.draw(st.lists(st.integers(0, size[1]), max_size=4)))
-    decay = case.decay.requires_grad_()
-    w = case.w.requires_grad_()
-    arguments = {"count_scaled": True, "decay": decay, "backend": backend}
-    whole, state = tost.causal_tssa_with_state(
-        w, case.temperature, case.bias, mask=case.mask, state=case.state, **arguments
-    )
-    pieces, carried = [], case.state
-    for begin, end in zip([0, *cuts], [*cuts, size[1]], strict=True):
-        y, carried = tost.causal_tssa_with_state(
-            w[:, begin:end], case.temperature, case.bias, mask=case.mask[:, begin:end], state=carried, **arguments
-        )
-        pieces.append(y)
-    joined = torch.cat(pieces, dim=1)
-    assert_close("y", joined, whole, BOUND)
-    for name, a, b in zip(state._fields, carried, state, strict=True):
-        assert_close(name, a, b, BOUND)
-    expected = torch.autograd.grad((whole, *state[:3]), (w, decay), (case.dy, *case.dstate))
-    through_state = torch.autograd.grad((joined, *carried[:3]), (w, decay), (case.dy, *case.dstate))
-    assert_close("dw", through_state[0], expected[0], 1e-9)
-    assert_close("ddecay", through_state[1], expected[1], 1e-8)
-
-
-@backends
-def test_step_by_step_equals_the_full_pass_of_a_forgetting_sequence(backend):
-    case = make((2, 70, 5, 3), 7, masked=False)
-    arguments = {"count_scaled": True, "decay": case.decay, "backend": backend}
-    whole, state = tost.causal_tssa_with_state(case.w, case.temperature, case.bias, state=case.state, **arguments)
-    carried, steps = case.state, []
-    for n in range(70):
-        y, carried = tost.causal_tssa_step(case.w[:, n], case.temperature, case.bias, state=carried, **arguments)
-        steps.append(y)
-    assert_close("y", torch.stack(steps, dim=1), whole, BOUND)
-    for name, a, b in zip(state._fields, carried, state, strict=True):
-        assert_close(name, a, b, BOUND)
-
-
-@backends
-@examples
-@given(size=sizes, seed=seeds, keep=st.floats(0.1, 1.0))
-def test_padding_neither_counts_nor_makes_forget(backend, size, seed, keep):
-    case = make(size, seed, state=False)
-    mask = torch.rand(size[:2], generator=torch.Generator().manual_seed(seed)) < keep
-    mask[:, size[1] // 2] = True
-    garbage = case.w.masked_fill(~mask[..., None, None], float("nan"))
-    arguments = {"count_scaled": True, "backend": backend}
-    y = tost.tssa(garbage, case.temperature, mask=mask, **arguments)
-    arguments["decay"] = decay = case.decay.requires_grad_()
-    causal, state = tost.causal_tssa_with_state(garbage, case.temperature, case.bias, mask=mask, **arguments)
-    assert not causal[~mask].any()
-    gradient = torch.zeros_like(decay)
-    for b in range(size[0]):
-        alone = case.w[b : b + 1, mask[b]]
-        plain = tost.tssa(alone, case.temperature, count_scaled=True, backend=backend)
-        assert_close("tssa", y[b : b + 1, mask[b]], plain, BOUND)
-        z, after = tost.causal_tssa_with_state(alone, case.temperature, case.bias, **arguments)
-        assert_close("causal", causal[b : b + 1, mask[b]], z, BOUND)
-        for name, whole, part in zip(state._fields, state, after, strict=True):
-            assert_close(name, whole[b : b + 1], part, BOUND)
-        cotangents = (case.dy[b : b + 1, mask[b]], after.mass.new_ones(after.mass.shape))
-        gradient += torch.autograd.grad((z, after.mass), decay, cotangents)[0]
-    (masked,) = torch.autograd.grad((causal, state.mass), decay, (case.dy, torch.ones_like(state.mass)))
-    assert_close("ddecay", masked, gradient, 1e-9)
-
-
-@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # Triton's interpreter warns about infinite tokens
-@backends
-@examples
-@given(size=sizes, seed=seeds, data=st.data())
-def test_heads_are_alike_and_nobody_sees_the_future(backend, size, seed, data):
-    case = make(size, seed)
-    heads = torch.randperm(size[2], generator=torch.Generator().manual_seed(seed))
-    cut = data.draw(st.integers(0, size[1]))
-
-    def run(w, t, bias, decay, state):
-        arguments = options(case, decay) | {"state": state, "backend": backend}
-        return tost.causal_tssa_with_state(w, t, bias, **arguments)[0]
-
-    y = run(case.w, case.temperature, case.bias, case.decay, case.state)
-    state = tost.TSSAState(*(x[:, heads] for x in case.state[:3]), case.state.position)
-    permuted = run(case.w[:, :, heads], case.temperature[heads], case.bias[heads], case.decay[heads], state)
-    assert_close("heads", permuted, y[:, :, heads], BOUND)
-    changed = torch.cat((case.w[:, :cut], torch.full_like(case.w[:, cut:], float("inf"))), dim=1)
-    assert torch.equal(run(changed, case.temperature, case.bias, case.decay, case.state)[:, :cut], y[:, :cut])
-
-
 @examples
 @given(size=sizes, seed=seeds)
 def test_states_merge_in_any_grouping_and_as_the_recurrence_does(size, seed):
@@ -225,28 +134,6 @@ def test_effective_count_has_two_derivatives():
     assert torch.autograd.gradgradcheck(lambda a: effective_count(a, t), (a,))
 
 
-@backends
-def test_gradcheck_through_every_option(backend):
-    case = make((2, 3, 2, 2), 0)
-    decay = torch.tensor([0.6, 0.95], dtype=torch.float64)
-    tensors = (case.w, case.temperature * 5, case.bias, decay, *case.state[:3])
-    tensors = tuple(x.detach().requires_grad_() for x in tensors)
-
-    def call(w, t, bias, decay, *sums):
-        arguments = options(case, decay) | {"state": tost.TSSAState(*sums, case.state.position), "backend": backend}
-        y, after = tost.causal_tssa_with_state(w, t, bias, **arguments)
-        return (y, *after[:3])
-
-    quick = backend != "native"
-    assert torch.autograd.gradcheck(call, tensors, fast_mode=quick)
-    mask = {"mask": case.mask, "count_scaled": True, "backend": backend}
-    assert torch.autograd.gradcheck(lambda w, t: tost.tssa(w, t, **mask), tensors[:2], fast_mode=quick)
-    if backend == "reference":
-        assert torch.autograd.gradgradcheck(
-            lambda w, a: call(w, *tensors[1:3], a, *tensors[4:])[0], (tensors[0], decay)
-        )
-
-
 def test_statistics_that_forget_stay_accurate_over_65536_tokens():
     """Against the PyTorch version in float64: the reference walks token by token."""
     case = make_case((1, 65_536, 2, 2), torch.float32, bias=True, count_scaled=True, decay=True)
@@ -260,36 +147,6 @@ def test_statistics_that_forget_stay_accurate_over_65536_tokens():
 
 def case_with(case, **changes):
     return type(case)(**(vars(case) | changes))
-
-
-def test_native_result_with_options_does_not_depend_on_the_number_of_threads():
-    case = make_case((1, 1500, 4, 24), torch.float32, bias=True, count_scaled=True, decay=True)
-    before, results = torch.get_num_threads(), []
-    try:
-        for threads in (1, 2, 3):
-            torch.set_num_threads(threads)
-            results.append(run_causal(case, "native"))
-    finally:
-        torch.set_num_threads(before)
-    assert all(torch.equal(results[0][name], other[name]) for other in results[1:] for name in other)
-
-
-@backends
-def test_inplace_form_takes_the_options(backend):
-    case = make_case((2, 70, 3, 5), torch.float32, **EVERY_OPTION)
-    for y, z in (
-        (tost.tssa(case.w, case.temperature, mask=case.mask, count_scaled=True, backend=backend), None),
-        tost.causal_tssa_with_state(case.w, case.temperature, case.bias, **options(case, case.decay), backend=backend),
-    ):
-        w = case.w.clone()
-        if z is None:
-            both = {"mask": case.mask, "count_scaled": True, "backend": backend}
-            same = tost.tssa(w, case.temperature, **both, overwrite=True)
-        else:
-            arguments = options(case, case.decay) | {"backend": backend}
-            same, state = tost.causal_tssa_with_state(w, case.temperature, case.bias, **arguments, overwrite=True)
-            assert all(torch.allclose(a, b) for a, b in zip(state, z, strict=True))
-        assert_close("y", same, y, 1e-6)
 
 
 @pytest.mark.parametrize(

@@ -30,6 +30,8 @@ EVERY_OPTION = {"masked": True, "bias": True, "state": True, "count_scaled": Tru
 BOUND = 1e-9
 # Each option beside each other one.
 FORMS = [
+    {"decay": True},
+    {"decay": True, "block_size": 3},
     {"decay": "head"},
     {"decay": "channel"},
     {"decay": "head", "block_size": 3, "centered": True},
