@@ -18,9 +18,8 @@ from tost.ops._inputs import Inputs
 from tost.ops._numerics import MASS_FLOOR, SQUARE_FLOOR, num_tokens, statistics_dtype, zero_padding
 from tost.ops.form import Form
 from tost.ops.pytorch import block_tssa
-from tost.parallel._autograd import sum_over_ranks
+from tost.parallel._autograd import accumulate, chunks, sum_over_ranks, tokens_of
 from tost.parallel._channel import Channel, untraced
-from tost.parallel._chunks import accumulate, chunks, tokens_of
 
 
 @untraced
