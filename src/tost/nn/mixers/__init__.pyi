@@ -2,14 +2,11 @@ from tost.nn.block import MixerBlock as MixerBlock
 from tost.nn.block import TokenBatchNorm as TokenBatchNorm
 from tost.nn.mixers.base import Accepts as Accepts
 from tost.nn.mixers.base import ProjectedMixer as ProjectedMixer
-from tost.nn.mixers.bigbird import BigBird as BigBird
-from tost.nn.mixers.bigbird import bigbird_pattern as bigbird_pattern
 from tost.nn.mixers.linear import LinearAttention as LinearAttention
 from tost.nn.mixers.linear import Performer as Performer
 from tost.nn.mixers.linear import feature_attention as feature_attention
 from tost.nn.mixers.linear import orthogonal_directions as orthogonal_directions
 from tost.nn.mixers.linear import positive_features as positive_features
-from tost.nn.mixers.linformer import Linformer as Linformer
 from tost.nn.mixers.recurrent import CausalLinearAttention as CausalLinearAttention
 from tost.nn.mixers.recurrent import GatedDeltaNet as GatedDeltaNet
 from tost.nn.mixers.recurrent import GatedTSSA as GatedTSSA
@@ -17,11 +14,8 @@ from tost.nn.mixers.recurrent import MinGRU as MinGRU
 from tost.nn.mixers.recurrent import NoMixer as NoMixer
 from tost.nn.mixers.recurrent import delta_rule as delta_rule
 from tost.nn.mixers.recurrent import linear_recurrence as linear_recurrence
-from tost.nn.mixers.reformer import Reformer as Reformer
-from tost.nn.mixers.reformer import hash_buckets as hash_buckets
 from tost.nn.mixers.s4 import S4 as S4
 from tost.nn.mixers.s4 import CausalS4D as CausalS4D
-from tost.nn.mixers.s4 import DenseSystem as DenseSystem
 from tost.nn.mixers.s4 import DiagonalKernel as DiagonalKernel
 from tost.nn.mixers.s4 import LowRankKernel as LowRankKernel
 from tost.nn.mixers.s4 import hippo_legs as hippo_legs
@@ -30,3 +24,8 @@ from tost.nn.mixers.softmax import CausalSoftmaxAttention as CausalSoftmaxAttent
 from tost.nn.mixers.softmax import CrossCovarianceAttention as CrossCovarianceAttention
 from tost.nn.mixers.softmax import SoftmaxAttention as SoftmaxAttention
 from tost.nn.mixers.softmax import SubspaceAttention as SubspaceAttention
+from tost.nn.mixers.sparse import BigBird as BigBird
+from tost.nn.mixers.sparse import Linformer as Linformer
+from tost.nn.mixers.sparse import Reformer as Reformer
+from tost.nn.mixers.sparse import bigbird_pattern as bigbird_pattern
+from tost.nn.mixers.sparse import hash_buckets as hash_buckets

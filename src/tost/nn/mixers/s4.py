@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from functools import partial
-from typing import ClassVar, Literal, NamedTuple, Unpack
+from typing import ClassVar, Literal, Unpack
 
 import torch
 import torch.nn.functional as F
@@ -27,20 +27,6 @@ from tost.ops._numerics import num_tokens, statistics_dtype, zero_padding
 
 LARGEST_TABLE = 2**21
 """Entries of the table of frequencies, channels and states that is held at a time."""
-
-
-class DenseSystem(NamedTuple):
-    """A discrete system ``x[l+1] = a x[l] + b u[l+1], y[l] = c x[l]`` for each channel, with both states of every pair.
-
-    Attributes:
-        a: State matrices, complex ``[C, N, N]``.
-        b: Complex ``[C, N]``.
-        c: Complex ``[R, C, N]``.
-    """
-
-    a: Tensor
-    b: Tensor
-    c: Tensor
 
 
 def hippo_legs(state_size: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -177,11 +163,6 @@ class DiagonalKernel(_Kernel):
         kept = (rate * count.to(rate.real.dtype)[:, None, None]).exp() * torch.view_as_complex(states)
         return torch.view_as_real(kept + b * (rows * sums).sum(dim=2))
 
-    def dense(self) -> DenseSystem:
-        """Return the discrete system of which this is the kernel."""
-        rate, b, c = self._system()
-        return DenseSystem(torch.diag_embed(_pairs(rate.exp())), _pairs(b), _pairs(c))
-
     def _system(self) -> tuple[Tensor, Tensor, Tensor]:
         """Return step * A and the discrete B, [C, N/2] each, and c [R, C, N/2]."""
         step, real, imag = self._steps()
@@ -242,13 +223,8 @@ class LowRankKernel(_Kernel):
         kernel: Tensor = torch.fft.irfft(spectrum, n=L)
         return kernel[..., :length]
 
-    def dense(self) -> DenseSystem:
-        """Return the discrete system of which this is the kernel."""
-        a, b, cut = self._dense(self.c)
-        rest = torch.eye(a.shape[-1], dtype=a.dtype, device=a.device) - torch.linalg.matrix_power(a, self.max_length)
-        return DenseSystem(a, b, torch.linalg.solve(rest.mT, cut.movedim(0, -1)).movedim(-1, 0))
-
-    def _dense(self, c: Tensor) -> DenseSystem:
+    def _dense(self, c: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the discrete system ``x[l+1] = a x[l] + b u[l+1], y[l] = c x[l]`` with both states of every pair."""
         step, real, imag = self._steps()
         rate = _pairs(torch.complex(real, imag))
         b, p = (_pairs(self._spread(torch.view_as_complex(_exact(x)))) for x in (self.b, self.p))
@@ -256,7 +232,7 @@ class LowRankKernel(_Kernel):
         eye = torch.eye(a.shape[-1], dtype=a.dtype, device=a.device)
         half = eye - a / 2
         b = torch.linalg.solve(half, (step * b).unsqueeze(-1)).squeeze(-1)
-        return DenseSystem(torch.linalg.solve(half, eye + a / 2), b, _pairs(torch.view_as_complex(_exact(c))))
+        return torch.linalg.solve(half, eye + a / 2), b, _pairs(torch.view_as_complex(_exact(c)))
 
     def _residues(self, real: Tensor, imag: Tensor) -> Tensor:
         """Return 2 Re(u v) and 2 Re(u v conj(step lambda)), each for cb and cp of every direction, pb and pp.
