@@ -109,7 +109,7 @@ def _extended(attention: CausalTSSAttention) -> bool:
 
 
 def make_step(model: nn.Module, weights: Weights = "fp32") -> Step:
-    """Return a function that does what `decode_step` does for one model.
+    """Return the fastest `decode_step` of one model.
 
     Args:
         model: A causal language model, whose parameters stay the same for as long as the function is used.

@@ -15,12 +15,12 @@ from tost.generation.stream import ENDED, Continuation, Generators, stream_token
 
 
 class Generation(NamedTuple):
-    """Texts that were generated, and what is needed to go on with them.
+    """Generated texts, and the state to continue them.
 
     Attributes:
         tokens: The new tokens, int64 ``[B, M]``; `ENDED` (-1) after the stop token of a row.
         lengths: How many each row has, the stop token included, int64 ``[B]``.
-        continuation: Pass it as ``state`` to go on.
+        continuation: Pass it as ``state`` to continue.
     """
 
     tokens: Tensor
@@ -39,7 +39,7 @@ class _Reading(TypedDict, total=False):
 
 
 class _Options(_Reading, total=False):
-    """Arguments of `generate` that do not decide on the type of what it returns."""
+    """Arguments of `generate` that do not decide its return type."""
 
     temperature: float
     top_k: int | None
@@ -149,7 +149,7 @@ def generate_with_state(
     on_token: Callable[[Tensor], object] | None = None,
     **reading: Unpack[_Reading],
 ) -> Generation:
-    """Generate text as `generate` does, and return what is needed to go on.
+    """Generate text as `generate` does, and return the state to continue it.
 
     A text may be generated in any number of pieces: with the same generator it is the text of one piece. Arguments are
     those of `generate`, with one object for all that is about sampling:

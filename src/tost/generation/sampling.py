@@ -63,7 +63,7 @@ class Sampling:
 
     @property
     def greedy(self) -> bool:
-        """Whether nothing is drawn."""
+        """Whether the likeliest token is always taken."""
         return self.temperature == 0
 
 
@@ -131,7 +131,7 @@ def keep_top_p(logits: Tensor, p: float) -> Tensor:
 
 
 def prepare(logits: Tensor, seen: Tensor, sampling: Sampling) -> Tensor:
-    """Return the logits of the distribution that is drawn from, float32 or better, minus infinity for what is left out.
+    """Return the logits of the distribution that is drawn from, float32 or better, minus infinity for excluded tokens.
 
     Args:
         logits: As the model gives them, ``[B, V]``.
@@ -171,7 +171,7 @@ def _start(logits: Tensor, seen: Tensor, sampling: Sampling) -> tuple[Tensor, Te
 def draw_noise(
     batch_size: int, vocab_size: int, generator: torch.Generator | Sequence[torch.Generator] | None
 ) -> Tensor:
-    """Draw what a step needs: for each row and token a number that follows the Gumbel distribution.
+    """Draw for each row and token a number that follows the Gumbel distribution.
 
     Adding it to logits and taking the largest draws from their softmax. A rounding error of size e in the logits then
     changes the outcome with a probability of about e. Looking up one uniform number in the cumulated probabilities is

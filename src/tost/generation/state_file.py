@@ -38,7 +38,7 @@ _SAMPLES = 32  # numbers per tensor that tell weights apart
 def save_state(
     path: str | Path, continuation: Continuation, model: nn.Module, *, generator: torch.Generator | None = None
 ) -> None:
-    """Write what is needed to go on with texts later.
+    """Save a generation state.
 
     Args:
         path: The file; one that is there is replaced, whole or not at all.
@@ -76,7 +76,7 @@ def save_state(
 
 
 def load_state(path: str | Path, model: nn.Module, *, generator: torch.Generator | None = None) -> Continuation:
-    """Read what `save_state` wrote.
+    """Load a generation state of `save_state`.
 
     Args:
         path: The file.
@@ -108,7 +108,7 @@ def load_state(path: str | Path, model: nn.Module, *, generator: torch.Generator
 
 
 def _describe(model: nn.Module) -> dict[str, Any]:
-    """Return the options that decide what the state of a model means."""
+    """Return the options that define the meaning of a state."""
     options: dict[str, Any] = check_causal(model).options.model_dump(mode="json")
     return {"class": type(model).__name__, **{key: options[key] for key in sorted(options) if key not in _IRRELEVANT}}
 

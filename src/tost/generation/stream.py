@@ -1,4 +1,4 @@
-"""Tokens as they are generated, from a state of constant size: nothing here grows with the number of tokens.
+"""Tokens as they are generated, from a state of constant size: memory does not grow with the number of tokens.
 
 Shapes: B rows (texts), V ids.
 """
@@ -34,7 +34,7 @@ Generators = torch.Generator | Sequence[torch.Generator]
 
 
 class Continuation(NamedTuple):
-    """Everything that is needed to go on with texts later: a state of constant size, and the last token.
+    """Generation state from which texts can be continued: the model's state and the last tokens.
 
     Attributes:
         state: State of the model before the last token; None if that is the first.
@@ -47,7 +47,7 @@ class Continuation(NamedTuple):
     seen: Tensor
 
     def select(self, rows: Tensor | Sequence[int]) -> Continuation:
-        """Return some of the texts; one that is taken several times can go on in several ways.
+        """Return some of the texts; one that is taken several times can be continued in several ways.
 
         Args:
             rows: Which, ``[R]``.
@@ -149,7 +149,7 @@ class TokenStream(Iterator[Tensor]):
 
     @property
     def continuation(self) -> Continuation:
-        """What is needed to go on from here: in a new stream, or in another process. It does not change."""
+        """Generation state at this point, for a new stream or another process. It does not change."""
         now = self._now
         if not now.parked:
             return Continuation(now.state, now.last, now.seen)

@@ -37,11 +37,11 @@ class TextStream:
         """Whether a stop text has come."""
 
     def feed(self, ids: Iterable[int]) -> str:
-        """Return the text that is certain after these tokens; nothing once it has stopped."""
+        """Return the text that is certain after these tokens; empty once it has stopped."""
         return self._advance(self._decoder.feed(ids), last=False)
 
     def finish(self) -> str:
-        """Return what was held back, at the end of the text."""
+        """Return the rest of the text, at its end."""
         return self._advance(self._decoder.finish(), last=True)
 
     def _advance(self, text: str, *, last: bool) -> str:

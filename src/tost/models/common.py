@@ -20,7 +20,7 @@ INTEGERS = (torch.int64, torch.int32)
 
 
 def check_ids(ids: Tensor, vocab_size: int) -> None:
-    """Refuse anything but token ids [B, N] within the vocabulary."""
+    """Raise for anything but token ids [B, N] within the vocabulary."""
     if ids.dim() != 2 or ids.dtype not in INTEGERS:
         raise ValueError(
             f"ids have shape {tuple(ids.shape)} and dtype {ids.dtype}; this model needs token ids [B, N] of dtype "
@@ -74,7 +74,7 @@ def build_convolutions(
 
 
 def _arguments_of(factory: Callable[..., Any]) -> set[str]:
-    """Return the names of a constructor's arguments, with those of its bases as long as ``**`` passes them on."""
+    """Return the names of a constructor's arguments, including its bases as long as ``**`` passes them on."""
     names: set[str] = set()
     for one in inspect.getmro(factory) if inspect.isclass(factory) else (factory,):
         found = inspect.signature(one).parameters

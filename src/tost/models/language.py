@@ -316,7 +316,7 @@ class LanguageToST(TokenModel):
         return run_blocks(self.blocks, x, mask, packing=packing, recompute=self.options.gradient_checkpointing)
 
     def embed(self, ids: Tensor, start: Tensor | None, mask: Tensor | None, packing: Packing | None = None) -> Tensor:
-        """Return what enters the first block: vectors of the tokens plus those of their positions, ``[B, N, C]``.
+        """Return the input of the first block: token vectors plus position vectors, ``[B, N, C]``.
 
         Args:
             ids: Token ids, ``[B, N]``.
@@ -333,7 +333,7 @@ class LanguageToST(TokenModel):
     def add_positions(
         self, x: Tensor, start: Tensor | None, mask: Tensor | None, packing: Packing | None = None
     ) -> Tensor:
-        """Return vectors of tokens ``[B, N, C]`` with those of their positions, after dropout; see `embed`."""
+        """Add position vectors to token vectors ``[B, N, C]``, then apply dropout; see `embed`."""
         if self.positions is not None:
             x = x + self._position_vectors(x.shape[1], start, mask, x.device, packing).to(x.dtype)
         return F.dropout(x, self.options.dropout) if self.training and self.options.dropout > 0 else x

@@ -59,7 +59,7 @@ class ModelSpec:
         return build(**dict(options)) if self.by_keyword else build(options)
 
     def defaults_for(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the defaults that go with some given options: another mixer leaves out those of the default one."""
+        """Return the defaults, without options of the default mixer if another one is given."""
         mixer = self.defaults.get("mixer", "tssa")
         if not issubclass(self.options, MixedOptions) or given.get("mixer", mixer) == mixer:
             return dict(self.defaults)

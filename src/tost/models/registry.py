@@ -109,12 +109,12 @@ def list_models(pattern: str = "*", *, task: str | None = None) -> list[str]:
 
 
 def loaded_models() -> list[ModelSpec]:
-    """Return all registered models, without those of other packages that have not been loaded."""
+    """Return all registered models, without unloaded ones of other packages."""
     return MODELS.loaded()
 
 
 def model_spec(name: str) -> ModelSpec:
-    """Return what is registered under a name.
+    """Return the spec that is registered under a name.
 
     Raises:
         ConfigError: There is no such model; the message suggests one.

@@ -174,7 +174,7 @@ class SequenceClassifier(TokenModel):
         return _mean(tokens, mask)
 
     def no_weight_decay(self) -> set[str]:
-        """Name the parameters that are not to decay: those of `slow_parameters`."""
+        """Return the parameters without weight decay, `slow_parameters`."""
         return self.slow_parameters()
 
     def slow_parameters(self) -> set[str]:
@@ -259,7 +259,7 @@ def _side_by_side(x: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor | None
 
 
 def _mean(x: Tensor, mask: Tensor | None) -> Tensor:
-    """Average the real tokens of x [B, N, C], those of all processes that share a sequence; none at all give zeros."""
+    """Average the real tokens of x [B, N, C] over all processes that share a sequence; zeros if there are none."""
     context = active()
     total = (x if mask is None else x.where(mask.unsqueeze(-1), 0)).sum(dim=1)
     if context is None:

@@ -14,14 +14,14 @@ from tost.errors import BackendError
 
 
 class Factory(TypedDict, total=False):
-    """Where the parameters of a module live and what type they have, as torch's own modules take them."""
+    """Device and dtype of the parameters, as torch's own modules take them."""
 
     device: torch.device | str | None
     dtype: torch.dtype | None
 
 
 def check_heads(embed_dim: int, num_heads: int) -> None:
-    """Refuse a width that cannot be split into that many heads."""
+    """Raise for a width that cannot be split into that many heads."""
     if num_heads < 1 or embed_dim % num_heads:
         raise ValueError(
             f"embed_dim ({embed_dim}) must be divisible by num_heads ({num_heads}): "
@@ -30,7 +30,7 @@ def check_heads(embed_dim: int, num_heads: int) -> None:
 
 
 def check_blocks(head_dim: int, block_size: int) -> None:
-    """Refuse blocks of features that do not divide a head."""
+    """Raise for blocks of features that do not divide a head."""
     if block_size < 1 or head_dim % block_size:
         raise ValueError(
             f"block_size ({block_size}) must divide the width of a head ({head_dim}): blocks take whole features of "
@@ -39,13 +39,13 @@ def check_blocks(head_dim: int, block_size: int) -> None:
 
 
 def check_width(x: Tensor, embed_dim: int) -> None:
-    """Refuse anything but tokens of the width that a module was made for."""
+    """Raise for anything but tokens of the width that a module was made for."""
     if x.dim() != 3 or x.shape[-1] != embed_dim:
         raise ValueError(f"x has shape {tuple(x.shape)}; this module needs [B, N, {embed_dim}].")
 
 
 def check_memory(memory: Tensor, batch: int, shape: tuple[int, ...]) -> None:
-    """Refuse the memory of a `RecurrentState` that is not of this batch or mixer."""
+    """Raise for the memory of a `RecurrentState` that is not of this batch or mixer."""
     if memory.shape != (batch, *shape):
         raise ValueError(
             f"the state has a memory of shape {tuple(memory.shape)}, but {batch} sequences and this mixer need "
@@ -54,7 +54,7 @@ def check_memory(memory: Tensor, batch: int, shape: tuple[int, ...]) -> None:
 
 
 def refuse_context(what: str) -> None:
-    """Refuse to run where each rank holds a piece of the sequence: the result would be that of the piece alone."""
+    """Raise where each rank holds a piece of the sequence: the result would be wrong."""
     if parallel.active() is not None:
         raise BackendError(
             f"{what} needs whole sequences, but a ContextParallel context is active and each rank holds only a piece. "
@@ -63,7 +63,7 @@ def refuse_context(what: str) -> None:
 
 
 def is_plain(module: nn.Module) -> bool:
-    """Return whether calling a module runs the forward of its class and nothing else."""
+    """Return whether calling a module runs only the forward of its class."""
     return not (module._forward_hooks or module._forward_pre_hooks or "forward" in vars(module))
 
 

@@ -107,11 +107,11 @@ class _ProjectedAttention(nn.Module):
         return self.temperature.expand(self.num_heads) if self.paper.shared_temperature else self.temperature
 
     def _owns_tokens(self) -> bool:
-        """Return whether the operator may overwrite its tokens: nothing else holds what the projection returns."""
+        """Return whether the operator may overwrite its tokens: no hook can hold the output of the projection."""
         return is_plain_linear(self.proj_in)
 
     def _gated(self, y: Tensor, x: Tensor, mask: Tensor | None, near: Tensor | None = None) -> Tensor:
-        """Return y [B, N, H, D] after what follows the operator, as far as there is any of it.
+        """Apply the optional steps between the operator and the output projection to y [B, N, H, D].
 
         That is the norm, the neighbours `near` [B, N, C], and the gate that each token x [B, N, C] sets.
         """

@@ -368,7 +368,7 @@ class TokenBatchNorm(nn.Module):
 
 
 class MixerBlock(nn.Module):
-    """A residual block that is nothing but its mixer.
+    """A residual block of a mixer alone.
 
     .. code-block:: text
 

@@ -91,7 +91,7 @@ def _check(x: Tensor, weight: Tensor, targets: Tensor, ignore_index: int) -> Non
 
 
 def _precision(x: Tensor) -> torch.dtype:
-    """Return the dtype of the matrix products: that of x, or of autocast."""
+    """Return the dtype of the matrix products, from x or autocast."""
     kind = x.device.type
     if x.dtype == torch.float64 or kind not in ("cpu", "cuda") or not torch.is_autocast_enabled(kind):
         return x.dtype

@@ -13,7 +13,7 @@ from torch import Tensor
 from tost.ops._checks import mask_hint
 
 MASKED = -100.0
-"""From here down, what a float mask adds to a score hides the token: exp(-100) is 0 in float32."""
+"""A float mask hides a token by adding this or less to its score: exp(-100) is 0 in float32."""
 
 
 def read_attention_mask(
@@ -66,8 +66,8 @@ def read_packed_mask(
         windowed: The mask may hide what lies further back than a window; it is read as if it did not.
 
     Returns:
-        The number of each token's sequence in its row, int64 ``[B, N]``; None if every token sees the one before it,
-        or if the mask cannot be looked at.
+        The number of each token's sequence in its row, int64 ``[B, N]``; None if every token attends to the one before
+        it, or if the mask cannot be looked at.
 
     Raises:
         ValueError: Tokens do not see the one before them, and yet the mask is not that of packed sequences.
@@ -94,7 +94,7 @@ def read_packed_mask(
 
 
 def read_segments(mask: Tensor) -> Tensor | None:
-    """Return the groups of a mask that lets tokens meet within groups only, as that of shifted windows.
+    """Return the groups of a mask that lets tokens meet within groups only, such as shifted windows.
 
     Args:
         mask: Bool or added to scores, ``[W, N, N]``, as in `read_attention_mask`.

@@ -92,7 +92,7 @@ class ModelState(NamedTuple):
         return self.layers[0].position
 
     def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> ModelState:
-        """Return the state on another device or with numbers of another dtype; what counts stays an integer."""
+        """Return the state on another device or with numbers of another dtype; counts stay integers."""
 
         def move(x: Tensor) -> Tensor:
             return x.to(device=device, dtype=dtype if x.is_floating_point() else None)
@@ -113,7 +113,7 @@ class ModelState(NamedTuple):
         return _map(lambda x: x.index_select(0, index), self)
 
     def go_on(self, rows: Tensor) -> ModelState:
-        """Return the states at the start of sequences of which some go on from those here.
+        """Return the states at the start of sequences, some of which continue from these.
 
         Args:
             rows: The sequence that each of them goes on from, int64 ``[S]``; -1 for one that begins.

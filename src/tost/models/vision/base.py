@@ -66,7 +66,7 @@ class ImageModel(CountedModel):
     blocks: nn.ModuleList
     norm: nn.Module
     num_prefix_tokens = 1
-    """Tokens in front of the patches in what `forward_features` returns: the class token."""
+    """Tokens in front of the patches in the output of `forward_features`: the class token."""
     _leading = 0
     """Tokens in front of the patches inside the blocks."""
 
@@ -217,7 +217,7 @@ class ImageModel(CountedModel):
     def prune_intermediate_layers(
         self, indices: int | list[int] = 1, prune_norm: bool = False, prune_head: bool = True
     ) -> list[int]:
-        """Remove what `forward_intermediates` does not need for these indices.
+        """Remove the parts that `forward_intermediates` does not need for these indices.
 
         Args:
             indices: As in `forward_intermediates`.
@@ -273,7 +273,7 @@ class ImageModel(CountedModel):
 
     @abstractmethod
     def _embed(self, images: Tensor) -> tuple[Tensor, Grid]:
-        """Return the tokens that the first block sees, and the grid of the patches among them."""
+        """Return the input tokens of the first block, and the grid of the patches among them."""
 
     @abstractmethod
     def _close(self, x: Tensor) -> Tensor:

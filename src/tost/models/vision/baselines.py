@@ -121,7 +121,7 @@ def _positions(table: Tensor, own: Grid, grid: Grid) -> Tensor:
 
 
 class ViT(CountedModel, VisionTransformer):
-    """timm's VisionTransformer, nothing else: patches by one convolution, learned positions, a class token.
+    """timm's VisionTransformer as it is: patches by one convolution, learned positions, a class token.
 
     Its parameters have timm's names, so that timm's weights load as they are. It takes images of the size that it was
     made for.

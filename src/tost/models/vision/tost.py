@@ -128,7 +128,7 @@ class VisionToST(ImageModel):
     def prune_intermediate_layers(
         self, indices: int | list[int] = 1, prune_norm: bool = False, prune_head: bool = True
     ) -> list[int]:
-        """Remove what `forward_intermediates` does not need; see `ImageModel.prune_intermediate_layers`."""
+        """Remove the parts that `forward_intermediates` does not need; see `ImageModel.prune_intermediate_layers`."""
         if prune_head:
             self.cls_attn_blocks = nn.ModuleList()
         return super().prune_intermediate_layers(indices, prune_norm, prune_head)
@@ -255,7 +255,7 @@ class ConvStem(nn.Module):
         return [layer for layer in self.proj if isinstance(layer, nn.Sequential)]
 
     def _forget_and_recompute(self, x: Tensor) -> Tensor:
-        """Do what `proj` does, keeping only what the convolutions return."""
+        """Run `proj`, keeping only the outputs of the convolutions."""
         layers = self._convolutions()
         x = layers[0][0](x)
         for (_, norm), (conv, _) in pairwise(layers):
@@ -273,7 +273,7 @@ def _fixed_norm(norm: nn.Module, x: Tensor) -> Tensor:
 
 
 def _step(norm: nn.Module, activation: nn.Module, conv: nn.Module, x: Tensor) -> Tensor:
-    """Apply a norm and what follows it up to the next one; a batch enters the running statistics once."""
+    """Apply a norm and the layers up to the next one; a batch enters the running statistics once."""
     if is_recomputing():
         assert isinstance(norm, nn.BatchNorm2d)
         assert norm.running_mean is not None

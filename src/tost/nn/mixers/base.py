@@ -272,7 +272,7 @@ class ProjectedMixer(nn.Module):
 
 
 class CausalMixer(ProjectedMixer, Continues[State]):
-    """A projected mixer that can continue a sequence; subclasses supply what its next tokens do to the state."""
+    """A projected mixer that can continue a sequence; subclasses advance the state."""
 
     def forward(  # type: ignore[override]  # a causal mixer takes a state and no grid
         self, x: Tensor, mask: Tensor | None = None, *, carry: Carry | None = None

@@ -29,7 +29,7 @@ _CHUNK = 64  # tokens that meet by matrix products; longer sequences are walked 
 
 
 class NoMixer(nn.Module, Continues[RecurrentState]):
-    """Mixes nothing: the control that shows what the rest of a model does without any attention.
+    """No mixing: the control for the rest of a model without attention.
 
     Args:
         embed_dim: Width of the tokens, C.
@@ -58,7 +58,7 @@ class NoMixer(nn.Module, Continues[RecurrentState]):
 
 
 class _RecurrentMixer(CausalMixer[RecurrentState]):
-    """A projected mixer with a memory; subclasses supply its size and what a piece of a sequence does to it."""
+    """A projected mixer with a memory; subclasses supply its size and its recurrence."""
 
     accepts = Accepts(state=RecurrentState)
 
@@ -225,8 +225,8 @@ class GatedDeltaNet(_RecurrentMixer):
 
     Queries and keys are those of the projection after a SiLU, scaled to length 1.
 
-    The short convolutions of the original are those of the block. Within a chunk of tokens the values that are really
-    written solve a triangular system, so that a chunk is a few matrix products.
+    The short convolutions of the original are those of the block. Within a chunk of tokens the written values
+    solve a triangular system, so that a chunk is a few matrix products.
 
     Arguments are those of `ProjectedMixer`, of which `attn_drop` has no effect.
 

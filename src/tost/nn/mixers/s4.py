@@ -1,4 +1,4 @@
-"""S4 and S4D: a long convolution per channel, whose kernel is that of a state space model.
+"""S4 and S4D: a long convolution per channel, with the kernel of a state space model.
 
 Each of the C channels is a linear system ``x' = A x + B u, y = 2 Re(c x)`` whose N states come in conjugate pairs, of
 which one is kept. Channels are divided among G groups; those of a group share A and B.
@@ -109,7 +109,7 @@ class _Kernel(nn.Module):
         return step, -step * self._spread(_exact(self.log_decay).exp()), step * self._spread(_exact(self.frequency))
 
     def _spread(self, x: Tensor) -> Tensor:
-        """Give every channel what its group has: [G, ...] to [C, ...]."""
+        """Repeat the values of each group for its channels: [G, ...] to [C, ...]."""
         return x.repeat_interleave(self.channels // self.groups, dim=0)
 
 
@@ -132,7 +132,7 @@ class DiagonalKernel(_Kernel):
         return _read(2 * c * b, rate, length)
 
     def respond(self, states: Tensor, length: int) -> Tensor:
-        """Return what states leave in the next outputs: ``y[l] = 2 Re sum_n c[n] exp((l+1) step A[n]) x[n]``.
+        """Return the share of the states in the next outputs: ``y[l] = 2 Re sum_n c[n] exp((l+1) step A[n]) x[n]``.
 
         Args:
             states: Before the first token, real and imaginary parts, ``[B, C, N/2, 2]``.
@@ -430,7 +430,7 @@ class S4(nn.Module):
             )
 
     def _project_out(self, y: Tensor, mask: Tensor | None) -> Tensor:
-        """Return the output [B, N, C] of what comes out of the convolution."""
+        """Return the output [B, N, C] of the convolved tokens."""
         y = F.gelu(zero_padding(y, mask))
         if self.training and self.drop > 0:
             shape = (y.shape[0], 1, y.shape[2]) if self.tied_drop else y.shape
@@ -448,7 +448,7 @@ class S4(nn.Module):
 
 
 class CausalS4D(S4, Continues[RecurrentState]):
-    """S4D in one direction, which can go on with a sequence from its states.
+    """S4D in one direction, which can continue a sequence from its states.
 
     .. code-block:: text
 
@@ -528,7 +528,7 @@ class CausalS4D(S4, Continues[RecurrentState]):
         return self._project_out(real_first(partial(self._continue, states), x, mask), mask)
 
     def _continue(self, states: Tensor, x: Tensor, mask: Tensor | None) -> Tensor:
-        """Return the convolution of x [B, N, C] with what the states [B, C, N/2, 2] before it add."""
+        """Return the convolution of x [B, N, C] plus the contribution of the states [B, C, N/2, 2] before it."""
         with _full_precision(x):
             left = self.kernel.respond(states, x.shape[1]).transpose(1, 2)
         return (self._convolve(x, mask) + left).to(x.dtype)

@@ -86,8 +86,8 @@ def _distinct(numbers: Tensor) -> Tensor:
 class BigBird(ProjectedMixer):
     """Attention of BigBird (Zaheer et al., 2020): softmax attention between the blocks of `bigbird_pattern`.
 
-    Every block but the first and the last sees at most ``5 + num_random`` blocks, so the cost is linear in the number
-    of tokens. The random blocks follow from a buffer of random numbers, which torch draws when the module is made and
+    Every block but the first and the last attends to at most ``5 + num_random`` blocks, so the cost is linear in the
+    tokens. The random blocks follow from a buffer of random numbers, which torch draws when the module is made and
     which is saved with the weights; they are the same in training and in evaluation. The official Long-Range Arena
     draws them from the first 1024 tokens (``random_length=1024``).
 
@@ -159,14 +159,14 @@ class BigBird(ProjectedMixer):
     def _ends(
         self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, count: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Return what the first and the last block of each sequence see: everything. [B, H, 1, S, D] each."""
+        """Attend from the first and the last block of each sequence to all; returns [B, H, 1, S, D] each."""
         ends = torch.cat((query[:, :, 0], _pick(query, count - 1)), dim=2)
         real = None if mask is None else mask.flatten(1)[:, None, None, :]
         mixed = self._softmax(ends, key.flatten(2, 3), value.flatten(2, 3), real).unsqueeze(2)
         return mixed[..., : self.block_size, :], mixed[..., self.block_size :, :]
 
     def _blocks(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, count: Tensor) -> Tensor:
-        """Return what every block sees of its own part of the sequence, [B, H, T, S, D]."""
+        """Attend from every block to its part of the sequence; returns [B, H, T, S, D]."""
         B, H, T, S, _ = query.shape
         limit = None if self.random_length is None else -(-self.random_length // S)
         chosen = _random_blocks(self.draws, T, count, limit).expand(B, -1, -1, -1)
@@ -207,7 +207,7 @@ MOST_BUCKETS = 1024
 """Buckets for which a module has rotations."""
 LRA_BUCKETS = 10
 SELF = -5e4
-"""Score of a token with itself: only one that sees no other attends to it."""
+"""Score of a token with itself: only one without any other attends to it."""
 
 
 def hash_buckets(x: Tensor, rotations: Tensor) -> Tensor:
@@ -385,7 +385,7 @@ class Reformer(ProjectedMixer):
         return shares @ seen.value, weight
 
     def _is_before(self, like: Tensor) -> Tensor:
-        """Return False for what the first chunk sees of the one in front of it, which is none, [T, 1, 2 S]."""
+        """Return the mask that hides the tokens in front of the first chunk, [T, 1, 2 S]."""
         T, S = like.shape[3], self.chunk_size
         first = torch.arange(T, device=like.device)[:, None, None] == 0
         return ~(first & (torch.arange(2 * S, device=like.device) < S))
