@@ -3,7 +3,17 @@
 import torch
 
 import tost
-from tost.nn import S4, BigBird, LinearAttention, Linformer, Performer, Reformer, SoftmaxAttention
+from tost.nn import (
+    S4,
+    BigBird,
+    CrossCovarianceAttention,
+    LinearAttention,
+    Linformer,
+    Performer,
+    Reformer,
+    SoftmaxAttention,
+    SubspaceAttention,
+)
 
 C, H = 12, 3
 D = C // H
@@ -12,6 +22,8 @@ LONGEST = 64
 MIXERS = {
     "tssa": tost.TSSAttention,
     "softmax": SoftmaxAttention,
+    "xca": CrossCovarianceAttention,
+    "mssa": SubspaceAttention,
     "linear": LinearAttention,
     "performer": lambda *sizes, **options: Performer(*sizes, **{"num_features": 6, **options}),
     "performer_relu": lambda *sizes, **options: Performer(*sizes, kernel="relu", **options),

@@ -256,7 +256,7 @@ def test_half_a_sequence_is_refused(name, monkeypatch):
         make(name)(tokens())
 
 
-SLOW = ("softmax", "reformer", "reformer_lra")
+SLOW = ("softmax", "mssa", "reformer", "reformer_lra")
 
 
 @pytest.mark.parametrize(
