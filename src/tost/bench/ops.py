@@ -193,13 +193,10 @@ class Ops(Benchmark):
 
     def measure(self, results: dict[str, Any], watch: Callable[[str], None]) -> Iterator[str]:
         """Measure all cases."""
-        results |= {"operator_kept_bytes": [], "growth": []}
         for case in self.cases:
             watch(case.label)
             rows = self._measure_case(case)
             results["rows"] += rows
-            if case.mode == "fwd+bwd":
-                results["operator_kept_bytes"] += measure_kept(case)
             results["growth"] = growth(results["rows"])
             shown = [f"{row['contender']} {row['ratio_to_limit_median']:.2f}" for row in rows[1:] if row["repeats"]]
             yield f"times the limit: {', '.join(shown)}"
@@ -260,14 +257,6 @@ class Ops(Benchmark):
         rows = results["rows"]
         notes = [f"{row['op']} {row['tokens']}, {row['contender']}: {row['note']}" for row in rows if row["note"]]
         memory = [row for row in rows if row.get("kept_bytes") is not None]
-        kept = [
-            (
-                (row["op"], f"{row['width']}/{row['heads']}", f"{row['batch']}x{row['tokens']}"),
-                row["implementation"],
-                f"{row['bytes'] / 1e6:.1f} ({row['bytes'] / row['input_bytes']:.1f}x)",
-            )
-            for row in results.get("operator_kept_bytes", [])
-        ]
         grown = [
             (
                 (row["op"], row["mode"], f"{row['from_tokens']} to {row['to_tokens']}"),
@@ -279,16 +268,7 @@ class Ops(Benchmark):
         built = [
             _by_case("Time relative to the limit", rows, _relative, notes),
             pivot("Growth of the time per token (1 is linear cost)", ["op", "pass", "tokens"], grown),
-            pivot(
-                "Megabytes kept for the backward pass by the operator alone (times its input)",
-                ["op", "d/H", "tokens"],
-                kept,
-            ),
-            _by_case(
-                "Megabytes kept for the backward pass by the layer",
-                memory,
-                lambda row: cell(row["kept_bytes"], ".1f", 1e-6),
-            ),
+            _by_case("Megabytes kept for backward", memory, lambda row: cell(row["kept_bytes"], ".1f", 1e-6)),
             _by_case("Milliseconds of one run", rows, lambda row: _milliseconds(row.get("seconds_median"))),
         ]
         return [table for table in built if table.rows]
@@ -341,24 +321,6 @@ def growth(rows: Sequence[Row]) -> list[Row]:
             ends = {"from_tokens": start, "to_tokens": end, "factor": per_token[end] / per_token[start]}
             found.append({"op": op, "mode": mode, "contender": contender, **ends})
     return found
-
-
-def measure_kept(case: Case) -> list[Row]:
-    """Return the bytes that each implementation of the operator alone keeps for its backward pass."""
-    generator = torch.Generator().manual_seed(0)
-    inputs = Sample(
-        w=torch.randn(case.batch, case.tokens, case.heads, case.width // case.heads, generator=generator),
-        temperature=torch.ones(case.heads),
-        bias=torch.zeros(case.heads, case.tokens) if case.op == "causal_tssa" else None,
-    ).leaves(getattr(torch, case.dtype))
-    rows = []
-    for name, candidate in candidates(case.op, case.block_size).items():
-        try:
-            kept = kept_bytes(partial(candidate.call, inputs), excluding=inputs.arguments[1:])
-        except BackendError:
-            continue  # ready, but not for this dtype; the gate lists the calls that it declines
-        rows.append({**plain(case), "implementation": name, "bytes": kept, "input_bytes": inputs.w.nbytes})
-    return rows
 
 
 def paper_tssa(w: Tensor, temperature: Tensor) -> Tensor:
