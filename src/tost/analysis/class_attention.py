@@ -37,7 +37,7 @@ MASS = 0.6
 
 
 class ClassAttentionLayer(NamedTuple):
-    """A module in which the class token looks at patches, and how its weights follow from what the module is given."""
+    """A module with attention from the class token to patches, and the function of its weights."""
 
     name: str
     module: nn.Module
@@ -120,7 +120,7 @@ def keep_mass(weights: Tensor, mass: float) -> Tensor:
 
 
 def class_attention_layers(model: nn.Module) -> list[ClassAttentionLayer]:
-    """Return the layers of a model in which a class token looks at patches, in order; none for other models."""
+    """Return the layers with attention from a class token to patches, in order; none for other models."""
     named = list(model.named_modules())
     blocks = [(name, module) for name, module in named if isinstance(module, ClassAttentionBlock)]
     if blocks:

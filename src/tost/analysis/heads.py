@@ -3,7 +3,7 @@
 TSSA scales direction d of head h by its gain ``D[h, d] = 1 / (1 + moment[h, d])``, the same for all tokens: near 1
 where the group has little energy, near 0 where it has much. The attention subtracts the scaled tokens (before the
 output projection), so a direction with D near 0 is kept, and one with D near 1 is suppressed, by its membership.
-Where statistics are in blocks of features, the directions of a head are the principal ones of each block, that of the
+Where statistics are in blocks of features, the directions of a head are the principal ones of each block, the
 largest moment first: a block scales tokens along them by ``1 / (1 + eigenvalue)``.
 """
 
@@ -38,7 +38,7 @@ MOST_RANGES = 64
 
 @dataclass(frozen=True)
 class HeadUsage(Result):
-    """What the heads of every layer do.
+    """Usage, temperature and rank of the heads of every layer.
 
     Attributes:
         layers: Numbers of the layers.
@@ -375,10 +375,10 @@ def moment_blocks(
         w: Projected tokens, ``[B, N, H, D]``.
         pi: Their memberships, ``[B, N, H]``.
         mask: Real tokens, bool ``[B, N]``.
-        decay: Those of the tokens in a layer that sets them from the data; None for those of tokens of zeros.
+        decay: Decays of the tokens in a layer that sets them from the data; None for tokens of zeros.
 
     Returns:
-        ``[B, 1, H, D / g, g, g]``, or in a causal layer those of every token, ``[B, N, H, D / g, g, g]``.
+        ``[B, 1, H, D / g, g, g]``, or in a causal layer for every token, ``[B, N, H, D / g, g, g]``.
     """
     extensions = layer.attention.extensions
     g, options = extensions.block_size, extensions.operator_options()
@@ -396,7 +396,7 @@ def moments(
     """Return the second moments along the principal directions of each block, largest first; see `moment_blocks`.
 
     Returns:
-        ``[B, 1, H, D]``, or in a causal layer those of every token, ``[B, N, H, D]``.
+        ``[B, 1, H, D]``, or in a causal layer for every token, ``[B, N, H, D]``.
     """
     return _principal(moment_blocks(layer, w, pi, mask, decay))
 
@@ -410,7 +410,7 @@ def _principal(blocks: Tensor) -> Tensor:
 
 
 def gains_by_layer(model: nn.Module, batches: Iterable[Batch], *, layers: Sequence[int] | None = None) -> Gains:
-    """Measure D in every TSSA layer; arguments and errors are those of `head_usage`.
+    """Measure D in every TSSA layer; arguments and errors as in `head_usage`.
 
     Example:
         >>> import torch, tost, tost.analysis

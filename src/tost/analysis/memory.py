@@ -27,7 +27,7 @@ class StateMemory(Result):
 
     The state of a head is three sums over tokens; token m adds ``pi_m`` to the mass and ``pi_m w_m^2`` to the weighted
     squares, faded by ``decay`` with every token after it where the layer forgets; where channels forget at different
-    rates, by the geometric mean of a head. Shares are those of the mass and of the weighted squares (summed over the D
+    rates, by the geometric mean of a head. Shares are of the mass and of the weighted squares (summed over the D
     features), means over the samples.
 
     Attributes:
@@ -38,7 +38,7 @@ class StateMemory(Result):
         squares: The same of the weighted squares.
         half_life: Smallest number of last tokens that hold half of the mass at the end, ``[L, H]``.
         decay_half_life: Tokens after which forgetting alone halves a share, ``[L, H]``; infinite without forgetting. If
-            the data set it, that of tokens of zeros.
+            the data sets it, for tokens of zeros.
         samples: How many samples.
     """
 

@@ -1,6 +1,6 @@
 """Coding rates by layer: does each layer compress, as the theory predicts?
 
-A layer looks at the tokens Z of a residual stream as its attention does: x = norm(Z), w = U x, and pi the membership of
+A layer measures the tokens Z of a residual stream as its attention does: x = norm(Z), w = U x, and pi the membership of
 w. With n_k the mass of group k and s_k its second moment in the layer's coordinates,
 
     variational   R_c^var = 1/2 sum_k n_k/n sum_i log(1 + s_k[i])                 what TSSA takes a gradient step on;

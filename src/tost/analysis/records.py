@@ -22,8 +22,8 @@ from tost.nn.block import with_neighbours
 from tost.ops import causal_membership, membership
 
 Place = Literal["tokens", "input", "attention", "output"]
-"""What can be captured of a layer: the projected tokens, and the residual stream before the block, after its attention
-and after the block."""
+"""Places of capture: the projected tokens, and the residual stream before the block, after its attention and after the
+block."""
 
 Batch = Tensor | Mapping[str, Any]
 """A tensor for the model; ``{"inputs": x, "mask": m}``; or what a transformers model takes, ``{"input_ids": ids}``."""
@@ -47,7 +47,7 @@ class AttentionLayer:
 
     @property
     def scale(self) -> float:
-        """Factor between the projection's output and the tokens that the operator sees; 1 but for a paper form."""
+        """Factor between the projection's output and the operator's tokens; 1 but for a paper form."""
         eps = self.attention.paper.eps
         return 1.0 if eps is None else math.sqrt(self.attention.embed_dim) / eps
 
@@ -60,7 +60,7 @@ class AttentionLayer:
         return self.attention.decay(x) if isinstance(self.attention, CausalTSSAttention) else None
 
     def decay_of(self, w: Tensor) -> Tensor | None:
-        """Return the decays of tokens w ``[B, N, ...]`` of which nothing else is known: those of tokens of zeros."""
+        """Return the decays of tokens w ``[B, N, ...]`` whose inputs are unknown, as for tokens of zeros."""
         attention = self.attention
         decay = attention.decay() if isinstance(attention, CausalTSSAttention) else None
         if decay is None or attention.proj_decay is None:
@@ -95,7 +95,7 @@ class AttentionLayer:
         return weight.view(attention.num_heads, attention.head_dim, attention.embed_dim).mT
 
     def split(self, projected: Tensor) -> Tensor:
-        """Return the projection's output ``[B, N, C]`` as the operator sees it, ``[B, N, H, D]``."""
+        """Return the projection's output ``[B, N, C]`` as the operator's tokens, ``[B, N, H, D]``."""
         w = projected.reshape(*projected.shape[:-1], self.attention.num_heads, self.attention.head_dim)
         return w if self.scale == 1.0 else w * self.scale
 
@@ -342,7 +342,7 @@ def run_batch(model: nn.Module, batch: Batch) -> Any:
 
 @contextmanager
 def at_rest(model: nn.Module) -> Iterator[None]:
-    """Evaluation mode without gradients; every module is put back into the mode it was in."""
+    """Evaluation mode without gradients; the mode of every module is restored."""
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
     try:
@@ -364,7 +364,7 @@ def observe(
     """Run a model over batches and pass the record of every layer and batch to a function.
 
     Args:
-        model: Any model with TSSA layers; run in evaluation mode and put back.
+        model: Any model with TSSA layers; run in evaluation mode, which is restored.
         batches: Any number of batches; one is held at a time.
         visit: Receives the records.
         layers: Numbers of the layers; None for all.
@@ -396,7 +396,7 @@ def sum_by_layer(
     """Run a model over batches and add up what a function measures in each layer.
 
     Args:
-        model: Any model with TSSA layers; run in evaluation mode and put back.
+        model: Any model with TSSA layers; run in evaluation mode, which is restored.
         batches: Any number of batches; one is held at a time.
         measure: Returns tensors of one batch in one layer, of the same shapes for every batch.
         layers: Numbers of the layers; None for all.

@@ -17,10 +17,10 @@ ALL = "all"
 """Stands for every analysis that applies to a model."""
 
 Needs = Literal["", "tssa", "causal", "blocks", "class"]
-"""What a model must have: TSSA layers, causal ones, TSSA layers in `tost.nn` blocks, or a class token."""
+"""Requirement on a model: TSSA layers, causal ones, TSSA layers in `tost.nn` blocks, or a class token."""
 
 Data = Literal["", "samples", "images", "text"]
-"""What an analysis looks at: any samples, images, one text, or the weights alone (empty)."""
+"""Input of an analysis: any samples, images, one text, or the weights alone (empty)."""
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -33,7 +33,7 @@ class Analysis:
         name: Name on the command line.
         summary: What it shows, in one line.
         needs: What a model must have.
-        data: What it looks at.
+        data: Its input.
         title: The question that it answers, as a heading of the report.
         explanation: How to read the answer, for readers who have not seen the paper.
         target: The function, or where it is, as ``"package.module:function"``.
@@ -93,7 +93,7 @@ def register_analysis(
         summary: What it shows, in one line; by default the first line of the function's docstring.
         needs: What a model must have: ``"tssa"`` layers, ``"causal"`` TSSA layers, TSSA layers in ``"blocks"`` of
             `tost.nn`, a ``"class"`` token that attends to patches, or nothing (empty).
-        data: What it looks at: ``"samples"``, ``"images"``, a ``"text"``, or the weights alone (empty).
+        data: Its input: ``"samples"``, ``"images"``, a ``"text"``, or the weights alone (empty).
         title: The question that it answers, as a heading of the report; by default the summary.
         explanation: How to read the answer, for the report.
 
@@ -146,7 +146,7 @@ def find_analysis(name: str) -> Analysis:
 
 
 def list_analyses(pattern: str = "*") -> list[str]:
-    """Return the names of the analyses that match a shell pattern: first those of tost, in the order of the report."""
+    """Return the names of the analyses that match a shell pattern; the built-in ones first, in their order."""
     names = _ANALYSES.names(pattern)
     built_in = [spec.name for spec in _BUILT_IN]
     return [name for name in built_in if name in names] + [name for name in names if name not in built_in]

@@ -117,7 +117,7 @@ def analyze(
     Args:
         name: One of `tost.analysis.list_analyses`, or ``package.module:function``.
         model: The model.
-        samples: What to look at.
+        samples: The samples.
         layers: Numbers of the layers; None for the default of the analysis.
         control: An untrained model to measure as well, for analyses that compare with one; see `control_of`.
 

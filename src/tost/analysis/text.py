@@ -165,7 +165,7 @@ def _one_text(ids: Tensor, tokens: Sequence[str]) -> Tensor:
 
 @dataclass(frozen=True)
 class Surprise(Result):
-    """What a language model expected along a text.
+    """Predictions of a language model along a text.
 
     Attributes:
         tokens: The text, token by token.

@@ -1,4 +1,4 @@
-"""What the page shows of an image: membership maps, class attention, the likeliest classes."""
+"""Views of an image: membership maps, class attention, the likeliest classes."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def look(source: ExploredModel, inputs: Tensor) -> dict[str, Any]:
 
 
 def _data_url(source: ExploredModel, inputs: Tensor) -> str:
-    """Return what the model sees as a PNG in a data URL."""
+    """Return the model's input as a PNG in a data URL."""
     scale, shift = scale_and_shift(source.images)
     pixels = ((inputs[0] - shift) / scale).clamp(0, 255).round().to(torch.uint8).expand(3, -1, -1)
     file = io.BytesIO()

@@ -64,7 +64,7 @@ class ExploredModel:
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
-        """What the ids of a language model stand for."""
+        """The tokenizer of a language model."""
         return require_tokenizer(self.model, self.source)
 
     @cached_property

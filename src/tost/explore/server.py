@@ -79,7 +79,7 @@ class Explorer:
         ]
 
     def _answer(self, function: Callable[[Mapping[str, Any]], Any]) -> Callable[[Request], Awaitable[Response]]:
-        """Return the endpoint of a function from the JSON of a request to that of its answer."""
+        """Return the endpoint of a function of the JSON of a request."""
 
         async def endpoint(request: Request) -> Response:
             return JSONResponse(await self._work(function, await _read_json(request)))

@@ -1,4 +1,4 @@
-"""What the page shows of a text: groups, surprise, gains, memory; and texts that are generated."""
+"""Views of a text: groups, surprise, gains, memory; and generated texts."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ MAX_SECONDS = 120.0
 PATIENCE = 2.0
 """Seconds that a request waits for another one about the same text, which the browser may have just stopped."""
 SESSIONS = 8
-"""Generated texts that can be gone on with; the oldest is forgotten first."""
+"""Generated texts that can be continued; the oldest is dropped first."""
 
 
 @dataclass
@@ -47,7 +47,7 @@ class Session:
     Attributes:
         source: The model.
         ids: The text, prompt included.
-        states: By position, what it takes to go on after so many tokens.
+        states: By number of tokens, the state to continue from.
     """
 
     source: ExploredModel

@@ -59,7 +59,7 @@ class Picture(NamedTuple):
 
 
 class Finding(NamedTuple):
-    """What an analysis shows of a model."""
+    """Result of an analysis of a model."""
 
     pictures: list[Picture]
     verdict: str
@@ -68,7 +68,7 @@ class Finding(NamedTuple):
 
 @dataclass
 class Insight:
-    """What the model of a run shows.
+    """Results of the model of a run.
 
     Attributes:
         findings: By the name of the analysis.

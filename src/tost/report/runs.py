@@ -91,7 +91,7 @@ class RunRecord:
 
     @property
     def final(self) -> dict[str, float]:
-        """Metrics of the last evaluation, without those of single layers."""
+        """Metrics of the last evaluation, without single layers."""
         given = self.summary.get("final")
         metrics = given if isinstance(given, Mapping) and given else (self.evaluations or ({},))[-1]
         return {
@@ -138,7 +138,7 @@ def read_run(folder: Path, name: str | None = None) -> RunRecord:
 
     Args:
         folder: Where it is.
-        name: Its name; by default that of its folder.
+        name: Its name; by default the name of its folder.
 
     Raises:
         ConfigError: There is no such folder, or it holds no run.

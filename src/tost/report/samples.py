@@ -42,7 +42,7 @@ class LoadedRun:
 
     Attributes:
         model: Its newest model, in evaluation mode.
-        samples: What to look at.
+        samples: Samples of its data.
         checkpoint: Where the weights are from.
         tokenizer: What its ids mean; None if the data is not text, or the tokenizer is unknown.
     """
