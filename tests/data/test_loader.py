@@ -106,7 +106,6 @@ OTHER_STATES = {
     "other seed": ({"seed": 4}, "saved with seed=4 instead of 3"),
     "other order": ({"shuffle": False}, "saved with shuffle=False instead of True"),
     "repeated": ({"repeats": 3}, "saved with repeats=3 instead of 1"),
-    "negative": ({"global_position": -1}, "global position -1 does not exist; it must be 0 or more"),
 }
 
 

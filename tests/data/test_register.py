@@ -184,11 +184,11 @@ class Stream(torch.utils.data.IterableDataset):
 
 
 WRONG = {
-    "none": (None, "returned NoneType; it must return a training and a validation set"),
-    "three": ((Series(2),) * 3, "returned tuple; it must return a training and a validation set"),
-    "stream": ((Series(2), Stream()), "the validation set of data set 'series' is a Stream; it must be a map-style"),
-    "pairs": (([(1, 2)], [(1, 2)]), "a sample of the training set of data set 'series' is a tuple; it must be a dict"),
-    "numbers": (([{"inputs": 1}], Series(2)), "a sample of the training set of data set 'series' is a dict"),
+    "none": (None, "data set 'series' returned a NoneType; it must return a training and a validation set"),
+    "three": ((Series(2),) * 3, "returned a tuple; it must return"),
+    "stream": ((Series(2), Stream()), "returned a Stream; it must return .* map-style data sets"),
+    "pairs": (([(1, 2)], [(1, 2)]), "returned a list with samples of type tuple; .* dictionaries of tensors"),
+    "numbers": (([{"inputs": 1}], Series(2)), "returned a list with samples of type dict; .* dictionaries of tensors"),
 }
 
 

@@ -153,23 +153,18 @@ def _bundle(name: str, built: Any) -> DataBundle:
     """Check what a builder returned, and make it a bundle."""
     if isinstance(built, DataBundle):
         return built
-    if not isinstance(built, tuple | list) or len(built) != 2:
-        raise ConfigError(
-            f"the function of data set {name!r} returned {type(built).__name__}; it must return a training and a "
-            "validation set, as a pair or as a DataBundle."
-        )
-    for split, dataset in zip(("training", "validation"), built, strict=True):
-        is_indexed = hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")
-        if not is_indexed or isinstance(dataset, torch.utils.data.IterableDataset):
+    is_pair = isinstance(built, tuple | list) and len(built) == 2
+    for dataset in built if is_pair else [built]:
+        is_indexed = is_pair and hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")
+        is_indexed = is_indexed and not isinstance(dataset, torch.utils.data.IterableDataset)
+        sample = dataset[0] if is_indexed and len(dataset) else {}
+        is_sample = isinstance(sample, dict) and all(isinstance(value, Tensor) for value in sample.values())
+        if not is_indexed or not is_sample:
+            given = f"a {type(dataset).__name__}" + f" with samples of type {type(sample).__name__}" * (not is_sample)
             raise ConfigError(
-                f"the {split} set of data set {name!r} is a {type(dataset).__name__}; it must be a map-style data set, "
-                "with __len__ and __getitem__."
-            )
-        sample = dataset[0] if len(dataset) else {}
-        if not isinstance(sample, dict) or not all(isinstance(value, Tensor) for value in sample.values()):
-            raise ConfigError(
-                f"a sample of the {split} set of data set {name!r} is a {type(sample).__name__}; it must be a "
-                'dictionary of tensors, such as {"inputs": ..., "targets": ...}.'
+                f"the function of data set {name!r} returned {given}; it must return a training and a validation set, "
+                "as a pair or as a DataBundle: map-style data sets whose samples are dictionaries of tensors, such as "
+                '{"inputs": ..., "targets": ...}.'
             )
     train, validation = built
-    return DataBundle(train=train, validation=validation, info=DataInfo())
+    return DataBundle(train=train, validation=validation)

@@ -228,8 +228,6 @@ class Loader(DataLoader[Batch]):
                 f"the position was saved with {differs}: the order of samples is another one. Resume with the same "
                 "data and seed, or start a new run."
             )
-        if state["global_position"] < 0:
-            raise ValueError(f"global position {state['global_position']} does not exist; it must be 0 or more.")
         self._position = state["global_position"]
 
     def _order(self) -> dict[str, Any]:
@@ -283,14 +281,10 @@ def make_loader(
     """
     if len(dataset) < 1:
         raise ValueError("the data set has no samples; a loader needs at least one.")
-    if batch_size < 1 or workers < 0:
+    if batch_size < 1 or workers < 0 or not 0 <= rank < world_size:
         raise ValueError(
-            f"batch_size={batch_size}, workers={workers}: a process needs at least one sample per step, and no "
-            "negative number of workers."
-        )
-    if not 0 <= rank < world_size:
-        raise ValueError(
-            f"rank={rank} of world_size={world_size} does not exist; ranks count from 0 to world_size - 1."
+            f"batch_size={batch_size}, workers={workers}, rank={rank} of world_size={world_size}: need at least one "
+            "sample per step, no negative number of workers, and a rank from 0 to world_size - 1."
         )
     repeats, draws = getattr(dataset, "repeats", 1), getattr(dataset, "draws", False)
     order = GlobalOrder(len(dataset), seed=seed, shuffle=shuffle, repeats=repeats, draws=draws)

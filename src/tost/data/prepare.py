@@ -137,7 +137,7 @@ def _claim(out: Path, options: PrepareOptions) -> None:
     """Create the folder, or check that an earlier call with the same options did."""
     if out.exists() and not out.is_dir():
         raise ConfigError(f"--out {out} is a file; give a folder.")
-    asked = {"name": options.name, "options": options.model_dump(mode="json")}
+    asked: dict[str, Any] = {"name": options.name, "options": options.model_dump(mode="json")}
     marker = _read_marker(out) if out.is_dir() else None
     if marker is not None and isinstance(marker.get("options"), dict):  # options may be newer than the folder
         defaults = type(options).model_construct().model_dump(mode="json")
@@ -154,10 +154,12 @@ def _claim(out: Path, options: PrepareOptions) -> None:
         except OSError as error:
             raise StorageError(f"cannot write to {out}: {error.strerror}; give another --out.") from error
     elif marker != asked:
-        raise ConfigError(
-            f"{out} was begun with other settings ({_difference(marker, asked)}); "
-            "use the same settings, or another --out."
-        )
+        before, now = marker.get("options") or {}, asked["options"]
+        changed = [key for key in {**before, **now} if before.get(key) != now.get(key)]
+        differs = ", ".join(f"{key} was {before.get(key)!r} and is {now.get(key)!r}" for key in changed)
+        if marker.get("name") != asked["name"]:
+            differs = f"it holds {marker.get('name')!r}"
+        raise ConfigError(f"{out} was begun with other settings ({differs}); use the same settings, or another --out.")
     remove_drafts(out)
 
 
@@ -169,11 +171,3 @@ def _read_marker(out: Path) -> dict[str, Any] | None:
     if not isinstance(marker, dict):
         raise StorageError(f"{out / MARKER} holds no settings; {again}")
     return marker
-
-
-def _difference(marker: Mapping[str, Any], asked: Mapping[str, Any]) -> str:
-    if marker.get("name") != asked["name"]:
-        return f"it holds {marker.get('name')!r}"
-    before, now = marker.get("options") or {}, asked["options"]
-    keys = [key for key in {**before, **now} if before.get(key) != now.get(key)]
-    return ", ".join(f"{key} was {before.get(key)!r} and is {now.get(key)!r}" for key in keys)

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import sysconfig
 from collections import Counter
 from collections.abc import Iterable
-from fnmatch import fnmatchcase
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -32,8 +32,8 @@ from tost.data.spec import DataInfo
 from tost.data.tokens.dataset import TokenWindows
 from tost.errors import ConfigError
 
-_SKIPPED_FOLDERS = ("test", "tests", "idlelib", "lib2to3", "site-packages", "dist-packages", "config-*", "__pycache__")
-_SKIPPED_FILES = ("_sysconfigdata*", "sitecustomize.py", "usercustomize.py")
+_SKIPPED_FOLDERS = re.compile(r"tests?|idlelib|lib2to3|(site|dist)-packages|config-.*|__pycache__")
+_SKIPPED_FILES = re.compile(r"_sysconfigdata|(site|user)customize\.py$")
 _VALIDATION_SHARE = 10  # one file in ten
 
 
@@ -48,13 +48,7 @@ def build_digits(options: DigitsOptions) -> DataBundle:
     Raises:
         ConfigError: scikit-learn is not installed.
     """
-    try:
-        images, labels, is_validation = _load()
-    except ImportError as error:
-        raise ConfigError(
-            "data set 'digits' is read from scikit-learn, which is not installed; "
-            "run `pip install 'tost-transformer[train]'` or choose another data.name."
-        ) from error
+    images, labels, is_validation = _load()
     inputs = torch.from_numpy(images.astype(np.float32)).unsqueeze(-1)  # [n, 64, 1]
     targets = torch.from_numpy(labels.astype(np.int64))
     train, validation = (
@@ -80,17 +74,11 @@ def write_digits(options: DigitFilesOptions, out: Path, *, workers: int, report:
         The numbers of images.
 
     Raises:
-        ConfigError: scikit-learn or Pillow is not installed.
+        ConfigError: scikit-learn is not installed.
     """
-    try:
-        from PIL import Image
+    from PIL import Image
 
-        images, labels, is_validation = _load()
-    except ImportError as error:
-        raise ConfigError(
-            f"the digits come with scikit-learn and are written by Pillow, but {error.name} is not installed; "
-            "run `pip install 'tost-transformer[train,vision]'`."
-        ) from error
+    images, labels, is_validation = _load()
     grey = np.rint(images.reshape(-1, 8, 8) * 255).astype(np.uint8)
     splits = np.where(is_validation, "val", "train").tolist()
     for number, split in enumerate(splits):
@@ -106,7 +94,10 @@ def _load() -> tuple[NDArray[np.float64], NDArray[Any], NDArray[np.bool_]]:
     # Read without importing scikit-learn, which would load SciPy and pandas too: seconds for a small table.
     spec = find_spec("sklearn")
     if spec is None or not spec.submodule_search_locations:
-        raise ModuleNotFoundError("scikit-learn is not installed", name="sklearn")
+        raise ConfigError(
+            "data set 'digits' is read from scikit-learn, which is not installed; run "
+            "`pip install 'tost-transformer[train]'` or choose another data.name."
+        )
     table = np.loadtxt(Path(spec.submodule_search_locations[0], "datasets", "data", "digits.csv.gz"), delimiter=",")
     images, labels = table[:, :-1], table[:, -1].astype(np.int64)
     is_validation = np.zeros(len(labels), dtype=bool)
@@ -142,8 +133,8 @@ def read_corpus(folder: Path) -> Corpus:
     """
     found: list[Path] = []
     for place, folders, files in os.walk(folder):
-        folders[:] = [name for name in folders if not _matches(name, _SKIPPED_FOLDERS)]
-        found += [Path(place, name) for name in files if name.endswith(".py") and not _matches(name, _SKIPPED_FILES)]
+        folders[:] = [name for name in folders if not _SKIPPED_FOLDERS.fullmatch(name)]
+        found += [Path(place, name) for name in files if name.endswith(".py") and not _SKIPPED_FILES.match(name)]
     found.sort(key=lambda path: path.relative_to(folder).as_posix())
     contents = [content for source in found if (content := source.read_bytes())]
     if len(contents) < 2:
@@ -159,10 +150,6 @@ def read_corpus(folder: Path) -> Corpus:
         digest.update(piece)
     train, validation = (torch.from_numpy(np.frombuffer(bytearray(piece), dtype=np.uint8)) for piece in pieces)
     return Corpus(train, validation, len(contents), digest.hexdigest())
-
-
-def _matches(name: str, patterns: Iterable[str]) -> bool:
-    return any(fnmatchcase(name, pattern) for pattern in patterns)
 
 
 class ByteArray:

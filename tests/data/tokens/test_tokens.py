@@ -151,9 +151,9 @@ def test_the_model_is_sized_by_the_folder(folder):
 def test_the_folder_may_come_later_if_the_vocabulary_is_known(tmp_path):
     options = DataOptions(name="tokens", path=str(tmp_path / "later"), options={"vocab_size": 50304})
     assert options.shape().vocab_size == 50304
-    with pytest.raises(ConfigError, match=r"there is no folder .* `tost data prepare NAME"):
+    with pytest.raises(ConfigError, match=r"later does not exist; make it with `tost data prepare NAME"):
         build_data(options, seed=0)
-    with pytest.raises(ConfigError, match="there is no folder"):
+    with pytest.raises(ConfigError, match="does not exist"):
         DataOptions(name="tokens", path=str(tmp_path / "later")).shape()
 
 
@@ -209,33 +209,30 @@ def test_missing_files(folder):
         open_tokens(folder.path)
 
 
-DAMAGED = r"index\.json is damaged or was written by another version"
-VERSION = r"index\.json was written by another version: its format is {}, .* reads format 1; {}"
-
-
 @pytest.mark.parametrize(
-    ("change", "said"),
+    "change",
     [
-        (lambda index: index["splits"]["train"]["shards"][0]["data"].update(file="../../secret"), DAMAGED),
-        (lambda index: index["splits"]["train"].update(tokens=-1), DAMAGED),
-        (lambda index: index["splits"]["train"].update(tokens=10**30), DAMAGED),
-        (lambda index: index["splits"]["train"]["shards"][0].update(tokens=10**9), DAMAGED),
-        (lambda index: index["splits"]["train"].update(documents=7), DAMAGED),
-        (lambda index: index["splits"]["train"].update(answers=[0] * 9, choices=9), DAMAGED),
-        (lambda index: index.update(dtype="object"), DAMAGED),
-        (lambda index: index.update(dtype="uint32"), DAMAGED),
-        (lambda index: index.clear(), DAMAGED),
-        (lambda index: index.update(version=2), VERSION.format(2, "update tost")),
-        (lambda index: index.update(version=0), VERSION.format(0, "prepare the data again")),
-        (lambda index: index.update(version="x"), VERSION.format("'x'", "prepare the data again")),
+        lambda index: index["splits"]["train"]["shards"][0]["data"].update(file="../../secret"),
+        lambda index: index["splits"]["train"].update(tokens=-1),
+        lambda index: index["splits"]["train"].update(tokens=10**30),
+        lambda index: index["splits"]["train"]["shards"][0].update(tokens=10**9),
+        lambda index: index["splits"]["train"].update(documents=7),
+        lambda index: index["splits"]["train"].update(answers=[0] * 9, choices=9),
+        lambda index: index.update(dtype="object"),
+        lambda index: index.update(dtype="uint32"),
+        lambda index: index.clear(),
+        lambda index: index.update(version=2),
+        lambda index: index.update(version="x"),
     ],
 )
-def test_an_index_that_does_not_fit(folder, change, said):
+def test_an_index_that_does_not_fit(folder, change):
     path = folder.path / "index.json"
     index = json.loads(path.read_text(encoding="utf-8"))
     change(index)
     path.write_text(json.dumps(index), encoding="utf-8")
-    with pytest.raises(StorageError, match=said):
+    with pytest.raises(
+        StorageError, match=r"is damaged or was written by another version \(.*\); update tost, or prepare"
+    ):
         open_tokens(folder.path)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields, replace
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
 from pydantic import BeforeValidator, Field
 
@@ -17,14 +17,6 @@ from tost.errors import ConfigError
 
 Documents = Literal["file", "line"]
 SplitRule = Literal["auto", "random", "tail", "named"]
-
-
-_QUOTES = str.maketrans({"\u201c": '"', "\u201d": '"', "\u2018": "'", "\u2019": "'"})
-
-
-def straighten_quotes(text: str) -> str:
-    """Replace curly quotes, single and double, by straight ones."""
-    return text.translate(_QUOTES)
 
 
 def detokenize_wikitext(text: str) -> str:
@@ -57,11 +49,9 @@ def _close_up(text: str) -> str:
     return re.sub(r"^ | (?=\n|$)", "", text)
 
 
-def _from_commas(value: Any) -> Any:
-    return [part.strip() for part in value.split(",") if part.strip()] if isinstance(value, str) else value
-
-
-_Names = Annotated[tuple[str, ...], BeforeValidator(_from_commas)]
+_QUOTES = str.maketrans({"\u201c": '"', "\u201d": '"', "\u2018": "'", "\u2019": "'"})
+_FROM_COMMAS = BeforeValidator(lambda given: re.findall(r"[^\s,]+", given) if isinstance(given, str) else given)
+_Names = Annotated[tuple[str, ...], _FROM_COMMAS]
 
 
 class HubSet(NamedTuple):
@@ -276,9 +266,9 @@ class LambadaOptions(CorpusOptions):
 
     def job(self) -> TextJob:
         """Return how the corpus is read."""
-        original, openai = HubSet("cimec/lambada"), HubSet("EleutherAI/lambada_openai", "default")
-        hub = original if self.variant == "original" else openai
-        return replace(super().job(), hub=hub, edit=straighten_quotes if self.straight_quotes else None)
+        hubs = {"original": HubSet("cimec/lambada"), "openai": HubSet("EleutherAI/lambada_openai", "default")}
+        edit = (lambda text: text.translate(_QUOTES)) if self.straight_quotes else None
+        return replace(super().job(), hub=hubs[self.variant], edit=edit)
 
 
 class CbtOptions(CorpusOptions):

@@ -8,11 +8,13 @@ import math
 import shutil
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
+from dataclasses import dataclass, field
 from itertools import chain, compress, islice
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 import numpy as np
+from numpy.typing import NDArray
 from pydantic import ValidationError
 
 from tost._io import atomic_path, read_json, sha256_of, write_atomic, write_json
@@ -41,6 +43,7 @@ from tost.errors import ConfigError, StorageError
 
 _CHUNK = 1 << 18  # characters that are encoded at once
 _BATCH = 1 << 21  # characters that are gathered before they are encoded together
+_COUNTS = ("tokens", "documents", "bytes", "source_bytes", "source_words")
 
 
 class Part(NamedTuple):
@@ -100,6 +103,7 @@ def prepare_text(options: CorpusOptions, out: Path, *, workers: int, report: Rep
         end_of_text = end_of_text_id(tokenizer, job.end_of_text, separate=separate)
         parts, rule = _parts(job, splits, counts)
         tokenizer.save(out)
+        end = np.array([] if end_of_text is None else [end_of_text], dtype=np.int64)
         done, total = 0, sum(part.documents for part in parts)
 
         def tick(count: int) -> None:
@@ -108,7 +112,7 @@ def prepare_text(options: CorpusOptions, out: Path, *, workers: int, report: Rep
             report(done, total, "tokenizing")
 
         tick(0)
-        records = {part.split: _SplitWriter(part, job, tokenizer, end_of_text, out, tick).write() for part in parts}
+        records = {part.split: _SplitWriter(part, job, tokenizer, end, out, tick).write() for part in parts}
     except ConfigError:
         # If no shard is complete, a mistake in the options can be corrected in the same folder.
         if not any(work.glob("*.shards.json")):
@@ -252,37 +256,38 @@ def _characters(blocks: Iterable[str], start: int, stop: int) -> Iterator[str]:
             return
 
 
+@dataclass
 class _SplitWriter:
     """Writes the shards of a split. The record of the complete ones is kept for the case of an interruption.
 
-    Args:
+    Attributes:
         part: The documents.
         job: How they are read.
         tokenizer: Tokenizer.
-        end_of_text: Id that follows every document; None for none.
+        end: Id that follows every document, int64 ``[1]``, or ``[0]`` for none.
         out: Folder.
         tick: Called with the number of documents done.
     """
 
-    def __init__(
-        self,
-        part: Part,
-        job: TextJob,
-        tokenizer: DataTokenizer,
-        end_of_text: int | None,
-        out: Path,
-        tick: Callable[[int], None],
-    ) -> None:
-        self.part, self.job, self.tokenizer, self.out, self.tick = part, job, tokenizer, out, tick
-        self.end = np.array([] if end_of_text is None else [end_of_text], dtype=np.int64)
-        self.counts = dict.fromkeys(("tokens", "documents", "bytes", "source_bytes", "source_words"), 0)
-        self.shards: list[ShardRecord] = []
-        self.answers: list[int] = []
+    part: Part
+    job: TextJob
+    tokenizer: DataTokenizer
+    end: NDArray[np.int64]
+    out: Path
+    tick: Callable[[int], None]
+    counts: dict[str, int] = field(default_factory=lambda: dict.fromkeys(_COUNTS, 0))
+    shards: list[ShardRecord] = field(default_factory=list)
+    answers: list[int] = field(default_factory=list)
 
     def write(self) -> SplitRecord:
         """Write the missing shards, and return the record of the split."""
         path = self.out / "work" / f"{self.part.split}.shards.json"
-        self._resume(path)
+        # Complete shards are taken over, unless a machine that lost power lost a part of them.
+        with suppress(OSError, ValidationError):
+            record = SplitRecord.model_validate_json(path.read_bytes())
+            if all((self.out / file.file).stat().st_size == file.size for file in record.files):
+                self.counts = {key: getattr(record, key) for key in _COUNTS}
+                self.shards, self.answers = list(record.shards), list(record.answers)
         documents = self.part.read(self.job)
         self.tick(sum(1 for _ in islice(documents, self.counts["documents"])))
         try:
@@ -307,14 +312,6 @@ class _SplitWriter:
     def _record(self) -> SplitRecord:
         choices = CHOICES if self.job.choices else 0
         return SplitRecord(**self.counts, shards=self.shards, answers=self.answers, choices=choices)
-
-    def _resume(self, path: Path) -> None:
-        """Take over the complete shards, unless a machine that lost power lost a part of them."""
-        with suppress(OSError, ValidationError):
-            record = SplitRecord.model_validate_json(path.read_bytes())
-            if all((self.out / file.file).stat().st_size == file.size for file in record.files):
-                self.counts = {key: getattr(record, key) for key in self.counts}
-                self.shards, self.answers = list(record.shards), list(record.answers)
 
     def _write_shard(self, chunks: Iterator[tuple[str, bool]]) -> None:
         path = self.out / f"{self.part.split}-{len(self.shards):05d}.bin"

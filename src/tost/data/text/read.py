@@ -156,13 +156,9 @@ def _find_files(job: TextJob, root: Path) -> list[Source]:
         sources = [source for source in sources if source.format != "json"] or sources
     if not sources:
         ending = "".join(root.suffixes[-2:] if root.suffix.lower() in _PACKED else root.suffixes[-1:])
-        problem = (
-            f"{root}: the ending {ending or 'of a name without one'!r} is not known; {did_you_mean(ending, _ENDINGS)}"
-        )
-        raise ConfigError(
-            f"{problem if root.is_file() else f'the source {root} holds no text; '}{_KNOWN}. If it is plain text, add "
-            "format=text."
-        )
+        problem = f"the ending {ending!r} is not known; {did_you_mean(ending, _ENDINGS)}"
+        problem = f"{root}: {problem}" if root.is_file() else f"the source {root} holds no text; "
+        raise ConfigError(f"{problem}{_KNOWN}. If it is plain text, add format=text.")
     if job.choices and any(f"_{job.choices}_" in source.path.name for source in sources):
         sources = [source for source in sources if f"_{job.choices}_" in source.path.name]
     if job.documents == "line" and not job.joined:

@@ -374,24 +374,16 @@ def cut_text(blocks: Iterable[str], tokenizer: DataTokenizer, size: int) -> Iter
     rest = ""
     for block in blocks:
         rest += block
-        while len(rest) > size:
-            end = _last_cut(rest, tokenizer.cuts, size)
+        while len(rest) > size and tokenizer.cuts != "nowhere":
+            end = size if tokenizer.cuts == "anywhere" else 0
+            # The pattern does not match at the end of the text, because what follows is not known yet.
+            for match in _LINE_CUT.finditer(rest) if end == 0 else ():
+                if match.end() > size and end:
+                    break
+                end = match.end()
             if end == 0:
                 break
             yield rest[:end]
             rest = rest[end:]
     if rest:
         yield rest
-
-
-def _last_cut(text: str, cuts: str, size: int) -> int:
-    if cuts == "anywhere":
-        return size
-    last = 0
-    if cuts == "lines":
-        # The pattern does not match at the end of the text, because what follows is not known yet.
-        for match in _LINE_CUT.finditer(text):
-            if match.end() > size and last:
-                break
-            last = match.end()
-    return last

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
@@ -12,11 +12,8 @@ from tost.data.spec import DataSetOptions, DataShape, DataSpec
 from tost.errors import ConfigError, StorageError
 
 INDEX = "index.json"
-VERSION: Final = 1
-"""Format version that this version of tost reads and writes."""
-
 MAX_INDEX_BYTES = 1 << 30  # it lists every source file, and there may be millions
-_AGAIN = "prepare the data again"
+_REMEDY = "update tost, or prepare the data again"
 
 # Names only, no paths: an index must not be able to point out of its folder.
 FileName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9._-]*$")]
@@ -127,31 +124,21 @@ def read_index(folder: Path) -> Index:
     """
     path = folder / INDEX
     if not path.is_file():
-        raise ConfigError(_no_index(folder))
-    content = read_json(path, error=StorageError, max_bytes=MAX_INDEX_BYTES, hint=f"the file may be damaged: {_AGAIN}.")
-    version = content.get("version", VERSION) if isinstance(content, dict) else VERSION
-    if version != VERSION:
-        remedy = "update tost" if isinstance(version, int) and version > VERSION else _AGAIN
-        raise StorageError(
-            f"{path} was written by another version: its format is {version!r}, and this version of tost reads format "
-            f"{VERSION}; {remedy}."
-        )
+        problem = f"holds no prepared tokens (no {INDEX}); make them with `tost data prepare NAME --out DIR`"
+        if not folder.exists():
+            problem = f"does not exist; make it with `tost data prepare NAME --out {folder}`"
+        elif (folder / "prepare.json").is_file():
+            problem = "is incomplete; run the same `tost data prepare` command again"
+        raise ConfigError(f"{folder} {problem}.")
+    content = read_json(path, error=StorageError, max_bytes=MAX_INDEX_BYTES, hint=f"{_REMEDY}.")
     try:
         return Index.model_validate(content)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         place = ".".join(map(str, first["loc"])) or "the file"
         raise StorageError(
-            f"{path} is damaged or was written by another version ({place}: {first['msg']}); {_AGAIN}."
+            f"{path} is damaged or was written by another version ({place}: {first['msg']}); {_REMEDY}."
         ) from error
-
-
-def _no_index(folder: Path) -> str:
-    if not folder.exists():
-        return f"there is no folder {folder}; make it with `tost data prepare NAME --out {folder}`."
-    if (folder / "prepare.json").is_file():
-        return f"{folder} is incomplete; run the same `tost data prepare` command again."
-    return f"{folder} holds no prepared tokens (no {INDEX}); make them with `tost data prepare NAME --out DIR`."
 
 
 class TokensOptions(DataSetOptions):
