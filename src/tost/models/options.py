@@ -144,7 +144,7 @@ class MixedOptions(ModelOptions):
 class ConvolutionOptions(MixedOptions):
     """Options of a model whose blocks may have depth-wise convolutions over the neighbours of a token."""
 
-    conv_width: Annotated[int, Field(ge=0, strict=True)] = Field(
+    conv_width: Annotated[int, Field(ge=0, le=1024, strict=True)] = Field(
         0, description="width of a depth-wise convolution over the tokens around each one, an odd number; 0 has none"
     )
     conv_at: Literal["attention", "mlp", "both", "block", "values"] = Field(
@@ -247,7 +247,7 @@ class LanguageOptions(CausalExtensionOptions, MixedOptions):
         description="tokens after the last learned position: error refuses them, repeat gives them all "
         "the vector and the biases of the last one (extension)",
     )
-    conv_width: Annotated[int, Field(ge=0, strict=True)] = Field(
+    conv_width: Annotated[int, Field(ge=0, le=1024, strict=True)] = Field(
         0, description="width in tokens of a causal depth-wise convolution, this one included; 0: none (extension)"
     )
     conv_at: Literal["attention", "mlp", "both"] = Field(

@@ -266,7 +266,9 @@ def test_embeddings_can_be_replaced():
         *({"depth": value} for value in (0, -1, 10**9, "2", None, 2.5)),
         *({"num_heads": value} for value in (0, 3, [2])),
         *({"embed_dim": 10**9}, {"vocab_size": -1}, {"mlp_ratio": 1e300}, {"mixer": 3}, {"layer_scale": {}}),
-        *({"id2label": 3}, {"dtype": "evil"}, {"num_labels": "x"}),
+        *({"id2label": 3}, {"dtype": "evil"}, {"dtype": "int8"}, {"num_labels": "x"}, {"num_labels": 10**9}),
+        *({"quantization_config": value} for value in (5, [], {}, {"quant_method": 3})),
+        *({"conv_width": 10**9}, {"conv_width": 10**30}, {"attribute_map": {"a": "b"}}, {"to_dict": 3}, {"_check": 3}),
     ],
     ids=str,
 )
@@ -276,6 +278,18 @@ def test_a_hostile_config_is_one_error(tmp_path, change):
     (tmp_path / "config.json").write_text(json.dumps(content | change))
     with pytest.raises(ConfigError):
         AutoModelForCausalLM.from_pretrained(tmp_path)
+
+
+def test_foreign_code_in_a_config_is_not_loaded(tmp_path):
+    TostForCausalLM(TostConfig(**TINY)).save_pretrained(tmp_path)
+    content = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "evil.py").write_text("raise SystemExit")
+    foreign = {"auto_map": {"AutoConfig": "evil.Evil", "AutoModelForCausalLM": "evil.Evil"}}
+    (tmp_path / "config.json").write_text(json.dumps(content | foreign | {"text_config": {"model_type": "llama"}}))
+    assert type(AutoModelForCausalLM.from_pretrained(tmp_path)) is TostForCausalLM
+    (tmp_path / "config.json").write_text(json.dumps(content | {"auto_map": 5}))
+    with pytest.raises(ConfigError, match="auto_map: 5 given"):
+        TostForCausalLM.from_pretrained(tmp_path)
 
 
 def test_kernels_from_elsewhere_are_not_loaded(tmp_path):

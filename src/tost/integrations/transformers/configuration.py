@@ -34,6 +34,9 @@ _TAKEN = {
     *("name_or_path", "output_attentions", "attn_implementation", "experts_implementation"),
     *("num_labels", "torch_dtype", "per_layer_config", "model_type"),
 }
+_CLASS_NAMES = {name for name in dir(PreTrainedConfig) if not name.startswith("_")}
+_DTYPES = (None, torch.float16, torch.bfloat16, torch.float32, torch.float64)
+_MOST_LABELS = 10**6
 
 _MODULE = "modeling_tost"
 _AUTO_CLASSES = {
@@ -117,8 +120,16 @@ class TostConfig(_OptionFields):  # type: ignore[misc]
                 setattr(self, key, kwargs.pop(name))
         for name in ("dtype", "torch_dtype"):
             value = kwargs.get(name, getattr(self, name, None))
-            if not isinstance(getattr(torch, value, None) if isinstance(value, str) else value, torch.dtype | None):
-                problems.append(f"{name}: {value!r} is not the name of a type of torch; write for example float32")
+            if (getattr(torch, value, value) if isinstance(value, str) else value) not in _DTYPES:
+                problems.append(f"{name}: {value!r} is no floating-point type of torch; write for example float32")
+        count, quantization = kwargs.get("num_labels"), kwargs.get("quantization_config")
+        if isinstance(count, int) and count > _MOST_LABELS:
+            problems.append(f"num_labels: {count} given; needs at most {_MOST_LABELS}")
+        if not isinstance(kwargs.get("auto_map"), dict | None):
+            problems.append(f"auto_map: {kwargs['auto_map']!r} given; needs a dictionary")
+        method = quantization.get("quant_method") if isinstance(quantization, dict) else None
+        if quantization is not None and not isinstance(method, str):
+            problems.append(f"quantization_config: {quantization!r} given; needs a dictionary with a quant_method")
         kwargs = {key: value for key, value in kwargs.items() if not key.endswith("_implementation")}
         self._check(problems)  # before transformers computes with the values
         try:
@@ -188,6 +199,10 @@ class TostConfig(_OptionFields):  # type: ignore[misc]
         write_atomic(Path(save_directory) / f"{_MODULE}.py", _SOURCE)
         super().save_pretrained(save_directory, push_to_hub=push_to_hub, **kwargs)
 
+    def get_text_config(self, decoder: bool | None = None, encoder: bool | None = None) -> TostConfig:
+        """Return the configuration itself, whatever else a file holds."""
+        return self
+
     def options(self) -> LanguageOptions:
         """Return the options as `tost.models` takes them.
 
@@ -233,6 +248,8 @@ class TostConfig(_OptionFields):  # type: ignore[misc]
         known = {*(field.name for field in fields(self)), *self.attribute_map, *_TAKEN}
         found = []
         for key in given:
+            if key not in known and (callable(getattr(type(self), key, None)) or key in _CLASS_NAMES):
+                found.append(f"{key}: a name of the class, which no value can have; remove it")
             if key in known or key.startswith("_"):
                 continue
             near = closest(key, _OPTIONS, cutoff=0.8 if saved else 0.6)
