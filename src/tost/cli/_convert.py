@@ -59,7 +59,16 @@ def convert(
         add = None if tokenizer is None else partial(save_tokenizer, tokenizer)
         save_model(model, out, name=name, force=force, add=add)
     else:
-        _save_official(model, out)
+        import torch
+
+        from tost.integrations.official import to_official
+
+        content = {"model": to_official(model)}
+        try:
+            with atomic_path(out) as draft:
+                torch.save(content, draft)
+        except (OSError, RuntimeError) as error:  # torch reports a full disk as the latter
+            raise StorageError(f"cannot write {out}: {error}") from error
     options: dict[str, Any] = model.options.model_dump(mode="json")  # type: ignore[union-attr,operator]
     parameters = sum(p.numel() for p in model.parameters())
     size = sum(file.stat().st_size for file in (out.iterdir() if out.is_dir() else [out]))
@@ -116,16 +125,3 @@ def _read(source: Path, overrides: list[str], weights: Weights) -> tuple[str, nn
         options[key] = parse_value(value)
     model = load_official(source, weights=weights, **options)
     return nearest_name(model.options), model  # type: ignore[arg-type]
-
-
-def _save_official(model: nn.Module, out: Path) -> None:
-    import torch
-
-    from tost.integrations.official import to_official
-
-    content = {"model": to_official(model)}
-    try:
-        with atomic_path(out) as draft:
-            torch.save(content, draft)
-    except (OSError, RuntimeError) as error:  # torch reports a full disk as the latter
-        raise StorageError(f"cannot write {out}: {error}") from error

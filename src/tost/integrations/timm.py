@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import nullcontext
+from functools import partial
 from typing import Any, cast
 
 import torch
@@ -79,38 +80,28 @@ def _build(name: str, device: Any = None, dtype: torch.dtype | None = None, **gi
     overrides = {RENAMED.get(key, key): value for key, value in given.items()}
     size = overrides.pop("img_size", None)
     if size is not None:
-        overrides |= _sized(name, size, overrides)
+        sides = (size, size) if isinstance(size, int) else tuple(size)
+        options = cast(ImageOptions, model_options(name, overrides))
+        if isinstance(options, FixedSizeOptions):
+            overrides["image_size"] = sides
+        elif min(sides) < options.patch_size:
+            raise ConfigError(
+                f"img_size={size} is smaller than a patch of {options.patch_size} x {options.patch_size} pixels; "
+                f"use larger images, or a model with smaller patches than those of {name!r}."
+            )
     with nullcontext() if device is None else torch.device(device):
         model = create_model(name, **overrides)
     return model if dtype is None else model.to(dtype)
 
 
-def _sized(name: str, size: Any, overrides: dict[str, Any]) -> dict[str, Any]:
-    """Return the option for the image size; most models take any size."""
-    sides = (size, size) if isinstance(size, int) else tuple(size)
-    options = model_options(name, overrides)
-    if isinstance(options, FixedSizeOptions):
-        return {"image_size": sides}
-    assert isinstance(options, ImageOptions)
-    if min(sides) < options.patch_size:
-        raise ConfigError(
-            f"img_size={size} is smaller than a patch of {options.patch_size} x {options.patch_size} pixels; "
-            f"use larger images, or a model with smaller patches than those of {name!r}."
-        )
-    return {}
-
-
 def _register(name: str) -> None:
     def entrypoint(pretrained: bool = False, **kwargs: Any) -> nn.Module:
-        def build(**given: Any) -> nn.Module:
-            return _build(name, **given)
-
         # Like timm's other models of one resolution: the last three blocks, unless blocks are chosen.
         if pretrained and name in PRETRAINED:
             find_pretrained(PRETRAINED[name]).verify()
         features = {"out_indices": kwargs.pop("out_indices", 3), "feature_cls": "getter"}
         make = cast(Callable[..., nn.Module], build_model_with_cfg)
-        return make(build, name, pretrained, feature_cfg=features, **kwargs)
+        return make(partial(_build, name), name, pretrained, feature_cfg=features, **kwargs)
 
     entrypoint.__name__ = entrypoint.__qualname__ = name
     entrypoint.__doc__ = f"{model_spec(name).description}; see `tost.create_model`."

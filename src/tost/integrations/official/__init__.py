@@ -10,6 +10,8 @@ from torch import Tensor, nn
 
 from tost.errors import CheckpointError, ConfigError
 from tost.integrations.official._layouts import (
+    HEAD,
+    TOKENS,
     LanguageLayout,
     Layout,
     VisionLayout,
@@ -112,7 +114,9 @@ def to_official(model: nn.Module) -> dict[str, Tensor]:
         raise CheckpointError(
             f"the authors' code has no {' and no '.join(missing)}: it could not compute what this model does"
         )
-    return layout.complete(to_theirs(layout.pairs(options), model.state_dict()))
+    tensors = to_theirs(layout.pairs(options), model.state_dict())
+    # The authors' state dict names the head besides the embedding that it is.
+    return {**tensors, HEAD: tensors[TOKENS]} if isinstance(layout, LanguageLayout) else tensors
 
 
 def _find_layout(state: Mapping[str, Tensor]) -> Layout:

@@ -10,16 +10,17 @@ import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from tost.errors import CheckpointError
 from tost.models import LanguageOptions, VisionOptions
-from tost.models.options import ModelOptions
 
 State = Mapping[str, Tensor]
+Known = Mapping[str, tuple[Any, ...]]
+"""Values of options that the authors' code can compute with."""
 
 MOST_NAMES = 40
 """Names in a message."""
@@ -59,6 +60,7 @@ class LanguageLayout:
     unneeded = ("dropout", "gradient_checkpointing", "backend")
     in_tensors: tuple[str, ...] = ("mixer", "embed_dim", "depth", "num_heads", "mlp_ratio", "layer_scale", "bias")
     in_tensors += ("vocab_size", "max_length", "tie_head")
+    known: ClassVar[Known] = {"tie_head": (True,), "mixer": ("tssa", "softmax")}
 
     def likeness(self, state: State) -> int:
         """Count the names of nanoGPT's layout."""
@@ -137,14 +139,6 @@ class LanguageLayout:
         table += affine("transformer.ln_f", "norm", bias=options.bias)
         return table if options.tie_head else [*table, Pair(HEAD, ("head.weight",))]
 
-    def lacks(self, options: Any) -> list[str]:
-        """Return options that the authors' code lacks: an untied head too, which it would overwrite silently."""
-        return [] if options.tie_head else ["tie_head=False"]
-
-    def complete(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Add the head, which the authors' state dict names besides the embedding that it is."""
-        return {**tensors, HEAD: tensors[TOKENS]}
-
 
 class VisionLayout:
     """Names and shapes of the authors' vision models."""
@@ -154,6 +148,7 @@ class VisionLayout:
     unneeded = ("dropout", "head_dropout", "drop_path", "drop_path_rule", "gradient_checkpointing", "backend")
     in_tensors: tuple[str, ...] = ("mixer", "embed_dim", "depth", "num_heads", "mlp_ratio", "layer_scale")
     in_tensors += ("patch_size", "in_chans", "num_classes", "class_depth", "tokens_norm")
+    known: ClassVar[Known] = {"patch_size": (8, 16), "mixer": tuple(MIXERS)}
 
     def likeness(self, state: State) -> int:
         """Count the names of XCiT's layout."""
@@ -230,26 +225,19 @@ class VisionLayout:
             table += [Pair(f"{block}.{gamma}", (f"{block}.{gamma}",)) for gamma in gammas]
         return table + affine("norm", "norm") + (affine("head", "head") if options.num_classes else [])
 
-    def lacks(self, options: Any) -> list[str]:
-        """Return options that the authors' code lacks."""
-        return [] if options.patch_size in (8, 16) else [f"patch_size={options.patch_size}"]
-
-    def complete(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Return the tensors as they are."""
-        return tensors
-
 
 Layout = LanguageLayout | VisionLayout
 
 
-def lacking(layout: Layout, options: ModelOptions) -> list[str]:
+def lacking(layout: Layout, options: Any) -> list[str]:
     """Return ``name=value`` of the options that the authors' code lacks, though the tensors would not show it."""
     fields = type(options).model_fields
     names = [name for name in fields if name not in (*layout.in_tensors, *layout.unneeded)]
-    found = [f"{n}={getattr(options, n)}" for n in names if getattr(options, n) != fields[n].default]
-    mixer: str = options.mixer  # type: ignore[attr-defined]
-    known = MIXERS if layout.kind == "vision" else ("tssa", "softmax")
-    return found + layout.lacks(options) + ([] if mixer in known else [f"mixer={mixer}"])
+    wrong = [name for name in names if getattr(options, name) != fields[name].default]
+    # Their code would overwrite the weights of an untied head silently.
+    known = layout.known
+    wrong += [name for name in known if getattr(options, name) not in known[name]]
+    return [f"{name}={getattr(options, name)}" for name in wrong]
 
 
 def affine(theirs: str, *ours: str, bias: bool = True) -> list[Pair]:

@@ -134,7 +134,13 @@ def _choose(found: list[Layer], layers: Iterable[int] | None, model: nn.Module) 
     if not any(layer.library for layer in found):
         if found:
             raise ConfigError("all self-attention layers of this model are replaced already.")
-        raise ConfigError(_describe_known(model))
+        seen = sorted({type(m).__name__ for m in model.modules() if "attention" in type(m).__name__.lower()})
+        known = ", ".join([*(f"timm's {family}" for family in TIMM.values()), *TRANSFORMERS])
+        raise ConfigError(
+            f"no self-attention of {type(model).__name__} can be replaced: it has "
+            f"{', '.join(seen) or 'no module with that name'}. Known are {known}. In a model of your own put "
+            "tost.TSSAttention or tost.CausalTSSAttention in its place."
+        )
     if layers is None:
         return [layer for layer in found if layer.library is not None]
     places = sorted({place + len(found) if place < 0 else place for place in layers})
@@ -147,13 +153,3 @@ def _choose(found: list[Layer], layers: Iterable[int] | None, model: nn.Module) 
     if again:
         raise ConfigError(f"layers {again} are replaced already; choose others, or start from the model as it was.")
     return [found[place] for place in places]
-
-
-def _describe_known(model: nn.Module) -> str:
-    known = [*(f"timm's {family}" for family in TIMM.values()), *TRANSFORMERS]
-    seen = sorted({type(m).__name__ for m in model.modules() if "attention" in type(m).__name__.lower()})
-    has = f"it has {', '.join(seen)}" if seen else "it has no module with that name"
-    return (
-        f"no self-attention of {type(model).__name__} can be replaced: {has}. Known are {', '.join(known)}. In a model "
-        "of your own put tost.TSSAttention or tost.CausalTSSAttention in its place."
-    )

@@ -233,13 +233,9 @@ def finish(model: nn.Module, record: dict[str, Any]) -> None:
         module.config = copy.deepcopy(module.config, copied)
     own = holders[0].config
     own.tost_attention = [*(getattr(own, "tost_attention", None) or []), record]
-    if not any(map(_has_scores, model.modules())):
+    # Attention of transformers that was left as it is, between sequences too, has a scale of its scores.
+    if not any(type(m).__module__.startswith("transformers.") and hasattr(m, "scaling") for m in model.modules()):
         own._attn_implementation = IMPLEMENTATION
-
-
-def _has_scores(module: nn.Module) -> bool:
-    """Tell whether a module is attention of transformers that was left as it is, between sequences too."""
-    return type(module).__module__.startswith("transformers.") and hasattr(module, "scaling")
 
 
 def _padding_mask(

@@ -237,7 +237,10 @@ class TostConfig(_OptionFields):  # type: ignore[misc]
         try:
             options = model_options(_BASE_MODEL, {key: getattr(self, name) for name, key in _OPTIONS.items()})
         except ConfigError as error:
-            problems = problems + [_renamed(line.strip()) for line in str(error).splitlines()[1:]]
+            message = str(error)
+            for key, name in RENAMED.items():
+                message = message.replace(key, name)
+            problems = problems + [line.strip() for line in message.splitlines()[1:]]
         if problems or options is None:
             raise ConfigError("\n  ".join(["this TostConfig describes no model:", *problems]))
         return cast(LanguageOptions, options)
@@ -257,10 +260,3 @@ class TostConfig(_OptionFields):  # type: ignore[misc]
             if near or not saved:
                 found.append(f"{key}: not an option of the model; {hint}")
         return found
-
-
-def _renamed(line: str) -> str:
-    """Return a message about an option under its name here."""
-    for key, name in RENAMED.items():
-        line = line.replace(key, name)
-    return line
