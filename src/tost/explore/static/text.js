@@ -76,6 +76,8 @@ export class TextView {
 
   /** Leave what was generated, and what was found about its tokens. */
   forget() {
+    clearTimeout(this.dwell);
+    clearTimeout(this.later);
     [this.session, this.closer] = [null, null];
     this.speed.textContent = "Choose a token of a generated text to go back to it and take another way.";
     if (this.list.picked < 0) this.detail.replaceChildren(el("h3", {}, "This token"), el("p", { class: "quiet" }, "Point at a token, or walk through them with the arrow keys."));
@@ -145,6 +147,7 @@ export class TextView {
   pick(i, firm) {
     if (!this.found || i >= this.found.tokens.length) return;
     clearTimeout(this.dwell);
+    this.shown = i;
     if (firm) { this.back.disabled = !this.session; this.lookCloser(i); }
     else if (this.closer?.i !== i && !this.running) this.dwell = setTimeout(() => this.lookCloser(i), DWELL);
     const { layer } = this.choice();
@@ -160,7 +163,7 @@ export class TextView {
 
   async lookCloser(i) {
     const found = await this.shared.attempt(() => post("token", { ...this.about(), position: i }));
-    if (!found) return;
+    if (!found || i !== this.shown) return; // a late answer does not replace the token that is shown now
     const follows = found.follows.map(({ token, p }) => ({ label: JSON.stringify(token), value: p }));
     const gains = found.gains.map((rows, layer) =>
       matrix({ title: `layer ${layer}`, rows, cell: Math.max(3, Math.min(10, Math.floor(310 / rows[0].length))), names: ["head", "direction"] }));
