@@ -53,23 +53,10 @@ def test_samples_are_as_announced(name):
         assert sample["inputs"].dtype == (torch.int64 if is_tokens else torch.float32)
         whole = dataset.gather(torch.arange(len(dataset)))
         if is_tokens:
-            assert whole["inputs"].min() >= 0
-            assert whole["inputs"].max() < shape.vocab_size
+            assert 0 <= whole["inputs"].min() <= whole["inputs"].max() < shape.vocab_size
         assert whole["targets"].dtype == torch.int64
-        classes = shape.num_classes or shape.vocab_size
-        assert whole["targets"].min() >= 0
-        assert whole["targets"].max() < classes
+        assert 0 <= whole["targets"].min() <= whole["targets"].max() < (shape.num_classes or shape.vocab_size)
         assert same({key: value[-1] for key, value in whole.items()}, sample)
-
-
-@pytest.mark.parametrize("name", SMALL)
-def test_the_same_seed_gives_the_same_data(name):
-    first, second = build(name, seed=7), build(name, seed=7)
-    assert first.info == second.info
-    assert len(first.info.fingerprint) == 64
-    for index in (0, 11, len(first.train) - 1):
-        assert same(first.train[index], second.train[index])
-    assert same(first.validation[3], second.validation[3])
 
 
 @pytest.mark.parametrize(("name", "start"), [("digits", "2096c0be8230f551"), ("listops", "4d37c56f3b5b2257")])
@@ -104,16 +91,10 @@ def test_digits_are_split_once_and_evenly():
     rows = [dataset.gather(torch.arange(len(dataset))) for dataset in (bundle.train, bundle.validation)]
     images, labels = load_digits(return_X_y=True)
     both = torch.cat([part["inputs"] for part in rows]).squeeze(-1) * 16
-    assert sorted(map(tuple, both.tolist())) == sorted(map(tuple, images.tolist()))
-    assert sorted(torch.cat([part["targets"] for part in rows]).tolist()) == sorted(labels.tolist())
-    assert both.min() == 0
-    assert both.max() == 16
+    found = zip(both.tolist(), torch.cat([part["targets"] for part in rows]).tolist(), strict=True)
+    assert sorted(found) == sorted(zip(images.tolist(), labels.tolist(), strict=True))
     train, validation = (torch.bincount(part["targets"], minlength=10) for part in rows)
     assert ((validation - (train + validation) / 5).abs() <= 1).all()
-    label_of = {tuple(image): label for image, label in zip(images.tolist(), labels.tolist(), strict=True)}
-    for part in rows:
-        for image, label in zip(part["inputs"].squeeze(-1).tolist(), part["targets"].tolist(), strict=True):
-            assert label_of[tuple(16 * value for value in image)] == label
 
 
 def test_digits_without_scikit_learn_say_what_to_install(monkeypatch):
@@ -155,15 +136,9 @@ def test_the_corpus_is_the_sorted_sources(library):
     assert decode(corpus.train) == "".join(letter * 10 for letter in "abcdefghijp")
     assert decode(corpus.validation) == "x" * 10
     assert corpus.files == 12
-
-
-def test_the_corpus_is_identified_by_its_content(library, tmp_path_factory):
-    elsewhere = tmp_path_factory.mktemp("other") / "lib"
-    library.rename(elsewhere)
-    moved = read_corpus(elsewhere).fingerprint
-    (elsewhere / "module3.py").write_bytes(b"dddddddddD")
+    (library / "module3.py").write_bytes(b"dddddddddD")
     read_corpus.cache_clear()
-    assert read_corpus(elsewhere).fingerprint != moved
+    assert read_corpus(library).fingerprint != corpus.fingerprint
 
 
 def test_the_real_corpus_is_python():

@@ -7,28 +7,20 @@ import signal
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
-from typing import Protocol, TypeVar
+from typing import Any
 
 from tost.data.prepare import Report
 from tost.errors import StorageError
 
 
-class _Unit(Protocol):
-    @property
-    def size(self) -> int: ...
-
-
-Unit = TypeVar("Unit", bound=_Unit)
-
-
 def share_work(
-    function: Callable[[Unit], None], units: Sequence[Unit], *, workers: int, report: Report, total: int, what: str
+    function: Callable[[Any], None], units: Sequence[Any], *, workers: int, report: Report, total: int, what: str
 ) -> None:
     """Call a function for every unit of work, in any order.
 
     Args:
         function: Function of a module, which other processes can find.
-        units: Units of work; their sizes are numbers of items.
+        units: Units of work, whose attribute ``size`` is their number of items.
         workers: Number of processes; with one, this process does the work.
         report: Progress callback, after every unit.
         total: Number of items, those that were done before included.

@@ -219,22 +219,16 @@ def test_other_content_is_left_alone(tmp_path, source):
         make(tmp_path / "made", source=str(source), validation=0.5)
 
 
-@pytest.mark.parametrize("folder", ["", "nowhere"])
-def test_only_prepared_folders_are_checked(tmp_path, folder):
+def test_only_prepared_folders_are_checked(tmp_path):
     with pytest.raises(ConfigError, match=r"no prepare\.json"):
-        check_folder(tmp_path / folder)
-
-
-def test_once_more_is_nothing(tmp_path, source):
-    make(tmp_path / "out", source=str(source))
-    before = contents(tmp_path / "out")
-    facts = prepare("text", {"source": str(source)}, tmp_path / "out")
-    assert facts["already there"] is True
-    assert contents(tmp_path / "out") == before
+        check_folder(tmp_path)
 
 
 def test_index_says_everything(tmp_path, source):
     folder = make(tmp_path / "out", source=str(source))
+    before = contents(folder.path)
+    assert prepare("text", {"source": str(source)}, folder.path)["already there"] is True
+    assert contents(folder.path) == before
     index = json.loads((folder.path / "index.json").read_text(encoding="utf-8"))
     assert index["format"] == "tost-tokens"
     assert index["dtype"] == "uint8"
