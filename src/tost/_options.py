@@ -36,6 +36,11 @@ _IN_WORDS = {**_NUMBERS, "boolean": "true or false", "string": "text", "null": "
 _STANDARD = frozenset(get_args(ErrorType)) - {"value_error", "assertion_error"}
 
 
+def option(default: Any, description: str, **bounds: Any) -> Any:
+    """Return a field of options that may be left out, with bounds as `pydantic.Field` takes them."""
+    return Field(default, description=description, **bounds)
+
+
 class Options(BaseModel):
     """Checked options: unknown keys are errors, and values cannot change."""
 

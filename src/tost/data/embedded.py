@@ -6,7 +6,7 @@ from typing import Annotated
 
 from pydantic import Field, model_validator
 
-from tost._options import Options
+from tost._options import Options, option
 from tost.data.prepare import PrepareOptions
 from tost.data.spec import DataSetOptions, DataShape, DataSpec
 
@@ -30,12 +30,12 @@ class DigitFilesOptions(PrepareOptions):
 class StdlibBytesOptions(DataSetOptions):
     """Options of ``stdlib_bytes``."""
 
-    length: int = Field(default=256, ge=1, description="bytes that the model reads at once; the targets are one later")
-    windows: int | None = Field(
-        default=None,
-        ge=1,
-        description="training samples per epoch, windows at random places that are new in every epoch; "
+    length: int = option(256, "bytes that the model reads at once; the targets are one later", ge=1)
+    windows: int | None = option(
+        None,
+        "training samples per epoch, windows at random places that are new in every epoch; "
         "null takes as many as fit side by side into the training part",
+        ge=1,
     )
 
     def shape(self, path: str | None = None) -> DataShape:
@@ -46,12 +46,10 @@ class StdlibBytesOptions(DataSetOptions):
 class ListOpsLimits(Options):
     """Limits of ListOps expressions. Lengths count operators, digits and closing brackets, not parentheses."""
 
-    max_depth: int = Field(default=4, ge=2, le=64, description="levels of an expression, the digits included")
-    max_args: int = Field(default=5, ge=2, description="most arguments of one operator; the fewest are 2")
-    min_length: int = Field(default=10, ge=1, description="expressions are longer than this, in tokens")
-    max_length: int = Field(
-        default=100, ge=5, description="expressions are shorter than this, in tokens; samples are padded to it"
-    )
+    max_depth: int = option(4, "levels of an expression, the digits included", ge=2, le=64)
+    max_args: int = option(5, "most arguments of one operator; the fewest are 2", ge=2)
+    min_length: int = option(10, "expressions are longer than this, in tokens", ge=1)
+    max_length: int = option(100, "expressions are shorter than this, in tokens; samples are padded to it", ge=5)
 
     @model_validator(mode="after")
     def _some_expression_fits(self) -> ListOpsLimits:
@@ -76,8 +74,8 @@ class ListOpsLimits(Options):
 class ListOpsOptions(ListOpsLimits, DataSetOptions):
     """Options of ``listops``."""
 
-    train_count: int = Field(default=20_000, ge=1, description="training samples")
-    validation_count: int = Field(default=2_000, ge=1, description="validation samples; none is in the training set")
+    train_count: int = option(20_000, "training samples", ge=1)
+    validation_count: int = option(2_000, "validation samples; none is in the training set", ge=1)
 
     def shape(self, path: str | None = None) -> DataShape:
         """15 symbols and the padding, 10 values."""
@@ -87,9 +85,9 @@ class ListOpsOptions(ListOpsLimits, DataSetOptions):
 class ProbeOptions(DataSetOptions):
     """Options that the probes share."""
 
-    length: int = Field(default=256, ge=4, description="tokens per sample")
-    train_count: int = Field(default=20_000, ge=1, description="training samples per epoch, new ones in every epoch")
-    validation_count: int = Field(default=1_000, ge=1, description="validation samples")
+    length: int = option(256, "tokens per sample", ge=4)
+    train_count: int = option(20_000, "training samples per epoch, new ones in every epoch", ge=1)
+    validation_count: int = option(1_000, "validation samples", ge=1)
 
     def vocab_size(self) -> int:
         """Return the number of different ids, inputs and answers together."""
@@ -116,12 +114,12 @@ class ProbeOptions(DataSetOptions):
 class RecallOptions(ProbeOptions):
     """Options of ``recall``."""
 
-    pairs: int = Field(default=16, ge=1, description="key-value pairs at the start of a sample, each asked for once")
-    num_keys: int = Field(default=128, ge=1, description="different keys; a sample uses each at most once")
-    num_values: int = Field(default=128, ge=2, description="different values")
-    first_lengths: list[Annotated[int, Field(ge=4)]] = Field(
-        default=[],
-        description="tokens per sample in the first epochs of training, one length for each, with a quarter as many "
+    pairs: int = option(16, "key-value pairs at the start of a sample, each asked for once", ge=1)
+    num_keys: int = option(128, "different keys; a sample uses each at most once", ge=1)
+    num_values: int = option(128, "different values", ge=2)
+    first_lengths: list[Annotated[int, Field(ge=4)]] = option(
+        [],
+        "tokens per sample in the first epochs of training, one length for each, with a quarter as many "
         "pairs at most; shorter ones are learned sooner",
     )
 
@@ -150,7 +148,7 @@ class RecallOptions(ProbeOptions):
 class InductionOptions(ProbeOptions):
     """Options of ``induction``."""
 
-    symbols: int = Field(default=64, ge=2, description="different symbols")
+    symbols: int = option(64, "different symbols", ge=2)
 
     def vocab_size(self) -> int:
         """A mark that asks, and the symbols."""
@@ -160,8 +158,8 @@ class InductionOptions(ProbeOptions):
 class SelectiveCopyOptions(ProbeOptions):
     """Options of ``selective_copy``."""
 
-    symbols: int = Field(default=16, ge=2, description="different symbols")
-    count: int = Field(default=16, ge=1, description="symbols to copy, scattered among blanks")
+    symbols: int = option(16, "different symbols", ge=2)
+    count: int = option(16, "symbols to copy, scattered among blanks", ge=1)
 
     def vocab_size(self) -> int:
         """A blank, a mark that asks, the symbols."""
@@ -175,13 +173,13 @@ class SelectiveCopyOptions(ProbeOptions):
 class MostFrequentOptions(InductionOptions):
     """Options of ``most_frequent``."""
 
-    symbols: int = Field(default=16, ge=2, description="different symbols")
+    symbols: int = option(16, "different symbols", ge=2)
 
 
 class BracketsOptions(ProbeOptions):
     """Options of ``brackets``."""
 
-    max_depth: int = Field(default=15, ge=1, description="most brackets that are open at the same time")
+    max_depth: int = option(15, "most brackets that are open at the same time", ge=1)
 
     def vocab_size(self) -> int:
         """The larger of two brackets and the depths from 0 on."""

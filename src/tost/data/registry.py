@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, create_model, field_validator
 
-from tost._options import Options, options_of_signature
+from tost._options import Options, option, options_of_signature
 from tost._plugins import Registry
 from tost.data.embedded import SPECS as EMBEDDED
 from tost.data.images.options import SPECS as IMAGES
@@ -141,12 +141,8 @@ class DataOptions(Options):
     model_config = ConfigDict(strict=True)
 
     name: str = Field(description="data set; `tost ls data` shows them")
-    path: str | None = Field(
-        default=None, validate_default=True, description="folder or file with the data; null for embedded data sets"
-    )
-    workers: int = Field(
-        default=0, ge=0, description="processes that prepare batches ahead; 0 prepares them in the training process"
-    )
+    path: str | None = option(None, "folder or file with the data; null for embedded data sets", validate_default=True)
+    workers: int = option(0, "processes that prepare batches ahead; 0 prepares them in the training process", ge=0)
     options: dict[str, Any] = Field(
         default_factory=dict, validate_default=True, description="options of the data set itself"
     )

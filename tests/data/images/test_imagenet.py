@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+import shutil
 
 import numpy as np
 import pytest
@@ -199,63 +200,37 @@ def test_the_classes_are_those_of_imagenet():
     assert (identifiers[0], names[0]) == ("n01440764", "tench, Tinca tinca")
 
 
-def without_a_class(root):
-    folders(root)
-    (root / "val" / CLASSES[1]).rename(root / "val" / "n99999999")
-
-
-def without_labels(root):
-    official_tars(root)
-    (root / "LOC_val_solution.csv").unlink()
-
-
-def with_other_labels(root):
-    flat_folder(root)
-    (root / "val.txt").write_text("ILSVRC2012_val_00000001.JPEG 1\n")
-
-
-def with_damaged_labels(root):
-    flat_folder(root)
-    (root / "val.txt").write_text("no labels\n")
-
-
-def cut_tar(root):
-    plain_tars(root)
-    data = (root / "val.tar").read_bytes()
-    (root / "val.tar").write_bytes(data[: len(data) // 3])
-
-
-def packed_tar(root):
-    plain_tars(root)
-    (root / "train.tar").write_bytes(files.gzip.compress((root / "train.tar").read_bytes()))
-
-
-def empty_tar(root):
-    plain_tars(root)
-    (root / "train.tar").write_bytes(files.tar_of({"README": b"nothing"}))
-
-
+NOTHING = files.tar_of({"README": b"nothing"})
 WRONG = {
     "other classes": (
-        without_a_class,
+        folders,
+        lambda root: (root / "val" / CLASSES[1]).rename(root / "val" / "n99999999"),
         "1 are missing .such as n02102040., 1 are unknown .such as n99999999.; for other",
     ),
     "no labels": (
-        without_labels,
+        official_tars,
+        lambda root: (root / "LOC_val_solution.csv").unlink(),
         "not sorted into classes, and there is no file with their labels; add one of LOC_val_sol",
     ),
-    "too few labels": (with_other_labels, "5 images have no label, such as ILSVRC2012_val_00000002"),
-    "damaged labels": (with_damaged_labels, "val.txt is not the label file that its name promises"),
-    "cut": (cut_tar, "val.tar cannot be read as a tar file: .*; it must be complete, and not compressed"),
-    "packed": (packed_tar, "train.tar cannot be read as a tar file"),
-    "empty": (empty_tar, "train.tar: no images are in it"),
-    "nothing": (lambda root: None, "holds no split 'train' of ImageNet, it has: nothing; data.path: a folder with"),
+    "too few labels": (
+        flat_folder,
+        lambda root: (root / "val.txt").write_text("ILSVRC2012_val_00000001.JPEG 1\n"),
+        "5 images have no label, such as ILSVRC2012_val_00000002",
+    ),
+    "cut": (
+        plain_tars,
+        lambda root: files.write(root / "val.tar", (root / "val.tar").read_bytes()[:3000]),
+        "val.tar cannot be read as a tar file: .*; it must be complete, and not compressed",
+    ),
+    "empty": (plain_tars, lambda root: files.write(root / "train.tar", NOTHING), "train.tar: no images are in it"),
+    "nothing": (folders, shutil.rmtree, "data.path .* does not exist; it must point at a folder with train/<wnid>"),
 }
 
 
-@pytest.mark.parametrize(("write", "message"), WRONG.values(), ids=WRONG.keys())
-def test_what_is_wrong_is_said(write, message, tmp_path):
+@pytest.mark.parametrize(("write", "change", "message"), WRONG.values(), ids=WRONG.keys())
+def test_what_is_wrong_is_said(write, change, message, tmp_path):
     write(tmp_path)
+    change(tmp_path)
     with pytest.raises(ConfigError, match=message):
         build(tmp_path)
 

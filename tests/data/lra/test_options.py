@@ -61,31 +61,23 @@ def test_presets_have_the_shapes_of_the_code_bases(name, preset):
     assert shape.input == ("tokens" if ids else "values")
     assert shape.num_classes == {"lra_listops": 10, "lra_image": 10}.get(name, 2)
     assert found.options.get("mask_zero") == masked
+    assert options(name, **found.options).options == found.options, "completed options stay what they are"
 
 
-def test_normalizations_of_the_code_bases():
-    def scale(name, preset):
-        found = options(name, preset=preset).options
-        return found["mean"], found["std"]
-
-    assert scale("lra_image", "paper") == (0.48, 0.24)
-    assert scale("lra_image", "s4") == (122.6 / 255, 61 / 255)
-    assert scale("lra_pathfinder", "mega") == (0.5, 0.5)
-    assert scale("lra_pathfinder", "s4") == (0.0, 1.0)
-
-
-def test_splits_of_the_code_bases():
-    assert options("lra_image").options["split"] == options("lra_pathfinder").options["split"] == "shuffled"
-    assert options("lra_image").options["split_seed"] == 42
-    for name in ("lra_image", "lra_pathfinder"):
-        assert options(name, preset="official").options["split"] == "order"
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_completed_options_stay_what_they_are(name):
-    for preset in [preset for of, preset in SHAPES if of == name]:
-        once = options(name, preset=preset).options
-        assert options(name, **once).options == once
+@pytest.mark.parametrize(
+    ("name", "preset", "split", "mean", "std"),
+    [
+        ("lra_image", "paper", "shuffled", 0.48, 0.24),
+        ("lra_image", "official", "order", 0.48, 0.24),
+        ("lra_image", "s4", "shuffled", 122.6 / 255, 61 / 255),
+        ("lra_pathfinder", "official", "order", 0.5, 0.5),
+        ("lra_pathfinder", "mega", "shuffled", 0.5, 0.5),
+        ("lra_pathfinder", "s4", "shuffled", 0.0, 1.0),
+    ],
+)
+def test_splits_and_normalizations_of_the_code_bases(name, preset, split, mean, std):
+    found = options(name, preset=preset).options
+    assert (found["split"], found["split_seed"], found["mean"], found["std"]) == (split, 42, mean, std)
 
 
 def test_options_of_earlier_runs_are_read():

@@ -64,7 +64,14 @@ class PixelImages(Dataset):
     def gather(self, indices: Tensor) -> Batch:
         """Return images as a batch: inputs float32 ``[B, C, height, width]``, targets int64 ``[B]``."""
         rows = indices % len(self) if self.draws else indices
-        images = self._to_size(self.pixels[rows])
+        height, width = self.options.size
+        images = self.pixels[rows]
+        stored = (images.shape[-2], images.shape[-1])
+        wanted = resized_size(stored, self.options)
+        if stored != wanted and len(images):
+            images = F.interpolate(images, wanted, mode=self.options.interpolation, antialias=True)
+        top, left = (wanted[0] - height) // 2, (wanted[1] - width) // 2
+        images = images[..., top : top + height, left : left + width].reshape(-1, images.shape[1], height, width)
         if self.seed is not None:
             if self.options.crop == "pad" and (padding := self.options.padding):
                 images = _shift(images, padding, _random(self.seed, _SHIFT, indices))
@@ -72,15 +79,6 @@ class PixelImages(Dataset):
             images = torch.where(mirrored.view(-1, 1, 1, 1), images.flip(-1), images)
         inputs = images.expand(-1, self.options.channels, -1, -1).float().mul_(self._scale).add_(self._shift)
         return {"inputs": inputs, "targets": self.targets[rows]}
-
-    def _to_size(self, images: Tensor) -> Tensor:
-        height, width = self.options.size
-        stored = (images.shape[-2], images.shape[-1])
-        wanted = resized_size(stored, self.options)
-        if stored != wanted and len(images):
-            images = F.interpolate(images, wanted, mode=self.options.interpolation, antialias=True)
-        top, left = (wanted[0] - height) // 2, (wanted[1] - width) // 2
-        return images[..., top : top + height, left : left + width].reshape(-1, images.shape[1], height, width)
 
 
 def _shift(images: Tensor, padding: int, random: Tensor) -> Tensor:
@@ -260,7 +258,6 @@ def _hold_out(targets: Tensor, count: int, path: Path) -> tuple[Tensor, Tensor]:
 
 
 def _check_classes(train: Split, validation: Split, options: ImageOptions, path: Path) -> None:
-    named = ((train, options.train_split), (validation, options.validation_split))
     if train.class_names != validation.class_names:
         first, second = set(train.class_names), set(validation.class_names)
         raise ConfigError(
@@ -275,14 +272,12 @@ def _check_classes(train: Split, validation: Split, options: ImageOptions, path:
             f"{path} has {len(train.class_names)} classes ({_few(train.class_names)}), but {expected} are expected; "
             f"{remedy}."
         )
-    for split, name in named:
-        if not len(split.targets):
-            raise ConfigError(f"the split {name!r} of {path} has no images.")
-        low, high = int(split.targets.min()), int(split.targets.max())
-        if low < 0 or high >= expected:
+    for split, name in ((train, options.train_split), (validation, options.validation_split)):
+        low, high = (int(edge()) for edge in (split.targets.min, split.targets.max)) if len(split.targets) else (-1, -1)
+        if not 0 <= low <= high < expected:
+            held = f"labels from {low} to {high}" if len(split.targets) else "no images"
             raise ConfigError(
-                f"the split {name!r} of {path} has labels from {low} to {high}, but {expected} classes are numbered "
-                f"0 to {expected - 1}."
+                f"the split {name!r} of {path} has {held}, but {expected} classes are numbered 0 to {expected - 1}."
             )
 
 

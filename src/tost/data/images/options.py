@@ -9,6 +9,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, PlainValidator, WithJsonSchema, model_validator
 
+from tost._options import option
 from tost.data.spec import DataSetOptions, DataShape, DataSpec
 from tost.errors import ConfigError
 
@@ -19,29 +20,31 @@ _MAGNITUDES = 30  # of torchvision's RandAugment, from 0 to 30
 _POLICY = re.compile(r"(rand|augmix)(-[a-z]+[0-9.]+)*|torchvision-rand-n(\d+)-m(\d+)|torchvision-trivial")
 
 
-def _size(value: Any) -> int | list[int]:
-    sides = value if isinstance(value, list | tuple) else [value]
-    whole = all(isinstance(side, int) and not isinstance(side, bool) and 1 <= side <= _LARGEST for side in sides)
-    if not whole or len(sides) != (2 if sides is value else 1):
+def _are_pixels(*sides: Any) -> bool:
+    return all(type(side) is int and 1 <= side <= _LARGEST for side in sides)
+
+
+def _size(value: Any) -> Any:
+    sides = list(value) if isinstance(value, list | tuple) else [value, value]
+    if len(sides) != 2 or not _are_pixels(*sides):
         raise ValueError(f"{value!r} given; needs a number of pixels from 1 to {_LARGEST}, or [height, width].")
-    return list(sides) if sides is value else sides[0]
+    return value if _are_pixels(value) else sides
 
 
-def _resize(value: Any) -> int | str:
-    is_number = isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= _LARGEST
-    if value not in ("ratio", "squash") and not is_number:
+def _resize(value: Any) -> Any:
+    if value not in ("ratio", "squash") and not _are_pixels(value):
         raise ValueError(f"{value!r} given; needs ratio, squash, or a number of pixels from 1 to {_LARGEST}.")
-    return value if is_number else str(value)
+    return value
 
 
-def _policy(value: Any) -> str | None:
+def _policy(value: Any) -> Any:
     found = _POLICY.fullmatch(value) if isinstance(value, str) else None
     if value is not None and (found is None or int(found[4] or 0) > _MAGNITUDES):
         raise ValueError(
             f"{value!r} given; needs null, a policy of timm such as rand-m9-mstd0.5-inc1, or one of torchvision: "
             f"torchvision-trivial, or torchvision-rand-n2-m14 (n: operations, m: magnitude up to {_MAGNITUDES})."
         )
-    return value if value is None else str(value)
+    return value
 
 
 _PIXELS = {"type": "integer", "minimum": 1}
@@ -86,40 +89,35 @@ class ImageOptions(DataSetOptions):
     known_classes: ClassVar[int | None] = None
     """Number of classes where the data set fixes it."""
 
-    image_size: _Size = Field(default=224, description=_SIZE)
-    channels: Literal[1, 3] = Field(default=3, description="3 for colour, grey images repeat theirs; 1 for grey")
-    train_split: str = Field(default="train", description=_TRAIN_ON)
-    validation_split: str = Field(default="test", description=_VALIDATE_ON)
-    hold_out: int = Field(
-        default=0, ge=0, description="number of images of the training split to validate on instead of validation_split"
-    )
-    limit: int | None = Field(default=None, ge=1, description="images per split, spread evenly over it; null: all")
+    image_size: _Size = option(224, _SIZE)
+    channels: Literal[1, 3] = option(3, "3 for colour, grey images repeat theirs; 1 for grey")
+    train_split: str = option("train", _TRAIN_ON)
+    validation_split: str = option("test", _VALIDATE_ON)
+    hold_out: int = option(0, "number of images of the training split to validate on instead of validation_split", ge=0)
+    limit: int | None = option(None, "images per split, spread evenly over it; null: all", ge=1)
 
-    crop: Literal["pad", "resized", "none"] = Field(default="resized", description=_CROP)
-    padding: int = Field(default=4, ge=0, description="largest shift of crop: pad, in pixels; black moves in")
-    crop_scale: _Pair = Field(default=[0.08, 1.0], description="share of the area that crop: resized takes")
-    crop_ratio: _Pair = Field(default=[0.75, 4 / 3], description="width / height of what crop: resized takes")
-    flip: _Share = Field(default=0.5, description="probability that a training image is mirrored")
-    auto_augment: _Policy = Field(
-        default=None, description="policy such as rand-m9-mstd0.5-inc1 (timm) or torchvision-rand-n2-m14; null: none"
+    crop: Literal["pad", "resized", "none"] = option("resized", _CROP)
+    padding: int = option(4, "largest shift of crop: pad, in pixels; black moves in", ge=0)
+    crop_scale: _Pair = option([0.08, 1.0], "share of the area that crop: resized takes")
+    crop_ratio: _Pair = option([0.75, 4 / 3], "width / height of what crop: resized takes")
+    flip: _Share = option(0.5, "probability that a training image is mirrored")
+    auto_augment: _Policy = option(
+        None, "policy such as rand-m9-mstd0.5-inc1 (timm) or torchvision-rand-n2-m14; null: none"
     )
-    color_jitter: float = Field(default=0.0, ge=0, le=1, description="strength of random brightness, contrast, colour")
-    erasing: _Share = Field(default=0.0, description="probability that a part of a training image is erased")
-    erasing_mode: Literal["const", "rand", "pixel"] = Field(
-        default="pixel", description="erase to the mean colour, to one random colour, or to noise per pixel"
+    color_jitter: float = option(0.0, "strength of random brightness, contrast, colour", ge=0, le=1)
+    erasing: _Share = option(0.0, "probability that a part of a training image is erased")
+    erasing_mode: Literal["const", "rand", "pixel"] = option(
+        "pixel", "erase to the mean colour, to one random colour, or to noise per pixel"
     )
-    erasing_count: int = Field(default=1, ge=1, description="most parts that are erased in one image")
-    repeats: int = Field(
-        default=1, ge=1, le=16, description="repeated augmentation: how often each image comes in a row, each different"
-    )
+    erasing_count: int = option(1, "most parts that are erased in one image", ge=1)
+    repeats: int = option(1, "repeated augmentation: how often each image comes in a row, each different", ge=1, le=16)
 
-    interpolation: Literal["bilinear", "bicubic"] = Field(default="bicubic", description="how images are resized")
-    eval_resize: _Resize = Field(default="squash", description=_EVAL_RESIZE)
-    mean: _PerChannel = Field(default=IMAGENET_MEAN, description=_MEAN)
-    std: _PerChannel = Field(default=IMAGENET_STD, description=_STD)
-    on_bad_image: Literal["replace", "error"] = Field(
-        default="replace",
-        description="an image that cannot be read: train on its neighbour and validate on a blank one, or stop",
+    interpolation: Literal["bilinear", "bicubic"] = option("bicubic", "how images are resized")
+    eval_resize: _Resize = option("squash", _EVAL_RESIZE)
+    mean: _PerChannel = option(IMAGENET_MEAN, _MEAN)
+    std: _PerChannel = option(IMAGENET_STD, _STD)
+    on_bad_image: Literal["replace", "error"] = option(
+        "replace", "an image that cannot be read: train on its neighbour and validate on a blank one, or stop"
     )
 
     @model_validator(mode="after")
@@ -191,12 +189,12 @@ class Cifar10Options(ImageOptions):
     opener = "tost.data.images.published:open_cifar"
     known_classes = 10
 
-    image_size: _Size = Field(default=32, description=_SIZE)
-    train_split: Literal["train", "test"] = Field(default="train", description=_TRAIN_ON)
-    validation_split: Literal["train", "test"] = Field(default="test", description=_VALIDATE_ON)
-    crop: Literal["pad", "resized", "none"] = Field(default="pad", description=_CROP)
-    mean: _PerChannel = Field(default=[0.4914, 0.4822, 0.4465], description=_MEAN)
-    std: _PerChannel = Field(default=[0.2470, 0.2435, 0.2616], description=_STD)
+    image_size: _Size = option(32, _SIZE)
+    train_split: Literal["train", "test"] = option("train", _TRAIN_ON)
+    validation_split: Literal["train", "test"] = option("test", _VALIDATE_ON)
+    crop: Literal["pad", "resized", "none"] = option("pad", _CROP)
+    mean: _PerChannel = option([0.4914, 0.4822, 0.4465], _MEAN)
+    std: _PerChannel = option([0.2470, 0.2435, 0.2616], _STD)
 
 
 class Cifar100Options(Cifar10Options):
@@ -204,19 +202,19 @@ class Cifar100Options(Cifar10Options):
 
     known_classes = 100
 
-    mean: _PerChannel = Field(default=[0.5071, 0.4866, 0.4409], description=_MEAN)
-    std: _PerChannel = Field(default=[0.2673, 0.2564, 0.2762], description=_STD)
+    mean: _PerChannel = option([0.5071, 0.4866, 0.4409], _MEAN)
+    std: _PerChannel = option([0.2673, 0.2564, 0.2762], _STD)
 
 
 class FashionMnistOptions(Cifar10Options):
     """Options of ``fashion_mnist``."""
 
     opener = "tost.data.images.published:open_fashion_mnist"
-    image_size: _Size = Field(default=28, description=_SIZE)
-    channels: Literal[1, 3] = Field(default=1, description="1 for grey, as the images are; 3 repeats it")
-    padding: int = Field(default=2, ge=0, description="largest shift of crop: pad, in pixels; black moves in")
-    mean: _PerChannel = Field(default=[0.2860], description=_MEAN)
-    std: _PerChannel = Field(default=[0.3530], description=_STD)
+    image_size: _Size = option(28, _SIZE)
+    channels: Literal[1, 3] = option(1, "1 for grey, as the images are; 3 repeats it")
+    padding: int = option(2, "largest shift of crop: pad, in pixels; black moves in", ge=0)
+    mean: _PerChannel = option([0.2860], _MEAN)
+    std: _PerChannel = option([0.3530], _STD)
 
 
 class Flowers102Options(ImageOptions):
@@ -225,8 +223,8 @@ class Flowers102Options(ImageOptions):
     opener = "tost.data.images.published:open_flowers102"
     known_classes = 102
 
-    train_split: Literal["train", "val", "trainval", "test"] = Field(default="train", description=_TRAIN_ON)
-    validation_split: Literal["train", "val", "trainval", "test"] = Field(default="test", description=_VALIDATE_ON)
+    train_split: Literal["train", "val", "trainval", "test"] = option("train", _TRAIN_ON)
+    validation_split: Literal["train", "val", "trainval", "test"] = option("test", _VALIDATE_ON)
 
 
 class PetsOptions(ImageOptions):
@@ -235,19 +233,17 @@ class PetsOptions(ImageOptions):
     opener = "tost.data.images.published:open_pets"
     known_classes = 37
 
-    train_split: Literal["trainval", "test"] = Field(default="trainval", description=_TRAIN_ON)
-    validation_split: Literal["trainval", "test"] = Field(default="test", description=_VALIDATE_ON)
+    train_split: Literal["trainval", "test"] = option("trainval", _TRAIN_ON)
+    validation_split: Literal["trainval", "test"] = option("test", _VALIDATE_ON)
 
 
 class CustomImageOptions(ImageOptions):
     """Options of data sets of the user, whose classes are not known beforehand."""
 
-    num_classes: int | None = Field(
-        default=None, ge=2, description="number of classes, which is compared with the data; null: that of the folders"
+    num_classes: int | None = option(
+        None, "number of classes, which is compared with the data; null: that of the folders", ge=2
     )
-    in_memory: bool = Field(
-        default=False, description="read every image once, resized as for validation; needs crop: pad or none"
-    )
+    in_memory: bool = option(False, "read every image once, resized as for validation; needs crop: pad or none")
 
     def class_count(self, path: str | None = None) -> int:
         """Return the number of classes that was given."""
@@ -275,7 +271,7 @@ class ImageFolderOptions(CustomImageOptions):
     """Options of ``image_folder``."""
 
     opener = "tost.data.images.sources:open_image_folder"
-    validation_split: str = Field(default="val", description="split, that is sub-folder, to validate on")
+    validation_split: str = option("val", "split, that is sub-folder, to validate on")
 
     def class_count(self, path: str | None = None) -> int:
         """Return the number of classes that was given, or that the folders have."""
@@ -293,10 +289,8 @@ class ImageParquetOptions(CustomImageOptions):
     """Options of ``image_parquet``."""
 
     opener = "tost.data.images.sources:open_image_parquet"
-    image_column: str | None = Field(default=None, description="column of the images; null: image or img")
-    label_column: str | None = Field(
-        default=None, description="column of the labels; null: label, labels, fine_label or target"
-    )
+    image_column: str | None = option(None, "column of the images; null: image or img")
+    label_column: str | None = option(None, "column of the labels; null: label, labels, fine_label or target")
 
 
 class ImageNetOptions(ImageOptions):
@@ -305,11 +299,10 @@ class ImageNetOptions(ImageOptions):
     opener = "tost.data.images.published:open_imagenet"
     known_classes = 1000
 
-    validation_split: str = Field(default="val", description=_VALIDATE_ON)
-    eval_resize: _Resize = Field(default="ratio", description=_EVAL_RESIZE)
-    real_labels: str | None = Field(
-        default=None,
-        description="reassessed validation labels (ReaL): path of real.json, or timm for the copy that timm holds",
+    validation_split: str = option("val", _VALIDATE_ON)
+    eval_resize: _Resize = option("ratio", _EVAL_RESIZE)
+    real_labels: str | None = option(
+        None, "reassessed validation labels (ReaL): path of real.json, or timm for the copy that timm holds"
     )
 
     def _conflicts(self) -> Iterator[str]:

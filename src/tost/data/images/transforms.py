@@ -14,6 +14,7 @@ import random
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -199,33 +200,14 @@ def training_transform(options: ImageOptions) -> Callable[[Image.Image], Tensor]
     import tost._torchvision  # noqa: F401  prepares a CPU build of torch for torchvision, and so for timm
 
     # isort: split
+    from timm.data.auto_augment import posterize
     from timm.data.random_erasing import RandomErasing
+    from timm.data.transforms_factory import create_transform
     from torchvision import transforms  # type: ignore[import-untyped]
 
-    as_validation = EvaluationTransform(options)
-    crop_and_flip, policy = _crop_and_policy(options)
-    steps: list[Callable[..., Any]] = [crop_and_flip]
-    if options.crop != "resized":
-        steps = [as_validation.fit]
-        if options.crop == "pad":
-            steps.append(transforms.RandomCrop(options.size, padding=options.padding))
-        steps.append(transforms.RandomHorizontalFlip(options.flip))
-    steps += [policy, as_validation.to_tensor]
-    if options.erasing:
-        erase: Any = RandomErasing
-        steps.append(erase(options.erasing, mode=options.erasing_mode, max_count=options.erasing_count, device="cpu"))
-    composed: Callable[[Image.Image], Tensor] = transforms.Compose(steps)
-    return composed
-
-
-def _crop_and_policy(options: ImageOptions) -> tuple[Callable[..., Any], Callable[..., Any]]:
-    """Return the first two stages: random crop with mirroring, then the policy or the change of colours."""
-    from timm.data.auto_augment import posterize
-    from timm.data.transforms_factory import create_transform
-    from torchvision import transforms
-
-    name = options.auto_augment
     make: Any = create_transform
+    erase: Any = RandomErasing
+    name = options.auto_augment
     of_torchvision = _OF_TORCHVISION.fullmatch(name or "")
     try:
         crop_and_flip, policy, _ = make(
@@ -246,19 +228,27 @@ def _crop_and_policy(options: ImageOptions) -> tuple[Callable[..., Any], Callabl
             "write for example rand-m9-mstd0.5-inc1."
         ) from error
     if of_torchvision and of_torchvision["count"]:
-        return crop_and_flip, transforms.RandAugment(int(of_torchvision["count"]), int(of_torchvision["magnitude"]))
-    if of_torchvision:
-        return crop_and_flip, transforms.TrivialAugmentWide()
-    for step in policy.transforms:
-        for operation in getattr(step, "ops", []):
+        policy = transforms.RandAugment(int(of_torchvision["count"]), int(of_torchvision["magnitude"]))
+    elif of_torchvision:
+        policy = transforms.TrivialAugmentWide()
+    else:
+        for operation in (operation for step in policy.transforms for operation in getattr(step, "ops", [])):
             if operation.aug_fn is posterize:
-                operation.aug_fn = _posterize
-    return crop_and_flip, policy
+                operation.aug_fn = partial(_posterize, posterize)
+    as_validation = EvaluationTransform(options)
+    steps: list[Callable[..., Any]] = [crop_and_flip]
+    if options.crop != "resized":
+        steps = [as_validation.fit]
+        if options.crop == "pad":
+            steps.append(transforms.RandomCrop(options.size, padding=options.padding))
+        steps.append(transforms.RandomHorizontalFlip(options.flip))
+    steps += [policy, as_validation.to_tensor]
+    if options.erasing:
+        steps.append(erase(options.erasing, mode=options.erasing_mode, max_count=options.erasing_count, device="cpu"))
+    composed: Callable[[Image.Image], Tensor] = transforms.Compose(steps)
+    return composed
 
 
-def _posterize(image: Image.Image, bits: int, **settings: Any) -> Image.Image:
+def _posterize(keep: Any, image: Image.Image, bits: int, **settings: Any) -> Image.Image:
     """Let timm's strongest Posterize, which keeps 0 bits of each pixel, work with Pillow 13, which refuses that."""
-    from timm.data.auto_augment import posterize
-
-    keep: Any = posterize
     return keep(image, bits, **settings) if bits > 0 else Image.new(image.mode, image.size)

@@ -12,6 +12,7 @@ from typing import Annotated, Any, ClassVar, Final, Literal
 
 from pydantic import Field, model_validator
 
+from tost._options import option
 from tost.data.embedded import ListOpsLimits
 from tost.data.prepare import PrepareOptions
 from tost.data.spec import DataSetOptions, DataShape, DataSpec
@@ -42,11 +43,11 @@ class LraOptions(DataSetOptions):
     classes: ClassVar[int]
     """Number of classes."""
 
-    preset: Literal["paper", "official", "s4", "mega", "skyformer"] = Field(
-        default="paper", description="code base to follow in all options that are not given"
+    preset: Literal["paper", "official", "s4", "mega", "skyformer"] = option(
+        "paper", "code base to follow in all options that are not given"
     )
-    validation_split: Literal["val", "test"] = Field(default="val", description="split to validate on")
-    limit: int | None = Field(default=None, ge=1, description="samples per split, spread evenly over it; null: all")
+    validation_split: Literal["val", "test"] = option("val", "split to validate on")
+    limit: int | None = option(None, "samples per split, spread evenly over it; null: all", ge=1)
 
     @model_validator(mode="before")
     @classmethod
@@ -57,12 +58,12 @@ class LraOptions(DataSetOptions):
 class SequenceOptions(LraOptions):
     """Options of the tasks of symbols."""
 
-    length: int = Field(default=4001, ge=2, le=_LONGEST, description=_LENGTH)
-    eos: bool = Field(default=True, description="end every sequence with a symbol of its own")
-    keep: Literal["start", "end"] = Field(default="start", description="which part of a sequence that is too long")
-    padding: Literal["right", "left", "none"] = Field(
-        default="right",
-        description="side on which short ones are filled up; none: those of a batch are packed into one row, which "
+    length: int = option(4001, _LENGTH, ge=2, le=_LONGEST)
+    eos: bool = option(True, "end every sequence with a symbol of its own")
+    keep: Literal["start", "end"] = option("start", "which part of a sequence that is too long")
+    padding: Literal["right", "left", "none"] = option(
+        "right",
+        "side on which short ones are filled up; none: those of a batch are packed into one row, which "
         "saves the work on padding",
     )
 
@@ -94,10 +95,8 @@ class LraListOpsOptions(SequenceOptions):
         "skyformer": {"length": 2048, "eos": False, "brackets": False},
     }
 
-    length: int = Field(default=2001, ge=2, le=_LONGEST, description=_LENGTH)
-    brackets: bool = Field(
-        default=True, description="keep the closing brackets, without which the task cannot be solved in general"
-    )
+    length: int = option(2001, _LENGTH, ge=2, le=_LONGEST)
+    brackets: bool = option(True, "keep the closing brackets, without which the task cannot be solved in general")
 
 
 class LettersOptions(SequenceOptions):
@@ -125,10 +124,8 @@ class LraTextOptions(LettersOptions):
         "skyformer": {"length": 4000, "eos": False},
     }
 
-    hold_out: int = Field(
-        default=0, ge=0, description="split val: so many training reviews, not the test reviews; split_seed draws them"
-    )
-    split_seed: int = Field(default=42, description="decides which reviews are held out, and the order of validation")
+    hold_out: int = option(0, "split val: so many training reviews, not the test reviews; split_seed draws them", ge=0)
+    split_seed: int = option(42, "decides which reviews are held out, and the order of validation")
 
 
 class LraRetrievalOptions(LettersOptions):
@@ -144,14 +141,14 @@ class LraRetrievalOptions(LettersOptions):
 class PixelOptions(LraOptions):
     """Options of the tasks of images."""
 
-    input: Literal["tokens", "values"] = Field(default="values", description=_INPUT)
-    mask_zero: bool = Field(default=False, description=_MASK_ZERO)
-    mean: _Number = Field(default=0.5, description=_MEAN)
-    std: _Positive = Field(default=0.5, description=_STD)
-    split: Literal["order", "shuffled"] = Field(
-        default="shuffled", description="cut into splits in the order of the files, or after shuffling by split_seed"
+    input: Literal["tokens", "values"] = option("values", _INPUT)
+    mask_zero: bool = option(False, _MASK_ZERO)
+    mean: _Number = option(0.5, _MEAN)
+    std: _Positive = option(0.5, _STD)
+    split: Literal["order", "shuffled"] = option(
+        "shuffled", "cut into splits in the order of the files, or after shuffling by split_seed"
     )
-    split_seed: int = Field(default=42, description="split: shuffled: decides the order")
+    split_seed: int = option(42, "split: shuffled: decides the order")
 
     @property
     def side(self) -> int:
@@ -177,12 +174,12 @@ class LraImageOptions(PixelOptions):
         "skyformer": _AS_TOKENS,
     }
 
-    mean: _Number = Field(default=0.48, description=_MEAN)
-    std: _Positive = Field(default=0.24, description=_STD)
-    grey: Literal["pillow", "tensorflow"] = Field(
-        default="pillow", description="library whose weights of red, green and blue and whose rounding to use"
+    mean: _Number = option(0.48, _MEAN)
+    std: _Positive = option(0.24, _STD)
+    grey: Literal["pillow", "tensorflow"] = option(
+        "pillow", "library whose weights of red, green and blue and whose rounding to use"
     )
-    val_share: float = Field(default=0.1, gt=0, lt=1, description="share of the training images that is split val")
+    val_share: float = option(0.1, "share of the training images that is split val", gt=0, lt=1)
 
 
 class LraPathfinderOptions(PixelOptions):
@@ -195,13 +192,11 @@ class LraPathfinderOptions(PixelOptions):
         "mega": {"input": "values", "mask_zero": False},
     }
 
-    resolution: Literal[32, 64, 128, 256] = Field(default=32, description="height and width of the images; 128: Path-X")
-    difficulty: _Difficulty = Field(default="hard", description="which images; the benchmark has the hard ones")
-    input: Literal["tokens", "values"] = Field(default="tokens", description=_INPUT)
-    mask_zero: bool = Field(default=True, description=_MASK_ZERO)
-    in_memory: bool | None = Field(
-        default=None, description="keep images once they are read; null: up to 512 MiB of them"
-    )
+    resolution: Literal[32, 64, 128, 256] = option(32, "height and width of the images; 128: Path-X")
+    difficulty: _Difficulty = option("hard", "which images; the benchmark has the hard ones")
+    input: Literal["tokens", "values"] = option("tokens", _INPUT)
+    mask_zero: bool = option(True, _MASK_ZERO)
+    in_memory: bool | None = option(None, "keep images once they are read; null: up to 512 MiB of them")
 
     @property
     def side(self) -> int:
@@ -212,7 +207,7 @@ class LraPathfinderOptions(PixelOptions):
 class LraPathxOptions(LraPathfinderOptions):
     """Options of ``lra_pathx``, which is ``lra_pathfinder`` at 128 x 128 pixels."""
 
-    resolution: Literal[32, 64, 128, 256] = Field(default=128, description="height and width of the images")
+    resolution: Literal[32, 64, 128, 256] = option(128, "height and width of the images")
 
 
 SPECS = tuple(
@@ -237,7 +232,7 @@ SPECS = tuple(
 
 
 class _GeneratedOptions(PrepareOptions):
-    seed: int = Field(default=0, description="another number gives other data")
+    seed: int = option(0, "another number gives other data")
 
 
 class ListOpsFilesOptions(ListOpsLimits, _GeneratedOptions):
@@ -247,13 +242,11 @@ class ListOpsFilesOptions(ListOpsLimits, _GeneratedOptions):
     summary = "generated ListOps expressions, in the layout of the Long Range Arena"
     run = "tost.data.lra.listops:prepare_listops"
 
-    count: int = Field(
-        default=100_000, ge=3, description="examples together; 1 in 50 is for validation, and as many for testing"
-    )
-    max_depth: int = Field(default=10, ge=2, le=64, description="levels of an expression")
-    max_args: int = Field(default=10, ge=2, description="most arguments of one operator; the fewest are 2")
-    min_length: int = Field(default=500, ge=1, description="expressions are longer than this, in tokens")
-    max_length: int = Field(default=2000, ge=5, description="expressions are shorter than this, in tokens")
+    count: int = option(100_000, "examples together; 1 in 50 is for validation, and as many for testing", ge=3)
+    max_depth: int = option(10, "levels of an expression", ge=2, le=64)
+    max_args: int = option(10, "most arguments of one operator; the fewest are 2", ge=2)
+    min_length: int = option(500, "expressions are longer than this, in tokens", ge=1)
+    max_length: int = option(2000, "expressions are shorter than this, in tokens", ge=5)
 
     def counts(self) -> dict[str, int]:
         """Return the number of examples of each split."""
@@ -269,8 +262,8 @@ class PathfinderFilesOptions(_GeneratedOptions):
     name = "lra/pathfinder32"
     summary = "generated Pathfinder images, 32 x 32 pixels, in the layout of the Long Range Arena"
 
-    count: int = Field(default=200_000, ge=1, description="images")
-    difficulty: _Difficulty = Field(default="hard", description="how long the curves are: 6, 9 or 14 dashes")
+    count: int = option(200_000, "images", ge=1)
+    difficulty: _Difficulty = option("hard", "how long the curves are: 6, 9 or 14 dashes")
 
 
 class _Pathfinder64(PathfinderFilesOptions):

@@ -152,8 +152,8 @@ def _find_release(path: Path, folder: str, needed: Sequence[str]) -> Path:
     more; the inner copy is the right one, so places are tried from the innermost out.
     """
     places = [path.joinpath(*[_RELEASE] * depth, folder) for depth in (2, 1, 0)]
-    return find_folder(path, [*places, path], needed, f"lra_release, or at its folder {folder} with "
-                       f"{' and '.join(needed)}")  # fmt: skip
+    expected = f"lra_release, or at its folder {folder} with {' and '.join(needed)}"
+    return find_folder(path, [*places, path], needed, expected)
 
 
 def _rows(file: IO[bytes], path: Path) -> Iterator[tuple[int, bytes]]:
@@ -333,10 +333,9 @@ def _read_reviews(path: str, split: str) -> tuple[list[str], Tensor, str]:
 
 
 def _checked(texts: list[Any], labels: list[Any], where: str) -> tuple[list[str], Tensor]:
-    wrong = [label for label in labels if type(label) not in (int, bool) or label not in (0, 1)]
-    if wrong:
+    if wrong := [label for label in labels if type(label) not in (int, bool) or label not in (0, 1)]:
         raise ConfigError(f"{where} has the label {wrong[0]!r}; labels are 0 (negative) and 1 (positive).")
-    if not texts or any(not isinstance(text, str) for text in texts):
+    if not texts or not all(isinstance(text, str) for text in texts):
         raise ConfigError(f"{where} holds no reviews, or some that are no text.")
     return texts, torch.tensor(labels, dtype=torch.int64)
 
@@ -435,7 +434,14 @@ def build_image(options: lra.LraImageOptions, path: str) -> DataBundle:
 def _read_cifar(path: str, split: str, grey: str) -> tuple[Tensor, Tensor]:
     """Return pixels uint8 ``[n, 1024]`` and labels int64 ``[n]``."""
     if path.startswith(_HUB):
-        colour, targets = _read_hub_images(path, split)
+        import datasets
+
+        loaded = _load_hub_split(path, split)
+        column = "image" if "image" in loaded.column_names and "img" not in loaded.column_names else "img"
+        check_columns((column, "label"), loaded.column_names, path, " Images are in img or image.")
+        encoded = loaded.cast_column(column, datasets.Image(decode=False))[column]
+        images = [np.asarray(read_image(one["bytes"], f"image {row} of {path}")) for row, one in enumerate(encoded)]
+        colour, targets = torch.from_numpy(np.stack(images)).permute(0, 3, 1, 2), torch.tensor(list(loaded["label"]))
     else:
         folder = Path(path)
         check_folder(folder, "the folder of CIFAR-10: parquet files, the binary version, or <split>/<class>/<image>")
@@ -447,17 +453,6 @@ def _read_cifar(path: str, split: str, grey: str) -> tuple[Tensor, Tensor]:
         raise ConfigError(f"the split {split!r} of {path} has labels up to {int(targets.max())}; there are 10 classes.")
     turn = to_grey if grey == "pillow" else _tensorflow_grey
     return torch.cat([turn(part).flatten(1) for part in torch.split(colour, _AT_ONCE)]), targets
-
-
-def _read_hub_images(path: str, split: str) -> tuple[Tensor, Tensor]:
-    import datasets
-
-    loaded = _load_hub_split(path, split)
-    column = "image" if "image" in loaded.column_names and "img" not in loaded.column_names else "img"
-    check_columns((column, "label"), loaded.column_names, path, " Images are in img or image.")
-    encoded = loaded.cast_column(column, datasets.Image(decode=False))[column]
-    images = [np.asarray(read_image(one["bytes"], f"image {row} of {path}")) for row, one in enumerate(encoded)]
-    return torch.from_numpy(np.stack(images)).permute(0, 3, 1, 2), torch.tensor(list(loaded["label"]))
 
 
 def _tensorflow_grey(colour: Tensor) -> Tensor:

@@ -10,8 +10,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, fields, replace
 from typing import Annotated, Literal, NamedTuple
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator
 
+from tost._options import option
 from tost.data.prepare import PrepareOptions
 from tost.errors import ConfigError
 
@@ -50,6 +51,7 @@ def _close_up(text: str) -> str:
 
 
 _QUOTES = str.maketrans({"\u201c": '"', "\u201d": '"', "\u2018": "'", "\u2019": "'"})
+_TOKENIZER = "bytes, chars, gpt2 (from the hub), a folder with vocab.json and merges.txt, a tokenizer.json, or hub:NAME"
 _FROM_COMMAS = BeforeValidator(lambda given: re.findall(r"[^\s,]+", given) if isinstance(given, str) else given)
 _Names = Annotated[tuple[str, ...], _FROM_COMMAS]
 
@@ -129,21 +131,17 @@ class CorpusOptions(PrepareOptions):
     run = "tost.data.text.prepare:prepare_text"
     check = "tost.data.tokens.reader:check_tokens"
 
-    source: str | None = Field(default=None, description="file or folder with the text; left out: the hub")
-    tokenizer: str = Field(
-        default="gpt2",
-        description="bytes, chars, gpt2 (from the hub), a folder with vocab.json and merges.txt, a tokenizer.json, "
-        "or hub:NAME",
+    source: str | None = option(None, "file or folder with the text; left out: the hub")
+    tokenizer: str = option("gpt2", _TOKENIZER)
+    format: Literal["auto", "text", "jsonl", "json", "csv", "tsv", "parquet", "tar"] = option(
+        "auto", "format of the files; auto goes by their endings"
     )
-    format: Literal["auto", "text", "jsonl", "json", "csv", "tsv", "parquet", "tar"] = Field(
-        default="auto", description="format of the files; auto goes by their endings"
-    )
-    end_of_text: str = Field(
-        default="auto",
-        description="token that follows every document: auto takes the tokenizer's own, for bytes and characters a "
+    end_of_text: str = option(
+        "auto",
+        "token that follows every document: auto takes the tokenizer's own, for bytes and characters a "
         "line feed if there are several documents; none adds none",
     )
-    shard_bytes: int = Field(default=64 << 20, ge=1, description="bytes of text that make up a shard, about")
+    shard_bytes: int = option(64 << 20, "bytes of text that make up a shard, about", ge=1)
 
     def job(self) -> TextJob:
         """Return how the corpus is read. Options are passed on to the field of their name, if there is one."""
@@ -156,27 +154,27 @@ class TextOptions(CorpusOptions):
 
     name, summary = "text", "any files of text, JSON, csv, parquet or tar, or a data set of the hub"
 
-    source: str | None = Field(
-        default=None,
-        description="a file (.txt, .jsonl, .json, .csv, .tsv, also .gz, .xz or .zst; .parquet; .tar of a webdataset), "
+    source: str | None = option(
+        None,
+        "a file (.txt, .jsonl, .json, .csv, .tsv, also .gz, .xz or .zst; .parquet; .tar of a webdataset), "
         "a folder of them or of datasets.save_to_disk, or hub:NAME; folders and files called train, validation and "
         "test are taken as splits",
     )
-    tokenizer: str = Field(default="bytes", description=CorpusOptions.model_fields["tokenizer"].description)
-    column: str = Field(default="text", description="key of JSON objects, column of tables")
-    documents: Documents = Field(default="file", description="documents of a plain text file: the file or its lines")
-    split: SplitRule = Field(
-        default="auto",
-        description="random draws validation documents, tail takes the last ones (of a single document the last "
+    tokenizer: str = option("bytes", _TOKENIZER)
+    column: str = option("text", "key of JSON objects, column of tables")
+    documents: Documents = option("file", "documents of a plain text file: the file or its lines")
+    split: SplitRule = option(
+        "auto",
+        "random draws validation documents, tail takes the last ones (of a single document the last "
         "characters), named takes the splits of the source; auto: named if there are any, else random, or tail for a "
         "single document",
     )
-    validation: float = Field(default=0.01, ge=0.0, lt=1.0, description="share of the validation set if it is cut off")
-    seed: int = Field(default=0, ge=0, description="decides which documents are drawn for validation")
-    validation_source: str | None = Field(default=None, description="another file or folder that is the validation set")
-    test_source: str | None = Field(default=None, description="another file or folder that is the test set")
-    config: str | None = Field(default=None, description="configuration of the hub data set, if it has several")
-    revision: str | None = Field(default=None, description="branch or commit of the hub data set")
+    validation: float = option(0.01, "share of the validation set if it is cut off", ge=0.0, lt=1.0)
+    seed: int = option(0, "decides which documents are drawn for validation", ge=0)
+    validation_source: str | None = option(None, "another file or folder that is the validation set")
+    test_source: str | None = option(None, "another file or folder that is the test set")
+    config: str | None = option(None, "configuration of the hub data set, if it has several")
+    revision: str | None = option(None, "branch or commit of the hub data set")
 
     def job(self) -> TextJob:
         """Return how the corpus is read."""
@@ -197,9 +195,9 @@ class OpenWebTextOptions(CorpusOptions):
 
     name, summary = "openwebtext", "8 million web pages, in nanoGPT's split"
 
-    column: str = Field(default="text", description="key or column with the text")
-    validation: float = Field(default=0.0005, gt=0.0, lt=1.0, description="share of documents for validation")
-    seed: int = Field(default=2357, ge=0, description="decides which documents are drawn for validation")
+    column: str = option("text", "key or column with the text")
+    validation: float = option(0.0005, "share of documents for validation", gt=0.0, lt=1.0)
+    seed: int = option(2357, "decides which documents are drawn for validation", ge=0)
 
     def job(self) -> TextJob:
         """Return how the corpus is read."""
@@ -209,17 +207,13 @@ class OpenWebTextOptions(CorpusOptions):
 class _LinesOptions(CorpusOptions):
     """Corpora that come as lines: as the authors take them, or as running text."""
 
-    joined: bool = Field(
-        default=False, description="one document per split; false: every line is one, which end_of_text then follows"
-    )
-    detokenize: bool = Field(default=False, description="undo the spaces that the corpus puts around punctuation")
-    splits: _Names = Field(default=(), description="which of the corpus's splits; left out: all")
+    joined: bool = option(False, "one document per split; false: every line is one, which end_of_text then follows")
+    detokenize: bool = option(False, "undo the spaces that the corpus puts around punctuation")
+    splits: _Names = option((), "which of the corpus's splits; left out: all")
 
 
 class _WikiTextOptions(_LinesOptions):
-    raw: bool = Field(
-        default=True, description="which version to take from the hub; false: the one with <unk> for rare words"
-    )
+    raw: bool = option(True, "which version to take from the hub; false: the one with <unk> for rare words")
 
     def job(self) -> TextJob:
         """Return how the corpus is read."""
@@ -257,12 +251,11 @@ class LambadaOptions(CorpusOptions):
 
     name, summary = "lambada", "passages whose last word is to be guessed"
 
-    variant: Literal["original", "openai"] = Field(
-        default="original",
-        description="text of LAMBADA's authors (which ToST's authors use), or of GPT-2's",
+    variant: Literal["original", "openai"] = option(
+        "original", "text of LAMBADA's authors (which ToST's authors use), or of GPT-2's"
     )
-    straight_quotes: bool = Field(default=False, description="replace curly quotes by straight ones")
-    splits: _Names = Field(default=("test",), description="which of the corpus's splits")
+    straight_quotes: bool = option(False, "replace curly quotes by straight ones")
+    splits: _Names = option(("test",), "which of the corpus's splits")
 
     def job(self) -> TextJob:
         """Return how the corpus is read."""
@@ -276,10 +269,10 @@ class CbtOptions(CorpusOptions):
 
     name, summary = "cbt", "Children's Book Test: ten candidates for a missing word"
 
-    task: Literal["CN", "NE", "V", "P"] = Field(
-        default="CN", description="kind of the missing word: common noun, named entity, verb, preposition"
+    task: Literal["CN", "NE", "V", "P"] = option(
+        "CN", "kind of the missing word: common noun, named entity, verb, preposition"
     )
-    splits: _Names = Field(default=("validation", "test"), description="which of the corpus's splits")
+    splits: _Names = option(("validation", "test"), "which of the corpus's splits")
 
     def job(self) -> TextJob:
         """Return how the corpus is read."""
@@ -291,11 +284,9 @@ class ShakespeareOptions(CorpusOptions):
 
     name, summary = "shakespeare", "1.1 MB of Shakespeare as characters, the last tenth for validation"
 
-    source: str | None = Field(default=None, description="the text file, input.txt of tinyshakespeare")
-    tokenizer: str = Field(default="chars", description=CorpusOptions.model_fields["tokenizer"].description)
-    validation: float = Field(
-        default=0.1, gt=0.0, lt=1.0, description="share of characters, at the end, for validation"
-    )
+    source: str | None = option(None, "the text file, input.txt of tinyshakespeare")
+    tokenizer: str = option("chars", _TOKENIZER)
+    validation: float = option(0.1, "share of characters, at the end, for validation", gt=0.0, lt=1.0)
 
     def job(self) -> TextJob:
         """Return how the corpus is read."""

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from tost._io import read_json
+from tost._options import option
 from tost.data.spec import DataSetOptions, DataShape, DataSpec
 from tost.errors import ConfigError, StorageError
 
@@ -144,32 +145,28 @@ def read_index(folder: Path) -> Index:
 class TokensOptions(DataSetOptions):
     """Options of ``tokens``."""
 
-    length: int = Field(
-        default=1024, ge=1, description="tokens that the model reads at once; the targets are one later"
-    )
-    mode: Literal["windows", "pass"] = Field(
-        default="windows",
-        description="windows: at random places, with replacement, as in nanoGPT; pass: side by side, every token once "
+    length: int = option(1024, "tokens that the model reads at once; the targets are one later", ge=1)
+    mode: Literal["windows", "pass"] = option(
+        "windows",
+        "windows: at random places, with replacement, as in nanoGPT; pass: side by side, every token once "
         "per epoch, in a shuffled order",
     )
-    windows: int | None = Field(
-        default=None,
-        ge=1,
-        description="training samples per epoch in mode windows; null takes as many as fit side by side",
+    windows: int | None = option(
+        None, "training samples per epoch in mode windows; null takes as many as fit side by side", ge=1
     )
-    separate_documents: bool = Field(
-        default=False,
-        description="read each document alone: a window holds pieces of several, packed side by side, which do not see "
+    separate_documents: bool = option(
+        False,
+        "read each document alone: a window holds pieces of several, packed side by side, which do not see "
         "each other, and no token is predicted from another document",
     )
-    vocab_size: int | None = Field(
-        default=None,
-        ge=1,
-        description="number of ids of the model; null takes the number of the prepared folder, more pads it (50304 for "
+    vocab_size: int | None = option(
+        None,
+        "number of ids of the model; null takes the number of the prepared folder, more pads it (50304 for "
         "GPT-2's 50257)",
+        ge=1,
     )
-    train_split: str = Field(default="train", description="split of the folder that is trained on")
-    validation_split: str = Field(default="validation", description="split of the folder that is evaluated")
+    train_split: str = option("train", "split of the folder that is trained on")
+    validation_split: str = option("validation", "split of the folder that is evaluated")
 
     def shape(self, path: str | None = None) -> DataShape:
         """Ids, read `length` at a time, as many different ones as the folder's tokenizer has.
