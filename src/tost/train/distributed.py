@@ -16,6 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import cast
 
+import psutil
 import torch
 import torch.distributed as dist
 import torch.utils.deterministic as fill
@@ -57,6 +58,8 @@ class Distributed:
     def __init__(self, accelerator: Accelerator, config: RunConfig) -> None:
         self.accelerator = accelerator
         self.size, self.rank = accelerator.num_processes, accelerator.process_index
+        self.is_first = self.rank == 0
+        """Whether this process writes files and messages."""
         self.device: torch.device = accelerator.device
         context = config.parallel.context
         self.chunk = config.train.chunk
@@ -119,11 +122,6 @@ class Distributed:
             AcceleratorState._reset_state(reset_partial_state=True)
 
     @property
-    def is_first(self) -> bool:
-        """Whether this process writes files and messages."""
-        return bool(self.rank == 0)
-
-    @property
     def asynchronous(self) -> bool:
         """Whether the device computes while Python goes on, so that reading a number waits for it."""
         return self.device.type != "cpu"
@@ -160,18 +158,16 @@ class Distributed:
         """Place and wrap, or shard, the model, and make its optimizer; batch norms then see the batches of all."""
         if self.size > 1:
             model = share_batch_norms(model, self.device)
-        wrapped = self._shard(model.to(self.device)) if self.sharded else self.accelerator.prepare_model(model)
+        if self.sharded:  # by torch's own call: Accelerate's does not shard on CPUs
+            mesh, wrapped = init_device_mesh(self.device.type, (self.size,)), model.to(self.device)
+            for part in (*getattr(model, "blocks", ()), model):
+                fully_shard(part, mesh=mesh)
+        else:
+            wrapped = self.accelerator.prepare_model(model)
         optimizer: torch.optim.Optimizer = self.accelerator.prepare_optimizer(make_optimizer(wrapped))
         # From here on processes draw different random numbers, for example in dropout.
         torch.manual_seed(torch.initial_seed() + self.rank)
         return wrapped, optimizer
-
-    def _shard(self, model: nn.Module) -> nn.Module:
-        # Accelerate leaves its own sharding out on CPUs; torch's call is the same everywhere.
-        mesh = init_device_mesh(self.device.type, (self.size,))
-        for part in (*getattr(model, "blocks", ()), model):
-            fully_shard(part, mesh=mesh)
-        return model
 
     def reshard(self, model: nn.Module) -> None:
         """Let go of whole weights that a forward pass without a backward pass has left gathered."""
@@ -180,27 +176,22 @@ class Distributed:
                 if isinstance(module, FSDPModule):
                     module.reshard()
 
-    def unwrap(self, model: nn.Module) -> nn.Module:
-        """Return the model inside its wrapper."""
-        return cast(nn.Module, self.accelerator.unwrap_model(model, keep_torch_compile=False))
-
     def place(self, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Move a batch to this process's device: its piece of every sequence, where sequences are shared."""
         placed = {name: value.to(self.device, non_blocking=True) for name, value in batch.items()}
         if self.sequence is None:
             return placed
-        return {name: self._share(x, self.sequence) if x.dim() >= 2 else x for name, x in placed.items()}
-
-    def _share(self, x: Tensor, sequence: ContextParallel) -> Tensor:
-        """Return this process's tokens of x [B, N, ...]; where the text is taken in pieces, its part of each piece."""
-        if self.chunk is None:
-            return sequence.split(x)
-        if x.shape[1] % sequence.size:
-            raise ConfigError(
-                f"with train.chunk, texts of {x.shape[1]} tokens cannot be shared by {sequence.size} processes; make "
-                "their length a multiple of that, or set parallel.context=1."
-            )
-        return torch.cat([sequence.split(piece) for piece in torch.split(x, self.chunk, dim=1)], dim=1)
+        for name, x in placed.items():  # [B, N, ...]
+            if x.dim() < 2:
+                continue
+            if self.chunk is not None and x.shape[1] % self.sequence.size:
+                raise ConfigError(
+                    f"with train.chunk, texts of {x.shape[1]} tokens cannot be shared by {self.sequence.size} "
+                    "processes; make their length a multiple of that, or set parallel.context=1."
+                )
+            pieces = [x] if self.chunk is None else torch.split(x, self.chunk, dim=1)
+            placed[name] = torch.cat([self.sequence.split(piece) for piece in pieces], dim=1)
+        return placed
 
     @contextmanager
     def context(self) -> Iterator[None]:
@@ -217,10 +208,6 @@ class Distributed:
         else:
             with nullcontext() if now else self.accelerator.no_sync(model):
                 yield
-
-    def backward(self, loss: Tensor) -> None:
-        """Run the backward pass, scaled for fp16."""
-        self.accelerator.backward(loss)
 
     def clip(self, model: nn.Module, config: TrainConfig) -> Tensor | None:
         """Clip gradients as configured and return their norm before clipping.
@@ -253,11 +240,6 @@ class Distributed:
         dist.all_reduce(raised, group=self._flags)
         return bool(raised > 0)
 
-    def wait(self) -> None:
-        """Wait for all processes."""
-        if self.size > 1:
-            dist.barrier()
-
     @contextmanager
     def together(self) -> Iterator[None]:
         """Wait for all processes at the end of a ``with`` block. If the block fails on one of them, it fails on all.
@@ -277,11 +259,7 @@ class Distributed:
         """Memory of this process now: that of its tensors on a GPU, or else resident memory."""
         if self.device.type == "cuda":
             return torch.cuda.memory_allocated(self.device)
-        try:
-            pages = int(Path("/proc/self/statm").read_text().split()[1])
-        except OSError:
-            return self.peak_memory_bytes()
-        return pages * os.sysconf("SC_PAGE_SIZE")
+        return int(psutil.Process().memory_info().rss)
 
     def peak_memory_bytes(self) -> int:
         """The most memory of this process so far."""
@@ -299,16 +277,6 @@ class Distributed:
         values = flatten(config.model_dump(mode="json"))
         shown = {key: x if isinstance(x, int | float | str | bool) else str(x) for key, x in values.items()}
         self.accelerator.init_trackers("tost", config=shown)
-
-    def track(self, values: Mapping[str, float], step: int) -> None:
-        """Send values to the trackers."""
-        if self.accelerator.trackers:
-            self.accelerator.log(dict(values), step=step)
-
-    def end_trackers(self) -> None:
-        """Let the trackers write what they hold."""
-        for tracker in self.accelerator.trackers:
-            tracker.finish()
 
 
 def _set_deterministic(on: bool, *, compiled: bool) -> None:

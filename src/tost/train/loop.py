@@ -11,7 +11,7 @@ import math
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -197,7 +197,7 @@ class _Run:
         self.wrapped, self.optimizer = processes.prepare(self.model, lambda model: build_optimizer(model, config.optim))
         self.average = None
         if config.train.ema_decay is not None:
-            self.average = WeightAverage(processes.unwrap(self.wrapped), config.train.ema_decay)
+            self.average = WeightAverage(self.model, config.train.ema_decay)
         self.loader = make_loader(
             self.bundle.train,
             batch_size=config.train.batch_size // (processes.data_size * config.train.accumulate),
@@ -222,14 +222,22 @@ class _Run:
         if resume is not None:
             check_changes(changes, resume.name)
             changes |= data_changes
-        processes.wait()  # until all have read
+        processes.accelerator.wait_for_everyone()  # until all have read
         if processes.is_first:
             with writing(self.folder.path):
                 aside = self.store.go_on(self.step, resume)
                 self.folder.drop_after(self.step)
                 self.folder.start(config, environment, self.origin)
                 self.task.save_artifacts(config, self.folder.path)
-            self._say_changes(changes, aside)
+            if changes:
+                self.folder.record({"step": self.step, "changes": changes}, "changes.jsonl")
+            for key, (old, new) in changes.items():
+                self._say(f"changed from step {self.step} on: {key}: {show_value(old)} -> {show_value(new)}")
+            if aside:
+                self._say(
+                    f"set aside {count(len(aside), 'checkpoint')} of later steps as {self.folder.checkpoints}/"
+                    f"{aside[-1].name} and so on; delete what you do not need"
+                )
         peak = measure_peak_flops(processes.device, DTYPES[config.train.precision]) * processes.size
         self.progress = Progress(
             steps=config.train.steps,
@@ -248,18 +256,6 @@ class _Run:
             self._say(str(self.origin))
         if resume is not None:
             self._say(f"resumed from {resume.name} at step {self.step}")
-
-    def _say_changes(self, changes: Mapping[str, tuple[Any, Any]], aside: Sequence[Path]) -> None:
-        """Say and record what differs from the run so far."""
-        if changes:
-            self.folder.record({"step": self.step, "changes": changes}, "changes.jsonl")
-        for key, (old, new) in changes.items():
-            self._say(f"changed from step {self.step} on: {key}: {show_value(old)} -> {show_value(new)}")
-        if aside:
-            self._say(
-                f"set aside {count(len(aside), 'checkpoint')} of later steps as {self.folder.checkpoints}/"
-                f"{aside[-1].name} and so on; delete what you do not need"
-            )
 
     def until_done(self, stop: StopRequest) -> RunResult:
         """Evaluate? Save? Stop? Then step and log, until the last step is done."""
@@ -308,7 +304,7 @@ class _Run:
             with processes.sync_gradients(self.wrapped, is_last), processes.context():
                 result = self.task.compute(self.wrapped, batch)
                 # Data parallel training averages gradients over processes; the sum over all terms is wanted.
-                processes.backward(result.loss * (processes.size / terms).to(result.loss.dtype))
+                processes.accelerator.backward(result.loss * (processes.size / terms).to(result.loss.dtype))
             loss += result.loss.detach()
         norm = processes.clip(self.wrapped, config.train)
         taken = _Loss(self.step + 1, processes.sum(loss.double()) / terms, lr, norm)
@@ -338,11 +334,9 @@ class _Run:
         if not finite.all():
             taken = self.unchecked[int(finite.logical_not().nonzero()[0])]
             loss = taken.value.item()
-            what = (
-                f"the loss is {loss}"
-                if not math.isfinite(loss) or taken.norm is None
-                else (f"the gradient norm is {float(taken.norm)}, with a loss of {loss:.4g},")
-            )
+            what = f"the loss is {loss}"
+            if math.isfinite(loss) and taken.norm is not None:
+                what = f"the gradient norm is {float(taken.norm)}, with a loss of {loss:.4g},"
             self.step = taken.step - 1
             self._fail(f"{what} at step {taken.step} (learning rate {taken.lr:.2e}); the step was not taken")
         self.unchecked.clear()
@@ -353,7 +347,7 @@ class _Run:
             self.folder.record(record.as_json())
             self.reporter.step(record)
             self.pace.said()
-        self.processes.track({"loss": record.loss, "lr": record.lr}, self.step)
+        self.processes.accelerator.log({"loss": record.loss, "lr": record.lr}, self.step)
 
     def _record(self, taken: _Loss) -> StepRecord:
         self._check_losses()
@@ -388,10 +382,14 @@ class _Run:
             self.pace.said()
             self.folder.record({"kind": "evaluation", "step": self.step, **self.metrics})
             self.reporter.evaluation(self.step, self.metrics)
-        self.processes.track({f"validation/{name}": value for name, value in self.metrics.items()}, self.step)
+        self.processes.accelerator.log({f"validation/{name}": value for name, value in self.metrics.items()}, self.step)
         self.progress.pause()
         self._note_metrics()
-        return self._is_best()
+        value = self.metrics.get(self.config.checkpoint.best_metric or "")
+        sign = 1 if self.config.checkpoint.best_mode == "max" else -1
+        best = value is not None and math.isfinite(value) and (self.best is None or sign * value > sign * self.best)
+        self.best = value if best else self.best
+        return best
 
     def _note_metrics(self) -> None:
         """Note since which step the metrics that judge the model are not finite."""
@@ -416,22 +414,11 @@ class _Run:
             self.wrapped, self.optimizer, self.average, self.loader, self.bundle.info.fingerprint, self.processes
         )
 
-    def _is_best(self) -> bool:
-        value = self.metrics.get(self.config.checkpoint.best_metric or "")
-        sign = 1 if self.config.checkpoint.best_mode == "max" else -1
-        if value is None or not math.isfinite(value):
-            return False
-        if self.best is not None and sign * value <= sign * self.best:
-            return False
-        self.best = value
-        return True
-
     def _finish(self, status: str) -> RunResult:
         failed = status != "interrupted" and self.bad_since is not None
         if self.processes.is_first:
             self.folder.write_summary(self._summary("failed" if failed else status))
         self._say(f"{status} at step {self.step}; results in {self.folder.path}")
-        self.processes.end_trackers()
         if failed:
             raise TrainingError(
                 f"the run {status} at step {self.step}, but its metrics are not finite since the evaluation of step "

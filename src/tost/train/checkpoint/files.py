@@ -27,6 +27,7 @@ from tost.errors import CheckpointError, StorageError, TostError
 TensorTree = Mapping[str, Tensor]
 MANIFEST = "manifest.json"
 WEIGHTS = "model.safetensors"
+AVERAGES = "ema.safetensors"
 PREFIX = "step-"
 SHOWN = 40
 """Most differences that a message lists."""
@@ -313,8 +314,18 @@ def resolve_checkpoint(path: Path, report: Callable[[str], None], files: Collect
 
 
 def read_model_tensors(checkpoint: Path, *, ema: bool = False) -> dict[str, Tensor]:
-    """Return the model's tensors, or their moving averages, from a checkpoint folder."""
-    return load_tensors(checkpoint / ("ema.safetensors" if ema else WEIGHTS))
+    """Return the model's tensors from a checkpoint folder; with `ema` the moving averages of those that have one.
+
+    Raises:
+        CheckpointError: A file cannot be read, or there are no averages.
+    """
+    tensors = load_tensors(checkpoint / WEIGHTS)
+    if ema and not (checkpoint / AVERAGES).is_file():
+        raise CheckpointError(
+            f"{checkpoint} holds no moving average of the weights; a run keeps one if train.ema_decay is set. "
+            "Take the weights themselves."
+        )
+    return tensors | load_tensors(checkpoint / AVERAGES) if ema else tensors
 
 
 def pack_rng() -> dict[str, Any]:

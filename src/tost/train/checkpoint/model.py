@@ -24,6 +24,7 @@ from tost.models import create_model, model_spec
 from tost.models.options import saved_options
 from tost.models.registry import loaded_models, model_options_of
 from tost.train.checkpoint.files import (
+    AVERAGES,
     MANIFEST,
     WEIGHTS,
     check_fit,
@@ -36,7 +37,6 @@ from tost.train.checkpoint.files import (
 from tost.train.config.files import read_run_document
 
 DESCRIPTION = "model.json"
-AVERAGES = "ema.safetensors"
 FORMAT = 1
 
 
@@ -70,15 +70,7 @@ def read_saved(path: str | Path, *, ema: bool = False, report: Callable[[str], N
     files = (DESCRIPTION, WEIGHTS, *([AVERAGES] if ema else []))
     checkpoint = resolve_checkpoint(Path(path), report or (lambda line: None), files)
     name, options = _description(checkpoint)
-    tensors = read_model_tensors(checkpoint)
-    if ema:
-        if not (checkpoint / AVERAGES).is_file():
-            raise CheckpointError(
-                f"{checkpoint} holds no moving average of the weights; a run keeps one if train.ema_decay is set. "
-                "Take the weights themselves."
-            )
-        tensors |= read_model_tensors(checkpoint, ema=True)
-    return SavedModel(name, options, tensors)
+    return SavedModel(name, options, read_model_tensors(checkpoint, ema=ema))
 
 
 def load_model(path: str | Path, *, ema: bool = False) -> nn.Module:
@@ -151,12 +143,12 @@ def save_model(
             f"{type(model).__name__} has no options to build it again with; make it with tost.create_model, or give it "
             "an attribute `options`."
         )
-    described = {"name": name or nearest_name(options), "options": options.model_dump(mode="json")}
     temporary, former = (target.with_name(f".{target.name}.{os.getpid()}.{end}") for end in ("tmp", "old"))
     try:
         shutil.rmtree(temporary, ignore_errors=True)
         temporary.mkdir()
         save_tensors(temporary / WEIGHTS, model.state_dict())
+        described = {"name": name or nearest_name(options), "options": options.model_dump(mode="json")}
         write_json(temporary / DESCRIPTION, {"format": FORMAT, **described})
         if add is not None:
             add(temporary)
@@ -280,7 +272,24 @@ def load_initial(model: nn.Module, source: str, report: Callable[[str], None], *
     Raises:
         CheckpointError: There are no weights, or they belong to another model; the message lists what differs.
     """
-    path = _find(Path(source), report)
+    path = Path(source)
+    if path.suffix in PICKLES:
+        raise CheckpointError(
+            f"{path} is a pickle, which is never opened here, because reading one runs code from it. Convert it once "
+            "with `tost convert` and give the folder that it writes."
+        )
+    if not path.exists():
+        raise CheckpointError(
+            f"there is no {path}; train.init_from takes a run folder, a checkpoint folder, the folder of a converted "
+            "model, or a .safetensors file."
+        )
+    if (path / "checkpoints").is_dir() or (path / MANIFEST).is_file():
+        path = resolve_checkpoint(path, report, [WEIGHTS])
+    path = path if path.is_file() else path / WEIGHTS
+    if not path.is_file():
+        raise CheckpointError(
+            f"{source} holds no weights; needed are a run folder (with checkpoints/ in it), or a folder with {WEIGHTS}."
+        )
     fresh = load_weights(model, load_tensors(path), source, head=head)
     return InitialWeights(str(path), sha256_of(path), len(model.state_dict()) - len(fresh), fresh)
 
@@ -309,29 +318,6 @@ def load_weights(
     check_fit(here, tensors, source, "choose model.name and its options as they were there", spared=spared)
     model.load_state_dict({name: tensors[name] for name in here if name not in fresh}, strict=False)
     return fresh
-
-
-def _find(path: Path, report: Callable[[str], None]) -> Path:
-    """Return the file of tensors that a user means by a path."""
-    if path.suffix in PICKLES:
-        raise CheckpointError(
-            f"{path} is a pickle, which is never opened here, because reading one runs code from it. Convert it once "
-            "with `tost convert` and give the folder that it writes."
-        )
-    if path.is_file():
-        return path
-    if not path.exists():
-        raise CheckpointError(
-            f"there is no {path}; train.init_from takes a run folder, a checkpoint folder, the folder of a converted "
-            "model, or a .safetensors file."
-        )
-    is_run = (path / "checkpoints").is_dir() or (path / "manifest.json").is_file()
-    folder = resolve_checkpoint(path, report, [WEIGHTS]) if is_run else path
-    if (folder / WEIGHTS).is_file():
-        return folder / WEIGHTS
-    raise CheckpointError(
-        f"{path} holds no weights; needed are a run folder (with checkpoints/ in it), or a folder with {WEIGHTS}."
-    )
 
 
 def _stays(name: str, here: Tensor, there: Tensor | None, head: Head) -> bool:

@@ -23,8 +23,16 @@ from tost._io import read_json, write_json
 from tost._machine import is_out_of_memory
 from tost.data import Loader
 from tost.errors import CheckpointError, StorageError, TostError
-from tost.train.checkpoint import files
-from tost.train.checkpoint.files import CheckpointStore, load_tensors, save_tensors
+from tost.train.checkpoint.files import (
+    AVERAGES,
+    WEIGHTS,
+    CheckpointStore,
+    check_fit,
+    load_tensors,
+    pack_rng,
+    restore_rng,
+    save_tensors,
+)
 from tost.train.config.files import FORMAT, check_format
 from tost.train.distributed import Distributed
 from tost.train.optim import WeightAverage
@@ -75,14 +83,19 @@ def save_checkpoint(store: CheckpointStore, position: Position, run: RunState, *
         StorageError: The disk is full or cannot be written; the checkpoints before are untouched.
     """
     processes, average, scaler = run.processes, run.average, run.processes.accelerator.scaler
-    tensors, groups = _optimizer_tensors(run.model, run.optimizer)
+    optimizer = cast(dict[str, Any], states.get_optimizer_state_dict(run.model, run.optimizer, options=_WHOLE))
+    tensors = {
+        f"{name}/{key}": value if isinstance(value, Tensor) else torch.tensor(value)
+        for name, quantities in optimizer.get("state", {}).items()  # only the first process receives whole tensors
+        for key, value in quantities.items()
+    }
     weights = cast(dict[str, Tensor], states.get_model_state_dict(run.model, options=_WHOLE))
     averages = {} if average is None else average.average
     averages = {name: x.full_tensor() if isinstance(x, DTensor) else x for name, x in averages.items()}
     state = {
         "format": FORMAT,
         **asdict(position),
-        "groups": groups,
+        "groups": optimizer.get("param_groups", []),
         "data": run.fingerprint,
         "loader": run.loader.state_dict(),
         "processes": processes.size,
@@ -93,13 +106,13 @@ def save_checkpoint(store: CheckpointStore, position: Position, run: RunState, *
         with processes.together():
             if processes.is_first:
                 store.prepare(position.step)
-                save_tensors(temporary / files.WEIGHTS, weights)
+                save_tensors(temporary / WEIGHTS, weights)
                 save_tensors(temporary / "optimizer.safetensors", tensors)
                 if average is not None:
-                    save_tensors(temporary / "ema.safetensors", averages)
+                    save_tensors(temporary / AVERAGES, averages)
                 write_json(temporary / "state.json", state, allow_nan=True)
         with processes.together():
-            write_json(temporary / f"random-{processes.rank:05d}.json", files.pack_rng())
+            write_json(temporary / f"random-{processes.rank:05d}.json", pack_rng())
         with processes.together():
             if processes.is_first:
                 store.commit(position.step, best=best)
@@ -188,17 +201,20 @@ def _restore(path: Path, run: RunState, accept_data_change: bool) -> tuple[Posit
                 "that of the data here."
             )
         loader["samples"] = here["samples"]
-    if average is not None and not (path / "ema.safetensors").exists():
+    if average is not None and not (path / AVERAGES).exists():
         raise CheckpointError(
             f"{path.name} holds no moving average, but train.ema_decay={average.decay}; resume without "
             "train.ema_decay, or from a run that had it."
         )
     options = states.StateDictOptions(full_state_dict=True)
-    states.set_model_state_dict(run.model, _model_state(path, run.model), options=options)
+    expected = cast(dict[str, Tensor], states.get_model_state_dict(run.model))
+    weights: dict[str, Any] = {**load_tensors(path / WEIGHTS)}
+    check_fit(expected, weights, path.name, "resume with the configuration that the run was started with")
+    states.set_model_state_dict(run.model, weights, options=options)
     groups = _optimizer_state(path, state.groups, run.model)
     states.set_optimizer_state_dict(run.model, run.optimizer, groups, options=options)
     if average is not None:
-        average.load(load_tensors(path / "ema.safetensors"))
+        average.load(load_tensors(path / AVERAGES))
     if scaler is not None and state.scaler is not None:
         scaler.load_state_dict(state.scaler)
     try:
@@ -207,21 +223,8 @@ def _restore(path: Path, run: RunState, accept_data_change: bool) -> tuple[Posit
         raise CheckpointError(f"{path.name} cannot be resumed here: {error}") from error
     randomness = path / f"random-{processes.rank:05d}.json"
     if state.processes == processes.size and randomness.exists():
-        files.restore_rng(read_json(randomness, error=CheckpointError))
+        restore_rng(read_json(randomness, error=CheckpointError))
     return position, changes
-
-
-def _optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> tuple[dict[str, Tensor], Any]:
-    """Return the optimizer's tensors as ``parameter/quantity``, and its groups as JSON values."""
-    state = cast(dict[str, Any], states.get_optimizer_state_dict(model, optimizer, options=_WHOLE))
-    if not state:  # only the first process receives whole tensors
-        return {}, []
-    tensors = {
-        f"{name}/{key}": value if isinstance(value, Tensor) else torch.tensor(value)
-        for name, quantities in state["state"].items()
-        for key, value in quantities.items()
-    }
-    return tensors, state["param_groups"]
 
 
 def _optimizer_state(path: Path, groups: Any, model: nn.Module) -> dict[str, Any]:
@@ -237,10 +240,3 @@ def _optimizer_state(path: Path, groups: Any, model: nn.Module) -> dict[str, Any
             f"the optimizer has parameters that the model does not have: {', '.join(sorted(strangers)[:5])}"
         )
     return {"state": state, "param_groups": groups}
-
-
-def _model_state(path: Path, model: nn.Module) -> dict[str, Any]:
-    expected = cast(dict[str, Tensor], states.get_model_state_dict(model))
-    tensors = load_tensors(path / files.WEIGHTS)
-    files.check_fit(expected, tensors, path.name, "resume with the configuration that the run was started with")
-    return tensors

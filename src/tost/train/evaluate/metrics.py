@@ -172,9 +172,7 @@ def evaluate_checkpoint(
             f"configuration instead: `tost eval CONFIG train.init_from={checkpoint}`."
         )
     config = load_config(path, overrides)
-    tensors = read_model_tensors(checkpoint)
-    if ema:
-        tensors |= read_model_tensors(checkpoint, ema=True)
+    tensors = read_model_tensors(checkpoint, ema=ema)
     return _evaluate(
         config, lambda model: load_weights(model, tensors, str(checkpoint)), test, device, report, source=checkpoint
     )
