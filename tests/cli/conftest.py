@@ -31,3 +31,17 @@ def run(monkeypatch, capsys) -> Callable[..., Outcome]:
         return Outcome(int(exit_info.value.code or 0), captured.out, captured.err)
 
     return run_command
+
+
+@pytest.fixture
+def refuse(run) -> Callable[..., Outcome]:
+    """Run `tost` with a mistake: exit code 2, a hint in the message, no result and no traceback."""
+
+    def run_refused(hint: str, *arguments: str) -> Outcome:
+        outcome = run(*arguments)
+        assert (outcome.code, outcome.out) == (2, "")
+        assert hint in " ".join(outcome.err.split())
+        assert "Traceback" not in outcome.err
+        return outcome
+
+    return run_refused

@@ -96,18 +96,3 @@ def test_interrupted_bench_without_out_and_during_the_gate(run, monkeypatch, tmp
     outcome = run(*TINY, "--out", str(tmp_path))
     assert (outcome.code, "nothing was kept" in outcome.err) == (130, True)
     assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["ops", "--tokens", "many"], "is not a list of lengths"),
-        (["ops", "--width", "100", "--heads", "8"], "does not divide into heads"),
-        (["model", "--size", "224"], "is not a list of sizes with batches"),
-        (["attention", "--figure", "nine"], "nine"),
-    ],
-)
-def test_mistakes_are_named(run, arguments, message):
-    outcome = run("bench", *arguments)
-    assert outcome.code == 2
-    assert message in outcome.err

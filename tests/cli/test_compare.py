@@ -50,10 +50,9 @@ def test_runs_are_listed(run, runs):
     assert entries["c"]["steps"] == "3/10"
 
 
-def test_an_empty_folder_and_none(run, tmp_path):
+def test_an_empty_folder_and_none(run, refuse, tmp_path):
     assert "there are no runs" in run("ls", "runs", str(tmp_path)).err
-    outcome = run("ls", "runs", str(tmp_path / "nowhere"))
-    assert (outcome.code, "there is no folder" in outcome.err) == (2, True)
+    refuse("there is no folder", "ls", "runs", str(tmp_path / "nowhere"))
 
 
 def test_compare_shows_the_settings_that_differ(run, runs):

@@ -8,7 +8,6 @@ import pytest
 
 from tests.recipes.language_folders import train, write_passages, write_text
 from tost.cli import _console
-from tost.train.evaluate import Protocol
 
 
 @pytest.fixture(scope="module")
@@ -17,11 +16,6 @@ def trained(tmp_path_factory):
     write_passages(folder, ["the rose is red", "as sweet as you"])
     train(folder, write_text(folder))
     return folder
-
-
-def test_the_command_line_shows_every_protocol(run, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "200")
-    assert "|".join(Protocol) in run("eval", "--help").out
 
 
 def test_protocols_and_their_numbers(run, trained):
@@ -61,16 +55,11 @@ REFUSED = {
 
 
 @pytest.mark.parametrize(("arguments", "message"), REFUSED.values(), ids=REFUSED.keys())
-def test_mistakes_are_explained(run, trained, arguments, message):
-    outcome = run("eval", str(trained / "run"), *arguments)
-    assert outcome.code == 2
-    assert message in " ".join(outcome.err.split())
+def test_mistakes_are_explained(refuse, trained, arguments, message):
+    refuse(message, "eval", str(trained / "run"), *arguments)
 
 
-def test_configurations_need_weights_and_language_models(run, trained):
-    outcome = run("eval", "small/shakespeare", f"data.path={trained / 'verse'}", "--protocol", "blocks")
-    assert (outcome.code, "add train.init_from=PATH" in outcome.err) == (2, True)
-    outcome = run("eval", "demo/digits", "train.init_from=x", "--protocol", "blocks")
-    assert (outcome.code, "measures language models, but" in outcome.err) == (2, True)
-    outcome = run("eval", "small/shakespeare", "data.path=x", "--protocol", "blocks", "--ema")
-    assert (outcome.code, "--ema takes the average" in outcome.err) == (2, True)
+def test_configurations_need_weights_and_language_models(refuse, trained):
+    verse = f"data.path={trained / 'verse'}"
+    refuse("add train.init_from=PATH", "eval", "small/shakespeare", verse, "--protocol", "blocks")
+    refuse("measures language models, but", "eval", "demo/digits", "train.init_from=x", "--protocol", "blocks")

@@ -46,9 +46,3 @@ def test_ls_without_a_match_says_so(run, monkeypatch):
     monkeypatch.setitem(_ls._LISTS, "ops", lambda pattern: [])
     assert run("ls", "ops") == (0, "", "there are no ops yet\n")
     assert json.loads(run("ls", "data", "z*", "--json").out)["entries"] == []
-
-
-def test_ls_refuses_what_it_does_not_know(run):
-    outcome = run("ls", "modelz")
-    assert outcome.code == 2
-    assert "'models'" in outcome.err

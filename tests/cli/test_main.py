@@ -17,23 +17,8 @@ def test_help_lists_every_command(run):
     outcome = run("--help")
     assert outcome.code == 0
     listed = [line.split()[0] for line in outcome.out.partition("Commands:")[2].strip().splitlines()]
-    assert listed == [
-        "ls",
-        "cat",
-        "cp",
-        "validate",
-        "train",
-        "eval",
-        "generate",
-        "analyze",
-        "report",
-        "explore",
-        "compare",
-        "convert",
-        "info",
-        "bench",
-        "data",
-    ]
+    names = "ls cat cp validate train eval generate analyze report explore compare convert info bench data"
+    assert listed == names.split()
 
 
 @pytest.mark.parametrize(
@@ -72,18 +57,17 @@ def test_version(run):
         (["bench", "op"], "Did you mean 'ops'?"),
         (["bench", "ops", "--token", "1"], "--tokens"),
         (["bench", "ops", "--op", "tsa"], "'tssa', 'causal_tssa'"),
+        (["ls", "modelz"], "'models'"),
+        (["bench", "model", "--size", "224"], "is not a list of sizes with batches"),
+        (["bench", "attention", "--figure", "nine"], "nine"),
         (["bench", "ops", "--tokens", "many"], "write for example --tokens 1024,4096"),
         (["bench", "ops", "--repeats", "1"], "greater than or equal to 3"),
         (["bench", "ops", "--width", "10", "--heads", "3"], "choose a width that is a multiple of the heads"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
-def test_mistakes_exit_2_and_say_what_to_do(run, arguments, hint):
-    outcome = run(*arguments)
-    assert outcome.code == 2
-    assert hint in outcome.err
-    assert "Traceback" not in outcome.err
-    assert outcome.out == ""
+def test_mistakes_exit_2_and_say_what_to_do(refuse, arguments, hint):
+    refuse(hint, *arguments)
 
 
 @pytest.mark.parametrize(("error", "code"), [(BackendError("no backend"), 1), (ConfigError("bad value"), 2)])
@@ -148,8 +132,6 @@ def test_a_model_too_large_for_memory_is_told_in_a_line(run, tmp_path):
 
 
 @pytest.mark.parametrize("setting", ["model.depth=100000000", f"train.steps={10**250}", f"train.batch_size={10**30}"])
-def test_absurd_numbers_are_refused(run, setting):
-    outcome = run("validate", "demo/digits", setting)
-    assert outcome.code == 2
-    assert f"{setting.partition('=')[0]} (command line)" in outcome.err
+def test_absurd_numbers_are_refused(refuse, setting):
+    outcome = refuse(f"{setting.partition('=')[0]} (command line)", "validate", "demo/digits", setting)
     assert " and <= 1" in outcome.err

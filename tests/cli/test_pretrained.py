@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+import pytest
 import torch
 
 import tost
@@ -24,16 +25,15 @@ def test_generate_takes_a_name(run):
     assert written["text"] == bytes(ids[0, 4:].tolist()).decode(errors="replace")
 
 
-def test_a_folder_of_that_name_comes_first(run, tmp_path, monkeypatch):
+def test_a_folder_of_that_name_comes_first(refuse, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "bytes-tiny").mkdir()
-    outcome = run("generate", "bytes-tiny", "--prompt", "def ")
-    assert outcome.code == 2
-    assert "bytes-tiny" in outcome.err
+    refuse("bytes-tiny", "generate", "bytes-tiny", "--prompt", "def ")
 
 
-def test_a_name_that_does_not_exist(run):
-    outcome = run("generate", "no-such-model", "--prompt", "def ")
-    assert outcome.code == 2
-    assert "a name of `tost ls pretrained`" in outcome.err
-    assert "did you mean 'bytes-tiny'?" in run("generate", "byte-tiny", "--prompt", "a").err
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [("no-such-model", "a name of `tost ls pretrained`"), ("byte-tiny", "did you mean 'bytes-tiny'?")],
+)
+def test_a_name_that_does_not_exist(refuse, name, hint):
+    refuse(hint, "generate", name, "--prompt", "def ")

@@ -35,19 +35,15 @@ def test_generate_finds_the_tokenizer_beside_run_checkpoint_and_converted_model(
     assert set(text) <= set("the rose is red the violet blue and sugar is as sweet as you\n")
 
 
-def test_what_the_tokenizer_does_not_know_is_an_error(run, trained):
-    outcome = run("generate", str(trained), "--prompt", "Ümlaut")
-    assert outcome.code == 2
-    assert "Ü" in outcome.err
+def test_what_the_tokenizer_does_not_know_is_an_error(refuse, trained):
+    refuse("Ü", "generate", str(trained), "--prompt", "Ümlaut")
 
 
-def test_a_damaged_tokenizer_is_named(run, trained):
+def test_a_damaged_tokenizer_is_named(refuse, trained):
     record = trained / "tokenizer_record.json"
     content = json.loads(record.read_text())
     record.write_text(json.dumps({**content, "fingerprint": "0" * 64}))
-    outcome = run("generate", str(trained), "--prompt", "the")
-    assert outcome.code == 2
-    assert "not the one that was written" in outcome.err
+    refuse("not the one that was written", "generate", str(trained), "--prompt", "the")
 
 
 def test_old_runs_use_the_tokenizer_of_their_data(tmp_path):

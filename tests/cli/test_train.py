@@ -25,13 +25,11 @@ def test_the_default_folder_has_the_name_of_the_configuration(run, tmp_path, mon
     assert (tmp_path / folder / "summary.json").is_file()
 
 
-def test_two_runs_are_not_mixed_in_one_folder(run, tmp_path):
+def test_two_runs_are_not_mixed_in_one_folder(run, refuse, tmp_path):
     for name in ("a", "b"):
         assert run("train", "demo/digits", *TINY, "train.steps=2", "--out", str(tmp_path / name)).code == 0
     start = str(tmp_path / "a" / "checkpoints" / "last")
-    done = run("train", "demo/digits", *TINY, "--resume", start, "--out", str(tmp_path / "b"))
-    assert done.code == 2
-    assert "already holds a run" in done.err
+    refuse("already holds a run", "train", "demo/digits", *TINY, "--resume", start, "--out", str(tmp_path / "b"))
 
 
 @pytest.mark.parametrize(
@@ -43,12 +41,11 @@ def test_two_runs_are_not_mixed_in_one_folder(run, tmp_path):
     ],
     ids=lambda command: command[0],
 )
-def test_a_gpu_that_is_not_there_is_refused_before_anything_is_done(run, tmp_path, monkeypatch, command):
+def test_a_gpu_that_is_not_there_is_refused_before_anything_is_done(refuse, tmp_path, monkeypatch, command):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    done = run(*command, "--device", "cuda")
-    assert done.code == 2
-    assert "--device cuda was given, but torch finds no CUDA device here; use --device cpu or auto." in done.err
+    hint = "--device cuda was given, but torch finds no CUDA device here; use --device cpu or auto."
+    refuse(hint, *command, "--device", "cuda")
     assert not list(tmp_path.iterdir())
 
 
