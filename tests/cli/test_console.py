@@ -51,14 +51,16 @@ def test_no_color_is_respected(capsys, monkeypatch, no_color):
     assert coloured != no_color
 
 
-def test_plain_progress_is_one_line_per_step(capsys):
+def test_plain_progress_is_one_line_per_step_or_part(capsys):
     with _console.progress(2) as steps:
         for name in ("first", "second"):
             steps.start(name)
             steps.finish("fine")
-    captured = capsys.readouterr()
-    assert captured.err == "[1/2] first: fine\n[2/2] second: fine\n"
-    assert captured.out == ""
+    assert capsys.readouterr() == ("", "[1/2] first: fine\n[2/2] second: fine\n")
+    with _console.progress() as progress:
+        for part in ("write a", "write b", "check a"):
+            progress.update(1, 2, part)
+    assert capsys.readouterr() == ("", "write a: 1 of 2\ncheck a: 1 of 2\n")
 
 
 def test_long_steps_are_not_silent(capsys, monkeypatch):
@@ -87,13 +89,6 @@ def test_work_of_unknown_length_says_where_it_is(capsys, monkeypatch):
     assert captured.out == ""
 
 
-def test_counted_work_names_its_parts(capsys):
-    with _console.progress() as progress:
-        for part in ("write a", "write b", "check a"):
-            progress.update(1, 2, part)
-    assert capsys.readouterr().err == "write a: 1 of 2\ncheck a: 1 of 2\n"
-
-
 def test_a_notebook_gets_lines(capsys, monkeypatch):
     pretend_terminal(monkeypatch)
     assert _console.is_live()
@@ -111,6 +106,8 @@ def test_json_is_one_line_of_legal_json(capsys):
 
 
 def test_text_from_files_cannot_control_a_terminal(capsys, monkeypatch):
+    _console.show("a\x1b[31mb\u202ec")
+    assert capsys.readouterr().out == "a\u241b[31mb\ufffdc\n"
     pretend_terminal(monkeypatch)
     monkeypatch.setenv("NO_COLOR", "1")
     _console.log("log \x1b[31m\x9b2J\u202e")
@@ -121,8 +118,3 @@ def test_text_from_files_cannot_control_a_terminal(capsys, monkeypatch):
     assert "shown ␛[31m�2J�\n" in captured.out
     assert "cell �2J�" in captured.out
     assert not {"\x9b", "\u202e", "\x07"} & set(captured.out)
-
-
-def test_results_in_a_pipe_have_no_control_characters(capsys):
-    _console.show("a\x1b[31mb\u202ec")
-    assert capsys.readouterr().out == "a\u241b[31mb\ufffdc\n"

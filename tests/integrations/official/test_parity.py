@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -47,13 +49,7 @@ def test_vision_model_computes_what_the_description_says(mixer, patch, tokens_no
 
 @pytest.mark.parametrize(
     "options",
-    [
-        {"gammas": False},
-        {"qkv_bias": False},
-        {"classes": 0},
-        {"channels": 1, "hidden": 7},
-        {"patch": 4, "class_depth": 1},
-    ],
+    [*({"gammas": False}, {"qkv_bias": False}, {"classes": 0}, {"channels": 1, "hidden": 7}, {"patch": 4})],
     ids=str,
 )
 def test_unusual_vision_models_compute_what_the_description_says(options):
@@ -112,14 +108,10 @@ def test_vision_checkpoints_come_back_bit_by_bit(mixer, dtype, sizes, share, tok
     asked = {"num_heads": sizes["heads"]} if mixer == "softmax" else {}
     model = tost.load_official(state, tokens_norm=tokens_norm, **asked)
     options = model.options
-    assert (options.mixer, options.depth, options.num_heads) == (mixer, sizes["depth"], sizes["heads"])
-    assert (options.patch_size, options.num_classes, options.in_chans) == (
-        sizes["patch"],
-        sizes["classes"],
-        sizes["channels"],
-    )
-    assert (options.hidden_dim, options.class_depth) == (sizes["hidden"], sizes["class_depth"])
-    assert (options.layer_scale is None) == (not sizes["gammas"])
+    found = {"heads": options.num_heads, "depth": options.depth, "patch": options.patch_size}
+    found |= {"classes": options.num_classes, "channels": options.in_chans, "hidden": options.hidden_dim}
+    found |= {"class_depth": options.class_depth, "gammas": options.layer_scale is not None}
+    assert (found, options.mixer) == (sizes, mixer)
     assert same(to_official(model), state)
 
 
@@ -142,13 +134,9 @@ def test_language_checkpoints_come_back_bit_by_bit(dtype, sizes, share):
     state = cast(language_state(**sizes, width=share * sizes["heads"]), dtype)
     model = tost.load_official(state)
     options = model.options
-    assert (options.num_heads, options.depth) == (sizes["heads"], sizes["depth"])
-    assert (options.vocab_size, options.max_length, options.bias) == (
-        sizes["vocabulary"],
-        sizes["length"],
-        sizes["bias"],
-    )
-    assert options.tie_head
+    found = {"heads": options.num_heads, "depth": options.depth, "vocabulary": options.vocab_size}
+    found |= {"length": options.max_length, "bias": options.bias, "gammas": options.layer_scale is not None}
+    assert (found, options.tie_head) == (sizes, True)
     assert same(to_official(model), state)
 
 
@@ -192,15 +180,7 @@ def test_loading_copies_and_draws_no_random_numbers():
     assert not any((parameter == 0).all() for parameter in model.parameters())
 
 
-def small_vision_state():
-    return vision_state(depth=2, class_depth=1)
-
-
-def small_language_state():
-    return language_state(depth=1)
-
-
-SMALL_STATES = [small_vision_state, small_language_state]
+SMALL_STATES = [partial(vision_state, class_depth=1), partial(language_state, depth=1)]
 
 
 @pytest.mark.parametrize("make", SMALL_STATES)
@@ -270,8 +250,6 @@ def test_contradictions_are_refused(make, asked, message):
 def test_impossible_options_are_configuration_errors():
     with pytest.raises(ConfigError, match="did you mean drop_path"):
         tost.load_official(vision_state(), drop_paths=0.1)
-    with pytest.raises(ConfigError, match="drop_path: 2 given"):
-        tost.load_official(vision_state(), drop_path=2)
 
 
 def test_heads_of_softmax_attention_have_to_be_told_if_eight_do_not_fit():
@@ -349,40 +327,23 @@ def test_strangers_are_refused():
         to_official(tost.create_model("lra_image", embed_dim=8, depth=1, num_heads=1))
 
 
-SMALL = {"embed_dim": 16, "depth": 1, "num_heads": 2, "num_classes": 3}
-
-
 @pytest.mark.parametrize(
-    "option",
+    ("option", "value"),
     [
-        {"conv_width": 3},
-        {"gate": True},
-        {"count_scaled": True},
-        {"normalize": False},
-        {"feed_forward": "ista"},
-        {"mixer": "mssa"},
-        {"patch_size": 4},
-        {"patch_size": 2},
-        {"global_pool": "avg"},
+        *[("conv_width", 3), ("gate", True), ("count_scaled", True), ("normalize", False), ("feed_forward", "ista")],
+        *[("mixer", "mssa"), ("patch_size", 4), ("patch_size", 2), ("global_pool", "avg")],
+        *[("tie_head", False), ("position", "none")],
     ],
-    ids=str,
 )
-def test_options_that_the_authors_lack_are_refused(option):
-    model = tost.create_model("tost_tiny_patch16_224", **SMALL, **option)
-    (name, value) = next(iter(option.items()))
-    with pytest.raises(CheckpointError, match=f"the authors' code has no .*{name}={value}"):
+def test_options_that_the_authors_lack_are_refused(option, value):
+    name = "tost_lm_base" if option in ("tie_head", "position") else "tost_tiny_patch16_224"
+    model = tost.create_model(name, embed_dim=16, depth=1, num_heads=2, **{option: value})
+    with pytest.raises(CheckpointError, match=f"the authors' code has no .*{option}={value}"):
         to_official(model)
 
 
-def test_language_options_that_the_authors_lack_are_refused():
-    small = {"embed_dim": 16, "depth": 1, "num_heads": 2, "vocab_size": 11}
-    for option in ({"tie_head": False}, {"position": "none"}):
-        with pytest.raises(CheckpointError, match=f"the authors' code has no {next(iter(option))}"):
-            to_official(tost.create_model("tost_lm_base", **small, **option))
-
-
 def test_a_pruned_model_is_refused():
-    model = tost.create_model("tost_tiny_patch16_224", **SMALL)
+    model = tost.create_model("tost_tiny_patch16_224", embed_dim=16, depth=1, num_heads=2)
     del model.cls_attn_blocks[1]
     with pytest.raises(CheckpointError, match=r"lacks cls_attn_blocks\.1"):
         to_official(model)
