@@ -299,11 +299,7 @@ def test_pathfinder_metadata(tmp_path, content):
     (tmp_path / "0.npy").write_bytes(content)
     with limited(1), pytest.raises(ConfigError, match=r"0\.npy cannot be read: "):
         read_metadata_rows(tmp_path / "0.npy")
-
-
-def test_large_metadata_is_not_read(tmp_path):
-    with (tmp_path / "0.npy").open("wb") as file:
-        file.truncate(1 << 40)
+    os.truncate(tmp_path / "0.npy", 1 << 40)
     with pytest.raises(ConfigError, match=r"more than metadata ever has; it was not read"):
         read_metadata_rows(tmp_path / "0.npy")
 

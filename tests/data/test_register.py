@@ -11,16 +11,7 @@ from pydantic import BaseModel, Field, field_validator
 
 import tost
 from tost._plugins import allow
-from tost.data import (
-    DataBundle,
-    DataInfo,
-    DataOptions,
-    DataShape,
-    build_data,
-    find_data,
-    list_data,
-    tokenizer_of,
-)
+from tost.data import DataBundle, DataInfo, DataOptions, DataShape, build_data, find_data, list_data, tokenizer_of
 from tost.data.registry import DATA_SETS
 from tost.data.text.tokenizers import CharTokenizer
 from tost.errors import ConfigError
@@ -122,13 +113,11 @@ def test_keywords_take_any_option_and_a_shape_may_be_missing():
     bundle = build_data(options, 0)
     assert (len(bundle.train), options.shape()) == (5, DataShape(task="mine"))
     info = bundle.info
-    assert (info.name, info.fingerprint, info.details, info.class_names) == (
-        *("series", "ab" * 32),
-        *({"rows": 8}, ("even", "odd")),
-    )
+    assert (info.name, info.fingerprint, info.details) == ("series", "ab" * 32, {"rows": 8})
+    assert info.class_names == ("even", "odd")
 
 
-@pytest.mark.parametrize("name", ["digits", "imagenet", "series"])
+@pytest.mark.parametrize("name", ["digits", "series"])
 def test_names_are_taken_once(name):
     tost.register_data("series")(lambda: (Series(8), Series(2)))
     with pytest.raises(ConfigError, match=f"there is a data set '{name}' already"):

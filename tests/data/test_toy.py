@@ -152,17 +152,6 @@ def test_the_real_corpus_is_python():
     assert text.count("\ufffd") / len(text) < 0.01
 
 
-def test_windows_depend_on_seed_and_number_only():
-    text = torch.randint(256, (10_000,), dtype=torch.uint8)
-    many, few, other = (
-        TokenWindows(ByteArray(text), 8, count=count, seed=seed) for count, seed in ((2**40, 1), (50, 1), (50, 2))
-    )
-    assert same(many.gather(torch.arange(50)), few.gather(torch.arange(50)))
-    assert same(many[17], few[17])
-    assert not same(few.gather(torch.arange(50)), other.gather(torch.arange(50)))
-    assert many[2**40 - 1]["inputs"].shape == (8,)
-
-
 @pytest.mark.parametrize(("size", "count"), [(33, 2), (34, 2), (48, 2), (49, 3), (17, 1)])
 def test_validation_windows_lie_side_by_side(size, count):
     windows = TokenWindows(ByteArray(torch.arange(size, dtype=torch.uint8)), 16)

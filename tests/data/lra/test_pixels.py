@@ -183,10 +183,7 @@ def test_damaged_images_are_named(tmp_path):
     ("content", "message"),
     [
         (b"imgs/2 sample_0.png 0 1\n", r"2\.npy, line 1 has 4 fields: .*; it must have 11"),
-        (
-            b"imgs/2 sample_0.png 0 yes 1.0 14 4 2 0.5 1 1\n",
-            r"11 fields: 'imgs/2 sample_0.png 0 yes .* label 0 or 1",
-        ),
+        (b"imgs/2 sample_0.png 0 yes 1.0 14 4 2 0.5 1 1\n", r"11 fields: 'imgs/2 sample_0.png 0 yes .* label 0 or 1"),
         (b"imgs/2 sample_99.png 0 1 1.0 14 4 2 0.5 1 1\n", r"names imgs/2/sample_99\.png, but .* does not exist"),
         (b"imgs/7 sample_0.png 0 1 1.0 14 4 2 0.5 1 1\n", r"names images in .*imgs/7, which is no folder"),
         (b"\0/7 sample_0.png 0 1 1.0 14 4 2 0.5 1 1\n", r"which is no folder \(embedded null byte\)"),

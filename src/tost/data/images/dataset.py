@@ -227,18 +227,14 @@ def _dataset(split: Split, rows: Tensor, options: ImageOptions, *, seed: int | N
     if split.image_size and (seed is None or options.is_vectorized):
         pixels = split.source.decode(rows, split.image_size, channels=options.channels)
         return PixelImages(pixels, split.targets[rows], options, seed=seed)
-    if isinstance(options, CustomImageOptions) and options.in_memory:
-        return _read_all(split, rows, options, seed=seed)
-    transform = EvaluationTransform(options) if seed is None else training_transform(options)
-    return StoredImages(split.source, rows, split.targets, options, transform, seed=seed, extra=dict(split.extra))
-
-
-def _read_all(split: Split, rows: Tensor, options: ImageOptions, *, seed: int | None) -> PixelImages:
-    """Return images of any size in memory, resized once; bad ones are replaced for good."""
-    transform = EvaluationTransform(options, normalize=False)
-    reader = StoredImages(split.source, rows, split.targets, options, transform, seed=seed)
-    everything = torch.arange(len(rows))
-    parts = [reader.gather(everything[start : start + _AT_ONCE]) for start in range(0, len(rows), _AT_ONCE)]
+    in_memory = isinstance(options, CustomImageOptions) and options.in_memory
+    is_plain = seed is None or in_memory
+    transform = EvaluationTransform(options, normalize=not in_memory) if is_plain else training_transform(options)
+    stored = StoredImages(split.source, rows, split.targets, options, transform, seed=seed, extra=dict(split.extra))
+    if not in_memory:
+        return stored
+    # Read and resized once; bad images are replaced for good.
+    parts = [stored.gather(numbers) for numbers in torch.split(torch.arange(len(rows)), _AT_ONCE)]
     pixels = torch.cat([part["inputs"].to(torch.uint8) for part in parts])
     targets = torch.cat([part["targets"] for part in parts])
     return PixelImages(pixels, targets, options.model_copy(update={"eval_resize": "squash"}), seed=seed)

@@ -179,7 +179,10 @@ def make_shapes(settings: PathfinderSettings, margin: int) -> Shapes:
     # A dash is drawn from its anchor: the far end of a step points back to its pivot.
     directions = np.concatenate((_opposite(angles), first))
     ink, space = zip(*(_draw_dash(settings, margin, angle) for angle in directions), strict=True)
-    cores = _stamps([_core(picture, reach) for picture in space[len(steps) :]])
+    # Fully occupied pixels of first dashes, cut to their reach and moved by one pixel down and right.
+    middle = len(space[0]) // 2
+    window = slice(middle - reach - 1, middle + reach)
+    cores = _stamps([np.where(picture == 255, picture, 0)[window, window] for picture in space[len(steps) :]])
     return Shapes(
         margin=margin,
         steps=steps,
@@ -222,13 +225,6 @@ def _dilate(picture: Bytes, radius: int) -> Bytes:
 
 def _shrink(canvas: Bytes, side: int) -> Bytes:
     return np.asarray(Image.fromarray(canvas).resize((side, side), Image.Resampling.LANCZOS))
-
-
-def _core(space: Bytes, reach: int) -> Bytes:
-    """Return the fully occupied pixels of a dash, cut to its reach and moved by one pixel down and right."""
-    begin = len(space) // 2 - reach - 1
-    window = slice(begin, begin + 2 * reach + 1)
-    return np.where(space == 255, space, 0)[window, window]
 
 
 def _usable(cores: Stamps) -> NDArray[np.int64]:
@@ -323,18 +319,14 @@ class _Field:
         # A pivot is up to margin + 1 pixels outside the image. From there it is a step and two margins at most.
         self.border = settings.dash_length + int(np.ceil(settings.dash_thickness)) + 4 * shapes.margin + 2
         self.width = settings.size + 2 * self.border
-        self.cells, self.crowd = (
-            np.tile(self._frame(settings.padding + grown), (images, 1)) for grown in (0, shapes.margin)
-        )
+        frames = np.zeros((2, self.width, self.width), dtype=np.uint8)
+        for frame, grown in zip(frames, (0, shapes.margin), strict=True):
+            for inset, value in ((0, 255), (settings.padding + grown, 0)):
+                inner = slice(self.border + inset, -self.border - inset)
+                frame[inner, inner] = value
+        self.cells, self.crowd = (np.tile(frame.reshape(-1), (images, 1)) for frame in frames)
         self._steps = shapes.steps[:, 0].astype(np.intp) * self.width + shapes.steps[:, 1]
         self._space, self._crowd = shapes.space.flat(self.width), shapes.crowd.flat(self.width)
-
-    def _frame(self, padding: int) -> Bytes:
-        frame = np.zeros((self.width, self.width), dtype=np.uint8)
-        for inset, value in ((0, 255), (padding, 0)):
-            inner = slice(self.border + inset, -self.border - inset)
-            frame[inner, inner] = value
-        return frame.reshape(-1)
 
     def with_rows(self, cells: Bytes, crowd: Bytes) -> _Field:
         """Return the same field with the space of other images."""

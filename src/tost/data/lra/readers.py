@@ -277,18 +277,18 @@ def build_text(options: lra.LraTextOptions, path: str) -> DataBundle:
     Published files are sorted by label. Validation reviews come in an order that `split_seed` draws, so that the first
     batches of an evaluation hold both.
     """
-    texts, targets, layout = _read_reviews(path, "train")
-    order = _shuffled(len(targets), options.split_seed)
+    train, layout = _read_reviews(path, "train")
+    order = _shuffled(len(train.targets), options.split_seed)
     if options.hold_out >= len(order):
         raise ConfigError(
             f"data.options.hold_out={options.hold_out} leaves nothing to train on; {path} has {len(order)} training "
             "reviews."
         )
-    train = validation = _review_source(texts, targets)
+    validation = train
     rows, held_out = order[options.hold_out :].sort().values, order[: options.hold_out].sort().values
     if options.validation_split == "test" or not options.hold_out:
-        texts, targets, _ = _read_reviews(path, "test")  # which doubles as the validation set in every code base
-        validation, held_out = _review_source(texts, targets), torch.arange(len(targets))
+        validation, _ = _read_reviews(path, "test")  # which doubles as the validation set in every code base
+        held_out = torch.arange(len(validation.targets))
     sets: list[Sequences] = []
     parts, cut = [], 0
     for source, chosen in ((train, spread(rows, options.limit)), (validation, spread(held_out, options.limit))):
@@ -300,24 +300,20 @@ def build_text(options: lra.LraTextOptions, path: str) -> DataBundle:
     return _bundle(sets, fingerprint(*parts), {"layout": layout, "cut": cut}, _CLASSES)
 
 
-def _review_source(texts: Sequence[str], targets: Tensor) -> SequenceSource:
-    return SequenceSource.of([text.encode() for text in texts], targets, offset=1)
-
-
-def _read_reviews(path: str, split: str) -> tuple[list[str], Tensor, str]:
-    """Return texts, labels and the kind of files."""
+def _read_reviews(path: str, split: str) -> tuple[SequenceSource, str]:
+    """Return reviews and the kind of files."""
     where, columns = f"the split {split!r} of {path}", ("text", "label")
     if path.startswith(_HUB):
         loaded = _load_hub_split(path, split)
         check_columns(columns, loaded.column_names, where)
-        return *_checked(list(loaded["text"]), list(loaded["label"]), where), "hub"
+        return _review_source(list(loaded["text"]), list(loaded["label"]), where), "hub"
     folder = Path(path)
     check_folder(folder, _REVIEWS)
     if shards := find_shards(folder, [split]):
         for shard in shards:
             check_columns(columns, columns_of(shard), shard)
         texts, labels = (read_column(shards, name).to_pylist() for name in columns)
-        return *_checked(texts, labels, where), "parquet"
+        return _review_source(texts, labels, where), "parquet"
     place = next((place for place in (folder / split, folder / "aclImdb" / split) if (place / "neg").is_dir()), None)
     if place is None:
         raise ConfigError(
@@ -329,15 +325,15 @@ def _read_reviews(path: str, split: str) -> tuple[list[str], Tensor, str]:
         raise ConfigError(f"{place / missing[0]} holds no .txt files; data.path must point at {_REVIEWS}.")
     texts = [file.read_bytes().decode("utf-8", errors="replace") for name in _CLASSES for file in files[name]]
     labels = [label for label, name in enumerate(_CLASSES) for _ in files[name]]
-    return texts, torch.tensor(labels), "folders"
+    return _review_source(texts, labels, where), "folders"
 
 
-def _checked(texts: list[Any], labels: list[Any], where: str) -> tuple[list[str], Tensor]:
+def _review_source(texts: Sequence[Any], labels: Sequence[Any], where: str) -> SequenceSource:
     if wrong := [label for label in labels if type(label) not in (int, bool) or label not in (0, 1)]:
         raise ConfigError(f"{where} has the label {wrong[0]!r}; labels are 0 (negative) and 1 (positive).")
     if not texts or not all(isinstance(text, str) for text in texts):
         raise ConfigError(f"{where} holds no reviews, or some that are no text.")
-    return texts, torch.tensor(labels, dtype=torch.int64)
+    return SequenceSource.of([text.encode() for text in texts], torch.tensor(labels, dtype=torch.int64), offset=1)
 
 
 def _load_hub_split(path: str, split: str) -> Any:
