@@ -16,10 +16,18 @@ from tost.generation.native import native_obstacles
 from tost.testing import assert_close
 
 
+@pytest.fixture
+def from_here():
+    """Count what is made from here on: what earlier tests left may go at any time."""
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
+
+
 def alive():
     """Objects that Python keeps, tensors among them, and the memory of those."""
-    while gc.collect():  # what earlier tests left may go in several rounds
-        pass
+    gc.collect()
     # Not isinstance: some objects of torch answer it with a warning.
     tensors = [x for x in gc.get_objects() if issubclass(type(x), torch.Tensor)]
     return len(gc.get_objects()), len(tensors), sum(x.numel() * x.element_size() for x in tensors)
@@ -31,6 +39,7 @@ def resident():
     return psutil.Process().memory_info().rss
 
 
+@pytest.mark.usefixtures("from_here")
 def test_nothing_that_is_kept_grows_with_the_text():
     stream = stream_tokens(endless(torch.float32), prompts(3, 5), generator=seeded())
     found = []
@@ -77,6 +86,7 @@ PLUS = {"conv_width": 4, "gate": True, "count_scaled": True, "forget": True}
         pytest.param({"position": "sinusoidal"}, 1500, id="waves", marks=pytest.mark.slow),
     ],
 )
+@pytest.mark.usefixtures("from_here")
 def test_a_long_text_takes_no_memory_and_stays_exact(options, count):
     check_long_text(endless(torch.float32, **options), count)
 
@@ -86,6 +96,7 @@ def test_a_long_text_takes_no_memory_and_stays_exact(options, count):
 @pytest.mark.skipif(
     bool(native_obstacles(endless(torch.float32))), reason="only the native step rounds its sums fairly"
 )
+@pytest.mark.usefixtures("from_here")
 def test_a_million_tokens_take_no_memory_and_stay_exact():
     check_long_text(endless(torch.float32), 1_000_000)
 

@@ -7,6 +7,7 @@ import pytest
 from pydantic import ValidationError
 
 import tost
+from tests.models.tiny import make_tiny
 from tost.errors import ConfigError
 from tost.models import LanguageOptions, SequenceClassifierOptions, model_options, model_spec
 
@@ -67,7 +68,7 @@ def test_unknown_model_is_refused_with_the_nearest_name():
 
 
 def test_every_problem_is_told_at_once():
-    overrides = {"dept": 3, "num_heads": 0, "dropout": "much", "mlp_ratio": 0.3, "position": "rotary", "bias": 1}
+    overrides = {"dept": 3, "num_heads": 0, "dropout": "much", "mlp_ratio": 1e-4, "position": "rotary", "bias": 1}
     with pytest.raises(ConfigError) as caught:
         model_options("tost_lm_base", overrides)
     lines = str(caught.value).splitlines()
@@ -78,7 +79,8 @@ def test_every_problem_is_told_at_once():
         "  dropout: much given; needs a number >= 0 and < 1",
         "  position: rotary given; needs one of learned, sinusoidal, none",
         "  bias: 1 given; needs true or false",
-        "  mlp_ratio=0.3 times embed_dim=768 is 230.4, which is not a width; choose a ratio that gives a whole number",
+        "  mlp_ratio=0.0001 times embed_dim=768 is 0.0768; the hidden width, rounded, has to be at least 1 and below "
+        "2147483648: choose another ratio",
     }
 
 
@@ -92,7 +94,7 @@ def test_every_problem_is_told_at_once():
         ("tost_lm_base", {"layer_scale": 0}, "layer_scale: 0 given; needs a number > 0 or null"),
         ("tost_lm_base", {"dropout": 1.0}, "dropout: 1.0 given; needs a number >= 0 and < 1"),
         ("tost_lm_base", {"mlp_ratio": float("nan")}, ".nan given; needs a number > 0"),
-        ("tost_lm_base", {"mlp_ratio": 1e-9}, "is 7.68e-07, which is not a width"),
+        ("tost_lm_base", {"mlp_ratio": 1e-9}, "is 7.68e-07; the hidden width, rounded, has to be at least 1"),
         ("tost_lm_base", {"backend": "cuda"}, "backend: cuda given; needs one of auto, triton, native, torch, ref"),
         ("tost_lm_base", {"depth": 0, "mlp_ratio": "4"}, "depth: 0 given; needs a whole number >= 1 and <= 10000$"),
         ("lra_listops", {"input": "values"}, "input=values needs in_features; set it\n.*no use for vocab_size=16; set"),
@@ -113,6 +115,15 @@ def test_every_problem_is_told_at_once():
 def test_impossible_options_are_refused(name, overrides, message):
     with pytest.raises(ConfigError, match=message):
         tost.create_model(name, **overrides)
+
+
+@pytest.mark.parametrize(("ratio", "hidden"), [(3.992, 64), (1 / 30, 1), (2.5, 40), (307 / 96, 51)])
+@pytest.mark.parametrize("name", ["tost_lm_base", "lra_listops", "tost_mini", "vit_mini"])
+def test_any_ratio_with_a_hidden_width_of_at_least_one_will_do(name, ratio, hidden):
+    model = make_tiny(name, mlp_ratio=ratio)
+    assert model.options.hidden_dim == hidden
+    mlp = model.blocks[0].mlp
+    assert getattr(mlp, "proj_in", getattr(mlp, "fc1", None)).out_features == hidden
 
 
 def test_options_cannot_be_changed_and_are_checked_on_their_own_too():

@@ -22,7 +22,7 @@ class ModelOptions(Options):
     embed_dim: Count = Field(description="width of the tokens, C")
     depth: Depth = Field(description="number of blocks, L")
     num_heads: Count = Field(description="number of heads (groups) of each attention, H; divides embed_dim")
-    mlp_ratio: float = Field(4.0, gt=0, description="hidden width of the MLPs as a multiple of embed_dim")
+    mlp_ratio: float = Field(4.0, gt=0, description="hidden width of the MLPs as a multiple of embed_dim, rounded")
     dropout: float = Field(
         0.0, ge=0, lt=1, description="dropout on embeddings, attention gains, attention outputs and MLP outputs"
     )
@@ -49,10 +49,10 @@ class ModelOptions(Options):
             found += _blocks_fit(values, values["block_size"])
         if _numbers(values, "embed_dim", "mlp_ratio"):
             hidden = values["embed_dim"] * values["mlp_ratio"]
-            if abs(hidden - round(hidden)) > 1e-6 or round(hidden) < 1:
+            if not 0.5 < hidden < 2**31:
                 found.append(
-                    f"mlp_ratio={values['mlp_ratio']} times embed_dim={values['embed_dim']} is {hidden:g}, "
-                    "which is not a width; choose a ratio that gives a whole number"
+                    f"mlp_ratio={values['mlp_ratio']} times embed_dim={values['embed_dim']} is {hidden:g}; the hidden "
+                    "width, rounded, has to be at least 1 and below 2147483648: choose another ratio"
                 )
         return found
 
