@@ -59,20 +59,6 @@ def test_logits_are_those_of_the_full_forward_pass():
         assert_close("logits", logits, expected[:, place], 1e-12)
 
 
-@given(st.integers(1, 30), st.integers(1, 40), st.integers(0, 1000))
-@settings(max_examples=12)
-def test_chunks_change_nothing(length, chunk_size, seed):
-    (row,) = prompts(length, seed=seed)
-    for sampling in (Sampling(temperature=0), DRAWN):
-        texts = [
-            generate_with_state(
-                MODEL, row[None], max_new_tokens=6, sampling=sampling, generator=seeded(seed), chunk_size=size
-            ).tokens
-            for size in (chunk_size, 1000)
-        ]
-        assert torch.equal(*texts)
-
-
 @given(st.lists(st.integers(1, 12), min_size=1, max_size=5), st.lists(st.integers(0, 5), max_size=4))
 @settings(max_examples=15)
 def test_a_text_in_pieces_is_the_text_in_one(lengths, pieces):
@@ -208,14 +194,6 @@ def test_the_same_seed_gives_the_same_text_and_another_one_another():
     first = tost.generate(MODEL, ids, max_new_tokens=10)
     torch.manual_seed(5)
     assert torch.equal(first, tost.generate(MODEL, ids, max_new_tokens=10))
-
-
-def test_the_prompt_and_the_text_have_been_seen_and_padding_has_not():
-    rows = prompts(1, 6, 3)
-    done = generate_with_state(MODEL, rows, max_new_tokens=2, generator=seeded())
-    for index, row in enumerate(rows):
-        seen = {*row.tolist(), *done.tokens[index].tolist()}
-        assert set(done.continuation.seen[index].nonzero()[:, 0].tolist()) == seen
 
 
 def test_dropout_is_off_and_the_model_is_left_as_it_was():

@@ -75,10 +75,3 @@ def test_an_incomplete_character_is_held_back_and_replaced_at_the_end():
     assert stream(euro, [1, 1])[0] == ["", "", "\u20ac", ""]
     assert stream(euro[:2], [1])[0] == ["", "", "\ufffd"]
     assert stream(b"a\xffb", [])[0] == ["a\ufffdb", ""]
-
-
-def test_nothing_comes_after_the_stop():
-    shown = TextStream(ByteTokenizer().decoder(), ["X"])
-    assert shown.feed(b"aXb") == "a"
-    assert shown.stopped
-    assert shown.feed(b"more") == shown.finish() == ""

@@ -23,14 +23,6 @@ def test_registry_and_options_load_no_torch():
     assert done.stdout.split() == ["False"]
 
 
-def test_package_resolves_every_name():
-    for name in tost.models.__all__:
-        assert getattr(tost.models, name) is not None
-    assert set(tost.models.__all__) <= set(dir(tost.models))
-    with pytest.raises(AttributeError, match="no attribute 'NoToST'"):
-        _ = tost.models.NoToST
-
-
 @pytest.mark.parametrize(
     ("name", "sizes"),
     [("tost_lm_base", (768, 12, 12)), ("tost_lm_medium", (1024, 24, 16)), ("tost_lm_large", (1280, 36, 20))],
@@ -51,13 +43,6 @@ def test_language_models_have_the_sizes_of_the_paper(name, sizes):
         tie_head=True,
         position="learned",
     )
-
-
-def test_overrides_replace_the_defaults_and_nothing_else():
-    options = model_options("lra_listops", {"depth": 2})
-    assert (options.depth, options.embed_dim, options.hidden_dim, options.dropout) == (2, 512, 2048, 0.1)
-    assert model_options("lra_image", {}).hidden_dim == 128
-    assert model_spec("lra_image").tasks == ("classification",)
 
 
 def test_unknown_model_is_refused_with_the_nearest_name():

@@ -114,15 +114,6 @@ def test_gradients_of_each_sample(name):
         assert_same({key: value[i] for key, value in mapped.items()}, expected)
 
 
-@models
-def test_autocast(name, options):
-    fast, slow, parameters, x = make_pair(name, options, torch.float32)
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        actual, expected = loss_of(fast, x)(parameters), loss_of(slow, x)(parameters)
-    assert_close("backends", actual, expected, 0.02)
-    assert_close("precision", actual, loss_of(slow, x)(parameters), 0.1)
-
-
 @pytest.mark.parametrize("name", ["tost_lm_base", "tost_tiny_patch16_224", "crate_tiny_patch16_224", "lra_listops"])
 @pytest.mark.parametrize("checkpointing", [False, True])
 def test_a_second_backward_pass_through_one_graph(name, checkpointing):

@@ -1,36 +1,216 @@
-"""Blocks against their equations, alone and in a row."""
+"""Blocks against their equations: norms, layer scale, drop path, convolutions, states, a feed-forward that replaces."""
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import nn
 
 import tost
-from tost.nn import MLP, Block, CausalBlock, run_blocks
+from tost.nn import (
+    ISTA,
+    MLP,
+    Block,
+    CausalBlock,
+    CausalConvolution,
+    CausalSoftmaxAttention,
+    CrossCovarianceAttention,
+    Extensions,
+    GridConvolution,
+    SequenceConvolution,
+    SoftmaxAttention,
+    SubspaceAttention,
+    run_blocks,
+)
 from tost.testing import assert_close
 
-B, N, C, H = 2, 13, 16, 4
+B, GRID, C, H = 3, (2, 4), 12, 3
+N = GRID[0] * GRID[1]
+MIXERS = [tost.TSSAttention, SoftmaxAttention, CrossCovarianceAttention, SubspaceAttention]
+
+
+class Ones(nn.Module):
+    """A branch whose output is known."""
+
+    def forward(self, x, mask=None):
+        return torch.ones_like(x)
 
 
 def perturb(module):
-    """Move every parameter off its initial value, so that none of them can be ignored unnoticed."""
     with torch.no_grad():
         for parameter in module.parameters():
             parameter.add_(0.3 * torch.randn_like(parameter))
     return module.double()
 
 
-def make_block(**options):
-    return perturb(Block(tost.TSSAttention(C, H), MLP(C, 3 * C), C, **options))
+def tokens(dtype=torch.float64):
+    return torch.randn(B, N, C, dtype=dtype)
+
+
+def make_block(mixer=tost.TSSAttention, mlp=None, conv=True, **options):
+    conv = GridConvolution(C) if conv else None
+    return perturb(Block(mixer(C, H), MLP(C, 2 * C) if mlp is None else mlp, C, conv=conv, **options))
+
+
+def naive(block, x):
+    """The block as the note in its docstring writes it, one operation at a time."""
+    pre = block.norm == "pre"
+    if block.conv_block is not None:
+        x = x + block.conv_block(x, GRID)
+    scale1, scale2 = (1 if gamma is None else gamma for gamma in (block.gamma1, block.gamma2))
+    u = block.norm1(x) if pre else x
+    if block.conv is not None:
+        u = u + block.conv(u, GRID)
+    x = x + scale1 * block.attention(u)
+    x = x if pre else block.norm1(x)
+    u = block.norm2(x) if pre else x
+    fed = block.mlp(u if block.conv_mlp is None else u + block.conv_mlp(u, GRID))
+    x = x + scale2 * fed if getattr(block.mlp, "residual", True) else fed
+    return x if pre else block.norm2(x)
+
+
+@pytest.mark.parametrize("norm", ["pre", "post"])
+def test_convolutions_in_front_of_the_block_and_of_both_branches(norm):
+    more = {"conv_mlp": GridConvolution(C), "conv_block": GridConvolution(C)}
+    block, x = make_block(norm=norm, **more), tokens()
+    assert_close("y", block(x, None, GRID), naive(block, x), 1e-14)
+
+
+PLUS = {"extensions": Extensions(gate=True, head_norm=True, block_size=2)}
+
+
+@pytest.mark.parametrize(("mixer", "options"), [*((mixer, {}) for mixer in MIXERS), (tost.TSSAttention, PLUS)])
+def test_values_of_neighbours_are_added_to_what_the_mixer_gives(mixer, options):
+    module, x = perturb(mixer(C, H, value_conv=GridConvolution(C), **options)), tokens().requires_grad_()
+    mask = torch.ones(B, N, dtype=torch.bool)
+    mask[0, 3:] = False
+    near = module.value_conv(module.proj_in(x)[..., -C:], GRID, mask)
+    if options:
+        near = near * torch.nn.functional.silu(module.proj_gate(x))
+    added = module(x, mask=mask, grid=GRID)
+    with torch.no_grad():
+        alone = module(x, mask=mask, grid=GRID)
+    module.value_conv = None
+    expected = module(x, mask=mask) + near @ module.proj_out.weight.t()
+    assert_close("y", added, expected, 1e-13)
+    assert_close("without gradients", alone, expected, 1e-13)
+    cotangent = torch.randn_like(added)
+    for a, b in zip(*(torch.autograd.grad(y, x, cotangent) for y in (added, expected)), strict=True):
+        assert_close("gradient", a, b, 1e-12)
+
+
+@pytest.mark.parametrize("mixer", MIXERS)
+def test_values_along_a_sequence_are_exact_under_masks_and_packing(mixer):
+    block = perturb(
+        Block(mixer(C, H, value_conv=SequenceConvolution(C)), MLP(C, C), C, conv_block=SequenceConvolution(C))
+    )
+    x, lengths = torch.randn(1, 9, C, dtype=torch.float64), [4, 5]
+    alone = torch.cat([block(part) for part in x.split(lengths, dim=1)], dim=1)
+    packing = tost.Packing.from_cu_seqlens(torch.tensor([0, 4, 9]), 9)
+    assert_close("packed", block(x, packing=packing), alone, 1e-13)
+    mask = torch.tensor([[False, True, True, False, False, True, True, False, False]])
+    real = block(x.masked_fill(~mask.unsqueeze(-1), float("nan")), mask)[mask]
+    assert_close("masked", real, block(x[mask][None])[0], 1e-13)
+
+
+@pytest.mark.parametrize("norm", ["pre", "post"])
+@pytest.mark.parametrize("layer_scale", [None, 0.1])
+@pytest.mark.parametrize("feed_forward", [lambda: MLP(C, 2 * C), lambda: ISTA(C)], ids=["mlp", "ista"])
+def test_block_is_its_equation_with_every_gradient(norm, layer_scale, feed_forward):
+    block = make_block(mlp=feed_forward(), norm=norm, layer_scale=layer_scale)
+    x = tokens().requires_grad_()
+    actual, expected, cotangent = block(x, None, GRID), naive(block, x), torch.randn_like(x)
+    assert_close("y", actual, expected, 1e-14)
+    variables = (x, *block.parameters())
+    wanted = torch.autograd.grad(expected, variables, cotangent)
+    for got, want in zip(torch.autograd.grad(actual, variables, cotangent), wanted, strict=True):
+        assert want.abs().max() > 0
+        assert_close("gradient", got, want, 1e-12)
+
+
+@pytest.mark.parametrize("mixer", MIXERS)
+@pytest.mark.parametrize("feed_forward", [lambda: MLP(C, 2 * C), lambda: ISTA(C)], ids=["mlp", "ista"])
+def test_mixers_and_feed_forwards_combine(mixer, feed_forward):
+    block, x = make_block(mixer, feed_forward(), layer_scale=1.0, drop_path=0.2), tokens()
+    block(x, None, GRID).square().sum().backward()
+    assert all(parameter.grad is not None for parameter in block.parameters())
+    block.eval()
+    padded = torch.cat((x, torch.full_like(x[:, :4], 5.0)), dim=1)
+    mask = torch.arange(N + 4).expand(B, -1) < N
+    assert_close("y", block(padded, mask, (3, 4))[:, :N], block(x, None, GRID), 1e-12)
+
+
+def test_feed_forward_that_replaces_has_no_scale_and_no_residual():
+    block = Block(Ones(), ISTA(C), C, layer_scale=0.5)
+    assert block.gamma2 is None
+    assert "gamma2" not in block.state_dict()
+    x = tokens(torch.float32)
+    assert_close("y", block(x), block.mlp(block.norm2(x + 0.5)), 1e-6)
+
+
+@pytest.mark.parametrize("layer_scale", [None, 0.5])
+def test_drop_path_drops_whole_sequences_and_keeps_the_mean(layer_scale):
+    drop, scale, many = 0.25, 1.0 if layer_scale is None else layer_scale, 8000
+    block = Block(Ones(), Ones(), 4, layer_scale=layer_scale, drop_path=drop)
+    added = block(torch.zeros(many, 2, 4)) * (1 - drop) / scale  # 0, 1 or 2 branches
+    count = added[:, 0, 0].round()
+    assert_close("whole sequences", added, count[:, None, None].expand_as(added), 1e-6)
+    # The branches are dropped independently of each other: a binomial distribution of two draws.
+    for branches, probability in ((0, drop**2), (1, 2 * drop * (1 - drop)), (2, (1 - drop) ** 2)):
+        share = (count == branches).float().mean().item()
+        assert abs(share - probability) < 5 * (probability * (1 - probability) / many) ** 0.5
+    assert abs(count.mean().item() / (1 - drop) - 2) < 0.05
+
+
+def test_recomputation_draws_the_same_paths_and_passes_the_grid():
+    blocks = nn.ModuleList(make_block(layer_scale=0.3, drop_path=0.5) for _ in range(2))
+    x, gradients = tokens(), []
+    for recompute in (False, True):
+        torch.manual_seed(3)
+        run_blocks(blocks, x, grid=GRID, recompute=recompute).square().sum().backward()
+        gradients.append([parameter.grad.clone() for parameter in blocks.parameters()])
+        blocks.zero_grad()
+    assert all(torch.equal(a, b) for a, b in zip(*gradients, strict=True))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+def test_block_stays_in_its_dtype(dtype):
+    block = make_block(layer_scale=0.1, drop_path=0.3).to(dtype)
+    y = block(tokens(dtype), None, GRID)
+    assert y.dtype == dtype
+    y.float().sum().backward()
+    assert all(p.grad.dtype == dtype and p.grad.isfinite().all() for p in block.parameters())
+
+
+@pytest.mark.parametrize("layer_scale", [None, 0.1])
+def test_autocast_leaves_the_residual_stream_in_full_precision(layer_scale):
+    block, x = make_block(layer_scale=layer_scale, drop_path=0.3).float(), tokens(torch.float32)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        y = block(x, None, GRID)
+        exact = block.eval()(x, None, GRID)
+    assert y.dtype == torch.float32
+    y.sum().backward()
+    assert all(p.grad.dtype == torch.float32 for p in block.parameters())
+    assert_close("y", exact, naive(block, x), 3e-2)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: Block(Ones(), Ones(), C, drop_path=1.0), r"drop_path=1.0 is not possible; it takes a probability"),
+        (lambda: Block(Ones(), Ones(), C, drop_path=-0.1), r"drop_path=-0.1 is not possible"),
+        (lambda: CausalBlock(Ones(), Ones(), C, conv=GridConvolution(C)), "a causal block takes no convolution"),
+        (lambda: make_block()(tokens()), r"grid=None does not hold the 8 tokens"),
+        (lambda: CausalBlock(Ones(), Ones(), C, conv_block=CausalConvolution(C)), "a causal block takes no conv_block"),
+        (lambda: CausalSoftmaxAttention(C, H, value_conv=SequenceConvolution(C)), "causal and takes no value_conv"),
+    ],
+)
+def test_bad_arguments_are_refused(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()
 
 
 def make_causal_block(**options):
-    attention = tost.CausalTSSAttention(C, H, 32)
-    return perturb(CausalBlock(attention, MLP(C, 3 * C, bias=False), C, layer_scale=0.5, norm_bias=False, **options))
-
-
-def tokens(batch=B):
-    return torch.randn(batch, N, C, dtype=torch.float64)
+    attention = tost.CausalTSSAttention(C, H, 2 * N)
+    return perturb(CausalBlock(attention, MLP(C, 2 * C, bias=False), C, layer_scale=0.5, norm_bias=False, **options))
 
 
 def test_hooks_fire_when_a_sequence_continues():
@@ -50,48 +230,8 @@ def test_a_carry_is_the_state_that_goes_in_and_comes_out():
     carry = tost.nn.Carry(between)
     both = torch.cat((first, block(x[:, 5:], carry=carry)), dim=1)
     assert torch.allclose(both, block(x), atol=1e-12)
-    assert carry.state.position.tolist() == [N, N]
-    assert between.position.tolist() == [5, 5]
-
-
-def normalized(x, norm):
-    centred = x - x.mean(-1, keepdim=True)
-    shape = centred / (centred.square().mean(-1, keepdim=True) + 1e-5).sqrt()
-    return shape * norm.weight + (0 if norm.bias is None else norm.bias)
-
-
-@pytest.mark.parametrize("layer_scale", [None, 0.1])
-def test_pre_norm_block_is_its_equation(layer_scale):
-    block, x = make_block(layer_scale=layer_scale), tokens()
-    scale1, scale2 = (1, 1) if layer_scale is None else (block.gamma1, block.gamma2)
-    mixed = x + scale1 * block.attention(normalized(x, block.norm1))
-    expected = mixed + scale2 * block.mlp(normalized(mixed, block.norm2))
-    assert_close("y", block(x), expected, 1e-13)
-
-
-@pytest.mark.parametrize("layer_scale", [None, 0.1])
-def test_post_norm_block_is_its_equation(layer_scale):
-    block, x = make_block(norm="post", layer_scale=layer_scale), tokens()
-    scale1, scale2 = (1, 1) if layer_scale is None else (block.gamma1, block.gamma2)
-    mixed = normalized(x + scale1 * block.attention(x), block.norm1)
-    expected = normalized(mixed + scale2 * block.mlp(mixed), block.norm2)
-    assert_close("y", block(x), expected, 1e-13)
-
-
-def test_mlp_is_two_layers_with_the_exact_gelu():
-    mlp, x = perturb(MLP(C, 3 * C)), tokens()
-    hidden = F.linear(x, mlp.proj_in.weight, mlp.proj_in.bias)
-    gelu = hidden * (1 + torch.erf(hidden / 2**0.5)) / 2
-    assert_close("y", mlp(x), F.linear(gelu, mlp.proj_out.weight, mlp.proj_out.bias), 1e-14)
-
-
-@pytest.mark.parametrize("norm", ["pre", "post"])
-def test_padding_reaches_no_other_token(norm):
-    block, x = make_block(norm=norm), tokens()
-    padded = torch.cat((torch.full((B, 3, C), 7.0, dtype=x.dtype), x, torch.full_like(x[:, :2], -50.0)), dim=1)
-    mask = torch.zeros(B, N + 5, dtype=torch.bool)
-    mask[:, 3 : N + 3] = True
-    assert_close("y", block(padded, mask)[:, 3 : N + 3], block(x), 1e-13)
+    assert carry.state.position.tolist() == [N] * B
+    assert between.position.tolist() == [5] * B
 
 
 @pytest.mark.parametrize("norm", ["pre", "post"])
@@ -100,40 +240,9 @@ def test_causal_block_continues_where_it_stopped(norm):
     whole, last = block.forward_with_state(x)
     assert torch.equal(whole, block(x))
     state, pieces = None, []
-    for piece in x.split((5, 1, 7), dim=1):
+    for piece in x.split((4, 1, 3), dim=1):
         y, state = block.forward_with_state(piece, state)
         pieces.append(y)
     assert_close("y", torch.cat(pieces, dim=1), whole, 1e-13)
     for name, got, expected in zip(state._fields, state, last, strict=True):
         assert_close(name, got, expected, 1e-13)
-
-
-def test_causal_block_takes_a_mask_with_its_state():
-    block, x = make_causal_block(), tokens()
-    padded = torch.cat((x[:, :4], torch.full_like(x[:, :2], 9.0), x[:, 4:]), dim=1)
-    mask = torch.ones(B, N + 2, dtype=torch.bool)
-    mask[:, 4:6] = False
-    first, state = block.forward_with_state(padded[:, :5], mask=mask[:, :5])
-    second, state = block.forward_with_state(padded[:, 5:], state, mask[:, 5:])
-    assert_close("y", torch.cat((first, second), dim=1)[mask].view(B, N, C), block(x), 1e-13)
-    assert state.position.tolist() == [N, N]
-
-
-def test_recomputation_gives_the_same_gradients_and_runs_every_block_twice():
-    blocks = nn.ModuleList(Block(tost.TSSAttention(C, H, out_drop=0.3), MLP(C, C, drop=0.3), C) for _ in range(3))
-    calls, x = [], torch.randn(B, N, C)
-    for block in blocks:
-        block.register_forward_pre_hook(lambda *_: calls.append(1))
-    gradients = []
-    for recompute in (False, True):
-        torch.manual_seed(1)
-        calls.clear()
-        run_blocks(blocks, x, recompute=recompute).square().sum().backward()
-        gradients.append([parameter.grad.clone() for parameter in blocks.parameters()])
-        blocks.zero_grad()
-        assert len(calls) == (6 if recompute else 3)
-    assert all(torch.equal(a, b) for a, b in zip(*gradients, strict=True))
-    with torch.no_grad():
-        calls.clear()
-        run_blocks(blocks, x, recompute=True)
-        assert len(calls) == 3

@@ -63,15 +63,6 @@ def test_head_norm_divides_by_the_root_mean_square_of_each_head(form):
 
 
 @FORMS
-def test_head_norm_leaves_padding_out(form):
-    normed, x = make(form, NORM), tokens()
-    mask = torch.arange(N).expand(B, -1) < torch.tensor([[N], [4]])
-    y = normed(x.masked_fill(~mask[..., None], torch.nan), mask)
-    assert_close("tokens", y[1, :4], normed(x[1:, :4])[0], 1e-12)
-    assert torch.isfinite(y).all()
-
-
-@FORMS
 def test_unit_variance_is_that_of_the_projected_tokens(form):
     extensions, options = Extensions(unit_variance=True), {"max_length": 8} if form == "causal" else {}
     kind = tost.CausalTSSAttention if form == "causal" else tost.TSSAttention
@@ -103,18 +94,6 @@ def test_blocks_are_those_of_the_operator(form):
     assert_close("y", attention(x), attention.proj_out(y.flatten(2)), 1e-12)
     with pytest.raises(ValueError, match=r"block_size \(3\) must divide the width of a head \(4\)"):
         make(form, Extensions(block_size=3))
-
-
-@FORMS
-def test_without_extensions_nothing_is_added(form):
-    for module in (make(form, Extensions()), make(form, None)):
-        assert module.extensions == Extensions()
-        assert "proj_gate" not in {name.partition(".")[0] for name in module.state_dict()}
-        assert "extensions" not in repr(module)
-    module = make(form, GATE)
-    assert module.extensions == GATE
-    assert f"extensions={GATE}" in repr(module)
-    assert "proj_gate.weight" in module.state_dict()
 
 
 @pytest.mark.parametrize("name", ["normalize", "token_decay", "centred"])

@@ -108,12 +108,6 @@ def test_state_grows_with_the_tokens_and_knows_padding_only_where_there_is_some(
     assert padded.bytes() > state.bytes()
 
 
-def test_sizes_are_the_authors_without_layer_scale():
-    model = make_tiny("gpt2_medium")
-    assert model.blocks[0].gamma1 is None
-    assert not any(name.endswith("bias") for name, _ in model.named_parameters())
-
-
 def test_state_of_another_layout_is_refused():
     model, other = make_tiny("gpt2_base"), make_tiny("gpt2_base", num_heads=2)
     _, state = other.forward_with_state(torch.zeros(1, 3, dtype=torch.int64))

@@ -8,7 +8,6 @@ import torch.nn.functional as F
 
 from tests.models.tiny import example, make_tiny, perturb
 from tost.errors import ConfigError
-from tost.models import LanguageToST, model_options
 from tost.testing import assert_close
 
 LENGTH = 20
@@ -71,26 +70,6 @@ def test_initial_weights_are_the_authors():
             assert abs(parameter.mean()) < std / 20, name
 
 
-def test_gradients_stop_where_the_state_is_detached():
-    model = make()
-    ids = example(model, length=8)
-    _, state = model.forward_with_state(ids[:, :4])
-    assert state.layers[1].squares.requires_grad
-    state = state.detach()
-    logits, _ = model.forward_with_state(ids[:, 4:], state)
-    logits.sum().backward()
-    assert model.positions.weight.grad[:4].abs().sum() == 0
-    assert model.positions.weight.grad[4:8].abs().sum() > 0
-
-
-def test_features_are_what_logits_are_made_of():
-    model = make()
-    ids = example(model, length=8)
-    x, _ = model.features_with_state(ids)
-    assert x.shape == (2, 8, 16)
-    assert_close("logits", model.logits(x[:, -1]), model(ids)[:, -1], 1e-13)
-
-
 def test_positions_and_their_biases_end_at_max_length():
     model = make()
     ids = example(model, length=25)
@@ -110,17 +89,6 @@ def test_head_is_the_embedding_unless_it_is_not():
     ids = example(tied)
     x, _ = free.features_with_state(ids)
     assert_close("logits", free(ids), free.norm(x) @ free.head.weight.t(), 1e-13)
-
-
-def test_backend_reaches_every_attention():
-    model = make(backend="reference")
-    assert {block.attention.backend for block in model.blocks} == {"reference"}
-
-
-def test_dropout_reaches_every_branch():
-    model = LanguageToST(model_options("tost_lm_base", {"depth": 1, "dropout": 0.2, "embed_dim": 24, "vocab_size": 9}))
-    (block,) = model.blocks
-    assert (block.attention.gain_drop, block.attention.out_drop, block.mlp.drop) == (0.2, 0.2, 0.2)
 
 
 @pytest.mark.parametrize(

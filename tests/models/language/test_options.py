@@ -18,22 +18,6 @@ from tost.train.optim import parameter_groups
 
 LENGTH = 12
 PLUS = {"conv_width": 4, "gate": True, "count_scaled": True, "forget": True, "layer_scale": None}
-OURS = [
-    {"conv_width": 4},
-    {"conv_width": 2, "conv_at": "mlp"},
-    {"conv_width": 3, "conv_at": "both"},
-    {"gate": True},
-    {"count_scaled": True},
-    {"forget": True},
-    {"forget": "head", "count_scaled": True},
-    {"forget": "channel", "block_size": 2, "centered": True},
-    {"block_size": 2},
-    {"centered": True},
-    {"head_norm": True},
-    {"after_last_position": "repeat"},
-]
-
-
 RECURRENT = ("linear", "mingru", "gated_tssa", "gated_delta", "s4d")
 
 

@@ -10,7 +10,6 @@ import timm
 
 import tost
 from tests.models.tiny import make_tiny, perturb
-from tost.models import VitOptions
 
 
 @pytest.mark.parametrize("name", tost.list_models("vit_*_224"))
@@ -44,9 +43,3 @@ def test_options_follow_the_classifier():
     model.reset_classifier(7, "avg")
     assert (model.options.num_classes, model.options.global_pool) == (7, "avg")
     assert model(torch.randn(1, 3, 32, 32)).shape == (1, 7)
-
-
-def test_width_of_the_mlp_is_not_rounded_down():
-    options = VitOptions(embed_dim=96, depth=1, num_heads=4, mlp_ratio=307 / 96, image_size=32, patch_size=4)
-    assert options.hidden_dim == 307
-    assert tost.models.ViT(options).blocks[0].mlp.fc1.out_features == 307

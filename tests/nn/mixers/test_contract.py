@@ -74,14 +74,6 @@ def test_xca_is_that_of_timm():
     assert_close("y", ours(x), theirs(x), 1e-14)
 
 
-def test_defaults_are_those_of_the_originals():
-    assert SubspaceAttention(C, H).proj_in.bias is None
-    assert SubspaceAttention(C, H).proj_out.bias is not None
-    assert SubspaceAttention(C, H).proj_in.weight.shape == (C, C)
-    assert SoftmaxAttention(C, H).proj_in.weight.shape == (3 * C, C)
-    assert torch.equal(CrossCovarianceAttention(C, H).temperature, torch.ones(H))
-
-
 @pytest.mark.parametrize("name", ["softmax", "mssa"])
 def test_kernel_always_has_something_to_attend_to(name, monkeypatch):
     # Not every implementation of the softmax, nor every exported graph, survives a row without a single entry.

@@ -1,11 +1,9 @@
 """Keys and values that grow: what comes out is what `torch.cat` gives, whoever goes on from where."""
 
-import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.models.tiny import make_tiny, perturb
 from tost.nn.mixers.softmax import append_tokens
 
 SHAPE = (2, 3, 5)  # batch, heads, width
@@ -57,20 +55,3 @@ def test_inference_mode_and_dtypes_do_not_mix():
     other = append_tokens(outside, tokens(1, 3, torch.float64))
     assert other.dtype == torch.float64
     assert torch.equal(other[:, :, :4], outside.double())
-
-
-@pytest.mark.parametrize("masked", [False, True])
-def test_a_softmax_model_token_by_token_is_the_model(masked):
-    torch.manual_seed(0)
-    model = perturb(make_tiny("gpt2_base").double()).eval()
-    ids = torch.randint(11, (2, 12))
-    mask = torch.ones(2, 12, dtype=torch.bool)
-    if masked:
-        mask[1, :5] = False
-    state, found = None, []
-    with torch.no_grad():
-        expected = model(ids, mask)
-        for place in range(12):
-            logits, state = model.forward_with_state(ids[:, place : place + 1], state, mask[:, place : place + 1])
-            found.append(logits)
-    assert torch.allclose(torch.cat(found, dim=1)[mask], expected[mask], atol=1e-12)

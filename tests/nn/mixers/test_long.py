@@ -254,22 +254,3 @@ def test_half_a_sequence_is_refused(name, monkeypatch):
     monkeypatch.setattr("tost.parallel.active", lambda: object())
     with pytest.raises(BackendError, match="needs whole sequences"):
         make(name)(tokens())
-
-
-SLOW = ("softmax", "mssa", "reformer", "reformer_lra")
-
-
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[pytest.mark.slow] if name in SLOW else []) for name in MIXERS]
-)
-def test_sixteen_thousand_tokens_with_a_mask(name):
-    options = {"max_length": 16_384} if name in ("linformer", "s4") else {}
-    if name in ("bigbird", "reformer"):
-        options = {"bigbird": {"block_size": 64}, "reformer": {"chunk_size": 64, "num_buckets": 256}}[name]
-    module = MIXERS[name](8, 2, **options)
-    x = torch.randn(1, 16_384, 8, requires_grad=True)
-    y = module(x, torch.arange(16_384)[None] < 12_000)
-    y.square().mean().backward()
-    assert y.isfinite().all()
-    assert x.grad.isfinite().all()
-    assert not x.grad[:, 12_000:].any()
