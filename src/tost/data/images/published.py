@@ -32,13 +32,13 @@ from tost.data.images.sources import (
     Split,
     TarImages,
     check_folder,
-    entries,
     find_folder,
     find_shards,
     image_files,
     index_tar,
     open_class_folders,
     open_shards,
+    wrong_place,
 )
 from tost.data.images.transforms import to_grey
 from tost.errors import ConfigError
@@ -112,9 +112,7 @@ def _find_idx(path: Path, name: str) -> Path:
         for file in (name, f"{name}.gz", dotted, f"{dotted}.gz"):
             if (place / file).is_file():
                 return place / file
-    raise ConfigError(
-        f"{path} has no {name} or {name}.gz, it has: {entries(path)}; data.path must point at {expected}."
-    )
+    raise wrong_place(path, f"has no {name} or {name}.gz", expected)
 
 
 def _read_idx(path: Path, dims: int) -> Tensor:
@@ -178,7 +176,7 @@ def open_cifar(options: ImageOptions, path: Path, split: str) -> Split:
             f"program, so they are not read. Use parquet files (hub: uoft-cs/cifar{classes}) or the binary version "
             f"({', '.join(files)}) instead."
         )
-    raise ConfigError(f"{path} holds no CIFAR-{classes}, it has: {entries(path)}; data.path must point at {expected}.")
+    raise wrong_place(path, f"holds no CIFAR-{classes}", expected)
 
 
 def _read_cifar(paths: Sequence[Path], label_bytes: int) -> tuple[Tensor, Tensor]:
@@ -351,7 +349,7 @@ def _open_imagenet(path: Path, names: Sequence[str], split: str) -> Split:
                 labels = _numbered(found.class_names, folder)
                 return replace(found, targets=torch.tensor([labels[name] for name in found.class_names])[found.targets])
             if not (files := image_files(folder)):
-                raise ConfigError(f"{folder} holds no images, it has: {entries(folder)}; expected {_IMAGENET}.")
+                raise wrong_place(folder, "holds no images", _IMAGENET)
             return Split(source=FileImages(folder, files), targets=targets_of(files, path), layout="folder")
     # Tar files whose names contain the split's as a word, without those of other tasks (_t3).
     is_named = re.compile(rf"(^|[-_./])({'|'.join(names)})([-_.]|$)")
@@ -362,9 +360,7 @@ def _open_imagenet(path: Path, names: Sequence[str], split: str) -> Split:
         if is_named.search(file.relative_to(path).as_posix()) and not re.search(r"_t[0-9]$", file.stem)
     )
     if not tars:
-        raise ConfigError(
-            f"{path} holds no split {split!r} of ImageNet, it has: {entries(path)}; data.path: {_IMAGENET}."
-        )
+        raise wrong_place(path, f"holds no split {split!r} of ImageNet", _IMAGENET)
     members = index_tar(tars)
     if not members:
         raise ConfigError(f"{', '.join(map(str, tars[:3]))}: no images are in it.")

@@ -147,10 +147,12 @@ def find_folder(path: Path, places: Iterable[Path], needed: Sequence[str], expec
         if all((place / name).exists() for name in needed):
             return place
     missing = [name for name in needed if not (present[0] / name).exists()]
-    raise ConfigError(
-        f"{present[0]} has no {' and no '.join(missing)}, it has: {entries(present[0])}; data.path must point at "
-        f"{expected}."
-    )
+    raise wrong_place(present[0], f"has no {' and no '.join(missing)}", expected)
+
+
+def wrong_place(path: Path, problem: str, expected: str) -> ConfigError:
+    """Return the error about a folder that holds something else, with its first entries."""
+    return ConfigError(f"{path} {problem}, it has: {entries(path)}; data.path must point at {expected}.")
 
 
 def entries(path: Path) -> str:
@@ -444,10 +446,8 @@ def open_image_parquet(options: ImageParquetOptions, path: Path, split: str) -> 
         check_folder(path, expected)
         shards = find_shards(path, split_names(split))
         if not shards:
-            raise ConfigError(
-                f"{path} has no parquet files of the split {split!r}, it has: {entries(path)}; data.path must point at "
-                f"{expected}, or name the splits with data.options.train_split and validation_split."
-            )
+            remedy = f"{expected}, or name the splits with data.options.train_split and validation_split"
+            raise wrong_place(path, f"has no parquet files of the split {split!r}", remedy)
     return open_shards(shards, image_column=options.image_column, label_column=options.label_column)
 
 

@@ -24,11 +24,11 @@ from tost.data.images.published import CIFAR10_NAMES, open_cifar
 from tost.data.images.sources import (
     FileImages,
     check_folder,
-    entries,
     find_folder,
     find_shards,
     hash_lines,
     open_image_folder,
+    wrong_place,
 )
 from tost.data.images.transforms import read_image, to_grey
 from tost.data.lra import options as lra
@@ -316,13 +316,10 @@ def _read_reviews(path: str, split: str) -> tuple[SequenceSource, str]:
         return _review_source(texts, labels, where), "parquet"
     place = next((place for place in (folder / split, folder / "aclImdb" / split) if (place / "neg").is_dir()), None)
     if place is None:
-        raise ConfigError(
-            f"{folder} holds no reviews of the split {split!r}, it has: {entries(folder)}; data.path must point at "
-            f"{_REVIEWS}."
-        )
+        raise wrong_place(folder, f"holds no reviews of the split {split!r}", _REVIEWS)
     files = {name: sorted((place / name).glob("*.txt")) for name in _CLASSES}
     if missing := [name for name, found in files.items() if not found]:
-        raise ConfigError(f"{place / missing[0]} holds no .txt files; data.path must point at {_REVIEWS}.")
+        raise wrong_place(place / missing[0], "holds no .txt files", _REVIEWS)
     texts = [file.read_bytes().decode("utf-8", errors="replace") for name in _CLASSES for file in files[name]]
     labels = [label for label, name in enumerate(_CLASSES) for _ in files[name]]
     return _review_source(texts, labels, where), "folders"

@@ -119,8 +119,9 @@ def prepare_text(options: CorpusOptions, out: Path, *, workers: int, report: Rep
             shutil.rmtree(work, ignore_errors=True)
             (out / TOKENIZER_FILE).unlink(missing_ok=True)
         raise
-    record, path = tokenizer.record(), out / TOKENIZER_FILE
-    file = FileRecord(file=path.name, size=path.stat().st_size, sha256=sha256_of(path)) if "file" in record else None
+    described, path = tokenizer.record() | {"name": tokenizer.name}, out / TOKENIZER_FILE
+    if "file" in described:
+        described["file"] = FileRecord(file=path.name, size=path.stat().st_size, sha256=sha256_of(path))
     files = {name: [shard.model_dump() for shard in split.shards] for name, split in records.items()}
     settings = options.model_dump(mode="json")
     settings["source"] = Path(job.source).name if job.source else job.hub
@@ -131,13 +132,10 @@ def prepare_text(options: CorpusOptions, out: Path, *, workers: int, report: Rep
         fingerprint=hashlib.sha256(json.dumps([tokenizer.fingerprint, files], sort_keys=True).encode()).hexdigest(),
         dtype=cast(Any, token_dtype(tokenizer.vocab_size).name),
         tokenizer=TokenizerRecord(
-            kind=record["kind"],
-            name=tokenizer.name,
+            **described,
             vocab_size=tokenizer.vocab_size,
             fingerprint=tokenizer.fingerprint,
             end_of_text=end_of_text,
-            characters=record.get("characters"),
-            file=file,
         ),
         splits=records,
         source=[_source_facts(source, split, job) for split in splits for source in splits[split]],

@@ -13,7 +13,7 @@ from tost.data._random import mix, mix_array
 from tost.data.dataset import IGNORED, Batch, DataBundle, Dataset
 from tost.data.spec import DataInfo
 from tost.data.tokens.options import TokensOptions
-from tost.data.tokens.reader import TokenArray, TokenFolder, open_tokens
+from tost.data.tokens.reader import open_tokens
 from tost.errors import ConfigError
 
 
@@ -99,9 +99,15 @@ def build_tokens(options: TokensOptions, path: str, seed: int) -> DataBundle:
             f"data.options.vocab_size={shape.vocab_size}, but {path} has {folder.vocab_size} different ids; make it at "
             "least that, or null."
         )
-    names = (options.train_split, options.validation_split)
-    train, validation = (_tokens(folder, name, options) for name in names)
-    documents = [folder.split(name).documents if options.separate_documents else None for name in names]
+    splits = [folder.split(name) for name in (options.train_split, options.validation_split)]
+    for split in splits:
+        if split.num_tokens <= options.length:
+            raise ConfigError(
+                f"split {split.name!r} of {path} has {split.num_tokens} tokens, too few for data.options.length="
+                f"{options.length}; it can be at most {split.num_tokens - 1}."
+            )
+    train, validation = (split.tokens for split in splits)
+    documents = [split.documents if options.separate_documents else None for split in splits]
     tokenizer = {"tokenizer": folder.index.tokenizer.name, "tokenizer_fingerprint": folder.tokenizer_fingerprint}
     counts = {"train_tokens": len(train), "validation_tokens": len(validation)}
     info = DataInfo(fingerprint=folder.fingerprint, details={"corpus": folder.name, **tokenizer, **counts})
@@ -111,13 +117,3 @@ def build_tokens(options: TokensOptions, path: str, seed: int) -> DataBundle:
         validation=TokenWindows(validation, options.length, documents=documents[1]),
         info=info,
     )
-
-
-def _tokens(folder: TokenFolder, name: str, options: TokensOptions) -> TokenArray:
-    tokens = folder.split(name).tokens
-    if len(tokens) <= options.length:
-        raise ConfigError(
-            f"split {name!r} of {folder.path} has {len(tokens)} tokens, too few for data.options.length="
-            f"{options.length}; it can be at most {len(tokens) - 1}."
-        )
-    return tokens
