@@ -274,7 +274,7 @@ def test_whatever_the_reader_raises_is_said_in_words(tmp_path, error):
             raise error
 
 
-@pytest.mark.parametrize("label", [0.5, float("nan"), 1.0, "1", [0]], ids=str)
+@pytest.mark.parametrize("label", [2, None, 0.5, float("nan"), 1.0, "1", [0]], ids=str)
 def test_reviews_have_whole_labels(tmp_path, label):
     pq.write_table(pa.table({"text": ["x"], "label": [label]}), tmp_path / "train.parquet")
     with pytest.raises(ConfigError, match="labels are 0"):

@@ -143,12 +143,10 @@ def _read_idx(path: Path, dims: int) -> Tensor:
 def open_cifar(options: ImageOptions, path: Path, split: str) -> Split:
     """Read parquet files as on the hub, or the binary version."""
     classes = options.class_count()
-    files, pickles = {
-        10: (["test_batch.bin"], ("data_batch_1", "cifar-10-batches-py")),
-        100: ([f"{split}.bin"], ("meta", "cifar-100-python")),
-    }[classes]
-    if classes == 10 and split == "train":
-        files = [f"data_batch_{number}.bin" for number in range(1, 6)]
+    files, pickles = [f"{split}.bin"], ("meta", "cifar-100-python")
+    if classes == 10:
+        files = [f"data_batch_{number}.bin" for number in range(1, 6)] if split == "train" else ["test_batch.bin"]
+        pickles = ("data_batch_1", "cifar-10-batches-py")
     expected = f"the folder of {split}.parquet (or {split}-*.parquet), or of the binary version ({', '.join(files)})"
     check_folder(path, expected)
     names = CIFAR10_NAMES if classes == 10 else ()

@@ -417,19 +417,16 @@ def find_shards(folder: Path, names: Sequence[str]) -> list[Path]:
         ConfigError: Some of the files that belong together are missing.
     """
     patterns = [f"{name}{end}" for name in names for end in (".parquet", "-*.parquet", "/*.parquet")]
-    for place in (folder, folder / "data", folder / "plain_text"):
-        for pattern in patterns:
-            if not (found := sorted(place.glob(pattern))):
-                continue
-            numbers = [number for path in found if (number := _SHARD.search(path.name))]
-            count = int(numbers[0][2]) if numbers else 0
-            if missing := sorted(set(range(count)) - {int(number[1]) for number in numbers}):
-                raise ConfigError(
-                    f"{found[0].parent} holds {len(found)} of {count} parquet files of a split; missing are the "
-                    f"numbers {', '.join(map(str, missing[:10]))}{' and more' if len(missing) > 10 else ''}."
-                )
-            return found
-    return []
+    places = (folder, folder / "data", folder / "plain_text")
+    found = next(filter(None, (sorted(place.glob(pattern)) for place in places for pattern in patterns)), [])
+    numbers = [number for path in found if (number := _SHARD.search(path.name))]
+    count = int(numbers[0][2]) if numbers else 0
+    if missing := sorted(set(range(count)) - {int(number[1]) for number in numbers}):
+        raise ConfigError(
+            f"{found[0].parent} holds {len(found)} of {count} parquet files of a split; missing are the numbers "
+            f"{', '.join(map(str, missing[:10]))}{' and more' if len(missing) > 10 else ''}."
+        )
+    return found
 
 
 def open_image_parquet(options: ImageParquetOptions, path: Path, split: str) -> Split:

@@ -86,10 +86,9 @@ def find_sources(job: TextJob) -> dict[str, list[Source]]:
         for source in _find_files(job, root):
             groups.setdefault(_split_of(source.path.relative_to(root).parts or [root.name]), []).append(source)
     everything = sorted((source for group in groups.values() for source in group), key=lambda source: source.path)
-    named: dict[str, list[Source]] = {}
-    for split in ("train", "validation", "test"):
-        if split in groups:
-            named[split] = groups[split]
+    named: dict[str, list[Source]] = {
+        split: groups[split] for split in ("train", "validation", "test") if split in groups
+    }
     if job.sources:
         return {"train": everything} | {split: _find_files(job, Path(path)) for split, path in job.sources.items()}
     if job.split in ("random", "tail"):
