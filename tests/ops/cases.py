@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+import pytest
 import torch
 from torch import Tensor
 
@@ -168,7 +169,8 @@ def run_causal(case: Case, backend: str) -> dict[str, Tensor]:
     y, after = tost.causal_tssa_with_state(
         inputs["w"], inputs["temperature"], inputs.get("bias"), backend=backend, **options
     )
-    gradients = torch.autograd.grad((y, *after[:3]), tuple(inputs.values()), (case.dy, *case.dstate))
+    outputs, cotangents = (y, *after[:3]), (case.dy, *case.dstate)
+    gradients = torch.autograd.grad(outputs, tuple(inputs.values()), cotangents, materialize_grads=True)
     return {"y": y, **after._asdict(), **{f"d{name}": x for name, x in zip(inputs, gradients, strict=True)}}
 
 
@@ -176,3 +178,68 @@ def assert_all_close(actual: dict[str, Tensor], expected: dict[str, Tensor], bou
     assert actual.keys() == expected.keys()
     for name in expected:
         assert_close(name, actual[name], expected[name], bound)
+
+
+def options(case: Case, **changes) -> dict:
+    """The keyword arguments of `causal_tssa_with_state` for a case."""
+    names = ("mask", "state", "count_scaled", "decay", "block_size", "centered")
+    return {name: getattr(case, name) for name in names} | changes
+
+
+def whole_options(case: Case, **changes) -> dict:
+    """Those of `tssa`."""
+    names = ("mask", "normalize", "count_scaled", "block_size", "centered")
+    return {name: getattr(case, name) for name in names} | changes
+
+
+def causal(case: Case, backend: str, **changes) -> tuple[Tensor, tost.TSSAState]:
+    """Run the causal operator on a case; `changes` are other tensors and options."""
+    tensors = [changes.pop(name, getattr(case, name)) for name in ("w", "temperature", "bias")]
+    return tost.causal_tssa_with_state(*tensors, **options(case, backend=backend) | changes)
+
+
+def part(x: Tensor | None, rows) -> Tensor | None:
+    """What tokens have, [B, N, ...], of some of them; what all share as it is."""
+    return x if x is None or x.dim() == 1 else x[:, rows]
+
+
+def assert_same_state(actual: tost.TSSAState, expected: tost.TSSAState, bound: float) -> None:
+    assert_all_close(actual._asdict(), expected._asdict(), bound)
+
+
+# Every option with every other one that it could disturb.
+FORMS: dict[str, dict] = {
+    "plain": {},
+    "scaled": {"count_scaled": True},
+    "fading": {"decay": True},
+    "scaled fading": {"count_scaled": True, "decay": True},
+    "blocks": {"block_size": 3},
+    "scaled fading blocks": {"block_size": 3, "count_scaled": True, "decay": True},
+    "centered": {"centered": True, "count_scaled": True},
+    "fading centered": {"centered": True, "decay": True},
+    "centered blocks": {"block_size": 3, "centered": True, "count_scaled": True},
+    "decays of heads": {"decay": "head", "count_scaled": True},
+    "decays of heads in centered blocks": {"decay": "head", "block_size": 3, "centered": True, "count_scaled": True},
+    "decays of channels": {"decay": "channel", "count_scaled": True},
+    "decays of channels centered": {"decay": "channel", "centered": True, "count_scaled": True},
+    "decays of blocks": {"decay": "channel", "block_size": 2, "count_scaled": True},
+    "decays of whole blocks centered": {"decay": "channel", "block_size": 6, "centered": True, "count_scaled": True},
+}
+# Those that tssa has; the rest of their options is about tokens that come before.
+WHOLE_FORMS = {name: form for name, form in FORMS.items() if "decay" not in form}
+
+
+def takes(backend: str, form: dict) -> bool:
+    """Whether a backend has a form: Triton kernels have neither blocks, nor means, nor decays from the data."""
+    return backend in BLOCK_BACKENDS or not (
+        form.get("block_size", 1) > 1 or form.get("centered") or isinstance(form.get("decay"), str)
+    )
+
+
+def on_forms(backends: list[str] = BACKENDS, forms: dict[str, dict] = FORMS):
+    """Parametrize a test by `backend` and `form`, an options dictionary, where the backend has the form."""
+    pairs = [(name, text) for name in backends for text in forms if takes(name, forms[text])]
+    return pytest.mark.parametrize(
+        ("backend", "form"),
+        [pytest.param(name, forms[text], id=f"{name} {text}".replace(" ", "-")) for name, text in pairs],
+    )

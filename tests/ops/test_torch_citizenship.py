@@ -9,51 +9,12 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import tost
-from tests.ops.cases import BACKENDS, FAST_BACKENDS, make_case, run_causal, run_tssa
+from tests.ops.cases import BACKENDS, FAST_BACKENDS, make_case
 from tost.testing import assert_close
 
 backends = pytest.mark.parametrize("backend", BACKENDS)
 fast_backends = pytest.mark.parametrize("backend", FAST_BACKENDS)
-# Inductor compiles C++ for half a minute; the modules of tests/nn/test_attention.py are what it gets in the fast tests.
-compilers = pytest.mark.parametrize("compiler", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
 LOW = [torch.float16, torch.bfloat16]
-
-
-@compilers
-@fast_backends
-def test_compile_sees_no_graph_break(backend, compiler):
-    case = make_case((2, 33, 3, 5), torch.float32, masked=True, bias=True, state=True)
-
-    @torch.compile(fullgraph=True, backend=compiler)
-    def step(w, t, bias, squares, weighted, mass, position):
-        state = tost.TSSAState(squares, weighted, mass, position)
-        y = tost.tssa(w, t, mask=case.mask, backend=backend)
-        z, after = tost.causal_tssa_with_state(w, t, bias, mask=case.mask, state=state, backend=backend)
-        return y + z, after
-
-    w, t, bias = (x.clone().requires_grad_() for x in (case.w, case.temperature, case.bias))
-    out, after = step(w, t, bias, *case.state)
-    compiled = torch.autograd.grad((out, *after[:3]), (w, t, bias), (case.dy, *case.dstate))
-    plain, state = tost.causal_tssa_with_state(w, t, bias, mask=case.mask, state=case.state, backend=backend)
-    plain = plain + tost.tssa(w, t, mask=case.mask, backend=backend)
-    eager = torch.autograd.grad((plain, *state[:3]), (w, t, bias), (case.dy, *case.dstate))
-    assert_close("y", out, plain, 1e-6)
-    assert torch.equal(after.position, state.position)
-    for name, a, b in zip(("dw", "dtemperature", "dbias"), compiled, eager, strict=True):
-        assert_close(name, a, b, 1e-5)
-
-
-@backends
-@pytest.mark.parametrize("size", [(0, 5, 2, 3), (2, 0, 2, 3), (0, 0, 1, 1), (1, 1, 1, 1)], ids=str)
-def test_empty_batches_and_sequences(backend, size):
-    case = make_case(size, torch.float32, masked=True, bias=True, state=True)
-    for name, value in run_causal(case, backend).items():
-        assert torch.isfinite(value).all(), name
-    for name, value in run_tssa(case, backend).items():
-        assert torch.isfinite(value).all(), name
-    _, state = tost.causal_tssa_with_state(case.w, case.temperature, state=case.state, backend=backend)
-    if size[1] == 0:
-        assert torch.equal(state.squares, case.state.squares)
 
 
 @backends
@@ -143,25 +104,6 @@ def test_backward_keeps_little_more_than_w(backend, causal):
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
         run(w, torch.ones(H, requires_grad=True), backend=backend, **options)
     assert 0 < sum(kept.values()) <= 1.1 * w.nbytes + 3 * N * H * 4
-
-
-@backends
-def test_overwriting_gives_the_same_numbers(backend):
-    case = make_case((2, 70, 3, 5), torch.float32, masked=True, bias=True, state=True)
-    arguments = {"mask": case.mask, "backend": backend}
-    y = tost.tssa(case.w, case.temperature, **arguments)
-    z, after = tost.causal_tssa_with_state(case.w, case.temperature, case.bias, state=case.state, **arguments)
-    arguments["overwrite"] = True
-    for copy in (torch.clone, lambda w: w.transpose(1, 2).contiguous().transpose(1, 2)):
-        w = copy(case.w)
-        found = tost.tssa(w, case.temperature, **arguments)
-        assert (found.data_ptr() == w.data_ptr()) == (backend == "native" and w.is_contiguous())
-        assert_close("y", found, y, 1e-6)
-        w = copy(case.w)
-        found, state = tost.causal_tssa_with_state(w, case.temperature, case.bias, state=case.state, **arguments)
-        assert (found.data_ptr() == w.data_ptr()) == (backend == "native" and w.is_contiguous())
-        assert_close("y", found, z, 1e-6)
-        assert all(torch.allclose(a, b) for a, b in zip(state, after, strict=True))
 
 
 @pytest.mark.parametrize("needed", ["w", "temperature", "bias", "decay", "state", "jvp", "vmap"])

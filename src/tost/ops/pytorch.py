@@ -486,61 +486,54 @@ def block_tssa(inputs: Inputs, form: Form, reduce: _Reduce = _alone) -> Tensor:
         reduce: Adds a sum over these tokens to those of the other processes; differentiable.
     """
     w, temperature, mask, *_ = inputs
-    squares, count, mean, wide = None, None, None, statistics_dtype(w.dtype)
-
-    def tokens(w: Tensor) -> Tensor:
-        return zero_padding(w.to(wide), mask)
-
+    squares, count, mean = None, None, None
+    # Widened once: gradients of the pieces below add up before they are rounded to the dtype of w.
+    v = zero_padding(w.to(statistics_dtype(w.dtype)), mask)
     if form.normalize:
-        squares = reduce(_replayed(lambda w: tokens(w).square().sum(dim=1, keepdim=True), w))
+        squares = reduce(_replayed(lambda v: v.square().sum(dim=1, keepdim=True), v))
     if form.count_scaled:
-        count = reduce(num_tokens(w, mask)).to(wide)[:, None, None]
-    pi = _replayed(
-        lambda w, t, squares: _memberships_in(tokens(w).square(), t, mask, squares, count), w, temperature, squares
-    )
+        count = reduce(num_tokens(w, mask)).to(v.dtype)[:, None, None]
+    pi = _replayed(lambda v, t, squares: _memberships_in(v.square(), t, mask, squares, count), v, temperature, squares)
     if form.centered:
-        mean = _group_mean(w, pi, mask, reduce)
-    moment, _ = _group_moments(w, pi, mask, form, mean, reduce)
+        mean = _group_mean(v, pi, reduce)
+    moment = _group_moments(v, pi, form, mean, reduce)
 
-    def shrink(w: Tensor, pi: Tensor, moment: Tensor, mean: Tensor | None) -> Tensor:
-        v = tokens(w) if mean is None else tokens(w) - mean
+    def shrink(v: Tensor, pi: Tensor, moment: Tensor, mean: Tensor | None) -> Tensor:
+        v = v if mean is None else v - mean
         return (-pi.unsqueeze(-1) * Shrinkage(moment, v.shape[-1], form.block_size).solve(v)).to(w.dtype)
 
-    y: Tensor = _replayed(shrink, w, pi, moment, mean)
+    y: Tensor = _replayed(shrink, v, pi, moment, mean)
     return y
 
 
-def _group_mean(w: Tensor, pi: Tensor, mask: Tensor | None, reduce: _Reduce) -> Tensor:
-    """Return the means of the groups, [B, 1, H, D]."""
+def _group_mean(v: Tensor, pi: Tensor, reduce: _Reduce) -> Tensor:
+    """Return the means of the groups, [B, 1, H, D]; v is 0 where there is padding."""
 
-    def sums(w: Tensor, pi: Tensor) -> Tensor:
+    def sums(v: Tensor, pi: Tensor) -> Tensor:
         weight = pi.unsqueeze(-1)
-        weighted = (weight * zero_padding(w.to(pi.dtype), mask)).sum(dim=1)
-        return torch.cat((weighted, weight.sum(dim=1)), dim=-1)
+        return torch.cat(((weight * v).sum(dim=1), weight.sum(dim=1)), dim=-1)
 
-    total = reduce(_replayed(sums, w, pi)).unsqueeze(1)
+    total = reduce(_replayed(sums, v, pi)).unsqueeze(1)
     return total[..., :-1] / (total[..., -1:] + MASS_FLOOR)
 
 
-def _group_moments(
-    w: Tensor, pi: Tensor, mask: Tensor | None, form: Form, mean: Tensor | None, reduce: _Reduce
-) -> tuple[Tensor, Tensor]:
-    """Return the second moments, about the mean if there is one, packed, [B, 1, H, P], and the floored mass."""
+def _group_moments(v: Tensor, pi: Tensor, form: Form, mean: Tensor | None, reduce: _Reduce) -> Tensor:
+    """Return the second moments, about the mean if there is one, packed, [B, 1, H, P]."""
 
-    def sums(w: Tensor, pi: Tensor, mean: Tensor | None) -> Tensor:
-        v, weight = zero_padding(w.to(pi.dtype), mask), pi.unsqueeze(-1)
+    def sums(v: Tensor, pi: Tensor, mean: Tensor | None) -> Tensor:
+        weight = pi.unsqueeze(-1)
         v = v if mean is None else v - mean  # padding too, but its weight is 0
         return torch.cat((sum_products(weight * v, v, form.block_size), weight.sum(dim=1)), dim=-1)
 
-    total = reduce(_replayed(sums, w, pi, mean)).unsqueeze(1)
-    mass = total[..., -1:] + MASS_FLOOR
-    return total[..., :-1] / mass, mass
+    total = reduce(_replayed(sums, v, pi, mean)).unsqueeze(1)
+    return total[..., :-1] / (total[..., -1:] + MASS_FLOOR)
 
 
 def group_moments(w: Tensor, pi: Tensor, mask: Tensor | None, form: Form) -> Tensor:
     """Return the second moments that `tssa` finds with memberships pi, packed, ``[B, 1, H, P]``."""
-    mean = _group_mean(w, pi, mask, _alone) if form.centered else None
-    return _group_moments(w, pi, mask, form, mean, _alone)[0]
+    v = zero_padding(w.to(pi.dtype), mask)
+    mean = _group_mean(v, pi, _alone) if form.centered else None
+    return _group_moments(v, pi, form, mean, _alone)
 
 
 # Tokens in a chunk of the causal form with blocks.
@@ -549,8 +542,10 @@ _CHUNK = 64
 
 def _causal_block_tssa(form: Form, mask: Tensor | None, *tensors: *_CausalTensors) -> tuple[Tensor, ...]:
     """Return y and the three sums after the last token."""
-    w, _, _, _, decay, _, *after = tensors
-    pi, squares = _replayed(lambda *given: _Energies.of(form, mask, *given).memberships(), *tensors[:6])
+    w, temperature, bias, scale, decay, start, *after = tensors
+    v = zero_padding(w.to(statistics_dtype(w.dtype)), mask)  # widened once, as in `block_tssa`
+    given = (v, temperature, bias, scale, decay, start)
+    pi, squares = _replayed(lambda *given: _Energies.of(form, mask, *given).memberships(), *given)
     size = _CHUNK if form.block_size > 1 else max(w.shape[1], 1)  # no products of features, so no chunks
     outputs = []
     for first in range(0, max(w.shape[1], 1), size):
@@ -562,7 +557,7 @@ def _causal_block_tssa(form: Form, mask: Tensor | None, *tensors: *_CausalTensor
             chunk = _Chunk(form, here, *given)
             return -chunk.weight * chunk.shrinkage.solve(chunk.tokens), *chunk.after()
 
-        y, *after = _replayed(run, w[:, rows], pi[:, rows], own, *after)
+        y, *after = _replayed(run, v[:, rows], pi[:, rows], own, *after)
         outputs.append(y)
     return torch.cat(outputs, dim=1).to(w.dtype), squares, *after
 
