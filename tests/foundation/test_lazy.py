@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 import tost
-from tost._lazy import load
 
 LAZY = sorted(Path(tost.__file__).parent.rglob("__init__.pyi"))
 
@@ -82,7 +81,3 @@ def test_a_missing_package_names_its_extra(package, extra, code):
     last = done.stderr.splitlines()[-1]
     assert f"needs the package {package}" in last
     assert f"pip install 'tost-transformer[{extra}]'" in last
-
-
-def test_load_imports_by_string():
-    assert load("tost.errors:ConfigError") is tost.errors.ConfigError

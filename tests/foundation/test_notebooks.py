@@ -7,8 +7,6 @@ import torch
 import tost
 import tost.analysis
 from tost._text import html_card
-from tost.report.runs import RunRecord
-from tost.train.loop import RunResult
 
 
 def test_names_and_values_are_escaped():
@@ -23,10 +21,6 @@ def test_an_analysis_shows_its_summary_and_its_picture():
     shown = result._repr_html_()
     assert all(name in shown for name in ("gains", "standard deviation of D"))
     assert "data:image/png;base64," in shown
-
-
-def test_a_figure_shows_itself_without_pyplot():
-    result = tost.analysis.gains_by_layer(tost.create_model("tost_mini", depth=1), [torch.randn(2, 3, 16, 16)])
     assert result.figure()._repr_png_().startswith(b"\x89PNG")
 
 
@@ -39,8 +33,3 @@ def test_states_say_what_they_hold():
     model = tost.load_pretrained("bytes-tiny")
     _, whole = model.forward_with_state(torch.zeros(1, 7, dtype=torch.int64), None)
     assert all(text in whole._repr_html_() for text in ("[7]", "4 (TSSAState)", f"{whole.bytes():,}"))
-
-
-def test_runs_show_themselves(tmp_path):
-    assert "0.5" in RunResult("finished", 10, {"loss": 0.5})._repr_html_()
-    assert "unfinished" in RunRecord("mine", tmp_path)._repr_html_()

@@ -54,22 +54,6 @@ def test_commands_of_the_example_work(name, folder, tost_in):
     assert losses[-1] < losses[0]
 
 
-def test_a_typo_in_an_option_of_the_model_is_answered(folder, tost_in):
-    done = tost_in("validate", "forecast.yaml", "--plugin", "forecast", "model.dpeth=3")
-    assert done.returncode == 2
-    assert "model.dpeth" in done.stderr
-    assert "depth" in done.stderr.replace("dpeth", "")
-    done = tost_in("validate", "forecast.yaml", "--plugin", "forecast", "model.depth=two")
-    assert done.returncode == 2
-    assert "model.depth" in done.stderr
-
-
-def test_a_task_refuses_a_model_of_another(folder, tost_in):
-    done = tost_in("validate", "forecast.yaml", "--plugin", "forecast", "recipe=classification")
-    assert done.returncode == 2
-    assert "forecasting" in done.stderr
-
-
 def test_entry_points_of_the_page_are_those_of_its_files():
     targets = re.findall(r'^(\w+) = "forecast:(\w+)"$', files()["pyproject.toml"].text, flags=re.MULTILINE)
     code = files()["forecast.py"].text

@@ -173,12 +173,6 @@ def test_fine_tuning_takes_200_epochs(name, images):
     assert config.data.shape().image_size == (224, 224)
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if name.startswith("demo/")])
-@pytest.mark.parametrize("steps", [1, 5])
-def test_demos_can_be_made_short(name, steps):
-    assert load_config(name, [f"train.steps={steps}"]).train.steps == steps
-
-
 def test_every_file_is_packaged():
     patterns = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"]["tost"]
     packaged = {path for pattern in patterns for path in (ROOT / "src" / "tost").glob(pattern)}

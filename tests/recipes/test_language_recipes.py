@@ -9,7 +9,6 @@ import torch
 
 from tests.recipes.language_folders import STEPS, TINY, write_text
 from tost.data import build_data
-from tost.errors import ConfigError
 from tost.models import create_model
 from tost.recipes import get_task, load_config
 from tost.train.loop import fit
@@ -113,17 +112,3 @@ def test_gradients_are_cut_off_after_the_pieces_that_were_asked_for():
     gradients = [torch.autograd.grad(loss, model.blocks[0].attention.proj_in.weight)[0] for loss in (taken, cut, exact)]
     assert torch.equal(gradients[0], gradients[1])
     assert not torch.equal(gradients[0], gradients[2])
-
-
-@pytest.mark.parametrize(
-    ("config", "overrides", "message"),
-    [
-        ("demo/digits", ["train.chunk=8"], "the recipe classification takes its sequences as a whole"),
-        ("probes/recall", ["train.chunk=8"], "the recipe token_prediction takes its sequences as a whole"),
-        ("demo/stdlib_bytes", ["train.chunk=9", "parallel.context=2"], "9 tokens cannot be shared by 2 processes"),
-        ("demo/stdlib_bytes", ["train.truncate=2"], "2 counts pieces, but texts are taken as a whole; set train.chunk"),
-    ],
-)
-def test_pieces_are_refused_where_they_cannot_be_taken(config, overrides, message):
-    with pytest.raises(ConfigError, match=message):
-        load_config(config, overrides)

@@ -121,25 +121,6 @@ def test_both_stages_have_the_same_model(name):
     assert (a.recipe, a.model, a.data) == ("masked_prediction", b.model, b.data)
 
 
-@pytest.mark.parametrize(
-    ("name", "override", "message"),
-    [
-        (
-            "pretrain/text",
-            "train.hide=null",
-            "needs the share of the inputs that it hides, such as 0.3",
-        ),
-        ("pretrain/text", "train.hide=0.0", "train.hide .*0.0 given; needs a number > 0 and < 1"),
-        ("lra/listops_cpu", "train.hide=0.3", "0.3 given, but the recipe classification hides nothing; leave it out"),
-        ("pretrain/text", "parallel.context=2", "2 processes cannot share a sample of masked_prediction"),
-        ("pretrain/cifar10", "regularize.mixup=0.5", "masked_prediction does not regularize"),
-    ],
-)
-def test_impossible_settings_are_refused(name, override, message):
-    with pytest.raises(ConfigError, match=message):
-        load_config(name, ["data.path=somewhere", override])
-
-
 def test_class_tokens_are_refused():
     with pytest.raises(ConfigError, match=r"with pooling=cls: it takes image models.*use pooling=mean"):
         make_task("model.pooling=cls")

@@ -86,26 +86,6 @@ def test_a_derived_task_takes_models_and_data_of_its_base():
         load_config("demo/digits", ["recipe=forecasting"])
 
 
-def test_code_is_loaded_only_if_its_package_is_allowed(tmp_path, monkeypatch):
-    monkeypatch.syspath_prepend(tmp_path)
-    (tmp_path / "tasks_of_others.py").write_text(
-        "from tost.recipes.classification import Classification\n\n\nclass Mine(Classification):\n    pass\n"
-    )
-    with pytest.raises(ConfigError, match=r"recipe \(command line\): 'tasks_of_others:Mine' is code outside tost"):
-        load_config("demo/digits", ["recipe=tasks_of_others:Mine"])
-    monkeypatch.setenv(_env.PLUGINS.name, "tasks_of_others")
-    config = load_config("demo/digits", ["recipe=tasks_of_others:Mine"])
-    assert type(get_task(config.recipe)).__name__ == "Mine"
-    with pytest.raises(ConfigError, match="tasks_of_others has no 'Mina'; did you mean 'Mine'"):
-        load_config("demo/digits", ["recipe=tasks_of_others:Mina"])
-
-
-@pytest.mark.parametrize("name", list_tasks())
-def test_tasks_of_the_package_can_be_created(name):
-    assert get_task(name).metric
-    assert task_spec(name).description
-
-
 def test_configurations_are_found_by_name_pattern_and_file(tmp_path, monkeypatch):
     assert list_configs("demo/*") == ["demo/digits", "demo/listops", "demo/stdlib_bytes"]
     assert list_configs("nothing*") == []

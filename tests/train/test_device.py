@@ -61,13 +61,6 @@ def test_matrix_products_on_a_gpu_are_deterministic(gpu, monkeypatch, determinis
     assert os.environ.get("CUBLAS_WORKSPACE_CONFIG") == kept
 
 
-def test_memory_on_a_gpu_is_that_of_its_tensors(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 3)
-    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: 7)
-    process = SimpleNamespace(device=torch.device("cuda"))
-    assert (Distributed.memory_bytes(process), Distributed.peak_memory_bytes(process)) == (3, 7)
-
-
 @pytest.mark.parametrize("pinned", [False, True])
 def test_batches_for_a_gpu_are_pinned(monkeypatch, tmp_path, pinned):
     asked = []

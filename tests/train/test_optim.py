@@ -116,26 +116,19 @@ def rates(total, peak=1.0, **config):
     return [learning_rate(step, config=schedule, peak=peak, total=total) for step in range(total + 5)]
 
 
-def test_cosine_is_nanogpt():
-    lr = rates(600, peak=6e-4, name="cosine", warmup_steps=20, min_lr=6e-5)
-    assert lr[0] == pytest.approx(6e-4 / 21)
-    assert lr[19] == pytest.approx(6e-4 * 20 / 21)
-    assert lr[20] == pytest.approx(6e-4)
-    assert lr[310] == pytest.approx(3.3e-4)
-    assert lr[600] == lr[604] == pytest.approx(6e-5)
+COSINE = {"peak": 6e-4, "name": "cosine", "warmup_steps": 20, "min_lr": 6e-5}
+FAIRSEQ = {"name": "inverse_sqrt", "warmup_steps": 100, "warmup_first_step": "zero", "warmup_from": 1e-7}
+FORMS = {
+    "nanoGPT": (COSINE, {0: 6e-4 / 21, 19: 6e-4 * 20 / 21, 20: 6e-4, 310: 3.3e-4, 600: 6e-5, 604: 6e-5}),
+    "older nanoGPT": ({**COSINE, "warmup_first_step": "zero"}, {0: 0, 10: 3e-4}),
+    "inverse_sqrt of fairseq": (FAIRSEQ, {0: 1e-7, 50: 1e-7 + 50 * (1 - 1e-7) / 100, 400: 0.5}),
+}
 
 
-def test_older_nanogpt_starts_at_zero():
-    lr = rates(600, peak=6e-4, name="cosine", warmup_steps=20, min_lr=6e-5, warmup_first_step="zero")
-    assert lr[0] == 0
-    assert lr[10] == pytest.approx(3e-4)
-
-
-def test_inverse_sqrt_is_fairseq():
-    lr = rates(1000, name="inverse_sqrt", warmup_steps=100, warmup_first_step="zero", warmup_from=1e-7)
-    assert lr[0] == 1e-7
-    assert lr[50] == pytest.approx(1e-7 + 50 * (1 - 1e-7) / 100)
-    assert lr[400] == pytest.approx(0.5)
+@pytest.mark.parametrize(("config", "expected"), FORMS.values(), ids=FORMS)
+def test_rates_are_those_of_the_published_code(config, expected):
+    lr = rates(600, **config)
+    assert {step: lr[step] for step in expected} == pytest.approx(expected)
 
 
 def test_linear_is_fairseq():
@@ -207,8 +200,3 @@ def test_per_epoch_cosine_two_epochs_late_is_the_fine_tuning_loop():
     # The loop asked for epoch -1 once, whose cosine is that of epoch 1: 0.006 % below the peak.
     assert ours[1] == pytest.approx(expected[1], rel=1e-4)
     assert ours[:3] == [peak] * 3
-
-
-def test_lag_shifts_whole_epochs():
-    plain, late = (by_epoch(9, 3, name="cosine", lag=lag) for lag in (0, 4))
-    assert late == [plain[0]] * 4 + plain[:5]

@@ -47,11 +47,17 @@ def test_the_lock_of_a_killed_process_is_void(tmp_path, holder):
     assert (folder.path / LOCK).read_text() == ""
 
 
-def test_a_folder_that_was_only_locked_is_empty(tmp_path):
+def test_only_an_empty_or_locked_folder_takes_a_new_run(tmp_path):
     folder = RunFolder(tmp_path / "run")
     with folder.locked(pytest.fail):
         folder.refuse_existing()
     folder.refuse_existing()
+    (folder.path / "thesis.tex").touch()
+    with pytest.raises(ConfigError, match="is not empty and holds no run"):
+        folder.refuse_existing()
+    (folder.path / "config.yaml").touch()
+    with pytest.raises(ConfigError, match=r"already holds a run.*--resume auto.*--out"):
+        folder.refuse_existing()
 
 
 def test_a_file_system_without_locks_is_used_with_a_remark(tmp_path, monkeypatch):

@@ -76,7 +76,3 @@ def test_coding_precision_is_part_of_the_measure():
     w = attention.proj_in(x).unflatten(-1, (2, 4)) * (8**0.5 / 0.5)
     pi = tost.membership(w, attention.temperature.expand(2))
     assert found["compression/layer_00"] == variational_rate(w, pi).mean().item()
-
-
-def test_models_without_tssa_have_nothing_to_measure():
-    assert compression_by_layer(nn.Linear(2, 2), lambda: None) == {}

@@ -207,15 +207,15 @@ class _Run:
             workers=config.data.workers,
             pin_memory=processes.pin_memory,
         )
+        fingerprint = self.bundle.info.fingerprint
+        self.state = RunState(self.wrapped, self.optimizer, self.average, self.loader, fingerprint, processes)
 
     def start(self) -> None:
         """Restore a checkpoint or begin, write the folder's first files and say what runs."""
         config, processes, resume = self.config, self.processes, self.resume
         environment = describe_environment(processes.device, processes.size)
         if resume is not None:
-            position, data_changes = restore_checkpoint(
-                resume, self._state(), accept_data_change=self.accept_data_change
-            )
+            position, data_changes = restore_checkpoint(resume, self.state, accept_data_change=self.accept_data_change)
             self.step, self.metrics, self.best = position.step, dict(position.metrics), position.best
             self._note_metrics()
         changes = changed_settings(self.folder.path if resume is None else resume.parents[1], config)
@@ -406,13 +406,8 @@ class _Run:
         if self.processes.any(not finite):
             self._fail(f"the weights are not finite after step {self.step}; they were not saved")
         position = Position(step=self.step, metrics=self.metrics, best=self.best)
-        save_checkpoint(self.store, position, self._state(), best=best)
+        save_checkpoint(self.store, position, self.state, best=best)
         self.progress.pause()
-
-    def _state(self) -> RunState:
-        return RunState(
-            self.wrapped, self.optimizer, self.average, self.loader, self.bundle.info.fingerprint, self.processes
-        )
 
     def _finish(self, status: str) -> RunResult:
         failed = status != "interrupted" and self.bad_since is not None

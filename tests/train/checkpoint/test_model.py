@@ -248,15 +248,22 @@ def saved(tmp_path):
     return write
 
 
-def test_everything_is_taken_over(saved):
-    path, source = saved()
-    model = image_model()
-    start = load_initial(model, str(path), never)
-    for name, tensor in source.state_dict().items():
-        assert torch.equal(model.state_dict()[name], tensor), name
-    assert (start.loaded, start.fresh) == (len(source.state_dict()), ())
-    assert len(start.sha256) == 64
-    assert str(start) == f"started from {path}: {start.loaded} tensors"
+NEW = ("head.weight", "head.bias")
+
+
+@pytest.mark.parametrize(
+    ("there", "here", "head", "fresh"),
+    [(4, 4, "fit", ()), (7, 4, "fit", NEW), (0, 4, "fit", NEW), (4, 0, "fit", ()), (4, 4, "new", NEW)],
+)
+def test_all_is_taken_over_but_a_head_that_is_new(saved, there, here, head, fresh):
+    path, source = saved(num_classes=there)
+    model = image_model(num_classes=here)
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    start = load_initial(model, str(path), never, head=head)
+    for name, tensor in model.state_dict().items():
+        assert torch.equal(tensor, before[name] if name in fresh else source.state_dict()[name]), name
+    assert (start.loaded, start.fresh, len(start.sha256)) == (len(before) - len(fresh), fresh, 64)
+    assert str(start) == f"started from {path}: {start.loaded} tensors{'; new: ' * bool(fresh)}{', '.join(fresh)}"
 
 
 def test_the_folder_of_a_model_works_too_and_damage_is_noticed(tmp_path):
@@ -268,34 +275,6 @@ def test_the_folder_of_a_model_works_too_and_damage_is_noticed(tmp_path):
     weights.write_bytes(weights.read_bytes()[:-1] + b"x")
     with pytest.raises(CheckpointError, match="is damaged"):
         load_initial(model, str(tmp_path / "mine"), never)
-
-
-@pytest.mark.parametrize("classes", [7, 0])
-def test_a_head_of_other_classes_stays_new(saved, classes):
-    path, source = saved(num_classes=classes)
-    model = image_model()
-    before = {name: tensor.clone() for name, tensor in model.head.state_dict().items()}
-    start = load_initial(model, str(path), never)
-    assert start.fresh == ("head.weight", "head.bias")
-    assert str(start).endswith("; new: head.weight, head.bias")
-    assert all(torch.equal(model.head.state_dict()[name], tensor) for name, tensor in before.items())
-    assert torch.equal(model.cls_token, source.cls_token)
-
-
-def test_a_model_without_a_head_starts_from_one_with_a_head(saved):
-    path, source = saved()
-    model = image_model(num_classes=0)
-    assert load_initial(model, str(path), never).fresh == ()
-    assert torch.equal(model.norm.weight, source.norm.weight)
-
-
-def test_a_new_head_is_new_whatever_the_source_has(saved):
-    path, source = saved()
-    model = image_model()
-    before = model.head.weight.clone()
-    assert load_initial(model, str(path), never, head="new").fresh == ("head.weight", "head.bias")
-    assert torch.equal(model.head.weight, before)
-    assert torch.equal(model.norm.weight, source.norm.weight)
 
 
 def test_where_the_head_must_fit_it_is_refused(saved):
@@ -327,21 +306,18 @@ def test_other_models_are_refused_with_what_differs(saved, options, message):
     assert all(torch.equal(model.state_dict()[name], tensor) for name, tensor in before.items())
 
 
-@pytest.mark.parametrize("name", ["weights.pth", "checkpoint.pt", "net.t7"])
-def test_pickles_are_refused_unread(tmp_path, name):
-    (tmp_path / name).write_bytes(b"whatever")
-    with pytest.raises(CheckpointError, match=r"is a pickle, which is never opened here.*`tost convert`"):
-        load_initial(image_model(), str(tmp_path / name), never)
-
-
-def test_places_without_weights_are_named(tmp_path):
-    with pytest.raises(CheckpointError, match=r"there is no .*nowhere; train\.init_from takes a run folder"):
-        load_initial(image_model(), str(tmp_path / "nowhere"), never)
-    with pytest.raises(CheckpointError, match=r"holds no weights; needed are a run folder"):
-        load_initial(image_model(), str(tmp_path), never)
-    (tmp_path / "checkpoints").mkdir()
-    with pytest.raises(CheckpointError, match="holds no checkpoint"):
-        load_initial(image_model(), str(tmp_path), never)
+def test_places_without_weights_are_named_and_pickles_stay_unread(tmp_path):
+    (tmp_path / "checkpoint.pt").write_bytes(b"whatever")
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "run" / "checkpoints").mkdir(parents=True)
+    for name, message in {
+        "checkpoint.pt": r"is a pickle, which is never opened here.*`tost convert`",
+        "nowhere": r"there is no .*nowhere; train\.init_from takes a run folder",
+        "empty": r"holds no weights; needed are a run folder",
+        "run": "holds no checkpoint",
+    }.items():
+        with pytest.raises(CheckpointError, match=message):
+            load_initial(image_model(), str(tmp_path / name), never)
 
 
 def test_heads_with_a_hidden_layer_keep_what_does_not_depend_on_the_classes():

@@ -30,46 +30,45 @@ def tampered(finished, folder, name, change):
     return copy
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        lambda state: {},
-        lambda state: [],
-        lambda state: {key: value for key, value in state.items() if key != "groups"},
-        lambda state: {**state, "step": "3"},
-        lambda state: {**state, "step": -3},
-        lambda state: {**state, "metrics": 1},
-        lambda state: {**state, "groups": [[]]},
-        lambda state: {**state, "groups": 5},
-        lambda state: {**state, "groups": [{"params": ["nothing"]}]},
-        lambda state: {**state, "loader": {}},
-        lambda state: {**state, "loader": [1]},
-        lambda state: {**state, "loader": dict.fromkeys(state["loader"], "first")},
-        lambda state: {**state, "data": 7},
-        lambda state: {**state, "format": 0},
-        lambda state: {**state, "format": True},
-        lambda state: {**state, "format": [2]},
-    ],
-)
-def test_a_changed_state_is_refused_in_words(finished, tmp_path, change):
-    start = tampered(finished, tmp_path / "old", "state.json", change)
-    with pytest.raises(CheckpointError, match="step-00000003"):
-        run(tmp_path / "new", *OPTIONS, resume=start)
+STATES = [
+    lambda state: {},
+    lambda state: [],
+    lambda state: {key: value for key, value in state.items() if key != "groups"},
+    lambda state: {**state, "step": "3"},
+    lambda state: {**state, "step": -3},
+    lambda state: {**state, "step": True},
+    lambda state: {**state, "step": 10**21},
+    lambda state: {**state, "best": []},
+    lambda state: {**state, "best": "0.5"},
+    lambda state: {**state, "metrics": 1},
+    lambda state: {**state, "groups": [[]]},
+    lambda state: {**state, "groups": 5},
+    lambda state: {**state, "groups": [{"params": ["nothing"]}]},
+    lambda state: {**state, "loader": {}},
+    lambda state: {**state, "loader": [1]},
+    lambda state: {**state, "loader": dict.fromkeys(state["loader"], "first")},
+    lambda state: {**state, "loader": {"global_position": 10**21}},
+    lambda state: {**state, "data": 7},
+    lambda state: {**state, "format": 0},
+    lambda state: {**state, "format": True},
+    lambda state: {**state, "format": [2]},
+]
+RANDOM_NUMBERS = [
+    lambda state: {},
+    lambda state: [],
+    lambda state: {**state, "torch": "zz"},
+    lambda state: {**state, "torch": "00"},
+    lambda state: {**state, "python": 3},
+    lambda state: {**state, "python": [3, [1, 2], None]},
+]
 
 
 @pytest.mark.parametrize(
-    "change",
-    [
-        lambda state: {},
-        lambda state: [],
-        lambda state: {**state, "torch": "zz"},
-        lambda state: {**state, "torch": "00"},
-        lambda state: {**state, "python": 3},
-        lambda state: {**state, "python": [3, [1, 2], None]},
-    ],
+    ("name", "change"),
+    [*(("state.json", change) for change in STATES), *(("random-00000.json", change) for change in RANDOM_NUMBERS)],
 )
-def test_changed_random_numbers_are_refused_in_words(finished, tmp_path, change):
-    start = tampered(finished, tmp_path / "old", "random-00000.json", change)
+def test_changed_content_with_right_hashes_is_refused_by_name(finished, tmp_path, name, change):
+    start = tampered(finished, tmp_path / "old", name, change)
     with pytest.raises(CheckpointError, match="step-00000003"):
         run(tmp_path / "new", *OPTIONS, resume=start)
 

@@ -46,16 +46,6 @@ def test_windows_score_every_token_once_with_the_context_they_promise(extra, len
     assert score.nats == pytest.approx(naive(LIMITED, text, length, stride), rel=1e-9)
 
 
-@given(length=st.integers(1, 9), extra=st.integers(0, 30))
-@settings(max_examples=20, deadline=None)
-def test_windows_without_overlap_are_blocks(length, extra):
-    text = text_of(length + 1 + extra, seed=1)
-    blocks = [text[begin : begin + length + 1] for begin in range(0, len(text) - 1, length)]
-    expected = sum(float(LIMITED.loss(b[None, :-1], b[None, 1:], reduction="sum").detach()) for b in blocks)
-    assert score_windows(LIMITED, text, length=length).nats == pytest.approx(expected, rel=1e-9)
-    assert score_windows(LIMITED, text, length=length, stride=length) == score_windows(LIMITED, text, length=length)
-
-
 @given(chunk=st.integers(1, 70), length=st.integers(2, 60))
 @settings(max_examples=20, deadline=None)
 def test_a_stream_is_one_forward_pass_whatever_the_chunks(chunk, length):

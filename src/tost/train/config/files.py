@@ -17,12 +17,12 @@ from pydantic import BaseModel, TypeAdapter, ValidationError
 from tost._io import read_json
 from tost._options import Keys, Problem, check_options, defaults_of, keys_of, options_error, translate
 from tost._yaml import Document, parse_value, read_document, write_value
-from tost.data import DataOptions
+from tost.data import DataOptions, find_data
 from tost.errors import CheckpointError, ConfigError
 from tost.models import list_models, model_spec
 from tost.models.options import saved_options
 from tost.train.config.rules import UNKNOWN, broken_rules
-from tost.train.config.schema import ModelConfig, RunConfig, data_option_class, default_options, model_option_class
+from tost.train.config.schema import ModelConfig, RunConfig, default_options
 
 FORMAT = 3
 """Version of run folders and checkpoints that this code writes. It reads all up to this one; those of version 1 do not
@@ -33,6 +33,8 @@ have a number.
 """
 SUPPLIED = ("input", "vocab_size", "in_features", "num_classes", "max_length", "in_chans", "image_size")
 """Options of models that a data set may decide."""
+_FIND: Mapping[str, Callable[[str], Any]] = {"model.": model_spec, "data.options.": find_data}
+"""How specs with options are found, by what stands in front of the keys of these options."""
 _WIDTH = 120
 _WIDEST_ENTRY = 36  # longer entries do not push all the comments to the right
 
@@ -103,12 +105,12 @@ def load_config(name: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
     """
     document = read_run_document(find_config(str(name)))
     values = document.values
-    written = {section: _dig(values, f"{section}.name") for section in ("model", "data")}
+    written = {prefix: _dig(values, f"{prefix.partition('.')[0]}.name") for prefix in _FIND}
     problems, overridden = _apply(overrides, values)
-    if _dig(values, "model.name") != written["model"]:
-        _drop_options_of_another(values["model"], model_option_class, "model.", overridden)
-    if _dig(values, "data.name") != written["data"]:
-        _drop_options_of_another(values["data"], data_option_class, "data.options.", overridden)
+    for prefix, before in written.items():
+        section = prefix.partition(".")[0]
+        if _dig(values, f"{section}.name") != before:
+            _drop_options_of_another(values[section], prefix, overridden)
     try:
         config = RunConfig.model_validate(values)
     except ValidationError as error:
@@ -178,12 +180,10 @@ def _apply(overrides: Sequence[str], values: dict[str, Any]) -> tuple[list[Probl
     return problems, done
 
 
-def _drop_options_of_another(
-    section: Any, find: Callable[[str], type[BaseModel]], prefix: str, overridden: set[str]
-) -> None:
+def _drop_options_of_another(section: Any, prefix: str, overridden: set[str]) -> None:
     """Drop options of the file's model or data that the one of the command line does not have."""
     try:
-        known = find(section["name"]).model_fields
+        known = _FIND[prefix](section["name"]).options.model_fields
     except (ConfigError, TypeError, AttributeError):
         return  # reported where the name is checked
     options = section if prefix == "model." else section.get("options")
@@ -225,11 +225,11 @@ def _known_keys(values: Mapping[str, Any]) -> Keys:
     """Return the keys of a configuration, with those of its model and of its data set."""
     keys = keys_of(RunConfig)
     del keys["model.options"]
-    for prefix, find in (("model.", model_option_class), ("data.options.", data_option_class)):
+    for prefix, find in _FIND.items():
         name = _dig(values, f"{prefix.partition('.')[0]}.name")
         if isinstance(name, str):
             with suppress(ConfigError):  # a wrong name is reported with the section
-                keys |= keys_of(find(name), prefix)
+                keys |= keys_of(find(name).options, prefix)
     return keys
 
 
@@ -239,7 +239,7 @@ def _check_model(values: Mapping[str, Any], keys: Keys, data: DataOptions | None
     if not isinstance(name, str):
         return []
     try:
-        schema = model_option_class(name)
+        schema = model_spec(name).options
     except ConfigError as error:
         return [Problem("model.name", str(error))]
     given = {key: value for key, value in values["model"].items() if key != "name"}
@@ -291,13 +291,13 @@ def dump_config(config: RunConfig, *, comments: bool = True) -> str:
         if isinstance(section, ModelConfig):
             rows += _rows(ModelConfig, {"name": values.pop("name")}, depth=1)
             defaults = default_options(section.name, config.data, section.options)
-            rows += _rows(model_option_class(section.name), values, depth=1, defaults=defaults)
+            rows += _rows(model_spec(section.name).options, values, depth=1, defaults=defaults)
             continue
         options = values.pop("options", {})
         rows += _rows(type(section), values, depth=1)
         if isinstance(section, DataOptions):
             rows.append(("  options:" if options else "  options: {}", "options of this data set"))
-            rows += _rows(data_option_class(section.name), options, depth=2)
+            rows += _rows(find_data(section.name).options, options, depth=2)
     column = 2 + max(len(entry) for entry, _ in rows if len(entry) <= _WIDEST_ENTRY)
     lines: list[str] = []
     for entry, comment in rows:

@@ -11,7 +11,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_serial
 from pydantic_core import PydanticCustomError
 
 from tost._options import check_options, defaults_of, options_error
-from tost.data import DataOptions, find_data
+from tost.data import DataOptions
 from tost.models import model_spec
 from tost.train.config.rules import broken_rules
 
@@ -231,7 +231,7 @@ class RunConfig(_Section):
     def _complete(self) -> Self:
         name = self.model.name
         given = default_options(name, self.data, self.model.options) | self.model.options
-        options, wrong = check_options(model_option_class(name), given)
+        options, wrong = check_options(model_spec(name).options, given)
         if options is None:
             raise options_error(f"model {name!r} cannot be built with these options", wrong)
         object.__setattr__(self, "model", ModelConfig(name=name, options=options.model_dump(mode="json")))
@@ -253,24 +253,6 @@ def config_hash(config: RunConfig) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
-def model_option_class(name: str) -> type[BaseModel]:
-    """Return the class of a model's options.
-
-    Raises:
-        ConfigError: There is no such model.
-    """
-    return model_spec(name).options
-
-
-def data_option_class(name: str) -> type[BaseModel]:
-    """Return the class of a data set's options.
-
-    Raises:
-        ConfigError: There is no such data set.
-    """
-    return find_data(name).options
-
-
 def default_options(name: str, data: DataOptions | None, given: Mapping[str, Any]) -> dict[str, Any]:
     """Return the options that a model has if none is given: what the data demands, else what is registered.
 
@@ -282,6 +264,6 @@ def default_options(name: str, data: DataOptions | None, given: Mapping[str, Any
     Raises:
         ConfigError: There is no such model.
     """
-    schema, demanded = model_option_class(name), data.shape().model_options() if data else {}
-    known = {key: value for key, value in demanded.items() if key in schema.model_fields}
-    return defaults_of(schema) | model_spec(name).defaults_for(given) | known
+    spec, demanded = model_spec(name), data.shape().model_options() if data else {}
+    known = {key: value for key, value in demanded.items() if key in spec.options.model_fields}
+    return defaults_of(spec.options) | spec.defaults_for(given) | known

@@ -67,6 +67,11 @@ class Text(typing.Protocol):
         """Return a piece, as a tensor or as an array."""
 
 
+def _perplexity(nats: float) -> float:
+    """Return ``exp(nats)``; infinite where that is too large for a number."""
+    return math.exp(nats) if nats < 700 else math.inf
+
+
 class Score(NamedTuple):
     """The predictions of a model on a text, added up.
 
@@ -85,25 +90,17 @@ class Score(NamedTuple):
         """Cross-entropy per token in nats."""
         return self.nats / self.tokens
 
-    @property
-    def perplexity(self) -> float:
-        """``exp(loss)``; infinite where that is too large for a number."""
-        return math.exp(self.loss) if self.loss < 700 else math.inf
-
-    def bits_per_byte(self, bytes_per_token: float) -> float:
-        """Return the bits that the model needs per byte of the text.
+    def metrics(self, bytes_per_token: float | None = None) -> dict[str, float]:
+        """Return everything by name.
 
         Args:
-            bytes_per_token: Bytes of the whole text over its number of tokens. The result then does not depend on
-                which tokens were scored, and models with different vocabularies can be compared.
+            bytes_per_token: Bytes of the whole text over its number of tokens, for the bits per byte. They do not
+                depend on which tokens were scored, and compare models with different vocabularies.
         """
-        return self.loss / math.log(2) / bytes_per_token
-
-    def metrics(self, bytes_per_token: float | None = None) -> dict[str, float]:
-        """Return everything by name; bits per byte if the bytes are known."""
-        found = {"loss": self.loss, "perplexity": self.perplexity, "bits_per_token": self.loss / math.log(2)}
+        bits = self.loss / math.log(2)
+        found = {"loss": self.loss, "perplexity": _perplexity(self.loss), "bits_per_token": bits}
         if bytes_per_token is not None:
-            found["bits_per_byte"] = self.bits_per_byte(bytes_per_token)
+            found["bits_per_byte"] = bits / bytes_per_token
         if self.error is not None:
             found["loss_error"] = self.error
         return {**found, "tokens": float(self.tokens)}
@@ -226,11 +223,13 @@ def score_stream(model: nn.Module, text: Text, *, chunk_size: int = CHUNK_SIZE, 
             "after_last_position=repeat."
         )
     device, state, nats = next(model.parameters()).device, None, 0.0
+    rows = max(1, _LOGITS_AT_ONCE // network.options.vocab_size)  # a chunk's logits are never held all at once
     with torch.no_grad(), evaluating(model):
         for begin in range(0, targets, chunk_size):
             piece = _cut(text, begin, min(begin + chunk_size, targets) + 1, device)
             x, state = network.features_with_state(piece[None, :-1], state)
-            nats += _feature_loss(network, x[0], piece[1:])
+            for hidden, words in zip(torch.split(x[0], rows), torch.split(piece[1:], rows), strict=True):
+                nats += float(F.cross_entropy(_wide(network.logits(hidden)), words, reduction="sum"))
             report(begin + len(piece) - 1, targets)
     return Score(nats, targets)
 
@@ -263,14 +262,8 @@ def _window_loss(model: nn.Module, text: Text, begins: Sequence[int], length: in
         return float(model(windows[:, :-1].contiguous(), targets=targets))
 
 
-def _feature_loss(network: Any, x: Tensor, targets: Tensor) -> float:
-    """Return the summed loss of outputs of the last block, [N, C], without holding all their logits."""
-    total, rows = 0.0, max(1, _LOGITS_AT_ONCE // network.options.vocab_size)
-    for begin in range(0, len(x), rows):
-        logits: Tensor = network.logits(x[begin : begin + rows])
-        wide = logits if logits.dtype == torch.float64 else logits.float()
-        total += float(F.cross_entropy(wide, targets[begin : begin + rows], reduction="sum"))
-    return total
+def _wide(logits: Tensor) -> Tensor:
+    return logits if logits.dtype == torch.float64 else logits.float()
 
 
 def _cut(text: Text, begin: int, end: int, device: torch.device) -> Tensor:
@@ -316,8 +309,7 @@ class LastWords(NamedTuple):
         """Return accuracy and, where it is known, the perplexity per word and the loss per token of the words."""
         found = {"last_word_accuracy": self.correct / self.passages}
         if self.nats is not None:
-            mean = self.nats / self.passages
-            found["last_word_perplexity"] = math.exp(mean) if mean < 700 else math.inf
+            found["last_word_perplexity"] = _perplexity(self.nats / self.passages)
             found["last_word_loss"] = self.nats / self.word_tokens
         return {**found, "passages": float(self.passages)}
 
@@ -353,8 +345,7 @@ def score_last_words(model: nn.Module, passages: Sequence[Passage], *, batch_siz
             # Filled up at the end, where nothing reaches a token before it.
             read = [torch.tensor([*passage.context, *passage.word[:-1]], device=device) for passage in group]
             features, _ = network.features_with_state(nn.utils.rnn.pad_sequence(read, batch_first=True))
-            logits = network.logits(features[rows, columns])
-            wide = logits if logits.dtype == torch.float64 else logits.float()
+            wide = _wide(network.logits(features[rows, columns]))
             words = words.to(device)
             right = torch.ones(len(group), dtype=torch.bool, device=device)
             right[rows[wide.argmax(dim=-1) != words]] = False
@@ -574,8 +565,7 @@ def _losses(
     tokens = len(corpus.text)
     found = score.metrics(None if not corpus.bytes else corpus.bytes / tokens)
     if corpus.words:
-        nats = score.loss * tokens / corpus.words
-        found["word_perplexity"] = math.exp(nats) if nats < 700 else math.inf
+        found["word_perplexity"] = _perplexity(score.loss * tokens / corpus.words)
     return found
 
 
