@@ -86,14 +86,19 @@ def installed(tmp_path) -> Path:
     return site
 
 
-def test_train_resume_and_evaluate(installed, tost_in, tmp_path):
-    done = tost_in("train", "mine.yaml", "--out", "run", path=installed)
-    assert done.returncode == 0, done.stderr
-    done = tost_in("train", "mine.yaml", "train.steps=6", "--out", "run", "--resume", "auto", path=installed)
-    assert done.returncode == 0, done.stderr
-    done = tost_in("eval", "run", "--json", path=installed)
-    assert done.returncode == 0, done.stderr
-    assert "accuracy" in json.loads(done.stdout.splitlines()[-1])
+def test_show_train_resume_and_evaluate(installed, tost_in):
+    outputs = []
+    for command in (
+        "cat mine.yaml",
+        "train mine.yaml --out run",
+        "train mine.yaml train.steps=6 --out run --resume auto",
+        "eval run --json",
+    ):
+        done = tost_in(*command.split(), path=installed)
+        assert done.returncode == 0, done.stderr
+        outputs.append(done.stdout)
+    assert all(text in outputs[0] for text in ("sharpness: 1.0", "num_classes: 2", "count: 48")), "model and data too"
+    assert "accuracy" in json.loads(outputs[-1].splitlines()[-1])
 
 
 @pytest.mark.parametrize(("kind", "name"), [("models", "brightness"), ("mixers", "half_mean"), ("data", "dots")])
@@ -105,23 +110,14 @@ def test_ls_lists_without_importing(installed, tost_in, tmp_path, kind, name):
     assert name not in tost_in("ls", kind).stdout, "only where the package is installed"
 
 
-def test_cat_shows_the_options_of_others(installed, tost_in):
-    done = tost_in("cat", "mine.yaml", path=installed)
-    assert done.returncode == 0, done.stderr
-    assert "sharpness: 1.0" in done.stdout
-    assert "num_classes: 2" in done.stdout, "taken from the data"
-    assert "count: 48" in done.stdout
-
-
 def test_typos_are_answered_with_names_of_others(installed, tost_in):
-    done = tost_in("validate", "mine.yaml", "model.sharpnes=2", "data.options.cuont=2", path=installed)
-    assert done.returncode == 2
-    assert "did you mean model.sharpness?" in done.stderr
-    assert "did you mean data.options.count?" in done.stderr
-    done = tost_in("validate", "mine.yaml", "model.name=brightnes", "data.name=dot", path=installed)
-    assert done.returncode == 2
-    assert "did you mean 'brightness'?" in done.stderr
-    assert "did you mean 'dots'?" in done.stderr
+    for typos, meant in {
+        ("model.sharpnes=2", "data.options.cuont=2"): ("model.sharpness", "data.options.count"),
+        ("model.name=brightnes", "data.name=dot"): ("'brightness'", "'dots'"),
+    }.items():
+        done = tost_in("validate", "mine.yaml", *typos, path=installed)
+        assert done.returncode == 2
+        assert all(f"did you mean {name}?" in done.stderr for name in meant)
 
 
 def test_a_mixer_of_others_fits_into_a_model_of_tost(installed, tost_in):

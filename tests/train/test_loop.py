@@ -149,9 +149,7 @@ def test_run_folder_says_how_it_was_made(tmp_path):
     names = {path.name for path in out.iterdir()}
     assert {"config.yaml", "env.json", "metrics.jsonl", "summary.json", "log.txt", "checkpoints"} <= names
     summary, environment = (json.loads((out / name).read_text()) for name in ("summary.json", "env.json"))
-    assert summary["status"] == "finished"
-    assert summary["steps"] == 12
-    assert summary["final"] == result.metrics
+    assert (summary["status"], summary["steps"], summary["final"]) == ("finished", 12, result.metrics)
     assert summary["best"] == max(metrics["accuracy"] for metrics in recorder.evaluations.values())
     assert environment["versions"]["torch"] == torch.__version__
     assert (out / "checkpoints" / "best" / "model.safetensors").exists()

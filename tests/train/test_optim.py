@@ -43,19 +43,19 @@ class Exempting(torch.nn.Module):
         return {"cls_token", "temperature"}
 
 
-def test_the_model_can_exempt_parameters_by_their_full_name():
+@pytest.mark.parametrize(
+    ("options", "spared"),
+    [
+        ({}, {"cls_token", "inner.bias", "temperature"}),
+        ({"decay_statistics": True}, {"cls_token", "inner.bias"}),
+        ({"decay_all": True}, set()),
+    ],
+)
+def test_the_model_can_exempt_parameters_by_their_full_name(options, spared):
     module = Exempting()
-    groups = parameter_groups(module, OptimConfig(lr=1e-3, weight_decay=0.1))
-    assert names(module, groups, True) == {"inner.weight", "inner.cls_token"}
-    groups = parameter_groups(module, OptimConfig(lr=1e-3, weight_decay=0.1, decay_statistics=True))
-    assert names(module, groups, True) == {"inner.weight", "inner.cls_token", "temperature"}
-
-
-def test_everything_can_decay():
-    module = Exempting()
-    (group,) = parameter_groups(module, OptimConfig(lr=1e-3, weight_decay=0.1, decay_all=True))
-    assert group["weight_decay"] == 0.1
-    assert len(group["params"]) == len(list(module.parameters()))
+    groups = parameter_groups(module, OptimConfig(lr=1e-3, weight_decay=0.1, **options))
+    assert names(module, groups, False) == spared
+    assert names(module, groups, True) == {name for name, _ in module.named_parameters()} - spared
 
 
 def test_image_models_spare_tokens_positions_and_vectors():

@@ -54,6 +54,12 @@ def damage(store, *steps):
         (store.path(step) / "model.safetensors").write_bytes(b"x")
 
 
+def flip(path):
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+
+
 def name_in_manifest(folder, name):
     manifest = folder / "manifest.json"
     manifest.write_text(json.dumps({**json.loads(manifest.read_text()), name: {"bytes": 1, "sha256": ""}}))
@@ -110,6 +116,7 @@ def test_a_new_run_in_the_folder_of_an_old_one_sets_all_aside(store):
     ("damage", "message"),
     [
         (lambda folder: (folder / "model.safetensors").write_bytes(b"x"), "model.safetensors has 1 bytes instead of"),
+        (lambda folder: flip(folder / "model.safetensors"), "model.safetensors does not match its hash"),
         (lambda folder: (folder / "state.json").unlink(), "state.json is missing"),
         (lambda folder: (folder / "manifest.json").unlink(), "no manifest.json"),
         (lambda folder: (folder / "manifest.json").write_text("{"), "manifest.json cannot be read"),
@@ -128,18 +135,6 @@ def test_damaged_checkpoint_is_passed_over_with_one_line(store, damage, message)
     assert len(lines) == 1
     assert "step-00000020 is damaged" in lines[0]
     assert message in lines[0]
-
-
-def test_a_single_flipped_bit_is_noticed(store):
-    path = write(store, 10) / "model.safetensors"
-    data = bytearray(path.read_bytes())
-    data[-1] ^= 1
-    path.write_bytes(data)
-    lines = []
-    assert store.newest(lines.append) is None
-    assert "model.safetensors does not match its hash" in lines[0]
-    with pytest.raises(CheckpointError, match=r"is damaged: model\.safetensors does not match its hash"):
-        resolve_checkpoint(store.path(10), lines.append)
 
 
 def test_unfinished_checkpoint_is_invisible_and_swept_away(store):
