@@ -72,7 +72,12 @@ def native_obstacles(model: nn.Module) -> list[str]:
         "its parameters are not all float32": any(p.dtype != torch.float32 for p in model.parameters()),
         "it is not on a CPU": any(p.device.type != "cpu" for p in model.parameters()),
         "its parameters are no plain tensors": not all(map(_is_plain_tensor, model.parameters())),
-        "an attention has extensions that came later": any(map(_extended, attentions)),
+        "an attention has extensions that came later": any(
+            getattr(attention.extensions, field.name) != field.default
+            for attention in attentions
+            for field in fields(attention.extensions)
+            if field.name not in _EXTENSIONS
+        ),
         "a module has hooks or another forward": has_global_hooks() or not all(map(is_plain, model.modules())),
         "a block has its norms after the sums": any(block.norm != "pre" for block in blocks),
         "an attention has the paper's form": any(attention.paper != PaperForm.free() for attention in attentions),
@@ -100,12 +105,6 @@ def _parameters(model: LanguageToST) -> Iterator[Tensor | None]:
 def _is_plain_tensor(x: Tensor) -> bool:
     """Return whether the memory of a tensor holds its values: no subclass, no lazily negated view."""
     return type(x) in (Tensor, nn.Parameter) and x.layout is torch.strided and not x.is_neg()
-
-
-def _extended(attention: CausalTSSAttention) -> bool:
-    """Return whether an attention has an extension that the step does not have."""
-    later = [field for field in fields(attention.extensions) if field.name not in _EXTENSIONS]
-    return any(getattr(attention.extensions, field.name) != field.default for field in later)
 
 
 def make_step(model: nn.Module, weights: Weights = "fp32") -> Step:

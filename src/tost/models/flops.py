@@ -63,8 +63,11 @@ def token_flops(options: ModelOptions) -> TokenFlops:
     """
     C = options.embed_dim
     if isinstance(options, LanguageOptions):
-        return _language_flops(options)
-    if isinstance(options, SequenceClassifierOptions):
+        mixing, statistics = _mixing(options, options.max_length, position_bias=options.position == "learned")
+        near = options.conv_width * C * (2 if options.conv_at == "both" else 1)
+        block = mixing + 2 * C * options.hidden_dim + near
+        ends = C * options.vocab_size
+    elif isinstance(options, SequenceClassifierOptions):
         mixing, statistics = _mixing(options, options.max_length)
         block = mixing + (2 * C * options.hidden_dim if options.block == "mlp" else 0)
         block += options.num_convolutions * options.conv_width * C
@@ -74,14 +77,6 @@ def token_flops(options: ModelOptions) -> TokenFlops:
     else:
         raise TypeError(f"cannot count the operations of {type(options).__name__}: it is no model of this package.")
     return TokenFlops(2 * (ends + options.depth * block), options.depth * statistics)
-
-
-def _language_flops(options: LanguageOptions) -> TokenFlops:
-    C, N = options.embed_dim, options.max_length
-    mixing, statistics = _mixing(options, N, position_bias=options.position == "learned")
-    near = options.conv_width * C * (2 if options.conv_at == "both" else 1)
-    products = options.depth * (mixing + 2 * C * options.hidden_dim + near)
-    return TokenFlops(2 * (C * options.vocab_size + products), options.depth * statistics)
 
 
 def _mixing(options: MixedOptions, num_tokens: int, *, position_bias: bool = False) -> tuple[int, int]:

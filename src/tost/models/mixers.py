@@ -176,14 +176,6 @@ def _softmax(sizes: MixerSizes, own: MixerOptions) -> int:
     return 4 * sizes.embed_dim**2 + 2 * sizes.num_tokens * sizes.embed_dim
 
 
-def _xca(sizes: MixerSizes, own: MixerOptions) -> int:
-    return 4 * sizes.embed_dim**2 + 2 * sizes.embed_dim**2 // sizes.num_heads
-
-
-def _mssa(sizes: MixerSizes, own: MixerOptions) -> int:
-    return 2 * sizes.embed_dim**2 + 2 * sizes.num_tokens * sizes.embed_dim
-
-
 class ReformerOptions(MixerOptions):
     """Options of LSH attention."""
 
@@ -214,12 +206,6 @@ class BigBirdOptions(MixerOptions):
     random_length: Count | None = Field(None, description="draw them from the first so many tokens only; null: all")
 
 
-def _bigbird(sizes: MixerSizes, own: BigBirdOptions) -> int:
-    """Five blocks, the random ones, and two that attend to all."""
-    C = sizes.embed_dim
-    return 4 * C * C + 2 * own.block_size * (7 + own.num_random) * C
-
-
 class LinformerOptions(MixerOptions):
     """Options of attention to learned mixtures."""
 
@@ -227,10 +213,6 @@ class LinformerOptions(MixerOptions):
     share: Literal["kv", "heads", "none"] = Field(
         "heads", description="what shares a matrix: keys, values and heads (kv), the heads, or none"
     )
-
-
-def _linformer(sizes: MixerSizes, own: LinformerOptions) -> int:
-    return 4 * sizes.embed_dim**2 + 4 * own.rank * sizes.embed_dim
 
 
 class PerformerOptions(MixerOptions):
@@ -295,22 +277,15 @@ class CausalS4DOptions(S4Options):
         return {key: value for key, value in super().arguments().items() if key != "bidirectional"}
 
 
-def _s4(sizes: MixerSizes, own: S4Options) -> int:
-    return 2 * sizes.embed_dim**2
-
-
-def _gated(sizes: MixerSizes, own: MixerOptions) -> int:
-    return 4 * sizes.embed_dim**2
+def _projections(count: int) -> Operations:
+    """Return the arithmetic of a mixer whose work is in its projections."""
+    return lambda sizes, own: count * sizes.embed_dim**2
 
 
 def _gated_delta(sizes: MixerSizes, own: MixerOptions) -> int:
     """Five projections and the rates; then read, compare and write a memory of width C / H per feature."""
     C, H, _, _ = sizes
     return 5 * C * C + 2 * C * H + 3 * C * C // H
-
-
-def _nothing(sizes: MixerSizes, own: MixerOptions) -> int:
-    return 0
 
 
 def _mixer(
@@ -358,14 +333,31 @@ BUILTIN = (
         "softmax attention between all pairs of tokens",
         causal=_causal("softmax", "CausalSoftmaxAttention", _softmax),
     ),
-    _mixer("xca", "CrossCovarianceAttention", _xca, "cross-covariance attention, between features (XCiT)"),
-    _mixer("mssa", "SubspaceAttention", _mssa, "multi-head subspace self-attention (CRATE)"),
+    _mixer(
+        "xca",
+        "CrossCovarianceAttention",
+        lambda sizes, own: 4 * sizes.embed_dim**2 + 2 * sizes.embed_dim**2 // sizes.num_heads,
+        "cross-covariance attention, between features (XCiT)",
+    ),
+    _mixer(
+        "mssa",
+        "SubspaceAttention",
+        lambda sizes, own: 2 * sizes.embed_dim**2 + 2 * sizes.num_tokens * sizes.embed_dim,
+        "multi-head subspace self-attention (CRATE)",
+    ),
     _mixer("reformer", "Reformer", _reformer, "softmax attention within buckets of hashes", ReformerOptions),
-    _mixer("bigbird", "BigBird", _bigbird, "softmax attention to global, near and random blocks", BigBirdOptions),
+    _mixer(
+        "bigbird",
+        "BigBird",
+        # Five blocks, the random ones, and two that attend to all.
+        lambda sizes, own: 4 * sizes.embed_dim**2 + 2 * own.block_size * (7 + own.num_random) * sizes.embed_dim,
+        "softmax attention to global, near and random blocks",
+        BigBirdOptions,
+    ),
     _mixer(
         "linformer",
         "Linformer",
-        _linformer,
+        lambda sizes, own: 4 * sizes.embed_dim**2 + 4 * own.rank * sizes.embed_dim,
         "softmax attention to learned mixtures of the tokens",
         LinformerOptions,
         places=_SEQUENCE,
@@ -378,19 +370,27 @@ BUILTIN = (
         causal=_causal("linear", "CausalLinearAttention", _linear),
     ),
     _mixer("performer", "Performer", _performer, "softmax attention estimated by random features", PerformerOptions),
-    _mixer("s4", "S4", _s4, "state space layer, diagonal plus low-rank matrix", S4Options, places=_SEQUENCE),
+    _mixer(
+        "s4", "S4", _projections(2), "state space layer, diagonal plus low-rank matrix", S4Options, places=_SEQUENCE
+    ),
     _mixer(
         "s4d",
         "S4",
-        _s4,
+        _projections(2),
         "state space layer with a diagonal matrix",
         S4DOptions,
-        causal=_causal("s4d", "CausalS4D", _s4, CausalS4DOptions),
+        causal=_causal("s4d", "CausalS4D", _projections(2), CausalS4DOptions),
     ),
-    _mixer("mingru", "MinGRU", _gated, "a gated mean per channel (minGRU)", places=_LANGUAGE),
-    _mixer("gated_tssa", "GatedTSSA", _gated, "centered token statistics with gates and their mean", places=_LANGUAGE),
+    _mixer("mingru", "MinGRU", _projections(4), "a gated mean per channel (minGRU)", places=_LANGUAGE),
+    _mixer(
+        "gated_tssa",
+        "GatedTSSA",
+        _projections(4),
+        "centered token statistics with gates and their mean",
+        places=_LANGUAGE,
+    ),
     _mixer("gated_delta", "GatedDeltaNet", _gated_delta, "a memory with a gated delta rule", places=_LANGUAGE),
-    _mixer("none", "NoMixer", _nothing, "no mixer: the control without any mixing", places=get_args(Place)),
+    _mixer("none", "NoMixer", _projections(0), "no mixer: the control without any mixing", places=get_args(Place)),
 )
 
 # Arguments that the model decides. A mixer gets those that its constructor names; they are not options of the mixer.

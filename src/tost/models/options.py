@@ -106,12 +106,21 @@ class MixedOptions(ModelOptions):
         """Return which options do not go together; see `ModelOptions.conflicts`."""
         found = super().conflicts(values)
         mixer, given, own = values.get("mixer", "tssa"), values.get("mixer_options"), cls.tssa_options()
+        try:
+            spec = find_mixer(mixer, cls.place) if isinstance(mixer, str) else None
+        except ConfigError:
+            spec = None  # reported with the mixer itself
+        # TSSA has other names too.
+        is_tssa = spec is not None and hasattr(spec.options, "extensions")
         if mixer == "tssa" and given and own:
             found.append(f"mixer_options={given}: with mixer=tssa, set options of the model: {', '.join(own)}")
-        elif isinstance(mixer, str) and isinstance(given, Mapping):
-            found += cls._mixer_problems(mixer, values)
+        elif spec is not None and isinstance(given, Mapping):
+            problems, block_size = spec.problems(given), spec.options.model_fields.get("block_size")
+            found += problems
+            if is_tssa and not problems and block_size is not None:  # other mixers have blocks of another kind
+                found += _blocks_fit(values, {**spec.defaults, **given}.get("block_size", block_size.default))
         others: set[str] = set() if mixer == "tssa" else {*own} - cls.for_all_mixers
-        others = others if cls._is_tssa(mixer) else {*others, "backend"}
+        others = others if is_tssa else {*others, "backend"}
         for name in (name for name in (*own, "backend") if name in others):
             default = cls.model_fields[name].default
             if values.get(name, default) != default:
@@ -119,26 +128,6 @@ class MixedOptions(ModelOptions):
                     f"{name}={values[name]} is about TSSA, but mixer={mixer}; use mixer=tssa, or leave {name}={default}"
                 )
         return found
-
-    @classmethod
-    def _is_tssa(cls, mixer: Any) -> bool:
-        """Return whether a mixer is TSSA under one of its names."""
-        try:
-            return isinstance(mixer, str) and hasattr(find_mixer(mixer, cls.place).options, "extensions")
-        except ConfigError:
-            return False  # reported with the mixer itself
-
-    @classmethod
-    def _mixer_problems(cls, mixer: str, values: Mapping[str, Any]) -> list[str]:
-        try:
-            spec = find_mixer(mixer, cls.place)
-        except ConfigError:
-            return []  # reported with the mixer itself
-        given, block_size = values["mixer_options"], spec.options.model_fields.get("block_size")
-        problems = spec.problems(given)
-        if problems or block_size is None or not cls._is_tssa(mixer):  # other mixers have blocks of another kind
-            return problems
-        return _blocks_fit(values, {**spec.defaults, **given}.get("block_size", block_size.default))
 
 
 class ConvolutionOptions(MixedOptions):

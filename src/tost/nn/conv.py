@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from tost import parallel
 from tost.nn._checks import Factory, check_width, refuse_context
-from tost.nn.mixers.base import Accepts, OrderedMixer
+from tost.nn.mixers.base import Accepts, OrderedMixer, accepted
 from tost.nn.state import Carry, ContinuesPacked
 from tost.ops import Packing
 from tost.ops._checks import check_mask
@@ -175,13 +175,9 @@ class _Centred(nn.Module):
         if width < 1 or width % 2 == 0:
             raise ValueError(f"width={width} has no centre; use an odd number of at least 1, such as 3.")
         self.embed_dim, self.width = embed_dim, width
-        self.weight = nn.Parameter(torch.empty(embed_dim, *self._taps(width), **factory))
+        taps = (1, width, width) if accepted(self).grid else (width,)
+        self.weight = nn.Parameter(torch.empty(embed_dim, *taps, **factory))
         nn.init.normal_(self.weight, std=0.02)
-
-    @staticmethod
-    def _taps(width: int) -> tuple[int, ...]:
-        """Return the shape of the kernel of one feature."""
-        return (width,)
 
     def extra_repr(self) -> str:
         """Show the sizes in ``print(module)``."""
@@ -211,10 +207,6 @@ class GridConvolution(_Centred):
     """
 
     accepts = Accepts(grid=True)
-
-    @staticmethod
-    def _taps(width: int) -> tuple[int, ...]:
-        return 1, width, width
 
     def forward(self, x: Tensor, grid: tuple[int, int] | None, mask: Tensor | None = None) -> Tensor:
         """Mix each of the tokens x [B, N, C] with those around it.

@@ -125,7 +125,10 @@ class _LinearCrossEntropy(torch.autograd.Function):
             if d_x is not None:
                 d_x[piece] = residue @ low_weight
             if d_weight is not None:
-                _add_product_(d_weight, residue, low_x[piece])
+                if d_weight.dtype == residue.dtype:
+                    d_weight.addmm_(residue.t(), low_x[piece])
+                else:
+                    d_weight += residue.t() @ low_x[piece]
         ctx.save_for_backward(d_x, d_weight, x, weight, targets)
         ctx.options = (ignore_index, precision)
         return total
@@ -156,14 +159,6 @@ def _residue_(softmax: Tensor, targets: Tensor, ignore_index: int) -> Tensor:
     index = targets.where(counted, 0).unsqueeze(1)
     softmax.scatter_add_(1, index, softmax.new_full(index.shape, -1))
     return softmax.masked_fill_(~counted.unsqueeze(1), 0)
-
-
-def _add_product_(total: Tensor, residue: Tensor, x: Tensor) -> None:
-    """Add residue^T x, of [R, V] and [R, C], to the total [V, C]."""
-    if total.dtype == x.dtype:
-        total.addmm_(residue.t(), x)
-    else:
-        total += residue.t() @ x
 
 
 def _scaled(x: Tensor, factor: Tensor) -> Tensor:

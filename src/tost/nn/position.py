@@ -6,11 +6,13 @@ Shapes: positions [B, N] or [1, N] where all sequences are alike, int64; vectors
 from __future__ import annotations
 
 import math
+from typing import Unpack
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from tost.nn._checks import Factory
 from tost.ops import Packing
 from tost.ops._transforms import is_transformed
 from tost.ops.packing import count_tokens
@@ -96,20 +98,12 @@ class LearnedPositions(nn.Module):
     Args:
         max_length: Number of positions.
         embed_dim: Width of the vectors, C.
-        device: Where the parameters live.
-        dtype: Type of the parameters.
+        **factory: `device` and `dtype` of the parameters.
     """
 
-    def __init__(
-        self,
-        max_length: int,
-        embed_dim: int,
-        *,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
-    ) -> None:
+    def __init__(self, max_length: int, embed_dim: int, **factory: Unpack[Factory]) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.empty(max_length, embed_dim, device=device, dtype=dtype))
+        self.weight = nn.Parameter(torch.empty(max_length, embed_dim, **factory))
         nn.init.normal_(self.weight, std=0.02)
 
     def forward(self, positions: Tensor) -> Tensor:

@@ -127,7 +127,8 @@ def real_first(mix: Callable[[Tensor, Tensor | None], Tensor], x: Tensor, mask: 
         x: Tokens, ``[B, N, ...]``.
         mask: Real tokens, bool ``[B, N]``.
     """
-    if mask is None or _is_behind(mask):
+    # Padding is behind already, as is usual; where the data cannot be looked at, tokens are sorted.
+    if mask is None or (has_values(mask) and not bool((mask[:, 1:] > mask[:, :-1]).any())):
         return mix(x, mask)
     order = (~mask).to(torch.uint8).argsort(dim=1, stable=True)
     return _take(mix(_take(x, order), mask.gather(1, order)), order.argsort(dim=1))
@@ -136,11 +137,6 @@ def real_first(mix: Callable[[Tensor, Tensor | None], Tensor], x: Tensor, mask: 
 def real_last(x: Tensor, mask: Tensor | None) -> Tensor:
     """Return the tokens x [B, N, ...] with all padding in front of the real ones."""
     return x if mask is None else _take(x, mask.to(torch.uint8).argsort(dim=1, stable=True))
-
-
-def _is_behind(mask: Tensor) -> bool:
-    """Return whether all padding is at the end, as is usual; False if the data cannot be looked at."""
-    return has_values(mask) and not bool((mask[:, 1:] > mask[:, :-1]).any())
 
 
 def _take(x: Tensor, order: Tensor) -> Tensor:

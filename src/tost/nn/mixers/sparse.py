@@ -376,19 +376,15 @@ class Reformer(ProjectedMixer):
             # The chunk in front of the first is the last; the two share a bucket only if all tokens do.
             visible = bucket == own.bucket.unsqueeze(-1)
             if not whole:
-                visible = visible & self._is_before(visible)
+                T, S = visible.shape[3], self.chunk_size
+                first = torch.arange(T, device=visible.device)[:, None, None] == 0
+                visible = visible & ~(first & (torch.arange(2 * S, device=visible.device) < S))
             scores = scores.masked_fill(itself, SELF)
         # Every token sees at least itself, padding too, so that nothing here is a softmax of nothing.
         scores = scores.masked_fill(~(visible | itself), -math.inf)
         weight = scores.logsumexp(dim=-1)
         shares = F.dropout((scores - weight.unsqueeze(-1)).exp(), self.attn_drop, self.training)
         return shares @ seen.value, weight
-
-    def _is_before(self, like: Tensor) -> Tensor:
-        """Return the mask that hides the tokens in front of the first chunk, [T, 1, 2 S]."""
-        T, S = like.shape[3], self.chunk_size
-        first = torch.arange(T, device=like.device)[:, None, None] == 0
-        return ~(first & (torch.arange(2 * S, device=like.device) < S))
 
 
 def _sort(x: Tensor, order: Tensor) -> Tensor:
