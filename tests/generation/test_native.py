@@ -107,82 +107,50 @@ class Strange(torch.nn.Linear):
     """A layer that somebody put in the place of another, as adapters are."""
 
 
-def replace_mlp(model):
-    model.blocks[1].mlp.proj_in = Strange(16, 64, bias=False)
+class Packed(torch.Tensor):
+    """Weights in a form of their own, such as those of quantization."""
 
 
-def add_parameter(model):
-    model.blocks[0].attention.register_parameter("mystery", torch.nn.Parameter(torch.zeros(1)))
+@dataclass(frozen=True)
+class Later(tost_nn.Extensions):
+    new: bool = False
 
 
-def extend(model):
-    @dataclass(frozen=True)
-    class Later(tost_nn.Extensions):
-        new: bool = False
-
-    model.blocks[0].attention.extensions = Later(new=True)
+def replace_forward(block):
+    block.mlp.forward = lambda x: 0 * x
 
 
-def hook(model):
-    model.blocks[0].norm1.register_forward_hook(lambda *args: None)
+def negate(block):
+    block.mlp.proj_in.weight = torch.nn.Parameter(torch._neg_view(-block.mlp.proj_in.weight.detach()))
 
 
-def hook_that_acts(model):
-    model.blocks[0].mlp.register_forward_hook(lambda module, inputs, y: -2 * y)
+def hook_that_acts(block):
+    block.mlp.register_forward_hook(lambda module, inputs, y: -2 * y)
 
 
-def head_bias(model):
-    model.blocks[0].attention.position_bias_form = "head"
+CHANGES = {
+    "modules of type Strange": lambda block: setattr(block.mlp, "proj_in", Strange(16, 64, bias=False)),
+    "parameters such as .*mystery": lambda block: block.attention.register_parameter(
+        "mystery", torch.nn.Parameter(torch.zeros(1))
+    ),
+    "extensions that came later": lambda block: setattr(block.attention, "extensions", Later(new=True)),
+    "has hooks": lambda block: block.norm1.register_forward_hook(lambda *args: None),
+    "or another forward": replace_forward,
+    "are no plain": lambda block: setattr(
+        block.mlp.proj_in, "weight", torch.nn.Parameter(block.mlp.proj_in.weight.detach().as_subclass(Packed))
+    ),
+    "no plain tensors": negate,
+    "not on a CPU": lambda block: block.mlp.proj_in.to("meta"),
+    "bias per head": lambda block: setattr(block.attention, "position_bias_form", "head"),
+    "norms after": lambda block: setattr(block, "norm", "post"),
+    "paper's form": lambda block: setattr(block.attention, "paper", tost_nn.PaperForm()),
+}
 
 
-def post_norm(model):
-    model.blocks[0].norm = "post"
-
-
-def paper(model):
-    model.blocks[0].attention.paper = tost_nn.PaperForm()
-
-
-def replace_forward(model):
-    model.blocks[0].mlp.forward = lambda x: 0 * x
-
-
-def subclass(model):
-    class Packed(torch.Tensor):
-        """Weights in a form of their own, such as those of quantization."""
-
-    layer = model.blocks[0].mlp.proj_in
-    layer.weight = torch.nn.Parameter(layer.weight.detach().as_subclass(Packed))
-
-
-def negate(model):
-    layer = model.blocks[0].mlp.proj_in
-    layer.weight = torch.nn.Parameter(torch._neg_view(-layer.weight.detach()))
-
-
-def move(model):
-    model.blocks[0].mlp.proj_in.to("meta")
-
-
-@pytest.mark.parametrize(
-    ("change", "reason"),
-    [
-        (replace_mlp, "modules of type Strange"),
-        (add_parameter, "parameters such as .*mystery"),
-        (extend, "extensions that came later"),
-        (hook, "hooks or another forward"),
-        (replace_forward, "hooks or another forward"),
-        (subclass, "no plain tensors"),
-        (negate, "no plain tensors"),
-        (move, "not on a CPU"),
-        (head_bias, "bias per head"),
-        (post_norm, "norms after"),
-        (paper, "paper's form"),
-    ],
-)
-def test_other_parts_are_left_to_the_model(change, reason):
+@pytest.mark.parametrize("reason", CHANGES)
+def test_other_parts_are_left_to_the_model(reason):
     model = make(torch.float32)
-    change(model)
+    CHANGES[reason](model.blocks[0])
     assert re.search(reason, "; ".join(native_obstacles(model)))
 
 
@@ -193,7 +161,7 @@ def greedy(model):
 @pytest.mark.parametrize("change", [hook_that_acts, replace_forward, negate], ids=lambda change: change.__name__)
 def test_a_changed_model_generates_as_it_computes(change):
     model = make(torch.float32)
-    change(model)
+    change(model.blocks[0])
     ids = torch.tensor([[1, 2, 3]])
     for _ in range(6):
         with torch.no_grad():

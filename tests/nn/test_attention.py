@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import tost
+from tests.models.tiny import perturb
 from tost import objective
 from tost.nn import PaperForm
 from tost.testing import assert_close
@@ -19,14 +20,6 @@ D = C // H
 def inputs(dtype=torch.float64):
     torch.manual_seed(0)
     return torch.randn(B, N, C, dtype=dtype)
-
-
-def perturb(module):
-    """Move every parameter off its initial value, so that none of them can be ignored unnoticed."""
-    with torch.no_grad():
-        for parameter in module.parameters():
-            parameter.add_(0.3 * torch.randn_like(parameter))
-    return module
 
 
 def heads_first(module, x):

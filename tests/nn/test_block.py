@@ -2,9 +2,12 @@
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import nn
 
 import tost
+from tests.models import tiny
 from tost.nn import (
     ISTA,
     MLP,
@@ -35,10 +38,7 @@ class Ones(nn.Module):
 
 
 def perturb(module):
-    with torch.no_grad():
-        for parameter in module.parameters():
-            parameter.add_(0.3 * torch.randn_like(parameter))
-    return module.double()
+    return tiny.perturb(module).double()
 
 
 def tokens(dtype=torch.float64):
@@ -246,3 +246,39 @@ def test_causal_block_continues_where_it_stopped(norm):
     assert_close("y", torch.cat(pieces, dim=1), whole, 1e-13)
     for name, got, expected in zip(state._fields, state, last, strict=True):
         assert_close(name, got, expected, 1e-13)
+
+
+def test_ista_is_its_formula_with_every_gradient():
+    module, x = ISTA(C, step_size=0.3, threshold=0.2, dtype=torch.float64), tokens().requires_grad_()
+    D, eta, lam = module.dictionary, 0.3, 0.2
+    columns = x.mT  # [B, C, N]: tokens as columns, as the formula has them
+    inner = columns + eta * (D.T @ columns - D.T @ D @ columns) - eta * lam
+    expected = inner.clamp_min(0).mT
+    assert_close("y", module(x), expected, 1e-14)
+    cotangent = torch.randn_like(expected)
+    wanted = torch.autograd.grad(expected, (x, D), cotangent)
+    for got, want in zip(torch.autograd.grad(module(x), (x, D), cotangent), wanted, strict=True):
+        assert_close("gradient", got, want, 1e-13)
+
+
+@given(
+    step=st.floats(0.01, 1.0), threshold=st.floats(0.0, 1.0), seed=st.integers(0, 10), rows=st.sampled_from([1, 3, N])
+)
+@settings(max_examples=25)
+def test_ista_is_a_proximal_step_on_the_lasso(step, threshold, seed, rows):
+    torch.manual_seed(seed)
+    module, x = ISTA(C, step_size=step, threshold=threshold, dtype=torch.float64), tokens()[:, :rows]
+    a = x.clone().requires_grad_()
+    smooth = (x - a @ module.dictionary.T).square().sum() / 2
+    (slope,) = torch.autograd.grad(smooth, a)
+    moved = x - step * slope
+    # The proximal operator of step * threshold * |a|_1 over a >= 0, from its definition as a minimum: on each entry
+    # (a - moved)^2 / 2 + step * threshold * a is convex, so no other a >= 0 may be better.
+    y = module(x)
+
+    def price(code):
+        return (code - moved).square() / 2 + step * threshold * code
+
+    assert (y >= 0).all()
+    for other in (y + 1e-3, (y - 1e-3).clamp_min(0), torch.zeros_like(y)):
+        assert (price(other) >= price(y) - 1e-12).all()

@@ -1,4 +1,4 @@
-"""Convolutions of sequences: what they compute, alone, in pieces, around padding, and between processes."""
+"""Convolutions of sequences and grids: what they compute, alone, in pieces, around padding, and between processes."""
 
 import itertools
 
@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 import tost
 from tests.parallel.ranks import run_ranks
-from tost.nn import CausalConvolution, SequenceConvolution
+from tost.nn import CausalConvolution, GridConvolution, SequenceConvolution
 from tost.nn.mixers.base import mix
 from tost.parallel import ContextParallel
 from tost.parallel.window import last_tokens
@@ -96,15 +96,6 @@ def test_padding_anywhere_is_deletion_in_one_piece_and_in_many(width, real, cuts
         assert torch.equal(last[row], kept[0])
 
 
-def test_window_holds_the_last_tokens_behind_zeros():
-    conv, x = make(4), tokens(2)
-    _, window = conv.forward_with_state(x)
-    assert torch.equal(window, F.pad(x, (0, 0, 1, 0)))
-    _, window = conv.forward_with_state(tokens(5), window)
-    _, other = conv.forward_with_state(x[:, :0], window)
-    assert torch.equal(window, other)
-
-
 @pytest.mark.parametrize("masked", [False, True])
 def test_compiles_without_a_break(masked):
     conv, x = make(dtype=torch.float32), tokens(11, torch.float32)
@@ -134,6 +125,11 @@ def test_autocast_and_a_window_of_another_dtype_change_little():
     [
         (lambda: CausalConvolution(C, width=1), "width=1 reaches no other token; use at least 2"),
         (lambda: CausalConvolution(C, start="next"), "start='next' is not known; it takes 'random' or 'previous'"),
+        (lambda: GridConvolution(C, width=4), "width=4 has no centre; use an odd number"),
+        (lambda: GridConvolution(C, width=-1), "width=-1 has no centre"),
+        (lambda: GridConvolution(C)(torch.zeros(1, 6, C), (2, 2)), r"grid=\(2, 2\) does not hold the 6 tokens"),
+        (lambda: GridConvolution(C)(torch.zeros(1, 6, C), None), r"grid=None does not hold.*rows \* columns = N"),
+        (lambda: GridConvolution(C)(torch.zeros(1, 6, C + 1), (2, 3)), r"needs \[B, N, 6\]"),
         (lambda: SequenceConvolution(C, width=4), "width=4 has no centre; use an odd number"),
         (lambda: make_centred()(torch.zeros(2, 3, 7)), r"shape \(2, 3, 7\); this module needs \[B, N, 6\]"),
         (lambda: make()(torch.zeros(2, 3, 7)), r"shape \(2, 3, 7\); this module needs \[B, N, 6\]"),
@@ -264,3 +260,32 @@ def test_packed_sequences_do_not_see_each_other():
     packing = tost.Packing.from_cu_seqlens(torch.tensor([0, 4, 4, 5, 12]), 12)
     alone = [conv(row[:, begin:end]) for begin, end in ((0, 4), (4, 5), (5, 12))]
     assert_close("packed", mix(conv, row, None, packing), torch.cat(alone, dim=1), 1e-14)
+
+
+def convolved(x, weight, rows, columns):
+    """Sum over the window of each token, written out."""
+    reach, y = weight.shape[-1] // 2, torch.zeros_like(x)
+    for r in range(rows):
+        for c in range(columns):
+            for dr in range(-reach, reach + 1):
+                for dc in range(-reach, reach + 1):
+                    if 0 <= r + dr < rows and 0 <= c + dc < columns:
+                        kernel = weight[:, 0, dr + reach, dc + reach]
+                        y[:, r * columns + c] += kernel * x[:, (r + dr) * columns + c + dc]
+    return y
+
+
+@pytest.mark.parametrize("width", [1, 3, 5])
+@pytest.mark.parametrize("grid", [(1, 1), (1, 6), (4, 3), (5, 5)])
+def test_grid_mixer_is_a_depthwise_convolution(width, grid):
+    module, x = GridConvolution(C, width=width, dtype=torch.float64), tokens(grid[0] * grid[1])
+    assert_close("y", module(x, grid), convolved(x, module.weight.detach(), *grid), 1e-13)
+
+
+def test_grid_mixer_treats_padding_as_beyond_the_edge():
+    module, x = GridConvolution(C, dtype=torch.float64), tokens(12)
+    mask = torch.zeros(4, 3, dtype=torch.bool)
+    mask[:2, :2] = True
+    x[:, ~mask.flatten()] = float("nan")
+    y = module(x, (4, 3), mask.flatten().expand(B, -1))
+    assert_close("y", y[:, mask.flatten()], module(x[:, mask.flatten()], (2, 2)), 1e-13)

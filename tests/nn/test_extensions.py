@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 
 import tost
+from tests.models.tiny import perturb
 from tost.nn import Extensions
 from tost.ops._inputs import causal_form
 from tost.ops.form import Form, OperatorOptions
@@ -16,13 +17,6 @@ B, N, C, H = 2, 15, 12, 3
 GATE = Extensions(gate=True)
 COUNT = Extensions(count_scaled=True)
 NORM = Extensions(gate=True, head_norm=True)
-
-
-def perturb(module):
-    with torch.no_grad():
-        for parameter in module.parameters():
-            parameter.add_(0.3 * torch.randn_like(parameter))
-    return module
 
 
 def make(form, extensions, dtype=torch.float64, **options):

@@ -5,8 +5,6 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from tests.models.tiny import example, make_tiny, padded, perturb
 from tost.testing import assert_close
@@ -21,19 +19,6 @@ def make(kind="tokens", **overrides):
 
 def inputs(model, **sizes):
     return example(model, dtype=torch.float64, **sizes)
-
-
-@given(st.lists(st.integers(1, 12), min_size=1, max_size=4), st.booleans())
-@settings(max_examples=20)
-def test_rows_of_different_length_do_not_see_each_other(lengths, left):
-    model = make(norm="pre")
-    longest = max(lengths)
-    rows = [torch.randint(16, (1, n)) for n in lengths]
-    sides = [(longest - n, 0) if left else (0, longest - n) for n in lengths]
-    batch = torch.cat([F.pad(row, side, value=-7) for row, side in zip(rows, sides, strict=True)])
-    mask = torch.cat([F.pad(row >= 0, side, value=False) for row, side in zip(rows, sides, strict=True)])
-    expected = torch.cat([model(row) for row in rows])
-    assert_close("logits", model(batch, mask), expected, 1e-10)
 
 
 def test_pre_norm_network_is_its_equation():

@@ -198,18 +198,3 @@ def test_every_token_is_that_of_the_authors(tokens_norm):
     torch.testing.assert_close(tokens, expected, rtol=0, atol=1e-9)
     torch.testing.assert_close(model.forward_head(tokens), logits, rtol=0, atol=1e-9)
     torch.testing.assert_close(model(images), logits, rtol=0, atol=1e-9)
-
-
-def test_restatement_notices_a_wrong_network():
-    """The comparison would be worth nothing if it did not depend on the details that it claims to check."""
-    model = make(torch.float64).eval()
-    images = torch.randn(2, 3, 40, 40, dtype=torch.float64)
-    _, right, _ = authors_network(model.state_dict(), images, 4)
-    _, wrong, _ = authors_network(model.state_dict(), images, 4, tokens_norm=False)
-    assert (right - wrong).abs().max() > 1e-3
-    for key in model.state_dict():
-        if "num_batches" in key or key.endswith("attn.k.bias"):  # all keys move together: no effect on a softmax
-            continue
-        state = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-        state[key] += 0.1 * torch.randn_like(state[key])
-        assert (authors_network(state, images, 4)[1] - right).abs().max() > 1e-9, key

@@ -1,8 +1,11 @@
 """Small mixers for long sequences, each under a name."""
 
+from functools import partial
+
 import torch
 
 import tost
+from tests.models import tiny
 from tost.nn import (
     S4,
     BigBird,
@@ -16,6 +19,7 @@ from tost.nn import (
 )
 
 C, H = 12, 3
+perturb = partial(tiny.perturb, by=0.2)
 D = C // H
 LONGEST = 64
 
@@ -34,14 +38,6 @@ MIXERS = {
     "s4": lambda *sizes, **options: S4(*sizes, **{"max_length": LONGEST, "state_size": 4, **options}),
     "s4d": lambda *sizes, **options: S4(*sizes, kernel="s4d", **{"state_size": 4, **options}),
 }
-
-
-def perturb(module):
-    """Move every parameter off its initial value, so that none of them can be ignored unnoticed."""
-    with torch.no_grad():
-        for parameter in module.parameters():
-            parameter.add_(0.2 * torch.randn_like(parameter))
-    return module
 
 
 def make(name, dtype=torch.float64, **options):

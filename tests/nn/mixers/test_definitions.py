@@ -1,4 +1,4 @@
-"""The mixers of the long-range table against their definitions, written out with matrices of all pairs."""
+"""The mixers against their definitions, written out with matrices of all pairs."""
 
 import math
 
@@ -6,8 +6,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from tests.nn.mixers.long_mixers import MIXERS, C, D, H, finish, heads, make, tokens
-from tost.nn import SoftmaxAttention
+import tost._torchvision  # noqa: F401 - before timm, which imports torchvision
+
+# isort: split
+from timm.models.xcit import XCA
+
+from tests.nn.mixers.long_mixers import MIXERS, C, D, H, finish, heads, make, perturb, tokens
 from tost.nn.mixers import bigbird_pattern, hash_buckets, orthogonal_directions, positive_features
 from tost.testing import assert_close
 
@@ -23,6 +27,36 @@ def with_gradients(module, x, definition, bound=1e-10):
     for got, want in zip(torch.autograd.grad(actual, variables, cotangent), wanted, strict=True):
         assert want.abs().max() > 0
         assert_close("gradient", got, want, 10 * bound)
+
+
+def softmax(module, q, k, v):
+    return (q @ k.mT / math.sqrt(D)).softmax(-1) @ v
+
+
+def cross_covariance(module, q, k, v):
+    q, k = (part / part.square().sum(1, keepdim=True).sqrt().clamp_min(1e-12) for part in (q, k))
+    return v @ (module.temperature[:, None, None] * (q.mT @ k)).softmax(-1).mT
+
+
+@pytest.mark.parametrize("biased", [False, True])
+@pytest.mark.parametrize(("name", "form"), [("softmax", softmax), ("mssa", softmax), ("xca", cross_covariance)])
+def test_attention_to_all_is_its_definition(name, form, biased):
+    module = make(name, in_bias=biased, out_bias=biased)
+    assert (module.proj_in.bias is not None) == (module.proj_out.bias is not None) == biased
+
+    def definition(x):
+        parts = heads(module, x, module.parts)
+        return finish(module, form(module, *(parts if len(parts) == 3 else 3 * parts)))
+
+    with_gradients(module, tokens(), definition, 1e-12)
+
+
+def test_xca_is_that_of_timm():
+    theirs, ours, x = perturb(XCA(C, H, qkv_bias=True)).double(), make("xca"), tokens()
+    state = {name.replace("qkv", "proj_in"): value for name, value in theirs.state_dict().items()}
+    state = {name.replace("proj.", "proj_out."): value for name, value in state.items()}
+    ours.load_state_dict(state | {"temperature": state["temperature"].flatten()})
+    assert_close("y", ours(x), theirs(x), 1e-14)
 
 
 def by_features(module, phi_q, phi_k, eps):
@@ -95,14 +129,6 @@ def test_directions_are_orthogonal_in_blocks_and_as_long_as_gaussian_vectors():
     assert many.mean(dim=0).abs().max() < 0.06
     # In one dimension there are but two directions, and both must occur.
     assert {float(orthogonal_directions(1, 1).sign()) for _ in range(30)} == {-1.0, 1.0}
-
-
-def test_softmax_kernel_approaches_softmax_attention():
-    module, x = make("performer", num_features=4000), 0.3 * tokens()
-    softmax = SoftmaxAttention(C, H, dtype=torch.float64)
-    state = {key: value for key, value in module.state_dict().items() if key != "directions"}
-    softmax.load_state_dict(state)
-    assert_close("y", module(x), softmax(x), 0.02)
 
 
 @pytest.mark.parametrize("share", ["kv", "heads", "none"])

@@ -1,4 +1,4 @@
-"""What every mixer of the long-range table keeps to, whatever its definition.
+"""What every mixer of sequences keeps to, whatever its definition.
 
 A mask is a deletion for all of them, with one exception that cannot be avoided:
 
@@ -11,6 +11,7 @@ import io
 
 import pytest
 import torch
+import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -254,3 +255,30 @@ def test_half_a_sequence_is_refused(name, monkeypatch):
     monkeypatch.setattr("tost.parallel.active", lambda: object())
     with pytest.raises(BackendError, match="needs whole sequences"):
         make(name)(tokens())
+
+
+@pytest.mark.parametrize("name", ["softmax", "mssa"])
+def test_kernel_always_has_something_to_attend_to(name, monkeypatch):
+    # Not every implementation of the softmax, nor every exported graph, survives a row without a single entry.
+    masks, kernel = [], F.scaled_dot_product_attention
+
+    def watched(*arguments, attn_mask, **options):
+        masks.append(attn_mask)
+        return kernel(*arguments, attn_mask=attn_mask, **options)
+
+    monkeypatch.setattr(F, "scaled_dot_product_attention", watched)
+    make(name)(tokens(), torch.tensor([[False] * N, [True] + [False] * (N - 1)]))
+    assert masks[0].sum(dim=-1).flatten().tolist() == [N, 1]
+
+
+@pytest.mark.parametrize("name", ["tssa", "softmax", "xca", "mssa", "linear", "performer", "performer_relu"])
+def test_order_of_tokens_carries_over(name):
+    module, x, order = make(name), tokens(), torch.randperm(N)
+    assert_close("y", module(x[:, order]), module(x)[:, order], 1e-12)
+
+
+@pytest.mark.parametrize("name", ["softmax", "xca", "mssa"])
+def test_half_precision_has_room_for_features_that_are_zero_or_large(name):
+    module = MIXERS[name](C, H, in_bias=False, dtype=torch.float16)
+    assert module(torch.zeros(1, 4, C, dtype=torch.float16)).isfinite().all()
+    assert module(torch.full((1, 64, C), 200.0, dtype=torch.float16)).isfinite().all()
