@@ -226,21 +226,15 @@ def test_other_models_are_refused_by_name():
         tost.replace_attention(layer)
 
 
-def test_wrapped_projections_are_refused():
-    model = make("encoder_bert")
+def test_layers_with_parts_that_have_no_place_are_refused():
+    model, images = make("encoder_bert"), make("vit")
     layer = model.encoder.layer[1].attention.self
     layer.value = torch.nn.Sequential(layer.value)
     with pytest.raises(ConfigError, match="the projection value of BertSelfAttention is a Sequential"):
         tost.replace_attention(model)
-
-
-def test_timm_options_without_a_place_are_refused():
-    import timm
-
-    model = timm.create_model("vit_tiny_patch16_224", depth=1, embed_dim=32, num_heads=2)
-    model.blocks[0].attn.norm = torch.nn.LayerNorm(32)
+    images.blocks[0].attn.norm = torch.nn.LayerNorm(32)
     with pytest.raises(ConfigError, match="scale_norm=True"):
-        tost.replace_attention(model)
+        tost.replace_attention(images)
 
 
 def test_vision_transformers_of_timm_take_their_masks():

@@ -203,25 +203,23 @@ def test_the_collator_without_padding_trains():
 
 
 @pytest.mark.parametrize(
-    ("given", "message"),
+    ("layers", "given", "message"),
     [
-        ({"use_cache": True}, "sequences are packed, and a cache was passed.*use_cache=False"),
-        ({"cu_seq_lens_q": torch.tensor([0, 5, 13])}, "goes from 0 to 13, but there are 12 tokens"),
-        ({"seq_idx": torch.tensor([[1, 2] * 6])}, "an id comes back after another one"),
+        (None, {"use_cache": True}, "sequences are packed, and a cache was passed.*use_cache=False"),
+        (None, {"cu_seq_lens_q": torch.tensor([0, 5, 13])}, "goes from 0 to 13, but there are 12 tokens"),
+        (None, {"seq_idx": torch.tensor([[1, 2] * 6])}, "an id comes back after another one"),
+        (
+            [1],
+            {"cu_seq_lens_q": torch.tensor([0, 3, 12])},
+            r"0, 3, 12\], but the mask keeps them apart at \[0, 5, 6",
+        ),
     ],
 )
-def test_wrong_packing(given, message):
-    model = replaced("llama")
+def test_wrong_packing(layers, given, message):
+    model = replaced("llama", layers)
     ids = example("decoder_llama", batch=1)
     with pytest.raises(ValueError, match=message):
         model(ids, **{"position_ids": POSITIONS, "use_cache": False, **given})
-
-
-def test_packing_that_contradicts_the_mask():
-    model = replaced("llama", [1])
-    ids = example("decoder_llama", batch=1)
-    with pytest.raises(ValueError, match=r"begin at \[0, 3, 12\], but the mask keeps them apart at \[0, 5, 6, 12\]"):
-        model(ids, position_ids=POSITIONS, cu_seq_lens_q=torch.tensor([0, 3, 12]), use_cache=False)
 
 
 def test_a_cache_of_keys_and_values_is_refused():

@@ -87,18 +87,9 @@ def test_the_trainer_learns_to_classify(tmp_path):
     texts = [{"input_ids": tokens(6, seed=seed), "labels": seed % 2} for seed in range(16)]
     for text in texts:
         text["input_ids"][3] = 5 + text["labels"]
-    arguments = TrainingArguments(
-        output_dir=str(tmp_path),
-        max_steps=20,
-        per_device_train_batch_size=8,
-        gradient_accumulation_steps=2,
-        gradient_checkpointing=True,
-        learning_rate=1e-2,
-        logging_steps=1,
-        report_to=[],
-        use_cpu=True,
-        save_strategy="no",
-    )
+    batches = {"per_device_train_batch_size": 8, "gradient_accumulation_steps": 2, "gradient_checkpointing": True}
+    others = {"max_steps": 20, "learning_rate": 1e-2, "logging_steps": 1, "report_to": [], "save_strategy": "no"}
+    arguments = TrainingArguments(output_dir=str(tmp_path), use_cpu=True, **batches, **others)
     trainer = Trainer(model, arguments, train_dataset=texts)
     trainer.train()
     losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]

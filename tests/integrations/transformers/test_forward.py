@@ -253,11 +253,7 @@ def fresh_compiler():
 
 
 @pytest.mark.parametrize(
-    ("kind", "backend"),
-    [
-        ("authors", "eager"),
-        pytest.param("plus", "aot_eager", marks=pytest.mark.slow),
-    ],
+    ("kind", "backend"), [("authors", "eager"), pytest.param("plus", "aot_eager", marks=pytest.mark.slow)]
 )
 def test_compiled_training_is_one_graph(kind, backend, fresh_compiler):
     plain = make(kind, dtype=torch.float64, depth=1).train()
@@ -301,10 +297,7 @@ def test_compiled_steps_use_the_cache_and_do_not_compile_without_end(kind, fresh
         ({}, "either input_ids or inputs_embeds, but neither"),
         ({"input_ids": tokens(1, 2), "inputs_embeds": torch.zeros(1, 2, 32)}, "but both are given"),
         ({"inputs_embeds": torch.zeros(1, 2, 31)}, "needs vectors \\[B, N, 32\\]"),
-        (
-            {"input_ids": tokens(1, 2), "labels": tokens(1, 3)},
-            "labels have shape \\(1, 3\\), but the tokens \\(1, 2\\)",
-        ),
+        ({"input_ids": tokens(1, 2), "labels": tokens(1, 3)}, "labels have shape \\(1, 3\\), but the tokens"),
         ({"input_ids": tokens(1, 2), "labels": torch.tensor([[1, 61]])}, "targets reach from -100 to 61"),
         ({"input_ids": tokens(1, 2), "position_ids": tokens(1, 2)}, "are not the numbers of the real tokens"),
         ({"input_ids": tokens(1, 2), "output_attentions": True}, "no weights between pairs"),

@@ -149,9 +149,7 @@ def test_without_positions_a_text_has_no_end():
 def test_a_text_that_does_not_fit_is_refused_before_any_work():
     model = make("authors")
     model.model.forward = model.model.embed = None  # nothing may be computed
-    with pytest.raises(
-        ValueError, match=r"would take 49 positions, but the model has learned 48\. Generate 1 tokens less"
-    ):
+    with pytest.raises(ValueError, match="take 49 positions, but the model has learned 48"):
         model.generate(tokens(1, 10), max_new_tokens=40)
     model = make("authors")
     assert model.generate(tokens(1, 10), max_new_tokens=39, do_sample=False).shape == (1, 49)
@@ -168,10 +166,9 @@ def test_a_text_that_does_not_fit_is_refused_before_any_work():
 
 def test_bad_prompts_are_refused():
     model = make("authors")
-    with pytest.raises(ValueError, match="row 1 ends with padding"):
-        model.generate(tokens(2, 3), attention_mask=torch.tensor([[1, 1, 1], [1, 1, 0]]), max_new_tokens=2)
-    with pytest.raises(ValueError, match="row 0 ends with padding"):
-        model.generate(tokens(1, 3), attention_mask=torch.zeros(1, 3, dtype=torch.int64), max_new_tokens=2)
+    for row, mask in enumerate(([[0, 0, 0]], [[1, 1, 1], [1, 1, 0]])):
+        with pytest.raises(ValueError, match=f"row {row} ends with padding"):
+            model.generate(tokens(row + 1, 3), attention_mask=torch.tensor(mask), max_new_tokens=2)
     with pytest.raises(ValueError, match="no token in the input"):
         model.generate(torch.ones(1, 0, dtype=torch.int64), max_new_tokens=2)
     with pytest.raises(ValueError, match="ids reach from 1 to 99"):

@@ -46,14 +46,8 @@ def test_a_config_is_the_options_one_for_one(kind):
 
 
 def test_the_names_that_transformers_uses_everywhere():
-    config = TostConfig(
-        hidden_size=64,
-        num_hidden_layers=3,
-        num_attention_heads=2,
-        tie_word_embeddings=False,
-        num_labels=5,
-        dtype="bfloat16",
-    )
+    names = {"hidden_size": 64, "num_hidden_layers": 3, "num_attention_heads": 2, "tie_word_embeddings": False}
+    config = TostConfig(**names, num_labels=5, dtype="bfloat16")
     assert (config.embed_dim, config.depth, config.num_heads, config.tie_head) == (64, 3, 2, False)
     assert (config.hidden_size, config.num_hidden_layers, config.num_attention_heads) == (64, 3, 2)
     assert config.num_labels == 5
@@ -191,11 +185,8 @@ def test_a_model_of_ours_is_wrapped_and_not_copied(kind):
     ours = tost.models.LanguageToST(config.options()).double()
     model = TostForCausalLM.from_tost(ours, pad_token_id=0)
     assert all(getattr(model.model, name) is getattr(ours, name) for name in ("tokens", "blocks", "norm"))
-    assert (
-        set(map(id, model.to_tost().parameters()))
-        == set(map(id, model.parameters()))
-        == set(map(id, ours.parameters()))
-    )
+    first, *others = (set(map(id, each.parameters())) for each in (ours, model, model.to_tost()))
+    assert others == [first, first]
     assert model.training is ours.training is True
     assert model.config.dtype == torch.float64
     assert {**model.config.to_dict(), "dtype": None} == {**config.to_dict(), "dtype": None}
@@ -206,9 +197,7 @@ def test_a_model_of_ours_is_wrapped_and_not_copied(kind):
 
 def test_from_the_authors_through_ours_to_transformers_and_back(tmp_path):
     source = tost.create_model("tost_lm_base", **OURS)
-    torch.save(
-        {"model": {f"_orig_mod.{key}": value for key, value in to_official(source).items()}}, tmp_path / "ckpt.pt"
-    )
+    torch.save({"model": to_official(source)}, tmp_path / "ckpt.pt")
     model = TostForCausalLM.from_tost(tost.load_official(tmp_path / "ckpt.pt"))
     model.save_pretrained(tmp_path / "theirs")
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "theirs")

@@ -52,28 +52,25 @@ def test_hooks_fire_with_and_without_a_cache(kind, use_cache):
 # Offloading
 
 
-def offloaded_to_cpu(model: nn.Module, folder) -> nn.Module:
-    return cpu_offload(model, execution_device="cpu")
-
-
-def offloaded_to_disk(model: nn.Module, folder) -> nn.Module:
-    return disk_offload(model, folder, execution_device="cpu")
-
-
 def dispatched(model: nn.Module, folder) -> nn.Module:
     places = {"model.tokens": "cpu", "model.positions": "disk", "model.norm": "disk", "lm_head": "cpu"}
-    places |= {f"model.blocks.{index}": "disk" for index in range(TINY["depth"])}
-    held = {name for name, _ in model.named_modules()}
-    return dispatch_model(
-        model, {name: place for name, place in places.items() if name in held}, main_device="cpu", offload_dir=folder
-    )
+    places |= dict.fromkeys(("model.blocks.0", "model.blocks.1"), "disk")
+    held = {name: places[name] for name, _ in model.named_modules() if name in places}
+    return dispatch_model(model, held, main_device="cpu", offload_dir=folder)
+
+
+OFFLOADS = {
+    "cpu": lambda model, folder: cpu_offload(model, execution_device="cpu"),
+    "disk": lambda model, folder: disk_offload(model, folder, execution_device="cpu"),
+    "dispatched": dispatched,
+}
 
 
 @every_kind
-@pytest.mark.parametrize("offload", [offloaded_to_cpu, offloaded_to_disk, dispatched])
+@pytest.mark.parametrize("offload", OFFLOADS)
 def test_offloaded_weights_arrive(kind, offload, tmp_path):
     plain, ids = make(kind), tokens(2, 9)
-    model = offload(copy.deepcopy(plain), tmp_path)
+    model = OFFLOADS[offload](copy.deepcopy(plain), tmp_path)
     assert any(parameter.is_meta for parameter in model.parameters())
     with torch.no_grad():
         for use_cache in (False, True):

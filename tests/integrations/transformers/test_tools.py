@@ -34,13 +34,8 @@ def tokenizer(padding_side: str = "left") -> PreTrainedTokenizerFast:
     core = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
     core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     core.decoder = decoders.ByteLevel()
-    return PreTrainedTokenizerFast(
-        tokenizer_object=core,
-        pad_token="<pad>",
-        eos_token="<end>",
-        padding_side=padding_side,
-        clean_up_tokenization_spaces=False,
-    )
+    options = {"pad_token": "<pad>", "eos_token": "<end>", "clean_up_tokenization_spaces": False}
+    return PreTrainedTokenizerFast(tokenizer_object=core, padding_side=padding_side, **options)
 
 
 SIZES = {"vocab_size": 258, "max_position_embeddings": 96, "pad_token_id": 0, "eos_token_id": 1}
@@ -92,19 +87,9 @@ def test_text_is_streamed(words):
 
 
 def arguments(folder, **more):
-    given = {
-        "output_dir": str(folder),
-        "report_to": [],
-        "use_cpu": True,
-        "disable_tqdm": True,
-        "learning_rate": 1e-2,
-        "per_device_train_batch_size": 4,
-        "per_device_eval_batch_size": 4,
-        "logging_steps": 1,
-        "save_strategy": "no",
-        "dataloader_pin_memory": False,
-        "seed": 0,
-    }
+    given = {"output_dir": str(folder), "report_to": [], "use_cpu": True, "disable_tqdm": True, "logging_steps": 1}
+    given |= {"per_device_train_batch_size": 4, "per_device_eval_batch_size": 4, "learning_rate": 1e-2, "seed": 0}
+    given |= {"save_strategy": "no", "dataloader_pin_memory": False}
     return TrainingArguments(**{**given, **more})
 
 
@@ -147,11 +132,8 @@ def test_trainer_learns_evaluates_and_saves(words, tmp_path):
 def test_trainer_accumulates_and_recomputes_the_same(words, tmp_path):
     collator, data = DataCollatorForLanguageModeling(tokenizer("right"), mlm=False), examples(words, 8)
     found = []
-    for more in (
-        {},
-        {"gradient_checkpointing": True},
-        {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 2},
-    ):
+    split = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 2}
+    for more in ({}, {"gradient_checkpointing": True}, split):
         args = arguments(tmp_path, max_steps=3, **more)
         trainer = Trainer(model=make("plus", **SIZES), args=args, train_dataset=data, data_collator=collator)
         trainer.train()

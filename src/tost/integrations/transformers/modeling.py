@@ -68,11 +68,6 @@ class TostPreTrainedModel(PreTrainedModel):  # type: ignore[no-untyped-call]
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
         """Initialize one module as in a new `LanguageToST`; loaded weights are marked and stay."""
-        if isinstance(module, nn.Linear) and self._ends_branch(module):
-            init.normal_(module.weight, std=INITIAL_STD / math.sqrt(2 * self.config.depth))
-            if module.bias is not None:
-                init.zeros_(module.bias)
-            return
         super()._init_weights(module)  # type: ignore[no-untyped-call]
         if isinstance(module, LearnedPositions):
             init.normal_(module.weight, std=INITIAL_STD)
@@ -89,14 +84,12 @@ class TostPreTrainedModel(PreTrainedModel):  # type: ignore[no-untyped-call]
             if module.extensions.unit_variance:
                 init.normal_(module.proj_in.weight, std=module.embed_dim**-0.5)
         elif isinstance(module, CausalBlock):
+            # The weights of the last layers of its branches start smaller.
+            for last in cast(tuple[nn.Linear, ...], (module.attention.proj_out, module.mlp.proj_out)):
+                init.normal_(last.weight, std=INITIAL_STD / math.sqrt(2 * self.config.depth))
             for gamma in (module.gamma1, module.gamma2):
                 if gamma is not None:
                     init.constant_(gamma, cast(float, self.config.layer_scale))
-
-    def _ends_branch(self, module: nn.Module) -> bool:
-        """Tell whether a layer is the last of a residual branch, whose weights start smaller."""
-        blocks = cast(Iterable[CausalBlock], self.base_model.blocks)
-        return any(module in (block.attention.proj_out, block.mlp.proj_out) for block in blocks)
 
 
 class Recomputed(GradientCheckpointingLayer):
