@@ -1,4 +1,4 @@
-"""Options that users choose, and what is wrong with them in words. Loads no torch.
+"""Options that users choose, and messages about what is wrong with them. Loads no torch.
 
 Models, mixers, data sets, tasks and the sections of a configuration are pydantic classes. This is the one place where
 findings of pydantic become sentences: the key, what was given, what is needed, what was probably meant.
@@ -32,7 +32,7 @@ Switch = Annotated[bool, Field(strict=True)]
 _MOST_SUGGESTIONS = 50  # finding similar words is slow
 _NUMBERS = {"integer": "a whole number", "number": "a number"}
 _IN_WORDS = {**_NUMBERS, "boolean": "true or false", "string": "text", "null": "null"}
-# Findings of pydantic itself; everything else was raised by a validator, in words of its own.
+# Findings of pydantic itself; everything else was raised by a validator, with its own message.
 _STANDARD = frozenset(get_args(ErrorType)) - {"value_error", "assertion_error"}
 
 
@@ -217,7 +217,7 @@ def options_error(
     Args:
         heading: What cannot be used; the number of problems is added to it.
         problems: What is wrong.
-        origin: Says where a dotted key was set; empty if nowhere.
+        origin: Returns where a dotted key was set; empty if nowhere.
     """
     lines = []
     for problem in dict.fromkeys(problems):
@@ -262,7 +262,7 @@ def translate(error: ValidationError, keys: Keys, *, prefix: str = "") -> list[P
 
 
 def needs(schema: Mapping[str, Any]) -> str:
-    """Return in words what values a JSON schema allows."""
+    """Describe the values that a JSON schema allows."""
     if "anyOf" in schema:
         return " or ".join(needs(option) for option in schema["anyOf"])
     if choices := _choices(schema):

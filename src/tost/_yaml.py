@@ -1,7 +1,7 @@
 """Reading and writing of YAML, in the part of it that configurations need.
 
 Files are parsed to PyYAML's nodes and the values are made here, for three reasons: no tag can create a Python object,
-every key remembers its line, and scalars follow YAML 1.2, so that ``1e-3`` is a number and ``no`` is a word.
+the line of every key is kept, and scalars follow YAML 1.2, so that ``1e-3`` is a number and ``no`` is a word.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import yaml
 from tost._io import read_at_most
 from tost.errors import ConfigError
 
-# Bounded, because Python refuses to read numbers of thousands of digits; a longer one is an infinite float.
+# Bounded, because Python does not read numbers of thousands of digits; a longer one is an infinite float.
 _INT = re.compile(r"[-+]?[0-9][0-9_]{0,300}")
 _FLOAT = re.compile(
     r"[-+]?(?:[0-9][0-9_]*(?:\.[0-9_]*)?|\.[0-9][0-9_]*)(?:e[-+]?[0-9]+)?|[-+]?\.inf|\.nan", flags=re.IGNORECASE
@@ -51,7 +51,7 @@ class Document:
 
 
 class _Loader(yaml.SafeLoader):
-    """Parses and tags; nothing is ever constructed by it."""
+    """Parses and tags, and never constructs objects."""
 
     yaml_implicit_resolvers: dict[str, list[tuple[str, re.Pattern[str]]]] = {}  # noqa: RUF012 - PyYAML's own protocol
 

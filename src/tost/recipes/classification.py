@@ -149,7 +149,7 @@ def _mix(images: Tensor, labels: Tensor, settings: RegularizeConfig, classes: in
 
 @contextmanager
 def _numpy_seeded(seed: int) -> Iterator[None]:
-    """Let numpy's global generator, which timm draws from, start from a seed; afterwards it goes on as before."""
+    """Let numpy's global generator, which timm draws from, start from a seed; restore its state afterwards."""
     before = np.random.get_state()
     np.random.seed([seed & 0xFFFFFFFF, seed >> 32])
     try:

@@ -27,7 +27,7 @@ class MaskedPrediction(Task):
 
     Every batch has a share of its elements hidden, ``train.hide``: single symbols, single vectors of numbers, or
     patches of an image. The model is the classifier that the configuration names, with one change: every element has
-    its own output, by a linear head that says what was there. All other parameters keep their names and shapes, so
+    its own output, by a linear head that predicts what was there. All other parameters keep their names and shapes, so
     ``train.init_from`` starts the classifier from them. In evaluation what is hidden is the same every time.
     """
 

@@ -94,7 +94,7 @@ class Distributed:
         """
         on_cpu = choose_device(device).type == "cpu"
         if config.train.deterministic and not on_cpu:
-            # Without it cuBLAS is not deterministic, and torch refuses every matrix product. Read at the first one.
+            # Without it cuBLAS is not deterministic, and torch raises at every matrix product. Read at the first one.
             os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         accelerator = Accelerator(
             cpu=on_cpu,
@@ -123,7 +123,7 @@ class Distributed:
 
     @property
     def asynchronous(self) -> bool:
-        """Whether the device computes while Python goes on, so that reading a number waits for it."""
+        """Whether the device computes while Python continues, so that reading a number waits for it."""
         return self.device.type != "cpu"
 
     @property
@@ -233,7 +233,7 @@ class Distributed:
         return value
 
     def any(self, flag: bool) -> bool:
-        """Tell whether the flag is set on any process, without waiting for the device."""
+        """Return whether the flag is set on any process, without waiting for the device."""
         if self.size == 1:
             return flag
         raised = torch.tensor(float(flag))
@@ -256,7 +256,7 @@ class Distributed:
             raise failed or TrainingError("another process of the run has failed; its message says why")
 
     def memory_bytes(self) -> int:
-        """Memory of this process now: that of its tensors on a GPU, or else resident memory."""
+        """Return the memory of this process: allocated tensors on a GPU, or else resident memory."""
         if self.device.type == "cuda":
             return torch.cuda.memory_allocated(self.device)
         return int(psutil.Process().memory_info().rss)
@@ -282,7 +282,7 @@ class Distributed:
 def _set_deterministic(on: bool, *, compiled: bool) -> None:
     """Refuse algorithms whose result may differ from run to run, or allow them again."""
     if compiled:
-        torch.use_deterministic_algorithms(on)  # tells the compiler too, which takes a second to load
+        torch.use_deterministic_algorithms(on)  # informs the compiler too, which takes a second to load
     else:
         torch.set_deterministic_debug_mode("error" if on else "default")
 

@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, nullcontext
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import FrameType
 from typing import Any, NamedTuple, Protocol
@@ -344,7 +344,7 @@ class _Run:
     def _log(self, taken: _Loss) -> None:
         record = self._record(taken)
         if self.processes.is_first:
-            self.folder.record(record.as_json())
+            self.folder.record({"kind": "step", **asdict(record)})
             self.reporter.step(record)
             self.pace.said()
         self.processes.accelerator.log({"loss": record.loss, "lr": record.lr}, self.step)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -31,7 +31,7 @@ class StepRecord:
         tokens_per_second: Tokens of the global batch per second, averaged over the last steps.
         seconds_per_step: The same window, per step.
         mfu: Share of the measured peak of matrix multiplication that the model's own arithmetic reaches, in [0, 1].
-        memory_bytes: Memory of this process: that of its tensors on a GPU, or else resident memory.
+        memory_bytes: Memory of this process: allocated tensors on a GPU, or else resident memory.
         eta_seconds: Time left at the present speed.
         unit: What is counted as tokens, in short: ``"tok"``, or ``"img"`` for images.
     """
@@ -47,10 +47,6 @@ class StepRecord:
     memory_bytes: int
     eta_seconds: float
     unit: str = "tok"
-
-    def as_json(self) -> dict[str, float | int | str | None]:
-        """Return the record as it is written to ``metrics.jsonl``."""
-        return {"kind": "step", **asdict(self)}
 
 
 @dataclass(kw_only=True, eq=False)

@@ -1,7 +1,7 @@
 """The optimizer, the learning rate of every step, and an average of the weights.
 
 Learning rates are functions of the step rather than torch schedulers, in the exact forms of the code bases that the
-paper's experiments use: there is nothing to save or restore. The average is a second set of tensors rather than the
+paper's experiments use, without state to save or restore. The average is a second set of tensors rather than the
 second module of ``torch.optim.swa_utils.AveragedModel``: it works for sharded parameters as it is.
 """
 
@@ -31,8 +31,8 @@ def parameter_groups(model: nn.Module, config: OptimConfig) -> list[dict[str, An
     `decay_statistics` asks for the authors' vision training, where the optimizer never learned of their exemption.
     `decay_all` lets everything decay, as plain ``AdamW(model.parameters())`` does.
 
-    With `slow_lr` set, what the model names in ``slow_parameters()`` has groups of its own. Their ``"scale"`` is the
-    factor between their learning rate and that of the schedule.
+    With `slow_lr` set, the parameters in the model's ``slow_parameters()`` form separate groups. Their ``"scale"`` is
+    the ratio of their learning rate to the scheduled one.
 
     Args:
         model: The model.
@@ -63,7 +63,7 @@ def parameter_groups(model: nn.Module, config: OptimConfig) -> list[dict[str, An
 
 
 def set_rate(optimizer: torch.optim.Optimizer, lr: float) -> None:
-    """Give every group its learning rate, where `lr` is that of the schedule."""
+    """Set the learning rate of every group from the scheduled rate `lr`."""
     for group in optimizer.param_groups:
         group["lr"] = lr * group.get("scale", 1.0)
 
@@ -94,7 +94,7 @@ def learning_rate(step: int, *, config: ScheduleConfig, peak: float, total: int)
         The rate that step `step` uses.
     """
     t, warmup = step, config.warmup_steps
-    if config.epoch_steps:  # the rate is that of the beginning of an epoch
+    if config.epoch_steps:  # constant during an epoch
         t = max(0, step // config.epoch_steps - config.lag) * config.epoch_steps
     if config.name == "one_cycle":
         return _one_cycle(t, warmup, peak, total)

@@ -48,7 +48,7 @@ FREE = (
     "drop_path",
     "drop_path_rule",
 )
-"""Options of models that a run may go on with another value of: they change how a model is computed or trained."""
+"""Options of models that may change at a resume: they decide how a model is computed or trained."""
 PACKAGES = ("torch", "accelerate", "numpy", "timm", "transformers", "datasets")
 
 
@@ -82,7 +82,7 @@ class RunFolder:
             )
 
     def find_start(self, resume: str | Path | None, report: Callable[[str], None]) -> Path | None:
-        """Return the checkpoint to go on from, None for a new run. Without the lock it may change at any time.
+        """Return the checkpoint to resume from, None for a new run. Without the lock it may change at any time.
 
         Args:
             resume: ``"auto"`` for the newest checkpoint here, if there is one; a checkpoint; another run; None for a
@@ -134,7 +134,7 @@ class RunFolder:
             file = (self.path / LOCK).open("a+", encoding="utf-8")
         with file:
             try:
-                # Unlike that of flock, this lock is not inherited by data workers, which may outlive a killed run.
+                # Unlike a lock by flock, this one is not inherited by data workers, which may outlive a killed run.
                 fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except (BlockingIOError, PermissionError):
                 file.seek(0)

@@ -46,7 +46,7 @@ class Details:
 
 
 def sequence_arguments(batch: Batch) -> dict[str, Tensor]:
-    """Return what a batch says about its sequences, as models take it: where padding is, or how they are packed."""
+    """Return the arguments of a model that describe padding or packing of the sequences of a batch."""
     return {key: batch[key] for key in ("mask", "cu_seqlens", "segment_ids") if batch.get(key) is not None}
 
 

@@ -2,7 +2,7 @@
 
 A checkpoint is a folder ``step-00001000`` of safetensors files and JSON. It is written under a temporary name, every
 file is flushed to the disk, a manifest with sizes and hashes is written last, and then the folder is renamed: a reader
-sees either a whole checkpoint or none. A checkpoint that does not match its manifest (a bit flipped, a file cut short)
+finds either a whole checkpoint or none. A checkpoint that does not match its manifest (a bit flipped, a file cut short)
 is refused with one line, and the one before it is used.
 """
 
@@ -32,7 +32,7 @@ PREFIX = "step-"
 SHOWN = 40
 """Most differences that a message lists."""
 ASIDE = "set-aside-"
-"""Start of the names of checkpoints that a run has left behind, to go on from an earlier one."""
+"""Prefix of checkpoints that a run left behind when it resumed from an earlier one."""
 
 
 def load_tensors(path: Path) -> dict[str, Tensor]:
@@ -106,11 +106,11 @@ class CheckpointStore:
         return final
 
     def go_on(self, step: int, start: Path | None) -> list[Path]:
-        """Rename the checkpoints of later steps, which a run that goes on after `step` steps takes again.
+        """Rename the checkpoints of later steps, which a run that resumes after `step` steps writes again.
 
         Args:
             step: Steps that are done.
-            start: The checkpoint that the run goes on from; it gets its name back if it was set aside itself.
+            start: The checkpoint that the run resumes from; it gets its name back if it was set aside itself.
 
         Returns:
             The checkpoints by their new names, under which they are never looked for or removed.
@@ -178,7 +178,7 @@ class CheckpointStore:
 
 
 def _remove(path: Path) -> None:
-    # The manifest goes first: an interrupted removal leaves nothing that looks whole.
+    # The manifest goes first: an interrupted removal leaves no checkpoint that looks whole.
     (path / MANIFEST).unlink(missing_ok=True)
     shutil.rmtree(path)
 

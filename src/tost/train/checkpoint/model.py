@@ -231,7 +231,7 @@ HEAD = "head."
 """Where the tensors of a model's last layer are; the only ones that another number of classes changes."""
 
 Head = Literal["same", "fit", "new"]
-"""The head that a model gets: that of the source; a new one if the source has other classes; a new one."""
+"""The head of a model: the source's; the source's unless its number of classes differs; always a new one."""
 
 PICKLES = (".pth", ".pt", ".t7", ".bin", ".ckpt", ".pkl")
 
@@ -321,7 +321,7 @@ def load_weights(
 
 
 def _stays(name: str, here: Tensor, there: Tensor | None, head: Head) -> bool:
-    """Tell whether a tensor keeps its values: in a head that is new, or of other classes, which are its first axis."""
+    """Return whether a tensor keeps its values: in a new head, or one of other classes, which are its first axis."""
     if head == "same" or not name.startswith(HEAD):
         return False
     return head == "new" or there is None or (here.shape != there.shape and here.shape[1:] == there.shape[1:])

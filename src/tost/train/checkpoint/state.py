@@ -1,6 +1,6 @@
 """Content of a checkpoint: weights, optimizer, averages, position in the data, random numbers.
 
-Tensors are stored whole and by parameter name, also when the run shards them, so that a run may go on with another
+Tensors are stored whole and by parameter name, also when the run shards them, so that a run may resume with another
 number of processes. Everything that decides what comes next is included: a resumed run takes exactly the steps that it
 would have taken without the interruption.
 """
@@ -57,7 +57,7 @@ class Position:
 
 @dataclass(frozen=True)
 class RunState:
-    """The parts of a run whose state decides how it goes on.
+    """The parts of a run whose state a checkpoint holds.
 
     Attributes:
         model: The model as the processes hold it: plain, wrapped or sharded.
@@ -77,7 +77,7 @@ class RunState:
 
 
 def save_checkpoint(store: CheckpointStore, position: Position, run: RunState, *, best: bool) -> None:
-    """Write a checkpoint of everything that decides how the run goes on.
+    """Write a checkpoint of everything that an exact resume needs.
 
     Raises:
         StorageError: The disk is full or cannot be written; the checkpoints before are untouched.
@@ -121,7 +121,7 @@ def save_checkpoint(store: CheckpointStore, position: Position, run: RunState, *
             store.discard(position.step)
         raise StorageError(
             f"cannot write the checkpoint of step {position.step} to {store.folder}: {error}. "
-            "The checkpoints before it are intact; make room and go on with `--resume auto`."
+            "The checkpoints before it are intact; make room and continue with `--resume auto`."
         ) from error
 
 

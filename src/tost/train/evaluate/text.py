@@ -126,8 +126,8 @@ def score_windows(
         text: Token ids, ``[T]`` with T > length.
         length: Tokens that the model reads at once.
         stride: Distance between windows, at most `length`; None for `length`, which gives blocks side by side.
-        batch_size: Windows at a time; changes nothing but speed and memory.
-        report: Told after each batch.
+        batch_size: Windows at a time; affects only speed and memory.
+        report: Receives the progress after each batch.
 
     Raises:
         ConfigError: A window does not fit into the text or into the model, or the stride leaves gaps.
@@ -176,7 +176,7 @@ def score_random(
         windows: How many windows.
         batch_size: Windows at a time; the last batch may be smaller.
         seed: Decides where the windows lie.
-        report: Told after each batch.
+        report: Receives the progress after each batch.
 
     Returns:
         The mean over all windows, with the standard error that the drawing causes.
@@ -201,13 +201,13 @@ def score_stream(model: nn.Module, text: Text, *, chunk_size: int = CHUNK_SIZE, 
     """Score every token of a text once, each predicted from all tokens before it, in one pass.
 
     The model's state is carried along, so the time is linear in the length of the text where the state is of constant
-    size. Models with softmax attention remember every token instead, which takes memory, and time for each of them.
+    size. Models with softmax attention keep every token instead, which takes memory, and time for each of them.
 
     Args:
         model: A causal language model without a limit on the length, or with one that the text keeps.
         text: Token ids, ``[T]`` with T > 1.
-        chunk_size: Tokens that are read at once; changes nothing but speed and memory.
-        report: Told after each chunk.
+        chunk_size: Tokens that are read at once; affects only speed and memory.
+        report: Receives the progress after each chunk.
 
     Raises:
         ConfigError: The text has no second token, or is longer than the positions of the model.
@@ -322,7 +322,7 @@ def score_last_words(model: nn.Module, passages: Sequence[Passage], *, batch_siz
     Args:
         model: A causal language model.
         passages: Whose last words to predict.
-        batch_size: Passages at a time; changes nothing but speed and memory.
+        batch_size: Passages at a time; affects only speed and memory.
 
     Raises:
         ConfigError: There are no passages, or a word alone is longer than the model's positions.
@@ -342,7 +342,7 @@ def score_last_words(model: nn.Module, passages: Sequence[Passage], *, batch_siz
     with torch.no_grad(), evaluating(model):
         for group in _groups(fitted, batch_size):
             rows, columns, words = _places(group)
-            # Filled up at the end, where nothing reaches a token before it.
+            # Padded at the end: no earlier token attends to padding.
             read = [torch.tensor([*passage.context, *passage.word[:-1]], device=device) for passage in group]
             features, _ = network.features_with_state(nn.utils.rnn.pad_sequence(read, batch_first=True))
             wide = _wide(network.logits(features[rows, columns]))
@@ -371,7 +371,7 @@ def score_last_words_by_generation(
         texts: Passages.
         encode: From text to token ids.
         decode: From token ids to text.
-        batch_size: Passages at a time; changes nothing but speed and memory.
+        batch_size: Passages at a time; affects only speed and memory.
 
     Raises:
         ConfigError: There are no passages, or one has fewer than two words.
