@@ -39,7 +39,7 @@ def pixels_of(batch, number, side):
     return np.full((side, side), 10 * batch + number, dtype=np.uint8)
 
 
-def write_pathfinder(release, resolution=32, difficulty="hard", batches=(10, 2), each=10, as_array=False, mark=0):
+def write_pathfinder(release, resolution=32, difficulty="hard", batches=(10, 2), each=10, as_array=False):
     """Images of two batches; the second sorts first by name but not by number."""
     folder = release / f"pathfinder{resolution}" / PATHFINDER_FOLDERS[difficulty]
     (folder / "metadata").mkdir(parents=True)
@@ -47,7 +47,7 @@ def write_pathfinder(release, resolution=32, difficulty="hard", batches=(10, 2),
         (folder / "imgs" / str(batch)).mkdir(parents=True)
         rows = []
         for number in range(each):
-            Image.fromarray(pixels_of(batch, number, resolution) + np.uint8(mark)).save(
+            Image.fromarray(pixels_of(batch, number, resolution)).save(
                 folder / "imgs" / str(batch) / f"sample_{number}.png"
             )
             label = (batch + number) % 2
