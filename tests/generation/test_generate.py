@@ -10,9 +10,8 @@ import tost
 from tests.generation.models import VOCABULARY, endless, make, prompts, seeded
 from tests.models.tiny import make_tiny
 from tost.errors import ConfigError
-from tost.generation import ENDED, Sampling, decode_step, generate_with_state, prefill
+from tost.generation import ENDED, Sampling, decode_step, generate_with_state
 from tost.generation.sampling import choose, draw_noise
-from tost.testing import assert_close
 
 MODEL, ENDLESS = make(), endless()
 DRAWN = Sampling(temperature=0.9, top_k=9, top_p=0.95, repetition_penalty=1.3)
@@ -49,14 +48,6 @@ def test_a_text_is_that_of_the_full_forward_pass(model, sampling):
     )
     assert torch.equal(found[0], expected)
     assert len(set(expected.tolist())) > 3  # a text that says something
-
-
-def test_logits_are_those_of_the_full_forward_pass():
-    ids = torch.stack(prompts(30, 30))
-    state, expected = prefill(MODEL, ids[:, :10], chunk_size=4), MODEL(ids)
-    for place in range(10, 30):
-        logits, state = decode_step(MODEL, ids[:, place], state)
-        assert_close("logits", logits, expected[:, place], 1e-12)
 
 
 @given(st.lists(st.integers(1, 12), min_size=1, max_size=5), st.lists(st.integers(0, 5), max_size=4))

@@ -16,7 +16,7 @@ from tests.generation.models import make, prompts, seeded
 from tost import nn as tost_nn
 from tost.errors import ConfigError
 from tost.generation import decode_step, prefill
-from tost.generation.native import NativeStep, make_step, native_obstacles, pack_rows, round_weights
+from tost.generation.native import NativeStep, make_step, native_obstacles, pack_rows
 from tost.generation.prompts import align_prompts
 from tost.models import LanguageOptions
 from tost.nn import ModelState
@@ -252,6 +252,17 @@ def test_threads_change_nothing(content):
         torch.set_num_threads(threads)
     for other in results[1:]:
         assert all(map(torch.equal, results[0], other))
+
+
+@torch.no_grad()
+def round_weights(model, weights):
+    """Round the matrices in place; tokens are looked up as they are."""
+    model.head = torch.nn.Linear(model.tokens.embedding_dim, model.tokens.num_embeddings, bias=False)
+    model.head.weight.copy_(model.tokens.weight)
+    for module in model.modules():
+        if isinstance(module, torch.nn.Linear):
+            packed, scale = pack_rows(module.weight, weights)
+            module.weight.copy_(packed if scale is None else packed * scale.unsqueeze(1))
 
 
 @pytest.mark.parametrize("isa", compiled_isas())

@@ -54,8 +54,19 @@ def deterministic():
     torch.use_deterministic_algorithms(False)
 
 
-def check_step(name, **options):
-    """Take a step of training as a run does on a GPU: deterministic, with clipped gradients."""
+STEPS = [
+    *((name, {}, ()) for name in distinct()),
+    *(("lra_listops", {"mixer": m, "num_heads": 2}, pytest.mark.slow) for m in list_mixers(place="sequence")),
+    *(("tost_lm_base", {"mixer": mixer}, ()) for mixer in list_mixers(place="language")),
+    *(("tost_lm_base", options, ()) for options in LANGUAGE_VARIANTS.values()),
+    *(("tost_small_patch16_224", options, ()) for options in VISION_VARIANTS.values()),
+]
+
+
+@pytest.mark.parametrize(
+    ("name", "options"), [pytest.param(name, options, marks=m, id=f"{name} {options}") for name, options, m in STEPS]
+)
+def test_a_deterministic_step_with_clipped_gradients(deterministic, name, options):
     with torch.device("meta"):
         model = make_tiny(name, **options)
         x = example(model, length=24)
@@ -66,34 +77,6 @@ def check_step(name, **options):
         optimizer.step()
     assert all(p.grad is None or p.grad.is_meta for p in model.parameters())
     assert any(p.grad is not None for p in model.parameters())
-
-
-@pytest.mark.parametrize("name", distinct())
-def test_a_training_step_of_every_model(deterministic, name):
-    check_step(name)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("mixer", list_mixers(place="sequence"))
-def test_a_training_step_of_a_classifier_with_every_mixer(deterministic, mixer):
-    check_step("lra_listops", mixer=mixer, num_heads=2)
-
-
-@pytest.mark.parametrize("mixer", list_mixers(place="language"))
-def test_a_training_step_of_a_language_model_with_every_mixer(deterministic, mixer):
-    check_step("tost_lm_base", mixer=mixer)
-
-
-@pytest.mark.parametrize(
-    ("name", "options"),
-    [
-        pytest.param(name, options, id=f"{name} {variant}")
-        for name, variants in (("tost_lm_base", LANGUAGE_VARIANTS), ("tost_small_patch16_224", VISION_VARIANTS))
-        for variant, options in variants.items()
-    ],
-)
-def test_a_training_step_with_every_extension(deterministic, name, options):
-    check_step(name, **options)
 
 
 @pytest.mark.parametrize("words", [["plain"], pytest.param([], marks=pytest.mark.slow, id="all")])

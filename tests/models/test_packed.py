@@ -60,19 +60,6 @@ def test_the_loss_of_packed_texts_by_pieces_is_that_of_the_whole(options, length
         assert_close("gradient", actual, expected, 1e-9)
 
 
-def test_packed_prompts_continue_one_token_each():
-    lengths = [3, 1, 6]
-    model, (ids, _, cu_seqlens) = language_model(LANGUAGE[1]).eval(), draw(lengths)
-    _, state = model.forward_with_state(ids, cu_seqlens=cu_seqlens)
-    assert state.position.tolist() == lengths
-    after, _ = model.forward_with_state(torch.tensor([[1], [2], [3]]), state)
-    for row, part in enumerate(ids.split(lengths, dim=1)):
-        whole = model(torch.cat((part, torch.tensor([[row + 1]])), dim=1))
-        assert_close("logits", after[row, 0], whole[0, -1], 1e-10)
-    packed, _ = model.forward_with_state(torch.tensor([[1, 2, 3]]), state, cu_seqlens=torch.arange(4).int())
-    assert_close("packed step", packed[0], after[:, 0], 1e-12)
-
-
 def test_segment_ids_and_the_call_of_wrappers():
     model, ids = language_model({}), torch.randint(11, (2, 6))
     segments = torch.tensor([[0, 0, 0, 1, 1, 1], [0, 0, 1, 2, 2, 2]])

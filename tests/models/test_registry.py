@@ -23,28 +23,6 @@ def test_registry_and_options_load_no_torch():
     assert done.stdout.split() == ["False"]
 
 
-@pytest.mark.parametrize(
-    ("name", "sizes"),
-    [("tost_lm_base", (768, 12, 12)), ("tost_lm_medium", (1024, 24, 16)), ("tost_lm_large", (1280, 36, 20))],
-)
-def test_language_models_have_the_sizes_of_the_paper(name, sizes):
-    options = model_options(name, {})
-    assert (options.embed_dim, options.depth, options.num_heads) == sizes
-    assert options == LanguageOptions(
-        embed_dim=sizes[0],
-        depth=sizes[1],
-        num_heads=sizes[2],
-        vocab_size=50304,
-        max_length=1024,
-        mlp_ratio=4.0,
-        layer_scale=1e-5,
-        bias=False,
-        dropout=0.0,
-        tie_head=True,
-        position="learned",
-    )
-
-
 def test_unknown_model_is_refused_with_the_nearest_name():
     with pytest.raises(ConfigError, match=r"no model 'tost_lm_bse'; did you mean 'tost_lm_base'\? models: \w+, "):
         tost.create_model("tost_lm_bse")

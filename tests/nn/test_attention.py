@@ -138,26 +138,6 @@ def test_causal_gain_dropout_and_output_dropout_act_in_training_only():
         assert torch.equal(module(x), module(x))
 
 
-def test_modules_run_in_every_dtype_and_under_autocast():
-    for dtype in (torch.float16, torch.bfloat16, torch.float64):
-        assert tost.TSSAttention(C, H, dtype=dtype)(inputs(dtype)).dtype == dtype
-        assert tost.CausalTSSAttention(C, H, 32, dtype=dtype)(inputs(dtype)).dtype == dtype
-    module = tost.TSSAttention(C, H)
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        y = module(inputs(torch.float32))
-    y.float().sum().backward()
-    assert all(p.grad is not None and p.grad.dtype == torch.float32 for p in module.parameters())
-
-
-def test_modules_compile_without_a_break_and_round_trip_their_state_dict():
-    for make in (lambda: tost.TSSAttention(C, H), lambda: tost.CausalTSSAttention(C, H, 64)):
-        module, x = perturb(make()), inputs(torch.float32)
-        assert_close("y", torch.compile(module, fullgraph=True)(x), module(x), 1e-5)
-        other = make()
-        other.load_state_dict(module.state_dict())
-        assert torch.equal(other(x), module(x))
-
-
 @pytest.mark.parametrize(
     ("call", "message"),
     [

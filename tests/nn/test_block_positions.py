@@ -7,8 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tost.nn import ModelState, SinusoidalPositions, token_positions
-from tost.ops import TSSAState
+from tost.nn import SinusoidalPositions, token_positions
 
 
 def test_positions_count_from_zero_and_go_on_from_the_start():
@@ -51,15 +50,3 @@ def test_sinusoidal_positions_are_the_waves_they_claim_to_be():
     torch.testing.assert_close(alike[0, position], torch.tensor(expected))
     rows = torch.tensor([[3, 17, 0], [39, 1, 2]])
     assert torch.equal(waves(rows), alike[0][rows])
-
-
-def test_model_state_moves_and_detaches_all_layers():
-    layers = tuple(TSSAState.empty(2, 3, 4) for _ in range(3))
-    layers = tuple(layer._replace(squares=layer.squares.requires_grad_()) for layer in layers)
-    state = ModelState(layers)
-    assert state.position is layers[0].position
-    assert not any(layer.squares.requires_grad for layer in state.detach().layers)
-    wide = state.to(dtype=torch.float64)
-    assert [layer.mass.dtype for layer in wide.layers] == [torch.float64] * 3
-    assert wide.position.dtype == torch.int64
-    assert state.to("meta").layers[2].squares.device.type == "meta"

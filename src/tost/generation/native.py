@@ -151,26 +151,6 @@ def pack_rows(weight: Tensor, weights: Weights) -> tuple[Tensor, Tensor | None]:
     return (weight / scale.unsqueeze(1)).round_().to(torch.int8).contiguous(), scale
 
 
-@torch.no_grad()
-def round_weights(model: nn.Module, weights: Weights) -> None:
-    """Round the matrices of a model in place, to those of a step with such weights; for measuring the loss.
-
-    Args:
-        model: A `LanguageToST`. An output layer that is tied to the embedding becomes a layer apart: tokens are looked
-            up as they are.
-        weights: As in `pack_rows`.
-    """
-    language = cast(LanguageToST, model)
-    if language.head is None:
-        size, width = language.tokens.weight.shape
-        language.head = nn.Linear(width, size, bias=False).to(language.tokens.weight)
-        language.head.weight.copy_(language.tokens.weight)
-    for module in model.modules():
-        if isinstance(module, nn.Linear):
-            packed, scale = pack_rows(module.weight, weights)
-            module.weight.copy_(packed if scale is None else packed * scale.unsqueeze(1))
-
-
 class NativeStep:
     """`decode_step` of one model, for as long as its parameters stay the same.
 
