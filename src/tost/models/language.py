@@ -270,7 +270,11 @@ class LanguageToST(TokenModel):
 
     def logits(self, x: Tensor) -> Tensor:
         """Turn outputs of the last block, ``[..., C]``, into logits ``[..., V]``."""
-        return self._project(self.norm(x))
+        x = self.norm(x)
+        if self.head is not None:
+            return self.head(x)
+        self._check_tied(x)
+        return F.linear(x, self.tokens.weight)
 
     def _check_state(self, state: ModelState, ids: Tensor, packing: Packing | None) -> None:
         if len(state.layers) != len(self.blocks):
@@ -285,13 +289,6 @@ class LanguageToST(TokenModel):
                 f"the state holds {state.position.numel()} sequences, but ids have shape {tuple(ids.shape)}{packed}; "
                 "pass the state that came from the same batch, or None at the start of a sequence."
             )
-
-    def _project(self, x: Tensor) -> Tensor:
-        """Return the logits of normed tokens."""
-        if self.head is not None:
-            return self.head(x)
-        self._check_tied(x)
-        return F.linear(x, self.tokens.weight)
 
     def _cross_entropy(self, x: Tensor, targets: Tensor, ignore_index: int) -> Tensor:
         """Return the summed loss of outputs of the last block; without all logits where the head is only a matrix."""

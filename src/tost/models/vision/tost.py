@@ -68,7 +68,20 @@ class VisionToST(ImageModel):
         self.cls_token = nn.Parameter(torch.zeros(1, 1, C))
         self.pos_drop = nn.Dropout(o.dropout)
         self.blocks = nn.ModuleList(self._new_block(rate) for rate in o.drop_paths())
-        self.cls_attn_blocks = nn.ModuleList(self._new_class_block() for _ in range(o.class_depth))
+        self.cls_attn_blocks = nn.ModuleList(
+            ClassBlock(
+                C,
+                o.num_heads,
+                mlp_ratio=(o.hidden_dim + 0.5) / C,  # timm rounds down
+                qkv_bias=True,
+                proj_drop=o.dropout,
+                attn_drop=o.dropout,
+                norm_layer=partial(nn.LayerNorm, eps=NORM_EPS),  # type: ignore[arg-type]
+                eta=o.layer_scale,
+                tokens_norm=o.tokens_norm,
+            )
+            for _ in range(o.class_depth)
+        )
         self.norm = nn.LayerNorm(C, eps=NORM_EPS)
         nn.init.trunc_normal_(self.cls_token, std=0.02)
         self.apply(_initialize)
@@ -167,20 +180,6 @@ class VisionToST(ImageModel):
             layer_scale=o.layer_scale,
             drop_path=drop_path,
             **convs,
-        )
-
-    def _new_class_block(self) -> ClassBlock:
-        o = self.options
-        return ClassBlock(
-            o.embed_dim,
-            o.num_heads,
-            mlp_ratio=(o.hidden_dim + 0.5) / o.embed_dim,  # timm rounds down
-            qkv_bias=True,
-            proj_drop=o.dropout,
-            attn_drop=o.dropout,
-            norm_layer=partial(nn.LayerNorm, eps=NORM_EPS),  # type: ignore[arg-type]
-            eta=o.layer_scale,
-            tokens_norm=o.tokens_norm,
         )
 
     def _new_head(self, num_classes: int) -> nn.Module:

@@ -386,7 +386,14 @@ class S4(nn.Module):
     ) -> None:
         super().__init__()
         check_heads(embed_dim, num_heads)
-        _check_options(kernel, max_length, state_size, step)
+        if kernel not in ("s4", "s4d"):
+            raise ValueError(f"kernel={kernel!r} is not known; it takes 's4' or 's4d'.")
+        if kernel == "s4" and (max_length is None or max_length < 1):
+            raise ValueError(f"kernel='s4' needs max_length, the longest sequence, but it is {max_length}; set it.")
+        if state_size < 2 or state_size % 2:
+            raise ValueError(f"state_size={state_size} is not possible: states come in pairs; use an even number.")
+        if not 0 < step[0] <= step[1]:
+            raise ValueError(f"step={step} is not a range of positive numbers; use for example (0.001, 0.1).")
         self.embed_dim, self.num_heads, self.bidirectional = embed_dim, num_heads, bidirectional
         self.drop, self.tied_drop = drop, tied_drop
         sizes = (embed_dim, num_heads, state_size, 2 if bidirectional else 1)
@@ -537,14 +544,3 @@ class CausalS4D(S4, Continues[RecurrentState]):
 def _full_precision(x: Tensor) -> torch.autocast:
     """Turn autocast off: Fourier transforms have no half precision, and products would bring it back."""
     return torch.autocast("cpu" if x.is_meta else x.device.type, enabled=False)
-
-
-def _check_options(kernel: str, max_length: int | None, state_size: int, step: tuple[float, float]) -> None:
-    if kernel not in ("s4", "s4d"):
-        raise ValueError(f"kernel={kernel!r} is not known; it takes 's4' or 's4d'.")
-    if kernel == "s4" and (max_length is None or max_length < 1):
-        raise ValueError(f"kernel='s4' needs max_length, the longest sequence, but it is {max_length}; set it.")
-    if state_size < 2 or state_size % 2:
-        raise ValueError(f"state_size={state_size} is not possible: states come in pairs; use an even number.")
-    if not 0 < step[0] <= step[1]:
-        raise ValueError(f"step={step} is not a range of positive numbers; use for example (0.001, 0.1).")
