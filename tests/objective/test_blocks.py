@@ -1,13 +1,16 @@
-"""Diagonal blocks in place of the diagonal: the chain of bounds, the gradient, and its step."""
+"""Diagonal blocks in place of the diagonal, and groups without their means: bounds, and the step of the operator."""
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.objective.problems import LINEAR, STRICT, every_f, many, memberships, orthonormal, problem, psd, randn, seeds
+import tost
+from tests.objective.problems import every_f, many, memberships, orthonormal, problem, psd, randn, second_moments, seeds
 from tost import objective
 from tost.testing import assert_close
+
+some = settings(deadline=None, max_examples=15)
 
 
 def allow(x):
@@ -58,24 +61,6 @@ def test_block_compression_lies_between_the_rate_and_the_diagonal(f, seed, n, bl
     assert whole == pytest.approx(exact, rel=1e-8, abs=1e-9)
 
 
-@pytest.mark.parametrize("f", [*STRICT, LINEAR], ids=lambda f: f.name)
-@pytest.mark.parametrize(("n", "d", "p", "g"), [(1, 3, 3, 3), (4, 7, 4, 2), (9, 6, 6, 3)])
-def test_block_gradient_equals_autograd(f, n, d, p, g):
-    z, pi, u = problem(n, d, p=p, batch=(2,))
-    z.requires_grad_()
-    mask = torch.ones(2, n, dtype=torch.bool)
-    mask[1, 1:] = False
-    arguments = {"f": f, "mask": mask, "block_size": g}
-    (expected,) = torch.autograd.grad(objective.variational_compression(z, pi, u, 0.8, **arguments).sum(), z)
-    assert_close("gradient", objective.variational_gradient(z, pi, u, 0.8, **arguments), expected, 1e-8)
-
-
-def test_blocks_of_one_are_the_diagonal_to_the_last_bit():
-    z, pi, u = problem(9, 6, p=6)
-    for function in (objective.variational_compression, objective.variational_gradient):
-        assert torch.equal(function(z, pi, u, 0.8, block_size=1), function(z, pi, u, 0.8))
-
-
 @every_f
 @many
 @given(
@@ -107,3 +92,46 @@ def test_blocks_that_do_not_divide_are_refused(g):
     for call in calls:
         with pytest.raises(ValueError, match=rf"block_size is {g} and the basis has 4 columns"):
             call()
+
+
+# --- Without the means of the groups
+
+
+@every_f
+@some
+@given(seed=seeds, n=st.integers(1, 9), blocks=st.integers(1, 3), g=st.integers(1, 3), eps=st.floats(0.1, 5))
+def test_centered_rates_lie_in_the_same_order_and_below_the_others(f, seed, n, blocks, g, eps):
+    d = blocks * g
+    z, pi, u = problem(n, d, K=3, p=d, seed=seed)
+    z = z + 2 * randn(seed + 9, d)
+    room = 1e-8
+    exact = objective.compression_rate(z, pi, eps, f=f, centered=True).item()
+    inner = objective.variational_compression(z, pi, u, eps, f=f, block_size=g, centered=True).item()
+    diagonal = objective.variational_compression(z, pi, u, eps, f=f, centered=True).item()
+    assert exact - room <= inner <= diagonal + room
+    assert inner <= objective.variational_compression(z, pi, u, eps, f=f, block_size=g).item() + room
+    assert exact <= objective.compression_rate(z, pi, eps, f=f).item() + room
+    assert objective.rate_reduction(z, pi, eps, f=f, centered=True).item() >= -room
+
+
+def test_centered_moments_are_covariances():
+    z, pi, _ = problem(20, 5)
+    mean = pi.T @ z / pi.sum(0)[:, None]
+    covariance = second_moments(z, pi) - mean[:, :, None] * mean[:, None, :]
+    share = pi.sum(0) / len(z)
+    expected = 0.5 * (share * objective.spectral_sum(5 / 0.7**2 * covariance)).sum()
+    assert_close("rate", objective.compression_rate(z, pi, 0.7, centered=True), expected, 1e-10)
+    moved = objective.compression_rate(z + randn(5, 5), pi, 0.7, centered=True)
+    assert_close("moved", moved, expected, 1e-10)
+
+
+@pytest.mark.parametrize("g", [1, 2])
+def test_the_centered_operator_is_a_step_of_the_centered_rate(g):
+    n, d, K = 9, 6, 3
+    z, _, u = problem(n, d, K=K, p=4)
+    w = torch.einsum("nd,kdp->nkp", z, u).unsqueeze(0)
+    t = torch.ones(K, dtype=torch.float64)
+    pi = tost.membership(w, t)[0]
+    y = tost.tssa(w, t, block_size=g, centered=True)[0]
+    step = objective.tssa_step(z, pi, u, d**0.5, n, block_size=g, centered=True)
+    assert_close("step", torch.einsum("nkp,kdp->nd", y, u), step, 1e-7)

@@ -69,14 +69,20 @@ def test_concave_functions_are_what_they_claim(f):
 
 
 @pytest.mark.parametrize("f", [*STRICT, LINEAR], ids=lambda f: f.name)
-@pytest.mark.parametrize(("n", "d", "p"), [(1, 3, 3), (4, 7, 2), (9, 4, 4)])
-def test_variational_gradient_equals_autograd(f, n, d, p):
+@pytest.mark.parametrize(("n", "d", "p", "g"), [(1, 3, 3, 1), (4, 7, 2, 1), (1, 3, 3, 3), (4, 7, 4, 2), (9, 6, 6, 3)])
+@pytest.mark.parametrize("centered", [False, True])
+def test_variational_gradient_equals_autograd(f, n, d, p, g, centered):
     z, pi, u = problem(n, d, p=p, batch=(2,))
-    u = u + 0.3 * randn(9, *u.shape)  # the gradient does not need orthonormal columns
+    if g == 1:
+        u = u + 0.3 * randn(9, *u.shape)  # the gradient does not need orthonormal columns
     z.requires_grad_()
-    value = objective.variational_compression(z, pi, u, 0.8, f=f)
+    mask = torch.ones(2, n, dtype=torch.bool)
+    mask[1, 2:] = False
+    arguments = {"f": f, "mask": mask, "block_size": g, "centered": centered}
+    value = objective.variational_compression(z, pi, u, 0.8, **arguments)
     (expected,) = torch.autograd.grad(value.sum(), z)
-    assert_close("gradient", objective.variational_gradient(z, pi, u, 0.8, f=f), expected, 1e-12)
+    actual = objective.variational_gradient(z, pi, u, 0.8, **arguments)
+    torch.testing.assert_close(actual, expected, rtol=1e-8, atol=1e-10)
 
 
 @every_f

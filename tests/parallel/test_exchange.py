@@ -116,7 +116,7 @@ def ranks(request, tmp_path_factory):
     return run_ranks(request.param, tmp_path_factory.mktemp("exchange"), exchange)
 
 
-def expected(name: str, width: int) -> dict[str, tuple[int, int]]:
+def expected(name: str, width: int, size: int) -> dict[str, tuple[int, int]]:
     """Bytes and collectives, forward and backward, with `width` bytes per number."""
     squares, weighted, mass, tokens = (B * H * D * width, B * H * D * width, B * H * width, B * 8)
     causal = {"forward": (squares + tokens + weighted + mass, 2), "backward": (squares + weighted + mass, 2)}
@@ -131,14 +131,15 @@ def expected(name: str, width: int) -> dict[str, tuple[int, int]]:
         "tssa unnormalized": {"forward": (weighted + mass, 1), "backward": (weighted, 1)},
         "tssa scaled": {"forward": (squares + weighted + mass + tokens, 3), "backward": (squares + weighted, 2)},
         "causal_tssa": causal,
-        "causal_tssa forgetting": causal,
+        # The gradient of what every rank has, for each of them.
+        "causal_tssa forgetting": causal | {"backward": (size * causal["backward"][0], 2)},
     }[name]
 
 
 def test_bytes_are_the_formula_at_any_length(ranks):
     for operators, _ in ranks:
         for (name, num_tokens, dtype), passes in operators.items():
-            for which, wanted in expected(name, 8 if dtype == torch.float64 else 4).items():
+            for which, wanted in expected(name, 8 if dtype == torch.float64 else 4, len(ranks)).items():
                 case = f"{name} {which} with {num_tokens} tokens in {dtype}"
                 assert passes[which][:2] == wanted, case
                 assert passes[which][2:4] == wanted, f"{case}, at torch.distributed"
@@ -155,7 +156,7 @@ def test_bytes_on_the_sockets_do_not_depend_on_the_length(ranks):
 
 
 def test_an_attention_module_exchanges_nothing_else(ranks):
-    wanted = expected("causal_tssa", 4)
+    wanted = expected("causal_tssa", 4, len(ranks))
     payload, calls = (wanted["forward"][i] + wanted["backward"][i] for i in range(2))
     for _, module in ranks:
         assert module[:4] == (payload, calls, payload, calls)

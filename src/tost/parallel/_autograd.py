@@ -31,16 +31,9 @@ def sum_of_gathered(x: Tensor, everyone: Tensor, channel: Channel) -> Tensor:
     return _Total.apply(x, everyone, channel)  # type: ignore[no-untyped-call]
 
 
-def exclusive_sum(x: Tensor, everyone: Tensor, channel: Channel, weights: Tensor | None = None) -> Tensor:
-    """Return the sum of x over the ranks before this one; `everyone` [size, ...] was gathered before.
-
-    With `weights` [size, size, ...] rank r adds ``weights[q, r]`` times what rank q has; they are 0 for q >= r.
-    """
-    if weights is None:
-        before: Tensor = _ExclusiveSum.apply(x, everyone, channel, False)  # type: ignore[no-untyped-call]
-    else:
-        before = _WeightedSum.apply(x, weights, everyone, channel)  # type: ignore[no-untyped-call]
-    return before
+def exclusive_sum(x: Tensor, everyone: Tensor, channel: Channel) -> Tensor:
+    """Return the sum of x over the ranks before this one; `everyone` [size, ...] was gathered before."""
+    return _ExclusiveSum.apply(x, everyone, channel, False)  # type: ignore[no-untyped-call]
 
 
 def gather_sums(x: Tensor, num_tokens: Tensor, channel: Channel) -> tuple[Tensor, Tensor]:
@@ -122,28 +115,6 @@ class _ExclusiveSum(torch.autograd.Function):
         return _ExclusiveSum.apply(grad, None, ctx.channel, not ctx.after), None, None, None  # type: ignore[no-untyped-call]
 
 
-class _WeightedSum(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, weights: Tensor, everyone: Tensor, channel: Channel) -> Tensor:
-        ctx.channel = channel
-        ctx.save_for_backward(weights, everyone)
-        return _add(weights[:, channel.rank] * everyone)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None, None]:
-        if torch.is_grad_enabled() and grad.requires_grad:
-            # The gradient of the weights would need the derivative of what other ranks have sent.
-            raise RuntimeError(
-                "second derivatives through a decay are not available on a sequence that is shared by ranks. "
-                "Compute them in one process with backend='reference', or use decay=None."
-            )
-        weights, everyone = ctx.saved_tensors
-        (grads,) = ctx.channel.gather(grad)
-        d_weights = torch.zeros_like(weights)
-        d_weights[:, ctx.channel.rank] = (grad * everyone).sum_to_size(weights[:, 0].shape)
-        return _add(weights[ctx.channel.rank] * grads), d_weights, None, None
-
-
 class _Gather(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, num_tokens: Tensor, channel: Channel) -> tuple[Tensor, Tensor]:
@@ -154,6 +125,12 @@ class _Gather(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor, _: None) -> tuple[Tensor, None, None]:
+        if torch.is_grad_enabled() and grad.requires_grad:
+            # A rank without tokens may have no such graph, and the others would wait for it.
+            raise RuntimeError(
+                "second derivatives through a decay or a recurrence are not available on a sequence that is shared by "
+                "ranks. Compute them in one process with backend='reference', or use decay=None."
+            )
         return _Sum.apply(grad, ctx.channel)[ctx.channel.rank], None, None  # type: ignore[no-untyped-call]
 
 

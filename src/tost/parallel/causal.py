@@ -8,15 +8,14 @@ The gradients take the same way back, with sums over the ranks after. Steps 2 an
 first only for its sums. A run is cheap next to the projections around it, and as gradients flow through its state,
 nothing has to be derived again.
 
-With forgetting, the sums of a rank fade with every token of the ranks between it and where they are added. The number
-of tokens of every rank is known to all, so this costs no exchange. Where decays come from the data, each rank sends
-their product over its tokens with its sums.
+With decays, the sums of a rank fade with the tokens of the ranks between it and where they are added. A fixed decay has
+powers, and the number of tokens of every rank is known to all; where decays come from the data, each rank sends their
+product over its tokens with its sums.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -46,9 +45,9 @@ def causal_tssa(
     Each rank sends ``B (4 H (2D+1) + 8)`` bytes forward (statistics in float32, and a count of tokens) and
     ``4 B H (2D+1)`` backward, in two collectives each, whatever the length of the sequence; in blocks of g features
     ``D + D(g+1)/2 + 1`` stands for ``2D+1``, and it is as much more as the state is larger where statistics are
-    centered or decays come from the data. For the latter each rank also sends its product of decays, and backward
-    as much for every rank. A loss that uses the returned state must do so on every rank; its backward pass then takes
-    two more. Packed sequences count as so many in a batch: B is then their number S.
+    centered or decays come from the data. For the latter each rank also sends its product of decays. With a decay of
+    any kind it sends as much backward for every rank. A loss that uses the returned state must do so on every rank; its
+    backward pass then takes two more. Packed sequences count as so many in a batch: B is then their number S.
     """
     w, temperature, bias, mask, state, decay = given
     check_causal(form, packing, w, temperature, None, mask, state, decay)
@@ -63,52 +62,55 @@ def causal_tssa(
     def run(before: TSSAState) -> tuple[Tensor, TSSAState]:
         return run_causal(form, backend, packing, w, temperature, bias, mask, before, decay)
 
-    if form.token_decay:
-        return _fading_by_tokens(form, w, bias, mask, packing, decay, state, zeros, channel, run)
-    tokens = _num_tokens(w, mask, packing)
-    squares = local_squares(w, mask, decay) if packing is None else run(zeros)[1].squares
+    tokens = num_tokens(w, mask) if packing is None else packing.num_tokens(mask)
+    if decay is not None:
+        return _fading(form, w, bias, mask, packing, decay, state, zeros, tokens, channel, run)
+    squares = local_squares(w, mask) if packing is None else run(zeros)[1].squares
     all_squares, all_tokens = channel.gather(squares, tokens)
     end = state.position + all_tokens.sum(dim=0)
     _check_length(bias, end)
-    fading = None if decay is None else _fading(decay, all_tokens)
     before = zeros._replace(
-        squares=_before(state.squares, squares, all_squares, channel, fading),
+        squares=state.squares + exclusive_sum(squares, all_squares, channel),
         position=state.position + all_tokens[: channel.rank].sum(dim=0),
     )
     sums = _joined(run(before)[1], form)
     (all_sums,) = channel.gather(sums)
-    prior = _before(_joined(state, form), sums, all_sums, channel, fading)
+    prior = _joined(state, form) + exclusive_sum(sums, all_sums, channel)
     y, _ = run(before._replace(weighted_squares=prior[..., :-1], mass=prior[..., -1]))
-    total = _total(_joined(state, form), sums, all_sums, channel, fading)
-    total_squares = _total(state.squares, squares, all_squares, channel, fading)
+    total = _joined(state, form) + sum_of_gathered(sums, all_sums, channel)
+    total_squares = state.squares + sum_of_gathered(squares, all_squares, channel)
     return y, TSSAState(total_squares, total[..., :-1], total[..., -1], end)
 
 
-def _fading_by_tokens(
+def _fading(
     form: Form,
     w: Tensor,
     bias: Tensor | None,
     mask: Tensor | None,
     packing: Packing | None,
-    decay: Tensor | None,
+    decay: Tensor,
     state: TSSAState,
     zeros: TSSAState,
+    tokens: Tensor,
     channel: Channel,
     run: Callable[[TSSAState], tuple[Tensor, TSSAState]],
 ) -> tuple[Tensor, TSSAState]:
-    """Do the same with decays from the data, through the products of those of every rank."""
-    assert decay is not None
+    """Do the same with decays, through the products of those of every rank's tokens."""
     layout, K = Layout(w.shape[-1], form, w.device), form.num_masses(w.shape[-1])
-    if packing is None:
-        faded = _faded_squares(w, mask, decay, layout, form)
+    if not form.token_decay:  # products are powers, which need no exchange
+        squares = local_squares(w, mask, decay) if packing is None else run(zeros)[1].squares
+        all_squares, all_tokens = gather_sums(squares, tokens, channel)
+        products = (decay ** all_tokens.unsqueeze(-1)).unsqueeze(-1)
     else:
-        faded = state.squares.new_zeros(packing.num_sequences, w.shape[2], state.squares.shape[-1] + K)
-        for group in packing.groups():
-            rows = _faded_squares(group.take(w), group.mask(mask), group.take(decay), layout, form)
-            faded = faded.index_copy(0, group.sequences, rows)
-    tokens = _num_tokens(w, mask, packing)
-    everyone, all_tokens = gather_sums(faded, tokens, channel)
-    all_squares, products = everyone[..., :-K], everyone[..., -K:]
+        if packing is None:
+            faded = _faded_squares(w, mask, decay, layout, form)
+        else:
+            faded = state.squares.new_zeros(packing.num_sequences, w.shape[2], state.squares.shape[-1] + K)
+            for group in packing.groups():
+                rows = _faded_squares(group.take(w), group.mask(mask), group.take(decay), layout, form)
+                faded = faded.index_copy(0, group.sequences, rows)
+        everyone, all_tokens = gather_sums(faded, tokens, channel)
+        all_squares, products = everyone[..., :-K], everyone[..., -K:]
     end = state.position + all_tokens.sum(dim=0)
     _check_length(bias, end)
     of_squares = at_ranks(state.squares, all_squares, layout.spread(products, layout.squares))
@@ -116,7 +118,7 @@ def _fading_by_tokens(
         squares=of_squares[channel.rank], position=state.position + all_tokens[: channel.rank].sum(dim=0)
     )
     sums = _joined(run(before)[1], form)
-    all_sums, _ = gather_sums(sums, tokens, channel)
+    all_sums, _ = gather_sums(sums, tokens[:0], channel)
     fading = torch.cat((layout.spread(products, layout.weighted).expand_as(all_sums[..., :-K]), products), dim=-1)
     of_sums = at_ranks(_joined(state, form), all_sums, fading)
     (weighted, mass), last = (
@@ -124,10 +126,6 @@ def _fading_by_tokens(
     )
     y, _ = run(before._replace(weighted_squares=weighted, mass=mass))
     return y, TSSAState(of_squares[-1], *last, end)
-
-
-def _num_tokens(w: Tensor, mask: Tensor | None, packing: Packing | None) -> Tensor:
-    return num_tokens(w, mask) if packing is None else packing.num_tokens(mask)
 
 
 def _faded_squares(w: Tensor, mask: Tensor | None, decay: Tensor, layout: Layout, form: Form) -> Tensor:
@@ -138,44 +136,6 @@ def _faded_squares(w: Tensor, mask: Tensor | None, decay: Tensor, layout: Layout
     after = torch.cat((first, columns.flip(1)), dim=1).cumprod(dim=1).flip(1)  # with the product of all in front
     summed = summed_squares(zero_padding(w.to(columns.dtype), mask).square(), mask, layout, form)
     return torch.cat(((summed * layout.spread(after[:, 1:], layout.squares)).sum(dim=1), after[:, 0]), dim=-1)
-
-
-class _Fading(NamedTuple):
-    """By how much sums have faded when they are added; the last three dimensions are [B, H, 1]."""
-
-    between: Tensor  # [size, size, ...]: those of rank q where rank r begins; 0 unless q comes before r
-    until_rank: Tensor  # [size, ...]: those of the state where rank r begins
-    from_rank: Tensor  # [size, ...]: those of rank q after the whole sequence
-    whole: Tensor  # those of the state after the whole sequence
-
-
-def _fading(decay: Tensor, all_tokens: Tensor) -> _Fading:
-    """Return how sums fade over ranks that hold `all_tokens` [size, B] real tokens."""
-    ends = all_tokens.cumsum(dim=0)
-    begins = ends - all_tokens
-    # Exponents are counts of tokens, and never negative: sums fade, they are not brought back by a division.
-    distance = (begins.unsqueeze(0) - ends.unsqueeze(1)).clamp_min(0)
-    before = torch.ones_like(distance[..., 0], dtype=torch.bool).triu(1)[..., None, None, None]
-
-    def faded(tokens: Tensor) -> Tensor:
-        return (decay ** tokens.unsqueeze(-1)).unsqueeze(-1)
-
-    return _Fading(faded(distance).where(before, 0), faded(begins), faded(ends[-1] - ends), faded(ends[-1]))
-
-
-def _before(start: Tensor, own: Tensor, everyone: Tensor, channel: Channel, fading: _Fading | None) -> Tensor:
-    """Return a sum where this rank begins: of the state and of the ranks before."""
-    if fading is None:
-        return start + exclusive_sum(own, everyone, channel)
-    return start * fading.until_rank[channel.rank] + exclusive_sum(own, everyone, channel, fading.between)
-
-
-def _total(start: Tensor, own: Tensor, everyone: Tensor, channel: Channel, fading: _Fading | None) -> Tensor:
-    """Return a sum after the whole sequence: of the state and of all ranks."""
-    if fading is None:
-        return start + sum_of_gathered(own, everyone, channel)
-    faded, all_faded = own * fading.from_rank[channel.rank], everyone * fading.from_rank.detach()
-    return start * fading.whole + sum_of_gathered(faded, all_faded, channel)
 
 
 def _joined(state: TSSAState, form: Form) -> Tensor:
