@@ -240,6 +240,11 @@ class Distributed:
         dist.all_reduce(raised, group=self._flags)
         return bool(raised > 0)
 
+    def wait(self) -> None:
+        """Wait for all processes, without naming a device: on CPUs Accelerate's barrier may name a GPU."""
+        if self.size > 1:
+            dist.barrier()
+
     @contextmanager
     def together(self) -> Iterator[None]:
         """Wait for all processes at the end of a ``with`` block. If the block fails on one of them, it fails on all.

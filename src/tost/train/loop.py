@@ -222,7 +222,7 @@ class _Run:
         if resume is not None:
             check_changes(changes, resume.name)
             changes |= data_changes
-        processes.accelerator.wait_for_everyone()  # until all have read
+        processes.wait()  # until all have read
         if processes.is_first:
             with writing(self.folder.path):
                 aside = self.store.go_on(self.step, resume)
