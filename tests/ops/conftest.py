@@ -11,8 +11,8 @@ if find_spec("triton"):
 
 # What the default suite runs with the backend: the test, and parts of the identifier that stay.
 QUICK = {
-    "test_tssa_matches_reference": ("True-True-triton-1x257x8x64-bfloat16", "False-False-triton-2x63x3x5-float64"),
-    "test_causal_tssa_matches_reference": ("1-1-1-triton-2x63x3x5-float32", "0-1-0-triton-2x63x3x5-bfloat16"),
+    "test_tssa_matches_reference": ("True-True-1x257x8x64-bfloat16-triton", "False-False-2x63x3x5-float64-triton"),
+    "test_causal_tssa_matches_reference": ("1-1-1-2x63x3x5-float32-triton", "0-1-0-2x63x3x5-bfloat16-triton"),
     "test_forms_match_reference": ("every-float64-triton-scaled-fading",),
     "test_forms_of_tssa_match_reference": ("True-True-float32-triton-scaled",),
     "test_empty_batches_and_sequences": ("triton-scaled-fading",),
