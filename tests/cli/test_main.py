@@ -110,8 +110,8 @@ def test_a_bug_keeps_its_traceback(run, monkeypatch):
 
 
 def test_a_model_too_large_for_memory_is_told_in_a_line(run, tmp_path):
-    # Its first tensor, a vector per byte, takes 2 TB: it is refused at once, before any memory is filled.
-    sizes = ("model.embed_dim=2000000000", "model.num_heads=2")
+    # Its first tensor, a vector per byte, takes 0.5 TB: it is refused at once, before any memory is filled.
+    sizes = ("model.embed_dim=500000000", "model.num_heads=2")
     outcome = run("train", "demo/stdlib_bytes", *sizes, "--out", str(tmp_path / "run"))
     assert outcome.code == 1
     assert "not enough memory" in outcome.err
