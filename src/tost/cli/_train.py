@@ -72,6 +72,11 @@ def train(
             _console.show_json({"status": result.status, "step": result.step, "out": str(folder), **result.metrics})
         else:
             _console.show(str(folder))
+    if "LOCAL_RANK" in os.environ:
+        # A launched process ends at once: while Python frees its modules, threads of the process group may abort it.
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(INTERRUPTED if result.status == "interrupted" else 0)
     if result.status == "interrupted":
         raise typer.Exit(INTERRUPTED)
 
