@@ -44,6 +44,12 @@ def _pairs(u: Tensor, z: Tensor, block_size: int) -> list[tuple[Tensor, Tensor]]
     return [(a[..., : block_size - k].flatten(-2), b[..., k:].flatten(-2)) for k in range(block_size)]
 
 
+def packed(blocks: Tensor) -> Tensor:
+    """Return symmetric matrices ``[..., D / g, g, g]`` as packed products, ``[..., D(g+1)/2]``."""
+    g = blocks.shape[-1]
+    return torch.cat([blocks.diagonal(k, dim1=-2, dim2=-1).flatten(-2) for k in range(g)], dim=-1)
+
+
 def matrices(packed: Tensor, head_dim: int, block_size: int) -> Tensor:
     """Return packed products ``[..., D(g+1)/2]`` as symmetric matrices, ``[..., D / g, g, g]``."""
     return packed[..., _places(head_dim, block_size, packed.device)]

@@ -12,8 +12,9 @@ from typing import NamedTuple, Unpack
 import torch
 from torch import Tensor
 
+from tost.ops._blocks import packed_width
 from tost.ops._count import effective_count
-from tost.ops._numerics import statistics_dtype
+from tost.ops._numerics import statistics_dtype, zero_padding
 from tost.ops.form import Form, OperatorKeywords
 from tost.ops.packing import Packing
 from tost.ops.state import CausalArguments, sum_shapes
@@ -80,6 +81,63 @@ class Inputs(NamedTuple):
         if x is None or x.dim() == 1:
             return [x] * self.packing.num_sequences
         return torch.split(x, self.packing.lengths, dim=1)
+
+
+class GatedInputs(NamedTuple):
+    """The tensors of a call of gated statistics. Packed sequences are in one row, as in `Inputs`.
+
+    Attributes:
+        w: Tokens, ``[B, N, H, D]``.
+        write: Gates in [0, 1], ``[B, N, H, D / g]``, in the dtype of the statistics.
+        mask: Real tokens, bool ``[B, N]``.
+        mean: Means before the first token, ``[B, H, D]``; None for zeros.
+        covariance: Packed covariances before the first token, ``[B, H, D(g+1)/2]``; None for zeros.
+        packing: Where the sequences of the row begin; None if each row is one.
+    """
+
+    w: Tensor
+    write: Tensor
+    mask: Tensor | None = None
+    mean: Tensor | None = None
+    covariance: Tensor | None = None
+    packing: Packing | None = None
+
+    @property
+    def block_size(self) -> int:
+        """Features in a block, g."""
+        return self.w.shape[3] // self.write.shape[3]
+
+    def in_one_row(self, packing: Packing | None) -> GatedInputs:
+        """Return the tensors with all tokens of a packed batch in one row."""
+        if packing is None:
+            return self
+        mask = None if self.mask is None else packing.one_row(self.mask)
+        return self._replace(w=packing.one_row(self.w), write=packing.one_row(self.write), mask=mask, packing=packing)
+
+    def start(self) -> tuple[Tensor, Tensor]:
+        """Return the mean and the covariance before the first token."""
+        if self.mean is not None and self.covariance is not None:
+            return self.mean, self.covariance
+        (B, _, H, D), packing = self.w.shape, self.packing
+        B = B if packing is None else packing.num_sequences
+        return self.write.new_zeros(B, H, D), self.write.new_zeros(B, H, packed_width(D, self.block_size))
+
+    def alone(self) -> list[GatedInputs]:
+        """Return each of the packed sequences alone."""
+        assert self.packing is not None
+        lengths, (mean, covariance) = self.packing.lengths, self.start()
+        w, write = (torch.split(x, lengths, dim=1) for x in (self.w, self.write))
+        mask = [None] * len(lengths) if self.mask is None else torch.split(self.mask, lengths, dim=1)
+        states = torch.split(mean, 1), torch.split(covariance, 1)
+        return [GatedInputs(*each) for each in zip(w, write, mask, *states, strict=True)]
+
+    def zeroed(self) -> tuple[Tensor, Tensor]:
+        """Return tokens in the dtype of the statistics and gates, both 0 for padding."""
+        return zero_padding(self.w.to(self.write.dtype), self.mask), zero_padding(self.write, self.mask)
+
+
+GatedResults = tuple[Tensor, Tensor, Tensor, Tensor]
+"""Mean and step of every token, ``[B, N, H, D]``, mean and covariance after the last one."""
 
 
 def causal_form(decay: Tensor | None, **options: Unpack[OperatorKeywords]) -> Form:

@@ -83,6 +83,28 @@ class CausalBackward(ctypes.Structure):
     )
 
 
+_GATED_HEAD = (
+    *(("threads", c_int32), ("block_size", c_int64), ("shape", Shape)),
+    *(("sequences", c_int64), ("cu_seqlens", c_void_p)),
+)
+
+
+class GatedForward(ctypes.Structure):
+    """Forward pass of gated statistics."""
+
+    _fields_ = (*_GATED_HEAD, *_pointers("w write mask mean_in covariance_in mean step mean_out covariance_out"))
+
+
+class GatedBackward(ctypes.Structure):
+    """Backward pass of gated statistics."""
+
+    _fields_ = (
+        *_GATED_HEAD,
+        *_pointers("w write mask mean_in covariance_in dmean dstep dmean_out dcovariance_out"),
+        *_pointers("dw dwrite dmean_in dcovariance_in"),
+    )
+
+
 class Matrix(ctypes.Structure):
     """W ``[rows, columns]``, with a scale and a bias per row, or null."""
 
@@ -133,6 +155,8 @@ _CALLS: dict[str, type[ctypes.Structure]] = {
     "tost_tssa_backward": Backward,
     "tost_causal_tssa_forward": CausalForward,
     "tost_causal_tssa_backward": CausalBackward,
+    "tost_gated_forward": GatedForward,
+    "tost_gated_backward": GatedBackward,
     "tost_language_step": Step,
 }
 
@@ -306,6 +330,24 @@ def run(
     code = getattr(_LIBRARY, function)(TYPES[w.dtype], call)
     if code:
         raise _error(function, code, TYPES[w.dtype], f"the partial sums of {shape[1]} tokens")
+
+
+def run_gated(
+    function: str,
+    block_size: int,
+    cu_seqlens: Tensor | None,
+    inputs: Sequence[Tensor | None],
+    outputs: Sequence[Tensor],
+) -> None:
+    """Run a pass of gated statistics on contiguous tensors in the order of the call's structure, tokens first."""
+    w = inputs[0]
+    assert w is not None
+    addresses = [0 if x is None else x.data_ptr() or _no_memory(x) for x in (*inputs, *outputs)]
+    packed = (w.shape[0], 0) if cu_seqlens is None else (len(cu_seqlens) - 1, cu_seqlens.data_ptr())
+    call = _PACKERS[function].pack(num_threads(), block_size, *w.shape, *packed, *addresses)
+    code = getattr(_LIBRARY, function)(TYPES[w.dtype], call)
+    if code:
+        raise _error(function, code, TYPES[w.dtype], f"the states of {w.shape[1]} tokens")
 
 
 def _no_memory(x: Tensor) -> int:

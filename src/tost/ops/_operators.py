@@ -35,6 +35,7 @@ _CAUSAL = (
     "temperature, Tensor? bias, Tensor? mask, Tensor? squares, Tensor? weighted, Tensor? mass, Tensor? scale, "
     "Tensor? decay, Tensor? cu_seqlens, int[] form"
 )
+_GATED = "Tensor w, Tensor write, Tensor? mask, Tensor? mean, Tensor? covariance, Tensor? cu_seqlens"
 SCHEMAS = {
     "tssa": "Tensor w, Tensor temperature, Tensor? mask, Tensor? cu_seqlens, int[] form",
     "tssa_": "Tensor(a!) w, Tensor temperature, Tensor? mask, Tensor? cu_seqlens, int[] form",
@@ -45,6 +46,8 @@ SCHEMAS = {
     "causal_tssa_backward": "Tensor dy, Tensor? dsquares, Tensor? dweighted, Tensor? dmass, Tensor w, "
     "Tensor temperature, Tensor? bias, Tensor? mask, Tensor pi, Tensor starts, Tensor? scale, Tensor? decay, "
     "Tensor? cu_seqlens, int[] form",
+    "gated_statistics": _GATED,
+    "gated_statistics_backward": f"Tensor dmean, Tensor dstep, Tensor? dmean_out, Tensor? dcovariance_out, {_GATED}",
 }
 """Arguments of every operator. `starts` are the sums at the start of every chunk, as a backend arranges them."""
 

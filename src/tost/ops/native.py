@@ -13,8 +13,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from tost.ops import _library
-from tost.ops._inputs import Inputs, Sums
+from tost.ops import _library, pytorch
+from tost.ops._blocks import packed_width
+from tost.ops._inputs import GatedInputs, GatedResults, Inputs, Sums
 from tost.ops._numerics import statistics_dtype
 from tost.ops._operators import (
     SCHEMAS,
@@ -30,7 +31,9 @@ from tost.ops._operators import (
     tssa_gradients,
     unfilled_sums,
 )
+from tost.ops._transforms import gradients, is_transformed, wants_graph
 from tost.ops.form import FLAGS, Form
+from tost.ops.packing import Packing
 from tost.ops.state import sum_shapes
 
 Tensors = tuple[Tensor, ...]
@@ -59,6 +62,36 @@ def causal_tssa_(inputs: Inputs, form: Form) -> tuple[Tensor, Sums]:
     """Overwrite w with y, and return it with the sums after the last token."""
     sums = torch.ops.tost.causal_tssa_.default(*causal_arguments(inputs, form))
     return inputs.w, Sums(*sums)
+
+
+def gated_statistics(inputs: GatedInputs) -> GatedResults:
+    """Return mean and step of every token, and mean and covariance after the last one."""
+    if is_transformed():
+        return pytorch.gated_statistics(inputs)
+    w, write, mask, mean, covariance, packing = inputs
+    cu_seqlens = None if packing is None else packing.cu_seqlens
+    return _Gated.apply(w.to(write.dtype), write, mask, mean, covariance, cu_seqlens)  # type: ignore[no-untyped-call]
+
+
+class _Gated(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, *arguments: Tensor | None) -> Tensors:
+        ctx.save_for_backward(*arguments)
+        return torch.ops.tost.gated_statistics.default(*arguments)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients_of: Tensor) -> tuple[Tensor | None, ...]:
+        w, write, mask, mean, covariance, cu_seqlens = ctx.saved_tensors
+        if wants_graph():
+            packing = None if cu_seqlens is None else Packing(cu_seqlens, (1, w.shape[1]))
+
+            def run(w: Tensor, write: Tensor, mean: Any, covariance: Any) -> GatedResults:
+                return pytorch.gated_statistics(GatedInputs(w, write, mask, mean, covariance, packing))
+
+            dw, dwrite, *before = gradients(run, (w, write, mean, covariance), gradients_of)
+            return dw, dwrite, None, *before, None
+        dw, dwrite, *before = torch.ops.tost.gated_statistics_backward.default(*gradients_of, *ctx.saved_tensors)
+        return dw, dwrite, None, *(before if mean is not None else (None, None)), None
 
 
 # --- Checks. The public functions have checked their arguments, but the registered operators can be called by anyone.
@@ -249,3 +282,61 @@ register("tssa_backward", _tssa_backward, tssa_gradients, 2)
 register("causal_tssa", _causal_tssa, _causal_outputs, 6)
 register("causal_tssa_", _causal_tssa_inplace, _causal_sums, 3)
 register("causal_tssa_backward", _causal_tssa_backward, causal_gradients, 8)
+
+
+def _gated_shapes(w: Tensor, write: Tensor, cu_seqlens: Tensor | None) -> tuple[int, tuple[int, ...], tuple[int, ...]]:
+    """Return the block size and the shapes of a state."""
+    (_, _, H, D), S, g = w.shape, sequences(w, cu_seqlens), w.shape[3] // write.shape[3]
+    return g, (S, H, D), (S, H, packed_width(D, g))
+
+
+def _gated_outputs(w: Tensor, write: Tensor, *rest: Any) -> Tensors:
+    """Return unfilled mean and step, and mean and covariance after the last token."""
+    return like_tokens(w), like_tokens(w), *map(w.new_empty, _gated_shapes(w, write, rest[-1])[1:])
+
+
+def _gated_gradients(*arguments: Any) -> Tensors:
+    """Return unfilled gradients of the tokens, the gates and the state before."""
+    w, write, *_, cu_seqlens = arguments[4:]
+    return like_tokens(w), like_tokens(write), *map(w.new_empty, _gated_shapes(w, write, cu_seqlens)[1:])
+
+
+def _gated(w: Tensor, write: Tensor, *rest: Tensor | None) -> Tensors:
+    _check_gated("gated_statistics", w, write, *rest)
+    outputs = _gated_outputs(w, write, *rest)
+    g = w.shape[3] // write.shape[3]
+    _library.run_gated("tost_gated_forward", g, rest[-1], _dense(w, write, *rest[:-1]), outputs)
+    return outputs
+
+
+def _gated_backward(*arguments: Any) -> Tensors:
+    dmean, dstep, dmean_out, dcovariance_out, w, write, *rest = arguments
+    _check_gated("gated_statistics_backward", w, write, *rest)
+    outputs = _gated_gradients(*arguments)
+    inputs = _dense(w, write, *rest[:-1], dmean, dstep, dmean_out, dcovariance_out)
+    _library.run_gated("tost_gated_backward", w.shape[3] // write.shape[3], rest[-1], inputs, outputs)
+    return outputs
+
+
+def _check_gated(operator: str, w: Tensor, write: Tensor, *rest: Tensor | None) -> None:
+    """Raise ValueError if the kernels cannot take these arguments."""
+    mask, mean, covariance, cu_seqlens = rest
+    B, N, H, D = w.shape if w.dim() == 4 else (0, 0, 0, 0)
+    K = write.shape[-1] if write.dim() == 4 else 0
+    _, state, products = _gated_shapes(w, write, cu_seqlens) if D * K else (0, (), ())
+    fits = D * K > 0 and D % K == 0 and write.shape == (B, N, H, K) and w.dtype in (torch.float32, torch.float64)
+    fits &= mask is None or (mask.shape == (B, N) and mask.dtype == torch.bool)
+    fits &= (mean is None) == (covariance is None)
+    fits &= mean is None or covariance is None or (mean.shape == state and covariance.shape == products)
+    fits &= cu_seqlens is None or (B == 1 and cu_seqlens.dim() == 1 and cu_seqlens.dtype == torch.int64)
+    fits &= all(x is None or x.dtype == w.dtype for x in (write, mean, covariance))
+    if not fits:
+        shapes = [None if x is None else (*x.shape, x.dtype) for x in (w, write, *rest)]
+        raise ValueError(
+            f"tost::{operator}: w, write, mask, mean, covariance and cu_seqlens are {shapes}; w is float32 or float64 "
+            "[B, N, H, D], the others belong to it. Call tost.gated_tssa_with_state instead."
+        )
+
+
+register("gated_statistics", _gated, _gated_outputs, 4)
+register("gated_statistics_backward", _gated_backward, _gated_gradients, 4)

@@ -16,6 +16,7 @@ tokens follow. The causal form walks through the tokens in chunks, so that no te
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -23,9 +24,18 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from tost.ops._blocks import Layout, Shrinkage, products, sum_products
-from tost.ops._inputs import Inputs, Sums, empty_sums, mass_columns, mass_of_columns, one_for_padding
+from tost.ops._inputs import (
+    GatedInputs,
+    GatedResults,
+    Inputs,
+    Sums,
+    empty_sums,
+    mass_columns,
+    mass_of_columns,
+    one_for_padding,
+)
 from tost.ops._numerics import MASS_FLOOR, PREFIX_FLOOR, SQUARE_FLOOR, num_tokens, statistics_dtype, zero_padding
-from tost.ops._scan import Fading, Powers, Products, prefix_sums, real_tokens, running_sums
+from tost.ops._scan import Fading, Powers, Products, linear_recurrence, prefix_sums, real_tokens, running_sums
 from tost.ops._transforms import gradients, is_transformed, wants_graph
 from tost.ops.form import Form
 from tost.ops.packing import Group, Packing, put_tokens
@@ -472,6 +482,68 @@ class _CausalTSSA(torch.autograd.Function):
             d_decay = _through_decay(decay, mask, layout, through.squares, *sums)
         rest = (through.temperature, through.bias, through.scale, d_decay, through.squares.reach.start)
         return None, None, dw.to(w.dtype), *rest, bar_weighted.start, mass_of_columns(bar_mass.start, form)
+
+
+# --- Gated statistics
+
+_GATED_CHUNK = 256  # tokens whose covariances are in memory at the same time
+
+
+def gated_statistics(inputs: GatedInputs) -> GatedResults:
+    """Return mean and step of every token, and mean and covariance after the last one."""
+    if inputs.packing is not None:
+        return _gated_groups(inputs, inputs.packing)
+    g, (w, write), (last, covariance) = inputs.block_size, inputs.zeroed(), inputs.start()
+    means, steps = [w[:, :0]], [w[:, :0]]
+    for first in range(0, w.shape[1], _GATED_CHUNK):
+        rows = slice(first, first + _GATED_CHUNK)
+        mean, step, last, covariance = _replayed(partial(_gated_chunk, g), w[:, rows], write[:, rows], last, covariance)
+        means.append(mean)
+        steps.append(step)
+    mean, step = (zero_padding(torch.cat(each, dim=1), inputs.mask) for each in (means, steps))
+    return mean, step, last, covariance
+
+
+def _gated_chunk(block_size: int, w: Tensor, write: Tensor, mean: Tensor, covariance: Tensor) -> GatedResults:
+    D = w.shape[3]
+    blocks = torch.arange(D // block_size, device=w.device)
+    of_features = blocks.repeat_interleave(block_size)
+    of_products = torch.cat([blocks.repeat_interleave(block_size - k) for k in range(block_size)])
+    keep, z = 1 - write, write.index_select(-1, of_features)
+    a = keep.index_select(-1, of_features)
+    means = linear_recurrence(a.flatten(2), (z * w).flatten(2), mean.flatten(1)).reshape(w.shape)
+    change = w - torch.cat((mean.unsqueeze(1), means), dim=1)[:, :-1]
+    added = (write * keep).index_select(-1, of_products) * products(change, block_size)
+    fading = keep.index_select(-1, of_products)
+    covariances = linear_recurrence(fading.flatten(2), added.flatten(2), covariance.flatten(1)).reshape(
+        *w.shape[:3], -1
+    )
+    step = Shrinkage(covariances, D, block_size).solve(a * change)
+    return means, step, means[:, -1], covariances[:, -1]
+
+
+def _gated_groups(inputs: GatedInputs, packing: Packing) -> GatedResults:
+    """Run packed sequences in a few padded batches."""
+    groups, (last, covariance) = list(packing.groups()), inputs.start()
+    results = [
+        gated_statistics(
+            GatedInputs(
+                w=group.take(inputs.w),
+                write=group.take(inputs.write),
+                mask=group.mask(inputs.mask),
+                mean=last.index_select(0, group.sequences),
+                covariance=covariance.index_select(0, group.sequences),
+            )
+        )
+        for group in groups
+    ]
+    if not results:
+        w, _ = inputs.zeroed()
+        return w, w, last, covariance
+    back = torch.cat([group.sequences for group in groups]).argsort()
+    mean, step = (put_tokens([each[i] for each in results], groups, inputs.w) for i in range(2))
+    last, covariance = (torch.cat([each[i] for each in results]).index_select(0, back) for i in (2, 3))
+    return mean, step, last, covariance
 
 
 # --- Statistics in blocks, or about a mean: formulas that are replayed piece by piece

@@ -10,8 +10,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from tost.ops._blocks import Layout, in_blocks, matrices, products
-from tost.ops._inputs import Inputs, Sums, empty_sums, mass_columns, mass_of_columns
+from tost.ops._blocks import Layout, in_blocks, matrices, packed, products
+from tost.ops._inputs import GatedInputs, GatedResults, Inputs, Sums, empty_sums, mass_columns, mass_of_columns
 from tost.ops._numerics import MASS_FLOOR, PREFIX_FLOOR, SQUARE_FLOOR, num_tokens, statistics_dtype, zero_padding
 from tost.ops._scan import prefix_sums
 from tost.ops.form import Form
@@ -103,6 +103,29 @@ def causal_tssa(inputs: Inputs, form: Form) -> tuple[Tensor, Sums]:
             moment = moment.clamp_min(0)
     y = _shrunk(-weight * v, moment, form)
     return zero_padding(y, mask).to(w.dtype), Sums(squares, weighted_after, mass_of_columns(mass_after, form))
+
+
+def gated_statistics(inputs: GatedInputs) -> GatedResults:
+    """Return mean and step of every token, and mean and covariance after the last one."""
+    if inputs.packing is not None:
+        results, (mean, covariance) = [gated_statistics(alone) for alone in inputs.alone()], inputs.start()
+        means, steps = (_joined([each[i] for each in results], inputs.zeroed()[0]) for i in range(2))
+        mean = torch.cat([mean[:0], *(each[2] for each in results)])
+        return means, steps, mean, torch.cat([covariance[:0], *(each[3] for each in results)])
+    g, (w, write), (mean, covariance) = inputs.block_size, inputs.zeroed(), inputs.start()
+    identity = torch.eye(g, dtype=w.dtype, device=w.device)
+    mean, covariance = in_blocks(mean, g), matrices(covariance, w.shape[-1], g)
+    tokens, solutions = [w[:, :0]], [w[:, :0]]
+    for token, z in zip(in_blocks(w, g).unbind(1), write.unsqueeze(-1).unbind(1), strict=True):
+        change = token - mean
+        mean = mean + z * change
+        outer = change.unsqueeze(-1) * change.unsqueeze(-2)
+        covariance = (1 - z).unsqueeze(-1) * (covariance + z.unsqueeze(-1) * outer)
+        solved, _ = torch.linalg.solve_ex(identity + covariance, (token - mean).unsqueeze(-1))
+        tokens.append(mean.flatten(-2).unsqueeze(1))
+        solutions.append(solved.squeeze(-1).flatten(-2).unsqueeze(1))
+    means, steps = (zero_padding(torch.cat(each, dim=1), inputs.mask) for each in (tokens, solutions))
+    return means, steps, mean.flatten(-2), packed(covariance)
 
 
 def _joined(parts: list[Tensor], like: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from tests.models.tiny import perturb
 from tost.nn import CausalLinearAttention, CausalS4D, GatedDeltaNet, GatedTSSA, MinGRU, NoMixer
-from tost.nn.mixers.recurrent import linear_recurrence
+from tost.ops._scan import linear_recurrence
 from tost.testing import assert_close
 
 B, C, H = 2, 12, 3

@@ -13,7 +13,6 @@ from tost.nn.mixers.recurrent import GatedTSSA as GatedTSSA
 from tost.nn.mixers.recurrent import MinGRU as MinGRU
 from tost.nn.mixers.recurrent import NoMixer as NoMixer
 from tost.nn.mixers.recurrent import delta_rule as delta_rule
-from tost.nn.mixers.recurrent import linear_recurrence as linear_recurrence
 from tost.nn.mixers.s4 import S4 as S4
 from tost.nn.mixers.s4 import CausalS4D as CausalS4D
 from tost.nn.mixers.s4 import DiagonalKernel as DiagonalKernel

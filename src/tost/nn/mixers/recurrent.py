@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -21,8 +21,7 @@ from tost.nn.mixers.base import Accepts, CausalMixer
 from tost.nn.state import Carry, Continues, RecurrentState
 from tost.ops._checks import check_mask
 from tost.ops._numerics import PREFIX_FLOOR, num_tokens, zero_padding
-from tost.ops._scan import prefix_sums
-from tost.ops._transforms import gradients, is_transformed, wants_graph
+from tost.ops._scan import linear_recurrence, prefix_sums
 from tost.parallel.recurrence import recurrence_ends
 
 _CHUNK = 64  # tokens that meet by matrix products; longer sequences are walked in chunks
@@ -292,67 +291,6 @@ def shared_recurrence(factor: Tensor, value: Tensor, start: Tensor) -> tuple[Ten
         product, end = 1 + kept.sum(dim=1), own.sum(dim=1)
     before, after = recurrence_ends(product, end, start)
     return torch.addcmul(own, kept, before.unsqueeze(1)), before, after
-
-
-def linear_recurrence(factor: Tensor, value: Tensor, start: Tensor) -> Tensor:
-    """Return h with ``h[n] = factor[n] h[n-1] + value[n]`` for all n.
-
-    Args:
-        factor: ``[B, N, C]``, in [0, 1].
-        value: ``[B, N, C]``.
-        start: h before the first token, ``[B, C]``.
-
-    Returns:
-        ``[B, N, C]``.
-    """
-    if value.shape[1] == 1:
-        return torch.addcmul(value, factor, start.unsqueeze(1))
-    run = _run_recurrence if is_transformed() else _LinearRecurrence.apply
-    h: Tensor = run(factor, value, start)
-    return h
-
-
-def _run_recurrence(factor: Tensor, value: Tensor, start: Tensor) -> Tensor:
-    """Return h as `linear_recurrence` does.
-
-    The sequence is cut into about as many chunks as each has tokens. All chunks are run through at once, token by
-    token, from zero; then what enters each chunk is carried from one to the next, and added to its tokens.
-    """
-    B, N, C = value.shape
-    size = max(1, math.isqrt(N))
-    chunks = -(-N // size)
-    factors, values = (
-        F.pad(part, (0, 0, 0, chunks * size - N)).reshape(B, chunks, size, C).unbind(2) for part in (factor, value)
-    )
-    hidden, kept = [values[0]], [factors[0]]
-    for a, v in zip(factors[1:], values[1:], strict=True):
-        hidden.append(torch.addcmul(v, a, hidden[-1]))
-        kept.append(a * kept[-1])
-    enters = [start]
-    for last, share in zip(hidden[-1].unbind(1)[:-1], kept[-1].unbind(1)[:-1], strict=True):
-        enters.append(torch.addcmul(last, share, enters[-1]))
-    before = torch.stack(enters, dim=1).unsqueeze(2)
-    return torch.addcmul(torch.stack(hidden, dim=2), torch.stack(kept, dim=2), before).flatten(1, 2)[:, :N]
-
-
-class _LinearRecurrence(torch.autograd.Function):
-    """The gradient is a recurrence from the last token to the first; torch's own takes several times as long."""
-
-    @staticmethod
-    def forward(ctx: Any, factor: Tensor, value: Tensor, start: Tensor) -> Tensor:
-        h = _run_recurrence(factor, value, start)
-        ctx.save_for_backward(factor, value, start, h)
-        return h
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        factor, value, start, h = ctx.saved_tensors
-        if wants_graph():
-            return gradients(_run_recurrence, (factor, value, start), grad)
-        later = F.pad(factor[:, 1:], (0, 0, 0, 1))
-        d_value = _run_recurrence(later.flip(1), grad.flip(1), torch.zeros_like(start)).flip(1)
-        before = torch.cat((start.unsqueeze(1), h[:, :-1]), dim=1)
-        return d_value * before, d_value, factor[:, 0] * d_value[:, 0]
 
 
 def delta_rule(

@@ -94,8 +94,9 @@ TOST_API int32_t tost_has_openmp() {
 // Sizes of the calls in the order of their functions below, 0 past the end: a caller built from other sources differs.
 TOST_API int64_t tost_call_size(int32_t i) {
   const int64_t sizes[] = {sizeof(tost::Forward), sizeof(tost::Backward), sizeof(tost::CausalForward),
-                           sizeof(tost::CausalBackward), sizeof(tost::Step), sizeof(tost::StepLayer)};
-  return i >= 0 && i < 6 ? sizes[i] : 0;
+                           sizeof(tost::CausalBackward), sizeof(tost::GatedForward), sizeof(tost::GatedBackward), sizeof(tost::Step),
+                           sizeof(tost::StepLayer)};
+  return i >= 0 && i < 8 ? sizes[i] : 0;
 }
 
 // Names of the fields of Form, separated by spaces.
@@ -119,5 +120,11 @@ TOST_API int32_t tost_causal_tssa_forward(int32_t type, const tost::CausalForwar
 }
 TOST_API int32_t tost_causal_tssa_backward(int32_t type, const tost::CausalBackward* call) {
   return TOST_RUN(causal_backward, type, call);
+}
+TOST_API int32_t tost_gated_forward(int32_t type, const tost::GatedForward* call) {
+  return tost::active->content->gated_forward(type, *call);
+}
+TOST_API int32_t tost_gated_backward(int32_t type, const tost::GatedBackward* call) {
+  return tost::active->content->gated_backward(type, *call);
 }
 TOST_API int32_t tost_language_step(int32_t type, const tost::Step* call) { return tost::active->step(type, *call); }

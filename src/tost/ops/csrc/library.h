@@ -106,6 +106,35 @@ struct CausalBackward {
   void *dw, *dtemperature, *denergy, *dsquares_in, *dweighted_in, *dmass_in, *dscale, *ddecay;
 };
 
+// Gated statistics, see gated.h. write [B, N, H, D / g] holds the gates, in [0, 1]. mean and step are [B, N, H, D], the
+// state is a mean [B, H, D] and packed covariances [B, H, D (g + 1) / 2]; everything is in one type. The states before
+// are null for zeros.
+struct GatedForward {
+  int32_t threads;
+  int64_t block_size;
+  Shape shape;
+  int64_t sequences;
+  const int64_t* cu_seqlens;
+  const void *w, *write;
+  const uint8_t* mask;
+  const void *mean_in, *covariance_in;
+  void *mean, *step, *mean_out, *covariance_out;
+};
+
+// dmean_out and dcovariance_out are null for zeros.
+struct GatedBackward {
+  int32_t threads;
+  int64_t block_size;
+  Shape shape;
+  int64_t sequences;
+  const int64_t* cu_seqlens;
+  const void *w, *write;
+  const uint8_t* mask;
+  const void *mean_in, *covariance_in;
+  const void *dmean, *dstep, *dmean_out, *dcovariance_out;
+  void *dw, *dwrite, *dmean_in, *dcovariance_in;
+};
+
 // W [rows, columns], contiguous in the type that the call names; scale [rows] multiplies the rows, bias [rows] is added.
 // Both may be null.
 struct Matrix {
@@ -158,6 +187,8 @@ struct ContentKernels {
   int (*backward)(int32_t type, const Backward&);
   int (*causal_forward)(int32_t type, const CausalForward&);
   int (*causal_backward)(int32_t type, const CausalBackward&);
+  int (*gated_forward)(int32_t type, const GatedForward&);
+  int (*gated_backward)(int32_t type, const GatedBackward&);
 };
 
 struct Kernels {
