@@ -26,6 +26,7 @@ from tost.models import register_mixer as register_mixer
 from tost.models import register_model as register_model
 from tost.nn import CausalTSSAttention as CausalTSSAttention
 from tost.nn import TSSAttention as TSSAttention
+from tost.ops import GatedState as GatedState
 from tost.ops import Packing as Packing
 from tost.ops import TSSAState as TSSAState
 from tost.ops import available_backends as available_backends
@@ -33,6 +34,8 @@ from tost.ops import causal_membership as causal_membership
 from tost.ops import causal_tssa as causal_tssa
 from tost.ops import causal_tssa_step as causal_tssa_step
 from tost.ops import causal_tssa_with_state as causal_tssa_with_state
+from tost.ops import gated_tssa as gated_tssa
+from tost.ops import gated_tssa_with_state as gated_tssa_with_state
 from tost.ops import membership as membership
 from tost.ops import tssa as tssa
 from tost.pretrained import load_pretrained as load_pretrained

@@ -13,15 +13,23 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tost import parallel
-from tost.nn._checks import check_blocks, check_heads, check_width, is_plain_linear
+from tost.nn._checks import Factory, check_blocks, check_heads, check_width, is_plain_linear
 from tost.nn.extensions import Extensions, PaperForm
 from tost.nn.masks import read_attention_mask
 from tost.nn.mixers.base import Accepts, accepted, mix
 from tost.nn.position import token_positions
 from tost.nn.state import Carry, ContinuesPacked
-from tost.ops import Packing, TSSAState, causal_tssa_with_state, tssa
+from tost.ops import GatedState, Packing, TSSAState, causal_tssa_with_state, gated_tssa_with_state, tssa
 from tost.ops._numerics import statistics_dtype, zero_padding
 from tost.ops.packing import count_tokens
+
+
+def real_tokens(x: Tensor, mask: Tensor | None, attn_mask: Tensor | None, *, causal: bool) -> Tensor | None:
+    """Return which tokens x [B, N, C] are real by either mask, bool [B, N]; None if all are."""
+    if attn_mask is None:
+        return mask
+    read = read_attention_mask(attn_mask, x.shape[0], x.shape[1], causal=causal)
+    return mask if read is None else read if mask is None else read & mask
 
 
 class _ProjectedAttention(nn.Module):
@@ -86,13 +94,6 @@ class _ProjectedAttention(nn.Module):
         """Show the sizes in ``print(module)``."""
         added = "" if self.extensions == Extensions() else f", extensions={self.extensions}"
         return f"embed_dim={self.embed_dim}, num_heads={self.num_heads}, backend={self.backend!r}{added}"
-
-    def _real(self, x: Tensor, mask: Tensor | None, attn_mask: Tensor | None) -> Tensor | None:
-        """Return which tokens x [B, N, C] are real by either mask, bool [B, N]; None if all are."""
-        if attn_mask is None:
-            return mask
-        read = read_attention_mask(attn_mask, x.shape[0], x.shape[1], causal=self.causal)
-        return mask if read is None else read if mask is None else read & mask
 
     def _tokens(self, x: Tensor) -> Tensor:
         check_width(x, self.embed_dim)
@@ -239,7 +240,7 @@ class TSSAttention(_ProjectedAttention):
         if is_causal:
             raise ValueError("is_causal=True, but TSSAttention mixes all tokens; use CausalTSSAttention.")
         w = self._tokens(x)
-        mask = self._real(x, mask, attn_mask)
+        mask = real_tokens(x, mask, attn_mask, causal=self.causal)
         near = None if self.value_conv is None else mix(self.value_conv, w.flatten(2), mask, packing, grid)
         options = {"mask": mask, "cu_seqlens": packing, "backend": self.backend, **self.operator_options()}
         y = tssa(w, self._temperatures(), **options, overwrite=self._owns_tokens())
@@ -379,7 +380,7 @@ class CausalTSSAttention(_ProjectedAttention, ContinuesPacked[TSSAState]):
             ValueError: `attn_mask` says more than which tokens are real and which come first.
             BackendError: Sequences are packed, and processes share them, but `packing` is that of one process.
         """
-        mask = self._real(x, mask, attn_mask)
+        mask = real_tokens(x, mask, attn_mask, causal=self.causal)
         state = None if carry is None else carry.state
         w, bias, options = self._tokens(x), self.bias_of(x, state, mask, packing), self.operator_options(x)
         options |= {"mask": mask, "cu_seqlens": packing, "state": state, "backend": self.backend}
@@ -462,3 +463,118 @@ class CausalTSSAttention(_ProjectedAttention, ContinuesPacked[TSSAState]):
         start = None if state is None else state.position
         places = token_positions(x.shape[1], mask=mask, start=start, device=x.device, packing=packing)
         return (places + 1).unsqueeze(-1)
+
+
+class GatedTSSAttention(nn.Module, ContinuesPacked[GatedState]):
+    """Causal token statistics over gated windows: content and recall from a state of constant size (not in the paper).
+
+    .. code-block:: text
+
+        y = proj_out( silu(proj_gate(x)) * norm( gated_tssa(proj_in(x), sigmoid(proj_write(x)), share) ) )
+
+    See `tost.gated_tssa` for the operator; `norm` divides each head by its root mean square. There are no positions:
+    the windows give the order, and a convolution in front of the layer tells neighbors apart.
+
+    Args:
+        embed_dim: Width of the tokens, C.
+        num_heads: Number of heads, H; divides C.
+        max_length: Longest initial window in tokens: the blocks of a head start with half-lives from 4 tokens to this
+            length, at equal ratios. Sequences may be longer.
+        block_size: Features in a block, g; divides C / H. 1 has the smallest state, 8 and more recall.
+        in_bias: Biases of the projections of tokens and gates.
+        out_bias: Bias of the output projection.
+        out_drop: Dropout on the output.
+        backend: Implementation of the operator, see `tost.gated_tssa`.
+        device: Where the parameters live.
+        dtype: Type of the parameters.
+
+    Raises:
+        ValueError: `num_heads` does not divide `embed_dim`, or `block_size` not a head.
+
+    Example:
+        >>> import torch, tost
+        >>> attention = tost.GatedTSSAttention(embed_dim=64, num_heads=4, block_size=8)
+        >>> first, state = attention.forward_with_state(torch.randn(1, 100, 64))
+        >>> second, state = attention.forward_with_state(torch.randn(1, 1, 64), state)
+        >>> second.shape, state.covariance.shape
+        (torch.Size([1, 1, 64]), torch.Size([1, 4, 72]))
+    """
+
+    norm_eps: ClassVar[float] = 1e-6
+    accepts = Accepts(packing=True, shared=True, state=GatedState)
+
+    def __init__(
+        self,
+        embed_dim: int,
+        num_heads: int,
+        max_length: int = 1024,
+        *,
+        block_size: int = 8,
+        in_bias: bool = False,
+        out_bias: bool = False,
+        out_drop: float = 0.0,
+        backend: str = "auto",
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        check_heads(embed_dim, num_heads)
+        check_blocks(embed_dim // num_heads, block_size)
+        self.embed_dim, self.num_heads, self.head_dim = embed_dim, num_heads, embed_dim // num_heads
+        self.max_length, self.block_size, self.out_drop, self.backend = max_length, block_size, out_drop, backend
+        factory: Factory = {"device": device, "dtype": dtype}
+        self.proj_in = nn.Linear(embed_dim, embed_dim, bias=in_bias, **factory)
+        self.proj_gate = nn.Linear(embed_dim, embed_dim, bias=in_bias, **factory)
+        self.proj_write = nn.Linear(embed_dim, embed_dim // block_size, **factory)
+        self.share = nn.Parameter(torch.ones(embed_dim, **factory))
+        self.norm_weight = nn.Parameter(torch.ones(embed_dim, **factory))
+        self.proj_out = nn.Linear(embed_dim, embed_dim, bias=out_bias, **factory)
+        self.reset_scale()
+
+    @torch.no_grad()
+    def reset_scale(self) -> None:
+        """Initialize tokens with variance 1 and windows of different lengths.
+
+        Models that initialize their weights call it afterwards.
+        """
+        nn.init.normal_(self.proj_in.weight, std=self.embed_dim**-0.5)
+        shortest, longest = math.log(min(4, self.max_length)), math.log(self.max_length)
+        half_lives = torch.linspace(shortest, longest, self.head_dim // self.block_size, dtype=torch.float64).exp()
+        logit = torch.expm1(math.log(2) / half_lives).log()  # of z, where 1 - z = 2^(-1 / half-life)
+        self.proj_write.bias.copy_(logit.repeat(self.num_heads))
+
+    def extra_repr(self) -> str:
+        """Show the sizes in ``print(module)``."""
+        return (
+            f"embed_dim={self.embed_dim}, num_heads={self.num_heads}, block_size={self.block_size}, "
+            f"backend={self.backend!r}"
+        )
+
+    def write(self, x: Tensor) -> Tensor:
+        """Return the write gates of tokens x [B, N, C], ``[B, N, H, D / g]`` in [0, 1], float32 or better."""
+        logit: Tensor = self.proj_write(x)
+        return logit.to(statistics_dtype(x.dtype)).sigmoid().reshape(*x.shape[:2], self.num_heads, -1)
+
+    def forward(
+        self,
+        x: Tensor,
+        mask: Tensor | None = None,
+        *,
+        packing: Packing | None = None,
+        carry: Carry | None = None,
+        attn_mask: Tensor | None = None,
+        is_causal: bool = True,
+    ) -> Tensor:
+        """Mix the tokens x [B, N, C], each with those before it; arguments as in `CausalTSSAttention.forward`."""
+        check_width(x, self.embed_dim)
+        mask = real_tokens(x, mask, attn_mask, causal=True)
+        heads = (self.num_heads, self.head_dim)
+        w, share = self.proj_in(x).unflatten(-1, heads), self.share.unflatten(0, heads)
+        options = {"mask": mask, "cu_seqlens": packing, "backend": self.backend}
+        state = None if carry is None else carry.state
+        y, after = gated_tssa_with_state(w, self.write(x), share, state=state, **options)
+        if carry is not None:
+            carry.state = after
+        y = F.rms_norm(y, (self.head_dim,), eps=self.norm_eps).flatten(2) * self.norm_weight.to(y.dtype)
+        y = y * zero_padding(F.silu(self.proj_gate(x)), mask).to(y.dtype)
+        return F.dropout(self.proj_out(y), self.out_drop, self.training)

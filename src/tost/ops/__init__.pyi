@@ -7,7 +7,10 @@ from tost.ops.functional import causal_membership as causal_membership
 from tost.ops.functional import causal_tssa as causal_tssa
 from tost.ops.functional import causal_tssa_step as causal_tssa_step
 from tost.ops.functional import causal_tssa_with_state as causal_tssa_with_state
+from tost.ops.functional import gated_tssa as gated_tssa
+from tost.ops.functional import gated_tssa_with_state as gated_tssa_with_state
 from tost.ops.functional import membership as membership
 from tost.ops.functional import tssa as tssa
 from tost.ops.packing import Packing as Packing
+from tost.ops.state import GatedState as GatedState
 from tost.ops.state import TSSAState as TSSAState

@@ -6,11 +6,11 @@ import torch
 from torch import Tensor
 
 from tost.ops._inputs import one_for_padding
-from tost.ops._numerics import num_tokens, statistics_dtype
+from tost.ops._numerics import num_tokens, statistics_dtype, zero_padding
 from tost.ops._transforms import has_values
 from tost.ops.form import Form
 from tost.ops.packing import Packing
-from tost.ops.state import CausalArguments, TSSAState, sum_shapes
+from tost.ops.state import CausalArguments, GatedState, TSSAState, gated_shapes, sum_shapes
 
 # Tokens are always [B, N, H, D]: batch, tokens, heads, head width.
 
@@ -173,6 +173,43 @@ def check_decay(decay: Tensor | None, w: Tensor, mask: Tensor | None, form: Form
             f"decay lies in [{smallest:.6g}, {largest:.6g}]; each head must keep a share in (0, 1] of its sums when a "
             "token comes, 1 to forget nothing. Learn it as torch.sigmoid of a free parameter."
         )
+
+
+def check_gated(
+    w: Tensor, write: Tensor, share: Tensor, mask: Tensor | None, state: GatedState | None, packing: Packing | None
+) -> None:
+    """Check all arguments of the gated operator."""
+    check_tokens(w)
+    check_mask(mask, w)
+    check_packing(packing, w)
+    B, N, H, D = w.shape
+    blocks = write.shape[-1] if write.dim() == 4 else 0
+    if write.shape != (B, N, H, blocks) or not blocks or D % blocks or not write.is_floating_point():
+        raise ValueError(
+            f"write has shape {tuple(write.shape)} and dtype {write.dtype}, but w has shape {tuple(w.shape)}; it needs a "
+            f"floating point gate per token and block of g features, [{B}, {N}, {H}, {D} / g], where g divides {D}."
+        )
+    if share.shape != (H, D) or not share.is_floating_point():
+        raise ValueError(f"share has shape {tuple(share.shape)} and dtype {share.dtype}; it needs floats [{H}, {D}].")
+    _check_device("write", write, w)
+    _check_device("share", share, w)
+    if has_values(write) and write.numel() > 0:
+        real = write.detach() if mask is None else zero_padding(write.detach(), mask)
+        smallest, largest = (x.item() for x in real.aminmax())
+        if not (smallest >= 0 and largest <= 1):
+            raise ValueError(f"write lies in [{smallest:.6g}, {largest:.6g}]; gates lie in [0, 1]. Use torch.sigmoid.")
+    if state is None:
+        return
+    S = B if packing is None else packing.num_sequences
+    for name, shape in zip(GatedState._fields, (*gated_shapes(S, H, D, D // blocks), (S,)), strict=True):
+        value: Tensor = getattr(state, name)
+        if value.shape != shape or (name != "position" and value.dtype != statistics_dtype(w.dtype)):
+            raise ValueError(
+                f"state.{name} has shape {tuple(value.shape)} and dtype {value.dtype}, but w of shape {tuple(w.shape)} "
+                f"and dtype {w.dtype} in blocks of {D // blocks} needs {shape} in {statistics_dtype(w.dtype)}. Pass the "
+                "state of the same batch and options, or start with state=None."
+            )
+        _check_device(f"state.{name}", value, w)
 
 
 def check_causal(form: Form, packing: Packing | None, *given: *CausalArguments) -> None:

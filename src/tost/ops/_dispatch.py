@@ -25,13 +25,15 @@ from tost.ops.form import Form
 if TYPE_CHECKING:
     from tost.ops._inputs import Inputs
     from tost.ops.packing import Packing
-    from tost.ops.state import CausalArguments, TSSAState
+    from tost.ops.state import CausalArguments, GatedState, TSSAState
 
 
 class Sharing(Protocol):
     """Runs the operators on sequences of which this process holds a piece; see `tost.parallel.ContextParallel`."""
 
     def tssa(self, inputs: Inputs, form: Form) -> Tensor: ...
+
+    def gated_tssa(self, *given: Any) -> tuple[Tensor, Tensor, GatedState]: ...
 
     def causal_tssa(
         self, form: Form, backend: str, packing: Packing | None, *given: *CausalArguments, overwrite: bool
@@ -87,7 +89,9 @@ def _implementation(op: str, backend: Backend, module: ModuleType) -> Implementa
 
 
 _MODULES = [(backend, import_module(backend.module)) for backend in BACKENDS]
-_IMPLEMENTATIONS = {op: tuple(_implementation(op, *loaded) for loaded in _MODULES) for op in OPERATORS}
+_IMPLEMENTATIONS = {
+    op: tuple(_implementation(op, *loaded) for loaded in _MODULES if op in loaded[0].operators) for op in OPERATORS
+}
 # Read once: the value is part of the program, and compiled graphs may not look at the environment.
 _DEFAULT = VARIABLE.get()
 _SELECTED: dict[tuple[object, ...], Implementation] = {}

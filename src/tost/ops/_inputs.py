@@ -15,8 +15,9 @@ from torch import Tensor
 from tost.ops._blocks import packed_width
 from tost.ops._count import effective_count
 from tost.ops._numerics import statistics_dtype, zero_padding
+from tost.ops._scan import linear_recurrence
 from tost.ops.form import Form, OperatorKeywords
-from tost.ops.packing import Packing
+from tost.ops.packing import Packing, put_tokens
 from tost.ops.state import CausalArguments, sum_shapes
 
 
@@ -134,6 +135,30 @@ class GatedInputs(NamedTuple):
     def zeroed(self) -> tuple[Tensor, Tensor]:
         """Return tokens in the dtype of the statistics and gates, both 0 for padding."""
         return zero_padding(self.w.to(self.write.dtype), self.mask), zero_padding(self.write, self.mask)
+
+
+def relative_gates(inputs: GatedInputs, mass: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Return gates relative to the mass, ``z / mass[n]``, and the mass after the last token, ``[B, H, D / g]``."""
+    z, packing = zero_padding(inputs.write, inputs.mask), inputs.packing
+    if packing is not None:
+        groups = list(packing.groups())
+        results = [
+            relative_gates(
+                GatedInputs(inputs.w, group.take(inputs.write), group.mask(inputs.mask)),
+                None if mass is None else mass.index_select(0, group.sequences),
+            )
+            for group in groups
+        ]
+        if not results:
+            return z, z.new_zeros(0, *z.shape[2:]) if mass is None else mass
+        back = torch.cat([group.sequences for group in groups]).argsort()
+        relative = put_tokens([each[0] for each in results], groups, z)
+        return relative, torch.cat([each[1] for each in results]).index_select(0, back)
+    start = z.new_zeros(z.shape[0], *z.shape[2:]) if mass is None else mass
+    running = linear_recurrence((1 - z).flatten(2), z.flatten(2), start.flatten(1)).reshape(z.shape)
+    # Between 0 and 1 but for rounding. Without any mass so far, nothing is written.
+    relative = (z / running.clamp_min(torch.finfo(z.dtype).tiny)).clamp_max(1)
+    return relative, running[:, -1] if z.shape[1] else start
 
 
 GatedResults = tuple[Tensor, Tensor, Tensor, Tensor]

@@ -46,8 +46,8 @@ SCHEMAS = {
     "causal_tssa_backward": "Tensor dy, Tensor? dsquares, Tensor? dweighted, Tensor? dmass, Tensor w, "
     "Tensor temperature, Tensor? bias, Tensor? mask, Tensor pi, Tensor starts, Tensor? scale, Tensor? decay, "
     "Tensor? cu_seqlens, int[] form",
-    "gated_statistics": _GATED,
-    "gated_statistics_backward": f"Tensor dmean, Tensor dstep, Tensor? dmean_out, Tensor? dcovariance_out, {_GATED}",
+    "gated_tssa": _GATED,
+    "gated_tssa_backward": f"Tensor dmean, Tensor dstep, Tensor? dmean_out, Tensor? dcovariance_out, {_GATED}",
 }
 """Arguments of every operator. `starts` are the sums at the start of every chunk, as a backend arranges them."""
 

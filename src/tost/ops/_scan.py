@@ -163,6 +163,8 @@ def linear_recurrence(factor: Tensor, value: Tensor, start: Tensor) -> Tensor:
     Returns:
         ``[B, N, C]``.
     """
+    if value.shape[1] == 0:
+        return value
     if value.shape[1] == 1:
         return torch.addcmul(value, factor, start.unsqueeze(1))
     run = _run_recurrence if is_transformed() else _LinearRecurrence.apply

@@ -15,18 +15,19 @@ from tost.ops import reference
 from tost.ops._checks import (
     check_block_size,
     check_causal,
+    check_gated,
     check_mask,
     check_packing,
     check_temperature,
     check_tokens,
 )
 from tost.ops._dispatch import SHARING, Implementation, select
-from tost.ops._inputs import Inputs, Sums, causal_form, causal_inputs, empty_sums
-from tost.ops._numerics import num_tokens
+from tost.ops._inputs import GatedInputs, Inputs, Sums, causal_form, causal_inputs, empty_sums, relative_gates
+from tost.ops._numerics import num_tokens, statistics_dtype
 from tost.ops._transforms import is_transformed
 from tost.ops.form import Form
 from tost.ops.packing import Packing, find_packing
-from tost.ops.state import CausalArguments, TSSAState
+from tost.ops.state import CausalArguments, GatedState, TSSAState
 
 
 def tssa(
@@ -321,6 +322,126 @@ def causal_membership(
     given = (w, temperature, bias, mask, state, decay)
     check_causal(form, packing, *given)
     return reference.causal_membership(causal_inputs(form, packing, *given), form).reshape(w.shape[:3])
+
+
+def gated_tssa(
+    w: Tensor,
+    write: Tensor,
+    share: Tensor,
+    *,
+    mask: Tensor | None = None,
+    cu_seqlens: Tensor | Packing | None = None,
+    segment_ids: Tensor | None = None,
+    backend: str = "auto",
+) -> Tensor:
+    r"""Causal token statistics over windows that each token sets by a gate (not in the paper).
+
+    A head of D features is cut into blocks b of g features, where ``D / g`` is the last dimension of `write`. For each
+    block, with the write gate z of the token:
+
+    .. code-block:: text
+
+        mass[n] = (1 - z) mass[n-1] + z                      z' = z / mass[n], 1 at the first token
+        mean[n] = mean[n-1] + z' (w - mean[n-1])             weighted mean of the tokens up to n
+        S[n]    = (1 - z') (S[n-1] + z' d d^T)               their covariance, d = w - mean[n-1]
+        y[n]    = mean[n] - share (I + S[n])^{-1} (w - mean[n])
+
+    The step is the gradient of ``log det(I + S)`` in the token, up to its weight: directions in which the window varies
+    little are shrunk most. A gate near 1 restarts the window at this token, one near 0 leaves the statistics as they
+    are. ``g = 1`` keeps a mean and a variance per feature; larger blocks also keep which features occur together, from
+    which the operator recalls. Time is ``O(N H D g^2)``, the state has ``H (D (g+3)/2 + D/g)`` numbers. Statistics are
+    held in float32, or in float64 for float64 tokens.
+
+    Args:
+        w: Projected tokens, ``[B, N, H, D]``.
+        write: Gates in [0, 1], ``[B, N, H, D / g]``.
+        share: Weight of the step, ``[H, D]``.
+        mask: Real tokens, bool ``[B, N]``. Padding anywhere leaves the statistics as they are; its output is 0.
+        cu_seqlens: Cumulative lengths of packed sequences, as in `tssa`.
+        segment_ids: The sequence of each token, as in `tssa`.
+        backend: ``"auto"`` for the fastest that can run, or ``"native"``, ``"torch"``, ``"reference"``.
+
+    Returns:
+        y, ``[B, N, H, D]``, in the dtype of `w`.
+
+    Raises:
+        ValueError: An argument has the wrong shape, dtype or device, or a gate lies outside [0, 1].
+        BackendError: The requested backend cannot run this call; the message says why.
+
+    Example:
+        >>> import torch, tost
+        >>> w, write = torch.randn(1, 10, 2, 8), torch.rand(1, 10, 2, 2)  # blocks of 4
+        >>> tost.gated_tssa(w, write, torch.ones(2, 8)).shape
+        torch.Size([1, 10, 2, 8])
+    """
+    packing = find_packing(w.shape[:2], cu_seqlens, segment_ids)
+    return _gated(backend, packing, w, write, share, mask, None)[0]
+
+
+def gated_tssa_with_state(
+    w: Tensor,
+    write: Tensor,
+    share: Tensor,
+    *,
+    mask: Tensor | None = None,
+    cu_seqlens: Tensor | Packing | None = None,
+    segment_ids: Tensor | None = None,
+    state: GatedState | None = None,
+    backend: str = "auto",
+) -> tuple[Tensor, GatedState]:
+    """Run `gated_tssa` on the next tokens of sequences, and return the state after them.
+
+    Arguments are those of `gated_tssa`, except:
+
+    Args:
+        w: The next tokens, ``[B, N, H, D]``; N may be 0.
+        write: Their gates, ``[B, N, H, D / g]``.
+        share: Weight of the step, ``[H, D]``.
+        state: The state after the tokens before; None at the start. With packed sequences it has S entries.
+
+    Returns:
+        y, ``[B, N, H, D]``, and the state after these tokens.
+
+    Raises:
+        ValueError: As `gated_tssa` does, or the state belongs to another batch or block size.
+        BackendError: As `gated_tssa` does.
+    """
+    packing = find_packing(w.shape[:2], cu_seqlens, segment_ids)
+    return _gated(backend, packing, w, write, share, mask, state)
+
+
+def _gated(
+    backend: str,
+    packing: Packing | None,
+    w: Tensor,
+    write: Tensor,
+    share: Tensor,
+    mask: Tensor | None,
+    state: GatedState | None,
+) -> tuple[Tensor, GatedState]:
+    check_gated(w, write, share, mask, state, packing)
+    run = SHARING[-1].gated_tssa if SHARING else run_gated
+    mean, step, after = run(backend, packing, w, write, mask, state)
+    y = torch.addcmul(mean, share.to(mean.dtype), step, value=-1)
+    return y.to(w.dtype).reshape(w.shape), after
+
+
+def run_gated(
+    backend: str,
+    packing: Packing | None,
+    w: Tensor,
+    write: Tensor,
+    mask: Tensor | None,
+    state: GatedState | None,
+) -> tuple[Tensor, Tensor, GatedState]:
+    """Return mean and step of the tokens of this process, and the state after them."""
+    chosen = select("gated_tssa", backend, w)
+    inputs = GatedInputs(w, write.to(statistics_dtype(w.dtype)), mask, *(state or (None, None))[:2])
+    write, mass = relative_gates(inputs.in_one_row(packing), None if state is None else state.mass)
+    mean, step, last, covariance = chosen.run(inputs.in_one_row(packing)._replace(write=write))
+    tokens = num_tokens(w, mask) if packing is None else packing.num_tokens(mask)
+    position = tokens if state is None else state.position + tokens
+    return mean, step, GatedState(last, covariance, mass, position)
 
 
 def _inputs(

@@ -64,10 +64,10 @@ def causal_tssa_(inputs: Inputs, form: Form) -> tuple[Tensor, Sums]:
     return inputs.w, Sums(*sums)
 
 
-def gated_statistics(inputs: GatedInputs) -> GatedResults:
+def gated_tssa(inputs: GatedInputs) -> GatedResults:
     """Return mean and step of every token, and mean and covariance after the last one."""
     if is_transformed():
-        return pytorch.gated_statistics(inputs)
+        return pytorch.gated_tssa(inputs)
     w, write, mask, mean, covariance, packing = inputs
     cu_seqlens = None if packing is None else packing.cu_seqlens
     return _Gated.apply(w.to(write.dtype), write, mask, mean, covariance, cu_seqlens)  # type: ignore[no-untyped-call]
@@ -77,7 +77,7 @@ class _Gated(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, *arguments: Tensor | None) -> Tensors:
         ctx.save_for_backward(*arguments)
-        return torch.ops.tost.gated_statistics.default(*arguments)
+        return torch.ops.tost.gated_tssa.default(*arguments)
 
     @staticmethod
     def backward(ctx: Any, *gradients_of: Tensor) -> tuple[Tensor | None, ...]:
@@ -86,11 +86,11 @@ class _Gated(torch.autograd.Function):
             packing = None if cu_seqlens is None else Packing(cu_seqlens, (1, w.shape[1]))
 
             def run(w: Tensor, write: Tensor, mean: Any, covariance: Any) -> GatedResults:
-                return pytorch.gated_statistics(GatedInputs(w, write, mask, mean, covariance, packing))
+                return pytorch.gated_tssa(GatedInputs(w, write, mask, mean, covariance, packing))
 
             dw, dwrite, *before = gradients(run, (w, write, mean, covariance), gradients_of)
             return dw, dwrite, None, *before, None
-        dw, dwrite, *before = torch.ops.tost.gated_statistics_backward.default(*gradients_of, *ctx.saved_tensors)
+        dw, dwrite, *before = torch.ops.tost.gated_tssa_backward.default(*gradients_of, *ctx.saved_tensors)
         return dw, dwrite, None, *(before if mean is not None else (None, None)), None
 
 
@@ -302,7 +302,7 @@ def _gated_gradients(*arguments: Any) -> Tensors:
 
 
 def _gated(w: Tensor, write: Tensor, *rest: Tensor | None) -> Tensors:
-    _check_gated("gated_statistics", w, write, *rest)
+    _check_gated("gated_tssa", w, write, *rest)
     outputs = _gated_outputs(w, write, *rest)
     g = w.shape[3] // write.shape[3]
     _library.run_gated("tost_gated_forward", g, rest[-1], _dense(w, write, *rest[:-1]), outputs)
@@ -311,7 +311,7 @@ def _gated(w: Tensor, write: Tensor, *rest: Tensor | None) -> Tensors:
 
 def _gated_backward(*arguments: Any) -> Tensors:
     dmean, dstep, dmean_out, dcovariance_out, w, write, *rest = arguments
-    _check_gated("gated_statistics_backward", w, write, *rest)
+    _check_gated("gated_tssa_backward", w, write, *rest)
     outputs = _gated_gradients(*arguments)
     inputs = _dense(w, write, *rest[:-1], dmean, dstep, dmean_out, dcovariance_out)
     _library.run_gated("tost_gated_backward", w.shape[3] // write.shape[3], rest[-1], inputs, outputs)
@@ -338,5 +338,5 @@ def _check_gated(operator: str, w: Tensor, write: Tensor, *rest: Tensor | None) 
         )
 
 
-register("gated_statistics", _gated, _gated_outputs, 4)
-register("gated_statistics_backward", _gated_backward, _gated_gradients, 4)
+register("gated_tssa", _gated, _gated_outputs, 4)
+register("gated_tssa_backward", _gated_backward, _gated_gradients, 4)

@@ -489,7 +489,7 @@ class _CausalTSSA(torch.autograd.Function):
 _GATED_CHUNK = 256  # tokens whose covariances are in memory at the same time
 
 
-def gated_statistics(inputs: GatedInputs) -> GatedResults:
+def gated_tssa(inputs: GatedInputs) -> GatedResults:
     """Return mean and step of every token, and mean and covariance after the last one."""
     if inputs.packing is not None:
         return _gated_groups(inputs, inputs.packing)
@@ -526,7 +526,7 @@ def _gated_groups(inputs: GatedInputs, packing: Packing) -> GatedResults:
     """Run packed sequences in a few padded batches."""
     groups, (last, covariance) = list(packing.groups()), inputs.start()
     results = [
-        gated_statistics(
+        gated_tssa(
             GatedInputs(
                 w=group.take(inputs.w),
                 write=group.take(inputs.write),

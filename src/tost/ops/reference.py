@@ -105,10 +105,10 @@ def causal_tssa(inputs: Inputs, form: Form) -> tuple[Tensor, Sums]:
     return zero_padding(y, mask).to(w.dtype), Sums(squares, weighted_after, mass_of_columns(mass_after, form))
 
 
-def gated_statistics(inputs: GatedInputs) -> GatedResults:
+def gated_tssa(inputs: GatedInputs) -> GatedResults:
     """Return mean and step of every token, and mean and covariance after the last one."""
     if inputs.packing is not None:
-        results, (mean, covariance) = [gated_statistics(alone) for alone in inputs.alone()], inputs.start()
+        results, (mean, covariance) = [gated_tssa(alone) for alone in inputs.alone()], inputs.start()
         means, steps = (_joined([each[i] for each in results], inputs.zeroed()[0]) for i in range(2))
         mean = torch.cat([mean[:0], *(each[2] for each in results)])
         return means, steps, mean, torch.cat([covariance[:0], *(each[3] for each in results)])

@@ -110,6 +110,48 @@ class TSSAState(NamedTuple):
         )
 
 
+class GatedState(NamedTuple):
+    """The recurrent state of gated statistics: a mean and a covariance per block of g features.
+
+    It holds ``H (D + D (g+1) / 2 + D / g)`` numbers per sequence, whatever the number of tokens, and is never changed
+    in place. Gradients flow through it.
+
+    Attributes:
+        mean: Weighted mean of the tokens, ``[B, H, D]``.
+        covariance: Weighted covariance, ``[B, H, D (g+1) / 2]``: variances first, then for each distance from 1 to
+            g - 1 the products of features that far apart within a block.
+        mass: Weight of all tokens so far, ``[B, H, D / g]``, at most 1.
+        position: Number of tokens seen, padding not counted, ``[B]``, int64.
+    """
+
+    mean: Tensor
+    covariance: Tensor
+    mass: Tensor
+    position: Tensor
+
+    @classmethod
+    def empty(
+        cls,
+        batch_size: int,
+        num_heads: int,
+        head_dim: int,
+        *,
+        block_size: int = 1,
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | str | None = None,
+    ) -> GatedState:
+        """Return the state before the first token; arguments as in `TSSAState.empty`."""
+        shapes = gated_shapes(batch_size, num_heads, head_dim, block_size)
+        mean, covariance, mass = (torch.zeros(shape, dtype=dtype, device=device) for shape in shapes)
+        return cls(mean, covariance, mass, torch.zeros(batch_size, dtype=torch.int64, device=device))
+
+
+def gated_shapes(batch_size: int, num_heads: int, head_dim: int, block_size: int) -> tuple[tuple[int, ...], ...]:
+    """Return the shapes of mean, covariance and mass."""
+    rows = (batch_size, num_heads)
+    return (*rows, head_dim), (*rows, packed_width(head_dim, block_size)), (*rows, head_dim // block_size)
+
+
 def sum_shapes(batch_size: int, num_heads: int, head_dim: int, form: Form) -> tuple[tuple[int, ...], ...]:
     """Return the shapes of the three sums of a state."""
     rows, masses = (batch_size, num_heads), form.num_masses(head_dim)
