@@ -25,6 +25,7 @@ from tost.models import list_models as list_models
 from tost.models import register_mixer as register_mixer
 from tost.models import register_model as register_model
 from tost.nn import CausalTSSAttention as CausalTSSAttention
+from tost.nn import GatedTSSAttention as GatedTSSAttention
 from tost.nn import TSSAttention as TSSAttention
 from tost.ops import GatedState as GatedState
 from tost.ops import Packing as Packing

@@ -21,6 +21,7 @@ from tost.nn import (
     CausalBlock,
     CausalConvolution,
     CausalTSSAttention,
+    GatedTSSAttention,
     LearnedPositions,
     ModelState,
     SinusoidalPositions,
@@ -374,5 +375,5 @@ class LanguageToST(TokenModel):
             if isinstance(module, nn.Linear) and module.bias is not None:
                 nn.init.zeros_(module.bias)
         for module in self.modules():
-            if isinstance(module, CausalTSSAttention):
+            if isinstance(module, CausalTSSAttention | GatedTSSAttention):
                 module.reset_scale()

@@ -20,7 +20,7 @@ from tost._options import Count, Options, Switch, check_options, options_of_sign
 from tost._plugins import Registry
 from tost.errors import ConfigError
 from tost.nn.extensions import Extensions
-from tost.ops.flops import tssa_flops
+from tost.ops.flops import gated_flops, tssa_flops
 
 if TYPE_CHECKING:
     from torch import nn
@@ -172,6 +172,22 @@ def _causal_tssa_statistics(sizes: MixerSizes, own: CausalTSSAOptions) -> int:
     return tssa_flops(H, C // H, causal=True, bias=bias, forget=forget, **extensions.operator_options())
 
 
+class GatedTSSAOptions(MixerOptions):
+    """Options of token statistics over gated windows."""
+
+    block_size: Count = Field(
+        8, description="features of a head whose covariances are kept: 1 the least state, 8 and more recall"
+    )
+
+
+def _gated_tssa(sizes: MixerSizes, own: GatedTSSAOptions) -> int:
+    return 3 * sizes.embed_dim**2 + sizes.embed_dim**2 // own.block_size
+
+
+def _gated_statistics(sizes: MixerSizes, own: GatedTSSAOptions) -> int:
+    return gated_flops(sizes.embed_dim, own.block_size)
+
+
 def _softmax(sizes: MixerSizes, own: MixerOptions) -> int:
     return 4 * sizes.embed_dim**2 + 2 * sizes.num_tokens * sizes.embed_dim
 
@@ -302,6 +318,7 @@ def _causal(name: str, module: str, products: Operations, options: type = MixerO
 
 _LANGUAGE: tuple[Place, ...] = ("language",)
 _SEQUENCE: tuple[Place, ...] = ("sequence",)
+_GATED_TSSA = _causal("tssa_plus", "GatedTSSAttention", _gated_tssa, GatedTSSAOptions, statistics=_gated_statistics)
 _CAUSAL_TSSA = _causal("tssa", "CausalTSSAttention", _tssa, CausalTSSAOptions, statistics=_causal_tssa_statistics)
 TSSA_PLUS = {"block_size": 8, "gate": True, "head_norm": True, "unit_variance": True}
 
@@ -321,10 +338,11 @@ BUILTIN = (
         "tssa_plus",
         "TSSAttention",
         _tssa,
-        "tssa with statistics in blocks, output norm, gate and unit variance",
+        "tssa in blocks of features that recall; in language models over gated windows",
         TSSAOptions,
         statistics=_tssa_statistics,
         defaults=TSSA_PLUS,
+        causal=_GATED_TSSA,
     ),
     _mixer(
         "softmax",
@@ -382,13 +400,6 @@ BUILTIN = (
         causal=_causal("s4d", "CausalS4D", _projections(2), CausalS4DOptions),
     ),
     _mixer("mingru", "MinGRU", _projections(4), "a gated mean per channel (minGRU)", places=_LANGUAGE),
-    _mixer(
-        "gated_tssa",
-        "GatedTSSA",
-        _projections(4),
-        "centered token statistics with gates and their mean",
-        places=_LANGUAGE,
-    ),
     _mixer("gated_delta", "GatedDeltaNet", _gated_delta, "a memory with a gated delta rule", places=_LANGUAGE),
     _mixer("none", "NoMixer", _projections(0), "no mixer: the control without any mixing", places=get_args(Place)),
 )

@@ -1,4 +1,5 @@
 from tost.nn.attention import CausalTSSAttention as CausalTSSAttention
+from tost.nn.attention import GatedTSSAttention as GatedTSSAttention
 from tost.nn.attention import TSSAttention as TSSAttention
 from tost.nn.block import Block as Block
 from tost.nn.block import CausalBlock as CausalBlock
@@ -17,7 +18,6 @@ from tost.nn.mixers import CausalS4D as CausalS4D
 from tost.nn.mixers import CausalSoftmaxAttention as CausalSoftmaxAttention
 from tost.nn.mixers import CrossCovarianceAttention as CrossCovarianceAttention
 from tost.nn.mixers import GatedDeltaNet as GatedDeltaNet
-from tost.nn.mixers import GatedTSSA as GatedTSSA
 from tost.nn.mixers import LinearAttention as LinearAttention
 from tost.nn.mixers import Linformer as Linformer
 from tost.nn.mixers import MinGRU as MinGRU

@@ -569,10 +569,11 @@ class GatedTSSAttention(nn.Module, ContinuesPacked[GatedState]):
         check_width(x, self.embed_dim)
         mask = real_tokens(x, mask, attn_mask, causal=True)
         heads = (self.num_heads, self.head_dim)
-        w, share = self.proj_in(x).unflatten(-1, heads), self.share.unflatten(0, heads)
-        options = {"mask": mask, "cu_seqlens": packing, "backend": self.backend}
+        w, share = self.proj_in(x).reshape(*x.shape[:2], *heads), self.share.reshape(heads)
         state = None if carry is None else carry.state
-        y, after = gated_tssa_with_state(w, self.write(x), share, state=state, **options)
+        y, after = gated_tssa_with_state(
+            w, self.write(x), share, mask=mask, cu_seqlens=packing, state=state, backend=self.backend
+        )
         if carry is not None:
             carry.state = after
         y = F.rms_norm(y, (self.head_dim,), eps=self.norm_eps).flatten(2) * self.norm_weight.to(y.dtype)

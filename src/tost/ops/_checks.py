@@ -186,8 +186,8 @@ def check_gated(
     blocks = write.shape[-1] if write.dim() == 4 else 0
     if write.shape != (B, N, H, blocks) or not blocks or D % blocks or not write.is_floating_point():
         raise ValueError(
-            f"write has shape {tuple(write.shape)} and dtype {write.dtype}, but w has shape {tuple(w.shape)}; it needs a "
-            f"floating point gate per token and block of g features, [{B}, {N}, {H}, {D} / g], where g divides {D}."
+            f"write has shape {tuple(write.shape)} and dtype {write.dtype}, but w has shape {tuple(w.shape)}; it needs "
+            f"a floating point gate per token and block of g features, [{B}, {N}, {H}, {D} / g], where g divides {D}."
         )
     if share.shape != (H, D) or not share.is_floating_point():
         raise ValueError(f"share has shape {tuple(share.shape)} and dtype {share.dtype}; it needs floats [{H}, {D}].")
@@ -206,8 +206,8 @@ def check_gated(
         if value.shape != shape or (name != "position" and value.dtype != statistics_dtype(w.dtype)):
             raise ValueError(
                 f"state.{name} has shape {tuple(value.shape)} and dtype {value.dtype}, but w of shape {tuple(w.shape)} "
-                f"and dtype {w.dtype} in blocks of {D // blocks} needs {shape} in {statistics_dtype(w.dtype)}. Pass the "
-                "state of the same batch and options, or start with state=None."
+                f"and dtype {w.dtype} in blocks of {D // blocks} needs {shape} in {statistics_dtype(w.dtype)}. Pass "
+                "the state of the same batch and options, or start with state=None."
             )
         _check_device(f"state.{name}", value, w)
 

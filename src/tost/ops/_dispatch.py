@@ -33,7 +33,15 @@ class Sharing(Protocol):
 
     def tssa(self, inputs: Inputs, form: Form) -> Tensor: ...
 
-    def gated_tssa(self, *given: Any) -> tuple[Tensor, Tensor, GatedState]: ...
+    def gated_tssa(
+        self,
+        backend: str,
+        packing: Packing | None,
+        w: Tensor,
+        write: Tensor,
+        mask: Tensor | None,
+        state: GatedState | None,
+    ) -> tuple[Tensor, Tensor, GatedState]: ...
 
     def causal_tssa(
         self, form: Form, backend: str, packing: Packing | None, *given: *CausalArguments, overwrite: bool

@@ -47,3 +47,13 @@ def tssa_flops(
     per_block = (3 + forget) * (g * (g - 1) // 2) + 2 * g * (g - 1) + causal * (g**3 - g) // 3
     heads = head_dim * per_feature + head_dim // g * per_block + 7 + 2 * bias + count_scaled + forget
     return num_heads * heads
+
+
+def gated_flops(embed_dim: int, block_size: int) -> int:
+    """Count the operations of gated statistics on one token.
+
+    Per block of g features: 6 for the gate and its mass; per feature 4 for mean and distance, 2 for its share; per
+    product, of which there are g(g+1)/2, 3 to add and fade it; about g^3 / 3 for the factors, 2 g^2 for the solution.
+    """
+    g = block_size
+    return embed_dim // g * (6 + 6 * g + 3 * g * (g + 1) // 2 + g**3 // 3 + 2 * g * g)

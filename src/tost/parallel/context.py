@@ -15,14 +15,14 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from tost.errors import BackendError
-from tost.ops import Packing, TSSAState
+from tost.ops import GatedState, Packing, TSSAState
 from tost.ops._dispatch import SHARING
 from tost.ops._inputs import Inputs
 from tost.ops.form import Form
 from tost.ops.packing import Piece
 from tost.ops.packing import find_packing as find_in_rows
 from tost.ops.state import CausalArguments
-from tost.parallel import causal
+from tost.parallel import causal, gated
 from tost.parallel import tssa as plain
 from tost.parallel._autograd import join_pieces, sum_over_ranks
 from tost.parallel._channel import Channel
@@ -237,6 +237,19 @@ class ContextParallel:
         """Run the causal operators on this rank's tokens; the states are those of whole sequences, on every rank."""
         require_shared(packing)
         return causal.causal_tssa(form, backend, packing, *given, channel=self.channel)
+
+    def gated_tssa(
+        self,
+        backend: str,
+        packing: Packing | None,
+        w: Tensor,
+        write: Tensor,
+        mask: Tensor | None,
+        state: GatedState | None,
+    ) -> tuple[Tensor, Tensor, GatedState]:
+        """Run `tost.gated_tssa` on this rank's tokens; the states are those of whole sequences, on every rank."""
+        require_shared(packing)
+        return gated.gated_tssa(backend, packing, w, write, mask, state, channel=self.channel)
 
     def mean_loss(self, loss_sum: Tensor, num_tokens: Tensor | int) -> Tensor:
         """Return this rank's share of a loss that is a mean over the tokens of the shared sequences.

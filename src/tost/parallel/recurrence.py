@@ -9,14 +9,11 @@ import torch
 from torch import Tensor
 
 from tost.parallel._autograd import at_ranks, gather_sums
-from tost.parallel._channel import untraced
-from tost.parallel.context import ContextParallel, resolve
+from tost.parallel._channel import Channel, untraced
 
 
 @untraced
-def recurrence_ends(
-    product: Tensor, end: Tensor, start: Tensor, *, context: ContextParallel | None = None
-) -> tuple[Tensor, Tensor]:
+def recurrence_ends(product: Tensor, end: Tensor, start: Tensor, *, channel: Channel) -> tuple[Tensor, Tensor]:
     """Return h before this rank's first token, and after the last token of all ranks.
 
     Each rank sends ``2 B C`` numbers forward and as many for every rank backward, in one collective each, whatever the
@@ -26,15 +23,11 @@ def recurrence_ends(
         product: Product of the factors of this rank's tokens, ``[B, C]``; ones where it has no tokens.
         end: h after them from zero, ``[B, C]``; zeros where it has no tokens.
         start: h before the whole sequence, ``[B, C]``, the same on every rank.
-        context: The ranks that share the sequence; None for the active context.
+        channel: The ranks that share the sequence.
 
     Returns:
         Two tensors ``[B, C]``; the second is the same on every rank.
-
-    Raises:
-        RuntimeError: No context was given and none is active.
     """
-    channel = resolve(context).channel
     no_counts = torch.empty(0, dtype=torch.int64, device=end.device)
     everyone, _ = gather_sums(torch.stack((product, end)), no_counts, channel)
     states = at_ranks(start, everyone[:, 1], everyone[:, 0])

@@ -9,7 +9,6 @@ from tost.nn.mixers.linear import orthogonal_directions as orthogonal_directions
 from tost.nn.mixers.linear import positive_features as positive_features
 from tost.nn.mixers.recurrent import CausalLinearAttention as CausalLinearAttention
 from tost.nn.mixers.recurrent import GatedDeltaNet as GatedDeltaNet
-from tost.nn.mixers.recurrent import GatedTSSA as GatedTSSA
 from tost.nn.mixers.recurrent import MinGRU as MinGRU
 from tost.nn.mixers.recurrent import NoMixer as NoMixer
 from tost.nn.mixers.recurrent import delta_rule as delta_rule

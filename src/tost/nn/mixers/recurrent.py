@@ -20,7 +20,7 @@ from tost.nn._checks import check_memory
 from tost.nn.mixers.base import Accepts, CausalMixer
 from tost.nn.state import Carry, Continues, RecurrentState
 from tost.ops._checks import check_mask
-from tost.ops._numerics import PREFIX_FLOOR, num_tokens, zero_padding
+from tost.ops._numerics import num_tokens, zero_padding
 from tost.ops._scan import linear_recurrence, prefix_sums
 from tost.parallel.recurrence import recurrence_ends
 
@@ -160,59 +160,6 @@ class MinGRU(_RecurrentMixer):
         return (F.silu(gate) * hidden).reshape(parts[:, :, 0].shape), last
 
 
-class GatedTSSA(_RecurrentMixer):
-    """Token statistics about a mean that carries content, over as many tokens as each channel chooses.
-
-    .. code-block:: text
-
-        z = sigmoid(W_z x),   v = W_v x
-        mean[n] = mean[n-1] + z[n] (v[n] - mean[n-1])
-        var[n]  = (1 - z[n]) (var[n-1] + z[n] (v[n] - mean[n-1])^2)                memory [2 C]
-        pi[n,:] = H softmax_h( temperature[h] mean_d(v[n]^2 / (mean[n]^2 + var[n])) )
-        y[n]    = silu(W_g x[n]) (mean[n] - share pi[n] (v[n] - mean[n]) / (1 + var[n]))
-
-    The last term is the step of centered TSSA: deviations from the mean of a group are shrunk, those of features that
-    vary little most. TSSA takes all tokens of a group alike and returns the step alone, so that only the sizes of
-    features pass between tokens. Here a token that matters to a channel writes itself (z near 1), one that does not is
-    passed over (z near 0), and the mean passes on what was written. Without the step it is `MinGRU`.
-
-    Arguments are those of `ProjectedMixer`, of which `attn_drop` has no effect. This is not in the paper.
-
-    Example:
-        >>> import torch, tost
-        >>> _, state = tost.nn.GatedTSSA(64, 4).forward_with_state(torch.randn(1, 100, 64))
-        >>> state.memory.shape
-        torch.Size([1, 128])
-    """
-
-    accepts = Accepts(state=RecurrentState, shared=True)
-
-    def _add_parameters(self, device: torch.device | str | None, dtype: torch.dtype | None) -> None:
-        self.temperature = nn.Parameter(torch.ones(self.num_heads, device=device, dtype=dtype))
-        self.share = nn.Parameter(torch.ones(self.embed_dim, device=device, dtype=dtype))
-
-    def memory_shape(self) -> tuple[int, ...]:
-        """Return the shape of the memory of one sequence."""
-        return (2 * self.embed_dim,)
-
-    def recur(self, x: Tensor, parts: Tensor, memory: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Return the outputs and the memory after the tokens; see the base class."""
-        wide, heads = memory.dtype, (*x.shape[:2], self.num_heads, self.head_dim)
-        update, value, gate = parts.to(wide).flatten(3).unbind(2)
-        update = zero_padding(update.sigmoid(), mask)
-        start_mean, start_variance = memory.chunk(2, dim=1)
-        mean, before, last_mean = shared_recurrence(1 - update, update * value, start_mean)
-        change = value - torch.cat((before.unsqueeze(1), mean), dim=1)[:, :-1]
-        spread = (1 - update) * update * change.square()
-        variance, _, last_variance = shared_recurrence(1 - update, spread, start_variance)
-        energy = value.square() / (mean.square() + variance).clamp_min(PREFIX_FLOOR)
-        energy = energy.reshape(heads).mean(dim=3)
-        pi = self.num_heads * (self.temperature.to(wide) * energy).softmax(dim=2)
-        shrunk = pi.unsqueeze(3) * ((value - mean) / (1 + variance)).reshape(heads)
-        y = F.silu(gate) * (mean - self.share.to(wide) * shrunk.flatten(2))
-        return y.reshape(heads), torch.cat((last_mean, last_variance), dim=1)
-
-
 class GatedDeltaNet(_RecurrentMixer):
     """Gated delta rule (Yang et al., 2024): a memory of key-value pairs that forgets and overwrites.
 
@@ -278,7 +225,7 @@ def shared_recurrence(factor: Tensor, value: Tensor, start: Tensor) -> tuple[Ten
     Returns:
         ``[B, N, C]``, ``[B, C]`` and ``[B, C]``.
     """
-    if parallel.active() is None:
+    if (context := parallel.active()) is None:
         h = linear_recurrence(factor, value, start)
         return h, start, h[:, -1]
     if value.shape[1] > 0:
@@ -289,7 +236,7 @@ def shared_recurrence(factor: Tensor, value: Tensor, start: Tensor) -> tuple[Ten
         # Sums over no tokens, which keep this rank in the exchanges of the backward pass.
         kept, own = factor, value
         product, end = 1 + kept.sum(dim=1), own.sum(dim=1)
-    before, after = recurrence_ends(product, end, start)
+    before, after = recurrence_ends(product, end, start, channel=context.channel)
     return torch.addcmul(own, kept, before.unsqueeze(1)), before, after
 
 
