@@ -19,7 +19,7 @@ from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_ext import build_ext
 
 CSRC = Path("src/tost/ops/csrc")
-KERNELS = ["kernel.cpp", "content.cpp", "step.cpp"]
+KERNELS = ["kernel.cpp", "gated.cpp", "step.cpp"]
 BASE_FLAGS = ["-std=c++17", "-O3", "-g0", "-fPIC", "-fvisibility=hidden", "-fno-math-errno", "-fno-trapping-math"]
 # Sums over a head's features may be added as a tree. Infinities and NaN keep their meaning.
 BASE_FLAGS += ["-fassociative-math", "-fno-signed-zeros"]

@@ -24,6 +24,7 @@ from tost.models import create_model as create_model
 from tost.models import list_models as list_models
 from tost.models import register_mixer as register_mixer
 from tost.models import register_model as register_model
+from tost.nn import BlockTSSAttention as BlockTSSAttention
 from tost.nn import CausalTSSAttention as CausalTSSAttention
 from tost.nn import GatedTSSAttention as GatedTSSAttention
 from tost.nn import TSSAttention as TSSAttention

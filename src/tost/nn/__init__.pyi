@@ -1,5 +1,7 @@
+from tost.nn.attention import BlockTSSAttention as BlockTSSAttention
 from tost.nn.attention import CausalTSSAttention as CausalTSSAttention
 from tost.nn.attention import GatedTSSAttention as GatedTSSAttention
+from tost.nn.attention import PaperForm as PaperForm
 from tost.nn.attention import TSSAttention as TSSAttention
 from tost.nn.block import Block as Block
 from tost.nn.block import CausalBlock as CausalBlock
@@ -7,8 +9,6 @@ from tost.nn.block import run_blocks as run_blocks
 from tost.nn.conv import CausalConvolution as CausalConvolution
 from tost.nn.conv import GridConvolution as GridConvolution
 from tost.nn.conv import SequenceConvolution as SequenceConvolution
-from tost.nn.extensions import Extensions as Extensions
-from tost.nn.extensions import PaperForm as PaperForm
 from tost.nn.loss import linear_cross_entropy as linear_cross_entropy
 from tost.nn.mixers import S4 as S4
 from tost.nn.mixers import Accepts as Accepts

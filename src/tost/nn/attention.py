@@ -6,6 +6,7 @@ Shapes: x [B, N, C] (batch, tokens, width), w [B, N, H, D] with C = H * D unless
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -14,7 +15,6 @@ from torch import Tensor, nn
 
 from tost import parallel
 from tost.nn._checks import Factory, check_blocks, check_heads, check_width, is_plain_linear
-from tost.nn.extensions import Extensions, PaperForm
 from tost.nn.masks import read_attention_mask
 from tost.nn.mixers.base import Accepts, accepted, mix
 from tost.nn.position import token_positions
@@ -22,6 +22,36 @@ from tost.nn.state import Carry, ContinuesPacked
 from tost.ops import GatedState, Packing, TSSAState, causal_tssa_with_state, gated_tssa_with_state, tssa
 from tost.ops._numerics import statistics_dtype, zero_padding
 from tost.ops.packing import count_tokens
+
+NORM_EPS = 1e-6
+"""Added to the mean square of a head before its root is taken."""
+
+
+@dataclass(frozen=True)
+class PaperForm:
+    """The attention of the paper's equations, where it differs from the authors' code.
+
+    The code frees what the equations tie: a second weight matrix in place of ``U``, and with it the step size; one
+    temperature per head; no coding precision. With ``eps = sqrt(C)`` (so ``C / eps^2 = 1``) and orthonormal heads the
+    module's output is minus `step_size` times the gradient of the variational compression objective.
+
+    Attributes:
+        step_size: tau. The output is multiplied by ``tau / n`` (``tau / j`` at position j of a causal sequence), n
+            counting the real tokens. None leaves it out.
+        eps: Coding precision; the operator becomes ``D = c / (1 + c * moment)``, ``c = C / eps^2``. None means c = 1.
+        tied: Project back with the transpose of the first projection's weight.
+        shared_temperature: One temperature ``1 / (2 eta)`` for all heads.
+    """
+
+    step_size: float | None = 1.0
+    eps: float | None = None
+    tied: bool = True
+    shared_temperature: bool = True
+
+    @classmethod
+    def free(cls) -> PaperForm:
+        """Return the form of the authors' code."""
+        return cls(step_size=None, tied=False, shared_temperature=False)
 
 
 def real_tokens(x: Tensor, mask: Tensor | None, attn_mask: Tensor | None, *, causal: bool) -> Tensor | None:
@@ -33,10 +63,9 @@ def real_tokens(x: Tensor, mask: Tensor | None, attn_mask: Tensor | None, *, cau
 
 
 class _ProjectedAttention(nn.Module):
-    """What both forms share: projections, temperature, norm, gate, and the scales of the paper's form."""
+    """Projections, temperature and the scales of the paper's form, for both orders."""
 
     causal: ClassVar[bool] = False
-    norm_eps: ClassVar[float] = 1e-6
     accepts = Accepts(packing=True, shared=True)
 
     def __init__(
@@ -47,7 +76,6 @@ class _ProjectedAttention(nn.Module):
         out_bias: bool,
         out_drop: float,
         paper: PaperForm | None,
-        extensions: Extensions | None,
         head_dim: int | None,
         backend: str,
         device: torch.device | str | None,
@@ -57,8 +85,6 @@ class _ProjectedAttention(nn.Module):
         if head_dim is None:
             check_heads(embed_dim, num_heads)
             head_dim = embed_dim // num_heads
-        self.extensions = Extensions() if extensions is None else extensions
-        check_blocks(head_dim, self.extensions.block_size)
         self.embed_dim, self.num_heads, self.head_dim = embed_dim, num_heads, head_dim
         inner = num_heads * head_dim
         self.paper = PaperForm.free() if paper is None else paper
@@ -71,29 +97,11 @@ class _ProjectedAttention(nn.Module):
             self.out_bias = nn.Parameter(torch.zeros(embed_dim, device=device, dtype=dtype)) if out_bias else None
         else:
             self.proj_out = nn.Linear(inner, embed_dim, bias=out_bias, device=device, dtype=dtype)
-        self.proj_gate: nn.Linear | None = None
-        if self.extensions.gate:
-            self.proj_gate = nn.Linear(embed_dim, inner, bias=in_bias, device=device, dtype=dtype)
-        self.norm_weight: nn.Parameter | None = None
-        if self.extensions.head_norm:
-            self.norm_weight = nn.Parameter(torch.ones(inner, device=device, dtype=dtype))
-        self.reset_scale()
         self.out_drop = out_drop
-        self._operator_options = self.extensions.operator_options()
-
-    @torch.no_grad()
-    def reset_scale(self) -> None:
-        """With ``Extensions(unit_variance=True)``, draw a first projection whose tokens have variance 1.
-
-        Models that initialize their weights call it afterwards.
-        """
-        if self.extensions.unit_variance:
-            nn.init.normal_(self.proj_in.weight, std=self.embed_dim**-0.5)
 
     def extra_repr(self) -> str:
         """Show the sizes in ``print(module)``."""
-        added = "" if self.extensions == Extensions() else f", extensions={self.extensions}"
-        return f"embed_dim={self.embed_dim}, num_heads={self.num_heads}, backend={self.backend!r}{added}"
+        return f"embed_dim={self.embed_dim}, num_heads={self.num_heads}, backend={self.backend!r}"
 
     def _tokens(self, x: Tensor) -> Tensor:
         check_width(x, self.embed_dim)
@@ -110,21 +118,6 @@ class _ProjectedAttention(nn.Module):
     def _owns_tokens(self) -> bool:
         """Return whether the operator may overwrite its tokens: no hook can hold the output of the projection."""
         return is_plain_linear(self.proj_in)
-
-    def _gated(self, y: Tensor, x: Tensor, mask: Tensor | None, near: Tensor | None = None) -> Tensor:
-        """Apply the optional steps between the operator and the output projection to y [B, N, H, D].
-
-        That is the norm, the neighbours `near` [B, N, C], and the gate that each token x [B, N, C] sets.
-        """
-        if self.norm_weight is not None:
-            weight = self.norm_weight.to(y.dtype).reshape(self.num_heads, self.head_dim)
-            y = F.rms_norm(y, (self.head_dim,), eps=self.norm_eps) * weight
-        if near is not None:
-            y = y + near.reshape(y.shape)
-        if self.proj_gate is None:
-            return y
-        gate = zero_padding(F.silu(self.proj_gate(x)), mask)  # 0 times whatever padding holds may not be 0
-        return y * gate.reshape(y.shape).to(y.dtype)
 
     def _project_out(self, y: Tensor, count: Tensor | int | None) -> Tensor:
         """Apply step size, output projection and dropout; count is the number of tokens in a statistic."""
@@ -157,17 +150,15 @@ class TSSAttention(_ProjectedAttention):
         out_drop: Dropout on the output.
         normalize: Normalize each feature over the tokens before memberships are taken; False is the ablation.
         paper: Use the paper's equations where they differ from the code; see `PaperForm`.
-        extensions: Extensions that are not in the paper; see `Extensions`.
         head_dim: Width of a head, D; by default C / H.
-        value_conv: An extension that is not in the paper: adds the neighbours of each projected token to the operator's
-            output, ``tssa(w) + value_conv(w)``, such as `GridConvolution` of width H * D. It is added after the norm
-            and before the gate of `extensions`.
+        value_conv: Adds the neighbors of each projected token to the operator's output, ``tssa(w) + value_conv(w)``,
+            such as `GridConvolution` of width H * D (not in the paper).
         backend: Implementation of the operator, see `tost.tssa`.
         device: Where the parameters live.
         dtype: Type of the parameters.
 
     Raises:
-        ValueError: `num_heads` does not divide `embed_dim`, or an extension is about the order of tokens.
+        ValueError: `num_heads` does not divide `embed_dim`.
 
     Example:
         >>> import torch, tost
@@ -175,6 +166,8 @@ class TSSAttention(_ProjectedAttention):
         >>> attention(torch.randn(2, 196, 384)).shape
         torch.Size([2, 196, 384])
     """
+
+    block_size: int = 1
 
     def __init__(
         self,
@@ -187,27 +180,21 @@ class TSSAttention(_ProjectedAttention):
         out_drop: float = 0.0,
         normalize: bool = True,
         paper: PaperForm | None = None,
-        extensions: Extensions | None = None,
         head_dim: int | None = None,
         value_conv: nn.Module | None = None,
         backend: str = "auto",
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        projected = (embed_dim, num_heads, in_bias, out_bias, out_drop, paper, extensions, head_dim)
+        projected = (embed_dim, num_heads, in_bias, out_bias, out_drop, paper, head_dim)
         super().__init__(*projected, backend, device, dtype)
         self.value_conv = value_conv
         self.accepts = self.accepts._replace(grid=accepted(value_conv).grid)
-        if self.extensions.forget or self.extensions.after_last_position != "error":
-            raise ValueError(
-                f"{extensions} asks for forgetting or for a rule about positions, but {type(self).__name__} does not "
-                "look at the order of its tokens. Leave these two out, or use CausalTSSAttention."
-            )
         self.gain_drop, self.normalize = gain_drop, normalize
 
     def operator_options(self) -> dict[str, Any]:
         """Return the options of this layer's operator, as keyword arguments of `tost.tssa` and `tost.membership`."""
-        return {"normalize": self.normalize, **self._operator_options}
+        return {"normalize": self.normalize, "block_size": self.block_size}
 
     def forward(
         self,
@@ -244,8 +231,12 @@ class TSSAttention(_ProjectedAttention):
         near = None if self.value_conv is None else mix(self.value_conv, w.flatten(2), mask, packing, grid)
         options = {"mask": mask, "cu_seqlens": packing, "backend": self.backend, **self.operator_options()}
         y = tssa(w, self._temperatures(), **options, overwrite=self._owns_tokens())
-        y = self._gated(self._drop_gains(y, packing), x, mask, near)
+        y = self._shape(self._drop_gains(y, packing), x, mask, near)
         return self._project_out(y, None if self.paper.step_size is None else self._count(x, mask, packing))
+
+    def _shape(self, y: Tensor, x: Tensor, mask: Tensor | None, near: Tensor | None) -> Tensor:
+        """Return the operator's output y [B, N, H, D] as the output projection takes it; x are the layer's tokens."""
+        return y if near is None else y + near.reshape(y.shape)
 
     def _temperatures(self) -> Tensor:
         temperature = super()._temperatures()
@@ -272,6 +263,92 @@ class TSSAttention(_ProjectedAttention):
         return (total.unsqueeze(1) if packing is None else packing.of_tokens(total)).unsqueeze(-1)
 
 
+class BlockTSSAttention(TSSAttention):
+    """TSSA in blocks of features, which tells tokens with other combinations of features apart (not in the paper).
+
+    .. code-block:: text
+
+        y = proj_out( silu(proj_gate(x)) * norm( tssa(proj_in(x), block_size=g) ) )
+
+    `norm` divides each head by its root mean square. Projected tokens start with variance 1, so that second moments
+    matter from the first step on. Arguments are those of `TSSAttention`, without `paper` and `head_dim`, and:
+
+    Args:
+        block_size: Features in a block, g; divides C / H.
+
+    Raises:
+        ValueError: `num_heads` does not divide `embed_dim`, or `block_size` not a head.
+
+    Example:
+        >>> import torch, tost
+        >>> attention = tost.BlockTSSAttention(embed_dim=384, num_heads=8, block_size=8)
+        >>> attention(torch.randn(2, 196, 384)).shape
+        torch.Size([2, 196, 384])
+    """
+
+    def __init__(
+        self,
+        embed_dim: int,
+        num_heads: int,
+        *,
+        block_size: int = 8,
+        in_bias: bool = True,
+        out_bias: bool = True,
+        gain_drop: float = 0.0,
+        out_drop: float = 0.0,
+        normalize: bool = True,
+        value_conv: nn.Module | None = None,
+        backend: str = "auto",
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__(
+            embed_dim,
+            num_heads,
+            in_bias=in_bias,
+            out_bias=out_bias,
+            gain_drop=gain_drop,
+            out_drop=out_drop,
+            normalize=normalize,
+            value_conv=value_conv,
+            backend=backend,
+            device=device,
+            dtype=dtype,
+        )
+        check_blocks(self.head_dim, block_size)
+        self.block_size = block_size
+        self.proj_gate = nn.Linear(embed_dim, embed_dim, bias=in_bias, device=device, dtype=dtype)
+        self.norm_weight = nn.Parameter(torch.ones(embed_dim, device=device, dtype=dtype))
+        self.reset_scale()
+
+    @torch.no_grad()
+    def reset_scale(self) -> None:
+        """Initialize projected tokens of normed inputs with variance 1.
+
+        Models that initialize their weights call it afterwards.
+        """
+        nn.init.normal_(self.proj_in.weight, std=self.embed_dim**-0.5)
+
+    def extra_repr(self) -> str:
+        """Show the sizes in ``print(module)``."""
+        return f"{super().extra_repr()}, block_size={self.block_size}"
+
+    def _shape(self, y: Tensor, x: Tensor, mask: Tensor | None, near: Tensor | None) -> Tensor:
+        y = normed_heads(y, self.norm_weight)
+        y = y if near is None else y + near.reshape(y.shape)
+        return y * gate_of(self.proj_gate(x), mask).reshape(y.shape).to(y.dtype)
+
+
+def normed_heads(y: Tensor, weight: Tensor) -> Tensor:
+    """Divide each head of y [B, N, H, D] by its root mean square; weight is [H * D]."""
+    return F.rms_norm(y, y.shape[-1:], eps=NORM_EPS) * weight.to(y.dtype).reshape(y.shape[-2:])
+
+
+def gate_of(projected: Tensor, mask: Tensor | None) -> Tensor:
+    """Return the gate of projected tokens [B, N, C]; 0 for padding, whose product with anything may not be 0."""
+    return zero_padding(F.silu(projected), mask)
+
+
 class CausalTSSAttention(_ProjectedAttention, ContinuesPacked[TSSAState]):
     """Causal TSSA: a drop-in for a causal attention module that streams from a constant-size state.
 
@@ -290,7 +367,6 @@ class CausalTSSAttention(_ProjectedAttention, ContinuesPacked[TSSAState]):
         gain_drop: Dropout on ``D = 1 / (1 + moment)``, one decision per token, head and feature.
         out_drop: Dropout on the output.
         paper: Use the paper's equations where they differ from the code; see `PaperForm`.
-        extensions: Extensions that are not in the paper; see `Extensions`.
         head_dim: Width of a head, D; by default C / H.
         backend: Implementation of the operator, see `tost.causal_tssa`.
         device: Where the parameters live.
@@ -323,13 +399,12 @@ class CausalTSSAttention(_ProjectedAttention, ContinuesPacked[TSSAState]):
         gain_drop: float = 0.0,
         out_drop: float = 0.0,
         paper: PaperForm | None = None,
-        extensions: Extensions | None = None,
         head_dim: int | None = None,
         backend: str = "auto",
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        projected = (embed_dim, num_heads, in_bias, out_bias, out_drop, paper, extensions, head_dim)
+        projected = (embed_dim, num_heads, in_bias, out_bias, out_drop, paper, head_dim)
         super().__init__(*projected, backend, device, dtype)
         if position_bias not in ("feature", "head", None):
             raise ValueError(f"position_bias={position_bias!r} is not known; it takes 'feature', 'head' or None.")
@@ -337,20 +412,6 @@ class CausalTSSAttention(_ProjectedAttention, ContinuesPacked[TSSAState]):
         self.position_bias: nn.Parameter | None = None
         if position_bias is not None:
             self.position_bias = nn.Parameter(torch.zeros(num_heads, max_length, device=device, dtype=dtype))
-        self.decay_logit: nn.Parameter | None = None
-        self.proj_decay: nn.Linear | None = None
-        if self.extensions.forget:
-            self.decay_logit = nn.Parameter(self._initial_forgetting().to(self.temperature))
-        if self.decay_logit is not None and self.extensions.forget is not True:
-            self.proj_decay = nn.Linear(embed_dim, len(self.decay_logit), bias=False, device=device, dtype=dtype)
-
-    def operator_options(self, x: Tensor | None = None) -> dict[str, Any]:
-        """Return the options of this layer's operator, as keyword arguments of `tost.causal_tssa` and its kin.
-
-        Args:
-            x: The tokens, ``[B, N, C]``. Without them the decay is that of a token of zeros, as in `decay`.
-        """
-        return {"decay": self.decay(x), **self._operator_options}
 
     def forward(
         self,
@@ -382,80 +443,28 @@ class CausalTSSAttention(_ProjectedAttention, ContinuesPacked[TSSAState]):
         """
         mask = real_tokens(x, mask, attn_mask, causal=self.causal)
         state = None if carry is None else carry.state
-        w, bias, options = self._tokens(x), self.bias_of(x, state, mask, packing), self.operator_options(x)
-        options |= {"mask": mask, "cu_seqlens": packing, "state": state, "backend": self.backend}
-        y, after = causal_tssa_with_state(w, self._temperatures(), bias, **options, overwrite=self._owns_tokens())
+        y, after = causal_tssa_with_state(
+            self._tokens(x),
+            self._temperatures(),
+            self.bias(),
+            mask=mask,
+            cu_seqlens=packing,
+            state=state,
+            backend=self.backend,
+            overwrite=self._owns_tokens(),
+        )
         if carry is not None:
             carry.state = after
         if self.training and self.gain_drop > 0:
             y = F.dropout(y, self.gain_drop)  # y is proportional to D, entry by entry
         count = None if self.paper.step_size is None else self._count(x, state, mask, packing)
-        return self._project_out(self._gated(y, x, mask), count)
+        return self._project_out(y, count)
 
-    def decay(self, x: Tensor | None = None) -> Tensor | None:
-        """Return by how much statistics fade with a token, in [0, 1], float32 or better; None without forgetting.
-
-        With ``Extensions(forget=True)`` it is learned as ``sigmoid(decay_logit)``, one for each head. From the data it
-        is ``sigmoid(decay_logit + proj_decay(x))``, which is ``exp(-softplus(...))`` of the negative. At first half of
-        a statistic is forgotten after 16 tokens (4 from the data) in the first head and after `max_length` in the last,
-        with the others between them at equal ratios; channels are spread like that within each head.
-
-        Args:
-            x: The tokens that set it, ``[B, N, C]``; None for what a token of zeros would set.
-
-        Returns:
-            ``[H]``; from the data ``[B, N, H]``, or with K decays per head ``[B, N, H, K]``, or without `x` ``[H]`` and
-            ``[H, K]``.
-        """
-        if self.decay_logit is None:
-            return None
-        dtype = statistics_dtype(self.decay_logit.dtype)
-        logit = self.decay_logit.to(dtype)
-        if self.proj_decay is None:
-            return logit.sigmoid().clamp_min(torch.finfo(dtype).tiny)
-        if x is not None:
-            logit = logit + self.proj_decay(x).to(dtype)
-        decay = logit.sigmoid()
-        if self.extensions.forget == "head":
-            return decay
-        return decay.reshape(*decay.shape[:-1], self.num_heads, decay.shape[-1] // self.num_heads)
-
-    def _initial_forgetting(self) -> Tensor:
-        first = 16 if self.extensions.forget is True else 4
-        shortest, longest = math.log(min(first, self.max_length)), math.log(self.max_length)
-        per_channel = self.extensions.forget == "channel"
-        count = self.head_dim // self.extensions.block_size if per_channel else self.num_heads
-        half_lives = torch.linspace(shortest, longest, count, dtype=torch.float64).exp()
-        # a = 2^(-1/t), and its logit log(a / (1 - a)) without the difference of nearly equal numbers.
-        logit = -torch.expm1(math.log(2) / half_lives).log()
-        return logit.repeat(self.num_heads) if per_channel else logit
-
-    def bias_of(
-        self,
-        x: Tensor,
-        state: TSSAState | None = None,
-        mask: Tensor | None = None,
-        packing: Packing | None = None,
-    ) -> Tensor | None:
-        """Return the position bias as the operator takes it; None if there is none.
-
-        Args:
-            x: The next tokens, ``[B, N, ...]``.
-            state: The state returned with the tokens before; None at the start.
-            mask: Real tokens, bool ``[B, N]``.
-            packing: Where the sequences begin, as in `forward`.
-
-        Returns:
-            The table ``[H, max_length]``, or where positions go beyond it what each token gets, ``[B or 1, N, H]``.
-        """
-        bias: Tensor | None = self.position_bias
-        if bias is not None and self.position_bias_form == "head":
-            bias = bias / self.head_dim
-        if bias is None or self.extensions.after_last_position == "error":
-            return bias
-        start = None if state is None else state.position
-        places = token_positions(x.shape[1], mask=mask, start=start, device=x.device, packing=packing)
-        return F.embedding(places.clamp_max(self.max_length - 1), bias.t())
+    def bias(self) -> Tensor | None:
+        """Return the position bias as the operator takes it, ``[H, max_length]``; None if there is none."""
+        if self.position_bias is not None and self.position_bias_form == "head":
+            return self.position_bias / self.head_dim
+        return self.position_bias
 
     @staticmethod
     def _count(x: Tensor, state: TSSAState | None, mask: Tensor | None, packing: Packing | None) -> Tensor:
@@ -470,7 +479,7 @@ class GatedTSSAttention(nn.Module, ContinuesPacked[GatedState]):
 
     .. code-block:: text
 
-        y = proj_out( silu(proj_gate(x)) * norm( gated_tssa(proj_in(x), sigmoid(proj_write(x)), share) ) )
+        y = proj_out( silu(proj_gate(x)) * norm( gated_tssa(proj_in(x), sigmoid(proj_write(x))) ) )
 
     See `tost.gated_tssa` for the operator; `norm` divides each head by its root mean square. There are no positions:
     the windows give the order, and a convolution in front of the layer tells neighbors apart.
@@ -500,7 +509,6 @@ class GatedTSSAttention(nn.Module, ContinuesPacked[GatedState]):
         (torch.Size([1, 1, 64]), torch.Size([1, 4, 72]))
     """
 
-    norm_eps: ClassVar[float] = 1e-6
     accepts = Accepts(packing=True, shared=True, state=GatedState)
 
     def __init__(
@@ -526,7 +534,6 @@ class GatedTSSAttention(nn.Module, ContinuesPacked[GatedState]):
         self.proj_in = nn.Linear(embed_dim, embed_dim, bias=in_bias, **factory)
         self.proj_gate = nn.Linear(embed_dim, embed_dim, bias=in_bias, **factory)
         self.proj_write = nn.Linear(embed_dim, embed_dim // block_size, **factory)
-        self.share = nn.Parameter(torch.ones(embed_dim, **factory))
         self.norm_weight = nn.Parameter(torch.ones(embed_dim, **factory))
         self.proj_out = nn.Linear(embed_dim, embed_dim, bias=out_bias, **factory)
         self.reset_scale()
@@ -568,14 +575,13 @@ class GatedTSSAttention(nn.Module, ContinuesPacked[GatedState]):
         """Mix the tokens x [B, N, C], each with those before it; arguments as in `CausalTSSAttention.forward`."""
         check_width(x, self.embed_dim)
         mask = real_tokens(x, mask, attn_mask, causal=True)
-        heads = (self.num_heads, self.head_dim)
-        w, share = self.proj_in(x).reshape(*x.shape[:2], *heads), self.share.reshape(heads)
+        w = self.proj_in(x).reshape(*x.shape[:2], self.num_heads, self.head_dim)
         state = None if carry is None else carry.state
         y, after = gated_tssa_with_state(
-            w, self.write(x), share, mask=mask, cu_seqlens=packing, state=state, backend=self.backend
+            w, self.write(x), mask=mask, cu_seqlens=packing, state=state, backend=self.backend
         )
         if carry is not None:
             carry.state = after
-        y = F.rms_norm(y, (self.head_dim,), eps=self.norm_eps).flatten(2) * self.norm_weight.to(y.dtype)
-        y = y * zero_padding(F.silu(self.proj_gate(x)), mask).to(y.dtype)
+        y = normed_heads(y, self.norm_weight).flatten(2)
+        y = y * gate_of(self.proj_gate(x), mask).to(y.dtype)
         return F.dropout(self.proj_out(y), self.out_drop, self.training)

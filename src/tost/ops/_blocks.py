@@ -13,8 +13,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from tost.ops.form import Form
-
 
 def packed_width(head_dim: int, block_size: int) -> int:
     """Return how many products a head has: D(g+1)/2."""
@@ -73,15 +71,13 @@ class Factors:
 
     Args:
         moments: S, symmetric positive semi-definite, ``[..., g, g]``.
-        size: How large the numbers were whose rounding errors S has, ``[..., g]``; by default its own diagonal.
     """
 
-    def __init__(self, moments: Tensor, size: Tensor | None = None) -> None:
+    def __init__(self, moments: Tensor) -> None:
         self._columns: list[Tensor] = []
         self._pivots: list[Tensor] = []
         g = moments.shape[-1]
-        size = moments.diagonal(dim1=-2, dim2=-1) if size is None else size
-        noise = g * torch.finfo(moments.dtype).eps * size
+        noise = g * torch.finfo(moments.dtype).eps * moments.diagonal(dim1=-2, dim2=-1)
         for j in range(g):
             below, pivot = moments[..., 1:, 0], 1 + torch.maximum(moments[..., :1, 0], noise[..., j : j + 1])
             column = below / pivot
@@ -101,75 +97,9 @@ class Factors:
         return solved
 
 
-class Shrinkage:
-    """``(I + S_b)^{-1}`` for the second moments of every head, about zero or about a mean.
-
-    Args:
-        moments: Packed second moments about zero, ``[..., D(g+1)/2]``.
-        head_dim: D.
-        block_size: g.
-        mean: ``[..., D]``; then S is ``moments - mean mean^T``, and its diagonal is held at 0 or above.
-
-    Attributes:
-        moments: S, packed likewise.
-    """
-
-    def __init__(self, moments: Tensor, head_dim: int, block_size: int, mean: Tensor | None = None) -> None:
-        self._block_size, size = block_size, None
-        if mean is not None:
-            size = in_blocks(moments[..., :head_dim], block_size)
-            moments = moments - products(mean, block_size)
-        if block_size == 1:
-            moments = moments if mean is None else moments.clamp_min(0)
-            self._pivots = 1 + moments
-        else:
-            self._factors = Factors(matrices(moments, head_dim, block_size), size)
-        self.moments = moments
-
-    def solve(self, x: Tensor) -> Tensor:
-        """Return ``(I + S_b)^{-1} x_b`` for x [..., D]."""
-        if self._block_size == 1:
-            return x / self._pivots
-        return self._factors.solve(in_blocks(x, self._block_size)).flatten(-2)
-
-
-class Layout:
-    """Which of its K masses, and decays, each number in the sums of a head belongs to.
-
-    Without decays per channel there is one of them, K = 1, for all. With them each block of features has its own.
-
-    Args:
-        head_dim: D.
-        form: Options of the call.
-        device: Where the sums are.
-    """
-
-    def __init__(self, head_dim: int, form: Form, device: torch.device) -> None:
-        self.num_masses, g = form.num_masses(head_dim), form.block_size
-        self.features: Tensor | None = None
-        self.squares: Tensor | None = None
-        self.weighted: Tensor | None = None
-        if not form.channel_decay:
-            return
-        blocks = torch.arange(head_dim // g, device=device)
-        features = blocks.repeat_interleave(g)
-        weighted = torch.cat([blocks.repeat_interleave(g - k) for k in range(g)])
-        if g > 1:
-            self.features = self.squares = features
-            self.weighted = weighted
-        if form.counted:
-            self.squares = torch.cat((features, blocks))
-        if form.centered:
-            self.weighted = torch.cat((weighted, features))
-
-    def spread(self, x: Tensor, places: Tensor | None) -> Tensor:
-        """Return x [..., K] for each number in a sum, ``[..., F]``; as it is, if it broadcasts."""
-        return x if places is None else x.index_select(-1, places)
-
-    def collect(self, x: Tensor, places: Tensor | None) -> Tensor:
-        """Return the sums of x [..., F] over what belongs to one, ``[..., K]``."""
-        if self.num_masses == 1:
-            return x.sum(dim=-1, keepdim=True)
-        if places is None:
-            return x
-        return x.new_zeros(*x.shape[:-1], self.num_masses).index_add(-1, places, x)
+def shrink(x: Tensor, moments: Tensor, block_size: int) -> Tensor:
+    """Return ``(I + S_b)^{-1} x_b`` for x [..., D] and packed moments S [..., D(g+1)/2]."""
+    if block_size == 1:
+        return x / (1 + moments)
+    factors = Factors(matrices(moments, x.shape[-1], block_size))
+    return factors.solve(in_blocks(x, block_size)).flatten(-2)

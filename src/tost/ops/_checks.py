@@ -5,10 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from tost.ops._inputs import one_for_padding
 from tost.ops._numerics import num_tokens, statistics_dtype, zero_padding
 from tost.ops._transforms import has_values
-from tost.ops.form import Form
 from tost.ops.packing import Packing
 from tost.ops.state import CausalArguments, GatedState, TSSAState, gated_shapes, sum_shapes
 
@@ -82,20 +80,19 @@ def check_packing(packing: Packing | None, w: Tensor) -> None:
         _check_device("cu_seqlens", packing.cu_seqlens, w)
 
 
-def check_state(state: TSSAState | None, w: Tensor, form: Form, packing: Packing | None = None) -> None:
-    """Refuse a state made for another batch size, head count, head width, form, device or precision."""
+def check_state(state: TSSAState | None, w: Tensor, packing: Packing | None = None) -> None:
+    """Refuse a state made for another batch size, head count, head width, device or precision."""
     if state is None:
         return
     B, _, H, D = w.shape
     B = B if packing is None else packing.num_sequences
-    needed = dict(zip(TSSAState._fields, (*sum_shapes(B, H, D, form), (B,)), strict=True))
+    needed = dict(zip(TSSAState._fields, (*sum_shapes(B, H, D), (B,)), strict=True))
     for name, shape in needed.items():
         value: Tensor = getattr(state, name)
         if value.shape != shape:
             raise ValueError(
-                f"state.{name} has shape {tuple(value.shape)}, but w of shape {tuple(w.shape)} needs {shape}, with "
-                f"block_size={form.block_size}, centered={form.centered} and this decay. Pass the state that came from "
-                "the same batch and options, or start with state=None."
+                f"state.{name} has shape {tuple(value.shape)}, but w of shape {tuple(w.shape)} needs {shape}. Pass the "
+                "state that came from the same batch, or start with state=None."
             )
         _check_device(f"state.{name}", value, w)
     dtype = statistics_dtype(w.dtype)
@@ -146,37 +143,8 @@ def check_bias(
         )
 
 
-def check_decay(decay: Tensor | None, w: Tensor, mask: Tensor | None, form: Form) -> None:
-    """Refuse decays that are neither those of heads nor those of tokens, or that do not keep a share of the sums."""
-    if decay is None:
-        return
-    (B, N, H, D), g = w.shape, form.block_size
-    shapes = ((H,), (B, N, H), (B, N, H, D // g))
-    if decay.shape not in shapes or not decay.is_floating_point():
-        channels = f"[{B}, {N}, {H}, {D}] per channel"
-        if g > 1:
-            channels = (
-                f"[{B}, {N}, {H}, {D // g}] per block of {g} features, which share the entries of one matrix; "
-                f"decay.unflatten(-1, (-1, {g})).mean(-1) takes the mean over each block"
-            )
-        raise ValueError(
-            f"decay has shape {tuple(decay.shape)} and dtype {decay.dtype}, but w has {H} heads; it needs a floating "
-            f"point tensor [{H}], one number per head, or from the data [{B}, {N}, {H}] or {channels}. Use .flatten() "
-            "on a column or .expand() on a scalar."
-        )
-    _check_device("decay", decay, w)
-    if not has_values(decay) or decay.numel() == 0:
-        return
-    smallest, largest = (x.item() for x in one_for_padding(decay.detach(), mask).aminmax())
-    if not (smallest >= 0 and largest <= 1) or (smallest == 0 and not form.token_decay):
-        raise ValueError(
-            f"decay lies in [{smallest:.6g}, {largest:.6g}]; each head must keep a share in (0, 1] of its sums when a "
-            "token comes, 1 to forget nothing. Learn it as torch.sigmoid of a free parameter."
-        )
-
-
 def check_gated(
-    w: Tensor, write: Tensor, share: Tensor, mask: Tensor | None, state: GatedState | None, packing: Packing | None
+    w: Tensor, write: Tensor, mask: Tensor | None, state: GatedState | None, packing: Packing | None
 ) -> None:
     """Check all arguments of the gated operator."""
     check_tokens(w)
@@ -189,10 +157,7 @@ def check_gated(
             f"write has shape {tuple(write.shape)} and dtype {write.dtype}, but w has shape {tuple(w.shape)}; it needs "
             f"a floating point gate per token and block of g features, [{B}, {N}, {H}, {D} / g], where g divides {D}."
         )
-    if share.shape != (H, D) or not share.is_floating_point():
-        raise ValueError(f"share has shape {tuple(share.shape)} and dtype {share.dtype}; it needs floats [{H}, {D}].")
     _check_device("write", write, w)
-    _check_device("share", share, w)
     if has_values(write) and write.numel() > 0:
         real = write.detach() if mask is None else zero_padding(write.detach(), mask)
         smallest, largest = (x.item() for x in real.aminmax())
@@ -212,17 +177,15 @@ def check_gated(
         _check_device(f"state.{name}", value, w)
 
 
-def check_causal(form: Form, packing: Packing | None, *given: *CausalArguments) -> None:
+def check_causal(packing: Packing | None, *given: *CausalArguments) -> None:
     """Check all arguments of the causal operator."""
-    w, temperature, bias, mask, state, decay = given
+    w, temperature, bias, mask, state = given
     check_tokens(w)
     check_temperature(temperature, w)
     check_mask(mask, w)
-    check_block_size(form.block_size, w)
     check_packing(packing, w)
-    check_state(state, w, form, packing)
+    check_state(state, w, packing)
     check_bias(bias, w, mask, state, packing)
-    check_decay(decay, w, mask, form)
 
 
 def _check_device(name: str, tensor: Tensor, w: Tensor) -> None:

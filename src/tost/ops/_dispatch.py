@@ -41,10 +41,10 @@ class Sharing(Protocol):
         write: Tensor,
         mask: Tensor | None,
         state: GatedState | None,
-    ) -> tuple[Tensor, Tensor, GatedState]: ...
+    ) -> tuple[Tensor, GatedState]: ...
 
     def causal_tssa(
-        self, form: Form, backend: str, packing: Packing | None, *given: *CausalArguments, overwrite: bool
+        self, backend: str, packing: Packing | None, *given: *CausalArguments, overwrite: bool
     ) -> tuple[Tensor, TSSAState]: ...
 
 

@@ -6,17 +6,14 @@ or the length of the bias table.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple, Unpack
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from tost.ops._blocks import packed_width
-from tost.ops._count import effective_count
 from tost.ops._numerics import statistics_dtype, zero_padding
 from tost.ops._scan import linear_recurrence
-from tost.ops.form import Form, OperatorKeywords
 from tost.ops.packing import Packing, put_tokens
 from tost.ops.state import CausalArguments, sum_shapes
 
@@ -30,7 +27,7 @@ class Sums(NamedTuple):
 
 
 class Inputs(NamedTuple):
-    """The tensors of a call. `bias` to `decay` belong to the causal operator, in the dtype of the statistics.
+    """The tensors of a call. `bias` and `before` belong to the causal operator, in the dtype of the statistics.
 
     Packed sequences are in one row: B is 1, N the number of all tokens, and the sums before have S entries.
 
@@ -40,9 +37,6 @@ class Inputs(NamedTuple):
         mask: Real tokens, bool ``[B, N]``.
         bias: Added to each feature's share of the energy, per token, ``[B or 1, N, H]``.
         before: The sums before the first token; None for zeros.
-        scale: What energies are multiplied by before the bias is added, per token, ``[B or 1, N, H]``.
-        decay: What sums are multiplied by before a token is added, ``[H]``; or from the data, ``[B, N, H]`` or
-            ``[B, N, H, K]``, with 1 for padding.
         packing: Where the sequences of the row begin; None if each row is one.
     """
 
@@ -51,37 +45,24 @@ class Inputs(NamedTuple):
     mask: Tensor | None
     bias: Tensor | None = None
     before: Sums | None = None
-    scale: Tensor | None = None
-    decay: Tensor | None = None
     packing: Packing | None = None
 
     def in_one_row(self, packing: Packing | None) -> Inputs:
         """Return the tensors with all tokens of a packed batch in one row."""
         if packing is None:
             return self
-        w, mask, *of_tokens = self.w, self.mask, self.bias, self.scale
-        bias, scale = (None if x is None else packing.one_row(x.expand(w.shape[0], -1, -1)) for x in of_tokens)
-        mask = None if mask is None else packing.one_row(mask)
-        decay = self.decay if self.decay is None or self.decay.dim() == 1 else packing.one_row(self.decay)
-        return self._replace(w=packing.one_row(w), mask=mask, bias=bias, scale=scale, decay=decay, packing=packing)
+        mask = None if self.mask is None else packing.one_row(self.mask)
+        bias = None if self.bias is None else packing.one_row(self.bias.expand(self.w.shape[0], -1, -1))
+        return self._replace(w=packing.one_row(self.w), mask=mask, bias=bias, packing=packing)
 
     def sequences(self) -> list[Inputs]:
         """Return each of the packed sequences alone."""
         assert self.packing is not None
-        S = self.packing.num_sequences
-        w, mask, bias, scale, decay = map(self._split, (self.w, self.mask, self.bias, self.scale, self.decay))
+        S, lengths = self.packing.num_sequences, self.packing.lengths
+        w = torch.split(self.w, lengths, dim=1)
+        mask, bias = ([None] * S if x is None else torch.split(x, lengths, dim=1) for x in (self.mask, self.bias))
         before = [None] * S if self.before is None else [Sums(*(x[i : i + 1] for x in self.before)) for i in range(S)]
-        return [
-            Inputs(w[i], self.temperature, mask[i], bias[i], before[i], scale[i], decay[i])  # type: ignore[arg-type]
-            for i in range(S)
-        ]
-
-    def _split(self, x: Tensor | None) -> Sequence[Tensor | None]:
-        """Return what x [1, T, ...] holds for each of the packed sequences; x itself if all share it."""
-        assert self.packing is not None
-        if x is None or x.dim() == 1:
-            return [x] * self.packing.num_sequences
-        return torch.split(x, self.packing.lengths, dim=1)
+        return [Inputs(w[i], self.temperature, mask[i], bias[i], before[i]) for i in range(S)]
 
 
 class GatedInputs(NamedTuple):
@@ -161,60 +142,25 @@ def relative_gates(inputs: GatedInputs, mass: Tensor | None) -> tuple[Tensor, Te
     return relative, running[:, -1] if z.shape[1] else start
 
 
-GatedResults = tuple[Tensor, Tensor, Tensor, Tensor]
-"""Mean and step of every token, ``[B, N, H, D]``, mean and covariance after the last one."""
+GatedResults = tuple[Tensor, Tensor, Tensor]
+"""y, ``[B, N, H, D]`` in the dtype of the statistics, and mean and covariance after the last token."""
 
 
-def causal_form(decay: Tensor | None, **options: Unpack[OperatorKeywords]) -> Form:
-    """Return the form of a causal call with these options; whether decays differ by token or channel, the decay says.
-
-    Args:
-        decay: The decay of the call.
-        **options: Fields of `OperatorOptions`.
-    """
-    axes = 0 if decay is None else decay.dim()
-    return Form(**options, normalize=True, token_decay=axes > 1, channel_decay=axes > 3)
-
-
-def causal_inputs(form: Form, packing: Packing | None, *given: *CausalArguments) -> Inputs:
-    """Return the tensors of a causal call, with the bias and the scale of each token for tables and positions."""
-    w, temperature, bias, mask, state, decay = given
-    dtype = statistics_dtype(w.dtype)
-    position = None if state is None else state.position
+def causal_inputs(packing: Packing | None, *given: *CausalArguments) -> Inputs:
+    """Return the tensors of a causal call, with the bias of each token for tables and positions."""
+    w, temperature, bias, mask, state = given
     if bias is not None:
-        bias = bias.to(dtype)
+        bias, position = bias.to(statistics_dtype(w.dtype)), None if state is None else state.position
         bias = bias if bias.dim() == 3 else _bias_of_tokens(bias, w.shape[1], mask, position, packing)
-    if decay is not None:
-        decay = one_for_padding(decay.to(dtype), mask)
-    scale = None
-    if form.count_scaled and not form.counted:
-        scale = _count_of_tokens(w, mask, position, decay, packing)
     before = None if state is None else Sums(state.squares, state.weighted_squares, state.mass)
-    return Inputs(w, temperature, mask, bias, before, scale, decay).in_one_row(packing)
+    return Inputs(w, temperature, mask, bias, before).in_one_row(packing)
 
 
-def empty_sums(w: Tensor, form: Form, num_sequences: int | None = None) -> Sums:
+def empty_sums(w: Tensor, num_sequences: int | None = None) -> Sums:
     """Return the sums before the first token of w [B, N, H, D], by default of B sequences."""
     B, _, H, D = w.shape
     B = B if num_sequences is None else num_sequences
-    return Sums(*(w.new_zeros(shape, dtype=statistics_dtype(w.dtype)) for shape in sum_shapes(B, H, D, form)))
-
-
-def mass_columns(mass: Tensor, form: Form) -> Tensor:
-    """Return the mass in a state as ``[B, H, K]``."""
-    return mass if form.channel_decay else mass.unsqueeze(-1)
-
-
-def mass_of_columns(columns: Tensor, form: Form) -> Tensor:
-    """Return the mass ``[B, H, K]`` as it is in a state."""
-    return columns if form.channel_decay else columns.squeeze(-1)
-
-
-def one_for_padding(decay: Tensor, mask: Tensor | None) -> Tensor:
-    """Return decays from the data, ``[B, N, ...]``, with 1 for padding; those of heads, ``[H]``, as they are."""
-    if mask is None or decay.dim() == 1:
-        return decay
-    return decay.masked_fill(~mask.reshape(*mask.shape, *(1,) * (decay.dim() - 2)), 1)
+    return Sums(*(w.new_zeros(shape, dtype=statistics_dtype(w.dtype)) for shape in sum_shapes(B, H, D)))
 
 
 def _bias_of_tokens(
@@ -224,20 +170,6 @@ def _bias_of_tokens(
     if mask is None and position is None and packing is None:
         return bias[:, :num_tokens].t().unsqueeze(0)
     return bias.t()[_index_of_tokens(bias, num_tokens, mask, position, packing)]
-
-
-def _count_of_tokens(
-    w: Tensor, mask: Tensor | None, position: Tensor | None, decay: Tensor | None, packing: Packing | None
-) -> Tensor:
-    """Return how many tokens the statistics of every token are taken over: those up to and including it.
-
-    With a decay [H] a token counts less with every token after it. The result is [B, N, H], or [1, N, H] where all
-    sequences are alike; 1 for padding.
-    """
-    count = _index_of_tokens(w, w.shape[1], mask, position, packing) + 1
-    if decay is None:
-        return count.to(statistics_dtype(w.dtype)).unsqueeze(-1).expand(-1, -1, w.shape[2])
-    return effective_count(decay, count)
 
 
 def _index_of_tokens(

@@ -20,11 +20,10 @@ from torch import Tensor
 from tost import _env
 from tost._machine import available_cpus
 from tost.errors import BackendError, ConfigError
-from tost.ops.form import FLAGS, Form
+from tost.ops.form import FLAGS
 
 TYPES = {torch.float32: 0, torch.float64: 1, torch.bfloat16: 2, torch.float16: 3}
 """Types of tokens that the kernels take, and their numbers in the library."""
-_NARROW = (torch.bfloat16, torch.float16)
 _MATRIX_TYPES = {torch.float32: 0, torch.bfloat16: 2, torch.int8: 4}
 
 
@@ -44,11 +43,10 @@ class Shape(ctypes.Structure):
     _fields_ = tuple((name, c_int64) for name in ("B", "N", "H", "D"))
 
 
-_HEAD = (
-    *(("threads", c_int32), ("form", Flags), ("shape", Shape)),
-    *(("sequences", c_int64), ("cu_seqlens", c_void_p)),
-)
-_STRIDES = (("bias_stride", c_int64), ("scale_stride", c_int64))
+_SEQUENCES = (("shape", Shape), ("sequences", c_int64), ("cu_seqlens", c_void_p))
+_HEAD = (("threads", c_int32), ("form", Flags), *_SEQUENCES)
+_CAUSAL_HEAD = (("threads", c_int32), *_SEQUENCES, ("bias_stride", c_int64))
+_GATED_HEAD = (("threads", c_int32), ("block_size", c_int64), *_SEQUENCES)
 
 
 class Forward(ctypes.Structure):
@@ -67,8 +65,8 @@ class CausalForward(ctypes.Structure):
     """Causal forward pass."""
 
     _fields_ = (
-        *(*_HEAD, *_STRIDES),
-        *_pointers("w temperature bias mask scale decay squares_in weighted_in mass_in"),
+        *_CAUSAL_HEAD,
+        *_pointers("w temperature bias mask squares_in weighted_in mass_in"),
         *_pointers("y pi starts squares weighted mass"),
     )
 
@@ -77,22 +75,16 @@ class CausalBackward(ctypes.Structure):
     """Causal backward pass."""
 
     _fields_ = (
-        *(*_HEAD, *_STRIDES),
-        *_pointers("w temperature bias mask scale decay dy dsquares dweighted dmass pi starts"),
-        *_pointers("dw dtemperature denergy dsquares_in dweighted_in dmass_in dscale ddecay"),
+        *_CAUSAL_HEAD,
+        *_pointers("w temperature bias mask dy dsquares dweighted dmass pi starts"),
+        *_pointers("dw dtemperature denergy dsquares_in dweighted_in dmass_in"),
     )
-
-
-_GATED_HEAD = (
-    *(("threads", c_int32), ("block_size", c_int64), ("shape", Shape)),
-    *(("sequences", c_int64), ("cu_seqlens", c_void_p)),
-)
 
 
 class GatedForward(ctypes.Structure):
     """Forward pass of gated statistics."""
 
-    _fields_ = (*_GATED_HEAD, *_pointers("w write mask mean_in covariance_in mean step mean_out covariance_out"))
+    _fields_ = (*_GATED_HEAD, *_pointers("w write mask mean_in covariance_in y mean_out covariance_out"))
 
 
 class GatedBackward(ctypes.Structure):
@@ -100,7 +92,7 @@ class GatedBackward(ctypes.Structure):
 
     _fields_ = (
         *_GATED_HEAD,
-        *_pointers("w write mask mean_in covariance_in dmean dstep dmean_out dcovariance_out"),
+        *_pointers("w write mask mean_in covariance_in dy dmean_out dcovariance_out"),
         *_pointers("dw dwrite dmean_in dcovariance_in"),
     )
 
@@ -129,9 +121,9 @@ class Layer(ctypes.Structure):
     _fields_ = (
         *((name, Norm) for name in ("norm1", "norm2", "heads")),
         *((name, Convolution) for name in ("conv", "conv_mlp")),
-        *((name, Matrix) for name in ("proj_in", "forget", "gate", "proj_out", "mlp_in", "mlp_out")),
-        *_pointers("temperature bias decay gamma1 gamma2 squares_in weighted_in mass_in squares weighted mass"),
-        ("form", Flags),
+        *((name, Matrix) for name in ("proj_in", "write", "gate", "proj_out", "mlp_in", "mlp_out")),
+        *_pointers("temperature bias gamma1 gamma2 squares_in weighted_in mass_in squares weighted mass"),
+        ("block_size", c_int64),
         ("tanh", c_int32),
     )
 
@@ -290,7 +282,7 @@ if hasattr(os, "register_at_fork"):
 
 def run(
     function: str,
-    form: Form,
+    options: Sequence[int],
     cu_seqlens: Tensor | None,
     inputs: Sequence[Tensor | None],
     outputs: Sequence[Tensor | None],
@@ -298,16 +290,13 @@ def run(
 ) -> None:
     """Run an operator of the library.
 
-    Only the plain form and fixed decays are compiled for tokens in less than the dtype of their statistics. In other
-    forms these go through a copy, and so do gradients.
-
     Args:
         function: Name of its function.
-        form: Options of the call.
+        options: The fields of the call's structure between the threads and the shape.
         cu_seqlens: First token of each sequence in one row, and the end, int64 ``[S + 1]``; None if a row is one.
         inputs: Contiguous tensors in the order of the call's structure, tokens ``[B, N, H, D]`` first; None for null.
         outputs: Likewise; they are filled.
-        *strides: The fields of the structure between the shape and the addresses.
+        *strides: The fields of the structure between the sequences and the addresses.
 
     Raises:
         MemoryError: There is no memory for the partial sums.
@@ -315,39 +304,13 @@ def run(
     """
     w = inputs[0]
     assert w is not None
-    if w.dtype in _NARROW and (form.block_size > 1 or form.centered or form.token_decay):
-        wide = [x.float() if x is not None and x.dtype == w.dtype else x for x in inputs]
-        filled = [torch.empty_like(x, dtype=torch.float32) if x is not None else x for x in outputs]
-        run(function, form, cu_seqlens, wide, filled, *strides)
-        for x, y in zip(outputs, filled, strict=True):
-            if x is not None and y is not None:
-                x.copy_(y)
-        return
     shape, tensors = w.shape, (*inputs, *outputs)
     addresses = [0 if x is None else x.data_ptr() or _no_memory(x) for x in tensors]
     packed = (shape[0], 0) if cu_seqlens is None else (len(cu_seqlens) - 1, cu_seqlens.data_ptr())
-    call = _PACKERS[function].pack(num_threads(), *form.flags(), *shape, *packed, *strides, *addresses)
+    call = _PACKERS[function].pack(num_threads(), *options, *shape, *packed, *strides, *addresses)
     code = getattr(_LIBRARY, function)(TYPES[w.dtype], call)
     if code:
         raise _error(function, code, TYPES[w.dtype], f"the partial sums of {shape[1]} tokens")
-
-
-def run_gated(
-    function: str,
-    block_size: int,
-    cu_seqlens: Tensor | None,
-    inputs: Sequence[Tensor | None],
-    outputs: Sequence[Tensor],
-) -> None:
-    """Run a pass of gated statistics on contiguous tensors in the order of the call's structure, tokens first."""
-    w = inputs[0]
-    assert w is not None
-    addresses = [0 if x is None else x.data_ptr() or _no_memory(x) for x in (*inputs, *outputs)]
-    packed = (w.shape[0], 0) if cu_seqlens is None else (len(cu_seqlens) - 1, cu_seqlens.data_ptr())
-    call = _PACKERS[function].pack(num_threads(), block_size, *w.shape, *packed, *addresses)
-    code = getattr(_LIBRARY, function)(TYPES[w.dtype], call)
-    if code:
-        raise _error(function, code, TYPES[w.dtype], f"the states of {w.shape[1]} tokens")
 
 
 def _no_memory(x: Tensor) -> int:

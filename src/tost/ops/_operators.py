@@ -4,16 +4,15 @@ A backend registers six operators under one name each, ``tost::tssa``, ``tost::c
 same arguments. Their kernels have a forward and a backward pass. Everything else, such as second derivatives and the
 transforms of ``torch.func``, goes through the differentiable formulas of `tost.ops.pytorch`.
 
-Shapes: w, y, dy [B, N, H, D], temperature [H], bias, scale [B or 1, N, H], decay [H], [B, N, H] or [B, N, H, K], mask
-[B, N], pi [B, N, H], the sums squares, weighted and mass as in `TSSAState`; all but w, y and dy in the dtype of the
-statistics. Packed sequences are in one row, B = 1, and begin where cu_seqlens [S + 1] says; sums then have S entries.
-`form` are the fields of `Form` that `FLAGS` names.
+Shapes: w, y, dy [B, N, H, D], temperature [H], bias [B or 1, N, H], mask [B, N], pi [B, N, H], write [B, N, H, D / g],
+sums as in `TSSAState` and `GatedState`; all but w, y and dy in the dtype of the statistics. Packed sequences are in one
+row, B = 1, and begin where cu_seqlens [S + 1] says; sums then have S entries. `form` are the fields of `Form` that
+`FLAGS` names.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import fields
 from typing import Any
 
 import torch
@@ -24,17 +23,14 @@ from tost.ops import pytorch
 from tost.ops._inputs import Inputs, Sums, empty_sums
 from tost.ops._numerics import statistics_dtype
 from tost.ops._transforms import is_transformed, wants_graph
-from tost.ops.flops import tssa_flops
-from tost.ops.form import Form, OperatorOptions
+from tost.ops.flops import gated_flops, tssa_flops
+from tost.ops.form import Form
 from tost.ops.packing import Packing
 from tost.ops.state import sum_shapes
 
 Tensors = tuple[Tensor, ...]
 
-_CAUSAL = (
-    "temperature, Tensor? bias, Tensor? mask, Tensor? squares, Tensor? weighted, Tensor? mass, Tensor? scale, "
-    "Tensor? decay, Tensor? cu_seqlens, int[] form"
-)
+_CAUSAL = "temperature, Tensor? bias, Tensor? mask, Tensor? squares, Tensor? weighted, Tensor? mass, Tensor? cu_seqlens"
 _GATED = "Tensor w, Tensor write, Tensor? mask, Tensor? mean, Tensor? covariance, Tensor? cu_seqlens"
 SCHEMAS = {
     "tssa": "Tensor w, Tensor temperature, Tensor? mask, Tensor? cu_seqlens, int[] form",
@@ -44,10 +40,9 @@ SCHEMAS = {
     "causal_tssa": f"Tensor w, Tensor {_CAUSAL}",
     "causal_tssa_": f"Tensor(a!) w, Tensor {_CAUSAL}",
     "causal_tssa_backward": "Tensor dy, Tensor? dsquares, Tensor? dweighted, Tensor? dmass, Tensor w, "
-    "Tensor temperature, Tensor? bias, Tensor? mask, Tensor pi, Tensor starts, Tensor? scale, Tensor? decay, "
-    "Tensor? cu_seqlens, int[] form",
+    "Tensor temperature, Tensor? bias, Tensor? mask, Tensor pi, Tensor starts, Tensor? cu_seqlens",
     "gated_tssa": _GATED,
-    "gated_tssa_backward": f"Tensor dmean, Tensor dstep, Tensor? dmean_out, Tensor? dcovariance_out, {_GATED}",
+    "gated_tssa_backward": f"Tensor dy, Tensor? dmean_out, Tensor? dcovariance_out, {_GATED}",
 }
 """Arguments of every operator. `starts` are the sums at the start of every chunk, as a backend arranges them."""
 
@@ -83,10 +78,14 @@ def _flop_counter(schema: str) -> Callable[..., int]:
 
     def count(*arguments: Any, **_: Any) -> int:
         given = dict(zip(names, arguments, strict=True))
-        (B, N, H, D), form = given["w"], Form.from_flags(given["form"])
-        options = {field.name: getattr(form, field.name) for field in fields(OperatorOptions)}
-        options |= {"bias": given.get("bias") is not None, "forget": given.get("decay") is not None}
-        return B * N * tssa_flops(H, D, causal="bias" in given, **options) * (2 if "dy" in given else 1)
+        B, N, H, D = given["w"]
+        if "write" in given:
+            per_token = gated_flops(H * D, D // given["write"][-1])
+        elif "form" in given:
+            per_token = tssa_flops(H, D, causal=False, block_size=Form.from_flags(given["form"]).block_size)
+        else:
+            per_token = tssa_flops(H, D, causal=True, bias=given["bias"] is not None)
+        return B * N * per_token * (2 if "dy" in given else 1)
 
     return count
 
@@ -107,9 +106,9 @@ def unfilled(w: Tensor, *shapes: tuple[int, ...]) -> Tensors:
     return tuple([torch.empty(shape, dtype=dtype, device=device) for shape in shapes])
 
 
-def unfilled_sums(w: Tensor, cu_seqlens: Tensor | None, form: Form, *before: tuple[int, ...]) -> Tensors:
+def unfilled_sums(w: Tensor, cu_seqlens: Tensor | None, *before: tuple[int, ...], block_size: int = 1) -> Tensors:
     """Return unfilled squares, weighted and mass, after tensors of the shapes `before`."""
-    return unfilled(w, *before, *sum_shapes(sequences(w, cu_seqlens), w.shape[2], w.shape[3], form))
+    return unfilled(w, *before, *sum_shapes(sequences(w, cu_seqlens), w.shape[2], w.shape[3], block_size))
 
 
 def like_tokens(w: Tensor) -> Tensor:
@@ -125,18 +124,16 @@ def tssa_gradients(dy: Tensor, w: Tensor, temperature: Tensor, *_: Any) -> Tenso
 def causal_gradients(*arguments: Any) -> Tensors:
     """Return unfilled results of ``causal_tssa_backward`` for its arguments.
 
-    These are dw, dtemperature, the gradients of the energies and of the sums before, dscale [B, N, H] and ddecay. The
-    last two are empty where there is no scale, or no decay.
+    These are dw, dtemperature, the gradients of the energies and of the sums before.
     """
-    w, (scale, decay, cu_seqlens, form) = arguments[4], arguments[10:]
-    B, N, H, _ = w.shape
-    options = unfilled(w, (0,) if scale is None else (B, N, H), (0,) if decay is None else decay.shape)
-    return like_tokens(w), *unfilled_sums(w, cu_seqlens, Form.from_flags(form), (H,), (B, N, H)), *options
+    w, cu_seqlens = arguments[4], arguments[-1]
+    (B, N, H, _) = w.shape
+    return like_tokens(w), *unfilled_sums(w, cu_seqlens, (H,), (B, N, H))
 
 
 def is_differentiated(arguments: Sequence[Any]) -> bool:
-    """Return whether autograd records a call with these arguments, the last of which is the form."""
-    return torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in arguments[:-1])
+    """Return whether autograd records a call with these arguments."""
+    return torch.is_grad_enabled() and any(isinstance(x, Tensor) and x.requires_grad for x in arguments)
 
 
 def run_tssa(name: str, inputs: Inputs, form: Form) -> Tensor:
@@ -157,11 +154,11 @@ def tssa_arguments(inputs: Inputs, form: Form) -> tuple[Any, ...]:
     return inputs.w, _temperature(inputs), inputs.mask, cu_seqlens, form.flags()
 
 
-def run_causal(name: str, inputs: Inputs, form: Form) -> tuple[Tensor, Sums]:
+def run_causal(name: str, inputs: Inputs) -> tuple[Tensor, Sums]:
     """Run ``tost::name`` on the inputs of a backend; return y and the sums after the last token."""
     if is_transformed():
-        return pytorch.causal_formulas(inputs, form)
-    arguments = causal_arguments(inputs, form)
+        return pytorch.causal_formulas(inputs)
+    arguments = causal_arguments(inputs)
     if is_differentiated(arguments):
         y, *sums = _CausalTSSA.apply(name, *arguments)  # type: ignore[no-untyped-call]
     else:
@@ -170,12 +167,12 @@ def run_causal(name: str, inputs: Inputs, form: Form) -> tuple[Tensor, Sums]:
     return y, Sums(*sums)
 
 
-def causal_arguments(inputs: Inputs, form: Form) -> tuple[Any, ...]:
+def causal_arguments(inputs: Inputs) -> tuple[Any, ...]:
     """Return the arguments of ``causal_tssa``."""
-    w, _, mask, bias, before, scale, decay, packing = inputs
+    w, _, mask, bias, before, packing = inputs
     cu_seqlens = None if packing is None else packing.cu_seqlens
     sums = before or (None, None, None)
-    return w, _temperature(inputs), bias, mask, *sums, scale, decay, cu_seqlens, form.flags()
+    return w, _temperature(inputs), bias, mask, *sums, cu_seqlens
 
 
 def _temperature(inputs: Inputs) -> Tensor:
@@ -211,32 +208,25 @@ class _CausalTSSA(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, name: str, *arguments: Any) -> Tensors:
         y, pi, starts, squares, weighted, mass = getattr(torch.ops.tost, name).default(*arguments)
-        ctx.name, ctx.form = name, arguments[-1]
+        ctx.name = name
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(*arguments[:-1], pi, starts)
+        ctx.save_for_backward(*arguments, pi, starts)
         return y, squares, weighted, mass
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor | None, *dsums: Tensor | None) -> tuple[Tensor | None, ...]:
-        w, temperature, bias, mask, *before, scale, decay, cu_seqlens, pi, starts = ctx.saved_tensors
+        w, temperature, bias, mask, *before, cu_seqlens, pi, starts = ctx.saved_tensors
         if dy is None and all(x is None for x in dsums):
-            return (None,) * 12
+            return (None,) * 9
         dy = torch.zeros_like(w) if dy is None else dy.to(w.dtype)
         if wants_graph() or is_transformed():
-            form = Form.from_flags(ctx.form)
-            start = empty_sums(w, form, sequences(w, cu_seqlens)) if before[0] is None else before
+            start = empty_sums(w, sequences(w, cu_seqlens)) if before[0] is None else before
             given = [torch.zeros_like(x) if d is None else d for d, x in zip(dsums, start, strict=True)]
-            dw, dt, dbias, dscale, ddecay, *dbefore = pytorch.causal_gradients(
-                (dy, *given), (w, temperature, bias, scale, decay, *start), mask, form, _packing(cu_seqlens, w)
-            )
+            inputs = (w, temperature, bias, *start)
+            dw, dt, dbias, *dbefore = pytorch.causal_gradients((dy, *given), inputs, mask, _packing(cu_seqlens, w))
         else:
             operator = getattr(torch.ops.tost, f"{ctx.name}_backward").default
-            options = (scale, decay, cu_seqlens, ctx.form)
-            dw, dt, denergy, *dbefore, dscale, ddecay = operator(
-                dy, *dsums, w, temperature, bias, mask, pi, starts, *options
-            )
+            dw, dt, denergy, *dbefore = operator(dy, *dsums, w, temperature, bias, mask, pi, starts, cu_seqlens)
             dbias = None if bias is None else (w.shape[-1] * denergy).sum_to_size(bias.shape)
-            dscale = None if scale is None else dscale.sum_to_size(scale.shape)
-            ddecay = None if decay is None else ddecay
         dbefore = [None] * 3 if before[0] is None else dbefore
-        return None, dw, dt, dbias, None, *dbefore, dscale, ddecay, None, None
+        return None, dw, dt, dbias, None, *dbefore, None

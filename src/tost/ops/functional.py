@@ -22,7 +22,7 @@ from tost.ops._checks import (
     check_tokens,
 )
 from tost.ops._dispatch import SHARING, Implementation, select
-from tost.ops._inputs import GatedInputs, Inputs, Sums, causal_form, causal_inputs, empty_sums, relative_gates
+from tost.ops._inputs import GatedInputs, Inputs, Sums, causal_inputs, relative_gates
 from tost.ops._numerics import num_tokens, statistics_dtype
 from tost.ops._transforms import is_transformed
 from tost.ops.form import Form
@@ -38,9 +38,7 @@ def tssa(
     cu_seqlens: Tensor | Packing | None = None,
     segment_ids: Tensor | None = None,
     normalize: bool = True,
-    count_scaled: bool = False,
     block_size: int = 1,
-    centered: bool = False,
     backend: str = "auto",
     overwrite: bool = False,
 ) -> Tensor:
@@ -66,14 +64,9 @@ def tssa(
         segment_ids: Another way to pack: integers ``[B, N]``, the same for neighbours of one sequence. An id does not
             come back in its row after another one.
         normalize: False uses ``energy = sum_d w^2``, the unnormalized form of the paper's equation 10.
-        count_scaled: Multiply the energy by n, the number of real tokens of the sequence (not in the paper).
-            Normalized energies sum to D over the tokens, so that memberships flatten as 1/n; scaled ones do not.
         block_size: Consecutive features in a block, g, which divides D (above 1 it is not in the paper). The moments of
             a block are a matrix, ``S_b = sum_n pi w_b w_b^T / sum_n pi``, and ``y_b = -pi (I + S_b)^{-1} w_b``: what
             features have in common over the tokens reaches each token. Time is ``O(N H D g)``.
-        centered: Take the moments about the mean of the group (not in the paper): with ``mu = sum_n pi w / sum_n pi``
-            and ``var = sum_n pi (w - mu)^2 / sum_n pi``, or in blocks the covariance for ``S_b``,
-            ``y = -pi (w - mu) / (1 + var)``. Memberships stay as they are.
         backend: ``"auto"`` for the fastest that can run, or ``"triton"``, ``"native"``, ``"torch"``, ``"reference"``.
         overwrite: The values of `w` are not needed any more, so that y may be written into its memory. This happens
             where a backend can do it and autograd does not need `w`.
@@ -90,7 +83,7 @@ def tssa(
         >>> tost.tssa(torch.randn(2, 196, 8, 48), torch.ones(8)).shape
         torch.Size([2, 196, 8, 48])
     """
-    form = Form(normalize=normalize, count_scaled=count_scaled, block_size=block_size, centered=centered)
+    form = Form(normalize=normalize, block_size=block_size)
     inputs = _inputs(form, w, temperature, mask, cu_seqlens, segment_ids)
     if SHARING:
         y = SHARING[-1].tssa(inputs, form)
@@ -108,11 +101,10 @@ def membership(
     cu_seqlens: Tensor | Packing | None = None,
     segment_ids: Tensor | None = None,
     normalize: bool = True,
-    count_scaled: bool = False,
 ) -> Tensor:
     """Return the soft assignment of tokens to heads (groups) that `tssa` uses.
 
-    Arguments are those of `tssa`. Memberships depend neither on `block_size` nor on `centered`.
+    Arguments are those of `tssa`. Memberships do not depend on `block_size`.
 
     Returns:
         pi, ``[B, N, H]``, float32 or better. Rows of real tokens sum to 1, rows of padding are 0.
@@ -126,7 +118,7 @@ def membership(
         >>> bool(torch.allclose(pi.sum(-1), torch.ones(1, 5)))
         True
     """
-    form = Form(normalize=normalize, count_scaled=count_scaled)
+    form = Form(normalize=normalize)
     inputs = _inputs(form, w, temperature, mask, cu_seqlens, segment_ids)
     return reference.membership(inputs, form).reshape(w.shape[:3])
 
@@ -139,10 +131,6 @@ def causal_tssa(
     mask: Tensor | None = None,
     cu_seqlens: Tensor | Packing | None = None,
     segment_ids: Tensor | None = None,
-    count_scaled: bool = False,
-    decay: Tensor | None = None,
-    block_size: int = 1,
-    centered: bool = False,
     backend: str = "auto",
 ) -> Tensor:
     r"""Causal TSSA: token n is scaled by statistics of the tokens up to and including n.
@@ -156,7 +144,7 @@ def causal_tssa(
 
     The bias is added to every feature's share, as in the authors' code, so its effect on the energy is ``D * bias``.
     For the paper's equation, where it is added once, pass ``bias / D``. Time is ``O(N H D)``; sums are held in float32,
-    or in float64 for float64 tokens. Gradients reach `w`, `temperature`, `bias` and `decay`, as those of `tssa` do.
+    or in float64 for float64 tokens. Gradients reach `w`, `temperature` and `bias`, as those of `tssa` do.
 
     Args:
         w: Projected tokens, ``[B, N, H, D]``.
@@ -167,19 +155,6 @@ def causal_tssa(
             does not advance their position; its output is 0.
         cu_seqlens: Cumulative lengths of packed sequences, as in `tssa`. Each starts at position 0.
         segment_ids: The sequence of each token, as in `tssa`.
-        count_scaled: Multiply the share of the energy, not the bias, by the number of real tokens up to and including
-            n (not in the paper): shares fall as 1/n, and with them the differences between memberships.
-        decay: Forgetting, ``[H]`` in (0, 1] (not in the paper): before a token is added, each of the three sums of
-            head h is multiplied by ``decay[h]``, so that statistics follow about the last ``1 / (1 - decay)`` tokens.
-            1 forgets nothing. The count of `count_scaled` forgets too: ``1 + decay + decay^2 + ...``, n terms. From the
-            data, each token may bring its own, in [0, 1]: ``[B, N, H]``, or for each block of features
-            ``[B, N, H, D / g]``, which is per channel without blocks. The mass is then taken per block as well, and
-            that of padding is not looked at.
-        block_size: Consecutive features in a block, as in `tssa`, with ``S_b`` over the tokens up to n. The state has
-            ``D(g+1)/2`` weighted products per head in place of D weighted squares.
-        centered: Take the moments about the mean of the group, as in `tssa`, with ``mu`` and ``var`` over the tokens up
-            to n. The state has D more numbers per head. The variance is found as ``E[w^2] - mu^2`` and held at 0 or
-            above, so it has an error of about 1e-7 times ``mu^2`` in float32.
         backend: ``"auto"`` for the fastest that can run, or ``"triton"``, ``"native"``, ``"torch"``, ``"reference"``.
 
     Returns:
@@ -197,8 +172,7 @@ def causal_tssa(
         True
     """
     packing = find_packing(w.shape[:2], cu_seqlens, segment_ids)
-    form = causal_form(decay, count_scaled=count_scaled, block_size=block_size, centered=centered)
-    return _causal(form, backend, packing, w, temperature, bias, mask, None, decay)[0]
+    return _causal(backend, packing, w, temperature, bias, mask, None)[0]
 
 
 def causal_tssa_with_state(
@@ -210,10 +184,6 @@ def causal_tssa_with_state(
     cu_seqlens: Tensor | Packing | None = None,
     segment_ids: Tensor | None = None,
     state: TSSAState | None = None,
-    count_scaled: bool = False,
-    decay: Tensor | None = None,
-    block_size: int = 1,
-    centered: bool = False,
     backend: str = "auto",
     overwrite: bool = False,
 ) -> tuple[Tensor, TSSAState]:
@@ -246,8 +216,7 @@ def causal_tssa_with_state(
         True
     """
     packing = find_packing(w.shape[:2], cu_seqlens, segment_ids)
-    form = causal_form(decay, count_scaled=count_scaled, block_size=block_size, centered=centered)
-    return _causal(form, backend, packing, w, temperature, bias, mask, state, decay, overwrite=overwrite)
+    return _causal(backend, packing, w, temperature, bias, mask, state, overwrite=overwrite)
 
 
 def causal_tssa_step(
@@ -256,10 +225,6 @@ def causal_tssa_step(
     bias: Tensor | None = None,
     *,
     state: TSSAState | None = None,
-    count_scaled: bool = False,
-    decay: Tensor | None = None,
-    block_size: int = 1,
-    centered: bool = False,
     backend: str = "auto",
 ) -> tuple[Tensor, TSSAState]:
     """Advance every sequence by one token, at a cost that does not depend on how many came before.
@@ -268,7 +233,6 @@ def causal_tssa_step(
 
     Args:
         w: One projected token per sequence, ``[B, H, D]``.
-        decay: ``[H]``, or that of this token, ``[B, H]`` or ``[B, H, D / g]``.
 
     Returns:
         y, ``[B, H, D]``, and the state after this token.
@@ -282,10 +246,7 @@ def causal_tssa_step(
             f"w has shape {tuple(w.shape)}; a step takes one token per sequence, [B, H, D]. "
             "For several tokens at once use causal_tssa_with_state."
         )
-    if decay is not None and decay.dim() > 1 and decay.shape[0] == w.shape[0]:
-        decay = decay.unsqueeze(1)
-    form = causal_form(decay, count_scaled=count_scaled, block_size=block_size, centered=centered)
-    y, state = _causal(form, backend, None, w.unsqueeze(1), temperature, bias, None, state, decay)
+    y, state = _causal(backend, None, w.unsqueeze(1), temperature, bias, None, state)
     return y.squeeze(1), state
 
 
@@ -298,13 +259,10 @@ def causal_membership(
     cu_seqlens: Tensor | Packing | None = None,
     segment_ids: Tensor | None = None,
     state: TSSAState | None = None,
-    count_scaled: bool = False,
-    decay: Tensor | None = None,
 ) -> Tensor:
     """Return the soft assignment of tokens to heads (groups) that `causal_tssa` uses.
 
-    Arguments are those of `causal_tssa_with_state`. Memberships depend neither on `block_size` nor on `centered`; of a
-    state they use the squares and the position.
+    Arguments are those of `causal_tssa_with_state`. Of a state they use the squares and the position.
 
     Returns:
         pi, ``[B, N, H]``, float32 or better. Rows of real tokens sum to 1, rows of padding are 0.
@@ -312,22 +270,15 @@ def causal_membership(
     Raises:
         ValueError: As `causal_tssa_with_state` does.
     """
-    # A decay of blocks has one entry for each of them.
-    block_size = max(1, w.shape[-1] // max(1, decay.shape[-1])) if decay is not None and decay.dim() == 4 else 1
-    form = causal_form(decay, count_scaled=count_scaled, block_size=block_size)
     packing = find_packing(w.shape[:2], cu_seqlens, segment_ids)
-    if state is not None:
-        unused = empty_sums(w, form, state.squares.shape[0])
-        state = state._replace(weighted_squares=unused.weighted_squares, mass=unused.mass)
-    given = (w, temperature, bias, mask, state, decay)
-    check_causal(form, packing, *given)
-    return reference.causal_membership(causal_inputs(form, packing, *given), form).reshape(w.shape[:3])
+    given = (w, temperature, bias, mask, state)
+    check_causal(packing, *given)
+    return reference.causal_membership(causal_inputs(packing, *given)).reshape(w.shape[:3])
 
 
 def gated_tssa(
     w: Tensor,
     write: Tensor,
-    share: Tensor,
     *,
     mask: Tensor | None = None,
     cu_seqlens: Tensor | Packing | None = None,
@@ -344,18 +295,17 @@ def gated_tssa(
         mass[n] = (1 - z) mass[n-1] + z                      z' = z / mass[n], 1 at the first token
         mean[n] = mean[n-1] + z' (w - mean[n-1])             weighted mean of the tokens up to n
         S[n]    = (1 - z') (S[n-1] + z' d d^T)               their covariance, d = w - mean[n-1]
-        y[n]    = mean[n] - share (I + S[n])^{-1} (w - mean[n])
+        y[n]    = -(I + S[n])^{-1} (w - mean[n])
 
-    The step is the gradient of ``log det(I + S)`` in the token, up to its weight: directions in which the window varies
-    little are shrunk most. A gate near 1 restarts the window at this token, one near 0 leaves the statistics as they
-    are. ``g = 1`` keeps a mean and a variance per feature; larger blocks also keep which features occur together, from
-    which the operator recalls. Time is ``O(N H D g^2)``, the state has ``H (D (g+3)/2 + D/g)`` numbers. Statistics are
-    held in float32, or in float64 for float64 tokens.
+    This is the step of TSSA about the mean of a window: the negative gradient of ``log det(I + S) / 2`` in the token,
+    up to its weight. Directions in which the window varies most are shrunk most. A gate near 1 restarts the window at
+    this token, one near 0 leaves the statistics as they are. ``g = 1`` keeps a mean and a variance per feature; larger
+    blocks also keep which features occur together, from which the operator recalls. Time is ``O(N H D g^2)``, the state
+    has ``H (D (g+3)/2 + D/g)`` numbers. Statistics are held in float32, or in float64 for float64 tokens.
 
     Args:
         w: Projected tokens, ``[B, N, H, D]``.
         write: Gates in [0, 1], ``[B, N, H, D / g]``.
-        share: Weight of the step, ``[H, D]``.
         mask: Real tokens, bool ``[B, N]``. Padding anywhere leaves the statistics as they are; its output is 0.
         cu_seqlens: Cumulative lengths of packed sequences, as in `tssa`.
         segment_ids: The sequence of each token, as in `tssa`.
@@ -371,17 +321,16 @@ def gated_tssa(
     Example:
         >>> import torch, tost
         >>> w, write = torch.randn(1, 10, 2, 8), torch.rand(1, 10, 2, 2)  # blocks of 4
-        >>> tost.gated_tssa(w, write, torch.ones(2, 8)).shape
+        >>> tost.gated_tssa(w, write).shape
         torch.Size([1, 10, 2, 8])
     """
     packing = find_packing(w.shape[:2], cu_seqlens, segment_ids)
-    return _gated(backend, packing, w, write, share, mask, None)[0]
+    return _gated(backend, packing, w, write, mask, None)[0]
 
 
 def gated_tssa_with_state(
     w: Tensor,
     write: Tensor,
-    share: Tensor,
     *,
     mask: Tensor | None = None,
     cu_seqlens: Tensor | Packing | None = None,
@@ -396,7 +345,6 @@ def gated_tssa_with_state(
     Args:
         w: The next tokens, ``[B, N, H, D]``; N may be 0.
         write: Their gates, ``[B, N, H, D / g]``.
-        share: Weight of the step, ``[H, D]``.
         state: The state after the tokens before; None at the start. With packed sequences it has S entries.
 
     Returns:
@@ -407,7 +355,7 @@ def gated_tssa_with_state(
         BackendError: As `gated_tssa` does.
     """
     packing = find_packing(w.shape[:2], cu_seqlens, segment_ids)
-    return _gated(backend, packing, w, write, share, mask, state)
+    return _gated(backend, packing, w, write, mask, state)
 
 
 def _gated(
@@ -415,15 +363,12 @@ def _gated(
     packing: Packing | None,
     w: Tensor,
     write: Tensor,
-    share: Tensor,
     mask: Tensor | None,
     state: GatedState | None,
 ) -> tuple[Tensor, GatedState]:
-    check_gated(w, write, share, mask, state, packing)
+    check_gated(w, write, mask, state, packing)
     run = SHARING[-1].gated_tssa if SHARING else run_gated
-    mean, step, after = run(backend, packing, w, write, mask, state)
-    y = torch.addcmul(mean, share.to(mean.dtype), step, value=-1)
-    return y.to(w.dtype).reshape(w.shape), after
+    return run(backend, packing, w, write, mask, state)
 
 
 def run_gated(
@@ -433,15 +378,15 @@ def run_gated(
     write: Tensor,
     mask: Tensor | None,
     state: GatedState | None,
-) -> tuple[Tensor, Tensor, GatedState]:
-    """Return mean and step of the tokens of this process, and the state after them."""
+) -> tuple[Tensor, GatedState]:
+    """Run the gated operator on the tokens of this process; return y and the state after them."""
     chosen = select("gated_tssa", backend, w)
     inputs = GatedInputs(w, write.to(statistics_dtype(w.dtype)), mask, *(state or (None, None))[:2])
     write, mass = relative_gates(inputs.in_one_row(packing), None if state is None else state.mass)
-    mean, step, last, covariance = chosen.run(inputs.in_one_row(packing)._replace(write=write))
+    y, mean, covariance = chosen.run(inputs.in_one_row(packing)._replace(write=write))
     tokens = num_tokens(w, mask) if packing is None else packing.num_tokens(mask)
     position = tokens if state is None else state.position + tokens
-    return mean, step, GatedState(last, covariance, mass, position)
+    return y.to(w.dtype).reshape(w.shape), GatedState(mean, covariance, mass, position)
 
 
 def _inputs(
@@ -462,23 +407,22 @@ def _inputs(
 
 
 def _causal(
-    form: Form, backend: str, packing: Packing | None, *given: *CausalArguments, overwrite: bool = False
+    backend: str, packing: Packing | None, *given: *CausalArguments, overwrite: bool = False
 ) -> tuple[Tensor, TSSAState]:
     run = SHARING[-1].causal_tssa if SHARING else run_causal
-    return run(form, backend, packing, *given, overwrite=overwrite)
+    return run(backend, packing, *given, overwrite=overwrite)
 
 
 def run_causal(
-    form: Form, backend: str, packing: Packing | None, *given: *CausalArguments, overwrite: bool = False
+    backend: str, packing: Packing | None, *given: *CausalArguments, overwrite: bool = False
 ) -> tuple[Tensor, TSSAState]:
     """Run the causal operator on the tokens of this process; return y and the state after them."""
-    check_causal(form, packing, *given)
-    w, temperature, bias, mask, state, decay = given
-    chosen = select("causal_tssa", backend, w, form)
-    inputs = causal_inputs(form, packing, *given)
-    run = _inplace(chosen, inputs, w, temperature, bias, decay, *(state or ())) if overwrite else chosen.run
+    check_causal(packing, *given)
+    w, temperature, bias, mask, state = given
+    chosen, inputs = select("causal_tssa", backend, w), causal_inputs(packing, *given)
+    run = _inplace(chosen, inputs, w, temperature, bias, *(state or ())) if overwrite else chosen.run
     sums: Sums
-    y, sums = run(inputs, form)
+    y, sums = run(inputs)
     tokens = num_tokens(w, mask) if packing is None else packing.num_tokens(mask)
     after = TSSAState(*sums, tokens if state is None else state.position + tokens)
     return y if packing is None else y.reshape(w.shape), after

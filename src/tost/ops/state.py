@@ -9,26 +9,18 @@ from torch import Tensor
 
 from tost._text import html_card
 from tost.ops._blocks import packed_width
-from tost.ops.form import Form
 
 
 class TSSAState(NamedTuple):
     """Everything that causal TSSA remembers of the tokens it has seen: ``H(2D+1)`` numbers per sequence.
 
-    With statistics in blocks of g features it is ``H(D + D(g+1)/2 + 1)`` numbers.
-
     The size does not depend on how many tokens were seen. A state is a tuple of tensors and never changed in place;
-    gradients flow through it, so a sequence may be processed in pieces and still be differentiated as a whole. With
-    forgetting (``decay=``) every token in the sums has faded by the decays of all tokens after it.
+    gradients flow through it, so a sequence may be processed in pieces and still be differentiated as a whole.
 
     Attributes:
-        squares: ``sum_n w_n^2``, shape ``[B, H, D]``. With a decay from the data and ``count_scaled`` the sum of ones,
-            which is the count, comes after them: one number per head, or K if there are K decays per head.
-        weighted_squares: ``sum_n pi_n w_n^2``, shape ``[B, H, D]``. With blocks (``block_size=``) also the products of
-            different features, ``[B, H, D(g+1)/2]``: after these squares come the products of features that are 1
-            apart and in one block, then those 2 apart, up to g - 1, each time in the order of the features. With
-            ``centered`` the weighted tokens themselves, ``sum_n pi_n w_n``, come after all products, D more.
-        mass: ``sum_n pi_n``, shape ``[B, H]``; with decays per channel one for each of them, ``[B, H, D / g]``.
+        squares: ``sum_n w_n^2``, shape ``[B, H, D]``.
+        weighted_squares: ``sum_n pi_n w_n^2``, shape ``[B, H, D]``.
+        mass: ``sum_n pi_n``, shape ``[B, H]``.
         position: Number of tokens seen, padding not counted, shape ``[B]``, int64.
 
     Example:
@@ -51,44 +43,32 @@ class TSSAState(NamedTuple):
         num_heads: int,
         head_dim: int,
         *,
-        block_size: int = 1,
-        centered: bool = False,
         dtype: torch.dtype = torch.float32,
         device: torch.device | str | None = None,
     ) -> TSSAState:
-        """Return the state before the first token: all zeros. With decays from the data pass ``state=None`` instead.
+        """Return the state before the first token: all zeros.
 
         Args:
             batch_size: Number of sequences, B.
             num_heads: Number of heads, H.
             head_dim: Width of a head, D.
-            block_size: Features in a block of the statistics, g; divides D.
-            centered: For centered statistics.
             dtype: float32, or float64 for float64 tokens.
             device: Where the tokens will be.
         """
-        shapes = sum_shapes(batch_size, num_heads, head_dim, Form(block_size=block_size, centered=centered))
+        shapes = sum_shapes(batch_size, num_heads, head_dim)
         squares, weighted_squares, mass = (torch.zeros(shape, dtype=dtype, device=device) for shape in shapes)
         return cls(squares, weighted_squares, mass, torch.zeros(batch_size, dtype=torch.int64, device=device))
 
-    def merge(self, other: TSSAState, decay: Tensor | None = None) -> TSSAState:
-        """Return the state that has seen the tokens of both: the sums add, after those of `self` have faded.
+    def merge(self, other: TSSAState) -> TSSAState:
+        """Return the state that has seen the tokens of both: the sums add.
 
         `other` must hold memberships that were found in the context of `self` (or of a common prefix), as when a
         sequence is spread over machines: the sums of a later piece depend on the ``squares`` before it.
 
         Args:
             other: The state of the tokens that follow those of `self`.
-            decay: The forgetting per head that both were made with, ``[H]``: the sums of `self` are multiplied by
-                ``decay ** other.position``. For decays from the data their product over the tokens of `other`,
-                ``[B, H]``. None for none.
         """
-        sums: tuple[Tensor, ...] = self[:3]
-        if decay is not None:
-            decay = decay.to(self.mass.dtype)
-            faded = decay ** other.position.unsqueeze(-1) if decay.dim() == 1 else decay
-            sums = (self.squares * faded.unsqueeze(-1), self.weighted_squares * faded.unsqueeze(-1), self.mass * faded)
-        squares, weighted_squares, mass = (mine + theirs for mine, theirs in zip(sums, other[:3], strict=True))
+        squares, weighted_squares, mass = (mine + theirs for mine, theirs in zip(self[:3], other[:3], strict=True))
         return TSSAState(squares, weighted_squares, mass, self.position + other.position)
 
     def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> TSSAState:
@@ -152,13 +132,11 @@ def gated_shapes(batch_size: int, num_heads: int, head_dim: int, block_size: int
     return (*rows, head_dim), (*rows, packed_width(head_dim, block_size)), (*rows, head_dim // block_size)
 
 
-def sum_shapes(batch_size: int, num_heads: int, head_dim: int, form: Form) -> tuple[tuple[int, ...], ...]:
-    """Return the shapes of the three sums of a state."""
-    rows, masses = (batch_size, num_heads), form.num_masses(head_dim)
-    squares = head_dim + (masses if form.counted else 0)
-    weighted = packed_width(head_dim, form.block_size) + (head_dim if form.centered else 0)
-    return (*rows, squares), (*rows, weighted), (*rows, masses) if form.channel_decay else rows
+def sum_shapes(batch_size: int, num_heads: int, head_dim: int, block_size: int = 1) -> tuple[tuple[int, ...], ...]:
+    """Return the shapes of the three sums of a sequence."""
+    rows = batch_size, num_heads
+    return (*rows, head_dim), (*rows, packed_width(head_dim, block_size)), rows
 
 
-CausalArguments = tuple[Tensor, Tensor, Tensor | None, Tensor | None, TSSAState | None, Tensor | None]
-"""Arguments of the causal operator: w, temperature, bias, mask, state and decay."""
+CausalArguments = tuple[Tensor, Tensor, Tensor | None, Tensor | None, TSSAState | None]
+"""Arguments of the causal operator: w, temperature, bias, mask and state."""

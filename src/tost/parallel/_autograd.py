@@ -36,13 +36,12 @@ def exclusive_sum(x: Tensor, everyone: Tensor, channel: Channel) -> Tensor:
     return _ExclusiveSum.apply(x, everyone, channel, False)  # type: ignore[no-untyped-call]
 
 
-def gather_sums(x: Tensor, num_tokens: Tensor, channel: Channel) -> tuple[Tensor, Tensor]:
-    """Return what every rank has, x ``[size, ...]`` and the numbers of their tokens, in one collective.
+def gather_sums(x: Tensor, channel: Channel) -> Tensor:
+    """Return what every rank has, x ``[size, ...]``.
 
-    Unlike the functions above it hands the gradient of every rank's x back, in a sum over all ranks of ``[size, ...]``.
+    Unlike the functions above it sends the gradient of every rank's x back, in a sum over all ranks of ``[size, ...]``.
     """
-    everyone, tokens = _Gather.apply(x, num_tokens, channel)  # type: ignore[no-untyped-call]
-    return everyone, tokens
+    return _Gather.apply(x, channel)  # type: ignore[no-untyped-call]
 
 
 def at_ranks(start: Tensor, everyone: Tensor, fading: Tensor) -> Tensor:
@@ -67,12 +66,9 @@ def join_pieces(x: Tensor, channel: Channel, dim: int) -> Tensor:
     return _JoinPieces.apply(x, channel, dim)  # type: ignore[no-untyped-call]
 
 
-def local_squares(w: Tensor, mask: Tensor | None, decay: Tensor | None = None) -> Tensor:
-    """Return the sum of squares of this rank's real tokens, [B, H, D], keeping nothing but w for the derivative.
-
-    With a `decay` [H] each square has faded by it for every real token of this rank that comes after.
-    """
-    return _LocalSquares.apply(w, mask, decay)  # type: ignore[no-untyped-call]
+def local_squares(w: Tensor, mask: Tensor | None) -> Tensor:
+    """Return the sum of squares of this rank's real tokens, [B, H, D], keeping only w for the derivative."""
+    return _LocalSquares.apply(w, mask)  # type: ignore[no-untyped-call]
 
 
 def _add(parts: Tensor) -> Tensor:
@@ -117,21 +113,20 @@ class _ExclusiveSum(torch.autograd.Function):
 
 class _Gather(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, num_tokens: Tensor, channel: Channel) -> tuple[Tensor, Tensor]:
+    def forward(ctx: Any, x: Tensor, channel: Channel) -> Tensor:
         ctx.channel = channel
-        everyone, tokens = channel.gather(x, num_tokens)
-        ctx.mark_non_differentiable(tokens)
-        return everyone, tokens
+        (everyone,) = channel.gather(x)
+        return everyone
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor, _: None) -> tuple[Tensor, None, None]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         if torch.is_grad_enabled() and grad.requires_grad:
             # A rank without tokens may have no such graph, and the others would wait for it.
             raise RuntimeError(
-                "second derivatives through a decay or a recurrence are not available on a sequence that is shared by "
-                "ranks. Compute them in one process with backend='reference', or use decay=None."
+                "second derivatives through a recurrence are not available on a sequence that is shared by ranks. "
+                "Compute them in one process with backend='reference'."
             )
-        return _Sum.apply(grad, ctx.channel)[ctx.channel.rank], None, None  # type: ignore[no-untyped-call]
+        return _Sum.apply(grad, ctx.channel)[ctx.channel.rank], None  # type: ignore[no-untyped-call]
 
 
 class _JoinPieces(torch.autograd.Function):
@@ -152,35 +147,14 @@ class _JoinPieces(torch.autograd.Function):
 
 class _LocalSquares(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, w: Tensor, mask: Tensor | None, decay: Tensor | None) -> Tensor:
-        ctx.save_for_backward(w, mask, decay)
-        if decay is None:
-            return accumulate(tokens_of(w, mask, rows).square().sum(dim=1) for rows in chunks(w))
-        after = _tokens_after(w, mask)
-        return accumulate(
-            (tokens_of(w, mask, rows).square() * decay.unsqueeze(-1) ** after[:, rows]).sum(dim=1) for rows in chunks(w)
-        )
+    def forward(ctx: Any, w: Tensor, mask: Tensor | None) -> Tensor:
+        ctx.save_for_backward(w, mask)
+        return accumulate(tokens_of(w, mask, rows).square().sum(dim=1) for rows in chunks(w))
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, Tensor | None]:
-        w, mask, decay = ctx.saved_tensors
-        if decay is None:
-            return (tokens_of(w, mask, slice(None)) * (2 * grad).unsqueeze(1)).to(w.dtype), None, None
-        after = _tokens_after(w, mask)
-        faded = decay.unsqueeze(-1) ** after * (2 * grad).unsqueeze(1)
-        slopes = after * decay.unsqueeze(-1) ** (after - 1).clamp_min(0)
-        sums = accumulate((tokens_of(w, mask, rows).square() * slopes[:, rows]).sum(dim=1) for rows in chunks(w))
-        d_decay = (sums * grad).sum(dim=(0, 2))
-        return (tokens_of(w, mask, slice(None)) * faded).to(w.dtype), None, d_decay
-
-
-def _tokens_after(w: Tensor, mask: Tensor | None) -> Tensor:
-    """Return how many real tokens of w [B, N, H, D] come after each one, int64 [B or 1, N, 1, 1]."""
-    if mask is None:
-        after = torch.arange(w.shape[1] - 1, -1, -1, device=w.device).unsqueeze(0)
-    else:
-        after = mask.sum(dim=1, keepdim=True) - mask.cumsum(dim=1)
-    return after[..., None, None]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        w, mask = ctx.saved_tensors
+        return (tokens_of(w, mask, slice(None)) * (2 * grad).unsqueeze(1)).to(w.dtype), None
 
 
 # --- A piece of a sequence, walked through in chunks: no temporary is as long as the piece

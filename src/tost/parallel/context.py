@@ -232,11 +232,11 @@ class ContextParallel:
         return plain.tssa(inputs, form, self.channel)
 
     def causal_tssa(
-        self, form: Form, backend: str, packing: Packing | None, *given: *CausalArguments, overwrite: bool = False
+        self, backend: str, packing: Packing | None, *given: *CausalArguments, overwrite: bool = False
     ) -> tuple[Tensor, TSSAState]:
         """Run the causal operators on this rank's tokens; the states are those of whole sequences, on every rank."""
         require_shared(packing)
-        return causal.causal_tssa(form, backend, packing, *given, channel=self.channel)
+        return causal.causal_tssa(backend, packing, *given, channel=self.channel)
 
     def gated_tssa(
         self,
@@ -246,7 +246,7 @@ class ContextParallel:
         write: Tensor,
         mask: Tensor | None,
         state: GatedState | None,
-    ) -> tuple[Tensor, Tensor, GatedState]:
+    ) -> tuple[Tensor, GatedState]:
         """Run `tost.gated_tssa` on this rank's tokens; the states are those of whole sequences, on every rank."""
         require_shared(packing)
         return gated.gated_tssa(backend, packing, w, write, mask, state, channel=self.channel)

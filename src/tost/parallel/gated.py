@@ -28,9 +28,9 @@ def gated_tssa(
     state: GatedState | None,
     *,
     channel: Channel,
-) -> tuple[Tensor, Tensor, GatedState]:
-    """Return mean and step of this rank's tokens, and the state after all ranks; arguments as in `run_gated`."""
-    _, _, alone = run_gated(backend, packing, w, write, mask, None)
+) -> tuple[Tensor, GatedState]:
+    """Return y of this rank's tokens, and the state after all ranks; arguments as in `run_gated`."""
+    _, alone = run_gated(backend, packing, w, write, mask, None)
     S, H, K = alone.mass.shape
     g = w.shape[3] // K
     start = GatedState.empty(S, H, K * g, block_size=g, dtype=alone.mass.dtype, device=w.device)
@@ -41,8 +41,8 @@ def gated_tssa(
     )
     tokens = num_tokens(w, mask) if packing is None else packing.num_tokens(mask)
     position = start.position + sum_over_ranks(tokens, channel)
-    mean, step, _ = run_gated(backend, packing, w, write, mask, _state_of(before, alone, g, start.position))
-    return mean, step, _state_of(after, alone, g, position)
+    y, _ = run_gated(backend, packing, w, write, mask, _state_of(before, alone, g, start.position))
+    return y, _state_of(after, alone, g, position)
 
 
 def _spread(mass: Tensor, block_size: int) -> Tensor:

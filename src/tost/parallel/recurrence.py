@@ -28,7 +28,6 @@ def recurrence_ends(product: Tensor, end: Tensor, start: Tensor, *, channel: Cha
     Returns:
         Two tensors ``[B, C]``; the second is the same on every rank.
     """
-    no_counts = torch.empty(0, dtype=torch.int64, device=end.device)
-    everyone, _ = gather_sums(torch.stack((product, end)), no_counts, channel)
+    everyone = gather_sums(torch.stack((product, end)), channel)
     states = at_ranks(start, everyone[:, 1], everyone[:, 0])
     return states[channel.rank], states[-1]

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from tost.ops._inputs import Inputs
-from tost.ops._numerics import MASS_FLOOR, SQUARE_FLOOR, num_tokens, statistics_dtype, zero_padding
+from tost.ops._numerics import MASS_FLOOR, SQUARE_FLOOR, statistics_dtype, zero_padding
 from tost.ops.form import Form
 from tost.ops.pytorch import block_tssa
 from tost.parallel._autograd import accumulate, chunks, sum_over_ranks, tokens_of
@@ -27,10 +27,8 @@ def tssa(inputs: Inputs, form: Form, channel: Channel) -> Tensor:
     """Run `tost.tssa` on sequences of which this rank holds a piece; return y of its tokens.
 
     Each rank sends ``4 B H (2D+1)`` bytes forward and ``8 B H D`` backward (statistics in float32), in two
-    collectives each, whatever the length of the sequence; without normalization it is one collective each. Counting the
-    tokens takes one more forward, of ``8 B`` bytes. With blocks of g features the sums that depend on memberships are
-    ``D(g+1)/2`` products where there were D squares. Centered statistics take one more collective each way, of
-    ``4 B H (D+1)`` bytes forward and ``4 B H D`` backward. Packed sequences are taken in groups of similar lengths,
+    collectives each, whatever the length of the sequence; without normalization it is one collective each. With blocks of g features the sums that depend on memberships are
+    ``D(g+1)/2`` products where there were D squares. Packed sequences are taken in groups of similar lengths,
     each with these exchanges for B sequences, after one that counts their tokens.
     """
     w, temperature, mask, packing = inputs.w, inputs.temperature, inputs.mask, inputs.packing
@@ -46,7 +44,7 @@ def tssa(inputs: Inputs, form: Form, channel: Channel) -> Tensor:
 
 def _run(w: Tensor, temperature: Tensor, mask: Tensor | None, form: Form, channel: Channel) -> Tensor:
     """Return y of this rank's tokens, each row a piece of another sequence."""
-    if form.block_size > 1 or form.centered:
+    if form.block_size > 1:
         return block_tssa(Inputs(w, temperature, mask), form, lambda x: sum_over_ranks(x, channel))
     return _SharedTSSA.apply(w, temperature, mask, form, channel)  # type: ignore[no-untyped-call]
 
@@ -54,10 +52,8 @@ def _run(w: Tensor, temperature: Tensor, mask: Tensor | None, form: Form, channe
 class _SharedTSSA(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, w: Tensor, temperature: Tensor, mask: Tensor | None, form: Form, channel: Channel) -> Tensor:
-        cuts, squares, count = chunks(w), None, None
-        if form.count_scaled:
-            count = channel.all_reduce(num_tokens(w, mask)).to(statistics_dtype(w.dtype))[:, None]
-        scale = _scale(temperature, count, w).unsqueeze(1)
+        cuts, squares = chunks(w), None
+        scale = temperature.to(statistics_dtype(w.dtype))
         if form.normalize:
             squares = channel.all_reduce(accumulate(tokens_of(w, mask, rows).square().sum(dim=1) for rows in cuts))
         pi = torch.empty(w.shape[:3], dtype=statistics_dtype(w.dtype), device=w.device)
@@ -78,15 +74,15 @@ class _SharedTSSA(torch.autograd.Function):
         for rows in cuts:
             y[:, rows] = tokens_of(w, mask, rows) * pi[:, rows].unsqueeze(-1) * -gain.unsqueeze(1)
         ctx.channel = channel
-        ctx.save_for_backward(w, temperature, mask, count, pi, squares, gain, mass)
+        ctx.save_for_backward(w, temperature, mask, pi, squares, gain, mass)
         return y
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
-        w, temperature, mask, count, pi, squares, gain, mass = ctx.saved_tensors
+        w, temperature, mask, pi, squares, gain, mass = ctx.saved_tensors
         cuts, weight, gains = chunks(w), pi.unsqueeze(-1), gain.unsqueeze(1)
-        scale = _scale(temperature, count, w)
+        scale = temperature.to(pi.dtype)
 
         def reach(rows: slice) -> Tensor:
             v, o = tokens_of(w, mask, rows), tokens_of(dy, mask, rows)
@@ -107,21 +103,14 @@ class _SharedTSSA(torch.autograd.Function):
 
         slope = accumulate(map(descend, cuts))
         inverse, d_squares = _through_squares(slope, scale, squares, ctx.channel)
-        d_energy = (scale.unsqueeze(1) * d_logit).unsqueeze(-1)
+        d_energy = (scale * d_logit).unsqueeze(-1)
         dw = torch.empty(w.shape, dtype=w.dtype, device=w.device)
         for rows in cuts:
             v, o = tokens_of(w, mask, rows), tokens_of(dy, mask, rows)
             through_sums = weight[:, rows] * d_weighted + d_energy[:, rows] * inverse + d_squares
             dw[:, rows] = 2 * v * through_sums - weight[:, rows] * o * gains
-        d_scale = (slope * inverse.squeeze(1)).sum(dim=-1)
-        d_temperature = (d_scale if count is None else d_scale * count).sum(dim=0)
+        d_temperature = (slope * inverse.squeeze(1)).sum(dim=(0, -1))
         return dw, d_temperature.to(temperature.dtype), None, None, None
-
-
-def _scale(temperature: Tensor, count: Tensor | None, w: Tensor) -> Tensor:
-    """Return what an energy is multiplied by to give a logit, [B or 1, H]; count is [B, 1] or None."""
-    temperature = temperature.to(statistics_dtype(w.dtype)).unsqueeze(0)
-    return temperature if count is None else temperature * count
 
 
 def _inverse(squares: Tensor) -> Tensor:

@@ -9,16 +9,15 @@
 
 namespace {
 
-// The scratch of one thread: tiles of features x, o, t, of products W, F, C, and a square of features. `rows` tiles of
-// features u and z are kept for the tokens of a causal chunk, and `histories` tiles of products. Blocks of a known size have
-// outer [lanes, g, g].
+// The scratch of one thread: tiles of features x, o, t, of products W, F, C, and a square of features.
+// Blocks of a known size have outer [lanes, g, g].
 template <class S, int kBlock>
 struct BlockWork {
   using V = Lanes<S>;
-  V *x, *o, *t, *W, *F, *C, *square, *u, *z, *history;
+  V *x, *o, *t, *W, *F, *C, *square;
   S* outer;
 
-  BlockWork(const Blocks<S, kBlock>& blocks, V* memory, int64_t rows = 0) {
+  BlockWork(const Blocks<S, kBlock>& blocks, V* memory) {
     const auto take = [&](int64_t count) {
       V* const part = memory;
       memory += count;
@@ -29,13 +28,11 @@ struct BlockWork {
     W = take(blocks.pairs), F = take(blocks.pairs), C = take(blocks.pairs);
     square = take(g * g);
     outer = reinterpret_cast<S*>(take(outer_count(blocks)));
-    u = take(rows * g), z = take(rows * g);
-    history = memory;
   }
   // Registers that it takes.
-  static int64_t count(const Blocks<S, kBlock>& blocks, int64_t rows = 0, int64_t histories = 0) {
+  static int64_t count(const Blocks<S, kBlock>& blocks) {
     const int64_t g = blocks.size();
-    return (3 + g + 2 * rows) * g + (3 + histories) * blocks.pairs + outer_count(blocks);
+    return (3 + g) * g + 3 * blocks.pairs + outer_count(blocks);
   }
 
  private:
@@ -46,8 +43,8 @@ struct BlockWork {
 
 template <class S>
 struct BlockWork<S, 1> {
-  BlockWork(const Blocks<S, 1>&, Lanes<S>*, int64_t = 0) {}
-  static int64_t count(const Blocks<S, 1>&, int64_t = 0, int64_t = 0) { return 0; }
+  BlockWork(const Blocks<S, 1>&, Lanes<S>*) {}
+  static int64_t count(const Blocks<S, 1>&) { return 0; }
 };
 
 // W = a W.
@@ -70,24 +67,21 @@ inline Lanes<S> descend(const Blocks<S, kBlock>& blocks, const Lanes<S>& p, cons
   return slope;
 }
 
-// sums [H, width] = sum over the real rows of pi w_b w_b^T, after those before have faded by decay [H], or null.
+// sums [H, width] = sum over the real rows of pi w_b w_b^T.
 template <class S, int kBlock>
 TOST_OUTLINE void sum_products(const Blocks<S, kBlock>& blocks, const BlockWork<S, kBlock>& work, const S* w,
-                               const Rows& rows, const S* weight, const S* decay, S* sums) {
-  if constexpr (kBlock > 0) return sum_products_by_row(blocks, w, rows, weight, decay, work.outer, sums);
+                               const Rows& rows, const S* weight, S* sums) {
+  if constexpr (kBlock > 0) return sum_products_by_row(blocks, w, rows, weight, work.outer, sums);
   for (int64_t index = 0; index < blocks.tiles; ++index) {
     const typename Blocks<S, kBlock>::Tile tile(blocks, index);
     fill_zero(work.W, blocks.pairs);
     for (int k = 0; k < rows.count; ++k) {
       blocks.load_features(tile, w + rows.index[k] * blocks.H * blocks.D, work.x);
-      if (decay) fade(blocks, tile.spread(decay), work.W);
       blocks.add_products(tile.spread(weight + k * blocks.H), work.x, work.W);
     }
     blocks.store_products(tile, work.W, sums);
   }
 }
-
-// --- Non-causal: one set of statistics per sequence
 
 // factors [B, tiles, pairs] of all sequences, in a parallel region.
 template <class S, int kBlock>

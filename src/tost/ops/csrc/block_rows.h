@@ -78,14 +78,13 @@ class Outer {
     fill_zero(sums, blocks.lanes * kBlock * kBlock);
   }
 
-  // Adds the few tokens; sums so far fade with every one of them by decay [H], or null.
-  void add(const Few& few, const S* x, const S* from, const S* weight, const int64_t* weight_row, const S* decay) const {
+  // Adds the few tokens.
+  void add(const Few& few, const S* x, const S* from, const S* weight, const int64_t* weight_row) const {
     for (int64_t h = 0, block = 0; h < blocks_.H; ++h) {
       S share[Few::kMost];
       for (int v = 0; v < few.count; ++v) share[v] = weight[weight_row[v] * blocks_.H + h];
       for (int64_t end = block + blocks_.per_head; block < end; ++block)
-        add_block(few, x + block * kBlock, from + block * kBlock, share, decay ? decay + h : nullptr,
-                  sums_ + block * kBlock * kBlock);
+        add_block(few, x + block * kBlock, from + block * kBlock, share, sums_ + block * kBlock * kBlock);
     }
   }
 
@@ -95,7 +94,7 @@ class Outer {
  private:
   static constexpr int kHeld = 8;  // rows of a block's matrix that are summed at once, in registers
 
-  void add_block(const Few& few, const S* x, const S* from, const S* share, const S* decay, S* sums) const {
+  void add_block(const Few& few, const S* x, const S* from, const S* share, S* sums) const {
     const int64_t HD = blocks_.H * blocks_.D;
     for (int first = 0; first < kBlock; first += kHeld) {
       for (int column = 0; column < kBlock; column += kRow<S, kBlock>) {
@@ -105,10 +104,6 @@ class Outer {
         for (int i = 0; i < kHeld; ++i) sum[i] = row_at<S, kBlock>(place + i * kBlock);
         for (int v = 0; v < few.count; ++v) {
           const Row<S, kBlock> z = share[v] * row_at<S, kBlock>(from + few.n[v] * HD + column);
-          if (decay) {
-            TOST_UNROLL
-            for (int i = 0; i < kHeld; ++i) sum[i] *= *decay;
-          }
           TOST_UNROLL
           for (int i = 0; i < kHeld; ++i) sum[i] += x[few.n[v] * HD + first + i] * z;
         }
@@ -133,17 +128,15 @@ class Outer<float, 8, kTwins> {
     fill_zero(sums, blocks.lanes * kSquare);
   }
 
-  void add(const Few& few, const float* x, const float* from, const float* weight, const int64_t* weight_row,
-           const float* decay) const {
+  void add(const Few& few, const float* x, const float* from, const float* weight, const int64_t* weight_row) const {
     for (int64_t h = 0, block = 0; h < blocks_.H; ++h) {
       float share[Few::kMost];
       for (int v = 0; v < few.count; ++v) share[v] = weight[weight_row[v] * blocks_.H + h];
-      const float* const fade = decay ? decay + h : nullptr;
       const int64_t end = block + blocks_.per_head;
       for (; block + kMost <= end; block += kMost)
-        add_turns<8 * kMost>(few, x + block * 8, from + block * 8, share, fade, sums_ + block * kSquare, Turns());
+        add_turns<8 * kMost>(few, x + block * 8, from + block * 8, share, sums_ + block * kSquare, Turns());
       for (; block < end; ++block)
-        add_turns<8>(few, x + block * 8, from + block * 8, share, fade, sums_ + block * kSquare, Turns());
+        add_turns<8>(few, x + block * 8, from + block * 8, share, sums_ + block * kSquare, Turns());
     }
   }
 
@@ -165,7 +158,7 @@ class Outer<float, 8, kTwins> {
   }
 
   template <int kWide, int... r>
-  void add_turns(const Few& few, const float* x, const float* from, const float* share, const float* decay, float* sums,
+  void add_turns(const Few& few, const float* x, const float* from, const float* share, float* sums,
                  std::integer_sequence<int, r...>) const {
     using Entries = std::make_integer_sequence<int, kWide>;
     const int64_t HD = blocks_.H * blocks_.D;
@@ -173,7 +166,6 @@ class Outer<float, 8, kTwins> {
     for (int v = 0; v < few.count; ++v) {
       const Row<float, kWide> row = row_at<float, kWide>(x + few.n[v] * HD);
       const Row<float, kWide> z = share[v] * row_at<float, kWide>(from + few.n[v] * HD);
-      if (decay) ((sum[r] *= *decay), ...);
       ((sum[r] += z * turned<r>(row, Entries())), ...);
     }
     (put_row<float, kWide>(sum[r], sums + r * kWide), ...);
@@ -184,18 +176,17 @@ class Outer<float, 8, kTwins> {
 };
 #endif
 
-// sums [H, width] = sum over the real rows of pi w_b w_b^T, after those before have faded by decay [H], or null; the
-// weight [rows, H] is pi.
+// sums [H, width] = sum over the real rows of pi w_b w_b^T; the weight [rows, H] is pi.
 template <class S, int kBlock>
 TOST_OUTLINE void sum_products_by_row(const Blocks<S, kBlock>& blocks, const S* w, const Rows& rows, const S* weight,
-                                      const S* decay, S* scratch, S* sums) {
+                                      S* scratch, S* sums) {
   const Outer<S, kBlock, true> outer(blocks, scratch);
   for (int k = 0; k < rows.count; k += Few::kMost) {
     const Few few(rows, k);
     int64_t number[Few::kMost];
     for (int v = 0; v < Few::kMost; ++v) number[v] = k + v;
     few.prefetch_next(rows, w, blocks.H * blocks.D);
-    outer.add(few, w, w, weight, number, decay);
+    outer.add(few, w, w, weight, number);
   }
   for (int64_t block = 0; block < blocks.lanes; ++block)
     blocks.for_each_product_of(block, [&](int64_t to, int64_t i, int64_t j) { sums[to] = outer.at(block, i, j); });
@@ -210,7 +201,7 @@ TOST_OUTLINE void sum_symmetric_by_row(const Blocks<S, kBlock>& blocks, const S*
     const Few few(rows, k);
     few.prefetch_next(rows, w, blocks.H * blocks.D);
     few.prefetch_next(rows, o, blocks.H * blocks.D);
-    outer.add(few, w, o, pi, few.n, nullptr);
+    outer.add(few, w, o, pi, few.n);
   }
   for (int64_t block = 0; block < blocks.lanes; ++block)
     blocks.for_each_product_of(block, [&](int64_t to, int64_t i, int64_t j) {

@@ -1,13 +1,13 @@
 // Gated statistics: a mean and a covariance of each block of g features over a window that every token widens or shortens.
 // With a write gate z[n] for every block, a = 1 - z, and the token w[n]:
 //
-//   d = w[n] - mean[n-1]      mean[n] = mean[n-1] + z d      S[n] = a (S[n-1] + z d d^T)      step[n] = (I + S[n])^{-1} a d
+//   d = w[n] - mean[n-1]      mean[n] = mean[n-1] + z d      S[n] = a (S[n-1] + z d d^T)      y[n] = -(I + S[n])^{-1} a d
 //
 // where a d = w[n] - mean[n]. S is a covariance for any gates in [0, 1], so nothing cancels. A tile (see block.h) of a
 // sequence is one item of parallel work, walked from the first token to the last. The backward pass keeps the state at the
 // start of every chunk, and replays a chunk before it walks back through it:
 //
-//   q = step, t = (I + S)^{-1} dstep      G -= t q^T, symmetric      dmean -= t
+//   q = -y, t = -(I + S)^{-1} dy          G -= t q^T, symmetric      dmean -= t
 //   h = (G + G^T) d                       dd = z (dmean + a h)       dz = d . dmean + a d.h / 2 - <G, S / a>
 //   dw = t + dd                           dmean -= dd                G *= a
 #pragma once
@@ -80,7 +80,7 @@ int gated_forward(const tost::GatedForward& call) {
   const Gated<B> gated(call.shape, call.block_size, call.w, call.write, call.mask);
   const B& blocks = gated.blocks;
   const int64_t g = gated.g, HD = gated.HD, items = call.sequences * blocks.tiles;
-  const auto mean = static_cast<S*>(call.mean), step = static_cast<S*>(call.step);
+  const auto y = static_cast<S*>(call.y);
   const int threads = useful_threads(call.threads, items, call.shape.B * call.shape.N * HD);
   const int64_t per_thread = gated.state_size() + g + blocks.pairs;
   Buffer<V> works(threads * per_thread);
@@ -98,16 +98,14 @@ int gated_forward(const tost::GatedForward& call) {
       for (int64_t n = layout.begin(b); n < layout.end(b); ++n) {
         if (!gated.is_real(n)) {
           fill_zero(d, g);
-          blocks.store_features(tile, d, mean + n * HD);
         } else {
           const V z = gated.gate(tile, n);
           gated.advance(tile, n, z, state, d);
-          blocks.store_features(tile, state, mean + n * HD);
-          scale_by<V>(S(1) - z, d, g);
+          scale_by<V>(z - S(1), d, g);
           blocks.factor(V{} + S(1), state + g, state + g, F);
           blocks.solve(F, d);
         }
-        blocks.store_features(tile, d, step + n * HD);
+        blocks.store_features(tile, d, y + n * HD);
       }
       gated.store_state(tile, b, state, static_cast<S*>(call.mean_out), static_cast<S*>(call.covariance_out));
     }
@@ -173,10 +171,10 @@ int gated_backward(const tost::GatedBackward& call) {
           blocks.add_products(z, d, E);
           for (int64_t i = 0; i < pairs; ++i) C[i] = a * E[i];
           blocks.factor(V{} + S(1), C, C, F);
-          blocks.load_features(tile, static_cast<const S*>(call.dstep) + n * HD, t);
-          blocks.load_features(tile, static_cast<const S*>(call.dmean) + n * HD, h);
+          blocks.load_features(tile, static_cast<const S*>(call.dy) + n * HD, t);
           blocks.solve(F, t);
-          for (int64_t i = 0; i < g; ++i) dmean[i] += h[i] - t[i];
+          scale_by<V>(V{} - S(1), t, g);
+          for (int64_t i = 0; i < g; ++i) dmean[i] -= t[i];
           for (int64_t i = 0; i < g; ++i) h[i] = a * d[i];
           blocks.solve(F, h);
           blocks.add_symmetric(V{} - S(1), t, h, G);

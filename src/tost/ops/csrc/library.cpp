@@ -108,23 +108,14 @@ TOST_API const char* tost_form() {
 
 TOST_API int64_t tost_causal_chunk() { return tost::kCausalChunk; }
 
-// `pass` of the kernels that have the form of a call.
-#define TOST_RUN(pass, type, call)                                         \
-  ((call)->form.centered || (call)->form.token_decay ? tost::active->content->pass((type), *(call)) \
-                                                     : tost::active->pass((type), *(call)))
+// Runs one pass of the active instruction set.
+#define TOST_RUN(name, table, pass, Call) \
+  TOST_API int32_t name(int32_t type, const tost::Call* call) { return tost::active->table pass(type, *call); }
 
-TOST_API int32_t tost_tssa_forward(int32_t type, const tost::Forward* call) { return TOST_RUN(forward, type, call); }
-TOST_API int32_t tost_tssa_backward(int32_t type, const tost::Backward* call) { return TOST_RUN(backward, type, call); }
-TOST_API int32_t tost_causal_tssa_forward(int32_t type, const tost::CausalForward* call) {
-  return TOST_RUN(causal_forward, type, call);
-}
-TOST_API int32_t tost_causal_tssa_backward(int32_t type, const tost::CausalBackward* call) {
-  return TOST_RUN(causal_backward, type, call);
-}
-TOST_API int32_t tost_gated_forward(int32_t type, const tost::GatedForward* call) {
-  return tost::active->content->gated_forward(type, *call);
-}
-TOST_API int32_t tost_gated_backward(int32_t type, const tost::GatedBackward* call) {
-  return tost::active->content->gated_backward(type, *call);
-}
-TOST_API int32_t tost_language_step(int32_t type, const tost::Step* call) { return tost::active->step(type, *call); }
+TOST_RUN(tost_tssa_forward, , forward, Forward)
+TOST_RUN(tost_tssa_backward, , backward, Backward)
+TOST_RUN(tost_causal_tssa_forward, , causal_forward, CausalForward)
+TOST_RUN(tost_causal_tssa_backward, , causal_backward, CausalBackward)
+TOST_RUN(tost_gated_forward, gated->, forward, GatedForward)
+TOST_RUN(tost_gated_backward, gated->, backward, GatedBackward)
+TOST_RUN(tost_language_step, , step, Step)

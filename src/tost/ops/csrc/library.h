@@ -30,9 +30,7 @@ struct Shape {
 };
 
 // What a call may vary: the fields of Form in ops/form.py, in their order. A new one is one more entry here.
-#define TOST_FORM(FIELD)                                  \
-  FIELD(count_scaled) FIELD(block_size) FIELD(centered)   \
-  FIELD(normalize) FIELD(token_decay) FIELD(channel_decay)
+#define TOST_FORM(FIELD) FIELD(block_size) FIELD(normalize)
 
 struct Form {
 #define TOST_FIELD(name) int32_t name;
@@ -40,9 +38,7 @@ struct Form {
 #undef TOST_FIELD
 };
 
-// y may be w itself. pi and the three sums may be null if the caller does not keep them. With form.count_scaled a
-// sequence's energies are multiplied by the number of its real tokens. With form.centered the D means of a head follow its
-// weighted products, which are about them.
+// y may be w itself. pi and the three sums may be null if the caller does not keep them.
 struct Forward {
   int32_t threads;
   Form form;
@@ -66,47 +62,35 @@ struct Backward {
   void *dw, *dtemperature;
 };
 
-// bias holds [N, H] numbers per batch entry, bias_stride apart (0 to share them), or is null. scale multiplies the
-// energies before the bias is added; it is laid out like bias, with scale_stride, or null. decay is what a head's sums
-// are multiplied by before a token is added, [H] in (0, 1], or null for 1. starts receives the three sums before every
-// chunk, one after the other, [B, chunks, 2HD + H] without blocks: what the backward pass needs to replay a chunk. It and
-// pi may be null if the caller does not keep them, and y may be w itself. The effect of form.count_scaled is in scale.
-//
-// With form.token_decay decay is that of every token, [B, N, H] in [0, 1]; with form.channel_decay that of every block of
-// its features, [B, N, H, D / g], and masses are [B, H, D / g]. With form.token_decay and form.count_scaled the number of
-// tokens is a sum too: it follows the D squares of a head, once or for each block. With form.centered the D weighted
-// tokens of a head, sum pi w, follow its weighted products, and a decay is [B, N, H] at least.
+// bias holds [N, H] numbers per batch entry, bias_stride apart (0 to share them), or is null. starts receives the three
+// sums before every chunk, one after the other, [B, chunks, 2HD + H]: what the backward pass needs to replay a chunk. It
+// and pi may be null if the caller does not keep them, and y may be w itself.
 struct CausalForward {
   int32_t threads;
-  Form form;
   Shape shape;
   int64_t sequences;
   const int64_t* cu_seqlens;
-  int64_t bias_stride, scale_stride;
+  int64_t bias_stride;
   const void *w, *temperature, *bias;
   const uint8_t* mask;
-  const void *scale, *decay;
   const void *squares_in, *weighted_in, *mass_in;  // null for an empty state
   void *y, *pi, *starts, *squares, *weighted, *mass;
 };
 
-// dscale [B, N, H] is filled if there is a scale, ddecay, of the shape of decay, if there is a decay.
 struct CausalBackward {
   int32_t threads;
-  Form form;
   Shape shape;
   int64_t sequences;
   const int64_t* cu_seqlens;
-  int64_t bias_stride, scale_stride;
+  int64_t bias_stride;
   const void *w, *temperature, *bias;
   const uint8_t* mask;
-  const void *scale, *decay;
   const void *dy, *dsquares, *dweighted, *dmass;  // the last three are null for zeros
   const void *pi, *starts;
-  void *dw, *dtemperature, *denergy, *dsquares_in, *dweighted_in, *dmass_in, *dscale, *ddecay;
+  void *dw, *dtemperature, *denergy, *dsquares_in, *dweighted_in, *dmass_in;
 };
 
-// Gated statistics, see gated.h. write [B, N, H, D / g] holds the gates, in [0, 1]. mean and step are [B, N, H, D], the
+// Gated statistics, see gated.h. write [B, N, H, D / g] holds the gates, in [0, 1]. The
 // state is a mean [B, H, D] and packed covariances [B, H, D (g + 1) / 2]; everything is in one type. The states before
 // are null for zeros.
 struct GatedForward {
@@ -118,7 +102,7 @@ struct GatedForward {
   const void *w, *write;
   const uint8_t* mask;
   const void *mean_in, *covariance_in;
-  void *mean, *step, *mean_out, *covariance_out;
+  void *y, *mean_out, *covariance_out;
 };
 
 // dmean_out and dcovariance_out are null for zeros.
@@ -131,7 +115,7 @@ struct GatedBackward {
   const void *w, *write;
   const uint8_t* mask;
   const void *mean_in, *covariance_in;
-  const void *dmean, *dstep, *dmean_out, *dcovariance_out;
+  const void *dy, *dmean_out, *dcovariance_out;
   void *dw, *dwrite, *dmean_in, *dcovariance_in;
 };
 
@@ -155,17 +139,17 @@ struct Convolution {
   int64_t width;
 };
 
-// A block. gate.weight, bias (a table [H, bias_length]), decay, gamma1 and gamma2 may be null. With form.token_decay
-// decays are sigmoids of what `forget` gives. heads norms the outputs of every head, by their root mean square, if its
-// weight [C] is not null. The sums are those of CausalForward, before and after the step.
+// A block. bias (a table [H, bias_length]), gamma1 and gamma2 may be null. The sums are those of CausalForward, before and
+// after the step. With a write gate, mean, covariance and mass of gated statistics in blocks of block_size take their
+// places, and gate and heads are set; heads norms the outputs of every head by their root mean square.
 struct StepLayer {
   Norm norm1, norm2, heads;
   Convolution conv, conv_mlp;
-  Matrix in, forget, gate, out, mlp_in, mlp_out;
-  const float *temperature, *bias, *decay, *gamma1, *gamma2;
+  Matrix in, write, gate, out, mlp_in, mlp_out;
+  const float *temperature, *bias, *gamma1, *gamma2;
   const float *squares_in, *weighted_in, *mass_in;
   float *squares, *weighted, *mass;
-  Form form;
+  int64_t block_size;
   int32_t tanh;
 };
 
@@ -181,19 +165,14 @@ struct Step {
   float *x, *logits;
 };
 
-// The calls with form.centered or form.token_decay, for tokens in the type of their statistics: the caller widens others.
-struct ContentKernels {
-  int (*forward)(int32_t type, const Forward&);
-  int (*backward)(int32_t type, const Backward&);
-  int (*causal_forward)(int32_t type, const CausalForward&);
-  int (*causal_backward)(int32_t type, const CausalBackward&);
-  int (*gated_forward)(int32_t type, const GatedForward&);
-  int (*gated_backward)(int32_t type, const GatedBackward&);
+struct GatedKernels {
+  int (*forward)(int32_t type, const GatedForward&);
+  int (*backward)(int32_t type, const GatedBackward&);
 };
 
 struct Kernels {
   const char* name;
-  const ContentKernels* content;
+  const GatedKernels* gated;
   int (*forward)(int32_t type, const Forward&);
   int (*backward)(int32_t type, const Backward&);
   int (*causal_forward)(int32_t type, const CausalForward&);
@@ -204,7 +183,7 @@ struct Kernels {
 int language_step_avx512(int32_t type, const Step&);
 int language_step_avx2(int32_t type, const Step&);
 int language_step_baseline(int32_t type, const Step&);
-extern const ContentKernels content_avx512, content_avx2, content_baseline;
+extern const GatedKernels gated_avx512, gated_avx2, gated_baseline;
 extern const Kernels kernels_avx512, kernels_avx2, kernels_baseline;
 
 }  // namespace tost

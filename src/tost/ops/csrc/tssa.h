@@ -1,6 +1,6 @@
 // Non-causal TSSA. Symbols, one sequence, token n, head h, feature d:
 //
-//   s[h,d] = sum_n w^2            q = 1 / max(s, 1e-24)      (q = 1 without normalization; times n if scaled by it)
+//   s[h,d] = sum_n w^2            q = 1 / max(s, 1e-24)      (q = 1 without normalization)
 //   e[n,h] = sum_d w^2 q          pi = softmax_h(t e)
 //   A[h,d] = sum_n pi w^2         M[h] = sum_n pi            m = M + 1e-8
 //   g[h,d] = 1 / (1 + A / m) = m / (m + A)                   y = -pi w g
@@ -56,16 +56,6 @@ inline S inverse_square_sum(S s) {
   return S(1) / (s > S(kSquareFloor) ? s : S(kSquareFloor));
 }
 
-// What the energies of one sequence are multiplied by: the number of its real tokens, or 1.
-template <class S>
-inline S energy_scale(const tost::Form& form, const uint8_t* mask, const Layout& layout, int64_t b) {
-  if (!form.count_scaled) return S(1);
-  if (mask == nullptr) return S(layout.end(b) - layout.begin(b));
-  int64_t count = 0;
-  for (int64_t n = layout.begin(b); n < layout.end(b); ++n) count += mask[n] != 0;
-  return S(count);
-}
-
 template <class T, int kWidth, int kBlock>
 int tssa_forward(const tost::Forward& call) {
   using S = compute_t<T>;
@@ -116,11 +106,7 @@ int tssa_forward(const tost::Forward& call) {
       for (int64_t j = 0; j < B * HD; ++j) squares[j] = 0;
     }
 #pragma omp for schedule(static)
-    for (int64_t b = 0; b < B; ++b) {
-      const S count = energy_scale<S>(call.form, call.mask, layout, b);
-      for (int64_t j = b * HD; j < (b + 1) * HD; ++j)
-        scale[j] = count * (call.form.normalize ? inverse_square_sum(squares[j]) : S(1));
-    }
+    for (int64_t j = 0; j < B * HD; ++j) scale[j] = call.form.normalize ? inverse_square_sum(squares[j]) : S(1);
 
 #pragma omp for schedule(static)
     for (int64_t item = 0; item < items; ++item) {
@@ -144,7 +130,7 @@ int tssa_forward(const tost::Forward& call) {
       if constexpr (kBlock == 1)
         add_weighted_squares<T, kWidth>(first, rows, H, D, row_pi, sum);
       else
-        sum_products(blocks, work, first, rows, row_pi, static_cast<const S*>(nullptr), sum);
+        sum_products(blocks, work, first, rows, row_pi, sum);
       widen(sum, HP, parts + item * HP);
     }
     total_over_chunks(layout, parts + 0, HP, weighted);
@@ -260,10 +246,10 @@ int tssa_backward(const tost::Backward& call) {
     }
 #pragma omp for schedule(static)
     for (int64_t i = 0; i < B * H; ++i) {
-      const S m = mass[i] + S(kMassFloor), count = energy_scale<S>(call.form, call.mask, layout, i / H);
+      const S m = mass[i] + S(kMassFloor);
       S dm = 0;
       for (int64_t j = i * D; j < (i + 1) * D; ++j) {
-        q[j] = count * (call.form.normalize ? inverse_square_sum(squares[j]) : S(1));
+        q[j] = call.form.normalize ? inverse_square_sum(squares[j]) : S(1);
         if constexpr (kBlock != 1) continue;
         g[j] = m / (m + weighted[j]);
         dA[j] = g[j] * g[j] * dA[j] / m;
