@@ -43,12 +43,11 @@ class Gated {
   const S* tokens() const { return w_; }
   V gate(const Tile& tile, int64_t n) const { return read_lanes<S>(tile, write_ + n * blocks.lanes); }
 
-  // Zeros where there is no state before the sequence.
+  // Either may be null for zeros.
   void load_state(const Tile& tile, int64_t b, const S* mean, const S* covariance, V* state) const {
     fill_zero(state, state_size());
-    if (mean == nullptr) return;
-    blocks.load_features(tile, mean + b * HD, state);
-    blocks.load_products(tile, covariance + b * HP, state + g);
+    if (mean) blocks.load_features(tile, mean + b * HD, state);
+    if (covariance) blocks.load_products(tile, covariance + b * HP, state + g);
   }
   void store_state(const Tile& tile, int64_t b, const V* state, S* mean, S* covariance) const {
     blocks.store_features(tile, state, mean + b * HD);
