@@ -249,5 +249,5 @@ RULES: tuple[Rule, ...] = (
     _fits("num_classes", "has {} classes", "make it at least that", at_least=True),
     _fits("in_chans", "has images of {} channels"),
     Rule("model.image_size data", _takes_the_size),
-    Rule("model.max_length data model.position model.after_last_position", _is_long_enough),
+    Rule("model.max_length data model.position", _is_long_enough),
 )
