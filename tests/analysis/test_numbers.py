@@ -14,7 +14,7 @@ import tost
 import tost.analysis as analysis
 from tests.models.tiny import make_tiny, perturb
 from tost import objective
-from tost.analysis.heads import coherence_of, effective_rank, membership_at_length, moments
+from tost.analysis.heads import coherence_of, effective_rank, gains_of, membership_at_length
 from tost.analysis.rates import MEASURES, rates_of_tokens
 from tost.analysis.records import attention_layers
 from tost.errors import ConfigError
@@ -27,22 +27,31 @@ def test_rates_are_those_of_the_objective(n, d, K, seed, padded):
     p = int(torch.randint(1, d + 1, (), generator=generator))
     z = torch.randn(2, n, d, dtype=torch.float64, generator=generator)
     u = torch.randn(K, d, p, dtype=torch.float64, generator=generator)
-    pi = torch.randn(2, n, K, dtype=torch.float64, generator=generator).softmax(-1)
     mask = torch.rand(2, n, generator=generator) < 0.7 if padded else None
     w = torch.einsum("bnd,kdp->bnkp", z, u)
-    found = rates_of_tokens(z, w, pi, eps=0.7, mask=mask)
-    own = math.sqrt(d)
-    torch.testing.assert_close(found["variational"], objective.variational_compression(z, pi, u, own, mask=mask))
+    for g in [size for size in range(1, p + 1) if p % size == 0]:
+        attention = tost.TSSAttention(K * p, K)
+        attention.block_size = g
+        layer = analysis.AttentionLayer(0, "", attention, None)
+        statistics = layer.statistics(w, z, mask)
+        found = rates_of_tokens(z, statistics, eps=0.7)
+        expected = objective.variational_compression(z, statistics.pi, u, math.sqrt(d), mask=mask, block_size=g)
+        torch.testing.assert_close(found["variational"], expected, rtol=1e-6, atol=1e-6)  # a floor under masses
+    pi = statistics.pi
     torch.testing.assert_close(found["rate"], objective.coding_rate(z, 0.7, mask=mask))
     torch.testing.assert_close(found["compression"], objective.compression_rate(z, pi, 0.7, mask=mask))
     torch.testing.assert_close(found["reduction"], objective.rate_reduction(z, pi, 0.7, mask=mask))
-    assert (found["subspaces"] <= found["variational"] + 1e-9).all()
-    groups = [objective.compression_rate(w[:, :, k], pi[:, :, k : k + 1], math.sqrt(p), mask=mask) for k in range(K)]
-    torch.testing.assert_close(found["subspaces"], torch.stack(groups).sum(0))
-    for g in [size for size in range(1, p + 1) if p % size == 0]:
-        blocks = rates_of_tokens(z, w, pi, eps=0.7, mask=mask, block_size=g)
-        expected = objective.variational_compression(z, pi, u, own, mask=mask, block_size=g)
-        torch.testing.assert_close(blocks["variational"], expected)
+
+
+def test_rates_of_windows_are_log_determinants_about_the_mean():
+    layer = attention_layers(perturb(make_tiny("tost_lm_base_plus")))[0]
+    w, x = torch.randn(2, 6, 4, 4, dtype=torch.float64), torch.randn(2, 6, 16)
+    mask = torch.tensor([[True] * 6, [True] * 4 + [False] * 2])
+    found = layer.statistics(w, x, mask)
+    logs = torch.logdet(torch.eye(2) + found.blocks()).sum((-2, -1))
+    expected = torch.stack([logs[0].mean(), logs[1, :4].mean()]) / 2
+    torch.testing.assert_close(found.rate(), expected)
+    torch.testing.assert_close(rates_of_tokens(x, found)["variational"], expected)
 
 
 def test_rates_by_layer_are_those_of_the_stream():
@@ -144,8 +153,7 @@ TEXTS = ("coding-rate", "gains", "heads", "flattening", "state-memory")
 
 @pytest.mark.parametrize(
     ("model", "names"),
-    [("tost_mini", IMAGES), ("tost_lm_base_plus", TEXTS)],
-    ids=["images", "texts"],
+    [("tost_mini", IMAGES), ("tost_mini_plus", IMAGES), ("tost_lm_base", TEXTS), ("tost_lm_base_plus", TEXTS)],
 )
 def test_batches_of_1_and_64_agree(model, names):
     model = perturb(make_tiny(model)).double()
@@ -159,58 +167,76 @@ def test_batches_of_1_and_64_agree(model, names):
         close(found, expected, name)
 
 
-def test_gains_of_hand_made_tokens():
+def test_statistics_of_hand_made_tokens():
     layer = attention_layers(perturb(make_tiny("tost_mini")))[0]
-    w = torch.tensor([[[[1.0, 2.0]], [[3.0, 0.0]]]])  # two tokens, one head
-    pi = torch.tensor([[[0.25], [0.75]]])
-    expected = torch.tensor([(0.25 * 1 + 0.75 * 9), 0.25 * 4])
-    torch.testing.assert_close(moments(layer, w, pi).flatten(), expected)
+    w = torch.tensor([[[[1.0, 2.0]], [[3.0, 0.0]]]])  # two tokens, one head: memberships are 1
+    expected = torch.tensor([(1.0 + 9.0) / 2, 4.0 / 2])
+    found = layer.statistics(w, w.flatten(2))
+    torch.testing.assert_close(found.moments.flatten(), expected)
+    torch.testing.assert_close(found.gain()[0, 0, 0], 0.5 * (math.log(1 + 1 / 6) + torch.tensor(1 + 4 / 3).log()))
+    torch.testing.assert_close(found.rate(), 0.5 * expected.log1p().sum()[None])
     padded = torch.cat((w, torch.full((1, 1, 1, 2), math.nan)), dim=1)
-    mask = torch.tensor([[True, True, False]])
-    pi = torch.cat((pi, torch.zeros(1, 1, 1)), dim=1)
-    torch.testing.assert_close(moments(layer, padded, pi, mask).flatten(), expected)
+    found = layer.statistics(padded, padded.flatten(2), torch.tensor([[True, True, False]]))
+    torch.testing.assert_close(found.moments.flatten(), expected)
 
 
-@pytest.mark.parametrize("name", ["tost_mini", "tost_lm_base"])
-def test_gains_of_blocks_are_what_they_multiply_their_principal_directions_by(name):
-    layer = attention_layers(perturb(make_tiny(name, block_size=2)))[0]
-    w = torch.randn(1, 6, 4, 4, dtype=torch.float64)
-    pi = layer.membership(w).detach()
-    gains = 1 / (1 + moments(layer, w, pi))[0, -1].unflatten(-1, (2, 2))  # after the last token
-    blocks = w[0].unflatten(-1, (2, 2))
-    exact = torch.einsum("nh,nhki,nhkj->hkij", pi[0], blocks, blocks) / (pi[0].sum(0) + 1e-8)[:, None, None, None]
-    inverse = torch.linalg.inv(torch.eye(2) + exact)
+def test_gated_statistics_of_hand_made_tokens():
+    model = make_tiny("tost_lm_base_plus", num_heads=1, mixer_options={"block_size": 1}).double()
+    layer = attention_layers(model)[0]
+    with torch.no_grad():
+        layer.attention.proj_write.weight.zero_()
+        layer.attention.proj_write.bias.zero_()  # gates of 1/2
+    w = torch.zeros(1, 3, 1, 16, dtype=torch.float64)
+    w[0, :, 0, 0] = torch.tensor([1.0, 0.0, 4.0])
+    found = layer.statistics(w, torch.zeros(1, 3, 16, dtype=torch.float64))
+    weights = torch.tensor([1.0, 2.0, 4.0], dtype=torch.float64) / 7
+    torch.testing.assert_close(found.weights()[0, :, 0, 0], weights)
+    mean = (weights * w[0, :, 0, 0]).sum()
+    variance = (weights * (w[0, :, 0, 0] - mean).square()).sum()
+    assert found.mean[0, -1, 0, 0].item() == pytest.approx(mean.item())
+    assert found.moments[0, -1, 0, 0].item() == pytest.approx(variance.item())
+    gain = 0.5 * math.log(1 + (4 - mean) ** 2 / (1 + variance))
+    assert found.gain()[0, -1, 0].item() == pytest.approx(gain)
+    assert found.error()[0, :, 0, 0].tolist() == pytest.approx([1, -1, 4 - 1 / 3])
+    assert found.rate().item() == pytest.approx(found.moments[0, :, 0, 0].log1p().sum().item() / 6)
+
+
+def test_gains_of_blocks_are_what_they_multiply_their_principal_directions_by():
+    layer = attention_layers(perturb(make_tiny("tost_mini_plus")))[0]
+    found = layer.statistics(torch.randn(1, 6, 4, 4, dtype=torch.float64), torch.randn(1, 6, 16))
+    gains = gains_of(found.blocks())[0, -1].unflatten(-1, (2, 2))
+    inverse = torch.linalg.inv(torch.eye(2) + found.blocks()[0, -1])
     torch.testing.assert_close(gains.prod(-1), torch.linalg.det(inverse))
     torch.testing.assert_close(gains.sum(-1), inverse.diagonal(dim1=-2, dim2=-1).sum(-1))
     assert (gains[..., 0] <= gains[..., 1]).all()
 
 
 def test_gains_keep_the_moments_behind_them():
-    model = perturb(make_tiny("tost_mini", block_size=2))
+    model = perturb(make_tiny("tost_mini_plus"))
     found = analysis.gains_by_layer(model, [torch.randn(1, 3, 16, 16)])
     eigenvalues = torch.linalg.eigvalsh(found.moments).flip(-1).flatten(-2)
     torch.testing.assert_close(1 / (1 + eigenvalues), found.mean)
     assert found.correlations().diagonal(dim1=-2, dim2=-1).allclose(torch.ones(()).double())
 
 
-@pytest.mark.parametrize("count_scaled", [False, True])
-def test_longer_sequences_are_repeated_ones(count_scaled):
-    layer = attention_layers(perturb(make_tiny("tost_mini", count_scaled=count_scaled)))[0]
+@pytest.mark.parametrize("normalize", [False, True])
+def test_longer_sequences_are_repeated_ones(normalize):
+    layer = attention_layers(perturb(make_tiny("tost_mini", normalize=normalize)))[0]
     w = torch.randn(2, 6, 4, 4)
     found = membership_at_length(layer, w, 3.0).detach()
     expected = layer.membership(w.repeat(1, 3, 1, 1)).detach()[:, :6]
     torch.testing.assert_close(found, expected)
 
 
-def test_memberships_flatten_unless_energies_are_scaled():
-    images = [torch.randn(4, 3, 32, 32)]
-    plain, scaled = (
-        analysis.membership_flattening(make_tiny("tost_mini", count_scaled=flag), images) for flag in (False, True)
-    )
-    assert plain.lengths == (4, 16, 64, 256, 1024, 4096)
-    ratio = plain.deviation[:, -1] / plain.deviation[:, -2]
+def test_memberships_flatten_and_shares_of_windows_do_not():
+    found = analysis.membership_flattening(make_tiny("tost_mini"), [torch.randn(4, 3, 32, 32)])
+    assert found.lengths == (4, 16, 64, 256, 1024, 4096)
+    ratio = found.deviation[:, -1] / found.deviation[:, -2]
     torch.testing.assert_close(ratio, torch.full_like(ratio, 0.25), rtol=0.02, atol=0)
-    torch.testing.assert_close(scaled.deviation[:, -1], scaled.deviation[:, 2])
+    torch.manual_seed(0)
+    ids = torch.randint(11, (4, 256))
+    found = analysis.membership_flattening(make_tiny("tost_lm_base_plus", position="none"), [ids])
+    assert (found.deviation[:, -1] > 0.5 * found.deviation[:, 2]).all()
 
 
 def test_effective_rank():
@@ -250,25 +276,44 @@ def test_heads_add_up():
     assert (found.entropy <= 1 + 1e-6).all()
 
 
-def test_state_forgets_as_its_decay_says():
-    model = make_tiny("tost_lm_base", forget=True, position="none")
+@pytest.mark.parametrize("gate", [0.2, 0.5])
+def test_windows_fade_as_their_gates_say(gate):
+    model = make_tiny("tost_lm_base_plus", position="none")
     with torch.no_grad():
         for block in model.blocks:
-            block.attention.proj_in.weight.zero_()  # memberships are then uniform
-            block.attention.decay_logit.fill_(math.log(0.8 / 0.2))
+            block.attention.proj_write.weight.zero_()
+            block.attention.proj_write.bias.fill_(math.log(gate / (1 - gate)))
     found = analysis.state_memory(model, [torch.randint(11, (3, 20))])
-    expected = torch.tensor([(1 - 0.8**k) / (1 - 0.8**20) for k in found.recent], dtype=torch.float64)
+    kept = 1 - gate
+    expected = torch.tensor([(1 - kept**k) / (1 - kept**20) for k in found.recent], dtype=torch.float64)
     torch.testing.assert_close(found.mass, expected.expand(2, 4, -1), rtol=0, atol=1e-6)
-    torch.testing.assert_close(found.decay_half_life, torch.full((2, 4), math.log(0.5) / math.log(0.8)).double())
-    assert found.half_life.unique().tolist() == [4]  # three hold 0.494
+    assert found.gated
+    assert found.half_life.shape == (2, 4, 2)  # two blocks of two features
+    assert found.half_life.unique().tolist() == [{0.2: 4, 0.5: 1}[gate]]  # three hold 0.494 in the first
 
 
-def test_state_without_forgetting_holds_all_alike():
+def test_new_windows_have_the_half_lives_that_they_start_with():
+    model = make_tiny("tost_lm_base_plus", position="none", mixer_options={"block_size": 1}, max_length=64)
+    found = analysis.state_memory(model, [torch.randint(11, (2, 512))])
+    expected = torch.tensor([4.0, 64 ** (1 / 3) * 4 ** (2 / 3), 64 ** (2 / 3) * 4 ** (1 / 3), 64.0]).double()
+    torch.testing.assert_close(found.half_life.double().mean((0, 1)), expected, rtol=0.3, atol=1)
+
+
+def test_state_without_windows_holds_all_alike():
     model = make_tiny("tost_lm_base", position="none")
     with torch.no_grad():
         for block in model.blocks:
             block.attention.proj_in.weight.zero_()
     found = analysis.state_memory(model, [torch.randint(11, (2, 16))])
-    assert not found.forgets
-    assert found.half_life.unique().tolist() == [8]
-    assert found.to_json()["decay_half_life"] == [[None] * 4] * 2
+    assert not found.gated
+    assert found.half_life.tolist() == [[[8]] * 4] * 2
+
+
+def test_a_mean_predicts_tokens_that_repeat():
+    model = make_tiny("tost_lm_base_plus", position="none")
+    same, other = torch.full((2, 200), 3), torch.randint(11, (2, 200))
+    repeated, mixed = (analysis.head_usage(model, [ids]) for ids in (same, other))
+    assert (repeated.predicted > 0.9).all()
+    assert (repeated.predicted > mixed.predicted).all()
+    assert (repeated.gain < mixed.gain).all()
+    assert not analysis.head_usage(make_tiny("tost_lm_base"), [same[:, :24]]).predicted.any()

@@ -17,7 +17,7 @@ import tost.analysis as analysis
 import timm
 from timm.models.xcit import Xcit
 
-from tests.models.tiny import make_tiny, perturb
+from tests.models.tiny import PLUS, make_tiny, perturb
 from tost.analysis.class_attention import class_attention_layers, keep_mass
 from tost.analysis.maps import agreement, foreground_by_border, otsu
 from tost.analysis.records import run_batch
@@ -125,22 +125,23 @@ def test_membership_maps_are_the_memberships():
     with torch.no_grad(), analysis.capture(model) as records:
         run_batch(model, x)
     for i, record in enumerate(records):
-        expected = record.membership()[:4].mT.unflatten(2, (8, 8))
+        expected = record.share()[:4].mT.unflatten(2, (8, 8))
         torch.testing.assert_close(result.maps[:, i], expected)
     assert (result.images, len(result.pixels)) == (5, 4)
     torch.testing.assert_close(result.maps.sum(2), torch.ones(4, 2, 8, 8))
     known = torch.zeros(5, 8, 8, dtype=torch.bool)
     known[:, :, :4] = True
     told = analysis.membership_maps(model, [x], foreground=known, layers=[1])
-    area = [agreement(pi.mT, known[0].flatten())[0] for pi in records[1].membership()]
+    area = [agreement(pi.mT, known[0].flatten())[0] for pi in records[1].share()]
     torch.testing.assert_close(told.area[0], torch.stack(area).mean(0))
     assert result.at(-1).layers == (1,)
     with pytest.raises(ConfigError, match="not among"):
         told.at(0)
 
 
-def test_text_memberships_in_rows():
-    model = perturb(make_tiny("tost_lm_base")).eval()
+@pytest.mark.parametrize("name", ["tost_lm_base", "tost_lm_base_plus"])
+def test_text_memberships_in_rows(name):
+    model = perturb(make_tiny(name)).eval()
     ids = torch.randint(11, (7,))
     result = analysis.text_memberships(model, ids, "abc\ndef")
     rows = result.rows()
@@ -158,9 +159,19 @@ def samples_of(model):
     return analysis.Samples(train=[ids], validation=[ids], text=(ids[:1], [chr(97 + i) for i in ids[0].tolist()]))
 
 
-@pytest.mark.parametrize("name", ["tost_mini", "tost_lm_base_plus"])
-def test_every_analysis_is_drawn_and_becomes_data(name):
-    model = perturb(make_tiny(name, depth=1))
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("tost_mini", {}),
+        ("tost_mini_plus", {}),
+        ("tost_lm_base", {}),
+        ("tost_lm_base_plus", {}),
+        ("tost_sequence", {"input": "tokens", "vocab_size": 11}),
+        ("tost_sequence", {"input": "tokens", "vocab_size": 11, **PLUS}),
+    ],
+)
+def test_every_analysis_is_drawn_and_becomes_data(name, options):
+    model = perturb(make_tiny(name, depth=1, **options))
     samples, control = samples_of(model), analysis.control_of(model)
     for each in analysis.applicable(model):
         result = analysis.analyze(each, model, samples, control=control)
@@ -196,6 +207,8 @@ def test_unwritable_folder_is_named(tmp_path):
 def test_what_applies_and_what_does_not():
     language = make_tiny("tost_lm_base")
     assert "state-memory" in analysis.applicable(language)
+    assert analysis.applicable(make_tiny("tost_lm_base_plus")) == analysis.applicable(language)
+    assert analysis.applicable(make_tiny("tost_mini_plus")) == analysis.applicable(make_tiny("tost_mini"))
     with pytest.raises(ConfigError, match=r"class-attention does not apply to LanguageToST.*These do: coding-rate"):
         analysis.analyze("class-attention", language, analysis.Samples())
     assert analysis.applicable(make_tiny("vit_mini")) == ["class-attention"]

@@ -8,21 +8,23 @@ from torch import nn
 
 import tost
 import tost.analysis as analysis
-from tests.models.tiny import example, make_tiny, perturb
-from tost.analysis.heads import moments
+from tests.models.tiny import PLUS, example, make_tiny, perturb
 from tost.analysis.records import choose, run_batch
 from tost.errors import ConfigError
 from tost.nn import Block, PaperForm
 from tost.nn.block import with_neighbours
+from tost.ops._blocks import shrink
 
 KINDS = {
     "vision": ("tost_mini", {}),
     "ablation": ("tost_mini", {"normalize": False}),
-    "vision options": ("tost_mini", {"gate": True, "count_scaled": True, "conv_width": 3}),
+    "vision plus": ("tost_mini_plus", {}),
     "language": ("tost_lm_base", {}),
-    "language options": ("tost_lm_base_plus", {}),
+    "language plus": ("tost_lm_base_plus", {}),
     "no positions": ("tost_lm_base", {"position": "none"}),
+    "gated features": ("tost_lm_base_plus", {"mixer_options": {"block_size": 1}}),
     "classifier": ("lra_listops", {}),
+    "classifier plus": ("tost_sequence", PLUS),
     "post norm": ("lra_listops", {"norm": "post"}),
 }
 PLACES = ("tokens", "input", "attention", "output")
@@ -65,26 +67,71 @@ def test_hooks_are_gone_after_an_exception(model):
     assert model.training
 
 
+def operate(attention, w, x, mask=None):
+    """The operator of a layer, and its memberships if it has any."""
+    if isinstance(attention, tost.GatedTSSAttention):
+        return tost.gated_tssa(w, attention.write(x), mask=mask), None
+    if isinstance(attention, tost.CausalTSSAttention):
+        arguments = (w, attention.temperature, attention.bias())
+        return tost.causal_tssa(*arguments, mask=mask), tost.causal_membership(*arguments, mask=mask)
+    options = {"normalize": attention.normalize, "mask": mask}
+    y = tost.tssa(w, attention.temperature, block_size=attention.block_size, **options)
+    return y, tost.membership(w, attention.temperature, **options)
+
+
+@pytest.mark.parametrize("padding", [False, True], ids=["whole", "padded"])
 @torch.no_grad()
-def test_membership_and_tokens_are_those_of_the_operator(model):
+def test_statistics_are_those_of_the_operator(model, padding):
+    x = example(model)
+    mask = None
+    if padding and not hasattr(model.options, "in_chans"):
+        mask = torch.tensor([[True] * 9, [False] * 2 + [True] * 5 + [False] * 2])
+    with analysis.capture(model) as records:
+        run_batch(model, {"inputs": x, "mask": mask})
+    for record in records:
+        found = record.statistics()
+        y, pi = operate(record.layer.attention, record.tokens, record.x, mask)
+        assert (pi is None) == (found.pi is None) == record.layer.is_gated
+        weight = 1 if pi is None else found.pi.unsqueeze(-1)
+        torch.testing.assert_close(-weight * shrink(found.deviation(), found.moments, found.block_size), y)
+        assert pi is None or torch.equal(record.share(), pi)
+        real = torch.ones(found.w.shape[:2]) if mask is None else mask.float()
+        torch.testing.assert_close(found.share().sum(-1), real)
+        assert (found.share() >= 0).all()
+        assert not found.gain()[real == 0].any()
+        torch.testing.assert_close(found.weights().sum(1), torch.ones(found.weights()[:, 0].shape))
+
+
+@torch.no_grad()
+def test_gain_is_what_one_more_token_adds_to_the_coding_rate(model):
     with analysis.capture(model) as records:
         model(example(model))
     for record in records:
-        attention, w = record.layer.attention, record.tokens
-        scaled = attention.extensions.count_scaled
-        pi = record.membership()
-        if attention.causal:
-            options = {"count_scaled": scaled, "decay": attention.decay()}
-            expected = tost.causal_membership(w, attention.temperature, attention.position_bias, **options)
-            y = tost.causal_tssa(w, attention.temperature, attention.position_bias, **options)
-        else:
-            options = {"count_scaled": scaled, "normalize": attention.normalize}
-            expected = tost.membership(w, attention.temperature, **options)
-            y = tost.tssa(w, attention.temperature, **options)
-        assert torch.equal(pi, expected)
-        torch.testing.assert_close(pi.sum(-1), torch.ones(pi.shape[:2]))
-        moment = moments(record.layer, w, pi)
-        torch.testing.assert_close(y, -pi.unsqueeze(-1) * w / (1 + moment))
+        found = record.statistics()
+        u = found.deviation().unflatten(-1, (-1, found.block_size))
+        eye = torch.eye(found.block_size)
+        with_token = torch.logdet(eye + found.blocks() + u.unsqueeze(-1) * u.unsqueeze(-2))
+        expected = 0.5 * (with_token - torch.logdet(eye + found.blocks())).sum(-1)
+        torch.testing.assert_close(found.gain(), expected, rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.parametrize("size", [1, 2])
+@torch.no_grad()
+def test_windows_are_weighted_means_and_covariances(size):
+    model = perturb(make_tiny("tost_lm_base_plus", mixer_options={"block_size": size})).double().eval()
+    with analysis.capture(model) as records:
+        model(example(model))
+    for record in records:
+        found = record.statistics()
+        weight = found.weights()  # [B, N, H, P]
+        w = found.w.unflatten(-1, (-1, size))
+        mean = (weight.unsqueeze(-1) * w).sum(1)
+        torch.testing.assert_close(found.mean[:, -1], mean.flatten(-2))
+        away = w - mean.unsqueeze(1)
+        torch.testing.assert_close(found.blocks()[:, -1], torch.einsum("bnhp,bnhpi,bnhpj->bhpij", weight, away, away))
+        before = found.w - found.error()
+        torch.testing.assert_close(before[:, 1:], found.mean[:, :-1])
+        assert not before[:, 0].any()
 
 
 @torch.no_grad()
@@ -103,7 +150,7 @@ def test_stream_is_that_of_the_blocks(model):
         torch.testing.assert_close(expected if block.norm == "pre" else block.norm1(expected), record.attention)
 
 
-@pytest.mark.parametrize("model", [kind for kind in KINDS if KINDS[kind][0] != "tost_mini"], indirect=True)
+@pytest.mark.parametrize("model", [kind for kind in KINDS if "mini" not in KINDS[kind][0]], indirect=True)
 @torch.no_grad()
 def test_padding_is_known(model):
     x = example(model, length=6)
@@ -112,7 +159,7 @@ def test_padding_is_known(model):
         run_batch(model, {"inputs": x, "mask": mask, "targets": x})
     for record in records:
         assert torch.equal(record.mask, mask)
-        assert not record.membership()[~mask].any()
+        assert not record.share()[~mask].any()
 
 
 @torch.no_grad()

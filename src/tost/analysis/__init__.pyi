@@ -19,6 +19,7 @@ from tost.analysis.rates import coding_rate_by_layer as coding_rate_by_layer
 from tost.analysis.rates import rates_of_tokens as rates_of_tokens
 from tost.analysis.records import AttentionLayer as AttentionLayer
 from tost.analysis.records import LayerRecord as LayerRecord
+from tost.analysis.records import Statistics as Statistics
 from tost.analysis.records import attention_layers as attention_layers
 from tost.analysis.records import capture as capture
 from tost.analysis.records import observe as observe

@@ -4,7 +4,8 @@ TSSA scales direction d of head h by its gain ``D[h, d] = 1 / (1 + moment[h, d])
 where the group has little energy, near 0 where it has much. The attention subtracts the scaled tokens (before the
 output projection), so a direction with D near 0 is kept, and one with D near 1 is suppressed, by its membership.
 Where statistics are in blocks of features, the directions of a head are the principal ones of each block, the
-largest moment first: a block scales tokens along them by ``1 / (1 + eigenvalue)``.
+largest moment first: a block scales tokens along them by ``1 / (1 + eigenvalue)``. In gated layers moments are about
+the mean of a window, and the share of a head in the coding-rate gain of a token stands for its membership.
 """
 
 from __future__ import annotations
@@ -21,13 +22,8 @@ from torch import Tensor, nn
 from tost.analysis.records import AttentionLayer, Batch, LayerRecord, select_layers, sum_by_layer
 from tost.analysis.result import Result, entropy, grid_rows, span
 from tost.errors import ConfigError
-from tost.nn import CausalTSSAttention
 from tost.ops import membership
-from tost.ops._blocks import matrices
-from tost.ops._inputs import causal_form
-from tost.ops._numerics import zero_padding
-from tost.ops.form import Form
-from tost.ops.pytorch import causal_moments, group_moments
+from tost.ops._numerics import num_tokens, zero_padding
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -40,14 +36,19 @@ MOST_RANGES = 64
 class HeadUsage(Result):
     """Usage, temperature and rank of the heads of every layer.
 
+    A head's share in a token is its membership; in gated layers, its share of the coding-rate gain.
+
     Attributes:
         layers: Numbers of the layers.
-        usage: Share of all memberships that a head gets, ``[L, H]``; they add up to 1 over H.
-        hard: Share of the tokens whose largest membership is the head's, ``[L, H]``.
-        temperature: Learned multiplier of the head's energy, ``[L, H]``.
-        rank: Effective rank of the head's group, ``[L, H]``, from 1 to D: the exponential of the entropy of the
-            eigenvalues of ``sum_n pi[n] w_n w_n^T`` over all samples.
-        entropy: Mean entropy of a token's membership, ``[L]``; 1 is uniform.
+        usage: Mean share of a head in the tokens, ``[L, H]``; they add up to 1 over H.
+        hard: Share of the tokens in which the head has the largest share, ``[L, H]``.
+        temperature: Learned multiplier of the head's energy, ``[L, H]``; NaN in gated layers.
+        rank: Effective rank of the head's tokens, ``[L, H]``, from 1 to D: the exponential of the entropy of the
+            eigenvalues of ``sum_n share[n] u_n u_n^T`` over all samples, u the deviation from the mean.
+        gain: Mean coding-rate gain of a token, ``[L, H]``, in nats; see `tost.analysis.Statistics.gain`.
+        predicted: Share of the tokens' squares that the mean of the window before them predicts, ``[L, H]``, below 0
+            if it is worse than no prediction; 0 in layers without windows.
+        entropy: Mean entropy of the shares in a token, ``[L]``; 1 is uniform.
         head_dim: D.
         samples: How many samples.
     """
@@ -58,6 +59,8 @@ class HeadUsage(Result):
     hard: Tensor
     temperature: Tensor
     rank: Tensor
+    gain: Tensor
+    predicted: Tensor
     entropy: Tensor
     head_dim: int
     samples: int
@@ -69,35 +72,47 @@ class HeadUsage(Result):
             "hard_share": self.hard,
             "temperature": self.temperature,
             "effective_rank": self.rank,
+            "coding_rate_gain": self.gain,
+            "predicted": self.predicted,
             "entropy_of_layer": self.entropy,
         }
         return grid_rows({"layer": self.layers, "head": range(self.usage.shape[1])}, values)
 
+    def _own(self) -> tuple[str, Tensor]:
+        """Return the number that only this kind of layer has: the temperature, or what windows predict."""
+        if self.temperature.isnan().any():
+            return "share predicted by the window's mean", self.predicted
+        return "temperature", self.temperature
+
     def summary(self) -> dict[str, Any]:
         """Return the extremes."""
+        own, values = self._own()
         return {
             "usage of a head, least and most": span(self.usage, ".4g"),
-            "temperature, least and most": span(self.temperature, ".4g"),
-            f"effective rank of a head's group (of {self.head_dim}), least and most": span(self.rank, ".4g"),
-            "entropy of memberships, least and most of a layer (1 = uniform)": span(self.entropy, ".4g"),
+            f"{own}, least and most": span(values, ".4g"),
+            "coding-rate gain of a token in a head, least and most (nats)": span(self.gain, ".4g"),
+            f"effective rank of a head's tokens (of {self.head_dim}), least and most": span(self.rank, ".4g"),
+            "entropy of shares, least and most of a layer (1 = uniform)": span(self.entropy, ".4g"),
         }
 
     def figure(self) -> Figure:
-        """Draw usage, hard share, temperature and rank of every head; the entropy stands beside the layer."""
+        """Draw five numbers of every head; the entropy stands beside the layer."""
         from tost.analysis import plots
 
         heads = self.usage.shape[1]
+        own, values = self._own()
         tables = {
             f"usage (equal: {1 / heads:.3g})": (self.usage, 2 / heads),
             "share of tokens with it as largest": (self.hard, 2 / heads),
-            "temperature": (self.temperature, None),
+            own: (values, None),
             f"effective rank (of {self.head_dim})": (self.rank, self.head_dim),
+            "coding-rate gain of a token (nats)": (self.gain, self.gain.max().item()),
         }
-        figure, panels = plots.panels(4, 2, 4.4, max(2.4, 0.3 * len(self.layers) + 0.8))
+        figure, panels = plots.panels(5, 2, 4.4, max(2.4, 0.3 * len(self.layers) + 0.8))
         rows = [f"{layer} ({entropy:.3f})" for layer, entropy in zip(self.layers, self.entropy.tolist(), strict=True)]
-        for axes, (title, (values, top)) in zip(panels, tables.items(), strict=True):
-            plots.draw_table(axes, title, values.numpy(), rows, top)
-        figure.supylabel("layer (entropy of its memberships; 1 = uniform)", fontsize=plots.LABEL)
+        for axes, (title, (table, top)) in zip(panels, tables.items(), strict=True):
+            plots.draw_table(axes, title, table.numpy(), rows, top)
+        figure.supylabel("layer (entropy of its shares; 1 = uniform)", fontsize=plots.LABEL)
         figure.suptitle(f"The heads, over {self.samples} samples", fontsize=plots.TITLE)
         return figure
 
@@ -136,20 +151,24 @@ def head_usage(model: nn.Module, batches: Iterable[Batch], *, layers: Sequence[i
     """
 
     def measure(record: LayerRecord) -> tuple[Tensor, ...]:
-        pi = record.membership().double()
-        real = torch.ones(pi.shape[:2], dtype=torch.bool, device=pi.device) if record.mask is None else record.mask
-        w = zero_padding(record.stream("tokens").double(), record.mask)
-        hard = F.one_hot(pi.argmax(dim=-1), pi.shape[-1]) * real.unsqueeze(-1)
-        moment = torch.einsum("bnh,bnhi,bnhj->hij", pi, w, w)
-        return pi.sum((0, 1)), hard.sum((0, 1)), entropy(pi)[real].sum(), real.sum(), moment
+        found = record.statistics()
+        share, u, tokens = found.share().double(), found.deviation().double(), num_tokens(found.w, found.mask)
+        hard = zero_padding(F.one_hot(share.argmax(dim=-1), share.shape[-1]), found.mask)
+        moment = torch.einsum("bnh,bnhi,bnhj->hij", share, u, u)
+        squares = [x.double().square().sum((0, 1, 3)) for x in (found.error(), found.w)]
+        sums = share.sum((0, 1)), hard.sum((0, 1)), found.gain().double().sum((0, 1)), *squares
+        return *sums, entropy(share).sum(), tokens.sum(), moment
 
-    chosen, (usage, hard, spread, tokens, moment), samples = sum_by_layer(model, batches, measure, layers=layers)
+    chosen, sums, samples = sum_by_layer(model, batches, measure, layers=layers)
+    usage, hard, gain, error, squares, spread, tokens, moment = sums
     return HeadUsage(
         tuple(layer.index for layer in chosen),
         usage=usage / tokens[:, None],
         hard=hard.double() / tokens[:, None],
         temperature=torch.stack([layer.temperatures().double().cpu() for layer in chosen]),
         rank=effective_rank(moment),
+        gain=gain / tokens[:, None],
+        predicted=1 - error / squares.clamp_min(1e-300),
         entropy=spread / tokens,
         head_dim=chosen[0].attention.head_dim,
         samples=samples,
@@ -158,15 +177,14 @@ def head_usage(model: nn.Module, batches: Iterable[Batch], *, layers: Sequence[i
 
 @dataclass(frozen=True)
 class Flattening(Result):
-    """Memberships against the number of tokens.
+    """Memberships, or in gated layers shares of the coding-rate gain, against the number of tokens.
 
     Attributes:
         causal: Whether length means the position in a sequence; otherwise it is the number of tokens of the whole.
         layers: Numbers of the layers.
         lengths: Numbers of tokens; in a causal model, the middle of a range of positions.
-        entropy: Mean entropy of a token's membership, ``[L, lengths]``; 1 is uniform.
-        deviation: Mean over tokens of the largest difference between a membership and 1/H, ``[L, lengths]``.
-        count_scaled: Whether the layers multiply their energies by the number of tokens.
+        entropy: Mean entropy of a token's shares, ``[L, lengths]``; 1 is uniform.
+        deviation: Mean over tokens of the largest difference between a share and 1/H, ``[L, lengths]``.
         samples: How many samples.
     """
 
@@ -176,7 +194,6 @@ class Flattening(Result):
     lengths: tuple[float, ...]
     entropy: Tensor
     deviation: Tensor
-    count_scaled: bool
     samples: int
 
     def rows(self) -> list[dict[str, Any]]:
@@ -191,7 +208,6 @@ class Flattening(Result):
         return {
             f"largest |pi - 1/H| of a token, mean over layers, at {first:g} tokens": float(f"{mean[0].item():.3g}"),
             f"the same at {last:g} tokens": float(f"{mean[-1].item():.3g}"),
-            "energies are multiplied by the number of tokens": "yes" if self.count_scaled else "no",
         }
 
     def figure(self) -> Figure:
@@ -209,9 +225,8 @@ class Flattening(Result):
         axes.plot(self.lengths[peak:], reference, color="0.5", linestyle=":", label="falls as 1/tokens")
         axes.set_yscale("log")
         plots.log_tokens(axes)
-        scaled = "energies times the number of tokens" if self.count_scaled else "normalized energies"
         unit = "position" if self.causal else "tokens in the sequence"
-        title = f"Distance from uniform memberships\n({scaled}, {self.samples} samples)"
+        title = f"Distance from uniform shares ({self.samples} samples)"
         plots.finish(axes, title=title, x=unit, y="largest |π - 1/H| of a token, mean")
         axes.legend(frameon=False, fontsize=plots.TICK)
         return figure
@@ -229,11 +244,10 @@ def membership_at_length(layer: AttentionLayer, w: Tensor, factor: float) -> Ten
     Returns:
         pi of those tokens, ``[B, n, H]``.
     """
-    attention = layer.attention
     if factor <= 1:
         count = max(1, round(factor * w.shape[1]))
         return layer.membership(w[:, torch.linspace(0, w.shape[1] - 1, count).round().long()])
-    if attention.extensions.count_scaled or not attention.normalize:
+    if not getattr(layer.attention, "normalize", False):
         return layer.membership(w)
     return membership(w, layer.temperatures() / factor)
 
@@ -248,8 +262,7 @@ def membership_flattening(
     """Measure how memberships flatten as sequences get longer.
 
     Energies are shares: over the n tokens they sum to D, so that logits fall as ``temperature * D / n`` and memberships
-    tend to 1/H, unless the temperature grows or the energies are multiplied by the number of tokens
-    (``Extensions(count_scaled=True)``).
+    tend to 1/H, unless the temperature grows. Gated windows do not depend on the number of tokens.
 
     Args:
         model: Any model with TSSA layers.
@@ -267,7 +280,7 @@ def membership_flattening(
         >>> tost.analysis.membership_flattening(model, [torch.randn(4, 3, 32, 32)]).lengths
         (4.0, 16.0, 64.0, 256.0, 1024.0, 4096.0)
     """
-    causal = isinstance(select_layers(model, layers)[0].attention, CausalTSSAttention)
+    causal = select_layers(model, layers)[0].is_causal
     length = 0
 
     def measure(record: LayerRecord) -> tuple[Tensor]:
@@ -275,7 +288,7 @@ def membership_flattening(
         w = record.stream("tokens")
         length = max(length, w.shape[1])
         if causal:
-            numbers = _by_position(record.membership().double(), record.mask)
+            numbers = _by_position(record.share().double(), record.mask)
             return (F.pad(numbers, (0, 0, 0, MOST_RANGES - len(numbers))),)
         if record.mask is not None and not record.mask.all():
             raise ConfigError("flattening is measured on whole samples, but these are padded; leave padded ones out.")
@@ -287,13 +300,12 @@ def membership_flattening(
         lengths = tuple(math.sqrt(2**i * min(2 ** (i + 1) - 1, length)) for i in range(table.shape[1]))
     else:
         lengths = tuple(float(max(1, round(factor * length))) for factor in factors)
-    scaled = any(layer.attention.extensions.count_scaled for layer in chosen)
     entropies, deviations = (table[..., i] / table[..., 2] for i in range(2))
-    return Flattening(causal, tuple(layer.index for layer in chosen), lengths, entropies, deviations, scaled, samples)
+    return Flattening(causal, tuple(layer.index for layer in chosen), lengths, entropies, deviations, samples)
 
 
 def _sums(pi: Tensor) -> Tensor:
-    """Return the sums over tokens pi [tokens, H] of the entropy and the deviation, and their number, [3]."""
+    """Return the sums over tokens pi [..., H] of the entropy and the deviation, and their number, [3]."""
     flat = pi.flatten(0, -2)
     deviation = (flat - 1 / flat.shape[-1]).abs().amax(dim=-1)
     return torch.stack((entropy(flat).sum(), deviation.sum(), flat.new_tensor(len(flat)))).cpu()
@@ -316,8 +328,9 @@ class Gains(Result):
         mean: Mean of D over the samples, ``[L, H, D]``; in causal layers over the tokens of each sample, too.
         deviation: Standard deviation of D from sample to sample, ``[L, H, D]``: how much it depends on the data.
         samples: How many samples.
-        moments: The statistics behind D: second moments of the groups, ``[L, H, D / g, g, g]`` for blocks of g
-            features, mean over the samples; in causal layers those after the last token.
+        moments: The statistics behind D: second moments of the groups, or covariances of gated windows,
+            ``[L, H, D / g, g, g]`` for blocks of g features, mean over the samples; in causal layers those after the
+            last token.
     """
 
     name: ClassVar[str] = "gains"
@@ -365,48 +378,14 @@ class Gains(Result):
         return figure
 
 
-def moment_blocks(
-    layer: AttentionLayer, w: Tensor, pi: Tensor, mask: Tensor | None = None, decay: Tensor | None = None
-) -> Tensor:
-    """Return the second moments of the groups that a layer uses, a matrix for each block of g features.
-
-    Args:
-        layer: The layer.
-        w: Projected tokens, ``[B, N, H, D]``.
-        pi: Their memberships, ``[B, N, H]``.
-        mask: Real tokens, bool ``[B, N]``.
-        decay: Decays of the tokens in a layer that sets them from the data; None for tokens of zeros.
+def gains_of(blocks: Tensor) -> Tensor:
+    """Return D along the principal directions of moments ``[..., D / g, g, g]``, the least first in each block.
 
     Returns:
-        ``[B, 1, H, D / g, g, g]``, or in a causal layer for every token, ``[B, N, H, D / g, g, g]``.
+        ``[..., D]``.
     """
-    extensions = layer.attention.extensions
-    g, options = extensions.block_size, extensions.operator_options()
-    if isinstance(layer.attention, CausalTSSAttention):
-        decay = layer.decay_of(w) if decay is None else decay
-        found = causal_moments(w, pi, mask, decay, causal_form(decay, **options))
-    else:
-        found = group_moments(w, pi, mask, Form(**options))
-    return matrices(found, w.shape[-1], g)
-
-
-def moments(
-    layer: AttentionLayer, w: Tensor, pi: Tensor, mask: Tensor | None = None, decay: Tensor | None = None
-) -> Tensor:
-    """Return the second moments along the principal directions of each block, largest first; see `moment_blocks`.
-
-    Returns:
-        ``[B, 1, H, D]``, or in a causal layer for every token, ``[B, N, H, D]``.
-    """
-    return _principal(moment_blocks(layer, w, pi, mask, decay))
-
-
-def _principal(blocks: Tensor) -> Tensor:
-    """Return the eigenvalues of the blocks ``[..., D / g, g, g]``, largest first in each, ``[..., D]``."""
-    if blocks.shape[-1] == 1:
-        return blocks.flatten(-3)
-    eigenvalues: Tensor = torch.linalg.eigvalsh(blocks)
-    return eigenvalues.clamp_min(0).flip(-1).flatten(-2)
+    moments = blocks.squeeze(-1) if blocks.shape[-1] == 1 else torch.linalg.eigvalsh(blocks).clamp_min(0).flip(-1)
+    return 1 / (1 + moments.flatten(-2))
 
 
 def gains_by_layer(model: nn.Module, batches: Iterable[Batch], *, layers: Sequence[int] | None = None) -> Gains:
@@ -420,10 +399,10 @@ def gains_by_layer(model: nn.Module, batches: Iterable[Batch], *, layers: Sequen
     """
 
     def measure(record: LayerRecord) -> tuple[Tensor, ...]:
-        w, mask = record.stream("tokens"), record.mask
-        blocks = moment_blocks(record.layer, w, record.membership(), mask, record.decay).double()
-        gain = 1 / (1 + _principal(blocks))  # [B, 1 or N, H, D]
-        if gain.shape[1] > 1 and mask is not None:
+        found = record.statistics()
+        blocks = found.blocks().double()
+        gain, mask = gains_of(blocks), found.mask  # [B, 1 or N, H, D]
+        if record.layer.is_causal and mask is not None:
             each = zero_padding(gain, mask).sum(dim=1) / mask.sum(dim=1).clamp_min(1)[:, None, None]
         else:
             each = gain.mean(dim=1)

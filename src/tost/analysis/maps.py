@@ -270,7 +270,7 @@ def membership_maps(
     maps: dict[int, Tensor] = {}
 
     def visit(record: LayerRecord) -> None:
-        pi = record.membership()
+        pi = record.share()
         side = math.isqrt(pi.shape[1])
         if record.grid is None and side * side != pi.shape[1]:
             raise ConfigError(f"{pi.shape[1]} tokens form no square, and the model has no attribute for their grid.")

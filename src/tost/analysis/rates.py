@@ -5,14 +5,17 @@ w. With n_k the mass of group k and s_k its second moment in the layer's coordin
 
     variational   R_c^var = 1/2 sum_k n_k/n sum_i log(1 + s_k[i])                 what TSSA takes a gradient step on;
                   with blocks of features, a log-determinant for each of them
-    subspaces     1/2 sum_k n_k/n log det(I + sum_n pi[n,k] w_k w_k^T / n_k)      the log-determinant that it bounds
     rate          R = 1/2 log det(I + d/(n eps^2) x^T x)                          all tokens as one group
     compression   R_c = 1/2 sum_k n_k/n log det(I + d/(n_k eps^2) x^T diag(pi_k) x)     group by group
     reduction     Delta R = R - R_c
 
-The scale d/eps^2 is part of the learned U in the first two; in the others eps = sqrt(d), that is ``log(1 + x)``, unless
+The scale d/eps^2 is part of the learned U in the first; in the others eps = sqrt(d), that is ``log(1 + x)``, unless
 given. All are in nats, of one sequence or image. In causal layers pi is the causal membership, and the sums are those
 after the last token.
+
+Gated layers have windows in place of groups: with S_b[n] the covariance of block b about the mean of its window,
+``R_c^var = 1/2 sum_k sum_b log det(I + S_b[n])``, the mean over the tokens n. In R_c the share of a head in the
+coding-rate gain takes the place of pi.
 """
 
 from __future__ import annotations
@@ -26,18 +29,26 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, get_args
 import torch
 from torch import Tensor, nn
 
-from tost.analysis.records import Batch, LayerRecord, Place, attention_layers, capture, choose, observe
+from tost.analysis.records import (
+    Batch,
+    LayerRecord,
+    Place,
+    Statistics,
+    attention_layers,
+    capture,
+    choose,
+    observe,
+)
 from tost.analysis.result import Result, plain
 from tost.errors import ConfigError
-from tost.objective import coding_rate, compression_rate, spectral_sum
-from tost.ops._blocks import in_blocks
+from tost.objective import coding_rate, compression_rate
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from tost.analysis.run import Samples
 
-Measure = Literal["variational", "subspaces", "rate", "compression", "reduction"]
+Measure = Literal["variational", "rate", "compression", "reduction"]
 MEASURES: tuple[Measure, ...] = get_args(Measure)
 PLACES: dict[Place, str] = {
     "input": "in front of the attention",
@@ -252,57 +263,22 @@ def _draw(axes: Any, curve: RateCurve, measure: Measure, label: str, **style: An
     axes.set_xticks(curve.layers[:: max(1, len(curve.layers) // 12)])
 
 
-def variational_rate(w: Tensor, pi: Tensor, block_size: int = 1) -> Tensor:
-    """Return R_c^var of every sequence.
-
-    Args:
-        w: Projected tokens, ``[..., n, K, p]``.
-        pi: Memberships, ``[..., n, K]``; 0 for padding.
-        block_size: Features in a block of the layer's statistics.
-
-    Returns:
-        ``[...]``, in the dtype of `pi`.
-    """
-    mass = pi.sum(dim=-2)
-    share = mass / mass.sum(dim=-1, keepdim=True).clamp_min(1)
-    w, mass = w.to(pi.dtype), mass.clamp_min(1e-8)
-    if block_size == 1:
-        moments = torch.einsum("...nh,...nhd->...hd", pi, w.square()) / mass.unsqueeze(-1)
-        return 0.5 * (share * moments.log1p().sum(dim=-1)).sum(dim=-1)
-    blocks = in_blocks(w, block_size)
-    products = torch.einsum("...nh,...nhki,...nhkj->...hkij", pi, blocks, blocks)
-    return 0.5 * (share * spectral_sum(products / mass[..., None, None, None]).sum(dim=-1)).sum(dim=-1)
-
-
-def rates_of_tokens(
-    x: Tensor, w: Tensor, pi: Tensor, *, eps: float | None = None, mask: Tensor | None = None, block_size: int = 1
-) -> dict[Measure, Tensor]:
+def rates_of_tokens(x: Tensor, found: Statistics, *, eps: float | None = None) -> dict[Measure, Tensor]:
     """Return the rates of tokens, as the module's head defines them.
 
     Args:
-        x: Tokens as the attention gets them, ``[..., n, d]``.
-        w: The same in the coordinates of the heads, ``[..., n, K, p]``.
-        pi: Memberships, ``[..., n, K]``.
+        x: Tokens as the attention gets them, ``[B, n, d]``.
+        found: Their statistics in a layer.
         eps: Coding precision of rate and compression; None for ``sqrt(d)``.
-        mask: Real tokens, bool ``[..., n]``.
-        block_size: Features in a block of the layer's statistics.
 
     Returns:
-        By measure, ``[...]``, float64.
+        By measure, ``[B]``, float64.
     """
-    eps = math.sqrt(x.shape[-1]) if eps is None else eps
-    x, w, pi = x.double(), w.double(), pi.double()
-    if mask is not None:
-        w, pi = w.masked_fill(~mask[..., None, None], 0), pi.masked_fill(~mask[..., None], 0)
-    rate = coding_rate(x, eps, mask=mask)
-    compression = compression_rate(x, pi, eps, mask=mask)
-    return {
-        "variational": variational_rate(w, pi, block_size),
-        "subspaces": variational_rate(w, pi, w.shape[-1]),  # all features of a head are one block
-        "rate": rate,
-        "compression": compression,
-        "reduction": rate - compression,
-    }
+    eps, x = math.sqrt(x.shape[-1]) if eps is None else eps, x.double()
+    rate = coding_rate(x, eps, mask=found.mask)
+    compression = compression_rate(x, found.share().double(), eps, mask=found.mask)
+    reduction = rate - compression
+    return {"variational": found.rate().double(), "rate": rate, "compression": compression, "reduction": reduction}
 
 
 def coding_rate_by_layer(
@@ -327,7 +303,7 @@ def coding_rate_by_layer(
         places: Where in a block; ``"attention"`` is the paper's.
 
     Returns:
-        One curve per place. Only five numbers per sample, layer and place are kept.
+        One curve per place. Only four numbers per sample, layer and place are kept.
 
     Raises:
         ConfigError: The model has no TSSA blocks, or there are no samples.
@@ -347,8 +323,8 @@ def coding_rate_by_layer(
     def visit(record: LayerRecord) -> None:
         for place in places:
             x, w = record.project(record.stream(place))
-            block_size = record.layer.attention.extensions.block_size
-            rates = rates_of_tokens(x, w, record.membership(w, x), eps=eps, mask=record.mask, block_size=block_size)
+            found = record.layer.statistics(w.double(), x, record.mask)
+            rates = rates_of_tokens(x, found, eps=eps)
             for measure, values in rates.items():
                 measured.setdefault((place, record.layer.index, measure), []).append(values.cpu())
 
@@ -378,23 +354,29 @@ def coding_rates(
 
 @torch.no_grad()
 def compression_by_layer(model: nn.Module, run: Callable[[], Any]) -> dict[str, float]:
-    """Measure R_c^var of the tokens in every TSSA layer while `run` runs the model once, for the log of a training.
+    """Measure R_c^var in every TSSA layer while `run` runs the model once, for the log of a training.
 
     Args:
         model: The model.
         run: Runs the model on a batch, in evaluation mode.
 
     Returns:
-        ``compression/layer_00`` and so on, in the order in which the layers run: the mean over the batch. Empty for a
-        model without TSSA layers.
+        Means over the batch, in the order in which the layers run: ``compression/layer_00`` of the tokens of the layer,
+        and in blocks of this package ``compression/change_00``, by how much the attention changes it. Empty for a model
+        without TSSA layers.
     """
     rates: list[Tensor] = []
+    changes: list[Tensor] = []
 
     def measure(record: LayerRecord) -> None:
-        block_size = record.layer.attention.extensions.block_size
-        rates.append(variational_rate(record.stream("tokens"), record.membership(), block_size).mean())
+        rates.append(record.statistics().rate().mean())
+        if record.attention is not None:
+            x, w = record.project(record.attention)
+            changes.append(record.layer.statistics(w, x, record.mask).rate().mean() - rates[-1])
 
-    if attention_layers(model):
-        with capture(model, visit=measure):
+    if layers := attention_layers(model):
+        places: tuple[Place, ...] = ("tokens", "attention") if all(layer.block for layer in layers) else ("tokens",)
+        with capture(model, what=places, visit=measure):
             run()
-    return {f"compression/layer_{index:02d}": value.item() for index, value in enumerate(rates)}
+    logged = {"layer": rates, "change": changes}
+    return {f"compression/{key}_{i:02d}": x.item() for key, values in logged.items() for i, x in enumerate(values)}

@@ -1,4 +1,4 @@
-"""Capture tokens, memberships and the residual stream of each layer while a model runs.
+"""Capture tokens, statistics and the residual stream of each layer while a model runs.
 
 Layers are found by class, so that models of this package, of timm and of transformers all work. Shapes:
 x [B, N, C] (batch, tokens, width), w [B, N, H, D] with C = H * D, pi [B, N, H], mask [B, N].
@@ -13,13 +13,19 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from tost.errors import ConfigError
-from tost.nn import Block, CausalTSSAttention, TSSAttention
+from tost.nn import Block, CausalTSSAttention, GatedTSSAttention, TSSAttention
 from tost.nn.block import with_neighbours
+from tost.objective import spectral_sum
 from tost.ops import causal_membership, membership
+from tost.ops._blocks import in_blocks, matrices, products, shrink
+from tost.ops._inputs import GatedInputs, relative_gates
+from tost.ops._numerics import MASS_FLOOR, num_tokens, statistics_dtype, zero_padding
+from tost.ops._scan import linear_recurrence, prefix_sums
 
 Place = Literal["tokens", "input", "attention", "output"]
 """Places of capture: the projected tokens, and the residual stream before the block, after its attention and after the
@@ -27,6 +33,91 @@ block."""
 
 Batch = Tensor | Mapping[str, Any]
 """A tensor for the model; ``{"inputs": x, "mask": m}``; or what a transformers model takes, ``{"input_ids": ids}``."""
+
+
+@dataclass(frozen=True)
+class Statistics:
+    """The statistics that a layer applies to its tokens: ``y_b = -weight (I + S_b)^{-1} (w_b - mean_b)``.
+
+    Layers of the paper and those in blocks have memberships, ``weight = pi`` and ``mean = 0``. Gated layers have none:
+    ``weight = 1``, mean and covariance S of each block belong to a window that gates set. There the share of a head in
+    the coding-rate gain of a token takes the place of the membership.
+
+    Attributes:
+        w: Projected tokens, 0 for padding, ``[B, N, H, D]``, float32 or better.
+        mask: Real tokens, bool ``[B, N]``; None if all are.
+        block_size: Features in a block, g.
+        moments: S as packed products, ``[B, N, H, D(g+1)/2]``, or ``[B, 1, H, D(g+1)/2]`` if all tokens share them.
+        pi: Memberships, ``[B, N, H]``, 0 for padding; None in gated layers.
+        mean: Means of the windows up to each token, ``[B, N, H, D]``; None without gates.
+        gates: Share of each token in its window when it is written, ``[B, N, H, D / g]``; None without gates.
+    """
+
+    w: Tensor
+    mask: Tensor | None
+    block_size: int
+    moments: Tensor
+    pi: Tensor | None = None
+    mean: Tensor | None = None
+    gates: Tensor | None = None
+
+    def blocks(self) -> Tensor:
+        """Return S as matrices, ``[B, N or 1, H, D / g, g, g]``."""
+        return matrices(self.moments, self.w.shape[-1], self.block_size)
+
+    def deviation(self) -> Tensor:
+        """Return ``w - mean``, ``[B, N, H, D]``; 0 for padding."""
+        return self.w if self.mean is None else zero_padding(self.w - self.mean, self.mask)
+
+    def error(self) -> Tensor:
+        """Return w minus its prediction, the mean of the window before the token; w where there is no mean."""
+        if self.mean is None:
+            return self.w
+        return zero_padding(self.w - F.pad(self.mean[:, :-1], (0, 0, 0, 0, 1, 0)), self.mask)
+
+    def gain(self) -> Tensor:
+        """Return the coding-rate gain ``1/2 sum_b log(1 + u_b^T (I + S_b)^{-1} u_b)``, u the deviation.
+
+        It is what one more token like this adds to the coding rate of a head.
+
+        Returns:
+            ``[B, N, H]`` in nats; 0 for padding.
+        """
+        u = self.deviation()
+        products = u * shrink(u, self.moments, self.block_size)
+        return 0.5 * in_blocks(products, self.block_size).sum(dim=-1).clamp_min(0).log1p().sum(dim=-1)
+
+    def share(self) -> Tensor:
+        """Return the share of each head in a token, ``[B, N, H]``: its membership, or its coding-rate gain over all.
+
+        Rows add up to 1, those of padding are 0. Without any gain, as at the first token, heads have equal shares.
+        """
+        if self.pi is not None:
+            return self.pi
+        gain = self.gain()
+        total = gain.sum(dim=-1, keepdim=True)
+        return zero_padding(torch.where(total > 0, gain / total, 1 / gain.shape[-1]), self.mask)
+
+    def rate(self) -> Tensor:
+        """Return the compression objective R_c^var of each sequence, ``[B]``; see `tost.analysis.rates`."""
+        if self.pi is None:
+            every = spectral_sum(self.blocks()).sum(dim=(-2, -1))
+            return 0.5 * zero_padding(every, self.mask).sum(dim=1) / num_tokens(self.w, self.mask).clamp_min(1)
+        mass = self.pi.sum(dim=1)
+        share = mass / mass.sum(dim=-1, keepdim=True).clamp_min(1)
+        return 0.5 * (share * spectral_sum(self.blocks()[:, -1]).sum(dim=-1)).sum(dim=-1)
+
+    def weights(self) -> Tensor:
+        """Return the weight of each token in the statistics after the last one.
+
+        Returns:
+            ``[B, N, H, P]``, adding up to 1 over the tokens; P is D / g in gated layers, otherwise 1.
+        """
+        if self.gates is None:
+            assert self.pi is not None
+            return (self.pi / self.pi.sum(dim=1, keepdim=True).clamp_min(MASS_FLOOR)).unsqueeze(-1)
+        kept = F.pad((1 - self.gates).flip(1).cumprod(dim=1)[:, :-1], (0, 0, 0, 0, 1, 0), value=1)
+        return self.gates * kept.flip(1)
 
 
 @dataclass(frozen=True)
@@ -42,51 +133,72 @@ class AttentionLayer:
 
     index: int
     name: str
-    attention: TSSAttention | CausalTSSAttention = field(repr=False)
+    attention: TSSAttention | CausalTSSAttention | GatedTSSAttention = field(repr=False)
     block: Block | None = field(repr=False)
+
+    @property
+    def is_causal(self) -> bool:
+        """Whether tokens meet those before them only."""
+        return not isinstance(self.attention, TSSAttention)
+
+    @property
+    def is_gated(self) -> bool:
+        """Whether gated windows take the place of memberships."""
+        return isinstance(self.attention, GatedTSSAttention)
 
     @property
     def scale(self) -> float:
         """Factor between the projection's output and the operator's tokens; 1 but for a paper form."""
-        eps = self.attention.paper.eps
+        eps = None if isinstance(self.attention, GatedTSSAttention) else self.attention.paper.eps
         return 1.0 if eps is None else math.sqrt(self.attention.embed_dim) / eps
 
     def temperatures(self) -> Tensor:
-        """Return the multiplier of each head's energy, ``[H]``."""
+        """Return the multiplier of each head's energy, ``[H]``; NaN in a gated layer, which has none."""
+        if isinstance(self.attention, GatedTSSAttention):
+            return torch.full((self.attention.num_heads,), math.nan)
         return self.attention.temperature.detach().expand(self.attention.num_heads)
 
-    def decay(self, x: Tensor) -> Tensor | None:
-        """Return the decays of what the attention gets, x ``[B, N, C]``; None if it does not forget."""
-        return self.attention.decay(x) if isinstance(self.attention, CausalTSSAttention) else None
-
-    def decay_of(self, w: Tensor) -> Tensor | None:
-        """Return the decays of tokens w ``[B, N, ...]`` whose inputs are unknown, as for tokens of zeros."""
-        attention = self.attention
-        decay = attention.decay() if isinstance(attention, CausalTSSAttention) else None
-        if decay is None or attention.proj_decay is None:
-            return decay
-        return decay.expand(*w.shape[:2], *decay.shape)
-
-    def membership(self, w: Tensor, mask: Tensor | None = None, decay: Tensor | None = None) -> Tensor:
-        """Return the memberships that the layer gives to tokens.
+    def membership(self, w: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Return the memberships that the layer gives to tokens; not for gated layers.
 
         Args:
             w: Projected tokens, ``[B, N, H, D]``.
             mask: Real tokens, bool ``[B, N]``.
-            decay: Those of the tokens in a layer that sets them from the data; None for `decay_of` them.
 
         Returns:
             pi, ``[B, N, H]``, float32 or better: what `tost.membership` or `tost.causal_membership` gives with the
             layer's temperature, position bias and options.
         """
-        attention, options = self.attention, self.attention.operator_options()
-        for without_effect in ("block_size", "centered"):
-            options.pop(without_effect, None)
+        attention = self.attention
         if isinstance(attention, CausalTSSAttention):
-            options["decay"] = self.decay_of(w) if decay is None else decay
-            return causal_membership(w, self.temperatures(), attention.bias_of(w, None, mask), mask=mask, **options)
+            return causal_membership(w, self.temperatures(), attention.bias(), mask=mask)
+        assert isinstance(attention, TSSAttention)
         temperature = self.temperatures() if attention.normalize else self.temperatures() / self.scale**2
-        return membership(w, temperature, mask=mask, **options)
+        return membership(w, temperature, mask=mask, normalize=attention.normalize)
+
+    @torch.no_grad()
+    def statistics(self, w: Tensor, x: Tensor, mask: Tensor | None = None) -> Statistics:
+        """Return the statistics that the layer applies to tokens.
+
+        Args:
+            w: Projected tokens, ``[B, N, H, D]``.
+            x: Input of the attention that they come from, ``[B, N, C]``; gates depend on it.
+            mask: Real tokens, bool ``[B, N]``.
+        """
+        attention, g = self.attention, getattr(self.attention, "block_size", 1)
+        w = zero_padding(w.to(statistics_dtype(w.dtype)), mask)
+        if not isinstance(attention, GatedTSSAttention):
+            pi = self.membership(w, mask).to(w.dtype)
+            added, mass = pi.unsqueeze(-1) * products(w, g), pi.unsqueeze(-1)
+            total = prefix_sums if self.is_causal else _sum_of_tokens
+            return Statistics(w, mask, g, total(added) / (total(mass) + MASS_FLOOR), pi=pi)
+        gates, _ = relative_gates(GatedInputs(w, attention.write(x).to(w.dtype), mask), None)
+        each = gates.repeat_interleave(g, dim=-1)
+        mean = _recurrence(1 - each, each * w)
+        change = w - F.pad(mean[:, :-1], (0, 0, 0, 0, 1, 0))
+        packed = torch.cat([gates.repeat_interleave(g - k, dim=-1) for k in range(g)], dim=-1)
+        covariance = _recurrence(1 - packed, (1 - packed) * packed * products(change, g))
+        return Statistics(w, mask, g, covariance, mean=mean, gates=gates)
 
     def subspaces(self) -> Tensor:
         """Return the bases U_k: ``[H, C, D]``, the rows of the projection's weight by head, transposed."""
@@ -100,6 +212,16 @@ class AttentionLayer:
         return w if self.scale == 1.0 else w * self.scale
 
 
+def _sum_of_tokens(x: Tensor) -> Tensor:
+    return x.sum(dim=1, keepdim=True)
+
+
+def _recurrence(factor: Tensor, value: Tensor) -> Tensor:
+    """Return ``h[n] = factor[n] h[n-1] + value[n]`` for tensors ``[B, N, H, F]``, from zero."""
+    start = value.new_zeros(value.shape[0], value.shape[2] * value.shape[3])
+    return linear_recurrence(factor.flatten(2), value.flatten(2), start).reshape(value.shape)
+
+
 @dataclass
 class LayerRecord:
     """One layer in one forward pass; what was not asked for is None.
@@ -109,7 +231,7 @@ class LayerRecord:
         mask: Real tokens, bool ``[B, N]``; None if all are.
         grid: Rows and columns of the tokens, if the model passes them to its blocks.
         tokens: Projected tokens w that went into the operator, ``[B, N, H, D]``.
-        decay: By how much a causal layer's statistics fade with each token, as the operator takes it.
+        x: Input of the attention, ``[B, N, C]``, recorded with the tokens.
         input: The residual stream before the block, ``[B, N, C]``.
         attention: The stream after the attention's branch.
         output: The stream after the block.
@@ -119,7 +241,7 @@ class LayerRecord:
     mask: Tensor | None = None
     grid: tuple[int, int] | None = None
     tokens: Tensor | None = None
-    decay: Tensor | None = None
+    x: Tensor | None = None
     input: Tensor | None = None
     attention: Tensor | None = None
     output: Tensor | None = None
@@ -131,14 +253,15 @@ class LayerRecord:
             raise ValueError(f"{place!r} was not captured; add it to `what`.")
         return found
 
-    def membership(self, w: Tensor | None = None, x: Tensor | None = None) -> Tensor:
-        """Return pi ``[B, N, H]`` of tokens w, by default of those that were captured; 0 for padding.
+    def statistics(self) -> Statistics:
+        """Return the statistics of the captured tokens."""
+        w = self.stream("tokens")
+        assert self.x is not None
+        return self.layer.statistics(w, self.x, self.mask)
 
-        `x` is what the attention gets with other tokens `w`, as `project` returns it: decays may depend on it.
-        """
-        if w is None:
-            return self.layer.membership(self.stream("tokens"), self.mask, self.decay)
-        return self.layer.membership(w, self.mask, None if x is None else self.layer.decay(x))
+    def share(self) -> Tensor:
+        """Return the share of each head in the captured tokens, ``[B, N, H]``; see `Statistics.share`."""
+        return self.statistics().share()
 
     def project(self, z: Tensor) -> tuple[Tensor, Tensor]:
         """Apply the layer to other tokens z: return its attention's input, ``[B, N, C]``, and the projected tokens."""
@@ -155,7 +278,7 @@ def attention_layers(model: nn.Module) -> list[AttentionLayer]:
     """Return the TSSA layers of a model, in order; none for other models.
 
     Args:
-        model: Any module that holds `TSSAttention` or `CausalTSSAttention`.
+        model: Any module that holds `TSSAttention`, `CausalTSSAttention` or `GatedTSSAttention`.
 
     Example:
         >>> import tost, tost.analysis
@@ -163,7 +286,7 @@ def attention_layers(model: nn.Module) -> list[AttentionLayer]:
         >>> [layer.name for layer in tost.analysis.attention_layers(model)][:2]
         ['blocks.0.attention', 'blocks.1.attention']
     """
-    kinds = (TSSAttention, CausalTSSAttention)
+    kinds = (TSSAttention, CausalTSSAttention, GatedTSSAttention)
     blocks = {id(block.attention): block for block in model.modules() if isinstance(block, Block)}
     named = [(name, module) for name, module in model.named_modules() if isinstance(module, kinds)]
     return [AttentionLayer(i, name, module, blocks.get(id(module))) for i, (name, module) in enumerate(named)]
@@ -222,14 +345,14 @@ def capture(
 
     Raises:
         ConfigError: There are no such layers, or they do not stand in residual blocks.
-        ValueError: A layer was called with a state: memberships then depend on tokens that are not there.
+        ValueError: A layer was called with a state: its statistics then depend on earlier tokens.
 
     Example:
         >>> import torch, tost, tost.analysis
         >>> model = tost.create_model("tost_mini").eval()
         >>> with torch.no_grad(), tost.analysis.capture(model, layers=[-1]) as records:
         ...     logits = model(torch.randn(2, 3, 32, 32))
-        >>> records[0].membership().shape
+        >>> records[0].share().shape
         torch.Size([2, 64, 4])
     """
     wanted = frozenset(what)
@@ -291,12 +414,12 @@ class _Watcher:
             return
         if not self.called:
             raise ValueError(
-                f"{self.layer.name} was called through forward_with_state, so that its memberships may depend on "
+                f"{self.layer.name} was called through forward_with_state, so that its statistics may depend on "
                 "tokens that are not here. Call the model itself; for a transformers model pass use_cache=False."
             )
         if "tokens" in self.wanted:
             self.record.tokens = self.layer.split(output)
-            self.record.decay = self.layer.decay(arguments[0])
+            self.record.x = arguments[0]
 
     def _keep(self, place: Place, value: Tensor) -> None:
         if not self.busy and place in self.wanted:

@@ -12,7 +12,6 @@ from tost.analysis.records import Batch, attention_layers
 from tost.analysis.registry import Analysis, find_analysis, list_analyses
 from tost.analysis.result import Result
 from tost.errors import ConfigError
-from tost.nn import CausalTSSAttention
 
 
 @dataclass(frozen=True)
@@ -65,7 +64,7 @@ def unsupported_reason(model: nn.Module, name: str) -> str | None:
     layers = attention_layers(model)
     if not layers:
         return "the model has no TSSA layers"
-    if analysis.needs == "causal" and not all(isinstance(x.attention, CausalTSSAttention) for x in layers):
+    if analysis.needs == "causal" and not all(layer.is_causal for layer in layers):
         return "only causal TSSA layers have a state"
     if analysis.needs == "blocks" and any(layer.block is None for layer in layers):
         return "the attention does not stand in residual blocks of this package"

@@ -1,4 +1,4 @@
-"""Texts token by token: which head each token belongs to, and how many bits each one costs a language model."""
+"""Texts token by token: the share of each head in each token, and how many bits each one costs a language model."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ _SIGNS = {"\n": "↵", "\t": "→", "\r": "↵", " ": " "}
 
 @dataclass(frozen=True)
 class TextMemberships(Result):
-    """Memberships along a text.
+    """Memberships along a text, or in gated layers shares of the coding-rate gain.
 
     Attributes:
         layers: Numbers of the layers.
         tokens: The text, token by token.
-        pi: Memberships, ``[L, N, H]``.
+        pi: Share of each head in each token, ``[L, N, H]``.
         entropy: Mean entropy by layer, ``[L]``; 1 is uniform.
     """
 
@@ -55,16 +55,16 @@ class TextMemberships(Result):
         return rows
 
     def summary(self) -> dict[str, Any]:
-        """Return the entropy of the memberships."""
+        """Return the entropy of the shares."""
         return {
             "tokens": len(self.tokens),
-            "entropy of memberships, least and most of a layer (1 = uniform)": span(self.entropy),
+            "entropy of shares, least and most of a layer (1 = uniform)": span(self.entropy),
         }
 
     def figure(self) -> Figure:
         """Draw the beginning of the text, each token in the color of its largest head; first, middle and last layer.
 
-        The stronger a color, the further the membership is from uniform, by the scale of each layer.
+        The stronger a color, the further the share is from uniform, by the scale of each layer.
         """
         from matplotlib.patches import Rectangle
 
@@ -93,7 +93,7 @@ class TextMemberships(Result):
             title = f"layer {self.layers[i]};  entropy {self.entropy[i]:.4f} (1 = uniform)"
             axes.set_title(title, fontsize=plots.LABEL, loc="left")
         plots.add_head_legend(figure, heads)
-        title = "Which head each token belongs to most; strong colors: far from uniform"
+        title = "Head with the largest share in each token; strong colors: far from uniform"
         figure.suptitle(title, fontsize=plots.TITLE)
         return figure
 
@@ -115,7 +115,7 @@ def _lay_out(tokens: tuple[str, ...]) -> list[tuple[int, int, int, str]]:
 def text_memberships(
     model: nn.Module, ids: Tensor, tokens: Sequence[str], *, layers: Sequence[int] | None = None
 ) -> TextMemberships:
-    """Measure the memberships along one text.
+    """Measure the memberships along one text, or the shares of the coding-rate gain; see `Statistics.share`.
 
     Args:
         model: A model of token sequences with TSSA layers, causal or not.
@@ -140,7 +140,7 @@ def text_memberships(
     memberships: dict[int, Tensor] = {}
 
     def visit(record: LayerRecord) -> None:
-        pi = record.membership()[0].cpu()
+        pi = record.share()[0].cpu()
         memberships[record.layer.index] = pi[len(pi) - len(tokens) :]  # a class token in front has no string
 
     observe(model, [ids], visit, layers=chosen)

@@ -110,6 +110,7 @@ class ExploredModel:
             "model": self.saved.name,
             "parameters": sum(tensor.numel() for tensor in self.saved.tensors.values()),
             "groups": self.saved.options.get("mixer") in ("tssa", "tssa_plus"),
+            "gated": self.saved.options.get("mixer") == "tssa_plus" and self.kind == "text",
             "samples": [path.stem for path in self.samples()],
             "description": "" if self.pretrained is None else self.pretrained.description,
         }

@@ -186,6 +186,7 @@ def look_inside(source: ExploredModel, inputs: Tensor) -> dict[str, Any]:
         "gains": plain(gains.mean),
         "blocks": rounded(gains.correlations()) if gains.moments.shape[-1] > 1 else None,
         "usage": plain(heads.usage),
+        "predicted": plain(heads.predicted) if heads.predicted.any() else None,
     }
 
 

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from tost.analysis import LayerRecord, Surprise, capture, state_memory, surprise
-from tost.analysis.heads import moments
-from tost.analysis.result import entropy, rounded
+from tost.analysis.heads import gains_of
+from tost.analysis.result import entropy, plain, rounded
 from tost.errors import ConfigError
 from tost.explore.models import ExploredModel
 from tost.generation import (
@@ -154,20 +154,20 @@ def strings(source: ExploredModel, ids: Tensor) -> list[str]:
 
 
 def look(source: ExploredModel, ids: Tensor) -> dict[str, Any]:
-    """Return the groups and the surprise of every token: what colours a text."""
+    """Return the shares of the heads and the surprise of every token, which color a text."""
     found, records = _read(source, ids)
     written = list(found.tokens)
     result: dict[str, Any] = {"tokens": written, "bits": rounded(found.bits), "layers": 0, "heads": 0}
     result |= {"text": source.tokenizer.decode(ids[0].tolist()), "mean_bits": found.summary()["bits per token"]}
     if records:
-        pi = torch.stack([record.membership()[0] for record in records])
+        pi = torch.stack([record.share()[0] for record in records])
         result |= {"layers": pi.shape[0], "heads": pi.shape[2], "pi": rounded(pi)}
         result |= {"entropy": rounded(entropy(pi.double()).mean(dim=1))}
     return result
 
 
 def _read(source: ExploredModel, ids: Tensor) -> tuple[Surprise, list[LayerRecord]]:
-    """Run a model once over ids ``[1, N]``: the surprise of every token, and what the TSSA layers saw, if any."""
+    """Run a model once over ids ``[1, N]``; return the surprise of every token, and records of TSSA layers, if any."""
     layers: AbstractContextManager[list[LayerRecord]] = nullcontext([])
     if source.has_groups():
         layers = capture(source.model)
@@ -176,26 +176,38 @@ def _read(source: ExploredModel, ids: Tensor) -> tuple[Surprise, list[LayerRecor
 
 
 def look_at_token(source: ExploredModel, ids: Tensor, position: int) -> dict[str, Any]:
-    """Return what the layers do at one token: memberships ``[L, H]``, gains ``[L, H, D]``, and what may follow it.
+    """Return what the layers do at one token, and what may follow it.
+
+    Returns:
+        By layer, ``pi`` [H], the shares of the heads; ``gains`` [H, D], the gains D; in gated layers also ``nats`` [H],
+        the coding-rate gain of the token, and ``distance`` [H], its distance from the prediction over its length.
 
     Raises:
         ConfigError: There is no such token.
     """
     if not 0 <= position < ids.shape[1]:
         raise ConfigError(f"there is no token {position}; the text has {ids.shape[1]}.")
-    gains, pi = [], []
     found, records = _read(source, ids[:, : position + 1])
+    layers: dict[str, list[Any]] = {"pi": [], "gains": [], "nats": [], "distance": []}
     for record in records:
-        membership = record.membership()
-        gains.append(1 / (1 + moments(record.layer, record.stream("tokens"), membership, decay=record.decay)[0, -1]))
-        pi.append(membership[0, -1])
+        statistics = record.statistics()
+        layers["pi"].append(rounded(statistics.share()[0, -1]))
+        layers["gains"].append(rounded(gains_of(statistics.blocks()[0, -1])))
+        if record.layer.is_gated:
+            error, w = (x[0, -1].norm(dim=-1) for x in (statistics.error(), statistics.w))
+            layers["nats"].append(rounded(statistics.gain()[0, -1]))
+            layers["distance"].append(rounded(error / w.clamp_min(1e-12)))
     expected = strings(source, found.expected[-1])
     follows = [{"token": token, "p": p} for token, p in zip(expected, rounded(found.probability[-1]), strict=True)]
-    return {"pi": [rounded(x) for x in pi], "gains": [rounded(x) for x in gains], "follows": follows}
+    return {**layers, "follows": follows}
 
 
 def memory(source: ExploredModel, ids: Tensor) -> dict[str, Any]:
-    """Return the size of the state, that of a softmax cache, and in TSSA layers how much of it the last tokens hold."""
+    """Return the bytes of the state and of a softmax cache, and in TSSA layers the weight of the last tokens.
+
+    Returns:
+        ``mass`` is ``[L, H, recent]``, ``half_life`` ``[L, H, P]``; see `tost.analysis.StateMemory`.
+    """
     with source.lock:
         model = source.model
         one, two, whole = (state_bytes(prefill(model, read)) for read in (ids[:, :1], ids[:, :1].expand(1, 2), ids))
@@ -203,12 +215,7 @@ def memory(source: ExploredModel, ids: Tensor) -> dict[str, Any]:
         if not source.has_groups():
             return {**sizes, "recent": [], "mass": [], "half_life": []}
         found = state_memory(model, [ids])
-    return {
-        **sizes,
-        "recent": list(found.recent),
-        "mass": rounded(found.mass),
-        "half_life": rounded(found.half_life),
-    }
+    return {**sizes, "recent": list(found.recent), "mass": rounded(found.mass), "half_life": plain(found.half_life)}
 
 
 def softmax_bytes(source: ExploredModel, tokens: int) -> int:

@@ -30,6 +30,10 @@ _MOST_ROWS, _MOST_COLUMNS = 80, 12
 _MOST_METRICS, _MOST_SETTINGS, _MOST_CHARTS = 4, 12, 4
 # The loss has a chart of its own, and these are the same in other units.
 _NO_CHART = ("step", "loss", "perplexity", "bits_per_token", "bits_per_byte", "loss_error", "tokens", "accuracy_top5")
+_RATES = {
+    "layer": "compression term by layer",
+    "change": "change of the compression term by the attention, below 0: compresses",
+}
 _FACTS = {
     "model": ("name", "mixer", "embed_dim", "depth", "num_heads", "patch_size", "max_length"),
     "data": ("name", "path"),
@@ -268,12 +272,14 @@ def _curves(runs: Sequence[RunRecord]) -> list[Picture]:
         charts.append(_chart(lines, title=f"{name} on the validation set", x="step", y=name))
     for run in runs:
         measured = [record for record in run.evaluations if any(key.startswith(LAYERS) for key in record)]
-        lines = []
-        for i, moment in enumerate(dict.fromkeys([0, len(measured) // 2, len(measured) - 1]) if measured else ()):
-            layers = {key.removeprefix(LAYERS): real(value) for key, value in measured[moment].items()}
-            points = [(float(key), value) for key, value in layers.items() if key.isdigit() and value is not None]
-            lines.append(Line(f"step {measured[moment]['step']}", sorted(points), i))
-        charts.append(_chart(lines, title=f"{run.name}: compression term by layer", x="layer", y="R_c^var (nats)"))
+        moments = dict.fromkeys([0, len(measured) // 2, len(measured) - 1]) if measured else ()
+        for kind, title in _RATES.items():
+            lines = []
+            for i, moment in enumerate(moments):
+                layers = {key.removeprefix(f"{LAYERS}{kind}_"): real(value) for key, value in measured[moment].items()}
+                points = [(float(key), value) for key, value in layers.items() if key.isdigit() and value is not None]
+                lines.append(Line(f"step {measured[moment]['step']}", sorted(points), i))
+            charts.append(_chart(lines, title=f"{run.name}: {title}", x="layer", y="R_c^var (nats)"))
     return list(filter(None, charts))
 
 

@@ -15,8 +15,8 @@ from tost._yaml import flatten, read_document
 from tost.errors import ConfigError
 from tost.train.metrics import was_resumed
 
-LAYERS = "compression/layer_"
-"""Prefix of the metrics that `evaluate.telemetry` adds, one per layer."""
+LAYERS = "compression/"
+"""Prefix of the metrics that `evaluate.telemetry` adds for each layer."""
 _STEP_KEYS = ("kind", "step", "loss", "tokens_per_second", "unit")
 _DEPTH = 4  # folders below the one that is searched
 _NOT_SETTINGS = ("name", "log.", "checkpoint.keep")

@@ -23,6 +23,8 @@ const shared = {
   /** Name of the first model of a kind whose layers form groups, or of the first at all. */
   withGroups(kind) { return (this.of(kind).find((model) => model.groups) ?? this.of(kind)[0])?.name; },
   model(name) { return this.models.find((model) => model.name === name); },
+  /** What a head has of a token in a model. */
+  share(name) { return this.model(name)?.gated ? "share of the coding-rate gain" : "membership"; },
   say(text, isError = false) {
     message.textContent = text;
     message.classList.toggle("error", isError);

@@ -64,15 +64,17 @@ export class InsideView {
       title, x: "layer", y: "nats", width: 560, height: 250,
       lines: [{ name: "this model", values: trained[measure], tint: colour(i) }, { name: "untrained", values: control[measure], tint: "#7F7F7F", dash: "5 4" }],
     })));
-    const heads = Array.from(found.usage[0], (_, head) => ({ name: `head ${head}`, values: found.usage.map((row) => row[head]) }));
-    charts.push(panel("Use of the heads", el("p", { class: "quiet" }, "The share of all tokens that each head has."),
-      lineChart({ title: "Use of the heads", x: "layer", y: "share", width: 560, height: 270, lines: heads })));
+    const share = this.shared.share(this.model.value);
+    const byHead = (title, text, table) => panel(title, el("p", { class: "quiet" }, text), lineChart({ title, x: "layer", y: "share", width: 560, height: 270,
+      lines: Array.from(table[0], (_, head) => ({ name: `head ${head}`, values: table.map((row) => row[head]) })) }));
+    charts.push(byHead("Use of the heads", `The mean ${share} of each head over the tokens.`, found.usage));
+    if (found.predicted) charts.push(byHead("What the windows predict", "The share of a token's squares that the mean of the window before it predicts.", found.predicted));
     this.charts.replaceChildren(...charts);
     const group = (title, text, key, drawings) => panel(title, el("p", { class: "quiet" }, text), key, el("div", { class: "matrices" }, ...drawings));
     const most = Math.max(...found.coherence.blocks.flat(2), 2 * found.coherence.random);
     const parts = [
       group("D by layer: what is kept, what is taken away",
-        "D = 1 / (1 + second moment) is the share of a direction that the operator takes away from the tokens of a group. A row for each head, a column for each direction.",
+        `D = 1 / (1 + second moment${found.predicted ? " about the mean of the window" : ""}) is the share of a direction that the operator takes away from the tokens of a ${found.predicted ? "head" : "group"}. A row for each head, a column for each direction.`,
         scale("0 kept", "1 suppressed"),
         found.gains.map((rows, layer) => matrix({ title: `layer ${layer}`, rows, cell: Math.max(5, Math.min(12, Math.floor(270 / rows[0].length))), names: ["head", "direction"] }))),
       group("Coherence of the subspaces", `Mean |cosine| between the directions of two heads. In theory heads look at different things, off the diagonal dark; random directions have ${found.coherence.random.toFixed(3)}.`,

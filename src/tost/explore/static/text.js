@@ -48,10 +48,12 @@ export class TextView {
     this.explain();
   }
 
-  /** Introduce what the chosen model has: groups, or a surprise only. */
+  /** Introduce what the chosen model has: groups, windows, or a surprise only. */
   explain() {
-    const [title, lead] = this.shared.model(this.model.value)?.groups === false ?
+    const model = this.shared.model(this.model.value);
+    const [title, lead] = model?.groups === false ?
       ["How surprising is each token?", "This model has no groups. The stronger the colour of a token, the more bits it cost the model."] :
+      model?.gated ? ["Which head gains most from each token?", "The heads of this model have windows with a mean and a covariance. The share of a head in the coding-rate gain of a token takes the place of the membership: each token below has the colour of the head with the largest share."] :
       ["Which group does each token belong to?", "A ToST layer sorts its tokens into groups, one for each head, and a token meets the others only in the statistics of its groups. Each token below has the colour of the group it belongs to most."];
     this.intro.querySelector("h2").textContent = title;
     this.intro.querySelector("p").textContent = lead;
@@ -90,6 +92,8 @@ export class TextView {
     this.forget();
     this.memory.replaceChildren(el("h3", {}, "What the state remembers"), el("p", { class: "quiet" }, "How far back, and how many bytes of it."));
   }
+
+  share() { return this.shared.share(this.model.value); }
 
   choice() { return { layer: Number(this.layer.value || 0), by: this.by.value || "group" }; }
 
@@ -138,7 +142,7 @@ export class TextView {
     this.list.show(this.found, choice, this.session ? this.prompt : Infinity);
     const isSurprise = choice.by === "surprise" || !this.found.heads;
     this.legend.replaceChildren(isSurprise ? scale("expected, 0 bits", "surprising, 8 bits", "bits") :
-      el("p", { class: "quiet" }, choice.by === "group" ? "Colour: the head with the largest membership. Strength: how large it is." : `Strength: membership in head ${choice.by}.`));
+      el("p", { class: "quiet" }, choice.by === "group" ? `Colour: the head with the largest ${this.share()}. Strength: how large it is.` : `Strength: ${this.share()} of head ${choice.by}.`));
     this.shared.choose({ model: this.model.value, ...choice });
     if (this.list.picked >= 0) this.pick(this.list.picked, false);
     this.drawMemory();
@@ -156,20 +160,32 @@ export class TextView {
     this.detail.replaceChildren(el("h3", {}, `Token ${i}`),
       el("p", {}, el("span", { class: "big" }, JSON.stringify(this.found.tokens[i])),
         el("span", { class: "quiet" }, bits == null ? " first token" : ` surprise ${bits.toFixed(2)} bits`)),
-      pi.length ? el("h4", {}, `Membership, layer ${layer}`) : null,
+      pi.length ? el("h4", {}, `${this.share().replace(/^./, (c) => c.toUpperCase())}, layer ${layer}`) : null,
       bars(pi.map((value, head) => ({ label: `head ${head}`, value, tint: colour(head), text: value.toFixed(3) }))),
-      ...(this.closer?.i === i ? this.closer.parts : [el("p", { class: "quiet" }, pi.length ? "What may follow, and the gains …" : "What may follow …")]));
+      ...(this.closer?.i === i ? this.closerParts(layer) : [el("p", { class: "quiet" }, pi.length ? "What may follow, and the gains …" : "What may follow …")]));
   }
 
   async lookCloser(i) {
     const found = await this.shared.attempt(() => post("token", { ...this.about(), position: i }));
     if (!found || i !== this.shown) return; // a late answer does not replace the token that is shown now
-    const follows = found.follows.map(({ token, p }) => ({ label: JSON.stringify(token), value: p }));
-    const gains = found.gains.map((rows, layer) =>
-      matrix({ title: `layer ${layer}`, rows, cell: Math.max(3, Math.min(10, Math.floor(310 / rows[0].length))), names: ["head", "direction"] }));
-    this.closer = { i, parts: [el("h4", {}, "What may follow"), bars(follows),
-      ...(gains.length ? [el("h4", {}, "Gain D of every direction"), scale("0 kept", "1 suppressed"), ...gains] : [])] };
+    this.closer = { i, found };
     this.pick(i, false);
+  }
+
+  /** What is slower to compute about a token: successors, what its windows say of it, and gains. */
+  closerParts(layer) {
+    const { found } = this.closer;
+    const follows = found.follows.map(({ token, p }) => ({ label: JSON.stringify(token), value: p }));
+    const gains = found.gains.map((rows, i) =>
+      matrix({ title: `layer ${i}`, rows, cell: Math.max(3, Math.min(10, Math.floor(310 / rows[0].length))), names: ["head", "direction"] }));
+    const byHead = (title, values, unit) => {
+      const most = Math.max(...values, 1e-9);
+      return [el("h4", {}, title), bars(values.map((value, head) => ({ label: `head ${head}`, value: value / most, tint: colour(head), text: `${value.toFixed(2)}${unit}` })))];
+    };
+    return [el("h4", {}, "What may follow"), bars(follows),
+      ...(found.nats.length ? [...byHead(`Coding-rate gain, layer ${layer}`, found.nats[layer], " nats"),
+        ...byHead("Distance from the prediction (1: as far as from zero)", found.distance[layer], "")] : []),
+      ...(gains.length ? [el("h4", {}, "Gain D of every direction"), scale("0 kept", "1 suppressed"), ...gains] : [])];
   }
 
   /** Ask how far back the state reaches, and what softmax attention would keep instead. */
@@ -192,8 +208,9 @@ export class TextView {
     if (found.recent.length) {
       const tokens = found.recent.at(-1);
       const lines = found.mass[layer].map((values, head) => ({ name: `head ${head}`, values, tint: colour(head) }));
+      const reach = (lengths) => [...new Set([Math.min(...lengths), Math.max(...lengths)])]; // of the windows of a head
       parts.push(el("h4", {}, `Half of layer ${layer}'s state is from the last …`),
-        bars(found.half_life[layer].map((value, head) => ({ label: `head ${head}`, value: value / tokens, tint: colour(head), text: `${value} tokens` }))),
+        bars(found.half_life[layer].map((lengths, head) => ({ label: `head ${head}`, value: Math.max(...lengths) / tokens, tint: colour(head), text: `${reach(lengths).join(" to ")} tokens` }))),
         el("h4", {}, "Share of the state by age"),
         lineChart({ title: `Share of the state by age, layer ${layer}`, x: "the last … tokens", y: "share", lines, ages: found.recent, width: 340, height: 250 }));
     }
