@@ -166,8 +166,8 @@ def samples_of(model):
         ("tost_mini_plus", {}),
         ("tost_lm_base", {}),
         ("tost_lm_base_plus", {}),
-        ("tost_sequence", {"input": "tokens", "vocab_size": 11}),
-        ("tost_sequence", {"input": "tokens", "vocab_size": 11, **PLUS}),
+        ("lra_listops", {}),
+        ("lra_listops", PLUS),
     ],
 )
 def test_every_analysis_is_drawn_and_becomes_data(name, options):

@@ -211,6 +211,9 @@ def test_state_is_refused():
 
 
 def test_timm_and_transformers_models():
+    import tost._torchvision
+
+    # isort: split
     import timm
 
     import tost.integrations.timm  # noqa: F401
