@@ -28,17 +28,25 @@ def picture(width: int, height: int, **options) -> bytes:
     return file.getvalue()
 
 
+def test_the_page_shows_the_models_in_the_box():
+    assert set(open_models([])) == {"bytes-tiny", "bytes-gpt-tiny", "digits-tiny"}
+
+
 def test_models_are_described_before_they_are_loaded(app):
     found = {model["name"]: model for model in send(app, "api/models", method="GET").json()["models"]}
-    assert set(found) == {"bytes-tiny", "bytes-gpt-tiny", "digits-tiny"}
-    assert {name for name, model in found.items() if model["groups"]} == {"bytes-tiny", "digits-tiny"}
+    assert {name: (model["groups"], model["gated"]) for name, model in found.items()} == {
+        "paper": (True, False),
+        "gated": (True, True),
+        "digits-tiny": (True, False),
+    }
     assert found["digits-tiny"]["kind"] == "image"
     assert len(found["digits-tiny"]["samples"]) == 10
 
 
-def test_colours_of_a_text_are_its_memberships_and_surprise(app, models):
-    found = ask(app, "text", model="bytes-tiny", text=TEXT).json()
-    ids, model = torch.tensor(list(TEXT.encode())), models["bytes-tiny"].model
+@pytest.mark.parametrize("name", ["paper", "gated"])
+def test_colors_of_a_text_are_its_shares_and_surprise(app, models, name):
+    found = ask(app, "text", model=name, text=TEXT).json()
+    ids, model = torch.tensor(list(TEXT.encode())), models[name].model
     expected = tost.analysis.text_memberships(model, ids, TEXT)
     assert found["tokens"] == list(TEXT)
     assert found["text"] == TEXT
@@ -49,7 +57,7 @@ def test_colours_of_a_text_are_its_memberships_and_surprise(app, models):
 
 
 def test_surprise_is_the_loss_in_bits(models):
-    ids, model = torch.tensor(list(TEXT.encode())), models["bytes-tiny"].model
+    ids, model = torch.tensor(list(TEXT.encode())), models["gated"].model
     found = tost.analysis.surprise(model, ids, TEXT)
     loss = torch.nn.functional.cross_entropy(model(ids[None])[0, :-1], ids[1:]).item()
     assert found.bits[1:].mean().item() == pytest.approx(loss / math.log(2), rel=1e-5)
@@ -68,25 +76,41 @@ def test_a_softmax_model_has_surprise_but_no_groups(tmp_path):
     assert found["mean_bits"] > 0
 
 
-def test_a_token_has_gains_and_what_may_follow(app):
-    whole = ask(app, "text", model="bytes-tiny", text=TEXT).json()
-    found = ask(app, "token", model="bytes-tiny", text=TEXT, position=7).json()
-    assert torch.tensor(found["gains"]).shape == (4, 4, 32)
+@pytest.mark.parametrize("name", ["paper", "gated"])
+def test_a_token_has_gains_and_what_may_follow(app, models, name):
+    whole = ask(app, "text", model=name, text=TEXT).json()
+    found = ask(app, "token", model=name, text=TEXT, position=7).json()
+    assert torch.tensor(found["gains"]).shape == (2, 2, 16)
     assert 0 < torch.tensor(found["gains"]).min() <= torch.tensor(found["gains"]).max() <= 1
-    expected = torch.tensor(whole["pi"])[:, 7]
-    torch.testing.assert_close(torch.tensor(found["pi"]), expected, rtol=0, atol=2e-4)
+    torch.testing.assert_close(torch.tensor(found["pi"]), torch.tensor(whole["pi"])[:, 7], rtol=0, atol=2e-4)
     assert len(found["follows"]) == 5
-    assert "there is no token 999" in ask(app, "token", model="bytes-tiny", text=TEXT, position=999).json()["error"]
+    assert "there is no token 999" in ask(app, "token", model=name, text=TEXT, position=999).json()["error"]
+    nats, distance = (torch.tensor(found[key]) for key in ("nats", "distance"))
+    if name == "paper":
+        assert nats.numel() == distance.numel() == 0
+        return
+    torch.testing.assert_close(nats / nats.sum(1, keepdim=True), torch.tensor(found["pi"]), rtol=0, atol=1e-3)
+    source = models[name]
+    with torch.no_grad(), tost.analysis.capture(source.model) as records:
+        source.model(torch.tensor([list(TEXT.encode())]))
+    for record, each in zip(records, distance, strict=True):
+        x = record.x[:, :7]
+        _, state = tost.ops.gated_tssa_with_state(record.tokens[:, :7], record.layer.attention.write(x))
+        token = record.tokens[0, 7]
+        expected = (token - state.mean[0]).norm(dim=-1) / token.norm(dim=-1)
+        torch.testing.assert_close(each, expected, rtol=0, atol=1e-3)
 
 
-def test_the_state_keeps_its_size(app):
-    short, long = (ask(app, "memory", model="bytes-tiny", text=TEXT * n).json() for n in (1, 8))
+@pytest.mark.parametrize("name", ["paper", "gated"])
+def test_the_state_keeps_its_size(app, name):
+    short, long = (ask(app, "memory", model=name, text=TEXT * n).json() for n in (1, 8))
     assert short["state_bytes"] == long["state_bytes"]
     assert long["cache_bytes"] == 8 * short["cache_bytes"]
-    assert torch.tensor(long["mass"])[..., -1].allclose(torch.ones(4, 4))
+    assert torch.tensor(long["mass"])[..., -1].allclose(torch.ones(2, 2))
+    assert torch.tensor(long["half_life"]).shape == (2, 2, 8 if name == "gated" else 1)
 
 
-@pytest.mark.parametrize("mixer", ["softmax", "mingru", "s4d", "linear", "tssa"])
+@pytest.mark.parametrize("mixer", ["softmax", "mingru", "s4d", "linear", "gated_delta", "tssa", "tssa_plus"])
 def test_the_state_is_the_one_that_the_model_returns(tmp_path, mixer):
     sizes = {"embed_dim": 32, "depth": 2, "num_heads": 2, "vocab_size": 256}
     model = create_model("tost_lm_base", mixer=mixer, position="none", **sizes)
@@ -101,7 +125,7 @@ def test_the_state_is_the_one_that_the_model_returns(tmp_path, mixer):
 
 def test_a_text_is_continued_by_one_request_at_a_time(app, models, monkeypatch):
     monkeypatch.setattr(text, "PATIENCE", 0.01)
-    session = text.Session(models["bytes-tiny"], list(b"def "))
+    session = text.Session(models["gated"], list(b"def "))
     first = text.continue_text(session, Sampling(), 20, 0)
     next(first)
     with pytest.raises(ConfigError, match="continued already"):
@@ -114,7 +138,7 @@ def test_a_text_is_continued_by_one_request_at_a_time(app, models, monkeypatch):
 
 
 def test_generate_go_back_and_go_on(app):
-    first = ask(app, "generate", model="bytes-tiny", text="def ", temperature=0, count=20).lines()
+    first = ask(app, "generate", model="gated", text="def ", temperature=0, count=20).lines()
     session, end = first[0]["session"], first[-1]
     written = [part["id"] for part in first[1:-1]]
     assert (len(written), end["ended"], end["resumed"]) == (20, "length", False)
@@ -128,14 +152,12 @@ def test_generate_go_back_and_go_on(app):
 
 
 def test_the_same_seed_writes_the_same_text(app):
-    texts = [
-        ask(app, "generate", model="bytes-tiny", text="x", seed=seed, count=12).lines()[1:-1] for seed in (3, 3, 4)
-    ]
+    texts = [ask(app, "generate", model="gated", text="x", seed=seed, count=12).lines()[1:-1] for seed in (3, 3, 4)]
     assert texts[0] == texts[1] != texts[2]
 
 
 def test_generation_stops_where_the_page_ends(app):
-    found = ask(app, "generate", model="bytes-tiny", text="a" * (MAX_TOKENS - 3), count=10).lines()
+    found = ask(app, "generate", model="gated", text="a" * (MAX_TOKENS - 3), count=10).lines()
     assert (found[-1]["ended"], found[-1]["tokens"]) == ("room", 3)
 
 
@@ -157,11 +179,11 @@ def test_a_sample_is_recognized(app):
     assert send(app, "api/image?model=digits-tiny", sample.body).json()["top"][0]["label"] == "3"
 
 
-@pytest.mark.parametrize("kind", ["text", "image"])
-def test_inside_compares_with_an_untrained_model(app, models, kind):
-    if kind == "text":
-        found = ask(app, "inside", model="bytes-tiny", text=TEXT).json()
-        batch, model = torch.tensor([list(TEXT.encode())]), models["bytes-tiny"].model
+@pytest.mark.parametrize("name", ["paper", "gated", "digits-tiny"])
+def test_inside_compares_with_an_untrained_model(app, models, name):
+    if name != "digits-tiny":
+        found = ask(app, "inside", model=name, text=TEXT).json()
+        batch, model = torch.tensor([list(TEXT.encode())]), models[name].model
         rates = tost.analysis.coding_rate_by_layer(model, [batch])
         expected = rates.curve("trained", "validation", "attention").mean("variational").tolist()
         assert found["curves"][1]["values"]["variational"] == pytest.approx(expected)
@@ -175,15 +197,15 @@ def test_inside_compares_with_an_untrained_model(app, models, kind):
     assert "R_c^var" in found["verdict"]
 
 
-def test_block_statistics_are_correlations(tmp_path):
-    sizes = {"embed_dim": 32, "depth": 2, "num_heads": 2, "vocab_size": 256, "block_size": 4}
-    save_model(create_model("tost_lm_base", **sizes), tmp_path / "blocks")
-    app = build_app(open_models([str(tmp_path / "blocks")]), token=TOKEN, port=PORT)
-    blocks = torch.tensor(ask(app, "inside", model="blocks", text=TEXT).json()["blocks"])
-    assert blocks.shape == (2, 2, 4, 4, 4)  # layers, heads, blocks of 4 features
-    torch.testing.assert_close(blocks.diagonal(dim1=-2, dim2=-1), torch.ones(2, 2, 4, 4), rtol=0, atol=1e-3)
+def test_block_statistics_are_correlations(app):
+    found = ask(app, "inside", model="gated", text=TEXT).json()
+    blocks = torch.tensor(found["blocks"])
+    assert blocks.shape == (2, 2, 8, 2, 2)  # layers, heads, blocks of 2 features
+    torch.testing.assert_close(blocks.diagonal(dim1=-2, dim2=-1), torch.ones(2, 2, 8, 2), rtol=0, atol=1e-3)
     torch.testing.assert_close(blocks, blocks.mT)
     assert blocks.abs().max() <= 1
+    assert torch.tensor(found["predicted"]).shape == (2, 2)
+    assert ask(app, "inside", model="paper", text=TEXT).json()["predicted"] is None
 
 
 def test_models_are_opened_by_path_and_by_name(tmp_path):

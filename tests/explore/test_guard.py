@@ -82,7 +82,7 @@ def test_samples_are_only_those_of_the_model(app):
 
 def test_script_tags_are_text(app):
     text = "<script>alert(1)</script>"
-    answer = ask(app, "text", model="bytes-tiny", text=text)
+    answer = ask(app, "text", model="gated", text=text)
     assert answer.headers["content-type"] == "application/json"
     assert "".join(answer.json()["tokens"]) == text
 
@@ -90,11 +90,11 @@ def test_script_tags_are_text(app):
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        ({"model": "bytes-tiny", "text": "a" * 100_000}, "100,000 characters"),
-        ({"model": "bytes-tiny", "text": "a" * 5000}, "5,000 tokens"),
-        ({"model": "bytes-tiny", "text": ""}, "the text is empty"),
-        ({"model": "bytes-tiny", "text": 7}, "no text"),
-        ({"model": "bytes-tiny"}, "no text"),
+        ({"model": "gated", "text": "a" * 100_000}, "100,000 characters"),
+        ({"model": "gated", "text": "a" * 5000}, "5,000 tokens"),
+        ({"model": "gated", "text": ""}, "the text is empty"),
+        ({"model": "gated", "text": 7}, "no text"),
+        ({"model": "gated"}, "no text"),
         ({"model": "digits-tiny", "text": "x"}, "reads images"),
         ({"model": "../etc", "text": "x"}, "there is no model"),
         ({"model": None, "text": "x"}, "there is no model"),
@@ -109,13 +109,13 @@ def test_bad_texts_are_refused_with_a_reason(app, path, content, words):
 
 
 def test_half_a_character_is_replaced(app):
-    body = b'{"model": "bytes-tiny", "text": "a\\ud83d"}'
+    body = b'{"model": "gated", "text": "a\\ud83d"}'
     answer = send(app, "api/text", body, headers={"content-type": "application/json"})
     assert answer.json()["text"] == "a�"
 
 
 def test_a_million_characters(app):
-    answer = ask(app, "text", model="bytes-tiny", text="a" * 1_000_000)
+    answer = ask(app, "text", model="gated", text="a" * 1_000_000)
     assert answer.status == 400
     assert f"{MAX_JSON:,} bytes" in answer.json()["error"]
 
@@ -143,7 +143,7 @@ def test_what_is_no_json(app, body):
     ],
 )
 def test_bad_options_of_sampling(app, wrong):
-    answer = ask(app, "generate", **{"model": "bytes-tiny", "text": "x", "count": 1, **wrong})
+    answer = ask(app, "generate", **{"model": "gated", "text": "x", "count": 1, **wrong})
     assert answer.status == 400
     assert next(iter(wrong)) in answer.json()["error"]
 
@@ -153,7 +153,7 @@ def test_broken_images(app):
         answer = send(app, "api/image?model=digits-tiny", data)
         assert answer.status == 400
         assert "image" in answer.json()["error"]
-    assert "reads text" in send(app, "api/image?model=bytes-tiny", picture(8, 8)).json()["error"]
+    assert "reads text" in send(app, "api/image?model=gated", picture(8, 8)).json()["error"]
 
 
 def test_a_page_description_is_no_image(app, monkeypatch):
@@ -182,7 +182,7 @@ def test_what_takes_too_long_is_not_waited_for(app, monkeypatch):
     ended = threading.Event()
     monkeypatch.setattr(server, "MAX_SECONDS", 0.1)
     monkeypatch.setattr(text, "look", lambda *_: ended.wait(60))
-    answer = send(app, "api/text", json.dumps({"model": "bytes-tiny", "text": "a"}).encode())
+    answer = send(app, "api/text", json.dumps({"model": "gated", "text": "a"}).encode())
     ended.set()
     assert answer.status == 400
     assert "longer than 0.1 seconds; try a shorter text" in answer.json()["error"]
