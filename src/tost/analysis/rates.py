@@ -156,23 +156,14 @@ class CodingRates(Result):
         over_depth = int((after.diff() < 0).sum())
         return Falls(over_depth, len(after) - 1, int((after < before).sum()), len(after))
 
-    def _with_changes(self) -> list[RateCurve]:
-        """Return every curve and then every change within a block."""
-        return [*self.curves, *(self.change(*pair, *step) for pair in self.pairs() for step in self.steps())]
-
     def to_json(self) -> dict[str, Any]:
         """Return means and quartiles of everything as plain data, changes within a block included."""
-        curves = []
-        for curve in self._with_changes():
-            numbers = {name: {"mean": curve.mean(name), "quartiles": curve.quartiles(name)} for name in MEASURES}
-            labels = {"source": curve.source, "split": curve.split, "place": curve.place, "layers": curve.layers}
-            curves.append({**labels, "samples": len(curve.values["variational"]), "measures": numbers})
-        return {"unit": "nats", "curves": plain(curves), "summary": plain(self.summary())}
+        return {"unit": "nats", "curves": self.rows(), "summary": plain(self.summary())}
 
     def rows(self) -> list[dict[str, Any]]:
         """Return one row per model, split, place or change, layer and measure."""
         rows = []
-        for curve in self._with_changes():
+        for curve in (*self.curves, *(self.change(*pair, *step) for pair in self.pairs() for step in self.steps())):
             for measure in MEASURES:
                 numbers = torch.stack((curve.mean(measure), *curve.quartiles(measure)), dim=1).tolist()
                 for layer, values in zip(curve.layers, numbers, strict=True):

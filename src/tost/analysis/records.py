@@ -84,8 +84,8 @@ class Statistics:
             ``[B, N, H]`` in nats; 0 for padding.
         """
         u = self.deviation()
-        products = u * shrink(u, self.moments, self.block_size)
-        return 0.5 * in_blocks(products, self.block_size).sum(dim=-1).clamp_min(0).log1p().sum(dim=-1)
+        squares = u * shrink(u, self.moments, self.block_size)
+        return 0.5 * in_blocks(squares, self.block_size).sum(dim=-1).clamp_min(0).log1p().sum(dim=-1)
 
     def share(self) -> Tensor:
         """Return the share of each head in a token, ``[B, N, H]``: its membership, or its coding-rate gain over all.
@@ -158,17 +158,8 @@ class AttentionLayer:
             return torch.full((self.attention.num_heads,), math.nan)
         return self.attention.temperature.detach().expand(self.attention.num_heads)
 
-    def membership(self, w: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Return the memberships that the layer gives to tokens; not for gated layers.
-
-        Args:
-            w: Projected tokens, ``[B, N, H, D]``.
-            mask: Real tokens, bool ``[B, N]``.
-
-        Returns:
-            pi, ``[B, N, H]``, float32 or better: what `tost.membership` or `tost.causal_membership` gives with the
-            layer's temperature, position bias and options.
-        """
+    def _membership(self, w: Tensor, mask: Tensor | None) -> Tensor:
+        """Return the memberships that a layer without gates gives to tokens w [B, N, H, D], ``[B, N, H]``."""
         attention = self.attention
         if isinstance(attention, CausalTSSAttention):
             return causal_membership(w, self.temperatures(), attention.bias(), mask=mask)
@@ -188,7 +179,7 @@ class AttentionLayer:
         attention, g = self.attention, getattr(self.attention, "block_size", 1)
         w = zero_padding(w.to(statistics_dtype(w.dtype)), mask)
         if not isinstance(attention, GatedTSSAttention):
-            pi = self.membership(w, mask).to(w.dtype)
+            pi = self._membership(w, mask).to(w.dtype)
             added, mass = pi.unsqueeze(-1) * products(w, g), pi.unsqueeze(-1)
             total = prefix_sums if self.is_causal else _sum_of_tokens
             return Statistics(w, mask, g, total(added) / (total(mass) + MASS_FLOOR), pi=pi)

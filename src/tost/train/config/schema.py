@@ -191,7 +191,7 @@ class EvaluateConfig(_Section):
     weights: Literal["average", "raw"] = _key(
         "average", "what is measured during training; average: if train.ema_decay keeps one"
     )
-    telemetry: bool = _key(False, "log the compression term of the coding rate by layer as well")
+    telemetry: bool = _key(False, "log R_c^var of each layer and its change by the attention")
 
 
 class LogConfig(_Section):
