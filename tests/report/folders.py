@@ -36,6 +36,7 @@ def write_run(
         records.append({"kind": "step", "step": step, "steps": steps, "loss": 2.0 / step, "tokens_per_second": 1000.0})
         if step % 10 == 0:
             layers = {f"compression/layer_{layer:02d}": 3.0 - 0.1 * layer for layer in range(4)}
+            layers |= {f"compression/change_{layer:02d}": 1.5 / step - 0.1 * layer for layer in range(4)}
             records.append({"kind": "evaluation", "step": step, "loss": 2.1 / step, "accuracy": accuracy, **layers})
     (folder / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
     ending = {

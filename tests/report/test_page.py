@@ -54,6 +54,14 @@ def test_runs_of_one_data_set_share_charts(two, tmp_path):
     assert "text, validation" in losses[1]
 
 
+def test_rates_of_the_layers_and_their_changes_are_charts(two):
+    shown = [alt for alt in pictures(render(read_runs(two))) if "compression term" in alt]
+    assert len(shown) == 4
+    assert "tost: compression term by layer" in shown[0]
+    assert "tost: change of the compression term by the attention, below 0: compresses: step 10" in shown[1]
+    assert "from 0.15 to -0.15" in shown[1]
+
+
 def test_page_says_whether_the_comparison_is_fair(two):
     assert "differ in nothing but the model" in render(read_runs(two))
     config = two[1] / "config.yaml"

@@ -80,7 +80,7 @@ class StateMemory(Result):
         plots.log_tokens(left)
         right.set_xticks(self.layers)
         if self.gated:
-            right.set_yscale("log", base=2)
+            plots.log_tokens(right, "y")
         else:
             right.set_ylim(bottom=0)
         plots.finish(left, title="weight of the last tokens, at the end", x="last tokens", y="share of the weight")

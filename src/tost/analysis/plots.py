@@ -93,10 +93,10 @@ def finish(axes: Axes, *, title: str = "", x: str = "", y: str = "") -> None:
     axes.set_axisbelow(True)
 
 
-def log_tokens(axes: Axes) -> None:
-    """Make the horizontal axis one of numbers of tokens in powers of 2."""
-    axes.set_xscale("log", base=2)
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
+def log_tokens(axes: Axes, side: str = "x") -> None:
+    """Make the axis x or y one of numbers of tokens in powers of 2."""
+    getattr(axes, f"set_{side}scale")("log", base=2)
+    getattr(axes, f"{side}axis").set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
 
 
 def draw_panels(tables: NDArray[Any], titles: Sequence[str], label: str, *, height: float) -> tuple[Figure, list[Axes]]:
