@@ -171,6 +171,16 @@ def test_visited_records_are_not_kept(model):
     assert records == []
 
 
+@torch.no_grad()
+def test_records_are_visited_before_a_sharded_block_gives_up_its_weights(model):
+    events = []
+    for block in model.blocks:
+        block.register_forward_hook(lambda module, given, output: events.append("sharded"))
+    with analysis.capture(model, visit=lambda record: events.append("visited")):
+        model(example(model))
+    assert events == ["visited", "sharded"] * 2
+
+
 class Foreign(nn.Module):
     """Someone's model that has our attention and nothing else of tost."""
 

@@ -378,14 +378,15 @@ class _Watcher:
         # A listener at the projection also keeps the operator from overwriting the tokens.
         yield attention.proj_in.register_forward_hook(self._keep_tokens)
         if block is None:
-            yield attention.register_forward_hook(self._end)
+            yield attention.register_forward_hook(self._end, prepend=True)
             return
         yield block.register_forward_pre_hook(self._begin_block, with_kwargs=True)
         if block.norm == "pre":
             yield block.norm2.register_forward_pre_hook(lambda module, given: self._keep("attention", given[0]))
         else:
             yield block.norm1.register_forward_hook(lambda module, given, output: self._keep("attention", output))
-        yield block.register_forward_hook(self._end)
+        # Before the hooks of a sharded model, which give up the weights.
+        yield block.register_forward_hook(self._end, prepend=True)
 
     def _begin_block(self, module: nn.Module, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
         if not self.busy:
