@@ -9,6 +9,11 @@ const RATES = {
   compression: ["R_c: group by group", "Nats to store the tokens of each group by themselves; lower is tighter groups."],
   variational: ["R_c^var: what the attention lowers", "The bound on R_c of which every attention layer is meant to take one step down."],
 };
+/** What rates mean in a model whose heads have windows in place of groups. */
+const WINDOWS = {
+  compression: "The same with the shares of the coding-rate gain as groups.",
+  variational: "Log-determinants of the covariances about the means of the windows, mean over the tokens; the attention is meant to take one step down.",
+};
 
 export class InsideView {
   constructor(shared, root) { Object.assign(this, { shared, root, asked: 0 }); }
@@ -60,7 +65,7 @@ export class InsideView {
     this.shared.choose({ place });
     const at = (source) => found.curves.find((curve) => curve.source === source && curve.place === place).values;
     const [trained, control] = [at("trained"), at("control")];
-    const charts = Object.entries(RATES).map(([measure, [title, text]], i) => panel(title, el("p", { class: "quiet" }, ...formulas(text)), lineChart({
+    const charts = Object.entries(RATES).map(([measure, [title, text]], i) => panel(title, el("p", { class: "quiet" }, ...formulas((found.predicted && WINDOWS[measure]) || text)), lineChart({
       title, x: "layer", y: "nats", width: 560, height: 250,
       lines: [{ name: "this model", values: trained[measure], tint: colour(i) }, { name: "untrained", values: control[measure], tint: "#7F7F7F", dash: "5 4" }],
     })));
