@@ -105,4 +105,6 @@ def test_kernels_agree_with_the_reference(causal, form, shape, dtype):
     expected = run({name: x.double() for name, x in leaves.items()}, options, "reference", causal=causal)
     assert all(torch.equal(found[name], again[name]) for name in found)
     errors = {name: relative_rms(found[name], expected[name]) for name in expected}
-    assert {name: error for name, error in errors.items() if not error <= BOUNDS[dtype]} == {}
+    # The gradient of a temperature is one sum over all tokens, of terms that may cancel.
+    bounds = dict.fromkeys(errors, BOUNDS[dtype]) | {"dtemperature": 10 * BOUNDS[dtype]}
+    assert {name: error for name, error in errors.items() if not error <= bounds[name]} == {}
