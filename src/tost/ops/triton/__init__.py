@@ -1,4 +1,4 @@
-"""Both operators by Triton kernels, for GPUs. Experimental: we have never run the compiled kernels on a device.
+"""`tost.tssa` and `tost.causal_tssa` by Triton kernels. Experimental: we have never run them compiled on a device.
 
 They are compared with the reference under Triton's interpreter (``TRITON_INTERPRET=1``, CPU tensors) and compiled
 ahead of time for four targets. ``backend="auto"`` does not take them: ask for them with ``backend="triton"`` or

@@ -1,6 +1,6 @@
 """Runs the kernels: sizes of tiles, memory for partial sums, the order of launches. Importing it imports triton.
 
-Shapes are those of `tost.ops.native`; all tensors are contiguous. Nothing here looks at the values of a tensor, so
+Shapes are those of `tost.ops._operators`; all tensors are contiguous. Nothing here looks at the values of a tensor, so
 nothing waits for the device.
 """
 
