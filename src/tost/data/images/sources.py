@@ -24,6 +24,7 @@ from torch import Tensor
 
 from tost.data._tables import check_columns, columns_of, open_parquet, read_column
 from tost.data._tar import TarEntry, TarPart, open_tar
+from tost.data.dataset import hash_files
 from tost.data.images.options import ImageOptions, ImageParquetOptions, class_folders, split_names
 from tost.data.images.transforms import BadImageError, read_image
 from tost.errors import ConfigError
@@ -213,8 +214,10 @@ class FileImages(ImageSource):
             return file.read()
 
     def fingerprint(self) -> str:
-        """Return the SHA-256 of the listing: paths below the folder, and sizes."""
-        return hash_lines(f"{name}\t{self._size(name)}" for name in map(os.fsdecode, self._names))
+        """Return the SHA-256 of the listing, paths below the folder and sizes, and of pieces of the content."""
+        names = list(map(os.fsdecode, self._names))
+        listing = hash_lines(f"{name}\t{self._size(name)}" for name in names)
+        return hash_lines([listing, hash_files([self.root / name for name in names])])
 
     def _size(self, name: str) -> int:
         try:
@@ -346,9 +349,10 @@ class TarImages(ImageSource):
         return os.pread(self._open[file], size, start)
 
     def fingerprint(self) -> str:
-        """Return the SHA-256 of the listing: names of the members, and sizes."""
+        """Return the SHA-256 of the listing, names of the members and sizes, and of pieces of the content."""
         names = map(os.fsdecode, self._names)
-        return hash_lines(f"{name}\t{size}" for name, size in zip(names, self.places[:, 2], strict=True))
+        listing = hash_lines(f"{name}\t{size}" for name, size in zip(names, self.places[:, 2], strict=True))
+        return hash_lines([listing, hash_files(self.paths)])
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_open": {}}
@@ -557,11 +561,12 @@ class ParquetImages(ImageSource):
         return data
 
     def fingerprint(self) -> str:
-        """Return the SHA-256 of names, and of the sizes of all groups of rows."""
-        return hash_lines(
+        """Return the SHA-256 of names, of the sizes of all groups of rows, and of pieces of the content."""
+        listing = hash_lines(
             f"{path.name}\t" + " ".join(f"{group.num_rows}:{group.total_byte_size}" for group in _groups(path))
             for path in self.paths
         )
+        return hash_lines([listing, hash_files(self.paths)])
 
     def load(self) -> None:
         """Make the rows readable, if they are not yet.
