@@ -8,7 +8,6 @@ import json
 import os
 import signal
 import struct
-import tarfile
 import zipfile
 from pathlib import Path
 from random import Random
@@ -19,7 +18,7 @@ import pytest
 from fuzz import run, worker
 from fuzz.harness import Harness, Turn, memory_limit, one_of_many, problem_of, time_limit
 from fuzz.mutate import mutate
-from tests.data.images.files import encoded, picture, tar_of
+from tests.data.images.files import encoded, picture
 from tost.errors import ConfigError
 
 MIB = 1 << 20
@@ -104,11 +103,6 @@ def read_safetensors(data):
     return json.loads(data[8 : 8 + size])
 
 
-def read_tar(data):
-    with tarfile.open(fileobj=io.BytesIO(data)) as archive:
-        return [entry.name for entry in archive]
-
-
 def read_zip(data):
     with zipfile.ZipFile(io.BytesIO(data)) as archive:
         return {name: archive.read(name) for name in archive.namelist()}
@@ -119,7 +113,6 @@ FORMATS = {
     "gzip": (gzip.compress(b"some text\nin lines"), gzip.decompress),
     "zip": (zip_of({"x/data.pkl": b"\x80\x02}.", "x/data/0": bytes(8)}), read_zip),
     "safetensors": (safetensors_of({"w": {"dtype": "F32", "shape": [4], "data_offsets": [0, 16]}}), read_safetensors),
-    "tar": (tar_of({"a.jpg": b"abc", "a.cls": b"1"}), read_tar),
     "png": (encoded(picture(1, 1)), None),
 }
 

@@ -278,7 +278,7 @@ class Distributed:
         if _TRIM is None or self.device.type == "cuda" or self.memory_bytes() < self._trim_above:
             return
         _TRIM(0)
-        self._trim_above = self.memory_bytes() * 5 // 4 + _UNTRIMMED
+        self._trim_above = self.memory_bytes() * 3 // 2 + _UNTRIMMED
 
     def peak_memory_bytes(self) -> int:
         """The most memory of this process so far."""

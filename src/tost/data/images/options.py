@@ -301,8 +301,8 @@ class ImageNetOptions(ImageOptions):
 
     validation_split: str = option("val", _VALIDATE_ON)
     eval_resize: _Resize = option("ratio", _EVAL_RESIZE)
-    real_labels: str | None = option(
-        None, "reassessed validation labels (ReaL): path of real.json, or timm for the copy that timm holds"
+    real_labels: Literal["timm"] | None = option(
+        None, "reassessed validation labels (ReaL); timm: the copy that timm holds"
     )
 
     def _conflicts(self) -> Iterator[str]:
@@ -324,7 +324,7 @@ SPECS = tuple(
         ("flowers102", Flowers102Options, "Oxford flowers, 102 classes, in the official splits"),
         ("image_folder", ImageFolderOptions, "any images, sorted into folders: <split>/<class>/<image>"),
         ("image_parquet", ImageParquetOptions, "any images in parquet files with a column of images and one of labels"),
-        ("imagenet", ImageNetOptions, "ImageNet-1k, 1000 classes; folders, tar files or parquet files; ReaL labels"),
+        ("imagenet", ImageNetOptions, "ImageNet-1k, 1000 classes; folders or parquet files; ReaL labels"),
         ("pets", PetsOptions, "Oxford-IIIT cats and dogs, 37 breeds, in the official splits"),
     )
 )
