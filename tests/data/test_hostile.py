@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import io
 import os
 import subprocess
 import sys
@@ -58,16 +57,7 @@ def eps_in_parquet(root):
     open_shards([root / "a.parquet"]).source.image(0)
 
 
-def eps_on_the_hub(root):
-    import datasets
-
-    table = datasets.Dataset.from_dict({"img": [{"bytes": EPS, "path": None}], "label": [0]})
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(datasets, "load_dataset", lambda *_, **__: table.cast_column("img", datasets.Image()))
-        build_data(DataOptions(name="lra_image", path="hub:a/b"), seed=0)
-
-
-@pytest.mark.parametrize("read", [eps_in_folder, eps_in_parquet, eps_on_the_hub])
+@pytest.mark.parametrize("read", [eps_in_folder, eps_in_parquet])
 def test_no_image_starts_another_program(tmp_path, monkeypatch, read):
     """Pillow opens EPS with Ghostscript, whatever the name of the file is."""
     log = tmp_path / "started"
@@ -222,22 +212,9 @@ def test_reviews_have_whole_labels(tmp_path, label):
 # Other files.
 
 
-def npy(text):
-    stream = io.BytesIO()
-    np.lib.format.write_array(stream, np.array([["a"] * 11]))
-    return stream.getvalue().replace(b"'shape': (1, 11)", text.ljust(16))
-
-
-@pytest.mark.parametrize(
-    "content",
-    [npy(b"'shape': ((((("), npy(b"'shape': (9**9,)"), b"\x93NUMPY", b"\x93NUMPY\x01\x00\xff\xff"],
-    ids=["open", "power", "cut", "length"],
-)
-def test_pathfinder_metadata(tmp_path, content):
-    (tmp_path / "0.npy").write_bytes(content)
-    with limited(1), pytest.raises(ConfigError, match=r"0\.npy cannot be read: "):
-        read_metadata_rows(tmp_path / "0.npy")
-    os.truncate(tmp_path / "0.npy", 1 << 40)
+def test_pathfinder_metadata(tmp_path):
+    with (tmp_path / "0.npy").open("wb") as file:
+        file.truncate(1 << 40)
     with pytest.raises(ConfigError, match=r"more than metadata ever has; it was not read"):
         read_metadata_rows(tmp_path / "0.npy")
 
