@@ -15,6 +15,7 @@ from tost.deploy.runtime import Model
 from tost.errors import ConfigError, MissingPackageError
 from tost.models import list_models
 from tost.models.mixers import list_mixers
+from tost.ops._scan import linear_recurrence
 
 LANGUAGE = {"embed_dim": 32, "depth": 2, "num_heads": 2, "vocab_size": 64, "max_length": 64}
 QUICK = {
@@ -114,13 +115,32 @@ print(*ids, grown)
 
 @pytest.mark.parametrize("count", [40, pytest.param(10_000, marks=[pytest.mark.slow, pytest.mark.timeout(600)])])
 def test_text_without_torch_is_that_of_generate(tmp_path, count):
-    model = small("tost_lm_base", {**LANGUAGE, "position": "none"}).eval()
+    model = perturb(small("tost_lm_base", {**LANGUAGE, "position": "none", "layer_scale": None}), 0.3).eval()
     tost.export(model, tmp_path / "out")
     command = [sys.executable, "-c", GREEDY, str(tmp_path / "out"), str(count)]
     *ids, grown = map(int, subprocess.run(command, capture_output=True, check=True, text=True).stdout.split())
     expected = tost.generate(model, torch.tensor([[1, 2, 3]]), max_new_tokens=count, temperature=0)
     assert ids == expected[0, 3:].tolist()
+    assert len(set(ids)) > 1
     assert grown < 4096  # kilobytes
+
+
+class Recurrence(torch.nn.Module):
+    def forward(self, factor, value, start):
+        return linear_recurrence(factor, value, start)
+
+
+def test_a_recurrence_is_exported_for_every_length():
+    def example(batch, tokens):
+        return torch.rand(batch, tokens, 3), torch.randn(batch, tokens, 3), torch.randn(batch, 3)
+
+    sizes = {0: torch.export.Dim("batch"), 1: torch.export.Dim("tokens")}
+    program = torch.export.export(
+        Recurrence(), example(2, 5), dynamic_shapes=(sizes, sizes, {0: sizes[0]}), strict=False
+    )
+    for batch, tokens in ((1, 1), (3, 2), (2, 300)):
+        given = example(batch, tokens)
+        torch.testing.assert_close(program.module()(*given), linear_recurrence(*given))
 
 
 def test_positions_end(tmp_path):
