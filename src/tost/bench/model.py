@@ -104,24 +104,30 @@ class Pass:
         """Return the folder of an export."""
         return Path(self.folder) / f"{self.model}-{runtime}-{'any' if self.limit else self.size}"
 
-    def feed(self, model: nn.Module) -> Feed:
-        """Return the input."""
+    def feed(self, vocabulary: int) -> Feed:
+        """Return the input, without the state of a language model."""
         generator = torch.Generator().manual_seed(1)
         if not self.limit:
             return {"images": torch.rand(self.batch, 3, self.size, self.size, generator=generator)}
-        vocabulary = model.options.vocab_size  # type: ignore[union-attr]
-        ids = torch.randint(vocabulary, (1, self.size), generator=generator)  # type: ignore[arg-type]
-        return {"ids": ids, "at": torch.tensor([self.size - 1]), **start(describe(model).inputs, 1)}
+        ids = torch.randint(vocabulary, (1, self.size), generator=generator)
+        return {"ids": ids, "at": torch.tensor([self.size - 1])}
 
-    def runner(self, path: str, model: nn.Module) -> Callable[[], Any]:
-        """Return the call that is timed; `model` runs it, or has been exported."""
-        feed = self.feed(model)
+    def exported_runner(self, runtime: str, arithmetic: str) -> Callable[[], Any]:
+        """Return the call of an exported model that is timed."""
+        precision = {"fp32": "f32"}.get(arithmetic, arithmetic)
+        served = Model(self.exported(runtime), torch.get_num_threads(), precision)
+        feed = self.feed((served.about["options"] or {}).get("vocab_size", 0))
+        return partial(served, **{name: x.numpy() for name, x in feed.items()}, **served.start()[1])
+
+    def runner(self, path: str, model: nn.Module | None = None) -> Callable[[], Any]:
+        """Return the call that is timed; torch runs `model`, by default a new one."""
         runtime, _, arithmetic = path.rpartition(" ")
         if runtime in _PACKAGES:
-            precision = {"fp32": "f32"}.get(arithmetic, arithmetic)
-            served = Model(self.exported(runtime), torch.get_num_threads(), precision)
-            return partial(served, **{name: x.numpy() for name, x in feed.items()})
-        module: Any = describe(model, None if self.limit else self.size).module
+            return self.exported_runner(runtime, arithmetic)
+        model = self.build() if model is None else model
+        graph = describe(model, None if self.limit else self.size)
+        feed = self.feed(getattr(model.options, "vocab_size", 0)) | start(graph.inputs, 1)
+        module: Any = graph.module
         run = torch.compile(module, dynamic=False) if runtime == "compile" else module
         arguments = tuple(feed.values())
 
@@ -151,11 +157,8 @@ class Load:
 
 def loaded_bytes(load: Load) -> int:
     """Return by how much the memory of this process grows at most while a model is loaded and run once."""
-    exported = load.path.rpartition(" ")[0] in _PACKAGES
-    # The exported model brings its weights; what describes its inputs needs none.
-    model = load.what.build(depth=1, embed_dim=8, num_heads=1) if exported and not load.what.limit else None
     with watch_peak() as peak:
-        load.what.runner(load.path, load.what.build() if model is None else model)()
+        load.what.runner(load.path)()
     return peak[0]
 
 
