@@ -68,6 +68,9 @@ SIGNATURES = {
         "(model, *, layers=None, causal=None, num_heads=None, source='value', extensions=None, backend='auto')"
     ),
     "load_pretrained": "(name)",
+    "export": (
+        "(model, path, *, format='onnx', image_size=None, calibration=None, tokenizer=None, opset=20, force=False)"
+    ),
     "objective.coding_rate": "(z, eps, *, f=LOG, mask=None, centered=False)",
     "objective.compression_rate": "(z, pi, eps, *, f=LOG, mask=None, centered=False)",
     "objective.rate_reduction": "(z, pi, eps, *, f=LOG, mask=None, centered=False)",

@@ -33,6 +33,7 @@ COMMANDS = {
     "report": ("tost.cli._look:report", "Write one HTML page about runs."),
     "explore": ("tost.cli._look:explore", "Look inside models in the browser, on this machine only."),
     "compare": ("tost.cli._look:compare", "Show runs side by side, with the settings that differ."),
+    "export": ("tost.cli._export:export", "Write a model for ONNX Runtime or OpenVINO, with a runner."),
     "convert": ("tost.cli._convert:convert", "Convert weights between the authors' code and this package."),
     "info": ("tost.cli._info:info", "Show what is installed, what can run here and why not."),
     "bench": ("tost.cli._bench:app", "Measure speed and memory, if all results are right."),

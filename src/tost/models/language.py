@@ -281,8 +281,8 @@ class LanguageToST(TokenModel):
                 f"the state has {len(state.layers)} layers, but this model has {len(self.blocks)}; "
                 "pass the state that this model returned, or None at the start of a sequence."
             )
-        sequences = len(ids) if packing is None else packing.num_sequences
-        if len(state.position) != sequences:
+        sequences = ids.shape[0] if packing is None else packing.num_sequences
+        if state.position.shape[0] != sequences:
             packed = "" if packing is None else f" with {sequences} packed sequences"
             raise ValueError(
                 f"the state holds {state.position.numel()} sequences, but ids have shape {tuple(ids.shape)}{packed}; "
