@@ -65,7 +65,7 @@ class _RecurrentMixer(CausalMixer[RecurrentState]):
         self, x: Tensor, parts: Tensor, state: RecurrentState | None, mask: Tensor | None
     ) -> tuple[Tensor, RecurrentState]:
         before = RecurrentState.empty(x, *self.memory_shape()) if state is None else state
-        check_memory(before.memory, len(x), self.memory_shape())
+        check_memory(before.memory, x.shape[0], self.memory_shape())
         y, memory, seen = parts[:, :, 0], before.memory, num_tokens(x, mask)
         if (context := parallel.active()) is not None:
             seen = context.sum(seen)
