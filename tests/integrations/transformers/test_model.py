@@ -60,8 +60,9 @@ def test_the_names_that_transformers_uses_everywhere():
     [
         ({"embed_dim": 30}, "embed_dim=30 is not divisible by num_heads=12"),
         ({"max_position_embeddings": 0}, "max_position_embeddings: 0 given; needs a whole number >= 1"),
-        ({"mixer": "softmax", "gate": True}, "gate=True is about TSSA"),
-        ({"after_last_position": "repeat", "position": "none"}, "leave after_last_position=error"),
+        ({"mixer": "softmax", "backend": "torch"}, "backend=torch is about TSSA"),
+        ({"mixer": "tssa_plus", "mixer_options": {"block_size": 5}}, "block_size=5 does not divide"),
+        ({"mixer_options": {"block_size": 4}}, "mixer_options.block_size: unknown"),
         ({"dropout": "much"}, "dropout: much given; needs a number >= 0 and < 1"),
         ({"depth": True}, "depth: true given; needs a whole number >= 1"),
         ({"embed_dmi": 30}, "embed_dmi: not an option of the model; did you mean 'embed_dim'"),
@@ -146,7 +147,7 @@ def test_from_pretrained_with_a_dtype(dtype, tmp_path):
     assert out.logits.dtype == dtype
     assert out.logits.isfinite().all()
     # Sums over many tokens stay in float32 or better.
-    assert out.past_key_values.layers[0].read().mixer.squares.dtype == (
+    assert out.past_key_values.layers[0].read().mixer.covariance.dtype == (
         torch.float64 if dtype == torch.float64 else torch.float32
     )
     model.save_pretrained(tmp_path / "narrow")
@@ -168,7 +169,7 @@ def test_missing_weights_are_initialized_as_those_of_a_new_model(tmp_path):
             if key == "norm.weight":
                 continue
             fresh = new.state_dict()[key]
-            if fresh.std() < 1e-9 or key.endswith("decay_logit"):
+            if fresh.std() < 1e-9 or key.endswith("proj_write.bias"):
                 assert torch.equal(weight, fresh), key
             else:
                 assert abs(weight.mean()) < 0.2 * fresh.std(), key

@@ -25,9 +25,9 @@ from transformers.masking_utils import (
     sdpa_mask,
 )
 
-from tost.integrations.replace.parts import LLAMA, TRANSFORMERS, Parts, read_linear, split_fused
+from tost.integrations.replace.parts import LLAMA, TRANSFORMERS, Attention, Parts, read_linear, split_fused
 from tost.integrations.transformers.cache import StateLayer, adopt_layer
-from tost.nn import CausalTSSAttention, TSSAttention
+from tost.nn import CausalTSSAttention, GatedTSSAttention
 from tost.nn.masks import demand, read_attention_mask, read_packed_mask
 from tost.ops import Packing
 from tost.ops.packing import find_packing
@@ -54,11 +54,10 @@ class ReplacedAttention(nn.Module):
         windowed: The layer saw no further back than a window. TSSA does.
     """
 
-    def __init__(
-        self, attention: TSSAttention | CausalTSSAttention, layer_idx: int | None, *, windowed: bool = False
-    ) -> None:
+    def __init__(self, attention: Attention, layer_idx: int | None, *, windowed: bool = False) -> None:
         super().__init__()
         self.attention, self.layer_idx, self.windowed = attention, layer_idx, windowed
+        self.causal = isinstance(attention, CausalTSSAttention | GatedTSSAttention)
 
     def forward(
         self,
@@ -117,7 +116,7 @@ class ReplacedAttention(nn.Module):
         """Return the layer of the cache that holds the state."""
         if isinstance(cache, EncoderDecoderCache):
             cache = cache.self_attention_cache
-        if not isinstance(self.attention, CausalTSSAttention) or self.layer_idx is None:
+        if not self.causal or self.layer_idx is None:
             raise ValueError(
                 "a cache was passed to attention that is replaced by TSSA over all tokens; only causal layers continue "
                 "from a state. Call the model with use_cache=False."
@@ -131,8 +130,7 @@ class ReplacedAttention(nn.Module):
         packing = find_packing(shape, cu_seqlens, others.get("seq_idx") if cu_seqlens is None else None)
         segments = None
         if mask is not None and mask.dim() > 2:
-            options = {"causal": self.attention.causal, "windowed": self.windowed}
-            segments = read_packed_mask(mask, *shape, **options)
+            segments = read_packed_mask(mask, *shape, causal=self.causal, windowed=self.windowed)
         elif mask is None and packing is None and (positions := others.get("position_ids")) is not None:
             jumps = positions.diff(dim=-1) != 1
             if torch.compiler.is_compiling():
@@ -157,13 +155,12 @@ class ReplacedAttention(nn.Module):
             return None
         if mask.dim() == 2:
             mask = mask[:, None, None, -x.shape[1] :]
-        causal = self.attention.causal or packed
-        return read_attention_mask(mask, x.shape[0], x.shape[1], causal=causal, windowed=self.windowed or packed)
+        causal, windowed = self.causal or packed, self.windowed or packed
+        return read_attention_mask(mask, x.shape[0], x.shape[1], causal=causal, windowed=windowed)
 
     def _continue(self, x: Tensor, real: Tensor | None, cache: Cache) -> Tensor:
         layer = self._state_layer(cache)
-        attention = cast(CausalTSSAttention, self.attention)
-        y, state = attention.forward_with_state(x, cast(Any, layer.read()), real)
+        y, state = cast(Any, self.attention).forward_with_state(x, layer.read(), real)
         layer.write(state, x.shape[1])
         return y
 
@@ -207,7 +204,7 @@ def read(module: nn.Module) -> Parts | None:
     )
 
 
-def wrap(attention: TSSAttention | CausalTSSAttention, module: nn.Module) -> nn.Module:
+def wrap(attention: Attention, module: nn.Module) -> nn.Module:
     """Return the TSSA layer in the form in which `module` is called."""
     return ReplacedAttention(attention, getattr(module, "layer_idx", None), windowed=_window(module) is not None)
 
