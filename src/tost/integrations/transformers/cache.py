@@ -74,8 +74,8 @@ class StateLayer(LinearAttentionLayer, CacheLayerMixin):
         return self.mask_length or self.get_seq_length() + query_length, 0
 
     def reset(self) -> None:
-        """Forget everything."""
-        super().reset()
+        """Forget everything; the memory stays where it is."""
+        self.has_previous_state = dict.fromkeys(self.has_previous_state, False)
         if self.count is not None:
             self.count.zero_()
 

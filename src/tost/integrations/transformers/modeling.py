@@ -13,7 +13,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import Cache, GenerationConfig, GenerationMixin, PreTrainedModel
-from transformers import initialization as init
 from transformers.conversion_mapping import register_checkpoint_conversion_mapping
 from transformers.core_model_loading import WeightRenaming
 from transformers.generation.configuration_utils import GenerationMode
@@ -64,14 +63,17 @@ class TostPreTrainedModel(PreTrainedModel):  # type: ignore[no-untyped-call]
         self.config.vocab_size = size
 
     @torch.no_grad()
-    def _init_weights(self, module: nn.Module) -> None:
-        """Initialize weights that were not loaded: those of the network as in a new `LanguageToST`."""
-        super()._init_weights(module)  # type: ignore[no-untyped-call]
-        if isinstance(module, TostModel):
-            missing = {n: p for n, p in module.named_parameters() if not getattr(p, "_is_hf_initialized", False)}
-            fresh = LanguageToST(module.options).state_dict() if missing else {}
+    def initialize_weights(self) -> None:
+        """Initialize what was not loaded: the network as a new `LanguageToST`, heads as transformers does."""
+        base = cast(TostModel, self.base_model)
+        if not getattr(base, "_is_hf_initialized", False):
+            missing = {n: p for n, p in base.named_parameters() if not getattr(p, "_is_hf_initialized", False)}
+            fresh = LanguageToST(base.options).state_dict() if missing else {}
             for name, parameter in missing.items():
-                init.copy_(parameter, fresh[name])
+                parameter.copy_(fresh[name])
+            for module in base.modules():
+                cast(Any, module)._is_hf_initialized = True
+        super().initialize_weights()  # type: ignore[no-untyped-call]
 
 
 class Recomputed(GradientCheckpointingLayer):
