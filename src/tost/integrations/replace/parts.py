@@ -78,11 +78,7 @@ class Parts:
 
 
 def read_linear(module: nn.Module, name: str, *, of: nn.Module) -> Projection:
-    """Return the weight of a linear layer, ``[out, in]``.
-
-    Raises:
-        ConfigError: It is no plain linear layer, such as one with an adapter or a quantized one.
-    """
+    """Return the weight of a linear layer, ``[out, in]``."""
     if type(module) is nn.Linear:
         return Projection(module.weight, module.bias)
     if type(module).__name__ == "Conv1D" and type(module).__module__.startswith("transformers."):
@@ -112,13 +108,7 @@ def build_attention(
     block_size: int | None,
     backend: str,
 ) -> Attention:
-    """Return a TSSA layer that starts from the weights of another attention layer; see `replace_attention`.
-
-    Without `block_size` it has the paper's form.
-
-    Raises:
-        ConfigError: The heads or the blocks do not fit.
-    """
+    """Return a TSSA layer that starts from the weights of another attention layer; see `replace_attention`."""
     inner, width = parts.query.weight.shape
     if inner % num_heads:
         raise ConfigError(f"num_heads={num_heads} does not divide the {inner} features of all heads; choose a divisor.")

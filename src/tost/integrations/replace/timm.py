@@ -71,11 +71,7 @@ class WindowAttention(_Wrapper):
 
 
 def read(module: nn.Module) -> Parts | None:
-    """Return the parts of an attention layer; None if it is none that can be replaced.
-
-    Raises:
-        ConfigError: It has something that TSSA has no place for.
-    """
+    """Return the parts of an attention layer; None if it is none that can be replaced."""
     if _key(module) not in TIMM:
         return None
     found: Any = module

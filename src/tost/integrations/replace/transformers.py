@@ -166,11 +166,7 @@ class ReplacedAttention(nn.Module):
 
 
 def read(module: nn.Module) -> Parts | None:
-    """Return the parts of an attention layer; None if it is none that can be replaced.
-
-    Raises:
-        ConfigError: Its projections are no plain linear layers.
-    """
+    """Return the parts of an attention layer; None if it is none that can be replaced."""
     names: Any = TRANSFORMERS.get(type(module).__name__)
     if names is None or not type(module).__module__.startswith("transformers.models."):
         return None
@@ -217,15 +213,9 @@ def _window(module: Any) -> int | None:
 
 
 def finish(model: nn.Module, record: dict[str, Any]) -> None:
-    """Record the replacement in the configuration, and build no masks over pairs if no layer needs them.
-
-    Args:
-        model: A model of transformers, or one that holds it. It gets a configuration of its own, since others may
-            share it.
-        record: The call, as `load_replaced` repeats it.
-    """
+    """Record the replacement in the configuration, and build no masks over pairs if no layer needs them."""
     holders = [cast(Any, m) for m in model.modules() if isinstance(getattr(m, "config", None), PreTrainedConfig)]
-    copied: dict[int, Any] = {}
+    copied: dict[int, Any] = {}  # other models may share the configuration
     for module in holders:
         module.config = copy.deepcopy(module.config, copied)
     own = holders[0].config
@@ -243,11 +233,8 @@ def _padding_mask(
     use_vmap: bool = False,
     **sizes: Any,
 ) -> Tensor | None:
-    """Return the mask of real tokens [B, K] as it is; one over pairs only where it is needed.
-
-    Without a mask and without functions of the user (`use_vmap`), what remains to say is how sequences are packed, and
-    layers read that from position_ids.
-    """
+    """Return the mask of real tokens [B, K] as it is; one over pairs only where it is needed."""
+    # Without a mask and a function of the user (use_vmap) it would say how sequences are packed, as position_ids do.
     windowed = local_size is not None and allow_is_causal_skip
     packed = attention_mask is None and not use_vmap
     if windowed or packed or mask_function in (causal_mask_function, bidirectional_mask_function):

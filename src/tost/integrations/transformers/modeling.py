@@ -25,7 +25,7 @@ from transformers.modeling_outputs import (
 from transformers.utils.generic import can_return_tuple
 
 from tost.errors import ConfigError
-from tost.integrations.transformers import inputs
+from tost.integrations.transformers import _inputs as inputs
 from tost.integrations.transformers.cache import StateLayer, adopt
 from tost.integrations.transformers.configuration import TostConfig
 from tost.models import LanguageToST
