@@ -247,8 +247,9 @@ def test_attention_over_all_tokens_has_no_state():
         mixed(ids, attention_mask=mask, use_cache=False)
 
 
-def test_training_with_checkpointing_gives_the_same_gradients():
-    plain = replaced("gpt2")
+@pytest.mark.parametrize("plus", [False, True])
+def test_training_with_checkpointing_gives_the_same_gradients(plus):
+    plain = replaced("gpt2", plus=plus)
     saving = copy.deepcopy(plain)
     saving.gradient_checkpointing_enable()
     ids = example("decoder_gpt2")
@@ -257,7 +258,7 @@ def test_training_with_checkpointing_gives_the_same_gradients():
         for module in model.modules():
             if isinstance(module, torch.nn.Dropout):
                 module.p = 0.0
-            if isinstance(module, tost.CausalTSSAttention):
+            if isinstance(module, tost.CausalTSSAttention | tost.GatedTSSAttention):
                 module.out_drop = 0.0
         model(ids, labels=ids, use_cache=False).loss.backward()
     for mine, theirs in zip(plain.parameters(), saving.parameters(), strict=True):
