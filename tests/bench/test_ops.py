@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from tost.bench import ops
-from tost.bench.ops import Candidate, Case, Ops, build_layer, check_operators, growth
+from tost.bench.ops import Candidate, Case, Ops, build_layer, check_operators
 from tost.errors import BackendError, ConfigError
 
 
@@ -65,13 +65,6 @@ def test_declined_calls_are_listed_and_not_failures(monkeypatch):
     gate = check_operators(["tssa"], implementations={"picky": Candidate(decline, takes_mask=False)})
     assert set(gate.declined.values()) == {"not for bfloat16"}
     assert not gate.passed  # nothing was compared
-
-
-def test_growth_compares_the_time_per_token_of_single_sequences():
-    row = {"op": "tssa", "mode": "fwd", "contender": "sdpa", "width": 8, "heads": 2, "dtype": "float32", "repeats": 3}
-    rows = [{**row, "batch": 1, "tokens": N, "seconds_median": N * N} for N in (1024, 4096, 16_384)]
-    (found,) = growth([*rows, {**row, "batch": 8, "tokens": 100, "seconds_median": 1}])
-    assert (found["from_tokens"], found["to_tokens"], found["factor"]) == (4096, 16_384, 4.0)
 
 
 def test_long_softmax_attention_is_skipped_with_a_forecast(monkeypatch):

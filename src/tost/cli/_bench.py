@@ -100,7 +100,7 @@ def attention(
     out: Out = None,
     json: Json = False,
 ) -> None:
-    """Time ToST, ViT, CRATE, XCiT and GPT-2 attention by size, with memory and roofline."""
+    """Time ToST, ViT, CRATE, XCiT and GPT-2 attention by size, with memory."""
     from tost.bench import attention as bench
 
     benchmark = bench.Attention(
@@ -216,8 +216,6 @@ def _run(benchmark: Benchmark, threads: int | None, out: Path | None, json: bool
             _console.print_table(table)
             for note in table.notes:
                 _console.log(note)
-        for sentence in benchmark.findings(report.results):
-            _console.show(sentence)
         paths = report.write(out) if out else []
         for path in paths:
             _console.log(f"wrote {path}")

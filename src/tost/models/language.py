@@ -324,7 +324,16 @@ class LanguageToST(TokenModel):
         if mask is not None:
             ids = ids.where(mask, 0)
         check_ids(ids, self.options.vocab_size)
-        return self.add_positions(self.tokens(ids), start, mask, packing)
+        try:
+            x = self.tokens(ids)
+        except RuntimeError as error:
+            if "DTensor" not in str(error):
+                raise
+            raise ConfigError(
+                "the weights are sharded, and gathered in forward only; call model(ids, targets=targets), or "
+                'torch.distributed.fsdp.register_fsdp_forward_method(model, "loss") before model.loss.'
+            ) from error
+        return self.add_positions(x, start, mask, packing)
 
     def add_positions(
         self, x: Tensor, start: Tensor | None, mask: Tensor | None, packing: Packing | None = None

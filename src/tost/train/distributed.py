@@ -6,6 +6,7 @@ different groups take different sequences.
 
 from __future__ import annotations
 
+import ctypes
 import os
 import random
 import resource
@@ -41,6 +42,8 @@ from tost.train.config import RunConfig, TrainConfig
 _GROUPS: list[object] = []
 """Process groups, kept until the process ends. A data parallel model that let go of the last reference to one would
 wait for the group's threads while it holds Python's lock, which these may need to end: a deadlock."""
+_TRIM = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
+_UNTRIMMED = 1 << 28  # bytes that may gather before freed memory is returned
 _PRECISION = {"fp32": "no", "bf16": "bf16", "fp16": "fp16"}
 
 
@@ -58,6 +61,7 @@ class Distributed:
     def __init__(self, accelerator: Accelerator, config: RunConfig) -> None:
         self.accelerator = accelerator
         self.size, self.rank = accelerator.num_processes, accelerator.process_index
+        self._trim_above = 0
         self.is_first = self.rank == 0
         """Whether this process writes files and messages."""
         self.device: torch.device = accelerator.device
@@ -265,6 +269,16 @@ class Distributed:
         if self.device.type == "cuda":
             return torch.cuda.memory_allocated(self.device)
         return int(psutil.Process().memory_info().rss)
+
+    def trim_memory(self) -> None:
+        """Return freed memory to the system where much has gathered, as when every batch has another length.
+
+        glibc keeps the freed pieces of tensors, and new tensors of other sizes do not fit into them.
+        """
+        if _TRIM is None or self.device.type == "cuda" or self.memory_bytes() < self._trim_above:
+            return
+        _TRIM(0)
+        self._trim_above = self.memory_bytes() * 3 // 2 + _UNTRIMMED
 
     def peak_memory_bytes(self) -> int:
         """The most memory of this process so far."""

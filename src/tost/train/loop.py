@@ -316,6 +316,7 @@ class _Run:
         if self.average is not None:
             self.average.update()
         self.step += 1
+        processes.trim_memory()
         self.progress.step_done()
         return taken
 

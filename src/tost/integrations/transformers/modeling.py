@@ -184,7 +184,10 @@ class TostModel(TostPreTrainedModel):
         if input_ids is not None:
             x = self.embed(input_ids, start, mask, packing)  # type: ignore[misc]
         else:
-            x = self.add_positions(cast(Tensor, inputs_embeds), start, mask, packing)  # type: ignore[misc]
+            x = cast(Tensor, inputs_embeds)
+            if mask is not None:  # padding has the vector of id 0, as in `embed`
+                x = x.where(mask.unsqueeze(-1), self.tokens(mask.new_zeros(1, dtype=torch.int64)).to(x.dtype))
+            x = self.add_positions(x, start, mask, packing)  # type: ignore[misc]
         hidden: list[Tensor] | None = [] if hidden_wanted else None
         after = []
         blocks = cast(Iterable[CausalBlock], self.blocks)
