@@ -65,7 +65,7 @@ SIGNATURES = {
     "load_official": "(path_or_state_dict, *, weights='model', **overrides)",
     "load_model": "(path, *, ema=False)",
     "replace_attention": (
-        "(model, *, layers=None, causal=None, num_heads=None, source='value', extensions=None, backend='auto')"
+        "(model, *, layers=None, causal=None, num_heads=None, source='value', plus=False, block_size=8, backend='auto')"
     ),
     "load_pretrained": "(name)",
     "export": (
