@@ -49,7 +49,7 @@ from tost.testing import relative_rms
 
 PARTS = ("prefill", "decode", "batch", "train")
 OURS, BASELINE, HUGGING_FACE = "tost_lm_base", "gpt2_base", "transformers GPT-2"
-BLOCKS = f"{OURS}, blocks of 8"
+PLUS = f"{OURS}_plus"
 LIMIT = "weights alone, torch"
 TRAINED = (OURS, HUGGING_FACE, f"{HUGGING_FACE}, our loss")
 _SHORT = 64  # tokens of prompts whose length does not matter
@@ -123,15 +123,15 @@ def take_step(step: TrainStep) -> StepUsage:
 def check_generation() -> list[Check]:
     """Compare prompts in pieces and steps of every kind with a float64 pass of the reference operators."""
     checks: list[Check] = []
-    for name in (OURS, BLOCKS, f"{OURS}_plus", BASELINE):
+    for name in (OURS, PLUS, BASELINE):
         sizes = {"embed_dim": 128, "num_heads": 2, "depth": 2, "vocab_size": 301, "max_length": 64}
         torch.manual_seed(0)
-        model = _create(name, **sizes)
+        model = create_model(name, **sizes)
         with torch.no_grad():
             for parameter in model.parameters():
                 parameter.add_(0.1 * torch.randn_like(parameter))
         backend = {} if name == BASELINE else {"backend": "reference"}
-        exact = _create(name, **sizes, **backend).double()
+        exact = create_model(name, **sizes, **backend).double()
         exact.load_state_dict(model.state_dict())
         ids = torch.randint(301, (3, 40), generator=torch.Generator().manual_seed(1))
         with torch.no_grad():
@@ -143,10 +143,6 @@ def check_generation() -> list[Check]:
             Check(f"{name} {what}", relative_rms(value, expected), NETWORK_BOUND) for what, value in found.items()
         ]
     return checks
-
-
-def _create(name: str, **options: Any) -> Any:
-    return create_model(OURS, block_size=8, **options) if name == BLOCKS else create_model(name, **options)
 
 
 @dataclass
@@ -218,7 +214,7 @@ class Generate(Benchmark):
             torch.manual_seed(0)
             longest = max(*self._contexts, self._prompt) + self.repeats + 16  # every timed token lengthens the text
             sizes = {"max_length": longest, **self._sizes}
-            self._models[name] = HuggingFaceGPT2(**sizes) if name == HUGGING_FACE else _create(name, **sizes)
+            self._models[name] = HuggingFaceGPT2(**sizes) if name == HUGGING_FACE else create_model(name, **sizes)
         return self._models[name].eval()
 
     def _read(self, name: str, tokens: int, batch: int = 1) -> Any:
@@ -242,7 +238,7 @@ class Generate(Benchmark):
     def measure_decode(self) -> Iterator[list[Row]]:
         """Time a token after contexts of several lengths."""
         cases = [(OURS, context) for context in self._contexts]
-        cases += [(name, context) for context in self._baseline_contexts for name in (BLOCKS, *self._baselines)]
+        cases += [(name, context) for context in self._baseline_contexts for name in (PLUS, *self._baselines)]
         ours: LanguageToST = self._model(OURS)
         linear = [module.weight for module in ours.modules() if isinstance(module, nn.Linear)]
         matrices = [weight.detach() for weight in (*linear, *([ours.tokens.weight] if ours.head is None else []))]

@@ -43,24 +43,25 @@ from tost.bench.harness import (
 from tost.bench.plot import Line, Panel, Style, draw
 from tost.errors import BackendError, ConfigError
 from tost.nn import (
+    BlockTSSAttention,
     CausalSoftmaxAttention,
     CausalTSSAttention,
     CrossCovarianceAttention,
-    Extensions,
+    GatedTSSAttention,
     SoftmaxAttention,
     TSSAttention,
 )
-from tost.ops import available_backends, causal_tssa, causal_tssa_with_state, tssa
+from tost.ops import available_backends, causal_tssa, causal_tssa_with_state, gated_tssa, tssa
 from tost.ops.backends import BACKENDS
 from tost.testing import relative_rms
 
-OPS = ("tssa", "causal_tssa")
+OPS = ("tssa", "causal_tssa", "gated_tssa")
 MODES = ("fwd", "fwd+bwd")
 LIMIT = "limit"
 """Name of the contender that every ratio is relative to."""
 
 CONTENDERS = {
-    LIMIT: "the layer's two linear projections alone",
+    LIMIT: "the layer's linear projections alone",
     "tost": "our layer, fastest backend",
     "tost-torch": "our layer on plain PyTorch operations",
     "paper eager": "the paper's listing, one PyTorch operation per step",
@@ -69,11 +70,12 @@ CONTENDERS = {
     "xca": "cross-covariance attention of XCiT",
 }
 # Width and heads of the paper's small vision model and base language model.
-_SIZES = {"tssa": (384, 8), "causal_tssa": (768, 12)}
+_SIZES = {"tssa": (384, 8), "causal_tssa": (768, 12), "gated_tssa": (768, 12)}
 # (batch, tokens); 8 x 196 is a small batch of 224-pixel images in 16-pixel patches.
 _SHAPES = {
     "tssa": ((8, 196), (1, 1024), (1, 4096), (1, 10240), (1, 65536)),
     "causal_tssa": ((1, 1024), (1, 4096), (1, 8192)),
+    "gated_tssa": ((1, 1024), (1, 8192)),
 }
 _QUICK_SHAPES = ((1, 256), (1, 1024))
 # [B, N, H, D] of the checks: the smallest, odd sizes, and the head shapes of the paper's models.
@@ -136,7 +138,7 @@ class Ops(Benchmark):
         heads: Heads; None takes the operator's standard number.
         batch: Sequences; None takes those of the standard shapes, or 1 with `tokens`.
         dtype: Type of inputs and weights.
-        block_size: Features in a block of our layer's statistics.
+        block_size: Features in a block of `tssa`; that of `gated_tssa` is 8, or this one above 1.
         repeats: Least number of timed runs.
         compile: Also measure torch.compile of the paper's listing.
         quick: Measure few short sequences for a demonstration.
@@ -174,7 +176,7 @@ class Ops(Benchmark):
             standard = _QUICK_SHAPES if self.quick else _SHAPES[op]
             shapes = standard if self.tokens is None else [(1, tokens) for tokens in self.tokens]
             for (B, N), mode in product(shapes, self.mode):
-                found.append(Case(op, self.batch or B, N, C, H, self.dtype, self.block_size, mode))
+                found.append(Case(op, self.batch or B, N, C, H, self.dtype, _block_size(op, self.block_size), mode))
         self.cases = list(dict.fromkeys(found))
 
     @property
@@ -210,6 +212,8 @@ class Ops(Benchmark):
         notes: dict[str, str] = {}
         for name in CONTENDERS:
             if (name == "xca" and case.op != "tssa") or (name == "paper compiled" and not self.compile):
+                continue
+            if name.startswith("paper") and case.block_size > 1:
                 continue
             if notes.setdefault(name, _too_slow(case) if name == "sdpa" else ""):
                 continue
@@ -374,27 +378,49 @@ class PaperAttention(nn.Module):
         return self.proj_out(listing(w, self.temperature, *extra).flatten(-2))
 
 
+class _Projections(nn.Module):
+    """The linear projections of an attention layer, and the product with its gate if it has one."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.proj_in, self.proj_out = layer.get_submodule("proj_in"), layer.get_submodule("proj_out")
+        self.proj_gate: nn.Module | None = getattr(layer, "proj_gate", None)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map ``[B, N, C]`` to ``[B, N, C]``."""
+        w = self.proj_in(x)
+        return self.proj_out(w if self.proj_gate is None else w * self.proj_gate(x))
+
+
+def _block_size(op: str, chosen: int) -> int:
+    """Return the features in a block of an operator."""
+    return {"tssa": chosen, "causal_tssa": 1, "gated_tssa": chosen if chosen > 1 else 8}[op]
+
+
 def build_layer(name: str, case: Case, ours: nn.Module | None = None) -> nn.Module:
     """Return a contender for a case; some share the projections of our layer, `ours`."""
-    causal = case.op == "causal_tssa"
+    causal = case.op != "tssa"
     if name == "xca":
         return CrossCovarianceAttention(case.width, case.heads)
     if name == "sdpa":
         return (CausalSoftmaxAttention if causal else SoftmaxAttention)(case.width, case.heads)
     if ours is None or name == "tost-torch":
-        backend, extensions = "auto" if ours is None else "torch", Extensions(block_size=case.block_size)
+        backend = "auto" if ours is None else "torch"
         layer: nn.Module
-        if causal:
-            layer = CausalTSSAttention(case.width, case.heads, case.tokens, extensions=extensions, backend=backend)
+        if case.op == "gated_tssa":
+            layer = GatedTSSAttention(case.width, case.heads, block_size=case.block_size, backend=backend)
+        elif causal:
+            layer = CausalTSSAttention(case.width, case.heads, case.tokens, backend=backend)
+        elif case.block_size > 1:
+            layer = BlockTSSAttention(case.width, case.heads, block_size=case.block_size, backend=backend)
         else:
-            layer = TSSAttention(case.width, case.heads, extensions=extensions, backend=backend)
+            layer = TSSAttention(case.width, case.heads, backend=backend)
         if ours is not None:
             layer.load_state_dict(ours.state_dict())
         return layer
-    projections = ours.get_submodule("proj_in"), ours.get_submodule("proj_out")
     if name == LIMIT:
-        return nn.Sequential(*projections)
-    layer = PaperAttention(case, *projections)
+        return _Projections(ours)
+    layer = PaperAttention(case, ours.get_submodule("proj_in"), ours.get_submodule("proj_out"))
     if name == "paper compiled":
         # One graph per case with its sizes fixed: the best that the compiler can do, and no recompilation in a round.
         torch.compiler.reset()
@@ -424,23 +450,15 @@ def _too_slow(case: Case) -> str:
 
 
 class Sample(NamedTuple):
-    """Arguments of one call: `w` ``[B, N, H, D]``, `temperature` ``[H]``, `bias` ``[H, N]``, `mask` ``[B, N]``."""
+    """One call: positional arguments by name, tokens `w` ``[B, N, H, D]`` first, and a mask ``[B, N]`` or None."""
 
-    w: Tensor
-    temperature: Tensor
-    bias: Tensor | None = None
+    arguments: dict[str, Tensor]
     mask: Tensor | None = None
 
-    @property
-    def arguments(self) -> tuple[Tensor, ...]:
-        """Positional arguments of the operator."""
-        return (self.w, self.temperature) if self.bias is None else (self.w, self.temperature, self.bias)
-
     def leaves(self, dtype: torch.dtype) -> Sample:
-        """Return a copy in another dtype whose floating point tensors collect gradients."""
-        return Sample(*(part.detach().to(dtype, copy=True).requires_grad_() for part in self.arguments))._replace(
-            mask=self.mask
-        )
+        """Return a copy in another dtype whose tensors collect gradients."""
+        copies = {name: x.detach().to(dtype, copy=True).requires_grad_() for name, x in self.arguments.items()}
+        return Sample(copies, self.mask)
 
 
 Call = Callable[[Sample], Tensor]
@@ -472,10 +490,10 @@ def candidates(op: str, block_size: int = 1) -> dict[str, Candidate]:
     statuses = available_backends(op)
     ready = [backend.name for backend in BACKENDS if backend.automatic and statuses[backend.name] == "ready"]
     found = {name: _backend(op, name, block_size) for name in ready}
-    if block_size == 1:
+    if op != "gated_tssa" and block_size == 1:
         listing = paper_causal_tssa if op == "causal_tssa" else paper_tssa
         dtypes = (torch.float64, torch.float32)
-        found["paper eager"] = Candidate(lambda x: listing(*x.arguments), takes_mask=False, dtypes=dtypes)
+        found["paper eager"] = Candidate(lambda x: listing(*x.arguments.values()), takes_mask=False, dtypes=dtypes)
     return found
 
 
@@ -486,11 +504,11 @@ def check_operators(
 
     Args:
         ops: Operators to check.
-        block_size: Features in a block; above 1, backends are also checked with it.
+        block_size: Features in a block; above 1, `tssa` is also checked with it.
         implementations: Implementations by name; None takes everything that is ready here.
     """
     gate = Gate()
-    for op, g in product(ops, sorted({1, block_size})):
+    for op, g in [(op, g) for op in ops for g in sorted({_block_size(op, each) for each in (1, block_size)})]:
         reference = _backend(op, "reference", g).call
         shapes = _CHECKED if g == 1 else ((2, 63, 3, g), (2, 130, 4, 3 * g))
         for name, candidate in (implementations or candidates(op, g)).items():
@@ -499,7 +517,7 @@ def check_operators(
                     continue
                 blocks, kind = f" g={g}" * (g > 1), str(dtype).removeprefix("torch.")
                 title = f"{op} {name}{blocks} {'x'.join(map(str, shape))} {kind}{' masked' * masked}"
-                inputs = _sample(op, shape, dtype, masked=masked)
+                inputs = _sample(op, shape, g, dtype, masked=masked)
                 try:
                     gate.checks += _compare(title, candidate, reference, inputs, dtype)
                 except BackendError as error:
@@ -509,33 +527,42 @@ def check_operators(
 
 def _backend(op: str, name: str, block_size: int) -> Candidate:
     def call(x: Sample, overwrite: bool = False) -> Tensor:
-        options: dict[str, Any] = {"mask": x.mask, "block_size": block_size, "backend": name}
+        arguments: Any = x.arguments.values()
+        options: dict[str, Any] = {"mask": x.mask, "backend": name}
         if op == "tssa":
-            return tssa(*x.arguments, **options, overwrite=overwrite)
+            return tssa(*arguments, **options, block_size=block_size, overwrite=overwrite)
+        if op == "gated_tssa":
+            return gated_tssa(*arguments, **options)
         if overwrite:
-            return causal_tssa_with_state(*x.arguments, **options, overwrite=True)[0]
-        return causal_tssa(*x.arguments, **options)
+            return causal_tssa_with_state(*arguments, **options, overwrite=True)[0]
+        return causal_tssa(*arguments, **options)
 
+    if op == "gated_tssa":
+        return Candidate(call, threaded=name == "native")
     return Candidate(call, partial(call, overwrite=True), threaded=name == "native")
 
 
-def _sample(op: str, shape: tuple[int, int, int, int], dtype: torch.dtype, *, masked: bool) -> Sample:
-    B, N, H, _ = shape
+def _sample(op: str, shape: tuple[int, int, int, int], block_size: int, dtype: torch.dtype, *, masked: bool) -> Sample:
+    B, N, H, D = shape
     generator = torch.Generator().manual_seed(sum(shape))
     # Tokens of different size keep the memberships away from uniform, where errors would hide.
     size = 0.5 + 2 * torch.rand(B, N, H, 1, generator=generator)
-    w = (size * torch.randn(shape, generator=generator)).to(dtype)
-    temperature = (1 + torch.rand(H, generator=generator)).to(dtype)
-    bias = (0.1 * torch.randn(H, N, generator=generator)).to(dtype) if op == "causal_tssa" else None
+    arguments = {"w": size * torch.randn(shape, generator=generator)}
+    if op == "gated_tssa":
+        arguments["write"] = torch.rand(B, N, H, D // block_size, generator=generator)
+    else:
+        arguments["temperature"] = 1 + torch.rand(H, generator=generator)
+    if op == "causal_tssa":
+        arguments["bias"] = 0.1 * torch.randn(H, N, generator=generator)
     mask = None
     if masked:
         mask = torch.rand(B, N, generator=generator) < 0.7
         mask[:, N // 2] = True  # at least one token stays
-    return Sample(w, temperature, bias, mask)
+    return Sample({name: x.to(dtype) for name, x in arguments.items()}, mask)
 
 
 def _compare(title: str, candidate: Candidate, reference: Call, inputs: Sample, dtype: torch.dtype) -> list[Check]:
-    cotangent = torch.randn(inputs.w.shape, generator=torch.Generator().manual_seed(1)).to(dtype)
+    cotangent = torch.randn(inputs.arguments["w"].shape, generator=torch.Generator().manual_seed(1)).to(dtype)
     # One thread is enough for what torch computes; on a busy machine waiting for the others takes most of the time.
     with nullcontext() if candidate.threaded else _one_thread():
         actual = _outputs(candidate.call, inputs.leaves(dtype), cotangent)
@@ -555,8 +582,8 @@ def _outputs(call: Call, inputs: Sample, cotangent: Tensor) -> dict[str, Tensor]
     """Return the output and the gradient of every input; an unused input has a gradient of zero."""
     y = call(inputs)
     torch.autograd.backward(y, cotangent)
-    named = zip(("dw", "dtemperature", "dbias"), inputs.arguments, strict=False)
-    return {"y": y, **{name: torch.zeros_like(x) if x.grad is None else x.grad for name, x in named}}
+    gradients = {f"d{name}": x.grad for name, x in inputs.arguments.items()}
+    return {"y": y, **{name: y.new_zeros(1) if grad is None else grad for name, grad in gradients.items()}}
 
 
 @contextmanager

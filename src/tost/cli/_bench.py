@@ -43,7 +43,7 @@ _STANDARD = "as the standard shapes"
 def ops(
     op: Annotated[
         list[Op] | None,
-        typer.Option(metavar="tssa|causal_tssa", help="Operator; repeat for more.", show_default="all"),
+        typer.Option(metavar="tssa|causal_tssa|gated_tssa", help="Operator; repeat for more.", show_default="all"),
     ] = None,
     mode: Modes = None,
     tokens: Annotated[

@@ -60,9 +60,6 @@ def generate(
     stop: Annotated[list[str] | None, typer.Option(help="Text that ends it, not shown; can be repeated.")] = None,
     state: Annotated[Path | None, typer.Option(help="Resume a text from a saved state.")] = None,
     save_state: Annotated[Path | None, typer.Option(help="Save the state of the text, to resume it later.")] = None,
-    repeat_last_position: Annotated[
-        bool, typer.Option("--repeat-last-position", help="Let tokens after the last learned position share it.")
-    ] = False,
     ema: Ema = False,
     device: Device = "auto",
     dtype: Annotated[Precision | None, typer.Option(help="Arithmetic. Default: that of the weights.")] = None,
@@ -86,8 +83,7 @@ def generate(
         temperature=temperature, top_k=top_k, top_p=top_p, repetition_penalty=repetition_penalty
     )
     place = choose_device(device)
-    changes = {"after_last_position": "repeat"} if repeat_last_position else {}
-    model = load_source(source, ema=ema, changes=changes)
+    model = load_source(source, ema=ema)
     tokenizer = require_tokenizer(model, source)
     model = model.to(place, dtype=None if dtype is None else getattr(torch, dtype))
     generator = torch.Generator()

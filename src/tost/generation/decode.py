@@ -55,7 +55,7 @@ def context_limit(model: nn.Module) -> int | None:
     """Return the number of tokens after which a model has no more positions; None if it runs without end."""
     options = check_causal(model).options
     learned = getattr(options, "position", "learned") == "learned"
-    return options.max_length if learned and getattr(options, "after_last_position", "error") == "error" else None
+    return options.max_length if learned else None
 
 
 def prefill(

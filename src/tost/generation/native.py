@@ -11,7 +11,6 @@ Shapes: tokens [B], x [B, C], logits [B, V]; states as in `tost.nn.state`.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import fields
 from typing import Any, Literal, cast
 
 import torch
@@ -28,16 +27,17 @@ from tost.nn import (
     CausalBlock,
     CausalConvolution,
     CausalTSSAttention,
+    GatedTSSAttention,
     LearnedPositions,
     ModelState,
     PaperForm,
     SinusoidalPositions,
 )
 from tost.nn._checks import has_global_hooks, is_plain
-from tost.ops import TSSAState
+from tost.nn.attention import NORM_EPS
+from tost.ops import GatedState, TSSAState
 from tost.ops import _library as library
-from tost.ops.form import Form, OperatorOptions
-from tost.ops.state import sum_shapes
+from tost.ops.state import gated_shapes, sum_shapes
 
 Weights = Literal["fp32", "bf16", "int8"]
 WEIGHTS: tuple[Weights, ...] = ("fp32", "bf16", "int8")
@@ -46,13 +46,11 @@ Step = Callable[[Tensor, State | None], tuple[Tensor, State]]
 # Rows from which on torch's matrix products are faster than reading each matrix once for all vectors.
 _MANY = 32
 _MODULES = (
-    *(LanguageToST, CausalBlock, CausalTSSAttention, CausalConvolution, MLP, LearnedPositions, SinusoidalPositions),
+    *(LanguageToST, CausalBlock, CausalTSSAttention, GatedTSSAttention, CausalConvolution, MLP),
+    *(LearnedPositions, SinusoidalPositions),
     *(nn.Embedding, nn.LayerNorm, nn.Linear, nn.ModuleList),
 )
-# Extensions that the step has: those of the operator, and five more.
-_EXTENSIONS = {field.name for field in fields(OperatorOptions)} | {
-    *("gate", "forget", "after_last_position", "head_norm", "unit_variance")
-}
+_ATTENTIONS = (CausalTSSAttention, GatedTSSAttention)
 
 
 def native_obstacles(model: nn.Module) -> list[str]:
@@ -63,7 +61,9 @@ def native_obstacles(model: nn.Module) -> list[str]:
         return reasons
     model = cast(LanguageToST, model)
     blocks = [cast(CausalBlock, block) for block in model.blocks]
-    attentions = [cast(CausalTSSAttention, block.attention) for block in blocks]
+    attentions = [block.attention for block in blocks]
+    kinds = {type(attention) for attention in attentions}
+    paper = [attention for attention in attentions if isinstance(attention, CausalTSSAttention)]
     known = {id(parameter) for parameter in _parameters(model)}
     unknown = [name for name, parameter in model.named_parameters() if id(parameter) not in known]
     backend = model.options.backend
@@ -72,16 +72,11 @@ def native_obstacles(model: nn.Module) -> list[str]:
         "its parameters are not all float32": any(p.dtype != torch.float32 for p in model.parameters()),
         "it is not on a CPU": any(p.device.type != "cpu" for p in model.parameters()),
         "its parameters are no plain tensors": not all(map(_is_plain_tensor, model.parameters())),
-        "an attention has extensions that came later": any(
-            getattr(attention.extensions, field.name) != field.default
-            for attention in attentions
-            for field in fields(attention.extensions)
-            if field.name not in _EXTENSIONS
-        ),
+        "its blocks have several kinds of attention": len(kinds) > 1 or not kinds <= {*_ATTENTIONS},
         "a module has hooks or another forward": has_global_hooks() or not all(map(is_plain, model.modules())),
         "a block has its norms after the sums": any(block.norm != "pre" for block in blocks),
-        "an attention has the paper's form": any(attention.paper != PaperForm.free() for attention in attentions),
-        "an attention adds its bias per head": any(attention.position_bias_form == "head" for attention in attentions),
+        "an attention has the paper's form": any(attention.paper != PaperForm.free() for attention in paper),
+        "an attention adds its bias per head": any(attention.position_bias_form == "head" for attention in paper),
         f"its backend is {backend}": backend not in ("auto", "native"),
         "sequences are shared between processes": parallel.active() is not None,
         "autocast is on": torch.is_autocast_enabled(model.tokens.weight.device.type),
@@ -95,8 +90,9 @@ def _parameters(model: LanguageToST) -> Iterator[Tensor | None]:
     for block in cast(Any, model.blocks):
         a, mlp = block.attention, block.mlp
         layers += [block.norm1, block.norm2, block.conv, block.conv_mlp, mlp.proj_in, mlp.proj_out]
-        layers += [a.proj_in, a.proj_out, a.proj_gate, a.proj_decay]
-        yield from (block.gamma1, block.gamma2, a.temperature, a.position_bias, a.decay_logit, a.norm_weight)
+        layers += [getattr(a, name, None) for name in ("proj_in", "proj_out", "proj_gate", "proj_write")]
+        yield from (block.gamma1, block.gamma2)
+        yield from (getattr(a, name, None) for name in ("temperature", "position_bias", "norm_weight"))
     for layer in layers:
         yield getattr(layer, "weight", None)
         yield getattr(layer, "bias", None)
@@ -172,12 +168,14 @@ class NativeStep:
         self._weights = weights
         self._dtype = {"fp32": torch.float32, "bf16": torch.bfloat16, "int8": torch.int8}[weights]
         self._alive: list[Tensor] = []  # the library has their addresses only
-        extensions, heads = options.extensions(), (options.num_heads, options.embed_dim // options.num_heads)
-        self._form: dict[str, Any] = extensions.operator_options()
-        if isinstance(extensions.forget, str):
-            self._form |= {"token_decay": True, "channel_decay": extensions.forget == "channel"}
-        # Without their first dimension, that of the batch.
-        self._sums = tuple(torch.Size(shape[1:]) for shape in sum_shapes(1, *heads, Form(**self._form)))
+        first, heads = model.blocks[0].attention, (options.num_heads, options.embed_dim // options.num_heads)
+        # Shapes of a row's state, without the batch.
+        if isinstance(first, GatedTSSAttention):
+            self._state: Any = GatedState
+            shapes = gated_shapes(1, *heads, first.block_size)
+        else:
+            self._state, shapes = TSSAState, sum_shapes(1, *heads)
+        self._sums = tuple(torch.Size(shape[1:]) for shape in shapes)
         self._tokens = model.tokens.weight.detach()
         self._positions = model.positions.weight.detach() if isinstance(model.positions, LearnedPositions) else None
         self._waves = model._position_vectors if self._positions is None and model.positions is not None else None
@@ -203,7 +201,7 @@ class NativeStep:
         rows = tokens.shape
         for layer, expected in zip(state.layers, self._windows, strict=True):
             mixer, windows = layer if isinstance(layer, BlockState) else (layer, ())
-            if not isinstance(mixer, TSSAState) or len(windows) != len(expected) or mixer.position.shape != rows:
+            if not isinstance(mixer, self._state) or len(windows) != len(expected) or mixer.position.shape != rows:
                 return False
             pairs = [*zip(mixer[:3], self._sums, strict=True), *zip(windows, expected, strict=True)]
             if any(x.dtype != torch.float32 or x.shape != (*rows, *shape) for x, shape in pairs):
@@ -213,7 +211,7 @@ class NativeStep:
     def __call__(self, tokens: Tensor, state: ModelState) -> tuple[Tensor, ModelState]:
         """Advance every row by one token; see `decode_step`.
 
-        Positions are not checked: later ones are treated as with ``after_last_position="repeat"``.
+        Positions are not checked: tokens after the last learned position share it.
         """
         step, count, depth = self._step, tokens.shape[0], len(self._layers)
         position, place = state.position.contiguous(), state.position.clamp_max(self._last)
@@ -232,7 +230,7 @@ class NativeStep:
         step.x, step.logits = x.data_ptr(), logits.data_ptr()
         library.run_step(self._dtype, step)
         del alive  # the memory behind the addresses has to stay until here
-        mixers = [TSSAState(*each, position + 1) for each in after]
+        mixers = [self._state(*each, position + 1) for each in after]
         layers = [BlockState(m, tuple(w)) if w else m for m, w in zip(mixers, windows, strict=True)]
         return logits, ModelState(tuple(layers))
 
@@ -240,7 +238,7 @@ class NativeStep:
         """Set the addresses of a layer's state and of the next one; returns the tensors that must stay alive."""
         layer = self._layers[index]
         mixer, kept = before if isinstance(before, BlockState) else (before, ())
-        dense = [x.contiguous() for x in (*cast(TSSAState, mixer)[:3], *kept)]
+        dense = [x.contiguous() for x in (*mixer[:3], *kept)]
         layer.squares_in, layer.weighted_in, layer.mass_in = (x.data_ptr() for x in dense[:3])
         layer.squares, layer.weighted, layer.mass = (x.data_ptr() for x in after)
         for conv, window_in, window in zip(self._places[index], dense[3:], windows, strict=True):
@@ -248,27 +246,29 @@ class NativeStep:
         return dense
 
     def _layer(self, block: CausalBlock) -> library.Layer:
-        attention, mlp = cast(CausalTSSAttention, block.attention), cast(MLP, block.mlp)
-        rates, gate = attention.proj_decay, attention.proj_gate
+        attention, mlp = cast(Any, block.attention), cast(MLP, block.mlp)
+        if isinstance(attention, GatedTSSAttention):
+            own: dict[str, Any] = {
+                "write": self._linear(attention.proj_write),
+                "gate": self._linear(attention.proj_gate),
+                "heads": library.Norm(self._keep(attention.norm_weight), None, NORM_EPS),
+                "block_size": attention.block_size,
+            }
+        else:
+            own = {"temperature": self._keep(attention.temperature), "bias": self._keep(attention.position_bias)}
         return library.Layer(
             norm1=self._norm(block.norm1),
             norm2=self._norm(block.norm2),
-            heads=library.Norm(self._keep(attention.norm_weight), None, attention.norm_eps),
             conv=self._convolution(block.conv),
             conv_mlp=self._convolution(block.conv_mlp),
             proj_in=self._linear(attention.proj_in),
-            forget=library.Matrix() if rates is None else self._matrix(rates.weight, attention.decay_logit),
-            gate=library.Matrix() if gate is None else self._linear(gate),
             proj_out=self._linear(attention.proj_out),
             mlp_in=self._linear(mlp.proj_in),
             mlp_out=self._linear(mlp.proj_out),
-            temperature=self._keep(attention.temperature),
-            bias=self._keep(attention.position_bias),
-            decay=self._keep(attention.decay() if rates is None else None),
             gamma1=self._keep(block.gamma1),
             gamma2=self._keep(block.gamma2),
-            form=library.Flags(*Form(**self._form).flags()),
             tanh=mlp.activation == "gelu_tanh",
+            **own,
         )
 
     def _keep(self, tensor: Tensor | None) -> int | None:

@@ -184,9 +184,7 @@ class TokenStream(Iterator[Tensor]):
         remedy = f"Generate at most {room} more tokens" if room > 0 else "Begin with a shorter text"
         raise ConfigError(
             f"the model would have to read {int(read.max()) + count} tokens, but it has learned positions for "
-            f"max_length={self._limit}. {remedy}; or let the later ones share the last position "
-            "(after_last_position=repeat, tost generate --repeat-last-position), which training did not see; or train "
-            "a model with position=none, which runs without end."
+            f"max_length={self._limit}. {remedy}, or train a model with position=none, whose texts have no limit."
         )
 
 

@@ -20,7 +20,6 @@ from tost.nn import (
     MLP,
     CausalBlock,
     CausalConvolution,
-    CausalTSSAttention,
     GatedTSSAttention,
     LearnedPositions,
     ModelState,
@@ -50,9 +49,8 @@ class LanguageToST(TokenModel):
 
     It is the authors' network: LayerScale on both branches, exact GELU, a bias per head and position in every
     attention. Weights start as N(0, 0.02), those at the end of a residual branch as N(0, 0.02 / sqrt(2 depth)),
-    temperatures as 1, position biases as 0. With ``mixer="softmax"`` and without layer scale it is GPT-2. Extensions
-    to the paper are off by default: convolutions (`CausalConvolution`), a gate, count-scaled energies and forgetting
-    (`Extensions`). They keep everything else as it is: masks, states, pieces and sequences shared between processes.
+    temperatures as 1, position biases as 0. With ``mixer="softmax"`` and without layer scale it is GPT-2. Not in
+    the paper and off by default: convolutions (`CausalConvolution`), and ``mixer="tssa_plus"`` (`GatedTSSAttention`).
 
     Sinusoidal positions are scaled to the size of a fresh embedding, so that they do not drown the tokens.
 
@@ -345,9 +343,9 @@ class LanguageToST(TokenModel):
         packing: Packing | None = None,
     ) -> Tensor:
         learned, length = isinstance(self.positions, LearnedPositions), self.options.max_length
-        limit = length if learned and self.options.after_last_position == "error" else None
+        limit = length if learned else None
         at = token_positions(num_tokens, mask=mask, start=start, max_length=limit, device=device, packing=packing)
-        vectors: Tensor = cast(nn.Module, self.positions)(at.clamp_max(length - 1) if learned else at)
+        vectors: Tensor = cast(nn.Module, self.positions)(at)
         return vectors if learned else vectors * (INITIAL_STD * math.sqrt(2))
 
     def _block(self) -> CausalBlock:
@@ -375,5 +373,5 @@ class LanguageToST(TokenModel):
             if isinstance(module, nn.Linear) and module.bias is not None:
                 nn.init.zeros_(module.bias)
         for module in self.modules():
-            if isinstance(module, CausalTSSAttention | GatedTSSAttention):
+            if isinstance(module, GatedTSSAttention):
                 module.reset_scale()

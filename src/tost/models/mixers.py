@@ -8,18 +8,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
-from types import UnionType
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, TypeAlias, TypeVar, Union, get_args
-from typing import get_type_hints as type_hints
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, TypeVar, get_args
 
-from pydantic import BaseModel, Field, create_model
+from pydantic import BaseModel, Field
 
 from tost._lazy import load
 from tost._options import Count, Options, Switch, check_options, options_of_signature
 from tost._plugins import Registry
 from tost.errors import ConfigError
-from tost.nn.extensions import Extensions
 from tost.ops.flops import gated_flops, tssa_flops
 
 if TYPE_CHECKING:
@@ -98,86 +95,32 @@ class MixerSpec:
         return [f"{one.key}: {one.text}{other if one.text.startswith('unknown') else ''}" for one in problems]
 
 
-def _strict(kind: Any, limits: dict[str, Any]) -> Any:
-    """Return a type for pydantic in which ``true`` is not 1, and 8.0 is not 8."""
-    if isinstance(kind, UnionType):
-        return Union[tuple(_strict(each, limits) for each in get_args(kind))]  # noqa: UP007 - made of parts
-    return Annotated[kind, Field(strict=True, **limits)] if kind in (bool, int) else kind
-
-
-def _extension_options(causal: bool) -> dict[str, Any]:
-    """Return a pydantic field for each field of `Extensions` that is made with `option`, under the same name."""
-    hints, found = type_hints(Extensions), {}
-    for one in fields(Extensions):
-        if one.metadata.get("causal", not causal) in (None, causal):
-            description = f"{one.metadata['description']} (extension)"
-            kind = _strict(hints[one.name], one.metadata["limits"])
-            found[one.name] = (kind, Field(one.default, description=description))
-    return found
-
-
-class _Extended(Options):
-    def extensions(self) -> Extensions:
-        """Return the extensions among these options."""
-        names = {one.name for one in fields(Extensions)} & set(type(self).model_fields)
-        return Extensions(**{name: getattr(self, name) for name in names})
-
-
-if TYPE_CHECKING:
-    ExtensionOptions: TypeAlias = _Extended
-    CausalExtensionOptions: TypeAlias = _Extended
-else:
-    ExtensionOptions = create_model("ExtensionOptions", __base__=_Extended, **_extension_options(causal=False))
-    CausalExtensionOptions = create_model(
-        "CausalExtensionOptions", __base__=_Extended, **_extension_options(causal=True)
-    )
-
-
-class TSSAOptions(ExtensionOptions, MixerOptions):
+class TSSAOptions(MixerOptions):
     """Options of token statistics self-attention."""
 
     normalize: Switch = Field(True, description="normalize features over the tokens before memberships are taken")
 
-    def arguments(self) -> dict[str, Any]:
-        """Return the keyword arguments of `TSSAttention`."""
-        return {"normalize": self.normalize, "extensions": self.extensions()}
 
+class BlockTSSAOptions(TSSAOptions):
+    """Options of token statistics self-attention in blocks."""
 
-class CausalTSSAOptions(CausalExtensionOptions, MixerOptions):
-    """Options of causal token statistics self-attention, all of them extensions; see `LanguageOptions`."""
-
-    after_last_position: Literal["error", "repeat"] = "error"
-
-    def arguments(self) -> dict[str, Any]:
-        """Return the keyword arguments of `CausalTSSAttention`."""
-        return {"extensions": self.extensions()}
-
-
-def _tssa(sizes: MixerSizes, own: TSSAOptions | CausalTSSAOptions) -> int:
-    extensions = own.extensions()
-    decays = {"head": sizes.num_heads, "channel": sizes.embed_dim // extensions.block_size}
-    forget = decays[extensions.forget] if isinstance(extensions.forget, str) else 0
-    return ((3 if extensions.gate else 2) * sizes.embed_dim + forget) * sizes.embed_dim
-
-
-def _tssa_statistics(sizes: MixerSizes, own: TSSAOptions) -> int:
-    C, H, _, _ = sizes
-    return tssa_flops(H, C // H, causal=False, **own.extensions().operator_options())
-
-
-def _causal_tssa_statistics(sizes: MixerSizes, own: CausalTSSAOptions) -> int:
-    C, H, _, bias = sizes
-    extensions = own.extensions()
-    forget = extensions.forget is not False
-    return tssa_flops(H, C // H, causal=True, bias=bias, forget=forget, **extensions.operator_options())
+    block_size: Count = Field(8, description="features of a head whose second moments are taken together")
 
 
 class GatedTSSAOptions(MixerOptions):
     """Options of token statistics over gated windows."""
 
-    block_size: Count = Field(
-        8, description="features of a head whose covariances are kept: 1 the least state, 8 and more recall"
-    )
+    block_size: Count = Field(8, description="features of a head whose covariances are kept: 8 and more recall")
+
+
+def _tssa_statistics(sizes: MixerSizes, own: TSSAOptions) -> int:
+    C, H, _, _ = sizes
+    return tssa_flops(H, C // H, causal=False, block_size=getattr(own, "block_size", 1))
+
+
+def _causal_tssa_statistics(sizes: MixerSizes, own: MixerOptions) -> int:
+    C, H, _, bias = sizes
+    return tssa_flops(H, C // H, causal=True, bias=bias)
 
 
 def _gated_tssa(sizes: MixerSizes, own: GatedTSSAOptions) -> int:
@@ -319,8 +262,7 @@ def _causal(name: str, module: str, products: Operations, options: type = MixerO
 _LANGUAGE: tuple[Place, ...] = ("language",)
 _SEQUENCE: tuple[Place, ...] = ("sequence",)
 _GATED_TSSA = _causal("tssa_plus", "GatedTSSAttention", _gated_tssa, GatedTSSAOptions, statistics=_gated_statistics)
-_CAUSAL_TSSA = _causal("tssa", "CausalTSSAttention", _tssa, CausalTSSAOptions, statistics=_causal_tssa_statistics)
-TSSA_PLUS = {"block_size": 8, "gate": True, "head_norm": True, "unit_variance": True}
+_CAUSAL_TSSA = _causal("tssa", "CausalTSSAttention", _projections(2), statistics=_causal_tssa_statistics)
 
 # The arithmetic of mixers whose work per token depends on the length is that of sequences of N tokens. The Fourier
 # transforms and kernels of S4 are left out.
@@ -328,7 +270,7 @@ BUILTIN = (
     _mixer(
         "tssa",
         "TSSAttention",
-        _tssa,
+        _projections(2),
         "token statistics self-attention, linear in the tokens",
         TSSAOptions,
         statistics=_tssa_statistics,
@@ -336,12 +278,11 @@ BUILTIN = (
     ),
     _mixer(
         "tssa_plus",
-        "TSSAttention",
-        _tssa,
-        "tssa in blocks of features that recall; in language models over gated windows",
-        TSSAOptions,
+        "BlockTSSAttention",
+        _projections(3),
+        "tssa in blocks of features; in language models over gated windows, which recall",
+        BlockTSSAOptions,
         statistics=_tssa_statistics,
-        defaults=TSSA_PLUS,
         causal=_GATED_TSSA,
     ),
     _mixer(

@@ -9,11 +9,15 @@ from pydantic import BaseModel, BeforeValidator, Field, field_validator
 
 from tost._options import Count, Depth, Options, Switch
 from tost.errors import ConfigError
-from tost.models.mixers import CausalExtensionOptions, ExtensionOptions, MixerSpec, Place, find_mixer, list_mixers
+from tost.models.mixers import MixerSpec, Place, find_mixer, list_mixers
 from tost.ops.backends import BackendName
 
 # Options of earlier revisions, with the values that turn them off; `saved_options` leaves them out of files.
-_REMOVED = {"window_every": 0, "window": 128, "num_averages": 0, "mixer_form": "paper"}
+_REMOVED = {
+    **{"window_every": 0, "window": 128, "num_averages": 0, "mixer_form": "paper", "count_scaled": False},
+    **{"centered": False, "block_size": 1, "gate": False, "head_norm": False, "unit_variance": False},
+    **{"forget": False, "after_last_position": "error"},
+}
 
 
 class ModelOptions(Options):
@@ -45,8 +49,6 @@ class ModelOptions(Options):
                 f"embed_dim={values['embed_dim']} is not divisible by num_heads={values['num_heads']}: "
                 "every head takes an equal share of the width; change one of the two"
             )
-        elif _numbers(values, "block_size"):
-            found += _blocks_fit(values, values["block_size"])
         if _numbers(values, "embed_dim", "mlp_ratio"):
             hidden = values["embed_dim"] * values["mlp_ratio"]
             if not 0.5 < hidden < 2**31:
@@ -65,8 +67,6 @@ class MixedOptions(ModelOptions):
 
     place: ClassVar[Place]
     """The kind of models that the mixer has to fit."""
-    for_all_mixers: ClassVar[frozenset[str]] = frozenset()
-    """Those of the options of TSSA that make a difference with other mixers too."""
 
     mixer: str = Field(
         "tssa",
@@ -110,8 +110,7 @@ class MixedOptions(ModelOptions):
             spec = find_mixer(mixer, cls.place) if isinstance(mixer, str) else None
         except ConfigError:
             spec = None  # reported with the mixer itself
-        # TSSA has other names too.
-        is_tssa = spec is not None and hasattr(spec.options, "extensions")
+        is_tssa = mixer in ("tssa", "tssa_plus")
         if mixer == "tssa" and given and own:
             found.append(f"mixer_options={given}: with mixer=tssa, set options of the model: {', '.join(own)}")
         elif spec is not None and isinstance(given, Mapping):
@@ -119,7 +118,7 @@ class MixedOptions(ModelOptions):
             found += problems
             if is_tssa and not problems and block_size is not None:  # other mixers have blocks of another kind
                 found += _blocks_fit(values, {**spec.defaults, **given}.get("block_size", block_size.default))
-        others: set[str] = set() if mixer == "tssa" else {*own} - cls.for_all_mixers
+        others: set[str] = set() if mixer == "tssa" else {*own}
         others = others if is_tssa else {*others, "backend"}
         for name in (name for name in (*own, "backend") if name in others):
             default = cls.model_fields[name].default
@@ -176,7 +175,7 @@ def saved_options(given: Mapping[str, Any], schema: type[BaseModel]) -> dict[str
     former = {name: given[name] for name in _REMOVED if name in given and name not in schema.model_fields}
     if used := [f"{name}={value}" for name, value in former.items() if value != _REMOVED[name]]:
         raise ConfigError(
-            f"{', '.join(used)}: this option was removed after revision be43f5d of tost; use that revision to read it."
+            f"{', '.join(used)}: this option was removed after revision 1ae0fcd of tost; use that revision to read it."
         )
     return {name: value for name, value in given.items() if name not in former}
 
@@ -210,11 +209,10 @@ def _numbers(values: Mapping[str, Any], *names: str) -> bool:
     return all(isinstance(values.get(name), int | float) for name in names)
 
 
-class LanguageOptions(CausalExtensionOptions, MixedOptions):
-    """Options of `LanguageToST`. Extensions are not in the authors' code and are off by default."""
+class LanguageOptions(MixedOptions):
+    """Options of `LanguageToST`. Those marked as extensions are not in the authors' code and are off by default."""
 
     place: ClassVar[Place] = "language"
-    for_all_mixers: ClassVar[frozenset[str]] = frozenset({"after_last_position"})
 
     vocab_size: Count = Field(50_304, description="number of token ids, V; 50304 is GPT-2's 50257, padded")
     max_length: Count = Field(1024, description="longest sequence in tokens, for learned positions")
@@ -230,11 +228,6 @@ class LanguageOptions(CausalExtensionOptions, MixedOptions):
         "learned",
         description="learned: a vector per position at the input, and with TSSA a bias per head and position in each "
         "attention; sinusoidal: fixed waves at the input; none: nothing. The last two have no limit on the length",
-    )
-    after_last_position: Literal["error", "repeat"] = Field(
-        "error",
-        description="tokens after the last learned position: error refuses them, repeat gives them all "
-        "the vector and the biases of the last one (extension)",
     )
     conv_width: Annotated[int, Field(ge=0, le=1024, strict=True)] = Field(
         0, description="width in tokens of a causal depth-wise convolution, this one included; 0: none (extension)"
@@ -254,11 +247,6 @@ class LanguageOptions(CausalExtensionOptions, MixedOptions):
         found = super().conflicts(values)
         if values.get("position") == "sinusoidal":
             found += waves_fit(values)
-        if values.get("after_last_position") == "repeat" and values.get("position", "learned") != "learned":
-            found.append(
-                f"after_last_position=repeat is about learned positions, but position={values['position']} has no "
-                "last one; leave after_last_position=error"
-            )
         if values.get("conv_width") == 1:
             found.append("conv_width=1 reaches no token but the last one itself; use 2 or more, or 0 for none")
         if values.get("conv_width") == 0 and values.get("conv_at", "attention") != "attention":
@@ -395,7 +383,7 @@ class FixedSizeOptions(ImageOptions):
         return found
 
 
-class VisionOptions(ExtensionOptions, ImageOptions, ConvolutionOptions):
+class VisionOptions(ImageOptions, ConvolutionOptions):
     """Options of `VisionToST`."""
 
     place: ClassVar[Place] = "vision"

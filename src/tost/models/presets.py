@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 from pydantic import BaseModel
 
 from tost._lazy import load
-from tost.models.mixers import TSSA_PLUS
 from tost.models.options import (
     CrateOptions,
     ImageOptions,
@@ -63,7 +62,7 @@ class ModelSpec:
         mixer = self.defaults.get("mixer", "tssa")
         if not issubclass(self.options, MixedOptions) or given.get("mixer", mixer) == mixer:
             return dict(self.defaults)
-        others = {*self.options.tssa_options(), "mixer_options"} - self.options.for_all_mixers
+        others = {*self.options.tssa_options(), "mixer_options"}
         return {name: value for name, value in self.defaults.items() if name not in others}
 
 
@@ -100,7 +99,7 @@ def _vision(name: str, description: str, sizes: tuple[int, int, int], **more: An
 
 _MINI = {"patch_size": 4, "num_classes": 10}
 # Extensions to the paper, for quality at the same linear cost.
-_PLUS = {"conv_width": 3, "conv_at": "block", **TSSA_PLUS}
+_PLUS = {"conv_width": 3, "conv_at": "block", "mixer": "tssa_plus"}
 IMAGE_MODELS = (
     *_vision("tost_tiny", "image classifier, 5.8M parameters", (192, 12, 4)),
     *_vision("tost_small", "image classifier, 22.6M parameters", (384, 12, 8)),

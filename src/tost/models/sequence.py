@@ -19,10 +19,10 @@ from tost.nn import (
     MLP,
     S4,
     Block,
+    BlockTSSAttention,
     LearnedPositions,
     SequenceConvolution,
     SinusoidalPositions,
-    TSSAttention,
     run_blocks,
     token_positions,
 )
@@ -229,7 +229,7 @@ class SequenceClassifier(TokenModel):
                 if module.bias is not None:
                     nn.init.zeros_(module.bias)
         for module in self.modules():
-            if isinstance(module, TSSAttention):
+            if isinstance(module, BlockTSSAttention):
                 module.reset_scale()
         if isinstance(self.embedding, nn.Embedding):
             nn.init.normal_(self.embedding.weight, std=self.options.embed_dim**-0.5)

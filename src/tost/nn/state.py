@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from tost._text import html_card
-from tost.ops import Packing, TSSAState
+from tost.ops import GatedState, Packing, TSSAState
 from tost.ops._numerics import statistics_dtype
 
 
@@ -55,7 +55,7 @@ class RecurrentState(NamedTuple):
         return cls(memory, torch.zeros(len(x), dtype=torch.int64, device=x.device))
 
 
-MixerState: TypeAlias = TSSAState | KVState | RecurrentState
+MixerState: TypeAlias = TSSAState | GatedState | KVState | RecurrentState
 
 
 class BlockState(NamedTuple):

@@ -23,7 +23,7 @@ from timm.models.xcit import ClassAttentionBlock, PositionalEncodingFourier, con
 from tost.models.common import build_convolutions, build_mixer
 from tost.models.options import VisionOptions
 from tost.models.vision.base import Grid, ImageModel
-from tost.nn import ISTA, MLP, Block, GridConvolution, TSSAttention, run_blocks
+from tost.nn import ISTA, MLP, Block, BlockTSSAttention, GridConvolution, run_blocks
 from tost.nn._checks import is_plain_linear
 from tost.nn.recompute import is_recomputing, recompute
 from tost.ops import Packing
@@ -189,12 +189,12 @@ class VisionToST(ImageModel):
 
 
 def _initialize(module: nn.Module) -> None:
-    """Start a linear layer as all of them start, then attention as its extensions ask; leave everything else alone."""
+    """Initialize a linear layer or an attention in blocks; other modules stay as they are."""
     if isinstance(module, nn.Linear):
         nn.init.trunc_normal_(module.weight, std=0.02)
         if module.bias is not None:
             nn.init.zeros_(module.bias)
-    elif isinstance(module, TSSAttention):
+    elif isinstance(module, BlockTSSAttention):
         module.reset_scale()
 
 

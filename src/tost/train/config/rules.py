@@ -99,10 +99,10 @@ def _fits(option: str, has: str, remedy: str = "set it to {}", *, at_least: bool
     return Rule(f"model.{option} data", check)
 
 
-def _is_long_enough(length: int | None, data: DataOptions, position: str | None, after_end: str | None) -> str:
+def _is_long_enough(length: int | None, data: DataOptions, position: str | None) -> str:
     needed = data.shape().length
     # Only language models run beyond their last position; a classifier keeps to its length whatever its positions are.
-    endless = data.shape().num_classes is None and (position in ("sinusoidal", "none") or after_end == "repeat")
+    endless = data.shape().num_classes is None and position in ("sinusoidal", "none")
     if length is None or needed is None or length >= needed or endless:
         return ""
     return _misfit(length, data, f"has sequences of {needed}", "make it at least that, or let the data be shorter")
@@ -249,5 +249,5 @@ RULES: tuple[Rule, ...] = (
     _fits("num_classes", "has {} classes", "make it at least that", at_least=True),
     _fits("in_chans", "has images of {} channels"),
     Rule("model.image_size data", _takes_the_size),
-    Rule("model.max_length data model.position model.after_last_position", _is_long_enough),
+    Rule("model.max_length data model.position", _is_long_enough),
 )

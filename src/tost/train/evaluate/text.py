@@ -219,8 +219,7 @@ def score_stream(model: nn.Module, text: Text, *, chunk_size: int = CHUNK_SIZE, 
     if limit is not None and targets > limit:
         raise ConfigError(
             f"the text has {len(text):,} tokens, but the model has learned positions for max_length={limit}, so it "
-            "cannot read the text in one stream; use sliding windows, or a model with position=none or "
-            "after_last_position=repeat."
+            "cannot read the text in one stream; use sliding windows, or a model with position=none."
         )
     device, state, nats = next(model.parameters()).device, None, 0.0
     rows = max(1, _LOGITS_AT_ONCE // network.options.vocab_size)  # a chunk's logits are never held all at once
