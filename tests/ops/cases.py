@@ -53,9 +53,9 @@ def on_blocks(names: list[str] = BACKENDS, sizes: tuple[int, ...] = (1, 3)):
 # --- Every operator as a function of tokens and temperatures
 
 
-def gated(w: Tensor, temperature: Tensor, **options: Any) -> Tensor:
+def gated(w: Tensor, temperature: Tensor, block_size: int = 2, **options: Any) -> Tensor:
     """Gated statistics with gates that are made of the arguments of the other operators."""
-    g = 2 if w.shape[-1] % 2 == 0 else 1
+    g = block_size if w.shape[-1] % block_size == 0 else 1
     sums = w.to(statistics_dtype(w.dtype)).unflatten(-1, (-1, g)).sum(dim=-1)
     return tost.gated_tssa(w, (temperature.to(sums.dtype).unsqueeze(-1) * sums).sigmoid(), **options)
 

@@ -15,6 +15,7 @@ from tests.ops.cases import (
     continued,
     dtypes,
     fast_backends,
+    gated,
     leaves,
     make_case,
     on_blocks,
@@ -43,6 +44,12 @@ BLOCK_SHAPES = [
 def compare(case, backend, runs=(run_tssa, run_causal), bound=None, against="reference"):
     for run in runs:
         assert_all_close(run(case, backend), run(case.double(), against), bound or BOUNDS[case.w.dtype])
+
+
+def run_gated(case, backend):
+    w, t = case.w.detach().requires_grad_(), case.temperature.detach().requires_grad_()
+    y = gated(w, t, case.block_size, mask=case.mask, backend=backend)
+    return dict(zip(("y", "dw", "dtemperature"), (y, *torch.autograd.grad(y, (w, t), case.dy)), strict=True))
 
 
 @fast_backends
@@ -80,9 +87,10 @@ def test_native_kernels_agree_on_every_instruction_set(isa, dtype):
     try:
         for width in (19, 32, 48, 64):
             compare(make_case((2, 131, 3, width), dtype, **EVERY), "native", against="torch")
-        for g in (2, 4, 8, 16):
+        for g in (1, 2, 4, 8, 16):
             case = make_case((1, 66, 5, 3 * g), dtype, masked=True, block_size=g)
             compare(case, "native", [run_tssa], 2 * BOUNDS[dtype], "torch")
+            compare(case, "native", [run_gated], 10 * BOUNDS[dtype], "torch")
     finally:
         tost.ops.select_isa("auto")
 
