@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from tost.ops._blocks import packed_width
-from tost.ops._numerics import statistics_dtype, zero_padding
+from tost.ops._numerics import GATE_FLOOR, statistics_dtype, zero_padding
 from tost.ops._scan import linear_recurrence
 from tost.ops.packing import Packing
 from tost.ops.state import CausalArguments, sum_shapes
@@ -131,7 +131,7 @@ def relative_gates(inputs: GatedInputs, mass: Tensor | None) -> tuple[Tensor, Te
         keep, before = keep.masked_fill(first, 0), torch.zeros_like(z[:, 0])
     running = linear_recurrence(keep.flatten(2), value.flatten(2), before.flatten(1)).reshape(z.shape)
     # Between 0 and 1 but for rounding. Without any mass so far, nothing is written.
-    relative = (z / running.clamp_min(torch.finfo(z.dtype).tiny)).clamp_max(1)
+    relative = (z / running.clamp_min(GATE_FLOOR)).clamp_max(1)
     if packing is None:
         return relative, running[:, -1]
     last = running[0].index_select(0, (packing.cu_seqlens[1:] - 1).clamp_min(0))

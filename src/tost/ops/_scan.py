@@ -50,7 +50,7 @@ def _run_recurrence(factor: Tensor, value: Tensor, start: Tensor) -> Tensor:
     token, from zero; then what enters each chunk is carried from one to the next, and added to its tokens.
     """
     B, N, C = value.shape
-    size = max(1, math.isqrt(N))
+    size = max(1, int(math.sqrt(N)))  # a compiler does not know math.isqrt
     chunks = -(-N // size)
     factors, values = (
         F.pad(part, (0, 0, 0, chunks * size - N)).reshape(B, chunks, size, C).unbind(2) for part in (factor, value)
