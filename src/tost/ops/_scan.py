@@ -64,7 +64,7 @@ def _run_recurrence(factor: Tensor, value: Tensor, start: Tensor) -> Tensor:
     token, from zero; then what enters each chunk is carried from one to the next, and added to its tokens.
     """
     B, N, C = value.shape
-    size = max(1, math.isqrt(N))
+    size = max(1, int(math.sqrt(N)))  # a compiler does not know math.isqrt
     chunks = -(-N // size)
     factors, values = (
         F.pad(part, (0, 0, 0, chunks * size - N)).reshape(B, chunks, size, C).unbind(2) for part in (factor, value)
@@ -77,7 +77,8 @@ def _run_recurrence(factor: Tensor, value: Tensor, start: Tensor) -> Tensor:
     for last, share in zip(hidden[-1].unbind(1)[:-1], kept[-1].unbind(1)[:-1], strict=True):
         enters.append(torch.addcmul(last, share, enters[-1]))
     before = torch.stack(enters, dim=1).unsqueeze(2)
-    return torch.addcmul(torch.stack(hidden, dim=2), torch.stack(kept, dim=2), before).flatten(1, 2)[:, :N]
+    h = torch.addcmul(torch.stack(hidden, dim=2), torch.stack(kept, dim=2), before)
+    return h.reshape(B, chunks * size, C).narrow(1, 0, N)
 
 
 class _LinearRecurrence(torch.autograd.Function):

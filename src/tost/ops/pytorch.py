@@ -315,7 +315,8 @@ def _gated_chunk(block_size: int, w: Tensor, write: Tensor, mean: Tensor, covari
     fading = keep.index_select(-1, of_products)
     covariances = linear_recurrence(fading.flatten(2), added.flatten(2), covariance.flatten(1))
     covariances = covariances.reshape(*w.shape[:3], -1)
-    return shrink(-a * change, covariances, block_size), means[:, -1], covariances[:, -1]
+    # Copied: a view would keep the statistics of the whole chunk.
+    return shrink(-a * change, covariances, block_size), means[:, -1].clone(), covariances[:, -1].clone()
 
 
 def _gated_groups(inputs: GatedInputs, packing: Packing) -> GatedResults:
