@@ -28,7 +28,7 @@ def gated_norm(module, x, y):
 
 def check_gradients(module, y):
     y.square().sum().backward()
-    assert all(parameter.grad.any() for parameter in module.parameters())
+    assert all(parameter.grad.abs().max() > 1e-8 for parameter in module.parameters())
 
 
 @BLOCK_SIZES
