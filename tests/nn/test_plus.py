@@ -98,10 +98,18 @@ def test_windows_start_with_half_lives_at_equal_ratios_in_every_head(max_length,
     torch.testing.assert_close(half_lives, expected.expand(2, -1), rtol=2e-3, atol=0)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_write_gates_are_float32_in_any_arithmetic(dtype):
-    module = tost.GatedTSSAttention(16, 2, dtype=dtype)
-    assert module.write(torch.zeros(1, 3, 16, dtype=dtype)).dtype == torch.float32
+@pytest.mark.parametrize("kind", [tost.BlockTSSAttention, tost.GatedTSSAttention])
+@pytest.mark.parametrize(("dtype", "bound"), [(torch.float16, 1e-2), (torch.bfloat16, 6e-2), (torch.float32, 1e-5)])
+def test_every_dtype_follows_float64(kind, dtype, bound):
+    exact, x = perturb(kind(C, H, block_size=2, dtype=torch.float64)), tokens()
+    module = kind(C, H, block_size=2, dtype=dtype)
+    module.load_state_dict(exact.state_dict())
+    y = module(x.to(dtype))
+    assert y.dtype == dtype
+    assert_close("y", y, exact(x), bound)
+    if kind is tost.GatedTSSAttention:
+        assert {part.dtype for part in module.forward_with_state(x.to(dtype))[1][:3]} == {torch.float32}
+        assert module.write(x.to(dtype)).dtype == torch.float32
 
 
 @pytest.mark.parametrize("name", ["tost_lm_base", "tost_lm_base_plus", "tost_mini", "lra_listops"])
