@@ -135,13 +135,8 @@ def test_a_text_is_put_aside_and_goes_on(run, endless, tmp_path):
     assert text("--state", file, "--prompt", "!", "--max-new-tokens", "18") != second
 
 
-def test_more_than_the_positions_can_share_the_last_one(run, refuse, folders):
-    short = str(folders / "short")
-    command = ("generate", short, "--prompt", "abc", "--max-new-tokens", "100")
-    refuse("--repeat-last-position", *command)
-    outcome = run(*command, "--seed", "1", "--repeat-last-position")
-    assert outcome.code == 0, outcome.err
-    assert "100 tokens" in outcome.err
+def test_more_than_the_positions_is_refused_with_what_to_do(refuse, folders):
+    refuse("position=none", "generate", str(folders / "short"), "--prompt", "abc", "--max-new-tokens", "100")
 
 
 def test_default_length_ends_where_positions_end(run, folders):

@@ -247,7 +247,7 @@ def test_vocabulary_and_length_of_a_language_model(problems, load):
         "model.vocab_size (command line): 255 does not fit the data: stdlib_bytes has 256 different tokens",
         "model.max_length (command line): 31 does not fit the data: stdlib_bytes has sequences of 32",
     ]
-    for rule in ("model.position=none", "model.position=sinusoidal", "model.after_last_position=repeat"):
+    for rule in ("model.position=none", "model.position=sinusoidal"):
         assert load("model.max_length=31", rule, text=LANGUAGE).model.options["max_length"] == 31
 
 
