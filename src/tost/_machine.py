@@ -34,16 +34,22 @@ _NO_MEMORY = (
 
 def cpu_model() -> str:
     """Return the marketing name of the processor, or its architecture where the system does not provide it."""
-    cpuinfo = Path("/proc/cpuinfo")
-    if cpuinfo.exists():
-        match = re.search(
-            r"^model name\s*:\s*(.+)$", cpuinfo.read_text(encoding="utf-8", errors="replace"), flags=re.MULTILINE
-        )
-        if match:
-            return re.sub(r"\((?:R|TM)\)|\bCPU\b|@.*", "", match[1]).strip()
+    if found := _cpuinfo("model name"):
+        return re.sub(r"\((?:R|TM)\)|\bCPU\b|@.*", "", found).strip()
     return platform.processor() or platform.machine()
 
 
+def _cpuinfo(field: str) -> str:
+    """Return a field of the first processor as Linux describes it; empty where there is none."""
+    try:
+        text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
+    match = re.search(rf"^{field}\s*:\s*(.+)$", text, flags=re.MULTILINE)
+    return match[1] if match else ""
+
+
+_BF16_FLAGS = {"avx512_bf16", "amx_bf16"}
 _WAITING = {"GOMP_SPINCOUNT": "30000", "KMP_BLOCKTIME": "1"}
 _CGROUPS = Path("/sys/fs/cgroup")
 _OWN_CGROUPS = Path("/proc/self/cgroup")
@@ -129,3 +135,19 @@ def choose_device(wanted: str) -> torch.device:
     if wanted == "cuda" and not present:
         raise ConfigError("--device cuda was given, but torch finds no CUDA device here; use --device cpu or auto.")
     return torch.device("cuda" if present and wanted != "cpu" else "cpu")
+
+
+def fast_precision(device: torch.device) -> Literal["fp32", "bf16"]:
+    """Return the precision of ``auto``: bf16 where the device has instructions for its products, or else fp32.
+
+    CPUs have them with AVX512-BF16 or AMX, NVIDIA GPUs from compute capability 8.0. Loads torch.
+    """
+    import torch
+
+    if device.type == "cuda":
+        fast = torch.cuda.get_device_capability(device) >= (8, 0)
+    else:
+        flags = set(_cpuinfo("flags").split())
+        mkldnn = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
+        fast = device.type == "cpu" and mkldnn and bool(flags & _BF16_FLAGS)
+    return "bf16" if fast else "fp32"

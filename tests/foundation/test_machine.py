@@ -5,6 +5,7 @@ import subprocess
 import sys
 
 import pytest
+import torch
 
 from tost import _machine
 
@@ -95,3 +96,25 @@ print(num_threads())
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
     assert done.stdout.split() == ["1"]
+
+
+@pytest.mark.parametrize(
+    ("flags", "mkldnn", "expected"),
+    [
+        ("fpu avx512f avx512_bf16 sse2", True, "bf16"),
+        ("fpu amx_tile amx_bf16", True, "bf16"),
+        ("fpu avx2 avx512f avx512bw", True, "fp32"),
+        ("", True, "fp32"),
+        ("avx512_bf16", False, "fp32"),
+    ],
+)
+def test_auto_is_bf16_where_the_processor_has_instructions_for_it(monkeypatch, flags, mkldnn, expected):
+    monkeypatch.setattr(_machine, "_cpuinfo", {"flags": flags}.__getitem__)
+    monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: mkldnn)
+    assert _machine.fast_precision(torch.device("cpu")) == expected
+
+
+@pytest.mark.parametrize(("capability", "expected"), [((7, 5), "fp32"), ((8, 0), "bf16"), ((9, 0), "bf16")])
+def test_auto_is_bf16_on_graphics_cards_from_ampere_on(monkeypatch, capability, expected):
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    assert _machine.fast_precision(torch.device("cuda")) == expected
