@@ -9,6 +9,7 @@ import platform
 import re
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -50,6 +51,7 @@ def _cpuinfo(field: str) -> str:
 
 
 _BF16_FLAGS = {"avx512_bf16", "amx_bf16"}
+_READING_SECONDS = 0.1
 _WAITING = {"GOMP_SPINCOUNT": "30000", "KMP_BLOCKTIME": "1"}
 _CGROUPS = Path("/sys/fs/cgroup")
 _OWN_CGROUPS = Path("/proc/self/cgroup")
@@ -151,3 +153,16 @@ def fast_precision(device: torch.device) -> Literal["fp32", "bf16"]:
         mkldnn = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
         fast = device.type == "cpu" and mkldnn and bool(flags & _BF16_FLAGS)
     return "bf16" if fast else "fp32"
+
+
+def read_bandwidth(size: int) -> float:
+    """Return the bytes per second at which memory of `size` bytes is read again and again on the CPU. Loads torch."""
+    import torch
+
+    memory = torch.zeros(max(1, size // 4))
+    best, began = math.inf, time.perf_counter()
+    while time.perf_counter() - began < _READING_SECONDS:
+        start = time.perf_counter()
+        memory.sum()
+        best = min(best, time.perf_counter() - start)
+    return memory.nbytes / best

@@ -132,6 +132,15 @@ def make_step(model: nn.Module, weights: Weights = "fp32") -> Step:
     return step
 
 
+def step_bytes(model: nn.Module, weights: Weights = "fp32") -> int:
+    """Return the bytes of the matrices that a step reads as they are stored: linear layers and the head."""
+    matrices = [module.weight for module in model.modules() if isinstance(module, nn.Linear)]
+    if isinstance(model, LanguageToST) and model.head is None:
+        matrices.append(model.tokens.weight)
+    sizes = {"bf16": 2, "int8": 1}
+    return sum(matrix.numel() * sizes.get(weights, matrix.element_size()) for matrix in matrices)
+
+
 def pack_rows(weight: Tensor, weights: Weights) -> tuple[Tensor, Tensor | None]:
     """Return a matrix ``[R, C]`` as a step stores it.
 
