@@ -57,15 +57,25 @@ _CGROUPS = Path("/sys/fs/cgroup")
 _OWN_CGROUPS = Path("/proc/self/cgroup")
 
 
-def limit_threads() -> None:
+def limit_threads(number: str = "") -> None:
     """Set OpenMP's variables of this process and its children, unless they are set; called by the command line only.
 
     Waiting threads spin for about a millisecond and then sleep: spinning is ruinous on a busy machine. Their number
-    stays within the limit of a container. Has no effect once torch is loaded.
+    stays within the limit of a container, unless one is given. Has no effect once torch is loaded.
+
+    Args:
+        number: Threads, as ``TOST_NUM_THREADS`` has them; empty for the default.
+
+    Raises:
+        ConfigError: It is no positive whole number.
     """
     if not any(name in os.environ for name in (*_WAITING, "OMP_WAIT_POLICY")):
         os.environ.update(_WAITING)
-    if available_cpus() < _allowed_cpus():
+    if number:
+        if not re.fullmatch(r"0*[1-9][0-9]{0,3}", number):
+            raise ConfigError(f"TOST_NUM_THREADS={number!r} is no number of threads; set it to 1 or more, or unset it.")
+        os.environ["OMP_NUM_THREADS"] = number
+    elif available_cpus() < _allowed_cpus():
         os.environ.setdefault("OMP_NUM_THREADS", str(available_cpus()))
 
 

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from tost import _machine
+from tost.errors import ConfigError
 
 OPENMP = ("GOMP_SPINCOUNT", "KMP_BLOCKTIME", "OMP_WAIT_POLICY", "OMP_NUM_THREADS")
 HOST = """
@@ -83,6 +84,21 @@ def test_the_command_line_keeps_what_the_user_chose(groups, monkeypatch, name):
     _machine.limit_threads()
     assert os.environ[name] == "7"
     assert ("GOMP_SPINCOUNT" in os.environ) == (name in ("GOMP_SPINCOUNT", "OMP_NUM_THREADS"))
+
+
+@pytest.mark.parametrize(("number", "expected"), [("", "5"), ("2", "2")])
+def test_the_number_of_threads_of_a_command_can_be_chosen(groups, monkeypatch, number, expected):
+    groups("0::/\n", {"cpu.max": "300000 100000\n"})
+    monkeypatch.setenv("OMP_NUM_THREADS", "5")
+    _machine.limit_threads(number)
+    assert os.environ["OMP_NUM_THREADS"] == expected
+
+
+@pytest.mark.parametrize("number", ["0", "-1", "two", "1.5", "1 "])
+def test_a_wrong_number_of_threads_is_an_error(groups, number):
+    groups("0::/\n", {})
+    with pytest.raises(ConfigError, match="TOST_NUM_THREADS="):
+        _machine.limit_threads(number)
 
 
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="processes cannot be bound to a processor here")

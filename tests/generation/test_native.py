@@ -388,3 +388,14 @@ def test_bytes_of_a_step_are_those_of_its_matrices(tied, weights, size):
     )
     per_block = 2 * 8 * 8 + 2 * 8 * 16
     assert step_bytes(model, weights) == size * (3 * per_block + 50 * 8)
+
+
+@pytest.mark.parametrize(("width", "rows", "threads"), [(64, 1, 1), (64, 50, 3), (512, 1, 3)])
+def test_small_steps_take_one_thread(monkeypatch, width, rows, threads):
+    model = tost.create_model("tost_lm_base", embed_dim=width, depth=2, num_heads=4, vocab_size=50, position="none")
+    taken = []
+    monkeypatch.setattr(library, "num_threads", lambda: 3)
+    monkeypatch.setattr(library, "run_step", lambda dtype, step: taken.append(step.threads))
+    ids = torch.zeros(rows, 2, dtype=torch.int64)
+    NativeStep(model)(ids[:, -1], prefill(model, ids[:, :-1]))
+    assert taken == [threads]

@@ -45,6 +45,9 @@ Step = Callable[[Tensor, State | None], tuple[Tensor, State]]
 
 # Rows from which on torch's matrix products are faster than reading each matrix once for all vectors.
 _MANY = 32
+# Bytes that one thread reads in some tenths of a millisecond. Meeting another thread takes a hundred times as long if
+# its processor is busy with something else.
+_ONE_THREAD = 1 << 22
 _MODULES = (
     *(LanguageToST, CausalBlock, CausalTSSAttention, CausalConvolution, MLP, LearnedPositions, SinusoidalPositions),
     *(nn.Embedding, nn.LayerNorm, nn.Linear, nn.ModuleList),
@@ -204,6 +207,7 @@ class NativeStep:
         head = self._tokens if model.head is None else model.head.weight
         self._step.head = self._matrix(head)
         self._size = len(head)
+        self._bytes = step_bytes(model, weights)
 
     def fits(self, tokens: Tensor, state: Any) -> bool:
         """Return whether a state has the shapes and dtypes of this model, for tokens ``[B]``."""
@@ -236,7 +240,8 @@ class NativeStep:
         windows = [[x.new_empty(count, *shape) for shape in shapes] for shapes in self._windows]
         alive = [self._point(*each) for each in zip(range(depth), state.layers, after, windows, strict=True)]
         logits = x.new_empty(count, self._size)
-        step.threads, step.B = library.num_threads(), count
+        step.threads = 1 if self._bytes * count <= _ONE_THREAD else library.num_threads()
+        step.B = count
         step.position, step.place = position.data_ptr(), place.data_ptr()
         step.x, step.logits = x.data_ptr(), logits.data_ptr()
         library.run_step(self._dtype, step)
