@@ -17,7 +17,7 @@ from tests.models.tiny import PLUS
 from tost import nn as tost_nn
 from tost.errors import ConfigError
 from tost.generation import decode_step, prefill
-from tost.generation.native import NativeStep, make_step, native_obstacles, pack_rows
+from tost.generation.native import NativeStep, make_step, native_obstacles, pack_rows, step_bytes
 from tost.generation.prompts import align_prompts
 from tost.models import LanguageOptions
 from tost.nn import ModelState
@@ -363,3 +363,24 @@ def test_what_came_before_is_not_changed():
     copies = [x.clone() for x in pytree.tree_leaves(state)]
     NativeStep(model)(torch.tensor([1, 2]), state)
     assert all(map(torch.equal, pytree.tree_leaves(state), copies))
+
+
+@pytest.mark.parametrize(("weights", "size"), [("fp32", 4), ("bf16", 2), ("int8", 1)])
+@pytest.mark.parametrize("tied", [True, False])
+def test_bytes_of_a_step_are_those_of_its_matrices(tied, weights, size):
+    model = tost.create_model(
+        "tost_lm_base", embed_dim=8, depth=3, num_heads=2, mlp_ratio=2, vocab_size=50, tie_head=tied
+    )
+    per_block = 2 * 8 * 8 + 2 * 8 * 16
+    assert step_bytes(model, weights) == size * (3 * per_block + 50 * 8)
+
+
+@pytest.mark.parametrize(("width", "rows", "threads"), [(64, 1, 1), (64, 50, 3), (512, 1, 3)])
+def test_small_steps_take_one_thread(monkeypatch, width, rows, threads):
+    model = tost.create_model("tost_lm_base", embed_dim=width, depth=2, num_heads=4, vocab_size=50, position="none")
+    taken = []
+    monkeypatch.setattr(library, "num_threads", lambda: 3)
+    monkeypatch.setattr(library, "run_step", lambda dtype, step: taken.append(step.threads))
+    ids = torch.zeros(rows, 2, dtype=torch.int64)
+    NativeStep(model)(ids[:, -1], prefill(model, ids[:, :-1]))
+    assert taken == [threads]

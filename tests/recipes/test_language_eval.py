@@ -102,7 +102,7 @@ def test_last_words(place):
 
 def test_weights_without_a_run_and_the_embedded_bytes(place):
     weights = f"train.init_from={place / 'run'}"
-    config = load_config("small/wikitext2", [f"data.path={place / 'verse'}", *TINY, weights])
+    config = load_config("small/wikitext2", [f"data.path={place / 'verse'}", *TINY, "train.precision=fp32", weights])
     test = TextTest(protocol=Protocol.blocks)
     assert evaluate_initial(config, test=test).metrics == pytest.approx(measure(place, "blocks").metrics, rel=1e-4)
     config = load_config("small/stdlib_bytes", [*TINY, "model.name=tost_lm_base"])

@@ -130,7 +130,7 @@ WRONG = {
     "train.steps=1.5": "1.5 given; needs a whole number >= 1",
     "train.steps=": "null given; needs a whole number >= 1",
     f"train.steps=1{'0' * 250}": f"1{'0' * 59}... given; needs a whole number >= 1 and <= 1e+12",
-    "train.precision=bf32": "bf32 given; needs one of fp32, bf16, fp16; did you mean fp32?",
+    "train.precision=bf32": "bf32 given; needs one of auto, fp32, bf16, fp16; did you mean fp32?",
     "train.clip_norm=none": "none given; needs a number > 0 or null; write null for none",
     "train.compile=maybe": "maybe given; needs true or false",
     "optim.lr=.nan": ".nan given; needs a number > 0",
