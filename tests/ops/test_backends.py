@@ -15,6 +15,7 @@ from tost._env import VARIABLES
 from tost.errors import BackendError
 from tost.models.options import ModelOptions
 from tost.ops import _dispatch, _library, backends_on
+from tost.ops._scan import linear_recurrence
 from tost.ops.backends import BACKENDS, OPERATORS, VARIABLE, Backend, backend_names
 from tost.ops.form import FLAGS, Form
 from tost.testing import assert_close
@@ -29,12 +30,13 @@ def test_every_list_of_backends_is_the_registered_one():
     assert VARIABLE in VARIABLES
     assert get_args(ModelOptions.model_fields["backend"].annotation) == backend_names()
     for op in OPERATORS:
-        assert tuple(tost.available_backends(op)) == names
+        assert tuple(tost.available_backends(op)) == tuple(each.name for each in BACKENDS if op in each.operators)
+    assert all(set(backend.operators) <= set(OPERATORS) for backend in BACKENDS)
     assert tost.ops.operators() == list(OPERATORS)
 
 
 def test_registrations_load_no_torch():
-    code = "import sys, tost.ops.backends, tost.ops.form, tost.nn.extensions; print('torch' in sys.modules)"
+    code = "import sys, tost.ops.backends, tost.ops.form; print('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "False\n"
 
 
@@ -64,17 +66,17 @@ def test_a_faster_backend_for_this_device_is_missed(monkeypatch):
 
 def test_a_form_that_a_backend_does_not_have_is_refused_and_left_to_others(monkeypatch):
     def unsupported(w, form):
-        return ["has no count_scaled"] if form.count_scaled else []
+        return ["has no blocks"] if form.block_size > 1 else []
 
     first = _dispatch.Implementation(Backend("plain", "nowhere"), lambda *_: None, None, list, unsupported)
     for op, known in _dispatch._IMPLEMENTATIONS.items():
         monkeypatch.setitem(_dispatch._IMPLEMENTATIONS, op, (first, *known))
     monkeypatch.setattr(_dispatch, "_WARNED", {"plain"})
     monkeypatch.setattr(_dispatch, "_SELECTED", {})
-    for form, name in ((Form(), "plain"), (Form(count_scaled=True), "native"), (Form(), "plain")):
+    for form, name in ((Form(), "plain"), (Form(block_size=2), "native"), (Form(), "plain")):
         assert _dispatch.select("tssa", "auto", W, form).backend.name == name
-    with pytest.raises(BackendError, match="plain: has no count_scaled"):
-        _dispatch.select("tssa", "plain", W, Form(count_scaled=True))
+    with pytest.raises(BackendError, match="plain: has no blocks"):
+        _dispatch.select("tssa", "plain", W, Form(block_size=2))
 
 
 def test_a_backend_that_is_not_automatic_runs_by_its_name_only(monkeypatch):
@@ -109,7 +111,9 @@ def test_products_in_bfloat16_work_here_once_the_library_is_loaded():
 
 
 def test_flags_are_fields_in_the_order_of_the_library():
-    assert Form(count_scaled=True).flags() == tuple(getattr(Form(count_scaled=True), name) for name in FLAGS)
+    form = Form(block_size=4, normalize=False)
+    assert form.flags() == tuple(getattr(form, name) for name in FLAGS)
+    assert Form.from_flags(form.flags()) == form
     assert set(get_type_hints(Form)) >= set(FLAGS)
     assert _library._LIBRARY.tost_form().decode().split() == list(FLAGS)
 
@@ -159,8 +163,7 @@ def test_no_cumulative_sum_that_torch_refuses_on_gpus(deterministic, backend, N)
 
 
 @pytest.mark.parametrize("N", [0, 1, 16, 17, 300])
-def test_the_deterministic_sum_is_the_cumulative_sum(N):
-    x = torch.randn(2, N, 3, 4, dtype=torch.float64)
-    start = torch.randn(2, 3, 4, dtype=torch.float64)
-    blocked = tost.ops._scan._blocked_sums(x, None, start)
-    assert_close("sums", blocked, start.unsqueeze(1) + x.cumsum(1), 1e-13)
+def test_a_recurrence_that_keeps_everything_is_the_cumulative_sum(N):
+    x, start = torch.randn(2, N, 12, dtype=torch.float64), torch.randn(2, 12, dtype=torch.float64)
+    expected = start.unsqueeze(1) + x.cumsum(1)
+    assert_close("sums", linear_recurrence(torch.ones_like(x), x, start), expected, 1e-13)

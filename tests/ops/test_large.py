@@ -29,7 +29,7 @@ TOKENS = 2**31 // (H * D) + 3 * 4096
 KEPT = 192
 PIECE = 1 << 24  # bytes
 ENDS = 1 << 20  # bytes at the start and at the end that are not shared
-FORM = Form()
+FORM = Form().flags()
 
 
 class Memory:
@@ -110,8 +110,8 @@ def test_more_than_2_to_the_31_elements(causal, dtype, mask):
     with Memory(dtype) as w, Memory(dtype) as y:
         fill(w, values)
         if causal:
-            inputs = (w, t, None, mask, None, None, None, None, None)
-            _library.run("tost_causal_tssa_forward", FORM, None, inputs, (y, *saved), 0, 0)
+            inputs = (w, t, None, mask, None, None, None)
+            _library.run("tost_causal_tssa_forward", (), None, inputs, (y, *saved), 0)
         else:
             _library.run("tost_tssa_forward", FORM, None, (w, t, mask), (y, *saved))
         close(kept(y), expected.detach(), 2e-2)
@@ -121,10 +121,10 @@ def test_more_than_2_to_the_31_elements(causal, dtype, mask):
         with Memory(dtype) as dy, Memory(dtype) as dw:
             fill(dy, gradient)
             if causal:
-                inputs = (w, t, None, mask, None, None, dy, None, None, None, *saved[:2])
+                inputs = (w, t, None, mask, dy, None, None, None, *saved[:2])
                 sums = [torch.empty_like(x) for x in saved[2:]]
-                outputs = (dw, dtemperature, torch.empty(1, TOKENS, H), *sums, None, None)
-                _library.run("tost_causal_tssa_backward", FORM, None, inputs, outputs, 0, 0)
+                outputs = (dw, dtemperature, torch.empty(1, TOKENS, H), *sums)
+                _library.run("tost_causal_tssa_backward", (), None, inputs, outputs, 0)
             else:
                 _library.run("tost_tssa_backward", FORM, None, (w, t, mask, dy, *saved), (dw, dtemperature))
             close(kept(dw), small.grad, 2e-2)

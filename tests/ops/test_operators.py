@@ -8,76 +8,49 @@ import torch
 
 import tost
 from tests.ops.cases import make_case
-from tost.ops._inputs import causal_form, causal_inputs
-from tost.ops._operators import causal_arguments
-from tost.ops.form import FLAGS, Form
+from tost.ops._inputs import causal_inputs
+from tost.ops._operators import SCHEMAS, argument_names, causal_arguments
+from tost.ops.form import Form
 
 OPS = torch.ops.tost
-EVERY = {"masked": True, "bias": True, "state": True}
-FORMS = {
-    "plain": {},
-    "every option": EVERY | {"count_scaled": True, "decay": True},
-    "blocks": EVERY | {"block_size": 2, "count_scaled": True, "decay": True},
-    "centered": EVERY | {"centered": True, "decay": True},
-    "decays of heads": EVERY | {"decay": "head", "count_scaled": True},
-    "decays of channels": EVERY | {"decay": "channel", "block_size": 2, "centered": True},
-}
+BOUNDS = torch.tensor([0, 3, 3, 70])
 
 
-def causal_call(size=(2, 70, 2, 6), packing=None, **options):
-    """Arguments of ``causal_tssa``."""
-    case = make_case(size, torch.float32, **options)
-    form = causal_form(case.decay, **{name: getattr(case, name) for name in ("count_scaled", "block_size", "centered")})
-    given = (case.w, case.temperature, case.bias, case.mask, case.state, case.decay)
-    return list(causal_arguments(causal_inputs(form, packing, *given), form))
-
-
-def backward_calls(tssa, causal):
-    """Arguments of both backward operators for those of the forward ones."""
+def calls(*, full, g=1, packed=False):
+    """Arguments of every operator by its name: as few as there can be, or all; `g` is the size of blocks."""
+    B, S = (1, 3) if packed else (2, 2)
+    case = make_case((B, 70, 2, 6), torch.float32, masked=full, bias=full)
+    states = make_case((S, 1, 2, 6), torch.float32, state=full)
+    packing = tost.Packing.from_cu_seqlens(BOUNDS, 70) if packed else None
+    tssa = [case.w, case.temperature, case.mask, BOUNDS if packed else None, Form(block_size=g).flags()]
+    causal = list(
+        causal_arguments(causal_inputs(packing, case.w, case.temperature, case.bias, case.mask, states.state))
+    )
+    gated = [case.w, torch.rand(B, 70, 2, 6 // g), case.mask, None, None, tssa[3]]
+    if full:
+        gated[3:5] = torch.randn(S, 2, 6), torch.cat((torch.ones(S, 2, 6), torch.zeros(S, 2, 3 * (g - 1))), dim=-1)
     _, *saved = OPS.tssa(*tssa)
     y, pi, starts, *sums = OPS.causal_tssa(*causal)
-    dy = torch.randn_like(y)
-    w, t, bias, mask, *_, scale, decay, cu_seqlens, form = causal
-    return (
-        [dy, *tssa[:3], *saved, *tssa[3:]],
-        [dy, *sums, w, t, bias, mask, pi, starts, scale, decay, cu_seqlens, form],
-    )
+    dy, (_, *dstate) = torch.randn_like(y), OPS.gated_tssa(*gated)
+    w, t, bias, mask, *_, cu_seqlens = causal
+    return {
+        "tssa": tssa,
+        "tssa_": [case.w.clone(), *tssa[1:]],
+        "tssa_backward": [dy, *tssa[:3], *saved, *tssa[3:]],
+        "causal_tssa": causal,
+        "causal_tssa_": [case.w.clone(), *causal[1:]],
+        "causal_tssa_backward": [dy, *sums, w, t, bias, mask, pi, starts, cu_seqlens],
+        "gated_tssa": gated,
+        "gated_tssa_backward": [dy, *dstate, *gated],
+    }
 
 
 @pytest.mark.parametrize("packed", [False, True])
-@pytest.mark.parametrize("form", FORMS)
-def test_operators_pass_opcheck(form, packed):
-    options = dict(FORMS[form])
-    packing = None
-    if packed:
-        options.pop("state", None)
-        packing = tost.Packing.from_cu_seqlens(torch.tensor([0, 3, 3, 70]), 70)
-    causal = causal_call((1 if packed else 2, 70, 2, 6), packing, **options)
-    plain = Form(**{name: getattr(Form.from_flags(causal[-1]), name) for name in ("block_size", "centered")})
-    tssa = [causal[0], causal[1], causal[3], causal[9], plain.flags()]
-    backward, causal_backward = backward_calls(tssa, causal)
-    tests = ("test_schema", "test_faketensor")
-    for name, arguments in {
-        "tssa": tssa,
-        "tssa_": [tssa[0].clone(), *tssa[1:]],
-        "tssa_backward": backward,
-        "causal_tssa": causal,
-        "causal_tssa_": [causal[0].clone(), *causal[1:]],
-        "causal_tssa_backward": causal_backward,
-    }.items():
-        torch.library.opcheck(getattr(OPS, name).default, arguments, test_utils=tests)
-
-
-def flags(**changes):
-    """A change of the last argument."""
-    return lambda a: [*a[:-1], tuple(changes.get(name, x) for name, x in zip(FLAGS, a[-1], strict=True))]
-
-
-def at(index, change):
-    """A change of one argument; a tensor, or a function of it."""
-    return lambda a: [
-        change(x) if i == index and callable(change) else change if i == index else x for i, x in enumerate(a)
-    ]
+@pytest.mark.parametrize(("full", "g"), [(False, 1), (True, 1), (True, 2), (False, 6)])
+def test_operators_pass_opcheck(full, g, packed):
+    for name, arguments in calls(full=full, g=g, packed=packed).items():
+        operator = getattr(OPS, name).default
+        torch.library.opcheck(operator, arguments, test_utils=("test_schema", "test_faketensor"))
 
 
 def freed(x):
@@ -87,119 +60,165 @@ def freed(x):
 
 
 def bounds(*numbers):
-    """Packed sequences in one row of 70 tokens."""
-    cu_seqlens = torch.tensor(numbers)
-    return lambda a: [a[0][:1], a[1], None, cu_seqlens, a[-1]]
+    """Packed sequences, and nothing else, in the one row that is left."""
+    return {"cu_seqlens": torch.tensor(numbers), "w": lambda w: w[:1], "mask": None}
 
 
-W, T, MASK = range(3)
-FORM_ABUSES = {
-    "no form": lambda a: [*a[:-1], []],
-    "short form": lambda a: [*a[:-1], a[-1][:3]],
-    "long form": lambda a: [*a[:-1], (*a[-1], 1)],
-    "block_size 0": flags(block_size=0),
-    "block_size -1": flags(block_size=-1),
-    "block_size that does not divide": flags(block_size=4),
-    "block_size above D": flags(block_size=12),
-    "block_size 2^40": flags(block_size=2**40),
-    "centered 2": flags(centered=2),
-    "count_scaled -1": flags(count_scaled=-1),
-    "decay of tokens that is not given": flags(token_decay=1),
-    "decay of channels only": flags(channel_decay=1),
-    "both decays": flags(token_decay=1, channel_decay=1),
+def short(x):
+    return x[:, :3]
+
+
+def narrow(x):
+    return x[..., :2]
+
+
+# What is done to a call: other arguments by name, as they are or as functions of those of a good call.
+TOKENS = {
+    "tokens of three dimensions": {"w": lambda w: w[0]},
+    "no tokens": {"w": torch.ones(0)},
+    "no heads": {"w": torch.ones(2, 70, 0, 6)},
+    "no features": {"w": torch.ones(2, 70, 2, 0)},
+    "integer tokens": {"w": lambda w: w.long()},
+    "complex tokens": {"w": lambda w: torch.complex(w, w)},
+    "boolean tokens": {"w": lambda w: w > 0},
+    "sparse tokens": {"w": lambda w: w.to_sparse()},
+    "quantized tokens": {"w": lambda w: torch.quantize_per_tensor(w, 0.1, 0, torch.qint8)},
+    "nested tokens": {"w": lambda w: torch.nested.nested_tensor([w[0], w[1]])},
+    "freed tokens": {"w": freed},
+    "short mask": {"mask": short},
+    "mask of one row": {"mask": lambda x: x[:1]},
+    "float mask": {"mask": lambda x: x.float()},
+    "freed mask": {"mask": freed},
+    "bounds for several rows": {"cu_seqlens": BOUNDS},
 }
-TSSA_ABUSES = FORM_ABUSES | {
-    "short temperature": at(T, torch.ones(1)),
-    "long temperature": at(T, torch.ones(9)),
-    "no temperature": at(T, torch.ones(0)),
-    "temperature in float64": at(T, lambda t: t.double()),
-    "temperature as a matrix": at(T, lambda t: t[None]),
-    "integer temperature": at(T, lambda t: t.long()),
-    "temperature on meta": at(T, lambda t: t.to("meta")),
-    "freed temperature": at(T, freed),
-    "short mask": at(MASK, torch.ones(2, 3, dtype=torch.bool)),
-    "mask of one row": at(MASK, torch.ones(1, 70, dtype=torch.bool)),
-    "float mask": at(MASK, torch.zeros(2, 70)),
-    "freed mask": at(MASK, freed),
-    "tokens of three dimensions": at(W, lambda w: w[0]),
-    "no tokens": at(W, torch.ones(0)),
-    "no heads": at(W, torch.ones(2, 70, 0, 6)),
-    "no features": at(W, torch.ones(2, 70, 2, 0)),
-    "integer tokens": at(W, lambda w: w.long()),
-    "complex tokens": at(W, lambda w: torch.complex(w, w)),
-    "boolean tokens": at(W, lambda w: w > 0),
-    "sparse tokens": at(W, lambda w: w.to_sparse()),
-    "quantized tokens": at(W, lambda w: torch.quantize_per_tensor(w, 0.1, 0, torch.qint8)),
-    "nested tokens": at(W, lambda w: torch.nested.nested_tensor([w[0], w[1]])),
-    "freed tokens": at(W, freed),
+TEMPERATURE = {
+    "short temperature": {"temperature": torch.ones(1)},
+    "long temperature": {"temperature": torch.ones(9)},
+    "no temperature": {"temperature": torch.ones(0)},
+    "temperature in float64": {"temperature": lambda t: t.double()},
+    "temperature as a matrix": {"temperature": lambda t: t[None]},
+    "integer temperature": {"temperature": lambda t: t.long()},
+    "temperature on meta": {"temperature": lambda t: t.to("meta")},
+    "freed temperature": {"temperature": freed},
+}
+PACKED = {
     "bounds beyond the row": bounds(0, 3, 71),
     "bounds that do not begin with 0": bounds(1, 70),
     "bounds that decrease": bounds(0, 50, 20, 70),
     "negative bounds": bounds(0, -5, 70),
-    "no bounds": lambda a: [a[0][:1], a[1], None, torch.zeros(0, dtype=torch.int64), a[-1]],
-    "bounds in int32": lambda a: [a[0][:1], a[1], None, torch.tensor([0, 70], dtype=torch.int32), a[-1]],
-    "bounds as a matrix": lambda a: [a[0][:1], a[1], None, torch.tensor([[0, 70]]), a[-1]],
-    "bounds for several rows": at(3, torch.tensor([0, 3, 70])),
+    "empty bounds": bounds(),
+    "bounds in int32": bounds() | {"cu_seqlens": torch.tensor([0, 70], dtype=torch.int32)},
+    "bounds as a matrix": bounds([0, 70]),
+    "freed bounds": bounds() | {"cu_seqlens": freed(torch.tensor([0, 70]))},
 }
-BIAS, SQUARES, WEIGHTED, MASS, SCALE, DECAY = 2, 4, 5, 6, 7, 8
-CAUSAL_ABUSES = FORM_ABUSES | {
-    "short bias": at(BIAS, lambda x: x[:, :3]),
-    "bias as a table": at(BIAS, lambda x: x[0].T),
-    "short squares": at(SQUARES, lambda x: x[:1]),
-    "squares only": lambda a: [*a[:5], None, None, *a[7:]],
-    "narrow products": at(WEIGHTED, lambda x: x[..., :2]),
-    "mass in float64": at(MASS, lambda x: x.double()),
-    "short scale": at(SCALE, lambda x: x[:, :3]),
-    "short decay": at(DECAY, torch.ones(1)),
-    "decay of tokens without the form": at(DECAY, torch.ones(2, 70, 2)),
-    "short temperature": at(T, torch.ones(1)),
-    "short mask": at(3, torch.ones(2, 3, dtype=torch.bool)),
+FORMS = {
+    "no form": {"form": []},
+    "short form": {"form": [1]},
+    "long form": {"form": [1, 1, 1]},
+    **{f"block_size {g}": {"form": [g, 1]} for g in (0, -1, 4, 12, 2**40)},
+    "normalize 2": {"form": [1, 2]},
+    "normalize -1": {"form": [1, -1]},
 }
-BACKWARD_ABUSES = FORM_ABUSES | {
-    "short dy": at(0, lambda x: x[:, :3]),
-    "dy in float64": at(0, lambda x: x.double()),
-    "short pi": at(4, lambda x: x[:, :3]),
-    "short saved squares": at(5, lambda x: x[:1]),
-    "narrow saved products": at(6, lambda x: x[..., :2]),
-    "saved mass as a number": at(7, torch.ones(())),
+STATE = {
+    "short bias": {"bias": short},
+    "bias as a table": {"bias": lambda x: x[0].T},
+    "bias in float64": {"bias": lambda x: x.double()},
+    "short squares": {"squares": lambda x: x[:1]},
+    "squares only": {"weighted": None, "mass": None},
+    "no squares": {"squares": None},
+    "narrow products": {"weighted": narrow},
+    "mass in float64": {"mass": lambda x: x.double()},
+    "freed mass": {"mass": freed},
 }
-CAUSAL_BACKWARD_ABUSES = {
-    "narrow gradient of squares": at(1, lambda x: x[..., :2]),
-    "short pi in the causal form": at(8, lambda x: x[:, :3]),
-    "short starts": at(9, lambda x: x[:, :1]),
-    "starts in float64": at(9, lambda x: x.double()),
-    "decay in another form": at(11, torch.ones(2, 70, 2, 6)),
+GATES = {
+    "short gates": {"write": short},
+    "gates of one row": {"write": lambda x: x[:1]},
+    "gates of four blocks": {"write": torch.rand(2, 70, 2, 4)},
+    "gates of no block": {"write": torch.rand(2, 70, 2, 0)},
+    "gates of more blocks than features": {"write": torch.rand(2, 70, 2, 12)},
+    "gates of three dimensions": {"write": torch.rand(2, 70, 3)},
+    "gate as a number": {"write": torch.tensor(0.5)},
+    "no gates": {"write": torch.ones(0)},
+    "gates in float64": {"write": lambda x: x.double()},
+    "gates in bfloat16": {"write": lambda x: x.bfloat16()},
+    "gates on meta": {"write": lambda x: x.to("meta")},
+    "freed gates": {"write": freed},
+    "tokens in bfloat16": {"w": lambda w: w.bfloat16()},
+    "mean only": {"covariance": None},
+    "covariance only": {"mean": None},
+    "narrow mean": {"mean": narrow},
+    "mean of one sequence": {"mean": lambda x: x[:1]},
+    "mean in float64": {"mean": lambda x: x.double()},
+    "freed mean": {"mean": freed},
+    "narrow covariance": {"covariance": narrow},
+    "covariance of other blocks": {"covariance": torch.zeros(2, 2, 12)},
+    "covariance in bfloat16": {"covariance": lambda x: x.bfloat16()},
+    "freed covariance": {"covariance": freed},
+    "packed gates of other sequences": bounds(0, 70) | {"write": torch.rand(1, 70, 2, 3)},
+}
+BACKWARD = {
+    "short dy": {"dy": short},
+    "dy in float64": {"dy": lambda x: x.double()},
+    "freed dy": {"dy": freed},
+}
+SAVED = {"short pi": {"pi": short}, "pi in float64": {"pi": lambda x: x.double()}}
+ABUSES = {
+    "tssa": TOKENS | TEMPERATURE | FORMS | PACKED,
+    "tssa_": TOKENS | TEMPERATURE | FORMS | PACKED,
+    "tssa_backward": TOKENS | TEMPERATURE | FORMS | BACKWARD | SAVED | STATE,
+    "causal_tssa": TOKENS | TEMPERATURE | PACKED | STATE,
+    "causal_tssa_": TOKENS | TEMPERATURE | PACKED | STATE,
+    "causal_tssa_backward": TOKENS
+    | TEMPERATURE
+    | BACKWARD
+    | SAVED
+    | {
+        "narrow gradient of squares": {"dsquares": narrow},
+        "short starts": {"starts": lambda x: x[:, :1]},
+        "starts in float64": {"starts": lambda x: x.double()},
+    },
+    "gated_tssa": TOKENS | GATES | PACKED,
+    "gated_tssa_backward": TOKENS
+    | GATES
+    | BACKWARD
+    | {
+        "narrow gradient of the mean": {"dmean_out": narrow},
+        "gradient of the mean in float64": {"dmean_out": lambda x: x.double()},
+        "gradient of one covariance": {"dcovariance_out": lambda x: x[:1]},
+        "freed gradient of the covariance": {"dcovariance_out": freed},
+    },
 }
 
 
-def abuses():
-    """Every abuse as its name, the operator and the arguments."""
-    case = make_case((2, 70, 2, 6), torch.float32, masked=True)
-    tssa = [case.w, case.temperature, case.mask, None, Form().flags()]
-    causal = causal_call(**FORMS["every option"])
-    backward, causal_backward = backward_calls(tssa, causal)
-    for table, names, arguments in (
-        (TSSA_ABUSES, ("tssa", "tssa_"), tssa),
-        (CAUSAL_ABUSES, ("causal_tssa", "causal_tssa_"), causal),
-        (BACKWARD_ABUSES, ("tssa_backward",), backward),
-        (CAUSAL_BACKWARD_ABUSES, ("causal_tssa_backward",), causal_backward),
-    ):
-        for abuse, change in table.items():
-            for name in names:
-                yield f"{name}: {abuse}", getattr(OPS, name), change(list(arguments))
+def abused(names, arguments, changes):
+    """The arguments with some of them changed; None if the operator does not have what is changed."""
+    given = dict(zip(names, arguments, strict=True))
+    if not changes.keys() & given.keys():
+        return None
+    for name, change in changes.items():
+        if name in given:
+            given[name] = change(given[name]) if callable(change) else change
+    return list(given.values())
 
 
 def main():
     """Print what every abuse leads to; a crash ends the list early."""
-    for name, operator, arguments in abuses():
-        sys.stdout.write(f"\n{name} -> ")
-        sys.stdout.flush()
-        try:
-            operator(*arguments)
-        except (ValueError, TypeError, RuntimeError, NotImplementedError) as error:
-            sys.stdout.write(type(error).__name__)
-        else:
-            sys.stdout.write("accepted")
+    good = calls(full=True, g=2)
+    for name, table in ABUSES.items():
+        names = argument_names(SCHEMAS[name])
+        required = [each for each in names if f"Tensor? {each}" not in SCHEMAS[name]]
+        for abuse, changes in (table | {f"{each} is None": {each: None} for each in required}).items():
+            arguments = abused(names, good[name], changes)
+            if arguments is None:
+                continue
+            sys.stdout.write(f"\n{name}: {abuse} -> ")
+            sys.stdout.flush()
+            try:
+                getattr(OPS, name)(*arguments)
+            except (ValueError, TypeError, RuntimeError, NotImplementedError) as error:
+                sys.stdout.write(type(error).__name__)
+            else:
+                sys.stdout.write("accepted")
 
 
 def test_no_abuse_of_an_operator_ends_the_process_or_is_accepted():
@@ -207,7 +226,18 @@ def test_no_abuse_of_an_operator_ends_the_process_or_is_accepted():
     lines = done.stdout.split("\n")[1:]
     assert done.returncode == 0, (done.returncode, lines[-1:], done.stderr[-2000:])
     assert [line for line in lines if line.endswith("-> accepted")] == []
-    assert len(lines) > 150
+    assert len(lines) > 250
+
+
+@pytest.mark.parametrize("name", ["tssa", "causal_tssa", "gated_tssa"])
+def test_bad_bounds_of_packed_sequences_are_named(name):
+    """They are looked at by the kernel, as the message says; anything else would be refused for another reason."""
+    for numbers in ([0, 3, 71], [1, 70], [0, 50, 20, 70], [0, -5, 70]):
+        arguments = abused(argument_names(SCHEMAS[name]), calls(full=False)[name], bounds(*numbers))
+        if name == "gated_tssa":
+            arguments[1] = arguments[1][:1]
+        with pytest.raises(ValueError, match="cu_seqlens has to begin with 0, end with the number of tokens and never"):
+            getattr(OPS, name)(*arguments)
 
 
 def test_a_packing_with_other_numbers_than_announced_is_refused():

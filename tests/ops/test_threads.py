@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import tost
+from tests.ops.cases import OPERATORS, make_case
 from tost.ops import _library
 
 pytestmark = pytest.mark.skipif(bool(_library.unavailable()), reason="without the native library there are no threads")
@@ -43,6 +44,17 @@ print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), _library.num_threads()
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
     assert done.stdout.split() == ["0", "4"], done.stderr
+
+
+@pytest.mark.parametrize("run", OPERATORS.values(), ids=OPERATORS)
+def test_native_results_do_not_depend_on_the_number_of_threads(run):
+    case, results = make_case((2, 1500, 4, 12), torch.float32, masked=True), []
+    w, t = case.w.requires_grad_(), case.temperature.requires_grad_()
+    for threads in (1, 2, 3):
+        torch.set_num_threads(threads)
+        y = run(w, t, mask=case.mask, backend="native")
+        results.append((y, *torch.autograd.grad(y, (w, t), case.dy)))
+    assert all(all(map(torch.equal, results[0], other)) for other in results[1:])
 
 
 @pytest.mark.parametrize("width", [64, 512])

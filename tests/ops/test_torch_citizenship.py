@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from functools import partial
 
 import pytest
 import torch
@@ -9,67 +10,72 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import tost
-from tests.ops.cases import BACKENDS, FAST_BACKENDS, make_case
+from tests.ops.cases import (
+    BACKENDS,
+    FAST_BACKENDS,
+    OPERATORS,
+    backends,
+    continued,
+    make_case,
+    on_operators,
+)
 from tost.testing import assert_close
 
-backends = pytest.mark.parametrize("backend", BACKENDS)
-fast_backends = pytest.mark.parametrize("backend", FAST_BACKENDS)
 LOW = [torch.float16, torch.bfloat16]
+SHAPE = (2, 9, 3, 4)
 
 
-@backends
-def test_layout_does_not_matter(backend):
-    case = make_case((2, 9, 3, 4), torch.float32, bias=True)
-    head_first = case.w.transpose(1, 2).contiguous().transpose(1, 2)
-    strided = torch.stack((case.w, case.w), dim=-1)[..., 0]
-    strided_temperature = case.temperature.repeat_interleave(2)[::2]
-    expanded = case.w[:1].expand(2, 9, 3, 4)
-    for run in (tost.tssa, tost.causal_tssa):
-        y = run(case.w, case.temperature, backend=backend)
-        assert_close("head first", run(head_first, case.temperature, backend=backend), y, 1e-6)
-        assert_close("strided", run(strided, strided_temperature, backend=backend), y, 1e-6)
-        same = run(expanded.contiguous(), case.temperature, backend=backend)
-        assert_close("expanded", run(expanded, case.temperature, backend=backend), same, 1e-6)
+def layouts(w):
+    """The same tokens, laid out in other ways."""
+    return {
+        "heads first": w.transpose(1, 2).contiguous().transpose(1, 2),
+        "strided": torch.stack((w, w), dim=-1)[..., 0],
+        "features last but one": w.mT.contiguous().mT,
+    }
 
 
-@backends
-def test_gradient_reaches_transposed_and_expanded_inputs(backend):
-    case = make_case((2, 9, 3, 4), torch.float64)
-    heads_first = case.w.transpose(1, 2).contiguous().requires_grad_()
-    one = case.w[:1].clone().requires_grad_()
-    for run in (tost.tssa, tost.causal_tssa):
-        w = case.w.clone().requires_grad_()
-        (expected,) = torch.autograd.grad(run(w, case.temperature, backend=backend), w, case.dy)
-        out = run(heads_first.transpose(1, 2), case.temperature, backend=backend)
-        (actual,) = torch.autograd.grad(out, heads_first, case.dy)
-        assert_close("transposed", actual.transpose(1, 2), expected, 1e-12)
-        out = run(one.expand(2, -1, -1, -1), case.temperature, backend=backend)
-        (both,) = torch.autograd.grad(out, one, case.dy)
-        parts = [torch.autograd.grad(run(one, case.temperature, backend=backend), one, dy[None])[0] for dy in case.dy]
-        assert_close("expanded", both, sum(parts), 1e-12)
+@on_operators()
+def test_layout_does_not_matter(backend, run):
+    case = make_case(SHAPE, torch.float32)
+    w, t = case.w, case.temperature
+    y = run(w, t, backend=backend)
+    for name, tokens in layouts(w).items():
+        assert_close(name, run(tokens, t.repeat_interleave(2)[::2], backend=backend), y, 1e-6)
+    one = w[:1].expand(SHAPE)
+    assert_close("expanded", run(one, t, backend=backend), run(one.contiguous(), t, backend=backend), 1e-6)
 
 
-@backends
+@on_operators()
+def test_gradient_reaches_transposed_and_expanded_inputs(backend, run):
+    case = make_case(SHAPE, torch.float64)
+    w, t = case.w.requires_grad_(), case.temperature
+    (expected,) = torch.autograd.grad(run(w, t, backend=backend), w, case.dy)
+    for name, tokens in layouts(w).items():
+        (actual,) = torch.autograd.grad(run(tokens, t, backend=backend), w, case.dy)
+        assert_close(name, actual, expected, 1e-12)
+    one = case.w[:1].detach().requires_grad_()
+    (both,) = torch.autograd.grad(run(one.expand(2, -1, -1, -1), t, backend=backend), one, case.dy)
+    parts = [torch.autograd.grad(run(one, t, backend=backend), one, dy[None])[0] for dy in case.dy]
+    assert_close("expanded", both, sum(parts), 1e-12)
+
+
+@on_operators()
 @pytest.mark.parametrize("dtype", LOW, ids=str)
 @pytest.mark.parametrize("scale", [0.0, 1e-4, 1.0, 300.0])
-def test_half_precision_has_no_nan_where_the_statistics_would_leave_its_range(backend, dtype, scale):
+def test_half_precision_has_no_nan_where_the_statistics_would_leave_its_range(backend, run, dtype, scale):
     w = (scale * torch.randn(1, 65, 2, 8, generator=torch.Generator().manual_seed(0))).to(dtype).requires_grad_()
     t = torch.ones(2, requires_grad=True)
-    for y in (tost.tssa(w, t, backend=backend), tost.causal_tssa(w, t, backend=backend)):
-        assert y.dtype == dtype
-        dw, dt = torch.autograd.grad(y.float().sum(), (w, t))
-        assert torch.isfinite(y).all()
-        assert torch.isfinite(dw).all()
-        assert torch.isfinite(dt).all()
+    y = run(w, t, backend=backend)
+    assert y.dtype == dtype
+    for x in (y, *torch.autograd.grad(y.float().sum(), (w, t))):
+        assert torch.isfinite(x).all()
 
 
-@backends
-def test_zero_tokens_give_zero(backend):
-    w, t = torch.zeros(1, 4, 2, 3), torch.ones(2)
-    assert not tost.tssa(w, t, backend=backend).any()
-    assert not tost.causal_tssa(w, t, backend=backend).any()
-    nothing = torch.zeros(1, 4, dtype=torch.bool)
-    assert not tost.tssa(torch.ones(1, 4, 2, 3), t, mask=nothing, backend=backend).any()
+@on_operators()
+def test_zero_tokens_give_zero(backend, run):
+    w, t = torch.zeros(1, 4, 2, 4), torch.ones(2)
+    assert not run(w, t, backend=backend).any()
+    assert not run(w + 1, t, mask=torch.zeros(1, 4, dtype=torch.bool), backend=backend).any()
 
 
 @backends
@@ -87,9 +93,17 @@ def test_autocast_keeps_statistics_in_float32(backend):
     assert linear.weight.grad.dtype == torch.float32
 
 
-@fast_backends
-@pytest.mark.parametrize("causal", [False, True, "with options"], ids=["tssa", "causal", "with options"])
-def test_backward_keeps_little_more_than_w(backend, causal):
+@pytest.mark.parametrize("backend", ["native", "torch"])
+def test_gated_states_are_in_float32_for_tokens_in_half_precision(backend):
+    w, write = torch.randn(2, 7, 3, 4).bfloat16(), torch.rand(2, 7, 3, 2)
+    for gates in (write, write.bfloat16()):
+        y, state = tost.gated_tssa_with_state(w, gates, backend=backend)
+        assert [x.dtype for x in (y, *state)] == [torch.bfloat16, *[torch.float32] * 3, torch.int64]
+
+
+# What the backward pass needs of gated statistics beside w are the gates, one number per block.
+@on_operators(FAST_BACKENDS)
+def test_backward_keeps_little_more_than_w(backend, run):
     B, N, H, D = 1, 2048, 8, 48
     w = torch.randn(B, N, H, D, requires_grad=True)
     kept: dict[int, int] = {}
@@ -98,27 +112,25 @@ def test_backward_keeps_little_more_than_w(backend, causal):
         kept[x.untyped_storage().data_ptr()] = x.untyped_storage().nbytes()
         return x
 
-    run = tost.causal_tssa if causal else tost.tssa
-    decay = torch.full((H,), 0.9, requires_grad=True)
-    options = {"count_scaled": True, "decay": decay} if causal == "with options" else {}
+    write = torch.rand(B, N, H, D // 8, requires_grad=True)
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
-        run(w, torch.ones(H, requires_grad=True), backend=backend, **options)
-    assert 0 < sum(kept.values()) <= 1.1 * w.nbytes + 3 * N * H * 4
+        if run is OPERATORS["gated"]:
+            tost.gated_tssa(w, write, backend=backend)
+        else:
+            run(w, torch.ones(H, requires_grad=True), backend=backend)
+    assert 0 < sum(kept.values()) <= 1.1 * w.nbytes + (8 * write.nbytes if run is OPERATORS["gated"] else 3 * N * H * 4)
 
 
-@pytest.mark.parametrize("needed", ["w", "temperature", "bias", "decay", "state", "jvp", "vmap"])
+@pytest.mark.parametrize("needed", ["w", "temperature", "bias", "state", "jvp", "vmap"])
 def test_tokens_that_are_needed_are_not_overwritten(needed):
-    case = make_case((2, 7, 3, 5), torch.float64, bias=True, state=True, decay=True)
-    tensors = {name: getattr(case, name) for name in ("w", "temperature", "bias", "decay")}
+    case = make_case((2, 7, 3, 5), torch.float64, bias=True, state=True)
+    tensors = {"w": case.w, "temperature": case.temperature, "bias": case.bias, "state": case.state.mass}
     if needed in tensors:
         tensors[needed].requires_grad_()
-    elif needed == "state":
-        case.state.mass.requires_grad_()
-    w, before = tensors["w"], tensors["w"].detach().clone()
+    w, before = case.w, case.w.detach().clone()
 
     def run(w, overwrite=True):
-        given = {"decay": tensors["decay"], "state": case.state, "overwrite": overwrite}
-        return tost.causal_tssa_with_state(w, tensors["temperature"], tensors["bias"], **given)[0]
+        return continued(case, "auto", w=w, overwrite=overwrite)[0]
 
     if needed == "jvp":
         y, tangent = torch.func.jvp(run, (w,), (torch.ones_like(w),))
@@ -157,14 +169,21 @@ class Called(Names, TorchFunctionMode):
     __torch_function__ = Names.note
 
 
-@pytest.mark.parametrize("name", ["tssa", "causal_tssa"])
-@pytest.mark.parametrize("overwrite", [False, True])
+@pytest.mark.parametrize(
+    ("run", "name"),
+    [
+        (tost.tssa, "tssa"),
+        (partial(tost.tssa, overwrite=True), "tssa_"),
+        (tost.causal_tssa, "causal_tssa"),
+        (partial(tost.causal_tssa_with_state, overwrite=True), "causal_tssa_"),
+        (OPERATORS["gated"], "gated_tssa"),
+    ],
+)
 @pytest.mark.parametrize("mode", [Dispatched, Called])
-def test_modes_see_the_operator(name, overwrite, mode):
-    run = tost.tssa if name == "tssa" else tost.causal_tssa_with_state
+def test_modes_see_the_operator(run, name, mode):
     with torch.no_grad(), mode() as seen:
-        run(torch.randn(1, 4, 2, 3), torch.ones(2), backend="native", overwrite=overwrite)
-    assert f"tost.{name}{'_' * overwrite}.default" in seen.names
+        run(torch.randn(1, 4, 2, 3), torch.ones(2), backend="native")
+    assert f"tost.{name}.default" in seen.names
 
 
 def test_profiler_sees_the_operator():
@@ -188,10 +207,9 @@ def test_operators_may_be_loaded_while_a_mode_is_at_work(context):
     assert done.stdout.strip() == "FakeTensor"
 
 
-@fast_backends
-@pytest.mark.parametrize("run", [tost.tssa, tost.causal_tssa])
+@on_operators(FAST_BACKENDS)
 def test_views_that_are_still_to_be_negated(backend, run):
-    w = torch.complex(torch.randn(1, 9, 2, 3), torch.randn(1, 9, 2, 3)).conj().imag
+    w = torch.complex(torch.randn(1, 9, 2, 4), torch.randn(1, 9, 2, 4)).conj().imag
     t = torch.complex(torch.ones(2), torch.ones(2)).conj().imag
     assert w.is_neg()
     assert t.is_neg()
@@ -200,15 +218,45 @@ def test_views_that_are_still_to_be_negated(backend, run):
     assert_close("y", run(w.resolve_neg(), t, backend=backend), expected, 1e-6)
 
 
-@backends
-def test_operators_run_on_the_meta_device(backend):
+@on_operators()
+def test_operators_run_on_the_meta_device(backend, run):
     w, t = torch.empty(2, 5, 3, 4, device="meta"), torch.empty(3, device="meta")
     if backend in ("native", "triton"):
         with pytest.raises(tost.errors.BackendError, match=r"needs a .*CPU tensor, got meta"):
-            tost.tssa(w, t, backend=backend)
+            run(w, t, backend=backend)
     else:
-        assert tost.tssa(w, t, backend=backend).shape == w.shape
-        assert tost.causal_tssa_with_state(w, t, backend=backend)[1].mass.shape == (2, 3)
+        assert run(w, t, backend=backend).shape == w.shape
+
+
+@on_operators([name for name in BACKENDS if name != "reference"])
+@pytest.mark.parametrize("compiler", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
+def test_calls_compile_without_a_graph_break(backend, run, compiler):
+    case = make_case((2, 18 if backend != "torch" else 3, 2, 6), torch.float32, masked=True)
+    w, t = case.w.requires_grad_(), case.temperature.requires_grad_()
+
+    def step(w, t):
+        return run(w, t, mask=case.mask, backend=backend)
+
+    compiled, eager = torch.compile(step, fullgraph=True, backend=compiler)(w, t), step(w, t)
+    assert_close("y", compiled, eager, 1e-6)
+    for a, b in zip(*(torch.autograd.grad(y, (w, t), case.dy) for y in (compiled, eager)), strict=True):
+        assert_close("gradient", a, b, 1e-5)
+
+
+@pytest.mark.parametrize("backend", ["native", "torch"])
+@pytest.mark.parametrize("compiler", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
+def test_states_go_through_compiled_functions(backend, compiler):
+    case = make_case((2, 3, 2, 6), torch.float32, bias=True, state=True)
+    write, before = torch.rand(2, 3, 2, 3), tost.GatedState.empty(2, 2, 6, block_size=2)
+
+    def step(w, position):
+        y, after = continued(case, backend, w=w, state=case.state._replace(position=position))
+        z, end = tost.gated_tssa_with_state(w, write, state=before._replace(position=position), backend=backend)
+        return y, z, *after, *end
+
+    given = case.w, case.state.position
+    for a, b in zip(torch.compile(step, fullgraph=True, backend=compiler)(*given), step(*given), strict=True):
+        assert_close("output", a, b, 1e-6)
 
 
 def test_state_moves_merges_and_detaches():

@@ -13,14 +13,13 @@ from torch import Tensor
 
 import tost
 from tost.ops._blocks import products
-from tost.ops._inputs import causal_form
 from tost.ops._numerics import statistics_dtype
-from tost.ops.state import sum_shapes
+from tost.ops.state import gated_shapes, sum_shapes
 from tost.parallel import ContextParallel
 
-SUMS = ("squares", "weighted_squares", "mass")
-# What every rank has a copy of, so that its gradient is the sum over the ranks.
-REPLICATED = ("temperature", "bias", "decay", *SUMS)
+STATES = {"tssa": (), "causal": tost.TSSAState._fields[:3], "gated": tost.GatedState._fields[:3]}
+# What every rank has its tokens of; of all else it has a copy, so that a gradient is the sum over the ranks.
+PIECES = ("w", "write", "mask", "dy")
 
 
 @dataclass(frozen=True)
@@ -28,25 +27,21 @@ class Case:
     """One call, described by few words so that every process can make the same numbers."""
 
     lengths: tuple[int, ...]
-    causal: bool = True
+    op: Literal["tssa", "causal", "gated"] = "causal"
     dtype: torch.dtype = torch.float64
     mask: Literal["none", "left", "right", "random", "all"] = "none"
     bias: bool = False
     state: bool = False
     normalize: bool = True
-    count_scaled: bool = False
-    decay: bool | str = False
     block_size: int = 1
-    centered: bool = False
     backend: str = "auto"
     packed: tuple[int, ...] = ()  # lengths of packed sequences; the batch is then one row
-    shape: tuple[int, int, int] = (2, 3, 5)  # B, H, D
+    shape: tuple[int, int, int] = (2, 3, 6)  # B, H, D
     seed: int = 0
 
     def __str__(self) -> str:
-        words = ["causal" if self.causal else "plain", str(self.dtype).removeprefix("torch."), self.mask]
-        words += [name for name in ("bias", "state", "count_scaled", "centered") if getattr(self, name)]
-        words += [f"decay={self.decay}"] if self.decay else []
+        words = [self.op, str(self.dtype).removeprefix("torch."), self.mask]
+        words += [name for name in ("bias", "state") if getattr(self, name)]
         words += [] if self.normalize else ["unnormalized"]
         words += [] if self.block_size == 1 else [f"blocks of {self.block_size}"]
         words += [] if self.backend == "auto" else [self.backend]
@@ -68,71 +63,61 @@ def make_mask(kind: str, B: int, N: int, g: torch.Generator) -> Tensor | None:
 
 def make_inputs(case: Case) -> dict[str, Tensor | None]:
     """The arguments of the whole sequence, and a cotangent for each of the results, rounded to the case's dtype."""
-    (B, H, D), N = case.shape, sum(case.lengths)
+    (B, H, D), N, g = case.shape, sum(case.lengths), case.block_size
     S, B = (len(case.packed), 1) if case.packed else (B, B)
-    g, sums = torch.Generator().manual_seed(case.seed), statistics_dtype(case.dtype)
+    generator, wide = torch.Generator().manual_seed(case.seed), statistics_dtype(case.dtype)
 
     def randn(*size: int) -> Tensor:
-        return torch.randn(size, generator=g, dtype=torch.float64)
+        return torch.randn(size, generator=generator, dtype=torch.float64)
 
-    def moments(*size: int) -> Tensor:
-        return randn(*size).abs() if case.block_size == 1 else products(randn(*size), case.block_size)
+    def rand(*size: int) -> Tensor:
+        return torch.rand(size, generator=generator, dtype=torch.float64)
 
-    form = causal_form(
-        None if not case.decay else torch.empty({True: (H,), "head": (B, N, H), "channel": (B, N, H, 1)}[case.decay]),
-        **{name: getattr(case, name) for name in ("count_scaled", "block_size", "centered")},
-    )
-    shapes = dict(zip(SUMS, sum_shapes(S, H, D, form), strict=True))
-    weighted = moments(S, H, D)
-    if case.centered:  # a mean that is no larger than the moments allow
-        weighted = torch.cat((weighted + 1, 0.1 * randn(S, H, D)), dim=-1)
-    decay = torch.tensor([0.97, 1.0, 0.5, 0.9995])[torch.arange(H) % 4]
-    if form.token_decay:
-        decay = torch.rand(B, N, *shapes["mass"][1:], generator=g).pow(0.3)
-    made = {
-        "w": randn(B, N, H, D).to(case.dtype),
-        # Energies that are scaled by the number of tokens need a temperature that is as small.
-        "temperature": ((1.0 if case.normalize else 0.2) / (max(N, 1) if case.count_scaled else 1) * randn(H)).to(sums),
-        "bias": (0.3 * randn(H, N + 4)).to(sums),
-        "decay": decay.to(sums),
-        "squares": 3 * randn(*shapes["squares"]).abs().to(sums),
-        "weighted_squares": weighted.to(sums),
-        "mass": 3 * randn(*shapes["mass"]).abs().to(sums),
-        "position": torch.randint(0, 4, (S,), generator=g),
-        "dy": randn(B, N, H, D).to(case.dtype),
-        **{f"d_{name}": randn(*shape).to(sums) for name, shape in shapes.items()},
-        "mask": make_mask(case.mask, B, N, g),
-    }
-    left_out = [name for name in ("bias", "decay") if not getattr(case, name)]
-    left_out += [] if case.state else [*SUMS, "position"]
-    return {name: x for name, x in made.items() if name not in left_out}
+    made: dict[str, Tensor | None] = {"w": randn(B, N, H, D).to(case.dtype), "dy": randn(B, N, H, D).to(case.dtype)}
+    if case.op == "gated":
+        write = rand(B, N, H, D // g) ** 2
+        made["write"] = write.masked_fill(rand(*write.shape) < 0.05, 1).to(wide)
+        before = randn(S, H, D), products(randn(S, 9, H, D), g).mean(dim=1), rand(S, H, D // g)
+        shapes = gated_shapes(S, H, D, g)
+    else:
+        made["temperature"] = ((1.0 if case.normalize else 0.2) * randn(H)).to(wide)
+        before = tuple(3 * randn(*shape).abs() for shape in sum_shapes(S, H, D))
+        shapes = sum_shapes(S, H, D)
+    if case.bias:
+        made["bias"] = (0.3 * randn(H, N + 4)).to(wide)
+    if case.state:
+        made |= {name: x.to(wide) for name, x in zip(STATES[case.op], before, strict=True)}
+        made["position"] = torch.randint(0, 4, (S,), generator=generator)
+    cotangents = {f"d_{name}": randn(*shape).to(wide) for name, shape in zip(STATES[case.op], shapes, strict=False)}
+    return made | cotangents | {"mask": make_mask(case.mask, B, N, generator)}
 
 
 def differentiate(case: Case, inputs: dict[str, Tensor | None], context: ContextParallel | None) -> dict[str, Tensor]:
     """Outputs and gradients of one call, over the ranks of `context` or, without one, in this process alone."""
-    names = [name for name in ("w", *REPLICATED) if inputs.get(name) is not None]
+    names = [name for name in ("w", "write", "temperature", "bias", *STATES[case.op]) if name in inputs]
     leaves = {name: inputs[name].detach().clone().requires_grad_() for name in names}
-    arguments = (leaves["w"], leaves["temperature"])
-    extra = {name: getattr(case, name) for name in ("count_scaled", "block_size", "centered")}
+    options = {"mask": inputs["mask"], "backend": case.backend}
     if case.packed:
         bounds = torch.tensor((0, *accumulate(case.packed)), dtype=torch.int32)
-        extra["cu_seqlens"] = bounds if context is None else context.split_packing(bounds, lengths=case.lengths)
-    if not case.causal:
-        extra |= {"mask": inputs["mask"], "normalize": case.normalize, "backend": case.backend}
-        with context or nullcontext():
-            outputs = {"y": tost.tssa(*arguments, **extra)}
-    else:
-        state = tost.TSSAState(*(leaves[name] for name in SUMS), inputs["position"]) if case.state else None
-        extra |= {"mask": inputs["mask"], "state": state, "backend": case.backend, "decay": leaves.get("decay")}
-        with context or nullcontext():
-            y, after = tost.causal_tssa_with_state(*arguments, leaves.get("bias"), **extra)
-        outputs = {"y": y, **after._asdict()}
+        options["cu_seqlens"] = bounds if context is None else context.split_packing(bounds, lengths=case.lengths)
+    kind = tost.GatedState if case.op == "gated" else tost.TSSAState
+    state = kind(*(leaves[name] for name in STATES[case.op]), inputs["position"]) if case.state else None
+    with context or nullcontext():
+        if case.op == "tssa":
+            given = {"normalize": case.normalize, "block_size": case.block_size}
+            outputs = {"y": tost.tssa(leaves["w"], leaves["temperature"], **options, **given)}
+        else:
+            if case.op == "gated":
+                y, after = tost.gated_tssa_with_state(leaves["w"], leaves["write"], **options, state=state)
+            else:
+                arguments = (leaves["w"], leaves["temperature"], leaves.get("bias"))
+                y, after = tost.causal_tssa_with_state(*arguments, **options, state=state)
+            outputs = {"y": y, **after._asdict()}
     # Every rank has the returned state; a loss on it that is shared out equally is the same loss as in one process.
     share = 1 if context is None else 1 / context.size
-    cotangents = {"y": inputs["dy"], **{name: inputs[f"d_{name}"] * share for name in SUMS}}
-    used = [name for name in outputs if name in cotangents]
+    cotangents = {"y": inputs["dy"], **{name: inputs[f"d_{name}"] * share for name in STATES[case.op]}}
     gradients = torch.autograd.grad(
-        [outputs[name] for name in used], list(leaves.values()), [cotangents[name] for name in used]
+        [outputs[name] for name in cotangents], list(leaves.values()), list(cotangents.values()), materialize_grads=True
     )
     named = {f"d{name}": x for name, x in zip(names, gradients, strict=True)}
     return {name: x.detach() for name, x in outputs.items()} | named
@@ -152,9 +137,8 @@ def run_exact(case: Case) -> dict[str, Tensor]:
 def run_shared(case: Case, context: ContextParallel) -> dict[str, Tensor]:
     """This rank's outputs and gradients: pieces of those of tokens, parts of those of what is replicated."""
     inputs = make_inputs(case)
-    for name in ("w", "dy", "mask", "decay"):
-        if inputs.get(name) is not None and inputs[name].dim() > 1:
-            inputs[name] = context.split(inputs[name], lengths=case.lengths)
+    pieces = {name: inputs[name] for name in PIECES if inputs.get(name) is not None}
+    inputs |= {name: context.split(x, lengths=case.lengths) for name, x in pieces.items()}
     return differentiate(case, inputs, context)
 
 
@@ -163,7 +147,7 @@ def assemble(results: list[dict[str, Tensor]]) -> dict[str, Tensor]:
     whole: dict[str, Tensor] = {}
     for name in results[0]:
         values = [result[name] for result in results]
-        if name in ("y", "dw") or (name == "ddecay" and values[0].dim() > 1):
+        if name in ("y", "dw", "dwrite"):
             whole[name] = torch.cat(values, dim=1)
         elif name.startswith("d"):
             whole[name] = torch.stack(values).sum(dim=0)
@@ -190,48 +174,27 @@ def cases_for(size: int) -> list[Case]:
             for mask in ("none", "left", "right", "random", "all") if dtype is torch.float64 else ("random",):
                 cases += [
                     Case(lengths, dtype=dtype, mask=mask, bias=True, state=True),
-                    Case(lengths, causal=False, dtype=dtype, mask=mask),
+                    Case(lengths, "tssa", dtype=dtype, mask=mask),
+                    Case(lengths, "gated", dtype=dtype, mask=mask, state=True, block_size=3),
                 ]
+            cases += [
+                Case(lengths, "tssa", dtype=dtype, mask="random", block_size=2),
+                Case(lengths, "gated", dtype=dtype),
+                Case(lengths, "gated", dtype=dtype, mask="left", state=True, block_size=6, backend="torch"),
+            ]
         cases += [
             Case(lengths, dtype=dtype),
             Case(lengths, dtype=dtype, backend="reference", bias=True, mask="random"),
             Case(lengths, dtype=dtype, backend="torch", bias=True, state=True),
-            Case(lengths, causal=False, dtype=dtype, normalize=False, mask="random"),
+            Case(lengths, "tssa", dtype=dtype, normalize=False, mask="random"),
+            Case(lengths, "tssa", dtype=dtype, normalize=False, mask="random", block_size=3),
+            Case(lengths, "gated", dtype=dtype, backend="reference", mask="random", block_size=2),
         ]
-        for lengths in lengths_for(size):
-            cases += [
-                Case(lengths, dtype=dtype, mask="random", bias=True, state=True, count_scaled=True, decay=True),
-                Case(lengths, dtype=dtype, decay=True),
-                Case(lengths, dtype=dtype, mask="left", state=True, decay=True, backend="torch"),
-                Case(lengths, dtype=dtype, mask="random", state=True, count_scaled=True),
-                Case(lengths, causal=False, dtype=dtype, mask="random", count_scaled=True),
-            ]
-            blocks = {"shape": (2, 3, 6), "dtype": dtype, "mask": "random"}
-            cases += [
-                Case(lengths, bias=True, state=True, count_scaled=True, decay=True, block_size=3, **blocks),
-                Case(lengths, state=True, backend="torch", block_size=6, **blocks),
-                Case(lengths, causal=False, count_scaled=True, block_size=2, **blocks),
-                Case(lengths, causal=False, normalize=False, block_size=3, **blocks),
-            ]
-            by_tokens = blocks | {"bias": True, "state": True, "centered": True}
-            cases += (
-                []
-                if dtype is torch.float32
-                else [
-                    Case(lengths, dtype=dtype, decay="head"),
-                    Case(lengths, decay="channel", count_scaled=True, **blocks),
-                    Case(lengths, decay="head", count_scaled=True, block_size=3, **by_tokens),
-                    Case(lengths, decay="channel", block_size=2, **by_tokens),
-                    Case(lengths, decay=True, **by_tokens),
-                    Case(lengths, causal=False, centered=True, block_size=2, **blocks),
-                    Case(lengths, causal=False, centered=True, **blocks),
-                ]
-            )
-    cases += [Case(lengths, causal=causal, dtype=torch.bfloat16, mask="random") for causal in (True, False)]
+    cases += [Case(lengths, op, dtype=torch.bfloat16, mask="random") for op in STATES]
     cases += [case for lengths in lengths_for(size) for case in packed_cases(lengths)]
     # More numbers than a chunk of the shared non-causal operator holds, and no sequence at all.
-    cases += [Case((900,) * size, causal=causal, shape=(1, 8, 32)) for causal in (True, False)]
-    cases += [Case((4,) * size, causal=causal, shape=(0, 2, 3)) for causal in (True, False)]
+    cases += [Case((900,) * size, op, shape=(1, 8, 32)) for op in STATES]
+    cases += [Case((4,) * size, op, shape=(0, 2, 3)) for op in STATES]
     return cases
 
 
@@ -240,19 +203,19 @@ def packed_cases(lengths: tuple[int, ...]) -> list[Case]:
     N = sum(lengths)
     first = min(N, max(1, lengths[0]))
     cases: list[Case] = []
-    blocks = {"block_size": 2, "shape": (1, 3, 6), "mask": "random"}
     for packed in ((first, 0, N - first), (N // 3, 1, N - N // 3 - 1), (N,)):
         if min(packed) < 0:
             continue
         cases += [
             Case(lengths, packed=packed),
-            Case(lengths, packed=packed, mask="random", bias=True, state=True, count_scaled=True, decay=True),
-            Case(lengths, packed=packed, backend="torch", state=True, block_size=3, shape=(1, 3, 6), mask="random"),
-            Case(lengths, packed=packed, mask="random", decay="head"),
-            Case(lengths, packed=packed, decay="channel", bias=True, state=True, centered=True, **blocks),
-            Case(lengths, packed=packed, causal=False),
-            Case(lengths, packed=packed, causal=False, mask="random", count_scaled=True, dtype=torch.float32),
-            Case(lengths, packed=packed, causal=False, normalize=False, block_size=2, shape=(1, 3, 6)),
+            Case(lengths, packed=packed, mask="random", bias=True, state=True),
+            Case(lengths, packed=packed, backend="torch", state=True, mask="random"),
+            Case(lengths, "tssa", packed=packed),
+            Case(lengths, "tssa", packed=packed, mask="random", dtype=torch.float32),
+            Case(lengths, "tssa", packed=packed, normalize=False, block_size=2),
+            Case(lengths, "gated", packed=packed, block_size=2),
+            Case(lengths, "gated", packed=packed, mask="random", state=True, block_size=3),
+            Case(lengths, "gated", packed=packed, backend="torch", state=True, mask="random", block_size=6),
         ]
     return cases
 
@@ -270,19 +233,19 @@ def random_cases(size: int, count: int, seed: int) -> list[Case]:
     return [
         Case(
             lengths=lengths,
+            op=op,
             packed=random_lengths(sum(lengths), pick) if pick.random() < 0.4 else (),
-            causal=causal,
             dtype=pick.choice((torch.float32, torch.float64)),
             mask=pick.choice(("none", "left", "right", "random")),
-            bias=causal and pick.random() < 0.5,
-            state=causal and pick.random() < 0.5,
-            normalize=causal or pick.random() < 0.8,
-            count_scaled=pick.random() < 0.3,
-            decay=causal and pick.choice((False, False, True, "head", "channel")),
-            shape=(pick.randrange(1, 4), pick.randrange(1, 5), pick.randrange(1, 9)),
+            bias=op == "causal" and pick.random() < 0.5,
+            state=op != "tssa" and pick.random() < 0.5,
+            normalize=op != "tssa" or pick.random() < 0.8,
+            block_size=1 if op == "causal" else g,
+            shape=(pick.randrange(1, 4), pick.randrange(1, 5), g * pick.randrange(1, 5)),
             seed=number,
         )
         for number in range(count)
-        for causal in [pick.random() < 0.6]
+        for op in [pick.choice(tuple(STATES))]
+        for g in [pick.choice((1, 2, 3, 8))]
         for lengths in [tuple(pick.choice((0, 1, 2, pick.randrange(3, 200))) for _ in range(size))]
     ]

@@ -11,9 +11,9 @@ from tost.parallel import ContextParallel
 from tost.testing import assert_close, relative_rms
 
 BOUNDS = {torch.float64: 1e-10, torch.float32: 1e-6, torch.bfloat16: 1e-2}
-# Sums over all tokens of terms of order 10 and either sign, which may cancel. They are measured with a 10 beside them,
-# and may be off by as much as one process is itself off from the result without rounding.
-CANCELLING = ("dtemperature", "dbias", "ddecay")
+# Sums over all tokens of terms of order 10 and either sign, which may cancel. They are measured with a 10 beside them.
+# They, and what solves equations, may be off by as much as one process is itself off from the result without rounding.
+CANCELLING = ("dtemperature", "dbias")
 
 
 def run_all(cases: list[Case]) -> list[dict[str, torch.Tensor]]:
@@ -32,9 +32,7 @@ def check(cases: list[Case], ranks: list[list[dict[str, torch.Tensor]]]) -> None
         for name in whole[0]:
             actual, expected, exact = (compared(name, result[name]) for result in whole)
             bound = BOUNDS[case.dtype]
-            if case.centered and sum(case.lengths) == 1:  # a token less itself: what is left is nearly all rounding
-                bound *= 1e4
-            if name in CANCELLING:
+            if name in CANCELLING or case.op == "gated":
                 bound = max(bound, 3 * relative_rms(expected, exact))
             assert_close(f"{name} of {case}", actual, expected, bound)
 

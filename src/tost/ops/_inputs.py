@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from tost.ops._blocks import packed_width
-from tost.ops._numerics import statistics_dtype, zero_padding
+from tost.ops._numerics import GATE_FLOOR, statistics_dtype, zero_padding
 from tost.ops._scan import linear_recurrence
-from tost.ops.packing import Packing, put_tokens
+from tost.ops.packing import Packing
 from tost.ops.state import CausalArguments, sum_shapes
 
 
@@ -110,7 +110,7 @@ class GatedInputs(NamedTuple):
         lengths, (mean, covariance) = self.packing.lengths, self.start()
         w, write = (torch.split(x, lengths, dim=1) for x in (self.w, self.write))
         mask = [None] * len(lengths) if self.mask is None else torch.split(self.mask, lengths, dim=1)
-        states = torch.split(mean, 1), torch.split(covariance, 1)
+        states = (torch.split(x, [1] * len(lengths)) for x in (mean, covariance))
         return [GatedInputs(*each) for each in zip(w, write, mask, *states, strict=True)]
 
     def zeroed(self) -> tuple[Tensor, Tensor]:
@@ -121,25 +121,21 @@ class GatedInputs(NamedTuple):
 def relative_gates(inputs: GatedInputs, mass: Tensor | None) -> tuple[Tensor, Tensor]:
     """Return gates relative to the mass, ``z / mass[n]``, and the mass after the last token, ``[B, H, D / g]``."""
     z, packing = zero_padding(inputs.write, inputs.mask), inputs.packing
-    if packing is not None:
-        groups = list(packing.groups())
-        results = [
-            relative_gates(
-                GatedInputs(inputs.w, group.take(inputs.write), group.mask(inputs.mask)),
-                None if mass is None else mass.index_select(0, group.sequences),
-            )
-            for group in groups
-        ]
-        if not results:
-            return z, z.new_zeros(0, *z.shape[2:]) if mass is None else mass
-        back = torch.cat([group.sequences for group in groups]).argsort()
-        relative = put_tokens([each[0] for each in results], groups, z)
-        return relative, torch.cat([each[1] for each in results]).index_select(0, back)
-    start = z.new_zeros(z.shape[0], *z.shape[2:]) if mass is None else mass
-    running = linear_recurrence((1 - z).flatten(2), z.flatten(2), start.flatten(1)).reshape(z.shape)
+    start = z.new_zeros(len(z) if packing is None else packing.num_sequences, *z.shape[2:]) if mass is None else mass
+    if z.shape[1] == 0:
+        return z, start
+    keep, value, before = 1 - z, z, start
+    if packing is not None:  # sequences begin anew in the middle of the row
+        first = packing.positions().reshape(1, -1, 1, 1) == 0
+        value = torch.where(first, z + keep * start.index_select(0, packing.sequence), z)
+        keep, before = keep.masked_fill(first, 0), torch.zeros_like(z[:, 0])
+    running = linear_recurrence(keep.flatten(2), value.flatten(2), before.flatten(1)).reshape(z.shape)
     # Between 0 and 1 but for rounding. Without any mass so far, nothing is written.
-    relative = (z / running.clamp_min(torch.finfo(z.dtype).tiny)).clamp_max(1)
-    return relative, running[:, -1] if z.shape[1] else start
+    relative = (z / running.clamp_min(GATE_FLOOR)).clamp_max(1)
+    if packing is None:
+        return relative, running[:, -1]
+    last = running[0].index_select(0, (packing.cu_seqlens[1:] - 1).clamp_min(0))
+    return relative, last.where((packing.num_tokens() > 0)[:, None, None], start)
 
 
 GatedResults = tuple[Tensor, Tensor, Tensor]

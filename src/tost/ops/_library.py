@@ -305,19 +305,20 @@ def run(
     w = inputs[0]
     assert w is not None
     shape, tensors = w.shape, (*inputs, *outputs)
-    addresses = [0 if x is None else x.data_ptr() or _no_memory(x) for x in tensors]
-    packed = (shape[0], 0) if cu_seqlens is None else (len(cu_seqlens) - 1, cu_seqlens.data_ptr())
+    addresses = [0 if x is None else _address(x) for x in tensors]
+    packed = (shape[0], 0) if cu_seqlens is None else (len(cu_seqlens) - 1, _address(cu_seqlens))
     call = _PACKERS[function].pack(num_threads(), *options, *shape, *packed, *strides, *addresses)
     code = getattr(_LIBRARY, function)(TYPES[w.dtype], call)
     if code:
         raise _error(function, code, TYPES[w.dtype], f"the partial sums of {shape[1]} tokens")
 
 
-def _no_memory(x: Tensor) -> int:
-    """Return the address of an empty tensor."""
-    if x.numel() > 0:
+def _address(x: Tensor) -> int:
+    """Return where the numbers of x are; 0 if it has none."""
+    address = x.data_ptr()
+    if address == 0 and x.numel() > 0:
         raise ValueError(f"a tensor of shape {tuple(x.shape)} has no memory: its storage was resized to 0 bytes.")
-    return 0
+    return address
 
 
 def run_step(dtype: torch.dtype, step: Step) -> None:

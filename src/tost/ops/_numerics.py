@@ -19,6 +19,9 @@ PREFIX_FLOOR = 1e-12
 MASS_FLOOR = 1e-8
 """Added to the mass of a group, ``sum_n pi``, before dividing by it."""
 
+GATE_FLOOR = 1e-20
+"""Smallest mass by which a write gate is divided. Far below any gate of use, and its inverse is far from overflow."""
+
 
 def statistics_dtype(dtype: torch.dtype) -> torch.dtype:
     """Return the dtype in which sums, memberships and states of `dtype` tokens are held."""

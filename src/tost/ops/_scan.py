@@ -34,6 +34,8 @@ def linear_recurrence(factor: Tensor, value: Tensor, start: Tensor) -> Tensor:
     Returns:
         ``[B, N, C]``.
     """
+    if torch.compiler.is_exporting():
+        return _recurrence_of_any_length(factor, value, start)
     if value.shape[1] == 0:
         return value
     if value.shape[1] == 1:
@@ -43,6 +45,18 @@ def linear_recurrence(factor: Tensor, value: Tensor, start: Tensor) -> Tensor:
     return h
 
 
+def _recurrence_of_any_length(factor: Tensor, value: Tensor, start: Tensor) -> Tensor:
+    """Return h as `linear_recurrence` does, in a graph that holds for every length."""
+    from torch._higher_order_ops.scan import scan
+
+    def step(h: Tensor, token: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+        h = torch.addcmul(token[1], token[0], h)
+        return h, h.clone()  # outputs may not share memory
+
+    tokens = (factor.transpose(0, 1), value.transpose(0, 1))
+    return scan(step, start, tokens, dim=0)[1].transpose(0, 1)
+
+
 def _run_recurrence(factor: Tensor, value: Tensor, start: Tensor) -> Tensor:
     """Return h as `linear_recurrence` does.
 
@@ -50,7 +64,7 @@ def _run_recurrence(factor: Tensor, value: Tensor, start: Tensor) -> Tensor:
     token, from zero; then what enters each chunk is carried from one to the next, and added to its tokens.
     """
     B, N, C = value.shape
-    size = max(1, math.isqrt(N))
+    size = max(1, int(math.sqrt(N)))  # a compiler does not know math.isqrt
     chunks = -(-N // size)
     factors, values = (
         F.pad(part, (0, 0, 0, chunks * size - N)).reshape(B, chunks, size, C).unbind(2) for part in (factor, value)
@@ -63,7 +77,8 @@ def _run_recurrence(factor: Tensor, value: Tensor, start: Tensor) -> Tensor:
     for last, share in zip(hidden[-1].unbind(1)[:-1], kept[-1].unbind(1)[:-1], strict=True):
         enters.append(torch.addcmul(last, share, enters[-1]))
     before = torch.stack(enters, dim=1).unsqueeze(2)
-    return torch.addcmul(torch.stack(hidden, dim=2), torch.stack(kept, dim=2), before).flatten(1, 2)[:, :N]
+    h = torch.addcmul(torch.stack(hidden, dim=2), torch.stack(kept, dim=2), before)
+    return h.reshape(B, chunks * size, C).narrow(1, 0, N)
 
 
 class _LinearRecurrence(torch.autograd.Function):

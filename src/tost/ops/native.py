@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from functools import lru_cache, partial
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
@@ -84,7 +84,7 @@ class _Gated(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor | None, *dstate: Tensor | None) -> tuple[Tensor | None, ...]:
-        w, write, mask, mean, covariance, cu_seqlens = ctx.saved_tensors
+        w, write, mask, mean, covariance, cu_seqlens = saved = ctx.saved_tensors  # once, for checkpointing
         dy = torch.zeros_like(w) if dy is None else dy
         if wants_graph():
             packing = None if cu_seqlens is None else Packing(cu_seqlens, (1, w.shape[1]))
@@ -97,7 +97,7 @@ class _Gated(torch.autograd.Function):
             dw, dwrite, *before = gradients(run, (w, write, mean, covariance), (dy, *given))
             return dw, dwrite, None, *before, None
         operator = torch.ops.tost.gated_tssa_backward.default
-        dw, dwrite, *before = operator(dy, *dstate, *ctx.saved_tensors)
+        dw, dwrite, *before = operator(dy, *dstate, *saved)
         return dw, dwrite, None, *(before if mean is not None else (None, None)), None
 
 
@@ -117,18 +117,20 @@ _SUMS = ("squares", "weighted", "mass")
 def _checked(operator: str, flags: tuple[int, ...], *given: tuple[torch.Size, torch.dtype] | None) -> Form:
     names = [name for name in argument_names(SCHEMAS[operator]) if name != "form"]
     found = {name: x for name, x in zip(names, given, strict=True) if x is not None}
-    shape, dtype, wide = tuple(found["w"][0]), found["w"][1], statistics_dtype(found["w"][1])
 
-    def refuse(problem: str) -> None:
+    def refuse(problem: str) -> NoReturn:
         raise ValueError(f"tost::{operator}: {problem}. Call the function of tost of the same name instead.")
 
+    if missing := [name for name in names if name not in found and f"Tensor? {name}" not in SCHEMAS[operator]]:
+        refuse(f"it needs {', '.join(missing)}, got None")
+    shape, dtype, wide = tuple(found["w"][0]), found["w"][1], statistics_dtype(found["w"][1])
     types = (torch.float32, torch.float64) if "write" in found else tuple(_library.TYPES)
     if len(shape) != 4 or 0 in shape[2:] or dtype not in types:
         refuse(f"w has shape {shape} and dtype {dtype}; it needs floating point tokens [B, N, H, D]")
     B, N, H, D = shape
     g = flags[0] if len(flags) == len(FLAGS) else 0
     if "write" in found:
-        blocks = found["write"][0][-1:].numel() and found["write"][0][-1]
+        blocks = (0, *found["write"][0])[-1]
         g = D // blocks if blocks and D % blocks == 0 else 0
     if not 1 <= g <= D or D % g or flags[-1] not in (0, 1):
         refuse(f"it needs {', '.join(FLAGS)} with blocks that divide {D} features, got {flags} and blocks of {g}")
@@ -158,8 +160,8 @@ def _checked(operator: str, flags: tuple[int, ...], *given: tuple[torch.Size, to
             )
     if packed and (B != 1 or S < 0):
         refuse(f"cu_seqlens describes one row of at least 0 sequences, but w has {B} rows")
-    before = {*_SUMS} if "causal" in operator else {"mean", "covariance"}
-    if "dy" not in found and 0 < len(found.keys() & before) < len(before):
+    before = {"mean", "covariance"} if "write" in found else {*_SUMS}
+    if 0 < len(found.keys() & before) < len(before):
         refuse("a part of the state before the first token is missing")
     return Form.from_flags(flags)
 

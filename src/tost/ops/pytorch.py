@@ -295,8 +295,8 @@ def gated_tssa(inputs: GatedInputs) -> GatedResults:
         return _gated_groups(inputs, inputs.packing)
     g, (w, write), (mean, covariance) = inputs.block_size, inputs.zeroed(), inputs.start()
     outputs = [w[:, :0]]
-    for first in range(0, w.shape[1], _GATED_CHUNK):
-        rows = slice(first, first + _GATED_CHUNK)
+    whole = torch.compiler.is_exporting()  # the number of pieces would fix the length
+    for rows in [slice(None)] if whole else [slice(n, n + _GATED_CHUNK) for n in range(0, w.shape[1], _GATED_CHUNK)]:
         y, mean, covariance = _replayed(partial(_gated_chunk, g), w[:, rows], write[:, rows], mean, covariance)
         outputs.append(y)
     return zero_padding(torch.cat(outputs, dim=1), inputs.mask), mean, covariance
@@ -315,7 +315,8 @@ def _gated_chunk(block_size: int, w: Tensor, write: Tensor, mean: Tensor, covari
     fading = keep.index_select(-1, of_products)
     covariances = linear_recurrence(fading.flatten(2), added.flatten(2), covariance.flatten(1))
     covariances = covariances.reshape(*w.shape[:3], -1)
-    return shrink(-a * change, covariances, block_size), means[:, -1], covariances[:, -1]
+    # Copied: a view would keep the statistics of the whole chunk.
+    return shrink(-a * change, covariances, block_size), means[:, -1].clone(), covariances[:, -1].clone()
 
 
 def _gated_groups(inputs: GatedInputs, packing: Packing) -> GatedResults:

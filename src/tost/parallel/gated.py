@@ -1,7 +1,7 @@
 """Gated statistics over ranks that share a sequence.
 
-Weighted sums, ``mass (1, mean, S + mean mean^T)``, follow a linear recurrence whose factor over the tokens of a rank is
-one minus the mass that they have alone. So each rank runs once from an empty state to find what it adds, the ranks
+The weighted sums ``mass (1, mean, S + mean mean^T)`` follow a linear recurrence. Its factor over the tokens of a rank is
+one minus the mass that these have alone. So each rank runs once from an empty state to find what it adds, the ranks
 exchange that, and each runs again from the state where the rank before it ends.
 """
 
@@ -12,13 +12,13 @@ from torch import Tensor
 
 from tost.ops import GatedState, Packing
 from tost.ops._blocks import products
-from tost.ops._numerics import num_tokens
+from tost.ops._numerics import GATE_FLOOR, num_tokens
 from tost.ops.functional import run_gated
-from tost.parallel._autograd import sum_over_ranks
-from tost.parallel._channel import Channel
-from tost.parallel.recurrence import recurrence_ends
+from tost.parallel._autograd import at_ranks, gather_sums, sum_over_ranks
+from tost.parallel._channel import Channel, untraced
 
 
+@untraced
 def gated_tssa(
     backend: str,
     packing: Packing | None,
@@ -29,42 +29,44 @@ def gated_tssa(
     *,
     channel: Channel,
 ) -> tuple[Tensor, GatedState]:
-    """Return y of this rank's tokens, and the state after all ranks; arguments as in `run_gated`."""
+    """Return y of this rank's tokens, and the state after all ranks; arguments as in `run_gated`.
+
+    Each rank sends ``8 B H (D + D(g+1)/2 + D/g) + 8 B`` bytes forward, in two collectives, and the first term for every
+    rank backward, in one, whatever the length of the sequence. For packed sequences B is their number S.
+    """
+    g = w.shape[3] // write.shape[3]
     _, alone = run_gated(backend, packing, w, write, mask, None)
-    S, H, K = alone.mass.shape
-    g = w.shape[3] // K
-    start = GatedState.empty(S, H, K * g, block_size=g, dtype=alone.mass.dtype, device=w.device)
-    start = start if state is None else state
-    kept = _spread(1 - alone.mass.double(), g)
-    before, after = recurrence_ends(
-        *(x.flatten(1) for x in (kept, _weighted_sums(alone, g), _weighted_sums(start, g))), channel=channel
-    )
+    start = GatedState(*map(torch.zeros_like, alone)) if state is None else state
+    own = _weighted_sums(alone, g)
+    if w.shape[1] == 0:  # adds nothing, but this rank has to take part in the backward pass
+        own = own + w.sum() + write.sum()
+    everyone = gather_sums(own, channel)
+    K = write.shape[3]
+    ends = at_ranks(_weighted_sums(start, g), everyone, _spread(1 - everyone[..., :K], g))
     tokens = num_tokens(w, mask) if packing is None else packing.num_tokens(mask)
     position = start.position + sum_over_ranks(tokens, channel)
-    y, _ = run_gated(backend, packing, w, write, mask, _state_of(before, alone, g, start.position))
-    return y, _state_of(after, alone, g, position)
+    y, _ = run_gated(backend, packing, w, write, mask, _state_of(ends[channel.rank], alone, g, start.position))
+    y = y + ends.sum().to(y.dtype) if w.shape[1] == 0 else y
+    return y, _state_of(ends[-1], alone, g, position)
 
 
 def _spread(mass: Tensor, block_size: int) -> Tensor:
-    """Return the mass ``[S, H, K]`` beside each weighted sum, ``[S, H, K + D + D(g+1)/2]``."""
+    """Return the mass ``[..., K]`` beside each weighted sum, ``[..., K + D + D(g+1)/2]``."""
     of_products = [mass.repeat_interleave(block_size - k, -1) for k in range(block_size)]
     return torch.cat((mass, mass.repeat_interleave(block_size, -1), *of_products), dim=-1)
 
 
 def _weighted_sums(state: GatedState, block_size: int) -> Tensor:
     mean, covariance, mass = (x.double() for x in state[:3])
-    return _spread(mass, block_size) * torch.cat(
-        (torch.ones_like(mass), mean, covariance + products(mean, block_size)), dim=-1
-    )
+    parts = (torch.ones_like(mass), mean, covariance + products(mean, block_size))
+    return _spread(mass, block_size) * torch.cat(parts, dim=-1)
 
 
 def _state_of(sums: Tensor, like: GatedState, block_size: int, position: Tensor) -> GatedState:
-    sums = sums.reshape(*like.mass.shape[:2], -1)
-    sizes = [like.mass.shape[2], like.mean.shape[2], like.covariance.shape[2]]
-    mass, mean, products_of = torch.split(sums, sizes, dim=-1)
-    weights = _spread(mass.clamp_min(torch.finfo(torch.float32).tiny), block_size)
-    _, of_mean, of_products = torch.split(weights, sizes, dim=-1)
+    sizes = [x.shape[-1] for x in (like.mass, like.mean, like.covariance)]
+    mass, mean, second = torch.split(sums, sizes, dim=-1)
+    _, of_mean, of_second = torch.split(_spread(mass.clamp_min(GATE_FLOOR), block_size), sizes, dim=-1)
     mean = mean / of_mean
-    covariance = products_of / of_products - products(mean, block_size)
+    covariance = second / of_second - products(mean, block_size)
     mean, covariance, mass = (x.to(like.mass.dtype) for x in (mean, covariance, mass))
     return GatedState(mean, covariance, mass, position)

@@ -131,7 +131,7 @@ inline void mix_gated_in(const Step& step, const StepLayer& layer, int64_t b, co
   for (int64_t i = 0; i < lanes; ++i) {
     const float before = layer.mass_in[b * lanes + i], mass = (1.0f - write[i]) * before + write[i];
     if (keep) layer.mass[b * lanes + i] = mass;
-    const float relative = write[i] / std::max(mass, std::numeric_limits<float>::min());
+    const float relative = write[i] / std::max(mass, 1e-20f);
     write[i] = std::min(relative, 1.0f);
   }
   V* const state = memory;
