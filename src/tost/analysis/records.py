@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Literal, get_args
 
 import torch
@@ -21,7 +22,7 @@ from tost.errors import ConfigError
 from tost.nn import Block, CausalTSSAttention, GatedTSSAttention, TSSAttention
 from tost.nn.block import with_neighbours
 from tost.objective import spectral_sum
-from tost.ops import causal_membership, membership
+from tost.ops import causal_membership, gated_tssa, membership
 from tost.ops._blocks import in_blocks, matrices, products, shrink
 from tost.ops._inputs import GatedInputs, relative_gates
 from tost.ops._numerics import MASS_FLOOR, num_tokens, statistics_dtype, zero_padding
@@ -47,19 +48,42 @@ class Statistics:
         w: Projected tokens, 0 for padding, ``[B, N, H, D]``, float32 or better.
         mask: Real tokens, bool ``[B, N]``; None if all are.
         block_size: Features in a block, g.
-        moments: S as packed products, ``[B, N, H, D(g+1)/2]``, or ``[B, 1, H, D(g+1)/2]`` if all tokens share them.
+        is_causal: Whether tokens meet those before them only.
         pi: Memberships, ``[B, N, H]``, 0 for padding; None in gated layers.
-        mean: Means of the windows up to each token, ``[B, N, H, D]``; None without gates.
-        gates: Share of each token in its window when it is written, ``[B, N, H, D / g]``; None without gates.
+        write: Write gates, ``[B, N, H, D / g]``; None in layers without gates.
     """
 
     w: Tensor
     mask: Tensor | None
     block_size: int
-    moments: Tensor
+    is_causal: bool
     pi: Tensor | None = None
-    mean: Tensor | None = None
-    gates: Tensor | None = None
+    write: Tensor | None = None
+
+    @cached_property
+    def gates(self) -> Tensor | None:
+        """Share of each token in its window when it is written, ``[B, N, H, D / g]``; None without gates."""
+        return None if self.write is None else relative_gates(GatedInputs(self.w, self.write, self.mask), None)[0]
+
+    @cached_property
+    def mean(self) -> Tensor | None:
+        """Means of the windows up to each token, ``[B, N, H, D]``; None without gates."""
+        if self.gates is None:
+            return None
+        each = self.gates.repeat_interleave(self.block_size, dim=-1)
+        return _recurrence(1 - each, each * self.w)
+
+    @cached_property
+    def moments(self) -> Tensor:
+        """S as packed products, ``[B, N, H, D(g+1)/2]``, or ``[B, 1, H, D(g+1)/2]`` if all tokens share them."""
+        g = self.block_size
+        if self.gates is None:
+            assert self.pi is not None
+            mass = self.pi.unsqueeze(-1)
+            total = prefix_sums if self.is_causal else _sum_of_tokens
+            return total(mass * products(self.w, g)) / (total(mass) + MASS_FLOOR)
+        each = torch.cat([self.gates.repeat_interleave(g - k, dim=-1) for k in range(g)], dim=-1)
+        return _recurrence(1 - each, (1 - each) * each * products(self.error(), g))
 
     def blocks(self) -> Tensor:
         """Return S as matrices, ``[B, N or 1, H, D / g, g, g]``."""
@@ -84,7 +108,10 @@ class Statistics:
             ``[B, N, H]`` in nats; 0 for padding.
         """
         u = self.deviation()
-        squares = u * shrink(u, self.moments, self.block_size)
+        if self.write is None:
+            squares = u * shrink(u, self.moments, self.block_size)
+        else:  # the operator has solved the equations
+            squares = -u * gated_tssa(self.w, self.write, mask=self.mask)
         return 0.5 * in_blocks(squares, self.block_size).sum(dim=-1).clamp_min(0).log1p().sum(dim=-1)
 
     def share(self) -> Tensor:
@@ -179,17 +206,8 @@ class AttentionLayer:
         attention, g = self.attention, getattr(self.attention, "block_size", 1)
         w = zero_padding(w.to(statistics_dtype(w.dtype)), mask)
         if not isinstance(attention, GatedTSSAttention):
-            pi = self._membership(w, mask).to(w.dtype)
-            added, mass = pi.unsqueeze(-1) * products(w, g), pi.unsqueeze(-1)
-            total = prefix_sums if self.is_causal else _sum_of_tokens
-            return Statistics(w, mask, g, total(added) / (total(mass) + MASS_FLOOR), pi=pi)
-        gates, _ = relative_gates(GatedInputs(w, attention.write(x).to(w.dtype), mask), None)
-        each = gates.repeat_interleave(g, dim=-1)
-        mean = _recurrence(1 - each, each * w)
-        change = w - F.pad(mean[:, :-1], (0, 0, 0, 0, 1, 0))
-        packed = torch.cat([gates.repeat_interleave(g - k, dim=-1) for k in range(g)], dim=-1)
-        covariance = _recurrence(1 - packed, (1 - packed) * packed * products(change, g))
-        return Statistics(w, mask, g, covariance, mean=mean, gates=gates)
+            return Statistics(w, mask, g, self.is_causal, pi=self._membership(w, mask).to(w.dtype))
+        return Statistics(w, mask, g, self.is_causal, write=attention.write(x).to(w.dtype))
 
     def subspaces(self) -> Tensor:
         """Return the bases U_k: ``[H, C, D]``, the rows of the projection's weight by head, transposed."""
