@@ -560,7 +560,8 @@ class GatedTSSAttention(nn.Module, ContinuesPacked[GatedState]):
     def write(self, x: Tensor) -> Tensor:
         """Return the write gates of tokens x [B, N, C], ``[B, N, H, D / g]`` in [0, 1], float32 or better."""
         logit: Tensor = self.proj_write(x)
-        return logit.to(statistics_dtype(x.dtype)).sigmoid().reshape(*x.shape[:2], self.num_heads, -1)
+        blocks = (self.num_heads, self.head_dim // self.block_size)
+        return logit.to(statistics_dtype(x.dtype)).sigmoid().unflatten(-1, blocks)
 
     def forward(
         self,

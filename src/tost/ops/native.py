@@ -97,7 +97,7 @@ class _Gated(torch.autograd.Function):
             dw, dwrite, *before = gradients(run, (w, write, mean, covariance), (dy, *given))
             return dw, dwrite, None, *before, None
         operator = torch.ops.tost.gated_tssa_backward.default
-        dw, dwrite, *before = operator(dy, *dstate, *ctx.saved_tensors)
+        dw, dwrite, *before = operator(dy, *dstate, w, write, mask, mean, covariance, cu_seqlens)
         return dw, dwrite, None, *(before if mean is not None else (None, None)), None
 
 
